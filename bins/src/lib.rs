@@ -6,7 +6,7 @@ pub mod daemon;
 pub mod guard;
 mod stderr;
 
-/// Threads that block on a disk come and go. The C library's allocator keeps what each of them has freed, in up to eight arenas for each
-/// processor; this one gives it back (docs/decisions/0024). Of the library: `muster` runs daemons too.
+/// Threads that block on a disk start and end often. The C library's allocator keeps the memory that each has freed, in up to eight
+/// arenas per processor; this one returns it (docs/decisions/0024). In the library: `muster` runs daemons too.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;

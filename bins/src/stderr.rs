@@ -1,10 +1,10 @@
-//! Lines on stderr that are not the log's.
+//! Lines on stderr that are not part of the log.
 
 use std::fmt::Display;
 use std::io::Write;
 
-/// One line. Nobody may read it any more, and the disk behind it may be full: unlike `eprintln!`, which panics then, it neither ends
-/// what it tells of nor changes an exit status.
+/// Writes one line. The reader may be gone and the disk behind it full: unlike `eprintln!`, which panics then, this neither ends the
+/// process nor changes its exit status.
 pub fn say(line: impl Display) {
-    let _nobody_reads = writeln!(std::io::stderr(), "{line}");
+    let _closed = writeln!(std::io::stderr(), "{line}");
 }

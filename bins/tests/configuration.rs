@@ -1,5 +1,4 @@
-//! The daemon's configuration as its users meet it: flags, environment, file, `--print-config`, and the document that
-//! explains them.
+//! The daemon's configuration as users see it: flags, environment, file, `--print-config`, and the document that explains them.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -7,23 +6,23 @@ use std::process::Command;
 
 const DOCUMENT: &str = include_str!("../../docs/configuration.md");
 
-struct Told {
+struct RunOutput {
     status: i32,
     stdout: String,
     stderr: String,
 }
 
-fn musterd(args: &[&str], env: &[(&str, &str)]) -> Told {
+fn musterd(args: &[&str], env: &[(&str, &str)]) -> RunOutput {
     let mut command = Command::new(env!("CARGO_BIN_EXE_musterd"));
     let out = command.env_clear().envs(env.iter().copied()).args(args).output().expect("musterd was built");
-    let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("musterd speaks UTF-8");
-    Told { status: out.status.code().unwrap_or(-1), stdout: text(out.stdout), stderr: text(out.stderr) }
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("musterd writes UTF-8");
+    RunOutput { status: out.status.code().unwrap_or(-1), stdout: text(out.stdout), stderr: text(out.stderr) }
 }
 
 fn printed(args: &[&str], env: &[(&str, &str)]) -> toml::Table {
-    let told = musterd(&[args, &["--print-config"]].concat(), env);
-    assert_eq!(told.status, 0, "{}", told.stderr);
-    told.stdout.parse().expect("what it prints is TOML")
+    let output = musterd(&[args, &["--print-config"]].concat(), env);
+    assert_eq!(output.status, 0, "{}", output.stderr);
+    output.stdout.parse().expect("what it prints is TOML")
 }
 
 fn file(dir: &tempfile::TempDir, text: &str) -> String {
@@ -33,11 +32,11 @@ fn file(dir: &tempfile::TempDir, text: &str) -> String {
 }
 
 fn text<'a>(config: &'a toml::Table, key: &str) -> &'a str {
-    config[key].as_str().unwrap_or_else(|| panic!("{key} is no text: {}", config[key]))
+    config[key].as_str().unwrap_or_else(|| panic!("{key} is not a text: {}", config[key]))
 }
 
 #[test]
-fn what_it_prints_is_a_file_that_means_the_same() {
+fn printed_configuration_is_an_equivalent_file() {
     let dir = tempfile::tempdir().unwrap();
     let given = file(
         &dir,
@@ -45,15 +44,15 @@ fn what_it_prints_is_a_file_that_means_the_same() {
          [agent]\nheartbeat = \"700ms\"\n[gateway]\njoins_per_second = 3\n[debug]\ncrash = true\n",
     );
     let first = musterd(&["--config", &given, "--print-config"], &[]).stdout;
-    let again = file(&dir, &first);
-    assert_eq!(musterd(&["--config", &again, "--print-config"], &[]).stdout, first);
+    let reprinted = file(&dir, &first);
+    assert_eq!(musterd(&["--config", &reprinted, "--print-config"], &[]).stdout, first);
     let config: toml::Table = first.parse().unwrap();
     assert_eq!(config["labels"]["zone"].as_str(), Some("a,b"));
-    assert_eq!(config["gateway"]["joins_burst"].as_integer(), Some(15), "what follows another key is filled in");
+    assert_eq!(config["gateway"]["joins_burst"].as_integer(), Some(15), "a derived key is filled in");
 }
 
 #[test]
-fn a_flag_beats_the_environment_which_beats_the_file_which_beats_the_default() {
+fn flags_beat_environment_file_and_defaults() {
     let dir = tempfile::tempdir().unwrap();
     let file = file(
         &dir,
@@ -101,11 +100,11 @@ fn every_flag_has_its_variable() {
     let help = musterd(&["--help"], &[]).stdout;
     let flags = help.matches("\n      --").count() + help.matches("\n  -").count();
     let variables = help.matches("[env: MUSTER_").count();
-    // Help, version, --print-config, recovery, its plan and a restore are what one does, not what one configures.
+    // Help, version, --print-config, recovery, its plan and a restore are actions, not configuration.
     assert_eq!(
         (flags, variables),
         (env.len() + 1 + 6, env.len() + 1),
-        "the configuration file is the one more\n{help}"
+        "the one more is the configuration file\n{help}"
     );
     for (variable, _, _) in env {
         assert!(DOCUMENT.contains(&format!("`{variable}`")), "{variable} is in docs/configuration.md");
@@ -132,11 +131,11 @@ fn mistakes_end_with_status_2_and_a_sentence() {
         ("data_dir = \"/d\"\ninit = true\njoin = [\"h:1\"]\n", "give one of them"),
         ("", "--data-dir"),
     ] {
-        let told = musterd(&["--config", &file(&dir, text), "--print-config"], &[]);
-        assert!(told.status == 2 && told.stderr.contains(words), "{text}: {} {}", told.status, told.stderr);
+        let output = musterd(&["--config", &file(&dir, text), "--print-config"], &[]);
+        assert!(output.status == 2 && output.stderr.contains(words), "{text}: {} {}", output.status, output.stderr);
     }
-    let told = musterd(&["--config", "/does/not/exist"], &[]);
-    assert!(told.status == 2 && told.stderr.contains("/does/not/exist"), "{}", told.stderr);
+    let output = musterd(&["--config", "/does/not/exist"], &[]);
+    assert!(output.status == 2 && output.stderr.contains("/does/not/exist"), "{}", output.stderr);
 }
 
 /// The keys and defaults of the document, as `section.key`.

@@ -1,5 +1,4 @@
-//! Guardians of real commands. `muster`'s part is played by this test program, started once more: so that it can be frozen and
-//! killed like any process.
+//! Guardians of real commands. This test program, started once more, plays `muster`: so it can be frozen and killed like any process.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -16,15 +15,14 @@ use rustix::process::Signal;
 use tempfile::TempDir;
 use tokio::sync::watch;
 
-/// How long anything may take before a test fails; far above what it takes. How exact the guardian is, its core's tests say, on a
-/// clock of their own.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Bound of every wait, far above what it takes. The core's tests check the guardian's precision, on their own clock.
+const WAIT_LIMIT: Duration = Duration::from_secs(60);
 
 fn ms(n: u64) -> Duration {
     Duration::from_millis(n)
 }
 
-/// What the played `muster` is told, in the environment.
+/// Settings of the played `muster`, in the environment.
 #[derive(Clone, Copy)]
 struct Times {
     step_down: Duration,
@@ -32,22 +30,22 @@ struct Times {
 }
 
 const LONG: Times = Times { step_down: Duration::from_secs(300), over: Duration::from_secs(300) };
-/// Far above what a renewal takes, however busy the machine: it comes in time as long as it comes.
+/// Far above the duration of a renewal, however busy the machine: every renewal arrives in time.
 const SHORT: Times = Times { step_down: Duration::from_secs(4), over: Duration::from_secs(6) };
 
-/// How often the played `muster` confirms a renewal. Each counts from then.
+/// Interval of confirmed renewals. Each counts from its own time.
 const RENEW: Duration = Duration::from_millis(50);
-/// A file that makes the played `muster` renew no more: once the command is ready for what follows, however long that took.
+/// A file that stops the played `muster`'s renewals: written once the command is ready, however long that took.
 const SILENCE: &str = "silence";
 
-/// The part of `muster`: starts a guardian, confirms renewals, and prints what it hears. Without the variable `SCRIPT` it does
-/// nothing: the other tests start it, and set that.
+/// The part of `muster`: starts a guardian, confirms renewals, and prints the reports. Without the variable `SCRIPT` it does nothing:
+/// the other tests start it with the variable set.
 #[test]
 fn played_muster() {
     let Ok(command) = std::env::var("SCRIPT") else { return };
-    let var = |key: &str| std::env::var(key).expect("it is started by the others");
+    let var = |key: &str| std::env::var(key).expect("the other tests start it");
     let number = |key: &str| var(key).parse().map(Duration::from_millis).expect("a number of milliseconds");
-    parent::obey();
+    parent::die_with_parent();
     adopt().expect("a subreaper");
     let (step_down, over) = (number("STEP_DOWN"), number("OVER"));
     let launch = Launch {
@@ -120,24 +118,24 @@ impl Play {
         Self { muster, lines, input, folder }
     }
 
-    /// Waits for a line that begins so, and returns the rest of it.
+    /// Waits for a line with this beginning, and returns the rest of it.
     #[track_caller]
-    fn says(&self, word: &str) -> String {
+    fn wait_for_line(&self, word: &str) -> String {
         loop {
-            let line = self.lines.recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("it never said {word:?}"));
+            let line = self.lines.recv_timeout(WAIT_LIMIT).unwrap_or_else(|_| panic!("no line begins with {word:?}"));
             if let Some(rest) = line.strip_prefix(word) {
                 return rest.trim().to_owned();
             }
         }
     }
     fn guardian(&self) -> ProcessId {
-        let pid = self.says("guardian ").parse().expect("a pid");
+        let pid = self.wait_for_line("guardian ").parse().expect("a pid");
         ProcessId::of(pid).expect("the guardian runs")
     }
-    /// Lets no more renewals be confirmed. The result is what the last one was good for.
+    /// Stops renewals. Returns the times of the last one.
     fn fall_silent(&self) -> Hold {
         std::fs::write(self.file(SILENCE), "").expect("the folder is writable");
-        let text = self.says("until ");
+        let text = self.wait_for_line("until ");
         let mut numbers = text.split(' ').map(|number| Moment(number.parse().expect("a moment")));
         let mut next = || numbers.next().expect("two moments");
         Hold { step_down_at: next(), over_at: next() }
@@ -148,14 +146,14 @@ impl Play {
     fn file(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
-    /// The processes that have written their pids to `pids`, once there are so many.
+    /// The processes that have written their pids to `pids`, once there are this many.
     #[track_caller]
-    fn family(&self, many: usize) -> Vec<ProcessId> {
+    fn processes(&self, count: usize) -> Vec<ProcessId> {
         let path = self.file("pids");
         let mut found = Vec::new();
         eventually("all of the command's processes run", || {
             found = lines_of(&path).iter().filter_map(|line| ProcessId::of(line.parse().ok()?)).collect();
-            found.len() == many
+            found.len() == count
         });
         found
     }
@@ -174,89 +172,89 @@ fn lines_of(path: &Path) -> Vec<String> {
 
 #[track_caller]
 fn eventually(what: &str, mut holds: impl FnMut() -> bool) -> Moment {
-    let end = BootTime.now() + PATIENCE;
+    let end = BootTime.now() + WAIT_LIMIT;
     while !holds() {
-        assert!(BootTime.now() < end, "not so within {PATIENCE:?}: {what}");
+        assert!(BootTime.now() < end, "not so within {WAIT_LIMIT:?}: {what}");
         std::thread::park_timeout(ms(1));
     }
     BootTime.now()
 }
 
 #[track_caller]
-fn gone(family: &[ProcessId]) -> Moment {
-    eventually("nothing of the command is left", || !family.iter().any(|process| process.is_alive()))
+fn gone(processes: &[ProcessId]) -> Moment {
+    eventually("no process of the command is left", || !processes.iter().any(|process| process.is_alive()))
 }
 
-/// Ignores TERM, starts something that ignores it as well, and something that leaves its group and session.
-const STUBBORN: &str = r#"
+/// Ignores TERM, starts a process that ignores it as well, and one that leaves its group and session.
+const IGNORES_TERM: &str = r#"
     body='trap "" TERM; echo $$ >> pids; while :; do sleep 0.01; done'
     sh -c "$body" & setsid sh -c "$body" &
     eval "$body"
 "#;
 
-/// Notes that it was told to end, and ends.
-const POLITE: &str = r#"
+/// Records that it was asked to end, and ends.
+const ENDS_ON_TERM: &str = r#"
     trap 'echo told >> told; exit 5' TERM
     echo $$ >> pids; while :; do sleep 0.01; done
 "#;
 
 #[test]
-fn the_commands_own_end_is_passed_on() {
-    for (script, told, rest) in [("exit 3", "exited", "3"), ("kill -KILL $$", "killed", "9")] {
-        assert_eq!(Play::start(script, LONG).says(told), rest);
+fn exit_status_of_the_command_is_forwarded() {
+    for (script, report, rest) in [("exit 3", "exited", "3"), ("kill -KILL $$", "killed", "9")] {
+        assert_eq!(Play::start(script, LONG).wait_for_line(report), rest);
     }
 }
 
 #[test]
-fn the_command_has_our_input_output_environment_and_folder() {
+fn command_inherits_input_output_environment_and_folder() {
     let mut play = Play::start("cat > copy; echo token $MUSTER_FENCING_TOKEN; pwd", LONG);
     let mut input = play.input.take().expect("stdin is piped");
-    input.write_all(b"through three processes\n").expect("somebody reads");
+    input.write_all(b"through three processes\n").expect("the command reads");
     drop(input);
-    assert_eq!(play.says("token"), "7");
-    play.says("exited");
+    assert_eq!(play.wait_for_line("token"), "7");
+    play.wait_for_line("exited");
     assert_eq!(lines_of(&play.file("copy")), ["through three processes"]);
 }
 
 #[test]
-fn a_command_that_is_not_there_ends_as_it_would_in_a_shell() {
-    assert_eq!(Play::start("/nowhere/nothing", LONG).says("exited"), "127");
+fn missing_command_ends_as_in_a_shell() {
+    assert_eq!(Play::start("/nowhere/nothing", LONG).wait_for_line("exited"), "127");
 }
 
 #[test]
-fn without_renewals_the_command_is_told_at_the_deadline() {
-    let play = Play::start(POLITE, Times { step_down: SHORT.step_down, ..LONG });
-    let family = play.family(1);
+fn command_without_renewals_is_terminated_at_the_deadline() {
+    let play = Play::start(ENDS_ON_TERM, Times { step_down: SHORT.step_down, ..LONG });
+    let processes = play.processes(1);
     let until = play.fall_silent();
-    play.says("lapsed");
-    assert!(gone(&family) >= until.step_down_at);
-    // Told, not killed: the end of its time is far beyond this test's patience.
+    play.wait_for_line("lapsed");
+    assert!(gone(&processes) >= until.step_down_at);
+    // Asked, not killed: the end of its time is far beyond this test's timeout.
     assert_eq!(lines_of(&play.file("told")), ["told"]);
-    assert_eq!(play.says("exited"), "5");
+    assert_eq!(play.wait_for_line("exited"), "5");
 }
 
 #[test]
-fn whatever_ignores_it_is_killed_before_the_lease_can_be_anothers_and_so_is_all_it_started() {
-    let play = Play::start(STUBBORN, SHORT);
-    let family = play.family(3);
+fn command_ignoring_term_dies_before_its_lease_can_move() {
+    let play = Play::start(IGNORES_TERM, SHORT);
+    let processes = play.processes(3);
     let until = play.fall_silent();
-    assert!(gone(&family) >= until.over_at, "it had its time");
-    assert_eq!(play.says("killed"), "9");
+    assert!(gone(&processes) >= until.over_at, "it had its time");
+    assert_eq!(play.wait_for_line("killed"), "9");
 }
 
 #[test]
-fn whatever_ignores_being_told_is_killed_in_time_although_its_lease_is_renewed_on() {
+fn command_ignoring_term_is_killed_despite_renewals() {
     let folder = tempfile::tempdir().expect("a folder");
     let ready = folder.path().join("ready");
     let script = format!("trap '' TERM; echo > {}; while :; do sleep 0.01; done", ready.display());
     let command = ["sh".into(), "-c".into(), script.into()];
     let launch = Launch { program: env!("CARGO_BIN_EXE_muster").into(), command: command.into(), environment: vec![] };
-    // Its time runs out only by being told: renewals keep `over_at` ahead.
+    // Its time runs out only when it is asked to end: renewals keep `over_at` ahead.
     let hold = || Hold { step_down_at: BootTime.now() + LONG.step_down, over_at: BootTime.now() + SHORT.over };
     let (renew, renewed) = watch::channel(hold());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let end = runtime.block_on(async {
-        let told = async {
+        let report = async {
             while !ready.exists() {
                 tokio::time::sleep(RENEW).await;
             }
@@ -268,9 +266,9 @@ fn whatever_ignores_being_told_is_killed_in_time_although_its_lease_is_renewed_o
             }
         };
         tokio::select! {
-            end = guard(&launch, renewed, told, None) => Some(end),
+            end = guard(&launch, renewed, report, None) => Some(end),
             () = renewals => None,
-            () = tokio::time::sleep(PATIENCE) => None,
+            () = tokio::time::sleep(WAIT_LIMIT) => None,
         }
     });
     assert!(matches!(end, Some(End::Exited(Exit::Signal(9)))), "{end:?}");
@@ -278,44 +276,44 @@ fn whatever_ignores_being_told_is_killed_in_time_although_its_lease_is_renewed_o
 
 #[test]
 fn renewals_keep_the_command_running() {
-    let play = Play::start(STUBBORN, SHORT);
-    let family = play.family(3);
+    let play = Play::start(IGNORES_TERM, SHORT);
+    let processes = play.processes(3);
     let seen = BootTime.now();
     eventually("two deadlines have passed", || BootTime.now() > seen + 2 * SHORT.over);
-    assert!(family.iter().all(|process| process.is_alive()));
+    assert!(processes.iter().all(|process| process.is_alive()));
 }
 
 #[test]
-fn when_muster_is_killed_its_command_is_told_at_once_and_gone_in_time() {
-    let play = Play::start(POLITE, LONG);
-    let family = play.family(1);
+fn killing_muster_ends_its_command_in_time() {
+    let play = Play::start(ENDS_ON_TERM, LONG);
+    let processes = play.processes(1);
     play.muster().signal(Signal::KILL);
-    gone(&family); // long before its time is over
+    gone(&processes); // long before its time is over
     assert_eq!(lines_of(&play.file("told")), ["told"]);
 
-    let play = Play::start(STUBBORN, SHORT);
-    let family = play.family(3);
+    let play = Play::start(IGNORES_TERM, SHORT);
+    let processes = play.processes(3);
     play.muster().signal(Signal::KILL);
-    gone(&family);
+    gone(&processes);
 }
 
 #[test]
 fn when_muster_is_frozen_its_command_is_gone_in_time() {
-    let play = Play::start(STUBBORN, SHORT);
-    let family = play.family(3);
+    let play = Play::start(IGNORES_TERM, SHORT);
+    let processes = play.processes(3);
     play.muster().signal(Signal::STOP);
-    gone(&family);
+    gone(&processes);
     play.muster().signal(Signal::CONT);
-    play.says("lapsed");
-    assert_eq!(play.says("killed"), "9");
+    play.wait_for_line("lapsed");
+    assert_eq!(play.wait_for_line("killed"), "9");
 }
 
 #[test]
-fn after_a_freeze_of_everything_past_its_time_the_command_is_gone_at_once() {
-    let play = Play::start(STUBBORN, SHORT);
+fn command_is_gone_at_once_after_a_long_total_freeze() {
+    let play = Play::start(IGNORES_TERM, SHORT);
     let guardian = play.guardian();
-    let family = play.family(3);
-    let all: Vec<ProcessId> = family.iter().copied().chain([play.muster(), guardian]).collect();
+    let processes = play.processes(3);
+    let all: Vec<ProcessId> = processes.iter().copied().chain([play.muster(), guardian]).collect();
     for process in &all {
         process.signal(Signal::STOP);
     }
@@ -326,46 +324,46 @@ fn after_a_freeze_of_everything_past_its_time_the_command_is_gone_at_once() {
         process.signal(Signal::CONT); // the guardian last
     }
     let thawed = BootTime.now();
-    let took = gone(&family).since(thawed);
-    // A tenth of a second is promised; how much a busy machine adds is not this test's business.
+    let took = gone(&processes).since(thawed);
+    // A tenth of a second is promised; how much a busy machine adds is not tested here.
     println!("gone {took:?} after the thaw");
 }
 
 #[test]
-fn when_the_guardian_is_killed_the_command_is_and_all_it_started() {
-    let play = Play::start(STUBBORN, LONG);
+fn killing_the_guardian_kills_all_command_processes() {
+    let play = Play::start(IGNORES_TERM, LONG);
     let guardian = play.guardian();
-    let family = play.family(3);
+    let processes = play.processes(3);
     guardian.signal(Signal::KILL);
-    gone(&family);
-    play.says("orphans ended");
+    gone(&processes);
+    play.wait_for_line("orphans ended");
 }
 
 #[test]
-fn what_the_command_leaves_behind_is_killed_before_its_end_is_told() {
+fn leftovers_of_a_real_command_are_killed_before_its_end() {
     let script = r#"body='trap "" TERM; echo $$ >> pids; while :; do sleep 0.01; done'
         sh -c "$body" & setsid sh -c "$body" & while [ "$(wc -l < pids)" != 2 ]; do sleep 0.01; done 2> errors; exit 4"#;
     let play = Play::start(script, LONG);
-    play.says("started");
-    let family = {
-        let mut family = Vec::new();
-        eventually("both have said who they are", || {
-            family = lines_of(&play.file("pids"));
-            family.len() == 2
+    play.wait_for_line("started");
+    let processes = {
+        let mut processes = Vec::new();
+        eventually("both have written their pids", || {
+            processes = lines_of(&play.file("pids"));
+            processes.len() == 2
         });
-        family
+        processes
     };
-    assert_eq!(play.says("exited"), "4");
-    for pid in family {
+    assert_eq!(play.wait_for_line("exited"), "4");
+    for pid in processes {
         assert!(ProcessId::of(pid.parse().expect("a pid")).is_none(), "{pid} is left");
     }
 }
 
 #[test]
-fn interrupting_everybody_in_the_terminal_reaches_neither_guardian_nor_command() {
-    let play = Play::start(POLITE, LONG);
+fn terminal_signals_reach_neither_guardian_nor_command() {
+    let play = Play::start(ENDS_ON_TERM, LONG);
     let guardian = play.guardian();
-    let family = play.family(1);
+    let processes = play.processes(1);
     for signal in [Signal::INT, Signal::TERM, Signal::HUP] {
         guardian.signal(signal);
     }
@@ -373,8 +371,8 @@ fn interrupting_everybody_in_the_terminal_reaches_neither_guardian_nor_command()
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", process.pid)).expect("it runs");
         stat[stat.rfind(')').expect("a name in parentheses") + 1..].split_whitespace().nth(3).map(str::to_owned)
     };
-    assert_eq!(session(guardian), session(family[0]));
+    assert_eq!(session(guardian), session(processes[0]));
     assert_ne!(session(guardian), session(play.muster()), "a terminal's signals go to its own session");
-    family[0].signal(Signal::TERM);
-    assert_eq!(play.says("exited"), "5", "the guardian is still there to tell");
+    processes[0].signal(Signal::TERM);
+    assert_eq!(play.wait_for_line("exited"), "5", "the guardian still runs and reports it");
 }

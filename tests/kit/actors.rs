@@ -1,4 +1,4 @@
-//! An actor that misbehaves as it is told to.
+//! An actor that misbehaves on request.
 
 use std::time::Duration;
 
@@ -8,9 +8,9 @@ use muster_messages::protocol::{Named, Reply};
 pub enum Msg {
     Panic(&'static str),
     Error(&'static str),
-    /// Ends with a fault, and is started again.
+    /// Ends with a fault, and is restarted.
     Fault(&'static str),
-    /// Leaves a task behind that belongs to nobody.
+    /// Leaves a task without an owner.
     Leak,
     /// Runs a task that ends with the actor.
     Work,
@@ -53,7 +53,7 @@ impl Shell for Rogue {
     }
 }
 
-/// It, and where it is reached.
+/// The actor and its address.
 pub fn rogue(name: &str) -> (Spec, Address<Msg>) {
     let address = Address::new(8);
     (Spec::actor(name, address.clone(), || Ok(Rogue)).backoff(Backoff::QUICK), address)

@@ -1,4 +1,4 @@
-//! Nodes that were away: for so long that their certificates expired, or until they came back somewhere else.
+//! Nodes that were away: until their certificates expired, or until they returned at another address.
 
 use std::time::Duration;
 
@@ -11,14 +11,14 @@ use crate::harness::{WallClocks, World, eventually_so};
 
 const DAY: i64 = 86_400;
 
-fn seat_of(node: &NodeView) -> Option<RaftId> {
+fn member_of(node: &NodeView) -> Option<RaftId> {
     node.manager.as_ref().map(|manager| manager.raft_id)
 }
 
-/// E39, S165. Nobody is left who could renew a certificate: the managers sign for themselves, the worker needs a token.
+/// E39, S165. No node can renew certificates any more: the managers sign for themselves, the worker needs a token.
 #[test]
 #[ignore = "full tier"]
-fn a_cluster_that_was_off_for_longer_than_a_certificate_lives_comes_back() {
+fn cluster_restarts_after_certificates_expired() {
     let mut world = World::new();
     let clock = WallClocks::new(world.folder()).of("everybody");
     for name in ["n1", "n2", "n3"] {
@@ -42,16 +42,16 @@ fn a_cluster_that_was_off_for_longer_than_a_certificate_lives_comes_back() {
     for name in ["n1", "n2"] {
         world.node(name).ready();
     }
-    // A token of its own role: another one would make a stolen old key worth more than it was.
+    // A token for its own role: any other would make a stolen old key more powerful than before.
     let token = world.token(Role::Worker);
     world.node("n3").start(&["--join", &seed, "--token", &token]).ready();
     world.all_settled();
     let after: Vec<_> = world.nodes_seen_by("n1").into_iter().map(|n| (n.name, n.id, n.role)).collect();
-    assert_eq!(before, after, "ids and roles are what they were");
-    // What the managers signed for themselves is replaced by what is on record, and renewed like any other.
+    assert_eq!(before, after, "ids and roles are unchanged");
+    // The certificates that managers signed for themselves are replaced by recorded ones, and renewed like any other.
     let later = Clock.wall().plus(Duration::from_secs(101 * DAY.unsigned_abs()));
-    let lives_on = |node: &NodeView| node.certificate.not_after.is_some_and(|end| end > later);
-    eventually_so("everybody has a whole certificate", || world.nodes_seen_by("n1").iter().all(lives_on));
+    let is_long_lived = |node: &NodeView| node.certificate.not_after.is_some_and(|end| end > later);
+    eventually_so("every node has a full-length certificate", || world.nodes_seen_by("n1").iter().all(is_long_lived));
     world.muster(&["cert", "rotate", "n1", "n2"]).ended(0);
     world.all_settled();
 }
@@ -59,7 +59,7 @@ fn a_cluster_that_was_off_for_longer_than_a_certificate_lives_comes_back() {
 /// E30.
 #[test]
 #[ignore = "full tier"]
-fn nodes_that_come_back_at_another_address_keep_identity_and_seat() {
+fn restart_at_new_address_keeps_node_id_and_member_id() {
     let mut world = World::with(3, 1);
     let before = world.nodes_seen_by("n1");
     // One manager; a worker; then two of the three managers at once.
@@ -74,7 +74,7 @@ fn nodes_that_come_back_at_another_address_keep_identity_and_seat() {
         }
         for name in movers {
             let now = world.node(name).ready().listen;
-            eventually_so("the cluster knows where it is", || {
+            eventually_so("the cluster knows its new address", || {
                 world.seen("n1", name).is_some_and(|node| node.addr == now)
             });
         }
@@ -83,25 +83,25 @@ fn nodes_that_come_back_at_another_address_keep_identity_and_seat() {
     world.muster(&["node", "update", "n4", "--label-add", "written=after"]).ended(0);
     for old in before {
         let new = world.seen("n1", old.name.as_str()).expect("it is a node");
-        assert_eq!((new.id, seat_of(&new)), (old.id, seat_of(&old)), "{}", old.name);
+        assert_eq!((new.id, member_of(&new)), (old.id, member_of(&old)), "{}", old.name);
     }
     members_are_where_they_listen(&mut world, &["n1", "n2", "n3"]);
 }
 
-/// Others dial members where the log says.
+/// Peers dial members at the addresses in the log.
 #[track_caller]
 fn members_are_where_they_listen(world: &mut World, names: &[&str]) {
     let listens: Vec<String> = names.iter().map(|name| world.node(name).listen.to_string()).collect();
-    eventually_so("the members' addresses are those at which they listen", || {
+    eventually_so("the members' addresses are current", || {
         let members = world.answer("n1", Request::RaftStatus { fresh: true })["members"].to_string();
         listens.iter().all(|address| members.contains(address))
     });
 }
 
-/// Nobody else is there to dial it back.
+/// No other node can dial it back.
 #[test]
 #[ignore = "full tier"]
-fn the_only_manager_may_move() {
+fn only_manager_may_change_address() {
     let mut world = World::with(1, 0);
     world.node("n1").stop();
     world.node("n1").listen = free_address().expect("a port is free");
@@ -110,11 +110,11 @@ fn the_only_manager_may_move() {
     world.join_more(1, Role::Worker);
 }
 
-/// E30, S94. Nobody is where anybody knows him to be. Two managers and the worker are told where the third is now; that one is
-/// told nothing.
+/// E30, S94. All addresses in the cluster are outdated. Two managers and the worker are given the third manager's new address; the third
+/// is given none.
 #[test]
 #[ignore = "full tier"]
-fn managers_that_all_come_back_at_other_addresses_at_once_find_each_other() {
+fn managers_reconnect_after_all_changed_address() {
     let mut world = World::with(3, 1);
     let names = ["n1", "n2", "n3", "n4"];
     let before = world.nodes_seen_by("n1");
@@ -129,16 +129,18 @@ fn managers_that_all_come_back_at_other_addresses_at_once_find_each_other() {
     }
     for name in names {
         let now = world.node(name).ready().listen;
-        eventually_so("the cluster knows where it is", || world.seen("n1", name).is_some_and(|node| node.addr == now));
+        eventually_so("the cluster knows its new address", || {
+            world.seen("n1", name).is_some_and(|node| node.addr == now)
+        });
     }
     world.all_settled();
     members_are_where_they_listen(&mut world, &["n1", "n2", "n3"]);
     world.muster(&["node", "update", "n4", "--label-add", "written=after"]).ended(0);
     for old in before {
         let new = world.seen("n1", old.name.as_str()).expect("it is a node");
-        assert_eq!((new.id, seat_of(&new)), (old.id, seat_of(&old)), "{}", old.name);
+        assert_eq!((new.id, member_of(&new)), (old.id, member_of(&old)), "{}", old.name);
     }
-    // They need no telling the next time.
+    // The next start needs no address.
     for name in names {
         world.node(name).stop();
     }

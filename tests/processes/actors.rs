@@ -1,4 +1,4 @@
-//! The live tree, and actors that are crashed in it.
+//! The live tree, and crashes of actors in it.
 
 use std::collections::BTreeMap;
 
@@ -26,7 +26,7 @@ fn tree(world: &World, name: &str) -> BTreeMap<String, Value> {
 }
 
 #[test]
-fn the_named_actors_are_separate_and_inspectable() {
+fn actors_are_separate_and_inspectable() {
     let world = World::with(3, 2);
     let leader = world.leader_seen_by("n1");
     let actors = tree(&world, &leader);
@@ -34,8 +34,8 @@ fn the_named_actors_are_separate_and_inspectable() {
     for kind in ["RoleManager", "RaftMember", "CertAuthority", "Blocklist"] {
         assert_eq!(kinds.iter().filter(|k| **k == kind).count(), 1, "{kind}: {kinds:?}");
     }
-    // A session that was replaced a moment ago may still be ending.
-    eventually_so("there is one session per connected node, on whichever manager", || {
+    // A replaced session may still be ending.
+    eventually_so("each connected node has one session, on some manager", || {
         let all = world.muster(&["actors", "--all"]).ended(0).json();
         let roots = all["items"].as_array().expect("a tree per node");
         assert_eq!(roots.len(), 5);
@@ -61,17 +61,17 @@ fn crashed(path: &str) {
         let old = before[path]["incarnation"].as_u64().expect("a number");
         let written = writer.acknowledged();
         world.muster_at(&now, &["actors", "crash", path, "--how", how]).ended(0);
-        let holder = eventually("the tree heals", || {
-            // Crashing a raft member may move leadership, and with it the leader's actors.
+        let holder = eventually("the tree is healthy again", || {
+            // A crash of a Raft member may move leadership, and with it the leader's actors.
             let holder = if path.contains("/leader/") { world.leader_seen_by("n1") } else { now.clone() };
             let actor = tree(&world, &holder).remove(path)?;
             let reborn = holder != now || actor["incarnation"].as_u64() > Some(old);
             (reborn && actor["state"] == "healthy").then_some(holder)
         });
-        eventually_so("writes go on", || writer.acknowledged() > written + 20);
+        eventually_so("writes continue", || writer.acknowledged() > written + 20);
         if holder == now {
             let after = tree(&world, &now);
-            for (other, actor) in before.iter().filter(|(other, _)| others_subtree(path, other)) {
+            for (other, actor) in before.iter().filter(|(other, _)| is_outside_manager_runtime(path, other)) {
                 let incarnation = after.get(other).map(|actor| &actor["incarnation"]);
                 assert_eq!(
                     incarnation,
@@ -86,23 +86,23 @@ fn crashed(path: &str) {
     world.muster(&["node", "promote", "n4", "--wait=300s"]).ended(0);
 }
 
-/// The subtrees beside the manager half: whatever happens in it, these may not notice.
-fn others_subtree(path: &str, other: &str) -> bool {
-    let agent_half = ["node/gateway", "node/agent", "node/api"].iter().any(|top| other.starts_with(top));
+/// The subtrees outside the manager runtime, which its failures must not affect.
+fn is_outside_manager_runtime(path: &str, other: &str) -> bool {
+    let outside_runtime = ["node/gateway", "node/agent", "node/api"].iter().any(|top| other.starts_with(top));
     let beside = path.contains("/leader/")
         && ["node/manager/mesh", "node/manager/raft-member", "node/manager/blocklist"].contains(&other);
-    agent_half || beside
+    outside_runtime || beside
 }
 
 #[test]
 #[ignore = "full tier"]
-fn a_crashed_role_manager_heals_under_load() {
+fn crashed_role_manager_recovers_under_load() {
     crashed("node/manager/leader/role-manager");
 }
 
 #[test]
 #[ignore = "full tier"]
-fn a_crashed_raft_member_heals_under_load() {
+fn crashed_raft_member_recovers_under_load() {
     crashed("node/manager/raft-member");
 }
 
@@ -120,16 +120,16 @@ fn pending_work_survives_the_crash_of_its_role_manager() {
     };
     let before = eventually("the promotion is pending", || pending(&world));
     world.muster(&["actors", "crash", path, "--node", "leader"]).ended(0);
-    eventually("the next incarnation has it", || pending(&world).filter(|now| *now > before));
+    eventually("the next incarnation keeps it pending", || pending(&world).filter(|now| *now > before));
     world.node("n4").signal(Signal::CONT);
-    eventually_so("and finishes it", || {
+    eventually_so("the next incarnation completes it", || {
         world.seen("n1", "n4").is_some_and(|n| n.role == Role::Manager && n.manager.is_some())
     });
 }
 
 #[test]
 #[ignore = "full tier"]
-fn crashing_is_off_unless_the_configuration_allows_it() {
+fn crash_requests_need_the_debug_setting() {
     let mut world = World::new();
     let (folder, listen) = (world.node("n1").folder.clone(), world.node("n1").listen.to_string());
     std::fs::create_dir_all(&folder).expect("the folder is writable");

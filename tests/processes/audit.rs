@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::harness::{World, eventually, eventually_so};
 
-/// The lines of a node's log. Those of a request are there when it has been answered, or a moment later.
+/// The lines of a node's audit log. A request's line is there when it is answered, or a moment later.
 fn lines(world: &mut World, node: &str) -> Vec<Value> {
     let text = std::fs::read_to_string(world.node(node).folder.join("audit.log")).unwrap_or_default();
     text.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {line}"))).collect()
@@ -30,7 +30,7 @@ fn secret_of(token: &str) -> String {
 }
 
 #[test]
-fn the_audit_log_says_who_did_what_from_where() {
+fn audit_log_records_actor_action_and_source() {
     let mut world = World::with_settings("[audit]\nfile = \"audit.log\"\n", 2, 1);
     let leader = world.leader_seen_by("n1");
     let follower = world.other_than(&[&leader, "n3"]);
@@ -51,7 +51,7 @@ fn the_audit_log_says_who_did_what_from_where() {
     world.muster_at(&leader, &["--identity", "ann.json", "node", "promote", "n3"]).ended(6);
     let is_anns = |line: &Value| line["verb"] == "node.promote" && line["by"]["id"] == "ann";
     // The client chooses the manager.
-    let refused = eventually("one of them has refused it", || {
+    let refused = eventually("a manager has logged the refusal", || {
         ["n1", "n2", "n3"].into_iter().find_map(|node| lines(&mut world, node).into_iter().find(is_anns))
     });
     assert_eq!((&refused["outcome"], &refused["code"]), (&json!("refused"), &json!("forbidden")));
@@ -70,7 +70,7 @@ fn the_audit_log_says_who_did_what_from_where() {
     assert_eq!((&leaders_own["verb"], &leaders_own["outcome"]), (&json!("node.update"), &json!("done")));
     assert!(leaders_own["revision"].as_u64().is_some_and(|revision| revision > 0), "{leaders_own}");
 
-    // Joins are there, and plain reads are not.
+    // Joins are logged, plain reads are not.
     let joins: Vec<Value> = [&leader, &follower].into_iter().flat_map(|node| lines(&mut world, node)).collect();
     assert!(joins.iter().any(|line| line["verb"] == "node.join" && line["object"]["name"] == "n3"));
     assert!(!joins.iter().any(|line| line["verb"] == "status" || line["verb"] == "node.list"));
@@ -95,7 +95,7 @@ fn the_audit_log_says_who_did_what_from_where() {
         assert_eq!(std::fs::metadata(&file).expect("it is there").permissions().mode() & 0o777, 0o600);
     }
 
-    // Renamed, it begins anew: with SIGHUP at once.
+    // After a rename SIGHUP reopens the file at once.
     let folder = world.node(&leader).folder.clone();
     std::fs::rename(folder.join("audit.log"), folder.join("audit.old")).expect("it is there");
     world.node(&leader).signal(Signal::HUP);
@@ -116,7 +116,7 @@ fn metric(world: &mut World, node: &str, name: &str) -> u64 {
 }
 
 #[test]
-fn a_required_audit_log_that_fails_refuses_changes_alone() {
+fn failing_required_audit_log_refuses_only_changes() {
     let mut world = World::new();
     world.settings += "[audit]\nfile = \"logs/audit.log\"\nrequired = true\n";
     world.node("n1").start(&["--init"]).ready();
@@ -137,7 +137,7 @@ fn a_required_audit_log_that_fails_refuses_changes_alone() {
     create_private(&folder);
     eventually_so("the log is written again", || world.muster(&["token", "rotate", "worker"]).code == 0);
     let text = std::fs::read_to_string(folder.join("audit.log")).expect("it is there");
-    assert!(text.contains("audit_unavailable"), "what was refused meanwhile is there: {text}");
+    assert!(text.contains("audit_unavailable"), "refusals meanwhile are logged: {text}");
     assert!(text.lines().all(|line| serde_json::from_str::<Value>(line).is_ok()));
     assert_eq!(metric(&mut world, "n1", "muster_audit_failing"), 0);
 }

@@ -1,4 +1,4 @@
-//! `musterd` by hand, as the contract writes it.
+//! `musterd` started by hand, as its contract describes.
 
 use std::process::Command;
 
@@ -6,26 +6,26 @@ use muster_messages::wire::Request;
 use muster_messages::{Membership, Role, WaitReason};
 use rustix::process::Signal;
 
-use crate::harness::{MUSTERD, Ran, World, eventually, eventually_so};
+use crate::harness::{EndedMuster, MUSTERD, World, eventually, eventually_so};
 
-/// Seats as the cluster hands them out: node name to raft id.
+/// Member ids by node name.
 fn raft_id(world: &World, by: &str, name: &str) -> Option<u64> {
     world.seen(by, name)?.manager.map(|manager| manager.raft_id.0)
 }
 
 #[test]
-fn a_restart_keeps_node_id_and_raft_id_and_joins_no_second_time() {
+fn restart_keeps_ids_and_does_not_join_again() {
     let mut world = World::new();
     let first = world.node("n1").start(&["--init"]).ready();
     assert_eq!(first.role, Role::Manager);
-    let (nodes, seat) = (world.nodes_seen_by("n1").len(), raft_id(&world, "n1", "n1"));
+    let (nodes, member_id) = (world.nodes_seen_by("n1").len(), raft_id(&world, "n1", "n1"));
     world.node("n1").stop();
     let again = world.node("n1").start(&["--init"]).ready();
     assert_eq!(again.node, first.node);
     world.node("n1").kill();
     let third = world.node("n1").start(&[]).ready();
     assert_eq!(third.node, first.node, "also without flags, also after kill -9");
-    assert_eq!((world.nodes_seen_by("n1").len(), raft_id(&world, "n1", "n1")), (nodes, seat));
+    assert_eq!((world.nodes_seen_by("n1").len(), raft_id(&world, "n1", "n1")), (nodes, member_id));
 }
 
 #[test]
@@ -42,12 +42,12 @@ fn a_token_decides_what_a_node_becomes() {
 }
 
 #[test]
-fn wrong_tokens_are_refused_for_good_and_say_which_part_is_wrong() {
+fn wrong_token_is_final_and_error_names_wrong_part() {
     let mut world = World::new();
     world.node("n1").start(&["--init"]).ready();
     let (seed, token) = (world.node("n1").listen.to_string(), world.token(Role::Worker));
     let (head, secret) = token.rsplit_once('-').expect("a token ends with its secret");
-    let (start, digest) = head.rsplit_once('-').expect("before it stands the digest");
+    let (start, digest) = head.rsplit_once('-').expect("the digest precedes the secret");
     let turned = |text: &str| text.chars().rev().collect::<String>();
     let wrong_secret = format!("{head}-{}", turned(secret));
     let wrong_digest = format!("{start}-{}-{secret}", turned(digest));
@@ -56,27 +56,27 @@ fn wrong_tokens_are_refused_for_good_and_say_which_part_is_wrong() {
         assert_eq!(node.exit(), Some(6), "{}", node.log());
         assert!(node.log().contains(reason), "{}", node.log());
     }
-    assert_eq!(world.nodes_seen_by("n1").len(), 1, "nobody joined");
+    assert_eq!(world.nodes_seen_by("n1").len(), 1, "no node joined");
 }
 
 #[test]
 #[ignore = "full tier"]
-fn an_unreachable_seed_is_tried_for_ever_and_the_log_says_where_it_stands() {
+fn unreachable_seed_is_retried_and_logged() {
     let mut world = World::new();
     let nobody = world.node("nobody").listen.to_string();
     world.node("n1").start(&["--init"]).ready();
     let token = world.token(Role::Worker);
     world.node("n2").start(&["--join", &nobody, "--token", &token]);
-    eventually_so("it says that it cannot connect", || {
+    eventually_so("it logs that it cannot connect", || {
         let log = world.node("n2").log();
         log.contains(&nobody) && log.contains("connect")
     });
-    assert!(world.node("n2").still_tries());
+    assert!(world.node("n2").is_starting());
     world.node("n2").stop();
 }
 
 #[test]
-fn an_empty_directory_without_flags_ends_with_a_sentence_that_says_what_to_do() {
+fn empty_directory_without_flags_exits_with_instructions() {
     let mut world = World::new();
     let node = world.node("n1").start(&[]);
     assert_eq!(node.exit(), Some(2));
@@ -85,7 +85,7 @@ fn an_empty_directory_without_flags_ends_with_a_sentence_that_says_what_to_do() 
 }
 
 #[test]
-fn a_socket_path_that_no_kernel_takes_is_refused_at_once() {
+fn too_long_socket_path_is_refused() {
     let mut world = World::new();
     let long = world.folder().join("x".repeat(120));
     let long = long.to_str().expect("text").to_owned();
@@ -96,7 +96,7 @@ fn a_socket_path_that_no_kernel_takes_is_refused_at_once() {
 
 #[test]
 #[ignore = "full tier"]
-fn a_second_daemon_on_one_directory_names_the_first() {
+fn second_daemon_on_directory_names_the_first() {
     let mut world = World::new();
     world.node("n1").start(&["--init"]).ready();
     let pid = world.node("n1").pid().to_string();
@@ -111,7 +111,7 @@ fn a_second_daemon_on_one_directory_names_the_first() {
 
 #[test]
 #[ignore = "full tier"]
-fn a_manager_whose_raft_data_was_deleted_asks_for_a_new_seat() {
+fn manager_without_raft_data_gets_new_member_id() {
     let mut world = World::with(3, 0);
     let victim = "n3";
     let before = raft_id(&world, "n1", victim).expect("n3 is a manager");
@@ -120,11 +120,11 @@ fn a_manager_whose_raft_data_was_deleted_asks_for_a_new_seat() {
     std::fs::remove_dir_all(&raft).unwrap_or_else(|e| panic!("{}: {e}", raft.display()));
     world.node(victim).start(&[]);
     let mut shown = false;
-    let after = eventually("n3 votes from another seat", || {
+    let after = eventually("n3 votes with a new member id", || {
         let node = world.seen("n1", victim)?;
         shown |= node.conditions.iter().any(|c| c.reason == WaitReason::RaftDataMissing);
-        let seat = node.manager.as_ref()?.raft_id.0;
-        (seat != before && node.membership == Membership::Voter).then_some(seat)
+        let member_id = node.manager.as_ref()?.raft_id.0;
+        (member_id != before && node.membership == Membership::Voter).then_some(member_id)
     });
     assert!(after > before, "raft ids only grow");
     world.node(victim).ready();
@@ -136,7 +136,7 @@ fn a_manager_whose_raft_data_was_deleted_asks_for_a_new_seat() {
 
 #[test]
 #[ignore = "full tier"]
-fn the_only_manager_without_its_raft_data_ends_and_says_what_can_be_done() {
+fn only_manager_without_raft_data_exits_with_instructions() {
     let mut world = World::new();
     world.node("n1").start(&["--init"]).ready();
     world.node("n1").stop();
@@ -147,12 +147,14 @@ fn the_only_manager_without_its_raft_data_ends_and_says_what_can_be_done() {
 }
 
 #[test]
-fn termination_is_clean_and_a_second_signal_ends_at_once() {
+fn sigterm_exits_cleanly_and_second_signal_immediately() {
     let mut world = World::new();
     world.node("n1").start(&["--init"]).ready();
     world.node("n1").signal(Signal::INT);
     assert_eq!(world.node("n1").exit(), Some(0));
-    let ran =
-        Ran::new(world.folder(), &["--socket", world.socket("n1").to_str().expect("text"), "-o", "json", "status"]);
+    let ran = EndedMuster::new(
+        world.folder(),
+        &["--socket", world.socket("n1").to_str().expect("text"), "-o", "json", "status"],
+    );
     assert_eq!((ran.code, ran.error_code().as_str()), (5, "unreachable"));
 }

@@ -3,7 +3,7 @@
 use muster_messages::Role;
 use serde_json::Value;
 
-use crate::harness::{Ran, World, eventually_so, muster};
+use crate::harness::{EndedMuster, World, eventually_so, muster};
 
 /// Fails unless a document has these keys.
 #[track_caller]
@@ -14,7 +14,7 @@ fn has(document: &Value, keys: &[&str]) {
 }
 
 #[test]
-fn documents_have_the_shape_that_scripts_rely_on() {
+fn json_documents_have_the_documented_fields() {
     let world = World::with(3, 1);
     let status = world.muster(&["status"]).ended(0).json();
     has(&status, &["cluster", "stale", "self", "raft", "quorum", "nodes", "pending"]);
@@ -43,7 +43,7 @@ fn documents_have_the_shape_that_scripts_rely_on() {
 
 #[test]
 #[ignore = "full tier"]
-fn a_node_is_named_by_id_by_prefix_or_by_name() {
+fn node_is_found_by_id_prefix_or_name() {
     let world = World::with(1, 1);
     let id = world.seen("n1", "n2").expect("n2 is a node").id.to_string();
     for name in ["n2", &id, &id[..12]] {
@@ -55,7 +55,7 @@ fn a_node_is_named_by_id_by_prefix_or_by_name() {
 
 #[test]
 #[ignore = "full tier"]
-fn a_stale_generation_is_a_conflict() {
+fn stale_generation_is_a_conflict() {
     let world = World::with(1, 0);
     let node = world.muster(&["node", "update", "n1", "--label-add", "zone=a"]).ended(0).json();
     assert_eq!(node["labels"]["zone"], "a");
@@ -70,7 +70,7 @@ fn a_stale_generation_is_a_conflict() {
 
 #[test]
 #[ignore = "full tier"]
-fn tokens_are_made_shown_rotated_and_revoked() {
+fn tokens_are_created_shown_rotated_and_revoked() {
     let mut world = World::with(1, 0);
     let once = world.muster(&["token", "create", "--role", "worker", "--uses", "1", "--ttl", "1h"]).ended(0).json();
     has(&once, &["id", "role", "token", "expires_at", "uses_left"]);
@@ -85,17 +85,22 @@ fn tokens_are_made_shown_rotated_and_revoked() {
     assert_eq!(node.exit(), Some(6));
     assert!(node.log().contains("token_used_up"), "{}", node.log());
     let socket = world.socket("n1");
-    let shown =
-        Ran::new(world.folder(), &["--socket", socket.to_str().expect("text"), "token", "show", "worker", "-q"])
-            .ended(0);
-    assert_eq!(shown.stdout.lines().count(), 1, "the token alone");
+    let shown = EndedMuster::new(
+        world.folder(),
+        &["--socket", socket.to_str().expect("text"), "token", "show", "worker", "-q"],
+    )
+    .ended(0);
+    assert_eq!(shown.stdout.lines().count(), 1, "only the token");
     // S39.
     let digest = |token: &str| token.rsplit_once('-').expect("a secret").0.to_owned();
     let of_managers = world.token(Role::Manager);
     world.muster(&["token", "rotate", "worker"]).ended(0);
     let rotated = world.token(Role::Worker);
-    assert_eq!(world.token(Role::Manager), of_managers, "the other role's is what it was");
-    assert!(rotated != shown.stdout.trim() && digest(&rotated) == digest(shown.stdout.trim()), "so is the digest");
+    assert_eq!(world.token(Role::Manager), of_managers, "the other role's token is unchanged");
+    assert!(
+        rotated != shown.stdout.trim() && digest(&rotated) == digest(shown.stdout.trim()),
+        "the digest is unchanged"
+    );
     let old = shown.stdout.trim();
     let node = world.node("n4").start(&["--join", &seed, "--token", old]);
     assert_eq!(node.exit(), Some(6), "{}", node.log());
@@ -105,7 +110,7 @@ fn tokens_are_made_shown_rotated_and_revoked() {
 }
 
 #[test]
-fn an_operators_identity_opens_what_a_workers_socket_refuses() {
+fn operator_identity_is_accepted_at_worker_socket() {
     let world = World::with(1, 1);
     let forbidden = world.muster_at("n2", &["node", "update", "n2", "--label-add", "a=b"]).ended(6);
     assert_eq!(forbidden.error_code(), "forbidden");
@@ -123,7 +128,7 @@ fn an_operators_identity_opens_what_a_workers_socket_refuses() {
 
 #[test]
 #[ignore = "full tier"]
-fn a_plain_user_may_not_change_the_cluster() {
+fn plain_user_cannot_change_the_cluster() {
     let world = World::with(1, 0);
     world.muster(&["user", "create", "bob", "--namespace", "default", "--out", "bob.json"]).ended(0);
     let refused = world.muster(&["--identity", "bob.json", "node", "update", "n1", "--label-add", "a=b"]).ended(6);
@@ -166,7 +171,7 @@ fn a_read_only_operator_reads_and_changes_nothing() {
     ] {
         assert_eq!(asked(command).ended(6).error_code(), "forbidden", "{command:?}");
     }
-    // An operator makes a bearer token for it, which is no wider; and makes it a certificate for the next time.
+    // An operator creates a bearer token for it with no wider rights, and a certificate for the next call.
     world.muster(&["kubeconfig", "--user", "eye", "--namespace", "team-a", "--out", "eye.yaml"]).ended(0);
     let users = world.muster(&["user", "ls"]).ended(0).json();
     let eye = &users["items"][0];
@@ -175,7 +180,7 @@ fn a_read_only_operator_reads_and_changes_nothing() {
 
 #[test]
 #[ignore = "full tier"]
-fn a_renewed_identity_takes_the_place_of_the_old_one() {
+fn renewed_identity_replaces_the_old_one() {
     let world = World::with(1, 0);
     world.muster(&["user", "create", "ann", "--admin", "--out", "ann.json"]).ended(0);
     let as_ann = |command: &[&str]| world.muster(&[&["--identity", "ann.json"], command].concat());
@@ -183,7 +188,7 @@ fn a_renewed_identity_takes_the_place_of_the_old_one() {
     let old = std::fs::read(&file).expect("the identity");
     std::fs::write(world.folder().join("old.json"), &old).expect("a copy");
     assert_eq!(as_ann(&["user", "renew", "ann", "--out", "ann.json"]).ended(6).error_code(), "forbidden");
-    assert_eq!(std::fs::read(&file).expect("the identity"), old, "what was refused has changed nothing");
+    assert_eq!(std::fs::read(&file).expect("the identity"), old, "the refused request changed nothing");
     assert_eq!(world.muster(&["user", "renew", "bob"]).ended(4).error_code(), "not_found");
     std::fs::write(world.folder().join("other"), "something else").expect("a file");
     let taken = world.muster(&["user", "renew", "ann", "--out", "other"]).ended(6);
@@ -207,17 +212,17 @@ fn certificates_are_renewed_when_asked() {
 
 #[test]
 #[ignore = "full tier"]
-fn leadership_goes_where_it_is_sent() {
+fn leadership_transfers_to_named_node() {
     let world = World::with(3, 0);
     let leader = world.leader_seen_by("n1");
-    let heir = world.other_than(&[&leader]);
-    world.muster(&["raft", "transfer-leader", &heir]).ended(0);
-    eventually_so("the heir leads", || world.leader_seen_by("n1") == heir);
+    let transfer_target = world.other_than(&[&leader]);
+    world.muster(&["raft", "transfer-leader", &transfer_target]).ended(0);
+    eventually_so("the transfer target leads", || world.leader_seen_by("n1") == transfer_target);
 }
 
 #[test]
 #[ignore = "full tier"]
-fn a_short_bench_names_its_runs() {
+fn short_bench_names_its_runs() {
     let world = World::with(1, 0);
     let runs = world.muster(&["bench", "--op", "write", "--clients", "1,8", "--ops", "50"]).ended(0).json();
     let runs = runs["runs"].as_array().expect("runs").clone();
@@ -272,12 +277,12 @@ fn output_to_a_full_disk_fails_every_command() {
         assert!(ended.code() > Some(0), "{line}: {ended}");
     }
     let users = world.muster(&["user", "ls"]).ended(0).json();
-    assert_eq!(users["items"], serde_json::json!([]), "the key of ann went nowhere, so she is no user");
+    assert_eq!(users["items"], serde_json::json!([]), "ann's key was not written, so she is not a user");
 }
 
 #[test]
 #[ignore = "full tier"]
-fn a_user_whose_key_cannot_be_written_is_not_made() {
+fn user_is_not_created_if_key_cannot_be_written() {
     let world = World::with(1, 0);
     for out in ["no/such/folder/ann.json", "/dev/full"] {
         let refused = world.muster(&["user", "create", "ann", "--out", out]);

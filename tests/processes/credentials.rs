@@ -1,4 +1,4 @@
-//! What a certificate opens, and that it opens nothing once its time is over, although it has not expired.
+//! What a certificate opens, and that it opens nothing once it is superseded or revoked, even before it expires.
 
 use std::sync::Arc;
 
@@ -10,14 +10,14 @@ use tokio::sync::watch;
 
 use crate::harness::{World, eventually_so};
 
-/// What a node's data directory holds now: kept by whoever copied it.
+/// The current content of a node's data directory, as a copy would contain it.
 fn stolen(world: &mut World, name: &str) -> NodeCredentials {
     let store = IdentityStore::open(&world.node(name).folder).expect("the directory is a node's");
     store.load_credentials().expect("readable").expect("the node has an identity")
 }
 
-/// Knocks at a node's port; the reason it was refused for, or `None` when it was let in.
-fn knock(world: &mut World, credentials: &NodeCredentials, at: &str, service: Service) -> Option<RefusalReason> {
+/// Connects to a node's port; returns the reason of the refusal, or `None` if admitted.
+fn connect_as(world: &mut World, credentials: &NodeCredentials, at: &str, service: Service) -> Option<RefusalReason> {
     let dialer = Dialer::new(watch::Sender::new(Arc::new(credentials.clone())).subscribe());
     let address = world.node(at).listen.to_string();
     match world.wait_for(dialer.dial(&address, service, None)) {
@@ -28,26 +28,26 @@ fn knock(world: &mut World, credentials: &NodeCredentials, at: &str, service: Se
 
 #[test]
 #[ignore = "full tier"]
-fn a_workers_certificate_opens_its_session_and_no_mesh() {
+fn worker_certificate_opens_session_but_not_mesh() {
     let mut world = World::with(1, 1);
     let worker = stolen(&mut world, "n2");
-    assert_eq!(knock(&mut world, &worker, "n1", Service::Agent), None);
-    assert_eq!(knock(&mut world, &worker, "n1", Service::Api), None);
-    assert!(knock(&mut world, &worker, "n1", Service::Mesh).is_some());
-    assert_eq!(knock(&mut world, &worker, "n2", Service::Mesh), Some(RefusalReason::NotAManager));
+    assert_eq!(connect_as(&mut world, &worker, "n1", Service::Agent), None);
+    assert_eq!(connect_as(&mut world, &worker, "n1", Service::Api), None);
+    assert!(connect_as(&mut world, &worker, "n1", Service::Mesh).is_some());
+    assert_eq!(connect_as(&mut world, &worker, "n2", Service::Mesh), Some(RefusalReason::NotAManager));
 }
 
 #[test]
 #[ignore = "full tier"]
-fn a_demoted_managers_old_certificate_opens_no_mesh() {
+fn demoted_manager_certificate_opens_no_mesh() {
     let mut world = World::with(3, 1);
     world.muster(&["node", "promote", "n4", "--wait=300s"]).ended(0);
     let old = stolen(&mut world, "n4");
-    assert_eq!(knock(&mut world, &old, "n1", Service::Mesh), None, "while it is a manager");
+    assert_eq!(connect_as(&mut world, &old, "n1", Service::Mesh), None, "while it is a manager");
     world.muster(&["node", "demote", "n4", "--wait=300s"]).ended(0);
     for name in ["n1", "n2", "n3"] {
         eventually_so("every manager refuses it", || {
-            knock(&mut world, &old, name, Service::Mesh) == Some(RefusalReason::Demoted)
+            connect_as(&mut world, &old, name, Service::Mesh) == Some(RefusalReason::Demoted)
         });
     }
     world.muster(&["node", "promote", "n4", "--wait=300s"]).ended(0);
@@ -55,14 +55,14 @@ fn a_demoted_managers_old_certificate_opens_no_mesh() {
 
 #[test]
 #[ignore = "full tier"]
-fn a_removed_nodes_old_certificate_opens_nothing_anywhere() {
+fn removed_node_certificate_is_rejected_everywhere() {
     let mut world = World::with(3, 1);
     let old = stolen(&mut world, "n4");
     world.muster(&["node", "rm", "n4", "--force"]).ended(0);
     for name in ["n1", "n2", "n3"] {
         for service in [Service::Agent, Service::Api, Service::Mesh] {
             eventually_so("every manager refuses it on every service", || {
-                knock(&mut world, &old, name, service) == Some(RefusalReason::Blocked)
+                connect_as(&mut world, &old, name, service) == Some(RefusalReason::Blocked)
             });
         }
     }

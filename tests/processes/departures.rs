@@ -1,6 +1,6 @@
-//! Managers that are demoted or removed right after another manager was lost: never where that costs the quorum.
+//! Managers that are demoted or removed right after another manager was lost: never at the cost of the quorum.
 //!
-//! The quorum check must not rely on acknowledgements from before the request: a voter that was lost a moment ago has sent some.
+//! The quorum check must not rely on acknowledgements from before the request: a voter lost a moment ago has sent some.
 //! `MUSTER_DEPARTURE_ROUNDS` is the number of rounds of each combination; the delays are spread over five seconds, most of them
 //! within the first.
 
@@ -14,33 +14,33 @@ use rustix::process::Signal;
 use crate::harness::{World, eventually, eventually_so};
 use crate::roles::{facts, four};
 
-const LONGEST_DELAY: Duration = Duration::from_secs(5);
-/// A frozen manager is called down soon, so that a round takes seconds.
-const SOON_DOWN: &str = "[agent]\nheartbeat = \"500ms\"\n";
+const MAX_DELAY: Duration = Duration::from_secs(5);
+/// A frozen manager is declared down soon, so that a round takes seconds.
+const SHORT_HEARTBEAT: &str = "[agent]\nheartbeat = \"500ms\"\n";
 
 fn rounds() -> u32 {
     std::env::var("MUSTER_DEPARTURE_ROUNDS").ok().map_or(3, |rounds| rounds.parse().expect("a number"))
 }
 
-/// How the operator has a manager leave.
+/// How a manager leaves.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Change {
     Demotion,
-    /// By force, of a manager that was frozen until it was called down, and that runs again when it is removed: of another one
-    /// that runs a removal is always refused.
+    /// Forced removal of a manager that was frozen until it was declared down and runs again when it is removed. The removal of any
+    /// other running manager is always refused.
     Removal,
 }
 
-/// Managers and nobody else.
+/// Managers only.
 struct Departures {
     world: World,
     managers: Vec<String>,
-    /// Nodes so far: each removed manager is replaced by a new node.
+    /// Nodes so far: a new node replaces each removed manager.
     made: usize,
     token: String,
 }
 
-/// What became of the rounds of one kind.
+/// The results of one kind of rounds.
 #[derive(Default)]
 struct Tally {
     outcomes: BTreeMap<String, usize>,
@@ -60,7 +60,7 @@ impl std::fmt::Display for Tally {
 
 impl Departures {
     fn among(managers: usize) -> Self {
-        let world = World::as_shipped_but(SOON_DOWN, managers, 0);
+        let world = World::with_timing_and_settings(SHORT_HEARTBEAT, managers, 0);
         let token = world.token(Role::Manager);
         let names = (1..=managers).map(|n| format!("n{n}")).collect();
         Self { world, managers: names, made: managers, token }
@@ -71,21 +71,21 @@ impl Departures {
         for change in [Change::Demotion, Change::Removal] {
             let mut tally = Tally::default();
             for round in 0..rounds {
-                // Squared: an election timeout, within which a lost voter's last acknowledgement is young, is half a second.
-                let delay = LONGEST_DELAY * (round * round) / (rounds * rounds);
+                // Squared: a lost voter's last acknowledgement counts as recent for an election timeout, half a second.
+                let delay = MAX_DELAY * (round * round) / (rounds * rounds);
                 self.round((signal, delay), change, round, &mut tally);
             }
             println!("{} managers, {signal:?}, {change:?}: {tally}", self.managers.len());
         }
     }
 
-    /// A manager besides these.
+    /// A manager other than these.
     fn manager_besides(&self, not: &[&str]) -> String {
         let mut fit = self.managers.iter().filter(|name| !not.contains(&name.as_str()));
         fit.next().expect("three managers at least").clone()
     }
 
-    /// Loses a manager, has another one leave, and brings all of it back.
+    /// Loses a manager, lets another one leave, and restores both.
     fn round(&mut self, (signal, delay): (Signal, Duration), change: Change, round: u32, tally: &mut Tally) {
         let leader = self.world.leader_seen_by(&self.managers[0]);
         let (lost, leaving) = match (round % 3, change) {
@@ -102,7 +102,7 @@ impl Departures {
         if change == Change::Removal {
             self.world.node(&leaving).freeze();
             let down = |node: NodeView| node.state == Liveness::Down;
-            eventually_so("the frozen one is called down", || self.world.seen(&by, &leaving).is_some_and(down));
+            eventually_so("the frozen manager is declared down", || self.world.seen(&by, &leaving).is_some_and(down));
         }
         if signal == Signal::STOP {
             self.world.node(&lost).freeze();
@@ -114,15 +114,15 @@ impl Departures {
             self.world.node(&leaving).signal(Signal::CONT);
         }
         let asked = if change == Change::Demotion && round % 2 == 1 { &leaving } else { &by };
-        let refusal = self.ask_to_leave(asked, &leaving, change);
+        let refusal = self.request_departure(asked, &leaving, change);
         let outcome = refusal.clone().unwrap_or_else(|| "accepted".to_owned());
         *tally.outcomes.entry(outcome).or_default() += 1;
 
         let began = Instant::now();
         if refusal.is_none() {
             let (stay, run) = (self.managers.len() - 1, self.managers.len() - 2);
-            assert!(2 * run > stay, "{about} was accepted, and {run} of {stay} have no quorum");
-            eventually_so("it has left", || self.has_left(&by, &leaving));
+            assert!(2 * run > stay, "{about} was accepted, but {run} of {stay} are no quorum");
+            eventually_so("it is removed", || self.is_removed(&by, &leaving));
         }
         self.writes(&by, &about);
         tally.writable.push(began.elapsed());
@@ -132,24 +132,24 @@ impl Departures {
         }
     }
 
-    /// The code with which it was refused; `None`: accepted. Without a leader nobody decides: the request is repeated.
-    fn ask_to_leave(&self, asked: &str, leaving: &str, change: Change) -> Option<String> {
+    /// The error code of the refusal; `None`: accepted. Without a leader the request is repeated.
+    fn request_departure(&self, asked: &str, leaving: &str, change: Change) -> Option<String> {
         let request = match change {
             Change::Demotion => Request::SetRole { node: leaving.to_owned(), role: Role::Worker },
             Change::Removal => Request::NodeRemove { node: leaving.to_owned(), force: true },
         };
         let refusals = [ErrorCode::QuorumAtRisk, ErrorCode::DemoteFirst];
-        eventually("the departure is judged", || match self.world.ask(asked, request.clone()) {
+        eventually("the departure is accepted or refused", || match self.world.ask(asked, request.clone()) {
             Ok(_) => Some(None),
             Err(failure) if refusals.iter().any(|code| failure.is(*code)) => Some(Some(failure.code)),
             Err(failure) => {
-                assert!(failure.passes() || failure.is(ErrorCode::Internal), "{leaving}: {failure:?}");
+                assert!(failure.is_transient() || failure.is(ErrorCode::Internal), "{leaving}: {failure:?}");
                 None
             }
         })
     }
 
-    fn has_left(&self, by: &str, leaving: &str) -> bool {
+    fn is_removed(&self, by: &str, leaving: &str) -> bool {
         self.world.seen(by, leaving).is_none_or(|node| node.membership == Membership::None)
     }
 
@@ -161,7 +161,7 @@ impl Departures {
         eventually_so(&format!("{about}: the cluster is writable"), || self.world.ask(by, write.clone()).is_ok());
     }
 
-    /// As many managers as before, all of them reachable.
+    /// Restores the number of managers, all reachable.
     fn bring_back(&mut self, by: &str, lost: (Signal, &str), leaving: (Change, &str), left: bool) {
         let (signal, lost) = lost;
         if signal == Signal::STOP {
@@ -187,7 +187,7 @@ impl Departures {
         }
         self.world.all_settled();
         let managers = self.managers.len();
-        eventually_so("all managers are there", || {
+        eventually_so("all managers are voters", || {
             let there = |node: &NodeView| {
                 node.state == Liveness::Ready && node.manager.as_ref().is_some_and(|manager| manager.reachable)
             };
@@ -198,26 +198,26 @@ impl Departures {
 
 #[test]
 #[ignore = "full tier"]
-fn no_manager_leaves_right_after_another_was_killed() {
+fn demotion_is_refused_after_another_manager_was_killed() {
     Departures::among(3).rounds(Signal::KILL);
 }
 
 #[test]
 #[ignore = "full tier"]
-fn no_manager_leaves_right_after_another_was_frozen() {
+fn demotion_is_refused_after_another_manager_was_frozen() {
     Departures::among(3).rounds(Signal::STOP);
 }
 
 #[test]
 #[ignore = "full tier"]
-fn no_manager_leaves_right_after_another_was_stopped() {
+fn demotion_is_refused_after_another_manager_was_stopped() {
     Departures::among(3).rounds(Signal::TERM);
 }
 
-/// Two of three stay when one of four was lost.
+/// With four managers two of the remaining three suffice after one was lost.
 #[test]
 #[ignore = "full tier"]
-fn of_four_managers_one_may_leave_after_another_was_lost() {
+fn one_of_four_managers_may_leave_after_one_was_lost() {
     let mut departures = Departures::among(4);
     for signal in [Signal::KILL, Signal::STOP, Signal::TERM] {
         departures.rounds(signal);

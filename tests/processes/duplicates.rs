@@ -1,4 +1,4 @@
-//! A data directory that was copied, and a second process that runs on the copy: what cloning a virtual machine does.
+//! A copied data directory with a second process on it: what cloning a virtual machine does.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -10,8 +10,8 @@ use serde_json::Value;
 
 use crate::harness::{World, eventually, eventually_so};
 
-/// So that what is over is shown no longer than a test waits.
-const SHORT: &str = "[sessions]\nwarn_every = \"4s\"\n[dispatcher]\nquiet = \"3s\"\n";
+/// Short intervals, so that past duplicates disappear within a test.
+const SHORT_TIMINGS: &str = "[sessions]\nwarn_every = \"4s\"\n[dispatcher]\nquiet = \"3s\"\n";
 
 fn clone_folder(from: &Path, to: &Path) {
     std::fs::create_dir_all(to).expect("the world's folder is writable");
@@ -21,13 +21,13 @@ fn clone_folder(from: &Path, to: &Path) {
         if kind.is_dir() {
             clone_folder(&entry.path(), &target);
         } else if kind.is_file() {
-            // Of a daemon that runs, a temporary file may have gone meanwhile.
+            // A temporary file of a running daemon may be gone meanwhile.
             let _copied = std::fs::copy(entry.path(), target);
         }
     }
 }
 
-/// A copy of a node's directory, by the name `copy`, at an address of its own. Not started.
+/// A copy of a node's directory, named `copy`, at its own address. Not started.
 fn copy(world: &mut World, name: &str) {
     let from = world.node(name).folder.clone();
     let to = world.node("copy").folder.clone();
@@ -57,8 +57,8 @@ fn both_are_named(world: &mut World, node: NodeId, both: &BTreeSet<String>) {
     assert!(condition["since"].is_string());
     let message = condition["message"].as_str().unwrap_or_default();
     assert!(both.iter().all(|addr| message.contains(addr)), "{message}");
-    let told = eventually("an event", || notes(world, node).into_iter().next());
-    assert!(both.iter().all(|addr| told.contains(addr)), "{told}");
+    let event = eventually("an event", || node_events(world, node).into_iter().next());
+    assert!(both.iter().all(|addr| event.contains(addr)), "{event}");
     let leader = world.leader_seen_by("n1");
     let metrics = metrics(world, &leader);
     let line = |addr: &String| {
@@ -78,8 +78,8 @@ fn metrics(world: &mut World, name: &str) -> String {
     text
 }
 
-/// What the event log has of it.
-fn notes(world: &World, node: NodeId) -> Vec<String> {
+/// Its events.
+fn node_events(world: &World, node: NodeId) -> Vec<String> {
     let events = world.muster(&["events"]).ended(0).stdout;
     let events: Value = serde_json::from_str(&events).expect("a document");
     let items = events.as_array().or(events["items"].as_array()).expect("events").clone();
@@ -87,22 +87,22 @@ fn notes(world: &World, node: NodeId) -> Vec<String> {
     about.filter_map(|e| e["after"].as_str().map(str::to_owned)).collect()
 }
 
-/// What a manager's mesh says of who is heard for a node.
+/// A manager's mesh view of the processes of a node.
 fn identity(world: &World, at: &str) -> Value {
     let ask = ActorsAsk::Inspect { path: "node/manager/mesh".to_owned() };
     let mesh = world.ask(at, Request::Actors { node: ActorsOf::Here, ask }).unwrap_or_default();
     mesh["view"]["identity"].clone()
 }
 
-/// The address of the process that this manager takes for that node.
-fn heard(world: &World, at: &str, node: NodeId) -> Option<String> {
+/// The address of the process that this manager accepts as that node.
+fn accepted_address(world: &World, at: &str, node: NodeId) -> Option<String> {
     let identity = identity(world, at);
     let processes = identity["processes"].as_array().into_iter().flatten();
     let of_node = processes.filter(|p| p["node"] == node.to_string()).filter_map(|p| p["addr"].as_str());
     of_node.map(str::to_owned).next()
 }
 
-/// The addresses of those that this manager refuses to hear as that node.
+/// The addresses that this manager refuses as that node.
 fn refused(world: &World, at: &str, node: NodeId) -> Vec<String> {
     let identity = identity(world, at);
     let duplicates = identity["duplicates"].as_array().into_iter().flatten();
@@ -110,7 +110,7 @@ fn refused(world: &World, at: &str, node: NodeId) -> Vec<String> {
     of_node.filter_map(|d| d["refused"]["addr"].as_str().map(str::to_owned)).collect()
 }
 
-/// Who led in which term, by everybody's log.
+/// The leader of each term, from all nodes' logs.
 fn leaders(world: &World, names: &[&str]) -> BTreeMap<String, BTreeSet<String>> {
     let mut terms: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for name in names {
@@ -127,9 +127,9 @@ fn leaders(world: &World, names: &[&str]) -> BTreeMap<String, BTreeSet<String>> 
 /// E45.
 #[test]
 #[ignore = "full tier"]
-fn a_copy_of_a_workers_directory_is_named_beside_its_original_until_it_ends() {
+fn copied_worker_directory_is_reported_as_duplicate() {
     let mut world = World::new();
-    world.settings += SHORT;
+    world.settings += SHORT_TIMINGS;
     world.node("n1").start(&["--init"]).ready();
     let workers = world.join_more(1, muster_messages::Role::Worker);
     let (worker, node) = (workers[0].clone(), id_of(&world, &workers[0]));
@@ -139,19 +139,19 @@ fn a_copy_of_a_workers_directory_is_named_beside_its_original_until_it_ends() {
     both_are_named(&mut world, node, &both);
     let log = world.nodes_log("n1");
     let said = log.lines().filter(|l| l.contains("two processes use the identity of one node")).count();
-    assert!((1..=2).contains(&said), "once for the host and once for the leader, not at every turn:\n{log}");
+    assert!((1..=2).contains(&said), "once for the host and once for the leader, not repeatedly:\n{log}");
 
     world.node("copy").kill();
-    eventually_so("it is over", || named(&world, "n1", node).is_empty());
+    eventually_so("the duplicate is no longer reported", || named(&world, "n1", node).is_empty());
     let conditions = world.muster(&["node", "inspect", node.as_str()]).ended(0).json()["conditions"].clone();
     assert_eq!(conditions, serde_json::json!([]));
-    assert_eq!(notes(&world, node).len(), 1, "one event, however often they took turns");
+    assert_eq!(node_events(&world, node).len(), 1, "one event, however often they alternated");
 }
 
-/// E45. The copy lacks the start of the original that the others have heard of: whatever becomes of that one, it has no vote.
+/// E45. The copy lacks the start of the original that its peers know, so it has no vote, even after the original ended.
 #[test]
 #[ignore = "full tier"]
-fn a_copy_of_a_managers_directory_never_votes_beside_its_original_nor_after_it() {
+fn copied_manager_directory_never_votes() {
     let mut world = World::with(3, 0);
     let node = id_of(&world, "n3");
     world.node("n3").stop();
@@ -161,63 +161,63 @@ fn a_copy_of_a_managers_directory_never_votes_beside_its_original_nor_after_it()
     world.node("copy").start(&[]);
     let address = world.node("copy").listen.to_string();
     for name in ["n1", "n2"] {
-        eventually_so("it is not heard", || refused(&world, name, node) == [address.clone()]);
+        eventually_so("the copy is not accepted", || refused(&world, name, node) == [address.clone()]);
     }
-    assert!(world.node("copy").still_tries(), "it is no manager, and says why");
-    eventually_so("it says why", || world.nodes_log("copy").contains("this process is not heard"));
+    assert!(world.node("copy").is_starting(), "it is no manager, and says why");
+    eventually_so("it says why", || world.nodes_log("copy").contains("manager refuses this process"));
     let both: BTreeSet<String> = ["n3", "copy"].map(|name| world.node(name).listen.to_string()).into();
     both_are_named(&mut world, node, &both);
 
     // Elections, with the original and without it.
     for _ in 0..3 {
         let leader = world.leader_seen_by("n1");
-        let heir = if leader == "n1" { "n2" } else { "n1" };
-        world.make_lead(heir);
+        let transfer_target = if leader == "n1" { "n2" } else { "n1" };
+        world.make_lead(transfer_target);
     }
     world.node("n3").kill();
     let count = |world: &World| identity(world, "n1")["duplicates_refused"].as_u64().unwrap_or(0);
     let before = count(&world);
-    eventually_so("it is refused again, now that the original is gone", || count(&world) >= before + 2);
-    assert!(world.node("copy").still_tries());
+    eventually_so("it is refused again without the original", || count(&world) >= before + 2);
+    assert!(world.node("copy").is_starting());
     let text = world.nodes_log("n1");
     assert!(text.contains("is a copy of an older state"), "{text}");
     world.node("n3").start(&[]).ready();
     let leaders = leaders(&world, &["n1", "n2", "n3", "copy"]);
     assert!(leaders.values().all(|who| who.len() == 1 && !who.contains("copy")), "{leaders:?}");
-    assert!(leaders.len() >= 3, "the logs tell who led: {leaders:?}");
+    assert!(leaders.len() >= 3, "the logs name the leaders: {leaders:?}");
 }
 
-/// E45. A copy of a directory in use looks like a start of the same one: it waits for as long as the original answers, and no longer.
+/// E45. A copy of a directory in use looks like another start of it: it waits while the original answers.
 #[test]
 #[ignore = "full tier"]
-fn a_copy_of_a_running_managers_directory_waits_for_as_long_as_the_original_answers() {
+fn copied_manager_waits_while_original_answers() {
     let mut world = World::with(3, 0);
     let node = id_of(&world, "n3");
     world.make_lead("n1");
-    // As a snapshot of a machine: of one moment. File by file, the log could be older than the note of what it has acknowledged.
+    // Copied at one moment, as a machine snapshot. File by file, the log could be older than the acknowledgement record.
     world.node("n3").signal(Signal::STOP);
     copy(&mut world, "n3");
     world.node("n3").signal(Signal::CONT);
     world.node("copy").start(&[]);
     let address = world.node("copy").listen.to_string();
     for name in ["n1", "n2"] {
-        eventually_so("it is not heard", || refused(&world, name, node) == [address.clone()]);
+        eventually_so("the copy is not accepted", || refused(&world, name, node) == [address.clone()]);
     }
     assert!(world.nodes_log("n1").contains("and answers"), "{}", world.nodes_log("n1"));
-    assert!(world.node("copy").still_tries());
-    // Whether this is a copy, or the same node started again elsewhere after its machine froze, nobody can tell.
+    assert!(world.node("copy").is_starting());
+    // A copy cannot be told from the same node restarted elsewhere after its machine froze.
     world.node("n3").signal(Signal::STOP);
     world.node("copy").ready();
     let original = world.node("n3").listen.to_string();
-    // Of two managers that hear different processes, the one that heard the original would be right, as long as that answers.
+    // If two managers accept different processes, the one that accepted the original is right while the original answers.
     for name in ["n1", "n2"] {
-        eventually_so("the copy is heard", || heard(&world, name, node) == Some(address.clone()));
+        eventually_so("the copy is accepted", || accepted_address(&world, name, node) == Some(address.clone()));
     }
     world.node("n3").signal(Signal::CONT);
     // The copy stays, unless the original acknowledged entries after it was copied (the event about the duplicate is one):
-    // then the copy finds its log damaged, its seat is replaced, and whichever process answers first gets the new one.
+    // then the copy finds its log damaged, its member id is replaced, and the process that answers first gets the new one.
     let one_is_accepted = |name: &str| {
-        let accepted = heard(&world, name, node)?;
+        let accepted = accepted_address(&world, name, node)?;
         let other = if accepted == address { &original } else { &address };
         (refused(&world, name, node) == [other.clone()]).then_some(accepted)
     };

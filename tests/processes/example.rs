@@ -1,4 +1,4 @@
-//! The worked example of the documents, as it stands there: every line of its shell blocks, in order, in an empty folder.
+//! The documented example, run as written: every line of its shell blocks, in order, in an empty folder.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -11,18 +11,18 @@ use muster_local_cluster::temporary_folder;
 
 use crate::harness::{MUSTER, permit};
 
-/// Far above what it takes.
-const PATIENCE: Duration = Duration::from_secs(240);
+/// Far above the usual duration.
+const WAIT_LIMIT: Duration = Duration::from_secs(240);
 
 const WALK: &str = include_str!("../../docs/walks/migration.md");
 
-/// The shell blocks of a document, one after the other.
+/// A document's shell blocks, in order.
 fn shell_of(document: &str) -> String {
     let mut blocks = document.split("```sh\n").skip(1).map(|rest| rest.split("```").next().unwrap_or_default());
     blocks.by_ref().collect()
 }
 
-/// Runs a script in a folder, under a keeper: whatever becomes of the script or of this test, nothing of it is left behind.
+/// Runs a script in a folder under a keeper, which ends everything that the script started.
 fn run(script: &str, folder: &Path) -> (Option<Exit>, String) {
     let programs = Path::new(MUSTER).parent().expect("programs are in a folder");
     let path = format!("{}:{}", programs.display(), std::env::var("PATH").unwrap_or_default());
@@ -39,8 +39,8 @@ fn run(script: &str, folder: &Path) -> (Option<Exit>, String) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let exit = runtime.block_on(async {
         let streams = Streams { input, output: written.into(), errors };
-        let mut kept = Guarded::start_kept(&launch, streams).expect("a keeper");
-        let end = BootTime.now() + PATIENCE;
+        let mut kept = Guarded::start_with_keeper(&launch, streams).expect("a keeper");
+        let end = BootTime.now() + WAIT_LIMIT;
         kept.until(Hold { step_down_at: end, over_at: end + Duration::from_secs(5) }).await;
         let mut exit = None;
         while let Some(news) = kept.next().await {
@@ -56,12 +56,12 @@ fn run(script: &str, folder: &Path) -> (Option<Exit>, String) {
 
 #[test]
 #[ignore = "full tier"]
-fn the_migration_walk_goes_as_it_is_written() {
+fn migration_walk_runs_as_written() {
     let _permit = permit();
     let folder = temporary_folder("walk").expect("a temporary folder");
     let (exit, said) = run(&shell_of(WALK), folder.path());
     assert_eq!(exit, Some(Exit::Code(0)), "{said}");
-    // What its text says that one sees.
+    // The output that the text promises.
     let read = |name: &str| std::fs::read_to_string(folder.path().join(name)).unwrap_or_default();
     let services: String = (1..=3).map(|n| read(&format!("n{n}.service"))).collect();
     for line in [

@@ -1,4 +1,4 @@
-//! Muster as its own user: the feature level rises with the last manager, and a build that speaks less is refused.
+//! Muster's own release gate: the feature level rises with the last manager, and an incompatible build is refused.
 
 use std::time::{Duration, Instant};
 
@@ -8,26 +8,26 @@ use serde_json::Value;
 
 use crate::harness::{World, eventually, eventually_so};
 
-/// Three managers of a build that speaks level 2, all of them taking part.
+/// Three managers with a build of feature level 2, all participating.
 fn at_level_two() -> World {
     at_level_two_with("")
 }
 
-/// The same, with further keys of `[raft]`.
+/// The same, with more keys of `[raft]`.
 pub fn at_level_two_with(raft: &str) -> World {
     let mut world = World::new();
     world.settings += raft;
     for name in ["n1", "n2", "n3"] {
-        world.node(name).speaks(2);
+        world.node(name).set_feature_level(2);
     }
     world.node("n1").start(&["--init"]).ready();
-    // So that those who join are told from a node that was there.
+    // So that joining nodes can be told from existing ones.
     for name in ["n2", "n3"] {
         let (seed, token) = (world.node("n1").listen.to_string(), world.token(Role::Manager));
         world.node(name).start(&["--join", &seed, "--token", &token]).ready();
     }
     world.all_settled();
-    eventually_so("three managers take part", || {
+    eventually_so("three managers participate", || {
         let status = status(&world, "n1");
         status["participants"]["serving"] == 3 && status["gate"]["reconciled"] == "2.0.0"
     });
@@ -44,13 +44,13 @@ pub fn level(world: &World, at: &str) -> u64 {
     status["cluster"]["feature_level"].as_u64().expect("a level is a number")
 }
 
-/// Starts a manager again with another build.
+/// Restarts a manager with another build.
 pub fn becomes(world: &mut World, name: &str, level: u32) {
     world.node(name).stop();
-    world.node(name).speaks(level).start(&[]);
+    world.node(name).set_feature_level(level).start(&[]);
 }
 
-/// Who is said to be in the way: members are nodes, by their ids.
+/// The reported blockers: members are nodes, by their ids.
 fn in_the_way(world: &World, at: &str) -> Vec<String> {
     let status = status(world, at);
     let nodes = world.nodes_seen_by(at);
@@ -63,15 +63,15 @@ fn in_the_way(world: &World, at: &str) -> Vec<String> {
     if status["reason"] == "blockers" { names } else { vec![] }
 }
 
-const SENTENCE: &str = "the cluster is at feature level 3, and";
+const LEVEL_MESSAGE: &str = "the cluster is at feature level 3, and";
 
-/// What an operator finds of a manager that is refused: on its own socket, and at the others.
+/// What an operator sees of a refused manager: on its own socket, and at the others.
 fn is_refused(world: &mut World, name: &str, by: &str) {
-    eventually_so("it says why", || world.nodes_log(name).contains(SENTENCE));
-    eventually_so("its agent half is there", || {
+    eventually_so("it logs why", || world.nodes_log(name).contains(LEVEL_MESSAGE));
+    eventually_so("its agent has a session", || {
         world.seen(by, name).is_some_and(|node| {
-            let told = node.conditions.iter().any(|c| c.message.contains(SENTENCE));
-            node.state == Liveness::Ready && told
+            let reported = node.conditions.iter().any(|c| c.message.contains(LEVEL_MESSAGE));
+            node.state == Liveness::Ready && reported
         })
     });
     let own = eventually("its socket answers", || {
@@ -79,29 +79,29 @@ fn is_refused(world: &mut World, name: &str, by: &str) {
         (ran.code == 0).then(|| ran.json())
     });
     let trouble = own["self"]["trouble"].as_str().unwrap_or_default();
-    assert!(trouble.starts_with("feature_level_too_low: ") && trouble.contains(SENTENCE), "{own}");
-    assert!(world.node(name).still_tries(), "it is not ready, and it runs");
+    assert!(trouble.starts_with("feature_level_too_low: ") && trouble.contains(LEVEL_MESSAGE), "{own}");
+    assert!(world.node(name).is_starting(), "it runs but is not ready");
 }
 
 #[test]
 #[ignore = "full tier"]
-fn the_level_rises_with_the_last_manager_and_an_older_build_is_refused_from_then_on() {
+fn feature_level_rises_and_older_build_is_refused() {
     let mut world = at_level_two();
     for (name, others) in [("n1", vec!["n2", "n3"]), ("n2", vec!["n3"])] {
         becomes(&mut world, name, 3);
         world.node(name).ready();
-        eventually_so("those who speak less are named", || in_the_way(&world, "n1") == others);
+        eventually_so("the incompatible managers are named", || in_the_way(&world, "n1") == others);
         assert_eq!(level(&world, "n1"), 2);
     }
     becomes(&mut world, "n3", 3);
     world.node("n3").ready();
     eventually_so("the level is raised", || level(&world, "n3") == 3);
-    let gate = eventually("it is idle", || Some(status(&world, "n1")).filter(|s| s["phase"] == "idle"));
+    let gate = eventually("the reconciler is idle", || Some(status(&world, "n1")).filter(|s| s["phase"] == "idle"));
     assert_eq!((&gate["gate"]["reconciled"], &gate["gate"]["floor"]), (&"3.0.0".into(), &"3.0.0".into()));
     let list = world.muster(&["reconciler", "history", "feature-level"]).ended(0).json();
     let entry = |g: &Value| format!("{} {} {}", g["state"], g["reconciled"], g["floor"]).replace('"', "");
-    let told: Vec<String> = list["history"].as_array().into_iter().flatten().map(entry).collect();
-    assert_eq!(told, ["done 2.0.0 2.0.0", "working 2.0.0 3.0.0", "done 3.0.0 3.0.0"]);
+    let reported: Vec<String> = list["history"].as_array().into_iter().flatten().map(entry).collect();
+    assert_eq!(reported, ["done 2.0.0 2.0.0", "working 2.0.0 3.0.0", "done 3.0.0 3.0.0"]);
 
     becomes(&mut world, "n2", 2);
     is_refused(&mut world, "n2", "n1");
@@ -109,12 +109,12 @@ fn the_level_rises_with_the_last_manager_and_an_older_build_is_refused_from_then
     assert_eq!(said, 1, "once: {}", world.nodes_log("n2"));
     becomes(&mut world, "n2", 3);
     world.node("n2").ready();
-    eventually_so("nothing is said of it any more", || {
+    eventually_so("the refusal is no longer reported", || {
         world.seen("n1", "n2").is_some_and(|node| node.conditions.is_empty() && node.membership == Membership::Voter)
     });
 
     let (seed, token) = (world.node("n1").listen.to_string(), world.token(Role::Manager));
-    world.node("n4").speaks(2).start(&["--join", &seed, "--token", &token]);
+    world.node("n4").set_feature_level(2).start(&["--join", &seed, "--token", &token]);
     is_refused(&mut world, "n4", "n1");
     assert_eq!(world.seen("n1", "n4").map(|node| node.membership), Some(Membership::None));
     becomes(&mut world, "n4", 3);
@@ -124,56 +124,56 @@ fn the_level_rises_with_the_last_manager_and_an_older_build_is_refused_from_then
 
 #[test]
 #[ignore = "full tier"]
-fn a_manager_that_was_away_while_the_level_rose_stops_its_manager_half() {
+fn absent_manager_with_old_build_stops_manager_runtime() {
     let mut world = at_level_two();
     for name in ["n1", "n2"] {
         becomes(&mut world, name, 3);
         world.node(name).ready();
     }
-    eventually_so("the third is in the way", || in_the_way(&world, "n1") == ["n3"]);
+    eventually_so("the third manager blocks", || in_the_way(&world, "n1") == ["n3"]);
     world.node("n3").signal(Signal::STOP);
-    eventually_so("it is not waited for when its lease is over", || level(&world, "n1") == 3);
+    eventually_so("the level rises after its lease ended", || level(&world, "n1") == 3);
     world.node("n3").signal(Signal::CONT);
-    eventually_so("it says why", || world.nodes_log("n3").contains(SENTENCE));
-    eventually_so("its agent half goes on", || {
+    eventually_so("it logs why", || world.nodes_log("n3").contains(LEVEL_MESSAGE));
+    eventually_so("its agent keeps its session", || {
         world.seen("n1", "n3").is_some_and(|node| node.state == Liveness::Ready)
     });
     becomes(&mut world, "n3", 3);
     world.node("n3").ready();
-    eventually_so("three managers take part", || status(&world, "n1")["participants"]["serving"] == 3);
+    eventually_so("three managers participate", || status(&world, "n1")["participants"]["serving"] == 3);
 }
 
-/// The last manager of its level is started again, with the same build: the others wait for it as long as for one that was
-/// killed, and then it is there again.
+/// The last manager of its level is restarted with the same build: the others wait for it as for a killed one,
+/// and then it participates again.
 #[test]
 #[ignore = "full tier"]
-fn the_last_of_its_level_may_be_started_again_in_time() {
+fn last_manager_of_a_level_may_restart_in_time() {
     let mut world = at_level_two();
     for name in ["n1", "n2"] {
         becomes(&mut world, name, 3);
         world.node(name).ready();
     }
-    eventually_so("the third is in the way", || in_the_way(&world, "n1") == ["n3"]);
+    eventually_so("the third manager blocks", || in_the_way(&world, "n1") == ["n3"]);
     let stopped = Instant::now();
     becomes(&mut world, "n3", 2);
-    let in_time = eventually("it takes part again, or the level has risen", || {
-        // Its earlier start is counted as well, until its lease is over.
+    let in_time = eventually("it participates again, or the level has risen", || {
+        // Its earlier start counts as well, until its lease ends.
         let counted = in_the_way(&world, "n1").len();
         (counted == 2 || level(&world, "n1") == 3).then(|| stopped.elapsed())
     });
-    let took_long = in_time > Duration::from_secs(10);
-    assert!(level(&world, "n1") == 2 || took_long, "the level rose {in_time:?} after it was told to stop");
-    if !took_long {
-        eventually_so("only its second start is left", || in_the_way(&world, "n1") == ["n3"]);
+    let took_too_long = in_time > Duration::from_secs(10);
+    assert!(level(&world, "n1") == 2 || took_too_long, "the level rose {in_time:?} after its stop");
+    if !took_too_long {
+        eventually_so("only its second start blocks", || in_the_way(&world, "n1") == ["n3"]);
         assert_eq!(level(&world, "n1"), 2);
     }
 }
 
 #[test]
 #[ignore = "full tier"]
-fn what_is_the_managers_own_is_nobody_elses() {
+fn builtin_reconciler_scope_is_reserved() {
     let world = World::with(1, 1);
-    eventually_so("it takes part", || status(&world, "n1")["participants"]["serving"] == 1);
+    eventually_so("it participates", || status(&world, "n1")["participants"]["serving"] == 1);
     let file = world.folder().join("mine.toml");
     let text = "name = \"mine\"\nrelease = \"1.0.0\"\nscope = \"muster\"\nfloor = \"1.0.0\"\nobjects = []\n";
     std::fs::write(&file, text).expect("the world's folder is writable");

@@ -1,4 +1,4 @@
-//! Looking into processes while they work, hang and fail.
+//! Inspection of processes while they work, hang and fail.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -13,9 +13,9 @@ use serde_json::Value;
 
 use crate::harness::{World, Writer, eventually, eventually_so};
 
-/// What a node's metrics say now.
+/// A node's current metrics.
 pub fn scraped(world: &mut World, name: &str) -> String {
-    let addr = world.node(name).metrics.clone().expect("it is ready, and has said where its metrics are");
+    let addr = world.node(name).metrics.clone().expect("a ready node has a metrics address");
     let mut stream = TcpStream::connect(addr).expect("the metrics are served");
     stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: muster\r\nConnection: close\r\n\r\n").expect("it listens");
     let mut answer = String::new();
@@ -31,7 +31,7 @@ fn inspected(world: &World, path: &str, node: &str) -> Value {
 
 #[test]
 #[ignore = "full tier"]
-fn a_worker_is_looked_into_through_its_session_also_while_its_agent_hangs() {
+fn worker_is_inspected_through_session_while_agent_hangs() {
     let mut world = World::with(1, 1);
     let root = world.muster(&["actors", "--node", "n2"]).ended(0).json();
     assert_eq!((root["path"].as_str(), root["kind"].as_str()), (Some("node"), Some("Supervisor")), "{root}");
@@ -54,11 +54,11 @@ fn a_worker_is_looked_into_through_its_session_also_while_its_agent_hangs() {
     assert_eq!(agent["last_exits"][0]["text"], "panicked: crashed on request");
     assert!(agent["last_exits"][0]["at"].as_str() <= agent["since"].as_str(), "{agent}");
 
-    // Its session lasts a while longer, and what is asked on it does not wait for the agent.
+    // Its session outlives it for a while, and requests on the session do not wait for the agent.
     world.muster(&["actors", "crash", "node/agent", "--node", "n2", "--how", "hang"]).ended(0);
     let hangs =
         |agent: &Value| agent["handling"]["message"] == "crash" && agent["handling"]["for_ms"].as_u64() > Some(500);
-    eventually_so("it shows what it is at", || hangs(&inspected(&world, "node/agent", "n2")));
+    eventually_so("it shows the message in progress", || hangs(&inspected(&world, "node/agent", "n2")));
     let all = world.muster(&["actors", "--all"]).ended(0).json();
     let names: Vec<&str> =
         all["items"].as_array().into_iter().flatten().filter_map(|item| item["name"].as_str()).collect();
@@ -79,7 +79,7 @@ fn a_worker_is_looked_into_through_its_session_also_while_its_agent_hangs() {
 
 #[test]
 #[ignore = "full tier"]
-fn no_series_are_left_of_paths_that_are_gone_and_sessions_are_one_path_together() {
+fn metric_series_end_with_actors_and_sessions_share_one() {
     let mut world = World::with(2, 1);
     let leader = world.leader_seen_by("n1");
     let follower = world.other_than(&[&leader, "n3"]);
@@ -92,11 +92,9 @@ fn no_series_are_left_of_paths_that_are_gone_and_sessions_are_one_path_together(
         let all = r#"muster_actor_alive{path="node/manager/sessions/session-*"} "#;
         metrics.lines().find_map(|line| line.strip_prefix(all)?.parse::<u64>().ok()).unwrap_or(0)
     };
-    eventually_so("each node has its session, and no series of its own", || {
-        sessions(&mut world, &leader) + sessions(&mut world, &follower) == 3
-    });
+    eventually_so("sessions share one series", || sessions(&mut world, &leader) + sessions(&mut world, &follower) == 3);
     world.make_lead(&follower);
-    eventually_so("the leader's actors have no series here any more", || {
+    eventually_so("the leader's actors have no series here", || {
         !scraped(&mut world, &leader).contains("node/manager/leader/")
     });
     assert!(scraped(&mut world, &follower).contains(r#"{path="node/manager/leader/role-manager"}"#));
@@ -140,11 +138,11 @@ fn every_exported_series_is_in_the_list_of_metrics() {
 }
 
 /// How long the disk of the next story hangs at least.
-const HANGS: u64 = 5_000;
+const MIN_HANG_MS: u64 = 5_000;
 
 #[test]
 #[ignore = "full tier"]
-fn a_leader_whose_disk_hangs_answers_all_the_while_and_shows_the_write_in_progress() {
+fn leader_with_hung_disk_answers_and_shows_the_write() {
     let mut world = World::new();
     let hang = world.folder().join("hang");
     world.node("n1").disk_hangs_while(&hang).start(&["--init"]).ready();
@@ -156,10 +154,10 @@ fn a_leader_whose_disk_hangs_answers_all_the_while_and_shows_the_write_in_progre
     eventually_so("there is something to write", || writer.acknowledged() > 20);
 
     std::fs::write(&hang, "").expect("the world's folder is writable");
-    let (mut slowest, mut looks) = (Duration::ZERO, 0);
-    // Every one of these answers comes while the disk hangs: nothing but this test ends that.
+    let (mut slowest, mut snapshots) = (Duration::ZERO, 0);
+    // All these answers arrive while the disk hangs: only this test ends that.
     let last = eventually("the write has been in progress for that long", || {
-        looks += 1;
+        snapshots += 1;
         let asked = Instant::now();
         let tree = world.ask("n1", Request::Actors { node: ActorsOf::Here, ask: ActorsAsk::Tree }).expect("it answers");
         slowest = slowest.max(asked.elapsed());
@@ -167,21 +165,21 @@ fn a_leader_whose_disk_hangs_answers_all_the_while_and_shows_the_write_in_progre
         let disk =
             world.muster_at("n2", &["actors", "inspect", "node/manager/raft-member/disk", "--node", "n1"]).ended(0);
         let disk = disk.json();
-        (disk["handling"]["for_ms"].as_u64() >= Some(HANGS)).then_some(disk)
+        (disk["handling"]["for_ms"].as_u64() >= Some(MIN_HANG_MS)).then_some(disk)
     });
-    println!("disk hangs: {looks} looks, slowest {slowest:?}, {}", last["handling"]);
+    println!("disk hangs: {snapshots} requests, slowest {slowest:?}, {}", last["handling"]);
     assert_eq!((last["kind"].as_str(), last["handling"]["message"].as_str()), (Some("Disk"), Some("write")));
     let metrics = scraped(&mut world, "n1");
     let disk = r#"muster_actor_handling_seconds{path="node/manager/raft-member/disk"} "#;
     let hanging = metrics.lines().find_map(|line| line.strip_prefix(disk)?.parse::<f64>().ok());
-    assert!(hanging.map(|seconds| seconds * 1_000.0) >= Some(HANGS as f64), "{hanging:?}");
-    // Somebody else leads, so the others' writes go on meanwhile.
+    assert!(hanging.map(|seconds| seconds * 1_000.0) >= Some(MIN_HANG_MS as f64), "{hanging:?}");
+    // Another node leads, so the other nodes' writes continue.
     let written = writer.acknowledged();
-    eventually_so("writes go on without it", || writer.acknowledged() > written + 20);
+    eventually_so("writes continue without it", || writer.acknowledged() > written + 20);
 
     std::fs::remove_file(&hang).expect("it was there");
     let disk = |world: &World| world.muster(&["actors", "inspect", "node/manager/raft-member/disk"]).ended(0).json();
-    eventually_so("the write ends, and was a long one", || {
+    eventually_so("the write ends, and took long", || {
         let disk = disk(&world);
         let buckets = &disk["handler_times"]["buckets"];
         disk["handled"].as_u64() > last["handled"].as_u64()

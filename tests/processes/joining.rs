@@ -1,4 +1,4 @@
-//! Starting and joining when something is in the way: whoever looks reads what it is, where it can be mended.
+//! Obstacles at start and join: each is reported where an operator can fix it.
 
 use std::net::TcpListener;
 use std::process::Command;
@@ -6,12 +6,12 @@ use std::process::Command;
 use muster_messages::wire::Request;
 use muster_messages::{Membership, NodeView, Role};
 
-use crate::harness::{MUSTERD, Ran, WallClocks, World, eventually, eventually_so};
+use crate::harness::{EndedMuster, MUSTERD, WallClocks, World, eventually, eventually_so};
 
 /// In seconds.
 const FOUR_YEARS: i64 = (4 * 365 + 1) * 86_400;
 
-/// What a node says of itself in its own `status`.
+/// A node's trouble in its own `status`.
 fn trouble(world: &World, name: &str) -> String {
     let status = world.ask(name, Request::Status { fresh: false }).unwrap_or_default();
     status["self"]["trouble"].as_str().unwrap_or_default().to_owned()
@@ -21,10 +21,10 @@ fn message(node: &NodeView) -> String {
     node.conditions.first().map(|condition| condition.message.clone()).unwrap_or_default()
 }
 
-/// E41. It joins without being started again once its clock is right.
+/// E41. It joins without a restart once its clock is right.
 #[test]
 #[ignore = "full tier"]
-fn a_joiner_whose_clock_is_years_away_is_told_so_with_both_clocks_and_joins_once_it_is_right() {
+fn joiner_with_wrong_clock_sees_both_clocks_then_joins() {
     let mut world = World::with(1, 0);
     let clocks = WallClocks::new(world.folder());
     let (seed, token) = (world.node("n1").listen.to_string(), world.token(Role::Worker));
@@ -35,7 +35,7 @@ fn a_joiner_whose_clock_is_years_away_is_told_so_with_both_clocks_and_joins_once
         let node = world.node(name);
         node.environment = clock.environment().into();
         node.start(&["--join", &seed, "--token", &token]);
-        eventually_so("it says that a clock is wrong", || world.node(name).log().contains("date -u"));
+        eventually_so("it logs the wrong clock", || world.node(name).log().contains("date -u"));
         let log = world.node(name).log();
         let lines: Vec<&str> = log.lines().filter(|line| line.contains("date -u")).collect();
         let [line] = lines[..] else { panic!("one line: {log}") };
@@ -45,19 +45,19 @@ fn a_joiner_whose_clock_is_years_away_is_told_so_with_both_clocks_and_joins_once
         {
             assert!(line.contains(word), "{word}: {line}");
         }
-        assert!(world.node(name).still_tries());
+        assert!(world.node(name).is_starting());
         clock.set(0);
         world.node(name).ready();
     }
 }
 
-/// E41. Its operator is at this machine, and reads nothing of what the leader shows.
+/// E41. The operator of this machine does not see what the leader shows.
 #[test]
 #[ignore = "full tier"]
-fn a_promoted_node_that_nobody_can_dial_reads_so_in_its_own_log_and_status() {
+fn undialable_promoted_node_reports_it_in_log_and_status() {
     let mut world = World::with(1, 0);
     let (seed, token) = (world.node("n1").listen.to_string(), world.token(Role::Worker));
-    // Nobody listens there.
+    // A port without a listener.
     let nowhere = world.node("nobody").listen.to_string();
     let node = world.node("n2");
     let listen = node.listen.to_string();
@@ -68,27 +68,27 @@ fn a_promoted_node_that_nobody_can_dial_reads_so_in_its_own_log_and_status() {
     node.spawn(command).ready();
 
     world.muster(&["node", "promote", "n2"]).ended(0);
-    eventually_so("it reads why", || {
+    eventually_so("its own log and status show why", || {
         let trouble = trouble(&world, "n2");
         ["dial_back_failed: ", &nowhere, "--advertise"].iter().all(|word| trouble.contains(word))
     });
     let log = world.node("n2").log();
     let warned = |line: &str| line.contains(" WARN ") && line.contains("dial_back_failed") && line.contains(&nowhere);
     assert!(log.lines().any(warned), "{log}");
-    let seen = world.seen("n1", "n2").expect("it is a node");
-    assert!(message(&seen).contains(&nowhere), "and the leader says the same: {}", message(&seen));
+    let seen = world.seen("n1", "n2").expect("n2 is a node");
+    assert!(message(&seen).contains(&nowhere), "the leader reports the same: {}", message(&seen));
 
-    // Found where it listens, it is a manager, and nothing is wrong any more.
+    // At a reachable address it becomes a manager, and the trouble ends.
     world.node("n2").stop();
     world.node("n2").start(&[]).ready();
     world.all_settled();
     assert_eq!(trouble(&world, "n2"), "");
 }
 
-/// E1, S130. Somebody put a file where its Raft directory belongs.
+/// E1, S130. A file occupies the path of its Raft directory.
 #[test]
 #[ignore = "full tier"]
-fn a_promoted_node_whose_manager_half_cannot_start_says_why_where_it_was_promoted() {
+fn failed_manager_runtime_is_reported_to_the_operator() {
     let mut world = World::new();
     world.settings += "[supervision]\nbackoff_cap = \"2s\"\n";
     world.node("n1").start(&["--init"]).ready();
@@ -98,13 +98,16 @@ fn a_promoted_node_whose_manager_half_cannot_start_says_why_where_it_was_promote
     let path = raft.display().to_string();
 
     world.muster(&["node", "promote", "n2"]).ended(0);
-    let says_so = |text: &str| text.contains("the manager half of n2 does not run") && text.contains(&path);
-    eventually_so("the leader shows why", || world.seen("n1", "n2").is_some_and(|node| says_so(&message(&node))));
+    let names_the_cause =
+        |text: &str| text.contains("the manager runtime of n2 is not running") && text.contains(&path);
+    eventually_so("the leader shows why", || {
+        world.seen("n1", "n2").is_some_and(|node| names_the_cause(&message(&node)))
+    });
     let socket = world.socket("n1");
     let asked = ["--socket", socket.to_str().expect("text"), "node", "promote", "n2", "--wait=3s"];
-    let told = Ran::new(world.folder(), &asked).ended(3).stderr;
-    assert!(told.lines().any(|line| line.starts_with("n2: waiting_for_join: ") && says_so(line)), "{told}");
-    eventually_so("so does its own status", || {
+    let output = EndedMuster::new(world.folder(), &asked).ended(3).stderr;
+    assert!(output.lines().any(|line| line.starts_with("n2: waiting_for_join: ") && names_the_cause(line)), "{output}");
+    eventually_so("its own status shows why", || {
         let trouble = trouble(&world, "n2");
         trouble.starts_with("manager_half_failing: ") && trouble.contains(&path)
     });
@@ -117,13 +120,13 @@ fn a_promoted_node_whose_manager_half_cannot_start_says_why_where_it_was_promote
     std::fs::remove_file(&raft).expect("it was there");
     eventually("it votes", || world.seen("n1", "n2").filter(|node| node.membership == Membership::Voter));
     world.all_settled();
-    eventually_so("nothing is wrong any more", || trouble(&world, "n2").is_empty());
+    eventually_so("its trouble has ended", || trouble(&world, "n2").is_empty());
 }
 
 /// S168, S169.
 #[test]
 #[ignore = "full tier"]
-fn a_directory_of_one_cluster_started_with_a_token_of_another_ends_with_a_sentence() {
+fn token_of_another_cluster_is_refused_with_explanation() {
     let mut world = World::with(1, 1);
     let mut other = World::with(1, 0);
     let there = (other.node("n1").listen.to_string(), other.token(Role::Worker));
@@ -139,23 +142,23 @@ fn a_directory_of_one_cluster_started_with_a_token_of_another_ends_with_a_senten
         assert!(last.contains(word), "{word}: {last}");
     }
     assert_eq!(other.nodes_seen_by("n1").len(), 1);
-    // A token of its own cluster stands in its unit file for ever, long after it was rotated.
+    // A token of its own cluster may stay in its unit file, even long after its rotation.
     world.muster(&["token", "rotate", "worker"]).ended(0);
     world.node("n2").start(&["--join", &here.0, "--token", &here.1]).ready();
     assert!(world.node("n2").log().contains("it resumes"), "{}", world.node("n2").log());
     let now: Vec<_> = world.nodes_seen_by("n1").into_iter().map(|node| node.id).collect();
-    assert!(now.len() == 2 && now.contains(&before), "the same node: {now:?}");
+    assert!(now.len() == 2 && now.contains(&before), "the same nodes: {now:?}");
 }
 
 /// S154.
 #[test]
 #[ignore = "full tier"]
-fn a_port_or_socket_that_is_taken_is_named_and_ends_the_daemon_with_status_1() {
+fn taken_port_or_socket_is_named_and_exits_with_status_1() {
     let mut world = World::with(1, 0);
     let taken = TcpListener::bind("127.0.0.1:0").expect("a port is free");
     let port = taken.local_addr().expect("it listens");
     let (socket, file) = (world.socket("n1"), world.folder().join("a file"));
-    std::fs::write(&file, "somebody's").expect("the world's folder is writable");
+    std::fs::write(&file, "another's").expect("the world's folder is writable");
     let ways: [(&str, Vec<String>, String); 4] = [
         ("n2", vec![], port.to_string()),
         ("n3", vec!["--metrics".into(), port.to_string()], port.to_string()),
@@ -173,19 +176,19 @@ fn a_port_or_socket_that_is_taken_is_named_and_ends_the_daemon_with_status_1() {
         let last = node.log().lines().last().unwrap_or_default().to_owned();
         assert!(last.starts_with("musterd: ") && last.contains(&named), "{name}: {last}");
     }
-    assert_eq!(std::fs::read_to_string(&file).expect("it is there"), "somebody's");
+    assert_eq!(std::fs::read_to_string(&file).expect("it is there"), "another's");
     world.muster(&["status"]).ended(0);
 }
 
-/// S20, S23. Whoever asks whomever sees five managers, never two that lead.
+/// S20, S23. Every client at every manager sees five managers, never two leaders.
 #[test]
 #[ignore = "full tier"]
-fn five_managers_are_listed_by_each_with_one_leader_also_while_it_is_killed() {
+fn five_managers_agree_on_one_leader_even_while_killed() {
     let mut world = World::with(5, 0);
     let names = ["n1", "n2", "n3", "n4", "n5"];
     let leaders = |nodes: &[NodeView]| nodes.iter().filter(|n| n.manager.as_ref().is_some_and(|m| m.leader)).count();
     for name in names {
-        let nodes = eventually("all of them are reachable", || {
+        let nodes = eventually("all managers are reachable", || {
             let nodes = world.nodes_seen_by(name);
             let reachable = |node: &NodeView| node.manager.as_ref().is_some_and(|m| m.reachable);
             (nodes.len() == 5 && nodes.iter().all(reachable)).then_some(nodes)
@@ -196,7 +199,7 @@ fn five_managers_are_listed_by_each_with_one_leader_also_while_it_is_killed() {
         let old = world.leader_seen_by(&world.other_than(&[]));
         world.node(&old).kill();
         let mut without = 0;
-        eventually_so("everybody left names the same new leader", || {
+        eventually_so("all remaining managers name the same new leader", || {
             let mut named = Vec::new();
             for name in names.iter().filter(|name| **name != old) {
                 let Ok(list) = world.ask(name, Request::NodeList { fresh: false }) else { continue };

@@ -1,10 +1,10 @@
-//! Leaders that die, freeze, or come back with an old copy.
+//! Leaders that die, freeze, or return with a stale state.
 
 use muster_messages::wire::Request;
 use muster_messages::{Liveness, NodeView, Role};
 use rustix::process::Signal;
 
-use crate::harness::{Ran, World, Writer, assert_kept, eventually, eventually_so};
+use crate::harness::{EndedMuster, World, Writer, assert_kept, eventually, eventually_so};
 
 /// A running cluster and a writer that writes the labels of its own node n1.
 fn writing(world: &World, managers: &[&str]) -> Writer {
@@ -12,19 +12,19 @@ fn writing(world: &World, managers: &[&str]) -> Writer {
     Writer::start(managers.iter().map(|name| world.socket(name)).collect(), node)
 }
 
-fn writes_go_on(writer: &Writer) {
+fn writes_continue(writer: &Writer) {
     let seen = writer.acknowledged();
-    eventually_so("writes go on", || writer.acknowledged() > seen + 20);
+    eventually_so("writes continue", || writer.acknowledged() > seen + 20);
 }
 
 #[test]
-fn a_killed_leader_costs_no_acknowledged_write_and_comes_back_as_a_follower() {
+fn killed_leader_loses_no_write_and_returns_as_follower() {
     let mut world = World::with(3, 0);
     let leader = world.leader_seen_by("n1");
     let writer = writing(&world, &["n1", "n2", "n3"]);
-    writes_go_on(&writer);
+    writes_continue(&writer);
     world.node(&leader).kill();
-    writes_go_on(&writer);
+    writes_continue(&writer);
     let by = world.other_than(&[&leader]);
     assert_ne!(world.leader_seen_by(&by), leader);
     world.node(&leader).start(&[]).ready();
@@ -32,22 +32,23 @@ fn a_killed_leader_costs_no_acknowledged_write_and_comes_back_as_a_follower() {
         node.state == Liveness::Ready && node.manager.as_ref().is_some_and(|m| m.reachable && !m.leader)
     };
     eventually_so("the old leader follows", || world.seen(&by, &leader).is_some_and(|node| follows(&node)));
-    writes_go_on(&writer);
+    writes_continue(&writer);
     let acknowledged = writer.stop();
     for name in ["n1", "n2", "n3"] {
         assert_kept(&acknowledged, &world.seen(name, "n1").expect("n1 is a node"));
     }
 }
 
-/// The dead leader's clock is gone with it. Long enough for every lease to run out by that clock, were it kept.
+/// The dead leader's lease clock is gone. Long enough for every lease to expire by that clock.
 #[test]
 #[ignore = "full tier"]
-fn a_thousand_leases_outlive_the_leader_that_kept_their_clock() {
+fn thousand_leases_survive_leader_loss() {
     let world = World::new();
-    // Holders give up after 20 s without a renewal; the run is longer than a lease, so that a clock that nobody kept would show.
+    // Holders give up after 20 s without a renewal; the run is longer than a lease, so that a missing lease clock would show.
     let leases = ["--leases", "1000", "--sessions", "10", "--lease-duration", "30s"];
     let args = ["--for", "40s", "--kill-leader", "5s", "-o", "json"];
-    let held = Ran::new(world.folder(), &[&["bench", "leases"], &leases[..], &args[..]].concat()).ended(0).json();
+    let held =
+        EndedMuster::new(world.folder(), &[&["bench", "leases"], &leases[..], &args[..]].concat()).ended(0).json();
     assert_eq!((&held["leases"], &held["lost"]), (&1000.into(), &0.into()), "{held}");
     assert!(held["killed_leader"]["node"].is_string(), "{held}");
     assert!(held["renewals"].as_u64().is_some_and(|renewals| renewals > 4000), "holders renew: {held}");
@@ -55,10 +56,10 @@ fn a_thousand_leases_outlive_the_leader_that_kept_their_clock() {
 
 #[test]
 #[ignore = "full tier"]
-fn all_managers_killed_at_once_come_back_with_every_acknowledged_write() {
+fn all_managers_killed_at_once_keep_acknowledged_writes() {
     let mut world = World::with(3, 0);
     let writer = writing(&world, &["n1", "n2", "n3"]);
-    writes_go_on(&writer);
+    writes_continue(&writer);
     for name in ["n1", "n2", "n3"] {
         world.node(name).signal(Signal::KILL);
     }
@@ -69,7 +70,7 @@ fn all_managers_killed_at_once_come_back_with_every_acknowledged_write() {
     for name in ["n1", "n2", "n3"] {
         world.node(name).ready();
     }
-    writes_go_on(&writer);
+    writes_continue(&writer);
     let acknowledged = writer.stop();
     assert_kept(&acknowledged, &world.seen("n2", "n1").expect("n1 is a node"));
 }
@@ -81,7 +82,7 @@ fn a_frozen_leader_is_replaced_and_follows_when_it_thaws() {
     let leader = world.leader_seen_by("n1");
     let by = world.other_than(&[&leader]);
     world.node(&leader).signal(Signal::STOP);
-    eventually_so("another leads", || {
+    eventually_so("another node leads", || {
         let seen = world.ask(&by, Request::RaftStatus { fresh: true }).ok();
         let leads = seen.and_then(|status| status["leader"].as_str().map(str::to_owned));
         let old = world.seen(&by, &leader).expect("it is still a node").id;
@@ -95,9 +96,9 @@ fn a_frozen_leader_is_replaced_and_follows_when_it_thaws() {
     });
 }
 
-/// Members {A, B, C}, C is off. D is promoted, A demoted, B killed: D alone is left of {B, C, D}. C returns with a copy
-/// that knows neither D nor A's demotion: the two must find each other by themselves, whoever has the smaller id.
-fn an_old_copy_returns(c_is_smaller: bool) {
+/// Members {A, B, C}, C is off. D is promoted, A demoted, B killed: of {B, C, D} only D remains. C returns with a state
+/// without D and without A's demotion: the two must find each other, whichever has the smaller id.
+fn stale_manager_returns(c_is_smaller: bool) {
     let mut world = World::with(3, 3);
     let a = world.leader_seen_by("n1");
     let seen = world.nodes_seen_by("n1");
@@ -105,7 +106,7 @@ fn an_old_copy_returns(c_is_smaller: bool) {
     let managers = ["n1", "n2", "n3"].into_iter().filter(|name| *name != a);
     let pairs = managers.flat_map(|c| ["n4", "n5", "n6"].map(|d| (c, d)));
     let Some((c, d)) = pairs.into_iter().find(|(c, d)| (id(c) < id(d)) == c_is_smaller) else {
-        return an_old_copy_returns(c_is_smaller); // random ids fell the other way for every pair
+        return stale_manager_returns(c_is_smaller); // no pair has the wanted order of random ids
     };
     let b = world.other_than(&[&a, c, "n4", "n5", "n6"]);
     world.node(c).kill();
@@ -125,24 +126,24 @@ fn an_old_copy_returns(c_is_smaller: bool) {
 
 #[test]
 #[ignore = "full tier"]
-fn an_old_copy_with_the_smaller_id_finds_its_quorum() {
-    an_old_copy_returns(true);
+fn stale_manager_with_smaller_id_restores_quorum() {
+    stale_manager_returns(true);
 }
 
 #[test]
 #[ignore = "full tier"]
-fn an_old_copy_with_the_greater_id_finds_its_quorum() {
-    an_old_copy_returns(false);
+fn stale_manager_with_greater_id_restores_quorum() {
+    stale_manager_returns(false);
 }
 
 #[test]
 #[ignore = "full tier"]
-fn without_quorum_reads_are_labelled_and_writes_name_who_is_missing() {
+fn without_quorum_reads_are_stale_and_writes_name_missing() {
     let mut world = World::with(3, 0);
     world.node("n2").kill();
     world.node("n3").kill();
-    // An answer may be stale before the others have been silent for long enough to be called missing.
-    let status = eventually("n1 knows that it lost quorum, and to whom", || {
+    // An answer may be stale before the others have been silent long enough to count as missing.
+    let status = eventually("n1 knows its missing peers", || {
         let status = world.muster(&["status"]).ended(0).json();
         let missing = status["quorum"]["missing"].as_array().expect("a list").len();
         (status["stale"] == true && missing == 2).then_some(status)

@@ -1,5 +1,5 @@
-//! What feature level 3 changes, in a cluster that a build of level 2 founded, filled and snapshotted: certificates on record,
-//! reported labels, outcomes by caller, a history of events of their own for leases.
+//! Changes of feature level 3, in a cluster founded, filled and snapshotted by a build of level 2: certificates on record,
+//! reported labels, outcomes by caller, a separate history for lease events.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::harness::{World, eventually, eventually_so};
 /// Several snapshots within the run, and a log behind the last one.
 const SNAPSHOTS: &str = "snapshot_entries = 60\nkeep_entries = 20\n";
 
-/// One request under an id that the caller chose, over a node's socket. It is repeated while nobody knows what became of it.
+/// One request with a chosen id, over a node's socket. It is repeated while its outcome is unknown.
 #[track_caller]
 fn call(world: &World, at: &str, request: Request, id: RequestId) -> Result<Value, ErrorCode> {
     let socket = world.socket(at);
@@ -51,7 +51,7 @@ fn labels(world: &World, name: &str) -> BTreeMap<String, String> {
     world.seen("n1", name).expect("it is a node").labels
 }
 
-/// Starts a node again with this label and no other.
+/// Restarts a node with this label and no other.
 fn reports(world: &mut World, name: &str, label: &str) {
     world.node(name).stop();
     world.node(name).start(&["--label", label]).ready();
@@ -59,7 +59,7 @@ fn reports(world: &mut World, name: &str, label: &str) {
     eventually_so("its label is reported", || labels(world, name).get(key).is_some_and(|v| v == value));
 }
 
-/// Kinds of events, with what they are about.
+/// Kinds of events with their texts.
 fn events(world: &World) -> Vec<(String, String)> {
     let list = world.muster(&["events"]).ended(0).json();
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
@@ -67,18 +67,18 @@ fn events(world: &World) -> Vec<(String, String)> {
     list["items"].as_array().expect("items").iter().map(what).collect()
 }
 
-fn told_of(world: &World, kind: &str, what: &str) -> bool {
+fn has_event_about(world: &World, kind: &str, what: &str) -> bool {
     events(world).iter().any(|(of, text)| of == kind && text.contains(what))
 }
 
 fn serial(world: &World, name: &str) -> String {
     let node = world.seen("n1", name).expect("it is a node");
-    node.certificate.serial.expect("it has a certificate")
+    node.certificate.serial.expect("the node has a certificate")
 }
 
 #[test]
 #[ignore = "full tier"]
-fn what_level_two_wrote_is_taken_over_and_works_at_level_three() {
+fn state_of_level_two_works_at_level_three() {
     let mut world = at_level_two_with(SNAPSHOTS);
     let managers = ["n1", "n2", "n3"];
     let (seed, worker) = (world.node("n1").listen.to_string(), world.token(Role::Worker));
@@ -111,10 +111,10 @@ fn what_level_two_wrote_is_taken_over_and_works_at_level_three() {
         world.node(name).ready();
     }
     eventually_so("the level is raised", || level(&world, "n1") == 3);
-    eventually_so("all are there", || world.nodes_seen_by("n1").iter().all(|node| node.state == Liveness::Ready));
+    eventually_so("all nodes are ready", || world.nodes_seen_by("n1").iter().all(|node| node.state == Liveness::Ready));
 
-    // Outcomes: a retry of level 2 is one still; from now on an id is its caller's, and stands for one request.
-    assert_eq!(call(&world, "n1", token(Role::Worker), retried), Ok(made.clone()), "it is not made twice");
+    // Outcomes: a retry from level 2 is still one; from now on an id belongs to its caller and stands for one request.
+    assert_eq!(call(&world, "n1", token(Role::Worker), retried), Ok(made.clone()), "it is not created twice");
     let tokens = world.muster(&["token", "ls"]).ended(0).json();
     let count = tokens["items"].as_array().expect("items").iter().filter(|token| token["id"] == made["id"]).count();
     assert_eq!(count, 1, "{tokens}");
@@ -124,35 +124,39 @@ fn what_level_two_wrote_is_taken_over_and_works_at_level_three() {
     let reused = call(&world, "n1", token(Role::Manager), shared);
     assert!(reused.is_err(), "one id for two requests: {reused:?}");
 
-    // Events of before and of after.
+    // Events from before and after.
     for name in ["early", "late"] {
-        assert!(told_of(&world, "lease", name) || told_of(&world, "lease", "n4"), "{name}: {:?}", events(&world));
+        assert!(
+            has_event_about(&world, "lease", name) || has_event_about(&world, "lease", "n4"),
+            "{name}: {:?}",
+            events(&world)
+        );
     }
     assert!(events(&world).iter().any(|(kind, _)| kind == "role"), "the role events of level 2 are kept");
 
-    // Labels: what a node reports replaces what it reported before, and the operator's stay.
+    // Labels: a node's report replaces its earlier reports, and the operator's labels stay.
     reports(&mut world, "n4", "third=3");
     reports(&mut world, "n4", "fourth=4");
     let kept = labels(&world, "n4");
     assert!(!kept.contains_key("third") && kept.get("rack").is_some_and(|rack| rack == "r1"), "{kept:?}");
 
-    // Certificates: the ones of level 2 let nodes in until they have others, which are on record.
+    // Certificates: those of level 2 are accepted until nodes have recorded ones.
     for name in ["n1", "n2", "n3", "n4"] {
         let before = serial(&world, name);
         world.muster(&["cert", "rotate", name, "--revoke"]).ended(0);
         eventually_so("it has another certificate", || serial(&world, name) != before);
     }
-    eventually_so("no node was shut out", || {
+    eventually_so("no node was locked out", || {
         let nodes = world.nodes_seen_by("n1");
         nodes.iter().all(|node| node.state == Liveness::Ready && node.conditions.is_empty())
     });
 
-    // Names are the operator's; roles change; a new manager takes all of it over, as do those that are killed and come back.
+    // Names belong to the operator; roles change; a new manager takes over all of it, as do restarted ones.
     world.muster(&["node", "rename", "n4", "db-1"]).ended(0);
     world.muster(&["node", "promote", "db-1", "--wait=300s"]).ended(0);
     world.muster(&["node", "demote", "db-1", "--wait=300s"]).ended(0);
     let new = world.join_more(1, Role::Manager).remove(0);
-    eventually_so("it votes", || world.seen("n1", &new).is_some_and(|node| node.membership == Membership::Voter));
+    eventually_so("it is a voter", || world.seen("n1", &new).is_some_and(|node| node.membership == Membership::Voter));
     for name in ["n1", "n2", "n3", "n4", new.as_str()] {
         world.node(name).kill();
     }
@@ -162,7 +166,7 @@ fn what_level_two_wrote_is_taken_over_and_works_at_level_three() {
     for name in ["n1", "n2", "n3", "n4", new.as_str()] {
         world.node(name).ready();
     }
-    let node = eventually("it is there under its name", || {
+    let node = eventually("it is listed under its name", || {
         world.seen("n1", "db-1").filter(|node| node.state == Liveness::Ready)
     });
     assert_eq!(node.labels.get("rack").map(String::as_str), Some("r1"), "{:?}", node.labels);

@@ -1,4 +1,4 @@
-//! What is lost and must not come back: Raft data, answers, a place in a queue. And what must never get out: secrets.
+//! Losses: Raft data, answers, places in a queue. And secrets, which must not leak.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -10,13 +10,13 @@ use muster_messages::wire::Request;
 use muster_messages::{RaftId, Revision, Role};
 use serde_json::Value;
 
-use crate::harness::{Front, World, eventually, eventually_so};
+use crate::harness::{ForegroundMuster, World, eventually, eventually_so};
 
-fn seat_of(world: &World, name: &str) -> Option<RaftId> {
+fn member_of(world: &World, name: &str) -> Option<RaftId> {
     world.seen("n1", name)?.manager.map(|m| m.raft_id)
 }
 
-/// Turns bytes over where acknowledged entries are.
+/// Flips bytes within acknowledged entries.
 fn damage(raft: &Path) {
     let files = std::fs::read_dir(raft.join("log")).expect("a log").map(|entry| entry.expect("readable").path());
     let log = files.filter(|path| path.extension().is_some_and(|e| e == "raftlog")).min().expect("a file of the log");
@@ -25,13 +25,13 @@ fn damage(raft: &Path) {
     std::fs::write(&log, bytes).expect("writable");
 }
 
-/// A voter that forgot its votes must not vote again: not even for the moment until it has a new seat.
+/// A voter that lost its votes must not vote again, not even until it has a new member id.
 #[test]
 #[ignore = "full tier"]
-fn lost_raft_data_means_another_seat_and_never_the_old_one() {
+fn lost_raft_data_leads_to_a_new_member_id() {
     let mut world = World::with(3, 0);
     for name in ["n2", "n3"] {
-        let old = seat_of(&world, name).expect("it is a member");
+        let old = member_of(&world, name).expect("it is a member");
         let node = world.node(name);
         node.kill();
         let raft = node.folder.join("raft");
@@ -44,8 +44,8 @@ fn lost_raft_data_means_another_seat_and_never_the_old_one() {
         let log = world.node(name).log().split_off(before);
         let word = if name == "n2" { "raft_data_missing" } else { "raft_data_damaged" };
         assert!(log.contains(word), "{log}");
-        assert!(!log.contains(&format!("Seated {{ raft_id: {old:?} }}")), "it took its old seat up again:\n{log}");
-        eventually_so("it votes from a newer seat", || seat_of(&world, name).is_some_and(|now| now > old));
+        assert!(!log.contains(&format!("Seated {{ raft_id: {old:?} }}")), "it resumed its old membership:\n{log}");
+        eventually_so("it votes with a newer member id", || member_of(&world, name).is_some_and(|now| now > old));
         world.all_settled();
     }
 }
@@ -62,14 +62,14 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
-/// A directory that is put back to an older copy has lost what it acknowledged since. The identity remembers it; without that
-/// memory the leader's heartbeats show it.
+/// A directory restored from an older copy lacks later acknowledged entries. The identity remembers them; without that
+/// memory the leader's heartbeats reveal it.
 #[test]
 #[ignore = "full tier"]
-fn raft_data_put_back_to_an_older_copy_means_another_seat() {
+fn restored_old_raft_data_leads_to_a_new_member_id() {
     let mut world = World::with(3, 0);
     for name in ["n2", "n3"] {
-        let old = seat_of(&world, name).expect("it is a member");
+        let old = member_of(&world, name).expect("it is a member");
         let older = world.folder().join(format!("older-{name}"));
         let node = world.node(name);
         node.kill();
@@ -90,21 +90,21 @@ fn raft_data_put_back_to_an_older_copy_means_another_seat() {
             std::fs::remove_file(identity.join("raft-acked")).expect("it was there");
         }
         node.start(&[]).ready();
-        eventually_so("it votes from a newer seat", || seat_of(&world, name).is_some_and(|now| now > old));
-        assert!(world.node(name).folder.join("raft.damaged").exists(), "what was there is kept");
+        eventually_so("it votes with a newer member id", || member_of(&world, name).is_some_and(|now| now > old));
+        assert!(world.node(name).folder.join("raft.damaged").exists(), "the damaged data is kept");
         world.all_settled();
     }
 }
 
 #[test]
 #[ignore = "full tier"]
-fn a_watch_on_a_workers_socket_holds_up_nobody() {
+fn watch_on_worker_socket_blocks_no_other_request() {
     let world = World::with(1, 1);
     let socket = world.socket("n2");
     let socket = socket.to_str().expect("the path is text");
-    let mut watch = Front::start(world.folder(), &["--socket", socket, "-o", "json", "events", "--watch"]);
-    watch.says("revision");
-    // That one asks again every 25 s. This one waits longer than any test, for what never happens.
+    let mut watch = ForegroundMuster::start(world.folder(), &["--socket", socket, "-o", "json", "events", "--watch"]);
+    watch.wait_for_line("revision");
+    // The shipped poll repeats every 25 s; this one waits longer than any test, for a change that never happens.
     let mut client = Client::to_socket(world.socket("n2"), Duration::from_secs(110));
     let polls = std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
@@ -112,32 +112,32 @@ fn a_watch_on_a_workers_socket_holds_up_nobody() {
     });
     for _ in 0..5 {
         let status = world.muster_at("n2", &["status"]).ended(0).json();
-        assert_eq!(status["self"]["name"], "n2", "the node that was asked, not the manager that answered");
+        assert_eq!(status["self"]["name"], "n2", "the asked node, not the answering manager");
     }
-    assert!(!polls.is_finished(), "they were answered before it was");
+    assert!(!polls.is_finished(), "the polls ended too early");
 }
 
 #[test]
 #[ignore = "full tier"]
-fn a_watch_of_events_survives_a_restart_of_the_api() {
+fn event_watch_survives_api_restart() {
     let world = World::with(1, 0);
     let socket = world.socket("n1");
     let socket = socket.to_str().expect("the path is text");
-    let mut watch = Front::start(world.folder(), &["--socket", socket, "-o", "json", "events", "--watch"]);
-    watch.says("revision");
+    let mut watch = ForegroundMuster::start(world.folder(), &["--socket", socket, "-o", "json", "events", "--watch"]);
+    watch.wait_for_line("revision");
     world.muster(&["actors", "crash", "node/api", "--how", "panic"]).ended(0);
     let made = || {
         let made = world.muster(&["token", "create", "--role", "worker"]);
         (made.code == 0).then(|| made.json()["id"].as_str().map(str::to_owned)).flatten()
     };
-    let id = eventually("the api is back", made);
-    watch.says(&format!("worker token {id}"));
+    let id = eventually("the api has restarted", made);
+    watch.wait_for_line(&format!("worker token {id}"));
 }
 
-/// Its log is on the same disk: what it says there is lost, and costs it nothing.
+/// Its log is on the same disk: those lines are lost, at no further cost.
 #[test]
 #[ignore = "full tier"]
-fn who_starts_on_a_full_disk_serves_as_a_worker_and_manages_when_there_is_room() {
+fn full_disk_start_serves_as_worker_until_space_is_free() {
     let mut world = World::with(3, 1);
     for name in ["n3", "n4"] {
         world.node(name).kill();
@@ -145,7 +145,7 @@ fn who_starts_on_a_full_disk_serves_as_a_worker_and_manages_when_there_is_room()
     }
     world.node("n4").ready();
     let trouble = || world.muster_at("n3", &["status"]).ended(0).json()["self"]["trouble"].as_str().map(str::to_owned);
-    eventually_so("the manager says why it is none", || trouble().is_some_and(|why| why.starts_with("disk_failed: ")));
+    eventually_so("its status names the failed disk", || trouble().is_some_and(|why| why.starts_with("disk_failed: ")));
     assert!(trouble().is_some_and(|why| why.contains("starts.json")), "{:?}", trouble());
     world.node("n3").disk_is_full(false);
     world.node("n3").ready();
@@ -167,7 +167,7 @@ fn http(socket: &Path, request: &str) -> (u16, String) {
 
 #[test]
 #[ignore = "full tier"]
-fn a_removal_repeated_by_its_request_id_is_done_not_unknown() {
+fn removal_retried_by_request_id_is_done_not_unknown() {
     let world = World::with(1, 1);
     let remove = "DELETE /v1/nodes/n2?force=true HTTP/1.1\r\nMuster-Request-Id: 5eed";
     for attempt in 1..=2 {

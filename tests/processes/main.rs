@@ -1,4 +1,4 @@
-//! Stories of real processes: what an operator does, and what must be true afterwards.
+//! Scenarios with real processes: an operator's actions, and what must hold afterwards.
 
 mod absence;
 mod actors;
@@ -29,8 +29,8 @@ mod names;
 mod partition;
 mod recovery;
 mod removal;
+mod requests;
 mod roles;
 mod secrets;
 mod shutdown;
 mod slow_links;
-mod wishes;

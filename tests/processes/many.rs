@@ -1,4 +1,4 @@
-//! E33: a cluster that knows tens of thousands of nodes and blocks, as it would after years.
+//! E33: a cluster with tens of thousands of nodes and blocks, as after years.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -9,14 +9,14 @@ use muster_store::backup;
 
 use crate::harness::World;
 
-const MANY: u128 = 50_000;
-/// A node is ten times as long as a block.
+const BLOCKS: u128 = 50_000;
+/// A node record is ten times as long as a block.
 const NODES: u128 = 3_000;
 
-/// They come in by a backup, to which they were added.
+/// They are added to a backup, which is restored.
 #[test]
 #[ignore = "full tier"]
-fn thousands_of_nodes_and_blocks_are_listed_kept_and_taken_over() {
+fn thousands_of_nodes_and_blocks_survive_snapshot_and_restart() {
     let mut world = World::new();
     world.node("n1").start(&["--init"]).ready();
     let file = world.folder().join("backup");
@@ -26,12 +26,12 @@ fn thousands_of_nodes_and_blocks_are_listed_kept_and_taken_over() {
     let (head, mut tables) = backup::decode(&std::fs::read(&file).expect("a backup")).expect("readable");
     let now = Clock.wall();
     let far = |n: u128| NodeId::from_entropy(1 << 64 | n);
-    for n in 0..MANY {
+    for n in 0..BLOCKS {
         let expires_at = now.plus(std::time::Duration::from_secs(86_400));
         let blocked = Blocked { node: far(n), by: Principal::Operator, blocked_at: now, expires_at };
         tables.blocklist.insert(far(n), blocked);
     }
-    for n in MANY..MANY + NODES {
+    for n in BLOCKS..BLOCKS + NODES {
         let record = NodeRecord::new(far(n), Name::sanitized(&format!("w{n}")), Role::Worker, now);
         tables.nodes.insert(record.id, Arc::new(record));
     }
@@ -56,7 +56,7 @@ fn thousands_of_nodes_and_blocks_are_listed_kept_and_taken_over() {
     assert_eq!(ids("m1", &["cert", "ls"], "node"), nodes);
     world.muster_at("m1", &["node", "update", "w50001", "--label-add", "kept=yes"]).ended(0);
 
-    // A snapshot with all of it travels to a new manager, which lists the same.
+    // A snapshot with all of it reaches a new manager, which lists the same.
     let seed = world.node("m1").listen.to_string();
     let shown = world.muster_at("m1", &["token", "show", "manager"]).ended(0).json();
     let token = shown["token"].as_str().expect("a token is text").to_owned();

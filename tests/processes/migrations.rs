@@ -1,4 +1,4 @@
-//! Commands that reconcilers run on nodes: once, with what they are told, and never two terms of them at a time.
+//! Commands that reconcilers run on nodes: once, with their environment, and never in two terms at a time.
 
 use std::path::PathBuf;
 
@@ -8,44 +8,44 @@ use serde_json::Value;
 
 use crate::harness::{World, eventually, eventually_so};
 
-/// Writes a line each time it starts, and one every few milliseconds for as long as it runs, each with its fencing token.
-const PLODS: &str = r#"echo "$MUSTER_FENCING_TOKEN begins $$" >> trace
+/// Writes a line at each start, and one every few milliseconds while it runs, each with its fencing token.
+const LOOPING_SCRIPT: &str = r#"echo "$MUSTER_FENCING_TOKEN begins $$" >> trace
 trap '' TERM
 while :; do echo "$MUSTER_FENCING_TOKEN works" >> trace; sleep 0.02; done"#;
 
-struct Story {
+struct Scenario {
     world: World,
 }
 
-impl Story {
-    /// Three nodes, of which the last two are of release 2.0.0, and a definition for that release that runs a script.
+impl Scenario {
+    /// Three nodes, the last two of release 2.0.0, and a definition for that release that runs a script.
     fn of(script: &str) -> Self {
         Self::within(script, "10m")
     }
-    /// The same, with a limit for each try.
+    /// The same, with a timeout for each attempt.
     fn within(script: &str, timeout: &str) -> Self {
         let mut world = World::with(1, 2);
         for name in ["n2", "n3"] {
             world.node(name).stop();
             world.node(name).start(&["--release", "2.0.0"]).ready();
         }
-        let story = Self { world };
+        let scenario = Self { world };
         let text = format!(
             "name = \"migration\"\nrelease = \"2.0.0\"\nscope = \"db\"\nfloor = \"2.0.0\"\nsettle = \"100ms\"\ntimeout = \"{timeout}\"\n\
              [command]\nargv = [\"sh\", \"-c\", '''cd {}\n{script}''']\nenv = {{ COLOUR = \"blue\" }}\n",
-            story.world.folder().display()
+            scenario.world.folder().display()
         );
-        let file = story.file("migration.toml");
+        let file = scenario.file("migration.toml");
         std::fs::write(&file, text).expect("the world's folder is writable");
         let file = file.to_str().expect("the folder's path is text");
-        story.world.muster(&["reconciler", "apply", "-f", file]).ended(0);
-        story
+        scenario.world.muster(&["reconciler", "apply", "-f", file]).ended(0);
+        scenario
     }
 
     fn file(&self, name: &str) -> PathBuf {
         self.world.folder().join(name)
     }
-    /// Whole lines of a file that commands write.
+    /// Complete lines of a file that commands write.
     fn lines(&self, name: &str) -> Vec<String> {
         let text = std::fs::read_to_string(self.file(name)).unwrap_or_default();
         text.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n')).map(str::to_owned).collect()
@@ -63,13 +63,13 @@ impl Story {
         let status = eventually("a runner", || Some(self.status()).filter(|status| status["runner"].is_object()));
         self.runner_of(&status)
     }
-    /// The name of the node that a status names as the runner.
+    /// The name of the runner's node in a status.
     fn runner_of(&self, status: &Value) -> String {
         let nodes = self.world.nodes_seen_by("n1");
         let runs = nodes.iter().find(|node| status["runner"]["member"] == node.id.to_string().as_str());
         runs.expect("the runner is a node").name.to_string()
     }
-    /// Terms in the order in which their commands wrote. Each comes once: what has been replaced writes no more.
+    /// Terms in the order in which their commands wrote. Each appears once: a replaced command writes nothing more.
     fn terms(&self) -> Vec<u64> {
         let of = |line: &String| line.split(' ').next().and_then(|term| term.parse().ok());
         let mut terms: Vec<u64> = self.lines("trace").iter().filter_map(of).collect();
@@ -83,7 +83,7 @@ impl Story {
         assert!(terms.windows(2).all(|pair| pair[0] < pair[1]), "one after the other, each larger: {terms:?}");
         assert_ne!(self.runner(), than);
     }
-    /// Processes of commands of this story that live.
+    /// Live processes of this scenario's commands.
     fn commands(&self) -> Vec<ProcessId> {
         let begun = self.lines("trace").into_iter().filter(|line| line.contains("begins"));
         let pids = begun.filter_map(|line| line.rsplit(' ').next().and_then(|pid| pid.parse().ok()));
@@ -93,24 +93,24 @@ impl Story {
 
 #[test]
 #[ignore = "full tier"]
-fn a_command_runs_once_on_a_node_of_the_newest_release_and_sees_what_it_is_part_of() {
-    let story = Story::of(
+fn command_runs_once_on_newest_release_with_environment() {
+    let scenario = Scenario::of(
         r#"env | grep -E '^(MUSTER|COLOUR)' | sort >> seen
            echo "to stdout"; echo "to stderr" >&2
            test -e go || exit 75"#,
     );
-    // Looked at between two attempts: during one there is no next one.
-    let later = eventually("it was asked to try again", || {
-        Some(story.status())
+    // Read between two attempts: during one no next attempt is scheduled.
+    let later = eventually("a retry is scheduled", || {
+        Some(scenario.status())
             .filter(|status| status["last_error"].as_str().is_some_and(|e| e.contains("75")))
             .filter(|status| status["next_retry_at"].is_string())
     });
     assert_eq!((&later["phase"], &later["gate"]), (&"running".into(), &Value::Null), "{later}");
-    std::fs::write(story.file("go"), "").expect("the world's folder is writable");
-    let done = story.reaches("idle");
+    std::fs::write(scenario.file("go"), "").expect("the world's folder is writable");
+    let done = scenario.reaches("idle");
     assert_eq!((&done["gate"]["state"], &done["gate"]["reconciled"]), (&"done".into(), &"2.0.0".into()), "{done}");
     let term = done["runner"]["term"].as_u64().expect("a term");
-    let seen = story.lines("seen");
+    let seen = scenario.lines("seen");
     for line in [
         "COLOUR=blue",
         "MUSTER_ATTEMPT=1",
@@ -123,155 +123,155 @@ fn a_command_runs_once_on_a_node_of_the_newest_release_and_sees_what_it_is_part_
     }
     assert!(seen.iter().any(|line| line.starts_with("MUSTER_SOCKET=/")), "{seen:?}");
     assert!(seen.iter().any(|line| line.starts_with("MUSTER_DEADLINE=20")), "{seen:?}");
-    assert!(!seen.iter().any(|line| line.starts_with("MUSTER_DIE")), "nothing of the daemon's own: {seen:?}");
+    assert!(!seen.iter().any(|line| line.starts_with("MUSTER_DIE")), "no variable of the daemon's own: {seen:?}");
     let output = done["output"].as_str().unwrap_or_default();
     assert!(output.contains("to stdout") && output.contains("to stderr"), "{done}");
     let runs = seen.iter().filter(|line| line.starts_with("MUSTER_ATTEMPT")).count();
 
-    // A new runner does not do again what is done.
-    let runner = story.runner_of(&done);
-    let mut world = story.world;
+    // A new runner does not repeat completed work.
+    let runner = scenario.runner_of(&done);
+    let mut world = scenario.world;
     world.node(&runner).stop();
-    let story = Story { world };
-    let taken = eventually("the other node is at it", || {
-        Some(story.status()).filter(|s| s["runner"]["term"].as_u64() > Some(term) && s["phase"] == "idle")
+    let scenario = Scenario { world };
+    let taken = eventually("the other node runs it", || {
+        Some(scenario.status()).filter(|s| s["runner"]["term"].as_u64() > Some(term) && s["phase"] == "idle")
     });
     assert_eq!(taken["gate"]["epoch"], done["gate"]["epoch"]);
-    assert_eq!(story.lines("seen").iter().filter(|line| line.starts_with("MUSTER_ATTEMPT")).count(), runs);
+    assert_eq!(scenario.lines("seen").iter().filter(|line| line.starts_with("MUSTER_ATTEMPT")).count(), runs);
 }
 
 #[test]
 #[ignore = "full tier"]
-fn a_command_that_says_never_is_not_tried_again_until_an_operator_says_so() {
-    let story = Story::of("echo tried >> tries; test -e fixed && exit 0; echo 'wrong schema'; exit 78");
-    let failed = story.reaches("failed");
+fn command_that_fails_for_good_waits_for_operator_retry() {
+    let scenario = Scenario::of("echo tried >> tries; test -e fixed && exit 0; echo 'wrong schema'; exit 78");
+    let failed = scenario.reaches("failed");
     assert!(failed["last_error"].as_str().is_some_and(|error| error.contains("78")), "{failed}");
     assert!(failed["message"].as_str().is_some_and(|help| help.contains("muster reconciler retry")), "{failed}");
-    assert_eq!(story.lines("tries").len(), 1);
-    std::fs::write(story.file("fixed"), "").expect("the world's folder is writable");
-    story.world.muster(&["reconciler", "retry", "migration"]).ended(0);
-    story.reaches("idle");
-    assert_eq!(story.lines("tries").len(), 2);
+    assert_eq!(scenario.lines("tries").len(), 1);
+    std::fs::write(scenario.file("fixed"), "").expect("the world's folder is writable");
+    scenario.world.muster(&["reconciler", "retry", "migration"]).ended(0);
+    scenario.reaches("idle");
+    assert_eq!(scenario.lines("tries").len(), 2);
 }
 
-/// The daemon is killed. Nobody is left to renew its lease or to end the command but the guardian.
+/// The daemon is killed. Only the guardian can end the command.
 #[test]
 #[ignore = "full tier"]
-fn the_command_of_a_killed_runner_is_gone_before_the_next_begins() {
-    let mut story = Story::of(PLODS);
-    let runner = story.runner();
-    let commands = story.commands();
+fn killed_runner_command_ends_before_the_next_begins() {
+    let mut scenario = Scenario::of(LOOPING_SCRIPT);
+    let runner = scenario.runner();
+    let commands = scenario.commands();
     assert_eq!(commands.len(), 1);
-    story.world.node(&runner).kill();
-    story.another_term(&runner);
+    scenario.world.node(&runner).kill();
+    scenario.another_term(&runner);
     assert!(!commands[0].is_alive());
 }
 
-/// The daemon is frozen for longer than its lease: the guardian is not, and when the daemon goes on it has lost.
+/// The daemon is frozen for longer than its lease, the guardian is not; after its thaw the daemon has lost.
 #[test]
 #[ignore = "full tier"]
-fn the_command_of_a_frozen_runner_is_gone_before_the_next_begins_and_does_not_come_back() {
-    let mut story = Story::of(PLODS);
-    let runner = story.runner();
-    let commands = story.commands();
-    story.world.node(&runner).signal(Signal::STOP);
-    story.another_term(&runner);
+fn frozen_runner_command_ends_before_the_next_begins() {
+    let mut scenario = Scenario::of(LOOPING_SCRIPT);
+    let runner = scenario.runner();
+    let commands = scenario.commands();
+    scenario.world.node(&runner).signal(Signal::STOP);
+    scenario.another_term(&runner);
     assert!(!commands[0].is_alive());
-    story.world.node(&runner).signal(Signal::CONT);
-    let before = story.lines("trace").len();
-    eventually_so("the successor goes on", || story.lines("trace").len() > before + 100);
-    let terms = story.terms();
+    scenario.world.node(&runner).signal(Signal::CONT);
+    let before = scenario.lines("trace").len();
+    eventually_so("the successor keeps working", || scenario.lines("trace").len() > before + 100);
+    let terms = scenario.terms();
     assert!(terms.windows(2).all(|pair| pair[0] < pair[1]), "{terms:?}");
-    assert_eq!(story.commands().len(), 1);
+    assert_eq!(scenario.commands().len(), 1);
 }
 
-/// A daemon that is told to end tells its command so, kills it after its grace, and gives the lease back at once.
+/// A stopping daemon sends its command TERM, kills it after its grace, and releases the lease at once.
 #[test]
 #[ignore = "full tier"]
-fn a_daemon_that_stops_ends_its_command_and_the_next_begins_at_once() {
-    let mut story = Story::of(
+fn stopping_daemon_ends_its_command_and_hands_over() {
+    let mut scenario = Scenario::of(
         r#"trap 'echo "$MUSTER_FENCING_TOKEN told" >> trace; exit 0' TERM
            for i in 1 2 3; do echo "$MUSTER_FENCING_TOKEN works" >> trace; done
            while :; do sleep 0.02; done"#,
     );
-    let runner = story.runner();
-    story.world.node(&runner).stop();
-    story.another_term(&runner);
-    let lines = story.lines("trace");
+    let runner = scenario.runner();
+    scenario.world.node(&runner).stop();
+    scenario.another_term(&runner);
+    let lines = scenario.lines("trace");
     let first = lines[0].split(' ').next().expect("a term").to_owned();
     assert!(lines.contains(&format!("{first} told")), "{lines:?}");
 }
 
-/// Whoever kills its guardian kills the command; whoever kills its keeper has it ended by the guardian. Either way the run
-/// has failed and is tried again, by one command at a time.
+/// A killed guardian takes the command along; after a killed keeper the guardian ends the command. Either way the run
+/// has failed and is retried, by one command at a time.
 #[test]
 #[ignore = "full tier"]
-fn a_command_whose_guardian_or_keeper_is_killed_is_ended_and_tried_again() {
-    let mut story = Story::of(PLODS);
-    let runner = story.runner();
-    let daemon = story.world.node(&runner).pid();
+fn command_is_retried_after_its_guardian_or_keeper_is_killed() {
+    let mut scenario = Scenario::of(LOOPING_SCRIPT);
+    let runner = scenario.runner();
+    let daemon = scenario.world.node(&runner).pid();
     for (role, times) in [("guard-guardian", 2), ("guard-keeper", 3)] {
-        let commands = story.commands();
+        let commands = scenario.commands();
         assert_eq!(commands.len(), 1);
         let keeper = child_of(daemon, "guard-keeper");
         let victim = if role == "guard-keeper" { keeper } else { child_of(keeper, role) };
         ProcessId::of(u32::try_from(victim).expect("a pid")).expect("it runs").signal(Signal::KILL);
-        eventually_so("it is tried again", || {
-            story.lines("trace").iter().filter(|line| line.contains("begins")).count() == times
+        eventually_so("it is retried", || {
+            scenario.lines("trace").iter().filter(|line| line.contains("begins")).count() == times
         });
         assert!(!commands[0].is_alive(), "one at a time");
     }
-    assert_eq!(story.terms().len(), 1, "the lease was held all the time");
+    assert_eq!(scenario.terms().len(), 1, "the lease was held throughout");
 }
 
-/// A keeper that is frozen says nothing of what its guardian has done long since, and holds nobody up for ever.
+/// A frozen keeper does not report what its guardian has done, and blocks nothing beyond the timeout.
 #[test]
 #[ignore = "full tier"]
-fn a_keeper_that_is_frozen_with_its_guardian_is_given_up_with_the_time_of_its_run() {
-    let mut story = Story::within(PLODS, "20s");
-    let runner = story.runner();
-    let commands = story.commands();
-    let keeper = child_of(story.world.node(&runner).pid(), "guard-keeper");
+fn frozen_keeper_is_abandoned_at_run_timeout() {
+    let mut scenario = Scenario::within(LOOPING_SCRIPT, "20s");
+    let runner = scenario.runner();
+    let commands = scenario.commands();
+    let keeper = child_of(scenario.world.node(&runner).pid(), "guard-keeper");
     let guardian = child_of(keeper, "guard-guardian");
     let [keeper, guardian] =
         [keeper, guardian].map(|pid| ProcessId::of(u32::try_from(pid).expect("a pid")).expect("it runs"));
     for frozen in [&guardian, &keeper] {
         frozen.signal(Signal::STOP);
     }
-    eventually_so("it is tried again", || {
-        story.lines("trace").iter().filter(|line| line.contains("begins")).count() == 2
+    eventually_so("it is retried", || {
+        scenario.lines("trace").iter().filter(|line| line.contains("begins")).count() == 2
     });
     assert!(!commands[0].is_alive(), "one at a time");
-    assert!(!keeper.is_alive(), "it was given up");
-    assert_eq!(story.terms().len(), 1, "the lease was held all the time");
-    // What is left of a frozen guardian does nothing, and ends when it thaws.
+    assert!(!keeper.is_alive(), "the keeper was abandoned");
+    assert_eq!(scenario.terms().len(), 1, "the lease was held throughout");
+    // The frozen guardian does nothing more, and ends after its thaw.
     guardian.signal(Signal::CONT);
     eventually_so("it ends", || !guardian.is_alive());
 }
 
-/// A guardian that is frozen cannot end its command. Its keeper kills it, and the command dies with it.
+/// A frozen guardian cannot end its command. Its keeper kills it, and the command dies with it.
 #[test]
 #[ignore = "full tier"]
-fn a_frozen_guardian_is_killed_with_its_command_when_the_time_of_its_run_is_over() {
-    let mut story = Story::within(PLODS, "3s");
-    let runner = story.runner();
-    let commands = story.commands();
-    let keeper = child_of(story.world.node(&runner).pid(), "guard-keeper");
+fn frozen_guardian_is_killed_at_run_timeout() {
+    let mut scenario = Scenario::within(LOOPING_SCRIPT, "3s");
+    let runner = scenario.runner();
+    let commands = scenario.commands();
+    let keeper = child_of(scenario.world.node(&runner).pid(), "guard-keeper");
     let guardian = child_of(keeper, "guard-guardian");
     let guardian = ProcessId::of(u32::try_from(guardian).expect("a pid")).expect("it runs");
     guardian.signal(Signal::STOP);
-    eventually_so("it is tried again", || {
-        story.lines("trace").iter().filter(|line| line.contains("begins")).count() == 2
+    eventually_so("it is retried", || {
+        scenario.lines("trace").iter().filter(|line| line.contains("begins")).count() == 2
     });
     assert!(!commands[0].is_alive() && !guardian.is_alive(), "one at a time");
-    assert_eq!(story.terms().len(), 1, "the lease was held all the time");
+    assert_eq!(scenario.terms().len(), 1, "the lease was held throughout");
 }
 
-/// Its log is a manager's, and so are its keys: a command that runs on it has nothing of them open, whoever else opened files
-/// without a thought of `exec`. Nor may it become another user, whom its guardian could not kill.
+/// The node's log and keys are a manager's: a command inherits none of its files, whichever code opened them
+/// without close-on-exec. Nor may it become another user, whom its guardian could not kill.
 #[test]
 #[ignore = "full tier"]
-fn a_command_has_nothing_of_its_daemon_open_and_takes_nobodys_rights() {
+fn command_inherits_no_files_and_gains_no_privileges() {
     let world = World::with(1, 0);
     let file = world.folder().join("look.toml");
     let script = "readlink /proc/self/fd/* > open; grep NoNewPrivs /proc/self/status > rights";
@@ -290,7 +290,7 @@ fn a_command_has_nothing_of_its_daemon_open_and_takes_nobodys_rights() {
     assert_eq!(read("rights").split_whitespace().last(), Some("1"));
 }
 
-/// The child of a process that plays this part.
+/// The child of a process with this part.
 fn child_of(parent: i32, part: &str) -> i32 {
     eventually(part, || {
         let lists = std::fs::read_dir(format!("/proc/{parent}/task")).ok()?.flatten();

@@ -1,4 +1,4 @@
-//! What nodes are called, who decides that, and what a command does to the node that was meant.
+//! Node names, who sets them, and commands that must affect the intended node.
 
 use std::process::Command;
 
@@ -6,7 +6,7 @@ use muster_messages::{Liveness, Role, WaitReason};
 
 use crate::harness::{MUSTERD, World, eventually, eventually_so};
 
-/// Starts a node that has stopped with exactly these flags, or none, for its name.
+/// Starts a stopped node with exactly these name flags, or none.
 fn restart_called(world: &mut World, node: &str, name: &[&str]) {
     let mut command = Command::new(MUSTERD);
     let folder = world.folder().join(node);
@@ -17,7 +17,7 @@ fn restart_called(world: &mut World, node: &str, name: &[&str]) {
 
 #[test]
 #[ignore = "full tier"]
-fn a_restart_without_a_name_keeps_the_name() {
+fn restart_without_name_keeps_the_name() {
     let mut world = World::with(1, 1);
     world.node("n2").stop();
     restart_called(&mut world, "n2", &[]);
@@ -28,12 +28,12 @@ fn a_restart_without_a_name_keeps_the_name() {
 
 #[test]
 #[ignore = "full tier"]
-fn an_operator_renames_a_node_and_the_node_itself_does_not() {
+fn only_operator_renames_a_node() {
     let mut world = World::with(1, 1);
     let id = world.seen("n1", "n2").expect("n2 is a node").id;
     world.node("n2").stop();
     restart_called(&mut world, "n2", &["--name", "db-1"]);
-    // The name of a machine to come: whoever promotes db-1 does not mean this node.
+    // The name of a future machine: an operator who promotes db-1 does not mean this node.
     let node = eventually("the other name is a condition", || {
         let node = world.seen("n1", "n2")?;
         node.conditions.iter().any(|c| c.reason == WaitReason::ReportedNameDiffers).then_some(node)
@@ -56,17 +56,17 @@ fn an_operator_renames_a_node_and_the_node_itself_does_not() {
     assert!(removed["addr"].is_string() && removed["member_since"].is_string(), "{removed}");
 }
 
-/// B15: after the first part of the command its node led no more, and the second part was refused.
+/// B15: after the first part of the command its node no longer led, and the second part was refused.
 #[test]
 #[ignore = "full tier"]
-fn several_demotions_follow_the_leader() {
+fn several_demotions_follow_leader_changes() {
     let world = World::with(3, 0);
     let leader = world.leader_seen_by("n1");
     let other = world.other_than(&[&leader]);
     let demoted = world.muster_at(&leader, &["node", "demote", &leader, &other]).ended(0).json();
     assert_eq!(demoted["items"].as_array().map(Vec::len), Some(2), "{demoted}");
     let last = world.other_than(&[&leader, &other]);
-    eventually_so("one manager is left", || {
+    eventually_so("one manager remains", || {
         let nodes = world.nodes_seen_by(&last);
         let managers: Vec<&str> = nodes.iter().filter(|n| n.role == Role::Manager).map(|n| n.name.as_str()).collect();
         managers == [last.as_str()]
@@ -75,10 +75,10 @@ fn several_demotions_follow_the_leader() {
 
 #[test]
 #[ignore = "full tier"]
-fn a_killed_node_is_shown_without_contact_before_it_is_down() {
+fn killed_node_shows_no_contact_before_it_is_down() {
     let mut world = World::with(1, 1);
     world.node("n2").kill();
-    let state = eventually("there is no contact", || {
+    let state = eventually("it is without contact", || {
         let node = world.seen("n1", "n2")?;
         node.conditions.iter().any(|c| c.reason == WaitReason::NoContact).then_some(node.state)
     });
@@ -89,7 +89,7 @@ fn a_killed_node_is_shown_without_contact_before_it_is_down() {
 
 #[test]
 #[ignore = "full tier"]
-fn actors_of_the_leader_are_found_from_a_followers_socket() {
+fn leader_actors_are_reachable_from_follower_socket() {
     let world = World::with(3, 0);
     let leader = world.leader_seen_by("n1");
     let follower = world.other_than(&[&leader]);

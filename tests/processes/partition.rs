@@ -1,4 +1,4 @@
-//! A leader that is cut off, with clients on both sides.
+//! A partitioned leader, with clients on both sides.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 use muster_messages::wire::Request;
 use muster_messages::{ErrorCode, Liveness, NodeView, RaftStatusView};
 
-use crate::harness::{World, between_looks, eventually, eventually_so};
+use crate::harness::{World, between_checks, eventually, eventually_so};
 use crate::history::{Clients, History, Refusal};
 
 const MANAGERS: [&str; 3] = ["n1", "n2", "n3"];
 
-/// How long the leader is cut off: 30 s with `MUSTER_CUT_SECS=30`.
+/// Length of the partition: 30 s with `MUSTER_CUT_SECS=30`.
 fn cut_for() -> Duration {
     let secs = std::env::var("MUSTER_CUT_SECS").ok().map_or(8, |text| text.parse().expect("a number"));
     Duration::from_secs(secs)
@@ -21,8 +21,8 @@ fn raft(world: &World, by: &str) -> RaftStatusView {
     serde_json::from_value(world.answer(by, Request::RaftStatus { fresh: true })).expect("a status")
 }
 
-/// Fails unless everything that was acknowledged can be read at each of them, and all that clients ever saw fits together.
-fn assert_one_truth(world: &World, history: &History) -> u64 {
+/// Fails unless all acknowledged writes can be read at each manager, and the history is linearizable.
+fn assert_linearizable_everywhere(world: &World, history: &History) -> u64 {
     for name in MANAGERS {
         let node = world.seen(name, "n1").expect("n1 is a node");
         history.read_all(|key| node.labels.get(key).and_then(|text| text.parse().ok()));
@@ -30,13 +30,13 @@ fn assert_one_truth(world: &World, history: &History) -> u64 {
     history.assert_linearizable()
 }
 
-/// The minority has nothing to say, and says so: who is missing, by name, and within the caller's deadline, because a client that
-/// waited in vain would have said `timed_out` itself.
+/// The minority refuses requests and names the missing members within the caller's deadline: a client that
+/// waited in vain would have reported `timed_out` itself.
 fn assert_names_who_is_missing(refusals: &[Refusal], missing: &[&str]) {
     assert!(refusals.iter().any(|r| r.writes) && refusals.iter().any(|r| !r.writes), "{refusals:#?}");
     for refusal in refusals {
         let failure = &refusal.failure;
-        // A write that had entered the log of the one that was cut off may still happen.
+        // A write in the log of the disconnected leader may still take effect.
         let in_a_log = refusal.writes && failure.is(ErrorCode::UnknownOutcome);
         assert!(failure.is(ErrorCode::NoQuorum) || in_a_log, "{refusal:?}");
         let names = failure.details["missing_names"].to_string();
@@ -47,7 +47,7 @@ fn assert_names_who_is_missing(refusals: &[Refusal], missing: &[&str]) {
 
 #[test]
 #[ignore = "full tier"]
-fn a_leader_that_is_cut_off_says_who_is_missing_and_returns_without_deposing_anybody() {
+fn partitioned_leader_names_missing_and_returns_as_follower() {
     let world = World::with_a_network(3, 0);
     let leader = world.leader_seen_by("n1");
     let others: Vec<&str> = MANAGERS.into_iter().filter(|name| *name != leader).collect();
@@ -58,21 +58,21 @@ fn a_leader_that_is_cut_off_says_who_is_missing_and_returns_without_deposing_any
     let clients = Clients::start(&history, node, vec![minority.clone(), majority.clone(), majority]);
     let writes = |client: usize| {
         let seen = clients.acknowledged(client);
-        eventually_so("writes go on", || clients.acknowledged(client) > seen + 5);
+        eventually_so("writes continue", || clients.acknowledged(client) > seen + 5);
     };
     (0..3).for_each(writes);
 
     let cut = Instant::now();
     world.network().part(&[&leader], &others);
-    let next = eventually("the others have a leader of their own", || {
+    let next = eventually("the others have elected a leader", || {
         let status = raft(&world, others[0]);
         let by_name = |name: &&&str| world.seen(others[0], name).is_some_and(|node| Some(node.id) == status.leader);
         others.iter().find(by_name).copied()
     });
     (1..3).for_each(writes);
-    println!("{next} leads {:?} after {leader} was cut off, and writes go on", cut.elapsed());
+    println!("{next} leads {:?} after {leader} was disconnected, and writes continue", cut.elapsed());
     while cut.elapsed() < cut_for() {
-        between_looks();
+        between_checks();
     }
     (1..3).for_each(writes);
     let before = raft(&world, next);
@@ -86,24 +86,24 @@ fn a_leader_that_is_cut_off_says_who_is_missing_and_returns_without_deposing_any
     });
     assert_names_who_is_missing(&said(cut), &others);
 
-    let healed = Instant::now();
-    world.network().heal();
+    let restored = Instant::now();
+    world.network().restore();
     let follows = |node: &NodeView| {
         node.state == Liveness::Ready && node.manager.as_ref().is_some_and(|m| m.reachable && !m.leader)
     };
     eventually_so("it follows", || world.seen(next, &leader).is_some_and(|node| follows(&node)));
     (0..3).for_each(writes);
-    println!("{leader} follows {:?} after its network was healed", healed.elapsed());
+    println!("{leader} follows {:?} after its network was restored", restored.elapsed());
     let after = raft(&world, &leader);
-    assert_eq!((before.term, before.leader), (after.term, after.leader), "whoever returns deposes nobody");
+    assert_eq!((before.term, before.leader), (after.term, after.leader), "the returning leader causes no election");
     clients.stop();
-    println!("{} operations", assert_one_truth(&world, &history));
+    println!("{} operations", assert_linearizable_everywhere(&world, &history));
 }
 
-/// Each leader in turn is killed while clients ask all of them.
+/// Each leader in turn is killed while clients use all managers.
 #[test]
 #[ignore = "full tier"]
-fn killed_leaders_leave_one_truth() {
+fn history_is_linearizable_across_killed_leaders() {
     let mut world = World::with(3, 0);
     let node = world.seen("n1", "n1").expect("n1 is a node").id;
     let history = History::new("r");
@@ -115,9 +115,9 @@ fn killed_leaders_leave_one_truth() {
         let leader = world.leader_seen_by(&by);
         world.node(&leader).kill();
         let seen = history.acknowledged();
-        eventually_so("writes go on", || history.acknowledged() > seen + 20);
+        eventually_so("writes continue", || history.acknowledged() > seen + 20);
         world.node(&leader).start(&[]).ready();
     }
     clients.stop();
-    println!("{} operations", assert_one_truth(&world, &history));
+    println!("{} operations", assert_linearizable_everywhere(&world, &history));
 }

@@ -1,4 +1,4 @@
-//! The quorum is lost for good, and one manager goes on alone.
+//! The quorum is lost permanently, and one manager recovers alone.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ fn incarnation(world: &World, by: &str) -> u64 {
     world.answer(by, Request::Status { fresh: true })["cluster"]["incarnation"].as_u64().expect("a number")
 }
 
-/// Every file below, with its content and when it was written.
+/// Every file below, with content and modification time.
 fn all_files(folder: &Path) -> BTreeMap<PathBuf, (Vec<u8>, SystemTime)> {
     let mut files = BTreeMap::new();
     for entry in std::fs::read_dir(folder).expect("readable").map(|entry| entry.expect("readable")) {
@@ -31,7 +31,7 @@ fn all_files(folder: &Path) -> BTreeMap<PathBuf, (Vec<u8>, SystemTime)> {
     files
 }
 
-/// What a daemon says on this directory that ends at once: status, stdout, stderr.
+/// Runs a daemon that exits at once: status, stdout, stderr.
 fn at_once(folder: &Path, flags: &[&str]) -> (Option<i32>, String, String) {
     let mut command = Command::new(MUSTERD);
     command.arg("--data-dir").arg(folder).args(["--listen", "127.0.0.1:0"]).args(flags);
@@ -47,9 +47,9 @@ fn is_settled_worker(node: &NodeView) -> bool {
         && node.membership == Membership::None
 }
 
-/// E28. Also what makes it hard: the two former managers come back together, and would have a quorum among themselves.
+/// E28. The hard part: the two former managers return together and would have a quorum between themselves.
 #[test]
-fn one_of_three_managers_goes_on_alone_and_everybody_comes_back_under_its_old_id() {
+fn forced_recovery_keeps_node_ids() {
     let mut world = World::with(3, 1);
     world.muster(&["node", "update", "n4", "--label-add", "kept=yes"]).ended(0);
     let before: BTreeMap<String, String> =
@@ -61,26 +61,26 @@ fn one_of_three_managers_goes_on_alone_and_everybody_comes_back_under_its_old_id
     assert!(incarnation(&world, "n1") > 1);
     world.muster(&["node", "update", "n4", "--label-add", "written=alone"]).ended(0);
     let worker = eventually("the worker is back", || world.seen("n1", "n4").filter(is_settled_worker));
-    assert_eq!(worker.labels.get("kept").map(String::as_str), Some("yes"), "the data were kept");
+    assert_eq!(worker.labels.get("kept").map(String::as_str), Some("yes"), "the data is kept");
 
     for name in ["n2", "n3"] {
         world.node(name).start(&[]);
     }
     for name in ["n2", "n3"] {
         eventually_so("a former manager is a worker", || world.seen("n1", name).is_some_and(|n| is_settled_worker(&n)));
-        eventually_so("its old data are out of the way", || world.node(name).folder.join("raft.fenced").exists());
+        eventually_so("its old data is set aside", || world.node(name).folder.join("raft.fenced").exists());
         assert!(!world.node(name).folder.join("raft").join("log").exists());
     }
-    let seats = world.answer("n1", Request::RaftStatus { fresh: true });
-    assert_eq!(seats["members"].as_array().map(Vec::len), Some(1), "{seats}");
+    let member_ids = world.answer("n1", Request::RaftStatus { fresh: true });
+    assert_eq!(member_ids["members"].as_array().map(Vec::len), Some(1), "{member_ids}");
     let after = world.nodes_seen_by("n1").into_iter().map(|n| (n.name.to_string(), n.id.to_string())).collect();
-    assert_eq!(before, after, "nobody had to join again");
+    assert_eq!(before, after, "no node had to join again");
 
     world.muster(&["node", "promote", "n2", "n3", "--wait=300s"]).ended(0);
     world.all_settled();
     let first = incarnation(&world, "n1");
     assert_eq!((incarnation(&world, "n2"), incarnation(&world, "n3")), (first, first));
-    // The flag was left in a unit file: no second recovery, and the others keep their roles.
+    // The flag stayed in a unit file: no second recovery, and the others keep their roles.
     world.node("n1").stop();
     let (code, _, said) = at_once(&world.node("n1").folder.clone(), &[FORCE]);
     assert!(code == Some(6) && said.contains("the quorum is not lost"), "{code:?}: {said}");
@@ -88,10 +88,10 @@ fn one_of_three_managers_goes_on_alone_and_everybody_comes_back_under_its_old_id
     assert_eq!(incarnation(&world, "n1"), first);
 }
 
-/// One that was promoted again before it returned begins with an empty copy, not with its old one.
+/// A manager promoted again before its return starts with empty data, not with its old data.
 #[test]
 #[ignore = "full tier"]
-fn a_former_manager_that_was_promoted_meanwhile_starts_from_an_empty_copy() {
+fn former_manager_promoted_again_starts_with_empty_data() {
     let mut world = World::with(2, 0);
     world.node("n2").kill();
     world.node("n1").kill();
@@ -106,7 +106,7 @@ fn a_former_manager_that_was_promoted_meanwhile_starts_from_an_empty_copy() {
 
 #[test]
 #[ignore = "full tier"]
-fn a_plan_is_printed_and_no_byte_changes() {
+fn recovery_plan_changes_nothing() {
     let mut world = World::with(3, 0);
     let folder = world.node("n1").folder.clone();
     let plan = |kind: &str| at_once(&folder, &[FORCE, kind]);
@@ -132,19 +132,19 @@ fn a_plan_is_printed_and_no_byte_changes() {
     world.node("n1").start(&[]);
     world.node("n2").start(&[]);
     world.node("n1").ready();
-    assert_eq!(incarnation(&world, "n1"), 1, "the cluster could still have gone on");
+    assert_eq!(incarnation(&world, "n1"), 1, "no recovery happened");
 }
 
 #[test]
 #[ignore = "full tier"]
-fn a_recovery_that_is_killed_in_the_middle_is_finished_by_the_next_start() {
+fn killed_recovery_is_finished_by_next_start() {
     let mut world = World::with(2, 0);
     world.node("n2").kill();
     world.node("n1").kill();
     let begun = world.node("n1").folder.join("identity").join("recovery.json");
     world.node("n1").start(&[FORCE]);
-    // It is there for the time of a few writes: whether it was seen or missed, what follows holds.
-    eventually_so("it has begun, or is done", || begun.exists() || world.node("n1").socket().exists());
+    // It exists during a few writes: whether it was seen or missed, the rest holds.
+    eventually_so("recovery has begun or completed", || begun.exists() || world.node("n1").socket().exists());
     world.node("n1").kill();
     world.node("n1").start(&[FORCE]).ready();
     let once = incarnation(&world, "n1");
@@ -154,18 +154,18 @@ fn a_recovery_that_is_killed_in_the_middle_is_finished_by_the_next_start() {
     assert_eq!(incarnation(&world, "n1"), once);
 }
 
-/// E21. Of two managers one is dead: nothing can be changed, and the answer says what can be done.
+/// E21. One of two managers is dead: changes are impossible, and the error names the options.
 #[test]
 #[ignore = "full tier"]
-fn a_cluster_without_quorum_names_the_way_out() {
+fn cluster_without_quorum_names_recovery_options() {
     let mut world = World::with(2, 0);
     world.node("n2").kill();
-    let refused = eventually("it noticed", || {
+    let refused = eventually("the missing quorum is reported", || {
         let ran = world.muster(&["--timeout", "5s", "node", "demote", "n2"]);
         ran.stderr.contains(FORCE).then_some(ran)
     });
     assert!(matches!(refused.code, 5 | 6) && refused.stderr.contains("n2"), "{}", refused.stderr);
-    eventually_so("and so it does as a follower of nobody", || {
+    eventually_so("it is reported after a restart without a leader", || {
         let ran = world.muster(&["--timeout", "5s", "token", "ls"]);
         ran.code == 5 && ran.stderr.contains(FORCE)
     });
@@ -173,32 +173,28 @@ fn a_cluster_without_quorum_names_the_way_out() {
 
 #[test]
 #[ignore = "full tier"]
-fn a_backup_founds_the_cluster_anew_on_an_empty_machine_and_its_workers_come_back() {
+fn backup_restores_cluster_on_empty_machine() {
     use std::os::unix::fs::PermissionsExt as _;
     let mut world = World::with(2, 1);
     world.muster(&["node", "update", "n3", "--label-add", "kept=yes"]).ended(0);
     let file = world.folder().join("cluster.backup");
     let path = file.to_str().expect("the path is text").to_owned();
-    let told = world.muster_at("n2", &["backup", &path]).ended(0).json();
-    assert_eq!(told["file"], path.as_str());
+    let output = world.muster_at("n2", &["backup", &path]).ended(0).json();
+    assert_eq!(output["file"], path.as_str());
     assert_eq!(std::fs::metadata(&file).expect("it is there").permissions().mode() & 0o777, 0o600);
     assert_eq!(world.muster(&["backup", &path]).ended(6).error_code(), "file_exists");
-    assert_eq!(
-        world.muster_at("n3", &["backup", "-"]).ended(6).error_code(),
-        "forbidden",
-        "a worker has no part in it"
-    );
+    assert_eq!(world.muster_at("n3", &["backup", "-"]).ended(6).error_code(), "forbidden", "a worker cannot do it");
     world.muster(&["node", "update", "n3", "--label-add", "after=yes"]).ended(0);
     let joined_since = world.join_more(1, Role::Worker).remove(0);
     let worker = world.seen("n1", "n3").expect("n3 is a node").id;
 
     let flags = ["--restore", &path, "--name", "n9"];
     let (code, _, said) = at_once(&world.folder().join("n9"), &flags);
-    assert!(code == Some(6) && said.contains("the quorum is not lost"), "the cluster lives: {code:?}: {said}");
+    assert!(code == Some(6) && said.contains("the quorum is not lost"), "the cluster has a quorum: {code:?}: {said}");
     for name in ["n1", "n2"] {
         world.node(name).kill();
     }
-    // The workers know the address of a manager that was: the new machine has it.
+    // The workers know a former manager's address, which the new machine takes over.
     world.node("n9").listen = world.node("n1").listen;
     world.node("n9").start(&["--restore", &path]).ready();
     world.muster_at("n9", &["recovery", "open"]).ended(0);
@@ -210,24 +206,24 @@ fn a_backup_founds_the_cluster_anew_on_an_empty_machine_and_its_workers_come_bac
         "the backup's state"
     );
     world.muster_at("n9", &["node", "update", "n3", "--label-add", "written=since"]).ended(0);
-    eventually_so("who joined after the backup is told so for good", || {
-        crate::removal::its_reason(&world, &joined_since).as_deref() == Some("removed")
+    eventually_so("a node that joined after the backup is informed permanently", || {
+        crate::removal::removal_reason(&world, &joined_since).as_deref() == Some("removed")
     });
 
     world.node("n2").start(&[]).ready();
     eventually_so("a former manager is a worker", || world.seen("n9", "n2").is_some_and(|n| is_settled_worker(&n)));
     world.muster_at("n9", &["node", "promote", "n2", "--wait=300s"]).ended(0);
-    // Not twice: whoever leaves the flag in a unit file restores nothing over what has become of it.
+    // Not twice: the flag in a unit file does not restore over later changes.
     world.node("n9").stop();
     let (code, _, said) = at_once(&world.node("n9").folder.clone(), &flags);
-    assert!(code == Some(6) && said.contains("wants an empty directory"), "{code:?}: {said}");
+    assert!(code == Some(6) && said.contains("needs an empty directory"), "{code:?}: {said}");
 }
 
-/// What was removed or revoked after the backup was made is valid in it. Nobody gets in before the operator has repeated that,
-/// also not after a crash.
+/// Removals and revocations after the backup are lost in it. No node is admitted before the operator has repeated them,
+/// not even after a crash.
 #[test]
 #[ignore = "full tier"]
-fn restored_cluster_admits_nobody_before_it_is_opened() {
+fn restored_cluster_admits_no_node_before_it_is_opened() {
     let mut world = World::with(1, 2);
     let file = world.folder().join("cluster.backup");
     let path = file.to_str().expect("the path is text").to_owned();
@@ -242,12 +238,12 @@ fn restored_cluster_admits_nobody_before_it_is_opened() {
     let address = world.node("n1").listen;
     world.node("n9").listen = address;
     world.node("n9").start(&["--restore", &path]).ready();
-    // The removed node and a stranger with the revoked token try while the cluster is closed.
+    // The removed node and a joiner with the revoked token try while the cluster is closed.
     world.node("n3").start(&[]);
     world.node("n4").start(&["--join", &address.to_string(), "--token", &revoked]);
     let closed = "closed until its operator runs `muster recovery open`";
     for name in ["n2", "n3", "n4"] {
-        eventually_so("it is told why it is not admitted", || world.nodes_log(name).contains(closed));
+        eventually_so("it learns why it is not admitted", || world.nodes_log(name).contains(closed));
     }
     let trouble = |world: &World| {
         world.answer("n9", Request::Status { fresh: true })["self"]["trouble"].as_str().unwrap_or_default().to_owned()
@@ -255,7 +251,7 @@ fn restored_cluster_admits_nobody_before_it_is_opened() {
     assert!(trouble(&world).starts_with("admission_closed: "), "{}", trouble(&world));
     world.node("n9").kill();
     world.node("n9").start(&[]).ready();
-    assert!(trouble(&world).starts_with("admission_closed: "), "closed after a crash, too");
+    assert!(trouble(&world).starts_with("admission_closed: "), "still closed after a crash");
 
     world.muster_at("n9", &["node", "rm", &removed, "--force"]).ended(0);
     world.muster_at("n9", &["token", "rotate", "manager"]).ended(0);
@@ -265,8 +261,8 @@ fn restored_cluster_admits_nobody_before_it_is_opened() {
     assert_eq!(opened["changed"], true);
     assert_eq!(world.muster_at("n9", &["recovery", "open"]).ended(0).json()["changed"], false);
     eventually_so("the worker is back", || world.seen("n9", "n2").is_some_and(|node| is_settled_worker(&node)));
-    eventually_so("the removed node is told so", || {
-        let reason = crate::removal::its_reason(&world, "n3");
+    eventually_so("the removed node learns it", || {
+        let reason = crate::removal::removal_reason(&world, "n3");
         matches!(reason.as_deref(), Some("removed" | "blocked"))
     });
     assert_ne!(world.node("n4").exit(), Some(0), "the revoked token admits nobody");

@@ -1,4 +1,4 @@
-//! Nodes that are removed, and what they can still do: nothing.
+//! Removed nodes, and that they can no longer do anything.
 
 use muster_messages::Liveness;
 use muster_messages::wire::{ActorsAsk, ActorsOf, Request};
@@ -6,15 +6,15 @@ use rustix::process::Signal;
 
 use crate::harness::{World, eventually, eventually_so};
 
-/// What a removed node's agent was told, as its own socket serves it.
-pub fn its_reason(world: &World, name: &str) -> Option<String> {
+/// The reason given to a removed node's agent, from its own socket.
+pub fn removal_reason(world: &World, name: &str) -> Option<String> {
     let ask = ActorsAsk::Inspect { path: "node/agent".to_owned() };
     let agent = world.ask(name, Request::Actors { node: ActorsOf::Here, ask }).ok()?;
     agent["view"]["trouble"]["reason"].as_str().map(str::to_owned)
 }
 
 #[test]
-fn a_removed_worker_is_cut_everywhere_and_never_comes_back() {
+fn removed_worker_is_disconnected_and_never_returns() {
     let mut world = World::with(3, 1);
     let id = world.seen("n1", "n4").expect("n4 is a node").id;
     let refused = world.muster(&["node", "rm", "n4"]).ended(6);
@@ -24,14 +24,14 @@ fn a_removed_worker_is_cut_everywhere_and_never_comes_back() {
         let trees = ["n1", "n2", "n3"].map(|name| world.muster_at(name, &["actors"]).ended(0).stdout);
         trees.iter().any(|tree| tree.contains(&format!("session-{id}")))
     };
-    // It lives and sends heartbeats, so nothing but the block ends its session. How soon that is, the gateway's tests show.
+    // It runs and sends heartbeats, so only the block ends its session. The gateway's tests show how soon.
     eventually_so("no manager hosts its session", || !hosts(&world));
     for name in ["n1", "n2", "n3"] {
-        assert!(world.seen(name, "n4").is_none(), "{name} lists it no more");
+        assert!(world.seen(name, "n4").is_none(), "{name} no longer lists it");
         let blocked = world.muster_at(name, &["blocklist", "ls"]).ended(0).json();
         assert!(blocked["items"].as_array().is_some_and(|items| items.iter().any(|b| b["node_id"] == id.as_str())));
     }
-    eventually("it knows why", || its_reason(&world, "n4"));
+    eventually("it learns the reason", || removal_reason(&world, "n4"));
     let ran = world.muster_at("n4", &["node", "ls"]).ended(6);
     assert!(["blocked", "removed"].contains(&ran.error_code().as_str()), "{}", ran.stderr);
     world.node("n4").stop();
@@ -41,15 +41,15 @@ fn a_removed_worker_is_cut_everywhere_and_never_comes_back() {
 
 #[test]
 #[ignore = "full tier"]
-fn a_worker_that_is_down_is_removed_without_force() {
+fn down_worker_is_removed_without_force() {
     let mut world = World::with(1, 1);
     world.node("n2").kill();
     eventually_so("n2 is down", || world.seen("n1", "n2").is_some_and(|node| node.state == Liveness::Down));
     world.muster(&["node", "rm", "n2"]).ended(0);
     assert!(world.seen("n1", "n2").is_none());
-    // It was not told in its last life: it is told in this one, and ends at once in the next.
+    // Its previous process did not learn it; this one does, and the next one exits at once.
     world.node("n2").start(&[]);
-    eventually("it knows why", || its_reason(&world, "n2"));
+    eventually("it learns the reason", || removal_reason(&world, "n2"));
     world.node("n2").stop();
     let node = world.node("n2").start(&[]);
     assert_eq!(node.exit(), Some(6), "{}", node.log());
@@ -57,7 +57,7 @@ fn a_worker_that_is_down_is_removed_without_force() {
 
 #[test]
 #[ignore = "full tier"]
-fn a_manager_is_demoted_first_unless_it_is_down_and_force_is_given() {
+fn manager_removal_needs_demotion_or_force_when_down() {
     let mut world = World::with(3, 0);
     let leader = world.leader_seen_by("n1");
     let victim = world.other_than(&[&leader]);
@@ -75,11 +75,11 @@ fn a_manager_is_demoted_first_unless_it_is_down_and_force_is_given() {
 
 #[test]
 #[ignore = "full tier"]
-fn a_frozen_worker_that_was_removed_is_refused_when_it_thaws() {
+fn removed_frozen_worker_is_rejected_after_thaw() {
     let mut world = World::with(3, 1);
     world.node("n4").signal(Signal::STOP);
     world.muster(&["node", "rm", "n4", "--force"]).ended(0);
     world.node("n4").signal(Signal::CONT);
-    eventually("it is told", || its_reason(&world, "n4"));
+    eventually("it learns the reason", || removal_reason(&world, "n4"));
     assert!(world.seen("n1", "n4").is_none());
 }

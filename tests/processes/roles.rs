@@ -1,13 +1,13 @@
-//! Role changes, judged by the four facts.
+//! Role changes, checked by the four facts.
 
 use muster_messages::{Membership, NodeView, Role};
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::harness::{Ran, World, eventually, eventually_so};
+use crate::harness::{EndedMuster, World, eventually, eventually_so};
 use crate::introspection::scraped;
 
-/// Desired role, role, certificate and seat, as `node ls -o json` shows them.
+/// Desired role, role, certificate and member id, as `node ls -o json` shows them.
 pub fn facts(world: &World, by: &str, name: &str) -> (String, String, String, String) {
     let list = world.muster_at(by, &["node", "ls"]).ended(0).json();
     let items = list["items"].as_array().expect("items");
@@ -17,27 +17,27 @@ pub fn facts(world: &World, by: &str, name: &str) -> (String, String, String, St
 }
 
 pub fn four(role: &str) -> (String, String, String, String) {
-    let seat = if role == "manager" { "voter" } else { "none" };
-    (role.into(), role.into(), role.into(), seat.into())
+    let member_id = if role == "manager" { "voter" } else { "none" };
+    (role.into(), role.into(), role.into(), member_id.into())
 }
 
 #[test]
-fn promote_demote_promote_again_and_the_facts_agree_each_time() {
+fn promote_demote_promote_settles_each_time() {
     let world = World::with(3, 1);
-    let mut seats = Vec::new();
+    let mut member_ids = Vec::new();
     for (verb, role) in [("promote", "manager"), ("demote", "worker"), ("promote", "manager")] {
         let done = world.muster(&["node", verb, "n4", "--wait=300s"]).ended(0).json();
         assert_eq!((&done["name"], &done["changed"]), (&"n4".into(), &true.into()), "{done}");
         assert_eq!(facts(&world, "n1", "n4"), four(role));
-        seats.extend(world.seen("n1", "n4").and_then(|n| n.manager).map(|m| m.raft_id));
+        member_ids.extend(world.seen("n1", "n4").and_then(|n| n.manager).map(|m| m.raft_id));
         let again = world.muster(&["node", verb, "n4"]).ended(0).json();
-        assert_eq!(again["changed"], false, "already so");
+        assert_eq!(again["changed"], false, "no change");
     }
-    assert!(seats[0] < seats[1], "a raft id is never reused: {seats:?}");
+    assert!(member_ids[0] < member_ids[1], "a raft id is never reused: {member_ids:?}");
 }
 
 #[test]
-fn a_leader_that_is_demoted_hands_over_and_becomes_a_plain_worker() {
+fn demoted_leader_hands_over_and_becomes_worker() {
     let world = World::with(3, 0);
     let leader = world.leader_seen_by("n1");
     world.muster_at(&leader, &["node", "demote", &leader, "--wait=300s"]).ended(0);
@@ -48,7 +48,7 @@ fn a_leader_that_is_demoted_hands_over_and_becomes_a_plain_worker() {
 
 #[test]
 #[ignore = "full tier"]
-fn the_last_manager_stays() {
+fn last_manager_cannot_be_demoted() {
     let world = World::with(1, 1);
     let refused = world.muster(&["node", "demote", "n1"]).ended(6);
     assert_eq!(refused.error_code(), "last_manager");
@@ -58,9 +58,9 @@ fn the_last_manager_stays() {
 }
 
 #[test]
-fn a_demotion_that_would_lose_quorum_is_refused() {
-    // Who counts for a quorum goes by Raft's timing.
-    let mut world = World::as_shipped(3, 0);
+fn demotion_that_would_lose_quorum_is_refused() {
+    // The quorum check depends on Raft's timing.
+    let mut world = World::with_default_timing(3, 0);
     let leader = world.leader_seen_by("n1");
     let down = world.other_than(&[&leader]);
     let up = world.other_than(&[&leader, &down]);
@@ -68,8 +68,8 @@ fn a_demotion_that_would_lose_quorum_is_refused() {
     let refused = world.muster_at(&leader, &["node", "demote", &up]).ended(6);
     assert_eq!(refused.error_code(), "quorum_at_risk");
     assert!(refused.stderr.contains(&format!("missing: {down}")), "{}", refused.stderr);
-    assert_eq!(world.seen(&leader, &up).map(|n| n.desired_role), Some(Role::Manager), "nothing changed");
-    eventually_so("the leader misses it", || {
+    assert_eq!(world.seen(&leader, &up).map(|n| n.desired_role), Some(Role::Manager), "the desired role is unchanged");
+    eventually_so("the leader reports it missing", || {
         world.seen(&leader, &down).and_then(|n| n.manager).is_some_and(|m| !m.reachable)
     });
     world.muster_at(&leader, &["node", "demote", &down, "--wait=300s"]).ended(0);
@@ -77,7 +77,7 @@ fn a_demotion_that_would_lose_quorum_is_refused() {
 
 #[test]
 #[ignore = "full tier"]
-fn one_manager_grows_to_two_and_back() {
+fn cluster_grows_from_one_manager_to_two_and_back() {
     let world = World::with(1, 1);
     world.muster(&["node", "promote", "n2", "--wait=300s"]).ended(0);
     assert_eq!(facts(&world, "n2", "n2"), four("manager"));
@@ -88,7 +88,7 @@ fn one_manager_grows_to_two_and_back() {
 
 #[test]
 #[ignore = "full tier"]
-fn flips_end_in_the_last_wish() {
+fn alternating_role_changes_end_in_the_last_request() {
     let world = World::with(3, 1);
     for _ in 0..5 {
         world.muster(&["node", "promote", "n4"]).ended(0);
@@ -102,29 +102,29 @@ fn flips_end_in_the_last_wish() {
 
 #[test]
 #[ignore = "full tier"]
-fn a_frozen_node_waits_with_a_reason_and_is_promoted_when_it_thaws() {
+fn frozen_node_is_pending_and_promoted_after_thaw() {
     let mut world = World::with(3, 1);
     world.node("n4").signal(Signal::STOP);
     let gave_up = world.muster(&["node", "promote", "n4", "--wait=2s"]).ended(3);
     assert_eq!(gave_up.error_code(), "timed_out");
     let pending = |node: &NodeView| !node.conditions.is_empty();
-    assert!(world.seen("n1", "n4").is_some_and(|node| pending(&node)), "the wait has a reason");
+    assert!(world.seen("n1", "n4").is_some_and(|node| pending(&node)), "the pending change has a reason");
     let socket = world.socket("n1");
     let asked = ["--socket", socket.to_str().expect("text"), "node", "promote", "n4", "--wait=2s"];
-    let told = Ran::new(world.folder(), &asked).ended(3).stderr;
-    let said: Vec<&str> = told.lines().filter(|line| line.starts_with("n4: waiting_for_certificate: ")).collect();
-    assert_eq!(said.len(), 1, "people are told once what it waits for: {told}");
+    let output = EndedMuster::new(world.folder(), &asked).ended(3).stderr;
+    let said: Vec<&str> = output.lines().filter(|line| line.starts_with("n4: waiting_for_certificate: ")).collect();
+    assert_eq!(said.len(), 1, "the reason is printed once: {output}");
     let waits = r#"muster_role_changes_pending{wants="manager",reason="waiting_for_certificate"} 1"#;
-    eventually_so("it is counted by its reason", || {
+    eventually_so("the metric counts it by its reason", || {
         let leader = world.leader_seen_by("n1");
         scraped(&mut world, &leader).lines().any(|line| line == waits)
     });
     world.node("n4").signal(Signal::CONT);
-    eventually("the accepted wish goes on", || {
+    eventually("the accepted request completes", || {
         world.seen("n1", "n4").filter(|node| node.membership == Membership::Voter)
     });
-    // Another leader counts anew.
-    eventually_so("how long it took is counted, and nothing is pending", || {
+    // A new leader counts from zero.
+    eventually_so("its duration is counted, and nothing is pending", || {
         world.muster(&["node", "demote", "n4", "--wait=300s"]).ended(0);
         let leader = world.leader_seen_by("n1");
         let metrics = scraped(&mut world, &leader);
@@ -136,7 +136,7 @@ fn a_frozen_node_waits_with_a_reason_and_is_promoted_when_it_thaws() {
 
 #[test]
 #[ignore = "full tier"]
-fn of_several_nodes_each_is_tried_and_the_highest_exit_status_wins() {
+fn multi_node_command_returns_highest_exit_status() {
     let world = World::with(3, 2);
     let ran = world.muster(&["node", "promote", "n4", "nobody", "n5", "--wait=300s"]).ended(4);
     assert_eq!(ran.json()["items"].as_array().map(Vec::len), Some(2));

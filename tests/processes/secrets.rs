@@ -1,4 +1,4 @@
-//! S37: what the cluster keeps secret is in no answer but those that are asked for it.
+//! S37: the cluster's secrets appear only in the answers that are meant to contain them.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::harness::World;
 
-/// One answer over the admin socket, whatever its status.
+/// One answer over the admin socket, with any status.
 fn http(socket: &Path, method: &str, target: &str, body: &str) -> String {
     let mut stream = UnixStream::connect(socket).expect("the socket answers");
     let length = body.len();
@@ -48,7 +48,7 @@ fn secret_of(token: &Value) -> String {
     token["token"].as_str().and_then(|t| t.rsplit('-').next()).expect("a token ends with its secret").to_owned()
 }
 
-/// The native requests, one of each kind and those that differ in what they tell. A kind that is missing here does not compile below.
+/// The native requests: each kind, and variants with different answers. A missing kind does not compile below.
 fn requests(token: &str) -> Vec<Request> {
     let node = || "n3".to_owned();
     let lists = [ListOf::Nodes, ListOf::Blocklist, ListOf::Certificates, ListOf::Tokens, ListOf::Users];
@@ -107,11 +107,11 @@ fn requests(token: &str) -> Vec<Request> {
         actors(ActorsOf::Here, inspect("node/manager/raft-member")),
         actors(ActorsOf::Node(node()), inspect("node/agent")),
     ];
-    all.extend(lists.map(|of| Request::Portion { of, page: Page::default(), fresh: true }));
+    all.extend(lists.map(|of| Request::Page { of, page: Page::default(), fresh: true }));
     all
 }
 
-/// Whether its answer is a secret. A new kind of request must be put into [`requests`], or be one of those.
+/// Whether its answer is a secret. A new kind of request must be added to [`requests`], or be listed here.
 fn is_asked_for_a_secret(request: &Request) -> bool {
     match request {
         Request::TokenCreate { .. }
@@ -146,12 +146,12 @@ fn is_asked_for_a_secret(request: &Request) -> bool {
         | Request::Kube(_)
         | Request::Contact
         | Request::Reconciler(_)
-        | Request::Portion { .. }
+        | Request::Page { .. }
         | Request::OpenAdmission => false,
     }
 }
 
-/// Every path of `/v1` that is described, with something in the place of its parameters, and of the Kubernetes subset.
+/// Every described path of `/v1`, with values for its parameters, and those of the Kubernetes subset.
 fn calls(described: &Value, actors: &[String]) -> Vec<(String, String)> {
     let mut calls = vec![];
     for (path, methods) in described["paths"].as_object().expect("paths") {
@@ -187,7 +187,7 @@ fn paths(actor: &Value, into: &mut Vec<String>) {
 
 #[test]
 #[ignore = "full tier"]
-fn no_answer_holds_the_root_key_or_the_secret_of_a_token_but_those_that_are_asked_for_it() {
+fn answers_leak_no_root_key_or_token_secret() {
     let mut world = World::with(2, 1);
     let created = world.muster(&["token", "create", "--role", "worker"]).ended(0).json();
     let mut secrets: Vec<String> = [Role::Worker, Role::Manager].map(|role| world.token(role)).into();
@@ -214,7 +214,7 @@ fn no_answer_holds_the_root_key_or_the_secret_of_a_token_but_those_that_are_aske
     secrets.push("PRIVATE KEY".to_owned());
 
     let shown = world.answer("n1", Request::TokenShow { role: Role::Worker }).to_string();
-    assert!(secrets.iter().any(|secret| shown.contains(secret.as_str())), "the search finds what is there");
+    assert!(secrets.iter().any(|secret| shown.contains(secret.as_str())), "the search finds existing secrets");
 
     let mut answers = 0;
     let mut search = |what: &str, answer: &str| {
@@ -229,7 +229,7 @@ fn no_answer_holds_the_root_key_or_the_secret_of_a_token_but_those_that_are_aske
         paths(&tree, &mut actors);
         assert!(actors.len() > 5, "{actors:?}");
         for (method, target) in calls(&described, &actors) {
-            // What they answer is the secret. `DELETE /v1/nodes/n2` comes without force: it is refused.
+            // Their answer is the secret. `DELETE /v1/nodes/n2` comes without force: it is refused.
             if target == "/v1/backup" || (method == "POST" && target == "/v1/tokens") {
                 continue;
             }

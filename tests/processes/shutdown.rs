@@ -1,7 +1,7 @@
-//! TERM in every state of a node's life: it ends by itself, in order, and leaves a directory that it goes on from.
+//! TERM in every state of a node: it stops by itself, cleanly, and leaves a directory from which it can continue.
 //!
-//! A state is held while the signal comes: by freezing whom the node waits for, or by a disk that hangs. Where a state is short,
-//! the signal comes at many moments of it.
+//! A state is held for the signal: by freezing the node that it waits for, or by a hung disk. In a short state
+//! the signal is sent at many moments.
 
 use std::time::{Duration, Instant};
 
@@ -9,35 +9,35 @@ use muster_messages::wire::{ActorsAsk, ActorsOf, Request};
 use muster_messages::{Membership, Role, WaitReason};
 use rustix::process::Signal;
 
-use crate::harness::{Front, Node, World, Writer, assert_kept, eventually, eventually_so};
+use crate::harness::{ForegroundMuster, Node, World, Writer, assert_kept, eventually, eventually_so};
 
-/// When the signal comes, after a start at that time.
-type Comes = Box<dyn Fn(&Node, Instant) -> bool>;
+/// When the signal comes, for a start at that time.
+type Trigger = Box<dyn Fn(&Node, Instant) -> bool>;
 
-fn after(delay: Duration) -> Comes {
+fn after(delay: Duration) -> Trigger {
     Box::new(move |_, started| started.elapsed() >= delay)
 }
 
-fn once_there_is(file: &'static str) -> Comes {
+fn when_file_exists(file: &'static str) -> Trigger {
     Box::new(move |node, _| node.folder.join(file).exists())
 }
 
-fn once_it_says(text: &'static str) -> Comes {
+fn when_logged(text: &'static str) -> Trigger {
     Box::new(move |node, _| node.log().contains(text))
 }
 
-/// Many moments of something that takes about so long, the first of them before it begins and the last after its end.
-fn all_through(long: Duration, many: u32) -> impl Iterator<Item = Comes> {
+/// Many moments of something with this duration, from before its begin to after its end.
+fn moments_throughout(long: Duration, many: u32) -> impl Iterator<Item = Trigger> {
     (0..many).map(move |n| after(long * n * 5 / (4 * many)))
 }
 
-/// Waits without giving the processor away for long: moments pass in less than a millisecond.
+/// Waits without long sleeps: moments pass within less than a millisecond.
 #[track_caller]
-fn wait_until(node: &Node, comes: &Comes) {
+fn wait_until(node: &Node, trigger: &Trigger) {
     let started = Instant::now();
     eventually_so("the moment comes", || {
         let burst = Instant::now();
-        while !comes(node, started) {
+        while !trigger(node, started) {
             if burst.elapsed() > Duration::from_secs(1) {
                 return false;
             }
@@ -47,14 +47,14 @@ fn wait_until(node: &Node, comes: &Comes) {
     });
 }
 
-/// TERM to one that has just been started. Before it listens to signals the system ends it, and it has touched nothing.
+/// TERM to a node that was just started. Before it listens to signals the system ends it, and it has written nothing.
 #[track_caller]
-fn ends_at(node: &mut Node, comes: &Comes) -> Duration {
-    wait_until(node, comes);
-    match node.ends_of_its_own_accord() {
+fn ends_at(node: &mut Node, trigger: &Trigger) -> Duration {
+    wait_until(node, trigger);
+    match node.exits_by_itself() {
         (Some(0), took) => took,
         (None, took) if !node.folder.join("lock").exists() => {
-            println!("{}: before it listened", node.name);
+            println!("{}: before it listened to signals", node.name);
             took
         }
         (code, took) => panic!("{} ended with {code:?} after {took:?}:\n{}", node.name, node.log()),
@@ -65,7 +65,7 @@ fn slowest(what: &str, took: &[Duration]) {
     println!("{what}: ended {} times, at the slowest in {:?}", took.len(), took.iter().max());
 }
 
-/// How long it takes until it is ready.
+/// The time until it is ready.
 fn boot(node: &mut Node, flags: &[&str]) -> Duration {
     let started = Instant::now();
     node.start(flags).ready();
@@ -74,17 +74,17 @@ fn boot(node: &mut Node, flags: &[&str]) -> Duration {
 
 #[test]
 #[ignore = "full tier"]
-fn a_founder_ends_in_order_at_any_moment_and_founds_one_cluster() {
+fn founder_stops_cleanly_at_any_moment() {
     let mut world = World::new();
     let whole = boot(world.node("first"), &["--init"]);
     let files = ["lock", "identity/founding.json", "identity/credentials.pem", "muster.sock", "raft"];
-    let words = ["starting the manager half", "this manager leads", "cluster founded"];
-    let moments = all_through(whole, 20).chain(files.map(once_there_is)).chain(words.map(once_it_says));
-    let mut took = vec![world.node("first").ends_in_order()];
+    let words = ["starting the manager runtime", "this manager leads", "cluster founded"];
+    let moments = moments_throughout(whole, 20).chain(files.map(when_file_exists)).chain(words.map(when_logged));
+    let mut took = vec![world.node("first").stops_cleanly()];
     let mut names = vec!["first".to_owned()];
-    for (number, comes) in moments.enumerate() {
+    for (number, trigger) in moments.enumerate() {
         let name = format!("f{number}");
-        took.push(ends_at(world.node(&name).start(&["--init"]), &comes));
+        took.push(ends_at(world.node(&name).start(&["--init"]), &trigger));
         names.push(name);
     }
     for some in names.chunks(4) {
@@ -97,30 +97,30 @@ fn a_founder_ends_in_order_at_any_moment_and_founds_one_cluster() {
             let facts: Vec<_> = seen.iter().map(|node| (node.name.as_str(), node.membership)).collect();
             assert_eq!(facts, [(name.as_str(), Membership::Voter)]);
         }
-        took.extend(some.iter().map(|name| world.node(name).ends_in_order()));
+        took.extend(some.iter().map(|name| world.node(name).stops_cleanly()));
     }
     slowest("founding, and leading alone", &took);
 }
 
 #[test]
 #[ignore = "full tier"]
-fn a_joiner_ends_in_order_at_any_moment_and_joins_once() {
+fn joiner_stops_cleanly_at_any_moment_and_joins_once() {
     let mut world = World::with(1, 0);
     let (seed, token) = (world.node("n1").listen.to_string(), world.token(Role::Worker));
     let flags = ["--join", seed.as_str(), "--token", token.as_str()];
     let whole = boot(world.node("w"), &flags);
     let files = ["identity/join.json", "identity/credentials.pem"];
-    let (mut took, mut names) = (vec![world.node("w").ends_in_order()], vec!["w".to_owned()]);
-    for (number, comes) in all_through(whole, 8).chain(files.map(once_there_is)).enumerate() {
+    let (mut took, mut names) = (vec![world.node("w").stops_cleanly()], vec!["w".to_owned()]);
+    for (number, trigger) in moments_throughout(whole, 8).chain(files.map(when_file_exists)).enumerate() {
         let name = format!("j{number}");
-        took.push(ends_at(world.node(&name).start(&flags), &comes));
+        took.push(ends_at(world.node(&name).start(&flags), &trigger));
         names.push(name);
     }
 
-    // Nobody answers: the manager is frozen.
+    // No answer: the manager is frozen.
     world.node("n1").signal(Signal::STOP);
-    wait_until(world.node("held").start(&flags), &once_there_is("identity/join.json"));
-    took.push(world.node("held").ends_in_order());
+    wait_until(world.node("held").start(&flags), &when_file_exists("identity/join.json"));
+    took.push(world.node("held").stops_cleanly());
     names.push("held".to_owned());
     world.node("n1").signal(Signal::CONT);
 
@@ -138,40 +138,40 @@ fn a_joiner_ends_in_order_at_any_moment_and_joins_once() {
     names.sort();
     assert_eq!(seen, names, "each has joined once");
     world.all_settled();
-    took.extend(names.iter().map(|name| world.node(name).ends_in_order()));
+    took.extend(names.iter().map(|name| world.node(name).stops_cleanly()));
     slowest("joining, and as a worker", &took);
 }
 
 #[test]
 #[ignore = "full tier"]
-fn a_node_on_its_way_to_another_role_ends_in_order_and_arrives_there() {
+fn node_stops_cleanly_during_role_change_and_completes_it() {
     let mut world = World::with(2, 1);
     let (mut took, mut whole) = (Vec::new(), [Duration::ZERO; 2]);
-    let wishes = [("promote", Membership::Voter), ("demote", Membership::None)];
-    for (whole, (verb, _)) in whole.iter_mut().zip(wishes) {
+    let requests = [("promote", Membership::Voter), ("demote", Membership::None)];
+    for (whole, (verb, _)) in whole.iter_mut().zip(requests) {
         let began = Instant::now();
         world.muster(&["node", verb, "n3", "--wait=300s"]).ended(0);
         *whole = began.elapsed();
     }
     let rounds = 4;
     for round in 0..rounds {
-        for (whole, (verb, membership)) in whole.into_iter().zip(wishes) {
+        for (whole, (verb, membership)) in whole.into_iter().zip(requests) {
             world.muster(&["node", verb, "n3"]).ended(0);
             let node = world.node("n3");
             wait_until(node, &after(whole * round / rounds));
-            took.push(node.ends_in_order());
+            took.push(node.stops_cleanly());
             node.start(&[]).ready();
-            eventually_so("it has got there", || world.seen("n1", "n3").is_some_and(|n| n.membership == membership));
+            eventually_so("it has the new role", || world.seen("n1", "n3").is_some_and(|n| n.membership == membership));
             world.all_settled();
         }
     }
     slowest("on the way to another role", &took);
 }
 
-/// Wishes of a frozen node are granted; a quorum that is lost before it thaws keeps it from its certificate.
+/// A frozen node's role change is granted; a quorum lost before its thaw withholds its certificate.
 #[test]
 #[ignore = "full tier"]
-fn a_node_that_waits_for_its_certificate_ends_in_order_and_gets_it_later() {
+fn node_awaiting_certificate_stops_cleanly_and_gets_it_later() {
     let mut world = World::with(2, 1);
     let mut took = Vec::new();
     for (verb, role, membership) in
@@ -186,12 +186,12 @@ fn a_node_that_waits_for_its_certificate_ends_in_order_and_gets_it_later() {
         });
         world.node("n2").signal(Signal::STOP);
         world.node("n3").signal(Signal::CONT);
-        // It has not what it wants yet, and asks; then again as one that has been started in this state.
-        eventually_so("it is asking", || world.ask("n3", Request::NodeList { fresh: false }).is_ok());
-        took.push(world.node("n3").ends_in_order());
+        // It asks for the missing certificate; then again after a restart in this state.
+        eventually_so("it asks for its certificate", || world.ask("n3", Request::NodeList { fresh: false }).is_ok());
+        took.push(world.node("n3").stops_cleanly());
         let node = world.node("n3").start(&[]);
-        wait_until(node, &once_there_is("muster.sock"));
-        took.push(node.ends_in_order());
+        wait_until(node, &when_file_exists("muster.sock"));
+        took.push(node.stops_cleanly());
         world.node("n2").signal(Signal::CONT);
         world.node("n3").start(&[]).ready();
         eventually_so("it has its role", || world.seen("n1", "n3").is_some_and(|n| n.membership == membership));
@@ -202,7 +202,7 @@ fn a_node_that_waits_for_its_certificate_ends_in_order_and_gets_it_later() {
 
 #[test]
 #[ignore = "full tier"]
-fn a_learner_ends_in_order_and_votes_later() {
+fn learner_stops_cleanly_and_votes_later() {
     let mut world = World::with(2, 0);
     let hang = world.folder().join("hang");
     let (seed, token) = (world.node("n1").listen.to_string(), world.token(Role::Worker));
@@ -212,20 +212,20 @@ fn a_learner_ends_in_order_and_votes_later() {
     std::fs::write(&hang, "").expect("the world's folder is writable");
     world.muster(&["node", "promote", "n3"]).ended(0);
     let learns = |world: &World| world.seen("n1", "n3").is_some_and(|node| node.membership == Membership::Learner);
-    eventually_so("n3 learns", || learns(&world));
-    let with_its_disk = world.node("n3").ends_in_order();
+    eventually_so("n3 is a learner", || learns(&world));
+    let with_its_disk = world.node("n3").stops_cleanly();
     assert!(learns(&world), "still");
 
-    // Its disk works again, but there is no quorum that could make it a voter.
+    // Its disk works again, but no quorum can make it a voter.
     std::fs::remove_file(&hang).expect("it was there");
     world.node("n2").signal(Signal::STOP);
-    wait_until(world.node("n3").start(&[]), &once_there_is("muster.sock"));
-    let seat = ActorsAsk::Inspect { path: "node/manager/seat".to_owned() };
-    eventually_so("its manager half runs, and asks for its seat", || {
-        let seen = world.ask("n3", Request::Actors { node: ActorsOf::Here, ask: seat.clone() });
-        seen.is_ok_and(|seat| seat["state"] == "healthy")
+    wait_until(world.node("n3").start(&[]), &when_file_exists("muster.sock"));
+    let member_id = ActorsAsk::Inspect { path: "node/manager/seat".to_owned() };
+    eventually_so("its manager runtime runs and requests membership", || {
+        let seen = world.ask("n3", Request::Actors { node: ActorsOf::Here, ask: member_id.clone() });
+        seen.is_ok_and(|member_id| member_id["state"] == "healthy")
     });
-    let without_quorum = world.node("n3").ends_in_order();
+    let without_quorum = world.node("n3").stops_cleanly();
     world.node("n2").signal(Signal::CONT);
     world.node("n3").start(&[]).ready();
     world.all_settled();
@@ -234,27 +234,27 @@ fn a_learner_ends_in_order_and_votes_later() {
 
 #[test]
 #[ignore = "full tier"]
-fn followers_and_leaders_end_in_order_while_others_write() {
+fn followers_and_leaders_stop_cleanly_during_writes() {
     let mut world = World::with(3, 1);
     let node = world.seen("n1", "n1").expect("n1 is a node").id;
     let writer = Writer::start(["n1", "n2", "n3"].map(|name| world.socket(name)).to_vec(), node);
-    let goes_on = || {
+    let makes_progress = || {
         let seen = writer.acknowledged();
-        eventually_so("writes go on", || writer.acknowledged() > seen + 20);
+        eventually_so("writes continue", || writer.acknowledged() > seen + 20);
     };
     let leader = world.leader_seen_by("n1");
     let follower = world.other_than(&[&leader, "n4"]);
-    // A promotion that waits is work in progress of the leader.
+    // A pending promotion is work in progress of the leader.
     world.node("n4").signal(Signal::STOP);
     world.muster(&["node", "promote", "n4"]).ended(0);
     for (state, name) in [("following", &follower), ("leading", &leader)] {
-        goes_on();
-        let took = world.node(name).ends_in_order();
-        goes_on();
+        makes_progress();
+        let took = world.node(name).stops_cleanly();
+        makes_progress();
         let by = world.other_than(&[name, "n4"]);
         assert_ne!(&world.leader_seen_by(&by), name);
         world.node(name).start(&[]).ready();
-        eventually_so("it takes its place", || {
+        eventually_so("it is a voter and ready", || {
             let seen = world.seen(&by, name).expect("a node");
             seen.membership == Membership::Voter && seen.manager.is_some_and(|m| m.reachable)
         });
@@ -262,14 +262,14 @@ fn followers_and_leaders_end_in_order_while_others_write() {
     }
     world.node("n4").signal(Signal::CONT);
     world.all_settled();
-    assert_eq!(world.seen("n1", "n4").map(|node| node.membership), Some(Membership::Voter), "the wish was kept");
+    assert_eq!(world.seen("n1", "n4").map(|node| node.membership), Some(Membership::Voter), "the request was kept");
     let acknowledged = writer.stop();
     assert_kept(&acknowledged, &world.seen("n2", "n1").expect("n1 is a node"));
 }
 
 #[test]
 #[ignore = "full tier"]
-fn a_leader_without_heirs_and_one_whose_disk_hangs_end_in_order() {
+fn leader_without_target_or_with_hung_disk_stops_cleanly() {
     let mut world = World::new();
     let hang = world.folder().join("hang");
     world.node("n1").disk_hangs_while(&hang).start(&["--init"]).ready();
@@ -283,7 +283,7 @@ fn a_leader_without_heirs_and_one_whose_disk_hangs_end_in_order() {
     for name in ["n2", "n3"] {
         world.node(name).signal(Signal::STOP);
     }
-    let without_heirs = world.node("n1").ends_in_order();
+    let without_target = world.node("n1").stops_cleanly();
     for name in ["n2", "n3"] {
         world.node(name).signal(Signal::CONT);
     }
@@ -293,26 +293,28 @@ fn a_leader_without_heirs_and_one_whose_disk_hangs_end_in_order() {
     let disk = |world: &World| world.muster(&["actors", "inspect", "node/manager/raft-member/disk"]).ended(0).json();
     world.muster_at("n2", &["--timeout", "1s", "node", "update", "n1", "--label-add", "a=b"]);
     eventually_so("a write hangs", || disk(&world)["handling"]["message"] == "write");
-    let with_its_disk = world.node("n1").ends_in_order();
+    let with_its_disk = world.node("n1").stops_cleanly();
     std::fs::remove_file(&hang).expect("it was there");
     world.node("n1").start(&[]).ready();
     world.all_settled();
-    println!("leading: ended in {without_heirs:?} without heirs, in {with_its_disk:?} with a disk that hangs");
+    println!(
+        "leading: ended in {without_target:?} without a transfer target, in {with_its_disk:?} with a disk that hangs"
+    );
 }
 
 #[test]
 #[ignore = "full tier"]
-fn without_a_quorum_everybody_ends_in_order_and_comes_back() {
+fn nodes_without_quorum_stop_cleanly_and_return() {
     let mut world = World::with(2, 1);
     let (seed, token) = (world.node("n1").listen.to_string(), world.token(Role::Worker));
     world.node("n2").signal(Signal::STOP);
-    // Requests that nobody can answer: a write, and a stranger who joins.
+    // Requests that cannot be answered: a write, and a join.
     let write = ["--timeout", "60s", "node", "update", "n1", "--label-add", "a=b"];
     let socket = world.socket("n1");
     let args = [&["--socket", socket.to_str().expect("text")], &write[..]].concat();
-    let waiting = Front::start(world.folder(), &args);
+    let waiting = ForegroundMuster::start(world.folder(), &args);
     world.node("n4").start(&["--join", &seed, "--token", &token]);
-    eventually_so("the stranger is being talked to", || {
+    eventually_so("the join conversation is open", || {
         let join = world.muster(&["actors", "inspect", "node/manager/join"]).ended(0).json();
         join["view"]["conversations"].as_u64() > Some(0)
     });
@@ -321,14 +323,14 @@ fn without_a_quorum_everybody_ends_in_order_and_comes_back() {
         (status["stale"] == true).then_some(())
     });
     for name in ["n4", "n3", "n1"] {
-        println!("{name} without a quorum: ended in {:?}", world.node(name).ends_in_order());
+        println!("{name} without a quorum: ended in {:?}", world.node(name).stops_cleanly());
     }
     drop(waiting);
-    // One that has never had a leader since it was started.
-    wait_until(world.node("n1").start(&[]), &once_there_is("muster.sock"));
-    println!("a candidate: ended in {:?}", world.node("n1").ends_in_order());
+    // A manager without a leader since its start.
+    wait_until(world.node("n1").start(&[]), &when_file_exists("muster.sock"));
+    println!("a candidate: ended in {:?}", world.node("n1").stops_cleanly());
     world.node("n2").signal(Signal::CONT);
-    println!("whoever thaws alone: ended in {:?}", world.node("n2").ends_in_order());
+    println!("thawed alone: ended in {:?}", world.node("n2").stops_cleanly());
     for name in ["n1", "n2", "n3"] {
         world.node(name).start(&[]);
     }

@@ -1,4 +1,4 @@
-//! A manager that must be brought up by a snapshot over slow links, while others go on writing.
+//! A manager that must catch up by a snapshot over slow links, while clients keep writing.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -6,17 +6,17 @@ use std::time::{Duration, Instant};
 use muster_messages::wire::{ActorsAsk, ActorsOf, KubeCall, Request};
 use serde_json::Value;
 
-use crate::harness::{PATIENT, World, Writer, assert_kept, eventually, eventually_so};
+use crate::harness::{SLOW_RAFT_TIMING, World, Writer, assert_kept, eventually, eventually_so};
 
 /// The size of the state. With `MUSTER_SLOW_MIB=62` it is 62 MiB, with more writers and the shipped timing.
 fn mebibytes() -> Option<usize> {
     std::env::var("MUSTER_SLOW_MIB").ok().map(|text| text.parse().expect("a number"))
 }
 
-/// The log is short, so that whoever was away needs a snapshot.
+/// A short log, so that an absent manager needs a snapshot.
 const SHORT_LOG: &str = "snapshot_entries = 300\nkeep_entries = 50\nkeep_time = \"1s\"\n";
 
-/// A config map of as many bytes as there may be.
+/// A config map of nearly the maximum size.
 const BYTES: usize = 250_000;
 
 fn fill(world: &World, leader: &str, mebibytes: usize) {
@@ -36,7 +36,7 @@ fn fill(world: &World, leader: &str, mebibytes: usize) {
     }
 }
 
-/// What the node's own socket shows of its Raft member.
+/// A node's Raft member, from its own socket.
 fn raft_member(world: &World, name: &str) -> Value {
     let ask = ActorsAsk::Inspect { path: "node/manager/raft-member".to_owned() };
     eventually("its Raft member has started", || {
@@ -49,11 +49,11 @@ fn number(view: &Value, pointer: &str) -> u64 {
     view.pointer(pointer).and_then(Value::as_u64).unwrap_or_else(|| panic!("no {pointer} in {view}"))
 }
 
-/// Each time a manager is killed and comes back to a log that has been cut, over links of this many bytes per second.
-fn brought_up_at(speeds: &[u32]) {
+/// Repeatedly kills a manager, which returns to a compacted log, over links of this many bytes per second.
+fn catches_up_over_slow_links(speeds: &[u32]) {
     let (timing, mebibytes, writers) = match mebibytes() {
         Some(mebibytes) => ("[raft]\n", mebibytes, 24),
-        None => (PATIENT, 4, 4),
+        None => (SLOW_RAFT_TIMING, 4, 4),
     };
     let mut world = World::with_a_network_and(&format!("{timing}{SHORT_LOG}"), 3, 0);
     let leader = world.leader_seen_by("n1");
@@ -67,13 +67,15 @@ fn brought_up_at(speeds: &[u32]) {
         world.node(&away).kill();
         let writers: Vec<Writer> = (0..writers).map(|_| Writer::start(vec![world.socket(&leader)], node)).collect();
         let written = || writers.iter().map(Writer::acknowledged).sum::<u64>();
-        eventually_so("its place in the log is cut", || number(&raft_member(&world, &leader), "/log/first") > had + 1);
+        eventually_so("the log is compacted past its position", || {
+            number(&raft_member(&world, &leader), "/log/first") > had + 1
+        });
         world.network().slow(*speed);
         let (begun, at_first) = (Instant::now(), written());
         world.node(&away).start(&[]);
         let behind = number(&raft_member(&world, &leader), "/log/last");
         eventually("it has caught up", || {
-            // A look is not free: what is waited for takes seconds.
+            // A request has a cost; what is waited for takes seconds.
             sleep(Duration::from_millis(100));
             (number(&raft_member(&world, &away), "/applied") >= behind).then_some(())
         });
@@ -81,22 +83,22 @@ fn brought_up_at(speeds: &[u32]) {
         let writes = (written() - at_first) as f64 / took.as_secs_f64();
         println!("{mebibytes} MiB at {speed} bytes/s: {took:.1?}, {writes:.0} writes/s meanwhile");
         let after = raft_member(&world, &leader);
-        assert_eq!(number(&after, "/snapshots/sent"), sent + 1, "one snapshot was enough (round {nth})");
-        assert_eq!(after["term"], before["term"], "nobody else has led meanwhile");
+        assert_eq!(number(&after, "/snapshots/sent"), sent + 1, "one snapshot sufficed (round {nth})");
+        assert_eq!(after["term"], before["term"], "leadership has not moved");
         for writer in writers {
             writer.stop();
         }
-        // Until then the leader keeps the log that this follower needs, and the next round would not cut it.
+        // Until then the leader keeps the log that this follower needs, and the next round would not compact it.
         let last = || number(&raft_member(&world, &leader), "/log/last");
-        eventually_so("nothing is missing there", || number(&raft_member(&world, &away), "/log/last") >= last());
+        eventually_so("it has every entry", || number(&raft_member(&world, &away), "/log/last") >= last());
     }
     let writer = Writer::start(vec![world.socket(&leader)], node);
-    eventually_so("writes go on", || writer.acknowledged() > 20);
+    eventually_so("writes continue", || writer.acknowledged() > 20);
     assert_kept(&writer.stop(), &world.seen(&leader, "n1").expect("n1 is a node"));
 }
 
 #[test]
 #[ignore = "full tier"]
-fn a_follower_is_brought_up_by_one_snapshot_over_slow_links() {
-    brought_up_at(&[12_000_000, 900_000]);
+fn follower_catches_up_by_one_snapshot_over_slow_links() {
+    catches_up_over_slow_links(&[12_000_000, 900_000]);
 }

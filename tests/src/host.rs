@@ -5,11 +5,11 @@ use muster_messages::protocol::Named;
 use muster_messages::{ActorNode, ActorState};
 use tokio::time::Instant;
 
-use crate::PATIENCE;
-use crate::universe::eventually;
+use crate::WAIT_LIMIT;
+use crate::harness::eventually;
 
-/// A real root supervisor with its live tree: what one process would be. A test that speaks of several has one for each, all of them
-/// under one [`Universe`](crate::Universe), which judges what went wrong in any of them.
+/// A real root supervisor with its live tree, as one process has it. A test of several processes has one for each, all
+/// observed by one [`ActorHarness`](crate::ActorHarness).
 pub struct Host {
     tree: Tree,
     path: String,
@@ -27,7 +27,7 @@ impl Host {
         self.root.shut_down().await;
     }
 
-    /// Starts an actor, or a group of them, below the root. It is reached once it is [healthy](Self::healthy).
+    /// Starts an actor, or a group of actors, below the root. It is reachable once it is [healthy](Self::healthy).
     pub fn start_actor(&self, spec: Spec) {
         self.children().start(spec);
     }
@@ -39,14 +39,14 @@ impl Host {
     pub fn tree(&self) -> &Tree {
         &self.tree
     }
-    /// The root's.
+    /// The root's path.
     pub fn path(&self) -> &str {
         &self.path
     }
 
-    /// Waits until the tree says this of an actor; the actor as it then is.
+    /// Waits until an actor satisfies the condition; returns the actor.
     pub async fn until(&self, path: &str, what: &str, holds: impl Fn(&ActorNode) -> bool) -> ActorNode {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + WAIT_LIMIT;
         loop {
             match self.tree.inspect(path).await {
                 Ok(actor) if holds(&actor) => return actor,
@@ -70,9 +70,9 @@ impl Host {
     }
 }
 
-/// An actor that hears nothing and does nothing: a child whose coming and going is what a test is about.
+/// An actor without messages: a child whose start and stop a test is about.
 pub struct Idle;
-/// What it hears.
+/// Its messages: none.
 pub enum Never {}
 impl Named for Never {
     fn name(&self) -> &'static str {

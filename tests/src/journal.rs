@@ -1,11 +1,11 @@
-//! The journal of a test: what its probes heard.
+//! A test's journal: what its probes received.
 
 use std::fmt::Write;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::time::Instant;
 
-/// What the probes of one test heard, in the one order in which it arrived.
+/// What the probes of one test received, in one order of arrival.
 #[derive(Clone)]
 pub(crate) struct Journal {
     entries: Arc<Mutex<Vec<Entry>>>,
@@ -29,15 +29,15 @@ impl Journal {
     pub(crate) fn lines(&self) -> Vec<String> {
         locked(&self.entries).iter().map(|entry| format!("{}: {}", entry.probe, entry.message)).collect()
     }
-    /// For the failure of a probe.
-    pub(crate) fn told(&self) -> String {
-        const SHOWN: usize = 50;
+    /// Text for a probe's failure.
+    pub(crate) fn report(&self) -> String {
+        const SHOWN_ENTRIES: usize = 50;
         let entries = locked(&self.entries);
         if entries.is_empty() {
             return "\n  nothing arrived at all".to_owned();
         }
         let mut text = "\n  what arrived, oldest first:".to_owned();
-        let earlier = entries.len().saturating_sub(SHOWN);
+        let earlier = entries.len().saturating_sub(SHOWN_ENTRIES);
         if earlier > 0 {
             let _infallible = write!(text, "\n    ({earlier} earlier ones)");
         }
@@ -49,7 +49,7 @@ impl Journal {
     }
 }
 
-/// A guard even after a panic with it in hand: what was recorded is worth showing.
+/// Locks even after a panic of a holder: the record is still worth showing.
 pub(crate) fn locked<T: ?Sized>(what: &Mutex<T>) -> MutexGuard<'_, T> {
     what.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,4 +1,4 @@
-//! Stories that are told once for each point at which their actor may crash.
+//! Scenarios that run once for each point at which their actor may crash.
 
 use std::any::Any;
 use std::panic::AssertUnwindSafe;
@@ -9,55 +9,55 @@ use futures_util::FutureExt;
 use muster_kernel::Fuse;
 use tokio::time::timeout;
 
-/// More points than any story has: an actor that finds ever more to do would be told of for ever.
-const POINTS: u32 = 10_000;
+/// More points than any scenario has: an actor with endless work would make the runs endless.
+const MAX_POINTS: u32 = 10_000;
 
-/// A telling that takes longer waits in a loop of its own for what never comes. Stories let an hour pass to see that nothing follows.
-const TELLING: Duration = Duration::from_secs(2 * 3600);
+/// A longer run waits in a loop of its own for something that never happens. Scenarios let an hour pass to see that nothing follows.
+const SCENARIO_TIMEOUT: Duration = Duration::from_secs(2 * 3600);
 
-/// So many tellings in a row without a crash end it: what is jittered makes the points of one telling a few more or fewer than those of
+/// This many runs in a row without a crash end it: jitter gives a run a few points more or fewer than
 /// the next.
-const ENOUGH: u32 = 4;
+const RUNS_WITHOUT_CRASH: u32 = 4;
 
-/// Tells a story again and again: in the first telling the actor crashes at its first crash point, in the next at its second,
-/// until a few tellings in a row have ended before there was such a point. How many points there were.
+/// Repeats a scenario: in the first run the actor crashes at its first crash point, in the next at its second,
+/// until a few runs in a row ended before their point. Returns the number of points.
 ///
-/// The story makes a universe of its own each time, has an actor [crash](crate::Universe::crash_at) at the fuse's point, and in
-/// the end asserts what holds wherever that was. It is told for nothing if it repeats nothing that was not answered.
+/// The scenario creates a harness in each run, makes an actor [crash](crate::ActorHarness::crash_at) at the fuse's point, and
+/// finally asserts what holds wherever that was. It must repeat every request that was not answered.
 ///
 /// ```ignore
 #[doc = include_str!("../kit/examples/points.rs")]
 /// ```
-pub async fn at_every_point(story: impl AsyncFnMut(Fuse)) -> u32 {
-    told(Fuse::at, story).await
+pub async fn at_every_point(scenario: impl AsyncFnMut(Fuse)) -> u32 {
+    run_at_points(Fuse::at, scenario).await
 }
 
-/// The same with two crashes: the second comes so many points after the first, while the next incarnation finds its way.
-pub async fn at_every_point_twice(later: u32, story: impl AsyncFnMut(Fuse)) -> u32 {
-    told(|point| Fuse::twice(point, later), story).await
+/// The same with two crashes: the second comes `later` points after the first, while the next incarnation recovers.
+pub async fn at_every_point_twice(later: u32, scenario: impl AsyncFnMut(Fuse)) -> u32 {
+    run_at_points(|point| Fuse::twice(point, later), scenario).await
 }
 
-async fn told(fuse: impl Fn(u32) -> Fuse, mut story: impl AsyncFnMut(Fuse)) -> u32 {
+async fn run_at_points(fuse: impl Fn(u32) -> Fuse, mut scenario: impl AsyncFnMut(Fuse)) -> u32 {
     let mut passed = 0;
-    for point in 0..POINTS {
+    for point in 0..MAX_POINTS {
         let fuse = fuse(point);
-        // Dropped by the panic, not before it: the universe in it has no other failure to tell of.
-        let mut telling = pin!(story(fuse.clone()));
-        let ended = AssertUnwindSafe(timeout(TELLING, &mut telling)).catch_unwind().await;
+        // Dropped by the panic, not before it: the harness in it reports no other failure.
+        let mut run = pin!(scenario(fuse.clone()));
+        let ended = AssertUnwindSafe(timeout(SCENARIO_TIMEOUT, &mut run)).catch_unwind().await;
         match ended {
-            Ok(in_time) => assert!(in_time.is_ok(), "the telling with point {point} does not end"),
+            Ok(in_time) => assert!(in_time.is_ok(), "the run with crash point {point} does not end"),
             // What is still pinned here is dropped by this panic.
             Err(failure) => panic!("at crash point {point}: {}", text_of(&*failure)),
         }
         passed = if fuse.blown() { 0 } else { passed + 1 };
-        if passed == ENOUGH {
-            return point + 1 - ENOUGH;
+        if passed == RUNS_WITHOUT_CRASH {
+            return point + 1 - RUNS_WITHOUT_CRASH;
         }
     }
-    panic!("the story does not end within {POINTS} crash points");
+    panic!("the scenario does not end within {MAX_POINTS} crash points");
 }
 
-/// What a panic said.
+/// The text of a panic.
 fn text_of(failure: &(dyn Any + Send)) -> &str {
     let owned = || failure.downcast_ref::<String>().map(String::as_str);
     failure.downcast_ref::<&str>().copied().or_else(owned).unwrap_or("a panic without a text")

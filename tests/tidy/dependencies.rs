@@ -1,7 +1,7 @@
-//! What this repository builds upon, judged against `deny.toml`, and who may depend on whom inside it.
+//! This repository's dependencies, checked against `deny.toml`, and the permitted dependencies inside it.
 //!
-//! `cargo tree` and not `cargo metadata`: only the former tells which packages are really built, and optional ones
-//! that nobody switched on (`ring`, above all) stay in the latter for ever.
+//! `cargo tree`, not `cargo metadata`: only the former lists the packages that are really built; optional ones
+//! that are not enabled (above all `ring`) remain in the latter.
 
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -32,7 +32,7 @@ fn packages() -> BTreeSet<(String, String, String)> {
     let package = |line: &str| {
         let (package, licence) = line.split_once('|')?;
         let mut words = package.split_whitespace();
-        // `(*)` marks a package that the listing has shown before.
+        // `(*)` marks a package that was listed before.
         let licence = licence.trim_end_matches(" (*)");
         Some((words.next()?.to_owned(), words.next()?.to_owned(), licence.to_owned()))
     };
@@ -42,7 +42,7 @@ fn packages() -> BTreeSet<(String, String, String)> {
 }
 
 #[test]
-fn every_licence_is_on_the_list_and_nothing_banned_is_built() {
+fn licences_are_allowed_and_banned_packages_absent() {
     let policy = policy();
     let allowed = strings(&policy["licenses"]["allow"]);
     let banned = policy["bans"]["deny"].as_array().cloned().unwrap_or_default();
@@ -55,7 +55,7 @@ fn every_licence_is_on_the_list_and_nothing_banned_is_built() {
             violations.push(format!("{name} {version} is banned: {}", ban["reason"]));
         }
     }
-    report("deny.toml says what this repository builds upon", &violations);
+    report("deny.toml lists what this repository builds on", &violations);
 }
 
 #[test]
@@ -87,7 +87,7 @@ fn each_accepted_advisory_names_a_package_in_use_and_its_reason() {
 }
 
 #[test]
-fn the_vocabulary_depends_on_no_actor() {
+fn messages_crate_depends_on_no_actor() {
     let manifest = std::fs::read_to_string(top().join("messages/Cargo.toml")).expect("messages has a manifest");
     let manifest: toml::Table = manifest.parse().expect("a manifest is TOML");
     let names: Vec<&String> = manifest["dependencies"].as_table().into_iter().flat_map(toml::Table::keys).collect();
@@ -95,7 +95,7 @@ fn the_vocabulary_depends_on_no_actor() {
 }
 
 #[test]
-fn every_package_obeys_the_workspaces_lints() {
+fn every_package_inherits_workspace_lints() {
     let mut violations = Vec::new();
     for file in texts(|path| path.ends_with("Cargo.toml") && path != "Cargo.toml") {
         let manifest: toml::Table = file.text.parse().expect("a manifest is TOML");
@@ -104,14 +104,14 @@ fn every_package_obeys_the_workspaces_lints() {
             violations.push(file.path);
         }
     }
-    report("lints are set once, for all", &violations);
+    report("lints are set once, for all packages", &violations);
 }
 
-/// What a manifest demands without naming it in the code: `(package, dependency)`, with the reason.
+/// Dependencies required by a manifest but not named in its code: `(package, dependency)`, with the reason.
 const NOT_NAMED_IN_CODE: [(&str, &str); 2] = [
     // The client of `kube` needs one of this crate's version features.
     ("actors/elector/Cargo.toml", "k8s-openapi"),
-    // The frames written by hand are a file of the mesh's tests, included by its path.
+    // The mesh's tests include a file with hand-written frames by its path.
     ("tests/attacks/Cargo.toml", "muster-mesh"),
 ];
 
@@ -122,7 +122,7 @@ fn every_direct_dependency_is_used() {
     for file in texts(|path| path.ends_with("Cargo.toml") && path != "Cargo.toml") {
         let manifest: toml::Table = file.text.parse().expect("a manifest is TOML");
         let folder = file.path.trim_end_matches("Cargo.toml");
-        // A program or a test may lie in another package's folder, such as the process scenarios of `bins`.
+        // A program or a test may be in another package's folder, such as the process scenarios of `bins`.
         let targets = ["test", "bin"].iter().filter_map(|kind| manifest.get(*kind)?.as_array()).flatten();
         let elsewhere = targets.filter_map(|target| target.get("path")?.as_str()?.strip_prefix("../"));
         let roots: Vec<&str> =
@@ -131,7 +131,7 @@ fn every_direct_dependency_is_used() {
             rust.iter().filter(|text| roots.iter().any(|root| text.path.starts_with(root))).collect();
         for table in ["dependencies", "dev-dependencies"] {
             for name in manifest.get(table).and_then(toml::Value::as_table).into_iter().flat_map(toml::Table::keys) {
-                // A path, not the bare word: `time` and `bytes` are in many comments.
+                // A path, not the bare word: `time` and `bytes` occur in many comments.
                 let path = format!("{}::", name.replace('-', "_"));
                 let used = code.iter().any(|text| text.text.contains(&path));
                 if !used && !NOT_NAMED_IN_CODE.contains(&(file.path.as_str(), name)) {
@@ -166,7 +166,7 @@ fn examples_of_the_documentation_are_tests() {
         }
     }
     report(
-        "a doc-test is a program that is linked by itself: an example is a file of a test, included in the documentation",
+        "a doc-test is a separately linked program: an example is a file of a test, included in the documentation",
         &violations,
     );
 }

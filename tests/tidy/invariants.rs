@@ -13,15 +13,15 @@ fn name(text: &str) -> Option<(&str, &str)> {
     legal.then(|| (&text[..word], &text[word..]))
 }
 
-/// The name that a line of a header defines: `//! Keeps  NAME-7  what holds`, or the same below a first one.
+/// The name that a header line defines: `//! Invariants  NAME-7  what holds`, or the same below a first one.
 fn defined(line: &str) -> Option<&str> {
     let line = line.trim_start().strip_prefix("//!")?;
-    let rest = line.strip_prefix(" Keeps  ").or_else(|| line.strip_prefix("        "))?;
+    let rest = line.strip_prefix(" Invariants  ").or_else(|| line.strip_prefix("             "))?;
     let (name, after) = name(rest)?;
     after.starts_with("  ").then_some(name)
 }
 
-/// The name that a line of the document is about: the first word of a row, an item or a heading.
+/// The name in a document line: the first word of a row, an item or a heading.
 fn listed(line: &str) -> Option<&str> {
     let (name, after) = name(line.trim_start_matches(['|', '#', '-', '*', '`', ' ']))?;
     let marked = line.starts_with(['|', '#', '-', '*']);
@@ -29,7 +29,7 @@ fn listed(line: &str) -> Option<&str> {
 }
 
 #[test]
-fn every_invariant_has_one_home_and_one_line_in_the_document() {
+fn invariants_have_one_home_and_one_document_line() {
     let mut homes: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for file in texts(|path| path.ends_with(".rs") && !path.starts_with("tests/tidy/")) {
         for name in file.text.lines().filter_map(defined) {
@@ -56,10 +56,10 @@ fn every_invariant_has_one_home_and_one_line_in_the_document() {
 }
 
 #[test]
-fn names_are_told_from_other_words() {
-    assert_eq!(defined("//! Keeps  ROLE-2  of all plans"), Some("ROLE-2"));
-    assert_eq!(defined("//!        MESH-14  both sides"), Some("MESH-14"));
-    assert_eq!(defined("//! Keeps  AGENT-1…4 (see `managers`)"), None);
+fn invariant_names_are_recognised() {
+    assert_eq!(defined("//! Invariants  ROLE-2  of all plans"), Some("ROLE-2"));
+    assert_eq!(defined("//!             MESH-14  both sides"), Some("MESH-14"));
+    assert_eq!(defined("//! Invariants  AGENT-1…4 (see `managers`)"), None);
     assert_eq!(defined("//! ROLE-1, as everywhere"), None);
     assert_eq!(listed("| `ROLE-2` | of all plans |"), Some("ROLE-2"));
     assert_eq!(listed("- **ROLE-2** of all plans"), Some("ROLE-2"));

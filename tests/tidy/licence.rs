@@ -1,13 +1,13 @@
-//! Licence expressions (SPDX), judged against a list of licences.
+//! Licence expressions (SPDX), checked against a list of licences.
 
-/// Whether everything that a package's licence demands is on the list.
+/// Whether the list satisfies a package's licence.
 pub fn is_allowed(expression: &str, allowed: &[String]) -> bool {
     // Old manifests write `MIT/Apache-2.0` for a choice.
     let spaced = expression.replace('(', " ( ").replace(')', " ) ").replace('/', " OR ");
     let tokens: Vec<&str> = spaced.split_whitespace().collect();
     let mut reader = Reader { tokens: &tokens, allowed };
-    let verdict = reader.choice();
-    verdict && reader.tokens.is_empty()
+    let accepted = reader.choice();
+    accepted && reader.tokens.is_empty()
 }
 
 struct Reader<'a> {
@@ -24,23 +24,23 @@ impl Reader<'_> {
         taken
     }
     fn choice(&mut self) -> bool {
-        let mut verdict = self.all();
+        let mut accepted = self.all();
         while self.take("OR") {
-            verdict |= self.all();
+            accepted |= self.all();
         }
-        verdict
+        accepted
     }
     fn all(&mut self) -> bool {
-        let mut verdict = self.one();
+        let mut accepted = self.one();
         while self.take("AND") {
-            verdict &= self.one();
+            accepted &= self.one();
         }
-        verdict
+        accepted
     }
     fn one(&mut self) -> bool {
         if self.take("(") {
-            let verdict = self.choice();
-            return self.take(")") && verdict;
+            let accepted = self.choice();
+            return self.take(")") && accepted;
         }
         let Some((name, rest)) = self.tokens.split_first() else {
             return false;
@@ -57,7 +57,7 @@ impl Reader<'_> {
 }
 
 #[test]
-fn a_choice_needs_one_licence_and_a_sum_needs_all() {
+fn or_needs_one_licence_and_and_needs_all() {
     let allowed = ["MIT".to_owned(), "ISC".to_owned()];
     for good in ["MIT", "MIT OR GPL-3.0", "GPL-3.0/MIT", "ISC AND (MIT OR GPL-3.0)", "(MIT)"] {
         assert!(is_allowed(good, &allowed), "{good}");

@@ -1,4 +1,4 @@
-//! Rules about the text of this repository, each as a test. A rule's exceptions are lists in this folder that may
+//! Rules for this repository's text, each a test. Exceptions are lists in this folder that may
 //! only shrink (ratchets).
 
 mod dependencies;
@@ -8,22 +8,23 @@ mod messages;
 mod sources;
 mod texts;
 mod tiers;
+mod words;
 
 use std::path::{Path, PathBuf};
 
-/// The top folder of the repository.
+/// The root folder of the repository.
 fn top() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize().expect("this package lies in the repository")
 }
 
 /// A file of the repository.
 struct Text {
-    /// Relative to the top, with `/`.
+    /// Relative to the root, with `/`.
     path: String,
     text: String,
 }
 
-/// Every text file below `folder`, build results and caches apart.
+/// Every text file below `folder`, except build results and caches.
 fn files_below(folder: &Path, out: &mut Vec<PathBuf>) {
     let entries = std::fs::read_dir(folder).unwrap_or_else(|e| panic!("{}: {e}", folder.display()));
     for entry in entries.flatten() {
@@ -51,16 +52,16 @@ fn texts(wanted: impl Fn(&str) -> bool) -> Vec<Text> {
         })
         .collect();
     found.sort_by(|a, b| a.path.cmp(&b.path));
-    assert!(!found.is_empty(), "the rule looks at no file at all");
+    assert!(!found.is_empty(), "the rule matches no file");
     found
 }
 
-/// Fails with every violation at once.
+/// Fails with all violations at once.
 fn report(rule: &str, violations: &[String]) {
     assert!(violations.is_empty(), "{rule}:\n  {}", violations.join("\n  "));
 }
 
-/// Whether `word` stands in `line` as a word of its own.
+/// Whether `line` contains `word` as a whole word.
 fn has_word(line: &str, word: &str) -> bool {
     let part_of_word = |c: char| c.is_alphanumeric() || c == '_';
     line.match_indices(word).any(|(at, _)| {

@@ -1,23 +1,23 @@
-//! Rules for the messages between actors and between processes.
+//! Rules for messages between actors and between processes.
 
 use super::{Text, report, texts};
 
 /// One enum per actor: those whose name ends with `Msg`. The others are parts of messages.
 const PROTOCOL: &str = "messages/src/protocol/";
-/// What leaves a process: every enum is a message, a frame, a call or an answer, except these.
+/// Types that leave a process: every enum is a message, a frame, a call or an answer, with these exceptions.
 const WIRE: &str = "messages/src/wire/";
 
 /// Enums of the wire that are not messages, each with its reason. This list only shrinks.
 const NOT_MESSAGES: [(&str, &str); 4] = [
     ("ActorsOf", "names the processes of a `Request::Actors`"),
     ("EntryKind", "names what an entry within a Raft message holds"),
-    ("ListOf", "names the list of a `Request::Portion`"),
+    ("ListOf", "names the list of a `Request::Page`"),
     ("WireError", "why bytes are not a value; it stays in the process that decodes"),
 ];
 
-/// What the doc comment of a variant has at least one of: a label, or one of the short forms whose meaning the header of the
-/// enum, or of the enum that it names, gives.
-const SAYS: [&str; 6] = ["Lost", "Repeat", "Late", "Read: repeat freely", "Write: by request id", "See [`"];
+/// The doc comment of a variant needs one of these: a label, or a short form that the header of the
+/// enum, or of the enum that it names, defines.
+const DELIVERY_WORDS: [&str; 6] = ["Lost", "Repeat", "Late", "Read: repeat freely", "Write: by request id", "See [`"];
 
 struct Variant<'a> {
     name: &'a str,
@@ -30,7 +30,7 @@ struct Enum<'a> {
     variants: Vec<Variant<'a>>,
 }
 
-/// The public enums of a file, by the layout that the formatter gives them: variants and their comments are indented by four
+/// The public enums of a file, by the formatter's layout: variants and their comments are indented by four
 /// spaces, fields by eight.
 fn enums(file: &Text) -> Vec<Enum<'_>> {
     let mut found: Vec<Enum<'_>> = Vec::new();
@@ -77,10 +77,10 @@ fn messages_document_loss_repetition_and_lateness() {
                 continue;
             }
             if found.variants.is_empty() {
-                violations.push(format!("{}: {} has no variant that this test can read", file.path, found.name));
+                violations.push(format!("{}: {} has no variant that this test can parse", file.path, found.name));
             }
             for Variant { name, line, doc } in found.variants {
-                if !SAYS.iter().any(|says| doc.contains(says)) {
+                if !DELIVERY_WORDS.iter().any(|phrase| doc.contains(phrase)) {
                     violations.push(format!("{}:{line}: {}::{name}", file.path, found.name));
                 }
             }
@@ -91,7 +91,7 @@ fn messages_document_loss_repetition_and_lateness() {
 }
 
 #[test]
-fn variants_are_read_with_their_comments() {
+fn variants_are_parsed_with_their_comments() {
     let text = "/// Lost.\npub enum AMsg {\n    /// Asks\n    /// one thing.\n    #[serde(skip)]\n    Ask {\n        /// Late.\n        \
                 Id: u64,\n    },\n    Bare(u8),\n}\n\nimpl AMsg {\n    /// Repeated.\n    Not {}\n}\n";
     let file = Text { path: "x.rs".into(), text: text.into() };

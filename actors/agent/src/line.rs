@@ -1,16 +1,16 @@
 //! Line: one connection of the agent to a host, from the dial to its end. A task of the agent's incarnation.
 //!
-//! Keeps  AGENT-8  a host that sends faster than the agent handles is slowed down by its own connection: at most
-//!                 [`UNHANDLED`] of its frames wait in the agent's mailbox.
-//!        AGENT-9  a question about this process' actors is answered whatever the agent is at: it does not pass through
-//!                 its mailbox. At most so many are worked on as the configuration says; the others are refused.
+//! Invariants  AGENT-8  a host that sends faster than the agent handles is slowed down by its own connection: at most
+//!                      [`UNHANDLED`] of its frames wait in the agent's mailbox.
+//!             AGENT-9  a request about this process's actors is answered whatever the agent is doing: it bypasses the
+//!                      agent's mailbox. The configuration limits how many are in progress; the others are refused.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use muster_gateway::{BoxStream, DialError, Dialer, FrameError, Framed, FramedReader, FramedWriter};
-use muster_kernel::{Address, Poke};
+use muster_kernel::{Address, AdminAction};
 use muster_messages::protocol::Service;
 use muster_messages::wire::{ActorsAsk, AgentFrame, HostFrame, MAX_FRAME};
 use muster_messages::{ErrorBody, ErrorCode, Incarnation, NodeId};
@@ -22,18 +22,18 @@ use tokio::time::timeout;
 use crate::core::{Attempt, Loss};
 use crate::shell::{Inspector, Msg};
 
-/// Frames of one host that wait in the mailbox. A host sends a view or an answer at a time.
+/// Frames of one host that wait in the mailbox. A host sends one view or answer at a time.
 const UNHANDLED: usize = 16;
 
 /// A welcomed connection to a manager's agent service.
 pub struct Dialled {
     pub stream: Framed<BoxStream>,
     pub host: NodeId,
-    /// Of the cluster, as the host's certificate says.
+    /// The cluster's, according to the host's certificate.
     pub incarnation: Incarnation,
 }
 
-/// How the agent reaches a manager: TLS in use, in-memory pipes in tests.
+/// How the agent reaches a manager: TLS in production, in-memory pipes in tests.
 pub trait Dial: Send + Sync + 'static {
     /// Dials `host:port`. Errors name stage and cause.
     fn dial(&self, addr: String) -> BoxFuture<'static, Result<Dialled, Loss>>;
@@ -49,7 +49,7 @@ impl Dial for Dialer {
                     Ok(Dialled { stream: dialed.stream, host: dialed.node, incarnation })
                 }
                 Err(DialError::Refused { refusal, .. }) => Err(Loss::Refused(refusal)),
-                Err(error) => Err(Loss::Broken(error.in_words())),
+                Err(error) => Err(Loss::Broken(error.full_text())),
             }
         })
     }
@@ -67,24 +67,23 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// A frame that is on its way through the agent's mailbox.
+/// A frame that passes through the agent's mailbox.
 pub struct Heard {
     pub frame: Box<HostFrame>,
     _room: OwnedSemaphorePermit,
 }
 
-/// A frame on its way out, and what is to happen once it has left.
-pub(crate) type Outgoing = (Box<AgentFrame>, Option<Poke>);
+/// An outgoing frame, and the admin action to carry out once it has been sent.
+pub(crate) type Outgoing = (Box<AgentFrame>, Option<AdminAction>);
 
-/// The agent's end of a line. Dropped: what was sent leaves, then the connection is closed.
+/// The agent's end of a line. Dropping it closes the connection after earlier frames have been sent.
 pub(crate) struct Line {
     pub attempt: Attempt,
     pub outbox: mpsc::Sender<Outgoing>,
-    /// Resolves when the connection is closed. Taken by whoever waits for that.
+    /// Resolves when the connection is closed. Taken by the caller that waits for it.
     pub closed: Option<oneshot::Receiver<()>>,
 }
 
-/// What a line needs.
 pub(crate) struct LineArgs {
     pub attempt: Attempt,
     pub addr: String,
@@ -92,16 +91,15 @@ pub(crate) struct LineArgs {
     pub deadline: Duration,
     pub outbox: usize,
     pub inspector: Inspector,
-    /// Questions that may be worked on at once.
+    /// Requests that may be in progress at once.
     pub open_questions: usize,
     pub me: Address<Msg>,
 }
 
-/// A line and the task that is it.
 pub(crate) fn line(args: LineArgs) -> (Line, impl Future<Output = ()> + Send + 'static) {
     let (outbox, frames) = mpsc::channel(args.outbox);
     let (done, closed) = oneshot::channel();
-    // Weak: the agent hangs up by letting go of its own.
+    // Weak: the agent hangs up by dropping its own.
     let answers = outbox.downgrade();
     let line = Line { attempt: args.attempt, outbox, closed: Some(closed) };
     let task = async move {
@@ -115,7 +113,7 @@ pub(crate) fn line(args: LineArgs) -> (Line, impl Future<Output = ()> + Send + '
     (line, task)
 }
 
-/// Dials and carries frames both ways. `None`: we hung up.
+/// Dials and carries frames both ways. `None`: the agent hung up.
 async fn run(args: LineArgs, answers: Answers, frames: mpsc::Receiver<Outgoing>) -> Option<Loss> {
     let dialling = timeout(args.deadline, args.dial.dial(args.addr.clone())).await;
     let dialled = match dialling {
@@ -123,7 +121,7 @@ async fn run(args: LineArgs, answers: Answers, frames: mpsc::Receiver<Outgoing>)
         Ok(Err(loss)) => return Some(loss),
         Err(_) => {
             let limit = args.deadline.as_secs();
-            return Some(Loss::Broken(format!("{} did not welcome us within {limit} s", args.addr)));
+            return Some(Loss::Broken(format!("{} did not send its greeting within {limit} s", args.addr)));
         }
     };
     let (attempt, host, incarnation) = (args.attempt, dialled.host, dialled.incarnation);
@@ -146,7 +144,7 @@ async fn read(mut reader: FramedReader<ReadHalf<BoxStream>>, args: &LineArgs, an
     loop {
         while let Some(done) = asked.try_join_next() {
             if let Err(error) = done {
-                tracing::error!(%error, "a question about this process' actors has no answer");
+                tracing::error!(%error, "the task that answers a request about this process's actors failed");
             }
         }
         let frame = match reader.recv::<HostFrame>().await {
@@ -161,34 +159,34 @@ async fn read(mut reader: FramedReader<ReadHalf<BoxStream>>, args: &LineArgs, an
         };
         let permit = Arc::clone(&room).acquire_owned().await;
         let permit = permit.expect("the semaphore of a line is never closed");
-        let heard = Heard { frame, _room: permit };
-        if me.tell(Msg::Heard { attempt, heard }).is_err() {
+        let received = Heard { frame, _room: permit };
+        if me.tell(Msg::Heard { attempt, received }).is_err() {
             return "the agent is restarting".to_owned();
         }
     }
 }
 
-/// Answers one question about this process' actors, if there is room for it.
+/// Answers one request about this process's actors, if the limit allows it.
 async fn answer(inspector: Inspector, answers: Answers, id: u64, ask: ActorsAsk, room: Option<OwnedSemaphorePermit>) {
     let result = match &room {
         Some(_) => inspector(ask).await,
         None => {
-            let error = ErrorBody::new(ErrorCode::TooManyRequests, "this node answers too many questions already");
+            let error = ErrorBody::new(ErrorCode::TooManyRequests, "too many actor requests; retry later");
             Err(error.retry_after(Duration::from_millis(200)))
         }
     };
     let fits = |text: &String| text.len() + 64 <= MAX_FRAME;
-    let (result, poke) = match result {
+    let (result, admin_action) = match result {
         Ok((text, _)) if !fits(&text) => {
             let text = "the answer is larger than a frame; ask for one actor with `inspect`";
             (Err(ErrorBody::new(ErrorCode::TooLarge, text)), None)
         }
-        Ok((text, poke)) => (Ok(text), poke),
+        Ok((text, admin_action)) => (Ok(text), admin_action),
         Err(error) => (Err(error), None),
     };
-    // A host that reads too slowly loses the answer; whoever waits for it has a deadline.
+    // A host that reads too slowly loses the answer; its caller has a deadline.
     if let Some(outbox) = answers.upgrade() {
-        let _full = outbox.try_send((Box::new(AgentFrame::Answer { id, result }), poke));
+        let _full = outbox.try_send((Box::new(AgentFrame::Answer { id, result }), admin_action));
     }
 }
 
@@ -198,15 +196,15 @@ async fn write(
     mut frames: mpsc::Receiver<Outgoing>,
     limit: Duration,
 ) -> Option<String> {
-    while let Some((frame, poke)) = frames.recv().await {
+    while let Some((frame, admin_action)) = frames.recv().await {
         let sent = timeout(limit, writer.send(&*frame)).await;
-        drop(poke);
+        drop(admin_action);
         match sent {
             Ok(Ok(())) => {}
-            // Nothing of it was written; whoever waits for it has a deadline.
-            Ok(Err(FrameError::Wire(error))) => tracing::warn!(%error, "a frame was not sent"),
+            // No part of it was written; the waiting caller has a deadline.
+            Ok(Err(FrameError::Wire(error))) => tracing::warn!(%error, "frame not sent to the host"),
             Ok(Err(error)) => return Some(chain(&error)),
-            Err(_) => return Some("the host reads nothing".to_owned()),
+            Err(_) => return Some("the host stopped reading".to_owned()),
         }
     }
     let _broken = timeout(limit, writer.shutdown()).await;

@@ -1,11 +1,11 @@
-//! What a node remembers beside its credentials, written by several actors of one process.
+//! What a node remembers beside its credentials; several actors of one process write it.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use muster_pki::{IdentityFault, IdentityStore, LocalNode};
 
-/// Read-modify-write of `identity/node.json`, one writer at a time. Clones are the same memory. Blocking: writes sync
-/// the disk, so that callers on the runtime use `spawn_blocking`.
+/// Read-modify-write of `identity/node.json`, one writer at a time. Clones share it. Blocking: writes sync the disk,
+/// so callers on the runtime use `spawn_blocking`.
 #[derive(Clone, Debug)]
 pub struct NodeMemory {
     store: IdentityStore,
@@ -21,12 +21,11 @@ impl NodeMemory {
     pub fn store(&self) -> &IdentityStore {
         &self.store
     }
-    /// What is remembered now.
     pub fn load(&self) -> Result<LocalNode, IdentityFault> {
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         self.store.load_node()
     }
-    /// Changes it; writes only what differs.
+    /// Changes it; writes only differences.
     pub fn update(&self, change: impl FnOnce(&mut LocalNode)) -> Result<(), IdentityFault> {
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let old = self.store.load_node()?;

@@ -1,13 +1,15 @@
-//! The agent's shell: connections, files, watches, reply ports, timers. Decisions are [`crate::core`]'s.
+//! The agent's shell: connections, files, watches, reply ports, timers. [`crate::core`] decides.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
-use muster_kernel::{Address, Alarm, Cx, Fault, Poke, Shell, Slot, Spec};
+use muster_kernel::{Address, AdminAction, Alarm, Cx, Fault, Shell, Slot, Spec};
 use muster_messages::protocol::{AgentMsg, Named, NodeCredentials, Reply};
-use muster_messages::wire::{AGENT_PROTOCOL, ActorsAsk, AgentAnswer, AgentAsk, AgentFrame, AgentHello, SeatReply};
+use muster_messages::wire::{
+    AGENT_PROTOCOL, ActorsAsk, AgentAnswer, AgentAsk, AgentFrame, AgentHello, MembershipReply,
+};
 use muster_messages::{ErrorBody, ErrorCode, Incarnation, Name, NodeId, RefusalReason, Role, Secret};
 use muster_pki::Ended;
 use serde_json::{Value, json};
@@ -17,41 +19,41 @@ use tokio::time::timeout;
 use tracing::{debug, info, warn};
 
 use crate::config::AgentConfig;
-use crate::core::{Agent, AskId, Attempt, CertificateFacts, Effect, Input, Loss, Note, SessionStatus, Start};
+use crate::core::{Agent, AskId, Attempt, CertificateFacts, Effect, Input, LogEvent, Loss, SessionStatus, Start};
 use crate::install::{self, issued_at};
 use crate::line::{Dial, Heard, Line, LineArgs, line};
 use crate::memory::NodeMemory;
 use crate::status::{ManagerWanted, NodeTrouble, TroubleReason, WantedBecause};
 
-/// How long a stopping agent waits for its goodbye to leave.
-const GOODBYE: Duration = Duration::from_millis(500);
+/// How long a stopping agent waits until its last frame has been sent.
+const LAST_FRAME_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// How long a stopping agent waits for what it has begun to write. A disk that hangs does not keep the process.
-const LAST_WRITES: Duration = Duration::from_secs(2);
+/// How long a stopping agent waits for pending writes. A disk that hangs does not keep the process alive.
+const PENDING_WRITES_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Answers a question about this process' actors. What was asked to be done to one is done once the answer has left: it may
-/// be what the line lives by.
+/// Answers a request about this process's actors. An admin action is carried out once the answer has been sent: it may end
+/// what the line depends on.
 pub type Inspector = Arc<dyn Fn(ActorsAsk) -> BoxFuture<'static, Result<Inspected, ErrorBody>> + Send + Sync>;
 
-/// An answer, and what is to happen afterwards.
-pub type Inspected = (String, Option<Poke>);
+/// An answer, and the admin action that follows.
+pub type Inspected = (String, Option<AdminAction>);
 
-/// What whoever wires the tree decides about an agent.
+/// The agent's settings from the code that wires the tree.
 pub struct AgentSetup {
     pub config: AgentConfig,
     pub memory: NodeMemory,
     /// Random per process: tells two processes with one identity apart.
     pub instance: u64,
-    /// The process' credentials. The agent alone replaces them once it runs.
+    /// The process's credentials. Once the agent runs, only it replaces them.
     pub credentials: Arc<watch::Sender<Arc<NodeCredentials>>>,
     pub dial: Arc<dyn Dial>,
     pub inspector: Inspector,
     pub name: Name,
-    /// `host:port`; a host that is unspecified is replaced by what the hosts of its sessions see.
+    /// `host:port`; an unspecified host is replaced by the one that the hosts of its sessions see.
     pub advertise: String,
     pub release: String,
     pub labels: BTreeMap<String, String>,
-    /// Addresses given on the command line, tried beside those that are remembered.
+    /// Addresses given on the command line, tried beside the remembered ones.
     pub seeds: Vec<String>,
 }
 
@@ -68,12 +70,12 @@ pub struct AgentPorts {
     pub(crate) inspector: Inspector,
     pub(crate) hello: AgentHello,
     pub(crate) seeds: Vec<String>,
-    /// The certificate that a peer called demoted: an agent that restarts must not start its manager half for it.
+    /// The certificate that a peer called demoted: an agent that restarts must not start its manager runtime with it.
     pub(crate) demoted: Slot<String>,
 }
 
 impl AgentPorts {
-    /// The levels start as credentials and disk have them; the agent corrects them when it starts.
+    /// The watched values start from credentials and disk; the agent corrects them when it starts.
     pub fn new(setup: AgentSetup) -> Self {
         let role = setup.credentials.borrow().identity.node().map(|(_, role)| role);
         let because = match role {
@@ -102,7 +104,7 @@ impl AgentPorts {
             demoted: Slot::new(),
         }
     }
-    /// Whether the manager half should run.
+    /// Whether the manager runtime should run.
     pub fn wanted(&self) -> watch::Receiver<ManagerWanted> {
         self.wanted.subscribe()
     }
@@ -114,22 +116,21 @@ impl AgentPorts {
     pub fn session(&self) -> watch::Receiver<Option<SessionStatus>> {
         self.session.subscribe()
     }
-    /// The credentials in force.
     pub fn credentials(&self) -> watch::Receiver<Arc<NodeCredentials>> {
         self.credentials.subscribe()
     }
-    /// Random per process; what tells two processes with one identity apart.
+    /// Random per process: tells two processes with one identity apart.
     pub fn instance(&self) -> u64 {
         self.hello.instance
     }
 }
 
-/// What the agent hears, its own timers and tasks included.
+/// The messages of the agent, including those of its own timers and tasks.
 pub enum Msg {
     Protocol(AgentMsg),
     Wake,
     Connected { attempt: Attempt, host: NodeId, incarnation: Incarnation },
-    Heard { attempt: Attempt, heard: Heard },
+    Heard { attempt: Attempt, received: Heard },
     Lost { attempt: Attempt, why: Loss },
     Installed(Arc<NodeCredentials>),
     InstallFailed(String),
@@ -157,7 +158,7 @@ impl Named for Msg {
 
 /// Who waits for an answer of the leader.
 enum Port {
-    Membership(Reply<Result<SeatReply, ErrorBody>>),
+    Membership(Reply<Result<MembershipReply, ErrorBody>>),
     Report(Reply<Result<(), ErrorBody>>),
 }
 
@@ -165,7 +166,7 @@ impl Port {
     fn answer(self, result: Result<AgentAnswer, ErrorBody>) {
         let mixed_up = || ErrorBody::new(ErrorCode::Internal, "the answer is of another kind than the question");
         let _gave_up = match (self, result) {
-            (Self::Membership(port), Ok(AgentAnswer::Seat(reply))) => port.send(Ok(reply)).is_ok(),
+            (Self::Membership(port), Ok(AgentAnswer::Membership(reply))) => port.send(Ok(reply)).is_ok(),
             (Self::Membership(port), Ok(_)) => port.send(Err(mixed_up())).is_ok(),
             (Self::Membership(port), Err(error)) => port.send(Err(error)).is_ok(),
             (Self::Report(port), Ok(AgentAnswer::Reported)) => port.send(Ok(())).is_ok(),
@@ -176,36 +177,34 @@ impl Port {
 }
 
 /// Messages that wait at most: seat requests and refusals; its own tasks are not counted.
-const MAILBOX: usize = 64;
+const MAILBOX_CAPACITY: usize = 64;
 
 /// An address for an agent that does not exist yet.
 pub fn agent_address() -> Address<Msg> {
-    Address::new(MAILBOX)
+    Address::new(MAILBOX_CAPACITY)
 }
 
-/// How to make the agent.
 pub fn agent_spec(address: Address<Msg>, ports: AgentPorts) -> Spec {
     Spec::actor("agent", address, move || AgentShell::new(ports.clone()))
 }
 
-/// See the module.
 pub struct AgentShell {
     core: Agent,
     ports: AgentPorts,
     effects: Vec<Effect>,
     asks: BTreeMap<AskId, Port>,
     next_ask: u64,
-    /// The key of the question for a certificate that was asked last.
+    /// The key of the latest certificate request.
     key: Option<(u64, Secret)>,
     line: Option<Line>,
     alarm: Alarm,
-    last_note: Option<Note>,
-    /// What is being written to the node's memory.
+    last_log_event: Option<LogEvent>,
+    /// Pending writes to the node's memory.
     writes: JoinSet<()>,
 }
 
 impl AgentShell {
-    /// From what the disk and the watches say now. Blocking: it reads files.
+    /// From the present state of disk and watches. Blocking: it reads files.
     pub fn new(ports: AgentPorts) -> Result<Self, Fault> {
         let store = ports.memory.store();
         // A crash between writing and publishing must not leave the process with credentials older than the disk's.
@@ -221,7 +220,7 @@ impl AgentShell {
         let credentials = ports.credentials.borrow().clone();
         let local = ports.memory.load()?;
         let start = Start {
-            told_demoted: ports.demoted.get() == Some(credentials.identity.serial.clone()),
+            demotion_reported: ports.demoted.get() == Some(credentials.identity.serial.clone()),
             certificate: facts(&credentials)?,
             hello: ports.hello.clone(),
             known: local.managers,
@@ -238,7 +237,7 @@ impl AgentShell {
             key: None,
             line: None,
             alarm: Alarm::default(),
-            last_note: None,
+            last_log_event: None,
             writes: JoinSet::new(),
         })
     }
@@ -247,14 +246,14 @@ impl AgentShell {
         self.core.step(cx.now(), cx.wall(), input, &mut self.effects);
         let mut effects = std::mem::take(&mut self.effects);
         for effect in effects.drain(..) {
-            self.perform(cx, effect)?;
+            self.apply(cx, effect)?;
         }
         self.effects = effects;
         self.alarm.set(cx, self.core.wake_at(), Msg::Wake);
         Ok(())
     }
 
-    fn perform(&mut self, cx: &Cx<Msg>, effect: Effect) -> Result<(), Fault> {
+    fn apply(&mut self, cx: &Cx<Msg>, effect: Effect) -> Result<(), Fault> {
         match effect {
             Effect::Dial { attempt, addr } => self.dial(cx, attempt, addr),
             Effect::Send { attempt, frame } => self.send(cx, attempt, frame),
@@ -262,7 +261,7 @@ impl AgentShell {
                 self.line.take_if(|line| line.attempt == attempt);
             }
             Effect::AskForCertificate { attempt, id, because } => {
-                debug!(?because, "asking for a certificate");
+                debug!(?because, "requesting a certificate");
                 let key = muster_pki::new_key();
                 let csr_pem = muster_pki::make_csr(&key)?;
                 self.key = Some((id, key));
@@ -281,19 +280,19 @@ impl AgentShell {
             }
             Effect::KeepDemoted(serial) => self.ports.demoted.set(serial),
             Effect::PublishWanted(wanted) => {
-                info!(wanted = wanted.wanted, because = ?wanted.because, "manager half");
+                info!(wanted = wanted.wanted, because = ?wanted.because, "manager runtime decision changed");
                 self.ports.wanted.send_replace(wanted);
             }
             Effect::PublishTrouble(trouble) => {
                 if let Some(t) = &trouble {
-                    warn!(reason = t.reason.word(), why = t.message, "this node cannot do its work");
+                    warn!(reason = t.reason.word(), why = t.message, "this node cannot serve its role");
                 }
                 self.ports.trouble.send_replace(trouble);
             }
             Effect::PublishSession(session) => {
                 self.ports.session.send_replace(session);
             }
-            Effect::Note(note) => self.note(note),
+            Effect::LogEvent(log_event) => self.log_event(log_event),
         }
         Ok(())
     }
@@ -328,7 +327,7 @@ impl AgentShell {
     fn install(&mut self, cx: &Cx<Msg>, id: u64, cert_pem: String) {
         let me = cx.me().clone();
         let Some((_, key)) = self.key.take_if(|(asked, _)| *asked == id) else {
-            let _ended = me.tell(Msg::InstallFailed("its key is gone".to_owned()));
+            let _ended = me.tell(Msg::InstallFailed("the key of this certificate request was lost".to_owned()));
             return;
         };
         let current = self.ports.credentials.borrow().clone();
@@ -348,13 +347,13 @@ impl AgentShell {
         });
     }
 
-    /// A write that fails is only logged: what is forgotten is learned again from the next manager.
+    /// A failed write is only logged: the node learns the values again from the next manager.
     fn remember(&mut self, change: impl FnOnce(&mut muster_pki::LocalNode) + Send + 'static) {
         while self.writes.try_join_next().is_some() {}
         let memory = self.ports.memory.clone();
         self.writes.spawn_blocking(move || {
             if let Err(error) = memory.update(change) {
-                warn!(error = crate::line::chain(&error), "cannot remember");
+                warn!(error = crate::line::chain(&error), "cannot write the node's memory (node.json)");
             }
         });
     }
@@ -366,20 +365,22 @@ impl AgentShell {
         ask
     }
 
-    /// The same decision over and over is said once.
-    fn note(&mut self, note: Note) {
-        let repeated = self.last_note.as_ref() == Some(&note);
-        match &note {
-            Note::SessionOpened { host, addr } => info!(%host, addr, "session opened"),
-            Note::SessionLost { addr, why } => info!(addr, why, "session lost"),
-            Note::CertificateInForce { role, serial } => info!(%role, serial, "new certificate"),
-            Note::DialFailed { addr, why } if !repeated => info!(addr, why, "cannot open a session"),
-            Note::DialFailed { addr, why } => debug!(addr, why, "cannot open a session"),
-            Note::Refused { addr, reason, message } if !repeated => info!(addr, %reason, why = message, "refused"),
-            Note::Refused { addr, reason, message } => debug!(addr, %reason, why = message, "refused"),
-            Note::SignFailed { why } => info!(why, "no certificate yet"),
+    /// A repeated note is logged once.
+    fn log_event(&mut self, log_event: LogEvent) {
+        let repeated = self.last_log_event.as_ref() == Some(&log_event);
+        match &log_event {
+            LogEvent::SessionOpened { host, addr } => info!(%host, addr, "session opened"),
+            LogEvent::SessionLost { addr, why } => info!(addr, why, "session lost"),
+            LogEvent::CertificateInForce { role, serial } => info!(%role, serial, "new certificate in force"),
+            LogEvent::DialFailed { addr, why } if !repeated => info!(addr, why, "cannot open a session"),
+            LogEvent::DialFailed { addr, why } => debug!(addr, why, "cannot open a session"),
+            LogEvent::Refused { addr, reason, message } if !repeated => {
+                info!(addr, %reason, why = message, "refused by manager")
+            }
+            LogEvent::Refused { addr, reason, message } => debug!(addr, %reason, why = message, "refused by manager"),
+            LogEvent::SignFailed { why } => info!(why, "failed to obtain a certificate"),
         }
-        self.last_note = Some(note);
+        self.last_log_event = Some(log_event);
     }
 }
 
@@ -393,9 +394,9 @@ impl Shell for AgentShell {
 
     async fn handle(&mut self, cx: &Cx<Msg>, msg: Msg) -> Result<(), Fault> {
         let input = match msg {
-            Msg::Protocol(AgentMsg::RequestSeat { request, reply }) => {
+            Msg::Protocol(AgentMsg::RequestMembership { request, reply }) => {
                 let ask = self.park(Port::Membership(reply));
-                Input::AskLeader { ask, question: AgentAsk::Seat(request) }
+                Input::AskLeader { ask, question: AgentAsk::Membership(request) }
             }
             Msg::Protocol(AgentMsg::ReportManager { report, reply }) => {
                 let ask = self.park(Port::Report(reply));
@@ -403,11 +404,11 @@ impl Shell for AgentShell {
             }
             Msg::Protocol(AgentMsg::RefusedByPeer { refusal, serial }) => Input::RefusedByPeer { refusal, serial },
             Msg::Wake => {
-                self.alarm.rang();
+                self.alarm.fired();
                 Input::Woke
             }
             Msg::Connected { attempt, host, incarnation } => Input::Connected { attempt, host, incarnation },
-            Msg::Heard { attempt, heard } => Input::Heard { attempt, frame: heard.frame },
+            Msg::Heard { attempt, received } => Input::Heard { attempt, frame: received.frame },
             Msg::Lost { attempt, why } => Input::Lost { attempt, why },
             Msg::Installed(credentials) => Input::Installed(facts(&credentials)?),
             Msg::InstallFailed(why) => Input::InstallFailed(why),
@@ -443,12 +444,12 @@ impl Shell for AgentShell {
         if self.step(cx, Input::Stop).is_ok()
             && let Some(closed) = closing
         {
-            // Resolves, one way or the other, once the connection is closed.
-            let _late = timeout(GOODBYE, closed).await;
+            // Resolves in any case once the connection is closed.
+            let _late = timeout(LAST_FRAME_TIMEOUT, closed).await;
         }
-        // A node that was told to end knows it at its next start, however soon it was stopped.
-        if timeout(LAST_WRITES, async { while self.writes.join_next().await.is_some() {} }).await.is_err() {
-            warn!("stopping: the disk has not taken what this node was told last");
+        // A node that was finally refused knows it at its next start, however soon it was stopped.
+        if timeout(PENDING_WRITES_TIMEOUT, async { while self.writes.join_next().await.is_some() {} }).await.is_err() {
+            warn!("stopping before the disk has taken the last refusal or manager list");
         }
     }
 }
@@ -468,7 +469,7 @@ fn ended_of(trouble: &NodeTrouble) -> Option<Ended> {
     Some(Ended { reason, message: trouble.message.clone(), at: trouble.at })
 }
 
-/// The trouble that a kept final refusal stands for.
+/// The trouble of a kept final refusal.
 pub fn trouble_of(ended: &Ended) -> Option<NodeTrouble> {
     let reason = match ended.reason {
         RefusalReason::Blocked => TroubleReason::Blocked,

@@ -1,4 +1,4 @@
-//! What the agent tells the rest of its process: small values on watches.
+//! What the agent publishes to the rest of its process: small watched values.
 
 use muster_messages::WallTime;
 use serde::{Deserialize, Serialize};
@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TroubleReason {
-    /// For good: no manager talks to this node.
+    /// Permanent: no manager talks to this node.
     Blocked,
-    /// For good: the cluster does not know this node any more.
+    /// Permanent: the cluster no longer has a record of this node.
     Removed,
     /// Until the node is re-keyed.
     CertificateExpired,
@@ -24,13 +24,12 @@ impl TroubleReason {
             TroubleReason::CertificateExpired => "certificate_expired",
         }
     }
-    /// Nothing but a new identity ends it; the daemon exits 6 when it is started again.
+    /// Only a new identity ends it; the daemon exits 6 when it is started again.
     pub fn is_final(self) -> bool {
         matches!(self, TroubleReason::Blocked | TroubleReason::Removed)
     }
 }
 
-/// A trouble with its text.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeTrouble {
     pub reason: TroubleReason,
@@ -44,21 +43,22 @@ impl NodeTrouble {
     }
 }
 
-/// Why the manager half should or should not run.
+/// Why the manager runtime should or should not run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WantedBecause {
     CertificateSaysManager,
     CertificateSaysWorker,
-    /// A manager that has applied this certificate's grant says that the role is gone; the certificate follows.
+    /// A manager that has applied this certificate's grant reports that the role is revoked; the certificate
+    /// follows.
     Demoted,
-    /// A manager of a newer incarnation says that the cluster was recovered; the certificate follows.
+    /// A manager of a newer incarnation reports that the cluster was recovered; the certificate follows.
     OldIncarnation,
     Blocked,
     Removed,
 }
 
-/// Whether the manager half should run. A level: whoever keeps the manager half compares it with what runs.
+/// Whether the manager runtime should run. A watched value: its supervisor compares it with what runs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ManagerWanted {
     pub wanted: bool,
@@ -69,7 +69,8 @@ impl ManagerWanted {
     pub fn new(because: WantedBecause) -> Self {
         Self { wanted: because == WantedBecause::CertificateSaysManager, because }
     }
-    /// Raft data left from a manager half is worthless: its seat is gone, and a later one has a new raft id.
+    /// Raft data left by an earlier manager runtime is worthless: its member was removed, and a later one has a
+    /// new raft id.
     pub fn may_wipe(&self) -> bool {
         !self.wanted
     }

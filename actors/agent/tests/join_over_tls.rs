@@ -1,6 +1,6 @@
 //! Joining over real TLS, against a manager's join service reduced to its answers.
 
-#![expect(clippy::unwrap_used, reason = "a test ends where what it relies on fails")]
+#![expect(clippy::unwrap_used, reason = "a test ends at the failure of anything it relies on")]
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -30,7 +30,7 @@ fn sign(root: &Root, node: NodeId, role: Role, csr_pem: &str) -> String {
     sign_at(root, node, role, csr_pem, wall())
 }
 
-/// As it would by a clock that says this.
+/// With a clock that shows this time.
 fn sign_at(root: &Root, node: NodeId, role: Role, csr_pem: &str, now: WallTime) -> String {
     let profile = NodeProfile {
         cluster: cluster(),
@@ -59,7 +59,7 @@ fn credentials_at(root: &Root, node: NodeId, role: Role, now: WallTime) -> NodeC
 
 type Answer = Box<dyn Fn(&JoinRequest) -> JoinReply + Send + Sync>;
 
-/// Every frame that a manager was sent, whoever sent it, and how many connections were opened for them.
+/// Every frame that managers received, and how many connections were opened for them.
 #[derive(Default)]
 struct Heard {
     frames: Mutex<Vec<JoinFrame>>,
@@ -80,7 +80,7 @@ impl Heard {
     }
 }
 
-/// A manager with this root that claims `shown` as the cluster's root.
+/// A manager with this root that presents `shown` as the cluster's root.
 async fn serve(root: &Root, shown: String, answer: Answer) -> (String, Arc<Heard>) {
     serve_as(credentials(root, manager(), Role::Manager), shown, answer).await
 }
@@ -112,7 +112,7 @@ async fn serve_as(creds: NodeCredentials, shown: String, answer: Answer) -> (Str
     (addr, heard)
 }
 
-fn yes(root: &Root) -> Answer {
+fn acceptance(root: &Root) -> Answer {
     let root = root.clone();
     Box::new(move |request| JoinReply::Joined {
         node: request.node,
@@ -138,8 +138,8 @@ fn args(addr: &str, token: String) -> JoinArgs {
     }
 }
 
-/// So many connections are more than one try to join.
-const TRIES: usize = 6;
+/// More connections than one attempt to join makes.
+const MIN_TRIES: usize = 6;
 
 struct Machine {
     memory: NodeMemory,
@@ -154,11 +154,11 @@ impl Machine {
         Self { memory, lines: Mutex::default(), _dir: dir }
     }
     async fn join(&self, args: JoinArgs) -> Result<Joined, JoinError> {
-        let say = |p: &JoinProgress| self.lines.lock().unwrap().push(p.to_string());
+        let record_line = |p: &JoinProgress| self.lines.lock().unwrap().push(p.to_string());
         let config = JoinConfig::default();
-        tokio::time::timeout(Duration::from_secs(60), join(&self.memory, args, &config, say)).await.unwrap()
+        tokio::time::timeout(Duration::from_secs(60), join(&self.memory, args, &config, record_line)).await.unwrap()
     }
-    /// Tries to join until this is so, as it would for ever.
+    /// Joins until this holds; joining alone would never end.
     async fn tries_until(&self, args: JoinArgs, so: impl Fn() -> bool) {
         let watched = async {
             while !so() {
@@ -166,7 +166,7 @@ impl Machine {
             }
         };
         tokio::select! {
-            ended = self.join(args) => panic!("it has come to an end: {:?}", ended.map(|joined| joined.credentials.identity)),
+            ended = self.join(args) => panic!("joining ended: {:?}", ended.map(|joined| joined.credentials.identity)),
             () = watched => {}
         }
     }
@@ -176,9 +176,9 @@ impl Machine {
 }
 
 #[tokio::test]
-async fn a_joiner_ends_with_credentials_on_disk_and_knows_the_managers() {
+async fn joiner_stores_credentials_and_the_managers_addresses() {
     let root = Root::create(cluster(), wall()).unwrap();
-    let (addr, heard) = serve(&root, root.cert_pem.clone(), yes(&root)).await;
+    let (addr, heard) = serve(&root, root.cert_pem.clone(), acceptance(&root)).await;
     let machine = Machine::new();
     let joined = machine.join(args(&addr, token(&root))).await.unwrap();
     let saved = machine.memory.store().load_credentials().unwrap().unwrap();
@@ -188,23 +188,23 @@ async fn a_joiner_ends_with_credentials_on_disk_and_knows_the_managers() {
 }
 
 #[tokio::test]
-async fn nothing_secret_is_sent_to_a_cluster_that_the_token_was_not_made_for() {
+async fn no_secret_is_sent_to_a_cluster_other_than_the_tokens() {
     let (ours, theirs) = (Root::create(cluster(), wall()).unwrap(), Root::create(cluster(), wall()).unwrap());
     let machine = Machine::new();
-    let (addr, heard) = serve(&theirs, theirs.cert_pem.clone(), yes(&theirs)).await;
+    let (addr, heard) = serve(&theirs, theirs.cert_pem.clone(), acceptance(&theirs)).await;
     let refused = machine.join(args(&addr, token(&ours))).await.unwrap_err();
     assert!(matches!(&refused, JoinError::Refused(e) if e.code == ErrorCode::DigestMismatch), "{refused:?}");
     assert_eq!(refused.exit_status(), 6);
     assert!(heard.requests().is_empty());
-    // The right root, shown by somebody whom it has not signed: the digest fits, the certificate does not.
-    let (addr, heard) = serve(&theirs, ours.cert_pem.clone(), yes(&theirs)).await;
+    // The right root, presented by a server that it has not signed: the digest fits, the certificate does not.
+    let (addr, heard) = serve(&theirs, ours.cert_pem.clone(), acceptance(&theirs)).await;
     let told = || machine.lines().iter().any(|l| l.contains(": TLS: "));
-    machine.tries_until(args(&addr, token(&ours)), || told() && heard.connections() > TRIES).await;
+    machine.tries_until(args(&addr, token(&ours)), || told() && heard.connections() > MIN_TRIES).await;
     assert!(heard.requests().is_empty());
 }
 
 #[tokio::test]
-async fn a_reply_that_was_lost_costs_no_second_node() {
+async fn lost_reply_creates_no_second_node() {
     let root = Root::create(cluster(), wall()).unwrap();
     let machine = Machine::new();
     let busy = Box::new(|_: &JoinRequest| JoinReply::Refused(ErrorBody::new(ErrorCode::NoQuorum, "no quorum")));
@@ -212,7 +212,7 @@ async fn a_reply_that_was_lost_costs_no_second_node() {
     let text = token(&root);
     // The daemon is stopped while it waits, and started again.
     machine.tries_until(args(&addr, text.clone()), || first.requests().len() > 1).await;
-    let (addr, second) = serve(&root, root.cert_pem.clone(), yes(&root)).await;
+    let (addr, second) = serve(&root, root.cert_pem.clone(), acceptance(&root)).await;
     machine.join(args(&addr, text)).await.unwrap();
     let asked: Vec<JoinRequest> = first.requests().into_iter().chain(second.requests()).collect();
     assert!(asked.len() >= 2);
@@ -230,7 +230,7 @@ async fn a_node_that_re_keys_keeps_its_id_and_proves_its_old_key() {
     let machine = Machine::new();
     let old = credentials(&root, NodeId::from_entropy(7), Role::Worker);
     machine.memory.store().save_credentials(&old).unwrap();
-    let (addr, heard) = serve(&root, root.cert_pem.clone(), yes(&root)).await;
+    let (addr, heard) = serve(&root, root.cert_pem.clone(), acceptance(&root)).await;
     let rekey = JoinArgs { rekey: Some(old.clone()), ..args(&addr, token(&root)) };
     let joined = machine.join(rekey).await.unwrap();
     assert_eq!(joined.credentials.identity.subject, old.identity.subject);
@@ -241,18 +241,18 @@ async fn a_node_that_re_keys_keeps_its_id_and_proves_its_old_key() {
     assert_eq!(proved.serial, old.identity.serial);
 }
 
-/// E41. The manager's clock is the real one; this machine's is years behind, or ahead: its certificates say so.
+/// E41. The manager's clock is real; this machine's is years behind or ahead, as its certificates show.
 #[tokio::test]
-async fn a_clock_that_is_years_away_is_told_with_what_to_compare_and_nothing_secret_is_sent() {
+async fn clock_years_off_is_reported_without_sending_secrets() {
     const YEAR: i64 = 365 * 86_400_000;
     for (years, words) in [(4, "is 1459 days ahead"), (-4, "days ago")] {
         let there = WallTime(wall().0 + years * YEAR);
         let root = Root::create(cluster(), WallTime(there.0.min(wall().0))).unwrap();
         let creds = credentials_at(&root, manager(), Role::Manager, there);
-        let (addr, heard) = serve_as(creds, root.cert_pem.clone(), yes(&root)).await;
+        let (addr, heard) = serve_as(creds, root.cert_pem.clone(), acceptance(&root)).await;
         let machine = Machine::new();
-        // A clock can be set: it is tried for ever.
-        machine.tries_until(args(&addr, token(&root)), || heard.connections() > TRIES).await;
+        // A clock can be corrected: it retries indefinitely.
+        machine.tries_until(args(&addr, token(&root)), || heard.connections() > MIN_TRIES).await;
         let lines = machine.lines();
         let [line] = &lines[..] else { panic!("one line, however often it was tried: {lines:?}") };
         for word in [addr.as_str(), ": TLS: ", words, "date -u", &format!("clock says {}", &wall().to_string()[..10])] {
@@ -262,9 +262,9 @@ async fn a_clock_that_is_years_away_is_told_with_what_to_compare_and_nothing_sec
     }
 }
 
-/// E41. What is no musterd at all.
+/// E41. Addresses without a musterd.
 #[tokio::test]
-async fn an_address_that_speaks_no_tls_or_nothing_is_named_with_what_may_be_wrong() {
+async fn address_without_tls_or_listener_is_named_with_a_cause() {
     let plain = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
     let address = plain.local_addr().unwrap().to_string();
@@ -275,7 +275,7 @@ async fn an_address_that_speaks_no_tls_or_nothing_is_named_with_what_may_be_wron
     });
     let root = Root::create(cluster(), wall()).unwrap();
     for (addr, stage, words) in
-        [(&address, ": TLS: ", "does not speak TLS"), (&closed, ": connect: ", "nobody listens there")]
+        [(&address, ": TLS: ", "does not speak TLS"), (&closed, ": connect: ", "no process listens there")]
     {
         let machine = Machine::new();
         machine.tries_until(args(addr, token(&root)), || !machine.lines().is_empty()).await;

@@ -1,4 +1,4 @@
-//! Access tokens: made for a user on request, judged with every HTTP request that carries one.
+//! Access tokens: created for a user on request, checked on every HTTP request that carries one.
 
 use std::time::Duration;
 
@@ -9,15 +9,15 @@ use muster_messages::{
 use muster_pki::BearerToken;
 use serde_json::{Value, json};
 
-use crate::core::lease_name_is_sane;
+use crate::core::check_lease_name;
 use crate::ports::ManagerPorts;
 use crate::service::{Asked, Service};
 
-/// Tokens of one user; a new one takes the place of none.
-const MOST_OF_ONE_USER: usize = 64;
+/// Maximum number of tokens of one user; a new token replaces no older one.
+const MAX_TOKENS_PER_USER: usize = 64;
 
 impl Service {
-    /// A token for a user who may touch `namespace` from now on.
+    /// Creates a token for a user who may access `namespace`.
     pub(crate) async fn create_access(
         &self,
         manager: &ManagerPorts,
@@ -26,19 +26,16 @@ impl Service {
         namespace: &str,
         ttl_ms: Option<u64>,
     ) -> Result<Value, ErrorBody> {
-        lease_name_is_sane(&muster_messages::wire::LeaseRef {
-            namespace: namespace.to_owned(),
-            name: "any".to_owned(),
-        })?;
-        let replica = self.copy(manager, asked.left()).await?;
+        check_lease_name(&muster_messages::wire::LeaseRef { namespace: namespace.to_owned(), name: "any".to_owned() })?;
+        let replica = self.replica(manager, asked.left()).await?;
         let tables = &replica.tables;
         let now = Clock.wall();
         let of_user = |token: &&AccessToken| token.user == *user;
         if tables.access_tokens.values().filter(of_user).filter(|token| !is_over(token, now)).count()
-            >= MOST_OF_ONE_USER
+            >= MAX_TOKENS_PER_USER
         {
             let text =
-                format!("{user} has {MOST_OF_ONE_USER} access tokens; `muster user revoke {user}` ends them all");
+                format!("{user} has {MAX_TOKENS_PER_USER} access tokens; `muster user revoke {user}` revokes them all");
             return Err(ErrorBody::new(ErrorCode::Conflict, text));
         }
         let bearer = BearerToken::random();
@@ -74,8 +71,8 @@ impl Service {
         command = over.fold(command, |command, token| command.change(Change::DeleteAccessToken(token.id.clone())));
         let replica = self.propose(manager, asked, command.change(Change::PutAccessToken(token.clone()))).await?;
         if !replica.tables.access_tokens.get(&token.id).is_some_and(|kept| bearer.is(&kept.digest)) {
-            // A retry of a request that was done before: its token was written, and its text is nowhere any more.
-            let text = "a token was made, and its text lost with the answer; ask for another one";
+            // The retry of a request that was carried out: its token was written, but the token's text is kept nowhere.
+            let text = "the token was created but its text was lost with the answer; create another token";
             return Err(ErrorBody::new(ErrorCode::Conflict, text));
         }
         let cluster = replica.tables.cluster.as_ref();
@@ -102,18 +99,18 @@ fn is_over(token: &AccessToken, now: WallTime) -> bool {
     token.expires_at.is_some_and(|at| at <= now)
 }
 
-/// Who an `Authorization` header speaks for, by this copy. `None`: nobody.
+/// The principal of an `Authorization` header, according to this replica. `None`: unknown.
 pub(crate) fn bearer(tables: &Tables, header: &str, now: WallTime) -> Option<Principal> {
     let token = known(tables, header).filter(|token| !is_over(token, now))?;
     let user = tables.users.get(&token.user)?;
     if !tables.remembers_callers() {
         return Some(user.kind.principal(user.name.clone()));
     }
-    // Users that `muster kubeconfig` makes have no certificate, and so no end.
+    // Users created by `muster kubeconfig` have no certificate and therefore no expiry.
     if !user.serial.is_empty() && user.not_after <= now {
         return None;
     }
-    // RIGHTS-1. The less of what its user was when it was made, and is now.
+    // RIGHTS-1. The lesser of the user's rights at the token's creation and now.
     let kinds = [tables.token_rights.get(&token.id)?.kind, user.kind];
     Some(match kinds {
         [UserKind::Operator, UserKind::Operator] => Principal::Admin(user.name.clone()),
@@ -122,13 +119,13 @@ pub(crate) fn bearer(tables: &Tables, header: &str, now: WallTime) -> Option<Pri
     })
 }
 
-/// The token in an `Authorization` header, whether anybody knows it or not. `None`: there is none in it.
+/// The token in an `Authorization` header, known or not. `None`: the header holds none.
 pub(crate) fn bearer_token(header: &str) -> Option<BearerToken> {
     let (scheme, text) = header.split_once(' ')?;
     BearerToken::parse(text.trim()).filter(|_| scheme.eq_ignore_ascii_case("bearer"))
 }
 
-/// Until when a header's token is good, if it is known and ends at all.
+/// The expiry of a header's token, if the token is known and expires.
 pub(crate) fn ends(tables: &Tables, header: &str) -> Option<WallTime> {
     let token = known(tables, header)?;
     let user = tables.users.get(&token.user).filter(|user| tables.remembers_callers() && !user.serial.is_empty());
@@ -169,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_speaks_for_its_user_until_it_is_over_or_the_user_revoked() {
+    fn token_is_valid_until_expiry_or_revocation_of_its_user() {
         let token = BearerToken::random();
         let header = format!("Bearer {}", token.to_text());
         let mut state = tables(&token, Some(WallTime(10)));
@@ -184,7 +181,7 @@ mod tests {
         "ann".parse().unwrap()
     }
 
-    /// At the level that keeps rights, with a token made for the namespace `default`.
+    /// At the feature level that records rights, with a token created for the namespace `default`.
     fn with_rights(bearer: &BearerToken, kind: UserKind) -> Tables {
         let mut tables = tables(bearer, None);
         let cluster = crate::tests::tables()
@@ -207,18 +204,18 @@ mod tests {
         state.users.insert(user.name.clone(), wider);
         let who = bearer(&state, &header, WallTime(1)).unwrap();
         assert!(!who.is_operator(), "{who:?}");
-        assert!(crate::core::may_touch(&state, &who, "default").is_ok());
-        assert!(crate::core::may_touch(&state, &who, "ops").is_err());
+        assert!(crate::core::may_access(&state, &who, "default").is_ok());
+        assert!(crate::core::may_access(&state, &who, "ops").is_err());
         let other = User { namespaces: vec!["ops".to_owned()], ..user.clone() };
         state.users.insert(user.name.clone(), other);
-        assert!(crate::core::may_touch(&state, &who, "default").is_err(), "what its user has lost it has lost");
+        assert!(crate::core::may_access(&state, &who, "default").is_err(), "the token loses what its user loses");
     }
 
-    /// RIGHTS-1, RIGHTS-2: the less of both, in every direction.
+    /// RIGHTS-1, RIGHTS-2: the lesser of both rights, in every combination.
     #[test]
-    fn a_token_is_the_less_of_its_making_and_its_user() {
+    fn token_rights_are_the_lesser_of_creation_and_user() {
         use UserKind::{Operator, ReadOnly, User as Plain};
-        // Made for `default`, its user has `default` and `ops` now: what it reads and writes of them.
+        // Created for `default`; its user now has `default` and `ops`: what the token may read and write in each.
         for (made, now, expected) in [
             (Operator, Operator, ["rw", "rw"]),
             (Operator, ReadOnly, ["r", "r"]),
@@ -237,13 +234,13 @@ mod tests {
             state.users.insert(ann(), user);
             let who = bearer(&state, &format!("Bearer {}", token.to_text()), WallTime(1)).unwrap();
             let may = ["default", "ops"].map(|namespace| {
-                let reads = crate::core::may_touch(&state, &who, namespace).is_ok();
+                let reads = crate::core::may_access(&state, &who, namespace).is_ok();
                 let writes = reads && crate::core::may_write(&state, &[], &who, namespace).is_ok();
                 [if reads { "r" } else { "" }, if writes { "w" } else { "" }].concat()
             });
             assert_eq!(may, expected, "made for {made:?}, now {now:?}: {who}");
             assert_eq!(who.is_operator(), (made, now) == (Operator, Operator));
-            let reads_all = crate::core::may_touch(&state, &who, "*").is_ok();
+            let reads_all = crate::core::may_access(&state, &who, "*").is_ok();
             assert_eq!(reads_all, made.reads_everything() && now.reads_everything(), "{made:?} {now:?}");
         }
     }
@@ -261,13 +258,13 @@ mod tests {
     }
 
     #[test]
-    fn neither_a_guess_nor_another_scheme_speaks_for_anybody() {
+    fn guessed_token_or_other_scheme_identifies_no_caller() {
         let token = BearerToken::random();
         let state = tables(&token, None);
         let now = WallTime(1);
         assert!(
             bearer(&state, &format!("bearer {}", token.to_text()), now).is_some(),
-            "schemes have no case (RFC 9110)"
+            "schemes are case-insensitive (RFC 9110)"
         );
         let other = BearerToken::random().to_text();
         let guess = format!("Bearer muster-{}-{}", token.id, other.rsplit('-').next().unwrap());

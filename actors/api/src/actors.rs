@@ -1,11 +1,11 @@
-//! Looking into processes: this one, another manager through the mesh, a worker through the manager that hosts its
-//! session. Answers while the inspected actor is busy or stuck, and without quorum.
+//! Inspects processes: this one, another manager through the mesh, a worker through the manager that hosts its session.
+//! Answers while the inspected actor is busy or stuck, and without quorum.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use muster_kernel::Poke;
+use muster_kernel::AdminAction;
 use muster_messages::protocol::{MeshMsg, SessionsMsg};
 use muster_messages::wire::{ActorsAsk, ActorsCall, ActorsOf, PeerCall};
 use muster_messages::{ErrorBody, ErrorCode, Name, NodeId, Replica, millis};
@@ -16,18 +16,18 @@ use crate::ports::ManagerPorts;
 use crate::reads::to_json;
 use crate::service::{Asked, Service};
 
-/// How long another process may take before it is shown as not answering.
-const PATIENCE: Duration = Duration::from_secs(3);
+/// How long another process may take before it is reported as not answering.
+const REMOTE_ACTORS_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Whether an actor runs on the leader alone.
-fn is_the_leaders(path: &str) -> bool {
+/// Whether an actor runs only on the leader.
+fn is_leader_actor(path: &str) -> bool {
     path.strip_prefix("node/manager/leader").is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
 impl Service {
     pub(crate) async fn actors(&self, asked: &Asked, of: &ActorsOf, ask: &ActorsAsk) -> Result<String, ErrorBody> {
         if *of == ActorsOf::Here {
-            return self.actors_here(ask).await;
+            return self.local_actors(ask).await;
         }
         let manager = self.ports.manager.borrow().clone();
         let Some(manager) = manager else {
@@ -35,15 +35,15 @@ impl Service {
             if let ActorsOf::Node(node) = of
                 && (node == facts.name.as_str() || node == facts.id.as_str())
             {
-                return self.actors_here(ask).await;
+                return self.local_actors(ask).await;
             }
-            if kind_of(&asked.request) == Kind::ActorsPoke {
+            if kind_of(&asked.request) == Kind::ActorsAdmin {
                 return Err(ErrorBody::new(
                     ErrorCode::NotAManager,
-                    "this node is no manager: poke other nodes' actors from one",
+                    "this node is not a manager; restart or crash other nodes' actors from a manager",
                 ));
             }
-            return self.relay.to_some_manager(asked, &facts.managers).await;
+            return self.relay.to_any_manager(asked, &facts.managers).await;
         };
         let node = match of {
             ActorsOf::Here => manager.node,
@@ -58,24 +58,24 @@ impl Service {
         self.actors_of(&manager, node, ask, asked.left()).await
     }
 
-    /// This process' own tree. Also answers what other managers ask. What is asked to be done is done at once: where the answer goes
-    /// by way of an actor that is to fail, it may be lost.
-    pub(crate) async fn actors_here(&self, ask: &ActorsAsk) -> Result<String, ErrorBody> {
-        self.inspect(ask).await.map(|(answer, _poke)| answer)
+    /// The tree of this process; also answers other managers' requests. An admin action runs at once: if the answer
+    /// passes through an actor that the action ends, it may be lost.
+    pub(crate) async fn local_actors(&self, ask: &ActorsAsk) -> Result<String, ErrorBody> {
+        self.inspect(ask).await.map(|(answer, _admin_action)| answer)
     }
 
-    /// This process' own tree: the answer, and what is to happen once that has left.
-    pub async fn inspect(&self, ask: &ActorsAsk) -> Result<(String, Option<Poke>), ErrorBody> {
-        let (mut answer, poke) = self.ask_tree(ask).await.map_err(|error| self.of_this_node(error, ask))?;
+    /// The tree of this process: the answer, and the admin action to run once the answer has been sent.
+    pub async fn inspect(&self, ask: &ActorsAsk) -> Result<(String, Option<AdminAction>), ErrorBody> {
+        let (mut answer, admin_action) = self.ask_tree(ask).await.map_err(|error| self.with_location(error, ask))?;
         if let Some(answer) = answer.as_object_mut() {
             let (id, name) = self.own_name();
             answer.insert("node".to_owned(), json!(id));
             answer.insert("node_name".to_owned(), json!(name));
         }
-        Ok((answer.to_string(), poke))
+        Ok((answer.to_string(), admin_action))
     }
 
-    /// This node as the cluster calls it, where that is known here.
+    /// This node's name in the cluster, where it is known here; otherwise its own.
     fn own_name(&self) -> (NodeId, Name) {
         let facts = (self.ports.facts)();
         let manager = self.ports.manager.borrow().clone();
@@ -83,8 +83,8 @@ impl Service {
         (facts.id, named.unwrap_or(facts.name))
     }
 
-    /// An actor that is not here may be elsewhere: the error says where it was looked for, and where the leader is.
-    fn of_this_node(&self, mut error: ErrorBody, ask: &ActorsAsk) -> ErrorBody {
+    /// An actor that is not here may be elsewhere: the error names this node and the leader.
+    fn with_location(&self, mut error: ErrorBody, ask: &ActorsAsk) -> ErrorBody {
         let path = match ask {
             ActorsAsk::Inspect { path } | ActorsAsk::Restart { path } | ActorsAsk::Crash { path, .. } => path.as_str(),
             ActorsAsk::Tree => return error,
@@ -94,7 +94,7 @@ impl Service {
         }
         error.message = format!("on {}: {}", self.own_name().1, error.message);
         let manager = self.ports.manager.borrow().clone();
-        if let Some(manager) = manager.filter(|_| is_the_leaders(path)) {
+        if let Some(manager) = manager.filter(|_| is_leader_actor(path)) {
             let replica = manager.replica.borrow().clone();
             let leader = replica.raft.leader_node.filter(|leader| *leader != manager.node);
             if let Some(leader) = leader.and_then(|leader| replica.tables.nodes.get(&leader)) {
@@ -104,26 +104,26 @@ impl Service {
         error
     }
 
-    async fn ask_tree(&self, ask: &ActorsAsk) -> Result<(Value, Option<Poke>), ErrorBody> {
+    async fn ask_tree(&self, ask: &ActorsAsk) -> Result<(Value, Option<AdminAction>), ErrorBody> {
         Ok(match ask {
             ActorsAsk::Tree => (to_json(&self.ports.tree.snapshot().await)?, None),
             ActorsAsk::Inspect { path } => (to_json(&self.ports.tree.inspect(path).await?)?, None),
             ActorsAsk::Restart { path } => {
-                let poke = self.ports.tree.restart(path)?;
-                (json!({"path": path, "restarting": true}), Some(poke))
+                let admin_action = self.ports.tree.restart(path)?;
+                (json!({"path": path, "restarting": true}), Some(admin_action))
             }
             ActorsAsk::Crash { path, how } => {
                 if !self.ports.crash_allowed {
                     let text = "crashing actors is off in this daemon; set `[debug] crash = true` in its configuration";
                     return Err(ErrorBody::forbidden(text));
                 }
-                let poke = self.ports.tree.crash(path, *how)?;
-                (json!({"path": path, "crashed": how}), Some(poke))
+                let admin_action = self.ports.tree.crash(path, *how)?;
+                (json!({"path": path, "crashed": how}), Some(admin_action))
             }
         })
     }
 
-    /// Asks a node wherever it can be reached.
+    /// Asks a node by whichever way reaches it.
     pub(crate) async fn actors_of(
         &self,
         manager: &ManagerPorts,
@@ -132,27 +132,27 @@ impl Service {
         left: Duration,
     ) -> Result<String, ErrorBody> {
         if node == manager.node {
-            return self.actors_here(ask).await;
+            return self.local_actors(ask).await;
         }
         let peers = (manager.peers)();
         if peers.contains(&node) {
             return self.over_mesh(manager, node, node, ask, left).await;
         }
-        // A worker: whoever hosts its session. Ours first, then the other managers.
-        // A session whose connection is dead without our knowing says nothing: the node may have a newer one elsewhere.
-        // But what was to be done may have been done here.
+        // A worker: ask the host of its session. This manager first, then the others. A session whose connection is
+        // dead undetected proves nothing: the node may have a newer one elsewhere. But an admin action may have been
+        // carried out here.
         let reads = matches!(ask, ActorsAsk::Tree | ActorsAsk::Inspect { .. });
         let elsewhere = |error: &ErrorBody| match error.code {
             ErrorCode::NotFound => true,
             ErrorCode::Unreachable | ErrorCode::TimedOut => reads,
             _ => false,
         };
-        let silent = match self.hosted(manager, node, ask, left).await {
+        let silent = match self.ask_hosted_node(manager, node, ask, left).await {
             Err(error) if elsewhere(&error) => Some(error).filter(|error| error.code == ErrorCode::TimedOut),
             done => return done,
         };
         for host in peers {
-            match self.over_mesh(manager, host, node, ask, left.min(PATIENCE)).await {
+            match self.over_mesh(manager, host, node, ask, left.min(REMOTE_ACTORS_TIMEOUT)).await {
                 Err(error) if matches!(error.code, ErrorCode::NotFound | ErrorCode::Unreachable) => {}
                 done => return done,
             }
@@ -162,22 +162,26 @@ impl Service {
         }
         let replica = manager.replica.borrow().clone();
         let name = replica.tables.nodes.get(&node).map_or_else(|| node.to_string(), |n| format!("{} ({node})", n.name));
-        let text = format!("{name} has no session with any manager that answers; is it down?");
+        let text = format!("{name} has no session with any reachable manager; is it down?");
         Err(ErrorBody::new(ErrorCode::Unreachable, text))
     }
 
     /// Asks a node in session with this manager.
-    pub(crate) async fn hosted(
+    pub(crate) async fn ask_hosted_node(
         &self,
         manager: &ManagerPorts,
         node: NodeId,
         ask: &ActorsAsk,
         left: Duration,
     ) -> Result<String, ErrorBody> {
-        let deadline_ms = millis(left.min(PATIENCE));
+        let deadline_ms = millis(left.min(REMOTE_ACTORS_TIMEOUT));
         let ask = ask.clone();
         let make = |reply| SessionsMsg::AskNode { node, ask, deadline_ms, reply };
-        manager.sessions.ask(left.min(PATIENCE) + Duration::from_millis(200), make).await.map_err(ErrorBody::from)?
+        manager
+            .sessions
+            .ask(left.min(REMOTE_ACTORS_TIMEOUT) + Duration::from_millis(200), make)
+            .await
+            .map_err(ErrorBody::from)?
     }
 
     async fn over_mesh(
@@ -188,12 +192,12 @@ impl Service {
         ask: &ActorsAsk,
         left: Duration,
     ) -> Result<String, ErrorBody> {
-        let left = left.min(PATIENCE);
+        let left = left.min(REMOTE_ACTORS_TIMEOUT);
         let deadline_ms = millis(left);
         let call = Box::new(PeerCall::Actors(ActorsCall { node, ask: ask.clone() }));
         let make = |reply| MeshMsg::Call { to, deadline_ms, call, reply };
         let answer = manager.mesh.ask(left + Duration::from_millis(200), make).await.map_err(ErrorBody::from)??;
-        String::from_utf8(answer).map_err(|_| ErrorBody::new(ErrorCode::Internal, "the answer is no text"))
+        String::from_utf8(answer).map_err(|_| ErrorBody::new(ErrorCode::Internal, "the answer is not UTF-8 text"))
     }
 
     async fn actors_everywhere(
@@ -206,9 +210,9 @@ impl Service {
             |replica: &Replica| replica.tables.nodes.iter().map(|(id, node)| (*id, node.name.clone())).collect();
         let mut nodes: Vec<(NodeId, Name)> = named(&manager.replica.borrow());
         nodes.sort_unstable_by(|(_, a), (_, b)| a.cmp(b));
-        let left = asked.left().min(PATIENCE);
+        let left = asked.left().min(REMOTE_ACTORS_TIMEOUT);
         let mut items: Vec<Value> = Vec::with_capacity(nodes.len());
-        // In groups, so that ten thousand nodes are not ten thousand questions at once.
+        // In groups: ten thousand nodes do not cause ten thousand requests at once.
         for group in nodes.chunks(64) {
             let asking = group.iter().map(|(node, _)| self.actors_of(manager, *node, ask, left));
             for ((node, name), answer) in group.iter().zip(join_all(asking).await) {
@@ -238,22 +242,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_description_of_an_actor_names_what_is_told_of_one() {
+    fn openapi_describes_every_field_of_an_actor() {
         let keys = |of: &Value| of.as_object().unwrap().keys().cloned().collect::<BTreeSet<_>>();
         let described: Value = serde_json::from_str(include_str!("openapi.json")).unwrap();
-        let told = serde_json::to_value(ActorNode::unknown("node")).unwrap();
-        assert_eq!(keys(&described["components"]["schemas"]["Actor"]["properties"]), keys(&told));
+        let node_json = serde_json::to_value(ActorNode::unknown("node")).unwrap();
+        assert_eq!(keys(&described["components"]["schemas"]["Actor"]["properties"]), keys(&node_json));
     }
 
-    /// B1: a session whose connection is dead without our knowing says nothing. The node is in session with manager 2.
+    /// B1: a session whose connection is dead undetected proves nothing. The node is in session with manager 2.
     #[tokio::test]
-    async fn a_worker_that_has_moved_is_asked_where_it_is() {
+    async fn moved_worker_is_asked_through_its_current_host() {
         use std::sync::atomic::{AtomicUsize, Ordering};
         let asked = Arc::new(AtomicUsize::new(0));
         let (worker, other) = (NodeId::from_entropy(9), NodeId::from_entropy(2));
         let replica = tokio::sync::watch::channel(Arc::<Replica>::default()).1;
-        let half = crate::tests::half(replica, crate::tests::nobody_there());
-        let half = Arc::try_unwrap(half).ok().expect("nobody else has it");
+        let runtime = crate::tests::runtime(replica, crate::tests::unreachable_actor());
+        let runtime = Arc::try_unwrap(runtime).ok().expect("no other reference");
         let sessions = muster_kernel::Recipient::new(|msg| {
             let SessionsMsg::AskNode { reply, .. } = msg;
             let _gone = reply.send(Err(ErrorBody::new(ErrorCode::TimedOut, "no answer")));
@@ -269,13 +273,13 @@ mod tests {
             Ok(())
         });
         let peers = Arc::new(move || BTreeSet::from([other]));
-        let manager = Arc::new(ManagerPorts { sessions, mesh, peers, ..half });
+        let manager = Arc::new(ManagerPorts { sessions, mesh, peers, ..runtime });
         let service = crate::tests::service(tokio::sync::watch::channel(Some(Arc::clone(&manager))).1);
-        let answer = service.actors_of(&manager, worker, &ActorsAsk::Tree, PATIENCE).await;
+        let answer = service.actors_of(&manager, worker, &ActorsAsk::Tree, REMOTE_ACTORS_TIMEOUT).await;
         assert_eq!((answer, asked.load(Ordering::Relaxed)), (Ok("{}".to_owned()), 1));
         let crash = ActorsAsk::Restart { path: "node/agent".to_owned() };
-        let answer = service.actors_of(&manager, worker, &crash, PATIENCE).await;
-        assert_eq!(answer.map_err(|error| error.code), Err(ErrorCode::TimedOut), "it may have been done");
+        let answer = service.actors_of(&manager, worker, &crash, REMOTE_ACTORS_TIMEOUT).await;
+        assert_eq!(answer.map_err(|error| error.code), Err(ErrorCode::TimedOut), "it may have been carried out");
         assert_eq!(asked.load(Ordering::Relaxed), 1);
     }
 }

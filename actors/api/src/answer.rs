@@ -1,4 +1,4 @@
-//! Calls from another manager that end at this process' API.
+//! Calls from another manager that end at this process's API.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use muster_messages::{ErrorBody, NodeId, Principal, RequestId};
 use crate::service::Service;
 
 impl Service {
-    /// A request that another manager passes on for a caller it has authenticated. Answered only while leading.
+    /// A request that another manager forwards for a caller it has authenticated. Answered only while leading.
     pub async fn answer_forwarded(
         &self,
         forwarder: NodeId,
@@ -22,14 +22,14 @@ impl Service {
         self.answer_from(&Origin::forwarded_by(forwarder), caller, call).await
     }
 
-    /// A question about this process' actors, or those of a node in session with it.
+    /// A request about the actors of this process, or of a node in session with it.
     pub async fn answer_actors(&self, call: &ActorsCall, left: Duration) -> Result<String, ErrorBody> {
         let me = (self.ports.facts)().id;
         if call.node == me {
-            return self.actors_here(&call.ask).await;
+            return self.local_actors(&call.ask).await;
         }
         let manager = self.ports.manager.borrow().clone();
         let manager = manager.ok_or_else(crate::reads::not_leading)?;
-        self.hosted(&manager, call.node, &call.ask, left).await
+        self.ask_hosted_node(&manager, call.node, &call.ask, left).await
     }
 }

@@ -1,4 +1,4 @@
-//! The audit log's place in a request's way: around everything that is answered here, whichever way it came in.
+//! Auditing of requests: around everything answered here, whichever way the request came in.
 
 use std::future::Future;
 
@@ -12,13 +12,13 @@ use crate::core::{audited, outcome_of, token_of};
 use crate::service::{Asked, Service};
 
 impl Service {
-    /// The log of this process.
+    /// The audit log of this process.
     pub fn audit(&self) -> &AuditLog {
         &self.ports.audit
     }
 
-    /// Answers with what `work` answers, if the log lets it be done, and writes its line.
-    pub(crate) async fn with_line(
+    /// Runs `work` if the log allows it, writes the line and returns the answer.
+    pub(crate) async fn with_audit_line(
         &self,
         origin: &Origin,
         asked: &Asked,
@@ -32,7 +32,7 @@ impl Service {
             let replica = manager.map(|manager| manager.replica.borrow().clone());
             let what = audited(&asked.request, replica.as_ref().map(|replica| &replica.tables));
             let request = Some(asked.request_id).filter(|id| *id != RequestId(0));
-            let by = self.speaks_as(&asked.caller);
+            let by = self.effective_caller(&asked.caller);
             (what.class, Draft { request, by, origin: origin.clone(), verb: what.verb, object: what.object })
         };
         let Some(mut line) = self.ports.audit.begin(class, || draft) else { return work.await };
@@ -42,7 +42,7 @@ impl Service {
         };
         let mut done = Ok(Outcome::Done);
         if let Ok(answer) = &result {
-            done = judged(&asked.request, answer);
+            done = outcome_or_refusal(&asked.request, answer);
             if let Some(id) = token_of(&asked.request, answer) {
                 line.object_id(&id);
             }
@@ -50,7 +50,7 @@ impl Service {
         line.close(result, done, asked.applied()).await
     }
 
-    /// The same for what is no [`Request`]: its answer is a secret.
+    /// The same for an operation that is not a [`Request`] and answers with a secret.
     pub(crate) async fn with_secret_line<T>(
         &self,
         (origin, caller): (&Origin, &Principal),
@@ -59,7 +59,7 @@ impl Service {
     ) -> Result<T, ErrorBody> {
         let draft = || Draft {
             request: None,
-            by: self.speaks_as(caller),
+            by: self.effective_caller(caller),
             origin: origin.clone(),
             verb: verb.to_owned(),
             object: Object { kind: "cluster", id: None, name: None },
@@ -72,8 +72,8 @@ impl Service {
         line.close(result, Ok(Outcome::Done), None).await
     }
 
-    /// A request that was refused before it became one.
-    pub(crate) fn line_of_refusal(
+    /// Records a refusal that came before the request was decoded.
+    pub(crate) fn audit_refusal(
         &self,
         (origin, caller): (&Origin, &Principal),
         method: &Method,
@@ -82,7 +82,7 @@ impl Service {
     ) {
         let draft = || Draft {
             request: None,
-            by: self.speaks_as(caller),
+            by: self.effective_caller(caller),
             origin: origin.clone(),
             verb: method.to_string(),
             object: Object::named("http", path),
@@ -92,8 +92,8 @@ impl Service {
         }
     }
 
-    /// The socket of a node without a manager half speaks as that node.
-    fn speaks_as(&self, caller: &Principal) -> Principal {
+    /// The socket of a node without a manager runtime acts as that node.
+    fn effective_caller(&self, caller: &Principal) -> Principal {
         match caller {
             Principal::Operator if self.ports.manager.borrow().is_none() => Principal::Node((self.ports.facts)().id),
             caller => caller.clone(),
@@ -102,15 +102,15 @@ impl Service {
 }
 
 impl Asked {
-    /// The revision at which it was applied, where this node has done it.
+    /// The revision at which this node applied it, if it did.
     fn applied(&self) -> Option<Revision> {
         let revision = self.applied.load(std::sync::atomic::Ordering::Relaxed);
         (revision > 0).then_some(Revision(revision))
     }
 }
 
-/// A Kubernetes client's refusal is an answer like any other.
-fn judged(request: &Request, answer: &str) -> Result<Outcome, ErrorBody> {
+/// A Kubernetes client's refusal counts as an answer like any other.
+fn outcome_or_refusal(request: &Request, answer: &str) -> Result<Outcome, ErrorBody> {
     if !matches!(request, Request::Kube(_)) {
         return Ok(outcome_of(request, answer));
     }

@@ -1,4 +1,4 @@
-//! Lines of requests on their way through the service, with a probe in the place of the log's actor.
+//! Audit lines of requests passing through the service, with a probe in place of the log's actor.
 
 use std::sync::Arc;
 
@@ -6,17 +6,17 @@ use muster_audit::{AuditLog, AuditSetup, AuditState, Via};
 use muster_messages::protocol::{AuditFault, AuditMsg};
 use muster_messages::wire::ApiCall;
 use muster_messages::{NodeId, Role};
-use muster_tests::{Probe, Universe};
+use muster_tests::{ActorHarness, Probe};
 use serde_json::json;
 use tokio::sync::watch;
 
 use super::*;
 use crate::tests::{REQUEST, World};
 
-/// A leader with a log, whose actor is a probe.
-async fn logged(required: bool) -> (Universe, World, Probe<AuditMsg>) {
-    let universe = Universe::start().await;
-    let probe: Probe<AuditMsg> = universe.probe("audit");
+/// A leader with an audit log whose actor is a probe.
+async fn logged(required: bool) -> (ActorHarness, World, Probe<AuditMsg>) {
+    let harness = ActorHarness::start().await;
+    let probe: Probe<AuditMsg> = harness.probe("audit");
     let (node, state) = (NodeId::from_entropy(1), watch::channel(AuditState::default()).1);
     let mut world = World::with(crate::tests::tables(), |tables, command| {
         let at = tables.revision.next();
@@ -24,7 +24,7 @@ async fn logged(required: bool) -> (Universe, World, Probe<AuditMsg>) {
     });
     let setup = AuditSetup { node, required, reads: false, to: probe.recipient(), state };
     world.service.ports.audit = AuditLog::new(setup);
-    (universe, world, probe)
+    (harness, world, probe)
 }
 
 fn call(request: Request) -> ApiCall {
@@ -49,28 +49,28 @@ async fn line(probe: &mut Probe<AuditMsg>) -> Value {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_change_has_one_line_that_says_who_from_where_and_when() {
-    let (universe, world, mut probe) = logged(false).await;
+async fn change_has_one_audit_line_with_caller_origin_and_time() {
+    let (harness, world, mut probe) = logged(false).await;
     let via = Via::Socket { uid: 1000, pid: Some(7) };
     let origin = Origin { via, ..Origin::default() };
     let create =
         Request::AccessTokenCreate { user: "ann".parse().unwrap(), namespace: "default".to_owned(), ttl_ms: None };
     let answer = world.service.answer_from(&origin, Principal::Operator, call(create)).await.unwrap();
-    let said = line(&mut probe).await;
+    let entry = line(&mut probe).await;
     let answer: Value = serde_json::from_str(&answer).unwrap();
-    assert_eq!((&said["verb"], &said["outcome"]), (&json!("access_token.create"), &json!("done")));
-    assert_eq!((&said["request"], &said["object"]["id"]), (&json!(REQUEST.to_string()), &answer["id"]));
-    assert_eq!(said["revision"], world.copy.borrow().tables.revision.0);
-    assert_eq!(said["via"], json!({"socket": {"uid": 1000, "pid": 7}}));
+    assert_eq!((&entry["verb"], &entry["outcome"]), (&json!("access_token.create"), &json!("done")));
+    assert_eq!((&entry["request"], &entry["object"]["id"]), (&json!(REQUEST.to_string()), &answer["id"]));
+    assert_eq!(entry["revision"], world.published.borrow().tables.revision.0);
+    assert_eq!(entry["via"], json!({"socket": {"uid": 1000, "pid": 7}}));
     let secret = answer["token"].as_str().and_then(|token| token.rsplit('-').next()).unwrap();
-    assert!(!said.to_string().contains(secret));
+    assert!(!entry.to_string().contains(secret));
     probe.expect_none(std::time::Duration::from_secs(60)).await;
-    universe.finish().await;
+    harness.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn refusals_have_lines_and_plain_reads_have_none() {
-    let (universe, world, mut probe) = logged(true).await;
+    let (harness, world, mut probe) = logged(true).await;
     let forwarder = NodeId::from_entropy(3);
     let user = Principal::User("ann".parse().unwrap());
     let promote = Request::SetRole { node: "n4".to_owned(), role: Role::Manager };
@@ -83,20 +83,20 @@ async fn refusals_have_lines_and_plain_reads_have_none() {
     });
     let origin = Origin::forwarded_by(forwarder);
     let refused = world.service.answer_from(&origin, user.clone(), call(promote)).await.unwrap_err();
-    let said = line(&mut probe).await;
-    assert_eq!((refused.code, &said["code"]), (ErrorCode::Forbidden, &json!("forbidden")));
-    assert_eq!((&said["by"]["id"], &said["forwarder"]), (&json!("ann"), &json!(forwarder)));
+    let entry = line(&mut probe).await;
+    assert_eq!((refused.code, &entry["code"]), (ErrorCode::Forbidden, &json!("forbidden")));
+    assert_eq!((&entry["by"]["id"], &entry["forwarder"]), (&json!("ann"), &json!(forwarder)));
     let list = || call(Request::TokenList);
     assert!(world.service.answer(user, list()).await.is_err());
-    assert_eq!(line(&mut probe).await["verb"], "token.list", "a read that may not be asked");
+    assert_eq!(line(&mut probe).await["verb"], "token.list", "a forbidden read");
     world.service.answer(Principal::Operator, list()).await.unwrap();
     probe.expect_none(std::time::Duration::from_secs(60)).await;
-    universe.finish().await;
+    harness.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn required_log_that_hangs_refuses_changes_and_secrets_alone() {
-    let (universe, world, mut probe) = logged(true).await;
+async fn hanging_required_log_refuses_only_changes_and_secrets() {
+    let (harness, world, mut probe) = logged(true).await;
     probe.on(|msg| match msg {
         // It never answers.
         AuditMsg::Check { reply } => {
@@ -115,14 +115,14 @@ async fn required_log_that_hangs_refuses_changes_and_secrets_alone() {
         assert!(begun.elapsed() < std::time::Duration::from_secs(2));
         assert_eq!(line(&mut probe).await["code"], "audit_unavailable");
     }
-    assert!(world.proposed().is_empty(), "nothing was done");
+    assert!(world.proposed().is_empty(), "nothing was proposed");
     world.service.answer(Principal::Operator, call(Request::Status { fresh: false })).await.unwrap();
-    universe.finish().await;
+    harness.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn change_whose_line_fails_has_an_unknown_outcome() {
-    let (universe, world, probe) = logged(true).await;
+    let (harness, world, probe) = logged(true).await;
     probe.on(|msg| {
         match msg {
             AuditMsg::Check { reply } => drop(reply.send(Ok(()))),
@@ -142,19 +142,19 @@ async fn change_whose_line_fails_has_an_unknown_outcome() {
     let failed = world.service.answer(Principal::Operator, call(update)).await.unwrap_err();
     assert_eq!(failed.code, ErrorCode::UnknownOutcome);
     assert!(failed.message.contains("no space left"), "{failed}");
-    assert_eq!(world.proposed().len(), 1, "it was done");
-    universe.finish().await;
+    assert_eq!(world.proposed().len(), 1, "the write was proposed");
+    harness.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn caller_that_hangs_up_leaves_a_line() {
-    let (universe, world, mut probe) = logged(false).await;
-    let copy = Arc::clone(&world.copy);
-    // There is no leader: the request waits for one.
-    copy.send_modify(|replica| Arc::make_mut(replica).raft.leading = false);
+    let (harness, world, mut probe) = logged(false).await;
+    let published = Arc::clone(&world.published);
+    // Without a leader, the request waits for one.
+    published.send_modify(|replica| Arc::make_mut(replica).raft.leading = false);
     let asking = world.service.answer(Principal::Operator, call(rotate()));
     assert!(tokio::time::timeout(std::time::Duration::from_secs(1), asking).await.is_err());
-    let said = line(&mut probe).await;
-    assert_eq!((&said["outcome"], &said["verb"]), (&json!("unknown_outcome"), &json!("token.rotate")));
-    universe.finish().await;
+    let entry = line(&mut probe).await;
+    assert_eq!((&entry["outcome"], &entry["verb"]), (&json!("unknown_outcome"), &json!("token.rotate")));
+    harness.finish().await;
 }

@@ -1,4 +1,4 @@
-//! `GET /v1/backup`: the whole state, as bytes. It holds the root key, so it is for operators alone.
+//! `GET /v1/backup`: the whole state, as bytes. It contains the root key and is therefore for operators only.
 
 use std::time::Duration;
 
@@ -15,10 +15,10 @@ use crate::http::{Peer, error_response};
 use crate::kube::until_read;
 use crate::service::Service;
 
-/// How long a quorum may take to confirm the copy.
-const CONFIRMED_WITHIN: Duration = Duration::from_secs(25);
+/// How long a quorum may take to confirm the replica.
+const CONFIRMATION_TIMEOUT: Duration = Duration::from_secs(25);
 
-/// Answers with a backup, of which one caller may leave so many unread.
+/// Answers with a backup; one caller may leave only a bounded number unread.
 pub(crate) async fn backup(Extension(peer): Extension<Peer>) -> Response {
     let share = match peer.service.long_answer(&peer.caller) {
         Ok(share) => share,
@@ -37,21 +37,21 @@ pub(crate) async fn backup(Extension(peer): Extension<Peer>) -> Response {
 }
 
 impl Service {
-    /// A consistent copy, as new as the moment of the question, from any manager.
+    /// A consistent copy, at least as new as the request, from any manager.
     async fn backup(&self, caller: &Principal) -> Result<Vec<u8>, ErrorBody> {
         let facts = (self.ports.facts)();
         let manager = self.ports.manager.borrow().clone();
         let as_node = Principal::Node(facts.id);
-        // A node without a manager half speaks for itself alone, as everywhere in this API.
+        // A node without a manager runtime acts only for itself, as everywhere in this API.
         let caller = if manager.is_none() && *caller == Principal::Operator { &as_node } else { caller };
-        // Whoever may see the tokens' secrets may see the rest.
+        // A caller that may see the tokens' secrets may see the rest.
         authorize(caller, &Request::TokenShow { role: Role::Manager }, &facts.managers)?;
-        let manager =
-            manager.ok_or_else(|| ErrorBody::new(ErrorCode::NotAManager, "this node is no manager; ask one"))?;
-        let _place = self.enter(caller, false)?;
-        let copy = self.copy(&manager, CONFIRMED_WITHIN).await?;
+        let manager = manager
+            .ok_or_else(|| ErrorBody::new(ErrorCode::NotAManager, "this node is not a manager; ask a manager"))?;
+        let _permit = self.enter(caller, false)?;
+        let replica = self.replica(&manager, CONFIRMATION_TIMEOUT).await?;
         let internal = |why: String| ErrorBody::new(ErrorCode::Internal, why);
-        let encode = move || muster_store::backup::encode(&copy.tables, copy.raft.term, Clock.wall());
+        let encode = move || muster_store::backup::encode(&replica.tables, replica.raft.term, Clock.wall());
         let encoded = tokio::task::spawn_blocking(encode).await.map_err(|e| internal(e.to_string()))?;
         encoded.map_err(|e| internal(e.to_string()))
     }

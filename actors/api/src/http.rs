@@ -1,7 +1,8 @@
 //! HTTP: `/v1/…` mirrors the commands with the same JSON; `/livez` answers without identity.
 //!
-//! Keeps  HTTP-1  a body is read for nobody who will be refused anyway, one at a time per connection, within a limit and
-//!                a time. So a connection costs its header and one body, however many streams HTTP/2 gives it.
+//! Invariants  HTTP-1  no body is read for a request that will be refused anyway, and bodies are read one at a time per
+//!                     connection, within a limit and a time. So a connection costs its header and one body, however many
+//!                     streams HTTP/2 gives it.
 
 pub mod definition;
 mod paced;
@@ -39,23 +40,23 @@ use crate::core::{self, NO_IDENTITY};
 use crate::kube;
 use crate::service::{Service, refusal_error};
 
-/// A client that takes longer to send its header is let go.
+/// A client that takes longer to send its header is disconnected.
 const HEADER_DEADLINE: Duration = Duration::from_secs(10);
-/// A body is at most as large as a few packets.
+/// The deadline for a body, which is at most as large as a few packets.
 const BODY_DEADLINE: Duration = Duration::from_secs(10);
-/// What is read of a body beyond its limit, and dropped. A client that is still writing when its connection is closed never
-/// reads why; this is several times the largest object, and some time of one connection.
-const MOST_DROPPED: usize = 8 * 1024 * 1024;
-/// A client that has sent too much and sends nothing for this long waits for its answer.
-const DROP_PAUSE: Duration = Duration::from_secs(1);
-/// Room for a header: tokens and cookies fit several times. Twice of it is kept per connection.
-const HEADER_ROOM: usize = 16 * 1024;
-/// What a client may send ahead on HTTP/2, per stream and in all: one body.
-const AHEAD: u32 = 64 * 1024;
-/// What waits for a client that does not read, per stream on HTTP/2.
-const BEHIND: usize = 64 * 1024;
+/// Bytes of a body read and dropped beyond its limit. A client that is still writing when its connection closes never
+/// reads the reason. This is several times the largest object, and costs a connection some time.
+const MAX_DROPPED_BYTES: usize = 8 * 1024 * 1024;
+/// A client that has sent too much and then nothing for this long is waiting for its answer.
+const DROP_IDLE_TIMEOUT: Duration = Duration::from_secs(1);
+/// The buffer for a header: tokens and cookies fit several times. Each connection keeps two.
+const MAX_HEADER_BYTES: usize = 16 * 1024;
+/// Bytes that a client may send ahead on HTTP/2, per stream and in total: one body.
+const HTTP2_WINDOW_BYTES: u32 = 64 * 1024;
+/// Bytes buffered for a client that does not read, per stream on HTTP/2.
+const HTTP2_SEND_BUFFER_BYTES: usize = 64 * 1024;
 
-/// Who speaks on one connection.
+/// The client of one connection.
 #[derive(Clone)]
 pub(crate) struct Peer {
     pub(crate) service: Service,
@@ -64,12 +65,12 @@ pub(crate) struct Peer {
     /// The address of a client that came over the network.
     pub(crate) source: Option<IpAddr>,
     pub(crate) origin: Arc<Origin>,
-    /// Whose body is being read.
+    /// Held while a body of this connection is read.
     reading: Arc<Mutex<()>>,
     pause: Pause,
 }
 
-/// What is known of a connection beside who speaks on it.
+/// What is known about a connection besides its caller.
 #[derive(Default)]
 pub(crate) struct Network {
     pub refused: Option<Refusal>,
@@ -88,22 +89,25 @@ where
     let Network { refused, source, origin } = network;
     let peer = Peer { source, pause, origin: Arc::new(origin), ..Peer::of(service, caller, refused) };
     let mut builder = auto::Builder::new(TokioExecutor::new());
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(HEADER_DEADLINE).max_buf_size(HEADER_ROOM);
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(HEADER_DEADLINE).max_buf_size(MAX_HEADER_BYTES);
     let mut http2 = builder.http2();
-    http2.timer(TokioTimer::new()).max_concurrent_streams(128).max_header_list_size(HEADER_ROOM as u32);
-    http2.initial_stream_window_size(AHEAD).initial_connection_window_size(AHEAD).max_send_buf_size(BEHIND);
+    http2.timer(TokioTimer::new()).max_concurrent_streams(128).max_header_list_size(MAX_HEADER_BYTES as u32);
+    http2
+        .initial_stream_window_size(HTTP2_WINDOW_BYTES)
+        .initial_connection_window_size(HTTP2_WINDOW_BYTES)
+        .max_send_buf_size(HTTP2_SEND_BUFFER_BYTES);
     let answer = service_fn(move |mut request: hyper::Request<Incoming>| {
         request.extensions_mut().insert(peer.clone());
         router().clone().call(request)
     });
     let ended = builder.serve_connection(TokioIo::new(stream), answer).await;
     if let Err(error) = ended {
-        tracing::debug!(%error, "http connection ended");
+        tracing::debug!(%error, "HTTP connection ended");
     }
 }
 
-/// The one table of paths. (A table per connection would cost each stranger more memory than TLS does, and us the time
-/// to build it. Who speaks travels with each request.)
+/// The only table of paths. (A table per connection would cost more memory than TLS for each unauthenticated
+/// connection, and the time to build it. The caller travels with each request.)
 fn router() -> &'static Router {
     static ROUTER: OnceLock<Router> = OnceLock::new();
     ROUTER.get_or_init(routes)
@@ -136,7 +140,7 @@ fn routes() -> Router {
         .route("/v1/raft", get(|p: Extension<Peer>, q: Query<Fresh>| ask(p, Request::RaftStatus { fresh: q.fresh })))
         .route("/v1/raft/transfer-leader", post(transfer_leader))
         .route("/v1/actors", get(actors))
-        .route("/v1/actors/{*path}", get(actor_inspect).post(actor_poke))
+        .route("/v1/actors/{*path}", get(actor_inspect).post(actor_action))
         .route("/v1/events", get(events))
         .route("/v1/backup", get(crate::backup::backup))
         .merge(reconcilers::routes())
@@ -144,7 +148,7 @@ fn routes() -> Router {
         .layer(from_fn(admit))
 }
 
-/// Answers. To refuse costs time, too, which others wait for: whoever goes on at once is heard more slowly.
+/// Answers a request. A refusal costs time that others wait for, so a client that retries at once is read more slowly.
 async fn admit(Extension(peer): Extension<Peer>, request: axum::extract::Request, next: Next) -> Response {
     let pause = peer.pause.clone();
     let response = admitted(peer, request, next).await;
@@ -154,7 +158,7 @@ async fn admit(Extension(peer): Extension<Peer>, request: axum::extract::Request
     response
 }
 
-/// Decides about a request before its body is read, and then reads it.
+/// Decides about a request before its body is read, then reads the body.
 async fn admitted(peer: Peer, request: axum::extract::Request, next: Next) -> Response {
     let with_token = request.headers().contains_key(header::AUTHORIZATION);
     if kube::serves(request.uri().path(), with_token) {
@@ -163,7 +167,7 @@ async fn admitted(peer: Peer, request: axum::extract::Request, next: Next) -> Re
     let for_all = matches!(request.uri().path(), "/livez" | "/v1/openapi.json");
     if let Some(refused) = peer.refuses().filter(|_| !for_all) {
         if let Some(why) = peer.why_refused() {
-            peer.service.line_of_refusal((&peer.origin, &peer.caller), request.method(), request.uri().path(), &why);
+            peer.service.audit_refusal((&peer.origin, &peer.caller), request.method(), request.uri().path(), &why);
         }
         return refused;
     }
@@ -182,7 +186,7 @@ struct Fresh {
     #[serde(default)]
     fresh: bool,
 }
-/// A list: all of it, or the portion that `limit` or `continue` asks for.
+/// A list: all of it, or the page that `limit` or `continue` asks for.
 #[derive(Deserialize)]
 struct Listing {
     #[serde(default)]
@@ -215,7 +219,7 @@ struct NewToken {
     uses: Option<u32>,
 }
 #[derive(Deserialize)]
-struct Heir {
+struct TransferTarget {
     to: Option<String>,
 }
 #[derive(Deserialize)]
@@ -225,7 +229,7 @@ struct Whose {
     all: bool,
 }
 #[derive(Deserialize)]
-struct Poke {
+struct ActorActionQuery {
     node: Option<String>,
     action: String,
     how: Option<String>,
@@ -239,7 +243,7 @@ struct Since {
     watch: u8,
 }
 impl Since {
-    /// How long a change is waited for: less than a request may take.
+    /// How long to wait for a change: less than a request may take.
     fn wait_ms(&self) -> u64 {
         if self.watch != 0 { 25_000 } else { 0 }
     }
@@ -262,7 +266,7 @@ impl Peer {
         }
     }
 
-    /// Bytes of a body at this path: those who may bring definitions and objects may bring them whole.
+    /// Limit of a body at this path: callers that may supply definitions and objects may send full-size ones.
     fn limit(&self, method: &Method, path: &str) -> usize {
         let limits = &self.service.ports.limits;
         let whole = self.caller.is_operator() && reconcilers::brings_definitions(method, path);
@@ -274,7 +278,7 @@ impl Peer {
         self.body_within(self.service.ports.limits.body, body).await
     }
 
-    /// The same for a body that may have an object of the largest size in it.
+    /// The same for a body that may contain an object of the largest size.
     pub(crate) async fn large_body(&self, body: Body) -> Result<Bytes, ErrorBody> {
         self.body_within(self.service.ports.limits.objects(), body).await
     }
@@ -282,20 +286,21 @@ impl Peer {
     /// Reads a body: one at a time per connection, within a limit and a time.
     async fn body_within(&self, limit: usize, body: Body) -> Result<Bytes, ErrorBody> {
         let reading = async {
-            let _turn = self.reading.lock().await;
+            let _guard = self.reading.lock().await;
             read_within(limit, body).await
         };
         match timeout(BODY_DEADLINE, reading).await {
             Ok(read) => read,
-            Err(_) => Err(ErrorBody::new(ErrorCode::TimedOut, "the body did not come in time")),
+            Err(_) => Err(ErrorBody::new(ErrorCode::TimedOut, "the body did not arrive in time")),
         }
     }
 
-    /// What everything that needs an identity is answered, if this client has none that holds.
+    /// The refusal of a request that needs an identity, if this client has no valid one.
     fn refuses(&self) -> Option<Response> {
         if let Some(refusal) = &self.refused {
             let mut response = error_response(&refusal_error(refusal));
-            // What passes (too many connections, for one) is no question of rights: there is a time to retry.
+            // A refusal that passes (too many connections, for example) does not concern rights: it states when to
+            // retry.
             if refusal.retry_after_ms.is_none() {
                 *response.status_mut() = StatusCode::FORBIDDEN;
             }
@@ -304,7 +309,7 @@ impl Peer {
         self.why_refused().map(|why| error_response(&why))
     }
 
-    /// Whose identity does not hold, or who has none. `None` for what passes.
+    /// Why the identity is missing or invalid. `None` for a refusal that passes.
     fn why_refused(&self) -> Option<ErrorBody> {
         match &self.refused {
             Some(refusal) => refusal.retry_after_ms.is_none().then(|| refusal_error(refusal)),
@@ -316,18 +321,18 @@ impl Peer {
     }
 }
 
-/// Reads a body. What is beyond the limit is read as well, and dropped, so that the client gets to read the refusal.
+/// Reads a body. Bytes beyond the limit are read as well, and dropped, so that the client can read the refusal.
 async fn read_within(limit: usize, mut body: Body) -> Result<Bytes, ErrorBody> {
     let (mut kept, mut length) = (Vec::new(), 0_usize);
     loop {
-        let next = if length > limit { timeout(DROP_PAUSE, body.frame()).await } else { Ok(body.frame().await) };
+        let next = if length > limit { timeout(DROP_IDLE_TIMEOUT, body.frame()).await } else { Ok(body.frame().await) };
         let Ok(Some(frame)) = next else { break };
-        let frame = frame.map_err(|_| ErrorBody::invalid("the body was cut off"))?;
+        let frame = frame.map_err(|_| ErrorBody::invalid("the body ended early"))?;
         let Ok(data) = frame.into_data() else { continue };
         length = length.saturating_add(data.len());
         if length <= limit {
             kept.extend_from_slice(&data);
-        } else if length > limit.saturating_add(MOST_DROPPED) {
+        } else if length > limit.saturating_add(MAX_DROPPED_BYTES) {
             break;
         } else {
             kept = Vec::new();
@@ -347,12 +352,12 @@ async fn answer(peer: &Peer, request_id: RequestId, request: Request) -> Respons
     }
 }
 
-/// A path in which a node's name is missing is not one that does not exist.
+/// A path that lacks a node's name is invalid rather than unknown.
 fn no_such_path(path: &str) -> ErrorBody {
     let nodes = ["/v1/nodes/", "/v1/certificates/"];
     match nodes.iter().find_map(|before| path.strip_prefix(before)) {
         Some(rest) if rest.is_empty() || rest.starts_with('/') => {
-            core::node_ref_is_sane("").err().unwrap_or_else(|| ErrorBody::invalid("a node's name is missing"))
+            core::check_node_ref("").err().unwrap_or_else(|| ErrorBody::invalid("a node's name is missing"))
         }
         _ => ErrorBody::new(ErrorCode::NotFound, "no such path; /v1/openapi.json lists them"),
     }
@@ -361,14 +366,14 @@ fn no_such_path(path: &str) -> ErrorBody {
 async fn list(Extension(peer): Extension<Peer>, Query(q): Query<Listing>, of: ListOf) -> Response {
     let Listing { fresh, limit, after } = q;
     let request = if limit.is_some() || after.is_some() {
-        Request::Portion { of, page: Page { limit: limit.unwrap_or(0), after }, fresh }
+        Request::Page { of, page: Page { limit: limit.unwrap_or(0), after }, fresh }
     } else {
         of.whole(fresh)
     };
     answer(&peer, RequestId(0), request).await
 }
 
-/// One that grows with the cluster: so many of one caller may be unread at once.
+/// An answer that grows with the cluster: one caller may leave only a bounded number unread.
 async fn long_answer(peer: &Peer, request: Request) -> Response {
     match peer.service.long_answer(&peer.caller) {
         Ok(share) => answer(peer, RequestId(0), request).await.map(|body| kube::until_read(body, Some(share))),
@@ -408,7 +413,7 @@ pub(crate) fn error_response(error: &ErrorBody) -> Response {
 fn body<T: DeserializeOwned>(bytes: &Bytes) -> Result<T, Box<Response>> {
     let bytes: &[u8] = if bytes.is_empty() { b"{}" } else { bytes };
     serde_json::from_slice(bytes)
-        .map_err(|e| Box::new(error_response(&ErrorBody::invalid(format!("the body is not what this takes: {e}")))))
+        .map_err(|e| Box::new(error_response(&ErrorBody::invalid(format!("invalid request body: {e}")))))
 }
 
 async fn node_inspect(Extension(peer): Extension<Peer>, Path(node): Path<String>, q: Query<Fresh>) -> Response {
@@ -478,8 +483,10 @@ async fn user_revoke(Extension(peer): Extension<Peer>, Path(name): Path<String>,
     }
 }
 async fn transfer_leader(Extension(peer): Extension<Peer>, headers: HeaderMap, bytes: Bytes) -> Response {
-    match body::<Heir>(&bytes) {
-        Ok(heir) => answer(&peer, request_id(&headers), Request::TransferLeader { to: heir.to }).await,
+    match body::<TransferTarget>(&bytes) {
+        Ok(transfer_target) => {
+            answer(&peer, request_id(&headers), Request::TransferLeader { to: transfer_target.to }).await
+        }
         Err(response) => *response,
     }
 }
@@ -509,7 +516,11 @@ fn crash_how(word: &str, times: Option<u32>) -> Result<CrashHow, ErrorBody> {
         }
     })
 }
-async fn actor_poke(Extension(peer): Extension<Peer>, Path(path): Path<String>, Query(q): Query<Poke>) -> Response {
+async fn actor_action(
+    Extension(peer): Extension<Peer>,
+    Path(path): Path<String>,
+    Query(q): Query<ActorActionQuery>,
+) -> Response {
     let ask = match (q.action.as_str(), q.how.as_deref()) {
         ("restart", _) => ActorsAsk::Restart { path },
         ("crash", how) => match crash_how(how.unwrap_or("panic"), q.times) {
@@ -534,7 +545,7 @@ async fn events(Extension(peer): Extension<Peer>, Query(q): Query<Since>) -> Res
     }
 }
 
-/// Every page as one document: clients over HTTP have no limit of a frame.
+/// Every page as one document: HTTP clients have no frame limit.
 async fn all_events(peer: &Peer, since: u64, wait_ms: u64) -> Result<String, ErrorBody> {
     let mut whole: Option<serde_json::Value> = None;
     let (mut since, mut wait_ms) = (since, wait_ms);
@@ -552,7 +563,7 @@ async fn all_events(peer: &Peer, since: u64, wait_ms: u64) -> Result<String, Err
     }
 }
 
-/// A description of `/v1`, kept beside the routes above.
+/// The description of `/v1`, kept in sync with the routes above.
 async fn openapi() -> Response {
     json_response(StatusCode::OK, include_str!("openapi.json").to_owned())
 }

@@ -12,7 +12,7 @@ fn led_by(leader: Option<NodeId>) -> Arc<Replica> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn search_ends_with_its_deadline_and_a_new_leader_shortens_a_pause() {
+async fn leader_search_ends_in_time_and_a_new_leader_shortens_pauses() {
     let (tell, replica) = watch::channel(led_by(None));
     let began = Instant::now();
     let mut search = LeaderSearch::new(node(1), replica, began + Duration::from_millis(100));

@@ -1,5 +1,5 @@
-//! Leases over the native protocol. Everything is answered by the leader, whose clock counts, but watching, which any
-//! manager does from its own copy.
+//! Leases over the native protocol. The leader answers everything, by its clock, except watches, which any manager
+//! serves from its own replica.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,46 +14,46 @@ use muster_messages::{
 };
 use serde_json::{Value, json};
 
-use crate::core::{lease_name_is_sane, may_touch, may_write, speaks};
+use crate::core::{check_lease_name, may_access, may_write, on_behalf};
 use crate::ports::ManagerPorts;
 use crate::reads::{not_leading, to_text};
 use crate::service::{Asked, Service};
 
-/// The shortest lease: below it, the time that answers take decides who holds it.
-const SHORTEST_MS: u64 = 100;
-/// The longest: a day without a sign of life.
-const LONGEST_MS: u64 = 24 * 3600 * 1000;
-/// Bytes of a holder's name; it travels with every lease that it holds.
-const HOLDER_LIMIT: usize = 256;
-/// Leases of one renewal: as many as fit one frame.
-const MOST_RENEWED: usize = 1024;
+/// The shortest lease: below it, response times decide who holds it.
+const MIN_LEASE_MS: u64 = 100;
+/// The longest lease: a day without renewal.
+const MAX_LEASE_MS: u64 = 24 * 3600 * 1000;
+/// Bytes of a holder's name, which travels with every lease that it holds.
+const MAX_HOLDER_BYTES: usize = 256;
+/// Leases of one renewal: as many as fit in one frame.
+const MAX_RENEWED_LEASES: usize = 1024;
 
 fn key(lease: &LeaseRef) -> ObjectKey {
     ObjectKey::lease(lease.namespace.clone(), lease.name.clone())
 }
 
-fn duration_is_sane(ms: u64) -> Result<(), ErrorBody> {
-    if (SHORTEST_MS..=LONGEST_MS).contains(&ms) {
+fn check_duration(ms: u64) -> Result<(), ErrorBody> {
+    if (MIN_LEASE_MS..=MAX_LEASE_MS).contains(&ms) {
         return Ok(());
     }
-    Err(ErrorBody::invalid(format!("a lease lasts from {SHORTEST_MS} ms to a day, not {ms} ms")))
+    Err(ErrorBody::invalid(format!("a lease duration must be between {MIN_LEASE_MS} ms and a day, not {ms} ms")))
 }
 
-fn holder_is_sane(holder: &str) -> Result<(), ErrorBody> {
-    if !holder.is_empty() && holder.len() <= HOLDER_LIMIT && !holder.chars().any(char::is_control) {
+fn check_holder(holder: &str) -> Result<(), ErrorBody> {
+    if !holder.is_empty() && holder.len() <= MAX_HOLDER_BYTES && !holder.chars().any(char::is_control) {
         return Ok(());
     }
-    Err(ErrorBody::invalid(format!("a holder's name has 1 to {HOLDER_LIMIT} printable bytes")))
+    Err(ErrorBody::invalid(format!("a holder name must have 1 to {MAX_HOLDER_BYTES} printable bytes")))
 }
 
-/// Whether the lease may come into being, if it is not there.
-fn there_is_room(manager: &ManagerPorts, lease: &LeaseRef) -> Result<(), ErrorBody> {
+/// Whether the lease may be created, if it does not exist.
+fn check_quota(manager: &ManagerPorts, lease: &LeaseRef) -> Result<(), ErrorBody> {
     let tables = &manager.replica.borrow().tables;
     if tables.objects.contains_key(&key(lease)) {
         return Ok(());
     }
-    // Not for good: somebody may delete what is there.
-    muster_kubernetes::room_for_another(tables, &lease.namespace)
+    // Not permanent: an existing object may be deleted.
+    muster_kubernetes::check_object_quota(tables, &lease.namespace)
         .map_err(|full| ErrorBody::new(ErrorCode::TooManyRequests, full.message).retry_after(Duration::from_secs(5)))
 }
 
@@ -62,7 +62,7 @@ fn no_such(lease: &LeaseRef) -> ErrorBody {
 }
 
 fn unreadable(what: &str) -> ErrorBody {
-    ErrorBody::new(ErrorCode::Internal, format!("{what} is no lease"))
+    ErrorBody::new(ErrorCode::Internal, format!("{what} is not a lease"))
 }
 
 impl Service {
@@ -75,45 +75,45 @@ impl Service {
     ) -> Result<String, ErrorBody> {
         let known = manager.replica.borrow().clone();
         match may_ask(&known, &self.ports.limits.node_namespaces, asked, request) {
-            // A new leader has not applied yet, perhaps, what this node would be allowed by.
+            // A new leader may not have applied yet what would permit this node's request.
             Err(_) if matches!(asked.caller, Principal::Node(_)) => {
-                let copy = self.copy(manager, asked.left()).await?;
-                may_ask(&copy, &self.ports.limits.node_namespaces, asked, request)?;
+                let replica = self.replica(manager, asked.left()).await?;
+                may_ask(&replica, &self.ports.limits.node_namespaces, asked, request)?;
             }
-            judged => judged?,
+            checked => checked?,
         }
         match request {
             LeaseRequest::List { namespace } => self.lease_list(manager, asked, namespace.as_deref()).await,
             LeaseRequest::Get { lease } => {
-                let replica = self.copy(manager, asked.left()).await?;
+                let replica = self.replica(manager, asked.left()).await?;
                 self.lease_view(manager, asked, &replica, lease).await
             }
             LeaseRequest::Guards => {
-                let replica = self.copy(manager, asked.left()).await?;
+                let replica = self.replica(manager, asked.left()).await?;
                 Ok(guards(&replica.tables, &asked.caller).to_string())
             }
             LeaseRequest::SetGuard { scope, mode } => {
-                guard_scope_is_sane(scope)?;
+                check_guard_scope(scope)?;
                 let command = self.command(asked, "guard set");
                 let change = Change::SetGuard { scope: scope.clone(), mode: *mode };
                 self.propose(manager, asked, command.change(change)).await?;
                 Ok("{}".to_owned())
             }
             LeaseRequest::Create { lease, holder, duration_ms } => {
-                holder.as_deref().map_or(Ok(()), holder_is_sane)?;
-                duration_ms.map_or(Ok(()), duration_is_sane)?;
-                there_is_room(manager, lease)?;
+                holder.as_deref().map_or(Ok(()), check_holder)?;
+                duration_ms.map_or(Ok(()), check_duration)?;
+                check_quota(manager, lease)?;
                 let command = self.lease_command(asked, lease, "lease created");
                 let change = Change::CreateObject(Box::new(new_lease(asked, lease, holder.clone(), *duration_ms)));
                 let replica = self.propose(manager, asked, command.change(change)).await?;
                 self.lease_view(manager, asked, &replica, lease).await
             }
             LeaseRequest::Delete { lease } => {
-                let replica = self.copy(manager, asked.left()).await?;
+                let replica = self.replica(manager, asked.left()).await?;
                 if held_by_session(&replica.tables, &key(lease)).is_some() {
                     let text = format!(
-                        "{lease} is held by a running session: end that first, or delete the lease with --force, which lets \
-                         nobody else hold it before its duration has passed"
+                        "{lease} is held by a running session: end the session first, or delete the lease with --force, which lets \
+                         no other holder acquire it before its duration has passed"
                     );
                     return Err(ErrorBody::new(ErrorCode::Conflict, text));
                 }
@@ -127,14 +127,14 @@ impl Service {
             }
             LeaseRequest::DeleteHeld { lease } => self.delete_held(manager, asked, lease).await,
             LeaseRequest::Update { lease, revision, holder, duration_ms } => {
-                holder.as_deref().map_or(Ok(()), holder_is_sane)?;
-                duration_ms.map_or(Ok(()), duration_is_sane)?;
+                holder.as_deref().map_or(Ok(()), check_holder)?;
+                duration_ms.map_or(Ok(()), check_duration)?;
                 self.update_lease(manager, asked, lease, *revision, (holder.as_deref(), *duration_ms)).await
             }
             LeaseRequest::Acquire { lease, holder, session, duration_ms } => {
-                holder_is_sane(holder)?;
-                duration_is_sane(*duration_ms)?;
-                there_is_room(manager, lease)?;
+                check_holder(holder)?;
+                check_duration(*duration_ms)?;
+                check_quota(manager, lease)?;
                 let change = Change::AcquireLease {
                     key: key(lease),
                     holder: holder.clone(),
@@ -146,7 +146,7 @@ impl Service {
                 let replica = self.propose(manager, asked, command.change(change)).await?;
                 let held = replica.tables.objects.get(&key(lease)).and_then(|object| object.lease());
                 if held.is_none_or(|l| l.holding.session != Some(*session) || !l.is_live()) {
-                    let text = format!("{lease} was acquired, and lost again before the answer could be given");
+                    let text = format!("{lease} was acquired but lost before the request was answered");
                     return Err(ErrorBody::new(ErrorCode::Conflict, text));
                 }
                 self.lease_view(manager, asked, &replica, lease).await
@@ -158,7 +158,7 @@ impl Service {
                 self.lease_view(manager, asked, &replica, lease).await
             }
             LeaseRequest::Renew { session, held } => self.renew(manager, asked, *session, held).await,
-            LeaseRequest::Watch { .. } => Err(ErrorBody::new(ErrorCode::Internal, "watching needs no leader")),
+            LeaseRequest::Watch { .. } => Err(ErrorBody::new(ErrorCode::Internal, "a watch does not need the leader")),
         }
     }
 
@@ -166,14 +166,14 @@ impl Service {
         self.command(asked, &format!("{what}: {lease}"))
     }
 
-    /// Deletes a lease that a session may hold alive. What runs under the lease learns of it when the session renews, and is
-    /// gone when the lease would have run out. Another lease of that name keeps every candidate out until then: it is in no
-    /// session, so nothing renews it, and it has a holder that no candidate is called.
+    /// Deletes a lease that a session may keep alive. The command under the lease learns of it when the session renews,
+    /// and has ended by the time the lease would have expired. Until then, a placeholder lease of the same name keeps
+    /// every candidate out: it belongs to no session, so nothing renews it, and no candidate has its holder's name.
     async fn delete_held(&self, manager: &ManagerPorts, asked: &Asked, lease: &LeaseRef) -> Result<String, ErrorBody> {
         if !asked.caller.is_operator() {
-            return Err(ErrorBody::forbidden("only an operator deletes a lease with --force"));
+            return Err(ErrorBody::forbidden("only an operator may delete a lease with --force"));
         }
-        let (key, replica) = (key(lease), self.copy(manager, asked.left()).await?);
+        let (key, replica) = (key(lease), self.replica(manager, asked.left()).await?);
         let command = self.lease_command(asked, lease, "lease deleted by force");
         let command = command.change(Change::DeleteObject { key: key.clone(), force: true });
         let Some((revision, was)) = held_by_session(&replica.tables, &key) else {
@@ -181,9 +181,9 @@ impl Service {
             return Ok(deleted(lease).to_string());
         };
         let holder = format!("{} (deleted)", was.spec.held_by().unwrap_or_default());
-        let duration_ms = was.spec.duration_ms.unwrap_or(LONGEST_MS);
+        let duration_ms = was.spec.duration_ms.unwrap_or(MAX_LEASE_MS);
         let barrier = new_lease(asked, lease, Some(holder.clone()), Some(duration_ms));
-        // Should it pass to another session in between, that one's duration counts.
+        // If it passes to another session meanwhile, that session's duration counts.
         let guard = Guard::ObjectRevision { key, revision };
         let command = command.guard(guard).change(Change::CreateObject(Box::new(barrier)));
         self.propose(manager, asked, command).await?;
@@ -193,7 +193,7 @@ impl Service {
         Ok(answer.to_string())
     }
 
-    /// A lease as it is in this copy, with the time that the leader's clock gives it.
+    /// A lease as in this replica, with the remaining time by the leader's clock.
     async fn lease_view(
         &self,
         manager: &ManagerPorts,
@@ -214,11 +214,11 @@ impl Service {
         asked: &Asked,
         namespace: Option<&str>,
     ) -> Result<String, ErrorBody> {
-        let replica = self.copy(manager, asked.left()).await?;
+        let replica = self.replica(manager, asked.left()).await?;
         let readable = |object: &&Arc<Object>| {
             object.lease().is_some()
                 && namespace.is_none_or(|namespace| object.namespace == namespace)
-                && may_touch(&replica.tables, &asked.caller, &object.namespace).is_ok()
+                && may_access(&replica.tables, &asked.caller, &object.namespace).is_ok()
         };
         let objects: Vec<&Arc<Object>> = replica.tables.objects.values().filter(readable).collect();
         let left = self.remaining(manager, asked, objects.iter().map(|object| object.key()).collect()).await;
@@ -227,16 +227,16 @@ impl Service {
         Ok(json!({"revision": replica.tables.revision, "items": items}).to_string())
     }
 
-    /// What the leader's clock says. It has no answer while it starts; a lease can be shown without.
+    /// The remaining time by the leader's clock. None while `elections` starts; a lease can be shown without it.
     async fn remaining(
         &self,
         manager: &ManagerPorts,
         asked: &Asked,
         leases: Vec<ObjectKey>,
     ) -> BTreeMap<ObjectKey, u64> {
-        let patience = asked.left().min(Duration::from_millis(500));
+        let clock_timeout = asked.left().min(Duration::from_millis(500));
         let make = |reply| ElectionsMsg::Remaining { leases, reply };
-        manager.leader.elections.ask(patience, make).await.unwrap_or_default()
+        manager.leader.elections.ask(clock_timeout, make).await.unwrap_or_default()
     }
 
     async fn update_lease(
@@ -251,9 +251,9 @@ impl Service {
         let current = manager.replica.borrow().tables.objects.get(&key).cloned();
         let current = match current {
             Some(object) if object.meta.revision >= revision => object,
-            // The copy may be older than what the caller saw on another manager.
+            // The replica may be older than what the caller saw on another manager.
             _ => self
-                .copy(manager, asked.left())
+                .replica(manager, asked.left())
                 .await?
                 .tables
                 .objects
@@ -299,7 +299,7 @@ impl Service {
         Ok(json!({ "items": items }).to_string())
     }
 
-    /// Waits for a change of one lease, in this member's own copy.
+    /// Waits for a change of one lease, in this member's own replica.
     pub(crate) async fn watch_lease(
         &self,
         manager: &ManagerPorts,
@@ -307,38 +307,38 @@ impl Service {
         request: &LeaseRequest,
     ) -> Result<String, ErrorBody> {
         let LeaseRequest::Watch { lease, seen, wait_ms } = request else {
-            return Err(ErrorBody::new(ErrorCode::Internal, "this needs the leader"));
+            return Err(ErrorBody::new(ErrorCode::Internal, "this request needs the leader"));
         };
         may_ask(&manager.replica.borrow().clone(), &self.ports.limits.node_namespaces, asked, request)?;
         let (seen, wait) = (*seen, Duration::from_millis(*wait_ms));
         let key = key(lease);
         let limit = tokio::time::Instant::now() + wait.min(asked.left());
         let mut news = manager.feed.news_of(key.clone());
-        // Whoever asks may have been told of `seen` by a member that is ahead of this one.
-        let mut copy = self.copy(manager, asked.left()).await?;
-        let lease_in = |copy: &Replica| copy.tables.objects.get(&key).cloned();
-        let before = lease_in(&copy);
-        // Further back than this member remembers: the copy says how things stand.
-        let mut told = manager.feed.touched_since(&key, seen).unwrap_or(true);
-        while !told {
+        // A member that is ahead of this one may have given the caller `seen`.
+        let mut replica = self.replica(manager, asked.left()).await?;
+        let lease_in = |replica: &Replica| replica.tables.objects.get(&key).cloned();
+        let before = lease_in(&replica);
+        // Further back than this member's history: answer with the replica's current state.
+        let mut found = manager.feed.touched_since(&key, seen).unwrap_or(true);
+        while !found {
             let Ok(through) = tokio::time::timeout_at(limit, news.changed()).await else { break };
-            // The feed is written first, the copy published right after.
-            let mut copies = manager.replica.clone();
-            let published = tokio::time::timeout_at(limit, copies.wait_for(|r| r.tables.revision >= through)).await;
+            // The feed is written first, the replica published right after.
+            let mut replicas = manager.replica.clone();
+            let published = tokio::time::timeout_at(limit, replicas.wait_for(|r| r.tables.revision >= through)).await;
             let Ok(Ok(newer)) = published else { break };
-            copy = newer.clone();
-            told = match (&before, &lease_in(&copy)) {
+            replica = newer.clone();
+            found = match (&before, &lease_in(&replica)) {
                 (Some(before), Some(after)) => !Arc::ptr_eq(before, after),
                 (before, after) => before.is_some() != after.is_some(),
             };
         }
-        let (at, object) = (copy.tables.revision, lease_in(&copy));
+        let (at, object) = (replica.tables.revision, lease_in(&replica));
         let view = object.and_then(|object| LeaseView::of(&object, None));
         Ok(json!({"revision": at, "lease": view}).to_string())
     }
 }
 
-/// The lease, with its revision, if a native session holds it alive.
+/// The lease, with its revision, if a native session keeps it alive.
 fn held_by_session<'a>(tables: &'a Tables, key: &ObjectKey) -> Option<(Revision, &'a Lease)> {
     let object = tables.objects.get(key)?;
     let lease = object.lease().filter(|lease| lease.is_live() && lease.holding.session.is_some())?;
@@ -379,28 +379,28 @@ fn renewal(lease: &LeaseRef, outcome: Renewal) -> Value {
     }
 }
 
-/// Those of the namespaces that whoever asks may touch.
+/// The guards of the namespaces that the caller may access.
 fn guards(tables: &Tables, caller: &Principal) -> Value {
-    let own = |(scope, _): &(&GuardScope, _)| may_touch(tables, caller, &scope.namespace).is_ok();
+    let own = |(scope, _): &(&GuardScope, _)| may_access(tables, caller, &scope.namespace).is_ok();
     let item =
         |(scope, mode): (&GuardScope, _)| json!({"namespace": scope.namespace, "lease": scope.lease, "mode": mode});
     json!({"items": tables.guards.iter().filter(own).map(item).collect::<Vec<_>>()})
 }
 
-fn guard_scope_is_sane(scope: &GuardScope) -> Result<(), ErrorBody> {
+fn check_guard_scope(scope: &GuardScope) -> Result<(), ErrorBody> {
     let name = scope.lease.clone().unwrap_or_else(|| "any".to_owned());
-    lease_name_is_sane(&LeaseRef { namespace: scope.namespace.clone(), name })
+    check_lease_name(&LeaseRef { namespace: scope.namespace.clone(), name })
 }
 
-/// Refuses what this caller may not ask for, by this copy.
+/// Refuses requests that this caller may not make, according to this replica.
 fn may_ask(replica: &Replica, granted: &[String], asked: &Asked, request: &LeaseRequest) -> Result<(), ErrorBody> {
-    let touch = |namespace: &str| may_touch(&replica.tables, &asked.caller, namespace);
+    let touch = |namespace: &str| may_access(&replica.tables, &asked.caller, namespace);
     let write = |namespace: &str| may_write(&replica.tables, granted, &asked.caller, namespace);
-    let own = || speaks::lease(&replica.tables, &asked.caller, request);
+    let own = || on_behalf::lease(&replica.tables, &asked.caller, request);
     match request {
         LeaseRequest::List { namespace } => namespace.as_deref().map_or(Ok(()), touch),
         LeaseRequest::Get { lease } | LeaseRequest::Watch { lease, .. } => {
-            lease_name_is_sane(lease)?;
+            check_lease_name(lease)?;
             touch(&lease.namespace)?;
             own()
         }
@@ -410,13 +410,13 @@ fn may_ask(replica: &Replica, granted: &[String], asked: &Asked, request: &Lease
         | LeaseRequest::Update { lease, .. }
         | LeaseRequest::Acquire { lease, .. }
         | LeaseRequest::Release { lease, .. } => {
-            lease_name_is_sane(lease)?;
+            check_lease_name(lease)?;
             touch(&lease.namespace)?;
             write(&lease.namespace)?;
             own()
         }
-        LeaseRequest::Renew { held, .. } if held.len() > MOST_RENEWED => {
-            Err(ErrorBody::invalid(format!("at most {MOST_RENEWED} leases are renewed in one request")))
+        LeaseRequest::Renew { held, .. } if held.len() > MAX_RENEWED_LEASES => {
+            Err(ErrorBody::invalid(format!("at most {MAX_RENEWED_LEASES} leases may be renewed in one request")))
         }
         LeaseRequest::Renew { held, .. } => {
             held.iter().try_for_each(|(lease, _)| touch(&lease.namespace).and_then(|()| write(&lease.namespace)))?;
@@ -434,7 +434,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_user_hears_of_the_guards_of_its_own_namespaces() {
+    fn user_sees_guards_of_its_own_namespaces_only() {
         let mut tables = Tables::default();
         for (namespace, lease) in [("own", None), ("own", Some("l")), ("other", None)] {
             let scope = GuardScope { namespace: namespace.to_owned(), lease: lease.map(str::to_owned) };
@@ -451,16 +451,16 @@ mod tests {
             revision: Revision(1),
         };
         tables.users.insert(name.clone(), user);
-        let told = |caller: Principal| {
+        let found = |caller: Principal| {
             let items = guards(&tables, &caller)["items"].as_array().cloned().unwrap();
             items.into_iter().map(|item| item["namespace"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
         };
-        assert_eq!(told(Principal::User(name)), ["own", "own"]);
-        assert_eq!(told(Principal::Operator).len(), 3);
+        assert_eq!(found(Principal::User(name)), ["own", "own"]);
+        assert_eq!(found(Principal::Operator).len(), 3);
     }
 
-    /// A lease of a session; and what was proposed for a request about it.
-    async fn asked_of_held(caller: &Principal, request: LeaseRequest) -> (u16, Value, Vec<Change>) {
+    /// A lease of a session, and what was proposed for a request about it.
+    async fn request_on_held_lease(caller: &Principal, request: LeaseRequest) -> (u16, Value, Vec<Change>) {
         let mut tables = crate::tests::tables();
         let spec = LeaseSpec { holder: Some("h".to_owned()), duration_ms: Some(4_000), ..LeaseSpec::default() };
         let holding = Holding { token: FencingToken(3), session: Some(SessionId(7)), expired: false };
@@ -474,18 +474,19 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn lease_of_a_session_is_deleted_by_force_alone_and_stays_taken() {
+    async fn session_lease_is_deleted_only_by_force_and_stays_held() {
         let lease = LeaseRef { namespace: "default".to_owned(), name: "l".to_owned() };
         let (operator, delete) = (Principal::Operator, LeaseRequest::Delete { lease: lease.clone() });
-        let (status, answer, proposed) = asked_of_held(&operator, delete).await;
+        let (status, answer, proposed) = request_on_held_lease(&operator, delete).await;
         assert_eq!((status, proposed), (409, vec![]), "{answer}");
         assert!(answer["error"]["message"].as_str().unwrap().contains("--force"), "{answer}");
 
         let node = Principal::Node(muster_messages::NodeId::from_entropy(1));
-        let (status, _, proposed) = asked_of_held(&node, LeaseRequest::DeleteHeld { lease: lease.clone() }).await;
+        let (status, _, proposed) =
+            request_on_held_lease(&node, LeaseRequest::DeleteHeld { lease: lease.clone() }).await;
         assert_eq!((status, proposed), (403, vec![]), "operators alone");
 
-        let (status, answer, proposed) = asked_of_held(&operator, LeaseRequest::DeleteHeld { lease }).await;
+        let (status, answer, proposed) = request_on_held_lease(&operator, LeaseRequest::DeleteHeld { lease }).await;
         assert_eq!(
             (status, &answer["held_by"], &answer["available_in_ms"]),
             (200, &"h (deleted)".into(), &4_000.into())
@@ -494,6 +495,10 @@ mod tests {
             panic!("{proposed:?}");
         };
         let spec = &barrier.lease().expect("a lease").spec;
-        assert_eq!((spec.held_by(), spec.duration_ms), (Some("h (deleted)"), Some(4_000)), "nobody is called that");
+        assert_eq!(
+            (spec.held_by(), spec.duration_ms),
+            (Some("h (deleted)"), Some(4_000)),
+            "no candidate has this name"
+        );
     }
 }

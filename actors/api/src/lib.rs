@@ -1,10 +1,10 @@
-//! The API: what people, scripts and programs may ask of a cluster, over the one TLS port and the admin socket.
+//! The API: requests of people, scripts and programs to a cluster, over the one TLS port and the admin socket.
 //!
 //! - [`core`]: who may do what, names to ids, and the JSON shapes of the contract. Pure.
 //! - [`Service`]: one request in, one answer out, wherever the leader is.
 //! - [`ApiShell`]: the actor `node/api`; connections of both services and of the admin socket.
 //!
-//! A follower passes what only the leader can answer to the leader; a worker passes everything to a manager.
+//! A follower forwards to the leader what only the leader can answer; a worker forwards everything to a manager.
 
 mod access;
 mod actors;

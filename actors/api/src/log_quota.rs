@@ -1,10 +1,11 @@
 //! LogQuota: how many bytes one caller may add to the Raft log.
 //!
-//! Owns        what each caller has written lately, on the manager that leads. A new leader starts with full quotas.
-//! Inputs      caller, size and time of a proposal.     Outputs  whether it may be proposed, else when.
-//! Invariants  API-6  a caller that is not an operator adds at most [`QUOTA`] to the log, in whatever number of requests. The
-//!                    rest is refused before it is proposed.
-//! Many small writes are bounded by the caller's share of requests in progress instead.
+//! Owns        what each caller has written lately, on the leading manager. A new leader starts with full quotas.
+//! Inputs      caller, size and time of a proposal.
+//! Outputs     whether it may be proposed, otherwise when.
+//! Invariants  API-6  a caller that is not an operator adds at most [`QUOTA`] to the log, in any number of requests. The rest
+//!                    is refused before it is proposed.
+//! The caller's share of requests in progress bounds many small writes instead.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -12,10 +13,10 @@ use std::time::Duration;
 use muster_gateway::{Buckets, Rate};
 use muster_messages::{ErrorBody, ErrorCode, Moment, Principal};
 
-/// In KiB. Per second: a twelfth of a link of 100 Mbit/s, which may have to carry a snapshot as well. At once: thirty config
-/// maps of the largest size.
+/// In KiB. Per second: a twelfth of a 100 Mbit/s link, which may have to carry a snapshot as well. At once: thirty
+/// config maps of the largest size.
 const QUOTA: Rate = Rate { per_second: 1 << 10, burst: 8 << 10 };
-/// Callers that are told apart. While that many have written lately, others wait.
+/// Callers that are distinguished. While that many have written lately, others wait.
 const MAX_CALLERS: usize = 16_384;
 
 /// See the module.
@@ -44,7 +45,7 @@ impl LogQuota {
                 "{caller} has reached the per-client limit of bytes written ({burst} MiB at once, {rate} MiB per second after \
                  that): the change was not made; retry later"
             );
-            // Rounded up to milliseconds, and no shorter than a round trip.
+            // Rounded up to milliseconds, and at least a round trip.
             ErrorBody::new(ErrorCode::TooManyRequests, text).retry_after(wait.max(Duration::from_millis(50)) + Duration::from_millis(1))
         })
     }
@@ -54,7 +55,7 @@ impl LogQuota {
 mod tests {
     use super::*;
 
-    const LARGE: usize = 250_000;
+    const LARGE_WRITE_BYTES: usize = 250_000;
 
     fn user(name: &str) -> Principal {
         Principal::User(name.parse().unwrap())
@@ -62,14 +63,14 @@ mod tests {
 
     /// Writes until one is refused.
     fn passed(quota: &LogQuota, now: Moment, caller: &Principal) -> usize {
-        (0..1_000).take_while(|_| quota.take(now, caller, LARGE).is_ok()).count()
+        (0..1_000).take_while(|_| quota.take(now, caller, LARGE_WRITE_BYTES).is_ok()).count()
     }
 
     #[test]
     fn a_refused_caller_learns_when_to_retry() {
         let (quota, now, ann) = (LogQuota::default(), Moment(1), user("ann"));
         assert_eq!(passed(&quota, now, &ann), 33);
-        let refused = quota.take(now, &ann, LARGE).unwrap_err();
+        let refused = quota.take(now, &ann, LARGE_WRITE_BYTES).unwrap_err();
         assert_eq!(refused.code, ErrorCode::TooManyRequests);
         let later = now + Duration::from_millis(refused.retry_after_ms.unwrap());
         assert_eq!(passed(&quota, later, &ann), 1);

@@ -15,21 +15,22 @@ use tokio::task::JoinSet;
 
 use crate::service::{Service, waits};
 
-/// Who speaks on a connection. A certificate speaks for one principal; an admin socket for what its node is right now.
+/// The caller on a connection. A certificate identifies one principal; an admin socket acts as its node's current role
+/// allows.
 pub type Caller = Arc<dyn Fn() -> Principal + Send + Sync>;
 
-/// Answers that may fill a frame, on their way on one connection at once: a client that asks for many and reads none
-/// costs a few frames, not one for each request.
-const LONG_ANSWERS: usize = 8;
+/// Answers that may fill a frame, in flight on one connection: a client that requests many and reads none costs a few
+/// frames rather than one for each request.
+const MAX_LONG_ANSWERS_PER_CONNECTION: usize = 8;
 
-/// Whoever was told to retry later and goes on at once is heard no faster than this on a connection: to refuse costs time, too,
-/// which others wait for.
-pub(crate) const PACE: Duration = Duration::from_millis(10);
+/// A connection whose client was told to retry later and retries at once is read no faster than this: a refusal costs
+/// time that others wait for.
+pub(crate) const REFUSAL_PAUSE: Duration = Duration::from_millis(10);
 
-/// An answer, and its place among the long ones until it is written.
+/// An answer, with its permit among the long ones until it is written.
 type Outgoing = (ApiAnswer, Option<OwnedSemaphorePermit>);
 
-/// Serves one connection until it ends. Dropping the future drops what is in flight.
+/// Serves one connection until it ends. Dropping the future drops the requests in flight.
 pub async fn serve_native<S>(
     service: Service,
     caller: Caller,
@@ -42,7 +43,7 @@ where
     let in_flight = service.ports.limits.in_flight;
     let (mut reader, mut writer) = stream.split();
     let (answers, mut ready) = mpsc::channel::<Outgoing>(in_flight);
-    let long = Arc::new(Semaphore::new(LONG_ANSWERS));
+    let long = Arc::new(Semaphore::new(MAX_LONG_ANSWERS_PER_CONNECTION));
     let mut tasks = JoinSet::new();
     let origin = Arc::new(origin);
     let reading = async move {
@@ -52,54 +53,55 @@ where
             }
             while tasks.try_join_next().is_some() {}
             let caller = caller();
-            let room = match service.enter(&caller, waits(&call.request)) {
-                Ok(room) => room,
+            let request_permit = match service.enter(&caller, waits(&call.request)) {
+                Ok(request_permit) => request_permit,
                 Err(full) => {
                     let _gone = answers.send((ApiAnswer { id: call.id, result: Err(full) }, None)).await;
-                    tokio::time::sleep(PACE).await;
+                    tokio::time::sleep(REFUSAL_PAUSE).await;
                     continue;
                 }
             };
             let (service, answers, origin) = (service.clone(), answers.clone(), Arc::clone(&origin));
             let long = may_be_long(&call.request).then(|| Arc::clone(&long));
-            // What waits for a change has its place for the answer, not for the wait.
+            // A request that waits for a change needs its permit for the answer, not for the wait.
             let polls = matches!(call.request, Request::Reconciler(ReconcilerRequest::View { wait_ms: 1.., .. }));
             tasks.spawn(async move {
                 let id = call.id;
-                let place = async |long: Option<Arc<Semaphore>>| match long {
+                let permit = async |long: Option<Arc<Semaphore>>| match long {
                     Some(long) => Some(long.acquire_owned().await.expect("the semaphore is never closed")),
                     None => None,
                 };
-                let before = if polls { None } else { place(long.clone()).await };
-                // A panic is a bug of ours: whoever asked is told so, instead of waiting for an answer for ever.
-                let answered = AssertUnwindSafe(service.answer_in(&room, &origin, caller, call)).catch_unwind().await;
-                drop(room);
+                let before = if polls { None } else { permit(long.clone()).await };
+                // A panic is a bug: the caller gets an error instead of waiting forever.
+                let answered =
+                    AssertUnwindSafe(service.answer_in(&request_permit, &origin, caller, call)).catch_unwind().await;
+                drop(request_permit);
                 let result = answered.unwrap_or_else(|_| {
                     tracing::error!("a request panicked");
-                    Err(ErrorBody::new(ErrorCode::Internal, "the request failed here; the daemon's log says how"))
+                    Err(ErrorBody::new(ErrorCode::Internal, "the request failed on this node; see the daemon's log"))
                 });
-                let place = if polls { place(long).await } else { before };
-                let _gone = answers.send((ApiAnswer { id, result }, place)).await;
+                let permit = if polls { permit(long).await } else { before };
+                let _gone = answers.send((ApiAnswer { id, result }, permit)).await;
             });
         }
-        // The client has said all it had to say; what it asked is still answered.
+        // The client sends no more requests; the pending ones are still answered.
         drop(answers);
         while tasks.join_next().await.is_some() {}
         Ok(())
     };
     let writing = async move {
-        while let Some((answer, place)) = ready.recv().await {
+        while let Some((answer, permit)) = ready.recv().await {
             feed(&mut writer, answer)?;
-            let mut places = vec![place];
-            // Whatever is ready leaves in one write.
+            let mut permits = vec![permit];
+            // All ready answers leave in one write.
             while writer.queued() < 64 * 1024
-                && let Ok((answer, place)) = ready.try_recv()
+                && let Ok((answer, permit)) = ready.try_recv()
             {
                 feed(&mut writer, answer)?;
-                places.push(place);
+                permits.push(permit);
             }
             writer.flush().await?;
-            drop(places);
+            drop(permits);
         }
         Ok(())
     };
@@ -111,7 +113,7 @@ fn may_be_long(request: &Request) -> bool {
     matches!(
         request,
         Request::NodeList { .. }
-            | Request::Portion { .. }
+            | Request::Page { .. }
             | Request::TokenList
             | Request::CertList
             | Request::UserList
@@ -132,7 +134,7 @@ fn may_be_long(request: &Request) -> bool {
     )
 }
 
-/// An answer over the frame limit becomes an error of its own: the caller is told, the connection lives.
+/// An answer over the frame limit becomes an error: the caller learns of it, and the connection stays open.
 fn feed<W: tokio::io::AsyncWrite + Unpin>(
     writer: &mut muster_gateway::FramedWriter<W>,
     answer: ApiAnswer,
@@ -140,7 +142,7 @@ fn feed<W: tokio::io::AsyncWrite + Unpin>(
     let id = answer.id;
     writer.feed(&answer).or_else(|_| {
         let error =
-            ErrorBody::new(ErrorCode::TooLarge, "the answer is larger than one frame (1 MiB); ask for it in portions");
+            ErrorBody::new(ErrorCode::TooLarge, "the answer is larger than one frame (1 MiB); request it in pages");
         writer.feed(&ApiAnswer { id, result: Err(error) })
     })
 }

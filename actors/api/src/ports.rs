@@ -1,5 +1,5 @@
-//! What the API needs of its process. The manager half comes and goes: its ports are a level that is looked at anew
-//! for each request.
+//! What the API needs of its process. The manager runtime starts and stops: its ports are a watched value, read for
+//! each request.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -18,14 +18,14 @@ use tokio::time::Instant;
 
 use crate::leader::LeaderSearch;
 
-/// What this process knows of itself.
+/// What this process knows about itself.
 #[derive(Clone, Debug)]
 pub struct NodeFacts {
     pub id: NodeId,
     pub name: Name,
-    /// The role its certificate says.
+    /// The role in its certificate.
     pub role: Role,
-    /// `host:port` of managers it knows.
+    /// `host:port` of known managers.
     pub managers: Vec<String>,
     pub cluster: String,
     pub root_pem: String,
@@ -37,11 +37,11 @@ pub struct NodeFacts {
 #[derive(Clone)]
 pub struct ApiPorts {
     pub facts: Arc<dyn Fn() -> NodeFacts + Send + Sync>,
-    /// `None` while this node has no manager half.
+    /// `None` while this node has no manager runtime.
     pub manager: watch::Receiver<Option<Arc<ManagerPorts>>>,
     pub tree: Tree,
     pub dialer: Dialer,
-    /// Opens a restored cluster to others, on disk as well. False: it was open. Blocks.
+    /// Opens a restored cluster to others, on disk as well. False: it was open already. Blocks.
     pub open_admission: Arc<dyn Fn() -> Result<bool, String> + Send + Sync>,
     /// `[debug] crash = true`.
     pub crash_allowed: bool,
@@ -49,15 +49,16 @@ pub struct ApiPorts {
     pub limits: ApiLimits,
 }
 
-/// What requests may cost.
+/// Limits on the cost of requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApiLimits {
-    /// The longest a request may take, whatever its caller says: it holds a place among the bounded requests.
+    /// The longest time that a request may take, whatever its caller states: it holds one of the bounded permits.
     pub longest: Duration,
-    /// Requests in progress in one process. Chosen so that their memory stays in the tens of megabytes; long answers count
-    /// by their callers, until they are read.
+    /// Requests in progress in one process. Chosen so that their memory stays in the tens of megabytes; long answers
+    /// count against their callers until they are read.
     pub in_progress: u64,
-    /// Watch streams open in one process, a quarter of them one caller's; each may hold a portion or two of lines.
+    /// Watch streams open in one process, at most a quarter of them by one caller; each may hold a batch or two of
+    /// lines.
     pub watches: u64,
     /// Requests in progress on one native connection; the next one is read when one of them is answered.
     pub in_flight: usize,
@@ -66,7 +67,8 @@ pub struct ApiLimits {
     pub body: usize,
     /// Connections to the admin socket; further ones wait.
     pub socket_connections: usize,
-    /// The namespaces in which every node may write leases, locks and config maps, `*` for all; its own is one in any case.
+    /// The namespaces in which every node may write leases, locks and config maps, `*` for all. Its own is always
+    /// included.
     pub node_namespaces: Vec<String>,
 }
 
@@ -79,36 +81,36 @@ impl Default for ApiLimits {
             in_flight: 256,
             body: 64 * 1024,
             socket_connections: 512,
-            // Where `muster elect` on a worker's socket goes.
+            // The namespace that `muster elect` on a worker's socket uses.
             node_namespaces: vec!["default".to_owned()],
         }
     }
 }
 
-/// A definition of a reconciler with all its objects, which has 512 KiB, as it is written, and what is around it.
-const DEFINITIONS: usize = 640 * 1024;
-/// An object of the largest size that is kept, 256 KiB, and half as much again for how it is spelled.
-const OBJECTS: usize = 384 * 1024;
-/// What a command wrote, at the end of the report of its runner.
-const OUTPUT: usize = 64 * 1024;
-/// What is around the output in a report, or around a body that a worker passes on: its path above all.
-const AROUND: usize = 32 * 1024;
+/// A reconciler's definition as written, with all its objects, which may have 512 KiB, and what surrounds it.
+const MAX_DEFINITIONS_BYTES: usize = 640 * 1024;
+/// The largest object that is stored, 256 KiB, and half as much again for its spelling.
+const MAX_OBJECT_BODY_BYTES: usize = 384 * 1024;
+/// The output of a command, at the end of its runner's report.
+const MAX_REPORT_OUTPUT_BYTES: usize = 64 * 1024;
+/// What surrounds the output in a report, or a body that a worker forwards: mostly its path.
+const ENVELOPE_BYTES: usize = 32 * 1024;
 
 impl ApiLimits {
-    /// Bytes of one request that brings definitions or an object. Operators only: they have few connections.
+    /// Bytes of one request that supplies definitions or an object. For operators only, which have few connections.
     pub(crate) fn definitions(&self) -> usize {
-        self.body.max(DEFINITIONS)
+        self.body.max(MAX_DEFINITIONS_BYTES)
     }
-    /// Bytes of one request that writes a config map or the like. Callers with an identity only.
+    /// Bytes of one request that writes a config map or similar. For callers with an identity only.
     pub(crate) fn objects(&self) -> usize {
-        self.body.max(OBJECTS)
+        self.body.max(MAX_OBJECT_BODY_BYTES)
     }
-    /// Bytes of one frame of this caller on `muster-api/1`. It is kept while it arrives, and there may be many connections: far
-    /// less than the wire's limit.
+    /// Bytes of one frame of this caller on `muster-api/1`. A frame is buffered while it arrives, and there may be many
+    /// connections: far less than the wire's limit.
     pub(crate) fn frame(&self, caller: &Principal) -> usize {
         match caller {
             Principal::Operator | Principal::Admin(_) => self.definitions(),
-            Principal::Node(_) => self.body.max(OUTPUT).saturating_add(AROUND),
+            Principal::Node(_) => self.body.max(MAX_REPORT_OUTPUT_BYTES).saturating_add(ENVELOPE_BYTES),
             Principal::User(_)
             | Principal::Bearer { .. }
             | Principal::Reader(_)
@@ -118,18 +120,18 @@ impl ApiLimits {
     }
 }
 
-/// The manager half.
+/// The manager runtime.
 pub struct ManagerPorts {
     pub node: NodeId,
     pub replica: watch::Receiver<Arc<Replica>>,
-    /// What happens to leases and the other objects, as this member applies it.
+    /// Changes of leases and other objects, as this member applies them.
     pub feed: ObjectFeed,
     pub raft: Recipient<RaftMemberMsg>,
     pub mesh: Recipient<MeshMsg>,
     pub sessions: Recipient<SessionsMsg>,
     /// The managers with a live mesh session.
     pub peers: Arc<dyn Fn() -> BTreeSet<NodeId> + Send + Sync>,
-    /// The actors of the leader's subtree; their mailboxes answer `Down` while this member does not lead.
+    /// The actors of the leader's subtree; their mailboxes answer `Down` unless this member leads.
     pub leader: LeaderPorts,
 }
 
@@ -149,6 +151,6 @@ pub struct LeaderPorts {
     pub elections: Recipient<ElectionsMsg>,
     /// What is pending, as the role manager last published it.
     pub view: watch::Receiver<Arc<RoleView>>,
-    /// What the leader doubts of nodes.
+    /// Nodes that the leader has no confirmation of.
     pub doubts: watch::Receiver<Arc<NodeDoubts>>,
 }

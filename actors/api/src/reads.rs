@@ -1,5 +1,5 @@
-//! Reads: linearizable from the local copy after a read index; with the leader's conditions where they matter; from
-//! the local copy, marked stale, where there is no quorum and the contract allows it.
+//! Reads: linearizable from the local replica after a read index; with the leader's conditions where they matter; from
+//! the local replica, marked stale, where there is no quorum and the contract allows it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,16 +13,16 @@ use crate::core::{self, Source, resolve};
 use crate::ports::ManagerPorts;
 use crate::service::{Asked, Service};
 
-/// Bytes of the events of one answer: half of a frame, for what is around them and for the events of one revision, which are
-/// never parted.
-const EVENTS_PAGE_BYTES: usize = 512 * 1024;
+/// Bytes of events in one answer: half a frame, which leaves room for the rest of the answer and for the events of one
+/// revision, which are never split.
+const MAX_EVENTS_PAGE_BYTES: usize = 512 * 1024;
 
-/// How long a read that may be answered stale waits for a quorum first: two election timeouts.
-const PATIENCE: Duration = Duration::from_millis(1500);
+/// How long a read that may be answered stale first waits for a quorum: two election timeouts.
+const QUORUM_WAIT: Duration = Duration::from_millis(1500);
 
 impl Service {
-    /// A linearizable copy of the state.
-    pub(crate) async fn copy(&self, manager: &ManagerPorts, limit: Duration) -> Result<Arc<Replica>, ErrorBody> {
+    /// A linearizable replica.
+    pub(crate) async fn replica(&self, manager: &ManagerPorts, limit: Duration) -> Result<Arc<Replica>, ErrorBody> {
         let deadline_ms = millis(limit);
         let margin = limit + Duration::from_millis(200);
         let read = manager.raft.ask(margin, |reply| RaftMemberMsg::Read { deadline_ms, reply }).await;
@@ -37,12 +37,12 @@ impl Service {
         }
     }
 
-    /// Reads that need quorum and nothing of the leader's memory.
+    /// Reads that need a quorum and nothing of the leader's memory.
     pub(crate) async fn read(&self, manager: &ManagerPorts, asked: &Asked) -> Result<String, ErrorBody> {
         if let Request::Events { since, wait_ms } = &asked.request {
             return self.events(manager, asked, *since, Duration::from_millis(*wait_ms)).await;
         }
-        let replica = self.copy(manager, asked.left()).await?;
+        let replica = self.replica(manager, asked.left()).await?;
         let (roles, peers, doubts) = (RoleView::default(), (manager.peers)(), NodeDoubts::default());
         let source = Source {
             replica: &replica,
@@ -53,7 +53,7 @@ impl Service {
             stale: None,
         };
         let answer = match &asked.request {
-            Request::Portion { of, page, .. } => return core::portion(&source, *of, page),
+            Request::Page { of, page, .. } => return core::list_page(&source, *of, page),
             Request::CertList => source.certificates(),
             Request::CaShow => ca(&replica)?,
             Request::UserList => users(&replica),
@@ -62,8 +62,8 @@ impl Service {
         Ok(answer.to_string())
     }
 
-    /// Reads that the local copy may answer without quorum. The conditions of nodes live with the leader, so a
-    /// follower passes these on; the leader answers after a read index.
+    /// Reads that the local replica may answer without quorum. The conditions of nodes are known only to the leader, so
+    /// a follower forwards these reads; the leader answers after a read index.
     pub(crate) async fn staleable_read(
         &self,
         manager: &ManagerPorts,
@@ -72,13 +72,13 @@ impl Service {
     ) -> Result<String, ErrorBody> {
         let leading = manager.replica.borrow().raft.leading;
         let fresh = wants_fresh(&asked.request);
-        let patience = if fresh { asked.left() } else { asked.left().min(PATIENCE) };
+        let quorum_wait = if fresh { asked.left() } else { asked.left().min(QUORUM_WAIT) };
         let local =
-            matches!(asked.request, Request::BlocklistList { .. } | Request::Portion { of: ListOf::Blocklist, .. });
+            matches!(asked.request, Request::BlocklistList { .. } | Request::Page { of: ListOf::Blocklist, .. });
         if leading || (local && !relayed) {
-            return match self.copy(manager, patience).await {
+            return match self.replica(manager, quorum_wait).await {
                 Ok(replica) => self.render(manager, asked, &replica, None),
-                // Whoever relayed looks for the leader that took over, and has a copy of its own.
+                // The relaying manager looks for the new leader, and has a replica of its own.
                 Err(error) if fresh || relayed || !is_unavailable(error.code) => Err(error),
                 Err(_) => self.render_stale(manager, asked),
             };
@@ -87,7 +87,7 @@ impl Service {
             return Err(not_leading());
         }
         let mut limited = asked.clone();
-        limited.deadline = tokio::time::Instant::now() + patience;
+        limited.deadline = tokio::time::Instant::now() + quorum_wait;
         match self.to_leader(manager, &limited).await {
             Ok(answer) => self.localize(asked, answer),
             Err(error) if fresh || !is_unavailable(error.code) => Err(error),
@@ -121,7 +121,7 @@ impl Service {
     fn render_stale(&self, manager: &ManagerPorts, asked: &Asked) -> Result<String, ErrorBody> {
         let replica = manager.replica.borrow().clone();
         let as_of = replica.tables.last_event().map_or_else(|| muster_kernel::Clock.wall(), |e| e.at);
-        // An old copy does not know what came after it: it never denies a node.
+        // A stale replica does not know what came after it: it never denies a node.
         self.render(manager, asked, &replica, Some(as_of)).map_err(|error| match error.code {
             ErrorCode::NotFound => self.no_quorum(manager, &error.message),
             _ => error,
@@ -143,7 +143,7 @@ impl Service {
         let source = Source { replica, roles, this: manager.node, peers: &peers, doubts: &doubts, stale };
         match &asked.request {
             Request::Status { .. } => to_text(&source.status(self.this())),
-            Request::Portion { of, page, .. } => core::portion(&source, *of, page),
+            Request::Page { of, page, .. } => core::list_page(&source, *of, page),
             Request::NodeList { .. } => to_text(&source.node_list()),
             Request::NodeInspect { node, .. } => to_text(&source.node(resolve(&replica.tables, node)?)),
             Request::BlocklistList { .. } => Ok(source.blocklist().to_string()),
@@ -154,11 +154,11 @@ impl Service {
 
     fn this(&self) -> SelfView {
         let facts = (self.ports.facts)();
-        let failing = || self.manager_half_fails().map(|why| format!("manager_half_failing: {why}"));
+        let failing = || self.manager_runtime_fault().map(|why| format!("manager_half_failing: {why}"));
         SelfView { id: facts.id, name: facts.name, role: facts.role, trouble: facts.trouble.or_else(failing) }
     }
 
-    /// Whoever answered wrote itself into `self` of `status`: the node that was asked belongs there.
+    /// The answering manager wrote itself into `self` of `status`; it is replaced by the node that was asked.
     pub(crate) fn localize(&self, asked: &Asked, answer: String) -> Result<String, ErrorBody> {
         if !matches!(asked.request, Request::Status { .. }) {
             return Ok(answer);
@@ -178,7 +178,7 @@ impl Service {
         since: muster_messages::Revision,
         wait: Duration,
     ) -> Result<String, ErrorBody> {
-        let replica = self.copy(manager, asked.left()).await?;
+        let replica = self.replica(manager, asked.left()).await?;
         if let Some(oldest) = replica.tables.events.front()
             && since.0 != 0
             && since.0.saturating_add(1) < oldest.revision.0
@@ -198,7 +198,7 @@ impl Service {
             Ok(Ok(replica)) => replica.clone(),
             _ => replica,
         };
-        Ok(core::events_page(&replica.tables, since, EVENTS_PAGE_BYTES).to_string())
+        Ok(core::events_page(&replica.tables, since, MAX_EVENTS_PAGE_BYTES).to_string())
     }
 }
 
@@ -209,12 +209,12 @@ fn wants_fresh(request: &Request) -> bool {
         | Request::NodeInspect { fresh, .. }
         | Request::BlocklistList { fresh }
         | Request::RaftStatus { fresh }
-        | Request::Portion { fresh, .. } => *fresh,
+        | Request::Page { fresh, .. } => *fresh,
         _ => true,
     }
 }
 
-/// The answer of a manager that was asked as the leader and is not: whoever relayed tries again.
+/// The answer of a manager that was asked as the leader and is not: the relaying manager tries again.
 pub(crate) fn not_leading() -> ErrorBody {
     ErrorBody::new(ErrorCode::Unreachable, "this manager does not lead")
         .marked(ErrorMark::NotLeading)
@@ -225,7 +225,7 @@ pub(crate) fn is_unavailable(code: ErrorCode) -> bool {
     matches!(code, ErrorCode::NoQuorum | ErrorCode::Unreachable | ErrorCode::TimedOut | ErrorCode::UnknownOutcome)
 }
 
-/// A view as text, without a [`Value`] on the way: that one took a tenth of a leader's time under load.
+/// A view as text, without a [`Value`] in between: that took a tenth of a leader's time under load.
 pub(crate) fn to_text<T: serde::Serialize>(view: &T) -> Result<String, ErrorBody> {
     serde_json::to_string(view).map_err(|e| ErrorBody::new(ErrorCode::Internal, e.to_string()))
 }
@@ -236,8 +236,9 @@ pub(crate) fn to_json<T: serde::Serialize>(view: &T) -> Result<Value, ErrorBody>
 
 fn ca(replica: &Replica) -> Result<Value, ErrorBody> {
     let cluster = replica.tables.cluster.as_ref();
-    let cluster = cluster
-        .ok_or_else(|| ErrorBody::new(ErrorCode::NoQuorum, "the cluster's first entry is not applied here yet"))?;
+    let cluster = cluster.ok_or_else(|| {
+        ErrorBody::new(ErrorCode::NoQuorum, "the cluster's first entry has not been applied on this node yet")
+    })?;
     let bad = |why: String| ErrorBody::new(ErrorCode::Internal, format!("unreadable root certificate: {why}"));
     let digest = muster_pki::digest(&cluster.root_cert_pem).map_err(|e| bad(e.to_string()))?;
     let not_after = muster_pki::not_after_of_pem(&cluster.root_cert_pem).map_err(|e| bad(e.to_string()))?;

@@ -35,14 +35,14 @@ async fn watch_of_a_node_ends_with_its_change_or_its_time() {
         sleep(Duration::from_millis(10)).await;
         let mut tables = with_node(Role::Worker);
         tables.revision = Revision(1_000);
-        world.copy.send_replace(leading(tables));
+        world.published.send_replace(leading(tables));
     };
     let ((_, same, _), ()) = tokio::join!(world.native(&Principal::Operator, watch(seen)), elsewhere);
     assert_eq!((began.elapsed(), &same), (Duration::from_millis(250), &first));
 
     let change = async {
         sleep(Duration::from_millis(10)).await;
-        world.copy.send_replace(leading(with_node(Role::Manager)));
+        world.published.send_replace(leading(with_node(Role::Manager)));
     };
     let ((_, changed, _), ()) = tokio::join!(world.native(&Principal::Operator, watch(seen)), change);
     assert_eq!((began.elapsed(), &changed["node"]["desired_role"]), (Duration::from_millis(260), &"manager".into()));

@@ -1,5 +1,5 @@
-//! Reconcilers over the native protocol. Reads and long polls are answered by any manager from a confirmed copy; what
-//! changes anything is proposed by the leader and judged by the store when it is applied.
+//! Reconcilers over the native protocol. Any manager answers reads and long polls from a confirmed replica; the leader
+//! proposes changes, and the store judges them when they are applied.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,38 +16,40 @@ use muster_messages::{
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use crate::core::{reserved, speaks};
+use crate::core::{on_behalf, reserved};
 use crate::ports::ManagerPorts;
 use crate::reads::to_text;
 use crate::service::{Asked, Service};
 use crate::writes::Proposed;
 
-/// A SHA-256 in hexadecimal.
+/// The length of a SHA-256 in hexadecimal.
 const DIGEST_CHARS: usize = 64;
 /// Definitions of one request.
-const MOST_DEFINITIONS: usize = 64;
-/// Writes of one wave on their way at once.
-const AT_ONCE: usize = 32;
-/// Objects that are named of those that could not be written.
-const MOST_ERRORS: usize = 32;
-/// What follows a change within this time is told with it: a fleet that starts at once wakes its watchers once.
-const GATHER: Duration = Duration::from_millis(50);
+const MAX_DEFINITIONS: usize = 64;
+/// Writes of one wave in flight.
+const MAX_CONCURRENT_WRITES: usize = 32;
+/// Objects named among those that could not be written.
+const MAX_NAMED_ERRORS: usize = 32;
+/// Changes within this time after a first one are reported with it: a fleet that starts at once wakes its watchers
+/// once.
+const CHANGE_GATHER_TIME: Duration = Duration::from_millis(50);
 
 fn no_such(name: &str) -> ErrorBody {
-    let text = format!("no such reconciler: {name}; `muster reconciler list` shows those there are");
+    let text = format!("no such reconciler: {name}; `muster reconciler list` lists the existing ones");
     ErrorBody::new(ErrorCode::NotFound, text)
 }
 
-/// There is no gate of this name; perhaps no reconciler either.
+/// No gate has this name; perhaps no reconciler either.
 fn no_gate(all: &Reconcilers, name: &str) -> ErrorBody {
     if all.definitions_of(name).next().is_none() {
         return no_such(name);
     }
-    let text = format!("{name} has no gate: nothing has been applied yet; `muster reconciler status {name}` says why");
+    let text =
+        format!("{name} has no gate: nothing has been applied yet; `muster reconciler status {name}` shows the reason");
     ErrorBody::new(ErrorCode::NotFound, text)
 }
 
-/// Every reader of a plan sees the program of its command. Operators see its arguments and environment too.
+/// Every reader of a plan sees the program of its command. Operators also see its arguments and environment.
 fn hide_arguments(plan: &mut Value) {
     if let Some(arguments) = plan["command"].as_array_mut()
         && arguments.len() > 1
@@ -71,7 +73,7 @@ impl Service {
         request: &ReconcilerRequest,
     ) -> Result<String, ErrorBody> {
         use ReconcilerRequest as R;
-        let copy = match request {
+        let replica = match request {
             R::Definitions { seen, wait_ms, .. } => {
                 self.changed(manager, asked, *wait_ms, |tables| tables.reconcilers.changed > *seen).await?
             }
@@ -90,9 +92,9 @@ impl Service {
             R::Admission { key, seen, wait_ms } => {
                 self.changed(manager, asked, *wait_ms, |tables| concerns(tables, key, *seen)).await?
             }
-            _ => self.copy(manager, asked.left()).await?,
+            _ => self.replica(manager, asked.left()).await?,
         };
-        let tables = &copy.tables;
+        let tables = &replica.tables;
         let answer = match request {
             R::List => muster_gates::statuses(tables),
             R::Status { name, .. } => {
@@ -128,7 +130,7 @@ impl Service {
             R::Definitions { release, .. } => return to_text(&muster_gates::definitions(tables, *release)),
             R::View { name, release, .. } => {
                 let mut view = muster_gates::runner_view(tables, name, *release);
-                if !speaks::runs_now(tables, &asked.caller, name)
+                if !on_behalf::is_runner(tables, &asked.caller, name)
                     && let Some(Definition { action: Action::Command(command), .. }) = &mut view.definition
                 {
                     *command = command.redacted();
@@ -140,35 +142,38 @@ impl Service {
         Ok(answer.to_string())
     }
 
-    /// A confirmed copy in which something has changed, or the newest one when the time is over.
+    /// A confirmed replica in which something has changed, or the newest one at the end of the wait.
     async fn changed(
         &self,
         manager: &ManagerPorts,
         asked: &Asked,
         wait_ms: u64,
-        mut told: impl FnMut(&Tables) -> bool,
+        mut has_news: impl FnMut(&Tables) -> bool,
     ) -> Result<Arc<Replica>, ErrorBody> {
         let limit = Instant::now() + Duration::from_millis(wait_ms).min(asked.left());
-        // Whoever waits takes up a place for long: each caller has its share of them.
-        let _place = match wait_ms {
+        // A waiting request holds a permit for long, so each caller has a limited share of them.
+        let _permit = match wait_ms {
             0 => None,
-            _ => Some(self.watch_place(&asked.caller).ok_or_else(|| {
-                ErrorBody::new(ErrorCode::TooManyRequests, "as much is being watched for you as may be")
-                    .retry_after(GATHER)
+            _ => Some(self.watch_permit(&asked.caller).ok_or_else(|| {
+                ErrorBody::new(
+                    ErrorCode::TooManyRequests,
+                    "per-client limit of concurrent watches reached; retry later",
+                )
+                .retry_after(CHANGE_GATHER_TIME)
             })?),
         };
-        let copy = self.copy(manager, asked.left()).await?;
-        if told(&copy.tables) {
-            return Ok(copy);
+        let replica = self.replica(manager, asked.left()).await?;
+        if has_news(&replica.tables) {
+            return Ok(replica);
         }
-        let mut copies = manager.replica.clone();
-        let waited = tokio::time::timeout_at(limit, copies.wait_for(|copy| told(&copy.tables)));
-        let something = waited.await.is_ok_and(|copy| copy.is_ok());
+        let mut replicas = manager.replica.clone();
+        let waited = tokio::time::timeout_at(limit, replicas.wait_for(|replica| has_news(&replica.tables)));
+        let something = waited.await.is_ok_and(|replica| replica.is_ok());
         if something {
-            tokio::time::sleep_until(limit.min(Instant::now() + GATHER)).await;
+            tokio::time::sleep_until(limit.min(Instant::now() + CHANGE_GATHER_TIME)).await;
         }
         let newest = manager.replica.borrow().clone();
-        Ok(if newest.tables.revision > copy.tables.revision { newest } else { copy })
+        Ok(if newest.tables.revision > replica.tables.revision { newest } else { replica })
     }
 
     /// The leader's part.
@@ -179,22 +184,22 @@ impl Service {
         request: &ReconcilerRequest,
     ) -> Result<String, ErrorBody> {
         use ReconcilerRequest as R;
-        reserved::judge(&manager.replica.borrow().tables, &asked.caller, request)?;
+        reserved::check(&manager.replica.borrow().tables, &asked.caller, request)?;
         let name_of = |name: &String| name.clone();
         let change = match request {
             R::Apply { definitions, replace } => return self.define(manager, asked, definitions, *replace).await,
             R::Pause { name, paused } => ReconcilerChange::Pause { reconciler: name_of(name), paused: *paused },
             R::Finalize { name, release } => {
-                let meant = self.meant(manager, asked, name, *release).await?;
-                let (reconciler, digest) = (name_of(name), meant.digest.clone());
+                let referenced_definition = self.referenced_definition(manager, asked, name, *release).await?;
+                let (reconciler, digest) = (name_of(name), referenced_definition.digest.clone());
                 self.change(manager, asked, ReconcilerChange::Finalize { reconciler, digest }).await?;
-                return Ok(named(&meant).to_string());
+                return Ok(named(&referenced_definition).to_string());
             }
             R::Retry { name, release } => {
-                let meant = self.meant(manager, asked, name, *release).await?;
-                let (reconciler, digest) = (name_of(name), Some(meant.digest.clone()));
+                let referenced_definition = self.referenced_definition(manager, asked, name, *release).await?;
+                let (reconciler, digest) = (name_of(name), Some(referenced_definition.digest.clone()));
                 self.change(manager, asked, ReconcilerChange::Retry { reconciler, digest }).await?;
-                return Ok(named(&meant).to_string());
+                return Ok(named(&referenced_definition).to_string());
             }
             R::Repair { name, epoch } => ReconcilerChange::Repair { reconciler: name_of(name), epoch: *epoch },
             R::ForceFloor { name, floor, dry_run } => {
@@ -207,43 +212,43 @@ impl Service {
             R::ObjectPut { key, labels, body } => {
                 let object = DesiredObject { key: key.clone(), labels: labels.clone(), body: body.clone(), wave: 0 };
                 muster_gates::sound_object(&object).map_err(ErrorBody::invalid)?;
-                let copy = self.change(manager, asked, ReconcilerChange::PutObject(Box::new(object))).await?;
-                let object = copy.tables.reconcilers.objects.get(key);
+                let replica = self.change(manager, asked, ReconcilerChange::PutObject(Box::new(object))).await?;
+                let object = replica.tables.reconcilers.objects.get(key);
                 return Ok(object.map_or(Value::Null, |object| muster_gates::object(object)).to_string());
             }
             R::ObjectDelete { key } => ReconcilerChange::DeleteObject(key.clone()),
             R::Announce { participant } => {
-                let participant = speaks::announced(participant.clone(), &asked.caller)?;
+                let participant = on_behalf::announced(participant.clone(), &asked.caller)?;
                 let key = participant.key.clone();
-                let copy = self.change(manager, asked, ReconcilerChange::Announce(Box::new(participant))).await?;
-                return to_text(&muster_gates::admission(&copy.tables, &key));
+                let replica = self.change(manager, asked, ReconcilerChange::Announce(Box::new(participant))).await?;
+                return to_text(&muster_gates::admission(&replica.tables, &key));
             }
             R::Admit { key } => {
-                speaks::for_participant(&self.copy(manager, asked.left()).await?.tables, &asked.caller, key)?;
+                on_behalf::for_participant(&self.replica(manager, asked.left()).await?.tables, &asked.caller, key)?;
                 return self.admit(manager, asked, key).await;
             }
             R::Leave { key } => {
-                speaks::for_participant(&self.copy(manager, asked.left()).await?.tables, &asked.caller, key)?;
+                on_behalf::for_participant(&self.replica(manager, asked.left()).await?.tables, &asked.caller, key)?;
                 ReconcilerChange::Leave(key.clone())
             }
             R::Step { name, release, digest, term, epoch, step } => {
-                run_is_named(name, digest)?;
-                speaks::for_runner(&manager.replica.borrow().tables, &asked.caller, name, *term)?;
+                check_run_name(name, digest)?;
+                on_behalf::for_runner(&manager.replica.borrow().tables, &asked.caller, name, *term)?;
                 let (reconciler, release, digest) = (name_of(name), *release, digest.clone());
                 let (term, epoch, step) = (*term, *epoch, *step);
                 let change = ReconcilerChange::Step { reconciler, release, digest, term, epoch, step };
-                let copy = self.change(manager, asked, change).await?;
-                let (epoch, revision) = (copy.tables.reconcilers.epoch_of(name), copy.tables.revision);
+                let replica = self.change(manager, asked, change).await?;
+                let (epoch, revision) = (replica.tables.reconcilers.epoch_of(name), replica.tables.revision);
                 return Ok(json!({"epoch": epoch, "revision": revision}).to_string());
             }
             R::Wave { name, release, digest, term, wave } => {
-                run_is_named(name, digest)?;
-                speaks::for_runner(&manager.replica.borrow().tables, &asked.caller, name, *term)?;
+                check_run_name(name, digest)?;
+                on_behalf::for_runner(&manager.replica.borrow().tables, &asked.caller, name, *term)?;
                 let key = DefinitionKey { reconciler: name_of(name), release: *release };
                 return self.wave(manager, asked, &key, (digest, *term), *wave).await;
             }
             R::Progress { progress } => {
-                speaks::for_runner(
+                on_behalf::for_runner(
                     &manager.replica.borrow().tables,
                     &asked.caller,
                     &progress.reconciler,
@@ -262,7 +267,7 @@ impl Service {
         Ok("{}".to_owned())
     }
 
-    /// Proposes one change. Why a gate refuses it is said in the details as well.
+    /// Proposes one change. The details also state why a gate refuses it.
     async fn change(
         &self,
         manager: &ManagerPorts,
@@ -271,12 +276,12 @@ impl Service {
     ) -> Result<Arc<Replica>, ErrorBody> {
         let command = self.command(asked, "reconciler").change(Change::Reconciler(change));
         match self.try_propose(manager, asked, command).await? {
-            Proposed::Applied(_, copy) => Ok(copy),
+            Proposed::Applied(_, replica) => Ok(replica),
             Proposed::Refused(refusal) => Err(explained(refusal)),
         }
     }
 
-    /// What the built-in reconciler does. The store judges whether its gate leads there.
+    /// The step of the built-in reconciler. The store judges whether its gate permits it.
     async fn raise_level(
         &self,
         manager: &ManagerPorts,
@@ -287,8 +292,8 @@ impl Service {
         let in_force = Guard::LeaseToken { key: runner_lease(LEVEL_RECONCILER), token: term };
         let command = self.command(asked, "feature level").guard(in_force).change(Change::SetFeatureLevel(level));
         match self.try_propose(manager, asked, command).await? {
-            Proposed::Applied(_, copy) => {
-                let level = copy.tables.cluster.as_ref().map(|cluster| cluster.feature_level);
+            Proposed::Applied(_, replica) => {
+                let level = replica.tables.cluster.as_ref().map(|cluster| cluster.feature_level);
                 Ok(json!({"feature_level": level}).to_string())
             }
             Proposed::Refused(refusal) => Err(explained(refusal)),
@@ -302,12 +307,12 @@ impl Service {
         definitions: &[Definition],
         replace: bool,
     ) -> Result<String, ErrorBody> {
-        if definitions.is_empty() || definitions.len() > MOST_DEFINITIONS {
-            return Err(ErrorBody::invalid(format!("1 to {MOST_DEFINITIONS} definitions at once")));
+        if definitions.is_empty() || definitions.len() > MAX_DEFINITIONS {
+            return Err(ErrorBody::invalid(format!("a request must contain 1 to {MAX_DEFINITIONS} definitions")));
         }
         let sealed: Result<Vec<Definition>, _> = definitions.iter().cloned().map(sealed).collect();
         let sealed = sealed.map_err(|bad| ErrorBody::invalid(bad.to_string()))?;
-        let before = self.copy(manager, asked.left()).await?;
+        let before = self.replica(manager, asked.left()).await?;
         let define =
             |d: &Definition| Change::Reconciler(ReconcilerChange::Define { definition: Box::new(d.clone()), replace });
         let command = sealed.iter().map(define).fold(self.command(asked, "defined"), |c, change| c.change(change));
@@ -324,20 +329,20 @@ impl Service {
         Ok(json!({"definitions": shown}).to_string())
     }
 
-    /// The definition that an operator means.
-    async fn meant(
+    /// The definition that an operator refers to.
+    async fn referenced_definition(
         &self,
         manager: &ManagerPorts,
         asked: &Asked,
         name: &str,
         release: Option<Triple>,
     ) -> Result<Arc<Definition>, ErrorBody> {
-        let copy = self.copy(manager, asked.left()).await?;
+        let replica = self.replica(manager, asked.left()).await?;
         let Some(release) = release else {
-            return muster_gates::shown_definition(&copy.tables, name).cloned().ok_or_else(|| no_such(name));
+            return muster_gates::status_definition(&replica.tables, name).cloned().ok_or_else(|| no_such(name));
         };
         let key = DefinitionKey { reconciler: name.to_owned(), release };
-        let found = copy.tables.reconcilers.definitions.get(&key).cloned();
+        let found = replica.tables.reconcilers.definitions.get(&key).cloned();
         found.ok_or_else(|| ErrorBody::new(ErrorCode::NotFound, format!("{name} has no definition of {release}")))
     }
 
@@ -349,8 +354,8 @@ impl Service {
         floor: Triple,
         dry_run: bool,
     ) -> Result<String, ErrorBody> {
-        let copy = self.copy(manager, asked.left()).await?;
-        let all = &copy.tables.reconcilers;
+        let replica = self.replica(manager, asked.left()).await?;
+        let all = &replica.tables.reconcilers;
         let gate = all.gates.get(name).ok_or_else(|| no_gate(all, name))?;
         let mut floor = floor.max(gate.least_floor());
         let mut then = Gate::clone(gate);
@@ -360,13 +365,13 @@ impl Service {
             all.participants_of(&gate.scope).filter(out).map(|p| p.key.member.clone()).collect();
         if !dry_run {
             let change = ReconcilerChange::ForceFloor { reconciler: name.to_owned(), floor };
-            let copy = self.change(manager, asked, change).await?;
-            floor = copy.tables.reconcilers.gates.get(name).map_or(floor, |gate| gate.now.floor);
+            let replica = self.change(manager, asked, change).await?;
+            floor = replica.tables.reconcilers.gates.get(name).map_or(floor, |gate| gate.now.floor);
         }
         Ok(json!({"name": name, "floor": floor, "excluded": excluded, "changed": !dry_run}).to_string())
     }
 
-    /// All starts of a member: forgotten, or told to stop.
+    /// Forgets all starts of a member, or requests them to stop.
     async fn members(
         &self,
         manager: &ManagerPorts,
@@ -375,12 +380,12 @@ impl Service {
         member: &str,
         forget: bool,
     ) -> Result<String, ErrorBody> {
-        let copy = self.copy(manager, asked.left()).await?;
-        let all = &copy.tables.reconcilers;
+        let replica = self.replica(manager, asked.left()).await?;
+        let all = &replica.tables.reconcilers;
         let keys: Vec<ParticipantKey> =
             all.participants_of(scope).filter(|p| p.key.member == member).map(|p| p.key.clone()).collect();
         if keys.is_empty() {
-            let text = format!("no member {member} in scope {scope}; `muster member list` shows those there are");
+            let text = format!("no member {member} in scope {scope}; `muster member list` lists the existing ones");
             return Err(ErrorBody::new(ErrorCode::NotFound, text));
         }
         let change = |key: &ParticipantKey| {
@@ -394,19 +399,19 @@ impl Service {
         }
     }
 
-    /// Not admitted is an answer, not an error: whoever waits is told why.
+    /// A denied admission is an answer rather than an error: the waiting participant gets the reason.
     async fn admit(&self, manager: &ManagerPorts, asked: &Asked, key: &ParticipantKey) -> Result<String, ErrorBody> {
         let command = self.command(asked, "admission").change(Change::Reconciler(ReconcilerChange::Admit(key.clone())));
-        let copy = match self.try_propose(manager, asked, command).await? {
-            Proposed::Applied(_, copy) => copy,
-            Proposed::Refused(CommandRefusal::NotAdmitted(_)) => self.copy(manager, asked.left()).await?,
+        let replica = match self.try_propose(manager, asked, command).await? {
+            Proposed::Applied(_, replica) => replica,
+            Proposed::Refused(CommandRefusal::NotAdmitted(_)) => self.replica(manager, asked.left()).await?,
             Proposed::Refused(refusal) => return Err(explained(refusal)),
         };
-        to_text(&muster_gates::admission(&copy.tables, key))
+        to_text(&muster_gates::admission(&replica.tables, key))
     }
 
-    /// One wave: what differs is written, each object by a command of its own, so that one that cannot be written does
-    /// not keep the others back.
+    /// One wave: writes what differs, each object by a command of its own, so that one that cannot be written does not
+    /// hold up the others.
     async fn wave(
         &self,
         manager: &ManagerPorts,
@@ -415,11 +420,11 @@ impl Service {
         (digest, term): (&str, FencingToken),
         wave: u32,
     ) -> Result<String, ErrorBody> {
-        let copy = self.copy(manager, asked.left()).await?;
-        let all = &copy.tables.reconcilers;
+        let replica = self.replica(manager, asked.left()).await?;
+        let all = &replica.tables.reconcilers;
         let definition = all.definitions.get(key).ok_or_else(|| no_such(&key.reconciler))?;
         if definition.digest != digest {
-            let text = format!("the definition of {} {} is another one by now", key.reconciler, key.release);
+            let text = format!("the definition of {} {} has been replaced", key.reconciler, key.release);
             return Err(ErrorBody::new(ErrorCode::Conflict, text));
         }
         let nth = usize::try_from(wave).unwrap_or(usize::MAX);
@@ -427,7 +432,7 @@ impl Service {
         let unchanged = writes.iter().filter(|write| matches!(write, Write::Keep(_))).count();
         let made = stream::iter(writes.into_iter().filter(|write| !matches!(write, Write::Keep(_))))
             .map(|write| self.make(manager, asked, key, (digest, term), write))
-            .buffer_unordered(AT_ONCE);
+            .buffer_unordered(MAX_CONCURRENT_WRITES);
         let (mut created, mut updated, mut deleted, mut errors) = (0u32, 0u32, 0u32, Vec::new());
         let mut errors_in_all = 0u32;
         let mut made = std::pin::pin!(made);
@@ -438,11 +443,11 @@ impl Service {
                 (Ok(()), _) => deleted += 1,
                 (Err(Failed::Object(message)), _) => {
                     errors_in_all += 1;
-                    if errors.len() < MOST_ERRORS {
+                    if errors.len() < MAX_NAMED_ERRORS {
                         errors.push(json!({"key": write.key().to_string(), "message": message}));
                     }
                 }
-                // Not this object's fault, and the others' would be the same.
+                // Not this object's fault; the other objects would fail alike.
                 (Err(Failed::Wave(error)), _) => return Err(error),
             }
         }
@@ -464,7 +469,8 @@ impl Service {
         let object = match &write {
             Write::Create(object) | Write::Update(object) => Some(Box::new(object.clone())),
             Write::Taken(taken) => {
-                let text = format!("{taken} is there and not of {}; delete it or rename yours", key.reconciler);
+                let text =
+                    format!("{taken} exists and does not belong to {}; delete it or rename yours", key.reconciler);
                 return (write, Err(Failed::Object(text)));
             }
             Write::Delete(_) | Write::Keep(_) => None,
@@ -477,7 +483,7 @@ impl Service {
             key: write.key().clone(),
             object,
         };
-        // A request of its own each time: a wave that is asked for again has other writes at the same places.
+        // A new request id each time: a repeated wave has other writes at the same positions.
         let request = RequestId::fresh(muster_kernel::Clock.wall(), rand::random());
         let command = self.command(asked, "applied").with_request(request).change(Change::Reconciler(change));
         let result = match self.try_propose(manager, asked, command).await {
@@ -490,26 +496,26 @@ impl Service {
     }
 }
 
-/// Why a write was not made.
+/// Why a write failed.
 enum Failed {
-    /// The object's own fault.
+    /// The object itself is at fault.
     Object(String),
     Wave(ErrorBody),
 }
 
-/// What a runner names is repeated in refusals, which are remembered: no more of it than a name and a digest.
-fn run_is_named(name: &str, digest: &str) -> Result<(), ErrorBody> {
+/// Refusals repeat the names that a runner sends, and are remembered: no more of them than a name and a digest.
+fn check_run_name(name: &str, digest: &str) -> Result<(), ErrorBody> {
     if is_dns_label(name) && digest.len() == DIGEST_CHARS && digest.bytes().all(|b| b.is_ascii_hexdigit()) {
         return Ok(());
     }
-    Err(ErrorBody::invalid("a run is named by its reconciler and the SHA-256 of its definition"))
+    Err(ErrorBody::invalid("a run must be named by its reconciler and the SHA-256 of its definition"))
 }
 
-/// A refusal, with what scripts need of it.
+/// A refusal, with the details that scripts need.
 fn explained(refusal: CommandRefusal) -> ErrorBody {
     use CommandRefusal as C;
     let details = match &refusal {
-        C::InTheWay { blockers, in_all } => {
+        C::BlockedByMembers { blockers, in_all } => {
             Some(json!({"reason": "blockers", "blockers": blockers, "blockers_in_all": in_all}))
         }
         C::Held(hold) => Some(json!({"reason": hold.reason()})),
@@ -523,7 +529,7 @@ fn explained(refusal: CommandRefusal) -> ErrorBody {
     }
 }
 
-/// Whether something that decides about a participant has changed since.
+/// Whether something that affects a participant's admission has changed since.
 fn concerns(tables: &Tables, key: &ParticipantKey, seen: Revision) -> bool {
     let all = &tables.reconcilers;
     let Some(participant) = all.participants.get(key) else { return true };

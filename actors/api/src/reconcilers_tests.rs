@@ -1,4 +1,4 @@
-//! What is asked of the leader by whom, and a wave's writes, before a raft member that is a closure.
+//! Requests to the leader by various callers, and a wave's writes, before a raft member that is a closure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -39,9 +39,9 @@ fn wave(definition: &Definition) -> ReconcilerRequest {
     ReconcilerRequest::Wave { name, release: definition.release.triple, digest, term: TERM, wave: 0 }
 }
 
-/// API-4. Each of these would be in order on node 1, where the candidate and the run are.
+/// API-4. Each of these would be valid on node 1, where the candidate and the run are.
 #[tokio::test(start_paused = true)]
-async fn another_node_does_nothing_for_a_candidate_a_participant_or_a_run() {
+async fn other_node_cannot_act_for_candidate_participant_or_run() {
     use ReconcilerRequest as R;
     let world = World::new();
     let key = || candidate().key;
@@ -65,9 +65,9 @@ async fn another_node_does_nothing_for_a_candidate_a_participant_or_a_run() {
     }
 }
 
-/// What it names is repeated in refusals, which the log remembers.
+/// Refusals, which the log remembers, repeat the names in a request.
 #[tokio::test]
-async fn a_run_is_named_by_a_label_and_a_digest_and_by_nothing_longer() {
+async fn run_name_longer_than_label_and_digest_is_refused() {
     use ReconcilerRequest as R;
     let world = World::new();
     let long = "a".repeat(600_000);
@@ -84,17 +84,17 @@ async fn a_run_is_named_by_a_label_and_a_digest_and_by_nothing_longer() {
 }
 
 #[tokio::test]
-async fn a_report_is_of_the_node_that_sends_it() {
+async fn progress_report_is_attributed_to_its_sender() {
     let claimed = Progress { node: NodeId::from_entropy(2), ..progress() };
     let (status, _, proposed) =
         World::new().reconciler(&node(1), ReconcilerRequest::Progress { progress: claimed }).await;
-    let told = vec![Change::Reconciler(ReconcilerChange::Progress(Box::new(progress())))];
-    assert_eq!((status.as_u16(), proposed), (200, vec![(REQUEST, node(1), told)]));
+    let sent = vec![Change::Reconciler(ReconcilerChange::Progress(Box::new(progress())))];
+    assert_eq!((status.as_u16(), proposed), (200, vec![(REQUEST, node(1), sent)]));
 }
 
-/// API-3. What is left to this module is to ask.
+/// API-3. This module only asks for the check.
 #[tokio::test]
-async fn what_is_reserved_for_managers_is_refused_to_everybody_else() {
+async fn requests_reserved_to_managers_are_refused_to_others() {
     use ReconcilerRequest as R;
     let world = World::new();
     let name = || LEVEL_RECONCILER.to_owned();
@@ -107,15 +107,15 @@ async fn what_is_reserved_for_managers_is_refused_to_everybody_else() {
     let built_in = Definition::new(&name(), level.into(), MANAGERS_SCOPE, level, Action::Handler);
     let apply = || R::Apply { definitions: vec![built_in.clone()], replace: false };
     let raise = || R::RaiseLevel { level: 2, term: TERM };
-    let mut told = progress();
-    told.reconciler = name();
+    let mut sent = progress();
+    sent.reconciler = name();
     for (manager, worker) in [
         (R::Announce { participant: own(1) }, R::Announce { participant: own(2) }),
         (R::Leave { key: own(1).key }, R::Leave { key: own(2).key }),
         (apply(), apply()),
         (raise(), raise()),
         (step(LEVEL_RECONCILER), step(LEVEL_RECONCILER)),
-        (R::Progress { progress: told.clone() }, R::Progress { progress: told }),
+        (R::Progress { progress: sent.clone() }, R::Progress { progress: sent }),
     ] {
         let (status, answer, proposed) = world.reconciler(&node(2), worker.clone()).await;
         assert_eq!((status.as_u16(), proposed.len()), (403, 0), "{worker:?}: {answer}");
@@ -148,10 +148,10 @@ fn three() -> Definition {
     definition(["orders", "items", "prices"].map(object).into())
 }
 
-/// The log takes each write once under its own id, whoever proposes it again; and what was written already is no work of a
-/// wave that is asked for again.
+/// The log takes each write once under its own id, whichever leader proposes it again, and a repeated wave does not
+/// rewrite what is already written.
 #[tokio::test(start_paused = true)]
-async fn a_wave_whose_answer_was_lost_half_way_is_done_once() {
+async fn wave_with_lost_answer_is_applied_once() {
     let definition = three();
     let mut nth = 0;
     let world = World::with(tables_of(definition.clone()), move |tables, command| {
@@ -160,7 +160,7 @@ async fn a_wave_whose_answer_was_lost_half_way_is_done_once() {
             1 => None, // lost before it was applied
             2 => {
                 muster_store::apply(tables, tables.revision.next(), command).unwrap();
-                None // and after
+                None // lost after it was applied
             }
             _ => Some(muster_store::apply(tables, tables.revision.next(), command)),
         }
@@ -168,14 +168,14 @@ async fn a_wave_whose_answer_was_lost_half_way_is_done_once() {
     let (status, answer, proposed) = world.reconciler(&node(1), wave(&definition)).await;
     assert_eq!(status, 200, "{answer}");
     let ids: BTreeSet<RequestId> = proposed.iter().map(|(request, ..)| *request).collect();
-    assert_eq!(ids.len(), proposed.len(), "a request of its own each: {proposed:?}");
+    assert_eq!(ids.len(), proposed.len(), "each write is its own request: {proposed:?}");
     assert!(!ids.contains(&RequestId(0)) && !ids.contains(&REQUEST), "{ids:?}");
-    let tables = world.copy.borrow().tables.clone();
+    let tables = world.published.borrow().tables.clone();
     assert!(tables.outcomes.keys().all(|id| ids.contains(id)) && tables.outcomes.len() < ids.len());
     let made: Vec<_> = tables.reconcilers.objects.values().filter(|o| o.owner.is_some()).collect();
     assert_eq!(made.len(), 3);
-    assert!(made.iter().all(|object| object.term == TERM && object.created == object.revision), "written once each");
-    // The client asks again, for want of an answer.
+    assert!(made.iter().all(|object| object.term == TERM && object.created == object.revision), "each written once");
+    // The client repeats the request for lack of an answer.
     let (status, answer, proposed) = world.reconciler(&node(1), wave(&definition)).await;
     let counts = ["created", "updated", "deleted", "unchanged"].map(|count| answer[count].as_u64().unwrap());
     assert_eq!((status.as_u16(), counts, proposed), (200, [0, 0, 0, 3], vec![]));

@@ -1,4 +1,4 @@
-//! From a worker to some manager, over `muster-api/1`, as this node. Connections are kept while they work.
+//! Requests from a worker to a manager, over `muster-api/1`, as this node. Connections are kept while they work.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,46 +15,47 @@ use crate::service::{Asked, refusal_error};
 
 type Stream = Framed<muster_gateway::BoxStream>;
 
-/// Requests on their way at once: a worker's socket is for a person or a few programs. Further ones wait their turn.
-const ON_THEIR_WAY: usize = 64;
-/// Connections kept for the next request. One request uses one, so that a slow one (a watch) holds up nobody else.
-const KEPT: usize = 4;
+/// Requests in flight: a worker's socket is for a person or a few programs. Further ones wait.
+const MAX_RELAYED_REQUESTS: usize = 64;
+/// Connections kept for the next request. Each request uses one, so that a slow request (a watch) does not delay
+/// others.
+const MAX_IDLE_CONNECTIONS: usize = 4;
 
-/// Passes requests on.
+/// Forwards requests.
 #[derive(Clone)]
 pub(crate) struct Relay {
     dialer: Dialer,
     idle: Arc<Mutex<Vec<Stream>>>,
-    room: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
 }
 
 impl Relay {
     pub(crate) fn new(dialer: Dialer) -> Self {
-        Self { dialer, idle: Arc::default(), room: Arc::new(Semaphore::new(ON_THEIR_WAY)) }
+        Self { dialer, idle: Arc::default(), permits: Arc::new(Semaphore::new(MAX_RELAYED_REQUESTS)) }
     }
 
     fn idle(&self) -> MutexGuard<'_, Vec<Stream>> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A manager that cannot answer is not asked first the next time.
-    fn keep(&self, stream: Stream, answer: &Result<String, ErrorBody>) {
+    /// A manager that cannot answer is not tried first the next time.
+    fn keep_idle(&self, stream: Stream, answer: &Result<String, ErrorBody>) {
         let mut idle = self.idle();
-        if idle.len() < KEPT && !answer.as_ref().is_err_and(|e| is_unavailable(e.code)) {
+        if idle.len() < MAX_IDLE_CONNECTIONS && !answer.as_ref().is_err_and(|e| is_unavailable(e.code)) {
             idle.push(stream);
         }
     }
 
-    pub(crate) async fn to_some_manager(&self, asked: &Asked, managers: &[String]) -> Result<String, ErrorBody> {
+    pub(crate) async fn to_any_manager(&self, asked: &Asked, managers: &[String]) -> Result<String, ErrorBody> {
         let attempt = async {
-            let _place = self.room.acquire().await.expect("the semaphore is never closed");
-            // A connection that was idle may be gone without our knowing; its manager may be one no more.
+            let _permit = self.permits.acquire().await.expect("the semaphore is never closed");
+            // An idle connection may be dead undetected, and its manager may have been demoted.
             let idle = self.idle().pop();
             if let Some(mut stream) = idle
                 && let Ok(answer) = exchange(&mut stream, asked).await
-                && !sent_on(&answer)
+                && !is_redirect(&answer)
             {
-                self.keep(stream, &answer);
+                self.keep_idle(stream, &answer);
                 return answer;
             }
             let mut last =
@@ -63,7 +64,7 @@ impl Relay {
             let mut untried: VecDeque<String> = managers.iter().cloned().collect();
             let mut tried = BTreeSet::new();
             while let Some(addr) = untried.pop_front() {
-                if !tried.insert(addr.clone()) || tried.len() > MOST_TRIED {
+                if !tried.insert(addr.clone()) || tried.len() > MAX_MANAGERS_TRIED {
                     continue;
                 }
                 let mut stream = match self.dialer.dial(&addr, Port::Api, None).await {
@@ -75,14 +76,14 @@ impl Relay {
                     }
                 };
                 match exchange(&mut stream, asked).await {
-                    Ok(answer) if sent_on(&answer) => {
+                    Ok(answer) if is_redirect(&answer) => {
                         if let Err(error) = answer {
                             untried.extend(named_managers(&error));
                             last = error;
                         }
                     }
                     Ok(answer) => {
-                        self.keep(stream, &answer);
+                        self.keep_idle(stream, &answer);
                         return answer;
                     }
                     Err(error) => {
@@ -100,26 +101,26 @@ impl Relay {
     }
 }
 
-/// The last failure, unless it was only that this manager does not answer: then that none does.
+/// The last failure; if that was only that one manager does not answer, an error that names all of them.
 fn none_answers(last: ErrorBody, failed: &[String]) -> ErrorBody {
     if failed.last() != Some(&last.message) {
         return last;
     }
-    let more = failed.len().saturating_sub(MOST_NAMED);
+    let more = failed.len().saturating_sub(MAX_NAMED_FAILURES);
     let more = if more == 0 { String::new() } else { format!("; and {more} more") };
-    let named = failed.iter().take(MOST_NAMED).cloned().collect::<Vec<_>>().join("; ");
+    let named = failed.iter().take(MAX_NAMED_FAILURES).cloned().collect::<Vec<_>>().join("; ");
     let text = format!("this node is a worker and reaches no manager: {named}{more}");
     ErrorBody { message: text, ..last }
 }
 
 /// Failures that one error names.
-const MOST_NAMED: usize = 3;
+const MAX_NAMED_FAILURES: usize = 3;
 
-/// Managers tried for one request, those that others name included.
-const MOST_TRIED: usize = 32;
+/// Managers tried for one request, including those that others name.
+const MAX_MANAGERS_TRIED: usize = 32;
 
-/// It is a manager no more and says who is.
-fn sent_on(answer: &Result<String, ErrorBody>) -> bool {
+/// Whether the manager has been demoted and names the current ones.
+fn is_redirect(answer: &Result<String, ErrorBody>) -> bool {
     answer.as_ref().is_err_and(|e| e.code == ErrorCode::NotAManager)
 }
 
@@ -135,15 +136,17 @@ async fn exchange(stream: &mut Stream, asked: &Asked) -> Result<Result<String, E
         stream.send(&call).await?;
         match stream.recv::<ApiAnswer>().await? {
             Some(answer) => Ok(answer.result),
-            None => Err(muster_gateway::FrameError::Cut),
+            None => Err(muster_gateway::FrameError::Truncated),
         }
     };
-    tokio::time::timeout(patience(&asked.request), exchanged).await.unwrap_or(Err(muster_gateway::FrameError::Cut))
+    tokio::time::timeout(answer_timeout(&asked.request), exchanged)
+        .await
+        .unwrap_or(Err(muster_gateway::FrameError::Truncated))
 }
 
 /// How long one manager may take before another is asked: a frozen one must not use up the caller's time. A manager
-/// waits 1.5 s for a quorum before it answers from its copy. Writes carry a request id, so asking twice is harmless.
-fn patience(request: &Request) -> Duration {
+/// waits 1.5 s for a quorum before it answers from its replica. Writes carry a request id, so asking twice is harmless.
+fn answer_timeout(request: &Request) -> Duration {
     let waits = match request {
         Request::Events { wait_ms, .. } | Request::Lease(LeaseRequest::Watch { wait_ms, .. }) => {
             Duration::from_millis(*wait_ms)
@@ -154,7 +157,7 @@ fn patience(request: &Request) -> Duration {
             | ReconcilerRequest::Definitions { wait_ms, .. }
             | ReconcilerRequest::View { wait_ms, .. },
         ) => Duration::from_millis(*wait_ms),
-        // Thousands of entries of the log.
+        // Thousands of log entries.
         Request::Reconciler(ReconcilerRequest::Wave { .. }) => Duration::from_secs(56),
         Request::Actors { .. } => Duration::from_secs(60),
         _ => Duration::ZERO,

@@ -17,28 +17,28 @@ use crate::ports::{ApiPorts, ManagerPorts};
 use crate::relay::Relay;
 use crate::shares::{Share, Shares};
 
-/// One caller may have this part of all watches, and of all places with what waits for news: others would else find none.
-const SHARE: u64 = 4;
-/// And this part with what is worked on: what it asks at once, the others wait for.
-const SHARE_OF_WORK: u64 = 32;
-/// Requests of one caller that are for a leader elsewhere: others must find room among the calls to that manager, of which a
-/// few more are taken.
-const CALLS: usize = 256;
-/// Long answers of one caller on their way at once: a list of ten thousand leases takes some 10 MB until it is read.
-const LONG_ANSWERS: usize = 16;
+/// One caller may hold this fraction of all watches and of all permits for waiting requests, so that others find some.
+const WAITING_SHARE_DIVISOR: u64 = 4;
+/// One caller may hold this fraction of the permits for requests being worked on, since others wait for that work.
+const WORKING_SHARE_DIVISOR: u64 = 32;
+/// Requests of one caller for a leader elsewhere: others must find room among the calls to that manager, of which a few
+/// more are accepted.
+const MAX_LEADER_CALLS_PER_CALLER: usize = 256;
+/// Long answers of one caller in flight: a list of ten thousand leases takes some 10 MB until it is read.
+const MAX_LONG_ANSWERS_PER_CALLER: usize = 16;
 
 /// The API of this process. Cheap to clone.
 #[derive(Clone)]
 pub struct Service {
     pub(crate) ports: ApiPorts,
     pub(crate) relay: Relay,
-    /// Room for requests that this node passes on as they are.
-    pub(crate) passing: Arc<Semaphore>,
-    /// Tokens that managers refused of what this node passes on.
+    /// Permits for requests that this node forwards unchanged.
+    pub(crate) forwarding: Arc<Semaphore>,
+    /// Refused tokens among the requests that this node forwards.
     refused_tokens: Arc<Mutex<RefusedTokens>>,
     pub(crate) counters: Arc<Counters>,
-    /// Requests in progress that are worked on, those that wait for news, those that a leader elsewhere works on, watch streams,
-    /// and long answers on their way, by whoever asked.
+    /// By caller: requests being worked on, requests that wait for changes, requests that a leader elsewhere works on,
+    /// watch streams, and long answers in flight.
     working: Shares,
     waiting: Shares,
     calling: Shares,
@@ -47,7 +47,7 @@ pub struct Service {
     pub(crate) log_quota: Arc<LogQuota>,
 }
 
-/// What the API counts.
+/// The API's counters.
 #[derive(Debug, Default)]
 pub struct Counters {
     pub answered: AtomicU64,
@@ -60,14 +60,14 @@ pub struct Counters {
     pub events_dropped: AtomicU64,
 }
 
-/// One request on its way.
+/// One request in progress.
 #[derive(Clone, Debug)]
 pub(crate) struct Asked {
     pub caller: Principal,
     pub request_id: RequestId,
     pub deadline: Instant,
     pub request: Request,
-    /// The revision at which it was applied here, once that is known; 0 before.
+    /// The revision at which it was applied here, once known; 0 before.
     pub applied: Arc<AtomicU64>,
 }
 
@@ -84,16 +84,24 @@ impl Service {
     /// The API over these ports.
     pub fn new(ports: ApiPorts) -> Self {
         let relay = Relay::new(ports.dialer.clone());
-        let passing = Arc::new(Semaphore::new(crate::kube::proxy::ON_THEIR_WAY));
+        let forwarding = Arc::new(Semaphore::new(crate::kube::proxy::MAX_FORWARDED_REQUESTS));
         let part = |all: u64, part: u64| Shares::of(usize::try_from((all / part).max(1)).unwrap_or(usize::MAX));
-        let (places, watches) = (ports.limits.in_progress, ports.limits.watches);
-        let (working, waiting, watching) = (part(places, SHARE_OF_WORK), part(places, SHARE), part(watches, SHARE));
-        let (calling, long, counters) = (Shares::of(CALLS), Shares::of(LONG_ANSWERS), Arc::new(Counters::default()));
+        let (permits, watches) = (ports.limits.in_progress, ports.limits.watches);
+        let (working, waiting, watching) = (
+            part(permits, WORKING_SHARE_DIVISOR),
+            part(permits, WAITING_SHARE_DIVISOR),
+            part(watches, WAITING_SHARE_DIVISOR),
+        );
+        let (calling, long, counters) = (
+            Shares::of(MAX_LEADER_CALLS_PER_CALLER),
+            Shares::of(MAX_LONG_ANSWERS_PER_CALLER),
+            Arc::new(Counters::default()),
+        );
         let refused_tokens = Arc::new(Mutex::new(RefusedTokens::new()));
         Self {
             ports,
             relay,
-            passing,
+            forwarding,
             refused_tokens,
             counters,
             working,
@@ -114,49 +122,49 @@ impl Service {
         self.answer_from(&Origin::default(), caller, call).await
     }
 
-    /// Answers a request of an authenticated caller, within its timeout. Of one that another manager passes on, that manager has
-    /// authenticated the caller.
+    /// Answers a request of an authenticated caller, within its timeout. If another manager forwarded it, that manager
+    /// has authenticated the caller.
     pub async fn answer_from(&self, origin: &Origin, caller: Principal, call: ApiCall) -> Result<String, ErrorBody> {
-        let place = self.enter(&caller, waits(&call.request))?;
-        self.answer_in(&place, origin, caller, call).await
+        let permit = self.enter(&caller, waits(&call.request))?;
+        self.answer_in(&permit, origin, caller, call).await
     }
 
-    /// Answers a request that has its place.
+    /// Answers a request that holds its permit.
     pub(crate) async fn answer_in(
         &self,
-        _place: &Place,
+        _permit: &RequestPermit,
         origin: &Origin,
         caller: Principal,
         call: ApiCall,
     ) -> Result<String, ErrorBody> {
         let timeout = Duration::from_millis(call.timeout_ms).min(self.ports.limits.longest);
-        // A write is asked again of the next leader when one is lost: without an id of its own it could be made twice.
+        // When a leader is lost, its successor is asked again: a write without its own id could be carried out twice.
         let request_id = match (call.request_id, kind_of(&call.request)) {
-            (RequestId(0), Kind::Write | Kind::SecretRead | Kind::ActorsPoke) => {
+            (RequestId(0), Kind::Write | Kind::SecretRead | Kind::ActorsAdmin) => {
                 RequestId::fresh(muster_kernel::Clock.wall(), rand::random())
             }
             (given, _) => given,
         };
         let (deadline, applied) = (Instant::now() + timeout, Arc::default());
         let asked = Asked { caller, request_id, deadline, request: call.request, applied };
-        let work = self.while_the_half_lasts(&asked, origin.forwarder.is_some());
-        let result = self.with_line(origin, &asked, work).await;
+        let work = self.until_runtime_stops(&asked, origin.forwarder.is_some());
+        let result = self.with_audit_line(origin, &asked, work).await;
         let counter = if result.is_ok() { &self.counters.answered } else { &self.counters.refused };
         counter.fetch_add(1, Ordering::Relaxed);
         result
     }
 
-    /// A place among the requests in progress, until dropped.
-    pub(crate) fn enter(&self, caller: &Principal, waits: bool) -> Result<Place, ErrorBody> {
+    /// A permit for a request in progress, held until dropped.
+    pub(crate) fn enter(&self, caller: &Principal, waits: bool) -> Result<RequestPermit, ErrorBody> {
         let shares = if waits { &self.waiting } else { &self.working };
         let Some(share) = shares.take(caller) else {
-            return Err(self.overloaded("as many requests of yours are in progress here as may be; retry"));
+            return Err(self.overloaded("per-client limit of concurrent requests reached; retry later"));
         };
-        let place = Place(Arc::clone(&self.counters), share);
+        let permit = RequestPermit(Arc::clone(&self.counters), share);
         if self.counters.in_progress.fetch_add(1, Ordering::Relaxed) >= self.ports.limits.in_progress {
-            return Err(self.overloaded("too many requests are in progress here; retry"));
+            return Err(self.overloaded("limit of concurrent requests on this node reached; retry later"));
         }
-        Ok(place)
+        Ok(permit)
     }
 
     fn overloaded(&self, text: &str) -> ErrorBody {
@@ -164,45 +172,50 @@ impl Service {
         ErrorBody::new(ErrorCode::TooManyRequests, text).retry_after(Duration::from_millis(500))
     }
 
-    /// A place among the requests for a leader elsewhere, until dropped.
-    pub(crate) fn call_place(&self, caller: &Principal) -> Result<Share, ErrorBody> {
-        let full = || self.overloaded("as many requests of yours wait for the leader as may; retry, or ask the leader");
+    /// A permit for a request to a leader elsewhere, held until dropped.
+    pub(crate) fn leader_call_permit(&self, caller: &Principal) -> Result<Share, ErrorBody> {
+        let full = || {
+            self.overloaded(
+                "per-client limit of requests waiting for the leader reached; retry later, or ask the leader",
+            )
+        };
         self.calling.take(caller).ok_or_else(full)
     }
 
-    /// A place among the watches, until dropped; `None`: there is none left, or this caller has its share of them.
-    pub(crate) fn watch_place(&self, caller: &Principal) -> Option<Watching> {
-        let place = self.watching.take(caller).map(|share| Watching(Arc::clone(&self.counters), share));
-        let place = place.filter(|_| self.counters.watches.fetch_add(1, Ordering::Relaxed) < self.ports.limits.watches);
-        if place.is_none() {
+    /// A permit for a watch, held until dropped; `None`: none is left, or this caller has used its share.
+    pub(crate) fn watch_permit(&self, caller: &Principal) -> Option<WatchPermit> {
+        let permit = self.watching.take(caller).map(|share| WatchPermit(Arc::clone(&self.counters), share));
+        let permit =
+            permit.filter(|_| self.counters.watches.fetch_add(1, Ordering::Relaxed) < self.ports.limits.watches);
+        if permit.is_none() {
             self.counters.overloaded.fetch_add(1, Ordering::Relaxed);
         }
-        place
+        permit
     }
 
-    /// A place among the long answers of one caller that are being made or have not been read yet, until dropped.
+    /// A permit for a long answer of one caller that is being built or is still unread, held until dropped.
     pub(crate) fn long_answer(&self, caller: &Principal) -> Result<Share, ErrorBody> {
         self.long.take(caller).ok_or_else(|| {
-            self.overloaded("too many long answers of yours are not read yet; read them, or retry")
+            self.overloaded("per-client limit of unread long answers reached; read them, or retry later")
                 .retry_after(Duration::from_secs(1))
         })
     }
 
-    /// A manager half that stops takes the answers of its actors with it: what was asked of it is not waited for.
-    async fn while_the_half_lasts(&self, asked: &Asked, relayed: bool) -> Result<String, ErrorBody> {
+    /// A stopping manager runtime loses the answers of its actors: its pending requests are not waited for.
+    async fn until_runtime_stops(&self, asked: &Asked, relayed: bool) -> Result<String, ErrorBody> {
         loop {
-            let half = self.ports.manager.borrow().clone();
-            let Some(half) = half else {
+            let runtime = self.ports.manager.borrow().clone();
+            let Some(runtime) = runtime else {
                 return Box::pin(self.dispatch(asked, relayed)).await;
             };
             let mut now = self.ports.manager.clone();
-            let stopped = now.wait_for(|now| !now.as_ref().is_some_and(|now| Arc::ptr_eq(now, &half)));
+            let stopped = now.wait_for(|now| !now.as_ref().is_some_and(|now| Arc::ptr_eq(now, &runtime)));
             tokio::select! {
                 answer = Box::pin(self.dispatch(asked, relayed)) => return answer,
                 _ = stopped => {}
             }
             if kind_of(&asked.request) == Kind::Write {
-                let text = "this node's manager half stopped while it was asked; ask another manager";
+                let text = "this node's manager runtime stopped during the request; ask another manager";
                 let managers = serde_json::json!({"managers": (self.ports.facts)().managers});
                 return Err(ErrorBody::new(ErrorCode::UnknownOutcome, text).with_details(&managers));
             }
@@ -212,7 +225,8 @@ impl Service {
     async fn dispatch(&self, asked: &Asked, relayed: bool) -> Result<String, ErrorBody> {
         let facts = (self.ports.facts)();
         let manager = self.ports.manager.borrow().clone();
-        // The socket of a node whose manager half has just stopped speaks as that node, whatever its certificate still says.
+        // The socket of a node whose manager runtime has just stopped acts as that node, whatever its certificate still
+        // states.
         let as_node;
         let asked = match (&manager, &asked.caller) {
             (None, Principal::Operator) => {
@@ -222,7 +236,7 @@ impl Service {
             _ => asked,
         };
         authorize(&asked.caller, &asked.request, &facts.managers)?;
-        crate::core::node_of(&asked.request).map_or(Ok(()), crate::core::node_ref_is_sane)?;
+        crate::core::node_of(&asked.request).map_or(Ok(()), crate::core::check_node_ref)?;
         match &asked.request {
             Request::Contact => {
                 let answer = serde_json::json!({"managers": facts.managers, "root_pem": facts.root_pem, "cluster": facts.cluster});
@@ -233,7 +247,7 @@ impl Service {
             _ => {}
         }
         let Some(manager) = manager else {
-            return self.without_manager_half(asked, &facts).await;
+            return self.without_manager_runtime(asked, &facts).await;
         };
         if let Request::NodeWatch { node, seen, wait_ms } = &asked.request {
             return self.watch_node(&manager, asked, node, *seen, Duration::from_millis(*wait_ms)).await;
@@ -259,32 +273,32 @@ impl Service {
         opened.map(|changed| serde_json::json!({"changed": changed}).to_string()).map_err(failed)
     }
 
-    /// A worker passes its own node's requests to a manager. It vouches for nobody else.
-    async fn without_manager_half(&self, asked: &Asked, facts: &crate::NodeFacts) -> Result<String, ErrorBody> {
+    /// A worker forwards its own node's requests to a manager. It vouches for no other caller.
+    async fn without_manager_runtime(&self, asked: &Asked, facts: &crate::NodeFacts) -> Result<String, ErrorBody> {
         if asked.caller != Principal::Node(facts.id) {
             let details = serde_json::json!({"managers": facts.managers});
             let sentence = match facts.managers.first() {
-                Some(first) => format!("this node is no manager; ask one, for example {first}"),
-                None => "this node is no manager, and knows none".to_owned(),
+                Some(first) => format!("this node is not a manager; ask a manager, for example {first}"),
+                None => "this node is not a manager and knows no manager".to_owned(),
             };
             return Err(ErrorBody::new(ErrorCode::NotAManager, sentence).with_details(&details));
         }
         if let Some(trouble) = &facts.trouble {
-            // Final: no manager will answer this node any more.
+            // Final: no manager will answer this node again.
             if let Some(code) = final_code(trouble) {
                 return Err(ErrorBody::new(code, format!("this node is {trouble}: the managers no longer talk to it")));
             }
         }
-        let answer = self.relay.to_some_manager(asked, &facts.managers).await?;
+        let answer = self.relay.to_any_manager(asked, &facts.managers).await?;
         self.localize(asked, answer)
     }
 
-    /// Why this node's manager half is not there although it should be (its disk is full, for one).
-    pub(crate) fn manager_half_fails(&self) -> Option<String> {
+    /// Why this node's manager runtime is missing although it should run (a full disk, for example).
+    pub(crate) fn manager_runtime_fault(&self) -> Option<String> {
         self.ports.tree.failing("node/manager")
     }
 
-    /// The managers' names that are missing for a quorum, as a sentence.
+    /// An error that names the managers missing for a quorum.
     pub(crate) fn no_quorum(&self, manager: &ManagerPorts, why: &str) -> ErrorBody {
         let replica = manager.replica.borrow().clone();
         let peers = (manager.peers)();
@@ -304,8 +318,8 @@ impl Service {
                 replica.tables.nodes.get(id).map_or_else(|| id.to_string(), |n| format!("{} ({})", n.name, n.addr))
             })
             .collect();
-        let sentence = if let Some(fault) = self.manager_half_fails() {
-            format!("{why}: this manager's own half keeps failing ({fault}) and is started again after a while")
+        let sentence = if let Some(fault) = self.manager_runtime_fault() {
+            format!("{why}: this node's manager runtime keeps failing ({fault}) and is being restarted")
         } else if named.is_empty() {
             format!("{why}: no leader at the moment; retry")
         } else {
@@ -321,7 +335,7 @@ impl Service {
     }
 }
 
-/// Whether it may wait for news: then it is no work, and takes long.
+/// Whether the request may wait for changes: then it takes long and is not work.
 pub(crate) fn waits(request: &Request) -> bool {
     matches!(
         request,
@@ -339,21 +353,21 @@ fn final_code(trouble: &str) -> Option<ErrorCode> {
     }
 }
 
-pub(crate) struct Watching(Arc<Counters>, #[expect(dead_code, reason = "dropped with it")] Share);
-impl Drop for Watching {
+pub(crate) struct WatchPermit(Arc<Counters>, #[expect(dead_code, reason = "dropped with it")] Share);
+impl Drop for WatchPermit {
     fn drop(&mut self) {
         self.0.watches.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-pub(crate) struct Place(Arc<Counters>, #[expect(dead_code, reason = "dropped with it")] Share);
-impl Drop for Place {
+pub(crate) struct RequestPermit(Arc<Counters>, #[expect(dead_code, reason = "dropped with it")] Share);
+impl Drop for RequestPermit {
     fn drop(&mut self) {
         self.0.in_progress.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-/// The error that stands for a refusal right after the handshake.
+/// The error for a refusal right after the handshake.
 pub(crate) fn refusal_error(refusal: &Refusal) -> ErrorBody {
     let mut error = ErrorBody::new(refusal.reason.code(), refusal.message.clone())
         .with_details(&serde_json::json!({"managers": refusal.managers}));
@@ -368,39 +382,39 @@ pub(crate) fn refusal_error(refusal: &Refusal) -> ErrorBody {
 mod tests {
     use muster_messages::protocol::MeshMsg;
     use muster_messages::{NodeId, RaftStatus, Replica};
-    use muster_tests::{Probe, Universe, eventually};
+    use muster_tests::{ActorHarness, Probe, eventually};
     use tokio::sync::watch;
     use tokio::task::JoinSet;
 
     use super::*;
-    use crate::tests::{World, half, nobody_there, service, tables};
+    use crate::tests::{World, runtime, service, tables, unreachable_actor};
 
     #[tokio::test]
-    async fn one_callers_requests_leave_places_to_others_and_a_refusal_says_when_to_retry() {
+    async fn one_callers_requests_leave_permits_for_other_callers() {
         let service = World::new().service;
         let (ann, bob) = (Principal::User("ann".parse().unwrap()), Principal::User("bob".parse().unwrap()));
         let all = service.ports.limits.in_progress;
-        let mut places = Vec::new();
-        for (waits, share) in [(false, all / SHARE_OF_WORK), (true, all / SHARE)] {
-            places.extend((0..share).map(|_| service.enter(&ann, waits).unwrap()));
+        let mut permits = Vec::new();
+        for (waits, share) in [(false, all / WORKING_SHARE_DIVISOR), (true, all / WAITING_SHARE_DIVISOR)] {
+            permits.extend((0..share).map(|_| service.enter(&ann, waits).unwrap()));
             let refused = service.enter(&ann, waits).err().unwrap();
             assert_eq!((refused.code, refused.retry_after_ms), (ErrorCode::TooManyRequests, Some(500)));
             assert!(service.enter(&bob, waits).is_ok());
         }
         assert_eq!(service.counters.overloaded.load(Ordering::Relaxed), 2);
-        places.pop();
-        assert!(service.enter(&ann, true).is_ok(), "what is answered gives its place back");
-        drop(places);
+        permits.pop();
+        assert!(service.enter(&ann, true).is_ok(), "an answered request returns its permit");
+        drop(permits);
         assert_eq!(service.counters.in_progress.load(Ordering::Relaxed), 0);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn one_callers_calls_to_the_leader_leave_places_to_others() {
-        let universe = Universe::start().await;
-        let mut mesh: Probe<MeshMsg> = universe.probe("mesh");
+    async fn one_callers_leader_calls_leave_permits_for_others() {
+        let harness = ActorHarness::start().await;
+        let mut mesh: Probe<MeshMsg> = harness.probe("mesh");
         let raft = RaftStatus { leader_node: Some(NodeId::from_entropy(2)), ..RaftStatus::default() };
-        let copy = watch::Sender::new(Arc::new(Replica { tables: tables(), raft }));
-        let follower = half(copy.subscribe(), nobody_there());
+        let published = watch::Sender::new(Arc::new(Replica { tables: tables(), raft }));
+        let follower = runtime(published.subscribe(), unreachable_actor());
         let follower = ManagerPorts { mesh: mesh.recipient(), ..Arc::into_inner(follower).unwrap() };
         let in_force = watch::Sender::new(Some(Arc::new(follower)));
         let service = service(in_force.subscribe());
@@ -412,21 +426,21 @@ mod tests {
         };
         let (ann, bob) = (Principal::Admin("ann".parse().unwrap()), Principal::Admin("bob".parse().unwrap()));
         let mut asked = JoinSet::new();
-        (0..CALLS).for_each(|_| drop(asked.spawn(ask(&ann))));
-        eventually("all of them wait for the leader", || mesh.waiting() == CALLS).await;
+        (0..MAX_LEADER_CALLS_PER_CALLER).for_each(|_| drop(asked.spawn(ask(&ann))));
+        eventually("all of them wait for the leader", || mesh.waiting() == MAX_LEADER_CALLS_PER_CALLER).await;
         let refused = ask(&ann).await.unwrap_err();
         assert_eq!((refused.code, refused.retry_after_ms), (ErrorCode::TooManyRequests, Some(500)));
         asked.spawn(ask(&bob));
-        eventually("another's does, too", || mesh.waiting() == CALLS + 1).await;
+        eventually("another caller's request waits too", || mesh.waiting() == MAX_LEADER_CALLS_PER_CALLER + 1).await;
         for call in mesh.drain() {
-            let MeshMsg::Call { reply, .. } = call else { panic!("nothing else is wanted of the mesh") };
+            let MeshMsg::Call { reply, .. } = call else { panic!("unexpected message to the mesh") };
             reply.send(Ok(b"{}".to_vec())).unwrap();
         }
         assert!(asked.join_all().await.iter().all(Result::is_ok));
         asked = JoinSet::new();
         asked.spawn(ask(&ann));
-        eventually("what is answered gives its place back", || mesh.waiting() == 1).await;
+        eventually("answered requests return their permits", || mesh.waiting() == 1).await;
         drop((asked, mesh));
-        universe.finish().await;
+        harness.finish().await;
     }
 }

@@ -1,4 +1,4 @@
-//! Shares: what one caller may have of something at once, so that none takes it all.
+//! Shares: how much one caller may hold of something at once, so that no caller takes it all.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,16 +8,16 @@ use muster_messages::Principal;
 /// Clones count together.
 #[derive(Clone)]
 pub(crate) struct Shares {
-    most: usize,
+    limit: usize,
     taken: Arc<Mutex<Taken>>,
 }
 
-/// An entry for whoever has some.
+/// Has an entry only for callers that hold some.
 type Taken = BTreeMap<Principal, usize>;
 
-/// One of a caller's, until dropped.
+/// One unit of a caller's share, held until dropped.
 pub(crate) struct Share {
-    whose: Principal,
+    caller: Principal,
     taken: Arc<Mutex<Taken>>,
 }
 
@@ -26,30 +26,30 @@ fn locked(taken: &Mutex<Taken>) -> MutexGuard<'_, Taken> {
 }
 
 impl Shares {
-    /// So many for each.
-    pub fn of(most: usize) -> Self {
-        Self { most, taken: Arc::default() }
+    /// Shares of this many units per caller.
+    pub fn of(limit: usize) -> Self {
+        Self { limit, taken: Arc::default() }
     }
 
-    /// One more, unless this caller has all of its own.
-    pub fn take(&self, whose: &Principal) -> Option<Share> {
-        let whose = whose.account();
+    /// Takes one more unit, unless this caller's share is used up.
+    pub fn take(&self, caller: &Principal) -> Option<Share> {
+        let caller = caller.account();
         let mut taken = locked(&self.taken);
-        if taken.get(&whose).is_some_and(|count| *count >= self.most) {
+        if taken.get(&caller).is_some_and(|count| *count >= self.limit) {
             return None;
         }
-        *taken.entry(whose.clone()).or_default() += 1;
-        Some(Share { whose, taken: Arc::clone(&self.taken) })
+        *taken.entry(caller.clone()).or_default() += 1;
+        Some(Share { caller, taken: Arc::clone(&self.taken) })
     }
 }
 
 impl Drop for Share {
     fn drop(&mut self) {
         let mut taken = locked(&self.taken);
-        if let Some(count) = taken.get_mut(&self.whose) {
+        if let Some(count) = taken.get_mut(&self.caller) {
             *count -= 1;
             if *count == 0 {
-                taken.remove(&self.whose);
+                taken.remove(&self.caller);
             }
         }
     }
@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_has_its_own_and_gives_it_back() {
+    fn each_caller_has_a_share_and_returns_it() {
         let shares = Shares::of(2);
         let (ann, bob) = (Principal::User("ann".parse().unwrap()), Principal::User("bob".parse().unwrap()));
         let (first, _second) = (shares.take(&ann).unwrap(), shares.clone().take(&ann).unwrap());
@@ -69,6 +69,6 @@ mod tests {
         drop(first);
         assert!(shares.take(&ann).is_some());
         drop(of_bob);
-        assert_eq!(locked(&shares.taken).len(), 1, "whoever has none is forgotten");
+        assert_eq!(locked(&shares.taken).len(), 1, "a caller without units has no entry");
     }
 }

@@ -1,5 +1,5 @@
-//! The actor `node/api`: accepts on the admin socket, receives the gateway's connections, serves each in a task that
-//! ends with this incarnation.
+//! The actor `node/api`: accepts on the admin socket, receives the gateway's connections, and serves each in a task
+//! that ends with this incarnation.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,11 +15,11 @@ use tokio::sync::{Mutex, Semaphore, mpsc};
 use crate::http::{Network, serve_http};
 use crate::native::{Caller, serve_native};
 use crate::service::Service;
-use crate::socket::{AdminSocket, Spoken, origin_of, recognise};
+use crate::socket::{AdminSocket, ClientProtocol, origin_of, recognise};
 
-/// The API's private messages. What it serves comes through its connections.
+/// The API's private messages. Requests arrive through its connections.
 pub enum ApiMsg {
-    /// The gateway's channel ended: the gateway is restarting, a new registration follows with a new incarnation.
+    /// The gateway's channel ended: the gateway restarts, and a new registration follows with a new incarnation.
     GatewayGone,
 }
 impl Named for ApiMsg {
@@ -38,7 +38,7 @@ pub struct ApiShell {
     service: Service,
     incoming: Incoming,
     socket: Option<Arc<AdminSocket>>,
-    /// A manager's socket speaks as operator, a worker's as its node.
+    /// A manager's socket acts as operator, a worker's as its node.
     socket_caller: Caller,
     open: Arc<AtomicU64>,
 }
@@ -55,10 +55,10 @@ impl ApiShell {
         cx.spawn(async move {
             let mut incoming = incoming.lock().await;
             while let Some(connection) = incoming.recv().await {
-                let (service, place) = (service.clone(), Open::new(&open));
+                let (service, permit) = (service.clone(), Open::new(&open));
                 tasks.spawn_apart(async move {
                     serve(service, connection).await;
-                    drop(place);
+                    drop(permit);
                 });
             }
             let _stopping = tasks.me().tell(ApiMsg::GatewayGone);
@@ -75,28 +75,28 @@ impl ApiShell {
                 let stream = match socket.accept().await {
                     Ok(stream) => stream,
                     Err(error) => {
-                        // Out of file descriptors, most likely: it passes when connections close.
-                        tracing::warn!(%error, "the admin socket cannot accept; retrying");
+                        // Most likely out of file descriptors: that passes when connections close.
+                        tracing::warn!(%error, "admin socket cannot accept; retrying");
                         tokio::time::sleep(Duration::from_millis(200)).await;
                         continue;
                     }
                 };
-                let (service, place, caller) = (service.clone(), Open::new(&open), Arc::clone(&caller));
+                let (service, permit, caller) = (service.clone(), Open::new(&open), Arc::clone(&caller));
                 tasks.spawn_apart(async move {
                     let origin = origin_of(&stream);
                     match recognise(stream).await {
-                        Ok(Spoken::Native(stream)) => {
+                        Ok(ClientProtocol::Native(stream)) => {
                             let ended = serve_native(service, caller, origin, Framed::new(stream)).await;
                             if let Err(error) = ended {
                                 tracing::debug!(%error, "admin socket connection ended");
                             }
                         }
-                        Ok(Spoken::Http(stream)) => {
+                        Ok(ClientProtocol::Http(stream)) => {
                             serve_http(service, caller(), Network { origin, ..Network::default() }, stream).await;
                         }
-                        Ok(Spoken::Nothing) | Err(_) => {}
+                        Ok(ClientProtocol::Nothing) | Err(_) => {}
                     }
-                    drop((place, slot));
+                    drop((permit, slot));
                 });
             }
         });
@@ -117,7 +117,7 @@ async fn serve(service: Service, connection: Connection) {
             let frames = Framed::new(connection.stream).with_limit(service.ports.limits.frame(&caller));
             let ended = serve_native(service, Arc::new(move || caller.clone()), origin, frames).await;
             if let Err(error) = ended {
-                tracing::debug!(%error, remote = %connection.remote, "api connection ended");
+                tracing::debug!(%error, remote = %connection.remote, "API connection ended");
             }
         }
     }

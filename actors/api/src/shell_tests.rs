@@ -1,4 +1,4 @@
-//! The API as an actor, before a raft member that is a probe or a closure, with clients at the other ends of in-memory pipes.
+//! The API as an actor, before a raft member that is a probe or a closure, with clients on in-memory pipes.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use muster_messages::{
     CertIdentity, ClusterId, CrashHow, ErrorCode, Incarnation, NodeId, Principal, Progress, RefusalReason, RequestId,
     Role, Subject, WallTime,
 };
-use muster_tests::{PATIENCE, Probe, Universe, answered, eventually};
+use muster_tests::{ActorHarness, Probe, WAIT_LIMIT, answered, eventually};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::net::UnixStream;
 use tokio::sync::watch;
@@ -23,34 +23,34 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::timeout;
 
 use super::*;
-use crate::native::PACE;
-use crate::tests::{TERM, World, half, leading, service, tables, triple};
+use crate::native::REFUSAL_PAUSE;
+use crate::tests::{TERM, World, leading, runtime, service, tables, triple};
 use crate::{ApiLimits, ManagerPorts};
 
 const PATH: &str = "node/api";
 
-/// The actor, and where the gateway hands it connections.
+/// The actor, and the channel on which the gateway hands it connections.
 struct Stage {
-    universe: Universe,
+    harness: ActorHarness,
     service: Service,
     gateway: mpsc::Sender<Connection>,
 }
 
 impl Stage {
     async fn set(service: Service, socket: Option<AdminSocket>) -> Self {
-        let universe = Universe::start().await;
+        let harness = ActorHarness::start().await;
         let (gateway, incoming) = mpsc::channel(64);
         let (incoming, socket, ours) = (Arc::new(Mutex::new(incoming)), socket.map(Arc::new), service.clone());
         let make = move || {
             let operator: Caller = Arc::new(|| Principal::Operator);
             Ok(ApiShell::new(ours.clone(), Arc::clone(&incoming), socket.clone(), operator))
         };
-        universe.start_actor(Spec::actor("api", Address::new(8), make));
-        universe.healthy(PATH, 1).await;
-        Self { universe, service, gateway }
+        harness.start_actor(Spec::actor("api", Address::new(8), make));
+        harness.healthy(PATH, 1).await;
+        Self { harness, service, gateway }
     }
 
-    /// A client with such a certificate, or none.
+    /// A client with this certificate, or none.
     async fn connect(&self, port: Port, subject: Option<Subject>, refused: Option<Refusal>) -> DuplexStream {
         let (ours, theirs) = tokio::io::duplex(16 * 1024);
         let identity = |subject| CertIdentity {
@@ -65,13 +65,13 @@ impl Stage {
         let (stream, address): (BoxStream, _) = (Box::pin(theirs), ([127, 0, 0, 1], 1).into());
         let connection = Connection::detached(stream, port, subject.map(identity), address);
         let connection = Connection { refused, ..connection };
-        assert!(self.gateway.send(connection).await.is_ok(), "the API takes it");
+        assert!(self.gateway.send(connection).await.is_ok(), "the API accepts the connection");
         ours
     }
     async fn native(&self, subject: &Subject) -> Framed<DuplexStream> {
         Framed::new(self.connect(Port::Api, Some(subject.clone()), None).await)
     }
-    /// A client of HTTP/2, and the task that drives its connection.
+    /// An HTTP/2 client, and the task that drives its connection.
     async fn http2(&self, subject: &Subject) -> (http2::SendRequest<Body>, JoinHandle<()>) {
         let stream = TokioIo::new(self.connect(Port::Http, Some(subject.clone()), None).await);
         let (client, connection) = http2::handshake(TokioExecutor::new(), stream).await.unwrap();
@@ -87,29 +87,29 @@ fn admin() -> Subject {
     Subject::Admin("eve".parse().unwrap())
 }
 
-/// A manager that leads, and whose raft member is this probe. It leads for as long as the last is kept.
+/// A leading manager whose raft member is this probe. It leads until the last returned value is dropped.
 fn leader(raft: &Probe<RaftMemberMsg>) -> (Service, impl Sized + use<>) {
-    let copy = watch::Sender::new(leading(tables()));
+    let published = watch::Sender::new(leading(tables()));
     let in_force: watch::Sender<Option<Arc<ManagerPorts>>> =
-        watch::Sender::new(Some(half(copy.subscribe(), raft.recipient())));
-    (service(in_force.subscribe()), (copy, in_force))
+        watch::Sender::new(Some(runtime(published.subscribe(), raft.recipient())));
+    (service(in_force.subscribe()), (published, in_force))
 }
 
-/// From now on reads are confirmed, those that wait first.
+/// Confirms all reads from now on, pending ones first.
 fn confirm(raft: &mut Probe<RaftMemberMsg>) {
     let confirmed = |msg| match msg {
         RaftMemberMsg::Read { reply, .. } => answered(reply, Ok(leading(tables()))),
         other => Some(other),
     };
     raft.on(confirmed);
-    assert!(raft.drain().into_iter().filter_map(confirmed).next().is_none(), "reads alone");
+    assert!(raft.drain().into_iter().filter_map(confirmed).next().is_none(), "only reads");
 }
 
 fn call(request: Request) -> ApiCall {
     ApiCall { id: u64::MAX, request_id: RequestId(u128::MAX), timeout_ms: 5_000, request }
 }
 
-/// A call whose frame has so many bytes.
+/// A call whose frame has this many bytes.
 fn of_size(bytes: usize) -> ApiCall {
     let with = |text: usize| call(Request::NodeInspect { node: "x".repeat(text), fresh: false });
     let text = bytes - 100;
@@ -119,14 +119,14 @@ fn of_size(bytes: usize) -> ApiCall {
     call
 }
 
-/// Whether the holder of such a certificate is answered, and not hung up on.
+/// Whether the holder of this certificate gets an answer rather than a closed connection.
 async fn is_answered(stage: &Stage, subject: &Subject, call: &ApiCall) -> bool {
     let mut client = stage.native(subject).await;
     let talk = async {
         client.send(call).await.ok()?;
         client.recv::<ApiAnswer>().await.ok()?
     };
-    timeout(PATIENCE, talk).await.expect("an answer, or the end").is_some()
+    timeout(WAIT_LIMIT, talk).await.expect("an answer or the end of the connection").is_some()
 }
 
 #[tokio::test(start_paused = true)]
@@ -138,12 +138,12 @@ async fn only_an_operator_sends_large_frames() {
         assert!(is_answered(&stage, &subject, &of_size(kib * 1024)).await, "{subject:?}: {kib} KiB");
         assert!(!is_answered(&stage, &subject, &of_size(kib * 1024 + 1)).await, "{subject:?}: more than {kib} KiB");
     }
-    stage.universe.finish().await;
+    stage.harness.finish().await;
 }
 
-/// A worker passes on what it took over HTTP, header and body.
+/// A worker forwards what it received over HTTP, header and body.
 #[tokio::test(start_paused = true)]
-async fn the_largest_that_a_node_has_to_send_fits_its_frame() {
+async fn largest_request_of_a_node_fits_its_frame() {
     let text = |bytes: usize| "x".repeat(bytes);
     let id = NodeId::from_entropy(1);
     let report = |output| Progress {
@@ -164,7 +164,7 @@ async fn the_largest_that_a_node_has_to_send_fits_its_frame() {
     };
     let output = 64 * 1024;
     assert!(muster_gates::fault_of_progress(&report(output)).is_none());
-    assert!(muster_gates::fault_of_progress(&report(output + 1)).is_some(), "so it is the largest");
+    assert!(muster_gates::fault_of_progress(&report(output + 1)).is_some(), "so this is the largest report");
     let written = KubeCall {
         method: "PUT".to_owned(),
         target: text(16 * 1024),
@@ -180,16 +180,16 @@ async fn the_largest_that_a_node_has_to_send_fits_its_frame() {
     {
         assert!(is_answered(&stage, &node, &call(request)).await);
     }
-    stage.universe.finish().await;
+    stage.harness.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_connection_that_finds_no_place_is_told_when_to_retry_and_is_heard_again_slowly() {
+async fn rejected_native_connection_gets_retry_after_and_is_paced() {
     let stage = Stage::set(World::new().service, None).await;
     let ann = Subject::Admin("ann".parse().unwrap());
-    let mut places = Vec::new();
-    while let Ok(place) = stage.service.enter(&Principal::Admin("ann".parse().unwrap()), false) {
-        places.push(place);
+    let mut permits = Vec::new();
+    while let Ok(permit) = stage.service.enter(&Principal::Admin("ann".parse().unwrap()), false) {
+        permits.push(permit);
     }
     let (mut client, began) = (stage.native(&ann).await, tokio::time::Instant::now());
     for _ in 0..10 {
@@ -198,24 +198,20 @@ async fn a_connection_that_finds_no_place_is_told_when_to_retry_and_is_heard_aga
         let refused = answer.result.unwrap_err();
         assert_eq!((refused.code, refused.retry_after_ms), (ErrorCode::TooManyRequests, Some(500)));
     }
-    assert!(
-        began.elapsed() >= Duration::from_millis(90),
-        "it is not refused as fast as it asks: {:?}",
-        began.elapsed()
-    );
-    let turned_away = stage.universe.tree().inspect(PATH).await.unwrap().view["overloaded"].clone();
-    assert!(turned_away.as_u64() >= Some(10), "the tree shows them: {turned_away}");
-    drop(places);
+    assert!(began.elapsed() >= Duration::from_millis(90), "refused as fast as it asks: {:?}", began.elapsed());
+    let overloaded = stage.harness.tree().inspect(PATH).await.unwrap().view["overloaded"].clone();
+    assert!(overloaded.as_u64() >= Some(10), "the tree shows the refusals: {overloaded}");
+    drop(permits);
     client.send(&call(Request::Contact)).await.unwrap();
     assert!(client.recv::<ApiAnswer>().await.unwrap().unwrap().result.is_ok());
-    stage.universe.finish().await;
+    stage.harness.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_http_client_whom_the_gateway_refused_hears_whether_and_when_to_come_back() {
+async fn http_client_refused_by_gateway_learns_when_to_retry() {
     use RefusalReason as R;
-    let no_half = watch::Sender::new(None);
-    for node in [World::new().service, service(no_half.subscribe())] {
+    let without_runtime = watch::Sender::new(None);
+    for node in [World::new().service, service(without_runtime.subscribe())] {
         let stage = Stage::set(node, None).await;
         for (reason, retry_after_ms, expected) in [
             (R::TooManyRequests, Some(200), StatusCode::TOO_MANY_REQUESTS),
@@ -224,7 +220,7 @@ async fn an_http_client_whom_the_gateway_refused_hears_whether_and_when_to_come_
         ] {
             for path in ["/v1/nodes", "/api/v1/namespaces/default/configmaps"] {
                 let refusal = Refusal { reason, message: "not now".to_owned(), managers: Vec::new(), retry_after_ms };
-                // The name of the node itself, for which a worker vouches.
+                // The node's own identity, for which a worker vouches.
                 let own = Subject::Node { node: NodeId::from_entropy(1), role: Role::Worker };
                 let mut client = stage.connect(Port::Http, Some(own), Some(refusal)).await;
                 let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
@@ -236,7 +232,7 @@ async fn an_http_client_whom_the_gateway_refused_hears_whether_and_when_to_come_
                 assert_eq!(answer.contains("retry-after: 1\r\n"), retry_after_ms.is_some(), "{path}: {answer}");
             }
         }
-        stage.universe.finish().await;
+        stage.harness.finish().await;
     }
 }
 
@@ -245,8 +241,8 @@ fn certificates() -> HttpRequest<Body> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_http2_connection_has_so_many_requests_answered_at_a_time_and_all_in_the_end() {
-    const AT_ONCE: usize = 128;
+async fn http2_connection_has_bounded_requests_in_flight() {
+    const MAX_IN_FLIGHT: usize = 128;
     let mut raft = Probe::new("raft-member");
     let (service, _leads) = leader(&raft);
     let stage = Stage::set(service, None).await;
@@ -256,32 +252,36 @@ async fn an_http2_connection_has_so_many_requests_answered_at_a_time_and_all_in_
         let mut client = client.clone();
         asked.spawn(async move { client.send_request(certificates()).await.unwrap().status() });
     }
-    eventually("many are at work", || raft.waiting() == AT_ONCE).await;
-    // Time passes when nobody has anything left to do.
+    eventually("MAX_IN_FLIGHT requests are in progress", || raft.waiting() == MAX_IN_FLIGHT).await;
+    // Paused time advances only when all tasks are idle.
     tokio::time::sleep(Duration::from_secs(1)).await;
-    assert_eq!((raft.waiting(), stage.in_progress()), (AT_ONCE, AT_ONCE as u64), "the others wait at the client");
+    assert_eq!(
+        (raft.waiting(), stage.in_progress()),
+        (MAX_IN_FLIGHT, MAX_IN_FLIGHT as u64),
+        "the others wait at the client"
+    );
     confirm(&mut raft);
     let statuses = asked.join_all().await;
     assert!(statuses.len() == 1000 && statuses.iter().all(|status| *status == StatusCode::OK), "{statuses:?}");
     drop(client);
     driver.await.unwrap();
-    stage.universe.finish().await;
+    stage.harness.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_http2_connection_that_finds_no_place_is_told_when_to_retry_and_is_heard_again_slowly() {
-    const ASKED: u32 = 100;
+async fn rejected_http2_connection_gets_retry_after_and_is_paced() {
+    const REQUESTS_SENT: u32 = 100;
     let raft = Probe::new("raft-member");
     let (service, _leads) = leader(&raft);
     let stage = Stage::set(service, None).await;
-    let mut places = Vec::new();
-    while let Ok(place) = stage.service.enter(&Principal::Admin("eve".parse().unwrap()), false) {
-        places.push(place);
+    let mut permits = Vec::new();
+    while let Ok(permit) = stage.service.enter(&Principal::Admin("eve".parse().unwrap()), false) {
+        permits.push(permit);
     }
     let ((client, driver), began) = (stage.http2(&admin()).await, tokio::time::Instant::now());
     for round in 0..3 {
         let mut asked = JoinSet::new();
-        for _ in 0..ASKED {
+        for _ in 0..REQUESTS_SENT {
             let mut client = client.clone();
             asked.spawn(async move { client.send_request(certificates()).await.unwrap() });
         }
@@ -289,16 +289,20 @@ async fn an_http2_connection_that_finds_no_place_is_told_when_to_retry_and_is_he
             let later = refused.headers()["retry-after"].to_str().unwrap();
             assert_eq!((refused.status(), later), (StatusCode::TOO_MANY_REQUESTS, "1"));
         }
-        assert!(began.elapsed() >= PACE * ASKED * round, "for each refusal: {:?}", began.elapsed());
+        assert!(
+            began.elapsed() >= REFUSAL_PAUSE * REQUESTS_SENT * round,
+            "a pause for each refusal: {:?}",
+            began.elapsed()
+        );
     }
     assert_eq!(raft.waiting(), 0);
-    drop((client, places));
+    drop((client, permits));
     driver.await.unwrap();
-    stage.universe.finish().await;
+    stage.harness.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_crash_ends_all_that_was_asked_and_the_next_life_answers() {
+async fn api_crash_ends_requests_and_next_incarnation_answers() {
     let mut raft = Probe::new("raft-member");
     let (service, _leads) = leader(&raft);
     let mut stage = Stage::set(service, None).await;
@@ -311,28 +315,28 @@ async fn a_crash_ends_all_that_was_asked_and_the_next_life_answers() {
         assert_eq!(watching.status(), StatusCode::OK);
         let mut other = client.clone();
         let asked = tokio::spawn(async move { other.send_request(certificates()).await.is_err() });
-        eventually("both are at work", || raft.waiting() == 2).await;
+        eventually("both requests are in progress", || raft.waiting() == 2).await;
         assert_eq!(stage.service.counters.watches.load(Ordering::Relaxed), 1);
 
-        stage.universe.crash(PATH, how);
-        assert!(!matches!(native.recv::<ApiAnswer>().await, Ok(Some(_))), "it is hung up on");
-        assert!(asked.await.unwrap(), "and so is this");
+        stage.harness.crash(PATH, how);
+        assert!(!matches!(native.recv::<ApiAnswer>().await, Ok(Some(_))), "the native connection is closed");
+        assert!(asked.await.unwrap(), "the HTTP connection is closed too");
         driver.await.unwrap();
         let watches = &stage.service.counters.watches;
-        eventually("all places are free", || stage.in_progress() + watches.load(Ordering::Relaxed) == 0).await;
+        eventually("all permits are returned", || stage.in_progress() + watches.load(Ordering::Relaxed) == 0).await;
         drop((watching, raft.drain()));
 
-        stage.universe.healthy(PATH, incarnation).await;
+        stage.harness.healthy(PATH, incarnation).await;
         let connections = |actor: &muster_messages::ActorNode| actor.view["connections"] == 0;
-        stage.universe.until(PATH, "without connections", connections).await;
+        stage.harness.until(PATH, "without connections", connections).await;
         assert!(is_answered(&stage, &admin(), &call(Request::Contact)).await);
     }
-    stage.universe.finish().await;
+    stage.harness.finish().await;
 }
 
 /// On a real socket, in real time.
 #[tokio::test]
-async fn whoever_finds_the_admin_socket_full_waits_for_a_place() {
+async fn connection_to_a_full_admin_socket_waits() {
     let dir = std::env::temp_dir().join(format!("muster-full-{}", std::process::id()));
     let path = dir.join("sock");
     let mut service = World::new().service;
@@ -341,7 +345,7 @@ async fn whoever_finds_the_admin_socket_full_waits_for_a_place() {
     let connect = async || Framed::new(UnixStream::connect(&path).await.unwrap());
     let ask = async |client: &mut Framed<UnixStream>| client.send(&call(Request::Contact)).await.unwrap();
     let is_answered = async |client: &mut Framed<UnixStream>| {
-        let answer = timeout(PATIENCE, client.recv::<ApiAnswer>()).await.expect("an answer in time");
+        let answer = timeout(WAIT_LIMIT, client.recv::<ApiAnswer>()).await.expect("an answer in time");
         answer.unwrap().is_some_and(|answer| answer.result.is_ok())
     };
     let mut held = [connect().await, connect().await];
@@ -353,11 +357,15 @@ async fn whoever_finds_the_admin_socket_full_waits_for_a_place() {
     ask(&mut late).await;
     for client in &mut held {
         ask(client).await;
-        assert!(is_answered(client).await, "those that have a place are served");
+        assert!(is_answered(client).await, "connections with a permit are served");
     }
-    assert_eq!(stage.universe.tree().inspect(PATH).await.unwrap().view["connections"], 2, "it is not accepted yet");
+    assert_eq!(
+        stage.harness.tree().inspect(PATH).await.unwrap().view["connections"],
+        2,
+        "the third connection is not accepted yet"
+    );
     drop(held);
-    assert!(is_answered(&mut late).await, "its turn has come");
-    stage.universe.finish().await;
+    assert!(is_answered(&mut late).await, "the waiting connection is served");
+    stage.harness.finish().await;
     std::fs::remove_dir_all(&dir).unwrap();
 }

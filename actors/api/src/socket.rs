@@ -1,5 +1,5 @@
-//! The admin socket: a Unix socket that belongs to the user who runs the daemon. Native frames and HTTP on the same
-//! socket, told apart by the first byte: a frame's length is below 16 MiB, so it starts with a zero byte.
+//! The admin socket: a Unix socket owned by the user who runs the daemon. Native frames and HTTP share it and are
+//! distinguished by the first byte: a frame's length is below 16 MiB, so it starts with a zero byte.
 
 use std::io;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
@@ -11,17 +11,17 @@ use muster_audit::{Origin, Via};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 use tokio::net::{UnixListener, UnixStream};
 
-/// The longest path a Unix socket can have (`sun_path` without its terminating zero, see unix(7)).
-const LONGEST_PATH: usize = 107;
+/// The longest path of a Unix socket (`sun_path` without its terminating zero, see unix(7)).
+const MAX_SOCKET_PATH_BYTES: usize = 107;
 
-/// Why there is no admin socket.
+/// Why the admin socket could not be created.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketFault {
     #[error(
-        "the socket path {path} has {len} bytes, a Unix socket holds at most {LONGEST_PATH}; choose a shorter one with --socket"
+        "the socket path {path} has {len} bytes, a Unix socket holds at most {MAX_SOCKET_PATH_BYTES}; choose a shorter one with --socket"
     )]
     TooLong { path: PathBuf, len: usize },
-    #[error("{path} is there and is no socket; choose another path with --socket")]
+    #[error("{path} exists and is not a socket; choose another path with --socket")]
     NoSocket { path: PathBuf },
     #[error("another process serves {path}; choose another path with --socket")]
     Served { path: PathBuf },
@@ -33,7 +33,7 @@ pub enum SocketFault {
     },
 }
 
-/// A listening admin socket. Dropped: the file is removed.
+/// A listening admin socket. Dropping it removes the file.
 #[derive(Debug)]
 pub struct AdminSocket {
     listener: UnixListener,
@@ -41,13 +41,13 @@ pub struct AdminSocket {
 }
 
 impl AdminSocket {
-    /// Refuses a path that no socket can have.
+    /// Refuses a path that is too long for a socket.
     pub fn check(path: &Path) -> Result<(), SocketFault> {
         let len = path.as_os_str().len();
-        if len > LONGEST_PATH { Err(SocketFault::TooLong { path: path.to_owned(), len }) } else { Ok(()) }
+        if len > MAX_SOCKET_PATH_BYTES { Err(SocketFault::TooLong { path: path.to_owned(), len }) } else { Ok(()) }
     }
 
-    /// Listens at `path`, replacing a socket that a dead process left there, and nothing else.
+    /// Listens at `path`, replacing only a socket that a dead process left there.
     pub fn bind(path: &Path) -> Result<Self, SocketFault> {
         Self::check(path)?;
         let fault = |source| SocketFault::Io { path: path.to_owned(), source };
@@ -84,7 +84,7 @@ impl Drop for AdminSocket {
     }
 }
 
-/// The process that connected, as the kernel knows it.
+/// The process that connected, as the kernel reports it.
 pub(crate) fn origin_of(stream: &UnixStream) -> Origin {
     let via = match stream.peer_cred() {
         Ok(peer) => Via::Socket { uid: peer.uid(), pid: peer.pid().filter(|pid| *pid > 0) },
@@ -93,23 +93,23 @@ pub(crate) fn origin_of(stream: &UnixStream) -> Origin {
     Origin { via, ..Origin::default() }
 }
 
-/// What a client of the socket speaks.
-pub(crate) enum Spoken {
+/// The protocol of a socket's client.
+pub(crate) enum ClientProtocol {
     Native(Rewound),
     Http(Rewound),
     Nothing,
 }
 
-pub(crate) async fn recognise(mut stream: UnixStream) -> io::Result<Spoken> {
+pub(crate) async fn recognise(mut stream: UnixStream) -> io::Result<ClientProtocol> {
     let mut first = [0u8; 1];
     if stream.read(&mut first).await? == 0 {
-        return Ok(Spoken::Nothing);
+        return Ok(ClientProtocol::Nothing);
     }
     let rewound = Rewound { first: Some(first[0]), stream };
-    Ok(if first[0] == 0 { Spoken::Native(rewound) } else { Spoken::Http(rewound) })
+    Ok(if first[0] == 0 { ClientProtocol::Native(rewound) } else { ClientProtocol::Http(rewound) })
 }
 
-/// A stream whose first byte was looked at and is read again.
+/// A stream whose first byte was inspected and is read again.
 pub(crate) struct Rewound {
     first: Option<u8>,
     stream: UnixStream,
@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_dead_socket_is_replaced_and_nothing_else() {
+    async fn only_a_dead_socket_file_is_replaced() {
         let dir = std::env::temp_dir().join(format!("muster-socket-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
         let (file, path) = (dir.join("file"), dir.join("sock"));

@@ -1,4 +1,4 @@
-//! For tests: a manager half whose raft member is a closure, and the API before it.
+//! For tests: a manager runtime whose raft member is a closure, and the API before it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
@@ -16,17 +16,17 @@ use tokio::sync::watch;
 use crate::service::Service;
 use crate::{ApiLimits, ApiPorts, LeaderPorts, ManagerPorts, NodeFacts};
 
-pub fn nobody_there<P: Send + 'static>() -> Recipient<P> {
+pub fn unreachable_actor<P: Send + 'static>() -> Recipient<P> {
     Recipient::new(|_| Err(Undeliverable::Down))
 }
 
-/// The manager half of node 1, none of whose actors is there but this raft member.
-pub fn half(replica: watch::Receiver<Arc<Replica>>, raft: Recipient<RaftMemberMsg>) -> Arc<ManagerPorts> {
+/// The manager runtime of node 1, of whose actors only this raft member exists.
+pub fn runtime(replica: watch::Receiver<Arc<Replica>>, raft: Recipient<RaftMemberMsg>) -> Arc<ManagerPorts> {
     let leader = LeaderPorts {
-        roles: nobody_there(),
-        authority: nobody_there(),
-        dispatcher: nobody_there(),
-        elections: nobody_there(),
+        roles: unreachable_actor(),
+        authority: unreachable_actor(),
+        dispatcher: unreachable_actor(),
+        elections: unreachable_actor(),
         view: watch::channel(Arc::new(RoleView::default())).1,
         doubts: watch::channel(Arc::default()).1,
     };
@@ -35,14 +35,14 @@ pub fn half(replica: watch::Receiver<Arc<Replica>>, raft: Recipient<RaftMemberMs
         replica,
         feed: ObjectFeed::default(),
         raft,
-        mesh: nobody_there(),
-        sessions: nobody_there(),
+        mesh: unreachable_actor(),
+        sessions: unreachable_actor(),
         peers: Arc::new(BTreeSet::new),
         leader,
     })
 }
 
-/// The API of node 1, whose manager half this is.
+/// The API of node 1 with this manager runtime.
 pub fn service(manager: watch::Receiver<Option<Arc<ManagerPorts>>>) -> Service {
     let facts = || NodeFacts {
         id: NodeId::from_entropy(1),
@@ -65,47 +65,47 @@ pub fn service(manager: watch::Receiver<Option<Arc<ManagerPorts>>>) -> Service {
     })
 }
 
-/// A proposed command, but for what its moment decides.
+/// A proposed command, except what its moment decides.
 pub type Proposal = (RequestId, Principal, Vec<Change>);
-/// What becomes of a proposal; `None`: nobody hears of it.
+/// The outcome of a proposal; `None`: no answer.
 pub type Outcome = Option<Result<(), CommandRefusal>>;
 
-/// Under which all that is natively asked of a [`World`] is asked.
+/// The request id of every native request to a [`World`].
 pub const REQUEST: RequestId = RequestId(5);
 
-/// A leader that writes down what is proposed to it.
+/// A leader that records what is proposed to it.
 pub struct World {
     pub service: Service,
-    pub copy: Arc<watch::Sender<Arc<Replica>>>,
+    pub published: Arc<watch::Sender<Arc<Replica>>>,
     proposed: Arc<Mutex<Vec<Proposal>>>,
     _in_force: watch::Sender<Option<Arc<ManagerPorts>>>,
 }
 
-/// As a leader has it.
+/// The replica of a leader.
 pub fn leading(tables: Tables) -> Arc<Replica> {
     Arc::new(Replica { tables, raft: RaftStatus { leading: true, ..RaftStatus::default() } })
 }
 
 impl World {
-    /// Everything proposed is answered as applied, and changes nothing.
+    /// Answers every proposal as applied, and changes nothing.
     pub fn new() -> Self {
         Self::with(tables(), |_, _| Some(Ok(())))
     }
-    /// A leader with these tables, on which it applies proposals like this.
+    /// A leader with these tables, on which it applies proposals with this closure.
     pub fn with(tables: Tables, apply: impl FnMut(&mut Tables, &Command) -> Outcome + Send + 'static) -> Self {
-        let copy = Arc::new(watch::Sender::new(leading(tables)));
+        let published = Arc::new(watch::Sender::new(leading(tables)));
         let (proposed, apply) = (Arc::new(Mutex::new(Vec::new())), Mutex::new(apply));
         let raft = {
-            let (copy, proposed) = (Arc::clone(&copy), Arc::clone(&proposed));
+            let (published, proposed) = (Arc::clone(&published), Arc::clone(&proposed));
             Recipient::new(move |msg| {
-                let now = copy.borrow().clone();
+                let now = published.borrow().clone();
                 match msg {
                     RaftMemberMsg::Read { reply, .. } => drop(reply.send(Ok(now))),
                     RaftMemberMsg::Propose { command, reply, .. } => {
                         let mut tables = now.tables.clone();
                         let outcome = (apply.lock().unwrap())(&mut tables, &command);
                         let revision = tables.revision;
-                        copy.send_replace(leading(tables));
+                        published.send_replace(leading(tables));
                         proposed.lock().unwrap().push((command.request, command.by, command.changes));
                         match outcome {
                             Some(Ok(())) => drop(reply.send(Ok(Applied { revision }))),
@@ -118,16 +118,16 @@ impl World {
                 Ok(())
             })
         };
-        let in_force = watch::Sender::new(Some(half(copy.subscribe(), raft)));
-        Self { service: service(in_force.subscribe()), copy, proposed, _in_force: in_force }
+        let in_force = watch::Sender::new(Some(runtime(published.subscribe(), raft)));
+        Self { service: service(in_force.subscribe()), published, proposed, _in_force: in_force }
     }
 
-    /// What was proposed since it was asked last.
+    /// The proposals since the last call.
     pub fn proposed(&self) -> Vec<Proposal> {
         std::mem::take(&mut *self.proposed.lock().unwrap())
     }
 
-    /// The answer to a request of `muster-api/1`, with the status that it has over HTTP, and what was proposed for it.
+    /// The answer to a `muster-api/1` request, with its HTTP status, and what was proposed for it.
     pub async fn native(&self, caller: &Principal, request: Request) -> (StatusCode, Value, Vec<Proposal>) {
         let call = ApiCall { id: 0, request_id: REQUEST, timeout_ms: 5_000, request };
         let (status, answer) = match self.service.answer(caller.clone(), call).await {
@@ -179,7 +179,7 @@ pub fn participant(scope: &str, member: &str, incarnation: u128, on: Option<u128
 
 /// The term of [`candidate`] as the runner of `schema`.
 pub const TERM: FencingToken = FencingToken(7);
-/// It stands for `schema`, on node 1.
+/// A candidate for `schema`, on node 1.
 pub fn candidate() -> Participant {
     participant(&candidates_scope("schema"), "r", 30, Some(1))
 }
@@ -197,8 +197,8 @@ pub fn cluster() -> ClusterRecord {
     }
 }
 
-/// A reconciler with a gate that is done, and a runner; a member that serves; an object by hand; a manager, node 1, and a
-/// worker, node 2.
+/// A reconciler with a finished gate, and a runner; a serving member; an object written by hand; a manager, node 1, and
+/// a worker, node 2.
 pub fn tables() -> Tables {
     tables_of(definition(vec![]))
 }

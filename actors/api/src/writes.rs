@@ -1,4 +1,4 @@
-//! Writes: done by the leader on its own applied copy; passed to it by everyone else, again and again until the
+//! Writes: carried out by the leader on its own applied replica; other managers forward them to the leader until the
 //! caller's deadline, under the caller's request id.
 
 use std::collections::BTreeSet;
@@ -16,7 +16,9 @@ use muster_messages::{
 };
 use serde_json::{Value, json};
 
-use crate::core::{self, Kind, Source, kind_of, labels_are_the_operators, lives_a_while, resolve, resolve_firmly};
+use crate::core::{
+    self, Kind, Source, check_lifetime, check_removed_labels, kind_of, resolve, resolve_for_irreversible,
+};
 use crate::leader::{Leader, LeaderSearch};
 use crate::ports::ManagerPorts;
 use crate::reads::{is_unavailable, not_leading, to_text};
@@ -25,7 +27,7 @@ use crate::users;
 
 /// How a proposal ended.
 pub(crate) enum Proposed {
-    /// At this revision; the copy has applied it.
+    /// Applied at this revision, which the replica includes.
     Applied(Revision, Arc<Replica>),
     Refused(CommandRefusal),
 }
@@ -37,7 +39,7 @@ impl Service {
         asked: &Asked,
         relayed: bool,
     ) -> Result<String, ErrorBody> {
-        known_to_all(&manager.replica.borrow().tables, &asked.request)?;
+        check_supported_by_all(&manager.replica.borrow().tables, &asked.request)?;
         if manager.replica.borrow().raft.leading {
             let unsure = match self.lead(manager, asked).await {
                 Err(error) if !relayed && lost_leadership(&error) => {
@@ -56,14 +58,14 @@ impl Service {
         self.to_leader(manager, asked).await
     }
 
-    /// Passes a request to whoever leads, until it is answered or the deadline passes.
+    /// Forwards a request to the current leader until it is answered or the deadline passes.
     pub(crate) async fn to_leader(&self, manager: &ManagerPorts, asked: &Asked) -> Result<String, ErrorBody> {
-        let _place = self.call_place(&asked.caller)?;
+        let _permit = self.leader_call_permit(&asked.caller)?;
         self.follow_leader(manager, asked, None, None).await
     }
 
-    /// `asked_first`: the manager that had the request already. `unsure`: how an attempt failed that may have been carried out;
-    /// from then on the request is never called refused.
+    /// `asked_first`: the manager that received the request first. `unsure`: how an attempt failed that may have been
+    /// carried out; from then on the request is never reported as refused.
     async fn follow_leader(
         &self,
         manager: &ManagerPorts,
@@ -106,13 +108,14 @@ impl Service {
         }
     }
 
-    /// The error of a write whose outcome is not known: where to look, and which managers are missing.
+    /// The error of a write with unknown outcome: where to look, and which managers are missing.
     fn may_still_happen(&self, manager: &ManagerPorts, asked: &Asked, why: &ErrorBody) -> ErrorBody {
         if why.is_final() {
             return why.clone();
         }
-        let look = where_to_look(&asked.request);
-        let text = format!("the outcome is not known, and it may still happen (look at {look} before you repeat it)");
+        let check_with = check_command(&asked.request);
+        let text =
+            format!("the outcome is not known, and it may still happen (check {check_with} before you repeat it)");
         let no_quorum = self.no_quorum(manager, &text);
         let message = match no_quorum.details.contains("\"missing\":[]") {
             true => format!("{text}: {why}"),
@@ -154,17 +157,17 @@ impl Service {
         let tables = &replica.tables;
         let answer = match &asked.request {
             Request::SetRole { node, role } => {
-                let record = self.node_firmly(manager, asked, tables, node).await?;
+                let record = self.node_for_irreversible(manager, asked, tables, node).await?;
                 let (id, role, by, request) = (record.id, *role, asked.caller.clone(), asked.request_id);
                 let make = |reply| RoleManagerMsg::SetRole { node: id, role, by, request, reply };
-                let wish = self.ask(asked, &manager.leader.roles, make).await?;
+                let accepted = self.ask(asked, &manager.leader.roles, make).await?;
                 json!({
                     "node": id, "name": record.name, "addr": record.addr, "member_since": record.created_at,
-                    "role": record.role, "desired_role": role, "changed": wish.changed,
+                    "role": record.role, "desired_role": role, "changed": accepted.changed,
                 })
             }
             Request::NodeRemove { node, force } => {
-                let record = match self.node_firmly(manager, asked, tables, node).await {
+                let record = match self.node_for_irreversible(manager, asked, tables, node).await {
                     Err(gone) if gone.code == ErrorCode::NotFound && done_before(manager, asked, *force) => {
                         return Ok(json!({"node": node, "name": node, "removed": true}).to_string());
                     }
@@ -178,7 +181,7 @@ impl Service {
                 })
             }
             Request::NodeRename { node, name } => {
-                let record = self.node_firmly(manager, asked, tables, node).await?;
+                let record = self.node_for_irreversible(manager, asked, tables, node).await?;
                 let (id, old) = (record.id, record.name.clone());
                 let command = self.command(asked, "renamed").guard(Guard::NodeExists(id));
                 self.propose(manager, asked, command.change(Change::RenameNode { node: id, name: name.clone() }))
@@ -188,7 +191,7 @@ impl Service {
             Request::NodeUpdate { node, add, remove, generation } => {
                 let id = self.node(manager, asked, tables, node).await?.id;
                 check_labels(add).map_err(ErrorBody::invalid)?;
-                labels_are_the_operators(tables, id, remove)?;
+                check_removed_labels(tables, id, remove)?;
                 let mut command = self.command(asked, "labels").guard(Guard::NodeExists(id));
                 if let Some(generation) = generation {
                     command = command.guard(Guard::Generation { node: id, generation: *generation });
@@ -211,11 +214,11 @@ impl Service {
                 return to_text(&source.node(record));
             }
             Request::TokenList => {
-                let replica = self.copy(manager, asked.left()).await?;
+                let replica = self.replica(manager, asked.left()).await?;
                 json!({"items": replica.tables.tokens.values().map(core::token_listed).collect::<Vec<_>>()})
             }
-            Request::Portion { of: ListOf::Tokens, page, .. } => {
-                let replica = self.copy(manager, asked.left()).await?;
+            Request::Page { of: ListOf::Tokens, page, .. } => {
+                let replica = self.replica(manager, asked.left()).await?;
                 let (roles, doubts) = (RoleView::default(), NodeDoubts::default());
                 let peers = BTreeSet::new();
                 let source = Source {
@@ -226,22 +229,24 @@ impl Service {
                     doubts: &doubts,
                     stale: None,
                 };
-                return core::portion(&source, ListOf::Tokens, page);
+                return core::list_page(&source, ListOf::Tokens, page);
             }
             Request::TokenShow { role } => {
-                let replica = self.copy(manager, asked.left()).await?;
+                let replica = self.replica(manager, asked.left()).await?;
                 let none = || {
                     ErrorBody::new(
                         ErrorCode::NotFound,
-                        format!("no default token for {role}; `muster token rotate {role}` makes one"),
+                        format!("no default token for {role}; `muster token rotate {role}` creates one"),
                     )
                 };
                 shown(&replica, replica.tables.default_token(*role).ok_or_else(none)?)?
             }
             Request::TokenCreate { role, ttl_ms, uses } => {
-                lives_a_while(*ttl_ms)?;
+                check_lifetime(*ttl_ms)?;
                 if *uses == Some(0) {
-                    return Err(ErrorBody::invalid("a token with 0 uses admits no node; give at least 1, or no limit"));
+                    return Err(ErrorBody::invalid(
+                        "a token with 0 uses admits no node; set at least 1 or omit the limit",
+                    ));
                 }
                 let token = self.new_token(asked, *role, false, *ttl_ms, *uses);
                 self.put_token(manager, asked, token, None).await?
@@ -258,8 +263,10 @@ impl Service {
             }
             Request::CertRotate { node } => {
                 let id = self.node(manager, asked, tables, node).await?.id;
-                let command =
-                    self.command(asked, "rotation asked").guard(Guard::NodeExists(id)).change(Change::AskRotate(id));
+                let command = self
+                    .command(asked, "rotation requested")
+                    .guard(Guard::NodeExists(id))
+                    .change(Change::AskRotate(id));
                 self.propose(manager, asked, command).await?;
                 json!({"node": id, "state": "rotate"})
             }
@@ -279,7 +286,7 @@ impl Service {
                 self.sign_user(manager, asked, name, rights, *ttl_ms, csr_pem).await?
             }
             Request::UserRenew { name, ttl_ms, csr_pem } => {
-                users::renews_another(&asked.caller, name)?;
+                users::check_not_own_certificate(&asked.caller, name)?;
                 self.sign_user(manager, asked, name, UserRights::Kept, *ttl_ms, csr_pem).await?
             }
             Request::UserRevoke { name } => {
@@ -288,7 +295,7 @@ impl Service {
                 json!({"name": name, "revoked": true})
             }
             Request::AccessTokenCreate { user, namespace, ttl_ms } => {
-                lives_a_while(*ttl_ms)?;
+                check_lifetime(*ttl_ms)?;
                 self.create_access(manager, asked, user, namespace, *ttl_ms).await?
             }
             Request::TransferLeader { to } => {
@@ -312,7 +319,7 @@ impl Service {
         Ok(answer.to_string())
     }
 
-    /// The node that a write names. That there is no such node is said from a confirmed copy only: a leader that was
+    /// The node that a write names. Only a confirmed replica may report that it does not exist: a leader that was
     /// replaced and does not know it yet must not deny a node that its successor knows.
     async fn node(
         &self,
@@ -324,23 +331,23 @@ impl Service {
         if let Ok(node) = resolve(tables, reference) {
             return Ok(Arc::clone(node));
         }
-        let replica = self.copy(manager, asked.left()).await?;
+        let replica = self.replica(manager, asked.left()).await?;
         resolve(&replica.tables, reference).cloned()
     }
 
-    /// The same for what cannot be undone.
-    async fn node_firmly(
+    /// The same for irreversible operations.
+    async fn node_for_irreversible(
         &self,
         manager: &ManagerPorts,
         asked: &Asked,
         tables: &Tables,
         reference: &str,
     ) -> Result<Arc<NodeRecord>, ErrorBody> {
-        if let Ok(node) = resolve_firmly(tables, reference) {
+        if let Ok(node) = resolve_for_irreversible(tables, reference) {
             return Ok(Arc::clone(node));
         }
-        let replica = self.copy(manager, asked.left()).await?;
-        resolve_firmly(&replica.tables, reference).cloned()
+        let replica = self.replica(manager, asked.left()).await?;
+        resolve_for_irreversible(&replica.tables, reference).cloned()
     }
 
     async fn staleable_or_refuse(&self, manager: &ManagerPorts, asked: &Asked) -> Result<String, ErrorBody> {
@@ -355,10 +362,10 @@ impl Service {
     ) -> Result<T, ErrorBody> {
         match to.ask(asked.left(), make).await {
             Ok(answer) => answer,
-            // The leader's actors are starting with it, or restarting after a crash: worth another attempt.
+            // The leader's actors are starting, or restarting after a crash: worth another attempt.
             Err(AskError::Down) => Err(not_leading()),
-            // It restarted with the question in its mailbox, or while it worked on it. Requests are written down under their id,
-            // so asking again is safe; what is not known is whether it was carried out.
+            // It restarted with the request in its mailbox or in progress. Requests are recorded under their id, so
+            // asking again is safe; whether this one was carried out is unknown.
             Err(error) => Err(error.into()),
         }
     }
@@ -366,11 +373,11 @@ impl Service {
     pub(crate) fn command(&self, asked: &Asked, reason: &str) -> Command {
         let command = Command::idempotent(Clock.wall(), asked.caller.clone(), reason).with_request(asked.request_id);
         let manager = self.ports.manager.borrow();
-        let by_caller = manager.as_ref().is_some_and(|half| half.replica.borrow().tables.remembers_callers());
+        let by_caller = manager.as_ref().is_some_and(|runtime| runtime.replica.borrow().tables.remembers_callers());
         if by_caller { command.guard(Guard::Request { digest: digest(&asked.request) }) } else { command }
     }
 
-    /// Proposes and answers with a copy that has applied it.
+    /// Proposes, and returns a replica that has applied the command.
     pub(crate) async fn propose(
         &self,
         manager: &ManagerPorts,
@@ -410,12 +417,17 @@ impl Service {
         };
         asked.applied.store(applied.revision.0, Ordering::Relaxed);
         let mut changes = manager.replica.clone();
-        let gone = |_| ErrorBody::new(ErrorCode::UnknownOutcome, "the manager half stopped meanwhile");
-        // Applied here, so this is a moment's wait, unless the member restarts in between and has to catch up.
+        let gone = |_| ErrorBody::new(ErrorCode::UnknownOutcome, "the manager runtime stopped meanwhile");
+        // Applied by this member already, so this wait is short, unless the member restarts in between and has to catch
+        // up.
         let margin = asked.left() + Duration::from_millis(200);
         let seen = tokio::time::timeout(margin, changes.wait_for(|r| r.tables.revision >= applied.revision)).await;
-        let late =
-            |_| ErrorBody::new(ErrorCode::UnknownOutcome, "applied, but not seen in time: look before you retry");
+        let late = |_| {
+            ErrorBody::new(
+                ErrorCode::UnknownOutcome,
+                "applied, but not visible in time: check the outcome before you retry",
+            )
+        };
         Ok(Proposed::Applied(applied.revision, seen.map_err(late)?.map_err(gone)?.clone()))
     }
 
@@ -433,7 +445,7 @@ impl Service {
     fn proposal_error(&self, manager: &ManagerPorts, error: ProposeError) -> ErrorBody {
         match error {
             ProposeError::NotLeader { .. } => not_leading(),
-            // It never entered the log. The shared wording knows ids only; this one names the managers.
+            // It never entered the log. The shared text knows only ids; this one names the managers.
             ProposeError::NoQuorum { .. } => self.no_quorum(manager, "the change was not made"),
             // It is in a log.
             ProposeError::TimedOut => ErrorBody::new(ErrorCode::UnknownOutcome, "the change was not confirmed in time"),
@@ -441,7 +453,7 @@ impl Service {
         }
     }
 
-    /// Refuses at once what would otherwise be given up after a timeout: a node that does not answer cannot take over.
+    /// Refuses at once what would otherwise time out: an unreachable node cannot take over.
     fn can_take_over(&self, manager: &ManagerPorts, replica: &Replica, to: NodeId) -> Result<(), ErrorBody> {
         let (roles, doubts, peers) = (RoleView::default(), NodeDoubts::default(), (manager.peers)());
         let source = Source { replica, roles: &roles, this: manager.node, peers: &peers, doubts: &doubts, stale: None };
@@ -450,14 +462,14 @@ impl Service {
         }
         let name = |id: &NodeId| replica.tables.nodes.get(id).map_or_else(|| id.to_string(), |n| n.name.to_string());
         let text =
-            format!("{} does not answer: it cannot take over, and {} still leads", name(&to), name(&manager.node));
+            format!("{} does not answer and cannot take over; {} remains the leader", name(&to), name(&manager.node));
         Err(ErrorBody::new(ErrorCode::TimedOut, text))
     }
 
     fn new_token(&self, asked: &Asked, role: Role, default: bool, ttl_ms: Option<u64>, uses: Option<u32>) -> Token {
         let now = Clock.wall();
         Token {
-            // From the request id, so that a retry names the same token.
+            // Derived from the request id, so that a retry names the same token.
             id: NodeId::from_entropy(asked.request_id.0).as_str()[17..].to_owned(),
             role,
             secret: muster_pki::new_token_secret(),
@@ -488,15 +500,15 @@ impl Service {
 }
 
 fn shown(replica: &Replica, token: &Token) -> Result<Value, ErrorBody> {
-    let none = || ErrorBody::new(ErrorCode::Internal, "the cluster's root is unknown here");
+    let none = || ErrorBody::new(ErrorCode::Internal, "this node does not know the cluster's root");
     let root = &replica.tables.cluster.as_ref().ok_or_else(none)?.root_cert_pem;
     let full = muster_pki::JoinToken::new(root, token.secret.clone());
     let full = full.map_err(|e| ErrorBody::new(ErrorCode::Internal, e.to_string()))?;
-    Ok(core::token_shown(token, &full.to_text()))
+    Ok(core::token_with_text(token, &full.to_text()))
 }
 
-/// Refuses what managers of an earlier release could not read, before it is passed to one.
-fn known_to_all(tables: &Tables, request: &Request) -> Result<(), ErrorBody> {
+/// Refuses what managers of an earlier release could not read, before it is forwarded to one.
+fn check_supported_by_all(tables: &Tables, request: &Request) -> Result<(), ErrorBody> {
     let level = tables.feature_level();
     let needs = match request {
         Request::NodeRename { .. } | Request::UserRenew { .. } => true,
@@ -509,8 +521,8 @@ fn known_to_all(tables: &Tables, request: &Request) -> Result<(), ErrorBody> {
     Ok(())
 }
 
-/// The removal that this request asked for was accepted before, and its node is gone: it is done. Of a node that is gone only the
-/// block is left, so the id must have stood for the removal of a node that is blocked.
+/// The removal that this request asked for was accepted earlier, and its node is gone: it is done. Of a removed node
+/// only the block remains, so the id must belong to the removal of a blocked node.
 fn done_before(manager: &ManagerPorts, asked: &Asked, force: bool) -> bool {
     let tables = &manager.replica.borrow().tables;
     let first = tables.outcome_of(&asked.caller, asked.request_id).filter(|first| first.refused.is_none());
@@ -520,37 +532,37 @@ fn done_before(manager: &ManagerPorts, asked: &Asked, force: bool) -> bool {
     })
 }
 
-/// A transfer is the one request that ends the leadership it was asked of, and asking the next leader again would end
-/// that one's: once another leads, as wished, it is done.
+/// A transfer is the one request that ends the leadership of the leader it was sent to, and asking the next leader
+/// again would end that one's. Once another manager leads, as requested, the transfer is done.
 fn transferred(manager: &ManagerPorts, asked: &Asked, before: Option<NodeId>, now: Option<NodeId>) -> Option<String> {
     let Request::TransferLeader { to } = &asked.request else { return None };
     let now = now.filter(|now| before.is_some_and(|before| before != *now))?;
-    let wished = match to {
+    let as_requested = match to {
         Some(to) => resolve(&manager.replica.borrow().tables, to).is_ok_and(|node| node.id == now),
         None => true,
     };
-    wished.then(|| json!({"leader": now}).to_string())
+    as_requested.then(|| json!({"leader": now}).to_string())
 }
 
 fn lost_leadership(error: &ErrorBody) -> bool {
     error.code == ErrorCode::UnknownOutcome && !error.is_final() || error.is_marked(ErrorMark::NotLeading)
 }
 
-/// Whether it was not answered in time, and may be carried out yet. A removal that was accepted is known to go on.
+/// Whether it was not answered in time and may still be carried out. An accepted removal is known to continue.
 fn is_late(asked: &Asked, error: &ErrorBody) -> bool {
     let removal = matches!(asked.request, Request::NodeRemove { .. });
     error.code == ErrorCode::TimedOut && kind_of(&asked.request) == Kind::Write && !removal
 }
 
-/// Whether a write that failed like this may be carried out all the same. Not if it was never sent, or was refused before it
-/// entered a log.
+/// Whether a write that failed with this error may have been carried out all the same. Not if it was never sent, or was
+/// refused before it entered a log.
 fn is_unsure(asked: &Asked, error: &ErrorBody) -> bool {
     let never_taken = || error.is_marked(ErrorMark::NotLeading) || error.is_marked(ErrorMark::NotSent);
     kind_of(&asked.request) == Kind::Write && error.code != ErrorCode::NoQuorum && !never_taken()
 }
 
-/// What shows whether a write was carried out.
-fn where_to_look(request: &Request) -> String {
+/// The command that shows whether a write was carried out.
+fn check_command(request: &Request) -> String {
     match request {
         Request::SetRole { node, .. } | Request::NodeRemove { node, .. } | Request::NodeUpdate { node, .. } => {
             format!("`muster node inspect {}`", in_short(node, 64))
@@ -570,7 +582,7 @@ fn where_to_look(request: &Request) -> String {
     }
 }
 
-/// What was requested, told from everything else that the same id could be used for.
+/// A digest that distinguishes the request from everything else that may use the same id.
 fn digest(request: &Request) -> u64 {
     let bytes = encode(request).expect("a request that was decoded has an encoding");
     request_digest(&[&bytes])

@@ -1,4 +1,4 @@
-//! Whose request an id stands for, and what a write is called whose outcome is not known.
+//! Which request an id identifies, and how a write with unknown outcome is reported.
 
 use axum::http::StatusCode;
 use muster_messages::wire::{ApiCall, KubeCall, Request};
@@ -23,7 +23,7 @@ fn applying() -> World {
 }
 
 #[tokio::test]
-async fn an_id_stands_for_one_request_of_one_caller() {
+async fn request_id_identifies_one_request_of_one_caller() {
     let world = applying();
     let (ann, bob) = (Principal::Admin("ann".parse().unwrap()), Principal::Admin("bob".parse().unwrap()));
     let (status, node, _) = world.native(&ann, label("one")).await;
@@ -37,7 +37,7 @@ async fn an_id_stands_for_one_request_of_one_caller() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_unconfirmed_write_is_not_called_refused() {
+async fn unconfirmed_write_is_not_reported_as_refused() {
     let world = World::with(tables(), |_, _| None);
     let (_, error, _) = world.native(&Principal::Operator, label("one")).await;
     assert_eq!(error["error"]["code"], "unknown_outcome", "{error}");
@@ -46,21 +46,21 @@ async fn an_unconfirmed_write_is_not_called_refused() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_write_that_entered_no_log_is_called_refused() {
+async fn write_that_entered_no_log_is_reported_as_refused() {
     let world = World::with(tables(), |_, _| None);
-    world.copy.send_replace(std::sync::Arc::new(Replica { tables: tables(), raft: RaftStatus::default() }));
+    world.published.send_replace(std::sync::Arc::new(Replica { tables: tables(), raft: RaftStatus::default() }));
     let (_, error, proposed) = world.native(&Principal::Operator, label("one")).await;
     assert_eq!((error["error"]["code"].as_str(), proposed.len()), (Some("no_quorum"), 0), "{error}");
 }
 
-/// A user names a lease after what managers tell each other.
+/// A user names a lease like a text that managers exchange.
 #[test]
-fn a_name_in_the_details_is_not_taken_for_a_mark() {
+fn name_in_error_details_is_not_read_as_error_mark() {
     let refused = |name: &str| {
         ErrorBody::new(ErrorCode::Conflict, "it is held").with_details(&json!({"lease": name, "holder": name}))
     };
     for name in ["not_leading", "not_sent"] {
-        assert!(!lost_leadership(&refused(name)), "{name}: it is not asked again");
+        assert!(!lost_leadership(&refused(name)), "{name}: it must not be retried");
     }
     let leading = ErrorBody::new(ErrorCode::Unreachable, "this manager does not lead").marked(ErrorMark::NotLeading);
     assert!(lost_leadership(&leading));
@@ -79,7 +79,7 @@ async fn a_forgotten_outcome_is_final() {
     assert_eq!(error["error"]["details"]["final"], true);
 }
 
-/// API-6: config maps of 250 KB, as many as the caller can, by a user and by a node in turn.
+/// API-6: config maps of 250 KB, as many as the caller can write, by a user and by a node in turn.
 #[tokio::test(start_paused = true)]
 async fn one_caller_adds_bounded_bytes_to_the_log() {
     let mut tables = tables();
@@ -116,7 +116,7 @@ async fn one_caller_adds_bounded_bytes_to_the_log() {
                 ApiCall { id: 0, request_id: RequestId(number), timeout_ms: 5_000, request: Request::Kube(call) };
             match world.service.answer(caller.clone(), call).await {
                 // This leader keeps no history to show the object from.
-                Ok(answer) => assert!(answer.contains("it was made at revision"), "{answer}"),
+                Ok(answer) => assert!(answer.contains("it was applied at revision"), "{answer}"),
                 Err(error) => return (done, Some((error.code, error.retry_after_ms))),
             }
         }
@@ -124,8 +124,8 @@ async fn one_caller_adds_bounded_bytes_to_the_log() {
     };
     let user = Principal::User(ann);
     assert_eq!(written(user.clone(), 100).await, (33, Some((ErrorCode::TooManyRequests, Some(135)))));
-    assert_eq!(written(user.clone(), 1).await.0, 0, "a refused write costs nothing, and none passes early");
-    assert_eq!(written(crate::tests::node(2), 20).await, (20, None), "others have their own quota");
+    assert_eq!(written(user.clone(), 1).await.0, 0, "a refused write costs no quota, and none passes early");
+    assert_eq!(written(crate::tests::node(2), 20).await, (20, None), "other callers have their own quota");
     tokio::time::advance(std::time::Duration::from_secs(1)).await;
     assert_eq!(written(user, 100).await.0, 4);
     let (status, _, proposed) = world.native(&Principal::Operator, label("one")).await;

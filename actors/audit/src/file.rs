@@ -1,9 +1,9 @@
 //! The file of the audit log.
 //!
-//! Owns    the open file, and the files that it was before.
-//! Inputs  a [`Job`] at a time, on a thread that may block.
-//! Keeps  AUDIT-5  a line is whole: a write that fails half-way is undone, and after a crash the next line begins a new one.
-//! Why its path is looked at before each write: a program that rotates it by renaming need not send a signal.
+//! Owns        the open file, and the rotated files.
+//! Inputs      one [`Job`] at a time, on a thread that may block.
+//! Invariants  AUDIT-5  a line is whole: a write that fails midway is undone, and after a crash the next entry begins a new line.
+//! Why the path is checked before each write: a program that rotates the file by renaming need not send a signal.
 
 use std::fs::{File, Metadata};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -15,24 +15,22 @@ use rustix::fs::OFlags;
 
 use crate::core::Job;
 
-/// What takes the lines. Runs on a thread of its own; may block.
+/// Receives the lines. Runs on its own thread; may block.
 pub trait Sink: Send {
-    /// Writes whole lines. An error: none of them counts as written.
+    /// Writes whole lines. On an error none of them counts as written.
     fn run(&mut self, job: &Job) -> io::Result<()>;
 }
 
-/// Where the lines go.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileConfig {
     /// `-`: stderr.
     pub path: PathBuf,
-    /// A file that would grow beyond this is renamed to `PATH.1`, and a new one begins.
+    /// A file that would exceed this is renamed to `PATH.1`, and a new one begins.
     pub max_bytes: u64,
-    /// So many renamed files are kept.
     pub keep: u32,
 }
 
-/// The file. Opened with the first job.
+/// The file. Opened by the first job.
 pub struct LogFile {
     config: FileConfig,
     open: Option<Open>,
@@ -46,12 +44,10 @@ struct Open {
 }
 
 impl LogFile {
-    /// A file that is not open yet.
     pub fn new(config: FileConfig) -> Self {
         Self { config, open: None }
     }
 
-    /// The file that the path names now.
     fn current(&mut self) -> io::Result<&mut Open> {
         let path = &self.config.path;
         let same = |open: &Open| {
@@ -59,16 +55,16 @@ impl LogFile {
             there.is_ok_and(|there| (there.dev(), there.ino()) == (open.device, open.inode))
         };
         if let Some(before) = self.open.take_if(|open| !same(open)) {
-            // Renamed or removed: what it has is safe first.
+            // Renamed or removed: its content is synced first.
             before.file.sync_data()?;
         }
         if self.open.is_none() {
             self.open = Some(open(path)?);
         }
-        Ok(self.open.as_mut().expect("it was opened above"))
+        Ok(self.open.as_mut().expect("opened above"))
     }
 
-    /// Makes room: `PATH` becomes `PATH.1`, `PATH.1` becomes `PATH.2`, and the oldest goes.
+    /// Rotates: `PATH` becomes `PATH.1`, `PATH.1` becomes `PATH.2`, and the oldest is removed.
     fn rotate(&mut self) -> io::Result<()> {
         if let Some(open) = self.open.take() {
             open.file.sync_data()?;
@@ -90,10 +86,10 @@ impl LogFile {
             self.rotate()?;
         }
         let open = self.current()?;
-        // Another program may have cut it short.
+        // Another program may have truncated it.
         let before = open.file.metadata()?.len();
         if let Err(error) = open.file.write_all(text.as_bytes()) {
-            // On a full disk half a line may be there. If this fails, too, the next open ends that line.
+            // A full disk may leave half a line. If this fails as well, the next open ends that line.
             let _taken_back = open.file.set_len(before);
             return Err(error);
         }
@@ -152,7 +148,7 @@ fn ends_a_line(path: &Path, found: &Metadata) -> io::Result<bool> {
     let mut file = File::options().read(true).custom_flags(flags).open(path)?;
     let again = file.metadata()?;
     if (again.dev(), again.ino()) != (found.dev(), found.ino()) || again.len() == 0 {
-        return Ok(true); // another file by now: the next job opens that one
+        return Ok(true); // another file by now, which the next job opens
     }
     let mut last = [0u8];
     file.seek(SeekFrom::End(-1))?;

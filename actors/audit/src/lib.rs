@@ -1,8 +1,8 @@
 //! The audit log: one JSON line in a file for each request that changes something, reads a secret, or is refused.
 //!
-//! - [`core`]: what a line says, and what happens while the file cannot be written. Pure.
-//! - [`AuditLog`]: what the API and the router write through. Cheap to clone; off unless it is configured.
-//! - [`audit_spec`]: the actor `node/audit`; [`LogFile`] is the file that it writes.
+//! - [`core`]: the content of a line, and what happens while the file cannot be written. Pure.
+//! - [`AuditLog`]: the handle of the API and the router. Cheap to clone; off unless configured.
+//! - [`audit_spec`]: the actor `node/audit`; [`LogFile`] is its file.
 
 pub mod core;
 mod file;

@@ -1,8 +1,8 @@
-//! What the API and the router write through.
+//! The handle through which the API and the router write.
 //!
-//! Keeps  AUDIT-1  with `required`, a change or a secret is answered only if its line was handed to the file; while it cannot be,
-//!                 nothing is done. Nothing else is ever refused for the sake of a line.
-//! Why a line is owed from the beginning: a caller that hangs up, or a handler that panics, must not end the trail.
+//! Invariants  AUDIT-1  with `required`, a change or a secret is answered only if its line was handed to the file; while that
+//!                      fails, neither is done. No other request is ever refused for the sake of a line.
+//! Why a line is pending from the start: a caller that hangs up, or a handler that panics, must not interrupt the trail.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,44 +15,42 @@ use tokio::sync::watch;
 
 use crate::core::{AuditState, Entry, Object, Origin, Outcome, line};
 
-/// How long a file may take before it counts as hung: a refusal is answered within 2 s.
+/// How long the file may take before it counts as hung: a refusal is answered within 2 s.
 const FILE_ANSWER_TIMEOUT: Duration = Duration::from_millis(1800);
 
-/// What a request is to the log.
+/// How the log treats a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
-    /// Changes something: a line; refused while a required log cannot be written.
+    /// A change: has a line; refused while a required log cannot be written.
     Change,
-    /// Its answer is a secret: the same.
+    /// Answered with a secret: the same.
     Secret,
-    /// Changes what must go on whatever the log does (leadership, leases, certificates of nodes): a line, and never refused.
+    /// A change that must not depend on the log (leadership, leases, certificates of nodes): has a line, and is never refused.
     Vital,
-    /// A line if `reads` says so, or if the caller may not ask it.
+    /// Has a line if `reads` is set, or if the caller may not make it.
     Read,
 }
 
-/// How the log is set up.
 pub struct AuditSetup {
     pub node: NodeId,
     /// AUDIT-1.
     pub required: bool,
-    /// Lines for reads as well.
+    /// Write lines for reads as well.
     pub reads: bool,
     pub to: Recipient<AuditMsg>,
     pub state: watch::Receiver<AuditState>,
 }
 
-/// Writes lines, if there is a log.
 #[derive(Clone, Default)]
 pub struct AuditLog(Option<Arc<Inner>>);
 
 struct Inner {
     setup: AuditSetup,
-    /// Lines that found the mailbox full or the actor gone.
+    /// Lines lost because the mailbox was full or the actor gone.
     lost: AtomicU64,
 }
 
-/// What is known when a request begins.
+/// The part of an entry that is known when a request begins.
 #[derive(Clone, Debug)]
 pub struct Draft {
     pub request: Option<RequestId>,
@@ -63,17 +61,15 @@ pub struct Draft {
 }
 
 impl AuditLog {
-    /// A log.
     pub fn new(setup: AuditSetup) -> Self {
         Self(Some(Arc::new(Inner { setup, lost: AtomicU64::new(0) })))
     }
 
-    /// Whether there is a log.
     pub fn is_on(&self) -> bool {
         self.0.is_some()
     }
 
-    /// What is known of it. `None`: there is none.
+    /// The state of the log. `None`: it is off.
     pub fn state(&self) -> Option<AuditState> {
         let inner = self.0.as_ref()?;
         let mut state = inner.setup.state.borrow().clone();
@@ -83,27 +79,27 @@ impl AuditLog {
         Some(state)
     }
 
-    /// What `status` shows while lines cannot be written.
+    /// The text of `status` while lines cannot be written.
     pub fn trouble(&self) -> Option<String> {
         let why = self.0.as_ref()?.setup.state.borrow().failing.clone()?;
         Some(format!("audit_failing: {why}"))
     }
 
-    /// Closes the file and opens what its path names now.
+    /// Closes the file and reopens its path.
     pub fn reopen(&self) {
         if let Some(inner) = &self.0 {
             let _restarting = inner.setup.to.tell(AuditMsg::Reopen);
         }
     }
 
-    /// A request begins. `None`: there is no log.
+    /// A request begins. `None`: the log is off.
     pub fn begin(&self, class: Class, draft: impl FnOnce() -> Draft) -> Option<Pending> {
         let inner = Arc::clone(self.0.as_ref()?);
         Some(Pending { inner, class, begun: Instant::now(), draft: Some(draft()) })
     }
 }
 
-/// A request that is being answered. Dropped before it is closed: its outcome is not known, and its line says so.
+/// A request in progress. Dropped before it is closed: its line says that the outcome is unknown.
 pub struct Pending {
     inner: Arc<Inner>,
     class: Class,
@@ -116,7 +112,7 @@ impl Pending {
         self.inner.setup.required && matches!(self.class, Class::Change | Class::Secret)
     }
 
-    /// AUDIT-1. Whether it may be done.
+    /// AUDIT-1. Whether it may be executed.
     pub async fn admit(&self) -> Result<(), ErrorBody> {
         if !self.is_guarded() {
             return Ok(());
@@ -129,15 +125,15 @@ impl Pending {
         }
     }
 
-    /// Names what a request was about once that is known.
+    /// Sets the id of the request's object once it is known.
     pub fn object_id(&mut self, id: &str) {
         if let Some(draft) = &mut self.draft {
             draft.object.id = Some(id.to_owned());
         }
     }
 
-    /// Writes the line, and hands the answer on if it may be given. `done`: how an answer is judged that is no error here; in another
-    /// protocol it may be one.
+    /// Writes the line, and returns the answer if it may be given. `done`: the outcome of an answer that is not an error here; in
+    /// another protocol it may be one.
     pub async fn close<T>(
         mut self,
         result: Result<T, ErrorBody>,
@@ -154,7 +150,7 @@ impl Pending {
             return result;
         }
         let line = self.line(draft, outcome, error, revision);
-        // A refusal has done nothing, and may be answered without its line.
+        // A refusal had no effect, and may be answered without its line.
         if error.is_some() || !self.is_guarded() {
             self.inner.tell(AuditMsg::Record { line, reply: None });
             return result;
@@ -173,12 +169,14 @@ impl Pending {
         if self.class == Class::Secret {
             return Err(unavailable(&why));
         }
-        let text = format!("this was done, and its line is not in the audit log: {why}; look before you repeat it");
-        // Final: a manager that passed it on must not ask again, and get a refusal for an answer.
+        let text = format!(
+            "the request was carried out, but its line is not in the audit log: {why}; check before repeating it"
+        );
+        // Final: a manager that forwarded it must not retry, and receive a refusal.
         Err(ErrorBody::new(ErrorCode::UnknownOutcome, text).finally())
     }
 
-    /// Writes the line of what was refused before it was begun.
+    /// Writes the line of a request that was refused before execution.
     pub fn refuse(mut self, why: &ErrorBody) {
         let Some(draft) = self.draft.take() else { return };
         let unauthenticated = draft.by == Principal::Anonymous;
@@ -214,7 +212,7 @@ impl Drop for Pending {
         if self.class == Class::Read && !self.inner.setup.reads {
             return;
         }
-        let why = ErrorBody::new(ErrorCode::UnknownOutcome, "the caller did not wait for the answer");
+        let why = ErrorBody::new(ErrorCode::UnknownOutcome, "the caller disconnected before the answer");
         let line = self.line(draft, Outcome::UnknownOutcome, Some(&why), None);
         self.inner.tell(AuditMsg::Record { line, reply: None });
     }

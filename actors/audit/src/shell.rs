@@ -1,4 +1,4 @@
-//! The actor `node/audit`: hands one write at a time to a thread that may block, and answers the callers that wait for it.
+//! The actor `node/audit`: passes one write at a time to a thread that may block, and answers the callers that wait for it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,18 +12,17 @@ use tokio::sync::watch;
 use crate::core::{AskId, AuditState, Effect, Input, Job, Queue};
 use crate::file::Sink;
 
-/// Written lines are synced, and a file that failed is tried, so often.
-const TICK: Duration = Duration::from_secs(1);
+/// The interval of syncs, and of retries of a failed file.
+const TICK_INTERVAL: Duration = Duration::from_secs(1);
 /// Messages waiting. Each is a request in progress; further lines are counted as lost.
 const MAILBOX: usize = 4096;
-/// A last write when the process stops. The stop deadline of an actor is 5 s.
+/// For the last write when the process stops. The stop deadline of an actor is 5 s.
 const LAST_WRITE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What it takes, and its own news.
 pub enum Msg {
     Protocol(AuditMsg),
     Tick,
-    /// A job has ended. `None`: its thread has panicked, and the file with it.
+    /// A job ended. `None`: its thread panicked and lost the file.
     Ended {
         sink: Option<Box<dyn Sink>>,
         result: Result<(), String>,
@@ -44,28 +43,26 @@ impl Named for Msg {
     }
 }
 
-/// What outlives an incarnation.
+/// The state that outlives an incarnation.
 #[derive(Clone)]
 pub struct AuditPorts {
-    /// Makes what takes the lines. Does not block.
+    /// Creates the sink of the lines. Does not block.
     pub open: Arc<dyn Fn() -> Box<dyn Sink> + Send + Sync>,
     pub state: Arc<watch::Sender<AuditState>>,
     slot: Slot<Queue>,
 }
 
 impl AuditPorts {
-    /// Ports without lines.
     pub fn new(open: Arc<dyn Fn() -> Box<dyn Sink> + Send + Sync>) -> Self {
         Self { open, state: Arc::new(watch::Sender::new(AuditState::default())), slot: Slot::new() }
     }
 }
 
-/// Where the actor is reached, whichever incarnation runs.
+/// The address of the actor, for all incarnations.
 pub fn audit_address() -> Address<Msg> {
     Address::new(MAILBOX)
 }
 
-/// The actor.
 pub fn audit_spec(address: Address<Msg>, ports: AuditPorts) -> Spec {
     Spec::actor("audit", address, move || Ok(AuditShell::new(ports.clone())))
 }
@@ -73,7 +70,7 @@ pub fn audit_spec(address: Address<Msg>, ports: AuditPorts) -> Spec {
 struct AuditShell {
     ports: AuditPorts,
     queue: Queue,
-    /// `None` while a thread has it.
+    /// `None` while a thread uses it.
     sink: Option<Box<dyn Sink>>,
     asks: BTreeMap<AskId, Reply<Result<(), AuditFault>>>,
     next_ask: u64,
@@ -96,7 +93,7 @@ impl AuditShell {
     fn step(&mut self, cx: &Cx<Msg>, input: Input) {
         let mut effects = Vec::new();
         self.queue.step(cx.now(), input, &mut effects);
-        self.ports.slot.set(self.queue.clone()); // before any effect: a crash from here on writes again what may not be written
+        self.ports.slot.set(self.queue.clone()); // before any effect: after a crash, lines that may not be written are written again
         let state = self.queue.state();
         self.ports.state.send_if_modified(|known| {
             let changed = *known != state;
@@ -117,9 +114,9 @@ impl AuditShell {
                 }
             }
             Effect::Failing { why, waiting, dropped } => {
-                tracing::error!(%why, waiting, dropped, "audit log cannot be written; trying each second");
+                tracing::error!(%why, waiting, dropped, "audit log cannot be written; retrying every second");
             }
-            Effect::Recovered { dropped } => tracing::info!(dropped, "audit log is written again"),
+            Effect::Recovered { dropped } => tracing::info!(dropped, "audit log recovered"),
         }
     }
 
@@ -145,9 +142,9 @@ impl Shell for AuditShell {
     const KIND: &'static str = "Audit";
 
     async fn started(&mut self, cx: &Cx<Msg>) -> Result<(), Fault> {
-        // What an earlier incarnation left is written, and a file that cannot be is known before the first request.
+        // Lines of an earlier incarnation are written, and an unwritable file is detected before the first request.
         self.step(cx, Input::Reopen);
-        cx.after(TICK, Msg::Tick);
+        cx.after(TICK_INTERVAL, Msg::Tick);
         Ok(())
     }
 
@@ -163,7 +160,7 @@ impl Shell for AuditShell {
             Msg::Protocol(AuditMsg::Check { reply }) => Input::Check(self.park(reply)),
             Msg::Protocol(AuditMsg::Reopen) => Input::Reopen,
             Msg::Tick => {
-                cx.after(TICK, Msg::Tick);
+                cx.after(TICK_INTERVAL, Msg::Tick);
                 Input::Tick
             }
             Msg::Ended { sink, result } => {
@@ -183,14 +180,14 @@ impl Shell for AuditShell {
         })
     }
 
-    /// The process stops: what waits is written now or never. What a thread has in hand ends without us.
+    /// The process stops: waiting lines are written now or never. A write in progress ends by itself.
     async fn stopping(&mut self, _cx: &Cx<Msg>) {
         let job = self.queue.rest();
         let mut sink = self.sink.take().unwrap_or_else(|| (self.ports.open)());
         let last = tokio::task::spawn_blocking(move || sink.run(&job));
         match tokio::time::timeout(LAST_WRITE_TIMEOUT, last).await {
             Ok(Ok(Ok(()))) => self.ports.slot.set(self.queue.clone()),
-            other => tracing::error!(?other, "audit log: the last lines are not written"),
+            other => tracing::error!(?other, "audit log lost its last lines at shutdown"),
         }
     }
 }

@@ -1,16 +1,16 @@
-//! Blocklist: who must be cut off, and which blocks are over.
+//! Blocklist: which principals must be disconnected, and which blocks have expired.
 //!
-//! Owns   the state it has looked at, and the principals whose connections still have to be cut.
-//! Hears  each next copy of the replicated state, ticks, how its proposals ended.   Says  cuts, a sweep.
-//! Keeps  CUT-1    whoever lost a right in a copy that was looked at is cut, though crashes and full mailboxes come between.
-//!        CUT-2    a demoted node loses the mesh alone: its agent session stays to tell it.
-//!        CUT-3    nobody is cut for being unknown: only who was known in an earlier copy can be missing in a later one.
-//!        CUT-4    a sweep asks only for entries whose node's last certificate expired more than an hour ago; the store
-//!                 judges the same again.
-//! Why it acts on states and not on news of removals: a copy may be skipped, a snapshot may replace all of it, and
-//! an incarnation may crash. One that starts looks at everything.
-//! Why it is not the gateway's own business alone: that refuses newcomers, and a busy or restarted gateway must be
-//! told again what a later copy would no longer show it (a revoked user is simply absent).
+//! Owns        the last state that it processed, and the principals that still have to be disconnected.
+//! Inputs      each next replicated state, ticks, results of its proposals.  Outputs  disconnects, a sweep.
+//! Invariants  CUT-1  a principal that lost a right in a processed state is disconnected, despite crashes and full mailboxes.
+//!             CUT-2  a demoted node loses only the mesh: its agent session stays, to report the demotion.
+//!             CUT-3  no principal is disconnected for being unknown: only one known in an earlier state can be missing in a later one.
+//!             CUT-4  a sweep requests only entries whose node's last certificate expired more than an hour ago; the store
+//!                    checks the same again.
+//! It acts on states, not on removal events: a state may be skipped, a snapshot may replace all of it, and an incarnation may
+//! crash. A new incarnation processes everything.
+//! The gateway alone is not enough: it refuses newcomers, and after a restart or when busy it must be informed again of what a later
+//! state no longer shows (a revoked user is simply absent).
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -21,14 +21,14 @@ use muster_messages::{
     Change, Command, Guard, Moment, NodeId, Principal, RefusalReason, Replica, Revision, Role, Tables, User, WallTime,
 };
 
-/// How often the leader looks for blocks that are over. They last 90 days and more; a minute is nobody's hurry.
-pub const SWEEP_EVERY: Duration = Duration::from_secs(60);
+/// How often the leader checks for expired blocks. They last 90 days and more; a minute is soon enough.
+pub const SWEEP_INTERVAL: Duration = Duration::from_secs(60);
 
-/// How soon a cut that the gateway could not take is told again: well within the second that a cut may take.
+/// Pause before repeating a disconnect that the gateway could not accept: well within the second that a disconnect may take.
 pub const RETRY_AFTER: Duration = Duration::from_millis(50);
 
-/// Entries per sweep: some 30 KiB, far below what one proposal may weigh. The next sweep follows at once.
-pub const SWEEP_AT_MOST: usize = 256;
+/// Entries per sweep: some 30 KiB, far below the limit of a proposal. The next sweep follows at once.
+pub const MAX_SWEEP_ENTRIES: usize = 256;
 
 /// Connections to end.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,9 +39,9 @@ pub struct Cut {
     pub reason: RefusalReason,
 }
 
-/// What a node of this copy must not have, if anything: a blocked one nothing at all, a worker no mesh.
-/// A node that this copy does not know is not judged.
-pub fn verdict(tables: &Tables, node: NodeId) -> Option<Cut> {
+/// What a node must not have according to this state, if anything: a blocked node no connection, a worker no mesh. An unknown node
+/// is not judged.
+pub fn decision(tables: &Tables, node: NodeId) -> Option<Cut> {
     let principal = Principal::Node(node);
     if tables.blocklist.contains_key(&node) {
         let reason = RefusalReason::Blocked;
@@ -51,41 +51,41 @@ pub fn verdict(tables: &Tables, node: NodeId) -> Option<Cut> {
     worker.then(|| Cut { principal, services: vec![Service::Mesh], reason: RefusalReason::Demoted })
 }
 
-/// Everything that a full look at this copy says must be cut.
+/// Everything that must be disconnected according to this state.
 pub fn due(tables: &Tables) -> impl Iterator<Item = Cut> {
     let known = tables.blocklist.keys().chain(tables.nodes.keys());
-    known.filter_map(|node| verdict(tables, *node))
+    known.filter_map(|node| decision(tables, *node))
 }
 
-/// What happened.
+/// Inputs.
 #[derive(Debug)]
 pub enum Input<'a> {
-    /// A newer copy. Some may have been skipped.
-    Looked(&'a Replica),
-    /// The gateway has taken this principal's cut.
+    /// A newer replica. Some may have been skipped.
+    NewReplica(&'a Replica),
+    /// The gateway has accepted this principal's disconnect.
     Told(Principal),
-    /// The gateway was down or full: it stays owed.
+    /// The gateway was down or full: the disconnect stays pending.
     NotTold,
-    /// Time to tell again what is owed.
+    /// Time to repeat pending disconnects.
     Retry,
-    /// Time to look for blocks that are over.
+    /// Time to check for expired blocks.
     Ticked,
     /// A sweep ended: applied at this revision, or not.
     Swept(Option<Revision>),
 }
 
-/// What to do.
+/// Effects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// Tell the gateway; answer with `Told` or `NotTold`.
+    /// Send to the gateway; report as `Told` or `NotTold`.
     Cut(Cut),
-    /// Come back with `Retry` then.
+    /// Send `Retry` at this time.
     RetryAt(Moment),
-    /// Propose; answer with `Swept`.
+    /// Propose; report as `Swept`.
     Sweep(Box<Command>),
 }
 
-/// What survives a crash: what was looked at, and what is owed.
+/// What survives a crash: the processed state, and pending disconnects.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Memory {
     seen: Tables,
@@ -96,10 +96,10 @@ pub struct Memory {
 enum Sweep {
     Idle,
     Proposed {
-        /// There was more than one sweep may take.
+        /// There were more than one sweep may take.
         more: bool,
     },
-    /// Looks again once the copy has applied the last sweep.
+    /// Checks again once the replica has applied the last sweep.
     Continues(Revision),
 }
 
@@ -107,7 +107,7 @@ enum Sweep {
 #[derive(Clone, Debug)]
 pub struct Blocklist {
     memory: Memory,
-    /// The next look is at everything, not at what changed.
+    /// The next comparison covers everything, not only what changed.
     fresh: bool,
     retrying: bool,
     leading: bool,
@@ -116,15 +116,15 @@ pub struct Blocklist {
     swept: u64,
 }
 
-/// Its own state, for the live tree.
+/// The actor's view in the live tree.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct BlocklistView {
     pub revision: Revision,
     pub entries: usize,
     pub next_expiry: Option<WallTime>,
-    /// Cuts that the gateway took, of this incarnation.
+    /// Disconnects that the gateway accepted, of this incarnation.
     pub cuts: u64,
-    /// Principals whose cut the gateway has not taken yet.
+    /// Principals whose disconnect the gateway has not accepted yet.
     pub owed: usize,
     pub leading: bool,
     /// Sweeps applied, of this incarnation.
@@ -132,21 +132,21 @@ pub struct BlocklistView {
 }
 
 impl Blocklist {
-    /// A new incarnation, with what the last one left, if there was one.
+    /// A new incarnation, with the previous one's memory, if any.
     pub fn resume(memory: Memory) -> Self {
         Self { memory, fresh: true, retrying: false, leading: false, sweep: Sweep::Idle, cuts: 0, swept: 0 }
     }
 
-    /// What to leave to the next incarnation. Cheap: the tables are shared.
+    /// The memory for the next incarnation. Cheap: the tables are shared.
     pub fn memory(&self) -> Memory {
         self.memory.clone()
     }
 
-    /// Takes one input.
+    /// Handles one input.
     pub fn step(&mut self, now: Moment, wall: WallTime, input: Input<'_>, out: &mut Vec<Effect>) {
         match input {
-            Input::Looked(replica) => {
-                self.look(&replica.tables, out);
+            Input::NewReplica(replica) => {
+                self.observe(&replica.tables, out);
                 let began = replica.raft.leading && !self.leading;
                 self.leading = replica.raft.leading;
                 if began || self.continues() {
@@ -185,8 +185,8 @@ impl Blocklist {
         }
     }
 
-    fn look(&mut self, tables: &Tables, out: &mut Vec<Effect>) {
-        // An older copy is another copy: this member started from nothing. Its gaps say nothing about anyone.
+    fn observe(&mut self, tables: &Tables, out: &mut Vec<Effect>) {
+        // An older revision means another history: this member started from nothing. Its missing entries prove nothing.
         if tables.revision < self.memory.seen.revision {
             self.memory.seen = Tables::default();
             self.fresh = true;
@@ -201,23 +201,23 @@ impl Blocklist {
         self.memory.seen = tables.clone();
         for principal in lost {
             self.memory.owed.insert(principal.clone());
-            self.tell_about(&principal, out);
+            self.disconnect(&principal, out);
         }
     }
 
     fn tell(&mut self, out: &mut Vec<Effect>) {
         for principal in self.memory.owed.clone() {
-            self.tell_about(&principal, out);
+            self.disconnect(&principal, out);
         }
     }
 
-    /// Judged by the newest copy: a node that is manager again meanwhile keeps the sessions it has opened since.
-    fn tell_about(&mut self, principal: &Principal, out: &mut Vec<Effect>) {
+    /// Judged by the newest state: a node that is a manager again keeps the sessions it has opened since.
+    fn disconnect(&mut self, principal: &Principal, out: &mut Vec<Effect>) {
         let tables = &self.memory.seen;
         let everything = |reason| Cut { principal: principal.clone(), services: vec![], reason };
         let cut = match principal {
-            Principal::Node(node) if tables.nodes.contains_key(node) => verdict(tables, *node),
-            Principal::Node(node) => Some(verdict(tables, *node).unwrap_or(everything(RefusalReason::Removed))),
+            Principal::Node(node) if tables.nodes.contains_key(node) => decision(tables, *node),
+            Principal::Node(node) => Some(decision(tables, *node).unwrap_or(everything(RefusalReason::Removed))),
             _ => Some(everything(RefusalReason::Unauthenticated)),
         };
         match cut {
@@ -226,19 +226,19 @@ impl Blocklist {
         }
     }
 
-    /// Proposes to forget blocks that are over. Each is judged again when it is applied, by the guard.
+    /// Proposes to delete expired blocks. A guard checks each again when it is applied.
     fn sweep(&mut self, wall: WallTime, out: &mut Vec<Effect>) {
         if !self.leading || self.sweep != Sweep::Idle {
             return;
         }
         let blocks = &self.memory.seen.blocklist;
         let mut over = blocks.values().filter(|b| b.expires_at <= wall).map(|b| b.node);
-        let batch: Vec<NodeId> = over.by_ref().take(SWEEP_AT_MOST).collect();
+        let batch: Vec<NodeId> = over.by_ref().take(MAX_SWEEP_ENTRIES).collect();
         if batch.is_empty() {
             return;
         }
         self.sweep = Sweep::Proposed { more: over.next().is_some() };
-        let start = Command::idempotent(wall, Principal::Cluster, "the block is over");
+        let start = Command::idempotent(wall, Principal::Cluster, "block expired");
         let command = batch.into_iter().fold(start, |command, node| {
             command.guard(Guard::BlockExpired { node, at: wall }).change(Change::Unblock(node))
         });
@@ -248,7 +248,7 @@ impl Blocklist {
     fn settle(&mut self, applied: Option<Revision>) {
         self.sweep = match (self.sweep, applied) {
             (Sweep::Proposed { more: true }, Some(at)) => Sweep::Continues(at),
-            // Refused or lost: the next tick looks again.
+            // Refused or lost: the next tick checks again.
             _ => Sweep::Idle,
         };
         self.swept += u64::from(applied.is_some());
@@ -263,7 +263,7 @@ impl Blocklist {
     }
 }
 
-/// Whoever an earlier copy knew and a later one does not, or knows by another certificate.
+/// Principals that an earlier state knew and a later one does not, or knows with another certificate.
 fn departed(seen: &Tables, tables: &Tables) -> BTreeSet<Principal> {
     let mut lost = BTreeSet::new();
     for item in seen.nodes.diff(&tables.nodes) {
@@ -283,8 +283,8 @@ fn departed(seen: &Tables, tables: &Tables) -> BTreeSet<Principal> {
     lost
 }
 
-/// Nodes that must not have what the earlier copy did not forbid them. One that is new to this copy counts: its
-/// connections may have been accepted on its certificate, when the copy was too old to know.
+/// Nodes that must not have what the earlier state did not forbid them. A node that is new to this state counts: its
+/// connections may have been accepted by its certificate while the state was too old to know it.
 fn newly_due(seen: &Tables, tables: &Tables) -> BTreeSet<Principal> {
     let mut lost = BTreeSet::new();
     for item in seen.nodes.diff(&tables.nodes) {
@@ -298,8 +298,8 @@ fn newly_due(seen: &Tables, tables: &Tables) -> BTreeSet<Principal> {
         }
     }
     lost.retain(|node| {
-        let cut = verdict(tables, *node);
-        cut.is_some() && cut != verdict(seen, *node)
+        let cut = decision(tables, *node);
+        cut.is_some() && cut != decision(seen, *node)
     });
     lost.into_iter().map(Principal::Node).collect()
 }

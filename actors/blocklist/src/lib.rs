@@ -1,8 +1,8 @@
-//! Blocklist: on every manager, ends the live connections of those who lost the right to them, and cleans up the
-//! table of blocked nodes. See [`core`] for what it decides and [`shell`] for what it does.
+//! Blocklist: on every manager, ends the live connections of principals that lost the right to them, and cleans up the
+//! table of blocked nodes. See [`core`] for its decisions and [`shell`] for its effects.
 
 pub mod core;
 pub mod shell;
 
-pub use self::core::{Cut, Memory, due, verdict};
+pub use self::core::{Cut, Memory, decision, due};
 pub use self::shell::{BlocklistShell, Msg};

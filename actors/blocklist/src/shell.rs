@@ -1,4 +1,4 @@
-//! The shell of [`Blocklist`]: follows the replica, tells the gateway, proposes to the raft member.
+//! The shell of [`Blocklist`]: follows the replica, sends to the gateway, proposes to the Raft member.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,15 +10,15 @@ use serde_json::Value;
 use tokio::sync::{oneshot, watch};
 use tracing::{debug, info, warn};
 
-use crate::core::{Blocklist, Cut, Effect, Input, Memory, SWEEP_EVERY};
+use crate::core::{Blocklist, Cut, Effect, Input, Memory, SWEEP_INTERVAL};
 
-/// How long a sweep may take before it is given up: the next tick tries again.
+/// Bound of a sweep: the next tick tries again.
 const SWEEP_DEADLINE: Duration = Duration::from_secs(10);
 
-/// All of it is its own; nobody talks to the blocklist.
+/// Inputs; the actor sends all of them to itself.
 pub enum Msg {
-    /// A newer copy; `seen` is dropped once it was looked at.
-    Looked {
+    /// A newer replica; `seen` is dropped once it was processed.
+    NewReplica {
         replica: Arc<Replica>,
         seen: oneshot::Sender<()>,
     },
@@ -30,7 +30,7 @@ pub enum Msg {
 impl Named for Msg {
     fn name(&self) -> &'static str {
         match self {
-            Self::Looked { .. } => "looked",
+            Self::NewReplica { .. } => "looked",
             Self::Retry => "retry",
             Self::Tick => "tick",
             Self::Swept(_) => "swept",
@@ -48,7 +48,7 @@ pub struct BlocklistShell {
 }
 
 impl BlocklistShell {
-    /// Starts from what the last incarnation left in the slot.
+    /// Starts from the state that the last incarnation left in the slot.
     pub fn new(
         replica: watch::Receiver<Arc<Replica>>,
         gateway: Recipient<GatewayMsg>,
@@ -59,11 +59,11 @@ impl BlocklistShell {
         Self { core, slot, replica, gateway, raft }
     }
 
-    fn turn(&mut self, cx: &Cx<Msg>, input: Input<'_>) {
+    fn step(&mut self, cx: &Cx<Msg>, input: Input<'_>) {
         let (now, wall) = (cx.now(), cx.wall());
         let mut effects = Vec::new();
         self.core.step(now, wall, input, &mut effects);
-        self.slot.set(self.core.memory()); // before any effect: a crash from here on owes what is not told
+        self.slot.set(self.core.memory()); // before any effect: after a crash, undelivered disconnects stay pending
         let mut more = Vec::new();
         for effect in effects {
             match effect {
@@ -79,18 +79,18 @@ impl BlocklistShell {
             match effect {
                 Effect::Sweep(command) => self.sweep(cx, command),
                 Effect::RetryAt(at) => cx.after(at.since(now), Msg::Retry),
-                Effect::Cut(cut) => debug_assert!(false, "telling about {cut:?} led to another cut"),
+                Effect::Cut(cut) => debug_assert!(false, "reporting {cut:?} led to another disconnect"),
             }
         }
     }
 
     fn tell(&self, cut: Cut) -> Input<'static> {
         let Cut { principal, services, reason } = cut;
-        debug!(%principal, ?services, ?reason, "cutting");
+        debug!(%principal, ?services, ?reason, "disconnecting a principal");
         match self.gateway.tell(GatewayMsg::Cut { principal: principal.clone(), services, reason }) {
             Ok(()) => Input::Told(principal),
             Err(because) => {
-                debug!(%principal, %because, "the gateway did not take a cut; telling it again");
+                debug!(%principal, %because, "the gateway did not accept a disconnect; retrying");
                 Input::NotTold
             }
         }
@@ -100,21 +100,21 @@ impl BlocklistShell {
         let (raft, me) = (self.raft.clone(), cx.me().clone());
         cx.spawn(async move {
             let count = command.changes.len();
-            // The member answers by its own deadline; ours is a little longer.
+            // The member answers by its own deadline; this one is a little longer.
             let deadline_ms = millis(SWEEP_DEADLINE);
-            let patience = SWEEP_DEADLINE + Duration::from_secs(1);
-            let asked = raft.ask(patience, |reply| RaftMemberMsg::Propose { command, deadline_ms, reply }).await;
+            let answer_timeout = SWEEP_DEADLINE + Duration::from_secs(1);
+            let asked = raft.ask(answer_timeout, |reply| RaftMemberMsg::Propose { command, deadline_ms, reply }).await;
             let applied = match asked {
                 Ok(Ok(applied)) => {
-                    info!(count, revision = %applied.revision, "blocks were over and are forgotten");
+                    info!(count, revision = %applied.revision, "expired blocks deleted");
                     Some(applied.revision)
                 }
                 Ok(Err(because)) => {
-                    debug!(%because, "a sweep of the blocklist was not applied");
+                    debug!(%because, "blocklist sweep not applied");
                     None
                 }
                 Err(because) => {
-                    warn!(%because, "a sweep of the blocklist got no answer");
+                    warn!(%because, "blocklist sweep got no answer");
                     None
                 }
             };
@@ -123,17 +123,17 @@ impl BlocklistShell {
     }
 }
 
-/// Hands over one copy at a time, always the newest.
+/// Passes on one replica at a time, always the newest.
 async fn follow(mut replicas: watch::Receiver<Arc<Replica>>, me: muster_kernel::Address<Msg>) {
     loop {
         let replica = Arc::clone(&replicas.borrow_and_update());
-        let (seen, looked) = oneshot::channel();
-        if me.tell(Msg::Looked { replica, seen }).is_err() {
+        let (seen, processed) = oneshot::channel();
+        if me.tell(Msg::NewReplica { replica, seen }).is_err() {
             return; // this incarnation has ended
         }
-        let _ = looked.await;
+        let _ = processed.await;
         if replicas.changed().await.is_err() {
-            return; // the manager half is going down
+            return; // the manager runtime is stopping
         }
     }
 }
@@ -144,21 +144,21 @@ impl Shell for BlocklistShell {
 
     async fn started(&mut self, cx: &Cx<Msg>) -> Result<(), Fault> {
         cx.spawn(follow(self.replica.clone(), cx.me().clone()));
-        cx.after(SWEEP_EVERY, Msg::Tick);
+        cx.after(SWEEP_INTERVAL, Msg::Tick);
         Ok(())
     }
 
     async fn handle(&mut self, cx: &Cx<Msg>, msg: Msg) -> Result<(), Fault> {
         match msg {
-            Msg::Looked { replica, seen } => {
-                self.turn(cx, Input::Looked(&replica));
+            Msg::NewReplica { replica, seen } => {
+                self.step(cx, Input::NewReplica(&replica));
                 drop(seen);
             }
-            Msg::Retry => self.turn(cx, Input::Retry),
-            Msg::Swept(applied) => self.turn(cx, Input::Swept(applied)),
+            Msg::Retry => self.step(cx, Input::Retry),
+            Msg::Swept(applied) => self.step(cx, Input::Swept(applied)),
             Msg::Tick => {
-                cx.after(SWEEP_EVERY, Msg::Tick);
-                self.turn(cx, Input::Ticked);
+                cx.after(SWEEP_INTERVAL, Msg::Tick);
+                self.step(cx, Input::Ticked);
             }
         }
         Ok(())

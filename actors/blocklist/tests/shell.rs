@@ -1,14 +1,14 @@
-//! The blocklist as an actor, with probes in the place of gateway and raft member.
+//! The blocklist as an actor, with probes in place of gateway and Raft member.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use muster_blocklist::core::SWEEP_EVERY;
+use muster_blocklist::core::SWEEP_INTERVAL;
 use muster_blocklist::{BlocklistShell, Msg};
 use muster_kernel::{Address, Slot, Spec, Undeliverable};
 use muster_messages::protocol::{Applied, GatewayMsg, ProposeError, RaftMemberMsg, Reply};
 use muster_messages::*;
-use muster_tests::{Probe, Universe};
+use muster_tests::{ActorHarness, Probe};
 use tokio::sync::watch;
 
 const PATH: &str = "node/manager/blocklist";
@@ -19,7 +19,7 @@ type Proposal = (Command, Reply<Result<Applied, ProposeError>>);
 
 /// One manager's blocklist between its probes.
 struct World {
-    universe: Universe,
+    harness: ActorHarness,
     replica: watch::Sender<Arc<Replica>>,
     tables: Tables,
     leading: bool,
@@ -29,16 +29,16 @@ struct World {
 
 impl World {
     async fn start() -> Self {
-        let universe = Universe::at("node/manager").await;
+        let harness = ActorHarness::at("node/manager").await;
         let (replica, replicas) = watch::channel(Arc::default());
-        let gateway = universe.probe("gateway").patience(LONG);
-        let raft = universe.probe("raft-member").patience(LONG);
+        let gateway = harness.probe("gateway").timeout(LONG);
+        let raft = harness.probe("raft-member").timeout(LONG);
         let (to_gateway, to_raft, slot) = (gateway.recipient(), raft.recipient(), Slot::new());
         let address: Address<Msg> = Address::new(8);
-        universe.start_actor(Spec::actor("blocklist", address, move || {
+        harness.start_actor(Spec::actor("blocklist", address, move || {
             Ok(BlocklistShell::new(replicas.clone(), to_gateway.clone(), to_raft.clone(), slot.clone()))
         }));
-        Self { universe, replica, tables: Tables::default(), leading: false, gateway, raft }
+        Self { harness, replica, tables: Tables::default(), leading: false, gateway, raft }
     }
 
     fn publish(&self) {
@@ -49,7 +49,7 @@ impl World {
     fn apply(&mut self, change: Change) -> Revision {
         let at = self.tables.revision.next();
         let command = Command::idempotent(WallTime(0), Principal::Operator, "test").change(change);
-        muster_store::apply(&mut self.tables, at, &command).expect("the test writes what may be written");
+        muster_store::apply(&mut self.tables, at, &command).expect("the test writes valid changes");
         self.publish();
         at
     }
@@ -72,12 +72,12 @@ impl World {
         self.raft.expect("a proposal", pick).await
     }
 
-    /// Waits until the live tree says so.
+    /// Waits until the live tree shows this.
     async fn until(&self, holds: impl Fn(&ActorNode) -> bool) {
-        self.universe.until(PATH, "as the test has it", holds).await;
+        self.harness.until(PATH, "as the test has it", holds).await;
     }
 
-    /// Waits until the actor's own view says so.
+    /// Waits until the actor's own view shows this.
     async fn view(&self, holds: impl Fn(&serde_json::Value) -> bool) {
         self.until(|actor| holds(&actor.view)).await;
     }
@@ -90,18 +90,18 @@ fn blocked(n: u8) -> (Principal, RefusalReason) {
 const NEVER: WallTime = WallTime(i64::MAX);
 
 #[tokio::test(start_paused = true)]
-async fn a_blocked_node_is_cut_and_counted() {
+async fn blocked_node_is_disconnected_and_counted() {
     let mut world = World::start().await;
     world.block(9, NEVER);
     assert_eq!(world.cut().await, blocked(9));
     world.block(8, NEVER);
     assert_eq!(world.cut().await, blocked(8));
     world.view(|view| view["entries"] == 2 && view["cuts"] == 2 && view["owed"] == 0).await;
-    world.universe.finish().await;
+    world.harness.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_cut_survives_a_full_gateway_and_a_crash() {
+async fn disconnect_survives_a_full_gateway_and_a_crash() {
     let mut world = World::start().await;
     world.gateway.refuse(Undeliverable::Full);
     let revoked = User {
@@ -117,33 +117,33 @@ async fn a_cut_survives_a_full_gateway_and_a_crash() {
     world.view(|view| view["revision"] == written.0).await;
     world.apply(Change::DeleteUser(revoked.name.clone()));
     world.view(|view| view["owed"] == 1).await;
-    world.universe.crash(PATH, CrashHow::Panic);
+    world.harness.crash(PATH, CrashHow::Panic);
     world.until(|actor| actor.incarnation == 2 && actor.view["owed"] == 1).await;
     world.gateway.accept();
     assert_eq!(world.cut().await, (Principal::User(revoked.name), RefusalReason::Unauthenticated));
     world.view(|view| view["owed"] == 0).await;
-    world.universe.finish().await;
+    world.harness.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_leader_forgets_blocks_that_are_over_by_a_timer() {
+async fn leader_deletes_expired_blocks_by_timer() {
     let mut world = World::start().await;
     world.leading = true;
     world.block(9, WallTime(1));
     world.block(8, NEVER);
-    // Nobody answers the first one: the next tick proposes again.
+    // The first proposal stays unanswered: the next tick proposes again.
     let (first, reply) = world.proposal().await;
     drop(reply);
     let before = tokio::time::Instant::now();
     let (again, reply) = world.proposal().await;
-    assert!(before.elapsed() <= 2 * SWEEP_EVERY);
+    assert!(before.elapsed() <= 2 * SWEEP_INTERVAL);
     assert_eq!((&first.guards.len(), &first.changes), (&again.guards.len(), &again.changes));
     let at = world.tables.revision.next();
     muster_store::apply(&mut world.tables, at, &again).expect("its guards hold");
     world.publish();
     reply.send(Ok(Applied { revision: at })).expect("it waits for the answer");
     world.view(|view| view["sweeps"] == 1 && view["entries"] == 1).await;
-    world.universe.finish().await;
+    world.harness.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -151,7 +151,7 @@ async fn its_view_names_the_next_expiry() {
     let mut world = World::start().await;
     world.block(9, WallTime(1_700_000_000_000));
     world.view(|view| view["next_expiry"] == "2023-11-14T22:13:20Z").await;
-    let actor = world.universe.tree().inspect(PATH).await.expect("it runs");
+    let actor = world.harness.tree().inspect(PATH).await.expect("it runs");
     assert_eq!(actor.kind, "Blocklist");
-    world.universe.finish().await;
+    world.harness.finish().await;
 }

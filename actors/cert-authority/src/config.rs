@@ -1,27 +1,27 @@
-//! What an operator may choose.
+//! Settings that an operator may choose.
 
 use std::time::Duration;
 
 use muster_pki::{MIN_NODE_LIFETIME, NODE_LIFETIME};
 
-/// The knobs of the certificate authority.
+/// The settings of the certificate authority.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// How long a node's certificate lives; the root's own end cuts it short.
+    /// Lifetime of a node's certificate; it never outlives the root's.
     pub node_lifetime: Duration,
-    /// How long a user's certificate lives when the request does not say.
+    /// Lifetime of a user's certificate if the request names none.
     pub user_lifetime: Duration,
-    /// How long after its certificate expired a node may be let in again with a token. A machine that was off for longer
-    /// joins as a new node, unless the operator allows more: an old disk must not be worth a certificate without limit.
+    /// How long after its certificate expired a node may re-key with a token. A machine that was off for longer joins as a new
+    /// node, unless the operator allows more: an old disk must not be worth a certificate without limit.
     pub rekey_within: Duration,
-    /// Requests in progress. Each takes a few milliseconds and a few kilobytes, so that this many are a second's work.
+    /// Requests in progress. Each takes a few milliseconds and a few kilobytes: this many are a second's work.
     pub max_pending: usize,
-    /// Of those, joins: strangers must not crowd out the renewals of members.
+    /// Joins among them: unauthenticated clients must not crowd out the renewals of members.
     pub max_joins: usize,
-    /// Nodes that are members at once. A token of unlimited uses must not fill the state: a node takes a few kilobytes of it.
+    /// Maximum number of nodes. A token of unlimited uses must not fill the state: a node takes a few kilobytes of it.
     pub max_nodes: usize,
-    /// A request that is not done by then is answered as timed out: longer than an election, shorter than the patience
-    /// of those who ask.
+    /// A request that is not done by then is answered as timed out: longer than an election, shorter than the callers'
+    /// timeouts.
     pub deadline: Duration,
 }
 
@@ -39,7 +39,7 @@ impl Default for Config {
     }
 }
 
-/// Why a configuration is refused.
+/// Why a configuration is rejected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadConfig {
     #[error("certificate lifetime of {} s: the minimum is {} s", .0.as_secs(), MIN_NODE_LIFETIME.as_secs())]
@@ -47,7 +47,7 @@ pub enum BadConfig {
 }
 
 impl Config {
-    /// The configuration, if the cluster could live with it.
+    /// The configuration, if it can work.
     pub fn checked(self) -> Result<Self, BadConfig> {
         if self.node_lifetime < MIN_NODE_LIFETIME {
             return Err(BadConfig::Lifetime(self.node_lifetime));

@@ -1,4 +1,4 @@
-//! The actor around the core: reply ports, the signing key, proposals, the applied copy.
+//! The actor around the core: reply ports, the signing key, proposals, the local replica.
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -15,21 +15,23 @@ use tokio::sync::watch;
 use tracing::{debug, info, warn};
 
 use crate::Config;
-use crate::core::{Answer, AskId, CertAuthority, Effect, Input, NodeWish, Profile, StepId, UserWish, Wish};
+use crate::core::{
+    Answer, AskId, CertAuthority, CertificateRequest, Effect, Input, NodeRequest, Profile, StepId, UserRequest,
+};
 use crate::verify;
 
-/// How long a proposal may take: within the deadline of the request it serves.
+/// Bound of a proposal: within the deadline of the request that it serves.
 const PROPOSAL_DEADLINE: Duration = Duration::from_secs(5);
 
-/// How often the clocks of the managers are compared: one small call to each, and a clock that was set is noticed at once.
+/// Interval of comparing the managers' clocks: one small call to each. A change of this clock triggers a comparison at once.
 const COMPARE_EVERY: Duration = Duration::from_secs(30);
 
-/// What the actor hears.
+/// Inputs of the actor.
 pub enum Msg {
     Protocol(CertAuthorityMsg),
     /// A proposal ended.
     Proposed(StepId, Result<Revision, ProposeError>),
-    /// The copy has reached a revision that something waits for.
+    /// The replica has reached a revision that a request waits for.
     CaughtUp,
     /// It is time to compare the clocks.
     Compare,
@@ -56,7 +58,7 @@ impl Named for Msg {
     }
 }
 
-/// Whoever waits for a certificate.
+/// The reply port of a request.
 enum Port {
     Sign(Reply<Result<SignReply, ErrorBody>>),
     Join(Reply<Result<JoinReply, ErrorBody>>),
@@ -68,7 +70,7 @@ pub struct CertAuthorityShell {
     core: CertAuthority,
     raft: Recipient<RaftMemberMsg>,
     replica: watch::Receiver<Arc<Replica>>,
-    /// The root that signs, with the certificate that it was made from.
+    /// The signing root, with the certificate from which it was made.
     issuer: Option<(String, Issuer)>,
     ports: BTreeMap<AskId, Port>,
     last_ask: AskId,
@@ -76,11 +78,11 @@ pub struct CertAuthorityShell {
     clock_trouble: Option<String>,
 }
 
-/// Asks the other managers for their time: how many milliseconds those that answer are ahead of this one.
+/// Asks the other managers for their time: by how many milliseconds each answering manager is ahead of this one.
 pub type Clocks = Arc<dyn Fn() -> Pin<Box<dyn Future<Output = Vec<i64>> + Send>> + Send + Sync>;
 
 impl CertAuthorityShell {
-    /// Compares its clock with those of the other managers.
+    /// Compares its clock with the other managers' clocks.
     #[must_use]
     pub fn comparing(mut self, clocks: Clocks) -> Self {
         self.clocks = Some(clocks);
@@ -96,8 +98,8 @@ impl CertAuthorityShell {
         }
     }
 
-    /// Says once that this clock dates nothing, and once that it does again.
-    fn note_clock(&mut self) {
+    /// Logs once when the clock check starts to fail, and once when it passes again.
+    fn log_clock_check(&mut self) {
         let trouble = self.core.clock_trouble();
         match (&trouble, &self.clock_trouble) {
             (Some(why), None) => warn!(%why, "clock check failed"),
@@ -107,7 +109,7 @@ impl CertAuthorityShell {
         self.clock_trouble = trouble;
     }
 
-    /// A shell with nothing pending: requests do not survive a crash, those who asked see a closed port and ask again.
+    /// A shell without pending requests: they do not survive a crash; their callers see a closed port and ask again.
     pub fn new(config: Config, raft: Recipient<RaftMemberMsg>, replica: watch::Receiver<Arc<Replica>>) -> Self {
         Self {
             core: CertAuthority::new(config),
@@ -121,7 +123,7 @@ impl CertAuthorityShell {
         }
     }
 
-    /// Every step is decided on the newest copy there is.
+    /// Every decision uses the newest replica.
     fn refresh(&mut self, cx: &Cx<Msg>) {
         let newest: Tables = {
             let replica = self.replica.borrow_and_update();
@@ -130,35 +132,35 @@ impl CertAuthorityShell {
             }
             replica.tables.clone()
         };
-        self.step(cx, Input::Copy(newest));
+        self.step(cx, Input::Replica(newest));
     }
 
-    fn hear(&mut self, cx: &Cx<Msg>, msg: CertAuthorityMsg) {
-        let (port, wish) = match msg {
+    fn handle_request(&mut self, cx: &Cx<Msg>, msg: CertAuthorityMsg) {
+        let (port, cert_request) = match msg {
             CertAuthorityMsg::SignNode { identity, observed_addr, csr_pem, reply } => {
-                let wish = verify::key(&csr_pem).map(|key| {
+                let cert_request = verify::key(&csr_pem).map(|key| {
                     let observed = observed_addr.parse().ok();
-                    Wish::Node(NodeWish { identity: *identity, observed, key })
+                    CertificateRequest::Node(NodeRequest { identity: *identity, observed, key })
                 });
-                (Port::Sign(reply), wish)
+                (Port::Sign(reply), cert_request)
             }
             CertAuthorityMsg::Join { observed_addr, request, reply } => {
                 let observed = observed_addr.parse().ok();
-                let wish = verify::join(*request, observed, self.core.tables());
-                (Port::Join(reply), wish.map(|w| Wish::Join(Box::new(w))))
+                let cert_request = verify::join(*request, observed, self.core.tables());
+                (Port::Join(reply), cert_request.map(|w| CertificateRequest::Join(Box::new(w))))
             }
             CertAuthorityMsg::SignUser { name, rights, lifetime_ms, csr_pem, by, request, reply } => {
                 let lifetime = lifetime_ms.map(Duration::from_millis);
-                let wish =
-                    verify::key(&csr_pem).map(|key| Wish::User(UserWish { name, rights, lifetime, by, request, key }));
-                (Port::User(reply), wish)
+                let cert_request = verify::key(&csr_pem)
+                    .map(|key| CertificateRequest::User(UserRequest { name, rights, lifetime, by, request, key }));
+                (Port::User(reply), cert_request)
             }
         };
-        match wish {
-            Ok(wish) => {
+        match cert_request {
+            Ok(cert_request) => {
                 self.last_ask = AskId(self.last_ask.0 + 1);
                 self.ports.insert(self.last_ask, port);
-                self.step(cx, Input::Asked(self.last_ask, wish));
+                self.step(cx, Input::Asked(self.last_ask, cert_request));
             }
             Err(refusal) => reply(port, Err(refusal)),
         }
@@ -170,13 +172,13 @@ impl CertAuthorityShell {
             let mut effects = Vec::new();
             self.core.step(cx.now(), cx.wall(), input, &mut effects);
             for effect in effects {
-                inputs.extend(self.perform(cx, effect));
+                inputs.extend(self.apply(cx, effect));
             }
         }
     }
 
-    /// Signing takes about 100 µs and is done on the spot; everything else reports by message.
-    fn perform(&mut self, cx: &Cx<Msg>, effect: Effect) -> Option<Input> {
+    /// Signing takes about 100 µs and is done inline; all other effects report by message.
+    fn apply(&mut self, cx: &Cx<Msg>, effect: Effect) -> Option<Input> {
         match effect {
             Effect::Sign { step, profile, key } => {
                 return Some(Input::Signed(step, self.sign(&profile, &key)));
@@ -201,7 +203,7 @@ impl CertAuthorityShell {
             Profile::User(profile) => issuer.sign_user(profile, key),
         };
         if let Err(why) = &signed {
-            warn!(%why, "cannot sign");
+            warn!(%why, "certificate signing failed");
         }
         signed
     }
@@ -260,16 +262,16 @@ impl Shell for CertAuthorityShell {
     async fn handle(&mut self, cx: &Cx<Msg>, msg: Msg) -> Result<(), Fault> {
         self.refresh(cx);
         match msg {
-            Msg::Protocol(msg) => self.hear(cx, msg),
+            Msg::Protocol(msg) => self.handle_request(cx, msg),
             Msg::Proposed(step, result) => self.step(cx, Input::Proposed(step, result)),
-            Msg::CaughtUp => {} // `refresh` has handed the copy in
+            Msg::CaughtUp => {} // `refresh` has passed the replica to the core
             Msg::Compare => {
                 self.compare(cx);
                 cx.after(COMPARE_EVERY, Msg::Compare);
             }
             Msg::Compared(ahead_ms) => {
                 self.step(cx, Input::Clocks(ahead_ms));
-                self.note_clock();
+                self.log_clock_check();
             }
             Msg::Wake => self.step(cx, Input::Woke),
         }
@@ -278,14 +280,14 @@ impl Shell for CertAuthorityShell {
 
     fn view(&self) -> Value {
         let pending: Vec<Value> = (self.core.pending())
-            .map(|p| json!({"kind": p.wish.kind(), "for": p.wish.who(), "phase": p.phase(), "since": p.since}))
+            .map(|p| json!({"kind": p.cert_request.kind(), "for": p.cert_request.who(), "phase": p.phase(), "since": p.since}))
             .collect();
         let (issued, refused) = self.core.counts();
         json!({"pending": pending, "issued": issued, "refused": refused, "clock": self.clock_trouble})
     }
 }
 
-/// Answers, and says so. Whoever asked may have gone; then it asks again.
+/// Answers and logs the answer. A caller that is gone asks again.
 fn reply(port: Port, answer: Result<Answer, ErrorBody>) {
     match &answer {
         Ok(Answer::Signed(_)) => debug!("certificate signed"),
@@ -315,6 +317,6 @@ fn deliver<T>(
     answer: Result<Answer, ErrorBody>,
     pick: impl FnOnce(Answer) -> Option<T>,
 ) {
-    let answer = answer.map(|a| pick(a).expect("the core answers what it was asked"));
+    let answer = answer.map(|a| pick(a).expect("the core answers in the kind of the request"));
     let _gone = port.send(answer);
 }

@@ -1,4 +1,4 @@
-//! From what a stranger sent to what the core may see: bounded, parsed, and with its proofs checked.
+//! Turns untrusted requests into input for the core: bounded, parsed, and with verified proofs.
 
 use std::net::SocketAddr;
 
@@ -6,7 +6,7 @@ use muster_messages::wire::JoinRequest;
 use muster_messages::{ErrorBody, ErrorCode, Tables, check_labels, check_text, printable};
 use muster_pki::{CsrKey, verify_rekey};
 
-use crate::core::JoinWish;
+use crate::core::VerifiedJoin;
 
 const MAX_ADDR: usize = 261; // a DNS name of 253, a colon, a port, and brackets
 const MAX_RELEASE: usize = 64;
@@ -17,7 +17,11 @@ pub(crate) fn key(csr_pem: &str) -> Result<CsrKey, ErrorBody> {
 }
 
 /// A join request that may be judged. A proof of an older identity is verified here, against the applied root.
-pub(crate) fn join(request: JoinRequest, observed: Option<SocketAddr>, tables: &Tables) -> Result<JoinWish, ErrorBody> {
+pub(crate) fn join(
+    request: JoinRequest,
+    observed: Option<SocketAddr>,
+    tables: &Tables,
+) -> Result<VerifiedJoin, ErrorBody> {
     let key = key(&request.csr_pem)?;
     let port = port_of(&request.advertise).ok_or_else(|| {
         ErrorBody::invalid(format!("the advertised address {:?} is not host:port", printable(&request.advertise, 80)))
@@ -35,7 +39,7 @@ pub(crate) fn join(request: JoinRequest, observed: Option<SocketAddr>, tables: &
     if proven.as_ref().is_some_and(|p| p.node().map(|(id, _)| id) != Some(request.node)) {
         return Err(ErrorBody::new(ErrorCode::Unauthenticated, "the old certificate belongs to another node"));
     }
-    Ok(JoinWish {
+    Ok(VerifiedJoin {
         request: request.request_id,
         node: request.node,
         secret: request.token_secret,
@@ -49,7 +53,7 @@ pub(crate) fn join(request: JoinRequest, observed: Option<SocketAddr>, tables: &
     })
 }
 
-/// The advertised address; an unspecified host becomes the one that was seen.
+/// The advertised address; an unspecified host is replaced by the observed one.
 fn address(advertise: &str, port: u16, observed: Option<SocketAddr>) -> String {
     match (advertise.parse::<SocketAddr>(), observed) {
         (Ok(said), Some(seen)) if said.ip().is_unspecified() => SocketAddr::new(seen.ip(), port).to_string(),
@@ -69,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_unspecified_host_becomes_the_one_that_was_seen() {
+    fn unspecified_host_becomes_the_observed_one() {
         let seen = Some("10.1.2.3:50000".parse().unwrap());
         let check = |advertise: &str| address(advertise, port_of(advertise).unwrap(), seen);
         assert_eq!(check("0.0.0.0:4400"), "10.1.2.3:4400");

@@ -1,18 +1,19 @@
-//! Every duration and bound of the elections, with its default and how it was chosen.
+//! Every duration and bound of the elections, with its default and its reason.
 
 use std::time::Duration;
 
-/// The elections actor: the clock and what is below it.
+/// The elections actor: the clock and its children.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ElectionsConfig {
     pub keeper: KeeperConfig,
     pub coordination: CoordinationConfig,
-    /// Messages that may wait: a renewal each, of a session that waits for its answer before it sends the next.
+    /// Mailbox capacity: one renewal per session, which waits for its answer.
     pub mailbox: usize,
-    /// Leases with candidates that have an actor each, of a few KB. Further ones wait until one of these has none left.
+    /// Maximum leases with candidates, each with an actor of a few KB. Further ones wait until one of these has no candidate
+    /// left.
     pub max_contests: usize,
-    /// Candidates of one contest that take part. Further ones wait until one of these has gone. Electors run three to five
-    /// candidates; each of these costs a little with every sign of life of any of them.
+    /// Maximum candidates that participate in one election. Further ones wait until one has left. Electors run three to five;
+    /// each costs a little with every sign of life of any of them.
     pub max_candidates: usize,
 }
 
@@ -28,29 +29,28 @@ impl Default for ElectionsConfig {
     }
 }
 
-/// The clock over all leases.
 #[derive(Clone, Debug, PartialEq)]
 pub struct KeeperConfig {
-    /// The clock's own beat, by which it notices that the process stood still.
+    /// The beat of the clock, by which it notices a suspended process.
     pub tick: Duration,
-    /// So long without a beat, and this process had stopped. Above what a busy machine does to a timer, far below the
-    /// shortest lease that anybody uses.
+    /// The gap between beats that counts as a suspension: above a busy machine's timer delays, far below the shortest lease in
+    /// use.
     pub stood_still: Duration,
-    /// Leases of renewals that wait for their confirmation. At 10,000 renewals in 2 s and a read of 1 ms a few dozen wait;
-    /// this many are those of every holder at once, in some 10 MB.
+    /// Maximum leases of waiting renewals. At 10,000 renewals in 2 s and a read of 1 ms a few dozen wait; this bound covers
+    /// every holder at once, in some 10 MB.
     pub max_waiting: usize,
-    /// Renewals that come within this time of a read share the next one. A read costs a heartbeat to every peer: 100 of
-    /// them a second are nothing, and 10 ms are little in a renewal.
+    /// Renewals within this time of a read share the next one. A read costs a heartbeat to every peer: 100 a second are
+    /// negligible, and 10 ms matter little to a renewal.
     pub gather: Duration,
-    /// Reads under way. Two, so that those who came while one is under way need not wait for its end.
+    /// Maximum reads in progress. Two, so that renewals during one read need not wait for its end.
     pub reads: usize,
-    /// A read without a quorum ends after this: an election takes less, and a holder has time to try again.
+    /// A read without a quorum ends after this: an election takes less, and a holder has time to retry.
     pub read_deadline: Duration,
-    /// Expiries under way. They share the log's writes; a thousand holders that die together are expired in 16 rounds.
+    /// Maximum expiries in progress. They share the log's writes; a thousand simultaneous ones take 16 rounds.
     pub expiring: usize,
-    /// How long one proposal of an expiry is waited for.
+    /// Time limit for one proposal of an expiry.
     pub propose_deadline: Duration,
-    /// The pause after one that failed.
+    /// The pause after a failed one.
     pub retry: Duration,
 }
 
@@ -70,37 +70,37 @@ impl Default for KeeperConfig {
     }
 }
 
-/// Coordinated election, per contested lease.
+/// Coordinated election, per contended lease.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CoordinationConfig {
-    /// After the last candidate came to a lease that nobody holds, this long others may follow before one is elected; three
-    /// times this after the first in any case. Processes that are started together come within a second of each other.
+    /// How long others may follow the last candidate for a lease without a holder before one is elected; three times this after
+    /// the first at most. Processes started together arrive within a second.
     pub settle: Duration,
-    /// A candidate that was asked has this long to answer before it is passed over. A client answers within its round trip.
+    /// Time limit for a pinged candidate's answer before it is passed over. A client answers within its round trip.
     pub ack_window: Duration,
-    /// The same for whoever has just given the lease up or let it expire: most likely it has gone.
+    /// The same for the candidate that just released the lease or let it expire: it has most likely stopped.
     pub departed_window: Duration,
-    /// Whoever gave a sign of life within this time may be elected without being asked again. More than `ack_window`, so
-    /// that those who answered at once still count when the last one is given up.
+    /// A candidate with a sign of life within this time may be elected without a ping. More than `ack_window`, so that early
+    /// answers still count when the last candidate is given up.
     pub fresh: Duration,
-    /// Whoever gave a sign within this time is believed to be there, which is enough not to elect: candidates renew
-    /// themselves every 5 min.
+    /// A candidate with a sign of life within this time is considered present, which suffices for a decision not to elect:
+    /// candidates renew every 5 min.
     pub stale: Duration,
-    /// How long the elected one has to take the lease up. Unmodified electors look every 2 to 4.4 s.
+    /// Time for the elected candidate to take the lease. Unmodified electors read it every 2 to 4.4 s.
     pub elected_for: Duration,
-    /// Whoever was elected and did not take the lease up lets others go first for this long.
+    /// How long a candidate that was elected and did not take the lease yields to others.
     pub sit_out: Duration,
-    /// A candidate without a sign of life for this long is deleted; six of its own renewals.
+    /// A candidate silent for this long is deleted; six of its own renewals.
     pub candidate_lifetime: Duration,
-    /// Pings and other commands of one contest under way.
+    /// Maximum pings and other commands of one election in progress.
     pub pings: usize,
-    /// How long one command is waited for.
+    /// Time limit for one command.
     pub propose_deadline: Duration,
-    /// The pause after one that failed.
+    /// The pause after a failed one.
     pub retry: Duration,
-    /// A write that does not show in the copy is looked at again after this.
+    /// A write that the replica does not show is checked again after this.
     pub requeue: Duration,
-    /// Messages that wait for one contest: looks at a newer scene, of which the newest counts.
+    /// Mailbox capacity of one election: notifications, of which the newest counts.
     pub mailbox: usize,
 }
 

@@ -1,4 +1,4 @@
-//! One contest's actor: proposals, timers, counters. Decisions are [`crate::core::coordination`]'s.
+//! The actor of one contended election: proposals, timers, counters. [`crate::core::coordination`] decides.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,13 +12,14 @@ use sha2::{Digest, Sha256};
 
 use crate::config::CoordinationConfig;
 use crate::core::board::Scene;
-use crate::core::coordination::signs::Standing;
-use crate::core::coordination::{Contest, Effect, Input, Memory, Note, Outcome, Stance, StepId};
+use crate::core::coordination::signs::CandidateState;
+use crate::core::coordination::{
+    ContendedElection, Effect, ElectionEvent, ElectionState, Input, Memory, Outcome, StepId,
+};
 
-/// What the actor hears.
 pub enum Msg {
-    /// A newer scene lies in the slot.
-    Look,
+    /// A newer scene is in the slot.
+    SceneChanged,
     Ended(StepId, Outcome),
     Woke,
 }
@@ -26,14 +27,14 @@ pub enum Msg {
 impl Named for Msg {
     fn name(&self) -> &'static str {
         match self {
-            Msg::Look => "look",
+            Msg::SceneChanged => "scene_changed",
             Msg::Ended(..) => "ended",
             Msg::Woke => "woke",
         }
     }
 }
 
-/// Counters of all contests of one leadership.
+/// Counters of all contended elections of one leadership.
 #[derive(Debug, Default)]
 pub struct Counters {
     pub leader_changes: AtomicU64,
@@ -43,29 +44,29 @@ pub struct Counters {
     pub candidates_cleaned_up: AtomicU64,
 }
 
-/// What every incarnation of one contest shares.
+/// What every incarnation of one contended election shares.
 #[derive(Clone)]
 pub(crate) struct ElectionPorts {
     pub config: CoordinationConfig,
     pub term: Term,
     pub raft: Recipient<RaftMemberMsg>,
-    /// The newest scene: a level, so that neither a start nor a crash in between loses it.
+    /// The newest scene: a watched value, so that neither a start nor a crash in between loses it.
     pub scene: Slot<Arc<Scene>>,
     pub memory: Slot<Memory>,
     pub counters: Arc<Counters>,
 }
 
-/// The name of a lease's contest among its siblings: a digest, because a lease's name may hold what a path may not.
+/// A lease's election among its siblings: a digest, because a lease's name may contain what a path may not.
 pub(crate) fn election_name(lease: &ObjectKey) -> String {
     let digest = Sha256::digest(format!("{}/{}", lease.namespace, lease.name));
-    let half: String = digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
-    format!("election-{half}")
+    let prefix: String = digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
+    format!("election-{prefix}")
 }
 
-/// Contained: a contest that cannot be held must not take the clock of all leases along.
+/// Contained: an election that fails must not stop the clock of all leases.
 pub(crate) fn election_spec(lease: &ObjectKey, address: Address<Msg>, ports: ElectionPorts) -> Spec {
     let make = move || {
-        let scene = ports.scene.get().ok_or_else(|| Fault::new("no scene was laid down for this contest"))?;
+        let scene = ports.scene.get().ok_or_else(|| Fault::new("the election has no initial scene"))?;
         Ok(ElectionShell::new(ports.clone(), scene))
     };
     Spec::actor(election_name(lease), address, make).contained().counted_as("election-*")
@@ -73,14 +74,14 @@ pub(crate) fn election_spec(lease: &ObjectKey, address: Address<Msg>, ports: Ele
 
 /// See the module.
 pub struct ElectionShell {
-    core: Contest,
+    core: ContendedElection,
     ports: ElectionPorts,
     alarm: Alarm,
 }
 
 impl ElectionShell {
     fn new(ports: ElectionPorts, scene: Arc<Scene>) -> Self {
-        let core = Contest::new(ports.config.clone(), ports.term, rand::random(), scene, ports.memory.get());
+        let core = ContendedElection::new(ports.config.clone(), ports.term, rand::random(), scene, ports.memory.get());
         Self { core, ports, alarm: Alarm::default() }
     }
 
@@ -91,13 +92,13 @@ impl ElectionShell {
         for effect in effects {
             match effect {
                 Effect::Propose { step, command } => self.propose(cx, step, command),
-                Effect::Note(note) => self.note(&note),
+                Effect::ElectionEvent(event) => self.event(&event),
             }
         }
         self.alarm.set(cx, self.core.wake_at(), Msg::Woke);
     }
 
-    fn look(&mut self, cx: &Cx<Msg>) {
+    fn observe(&mut self, cx: &Cx<Msg>) {
         if let Some(scene) = self.ports.scene.get() {
             self.step(cx, Input::Scene(scene));
         }
@@ -107,16 +108,16 @@ impl ElectionShell {
         let (me, raft, limit) = (cx.me().clone(), self.ports.raft.clone(), self.ports.config.propose_deadline);
         cx.spawn(async move {
             let deadline_ms = millis(limit);
-            let patience = limit + Duration::from_millis(500);
-            let asked = raft.ask(patience, |reply| RaftMemberMsg::Propose { command, deadline_ms, reply }).await;
+            let ask_timeout = limit + Duration::from_millis(500);
+            let asked = raft.ask(ask_timeout, |reply| RaftMemberMsg::Propose { command, deadline_ms, reply }).await;
             let outcome = match asked {
                 Ok(Ok(applied)) => Outcome::Applied(applied.revision),
                 Ok(Err(why)) => {
-                    tracing::debug!(%why, "an election's command came to nothing");
+                    tracing::debug!(%why, "election command failed");
                     Outcome::Failed
                 }
                 Err(why) => {
-                    tracing::debug!(%why, "an election's command came to nothing");
+                    tracing::debug!(%why, "election command failed");
                     Outcome::Failed
                 }
             };
@@ -124,24 +125,24 @@ impl ElectionShell {
         });
     }
 
-    fn note(&self, note: &Note) {
+    fn event(&self, event: &ElectionEvent) {
         let (counters, lease) = (&self.ports.counters, &self.core.scene().key);
-        let counter = match note {
-            Note::Elected { name } => {
-                tracing::info!(%lease, holder = %name, "elected");
+        let counter = match event {
+            ElectionEvent::Elected { name } => {
+                tracing::info!(%lease, holder = %name, "candidate elected");
                 &counters.leader_changes
             }
-            Note::Preferred { name } => {
-                tracing::info!(%lease, preferred = %name, "the holder is asked to make room");
+            ElectionEvent::Preferred { name } => {
+                tracing::info!(%lease, preferred = %name, "holder asked to yield to the preferred candidate");
                 &counters.leader_preemptions
             }
-            Note::SkewPrevented { .. } => &counters.skew_preventions,
-            Note::Failed { why } => {
-                tracing::debug!(%lease, %why, "an election failed");
+            ElectionEvent::SkewPrevented { .. } => &counters.skew_preventions,
+            ElectionEvent::Failed { why } => {
+                tracing::debug!(%lease, %why, "election failed");
                 &counters.failures
             }
-            Note::CleanedUp { name } => {
-                tracing::info!(%lease, candidate = %name, "a candidate without a sign of life was deleted");
+            ElectionEvent::CleanedUp { name } => {
+                tracing::info!(%lease, candidate = %name, "silent candidate deleted");
                 &counters.candidates_cleaned_up
             }
         };
@@ -154,16 +155,16 @@ impl Shell for ElectionShell {
     const KIND: &'static str = "Election";
 
     async fn started(&mut self, cx: &Cx<Msg>) -> Result<(), Fault> {
-        self.look(cx);
+        self.observe(cx);
         Ok(())
     }
 
     async fn handle(&mut self, cx: &Cx<Msg>, msg: Msg) -> Result<(), Fault> {
         match msg {
-            Msg::Look => self.look(cx),
+            Msg::SceneChanged => self.observe(cx),
             Msg::Ended(step, outcome) => self.step(cx, Input::Ended { step, outcome }),
             Msg::Woke => {
-                self.alarm.rang();
+                self.alarm.fired();
                 self.step(cx, Input::Woke);
             }
         }
@@ -177,21 +178,21 @@ impl Shell for ElectionShell {
             .core
             .candidates(now, Clock.wall())
             .into_iter()
-            .map(|(candidate, standing, last)| {
+            .map(|(candidate, candidate_state, last)| {
                 let version = |v: Option<crate::core::coordination::candidate::Version>| v.map(|v| v.to_string());
                 let ago = last.map(|at| millis(now.since(at)));
-                let state = match standing {
-                    Standing::Fresh => "fresh",
-                    Standing::Asked { .. } => "asked",
-                    Standing::Silent => "silent",
-                    Standing::Quiet => "quiet",
+                let state = match candidate_state {
+                    CandidateState::Fresh => "fresh",
+                    CandidateState::Asked { .. } => "asked",
+                    CandidateState::Silent => "silent",
+                    CandidateState::Quiet => "quiet",
                 };
                 json!({"name": candidate.name, "binary_version": version(candidate.binary),
                     "emulation_version": version(candidate.emulation), "priority": candidate.priority, "state": state,
                     "heard_ms_ago": ago})
             })
             .collect();
-        let (stance, more) = words(self.core.stance());
+        let (election_state, more) = describe(self.core.election_state());
         json!({
             "namespace": scene.key.namespace,
             "lease": scene.key.name,
@@ -200,7 +201,7 @@ impl Shell for ElectionShell {
             "expired": scene.lease.as_ref().and_then(|o| o.lease()).is_some_and(|l| l.holding.expired),
             "strategy": spec.and_then(|s| s.strategy.as_ref()),
             "preferred_holder": spec.and_then(|s| s.preferred_holder.as_ref()),
-            "state": stance,
+            "state": election_state,
             "about": more,
             "candidates": candidates,
             "candidates_beyond": scene.beyond,
@@ -208,17 +209,17 @@ impl Shell for ElectionShell {
     }
 }
 
-fn words(stance: &Stance) -> (&'static str, Value) {
-    match stance {
-        Stance::Looking => ("looking", Value::Null),
-        Stance::Settled => ("settled", Value::Null),
-        Stance::Yielding => ("yielding", Value::Null),
-        Stance::Settling => ("settling", Value::Null),
-        Stance::Asking { of } => ("asking", json!(of)),
-        Stance::Writing => ("writing", Value::Null),
-        Stance::NobodyAnswers => ("nobody_answers", Value::Null),
-        Stance::NobodyElectable => ("nobody_electable", Value::Null),
-        Stance::NotOurs { strategy } => ("not_ours", json!(strategy)),
-        Stance::Contradiction => ("contradiction", Value::Null),
+fn describe(election_state: &ElectionState) -> (&'static str, Value) {
+    match election_state {
+        ElectionState::Observing => ("looking", Value::Null),
+        ElectionState::Settled => ("settled", Value::Null),
+        ElectionState::Yielding => ("yielding", Value::Null),
+        ElectionState::Settling => ("settling", Value::Null),
+        ElectionState::Asking { of } => ("asking", json!(of)),
+        ElectionState::Writing => ("writing", Value::Null),
+        ElectionState::NoAnswer => ("nobody_answers", Value::Null),
+        ElectionState::NoneElectable => ("nobody_electable", Value::Null),
+        ElectionState::NotOurs { strategy } => ("not_ours", json!(strategy)),
+        ElectionState::Contradiction => ("contradiction", Value::Null),
     }
 }

@@ -1,9 +1,9 @@
-//! Elections: the leader's clock over all leases, and, below it, coordinated election of one leader per contested lease.
+//! Elections: the leader's clock over all leases, and, below it, the coordinated election of one leader per contended lease.
 //!
-//! [`core`] decides, [`shell`] does. `OVERVIEW.md` tells the whole story on one page.
+//! [`core`] decides, [`shell`] has the effects. `OVERVIEW.md` describes the whole on one page.
 
 pub mod config;
-mod contests;
+mod contended;
 pub mod core;
 pub mod election;
 pub mod shell;

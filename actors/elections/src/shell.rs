@@ -1,9 +1,9 @@
 //! The elections as an actor of the leader.
 //!
-//! Owns   reply ports, timers, the slot with the expiries under way, a child per contested lease.
-//! Hears  [`ElectionsMsg`]; the newest replica, as a level.     Says  reads, guarded expiries; scenes to its children.
-//! The expiries that may still be applied are in the slot before anything that depends on it is done. A crash loses reply
-//! ports and deadlines: whoever asked sees a closed port and renews again, and every lease starts over in full.
+//! Owns        reply ports, timers, the slot with the expiries in progress, a child per contended lease.
+//! Inputs      [`ElectionsMsg`]; the newest replica, as a watched value.  Outputs  reads, guarded expiries; scenes to its children.
+//! The expiries that may still be applied are written to the slot before any effect that depends on them. A crash loses reply
+//! ports and deadlines: the caller sees a closed port and renews again, and every lease starts over in full.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,25 +16,24 @@ use serde_json::{Value, json};
 use tokio::sync::{Notify, watch};
 
 use crate::config::ElectionsConfig;
-use crate::contests::Contests;
+use crate::contended::ContendedElections;
 use crate::core::keeper::{AskId, Effect, Input, Keeper, OpenExpiry, Outcome, ReadId, Tally};
 use crate::election::Counters;
 
-/// Two looks at the replica are at least this far apart, so that a busy log does not keep the elections busy.
-const LOOK_PAUSE: Duration = Duration::from_millis(1);
+/// Minimum pause between two reads of the replica: a busy log must not keep the elections busy.
+const OBSERVE_PAUSE: Duration = Duration::from_millis(1);
 
-/// What a caller's deadline leaves the raft member to say no itself.
-const MARGIN: Duration = Duration::from_millis(500);
+/// The part of a caller's deadline in which the raft member can refuse by itself.
+const DEADLINE_MARGIN: Duration = Duration::from_millis(500);
 
-/// Leases that the view names, of those whose holders have the least time left.
-const SHOWN: usize = 5;
+/// How many leases the view lists: those whose holders have the least time left.
+const MAX_LISTED_LEASES: usize = 5;
 
-/// What whoever wires the tree gives to the elections of one leadership. Clones share what outlives a crash, so they are
-/// made of one and the same, also for a leader's subtree that is started anew in its term.
+/// What the tree passes to the elections of one leadership. Clones share what outlives a crash: they must come from one
+/// original, also when a leader's subtree is restarted within its term.
 #[derive(Clone)]
 pub struct ElectionsPorts {
     pub(crate) config: ElectionsConfig,
-    /// The term that is led.
     pub(crate) term: Term,
     replica: watch::Receiver<Arc<Replica>>,
     pub(crate) raft: Recipient<RaftMemberMsg>,
@@ -43,7 +42,7 @@ pub struct ElectionsPorts {
 }
 
 impl ElectionsPorts {
-    /// Once per leadership.
+    /// Called once per leadership.
     pub fn new(
         config: ElectionsConfig,
         term: Term,
@@ -54,14 +53,13 @@ impl ElectionsPorts {
     }
 }
 
-/// What the actor hears.
 pub enum Msg {
     Protocol(ElectionsMsg),
     /// The replica has changed.
-    Look,
+    ReplicaChanged,
     Read(ReadId, Result<Arc<Replica>, ErrorBody>),
     Proposed(RequestId, Outcome),
-    /// The clock's own beat.
+    /// The periodic beat of the clock.
     Tick,
     Woke,
 }
@@ -76,7 +74,7 @@ impl Named for Msg {
     fn name(&self) -> &'static str {
         match self {
             Msg::Protocol(msg) => msg.name(),
-            Msg::Look => "look",
+            Msg::ReplicaChanged => "replica_changed",
             Msg::Read(..) => "read",
             Msg::Proposed(..) => "proposed",
             Msg::Tick => "tick",
@@ -90,8 +88,8 @@ pub fn elections_address(config: &ElectionsConfig) -> Address<Msg> {
     Address::new(config.mailbox)
 }
 
-/// How to make the elections of one leadership. Contained: the other actors of the leader are of use without them, and
-/// without them no holder loses its lease.
+/// Makes the elections of one leadership. Contained: the leader's other actors work without them, and no holder loses its
+/// lease.
 pub fn elections_spec(address: Address<Msg>, ports: ElectionsPorts) -> Spec {
     Spec::actor("elections", address, move || Ok(ElectionsShell::new(ports.clone()))).contained().with_children()
 }
@@ -99,11 +97,11 @@ pub fn elections_spec(address: Address<Msg>, ports: ElectionsPorts) -> Spec {
 /// See the module.
 pub struct ElectionsShell {
     keeper: Keeper,
-    contests: Contests,
+    contended: ContendedElections,
     ports: ElectionsPorts,
     asks: BTreeMap<AskId, Reply<Result<Vec<Renewal>, ErrorBody>>>,
     next_ask: u64,
-    looked: Arc<Notify>,
+    observed: Arc<Notify>,
     alarm: Alarm,
     rate: Rate,
 }
@@ -121,11 +119,11 @@ impl ElectionsShell {
         let (now, open) = (Clock.now(), ports.open.get().unwrap_or_default());
         Self {
             keeper: Keeper::new(ports.config.keeper.clone(), ports.term, now, rand::random(), open),
-            contests: Contests::new(ports.clone()),
+            contended: ContendedElections::new(ports.clone()),
             ports,
             asks: BTreeMap::new(),
             next_ask: 0,
-            looked: Arc::default(),
+            observed: Arc::default(),
             alarm: Alarm::default(),
             rate: Rate { since: now, tally: Tally::default(), renewed: 0, reads: 0 },
         }
@@ -138,7 +136,7 @@ impl ElectionsShell {
             match effect {
                 Effect::Answer { ask, answer } => {
                     if let Some(reply) = self.asks.remove(&ask) {
-                        // Whoever asked may have given up: that is no fault of ours.
+                        // The caller may have given up.
                         let _gone = reply.send(answer);
                     }
                 }
@@ -150,7 +148,7 @@ impl ElectionsShell {
         self.alarm.set(cx, self.keeper.wake_at(), Msg::Woke);
     }
 
-    fn hear(&mut self, cx: &Cx<Msg>, msg: ElectionsMsg) {
+    fn handle_protocol(&mut self, cx: &Cx<Msg>, msg: ElectionsMsg) {
         match msg {
             ElectionsMsg::Renew { session, held, deadline_ms, reply } => {
                 self.next_ask += 1;
@@ -165,8 +163,8 @@ impl ElectionsShell {
         }
     }
 
-    /// The newest level, if it was not seen yet.
-    fn look(&mut self, cx: &Cx<Msg>) {
+    /// Observes the newest replica, unless it has been seen.
+    fn observe_changed(&mut self, cx: &Cx<Msg>) {
         if self.ports.replica.has_changed().unwrap_or(false) {
             self.observe(cx);
         }
@@ -174,15 +172,15 @@ impl ElectionsShell {
 
     fn observe(&mut self, cx: &Cx<Msg>) {
         let replica = Arc::clone(&self.ports.replica.borrow_and_update());
-        self.contests.observe(|| cx.children().clone(), &replica.tables);
-        self.step(cx, Input::Copy(replica));
+        self.contended.observe(|| cx.children().clone(), &replica.tables);
+        self.step(cx, Input::Replica(replica));
     }
 
     fn read(&self, cx: &Cx<Msg>, read: ReadId) {
         let (me, raft, limit) = (cx.me().clone(), self.ports.raft.clone(), self.ports.config.keeper.read_deadline);
         cx.spawn(async move {
             let deadline_ms = millis(limit);
-            let asked = raft.ask(limit + MARGIN, |reply| RaftMemberMsg::Read { deadline_ms, reply }).await;
+            let asked = raft.ask(limit + DEADLINE_MARGIN, |reply| RaftMemberMsg::Read { deadline_ms, reply }).await;
             let result = match asked {
                 Ok(read) => read.map_err(unconfirmed),
                 Err(why) => Err(why.into()),
@@ -196,20 +194,21 @@ impl ElectionsShell {
         let request = command.request;
         cx.spawn(async move {
             let deadline_ms = millis(limit);
-            let asked = raft.ask(limit + MARGIN, |reply| RaftMemberMsg::Propose { command, deadline_ms, reply }).await;
+            let asked =
+                raft.ask(limit + DEADLINE_MARGIN, |reply| RaftMemberMsg::Propose { command, deadline_ms, reply }).await;
             let _ended = me.tell(Msg::Proposed(request, outcome(asked)));
         });
     }
 
     fn watch_replica(&self, cx: &Cx<Msg>) {
-        let (mut news, me, looked) = (self.ports.replica.clone(), cx.me().clone(), Arc::clone(&self.looked));
+        let (mut news, me, observed) = (self.ports.replica.clone(), cx.me().clone(), Arc::clone(&self.observed));
         cx.spawn(async move {
             while news.changed().await.is_ok() {
-                if me.tell(Msg::Look).is_err() {
+                if me.tell(Msg::ReplicaChanged).is_err() {
                     return;
                 }
-                looked.notified().await;
-                tokio::time::sleep(LOOK_PAUSE).await;
+                observed.notified().await;
+                tokio::time::sleep(OBSERVE_PAUSE).await;
             }
         });
     }
@@ -225,7 +224,7 @@ impl ElectionsShell {
     }
 }
 
-/// A read that failed says that this leader was not confirmed, and nothing else.
+/// A failed read only means that this leader was not confirmed.
 fn unconfirmed(why: ReadError) -> ErrorBody {
     let soon = Duration::from_millis(200);
     let text = format!("this leader was not confirmed ({why}); retry");
@@ -239,12 +238,12 @@ fn unconfirmed(why: ReadError) -> ErrorBody {
     .retry_after(soon)
 }
 
-/// Unknown is whatever does not say for certain that the log will never have it.
+/// Unknown unless it is certain that the log will never contain it.
 fn outcome(asked: Result<Result<Applied, ProposeError>, AskError>) -> Outcome {
     match asked {
         Ok(Ok(_)) => Outcome::Applied,
         Ok(Err(ProposeError::Refused(why))) => {
-            tracing::debug!(%why, "an expiry was refused");
+            tracing::debug!(%why, "lease expiry refused");
             Outcome::Refused
         }
         Ok(Err(
@@ -273,10 +272,10 @@ impl Shell for ElectionsShell {
 
     async fn handle(&mut self, cx: &Cx<Msg>, msg: Msg) -> Result<(), Fault> {
         match msg {
-            Msg::Protocol(msg) => self.hear(cx, msg),
-            Msg::Look => {
-                self.look(cx);
-                self.looked.notify_one();
+            Msg::Protocol(msg) => self.handle_protocol(cx, msg),
+            Msg::ReplicaChanged => {
+                self.observe_changed(cx);
+                self.observed.notify_one();
             }
             Msg::Read(read, result) => self.step(cx, Input::Read { read, result }),
             Msg::Proposed(request, outcome) => self.step(cx, Input::Proposed { request, outcome }),
@@ -286,7 +285,7 @@ impl Shell for ElectionsShell {
                 cx.after(self.ports.config.keeper.tick, Msg::Tick);
             }
             Msg::Woke => {
-                self.alarm.rang();
+                self.alarm.fired();
                 self.step(cx, Input::Tick);
             }
         }
@@ -294,12 +293,12 @@ impl Shell for ElectionsShell {
     }
 
     fn view(&self) -> Value {
-        let soonest = self.keeper.soonest(Clock.now(), SHOWN).into_iter();
+        let soonest = self.keeper.soonest(Clock.now(), MAX_LISTED_LEASES).into_iter();
         let soonest: Vec<Value> = soonest
             .map(|(key, left)| json!({"namespace": key.namespace, "name": key.name, "expires_in_ms": millis(left)}))
             .collect();
         let tally = self.keeper.tally();
-        let (contests, unattended) = self.contests.count();
+        let (contended, unattended) = self.contended.count();
         json!({
             "term": self.ports.term,
             "revision": self.keeper.revision(),
@@ -309,14 +308,14 @@ impl Shell for ElectionsShell {
             "expiring": self.keeper.open_expiries().len(),
             "renewed_per_second": self.rate.renewed,
             "reads_per_second": self.rate.reads,
-            "contests": contests,
+            "contests": contended,
             "contests_unattended": unattended,
-            "coordinated": self.contests.counters(),
+            "coordinated": self.contended.counters(),
             "counters": {
                 "renewals_total": tally.renewed,
                 "renewals_lost_total": tally.lost,
                 "renewals_unconfirmed_total": tally.unconfirmed,
-                "renewals_turned_away_total": tally.turned_away,
+                "renewals_turned_away_total": tally.rejected,
                 "reads_total": tally.reads,
                 "expired_total": tally.expired,
                 "expiries_failed_total": tally.expiries_failed,

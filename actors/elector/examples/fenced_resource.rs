@@ -1,17 +1,16 @@
-//! A resource that is safe from whoever led before: it refuses writes under a smaller fencing token than it has seen.
+//! A resource that is safe from earlier leaders: it refuses writes with a smaller fencing token than it has seen.
 //!
-//! A lease alone cannot give this. A leader may be frozen between looking at its lease and writing, for longer than the
-//! lease lasts; when it goes on, its write is on its way already. Only the resource can tell, and all it needs is to
-//! remember one number. In a database: a column, and `UPDATE … WHERE token <= $1` in the same transaction as the write.
+//! A lease alone cannot provide this. A leader may be frozen between the check of its lease and the write, for longer than the
+//! lease lasts; when it resumes, its write is already on the way. Only the resource can detect that, and it only needs to store
+//! one number. In a database: a column, and `UPDATE … WHERE token <= $1` in the same transaction as the write.
 //!
 //! ```text
 //! fenced_resource serve 127.0.0.1:7000
 //! muster elect demo -- fenced_resource write 127.0.0.1:7000 "hello from $$" 100
 //! ```
 //!
-//! Start the second line twice, freeze the holder (`kill -STOP`) for longer than its lease, and let it go on. Muster's guardian
-//! has killed the frozen command before the other one starts; kill the guardian as well, and it is the resource that
-//! refuses.
+//! Start the second line twice, freeze the holder (`kill -STOP`) for longer than its lease, and resume it. Muster's guardian
+//! has killed the frozen command before the other one starts; if the guardian is killed as well, the resource refuses.
 
 use std::collections::VecDeque;
 use std::io::{self, BufRead, BufReader, Write};
@@ -23,28 +22,28 @@ use std::time::Duration;
 /// A place to write to, by one leader at a time.
 #[derive(Debug, Default)]
 pub struct FencedResource {
-    /// The largest token that ever wrote. It must last as long as what is written: keep them in the same place.
+    /// The largest token that ever wrote. Store it with the data, to last as long.
     seen: u64,
     lines: VecDeque<String>,
 }
 
-/// Somebody led later than the writer.
+/// A later leader than the writer exists.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Refused {
     pub seen: u64,
 }
 
 /// Lines that are kept, so that the example can run for days.
-const KEPT: usize = 1000;
+const MAX_LINES: usize = 1000;
 
 impl FencedResource {
-    /// Writes, unless a later leader has written already. The same token may write again and again.
+    /// Writes, unless a later leader has already written. The same token may write repeatedly.
     pub fn write(&mut self, token: u64, line: &str) -> Result<(), Refused> {
         if token < self.seen {
             return Err(Refused { seen: self.seen });
         }
         self.seen = token;
-        if self.lines.len() == KEPT {
+        if self.lines.len() == MAX_LINES {
             self.lines.pop_front();
         }
         self.lines.push_back(line.to_owned());
@@ -57,7 +56,7 @@ fn main() -> ExitCode {
     run(&args).into()
 }
 
-/// What the arguments say; the exit status.
+/// Runs the arguments; returns the exit status.
 pub fn run(args: &[String]) -> u8 {
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     let done = match args[..] {
@@ -85,7 +84,7 @@ fn usage() -> u8 {
     2
 }
 
-/// One request per line, `TOKEN TEXT`; one answer per line, `ok` or `refused SEEN`. What became of each is printed.
+/// One request per line, `TOKEN TEXT`; one answer per line, `ok` or `refused SEEN`. Each outcome is printed.
 fn serve(addr: &str) -> io::Result<u8> {
     let listener = TcpListener::bind(addr)?;
     println!("listening on {}", listener.local_addr()?);
@@ -93,14 +92,14 @@ fn serve(addr: &str) -> io::Result<u8> {
     for stream in listener.incoming() {
         let (stream, resource) = (stream?, Arc::clone(&resource));
         std::thread::spawn(move || {
-            // A writer that hangs up, or was killed, is nobody's trouble.
-            let _ended = converse(&stream, &resource);
+            // A writer that disconnects, or was killed, does not matter.
+            let _ended = serve_connection(&stream, &resource);
         });
     }
     Ok(0)
 }
 
-fn converse(mut stream: &TcpStream, resource: &Mutex<FencedResource>) -> io::Result<()> {
+fn serve_connection(mut stream: &TcpStream, resource: &Mutex<FencedResource>) -> io::Result<()> {
     for line in BufReader::new(stream).lines() {
         let line = line?;
         let Some((token, text)) = line.split_once(' ').and_then(|(token, text)| Some((token.parse().ok()?, text)))
@@ -108,7 +107,7 @@ fn converse(mut stream: &TcpStream, resource: &Mutex<FencedResource>) -> io::Res
             writeln!(stream, "what?")?;
             continue;
         };
-        // Judged and written in one step: between the two nobody else may write.
+        // Checked and written in one step: no other write may come in between.
         let written = resource.lock().unwrap_or_else(PoisonError::into_inner).write(token, text);
         match written {
             Ok(()) => {
@@ -124,7 +123,7 @@ fn converse(mut stream: &TcpStream, resource: &Mutex<FencedResource>) -> io::Res
     Ok(())
 }
 
-/// Writes once, or again and again until it is refused: exit status 1.
+/// Writes once, or repeatedly until it is refused: exit status 1.
 fn write(addr: &str, text: &str, every: Option<Duration>) -> io::Result<u8> {
     let token =
         std::env::var("MUSTER_FENCING_TOKEN").map_err(|_| io::Error::other("MUSTER_FENCING_TOKEN is not set"))?;
@@ -149,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_leader_of_before_is_refused_whatever_it_believes() {
+    fn earlier_leader_is_refused() {
         let mut resource = FencedResource::default();
         assert_eq!(resource.write(7, "first"), Ok(()));
         assert_eq!(resource.write(7, "again"), Ok(()));

@@ -1,4 +1,4 @@
-//! An elector on a lease in whatever cluster the kubeconfig names: a Kubernetes cluster, or Muster's subset of one.
+//! An elector on a lease in the kubeconfig's cluster: a Kubernetes cluster, or Muster's subset of one.
 //!
 //! ```text
 //! muster kubeconfig > kubeconfig.yaml
@@ -14,7 +14,7 @@ use muster_elector::kubernetes::{KubeClient, LeaseLock};
 use muster_elector::{Candidate, Election, ElectorConfig, Ending, LeaderElector, Setup, Term};
 use muster_messages::wire::LeaseRef;
 
-/// Says what happens, and waits while it leads.
+/// Prints events, and waits while it leads.
 struct Talker;
 
 impl Candidate for Talker {
@@ -25,15 +25,15 @@ impl Candidate for Talker {
         );
         async move {
             term.ended().await;
-            // Whatever has to be put in order goes here: the lease is renewed until this returns.
+            // Clean up here: the lease is renewed until this returns.
         }
         .boxed()
     }
     fn on_stopped_leading(&self, ending: &Ending) {
-        println!("leading no more: {ending}");
+        println!("stopped leading: {ending}");
     }
     fn on_new_leader(&self, leader: Option<&str>) {
-        println!("leader: {}", leader.unwrap_or("nobody"));
+        println!("leader: {}", leader.unwrap_or("none"));
     }
 }
 

@@ -1,6 +1,6 @@
-//! Standing as a candidate whom a coordinator may choose: a `LeaseCandidate` object that says who we are, and signs of life
-//! when the coordinator asks for them. A ping is answered with a time later than the ping, whatever either clock says. A
-//! candidate that stops standing is deleted, unless its cluster cannot be reached.
+//! A candidacy that a coordinator may choose: a `LeaseCandidate` object that describes this process, and renewals when the
+//! coordinator asks for them. A ping is answered with a time later than the ping, whatever either clock shows. A candidate that
+//! stops is deleted, unless its cluster cannot be reached.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,12 +17,12 @@ use tokio_util::sync::CancellationToken;
 use crate::core::record::{read_time, show_time};
 use crate::kubernetes::{ApiError, ApiRequest, KubeApi};
 
-/// How often it looks whether it was pinged. A coordinator of Muster waits 3 s for the answer, that of Kubernetes 5 s.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// A sign of life without a ping. A candidate without any for 30 min is deleted.
-const HEARTBEAT: Duration = Duration::from_secs(300);
-/// How long the end of a candidate may take.
-const FAREWELL: Duration = Duration::from_secs(2);
+/// Interval of checks for a ping. Muster's coordinator waits 3 s for the answer, Kubernetes' 5 s.
+const PING_CHECK_INTERVAL: Duration = Duration::from_secs(1);
+/// Renewal interval without a ping. A candidate silent for 30 min is deleted.
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(300);
+/// Time limit for the end of a candidacy.
+const END_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The annotation by which Muster's strategy `muster.dev/Priority` chooses.
 pub const PRIORITY: &str = "muster.dev/priority";
@@ -30,65 +30,65 @@ pub const PRIORITY: &str = "muster.dev/priority";
 pub const BY_PRIORITY: &str = "muster.dev/Priority";
 /// Muster's strategy: the newest binary leads.
 pub const BY_RELEASE: &str = "muster.dev/NewestRelease";
-/// Kubernetes' strategy: nobody runs ahead of the oldest that is still there.
+/// Kubernetes' strategy: no candidate runs ahead of the oldest one present.
 pub const BY_OLDEST_VERSION: &str = "OldestEmulationVersion";
 
-/// Who stands, and by which rule it wants to be chosen.
+/// The candidate, and the strategy by which it wants to be chosen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidacy {
-    /// The elector's identity, which must be a name that objects may have.
+    /// The elector's identity, which must be a valid object name.
     pub name: String,
     pub lease: LeaseRef,
     pub strategy: String,
     /// `major.minor.patch`.
     pub binary_version: String,
-    /// The version that it behaves as; not later than the binary's.
+    /// The version that it emulates; not later than the binary's.
     pub emulation_version: String,
     pub annotations: BTreeMap<String, String>,
 }
 
-/// A candidacy under way. Dropped, it goes on until the coordinator forgets it: [`Standing::end`] it.
-pub struct Standing {
+/// A running candidacy. When dropped, it lasts until the coordinator forgets it: call [`RunningCandidacy::end`].
+pub struct RunningCandidacy {
     stop: CancellationToken,
     trouble: watch::Receiver<Option<String>>,
     task: tokio::task::JoinHandle<()>,
 }
 
-impl Standing {
-    /// Why the coordinator does not know of us, if so.
+impl RunningCandidacy {
+    /// Why the coordinator does not know this candidate, if so.
     pub fn trouble(&self) -> watch::Receiver<Option<String>> {
         self.trouble.clone()
     }
-    /// Stands no more.
+    /// Ends the candidacy.
     pub async fn end(self) {
         self.stop.cancel();
-        let _ended = tokio::time::timeout(FAREWELL, self.task).await;
+        let _ended = tokio::time::timeout(END_TIMEOUT, self.task).await;
     }
 }
 
 impl Candidacy {
-    /// Begins to stand.
-    pub fn stand(self, api: Arc<dyn KubeApi>) -> Standing {
+    /// Begins the candidacy.
+    pub fn start(self, api: Arc<dyn KubeApi>) -> RunningCandidacy {
         let stop = CancellationToken::new();
-        let (tell, trouble) = watch::channel(Some("it has not been announced yet".to_owned()));
+        let (tell, trouble) = watch::channel(Some("the candidate has not been announced yet".to_owned()));
         let stopped = stop.clone();
         let task = tokio::spawn(async move {
             let mut heartbeat = Instant::now();
             while !stopped.is_cancelled() {
-                let looked = self.look(&*api, &mut heartbeat).await;
-                tell.send_replace(looked.err().map(|error| error.to_string()));
+                let checked = self.check(&*api, &mut heartbeat).await;
+                tell.send_replace(checked.err().map(|error| error.to_string()));
                 tokio::select! {
                     () = stopped.cancelled() => {}
-                    () = tokio::time::sleep(LOOK_EVERY) => {}
+                    () = tokio::time::sleep(PING_CHECK_INTERVAL) => {}
                 }
             }
             let _gone = api.call(ApiRequest::Delete { path: self.path() }).await;
         });
-        Standing { stop, trouble, task }
+        RunningCandidacy { stop, trouble, task }
     }
 
-    /// Makes sure that the object is there, and answers a ping.
-    async fn look(&self, api: &dyn KubeApi, heartbeat: &mut Instant) -> Result<(), ApiError> {
+    /// Ensures that the object exists, and answers a ping.
+    async fn check(&self, api: &dyn KubeApi, heartbeat: &mut Instant) -> Result<(), ApiError> {
         let written = match api.call(ApiRequest::Get { path: self.path() }).await {
             Ok(object) => match self.answer(&object, Clock.wall().into(), *heartbeat <= Instant::now()) {
                 None => return Ok(()),
@@ -101,8 +101,8 @@ impl Candidacy {
             Err(error) => return Err(error),
         };
         match written {
-            Ok(_) => *heartbeat = Instant::now() + HEARTBEAT,
-            Err(error) if error.status == 409 => {} // somebody wrote meanwhile: the coordinator, most likely
+            Ok(_) => *heartbeat = Instant::now() + HEARTBEAT_INTERVAL,
+            Err(error) if error.status == 409 => {} // written meanwhile, most likely by the coordinator
             Err(error) => return Err(error),
         }
         Ok(())
@@ -133,8 +133,7 @@ impl Candidacy {
         })
     }
 
-    /// What the object should be instead: with a sign of life if one is asked for or due, and as this candidate is now, if it
-    /// is one of an earlier life.
+    /// The object's replacement: renewed if requested or due, and corrected if it is an earlier process's.
     fn answer(&self, object: &Value, now: MicroTime, due: bool) -> Option<Value> {
         let spec = &object["spec"];
         let time = |key: &str| spec[key].as_str().and_then(read_time).unwrap_or(MicroTime(0));
@@ -161,7 +160,7 @@ mod tests {
     use futures_util::future::BoxFuture;
     use std::sync::{Mutex, PoisonError};
 
-    /// One object, or none; versions are not looked at.
+    /// One object, or none; versions are ignored.
     #[derive(Clone, Default)]
     struct Server(Arc<Mutex<Option<Value>>>);
     impl Server {
@@ -212,25 +211,25 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_candidate_appears_with_all_that_a_coordinator_asks() {
         let server = Server::default();
-        let standing = candidacy().stand(Arc::new(server.clone()));
-        within_ten_seconds("the candidate is there", || server.get().is_some()).await;
+        let running = candidacy().start(Arc::new(server.clone()));
+        within_ten_seconds("the candidate exists", || server.get().is_some()).await;
         let object = server.get().unwrap();
         let spec = &object["spec"];
         assert_eq!((&spec["leaseName"], &spec["strategy"]), (&json!("bar"), &json!(BY_PRIORITY)));
         assert_eq!((&spec["binaryVersion"], &spec["emulationVersion"]), (&json!("1.30.0"), &json!("1.29.0")));
         assert_eq!(object["metadata"]["annotations"][PRIORITY], "7");
         assert!(spec["renewTime"].is_string());
-        standing.end().await;
-        assert_eq!(server.get(), None, "and goes when it stands no more");
+        running.end().await;
+        assert_eq!(server.get(), None, "deleted when the candidacy ends");
     }
 
     /// Case 39.
     #[tokio::test(start_paused = true)]
     async fn a_ping_is_answered_with_a_later_time() {
         let server = Server::default();
-        let _standing = candidacy().stand(Arc::new(server.clone()));
-        within_ten_seconds("the candidate is there", || server.get().is_some()).await;
-        // By a clock that is a century ahead of ours.
+        let _running = candidacy().start(Arc::new(server.clone()));
+        within_ten_seconds("the candidate exists", || server.get().is_some()).await;
+        // By a clock a century ahead of ours.
         let ping = "2126-11-21T05:37:55.525623Z";
         server.set(|object| object.as_mut().unwrap()["spec"]["pingTime"] = json!(ping));
         let later = |object: Value| object["spec"]["renewTime"].as_str().is_some_and(|renewed| renewed > ping);
@@ -245,6 +244,6 @@ mod tests {
         assert!(candidacy.answer(&object, MicroTime(9), true).is_some());
         let changed = Candidacy { binary_version: "1.31.0".into(), ..candidacy };
         let answer = changed.answer(&object, MicroTime(9), false).unwrap();
-        assert_eq!(answer["spec"]["binaryVersion"], "1.31.0", "it is of an earlier life");
+        assert_eq!(answer["spec"]["binaryVersion"], "1.31.0", "the object of an earlier process is corrected");
     }
 }

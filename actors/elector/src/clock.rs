@@ -1,8 +1,8 @@
-//! The clock that leadership is measured with: it goes on while the machine sleeps.
+//! The clock that measures leadership: it continues while the machine sleeps.
 //!
-//! The usual monotonic clock stands still during suspend, so a laptop or a migrated machine would wake up and believe that
-//! no time has passed while its lease went to another. Boot time (`CLOCK_BOOTTIME`) counts that time, for reading and
-//! for timers alike, and is the same in all processes of a machine.
+//! The monotonic clock stops during suspend, so a laptop or a migrated machine would wake up with a lease that it considers
+//! valid while another process holds it. Boot time (`CLOCK_BOOTTIME`) counts that time, for reading and for timers, and is the
+//! same in all processes of a machine.
 
 use std::io;
 use std::time::Duration;
@@ -16,16 +16,16 @@ use rustix::time::{
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// Where an elector gets its time. A test hands in another.
+/// The time source of an elector. A test supplies its own.
 pub trait Timekeeper: Send + Sync + 'static {
     fn now(&self) -> Moment;
-    /// What is written into records that others read. Nothing is decided by it.
+    /// Written into records that others read. No decision depends on it.
     fn wall(&self) -> MicroTime;
     /// Ends at that moment, at once if it has passed.
     fn until(&self, moment: Moment) -> BoxFuture<'static, ()>;
 }
 
-/// Time since this machine was started, suspend included.
+/// Time since this machine was started, including suspend.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct BootTime;
 
@@ -45,7 +45,7 @@ impl Timekeeper for BootTime {
         Box::pin(async move {
             while clock.now() < moment {
                 if alarm(moment).await.is_err() {
-                    // Out of file descriptors: the usual clock will do, looked at often enough to notice a suspend.
+                    // Out of file descriptors: use the monotonic clock, read often enough to detect a suspend.
                     let left = moment.since(clock.now());
                     tokio::time::sleep(left.min(Duration::from_millis(100))).await;
                 }
@@ -56,7 +56,7 @@ impl Timekeeper for BootTime {
 
 async fn alarm(moment: Moment) -> io::Result<()> {
     let timer = timerfd_create(TimerfdClockId::Boottime, TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC)?;
-    // Rounded up: a timer that fires early would be waited for again. Zero would switch it off.
+    // Rounded up: an early timer would be set again. Zero would disable it.
     let nanos = u128::from(moment.0.max(1)) * 1000;
     let at = Timespec {
         tv_sec: i64::try_from(nanos / 1_000_000_000).unwrap_or(i64::MAX),
@@ -73,7 +73,7 @@ async fn alarm(moment: Moment) -> io::Result<()> {
     Ok(())
 }
 
-/// Time as tokio keeps it, for tests that let it pass at will.
+/// Tokio's time, for tests that control it.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TokioTime;
 
@@ -81,7 +81,7 @@ impl Timekeeper for TokioTime {
     fn now(&self) -> Moment {
         muster_kernel::Clock.now()
     }
-    /// Goes with the time that passes here: a record that is written again differs, as it would in the world.
+    /// Follows the monotonic time here: a record that is written again differs, as in production.
     fn wall(&self) -> MicroTime {
         MicroTime(i64::try_from(self.now().0).unwrap_or(i64::MAX))
     }

@@ -1,39 +1,38 @@
-//! What an elector is told, and what makes no sense.
+//! The configuration of an elector, and its validation.
 
 use std::time::Duration;
 
 use muster_messages::wire::LeaseRef;
 
-/// Followers of a Kubernetes lease look again after a period stretched by up to this factor, and a renew deadline must
-/// leave room for one such period.
+/// Followers read a Kubernetes lease again after a period stretched by up to this factor; a renew deadline must allow one such
+/// period.
 pub const JITTER: f64 = 1.2;
 
 /// client-go's configuration, under its names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ElectorConfig {
     pub lease: LeaseRef,
-    /// Who we are in the lease. Two processes must not share it.
+    /// Our name in the lease. No two processes may share it.
     pub identity: String,
-    /// How long the lease is good for after a renewal: the longest that others wait for a holder that died.
+    /// Validity of the lease after a renewal: the longest wait after a holder's death.
     pub lease_duration: Duration,
-    /// How long leadership goes on after the last confirmed renewal. What is left of the lease duration is the time that
-    /// the guarded work has to end. The ratio of the two is the difference in clock rates that is survived.
+    /// How long leadership lasts after the last confirmed renewal. The guarded work has the rest of the lease duration to end.
+    /// The ratio of the two is the tolerated difference in clock rates.
     pub renew_deadline: Duration,
-    /// How often the lease is renewed.
+    /// The interval between renewals.
     pub retry_period: Duration,
-    /// Whether the lease is given up at the end, once the guarded work has ended. Otherwise it runs out.
+    /// Whether the lease is released once the guarded work has ended. Otherwise it runs out.
     pub release_on_cancel: bool,
-    /// Whether to stand for election again after leadership was lost.
-    pub stand_again: bool,
-    /// A coordinator chooses the holder among [candidates](crate::Candidacy): do not take the lease without being chosen.
-    /// In Kubernetes that means never; in a Muster cluster, where a lease that nobody coordinates must not stay empty
-    /// for ever, not before it has been free for a lease duration, and for the 8 s that a coordinator may take.
+    /// Whether to campaign again after leadership was lost.
+    pub campaign_again: bool,
+    /// A coordinator chooses the holder among [candidates](crate::Candidacy): the lease is not taken unasked, in Kubernetes
+    /// never. In a Muster cluster a lease without a coordinator must not stay empty: it is taken once it has been free for a
+    /// lease duration, and for the 8 s that a coordinator may need.
     pub coordinated: bool,
 }
 
 impl ElectorConfig {
-    /// 15 s, 10 s and 2 s, as the components of Kubernetes have them; gives the lease up at the end and stands again
-    /// after a loss.
+    /// 15 s, 10 s and 2 s, as in Kubernetes' components; releases the lease at the end and campaigns again after a loss.
     pub fn new(lease: LeaseRef, identity: impl Into<String>) -> Self {
         Self {
             lease,
@@ -42,12 +41,12 @@ impl ElectorConfig {
             renew_deadline: Duration::from_secs(10),
             retry_period: Duration::from_secs(2),
             release_on_cancel: true,
-            stand_again: true,
+            campaign_again: true,
             coordinated: false,
         }
     }
 
-    /// The first thing wrong with it, in client-go's order. What client-go checks of callbacks and lock, types check here.
+    /// The first error, in client-go's order. Types rule out what client-go checks about callbacks and lock.
     pub fn validate(&self) -> Result<(), ConfigRefusal> {
         let (lease, renew, retry) = (self.lease_duration, self.renew_deadline, self.retry_period);
         if lease <= renew {
@@ -56,7 +55,7 @@ impl ElectorConfig {
         if renew <= retry.mul_f64(JITTER) {
             return Err(ConfigRefusal::RenewTooShort { renew, retry });
         }
-        // The other two are longer than this one by now.
+        // The other two are known to be longer than this one.
         if retry.is_zero() {
             return Err(ConfigRefusal::ZeroRetry);
         }
@@ -66,8 +65,8 @@ impl ElectorConfig {
         Ok(())
     }
 
-    /// [`ElectorConfig::validate`] for a Kubernetes lease, which counts in whole seconds: others would wait for a holder
-    /// less than it allows itself.
+    /// [`ElectorConfig::validate`] for a Kubernetes lease, which counts whole seconds: others would wait less than the holder
+    /// allows itself.
     pub fn validate_for_kubernetes(&self) -> Result<(), ConfigRefusal> {
         self.validate()?;
         if self.lease_duration.subsec_nanos() != 0 {
@@ -77,7 +76,7 @@ impl ElectorConfig {
     }
 }
 
-/// A configuration that nobody could be elected safely by.
+/// A configuration that makes a safe election impossible.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigRefusal {
     #[error("the lease duration ({lease:?}) must be longer than the renew deadline ({renew:?})")]
@@ -88,7 +87,7 @@ pub enum ConfigRefusal {
     ZeroRetry,
     #[error("the identity must not be empty")]
     NoIdentity,
-    #[error("a lease in Kubernetes lasts whole seconds, not {lease:?}")]
+    #[error("the duration of a Kubernetes lease must be whole seconds, not {lease:?}")]
     NotWholeSeconds { lease: Duration },
 }
 
@@ -115,8 +114,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_found_in_a_fixed_order() {
-        // Everything is wrong at first, then one thing less each time.
+    fn configuration_errors_are_found_in_a_fixed_order() {
+        // Everything is wrong at first; each step corrects one value.
         let mut config = ElectorConfig {
             identity: String::new(),
             lease_duration: ZERO,

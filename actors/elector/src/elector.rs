@@ -1,7 +1,7 @@
-//! The elector as an actor, and the handle that a program keeps of it.
+//! The elector as an actor, and its handle for the program.
 //!
-//! Keeps  ELECTOR-1  the guarded work of one time of leading has returned, or was dropped and left alone until its lease was
-//!                   over, before the next begins: also when the actor crashed in between.
+//! Invariants  ELECTOR-1  the guarded work of one term has returned, or was dropped and left alone until its lease was over,
+//!                        before the next begins: also when the actor crashed in between.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,18 +16,18 @@ use tracing::{error, info};
 
 use crate::clock::{BootTime, Timekeeper};
 use crate::config::{ConfigRefusal, ElectorConfig};
-use crate::core::native::{self, NativeElector, Owed};
+use crate::core::native::{self, NativeElector, OutstandingToken};
 use crate::core::observed::{self, ObservedElector, What};
 use crate::core::{Effect, ElectorView, Hold, LockError, Signal};
-use crate::health::{Unhealthy, judge};
+use crate::health::{Unhealthy, evaluate};
 use crate::ports::Lock;
 use crate::session::Session;
 use crate::work::{Candidate, Term};
 
-/// Messages that wait: an elector has a handful of questions open, each with one answer.
+/// Mailbox capacity: an elector has a handful of open requests.
 const MAILBOX: usize = 256;
 
-/// Who decides.
+/// The authority over the lease.
 #[derive(Clone)]
 pub enum Election {
     /// A Muster cluster.
@@ -36,7 +36,7 @@ pub enum Election {
     Kubernetes(Arc<dyn Lock>),
 }
 
-/// What an elector is made of.
+/// The configuration of an elector.
 #[derive(Clone)]
 pub struct Setup {
     pub config: ElectorConfig,
@@ -46,23 +46,22 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// With the clock in use.
+    /// With the production clock.
     pub fn new(config: ElectorConfig, election: Election, candidate: Arc<dyn Candidate>) -> Self {
         Self { config, election, candidate, clock: Arc::new(BootTime) }
     }
 }
 
-/// Where an elector stands.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Status {
     pub view: ElectorView,
-    /// While leading: how long it is good for.
+    /// While leading: how long leadership is valid.
     pub hold: Option<Hold>,
-    /// Set once nothing follows.
+    /// Set once the elector has ended.
     pub outcome: Option<Result<(), ErrorBody>>,
 }
 
-/// An elector, from outside. Cheap to clone.
+/// The handle of an elector. Cheap to clone.
 #[derive(Clone)]
 pub struct LeaderElector {
     config: Arc<ElectorConfig>,
@@ -74,8 +73,8 @@ pub struct LeaderElector {
 }
 
 impl LeaderElector {
-    /// Starts an elector under a supervisor of its own. It ends with the last clone of the handle: then the work is dropped
-    /// and the lease runs out. To give it up, [`LeaderElector::stop`] it and wait until it has [`LeaderElector::ended`].
+    /// Starts an elector under its own supervisor. It ends with the last clone of the handle: the work is dropped and the lease
+    /// runs out. To release the lease, call [`LeaderElector::stop`] and wait for [`LeaderElector::ended`].
     pub async fn start(setup: Setup) -> Result<Self, StartError> {
         let (spec, mut elector) = Self::spec("elector", setup)?;
         let root = Supervisor::root("elector", Tree::new(), Intensity::default()).await;
@@ -85,7 +84,7 @@ impl LeaderElector {
         Ok(elector)
     }
 
-    /// An elector for a tree that is there already.
+    /// An elector for an existing tree.
     pub fn spec(name: &str, setup: Setup) -> Result<(Spec, Self), ConfigRefusal> {
         match setup.election {
             Election::Native(_) => setup.config.validate()?,
@@ -107,46 +106,44 @@ impl LeaderElector {
         Ok((Spec::actor(name, Address::new(MAILBOX), make), elector))
     }
 
-    /// Whether this process leads at this very moment, by the clock.
+    /// Whether this process leads now, by the clock.
     pub fn is_leader(&self) -> bool {
         self.status.borrow().hold.is_some_and(|hold| self.clock.now() < hold.step_down_at)
     }
-    /// Who leads, as far as is known.
+    /// The leader, as far as known.
     pub fn leader(&self) -> Option<String> {
         self.status.borrow().view.leader.clone()
     }
-    /// Of the present time of leading.
+    /// The token of the current term.
     pub fn token(&self) -> Option<FencingToken> {
         self.status.borrow().view.token
     }
-    /// Everything that is known, as a level to watch.
+    /// The complete state, as a watched value.
     pub fn status(&self) -> watch::Receiver<Status> {
         self.status.clone()
     }
-    /// What it was told.
     pub fn config(&self) -> &ElectorConfig {
         &self.config
     }
-    /// Fails only if this process believes to hold a lease whose time, and `tolerance` more, has passed without a renewal:
-    /// then it hangs, and should be restarted. Followers are always healthy.
+    /// Fails only if this process still holds, in its own view, a lease that ran out more than `tolerance` ago: it hangs and
+    /// should be restarted. Followers are always healthy.
     pub fn check(&self, tolerance: Duration) -> Result<(), Unhealthy> {
-        judge(&self.status.borrow().view, &self.config, self.clock.now(), tolerance)
+        evaluate(&self.status.borrow().view, &self.config, self.clock.now(), tolerance)
     }
 
-    /// Asks it to end: the work is told, and once it has returned the lease is given up. Does not wait.
+    /// Asks it to end: the work is cancelled, and the lease is released once it has returned. Does not wait.
     pub fn stop(&self) {
         self.stop.cancel();
     }
-    /// Waits until nothing follows.
+    /// Waits until the elector has ended.
     pub async fn ended(&self) -> Result<(), ErrorBody> {
         let mut status = self.status.clone();
         let ended = status.wait_for(|status| status.outcome.is_some()).await;
-        // A tree that was taken down has ended as well.
+        // A tree that was stopped has ended as well.
         ended.ok().and_then(|status| status.outcome.clone()).unwrap_or(Ok(()))
     }
 }
 
-/// Why an elector did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     #[error(transparent)]
@@ -155,7 +152,7 @@ pub enum StartError {
     Fault(String),
 }
 
-/// What the actor hears. All of it is its own.
+/// Messages of the actor, all sent by itself.
 pub enum Msg {
     Woke,
     Native(native::Answer),
@@ -187,8 +184,9 @@ impl Machine {
         let seed = rand::random();
         match &setup.election {
             Election::Native(_) => {
-                let owed = left.and_then(|held| Some(Owed { token: held.token?, until: held.hold.over_at }));
-                Self::Native(NativeElector::new(&setup.config, seed, owed))
+                let outstanding =
+                    left.and_then(|held| Some(OutstandingToken { token: held.token?, until: held.hold.over_at }));
+                Self::Native(NativeElector::new(&setup.config, seed, outstanding))
             }
             Election::Kubernetes(_) => {
                 let quiet_until = left.map(|held| held.hold.over_at);
@@ -204,14 +202,14 @@ impl Machine {
     }
 }
 
-/// What the next incarnation must know of this one's work.
+/// What the next incarnation must know about this one's work.
 #[derive(Clone, Copy)]
 struct Held {
     token: Option<FencingToken>,
     hold: Hold,
 }
 
-/// The work in progress. Dropped, by a crash as well: it is told to end.
+/// The work in progress. When dropped, also by a crash, the work is cancelled.
 struct Running {
     hold: watch::Sender<Hold>,
     ended: CancellationToken,
@@ -252,10 +250,10 @@ impl ElectorShell {
         Self { setup, machine, memory, status, stop, running: None, hold: None, wake_at: watch::Sender::new(None) }
     }
 
-    fn turn(&mut self, cx: &Cx<Msg>, input: Input) {
+    fn step(&mut self, cx: &Cx<Msg>, input: Input) {
         let now = self.setup.clock.now();
         let wall = self.setup.clock.wall();
-        let mut told = Vec::new();
+        let mut effects = Vec::new();
         match (&mut self.machine, input) {
             (Machine::Native(machine), input) => {
                 let mut out = Vec::new();
@@ -265,7 +263,7 @@ impl ElectorShell {
                     Input::Observed(_) => {}
                 }
                 for effect in out {
-                    effect.sort(&mut told, |ask| self.setup.ask_cluster(cx, ask));
+                    effect.sort(&mut effects, |ask| self.setup.ask_cluster(cx, ask));
                 }
             }
             (Machine::Observed(machine), input) => {
@@ -276,17 +274,17 @@ impl ElectorShell {
                     Input::Native(_) => {}
                 }
                 for effect in out {
-                    effect.sort(&mut told, |ask| self.setup.ask_lock(cx, ask));
+                    effect.sort(&mut effects, |ask| self.setup.ask_lock(cx, ask));
                 }
             }
         }
         let mut outcome = None;
         let mut challenges = Vec::new();
-        for told in told {
-            match told {
+        for effects in effects {
+            match effects {
                 Effect::Stopped(result) => outcome = Some(result),
                 Effect::Challenged { by } => challenges.push(by),
-                other => self.perform(cx, other),
+                other => self.apply_effect(cx, other),
             }
         }
         self.status.send_modify(|status| {
@@ -297,17 +295,17 @@ impl ElectorShell {
         for by in challenges {
             let yields = self.setup.candidate.on_challenge(&by);
             info!(challenger = %by, yields, "another candidate is preferred");
-            self.turn(cx, Input::Signal(Signal::Challenge { by, yields }));
+            self.step(cx, Input::Signal(Signal::Challenge { by, yields }));
         }
     }
 
-    fn perform(&mut self, cx: &Cx<Msg>, effect: Effect<std::convert::Infallible>) {
+    fn apply_effect(&mut self, cx: &Cx<Msg>, effect: Effect<std::convert::Infallible>) {
         let Setup { config, candidate, clock, .. } = &self.setup;
         match effect {
             Effect::Ask(never) => match never {},
             Effect::Stopped(_) | Effect::Challenged { .. } => {}
             Effect::Begin { token, hold } => {
-                info!(lease = %config.lease, ?token, "leading");
+                info!(lease = %config.lease, ?token, "became leader");
                 self.memory.set(Some(Held { token, hold }));
                 let (holds, seen) = watch::channel(hold);
                 let ended = CancellationToken::new();
@@ -330,7 +328,7 @@ impl ElectorShell {
                 self.hold = self.hold.map(|_| hold);
             }
             Effect::End(ending) => {
-                info!(lease = %config.lease, why = %ending, "leading no more; the work is told to end");
+                info!(lease = %config.lease, why = %ending, "stopped leading; the guarded work is cancelled");
                 self.hold = None;
                 if let Some(running) = &self.running {
                     running.ended.cancel();
@@ -338,12 +336,12 @@ impl ElectorShell {
             }
             Effect::Overdue if !candidate.must_end_in_time() => {}
             Effect::Overdue => {
-                error!(lease = %config.lease, "the guarded work outlives its lease, which can be another's now");
+                error!(lease = %config.lease, "the guarded work outlives its lease; another process can hold it now");
                 candidate.on_event(&format!("the work of {} outlives its lease", config.identity));
             }
             Effect::Leader(leader) => candidate.on_new_leader(leader.as_deref()),
             Effect::Over(ending) => {
-                // Nothing of it runs any more, but its token is not settled yet.
+                // None of its work is running any more, but its token is still pending.
                 let now = clock.now();
                 let token = self.memory.get().flatten().and_then(|held| held.token);
                 self.memory.set(Some(Held { token, hold: Hold { step_down_at: now, over_at: now } }));
@@ -377,18 +375,18 @@ impl Setup {
                 What::Create(record) => lock.create(record),
                 What::Update(record) => lock.update(record),
             };
-            let result = tokio::time::timeout(ask.patience, asked).await;
+            let result = tokio::time::timeout(ask.timeout, asked).await;
             let result = result.unwrap_or_else(|_| Err(LockError::Other("no answer in time".to_owned())));
             let _gone = me.tell(Msg::Observed(observed::Answer { number: ask.number, result }));
         });
     }
 }
 
-/// Between two looks at a lock that says it has changed: a lease that somebody writes all the time must not keep us busy.
-const BETWEEN_LOOKS: Duration = Duration::from_millis(100);
+/// Minimum pause between two reads of a changing lock: a lease that is written all the time must not keep us busy.
+const MIN_READ_INTERVAL: Duration = Duration::from_millis(100);
 
 /// One alarm at a time, always the newest.
-async fn keep_time(clock: Arc<dyn Timekeeper>, mut wake_at: watch::Receiver<Option<Moment>>, me: Address<Msg>) {
+async fn run_alarm(clock: Arc<dyn Timekeeper>, mut wake_at: watch::Receiver<Option<Moment>>, me: Address<Msg>) {
     loop {
         let at = *wake_at.borrow_and_update();
         let alarm = async {
@@ -414,9 +412,9 @@ impl Shell for ElectorShell {
 
     async fn started(&mut self, cx: &Cx<Msg>) -> Result<(), Fault> {
         if self.status.borrow().outcome.is_some() {
-            return Ok(()); // it was over before the crash
+            return Ok(()); // it had ended before the crash
         }
-        cx.spawn(keep_time(Arc::clone(&self.setup.clock), self.wake_at.subscribe(), cx.me().clone()));
+        cx.spawn(run_alarm(Arc::clone(&self.setup.clock), self.wake_at.subscribe(), cx.me().clone()));
         let (stop, me) = (self.stop.clone(), cx.me().clone());
         cx.spawn(async move {
             stop.cancelled().await;
@@ -430,11 +428,11 @@ impl Shell for ElectorShell {
                     if me.tell(Msg::Changed).is_err() {
                         return;
                     }
-                    tokio::time::sleep(BETWEEN_LOOKS).await;
+                    tokio::time::sleep(MIN_READ_INTERVAL).await;
                 }
             });
         }
-        self.turn(cx, Input::Signal(Signal::Started));
+        self.step(cx, Input::Signal(Signal::Started));
         Ok(())
     }
 
@@ -450,24 +448,24 @@ impl Shell for ElectorShell {
                 Input::Signal(Signal::Drained)
             }
         };
-        self.turn(cx, input);
+        self.step(cx, input);
         Ok(())
     }
 
     fn view(&self) -> Value {
-        shown(&self.machine.view(), self.setup.clock.now())
+        view_json(&self.machine.view(), self.setup.clock.now())
     }
 }
 
-/// For people: an age instead of a moment of this process's clock, which is no time anywhere else.
-fn shown(view: &ElectorView, now: Moment) -> Value {
-    let mut shown = serde_json::to_value(view).unwrap_or_default();
-    if let Some(fields) = shown.as_object_mut() {
+/// For people: an age, because a moment of this clock means nothing elsewhere.
+fn view_json(view: &ElectorView, now: Moment) -> Value {
+    let mut view_json = serde_json::to_value(view).unwrap_or_default();
+    if let Some(fields) = view_json.as_object_mut() {
         fields.remove("renewed");
         let ago = view.renewed.map(|renewed| muster_messages::millis(now.since(renewed)));
         fields.insert("renewed_ms_ago".to_owned(), ago.into());
     }
-    shown
+    view_json
 }
 
 #[cfg(test)]
@@ -487,8 +485,8 @@ mod view_tests {
             failures: 0,
             slow_path: 0,
         };
-        let seen = shown(&view, Moment(3_793_939_536 + 1_500_000));
+        let seen = view_json(&view, Moment(3_793_939_536 + 1_500_000));
         assert_eq!((&seen["renewed_ms_ago"], &seen["renewed"]), (&1_500.into(), &Value::Null));
-        assert_eq!(shown(&ElectorView { renewed: None, ..view }, Moment(1))["renewed_ms_ago"], Value::Null);
+        assert_eq!(view_json(&ElectorView { renewed: None, ..view }, Moment(1))["renewed_ms_ago"], Value::Null);
     }
 }

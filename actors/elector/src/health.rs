@@ -1,4 +1,4 @@
-//! Whether an elector still does its work, for a health endpoint.
+//! Whether an elector still works, for a health endpoint.
 
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::config::ElectorConfig;
 use crate::core::ElectorView;
 use crate::elector::LeaderElector;
 
-/// An elector that believes to lead on a lease that ran out long ago: its process hangs.
+/// An elector that considers itself the leader on a lease that ran out long ago: its process hangs.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the election for {lease} hangs: held, but not renewed for {since:?}")]
 pub struct Unhealthy {
@@ -18,14 +18,14 @@ pub struct Unhealthy {
     pub since: Duration,
 }
 
-pub(crate) fn judge(
+pub(crate) fn evaluate(
     view: &ElectorView,
     config: &ElectorConfig,
     now: Moment,
     tolerance: Duration,
 ) -> Result<(), Unhealthy> {
     let Some(since) = view.renewed.map(|renewed| now.since(renewed)) else {
-        return Ok(()); // a follower's lease is somebody else's concern
+        return Ok(()); // a follower holds no lease
     };
     if since <= config.lease_duration + tolerance {
         return Ok(());
@@ -33,7 +33,7 @@ pub(crate) fn judge(
     Err(Unhealthy { lease: config.lease.clone(), since })
 }
 
-/// A health check that can be wired before there is an elector.
+/// A health check that can be wired before the elector exists.
 #[derive(Default)]
 pub struct HealthCheck {
     elector: OnceLock<LeaderElector>,
@@ -45,7 +45,7 @@ impl HealthCheck {
     pub fn new(tolerance: Duration) -> Self {
         Self { elector: OnceLock::new(), tolerance }
     }
-    /// From now on it is this elector's. The first one counts.
+    /// Checks this elector from now on. Only the first one is used.
     pub fn attach(&self, elector: LeaderElector) {
         let _first = self.elector.set(elector);
     }
@@ -66,7 +66,7 @@ mod tests {
         let config = ElectorConfig::new(lease, "baz");
         ElectorConfig { lease_duration: Duration::from_secs(60), ..config }
     }
-    /// Of a lease of a minute that was renewed so long ago, by us or by another.
+    /// A lease of a minute, last renewed this many seconds ago, by us or by another.
     fn after(secs: u64, ours: bool) -> Result<(), Unhealthy> {
         let renewed = Moment(3_600_000_000);
         let view = ElectorView {
@@ -80,24 +80,24 @@ mod tests {
             failures: 0,
             slow_path: 0,
         };
-        judge(&view, &config(), renewed + Duration::from_secs(secs), TOLERANCE)
+        evaluate(&view, &config(), renewed + Duration::from_secs(secs), TOLERANCE)
     }
 
     /// Case 22.
     #[test]
-    fn without_an_elector_all_is_well() {
+    fn health_check_without_an_elector_passes() {
         assert_eq!(HealthCheck::new(TOLERANCE).check(), Ok(()));
     }
 
     /// Case 23.
     #[test]
-    fn our_own_lease_an_hour_old_is_an_error_that_names_it() {
+    fn own_lease_an_hour_old_is_an_error_that_names_it() {
         assert!(after(3600, true).unwrap_err().to_string().contains("foo/bar"));
     }
 
     /// Case 24.
     #[test]
-    fn anothers_lease_as_old_is_not() {
+    fn lease_of_another_an_hour_old_is_healthy() {
         assert_eq!(after(3600, false), Ok(()));
     }
 

@@ -1,8 +1,8 @@
-//! Leader election for programs that embed it: a Muster cluster is the judge, or a lease in any Kubernetes API.
+//! Leader election for programs that embed it, decided by a Muster cluster or by a lease in any Kubernetes API.
 //!
-//! - [`LeaderElector`] is the actor, [`Candidate`] what it does it for, [`Term`] what the guarded work is handed.
-//! - [`Session`] over a [`Link`] is the way to a Muster cluster, [`kubernetes::LeaseLock`] that to a Kubernetes API.
-//! - [`core`] decides: two machines, one outside face.
+//! - [`LeaderElector`] is the actor, [`Candidate`] the program that it elects, [`Term`] what the guarded work receives.
+//! - [`Session`] over a [`Link`] connects to a Muster cluster, [`kubernetes::LeaseLock`] to a Kubernetes API.
+//! - [`core`] decides: two state machines with one interface.
 //!
 //! See `OVERVIEW.md`.
 
@@ -19,7 +19,7 @@ mod ports;
 mod session;
 mod work;
 
-pub use self::candidacy::{BY_OLDEST_VERSION, BY_PRIORITY, BY_RELEASE, Candidacy, PRIORITY, Standing};
+pub use self::candidacy::{BY_OLDEST_VERSION, BY_PRIORITY, BY_RELEASE, Candidacy, PRIORITY, RunningCandidacy};
 pub use self::clock::{BootTime, Timekeeper};
 pub use self::config::{ConfigRefusal, ElectorConfig};
 pub use self::core::{ElectorView, Ending, Hold};
@@ -29,6 +29,6 @@ pub use self::link::{Link, Managers, Socket};
 pub use self::ports::{Cluster, Lock};
 pub use self::session::Session;
 pub use self::work::{Candidate, Term};
-/// What the signatures here are made of, so that a program needs no further crate for them.
+/// Types in the signatures of this crate, so that a program needs no further crate for them.
 pub use futures_util::future::BoxFuture;
 pub use muster_messages::wire::LeaseRef;

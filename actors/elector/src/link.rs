@@ -1,10 +1,8 @@
-//! A cluster over `muster-api/1`: many questions in flight on one connection, and another connection when it is gone or
-//! says nothing.
+//! A cluster over `muster-api/1`: many requests in flight on one connection, and another connection when it is lost or silent.
 //!
-//! Keeps  LINK-1  a question that one manager does not answer is put to another while the first may still answer: a frozen
-//!                manager costs a lease nothing. Everything asked here may be asked twice.
-//! Why a connection is not closed when it falls silent: it may be slow because the cluster is, and what is on its way over it
-//! still counts.
+//! Invariants  LINK-1  a request that one manager does not answer is sent to another while the first may still answer: a frozen
+//!                     manager costs a lease nothing. Every request sent here may be repeated.
+//! Why a silent connection stays open: it may be slow because the cluster is, and requests in flight on it still count.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
@@ -29,36 +27,36 @@ use tokio::time::{Instant, sleep_until};
 use crate::kubernetes::{ApiError, ApiRequest, KubeApi};
 use crate::ports::Cluster;
 
-/// Questions without an answer on one connection; a manager takes some 256.
-const IN_FLIGHT: usize = 200;
+/// Unanswered requests on one connection; a manager accepts some 256.
+const MAX_IN_FLIGHT: usize = 200;
 
-/// When a question is put to another manager as well: a part of its patience, within these bounds. The lower is far above a
+/// When a request is also sent to another manager: after a part of its timeout, within these bounds. The lower is far above a
 /// round trip, the upper leaves a renewal of a 15 s lease three more chances.
-const DOUBT: std::ops::RangeInclusive<Duration> = Duration::from_millis(50)..=Duration::from_secs(2);
+const SILENCE_LIMITS: std::ops::RangeInclusive<Duration> = Duration::from_millis(50)..=Duration::from_secs(2);
 
-/// What a watch may take beyond the time that it waits.
-const WATCH_DOUBT: Duration = Duration::from_millis(500);
+/// The same for a watch, beyond the time that it waits.
+const WATCH_SILENCE_LIMIT: Duration = Duration::from_millis(500);
 
-/// A fresh connection is not doubted: through a change of leader every manager is silent for a while.
-const PROBATION: Duration = Duration::from_millis(250);
+/// A new connection is not doubted: every manager is silent during a change of leader.
+const NEW_CONNECTION_GRACE: Duration = Duration::from_millis(250);
 
-/// How often one question is put.
-const TRIES: u32 = 4;
+/// How often one request is sent.
+const MAX_ATTEMPTS: u32 = 4;
 
-/// How long a connection that nobody asks on any more may still answer. The longest a question is of use.
-const LINGER: Duration = Duration::from_secs(30);
+/// How long a connection without new requests may still answer. No request is useful for longer.
+const DRAIN_TIME: Duration = Duration::from_secs(30);
 
-/// How long a request to the Kubernetes subset may take: what client-go gives one of a 15 s lease.
-const KUBE_PATIENCE: Duration = Duration::from_secs(5);
+/// Time limit for a request to the Kubernetes subset: client-go's for a 15 s lease.
+const KUBE_REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How much later the next manager is dialled while one has not answered the call.
-const STAGGER: Duration = Duration::from_millis(150);
+/// The delay before the next manager is dialled while one has not answered.
+const DIAL_STAGGER: Duration = Duration::from_millis(150);
 
-/// Where a link's connections come from.
+/// The source of a link's connections.
 pub trait Connect: Send + Sync + 'static {
-    /// Connects: to another place than the last time, if there is one.
+    /// Connects, to another manager than the last time if there is one.
     fn connect(&self) -> BoxFuture<'static, Result<Framed<BoxStream>, ErrorBody>>;
-    /// These are managers, says one that is none any more.
+    /// A node that is no longer a manager named these managers.
     fn learn(&self, managers: Vec<String>) {
         let _ = managers;
     }
@@ -80,7 +78,7 @@ impl Connect for Socket {
     }
 }
 
-/// Managers over TLS, in turns.
+/// Managers over TLS, in turn.
 pub struct Managers {
     dialer: Dialer,
     /// The next one first.
@@ -88,7 +86,7 @@ pub struct Managers {
 }
 
 impl Managers {
-    /// Through a dialer that speaks as somebody.
+    /// Uses a dialer with an identity.
     pub fn new(dialer: Dialer, addrs: impl IntoIterator<Item = String>) -> Self {
         Self { dialer, addrs: Arc::new(Mutex::new(addrs.into_iter().collect())) }
     }
@@ -111,7 +109,7 @@ impl Connect for Managers {
                         Ok(dialed) => {
                             let mut order = locked(&order);
                             order.retain(|known| *known != addr);
-                            order.push_back(addr); // the last to be asked next time
+                            order.push_back(addr); // the last to be dialled next time
                             return Ok(dialed.stream);
                         }
                         Err(error) => {
@@ -121,8 +119,8 @@ impl Connect for Managers {
                             dials.extend(addrs.next().map(dial));
                         }
                     },
-                    // Without waiting long for any: a frozen manager accepts and never greets.
-                    () = tokio::time::sleep(STAGGER), if addrs.len() > 0 => dials.extend(addrs.next().map(dial)),
+                    // Without a long wait: a frozen manager accepts and never greets.
+                    () = tokio::time::sleep(DIAL_STAGGER), if addrs.len() > 0 => dials.extend(addrs.next().map(dial)),
                 }
             }
             Err(trouble)
@@ -141,31 +139,31 @@ impl Connect for Managers {
 #[derive(Clone)]
 pub struct Link {
     connect: Arc<dyn Connect>,
-    current: Arc<AsyncMutex<Lines>>,
+    current: Arc<AsyncMutex<Connections>>,
 }
 
 #[derive(Default)]
-struct Lines {
+struct Connections {
     made: u64,
-    current: Option<Line>,
+    current: Option<Connection>,
 }
 
-/// One connection. Its task answers every question, or drops it with the connection.
+/// One connection. Its task answers every request, or drops it with the connection.
 #[derive(Clone)]
-struct Line {
+struct Connection {
     number: u64,
     since: Instant,
-    questions: mpsc::Sender<Question>,
+    calls: mpsc::Sender<PendingCall>,
 }
 
-struct Question {
+struct PendingCall {
     call: ApiCall,
     reply: oneshot::Sender<Result<String, ErrorBody>>,
 }
 
-enum Tried {
+enum Attempt {
     Answered(Result<String, ErrorBody>),
-    /// Not this way.
+    /// Not over this connection.
     Failed(ErrorBody),
 }
 
@@ -175,112 +173,112 @@ impl Link {
         Self { connect: Arc::new(connect), current: Arc::default() }
     }
 
-    /// Asks anything that may be asked twice.
-    pub async fn request(&self, request: Request, patience: Duration) -> Result<String, ErrorBody> {
-        let until = Instant::now() + patience;
+    /// Sends a request that may be repeated.
+    pub async fn request(&self, request: Request, timeout: Duration) -> Result<String, ErrorBody> {
+        let until = Instant::now() + timeout;
         let id = RequestId::fresh(Clock.wall(), rand::random());
-        let doubt = match waits(&request) {
-            // Silence is what a watch is for.
-            Some(wait_ms) => Duration::from_millis(wait_ms) + WATCH_DOUBT,
-            None => (patience / 4).clamp(*DOUBT.start(), *DOUBT.end()),
+        let silence_limit = match waits(&request) {
+            // A watch is expected to be silent.
+            Some(wait_ms) => Duration::from_millis(wait_ms) + WATCH_SILENCE_LIMIT,
+            None => (timeout / 4).clamp(*SILENCE_LIMITS.start(), *SILENCE_LIMITS.end()),
         };
         let call = || {
             let left = until.saturating_duration_since(Instant::now());
             let timeout_ms = millis(left);
             ApiCall { id: 0, request_id: id, timeout_ms, request: request.clone() }
         };
-        // The line that the question is on. Known to the attempts alone, because looking it up may have to wait for one of them.
+        // The connection that the request is on. Only the attempts know it: looking it up may have to wait for one of them.
         let used = AtomicU64::new(0);
-        let mut tries = FuturesUnordered::from_iter([self.put(call(), None, &used)]);
-        let mut left = TRIES - 1;
-        let mut doubt_at = Instant::now() + doubt;
-        let mut trouble = ErrorBody::new(ErrorCode::TimedOut, format!("no answer within {patience:?}"));
+        let mut attempts = FuturesUnordered::from_iter([self.send_once(call(), None, &used)]);
+        let mut left = MAX_ATTEMPTS - 1;
+        let mut silence_limit_at = Instant::now() + silence_limit;
+        let mut trouble = ErrorBody::new(ErrorCode::TimedOut, format!("no answer within {timeout:?}"));
         loop {
             tokio::select! {
-                Some(tried) = tries.next() => match tried {
-                    Tried::Answered(answer) => return answer,
-                    Tried::Failed(because) => {
+                Some(attempt) = attempts.next() => match attempt {
+                    Attempt::Answered(answer) => return answer,
+                    Attempt::Failed(because) => {
                         trouble = because;
                         match left.checked_sub(1) {
                             Some(fewer) => {
                                 left = fewer;
-                                tries.push(self.put(call(), None, &used));
+                                attempts.push(self.send_once(call(), None, &used));
                             }
-                            None if tries.is_empty() => return Err(trouble),
+                            None if attempts.is_empty() => return Err(trouble),
                             None => {}
                         }
                     }
                 },
-                () = sleep_until(doubt_at), if left > 0 => {
+                () = sleep_until(silence_limit_at), if left > 0 => {
                     left -= 1;
-                    doubt_at += doubt;
-                    tries.push(self.put(call(), Some(used.load(Ordering::Relaxed)), &used));
+                    silence_limit_at += silence_limit;
+                    attempts.push(self.send_once(call(), Some(used.load(Ordering::Relaxed)), &used));
                 }
                 () = sleep_until(until) => return Err(trouble),
             }
         }
     }
 
-    /// Puts a question once, on another line than a silent one.
-    async fn put(&self, call: ApiCall, silent: Option<u64>, used: &AtomicU64) -> Tried {
-        let line = match self.line(silent).await {
-            Ok(line) => line,
-            Err(because) => return Tried::Failed(because),
+    /// Sends a request once, on another connection than a silent one.
+    async fn send_once(&self, call: ApiCall, silent: Option<u64>, used: &AtomicU64) -> Attempt {
+        let connection = match self.connection(silent).await {
+            Ok(connection) => connection,
+            Err(because) => return Attempt::Failed(because),
         };
-        used.store(line.number, Ordering::Relaxed);
+        used.store(connection.number, Ordering::Relaxed);
         let (reply, answer) = oneshot::channel();
         let lost = || ErrorBody::new(ErrorCode::UnknownOutcome, "the connection was lost");
-        if line.questions.send(Question { call, reply }).await.is_err() {
-            self.leave(line.number).await;
-            return Tried::Failed(lost());
+        if connection.calls.send(PendingCall { call, reply }).await.is_err() {
+            self.leave(connection.number).await;
+            return Attempt::Failed(lost());
         }
         match answer.await {
             Ok(Err(body)) if is_elsewhere(body.code) => {
                 self.connect.learn(named_managers(&body));
-                self.leave(line.number).await;
-                Tried::Failed(body)
+                self.leave(connection.number).await;
+                Attempt::Failed(body)
             }
-            Ok(answer) => Tried::Answered(answer),
+            Ok(answer) => Attempt::Answered(answer),
             Err(_) => {
-                self.leave(line.number).await;
-                Tried::Failed(lost())
+                self.leave(connection.number).await;
+                Attempt::Failed(lost())
             }
         }
     }
 
-    /// The current line, or a new one.
-    async fn line(&self, silent: Option<u64>) -> Result<Line, ErrorBody> {
-        let mut lines = self.current.lock().await;
-        if let Some(line) = &lines.current {
-            let doubted = silent == Some(line.number) && line.since.elapsed() > PROBATION;
-            if !doubted && !line.questions.is_closed() {
-                return Ok(line.clone());
+    /// The current connection, or a new one.
+    async fn connection(&self, silent: Option<u64>) -> Result<Connection, ErrorBody> {
+        let mut connections = self.current.lock().await;
+        if let Some(connection) = &connections.current {
+            let too_silent = silent == Some(connection.number) && connection.since.elapsed() > NEW_CONNECTION_GRACE;
+            if !too_silent && !connection.calls.is_closed() {
+                return Ok(connection.clone());
             }
         }
         let stream = self.connect.connect().await?;
-        let (questions, asked) = mpsc::channel(IN_FLIGHT);
-        tokio::spawn(converse(stream, asked));
-        lines.made += 1;
-        let line = Line { number: lines.made, since: Instant::now(), questions };
-        lines.current = Some(line.clone());
-        Ok(line)
+        let (calls, asked) = mpsc::channel(MAX_IN_FLIGHT);
+        tokio::spawn(serve_connection(stream, asked));
+        connections.made += 1;
+        let connection = Connection { number: connections.made, since: Instant::now(), calls };
+        connections.current = Some(connection.clone());
+        Ok(connection)
     }
 
-    /// Asks no more on this line; what it was asked, it may still answer.
+    /// Sends nothing more on this connection; requests in flight may still be answered.
     async fn leave(&self, number: u64) {
-        self.current.lock().await.current.take_if(|line| line.number == number);
+        self.current.lock().await.current.take_if(|connection| connection.number == number);
     }
 }
 
 impl Cluster for Link {
-    fn ask(&self, request: LeaseRequest, patience: Duration) -> BoxFuture<'static, Result<String, ErrorBody>> {
+    fn ask(&self, request: LeaseRequest, timeout: Duration) -> BoxFuture<'static, Result<String, ErrorBody>> {
         let link = self.clone();
-        async move { link.request(Request::Lease(request), patience).await }.boxed()
+        async move { link.request(Request::Lease(request), timeout).await }.boxed()
     }
 }
 
-/// A Muster cluster's own Kubernetes subset. Only writes travel over `muster-api/1`; a change of nothing that is not even made
-/// shows the object as the leader has it.
+/// A Muster cluster's own Kubernetes subset. `muster-api/1` carries only writes: an empty dry-run patch returns the leader's
+/// object.
 impl KubeApi for Link {
     fn call(&self, request: ApiRequest) -> BoxFuture<'static, Result<Value, ApiError>> {
         let json = "application/json";
@@ -301,32 +299,33 @@ impl KubeApi for Link {
         let link = self.clone();
         async move {
             let failed = |message: String| ApiError { status: 0, message };
-            let text = link.request(Request::Kube(call), KUBE_PATIENCE).await.map_err(|body| failed(body.message))?;
+            let text =
+                link.request(Request::Kube(call), KUBE_REQUEST_TIMEOUT).await.map_err(|body| failed(body.message))?;
             let answer: KubeAnswer = serde_json::from_str(&text).map_err(|error| failed(error.to_string()))?;
             let object: Value = serde_json::from_str(&answer.body).unwrap_or_default();
             if answer.status < 300 {
                 return Ok(object);
             }
-            let message = object["message"].as_str().unwrap_or("it did not say why").to_owned();
+            let message = object["message"].as_str().unwrap_or("no reason given").to_owned();
             Err(ApiError { status: answer.status, message })
         }
         .boxed()
     }
 }
 
-/// Carries questions and answers until the stream ends, or nobody asks any more.
-async fn converse(stream: Framed<BoxStream>, asked: mpsc::Receiver<Question>) {
+/// Carries requests and answers until the stream ends, or no sender is left.
+async fn serve_connection(stream: Framed<BoxStream>, asked: mpsc::Receiver<PendingCall>) {
     let (reader, writer) = stream.split();
     let open = Arc::new(Mutex::new(BTreeMap::new()));
     tokio::select! {
-        () = hear(reader, &open) => {}
-        () = say(writer, asked, &open) => {}
+        () = read_answers(reader, &open) => {}
+        () = write_calls(writer, asked, &open) => {}
     }
 }
 
 type Open = Arc<Mutex<BTreeMap<u64, oneshot::Sender<Result<String, ErrorBody>>>>>;
 
-async fn hear(mut reader: FramedReader<ReadHalf<BoxStream>>, open: &Open) {
+async fn read_answers(mut reader: FramedReader<ReadHalf<BoxStream>>, open: &Open) {
     while let Ok(Some(answer)) = reader.recv::<ApiAnswer>().await {
         if let Some(reply) = locked(open).remove(&answer.id) {
             let _gave_up = reply.send(answer.result);
@@ -334,16 +333,20 @@ async fn hear(mut reader: FramedReader<ReadHalf<BoxStream>>, open: &Open) {
     }
 }
 
-async fn say(mut writer: FramedWriter<WriteHalf<BoxStream>>, mut asked: mpsc::Receiver<Question>, open: &Open) {
+async fn write_calls(
+    mut writer: FramedWriter<WriteHalf<BoxStream>>,
+    mut asked: mpsc::Receiver<PendingCall>,
+    open: &Open,
+) {
     let mut number = 0;
-    while let Some(Question { mut call, reply }) = asked.recv().await {
+    while let Some(PendingCall { mut call, reply }) = asked.recv().await {
         number += 1;
         call.id = number;
         {
             let mut open = locked(open);
-            open.retain(|_, reply| !reply.is_closed()); // whoever gave up frees a place
-            if open.len() >= IN_FLIGHT {
-                continue; // dropped: it is put again, elsewhere
+            open.retain(|_, reply| !reply.is_closed()); // a caller that gave up frees its permit
+            if open.len() >= MAX_IN_FLIGHT {
+                continue; // dropped: it is sent again, elsewhere
             }
             open.insert(number, reply);
         }
@@ -351,7 +354,7 @@ async fn say(mut writer: FramedWriter<WriteHalf<BoxStream>>, mut asked: mpsc::Re
             return;
         }
     }
-    tokio::time::sleep(LINGER).await;
+    tokio::time::sleep(DRAIN_TIME).await;
 }
 
 /// How long a watch waits for news.
@@ -369,7 +372,7 @@ fn waits(request: &Request) -> Option<u64> {
     }
 }
 
-/// Another manager may do better.
+/// Another manager may be able to answer.
 fn is_elsewhere(code: ErrorCode) -> bool {
     matches!(code, ErrorCode::NotAManager | ErrorCode::NotKnownHereYet | ErrorCode::NoQuorum | ErrorCode::Unreachable)
 }

@@ -1,19 +1,19 @@
-//! A link and its managers, which are a few lines each, joined by in-memory pipes.
+//! A link and its managers, of a few lines each, joined by in-memory pipes.
 
 use super::*;
 
-/// What a manager does with a question.
+/// How a manager treats a request.
 #[derive(Clone, Copy)]
 enum Manner {
     /// Answers with its own name.
     Answers,
     Frozen,
-    /// Hangs up.
+    /// Closes the connection.
     HangsUp,
     Refuses(ErrorCode),
 }
 
-/// Managers in turns, and whom it was connected to.
+/// Managers in turn, and the order in which they were dialled.
 struct Fleet {
     manners: Vec<Manner>,
     dialled: Mutex<Vec<usize>>,
@@ -50,14 +50,14 @@ impl Connect for Arc<Fleet> {
     }
 }
 
-const PATIENCE: Duration = Duration::from_secs(4);
+const TIMEOUT: Duration = Duration::from_secs(4);
 
 async fn ask(link: &Link) -> Result<String, ErrorCode> {
-    link.request(Request::CaShow, PATIENCE).await.map_err(|body| body.code)
+    link.request(Request::CaShow, TIMEOUT).await.map_err(|body| body.code)
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_connection_carries_many_questions() {
+async fn one_connection_carries_many_requests() {
     let fleet = Fleet::new([Manner::Answers]);
     let link = Link::new(fleet.clone());
     let answers = futures_util::future::join_all((0..100).map(|_| ask(&link))).await;
@@ -66,16 +66,16 @@ async fn one_connection_carries_many_questions() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_question_lost_with_its_connection_is_put_to_the_next_manager() {
+async fn request_lost_with_its_connection_goes_to_next_manager() {
     let fleet = Fleet::new([Manner::HangsUp, Manner::Answers]);
     let link = Link::new(fleet.clone());
     assert_eq!(ask(&link).await, Ok("manager 1".into()));
-    assert_eq!(ask(&link).await, Ok("manager 1".into()), "and it stays there");
+    assert_eq!(ask(&link).await, Ok("manager 1".into()), "it stays on that connection");
     assert_eq!(fleet.dialled(), [0, 1]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_frozen_manager_costs_a_part_of_the_patience() {
+async fn frozen_manager_costs_a_part_of_the_timeout() {
     let fleet = Fleet::new([Manner::Frozen, Manner::Answers]);
     let link = Link::new(fleet.clone());
     let asked = Instant::now();
@@ -86,7 +86,7 @@ async fn a_frozen_manager_costs_a_part_of_the_patience() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_manager_that_cannot_answer_sends_us_on_and_a_refusal_does_not() {
+async fn unable_manager_is_skipped_but_a_refusal_is_final() {
     for code in [ErrorCode::NoQuorum, ErrorCode::NotAManager] {
         let link = Link::new(Fleet::new([Manner::Refuses(code), Manner::Answers]));
         assert_eq!(ask(&link).await, Ok("manager 1".into()));
@@ -98,15 +98,15 @@ async fn a_manager_that_cannot_answer_sends_us_on_and_a_refusal_does_not() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn when_all_are_silent_the_patience_ends_it() {
+async fn request_to_silent_managers_ends_with_its_timeout() {
     let link = Link::new(Fleet::new([Manner::Frozen]));
     let asked = Instant::now();
     assert_eq!(ask(&link).await, Err(ErrorCode::TimedOut));
-    assert!(asked.elapsed() >= PATIENCE && asked.elapsed() < PATIENCE + Duration::from_millis(10));
+    assert!(asked.elapsed() >= TIMEOUT && asked.elapsed() < TIMEOUT + Duration::from_millis(10));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_watch_may_be_silent_as_long_as_it_said() {
+async fn watch_may_be_silent_for_its_wait_time() {
     let fleet = Fleet::new([Manner::Frozen, Manner::Answers]);
     let link = Link::new(fleet.clone());
     let lease = muster_messages::wire::LeaseRef { namespace: "default".into(), name: "a".into() };

@@ -1,4 +1,4 @@
-//! What electors count, for Prometheus. Names are client-go's where it has one.
+//! Metrics of electors, for Prometheus, under client-go's names where it has one.
 
 use std::sync::atomic::AtomicU64;
 
@@ -16,12 +16,12 @@ struct Name {
     name: String,
 }
 
-/// Describes these electors, each of another lease. Built anew for each scrape.
+/// Describes these electors, each with its own lease. Rebuilt for each scrape.
 pub fn describe(registry: &mut Registry, electors: &[LeaderElector]) {
     let leading: Family<Name, Gauge<u64, AtomicU64>> = Family::default();
     let counters: [(&str, &str, Family<Name, Counter>); 4] = [
         ("slowpath", "Renewals that first had to read the lease", Family::default()),
-        ("terms", "Times that this process has led", Family::default()),
+        ("terms", "Terms that this process has led", Family::default()),
         ("renewals", "Confirmed renewals", Family::default()),
         ("renewal_failures", "Renewals that were not confirmed", Family::default()),
     ];

@@ -1,4 +1,4 @@
-//! Definitions as they come in: what is legal, and the digest that tells two of one release apart.
+//! Incoming definitions: which are valid, and the digest that distinguishes two of one release.
 
 use muster_messages::{
     Action, CommandAction, DNS_LABEL, Definition, DesiredObject, Progress, RECONCILER_LABEL, Revision, WallTime,
@@ -6,18 +6,17 @@ use muster_messages::{
 };
 use sha2::{Digest, Sha256};
 
-/// Objects of one definition.
-const MOST_OBJECTS: usize = 5_000;
-/// Bytes of one definition as JSON: it travels in one entry of the log.
-const MOST_BYTES: usize = 512 * 1024;
-/// Waves of one definition.
-const MOST_WAVES: u32 = 1_000;
+/// Maximum objects of one definition.
+const MAX_OBJECTS: usize = 5_000;
+/// Maximum bytes of one definition as JSON: it travels in one log entry.
+const MAX_DEFINITION_BYTES: usize = 512 * 1024;
+/// Maximum waves of one definition.
+const MAX_WAVES: u32 = 1_000;
 /// The longest period, pause or run: a year, in milliseconds.
-const LONGEST_MS: u64 = 366 * 24 * 3_600_000;
-/// Reconcilers that one may wait for.
-const MOST_DEPENDENCIES: usize = 64;
+const MAX_DURATION_MS: u64 = 366 * 24 * 3_600_000;
+/// Maximum reconcilers that one may depend on.
+const MAX_DEPENDENCIES: usize = 64;
 
-/// Why a definition is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{reconciler} {release}: {why}")]
 pub struct BadDefinition {
@@ -26,8 +25,8 @@ pub struct BadDefinition {
     pub why: String,
 }
 
-/// SHA-256, in hexadecimal, of the definition as JSON without what the server adds. Two that mean the same have the same:
-/// maps are sorted, and objects are in the order of their keys.
+/// SHA-256, in hexadecimal, of the definition as JSON without the server's additions. Equivalent definitions have the same
+/// digest: maps and objects are sorted by key.
 pub fn digest(definition: &Definition) -> String {
     let mut bare =
         Definition { digest: String::new(), applied_at: WallTime(0), revision: Revision(0), ..definition.clone() };
@@ -38,7 +37,7 @@ pub fn digest(definition: &Definition) -> String {
     Sha256::digest(&text).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The definition with its digest, if it is sound.
+/// The definition with its digest, if it is valid.
 pub fn sealed(mut definition: Definition) -> Result<Definition, BadDefinition> {
     let why = fault(&definition);
     if let Some(why) = why {
@@ -60,16 +59,16 @@ fn fault(d: &Definition) -> Option<String> {
         return Some(format!("the floor {} is above the release itself, which could then never serve", d.floor));
     }
     if d.every_ms.is_some_and(|ms| ms < 1_000) {
-        return Some("once a second is the most that it is applied again".to_owned());
+        return Some("it can be applied again once a second at most".to_owned());
     }
-    if [d.every_ms.unwrap_or(0), d.settle_ms, d.run_timeout_ms].into_iter().any(|ms| ms > LONGEST_MS) {
+    if [d.every_ms.unwrap_or(0), d.settle_ms, d.run_timeout_ms].into_iter().any(|ms| ms > MAX_DURATION_MS) {
         return Some("every, settle and timeout are a year at most".to_owned());
     }
     if d.resign_after == 0 {
-        return Some("resign_after is 1 at least: the failures in a row after which a runner makes way".to_owned());
+        return Some("resign_after is 1 at least: the failures in a row after which a runner resigns".to_owned());
     }
-    if d.depends_on.len() > MOST_DEPENDENCIES {
-        return Some(format!("{} dependencies; {MOST_DEPENDENCIES} is the limit", d.depends_on.len()));
+    if d.depends_on.len() > MAX_DEPENDENCIES {
+        return Some(format!("{} dependencies; {MAX_DEPENDENCIES} is the limit", d.depends_on.len()));
     }
     if d.depends_on.contains(&d.reconciler) {
         return Some("it depends on itself".to_owned());
@@ -84,7 +83,7 @@ fn fault(d: &Definition) -> Option<String> {
     }
     .or_else(|| {
         let bytes = serde_json::to_vec(d).map_or(0, |text| text.len());
-        (bytes > MOST_BYTES).then(|| format!("{bytes} bytes; {MOST_BYTES} is the limit"))
+        (bytes > MAX_DEFINITION_BYTES).then(|| format!("{bytes} bytes; {MAX_DEFINITION_BYTES} is the limit"))
     })
 }
 
@@ -108,20 +107,20 @@ fn fault_of_command(command: &CommandAction) -> Option<String> {
 }
 
 fn fault_of_objects(objects: &[DesiredObject]) -> Option<String> {
-    if objects.len() > MOST_OBJECTS {
-        return Some(format!("{} objects; {MOST_OBJECTS} is the limit", objects.len()));
+    if objects.len() > MAX_OBJECTS {
+        return Some(format!("{} objects; {MAX_OBJECTS} is the limit", objects.len()));
     }
     let mut keys: Vec<_> = objects.iter().map(|object| &object.key).collect();
     keys.sort_unstable();
     if let Some(twice) = keys.windows(2).find(|pair| pair[0] == pair[1]) {
-        return Some(format!("{} is there twice", twice[0]));
+        return Some(format!("{} is listed twice", twice[0]));
     }
     objects.iter().find_map(|object| {
         let (key, why) = (&object.key, |why: &str| Some(format!("{}: {why}", object.key)));
         if ![&key.kind, &key.namespace].into_iter().all(|text| is_dns_label(text)) || !is_dns_subdomain(&key.name) {
             return why("kind and namespace are DNS labels, a name is a DNS subdomain (RFC 1123)");
         }
-        if object.wave >= MOST_WAVES {
+        if object.wave >= MAX_WAVES {
             return why("waves are counted from 0 to 999");
         }
         if object.labels.contains_key(RECONCILER_LABEL) {
@@ -129,35 +128,35 @@ fn fault_of_objects(objects: &[DesiredObject]) -> Option<String> {
         }
         match serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(&object.body) {
             Ok(_) => None,
-            Err(_) => why("its body is no JSON object"),
+            Err(_) => why("its body is not a JSON object"),
         }
     })
 }
 
-/// Whether an object by itself is one that could be in a definition.
+/// Whether an object could be part of a definition.
 pub fn sound_object(object: &DesiredObject) -> Result<(), String> {
-    if object.body.len() > MOST_BYTES {
-        return Err(format!("{} bytes; {MOST_BYTES} is the limit", object.body.len()));
+    if object.body.len() > MAX_DEFINITION_BYTES {
+        return Err(format!("{} bytes; {MAX_DEFINITION_BYTES} is the limit", object.body.len()));
     }
     fault_of_objects(std::slice::from_ref(object)).map_or(Ok(()), Err)
 }
 
-/// Bytes of a runner's report, by kind of text.
-const MOST_WORD: usize = 64;
-const MOST_SENTENCE: usize = 2 * 1024;
-/// Of what a command wrote the end is kept.
-const MOST_OUTPUT: usize = 64 * 1024;
+/// Maximum bytes of a runner's report, by kind of text.
+const MAX_WORD_BYTES: usize = 64;
+const MAX_SENTENCE_BYTES: usize = 2 * 1024;
+/// The end of a command's output is kept.
+const MAX_OUTPUT_BYTES: usize = 64 * 1024;
 
-/// What is wrong with a report, if anything is: it is replicated, and shown to people.
+/// The error in a report, if any: it is replicated, and shown to people.
 pub fn fault_of_progress(progress: &Progress) -> Option<String> {
     let texts = [
-        ("reconciler", &progress.reconciler, MOST_WORD),
-        ("phase", &progress.phase, MOST_WORD),
-        ("reason", &progress.reason, MOST_WORD),
-        ("message", &progress.message, MOST_SENTENCE),
-        ("output", &progress.output, MOST_OUTPUT),
+        ("reconciler", &progress.reconciler, MAX_WORD_BYTES),
+        ("phase", &progress.phase, MAX_WORD_BYTES),
+        ("reason", &progress.reason, MAX_WORD_BYTES),
+        ("message", &progress.message, MAX_SENTENCE_BYTES),
+        ("output", &progress.output, MAX_OUTPUT_BYTES),
     ];
-    let error = progress.last_error.as_ref().map(|error| ("last_error", error, MOST_SENTENCE));
+    let error = progress.last_error.as_ref().map(|error| ("last_error", error, MAX_SENTENCE_BYTES));
     let long = texts.into_iter().chain(error).find(|(_, text, most)| text.len() > *most);
     long.map(|(what, text, most)| format!("{what}: {} bytes; {most} is the limit", text.len()))
 }

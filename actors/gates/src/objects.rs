@@ -1,10 +1,9 @@
-//! Object sets: what a definition wants, what is there, and the writes between the two.
+//! Object sets: the desired objects of a definition, the existing ones, and the writes in between.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use muster_messages::{Action, Definition, DesiredObject, ManagedKey, ManagedObject, RECONCILER_LABEL, Reconcilers};
 
-/// The waves of a definition.
 pub struct Waves<'a> {
     /// By number, then by key.
     waves: BTreeMap<u32, BTreeMap<&'a ManagedKey, &'a DesiredObject>>,
@@ -12,7 +11,7 @@ pub struct Waves<'a> {
 }
 
 impl<'a> Waves<'a> {
-    /// Of an object set; none of anything else.
+    /// The waves of an object set; none for any other action.
     pub fn of(definition: &'a Definition) -> Self {
         let objects = match &definition.action {
             Action::Objects(objects) => objects.as_slice(),
@@ -24,7 +23,7 @@ impl<'a> Waves<'a> {
         }
         Self { waves, wanted: objects.iter().map(|object| &object.key).collect() }
     }
-    /// How many there are. An object set without objects has one, in which what is not wanted any more is deleted.
+    /// The number of waves. An empty object set has one, which deletes unwanted objects.
     pub fn count(&self) -> usize {
         self.waves.len().max(1)
     }
@@ -33,7 +32,7 @@ impl<'a> Waves<'a> {
         if self.waves.is_empty() { vec![0] } else { self.waves.keys().copied().collect() }
     }
 
-    /// What the `nth` wave has to do, from what is there. The last one deletes what is not wanted any more.
+    /// The writes of the `nth` wave. The last one deletes unwanted objects.
     pub fn drift(&self, all: &Reconcilers, name: &str, nth: usize) -> Vec<Write> {
         let of_wanted = |desired: &DesiredObject| match all.objects.get(&desired.key) {
             None => Write::Create(desired.clone()),
@@ -59,9 +58,9 @@ pub enum Write {
     Create(DesiredObject),
     Update(DesiredObject),
     Delete(ManagedKey),
-    /// Somebody else's of the same name is in the way.
+    /// An object of the same name belongs to another owner.
     Taken(ManagedKey),
-    /// There, as it should be.
+    /// The object exists as desired.
     Keep(ManagedKey),
 }
 
@@ -72,7 +71,7 @@ impl Write {
             Write::Delete(key) | Write::Taken(key) | Write::Keep(key) => key,
         }
     }
-    /// As plans name it.
+    /// The operation's name in plans.
     pub fn op(&self) -> &'static str {
         match self {
             Write::Create(_) => "create",

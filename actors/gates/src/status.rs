@@ -1,4 +1,4 @@
-//! What operators are shown. The names of fields are the contract's.
+//! What operators see. The names of fields are the contract's.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -24,37 +24,37 @@ fn gate(gate: &Gate) -> Value {
     if gate.is_readable() { gate_view(&gate.now) } else { json!({"epoch": gate.now.epoch, "state": "unreadable"}) }
 }
 
-/// `{"name","history":[GATE…]}`, newest last. `None`: there is no gate.
+/// `{"name","history":[GATE…]}`, newest last. `None`: no gate exists.
 pub fn history(tables: &Tables, name: &str) -> Option<Value> {
     let gate = tables.reconcilers.gates.get(name)?;
-    Some(json!({"name": name, "history": told(gate)}))
+    Some(json!({"name": name, "history": gate_history(gate)}))
 }
 
-fn told(gate: &Gate) -> Vec<Value> {
+fn gate_history(gate: &Gate) -> Vec<Value> {
     gate.history.iter().chain([&gate.now]).map(gate_view).collect()
 }
 
-/// Where a reconciler is, in a word for scripts and a sentence for people.
+/// The state of a reconciler, as a word for scripts and a sentence for people.
 struct Phase {
     phase: &'static str,
     reason: String,
     message: String,
 }
 
-/// Blockers that are named at once.
-const MOST_LISTED: usize = 1_000;
+/// Maximum blockers that are listed.
+const MAX_LISTED_BLOCKERS: usize = 1_000;
 
-/// STATUS. `None`: there is no reconciler of this name.
+/// STATUS. `None`: no reconciler of this name exists.
 pub fn status(tables: &Tables, name: &str) -> Option<Value> {
     let all = &tables.reconcilers;
     let newest = all.definitions_of(name).last().cloned();
     let gate_now = all.gates.get(name);
     let scope = newest.as_ref().map(|d| d.scope.clone()).or_else(|| gate_now.map(|g| g.scope.clone()))?;
     let progress = current_progress(tables, name);
-    let shown = shown_definition(tables, name);
-    let mut blockers = shown.map(|d| in_the_way(all, d)).unwrap_or_default();
+    let shown = status_definition(tables, name);
+    let mut blockers = shown.map(|d| blocking_members(all, d)).unwrap_or_default();
     let blockers_in_all = blockers.len();
-    blockers.truncate(MOST_LISTED);
+    blockers.truncate(MAX_LISTED_BLOCKERS);
     let phase = phase(tables, name, shown.map(AsRef::as_ref), progress, blockers_in_all);
     let count = |wanted| all.participants_of(&scope).filter(|p| p.phase == wanted).count();
     let definitions: Vec<Value> = (all.definitions_of(name))
@@ -83,7 +83,7 @@ pub fn status(tables: &Tables, name: &str) -> Option<Value> {
         "wave": progress.and_then(|p| p.wave),
         "output": progress.map_or("", |p| &p.output),
         "definitions": definitions,
-        "history": gate_now.map(|g| told(g)).unwrap_or_default(),
+        "history": gate_now.map(|g| gate_history(g)).unwrap_or_default(),
     }))
 }
 
@@ -95,7 +95,7 @@ pub fn statuses(tables: &Tables) -> Value {
     names.dedup();
     let brief = |name: &String| {
         let mut status = status(tables, name)?;
-        // Long, and to be had one by one.
+        // Long, and available one by one.
         let fields = status.as_object_mut()?;
         for long in ["output", "history", "definitions", "blockers"] {
             fields.remove(long);
@@ -106,7 +106,7 @@ pub fn statuses(tables: &Tables) -> Value {
     json!({"revision": tables.revision, "items": items})
 }
 
-/// What the present runner has told of itself; what an earlier one told is no news.
+/// The report of the current runner; that of an earlier one is outdated.
 fn current_progress<'a>(tables: &'a Tables, name: &str) -> Option<&'a Progress> {
     let lease = tables.objects.get(&runner_lease(name))?.lease()?;
     let progress = tables.reconcilers.progress.get(name)?;
@@ -127,9 +127,9 @@ fn runner(tables: &Tables, name: &str, progress: Option<&Progress>) -> Option<Va
     }))
 }
 
-/// The definition that STATUS is about, and that an operator means who names none: of the best live candidate's release, or
-/// the newest where there is no candidate.
-pub fn shown_definition<'a>(tables: &'a Tables, name: &'a str) -> Option<&'a Arc<Definition>> {
+/// The definition of STATUS, and of an operator's request without a release: that of the best live candidate's release, else
+/// the newest.
+pub fn status_definition<'a>(tables: &'a Tables, name: &'a str) -> Option<&'a Arc<Definition>> {
     let all = &tables.reconcilers;
     let of_best = best_candidate(tables, name).and_then(|best| {
         all.definitions.get(&DefinitionKey { reconciler: name.to_owned(), release: best.release.triple })
@@ -137,7 +137,7 @@ pub fn shown_definition<'a>(tables: &'a Tables, name: &'a str) -> Option<&'a Arc
     of_best.or_else(|| all.definitions_of(name).last())
 }
 
-/// Managers take part under their id: with the name of the node, where there is one of this id.
+/// Managers participate under their id: adds the name of the node with this id, if any.
 fn named(tables: &Tables, blockers: &[Blocker]) -> Vec<Value> {
     let with_name = |blocker: &Blocker| {
         let mut shown = json!(blocker);
@@ -152,10 +152,10 @@ fn node_name<'a>(tables: &'a Tables, member: &str) -> Option<&'a str> {
     Some(node.name.as_str())
 }
 
-/// Who serves and is in the way of a definition, as far as its way is not open to them.
-fn in_the_way(all: &Reconcilers, definition: &Definition) -> Vec<Blocker> {
+/// The serving members that block a definition, unless its path is open.
+fn blocking_members(all: &Reconcilers, definition: &Definition) -> Vec<Blocker> {
     let reached = all.gates.get(&definition.reconciler).is_some_and(|gate| {
-        // What is begun has nobody in its way any more.
+        // A transition in progress is no longer blocked.
         let target = definition.target();
         gate.now.target.as_ref() == Some(&target) || gate.path_to(&target) == GatePath::Reached
     });
@@ -171,22 +171,23 @@ fn phase(
     blockers: usize,
 ) -> Phase {
     let all = &tables.reconcilers;
-    let say = |phase, reason: &str, message: String| Phase { phase, reason: reason.to_owned(), message };
+    let phase_of = |phase, reason: &str, message: String| Phase { phase, reason: reason.to_owned(), message };
     let Some(definition) = definition else {
-        let message =
-            format!("no release has a definition; `muster reconciler apply` brings one, `delete {name}` forgets it");
-        return say("blocked", "no-definition", message);
+        let message = format!(
+            "no release has a definition; `muster reconciler apply` adds one, `delete {name}` removes the reconciler"
+        );
+        return phase_of("blocked", "no-definition", message);
     };
     let way = all.way(definition);
     match &way {
-        Err(hold @ Hold::Paused { .. }) => return say("paused", hold.reason(), hold.to_string()),
-        // The point of no return is not worth asking about while somebody is in the way of it.
+        Err(hold @ Hold::Paused { .. }) => return phase_of("paused", hold.reason(), hold.to_string()),
+        // Finalization need not be offered while it is blocked.
         Err(hold @ Hold::ReadyToFinalize { .. }) if blockers == 0 => {
-            return say("ready-to-finalize", hold.reason(), hold.to_string());
+            return phase_of("ready-to-finalize", hold.reason(), hold.to_string());
         }
         Err(Hold::ReadyToFinalize { .. }) => {}
-        Err(hold @ Hold::Dependency { .. }) => return say("waiting", hold.reason(), hold.to_string()),
-        Err(hold) => return say("blocked", hold.reason(), hold.to_string()),
+        Err(hold @ Hold::Dependency { .. }) => return phase_of("waiting", hold.reason(), hold.to_string()),
+        Err(hold) => return phase_of("blocked", hold.reason(), hold.to_string()),
         Ok(_) => {}
     }
     if candidates(tables, name).is_empty() {
@@ -195,36 +196,36 @@ fn phase(
             "no live node has a release with a definition ({}); start one with --release, or apply a definition for a release that runs",
             of.join(", ")
         );
-        return say("no-candidate", "no-candidate", message);
+        return phase_of("no-candidate", "no-candidate", message);
     }
     if blockers > 0 {
         let message = format!(
-            "{blockers} serve that could not live with {}; update or stop them: `muster reconciler blockers {name}`",
+            "serving members incompatible with {}: {blockers}; update or stop them: `muster reconciler blockers {name}`",
             definition.release
         );
-        return say("waiting", "blockers", message);
+        return phase_of("waiting", "blockers", message);
     }
     let Some(progress) = progress else {
-        return say("electing", "electing", "no candidate has taken the runner's lease yet".to_owned());
+        return phase_of("electing", "electing", "no candidate has taken the runner's lease yet".to_owned());
     };
     match progress.phase.as_str() {
-        // What an earlier definition has come to is no news of this one.
-        "idle" if matches!(way, Ok(GatePath::Reached)) => say("idle", "", String::new()),
+        // The result of an earlier definition says nothing about this one.
+        "idle" if matches!(way, Ok(GatePath::Reached)) => phase_of("idle", "", String::new()),
         "idle" | "paused" | "blocked" => {
-            say("electing", "taking-up", "its runner has not taken this definition up yet".to_owned())
+            phase_of("electing", "taking-up", "its runner has not started on this definition yet".to_owned())
         }
-        "failed" => say("failed", "permanent-failure", progress.message.clone()),
-        "settling" => say("settling", "settling", progress.message.clone()),
-        "waiting" => say("waiting", &progress.reason, progress.message.clone()),
-        _ => say("running", &progress.reason, progress.message.clone()),
+        "failed" => phase_of("failed", "permanent-failure", progress.message.clone()),
+        "settling" => phase_of("settling", "settling", progress.message.clone()),
+        "waiting" => phase_of("waiting", &progress.reason, progress.message.clone()),
+        _ => phase_of("running", &progress.reason, progress.message.clone()),
     }
 }
 
-/// Bytes of bodies in one plan; what goes beyond is only named.
-const MOST_BODIES: usize = 256 * 1024;
+/// Maximum bytes of bodies in one plan; further objects are only named.
+const MAX_BODY_BYTES: usize = 256 * 1024;
 
 /// `{"name","release","path","hold","objects":[{"op","kind","namespace","name","before","after"}…],"command","blockers",
-/// "gate"}`: what a definition would do now, and the gate it would leave. `None`: there is no such definition.
+/// "gate"}`: what a definition would do now, and the gate afterwards. `None`: the definition does not exist.
 pub fn plan(tables: &Tables, name: &str, release: Option<Triple>) -> Option<Value> {
     let all = &tables.reconcilers;
     let definition = match release {
@@ -232,18 +233,18 @@ pub fn plan(tables: &Tables, name: &str, release: Option<Triple>) -> Option<Valu
         None => all.definitions_of(name).last()?,
     };
     let way = all.way(definition);
-    let mut blockers = in_the_way(all, definition);
-    blockers.truncate(MOST_LISTED);
+    let mut blockers = blocking_members(all, definition);
+    blockers.truncate(MAX_LISTED_BLOCKERS);
     let waves = Waves::of(definition);
     let numbers = match definition.action {
         Action::Objects(_) => 0..waves.count(),
         Action::Command(_) | Action::Handler => 0..0,
     };
-    let mut room = MOST_BODIES;
+    let mut bytes_left = MAX_BODY_BYTES;
     let mut objects = Vec::new();
     for write in numbers.flat_map(|nth| waves.drift(all, name, nth)) {
         if !matches!(write, Write::Keep(_)) {
-            objects.push(planned(all, &write, &mut room));
+            objects.push(planned(all, &write, &mut bytes_left));
         }
     }
     let command = match &definition.action {
@@ -262,8 +263,8 @@ pub fn plan(tables: &Tables, name: &str, release: Option<Triple>) -> Option<Valu
     }))
 }
 
-/// One write, with what is there and what would be.
-fn planned(all: &Reconcilers, write: &Write, room: &mut usize) -> Value {
+/// One write, with the existing object and the resulting one.
+fn planned(all: &Reconcilers, write: &Write, bytes_left: &mut usize) -> Value {
     let key = write.key();
     let before = all.objects.get(key).map(|object| (&object.labels, &object.body));
     let after = match write {
@@ -271,8 +272,8 @@ fn planned(all: &Reconcilers, write: &Write, room: &mut usize) -> Value {
         Write::Delete(_) | Write::Taken(_) | Write::Keep(_) => None,
     };
     let bytes = [before, after].into_iter().flatten().map(|(_, body)| body.len()).sum();
-    let left = room.checked_sub(bytes);
-    *room = left.unwrap_or(0);
+    let left = bytes_left.checked_sub(bytes);
+    *bytes_left = left.unwrap_or(0);
     let shown = |side: Option<(&BTreeMap<String, String>, &String)>| {
         let (labels, body) = side.filter(|_| left.is_some())?;
         let labels: BTreeMap<_, _> = labels.iter().filter(|(label, _)| *label != RECONCILER_LABEL).collect();
@@ -294,7 +295,7 @@ pub fn member(participant: &Participant) -> Value {
     })
 }
 
-/// `{"revision","items":[MEMBER…]}`, candidates left out.
+/// `{"revision","items":[MEMBER…]}`, without candidates.
 pub fn members(tables: &Tables, scope: Option<&str>) -> Value {
     let all = &tables.reconcilers;
     let wanted = |p: &&std::sync::Arc<Participant>| match scope {

@@ -1,6 +1,6 @@
-//! What candidates, runners and participants go by.
+//! The views on which candidates, runners and participants act.
 
-use muster_messages::wire::{AdmissionView, CandidateView, Definitions, GateView, MOST_BLOCKERS, RunnerView, Waiting};
+use muster_messages::wire::{AdmissionView, CandidateView, Definitions, GateView, MAX_BLOCKERS, RunnerView, Waiting};
 use muster_messages::{
     Definition, DefinitionKey, GatePath, Hold, NodeId, NotAdmitted, Participant, ParticipantKey, RunnerChoice, Tables,
     Triple, candidates_scope,
@@ -8,7 +8,7 @@ use muster_messages::{
 
 use crate::objects::Waves;
 
-/// The reconcilers that a release has definitions for.
+/// The reconcilers that a release defines.
 pub fn definitions(tables: &Tables, release: Triple) -> Definitions {
     let all = &tables.reconcilers;
     let of_release = all.definitions.iter().filter(|(key, _)| key.release == release);
@@ -33,7 +33,7 @@ pub fn runner_view(tables: &Tables, name: &str, release: Triple) -> RunnerView {
     let way = definition.as_ref().map(|d| all.way(d));
     let mut blockers = definition.as_ref().map(|d| all.blockers(name, &d.scope, release, d.floor)).unwrap_or_default();
     let blockers_in_all = blockers.len();
-    blockers.truncate(MOST_BLOCKERS);
+    blockers.truncate(MAX_BLOCKERS);
     RunnerView {
         revision: tables.revision,
         gate,
@@ -67,19 +67,19 @@ pub(crate) fn waits_for(hold: &Hold) -> Waiting {
     Waiting { reason: hold.reason().to_owned(), message: hold.to_string() }
 }
 
-/// Who shall run it: one rule for all candidates, the newest definition's, whatever release they are of.
+/// Who shall run it: the newest definition's rule, for candidates of every release.
 fn who_runs(tables: &Tables, name: &str) -> (RunnerChoice, Option<NodeId>) {
     let newest = tables.reconcilers.definitions_of(name).last();
     newest.map(|d| (d.choice, d.pinned)).unwrap_or_default()
 }
 
-/// Who of them may run it: the best, or where one node is named for it, who is on that.
+/// The candidate that may run it: the best one, or the one on the pinned node.
 pub(crate) fn best_candidate(tables: &Tables, name: &str) -> Option<CandidateView> {
     let (_, pinned) = who_runs(tables, name);
     candidates(tables, name).into_iter().find(|candidate| pinned.is_none() || candidate.node == pinned)
 }
 
-/// Best first; of equals the older, by the log. Who has nothing to run is none.
+/// Best first; among equals the older, by the log. A candidate without a definition does not count.
 pub(crate) fn candidates(tables: &Tables, name: &str) -> Vec<CandidateView> {
     let (all, scope) = (&tables.reconcilers, candidates_scope(name));
     let (choice, _) = who_runs(tables, name);
@@ -111,15 +111,15 @@ pub fn admission(tables: &Tables, key: &ParticipantKey) -> AdmissionView {
     AdmissionView {
         revision: tables.revision,
         phase: found.map(|p| p.phase),
-        waiting: refused.map(|why| Waiting { reason: why.reason().to_owned(), message: helps(&why) }),
+        waiting: refused.map(|why| Waiting { reason: why.reason().to_owned(), message: with_hint(&why) }),
     }
 }
 
 /// Why it waits, and what would help.
-fn helps(why: &NotAdmitted) -> String {
+fn with_hint(why: &NotAdmitted) -> String {
     match why {
         NotAdmitted::NoGate { reconciler } | NotAdmitted::ReconcilerTooOld { reconciler, .. } => {
-            format!("{why}; `muster reconciler status {reconciler}` says where its runner is")
+            format!("{why}; `muster reconciler status {reconciler}` shows its runner")
         }
         NotAdmitted::GateUnreadable { reconciler } => {
             format!("{why}; `muster reconciler repair {reconciler} --from-history N` restores an earlier one")

@@ -1,7 +1,8 @@
 //! One connection from its first packet until a service has it.
 //!
-//! silent → handshake → identity → (in the table under its name) → admission → greeting → service.
-//! Strangers stay in the pool of the waiting until their first byte for the service: mute ones cost no service anything.
+//! silent → handshake → identity → (in the table under its principal) → admission → greeting → service.
+//! Unauthenticated connections stay in the waiting pool until their first byte for the service: silent ones cost the
+//! services nothing.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -25,39 +26,39 @@ use crate::core::offenders::Offender;
 use crate::core::source_of;
 use crate::framed::{FrameError, Framed};
 use crate::metrics::word;
-use crate::port::{Inner, Place};
+use crate::port::{ConnectionSlot, Inner};
 use crate::stream::{BoxStream, Killable, Prefixed};
 use crate::tls::service_of;
 
-/// The largest first frame of a stranger: a signing request, a name, labels and an old certificate fit twice.
+/// The largest first frame of an unauthenticated client: a signing request, a name, labels and an old certificate fit twice.
 pub const JOIN_FRAME_LIMIT: usize = 32 * 1024;
 
-/// A peer that does not take a greeting of a few hundred bytes in this time is not listening.
+/// A peer that does not read a greeting of a few hundred bytes in this time is unresponsive.
 const GREETING_DEADLINE: Duration = Duration::from_secs(3);
 
-/// What an HTTP client is told for whom there is no room.
-const NO_ROOM: &[u8] =
+/// The answer to an HTTP client when the service accepts no more connections.
+const SERVICE_UNAVAILABLE: &[u8] =
     b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
 
-/// How long accepting pauses when it fails: out of file descriptors, most likely, and retrying at once would spin.
+/// The pause after a failed accept: most likely out of file descriptors, and an immediate retry would spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 type Tls = TlsStream<TcpStream>;
 
-/// Accepts connections, for ever.
+/// Accepts connections indefinitely.
 pub(crate) async fn accept_all(port: Arc<Inner>) {
     loop {
-        match port.lobby.accept(&port.listener).await {
+        match port.handshake_pool.accept(&port.listener).await {
             Ok((tcp, remote)) => {
                 port.count(|c| c.accepted += 1);
-                let place = Place::take(&port, remote.ip());
-                let newcomer = Newcomer { port: port.clone(), remote, place };
-                port.lobby.waiting().spawn(newcomer.come_in(tcp));
+                let slot = ConnectionSlot::take(&port, remote.ip());
+                let newcomer = Newcomer { port: port.clone(), remote, slot };
+                port.handshake_pool.waiting().spawn(newcomer.run(tcp));
             }
             Err(error) => {
                 port.count(|c| c.accept_failed += 1);
-                tracing::debug!(%error, "accepting failed");
-                port.complain(Offender::Others, "accepting failed");
+                tracing::debug!(%error, "accept failed");
+                port.report_offence(Offender::Others, "accept failed");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }
@@ -68,29 +69,29 @@ pub(crate) async fn accept_all(port: Arc<Inner>) {
 struct Newcomer {
     port: Arc<Inner>,
     remote: SocketAddr,
-    place: Place,
+    slot: ConnectionSlot,
 }
 
-/// A newcomer after the handshake.
+/// A connection after the handshake.
 struct Arrival {
     tls: Tls,
     service: Service,
     alpn: Option<Vec<u8>>,
     identity: Option<CertIdentity>,
-    /// A certificate that TLS accepted and that says nothing we can read.
+    /// Why the identity in a certificate that TLS accepted cannot be read.
     unreadable: Option<String>,
-    /// Who we are.
+    /// This node.
     node: NodeId,
 }
 
 impl Newcomer {
-    async fn come_in(self, tcp: TcpStream) {
-        let (kill, port, remote) = (self.place.kill.clone(), self.port.clone(), self.remote);
+    async fn run(self, tcp: TcpStream) {
+        let (kill, port, remote) = (self.slot.kill.clone(), self.port.clone(), self.remote);
         tokio::select! {
             biased;
-            // Before a service has it, only eviction and a cut of its principal end it from outside.
+            // Before a service has it, only eviction and a disconnect of its principal end it from outside.
             reason = kill.wait() => if reason == RefusalReason::TooManyRequests {
-                port.complain(Offender::Address(source_of(remote.ip())), "too many unauthenticated connections");
+                port.report_offence(Offender::Address(source_of(remote.ip())), "too many unauthenticated connections");
             },
             () = self.proceed(tcp) => {}
         }
@@ -98,13 +99,13 @@ impl Newcomer {
 
     async fn proceed(self, tcp: TcpStream) {
         let deadline = Instant::now() + self.port.config.handshake_deadline;
-        // Nothing of TLS is allocated for a connection that says nothing.
+        // No TLS state is allocated for a silent connection.
         match timeout_at(deadline, tcp.readable()).await {
-            Ok(Ok(())) => self.place.moved_on(),
+            Ok(Ok(())) => self.slot.moved_on(),
             Ok(Err(_)) => return,
-            Err(_) => return self.too_slow("no handshake in time"),
+            Err(_) => return self.deadline_missed("handshake timed out"),
         }
-        // Boxed: what follows is larger than what a silent connection should cost.
+        // Boxed: these futures are larger than a silent connection should cost.
         if let Some(arrival) = Box::pin(self.handshake(tcp, deadline)).await {
             Box::pin(self.decide(arrival)).await;
         }
@@ -115,22 +116,22 @@ impl Newcomer {
         let config = match self.port.tls.config(&credentials) {
             Ok(config) => config,
             Err(error) => {
-                tracing::error!(%error, "this node's own certificate cannot be used");
+                tracing::error!(%error, "cannot build a TLS configuration from this node's certificate");
                 return None;
             }
         };
-        // Small frames must leave at once. A socket that is dead already says so in the handshake.
+        // Small frames must be sent immediately. A dead socket fails in the handshake.
         let _ = tcp.set_nodelay(true);
         let tls = match timeout_at(deadline, TlsAcceptor::from(config).accept(tcp)).await {
             Ok(Ok(tls)) => tls,
             Ok(Err(error)) => {
-                tracing::trace!(remote = %self.remote, %error, "handshake failed");
+                tracing::trace!(remote = %self.remote, %error, "TLS handshake failed");
                 self.port.count(|c| c.handshake_failed += 1);
-                self.complain(None, "handshake failed");
+                self.report_offence(None, "TLS handshake failed");
                 return None;
             }
             Err(_) => {
-                self.too_slow("no handshake in time");
+                self.deadline_missed("handshake timed out");
                 return None;
             }
         };
@@ -154,11 +155,13 @@ impl Newcomer {
         }
         if let Some(identity) = &arrival.identity
             && service != Service::Join
-            && let Err(full) = self.place.identify(identity, service)
+            && let Err(full) = self.slot.identify(identity, service)
         {
             let sentence = match full {
-                Full::Principal => format!("{} has too many connections here", identity.principal()),
-                Full::Identified => "this node has as many connections as it can serve".to_owned(),
+                Full::Principal => {
+                    format!("per-client connection limit reached for {}; retry later", identity.principal())
+                }
+                Full::Identified => "connection limit of this node reached; retry later".to_owned(),
             };
             return self.refuse(arrival, RefusalReason::TooManyRequests, sentence).await;
         }
@@ -172,38 +175,38 @@ impl Newcomer {
         }
     }
 
-    /// Decides, waiting for the local copy where that may help. Never `CatchUp`.
+    /// Decides, and waits for the local replica where that may help. Never `CatchUp`.
     async fn admission(&self, identity: Option<&CertIdentity>, service: Service) -> Admission {
-        let mut copy = self.port.copy.watch();
-        let mut verdict = self.port.judge(identity, service, copy.get().as_deref());
-        if matches!(verdict, Admission::CatchUp { .. }) {
+        let mut local_replica = self.port.local_replica.watch();
+        let mut decision = self.port.evaluate(identity, service, local_replica.get().as_deref());
+        if matches!(decision, Admission::CatchUp { .. }) {
             self.port.count(|c| c.caught_up += 1);
         }
         let deadline = Instant::now() + self.port.config.catch_up;
-        while let Admission::CatchUp { otherwise } = verdict {
-            verdict = match timeout_at(deadline, copy.changed()).await {
-                Ok(()) => self.port.judge(identity, service, copy.get().as_deref()),
+        while let Admission::CatchUp { otherwise } = decision {
+            decision = match timeout_at(deadline, local_replica.changed()).await {
+                Ok(()) => self.port.evaluate(identity, service, local_replica.get().as_deref()),
                 Err(_) => *otherwise,
             };
         }
-        if verdict == Admission::Accept && identity.is_some() {
-            // Judged again after it is marked as confirmed: a copy that arrived in between has found it unmarked.
-            self.place.confirmed(true);
-            verdict = match self.port.judge(identity, service, self.port.copy.get().as_deref()) {
+        if decision == Admission::Accept && identity.is_some() {
+            // Evaluated again once marked as confirmed: a replica that arrived in between found it unmarked.
+            self.slot.confirmed(true);
+            decision = match self.port.evaluate(identity, service, self.port.local_replica.get().as_deref()) {
                 Admission::CatchUp { otherwise } => *otherwise,
                 other => other,
             };
         }
-        verdict
+        decision
     }
 
     async fn welcome(self, arrival: Arrival) {
         match (arrival.service, &arrival.identity) {
             (Service::Join, _) => self.welcome_joiner(arrival).await,
-            (Service::Http, None) => self.welcome_stranger(arrival).await,
+            (Service::Http, None) => self.welcome_anonymous(arrival).await,
             (Service::Http, Some(_)) => match self.reserve(Service::Http) {
                 Some(sink) => self.hand_over(arrival, Bytes::new(), None, sink),
-                None => self.no_room(arrival).await,
+                None => self.refuse_for_capacity(arrival).await,
             },
             _ => self.welcome_native(arrival).await,
         }
@@ -216,7 +219,7 @@ impl Newcomer {
             return self.refuse(arrival, reason, sentence).await;
         };
         let Ok(sink) = sink.try_reserve_owned() else {
-            let sentence = "too many connections are waiting for this service".to_owned();
+            let sentence = "too many connections are waiting for this service; retry later".to_owned();
             return self.refuse(arrival, RefusalReason::TooManyRequests, sentence).await;
         };
         if send(&mut arrival.tls, &Greeting::Welcome { node: arrival.node }).await.is_ok() {
@@ -224,10 +227,10 @@ impl Newcomer {
         }
     }
 
-    /// A joiner is handed over with its first frame, which must be one and, if it asks to become a node, must be within
-    /// its source's rate.
+    /// Passes on a joiner with its first frame, which must be a join frame and, if it requests to become a node, within the rate of
+    /// its source.
     async fn welcome_joiner(self, mut arrival: Arrival) {
-        self.place.moved_on();
+        self.slot.moved_on();
         let deadline = Instant::now() + self.port.config.first_byte_deadline;
         if send(&mut arrival.tls, &Greeting::Welcome { node: arrival.node }).await.is_err() {
             return;
@@ -238,7 +241,7 @@ impl Newcomer {
             Ok(Ok(None)) => return,
             Ok(Err(FrameError::TooLarge(_))) => return self.malformed(arrival, ErrorCode::TooLarge).await,
             Ok(Err(_)) => return self.malformed(arrival, ErrorCode::Invalid).await,
-            Err(_) => return self.too_slow("no join request in time"),
+            Err(_) => return self.deadline_missed("join request timed out"),
         };
         let refused = match wire::decode::<JoinFrame>(&frame) {
             Err(_) => return self.malformed(arrival, ErrorCode::Invalid).await,
@@ -246,34 +249,34 @@ impl Newcomer {
             Ok(JoinFrame::Join(_)) => self.port.take_join(self.remote.ip()).err(),
         };
         if let Some(wait) = refused {
-            let message = "too many join requests from this address; retry";
+            let message = "too many join requests from this address; retry later";
             let body = ErrorBody::new(ErrorCode::TooManyRequests, message).retry_after(wait);
             return self.refuse_joiner(arrival, body, "too many join requests").await;
         }
         let Some(sink) = self.reserve(Service::Join) else {
-            let message = "too many join requests are being served; retry";
+            let message = "too many join requests in progress; retry later";
             let body = ErrorBody::new(ErrorCode::TooManyRequests, message).retry_after(Duration::from_millis(200));
             return self.refuse_joiner(arrival, body, "too many join requests").await;
         };
-        self.place.anonymous(Service::Join);
+        self.slot.anonymous(Service::Join);
         let mut first = BytesMut::with_capacity(4 + frame.len());
-        first.extend_from_slice(&u32::try_from(frame.len()).expect("a frame's limit fits 32 bits").to_be_bytes());
+        first.extend_from_slice(&u32::try_from(frame.len()).expect("the frame limit fits 32 bits").to_be_bytes());
         first.extend_from_slice(&frame);
         self.hand_over(arrival, first.freeze(), None, sink);
     }
 
-    /// A client without certificate is handed over with the first bytes of its first request.
-    async fn welcome_stranger(self, mut arrival: Arrival) {
-        self.place.moved_on();
+    /// Passes on a client without a certificate with the first bytes of its first request.
+    async fn welcome_anonymous(self, mut arrival: Arrival) {
+        self.slot.moved_on();
         let mut first = BytesMut::with_capacity(1024);
         let reading = arrival.tls.read_buf(&mut first);
         match timeout(self.port.config.first_byte_deadline, reading).await {
             Ok(Ok(read)) if read > 0 => {}
             Ok(_) => return,
-            Err(_) => return self.too_slow("no request in time"),
+            Err(_) => return self.deadline_missed("request timed out"),
         }
-        let Some(sink) = self.reserve(Service::Http) else { return self.no_room(arrival).await };
-        self.place.anonymous(Service::Http);
+        let Some(sink) = self.reserve(Service::Http) else { return self.refuse_for_capacity(arrival).await };
+        self.slot.anonymous(Service::Http);
         self.hand_over(arrival, first.freeze(), None, sink);
     }
 
@@ -284,12 +287,12 @@ impl Newcomer {
         refused: Option<Refusal>,
         sink: mpsc::OwnedPermit<Connection>,
     ) {
-        if let Err(error) = self.port.lobby.move_out(arrival.tls.get_mut().0) {
+        if let Err(error) = self.port.handshake_pool.move_to_services(arrival.tls.get_mut().0) {
             self.port.count(|c| c.accept_failed += 1);
-            tracing::debug!(%error, "an accepted connection could not be kept");
-            return self.port.complain(Offender::Others, "accepting failed");
+            tracing::debug!(%error, "cannot move an accepted connection to its service");
+            return self.port.report_offence(Offender::Others, "accept failed");
         }
-        let kill = self.place.kill.clone();
+        let kill = self.slot.kill.clone();
         let stream: BoxStream = if first.is_empty() {
             Box::pin(Killable::new(arrival.tls, &kill))
         } else {
@@ -306,7 +309,7 @@ impl Newcomer {
             kill,
             refused,
             alpn: arrival.alpn,
-            permit: ConnectionPermit::holding(self.place),
+            permit: ConnectionPermit::holding(self.slot),
         });
     }
 
@@ -318,53 +321,53 @@ impl Newcomer {
         permit
     }
 
-    /// Why a service is not there.
+    /// Why a service does not run on this node.
     fn absent(&self, service: Service) -> (RefusalReason, String) {
         let here = self.port.here(None);
         if here.manager || service == Service::Api {
-            (RefusalReason::NotKnownHereYet, "this service is starting; retry".to_owned())
+            (RefusalReason::NotKnownHereYet, "this service is starting; retry later".to_owned())
         } else {
-            (RefusalReason::NotAManager, "this node is not a manager; ask one".to_owned())
+            (RefusalReason::NotAManager, "this node is not a manager; ask a manager".to_owned())
         }
     }
 
-    /// Says no: with a frame on native services, through the HTTP service otherwise.
+    /// Refuses the connection: with a frame on native services, through the HTTP service otherwise.
     async fn refuse(self, mut arrival: Arrival, reason: RefusalReason, sentence: String) {
         self.port.count(|c| *c.refused.entry(word(reason)).or_default() += 1);
-        self.complain(arrival.identity.as_ref(), word(reason));
+        self.report_offence(arrival.identity.as_ref(), word(reason));
         let refusal = self.port.refusal(reason, sentence);
         if arrival.service != Service::Http {
-            // Whether it arrives is the peer's business.
+            // Delivery is best effort.
             let _ = send(&mut arrival.tls, &Greeting::Refused(refusal)).await;
             let _ = timeout(GREETING_DEADLINE, arrival.tls.shutdown()).await;
         } else if let Some(sink) = self.reserve(Service::Http) {
-            // From here on it is a stranger that waits for an answer: a cut by name must not come before that answer.
-            self.place.anonymous(Service::Http);
+            // From here on it counts as unauthenticated: a disconnect of its principal must not precede the answer.
+            self.slot.anonymous(Service::Http);
             self.hand_over(arrival, Bytes::new(), Some(refusal), sink);
         } else {
-            self.no_room(arrival).await;
+            self.refuse_for_capacity(arrival).await;
         }
     }
 
-    /// The HTTP service, which answers otherwise, takes nobody now. On HTTP/2 that cannot be said in a few bytes: its clients
-    /// retry what was cut off before it was read.
-    async fn no_room(self, mut arrival: Arrival) {
+    /// For when the HTTP service, which normally answers, accepts no connection. HTTP/2 has no short answer for this: its clients
+    /// retry requests that were not read.
+    async fn refuse_for_capacity(self, mut arrival: Arrival) {
         if arrival.alpn.as_deref() != Some(b"h2") {
-            let _ = timeout(GREETING_DEADLINE, arrival.tls.write_all(NO_ROOM)).await;
+            let _ = timeout(GREETING_DEADLINE, arrival.tls.write_all(SERVICE_UNAVAILABLE)).await;
         }
         let _ = timeout(GREETING_DEADLINE, arrival.tls.shutdown()).await;
     }
 
     async fn refuse_joiner(self, mut arrival: Arrival, body: ErrorBody, what: &'static str) {
         self.port.count(|c| *c.refused.entry(word(RefusalReason::TooManyRequests)).or_default() += 1);
-        self.complain(None, what);
+        self.report_offence(None, what);
         let _ = send(&mut arrival.tls, &JoinReply::Refused(body)).await;
         let _ = timeout(GREETING_DEADLINE, arrival.tls.shutdown()).await;
     }
 
     async fn malformed(self, mut arrival: Arrival, code: ErrorCode) {
         self.port.count(|c| c.malformed += 1);
-        self.complain(None, "malformed join request");
+        self.report_offence(None, "malformed join request");
         let message = match code {
             ErrorCode::TooLarge => format!("a join request is at most {JOIN_FRAME_LIMIT} bytes"),
             _ => "this is not a join request".to_owned(),
@@ -373,21 +376,21 @@ impl Newcomer {
         let _ = timeout(GREETING_DEADLINE, arrival.tls.shutdown()).await;
     }
 
-    fn too_slow(&self, what: &'static str) {
+    fn deadline_missed(&self, what: &'static str) {
         self.port.count(|c| c.timed_out += 1);
-        self.complain(None, what);
+        self.report_offence(None, what);
     }
 
-    fn complain(&self, identity: Option<&CertIdentity>, what: &'static str) {
+    fn report_offence(&self, identity: Option<&CertIdentity>, what: &'static str) {
         let offender = match identity.map(CertIdentity::principal) {
             None | Some(Principal::Anonymous) => Offender::Address(source_of(self.remote.ip())),
             Some(principal) => Offender::Principal(principal),
         };
-        self.port.complain(offender, what);
+        self.port.report_offence(offender, what);
     }
 }
 
-/// Sends one value, to a peer that has little time to take it.
+/// Sends one value within [`GREETING_DEADLINE`].
 async fn send<T: serde::Serialize>(tls: &mut Tls, value: &T) -> Result<(), FrameError> {
     let mut framed = Framed::new(tls);
     let sending = timeout(GREETING_DEADLINE, framed.send(value)).await;

@@ -10,26 +10,26 @@ use muster_messages::{CertIdentity, Principal};
 use crate::kill::Kill;
 use crate::stream::{BoxStream, Killable};
 
-/// What a service receives. For native services the `Welcome` has been written; the next bytes are the service's own.
+/// What a service receives. For native services the `Welcome` has been written; the following bytes belong to the service.
 pub struct Connection {
-    /// Ends by itself when `kill` is thrown.
+    /// Ends by itself when `kill` is triggered.
     pub stream: BoxStream,
     pub service: Service,
     /// `None`: no client certificate (join, HTTP).
     pub identity: Option<CertIdentity>,
     pub remote: SocketAddr,
     pub kill: Kill,
-    /// Only on [`Service::Http`]: the identity was refused; the service answers every request with it. Then `identity`
-    /// still says who that was.
+    /// Only on [`Service::Http`]: the refusal of the identity, which the service answers every request with. `identity` is
+    /// then still set.
     pub refused: Option<Refusal>,
     /// `h2`, `http/1.1`, …; `None` when the client negotiated nothing.
     pub alpn: Option<Vec<u8>>,
-    /// Keep it as long as the connection lives.
+    /// Must be kept as long as the connection.
     pub permit: ConnectionPermit,
 }
 
 impl Connection {
-    /// A connection that no gateway counts: an in-memory stream in tests, a local socket.
+    /// A connection outside the gateway's limits: an in-memory stream in tests, a local socket.
     pub fn detached(stream: BoxStream, service: Service, identity: Option<CertIdentity>, remote: SocketAddr) -> Self {
         let kill = Kill::new();
         Self {
@@ -43,7 +43,7 @@ impl Connection {
             permit: ConnectionPermit::uncounted(),
         }
     }
-    /// Whoever is on the other side, by certificate.
+    /// The principal in the peer's certificate.
     pub fn principal(&self) -> Principal {
         self.identity.as_ref().map_or(Principal::Anonymous, CertIdentity::principal)
     }
@@ -59,7 +59,7 @@ impl fmt::Debug for Connection {
     }
 }
 
-/// The place of one connection among the gateway's. Dropped: the slot is free and nobody can cut it any more.
+/// A connection's permit in the gateway's table. Dropping it frees the slot, and the gateway can no longer disconnect it.
 pub struct ConnectionPermit {
     _held: Option<Box<dyn Send + Sync>>,
 }

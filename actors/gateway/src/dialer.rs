@@ -1,10 +1,10 @@
-//! The client side: TCP, TLS, the other side's identity, the greeting. Each stage has a deadline of its own, and the
-//! error says which stage failed.
+//! The client side: TCP, TLS, the peer's identity, the greeting. Each stage has its own deadline, and the error names the
+//! failed stage.
 //!
-//! Keeps  DIAL-1  a caller gets a stream only from a node of our cluster, of our incarnation or a newer one, and of the
-//!                node it expected. (A newer one is heard because it may say that we are the old one.)
-//!        DIAL-2  and only from a manager, by its certificate: secrets go there, and what comes back is believed. Of other
-//!                nodes one word is taken: that they are no managers, and who may be.
+//! Invariants  DIAL-1  a caller gets a stream only from a node of this cluster, of this incarnation or a newer one, and only from
+//!                     the expected node. (A newer one is accepted because it may report that ours is the old one.)
+//!             DIAL-2  and only from a manager, by its certificate: secrets go there, and its answers are trusted. Other nodes
+//!                     are trusted in one respect: that they are not managers, and which nodes may be.
 
 use std::io;
 use std::net::SocketAddr;
@@ -22,19 +22,19 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
+use crate::dial_error_text::ClockFault;
 use crate::framed::{FrameError, Framed};
 use crate::stream::BoxStream;
 use crate::tls::{self, ClientTls};
-use crate::words::ClockFault;
 
 /// How long each stage may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DialTimeouts {
-    /// Name resolution and TCP. A host that is there answers within a round trip.
+    /// Name resolution and TCP. A reachable host answers within a round trip.
     pub connect: Duration,
-    /// The handshake; the other side gives us the same.
+    /// The handshake; the peer has the same limit.
     pub tls: Duration,
-    /// The admission decision: up to 1 s of catching up on the other side, and room for a busy machine.
+    /// The admission decision: up to 1 s for the peer to catch up, and margin for a busy machine.
     pub greeting: Duration,
 }
 
@@ -44,7 +44,6 @@ impl Default for DialTimeouts {
     }
 }
 
-/// A stage of a dial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
     Resolve,
@@ -64,7 +63,6 @@ impl std::fmt::Display for Stage {
     }
 }
 
-/// Why a dial failed.
 #[derive(Debug, thiserror::Error)]
 pub enum DialError {
     #[error("cannot resolve {addr}")]
@@ -79,28 +77,28 @@ pub enum DialError {
         #[source]
         source: io::Error,
     },
-    /// The handshake failed for the time of day: either clock is wrong, or the other side's certificate has run out.
-    #[error("{addr} shows a certificate that is not valid now: {fault}")]
+    /// The handshake failed because of the time: a clock is wrong, or the peer's certificate has expired.
+    #[error("{addr} presented a certificate that is not valid now: {fault}")]
     Clock { addr: String, fault: ClockFault },
-    /// The handshake failed: another cluster's node, not a TLS port.
+    /// The handshake failed: another cluster's node, or not a TLS port.
     #[error("TLS handshake with {addr} failed")]
     Tls {
         addr: String,
         #[source]
         source: io::Error,
     },
-    /// The handshake succeeded, but whoever answered is not whom we want.
-    #[error("{addr} is not the node we want: {why}")]
+    /// The handshake succeeded, but with the wrong peer.
+    #[error("{addr} is not the expected node: {why}")]
     WrongPeer { addr: String, why: String },
-    /// Our own credentials cannot be used.
-    #[error("the credentials cannot be used")]
+    /// This node's own credentials are unusable.
+    #[error("cannot use this node's credentials")]
     Credentials(#[from] TlsFault),
-    /// The other side answered and refused.
+    /// The peer answered with a refusal.
     #[error("{addr} refused: {refusal}")]
     Refused { addr: String, refusal: Refusal },
-    /// The connection ended or broke after the handshake, before the greeting. With TLS 1.3 this is also how a refused
-    /// client certificate looks.
-    #[error("{addr} ended the connection before its greeting")]
+    /// The connection ended or broke after the handshake, before the greeting. With TLS 1.3 a refused client certificate
+    /// looks the same.
+    #[error("{addr} closed the connection before its greeting")]
     Greeting {
         addr: String,
         #[source]
@@ -111,37 +109,37 @@ pub enum DialError {
 }
 
 impl DialError {
-    /// Nobody listens there: the host answered at once that the port is closed. The strongest sign that a process is gone.
+    /// No process listens there: the host answered immediately that the port is closed. The strongest sign that a process is gone.
     pub fn is_refused(&self) -> bool {
         matches!(self, DialError::Connect { source, .. } if source.kind() == io::ErrorKind::ConnectionRefused)
     }
-    /// The node that was wanted has proved that it is there; what failed came after that.
+    /// The expected node has proved its identity; the dial failed after that.
     pub fn is_after_identity(&self) -> bool {
         matches!(
             self,
             DialError::Refused { .. } | DialError::Greeting { .. } | DialError::Timeout { stage: Stage::Greeting, .. }
         )
     }
-    /// The reason, if the other side answered with one.
+    /// The refusal, if the peer answered with one.
     pub fn refusal(&self) -> Option<&Refusal> {
         match self {
             DialError::Refused { refusal, .. } => Some(refusal),
             _ => None,
         }
     }
-    /// The reason's word, if the other side answered with one.
+    /// The reason of the refusal, if the peer answered with one.
     pub fn reason(&self) -> Option<RefusalReason> {
         self.refusal().map(|r| r.reason)
     }
 }
 
-/// A connection that the other side has welcomed.
+/// A connection that the peer has welcomed.
 #[derive(Debug)]
 pub struct Dialed {
     pub stream: Framed<BoxStream>,
     /// The server's.
     pub identity: CertIdentity,
-    /// The node that the greeting names; the certificate's own.
+    /// The node in the greeting, which is the certificate's.
     pub node: NodeId,
     pub remote: SocketAddr,
     pub local: SocketAddr,
@@ -156,9 +154,9 @@ impl std::fmt::Debug for dyn crate::stream::Duplex {
 /// What the dialer trusts and presents.
 #[derive(Clone, Debug)]
 enum Trust {
-    /// Our certificate, renewals included.
+    /// This node's certificate, renewals included.
     Credentials { current: watch::Receiver<Arc<NodeCredentials>>, tls: Arc<ClientTls> },
-    /// No certificate, and this root: a joiner that has checked the digest, a client with a bearer token.
+    /// No certificate, and this root: for a joiner that has checked the digest, and for a client with a bearer token.
     Root { root_pem: Arc<str> },
 }
 
@@ -170,7 +168,7 @@ pub struct Dialer {
 }
 
 impl Dialer {
-    /// Dials with the credentials that are current at the time of each dial.
+    /// Dials with the credentials that are current at each dial.
     pub fn new(credentials: watch::Receiver<Arc<NodeCredentials>>) -> Self {
         Self {
             trust: Trust::Credentials { current: credentials, tls: Arc::default() },
@@ -181,7 +179,6 @@ impl Dialer {
     pub fn anonymous(root_pem: &str) -> Self {
         Self { trust: Trust::Root { root_pem: root_pem.into() }, timeouts: DialTimeouts::default() }
     }
-    /// With other deadlines.
     #[must_use]
     pub fn with_timeouts(mut self, timeouts: DialTimeouts) -> Self {
         self.timeouts = timeouts;
@@ -216,17 +213,18 @@ impl Dialer {
             Service::Http => Ok(()),
             _ => self.greeted(addr, &mut stream, node).await,
         };
-        let sends_on = greeted.as_ref().is_err_and(|no| no.reason() == Some(RefusalReason::NotAManager)); // DIAL-2
-        if role != Role::Manager && !sends_on {
-            let why = format!("node {node} shows the certificate of a {role}, which says nothing for the managers");
+        let redirects = greeted.as_ref().is_err_and(|no| no.reason() == Some(RefusalReason::NotAManager)); // DIAL-2
+        if role != Role::Manager && !redirects {
+            let why =
+                format!("node {node} presented the certificate of a {role}, which does not speak for the managers");
             return Err(DialError::WrongPeer { addr: addr.to_owned(), why });
         }
         greeted?;
         Ok(Dialed { stream, identity, node, remote, local })
     }
 
-    /// A join connection to whoever answers at `addr`, for fetching the root. Nothing secret may be sent on it. What was
-    /// presented is kept, so that [`Unverified::verify`] can tell later whether it belongs to the root that came back.
+    /// A join connection to an unverified server at `addr`, for fetching the root. No secret may be sent on it. The presented
+    /// certificates are kept, so that [`Unverified::verify`] can check later whether they belong to the fetched root.
     pub async fn dial_unverified(addr: &str, timeouts: DialTimeouts) -> Result<Unverified, DialError> {
         let dialer = Self { trust: Trust::Root { root_pem: "".into() }, timeouts };
         let config = muster_pki::unverified_client_config(Service::Join.alpn())?;
@@ -240,7 +238,7 @@ impl Dialer {
         Ok(Unverified { stream, presented, remote, local })
     }
 
-    /// A connection to whoever answers at `addr`, without a service and without a greeting.
+    /// A connection to an unverified server at `addr`, without a service and a greeting.
     pub(crate) async fn dial_anyone(addr: &str, timeouts: DialTimeouts) -> Result<BoxStream, DialError> {
         let dialer = Self { trust: Trust::Root { root_pem: "".into() }, timeouts };
         let tcp = dialer.connect(addr).await?;
@@ -258,7 +256,7 @@ impl Dialer {
         let connected = timeout(limit, TcpStream::connect(found.as_slice())).await;
         let tcp =
             connected.map_err(|_| late(addr, Stage::Connect, limit))?.map_err(|source| connect_error(addr, source))?;
-        // Small frames must leave at once; without it a round trip costs up to 40 ms.
+        // Small frames must be sent immediately; otherwise a round trip costs up to 40 ms.
         tcp.set_nodelay(true).map_err(|source| connect_error(addr, source))?;
         Ok(tcp)
     }
@@ -271,7 +269,7 @@ impl Dialer {
         name: &'static str,
     ) -> Result<TlsStream<TcpStream>, DialError> {
         let limit = self.timeouts.tls;
-        let name = ServerName::try_from(name).expect("it is a DNS name");
+        let name = ServerName::try_from(name).expect("a valid DNS name");
         let connecting = TlsConnector::from(config).connect(name, tcp);
         timeout(limit, connecting).await.map_err(|_| late(addr, Stage::Tls, limit))?.map_err(|source| {
             match ClockFault::of(&source) {
@@ -286,7 +284,7 @@ impl Dialer {
         let received = timeout(limit, stream.recv::<Greeting>()).await;
         let greeting = received.map_err(|_| late(addr, Stage::Greeting, limit))?;
         let ended = |source| DialError::Greeting { addr: addr.to_owned(), source };
-        match greeting.map_err(ended)?.ok_or_else(|| ended(FrameError::Cut))? {
+        match greeting.map_err(ended)?.ok_or_else(|| ended(FrameError::Truncated))? {
             Greeting::Welcome { node } => Ok(node),
             Greeting::Refused(refusal) => Err(DialError::Refused { addr: addr.to_owned(), refusal }),
         }
@@ -297,13 +295,13 @@ impl Dialer {
         if named == node {
             return Ok(());
         }
-        let why = format!("its certificate says {node}, its greeting {named}");
+        let why = format!("its certificate names {node}, its greeting {named}");
         let addr = addr.to_owned();
         Err(DialError::WrongPeer { addr, why })
     }
 }
 
-/// A connection to someone whose certificate was not verified.
+/// A connection to a server whose certificate was not verified.
 #[derive(Debug)]
 pub struct Unverified {
     pub stream: Framed<BoxStream>,
@@ -314,15 +312,14 @@ pub struct Unverified {
 }
 
 impl Unverified {
-    /// The identity of the presented leaf, if `root_pem` has signed it and it is valid now.
+    /// The identity of the presented leaf, if `root_pem` signed it and it is currently valid.
     pub fn verify(&self, root_pem: &str) -> Result<CertIdentity, String> {
         tls::verify_server(&self.presented, root_pem)
     }
 }
 
-/// The name that is asked of a server that may be any node: each one's certificate carries it. A manager is asked for by
-/// [`muster_pki::MANAGER_NAME`]. Who a server is, is read from its URI SAN in any case: managers' certificates of earlier
-/// releases lack that name.
+/// The server name for any node, in each node's certificate. For managers it is [`muster_pki::MANAGER_NAME`]. The identity is
+/// read from the URI SAN in any case: managers' certificates of earlier releases lack that name.
 const ANY_NODE: &str = "localhost";
 
 fn peer_identity(
@@ -331,7 +328,7 @@ fn peer_identity(
     expect: Option<NodeId>,
 ) -> Result<CertIdentity, String> {
     let chain = tls.get_ref().1.peer_certificates().unwrap_or_default();
-    let leaf = chain.first().ok_or("it presented no certificate")?;
+    let leaf = chain.first().ok_or("the peer presented no certificate")?;
     let identity = muster_pki::identity_of(leaf).map_err(|e| e.to_string())?;
     let Some((node, _)) = identity.node() else {
         return Err(format!("it is {}, not a node", identity.principal()));

@@ -1,10 +1,10 @@
 //! Length-delimited values over any stream: four bytes of length, big-endian, then a [`wire`] value of at most 1 MiB.
 //!
-//! Keeps  FRAME-1  a length field alone never makes the receiver allocate more than it has received, rounded up to a
-//!                 small step.
-//!        FRAME-2  reading never takes bytes beyond the current frame from the stream, so `into_inner` loses nothing
-//!                 that the peer sent after it (a mesh stream changes its protocol after the hello).
-//!        FRAME-3  a `recv` or `send` that is dropped half-way loses nothing: the next call goes on where it stopped.
+//! Invariants  FRAME-1  a length field alone never makes the receiver allocate more than it has received, rounded up to a
+//!                      small step.
+//!             FRAME-2  reading never takes bytes beyond the current frame from the stream, so `into_inner` loses nothing
+//!                      that the peer sent after it (a mesh stream changes its protocol after the hello).
+//!             FRAME-3  a `recv` or `send` that is dropped midway loses nothing: the next call continues where it stopped.
 
 use std::io;
 
@@ -14,13 +14,13 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadHalf, WriteHalf};
 
-/// Why a frame could not be sent or received. The stream is of no further use, except after `Wire` on sending.
+/// Why a frame could not be sent or received. The stream is then unusable, except after `Wire` on sending.
 #[derive(Debug, thiserror::Error)]
 pub enum FrameError {
     #[error("the connection broke")]
     Io(#[source] io::Error),
     #[error("the connection ended inside a frame")]
-    Cut,
+    Truncated,
     #[error("a frame of {0} bytes is too large")]
     TooLarge(usize),
     #[error("bad frame: {0}")]
@@ -28,7 +28,7 @@ pub enum FrameError {
 }
 
 const HEADER: usize = 4;
-/// How much room is made at a time while a frame arrives: a claimed megabyte costs 16 KiB until the bytes are there.
+/// How much is allocated at a time while a frame arrives: a declared megabyte costs 16 KiB until the bytes arrive.
 const STEP: usize = 16 * 1024;
 
 /// The frame that is arriving.
@@ -72,13 +72,12 @@ impl Inbound {
             self.bytes.reserve(room);
             let read = io.take(room as u64).read_buf(&mut self.bytes).await.map_err(FrameError::Io)?;
             if read == 0 {
-                return if self.bytes.is_empty() { Ok(None) } else { Err(FrameError::Cut) };
+                return if self.bytes.is_empty() { Ok(None) } else { Err(FrameError::Truncated) };
             }
         }
     }
 }
 
-/// Frames that are leaving.
 #[derive(Debug, Default)]
 struct Outbound {
     bytes: BytesMut,
@@ -106,7 +105,7 @@ impl Outbound {
             }
         }
         if self.bytes.capacity() > 4 * STEP {
-            self.bytes = BytesMut::new(); // one large frame must not be paid for by an idle connection
+            self.bytes = BytesMut::new(); // an idle connection must not keep the memory of a large frame
         }
         io.flush().await.map_err(FrameError::Io)
     }
@@ -125,17 +124,16 @@ pub struct Framed<S> {
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Framed<S> {
-    /// Frames over `stream`.
     pub fn new(stream: S) -> Self {
         Self { stream, inbound: Inbound::default(), outbound: Outbound::default() }
     }
-    /// With a smaller limit for what is received: for peers that nobody has authenticated.
+    /// With a smaller limit for received frames, for unauthenticated peers.
     #[must_use]
     pub fn with_limit(mut self, limit: usize) -> Self {
         self.inbound.limit = limit.min(MAX_FRAME);
         self
     }
-    /// Sends one value and flushes. Dropped half-way: the rest leaves with the next `send` or `flush`.
+    /// Sends one value and flushes. Dropped midway: the next `send` or `flush` sends the rest.
     pub async fn send<T: Serialize>(&mut self, value: &T) -> Result<(), FrameError> {
         self.outbound.push_value(value)?;
         self.flush().await
@@ -144,7 +142,6 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Framed<S> {
     pub fn feed<T: Serialize>(&mut self, value: &T) -> Result<(), FrameError> {
         self.outbound.push_value(value)
     }
-    /// Writes what is queued.
     pub async fn flush(&mut self) -> Result<(), FrameError> {
         self.outbound.flush(&mut self.stream).await
     }
@@ -164,13 +161,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Framed<S> {
             FramedWriter { stream: writer, outbound: self.outbound },
         )
     }
-    /// The stream, after the last frame that was received whole. Values not flushed are lost.
+    /// The stream, after the last completely received frame. Values not flushed are lost.
     pub fn into_inner(self) -> S {
         self.stream
     }
 }
 
-/// The receiving half.
 #[derive(Debug)]
 pub struct FramedReader<R> {
     stream: R,
@@ -178,7 +174,6 @@ pub struct FramedReader<R> {
 }
 
 impl<R: AsyncRead + Unpin> FramedReader<R> {
-    /// Frames from `stream`.
     pub fn new(stream: R) -> Self {
         Self { stream, inbound: Inbound::default() }
     }
@@ -192,7 +187,6 @@ impl<R: AsyncRead + Unpin> FramedReader<R> {
     }
 }
 
-/// The sending half.
 #[derive(Debug)]
 pub struct FramedWriter<W> {
     stream: W,
@@ -200,7 +194,6 @@ pub struct FramedWriter<W> {
 }
 
 impl<W: AsyncWrite + Unpin> FramedWriter<W> {
-    /// Frames into `stream`.
     pub fn new(stream: W) -> Self {
         Self { stream, outbound: Outbound::default() }
     }
@@ -213,7 +206,7 @@ impl<W: AsyncWrite + Unpin> FramedWriter<W> {
     pub fn feed<T: Serialize>(&mut self, value: &T) -> Result<(), FrameError> {
         self.outbound.push_value(value)
     }
-    /// Queues a frame whose body is encoded already.
+    /// Queues a frame with an encoded body.
     pub fn feed_encoded(&mut self, body: &[u8]) -> Result<(), FrameError> {
         self.outbound.push(body)
     }
@@ -221,11 +214,10 @@ impl<W: AsyncWrite + Unpin> FramedWriter<W> {
     pub fn queued(&self) -> usize {
         self.outbound.bytes.len()
     }
-    /// Writes what is queued.
     pub async fn flush(&mut self) -> Result<(), FrameError> {
         self.outbound.flush(&mut self.stream).await
     }
-    /// Says that nothing follows.
+    /// Flushes and closes the sending direction.
     pub async fn shutdown(&mut self) -> Result<(), FrameError> {
         self.flush().await?;
         self.stream.shutdown().await.map_err(FrameError::Io)
@@ -238,7 +230,7 @@ mod tests {
     use tokio::io::duplex;
 
     #[tokio::test]
-    async fn a_value_survives_the_trip_and_the_end_is_clean() {
+    async fn value_round_trips_and_end_is_clean() {
         let (a, b) = duplex(7); // smaller than a frame: both sides see partial progress
         let (mut a, mut b) = (Framed::new(a), Framed::new(b));
         let sent = vec!["x".repeat(1000), String::new()];
@@ -250,7 +242,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_claimed_length_over_the_limit_is_refused_before_its_bytes_arrive() {
+    async fn declared_length_over_limit_is_refused_before_its_bytes() {
         let (mut raw, b) = duplex(64);
         raw.write_all(&(MAX_FRAME as u32 + 1).to_be_bytes()).await.unwrap();
         let got = Framed::new(b).recv::<u8>().await;
@@ -258,11 +250,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_claimed_length_reserves_no_memory_for_bytes_that_never_came() {
+    async fn declared_length_alone_reserves_no_memory() {
         let (mut raw, b) = duplex(64);
         raw.write_all(&(MAX_FRAME as u32).to_be_bytes()).await.unwrap();
         let mut b = Framed::new(b);
-        // Polled once: by then it has read the length, and waits.
+        // Polled once: it has read the length, and waits.
         tokio::select! { biased; got = b.recv::<u8>() => panic!("{got:?}"), () = std::future::ready(()) => {} }
         assert!(b.inbound.bytes.capacity() <= 2 * STEP);
     }
@@ -272,7 +264,7 @@ mod tests {
         let (mut raw, b) = duplex(64);
         raw.write_all(&[0, 0, 0, 9, 1]).await.unwrap();
         drop(raw);
-        assert!(matches!(Framed::new(b).recv::<u8>().await, Err(FrameError::Cut)));
+        assert!(matches!(Framed::new(b).recv::<u8>().await, Err(FrameError::Truncated)));
         let (mut raw, b) = duplex(64);
         raw.write_all(&[0, 0, 0, 0]).await.unwrap();
         let got = Framed::new(b).recv::<u8>().await;
@@ -289,7 +281,7 @@ mod tests {
         let mut got = None;
         for byte in bytes {
             raw.write_all(&[byte]).await.unwrap();
-            // Polled once, dropped at once.
+            // Polled once, then dropped.
             tokio::select! { biased; r = b.recv::<String>() => got = r.unwrap(), () = std::future::ready(()) => {} }
         }
         assert_eq!(got.as_deref(), Some("hello"));
@@ -307,7 +299,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_stream_behind_frames_loses_no_byte() {
+    async fn stream_after_frames_loses_no_byte() {
         let (mut raw, b) = duplex(1024);
         let body = wire::encode(&7u64).unwrap();
         raw.write_all(&(body.len() as u32).to_be_bytes()).await.unwrap();

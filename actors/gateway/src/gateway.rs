@@ -1,12 +1,13 @@
 //! Gateway: the one TLS port of a node.
 //!
-//! Owns   the port while it lives: accepting, the clock of the connections, the judgement of live ones.
-//! Hears  `Cut`, and the local copy when it changes.     Says  nothing; connections go to the registered services.
-//! Keeps  GATE-1  no byte of a service is read before the decision who is current.
-//!        GATE-2  a connection that a newer copy does not allow ends within a tenth of a second of that copy, and every
-//!                connection ends within a second of its certificate.
-//!        GATE-3  what strangers do costs a bounded number of sockets, bytes and log lines.
-//! Why the connections are not in here: a gateway that crashes must still be able to cut them. They live in [`Port`].
+//! Owns        the port while it runs: accepting, expiry of connections, re-evaluation of live ones.
+//! Inputs      `Cut`, and changes of the local replica.
+//! Outputs     connections, to the registered services.
+//! Invariants  GATE-1  no byte of a service is read before the decision whether the principal is current.
+//!             GATE-2  a connection that a newer replica does not allow ends within a tenth of a second of that replica, and
+//!                     every connection ends within a second of its certificate.
+//!             GATE-3  unauthenticated connections cost a bounded number of sockets, bytes and log lines.
+//! Why the connections are in [`Port`]: a gateway that crashed must still be able to disconnect them.
 
 use std::time::Duration;
 
@@ -17,11 +18,9 @@ use serde_json::Value;
 use crate::accept::accept_all;
 use crate::port::Port;
 
-/// What the gateway hears, its own timers included.
 pub enum Msg {
     Protocol(GatewayMsg),
-    /// The local copy is another one.
-    CopyChanged,
+    ReplicaChanged,
     Tick,
 }
 
@@ -35,25 +34,24 @@ impl Named for Msg {
     fn name(&self) -> &'static str {
         match self {
             Msg::Protocol(msg) => msg.name(),
-            Msg::CopyChanged => "copy_changed",
+            Msg::ReplicaChanged => "copy_changed",
             Msg::Tick => "tick",
         }
     }
 }
 
-/// How often expired certificates are looked for, and due log lines.
-const TICK: Duration = Duration::from_secs(1);
-/// The least time between two judgements of all live connections: a tenth of the second in which a block must cut, and
-/// long enough that judging thousands costs about one percent of a core while the state changes all the time.
-const BETWEEN_JUDGEMENTS: Duration = Duration::from_millis(100);
+/// The interval of checks for expired certificates and due log lines.
+const TICK_INTERVAL: Duration = Duration::from_secs(1);
+/// The minimum time between two evaluations of all live connections: a tenth of the second in which a block must disconnect,
+/// and long enough that evaluating thousands costs about one percent of a core while the state changes constantly.
+const REEVALUATION_INTERVAL: Duration = Duration::from_millis(100);
 
-/// The actor.
 pub struct Gateway {
     port: Port,
 }
 
 impl Gateway {
-    /// A gateway on this port. Each incarnation goes on with the connections of the last one.
+    /// A gateway on this port. Each incarnation continues with the connections of the last one.
     pub fn on(port: Port) -> Self {
         Self { port }
     }
@@ -65,20 +63,20 @@ impl Shell for Gateway {
 
     async fn started(&mut self, cx: &Cx<Msg>) -> Result<(), Fault> {
         {
-            let _inside = self.port.inner.lobby.accepting().enter();
+            let _inside = self.port.inner.handshake_pool.accepting().enter();
             cx.spawn(accept_all(self.port.inner.clone()));
         }
-        let (me, mut copy) = (cx.me().clone(), self.port.inner.copy.watch());
+        let (me, mut local_replica) = (cx.me().clone(), self.port.inner.local_replica.watch());
         cx.spawn(async move {
             loop {
-                // A level: whichever copy is there when the message is handled counts.
-                let _gone = me.tell(Msg::CopyChanged);
-                tokio::time::sleep(BETWEEN_JUDGEMENTS).await;
-                copy.changed().await;
-                copy.get();
+                // Level-triggered: the replica at the time of handling counts.
+                let _gone = me.tell(Msg::ReplicaChanged);
+                tokio::time::sleep(REEVALUATION_INTERVAL).await;
+                local_replica.changed().await;
+                local_replica.get();
             }
         });
-        cx.after(TICK, Msg::Tick);
+        cx.after(TICK_INTERVAL, Msg::Tick);
         Ok(())
     }
 
@@ -86,14 +84,14 @@ impl Shell for Gateway {
         match msg {
             Msg::Protocol(GatewayMsg::Cut { principal, services, reason }) => {
                 let cut = self.port.cut(&principal, &services, reason);
-                tracing::debug!(%principal, %reason, cut, "cut");
+                tracing::debug!(%principal, %reason, cut, "disconnected live connections");
             }
-            Msg::CopyChanged => self.port.inner.judge_live(),
+            Msg::ReplicaChanged => self.port.inner.reevaluate_live(),
             Msg::Tick => {
                 self.port.inner.end_expired();
-                self.port.inner.judge_unconfirmed();
+                self.port.inner.reevaluate_unconfirmed();
                 self.port.inner.write_due_lines();
-                cx.after(TICK, Msg::Tick);
+                cx.after(TICK_INTERVAL, Msg::Tick);
             }
         }
         Ok(())

@@ -1,48 +1,48 @@
-//! The one TLS port of a node: who may come in, where they go, how they are cut off; and its client side, the dialer.
+//! The one TLS port of a node: admission, routing to services, disconnects; and the client side, the dialer.
 //!
 //! - [`Port`] and [`Gateway`]: the listener with its connections, and the actor that runs it.
-//! - [`Services`], [`LocalCopy`], [`KnownManagers`]: what the rest of the process tells the port.
+//! - [`Services`], [`LocalReplica`], [`KnownManagers`]: what the rest of the process provides to the port.
 //! - [`Connection`], [`Kill`], [`Framed`]: what a service receives.
 //! - [`Dialer`]: connections to others.
-//! - `core`: who is current, the limits, the rate, the log lines; values only.
+//! - `core`: which principals are current, the limits, the rate, the log lines; values only.
 
 mod accept;
+#[cfg(not(feature = "bug-injection"))]
+mod bugs;
+#[cfg(feature = "bug-injection")]
+pub mod bugs;
 mod connection;
-mod copy;
 pub mod core;
+mod dial_error_text;
 mod dialer;
 mod framed;
 mod gateway;
+mod handshake_pool;
 mod kill;
-mod lobby;
+mod local_replica;
 mod managers;
 mod metrics;
 mod port;
-#[cfg(not(feature = "sabotage"))]
-mod sabotage;
-#[cfg(feature = "sabotage")]
-pub mod sabotage;
+mod reported_time;
 mod services;
 mod stream;
 mod tls;
-mod told_time;
-mod words;
 
 pub use self::accept::JOIN_FRAME_LIMIT;
 pub use self::connection::{Connection, ConnectionPermit};
-pub use self::copy::{CopyGuard, CopyWatch, LocalCopy};
 pub use self::core::rate::{Buckets, Rate};
 pub use self::core::source_of;
+pub use self::dial_error_text::ClockFault;
 pub use self::dialer::{DialError, DialTimeouts, Dialed, Dialer, Stage, Unverified};
 pub use self::framed::{FrameError, Framed, FramedReader, FramedWriter};
 pub use self::gateway::{Gateway, Msg};
 pub use self::kill::Kill;
+pub use self::local_replica::{LocalReplica, ReplicaGuard, ReplicaWatch};
 pub use self::managers::KnownManagers;
 pub use self::metrics::GatewayMetrics;
 pub use self::port::{GatewayConfig, Port};
 pub use self::services::{Registration, Services};
 pub use self::stream::{BoxStream, Duplex, Killable, Prefixed};
-pub use self::words::ClockFault;
 
 /// True while a test has broken this promise on purpose.
-use self::sabotage::engaged as sabotaged;
+use self::bugs::is_injected as bug_injected;

@@ -1,4 +1,4 @@
-//! What the gateway counts.
+//! The gateway's metrics.
 
 use std::collections::BTreeMap;
 
@@ -9,31 +9,29 @@ use serde::Serialize;
 /// A snapshot: counters since the process started, then gauges.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct GatewayMetrics {
-    /// TCP connections accepted.
     pub accepted: u64,
     /// Handed to a service.
     pub admitted: BTreeMap<Service, u64>,
-    /// Of these: on the certificate alone, because the local copy was too old.
+    /// Of these: on the certificate alone, because the local replica was too old.
     pub on_certificate: u64,
-    /// Decisions that first waited for the local copy.
+    /// Decisions that first waited for the local replica.
     pub caught_up: u64,
     /// Refused after the handshake, by reason.
     pub refused: BTreeMap<&'static str, u64>,
     /// Handshakes that failed: not TLS, a certificate of another cluster, an expired one.
     pub handshake_failed: u64,
-    /// Strangers that did not get on in time.
+    /// Unauthenticated connections that missed a deadline.
     pub timed_out: u64,
-    /// Strangers that had to go for newer ones.
+    /// Unauthenticated connections evicted for newer ones.
     pub evicted: u64,
-    /// Join frames that were no join frames.
     pub malformed: u64,
-    /// Live connections cut, by reason.
+    /// Live connections disconnected, by reason.
     pub cut: BTreeMap<&'static str, u64>,
-    /// Connections that ended with their certificate.
+    /// Connections ended because their certificate expired.
     pub expired: u64,
-    /// Accepting failed (no file descriptors, say).
+    /// Failed accepts (no file descriptors, for example).
     pub accept_failed: u64,
-    /// Connection tasks that panicked: a bug each.
+    /// Connection tasks that panicked; each is a bug.
     pub panicked: u64,
     /// Now: not served yet.
     pub waiting: usize,
@@ -45,7 +43,7 @@ pub struct GatewayMetrics {
     pub live: BTreeMap<Service, usize>,
 }
 
-/// The reason's fixed word.
+/// The reason's name on the wire.
 pub(crate) fn word(reason: RefusalReason) -> &'static str {
     match reason {
         RefusalReason::Blocked => "blocked",
@@ -68,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_snapshot_is_an_object_with_the_words_of_the_contract() {
+    fn metrics_snapshot_has_the_keys_of_the_contract() {
         let mut metrics = GatewayMetrics::default();
         metrics.admitted.insert(Service::Mesh, 1);
         metrics.refused.insert(word(RefusalReason::NotAManager), 2);
@@ -77,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn each_reason_has_the_same_word_here_and_on_the_wire() {
+    fn each_reason_has_its_wire_name() {
         use RefusalReason as R;
         for reason in [
             R::Blocked,

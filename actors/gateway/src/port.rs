@@ -1,5 +1,5 @@
-//! The port: everything of the gateway that outlives an incarnation of its actor. A gateway that crashes and comes back
-//! finds its listener, its connections and its counters where they were.
+//! The port: the state of the gateway that outlives an incarnation of its actor. A restarted gateway continues with its
+//! listener, connections and counters.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -14,41 +14,40 @@ use tokio::net::TcpListener;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
-use crate::copy::LocalCopy;
-use crate::core::admission::{self, Admission, CONFIRMED_WITHIN, HereIs};
+use crate::core::admission::{self, Admission, CONFIRMATION_TIMEOUT, LocalFacts};
 use crate::core::connections::{ConnectionId, Connections, Full, Limits};
 use crate::core::offenders::{Line, Offender, Offenders};
 use crate::core::rate::{Buckets, Rate};
 use crate::core::source_of;
+use crate::handshake_pool::HandshakePool;
 use crate::kill::Kill;
-use crate::lobby::Lobby;
+use crate::local_replica::LocalReplica;
 use crate::managers::KnownManagers;
 use crate::metrics::{GatewayMetrics, word};
 use crate::services::Services;
 use crate::tls::ServerTls;
 
-/// Limits and deadlines.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GatewayConfig {
-    /// Connections with a certificate, of each kind: agents' sessions, what else workers ask for, operators and users. 10,000
-    /// agents on three managers of which one is down are 5,000 each.
+    /// Connections with a certificate, of each kind: agents' sessions, other connections of workers, operators and users. 10,000
+    /// agents on three managers with one down are 5,000 each.
     pub max_identified: usize,
-    /// Connections of one principal, of one kind. A load generator with 256 clients shares one. Each may cost 100 KiB when it is
-    /// made to: one stolen certificate must not cost more memory than a manager has to spare.
+    /// Connections of one principal, of one kind. A load generator with 256 clients shares one principal. A hostile connection can
+    /// cost 100 KiB: one stolen certificate must not cost more memory than a manager can spare.
     pub max_per_principal: usize,
     /// Connections served without a certificate, HTTP clients and joiners each. Each costs up to 64 KiB.
     pub max_anonymous: usize,
-    /// Connections not served yet. At 5,000 new ones a second a stranger still has 200 ms for a handshake of three.
+    /// Connections not served yet. At 5,000 new ones per second, each still has 200 ms for a handshake of 3 ms.
     pub max_waiting: usize,
     /// From the first packet to the end of the handshake.
     pub handshake_deadline: Duration,
-    /// From the handshake of a stranger to the first byte (a whole frame on `muster-join/1`).
+    /// From the handshake of an unauthenticated client to the first byte (a whole frame on `muster-join/1`).
     pub first_byte_deadline: Duration,
-    /// How long a decision may wait for a copy that is too old.
+    /// How long a decision may wait for a newer replica.
     pub catch_up: Duration,
-    /// Join requests per source. (Only well-formed ones count: garbage ends its connection and costs others nothing.)
+    /// Join requests per source. (Only well-formed ones count: garbage ends its own connection and costs others nothing.)
     pub join_rate: Rate,
-    /// How long an offender is worth one line.
+    /// The interval of log lines per offender and reason.
     pub log_window: Duration,
 }
 
@@ -62,23 +61,23 @@ impl Default for GatewayConfig {
             handshake_deadline: Duration::from_secs(5),
             first_byte_deadline: Duration::from_secs(10),
             catch_up: Duration::from_secs(1),
-            // A rack behind one address that joins at once is 100 machines; tokens hold 128 bits, so nothing is guessed
-            // at any rate. The limit protects the signing key's time.
+            // A rack of 100 machines may join at once from one address. Tokens have 128 bits and cannot be guessed at any
+            // rate: the limit protects the time of the signer.
             join_rate: Rate { per_second: 20, burst: 100 },
             log_window: Duration::from_secs(60),
         }
     }
 }
 
-/// How many sources the rate limit tells apart, and how many offenders the log: well above any honest number.
+/// The number of sources that the rate limit distinguishes, and of offenders in the log: far above normal numbers.
 const MAX_SOURCES: usize = 16_384;
 const MAX_OFFENDERS: usize = 1_024;
 
-/// Connections that the kernel completes before we accept them; it allows as many on most machines. Tokio asks for 1,024:
-/// a burst of that size makes the kernel drop first packets, and everybody's next attempt comes a second later.
-const BACKLOG: i32 = 4_096;
+/// Connections that the kernel completes before they are accepted; most machines allow this many. Tokio requests 1,024: a
+/// burst of that size makes the kernel drop first packets, which clients resend a second later.
+const LISTEN_BACKLOG: i32 = 4_096;
 
-/// The listening port with its connections. Clones are the same port.
+/// The listening port with its connections. Clones share one port.
 #[derive(Clone, Debug)]
 pub struct Port {
     pub(crate) inner: Arc<Inner>,
@@ -88,26 +87,26 @@ pub struct Port {
 pub(crate) struct Inner {
     pub(crate) config: GatewayConfig,
     pub(crate) listener: TcpListener,
-    pub(crate) lobby: Lobby,
+    pub(crate) handshake_pool: HandshakePool,
     pub(crate) credentials: watch::Receiver<Arc<NodeCredentials>>,
     pub(crate) services: Services,
-    pub(crate) copy: LocalCopy,
+    pub(crate) local_replica: LocalReplica,
     pub(crate) managers: KnownManagers,
     pub(crate) tls: ServerTls,
     connections: Mutex<Connections<Kill>>,
     joins: Mutex<Buckets<IpAddr>>,
     offenders: Mutex<Offenders>,
     counters: Mutex<GatewayMetrics>,
-    judged: Mutex<Judged>,
+    evaluated: Mutex<Evaluated>,
 }
 
-/// The newest copies that have judged.
+/// The newest replicas that were used for decisions.
 #[derive(Debug, Default)]
-struct Judged {
-    /// All live connections.
+struct Evaluated {
+    /// For all live connections.
     live: Revision,
-    /// A connection, live or new. An older copy (a raft member that starts again replays its log) must not judge live ones: it
-    /// would miss what was granted since.
+    /// For any connection, live or new. An older replica (a restarting raft member replays its log) must not be used for live
+    /// ones: it lacks later grants.
     any: Revision,
 }
 
@@ -116,23 +115,22 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Port {
-    /// A port on a listener that is bound already, perhaps long before this node had an identity. Its services live in
-    /// the runtime that calls.
+    /// A port on a bound listener, which may be older than this node's identity. Its services run in the calling runtime.
     ///
     /// # Errors
-    /// The system gives no threads or file descriptors.
+    /// Out of threads or file descriptors.
     pub fn new(
         config: GatewayConfig,
         listener: TcpListener,
         credentials: watch::Receiver<Arc<NodeCredentials>>,
         services: Services,
-        copy: LocalCopy,
+        local_replica: LocalReplica,
         managers: KnownManagers,
     ) -> io::Result<Self> {
-        let lobby = Lobby::open()?;
-        let listener = lobby.take_over(listener)?;
-        // What it had before is good enough, should this fail.
-        let _kept = rustix::net::listen(&listener, BACKLOG);
+        let handshake_pool = HandshakePool::open()?;
+        let listener = handshake_pool.take_over(listener)?;
+        // If this fails, the previous backlog remains.
+        let _kept = rustix::net::listen(&listener, LISTEN_BACKLOG);
         let limits = Limits {
             identified: config.max_identified,
             per_principal: config.max_per_principal,
@@ -144,28 +142,26 @@ impl Port {
             joins: Mutex::new(Buckets::new(config.join_rate, MAX_SOURCES)),
             offenders: Mutex::new(Offenders::new(config.log_window, MAX_OFFENDERS)),
             counters: Mutex::default(),
-            judged: Mutex::default(),
+            evaluated: Mutex::default(),
             tls: ServerTls::default(),
             config,
             listener,
-            lobby,
+            handshake_pool,
             credentials,
             services,
-            copy,
+            local_replica,
             managers,
         };
         Ok(Self { inner: Arc::new(inner) })
     }
-    /// Where it listens.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.inner.listener.local_addr()
     }
-    /// The runtimes of its own threads, where connections are accepted, and where they wait until a service has them.
+    /// The runtimes of its own threads: for accepting, and for connections that no service has yet.
     pub fn runtimes(&self) -> [Handle; 2] {
-        let lobby = &self.inner.lobby;
-        [lobby.accepting().clone(), lobby.waiting().clone()]
+        let handshake_pool = &self.inner.handshake_pool;
+        [handshake_pool.accepting().clone(), handshake_pool.waiting().clone()]
     }
-    /// What it has counted.
     pub fn metrics(&self) -> GatewayMetrics {
         let mut metrics = locked(&self.inner.counters).clone();
         let connections = locked(&self.inner.connections);
@@ -173,10 +169,10 @@ impl Port {
         metrics.live = connections.by_service();
         metrics
     }
-    /// Cuts the live connections of a principal, on the named services (none: on all). Returns how many there were.
+    /// Disconnects the live connections of a principal to the named services (none: to all). Returns their number.
     pub fn cut(&self, principal: &Principal, services: &[Service], reason: RefusalReason) -> usize {
         let switches = locked(&self.inner.connections).of_principal(principal, services);
-        self.inner.throw(switches.into_iter().map(|k| (k, reason)))
+        self.inner.trigger(switches.into_iter().map(|k| (k, reason)))
     }
 }
 
@@ -185,9 +181,9 @@ impl Inner {
         count(&mut locked(&self.counters));
     }
 
-    /// Writes a line about an offender, unless it is not its turn.
-    pub(crate) fn complain(&self, offender: Offender, what: &'static str) {
-        let line = locked(&self.offenders).note(Clock.now(), offender, what);
+    /// Counts an offence, and logs it if a line is due.
+    pub(crate) fn report_offence(&self, offender: Offender, what: &'static str) {
+        let line = locked(&self.offenders).report(Clock.now(), offender, what);
         if let Some(line) = line {
             write_line(&line);
         }
@@ -198,99 +194,98 @@ impl Inner {
         due.iter().for_each(write_line);
     }
 
-    /// Who decides, and with what in hand.
-    pub(crate) fn here(&self, replica: Option<&Replica>) -> HereIs {
+    /// The facts about this node for a decision.
+    pub(crate) fn here(&self, replica: Option<&Replica>) -> LocalFacts {
         let credentials = self.credentials.borrow();
         let known = replica.and_then(|r| r.tables.cluster.as_ref()).map_or(Incarnation(0), |c| c.incarnation);
-        let manager_half = [Service::Mesh, Service::Agent, Service::Join];
-        HereIs {
+        let manager_services = [Service::Mesh, Service::Agent, Service::Join];
+        LocalFacts {
             cluster: credentials.identity.cluster,
             incarnation: credentials.identity.incarnation.max(known),
-            manager: manager_half.into_iter().any(|s| self.services.serves(s)),
+            manager: manager_services.into_iter().any(|s| self.services.serves(s)),
             closed_to_others: self.services.is_closed_to_others(),
             me: credentials.identity.node().map(|(node, _)| node),
         }
     }
 
-    pub(crate) fn judge(
+    pub(crate) fn evaluate(
         &self,
         identity: Option<&CertIdentity>,
         service: Service,
         replica: Option<&Replica>,
     ) -> Admission {
         if let Some(replica) = replica {
-            let mut judged = locked(&self.judged);
-            judged.any = judged.any.max(replica.tables.revision);
+            let mut evaluated = locked(&self.evaluated);
+            evaluated.any = evaluated.any.max(replica.tables.revision);
         }
         admission::admit(identity, service, replica, &self.here(replica), Clock.wall())
     }
 
-    /// Judges the live connections by a newer copy. Every connection, every time the copy changes: a level cannot be
-    /// missed, as a message could. (A few thousand look-ups in persistent maps take about a millisecond.)
-    pub(crate) fn judge_live(&self) {
-        self.judge_by_copy(false);
+    /// Evaluates all live connections with a newer replica, each time it changes: unlike a message, a watched value cannot be
+    /// missed. (A few thousand look-ups in persistent maps take about a millisecond.)
+    pub(crate) fn reevaluate_live(&self) {
+        self.reevaluate_with_replica(false);
     }
 
-    /// Judges them by the same copy once more where some wait too long for a copy that confirms them: in a quiet cluster it
-    /// does not change.
-    pub(crate) fn judge_unconfirmed(&self) {
-        if locked(&self.connections).unconfirmed_for(Clock.now(), CONFIRMED_WITHIN) {
-            self.judge_by_copy(true);
+    /// Evaluates them once more with the same replica if a connection has waited too long for confirmation: in an idle cluster
+    /// the replica does not change.
+    pub(crate) fn reevaluate_unconfirmed(&self) {
+        if locked(&self.connections).unconfirmed_for(Clock.now(), CONFIRMATION_TIMEOUT) {
+            self.reevaluate_with_replica(true);
         }
     }
 
-    fn judge_by_copy(&self, again: bool) {
-        let Some(replica) = self.copy.get() else { return };
+    fn reevaluate_with_replica(&self, again: bool) {
+        let Some(replica) = self.local_replica.get() else { return };
         let (here, wall, now) = (self.here(Some(&replica)), Clock.wall(), Clock.now());
         {
-            let (mut judged, revision) = (locked(&self.judged), replica.tables.revision);
-            let is_new = revision > judged.live || again && revision == judged.live;
-            if !here.manager || !is_new || revision < judged.any {
+            let (mut evaluated, revision) = (locked(&self.evaluated), replica.tables.revision);
+            let is_new = revision > evaluated.live || again && revision == evaluated.live;
+            if !here.manager || !is_new || revision < evaluated.any {
                 return;
             }
-            *judged = Judged { live: revision, any: revision };
+            *evaluated = Evaluated { live: revision, any: revision };
         }
-        let ending = locked(&self.connections).judge_again(now, |identity, service, known| {
-            admission::standing(identity, service, known, &replica, &here, wall)
+        let ending = locked(&self.connections).reevaluate(now, |identity, service, known| {
+            admission::evaluate_live(identity, service, known, &replica, &here, wall)
         });
-        self.throw(ending);
+        self.trigger(ending);
     }
 
-    /// Ends connections whose certificate has expired.
     pub(crate) fn end_expired(&self) {
         let expired = locked(&self.connections).expired(Clock.wall());
-        let fresh = expired.iter().filter(|k| k.cut_reason().is_none()).count();
+        let fresh = expired.iter().filter(|k| k.disconnect_reason().is_none()).count();
         expired.iter().for_each(|k| k.cut(RefusalReason::Unauthenticated));
         self.count(|c| c.expired += fresh as u64);
     }
 
-    fn throw(&self, switches: impl IntoIterator<Item = (Kill, RefusalReason)>) -> usize {
-        let mut thrown = 0;
+    fn trigger(&self, switches: impl IntoIterator<Item = (Kill, RefusalReason)>) -> usize {
+        let mut triggered = 0;
         for (switch, reason) in switches {
-            if switch.cut_reason().is_none() {
+            if switch.disconnect_reason().is_none() {
                 switch.cut(reason);
                 self.count(|c| *c.cut.entry(word(reason)).or_default() += 1);
-                thrown += 1;
+                triggered += 1;
             }
         }
-        thrown
+        triggered
     }
 
     pub(crate) fn take_join(&self, address: IpAddr) -> Result<(), Duration> {
         locked(&self.joins).take(Clock.now(), source_of(address))
     }
 
-    /// The managers to send somebody on to.
+    /// The managers to redirect clients to.
     pub(crate) fn known_managers(&self) -> Vec<String> {
-        let copy = self.copy.get();
-        let from_copy: Vec<String> =
-            copy.iter().flat_map(|r| r.tables.managers()).map(|node| node.addr.clone()).collect();
-        if from_copy.is_empty() { self.managers.get() } else { from_copy }
+        let local_replica = self.local_replica.get();
+        let from_replica: Vec<String> =
+            local_replica.iter().flat_map(|r| r.tables.managers()).map(|node| node.addr.clone()).collect();
+        if from_replica.is_empty() { self.managers.get() } else { from_replica }
     }
 
     pub(crate) fn refusal(&self, reason: RefusalReason, message: String) -> Refusal {
         let retry_after_ms = match reason {
-            // The copy changes with every heartbeat of its leader; a full inbox empties in milliseconds.
+            // The replica changes with every heartbeat of its leader; a full inbox empties in milliseconds.
             RefusalReason::NotKnownHereYet | RefusalReason::TooManyRequests => Some(200),
             _ => None,
         };
@@ -299,18 +294,18 @@ impl Inner {
 }
 
 fn write_line(line: &Line) {
-    tracing::warn!(offender = %line.offender, what = line.what, count = line.count, "connections turned away");
+    tracing::warn!(offender = %line.offender, what = line.what, count = line.count, "connections rejected");
 }
 
-/// A connection's place in the table, until dropped.
+/// A connection's slot in the table, until dropped.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct ConnectionSlot {
     port: Arc<Inner>,
     id: ConnectionId,
     pub(crate) kill: Kill,
 }
 
-impl Place {
+impl ConnectionSlot {
     pub(crate) fn take(port: &Arc<Inner>, address: IpAddr) -> Self {
         let kill = Kill::new();
         let (id, evicted) = locked(&port.connections).open(source_of(address), kill.clone());
@@ -323,8 +318,8 @@ impl Place {
     pub(crate) fn identify(&self, identity: &CertIdentity, service: Service) -> Result<(), Full> {
         locked(&self.port.connections).identify(self.id, identity, service, Clock.now())
     }
-    pub(crate) fn confirmed(&self, by_copy: bool) {
-        locked(&self.port.connections).confirmed(self.id, by_copy);
+    pub(crate) fn confirmed(&self, by_replica: bool) {
+        locked(&self.port.connections).confirmed(self.id, by_replica);
     }
     pub(crate) fn anonymous(&self, service: Service) {
         let evicted = locked(&self.port.connections).anonymous(self.id, service);
@@ -332,14 +327,14 @@ impl Place {
     }
 }
 
-fn evict(port: &Inner, stranger: Option<Kill>) {
-    if let Some(stranger) = stranger {
-        stranger.cut(RefusalReason::TooManyRequests);
+fn evict(port: &Inner, victim: Option<Kill>) {
+    if let Some(victim) = victim {
+        victim.cut(RefusalReason::TooManyRequests);
         port.count(|c| c.evicted += 1);
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         locked(&self.port.connections).close(self.id);
         if std::thread::panicking() {

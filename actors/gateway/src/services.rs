@@ -1,4 +1,4 @@
-//! Which services run behind the port right now. The manager half comes and goes; its services register while they run.
+//! The services that currently run behind the port. The manager runtime starts and stops; its services register while they run.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,7 +10,7 @@ use crate::connection::Connection;
 
 type Entries = BTreeMap<Service, (u64, mpsc::Sender<Connection>)>;
 
-/// The registered services. Clones are the same table.
+/// The registered services. Clones share one table.
 #[derive(Clone, Debug, Default)]
 pub struct Services {
     inner: Arc<Mutex<Inner>>,
@@ -18,19 +18,17 @@ pub struct Services {
 
 #[derive(Debug, Default)]
 struct Inner {
-    /// See [`Services::close_to_others`].
     closed: bool,
     registrations: u64,
     entries: Entries,
 }
 
 impl Services {
-    /// No service.
     pub fn new() -> Self {
         Self::default()
     }
-    /// From now on `service` receives its connections at `sink`, which bounds how many may wait. The newest registration
-    /// of a service wins; an actor that restarts simply registers again.
+    /// `service` receives its connections at `sink`, which bounds how many may wait. The newest registration of a service
+    /// wins; a restarted actor registers again.
     #[must_use = "dropping the registration ends it"]
     pub fn register(&self, service: Service, sink: mpsc::Sender<Connection>) -> Registration {
         let mut inner = self.lock();
@@ -47,16 +45,13 @@ impl Services {
     pub fn is_closed_to_others(&self) -> bool {
         self.lock().closed
     }
-    /// Whether `service` runs here.
     pub fn serves(&self, service: Service) -> bool {
         self.sink(service).is_some()
     }
-    /// Where connections of `service` go.
     pub fn sink(&self, service: Service) -> Option<mpsc::Sender<Connection>> {
         let sink = self.lock().entries.get(&service).map(|(_, s)| s.clone());
         sink.filter(|s| !s.is_closed())
     }
-    /// The services that run here.
     pub fn running(&self) -> Vec<Service> {
         Service::ALL.into_iter().filter(|s| self.serves(*s)).collect()
     }
@@ -65,7 +60,7 @@ impl Services {
     }
 }
 
-/// Keeps a service reachable. Dropped: it is gone, unless a newer registration has replaced this one.
+/// Keeps a service registered until dropped, unless a newer registration has replaced this one.
 #[derive(Debug)]
 pub struct Registration {
     services: Services,
@@ -88,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_old_registration_that_ends_leaves_the_newer_one_alone() {
+    fn ending_old_registration_keeps_the_newer_one() {
         let services = Services::new();
         let (sink, _inbox) = mpsc::channel(1);
         let old = services.register(Service::Mesh, sink.clone());
@@ -101,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_whose_inbox_is_gone_does_not_run() {
+    fn service_with_closed_inbox_does_not_run() {
         let services = Services::new();
         let (sink, inbox) = mpsc::channel(1);
         let _registered = services.register(Service::Agent, sink);

@@ -1,4 +1,4 @@
-//! Byte streams without a type parameter: TLS over TCP in use, in-memory pipes in tests.
+//! Byte streams without a type parameter: TLS over TCP in production, in-memory pipes in tests.
 
 use std::io;
 use std::pin::Pin;
@@ -10,24 +10,22 @@ use tokio_util::sync::WaitForCancellationFutureOwned;
 
 use crate::kill::Kill;
 
-/// Anything that reads and writes bytes.
 pub trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
 
 /// A byte stream of any origin.
 pub type BoxStream = Pin<Box<dyn Duplex>>;
 
-/// A stream that ends the moment its kill switch is thrown, whatever its owner is doing: reads see the end, writes a
-/// broken pipe. A service that forgets to look at the switch is cut all the same.
+/// A stream that ends as soon as its kill switch is triggered, whatever its owner does: reads see the end, writes a broken
+/// pipe. A service that ignores the switch is disconnected as well.
 pub struct Killable<S> {
     stream: S,
-    // One future per direction: after a split two tasks poll, and a future remembers one waker only.
+    // One future per direction: after a split two tasks poll, and a future stores only one waker.
     read_cut: Pin<Box<WaitForCancellationFutureOwned>>,
     write_cut: Pin<Box<WaitForCancellationFutureOwned>>,
 }
 
 impl<S> Killable<S> {
-    /// Puts `stream` under `kill`.
     pub fn new(stream: S, kill: &Kill) -> Self {
         Self {
             stream,
@@ -38,13 +36,13 @@ impl<S> Killable<S> {
 }
 
 fn cut() -> io::Error {
-    io::Error::new(io::ErrorKind::BrokenPipe, "the connection was cut")
+    io::Error::new(io::ErrorKind::BrokenPipe, "the gateway disconnected this connection")
 }
 
 impl<S: AsyncRead + Unpin> AsyncRead for Killable<S> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         if self.read_cut.as_mut().poll(cx).is_ready() {
-            return Poll::Ready(Ok(())); // nothing filled: the end
+            return Poll::Ready(Ok(())); // nothing filled: end of stream
         }
         Pin::new(&mut self.stream).poll_read(cx, buf)
     }
@@ -84,7 +82,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Killable<S> {
     }
 }
 
-/// A stream with bytes put back in front of it.
+/// A stream with bytes put back at its start.
 pub struct Prefixed<S> {
     prefix: Bytes,
     stream: S,
@@ -105,7 +103,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Prefixed<S> {
         let take = self.prefix.len().min(buf.remaining());
         buf.put_slice(&self.prefix.split_to(take));
         if self.prefix.is_empty() {
-            self.prefix = Bytes::new(); // lets go of the memory
+            self.prefix = Bytes::new(); // frees the memory
         }
         Poll::Ready(Ok(()))
     }

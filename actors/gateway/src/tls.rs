@@ -1,5 +1,4 @@
-//! TLS as the gateway and the dialer use it. The configurations themselves, and what a certificate says, are
-//! `muster-pki`'s.
+//! TLS for the gateway and the dialer. `muster-pki` builds the configurations and reads certificates.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -62,7 +61,7 @@ impl ClientTls {
     }
 }
 
-/// Which service a negotiated protocol leads to; a client that names none wants HTTP.
+/// The service of a negotiated protocol; without one, HTTP.
 pub(crate) fn service_of(alpn: Option<&[u8]>) -> Option<Service> {
     match alpn {
         None => Some(Service::Http),
@@ -70,9 +69,9 @@ pub(crate) fn service_of(alpn: Option<&[u8]>) -> Option<Service> {
     }
 }
 
-/// Who the presented certificates speak for, if `root_pem` has issued the first of them and it is valid now.
+/// The identity in the first of the presented certificates, if `root_pem` issued it and it is currently valid.
 pub(crate) fn verify_server(presented: &[CertificateDer<'static>], root_pem: &str) -> Result<CertIdentity, String> {
-    let leaf = presented.first().ok_or("it presented no certificate")?;
+    let leaf = presented.first().ok_or("the peer presented no certificate")?;
     let root = CertificateDer::from_pem_slice(root_pem.as_bytes()).map_err(|_| "the root certificate is not PEM")?;
     let mut roots = RootCertStore::empty();
     let checked = roots.add(root).and_then(|()| {

@@ -1,9 +1,10 @@
-//! JoinService: serves `muster-join/1` on every manager.
+//! The join service: serves `muster-join/1` on every manager.
 //!
-//! Owns   the connections of strangers, each for one short conversation.
-//! Hears  `JoinFrame`s.     Says  the root certificate; `PeerCall::Join` to the leader; the leader's answer.
-//! Keeps  JOIN-4  a stranger holds a connection for a bounded time, and asks the leader one thing on it; so many ask at once ([`JoinLimits`]).
-//! Has no opinion about tokens: the certificate authority on the leader judges them on its own applied copy.
+//! Owns        unauthenticated connections, each for one short conversation.
+//! Inputs      `JoinFrame`s.  Outputs  the root certificate; `PeerCall::Join` to the leader; the leader's answer.
+//! Invariants  JOIN-4  a client holds a connection for a bounded time and sends the leader one request on it; the number of
+//!                     concurrent requests is bounded ([`JoinLimits`]).
+//! Tokens are not checked here: the leader's certificate authority checks them against its own applied state.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -19,13 +20,13 @@ use muster_messages::{ErrorBody, ErrorCode};
 use serde_json::{Value, json};
 use tokio::sync::{Semaphore, mpsc};
 
-/// What strangers may hold.
+/// Limits for unauthenticated clients.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JoinLimits {
-    /// From the first frame to the answer: it waits for a quorum, not for a person.
+    /// From the first frame to the answer, which waits for a quorum, not for a person.
     pub conversation: Duration,
-    /// Requests to become a node at once: each holds a call to the leader. (How many strangers are connected at once, the
-    /// gateway decides: whoever only talks must not take a place from somebody who asks.)
+    /// Concurrent join requests: each holds a call to the leader. (The gateway limits connections: a client without a join request
+    /// must not take a permit from one with a request.)
     pub conversations: usize,
 }
 
@@ -35,17 +36,17 @@ impl Default for JoinLimits {
     }
 }
 
-/// Frames in one conversation: the root, and retries. The gateway charges a source's rate for the first frame only, so a
-/// request is the first frame or none, and the last.
-const FRAMES: usize = 3;
+/// Frames per conversation: the root, and retries. The gateway charges a source's rate for the first frame only, so a
+/// join request must be the first frame, and is the last.
+const MAX_FRAMES: usize = 3;
 
-/// When whoever found no place may come again.
-const SOON: Duration = Duration::from_secs(1);
+/// Time to retry after a rejection for lack of a permit.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// Asks the leader, wherever it is.
 pub type AskLeader = Arc<dyn Fn(PeerCall) -> BoxFuture<'static, Result<Vec<u8>, ErrorBody>> + Send + Sync>;
 
-/// What a conversation needs.
+/// Ports of a conversation.
 #[derive(Clone)]
 pub struct JoinPorts {
     pub services: Services,
@@ -55,7 +56,7 @@ pub struct JoinPorts {
     pub limits: JoinLimits,
 }
 
-/// What the service hears.
+/// Inputs of the service.
 pub enum JoinMsg {
     Connection(Box<Connection>),
 }
@@ -78,15 +79,15 @@ struct Counters {
 pub struct JoinService {
     ports: JoinPorts,
     registration: Option<Registration>,
-    room: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
     counters: Arc<Counters>,
 }
 
 impl JoinService {
     /// A service without conversations.
     pub fn new(ports: JoinPorts) -> Self {
-        let room = Arc::new(Semaphore::new(ports.limits.conversations));
-        Self { ports, registration: None, room, counters: Arc::default() }
+        let permits = Arc::new(Semaphore::new(ports.limits.conversations));
+        Self { ports, registration: None, permits, counters: Arc::default() }
     }
 }
 
@@ -110,11 +111,11 @@ impl Shell for JoinService {
 
     async fn handle(&mut self, cx: &Cx<JoinMsg>, msg: JoinMsg) -> Result<(), Fault> {
         let JoinMsg::Connection(connection) = msg;
-        let (ports, counters, room) = (self.ports.clone(), Arc::clone(&self.counters), Arc::clone(&self.room));
+        let (ports, counters, permits) = (self.ports.clone(), Arc::clone(&self.counters), Arc::clone(&self.permits));
         cx.spawn(async move {
             let Connection { stream, remote, permit, .. } = *connection;
             let stream = Framed::new(stream).with_limit(JOIN_FRAME_LIMIT);
-            let conversation = converse(stream, remote, &ports, &counters, &room);
+            let conversation = converse(stream, remote, &ports, &counters, &permits);
             let _late = tokio::time::timeout(ports.limits.conversation, conversation).await;
             drop(permit);
         });
@@ -124,36 +125,39 @@ impl Shell for JoinService {
     fn view(&self) -> Value {
         let load = |c: &AtomicU64| c.load(Ordering::Relaxed);
         json!({
-            "conversations": self.ports.limits.conversations - self.room.available_permits(), "roots": load(&self.counters.roots),
+            "conversations": self.ports.limits.conversations - self.permits.available_permits(), "roots": load(&self.counters.roots),
             "joined": load(&self.counters.joined), "refused": load(&self.counters.refused),
         })
     }
 }
 
-/// One stranger's conversation. Ends silently when the other side does.
+/// One client's conversation. Ends silently when the other side does.
 async fn converse(
     mut stream: Framed<muster_gateway::BoxStream>,
     remote: SocketAddr,
     ports: &JoinPorts,
     counters: &Counters,
-    room: &Semaphore,
+    permits: &Semaphore,
 ) {
-    for said in 0..FRAMES {
+    for frames_before in 0..MAX_FRAMES {
         let Ok(Some(frame)) = stream.recv::<JoinFrame>().await else { return };
         let (reply, last) = match frame {
             JoinFrame::GetRoot => {
                 counters.roots.fetch_add(1, Ordering::Relaxed);
                 (JoinReply::Root { root_pem: (ports.root_pem)() }, false)
             }
-            JoinFrame::Join(_) if said > 0 => {
-                let text = "a join request is the first thing said on its connection; connect again";
-                (JoinReply::Refused(ErrorBody::new(ErrorCode::TooManyRequests, text).retry_after(SOON)), true)
+            JoinFrame::Join(_) if frames_before > 0 => {
+                let text = "a join request must be the first frame of its connection; connect again";
+                (JoinReply::Refused(ErrorBody::new(ErrorCode::TooManyRequests, text).retry_after(RETRY_AFTER)), true)
             }
-            JoinFrame::Join(request) => match room.try_acquire() {
-                Ok(_place) => (ask(ports, remote, request).await, true),
+            JoinFrame::Join(request) => match permits.try_acquire() {
+                Ok(_permit) => (ask(ports, remote, request).await, true),
                 Err(_) => {
                     let text = "too many nodes are joining through this manager; retry";
-                    (JoinReply::Refused(ErrorBody::new(ErrorCode::TooManyRequests, text).retry_after(SOON)), true)
+                    (
+                        JoinReply::Refused(ErrorBody::new(ErrorCode::TooManyRequests, text).retry_after(RETRY_AFTER)),
+                        true,
+                    )
                 }
             },
         };
@@ -218,14 +222,14 @@ mod tests {
         JoinReply::Joined { node, cert_pem: String::new(), root_pem, managers: vec![] }
     }
 
-    /// What is replied to these frames, one after the other, while so many more may ask the leader.
-    async fn talk(room: usize, frames: Vec<JoinFrame>) -> Vec<JoinReply> {
+    /// The replies to these frames, in order, with permits for this many join requests.
+    async fn talk(permits: usize, frames: Vec<JoinFrame>) -> Vec<JoinReply> {
         let ports = ports(Ok(wire::encode(&joined()).unwrap()));
         let (ours, theirs) = tokio::io::duplex(1 << 16);
         let serving = tokio::spawn(async move {
             let stream = Framed::new(Box::pin(theirs) as BoxStream);
-            let (counters, room) = (Counters::default(), Semaphore::new(room));
-            converse(stream, "127.0.0.1:9".parse().unwrap(), &ports, &counters, &room).await;
+            let (counters, permits) = (Counters::default(), Semaphore::new(permits));
+            converse(stream, "127.0.0.1:9".parse().unwrap(), &ports, &counters, &permits).await;
         });
         let mut client = Framed::new(ours);
         let mut replies = Vec::new();
@@ -244,22 +248,26 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_root_is_given_to_anyone_and_a_conversation_is_short() {
+    async fn root_is_public_and_a_conversation_is_short() {
         let replies = talk(0, vec![JoinFrame::GetRoot; 6]).await;
-        assert_eq!(replies, vec![JoinReply::Root { root_pem: "root".into() }; FRAMES]);
-        assert_eq!(talk(1, vec![request(), JoinFrame::GetRoot]).await, vec![joined()], "a request ends it");
+        assert_eq!(replies, vec![JoinReply::Root { root_pem: "root".into() }; MAX_FRAMES]);
+        assert_eq!(
+            talk(1, vec![request(), JoinFrame::GetRoot]).await,
+            vec![joined()],
+            "a join request ends the conversation"
+        );
     }
 
     #[tokio::test]
-    async fn a_full_service_says_when_to_come_back() {
+    async fn full_join_service_names_a_retry_time() {
         let replies = talk(0, vec![request()]).await;
         let [JoinReply::Refused(error)] = replies.as_slice() else { panic!("{replies:?}") };
         assert_eq!((error.code, error.retry_after_ms), (ErrorCode::TooManyRequests, Some(1000)));
     }
 
-    /// The gateway has charged nobody for it.
+    /// The gateway charged no rate for it.
     #[tokio::test]
-    async fn a_request_behind_another_frame_is_not_passed_on() {
+    async fn join_request_after_another_frame_is_refused() {
         let replies = talk(1, vec![JoinFrame::GetRoot, request(), request()]).await;
         let [JoinReply::Root { .. }, JoinReply::Refused(error)] = replies.as_slice() else { panic!("{replies:?}") };
         assert_eq!((error.code, error.retry_after_ms), (ErrorCode::TooManyRequests, Some(1000)));

@@ -1,4 +1,4 @@
-//! The join service as an actor, with strangers at the other ends of in-memory pipes.
+//! The join service as an actor, with clients at the other ends of in-memory pipes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,33 +10,33 @@ use muster_kernel::{Address, Spec};
 use muster_messages::protocol::Service;
 use muster_messages::wire::{JoinFrame, JoinReply, JoinRequest};
 use muster_messages::{CrashHow, ErrorCode, Name, NodeId, RequestId, Secret};
-use muster_tests::Universe;
+use muster_tests::ActorHarness;
 use tokio::io::DuplexStream;
 use tokio::time::Instant;
 
 const PATH: &str = "node/join";
-const CONVERSATION: Duration = Duration::from_secs(20);
+const CONVERSATION_TIMEOUT: Duration = Duration::from_secs(20);
 
-async fn service(universe: &Universe) -> Services {
+async fn service(harness: &ActorHarness) -> Services {
     let services = Services::new();
     let ports = JoinPorts {
         services: services.clone(),
         leader: Arc::new(|_| Box::pin(std::future::pending())),
         root_pem: Arc::new(|| "root".to_owned()),
-        limits: JoinLimits { conversation: CONVERSATION, conversations: 1 },
+        limits: JoinLimits { conversation: CONVERSATION_TIMEOUT, conversations: 1 },
     };
-    universe.start_actor(Spec::actor("join", Address::new(8), move || Ok(JoinService::new(ports.clone()))));
-    universe.healthy(PATH, 1).await;
+    harness.start_actor(Spec::actor("join", Address::new(8), move || Ok(JoinService::new(ports.clone()))));
+    harness.healthy(PATH, 1).await;
     services
 }
 
-async fn stranger(services: &Services) -> Framed<DuplexStream> {
+async fn client(services: &Services) -> Framed<DuplexStream> {
     let (ours, theirs) = tokio::io::duplex(1 << 16);
     let stream: BoxStream = Box::pin(theirs);
     let remote = "192.0.2.7:50000".parse().expect("an address");
     let sink = services.sink(Service::Join).expect("the service listens");
     let taken = sink.send(Connection::detached(stream, Service::Join, None, remote)).await;
-    assert!(taken.is_ok(), "the service takes it");
+    assert!(taken.is_ok(), "the service accepts the connection");
     Framed::new(ours)
 }
 
@@ -54,54 +54,58 @@ fn request() -> JoinFrame {
     })
 }
 
-async fn ask_for_the_root(stranger: &mut Framed<DuplexStream>) -> JoinReply {
-    stranger.send(&JoinFrame::GetRoot).await.expect("it listens");
-    stranger.recv().await.expect("it speaks").expect("it answers")
+async fn ask_for_the_root(client: &mut Framed<DuplexStream>) -> JoinReply {
+    client.send(&JoinFrame::GetRoot).await.expect("the connection is open");
+    client.recv().await.expect("the connection is open").expect("it answers")
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stranger_who_only_talks_is_let_go_and_takes_no_place_from_who_asks() {
-    let universe = Universe::start().await;
-    let services = service(&universe).await;
+async fn idle_client_times_out_and_takes_no_join_permit() {
+    let harness = ActorHarness::start().await;
+    let services = service(&harness).await;
     let began = Instant::now();
-    let (mut silent, mut talker) = (stranger(&services).await, stranger(&services).await);
+    let (mut silent, mut talker) = (client(&services).await, client(&services).await);
     ask_for_the_root(&mut talker).await;
-    let mut asker = stranger(&services).await;
-    asker.send(&request()).await.expect("it listens");
-    universe.until(PATH, "one asks", |actor| actor.view["conversations"] == 1).await;
+    let mut asker = client(&services).await;
+    asker.send(&request()).await.expect("the connection is open");
+    harness.until(PATH, "one request waits", |actor| actor.view["conversations"] == 1).await;
 
-    let mut next = stranger(&services).await;
-    next.send(&request()).await.expect("it listens");
+    let mut next = client(&services).await;
+    next.send(&request()).await.expect("the connection is open");
     let Ok(Some(JoinReply::Refused(full))) = next.recv().await else { panic!("a refusal") };
     assert_eq!((full.code, full.retry_after_ms), (ErrorCode::TooManyRequests, Some(1000)));
-    let answer = ask_for_the_root(&mut stranger(&services).await).await;
-    assert_eq!(answer, JoinReply::Root { root_pem: "root".to_owned() }, "that needs no place");
+    let answer = ask_for_the_root(&mut client(&services).await).await;
+    assert_eq!(answer, JoinReply::Root { root_pem: "root".to_owned() }, "the root needs no permit");
 
-    for held in [&mut silent, &mut talker, &mut asker] {
-        assert!(!matches!(held.recv::<JoinReply>().await, Ok(Some(_))), "it is hung up on");
+    for open in [&mut silent, &mut talker, &mut asker] {
+        assert!(!matches!(open.recv::<JoinReply>().await, Ok(Some(_))), "the connection is closed");
     }
-    assert!(began.elapsed() >= CONVERSATION && began.elapsed() < CONVERSATION * 2, "{:?}", began.elapsed());
-    universe.until(PATH, "the place is free", |actor| actor.view["conversations"] == 0).await;
-    universe.finish().await;
+    assert!(
+        began.elapsed() >= CONVERSATION_TIMEOUT && began.elapsed() < CONVERSATION_TIMEOUT * 2,
+        "{:?}",
+        began.elapsed()
+    );
+    harness.until(PATH, "the permit is free", |actor| actor.view["conversations"] == 0).await;
+    harness.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_crash_hangs_up_and_the_next_life_serves() {
-    let mut universe = Universe::start().await;
-    let services = service(&universe).await;
+async fn crash_closes_connections_and_next_incarnation_serves() {
+    let mut harness = ActorHarness::start().await;
+    let services = service(&harness).await;
     for (incarnation, how) in (2..).zip([CrashHow::Panic, CrashHow::Error, CrashHow::Kill]) {
-        let (mut talker, mut asker) = (stranger(&services).await, stranger(&services).await);
+        let (mut talker, mut asker) = (client(&services).await, client(&services).await);
         ask_for_the_root(&mut talker).await;
-        asker.send(&request()).await.expect("it listens");
-        universe.until(PATH, "one asks", |actor| actor.view["conversations"] == 1).await;
-        universe.crash(PATH, how);
-        for held in [&mut talker, &mut asker] {
-            assert!(!matches!(held.recv::<JoinReply>().await, Ok(Some(_))), "it is hung up on");
+        asker.send(&request()).await.expect("the connection is open");
+        harness.until(PATH, "one request waits", |actor| actor.view["conversations"] == 1).await;
+        harness.crash(PATH, how);
+        for open in [&mut talker, &mut asker] {
+            assert!(!matches!(open.recv::<JoinReply>().await, Ok(Some(_))), "the connection is closed");
         }
-        universe.healthy(PATH, incarnation).await;
-        universe.until(PATH, "the place is free", |actor| actor.view["conversations"] == 0).await;
-        let answer = ask_for_the_root(&mut stranger(&services).await).await;
+        harness.healthy(PATH, incarnation).await;
+        harness.until(PATH, "the permit is free", |actor| actor.view["conversations"] == 0).await;
+        let answer = ask_for_the_root(&mut client(&services).await).await;
         assert_eq!(answer, JoinReply::Root { root_pem: "root".to_owned() });
     }
-    universe.finish().await;
+    harness.finish().await;
 }

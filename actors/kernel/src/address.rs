@@ -11,29 +11,28 @@ use ractor::ActorRef;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
-use crate::fence::{crash_point, speaks_too_late};
+use crate::fence::{crash_point, is_stale};
 use crate::vitals::Mailbox;
 
-/// Why a message was not taken.
+/// Why a message was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Undeliverable {
     /// The actor is not running (starting, backing off, or gone).
     #[error("the actor is not running")]
     Down,
-    /// Its mailbox is full.
     #[error("the actor's mailbox is full")]
     Full,
 }
 
-/// Why a question got no answer.
+/// Why a question has no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AskError {
     #[error("the actor is not running")]
     Down,
     #[error("the actor's mailbox is full")]
     Full,
-    /// The actor dropped the question: it crashed or stopped with it.
-    #[error("the actor went away before it answered")]
+    /// The actor dropped the question: it crashed or stopped.
+    #[error("the actor ended before it answered")]
     Closed,
     #[error("no answer in time")]
     TimedOut,
@@ -60,17 +59,16 @@ impl From<AskError> for ErrorBody {
             }
             AskError::Closed => ErrorBody::new(
                 ErrorCode::UnknownOutcome,
-                "the service restarted while it was asked; it may have been done: look before you repeat it",
+                "the service restarted during the request, which may have been applied: check before repeating it",
             )
             .retry_after(retry),
         }
     }
 }
 
-/// What travels in a mailbox.
+/// An entry of a mailbox.
 pub(crate) enum Letter<M> {
     Message(M, Ticket),
-    /// Publish the view now.
     Refresh,
     /// `muster actors crash`.
     Crash(CrashHow),
@@ -79,7 +77,7 @@ pub(crate) enum Letter<M> {
 }
 impl<M: Send + 'static> ractor::Message for Letter<M> {}
 
-/// One place in a mailbox; given back when dropped, also when the mailbox is dropped with messages in it.
+/// One slot of a mailbox; returned when dropped, also when the mailbox is dropped with messages in it.
 pub(crate) struct Ticket(Arc<AtomicUsize>);
 impl Drop for Ticket {
     fn drop(&mut self) {
@@ -95,8 +93,8 @@ struct Live<M: Send + 'static> {
 
 struct Shared<M: Send + 'static> {
     live: RwLock<Option<Live<M>>>,
-    /// The tenancy that was granted last. Incarnations are counted per child; an address sees those of every group that
-    /// it is given to, one after the other, and tells them apart by this.
+    /// The latest tenancy granted. Incarnations are counted per child; an address that several groups use in turn tells
+    /// their incarnations apart by this number.
     granted: AtomicU64,
     depth: Arc<AtomicUsize>,
     capacity: usize,
@@ -104,10 +102,10 @@ struct Shared<M: Send + 'static> {
     stale: AtomicU64,
 }
 
-/// Where an actor is reached. Made by whoever wires the tree, before the actor exists; each incarnation moves in.
+/// The address of an actor. The code that wires the tree makes it before the actor exists; each incarnation moves in.
 pub struct Address<M: Send + 'static> {
     shared: Arc<Shared<M>>,
-    /// Set for an incarnation's address of itself: what an older incarnation still sends is dropped and counted.
+    /// Set in an incarnation's address of itself: messages from an older incarnation are dropped and counted.
     only: Option<u64>,
 }
 
@@ -136,13 +134,13 @@ impl<M: Send + 'static> Address<M> {
         Self { shared: Arc::new(shared), only: None }
     }
 
-    /// Sends a message. Never blocks. `Ok` means: in the mailbox, nothing more.
+    /// Sends a message. Never blocks. `Ok` means only that the message is in the mailbox.
     pub fn tell(&self, msg: M) -> Result<(), Undeliverable> {
         let live = self.shared.live.read().unwrap_or_else(PoisonError::into_inner);
         let Some(current) = live.as_ref() else {
             return Err(Undeliverable::Down);
         };
-        if self.only.is_some_and(|only| only != current.tenancy) || speaks_too_late() {
+        if self.only.is_some_and(|only| only != current.tenancy) || is_stale() {
             self.shared.stale.fetch_add(1, Ordering::Relaxed);
             return Err(Undeliverable::Down);
         }
@@ -154,13 +152,13 @@ impl<M: Send + 'static> Address<M> {
             self.shared.refused.fetch_add(1, Ordering::Relaxed);
             return Err(Undeliverable::Full);
         }
-        // An actor's own timers and task results are exempt from the bound: each was started by the actor itself,
-        // and refusing them would lose the end of something that it waits for.
+        // An actor's own timers and task results are exempt from the bound: the actor started each of them, and
+        // refusing one would lose the end of something it waits for.
         let ticket = Ticket(Arc::clone(&self.shared.depth));
         current.actor.send_message(Letter::Message(msg, ticket)).map_err(|_| Undeliverable::Down)
     }
 
-    /// Asks and waits for the answer. Not from inside a handler: two actors that ask each other there deadlock.
+    /// Asks and waits for the answer. Not for use in a handler: two actors that ask each other there deadlock.
     pub async fn ask<T: Send + 'static>(
         &self,
         deadline: Duration,
@@ -175,7 +173,7 @@ impl<M: Send + 'static> Address<M> {
         }
     }
 
-    /// This address, narrowed to one protocol: what collaborators get.
+    /// This address, narrowed to one protocol: the form that collaborators get.
     pub fn recipient<P: Send + 'static>(&self) -> Recipient<P>
     where
         M: From<P>,
@@ -197,7 +195,7 @@ impl<M: Send + 'static> Address<M> {
         self.shared.stale.load(Ordering::Relaxed)
     }
 
-    /// All of that, and how many it holds.
+    /// These counts and the capacity.
     pub(crate) fn mailbox(&self) -> Mailbox {
         Mailbox {
             depth: self.depth() as u64,
@@ -207,15 +205,15 @@ impl<M: Send + 'static> Address<M> {
         }
     }
 
-    /// The right to move in, for an incarnation that is being made. Whoever was granted one before has lost it.
+    /// The right to move in, for an incarnation that is being made. Revokes any earlier grant.
     pub(crate) fn grant(&self) -> u64 {
         self.shared.granted.fetch_add(1, Ordering::SeqCst) + 1
     }
-    /// The address as the incarnation of this tenancy has it.
+    /// The address as the incarnation of this tenancy uses it.
     pub(crate) fn of_tenancy(&self, tenancy: u64) -> Self {
         Self { shared: Arc::clone(&self.shared), only: Some(tenancy) }
     }
-    /// False: a later incarnation is being made or has moved in already, and this one has no business here.
+    /// False: a later incarnation is being made or has moved in, so this one must not run.
     pub(crate) fn move_in(&self, tenancy: u64, ended: CancellationToken, actor: ActorRef<Letter<M>>) -> bool {
         let mut live = self.shared.live.write().unwrap_or_else(PoisonError::into_inner);
         let current = self.shared.granted.load(Ordering::SeqCst) == tenancy;
@@ -226,14 +224,14 @@ impl<M: Send + 'static> Address<M> {
         }
         current
     }
-    /// The incarnation has ended. A newer one that has moved in already stays.
+    /// The incarnation has ended. A newer one that has already moved in stays.
     pub(crate) fn move_out(&self, tenancy: u64) {
         let mut live = self.shared.live.write().unwrap_or_else(PoisonError::into_inner);
         if live.as_ref().is_some_and(|l| l.tenancy == tenancy) {
             *live = None;
         }
     }
-    /// A letter of the kernel's own; whether somebody is there to read it.
+    /// Sends one of the kernel's own letters; returns whether an incarnation can read it.
     pub(crate) fn letter(&self, letter: Letter<M>) -> bool {
         let live = self.shared.live.read().unwrap_or_else(PoisonError::into_inner);
         let current = live.as_ref().filter(|current| self.only.is_none_or(|only| only == current.tenancy));
@@ -242,7 +240,7 @@ impl<M: Send + 'static> Address<M> {
     }
 }
 
-/// An address narrowed to one protocol. In tests anything may stand behind it.
+/// An address narrowed to one protocol. Tests may put any function behind it.
 pub struct Recipient<P>(Arc<dyn Fn(P) -> Result<(), Undeliverable> + Send + Sync>);
 
 impl<P> Clone for Recipient<P> {
@@ -256,16 +254,16 @@ impl<P> fmt::Debug for Recipient<P> {
     }
 }
 impl<P: Send + 'static> Recipient<P> {
-    /// Whatever takes these messages.
+    /// A recipient that passes messages to `take`.
     pub fn new(take: impl Fn(P) -> Result<(), Undeliverable> + Send + Sync + 'static) -> Self {
         Self(Arc::new(take))
     }
     /// Sends a message. Never blocks.
     pub fn tell(&self, msg: P) -> Result<(), Undeliverable> {
         crash_point();
-        let told = (self.0)(msg);
+        let result = (self.0)(msg);
         crash_point();
-        told
+        result
     }
     /// Asks and waits for the answer; see [`Address::ask`].
     pub async fn ask<T: Send + 'static>(

@@ -1,4 +1,4 @@
-//! Alarms: one timer for an actor whose core says when it wants to be woken.
+//! One timer for an actor whose core says when to wake it.
 
 use std::time::Duration;
 
@@ -7,12 +7,11 @@ use tokio::task::AbortHandle;
 
 use crate::Cx;
 
-/// An actor's wish to be woken, kept as one timer however often it is changed.
+/// An actor's wake-up time, kept as one timer however often it changes.
 ///
-/// Being woken early must be harmless, as it is where the core is asked afterwards when it wants to be woken next. So an
-/// alarm that is set for later stays as it is and rings early; one that is set for earlier replaces the one before, which
-/// does not ring any more. Without that, every alarm that was overtaken would still come, and be set again when it does:
-/// they would become more and never fewer.
+/// Waking early must be harmless, as it is when the actor then asks its core for the next wake-up time. So setting a
+/// later time keeps the timer, which fires early. Setting an earlier time replaces the timer, which then never fires:
+/// otherwise every replaced timer would still fire and be set again, and their number would only grow.
 #[derive(Debug, Default)]
 pub struct Alarm {
     set: Option<(Moment, AbortHandle)>,
@@ -30,9 +29,9 @@ impl Alarm {
         self.set = Some((at, cx.timer(delay, msg)));
     }
 
-    /// Its message has come: the actor says so before it sets the alarm again.
-    pub fn rang(&mut self) {
-        // One that was overtaken may have rung at the same moment: the timer that is meant is not behind this message.
+    /// The actor calls this when the alarm's message arrives, before it sets the alarm again.
+    pub fn fired(&mut self) {
+        // A replaced timer may have fired at the same moment: the current timer did not send this message.
         self.cancel();
     }
 

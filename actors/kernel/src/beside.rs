@@ -1,4 +1,4 @@
-//! What works beside an actor without being one.
+//! Threads and tasks that work for an actor without being one.
 
 use std::sync::Arc;
 
@@ -8,8 +8,8 @@ use crate::Tree;
 use crate::tree::Registration;
 use crate::vitals::{Pulse, Vitals};
 
-/// A thread or task as the live tree shows it: what it is at, for how long, and how long its work has taken. It belongs to
-/// whoever does the work, and is shown until that drops it: one that outlives its actor, because it hangs, stays visible.
+/// A thread or task in the live tree: its current work, for how long, and how long its work has taken so far. The worker
+/// owns it, and it is shown until dropped: a thread that hangs and outlives its actor stays visible.
 pub struct Beside {
     pulse: Pulse,
     _registration: Registration,
@@ -27,7 +27,7 @@ impl Beside {
         let registration = tree.register(Arc::clone(&vitals));
         Self { pulse: Pulse { vitals, incarnation }, _registration: registration }
     }
-    /// It is at this until the result is dropped. One thing at a time.
+    /// Marks this work as current until the result is dropped. One at a time.
     pub fn begin(&self, what: &'static str) -> AtWork<'_> {
         self.pulse.begin(what);
         AtWork(&self.pulse)

@@ -1,4 +1,4 @@
-//! Where shells get the time that they hand to cores.
+//! The source of the time that shells pass to cores.
 
 use std::sync::OnceLock;
 use std::time::{SystemTime, UNIX_EPOCH};

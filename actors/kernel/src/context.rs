@@ -17,11 +17,11 @@ use crate::host::panic_text;
 use crate::supervisor::{Children, Report};
 use crate::{Address, Clock, Intensity, Tree};
 
-/// What an actor's own children may fail: they are many and alike (sessions, peers, contests), one for each of something out
-/// there. What goes wrong out there may end many of them at once, and is no reason to end the others.
-const CHILDREN: Intensity = Intensity { max: 1000, window: Duration::from_secs(60) };
+/// How many failures an actor's own children may have. They are many and alike (sessions, peers, contended elections), one
+/// for each remote party. A remote failure may end many of them at once and must not end the others.
+const CHILDREN_INTENSITY: Intensity = Intensity { max: 1000, window: Duration::from_secs(60) };
 
-/// One incarnation's means: its address, timers, tasks and children. All of them end with it.
+/// What one incarnation works with: its address, timers, tasks and children. All of them end with it.
 pub struct Cx<M: Send + 'static> {
     me: Address<M>,
     inner: Arc<Inner>,
@@ -61,19 +61,18 @@ impl<M: Send + 'static> Cx<M> {
         self.inner.children.get()
     }
 
-    /// This incarnation's own address: what it says to itself dies with it.
+    /// This incarnation's own address: messages sent through it die with the incarnation.
     pub fn me(&self) -> &Address<M> {
         &self.me
     }
-    /// The actor's path.
     pub fn path(&self) -> &str {
         &self.inner.path
     }
-    /// Which life of the actor this is, from 1.
+    /// The number of this incarnation, from 1.
     pub fn incarnation(&self) -> u64 {
         self.inner.incarnation
     }
-    /// Ends with this incarnation; for tasks that own something to let go of in order.
+    /// Cancelled when this incarnation ends; for tasks that must release something in order.
     pub fn ended(&self) -> &CancellationToken {
         self.inner.fence.closed()
     }
@@ -81,31 +80,30 @@ impl<M: Send + 'static> Cx<M> {
     pub fn now(&self) -> Moment {
         Clock.now()
     }
-    /// Wall time.
     pub fn wall(&self) -> WallTime {
         Clock.wall()
     }
 
-    /// Says that this incarnation is healthy: its work can be relied on. For actors whose spec
-    /// [says so](crate::Spec::says_ready); the kernel says it of the others when `started` has returned. Once is enough:
-    /// what is repeated, or said by an incarnation that has been given up, changes nothing.
+    /// Reports that this incarnation is healthy: other actors can rely on its work. For actors whose spec has
+    /// [`reports_ready`](crate::Spec::reports_ready); for the others the kernel reports it when `started` returns. Repeated
+    /// reports, and those of an incarnation that was given up, have no effect.
     pub fn ready(&self) {
         self.inner.report.healthy();
     }
-    /// Says that there is nothing left to do: this incarnation stops in order once its present message is handled. It is
-    /// done when it has ended, not before; whether another follows is up to its [restart kind](crate::Restart).
+    /// Reports that no work is left: this incarnation stops in order after its present message. It is done when it has
+    /// ended, not before; its [restart kind](crate::Restart) decides whether another follows.
     pub fn done(&self) {
         if let Some(cell) = self.inner.fence.actor() {
             cell.stop(Some("done".to_owned()));
         }
     }
 
-    /// Sends `msg` to this incarnation after a while.
+    /// Sends `msg` to this incarnation after a delay.
     pub fn after(&self, delay: Duration, msg: M) {
         let _lives_on = self.timer(delay, msg);
     }
 
-    /// [`Cx::after`], and the way to call it off.
+    /// [`Cx::after`] with a handle that cancels it.
     pub(crate) fn timer(&self, delay: Duration, msg: M) -> AbortHandle {
         let (me, ended) = (self.me.clone(), self.ended().clone());
         let timer = begin(async move {
@@ -132,8 +130,8 @@ impl<M: Send + 'static> Cx<M> {
         });
     }
 
-    /// Runs a task that ends with this incarnation and whose panic is its own: for work on behalf of one peer, which
-    /// must not take the others' along. The panic is logged as the error that it is.
+    /// Runs a task that ends with this incarnation and whose panic stays in the task: for work on behalf of one peer, which
+    /// must not affect the others. The panic is logged as an error.
     pub fn spawn_apart(&self, task: impl Future<Output = ()> + Send + 'static) {
         let (path, ended) = (Arc::clone(&self.inner), self.ended().clone());
         begin(async move {
@@ -148,23 +146,23 @@ impl<M: Send + 'static> Cx<M> {
         });
     }
 
-    /// Shows something below this actor that works beside it and may block, such as a thread that owns a disk.
+    /// Shows a helper of this actor that may block, such as a thread that owns a disk.
     pub fn beside(&self, name: &str, kind: &'static str) -> Beside {
         Beside::show(&self.inner.tree, &self.inner.path, name, kind, self.inner.incarnation)
     }
 
-    /// This actor's children: a supervised group of its own, one level below its path. They stop before it does.
+    /// This actor's children: its own supervised group, one level below its path. They stop before it does.
     pub fn children(&self) -> &Children {
         self.inner.children.get_or_init(|| {
-            let cell = self.inner.fence.actor().cloned().expect("children are asked for by a running actor");
-            // Within its own: an incarnation that was given up brings no child to life.
+            let cell = self.inner.fence.actor().cloned().expect("only a running actor asks for its children");
+            // Within this incarnation's fence: an incarnation that was given up starts no child.
             let fence = Fence::within(self.ended());
-            Children::launch(self.inner.path.clone(), self.inner.tree.clone(), CHILDREN.into(), fence, cell)
+            Children::launch(self.inner.path.clone(), self.inner.tree.clone(), CHILDREN_INTENSITY.into(), fence, cell)
         })
     }
 }
 
-/// Starts a task, between two crash points.
+/// Starts a task between two crash points.
 fn begin(task: impl Future<Output = ()> + Send + 'static) -> JoinHandle<()> {
     crash_point();
     let begun = tokio::spawn(task);

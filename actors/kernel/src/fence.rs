@@ -1,4 +1,4 @@
-//! The fence around an incarnation: what counts once it has been closed, whatever the incarnation's thread is at.
+//! The fence around an incarnation: once closed, the incarnation has no more effect, whatever its thread is doing.
 
 use std::future::Future;
 use std::sync::{Arc, OnceLock};
@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 use crate::Fuse;
 
 tokio::task_local! {
-    /// The incarnation whose handler is at work.
+    /// The incarnation whose handler is running.
     static AT_WORK: AtWork;
 }
 
@@ -18,10 +18,10 @@ struct AtWork {
     fuse: Option<Fuse>,
 }
 
-/// What a supervisor shares with one run of a child: whether it still counts, and which actor it has become.
+/// State shared by a supervisor and one run of a child: whether the run still counts, and its actor.
 ///
-/// Fences lie within each other as their actors do. Closing one closes all within it before anything else happens, so that
-/// whoever is below an actor that died cannot outlive it, even if nobody can wait for them.
+/// Fences are nested as their actors are. Closing a fence first closes all fences within it, so no descendant outlives an actor
+/// that died, even if no supervisor can wait for it.
 #[derive(Clone, Default)]
 pub(crate) struct Fence {
     closed: CancellationToken,
@@ -32,16 +32,16 @@ impl Fence {
     pub(crate) fn within(outer: &CancellationToken) -> Self {
         Self { closed: outer.child_token(), actor: Arc::default() }
     }
-    /// An actor that comes to life shows itself here before it is linked: its supervisor can reach it from now on, and
-    /// one that was given up while it was being made goes no further.
+    /// A starting actor registers here before it is linked: from now on its supervisor can reach it, and an actor that was given
+    /// up while being made stops here.
     pub(crate) fn enter(&self, actor: ActorCell) -> Result<(), ActorProcessingErr> {
         let _first = self.actor.set(actor);
-        if self.is_closed() { Err("it was given up while it was being made".into()) } else { Ok(()) }
+        if self.is_closed() { Err("it was given up while it was starting".into()) } else { Ok(()) }
     }
     pub(crate) fn actor(&self) -> Option<&ActorCell> {
         self.actor.get()
     }
-    /// Closed, and with it all that lies within: addresses, tasks, timers, slots, children.
+    /// Closes it and everything within: addresses, tasks, timers, slots, children.
     pub(crate) fn close(&self) {
         self.closed.cancel();
     }
@@ -53,8 +53,8 @@ impl Fence {
     }
 }
 
-/// Runs a task of the incarnation that ends with `ended`: each turn of it is the incarnation's own. What it holds may say goodbye
-/// when it is dropped. Tasks have no crash points: their order is nobody's promise.
+/// Runs a task of the incarnation that ends with `ended`: each poll counts as the incarnation's own. Values that the task holds
+/// may still send when they are dropped. Tasks have no crash points: their order is not guaranteed.
 pub(crate) fn within_task<F: Future>(ended: &CancellationToken, task: F) -> impl Future<Output = F::Output> + use<F> {
     let ended = ended.clone();
     let mut task = Box::pin(task);
@@ -79,13 +79,13 @@ pub(crate) fn at_work<F: Future>(
     })
 }
 
-/// Ends whoever is at work here if it was told to crash at this point.
+/// Ends the running incarnation if its fuse is set to this point.
 pub(crate) fn crash_point() {
     let here = AT_WORK.try_with(|at_work| at_work.fuse.as_ref().is_some_and(Fuse::pass)).unwrap_or(false);
     assert!(!here, "{}", Fuse::BLOWN);
 }
 
-/// Whether whoever is at work here is an incarnation that has ended or was given up: what it says and writes counts no more.
-pub(crate) fn speaks_too_late() -> bool {
+/// Whether the running incarnation has ended or was given up: its messages and writes are dropped.
+pub(crate) fn is_stale() -> bool {
     AT_WORK.try_with(|at_work| at_work.ended.is_cancelled()).unwrap_or(false)
 }

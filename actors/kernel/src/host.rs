@@ -27,26 +27,25 @@ pub(crate) struct Start {
     pub incarnation: u64,
     pub pulse: Pulse,
     pub report: Report,
-    pub says_ready: bool,
+    pub reports_ready: bool,
     pub fence: Fence,
     pub tree: Tree,
     pub supervisor: ActorCell,
     pub siblings: Children,
 }
 
-/// Makes incarnations.
 pub(crate) trait Launch: Send + Sync {
-    /// Whoever has been launched has entered the fence that it was given.
+    /// The actor has entered the given fence by the time this returns.
     fn launch(&self, start: Start) -> BoxFuture<'static, Result<(), Fault>>;
 }
 
-/// The text of a caught panic.
 pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|s| (*s).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "panic without text".to_owned())
 }
 
-/// A handler or task of an actor panicked. A type, so that the supervisor can tell a panic from a returned error.
+/// A handler or task of an actor panicked. A type of its own, so that the supervisor can tell a panic from a returned
+/// error.
 #[derive(Debug)]
 pub(crate) struct Panicked(pub String);
 impl std::fmt::Display for Panicked {
@@ -71,11 +70,11 @@ pub(crate) fn launch_actor<S: Shell>(
 impl<S: Shell, F: Fn() -> Result<S, Fault> + Send + Sync + 'static> Launch for ActorLaunch<S, F> {
     fn launch(&self, start: Start) -> BoxFuture<'static, Result<(), Fault>> {
         let (address, factory) = (self.address.clone(), Arc::clone(&self.factory));
-        // Granted now and not when the factory has returned: one that returns after it was given up finds the address
-        // taken, or kept for a later one.
+        // Granted before the factory runs: if it returns after it was given up, the address is taken, or reserved for
+        // a later incarnation.
         let tenancy = address.grant();
         Box::pin(async move {
-            // The factory may open files: it runs where blocking is allowed, and its panic is a failed start.
+            // The factory may open files: it runs where blocking is allowed, and a panic in it is a failed start.
             let made = tokio::task::spawn_blocking(move || factory()).await;
             let shell = made.map_err(|e| Fault::new(format!("panicked while starting: {}", join_text(e))))??;
             let me = address.of_tenancy(tenancy);
@@ -83,8 +82,8 @@ impl<S: Shell, F: Fn() -> Result<S, Fault> + Send + Sync + 'static> Launch for A
             let tenancy = Tenancy { address, number: tenancy, ended: cx.ended().clone() };
             let handle = ActorHandle { tenancy: tenancy.clone(), siblings: start.siblings, name: start.name };
             start.pulse.set_handle(Arc::new(handle));
-            let (shell, hold) = (Some(shell), Hold(tenancy));
-            let body = Body { shell, pulse: start.pulse, says_ready: start.says_ready, hold, cx };
+            let (shell, end_on_drop) = (Some(shell), EndOnDrop(tenancy));
+            let body = Body { shell, pulse: start.pulse, reports_ready: start.reports_ready, end_on_drop, cx };
             let spawned = Actor::spawn_linked(None, Hosted::<S>(PhantomData), body, start.supervisor).await;
             spawned.map(drop).map_err(|e| Fault::new(e.to_string()))
         })
@@ -121,7 +120,7 @@ impl<M: Send + 'static> Handle for ActorHandle<M> {
     }
 }
 
-/// An incarnation's place at its address, and the life of its tasks and timers.
+/// An incarnation's hold on its address, and the lifetime of its tasks and timers.
 struct Tenancy<M: Send + 'static> {
     address: Address<M>,
     number: u64,
@@ -139,21 +138,21 @@ impl<M: Send + 'static> Tenancy<M> {
     }
 }
 
-/// Ends the tenancy on every way out, panics and kills included.
-struct Hold<M: Send + 'static>(Tenancy<M>);
-impl<M: Send + 'static> Drop for Hold<M> {
+/// Ends the tenancy on every exit path, panics and kills included.
+struct EndOnDrop<M: Send + 'static>(Tenancy<M>);
+impl<M: Send + 'static> Drop for EndOnDrop<M> {
     fn drop(&mut self) {
         self.0.end();
     }
 }
 
 struct Body<S: Shell> {
-    /// Until it has stopped: what its drop does is its own affair too, and no supervisor's, to whom the rest goes.
+    /// Until it has stopped: dropping it is the actor's work, not the supervisor's, which gets the rest.
     shell: Option<S>,
     cx: Cx<S::Msg>,
     pulse: Pulse,
-    says_ready: bool,
-    hold: Hold<S::Msg>,
+    reports_ready: bool,
+    end_on_drop: EndOnDrop<S::Msg>,
 }
 
 struct Hosted<S>(PhantomData<fn() -> S>);
@@ -164,7 +163,7 @@ impl<S: Shell> Body<S> {
     }
 }
 
-const HAS_SHELL: &str = "an incarnation has its shell until it has stopped";
+const HAS_SHELL: &str = "the shell is present until the incarnation has stopped";
 
 /// How long `crash --how hang` holds a handler.
 pub(crate) const HANG: Duration = Duration::from_secs(30);
@@ -180,9 +179,9 @@ impl<S: Shell> Actor for Hosted<S> {
         body: Self::Arguments,
     ) -> Result<Self::State, ActorProcessingErr> {
         body.cx.fence().enter(me.get_cell())?;
-        let Hold(tenancy) = &body.hold;
+        let EndOnDrop(tenancy) = &body.end_on_drop;
         if !tenancy.address.move_in(tenancy.number, tenancy.ended.clone(), me) {
-            return Err("a later incarnation has its place".into());
+            return Err("a later incarnation has its address".into());
         }
         Ok(body)
     }
@@ -197,7 +196,7 @@ impl<S: Shell> Actor for Hosted<S> {
         let done = done.map_err(|panic| Panicked(panic_text(panic.as_ref())))?;
         done.map_err(|fault| ActorProcessingErr::from(fault.0))?;
         body.pulse.publish(body.view());
-        if !body.says_ready {
+        if !body.reports_ready {
             body.cx.ready();
         }
         Ok(())
@@ -232,7 +231,7 @@ impl<S: Shell> Actor for Hosted<S> {
             Letter::Crash(how) => {
                 body.pulse.begin("crash");
                 match how {
-                    // A real panic, through the hook and the unwinding, as a bug would be.
+                    // A real panic, through the hook and with unwinding, as for a bug.
                     CrashHow::Panic => {
                         let caught = catch_unwind(|| panic!("crashed on request"));
                         let text = caught.err().map(|panic| panic_text(panic.as_ref()));
@@ -248,7 +247,7 @@ impl<S: Shell> Actor for Hosted<S> {
                         body.pulse.end();
                         Ok(())
                     }
-                    // Its supervisor does that, and was told.
+                    // The supervisor does this and was notified.
                     CrashHow::Start { .. } => Ok(()),
                 }
             }
@@ -266,8 +265,8 @@ impl<S: Shell> Actor for Hosted<S> {
             .await;
         let dropped = catch_unwind(AssertUnwindSafe(|| drop(shell)));
         body.pulse.end();
-        // Now, and not when its supervisor lets go of what is left of it: that may be busy with its siblings for long.
-        body.hold.0.end();
+        // Now rather than when the supervisor drops the rest of it: that may be busy with its siblings for long.
+        body.end_on_drop.0.end();
         let panicked = |panic: Box<dyn Any + Send>| format!("panicked while stopping: {}", panic_text(panic.as_ref()));
         Ok(stopped.and(dropped).map_err(panicked)?)
     }

@@ -1,16 +1,16 @@
-//! The kernel: what every actor of Muster stands on.
+//! The kernel: the base of every actor of Muster.
 //!
 //! - [`Shell`]: an actor's thin shell; [`Cx`] is what its handler may use.
 //! - [`Address`], [`Recipient`]: counted, bounded mailboxes that survive the restarts of their actor.
-//! - [`Alarm`]: one timer for an actor that is woken when its core says so.
+//! - [`Alarm`]: one timer for an actor whose core says when to wake it.
 //! - [`Supervisor`], [`Spec`]: the supervision tree.
 //! - [`Tree`]: the live tree, answered while the actors themselves are busy or stuck.
-//! - [`Beside`]: what works beside an actor without being one, in the same tree.
+//! - [`Beside`]: threads and tasks that work for an actor without being one, in the same tree.
 //! - [`Slot`]: state that outlives a crash. [`Fuse`]: crashes half-way through a message, for tests.
 //!
-//! ractor runs the actors. What it does not give is here: bounded mailboxes, addresses that survive restarts,
-//! restarts with backoff and intensity, deadlines for stopping, and introspection. Actors are never named in
-//! ractor's process-wide registry: many nodes may share a test process.
+//! ractor runs the actors. The kernel adds bounded mailboxes, addresses that survive restarts, restarts with
+//! backoff and intensity, deadlines for stopping, and introspection. Actors are never named in ractor's
+//! process-wide registry: many nodes may share a test process.
 
 mod address;
 mod alarm;
@@ -37,4 +37,4 @@ pub use shell::{Fault, Shell};
 pub use slot::Slot;
 pub use spec::{Backoff, Group, Intensity, Restart, Spec, Strategy};
 pub use supervisor::{Children, Supervisor};
-pub use tree::{ActorNumbers, Poke, Tree};
+pub use tree::{ActorNumbers, AdminAction, Tree};

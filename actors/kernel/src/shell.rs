@@ -7,12 +7,11 @@ use serde_json::Value;
 
 use crate::Cx;
 
-/// Why an incarnation cannot go on. Ends it; the supervisor decides what follows.
+/// Why an incarnation cannot continue. It ends; the supervisor decides what follows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault(pub String);
 
 impl Fault {
-    /// A fault with this text.
     pub fn new(text: impl Into<String>) -> Self {
         Self(text.into())
     }
@@ -22,7 +21,7 @@ impl std::fmt::Display for Fault {
         f.write_str(&self.0)
     }
 }
-// `Fault` is deliberately no `std::error::Error`: that is what lets `?` turn every error into one.
+// `Fault` deliberately does not implement `std::error::Error`: that is what lets `?` turn every error into one.
 impl<E: std::error::Error> From<E> for Fault {
     fn from(error: E) -> Self {
         let mut text = error.to_string();
@@ -36,14 +35,14 @@ impl<E: std::error::Error> From<E> for Fault {
     }
 }
 
-/// The part of an actor that owns ports, timers and files, and has no opinion about the domain.
+/// The part of an actor that owns ports, timers and files, and makes no domain decision.
 ///
 /// One handler runs at a time. It never awaits I/O or another actor's answer: slow work goes into [`Cx::spawn`]
 /// and reports by message.
 pub trait Shell: Sized + Send + 'static {
-    /// What it hears, private timers included.
+    /// Its messages, private timers included.
     type Msg: Named + Send + 'static;
-    /// The name of this kind of actor, as the live tree shows it.
+    /// The name of this kind of actor in the live tree.
     const KIND: &'static str;
 
     /// Called once in each incarnation, before its first message. Cheap; an error is a fault.
@@ -55,7 +54,7 @@ pub trait Shell: Sized + Send + 'static {
     /// Handles one message. An error ends this incarnation.
     fn handle(&mut self, cx: &Cx<Self::Msg>, msg: Self::Msg) -> impl Future<Output = Result<(), Fault>> + Send;
 
-    /// A typed view of its own state for `muster actors inspect`. Cheap: it is taken often.
+    /// A typed view of the actor's state for `muster actors inspect`. Cheap: it is taken often.
     fn view(&self) -> Value {
         Value::Null
     }

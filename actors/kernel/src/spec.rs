@@ -1,4 +1,4 @@
-//! How a child is made and kept.
+//! How a child is made and supervised.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,7 +27,7 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// 500 ms to 60 s: for actors whose start costs something or whose failure is likely to repeat.
+    /// 500 ms to 60 s: for actors that are costly to start or likely to fail again.
     pub const SLOW: Backoff = Backoff {
         first: Duration::from_millis(500),
         cap: Duration::from_secs(60),
@@ -41,7 +41,7 @@ impl Backoff {
     };
 }
 
-/// More failures than `max` within `window` end the supervisor itself: its parent decides (OTP's restart intensity).
+/// More than `max` failures within `window` end the supervisor itself: its parent decides (OTP's restart intensity).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Intensity {
     pub max: usize,
@@ -53,23 +53,24 @@ impl Default for Intensity {
     }
 }
 
-/// Who restarts with a child that failed, or whose restart was asked for (OTP's supervisor strategies). They go in reverse
-/// start order, and start again in start order after its delay: their going is no failure, and they wait for no delay of their own.
+/// Which siblings restart with a child that failed or was asked to restart (OTP's supervisor strategies). They stop in reverse
+/// start order and start again in start order after the child's delay: their exits are no failures, and they have no delay of their
+/// own.
 ///
-/// A child that was done starts again with them, a temporary one goes for good, a contained one goes along but takes
-/// nobody with it.
+/// A child that was done starts again with them, a temporary child stops for good, and a contained child restarts with them but
+/// takes no sibling along.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Strategy {
-    /// Nobody else.
+    /// No sibling.
     #[default]
     OneForOne,
-    /// All its siblings: none can go on with what it knew of the one that failed.
+    /// All siblings: none can continue with what it knew about the failed one.
     OneForAll,
-    /// Those that were started after it: they may have built on it, the earlier ones have not.
+    /// Those started after it: they may depend on it, the earlier ones do not.
     RestForOne,
 }
 
-/// How a supervisor treats its children together.
+/// How a supervisor treats its children as a group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Group {
     pub strategy: Strategy,
@@ -86,18 +87,17 @@ impl From<Strategy> for Group {
     }
 }
 
-/// How long stopping may take, unless the specification says otherwise.
+/// How long stopping may take unless the spec sets it.
 const STOP_DEADLINE: Duration = Duration::from_secs(5);
-/// How long a kill may take, at most: it takes effect at the next await, so whoever takes longer holds its thread.
+/// How long a kill may take, at most: it takes effect at the next await, so an actor that takes longer blocks its thread.
 pub(crate) const KILL_DEADLINE: Duration = Duration::from_secs(2);
-/// How long stopping may take for whoever has children. One of them may be stuck, and the others still go in their turn.
+/// How long stopping may take for an actor with children. One of them may be stuck, and the others still stop in order.
 const GROUP_STOP_DEADLINE: Duration = Duration::from_secs(8);
 /// The longest an orderly shutdown of a tree may take: the contract gives the process 10 s.
 pub(crate) const SHUTDOWN_LIMIT: Duration = Duration::from_secs(9);
 const _: () = assert!(STOP_DEADLINE.as_secs() + KILL_DEADLINE.as_secs() < GROUP_STOP_DEADLINE.as_secs());
 const _: () = assert!(GROUP_STOP_DEADLINE.as_secs() < SHUTDOWN_LIMIT.as_secs());
 
-/// A child specification.
 #[derive(Clone)]
 pub struct Spec {
     pub(crate) name: String,
@@ -105,10 +105,10 @@ pub struct Spec {
     pub(crate) restart: Restart,
     pub(crate) backoff: Backoff,
     pub(crate) start_deadline: Duration,
-    /// After this a stopping child is killed; after as long again, and at most [`KILL_DEADLINE`], it is stuck.
+    /// After this a stopping child is killed; after the same time again, but at most [`KILL_DEADLINE`], it counts as stuck.
     pub(crate) stop_deadline: Duration,
     pub(crate) contained: bool,
-    pub(crate) says_ready: bool,
+    pub(crate) reports_ready: bool,
     pub(crate) requires: Vec<String>,
     pub(crate) counted_as: Option<&'static str>,
     pub(crate) launch: Arc<dyn Launch>,
@@ -124,7 +124,7 @@ impl Spec {
             start_deadline: Duration::from_secs(30),
             stop_deadline: STOP_DEADLINE,
             contained: false,
-            says_ready: false,
+            reports_ready: false,
             requires: Vec::new(),
             counted_as: None,
             launch,
@@ -140,8 +140,8 @@ impl Spec {
         Self::new(name, S::KIND, launch_actor(address, factory))
     }
 
-    /// A supervisor with children of its own. `fill` is called for every incarnation and starts them, in order.
-    /// An [`Intensity`] or a [`Strategy`] alone will do for `group`.
+    /// A supervisor with its own children. `fill` starts them, in order, for every incarnation. `group` may be just an
+    /// [`Intensity`] or a [`Strategy`].
     pub fn group(
         name: impl Into<String>,
         group: impl Into<Group>,
@@ -150,20 +150,20 @@ impl Spec {
         Self::new(name, "Supervisor", launch_group(group.into(), fill)).with_children()
     }
 
-    /// When it is started again.
+    /// When the child is started again.
     #[must_use]
     pub fn restart(mut self, restart: Restart) -> Self {
         self.restart = restart;
         self
     }
-    /// How long it waits between restarts.
+    /// The delays between its restarts.
     #[must_use]
     pub fn backoff(mut self, backoff: Backoff) -> Self {
         self.backoff = backoff;
         self
     }
-    /// Its failures are its own: however often it fails, it is started again after its backoff, and its siblings and
-    /// their supervisor live on. For a part without which the rest is still of use.
+    /// Contains its failures: however often it fails, it restarts after its backoff, and its siblings and their supervisor
+    /// continue. For a part that the rest can do without.
     #[must_use]
     pub fn contained(mut self) -> Self {
         self.contained = true;
@@ -180,28 +180,28 @@ impl Spec {
     pub fn with_children(self) -> Self {
         self.stop_deadline(GROUP_STOP_DEADLINE)
     }
-    /// It is `starting` until it says itself that it is healthy ([`Cx::ready`](crate::Cx::ready)); a group, until each of
-    /// its children is. Otherwise an actor is healthy when `started` has returned, a group when it has been filled.
+    /// It is `starting` until it reports that it is healthy ([`Cx::ready`](crate::Cx::ready)); a group, until each of its children
+    /// is. Otherwise an actor is healthy when `started` returns, and a group when it has been filled.
     #[must_use]
-    pub fn says_ready(mut self) -> Self {
-        self.says_ready = true;
+    pub fn reports_ready(mut self) -> Self {
+        self.reports_ready = true;
         self
     }
-    /// It is launched only while the sibling of that name is healthy (or done). One that was not started before it is not
-    /// waited for. What happens to the sibling later does not concern it, unless the group's strategy says so.
+    /// Launches it only while the named sibling is healthy (or done). A sibling that was not started before it is ignored. Later
+    /// changes of the sibling do not affect it, unless the group's strategy says so.
     #[must_use]
     pub fn requires(mut self, sibling: impl Into<String>) -> Self {
         self.requires.push(sibling.into());
         self
     }
-    /// It is one of many: metrics tell of it, and of what is below it, together with all children that are counted as the same,
-    /// such as `session-*`. For children whose number others decide.
+    /// Metrics count it, and everything below it, together with all children of the same label, such as `session-*`. For children
+    /// whose number is unbounded.
     #[must_use]
     pub fn counted_as(mut self, label: &'static str) -> Self {
         self.counted_as = Some(label);
         self
     }
-    /// How long starting may take, to the moment when it is healthy. After that it is stopped as one that failed.
+    /// How long starting may take until it is healthy. After that it is stopped as failed.
     #[must_use]
     pub fn start_deadline(mut self, deadline: Duration) -> Self {
         self.start_deadline = deadline;
@@ -209,9 +209,9 @@ impl Spec {
     }
 }
 
-/// What a child may be called: one segment of a path, which nothing else can be mistaken for.
+/// Whether this is a valid child name: one unambiguous segment of a path.
 pub(crate) fn is_segment(name: &str) -> bool {
-    const LONGEST: usize = 253;
+    const MAX_SEGMENT_BYTES: usize = 253;
     let fits = |c: char| c.is_ascii_graphic() && c != '/' && c != '@';
-    !name.is_empty() && name.len() <= LONGEST && name.chars().all(fits)
+    !name.is_empty() && name.len() <= MAX_SEGMENT_BYTES && name.chars().all(fits)
 }

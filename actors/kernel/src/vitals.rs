@@ -1,4 +1,4 @@
-//! What is known of an actor from outside: kept beside it, so that it can be read while the actor is busy or stuck.
+//! What is known about an actor from outside: kept beside it, so that it can be read while the actor is busy or stuck.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -14,17 +14,17 @@ use tokio::time::Instant;
 use crate::{Clock, Fuse};
 
 /// Exits that are remembered.
-const EXITS_KEPT: usize = 8;
-/// And bytes of the text of each: a fault may quote what a peer has sent.
-const EXIT_TEXT_KEPT: usize = 1024;
+const MAX_EXITS_KEPT: usize = 8;
+/// And bytes of the text of each: a fault may quote a peer's message.
+const MAX_EXIT_TEXT_BYTES: usize = 1024;
 
 /// What can be done to a running actor from outside.
 pub(crate) trait Handle: Send + Sync {
-    /// Asks for a fresh view; false: there is none to come.
+    /// Asks for a fresh view; false: none will follow.
     fn refresh(&self) -> bool;
     fn crash(&self, how: CrashHow);
     fn restart(&self);
-    /// Its mailbox, if it has one that is counted.
+    /// Its mailbox, if it has a counted one.
     fn mailbox(&self) -> Option<Mailbox>;
 }
 
@@ -54,13 +54,13 @@ struct Inner {
 pub(crate) struct Vitals {
     pub(crate) path: String,
     pub(crate) kind: &'static str,
-    /// What metrics call it: its path, or one that it shares with the others of its kind.
+    /// Its name in metrics: its path, or a label that it shares with others of its kind.
     pub(crate) label: String,
     inner: Mutex<Inner>,
     published: Notify,
-    /// A request for a fresh view is in the mailbox. One at a time: a stuck actor may be looked at for hours.
+    /// A request for a fresh view is in the mailbox. One at a time: a stuck actor may be watched for hours.
     refreshing: AtomicBool,
-    /// What older incarnations still reported.
+    /// Dropped reports of older incarnations.
     stale: AtomicU64,
     handle: Mutex<Option<Arc<dyn Handle>>>,
     fuse: OnceLock<Fuse>,
@@ -100,7 +100,7 @@ impl Vitals {
         self.handle.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Where it is to crash; the first word counts.
+    /// Sets where it crashes; the first call wins.
     pub(crate) fn arm(&self, fuse: Fuse) {
         let _first = self.fuse.set(fuse);
     }
@@ -126,12 +126,12 @@ impl Vitals {
         self.refreshing.store(false, Ordering::Relaxed);
     }
     pub(crate) fn exited(&self, kind: ExitKind, mut text: String) {
-        if let Some((end, _)) = text.char_indices().find(|(at, _)| *at >= EXIT_TEXT_KEPT) {
+        if let Some((end, _)) = text.char_indices().find(|(at, _)| *at >= MAX_EXIT_TEXT_BYTES) {
             text.truncate(end);
         }
         let mut inner = self.inner();
         inner.handling = None;
-        if inner.exits.len() == EXITS_KEPT {
+        if inner.exits.len() == MAX_EXITS_KEPT {
             inner.exits.pop_front();
         }
         inner.exits.push_back(ActorExit { kind, text, at: Clock.wall() });
@@ -155,7 +155,7 @@ impl Vitals {
     fn mailbox(&self) -> Mailbox {
         self.handle().and_then(|handle| handle.mailbox()).unwrap_or_default()
     }
-    /// Asks for a fresh view; false: there is none to come.
+    /// Asks for a fresh view; false: none will follow.
     pub(crate) fn refresh(&self) -> bool {
         let Some(handle) = self.handle() else { return false };
         if self.refreshing.swap(true, Ordering::Relaxed) {
@@ -167,7 +167,8 @@ impl Vitals {
         }
         asked
     }
-    /// How much it wants to be looked at: whoever is not well or at something long, then who has failed, then who has work.
+    /// How notable it is: first actors that are unhealthy or long at one message, then those that have failed, then those
+    /// with work.
     pub(crate) fn notable(&self) -> (bool, Duration, u64, u64) {
         let inner = self.inner();
         let unwell = !matches!(inner.state, ActorState::Healthy | ActorState::Done);
@@ -176,8 +177,8 @@ impl Vitals {
         drop(inner);
         (unwell, at_it, restarts, self.mailbox().depth)
     }
-    /// What is shown of the present incarnation when it is left behind: as it was, at a path of its own.
-    pub(crate) fn left_behind(&self) -> Vitals {
+    /// The present incarnation as shown once it is abandoned: as it was, at its own path.
+    pub(crate) fn abandoned_vitals(&self) -> Vitals {
         let inner = self.inner();
         let [path, mut label] = [&self.path, &self.label].map(|name| format!("{name}@{}", inner.incarnation));
         if !self.has_series_of_its_own() {
@@ -231,7 +232,7 @@ impl Vitals {
     }
 }
 
-/// The vital signs of one incarnation. What an older one still shows is dropped and counted.
+/// The vital signs of one incarnation. Those of an older one are dropped and counted.
 #[derive(Clone)]
 pub(crate) struct Pulse {
     pub(crate) vitals: Arc<Vitals>,
@@ -263,10 +264,10 @@ impl Pulse {
             if let Some((_, since)) = inner.handling.take() {
                 inner.times.add(since.elapsed());
             }
-            inner.view_at.elapsed() >= VIEW_EVERY
+            inner.view_at.elapsed() >= VIEW_INTERVAL
         })
     }
-    /// The view that was asked for.
+    /// The requested view.
     pub(crate) fn answer(&self, view: Value) {
         if self.current().is_some() {
             self.vitals.refreshing.store(false, Ordering::Relaxed);
@@ -283,6 +284,6 @@ impl Pulse {
     }
 }
 
-/// How often a busy actor publishes its view by itself: often enough to show what a stuck one was doing, rarely
-/// enough to cost nothing under load.
-const VIEW_EVERY: Duration = Duration::from_millis(100);
+/// How often a busy actor publishes its view unasked: often enough to show what a stuck one was doing, rarely enough to
+/// cost nothing under load.
+const VIEW_INTERVAL: Duration = Duration::from_millis(100);

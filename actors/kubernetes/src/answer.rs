@@ -12,7 +12,7 @@ use crate::route::{Ask, Verb};
 use crate::status::Status;
 use crate::table::{self, Rows};
 
-/// Answers a get or a list from a copy that is as fresh as [`Ask::freshness`] says.
+/// Answers a get or a list from a replica that is as fresh as [`Ask::freshness`] requires.
 pub fn answer(ask: &Ask, tables: &Tables, now: WallTime) -> Result<KubeAnswer, Status> {
     let resource = ask.resource.ok_or_else(Status::no_such_path)?;
     if ask.verb == Verb::Get {
@@ -23,7 +23,7 @@ pub fn answer(ask: &Ask, tables: &Tables, now: WallTime) -> Result<KubeAnswer, S
     }
     let revision = tables.revision;
     if let (Some(Match::Exact), Some(asked)) = (ask.read.matching, ask.read.resource_version) {
-        // Old states are not kept: this is the only one that a list can be exactly of.
+        // Old states are not kept: an exact list exists only for this one.
         match asked.cmp(&revision.0) {
             std::cmp::Ordering::Less => return Err(Status::expired(Revision(asked), revision)),
             std::cmp::Ordering::Greater => return Err(Status::too_new(Revision(asked), revision)),
@@ -34,12 +34,12 @@ pub fn answer(ask: &Ask, tables: &Tables, now: WallTime) -> Result<KubeAnswer, S
     Ok(list_answer(ask, resource, selection.of(&tables.objects, None).map(|(_, object)| object), revision, now))
 }
 
-/// One object.
+/// Answers with one object.
 pub(crate) fn object_answer(ask: &Ask, resource: Resource, object: &Object, status: u16, now: WallTime) -> KubeAnswer {
     json_answer(status, &shaped(ask, resource, object, now))
 }
 
-/// An object in the shape asked for.
+/// An object in the requested shape.
 fn shaped(ask: &Ask, resource: Resource, object: &Object, now: WallTime) -> Value {
     match ask.format {
         Format::Object => object_json(object, resource),

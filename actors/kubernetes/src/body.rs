@@ -1,4 +1,4 @@
-//! From a body's bytes to JSON, whatever it was written in.
+//! Converts a body to JSON from any supported encoding.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -12,9 +12,9 @@ use crate::proto;
 use crate::status::Status;
 
 /// Duplicate keys that a refusal names.
-const MOST_DUPLICATES: usize = 16;
+const MAX_NAMED_DUPLICATES: usize = 16;
 
-/// Reads a body. `kind` is what is expected, for protobuf that does not say.
+/// Reads a body. `kind` is the expected kind, for protobuf that does not state it.
 pub(crate) fn read(encoding: Encoding, body: &[u8], kind: &str) -> Result<Value, Status> {
     match encoding {
         Encoding::Json => json(body),
@@ -27,11 +27,11 @@ pub(crate) fn json(body: &[u8]) -> Result<Value, Status> {
     if body.is_empty() {
         return Err(Status::bad_request("the body is empty"));
     }
-    serde_json::from_slice(body).map_err(|error| Status::bad_request(format!("the body is no JSON: {error}")))
+    serde_json::from_slice(body).map_err(|error| Status::bad_request(format!("the body is not JSON: {error}")))
 }
 
-/// Keys that an object of the body has twice, by path. JSON readers take the last one, which its writer may not mean. Bodies in
-/// other encodings cannot have any, or are refused for them.
+/// Duplicate keys of the body's objects, by path. JSON readers take the last one, which its writer may not intend.
+/// Other encodings cannot contain duplicates, or are refused for them.
 pub(crate) fn duplicates(encoding: Encoding, body: &[u8]) -> Vec<String> {
     let mut found = Vec::new();
     if encoding != Encoding::Protobuf {
@@ -42,7 +42,7 @@ pub(crate) fn duplicates(encoding: Encoding, body: &[u8]) -> Vec<String> {
     found
 }
 
-/// Looks at a value for keys that come twice.
+/// Searches a value for duplicate keys.
 struct Keys<'a> {
     path: String,
     found: &'a mut Vec<String>,
@@ -64,7 +64,7 @@ impl<'de> Visitor<'de> for Keys<'_> {
         let mut seen = BTreeSet::new();
         while let Some(key) = map.next_key::<String>()? {
             let path = if self.path.is_empty() { key.clone() } else { format!("{}.{key}", self.path) };
-            if !seen.insert(key) && self.found.len() < MOST_DUPLICATES {
+            if !seen.insert(key) && self.found.len() < MAX_NAMED_DUPLICATES {
                 self.found.push(path.clone());
             }
             map.next_value_seed(Keys { path, found: &mut *self.found })?;
@@ -95,7 +95,7 @@ impl<'de> Visitor<'de> for Keys<'_> {
     }
 }
 
-/// Most of what is called YAML is JSON, which needs no second parser.
+/// Most YAML bodies are JSON, which needs no second parser.
 pub(crate) fn yaml(body: &[u8]) -> Result<Value, Status> {
     if let Ok(json) = serde_json::from_slice(body) {
         return Ok(json);
@@ -104,13 +104,13 @@ pub(crate) fn yaml(body: &[u8]) -> Result<Value, Status> {
         max_depth: 32,
         max_documents: 1,
         max_nodes: 20_000,
-        // References could make a small text a large tree; no client writes them.
+        // References could expand a small text to a large tree; no client writes them.
         max_aliases: 0,
         max_merge_keys: 0,
     };
     let options = serde_saphyr::options! { budget: budget, with_snippet: false };
     serde_saphyr::from_slice_with_options(body, options)
-        .map_err(|error| Status::bad_request(format!("the body is no YAML: {error}")))
+        .map_err(|error| Status::bad_request(format!("the body is not YAML: {error}")))
 }
 
 #[cfg(test)]
@@ -120,7 +120,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn yaml_is_read_as_clients_write_it() {
+    fn yaml_bodies_of_clients_are_read() {
         let text = "apiVersion: coordination.k8s.io/v1\nkind: Lease\nmetadata:\n  name: x\n  labels: {a: \"1\"}\nspec:\n  \
                     holderIdentity: me # comment\n  leaseDurationSeconds: 15\n  renewTime: 2026-11-21T05:37:55.000000Z\n  \
                     acquireTime: null\n";
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_body_that_would_grow_is_refused() {
+    fn yaml_body_with_references_or_deep_nesting_is_refused() {
         let mut bomb = "a: &a [x,x,x,x,x,x,x,x,x]\n".to_owned();
         for (this, last) in "bcdefgh".chars().zip("abcdefg".chars()) {
             bomb += &format!("{this}: &{this} [{}]\n", vec![format!("*{last}"); 9].join(","));
@@ -147,7 +147,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_breaks_the_readers(text in "[-a:{}\\[\\]\"'&*!|> \n]{0,60}") {
+        fn body_readers_never_panic(text in "[-a:{}\\[\\]\"'&*!|> \n]{0,60}") {
             let _may_refuse = yaml(text.as_bytes());
         }
     }

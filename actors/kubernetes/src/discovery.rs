@@ -1,6 +1,6 @@
-//! Documents that answer for themselves: what is served, which release this is, that it is alive.
+//! Documents that need no state: what is served, the release, liveness.
 //!
-//! Plain lists alone. Clients that would rather have everything in one aggregated document fall back to them.
+//! Plain lists only. Clients that prefer one aggregated document fall back to them.
 
 use muster_messages::wire::KubeAnswer;
 use serde_json::{Value, json};
@@ -13,10 +13,10 @@ use crate::resource::{COORDINATION, Resource, SERVED};
 use crate::route::Ask;
 use crate::status::Status;
 
-/// The release of Kubernetes whose API this subset is of.
+/// The Kubernetes release whose API this subset implements.
 const KUBERNETES: (&str, &str) = ("1", "33");
 
-/// Groups in the order that they are listed in, with versions, the preferred one first. The core group is apart.
+/// Groups in listing order, with versions, the preferred one first. The core group is separate.
 const GROUPS: [(&str, &[&str]); 4] = [
     (COORDINATION, &["v1", "v1beta1", "v1alpha2"]),
     ("authentication.k8s.io", &["v1"]),
@@ -29,7 +29,7 @@ const GROUPS: [(&str, &[&str]); 4] = [
 pub(crate) enum Document {
     Health,
     Version,
-    /// `/`: paths that lead further.
+    /// `/`: the paths where discovery starts.
     Paths,
     /// `/api`: versions of the core group.
     Core,
@@ -62,11 +62,11 @@ impl Document {
             _ => None,
         }
     }
-    /// Needs no identity.
+    /// Whether it needs no identity.
     pub(crate) fn is_public(&self) -> bool {
         matches!(self, Self::Health | Self::Version)
     }
-    /// The form that the client takes. Probes are text, whatever it takes.
+    /// The form that the client accepts. Probes are text in any case.
     pub(crate) fn accepted(self, accept: Option<&str>) -> Result<Self, Status> {
         match self {
             Self::Health => Ok(self),
@@ -76,7 +76,7 @@ impl Document {
     }
 }
 
-/// Answers an ask that takes a document. `release` is this node's own.
+/// Answers a request for a document. `release` is this node's own.
 pub fn document(ask: &Ask, release: &str) -> KubeAnswer {
     let body = match ask.document {
         None => return Status::no_such_path().into(),
@@ -85,7 +85,7 @@ pub fn document(ask: &Ask, release: &str) -> KubeAnswer {
         }
         Some(Document::Version) => version(release),
         Some(Document::Paths) => json!({"paths": paths()}),
-        // The API actor asks `openapi` first.
+        // The API actor calls `openapi` first.
         Some(Document::OpenApi(_)) => return Status::no_such_path().into(),
         Some(Document::Core) => json!({"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []}),
         Some(Document::Groups) => {
@@ -175,13 +175,13 @@ mod tests {
     }
 
     #[test]
-    fn kubectl_finds_its_way_to_the_resources() {
+    fn kubectl_discovers_the_resources() {
         assert_eq!(get("/api?timeout=32s")["versions"], json!(["v1"]));
         let groups = get("/apis?timeout=32s");
         assert_eq!(groups["groups"][0]["preferredVersion"]["groupVersion"], "coordination.k8s.io/v1");
         let group = get("/apis/coordination.k8s.io/");
         assert_eq!((&group["kind"], &group["versions"][1]["version"]), (&json!("APIGroup"), &json!("v1beta1")));
-        // Every version that is advertised has a list, and no list is empty: an empty one breaks `api-resources`.
+        // Every advertised version has a list, and no list is empty: an empty one breaks `api-resources`.
         let mut lists = vec!["/api/v1".to_owned()];
         for group in groups["groups"].as_array().unwrap() {
             let versions = group["versions"].as_array().unwrap();

@@ -1,7 +1,7 @@
 //! Objects as JSON: [`Object`] to a document and back.
 //!
-//! A document holds what a client sees. `null` and absent are the same. What the server owns is written into answers
-//! and judged in requests, never taken over from them.
+//! A document holds what a client sees. `null` and absent are equal. Fields that the server owns are written into
+//! answers and checked in requests, but never taken from them.
 
 use std::collections::BTreeMap;
 
@@ -17,11 +17,11 @@ use crate::resource::Resource;
 use crate::status::Status;
 use crate::time::{Micros, Seconds};
 
-/// Shows a lease's fencing token to clients that know no other way to learn it. Written into answers, taken out of
-/// requests: nobody but the cluster says which token is in force.
+/// Shows a lease's fencing token to clients that cannot learn it otherwise. Added to answers, removed from requests:
+/// only the cluster determines the token in force.
 pub const FENCING_TOKEN: &str = "muster.dev/fencing-token";
 
-/// `metadata`. Empty texts are absent ones: protobuf clients send them all the time.
+/// `metadata`. Empty texts count as absent: protobuf clients send them often.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct Meta {
@@ -52,7 +52,7 @@ pub(crate) struct Meta {
     pub owner_references: Vec<Owner>,
     #[serde(skip_serializing)]
     pub finalizers: Vec<String>,
-    /// Shown, and not read: who owns what follows from writes alone.
+    /// Shown but not read: ownership follows only from writes.
     pub managed_fields: Option<Value>,
 }
 
@@ -97,7 +97,7 @@ pub(crate) struct CandidateFields {
     pub strategy: String,
 }
 
-/// What a config map has instead of a `spec`.
+/// The fields that a config map has instead of a `spec`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct ConfigMapFields {
     pub data: BTreeMap<String, String>,
@@ -105,13 +105,13 @@ pub(crate) struct ConfigMapFields {
     pub immutable: Option<bool>,
 }
 
-/// An object's own part.
+/// The part specific to an object's kind.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Fields {
     Lease(LeaseFields),
     LeaseCandidate(CandidateFields),
     ConfigMap(ConfigMapFields),
-    /// `subsets`: nothing here reads them.
+    /// `subsets`, which this crate does not interpret.
     Endpoints(Vec<Value>),
 }
 
@@ -123,10 +123,10 @@ pub(crate) struct Document {
 }
 
 impl Document {
-    /// Reads what a client sent. Fields that the kind does not have are dropped and named in `unknown`.
+    /// Reads what a client sent. Fields unknown to the kind are dropped and named in `unknown`.
     pub(crate) fn read(resource: Resource, json: Value, unknown: &mut Vec<String>) -> Result<Self, Status> {
         let Value::Object(mut top) = json else {
-            return Err(Status::bad_request(format!("the body is no {}: not an object", resource.kind_name())));
+            return Err(Status::bad_request(format!("the body is not a {}: not an object", resource.kind_name())));
         };
         drop_nulls_of(&mut top);
         expect(&mut top, "apiVersion", &resource.api_version())?;
@@ -148,14 +148,14 @@ impl Document {
         Ok(document)
     }
 
-    /// The object, as clients see it.
+    /// The object as clients see it.
     pub(crate) fn of(object: &Object) -> Self {
         let meta = &object.meta;
         let mut annotations = meta.annotations.clone();
         if let Some(token) = object.lease().map(|lease| lease.holding.token).filter(|token| token.0 > 0) {
             annotations.insert(FENCING_TOKEN.to_owned(), token.to_string());
         }
-        // An object that is not in the log yet (a dry run creates one) is at no revision.
+        // An object that is not in the log yet (created by a dry run) has no revision.
         let revision = if meta.revision == Revision(0) { String::new() } else { meta.revision.to_string() };
         let meta = Meta {
             name: object.name.clone(),
@@ -172,7 +172,7 @@ impl Document {
         Self { meta, fields: Fields::of(&object.body) }
     }
 
-    /// As it travels. Leases and candidates have a `spec` even when it is empty: some clients fail without one.
+    /// The serialized form. Leases and candidates have a `spec` even if empty: some clients fail without one.
     pub(crate) fn to_json(&self, resource: Resource) -> Value {
         let mut top = Map::new();
         top.insert("apiVersion".to_owned(), resource.api_version().into());
@@ -204,7 +204,7 @@ impl Document {
         Value::Object(top)
     }
 
-    /// The owners that are named.
+    /// The owners that the document names.
     pub(crate) fn owners(&self) -> Vec<OwnerReference> {
         self.meta.owner_references.iter().cloned().map(Owner::into_reference).collect()
     }
@@ -227,12 +227,12 @@ impl Fields {
                 binary_data: map.binary_data.clone(),
                 immutable: map.immutable,
             }),
-            // What is kept there was written by this crate. Should it not be, then there are no subsets.
+            // This crate wrote the stored text. If it is unreadable, there are no subsets.
             ObjectBody::Endpoints(subsets) => Self::Endpoints(serde_json::from_str(subsets).unwrap_or_default()),
         }
     }
 
-    /// The body to store, valid already. `old` is what is stored now.
+    /// The body to store, already validated. `old` is the stored one.
     pub(crate) fn body(self, old: Option<&ObjectBody>) -> ObjectBody {
         match self {
             Self::Lease(fields) => {
@@ -240,7 +240,7 @@ impl Fields {
                     Some(ObjectBody::Lease(lease)) => Some(lease),
                     _ => None,
                 };
-                // What follows from holding is decided when the command is applied.
+                // Fields that depend on the holder are set when the command is applied.
                 let holding = old.map_or_else(Holding::default, |lease| lease.holding);
                 ObjectBody::Lease(Lease { spec: fields.spec(old.map(|lease| &lease.spec)), holding })
             }
@@ -267,7 +267,7 @@ impl LeaseFields {
     fn of(spec: &LeaseSpec) -> Self {
         Self {
             holder_identity: spec.holder.clone(),
-            lease_duration_seconds: spec.duration_ms.map(whole_seconds),
+            lease_duration_seconds: spec.duration_ms.map(seconds_rounded_up),
             acquire_time: spec.acquired.map(Micros),
             renew_time: spec.renewed.map(Micros),
             lease_transitions: spec.transitions,
@@ -282,7 +282,7 @@ impl LeaseFields {
             holder: self.holder_identity,
             duration_ms: self.lease_duration_seconds.map(|secs| match kept {
                 // The client wrote back what it was shown: a native lease keeps its milliseconds.
-                Some(ms) if whole_seconds(ms) == secs => ms,
+                Some(ms) if seconds_rounded_up(ms) == secs => ms,
                 _ => u64::try_from(secs).unwrap_or(0) * 1000,
             }),
             acquired: self.acquire_time.map(|t| t.0),
@@ -294,8 +294,8 @@ impl LeaseFields {
     }
 }
 
-/// Rounded up: whoever waits for so long has not waited too short.
-fn whole_seconds(ms: u64) -> i32 {
+/// Rounded up, so that a client never waits too short.
+fn seconds_rounded_up(ms: u64) -> i32 {
     i32::try_from(ms.div_ceil(1000)).unwrap_or(i32::MAX)
 }
 
@@ -327,18 +327,18 @@ pub(crate) fn object_json(object: &Object, resource: Resource) -> Value {
     Document::of(object).to_json(resource)
 }
 
-/// Whether a text that a client sent is this uid. What is no uid is none.
+/// Whether a text from a client is this uid. An invalid uid matches none.
 pub(crate) fn is_uid(text: &str, uid: Uid) -> bool {
     text.parse() == Ok(uid)
 }
 
-/// `apiVersion` and `kind` follow from the path. A body may leave them out, and may not contradict.
+/// `apiVersion` and `kind` follow from the path. A body may omit them but must not contradict it.
 fn expect(top: &mut Map<String, Value>, key: &str, expected: &str) -> Result<(), Status> {
     match top.remove(key) {
         None => Ok(()),
         Some(Value::String(text)) if text == expected || text.is_empty() => Ok(()),
         Some(other) => {
-            let message = format!("{key} of the body is {other}, while the path is about {expected:?}");
+            let message = format!("{key} of the body is {other}, but the path requires {expected:?}");
             Err(Status::bad_request(message))
         }
     }
@@ -353,15 +353,15 @@ fn take<T: DeserializeOwned + Default>(
         return Ok(T::default());
     };
     serde_ignored::deserialize(value, |path| unknown.push(format!("{key}.{path}")))
-        .map_err(|error| Status::bad_request(format!("{key} cannot be understood: {error}")))
+        .map_err(|error| Status::bad_request(format!("{key} is invalid: {error}")))
 }
 
-/// Nothing in a document fails to be JSON: keys are texts, and no number is out of range.
+/// A document is always valid JSON: keys are texts, and no number is out of range.
 fn json(part: impl Serialize) -> Value {
     serde_json::to_value(part).unwrap_or_default()
 }
 
-/// Leaves out of objects what is `null`. Arrays keep it: there it would shift what follows.
+/// Removes `null` entries from objects. Arrays keep them: removing one would shift the items after it.
 fn drop_nulls_of(map: &mut Map<String, Value>) {
     map.retain(|_, value| !value.is_null());
     map.values_mut().for_each(drop_nulls);

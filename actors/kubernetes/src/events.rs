@@ -1,7 +1,7 @@
-//! Events of clients: recorders write them, `kubectl describe` looks for them, and nothing is kept.
+//! Events of clients: recorders write them, `kubectl describe` reads them, and none are kept.
 //!
-//! Why accepted at all: every elector of client-go with a recorder logs an error at each change of leader otherwise, and
-//! `kubectl describe` fails. What the cluster itself sees of leases is in `muster events`.
+//! They are accepted because otherwise every client-go elector with a recorder logs an error at each change of leader,
+//! and `kubectl describe` fails. `muster events` shows what the cluster itself records about leases.
 
 use muster_messages::wire::KubeAnswer;
 use serde_json::{Value, json};
@@ -21,7 +21,7 @@ fn api_version(group: &str) -> String {
     if group.is_empty() { "v1".to_owned() } else { format!("{group}/v1") }
 }
 
-/// What is read of events: that there are none.
+/// Answers a read of events with an empty result.
 pub fn no_events(ask: &Ask) -> Result<KubeAnswer, Status> {
     let group = ask.events.ok_or_else(Status::no_such_path)?;
     if let Some(name) = &ask.name {
@@ -43,7 +43,7 @@ pub fn no_events(ask: &Ask) -> Result<KubeAnswer, Status> {
     Ok(json_answer(200, &list))
 }
 
-/// The answer to an event that was written, as if it were kept. A recorder reads its name and its version.
+/// Answers a written event as if it were kept. A recorder reads its name and version.
 pub fn event_dropped(ask: &Ask, body: &[u8]) -> Result<KubeAnswer, Status> {
     let group = ask.events.ok_or_else(Status::no_such_path)?;
     let sent = if ask.verb == Verb::Patch { body::json(body)? } else { body::read(ask.encoding, body, "Event")? };
@@ -53,7 +53,7 @@ pub fn event_dropped(ask: &Ask, body: &[u8]) -> Result<KubeAnswer, Status> {
     let of = |key: &str| event.get(key).and_then(Value::as_str).filter(|text| !text.is_empty()).map(str::to_owned);
     let (kind, version) = (of("kind"), of("apiVersion"));
     if kind.is_some_and(|kind| kind != "Event") || version.is_some_and(|version| version != api_version(group)) {
-        return Err(Status::bad_request(format!("the path takes an Event of {}", api_version(group))));
+        return Err(Status::bad_request(format!("the path requires an Event of {}", api_version(group))));
     }
     event.insert("kind".to_owned(), "Event".into());
     event.insert("apiVersion".to_owned(), api_version(group).into());

@@ -1,10 +1,10 @@
-//! Who owns which field: what every write leaves behind, and what server-side apply is judged by.
+//! Field ownership: recorded by every write, and used to judge server-side apply.
 //!
-//! Owned are the leaves that clients write: each label, each annotation, each field of `spec`, each key of `data`. A
-//! manager that applies and the same manager that updates are two owners, as in Kubernetes.
+//! Clients own leaves: each label, each annotation, each field of `spec`, each key of `data`. A manager that applies
+//! and the same manager that updates are two owners, as in Kubernetes.
 //!
-//! Keeps  FIELDS-1  whoever changes a field owns it alone, unless it was applied with the value that it had.
-//!        FIELDS-2  a write that changes no field changes no owner, nor any owner's time.
+//! Invariants  FIELDS-1  a manager that changes a field owns it alone, unless it applied the field's existing value.
+//!             FIELDS-2  a write that changes no field changes no owner and no owner's time.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,15 +15,15 @@ use crate::document::FENCING_TOKEN;
 use crate::status::Cause;
 use crate::time::Seconds;
 
-/// So many managers that update are told apart. The oldest ones become one.
-const MOST_UPDATERS: usize = 10;
-/// What the oldest managers are called together.
-const ANCIENT: &str = "ancient-changes";
+/// Updating managers that are distinguished. The oldest beyond that are merged into one.
+const MAX_UPDATERS: usize = 10;
+/// The name of the merged oldest managers.
+const MERGED_MANAGER: &str = "ancient-changes";
 
 /// The leaves of a document, by path.
 pub(crate) type Leaves = BTreeMap<String, Value>;
 
-/// Who writes, and when.
+/// The writer and the time of a write.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Writer<'a> {
     pub manager: &'a str,
@@ -31,7 +31,7 @@ pub(crate) struct Writer<'a> {
     pub now: WallTime,
 }
 
-/// What can be owned of a document.
+/// The parts of a document that can be owned.
 pub(crate) fn leaves(document: &Value) -> Leaves {
     let mut leaves = Leaves::new();
     let maps: [&[&str]; 5] =
@@ -67,7 +67,7 @@ fn path<'a>(keys: impl Iterator<Item = &'a str>) -> String {
     path
 }
 
-/// The keys of a path. What is not one ends where it stops being one.
+/// The keys of a path. A malformed path ends at its first malformed key.
 fn keys(path: &str) -> Vec<String> {
     let (mut keys, mut rest) = (Vec::new(), path);
     while !rest.is_empty() {
@@ -86,7 +86,7 @@ fn keys(path: &str) -> Vec<String> {
     keys
 }
 
-/// Changes a document so that its leaves are `after`, where they are `before`.
+/// Changes a document's leaves from `before` to `after`.
 pub(crate) fn assemble(document: &mut Value, before: &Leaves, after: &Leaves) {
     for path in before.keys().filter(|path| !after.contains_key(*path)) {
         set(document, path, Value::Null);
@@ -107,7 +107,7 @@ fn set(document: &mut Value, path: &str, leaf: Value) {
     *place = leaf;
 }
 
-/// The owners after a write that is no apply.
+/// The owners after a write that is not an apply.
 pub(crate) fn after_update(
     managers: &[FieldManager],
     writer: Writer<'_>,
@@ -136,7 +136,7 @@ pub(crate) fn after_update(
     managers
 }
 
-/// What becomes of the leaves and their owners when a manager applies `wanted`; or which fields are others'.
+/// The leaves and their owners after a manager applies `wanted`; or the fields owned by others.
 pub(crate) fn after_apply(
     managers: &[FieldManager],
     writer: Writer<'_>,
@@ -179,26 +179,26 @@ pub(crate) fn after_apply(
     Ok((after, managers))
 }
 
-/// Paths whose values differ, or that only one side has.
+/// Paths whose values differ, or that exist on one side only.
 fn changed<'a>(before: &'a Leaves, after: &'a Leaves) -> impl Iterator<Item = &'a String> {
     let gone = before.keys().filter(|path| !after.contains_key(*path));
     after.iter().filter(|(path, value)| before.get(*path) != Some(value)).map(|(path, _)| path).chain(gone)
 }
 
-/// The oldest managers that update become one, until there are few enough.
+/// Merges the oldest updating managers into one until the number fits.
 fn bound(managers: &mut Vec<FieldManager>) {
-    while managers.iter().filter(|entry| !entry.applied).count() > MOST_UPDATERS {
-        let updates = |(_, entry): &(usize, &FieldManager)| !entry.applied && entry.manager != ANCIENT;
+    while managers.iter().filter(|entry| !entry.applied).count() > MAX_UPDATERS {
+        let updates = |(_, entry): &(usize, &FieldManager)| !entry.applied && entry.manager != MERGED_MANAGER;
         let Some((oldest, _)) = managers.iter().enumerate().filter(updates).min_by_key(|(_, entry)| entry.at) else {
             return;
         };
         let old = managers.remove(oldest);
-        match managers.iter_mut().find(|entry| !entry.applied && entry.manager == ANCIENT) {
+        match managers.iter_mut().find(|entry| !entry.applied && entry.manager == MERGED_MANAGER) {
             Some(ancient) => {
                 ancient.at = ancient.at.max(old.at);
                 ancient.fields.extend(old.fields);
             }
-            None => managers.insert(oldest, FieldManager { manager: ANCIENT.to_owned(), ..old }),
+            None => managers.insert(oldest, FieldManager { manager: MERGED_MANAGER.to_owned(), ..old }),
         }
     }
 }
@@ -245,7 +245,7 @@ mod tests {
         fields.iter().map(|(key, value)| (format!("spec.{key}"), Value::from(*value))).collect()
     }
 
-    /// Who owns what, in short.
+    /// Owners and their fields, in short form.
     fn owners(managers: &[FieldManager]) -> Vec<(String, bool, Vec<&str>)> {
         managers
             .iter()
@@ -283,14 +283,14 @@ mod tests {
     }
 
     #[test]
-    fn whoever_changes_a_field_takes_it() {
+    fn manager_that_changes_a_field_owns_it() {
         let (before, after) = (spec(&[("a", 1), ("b", 1)]), spec(&[("a", 2), ("c", 1)]));
         let first = after_update(&[], writer("one", 1), &Leaves::new(), &before);
         assert_eq!(owners(&first), [owner("one", false, &["a", "b"])]);
         let second = after_update(&first, writer("two", 2), &before, &after);
-        assert_eq!(owners(&second), [owner("two", false, &["a", "c"])], "one owns nothing any more");
+        assert_eq!(owners(&second), [owner("two", false, &["a", "c"])], "one has no fields left");
         let unchanged = after_update(&second, writer("three", 3), &after, &after);
-        assert_eq!(unchanged, second, "neither owners nor times");
+        assert_eq!(unchanged, second, "owners and times are unchanged");
     }
 
     #[test]
@@ -299,7 +299,7 @@ mod tests {
         let managers = after_update(&[], writer("one", 1), &Leaves::new(), &live);
         let wanted = spec(&[("a", 2), ("b", 1)]);
         let causes = after_apply(&managers, writer("two", 2), false, &live, &wanted).unwrap_err();
-        assert_eq!(causes.len(), 1, "the field with the same value is no conflict");
+        assert_eq!(causes.len(), 1, "a field with the same value is not a conflict");
         assert_eq!(causes[0].field, ".spec.a");
         assert_eq!(causes[0].message, "conflict with \"one\" using coordination.k8s.io/v1");
 
@@ -309,12 +309,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_applied_no_more_is_removed_unless_somebody_else_owns_it() {
+    fn field_no_longer_applied_is_removed_unless_shared() {
         let both = spec(&[("a", 1), ("b", 1)]);
         let (live, managers) = after_apply(&[], writer("one", 1), false, &Leaves::new(), &both).unwrap();
         let (live, managers) = after_apply(&managers, writer("two", 2), false, &live, &spec(&[("b", 1)])).unwrap();
         let (live, managers) = after_apply(&managers, writer("one", 3), false, &live, &spec(&[("c", 1)])).unwrap();
-        assert_eq!(live, spec(&[("b", 1), ("c", 1)]), "a was one's alone, b is two's as well");
+        assert_eq!(live, spec(&[("b", 1), ("c", 1)]), "only one owned a, two owns b as well");
         assert_eq!(owners(&managers), [owner("one", true, &["c"]), owner("two", true, &["b"])]);
         let (live, _) = after_apply(&managers, writer("two", 4), false, &live, &Leaves::new()).unwrap();
         assert_eq!(live, spec(&[("c", 1)]));
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn an_updater_is_another_owner_than_the_applier_of_its_name() {
+    fn updater_and_applier_of_one_name_are_two_owners() {
         let live = spec(&[("renew", 1)]);
         let (live, managers) = after_apply(&[], writer("me", 1), false, &Leaves::new(), &live).unwrap();
         let renewed = spec(&[("renew", 2)]);
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn ever_new_updaters_do_not_pile_up() {
+    fn number_of_updaters_is_bounded() {
         let (mut managers, mut live) = (Vec::new(), Leaves::new());
         for n in 0..50 {
             let mut after = live.clone();
@@ -347,10 +347,10 @@ mod tests {
             managers = after_update(&managers, writer(&format!("m{n}"), n), &live, &after);
             live = after;
         }
-        assert_eq!(managers.len(), MOST_UPDATERS);
+        assert_eq!(managers.len(), MAX_UPDATERS);
         assert_eq!(managers.iter().map(|entry| entry.fields.len()).sum::<usize>(), 50, "no field loses its owner");
         let named = |name: &str| managers.iter().filter(|entry| entry.manager == name).count();
-        assert_eq!((named(ANCIENT), named("m49")), (1, 1));
+        assert_eq!((named(MERGED_MANAGER), named("m49")), (1, 1));
     }
 
     #[test]
@@ -373,11 +373,11 @@ mod tests {
             prop_assert_eq!(keys(&path(keys_.iter().map(String::as_str))), keys_);
         }
         #[test]
-        fn no_text_breaks_a_path(text in ".{0,20}") {
+        fn field_path_parser_never_panics(text in ".{0,20}") {
             let _keys = keys(&text);
         }
         #[test]
-        fn documents_become_what_their_leaves_say(labels in proptest::collection::btree_map("[a-z./]{1,4}", "[a-z]{0,2}", 0..5),
+        fn assembled_document_has_the_given_leaves(labels in proptest::collection::btree_map("[a-z./]{1,4}", "[a-z]{0,2}", 0..5),
                                                    others in proptest::collection::btree_map("[a-z./]{1,4}", "[a-z]{0,2}", 0..5)) {
             let mut document = json!({"metadata": {"name": "x", "labels": labels}});
             let wanted = leaves(&json!({"metadata": {"labels": others}}));

@@ -1,15 +1,15 @@
-//! The REST subset of Kubernetes that lets unmodified clients elect their leaders here: leases and lease candidates,
-//! and the config maps and endpoints that older clients lock with.
+//! The subset of Kubernetes' REST API that lets unmodified clients elect their leaders here: leases, lease candidates,
+//! and the config maps and endpoints that older clients use as locks.
 //!
-//! A library without runtime, clock or randomness: requests and copies of the state go in, commands, answers and lines
-//! of watch streams come out. The API actor owns connections, time and permissions.
+//! A library without runtime, clock or randomness: its inputs are requests and replicas of the state, its outputs
+//! commands, answers and lines of watch streams. The API actor owns connections, time and permissions.
 //!
 //! ```text
 //! head ── route ──► Ask ─┬─ Document ──────────────────────► document
 //!                        ├─ Identity, Authorization ───────► self_review, access_review / access_answer
-//!                        ├─ Read ── copy ──────────────────► answer
-//!                        ├─ Watch ── copy, changes ────────► Watcher
-//!                        └─ Write ── body, leader's copy ──► plan ──► Plan ── command ──► done | refused
+//!                        ├─ Read ── replica ───────────────► answer
+//!                        ├─ Watch ── replica, changes ─────► Watcher
+//!                        └─ Write ── body, leader's replica ► plan ──► Plan ── command ──► done | refused
 //! ```
 //!
 //! Every refusal is a [`Status`], which turns into a `KubeAnswer`; so does every `ErrorBody`.
@@ -41,7 +41,7 @@ pub use self::discovery::document;
 pub use self::document::FENCING_TOKEN;
 pub use self::events::{event_dropped, no_events};
 pub use self::openapi::openapi;
-pub use self::plan::{Context, Plan, Refused, plan, room_for_another};
+pub use self::plan::{Context, Plan, Refused, check_object_quota, plan};
 pub use self::resource::{COORDINATION, Resource, SERVED};
 pub use self::review::{AccessQuestion, Rules, access_answer, access_review, rules_answer, rules_review, self_review};
 pub use self::route::{Ask, Freshness, Head, Takes, Verb, route};

@@ -1,29 +1,29 @@
-//! Media types: what a body is, and what shape of answer a client takes.
+//! Media types: the encoding of a body, and the shape of answer that a client accepts.
 
 use crate::status::{Reason, Status};
 
-/// What shape an answer about objects has.
+/// The shape of an answer about objects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Format {
     #[default]
     Object,
-    /// Cells for people. The version of `meta.k8s.io` it is spelled in.
+    /// Cells for people, with the version of `meta.k8s.io` in use.
     Table(&'static str),
-    /// Metadata alone.
+    /// Only metadata.
     Metadata,
 }
 
-/// What a body is written in.
+/// The encoding of a body.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Encoding {
-    /// Also without any content type: Python clients send none.
+    /// Also for a missing content type: Python clients send none.
     #[default]
     Json,
     Protobuf,
     Yaml,
 }
 
-/// What a PATCH says.
+/// The type of a PATCH.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PatchKind {
     /// RFC 6902.
@@ -41,7 +41,7 @@ const PATCHES: [(&str, PatchKind); 4] = [
     ("application/apply-patch+yaml", PatchKind::Apply),
 ];
 
-/// The media type alone, without `;charset=utf-8` and the like.
+/// The media type without parameters such as `;charset=utf-8`.
 fn essence(content_type: Option<&str>) -> String {
     content_type.unwrap_or_default().split(';').next().unwrap_or_default().trim().to_ascii_lowercase()
 }
@@ -65,25 +65,25 @@ pub(crate) fn patch_kind(content_type: Option<&str>) -> Result<PatchKind, Status
 
 fn unsupported(given: &str, accepted: &[&str]) -> Status {
     let given: String = given.chars().take(128).collect();
-    let message = format!("the body of the request was {given:?}, accepted are: {}", accepted.join(", "));
+    let message = format!("the media type of the body is {given:?}; accepted: {}", accepted.join(", "));
     Status::new(Reason::UnsupportedMediaType, message)
 }
 
-/// The first shape in the client's order of preference that can be given. JSON, whatever the shape.
+/// The first available shape in the client's order of preference. Always JSON.
 pub(crate) fn format(accept: Option<&str>) -> Result<Format, Status> {
     let accept = accept.map(str::trim).filter(|accept| !accept.is_empty());
     let Some(accept) = accept else {
         return Ok(Format::Object);
     };
     let mut ranges: Vec<(f32, Format)> = accept.split(',').filter_map(range).collect();
-    // Stable: equals keep the client's order.
+    // The sort is stable: equal preferences keep the client's order.
     ranges.sort_by(|a, b| b.0.total_cmp(&a.0));
     ranges.first().map(|(_, format)| *format).ok_or_else(|| {
-        Status::new(Reason::NotAcceptable, "only application/json can be given: as it is, as a Table, or as metadata")
+        Status::new(Reason::NotAcceptable, "only application/json is available: as objects, as a Table, or as metadata")
     })
 }
 
-/// What one media range asks for and how much it is wanted, if it can be given.
+/// The preference and shape of one media range, if it is available.
 fn range(range: &str) -> Option<(f32, Format)> {
     let mut parts = range.split(';').map(str::trim);
     let json = ["application/json", "application/*", "*/*"];
@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bodies_are_json_unless_they_say_otherwise() {
+    fn body_without_content_type_is_json() {
         for json in [
             None,
             Some(""),
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_take_the_shape_that_is_asked_for() {
+    fn answers_have_the_requested_shape() {
         let table = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json;as=Table;v=v1beta1;g=meta.k8s.io,\
                      application/json";
         for (accept, format_) in [
@@ -151,7 +151,7 @@ mod tests {
             (Some(table), Format::Table("v1")),
             (Some("application/json;as=Table;v=v1beta1;g=meta.k8s.io"), Format::Table("v1beta1")),
             (Some("application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"), Format::Metadata),
-            // Aggregated discovery is not offered; plain JSON is, further down the list.
+            // Aggregated discovery is not offered; plain JSON, further down the list, is.
             (
                 Some("application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json"),
                 Format::Object,

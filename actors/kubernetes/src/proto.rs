@@ -1,6 +1,6 @@
-//! Bodies in protobuf, which clients written in Go send: decoded to the JSON that other clients would have sent.
+//! Bodies in protobuf, which Go clients send, decoded to the JSON that other clients would have sent.
 //!
-//! Fields that are not named here are skipped, as in JSON. Answers are JSON, which all of these clients take.
+//! Fields that are not listed here are skipped, as in JSON. Answers are JSON, which all of these clients accept.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use serde_json::Value;
 use crate::status::{Reason, Status};
 use crate::time::Micros;
 
-/// What every such body begins with.
+/// The prefix of every such body.
 const MAGIC: &[u8] = b"k8s\0";
 
 #[derive(Clone, PartialEq, Message)]
@@ -34,7 +34,7 @@ struct TypeMeta {
     kind: String,
 }
 
-/// Both of Kubernetes' kinds of time. Present without a field is how Go's clients write "no time".
+/// Both of Kubernetes' time types. Go's clients write "no time" as a message without fields.
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
 struct Timestamp {
     #[prost(int64, optional, tag = "1")]
@@ -49,7 +49,7 @@ impl Serialize for Timestamp {
             return s.serialize_none();
         }
         let time = Micros::from_parts(self.seconds.unwrap_or(0), self.nanos.unwrap_or(0));
-        time.ok_or_else(|| ser::Error::custom("a time is beyond the calendar"))?.serialize(s)
+        time.ok_or_else(|| ser::Error::custom("the time is outside the calendar"))?.serialize(s)
     }
 }
 
@@ -240,14 +240,14 @@ struct RulesReviewSpec {
     namespace: String,
 }
 
-/// The JSON of a protobuf body, `apiVersion` and `kind` included. `kind` is what the path expects, should the body not
-/// say.
+/// The JSON of a protobuf body, `apiVersion` and `kind` included. `kind` is the kind that the path expects, used if the
+/// body does not state one.
 pub(crate) fn decode(body: &[u8], kind: &str) -> Result<Value, Status> {
-    let bad = |why: &str| Status::bad_request(format!("the body is no protobuf of Kubernetes: {why}"));
+    let bad = |why: &str| Status::bad_request(format!("the body is not Kubernetes protobuf: {why}"));
     let message = body.strip_prefix(MAGIC).ok_or_else(|| bad("it does not begin with the magic number"))?;
     let envelope = Envelope::decode(message).map_err(|error| bad(&error.to_string()))?;
     if !envelope.content_encoding.is_empty() {
-        return Err(bad("its content is encoded once more"));
+        return Err(bad("its content has a nested encoding"));
     }
     let type_meta = envelope.type_meta.unwrap_or_default();
     let kind = if type_meta.kind.is_empty() { kind } else { &type_meta.kind };
@@ -258,13 +258,13 @@ pub(crate) fn decode(body: &[u8], kind: &str) -> Result<Value, Status> {
         "ConfigMap" => json::<ConfigMap>(raw),
         "DeleteOptions" => json::<DeleteOptions>(raw),
         "SelfSubjectAccessReview" => json::<AccessReview>(raw),
-        // Of an event its name is enough: nothing is kept.
+        // An event's name is enough: no event is kept.
         "Event" => json::<Event>(raw),
         "SelfSubjectRulesReview" => json::<RulesReview>(raw),
-        // Asks about the asker: it has nothing to say.
+        // A question about the caller, without fields.
         "SelfSubjectReview" => Ok(Value::Object(serde_json::Map::new())),
         other => {
-            let message = format!("protobuf is not understood for {other:?}; send JSON");
+            let message = format!("protobuf is not supported for {other:?}; send JSON");
             return Err(Status::new(Reason::UnsupportedMediaType, message));
         }
     };
@@ -279,7 +279,7 @@ fn json<M: Message + Default + Serialize>(raw: &[u8]) -> Result<Value, String> {
     serde_json::to_value(message).map_err(|error| error.to_string())
 }
 
-/// An enveloped body, as clients send it. For tests: nothing is answered in protobuf.
+/// An enveloped body, as clients send it. For tests: no answer is in protobuf.
 #[cfg(test)]
 pub(crate) fn encode(api_version: &str, kind: &str, raw: Vec<u8>) -> Vec<u8> {
     let type_meta = Some(TypeMeta { api_version: api_version.to_owned(), kind: kind.to_owned() });
@@ -295,7 +295,7 @@ mod tests {
 
     const LEASE: &str = "coordination.k8s.io/v1";
 
-    /// As client-go 0.36 sent it: identity A takes `lk1` for 4 s.
+    /// As client-go 0.36 sent it: identity A acquires `lk1` for 4 s.
     const RECORDED: &str = "6b3873000a1f0a16636f6f7264696e6174696f6e2e6b38732e696f2f763112054c6561736512410a1a0a036c6b\
                             3112001a0764656661756c7422002a0032003800420012230a014110041a0c08b3dc84d80610d8bdd1fa01220c\
                             08b3dc84d80610d8bdd1fa0128001a002200";
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn a_recorded_body_says_what_its_client_meant() {
+    fn recorded_protobuf_body_is_decoded() {
         let lease = decode(&bytes(RECORDED), "Lease").unwrap();
         assert_eq!((&lease["kind"], &lease["apiVersion"]), (&json!("Lease"), &json!(LEASE)));
         let meta = &lease["metadata"];
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn present_and_empty_is_not_absent_and_an_empty_time_is() {
+    fn empty_field_is_present_but_empty_time_is_absent() {
         let spec = LeaseSpec {
             holder_identity: Some(String::new()),
             acquire_time: Some(Timestamp::default()),
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn the_other_messages_are_understood() {
+    fn other_protobuf_messages_are_decoded() {
         let uid = Some("u".to_owned());
         let preconditions = Some(Preconditions { uid, resource_version: None });
         let options = DeleteOptions { preconditions, dry_run: vec!["All".to_owned()] };
@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_is_refused() {
+    fn unsupported_protobuf_is_refused() {
         assert_eq!(decode(b"{}", "Lease").unwrap_err().reason.code(), 400);
         assert_eq!(decode(b"k8s\0\xff", "Lease").unwrap_err().reason.code(), 400);
         let pod = encode("v1", "Pod", vec![]);
@@ -374,7 +374,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_break_the_decoder(bytes: Vec<u8>, enveloped: bool) {
+        fn protobuf_decoder_never_panics(bytes: Vec<u8>, enveloped: bool) {
             let body = if enveloped { encode(LEASE, "Lease", bytes) } else { [MAGIC, &bytes].concat() };
             let _may_refuse = decode(&body, "Lease");
         }

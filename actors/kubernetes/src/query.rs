@@ -1,4 +1,4 @@
-//! Parameters of requests: what comes after the `?`. Unknown ones are ignored, known ones are judged.
+//! Query parameters of requests. Unknown ones are ignored, known ones are validated.
 
 use std::time::Duration;
 
@@ -6,13 +6,13 @@ use crate::resource::Resource;
 use crate::select::{FieldSelector, LabelSelector};
 use crate::status::{Cause, Status};
 
-/// The longest watch, however long the client wants one: it comes back, and its rights and its place are looked at anew.
-const LONGEST_WATCH: Duration = Duration::from_secs(3600);
+/// The longest watch, whatever the client requests: when it reconnects, its rights and its permit are checked again.
+const MAX_WATCH_DURATION: Duration = Duration::from_secs(3600);
 
 /// The longest name of a field manager.
-const MANAGER_MAX: usize = 128;
+const MAX_MANAGER_NAME_BYTES: usize = 128;
 
-/// Parameters as sent. Empty ones (`?&k=v`) do not count; of repeated ones the first does.
+/// Parameters as sent. Empty ones (`?&k=v`) are ignored; of repeated ones the first counts.
 pub(crate) struct Params(Vec<(String, String)>);
 
 impl Params {
@@ -43,7 +43,7 @@ impl Params {
         let secs: i64 = text.parse().map_err(|_| bad(name, text, "must be a number of seconds"))?;
         Ok(u64::try_from(secs).ok().filter(|secs| *secs > 0).map(Duration::from_secs))
     }
-    /// How long the client waits at most (`?timeout=5s`).
+    /// The longest time that the client waits (`?timeout=5s`).
     pub(crate) fn timeout(&self) -> Result<Option<Duration>, Status> {
         let Some(text) = self.nonempty("timeout") else {
             return Ok(None);
@@ -61,7 +61,7 @@ fn bad(name: &str, text: &str, rule: &str) -> Status {
     Status::bad_request(format!("{name}={text}: {rule}"))
 }
 
-/// Durations as Go spells them: `1h15m30.5s`.
+/// Durations as Go writes them: `1h15m30.5s`.
 fn duration(text: &str) -> Option<Duration> {
     if text == "0" {
         return Some(Duration::ZERO);
@@ -88,7 +88,7 @@ fn duration(text: &str) -> Option<Duration> {
     (!text.is_empty()).then_some(total)
 }
 
-/// A resource version as clients name one: opaque to them, decimal to us. Empty: none.
+/// A resource version as clients name one: opaque to them, decimal here. Empty: none.
 pub(crate) fn resource_version(text: &str) -> Option<Option<u64>> {
     match text {
         "" => Some(None),
@@ -104,7 +104,7 @@ pub(crate) enum Match {
     Exact,
 }
 
-/// How much of an object a table's row carries.
+/// How much of an object a table's row contains.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Include {
     #[default]
@@ -118,10 +118,10 @@ pub(crate) enum Include {
 pub(crate) struct ReadOptions {
     pub labels: LabelSelector,
     pub fields: FieldSelector,
-    /// `None`: as of now. 0: whatever is at hand.
+    /// `None`: current. 0: any available state.
     pub resource_version: Option<u64>,
     pub matching: Option<Match>,
-    pub watch_for: Option<Duration>,
+    pub watch_duration: Option<Duration>,
     pub bookmarks: bool,
     pub initial_events: Option<bool>,
     pub include: Include,
@@ -130,8 +130,8 @@ pub(crate) struct ReadOptions {
 impl ReadOptions {
     pub(crate) fn parse(params: &Params, resource: Resource, watch: bool) -> Result<Self, Status> {
         if params.nonempty("continue").is_some() {
-            // No list was ever given out in parts here: the token is another server's.
-            return Err(Status::new(crate::Reason::Expired, "the continue token is not of this cluster; list again"));
+            // This server never splits lists: the token is from another server.
+            return Err(Status::new(crate::Reason::Expired, "the continue token is not from this cluster; list again"));
         }
         let version = params.get("resourceVersion").unwrap_or_default();
         let resource_version =
@@ -141,7 +141,7 @@ impl ReadOptions {
             fields: FieldSelector::parse(params.get("fieldSelector").unwrap_or_default(), resource)?,
             resource_version,
             matching: None,
-            watch_for: params.seconds("timeoutSeconds")?.map(|asked| asked.min(LONGEST_WATCH)),
+            watch_duration: params.seconds("timeoutSeconds")?.map(|asked| asked.min(MAX_WATCH_DURATION)),
             bookmarks: watch && params.flag("allowWatchBookmarks").unwrap_or(false),
             initial_events: params.flag("sendInitialEvents"),
             include: match params.nonempty("includeObject") {
@@ -151,11 +151,11 @@ impl ReadOptions {
                 Some(other) => return Err(bad("includeObject", other, "must be None, Metadata or Object")),
             },
         };
-        options.judged(params.nonempty("resourceVersionMatch"), watch)
+        options.validated(params.nonempty("resourceVersionMatch"), watch)
     }
 
-    /// The rules on asking for initial events: honoured or refused, because a client that is ignored waits for ever.
-    fn judged(mut self, matching: Option<&str>, watch: bool) -> Result<Self, Status> {
+    /// The rules on requesting initial events: honoured or refused, because an ignored client would wait forever.
+    fn validated(mut self, matching: Option<&str>, watch: bool) -> Result<Self, Status> {
         const FIELD: &str = "resourceVersionMatch";
         let mut causes = Vec::new();
         let supported: &[&str] = if watch { &["NotOlderThan"] } else { &["Exact", "NotOlderThan"] };
@@ -170,27 +170,27 @@ impl ReadOptions {
         };
         if watch {
             if matching.is_some() && self.initial_events.is_none() {
-                causes.push(Cause::forbidden(FIELD, "a watch takes it with sendInitialEvents only"));
+                causes.push(Cause::forbidden(FIELD, "a watch allows it only with sendInitialEvents"));
             }
             if self.initial_events.is_some() && self.matching != Some(Match::NotOlderThan) {
-                causes.push(Cause::forbidden(FIELD, "sendInitialEvents takes resourceVersionMatch=NotOlderThan"));
+                causes.push(Cause::forbidden(FIELD, "sendInitialEvents requires resourceVersionMatch=NotOlderThan"));
             }
         } else {
             if self.initial_events.is_some() {
                 causes.push(Cause::forbidden("sendInitialEvents", "a list has no initial events"));
             }
             if matching.is_some() && self.resource_version.is_none() {
-                causes.push(Cause::forbidden(FIELD, "it needs a resourceVersion to match"));
+                causes.push(Cause::forbidden(FIELD, "it requires a resourceVersion to match"));
             }
             if self.matching == Some(Match::Exact) && self.resource_version == Some(0) {
-                causes.push(Cause::forbidden(FIELD, "no list is exactly at resourceVersion 0"));
+                causes.push(Cause::forbidden(FIELD, "an exact list at resourceVersion 0 does not exist"));
             }
         }
         if causes.is_empty() { Ok(self) } else { Err(Status::invalid_options("ListOptions", causes)) }
     }
 }
 
-/// What happens to fields that the kind does not have.
+/// How fields unknown to the kind are treated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum UnknownFields {
     #[default]
@@ -215,16 +215,16 @@ impl WriteOptions {
         let dry_run = dry_run(params.all("dryRun"), &mut causes);
         let manager = params.nonempty("fieldManager").map(str::to_owned);
         match &manager {
-            Some(name) if name.chars().count() > MANAGER_MAX || name.chars().any(|c| c.is_control()) => {
+            Some(name) if name.chars().count() > MAX_MANAGER_NAME_BYTES || name.chars().any(|c| c.is_control()) => {
                 let rule = "must be at most 128 printable characters";
                 causes.push(Cause::invalid("fieldManager", name.as_str(), rule));
             }
-            None if apply => causes.push(Cause::required("fieldManager", "whoever applies must have a name")),
+            None if apply => causes.push(Cause::required("fieldManager", "an apply requires a manager name")),
             _ => {}
         }
         let force = params.flag("force");
         if force.is_some() && !apply && kind == "PatchOptions" {
-            causes.push(Cause::forbidden("force", "only applying can be forced"));
+            causes.push(Cause::forbidden("force", "only an apply can be forced"));
         }
         let unknown = match params.nonempty("fieldValidation") {
             None | Some("Ignore") => UnknownFields::Drop,
@@ -242,7 +242,7 @@ impl WriteOptions {
     }
 }
 
-/// `All` is the one stage that can be asked for.
+/// `All` is the only supported stage.
 pub(crate) fn dry_run<'a>(stages: impl Iterator<Item = &'a str>, causes: &mut Vec<Cause>) -> bool {
     let mut asked = false;
     for stage in stages {
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn odd_spellings_of_queries_are_understood() {
+    fn unusual_query_spellings_are_accepted() {
         for query in ["watch=true", "&watch=true", "&watch=1&", "watch", "watch=", "pretty=True&watch=yes&nonsense=1"] {
             assert_eq!(Params::parse(query).flag("watch"), Some(true), "{query}");
         }
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn durations_are_gos() {
+    fn go_durations_are_parsed() {
         let of = |text: &str| duration(text).map(|d| d.as_millis());
         assert_eq!(of("5s"), Some(5_000));
         assert_eq!(of("1m0s"), Some(60_000));
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn parameters_that_make_no_sense_are_refused() {
+    fn invalid_write_parameters_are_refused() {
         for query in [
             "resourceVersion=abc",
             "resourceVersion=-1",

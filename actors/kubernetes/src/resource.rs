@@ -1,4 +1,4 @@
-//! What is served: kinds, the versions of their groups, and what Kubernetes calls them.
+//! The served kinds, the versions of their groups, and their Kubernetes names.
 
 use muster_messages::ObjectKind;
 
@@ -25,7 +25,7 @@ pub const SERVED: [Resource; 6] = [
 ];
 
 impl Resource {
-    /// The one that a path names.
+    /// The resource that a path names.
     pub fn named(group: &str, version: &str, plural: &str) -> Option<Self> {
         SERVED.into_iter().find(|r| r.group == group && r.version == version && r.plural() == plural)
     }
@@ -55,7 +55,7 @@ impl Resource {
             ObjectKind::Endpoints => &["ep"],
         }
     }
-    /// As objects carry it in `kind`: `Lease`.
+    /// The `kind` of objects: `Lease`.
     pub fn kind_name(self) -> &'static str {
         match self.kind {
             ObjectKind::Lease => "Lease",
@@ -64,7 +64,7 @@ impl Resource {
             ObjectKind::Endpoints => "Endpoints",
         }
     }
-    /// As objects carry it in `apiVersion`.
+    /// The `apiVersion` of objects.
     pub fn api_version(self) -> String {
         if self.group.is_empty() { self.version.to_owned() } else { format!("{}/{}", self.group, self.version) }
     }
@@ -80,7 +80,8 @@ impl Resource {
     pub(crate) fn put_creates(self) -> bool {
         self.kind != ObjectKind::ConfigMap
     }
-    /// Whether a PUT may go without a resource version (config maps and endpoints). Not for what people elect leaders with today.
+    /// Whether a PUT may omit the resource version (config maps and endpoints). Not for the kinds used for elections
+    /// today.
     pub(crate) fn put_may_be_blind(self) -> bool {
         matches!(self.kind, ObjectKind::ConfigMap | ObjectKind::Endpoints)
     }

@@ -1,4 +1,4 @@
-//! Questions about oneself: who am I, and may I?
+//! Self reviews: identity and permissions of the caller.
 
 use muster_messages::wire::KubeAnswer;
 use serde::Deserialize;
@@ -22,21 +22,21 @@ pub fn self_review(user: &str, groups: &[String]) -> KubeAnswer {
     )
 }
 
-/// What a `SelfSubjectAccessReview` asks: may I do this? Texts as the client wrote them; `*` means any.
+/// The question of a `SelfSubjectAccessReview`: may the caller do this? Texts as the client wrote them; `*` means any.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct AccessQuestion {
     /// As [`crate::Verb`] spells them, or anything else.
     pub verb: String,
     pub group: String,
-    /// The plural; empty when the question is about [`AccessQuestion::path`].
+    /// The plural; empty if the question is about [`AccessQuestion::path`].
     pub resource: String,
     pub subresource: String,
     /// Empty: all namespaces.
     pub namespace: String,
     /// Empty: any object.
     pub name: String,
-    /// Of what is no resource.
+    /// For questions that are not about a resource.
     pub path: String,
 }
 
@@ -51,15 +51,15 @@ struct Spec {
 pub fn access_review(ask: &Ask, body: &[u8]) -> Result<AccessQuestion, Status> {
     let mut review = body::read(ask.encoding, body, "SelfSubjectAccessReview")?;
     let spec = review.get_mut("spec").map(serde_json::Value::take).unwrap_or_default();
-    let spec: Option<Spec> = serde_json::from_value(spec)
-        .map_err(|error| Status::bad_request(format!("spec cannot be understood: {error}")))?;
+    let spec: Option<Spec> =
+        serde_json::from_value(spec).map_err(|error| Status::bad_request(format!("spec is invalid: {error}")))?;
     let spec = spec.unwrap_or_default();
     let question = spec.resource_attributes.or(spec.non_resource_attributes);
-    question.ok_or_else(|| Status::bad_request("spec asks neither about a resource nor about a path"))
+    question.ok_or_else(|| Status::bad_request("spec names neither a resource nor a path"))
 }
 
 impl AccessQuestion {
-    /// Whether there is such a thing to do here, for anybody.
+    /// Whether the operation exists here at all.
     pub fn is_served(&self) -> bool {
         let known = |verb: &str| VERBS.iter().any(|known| known.to_string() == verb);
         let resource = |r: &Resource| {
@@ -73,7 +73,7 @@ impl AccessQuestion {
     }
 }
 
-/// What is done to objects.
+/// The operations on objects.
 const VERBS: [Verb; 8] =
     [Verb::Get, Verb::List, Verb::Watch, Verb::Create, Verb::Update, Verb::Patch, Verb::Delete, Verb::DeleteCollection];
 
@@ -93,14 +93,14 @@ pub fn access_answer(question: &AccessQuestion, allowed: bool, reason: &str) -> 
     json_answer(201, &review)
 }
 
-/// The namespace that a `SelfSubjectRulesReview` asks about.
+/// The namespace of a `SelfSubjectRulesReview`.
 pub fn rules_review(ask: &Ask, body: &[u8]) -> Result<String, Status> {
     let review = body::read(ask.encoding, body, "SelfSubjectRulesReview")?;
     let namespace = review.pointer("/spec/namespace").and_then(serde_json::Value::as_str).unwrap_or_default();
     if namespace.is_empty() { Err(Status::bad_request("no namespace on request")) } else { Ok(namespace.to_owned()) }
 }
 
-/// What an asker may do in a namespace: the same with everything in it.
+/// What a caller may do with everything in a namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rules {
     None,
@@ -146,7 +146,7 @@ mod tests {
     use serde_json::Value;
 
     #[test]
-    fn whoever_asks_what_it_may_is_told() {
+    fn self_reviews_report_permissions() {
         let target = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
         let ask = route(Head { method: "POST", target, ..Head::default() }).unwrap();
         assert_eq!((ask.takes, ask.is_write()), (Takes::Authorization, false));
@@ -175,7 +175,7 @@ mod tests {
         for bad in ["{}", "{\"spec\": {}}", "{\"spec\": 1}", "[]", ""] {
             assert_eq!(access_review(&ask, bad.as_bytes()).unwrap_err().reason.code(), 400, "{bad}");
         }
-        // What only reads may ask for its rules as well, and is told no verb that writes.
+        // A read-only caller may ask for its rules as well, and gets no verb that writes.
         let rules = |rules| -> Value { serde_json::from_str(&rules_answer(rules).body).unwrap() };
         for (may, leases, events) in [
             (Rules::Read, json!(["get", "list", "watch"]), json!(["get", "list"])),

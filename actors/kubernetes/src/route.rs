@@ -1,7 +1,7 @@
-//! From a request's head to what it asks.
+//! Parses a request's head.
 //!
-//! Decided before the body is read: whether the path exists, what authorization must know, and whether body and answer
-//! have media types that are understood here.
+//! Before the body is read, this decides whether the path exists, what authorization must know, and whether the media
+//! types of body and answer are supported.
 
 use std::fmt;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use crate::resource::Resource;
 use crate::select::Selection;
 use crate::status::{Reason, Status};
 
-/// The head of a request, as far as it matters here.
+/// The relevant parts of a request's head.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Head<'a> {
     pub method: &'a str,
@@ -42,10 +42,10 @@ impl<'a> From<&'a KubeCall> for Head<'a> {
     }
 }
 
-/// What a request does, as authorization speaks of it.
+/// The operation of a request, for authorization.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Verb {
-    /// Nothing that needs permission: documents, and questions about oneself.
+    /// Nothing that needs permission: documents and self reviews.
     None,
     Get,
     List,
@@ -73,12 +73,12 @@ impl fmt::Display for Verb {
     }
 }
 
-/// What it takes to answer.
+/// What the answer requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Takes {
     /// Nothing: [`crate::document`].
     Document,
-    /// Who asks: [`crate::self_review`].
+    /// The caller's identity: [`crate::self_review`].
     Identity,
     /// The body and an authorization: [`crate::access_review`].
     Authorization,
@@ -88,26 +88,27 @@ pub enum Takes {
     NoEvents,
     /// The body and permission: [`crate::event_dropped`].
     Event,
-    /// A copy of the state as fresh as [`Ask::freshness`]: [`crate::answer`].
+    /// A replica as fresh as [`Ask::freshness`]: [`crate::answer`].
     Read,
-    /// The same, and what changes from there on: [`crate::Watcher`].
+    /// The same, and the changes from there on: [`crate::Watcher`].
     Watch,
-    /// The body, the leader's copy, and a command: [`crate::plan`].
+    /// The body, the leader's replica, and a command: [`crate::plan`].
     Write,
 }
 
-/// How old the copy may be that answers.
+/// How fresh the answering replica must be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Freshness {
-    /// As of the moment the request came, confirmed by a quorum.
+    /// As of the arrival of the request, confirmed by a quorum.
     Now,
     /// Any.
     Any,
-    /// At least this revision. A copy that does not get there in time answers [`Status::too_new`], never older state.
+    /// At least this revision. A replica that does not reach it in time answers [`Status::too_new`], never with older
+    /// state.
     AtLeast(Revision),
 }
 
-/// A request that is understood so far.
+/// A request with a parsed head.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ask {
     pub verb: Verb,
@@ -116,23 +117,23 @@ pub struct Ask {
     pub resource: Option<Resource>,
     /// `None`: all namespaces, or none at all.
     pub namespace: Option<String>,
-    /// `None`: a collection; or an object whose name is in the body.
+    /// `None`: a collection, or an object whose name is in the body.
     pub name: Option<String>,
-    /// How long the client waits at most, if it says so.
+    /// The longest time that the client waits, if stated.
     pub timeout: Option<Duration>,
     pub(crate) document: Option<Document>,
-    /// The group of the events that it is about.
+    /// The group of the events that it concerns.
     pub(crate) events: Option<&'static str>,
     pub(crate) format: Format,
     pub(crate) encoding: Encoding,
     pub(crate) patch: Option<PatchKind>,
     pub(crate) read: ReadOptions,
     pub(crate) write: WriteOptions,
-    /// What the client calls itself, up to the first slash: who wrote, where it names no manager.
+    /// The client's user agent, up to the first slash: the writer, if the request names no manager.
     pub(crate) agent: String,
 }
 
-/// Understands a request's head.
+/// Parses a request's head.
 pub fn route(head: Head<'_>) -> Result<Ask, Status> {
     let (path, query) = head.target.split_once('?').unwrap_or((head.target, ""));
     let decoded: Option<Vec<String>> = path
@@ -144,12 +145,12 @@ pub fn route(head: Head<'_>) -> Result<Ask, Status> {
         .collect();
     let parts = decoded.unwrap_or_default();
     let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
-    let place = Place::find(&parts).ok_or_else(Status::no_such_path)?;
+    let place = PathTarget::find(&parts).ok_or_else(Status::no_such_path)?;
     place.ask(head, Params::parse(query))
 }
 
-/// What a path leads to.
-enum Place<'a> {
+/// The target of a path.
+enum PathTarget<'a> {
     Document(Document),
     SelfReview,
     AccessReview,
@@ -168,10 +169,10 @@ enum Place<'a> {
     },
 }
 
-impl<'a> Place<'a> {
+impl<'a> PathTarget<'a> {
     fn find(parts: &[&'a str]) -> Option<Self> {
         if let Some(document) = Document::at(parts) {
-            return Some(Place::Document(document));
+            return Some(PathTarget::Document(document));
         }
         let (group, version, rest) = match parts {
             ["api", version, rest @ ..] => ("", *version, rest),
@@ -179,9 +180,9 @@ impl<'a> Place<'a> {
             _ => return None,
         };
         match (group, version, rest) {
-            ("authorization.k8s.io", "v1", ["selfsubjectaccessreviews"]) => return Some(Place::AccessReview),
-            ("authorization.k8s.io", "v1", ["selfsubjectrulesreviews"]) => return Some(Place::RulesReview),
-            ("authentication.k8s.io", "v1", ["selfsubjectreviews"]) => return Some(Place::SelfReview),
+            ("authorization.k8s.io", "v1", ["selfsubjectaccessreviews"]) => return Some(PathTarget::AccessReview),
+            ("authorization.k8s.io", "v1", ["selfsubjectrulesreviews"]) => return Some(PathTarget::RulesReview),
+            ("authentication.k8s.io", "v1", ["selfsubjectreviews"]) => return Some(PathTarget::SelfReview),
             _ => {}
         }
         let (watches, rest) = match rest {
@@ -199,9 +200,9 @@ impl<'a> Place<'a> {
         }
         if plural == events::PLURAL && version == "v1" && !watches {
             let group = events::GROUPS.into_iter().find(|known| *known == group)?;
-            return Some(Place::Events { group, namespace, name });
+            return Some(PathTarget::Events { group, namespace, name });
         }
-        Some(Place::Objects { resource: Resource::named(group, version, plural)?, namespace, name, watches })
+        Some(PathTarget::Objects { resource: Resource::named(group, version, plural)?, namespace, name, watches })
     }
 
     fn ask(self, head: Head<'_>, params: Params) -> Result<Ask, Status> {
@@ -224,35 +225,35 @@ impl<'a> Place<'a> {
             agent: if agent.is_empty() { "unknown".to_owned() } else { agent },
         };
         match self {
-            Place::Document(document) => {
+            PathTarget::Document(document) => {
                 if head.method != "GET" {
                     return Err(not_allowed(head.method));
                 }
                 ask.document = Some(document.accepted(head.accept)?);
             }
-            Place::SelfReview | Place::AccessReview | Place::RulesReview => {
+            PathTarget::SelfReview | PathTarget::AccessReview | PathTarget::RulesReview => {
                 if head.method != "POST" {
                     return Err(not_allowed(head.method));
                 }
                 negotiate::format(head.accept)?;
                 ask.encoding = negotiate::encoding(head.content_type)?;
                 ask.takes = match self {
-                    Place::AccessReview => Takes::Authorization,
-                    Place::RulesReview => Takes::Rules,
+                    PathTarget::AccessReview => Takes::Authorization,
+                    PathTarget::RulesReview => Takes::Rules,
                     _ => Takes::Identity,
                 };
             }
-            Place::Events { group, namespace, name } => {
+            PathTarget::Events { group, namespace, name } => {
                 ask.events = Some(group);
                 ask.namespace = namespace.map(str::to_owned);
                 ask.name = name.map(str::to_owned);
                 ask.about_events(head, &params)?;
             }
-            Place::Objects { resource, namespace, name, watches } => {
+            PathTarget::Objects { resource, namespace, name, watches } => {
                 ask.resource = Some(resource);
                 ask.namespace = namespace.map(str::to_owned);
                 ask.name = name.map(str::to_owned);
-                // A watch of one object is a watch of a selection.
+                // A watch of one object is a watch with a selector.
                 let params = match name.filter(|_| watches) {
                     Some(name) => params.selecting(&format!("metadata.name={name}")),
                     None => params,
@@ -326,7 +327,7 @@ impl Ask {
                 self.write = WriteOptions::parse(params, "PatchOptions", patch == PatchKind::Apply)?;
             }
             Verb::Delete | Verb::DeleteCollection => {
-                // Clients name all sorts of types for the empty body that they send: judged where there is one.
+                // Clients name all kinds of types for an empty body: checked only if there is a body.
                 self.encoding = negotiate::encoding(head.content_type).unwrap_or_default();
                 self.write = WriteOptions::parse(params, "DeleteOptions", false)?;
             }
@@ -335,7 +336,7 @@ impl Ask {
         Ok(())
     }
 
-    /// The OpenAPI document that it asks for.
+    /// The OpenAPI document that it requests.
     pub(crate) fn openapi(&self) -> Option<OpenApi> {
         match self.document {
             Some(Document::OpenApi(document)) => Some(document),
@@ -343,7 +344,7 @@ impl Ask {
         }
     }
 
-    /// Whether it writes what may be as large as an object is: config maps and endpoints.
+    /// Whether it writes an object that may have the largest size: config maps and endpoints.
     pub fn may_be_large(&self) -> bool {
         self.is_write() && self.resource.is_some_and(|resource| resource.put_may_be_blind())
     }
@@ -353,12 +354,12 @@ impl Ask {
         self.takes == Takes::Write
     }
 
-    /// Whether whoever has no identity may ask it too.
+    /// Whether it needs no identity.
     pub fn is_public(&self) -> bool {
         self.document.as_ref().is_some_and(Document::is_public)
     }
 
-    /// How fresh a copy must be to answer this.
+    /// How fresh a replica must be to answer this.
     pub fn freshness(&self) -> Freshness {
         match (self.takes, self.read.resource_version) {
             (Takes::Read | Takes::Watch, Some(0)) => Freshness::Any,
@@ -368,12 +369,12 @@ impl Ask {
         }
     }
 
-    /// How long a watch shall last at most, if the client says so.
-    pub fn watch_for(&self) -> Option<Duration> {
-        self.read.watch_for
+    /// The longest duration of a watch, if the client states it.
+    pub fn watch_duration(&self) -> Option<Duration> {
+        self.read.watch_duration
     }
 
-    /// Whether the watch takes bookmarks from time to time.
+    /// Whether the watch accepts periodic bookmarks.
     pub fn wants_bookmarks(&self) -> bool {
         self.read.bookmarks
     }
@@ -384,10 +385,10 @@ impl Ask {
         Some(ObjectKey { kind, namespace, name: self.name.clone()? })
     }
 
-    /// What a client is told that may not do this. `who` is named in the message.
+    /// The refusal for a client without permission. The message names `who`.
     pub fn forbidden(&self, who: &str) -> Status {
         let Some(resource) = self.resource else {
-            return Status::new(Reason::Forbidden, format!("user {who:?} may not ask this"));
+            return Status::new(Reason::Forbidden, format!("user {who:?} may not make this request"));
         };
         let name = self.name.as_deref().unwrap_or_default();
         let place = self
@@ -413,17 +414,17 @@ impl Ask {
         }
     }
 
-    /// Who writes, for the record of who owns which field.
+    /// The writer, for field ownership.
     pub(crate) fn manager(&self) -> &str {
         self.write.manager.as_deref().unwrap_or(&self.agent)
     }
 }
 
-/// As the log of commands names it: `update leases default/lock by kubectl`.
+/// As the command log names it: `update leases default/lock by kubectl`.
 impl fmt::Display for Ask {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(resource) = self.resource else {
-            return f.write_str("a question without objects");
+            return f.write_str("a request without objects");
         };
         write!(f, "{} {}", self.verb, resource.plural())?;
         if let Some(namespace) = &self.namespace {
@@ -448,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_say_what_authorization_must_know() {
+    fn paths_yield_verb_namespace_and_name() {
         let base = "/apis/coordination.k8s.io/v1";
         for (method, path, verb, namespace, name) in [
             ("GET", "/leases", Verb::List, None, None),
@@ -511,7 +512,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_say_how_fresh_a_copy_they_need() {
+    fn reads_state_the_required_freshness() {
         let freshness = |query: &str| ask("GET", &format!("/api/v1/configmaps?{query}")).unwrap().freshness();
         assert_eq!(freshness(""), Freshness::Now);
         assert_eq!(freshness("resourceVersion="), Freshness::Now);
@@ -523,7 +524,7 @@ mod tests {
     }
 
     #[test]
-    fn who_may_not_is_told_what() {
+    fn forbidden_message_names_user_verb_and_resource() {
         let refused = ask("GET", "/apis/coordination.k8s.io/v1/namespaces/ns/leases/x").unwrap().forbidden("mallory");
         assert_eq!(refused.reason.code(), 403);
         assert_eq!(

@@ -1,4 +1,4 @@
-//! Refusals as Kubernetes words them: the `Status` object, its reasons and causes.
+//! Refusals in Kubernetes' form: the `Status` object, its reasons and causes.
 //!
 //! Clients branch on the HTTP code, `reason` and the types of causes, never on messages.
 
@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use crate::resource::Resource;
 
-/// When a client that met no quorum should ask again.
+/// When a client that met no quorum should retry.
 const RETRY_AFTER_S: u64 = 1;
 
 macro_rules! reasons {
@@ -34,7 +34,7 @@ reasons! {
     NotAcceptable => 406;
     AlreadyExists => 409;
     Conflict => 409;
-    /// A revision that the history no longer reaches.
+    /// A revision older than the history.
     Expired => 410;
     RequestEntityTooLarge => 413;
     UnsupportedMediaType => 415;
@@ -45,7 +45,7 @@ reasons! {
     Timeout => 504;
 }
 
-/// One of the reasons behind a refusal: what is wrong with which field.
+/// One cause of a refusal: an error in one field.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cause {
     /// `FieldValueInvalid`, `FieldManagerConflict` …
@@ -58,7 +58,7 @@ impl Cause {
     fn new(kind: &'static str, field: impl Into<String>, message: String) -> Self {
         Self { kind, message, field: field.into() }
     }
-    /// The value breaks a rule.
+    /// The value violates a rule.
     pub(crate) fn invalid(field: impl Into<String>, value: impl Into<Value>, rule: &str) -> Self {
         let value: Value = value.into();
         Self::new("FieldValueInvalid", field, format!("Invalid value: {value}: {rule}"))
@@ -68,23 +68,23 @@ impl Cause {
         let why = if why.is_empty() { String::new() } else { format!(": {why}") };
         Self::new("FieldValueRequired", field, format!("Required value{why}"))
     }
-    /// There may be no value here.
+    /// No value is allowed here.
     pub(crate) fn forbidden(field: impl Into<String>, why: &str) -> Self {
         Self::new("FieldValueForbidden", field, format!("Forbidden: {why}"))
     }
-    /// The value is none of those known.
+    /// The value is not one of the supported ones.
     pub(crate) fn unsupported(field: impl Into<String>, value: &str, supported: &[&str]) -> Self {
         let supported: Vec<String> = supported.iter().map(|word| format!("{word:?}")).collect();
         let message = format!("Unsupported value: {value:?}: supported values: {}", supported.join(", "));
         Self::new("FieldValueNotSupported", field, message)
     }
-    /// Somebody else owns the field.
+    /// Another manager owns the field.
     pub(crate) fn owned(field: impl Into<String>, owner: &str) -> Self {
         Self::new("FieldManagerConflict", field, format!("conflict with {owner}"))
     }
 }
 
-/// What a refusal is about.
+/// The object that a refusal concerns.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Details {
     name: String,
@@ -108,11 +108,11 @@ impl Status {
     pub fn new(reason: Reason, message: impl Into<String>) -> Self {
         Self { reason, message: message.into(), details: None }
     }
-    /// The request cannot be understood.
+    /// The request is malformed.
     pub(crate) fn bad_request(message: impl Into<String>) -> Self {
         Self::new(Reason::BadRequest, message)
     }
-    /// No identity, or none that holds.
+    /// No identity, or an invalid one.
     pub fn unauthorized(message: impl Into<String>) -> Self {
         Self::new(Reason::Unauthorized, message)
     }
@@ -121,13 +121,13 @@ impl Status {
             Details { name: name.to_owned(), group: resource.group, kind: resource.plural(), ..Details::default() };
         Self { reason, message, details: Some(Box::new(details)) }
     }
-    /// There is no such object. Only for a copy that is current: clients answer it by creating one.
+    /// The object does not exist. Only for an up-to-date replica: clients respond by creating the object.
     pub(crate) fn not_found(resource: Resource, name: &str) -> Self {
         let message = format!("{} {name:?} not found", resource.qualified());
         Self::about(Reason::NotFound, resource, name, message)
     }
     pub(crate) fn no_such_path() -> Self {
-        Self::new(Reason::NotFound, "nothing is served under this path")
+        Self::new(Reason::NotFound, "no resource is served under this path")
     }
     pub(crate) fn exists(resource: Resource, name: &str) -> Self {
         let message = format!("{} {name:?} already exists", resource.qualified());
@@ -145,7 +145,7 @@ impl Status {
             "the object has been modified; please apply your changes to the latest version and try again",
         )
     }
-    /// It is another object of the same name.
+    /// Another object has the same name.
     pub(crate) fn other_uid(resource: Resource, name: &str, asked: &str, found: &str) -> Self {
         let why = format!("UID in precondition: {asked}, UID in object meta: {found}");
         Self::conflict(resource, name, &why)
@@ -157,7 +157,7 @@ impl Status {
         let message = format!("apply failed with {} conflict{plural}: {}", causes.len(), lines.join("; "));
         Self::about(Reason::Conflict, resource, name, message).with_causes(causes)
     }
-    /// The object breaks rules of its kind.
+    /// The object violates rules of its kind.
     pub(crate) fn invalid(resource: Resource, name: &str, causes: Vec<Cause>) -> Self {
         let mut status = Self::about(Reason::Invalid, resource, name, String::new());
         if let Some(details) = &mut status.details {
@@ -166,13 +166,13 @@ impl Status {
         status.message = invalid_message(&resource.qualified_kind(), name, &causes);
         status.with_causes(causes)
     }
-    /// The request is understood and cannot be carried out, because of this field. (As a cause too: kubectl prints
-    /// causes, and older releases nothing else.)
+    /// The request is valid but cannot be carried out because of this field. (Also stated as a cause: kubectl prints
+    /// causes, and older releases print nothing else.)
     pub(crate) fn unprocessable(field: &str, why: String) -> Self {
         let message = format!("{field}: {why}");
         Self::new(Reason::Invalid, message).with_causes(vec![Cause::new("FieldValueInvalid", field, why)])
     }
-    /// The request's parameters break rules. `kind` as Kubernetes names the parameters: `ListOptions`.
+    /// The request's parameters violate rules. `kind` as Kubernetes names the parameters: `ListOptions`.
     pub(crate) fn invalid_options(kind: &'static str, causes: Vec<Cause>) -> Self {
         let message = invalid_message(&format!("{kind}.meta.k8s.io"), "", &causes);
         let details = Details { group: "meta.k8s.io", kind, ..Details::default() };
@@ -182,7 +182,7 @@ impl Status {
     pub fn expired(asked: Revision, oldest: Revision) -> Self {
         Self::new(Reason::Expired, format!("too old resource version: {asked} ({oldest})"))
     }
-    /// This copy is older than the revision asked for, and did not catch up in time.
+    /// This replica is older than the requested revision, and did not catch up in time.
     pub fn too_new(asked: Revision, current: Revision) -> Self {
         let message = format!("timeout: too large resource version: {asked}, current: {current}");
         let cause = Cause::new("ResourceVersionTooLarge", "", "Too large resource version".to_owned());
@@ -197,7 +197,7 @@ impl Status {
         self.details.get_or_insert_default().retry_after_s = Some(secs);
         self
     }
-    /// What is wrong with which field, where that is the reason.
+    /// The errors by field, if those are the reason.
     pub fn causes(&self) -> &[Cause] {
         self.details.as_ref().map_or(&[], |details| &details.causes)
     }
@@ -265,8 +265,8 @@ impl From<ErrorBody> for Status {
     }
 }
 
-/// What stands in the way of any request: no quorum, no time, too many requests. Never "not found" for want of a
-/// quorum, which clients would answer by creating what exists already.
+/// Errors that can block any request: no quorum, no time, too many requests. Never "not found" for lack of a quorum:
+/// clients would respond by creating what already exists.
 impl From<&ErrorBody> for Status {
     fn from(error: &ErrorBody) -> Self {
         let (reason, retry) = match error.code {
@@ -310,7 +310,7 @@ mod tests {
     use crate::resource::SERVED;
 
     #[test]
-    fn a_refusal_says_what_it_is_about() {
+    fn status_details_name_the_object() {
         let status = Status::not_found(SERVED[0], "x").to_json();
         let details = json!({"name": "x", "group": "coordination.k8s.io", "kind": "leases"});
         assert_eq!(
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn without_quorum_clients_are_told_to_come_back() {
+    fn lack_of_quorum_states_retry_after() {
         for code in [ErrorCode::NoQuorum, ErrorCode::UnknownOutcome, ErrorCode::Unreachable] {
             let answer = KubeAnswer::from(Status::from(&ErrorBody::new(code, "no quorum")));
             assert_eq!((answer.status, answer.retry_after_s), (503, Some(1)));

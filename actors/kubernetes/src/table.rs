@@ -1,4 +1,4 @@
-//! Tables: what people see of objects, in columns.
+//! Tables: objects in columns, for people.
 
 use muster_messages::{Object, ObjectBody, WallTime};
 use serde_json::{Value, json};
@@ -7,7 +7,7 @@ use crate::document::Document;
 use crate::query::Include;
 use crate::resource::Resource;
 
-/// How rows are made.
+/// How rows are built.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rows {
     /// Of `meta.k8s.io`.
@@ -17,7 +17,7 @@ pub(crate) struct Rows {
 }
 
 impl Rows {
-    /// A table of these rows. `columns`: whether it says what the cells are, as all but the first of a watch do not.
+    /// A table of these rows. `columns`: whether it describes the columns; in a watch only the first table does.
     pub(crate) fn table(self, resource: Resource, rows: Vec<Value>, columns: bool, revision: &str) -> Value {
         let columns: Vec<Value> = if columns { definitions(resource) } else { Vec::new() };
         json!({
@@ -37,7 +37,7 @@ impl Rows {
     }
 }
 
-/// `PartialObjectMetadata`: an object without its own part.
+/// `PartialObjectMetadata`: only an object's metadata.
 pub(crate) fn metadata(object: &Object, resource: Resource, version: &str) -> Value {
     let mut document = Document::of(object).to_json(resource);
     json!({
@@ -49,9 +49,9 @@ pub(crate) fn metadata(object: &Object, resource: Resource, version: &str) -> Va
 fn columns(resource: Resource) -> &'static [(&'static str, &'static str)] {
     use muster_messages::ObjectKind::{ConfigMap, Endpoints, Lease, LeaseCandidate};
     match resource.kind {
-        Lease => &[("Holder", "who holds the lease")],
+        Lease => &[("Holder", "the holder of the lease")],
         LeaseCandidate => &[
-            ("LeaseName", "the lease that it stands for"),
+            ("LeaseName", "the lease that it is a candidate for"),
             ("BinaryVersion", "the version of the candidate's binary"),
             ("EmulationVersion", "the version that the candidate emulates"),
         ],
@@ -87,7 +87,7 @@ fn cells(object: &Object, now: WallTime) -> Vec<Value> {
     std::iter::once(object.name.as_str().into()).chain(own).chain([age.into()]).collect()
 }
 
-/// A span of time as people say it: the longer, the coarser.
+/// A span of time as people write it: the longer, the coarser.
 fn age(millis: i64) -> String {
     const MINUTE: i64 = 60;
     const HOUR: i64 = 60 * MINUTE;
@@ -116,8 +116,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ages_are_said_as_people_do() {
-        for (secs, said) in [
+    fn ages_are_written_in_kubectl_units() {
+        for (secs, text) in [
             (-5, "0s"),
             (0, "0s"),
             (119, "119s"),
@@ -132,7 +132,7 @@ mod tests {
             (800 * 86_400, "2y70d"),
             (10 * 365 * 86_400, "10y"),
         ] {
-            assert_eq!(age(secs * 1000), said, "{secs}");
+            assert_eq!(age(secs * 1000), text, "{secs}");
         }
     }
 }

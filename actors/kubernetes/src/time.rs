@@ -1,6 +1,6 @@
-//! The two spellings of time on the wire: seconds for the server's own, six digits for what electors write.
+//! The two formats of time: seconds for the server's own times, microseconds for those that electors write.
 //!
-//! Any RFC 3339 text is taken. Given out is one spelling alone, because electors fail on every other.
+//! Any RFC 3339 text is accepted. Only one format is written, because electors fail on any other.
 
 use std::fmt;
 
@@ -9,25 +9,25 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
-/// The first and the last second that RFC 3339 can spell.
-const SPELLABLE: std::ops::RangeInclusive<i64> = -62_167_219_200..=253_402_300_799;
+/// The first and the last second that RFC 3339 can represent.
+const REPRESENTABLE_SECONDS: std::ops::RangeInclusive<i64> = -62_167_219_200..=253_402_300_799;
 
 /// `acquireTime`, `renewTime`, `pingTime`: microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Micros(pub MicroTime);
 
-/// `creationTimestamp` and its kin: whole seconds.
+/// `creationTimestamp` and similar: whole seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Seconds(pub WallTime);
 
 impl Micros {
-    /// From protobuf's two numbers, digits below a microsecond cut off. `None` if RFC 3339 cannot spell it.
+    /// From protobuf's two numbers, truncated to microseconds. `None` if RFC 3339 cannot represent it.
     pub(crate) fn from_parts(secs: i64, nanos: i32) -> Option<Self> {
         Self::from_nanos(i128::from(secs) * 1_000_000_000 + i128::from(nanos))
     }
     fn from_nanos(nanos: i128) -> Option<Self> {
         let micros = i64::try_from(nanos.div_euclid(1000)).ok()?;
-        SPELLABLE.contains(&micros.div_euclid(1_000_000)).then_some(Self(MicroTime(micros)))
+        REPRESENTABLE_SECONDS.contains(&micros.div_euclid(1_000_000)).then_some(Self(MicroTime(micros)))
     }
 }
 
@@ -35,9 +35,9 @@ fn parse(text: &str) -> Option<i128> {
     OffsetDateTime::parse(text, &Rfc3339).ok().map(OffsetDateTime::unix_timestamp_nanos)
 }
 
-/// A native client's clock may be beyond all calendars: it is shown at their edge.
+/// A native client's clock may be outside the calendar: it is shown at the calendar's edge.
 fn date_time(f: &mut fmt::Formatter<'_>, secs: i64) -> fmt::Result {
-    let secs = secs.clamp(*SPELLABLE.start(), *SPELLABLE.end());
+    let secs = secs.clamp(*REPRESENTABLE_SECONDS.start(), *REPRESENTABLE_SECONDS.end());
     let at = OffsetDateTime::from_unix_timestamp(secs).map_err(|_| fmt::Error)?;
     let (year, month, day) = at.to_calendar_date();
     let (hour, minute, second) = at.to_hms();
@@ -83,7 +83,7 @@ impl<'de> Deserialize<'de> for Seconds {
 
 fn not_a_time<E: de::Error>(text: &str) -> E {
     let shown: String = text.chars().take(64).collect();
-    E::custom(format_args!("{shown:?} is not a time in the form of RFC 3339"))
+    E::custom(format_args!("{shown:?} is not an RFC 3339 time"))
 }
 
 #[cfg(test)]
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn every_spelling_is_taken_and_one_is_given() {
+    fn every_rfc3339_time_is_accepted_and_one_format_written() {
         let spellings = [
             ("2026-11-21T05:37:55Z", "2026-11-21T05:37:55.000000Z"),
             ("2026-11-21T05:37:55.5Z", "2026-11-21T05:37:55.500000Z"),
@@ -117,11 +117,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_time_is_refused() {
+    fn malformed_time_is_refused() {
         for bad in ["", "now", "2026-11-21", "2026-11-21T05:37:55", "2026-13-21T05:37:55Z", "1700000000"] {
             assert_eq!(micros(bad), None, "{bad}");
         }
-        // Beyond the calendar once the offset is taken off.
+        // Outside the calendar once the offset is subtracted.
         assert_eq!(micros("0000-01-01T00:00:00+23:00"), None);
         assert_eq!(micros("9999-12-31T23:59:59-23:00"), None);
         assert_eq!(Micros::from_parts(i64::MAX, i32::MAX), None);

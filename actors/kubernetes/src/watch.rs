@@ -1,11 +1,12 @@
 //! Watches: one client's view of a selection, event by event.
 //!
-//! Owns   what one stream has told: the objects it began with, the revision up to which it is complete.
-//! Hears  changes of objects in the order of the log.     Says  lines of JSON, one event each.
-//! Keeps  EVENTS-1  a client that applies all events has the objects of its selection, as of the revision it saw last.
-//!        EVENTS-2  the revisions of a stream never go back.
-//! Why the state before a change matters: an object that enters the selection is an addition to whoever watches, one
-//! that leaves it a deletion, whatever happened to the object itself.
+//! Owns        what one stream has sent: the objects it began with, the revision up to which it is complete.
+//! Inputs      changes of objects, in log order.
+//! Outputs     lines of JSON, one event each.
+//! Invariants  EVENTS-1  a client that applies all events has the objects of its selection, as of the revision it saw last.
+//!             EVENTS-2  the revisions of a stream never go back.
+//! The state before a change matters: to a watcher, an object that enters the selection is an addition, and one that
+//! leaves it a deletion, whatever happened to the object itself.
 
 use std::sync::Arc;
 
@@ -22,44 +23,44 @@ use crate::select::Selection;
 use crate::status::Status;
 use crate::table::{self, Rows};
 
-/// Tells a client that asked for initial events that it has them all.
+/// Tells a client that requested initial events that it has received all of them.
 const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
 
-/// One watch stream. Drained with [`Watcher::initial`], then fed with what the history says came after
-/// [`Watcher::after`].
+/// One watch stream. Drained with [`Watcher::initial`], then fed with the changes after [`Watcher::after`] from the
+/// history.
 #[derive(Debug)]
 pub struct Watcher {
     resource: Resource,
     selection: Selection,
     format: Format,
     include: Include,
-    /// The client takes bookmarks.
+    /// The client accepts bookmarks.
     bookmarks: bool,
     beginning: Option<Beginning>,
     after: Revision,
-    /// A table's columns are told once.
+    /// Whether a table's columns have been sent.
     columns: bool,
 }
 
-/// What a stream begins with.
+/// The initial objects of a stream.
 #[derive(Debug)]
 struct Beginning {
-    /// As of that moment. Nothing else of the copy is kept alive.
+    /// As of that moment. Nothing else of the replica is kept alive.
     objects: OrdMap<ObjectKey, Arc<Object>>,
-    told: Option<ObjectKey>,
+    last_sent: Option<ObjectKey>,
     /// Its end is marked.
     marked: bool,
 }
 
 impl Watcher {
-    /// Begins a watch on a copy that is as fresh as [`Ask::freshness`] says.
+    /// Begins a watch on a replica that is as fresh as [`Ask::freshness`] requires.
     pub fn begin(ask: &Ask, tables: &Tables) -> Result<Self, Status> {
         let resource = ask.resource.ok_or_else(Status::no_such_path)?;
         let asked = ask.read.resource_version.filter(|revision| *revision > 0).map(Revision);
         let marked = ask.read.initial_events == Some(true);
-        // Without a revision a client wants the present first, unless it says that it does not.
+        // Without a revision a client wants the current objects first, unless it declines them.
         let begins = marked || ask.read.initial_events.is_none() && asked.is_none();
-        let beginning = begins.then(|| Beginning { objects: tables.objects.clone(), told: None, marked });
+        let beginning = begins.then(|| Beginning { objects: tables.objects.clone(), last_sent: None, marked });
         Ok(Self {
             resource,
             selection: ask.selection(resource),
@@ -72,37 +73,37 @@ impl Watcher {
         })
     }
 
-    /// The next events that the stream begins with, about `most` bytes of them. `None`: it has told them all.
-    pub fn initial(&mut self, most: usize, now: WallTime) -> Option<String> {
+    /// The next initial events, about `max_bytes` bytes of them. `None`: all have been sent.
+    pub fn initial(&mut self, max_bytes: usize, now: WallTime) -> Option<String> {
         let beginning = self.beginning.take()?;
         let selection = self.selection.clone();
         let (mut lines, mut last) = (String::new(), None);
-        for (key, object) in selection.of(&beginning.objects, beginning.told.as_ref()) {
+        for (key, object) in selection.of(&beginning.objects, beginning.last_sent.as_ref()) {
             lines += &self.event("ADDED", self.shaped(object, now));
             self.columns = false;
-            if lines.len() >= most {
+            if lines.len() >= max_bytes {
                 last = Some(key.clone());
                 break;
             }
         }
         if last.is_some() {
-            self.beginning = Some(Beginning { told: last, ..beginning });
+            self.beginning = Some(Beginning { last_sent: last, ..beginning });
         } else if beginning.marked {
             lines += &self.mark(true);
         }
         (!lines.is_empty()).then_some(lines)
     }
 
-    /// Everything up to here is told: go on with what the history says came later.
+    /// Everything up to this revision has been sent: continue with later changes from the history.
     pub fn after(&self) -> Revision {
         self.after
     }
 
-    /// Tells changes, which come in the order of the log, until they make about `most` bytes.
-    pub fn changes(&mut self, changes: &[Arc<ObjectChange>], most: usize, now: WallTime) -> String {
+    /// The events for these changes, given in log order, until they reach about `max_bytes` bytes.
+    pub fn changes(&mut self, changes: &[Arc<ObjectChange>], max_bytes: usize, now: WallTime) -> String {
         let mut lines = String::new();
         for change in changes {
-            if lines.len() >= most {
+            if lines.len() >= max_bytes {
                 break;
             }
             lines.extend(self.change(change, now));
@@ -110,15 +111,15 @@ impl Watcher {
         lines
     }
 
-    /// The event that a change is to this client, if it is one. Changes come in the order of the log.
+    /// The event that a change is to this client, if any. Changes come in log order.
     pub fn change(&mut self, change: &ObjectChange, now: WallTime) -> Option<String> {
-        debug_assert!(change.revision >= self.after, "EVENTS-2: changes come in the order of the log");
+        debug_assert!(change.revision >= self.after, "EVENTS-2: changes must come in log order");
         self.after = change.revision;
         let visible = |object: &Option<std::sync::Arc<Object>>| object.clone().filter(|o| self.selection.includes(o));
         let (kind, object) = match (visible(&change.before), visible(&change.after)) {
             (None, None) => return None,
             (None, Some(after)) => ("ADDED", self.shaped(&after, now)),
-            // Nothing that clients see: the leader found a lease expired.
+            // Invisible to clients: the leader found a lease expired.
             (Some(before), Some(after)) if before.meta.revision == after.meta.revision => return None,
             (Some(_), Some(after)) => ("MODIFIED", self.shaped(&after, now)),
             (Some(before), None) => {
@@ -136,13 +137,13 @@ impl Watcher {
         self.after = self.after.max(revision);
     }
 
-    /// A bookmark, if the client takes them: where to go on from should the stream break. About once a minute, and
-    /// before it ends.
+    /// A bookmark, if the client accepts them: where to resume if the stream breaks. Sent about once a minute, and
+    /// before the stream ends.
     pub fn bookmark(&self) -> Option<String> {
         (self.bookmarks && self.beginning.is_none()).then(|| self.mark(false))
     }
 
-    /// The last event of a stream that cannot go on.
+    /// The last event of a stream that cannot continue.
     pub fn failed(&self, status: &Status) -> String {
         self.event("ERROR", status.to_json())
     }

@@ -1,9 +1,9 @@
-//! What the mesh decides, without doing any of it: which frames of a peer may pass, whose seat a hello may name,
-//! which process is heard for a node, when a snapshot is whole, which session of a node stays and when to dial.
+//! The decisions of the mesh, without effects: which frames of a peer may pass, which member id a hello may name,
+//! which process of a node is accepted, when a snapshot is complete, which session of a node stays, when to dial.
 
 pub mod assembly;
 pub mod backlog;
-pub mod claims;
+pub mod bindings;
 pub mod filter;
 pub mod frames;
 pub mod hello;

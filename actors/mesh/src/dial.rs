@@ -1,4 +1,4 @@
-//! What the mesh needs of a dialer: in use the gateway's, in tests plain streams with made-up identities.
+//! The dialer that the mesh needs: the gateway's in production, plain streams with made-up identities in tests.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -8,30 +8,27 @@ use muster_messages::protocol::Service;
 use muster_messages::wire::Refusal;
 use muster_messages::{CertIdentity, NodeId};
 
-/// A stream to a node that has welcomed us, and the certificate it showed.
+/// A stream to a node that welcomed this one, and the certificate that it presented.
 pub struct DialedPeer {
     pub stream: BoxStream,
     pub identity: CertIdentity,
     pub remote: String,
 }
 
-/// Why there is none.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text}")]
 pub struct DialFailure {
     pub text: String,
-    /// The address refused the connection at once: no process listens there.
+    /// The address refused the connection immediately: no process listens there.
     pub refused_at_once: bool,
-    /// The other side answered, and this is why it refuses.
+    /// The refusal that the other side answered with.
     pub refusal: Option<Refusal>,
 }
 
-/// A dial under way.
 pub type Dialing<'a> = Pin<Box<dyn Future<Output = Result<DialedPeer, DialFailure>> + Send + 'a>>;
 
-/// Dials managers.
 pub trait Dial: Send + Sync + 'static {
-    /// Connects to the mesh service at `addr`, which must be `expect` if somebody in particular is wanted.
+    /// Connects to the mesh service at `addr`, which must be node `expect` if that is given.
     fn dial<'a>(&'a self, addr: &'a str, expect: Option<NodeId>) -> Dialing<'a>;
 }
 
@@ -40,7 +37,7 @@ impl Dial for Dialer {
         Box::pin(async move {
             let dialed = Dialer::dial(self, addr, Service::Mesh, expect).await?;
             Ok(DialedPeer {
-                // The greeting was received whole, and frames are read exactly: nothing of the hello is lost.
+                // Reading stops exactly at the end of the greeting: no byte of the hello is lost.
                 stream: dialed.stream.into_inner(),
                 identity: dialed.identity,
                 remote: dialed.remote.to_string(),
@@ -51,7 +48,7 @@ impl Dial for Dialer {
 
 impl From<DialError> for DialFailure {
     fn from(why: DialError) -> Self {
-        let text = why.in_words();
+        let text = why.full_text();
         Self { text, refused_at_once: why.is_refused(), refusal: why.refusal().cloned() }
     }
 }

@@ -1,4 +1,4 @@
-//! What everyone else holds of the mesh: cheap to clone, never blocks, survives the mesh's restarts.
+//! The handle to the mesh for its users: cheap to clone, never blocks, survives the mesh's restarts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
@@ -12,9 +12,9 @@ use tokio::sync::oneshot;
 
 use crate::msg::Msg;
 use crate::peer::{PeerMsg, no_session};
-use crate::register::Book;
+use crate::register::BindingStore;
 
-/// Where each peer's actor is reached, and which peers have a session.
+/// The addresses of the peer actors, and which peers have a session.
 #[derive(Clone, Debug, Default)]
 pub struct Peers(Arc<RwLock<Table>>);
 
@@ -53,21 +53,20 @@ impl Peers {
     }
 }
 
-/// The mesh, from outside.
 #[derive(Clone)]
 pub struct MeshHandle {
     pub(crate) mesh: Address<Msg>,
     pub(crate) peers: Peers,
     pub(crate) raft: Recipient<RaftMemberMsg>,
-    /// What the raft member said last: it outlives the mesh's restarts.
-    pub(crate) seats: Slot<Seats>,
-    /// Which process is heard for each peer: outlives the mesh's restarts, too.
-    pub(crate) book: Book,
+    /// The raft member's latest report. It outlives the mesh's restarts.
+    pub(crate) member_set: Slot<MemberSet>,
+    /// The accepted process of each peer. It outlives the mesh's restarts as well.
+    pub(crate) binding_store: BindingStore,
 }
 
-/// The members and the own seat, as the raft member knows them.
+/// The members and this manager's own member id, as the raft member knows them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Seats {
+pub struct MemberSet {
     pub members: Vec<Member>,
     pub own: Option<RaftId>,
 }
@@ -79,17 +78,16 @@ impl std::fmt::Debug for MeshHandle {
 }
 
 impl MeshHandle {
-    /// The mesh's own messages.
     pub fn recipient(&self) -> Recipient<MeshMsg> {
         self.mesh.recipient()
     }
 
-    /// The managers that have a session with this one now.
+    /// The managers that currently have a session with this one.
     pub fn connected(&self) -> BTreeSet<NodeId> {
         self.peers.up()
     }
 
-    /// Calls another manager's services. `unreachable` when there is no session. Safe to repeat, as every call is.
+    /// Calls another manager's services. `unreachable` without a session. Safe to repeat, as every call is.
     pub async fn call(&self, to: NodeId, deadline: Duration, call: PeerCall) -> Result<Vec<u8>, ErrorBody> {
         let (tx, answer) = oneshot::channel();
         let asked = self
@@ -105,20 +103,20 @@ impl MeshHandle {
 
 impl RaftTransport for MeshHandle {
     fn send(&self, to: NodeId, _addr: &str, packets: Vec<RaftPacket>) {
-        let seat = packets.first().map(|p| p.to);
+        let member_id = packets.first().map(|p| p.to);
         let taken = self.peers.get(to).map(|peer| peer.tell(PeerMsg::Send(packets)));
-        if let (Some(to), false) = (seat, matches!(taken, Some(Ok(())))) {
+        if let (Some(to), false) = (member_id, matches!(taken, Some(Ok(())))) {
             let _full = self.raft.tell(RaftMemberMsg::Unreachable { to });
         }
     }
 
     fn send_snapshot(&self, to: NodeId, _addr: &str, head: SnapshotHead, data: Arc<Vec<u8>>, packet: RaftPacket) {
-        let (seat, index) = (packet.to, head.index);
+        let (member_id, index) = (packet.to, head.index);
         let msg = PeerMsg::Snapshot { head, data, packet: Box::new(packet) };
         let taken = self.peers.get(to).map(|peer| peer.tell(msg));
         if !matches!(taken, Some(Ok(()))) {
-            let outcome = SnapshotOutcome::Lost("there is no session with the node".to_owned());
-            let _full = self.raft.tell(RaftMemberMsg::SnapshotSent { to: seat, index, outcome });
+            let outcome = SnapshotOutcome::Lost("no session with the node".to_owned());
+            let _full = self.raft.tell(RaftMemberMsg::SnapshotSent { to: member_id, index, outcome });
         }
     }
 
@@ -128,13 +126,13 @@ impl RaftTransport for MeshHandle {
         }
     }
 
-    fn members(&self, members: Vec<Member>, own_seat: Option<RaftId>) {
-        let seats = Seats { members, own: own_seat };
-        if self.seats.get().as_ref() == Some(&seats) {
+    fn members(&self, members: Vec<Member>, own_member: Option<RaftId>) {
+        let member_set = MemberSet { members, own: own_member };
+        if self.member_set.get().as_ref() == Some(&member_set) {
             return;
         }
-        self.seats.set(seats);
-        // Lost while the mesh restarts: the next incarnation looks into the slot.
+        self.member_set.set(member_set);
+        // Lost while the mesh restarts: the next incarnation reads the slot.
         let _down = self.mesh.tell(Msg::Members);
     }
 }

@@ -1,51 +1,49 @@
-//! The hello of a mesh stream, before the cluster library sees it: who is this, which door, which tag. Either side
-//! may refuse, and says why.
+//! The hello of a mesh stream, before the cluster library sees it: node, RPC endpoint, tag. Either side may refuse
+//! with a reason.
 
 use std::time::Duration;
 
 use muster_gateway::{BoxStream, FrameError, Framed};
-use muster_messages::wire::{HelloVerdict, MeshHello, Refusal, StartId};
+use muster_messages::wire::{HelloDecision, MeshHello, Refusal, StartId};
 use muster_messages::{CertIdentity, NodeId, RaftId, RefusalReason, Replica};
 
-use crate::core::claims::Newcomer;
+use crate::core::bindings::Newcomer;
 use crate::core::hello::Own;
 use crate::register::Register;
 
-/// For all of it (5 s): four small frames; the rest is room for a busy machine.
+/// For the whole exchange (5 s): four small frames; the rest is margin for a busy machine.
 pub const HELLO_DEADLINE: Duration = Duration::from_secs(5);
 
-/// What both sides accepted.
+/// The result of a hello that both sides accepted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Agreed {
     pub node: NodeId,
-    /// The seat to believe.
-    pub seat: Option<RaftId>,
-    pub peer_door: u64,
-    pub own_door: u64,
+    /// The peer's member id, if it is accepted.
+    pub member_id: Option<RaftId>,
+    pub peer_endpoint: u64,
+    pub own_endpoint: u64,
     pub peer_tag: u128,
     pub own_tag: u128,
-    /// Either side only wanted to know who answers.
+    /// Either side sent a probe: no session is opened.
     pub probe: bool,
-    /// The process at the other end.
     pub peer: Newcomer,
-    /// Another process of that node, which was asked because of this one and did not answer.
+    /// Another process of that node, which was queried because of this one and did not answer.
     pub asked: Option<StartId>,
 }
 
-/// Why there is no session.
 #[derive(Debug, thiserror::Error)]
 pub enum HelloError {
-    #[error("the hello broke off")]
+    #[error("the connection broke during the hello")]
     Broken(#[source] FrameError),
-    #[error("the other side closed during the hello")]
+    #[error("the peer closed the connection during the hello")]
     Closed,
-    #[error("no hello in time")]
+    #[error("the hello timed out")]
     TimedOut,
-    #[error("refused by the other side: {0}")]
+    #[error("the peer refused: {0}")]
     RefusedByPeer(Refusal),
-    #[error("refused: {0}")]
+    #[error("this manager refused the peer: {0}")]
     RefusedByUs(Refusal),
-    #[error("this mesh is starting")]
+    #[error("this manager's mesh is starting")]
     Starting,
 }
 
@@ -55,7 +53,7 @@ impl From<FrameError> for HelloError {
     }
 }
 
-/// Exchanges hellos and verdicts. Afterwards the stream carries what follows, and nothing of it is lost.
+/// Exchanges hellos and decisions. No byte that follows them on the stream is lost.
 pub async fn exchange(
     stream: BoxStream,
     own: Own,
@@ -79,32 +77,32 @@ async fn talk(
     let ours = register.sign(own.hello(rand::random(), probe));
     stream.send(&ours).await?;
     let theirs: MeshHello = stream.recv().await?.ok_or(HelloError::Closed)?;
-    let MeshHello { node, raft_id: seat, starts, advertise: addr, .. } = theirs.clone();
-    let peer = Newcomer { node, starts, seat, addr, remote };
-    let judged = match own.judge(&theirs, certificate, replica) {
-        Ok(seat) => register.judge(&peer).await.map(|asked| (seat, asked)),
+    let MeshHello { node, raft_id: member_id, starts, advertise: addr, .. } = theirs.clone();
+    let peer = Newcomer { node, starts, member_id, addr, remote };
+    let decided = match own.decide(&theirs, certificate, replica) {
+        Ok(member_id) => register.decide(&peer).await.map(|asked| (member_id, asked)),
         Err(refusal) => Err(refusal),
     };
-    let verdict = match &judged {
-        Ok(_) => HelloVerdict::Accepted,
-        Err(refusal) => HelloVerdict::Refused(refusal.clone()),
+    let decision = match &decided {
+        Ok(_) => HelloDecision::Accepted,
+        Err(refusal) => HelloDecision::Refused(refusal.clone()),
     };
-    stream.send(&verdict).await?;
-    // What the other side says comes first: it may explain why ours refuses it, too.
+    stream.send(&decision).await?;
+    // The peer's refusal takes precedence: it may explain why this side refuses it as well.
     match stream.recv().await {
-        Ok(Some(HelloVerdict::Accepted)) => {}
-        Ok(Some(HelloVerdict::Refused(refusal))) => return Err(refused(judged.err(), refusal)),
+        Ok(Some(HelloDecision::Accepted)) => {}
+        Ok(Some(HelloDecision::Refused(refusal))) => return Err(refused(decided.err(), refusal)),
         other => {
-            judged.map_err(HelloError::RefusedByUs)?;
+            decided.map_err(HelloError::RefusedByUs)?;
             return Err(other.err().map_or(HelloError::Closed, HelloError::Broken));
         }
     }
-    let (seat, asked) = judged.map_err(HelloError::RefusedByUs)?;
+    let (member_id, asked) = decided.map_err(HelloError::RefusedByUs)?;
     let agreed = Agreed {
         node: theirs.node,
-        seat,
-        peer_door: theirs.door_pid,
-        own_door: ours.door_pid,
+        member_id,
+        peer_endpoint: theirs.door_pid,
+        own_endpoint: ours.door_pid,
         peer_tag: theirs.tag,
         own_tag: ours.tag,
         probe: ours.probe || theirs.probe,
@@ -114,14 +112,14 @@ async fn talk(
     Ok((agreed, stream.into_inner()))
 }
 
-/// Both sides may have refused. What the other one says can end this manager, so it is not believed of one that is no
-/// manager here.
+/// Both sides may have refused. The peer's refusal can end this manager, so it is ignored if this manager does not accept the
+/// peer as a manager.
 fn refused(ours: Option<Refusal>, theirs: Refusal) -> HelloError {
     use RefusalReason as R;
-    let disbelieved = |ours: &Refusal| {
+    let is_untrusted = |ours: &Refusal| {
         matches!(ours.reason, R::Blocked | R::Removed | R::Demoted | R::NotAManager | R::Unauthenticated | R::Forbidden)
     };
-    match ours.filter(disbelieved) {
+    match ours.filter(is_untrusted) {
         Some(ours) => HelloError::RefusedByUs(ours),
         None => HelloError::RefusedByPeer(theirs),
     }
@@ -138,7 +136,7 @@ mod tests {
 
     use super::*;
     use crate::dial::{Dial, DialFailure, Dialing};
-    use crate::register::Book;
+    use crate::register::BindingStore;
     use crate::session::Sessions;
 
     fn own(n: u128) -> Own {
@@ -146,21 +144,22 @@ mod tests {
             node: NodeId::from_entropy(n),
             cluster: ClusterId::from_entropy(1),
             incarnation: Incarnation(0),
-            seat: Some(RaftId(n as u64)),
+            member_id: Some(RaftId(n as u64)),
             door_pid: 10 + n as u64,
         }
     }
-    struct NobodyThere;
-    impl Dial for NobodyThere {
+    struct NoListener;
+    impl Dial for NoListener {
         fn dial<'a>(&'a self, _addr: &'a str, _expect: Option<NodeId>) -> Dialing<'a> {
-            let nobody = DialFailure { text: "nobody".to_owned(), refused_at_once: true, refusal: None };
-            Box::pin(async { Err(nobody) })
+            let failure = DialFailure { text: "no listener".to_owned(), refused_at_once: true, refusal: None };
+            Box::pin(async { Err(failure) })
         }
     }
     fn register(n: u128) -> Register {
-        let (book, said) = (Book::new(NodeId::from_entropy(n)), watch::Sender::new(Some(own(n))).subscribe());
+        let (binding_store, own_hello) =
+            (BindingStore::new(NodeId::from_entropy(n)), watch::Sender::new(Some(own(n))).subscribe());
         let this = (Starts::first(n as u64), format!("n{n}:4400"));
-        Register::new(this, book, Sessions::default(), Arc::new(NobodyThere), said)
+        Register::new(this, binding_store, Sessions::default(), Arc::new(NoListener), own_hello)
     }
     fn with(certificate: &CertIdentity) -> (&CertIdentity, String) {
         (certificate, "somewhere".to_owned())
@@ -178,16 +177,16 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn both_sides_learn_door_tag_and_seat_and_the_stream_goes_on() {
+    async fn hello_exchanges_endpoint_tag_and_member_id() {
         let (a, b) = duplex(4096);
         let (of_a, of_b) = (certificate(1, Role::Manager), certificate(2, Role::Manager));
-        let (first, second, copy) = (register(1), register(2), Replica::default());
+        let (first, second, empty_replica) = (register(1), register(2), Replica::default());
         let (a, b) = tokio::join!(
-            exchange(Box::pin(a), own(1), with(&of_b), &copy, false, &first),
-            exchange(Box::pin(b), own(2), with(&of_a), &copy, true, &second),
+            exchange(Box::pin(a), own(1), with(&of_b), &empty_replica, false, &first),
+            exchange(Box::pin(b), own(2), with(&of_a), &empty_replica, true, &second),
         );
         let ((a, mut to_b), (b, mut to_a)) = (a.unwrap(), b.unwrap());
-        assert_eq!((a.seat, a.peer_door, b.peer_door), (Some(RaftId(2)), 12, 11));
+        assert_eq!((a.member_id, a.peer_endpoint, b.peer_endpoint), (Some(RaftId(2)), 12, 11));
         assert_eq!((&a.peer.starts, &*b.peer.addr), (&Starts::first(2), "n1:4400"));
         assert_eq!((a.own_tag, a.peer_tag), (b.peer_tag, b.own_tag));
         assert!(a.probe && b.probe);
@@ -198,13 +197,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_refusal_reaches_the_other_side_with_its_reason() {
+    async fn refusal_reaches_the_peer_with_its_reason() {
         let (a, b) = duplex(4096);
         let (of_a, of_b) = (certificate(1, Role::Worker), certificate(2, Role::Manager));
-        let (first, second, copy) = (register(1), register(2), Replica::default());
+        let (first, second, empty_replica) = (register(1), register(2), Replica::default());
         let (a, b) = tokio::join!(
-            exchange(Box::pin(a), own(1), with(&of_b), &copy, false, &first),
-            exchange(Box::pin(b), own(2), with(&of_a), &copy, false, &second),
+            exchange(Box::pin(a), own(1), with(&of_b), &empty_replica, false, &first),
+            exchange(Box::pin(b), own(2), with(&of_a), &empty_replica, false, &second),
         );
         assert!(
             matches!(a, Err(HelloError::RefusedByPeer(r)) if r.reason == muster_messages::RefusalReason::NotAManager)
@@ -212,10 +211,9 @@ mod tests {
         assert!(matches!(b, Err(HelloError::RefusedByUs(_))));
     }
 
-    /// What would end this manager is believed of managers alone, and of those that have lost that role only where they know
-    /// of a later incarnation.
+    /// Only managers can end this manager, and former managers only if they know of a later incarnation.
     #[test]
-    fn nobody_is_ended_by_one_who_is_no_manager_here() {
+    fn refusal_of_an_unknown_manager_is_ignored() {
         let refusal = |reason| Refusal { reason, message: String::new(), managers: Vec::new(), retry_after_ms: None };
         let removed = || refusal(RefusalReason::Removed);
         for ours in [RefusalReason::NotAManager, RefusalReason::Demoted, RefusalReason::Unauthenticated] {
@@ -227,7 +225,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_mute_peer_is_given_up() {
+    async fn hello_with_silent_peer_times_out() {
         let (a, _b) = duplex(4096);
         let theirs = certificate(2, Role::Manager);
         let got = exchange(Box::pin(a), own(1), with(&theirs), &Replica::default(), false, &register(1)).await;

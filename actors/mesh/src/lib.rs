@@ -1,10 +1,10 @@
 //! The mesh: manager to manager over ractor_cluster sessions, on streams that the gateway or the dialer has
-//! authenticated. The library trusts every authenticated peer fully, bounds nothing and times nothing out; what it
-//! lacks is here. See `OVERVIEW.md`.
+//! authenticated. The library trusts every authenticated peer fully and has neither bounds nor timeouts; this crate
+//! adds them. See `OVERVIEW.md`.
 
 pub mod core;
 mod dial;
-mod door;
+mod endpoint;
 mod greeting;
 mod handle;
 mod handshake;

@@ -1,9 +1,9 @@
 //! The mesh: one session with every other manager, and who may have one.
 //!
-//! Owns   the links (`core::links`), the session server, the door, one peer actor per node.
-//! Hears  connections from the gateway, members from the raft member, the replica, sessions opened and ended.
-//! Says   dials; `PeerSession`, `LeaderGone`; the link that is up to each peer actor; a refusal to the agent.
-//! Keeps  at most one session of a node up (MESH-12); no session outlives the door that its hello named.
+//! Owns        the links (`core::links`), the session server, the RPC endpoint, one peer actor per node.
+//! Inputs      connections from the gateway, members from the raft member, the replica, sessions opened and ended.
+//! Outputs     dials; `PeerSession`, `LeaderGone`; the current link, to each peer actor; refusals, to the agent.
+//! Invariants  at most one session of a node is up (MESH-12); no session outlives the RPC endpoint that its hello named.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -22,36 +22,36 @@ use tracing::{debug, info, warn};
 use crate::core::filter::Side;
 use crate::core::hello::Own;
 use crate::core::links::{DialOutcome, Effect, Input, Links, SessionNumber};
-use crate::door::{Counters, DoorMsg, DoorNews, DoorShell, DoorShellMsg, Hall};
-use crate::greeting::{Greeted, Greeter, NotOpened, Opened, Who};
+use crate::endpoint::{Counters, EndpointContext, EndpointEvent, EndpointMsg, EndpointShell, EndpointShellMsg};
+use crate::greeting::{Greeted, GreetedPeer, Greeter, NotOpened, Opened};
 use crate::handle::MeshHandle;
 use crate::msg::Msg;
 use crate::offences::Offences;
 use crate::peer::{Link, PeerMsg, PeerShell, no_session};
 use crate::register::Register;
-use crate::session::{Ending, Facts, Session, Sessions};
+use crate::session::{EndReason, Facts, Session, Sessions};
 use crate::session_server::{SessionEvent, SessionServer};
 use crate::stream::Guarded;
 use crate::wiring::{MeshConfig, MeshWiring};
 
-mod hearing;
+mod identity_bindings;
 mod shown;
 
-/// From the hello to both doors known: a few frames.
+/// From the hello until both RPC endpoints are known: a few frames.
 const READY_DEADLINE: Duration = Duration::from_secs(5);
-/// Accepted connections of one node that may be in their hello at once: a dial, a probe, and what is left of the last.
-const GREETING: usize = 4;
-/// Connections that wait for this actor.
-const ACCEPTING: usize = 64;
-/// Messages that wait for a peer actor: Raft sends a few per tick and batch.
+/// Concurrent hellos on accepted connections of one node: a dial, a probe, and the remains of earlier ones.
+const MAX_HELLOS_PER_NODE: usize = 4;
+/// Connections waiting for this actor.
+const CONNECTION_QUEUE: usize = 64;
+/// Messages waiting for a peer actor: Raft sends a few per tick and batch.
 const PEER_MAILBOX: usize = 4096;
 
-/// The session server of this incarnation; stopped with it.
+/// The session server of this incarnation, which stops it when it ends.
 struct Server(ActorRef<NodeServerMessage>, Sessions);
 impl Drop for Server {
     fn drop(&mut self) {
         for session in self.1.all() {
-            session.end(Ending::Cut("the mesh stopped".to_owned()));
+            session.end(EndReason::Cut("the mesh stopped".to_owned()));
         }
         self.0.stop(None);
     }
@@ -61,31 +61,31 @@ pub(crate) struct MeshShell {
     config: MeshConfig,
     wiring: MeshWiring,
     handle: MeshHandle,
-    hall: Arc<Hall>,
+    context: Arc<EndpointContext>,
     links: Links,
     sessions: Sessions,
     register: Register,
     server: Option<Server>,
     registration: Option<Registration>,
-    door: Option<u64>,
-    /// What this side says of itself; nothing while its door is closed, or its seat unknown. Hellos wait for it.
-    said: watch::Sender<Option<Own>>,
+    endpoint: Option<u64>,
+    /// This side's hello; `None` while its RPC endpoint is closed or its member id unknown. Hello exchanges wait for it.
+    own_hello: watch::Sender<Option<Own>>,
     next_session: SessionNumber,
-    /// Hellos of accepted connections under way, by node.
+    /// Hellos in progress on accepted connections, by node.
     greeting: BTreeMap<NodeId, usize>,
-    /// Doors of sessions that are ready.
-    doors: BTreeMap<SessionNumber, ActorRef<DoorMsg>>,
+    /// The peers' RPC endpoints of sessions that are ready.
+    endpoints: BTreeMap<SessionNumber, ActorRef<EndpointMsg>>,
     alarm: Alarm,
     last_errors: BTreeMap<NodeId, String>,
-    /// Managers that hear another process of this node.
+    /// Managers that accept another process of this node.
     refused_by: BTreeSet<NodeId>,
-    endings: BTreeMap<&'static str, u64>,
+    end_reasons: BTreeMap<&'static str, u64>,
 }
 
 impl MeshShell {
     pub(crate) fn new(config: MeshConfig, wiring: MeshWiring, handle: MeshHandle) -> Self {
         let sessions = Sessions::default();
-        let hall = Hall {
+        let context = EndpointContext {
             sessions: sessions.clone(),
             replica: wiring.replica.clone(),
             raft: wiring.raft.clone(),
@@ -96,45 +96,46 @@ impl MeshShell {
             news: handle.mesh.recipient(),
         };
         let own = wiring.credentials.borrow().identity.node().map(|(node, _)| node);
-        // Peer actors of an earlier incarnation went with it.
+        // Peer actors of an earlier incarnation ended with it.
         handle.peers.clear();
-        let said = watch::Sender::new(None);
+        let own_hello = watch::Sender::new(None);
         let (this, dialer) = ((wiring.starts.clone(), wiring.advertise.clone()), Arc::clone(&wiring.dialer));
-        let register = Register::new(this, handle.book.clone(), sessions.clone(), dialer, said.subscribe());
+        let register =
+            Register::new(this, handle.binding_store.clone(), sessions.clone(), dialer, own_hello.subscribe());
         Self {
             config,
             handle,
-            hall: Arc::new(hall),
+            context: Arc::new(context),
             links: Links::new(own.unwrap_or(NodeId::from_entropy(0)), rand::random(), wiring.hints.clone()),
             sessions,
             register,
             server: None,
             registration: None,
-            door: None,
-            said,
+            endpoint: None,
+            own_hello,
             next_session: 1,
             greeting: BTreeMap::new(),
-            doors: BTreeMap::new(),
+            endpoints: BTreeMap::new(),
             alarm: Alarm::default(),
             last_errors: BTreeMap::new(),
             refused_by: BTreeSet::new(),
-            endings: BTreeMap::new(),
+            end_reasons: BTreeMap::new(),
             wiring,
         }
     }
 
-    /// What this side says of itself now; nothing before its door is open and the raft member has said which seat it has, if any:
-    /// a process that is heard without a seat may have another one's place (MESH-23).
+    /// This side's hello; `None` until its RPC endpoint is open and the raft member has reported its member id, if it has one:
+    /// a process that was accepted without a member id can be replaced by another one (MESH-23).
     fn own(&self) -> Option<Own> {
         let credentials = self.wiring.credentials.borrow();
         let (node, _) = credentials.identity.node()?;
-        let seats = self.handle.seats.get()?;
+        let member_set = self.handle.member_set.get()?;
         Some(Own {
             node,
             cluster: credentials.identity.cluster,
             incarnation: credentials.identity.incarnation,
-            seat: seats.own,
-            door_pid: self.door?,
+            member_id: member_set.own,
+            door_pid: self.endpoint?,
         })
     }
 
@@ -143,11 +144,11 @@ impl MeshShell {
         let mut effects = Vec::new();
         self.links.step(cx.now(), leader, input, &mut effects);
         for effect in effects {
-            self.perform(cx, effect);
+            self.apply(cx, effect);
         }
     }
 
-    fn perform(&mut self, cx: &Cx<Msg>, effect: Effect) {
+    fn apply(&mut self, cx: &Cx<Msg>, effect: Effect) {
         match effect {
             Effect::Dial { node, addr } => self.dial(cx, node, addr),
             Effect::Ask { addr } => self.ask(cx, addr),
@@ -162,11 +163,11 @@ impl MeshShell {
                 if let Some(peer) = self.handle.peers.get(node) {
                     let _gone = peer.tell(PeerMsg::Link(None));
                 }
-                self.tell_raft(RaftMemberMsg::PeerSession { node, up: false });
+                self.send_to_raft(RaftMemberMsg::PeerSession { node, up: false });
             }
             Effect::LeaderGone { node } => {
-                info!(%node, "the leader's process is gone");
-                self.tell_raft(RaftMemberMsg::LeaderGone { node });
+                info!(%node, "leader's address refuses connections: its process is gone");
+                self.send_to_raft(RaftMemberMsg::LeaderGone { node });
             }
             Effect::Forget { node } => {
                 self.handle.peers.remove(node);
@@ -178,8 +179,8 @@ impl MeshShell {
         }
     }
 
-    fn tell_raft(&self, msg: RaftMemberMsg) {
-        // Lost when its mailbox is full: it finds out by its own timeouts.
+    fn send_to_raft(&self, msg: RaftMemberMsg) {
+        // Lost when its mailbox is full: its own timeouts detect the same.
         let _full = self.wiring.raft.tell(msg);
     }
 
@@ -192,20 +193,22 @@ impl MeshShell {
         self.link(node);
     }
 
-    /// Gives the peer actor the link that is up, and then tells the raft member: what it sends from now on arrives. A peer
-    /// actor that is only starting asks for its link when it is there.
+    /// Sends the current link to the peer actor, then informs the raft member, whose messages arrive from then on. A peer
+    /// actor that is still starting asks for its link when it has started.
     fn link(&self, node: NodeId) {
         let session = self.links.up(node).and_then(|n| self.sessions.get(n));
-        let door = session.as_ref().and_then(|s| self.doors.get(&s.number).cloned());
-        let (Some(peer), Some(session), Some(door)) = (self.handle.peers.get(node), session, door) else { return };
-        if peer.tell(PeerMsg::Link(Some(Box::new(Link { session, door })))).is_ok() {
-            let _down = peer.tell(PeerMsg::Claims(self.register.all()));
+        let endpoint = session.as_ref().and_then(|s| self.endpoints.get(&s.number).cloned());
+        let (Some(peer), Some(session), Some(endpoint)) = (self.handle.peers.get(node), session, endpoint) else {
+            return;
+        };
+        if peer.tell(PeerMsg::Link(Some(Box::new(Link { session, endpoint })))).is_ok() {
+            let _down = peer.tell(PeerMsg::IdentityBindings(self.register.all()));
             self.handle.peers.set_up(node, true);
-            self.tell_raft(RaftMemberMsg::PeerSession { node, up: true });
+            self.send_to_raft(RaftMemberMsg::PeerSession { node, up: true });
         }
     }
 
-    /// The peer actor of a node, made when it is first needed.
+    /// The peer actor of a node, started on first use.
     fn peer(&mut self, cx: &Cx<Msg>, node: NodeId) -> Address<PeerMsg> {
         if let Some(peer) = self.handle.peers.get(node) {
             return peer;
@@ -221,11 +224,11 @@ impl MeshShell {
 
     fn dial(&mut self, cx: &Cx<Msg>, node: NodeId, addr: String) {
         let (me, serial) = (cx.me().clone(), self.serial());
-        let paused = self.hall.offences.paused(cx.now(), node);
+        let paused = self.context.offences.paused(cx.now(), node);
         let opening = self.greeter().dial(addr, Some(node), false);
         cx.spawn(async move {
             let result = if paused { Err(NotOpened::Paused) } else { opening.await };
-            let _gone = me.tell(Msg::Greeted(Box::new(Greeted { who: Who::Dialed(node), serial, result })));
+            let _gone = me.tell(Msg::Greeted(Box::new(Greeted { who: GreetedPeer::Dialed(node), serial, result })));
         });
     }
 
@@ -240,34 +243,34 @@ impl MeshShell {
 
     fn asked(&mut self, cx: &Cx<Msg>, (addr, serial): (String, String), result: Result<NodeId, NotOpened>) {
         match &result {
-            Ok(node) => info!(%node, addr, "a manager was found where this one was told to look"),
+            Ok(node) => info!(%node, addr, "manager found at a hinted address"),
             Err(why) => {
-                debug!(addr, %why, "no manager was found where this one was told to look");
-                // It may be the way to hear that the cluster goes on without this node. Anything else, such as that this is
-                // its own address, is nothing to the agent.
+                debug!(addr, %why, "no manager found at a hinted address");
+                // This may be how the node learns that the cluster continues without it. Other refusals, such as that the
+                // address is its own, do not concern the agent.
                 use RefusalReason as R;
                 if let Some(R::Blocked | R::Removed | R::Demoted | R::OldIncarnation) = why.refusal().map(|r| r.reason)
                 {
-                    self.tell_agent(why, serial);
+                    self.send_to_agent(why, serial);
                 }
             }
         }
         self.step(cx, Input::Asked { addr, found: result.ok() });
     }
 
-    /// Of the certificate that whoever is greeted now is shown. Asked for before it is shown: what comes in between makes a refusal
-    /// one of an older certificate, which is ignored, and never one of a newer. The hello may lag behind the certificate: what is
-    /// said of that concerns none.
+    /// The serial of the certificate that the next hello presents, read before it is presented: a renewal in between attributes a
+    /// refusal to an older certificate, and it is ignored; it is never attributed to a newer one. While the hello lags behind
+    /// the certificate, refusals concern no certificate.
     fn serial(&self) -> String {
         let credentials = self.wiring.credentials.borrow();
         let shown = &credentials.identity;
-        let lags = self.said.borrow().is_some_and(|own| own.incarnation != shown.incarnation);
+        let lags = self.own_hello.borrow().is_some_and(|own| own.incarnation != shown.incarnation);
         if lags { String::new() } else { shown.serial.clone() }
     }
 
     fn greeter(&self) -> Greeter {
         Greeter {
-            said: self.said.subscribe(),
+            own_hello: self.own_hello.subscribe(),
             replica: self.wiring.replica.clone(),
             dialer: Arc::clone(&self.wiring.dialer),
             register: self.register.clone(),
@@ -278,31 +281,31 @@ impl MeshShell {
         let node = connection.identity.as_ref().and_then(CertIdentity::node).map(|(node, _)| node);
         let Some(node) = node else { return };
         let under_way = self.greeting.entry(node).or_default();
-        if *under_way >= GREETING || self.hall.offences.paused(cx.now(), node) {
-            return; // dropped: the other side dials again
+        if *under_way >= MAX_HELLOS_PER_NODE || self.context.offences.paused(cx.now(), node) {
+            return; // dropped: the peer dials again
         }
         *under_way += 1;
         let (me, serial, greeting) = (cx.me().clone(), self.serial(), self.greeter().accept(connection));
         cx.spawn(async move {
             let result = greeting.await;
-            let _gone = me.tell(Msg::Greeted(Box::new(Greeted { who: Who::Accepted(node), serial, result })));
+            let _gone = me.tell(Msg::Greeted(Box::new(Greeted { who: GreetedPeer::Accepted(node), serial, result })));
         });
     }
 
     fn greeted(&mut self, cx: &Cx<Msg>, greeted: Greeted) {
         let Greeted { who, serial, result } = greeted;
-        if let Who::Accepted(node) = who {
+        if let GreetedPeer::Accepted(node) = who {
             let under_way = self.greeting.remove(&node).unwrap_or(0);
             if under_way > 1 {
                 self.greeting.insert(node, under_way - 1);
             }
         }
         let outcome = match result {
-            // Said with an old hello: the door that it names is gone.
-            Ok(opened) if Some(opened.own.door_pid) != self.door => DialOutcome::Failed,
+            // Opened with an old hello: the RPC endpoint that it named is gone.
+            Ok(opened) if Some(opened.own.door_pid) != self.endpoint => DialOutcome::Failed,
             Ok(opened) => {
                 if !opened.agreed.probe {
-                    self.open(cx, matches!(who, Who::Dialed(_)), opened);
+                    self.open(cx, matches!(who, GreetedPeer::Dialed(_)), opened);
                 }
                 DialOutcome::Opened
             }
@@ -311,29 +314,29 @@ impl MeshShell {
                 if why.refused_at_once() { DialOutcome::Refused } else { DialOutcome::Failed }
             }
         };
-        if let Who::Dialed(node) = who {
+        if let GreetedPeer::Dialed(node) = who {
             self.step(cx, Input::Dialed { node, outcome });
         }
     }
 
-    fn not_opened(&mut self, who: Who, serial: String, why: &NotOpened) {
-        let (Who::Dialed(node) | Who::Accepted(node)) = who;
+    fn not_opened(&mut self, who: GreetedPeer, serial: String, why: &NotOpened) {
+        let (GreetedPeer::Dialed(node) | GreetedPeer::Accepted(node)) = who;
         debug!(%node, %why, "no mesh session");
-        if let Who::Dialed(node) = who {
+        if let GreetedPeer::Dialed(node) = who {
             self.last_errors.insert(node, why.to_string());
         }
         if let Some(refusal) = why.refusal().filter(|refusal| refusal.reason == RefusalReason::Duplicate) {
-            // It dials again and again, and each time it is told: once in the log.
+            // Each dial is refused again: one log line.
             if self.refused_by.insert(node) {
-                warn!(by = %node, why = refusal.message, "this process is not heard: another one has this node's identity");
+                warn!(by = %node, why = refusal.message, "manager refuses this process: another one runs with this node's identity");
             }
         } else {
-            self.tell_agent(why, serial);
+            self.send_to_agent(why, serial);
         }
     }
 
-    /// What the other side said may concern this whole node: the agent judges.
-    fn tell_agent(&self, why: &NotOpened, serial: String) {
+    /// The refusal may concern the whole node: the agent decides.
+    fn send_to_agent(&self, why: &NotOpened, serial: String) {
         if let Some(refusal) = why.refusal() {
             let msg = AgentMsg::RefusedByPeer { refusal: refusal.clone(), serial: Some(serial) };
             let _gone = self.wiring.agent.tell(msg); // lost: the next refusal
@@ -344,11 +347,11 @@ impl MeshShell {
         let agreed = opened.agreed;
         let Some(start) = agreed.peer.starts.this().filter(|_| self.server.is_some()) else { return };
         let Some(news) = self.register.take(agreed.peer, agreed.asked) else {
-            return debug!(node = %agreed.node, "another process of this node was taken meanwhile");
+            return debug!(node = %agreed.node, "another process of this node was accepted meanwhile");
         };
-        self.hear_only(agreed.node, start);
+        self.end_other_processes(agreed.node, start);
         if news {
-            self.tell_claims();
+            self.send_bindings();
         }
         let Some(server) = &self.server else { return };
         let number = self.next_session;
@@ -357,15 +360,15 @@ impl MeshShell {
             number,
             node: agreed.node,
             start,
-            seat: agreed.seat,
-            own_seat: opened.own.seat,
+            member_id: agreed.member_id,
+            own_member: opened.own.member_id,
             side: if dialed { Side::Dialed } else { Side::Accepted },
             remote: opened.remote,
             since: cx.wall(),
             own_tag: agreed.own_tag,
             peer_tag: agreed.peer_tag,
-            peer_door: agreed.peer_door,
-            own_door: agreed.own_door,
+            peer_endpoint: agreed.peer_endpoint,
+            own_endpoint: agreed.own_endpoint,
             kill: opened.kill,
             permit: opened.permit,
         });
@@ -378,7 +381,7 @@ impl MeshShell {
         cx.spawn(async move {
             tokio::select! {
                 () = session.ended().cancelled() => {}
-                () = tokio::time::sleep(valid) => session.end(Ending::Expired),
+                () = tokio::time::sleep(valid) => session.end(EndReason::Expired),
             }
         });
         self.step(cx, Input::Opened { number, node: agreed.node, dialed });
@@ -386,12 +389,12 @@ impl MeshShell {
 
     fn session(&mut self, cx: &Cx<Msg>, event: SessionEvent) {
         match event {
-            SessionEvent::Ready { number, door } => {
-                self.doors.insert(number, door);
+            SessionEvent::Ready { number, endpoint } => {
+                self.endpoints.insert(number, endpoint);
                 self.step(cx, Input::Ready { number });
             }
             SessionEvent::Ended { number } => {
-                self.doors.remove(&number);
+                self.endpoints.remove(&number);
                 let Some(session) = self.sessions.remove(number) else { return };
                 self.ended(cx, &session);
                 self.step(cx, Input::Ended { number });
@@ -400,43 +403,44 @@ impl MeshShell {
     }
 
     fn ended(&mut self, cx: &Cx<Msg>, session: &Session) {
-        let ending = session.ending();
-        session.end(ending.clone());
-        *self.endings.entry(ending.word()).or_default() += 1;
-        if let Ending::Violation(violation) = ending
+        let end_reason = session.end_reason();
+        session.end(end_reason.clone());
+        *self.end_reasons.entry(end_reason.counter_key()).or_default() += 1;
+        if let EndReason::Violation(violation) = end_reason
             && violation.is_offence()
         {
             self.last_errors.insert(session.node, violation.to_string());
-            self.hall.offences.note(cx.now(), session.node, violation.word());
-            self.hall.offences.pause(cx.now(), session.node);
+            self.context.offences.report(cx.now(), session.node, violation.counter_key());
+            self.context.offences.pause(cx.now(), session.node);
         } else {
-            info!(node = %session.node, session = session.number, why = %ending, "mesh session ended");
+            info!(node = %session.node, session = session.number, why = %end_reason, "mesh session ended");
         }
     }
 
-    fn door(&mut self, cx: &Cx<Msg>, news: DoorNews) {
+    fn endpoint(&mut self, cx: &Cx<Msg>, news: EndpointEvent) {
         match news {
-            DoorNews::Claimed { by, claims } => return self.claimed(cx, by, claims),
-            DoorNews::Seated { node, start, seat } => return self.seated(node, start, seat),
-            DoorNews::Opened(pid) => self.door = Some(pid),
-            DoorNews::Closed(pid) => self.door = self.door.filter(|open| *open != pid),
+            EndpointEvent::BindingsReported { by, bindings } => return self.bindings_reported(cx, by, bindings),
+            EndpointEvent::MemberIdAnnounced { node, start, member_id } => {
+                return self.member_id_announced(node, start, member_id);
+            }
+            EndpointEvent::Opened(pid) => self.endpoint = Some(pid),
+            EndpointEvent::Closed(pid) => self.endpoint = self.endpoint.filter(|open| *open != pid),
         }
-        self.look(cx);
+        self.observe(cx);
     }
 
-    /// Takes in who the members are and what this side says of itself.
-    fn look(&mut self, cx: &Cx<Msg>) {
+    fn observe(&mut self, cx: &Cx<Msg>) {
         let own = self.own();
-        let said = self.said.send_replace(own);
-        // A new seat is told within the session; a new door is another actor.
-        if said.is_some() && said.map(|o| o.door_pid) != self.door {
+        let own_hello = self.own_hello.send_replace(own);
+        // A new member id is announced within the session; a new RPC endpoint is another actor and needs new sessions.
+        if own_hello.is_some() && own_hello.map(|o| o.door_pid) != self.endpoint {
             self.step(cx, Input::Renew);
         }
         let replica = self.wiring.replica.borrow().clone();
-        let seats = self.handle.seats.get().unwrap_or_default();
-        let members = replica.tables.members.values().chain(seats.members.iter());
+        let member_set = self.handle.member_set.get().unwrap_or_default();
+        let members = replica.tables.members.values().chain(member_set.members.iter());
         let wanted: BTreeMap<NodeId, String> = members.map(|m| (m.node, m.addr.clone())).collect();
-        // Known before the door is open, and `own` with it.
+        // Known before the RPC endpoint opens, unlike `own`.
         let me = self.wiring.credentials.borrow().identity.node().map(|(node, _)| node);
         for node in wanted.keys().filter(|node| Some(**node) != me) {
             self.peer(cx, *node);
@@ -449,7 +453,7 @@ impl MeshShell {
             MeshMsg::Call { to, deadline_ms, call, reply } => {
                 let deadline = Duration::from_millis(deadline_ms);
                 match self.handle.peers.get(to) {
-                    // A full or restarting peer drops the reply port: the asker sees a closed port.
+                    // A full or restarting peer actor drops the reply port: the caller sees a closed port.
                     Some(peer) => {
                         let _full = peer.tell(PeerMsg::Call { deadline, call, reply });
                     }
@@ -459,11 +463,6 @@ impl MeshShell {
                 }
             }
             MeshMsg::Probe { addr, expect, reply } => self.probe(cx, addr, expect, reply),
-            MeshMsg::Cut { node, reason } => {
-                for session in self.sessions.all().iter().filter(|s| s.node == node) {
-                    session.end(Ending::Cut(reason.clone()));
-                }
-            }
         }
     }
 
@@ -483,8 +482,8 @@ impl MeshShell {
         });
     }
 
-    /// A leader that has moved dials itself back as it would anybody else. There is no session with oneself: whoever answers
-    /// with our certificate is enough.
+    /// A leader that has moved dials itself back as it does any other node. No node has a session with itself: an answer with
+    /// this node's certificate is enough.
     fn probe_itself(&self, cx: &Cx<Msg>, addr: String, own: NodeId, reply: Reply<Result<(), ErrorBody>>) {
         let dialer = Arc::clone(&self.wiring.dialer);
         cx.spawn(async move {
@@ -517,11 +516,12 @@ impl Shell for MeshShell {
             let _gone = me.tell(Msg::ServerEnded);
         });
 
-        let (hall, opened) = (Arc::clone(&self.hall), cx.me().recipient());
-        let door: Address<DoorShellMsg> = Address::new(4);
-        cx.children().start(Spec::actor("door", door, move || Ok(DoorShell::new(Arc::clone(&hall), opened.clone()))));
+        let (context, opened) = (Arc::clone(&self.context), cx.me().recipient());
+        let endpoint: Address<EndpointShellMsg> = Address::new(4);
+        cx.children()
+            .start(Spec::actor("door", endpoint, move || Ok(EndpointShell::new(Arc::clone(&context), opened.clone()))));
 
-        let (sink, mut connections) = mpsc::channel(ACCEPTING);
+        let (sink, mut connections) = mpsc::channel(CONNECTION_QUEUE);
         self.registration = Some(self.wiring.services.register(Service::Mesh, sink));
         let me = cx.me().clone();
         cx.spawn(async move {
@@ -534,7 +534,7 @@ impl Shell for MeshShell {
         cx.spawn(async move {
             let mut seen = None;
             loop {
-                // Only what concerns the mesh: the members, the own seat. The rest changes with every write.
+                // Only the parts that the mesh uses: the members and its own member id. The rest changes with every write.
                 let now = {
                     let replica = replica.borrow_and_update();
                     (replica.tables.members.clone(), replica.raft.raft_id)
@@ -554,23 +554,23 @@ impl Shell for MeshShell {
     async fn handle(&mut self, cx: &Cx<Msg>, msg: Msg) -> Result<(), Fault> {
         match msg {
             Msg::Protocol(msg) => self.protocol(cx, msg),
-            Msg::Members | Msg::Replica => self.look(cx),
+            Msg::Members | Msg::Replica => self.observe(cx),
             Msg::Connection(connection) => self.accept(cx, *connection),
-            Msg::Door(news) => self.door(cx, news),
-            Msg::Lives { claim, because, lives } => self.lives(&claim, because, lives),
+            Msg::Endpoint(news) => self.endpoint(cx, news),
+            Msg::ProcessChecked { binding, because, alive } => self.alive(&binding, because, alive),
             Msg::PeerStarted(node) => self.link(node),
             Msg::Greeted(greeted) => self.greeted(cx, *greeted),
             Msg::Answered(node) => self.step(cx, Input::Answered { node }),
             Msg::Asked { addr, serial, result } => self.asked(cx, (addr, serial), *result),
             Msg::Session(event) => self.session(cx, event),
             Msg::ReadyBy(number) => {
-                if let Some(session) = self.sessions.get(number).filter(|_| !self.doors.contains_key(&number)) {
-                    session.end(Ending::NotReady);
+                if let Some(session) = self.sessions.get(number).filter(|_| !self.endpoints.contains_key(&number)) {
+                    session.end(EndReason::NotReady);
                 }
             }
             Msg::ServerEnded => return Err(Fault::new("the session server ended")),
             Msg::Woke => {
-                self.alarm.rang();
+                self.alarm.fired();
                 self.step(cx, Input::Woke);
             }
         }
@@ -578,18 +578,18 @@ impl Shell for MeshShell {
     }
 
     fn view(&self) -> Value {
-        let own = *self.said.borrow();
+        let own = *self.own_hello.borrow();
         let peers: Vec<Value> = self
             .links
             .each()
             .map(|(node, wanted, addr, dialing, failures)| self.peer_view(node, wanted, addr, dialing, failures))
             .collect();
         json!({
-            "node": own.map(|o| o.node), "seat": own.and_then(|o| o.seat), "door_pid": self.door,
+            "node": own.map(|o| o.node), "seat": own.and_then(|o| o.member_id), "door_pid": self.endpoint,
             "peers": peers, "hints": self.links.hints(),
-            "sessions_ended": self.endings,
-            "offences": self.hall.offences.view(),
-            "door": self.hall.counters.view(),
+            "sessions_ended": self.end_reasons,
+            "offences": self.context.offences.view(),
+            "door": self.context.counters.view(),
             "hellos_under_way": self.greeting.values().sum::<usize>(),
             "identity": self.register.view(),
         })

@@ -1,32 +1,27 @@
-//! What the mesh hears: its collaborators, its own tasks and timers.
+//! The mesh's messages: from its collaborators, its own tasks and timers.
 
 use muster_gateway::Connection;
 use muster_messages::NodeId;
 use muster_messages::protocol::{MeshMsg, Named};
-use muster_messages::wire::{Claim, StartId};
+use muster_messages::wire::{IdentityBinding, StartId};
 
 use crate::core::links::SessionNumber;
-use crate::door::DoorNews;
+use crate::endpoint::EndpointEvent;
 use crate::greeting::{Greeted, NotOpened};
 use crate::peer::PeerStarted;
 use crate::session_server::SessionEvent;
 
-/// What the mesh hears.
 pub enum Msg {
     Protocol(MeshMsg),
-    /// The members changed: look into the slot.
+    /// The members changed: read the slot.
     Members,
-    /// The replica changed.
     Replica,
     Connection(Box<Connection>),
-    Door(DoorNews),
-    /// A peer actor is there, for the first time or again.
+    Endpoint(EndpointEvent),
     PeerStarted(NodeId),
-    /// A hello ended.
     Greeted(Box<Greeted>),
-    /// A node answered a probe.
     Answered(NodeId),
-    /// A hinted address was asked who is there.
+    /// The query to a hinted address ended.
     Asked {
         addr: String,
         /// See [`Greeted::serial`].
@@ -34,13 +29,13 @@ pub enum Msg {
         result: Box<Result<NodeId, NotOpened>>,
     },
     Session(SessionEvent),
-    /// Whether this process still lives, which another manager has replaced by `because`.
-    Lives {
-        claim: Box<Claim>,
+    /// Whether this process, which another manager has replaced by `because`, is still alive.
+    ProcessChecked {
+        binding: Box<IdentityBinding>,
         because: StartId,
-        lives: bool,
+        alive: bool,
     },
-    /// It should be ready by now.
+    /// The ready deadline of a session.
     ReadyBy(SessionNumber),
     ServerEnded,
     Woke,
@@ -51,9 +46,9 @@ impl From<MeshMsg> for Msg {
         Msg::Protocol(msg)
     }
 }
-impl From<DoorNews> for Msg {
-    fn from(news: DoorNews) -> Self {
-        Msg::Door(news)
+impl From<EndpointEvent> for Msg {
+    fn from(news: EndpointEvent) -> Self {
+        Msg::Endpoint(news)
     }
 }
 impl From<PeerStarted> for Msg {
@@ -68,14 +63,14 @@ impl Named for Msg {
             Msg::Members => "members",
             Msg::Replica => "replica",
             Msg::Connection(_) => "connection",
-            Msg::Door(_) => "door",
+            Msg::Endpoint(_) => "door",
             Msg::PeerStarted(_) => "peer_started",
             Msg::Greeted(_) => "greeted",
             Msg::Answered(_) => "answered",
             Msg::Asked { .. } => "asked",
             Msg::Session(SessionEvent::Ready { .. }) => "session_ready",
             Msg::Session(SessionEvent::Ended { .. }) => "session_ended",
-            Msg::Lives { .. } => "lives",
+            Msg::ProcessChecked { .. } => "lives",
             Msg::ReadyBy(_) => "ready_by",
             Msg::ServerEnded => "server_ended",
             Msg::Woke => "woke",

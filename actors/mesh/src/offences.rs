@@ -1,6 +1,6 @@
-//! What peers did wrong: counted, logged once per peer, kind and minute, and followed by a pause before the next session.
+//! Protocol violations of peers: counted, logged once per peer, kind and minute, and followed by a pause before the next session.
 //!
-//! Why a pause: each session costs a handshake and a few lines of log. Without it an offender has thousands per second.
+//! Why a pause: each session costs a handshake and a few log lines. Without it an offender opens thousands per second.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -11,11 +11,11 @@ use serde_json::{Value, json};
 use tracing::warn;
 
 /// One line per offender, kind and minute.
-const EVERY: Duration = Duration::from_secs(60);
+const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
-/// The pause after a broken session: doubled while offences follow each other, forgotten after [`EVERY`].
+/// The pause after an offence: doubled with each further offence, reset after [`LOG_INTERVAL`] without one.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
-const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+const MAX_PAUSE: Duration = Duration::from_secs(30);
 
 #[derive(Clone, Copy, Debug)]
 struct Pause {
@@ -30,7 +30,7 @@ struct Record {
     unlogged: u64,
 }
 
-/// The record of all peers. The nodes are those whose certificates said manager, so there are few.
+/// The records of all peers. Only nodes with a manager's certificate have one, so there are few.
 #[derive(Debug, Default)]
 pub struct Offences {
     records: Mutex<BTreeMap<(NodeId, &'static str), Record>>,
@@ -38,33 +38,32 @@ pub struct Offences {
 }
 
 impl Offences {
-    /// Counts one. True when it was logged.
-    pub fn note(&self, now: Moment, node: NodeId, what: &'static str) -> bool {
+    /// Counts an offence. True if it was logged.
+    pub fn report(&self, now: Moment, node: NodeId, what: &'static str) -> bool {
         let mut records = self.records.lock().unwrap_or_else(PoisonError::into_inner);
         let record = records.entry((node, what)).or_default();
         record.count += 1;
         record.unlogged += 1;
-        let due = record.logged.is_none_or(|at| now.since(at) >= EVERY);
+        let due = record.logged.is_none_or(|at| now.since(at) >= LOG_INTERVAL);
         if due {
-            warn!(%node, offence = what, times = record.unlogged, "a manager broke the mesh protocol");
+            warn!(%node, offence = what, times = record.unlogged, "mesh protocol violation by a manager");
             record.logged = Some(now);
             record.unlogged = 0;
         }
         due
     }
-    /// Its session was ended for it: no other for a while.
+    /// Starts the pause before the node's next session.
     pub fn pause(&self, now: Moment, node: NodeId) {
         let mut pauses = self.pauses.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = pauses.get(&node).filter(|p| now.since(p.until) < EVERY);
-        let length = before.map_or(FIRST_PAUSE, |p| LONGEST_PAUSE.min(p.length * 2));
+        let before = pauses.get(&node).filter(|p| now.since(p.until) < LOG_INTERVAL);
+        let length = before.map_or(FIRST_PAUSE, |p| MAX_PAUSE.min(p.length * 2));
         pauses.insert(node, Pause { until: now + length, length });
     }
-    /// Whether it may have a session now.
+    /// Whether the node's next session must still wait.
     pub fn paused(&self, now: Moment, node: NodeId) -> bool {
         let pauses = self.pauses.lock().unwrap_or_else(PoisonError::into_inner);
         pauses.get(&node).is_some_and(|p| now < p.until)
     }
-    /// Node, kind, count.
     pub fn view(&self) -> Value {
         let records = self.records.lock().unwrap_or_else(PoisonError::into_inner);
         let row = |((node, what), r): (&(NodeId, &'static str), &Record)| json!({"node": node, "offence": what, "count": r.count});
@@ -77,16 +76,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_offender_costs_one_line_per_minute() {
+    fn offender_is_logged_once_per_minute() {
         let (offences, node) = (Offences::default(), NodeId::from_entropy(1));
         let minute = 60_000_000;
-        let lines = (0..3 * minute).step_by(10_000).filter(|t| offences.note(Moment(*t), node, "flood")).count();
+        let lines = (0..3 * minute).step_by(10_000).filter(|t| offences.report(Moment(*t), node, "flood")).count();
         assert_eq!(lines, 3);
         assert_eq!(offences.view()[0]["count"], 18_000);
     }
 
     #[test]
-    fn an_offender_has_few_sessions_a_minute_and_a_single_slip_costs_a_second() {
+    fn offender_pause_doubles_and_single_offence_costs_a_second() {
         let (offences, node) = (Offences::default(), NodeId::from_entropy(1));
         let minute = 60_000_000;
         let mut sessions = 0;

@@ -1,11 +1,11 @@
-//! Peer: everything this manager says to one other manager.
+//! Peer: everything that this manager sends to one other manager.
 //!
-//! Owns   the backlog of Raft messages, the windows of unanswered calls, the snapshot on its way.
-//! Hears  what to send; which session is up; how each call ended.     Says  calls to the peer's door; `Unreachable`,
-//!        `SnapshotSent`; answers to whoever called.
-//! Keeps  MESH-21  everything leaves as a call with a deadline, inside a small window: a peer that answers nothing
-//!                 costs bounded memory, and is noticed.
-//! Why windows apart: a snapshot must not hold up heartbeats, nor a slow API call the log.
+//! Owns        the backlog of Raft messages, the windows of unanswered calls, the snapshot being sent.
+//! Inputs      what to send; the current session; how each call ended.
+//! Outputs     calls to the peer's RPC endpoint; `Unreachable`, `SnapshotSent`; answers to callers.
+//! Invariants  MESH-21  every outgoing message is a call with a deadline, inside a small window: a peer that answers nothing
+//!                      costs bounded memory, and is detected.
+//! Why separate windows: a snapshot must not delay heartbeats, nor a slow API call the log.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use std::time::Duration;
 use muster_kernel::{Cx, Fault, Recipient, Shell};
 use muster_messages::protocol::{Named, RaftMemberMsg, Reply, SnapshotOutcome};
 use muster_messages::wire::{
-    self, CHUNK, Claim, PeerCall, PeerEnvelope, PeerMessage, PeerReply, RaftPacket, SnapshotHead,
+    self, CHUNK, IdentityBinding, PeerCall, PeerEnvelope, PeerMessage, PeerReply, RaftPacket, SnapshotHead,
 };
 use muster_messages::{ErrorBody, ErrorCode, ErrorMark, Moment, NodeId, RaftId};
 use ractor::ActorRef;
@@ -25,42 +25,41 @@ use crate::core::backlog::Backlog;
 use crate::core::filter::MAX_CALL_MS;
 use crate::core::links::SessionNumber;
 use crate::core::pace::Pace;
-use crate::door::DoorMsg;
-use crate::session::{Ending, QUEUE, Session};
+use crate::endpoint::EndpointMsg;
+use crate::session::{EndReason, MAX_QUEUED_BYTES, Session};
 
-/// Unanswered calls that carry Raft messages: with 8, batches keep a round trip busy (0.8 M items/s measured).
+/// Unanswered calls with Raft messages: 8 batches keep a round trip busy (0.8 M items/s measured).
 pub const RAFT_WINDOW: usize = 8;
-/// An answer to those says only "in the mailbox". A process that runs gives it in milliseconds.
+/// Their answers mean only "in the mailbox", which takes a running process milliseconds.
 const RAFT_DEADLINE: Duration = Duration::from_secs(5);
-/// Unanswered calls to services; more wait here, up to [`WAITING`].
+/// Unanswered calls to services; up to [`MAX_WAITING_CALLS`] more wait here.
 const CALL_WINDOW: usize = 64;
-const WAITING: usize = 256;
+const MAX_WAITING_CALLS: usize = 256;
 const PIECE_DEADLINE: Duration = Duration::from_secs(10);
-/// The raft member is told of progress this often. It gives a snapshot up after a minute without.
-const PROGRESS_EVERY: Duration = Duration::from_secs(1);
+/// How often progress is reported to the raft member, which abandons a snapshot after a minute without.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The session that is up, and the peer's door behind it.
+/// The current session, and the peer's RPC endpoint behind it.
 #[derive(Clone)]
 pub struct Link {
     pub session: Arc<Session>,
-    pub door: ActorRef<DoorMsg>,
+    pub endpoint: ActorRef<EndpointMsg>,
 }
 
-/// News of a peer actor that has just started: it has no link yet.
+/// A peer actor has just started and has no link yet.
 pub struct PeerStarted(pub NodeId);
 
-/// What a peer actor hears.
 pub enum PeerMsg {
     /// Raft messages. Without a session: dropped, `Unreachable`.
     Send(Vec<RaftPacket>),
-    /// A snapshot. One `SnapshotSent` follows, unless it is stopped. One on its way is replaced; of the same snapshot, what has
-    /// arrived counts.
+    /// A snapshot. One `SnapshotSent` follows, unless it is stopped. It replaces another one in transfer; the same one continues
+    /// from the pieces that have arrived.
     Snapshot {
         head: SnapshotHead,
         data: Arc<Vec<u8>>,
         packet: Box<RaftPacket>,
     },
-    /// The snapshot at this index is not needed any more. Repeated or late: nothing happens.
+    /// The snapshot at this index is no longer needed. Repeated or late: no effect.
     StopSnapshot {
         index: u64,
     },
@@ -69,17 +68,16 @@ pub enum PeerMsg {
         call: Box<PeerCall>,
         reply: Reply<Result<Vec<u8>, ErrorBody>>,
     },
-    /// The processes that this manager takes for its peers, all of them. Lost: the session ends.
-    Claims(Vec<Claim>),
-    /// Another session is up, or none.
+    /// All identity bindings of this manager. Lost: the session ends.
+    IdentityBindings(Vec<IdentityBinding>),
     Link(Option<Box<Link>>),
     /// A call that went through session `number` ended.
     Done {
         number: SessionNumber,
-        what: What,
+        what: CallContent,
         end: End,
     },
-    /// A call that waits may be overdue.
+    /// A waiting call may be overdue.
     Overdue,
 }
 
@@ -90,7 +88,7 @@ impl Named for PeerMsg {
             Self::Snapshot { .. } => "snapshot",
             Self::StopSnapshot { .. } => "stop_snapshot",
             Self::Call { .. } => "call",
-            Self::Claims(_) => "claims",
+            Self::IdentityBindings(_) => "claims",
             Self::Link(_) => "link",
             Self::Done { .. } => "done",
             Self::Overdue => "overdue",
@@ -98,17 +96,15 @@ impl Named for PeerMsg {
     }
 }
 
-/// What a call carried.
-pub enum What {
+pub enum CallContent {
     Raft(Vec<RaftId>),
-    Seat,
-    Claims,
-    /// Of which transfer, and when it left.
+    Membership,
+    IdentityBindings,
+    /// Its transfer, and when it was sent.
     Piece(u64, Moment),
     Call(Reply<Result<Vec<u8>, ErrorBody>>),
 }
 
-/// How a call ended.
 #[derive(Debug)]
 pub enum End {
     Answered(PeerReply),
@@ -129,30 +125,27 @@ struct Outgoing {
     data: Arc<Vec<u8>>,
     packet: Box<RaftPacket>,
     offset: usize,
-    /// The last piece has left.
     complete: bool,
-    /// Pieces without an answer.
     unanswered: usize,
-    told_progress: Moment,
+    progress_reported: Moment,
 }
 
-/// The actor.
 pub struct PeerShell {
     node: NodeId,
     raft: Recipient<RaftMemberMsg>,
     started: Recipient<PeerStarted>,
     link: Option<Link>,
-    /// The seat that the peer takes our messages to come from.
-    said: Option<RaftId>,
+    /// The member id to which the peer attributes our messages.
+    announced: Option<RaftId>,
     backlog: Backlog,
     outgoing: Option<Outgoing>,
     transfers: u64,
     pace: Pace,
     waiting: VecDeque<Waiting>,
-    /// Unanswered calls of the session that is up.
+    /// Unanswered calls of the current session.
     sent: usize,
     pieces: usize,
-    asked: usize,
+    open_calls: usize,
     answered_at: Moment,
     unanswered: u64,
     refused: u64,
@@ -166,7 +159,7 @@ impl PeerShell {
             raft,
             started,
             link: None,
-            said: None,
+            announced: None,
             backlog: Backlog::default(),
             outgoing: None,
             transfers: 0,
@@ -174,7 +167,7 @@ impl PeerShell {
             waiting: VecDeque::new(),
             sent: 0,
             pieces: 0,
-            asked: 0,
+            open_calls: 0,
             answered_at: Moment(0),
             unanswered: 0,
             refused: 0,
@@ -182,17 +175,17 @@ impl PeerShell {
         }
     }
 
-    fn unreachable(&mut self, seats: Vec<RaftId>) {
-        for to in seats {
+    fn unreachable(&mut self, member_ids: Vec<RaftId>) {
+        for to in member_ids {
             self.unreachable += 1;
-            // Lost when the raft member's mailbox is full: it will hear of the next one.
+            // Lost when the raft member's mailbox is full: the next one is reported again.
             let _full = self.raft.tell(RaftMemberMsg::Unreachable { to });
         }
     }
 
     fn snapshot_ended(&mut self, outcome: SnapshotOutcome) {
         if let Some(outgoing) = self.outgoing.take() {
-            // Lost when its mailbox is full: it gives the snapshot up by itself.
+            // Lost when its mailbox is full: it abandons the snapshot by its own timeout.
             let (to, index) = (outgoing.packet.to, outgoing.head.index);
             let _full = self.raft.tell(RaftMemberMsg::SnapshotSent { to, index, outcome });
         }
@@ -200,7 +193,7 @@ impl PeerShell {
 
     fn begin_snapshot(&mut self, now: Moment, head: SnapshotHead, data: Arc<Vec<u8>>, packet: Box<RaftPacket>) {
         if self.link.is_none() {
-            let outcome = SnapshotOutcome::Lost("there is no session with the node".to_owned());
+            let outcome = SnapshotOutcome::Lost("no session with the node".to_owned());
             let _full = self.raft.tell(RaftMemberMsg::SnapshotSent { to: packet.to, index: head.index, outcome });
             return;
         }
@@ -209,7 +202,7 @@ impl PeerShell {
             return;
         }
         if self.outgoing.as_ref().is_some_and(|o| o.head.index != head.index) {
-            self.snapshot_ended(SnapshotOutcome::Lost("a newer snapshot took its place".to_owned()));
+            self.snapshot_ended(SnapshotOutcome::Lost("a newer snapshot replaced it".to_owned()));
         }
         self.transfers += 1;
         self.outgoing = Some(Outgoing {
@@ -220,11 +213,10 @@ impl PeerShell {
             offset: 0,
             complete: false,
             unanswered: 0,
-            told_progress: now,
+            progress_reported: now,
         });
     }
 
-    /// A piece was answered, or was not.
     fn piece_done(&mut self, now: Moment, (number, sent): (u64, Moment), end: &End) {
         let Some(outgoing) = self.outgoing.as_mut().filter(|o| o.number == number) else { return };
         outgoing.unanswered -= 1;
@@ -233,8 +225,8 @@ impl PeerShell {
                 self.pace.answered(now.since(sent));
                 if outgoing.complete && outgoing.unanswered == 0 {
                     self.snapshot_ended(SnapshotOutcome::Delivered);
-                } else if now.since(outgoing.told_progress) >= PROGRESS_EVERY {
-                    outgoing.told_progress = now;
+                } else if now.since(outgoing.progress_reported) >= PROGRESS_INTERVAL {
+                    outgoing.progress_reported = now;
                     let (to, index) = (outgoing.packet.to, outgoing.head.index);
                     let _full = self.raft.tell(RaftMemberMsg::SnapshotProgress { to, index });
                 }
@@ -255,16 +247,16 @@ impl PeerShell {
     fn relink(&mut self, cx: &Cx<PeerMsg>, link: Option<Link>) {
         let number = |link: &Option<Link>| link.as_ref().map(|l| l.session.number);
         if link.is_some() && number(&link) == number(&self.link) {
-            // Told again of the session it has: what is on its way in it still counts.
+            // The same session again: its calls still count.
             self.link = link;
             return;
         }
-        // Calls on their way belong to the old session; their ends are told from the new one's by the number.
-        (self.sent, self.pieces, self.asked) = (0, 0, 0);
+        // Open calls belong to the old session; the session number tells their ends from those of the new one.
+        (self.sent, self.pieces, self.open_calls) = (0, 0, 0);
         self.answered_at = cx.now();
         self.pace = Pace::default();
         self.snapshot_ended(SnapshotOutcome::Lost("the session ended".to_owned()));
-        self.said = link.as_ref().and_then(|l| l.session.own_seat);
+        self.announced = link.as_ref().and_then(|l| l.session.own_member);
         self.link = link;
         if self.link.is_none() {
             let lost = self.backlog.clear();
@@ -278,27 +270,28 @@ impl PeerShell {
     /// Sends what the windows allow.
     fn pump(&mut self, cx: &Cx<PeerMsg>) {
         let Some(link) = self.link.clone() else { return };
-        while self.sent < RAFT_WINDOW && !self.backlog.is_empty() && link.session.meter.queued() < QUEUE / 2 {
+        while self.sent < RAFT_WINDOW && !self.backlog.is_empty() && link.session.meter.queued() < MAX_QUEUED_BYTES / 2
+        {
             let batch = self.backlog.batch();
-            let mut seats: Vec<RaftId> = batch.iter().map(|p| p.to).collect();
-            seats.dedup();
-            self.say_seat(cx, &link, batch.last().map(|p| p.from));
-            match send(cx, &link, PeerMessage::Raft(batch), RAFT_DEADLINE, What::Raft(seats)) {
+            let mut member_ids: Vec<RaftId> = batch.iter().map(|p| p.to).collect();
+            member_ids.dedup();
+            self.announce_member_id(cx, &link, batch.last().map(|p| p.from));
+            match send(cx, &link, PeerMessage::Raft(batch), RAFT_DEADLINE, CallContent::Raft(member_ids)) {
                 Ok(()) => self.sent += 1,
-                Err(What::Raft(seats)) => self.unreachable(seats),
+                Err(CallContent::Raft(member_ids)) => self.unreachable(member_ids),
                 Err(_) => {}
             }
         }
         self.pump_pieces(cx, &link);
-        while self.asked < CALL_WINDOW
-            && link.session.meter.queued() < QUEUE / 2
+        while self.open_calls < CALL_WINDOW
+            && link.session.meter.queued() < MAX_QUEUED_BYTES / 2
             && let Some(next) = self.waiting.pop_front()
         {
             let left = next.until.since(cx.now());
-            match send(cx, &link, PeerMessage::Call(*next.call), left, What::Call(next.reply)) {
-                Ok(()) => self.asked += 1,
-                Err(What::Call(reply)) => {
-                    let text = "the call is larger than a message between managers may be, or the session just ended";
+            match send(cx, &link, PeerMessage::Call(*next.call), left, CallContent::Call(next.reply)) {
+                Ok(()) => self.open_calls += 1,
+                Err(CallContent::Call(reply)) => {
+                    let text = "the call exceeds the size limit between managers, or the session just ended";
                     let _gone = reply.send(Err(ErrorBody::new(ErrorCode::Unreachable, text)));
                 }
                 Err(_) => {}
@@ -306,20 +299,20 @@ impl PeerShell {
         }
     }
 
-    /// The first message from a new seat is preceded by the news of it: a session that began before this manager had
-    /// that seat need not be opened anew.
-    fn say_seat(&mut self, cx: &Cx<PeerMsg>, link: &Link, seat: Option<RaftId>) {
-        if let Some(seat) = seat.filter(|s| self.said != Some(*s)) {
-            self.said = Some(seat);
-            if send(cx, link, PeerMessage::Seat(seat), RAFT_DEADLINE, What::Seat).is_err() {
-                link.session.end(Ending::Closed);
+    /// The first message from a new member id is preceded by its announcement: a session that is older than the member id
+    /// need not be reopened.
+    fn announce_member_id(&mut self, cx: &Cx<PeerMsg>, link: &Link, member_id: Option<RaftId>) {
+        if let Some(member_id) = member_id.filter(|s| self.announced != Some(*s)) {
+            self.announced = Some(member_id);
+            if send(cx, link, PeerMessage::Membership(member_id), RAFT_DEADLINE, CallContent::Membership).is_err() {
+                link.session.end(EndReason::Closed);
             }
         }
     }
 
     fn pump_pieces(&mut self, cx: &Cx<PeerMsg>, link: &Link) {
         while self.pieces < self.pace.window()
-            && link.session.meter.queued() < QUEUE / 2
+            && link.session.meter.queued() < MAX_QUEUED_BYTES / 2
             && let Some(outgoing) = self.outgoing.as_mut().filter(|o| !o.complete)
         {
             let end = outgoing.data.len().min(outgoing.offset + CHUNK);
@@ -334,15 +327,15 @@ impl PeerShell {
             outgoing.offset = end;
             outgoing.unanswered += 1;
             let (from, number) = (outgoing.packet.from, outgoing.number);
-            self.say_seat(cx, link, Some(from));
-            match send(cx, link, piece, PIECE_DEADLINE, What::Piece(number, cx.now())) {
+            self.announce_member_id(cx, link, Some(from));
+            match send(cx, link, piece, PIECE_DEADLINE, CallContent::Piece(number, cx.now())) {
                 Ok(()) => self.pieces += 1,
                 Err(_) => self.snapshot_ended(SnapshotOutcome::Lost("the session ended".to_owned())),
             }
         }
     }
 
-    fn done(&mut self, cx: &Cx<PeerMsg>, number: SessionNumber, what: What, end: End) {
+    fn done(&mut self, cx: &Cx<PeerMsg>, number: SessionNumber, what: CallContent, end: End) {
         let current = self.link.as_ref().is_some_and(|l| l.session.number == number);
         match &end {
             End::Answered(_) if current => self.answered_at = cx.now(),
@@ -353,51 +346,51 @@ impl PeerShell {
         self.refused += u64::from(refused);
         let taken = matches!(end, End::Answered(PeerReply::Taken));
         match what {
-            What::Raft(seats) => {
+            CallContent::Raft(member_ids) => {
                 self.sent -= usize::from(current);
                 if !taken {
-                    self.unreachable(seats);
+                    self.unreachable(member_ids);
                 }
             }
-            // Not believed, or lost: everything that follows would be dropped.
-            What::Seat if current && !taken => {
+            // Rejected or lost: all further messages would be dropped.
+            CallContent::Membership if current && !taken => {
                 if let Some(link) = &self.link {
-                    link.session.end(Ending::Unseated);
+                    link.session.end(EndReason::MemberIdRejected);
                 }
             }
-            // The peer might hear a process that this manager does not: the next session begins with the claims.
-            What::Claims if current && !taken => {
+            // The peer may accept a process that this manager does not: the next session begins with the bindings.
+            CallContent::IdentityBindings if current && !taken => {
                 if let Some(link) = &self.link {
-                    link.session.end(Ending::Unanswered);
+                    link.session.end(EndReason::Unanswered);
                 }
             }
-            What::Seat | What::Claims => {}
-            What::Piece(transfer, sent) => {
+            CallContent::Membership | CallContent::IdentityBindings => {}
+            CallContent::Piece(transfer, sent) => {
                 self.pieces -= usize::from(current);
                 if current {
                     self.piece_done(cx.now(), (transfer, sent), &end);
                 }
             }
-            What::Call(reply) => {
-                self.asked -= usize::from(current);
+            CallContent::Call(reply) => {
+                self.open_calls -= usize::from(current);
                 let _gone = reply.send(result_of(self.node, end));
             }
         }
     }
 
-    /// Nothing was answered while a Raft call or a piece waited out its deadline: the peer takes nothing more. (A call
-    /// to a service may rightly take long.)
-    fn overdue(&mut self, cx: &Cx<PeerMsg>, what: &What) {
+    /// If the peer answered nothing until the deadline of a Raft call or a piece, it is stuck. (A call to a service may
+    /// legitimately take long.)
+    fn overdue(&mut self, cx: &Cx<PeerMsg>, what: &CallContent) {
         let limit = match what {
-            What::Raft(_) | What::Seat | What::Claims => RAFT_DEADLINE,
-            What::Piece(..) => PIECE_DEADLINE,
-            What::Call(_) => return,
+            CallContent::Raft(_) | CallContent::Membership | CallContent::IdentityBindings => RAFT_DEADLINE,
+            CallContent::Piece(..) => PIECE_DEADLINE,
+            CallContent::Call(_) => return,
         };
         self.unanswered += 1;
         if cx.now().since(self.answered_at) >= limit
             && let Some(link) = &self.link
         {
-            link.session.end(Ending::Unanswered);
+            link.session.end(EndReason::Unanswered);
         }
     }
 
@@ -410,8 +403,8 @@ impl PeerShell {
     ) {
         let refusal = if self.link.is_none() {
             Some(no_session(self.node))
-        } else if self.waiting.len() >= WAITING {
-            let text = "too many calls to this manager are waiting; retry";
+        } else if self.waiting.len() >= MAX_WAITING_CALLS {
+            let text = "too many calls to this manager are waiting; retry later";
             Some(ErrorBody::new(ErrorCode::TooManyRequests, text).retry_after(Duration::from_millis(200)))
         } else {
             None
@@ -421,7 +414,7 @@ impl PeerShell {
             return;
         }
         let deadline = deadline.min(Duration::from_millis(MAX_CALL_MS));
-        if self.asked >= CALL_WINDOW {
+        if self.open_calls >= CALL_WINDOW {
             cx.after(deadline, PeerMsg::Overdue);
         }
         self.waiting.push_back(Waiting { until: cx.now() + deadline, call, reply });
@@ -432,7 +425,7 @@ impl PeerShell {
         self.waiting = waiting;
         let late: VecDeque<Waiting> = late;
         for waiting in late {
-            let text = "too many calls to this manager were waiting before this one";
+            let text = "the call timed out behind other calls to this manager";
             let _gone = waiting.reply.send(Err(ErrorBody::new(ErrorCode::TimedOut, text)));
         }
     }
@@ -450,9 +443,9 @@ impl Shell for PeerShell {
     async fn handle(&mut self, cx: &Cx<PeerMsg>, msg: PeerMsg) -> Result<(), Fault> {
         match msg {
             PeerMsg::Send(packets) if self.link.is_none() => {
-                let mut seats: Vec<RaftId> = packets.iter().map(|p| p.to).collect();
-                seats.dedup();
-                self.unreachable(seats);
+                let mut member_ids: Vec<RaftId> = packets.iter().map(|p| p.to).collect();
+                member_ids.dedup();
+                self.unreachable(member_ids);
             }
             PeerMsg::Send(packets) => {
                 let lost = self.backlog.push(packets);
@@ -462,11 +455,18 @@ impl Shell for PeerShell {
             PeerMsg::StopSnapshot { index } => {
                 self.outgoing.take_if(|o| o.head.index == index);
             }
-            PeerMsg::Claims(claims) => {
+            PeerMsg::IdentityBindings(bindings) => {
                 if let Some(link) = &self.link
-                    && send(cx, link, PeerMessage::Claims(claims), RAFT_DEADLINE, What::Claims).is_err()
+                    && send(
+                        cx,
+                        link,
+                        PeerMessage::IdentityBindings(bindings),
+                        RAFT_DEADLINE,
+                        CallContent::IdentityBindings,
+                    )
+                    .is_err()
                 {
-                    link.session.end(Ending::Closed);
+                    link.session.end(EndReason::Closed);
                 }
             }
             PeerMsg::Call { deadline, call, reply } => self.ask(cx, deadline, call, reply),
@@ -486,7 +486,7 @@ impl Shell for PeerShell {
             "backlog_bytes": self.backlog.bytes(),
             "window": {
                 "raft": [self.sent, RAFT_WINDOW],
-                "calls": [self.asked, CALL_WINDOW],
+                "calls": [self.open_calls, CALL_WINDOW],
                 "pieces": [self.pieces, self.pace.window()],
             },
             "calls_waiting": self.waiting.len(),
@@ -501,15 +501,21 @@ impl Shell for PeerShell {
     }
 }
 
-/// Sends one call. It leaves before this returns, so calls keep their order; its end comes as `Done`.
-fn send(cx: &Cx<PeerMsg>, link: &Link, message: PeerMessage, deadline: Duration, what: What) -> Result<(), What> {
+/// Sends one call. It is sent before this returns, so calls keep their order; its end is reported as `Done`.
+fn send(
+    cx: &Cx<PeerMsg>,
+    link: &Link,
+    message: PeerMessage,
+    deadline: Duration,
+    what: CallContent,
+) -> Result<(), CallContent> {
     let session = &link.session;
     let Ok(bytes) = wire::encode(&PeerEnvelope { tag: session.peer_tag, message }) else {
         return Err(what);
     };
     let (tx, answer) = oneshot::channel();
     session.meter.call_leaves(bytes.len());
-    if link.door.cast(DoorMsg::Call(bytes, (tx, deadline).into())).is_err() {
+    if link.endpoint.cast(EndpointMsg::Call(bytes, (tx, deadline).into())).is_err() {
         return Err(what);
     }
     let (me, number) = (cx.me().clone(), session.number);
@@ -532,10 +538,10 @@ fn result_of(node: NodeId, end: End) -> Result<Vec<u8>, ErrorBody> {
             Err(ErrorBody::new(ErrorCode::Unreachable, text).retry_after(Duration::from_millis(200)))
         }
         End::Answered(PeerReply::Taken) => {
-            Err(ErrorBody::new(ErrorCode::Internal, format!("manager {node} took the call without an answer")))
+            Err(ErrorBody::new(ErrorCode::Internal, format!("manager {node} acknowledged the call without an answer")))
         }
-        End::TimedOut => Err(ErrorBody::new(ErrorCode::TimedOut, format!("no answer from manager {node} in time"))),
-        // It was on its way: unlike a call without a session, it may have been carried out.
+        End::TimedOut => Err(ErrorBody::new(ErrorCode::TimedOut, format!("manager {node} did not answer in time"))),
+        // It was sent: unlike a call without a session, it may have been executed.
         End::Failed => {
             let text = format!("the session with manager {node} ended before it answered");
             Err(ErrorBody::new(ErrorCode::Unreachable, text).retry_after(Duration::from_millis(200)))
@@ -543,7 +549,7 @@ fn result_of(node: NodeId, end: End) -> Result<Vec<u8>, ErrorBody> {
     }
 }
 
-/// The answer when there is no session with a node.
+/// The answer without a session with a node.
 pub fn no_session(node: NodeId) -> ErrorBody {
     ErrorBody::new(ErrorCode::Unreachable, format!("no session with manager {node}"))
         .marked(ErrorMark::NotSent)

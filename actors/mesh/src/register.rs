@@ -1,7 +1,8 @@
-//! The register: asks the claims about whoever says hello, and old processes whether they still live.
+//! The register: checks each hello against the identity bindings, and whether an old process is still alive.
 //!
-//! Owns   the claims, which survive the mesh's restarts; who was turned away, for the log and the view.
-//! Says   `Refusal`s that name both processes; one line in the log for each that is turned away.
+//! Owns        the identity bindings, which survive the mesh's restarts; the rejected processes, for the log and the view.
+//! Inputs      hellos; the bindings of other managers; answers of old processes.
+//! Outputs     `Refusal`s that name both processes; one log line for each rejected process.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,146 +10,148 @@ use std::time::Duration;
 
 use muster_gateway::Framed;
 use muster_kernel::Clock;
-use muster_messages::wire::{Claim, MeshHello, Refusal, StartId, Starts};
+use muster_messages::wire::{IdentityBinding, MeshHello, Refusal, StartId, Starts};
 use muster_messages::{Moment, NodeId, RaftId, RefusalReason};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use crate::core::claims::{Claims, Judged, Newcomer, Reaction};
+use crate::core::bindings::{IdentityBindings, Newcomer, NewcomerDecision, Reaction};
 use crate::core::hello::Own;
 use crate::dial::Dial;
 use crate::greeting::current;
 use crate::session::Sessions;
 
-/// How long an old process has to answer where it wants to be dialled, and as long again to say something in its session. Both
-/// fit into the time of a hello (5 s); a handshake takes a hundredth of it.
-const ASK: Duration = Duration::from_secs(2);
-/// Somebody who was turned away this long ago and did not come back is shown no more.
-const QUIET: Duration = Duration::from_secs(120);
+/// How long an old process has to answer at its address, and again to send something in its session. Both fit into the hello
+/// deadline (5 s); a handshake takes a hundredth of it.
+const LIVENESS_TIMEOUT: Duration = Duration::from_secs(2);
+/// A rejected process that has not come back for this long is no longer shown.
+const REJECTION_RETENTION: Duration = Duration::from_secs(120);
 
-/// What survives the mesh's restarts.
+/// The state that survives the mesh's restarts.
 #[derive(Clone, Debug)]
-pub struct Book(Arc<Mutex<Pages>>);
+pub struct BindingStore(Arc<Mutex<StoredBindings>>);
 
 #[derive(Debug)]
-struct Pages {
-    claims: Claims,
-    /// The newest of each node.
-    turned: BTreeMap<NodeId, Turned>,
+struct StoredBindings {
+    bindings: IdentityBindings,
+    /// The latest one of each node.
+    rejected: BTreeMap<NodeId, Rejected>,
     refused: u64,
 }
 
 #[derive(Clone, Debug)]
-struct Turned {
+struct Rejected {
     newcomer: Newcomer,
-    claim: Claim,
+    binding: IdentityBinding,
     since: muster_messages::WallTime,
     last: Moment,
 }
 
-impl Book {
+impl BindingStore {
     pub fn new(me: NodeId) -> Self {
-        Self(Arc::new(Mutex::new(Pages { claims: Claims::new(me), turned: BTreeMap::new(), refused: 0 })))
+        Self(Arc::new(Mutex::new(StoredBindings {
+            bindings: IdentityBindings::new(me),
+            rejected: BTreeMap::new(),
+            refused: 0,
+        })))
     }
-    fn lock(&self) -> MutexGuard<'_, Pages> {
+    fn lock(&self) -> MutexGuard<'_, StoredBindings> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// See the module.
 #[derive(Clone)]
 pub struct Register {
-    /// This process.
     pub starts: Starts,
     pub advertise: String,
-    book: Book,
+    binding_store: BindingStore,
     sessions: Sessions,
     dialer: Arc<dyn Dial>,
-    said: watch::Receiver<Option<Own>>,
+    own_hello: watch::Receiver<Option<Own>>,
 }
 
 impl Register {
     pub fn new(
         (starts, advertise): (Starts, String),
-        book: Book,
+        binding_store: BindingStore,
         sessions: Sessions,
         dialer: Arc<dyn Dial>,
-        said: watch::Receiver<Option<Own>>,
+        own_hello: watch::Receiver<Option<Own>>,
     ) -> Self {
-        Self { starts, advertise, book, sessions, dialer, said }
+        Self { starts, advertise, binding_store, sessions, dialer, own_hello }
     }
 
-    /// What this process says of itself.
+    /// Adds this process's identity to a hello.
     pub fn sign(&self, hello: MeshHello) -> MeshHello {
         MeshHello { starts: self.starts.clone(), advertise: self.advertise.clone(), ..hello }
     }
 
-    /// Whether a newcomer is heard; who was asked before and did not answer.
-    pub async fn judge(&self, newcomer: &Newcomer) -> Result<Option<StartId>, Refusal> {
-        let judged = self.book.lock().claims.judge(newcomer, |start| self.is_open(start));
-        match judged {
-            Judged::Take => Ok(None),
-            Judged::Refuse(claim) => Err(self.turn_away(newcomer, *claim, false)),
-            Judged::Ask(claim) if self.lives(&claim).await => Err(self.turn_away(newcomer, *claim, true)),
-            Judged::Ask(claim) => Ok(claim.starts.this()),
+    /// Whether a process is accepted; the process that was queried before and did not answer.
+    pub async fn decide(&self, newcomer: &Newcomer) -> Result<Option<StartId>, Refusal> {
+        let decided = self.binding_store.lock().bindings.decide(newcomer, |start| self.is_open(start));
+        match decided {
+            NewcomerDecision::Accept => Ok(None),
+            NewcomerDecision::Refuse(binding) => Err(self.reject(newcomer, *binding, false)),
+            NewcomerDecision::Ask(binding) if self.alive(&binding).await => Err(self.reject(newcomer, *binding, true)),
+            NewcomerDecision::Ask(binding) => Ok(binding.starts.this()),
         }
     }
 
-    /// The hello is over, and this one is heard from now on. `None`: another one was taken meanwhile. Otherwise whether
-    /// that is news for the other managers.
+    /// Accepts the process after its hello. `None`: another one was accepted meanwhile. Otherwise whether the other managers
+    /// must be informed.
     pub fn take(&self, newcomer: Newcomer, asked: Option<StartId>) -> Option<bool> {
-        let mut pages = self.book.lock();
-        let still = match pages.claims.judge(&newcomer, |start| self.is_open(start)) {
-            Judged::Take => true,
-            Judged::Ask(claim) => asked.is_some() && claim.starts.this() == asked,
-            Judged::Refuse(_) => false,
+        let mut stored = self.binding_store.lock();
+        let still = match stored.bindings.decide(&newcomer, |start| self.is_open(start)) {
+            NewcomerDecision::Accept => true,
+            NewcomerDecision::Ask(binding) => asked.is_some() && binding.starts.this() == asked,
+            NewcomerDecision::Refuse(_) => false,
         };
-        still.then(|| pages.claims.take(Clock.wall(), newcomer))
+        still.then(|| stored.bindings.take(Clock.wall(), newcomer))
     }
 
-    pub fn seated(&self, node: NodeId, start: StartId, seat: RaftId) -> bool {
-        self.book.lock().claims.seated(node, start, seat)
+    pub fn member_id_announced(&self, node: NodeId, start: StartId, member_id: RaftId) -> bool {
+        self.binding_store.lock().bindings.member_id_announced(node, start, member_id)
     }
-    pub fn all(&self) -> Vec<Claim> {
-        self.book.lock().claims.all()
+    pub fn all(&self) -> Vec<IdentityBinding> {
+        self.binding_store.lock().bindings.all()
     }
-    pub fn told(&self, by: NodeId, claims: Vec<Claim>) -> Vec<Reaction> {
-        self.book.lock().claims.told(by, claims)
+    pub fn reported(&self, by: NodeId, bindings: Vec<IdentityBinding>) -> Vec<Reaction> {
+        self.binding_store.lock().bindings.reported(by, bindings)
     }
-    pub fn asked(&self, claim: &Claim, because: StartId, lives: bool) -> (bool, Option<StartId>) {
-        let Some(start) = claim.starts.this() else { return (false, None) };
-        self.book.lock().claims.asked(claim.node, start, because, lives)
+    pub fn asked(&self, binding: &IdentityBinding, because: StartId, alive: bool) -> (bool, Option<StartId>) {
+        let Some(start) = binding.starts.this() else { return (false, None) };
+        self.binding_store.lock().bindings.asked(binding.node, start, because, alive)
     }
     pub fn forget(&self, node: NodeId) {
-        let mut pages = self.book.lock();
-        pages.claims.forget(node);
-        pages.turned.remove(&node);
+        let mut stored = self.binding_store.lock();
+        stored.bindings.forget(node);
+        stored.rejected.remove(&node);
     }
 
-    /// Whether this process answers where it wants to be dialled, or speaks in a session that it has here.
-    pub async fn lives(&self, claim: &Claim) -> bool {
-        let Some(start) = claim.starts.this() else { return false };
-        let before = self.heard(start);
-        if timeout(ASK, self.who(&claim.addr, claim.node)).await == Ok(Some(start)) {
+    /// Whether this process answers at its address, or sends something in its session with this manager.
+    pub async fn alive(&self, binding: &IdentityBinding) -> bool {
+        let Some(start) = binding.starts.this() else { return false };
+        let before = self.bytes_read(start);
+        if timeout(LIVENESS_TIMEOUT, self.who(&binding.addr, binding.node)).await == Ok(Some(start)) {
             return true;
         }
-        let speaks = async {
+        let sends_data = async {
             while self.is_open(start) {
-                if self.heard(start) > before {
+                if self.bytes_read(start) > before {
                     return true;
                 }
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
             false
         };
-        timeout(ASK, speaks).await.unwrap_or(false)
+        timeout(LIVENESS_TIMEOUT, sends_data).await.unwrap_or(false)
     }
 
-    /// Which process answers there as this node.
+    /// The process that answers at `addr` as this node.
     async fn who(&self, addr: &str, node: NodeId) -> Option<StartId> {
         let dialed = self.dialer.dial(addr, Some(node)).await.ok()?;
-        let own = current(self.said.clone()).await.ok()?;
+        let own = current(self.own_hello.clone()).await.ok()?;
         let mut stream = Framed::new(dialed.stream);
         stream.send(&self.sign(own.hello(rand::random(), true))).await.ok()?;
         let theirs: MeshHello = stream.recv().await.ok()??;
@@ -158,45 +161,45 @@ impl Register {
     fn is_open(&self, start: StartId) -> bool {
         self.sessions.all().iter().any(|session| session.start == start && !session.ended().is_cancelled())
     }
-    fn heard(&self, start: StartId) -> u64 {
+    fn bytes_read(&self, start: StartId) -> u64 {
         self.sessions.all().iter().filter(|s| s.start == start).map(|s| s.meter.read()).sum()
     }
 
-    fn turn_away(&self, newcomer: &Newcomer, claim: Claim, lives: bool) -> Refusal {
-        let message = refusal_text(newcomer, &claim, lives);
+    fn reject(&self, newcomer: &Newcomer, binding: IdentityBinding, alive: bool) -> Refusal {
+        let message = refusal_text(newcomer, &binding, alive);
         let now = Clock.now();
-        let mut pages = self.book.lock();
-        pages.refused += 1;
-        let fresh = |t: &&Turned| t.newcomer.starts == newcomer.starts && now.since(t.last) < QUIET;
-        let since = pages.turned.get(&newcomer.node).filter(fresh).map(|t| t.since);
+        let mut stored = self.binding_store.lock();
+        stored.refused += 1;
+        let fresh = |t: &&Rejected| t.newcomer.starts == newcomer.starts && now.since(t.last) < REJECTION_RETENTION;
+        let since = stored.rejected.get(&newcomer.node).filter(fresh).map(|t| t.since);
         if since.is_none() {
-            tracing::warn!(node = %newcomer.node, why = message, "a second process of this manager is not heard");
+            tracing::warn!(node = %newcomer.node, why = message, "second process of a manager rejected");
         }
         let since = since.unwrap_or_else(|| Clock.wall());
-        pages.turned.insert(newcomer.node, Turned { newcomer: newcomer.clone(), claim, since, last: now });
+        stored.rejected.insert(newcomer.node, Rejected { newcomer: newcomer.clone(), binding, since, last: now });
         Refusal { reason: RefusalReason::Duplicate, message, managers: Vec::new(), retry_after_ms: Some(1000) }
     }
 
     pub fn view(&self) -> Value {
-        let (pages, now) = (self.book.lock(), Clock.now());
-        let claims: Vec<Value> = pages.claims.all().iter().map(claim_view).collect();
-        let turned = pages.turned.values().filter(|t| now.since(t.last) < QUIET);
-        let turned: Vec<Value> = turned
+        let (stored, now) = (self.binding_store.lock(), Clock.now());
+        let bindings: Vec<Value> = stored.bindings.all().iter().map(binding_view).collect();
+        let rejected = stored.rejected.values().filter(|t| now.since(t.last) < REJECTION_RETENTION);
+        let rejected: Vec<Value> = rejected
             .map(|t| {
                 json!({
-                    "node": t.newcomer.node, "since": t.since, "heard": claim_view(&t.claim),
+                    "node": t.newcomer.node, "since": t.since, "heard": binding_view(&t.binding),
                     "refused": {"addr": t.newcomer.addr, "remote": t.newcomer.remote, "process": process(&t.newcomer.starts)},
                 })
             })
             .collect();
-        json!({"processes": claims, "duplicates": turned, "duplicates_refused": pages.refused})
+        json!({"processes": bindings, "duplicates": rejected, "duplicates_refused": stored.refused})
     }
 }
 
-fn claim_view(claim: &Claim) -> Value {
+fn binding_view(binding: &IdentityBinding) -> Value {
     json!({
-        "node": claim.node, "addr": claim.addr, "remote": claim.remote, "seat": claim.seat, "since": claim.since,
-        "process": process(&claim.starts),
+        "node": binding.node, "addr": binding.addr, "remote": binding.remote, "seat": binding.member_id, "since": binding.since,
+        "process": process(&binding.starts),
     })
 }
 
@@ -204,19 +207,19 @@ fn process(starts: &Starts) -> Option<String> {
     starts.this().map(|start| format!("{:016x}", start.nonce))
 }
 
-fn refusal_text(newcomer: &Newcomer, claim: &Claim, lives: bool) -> String {
+fn refusal_text(newcomer: &Newcomer, binding: &IdentityBinding, alive: bool) -> String {
     let Newcomer { node, addr, remote, .. } = newcomer;
-    let there = format!("{} (connected from {})", claim.addr, claim.remote);
-    if lives {
+    let there = format!("{} (connected from {})", binding.addr, binding.remote);
+    if alive {
         format!(
-            "node {node} runs at {there}, and answers: the process at {addr} (connected from {remote}) has a copy of its data \
-             directory and is not heard; stop it, empty that directory, and join it as a node of its own"
+            "node {node} runs at {there}, and answers: the process at {addr} (connected from {remote}) runs on a copy of its data \
+             directory and is rejected; stop it, empty that directory, and join it as a new node"
         )
     } else {
         format!(
             "the data directory at {addr} (connected from {remote}) is a copy of an older state of node {node}, which has run at \
-             {there} since: what it promised there is missing here, so it is not heard; stop it, or, if the other is gone for \
-             good, stop it, delete `raft` in its directory and start it again: it then asks for a new seat"
+             {there} since: the copy lacks its later Raft promises, so it is rejected; stop it, or, if the other is permanently \
+             gone, stop it, delete `raft` in its directory and start it again: it then requests a new member id"
         )
     }
 }

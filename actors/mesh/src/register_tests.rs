@@ -1,4 +1,4 @@
-//! The register, among processes that answer, are frozen or gone.
+//! The register with processes that answer, are frozen, or are gone.
 
 use muster_messages::{CertIdentity, ClusterId, Incarnation, RaftId, Role, Subject, WallTime};
 use tokio::io::duplex;
@@ -6,33 +6,33 @@ use tokio::io::duplex;
 use super::*;
 use crate::dial::{DialFailure, DialedPeer, Dialing};
 
-/// Who is where the old process was.
+/// What runs at the address of the old process.
 #[derive(Clone)]
-enum There {
-    Nobody,
+enum OldProcess {
+    Gone,
     Frozen,
     Runs(Starts),
 }
 
-struct Network(There);
+struct Network(OldProcess);
 
 impl Dial for Network {
     fn dial<'a>(&'a self, _addr: &'a str, expect: Option<NodeId>) -> Dialing<'a> {
-        let (there, node) = (self.0.clone(), expect.expect("the register asks for somebody"));
+        let (there, node) = (self.0.clone(), expect.expect("the register names a node"));
         Box::pin(async move {
             let starts = match there {
-                There::Nobody => {
-                    return Err(DialFailure { text: "nobody".to_owned(), refused_at_once: true, refusal: None });
+                OldProcess::Gone => {
+                    return Err(DialFailure { text: "no listener".to_owned(), refused_at_once: true, refusal: None });
                 }
-                There::Frozen => return std::future::pending().await,
-                There::Runs(starts) => starts,
+                OldProcess::Frozen => return std::future::pending().await,
+                OldProcess::Runs(starts) => starts,
             };
             let (near, far) = duplex(4096);
             tokio::spawn(async move {
                 let mut far = Framed::new(far);
                 let asked: Option<MeshHello> = far.recv().await.unwrap();
                 let asked = asked.unwrap();
-                assert!(asked.probe, "no session is meant");
+                assert!(asked.probe, "no session is opened");
                 far.send(&MeshHello { node, starts, ..asked }).await.unwrap();
             });
             let identity = CertIdentity {
@@ -53,37 +53,37 @@ fn node(n: u128) -> NodeId {
     NodeId::from_entropy(n)
 }
 
-fn register(there: There) -> Register {
+fn register(there: OldProcess) -> Register {
     let own = Own {
         node: node(1),
         cluster: ClusterId::from_entropy(1),
         incarnation: Incarnation(1),
-        seat: Some(RaftId(1)),
+        member_id: Some(RaftId(1)),
         door_pid: 1,
     };
-    let said = watch::Sender::new(Some(own)).subscribe();
+    let own_hello = watch::Sender::new(Some(own)).subscribe();
     let this = (Starts::first(1), "10.0.0.1:4400".to_owned());
-    Register::new(this, Book::new(node(1)), Sessions::default(), Arc::new(Network(there)), said)
+    Register::new(this, BindingStore::new(node(1)), Sessions::default(), Arc::new(Network(there)), own_hello)
 }
 
 fn original() -> Newcomer {
     let (addr, remote) = ("10.0.0.9:4400".to_owned(), "10.0.0.9:5".to_owned());
-    Newcomer { node: node(9), starts: Starts::first(7), seat: Some(RaftId(3)), addr, remote }
+    Newcomer { node: node(9), starts: Starts::first(7), member_id: Some(RaftId(3)), addr, remote }
 }
 
-/// On a copy of the original's directory, which was in use.
-fn copy() -> Newcomer {
+/// A process on a copy of the original's directory, made while that was in use.
+fn duplicate() -> Newcomer {
     let addr = "10.0.0.10:4400".to_owned();
     Newcomer { starts: original().starts.next(8), addr, remote: "10.0.0.10:5".to_owned(), ..original() }
 }
 
 #[tokio::test(start_paused = true)]
-async fn as_long_as_the_old_process_answers_the_new_one_is_refused_with_both_addresses() {
-    let register = register(There::Runs(original().starts));
-    assert_eq!(register.judge(&original()).await, Ok(None));
+async fn second_process_is_refused_while_first_answers() {
+    let register = register(OldProcess::Runs(original().starts));
+    assert_eq!(register.decide(&original()).await, Ok(None));
     assert_eq!(register.take(original(), None), Some(true));
     for _ in 0..3 {
-        let refusal = register.judge(&copy()).await.unwrap_err();
+        let refusal = register.decide(&duplicate()).await.unwrap_err();
         assert_eq!(refusal.reason, RefusalReason::Duplicate);
         for addr in ["10.0.0.9:4400", "10.0.0.9:5", "10.0.0.10:4400", "10.0.0.10:5"] {
             assert!(refusal.message.contains(addr), "{addr}: {refusal}");
@@ -94,21 +94,21 @@ async fn as_long_as_the_old_process_answers_the_new_one_is_refused_with_both_add
         (&view["duplicates_refused"], &view["duplicates"][0]["refused"]["addr"]),
         (&3.into(), &"10.0.0.10:4400".into())
     );
-    assert_eq!(register.judge(&original()).await, Ok(None), "it may open another session");
-    assert_eq!(register.take(copy(), None), None, "nobody asked the old one");
+    assert_eq!(register.decide(&original()).await, Ok(None), "it may open another session");
+    assert_eq!(register.take(duplicate(), None), None, "the old process was not queried");
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_that_is_frozen_gone_or_replaced_shuts_nobody_out() {
+async fn frozen_or_gone_process_does_not_block_its_successor() {
     let old = original().starts.this();
-    for there in [There::Nobody, There::Frozen, There::Runs(copy().starts)] {
+    for there in [OldProcess::Gone, OldProcess::Frozen, OldProcess::Runs(duplicate().starts)] {
         let register = register(there);
         assert_eq!(register.take(original(), None), Some(true));
         let began = tokio::time::Instant::now();
-        assert_eq!(register.judge(&copy()).await, Ok(old));
-        assert!(began.elapsed() < Duration::from_secs(5), "within the time of a hello");
-        assert_eq!(register.take(copy(), old), Some(true));
-        let refusal = register.judge(&original()).await.unwrap_err();
-        assert!(refusal.message.contains("older state"), "what was replaced does not come back: {refusal}");
+        assert_eq!(register.decide(&duplicate()).await, Ok(old));
+        assert!(began.elapsed() < Duration::from_secs(5), "within the hello deadline");
+        assert_eq!(register.take(duplicate(), old), Some(true));
+        let refusal = register.decide(&original()).await.unwrap_err();
+        assert!(refusal.message.contains("older state"), "a replaced process does not come back: {refusal}");
     }
 }

@@ -1,8 +1,8 @@
-//! One session with one peer, as everything in this crate sees it: who it is, what it has cost, and its end.
+//! One session with one peer, as this crate shares it: identity, byte counts and end.
 //!
-//! Owns   the facts that the hello settled, the byte counts, the read gate, the reason of its end (the first one counts).
-//! Keeps  MESH-15  what a peer has sent and we have not handled is bounded: reading pauses above [`GATE`].
-//!        MESH-16  what we have queued for a peer is counted, and refused above [`QUEUE`].
+//! Owns        the result of the hello, the byte counts, the read gate, the reason of its end (the first one counts).
+//! Invariants  MESH-15  what a peer has sent and we have not handled is bounded: reading pauses above [`MAX_UNHANDLED_BYTES`].
+//!             MESH-16  what we have queued for a peer is counted, and refused above [`MAX_QUEUED_BYTES`].
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -19,76 +19,75 @@ use crate::core::assembly::Assembly;
 use crate::core::filter::{Side, Violation};
 use crate::core::links::{Because, SessionNumber};
 
-/// Bytes received and not handled above which reading pauses (8 MiB): more than the windows of a well-behaved peer hold.
-pub const GATE: u64 = 8 << 20;
-/// Bytes queued for a peer and not written above which nothing more is queued (8 MiB).
-pub const QUEUE: u64 = 8 << 20;
-/// What a call costs us beyond its bytes: a task, a timer and a reply port.
+/// Bytes received and not handled above which reading pauses (8 MiB): more than the windows of a correct peer hold.
+pub const MAX_UNHANDLED_BYTES: u64 = 8 << 20;
+/// Bytes queued for a peer and not written above which no more are queued (8 MiB).
+pub const MAX_QUEUED_BYTES: u64 = 8 << 20;
+/// The cost of a call beyond its bytes: a task, a timer and a reply port.
 const CALL_COST: u64 = 1024;
 
-/// Why a session ended.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Ending {
+pub enum EndReason {
     #[error("the peer broke the protocol: {0}")]
     Violation(Violation),
-    #[error("nothing heard within the idle limit")]
+    #[error("no data from the peer within the idle limit")]
     Idle,
     #[error("the peer stopped reading")]
     Stalled,
-    #[error("calls are not answered")]
+    #[error("the peer does not answer calls")]
     Unanswered,
-    #[error("the peer does not believe this manager's seat")]
-    Unseated,
-    #[error("not ready in time")]
+    #[error("the peer rejected this manager's member id")]
+    MemberIdRejected,
+    #[error("not ready within the deadline")]
     NotReady,
-    #[error("a newer session took over")]
+    #[error("replaced by a newer session")]
     Superseded,
-    #[error("another process of this node is heard")]
+    #[error("another process of the peer's node was accepted")]
     Duplicate,
-    #[error("the peer is no member")]
+    #[error("the peer is not a member")]
     NotWanted,
     #[error("this manager's hello changed")]
     Renewed,
     #[error("the peer's certificate expired")]
     Expired,
-    #[error("cut: {0}")]
+    #[error("disconnected: {0}")]
     Cut(String),
     #[error("the connection closed")]
     Closed,
 }
 
-impl From<Because> for Ending {
+impl From<Because> for EndReason {
     fn from(because: Because) -> Self {
         match because {
-            Because::Superseded => Ending::Superseded,
-            Because::NotWanted => Ending::NotWanted,
-            Because::Renewed => Ending::Renewed,
+            Because::Superseded => EndReason::Superseded,
+            Because::NotWanted => EndReason::NotWanted,
+            Because::Renewed => EndReason::Renewed,
         }
     }
 }
 
-impl Ending {
-    /// The word under which it is counted.
-    pub fn word(&self) -> &'static str {
+impl EndReason {
+    /// The key of its counter.
+    pub fn counter_key(&self) -> &'static str {
         match self {
-            Ending::Violation(v) => v.word(),
-            Ending::Idle => "idle",
-            Ending::Stalled => "stalled",
-            Ending::Unanswered => "unanswered",
-            Ending::Unseated => "unseated",
-            Ending::NotReady => "not_ready",
-            Ending::Superseded => "superseded",
-            Ending::Duplicate => "duplicate",
-            Ending::NotWanted => "not_wanted",
-            Ending::Renewed => "renewed",
-            Ending::Expired => "expired",
-            Ending::Cut(_) => "cut",
-            Ending::Closed => "closed",
+            EndReason::Violation(v) => v.counter_key(),
+            EndReason::Idle => "idle",
+            EndReason::Stalled => "stalled",
+            EndReason::Unanswered => "unanswered",
+            EndReason::MemberIdRejected => "member_id_rejected",
+            EndReason::NotReady => "not_ready",
+            EndReason::Superseded => "superseded",
+            EndReason::Duplicate => "duplicate",
+            EndReason::NotWanted => "not_wanted",
+            EndReason::Renewed => "renewed",
+            EndReason::Expired => "expired",
+            EndReason::Cut(_) => "cut",
+            EndReason::Closed => "closed",
         }
     }
 }
 
-/// What a session has carried and holds.
+/// A session's byte and call counts.
 #[derive(Debug, Default)]
 pub struct Meter {
     read: AtomicU64,
@@ -129,20 +128,19 @@ impl Meter {
     }
     /// Whether reading must pause; then `waker` is woken when something was handled.
     pub fn is_gated(&self, waker: &std::task::Waker) -> bool {
-        if self.unhandled() <= GATE {
+        if self.unhandled() <= MAX_UNHANDLED_BYTES {
             self.gated.store(false, Ordering::Release);
             return false;
         }
         self.gate.register(waker);
         self.gated.store(true, Ordering::Release);
-        // Whatever was handled since the first look may have found the gate open.
-        self.unhandled() > GATE
+        // Calls handled since the first check may have found the gate open.
+        self.unhandled() > MAX_UNHANDLED_BYTES
     }
-    /// Whether reading pauses now.
     pub fn gated(&self) -> bool {
         self.gated.load(Ordering::Relaxed)
     }
-    /// A call leaves: counted before it can be answered.
+    /// A call is sent: counted before it can be answered.
     pub fn call_leaves(&self, bytes: usize) {
         self.calls_sent.fetch_add(1, Ordering::AcqRel);
         self.queued.fetch_add(bytes as u64, Ordering::AcqRel);
@@ -150,12 +148,11 @@ impl Meter {
     pub fn calls_sent(&self) -> u64 {
         self.calls_sent.load(Ordering::Acquire)
     }
-    /// An answer leaves.
     pub fn answer_leaves(&self, bytes: usize) {
         self.queued.fetch_add(bytes as u64, Ordering::AcqRel);
     }
-    /// Frames with this many payload bytes have been written. Frames are a little larger than what was counted on
-    /// the way in, so this errs to the low side and never locks up.
+    /// Frames with this many payload bytes have been written. Frames are slightly larger than the messages counted when
+    /// queued, so the count errs low and never blocks permanently.
     pub fn departed(&self, bytes: u64) {
         take(&self.queued, bytes);
     }
@@ -168,56 +165,54 @@ fn take(from: &AtomicU64, amount: u64) {
     let _old = from.fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| Some(n.saturating_sub(amount)));
 }
 
-/// What the hello settled, and the session's life.
+/// The result of the hello, and the session's state.
 #[derive(Debug)]
 pub struct Session {
     pub number: SessionNumber,
     pub node: NodeId,
-    /// The process at the other end.
     pub start: StartId,
-    /// The seat that the peer may speak for; 0: none.
-    seat: AtomicU64,
-    /// The seat that our hello named.
-    pub own_seat: Option<RaftId>,
+    /// The member id that the peer may speak for; 0: none.
+    member_id: AtomicU64,
+    /// The member id that our hello named.
+    pub own_member: Option<RaftId>,
     pub side: Side,
     pub remote: String,
     pub since: WallTime,
-    /// What the peer's messages carry.
+    /// The tag of the peer's messages.
     pub own_tag: u128,
-    /// What ours carry.
+    /// The tag of our messages.
     pub peer_tag: u128,
-    pub peer_door: u64,
-    pub own_door: u64,
+    pub peer_endpoint: u64,
+    pub own_endpoint: u64,
     pub meter: Meter,
-    /// The snapshot that arrives through it. Freed with the session.
+    /// The incoming snapshot. Freed with the session.
     pub assembly: Mutex<Assembly>,
-    /// Calls of the peer that wait for an answer.
-    pub asked: AtomicU64,
+    /// Unanswered calls of the peer.
+    pub open_calls: AtomicU64,
     /// Their bytes.
-    pub asked_bytes: AtomicU64,
-    /// Raft messages that were taken and are not acknowledged yet.
+    pub open_call_bytes: AtomicU64,
+    /// Raft messages that were accepted and not yet acknowledged.
     pub unacknowledged: Mutex<Vec<RpcReplyPort<Vec<u8>>>>,
     ended: CancellationToken,
-    why: OnceLock<Ending>,
-    /// The gateway's switch and slot, for an accepted connection.
+    why: OnceLock<EndReason>,
+    /// The gateway's kill switch and permit, for an accepted connection.
     kill: Option<Kill>,
     _permit: Option<ConnectionPermit>,
 }
 
-/// What a session is made of.
 pub struct Facts {
     pub number: SessionNumber,
     pub node: NodeId,
     pub start: StartId,
-    pub seat: Option<RaftId>,
-    pub own_seat: Option<RaftId>,
+    pub member_id: Option<RaftId>,
+    pub own_member: Option<RaftId>,
     pub side: Side,
     pub remote: String,
     pub since: WallTime,
     pub own_tag: u128,
     pub peer_tag: u128,
-    pub peer_door: u64,
-    pub own_door: u64,
+    pub peer_endpoint: u64,
+    pub own_endpoint: u64,
     pub kill: Option<Kill>,
     pub permit: Option<ConnectionPermit>,
 }
@@ -228,19 +223,19 @@ impl Session {
             number: facts.number,
             node: facts.node,
             start: facts.start,
-            seat: AtomicU64::new(facts.seat.map_or(0, |s| s.0)),
-            own_seat: facts.own_seat,
+            member_id: AtomicU64::new(facts.member_id.map_or(0, |s| s.0)),
+            own_member: facts.own_member,
             side: facts.side,
             remote: facts.remote,
             since: facts.since,
             own_tag: facts.own_tag,
             peer_tag: facts.peer_tag,
-            peer_door: facts.peer_door,
-            own_door: facts.own_door,
+            peer_endpoint: facts.peer_endpoint,
+            own_endpoint: facts.own_endpoint,
             meter: Meter::default(),
             assembly: Mutex::default(),
-            asked: AtomicU64::new(0),
-            asked_bytes: AtomicU64::new(0),
+            open_calls: AtomicU64::new(0),
+            open_call_bytes: AtomicU64::new(0),
             unacknowledged: Mutex::default(),
             ended: CancellationToken::new(),
             why: OnceLock::new(),
@@ -248,34 +243,33 @@ impl Session {
             _permit: facts.permit,
         })
     }
-    /// The seat that the peer may speak for.
-    pub fn seat(&self) -> Option<RaftId> {
-        Some(RaftId(self.seat.load(Ordering::Acquire))).filter(|s| s.0 != 0)
+    /// The member id that the peer may speak for.
+    pub fn member_id(&self) -> Option<RaftId> {
+        Some(RaftId(self.member_id.load(Ordering::Acquire))).filter(|s| s.0 != 0)
     }
-    /// It speaks for another one now.
-    pub fn reseat(&self, seat: Option<RaftId>) {
-        self.seat.store(seat.map_or(0, |s| s.0), Ordering::Release);
+    pub fn set_member_id(&self, member_id: Option<RaftId>) {
+        self.member_id.store(member_id.map_or(0, |s| s.0), Ordering::Release);
     }
-    /// Ends it. The first reason stays.
-    pub fn end(&self, why: Ending) {
+    /// Ends the session. The first reason is kept.
+    pub fn end(&self, why: EndReason) {
         let _first = self.why.set(why);
         self.ended.cancel();
     }
-    /// Cancelled when it ends.
+    /// Cancelled when the session ends.
     pub fn ended(&self) -> &CancellationToken {
         &self.ended
     }
-    /// Why it ended. When the stream simply closed, the gateway's switch may know more.
-    pub fn ending(&self) -> Ending {
-        let cut = |reason: RefusalReason| Ending::Cut(reason.to_string());
+    /// Why it ended. If the stream just closed, the gateway's kill switch may have the reason.
+    pub fn end_reason(&self) -> EndReason {
+        let cut = |reason: RefusalReason| EndReason::Cut(reason.to_string());
         match self.why.get() {
             Some(why) => why.clone(),
-            None => self.kill.as_ref().and_then(Kill::cut_reason).map_or(Ending::Closed, cut),
+            None => self.kill.as_ref().and_then(Kill::disconnect_reason).map_or(EndReason::Closed, cut),
         }
     }
 }
 
-/// The sessions of this process that have not ended, by number and by our tag.
+/// The open sessions of this process, by number and by our tag.
 #[derive(Clone, Debug, Default)]
 pub struct Sessions(Arc<Mutex<Table>>);
 
@@ -300,8 +294,8 @@ impl Sessions {
     pub fn get(&self, number: SessionNumber) -> Option<Arc<Session>> {
         self.lock().by_number.get(&number).cloned()
     }
-    /// The session whose messages carry this tag: the authenticated peer behind a message.
-    pub fn speaking(&self, tag: u128) -> Option<Arc<Session>> {
+    /// The session with this tag: the authenticated peer behind a message.
+    pub fn find_by_tag(&self, tag: u128) -> Option<Arc<Session>> {
         let table = self.lock();
         table.by_tag.get(&tag).and_then(|n| table.by_number.get(n)).cloned()
     }

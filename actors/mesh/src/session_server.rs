@@ -1,10 +1,10 @@
-//! The session server: what the cluster library takes for its node server. It listens on no port, keeps no list for
-//! anyone else, and runs sessions only on streams that the mesh hands it after their hello.
+//! The session server, which replaces the cluster library's node server. It listens on no port, publishes no list of
+//! sessions, and runs sessions only on streams that the mesh passes to it after their hello.
 //!
-//! Hears  streams (labelled with their session's number), and the library's own news of each session.
-//! Says   `Ready` with the peer's door, `Ended`.
-//! Why not the library's: it binds a port, trusts any name a peer claims, and of two sessions keeps the one with the
-//! smaller random number.
+//! Inputs      streams (labelled with their session's number), and the library's events of each session.
+//! Outputs     `Ready` with the peer's RPC endpoint, `Ended`.
+//! Why not the library's: it binds a port, trusts any name that a peer gives, and of two sessions keeps the one with
+//! the smaller random number.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -15,27 +15,24 @@ use ractor_cluster::{NetworkStream, NodeServerMessage, NodeSession, NodeSessionM
 
 use crate::core::frames::MAX_INBOUND;
 use crate::core::links::SessionNumber;
-use crate::door::DoorMsg;
+use crate::endpoint::EndpointMsg;
 
-/// Inside TLS the library has a second handshake over a shared word. It is not the boundary.
+/// For the library's second handshake, inside TLS. It is not the security boundary.
 const COOKIE: &str = "muster-mesh";
 
-/// What becomes of sessions.
 pub enum SessionEvent {
-    /// The peer's door can be reached.
+    /// The peer's RPC endpoint can be reached.
     Ready {
         number: SessionNumber,
-        door: ActorRef<DoorMsg>,
+        endpoint: ActorRef<EndpointMsg>,
     },
     Ended {
         number: SessionNumber,
     },
 }
 
-/// Where the news goes.
 pub type Tell = Arc<dyn Fn(SessionEvent) + Send + Sync>;
 
-/// The actor.
 pub struct SessionServer {
     pub own_name: String,
     pub tell: Tell,
@@ -77,13 +74,13 @@ impl Actor for SessionServer {
                     Err(_) => (self.tell)(SessionEvent::Ended { number }),
                 }
             }
-            // The filter lets a peer claim its certificate's name only, and the mesh decides which session of a node
-            // stays: there is nothing left to elect here.
+            // The filter passes only the name in the peer's certificate, and the mesh decides which session of a node
+            // stays: no election is needed here.
             NodeServerMessage::CheckSession { reply, .. } => {
                 let _gone = reply.send(SessionCheckReply::NoOtherConnection);
             }
             NodeServerMessage::ConnectionReady(actor) => self.ready(state, actor),
-            // Nobody may list our sessions; the filter refuses the question.
+            // No peer may list our sessions; the filter refuses the request.
             NodeServerMessage::GetSessions(reply) => {
                 let _gone = reply.send(HashMap::new());
             }
@@ -124,17 +121,16 @@ impl SessionServer {
             .with_max_inbound_frame_size(MAX_INBOUND as u64)
     }
 
-    /// The peer has announced what it announces: its door is the session's only remote child. Nothing that another
-    /// peer says can get in there.
+    /// The peer has announced its RPC endpoint, the session's only remote child. No other peer can add one.
     fn ready(&self, state: &State, actor: ActorId) {
         let Some((number, session)) = state.running.get(&actor) else {
             return;
         };
         let children = session.get_cell().get_children();
-        let Some(door) = children.into_iter().find(|c| !c.get_id().is_local()) else {
-            session.stop(Some("ready without a door".to_owned()));
+        let Some(endpoint) = children.into_iter().find(|c| !c.get_id().is_local()) else {
+            session.stop(Some("ready without an RPC endpoint".to_owned()));
             return;
         };
-        (self.tell)(SessionEvent::Ready { number: *number, door: ActorRef::from(door) });
+        (self.tell)(SessionEvent::Ready { number: *number, endpoint: ActorRef::from(endpoint) });
     }
 }

@@ -1,12 +1,12 @@
-//! The stream wrapper between an authenticated connection and the cluster library, which bounds nothing and times
-//! nothing out by itself.
+//! The stream wrapper between an authenticated connection and the cluster library, which has neither bounds nor
+//! timeouts.
 //!
-//! Keeps  every inbound frame passes the [`Filter`] whole before a byte of it is handed on (MESH-1);
-//!        a switch that is polled first ends both directions at once;
-//!        silence longer than the idle limit ends the session, except while we ourselves do not read (the gate);
-//!        a write that makes no progress for as long ends it too.
-//! Why an idle limit: the library pings every 1 to 5 s and never looks for the answer. A paused process keeps its TCP
-//! connection alive for ever.
+//! Invariants  every inbound frame passes the [`Filter`] whole before a byte of it is passed on (MESH-1);
+//!             a switch that is polled first ends both directions at once;
+//!             silence longer than the idle limit ends the session, except while this side does not read (the gate);
+//!             a write without progress for the same time ends it as well.
+//! Why an idle limit: the library pings every 1 to 5 s and never checks for the answer, and a paused process keeps its
+//! TCP connection alive indefinitely.
 
 use std::io;
 use std::pin::Pin;
@@ -24,12 +24,11 @@ use tokio_util::sync::WaitForCancellationFutureOwned;
 
 use crate::core::filter::{Admitted, Filter, Violation};
 use crate::core::frames::{Deframer, Departures, HEADER};
-use crate::session::{Ending, Session};
+use crate::session::{EndReason, Session};
 
-/// Silence of a peer that ends its session: more than two of its slowest pings (5 s), so that one may be late.
-pub const IDLE: Duration = Duration::from_secs(13);
-/// What is read at once.
-const READ: usize = 16 * 1024;
+/// Silence that ends a session: more than two of the slowest pings (5 s), so that one may be late.
+pub const IDLE_LIMIT: Duration = Duration::from_secs(13);
+const READ_BUFFER_BYTES: usize = 16 * 1024;
 
 /// A session's stream, ready for the cluster library.
 pub struct Guarded {
@@ -40,9 +39,9 @@ pub struct Guarded {
 }
 
 impl Guarded {
-    /// Guards the stream of `session`.
     pub fn new(stream: BoxStream, session: Arc<Session>, idle: Duration) -> Self {
-        let filter = Filter::new(session.side, session.node, session.peer_door, session.own_door, session.own_tag);
+        let filter =
+            Filter::new(session.side, session.node, session.peer_endpoint, session.own_endpoint, session.own_tag);
         Self { stream, session, filter, idle }
     }
     fn halves(self) -> (Reader, Writer) {
@@ -55,7 +54,7 @@ impl Guarded {
             ended: Box::pin(self.session.ended().clone().cancelled_owned()),
             idle: self.idle,
             timer: Box::pin(sleep_until(Instant::now() + self.idle)),
-            buffer: vec![0; READ].into_boxed_slice(),
+            buffer: vec![0; READ_BUFFER_BYTES].into_boxed_slice(),
             session: Arc::clone(&self.session),
         };
         let writer = Writer {
@@ -75,7 +74,7 @@ impl ClusterBidiStream for Guarded {
         let (reader, writer) = self.halves();
         (Box::new(reader), Box::new(writer))
     }
-    /// The session's number: how the session server finds the facts of the stream it was given.
+    /// The session's number, by which the session server identifies the stream.
     fn peer_label(&self) -> Option<String> {
         Some(self.session.number.to_string())
     }
@@ -95,7 +94,7 @@ struct Reader {
 }
 
 impl Reader {
-    /// The next admitted frame, if a whole one is here.
+    /// The next admitted frame, if a whole one has arrived.
     fn admit_next(&mut self) -> Result<bool, Violation> {
         let frame = match self.deframer.next_frame() {
             Ok(Some(frame)) => frame,
@@ -120,7 +119,7 @@ impl AsyncRead for Reader {
         let this = self.get_mut();
         loop {
             if this.ended.as_mut().poll(cx).is_ready() {
-                return Poll::Ready(Ok(())); // nothing filled: the end
+                return Poll::Ready(Ok(())); // nothing filled: end of stream
             }
             if this.passing.has_remaining() {
                 let take = this.passing.len().min(out.remaining());
@@ -139,15 +138,15 @@ impl AsyncRead for Reader {
                 Ok(true) => continue,
                 Ok(false) => {}
                 Err(violation) => {
-                    this.session.end(Ending::Violation(violation));
+                    this.session.end(EndReason::Violation(violation));
                     continue;
                 }
             }
             let mut arrived = ReadBuf::new(&mut this.buffer);
             if Pin::new(&mut this.inner).poll_read(cx, &mut arrived)?.is_pending() {
-                // The timer is armed after the gate opened: the time while we did not read is not the peer's silence.
+                // The timer restarts when the gate opens: the time without reading does not count as silence.
                 ready!(this.timer.as_mut().poll(cx));
-                this.session.end(Ending::Idle);
+                this.session.end(EndReason::Idle);
                 continue;
             }
             let arrived = arrived.filled();
@@ -176,12 +175,12 @@ impl Writer {
         let over = self.ended.as_mut().poll(cx).is_ready();
         over.then(|| io::Error::new(io::ErrorKind::BrokenPipe, "the session ended"))
     }
-    /// A write is pending: how long may it be?
+    /// Bounds how long a write may be pending.
     fn stall(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
         let deadline = Instant::now() + self.limit;
         let timer = self.stalled.get_or_insert_with(|| Box::pin(sleep_until(deadline)));
         ready!(timer.as_mut().poll(cx));
-        self.session.end(Ending::Stalled);
+        self.session.end(EndReason::Stalled);
         Poll::Ready(io::ErrorKind::TimedOut.into())
     }
 }
@@ -230,10 +229,10 @@ mod tests {
     use super::*;
     use crate::core::filter::Side;
     use crate::core::filter::tests::{nested, number};
-    use crate::session::{Facts, GATE};
+    use crate::session::{Facts, MAX_UNHANDLED_BYTES};
 
     const LIMIT: Duration = Duration::from_secs(13);
-    const OWN_DOOR: u64 = 7;
+    const OWN_ENDPOINT: u64 = 7;
     const TAG: u128 = 99;
 
     fn guard() -> (Arc<Session>, Reader, Writer, DuplexStream) {
@@ -242,15 +241,15 @@ mod tests {
             number: 1,
             start: muster_messages::wire::StartId { number: 1, nonce: 1 },
             node: NodeId::from_entropy(2),
-            seat: None,
-            own_seat: None,
+            member_id: None,
+            own_member: None,
             side: Side::Accepted,
             remote: String::new(),
             since: WallTime(0),
             own_tag: TAG,
             peer_tag: 1,
-            peer_door: 3,
-            own_door: OWN_DOOR,
+            peer_endpoint: 3,
+            own_endpoint: OWN_ENDPOINT,
             kill: None,
             permit: None,
         });
@@ -268,12 +267,12 @@ mod tests {
     }
     fn call(bytes: usize) -> Vec<u8> {
         let what = [wire::encode(&TAG).unwrap(), vec![0; bytes]].concat();
-        let fields = [number(1, OWN_DOOR), nested(2, &what), number(3, 1), number(4, 5000), nested(5, b"Call")];
+        let fields = [number(1, OWN_ENDPOINT), nested(2, &what), number(3, 1), number(4, 5000), nested(5, b"Call")];
         framed(&nested(2, &nested(2, &fields.concat())))
     }
 
     #[tokio::test]
-    async fn permitted_frames_pass_unchanged_whatever_the_pieces() {
+    async fn permitted_frames_pass_unchanged_in_any_chunks() {
         let sent = [handshake(), call(100), call(0), framed(&nested(3, &nested(9, b"")))].concat();
         for piece in [1, 2, 3, 7, 8, 9, 64, sent.len()] {
             let (_session, mut reader, _writer, mut far) = guard();
@@ -291,22 +290,22 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn not_a_byte_of_a_forbidden_frame_passes_and_nothing_after_it() {
+    async fn no_byte_of_a_forbidden_frame_passes() {
         let group = framed(&nested(3, &nested(5, &nested(1, b"managers"))));
         let (session, mut reader, _writer, mut far) = guard();
         far.write_all(&[handshake(), group, call(5)].concat()).await.unwrap();
         let mut got = Vec::new();
         reader.read_to_end(&mut got).await.unwrap();
         assert_eq!(got, handshake());
-        assert_eq!(session.ending(), Ending::Violation(Violation::Group));
+        assert_eq!(session.end_reason(), EndReason::Violation(Violation::Group));
     }
 
     #[tokio::test]
-    async fn the_switch_ends_both_directions_at_once() {
+    async fn kill_switch_ends_both_directions() {
         let (session, mut reader, mut writer, _far) = guard();
-        let ending = async { session.end(Ending::Cut("test".into())) };
+        let end_reason = async { session.end(EndReason::Cut("test".into())) };
         let mut byte = [0];
-        let (read, ()) = tokio::join!(reader.read(&mut byte), ending);
+        let (read, ()) = tokio::join!(reader.read(&mut byte), end_reason);
         assert_eq!(read.unwrap(), 0);
         assert!(writer.write_all(b"x").await.is_err());
     }
@@ -322,12 +321,12 @@ mod tests {
         };
         let mut got = Vec::new();
         tokio::select! { () = sending => {}, _end = reader.read_to_end(&mut got) => {} }
-        assert_eq!(session.ending(), Ending::Idle);
+        assert_eq!(session.end_reason(), EndReason::Idle);
         assert!(began.elapsed() >= LIMIT * 3 / 2);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_gate_stops_reading_and_its_time_is_not_the_peers_silence() {
+    async fn gated_reading_does_not_count_as_idle() {
         let (session, mut reader, _writer, mut far) = guard();
         let one = call(512 << 10);
         let sending = async {
@@ -346,23 +345,23 @@ mod tests {
         };
         tokio::select! {
             () = sending => {},
-            () = reading => panic!("ended: {}", session.ending()),
+            () = reading => panic!("ended: {}", session.end_reason()),
             () = tokio::time::sleep(LIMIT * 3) => {}
         }
         assert!(session.meter.gated());
-        assert!((GATE..GATE + (1 << 20)).contains(&session.meter.unhandled()));
+        assert!((MAX_UNHANDLED_BYTES..MAX_UNHANDLED_BYTES + (1 << 20)).contains(&session.meter.unhandled()));
         let handling = async { session.meter.handled(512 << 10) };
         let (read, ()) = tokio::join!(reader.read(&mut buffer), handling);
         assert!(read.unwrap() > 0);
-        assert_eq!(session.ending(), Ending::Closed, "nothing has ended it");
+        assert_eq!(session.end_reason(), EndReason::Closed, "the session is still open");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_peer_that_does_not_read_is_given_up() {
+    async fn session_with_peer_that_does_not_read_ends() {
         let (session, _reader, mut writer, _far) = guard();
         let wrote = writer.write_all(&vec![0; 2 << 20]).await;
         assert!(wrote.is_err());
-        assert_eq!(session.ending(), Ending::Stalled);
+        assert_eq!(session.end_reason(), EndReason::Stalled);
     }
 
     proptest::proptest! {

@@ -1,4 +1,4 @@
-//! How the mesh is put into a process: what it is connected to, and what others get of it.
+//! How the mesh is wired into a process: its connections to other actors, and the handle for its users.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,10 +13,10 @@ use tokio::sync::{mpsc, watch};
 use crate::dial::Dial;
 use crate::handle::{MeshHandle, Peers};
 use crate::mesh::MeshShell;
-use crate::register::Book;
-use crate::stream::IDLE;
+use crate::register::BindingStore;
+use crate::stream::IDLE_LIMIT;
 
-/// Messages that wait for the mesh: sessions come and go, calls go to the peers directly.
+/// Messages waiting for the mesh: sessions open and end; calls go directly to the peers.
 const MAILBOX: usize = 1024;
 
 /// What may differ between a cluster and a test.
@@ -24,39 +24,35 @@ const MAILBOX: usize = 1024;
 pub struct MeshConfig {
     /// Silence that ends a session.
     pub idle: Duration,
-    /// The largest snapshot that is taken from a peer.
     pub snapshot_limit: u64,
 }
 
 impl Default for MeshConfig {
     fn default() -> Self {
-        Self { idle: IDLE, snapshot_limit: 256 << 20 }
+        Self { idle: IDLE_LIMIT, snapshot_limit: 256 << 20 }
     }
 }
 
-/// What the mesh is connected to.
 #[derive(Clone)]
 pub struct MeshWiring {
-    /// This process among the starts of its data directory.
+    /// The starts of this data directory, up to this process.
     pub starts: Starts,
-    /// `host:port` where others dial it.
+    /// `host:port` at which other managers dial it.
     pub advertise: String,
-    /// Who this node is; renewals included.
+    /// This node's credentials, renewals included.
     pub credentials: watch::Receiver<Arc<NodeCredentials>>,
     pub replica: watch::Receiver<Arc<Replica>>,
     pub raft: Recipient<RaftMemberMsg>,
-    /// Where calls of other managers are answered.
     pub calls: mpsc::Sender<IncomingCall>,
-    /// Hears `RefusedByPeer`.
+    /// Receives `RefusedByPeer`.
     pub agent: Recipient<AgentMsg>,
     pub dialer: Arc<dyn Dial>,
-    /// Where the mesh registers for its connections.
     pub services: Services,
-    /// `host:port` where some manager may be found when no member is where it should be.
+    /// `host:port` addresses at which managers may be found when the members' own addresses fail.
     pub hints: Vec<String>,
 }
 
-/// The mesh, before it runs: made once, by whoever wires the tree.
+/// The mesh before it runs; created once, where the tree is wired.
 pub struct Mesh {
     config: MeshConfig,
     wiring: MeshWiring,
@@ -70,16 +66,16 @@ impl Mesh {
             mesh: Address::new(MAILBOX),
             peers: Peers::default(),
             raft: wiring.raft.clone(),
-            seats: Slot::new(),
-            book: Book::new(own.map_or(NodeId::from_entropy(0), |(node, _)| node)),
+            member_set: Slot::new(),
+            binding_store: BindingStore::new(own.map_or(NodeId::from_entropy(0), |(node, _)| node)),
         };
         Self { config, wiring, handle }
     }
-    /// What everyone else holds.
+    /// The handle for all users of the mesh.
     pub fn handle(&self) -> MeshHandle {
         self.handle.clone()
     }
-    /// The child `mesh` of the manager half.
+    /// The child `mesh` of the manager runtime.
     pub fn spec(&self) -> Spec {
         let (config, wiring, handle) = (self.config.clone(), self.wiring.clone(), self.handle.clone());
         Spec::actor("mesh", self.handle.mesh.clone(), move || {

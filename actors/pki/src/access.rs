@@ -1,5 +1,5 @@
-//! Access tokens: `muster-<id>-<secret>`, what clients without a certificate send as bearer token (RFC 6750). The
-//! cluster keeps a digest only: who reads its state cannot speak for anybody.
+//! Access tokens: `muster-<id>-<secret>`, sent as bearer tokens (RFC 6750) by clients without a certificate. The cluster
+//! stores only a digest: a reader of its state cannot impersonate a user.
 
 use muster_messages::Secret;
 use sha2::{Digest, Sha256};
@@ -7,37 +7,35 @@ use subtle::ConstantTimeEq;
 
 use crate::token::{new_token_id, new_token_secret};
 
-/// Longer texts are no tokens.
-const LONGEST: usize = 128;
+/// The longest token that is parsed.
+const MAX_TOKEN_LENGTH: usize = 128;
 
-/// An access token as its user has it.
+/// An access token with its secret.
 #[derive(Clone, Debug)]
 pub struct BearerToken {
-    /// Which token; public.
     pub id: String,
     secret: Secret,
 }
 
 impl BearerToken {
-    /// A new one, of 128 random bits.
     pub fn random() -> Self {
         Self { id: new_token_id(), secret: new_token_secret() }
     }
-    /// Reads what a client sent; `None` if it is no token of ours.
+    /// Parses a client's token; `None` if it is not one of Muster's.
     pub fn parse(text: &str) -> Option<Self> {
         let plain = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit() || b.is_ascii_lowercase());
-        let (id, secret) = text.strip_prefix("muster-").filter(|_| text.len() <= LONGEST)?.split_once('-')?;
+        let (id, secret) = text.strip_prefix("muster-").filter(|_| text.len() <= MAX_TOKEN_LENGTH)?.split_once('-')?;
         (plain(id) && plain(secret)).then(|| Self { id: id.to_owned(), secret: Secret::new(secret) })
     }
-    /// The text that its user sends. Shown once, when it is made.
+    /// The text that its user sends. Shown once, when it is created.
     pub fn to_text(&self) -> String {
         format!("muster-{}-{}", self.id, self.secret.expose())
     }
-    /// What the cluster keeps of it.
+    /// The digest that the cluster stores.
     pub fn digest(&self) -> [u8; 32] {
         Sha256::digest(self.secret.expose()).into()
     }
-    /// Whether this is the token of which the cluster kept `digest`; in a time that tells nothing.
+    /// Whether this is the token with the stored `digest`; in constant time.
     pub fn is(&self, digest: &[u8; 32]) -> bool {
         self.digest().ct_eq(digest).into()
     }
@@ -48,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_round_trips_and_only_it_matches_its_digest() {
+    fn access_token_round_trips_and_matches_only_its_digest() {
         let token = BearerToken::random();
         let read = BearerToken::parse(&token.to_text()).unwrap();
         assert_eq!(read.id, token.id);
@@ -58,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn other_texts_are_no_tokens() {
+    fn other_texts_are_not_access_tokens() {
         for bad in ["", "muster-", "muster-a", "muster-a-", "muster--b", "MSTR-1-a-b", "muster-a-B", "muster-a-b-c"] {
             assert!(BearerToken::parse(bad).is_none(), "{bad}");
         }

@@ -9,7 +9,6 @@ use x509_parser::prelude::FromDer;
 
 use crate::encoding::{BadPem, MAX_DER, bounded};
 
-/// Why a signing request is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadCsr {
     #[error("the signing request is empty")]
@@ -24,18 +23,17 @@ pub enum BadCsr {
     Algorithm,
 }
 
-/// The public key of a signing request, which proved that it holds the private one. Nothing else of a request is
-/// ever kept: names and extensions in it are wishes of a stranger.
+/// The public key of a signing request whose sender proved that it has the private key. Nothing else of a request is
+/// kept: its names and extensions are unauthenticated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CsrKey {
     /// `SubjectPublicKeyInfo`, DER.
     spki: Vec<u8>,
-    /// The whole request, DER: what a re-keying node signs with its old key.
+    /// The whole request, DER, which a re-keying node signs with its old key.
     request: Vec<u8>,
 }
 
 impl CsrKey {
-    /// Parses and verifies a request.
     pub fn parse(csr_pem: &str) -> Result<Self, BadCsr> {
         if csr_pem.trim().is_empty() {
             return Err(BadCsr::Empty);
@@ -74,7 +72,7 @@ pub fn new_key() -> Secret {
     Secret::new(key.serialize_pem())
 }
 
-/// A signing request for a key. It carries no name: the signer chooses them all.
+/// A signing request for a key. It contains no name: the signer chooses all names.
 pub fn make_csr(key_pem: &Secret) -> Result<String, BadCsr> {
     let key = key_pair(key_pem).ok_or(BadCsr::Algorithm)?;
     let mut params = CertificateParams::default();

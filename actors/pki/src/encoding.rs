@@ -1,24 +1,23 @@
-//! PEM in and out, with limits.
+//! PEM, with limits.
 
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
-/// The longest PEM text that is parsed. A certificate of ours is under 2 KiB; a chain with long names fits many times.
+/// The longest PEM text that is parsed. Muster's certificates are under 2 KiB; a chain with long names fits many times.
 pub const MAX_PEM: usize = 64 * 1024;
 
 /// The longest certificate or signing request that is parsed.
 pub const MAX_DER: usize = 16 * 1024;
 
-/// Why a text is not the PEM that was wanted.
+/// Why a text is not the expected PEM.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadPem {
     #[error("{0} bytes, the limit is {MAX_PEM}")]
     TooLarge(usize),
-    #[error("not one PEM block of the kind {0}")]
+    #[error("expected exactly one PEM block of type {0}")]
     NotOne(&'static str),
 }
 
-/// The one certificate in a PEM text.
 pub(crate) fn certificate(pem: &str) -> Result<CertificateDer<'static>, BadPem> {
     bounded(pem)?;
     let wrong = BadPem::NotOne("CERTIFICATE");
@@ -29,18 +28,16 @@ pub(crate) fn certificate(pem: &str) -> Result<CertificateDer<'static>, BadPem> 
     }
 }
 
-/// The one private key in a PEM text.
 pub(crate) fn private_key(pem: &str) -> Result<PrivateKeyDer<'static>, BadPem> {
     bounded(pem)?;
     PrivateKeyDer::from_pem_slice(pem.as_bytes()).map_err(|_| BadPem::NotOne("PRIVATE KEY"))
 }
 
-/// Refuses what is too long to look at.
+/// Refuses a text that is too long to parse.
 pub(crate) fn bounded(pem: &str) -> Result<(), BadPem> {
     if pem.len() > MAX_PEM { Err(BadPem::TooLarge(pem.len())) } else { Ok(()) }
 }
 
-/// Lower-case hexadecimal.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     use std::fmt::Write;
     bytes.iter().fold(String::new(), |mut text, byte| {

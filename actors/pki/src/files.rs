@@ -1,20 +1,20 @@
-//! Files that must be whole or absent.
+//! Files that must be complete or absent.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
 
-/// The largest identity file that is read: two certificates and a key take under 8 KiB.
+/// The largest identity file that is read: two certificates and a key are under 8 KiB.
 const MAX_FILE: u64 = 256 * 1024;
 
-/// Writes a file so that after a crash either the old or the new content is there: a temporary file beside it,
-/// synced, renamed, and the folder synced. Readable by the owner alone from its first byte.
+/// Writes a file so that after a crash it has either the old or the new content: a temporary file beside it, synced,
+/// renamed, and the folder synced. Readable only by the owner from its first byte.
 pub fn write_atomic(path: &Path, content: &[u8]) -> io::Result<()> {
     let folder = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
     let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
     let tmp = folder.join(format!(".{}.tmp", name.to_string_lossy()));
-    remove(&tmp)?; // left by a crash, perhaps with other permissions
+    remove(&tmp)?; // left by a crash, possibly with other permissions
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&tmp)?;
     file.write_all(content)?;
     file.sync_all()?;
@@ -22,13 +22,13 @@ pub fn write_atomic(path: &Path, content: &[u8]) -> io::Result<()> {
     sync_folder(folder)
 }
 
-/// Removes a file for good. Absent: nothing happens.
+/// Removes a file durably. Absent: no effect.
 pub(crate) fn remove_durably(path: &Path) -> io::Result<()> {
     remove(path)?;
     path.parent().map_or(Ok(()), sync_folder)
 }
 
-/// Makes a folder that only the owner may enter, with those above it.
+/// Creates a folder that only the owner may enter, with its parents.
 pub(crate) fn private_folder(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(path)?;
     path.parent().map_or(Ok(()), sync_folder)

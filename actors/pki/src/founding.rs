@@ -1,8 +1,8 @@
-//! Founding a cluster: everything that must be decided once is decided and written before Raft's first entry.
+//! Founding a cluster: all decisions that must be made once are made and written before Raft's first entry.
 //!
-//! The order: `founding.json` (ids and root), the founder's own certificate, Raft with one voter, the first entry,
-//! and then the file goes, because from there on the replicated state alone holds the root key. Each step finds what
-//! an earlier, interrupted run wrote and goes on from there.
+//! The order: `founding.json` (ids and root), the founder's own certificate, Raft with one voter, the first entry;
+//! then the file is removed, because from then on only the replicated state holds the root key. Each step continues
+//! from what an earlier, interrupted run wrote.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -18,7 +18,6 @@ use crate::issue::{Issuer, NodeProfile, Root, SignError};
 use crate::random::entropy;
 use crate::store::{HELP_FOUNDING, IdentityFault, IdentityStore, credentials};
 
-/// What the founder decided.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Founding {
     pub cluster: ClusterId,
@@ -46,12 +45,11 @@ impl Founding {
 }
 
 impl IdentityStore {
-    /// A founding that did not finish.
     pub fn load_founding(&self) -> Result<Option<Founding>, IdentityFault> {
         self.read_json(&self.path("founding.json"), HELP_FOUNDING)
     }
 
-    /// Decides ids and root, once: a repeated call returns what the first one decided.
+    /// Decides ids and root once: a repeated call returns the first decision.
     pub fn begin_founding(&self, name: Name, now: WallTime) -> Result<Founding, IdentityFault> {
         if let Some(founding) = self.load_founding()? {
             return Ok(founding);
@@ -70,7 +68,7 @@ impl IdentityStore {
         Ok(founding)
     }
 
-    /// The founder's own first certificate, once: manager, without a granted revision, because nothing was granted yet.
+    /// The founder's own first certificate, created once: manager, without a granted revision, because there is no grant yet.
     pub fn founder_credentials(
         &self,
         founding: &Founding,
@@ -93,7 +91,7 @@ impl IdentityStore {
             now,
         };
         let csr = make_csr(&key_pem).and_then(|pem| CsrKey::parse(&pem));
-        let csr = csr.expect("a key made here signs its own request");
+        let csr = csr.expect("a new key can sign its own request");
         let signed = Issuer::from_pem(&founding.root_cert_pem, &founding.root_key_pem)
             .and_then(|issuer| issuer.sign_node(&profile, &csr))
             .map_err(|e| self.cannot_found(&e))?;
@@ -103,7 +101,7 @@ impl IdentityStore {
         Ok(creds)
     }
 
-    /// The first entry is applied: the replicated state is the only source from here on.
+    /// The first entry is applied: from now on the replicated state is the only source.
     pub fn finish_founding(&self) -> Result<(), IdentityFault> {
         self.remove(&self.path("founding.json"))
     }

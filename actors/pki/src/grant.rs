@@ -1,18 +1,17 @@
-//! The private extension: which grant of a role a certificate speaks of.
+//! The private extension: the grant of a role that a certificate is based on.
 //!
-//! `granted` lets a reader decide whether its own copy is new enough to overrule the certificate. The extension is
+//! `granted` lets a reader decide whether its own replica is new enough to overrule the certificate. The extension is
 //! not critical, because other verifiers reject unknown critical ones. Content, DER:
 //! `SEQUENCE { version INTEGER (1), incarnation INTEGER, granted INTEGER OPTIONAL }`, integers of 0 to 2^64-1.
 
 use muster_messages::{Incarnation, Revision};
 
-/// 1.3.6.1.4.1.32473.77.1: below the enterprise number that RFC 5612 reserves for documentation, which can never be
-/// assigned to anybody, so that the extension cannot be mistaken for another vendor's.
+/// 1.3.6.1.4.1.32473.77.1: below the enterprise number that RFC 5612 reserves for documentation. It is never assigned, so
+/// the extension cannot be mistaken for another vendor's.
 pub(crate) const OID: &[u64] = &[1, 3, 6, 1, 4, 1, 32473, 77, 1];
 
 const VERSION: u64 = 1;
 
-/// What the extension says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grant {
     pub incarnation: Incarnation,
@@ -98,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn a_padded_integer_a_longer_body_and_another_version_are_refused() {
+    fn noncanonical_grant_encodings_are_refused() {
         assert!(Grant::from_der(&[0x30, 6, 2, 1, 1, 2, 1, 7]).is_some());
         assert!(Grant::from_der(&[0x30, 7, 2, 1, 1, 2, 2, 0, 7]).is_none());
         assert!(Grant::from_der(&[0x30, 6, 2, 1, 1, 2, 1, 7, 0]).is_none());

@@ -1,4 +1,4 @@
-//! From a certificate to who it speaks for.
+//! From a certificate to its identity.
 
 use muster_messages::{BadId, CertIdentity, CertificatePin, ClusterId, Role, RootId, Subject, WallTime};
 use sha2::{Digest, Sha256};
@@ -10,53 +10,49 @@ use x509_parser::prelude::FromDer;
 use crate::encoding::{self, BadPem, MAX_DER, hex};
 use crate::grant::{self, Grant};
 
-/// Why a certificate identifies nobody.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadCertificate {
     #[error("the certificate is not PEM: {0}")]
     Pem(BadPem),
-    #[error("a certificate of {0} bytes, the limit is {MAX_DER}")]
+    #[error("the certificate has {0} bytes, the limit is {MAX_DER}")]
     TooLarge(usize),
     #[error("the certificate is malformed")]
     Malformed,
-    #[error("a certificate authority identifies nobody")]
+    #[error("the certificate is a certificate authority's, which has no identity")]
     Authority,
-    #[error("the certificate names {0} URIs, one is wanted")]
+    #[error("the certificate has {0} URIs instead of one")]
     Uris(usize),
     #[error("the URI of the certificate is not spiffe://<cluster>/<role>/<id>")]
     Uri,
-    #[error("the URI of the certificate holds a bad name: {0}")]
+    #[error("the URI of the certificate contains an invalid name: {0}")]
     Name(#[from] BadId),
-    #[error("the certificate does not say which grant it speaks of")]
+    #[error("the certificate has no grant extension")]
     NoGrant,
-    #[error("the certificate speaks of its grant in an unknown way")]
+    #[error("the grant extension of the certificate has an unknown format")]
     BadGrant,
 }
 
-/// The identity in a PEM certificate.
 pub fn identity_of_pem(pem: &str) -> Result<CertIdentity, BadCertificate> {
     identity_of(&encoding::certificate(pem).map_err(BadCertificate::Pem)?)
 }
 
-/// When a PEM certificate (a root, say) expires.
+/// When a PEM certificate (of a root, for example) expires.
 pub fn not_after_of_pem(pem: &str) -> Result<WallTime, BadCertificate> {
     let der = encoding::certificate(pem).map_err(BadCertificate::Pem)?;
     Ok(WallTime::from_unix_secs(parse(&der)?.validity().not_after.timestamp()))
 }
 
-/// When a PEM certificate begins to be valid.
 pub fn not_before_of_pem(pem: &str) -> Result<WallTime, BadCertificate> {
     let der = encoding::certificate(pem).map_err(BadCertificate::Pem)?;
     Ok(WallTime::from_unix_secs(parse(&der)?.validity().not_before.timestamp()))
 }
 
-/// The id of a PEM root.
 pub fn root_id_of_pem(pem: &str) -> Result<RootId, BadCertificate> {
     let der = encoding::certificate(pem).map_err(BadCertificate::Pem)?;
     Ok(root_id(parse(&der)?.public_key().raw))
 }
 
-/// Reads who a certificate speaks for. Judges neither the chain nor the validity: TLS did, or the caller must.
+/// Reads the identity in a certificate. Checks neither the chain nor the validity: TLS did, or the caller must.
 pub fn identity_of(der: &[u8]) -> Result<CertIdentity, BadCertificate> {
     let cert = parse(der)?;
     if cert.is_ca() {
@@ -88,7 +84,7 @@ pub(crate) fn root_id(spki: &[u8]) -> RootId {
     RootId(*first)
 }
 
-/// Parses one certificate, with nothing behind it.
+/// Parses one certificate without trailing bytes.
 pub(crate) fn parse(der: &[u8]) -> Result<X509Certificate<'_>, BadCertificate> {
     if der.len() > MAX_DER {
         return Err(BadCertificate::TooLarge(der.len()));

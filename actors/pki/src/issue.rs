@@ -1,4 +1,4 @@
-//! The root and what it signs.
+//! The root, and the certificates that it signs.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
@@ -19,22 +19,20 @@ use crate::identity;
 use crate::random::entropy;
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
-/// How long a root lives.
 pub const ROOT_LIFETIME: Duration = Duration::from_secs(20 * 365 * DAY.as_secs());
-/// How long a node's certificate lives unless configured.
+/// The default lifetime of a node's certificate.
 pub const NODE_LIFETIME: Duration = Duration::from_secs(90 * DAY.as_secs());
-/// The shortest life of a node's certificate: renewal at half of it must survive an ordinary outage.
+/// The shortest lifetime of a node's certificate: renewal at half of it must survive an ordinary outage.
 pub const MIN_NODE_LIFETIME: Duration = Duration::from_secs(3600);
-/// The shortest life of a user's certificate.
+/// The shortest lifetime of a user's certificate.
 const MIN_USER_LIFETIME: Duration = Duration::from_secs(60);
-/// The DNS name that managers' certificates carry and no other. A client that demands a manager asks for it.
+/// A DNS name that only managers' certificates carry. A client that requires a manager requests it.
 pub const MANAGER_NAME: &str = "muster-manager";
-/// Certificates begin this much in the past, for clocks that are behind.
+/// Certificates begin this long in the past, for clocks that are behind.
 const BACK_DATED: Duration = Duration::from_secs(3600);
-/// Addresses put into one certificate, besides loopback.
+/// Addresses in one certificate, besides loopback.
 const MAX_IPS: usize = 8;
 
-/// Why nothing was signed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SignError {
     #[error("the root certificate is not PEM: {0}")]
@@ -47,15 +45,14 @@ pub enum SignError {
     KeyMismatch,
     #[error("a lifetime of {} s is too short, the minimum is {} s", .asked.as_secs(), .minimum.as_secs())]
     Lifetime { asked: Duration, minimum: Duration },
-    #[error("the root certificate expires at {0}, too soon to sign anything")]
+    #[error("the root certificate expires at {0}, too soon to sign another certificate")]
     RootExpires(WallTime),
-    #[error("the time {0} cannot be written into a certificate")]
+    #[error("the time {0} cannot be represented in a certificate")]
     Time(WallTime),
-    #[error("the signer failed: {0}")]
+    #[error("signing failed: {0}")]
     Signer(String),
 }
 
-/// A new cluster's root.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Root {
     pub cert_pem: String,
@@ -63,7 +60,7 @@ pub struct Root {
 }
 
 impl Root {
-    /// Makes a root for a cluster, valid for [`ROOT_LIFETIME`].
+    /// Creates a root for a cluster, valid for [`ROOT_LIFETIME`].
     pub fn create(cluster: ClusterId, now: WallTime) -> Result<Self, SignError> {
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(signer)?;
         let mut params = dated(now, now.plus(ROOT_LIFETIME))?;
@@ -78,7 +75,7 @@ impl Root {
     }
 }
 
-/// What goes into a node's certificate. All of it is the signer's choice.
+/// The content of a node's certificate, chosen by the signer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeProfile {
     pub cluster: ClusterId,
@@ -93,7 +90,7 @@ pub struct NodeProfile {
     pub now: WallTime,
 }
 
-/// What goes into a user's or operator's certificate.
+/// The content of a user's or operator's certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UserProfile {
     pub cluster: ClusterId,
@@ -104,7 +101,6 @@ pub struct UserProfile {
     pub now: WallTime,
 }
 
-/// A new certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Signed {
     pub cert_pem: String,
@@ -115,7 +111,6 @@ pub struct Signed {
     pub issuer: RootId,
 }
 
-/// The root, ready to sign.
 pub struct Issuer {
     inner: rcgen::Issuer<'static, KeyPair>,
     id: RootId,
@@ -129,7 +124,7 @@ impl std::fmt::Debug for Issuer {
 }
 
 impl Issuer {
-    /// Takes the root's certificate and key, which must belong together.
+    /// Loads the root's certificate and key, which must belong together.
     pub fn from_pem(root_cert_pem: &str, root_key_pem: &Secret) -> Result<Self, SignError> {
         let der = encoding::certificate(root_cert_pem).map_err(SignError::RootPem)?;
         let cert = identity::parse(&der).map_err(|_| SignError::Root)?;
@@ -146,7 +141,6 @@ impl Issuer {
         Ok(Self { inner, id, expires })
     }
 
-    /// Signs for a node.
     pub fn sign_node(&self, profile: &NodeProfile, key: &CsrKey) -> Result<Signed, SignError> {
         let mut params = self.lasting(profile.now, profile.lifetime, MIN_NODE_LIFETIME)?;
         let (cluster, node) = (profile.cluster.as_str(), profile.node.as_str());
@@ -163,11 +157,11 @@ impl Issuer {
         self.sign(params, grant, key)
     }
 
-    /// Signs for a person or a program.
+    /// Signs the certificate of a person or a program.
     pub fn sign_user(&self, profile: &UserProfile, key: &CsrKey) -> Result<Signed, SignError> {
         let mut params = self.lasting(profile.now, profile.lifetime, MIN_USER_LIFETIME)?;
         let (cluster, who) = (profile.cluster.as_str(), profile.name.as_str());
-        // The group is for people and for Kubernetes clients; what a user may do is decided by its record.
+        // The group is for people and Kubernetes clients; a user's rights are in its record.
         let (kind, group) = match profile.kind {
             UserKind::User => ("user", "muster:users"),
             UserKind::Operator => ("admin", "muster:admins"),
@@ -205,7 +199,7 @@ impl Issuer {
     }
 }
 
-/// 127 random bits. The first byte is never 0 and never negative, so that its text is always 32 digits.
+/// A random serial number. Its first byte is neither 0 nor negative, so that its text always has 32 digits.
 fn new_serial() -> [u8; 16] {
     let mut serial = entropy().to_be_bytes();
     serial[0] = serial[0] & 0x7f | 0x40;

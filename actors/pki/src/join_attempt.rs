@@ -1,4 +1,4 @@
-//! An attempt to join, kept on disk until it has succeeded, so that a retry is the same request.
+//! An attempt to join, kept on disk until it succeeds, so that a retry is the same request.
 
 use muster_messages::{NodeId, RequestId, Secret};
 use serde::{Deserialize, Serialize};
@@ -9,7 +9,7 @@ use crate::csr::{key_pair, new_key};
 use crate::random::entropy;
 use crate::store::{HELP_JOIN, IdentityFault, IdentityStore};
 
-/// What stays the same over all tries to become one node. The cluster recognises a retry by all three together.
+/// The constants of all attempts to become one node. The cluster recognises a retry by all three together.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JoinAttempt {
     pub request_id: RequestId,
@@ -18,7 +18,7 @@ pub struct JoinAttempt {
 }
 
 impl IdentityStore {
-    /// The attempt that is under way, or a new one. `node`: the id to re-key; `None`: a new node.
+    /// The current attempt, or a new one. `node`: the id to re-key; `None`: a new node.
     pub fn join_attempt(&self, node: Option<NodeId>) -> Result<JoinAttempt, IdentityFault> {
         let path = self.path("join.json");
         let found: Option<JoinAttempt> = self.read_json(&path, HELP_JOIN)?;
@@ -35,13 +35,13 @@ impl IdentityStore {
         Ok(attempt)
     }
 
-    /// Keeps the credentials that the attempt led to, and only then forgets the attempt.
+    /// Saves the credentials from the attempt, then deletes the attempt.
     pub fn joined(&self, creds: &NodeCredentials) -> Result<(), IdentityFault> {
         self.save_credentials(creds)?;
         self.forget_join_attempt()
     }
 
-    /// Gives up the attempt: the next one is another node with another key.
+    /// Abandons the attempt: the next one is another node with another key.
     pub fn forget_join_attempt(&self) -> Result<(), IdentityFault> {
         self.remove(&self.path("join.json"))
     }

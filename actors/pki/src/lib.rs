@@ -1,15 +1,15 @@
-//! Identity: keys, certificates, tokens, TLS configurations, and the files they live in.
+//! Identity: keys, certificates, tokens, TLS configurations, and their files.
 //!
-//! A plain library, no actor. Everything Muster believes about who somebody is goes through [`identity_of`]; everything
-//! that makes somebody somebody goes through [`Issuer`].
+//! A plain library without an actor. All identities that Muster accepts are read by [`identity_of`], and all that it
+//! creates are signed by [`Issuer`].
 //!
-//! Keeps  PKI-1  one crypto provider (aws-lc-rs), handed over explicitly everywhere.
-//!        PKI-2  TLS 1.3 only and no session resumption on either side: a resumed session carries the old certificate
-//!               and is not verified again.
-//!        PKI-3  a certificate holds only what the signer chose; of a signing request only the public key is used.
-//!        PKI-4  the principal is read from the one URI SAN alone.
-//!        PKI-5  every parser has a size limit and returns an error; nothing a peer sends can panic.
-//!        PKI-6  key and certificate reach the disk in one step: no crash leaves a key without its certificate.
+//! Invariants  PKI-1  one crypto provider (aws-lc-rs), passed explicitly everywhere.
+//!             PKI-2  TLS 1.3 only and no session resumption on either side: a resumed session carries the old certificate
+//!                    and is not verified again.
+//!             PKI-3  a certificate contains only the signer's choices; of a signing request only the public key is used.
+//!             PKI-4  the principal is read only from the one URI SAN.
+//!             PKI-5  every parser has a size limit and returns an error; no input of a peer can cause a panic.
+//!             PKI-6  key and certificate are written in one step: no crash leaves a key without its certificate.
 
 mod access;
 mod csr;

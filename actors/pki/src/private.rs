@@ -1,8 +1,9 @@
-//! Files and folders that only one user can change: where secrets, locks and sockets are kept.
+//! Files and folders that only one user can change, for secrets, locks and sockets.
 //!
-//! Keeps  PKI-7  a file that holds a secret or a lock is the caller's own regular file, 0600 from its first byte, and no link
-//!               is followed to it; a folder of such files belongs to the caller or to root, and no other user writes in it.
-//! Why folders too: a user who can write in a folder can replace any file of it, whatever the mode of the file.
+//! Invariants  PKI-7  a file that holds a secret or a lock is the caller's own regular file, 0600 from its first byte, and no link
+//!                    is followed to it; a folder of such files belongs to the caller or to root, and no other user can write in
+//!                    it.
+//! Why folders too: a user who can write in a folder can replace any file in it, whatever the mode of the file.
 
 use std::fs::{File, Metadata, OpenOptions, Permissions};
 use std::io;
@@ -15,47 +16,45 @@ use rustix::fs::OFlags;
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 /// Write permission of all others.
 const WRITABLE_BY_ALL: u32 = 0o002;
-/// In a folder with this bit no user renames or removes what belongs to another one.
+/// In a folder with this bit no user can rename or remove another user's files.
 const STICKY: u32 = 0o1000;
 
-/// Why a folder or a file is not used.
+/// Why a folder or a file is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum NotPrivate {
     #[error("{path} belongs to user {owner}, and this process runs as user {caller}")]
     Owner { path: PathBuf, owner: u32, caller: u32 },
-    #[error(
-        "other users can write in {path} (mode {mode:04o}); `chmod go-w {path}` ends that, after a look at what is in it"
-    )]
+    #[error("other users can write in {path} (mode {mode:04o}); check its content, then run `chmod go-w {path}`")]
     Writable { path: PathBuf, mode: u32 },
     #[error("{path} is not a directory")]
     NotFolder { path: PathBuf },
-    #[error("cannot look at {path}: {source}")]
+    #[error("cannot access {path}: {source}")]
     Io { path: PathBuf, source: io::Error },
 }
 
-/// The user that this process acts as.
+/// The effective user of this process.
 pub fn caller() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
-/// Whether a file, or the process behind a socket, of this user can be trusted: the caller's own, or root's, who can do
-/// anything to the caller anyway.
+/// Whether a file of this user, or a process of this user behind a socket, is trusted: the caller's own, or root's, which can
+/// do anything to the caller anyway.
 pub fn is_trusted(owner: u32) -> bool {
     owner == 0 || owner == caller()
 }
 
-/// Refuses a folder in which another user can replace a file. A symbolic link to one counts, if the link is trusted as well.
+/// Refuses a folder in which another user can replace a file. A symbolic link to a folder is allowed if the link is trusted as well.
 pub fn check_folder(path: &Path) -> Result<(), NotPrivate> {
     check(path, |mode| mode & WRITABLE_BY_OTHERS != 0)
 }
 
-/// Refuses a folder in which another user can replace a folder of the caller's. Less than [`check_folder`] asks for: other users may
-/// put files of their own there, as in `/tmp`, and so may the caller's group.
+/// Refuses a folder in which another user can replace a folder of the caller. Less strict than [`check_folder`]: other users and
+/// the caller's group may create files there, as in `/tmp`.
 pub fn check_surroundings(path: &Path) -> Result<(), NotPrivate> {
     check(path, |mode| mode & WRITABLE_BY_ALL != 0 && mode & STICKY == 0)
 }
 
-/// Refuses a path that another user has put there.
+/// Refuses a path that belongs to another user.
 pub fn check_owner(path: &Path) -> Result<(), NotPrivate> {
     owner_of(path, &std::fs::symlink_metadata(path).map_err(|source| NotPrivate::Io { path: path.to_owned(), source })?)
 }
@@ -79,18 +78,18 @@ fn owner_of(path: &Path, found: &Metadata) -> Result<(), NotPrivate> {
     Err(NotPrivate::Owner { path: path.to_owned(), owner, caller: caller() })
 }
 
-/// Opens a file of the caller's own for writing, made if it is not there. Nothing in it is changed.
+/// Opens the caller's own file for writing, and creates it if absent. Its content is unchanged.
 pub fn open_own_file(path: &Path) -> io::Result<File> {
     own_file(OpenOptions::new().read(true).write(true), path)
 }
 
-/// The same, to write at its end.
+/// The same, for appending.
 pub fn append_to_own_file(path: &Path) -> io::Result<File> {
     own_file(OpenOptions::new().append(true), path)
 }
 
 fn own_file(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
-    // NONBLOCK: a pipe in its place would block the open until it is read.
+    // NONBLOCK: a pipe in its place would block until it is read.
     let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits();
     let flags = i32::try_from(flags).expect("these flags of open(2) are small");
     let file = options.create(true).mode(0o600).custom_flags(flags).open(path).map_err(|error| {
@@ -107,11 +106,11 @@ fn own_file(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     if !is_trusted(found.uid()) {
         return Err(refused(&format!("it belongs to user {}", found.uid())));
     }
-    // A second name may be anywhere, and belong to what must not be written.
+    // The other name may be anywhere, and be of a file that must not be written.
     if found.nlink() != 1 {
         return Err(refused("it has a second name (a hard link)"));
     }
-    // Of an earlier build, or put back from a copy.
+    // Created by an earlier build, or restored from a copy.
     if found.uid() == caller() && found.mode() & 0o077 != 0 {
         file.set_permissions(Permissions::from_mode(0o600))?;
     }
@@ -122,7 +121,7 @@ fn refused(why: &str) -> io::Error {
     io::Error::new(io::ErrorKind::PermissionDenied, why.to_owned())
 }
 
-/// Takes the permissions of group and others away from everything below a folder. Links are left alone. Absent: nothing happens.
+/// Removes the permissions of group and others from everything below a folder, except links. Absent: no effect.
 pub fn close_to_others(path: &Path) -> io::Result<()> {
     let found = match std::fs::symlink_metadata(path) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -147,8 +146,8 @@ mod tests {
     use super::*;
     use std::os::unix::fs::{chown, symlink};
 
-    /// Another user. Only root can give files away; other callers skip what needs it.
-    const OTHER: u32 = 65534;
+    /// Another user. Only root can change owners; other callers skip these checks.
+    const OTHER_USER: u32 = 65534;
 
     fn mode(path: &Path) -> u32 {
         std::fs::symlink_metadata(path).unwrap().mode() & 0o777
@@ -173,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn own_files_are_closed_to_others_whatever_they_were() {
+    fn own_files_become_private() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("lock");
         drop(open_own_file(&path).unwrap());
@@ -213,18 +212,18 @@ mod tests {
         let (folder, file) = (dir.path().join("folder"), dir.path().join("file"));
         std::fs::create_dir(&folder).unwrap();
         std::fs::write(&file, "").unwrap();
-        if chown(&folder, Some(OTHER), None).is_err() {
+        if chown(&folder, Some(OTHER_USER), None).is_err() {
             return; // not root
         }
-        chown(&file, Some(OTHER), None).unwrap();
-        assert!(matches!(check_folder(&folder), Err(NotPrivate::Owner { owner: OTHER, .. })));
-        assert!(matches!(check_surroundings(&folder), Err(NotPrivate::Owner { owner: OTHER, .. })));
+        chown(&file, Some(OTHER_USER), None).unwrap();
+        assert!(matches!(check_folder(&folder), Err(NotPrivate::Owner { owner: OTHER_USER, .. })));
+        assert!(matches!(check_surroundings(&folder), Err(NotPrivate::Owner { owner: OTHER_USER, .. })));
         assert!(open_own_file(&file).unwrap_err().to_string().contains("65534"));
         let link = dir.path().join("link");
         symlink(dir.path(), &link).unwrap();
         assert!(check_folder(&link).is_ok());
-        std::os::unix::fs::lchown(&link, Some(OTHER), None).unwrap();
-        assert!(matches!(check_folder(&link), Err(NotPrivate::Owner { .. })), "its owner can lead it elsewhere");
+        std::os::unix::fs::lchown(&link, Some(OTHER_USER), None).unwrap();
+        assert!(matches!(check_folder(&link), Err(NotPrivate::Owner { .. })), "its owner can redirect it");
     }
 
     #[test]

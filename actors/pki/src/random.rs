@@ -1,4 +1,4 @@
-//! The one place that draws random numbers for identities.
+//! The only source of random numbers for identities.
 
 use rand::RngCore;
 

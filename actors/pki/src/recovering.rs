@@ -1,7 +1,7 @@
-//! A recovery under way: what was decided once, before the first of its writes.
+//! A recovery in progress: the decisions made once, before its first write.
 //!
-//! The order: `recovery.json` (incarnation, certificate), the Raft data written anew, the credentials, what the node
-//! remembers, and then the file goes. Each step finds what an earlier, interrupted run decided and goes on from there.
+//! The order: `recovery.json` (incarnation, certificate), the rewritten Raft data, the credentials, the node's local
+//! state; then the file is removed. Each step continues from what an earlier, interrupted run decided.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -18,14 +18,13 @@ use crate::identity;
 use crate::issue::{Issuer, NodeProfile, SignError, Signed};
 use crate::store::{IdentityFault, IdentityStore, credentials};
 
-const HELP: &str = "the recovery did not finish: delete the file and recover again";
+const HELP: &str = "the recovery did not finish: delete the file and repeat the recovery";
 
-/// What was decided.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Recovering {
     pub incarnation: Incarnation,
     pub node: NodeId,
-    /// What a new node is to be called: the state comes from a backup, which is needed again if this is interrupted.
+    /// The name of a new node: its state comes from a backup, which is needed again if this is interrupted.
     pub admit_as: Option<Name>,
     pub advertise: String,
     pub at: WallTime,
@@ -36,8 +35,8 @@ pub struct Recovering {
 }
 
 impl Recovering {
-    /// Decides. `cluster`: as it will be. The manager that goes on holds the root key, and signs for itself what its own
-    /// authority would: its role, as of `granted`. Nobody else is there to ask.
+    /// Decides. `cluster`: its future record. The remaining manager has the root key, and signs for itself what its certificate
+    /// authority would: its role, as of `granted`. No other manager can.
     pub fn decide(
         cluster: &ClusterRecord,
         node: NodeId,
@@ -69,21 +68,20 @@ impl Recovering {
 
     /// The certificate as feature level 3 records it.
     pub fn issued(&self) -> Result<IssuedCertificate, SignError> {
-        let shown = identity::identity_of_pem(&self.cert_pem).map_err(|e| SignError::Signer(e.to_string()))?;
+        let presented = identity::identity_of_pem(&self.cert_pem).map_err(|e| SignError::Signer(e.to_string()))?;
         let CertificateRecord { role, serial, granted, not_after, .. } = self.certificate.clone();
         let issuer = Some(identity::root_id_of_pem(&self.root_pem).map_err(|_| SignError::Root)?);
-        Ok(IssuedCertificate { serial, role, granted, not_after, pin: shown.pin, issuer })
+        Ok(IssuedCertificate { serial, role, granted, not_after, pin: presented.pin, issuer })
     }
 
-    /// The credentials of the new incarnation.
     pub fn credentials(&self) -> Result<NodeCredentials, &'static str> {
         credentials(self.key_pem.clone(), self.cert_pem.clone(), self.root_pem.clone())
     }
 }
 
-/// A manager's certificate by its own hand. Without a grant it counts for nothing where a copy knows the node, and is
-/// replaced in the first session: see [`Founding`](crate::Founding). `key_pem`: where others have a certificate of this node
-/// on record, they take this one for it only if it is for the same key.
+/// A manager's self-issued certificate. Without a grant it is ignored where a replica knows the node, and is replaced in the
+/// first session: see [`Founding`](crate::Founding). `key_pem`: managers with a certificate of this node on record accept this
+/// one only for the same key.
 pub fn sign_for_itself(
     cluster: &ClusterRecord,
     node: NodeId,
@@ -101,15 +99,13 @@ pub fn sign_for_itself(
 }
 
 impl IdentityStore {
-    /// A recovery that did not finish.
     pub fn load_recovery(&self) -> Result<Option<Recovering>, IdentityFault> {
         self.read_json(&self.path("recovery.json"), HELP)
     }
-    /// From here on it is finished, by whichever start comes next.
+    /// From now on the recovery will be finished, by any later start.
     pub fn begin_recovery(&self, decided: &Recovering) -> Result<(), IdentityFault> {
         self.write_json(&self.path("recovery.json"), decided)
     }
-    /// Everything is written.
     pub fn finish_recovery(&self) -> Result<(), IdentityFault> {
         self.remove(&self.path("recovery.json"))
     }

@@ -1,4 +1,4 @@
-//! Re-keying: a node whose certificate has expired proves with its old key that it is still itself.
+//! Re-keying: a node whose certificate has expired proves its identity with its old key.
 
 use muster_messages::{CertIdentity, Secret};
 use rcgen::SigningKey;
@@ -9,18 +9,17 @@ use crate::encoding::{self, BadPem};
 use crate::identity::{self, BadCertificate, identity_of};
 use crate::tls;
 
-/// Put before the request, so that a signature made for this purpose fits no other.
+/// Prefix of the request, so that a signature for this purpose is invalid for any other.
 const CONTEXT: &[u8] = b"muster-rekey/1\0";
 
-/// The longest signature that is looked at; ECDSA P-256 in DER takes at most 72 bytes.
+/// The longest signature that is checked; ECDSA P-256 in DER has at most 72 bytes.
 const MAX_SIGNATURE: usize = 128;
 
-/// Why a re-keying proof is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadRekey {
     #[error("the old certificate is not PEM: {0}")]
     Pem(BadPem),
-    #[error("the old certificate identifies nobody: {0}")]
+    #[error("the old certificate has no valid identity: {0}")]
     Certificate(#[from] BadCertificate),
     #[error("the old certificate was not issued by this cluster")]
     Foreign,
@@ -38,8 +37,8 @@ pub fn prove_rekey(old_key_pem: &Secret, new_key: &CsrKey) -> Result<Vec<u8>, Ba
     key.sign(&statement(new_key)).map_err(|_| BadRekey::Key)
 }
 
-/// Who asks for a new key: the old certificate must chain to our root, whenever it was valid, and its key must have
-/// signed the new request. Whether that node may still come in is for the replicated state to say.
+/// The identity that requests a new key: the old certificate must chain to our root, even if it has expired, and its key must
+/// have signed the new request. The replicated state decides whether that node is still admitted.
 pub fn verify_rekey(
     root_pem: &str,
     old_cert_pem: &str,

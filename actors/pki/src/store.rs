@@ -1,11 +1,11 @@
 //! A node's identity on disk, below `<data>/identity/`.
 //!
-//! Owns   `credentials.pem` (private key, certificate and root in one file, so that they change together), `node.json`
-//!        (what a node remembers beside them), `join.json` (an attempt to join, while it lasts), `founding.json`
-//!        (a cluster being founded, until its first entry is applied), `recovery.json` (a recovery under way), `starts.json`
-//!        (the processes that ran on this directory). All 0600, all written whole or not at all.
-//! Keeps  PKI-6: whatever the moment of a crash, either the old or the new credentials are there, and they fit.
-//! A damaged file is named and never half believed: an identity made up anew would be a second node.
+//! Owns        `credentials.pem` (private key, certificate and root in one file, so that they change together), `node.json`
+//!             (the node's other local state), `join.json` (an attempt to join, while it lasts), `founding.json` (a cluster being
+//!             founded, until its first entry is applied), `recovery.json` (a recovery in progress), `starts.json` (the
+//!             processes that ran on this directory). All 0600, all written whole or not at all.
+//! Invariants  PKI-6: after a crash at any moment, either the old or the new credentials exist, and they are consistent.
+//! A damaged file is named and never used in part: a new identity would be a second node.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ use crate::identity::{self, identity_of_pem};
 use crate::private::{NotPrivate, check_folder};
 use crate::tls;
 
-/// Why the identity on disk cannot be used. The text names the file and what helps.
+/// Why the identity on disk cannot be used. The text names the file and the remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum IdentityFault {
     #[error("cannot access {path}")]
@@ -36,28 +36,27 @@ pub enum IdentityFault {
 const HELP_CREDENTIALS: &str = "restore the file from a backup, or remove the node from the cluster, empty the data \
      directory and join again";
 const HELP_STARTS: &str =
-    "delete the file, and `raft` beside its folder if the managers then take this directory for a copy";
-const HELP_NODE: &str = "delete the file: the node then starts without remembering managers and seat";
+    "delete the file, and `raft` beside its folder if the managers then reject this directory as a copy";
+const HELP_NODE: &str = "delete the file: the node then starts without its record of managers and member id";
 pub(crate) const HELP_JOIN: &str = "delete the file and join again";
 pub(crate) const HELP_FOUNDING: &str = "the founding did not finish: empty the data directory and found again";
 
-/// What a node remembers beside its credentials.
+/// A node's local state besides its credentials.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LocalNode {
-    /// `host:port` of the managers it heard of last.
+    /// `host:port` of the last known managers.
     pub managers: Vec<String>,
-    /// What it calls itself. `None`: nothing was kept, as by builds that did not.
+    /// Its name. `None`: not recorded, by an earlier build.
     pub name: Option<Name>,
-    /// The Raft seat it held last. Its Raft data missing while this is set: lost, not new.
+    /// Its last Raft member id. If this is set and the Raft data is missing, the data was lost.
     pub held_seat: Option<RaftId>,
-    /// The cluster said for good that this node is not part of it any more.
+    /// The cluster's final refusal: this node is no longer part of it.
     pub ended: Option<Ended>,
-    /// This node restored a backup, and its operator has not opened the cluster to others yet.
+    /// This node restored a backup, and its operator has not yet opened the cluster to others.
     pub admission_closed: bool,
 }
 
-/// A final refusal.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ended {
     pub reason: RefusalReason,
@@ -65,14 +64,13 @@ pub struct Ended {
     pub at: WallTime,
 }
 
-/// The identity folder of one data directory.
 #[derive(Clone, Debug)]
 pub struct IdentityStore {
     folder: PathBuf,
 }
 
 impl IdentityStore {
-    /// Opens, and makes if need be, `<data>/identity`.
+    /// Opens `<data>/identity`, and creates it if necessary.
     pub fn open(data: &Path) -> Result<Self, IdentityFault> {
         let folder = data.join("identity");
         files::private_folder(&folder).map_err(|source| IdentityFault::Io { path: folder.clone(), source })?;
@@ -80,7 +78,7 @@ impl IdentityStore {
         Ok(Self { folder })
     }
 
-    /// The credentials on disk, `None` if there are none. Expired ones are returned too: what to do is the caller's decision.
+    /// The credentials on disk, `None` if there are none. Expired ones are returned too: the caller decides.
     pub fn load_credentials(&self) -> Result<Option<NodeCredentials>, IdentityFault> {
         let path = self.path("credentials.pem");
         let Some(text) = self.read(&path, HELP_CREDENTIALS)? else {
@@ -93,7 +91,7 @@ impl IdentityStore {
         })
     }
 
-    /// Replaces the credentials in one step. Refuses what `load_credentials` would call damaged.
+    /// Replaces the credentials in one step. Refuses those that `load_credentials` would report as damaged.
     pub fn save_credentials(&self, creds: &NodeCredentials) -> Result<(), IdentityFault> {
         let path = self.path("credentials.pem");
         let parts = [creds.key_pem.expose(), &creds.cert_pem, &creds.root_pem];
@@ -104,23 +102,22 @@ impl IdentityStore {
         }
     }
 
-    /// What the node remembers beside its credentials; the default if nothing was ever written.
+    /// The node's local state; the default if none was written.
     pub fn load_node(&self) -> Result<LocalNode, IdentityFault> {
         let path = self.path("node.json");
         Ok(self.read_json(&path, HELP_NODE)?.unwrap_or_default())
     }
 
-    /// Replaces what the node remembers.
     pub fn save_node(&self, node: &LocalNode) -> Result<(), IdentityFault> {
         self.write_json(&self.path("node.json"), node)
     }
 
-    /// The starts of this directory so far; `None`: there was none, or by builds that did not count them.
+    /// The starts of this directory so far; `None`: none, or only by earlier builds, which did not count them.
     pub fn load_starts(&self) -> Result<Option<Starts>, IdentityFault> {
         self.read_json(&self.path("starts.json"), HELP_STARTS)
     }
 
-    /// Another process begins on this directory. What it is called is on disk before anybody hears of it.
+    /// A process starts on this directory. Its start is on disk before any other node learns of it.
     pub fn begin_start(&self, nonce: u64) -> Result<Starts, IdentityFault> {
         let starts = match self.load_starts()?.filter(|old| old.this().is_some()) {
             Some(old) => old.next(nonce),
@@ -142,7 +139,7 @@ impl IdentityStore {
         let Some(text) = self.read(path, help)? else {
             return Ok(None);
         };
-        // The position alone: an error text of the parser may quote a key.
+        // Only the position: an error text of the parser may quote a key.
         serde_json::from_str(&text).map(Some).map_err(|e| IdentityFault::Damaged {
             path: path.to_owned(),
             why: format!("line {}, column {}", e.line(), e.column()),
@@ -151,7 +148,7 @@ impl IdentityStore {
     }
 
     pub(crate) fn write_json<T: Serialize>(&self, path: &Path, value: &T) -> Result<(), IdentityFault> {
-        let text = serde_json::to_vec_pretty(value).expect("identity files are plain data");
+        let text = serde_json::to_vec_pretty(value).expect("identity files serialize as JSON");
         write(path, &text)
     }
 
@@ -161,11 +158,9 @@ impl IdentityStore {
 
     fn read(&self, path: &Path, help: &'static str) -> Result<Option<String>, IdentityFault> {
         files::read(path).map_err(|source| match source.kind() {
-            io::ErrorKind::InvalidData => IdentityFault::Damaged {
-                path: path.to_owned(),
-                why: "not a text of the expected size".to_owned(),
-                help,
-            },
+            io::ErrorKind::InvalidData => {
+                IdentityFault::Damaged { path: path.to_owned(), why: "not UTF-8 text, or too large".to_owned(), help }
+            }
             _ => IdentityFault::Io { path: path.to_owned(), source },
         })
     }
@@ -175,7 +170,7 @@ fn write(path: &Path, content: &[u8]) -> Result<(), IdentityFault> {
     files::write_atomic(path, content).map_err(|source| IdentityFault::Io { path: path.to_owned(), source })
 }
 
-/// Credentials from key, certificate and root: they must fit each other.
+/// Credentials from key, certificate and root, which must belong together.
 pub fn credentials(key_pem: Secret, cert_pem: String, root_pem: String) -> Result<NodeCredentials, &'static str> {
     let identity = identity_of_pem(&cert_pem).map_err(|_| "the certificate cannot be read")?;
     check(&identity, &key_pem, &cert_pem, &root_pem)?;
@@ -196,7 +191,7 @@ fn check(identity: &CertIdentity, key_pem: &Secret, cert_pem: &str, root_pem: &s
 
 fn parse_credentials(text: &str) -> Result<NodeCredentials, &'static str> {
     let mut parts = pem_blocks(text).into_iter();
-    let three = "it must hold a private key, a certificate and a root, in this order";
+    let three = "it must contain a private key, a certificate and a root, in this order";
     let (Some(key), Some(cert), Some(root), None) = (parts.next(), parts.next(), parts.next(), parts.next()) else {
         return Err(three);
     };
@@ -206,7 +201,7 @@ fn parse_credentials(text: &str) -> Result<NodeCredentials, &'static str> {
     credentials(Secret::new(key), cert, root)
 }
 
-/// The PEM blocks of a text, each with its armour; a block that does not end is none.
+/// The PEM blocks of a text, each with its armour; an unterminated block is ignored.
 fn pem_blocks(text: &str) -> Vec<String> {
     let mut blocks = Vec::new();
     let mut open: Option<String> = None;

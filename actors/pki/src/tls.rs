@@ -1,7 +1,7 @@
 //! TLS configurations: version 1.3 only, one provider, no resumption.
 //!
-//! TLS judges the chain, the validity and the signature. Who the other side is, and whether that is whom one wanted,
-//! is read afterwards with [`crate::identity_of`] from the certificate it presented: a DNS name proves nothing here.
+//! TLS checks the chain, the validity and the signature. The caller then reads the peer's identity from its certificate with
+//! [`crate::identity_of`] and compares it with the expected one: a DNS name proves nothing here.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -22,22 +22,21 @@ use crate::identity;
 pub enum TlsFault {
     #[error("the {what} of this node is not PEM")]
     Pem { what: &'static str, source: BadPem },
-    #[error("the root certificate cannot be trusted")]
+    #[error("cannot use the root certificate as a trust anchor")]
     Root(#[source] rustls::Error),
-    #[error("certificate and key of this node do not fit TLS")]
+    #[error("TLS does not accept this node's certificate and key")]
     Credentials(#[source] rustls::Error),
-    #[error("no verifier for client certificates")]
+    #[error("cannot build a verifier for client certificates")]
     Verifier(#[source] rustls::server::VerifierBuilderError),
 }
 
-/// The one crypto provider of the process.
 pub(crate) fn provider() -> &'static Arc<CryptoProvider> {
     static PROVIDER: OnceLock<Arc<CryptoProvider>> = OnceLock::new();
     PROVIDER.get_or_init(|| Arc::new(rustls::crypto::aws_lc_rs::default_provider()))
 }
 
-/// For the accepting side. A client certificate is optional; one that is presented must chain to our root and be
-/// valid now, otherwise the handshake fails.
+/// For the accepting side. A client certificate is optional; a presented one must chain to our root and be currently
+/// valid, otherwise the handshake fails.
 pub fn server_config(creds: &NodeCredentials, alpn: &[&[u8]]) -> Result<Arc<ServerConfig>, TlsFault> {
     let roots = Arc::new(roots(&creds.root_pem)?);
     let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider().clone())
@@ -57,8 +56,8 @@ pub fn server_config(creds: &NodeCredentials, alpn: &[&[u8]]) -> Result<Arc<Serv
     Ok(Arc::new(config))
 }
 
-/// For the dialling side. The server must chain to this root and be valid now; the caller then compares the identity
-/// in its certificate with whom it wanted. Without credentials the client stays anonymous.
+/// For the dialling side. The server's certificate must chain to this root and be currently valid; the caller then compares its
+/// identity with the expected one. Without credentials the client is anonymous.
 pub fn client_config(
     root_pem: &str,
     creds: Option<&NodeCredentials>,
@@ -68,18 +67,18 @@ pub fn client_config(
     client(verifier, creds, alpn)
 }
 
-/// For fetching the root: any server is accepted (it must still hold the key of the certificate it shows, which the
-/// connection keeps as `peer_certificates`). Nothing secret may be sent over such a connection.
+/// For fetching the root: any server is accepted (it must still have the key of its certificate, which the connection
+/// keeps as `peer_certificates`). No secret may be sent over such a connection.
 pub fn unverified_client_config(alpn: &[&[u8]]) -> Result<Arc<ClientConfig>, TlsFault> {
     client(Chain { roots: None }, None, alpn)
 }
 
-/// Whether a node's certificate was issued by a root, whether or not it has expired since: the chain is judged at the
-/// first second at which both were valid.
+/// Whether a root issued a node's certificate, even if it has expired since: the chain is checked at the first second at
+/// which both were valid.
 pub(crate) fn issued_by(root_pem: &str, cert: &CertificateDer<'_>) -> bool {
-    let judge = || {
+    let chain_at_first_validity = || {
         let root = encoding::certificate(root_pem).ok()?;
-        let when = begins(cert)?.max(begins(&root)?);
+        let when = valid_from(cert)?.max(valid_from(&root)?);
         let mut roots = RootCertStore::empty();
         roots.add(root).ok()?;
         verify_server_cert_signed_by_trust_anchor(
@@ -91,10 +90,10 @@ pub(crate) fn issued_by(root_pem: &str, cert: &CertificateDer<'_>) -> bool {
         )
         .ok()
     };
-    judge().is_some()
+    chain_at_first_validity().is_some()
 }
 
-fn begins(der: &CertificateDer<'_>) -> Option<Duration> {
+fn valid_from(der: &CertificateDer<'_>) -> Option<Duration> {
     let cert = identity::parse(der).ok()?;
     let secs = u64::try_from(cert.validity().not_before.timestamp()).ok()?;
     Some(Duration::from_secs(secs))
@@ -137,7 +136,7 @@ fn protocols(alpn: &[&[u8]]) -> Vec<Vec<u8>> {
     alpn.iter().map(|p| p.to_vec()).collect()
 }
 
-/// Judges the chain and the validity of a server's certificate, but not its DNS name. Without roots: accepts any.
+/// Checks the chain and the validity of a server's certificate, but not its DNS name. Without roots: accepts any.
 #[derive(Debug)]
 struct Chain {
     roots: Option<RootCertStore>,

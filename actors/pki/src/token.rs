@@ -1,7 +1,7 @@
 //! Join tokens: `MSTR-1-<base36 sha256 of the root>-<secret>`.
 //!
-//! The digest lets a newcomer check the root it was given before it says anything secret; the secret lets the cluster
-//! check the newcomer.
+//! The digest lets a joining node check the root that it received before it sends a secret; the secret lets the cluster
+//! check the joining node.
 
 use muster_messages::{NodeId, Secret};
 use sha2::{Digest, Sha256};
@@ -15,23 +15,22 @@ const DIGEST_LEN: usize = 50;
 /// 36^25 > 2^128.
 const SECRET_LEN: usize = 25;
 
-/// Why a text is not a join token. Names no part of it: it may hold a secret.
+/// Why a text is not a join token. Quotes no part of it, which may be secret.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadToken {
     #[error("not a join token: it must look like MSTR-1-<digest>-<secret>")]
     Shape,
-    #[error("a join token of another version; this release reads MSTR-1-…")]
+    #[error("unsupported join token version; this release supports MSTR-1-…")]
     Version,
-    #[error("the digest in the join token must be {DIGEST_LEN} digits of 0-9a-z; was the token cut or retyped?")]
+    #[error("the digest in the join token must be {DIGEST_LEN} digits of 0-9a-z; was the token truncated or retyped?")]
     Digest,
-    #[error("the secret in the join token must be {SECRET_LEN} digits of 0-9a-z; was the token cut or retyped?")]
+    #[error("the secret in the join token must be {SECRET_LEN} digits of 0-9a-z; was the token truncated or retyped?")]
     Secret,
 }
 
-/// A join token in its parts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JoinToken {
-    /// Of the root, as [`digest`] spells it. Public.
+    /// The [`digest`] of the root. Public.
     pub digest: String,
     pub secret: Secret,
 }
@@ -41,7 +40,7 @@ impl JoinToken {
     pub fn new(root_pem: &str, secret: Secret) -> Result<Self, BadPem> {
         Ok(Self { digest: digest(root_pem)?, secret })
     }
-    /// Reads a token that somebody pasted; white space around it is ignored.
+    /// Parses a token; surrounding white space is ignored.
     pub fn parse(text: &str) -> Result<Self, BadToken> {
         let parts: Vec<&str> = text.trim().split('-').collect();
         let (version, digest, secret) = match parts.as_slice() {
@@ -60,11 +59,10 @@ impl JoinToken {
         }
         Ok(Self { digest: digest.to_owned(), secret: Secret::new(secret) })
     }
-    /// The whole text, secret included: for `token show`, never for a log.
+    /// The whole text with the secret: for `token show`, never for a log.
     pub fn to_text(&self) -> String {
         format!("MSTR-1-{}-{}", self.digest, self.secret.expose())
     }
-    /// Whether this root is the one that the token speaks of.
     pub fn is_for(&self, root_pem: &str) -> bool {
         digest(root_pem).is_ok_and(|d| d == self.digest)
     }
@@ -81,12 +79,12 @@ pub fn new_token_secret() -> Secret {
     Secret::new(NodeId::from_entropy(entropy()).as_str())
 }
 
-/// A new public id for a token: 8 digits of base 36, enough to tell the few tokens of a cluster apart.
+/// A new public id for a token: 8 digits of base 36, enough to distinguish the few tokens of a cluster.
 pub fn new_token_id() -> String {
     NodeId::from_entropy(entropy()).as_str()[SECRET_LEN - 8..].to_owned()
 }
 
-/// Whether two secrets are equal, in a time that tells nothing but their lengths.
+/// Whether two secrets are equal, in a time that depends only on their lengths.
 pub fn secrets_equal(a: &Secret, b: &Secret) -> bool {
     a.expose().as_bytes().ct_eq(b.expose().as_bytes()).into()
 }
@@ -126,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn each_way_to_spoil_a_token_is_named() {
+    fn each_token_fault_has_its_own_error() {
         let token = token();
         let (digest, secret) = (&token.digest, token.secret.expose());
         for (text, why) in [
@@ -154,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn secrets_are_compared_whole() {
+    fn secrets_are_compared_completely() {
         let (a, b) = (Secret::new("abc"), Secret::new("abd"));
         assert!(secrets_equal(&a, &a));
         assert!(!secrets_equal(&a, &b));

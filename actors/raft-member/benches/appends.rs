@@ -1,4 +1,4 @@
-//! How many commands a second members append to their logs, on the disk of this machine: `cargo bench -p muster-raft-member`.
+//! How many commands per second members append to their logs, on this machine's disk: `cargo bench -p muster-raft-member`.
 
 #![expect(clippy::unwrap_used, reason = "a benchmark ends where what it relies on fails")]
 
@@ -31,7 +31,7 @@ async fn main() {
                         let make = |reply| {
                             RaftMemberMsg::Propose { command: Box::new(command), deadline_ms: 5000, reply }.into()
                         };
-                        to.ask(PATIENCE, make).await.unwrap().unwrap();
+                        to.ask(WAIT_LIMIT, make).await.unwrap().unwrap();
                     }
                 });
             }
@@ -39,6 +39,6 @@ async fn main() {
             let per_second = total as f64 / started.elapsed().as_secs_f64();
             println!("{members} members, {clients} clients: {per_second:.0} per second");
         }
-        c.universe.finish().await;
+        c.harness.finish().await;
     }
 }

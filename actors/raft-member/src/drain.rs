@@ -1,5 +1,5 @@
-//! The `raft` crate logs through slog: a drain to tracing, warnings and above. What is worth knowing below that
-//! comes out of the core as a notice.
+//! A drain from slog, which the `raft` crate logs through, to tracing: warnings and above. The core reports
+//! lower events as notices.
 
 use slog::{Drain, Level, Logger, Never, OwnedKVList, Record};
 
@@ -22,7 +22,7 @@ impl Drain for ToTracing {
     }
 }
 
-/// The logger to give to a core.
+/// The logger for a core.
 pub fn logger() -> Logger {
     Logger::root(ToTracing, slog::o!())
 }

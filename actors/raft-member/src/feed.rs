@@ -1,8 +1,8 @@
-//! The feed: what happened to objects, for those who watch them from this member.
+//! The feed: the changes of objects, for watches on this member.
 //!
-//! It outlives the incarnations of its raft member, so that watchers go on where they were. It is written before the
-//! copy that has the changes is published: whoever lists from a copy and follows the feed from that copy's revision
-//! misses nothing.
+//! It outlives the incarnations of its raft member, so that watches continue. It is written before the replica with the
+//! changes is published: a reader that lists from a replica and follows the feed from that replica's revision misses
+//! nothing.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,20 +12,20 @@ use muster_store::History;
 use muster_store::history::Expired;
 use tokio::sync::watch;
 
-/// Clones are the same feed.
+/// Clones share one feed.
 #[derive(Clone, Debug)]
 pub struct ObjectFeed {
     history: Arc<Mutex<History>>,
     /// The revision of the newest change.
     news: Arc<watch::Sender<Revision>>,
-    /// The same for those who wait for one object.
+    /// Per-object receivers.
     waiting: Arc<Mutex<Waiting>>,
 }
 
-/// An entry for each object that somebody waits for.
+/// An entry for each object with a waiting reader.
 type Waiting = BTreeMap<ObjectKey, watch::Sender<Revision>>;
 
-/// News of one object. Every holder of a lease waits for some: a change wakes those alone whom it concerns.
+/// Changes of one object. Every lease holder waits for some: a change wakes only the readers of its object.
 #[derive(Debug)]
 pub struct ObjectNews {
     key: ObjectKey,
@@ -34,10 +34,10 @@ pub struct ObjectNews {
 }
 
 impl ObjectNews {
-    /// Waits until the object changes, or the history begins anew, after this was made or last waited for. The revision at
-    /// which that was.
+    /// Waits until the object changes, or the history restarts, after this was created or last waited for. Returns the
+    /// revision.
     pub async fn changed(&mut self) -> Revision {
-        self.news.changed().await.expect("an entry stays as long as somebody waits");
+        self.news.changed().await.expect("an entry exists while a reader waits");
         *self.news.borrow_and_update()
     }
 }
@@ -82,12 +82,12 @@ impl ObjectFeed {
         self.history().touched_since(key, seen)
     }
 
-    /// The revision up to which this member has told what happened.
+    /// The revision up to which this member has recorded changes.
     pub fn newest(&self) -> Revision {
         self.history().newest()
     }
 
-    /// Wakes whoever waits for changes: each time there are some, and when the history begins anew.
+    /// Wakes its receivers on every change, and when the history restarts.
     pub fn news(&self) -> watch::Receiver<Revision> {
         self.news.subscribe()
     }
@@ -111,7 +111,7 @@ impl ObjectFeed {
 
     pub(crate) fn record(&self, now: Moment, through: Revision, changes: Vec<ObjectChange>) {
         let newest = changes.last().map(|change| change.revision);
-        // Kept until the history has it: whoever begins to wait finds it there, or is woken.
+        // Locked until the history has the change: a new reader either finds it there or is woken.
         let waiting = locked(&self.waiting);
         let awaited: Vec<_> =
             changes.iter().filter_map(|change| Some((waiting.get(&change.key)?, change.revision))).collect();
@@ -137,8 +137,8 @@ mod tests {
         let change = ObjectChange { revision, key: key(name), before: None, after: None };
         feed.record(Moment(0), revision, vec![change]);
     }
-    /// What it says without waiting.
-    async fn says(news: &mut ObjectNews) -> Option<Revision> {
+    /// The current value, without waiting.
+    async fn current(news: &mut ObjectNews) -> Option<Revision> {
         tokio::select! {
             biased;
             at = news.changed() => Some(at),
@@ -147,26 +147,26 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn whoever_waits_for_one_object_hears_of_no_other() {
+    async fn receiver_of_one_object_gets_no_others() {
         let feed = ObjectFeed::default();
         record(&feed, 1, "a");
         let (mut a, mut b) = (feed.news_of(key("a")), feed.news_of(key("b")));
-        assert_eq!(says(&mut a).await, None, "that was before");
+        assert_eq!(current(&mut a).await, None, "that change was earlier");
         record(&feed, 2, "b");
         record(&feed, 3, "b");
-        assert_eq!((says(&mut a).await, says(&mut b).await), (None, Some(Revision(3))));
-        assert_eq!(says(&mut b).await, None, "once");
+        assert_eq!((current(&mut a).await, current(&mut b).await), (None, Some(Revision(3))));
+        assert_eq!(current(&mut b).await, None, "once");
         feed.begin_at(Revision(9));
-        assert_eq!((says(&mut a).await, says(&mut b).await), (Some(Revision(9)), Some(Revision(9))));
+        assert_eq!((current(&mut a).await, current(&mut b).await), (Some(Revision(9)), Some(Revision(9))));
     }
 
     #[tokio::test]
-    async fn nothing_is_kept_for_those_who_wait_no_more() {
+    async fn dropped_receivers_leave_nothing_behind() {
         let feed = ObjectFeed::default();
         let (first, mut second) = (feed.news_of(key("a")), feed.news_of(key("a")));
         drop(first);
         record(&feed, 1, "a");
-        assert_eq!(says(&mut second).await, Some(Revision(1)), "another one still waits");
+        assert_eq!(current(&mut second).await, Some(Revision(1)), "another reader still waits");
         drop(second);
         assert!(locked(&feed.waiting).is_empty());
     }

@@ -1,101 +1,107 @@
-//! Going on alone: a member's data read without its quorum, and written anew as those of a cluster of one.
+//! Recovery of one member alone: reads its data without a quorum and rewrites them as those of a cluster of one.
 //!
-//! Keeps  RECOVER-4  everything that the copy holds is kept, also what it never heard to be committed: members that
-//!                   are lost now may have acknowledged it.
-//!        RECOVER-5  the old data or the new are there, whole, whatever the moment of a crash: one write replaces them.
+//! Invariants  RECOVER-4  everything in the log is kept, including entries not known to be committed: members that are lost now may
+//!                        have acknowledged them.
+//!             RECOVER-5  after a crash at any moment either the old or the new data are there, complete: one write replaces them.
 
 use std::path::Path;
 use std::sync::Arc;
 
 use muster_messages::{FEATURE_LEVEL, RaftId, Revision, Tables, Term};
-use muster_store::{Limits, Place, apply_empty, apply_seat_within, apply_within};
+use muster_store::{Limits, LogPosition, apply_empty, apply_membership_within, apply_within};
 
 use crate::core::{CoreFault, Durable, HardMark, LogPoint, Recovered, SnapshotJob, content};
 use crate::disk::{self, LogFault};
 
-/// A copy, applied to the end of its log.
+/// A replica, applied to the end of its log.
 #[derive(Clone, Debug)]
 pub struct Survey {
-    pub seat: RaftId,
+    pub member_id: RaftId,
     pub tables: Tables,
     pub term: u64,
-    /// Of the entries that were applied here, those that the member did not know to be committed.
+    /// The applied entries that the member did not know to be committed.
     pub uncommitted: u64,
 }
 
-/// Why a member's data cannot be gone on with.
+/// Why a cluster cannot continue from a member's data.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CannotSurvey {
     #[error("{0}")]
     Disk(LogFault),
-    #[error("no seat was ever held in it")]
-    NoSeat,
+    #[error("the data has never belonged to a Raft member")]
+    NotMember,
     #[error("{0}")]
     Entry(#[from] CoreFault),
-    #[error("the cluster is at feature level {0}, this build speaks {FEATURE_LEVEL}: use the build that wrote it")]
+    #[error(
+        "the cluster is at feature level {0}, this build supports {FEATURE_LEVEL}: use the build that wrote the data"
+    )]
     Newer(u32),
 }
 
-/// Reads a member's directory while no member runs in it. Blocks. Opening it writes to it: whoever must not, opens a copy.
+/// Reads a member's directory while no member runs in it. Blocks. Opening writes to the directory: open a copy to avoid
+/// that.
 pub fn survey(dir: &Path) -> Result<Survey, CannotSurvey> {
     survey_of(&Limits::DEFAULT, disk::read(dir).map_err(CannotSurvey::Disk)?)
 }
 
-/// [`survey`], of what a disk gave back to a member with these limits.
+/// [`survey`] of recovered data of a member with these limits.
 pub fn survey_of(limits: &Limits, recovered: Recovered) -> Result<Survey, CannotSurvey> {
-    let Recovered { seat, hard, snapshot, entries, .. } = recovered;
-    let seat = seat.ok_or(CannotSurvey::NoSeat)?;
+    let Recovered { member_id, hard, snapshot, entries, .. } = recovered;
+    let member_id = member_id.ok_or(CannotSurvey::NotMember)?;
     let (mut tables, mut term) = snapshot.map_or_else(Default::default, |(head, tables)| (tables, head.term));
     let base = tables.revision.0;
-    spoken_here(&tables)?;
+    check_supported(&tables)?;
     for entry in entries.into_iter().filter(|entry| entry.index > base) {
-        let unreadable = |e| CoreFault(format!("entry {} cannot be read: {e}", entry.index));
-        let (revision, place) =
-            (Revision(entry.index), Place { revision: Revision(entry.index), term: Term(entry.term) });
+        let unreadable = |e| CoreFault(format!("cannot decode entry {}: {e}", entry.index));
+        let (revision, position) =
+            (Revision(entry.index), LogPosition { revision: Revision(entry.index), term: Term(entry.term) });
         if entry.index != tables.revision.0 + 1 {
             let before = tables.revision;
             return Err(
-                CoreFault(format!("entry {} follows {before}: entries are applied in order", entry.index)).into()
+                CoreFault(format!("entry {} follows {before}: entries must be applied in order", entry.index)).into()
             );
         }
-        // What was refused was refused on every member, and leaves nothing behind.
+        // A refused command was refused on every member and changes nothing.
         let _outcome = match content(&entry).map_err(unreadable)? {
             None => {
                 apply_empty(&mut tables, revision);
                 Ok(())
             }
-            Some(crate::core::Content::Command1(command)) => apply_within(limits, &mut tables, place, &command),
-            Some(crate::core::Content::Seat1(change)) => apply_seat_within(limits, &mut tables, revision, &change),
+            Some(crate::core::Content::Command1(command)) => apply_within(limits, &mut tables, position, &command),
+            Some(crate::core::Content::Membership1(change)) => {
+                apply_membership_within(limits, &mut tables, revision, &change)
+            }
         };
-        // What follows may be written as this build cannot read.
-        spoken_here(&tables)?;
+        // Later entries may use an encoding that this build cannot read.
+        check_supported(&tables)?;
         term = term.max(entry.term);
     }
     let uncommitted = tables.revision.0.saturating_sub(hard.commit.max(base));
-    Ok(Survey { seat, tables, term: term.max(hard.term), uncommitted })
+    Ok(Survey { member_id, tables, term: term.max(hard.term), uncommitted })
 }
 
-fn spoken_here(tables: &Tables) -> Result<(), CannotSurvey> {
+fn check_supported(tables: &Tables) -> Result<(), CannotSurvey> {
     match tables.cluster.as_ref().map_or(0, |cluster| cluster.feature_level) {
         level if level > FEATURE_LEVEL => Err(CannotSurvey::Newer(level)),
         _ => Ok(()),
     }
 }
 
-/// RECOVER-5. Writes a member's data anew: these tables, in which `seat` is the one voter. Blocks; no member runs in it.
-pub fn replace(dir: &Path, seat: RaftId, term: u64, tables: Tables) -> Result<(), LogFault> {
-    disk::write(dir, written_anew(seat, term, tables))
+/// RECOVER-5. Rewrites a member's data: these tables, with `member_id` as the only voter. Blocks; no member runs in the
+/// directory.
+pub fn replace(dir: &Path, member_id: RaftId, term: u64, tables: Tables) -> Result<(), LogFault> {
+    disk::write(dir, replacement_write(member_id, term, tables))
 }
 
-/// The one write of [`replace`].
-pub fn written_anew(seat: RaftId, term: u64, tables: Tables) -> Durable {
+/// The single write of [`replace`].
+pub fn replacement_write(member_id: RaftId, term: u64, tables: Tables) -> Durable {
     let index = tables.revision.0;
-    let job = SnapshotJob::new(LogPoint { index, term }, (vec![seat.0], vec![]), tables);
+    let job = SnapshotJob::new(LogPoint { index, term }, (vec![member_id.0], vec![]), tables);
     let (head, data) = job.run();
     Durable {
         number: 1,
         sync: true,
-        start_over: Some(seat),
+        start_over: Some(member_id),
         install: Some((head, Arc::new(data))),
         hard: HardMark { term, vote: 0, commit: index },
         ..Durable::default()
@@ -125,7 +131,7 @@ mod tests {
         Entry { index, term: 7, ..command_entry(&command).unwrap() }
     }
 
-    /// A follower's data: founded, two writes in its log, of which it knows one to be committed.
+    /// A follower's data: the cluster and two writes are in its log, and it knows one of them to be committed.
     fn follower() -> Recovered {
         let cluster = ClusterRecord {
             id: ClusterId::from_entropy(7),
@@ -144,7 +150,7 @@ mod tests {
             remove: vec![],
         };
         Recovered {
-            seat: Some(RaftId(1)),
+            member_id: Some(RaftId(1)),
             hard: HardMark { term: 7, vote: 1, commit: 3 },
             snapshot: None,
             truncated: LogPoint::default(),
@@ -162,14 +168,14 @@ mod tests {
     }
 
     #[test]
-    fn a_write_that_this_member_did_not_know_to_be_committed_is_kept() {
+    fn write_not_known_to_be_committed_is_kept() {
         let survey = survey_of(&Limits::DEFAULT, follower()).unwrap();
-        assert_eq!((survey.seat, survey.term, survey.uncommitted), (RaftId(1), 7, 1));
+        assert_eq!((survey.member_id, survey.term, survey.uncommitted), (RaftId(1), 7, 1));
         assert_eq!(written(&survey.tables), "acknowledged elsewhere");
     }
 
     #[test]
-    fn what_was_written_anew_leads_alone_in_a_term_of_its_own_and_holds_everything() {
+    fn replaced_data_leads_alone_and_holds_everything() {
         let dir = tempfile::tempdir().unwrap();
         let raft = dir.path().join("raft");
         replace(&raft, RaftId(1), 6, Tables { revision: Revision(9), ..Tables::default() }).unwrap(); // older data
@@ -182,11 +188,11 @@ mod tests {
             at: AT,
             reason: "a test".to_owned(),
         };
-        let seat = recover(&mut tables, &recovery).unwrap().raft_id;
+        let member_id = recover(&mut tables, &recovery).unwrap().raft_id;
         for _again in 0..2 {
-            replace(&raft, seat, term + 1, tables.clone()).unwrap();
+            replace(&raft, member_id, term + 1, tables.clone()).unwrap();
             let found = survey(&raft).unwrap();
-            assert_eq!((found.seat, found.term, found.uncommitted, &found.tables), (seat, 8, 0, &tables));
+            assert_eq!((found.member_id, found.term, found.uncommitted, &found.tables), (member_id, 8, 0, &tables));
         }
         let (config, read) = (RaftConfig::default(), disk::read(&raft).unwrap());
         let mut core = RaftCore::open(config.clone(), recovery.node, read, 1, Moment(0), logger()).unwrap();
@@ -201,14 +207,14 @@ mod tests {
             }
             leads |= core.status(now).leading;
         }
-        assert!(leads, "it needs nobody");
+        assert!(leads, "it leads alone");
         assert_eq!(written(core.tables()), "acknowledged elsewhere");
         assert!(core.tables().revision > tables.revision);
     }
 
     #[test]
-    fn data_without_a_seat_and_data_of_a_newer_build_are_refused() {
-        assert_eq!(survey_of(&Limits::DEFAULT, Recovered::default()).unwrap_err(), CannotSurvey::NoSeat);
+    fn data_without_member_or_of_newer_build_is_refused() {
+        assert_eq!(survey_of(&Limits::DEFAULT, Recovered::default()).unwrap_err(), CannotSurvey::NotMember);
         let Survey { mut tables, .. } = survey_of(&Limits::DEFAULT, follower()).unwrap();
         let cluster = (*tables.cluster.clone().unwrap()).clone();
         tables.cluster = Some(Arc::new(ClusterRecord { feature_level: FEATURE_LEVEL + 1, ..cluster }));

@@ -1,7 +1,7 @@
-//! The actor around the core: ports, timers, the disk's thread, the network.
+//! The actor around the core: ports, timers, the disk thread, the network.
 //!
-//! Natural batching: an input only absorbs; the first one of a turn sends this actor a `Turn`, which comes behind
-//! everything that waits in the mailbox by then. The more there is to do, the more one write and one packet carry.
+//! Batching is natural: inputs are only absorbed. The first one sends this actor a `Turn`, which is queued behind everything that
+//! waits in the mailbox. The higher the load, the more one write and one packet carry.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -20,37 +20,37 @@ use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 
 use crate::core::{
-    Answer, AskId, Batch, DigestJob, Input, Notice, Outbound, OutboundSnapshot, Outgrown, RaftConfig, RaftCore,
+    Answer, AskId, Batch, DigestJob, Incompatible, Input, Notice, Outbound, OutboundSnapshot, RaftConfig, RaftCore,
     SnapshotJob,
 };
 use crate::disk::{self, DiskThread, FaultKind, LogFault, Report, SnapshotFiles};
 use crate::drain::logger;
 use crate::feed::ObjectFeed;
 
-/// Packets of one hand-over to the mesh: below the frame limit with room for the envelope. A single larger one goes alone.
+/// Packets handed to the mesh at once: below the frame limit with room for the envelope. A single larger packet is sent alone.
 const MAX_PACKETS_BYTES: usize = MAX_FRAME * 3 / 4;
 
-/// How often one life of the actor writes its log anew after a sync that failed. A disk that fails more often is left to the
+/// How often one incarnation of the actor rewrites its log after failed syncs. A disk that fails more often is left to the
 /// supervisor, which waits longer each time.
 const MAX_RENEWALS: u32 = 8;
 
-/// What a raft member is made of.
+/// The arguments of a raft member.
 #[derive(Clone)]
 pub struct RaftArgs {
-    /// The member's own directory; made if it is not there.
+    /// The member's own directory; created if missing.
     pub data_dir: PathBuf,
     pub node: NodeId,
     pub config: RaftConfig,
     pub transport: Arc<dyn RaftTransport>,
-    /// The level that everybody reads.
+    /// The replica for all readers.
     pub publish: Arc<watch::Sender<Arc<Replica>>>,
-    /// What happens to objects, for those who watch them.
+    /// The changes of objects, for watches.
     pub feed: ObjectFeed,
-    /// Said once this build does not speak what the cluster speaks, or seems not to. Whoever hears it stops this member.
-    pub outgrown: Arc<watch::Sender<Option<Outgrown>>>,
-    /// Founds a cluster if the directory never held a seat. Otherwise an empty directory waits for a leader.
+    /// Set once this build does not support the cluster's feature level, or seems not to. The reader stops this member.
+    pub incompatible: Arc<watch::Sender<Option<Incompatible>>>,
+    /// Founds a cluster if the directory never belonged to a Raft member. Otherwise an empty directory waits for a leader.
     pub founding: bool,
-    /// The seat whose data this node has lost, if it has: neither it nor an older one is taken up again.
+    /// The member id whose data this node has lost, if any: neither it nor an older one is used again.
     pub lost: Option<RaftId>,
     /// For tests: the disk hangs while this file exists.
     pub disk_hangs_while: Option<PathBuf>,
@@ -62,13 +62,13 @@ pub struct RaftMember {
     data_dir: PathBuf,
     file_system: Arc<DefaultFileSystem>,
     disk: DiskThread,
-    /// How often the log was written anew in this life of the actor.
+    /// How often this incarnation of the actor rewrote the log.
     renewals: u32,
     snapshots: SnapshotFiles,
     transport: Arc<dyn RaftTransport>,
     publish: Arc<watch::Sender<Arc<Replica>>>,
     feed: ObjectFeed,
-    outgrown: Arc<watch::Sender<Option<Outgrown>>>,
+    incompatible: Arc<watch::Sender<Option<Incompatible>>>,
     tick: Duration,
     ports: BTreeMap<AskId, Port>,
     next_ask: u64,
@@ -86,7 +86,7 @@ enum Port {
     Reachable(Reply<Result<BTreeSet<RaftId>, ProposeError>>),
 }
 
-/// What the actor hears. Collaborators say [`RaftMemberMsg`]; the rest is its own.
+/// Messages of the actor. Other actors send [`RaftMemberMsg`]; the rest is internal.
 pub enum Msg {
     Protocol(RaftMemberMsg),
     Turn,
@@ -98,7 +98,7 @@ pub enum Msg {
     SnapshotLost { to: muster_messages::RaftId, index: u64 },
 }
 
-/// News from the disk's thread, and the number of renewals before that thread.
+/// A report of the disk thread, and the number of renewals before that thread.
 pub struct DiskNews(Report, u32);
 
 impl From<RaftMemberMsg> for Msg {
@@ -123,17 +123,27 @@ impl Named for Msg {
 }
 
 impl RaftMember {
-    /// Opens the disk and resumes, founds, or waits for a seat. Blocks: call it in a `Spec`'s factory. An earlier
-    /// incarnation's disk thread is waited for; if it hangs, this fails and the supervisor tries again.
+    /// Opens the disk and resumes, founds, or waits for a member id. Blocks: call it in a `Spec`'s factory. It waits for the disk
+    /// thread of an earlier incarnation; if that hangs, this fails and the supervisor tries again.
     pub fn open(args: RaftArgs) -> Result<Self, Fault> {
-        let RaftArgs { data_dir, node, config, transport, publish, feed, outgrown, founding, lost, disk_hangs_while } =
-            args;
+        let RaftArgs {
+            data_dir,
+            node,
+            config,
+            transport,
+            publish,
+            feed,
+            incompatible,
+            founding,
+            lost,
+            disk_hangs_while,
+        } = args;
         let (disk, recovered) = DiskThread::open(&data_dir)?;
         if let Some(file) = disk_hangs_while {
             disk.hang_while(file);
         }
         let (tick, seed, now) = (config.tick, rand::random(), Clock.now());
-        let core = if founding && recovered.seat.is_none() {
+        let core = if founding && recovered.member_id.is_none() {
             RaftCore::found(config, node, seed, now, logger())?
         } else {
             RaftCore::open(config, node, recovered, seed, now, logger())?
@@ -149,7 +159,7 @@ impl RaftMember {
             transport,
             publish,
             feed,
-            outgrown,
+            incompatible,
             tick,
             ports: BTreeMap::new(),
             next_ask: 0,
@@ -161,7 +171,7 @@ impl RaftMember {
         })
     }
 
-    fn park(&mut self, port: Port) -> AskId {
+    fn store_port(&mut self, port: Port) -> AskId {
         self.next_ask += 1;
         let ask = AskId(self.next_ask);
         self.ports.insert(ask, port);
@@ -172,21 +182,21 @@ impl RaftMember {
         let by = |ms: u64| now + Duration::from_millis(ms);
         match msg {
             RaftMemberMsg::Propose { command, deadline_ms, reply } => {
-                Input::Propose { ask: self.park(Port::Propose(reply)), command, deadline: by(deadline_ms) }
+                Input::Propose { ask: self.store_port(Port::Propose(reply)), command, deadline: by(deadline_ms) }
             }
-            RaftMemberMsg::ProposeSeat { change, reply } => {
-                Input::ProposeSeat { ask: self.park(Port::Propose(reply)), change }
+            RaftMemberMsg::ProposeMembership { change, reply } => {
+                Input::ProposeMembership { ask: self.store_port(Port::Propose(reply)), change }
             }
             RaftMemberMsg::Read { deadline_ms, reply } => {
-                Input::Read { ask: self.park(Port::Read(reply)), deadline: by(deadline_ms) }
+                Input::Read { ask: self.store_port(Port::Read(reply)), deadline: by(deadline_ms) }
             }
             RaftMemberMsg::CheckReachable { members, needed, deadline_ms, reply } => {
-                let ask = self.park(Port::Reachable(reply));
+                let ask = self.store_port(Port::Reachable(reply));
                 Input::CheckReachable { ask, members, needed, deadline: by(deadline_ms) }
             }
-            RaftMemberMsg::FromPeer { node, peer_seat, packets } => Input::Packets { node, peer_seat, packets },
-            RaftMemberMsg::SnapshotReceived { node, peer_seat, packet, data } => {
-                Input::SnapshotReceived { node, peer_seat, packet, data }
+            RaftMemberMsg::FromPeer { node, peer_member, packets } => Input::Packets { node, peer_member, packets },
+            RaftMemberMsg::SnapshotReceived { node, peer_member, packet, data } => {
+                Input::SnapshotReceived { node, peer_member, packet, data }
             }
             RaftMemberMsg::SnapshotSent { to, index, outcome } => Input::SnapshotSent { to, index, outcome },
             RaftMemberMsg::SnapshotProgress { to, index } => Input::SnapshotProgress { to, index },
@@ -194,7 +204,7 @@ impl RaftMember {
             RaftMemberMsg::Unreachable { to } => Input::Unreachable { to },
             RaftMemberMsg::LeaderGone { node } => Input::LeaderGone { node },
             RaftMemberMsg::TransferLeadership { to, reply } => {
-                Input::TransferLeadership { ask: self.park(Port::Transfer(reply)), to }
+                Input::TransferLeadership { ask: self.store_port(Port::Transfer(reply)), to }
             }
         }
     }
@@ -202,17 +212,17 @@ impl RaftMember {
     fn turn(&mut self, cx: &Cx<Msg>) -> Result<(), Fault> {
         self.turn_due = false;
         let now = cx.now();
-        // The report is only a nudge, so that a full mailbox loses nothing.
+        // The report is only a hint, so that a full mailbox loses nothing.
         let persisted = self.disk.persisted();
         if persisted > self.persisted {
             self.persisted = persisted;
             self.core.step(now, Input::Persisted { number: persisted });
         }
         let batch = self.core.turn(now)?;
-        self.perform(cx, now, batch)
+        self.apply_batch(cx, now, batch)
     }
 
-    fn perform(&mut self, cx: &Cx<Msg>, now: Moment, batch: Batch) -> Result<(), Fault> {
+    fn apply_batch(&mut self, cx: &Cx<Msg>, now: Moment, batch: Batch) -> Result<(), Fault> {
         self.send(batch.send);
         if let Some(why) = batch.lost {
             tracing::error!(%why, "this manager's Raft data cannot be trusted and will not be used again");
@@ -233,12 +243,13 @@ impl RaftMember {
         if let Some(replica) = batch.publish {
             self.publish.send_replace(replica);
         }
-        if batch.outgrown.is_some() {
+        if batch.incompatible.is_some() {
             // Of several snapshots the first is enough.
-            self.outgrown.send_if_modified(|said| std::mem::replace(said, batch.outgrown) != batch.outgrown);
+            self.incompatible
+                .send_if_modified(|said| std::mem::replace(said, batch.incompatible) != batch.incompatible);
         }
-        if let Some((members, own_seat)) = batch.members {
-            self.transport.members(members, own_seat);
+        if let Some((members, own_member)) = batch.members {
+            self.transport.members(members, own_member);
         }
         for answer in batch.answers {
             self.answer(answer);
@@ -256,21 +267,21 @@ impl RaftMember {
             self.take_snapshot(cx, job);
         }
         for notice in &batch.notices {
-            say(notice);
+            log_notice(notice);
         }
         self.alarm.set(cx, batch.wake_at, Msg::Wake);
         if batch.again {
-            self.want_turn(cx);
+            self.schedule_turn(cx);
         }
         Ok(())
     }
 
-    /// A sync failed: nothing that was written to those files can be trusted, and everything is still in memory. Any other failure
-    /// ends this actor.
+    /// A sync failed: nothing written to those files can be trusted, but everything is still in memory. Any other failure ends
+    /// this actor.
     fn renew_disk(&mut self, cx: &Cx<Msg>, fault: LogFault) -> Result<(), Fault> {
         let everything = (fault.kind == FaultKind::Unsynced).then(|| self.core.everything()).flatten();
         let (Some((job, write)), true) = (everything, self.renewals < MAX_RENEWALS) else { return Err(fault.into()) };
-        tracing::error!(%fault, "writing the Raft log anew into other files");
+        tracing::error!(%fault, "a sync failed; rewriting the Raft log into new files");
         self.renewals += 1;
         self.disk = DiskThread::renew(&self.data_dir, &self.file_system, job, write)?;
         self.watch_disk(cx);
@@ -281,13 +292,13 @@ impl RaftMember {
         self.disk.show(cx.beside("disk", "Disk"));
         let (me, thread) = (cx.me().clone(), self.renewals);
         self.disk.listen(Box::new(move |report| {
-            // A nudge; a tick makes up for one that a full mailbox refuses, and for the failure that follows it.
+            // A hint. The next tick makes up for one that a full mailbox refuses, and for the failure that follows it.
             let _full = me.tell(Msg::Disk(DiskNews(report, thread)));
         }));
     }
 
-    /// A `Turn` behind everything that waits. A full mailbox loses it; the next tick brings one.
-    fn want_turn(&mut self, cx: &Cx<Msg>) {
+    /// Sends a `Turn` behind everything that waits. If a full mailbox refuses it, the next tick causes one.
+    fn schedule_turn(&mut self, cx: &Cx<Msg>) {
         self.turn_due = self.turn_due || cx.me().tell(Msg::Turn).is_ok();
     }
 
@@ -310,7 +321,7 @@ impl RaftMember {
     }
 
     fn answer(&mut self, answer: Answer) {
-        // Whoever asked may have given up: its port is closed, and that is its own affair.
+        // The caller may have given up and closed its port.
         match answer {
             Answer::Proposed(ask, result) => {
                 if let Some(Port::Propose(port)) = self.ports.remove(&ask) {
@@ -335,7 +346,7 @@ impl RaftMember {
         }
     }
 
-    /// Encoding takes milliseconds to tens of them: away from this thread.
+    /// Encoding takes milliseconds to tens of them: not on this thread.
     fn send_snapshot(&mut self, cx: &Cx<Msg>, snapshot: OutboundSnapshot) {
         self.snapshots_sent += 1;
         let (transport, me) = (Arc::clone(&self.transport), cx.me().clone());
@@ -347,7 +358,7 @@ impl RaftMember {
                     packet.snapshot = Some(head.clone());
                     transport.send_snapshot(node, &addr, head, data, packet);
                 }
-                // Lost with the mailbox: the core gives a snapshot up by itself after a while.
+                // If the mailbox refuses this, the core gives the snapshot up after a while.
                 Err(_) => drop(me.tell(Msg::SnapshotLost { to: packet.to, index })),
             }
         });
@@ -358,7 +369,7 @@ impl RaftMember {
         cx.spawn(async move {
             let index = job.index;
             let digest = tokio::task::spawn_blocking(move || job.run()).await.ok();
-            insist(&me, || Msg::StateDigested { index, digest }).await;
+            send_until_accepted(&me, || Msg::StateDigested { index, digest }).await;
         });
     }
 
@@ -373,26 +384,27 @@ impl RaftMember {
             let head = match tokio::task::spawn_blocking(work).await {
                 Ok(Ok(head)) => Some(head),
                 Ok(Err(fault)) => {
-                    tracing::warn!(%fault, "a snapshot could not be written");
+                    tracing::warn!(%fault, "cannot write a snapshot");
                     None
                 }
                 Err(_) => None,
             };
-            insist(&me, || Msg::SnapshotTaken(head.clone())).await;
+            send_until_accepted(&me, || Msg::SnapshotTaken(head.clone())).await;
         });
     }
 }
 
-/// The core waits for this one before it asks for another, so a full mailbox is waited out.
-async fn insist(me: &Address<Msg>, msg: impl Fn() -> Msg) {
+/// The core waits for this message before it asks for another, so it is retried while the mailbox is full.
+async fn send_until_accepted(me: &Address<Msg>, msg: impl Fn() -> Msg) {
     while let Err(muster_kernel::Undeliverable::Full) = me.tell(msg()) {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
 
-fn say(notice: &Notice) {
+fn log_notice(notice: &Notice) {
     match notice {
-        Notice::DiskTooSlow { .. } | Notice::SnapshotUnreadable { .. } => tracing::warn!(?notice, "raft"),
+        Notice::DiskTooSlow { .. } => tracing::warn!(?notice, "disk write too slow; gave up Raft leadership"),
+        Notice::SnapshotUnreadable { .. } => tracing::warn!(?notice, "cannot read a received snapshot"),
         Notice::StateDiverged { member, node, index } => {
             tracing::error!(
                 raft_id = member.0,
@@ -402,14 +414,17 @@ fn say(notice: &Notice) {
             );
         }
         Notice::SnapshotNotTaken { to, why } => {
-            tracing::warn!(raft_id = to.0, %why, "a manager needs a snapshot of the state and did not take it; \
+            tracing::warn!(raft_id = to.0, %why, "a manager needs a snapshot of the state and did not install it; \
                 see `muster node inspect` of that node");
         }
-        Notice::Leads { .. } | Notice::Follows { .. } | Notice::LostLeader { .. } => tracing::info!(?notice, "raft"),
-        Notice::Seated { .. } | Notice::Unseated { .. } | Notice::Installed { .. } | Notice::Sending { .. } => {
-            tracing::info!(?notice, "raft")
+        Notice::Leads { .. } | Notice::Follows { .. } | Notice::LostLeader { .. } => {
+            tracing::info!(?notice, "Raft leader changed")
         }
-        Notice::SeatRefused { .. } => tracing::debug!(?notice, "raft"),
+        Notice::BecameMember { .. } => tracing::info!(?notice, "this node became a Raft member"),
+        Notice::MemberRemoved { .. } => tracing::info!(?notice, "this node was removed from the Raft configuration"),
+        Notice::Installed { .. } => tracing::info!(?notice, "installed a snapshot"),
+        Notice::Sending { .. } => tracing::info!(?notice, "sending a snapshot to a Raft member"),
+        Notice::MembershipRefused { .. } => tracing::debug!(?notice, "membership change refused when applied"),
     }
 }
 
@@ -422,7 +437,7 @@ impl Shell for RaftMember {
         let (me, every) = (cx.me().clone(), self.tick);
         cx.spawn(async move {
             let mut ticks = tokio::time::interval(every);
-            // After a pause (SIGSTOP, a suspended machine) the missed ticks must not run an election timer down.
+            // After a pause (SIGSTOP, a suspended machine) missed ticks must not run an election timer down.
             ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
             loop {
                 ticks.tick().await;
@@ -441,10 +456,10 @@ impl Shell for RaftMember {
             }
             Msg::Tick => {
                 self.core.step(now, Input::Tick);
-                self.turn_due = false; // should its message have been lost
+                self.turn_due = false; // in case its message was lost
             }
             Msg::Wake => {
-                self.alarm.rang();
+                self.alarm.fired();
                 self.core.step(now, Input::Woke);
             }
             Msg::Disk(DiskNews(Report::Failed(fault), thread)) if thread == self.renewals => {
@@ -459,7 +474,7 @@ impl Shell for RaftMember {
             }
             Msg::Turn => return self.turn(cx),
         }
-        self.want_turn(cx);
+        self.schedule_turn(cx);
         Ok(())
     }
 
@@ -489,7 +504,7 @@ impl Shell for RaftMember {
 }
 
 impl Drop for RaftMember {
-    /// Nobody leads from a member that is not there: what it published must not say so until it is back.
+    /// A member that does not run must not be published as leader.
     fn drop(&mut self) {
         self.publish.send_modify(|replica| {
             let RaftStatus { raft_id, term, commit, applied, .. } = replica.raft.clone();

@@ -1,4 +1,4 @@
-//! The actor on a real disk: three members in one process, joined by a transport without sockets.
+//! The actor on a real disk: three members in one process, connected by a transport without sockets.
 
 mod cluster;
 
@@ -10,70 +10,70 @@ use muster_tests::eventually;
 
 use crate::cluster::*;
 
-/// Steps at which a member is made to crash: what a write costs it, several times over.
-const POINTS: u32 = 36;
+/// Steps at which a member is crashed: several times the steps of one write.
+const CRASH_POINTS: u32 = 36;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn three_members_replicate_and_each_reads_what_was_acknowledged() {
+async fn three_members_replicate_and_read_acknowledged_writes() {
     let c = Cluster::three().await;
     let at = c.write(label("1")).await.revision;
     for n in 1..=3 {
         assert!(c.read(n).await.tables.revision >= at);
         c.until(n, "published", |r| value(r) == Some("1")).await;
     }
-    c.universe.finish().await;
+    c.harness.finish().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_crashed_member_resumes_from_its_disk_and_nothing_acknowledged_is_lost() {
+async fn crashed_member_resumes_without_losing_acknowledged_writes() {
     let mut c = Cluster::three().await;
     for (i, how) in [CrashHow::Panic, CrashHow::Error, CrashHow::Kill, CrashHow::Panic].into_iter().enumerate() {
         let at = c.write(label(&i.to_string())).await.revision;
         let leader = c.leader().await;
         let path = format!("node/m{leader}");
-        let before = c.universe.tree().inspect(&path).await.unwrap().incarnation;
-        c.universe.crash(&path, how);
+        let before = c.harness.tree().inspect(&path).await.unwrap().incarnation;
+        c.harness.crash(&path, how);
         let mut level = c.members[&leader].1.clone();
-        tokio::time::timeout(PATIENCE, level.wait_for(|r| !r.raft.leading))
+        tokio::time::timeout(WAIT_LIMIT, level.wait_for(|r| !r.raft.leading))
             .await
-            .expect("it does not claim to lead")
+            .expect("it does not report itself as leader")
             .unwrap();
-        c.universe.healthy(&path, before + 1).await;
+        c.harness.healthy(&path, before + 1).await;
         c.leader().await;
         let seen = c.read(leader).await;
         assert!(seen.tables.revision >= at && value(&seen) == Some(i.to_string().as_str()));
     }
-    c.universe.finish().await;
+    c.harness.finish().await;
 }
 
-/// Each in turn, leader or not, at the first step of its work, at the second, and so on: before and after a message, an
-/// effect of it, a word to the disk or to a peer.
+/// Each member in turn, leader or not, at the first step of its work, at the second, and so on: before and after a
+/// message, an effect, a write to the disk or a packet to a peer.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "full tier"]
-async fn wherever_a_member_crashes_what_was_acknowledged_is_there() {
+async fn crash_at_any_step_keeps_acknowledged_writes() {
     let mut c = Cluster::three().await;
     let fuses: Vec<Fuse> = (1..=3).map(|_| Fuse::unlit()).collect();
     for (n, fuse) in (1..).zip(&fuses) {
-        c.universe.crash_at(&format!("node/m{n}"), fuse);
+        c.harness.crash_at(&format!("node/m{n}"), fuse);
     }
-    for (point, (n, fuse)) in (0..POINTS).zip((1..).zip(&fuses).cycle()) {
+    for (point, (n, fuse)) in (0..CRASH_POINTS).zip((1..).zip(&fuses).cycle()) {
         let path = format!("node/m{n}");
-        let before = c.universe.tree().inspect(&path).await.unwrap().incarnation;
+        let before = c.harness.tree().inspect(&path).await.unwrap().incarnation;
         fuse.renew(point);
         let at = c.write(label(&point.to_string())).await.revision;
-        // It ticks, so it comes to any step sooner or later.
+        // It ticks, so it reaches every step eventually.
         eventually("it crashed", || fuse.blown()).await;
-        c.universe.healthy(&path, before + 1).await;
+        c.harness.healthy(&path, before + 1).await;
         for n in 1..=3 {
-            let seen = c.until(n, "it has what was acknowledged", |r| r.tables.revision >= at).await;
+            let seen = c.until(n, "it has the acknowledged write", |r| r.tables.revision >= at).await;
             assert_eq!(value(&seen), Some(point.to_string().as_str()), "member {n} after a crash of {path} at {point}");
         }
     }
-    c.universe.finish().await;
+    c.harness.finish().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_load_takes_snapshots_and_a_latecomer_gets_one() {
+async fn load_takes_snapshots_and_a_new_member_gets_one() {
     let mut c = Cluster::three().await;
     let c1 = &c;
     for round in 0..8 {
@@ -87,22 +87,22 @@ async fn a_load_takes_snapshots_and_a_latecomer_gets_one() {
             one.await.unwrap();
         }
     }
-    let view = c.universe.tree().inspect("node/m1").await.unwrap().view;
+    let view = c.harness.tree().inspect("node/m1").await.unwrap().view;
     assert!(view["snapshots"]["taken"].as_u64().unwrap() > 0, "{view}");
     c.join(4).await;
     let at = c.members[&1].1.borrow().tables.revision;
     c.until(4, "it catches up", |r| r.tables.revision >= at).await;
     let dir = c.dir(4);
-    c.universe.finish().await;
+    c.harness.finish().await;
     assert!(matches!(disk::state(&dir), disk::DirState::Present { raft_id: RaftId(4), .. }));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_whole_cluster_restarts_with_everything() {
+async fn whole_cluster_restarts_with_all_data() {
     let mut c = Cluster::three().await;
     let at = c.write(label("kept")).await.revision;
     for n in 1..=3 {
-        c.universe.children().stop_and_wait(&format!("m{n}")).await;
+        c.harness.children().stop_and_wait(&format!("m{n}")).await;
     }
     for n in 1..=3 {
         c.start(n);
@@ -112,19 +112,19 @@ async fn a_whole_cluster_restarts_with_everything() {
         let seen = c.read(n).await;
         assert!(seen.tables.revision >= at && value(&seen) == Some("kept"));
     }
-    c.universe.finish().await;
+    c.harness.finish().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn leadership_is_handed_over() {
     let c = Cluster::three().await;
-    // Asked again as an operator would: on a machine that is held up a leader may lose its office, or not hear the others.
+    // Repeated as an operator would: on a slow machine a leader may lose its leadership or contact with the others.
     let handed_over = async {
         loop {
             let leader = c.leader().await;
             let make = |reply| RaftMemberMsg::TransferLeadership { to: None, reply }.into();
-            match c.members[&leader].0.ask(PATIENCE, make).await.unwrap() {
-                Ok(heir) => return (leader, heir),
+            match c.members[&leader].0.ask(WAIT_LIMIT, make).await.unwrap() {
+                Ok(transfer_target) => return (leader, transfer_target),
                 Err(ProposeError::NotLeader { .. } | ProposeError::NoQuorum { .. } | ProposeError::TimedOut) => {
                     tokio::task::yield_now().await;
                 }
@@ -132,8 +132,9 @@ async fn leadership_is_handed_over() {
             }
         }
     };
-    let (leader, heir) = tokio::time::timeout(PATIENCE, handed_over).await.expect("somebody takes it over");
-    assert_ne!(heir, node_id(leader));
+    let (leader, transfer_target) =
+        tokio::time::timeout(WAIT_LIMIT, handed_over).await.expect("another member takes over");
+    assert_ne!(transfer_target, node_id(leader));
     c.write(label("after")).await;
-    c.universe.finish().await;
+    c.harness.finish().await;
 }

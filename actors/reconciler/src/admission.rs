@@ -1,7 +1,7 @@
 //! Admission for programs that embed it: announce, wait, serve, leave.
 //!
 //! ```ignore
-#![doc = include_str!("../tests/stories/example.rs")]
+#![doc = include_str!("../tests/scenarios/example.rs")]
 //! ```
 
 use std::sync::Arc;
@@ -12,23 +12,23 @@ use muster_kernel::{Intensity, Supervisor, Tree};
 use muster_messages::FencingToken;
 use tokio::sync::watch;
 
-use crate::core::admission::Standing;
+use crate::core::admission::AdmissionState;
 use crate::membership::{LeaseTiming, Leave, Member, MemberSetup, MemberView, member_spec};
 use crate::ports::Cluster;
 
-/// How long leaving may take before the lease is left to run out.
-const FAREWELL: Duration = Duration::from_secs(10);
+/// Time limit for leaving; afterwards the lease runs out.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The way in.
+/// The entry point.
 pub struct Admission;
 
 impl Admission {
-    /// Starts to announce a member, with the usual durations. That it is announced shows in [`Waiting::standing`].
+    /// Starts to announce a member, with the default durations. [`Waiting::admission_state`] shows when it is announced.
     pub async fn announce(cluster: Arc<dyn Cluster>, member: Member) -> Result<Waiting, StartError> {
         Self::announce_with(cluster, member, LeaseTiming::default(), Arc::new(BootTime)).await
     }
 
-    /// The same, with durations and a clock of one's own.
+    /// The same, with given durations and clock.
     pub async fn announce_with(
         cluster: Arc<dyn Cluster>,
         member: Member,
@@ -39,36 +39,36 @@ impl Admission {
         let root = root.map_err(|fault| StartError::Fault(fault.to_string()))?;
         let (spec, view, leave) = member_spec("member", MemberSetup { cluster, clock, lease, member });
         root.children().start(spec);
-        Ok(Waiting(Place { view, leave, root: Some(root) }))
+        Ok(Waiting(Membership { view, leave, root: Some(root) }))
     }
 }
 
-/// A place in the scope. Dropped: given up, in the background.
-struct Place {
+/// A membership of the scope. Dropping it gives it up in the background.
+struct Membership {
     view: watch::Receiver<MemberView>,
     leave: Leave,
     root: Option<Supervisor>,
 }
 
-impl Place {
+impl Membership {
     async fn gone(mut self) {
         self.leave.leave();
         let gone = self.view.wait_for(|view| view.gone);
-        let _in_time = tokio::time::timeout(FAREWELL, gone).await.is_ok();
+        let _in_time = tokio::time::timeout(LEAVE_TIMEOUT, gone).await.is_ok();
         if let Some(root) = self.root.take() {
             root.shut_down().await;
         }
     }
 }
 
-impl Drop for Place {
+impl Drop for Membership {
     fn drop(&mut self) {
         self.leave.leave();
         let (Some(root), Ok(runtime)) = (self.root.take(), tokio::runtime::Handle::try_current()) else { return };
         let mut view = self.view.clone();
-        // The lease is given up by the tree; without it, it would have to run out.
+        // Only the tree can release the lease; otherwise it would run out.
         runtime.spawn(async move {
-            let _in_time = tokio::time::timeout(FAREWELL, view.wait_for(|view| view.gone)).await.is_ok();
+            let _in_time = tokio::time::timeout(LEAVE_TIMEOUT, view.wait_for(|view| view.gone)).await.is_ok();
             drop(root);
         });
     }
@@ -77,27 +77,27 @@ impl Drop for Place {
 /// Why a member will not serve.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotServing {
-    /// The cluster will not have it, or has told it to stop before it began.
+    /// The cluster refused it, or asked it to stop before it served.
     #[error("not admitted: {0}")]
     Refused(String),
 }
 
-/// A member that is not admitted yet. It may take for ever: [`Waiting::standing`] says what for. Dropped: it leaves.
-pub struct Waiting(Place);
+/// A member that is not admitted yet, possibly indefinitely: [`Waiting::admission_state`] gives the reason. When dropped, it leaves.
+pub struct Waiting(Membership);
 
 impl Waiting {
-    /// Where it stands, as a level.
-    pub fn standing(&self) -> watch::Receiver<MemberView> {
+    /// Its state, as a watched value.
+    pub fn admission_state(&self) -> watch::Receiver<MemberView> {
         self.0.view.clone()
     }
 
-    /// Waits until every gate of the scope lets it in.
+    /// Waits until every gate of the scope admits it.
     pub async fn ready(self) -> Result<ServingGuard, NotServing> {
         let mut view = self.0.view.clone();
-        let decided = |view: &MemberView| match (&view.standing, &view.term) {
-            (Standing::Serving, Some(term)) => Some(Ok(term.clone())),
-            (Standing::Revoked { why } | Standing::Refused { why }, _) => Some(Err(why.clone())),
-            (Standing::Left, _) => Some(Err("it has left".to_owned())),
+        let decided = |view: &MemberView| match (&view.admission_state, &view.term) {
+            (AdmissionState::Serving, Some(term)) => Some(Ok(term.clone())),
+            (AdmissionState::Revoked { why } | AdmissionState::Refused { why }, _) => Some(Err(why.clone())),
+            (AdmissionState::Left, _) => Some(Err("the member has left".to_owned())),
             _ => None,
         };
         let term = loop {
@@ -105,33 +105,35 @@ impl Waiting {
             match decision {
                 Some(Ok(term)) => break term,
                 Some(Err(why)) => return Err(NotServing::Refused(why)),
-                None if view.changed().await.is_err() => return Err(NotServing::Refused("it was stopped".to_owned())),
+                None if view.changed().await.is_err() => {
+                    return Err(NotServing::Refused("the member was stopped".to_owned()));
+                }
                 None => {}
             }
         };
-        Ok(ServingGuard { place: self.0, term })
+        Ok(ServingGuard { membership: self.0, term })
     }
 
-    /// Leaves, and waits until the cluster knows, for a while.
+    /// Leaves, and waits within a limit until the cluster has recorded it.
     pub async fn leave(self) {
         self.0.gone().await;
     }
 }
 
-/// The right to serve. Dropped: it leaves, so that nobody waits for what does not serve any more. Drop it only then.
+/// The right to serve. When dropped, the member leaves, so that no runner waits for it: drop it only once serving has stopped.
 pub struct ServingGuard {
-    place: Place,
+    membership: Membership,
     term: Term,
 }
 
 impl ServingGuard {
-    /// Waits until it may serve no longer, and says why. Whoever serves must have stopped before [`Hold::over_at`].
+    /// Waits until it may no longer serve, and returns why. Serving must have stopped before [`Hold::over_at`].
     pub async fn revoked(&self) -> String {
-        let mut view = self.place.view.clone();
+        let mut view = self.membership.view.clone();
         let over = async {
-            match view.wait_for(|view| view.standing.is_over()).await.as_deref() {
-                Ok(MemberView { standing: Standing::Revoked { why }, .. }) => why.clone(),
-                _ => "it was stopped".to_owned(),
+            match view.wait_for(|view| view.admission_state.is_over()).await.as_deref() {
+                Ok(MemberView { admission_state: AdmissionState::Revoked { why }, .. }) => why.clone(),
+                _ => "the member was stopped".to_owned(),
             }
         };
         tokio::select! {
@@ -141,22 +143,22 @@ impl ServingGuard {
         }
     }
 
-    /// Whether it may serve at this very moment, by the clock.
+    /// Whether it may serve now, by the clock.
     pub fn is_serving(&self) -> bool {
-        self.term.is_current() && self.place.view.borrow().standing == Standing::Serving
+        self.term.is_current() && self.membership.view.borrow().admission_state == AdmissionState::Serving
     }
 
-    /// How long it may serve for now; each renewal moves it. For those who must be stopped from outside in time.
+    /// How long it may currently serve; each renewal moves it. For work that must be stopped from outside in time.
     pub fn hold(&self) -> watch::Receiver<Hold> {
         self.term.hold()
     }
-    /// Under which its lease is held.
+    /// The token of its lease.
     pub fn token(&self) -> Option<FencingToken> {
         self.term.token()
     }
 
-    /// Serves no more, and waits until the cluster knows, for a while. For whoever has stopped already.
+    /// Leaves after serving has stopped, and waits briefly until the cluster has recorded it.
     pub async fn drain(self) {
-        self.place.gone().await;
+        self.membership.gone().await;
     }
 }

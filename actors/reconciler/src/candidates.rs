@@ -1,8 +1,9 @@
-//! A candidate: known to the others by a record of its own, standing for election while nobody is better.
+//! A candidate: known to the others by a record of its own; it campaigns while no candidate is better.
 //!
-//! Owns   whether to stand; the record, a [member](crate::membership) of the scope `candidates.NAME`; the sibling `elect`.
-//! Hears  the view, where the record stands, that the runner resigns, that all of it is to end.   Says  nothing: it starts and stops.
-//! A crash loses the record, which runs out and is written anew; `elect` goes on, and its handle is found in a slot.
+//! Owns        whether to campaign; the record, a [member](crate::membership) of the scope `candidates.NAME`; the sibling `elect`.
+//! Inputs      the view, the state of the record, the runner's resignation, the request to retire.
+//! Outputs     none: it starts and stops actors.
+//! A crash loses the record, which runs out and is written again; `elect` continues, and its handle is in a slot.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,17 +18,17 @@ use tokio::sync::watch;
 use tracing::info;
 
 use crate::core::eligibility::{Eligibility, Input, Me};
-use crate::elect::Standing;
+use crate::elect::RunnerCandidate;
 use crate::membership::{Leave, Member, MemberSetup, MemberView, member_spec};
 use crate::wiring::Wiring;
 
 /// The elector's name among its siblings.
 pub const ELECT: &str = "elect";
 const MAILBOX: usize = 64;
-/// After the cluster refused a candidate for good, as far as it said.
-const REFUSED_PAUSE: Duration = Duration::from_secs(10);
-/// How long a term may take to end before its elector is taken down. A command has 5 s between TERM and KILL.
-const LONGEST_END: Duration = Duration::from_secs(20);
+/// Pause after a refusal that the cluster gave as final.
+const REFUSAL_PAUSE: Duration = Duration::from_secs(10);
+/// Time limit for a term to end before its elector is stopped. A command has 5 s from TERM to KILL.
+const TERM_END_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// What outlives a crash of the actor.
 #[derive(Clone, Default)]
@@ -37,21 +38,21 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Whoever stood has gone, with all actors of the name.
+    /// The elector is gone, with all actors of the name.
     pub fn forget_elector(&self) {
         self.elector.set(None);
     }
 }
 
-/// What the actor hears. All of it is its own, but for `Resign`.
+/// Messages of the actor, all sent by itself except `Resign`.
 pub enum Msg {
-    Look,
+    ViewChanged,
     Member,
-    /// It failed here too often. Lost: said again after the next failure.
+    /// The run failed here too often. Lost: repeated after the next failure.
     Resign,
     /// The elector has ended: it was stopped, or the cluster refused it.
     ElectEnded,
-    Again,
+    Retry,
     Retire,
     Woke,
 }
@@ -59,23 +60,22 @@ pub enum Msg {
 impl Named for Msg {
     fn name(&self) -> &'static str {
         match self {
-            Self::Look => "look",
+            Self::ViewChanged => "view_changed",
             Self::Member => "member",
             Self::Resign => "resign",
             Self::ElectEnded => "elect_ended",
-            Self::Again => "again",
+            Self::Retry => "retry",
             Self::Retire => "retire",
             Self::Woke => "woke",
         }
     }
 }
 
-/// Where candidates are told to resign.
+/// The address for resignations.
 pub fn candidates_address() -> Address<Msg> {
     Address::new(MAILBOX)
 }
 
-/// How to make one.
 pub fn candidates_spec(wiring: Wiring, siblings: Children) -> Spec {
     let address = wiring.candidates.clone();
     Spec::actor("candidates", address, move || Ok(Candidates::new(wiring.clone(), siblings.clone()))).with_children()
@@ -84,7 +84,7 @@ pub fn candidates_spec(wiring: Wiring, siblings: Children) -> Spec {
 enum Elect {
     None,
     Running(LeaderElector),
-    /// It was told to end; nothing is started before it has.
+    /// It was asked to end; nothing starts before it has.
     Ending,
 }
 
@@ -95,7 +95,7 @@ pub struct Candidates {
     core: Eligibility,
     elect: Elect,
     member: Option<(watch::Receiver<MemberView>, Leave)>,
-    /// There is something to run here.
+    /// This process can run the definition.
     runnable: bool,
     retiring: bool,
     alarm: Alarm,
@@ -106,43 +106,43 @@ impl Candidates {
         let setup = &wiring.setup;
         let me = Me { member: setup.member.clone(), node: setup.node, release: setup.release.triple };
         let memory = &wiring.memory;
-        // An elector that an earlier incarnation has started goes on.
+        // An elector that an earlier incarnation started continues.
         let going = |elector: &LeaderElector| elector.status().borrow().outcome.is_none();
         let elector = memory.elector.get().flatten().filter(going);
-        let core = Eligibility::new(me, setup.patience, elector.is_some(), memory.out_until.get().flatten());
+        let core = Eligibility::new(me, setup.timing, elector.is_some(), memory.out_until.get().flatten());
         let elect = elector.map_or(Elect::None, Elect::Running);
         Self { wiring, siblings, core, elect, member: None, runnable: false, retiring: false, alarm: Alarm::default() }
     }
 
     fn step(&mut self, cx: &Cx<Msg>, input: Input<'_>) {
-        let was = self.core.verdict().clone();
+        let was = self.core.decision().clone();
         let is = self.core.step(cx.now(), input).clone();
         if was != is {
-            info!(reconciler = %self.wiring.name, stands = is.stands, why = ?is.why, "decided");
+            info!(reconciler = %self.wiring.name, stands = is.stands, why = ?is.why, "candidacy changed");
         }
         self.wiring.memory.out_until.set(self.core.out_until());
         self.act(cx);
         self.alarm.set(cx, self.core.wake_at(), Msg::Woke);
     }
 
-    /// Makes it so. The only place that starts or ends anything.
+    /// Applies the decision. The only place that starts or ends anything.
     fn act(&mut self, cx: &Cx<Msg>) {
-        let stands = self.core.verdict().stands && !self.retiring;
+        let stands = self.core.decision().stands && !self.retiring;
         match &self.elect {
-            Elect::None if stands => self.stand(cx),
+            Elect::None if stands => self.campaign(cx),
             Elect::Running(elector) if !stands => {
                 let (elector, me, siblings) = (elector.clone(), cx.me().clone(), self.siblings.clone());
                 self.elect = Elect::Ending;
                 elector.stop();
                 cx.spawn(async move {
-                    let _late = tokio::time::timeout(LONGEST_END, elector.ended()).await;
+                    let _late = tokio::time::timeout(TERM_END_TIMEOUT, elector.ended()).await;
                     siblings.stop_and_wait(ELECT).await;
                     let _gone = me.tell(Msg::ElectEnded);
                 });
             }
             _ => {}
         }
-        // A candidate that has nothing to run any more keeps nobody else from it.
+        // A candidate with nothing left to run must not hold back the others.
         if (self.retiring || !self.runnable) && matches!(self.elect, Elect::None) {
             if let Some((_, leave)) = &self.member {
                 leave.leave();
@@ -156,22 +156,22 @@ impl Candidates {
         }
     }
 
-    fn stand(&mut self, cx: &Cx<Msg>) {
+    fn campaign(&mut self, cx: &Cx<Msg>) {
         let setup = &self.wiring.setup;
         let lease = runner_lease(&self.wiring.name);
         let lease = LeaseRef { namespace: lease.namespace, name: lease.name };
         let config = setup.lease.config(lease, &setup.member);
-        let candidate = Standing {
+        let candidate = RunnerCandidate {
             reconciler: self.wiring.name.clone(),
             terms: Arc::clone(&self.wiring.terms),
-            bench: self.wiring.bench.clone(),
+            action_slot: self.wiring.action_slot.clone(),
         };
-        // A session for each time: a lease is never given back to one that has given it up.
+        // A new session for each candidacy: a lease is never given back to a session that released it.
         let cluster: Arc<dyn muster_elector::Cluster> = setup.cluster.clone();
         let election = Election::Native(Session::new(cluster));
         let clock = Arc::clone(&setup.clock);
         let made = LeaderElector::spec(ELECT, ElectorSetup { config, election, candidate: Arc::new(candidate), clock });
-        let Ok((spec, elector)) = made else { return }; // the durations were judged when the node started
+        let Ok((spec, elector)) = made else { return }; // the durations were validated at startup
         self.siblings.start(spec);
         self.adopt(cx, elector);
     }
@@ -182,11 +182,11 @@ impl Candidates {
         let me = cx.me().clone();
         cx.spawn(async move {
             let _how = elector.ended().await;
-            let _gone = me.tell(Msg::Again);
+            let _gone = me.tell(Msg::Retry);
         });
     }
 
-    fn look(&mut self, cx: &Cx<Msg>) {
+    fn observe(&mut self, cx: &Cx<Msg>) {
         let view = self.wiring.views.borrow_and_update().clone();
         let Some(view) = view else { return };
         let runnable = view.definition.as_ref().is_some_and(|definition| self.wiring.setup.runs(definition));
@@ -227,7 +227,7 @@ impl Shell for Candidates {
                 let elector = elector.clone();
                 self.adopt(cx, elector);
             }
-            // An earlier incarnation may have started one that it could not note any more.
+            // An earlier incarnation may have started one that it did not record.
             _ if cx.incarnation() > 1 => {
                 self.elect = Elect::Ending;
                 let (siblings, me) = (self.siblings.clone(), cx.me().clone());
@@ -240,7 +240,7 @@ impl Shell for Candidates {
         }
         let (mut views, me) = (self.wiring.views.clone(), cx.me().clone());
         views.mark_changed();
-        cx.spawn(async move { while views.changed().await.is_ok() && me.tell(Msg::Look).is_ok() {} });
+        cx.spawn(async move { while views.changed().await.is_ok() && me.tell(Msg::ViewChanged).is_ok() {} });
         let (retire, me) = (self.wiring.retire.clone(), cx.me().clone());
         cx.spawn(async move {
             retire.cancelled().await;
@@ -251,11 +251,11 @@ impl Shell for Candidates {
 
     async fn handle(&mut self, cx: &Cx<Msg>, msg: Msg) -> Result<(), Fault> {
         match msg {
-            Msg::Look => self.look(cx),
+            Msg::ViewChanged => self.observe(cx),
             Msg::Member => {
                 let view = self.member.as_mut().map(|(view, _)| view.borrow_and_update().clone());
-                if view.as_ref().is_some_and(|view| view.standing.is_over()) && self.runnable && !self.retiring {
-                    cx.after(REFUSED_PAUSE, Msg::Again);
+                if view.as_ref().is_some_and(|view| view.admission_state.is_over()) && self.runnable && !self.retiring {
+                    cx.after(REFUSAL_PAUSE, Msg::Retry);
                 }
                 self.step(cx, Input::Announced(view.is_some_and(|view| view.announced)));
             }
@@ -265,8 +265,8 @@ impl Shell for Candidates {
                 self.elect = Elect::None;
                 self.act(cx);
             }
-            Msg::Again => {
-                let over = self.member.as_ref().is_some_and(|(view, _)| view.borrow().standing.is_over());
+            Msg::Retry => {
+                let over = self.member.as_ref().is_some_and(|(view, _)| view.borrow().admission_state.is_over());
                 if over && self.runnable && !self.retiring {
                     self.announce(cx);
                 }
@@ -277,7 +277,7 @@ impl Shell for Candidates {
                     let (siblings, me) = (self.siblings.clone(), cx.me().clone());
                     cx.spawn(async move {
                         siblings.stop_and_wait(ELECT).await;
-                        tokio::time::sleep(REFUSED_PAUSE).await;
+                        tokio::time::sleep(REFUSAL_PAUSE).await;
                         let _gone = me.tell(Msg::ElectEnded);
                     });
                 }
@@ -287,7 +287,7 @@ impl Shell for Candidates {
                 self.act(cx);
             }
             Msg::Woke => {
-                self.alarm.rang();
+                self.alarm.fired();
                 self.step(cx, Input::Woke);
             }
         }
@@ -295,12 +295,12 @@ impl Shell for Candidates {
     }
 
     fn view(&self) -> Value {
-        let member = self.member.as_ref().map(|(view, _)| view.borrow().standing.clone());
+        let member = self.member.as_ref().map(|(view, _)| view.borrow().admission_state.clone());
         let elect = match &self.elect {
             Elect::None => "none",
             Elect::Running(_) => "running",
             Elect::Ending => "ending",
         };
-        json!({"verdict": self.core.verdict(), "record": member, "elect": elect, "retiring": self.retiring})
+        json!({"decision": self.core.decision(), "record": member, "elect": elect, "retiring": self.retiring})
     }
 }

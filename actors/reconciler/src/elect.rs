@@ -1,4 +1,4 @@
-//! What a candidate's elector does with a term: hands it to the runner, and keeps the lease until nothing of it is at work.
+//! What a candidate's elector does with a term: passes it to the runner, and keeps the lease until none of its work is running.
 
 use std::sync::Arc;
 
@@ -8,30 +8,30 @@ use muster_elector::{Candidate, Ending, Term};
 use tokio::sync::watch;
 use tracing::info;
 
-use crate::bench::Bench;
+use crate::action_slot::ActionSlot;
 
 /// The runner's side of an election.
-pub struct Standing {
+pub struct RunnerCandidate {
     pub reconciler: String,
-    /// The term that is held; `None` while none is. It may have ended by itself.
+    /// The term that is held, if any. It may have ended by itself.
     pub terms: Arc<watch::Sender<Option<Term>>>,
-    pub bench: Bench,
+    pub action_slot: ActionSlot,
 }
 
-impl Candidate for Standing {
+impl Candidate for RunnerCandidate {
     fn on_started_leading(&self, term: Term) -> BoxFuture<'static, ()> {
-        let (terms, bench) = (Arc::clone(&self.terms), self.bench.clone());
+        let (terms, action_slot) = (Arc::clone(&self.terms), self.action_slot.clone());
         async move {
             terms.send_replace(Some(term.clone()));
             term.ended().await;
             // Its actions were cancelled with it, and none begins any more.
-            bench.idle().await;
+            action_slot.idle().await;
         }
         .boxed()
     }
 
     fn on_stopped_leading(&self, ending: &Ending) {
-        info!(reconciler = %self.reconciler, %ending, "runs no more");
+        info!(reconciler = %self.reconciler, %ending, "reconciler term ended");
         self.terms.send_replace(None);
     }
 }

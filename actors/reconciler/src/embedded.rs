@@ -6,14 +6,14 @@ use muster_kernel::{Intensity, Supervisor, Tree};
 use crate::reconcilers::{Reconcilers, reconcilers_spec};
 use crate::wiring::Setup;
 
-/// A program that stands for running reconcilers. Dropped, its leases run out: [`Embedded::stop`] it.
+/// A program that campaigns to run reconcilers. When it is dropped its leases run out: call [`Embedded::stop`].
 pub struct Embedded {
     root: Supervisor,
     reconcilers: Reconcilers,
 }
 
 impl Embedded {
-    /// Starts: what it can carry out of what its release has definitions of.
+    /// Starts everything that its release defines and that it can carry out.
     pub async fn start(setup: Setup) -> Result<Self, StartError> {
         let (spec, reconcilers) = reconcilers_spec(setup)?;
         let root = Supervisor::root("program", Tree::new(), Intensity::default()).await;
@@ -22,7 +22,7 @@ impl Embedded {
         Ok(Self { root, reconcilers })
     }
 
-    /// Ends every run in order and gives every lease back.
+    /// Ends every run in order and releases every lease.
     pub async fn stop(self) {
         self.reconcilers.hand_over().await;
         self.root.shut_down().await;

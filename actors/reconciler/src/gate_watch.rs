@@ -1,4 +1,4 @@
-//! A gate, watched by whoever only wants to know.
+//! A watch of one gate, for programs that only observe it.
 
 use std::sync::Arc;
 
@@ -10,20 +10,20 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::sync::watch;
 
-use crate::asking::{self, Level};
+use crate::cluster_requests::{self, WatchedValue};
 use crate::ports::Cluster;
 
-/// A gate as somebody sees it.
+/// A gate as an observer sees it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub enum GateSeen {
-    /// Nothing has ever been applied; or nobody knows of the reconciler.
+    /// Nothing has ever been applied, or the reconciler is unknown.
     Absent,
-    /// It says something that this build does not understand. Nobody may be admitted by it.
+    /// The gate contains something that this build does not understand. It admits no member.
     Unreadable,
     Gate(GateStatus),
 }
 
-/// What a gate says.
+/// The contents of a gate.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GateStatus {
     pub epoch: u64,
@@ -35,7 +35,7 @@ pub struct GateStatus {
 }
 
 impl GateSeen {
-    /// What a status says of its gate. Whatever cannot be read counts as unreadable, never as absent.
+    /// The gate in a status. One that cannot be read counts as unreadable, never as absent.
     fn of(status: &Value) -> Self {
         match &status["gate"] {
             Value::Null => Self::Absent,
@@ -49,7 +49,7 @@ pub struct GateWatch {
     seen: watch::Receiver<Option<GateSeen>>,
 }
 
-/// A status, of which two things are read here.
+/// The two parts of a status that are read here.
 #[derive(Deserialize)]
 struct Status {
     revision: Revision,
@@ -59,7 +59,7 @@ struct Status {
 
 struct Name(String);
 
-impl Level for Name {
+impl WatchedValue for Name {
     type View = Status;
     fn request(&self, seen: Revision, wait_ms: u64) -> ReconcilerRequest {
         ReconcilerRequest::Status { name: self.0.clone(), seen, wait_ms }
@@ -75,11 +75,11 @@ impl GateWatch {
         let (tell, seen) = watch::channel(None);
         let tell = Arc::new(tell);
         let unwatched = Arc::clone(&tell);
-        let watched = asking::watch(cluster, Name(reconciler.into()), move |answer| {
+        let watched = cluster_requests::watch(cluster, Name(reconciler.into()), move |answer| {
             let news = match answer {
                 Ok(status) => Some(GateSeen::of(&Value::Object(status.rest))),
                 Err(body) if body.code == ErrorCode::NotFound => Some(GateSeen::Absent),
-                // What was seen last stands: a cluster that is away says nothing about its gates.
+                // The last state stays: an unreachable cluster says nothing about its gates.
                 Err(_) => None,
             };
             if let Some(news) = news {
@@ -87,7 +87,7 @@ impl GateWatch {
             }
             std::future::ready(true)
         });
-        // An answer may take as long as there is no news: it ends in the middle of that, too.
+        // An answer takes as long as there is no news: the task can end while it waits.
         tokio::spawn(async move {
             tokio::select! {
                 () = unwatched.closed() => {}
@@ -97,11 +97,11 @@ impl GateWatch {
         Self { seen }
     }
 
-    /// What was seen last; `None` before the first answer.
+    /// The last state seen; `None` before the first answer.
     pub fn now(&self) -> Option<GateSeen> {
         self.seen.borrow().clone()
     }
-    /// The first sight, then each change; whoever is slow sees the last one. `None`: the runtime is ending.
+    /// The first state, then each change; a slow reader skips to the newest. `None`: the runtime is ending.
     pub async fn next(&mut self) -> Option<GateSeen> {
         loop {
             self.seen.changed().await.ok()?;

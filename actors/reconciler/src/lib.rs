@@ -1,16 +1,17 @@
-//! Release-gated reconcilers, the side of nodes and programs: who runs what, how it is run, and who may serve meanwhile.
+//! Release-gated reconcilers on the side of nodes and programs: which process runs what, how it runs, and which members may
+//! serve meanwhile.
 //!
-//! - [`reconcilers_spec`] runs whatever a release has definitions of, as part of a tree; [`Embedded`] as a tree of its own.
-//! - [`Admission`] takes a program into a scope: announced, admitted, serving, gone. [`GateWatch`] only looks.
+//! - [`reconcilers_spec`] runs everything that a release defines, as part of a tree; [`Embedded`] does so in a tree of its own.
+//! - [`Admission`] takes a program into a scope: announced, admitted, serving, gone. [`GateWatch`] only observes.
 //! - [`ReconcilerSpec`] describes what is to be applied; [`Handler`] is a program's own code as an action.
-//! - [`core`] decides; the cluster judges.
+//! - [`core`] decides locally; the cluster validates every step.
 //!
 //! See `OVERVIEW.md`.
 
+mod action_slot;
 mod admission;
-mod asking;
-mod bench;
 mod candidates;
+mod cluster_requests;
 pub mod core;
 mod elect;
 mod embedded;
@@ -27,14 +28,15 @@ pub use muster_elector::{Hold, Link, Managers, Socket, StartError};
 pub use muster_messages::{Release, Triple};
 
 pub use self::admission::{Admission, NotServing, ServingGuard, Waiting};
-pub use self::core::admission::Standing;
-pub use self::core::eligibility::Patience;
+pub use self::core::admission::AdmissionState;
+pub use self::core::eligibility::EligibilityTiming;
 pub use self::core::run::Outcome;
 pub use self::embedded::Embedded;
 pub use self::gate_watch::{GateSeen, GateStatus, GateWatch};
 pub use self::membership::{LeaseTiming, Leave, Member, MemberSetup, MemberView, member_spec};
 pub use self::ports::{
-    ApplyCtx, Cluster, CommandEnd, CommandExit, CommandOrder, CommandRunner, GRACE, Handler, HandlerError, MOST_OUTPUT,
+    ApplyCtx, Cluster, CommandEnd, CommandExit, CommandOrder, CommandRunner, GRACE, Handler, HandlerError,
+    MAX_OUTPUT_BYTES,
 };
 pub use self::reconcilers::{Reconcilers, reconcilers_spec};
 pub use self::spec::ReconcilerSpec;

@@ -1,10 +1,9 @@
-//! One member of a scope as an actor: its lease, its record, where it stands. Candidates are members of a scope of their own.
+//! One member of a scope as an actor: its lease, its record, its state. Candidates are members of a scope of their own.
 //!
-//! Owns   the session that is its incarnation; a child that holds its private lease by electing itself.
-//! Hears  the lease won and lost, answers, that it is to leave.   Says  [`MemberView`], as a level.
-//! Why an election for a lease that nobody else wants: it brings the two instants after which a member must stop, counts
-//! from before each renewal was sent, and survives frozen managers and processes. A second machine for that would be one
-//! more to prove.
+//! Owns        the session that is its incarnation; a child that holds its private lease by electing itself.
+//! Inputs      the lease won and lost, answers, the request to leave.  Outputs  [`MemberView`], as a watched value.
+//! Why an election for a lease without a rival: it provides the two instants after which a member must stop, counts from before
+//! each renewal was sent, and survives frozen managers and processes. A second mechanism would be one more to prove.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -27,13 +26,13 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::asking::{ON_THE_WAY, PATIENCE, ask};
-use crate::core::admission::{Admission, Ask, Input, Standing, WATCH};
+use crate::cluster_requests::{ANSWER_TIMEOUT, ANSWER_TRANSIT_TIME, ask};
+use crate::core::admission::{Admission, AdmissionState, Ask, Input, WATCH_WAIT};
 use crate::ports::Cluster;
 
 const MAILBOX: usize = 64;
 
-/// Who a member says that it is.
+/// The identity that a member announces.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Member {
     pub scope: String,
@@ -43,7 +42,7 @@ pub struct Member {
     pub needs: BTreeMap<String, Triple>,
     /// Whether it wants to serve, or only to be known.
     pub serves: bool,
-    /// Whether it serves by its lease, and must have stopped before that is over.
+    /// Whether it serves under its lease, and must have stopped before the lease is over.
     pub relies_on_lease: bool,
 }
 
@@ -53,19 +52,18 @@ impl Member {
         let (scope, member) = (scope.to_owned(), member.to_owned());
         Self { scope, member, node: None, release, needs: BTreeMap::new(), serves: true, relies_on_lease: true }
     }
-    /// What it does is made safe by other means: nothing goes wrong if it still serves when its lease is over.
+    /// Other means make its work safe: it may still serve when its lease is over.
     #[must_use]
     pub fn safe_without_lease(mut self) -> Self {
         self.relies_on_lease = false;
         self
     }
-    /// It cannot serve unless this reconciler has been applied, of this release at least.
+    /// It cannot serve before at least this release of the reconciler has been applied.
     #[must_use]
     pub fn needs(mut self, reconciler: &str, release: Triple) -> Self {
         self.needs.insert(reconciler.to_owned(), release);
         self
     }
-    /// The node it runs on.
     #[must_use]
     pub fn on(mut self, node: NodeId) -> Self {
         self.node = Some(node);
@@ -82,12 +80,11 @@ pub struct MemberSetup {
     pub member: Member,
 }
 
-/// How a lease is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeaseTiming {
-    /// How long others wait for whoever died.
+    /// How long others wait for a holder that died.
     pub lease: Duration,
-    /// When to stop after the last confirmed renewal; what is left of the lease is the margin.
+    /// When to stop after the last confirmed renewal; the rest of the lease is the margin.
     pub renew_deadline: Duration,
     pub retry_period: Duration,
 }
@@ -113,50 +110,49 @@ impl LeaseTiming {
     }
 }
 
-/// Where a member stands.
 #[derive(Clone)]
 pub struct MemberView {
-    pub standing: Standing,
+    pub admission_state: AdmissionState,
     pub announced: bool,
     pub incarnation: SessionId,
-    /// Of its lease. While it serves it must stop when this ends.
+    /// The term of its lease. While the member serves it must stop when this ends.
     pub term: Option<Term>,
-    /// Its lease is given up, as far as that was possible.
+    /// Its lease has been released, as far as that was possible.
     pub gone: bool,
 }
 
-/// How a member is told to go.
+/// Handle to make a member leave.
 #[derive(Clone, Default)]
 pub struct Leave {
-    /// It is not wanted any more.
+    /// The member was asked to leave.
     asked: CancellationToken,
 }
 
 impl Leave {
-    /// Gives its place up: whoever served must have stopped. Does not wait.
+    /// Gives up the membership: the program must have stopped serving. Does not wait.
     pub fn leave(&self) {
         self.asked.cancel();
     }
 }
 
-/// A member for a tree that is there already; where it stands, as a level. Whoever has been told that it is over takes part anew
-/// with another of these, under the same name if it likes.
+/// A member for an existing tree, and its state as a watched value. After a final state, take part again with a new member,
+/// also under the same name.
 pub fn member_spec(name: &str, setup: MemberSetup) -> (Spec, watch::Receiver<MemberView>, Leave) {
-    let standing = Standing::Announcing { trouble: None };
-    let view = MemberView { standing, announced: false, incarnation: SessionId(0), term: None, gone: false };
+    let admission_state = AdmissionState::Announcing { trouble: None };
+    let view = MemberView { admission_state, announced: false, incarnation: SessionId(0), term: None, gone: false };
     let (tell, view) = watch::channel(view);
     let (tell, leave) = (Arc::new(tell), Leave::default());
     let left = leave.clone();
-    // Not by the actor's incarnation: that counts on from the member whose place in the tree this one takes.
+    // Not the actor's incarnation: that continues from the previous member at this path of the tree.
     let begun = AtomicBool::new(false);
     let make = move || {
-        let again = begun.swap(true, Ordering::SeqCst);
-        Ok(MemberShell::new(setup.clone(), Arc::clone(&tell), left.clone(), again))
+        let restarted = begun.swap(true, Ordering::SeqCst);
+        Ok(MemberShell::new(setup.clone(), Arc::clone(&tell), left.clone(), restarted))
     };
     (Spec::actor(name, Address::new(MAILBOX), make).with_children(), view, leave)
 }
 
-/// What the actor hears. All of it is its own.
+/// Messages of the actor, all sent by itself.
 pub enum Msg {
     Held(Term),
     Lost(String),
@@ -164,7 +160,7 @@ pub enum Msg {
     Refused(String),
     Answered { number: u64, result: Result<AdmissionView, ErrorBody> },
     Leave,
-    Gone,
+    LeaseReleased,
     Woke,
 }
 
@@ -177,7 +173,7 @@ impl Named for Msg {
             Self::Refused(_) => "refused",
             Self::Answered { .. } => "answered",
             Self::Leave => "leave",
-            Self::Gone => "gone",
+            Self::LeaseReleased => "gone",
             Self::Woke => "woke",
         }
     }
@@ -193,13 +189,13 @@ pub struct MemberShell {
     view: Arc<watch::Sender<MemberView>>,
     leave: Leave,
     leaving: bool,
-    /// An earlier incarnation of this member has crashed.
-    again: bool,
+    /// An earlier incarnation of this member crashed.
+    restarted: bool,
     alarm: Alarm,
 }
 
 impl MemberShell {
-    fn new(setup: MemberSetup, view: Arc<watch::Sender<MemberView>>, leave: Leave, again: bool) -> Self {
+    fn new(setup: MemberSetup, view: Arc<watch::Sender<MemberView>>, leave: Leave, restarted: bool) -> Self {
         let core = Admission::new(setup.member.serves, rand::random());
         Self {
             setup,
@@ -210,7 +206,7 @@ impl MemberShell {
             view,
             leave,
             leaving: false,
-            again,
+            restarted,
             alarm: Alarm::default(),
         }
     }
@@ -221,7 +217,7 @@ impl MemberShell {
         ParticipantKey { scope: scope.clone(), member: member.clone(), incarnation }
     }
 
-    fn turn(&mut self, cx: &Cx<Msg>, input: Input) {
+    fn step(&mut self, cx: &Cx<Msg>, input: Input) {
         if let Some(ask) = self.core.step(cx.now(), input) {
             self.ask(cx, ask);
         }
@@ -231,7 +227,7 @@ impl MemberShell {
 
     fn publish(&self) {
         self.view.send_modify(|view| {
-            view.standing = self.core.standing().clone();
+            view.admission_state = self.core.admission_state().clone();
             view.announced = self.core.is_announced();
             view.incarnation = self.key().incarnation;
             view.term.clone_from(&self.term);
@@ -241,29 +237,29 @@ impl MemberShell {
     fn ask(&self, cx: &Cx<Msg>, ask_for: Ask) {
         let Member { node, release, needs, .. } = self.setup.member.clone();
         let key = self.key();
-        let (number, request, patience) = match ask_for {
+        let (number, request, limit) = match ask_for {
             Ask::Announce { number, token } => {
                 let phase = ParticipantPhase::Announced;
-                let (since, revision) = (WallTime(0), Revision(0)); // the cluster says when and where
+                let (since, revision) = (WallTime(0), Revision(0)); // set by the cluster
                 let token = Some(token);
                 let participant = Participant { key, node, release, needs, phase, token, since, revision };
-                (number, ReconcilerRequest::Announce { participant }, PATIENCE)
+                (number, ReconcilerRequest::Announce { participant }, ANSWER_TIMEOUT)
             }
-            Ask::Admit { number } => (number, ReconcilerRequest::Admit { key }, PATIENCE),
+            Ask::Admit { number } => (number, ReconcilerRequest::Admit { key }, ANSWER_TIMEOUT),
             Ask::Watch { number, seen } => {
-                let request = ReconcilerRequest::Admission { key, seen, wait_ms: millis(WATCH) };
-                (number, request, WATCH + ON_THE_WAY)
+                let request = ReconcilerRequest::Admission { key, seen, wait_ms: millis(WATCH_WAIT) };
+                (number, request, WATCH_WAIT + ANSWER_TRANSIT_TIME)
             }
         };
         let (cluster, me) = (Arc::clone(&self.setup.cluster), cx.me().clone());
         cx.spawn(async move {
-            let result = ask(&*cluster, request, patience).await;
+            let result = ask(&*cluster, request, limit).await;
             let _gone = me.tell(Msg::Answered { number, result });
         });
     }
 
-    /// Gives the lease up; the record goes with it.
-    fn go(&mut self, cx: &Cx<Msg>) {
+    /// Releases the lease; the record ends with it.
+    fn release_lease(&mut self, cx: &Cx<Msg>) {
         if std::mem::replace(&mut self.leaving, true) {
             return;
         }
@@ -272,14 +268,14 @@ impl MemberShell {
         let me = cx.me().clone();
         cx.spawn(async move {
             let _ended = elector.ended().await;
-            let _gone = me.tell(Msg::Gone);
+            let _gone = me.tell(Msg::LeaseReleased);
         });
     }
 }
 
-/// Tells the actor what is in the way of its lease, each trouble once, until the election is over. It ends by itself only
-/// where the cluster refuses it for good.
-async fn tell_trouble(mut status: watch::Receiver<Status>, me: Address<Msg>) {
+/// Reports to the actor what blocks its lease, each cause once, until the election is over: by itself only after a permanent
+/// refusal.
+async fn report_blocked(mut status: watch::Receiver<Status>, me: Address<Msg>) {
     let mut known = None;
     loop {
         let Status { view, outcome, .. } = status.borrow_and_update().clone();
@@ -299,7 +295,7 @@ async fn tell_trouble(mut status: watch::Receiver<Status>, me: Address<Msg>) {
     }
 }
 
-/// Tells the actor of its lease. The lease is kept for as long as somebody may still serve by it.
+/// Reports the lease to the actor. The lease is kept while a program may still serve under it.
 struct Holder {
     me: Address<Msg>,
     leave: Leave,
@@ -314,7 +310,8 @@ impl Candidate for Holder {
 
     fn on_started_leading(&self, term: Term) -> BoxFuture<'static, ()> {
         let (me, leave, view) = (self.me.clone(), self.leave.clone(), Arc::clone(&self.view));
-        let serving = move || matches!(view.borrow().standing, Standing::Serving | Standing::Revoked { .. });
+        let serving =
+            move || matches!(view.borrow().admission_state, AdmissionState::Serving | AdmissionState::Revoked { .. });
         async move {
             let _gone = me.tell(Msg::Held(term.clone()));
             term.ended().await;
@@ -335,18 +332,19 @@ impl Shell for MemberShell {
     const KIND: &'static str = "Member";
 
     async fn started(&mut self, cx: &Cx<Msg>) -> Result<(), Fault> {
-        if self.setup.member.serves && self.again {
-            // Whoever served relied on the incarnation that has crashed. Its lease runs out.
+        if self.setup.member.serves && self.restarted {
+            // The program that served relied on the incarnation that crashed. Its lease runs out.
             self.view.send_modify(|view| {
-                if !view.standing.is_over() {
-                    view.standing = Standing::Revoked { why: "what held its lease has crashed".to_owned() };
+                if !view.admission_state.is_over() {
+                    view.admission_state =
+                        AdmissionState::Revoked { why: "the actor that holds its lease crashed".to_owned() };
                 }
                 (view.term, view.gone) = (None, true);
             });
             self.core.step(cx.now(), Input::Leave);
             return Ok(());
         }
-        // As `Election::Native` takes it.
+        // The type that `Election::Native` takes.
         let cluster: Arc<dyn muster_elector::Cluster> = self.setup.cluster.clone();
         let session = Session::new(cluster);
         self.session = Some(session.clone());
@@ -364,7 +362,7 @@ impl Shell for MemberShell {
         let setup = ElectorSetup { config, election: Election::Native(session), candidate: Arc::new(holder), clock };
         let (spec, elector) = LeaderElector::spec("lease", setup)?;
         cx.children().start(spec);
-        cx.spawn(tell_trouble(elector.status(), cx.me().clone()));
+        cx.spawn(report_blocked(elector.status(), cx.me().clone()));
         self.elector = Some(elector);
         let (asked, me) = (self.leave.asked.clone(), cx.me().clone());
         cx.spawn(async move {
@@ -385,32 +383,32 @@ impl Shell for MemberShell {
                     term.ended().await;
                     let _gone = me.tell(Msg::Lost("its lease was lost".to_owned()));
                 });
-                self.turn(cx, Input::Held(token));
+                self.step(cx, Input::Held(token));
             }
             Msg::Lost(why) => {
                 // Of an earlier term, while a later one lasts.
                 let lasts = self.term.as_ref().is_some_and(|term| !term.cancellation().is_cancelled());
                 if !lasts {
-                    self.turn(cx, Input::Lost { why });
+                    self.step(cx, Input::Lost { why });
                 }
             }
-            Msg::Blocked(why) => self.turn(cx, Input::Blocked { why }),
-            Msg::Refused(why) => self.turn(cx, Input::Refused { why }),
+            Msg::Blocked(why) => self.step(cx, Input::Blocked { why }),
+            Msg::Refused(why) => self.step(cx, Input::Refused { why }),
             Msg::Answered { number, result } => {
-                // Frozen, perhaps: an admission counts only while the lease does (SERVE-1).
+                // The process may have been frozen: an admission counts only while the lease does (SERVE-1).
                 if self.term.as_ref().is_some_and(|term| !term.is_current()) {
-                    self.turn(cx, Input::Lost { why: "its lease was lost".to_owned() });
+                    self.step(cx, Input::Lost { why: "its lease was lost".to_owned() });
                 }
-                self.turn(cx, Input::Answered { number, result });
+                self.step(cx, Input::Answered { number, result });
             }
             Msg::Leave => {
-                self.turn(cx, Input::Leave);
-                self.go(cx);
+                self.step(cx, Input::Leave);
+                self.release_lease(cx);
             }
-            Msg::Gone => self.view.send_modify(|view| view.gone = true),
+            Msg::LeaseReleased => self.view.send_modify(|view| view.gone = true),
             Msg::Woke => {
-                self.alarm.rang();
-                self.turn(cx, Input::Woke);
+                self.alarm.fired();
+                self.step(cx, Input::Woke);
             }
         }
         Ok(())
@@ -420,7 +418,7 @@ impl Shell for MemberShell {
         let key = self.key();
         json!({
             "scope": key.scope, "member": key.member, "incarnation": key.incarnation.to_string(),
-            "release": self.setup.member.release, "standing": self.core.standing(),
+            "release": self.setup.member.release, "standing": self.core.admission_state(),
             "token": self.term.as_ref().and_then(Term::token),
         })
     }

@@ -1,4 +1,4 @@
-//! What a candidate or runner of one reconciler goes by: the cluster's view, watched and published as a level.
+//! The cluster's view of one reconciler, on which its candidate and runner act: watched, and published as a watched value.
 
 use std::sync::Arc;
 
@@ -9,21 +9,21 @@ use muster_messages::{ErrorBody, ErrorCode, Revision, Triple};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
-use crate::asking::{self, Level};
+use crate::cluster_requests::{self, WatchedValue};
 use crate::ports::Cluster;
 
 const MAILBOX: usize = 16;
 
-/// The newest view. `None`: none yet, or there is no such reconciler.
+/// The newest view. `None`: none yet, or the reconciler does not exist.
 pub type Views = watch::Receiver<Option<Arc<RunnerView>>>;
 
-/// The question.
+/// The watch of the view.
 struct View {
     name: String,
     release: Triple,
 }
 
-impl Level for View {
+impl WatchedValue for View {
     type View = RunnerView;
     fn request(&self, seen: Revision, wait_ms: u64) -> ReconcilerRequest {
         ReconcilerRequest::View { name: self.name.clone(), release: self.release, seen, wait_ms }
@@ -46,7 +46,7 @@ pub fn participants_spec(
     })
 }
 
-/// An answer. A lost one is asked for again.
+/// An answer. A lost one is requested again.
 pub struct Msg(Result<RunnerView, ErrorBody>);
 
 impl Named for Msg {
@@ -69,11 +69,11 @@ impl Shell for Participants {
     const KIND: &'static str = "Participants";
 
     async fn started(&mut self, cx: &Cx<Msg>) -> Result<(), Fault> {
-        let level = View { name: self.name.clone(), release: self.release };
+        let watched_value = View { name: self.name.clone(), release: self.release };
         let (cluster, me) = (Arc::clone(&self.cluster), cx.me().clone());
-        cx.spawn(asking::watch(cluster, level, move |answer| {
-            let heard = me.tell(Msg(answer)).is_ok();
-            async move { heard }
+        cx.spawn(cluster_requests::watch(cluster, watched_value, move |answer| {
+            let delivered = me.tell(Msg(answer)).is_ok();
+            async move { delivered }
         }));
         Ok(())
     }

@@ -1,17 +1,17 @@
-//! All reconcilers of a process: a contained group for each that its release has a definition of.
+//! All reconcilers of a process: a contained group for each one that its release defines.
 //!
-//! Hears  which definitions there are, watched; that all of it is to end.   Says  nothing: it starts and stops groups.
+//! Inputs      the definitions, as a watched value; the request to retire.  Outputs  none: it starts and stops groups.
 //! ```text
 //! reconcilers
 //! └─ NAME
 //!    ├─ participants        watches the cluster's view of NAME
-//!    ├─ run                 the run of the term that is held, if one is
-//!    ├─ candidates          decides whether to stand
+//!    ├─ run                 the run of the term that is held, if any
+//!    ├─ candidates          decides whether to campaign
 //!    │  └─ record           the candidate's record
-//!    │     └─ lease         and what it hangs on
-//!    └─ elect               the election, while it stands
+//!    │     └─ lease         and the lease behind it
+//!    └─ elect               the election, while it campaigns
 //! ```
-//! What fails in one NAME disturbs no other.
+//! A failure in one NAME disturbs no other.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -27,20 +27,20 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::info;
 
-use crate::asking::{self, Level};
 use crate::candidates::candidates_spec;
+use crate::cluster_requests::{self, WatchedValue};
 use crate::participants::participants_spec;
 use crate::runner::runner_spec;
 use crate::wiring::{Setup, Wiring};
 
 const MAILBOX: usize = 64;
-/// How long a reconciler may take to end in order: a command has 5 s between TERM and KILL.
-const FAREWELL: Duration = Duration::from_secs(7);
+/// Time limit for a reconciler to end in order: a command has 5 s between TERM and KILL.
+const RETIRE_TIMEOUT: Duration = Duration::from_secs(7);
 
-/// The question which reconcilers there are.
+/// The watch of the reconcilers that a release defines.
 struct Names(Triple);
 
-impl Level for Names {
+impl WatchedValue for Names {
     type View = Definitions;
     fn request(&self, seen: Revision, wait_ms: u64) -> ReconcilerRequest {
         ReconcilerRequest::Definitions { release: self.0, seen, wait_ms }
@@ -50,7 +50,7 @@ impl Level for Names {
     }
 }
 
-/// All reconcilers of a process, from outside. Cheap to clone.
+/// Handle to all reconcilers of a process. Cheap to clone.
 #[derive(Clone)]
 pub struct Reconcilers {
     retire: CancellationToken,
@@ -58,17 +58,17 @@ pub struct Reconcilers {
 }
 
 impl Reconcilers {
-    /// Ends every run in order and gives every lease back, so that others can go on at once; waits for that, but not for ever.
-    /// Nothing starts any more.
+    /// Ends every run in order and releases every lease, so that others can continue at once; waits for that briefly. Nothing
+    /// starts afterwards.
     pub async fn hand_over(&self) {
         self.retire.cancel();
         let mut retired = self.retired.clone();
-        let limit = FAREWELL + Duration::from_secs(1);
+        let limit = RETIRE_TIMEOUT + Duration::from_secs(1);
         let _in_time = tokio::time::timeout(limit, retired.wait_for(|retired| *retired)).await.is_ok();
     }
 }
 
-/// How to make the reconcilers of a process.
+/// Makes the reconcilers of a process.
 pub fn reconcilers_spec(setup: Setup) -> Result<(Spec, Reconcilers), ConfigRefusal> {
     setup.validate()?;
     let (tell, retired) = watch::channel(false);
@@ -82,7 +82,7 @@ pub fn reconcilers_spec(setup: Setup) -> Result<(Spec, Reconcilers), ConfigRefus
     Ok((spec.contained(), reconcilers))
 }
 
-/// What the actor hears. All of it is its own.
+/// Messages of the actor, all sent by itself.
 pub enum Msg {
     Definitions(Result<Definitions, ErrorBody>),
     Stopped(String),
@@ -115,12 +115,12 @@ pub struct ReconcilersShell {
 }
 
 impl ReconcilersShell {
-    /// Makes groups and names agree. The only place that starts or stops one.
+    /// Starts and stops groups until they match the names. The only place that does.
     fn settle(&mut self, cx: &Cx<Msg>) {
         let retiring = self.retire.is_cancelled();
         for name in self.wanted.iter().filter(|_| !retiring) {
             if !self.groups.contains_key(name) {
-                info!(reconciler = %name, "there is a definition of our release");
+                info!(reconciler = %name, "starting reconciler: its definition exists for this release");
                 let wiring = Wiring::new(name, self.setup.clone());
                 cx.children().start(group(wiring.clone()));
                 self.groups.insert(name.clone(), Group { wiring, stopping: false });
@@ -133,7 +133,8 @@ impl ReconcilersShell {
                 let mut retired = group.wiring.retired.subscribe();
                 group.wiring.retire.cancel();
                 cx.spawn(async move {
-                    let _in_time = tokio::time::timeout(FAREWELL, retired.wait_for(|retired| *retired)).await.is_ok();
+                    let _in_time =
+                        tokio::time::timeout(RETIRE_TIMEOUT, retired.wait_for(|retired| *retired)).await.is_ok();
                     children.stop_and_wait(&name).await;
                     let _gone = me.tell(Msg::Stopped(name));
                 });
@@ -150,7 +151,7 @@ fn group(wiring: Wiring) -> Spec {
     let path = wiring.name.clone();
     let fill = move |children: &muster_kernel::Children| {
         let Wiring { name, setup, publish, .. } = wiring.clone();
-        // Whoever stood for an earlier group went with it.
+        // The elector of an earlier group ended with that group.
         wiring.memory.forget_elector();
         children.start(participants_spec(setup.cluster, name, setup.release.triple, publish));
         children.start(runner_spec(wiring.clone()));
@@ -167,9 +168,9 @@ impl Shell for ReconcilersShell {
     async fn started(&mut self, cx: &Cx<Msg>) -> Result<(), Fault> {
         let (cluster, me) = (Arc::clone(&self.setup.cluster), cx.me().clone());
         let names = Names(self.setup.release.triple);
-        cx.spawn(asking::watch(cluster, names, move |answer| {
-            let heard = me.tell(Msg::Definitions(answer)).is_ok();
-            async move { heard }
+        cx.spawn(cluster_requests::watch(cluster, names, move |answer| {
+            let delivered = me.tell(Msg::Definitions(answer)).is_ok();
+            async move { delivered }
         }));
         let (retire, me) = (self.retire.clone(), cx.me().clone());
         cx.spawn(async move {

@@ -1,9 +1,10 @@
-//! The runner as an actor: for each term that is held, a [`Run`] and what it asks and does.
+//! The runner as an actor: for each term that is held, a [`Run`] with its requests and effects.
 //!
-//! Owns   the run of the present term, with its checkpoint in a slot.
-//! Hears  the term and the view, as levels; answers; how actions ended.   Says  questions to the cluster; that it resigns.
-//! A crash loses answers, which are asked for again. An action that is at work goes on meanwhile, and the next incarnation waits
-//! for that one instead of beginning another.
+//! Owns        the run of the current term, with its checkpoint in a slot.
+//! Inputs      the term and the view, as watched values; answers; how actions ended.
+//! Outputs     requests to the cluster; its resignation.
+//! A crash loses answers, which are requested again. A running action continues meanwhile, and the next incarnation waits for
+//! it instead of beginning another.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,20 +20,20 @@ use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
-use crate::asking::{PATIENCE, ask};
-use crate::bench::{Doing, Ended};
+use crate::action_slot::{Ended, RunningAction};
 use crate::candidates;
-use crate::core::run::{Effect, Input, Line, Outcome, Run, Runner, Stepped, Waved, Work};
+use crate::cluster_requests::{ANSWER_TIMEOUT, ask};
+use crate::core::run::{Effect, Input, LogLine, Outcome, Run, Runner, Stepped, Waved, Work};
 use crate::ports::{ApplyCtx, CommandEnd, CommandOrder, CommandRunner, environment};
 use crate::wiring::Wiring;
 
 const MAILBOX: usize = 64;
-/// How long a wave may take: thousands of entries in the log.
-const WAVE_PATIENCE: Duration = Duration::from_secs(60);
+/// Time limit for a wave: thousands of log entries.
+const WAVE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What the actor hears. All of it is its own.
+/// Messages of the actor, all sent by itself.
 pub enum Msg {
-    Look,
+    ViewChanged,
     Term,
     Ended(FencingToken),
     Stepped { term: FencingToken, number: u64, result: Result<Stepped, ErrorBody> },
@@ -45,7 +46,7 @@ pub enum Msg {
 impl Named for Msg {
     fn name(&self) -> &'static str {
         match self {
-            Self::Look => "look",
+            Self::ViewChanged => "view_changed",
             Self::Term => "term",
             Self::Ended(_) => "ended",
             Self::Stepped { .. } => "stepped",
@@ -57,7 +58,6 @@ impl Named for Msg {
     }
 }
 
-/// How to make one.
 pub(crate) fn runner_spec(wiring: Wiring) -> Spec {
     Spec::actor("run", Address::new(MAILBOX), move || {
         Ok(RunnerShell { wiring: wiring.clone(), running: None, alarm: Alarm::default() })
@@ -72,69 +72,71 @@ pub(crate) struct RunnerShell {
 }
 
 impl RunnerShell {
-    /// A step of the run of this term; of another one nobody wants to hear any more.
+    /// Advances the run of the current term. Input of another term is ignored.
     fn step(&mut self, cx: &Cx<Msg>, of: Option<FencingToken>, input: Input) {
         let Some((run, term)) = &mut self.running else { return };
         if of.is_some_and(|of| of != run.who().term) {
             return;
         }
-        // Frozen, perhaps: news from before must not begin anything.
+        // The process may have been frozen: input from before must not begin anything.
         let over = !term.is_current() && !run.has_ended();
         let mut out = Vec::new();
         if over {
             run.step(cx.now(), cx.wall(), Input::Ended, &mut out);
         }
         run.step(cx.now(), cx.wall(), input, &mut out);
-        // First what the next incarnation needs, then what cannot be undone.
+        // First the checkpoint for the next incarnation, then the irreversible effects.
         self.wiring.run.set(Some(run.clone()));
         let (wake_at, term) = (run.wake_at(), term.clone());
         for effect in out {
-            self.perform(cx, &term, effect);
+            self.apply_effect(cx, &term, effect);
         }
         self.alarm.set(cx, wake_at, Msg::Woke);
     }
 
-    fn perform(&self, cx: &Cx<Msg>, held: &Term, effect: Effect) {
+    fn apply_effect(&self, cx: &Cx<Msg>, held: &Term, effect: Effect) {
         let Wiring { name, setup, .. } = &self.wiring;
         let (cluster, me) = (Arc::clone(&setup.cluster), cx.me().clone());
         let (name, release, term) = (name.clone(), setup.release.triple, held.token().unwrap_or_default());
         match effect {
             Effect::Step { number, digest, epoch, step } => cx.spawn(async move {
                 let request = ReconcilerRequest::Step { name, release, digest, term, epoch, step };
-                let result = ask(&*cluster, request, PATIENCE).await;
+                let result = ask(&*cluster, request, ANSWER_TIMEOUT).await;
                 let _gone = me.tell(Msg::Stepped { term, number, result });
             }),
             Effect::Wave { number, digest, wave } => cx.spawn(async move {
                 let request = ReconcilerRequest::Wave { name, release, digest, term, wave };
-                let result = ask(&*cluster, request, WAVE_PATIENCE).await;
+                let result = ask(&*cluster, request, WAVE_TIMEOUT).await;
                 let _gone = me.tell(Msg::Waved { term, number, result });
             }),
             Effect::Act { number, work } => self.begin(cx, held, number, *work),
             Effect::Cancel { number } => {
-                if let Some(doing) = self.doing(term).filter(|doing| doing.number == number) {
-                    doing.cancel.cancel();
+                if let Some(running_action) =
+                    self.running_action(term).filter(|running_action| running_action.number == number)
+                {
+                    running_action.cancel.cancel();
                 }
             }
             Effect::Report(progress) => cx.spawn(async move {
                 let request = ReconcilerRequest::Progress { progress: *progress };
-                let reported: Result<Value, ErrorBody> = ask(&*cluster, request, PATIENCE).await;
+                let reported: Result<Value, ErrorBody> = ask(&*cluster, request, ANSWER_TIMEOUT).await;
                 let _gone = me.tell(Msg::Reported { term, ok: reported.is_ok() });
             }),
             Effect::Resign => {
-                let _again_later = self.wiring.candidates.tell(candidates::Msg::Resign);
+                let _repeated_later = self.wiring.candidates.tell(candidates::Msg::Resign);
             }
-            Effect::Say(Line::Info(text)) => info!("{text}"),
-            Effect::Say(Line::Warn(text)) => warn!("{text}"),
-            Effect::Say(Line::Error(text)) => error!("{text}"),
+            Effect::Log(LogLine::Info(text)) => info!("{text}"),
+            Effect::Log(LogLine::Warn(text)) => warn!("{text}"),
+            Effect::Log(LogLine::Error(text)) => error!("{text}"),
         }
     }
 
-    fn doing(&self, term: FencingToken) -> Option<Doing> {
-        self.wiring.bench.doing().filter(|doing| doing.term == term)
+    fn running_action(&self, term: FencingToken) -> Option<RunningAction> {
+        self.wiring.action_slot.running_action().filter(|running_action| running_action.term == term)
     }
 
     fn begin(&self, cx: &Cx<Msg>, held: &Term, number: u64, work: Work) {
-        let Wiring { name, setup, bench, .. } = &self.wiring;
+        let Wiring { name, setup, action_slot, .. } = &self.wiring;
         let term = held.token().unwrap_or_default();
         let Work { from, definition, attempt } = work;
         let ctx = ApplyCtx {
@@ -156,9 +158,9 @@ impl RunnerShell {
         let action = move |cancelled: CancellationToken| -> BoxFuture<'static, Ended> {
             let ctx = ApplyCtx { cancelled, ..ctx };
             match (&definition.action, commands, handler) {
-                // Its term was over in the copy that this definition comes from.
+                // The term was over in the replica that this definition comes from.
                 (Action::Command(command), ..) if command.is_redacted() => {
-                    nothing("the command's arguments were not shown to this node")
+                    nothing("the command's arguments are redacted on this node")
                 }
                 (Action::Command(command), Some(commands), _) => {
                     let mut env = command.env.clone();
@@ -170,22 +172,22 @@ impl RunnerShell {
                     (applied.map_or_else(Outcome::from, |()| Outcome::Done), String::new())
                 }
                 .boxed(),
-                _ => nothing("this process cannot carry out such an action"),
+                _ => nothing("this process cannot carry out this kind of action"),
             }
         };
-        let doing = bench.start((term, number), &held.cancellation(), action);
-        self.await_end(cx, doing);
+        let running_action = action_slot.start((term, number), &held.cancellation(), action);
+        self.await_end(cx, running_action);
     }
 
-    fn await_end(&self, cx: &Cx<Msg>, doing: Doing) {
-        let (me, term, number) = (cx.me().clone(), doing.term, doing.number);
+    fn await_end(&self, cx: &Cx<Msg>, running_action: RunningAction) {
+        let (me, term, number) = (cx.me().clone(), running_action.term, running_action.number);
         cx.spawn(async move {
-            let ended = doing.ended().await;
+            let ended = running_action.ended().await;
             let _gone = me.tell(Msg::Acted { term, number, ended });
         });
     }
 
-    /// The term has changed.
+    /// Follows a change of term.
     fn take(&mut self, cx: &Cx<Msg>) {
         let term = self.wiring.terms.borrow().clone();
         let Some(term) = term.filter(|term| !term.cancellation().is_cancelled()) else {
@@ -196,13 +198,13 @@ impl RunnerShell {
         if self.running.as_ref().is_some_and(|(run, _)| run.who().term == token) {
             return;
         }
-        let doing = self.doing(token);
+        let running_action = self.running_action(token);
         let kept = self.wiring.run.get().flatten().filter(|run| run.who().term == token && !run.has_ended());
         let run = match kept {
             Some(mut run) => {
-                run.recover(doing.as_ref().map(|doing| doing.number));
-                if let Some(doing) = doing {
-                    self.await_end(cx, doing);
+                run.recover(running_action.as_ref().map(|running_action| running_action.number));
+                if let Some(running_action) = running_action {
+                    self.await_end(cx, running_action);
                 }
                 run
             }
@@ -214,7 +216,7 @@ impl RunnerShell {
                 }
             }
         };
-        info!(reconciler = %self.wiring.name, term = %token, "runs");
+        info!(reconciler = %self.wiring.name, term = %token, "reconciler term started");
         self.running = Some((run, term.clone()));
         let me = cx.me().clone();
         cx.spawn(async move {
@@ -222,7 +224,7 @@ impl RunnerShell {
             let _gone = me.tell(Msg::Ended(token));
         });
         self.step(cx, None, Input::Woke);
-        self.look(cx);
+        self.observe(cx);
     }
 
     fn who(&self, term: FencingToken) -> Runner {
@@ -236,7 +238,7 @@ impl RunnerShell {
         }
     }
 
-    fn look(&mut self, cx: &Cx<Msg>) {
+    fn observe(&mut self, cx: &Cx<Msg>) {
         let view = self.wiring.views.borrow_and_update().clone();
         if let Some(view) = view {
             self.step(cx, None, Input::View(view));
@@ -251,7 +253,9 @@ fn run_command(
     ctx: ApplyCtx,
 ) -> BoxFuture<'static, Ended> {
     async move {
-        let Some(term) = &ctx.term else { return (Outcome::Failed("it has no term".to_owned()), String::new()) };
+        let Some(term) = &ctx.term else {
+            return (Outcome::Failed("the command has no term".to_owned()), String::new());
+        };
         let order = CommandOrder { argv, env, hold: term.hold(), cancelled: ctx.cancelled.clone() };
         let CommandEnd { exit, output } = commands.run(order).await.kept();
         (exit.outcome(), output)
@@ -268,13 +272,13 @@ impl Shell for RunnerShell {
         terms.mark_changed();
         cx.spawn(async move { while terms.changed().await.is_ok() && me.tell(Msg::Term).is_ok() {} });
         let (mut views, me) = (self.wiring.views.clone(), cx.me().clone());
-        cx.spawn(async move { while views.changed().await.is_ok() && me.tell(Msg::Look).is_ok() {} });
+        cx.spawn(async move { while views.changed().await.is_ok() && me.tell(Msg::ViewChanged).is_ok() {} });
         Ok(())
     }
 
     async fn handle(&mut self, cx: &Cx<Msg>, msg: Msg) -> Result<(), Fault> {
         match msg {
-            Msg::Look => self.look(cx),
+            Msg::ViewChanged => self.observe(cx),
             Msg::Term => self.take(cx),
             Msg::Ended(term) => self.step(cx, Some(term), Input::Ended),
             Msg::Stepped { term, number, result } => self.step(cx, Some(term), Input::Stepped { number, result }),
@@ -284,7 +288,7 @@ impl Shell for RunnerShell {
             }
             Msg::Reported { term, ok } => self.step(cx, Some(term), Input::Reported { ok }),
             Msg::Woke => {
-                self.alarm.rang();
+                self.alarm.fired();
                 self.step(cx, None, Input::Woke);
             }
         }

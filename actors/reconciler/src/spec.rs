@@ -1,4 +1,4 @@
-//! What is to be applied, as a program says it.
+//! What is to be applied, as a program describes it.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,10 +10,10 @@ use muster_messages::{
 };
 use serde_json::Value;
 
-use crate::asking::{PATIENCE, ask};
+use crate::cluster_requests::{ANSWER_TIMEOUT, ask};
 use crate::ports::Cluster;
 
-/// A definition in the making, with the usual values for what is not said.
+/// A definition under construction, with default values for what is not set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct ReconcilerSpec(Definition);
@@ -41,27 +41,27 @@ impl ReconcilerSpec {
         Self::new(name, release, scope, Action::Handler)
     }
 
-    /// The lowest release of a participant that can live with the outcome.
+    /// The lowest release of a participant that is compatible with the outcome.
     pub fn floor(mut self, floor: Triple) -> Self {
         self.0.floor = floor;
         self
     }
-    /// Applied once, as commands are.
+    /// Applied once, as commands are by default.
     pub fn once(mut self) -> Self {
         self.0.every_ms = None;
         self
     }
-    /// Applied again each time this has passed.
+    /// Applied again after each period.
     pub fn every(mut self, period: Duration) -> Self {
         self.0.every_ms = Some(millis(period));
         self
     }
-    /// Waited for before the first run of a term.
+    /// Delay before the first run of a term.
     pub fn settle(mut self, settle: Duration) -> Self {
         self.0.settle_ms = millis(settle);
         self
     }
-    /// How long one attempt may take.
+    /// Time limit for one attempt.
     pub fn run_timeout(mut self, limit: Duration) -> Self {
         self.0.run_timeout_ms = millis(limit);
         self
@@ -71,17 +71,15 @@ impl ReconcilerSpec {
         self.0.depends_on.extend(reconcilers);
         self
     }
-    /// An operator says when the point of no return is passed.
+    /// An operator confirms before the point of no return.
     pub fn finalized_by_hand(mut self) -> Self {
         self.0.finalize = Finalize::Manual;
         self
     }
-    /// Who runs it.
     pub fn chosen_by(mut self, choice: RunnerChoice) -> Self {
         self.0.choice = choice;
         self
     }
-    /// Only this node runs it.
     pub fn pinned_to(mut self, node: NodeId) -> Self {
         self.0.pinned = Some(node);
         self
@@ -91,26 +89,26 @@ impl ReconcilerSpec {
         self.0.downgrade = allowed;
         self
     }
-    /// Refuses to follow what is older.
+    /// Refuses to follow an older release.
     pub fn from_at_least(mut self, release: Triple) -> Self {
         self.0.from_at_least = Some(release);
         self
     }
-    /// A runner that failed so often in a row, 1 at least, makes way for another.
+    /// After this many failures in a row, at least 1, a runner resigns for another.
     pub fn resign_after(mut self, failures: u32) -> Self {
         self.0.resign_after = failures;
         self
     }
 
-    /// What it has come to.
+    /// The finished definition.
     pub fn definition(self) -> Definition {
         self.0
     }
 
-    /// Registers it, which is an operator's right. The same again: nothing happens. Another one under this name and release
-    /// is refused, unless `replace`.
+    /// Registers the definition; needs an operator's rights. Repeating it changes nothing. A different one under this name and
+    /// release is refused, unless `replace`.
     pub async fn register(self, cluster: &dyn Cluster, replace: bool) -> Result<(), ErrorBody> {
         let request = ReconcilerRequest::Apply { definitions: vec![self.0], replace };
-        ask::<Value>(cluster, request, PATIENCE).await.map(drop)
+        ask::<Value>(cluster, request, ANSWER_TIMEOUT).await.map(drop)
     }
 }

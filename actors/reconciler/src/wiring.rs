@@ -1,4 +1,4 @@
-//! What the actors of one reconciler share, and what every reconciler of a process shares. Outlives their crashes.
+//! What the actors of one reconciler share, and what all reconcilers of a process share. Outlives their crashes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,15 +10,15 @@ use muster_messages::{Action, Definition, LEVEL_RECONCILER, NodeId, Release};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::bench::Bench;
+use crate::action_slot::ActionSlot;
 use crate::candidates::{self, Memory};
-use crate::core::eligibility::Patience;
+use crate::core::eligibility::EligibilityTiming;
 use crate::core::run::Run;
 use crate::membership::LeaseTiming;
 use crate::participants::Views;
 use crate::ports::{Cluster, CommandRunner, Handler};
 
-/// What a process that runs reconcilers is made of.
+/// The configuration of a process that runs reconcilers.
 #[derive(Clone)]
 pub struct Setup {
     pub cluster: Arc<dyn Cluster>,
@@ -29,16 +29,15 @@ pub struct Setup {
     pub release: Release,
     /// Whether it applies sets of objects.
     pub objects: bool,
-    /// Runs commands, if any are to run here.
+    /// Runs commands, if this process runs any.
     pub commands: Option<Arc<dyn CommandRunner>>,
-    /// By the name of the reconciler.
     pub handlers: BTreeMap<String, Arc<dyn Handler>>,
     pub lease: LeaseTiming,
-    pub patience: Patience,
+    pub timing: EligibilityTiming,
 }
 
 impl Setup {
-    /// One that can carry out nothing yet, with the usual durations.
+    /// A setup without any action, with the default durations.
     pub fn new(cluster: Arc<dyn Cluster>, member: impl Into<String>, release: Release) -> Self {
         Self {
             cluster,
@@ -50,18 +49,18 @@ impl Setup {
             commands: None,
             handlers: BTreeMap::new(),
             lease: LeaseTiming::default(),
-            patience: Patience::default(),
+            timing: EligibilityTiming::default(),
         }
     }
 
-    /// Nobody could be elected by such durations.
+    /// Refuses durations with which no candidate could be elected.
     pub fn validate(&self) -> Result<(), ConfigRefusal> {
         let lease = LeaseRef { namespace: String::new(), name: String::new() };
         let config: ElectorConfig = self.lease.config(lease, &self.member);
         config.validate()
     }
 
-    /// Whether a definition can be carried out here.
+    /// Whether this process can carry out a definition.
     pub fn runs(&self, definition: &Definition) -> bool {
         match &definition.action {
             Action::Objects(_) => self.objects,
@@ -73,7 +72,7 @@ impl Setup {
         }
     }
 
-    /// Whether anything under this name may ever be.
+    /// Whether this process could ever run a reconciler of this name.
     pub(crate) fn may_run(&self, name: &str) -> bool {
         let managers_own = name == LEVEL_RECONCILER;
         self.handlers.contains_key(name) || !managers_own && (self.objects || self.commands.is_some())
@@ -88,13 +87,13 @@ pub(crate) struct Wiring {
     pub publish: Arc<watch::Sender<Option<Arc<RunnerView>>>>,
     pub views: Views,
     pub terms: Arc<watch::Sender<Option<Term>>>,
-    pub bench: Bench,
+    pub action_slot: ActionSlot,
     pub candidates: Address<candidates::Msg>,
     pub memory: Memory,
     pub run: Slot<Option<Run>>,
-    /// All of it is to end in order.
+    /// Set to end everything in order.
     pub retire: CancellationToken,
-    /// It has: nothing is held any more.
+    /// Everything has ended and no lease is held.
     pub retired: Arc<watch::Sender<bool>>,
 }
 
@@ -107,7 +106,7 @@ impl Wiring {
             publish: Arc::new(publish),
             views,
             terms: Arc::new(watch::Sender::new(None)),
-            bench: Bench::default(),
+            action_slot: ActionSlot::default(),
             candidates: candidates::candidates_address(),
             memory: Memory::default(),
             run: Slot::new(),

@@ -1,30 +1,30 @@
 //! RoleManager: promotion, demotion, removal.
 //!
-//! Owns   what is left to do between wishes and facts: two queues, and the steps under way.
-//! Hears  wishes, requests for a seat, the newest replicated state, how its steps ended.
-//! Says   guarded commands, seat changes, dial-backs, offers of leadership, answers.
-//! Keeps  WISH-1 and WISH-2 (see `wishes`); the store keeps ROLE-1, a node with a seat is manager.
-//!        ROLE-2  of all plans together at most one membership change is in flight.
-//!        ROLE-3  no membership change loses the quorum, of the current or of the resulting configuration. A majority of the
-//!                resulting voters responds after the change was decided on.
-//!        ROLE-4  no role older than the newest wish is ever written.
-//!        ROLE-5  every node that is not settled says what it waits for.
-//! Why level-triggered: everything follows from the four facts of a node as they are now. A wish that flips half-way,
-//! a lost answer, a crash or a new leader lead back to the same facts, and so to the same plan.
+//! Owns        what remains to be done between requests and facts: two queues, and the steps in flight.
+//! Inputs      requests, membership requests, the newest replicated state, outcomes of its steps.
+//! Outputs     guarded commands, membership changes, dial-backs, offers of leadership, answers.
+//! Invariants  INTENT-1 and INTENT-2 (see `requests`); the store keeps ROLE-1, a member's node is a manager.
+//!             ROLE-2  all plans together have at most one membership change in flight.
+//!             ROLE-3  no membership change loses the quorum of the current or the resulting configuration; a majority of the
+//!                     resulting voters has responded after the change was decided on.
+//!             ROLE-4  no role older than the newest request is ever written.
+//!             ROLE-5  every node that is not settled reports what it waits for.
+//! Why level-triggered: everything follows from the four facts of a node as they are now. A request that flips half-way, a
+//! lost answer, a crash or a new leader lead back to the same facts, and so to the same plan.
 
+mod annotations;
 mod config;
-mod endings;
 mod membership;
-mod notes;
+mod membership_requests;
+mod observe;
 mod outbox;
+mod outcomes;
 mod plan;
 mod queues;
 mod quorum;
 mod reachability;
-mod seats;
-mod sight;
-mod vocabulary;
-mod wishes;
+mod requests;
+mod values;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -34,28 +34,28 @@ use muster_messages::{
     Tables,
 };
 
+pub use self::annotations::{Annotation, Annotations, Learner, Proven};
+#[cfg(feature = "bug-injection")]
+pub use self::config::BugInjection;
 pub use self::config::Config;
-#[cfg(feature = "sabotage")]
-pub use self::config::Sabotage;
-pub use self::notes::{Learner, Note, Notes, Proven};
+use self::membership_requests::MembershipRequests;
 pub use self::outbox::{Outbox, Outgoing, Sent};
 use self::plan::{Next, Plan, Scene, Wait};
 pub use self::queues::{Pending, Queues};
 use self::quorum::Electorate;
 use self::reachability::Reachability;
-use self::seats::Seats;
-pub use self::vocabulary::*;
-use self::wishes::Wishes;
-pub use self::wishes::{Wish, Wished};
+use self::requests::Requests;
+pub use self::requests::{DesiredChange, PendingChange};
+pub use self::values::*;
 
-/// A node whose last step failed: left alone until its facts change or the moment comes.
+/// A node whose last step failed: no further step until its facts change or this time is reached.
 #[derive(Clone, Debug, PartialEq)]
 struct Held {
     until: Moment,
     wait: Option<Wait>,
 }
 
-/// Decides who holds which role. Speaks only in values.
+/// Decides which node holds which role. Works only on values.
 #[derive(Clone, Debug)]
 pub struct RoleManager {
     me: NodeId,
@@ -65,8 +65,8 @@ pub struct RoleManager {
     seen_at: Now,
     /// It has taken over in `kept.term`.
     started: bool,
-    wishes: Wishes,
-    seats: Seats,
+    requests: Requests,
+    membership_requests: MembershipRequests,
     reachability: Reachability,
     /// One per node that is not settled.
     plans: BTreeMap<NodeId, Plan>,
@@ -89,8 +89,8 @@ impl RoleManager {
             seen: Arc::default(),
             seen_at: Now::default(),
             started: false,
-            wishes: Wishes::default(),
-            seats: Seats::default(),
+            requests: Requests::default(),
+            membership_requests: MembershipRequests::default(),
             reachability: Reachability::default(),
             plans: BTreeMap::new(),
             dirty: BTreeSet::new(),
@@ -101,12 +101,12 @@ impl RoleManager {
         }
     }
 
-    /// Takes one input. The effects are to be performed after [`RoleManager::checkpoint`] has been kept.
+    /// Handles one input. The effects are applied after [`RoleManager::checkpoint`] has been kept.
     pub fn step(&mut self, now: Now, input: Input, out: &mut Vec<Effect>) {
         match input {
-            Input::Wished(wished) => self.wishes.parked.push_back((now.at, wished)),
-            Input::Knocked { ask, node, request } => self.knock(now, ask, node, request, out),
-            Input::Reported { ask, node, report } => self.seats.reports.push((ask, node, report)),
+            Input::PendingChange(pending_change) => self.requests.parked.push_back((now.at, pending_change)),
+            Input::MembershipRequested { ask, node, request } => self.open_request(now, ask, node, request, out),
+            Input::Reported { ask, node, report } => self.membership_requests.reports.push((ask, node, report)),
             Input::Seen(replica) => self.see(now, replica, out),
             Input::Committed { step, outcome } => self.end_proposal(now, step, outcome, out),
             Input::Probed { step, result } => self.end_probe(now, step, result, out),
@@ -118,31 +118,29 @@ impl RoleManager {
         self.reachability.checked = None;
     }
 
-    /// What the next incarnation is to start from.
+    /// The state from which the next incarnation starts.
     pub fn checkpoint(&self) -> Checkpoint {
         self.kept.clone()
     }
 
-    /// The two queues.
     pub fn queues(&self) -> &Queues {
         &self.kept.queues
     }
 
-    /// The steps under way.
     pub fn outbox(&self) -> &Outbox {
         &self.kept.outbox
     }
 
-    /// What is pending and why, for everybody else.
+    /// What is pending and why, for all other readers.
     pub fn view(&self) -> RoleView {
         self.kept.queues.view(&self.seen.tables, &self.kept.settled)
     }
 
-    /// The only place that starts anything.
+    /// The only place that starts steps.
     fn advance(&mut self, now: Now, out: &mut Vec<Effect>) {
-        self.end_seen_steps(now, out);
+        self.end_observed_steps(now, out);
         if !self.started || !self.leads() {
-            self.turn_away(out);
+            self.reject(out);
             return;
         }
         if self.retry.is_some_and(|at| at.at <= now.at) {
@@ -150,15 +148,15 @@ impl RoleManager {
             self.held.clear();
         }
         self.held.retain(|_, held| now.at < held.until);
-        self.judge_wishes(now, out);
+        self.decide_requests(now, out);
         self.answer_removals(out);
         self.take_reports(out);
-        self.serve_knocks(now, out);
+        self.serve_open_requests(now, out);
         self.replan(now);
         self.write(now, out);
         self.change_membership(now, out);
         self.explain(now);
-        self.lose_patience(now, out);
+        self.answer_waiting_requests(now, out);
         self.arm(now, out);
     }
 
@@ -168,7 +166,7 @@ impl RoleManager {
 
     fn electorate(&self, now: Now) -> Electorate {
         let checked = self.reachability.checked.clone();
-        Electorate::of(&self.seen, self.seen_at, now, self.wishes.fresh_until, checked, &self.config)
+        Electorate::of(&self.seen, self.seen_at, now, self.requests.fresh_until, checked, &self.config)
     }
     // ---- plans ----------------------------------------------------------------------------------------------------
 
@@ -178,11 +176,11 @@ impl RoleManager {
         let mut concerned = std::mem::take(&mut self.dirty);
         concerned.extend(self.plans.keys());
         for node in concerned {
-            match plan::plan(&scene, node, &self.kept.notes.of(node)) {
+            match plan::plan(&scene, node, &self.kept.annotations.of(node)) {
                 Some(plan) => self.plans.insert(node, plan),
                 None => {
-                    if let Some(settled) = self.kept.queues.drop_one(node) {
-                        // Below zero where the clock was set back.
+                    if let Some(settled) = self.kept.queues.remove_node(node) {
+                        // Below zero if the clock was set back.
                         let took = u64::try_from(now.wall.0.saturating_sub(settled.began.0)).unwrap_or(0);
                         self.kept.settled.entry(settled.wants).or_default().add(took);
                     }
@@ -194,7 +192,8 @@ impl RoleManager {
 
     fn write(&mut self, now: Now, out: &mut Vec<Effect>) {
         let outbox = &self.kept.outbox;
-        let idle = |node: &NodeId| !outbox.write_for(*node) && !outbox.wish_for(*node) && !self.held.contains_key(node);
+        let idle =
+            |node: &NodeId| !outbox.write_for(*node) && !outbox.request_for(*node) && !self.held.contains_key(node);
         let due: Vec<(NodeId, Next)> = (self.plans.iter())
             .filter(|(node, _)| idle(node))
             .filter_map(|(node, p)| p.next.clone().map(|next| (*node, next)))
@@ -213,14 +212,14 @@ impl RoleManager {
         }
     }
 
-    /// The id of the next step. It carries no `Guard::Request`: it is apart from the ids of callers.
+    /// The id of the next step. It carries no `Guard::Request`: it differs from the ids of callers.
     fn next_request(&self, now: Now) -> RequestId {
         let (term, step) = (u128::from(self.kept.term.0), u128::from(self.kept.steps + 1));
-        // The upper 80 bits are what an id takes of its entropy: 40 of each.
+        // The upper 80 bits are what an id uses of its entropy: 40 of each.
         RequestId::fresh(now.wall, term << 88 | (step & ((1 << 40) - 1)) << 48)
     }
 
-    /// Removals are shown as whoever asked for them; role changes as the cluster's own.
+    /// Removals name their requester; role changes name the cluster itself.
     fn on_behalf_of(&self, node: NodeId) -> Principal {
         let removal = self.seen.tables.nodes.get(&node).and_then(|r| r.removing.as_ref());
         removal.map_or(Principal::Cluster, |r| r.by.clone())
@@ -241,7 +240,7 @@ impl RoleManager {
 
     // ---- time -----------------------------------------------------------------------------------------------------
 
-    /// Asks to be woken at the next deadline. Nothing pending: no timer.
+    /// Sets a wake-up at the next deadline. Without pending work no timer is set.
     fn arm(&mut self, now: Now, out: &mut Vec<Effect>) {
         if !self.kept.queues.want_retry() {
             self.retry = None;
@@ -251,10 +250,10 @@ impl RoleManager {
         self.kept.queues.set_retry(self.retry.map(|at| at.wall));
         let c = &self.config;
         let slow = self.kept.outbox.membership().map(|(_, o)| o.since.at + c.slow_change);
-        let fresh = self.wishes.fresh_until.filter(|_| !self.wishes.parked.is_empty() || !self.plans.is_empty());
+        let fresh = self.requests.fresh_until.filter(|_| !self.requests.parked.is_empty() || !self.plans.is_empty());
         let silences =
-            (self.kept.notes.values()).filter_map(|n| n.learner.as_ref()).map(|l| l.heard + c.learner_silence);
-        let knocks = self.seats.knocks.values().map(|k| k.since + c.seat_patience);
+            (self.kept.annotations.values()).filter_map(|n| n.learner.as_ref()).map(|l| l.last_ack + c.learner_silence);
+        let open_requests = self.membership_requests.open_requests.values().map(|k| k.since + c.membership_timeout);
         let held = self.held.values().map(|h| h.until);
         let again =
             self.kept.outbox.membership().and_then(|(_, o)| o.again_at).into_iter().chain(self.reachability.again_at);
@@ -263,7 +262,7 @@ impl RoleManager {
             .chain(again)
             .chain(fresh)
             .chain(silences)
-            .chain(knocks)
+            .chain(open_requests)
             .chain(held);
         let next = deadlines.filter(|at| *at > now.at).min();
         self.armed.take_if(|at| *at <= now.at);
@@ -276,30 +275,30 @@ impl RoleManager {
     }
 }
 
-fn refuse(wished: &Wished, error: ErrorBody) -> Effect {
+fn refuse(pending_change: &PendingChange, error: ErrorBody) -> Effect {
     Effect::Answer(
-        wished.ask,
-        match wished.wish {
-            Wish::Role(_) => Answer::Role(Err(error)),
-            Wish::Remove { .. } => Answer::Removed(Err(error)),
+        pending_change.ask,
+        match pending_change.change {
+            DesiredChange::Role(_) => Answer::Role(Err(error)),
+            DesiredChange::Remove { .. } => Answer::Removed(Err(error)),
         },
     )
 }
 
 fn not_leading() -> ErrorBody {
     let again = std::time::Duration::from_millis(100);
-    // The mark makes the API follow the leader: the caller's node may have handed leadership over a moment ago.
-    ErrorBody::new(ErrorCode::Unreachable, "this manager does not lead; ask again")
+    // The mark makes the API follow the leader: the caller's node may have just handed leadership over.
+    ErrorBody::new(ErrorCode::Unreachable, "this manager does not lead; retry at the leader")
         .marked(ErrorMark::NotLeading)
         .retry_after(again)
 }
 
-/// Conditions as they follow from the replicated state alone: what a member that does not lead shows. The leader's
-/// own view knows more (dial-backs, quorum, whose turn it is).
+/// Conditions derived from the replicated state alone, as a member that does not lead shows them. The leader's own view
+/// knows more (dial-backs, quorum, the order of changes).
 pub fn conditions(tables: &Tables) -> BTreeMap<NodeId, Vec<Condition>> {
     let config = Config::default();
-    let seated = tables.members.values().map(|m| m.node);
-    let nodes: BTreeSet<NodeId> = tables.nodes.keys().copied().chain(seated).collect();
+    let member_nodes = tables.members.values().map(|m| m.node);
+    let nodes: BTreeSet<NodeId> = tables.nodes.keys().copied().chain(member_nodes).collect();
     let mut conditions = BTreeMap::new();
     for node in nodes {
         let Some(plan) = plan::bare(tables, node, &config) else { continue };

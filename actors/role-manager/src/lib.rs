@@ -1,6 +1,6 @@
-//! The role manager: a leader's actor that turns wishes about roles into facts, one guarded step at a time.
+//! The role manager: a leader's actor that carries out requested role changes, one guarded step at a time.
 //!
-//! [`core`] decides, [`shell`] does. `OVERVIEW.md` tells the whole story on one page.
+//! [`core`] decides, [`shell`] applies. `OVERVIEW.md` describes it on one page.
 
 pub mod core;
 pub mod shell;

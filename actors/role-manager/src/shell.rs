@@ -1,39 +1,42 @@
 //! The role manager as an actor of the leader.
 //!
-//! Owns   reply ports, timers, the checkpoint slot.
-//! Hears  [`RoleManagerMsg`]; the newest replica, as a level.     Says  proposals, dial-backs, the published view.
-//! Before the effects of a step are performed, queues and outbox are in the slot. A crash loses reply ports and nothing
-//! else: whoever asked sees a closed port and asks again, with the same request id for a wish, and gets the first
-//! outcome; a removal that goes on is joined; a node that asks for a seat asks again by itself.
+//! Owns        reply ports, timers, the checkpoint slot.
+//! Inputs      [`RoleManagerMsg`]; the newest replica, as a watched value.
+//! Outputs     proposals, dial-backs, the published view.
+//! Before the effects of a step are applied, queues and outbox are in the slot. A crash loses only reply ports. Each
+//! caller sees a closed port and asks again: a request with the same request id gets the first outcome, a removal in
+//! progress is joined, and a node that asks for membership asks again by itself.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use muster_kernel::{Alarm, AskError, Cx, Fault, Recipient, Shell, Slot};
-use muster_messages::protocol::{MeshMsg, Named, ProposeError, RaftMemberMsg, Reply, RoleManagerMsg, WishAccepted};
-use muster_messages::wire::SeatReply;
+use muster_messages::protocol::{MeshMsg, Named, ProposeError, RaftMemberMsg, Reply, RequestAccepted, RoleManagerMsg};
+use muster_messages::wire::MembershipReply;
 use muster_messages::{ErrorBody, ErrorCode, NodeId, RaftId, Replica, RoleView, millis};
 use serde_json::{Value, json};
 use tokio::sync::{Notify, watch};
 
 use crate::core::{
-    Answer, AskId, Checkpoint, Config, Effect, Input, Now, RoleManager, Sent, StepId, StepOutcome, Wish, Wished,
+    Answer, AskId, Checkpoint, Config, DesiredChange, Effect, Input, Now, PendingChange, RoleManager, Sent, StepId,
+    StepOutcome,
 };
 
-/// Open asks at once. Each is a person's request or a node at the door; a cluster of 10,000 nodes has a few.
+/// Open requests at once. Each is a person's request or a join request; a cluster of 10,000 nodes has a few.
 const MAX_OPEN_ASKS: usize = 1024;
-/// Two looks at the replica are at least this far apart unless something else is heard, so that a busy log does not
-/// keep the role manager busy.
-const LOOK_PAUSE: Duration = Duration::from_millis(1);
-/// A seat change ends when the raft member knows its end, however long that takes; a member that crashed closes the port.
-const UNTIL_KNOWN: Duration = Duration::from_secs(24 * 3600);
-/// The mesh gives a dial-back up long before.
-const DIAL_BACK: Duration = Duration::from_secs(15);
-/// The raft member gives a transfer up long before.
-const TRANSFER: Duration = Duration::from_secs(30);
+/// The replica is read at most this often unless another message arrives, so that a busy log does not keep the role
+/// manager busy.
+const OBSERVE_INTERVAL: Duration = Duration::from_millis(1);
+/// A membership change ends when the raft member knows its outcome, however long that takes; a member that crashed closes
+/// the port.
+const MEMBERSHIP_CHANGE_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
+/// The mesh gives up a dial-back long before.
+const DIAL_BACK_TIMEOUT: Duration = Duration::from_secs(15);
+/// The raft member gives up a transfer long before.
+const TRANSFER_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Whom the role manager speaks to.
+/// The collaborators of the role manager.
 #[derive(Clone)]
 pub struct Ports {
     pub raft: Recipient<RaftMemberMsg>,
@@ -42,11 +45,9 @@ pub struct Ports {
     pub view: Arc<watch::Sender<Arc<RoleView>>>,
 }
 
-/// What the actor hears.
 pub enum Msg {
     Protocol(RoleManagerMsg),
-    /// The replica has changed.
-    Look,
+    ReplicaChanged,
     Committed(StepId, StepOutcome),
     Probed(StepId, Result<(), ErrorBody>),
     Transferred(StepId, bool),
@@ -63,7 +64,7 @@ impl Named for Msg {
     fn name(&self) -> &'static str {
         match self {
             Self::Protocol(msg) => msg.name(),
-            Self::Look => "look",
+            Self::ReplicaChanged => "look",
             Self::Committed(..) => "committed",
             Self::Probed(..) => "probed",
             Self::Transferred(..) => "transferred",
@@ -74,9 +75,9 @@ impl Named for Msg {
 }
 
 enum Port {
-    Role(Reply<Result<WishAccepted, ErrorBody>>),
+    Role(Reply<Result<RequestAccepted, ErrorBody>>),
     Removed(Reply<Result<(), ErrorBody>>),
-    Seat(Reply<Result<SeatReply, ErrorBody>>),
+    Membership(Reply<Result<MembershipReply, ErrorBody>>),
     Reported(Reply<Result<(), ErrorBody>>),
 }
 
@@ -85,18 +86,18 @@ impl Port {
         match self {
             Self::Role(port) => port.is_closed(),
             Self::Removed(port) => port.is_closed(),
-            Self::Seat(port) => port.is_closed(),
+            Self::Membership(port) => port.is_closed(),
             Self::Reported(port) => port.is_closed(),
         }
     }
-    /// Whoever asked may have given up: that is no fault of ours.
+    /// The caller may have given up: that is not a fault.
     fn answer(self, answer: Answer) {
         match (self, answer) {
             (Self::Role(port), Answer::Role(result)) => {
-                let _gone = port.send(result.map(|changed| WishAccepted { changed }));
+                let _gone = port.send(result.map(|changed| RequestAccepted { changed }));
             }
             (Self::Removed(port), Answer::Removed(result)) => drop(port.send(result)),
-            (Self::Seat(port), Answer::Seat(result)) => drop(port.send(result)),
+            (Self::Membership(port), Answer::Membership(result)) => drop(port.send(result)),
             (Self::Reported(port), Answer::Reported(result)) => drop(port.send(result)),
             (_, answer) => debug_assert!(false, "an answer of another kind: {answer:?}"),
         }
@@ -105,14 +106,13 @@ impl Port {
         let answer = match &self {
             Self::Role(_) => Answer::Role(Err(error)),
             Self::Removed(_) => Answer::Removed(Err(error)),
-            Self::Seat(_) => Answer::Seat(Err(error)),
+            Self::Membership(_) => Answer::Membership(Err(error)),
             Self::Reported(_) => Answer::Reported(Err(error)),
         };
         self.answer(answer);
     }
 }
 
-/// The shell.
 pub struct RoleManagerShell {
     core: RoleManager,
     propose_deadline: Duration,
@@ -120,12 +120,12 @@ pub struct RoleManagerShell {
     slot: Slot<Checkpoint>,
     asks: BTreeMap<AskId, Port>,
     next_ask: u64,
-    looked: Arc<Notify>,
+    observed: Arc<Notify>,
     alarm: Alarm,
 }
 
 impl RoleManagerShell {
-    /// One incarnation. `slot` is the same for all of one leadership.
+    /// One incarnation. `slot` is shared by all incarnations of one leadership.
     pub fn new(me: NodeId, config: Config, ports: Ports, slot: Slot<Checkpoint>) -> Self {
         Self {
             propose_deadline: config.propose_deadline,
@@ -134,12 +134,12 @@ impl RoleManagerShell {
             slot,
             asks: BTreeMap::new(),
             next_ask: 0,
-            looked: Arc::new(Notify::new()),
+            observed: Arc::new(Notify::new()),
             alarm: Alarm::default(),
         }
     }
 
-    fn turn(&mut self, cx: &Cx<Msg>, input: Input) {
+    fn handle_input(&mut self, cx: &Cx<Msg>, input: Input) {
         let now = Now { at: cx.now(), wall: cx.wall() };
         let mut effects = Vec::new();
         self.core.step(now, input, &mut effects);
@@ -154,33 +154,33 @@ impl RoleManagerShell {
             news
         });
         for effect in effects {
-            self.perform(cx, effect);
+            self.apply(cx, effect);
         }
     }
 
-    /// The newest level, if it was not seen yet.
-    fn look(&mut self, cx: &Cx<Msg>) {
+    /// Passes on the newest replica if it was not seen yet.
+    fn observe(&mut self, cx: &Cx<Msg>) {
         if self.ports.replica.has_changed().unwrap_or(false) {
             let replica = self.ports.replica.borrow_and_update().clone();
-            self.turn(cx, Input::Seen(replica));
+            self.handle_input(cx, Input::Seen(replica));
         }
     }
 
-    /// Parks the reply port and says what the core is to hear; `None` if there are too many already.
+    /// Parks the reply port and returns the core's input; `None` if too many requests are open.
     fn park(&mut self, msg: RoleManagerMsg) -> Option<Input> {
         self.next_ask += 1;
         let ask = AskId(self.next_ask);
         let (port, input) = match msg {
             RoleManagerMsg::SetRole { node, role, by, request, reply } => {
-                let wish = Wish::Role(role);
-                (Port::Role(reply), Input::Wished(Wished { ask, node, wish, by, request }))
+                let change = DesiredChange::Role(role);
+                (Port::Role(reply), Input::PendingChange(PendingChange { ask, node, change, by, request }))
             }
             RoleManagerMsg::Remove { node, force, by, request, reply } => {
-                let wish = Wish::Remove { force };
-                (Port::Removed(reply), Input::Wished(Wished { ask, node, wish, by, request }))
+                let change = DesiredChange::Remove { force };
+                (Port::Removed(reply), Input::PendingChange(PendingChange { ask, node, change, by, request }))
             }
-            RoleManagerMsg::RequestSeat { node, request, reply } => {
-                (Port::Seat(reply), Input::Knocked { ask, node, request })
+            RoleManagerMsg::RequestMembership { node, request, reply } => {
+                (Port::Membership(reply), Input::MembershipRequested { ask, node, request })
             }
             RoleManagerMsg::ReportManager { node, report, reply } => {
                 (Port::Reported(reply), Input::Reported { ask, node, report })
@@ -190,7 +190,7 @@ impl RoleManagerShell {
             self.asks.retain(|_, port| !port.is_closed());
         }
         if self.asks.len() >= MAX_OPEN_ASKS {
-            let error = ErrorBody::new(ErrorCode::TooManyRequests, "too many role requests are open");
+            let error = ErrorBody::new(ErrorCode::TooManyRequests, "too many role requests are open; retry later");
             port.refuse(error.retry_after(Duration::from_secs(1)));
             return None;
         }
@@ -198,10 +198,10 @@ impl RoleManagerShell {
         Some(input)
     }
 
-    fn perform(&mut self, cx: &Cx<Msg>, effect: Effect) {
+    fn apply(&mut self, cx: &Cx<Msg>, effect: Effect) {
         match effect {
             Effect::Propose { step, command } => {
-                tracing::info!(%step, reason = command.reason, "writes");
+                tracing::info!(%step, reason = command.reason, "proposing a command");
                 let deadline = self.propose_deadline;
                 let deadline_ms = millis(deadline);
                 self.propose(cx, step, deadline + Duration::from_secs(1), move |reply| RaftMemberMsg::Propose {
@@ -210,24 +210,27 @@ impl RoleManagerShell {
                     reply,
                 });
             }
-            Effect::ProposeSeat { step, change } => {
-                tracing::info!(%step, change = ?change.kind, "changes the membership");
+            Effect::ProposeMembership { step, change } => {
+                tracing::info!(%step, change = ?change.kind, "proposing a membership change");
                 let change = Box::new(change);
-                self.propose(cx, step, UNTIL_KNOWN, move |reply| RaftMemberMsg::ProposeSeat { change, reply });
+                self.propose(cx, step, MEMBERSHIP_CHANGE_TIMEOUT, move |reply| RaftMemberMsg::ProposeMembership {
+                    change,
+                    reply,
+                });
             }
             Effect::Probe { step, addr, node } => {
                 let (mesh, me) = (self.ports.mesh.clone(), cx.me().clone());
                 cx.spawn(async move {
-                    let asked = mesh.ask(DIAL_BACK, |reply| MeshMsg::Probe { addr, expect: node, reply }).await;
+                    let asked = mesh.ask(DIAL_BACK_TIMEOUT, |reply| MeshMsg::Probe { addr, expect: node, reply }).await;
                     let _gone = me.tell(Msg::Probed(step, asked.unwrap_or_else(|why| Err(why.into()))));
                 });
             }
             Effect::TransferLeadership { step, to } => {
-                tracing::info!(%step, %to, "offers leadership");
+                tracing::info!(%step, %to, "offering leadership to another manager");
                 let (raft, me) = (self.ports.raft.clone(), cx.me().clone());
                 cx.spawn(async move {
                     let make = |reply| RaftMemberMsg::TransferLeadership { to: Some(to), reply };
-                    let taken = matches!(raft.ask(TRANSFER, make).await, Ok(Ok(_)));
+                    let taken = matches!(raft.ask(TRANSFER_TIMEOUT, make).await, Ok(Ok(_)));
                     let _gone = me.tell(Msg::Transferred(step, taken));
                 });
             }
@@ -242,7 +245,7 @@ impl RoleManagerShell {
             }
             Effect::Answer(ask, answer) => {
                 if let Some(port) = self.asks.remove(&ask) {
-                    tracing::debug!(?answer, "answers");
+                    tracing::debug!(?answer, "answering a request");
                     port.answer(answer);
                 }
             }
@@ -291,38 +294,38 @@ impl Shell for RoleManagerShell {
 
     async fn started(&mut self, cx: &Cx<Msg>) -> Result<(), Fault> {
         let replica = self.ports.replica.borrow_and_update().clone();
-        self.turn(cx, Input::Seen(replica));
-        let (mut news, me, looked) = (self.ports.replica.clone(), cx.me().clone(), Arc::clone(&self.looked));
+        self.handle_input(cx, Input::Seen(replica));
+        let (mut news, me, observed) = (self.ports.replica.clone(), cx.me().clone(), Arc::clone(&self.observed));
         cx.spawn(async move {
             while news.changed().await.is_ok() {
-                if me.tell(Msg::Look).is_err() {
+                if me.tell(Msg::ReplicaChanged).is_err() {
                     return;
                 }
-                looked.notified().await;
-                tokio::time::sleep(LOOK_PAUSE).await;
+                observed.notified().await;
+                tokio::time::sleep(OBSERVE_INTERVAL).await;
             }
         });
         Ok(())
     }
 
     async fn handle(&mut self, cx: &Cx<Msg>, msg: Msg) -> Result<(), Fault> {
-        self.look(cx);
+        self.observe(cx);
         match msg {
             Msg::Protocol(msg) => {
                 if let Some(input) = self.park(msg) {
-                    self.turn(cx, input);
+                    self.handle_input(cx, input);
                 }
             }
-            Msg::Look => self.looked.notify_one(),
-            Msg::Committed(step, outcome) => self.turn(cx, Input::Committed { step, outcome }),
-            Msg::Probed(step, result) => self.turn(cx, Input::Probed { step, result }),
+            Msg::ReplicaChanged => self.observed.notify_one(),
+            Msg::Committed(step, outcome) => self.handle_input(cx, Input::Committed { step, outcome }),
+            Msg::Probed(step, result) => self.handle_input(cx, Input::Probed { step, result }),
             Msg::ReachabilityChecked(step, reachable) => {
-                self.turn(cx, Input::ReachabilityChecked { step, reachable });
+                self.handle_input(cx, Input::ReachabilityChecked { step, reachable });
             }
-            Msg::Transferred(step, taken) => self.turn(cx, Input::Transferred { step, taken }),
+            Msg::Transferred(step, taken) => self.handle_input(cx, Input::Transferred { step, taken }),
             Msg::Woke => {
-                self.alarm.rang();
-                self.turn(cx, Input::Woke);
+                self.alarm.fired();
+                self.handle_input(cx, Input::Woke);
             }
         }
         Ok(())
@@ -337,9 +340,9 @@ impl Shell for RoleManagerShell {
         let steps: Vec<Value> = (self.core.outbox().0.iter())
             .map(|(step, o)| {
                 let what = match &o.sent {
-                    Sent::Wish { .. } => "wish",
+                    Sent::DesiredChange { .. } => "desired_change",
                     Sent::Write(_) => "write",
-                    Sent::Seat(_) => "membership",
+                    Sent::Membership(_) => "membership",
                     Sent::Transfer { .. } => "transfer",
                 };
                 json!({"step": step.0, "node": o.node, "what": what, "since": o.since.wall, "applied": o.applied})

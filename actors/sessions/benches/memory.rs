@@ -1,6 +1,6 @@
-//! What an idle session costs, with the client's end and the pipe between them: `cargo bench -p muster-sessions`.
+//! What an idle session costs, including the client's end and the pipe between: `cargo bench -p muster-sessions`.
 
-#![expect(clippy::unwrap_used, reason = "a benchmark ends where what it relies on fails")]
+#![expect(clippy::unwrap_used, reason = "a benchmark ends at the failure of anything it relies on")]
 
 #[allow(dead_code, reason = "the tests use the rest of it")]
 #[path = "../tests/it/stage.rs"]
@@ -31,7 +31,7 @@ async fn main() {
         }
     });
     let host = stage.host(M1).await;
-    eventually("it listens", || cluster.hosts.lock().unwrap()[M1].serves(Service::Agent)).await;
+    eventually("the host listens", || cluster.hosts.lock().unwrap()[M1].serves(Service::Agent)).await;
     let services = cluster.hosts.lock().unwrap()[M1].clone();
     let before = resident();
     let mut clients = vec![];

@@ -1,30 +1,30 @@
-//! Every duration and bound of sessions and dispatcher, with its default and how it was chosen.
+//! The durations and bounds of sessions and dispatcher, each with its default and reason.
 
 use std::time::Duration;
 
 /// The host's side of agent sessions.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SessionsConfig {
-    /// How often agents beat, ± `heartbeat_jitter`. The same value as the agents'.
+    /// How often agents send heartbeats, ± `heartbeat_jitter`. The same value as the agents'.
     pub heartbeat: Duration,
     pub heartbeat_jitter: f64,
     /// A node is down after this many missed heartbeats of the longest kind (15 s, and 10 %).
     pub missed: u32,
-    /// A deadline noticed so late means that this process had stopped; the agent gets one more heartbeat.
+    /// A deadline noticed this late means that this process was suspended; the agent gets one more heartbeat.
     pub stood_still: Duration,
-    /// An accepted connection says hello by then or is closed.
+    /// An accepted connection without a hello by then is closed.
     pub hello_deadline: Duration,
-    /// Questions of one agent that wait for the leader at once: a certificate and a seat, and room for a repeat.
+    /// Requests of one agent that may await the leader at once: a certificate and a membership request, and one repeat.
     pub open_asks: usize,
-    /// Questions to one agent that wait at once.
+    /// Requests to one agent that may wait at once.
     pub open_questions: usize,
-    /// How long an agent's question may take at the leader.
+    /// How long an agent's request may take at the leader.
     pub leader_deadline: Duration,
     /// A node that is down is forgotten once the cluster has recorded it, and after this long in any case.
     pub remember_down: Duration,
-    /// An agent that takes none of our frames for this long is gone.
+    /// An agent that takes none of the host's frames for this long is gone.
     pub write_deadline: Duration,
-    /// Frames that wait to be written to one agent. Views are coalesced, answers are few.
+    /// Frames waiting to be written to one agent. Views are coalesced, answers are few.
     pub outbox: usize,
     /// Sessions opened per second, sustained. 10,000 agents of a restarted cluster are back on 3 managers within 7 s,
     /// at the cost of half a core for handshakes.
@@ -33,22 +33,22 @@ pub struct SessionsConfig {
     pub registration_burst: f64,
     /// Without a leader for this long, agents are asked to move and new ones are refused.
     pub leaderless_after: Duration,
-    /// When an agent refused for want of a leader should try this manager again, at the earliest.
+    /// The earliest time at which an agent refused for lack of a leader should try this manager again.
     pub leaderless_retry: Duration,
-    /// Changes of sessions travel to the leader together for this long.
+    /// Session changes are collected for this long before they are sent to the leader.
     pub digest_batch: Duration,
-    /// A full digest goes out this often whatever happens: it says that this host is alive.
+    /// A full digest is sent this often in any case: it shows that this host is alive.
     pub digest_every: Duration,
     /// A digest without an answer by then is sent again.
     pub digest_deadline: Duration,
-    /// The pause after a digest that failed.
+    /// The pause after a failed digest.
     pub digest_retry: Duration,
-    /// About this many bytes of facts travel in one digest, well under the frame limit; more follow as changes.
+    /// Roughly how many bytes of facts one digest carries, well under the frame limit; more follow as changes.
     pub digest_bytes: usize,
-    /// What is remembered of processes with one identity is looked through this often; those that took no turns for twice as
-    /// long are no longer shown.
+    /// Processes with one identity are checked this often; those that did not alternate for twice as long are no longer
+    /// shown.
     pub warn_every: Duration,
-    /// Messages that may wait for the host of the sessions: news of every session at once.
+    /// Messages that may wait for the sessions' host: reports of every session at once.
     pub mailbox: usize,
     /// Messages that may wait for one session.
     pub session_mailbox: usize,
@@ -94,25 +94,25 @@ impl SessionsConfig {
     }
 }
 
-/// The leader's view of all sessions.
+/// The leader's settings for the liveness of all nodes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DispatcherConfig {
-    /// How long a node keeps its last state without any session: three heartbeats of the longest kind (16.5 s), the
-    /// longest pause between an agent's connections (2 s), and time for the digest.
+    /// How long a node without a session keeps its last state: three heartbeats of the longest kind (16.5 s), the longest
+    /// pause between an agent's connections (2 s), and time for the digest.
     pub grace: Duration,
-    /// So long without any input, and this process itself had stopped (digests come every 5 s).
+    /// This long without any input means that this process was suspended (digests arrive every 5 s).
     pub stood_still: Duration,
-    /// Two hosts that both call one node ready under different instances for this long mean two processes: a session that
-    /// is dead is down by then.
+    /// If two hosts call one node ready with different instances for this long, there are two processes: a dead session
+    /// would be down by then.
     pub overlap: Duration,
-    /// Changes per command. A command is applied in one turn; 100 keep that turn under a millisecond.
+    /// Changes per command. A command is applied without interruption; 100 changes keep that under a millisecond.
     pub batch: usize,
     /// Commands in flight.
     pub in_flight: usize,
     pub propose_deadline: Duration,
-    /// The pause after a proposal that failed.
+    /// The pause after a failed proposal.
     pub retry: Duration,
-    /// Two processes with one identity are shown until there was no sign of them for so long.
+    /// Two processes with one identity are shown until no sign of them was seen for this long.
     pub quiet: Duration,
     pub mailbox: usize,
 }

@@ -1,4 +1,4 @@
-//! The dispatcher's shell: digests in, proposals out. Decisions are [`crate::core::dispatcher`]'s.
+//! The dispatcher's shell: digests in, proposals out. [`crate::core::dispatcher`] decides.
 
 use std::sync::Arc;
 
@@ -10,9 +10,8 @@ use tokio::sync::{Notify, watch};
 use tracing::{debug, info, warn};
 
 use crate::config::DispatcherConfig;
-use crate::core::dispatcher::{BatchId, Dispatcher, Effect, Input, Outcome, Verdict};
+use crate::core::dispatcher::{BatchId, DigestOutcome, Dispatcher, Effect, Input, Outcome};
 
-/// What the dispatcher hears.
 pub enum Msg {
     Protocol(DispatcherMsg),
     Replica,
@@ -37,13 +36,13 @@ impl Named for Msg {
     }
 }
 
-/// What whoever wires the tree gives to the dispatcher.
+/// What the dispatcher gets from the code that wires the tree.
 #[derive(Clone)]
 pub struct DispatcherPorts {
     pub config: DispatcherConfig,
     pub replica: watch::Receiver<Arc<Replica>>,
     pub raft: Recipient<RaftMemberMsg>,
-    /// What people should be told with what is recorded of nodes.
+    /// What people should see beside the nodes' records.
     pub doubts: Arc<watch::Sender<Arc<NodeDoubts>>>,
 }
 
@@ -52,12 +51,10 @@ pub fn dispatcher_address(config: &DispatcherConfig) -> Address<Msg> {
     Address::new(config.mailbox)
 }
 
-/// How to make the dispatcher.
 pub fn dispatcher_spec(address: Address<Msg>, ports: DispatcherPorts) -> Spec {
     Spec::actor("dispatcher", address, move || Ok(DispatcherShell::new(ports.clone())))
 }
 
-/// See the module.
 pub struct DispatcherShell {
     core: Dispatcher,
     ports: DispatcherPorts,
@@ -72,9 +69,9 @@ impl DispatcherShell {
         Self { core, ports, taken: Arc::default(), alarm: Alarm::default() }
     }
 
-    fn step(&mut self, cx: &Cx<Msg>, input: Input) -> Verdict {
+    fn step(&mut self, cx: &Cx<Msg>, input: Input) -> DigestOutcome {
         let mut effects = Vec::new();
-        let verdict = self.core.step(cx.now(), cx.wall(), input, &mut effects);
+        let digest_outcome = self.core.step(cx.now(), cx.wall(), input, &mut effects);
         for effect in effects {
             match effect {
                 Effect::Propose { batch, command } => self.propose(cx, batch, command),
@@ -82,7 +79,7 @@ impl DispatcherShell {
                     let named = self.core.doubts().duplicates.get(&node).map(Duplicated::named).unwrap_or_default();
                     warn!(%node, processes = named,
                         "two processes use the identity of one node; stop the one on the copied data directory, empty that, \
-                         and join it as a node of its own");
+                         and join it as a new node");
                 }
                 Effect::Over(node) => info!(%node, "one process uses the identity of this node again"),
             }
@@ -96,7 +93,7 @@ impl DispatcherShell {
             differs
         });
         self.alarm.set(cx, self.core.wake_at(cx.now()), Msg::Wake);
-        verdict
+        digest_outcome
     }
 
     fn propose(&self, cx: &Cx<Msg>, batch: BatchId, command: Command) {
@@ -126,15 +123,15 @@ fn outcome(asked: Result<Result<Applied, ProposeError>, AskError>) -> Outcome {
     match asked {
         Ok(Ok(applied)) => Outcome::Applied(applied.revision),
         Ok(Err(ProposeError::Refused(why))) => {
-            debug!(%why, "a report of sessions was refused");
+            debug!(%why, "liveness command refused");
             Outcome::Refused
         }
         Ok(Err(why)) => {
-            debug!(%why, "a report of sessions was not applied");
+            debug!(%why, "liveness command not applied");
             Outcome::Failed
         }
         Err(why) => {
-            debug!(%why, "a report of sessions was not applied");
+            debug!(%why, "liveness command not applied");
             Outcome::Failed
         }
     }
@@ -153,8 +150,8 @@ impl Shell for DispatcherShell {
         match msg {
             Msg::Protocol(DispatcherMsg::Digest { host, digest, reply }) => {
                 let answer = match self.step(cx, Input::Digest { host, digest }) {
-                    Verdict::Taken => Ok(()),
-                    Verdict::NeedFull => Err(ErrorBody::new(
+                    DigestOutcome::Accepted => Ok(()),
+                    DigestOutcome::NeedFull => Err(ErrorBody::new(
                         ErrorCode::Conflict,
                         "this leader has no digest of this host yet; send a full one",
                     )),
@@ -163,14 +160,14 @@ impl Shell for DispatcherShell {
             }
             Msg::Replica => {
                 let tables = self.ports.replica.borrow_and_update().tables.clone();
-                self.step(cx, Input::Copy(tables));
+                self.step(cx, Input::Replica(tables));
                 self.taken.notify_one();
             }
             Msg::Proposed { batch, outcome } => {
                 self.step(cx, Input::Proposed { batch, outcome });
             }
             Msg::Wake => {
-                self.alarm.rang();
+                self.alarm.fired();
                 self.step(cx, Input::Woke);
             }
         }
@@ -182,8 +179,8 @@ impl Shell for DispatcherShell {
         let hosts: Vec<Value> = self
             .core
             .hosts()
-            .map(|(host, sequence, sessions, heard)| {
-                let ago = millis(now.since(heard));
+            .map(|(host, sequence, sessions, received)| {
+                let ago = millis(now.since(received));
                 json!({"host": host, "sequence": sequence, "sessions": sessions, "heard_ms_ago": ago})
             })
             .collect();

@@ -1,5 +1,5 @@
-//! Sessions' shell: takes the gateway's connections, keeps one child per node, tells the leader. Decisions are
-//! [`crate::core::host`]'s.
+//! The shell of the sessions' host: takes the gateway's connections, keeps one child per node, sends digests to
+//! the leader. [`crate::core::host`] decides.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -17,23 +17,21 @@ use tracing::{debug, info, warn};
 use crate::config::SessionsConfig;
 use crate::core::host::{Effect, Host, Input};
 use crate::core::instances::Duplicate;
-use crate::core::news::{News, Shared, changed, shared_changed};
+use crate::core::node_update::{NodeUpdate, Shared, changed, shared_changed};
 use crate::core::session::ConnId;
-use crate::line::turn_away;
-use crate::session::{self, Cradle, LeaderCalls, SessionPorts, session_name, session_spec};
+use crate::line::reject;
+use crate::session::{self, Inbox, LeaderCalls, SessionPorts, session_name, session_spec};
 
-/// What the host of the sessions hears.
 pub enum Msg {
     Protocol(SessionsMsg),
     Arrived(Box<Arrival>),
-    /// The local copy has changed.
     Replica,
     Reported {
         node: NodeId,
         fact: Option<Box<SessionFact>>,
         connected: bool,
     },
-    /// A session that has seen all connections up to this one has nothing left to remember.
+    /// A session that has seen all connections up to this one has nothing to remember.
     Forget {
         node: NodeId,
         seen: ConnId,
@@ -45,7 +43,7 @@ pub enum Msg {
     Wake,
 }
 
-/// A connection on its way through the mailbox.
+/// A connection that passes through the mailbox.
 pub struct Arrival {
     connection: Connection,
     _room: OwnedSemaphorePermit,
@@ -71,13 +69,13 @@ impl Named for Msg {
     }
 }
 
-/// What whoever wires the tree gives to the host of the sessions.
+/// What the sessions' host gets from the code that wires the tree.
 #[derive(Clone)]
 pub struct SessionsPorts {
     pub config: SessionsConfig,
-    /// Where the gateway looks for the agents' service.
+    /// Where the gateway finds the agents' service.
     pub services: Services,
-    /// The local copy, as the raft member publishes it.
+    /// The local replica, as the raft member publishes it.
     pub replica: watch::Receiver<Arc<Replica>>,
     pub leader: Arc<dyn LeaderCalls>,
 }
@@ -87,7 +85,6 @@ pub fn sessions_address(config: &SessionsConfig) -> Address<Msg> {
     Address::new(config.mailbox)
 }
 
-/// How to make the host of the sessions.
 pub fn sessions_spec(address: Address<Msg>, ports: SessionsPorts) -> Spec {
     let report_to = address.clone();
     Spec::actor("sessions", address, move || Ok(SessionsShell::new(ports.clone(), report_to.clone()))).with_children()
@@ -95,12 +92,11 @@ pub fn sessions_spec(address: Address<Msg>, ports: SessionsPorts) -> Spec {
 
 struct Child {
     address: Address<session::Msg>,
-    cradle: Cradle,
+    inbox: Inbox,
     /// The newest connection that was handed over.
     newest: ConnId,
 }
 
-/// See the module.
 pub struct SessionsShell {
     core: Host,
     ports: SessionsPorts,
@@ -112,7 +108,7 @@ pub struct SessionsShell {
     next_conn: u64,
     copy: Tables,
     shared: Arc<Shared>,
-    /// Says that the newest copy was taken, so that the watcher may bring the next.
+    /// Reports that the newest replica was taken, so that the watcher may bring the next.
     taken: Arc<Notify>,
     alarm: Alarm,
 }
@@ -120,7 +116,7 @@ pub struct SessionsShell {
 impl SessionsShell {
     fn new(ports: SessionsPorts, me: Address<Msg>) -> Self {
         let clock = muster_kernel::Clock;
-        // Larger than any sequence of an earlier life of this host: it sends far fewer than a thousand a second.
+        // Larger than any sequence before this host's restart: it sends far fewer than a thousand a second.
         let first = u64::try_from(clock.wall().0).unwrap_or(0).saturating_mul(1000);
         Self {
             core: Host::new(ports.config.clone(), clock.now(), first),
@@ -142,12 +138,12 @@ impl SessionsShell {
         let mut effects = Vec::new();
         self.core.step(cx.now(), input, &mut effects);
         for effect in effects {
-            self.perform(cx, effect);
+            self.apply(cx, effect);
         }
         self.alarm.set(cx, self.core.wake_at(cx.now()), Msg::Wake);
     }
 
-    fn perform(&mut self, cx: &Cx<Msg>, effect: Effect) {
+    fn apply(&mut self, cx: &Cx<Msg>, effect: Effect) {
         match effect {
             Effect::Admit { node, conn } => {
                 if let Some(connection) = self.waiting.remove(&conn) {
@@ -158,7 +154,7 @@ impl SessionsShell {
                 if let Some(connection) = self.waiting.remove(&conn) {
                     refusal.managers = self.shared.managers.clone();
                     let limit = self.config.write_deadline;
-                    cx.spawn(turn_away(connection, HostFrame::Ended(refusal), limit));
+                    cx.spawn(reject(connection, HostFrame::Ended(refusal), limit));
                 }
             }
             Effect::Move { node } => {
@@ -174,27 +170,27 @@ impl SessionsShell {
         }
     }
 
-    /// Hands the connection to the node's session, made if need be.
+    /// Hands the connection to the node's session, which is started if needed.
     fn admit(&mut self, cx: &Cx<Msg>, node: NodeId, conn: ConnId, connection: Connection) {
-        let news = News::of(&self.copy, node, &self.shared);
+        let node_update = NodeUpdate::of(&self.copy, node, &self.shared);
         let child = self.children.entry(node).or_insert_with(|| {
             let address = Address::new(self.config.session_mailbox);
-            let cradle = Cradle::default();
-            cradle.tell(news);
+            let inbox = Inbox::default();
+            inbox.tell(node_update);
             let ports = SessionPorts {
                 node,
                 config: Arc::clone(&self.config),
-                cradle: cradle.clone(),
+                inbox: inbox.clone(),
                 memory: Slot::new(),
                 leader: Arc::clone(&self.ports.leader),
                 host: self.me.clone(),
             };
             cx.children().start(session_spec(address.clone(), ports));
-            Child { address, cradle, newest: conn }
+            Child { address, inbox, newest: conn }
         });
         child.newest = conn;
-        child.cradle.lay(conn, connection);
-        let _it_looks_when_it_starts = child.address.tell(session::Msg::Look);
+        child.inbox.put_connection(conn, connection);
+        let _it_reads_the_inbox_on_start = child.address.tell(session::Msg::InboxChanged);
     }
 
     fn arrived(&mut self, cx: &Cx<Msg>, connection: Connection) {
@@ -227,17 +223,17 @@ impl SessionsShell {
                 nodes = self.children.keys().copied().collect();
             }
         }
-        self.tell_sessions(nodes);
+        self.update_sessions(nodes);
         let leader = replica.raft.leader.and(replica.raft.leader_node);
         self.step(cx, Input::Leader { term: replica.raft.term, leader });
         self.taken.notify_one();
     }
 
-    fn tell_sessions(&self, nodes: BTreeSet<NodeId>) {
+    fn update_sessions(&self, nodes: BTreeSet<NodeId>) {
         for node in nodes {
             if let Some(child) = self.children.get(&node) {
-                child.cradle.tell(News::of(&self.copy, node, &self.shared));
-                let _it_looks_when_it_starts = child.address.tell(session::Msg::Look);
+                child.inbox.tell(NodeUpdate::of(&self.copy, node, &self.shared));
+                let _it_reads_the_inbox_on_start = child.address.tell(session::Msg::InboxChanged);
             }
         }
     }
@@ -258,7 +254,7 @@ impl SessionsShell {
             return;
         };
         let deadline = std::time::Duration::from_millis(deadline_ms);
-        // Undeliverable: the port closes, which the asker sees.
+        // Undeliverable: the port closes, which the caller sees.
         let _closed = child.address.tell(session::Msg::AskNode { ask, deadline, reply });
     }
 
@@ -279,7 +275,7 @@ impl SessionsShell {
         });
     }
 
-    /// One message per look at the copy: however often it changes, the newest is what counts.
+    /// One message per replica taken: however often it changes, only the newest counts.
     fn watch_replica(&self, cx: &Cx<Msg>) {
         let (me, mut replica, taken) = (cx.me().clone(), self.ports.replica.clone(), Arc::clone(&self.taken));
         cx.spawn(async move {
@@ -296,8 +292,8 @@ impl SessionsShell {
 fn warn_of(duplicate: &Duplicate) {
     let named: Vec<String> = duplicate.instances.iter().map(|i| i.shown().to_string()).collect();
     warn!(node = %duplicate.node, processes = named.join(", "),
-        "two processes use the identity of one node; stop the one on the copied data directory, empty that, and join it as a \
-         node of its own");
+        "two processes use the identity of one node; stop the one on the copied data directory, empty that, \
+         and join it as a new node");
 }
 
 impl Shell for SessionsShell {
@@ -321,7 +317,7 @@ impl Shell for SessionsShell {
             Msg::Forget { node, seen } => self.forget(cx, node, seen),
             Msg::DigestAnswered { sequence, ok } => self.step(cx, Input::DigestAnswered { sequence, ok }),
             Msg::Wake => {
-                self.alarm.rang();
+                self.alarm.fired();
                 self.step(cx, Input::Woke);
             }
         }

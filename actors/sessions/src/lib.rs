@@ -1,4 +1,4 @@
-//! Agent sessions from the managers' side: the host of all sessions of one manager, one actor per session, and the
+//! The managers' side of agent sessions: the host of all sessions of one manager, one actor per session, and the
 //! leader's dispatcher.
 //!
 //! See `OVERVIEW.md`.

@@ -1,7 +1,7 @@
 //! Line: one accepted connection, from its arrival at a session to its end. A task of the session's incarnation.
 //!
-//! Keeps  SESSION-10  an agent that sends faster than its session handles is slowed down by its own connection: at most
-//!                    [`UNHANDLED`] of its frames wait in the mailbox.
+//! Invariants  SESSION-10  an agent that sends faster than its session handles is slowed down by its own connection: at most
+//!                         [`UNHANDLED`] of its frames wait in the mailbox.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,24 +16,23 @@ use tokio::time::timeout;
 use crate::core::session::ConnId;
 use crate::session::Msg;
 
-/// Frames of one agent that wait in the mailbox. An agent sends a heartbeat or a question at a time.
+/// Frames of one agent that wait in the mailbox. An agent sends one heartbeat or request at a time.
 const UNHANDLED: usize = 8;
 
-/// A frame on its way through the mailbox.
+/// A frame that passes through the mailbox.
 pub struct Heard {
     pub frame: Box<AgentFrame>,
     _room: OwnedSemaphorePermit,
 }
 
-/// The session's end of a line. Dropped: what was sent leaves, then the connection is closed.
+/// The session's end of a line. Dropping it closes the connection after earlier frames have been sent.
 pub(crate) struct Line {
     pub conn: ConnId,
     pub outbox: mpsc::Sender<Box<HostFrame>>,
-    /// Resolves when the connection is closed. Taken by whoever waits for that.
+    /// Resolves when the connection is closed. Taken by the caller that waits for it.
     pub closed: Option<oneshot::Receiver<()>>,
 }
 
-/// A line and the task that is it.
 pub(crate) fn line(
     conn: ConnId,
     connection: Connection,
@@ -53,7 +52,7 @@ pub(crate) fn line(
         };
         drop((permit, done));
         if let Some(why) = why {
-            let why = kill.cut_reason().map_or(why, |reason| format!("cut: {reason}"));
+            let why = kill.disconnect_reason().map_or(why, |reason| format!("disconnected: {reason}"));
             let _ended = me.tell(Msg::Closed { conn, why });
         }
     };
@@ -70,8 +69,8 @@ async fn read(mut reader: FramedReader<ReadHalf<BoxStream>>, conn: ConnId, me: &
             Ok(None) => return "the agent closed the connection".to_owned(),
             Err(error) => return error.to_string(),
         };
-        let heard = Heard { frame, _room: permit };
-        if me.tell(Msg::Heard { conn, heard }).is_err() {
+        let received = Heard { frame, _room: permit };
+        if me.tell(Msg::Heard { conn, received }).is_err() {
             return "the session is restarting".to_owned();
         }
     }
@@ -86,18 +85,18 @@ async fn write(
     while let Some(frame) = frames.recv().await {
         match timeout(limit, writer.send(&*frame)).await {
             Ok(Ok(())) => {}
-            // Nothing of it was written; whoever waits for it has a deadline.
-            Ok(Err(FrameError::Wire(error))) => tracing::warn!(%error, "a frame was not sent"),
+            // No part of it was written; the waiting caller has a deadline.
+            Ok(Err(FrameError::Wire(error))) => tracing::warn!(%error, "frame not sent to the agent"),
             Ok(Err(error)) => return Some(error.to_string()),
-            Err(_) => return Some("the agent reads nothing".to_owned()),
+            Err(_) => return Some("the agent stopped reading".to_owned()),
         }
     }
     let _broken = timeout(limit, writer.shutdown()).await;
     None
 }
 
-/// Says one last thing on a connection that gets no session, and closes it.
-pub(crate) async fn turn_away(connection: Connection, frame: HostFrame, limit: Duration) {
+/// Sends one last frame on a connection that gets no session, and closes it.
+pub(crate) async fn reject(connection: Connection, frame: HostFrame, limit: Duration) {
     let Connection { stream, permit, .. } = connection;
     let (_reader, mut writer) = Framed::new(stream).split();
     if let Ok(Ok(())) = timeout(limit, writer.send(&frame)).await {

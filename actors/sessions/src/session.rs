@@ -1,4 +1,4 @@
-//! AgentSession's shell: one connection, reply ports, timers. Decisions are [`crate::core::session`]'s.
+//! AgentSession's shell: one connection, reply ports, timers. [`crate::core::session`] decides.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,7 +9,7 @@ use muster_gateway::Connection;
 use muster_kernel::{Address, Alarm, Cx, Fault, Shell, Slot, Spec};
 use muster_messages::protocol::{Named, Reply};
 use muster_messages::wire::{
-    ActorsAsk, AgentAnswer, HostFrame, PeerCall, SeatReply, SessionFact, SignReply, WireError, decode,
+    ActorsAsk, AgentAnswer, HostFrame, MembershipReply, PeerCall, SessionFact, SignReply, WireError, decode,
 };
 use muster_messages::{ErrorBody, ErrorCode, Moment, NodeId, millis};
 use serde_json::{Value, json};
@@ -17,89 +17,70 @@ use tokio::time::timeout;
 use tracing::{debug, info};
 
 use crate::config::SessionsConfig;
-use crate::core::news::News;
-use crate::core::session::{AgentSession, AskId, ConnId, Effect, Input, Note};
+use crate::core::node_update::NodeUpdate;
+use crate::core::session::{AgentSession, AskId, ConnId, Effect, Input, LogEvent};
 use crate::host;
 use crate::line::{Heard, Line, line};
 
 /// How a host reaches the leader: its own services while it leads, the mesh otherwise.
 pub trait LeaderCalls: Send + Sync + 'static {
-    /// Calls whoever leads now. Every call is safe to repeat. `unreachable` or `no_quorum` when nobody leads.
+    /// Calls the current leader. Every call is safe to repeat. `unreachable` or `no_quorum` without a leader.
     fn call(&self, call: PeerCall) -> BoxFuture<'static, Result<Vec<u8>, ErrorBody>>;
 }
 
-/// One line per node and minute says that its session was ended: whoever holds its certificate can have that happen many
+/// One line per node and minute reports that its session was ended: a holder of its certificate can cause that many
 /// times a second.
-const ENDED_EVERY: Duration = Duration::from_secs(60);
+const ENDED_LOG_INTERVAL: Duration = Duration::from_secs(60);
 
-/// How long a stopping session waits for its last frame to leave.
-const GOODBYE: Duration = Duration::from_millis(200);
+/// How long a stopping session waits until its last frame has been sent.
+const LAST_FRAME_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// What the host lays down for a session, and the session picks up: a level, so that neither a start nor a crash in
-/// between loses it.
+/// The inbox of a session, filled by the host. A watched value, so that no start or crash in between loses it.
 #[derive(Clone, Default)]
-pub(crate) struct Cradle(Arc<Mutex<Laid>>);
+pub(crate) struct Inbox(Arc<Mutex<InboxContent>>);
 
 #[derive(Default)]
-struct Laid {
+struct InboxContent {
     connection: Option<(ConnId, Connection)>,
-    /// Stays where it lies: an incarnation that starts after a crash needs it too.
-    news: Option<News>,
-    picked: ConnId,
+    /// Stays in the inbox: an incarnation that starts after a crash needs it too.
+    node_update: Option<NodeUpdate>,
+    last_taken: ConnId,
 }
 
-impl Cradle {
-    /// The newest connection replaces one that was not picked up yet.
-    pub(crate) fn lay(&self, conn: ConnId, connection: Connection) {
-        self.laid().connection = Some((conn, connection));
+impl Inbox {
+    /// The newest connection replaces one that was not taken yet.
+    pub(crate) fn put_connection(&self, conn: ConnId, connection: Connection) {
+        self.content().connection = Some((conn, connection));
     }
-    pub(crate) fn tell(&self, news: News) {
-        self.laid().news = Some(news);
+    pub(crate) fn tell(&self, node_update: NodeUpdate) {
+        self.content().node_update = Some(node_update);
     }
-    /// The newest connection that a session has picked up, over all its incarnations.
-    fn picked(&self) -> ConnId {
-        self.laid().picked
+    /// The newest connection that a session has taken, over all its incarnations.
+    fn last_taken(&self) -> ConnId {
+        self.content().last_taken
     }
-    fn laid(&self) -> MutexGuard<'_, Laid> {
+    fn content(&self) -> MutexGuard<'_, InboxContent> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// What a session hears.
 pub enum Msg {
-    /// Something new lies in the cradle.
-    Look,
-    AskNode {
-        ask: ActorsAsk,
-        deadline: Duration,
-        reply: Reply<Result<String, ErrorBody>>,
-    },
-    Move {
-        reason: String,
-    },
-    Heard {
-        conn: ConnId,
-        heard: Heard,
-    },
-    Closed {
-        conn: ConnId,
-        why: String,
-    },
-    LeaderAnswered {
-        conn: ConnId,
-        id: u64,
-        result: Result<AgentAnswer, ErrorBody>,
-    },
+    InboxChanged,
+    AskNode { ask: ActorsAsk, deadline: Duration, reply: Reply<Result<String, ErrorBody>> },
+    Move { reason: String },
+    Heard { conn: ConnId, received: Heard },
+    Closed { conn: ConnId, why: String },
+    LeaderAnswered { conn: ConnId, id: u64, result: Result<AgentAnswer, ErrorBody> },
     Wake,
 }
 
 impl Named for Msg {
     fn name(&self) -> &'static str {
         match self {
-            Msg::Look => "look",
+            Msg::InboxChanged => "look",
             Msg::AskNode { .. } => "ask_node",
             Msg::Move { .. } => "move",
-            Msg::Heard { heard, .. } => match &*heard.frame {
+            Msg::Heard { received, .. } => match &*received.frame {
                 muster_messages::wire::AgentFrame::Hello(_) => "hello",
                 muster_messages::wire::AgentFrame::Heartbeat { .. } => "heartbeat",
                 muster_messages::wire::AgentFrame::Ask { .. } => "ask",
@@ -113,12 +94,12 @@ impl Named for Msg {
     }
 }
 
-/// What every incarnation of one node's session shares.
+/// What all incarnations of one node's session share.
 #[derive(Clone)]
 pub(crate) struct SessionPorts {
     pub node: NodeId,
     pub config: Arc<SessionsConfig>,
-    pub cradle: Cradle,
+    pub inbox: Inbox,
     pub memory: Slot<SessionFact>,
     pub leader: Arc<dyn LeaderCalls>,
     pub host: Address<host::Msg>,
@@ -134,18 +115,17 @@ pub(crate) fn session_spec(address: Address<Msg>, ports: SessionPorts) -> Spec {
     Spec::actor(name, address, move || Ok(SessionShell::new(ports.clone()))).counted_as("session-*")
 }
 
-/// See the module.
 pub struct SessionShell {
     core: AgentSession,
     ports: SessionPorts,
     line: Option<Line>,
-    /// The line that a newer one replaces, while the last word on it is said.
+    /// The line that a newer one replaces, while its final frame is sent.
     leaving: Option<Line>,
     asks: BTreeMap<AskId, Reply<Result<String, ErrorBody>>>,
     next_ask: u64,
     alarm: Alarm,
-    /// When the log was told last that a session was ended.
-    told: Option<Moment>,
+    /// When the log last reported that a session was ended.
+    last_logged: Option<Moment>,
 }
 
 impl SessionShell {
@@ -160,25 +140,25 @@ impl SessionShell {
             asks: BTreeMap::new(),
             next_ask: 0,
             alarm: Alarm::default(),
-            told: None,
+            last_logged: None,
         }
     }
 
-    /// Takes what the host laid down. The connection first: without one there may be nothing to stay for.
-    fn look(&mut self, cx: &Cx<Msg>) -> Result<(), Fault> {
-        let (connection, news) = {
-            let mut laid = self.ports.cradle.laid();
-            let connection = laid.connection.take();
+    /// Takes the content of the inbox. The connection first: without one the session may have no reason to stay.
+    fn take_inbox(&mut self, cx: &Cx<Msg>) -> Result<(), Fault> {
+        let (connection, node_update) = {
+            let mut content = self.ports.inbox.content();
+            let connection = content.connection.take();
             if let Some((conn, _)) = &connection {
-                laid.picked = *conn;
+                content.last_taken = *conn;
             }
-            (connection, laid.news.clone())
+            (connection, content.node_update.clone())
         };
         if let Some((conn, connection)) = connection {
             self.take(cx, conn, connection)?;
         }
-        match news {
-            Some(news) => self.step(cx, Input::News(Box::new(news))),
+        match node_update {
+            Some(node_update) => self.step(cx, Input::NodeUpdate(Box::new(node_update))),
             None => Ok(()),
         }
     }
@@ -202,13 +182,13 @@ impl SessionShell {
         let mut effects = Vec::new();
         self.core.step(cx.now(), cx.wall(), input, &mut effects);
         for effect in effects {
-            self.perform(cx, effect)?;
+            self.apply(cx, effect)?;
         }
         self.alarm.set(cx, self.core.wake_at(), Msg::Wake);
         Ok(())
     }
 
-    fn perform(&mut self, cx: &Cx<Msg>, effect: Effect) -> Result<(), Fault> {
+    fn apply(&mut self, cx: &Cx<Msg>, effect: Effect) -> Result<(), Fault> {
         match effect {
             Effect::Send { conn, frame } => self.send(cx, conn, frame),
             Effect::Close { conn } => {
@@ -225,14 +205,15 @@ impl SessionShell {
                     self.ports.memory.set((**fact).clone());
                 }
                 let node = self.ports.node;
-                // The host's mailbox takes news of every session at once; full or down, the host itself has failed.
+                // The host's mailbox has room for reports of every session at once; full or down, the host itself has
+                // failed.
                 self.ports.host.tell(host::Msg::Reported { node, fact, connected })?;
             }
             Effect::Forget => {
                 let node = self.ports.node;
-                self.ports.host.tell(host::Msg::Forget { node, seen: self.ports.cradle.picked() })?;
+                self.ports.host.tell(host::Msg::Forget { node, seen: self.ports.inbox.last_taken() })?;
             }
-            Effect::Note(note) => self.note(cx.now(), note),
+            Effect::LogEvent(log_event) => self.log_event(cx.now(), log_event),
         }
         Ok(())
     }
@@ -254,7 +235,7 @@ impl SessionShell {
         let read: fn(&[u8]) -> Result<AgentAnswer, WireError> = match call {
             PeerCall::SignNode { .. } => |bytes| decode::<SignReply>(bytes).map(AgentAnswer::Signed),
             PeerCall::ReportManager { .. } => |_| Ok(AgentAnswer::Reported),
-            _ => |bytes| decode::<SeatReply>(bytes).map(AgentAnswer::Seat),
+            _ => |bytes| decode::<MembershipReply>(bytes).map(AgentAnswer::Membership),
         };
         let calling = self.ports.leader.call(call);
         cx.spawn(async move {
@@ -276,17 +257,17 @@ impl SessionShell {
         ask
     }
 
-    fn note(&mut self, now: Moment, note: Note) {
+    fn log_event(&mut self, now: Moment, log_event: LogEvent) {
         let node = self.ports.node;
-        match note {
-            Note::Opened { instance } => debug!(%node, instance, "session opened"),
-            Note::Closed { why } => debug!(%node, why, "session closed"),
-            Note::Down { why } => info!(%node, why, "node is down"),
-            Note::Ended { reason } if self.told.is_some_and(|at| now.since(at) < ENDED_EVERY) => {
+        match log_event {
+            LogEvent::Opened { instance } => debug!(%node, instance, "session opened"),
+            LogEvent::Closed { why } => debug!(%node, why, "session closed"),
+            LogEvent::Down { why } => info!(%node, why, "node is down"),
+            LogEvent::Ended { reason } if self.last_logged.is_some_and(|at| now.since(at) < ENDED_LOG_INTERVAL) => {
                 debug!(%node, %reason, "session ended");
             }
-            Note::Ended { reason } => {
-                self.told = Some(now);
+            LogEvent::Ended { reason } => {
+                self.last_logged = Some(now);
                 info!(%node, %reason, "session ended");
             }
         }
@@ -298,23 +279,23 @@ impl Shell for SessionShell {
     const KIND: &'static str = "AgentSession";
 
     async fn started(&mut self, cx: &Cx<Msg>) -> Result<(), Fault> {
-        self.look(cx)?;
+        self.take_inbox(cx)?;
         self.step(cx, Input::Woke)
     }
 
     async fn handle(&mut self, cx: &Cx<Msg>, msg: Msg) -> Result<(), Fault> {
         match msg {
-            Msg::Look => self.look(cx),
+            Msg::InboxChanged => self.take_inbox(cx),
             Msg::AskNode { ask: question, deadline, reply } => {
                 let ask = self.park(reply);
                 self.step(cx, Input::AskNode { ask, question, deadline })
             }
             Msg::Move { reason } => self.step(cx, Input::Move { reason }),
-            Msg::Heard { conn, heard } => self.step(cx, Input::Frame { conn, frame: *heard.frame }),
+            Msg::Heard { conn, received } => self.step(cx, Input::Frame { conn, frame: *received.frame }),
             Msg::Closed { conn, why } => self.step(cx, Input::Closed { conn, why }),
             Msg::LeaderAnswered { conn, id, result } => self.step(cx, Input::LeaderAnswered { conn, id, result }),
             Msg::Wake => {
-                self.alarm.rang();
+                self.alarm.fired();
                 self.step(cx, Input::Woke)
             }
         }
@@ -322,7 +303,7 @@ impl Shell for SessionShell {
 
     fn view(&self) -> Value {
         let (asks, questions) = self.core.open();
-        let heard = muster_kernel::Clock.now().since(self.core.heard());
+        let received = muster_kernel::Clock.now().since(self.core.received());
         let fact = self.core.fact();
         json!({
             "node": self.ports.node,
@@ -332,7 +313,7 @@ impl Shell for SessionShell {
             "since": fact.map(|f| f.since),
             "remote": self.core.remote(),
             "instance": fact.map(|f| format!("{:016x}", f.instance)),
-            "last_heard_ms": millis(heard),
+            "last_heard_ms": millis(received),
             "asks": asks,
             "questions": questions,
         })
@@ -341,12 +322,12 @@ impl Shell for SessionShell {
     async fn stopping(&mut self, cx: &Cx<Msg>) {
         let closing = self.line.as_mut().and_then(|line| line.closed.take());
         let reason = "this manager is stopping".to_owned();
-        // The host may be stopping too and no longer listen: that is no fault now.
+        // The host may be stopping too and no longer receive: that is not a fault now.
         let _host_gone = self.step(cx, Input::Move { reason });
         self.line = None;
         if let Some(closed) = closing {
-            // Resolves, one way or the other, once the connection is closed.
-            let _late = timeout(GOODBYE, closed).await;
+            // Resolves in any case once the connection is closed.
+            let _late = timeout(LAST_FRAME_TIMEOUT, closed).await;
         }
     }
 }

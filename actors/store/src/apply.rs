@@ -1,4 +1,4 @@
-//! One entry: remembered outcome, guards, changes, events.
+//! Applies one entry: remembered outcome, guards, changes, events.
 
 use std::sync::Arc;
 
@@ -7,60 +7,65 @@ use muster_messages::{
     Tables, Term, WallTime, in_short,
 };
 
+use crate::bugs::{BugInjection, sometimes};
 use crate::limits::Limits;
-use crate::sabotage::{Sabotage, mood};
-use crate::{changes, guards, requests, sabotaged};
+use crate::{changes, guards, injected, requests};
 
-/// Characters of each text of an event, from `IDENTITY_LEVEL` on: what is kept is bounded in bytes, too.
+/// Characters of each text of an event, from `IDENTITY_LEVEL` on: events are bounded in bytes, too.
 const MAX_EVENT_TEXT: usize = 512;
 
-/// A place in the log.
+/// A position in the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct LogPosition {
     pub revision: Revision,
     /// Of the leader that proposed the entry.
     pub term: Term,
 }
 
-/// For whoever has no terms: tests of what does not depend on them.
-impl From<Revision> for Place {
+/// For callers without terms: tests that do not depend on them.
+impl From<Revision> for LogPosition {
     fn from(revision: Revision) -> Self {
         Self { revision, term: Term(0) }
     }
 }
 
-/// Applies a command at its place in the log. `tables.revision` is that place's afterwards whatever the outcome.
-pub fn apply(tables: &mut Tables, at: impl Into<Place>, command: &Command) -> Result<(), CommandRefusal> {
+/// Applies a command at its log position. `tables.revision` is that position afterwards, whatever the outcome.
+pub fn apply(tables: &mut Tables, at: impl Into<LogPosition>, command: &Command) -> Result<(), CommandRefusal> {
     apply_within(&Limits::DEFAULT, tables, at.into(), command)
 }
 
 /// [`apply`] within these limits.
-pub fn apply_within(limits: &Limits, tables: &mut Tables, at: Place, command: &Command) -> Result<(), CommandRefusal> {
+pub fn apply_within(
+    limits: &Limits,
+    tables: &mut Tables,
+    at: LogPosition,
+    command: &Command,
+) -> Result<(), CommandRefusal> {
     debug_assert!(at.revision > tables.revision, "entries are applied in log order");
     tables.revision = at.revision;
     if command.request == RequestId(0) {
-        return judge_and_change(limits, tables, at, command);
+        return check_and_change(limits, tables, at, command);
     }
     if tables.remembers_callers() {
         if let Some(known) = requests::recall(tables, command) {
             return known;
         }
-        let result = judge_and_change(limits, tables, at, command);
+        let result = check_and_change(limits, tables, at, command);
         requests::remember(limits, tables, command, at.revision, result.as_ref().err());
         return result;
     }
     if let Some(first) = tables.outcomes.get(&command.request) {
         return first.refused.as_deref().cloned().map_or(Ok(()), Err);
     }
-    let result = judge_and_change(limits, tables, at, command);
+    let result = check_and_change(limits, tables, at, command);
     remember(limits, tables, command.request, at.revision, result.as_ref().err());
     result
 }
 
-/// [`apply`], and what it did to objects, for those who watch them.
+/// [`apply`], and its changes of objects, for watches.
 pub fn apply_watched(
     tables: &mut Tables,
-    at: Place,
+    at: LogPosition,
     command: &Command,
     seen: &mut Vec<ObjectChange>,
 ) -> Result<(), CommandRefusal> {
@@ -71,7 +76,7 @@ pub fn apply_watched(
 pub fn apply_watched_within(
     limits: &Limits,
     tables: &mut Tables,
-    at: Place,
+    at: LogPosition,
     command: &Command,
     seen: &mut Vec<ObjectChange>,
 ) -> Result<(), CommandRefusal> {
@@ -93,23 +98,28 @@ pub fn apply_watched_within(
     Ok(())
 }
 
-/// Applies an entry that carries nothing (a new leader's first one).
+/// Applies an empty entry (a new leader's first one).
 pub fn apply_empty(tables: &mut Tables, at: Revision) {
     debug_assert!(at > tables.revision, "entries are applied in log order");
     tables.revision = at;
 }
 
-fn judge_and_change(limits: &Limits, tables: &mut Tables, at: Place, command: &Command) -> Result<(), CommandRefusal> {
-    if sabotaged(Sabotage::ApplyByMood) && mood() {
+fn check_and_change(
+    limits: &Limits,
+    tables: &mut Tables,
+    at: LogPosition,
+    command: &Command,
+) -> Result<(), CommandRefusal> {
+    if injected(BugInjection::ApplyNondeterministically) && sometimes() {
         return Ok(());
     }
     let (by, reason) = (&command.by, command.reason.as_str());
     let stamp = Stamp { at: at.revision, term: at.term, wall: command.at, by, reason, limits };
     for guard in &command.guards {
-        guards::judge(tables, &stamp, guard)?;
+        guards::check(tables, &stamp, guard)?;
     }
-    // A change refuses before it writes anything, so a single one needs no copy to fall back to. This is the hot
-    // path. A block is judged against what the rest of its command leaves, hence never alone.
+    // A change refuses before it writes anything, so a single one needs no copy for a rollback. This is the hot
+    // path. A block is checked against the result of the whole command, hence never alone.
     if let [only] = command.changes.as_slice()
         && !matches!(only, Change::Block(_))
     {
@@ -118,7 +128,7 @@ fn judge_and_change(limits: &Limits, tables: &mut Tables, at: Place, command: &C
     let before = tables.clone();
     let made = (command.changes.iter())
         .try_for_each(|change| changes::make(tables, Some(&before), &stamp, change))
-        .and_then(|()| changes::judge_whole(tables, &command.changes));
+        .and_then(|()| changes::check_result(tables, &command.changes));
     if made.is_err() {
         *tables = before;
     }
@@ -142,7 +152,7 @@ fn remember(
     }
 }
 
-/// Where in the log, when and by whom: what every change of one entry has in common.
+/// Log position, time and author: what all changes of one entry share.
 pub(crate) struct Stamp<'a> {
     pub at: Revision,
     pub term: Term,
@@ -166,7 +176,7 @@ impl Stamp<'_> {
         self.keep(tables, class, kind, node, (before, after));
     }
 
-    /// Appends an event that a lease or a node causes as often as it likes.
+    /// Appends an event that a lease or a node can cause as often as it likes.
     pub fn log_frequent(
         &self,
         tables: &mut Tables,
@@ -178,17 +188,17 @@ impl Stamp<'_> {
         self.keep(tables, Class::Frequent, kind, node, (before, after));
     }
 
-    /// From `IDENTITY_LEVEL` on an event pushes out older ones of its class only.
+    /// From `IDENTITY_LEVEL` on an event evicts only older ones of its class.
     fn keep(
         &self,
         tables: &mut Tables,
         class: Class,
         kind: EventKind,
         node: Option<NodeId>,
-        words: (Option<String>, Option<String>),
+        text: (Option<String>, Option<String>),
     ) {
-        let event = self.event(tables, kind, node, words);
-        let apart = tables.remembers_callers() && !sabotaged(Sabotage::KeepEventsTogether);
+        let event = self.event(tables, kind, node, text);
+        let apart = tables.remembers_callers() && !injected(BugInjection::ShareEventQuota);
         let history = match class {
             Class::Routine if apart => &mut tables.routine_events,
             Class::Frequent if apart => &mut tables.frequent_events,
@@ -222,21 +232,21 @@ impl Stamp<'_> {
     }
 }
 
-/// Which history an event belongs to.
+/// The history that an event belongs to.
 #[derive(Clone, Copy)]
 enum Class {
-    /// Who is in the cluster, in which role.
+    /// The cluster's nodes and their roles.
     Membership,
     Routine,
     Frequent,
 }
 
-/// Whether a node, or the holder of a token, can cause events of this kind without end.
+/// Whether a node, or the holder of a token, can cause unlimited events of this kind.
 pub(crate) fn is_routine(kind: EventKind) -> bool {
     match kind {
         EventKind::Certificate | EventKind::Token | EventKind::User | EventKind::Gate => true,
         EventKind::Cluster | EventKind::Node | EventKind::Role | EventKind::Membership => false,
-        // Logged as frequent ones, but for what an operator does.
+        // Logged as frequent events, except for an operator's actions.
         EventKind::Liveness | EventKind::Lease => false,
     }
 }

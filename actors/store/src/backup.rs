@@ -1,7 +1,8 @@
-//! A backup: the replicated state in one file, with a line before it that says what it is.
+//! A backup: the replicated state in one file, preceded by a line that describes it.
 //!
-//! Keeps  BACKUP-1  a file that was cut off, or in which a byte has changed, is found before anything is made of it.
-//! It holds what the tables hold, hence the root key and the tokens' secrets: whoever has it can be the cluster.
+//! Invariants  BACKUP-1  a truncated file, or one with a changed byte, is detected before it is used.
+//! It holds everything in the tables, including the root key and the tokens' secrets: its owner can impersonate the
+//! cluster.
 
 use muster_messages::{ClusterId, FEATURE_LEVEL, Incarnation, Name, Revision, Tables, Term, WallTime};
 use serde::{Deserialize, Serialize};
@@ -10,8 +11,8 @@ use sha2::{Digest, Sha256};
 use crate::snapshot::{self, SnapshotFault};
 
 const FORMAT: &str = "muster-backup/1";
-/// The longest first line that is looked at; one takes some 400 bytes.
-const MAX_HEAD: usize = 4096;
+/// The longest first line that is read; a line takes some 400 bytes.
+const MAX_HEAD_BYTES: usize = 4096;
 
 /// The first line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -23,32 +24,32 @@ pub struct BackupHead {
     pub revision: Revision,
     pub term: Term,
     pub taken_at: WallTime,
-    /// Of what follows the line.
+    /// Of the data after the line.
     pub bytes: u64,
-    /// SHA-256 of what follows the line, in lower-case hexadecimal.
+    /// SHA-256 of the data after the line, in lower-case hexadecimal.
     pub sha256: String,
 }
 
-/// A file that is no backup to go on with.
+/// Why a file is not a usable backup.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadBackup {
-    #[error("it is no backup of a Muster cluster")]
+    #[error("it is not a backup of a Muster cluster")]
     Foreign,
-    #[error("it is of format {0}, this build reads {FORMAT}")]
+    #[error("it has format {0}, but this build reads {FORMAT}")]
     Format(String),
-    #[error("it was cut off: {found} of {wanted} bytes are there")]
-    CutOff { wanted: u64, found: u64 },
-    #[error("its digest does not match: something in it was changed")]
+    #[error("it is truncated: {found} of {wanted} bytes are there")]
+    Truncated { wanted: u64, found: u64 },
+    #[error("its digest does not match: its content was changed")]
     Digest,
-    #[error("its state cannot be read: {0}")]
+    #[error("cannot decode its state: {0}")]
     State(SnapshotFault),
-    #[error("the cluster was at feature level {0}, this build speaks {FEATURE_LEVEL}: use the build that it ran")]
+    #[error("the cluster was at feature level {0}, this build supports {FEATURE_LEVEL}: use the build that it ran")]
     Newer(u32),
     #[error("the cluster was not founded yet")]
     Empty,
 }
 
-/// A backup of these tables.
+/// Encodes these tables as a backup.
 pub fn encode(tables: &Tables, term: Term, taken_at: WallTime) -> Result<Vec<u8>, BadBackup> {
     let cluster = tables.cluster.as_ref().ok_or(BadBackup::Empty)?;
     let state = snapshot::encode(tables);
@@ -69,9 +70,9 @@ pub fn encode(tables: &Tables, term: Term, taken_at: WallTime) -> Result<Vec<u8>
     Ok(backup)
 }
 
-/// What a backup is and holds.
+/// Decodes a backup.
 pub fn decode(backup: &[u8]) -> Result<(BackupHead, Tables), BadBackup> {
-    let line = backup.iter().take(MAX_HEAD).position(|byte| *byte == b'\n').ok_or(BadBackup::Foreign)?;
+    let line = backup.iter().take(MAX_HEAD_BYTES).position(|byte| *byte == b'\n').ok_or(BadBackup::Foreign)?;
     let (head, state) = (&backup[..line], &backup[line + 1..]);
     let named: Named = serde_json::from_slice(head).map_err(|_| BadBackup::Foreign)?;
     if named.format != FORMAT {
@@ -80,7 +81,7 @@ pub fn decode(backup: &[u8]) -> Result<(BackupHead, Tables), BadBackup> {
     let head: BackupHead = serde_json::from_slice(head).map_err(|_| BadBackup::Foreign)?;
     let found = state.len() as u64;
     if found != head.bytes {
-        return Err(BadBackup::CutOff { wanted: head.bytes, found });
+        return Err(BadBackup::Truncated { wanted: head.bytes, found });
     }
     if digest(state) != head.sha256 {
         return Err(BadBackup::Digest);

@@ -1,13 +1,13 @@
 //! Makes the changes of a command.
 //!
-//! Keeps  BLOCK-1  a blocked node has no record.
-//!        BLOCK-2  a block outlives every certificate ever issued to its node.
-//!        NAME-1   no two nodes have the same name.
-//!        ROLE-1   a node with a seat is manager.
-//! and its part of CERT-1: a recorded certificate is for the role in force when it was recorded.
-//! Each change refuses before it writes anything. One that changes nothing leaves no event and no new revision, so
-//! that a repeated command does not look like news.
-//! Labels leave no event: a controller that writes them often would push every role change out of the log.
+//! Invariants  BLOCK-1  a blocked node has no record.
+//!             BLOCK-2  a block outlives every certificate ever issued to its node.
+//!             NAME-1   no two nodes have the same name.
+//!             ROLE-1   a node that is a Raft member has the role manager.
+//! and its part of CERT-1: a recorded certificate is for the role that was granted when it was recorded. Each change
+//! refuses before it writes anything. A change without effect leaves no event and no new revision, so that a repeated
+//! command does not look like a new one. Labels cause no event: a controller that writes them often would evict every
+//! role change from the history.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,9 +18,9 @@ use muster_messages::{
 };
 
 use crate::apply::Stamp;
-use crate::guards::{absent, name_free, no_seat, node, not_blocked, not_leaving, stale};
-use crate::sabotage::Sabotage;
-use crate::sabotaged;
+use crate::bugs::BugInjection;
+use crate::guards::{absent, name_free, node, not_blocked, not_leaving, not_member, stale};
+use crate::injected;
 
 mod certificates;
 mod cluster;
@@ -34,7 +34,7 @@ pub(crate) use self::certificates::allow_unrecorded;
 /// How long a block outlives the last certificate, for clocks that differ.
 const BLOCK_MARGIN: Duration = Duration::from_secs(3600);
 
-/// Makes one change. `before` is the state the command found, where that may differ from `tables`.
+/// Makes one change. `before` is the state that the command found, where it may differ from `tables`.
 pub(crate) fn make(
     tables: &mut Tables,
     before: Option<&Tables>,
@@ -44,7 +44,7 @@ pub(crate) fn make(
     match change {
         Change::Found { cluster, founder, tokens } => cluster::found(tables, stamp, cluster, founder, tokens),
         Change::CreateNode(record) => nodes::create(tables, stamp, record),
-        Change::SetDesiredRole { node, role } => nodes::desire(tables, stamp, *node, *role),
+        Change::SetDesiredRole { node, role } => nodes::set_desired_role(tables, stamp, *node, *role),
         Change::GrantRole { node, role } => nodes::grant(tables, stamp, *node, *role),
         Change::SetRemoving { node, removal } => nodes::removing(tables, stamp, *node, removal),
         Change::DeleteNode(id) => nodes::delete(tables, stamp, *id),
@@ -52,7 +52,7 @@ pub(crate) fn make(
         Change::Report { node, name, addr, release, labels } => {
             nodes::report(tables, stamp, *node, (name, addr, release, labels))
         }
-        Change::SetLiveness { node, liveness } => nodes::live(tables, stamp, *node, *liveness),
+        Change::SetLiveness { node, liveness } => nodes::set_liveness(tables, stamp, *node, *liveness),
         Change::RecordCertificate { node, certificate } => nodes::certify(tables, stamp, *node, certificate),
         Change::AskRotate(id) => nodes::rotate(tables, stamp, *id),
         Change::CertificateFailed(id) => nodes::failed(tables, stamp, *id),
@@ -119,7 +119,7 @@ pub(crate) fn make(
             Ok(())
         }
         Change::Reconciler(change) => reconcilers::make(tables, stamp, change),
-        Change::NoteDuplicate { node, processes } => nodes::duplicate(tables, stamp, *node, processes),
+        Change::RecordDuplicate { node, processes } => nodes::duplicate(tables, stamp, *node, processes),
         Change::RenameNode { node, name } => nodes::rename(tables, stamp, *node, name),
         Change::IssueCertificate { node, certificate, held, replaces } => {
             certificates::issue(tables, stamp, *node, certificate, held.as_deref(), replaces.as_deref())
@@ -130,13 +130,13 @@ pub(crate) fn make(
     }
 }
 
-/// Lets a node in without asking: for a recovery, which is no command.
+/// Adds a node without the checks of a join: for a recovery, which is not a command.
 pub(crate) fn create(tables: &mut Tables, stamp: &Stamp<'_>, record: &NodeRecord) {
     nodes::insert(tables, stamp, record);
 }
 
-/// What the changes of a command must leave, in whatever order they were written.
-pub(crate) fn judge_whole(tables: &Tables, changes: &[Change]) -> Result<(), CommandRefusal> {
+/// Checks the result of a command's changes, whatever their order.
+pub(crate) fn check_result(tables: &Tables, changes: &[Change]) -> Result<(), CommandRefusal> {
     for change in changes {
         if let Change::Block(block) = change
             && tables.nodes.contains_key(&block.node)
@@ -147,7 +147,7 @@ pub(crate) fn judge_whole(tables: &Tables, changes: &[Change]) -> Result<(), Com
     Ok(())
 }
 
-/// Writes a block, or lengthens one. The record with the latest `not_after` may have been deleted by the same command.
+/// Writes or extends a block. The same command may have deleted the record with the latest `not_after`.
 fn block_node(tables: &mut Tables, before: Option<&Tables>, stamp: &Stamp<'_>, block: &Blocked) {
     let id = block.node;
     let record = (tables.nodes.get(&id)).or_else(|| before.and_then(|b| b.nodes.get(&id)));
@@ -163,8 +163,8 @@ fn block_node(tables: &mut Tables, before: Option<&Tables>, stamp: &Stamp<'_>, b
         None => Blocked { expires_at, ..block.clone() },
     };
     tables.blocklist.insert(id, new);
-    let words = |until: WallTime| format!("blocked until {until}");
-    let (was, is) = (old.map(|b| words(b.expires_at)), Some(words(expires_at)));
+    let text = |until: WallTime| format!("blocked until {until}");
+    let (was, is) = (old.map(|b| text(b.expires_at)), Some(text(expires_at)));
     stamp.log(tables, EventKind::Node, Some(id), was, is);
 }
 

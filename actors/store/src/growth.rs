@@ -1,7 +1,7 @@
 //! Which commands make the state larger, so that the leader can refuse them when there is no room.
 //!
-//! Why by kind and not by applying it: the leader judges each proposal when the state is full, and applying to a copy would cost
-//! as much as the change itself. A change that only replaces something by no more bytes counts as none.
+//! Why by kind and not by applying them: the leader checks each proposal when the state is full, and applying it to a copy would
+//! cost as much as the change itself. A change that only replaces something by no more bytes counts as none.
 
 use muster_messages::wire::encode_stored;
 use muster_messages::{Change, Command, DesiredObject, ManagedKey, Object, ObjectBody, ReconcilerChange, Tables};
@@ -10,18 +10,18 @@ use serde::Serialize;
 /// How a command adds to the state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Growth {
-    /// Not at all, or within a bound of its own: deletions, removals, demotions, certificates, renewals, expiry.
+    /// Not at all, or within a separate bound: deletions, removals, demotions, certificates, renewals, expiry.
     None,
     /// A record that the cluster itself needs: a node, a token, a user.
     Cluster,
-    /// What users store.
+    /// Data stored by users.
     Data,
 }
 
-/// A lease that is renewed may have this many bytes, whatever it had before: there are 50,000 objects at most.
-const RENEWED_LEASE: usize = 1024;
+/// A renewed lease may have this many bytes, whatever its former size: there are 50,000 objects at most.
+const MAX_RENEWED_LEASE_BYTES: usize = 1024;
 
-/// The most that any change of this command does.
+/// The largest growth by a change of this command.
 pub fn growth(tables: &Tables, command: &Command) -> Growth {
     command.changes.iter().map(|change| of(tables, change)).max().unwrap_or(Growth::None)
 }
@@ -61,7 +61,7 @@ fn of(tables: &Tables, change: &Change) -> Growth {
         | Change::ReleaseLease { .. }
         | Change::ExpireLease(_)
         | Change::DeleteAccessToken(_)
-        | Change::NoteDuplicate { .. }
+        | Change::RecordDuplicate { .. }
         | Change::RenameNode { .. }
         | Change::IssueCertificate { .. }
         | Change::RevokeCertificates(_)
@@ -104,7 +104,7 @@ fn of_reconciler(tables: &Tables, change: &ReconcilerChange) -> Growth {
 fn object_fits(tables: &Tables, new: &Object) -> bool {
     let Some(old) = tables.objects.get(&new.key()) else { return false };
     let size = bytes(new);
-    size <= bytes(old.as_ref()) || (matches!(new.body, ObjectBody::Lease(_)) && size <= RENEWED_LEASE)
+    size <= bytes(old.as_ref()) || (matches!(new.body, ObjectBody::Lease(_)) && size <= MAX_RENEWED_LEASE_BYTES)
 }
 
 fn bytes(record: &impl Serialize) -> usize {

@@ -1,4 +1,4 @@
-//! Judges what a command assumes.
+//! Checks the assumptions of a command.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use muster_messages::{
 use crate::apply::Stamp;
 
 /// Holds, or why not.
-pub(crate) fn judge(tables: &Tables, stamp: &Stamp<'_>, guard: &Guard) -> Result<(), CommandRefusal> {
+pub(crate) fn check(tables: &Tables, stamp: &Stamp<'_>, guard: &Guard) -> Result<(), CommandRefusal> {
     match guard {
         Guard::NotFounded if tables.cluster.is_some() => Err(CommandRefusal::AlreadyFounded),
         Guard::NotFounded => Ok(()),
@@ -25,7 +25,7 @@ pub(crate) fn judge(tables: &Tables, stamp: &Stamp<'_>, guard: &Guard) -> Result
         }
         Guard::NodeRevision { node: id, revision } => same("revision", *id, revision, &node(tables, *id)?.revision),
         Guard::Removing { node: id, removing } => removing_is(node(tables, *id)?, *removing),
-        Guard::NoSeat(id) => no_seat(tables, *id),
+        Guard::NotMember(id) => not_member(tables, *id),
         Guard::NotBlocked(id) => not_blocked(tables, *id),
         Guard::OtherManagers { besides, at_least } => other_managers(tables, *besides, *at_least),
         Guard::TokenUsable(id) => usable(token(tables, id)?, stamp.wall),
@@ -40,28 +40,28 @@ pub(crate) fn judge(tables: &Tables, stamp: &Stamp<'_>, guard: &Guard) -> Result
         Guard::ObjectAbsent(key) => absent("object", key, tables.objects.contains_key(key)),
         Guard::ObjectRevision { key, revision } => {
             let actual = object(tables, key)?.meta.revision;
-            believed(actual == *revision, || format!("{key} is at revision {actual}, not {revision}"))
+            expected(actual == *revision, || format!("{key} is at revision {actual}, not {revision}"))
         }
         Guard::ObjectUid { key, uid } => {
             let actual = object(tables, key)?.meta.uid;
-            believed(actual == *uid, || format!("the uid of {key} is {actual}, not {uid}"))
+            expected(actual == *uid, || format!("the uid of {key} is {actual}, not {uid}"))
         }
         Guard::LeaseToken { key, token } => {
             let lease = lease_of(object(tables, key)?, key)?;
             let held = lease.holding.token == *token && lease.is_live();
-            believed(held, || format!("{key} is not held under token {token}"))
+            expected(held, || format!("{key} is not held under token {token}"))
         }
-        // Judged with the remembered outcomes: see `requests`.
+        // Checked with the remembered outcomes: see `requests`.
         Guard::Request { .. } => Ok(()),
         Guard::InTerm(term) => {
             let actual = stamp.term;
-            believed(actual == *term, || format!("this was decided in term {term}, and this is term {actual}"))
+            expected(actual == *term, || format!("this was decided in term {term}, and this is term {actual}"))
         }
     }
 }
 
-/// Holds, or a caller believed what is not so.
-pub(crate) fn believed(holds: bool, otherwise: impl FnOnce() -> String) -> Result<(), CommandRefusal> {
+/// Holds, or the caller's assumption is outdated.
+pub(crate) fn expected(holds: bool, otherwise: impl FnOnce() -> String) -> Result<(), CommandRefusal> {
     if holds { Ok(()) } else { Err(stale(otherwise())) }
 }
 
@@ -70,7 +70,7 @@ pub(crate) fn object<'a>(tables: &'a Tables, key: &ObjectKey) -> Result<&'a Arc<
     tables.objects.get(key).ok_or_else(|| not_found("object", key))
 }
 
-/// The lease that a lease's key stands for.
+/// The lease under a lease's key.
 pub(crate) fn lease_of<'a>(object: &'a Object, key: &ObjectKey) -> Result<&'a Lease, CommandRefusal> {
     object.lease().ok_or_else(|| not_found("lease", key))
 }
@@ -92,24 +92,24 @@ fn user<'a>(tables: &'a Tables, name: &Name) -> Result<&'a User, CommandRefusal>
     tables.users.get(name).ok_or_else(|| not_found("user", name))
 }
 
-/// Characters of a name that refusals and events carry: many thousands of them are kept, and a client may write a long one.
-pub(crate) const NAMED: usize = 128;
-/// Characters of what is said of several names.
-const SAID: usize = 4 * NAMED;
+/// Characters of a name in refusals and events: many thousands of them are kept, and a client may write a long name.
+pub(crate) const MAX_NAME_CHARS: usize = 128;
+/// Characters of a text with several names.
+const MAX_TEXT_CHARS: usize = 4 * MAX_NAME_CHARS;
 
 pub(crate) fn not_found(what: &str, id: impl ToString) -> CommandRefusal {
-    CommandRefusal::NotFound { what: what.to_owned(), id: in_short(&id.to_string(), NAMED) }
+    CommandRefusal::NotFound { what: what.to_owned(), id: in_short(&id.to_string(), MAX_NAME_CHARS) }
 }
 
 pub(crate) fn stale(what: impl Into<String>) -> CommandRefusal {
-    CommandRefusal::Stale { what: in_short(&what.into(), SAID) }
+    CommandRefusal::Stale { what: in_short(&what.into(), MAX_TEXT_CHARS) }
 }
 
 pub(crate) fn absent(what: &str, id: impl ToString, exists: bool) -> Result<(), CommandRefusal> {
     if !exists {
         return Ok(());
     }
-    Err(CommandRefusal::Exists { what: what.to_owned(), id: in_short(&id.to_string(), NAMED) })
+    Err(CommandRefusal::Exists { what: what.to_owned(), id: in_short(&id.to_string(), MAX_NAME_CHARS) })
 }
 
 /// NAME-1: no two nodes have the same name. A scan: names change when nodes join, which is rare.
@@ -121,10 +121,10 @@ pub(crate) fn name_free(tables: &Tables, name: &Name, except: Option<NodeId>) ->
     }
 }
 
-pub(crate) fn no_seat(tables: &Tables, id: NodeId) -> Result<(), CommandRefusal> {
-    match tables.seat_of(id) {
+pub(crate) fn not_member(tables: &Tables, id: NodeId) -> Result<(), CommandRefusal> {
+    match tables.member_of(id) {
         None => Ok(()),
-        Some(seat) => Err(CommandRefusal::HasSeat { node: id, raft_id: seat.raft_id }),
+        Some(member) => Err(CommandRefusal::StillMember { node: id, raft_id: member.raft_id }),
     }
 }
 
@@ -135,7 +135,7 @@ pub(crate) fn not_blocked(tables: &Tables, id: NodeId) -> Result<(), CommandRefu
     }
 }
 
-/// A role that nobody may be given on the way out.
+/// A node that is being removed cannot be granted this role.
 pub(crate) fn not_leaving(record: &NodeRecord) -> Result<(), CommandRefusal> {
     match record.removing {
         None => Ok(()),
@@ -152,13 +152,13 @@ pub(crate) fn roles_are(record: &NodeRecord, role: Role) -> Result<(), CommandRe
 fn same<T: PartialEq + std::fmt::Display>(
     what: &str,
     id: NodeId,
-    believed: &T,
+    expected: &T,
     actual: &T,
 ) -> Result<(), CommandRefusal> {
-    if believed == actual {
+    if expected == actual {
         return Ok(());
     }
-    Err(stale(format!("the {what} of node {id} is {actual}, not {believed}")))
+    Err(stale(format!("the {what} of node {id} is {actual}, not {expected}")))
 }
 
 fn removing_is(record: &NodeRecord, removing: bool) -> Result<(), CommandRefusal> {
@@ -183,8 +183,8 @@ fn usable(token: &Token, now: WallTime) -> Result<(), CommandRefusal> {
     }
 }
 
-/// An entry that is gone needs no guarding: several expired ones are cleaned in one command, which a faster
-/// cleaner must not make fail.
+/// A block that is already gone needs no guard: one command deletes several expired ones, and must not fail if another was
+/// faster.
 fn block_expired(tables: &Tables, id: NodeId, at: WallTime) -> Result<(), CommandRefusal> {
     match tables.blocklist.get(&id) {
         Some(block) if block.expires_at > at => not_blocked(tables, id),

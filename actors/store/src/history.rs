@@ -1,10 +1,11 @@
-//! History: what happened to objects lately, so that a watcher can go on from the revision it has seen.
+//! History: recent changes of objects, so that a watch can continue from the revision it has seen.
 //!
-//! Owns   the changes of the last 10 minutes or 10,000 changes, whichever is longer, within 64 MiB.
-//! Hears  what each entry changed, in log order.     Says  the changes after a revision, or [`Expired`].
-//! Keeps  WATCH-1  a watcher that applies everything after its revision to what it saw then has the newest state.
-//!        WATCH-2  a change is told once, in the order of the log, by every member alike.
-//! Local to a member: not replicated, and empty at first. A member that installs a snapshot begins anew behind it.
+//! Owns        the changes of the last 10 minutes or 10,000 changes, whichever is longer, within 64 MiB.
+//! Inputs      the changes of each entry, in log order.
+//! Outputs     the changes after a revision, or [`Expired`].
+//! Invariants  WATCH-1  a watch that applies everything after its revision to what it saw then has the newest state.
+//!             WATCH-2  every member reports a change once, in log order.
+//! Local to a member: not replicated, and empty at first. A member that installs a snapshot restarts it from there.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -14,16 +15,16 @@ use muster_messages::{Moment, Object, ObjectBody, ObjectChange, ObjectKey, Revis
 
 /// Changes younger than this are kept (within the limit of bytes).
 pub const KEEP_FOR: Duration = Duration::from_secs(600);
-/// This many changes are kept, however old (within the limit of bytes).
+/// This many changes are kept, whatever their age (within the limit of bytes).
 pub const KEEP_AT_LEAST: usize = 10_000;
-/// Roughly what the history may occupy.
+/// The approximate size limit of the history.
 pub const MAX_BYTES: usize = 64 << 20;
 
-/// The history does not reach back that far: list again and go on from there.
+/// The history does not reach back that far: list again and continue from there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the history begins at revision {oldest}; list again")]
 pub struct Expired {
-    /// The oldest revision to go on from.
+    /// The oldest revision to continue from.
     pub oldest: Revision,
 }
 
@@ -31,12 +32,11 @@ pub struct Expired {
 #[derive(Clone, Debug)]
 pub struct History {
     changes: VecDeque<(Moment, Arc<ObjectChange>)>,
-    /// The newest change of each object among them. Every holder of a lease asks for its own; one after the other they would
-    /// look through all changes.
+    /// The newest change of each object. Every lease holder asks for its own; otherwise each would search all changes.
     latest: BTreeMap<ObjectKey, Revision>,
     bytes: usize,
     max_bytes: usize,
-    /// Everything after this revision is here.
+    /// All changes after this revision are here.
     complete_after: Revision,
     newest: Revision,
 }
@@ -54,8 +54,8 @@ impl History {
         Self { changes: VecDeque::new(), latest: BTreeMap::new(), bytes: 0, max_bytes, complete_after, newest }
     }
 
-    /// What lies before this revision is not known: a member starts from a snapshot or installs one. A history that
-    /// knows more stays as it is.
+    /// The changes up to this revision are unknown: a member starts from a snapshot or installs one. A history that knows
+    /// more stays as it is.
     pub fn begin_at(&mut self, revision: Revision) {
         if revision > self.newest {
             let max_bytes = self.max_bytes;
@@ -63,8 +63,8 @@ impl History {
         }
     }
 
-    /// Takes in what the entries up to `through` changed. What it has seen already (a member that starts again applies
-    /// its log once more) changes nothing.
+    /// Records the changes of the entries up to `through`. Known changes (a restarted member applies its log again) are
+    /// ignored.
     pub fn record(&mut self, now: Moment, through: Revision, changes: impl IntoIterator<Item = ObjectChange>) {
         for change in changes {
             if change.revision <= self.newest {
@@ -81,8 +81,8 @@ impl History {
         self.forget(now);
     }
 
-    /// At least one and about `most` of the changes after `seen`, oldest first, never half of an entry. A revision from
-    /// the future is a watcher that saw a member ahead of this one: nothing yet.
+    /// At least one and about `most` of the changes after `seen`, oldest first, never half of an entry. For a revision in
+    /// the future, from a watch that was on a member ahead of this one, nothing yet.
     pub fn since(&self, seen: Revision, most: usize) -> Result<Vec<Arc<ObjectChange>>, Expired> {
         if seen < self.complete_after {
             return Err(Expired { oldest: self.complete_after });
@@ -98,7 +98,7 @@ impl History {
         Ok(out)
     }
 
-    /// What the entry at this revision did to an object; `None`: nothing, or it is forgotten.
+    /// The change of an object by the entry at this revision; `None`: none, or it is forgotten.
     pub fn change_at(&self, revision: Revision, key: &ObjectKey) -> Option<Arc<ObjectChange>> {
         let first = self.changes.partition_point(|(_, change)| change.revision < revision);
         let mut entry = self.changes.range(first..).take_while(|(_, change)| change.revision == revision);
@@ -113,7 +113,7 @@ impl History {
         Ok(self.latest.get(key).is_some_and(|at| *at > seen))
     }
 
-    /// The revision up to which changes were taken in.
+    /// The revision up to which changes were recorded.
     pub fn newest(&self) -> Revision {
         self.newest
     }
@@ -131,9 +131,9 @@ impl History {
     fn forget(&mut self, now: Moment) {
         while let Some((recorded, oldest)) = self.changes.front() {
             let old = now.since(*recorded) > KEEP_FOR && self.changes.len() > KEEP_AT_LEAST;
-            // An entry goes whole: `complete_after` stands between entries.
-            let half = oldest.revision == self.complete_after;
-            if !old && !half && self.bytes <= self.max_bytes {
+            // An entry is dropped as a whole: `complete_after` lies between entries.
+            let partial = oldest.revision == self.complete_after;
+            if !old && !partial && self.bytes <= self.max_bytes {
                 break;
             }
             self.bytes -= weight(oldest);
@@ -146,8 +146,7 @@ impl History {
     }
 }
 
-/// Bytes that keeping a change costs, roughly and from above: both versions of an object count as its own, although
-/// neighbours share one.
+/// The approximate memory of a change, from above: both versions of an object count fully, although neighbours share one.
 fn weight(change: &ObjectChange) -> usize {
     let both = [&change.before, &change.after].into_iter().flatten();
     let keys = 3 * (change.key.name.len() + change.key.namespace.len()) + size_of::<(ObjectKey, Revision)>();
@@ -155,7 +154,7 @@ fn weight(change: &ObjectChange) -> usize {
 }
 
 fn weight_of(object: &Object) -> usize {
-    // A map entry costs two strings' heads beside their text.
+    // A map entry costs the heads of two strings besides their text.
     let map = |m: &BTreeMap<String, String>| m.iter().map(|(k, v)| k.len() + v.len() + 2 * size_of::<String>()).sum();
     let text = |t: &Option<String>| t.as_ref().map_or(0, String::len);
     let meta = &object.meta;

@@ -1,5 +1,5 @@
-//! What holds of the replicated state after every entry. The simulation checks it after every step; a violation is
-//! a bug in Muster, never an operator's mistake.
+//! Invariants of the replicated state after every entry. The simulation checks them after every step; a violation is a
+//! bug in Muster, never an operator's mistake.
 
 mod gates;
 
@@ -9,46 +9,46 @@ use muster_messages::{NodeRecord, Principal, RaftId, Requests, Role, Tables};
 
 use crate::limits::{MAX_CALLERS, MAX_EVENTS, MAX_OUTCOMES};
 
-/// Every seat belongs to a node that exists, and no node holds two.
+/// Every Raft member belongs to an existing node, and no node is two members.
 pub const MEMBER_1: &str = "MEMBER-1";
-/// A raft id is handed out once, by the counter, and never again.
+/// The counter hands out each raft id once, and never again.
 pub const RAFTID_1: &str = "RAFTID-1";
-/// Whoever has a seat is granted manager: the seat comes after the grant and goes before it.
+/// A Raft member's node is granted manager: it is added after the grant and removed before it ends.
 pub const ROLE_1: &str = "ROLE-1";
 /// A founded cluster has a voter.
 pub const VOTER_1: &str = "VOTER-1";
 /// A blocked node has no record.
 pub const BLOCK_1: &str = "BLOCK-1";
-/// A block ends no earlier than it was promised to.
+/// A block is never shortened.
 pub const BLOCK_2: &str = "BLOCK-2";
 /// A recorded certificate is for a role that was granted, as of the revision it carries.
 pub const CERT_1: &str = "CERT-1";
 /// No two nodes have the same name.
 pub const NAME_1: &str = "NAME-1";
-/// What a node reports is bounded, and goes with its record.
+/// A node's report is bounded, and is deleted with its record.
 pub const LABEL_1: &str = "LABEL-1";
 /// A lease's token grows with every change of its holder.
 pub const FENCE_1: &str = "FENCE-1";
-/// A lease that is held has a token, which is a revision of the past.
+/// A held lease has a token, which is a revision of the past.
 pub const FENCE_2: &str = "FENCE-2";
-/// Nobody serves below the floor of a gate of their scope.
+/// No participant serves below the floor of a gate of its scope.
 pub const RELEASE_1: &str = "RELEASE-1";
-/// Whoever begins to serve finds what they need applied.
+/// A participant that begins to serve finds what it needs applied.
 pub const RELEASE_2: &str = "RELEASE-2";
-/// While a gate is worked on, its floor is the higher and its release the lower of both ends.
+/// While a gate is working, its floor is the higher and its release the lower of both ends.
 pub const RELEASE_3: &str = "RELEASE-3";
 /// Epochs and terms of a gate only grow, also over its deletion.
 pub const RELEASE_4: &str = "RELEASE-4";
-/// A participant's record goes with its lease.
+/// A participant's record is deleted with its lease.
 pub const RELEASE_7: &str = "RELEASE-7";
-/// Everything that grows with use is bounded, and the remembered outcomes are exactly the recent requests.
+/// Everything that grows with use is bounded, and the remembered outcomes are exactly those of the recent requests.
 pub const BOUND_1: &str = "BOUND-1";
 /// A request id is applied at most once per caller: whatever is remembered is newer than whatever was forgotten.
 pub const APPLY_3: &str = "APPLY-3";
-/// Revisions only grow, and no object is newer than the state it is part of.
+/// Revisions only grow, and no object is newer than the state that contains it.
 pub const REVISION_1: &str = "REVISION-1";
 
-/// An invariant that does not hold.
+/// A violated invariant.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{name} is broken: {detail}")]
 pub struct Broken {
@@ -56,11 +56,11 @@ pub struct Broken {
     pub detail: String,
 }
 
-type Verdict = Result<(), Broken>;
+type CheckResult = Result<(), Broken>;
 
 /// Checks one state.
-pub fn check(tables: &Tables) -> Verdict {
-    seats(tables)?;
+pub fn check(tables: &Tables) -> CheckResult {
+    members(tables)?;
     raft_ids(tables)?;
     blocks(tables)?;
     nodes(tables)?;
@@ -69,8 +69,8 @@ pub fn check(tables: &Tables) -> Verdict {
     bounds(tables)
 }
 
-/// Checks what one or more entries did, both states being sound by themselves.
-pub fn check_step(before: &Tables, after: &Tables) -> Verdict {
+/// Checks the step between two states that are valid by themselves, over one or more entries.
+pub fn check_step(before: &Tables, after: &Tables) -> CheckResult {
     holds(after.revision >= before.revision, REVISION_1, || {
         format!("revision {} after {}", after.revision, before.revision)
     })?;
@@ -82,12 +82,12 @@ pub fn check_step(before: &Tables, after: &Tables) -> Verdict {
         let remembered = after.removed_raft_ids.contains(id);
         holds(remembered, RAFTID_1, || format!("removed id {id} forgotten"))?;
     }
-    for (id, seat) in &before.members {
+    for (id, member) in &before.members {
         let same = match after.members.get(id) {
-            Some(now) => now.node == seat.node && (now.voter || !seat.voter),
+            Some(now) => now.node == member.node && (now.voter || !member.voter),
             None => after.removed_raft_ids.contains(id),
         };
-        holds(same, RAFTID_1, || format!("seat {id} changed hands or vanished"))?;
+        holds(same, RAFTID_1, || format!("member {id} changed its node or vanished"))?;
     }
     for (id, block) in &before.blocklist {
         let now = after.blocklist.get(id);
@@ -95,7 +95,7 @@ pub fn check_step(before: &Tables, after: &Tables) -> Verdict {
         holds(lasts, BLOCK_2, || format!("the block of {id} became shorter"))?;
     }
     for (key, object) in &before.objects {
-        // One that was deleted in between has a life of its own; that its tokens grow too is seen over whole histories.
+        // An object deleted in between is a new one; that its tokens grow, too, is checked over whole histories.
         let now = after.objects.get(key).filter(|now| now.meta.created == object.meta.created);
         let (Some(was), Some(now)) = (object.lease(), now.and_then(|now| now.lease())) else { continue };
         let (old, new) = (was.holding.token, now.holding.token);
@@ -105,7 +105,7 @@ pub fn check_step(before: &Tables, after: &Tables) -> Verdict {
     gates::check_step(before, after)
 }
 
-fn holds(fact: bool, name: &'static str, detail: impl FnOnce() -> String) -> Verdict {
+fn holds(fact: bool, name: &'static str, detail: impl FnOnce() -> String) -> CheckResult {
     if fact {
         return Ok(());
     }
@@ -113,34 +113,34 @@ fn holds(fact: bool, name: &'static str, detail: impl FnOnce() -> String) -> Ver
     Err(Broken { name, detail })
 }
 
-fn seats(tables: &Tables) -> Verdict {
-    let mut seated = BTreeMap::new();
+fn members(tables: &Tables) -> CheckResult {
+    let mut ids_by_node = BTreeMap::new();
     for (id, member) in &tables.members {
         let node = member.node;
-        holds(*id == member.raft_id, MEMBER_1, || format!("seat {id} says it is {}", member.raft_id))?;
+        holds(*id == member.raft_id, MEMBER_1, || format!("member {id} is recorded as {}", member.raft_id))?;
         let record = tables.nodes.get(&node);
-        holds(record.is_some(), MEMBER_1, || format!("seat {id} belongs to node {node}, which does not exist"))?;
+        holds(record.is_some(), MEMBER_1, || format!("member {id} belongs to node {node}, which does not exist"))?;
         let manager = record.is_some_and(|n| n.role == Role::Manager);
-        holds(manager, ROLE_1, || format!("seat {id} belongs to worker {node}"))?;
-        let other: Option<RaftId> = seated.insert(node, *id);
-        holds(other.is_none(), MEMBER_1, || format!("node {node} holds seat {id} and another"))?;
+        holds(manager, ROLE_1, || format!("member {id} belongs to worker {node}"))?;
+        let other: Option<RaftId> = ids_by_node.insert(node, *id);
+        holds(other.is_none(), MEMBER_1, || format!("node {node} is member {id} and another"))?;
     }
     let voters = tables.members.values().filter(|m| m.voter).count();
-    holds(tables.cluster.is_none() || voters > 0, VOTER_1, || "nobody votes".to_owned())
+    holds(tables.cluster.is_none() || voters > 0, VOTER_1, || "there is no voter".to_owned())
 }
 
-fn raft_ids(tables: &Tables) -> Verdict {
+fn raft_ids(tables: &Tables) -> CheckResult {
     let next = tables.next_raft_id;
     for id in tables.members.keys() {
-        holds(!tables.removed_raft_ids.contains(id), RAFTID_1, || format!("removed id {id} is seated"))?;
+        holds(!tables.removed_raft_ids.contains(id), RAFTID_1, || format!("removed id {id} is a member"))?;
     }
     for id in (tables.members.keys()).chain(&tables.removed_raft_ids) {
-        holds(*id < next, RAFTID_1, || format!("id {id} is out, the counter is at {next}"))?;
+        holds(*id < next, RAFTID_1, || format!("id {id} is handed out, the counter is at {next}"))?;
     }
     Ok(())
 }
 
-fn blocks(tables: &Tables) -> Verdict {
+fn blocks(tables: &Tables) -> CheckResult {
     for (id, block) in &tables.blocklist {
         holds(*id == block.node, BLOCK_1, || format!("the block of {id} names {}", block.node))?;
         holds(!tables.nodes.contains_key(id), BLOCK_1, || format!("blocked node {id} has a record"))?;
@@ -148,11 +148,11 @@ fn blocks(tables: &Tables) -> Verdict {
     Ok(())
 }
 
-fn nodes(tables: &Tables) -> Verdict {
+fn nodes(tables: &Tables) -> CheckResult {
     let mut names = BTreeMap::new();
     for (id, node) in &tables.nodes {
         let other = names.insert(&node.name, id);
-        holds(other.is_none(), NAME_1, || format!("{id} and another are called {}", node.name))?;
+        holds(other.is_none(), NAME_1, || format!("{id} and another node are named {}", node.name))?;
         let newest = node.revision.max(node.granted);
         holds(newest <= tables.revision, REVISION_1, || format!("node {id} is of revision {newest}"))?;
         certificate(node)?;
@@ -165,9 +165,9 @@ fn nodes(tables: &Tables) -> Verdict {
     Ok(())
 }
 
-fn objects(tables: &Tables) -> Verdict {
+fn objects(tables: &Tables) -> CheckResult {
     for (key, object) in &tables.objects {
-        holds(*key == object.key(), REVISION_1, || format!("{key} says it is {}", object.key()))?;
+        holds(*key == object.key(), REVISION_1, || format!("{key} is recorded as {}", object.key()))?;
         let newest = object.meta.revision.max(object.meta.created);
         holds(newest <= tables.revision, REVISION_1, || format!("{key} is of revision {newest}"))?;
         let Some(lease) = object.lease() else { continue };
@@ -178,7 +178,7 @@ fn objects(tables: &Tables) -> Verdict {
     Ok(())
 }
 
-fn certificate(node: &NodeRecord) -> Verdict {
+fn certificate(node: &NodeRecord) -> CheckResult {
     let Some(certificate) = &node.certificate else {
         return Ok(());
     };
@@ -190,14 +190,14 @@ fn certificate(node: &NodeRecord) -> Verdict {
     };
     holds(was_granted, CERT_1, || {
         let (role, granted) = (certificate.role, certificate.granted);
-        format!("node {} got a certificate as {role} of {granted:?}", node.id)
+        format!("node {} has a certificate as {role} of {granted:?}", node.id)
     })?;
     holds(node.last_not_after >= certificate.not_after, BLOCK_2, || {
-        format!("node {} holds a certificate beyond its last one", node.id)
+        format!("node {} has a certificate that outlives the latest recorded expiry", node.id)
     })
 }
 
-fn bounds(tables: &Tables) -> Verdict {
+fn bounds(tables: &Tables) -> CheckResult {
     let outcomes = tables.outcomes.len();
     let ordered = tables.outcome_order.len();
     holds(outcomes == ordered, BOUND_1, || format!("{outcomes} outcomes of {ordered} requests"))?;
@@ -209,7 +209,7 @@ fn bounds(tables: &Tables) -> Verdict {
     requests(&tables.requests)
 }
 
-fn requests(requests: &Requests) -> Verdict {
+fn requests(requests: &Requests) -> CheckResult {
     let (callers, weight) = (requests.callers.len(), requests.weight);
     holds(callers <= MAX_CALLERS, BOUND_1, || format!("{callers} callers"))?;
     holds(weight <= MAX_OUTCOMES as u64, BOUND_1, || format!("outcomes of weight {weight}"))?;
@@ -219,7 +219,7 @@ fn requests(requests: &Requests) -> Verdict {
         let count = own.outcomes.len() as u64;
         holds(count <= own.weight, BOUND_1, || format!("{count} outcomes of {caller} weigh {}", own.weight))?;
         let oldest = own.outcomes.get_min().map(|(id, _)| *id);
-        // Muster's own actors take any id.
+        // Muster's own actors use arbitrary ids.
         let above = *caller == Principal::Cluster || oldest.is_none_or(|oldest| oldest > own.floor);
         holds(above, APPLY_3, || format!("{oldest:?} of {caller} is remembered, and {} forgotten", own.floor))?;
     }

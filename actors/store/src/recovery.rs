@@ -1,14 +1,14 @@
-//! A cluster that has lost its quorum for good, or is taken from a backup, goes on as one manager.
+//! Recovery: a cluster that has lost its quorum for good, or is restored from a backup, continues as one manager.
 //!
-//! Keeps  RECOVER-1  one manager and one voter: every other manager becomes a worker, in wish and in fact, without a seat.
-//!        RECOVER-2  the incarnation grows, and of two recoveries the later one has the higher number, whoever made
-//!                   them and from whichever copy: it carries the time.
-//!        RECOVER-3  revisions and raft ids leap ahead of all that anybody may have handed out without this copy knowing,
-//!                   in an earlier recovery from the same copy too: they begin at the incarnation's time. A fencing token
-//!                   stays the highest ever given, a watch notices that it missed something.
-//!        RECOVER-9  no lease is held by the holder that the copy names, and none can be acquired before its duration has
-//!                   passed since the recovery, a lease that the copy lacks included: another may have acquired it since.
-//! Pure: a recovery that is repeated from the same copy with the same [`Recovery`] gives the same tables.
+//! Invariants  RECOVER-1  one manager and one voter: every other manager becomes a worker, in desired role and role, and leaves the Raft group.
+//!             RECOVER-2  the incarnation grows, and the later of two recoveries has the higher number, whatever replicas they
+//!                        started from: it carries the time.
+//!             RECOVER-3  revisions and raft ids leap ahead of all that may have been handed out unknown to this replica, also in an
+//!                        earlier recovery from the same replica: they begin at the incarnation's time. A fencing token stays the
+//!                        highest ever issued, and a watch notices that it missed something.
+//!             RECOVER-9  no lease is held by the holder in the replica, and none can be acquired before its duration has passed
+//!                        since the recovery, not even one missing from the replica: another may have acquired it since.
+//! Pure: repeating a recovery from the same replica with the same [`Recovery`] gives the same tables.
 
 use std::sync::Arc;
 
@@ -20,28 +20,28 @@ use muster_messages::{
 use serde::Serialize;
 
 use crate::apply::Stamp;
+use crate::bugs::BugInjection;
 use crate::changes::{allow_unrecorded, create};
+use crate::injected;
 use crate::limits::Limits;
-use crate::sabotage::Sabotage;
-use crate::sabotaged;
 
-/// Revisions per millisecond of an incarnation's time. No cluster writes a million entries a second, so none comes as far as
-/// the one that is founded later begins. Below 2⁵³, which JavaScript counts to, until the year 2255.
+/// Revisions per millisecond of an incarnation's time. No cluster writes a million entries a second, so its revisions never
+/// reach the start of a later incarnation. Below 2⁵³, which JavaScript counts to, until the year 2255.
 const REVISIONS_PER_MS: u64 = 1_000;
-/// How far both leap where the time would take them back: after recoveries by earlier releases.
+/// How far both leap if the time would take them back: after recoveries by earlier releases.
 const REVISION_LEAP: u64 = 1_000_000_000_000;
 const RAFT_ID_LEAP: u64 = 1_000_000;
-/// Whom a recovered lease shows as its holder.
-pub const NOT_KNOWN: &str = "not known since the recovery";
+/// The holder that a recovered lease shows.
+pub const UNKNOWN_HOLDER: &str = "not known since the recovery";
 
-/// What is decided once, before anything is written.
+/// The decision, made before anything is written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recovery {
-    /// The one manager from here on.
+    /// The only manager from now on.
     pub node: NodeId,
-    /// What it is called, if the copy has no record of it: it is admitted then, under the nearest name that is free.
+    /// The name under which a node without a record in the replica is admitted, or the nearest free one.
     pub admit_as: Option<Name>,
-    /// Where others reach it.
+    /// The address at which others reach it.
     pub addr: String,
     /// See [`next_incarnation`].
     pub incarnation: Incarnation,
@@ -50,7 +50,7 @@ pub struct Recovery {
     pub reason: String,
 }
 
-/// What a recovery does.
+/// The consequences of a recovery.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Consequences {
     pub node: NodeId,
@@ -60,15 +60,15 @@ pub struct Consequences {
     pub incarnation_before: Incarnation,
     pub revision: Revision,
     pub revision_before: Revision,
-    /// Who is manager, or was to be, and is a worker afterwards.
+    /// Managers, current or desired, that are workers afterwards.
     pub lost: Vec<LostManager>,
-    /// The other nodes, which stay what they are.
+    /// The other nodes, which do not change.
     pub workers: usize,
-    /// Leases that nobody gets before their duration has passed.
+    /// Leases that cannot be acquired before their duration has passed.
     pub leases: usize,
 }
 
-/// A manager that the cluster goes on without.
+/// A manager that the cluster continues without.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct LostManager {
     pub node: NodeId,
@@ -77,20 +77,20 @@ pub struct LostManager {
     pub raft_id: Option<RaftId>,
 }
 
-/// Why a copy cannot be gone on with.
+/// Why a cluster cannot continue from a replica.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CannotRecover {
-    #[error("the copy is empty: it never received the cluster's state")]
+    #[error("the replica is empty: it never received the cluster's state")]
     Empty,
     #[error("node {0} was removed from the cluster and is blocked")]
     Blocked(NodeId),
-    #[error("node {0} is no part of the cluster in this copy")]
+    #[error("node {0} is not part of the cluster in this replica")]
     Unknown(NodeId),
-    #[error("the copy is of incarnation {found} already, not older than {wanted}")]
+    #[error("the replica is already at incarnation {found}, not older than {wanted}")]
     Incarnation { found: Incarnation, wanted: Incarnation },
     #[error(
-        "this machine's clock says {clock}, and the copy's incarnation began at {began}: set the clock right first, because the \
-         revisions and fencing tokens of what goes on from here begin at its time"
+        "this machine's clock shows {clock}, but the replica's incarnation began at {began}: set the clock right first, because the \
+         revisions and fencing tokens of the recovered cluster begin at its time"
     )]
     ClockBehind { clock: WallTime, began: WallTime },
 }
@@ -106,10 +106,10 @@ pub fn recovered_at(cluster: &ClusterRecord) -> Option<WallTime> {
     (cluster.incarnation > FIRST_INCARNATION).then_some(at)
 }
 
-/// Recovers, or changes nothing and says why.
+/// Recovers, or changes nothing and returns the reason.
 pub fn recover(tables: &mut Tables, recovery: &Recovery) -> Result<Consequences, CannotRecover> {
     let cluster = tables.cluster.clone().ok_or(CannotRecover::Empty)?;
-    judge(tables, &cluster, recovery)?;
+    check(tables, &cluster, recovery)?;
     let revision_before = tables.revision;
     let revision =
         Revision(leap(revision_before.0, recovery.incarnation.0.saturating_mul(REVISIONS_PER_MS), REVISION_LEAP));
@@ -117,14 +117,14 @@ pub fn recover(tables: &mut Tables, recovery: &Recovery) -> Result<Consequences,
     let by = Principal::Operator;
     let (wall, reason, limits) = (recovery.at, recovery.reason.as_str(), &Limits::DEFAULT);
     let stamp = Stamp { at: revision, term: Term(0), wall, by: &by, reason, limits };
-    let words = |incarnation| Some(format!("incarnation {incarnation}"));
-    stamp.log(tables, EventKind::Cluster, None, words(cluster.incarnation), words(recovery.incarnation));
+    let text = |incarnation| Some(format!("incarnation {incarnation}"));
+    stamp.log(tables, EventKind::Cluster, None, text(cluster.incarnation), text(recovery.incarnation));
     let record = ClusterRecord { incarnation: recovery.incarnation, revision, ..(*cluster).clone() };
     tables.cluster = Some(Arc::new(record));
 
-    let lost = lose_managers(tables, &stamp, recovery.node);
-    let name = keep(tables, &stamp, recovery);
-    let raft_id = reseat(tables, &stamp, recovery);
+    let lost = demote_managers(tables, &stamp, recovery.node);
+    let name = restore_survivor(tables, &stamp, recovery);
+    let raft_id = replace_members(tables, &stamp, recovery);
     let leases = withhold_leases(tables, &stamp);
     allow_unrecorded(tables);
     let workers = tables.nodes.len() - 1 - lost.len();
@@ -142,12 +142,12 @@ pub fn recover(tables: &mut Tables, recovery: &Recovery) -> Result<Consequences,
     })
 }
 
-/// RECOVER-3. To where the incarnation's time is, or further from here if that is not ahead.
+/// RECOVER-3. To the incarnation's time, or by a fixed distance if that is not ahead.
 fn leap(from: u64, time: u64, far: u64) -> u64 {
-    if time > from && !sabotaged(Sabotage::LeapByConstant) { time } else { from.saturating_add(far) }
+    if time > from && !injected(BugInjection::ConstantRevisionJump) { time } else { from.saturating_add(far) }
 }
 
-fn judge(tables: &Tables, cluster: &ClusterRecord, recovery: &Recovery) -> Result<(), CannotRecover> {
+fn check(tables: &Tables, cluster: &ClusterRecord, recovery: &Recovery) -> Result<(), CannotRecover> {
     let (node, wanted) = (recovery.node, recovery.incarnation);
     if wanted <= cluster.incarnation {
         return Err(CannotRecover::Incarnation { found: cluster.incarnation, wanted });
@@ -165,38 +165,38 @@ fn judge(tables: &Tables, cluster: &ClusterRecord, recovery: &Recovery) -> Resul
     Ok(())
 }
 
-/// RECOVER-1. The certificates that they hold are of the old incarnation: they fetch others, as workers.
-fn lose_managers(tables: &mut Tables, stamp: &Stamp<'_>, survivor: NodeId) -> Vec<LostManager> {
+/// RECOVER-1. Their certificates are of the old incarnation: they fetch new ones, as workers.
+fn demote_managers(tables: &mut Tables, stamp: &Stamp<'_>, survivor: NodeId) -> Vec<LostManager> {
     let managers = tables.nodes.values().filter(|n| n.id != survivor);
     let managers = managers.filter(|n| n.role == Role::Manager || n.desired_role == Role::Manager);
     let managers: Vec<Arc<NodeRecord>> = managers.cloned().collect();
     let mut lost = Vec::with_capacity(managers.len());
     for record in managers {
-        let raft_id = tables.seat_of(record.id).map(|m| m.raft_id);
+        let raft_id = tables.member_of(record.id).map(|m| m.raft_id);
         let (id, was) = (record.id, record.role);
         lost.push(LostManager { node: id, name: record.name.clone(), addr: record.addr.clone(), raft_id });
         let mut worker = (*record).clone();
         if was == Role::Manager {
             worker.role = Role::Worker;
             worker.granted = stamp.at;
-            let words = (Some(Role::Manager.to_string()), Some(Role::Worker.to_string()));
-            stamp.log(tables, EventKind::Role, Some(id), words.0, words.1);
+            let text = (Some(Role::Manager.to_string()), Some(Role::Worker.to_string()));
+            stamp.log(tables, EventKind::Role, Some(id), text.0, text.1);
         }
-        want(&mut worker, Role::Worker);
+        set_desired_role(&mut worker, Role::Worker);
         worker.revision = stamp.at;
         tables.nodes.insert(id, Arc::new(worker));
     }
     lost
 }
 
-/// The survivor is wanted, whatever was under way: somebody has to manage.
-fn keep(tables: &mut Tables, stamp: &Stamp<'_>, recovery: &Recovery) -> Name {
+/// The survivor becomes manager, whatever was pending: the cluster needs one.
+fn restore_survivor(tables: &mut Tables, stamp: &Stamp<'_>, recovery: &Recovery) -> Name {
     let id = recovery.node;
     let mut record = match (tables.nodes.get(&id), &recovery.admit_as) {
         (Some(record), _) => (**record).clone(),
         (None, name) => {
-            let wished = name.clone().unwrap_or_else(|| Name::sanitized("recovered"));
-            let record = NodeRecord::new(id, free_name(tables, &wished), Role::Manager, stamp.wall);
+            let requested = name.clone().unwrap_or_else(|| Name::sanitized("recovered"));
+            let record = NodeRecord::new(id, free_name(tables, &requested), Role::Manager, stamp.wall);
             create(tables, stamp, &record);
             tables.nodes.get(&id).map_or(record, |created| (**created).clone())
         }
@@ -205,7 +205,7 @@ fn keep(tables: &mut Tables, stamp: &Stamp<'_>, recovery: &Recovery) -> Name {
         record.role = Role::Manager;
         record.granted = stamp.at;
     }
-    want(&mut record, Role::Manager);
+    set_desired_role(&mut record, Role::Manager);
     record.removing = None;
     record.addr = recovery.addr.clone();
     record.revision = stamp.at;
@@ -214,22 +214,21 @@ fn keep(tables: &mut Tables, stamp: &Stamp<'_>, recovery: &Recovery) -> Name {
     name
 }
 
-fn want(record: &mut NodeRecord, role: Role) {
+fn set_desired_role(record: &mut NodeRecord, role: Role) {
     if record.desired_role != role {
         record.desired_role = role;
         record.generation = Generation::next(record.generation);
     }
 }
 
-/// RECOVER-9. Renewals of before are lost, and everybody waits, the former holder too; whoever comes next has a greater token.
-/// A lease without a duration is not waited for: nobody's clock would end it. One that a participant lives by is its own alone,
-/// by its key, and stays.
+/// RECOVER-9. Earlier renewals are lost, and all candidates wait, also the former holder; the next holder has a greater token.
+/// A lease without a duration is not waited for: no clock would end it. A participant's lease is its own by its key, and stays.
 fn withhold_leases(tables: &mut Tables, stamp: &Stamp<'_>) -> usize {
     let is_contended =
         |key: &ObjectKey, object: &Object| object.lease().is_some() && key.namespace != MEMBERS_NAMESPACE;
     let leases: Vec<_> = tables.objects.iter().filter(|(key, object)| is_contended(key, object)).collect();
     let leases: Vec<_> = leases.into_iter().map(|(key, object)| (key.clone(), Arc::clone(object))).collect();
-    if sabotaged(Sabotage::ReviveLeases) {
+    if injected(BugInjection::ReviveLeases) {
         return 0;
     }
     let count = leases.len();
@@ -239,7 +238,7 @@ fn withhold_leases(tables: &mut Tables, stamp: &Stamp<'_>) -> usize {
         lease.spec.preferred_holder = None;
         if lease.spec.duration_ms.is_some() {
             let now = MicroTime::from(stamp.wall);
-            lease.spec.holder = Some(NOT_KNOWN.to_owned());
+            lease.spec.holder = Some(UNKNOWN_HOLDER.to_owned());
             (lease.spec.acquired, lease.spec.renewed) = (Some(now), Some(now));
             lease.holding.expired = false;
         }
@@ -248,16 +247,16 @@ fn withhold_leases(tables: &mut Tables, stamp: &Stamp<'_>) -> usize {
         let object = Object { meta, body: ObjectBody::Lease(lease), ..(*object).clone() };
         tables.objects.insert(key, Arc::new(object));
     }
-    // One event for all of them: they must not drive the others out.
-    let words = (count > 0).then(|| format!("{count} leases are nobody's until their duration has passed"));
-    if words.is_some() {
-        stamp.log(tables, EventKind::Lease, None, None, words);
+    // One event for all of them: they must not evict the others.
+    let text = (count > 0).then(|| format!("{count} leases cannot be acquired until their duration has passed"));
+    if text.is_some() {
+        stamp.log(tables, EventKind::Lease, None, None, text);
     }
     count
 }
 
-/// RECOVER-1, RECOVER-3. The survivor votes under a new raft id too: what its old seat has promised is of another cluster now.
-fn reseat(tables: &mut Tables, stamp: &Stamp<'_>, recovery: &Recovery) -> RaftId {
+/// RECOVER-1, RECOVER-3. The survivor, too, gets a new raft id: the promises of its old one belong to another cluster now.
+fn replace_members(tables: &mut Tables, stamp: &Stamp<'_>, recovery: &Recovery) -> RaftId {
     for (id, member) in std::mem::take(&mut tables.members) {
         tables.removed_raft_ids.insert(id);
         let was = if member.voter { "voter" } else { "learner" };
@@ -272,11 +271,11 @@ fn reseat(tables: &mut Tables, stamp: &Stamp<'_>, recovery: &Recovery) -> RaftId
     raft_id
 }
 
-/// The wished name, or that name with a number.
-fn free_name(tables: &Tables, wished: &Name) -> Name {
+/// The requested name, or that name with a number.
+fn free_name(tables: &Tables, requested: &Name) -> Name {
     let taken = |name: &Name| tables.nodes.values().any(|node| node.name == *name);
-    let stem: String = wished.as_str().chars().take(50).collect();
+    let stem: String = requested.as_str().chars().take(50).collect();
     let numbered = (2u64..).map(|n| Name::sanitized(&format!("{stem}-{n}")));
-    let mut candidates = std::iter::once(wished.clone()).chain(numbered);
+    let mut candidates = std::iter::once(requested.clone()).chain(numbered);
     candidates.find(|name| !taken(name)).expect("RECOVER-1: there are more numbers than nodes")
 }

@@ -1,7 +1,7 @@
 //! The replicated state as bytes, for disks and for members that are too far behind for the log.
 //!
-//! The encoding is a versioned enum: a process reads every version it knows, and writes a newer one only once
-//! the cluster's feature level says that every manager reads it. Integrity is the caller's: it keeps a digest beside the bytes.
+//! The encoding is a versioned enum: a build reads every version that it knows, and writes a newer one only once the cluster's
+//! feature level guarantees that every manager reads it. Integrity is up to the caller, which keeps a digest beside the bytes.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ enum Snapshot {
     V3(Box<Tables>),
 }
 
-/// The tables before there were reconcilers.
+/// The tables without reconcilers.
 #[derive(Serialize, Deserialize)]
 struct TablesV1 {
     revision: Revision,
@@ -41,7 +41,7 @@ struct TablesV1 {
     events: Vector<Arc<Event>>,
 }
 
-/// The tables before there were certificates, requests and labels by identity.
+/// The tables without certificates, requests and labels by identity.
 #[derive(Serialize, Deserialize)]
 struct TablesV2 {
     revision: Revision,
@@ -89,7 +89,7 @@ impl From<TablesV1> for Tables {
     }
 }
 
-/// Below [`IDENTITY_LEVEL`] the tables of version 3 alone are empty: nothing writes them.
+/// Below [`IDENTITY_LEVEL`] the tables that only version 3 has are empty: nothing writes them.
 impl From<Tables> for TablesV2 {
     fn from(t: Tables) -> Self {
         same_fields!(t => TablesV2 {
@@ -110,13 +110,15 @@ impl From<TablesV2> for Tables {
 }
 
 /// The newest version that this build reads.
-const NEWEST: u8 = 3;
+const NEWEST_VERSION: u8 = 3;
 
-/// Bytes that are no snapshot this process can read.
+/// Why this build cannot read the bytes as a snapshot.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SnapshotFault {
-    /// There is nothing wrong with it: a build that speaks a higher feature level wrote it.
-    #[error("a snapshot of version {version}, which a newer build wrote; this one reads versions up to {NEWEST}")]
+    /// Not damaged: a build that supports a higher feature level wrote it.
+    #[error(
+        "a snapshot of version {version}, which a newer build wrote; this one reads versions up to {NEWEST_VERSION}"
+    )]
     Newer { version: u8 },
     #[error("unreadable snapshot of {bytes} bytes")]
     Unreadable {
@@ -126,7 +128,7 @@ pub enum SnapshotFault {
     },
 }
 
-/// Encodes the tables, as the cluster's feature level allows. Equal tables give equal bytes, on every member.
+/// Encodes the tables as the cluster's feature level allows. Equal tables give equal bytes, on every member.
 pub fn encode(tables: &Tables) -> Vec<u8> {
     let level = tables.cluster.as_ref().map_or(0, |cluster| cluster.feature_level);
     let tables = tables.clone();
@@ -135,26 +137,26 @@ pub fn encode(tables: &Tables) -> Vec<u8> {
         RECONCILERS_LEVEL..IDENTITY_LEVEL => Snapshot::V2(Box::new(tables.into())),
         IDENTITY_LEVEL.. => Snapshot::V3(Box::new(tables)),
     };
-    encode_stored(&snapshot).expect("every table has an encoding")
+    encode_stored(&snapshot).expect("every table can be encoded")
 }
 
-/// Decodes what [`encode`] wrote, and what earlier releases wrote.
+/// Decodes what [`encode`] wrote, in this and in earlier releases.
 pub fn decode(bytes: &[u8]) -> Result<Tables, SnapshotFault> {
     match decode_stored(bytes) {
         Ok(Snapshot::V1(tables)) => Ok((*tables).into()),
         Ok(Snapshot::V2(tables)) => Ok((*tables).into()),
         Ok(Snapshot::V3(tables)) => Ok(*tables),
         Err(source) => Err(match version(bytes) {
-            Some(version) if version > NEWEST => SnapshotFault::Newer { version },
+            Some(version) if version > NEWEST_VERSION => SnapshotFault::Newer { version },
             _ => SnapshotFault::Unreadable { bytes: bytes.len(), source },
         }),
     }
 }
 
-/// Which version bytes say they are. The digest beside them says that they are what was written.
+/// The version that the bytes name. The digest beside them proves that they are what was written.
 fn version(bytes: &[u8]) -> Option<u8> {
     match bytes {
-        // The number of the variant is one byte for the first 251 of them.
+        // The number of the variant takes one byte for the first 251 variants.
         [WIRE_VERSION, variant @ 0..=250, ..] => Some(variant + 1),
         _ => None,
     }

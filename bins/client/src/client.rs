@@ -1,4 +1,4 @@
-//! The caller's side of a command: where to ask, and asking until there is an answer or no time left.
+//! The client of a daemon or of the managers: sends a request and repeats it until it is answered or its time limit is reached.
 
 use std::io::ErrorKind;
 use std::os::unix::fs::FileTypeExt;
@@ -16,7 +16,7 @@ use crate::connection::{CallError, Connection};
 use crate::failure::{Failure, Outcome};
 use crate::identity;
 
-/// Where a client asks.
+/// The servers of a client.
 #[derive(Clone, Debug)]
 pub enum Target {
     Socket(PathBuf),
@@ -27,68 +27,68 @@ pub enum Target {
     },
 }
 
-/// Asks one server, connecting again when a connection is lost.
+/// Calls one server at a time, and reconnects when a connection is lost.
 pub struct Client {
     target: Target,
     connection: Option<Connection>,
-    /// Which of the managers.
+    /// The manager of the current connection.
     connected_to: Option<String>,
     timeout: Duration,
-    /// Called once when an answer takes long.
+    /// Called once when an answer takes longer than [`SLOW_ANSWER`].
     when_slow: Option<fn(&Target)>,
 }
 
-/// After so long a person wonders whether anything happens. An election takes about a second.
-const SLOW: Duration = Duration::from_secs(3);
+/// An answer that takes longer is reported to a waiting person. An election takes about a second.
+const SLOW_ANSWER: Duration = Duration::from_secs(3);
 
-/// Between two attempts of one call: long enough not to spin, short beside any election.
-const PAUSE: Duration = Duration::from_millis(50);
+/// The pause between two attempts of one call: long enough not to spin, short compared to an election.
+const RETRY_PAUSE: Duration = Duration::from_millis(50);
 
 impl Client {
-    /// To one place.
+    /// A client of this target.
     pub fn to(target: Target, timeout: Duration) -> Self {
         Self { target, connection: None, connected_to: None, timeout, when_slow: None }
     }
 
-    /// To an admin socket.
+    /// A client of an admin socket.
     pub fn to_socket(path: impl Into<PathBuf>, timeout: Duration) -> Self {
         Self::to(Target::Socket(path.into()), timeout)
     }
 
-    /// Calls this once, should an answer take longer than a few seconds.
+    /// Calls this once if an answer takes longer than [`SLOW_ANSWER`].
     #[must_use]
-    pub fn when_slow(mut self, tell: fn(&Target)) -> Self {
-        self.when_slow = Some(tell);
+    pub fn when_slow(mut self, notify: fn(&Target)) -> Self {
+        self.when_slow = Some(notify);
         self
     }
 
-    /// Where it asks.
+    /// Its servers.
     pub fn target(&self) -> &Target {
         &self.target
     }
 
-    /// How long a call may take.
+    /// The time limit of a call.
     pub fn timeout(&self) -> Duration {
         self.timeout
     }
 
-    /// Asks; the answer is the server's JSON text. A call whose outcome is not known is asked again under the same
-    /// request id, which the server recognises, until the time is up.
+    /// Sends a request; returns the server's JSON text. A call of unknown outcome is repeated with the same request id, which
+    /// the server recognises, until the time limit.
     pub async fn call(&mut self, request: Request) -> Outcome<String> {
         self.call_within(request, self.timeout).await
     }
 
-    /// [`Client::call`] with a time limit of its own.
+    /// [`Client::call`] with its own time limit.
     pub async fn call_within(&mut self, request: Request, timeout: Duration) -> Outcome<String> {
-        let Some(tell) = self.when_slow.filter(|_| timeout > SLOW && !waits_for_news(&request)) else {
+        let Some(notify) = self.when_slow.filter(|_| timeout > SLOW_ANSWER && !is_long_poll(&request)) else {
             return self.call_until(request, timeout).await;
         };
         let target = self.target.clone();
         let mut call = Box::pin(self.call_until(request, timeout));
-        if let Ok(done) = tokio::time::timeout(SLOW, &mut call).await {
+        if let Ok(done) = tokio::time::timeout(SLOW_ANSWER, &mut call).await {
             return done;
         }
-        tell(&target);
+        notify(&target);
         let done = call.await;
         self.when_slow = None;
         done
@@ -97,8 +97,8 @@ impl Client {
     async fn call_until(&mut self, request: Request, timeout: Duration) -> Outcome<String> {
         let request_id = RequestId::fresh(Clock.wall(), rand::random());
         let until = Instant::now() + timeout;
-        let mut open: Option<Failure> = None; // what became of an earlier attempt is not known
-        let mut passed = 0;
+        let mut unknown_outcome: Option<Failure> = None; // the unknown outcome of an earlier attempt
+        let mut skipped = 0;
         loop {
             let left = until.saturating_duration_since(Instant::now());
             let failure = match self.once(request.clone(), request_id, left).await {
@@ -107,40 +107,42 @@ impl Client {
                     body.into()
                 }
                 Err(CallError::Refused(body)) if body.code == ErrorCode::Unreachable => {
-                    return Err(open.unwrap_or_else(|| body.into()));
+                    return Err(unknown_outcome.unwrap_or_else(|| body.into()));
                 }
-                Err(CallError::Refused(body)) if body.code == ErrorCode::NotAManager && self.pass_over(&mut passed) => {
+                Err(CallError::Refused(body))
+                    if body.code == ErrorCode::NotAManager && self.skip_manager(&mut skipped) =>
+                {
                     continue;
                 }
                 Err(CallError::Refused(body)) => return Err(body.into()),
-                Err(CallError::TimedOut(_)) => return Err(open.unwrap_or_else(|| self.timed_out(timeout))),
+                Err(CallError::TimedOut(_)) => return Err(unknown_outcome.unwrap_or_else(|| self.timed_out(timeout))),
                 Err(CallError::Lost(why)) => {
                     self.connection = None;
                     self.lost(&why)
                 }
             };
-            if Instant::now() + PAUSE >= until {
+            if Instant::now() + RETRY_PAUSE >= until {
                 return Err(failure);
             }
-            open = Some(failure);
-            tokio::time::sleep(PAUSE).await;
+            unknown_outcome = Some(failure);
+            tokio::time::sleep(RETRY_PAUSE).await;
         }
     }
 
-    /// Asks and reads the answer into a type.
+    /// Sends a request and parses the answer.
     pub async fn ask<T: DeserializeOwned>(&mut self, request: Request) -> Outcome<T> {
         parse(&self.call(request).await?)
     }
 
-    /// All of a list as one document, however many portions it takes.
+    /// A whole list as one document, fetched in pages.
     pub async fn list(&mut self, of: ListOf, fresh: bool) -> Outcome<Value> {
         let (mut whole, mut page): (Option<Value>, _) = (None, Page::default());
         loop {
-            let mut portion: Value = self.ask(Request::Portion { of, page: page.clone(), fresh }).await?;
-            let next = portion.as_object_mut().and_then(|p| p.remove("continue"));
+            let mut next_page: Value = self.ask(Request::Page { of, page: page.clone(), fresh }).await?;
+            let next = next_page.as_object_mut().and_then(|p| p.remove("continue"));
             match &mut whole {
-                None => whole = Some(portion),
-                Some(whole) => append(whole, portion),
+                None => whole = Some(next_page),
+                Some(whole) => append(whole, next_page),
             }
             match next {
                 Some(Value::String(next)) if page.after.as_ref() != Some(&next) => page.after = Some(next),
@@ -149,7 +151,7 @@ impl Client {
         }
     }
 
-    /// All events after a revision as one document, however many pages it takes.
+    /// All events after a revision as one document, fetched in pages.
     pub async fn events(&mut self, since: Revision) -> Outcome<Value> {
         let (mut whole, mut since) = (None::<Value>, since);
         loop {
@@ -171,18 +173,18 @@ impl Client {
         }
     }
 
-    /// Turns to the next manager when one has become a worker since its address was written down. False: all were asked.
-    fn pass_over(&mut self, passed: &mut usize) -> bool {
+    /// Moves on to the next manager after one that has become a worker since its address was recorded. False if all were tried.
+    fn skip_manager(&mut self, skipped: &mut usize) -> bool {
         let Target::Managers { managers, .. } = &mut self.target else {
             return false;
         };
         self.connection = None;
-        *passed += 1;
+        *skipped += 1;
         if let Some(used) = self.connected_to.take().and_then(|used| managers.iter().position(|m| *m == used)) {
             let worker = managers.remove(used);
             managers.push(worker);
         }
-        *passed < managers.len()
+        *skipped < managers.len()
     }
 
     async fn once(&mut self, request: Request, id: RequestId, timeout: Duration) -> Result<String, CallError> {
@@ -202,8 +204,7 @@ impl Client {
     }
 
     fn lost(&self, why: &str) -> Failure {
-        let message =
-            format!("lost the connection to {} ({why}): whether the request was done is not known", self.target);
+        let message = format!("lost the connection to {} ({why}): the outcome of the request is unknown", self.target);
         Failure::new(ErrorCode::UnknownOutcome, message)
     }
 }
@@ -230,39 +231,38 @@ async fn connect(target: &Target) -> Result<(Connection, Option<String>), ErrorB
     }
 }
 
-/// Why there is nobody at an admin socket.
+/// Why no daemon answers at an admin socket.
 pub fn no_socket(path: &Path, error: &std::io::Error) -> ErrorBody {
     let is_socket = std::fs::metadata(path).is_ok_and(|it| it.file_type().is_socket());
     let path = path.display();
     let message = match error.kind() {
         ErrorKind::NotFound => format!("no daemon serves {path}: there is no such socket"),
         ErrorKind::ConnectionRefused if !is_socket => format!("{path} is not a socket"),
-        ErrorKind::ConnectionRefused => format!("no daemon serves {path}: it is left over from one that ended"),
+        ErrorKind::ConnectionRefused => format!("no daemon serves {path}: the socket was left by a daemon that ended"),
         _ => format!("cannot connect to {path}: {error}"),
     };
     ErrorBody::new(ErrorCode::Unreachable, message)
 }
 
-/// A call whose answer takes long where nothing happens.
-fn waits_for_news(request: &Request) -> bool {
+/// Whether the answer may take long because the server waits for changes.
+fn is_long_poll(request: &Request) -> bool {
     matches!(request, Request::Events { .. } | Request::Lease(_) | Request::Reconciler(_))
 }
 
-/// What is around the list is that of the first portion, but that one that is stale makes all of it stale.
-fn append(whole: &mut Value, mut portion: Value) {
-    if let (Some(items), Some(more)) = (whole["items"].as_array_mut(), portion["items"].as_array_mut()) {
+/// Appends a page. Other fields stay those of the first page, but one stale page makes the whole document stale.
+fn append(whole: &mut Value, mut next_page: Value) {
+    if let (Some(items), Some(more)) = (whole["items"].as_array_mut(), next_page["items"].as_array_mut()) {
         items.append(more);
     }
-    if portion["stale"] == true && whole["stale"] != true {
+    if next_page["stale"] == true && whole["stale"] != true {
         whole["stale"] = true.into();
-        whole["as_of"] = portion["as_of"].take();
+        whole["as_of"] = next_page["as_of"].take();
     }
 }
 
-/// Reads a server's JSON text.
+/// Parses a server's JSON text.
 pub fn parse<T: DeserializeOwned>(text: &str) -> Outcome<T> {
-    serde_json::from_str(text)
-        .map_err(|e| Failure::internal(format!("the daemon's answer is not what was expected: {e}")))
+    serde_json::from_str(text).map_err(|e| Failure::internal(format!("unexpected answer from the daemon: {e}")))
 }
 
 #[cfg(test)]
@@ -270,7 +270,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_regular_file_is_not_called_a_socket() {
+    async fn regular_file_is_not_reported_as_socket() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let error = Connection::to_socket(file.path()).await.err().unwrap();
         assert!(no_socket(file.path(), &error).message.ends_with("is not a socket"));
@@ -278,6 +278,6 @@ mod tests {
         let left = folder.path().join("muster.sock");
         drop(std::os::unix::net::UnixListener::bind(&left).unwrap());
         let error = Connection::to_socket(&left).await.err().unwrap();
-        assert!(no_socket(&left, &error).message.contains("left over"));
+        assert!(no_socket(&left, &error).message.contains("left by a daemon"));
     }
 }

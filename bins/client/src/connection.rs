@@ -1,4 +1,4 @@
-//! One native connection: calls and answers in the gateway's frames, answers matched by id.
+//! One native connection: calls and answers in the gateway's frames, matched by id.
 
 use std::path::Path;
 use std::time::Duration;
@@ -9,41 +9,41 @@ use muster_messages::{ErrorBody, RequestId, millis};
 use muster_pki::private::is_trusted;
 use tokio::net::UnixStream;
 
-/// Why a call has no answer.
+/// Why a call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CallError {
     #[error("{0}")]
     Refused(ErrorBody),
-    /// Whether the call was done is not known.
+    /// The outcome of the call is unknown.
     #[error("the connection was lost: {0}")]
     Lost(String),
     #[error("no answer within {0:?}")]
     TimedOut(Duration),
 }
 
-/// How much longer than the server we wait, so that its own, better informed `timed_out` arrives.
-const GRACE: Duration = Duration::from_secs(2);
+/// How much longer the client waits than the server, to receive the server's own `timed_out`, which has a better reason.
+const ANSWER_GRACE: Duration = Duration::from_secs(2);
 
-/// A connection with one call in flight. Whoever wants many in flight opens many.
+/// A connection with one call in flight. Several calls in flight need several connections.
 pub struct Connection {
     frames: Framed<BoxStream>,
     next_id: u64,
 }
 
 impl Connection {
-    /// Over frames on which nothing but calls and answers follows.
+    /// Over frames that carry only calls and answers from now on.
     pub fn over(frames: Framed<BoxStream>) -> Self {
         Self { frames, next_id: 1 }
     }
 
-    /// To an admin socket.
+    /// Connects to an admin socket.
     pub async fn to_socket(path: &Path) -> std::io::Result<Self> {
         let stream = UnixStream::connect(path).await?;
         Ok(Self::over(Framed::new(Box::pin(stream))))
     }
 
-    /// To an admin socket that was found, and not named by anybody: only to a process of the caller's or of root.
-    pub async fn to_found_socket(path: &Path) -> std::io::Result<Self> {
+    /// Connects to an admin socket that was discovered, not named by the user: only to a process of the caller or of root.
+    pub async fn to_discovered_socket(path: &Path) -> std::io::Result<Self> {
         let stream = UnixStream::connect(path).await?;
         let server = stream.peer_cred()?.uid();
         if !is_trusted(server) {
@@ -53,7 +53,7 @@ impl Connection {
         Ok(Self::over(Framed::new(Box::pin(stream))))
     }
 
-    /// Asks and waits for the answer, JSON text.
+    /// Sends a call and waits for the answer, a JSON text.
     pub async fn call(
         &mut self,
         request: Request,
@@ -67,18 +67,18 @@ impl Connection {
             self.frames.send(&call).await.map_err(lost)?;
             self.answer_to(id).await
         };
-        match tokio::time::timeout(timeout.saturating_add(GRACE), exchange).await {
+        match tokio::time::timeout(timeout.saturating_add(ANSWER_GRACE), exchange).await {
             Ok(result) => result,
             Err(_) => Err(CallError::TimedOut(timeout)),
         }
     }
 
-    /// Reads on until the answer to `id`; answers to calls that were given up are passed over.
+    /// Reads until the answer to `id`; skips answers to calls that timed out.
     async fn answer_to(&mut self, id: u64) -> Result<String, CallError> {
         loop {
             let answer: Option<ApiAnswer> = self.frames.recv().await.map_err(lost)?;
             match answer {
-                None => return Err(CallError::Lost("the daemon closed it".to_owned())),
+                None => return Err(CallError::Lost("closed by the daemon".to_owned())),
                 Some(answer) if answer.id == id => return answer.result.map_err(CallError::Refused),
                 Some(_) => {}
             }
@@ -100,7 +100,7 @@ mod tests {
         Connection::over(Framed::new(Box::pin(stream)))
     }
 
-    /// A server that answers each call by `respond`.
+    /// A server that answers each call with `respond`.
     fn served(respond: impl Fn(ApiCall) -> Vec<ApiAnswer> + Send + 'static) -> Connection {
         let (ours, theirs) = tokio::io::duplex(4096);
         tokio::spawn(async move {
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn silence_and_refusals_are_told_apart() {
+    async fn timeouts_and_refusals_are_distinguished() {
         let mut silent = served(|_| Vec::new());
         let answer = silent.call(Request::CaShow, RequestId(1), Duration::from_secs(1)).await;
         assert!(matches!(answer, Err(CallError::TimedOut(_))));
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_wire_begins_with_a_zero_byte_that_no_http_request_has() {
+    async fn native_wire_starts_with_a_zero_byte_unlike_http() {
         let (ours, mut theirs) = tokio::io::duplex(4096);
         let mut connection = over(ours);
         let call = connection.call(Request::CaShow, RequestId(1), Duration::from_secs(5));
@@ -145,7 +145,7 @@ mod tests {
         tokio::pin!(call);
         tokio::select! {
             byte = first => assert_eq!(byte.unwrap(), 0),
-            _ = &mut call => panic!("answered by nobody"),
+            _ = &mut call => panic!("an answer without a server"),
         }
     }
 }

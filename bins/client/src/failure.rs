@@ -1,9 +1,9 @@
-//! How a command fails: a code, a sentence, details, and an exit status fixed by the code.
+//! The failure of a command: a code, a sentence, details, and an exit status that follows from the code.
 
 use muster_messages::{ErrorBody, ErrorCode};
 use serde_json::{Value, json};
 
-/// Why a command did not do what was asked.
+/// Why a command failed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Failure {
     /// A word that scripts match.
@@ -18,11 +18,11 @@ impl Failure {
     pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
         Self { code: code.to_string(), exit: code.exit_status(), message: message.into(), details: json!({}) }
     }
-    /// Something that nobody expects: exit 1.
+    /// An unexpected failure: exit 1.
     pub fn internal(message: impl std::fmt::Display) -> Self {
         Self::new(ErrorCode::Internal, message.to_string())
     }
-    /// A refusal of the command line itself, without a code in the contract: exit 6.
+    /// A refusal by the command line itself, with a code outside the contract: exit 6.
     pub fn refused(code: &str, message: impl Into<String>) -> Self {
         Self { code: code.to_owned(), exit: 6, message: message.into(), details: json!({}) }
     }
@@ -40,15 +40,15 @@ impl Failure {
     pub fn is(&self, code: ErrorCode) -> bool {
         self.code == code.to_string()
     }
-    /// Whether it is about the cluster at this moment, and not about what was asked.
-    pub fn passes(&self) -> bool {
+    /// Whether it is transient: about the cluster's state, not about the request.
+    pub fn is_transient(&self) -> bool {
         self.is(ErrorCode::TimedOut) || self.exit == ErrorCode::NoQuorum.exit_status()
     }
     /// `{"error":{"code","message","details"}}`.
     pub fn to_json(&self) -> Value {
         json!({"error": {"code": self.code, "message": self.message, "details": self.details}})
     }
-    /// What an HTTP answer refuses with: the code of its error document, or, of an object of Kubernetes, what the status means.
+    /// The refusal in an HTTP answer: the code of its error document or, for a Kubernetes object, of the HTTP status.
     pub fn from_http(status: u16, document: &Value) -> Self {
         let error = &document["error"];
         let code = serde_json::from_value(error["code"].clone()).unwrap_or(match status {
@@ -62,7 +62,7 @@ impl Failure {
             _ => ErrorCode::Internal,
         });
         let said = error["message"].as_str().or_else(|| document["message"].as_str());
-        let message = said.map_or_else(|| format!("HTTP status {status}, without a reason"), str::to_owned);
+        let message = said.map_or_else(|| format!("HTTP status {status} without a reason"), str::to_owned);
         let details = error["details"].as_object().cloned().unwrap_or_default();
         Self::new(code, message).with_details(Value::Object(details))
     }
@@ -86,7 +86,7 @@ impl std::fmt::Display for Failure {
     }
 }
 
-/// What a command that did its work returns.
+/// The result of a command.
 pub type Outcome<T = ()> = Result<T, Failure>;
 
 #[cfg(test)]
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_refusal_over_http_has_its_reason_from_an_error_document_or_from_an_object_of_kubernetes() {
+    fn http_refusal_takes_its_reason_from_either_document_kind() {
         let conflict = Failure::from_http(409, &json!({"kind": "Status", "message": "modified"}));
         let error = json!({"code": "no_quorum", "message": "no", "details": {"missing": []}});
         let refused = Failure::from_http(503, &json!({"error": error}));
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn what_passes_is_waited_for_and_what_was_asked_wrongly_is_not() {
+    fn only_transient_failures_are_retried() {
         for (code, waits) in [
             (ErrorCode::NoQuorum, true),
             (ErrorCode::Unreachable, true),
@@ -127,7 +127,7 @@ mod tests {
             (ErrorCode::Forbidden, false),
             (ErrorCode::Invalid, false),
         ] {
-            assert_eq!(Failure::new(code, "").passes(), waits, "{code}");
+            assert_eq!(Failure::new(code, "").is_transient(), waits, "{code}");
         }
     }
 }

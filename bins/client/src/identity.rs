@@ -1,4 +1,4 @@
-//! Identity files: who a person or a program is, and where the cluster was when the file was made.
+//! Identity files: the credentials of a person or a program, and the managers' addresses at the time of creation.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,14 +12,14 @@ use tokio::sync::watch;
 use crate::connection::Connection;
 use crate::failure::{Failure, Outcome};
 
-/// What `muster user create` writes and `--identity` reads.
+/// The file that `muster user create` writes and `--identity` reads.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Identity {
     pub name: Name,
     pub cert_pem: String,
     pub key_pem: Secret,
     pub root_pem: String,
-    /// `host:port` of the managers when the file was made; the socket, where there is one, knows better.
+    /// `host:port` of the managers when the file was created; a local daemon's socket has newer ones.
     pub managers: Vec<String>,
 }
 
@@ -27,7 +27,7 @@ impl Identity {
     /// Reads an identity file.
     pub fn read(path: &Path) -> Outcome<Self> {
         let bad =
-            |why: String| Failure::new(ErrorCode::Invalid, format!("{} is no identity file: {why}", path.display()));
+            |why: String| Failure::new(ErrorCode::Invalid, format!("invalid identity file {}: {why}", path.display()));
         let text = std::fs::read_to_string(path).map_err(|e| bad(e.to_string()))?;
         serde_json::from_str(&text).map_err(|e| bad(e.to_string()))
     }
@@ -39,17 +39,16 @@ impl Identity {
         text
     }
 
-    /// Writes the file, for its owner alone.
+    /// Writes the file, readable only by its owner.
     pub fn write(&self, path: &Path) -> Outcome {
         let write = || muster_pki::write_atomic(&std::path::absolute(path)?, self.to_json().as_bytes());
         write().map_err(|e| Failure::io(format!("cannot write {}", path.display()), &e))
     }
 
-    /// A dialer that speaks as this identity.
+    /// A dialer with this identity.
     pub fn dialer(&self) -> Outcome<Dialer> {
-        let identity = muster_pki::identity_of_pem(&self.cert_pem).map_err(|e| {
-            Failure::new(ErrorCode::Invalid, format!("the certificate of {} cannot be read: {e}", self.name))
-        })?;
+        let identity = muster_pki::identity_of_pem(&self.cert_pem)
+            .map_err(|e| Failure::new(ErrorCode::Invalid, format!("invalid certificate of {}: {e}", self.name)))?;
         let credentials = NodeCredentials {
             cert_pem: self.cert_pem.clone(),
             key_pem: self.key_pem.clone(),
@@ -61,7 +60,7 @@ impl Identity {
     }
 }
 
-/// Connects to the first of the managers that welcomes this identity, and says to which.
+/// Connects to the first manager that accepts this identity; returns its address too.
 pub async fn connect(dialer: &Dialer, managers: &[String]) -> Result<(Connection, String), ErrorBody> {
     let mut troubles = Vec::new();
     for manager in managers {
@@ -73,11 +72,11 @@ pub async fn connect(dialer: &Dialer, managers: &[String]) -> Result<(Connection
             },
         }
     }
-    let why = if troubles.is_empty() { "no manager is known".to_owned() } else { troubles.join("; ") };
-    Err(ErrorBody::new(ErrorCode::Unreachable, format!("no manager accepts this identity: {why}")))
+    let why = if troubles.is_empty() { "no manager address is known".to_owned() } else { troubles.join("; ") };
+    Err(ErrorBody::new(ErrorCode::Unreachable, format!("no manager accepted this identity: {why}")))
 }
 
-/// A refusal that every other manager would repeat.
+/// A refusal that every manager would repeat.
 fn final_refusal(error: &DialError) -> Option<ErrorBody> {
     let refusal = error.refusal()?;
     let code = refusal.reason.code();
@@ -103,7 +102,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     #[test]
-    fn an_identity_file_comes_back_and_is_private() {
+    fn identity_file_is_private_and_reads_back() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("alice.identity.json");
         let identity = Identity {

@@ -1,9 +1,9 @@
-//! A client of one daemon, or of a cluster's managers: what the command line, benchmarks and tests share.
+//! A client of one daemon, or of a cluster's managers, shared by the command line, benchmarks and tests.
 //!
-//! - [`Client`] asks over an admin socket or `muster-api/1`, and repeats a call whose outcome is unknown under the same request id.
+//! - [`Client`] calls over an admin socket or `muster-api/1`, and repeats a call of unknown outcome with the same request id.
 //! - [`Connection`] is one native connection with one call in flight.
 //! - [`Failure`] is a failed call or command: a code, a sentence, and the exit status that follows from the code.
-//! - [`progress`] judges whether a role change is in force.
+//! - [`progress`] decides whether a role change has settled.
 
 mod client;
 mod connection;
@@ -15,4 +15,4 @@ pub use self::client::{Client, Target, no_socket, parse};
 pub use self::connection::{CallError, Connection};
 pub use self::failure::{Failure, Outcome};
 pub use self::identity::Identity;
-pub use self::settled::{Progress, left_to_do, progress};
+pub use self::settled::{Progress, progress, remaining_work};

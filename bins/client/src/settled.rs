@@ -1,56 +1,59 @@
-//! Whether a role change is in force everywhere. Pure: the caller asks and waits.
+//! Decides whether a role change has settled. Pure: the caller polls.
 
 use muster_messages::{CertificateState, Condition, Liveness, Membership, NodeView, Role, WaitReason, word};
 
-/// Where a node is on its way to a role.
+/// The progress of a node's role change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// Desired role, role, certificate and membership agree, as far as the node can be asked to agree now.
+    /// Desired role, role, certificate and membership agree, except for what a node that is down does when it returns.
     Settled,
-    /// Not yet, and why.
+    /// Not settled, and why.
     Waiting(String),
-    /// Somebody asked for the other role meanwhile.
+    /// Another request has set the other role.
     Overridden,
 }
 
-/// Judges one view of a node that was asked to become `wanted`.
+/// Evaluates one view of a node whose role `wanted` was requested.
 ///
-/// For a node that is down, certificate and manager half are settled when it returns: they hold nothing up here.
+/// The certificate and the manager runtime of a node that is down follow when it returns: the wait does not include them.
 pub fn progress(node: &NodeView, wanted: Role) -> Progress {
     if node.desired_role != wanted {
         return Progress::Overridden;
     }
     if node.stale {
-        return Progress::Waiting("its state is not confirmed: the managers have no quorum at the moment, or a new leader has not heard from it yet".to_owned());
+        return Progress::Waiting(
+            "its state is unconfirmed: the managers have no quorum, or a new leader has no report about it yet"
+                .to_owned(),
+        );
     }
     let (down, certified) = (node.state == Liveness::Down, is_certified(node, wanted));
-    let seated = match wanted {
+    let membership_settled = match wanted {
         Role::Manager => down || node.membership == Membership::Voter,
         Role::Worker => node.membership == Membership::None,
     };
-    // The leader grants the role and only then sees what the node itself is to do: that is what whoever waits is told.
-    let between = down && role_change(node).is_some_and(|c| c.reason == WaitReason::WaitingForCertificate);
-    if node.role == wanted && (certified || down) && seated && !between {
+    // The leader grants the role first and only then derives what the node itself must do, which is the reason to report.
+    let granting = down && role_change(node).is_some_and(|c| c.reason == WaitReason::WaitingForCertificate);
+    if node.role == wanted && (certified || down) && membership_settled && !granting {
         return Progress::Settled;
     }
     Progress::Waiting(reason(node, wanted, certified))
 }
 
-/// What is left of a change that holds nothing up any more: what a node that is down does itself, when it returns.
-pub fn left_to_do(node: &NodeView, wanted: Role) -> Option<String> {
+/// What a node that is down has left to do for a settled change, when it returns.
+pub fn remaining_work(node: &NodeView, wanted: Role) -> Option<String> {
     let certified = is_certified(node, wanted);
-    let seated = wanted == Role::Worker || node.membership == Membership::Voter;
-    if certified && seated {
+    let membership_settled = wanted == Role::Worker || node.membership == Membership::Voter;
+    if certified && membership_settled {
         return None;
     }
     let why = reason(node, wanted, certified);
-    let said = role_change(node).is_some();
-    Some(if said { why } else { format!("{}: it is down, and {why}", word(WaitReason::WaitingForNode)) })
+    let has_condition = role_change(node).is_some();
+    Some(if has_condition { why } else { format!("{}: it is down, and {why}", word(WaitReason::WaitingForNode)) })
 }
 
-/// What the leader says of its change, or else of anything.
+/// The condition of its role change, else its first other condition.
 fn role_change(node: &NodeView) -> Option<&Condition> {
-    // What a node calls itself holds up nothing.
+    // A differing reported name blocks nothing.
     let others = || node.conditions.iter().find(|c| c.reason != WaitReason::ReportedNameDiffers);
     node.conditions.iter().find(|c| c.kind == "role_change").or_else(others)
 }
@@ -90,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn settled_means_that_all_four_facts_agree() {
+    fn settled_requires_that_all_four_facts_agree() {
         assert_eq!(progress(&node(|_| ()), Role::Manager), Progress::Settled);
         for (pointer, value) in [
             ("/role", json!("worker")),
@@ -104,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_is_down_holds_up_neither_promotion_nor_demotion() {
+    fn node_that_is_down_blocks_neither_promotion_nor_demotion() {
         let down = |membership: &str, role: &str, desired: &str| {
             node(|d| {
                 d["state"] = json!("down");
@@ -118,7 +121,7 @@ mod tests {
             let absent = down("none", &role.to_string(), &role.to_string());
             assert_eq!(progress(&absent, role), Progress::Settled);
             let left = format!("waiting_for_node: it is down, and it has no {role} certificate yet");
-            assert_eq!(left_to_do(&absent, role), Some(left), "and that is said");
+            assert_eq!(remaining_work(&absent, role), Some(left), "the rest is reported");
         }
         let because = |reason: &str, message: &str| {
             let mut absent = down("none", "manager", "manager");
@@ -127,18 +130,18 @@ mod tests {
             .unwrap();
             absent
         };
-        let between = progress(&because("waiting_for_certificate", "n4 is being granted the role"), Role::Manager);
-        assert!(matches!(between, Progress::Waiting(_)), "the leader looks again at once");
+        let granting = progress(&because("waiting_for_certificate", "n4 is being granted the role"), Role::Manager);
+        assert!(matches!(granting, Progress::Waiting(_)), "the leader plans again at once");
         let absent = because("waiting_for_node", "n4 is down");
         assert_eq!(progress(&absent, Role::Manager), Progress::Settled);
-        assert_eq!(left_to_do(&absent, Role::Manager), Some("waiting_for_node: n4 is down".to_owned()));
-        assert_eq!(left_to_do(&node(|_| ()), Role::Manager), None);
-        let seated = progress(&down("voter", "worker", "worker"), Role::Worker);
-        assert!(matches!(seated, Progress::Waiting(_)), "its seat is the cluster's to take");
+        assert_eq!(remaining_work(&absent, Role::Manager), Some("waiting_for_node: n4 is down".to_owned()));
+        assert_eq!(remaining_work(&node(|_| ()), Role::Manager), None);
+        let still_voter = progress(&down("voter", "worker", "worker"), Role::Worker);
+        assert!(matches!(still_voter, Progress::Waiting(_)), "the cluster removes its membership without the node");
     }
 
     #[test]
-    fn the_last_word_wins_and_reasons_are_passed_on() {
+    fn latest_request_wins_and_reasons_are_reported() {
         assert_eq!(progress(&node(|d| d["desired_role"] = json!("worker")), Role::Manager), Progress::Overridden);
         let waiting = node(|d| {
             d["membership"] = json!("learner");

@@ -1,4 +1,4 @@
-//! What those who start clusters read from the answers of their nodes.
+//! Reads the answers of nodes, for programs that start clusters.
 
 use muster_client::{Failure, Outcome, Progress, progress};
 use muster_messages::{NodeListView, NodeView};
@@ -12,7 +12,7 @@ pub fn nodes(answer: Value) -> Outcome<Vec<NodeView>> {
 
 /// The token in the answer to `Request::TokenShow`.
 pub fn token(answer: &Value) -> Outcome<String> {
-    let token = answer["token"].as_str().ok_or_else(|| Failure::internal("the cluster shows no token"))?;
+    let token = answer["token"].as_str().ok_or_else(|| Failure::internal("the answer contains no token"))?;
     Ok(token.to_owned())
 }
 
@@ -22,7 +22,7 @@ pub fn leader(nodes: &[NodeView]) -> Option<String> {
     nodes.iter().find(leads).map(|node| node.name.to_string())
 }
 
-/// Whether desired role, role, certificate and membership of every node agree.
+/// Whether every node is settled: desired role, role, certificate and membership agree.
 pub fn all_settled(nodes: &[NodeView]) -> bool {
     nodes.iter().all(|node| progress(node, node.desired_role) == Progress::Settled)
 }

@@ -1,12 +1,12 @@
-//! Nodes as processes of this machine: `muster dev`, benchmarks and tests start their clusters with it.
+//! Nodes as local processes, for `muster dev`, benchmarks and tests.
 //!
 //! - [`LocalNode`] is a data directory with an address, a log, and the process that serves it.
 //! - [`NodeProcess`] is that process. It is polled without blocking ([`NodeProcess::try_ready`], [`NodeProcess::try_exit`]): by
 //!   [`eventually`] on a thread, by [`until`] in async code.
-//! - [`ProcessId`] is a process that may not be a child: known by pid and start time, and so safe to signal later.
-//! - [`parent`] makes a process end with the one that started it.
-//! - [`answers`] reads what a cluster says of its nodes, its leader and its tokens.
-//! - [`free_address`] and [`temporary_folder`] are what a node needs before it starts.
+//! - [`ProcessId`] identifies a process, child or not, by pid and start time: it stays safe to signal.
+//! - [`parent`] makes a process end with its parent.
+//! - [`answers`] reads nodes, leader and tokens from a cluster's answers.
+//! - [`free_address`] and [`temporary_folder`] prepare the start of a node.
 
 pub mod answers;
 mod folder;

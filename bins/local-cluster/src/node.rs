@@ -1,4 +1,4 @@
-//! A node of this machine: where its data are, where it listens, what its processes log.
+//! A local node: its data directory, its address, its log, and its process.
 
 use std::ffi::OsString;
 use std::fs::DirBuilder;
@@ -17,7 +17,7 @@ use crate::process_id::ProcessId;
 use crate::ready::Ready;
 use crate::wait::until;
 
-/// What a daemon starts with.
+/// How a daemon enters its cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Entry {
     /// It founds the cluster.
@@ -26,13 +26,13 @@ pub enum Entry {
         seeds: Vec<String>,
         token: String,
     },
-    /// Its folder says who it is.
+    /// Its folder has its identity.
     Resume,
 }
 
 impl Entry {
-    /// Tells a daemon so. Everybody on this machine reads command lines, so the token is in its environment.
-    pub fn tell<'a>(&self, command: &'a mut Command) -> &'a mut Command {
+    /// Adds this to a daemon's command. Every user of this machine can read command lines, so the token is in the environment.
+    pub fn add_to<'a>(&self, command: &'a mut Command) -> &'a mut Command {
         match self {
             Entry::Found => command.arg("--init"),
             Entry::Join { seeds, token } => command.args(["--join", &seeds.join(",")]).env("MUSTER_TOKEN", token),
@@ -41,60 +41,60 @@ impl Entry {
     }
 }
 
-/// A data directory with an address, and the process that serves it now, if one does.
+/// A data directory with an address, and its process, if any.
 pub struct LocalNode {
     pub name: String,
     /// Its data and its socket.
     pub folder: PathBuf,
     pub listen: SocketAddr,
-    /// Everything its processes log.
+    /// The log of its processes.
     pub log_file: PathBuf,
     process: Option<NodeProcess>,
 }
 
 impl LocalNode {
-    /// A node whose folder is in `world`, its log beside it. Not started yet.
-    pub fn new(world: &Path, name: &str, listen: SocketAddr) -> Self {
-        let folder = world.join(name);
+    /// A node whose folder and log are in `base`. Not started yet.
+    pub fn new(base: &Path, name: &str, listen: SocketAddr) -> Self {
+        let folder = base.join(name);
         Self { name: name.to_owned(), log_file: folder.with_extension("log"), folder, listen, process: None }
     }
 
-    /// The same, at a free address.
-    pub fn anywhere(world: &Path, name: &str) -> Outcome<Self> {
-        Ok(Self::new(world, name, free_address()?))
+    /// [`LocalNode::new`] with a free address.
+    pub fn at_free_address(base: &Path, name: &str) -> Outcome<Self> {
+        Ok(Self::new(base, name, free_address()?))
     }
 
     pub fn socket(&self) -> PathBuf {
         self.folder.join("muster.sock")
     }
 
-    /// Everything its processes have logged.
+    /// The content of its log.
     pub fn log(&self) -> String {
         std::fs::read_to_string(&self.log_file).unwrap_or_default()
     }
 
-    /// What every command line of it has.
+    /// The arguments of each of its command lines.
     pub fn arguments(&self) -> [OsString; 6] {
         let listen = self.listen.to_string();
         let (name, folder) = (self.name.clone(), self.folder.clone());
         ["--data-dir".into(), folder.into(), "--name".into(), name.into(), "--listen".into(), listen.into()]
     }
 
-    /// Starts this command as its process, which may not run yet.
+    /// Starts this command as its process. Fails if it has a running one.
     pub fn start(&mut self, command: Command, lifetime: Lifetime) -> Outcome<ProcessId> {
         if self.is_running() {
-            return Err(Failure::internal(format!("{} runs already", self.name)));
+            return Err(Failure::internal(format!("{} is already running", self.name)));
         }
-        let failed = |e| Failure::io(format!("cannot make {}", self.folder.display()), &e);
+        let failed = |e| Failure::io(format!("cannot create {}", self.folder.display()), &e);
         DirBuilder::new().recursive(true).mode(0o700).create(&self.folder).map_err(failed)?;
         check_folder(&self.folder).map_err(|why| Failure::refused("not_private", why.to_string()))?;
         let process = NodeProcess::start(command, &self.log_file, lifetime)?;
         Ok(self.process.insert(process).id())
     }
 
-    /// Its process: one that was started and whose end nobody has waited for.
+    /// Its process, if it was started and its end was not yet waited for.
     pub fn process(&mut self) -> Outcome<&mut NodeProcess> {
-        self.process.as_mut().ok_or_else(|| Failure::internal(format!("{} does not run", self.name)))
+        self.process.as_mut().ok_or_else(|| Failure::internal(format!("{} is not running", self.name)))
     }
 
     pub fn process_id(&self) -> Option<ProcessId> {
@@ -116,7 +116,7 @@ impl LocalNode {
         }
     }
 
-    /// Waits for the ready line; the failure tells what it logged instead.
+    /// Waits for the ready line; a failure includes the log.
     pub async fn ready(&mut self) -> Outcome<Ready> {
         let why = match self.process()?.ready().await {
             Ok(Ok(ready)) => return Ok(ready),
@@ -126,7 +126,7 @@ impl LocalNode {
         Err(Failure::internal(format!("{}: {why}:\n{}", self.name, self.log())))
     }
 
-    /// How its process ended, if it has; it has none then.
+    /// The exit status of its process, if it has ended; the node then has no process.
     pub fn try_exit(&mut self) -> Outcome<Option<ExitStatus>> {
         let exit = self.process()?.try_exit();
         self.process = self.process.take().filter(|_| exit.is_none());
@@ -139,14 +139,14 @@ impl LocalNode {
         until(&what, async || self.try_exit()).await
     }
 
-    /// KILL, and waits until its process is gone.
+    /// Sends KILL and waits until its process has ended.
     pub async fn kill(&mut self) {
         if let Some(mut process) = self.process.take() {
             process.kill().await;
         }
     }
 
-    /// TERM, and KILL if that is not enough. The result says whether it ended by itself.
+    /// Sends TERM, then KILL if needed. Returns whether TERM was enough.
     pub async fn stop(&mut self) -> bool {
         match &mut self.process {
             Some(process) => {
@@ -164,26 +164,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn arguments_name_the_node_and_what_it_starts_with() {
+    fn arguments_contain_the_node_and_its_entry() {
         let node = LocalNode::new(Path::new("/w"), "n2", SocketAddr::from(([127, 0, 0, 1], 4402)));
         assert_eq!(node.arguments(), ["--data-dir", "/w/n2", "--name", "n2", "--listen", "127.0.0.1:4402"]);
         assert_eq!((node.socket(), node.log_file), (PathBuf::from("/w/n2/muster.sock"), PathBuf::from("/w/n2.log")));
-        let told = |entry: &Entry| {
+        let rendered = |entry: &Entry| {
             let mut command = Command::new("musterd");
-            entry.tell(&mut command);
+            entry.add_to(&mut command);
             let args: Vec<_> = command.get_args().map(|arg| arg.to_owned()).collect();
             (args, command.get_envs().count())
         };
-        assert_eq!(told(&Entry::Found), (vec!["--init".into()], 0));
+        assert_eq!(rendered(&Entry::Found), (vec!["--init".into()], 0));
         let join = Entry::Join { seeds: vec!["a:1".into(), "b:2".into()], token: "secret".into() };
-        assert_eq!(told(&join), (vec!["--join".into(), "a:1,b:2".into()], 1), "nobody else reads its environment");
-        assert_eq!(told(&Entry::Resume), (vec![], 0));
+        assert_eq!(rendered(&join), (vec!["--join".into(), "a:1,b:2".into()], 1), "the token is in the environment");
+        assert_eq!(rendered(&Entry::Resume), (vec![], 0));
     }
 
     #[tokio::test]
-    async fn a_failed_start_says_how_it_ended_and_what_it_logged() {
-        let world = tempfile::tempdir().unwrap();
-        let mut node = LocalNode::anywhere(world.path(), "n1").unwrap();
+    async fn failed_start_reports_exit_status_and_log() {
+        let base = tempfile::tempdir().unwrap();
+        let mut node = LocalNode::at_free_address(base.path(), "n1").unwrap();
         let mut command = Command::new("sh");
         command.args(["-c", "echo bad token >&2; exit 6"]);
         node.start(command, Lifetime::Tied).unwrap();
@@ -198,8 +198,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_node_has_one_process_at_a_time() {
-        let world = tempfile::tempdir().unwrap();
-        let mut node = LocalNode::anywhere(world.path(), "n1").unwrap();
+        let base = tempfile::tempdir().unwrap();
+        let mut node = LocalNode::at_free_address(base.path(), "n1").unwrap();
         let sleep = || {
             let mut command = Command::new("sleep");
             command.arg("600");

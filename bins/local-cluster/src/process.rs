@@ -20,13 +20,13 @@ use crate::process_id::ProcessId;
 use crate::ready::Ready;
 use crate::wait::pause;
 
-/// How long a daemon may take until it serves: a person waits for it.
-const READY_LIMIT: Duration = Duration::from_secs(60);
+/// How long a daemon may take until it is ready: a person waits for it.
+const READY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How long a daemon may take to end after TERM; the contract's ten seconds.
-pub(crate) const STOP_WITHIN: Duration = Duration::from_secs(10);
+pub(crate) const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Until when a process may run.
+/// How long a process may run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lifetime {
     /// It ends with this process, and with its [`NodeProcess`].
@@ -41,28 +41,28 @@ pub struct NodeProcess {
     lifetime: Lifetime,
     child: Child,
     stdout: Option<ChildStdout>,
-    /// What it wrote and nobody has parsed yet: less than a line.
+    /// Output not parsed yet: an incomplete line.
     unread: Vec<u8>,
     exit: Option<ExitStatus>,
 }
 
 impl NodeProcess {
-    /// Starts it. Its stderr is appended to `log`.
+    /// Starts the process. Its stderr is appended to `log`.
     pub fn start(mut command: Command, log: &Path, lifetime: Lifetime) -> Outcome<Self> {
         let program = command.get_program().to_owned();
         let failed = |e| Failure::io(format!("cannot start {}", program.display()), &e);
         let log = append_to_own_file(log).map_err(|e| Failure::io(format!("cannot use {}", log.display()), &e))?;
-        scrub(&mut command);
+        clean_environment(&mut command);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
         match lifetime {
             Lifetime::Tied => parent::tie(&mut command),
             Lifetime::Detached => parent::untie(&mut command),
         }
-        // A group of its own: Ctrl-C reaches only this process, which then stops its nodes in order.
+        // Its own group: Ctrl-C reaches only this process, which then stops its nodes in order.
         command.process_group(0);
         let mut child = command.spawn().map_err(failed)?;
         let stdout = child.stdout.take().expect("stdout is piped");
-        // Of this end of the pipe alone: the daemon's end still blocks.
+        // Only this end of the pipe: the daemon's end still blocks.
         rustix::io::ioctl_fionbio(&stdout, true).map_err(|e| failed(e.into()))?;
         let id = ProcessId::of_child(&child);
         Ok(Self { id, lifetime, child, stdout: Some(stdout), unread: Vec::new(), exit: None })
@@ -72,19 +72,19 @@ impl NodeProcess {
         self.id
     }
 
-    /// The ready line, if it has been written; an error if the process has ended without one.
+    /// The ready line, if it was written; an error if the process ended without one.
     pub fn try_ready(&mut self) -> Result<Option<Ready>, ExitStatus> {
-        let ended = self.try_exit(); // before the read: what was written before the end is read
+        let ended = self.try_exit(); // before the read, so that all output is read
         match self.next_ready_line() {
             Some(ready) => Ok(Some(ready)),
             None => ended.map_or(Ok(None), Err),
         }
     }
 
-    /// How it ended, if it has.
+    /// The exit status, if the process has ended.
     pub fn try_exit(&mut self) -> Option<ExitStatus> {
         if self.exit.is_none() {
-            // An error: SIGCHLD is ignored in this process, so that the kernel has reaped the child and its status is lost.
+            // An error means that SIGCHLD is ignored in this process: the kernel has reaped the child and its status is lost.
             self.exit = self.child.try_wait().unwrap_or_else(|_| Some(ExitStatus::from_raw(255 << 8)));
         }
         self.exit
@@ -106,11 +106,11 @@ impl NodeProcess {
                 }
             }
         };
-        let line = tokio::time::timeout(READY_LIMIT, line).await;
-        line.map_err(|_| Failure::internal(format!("not ready within {READY_LIMIT:?}")))
+        let line = tokio::time::timeout(READY_TIMEOUT, line).await;
+        line.map_err(|_| Failure::internal(format!("not ready within {READY_TIMEOUT:?}")))
     }
 
-    /// Waits for its end, however long it takes.
+    /// Waits without limit until the process ends.
     pub async fn exit(&mut self) -> ExitStatus {
         loop {
             if let Some(status) = self.try_exit() {
@@ -120,17 +120,17 @@ impl NodeProcess {
         }
     }
 
-    /// TERM, and KILL for one that does not end in time. The result says whether it ended by itself.
+    /// Sends TERM, then KILL if the process does not end in time. Returns whether TERM was enough.
     pub async fn stop(&mut self) -> bool {
         self.signal(Signal::TERM);
-        let in_time = tokio::time::timeout(STOP_WITHIN, self.exit()).await.is_ok();
+        let in_time = tokio::time::timeout(STOP_TIMEOUT, self.exit()).await.is_ok();
         if !in_time {
             self.kill().await;
         }
         in_time
     }
 
-    /// KILL, which works on a frozen process too, and waits for its end.
+    /// Sends KILL, which also ends a frozen process, and waits for its end.
     pub async fn kill(&mut self) {
         self.signal(Signal::KILL);
         self.exit().await;
@@ -166,12 +166,11 @@ impl Drop for NodeProcess {
     }
 }
 
-/// Removes what this process has for `muster` in its environment, MUSTER_SOCKET above all; but neither what the command says itself nor
-/// what is for the log.
-fn scrub(command: &mut Command) {
-    let said: Vec<_> = command.get_envs().map(|(key, _)| key.to_owned()).collect();
+/// Removes inherited `MUSTER_…` variables, MUSTER_SOCKET above all, except those that the command sets itself and MUSTER_LOG.
+fn clean_environment(command: &mut Command) {
+    let own_keys: Vec<_> = command.get_envs().map(|(key, _)| key.to_owned()).collect();
     for (key, _) in std::env::vars_os() {
-        if key.as_encoded_bytes().starts_with(b"MUSTER_") && key != "MUSTER_LOG" && !said.contains(&key) {
+        if key.as_encoded_bytes().starts_with(b"MUSTER_") && key != "MUSTER_LOG" && !own_keys.contains(&key) {
             command.env_remove(key);
         }
     }
@@ -182,7 +181,7 @@ mod tests {
     use super::*;
     use crate::wait::eventually;
 
-    const LINE: &str = "musterd ready node=abc role=worker listen=127.0.0.1:4400 socket=/s metrics=off";
+    const READY_LINE: &str = "musterd ready node=abc role=worker listen=127.0.0.1:4400 socket=/s metrics=off";
 
     fn shell(script: &str) -> Command {
         let mut command = Command::new("sh");
@@ -196,8 +195,8 @@ mod tests {
     }
 
     #[test]
-    fn the_ready_line_is_found_among_others_and_in_parts() {
-        let (head, tail) = LINE.split_at(20);
+    fn ready_line_is_found_among_other_lines_and_in_parts() {
+        let (head, tail) = READY_LINE.split_at(20);
         let script = format!("echo starting; printf '{head}'; read -r _ < \"$0\"; echo '{tail}'; exec sleep 600");
         let folder = tempfile::tempdir().unwrap();
         let gate = folder.path().join("gate");
@@ -216,33 +215,33 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_process_that_ends_before_it_is_ready_says_how() {
+    async fn process_that_ends_before_ready_reports_its_status() {
         for (script, code) in [("exit 6", Some(6)), ("kill -9 $$", None)] {
             let (mut process, _log) = start(shell(script), Lifetime::Tied);
             let status = process.ready().await.unwrap().unwrap_err();
             assert_eq!(status.code(), code, "{script}");
-            assert_eq!(process.try_exit(), Some(status), "it is remembered");
+            assert_eq!(process.try_exit(), Some(status), "the status is remembered");
             assert_eq!(process.try_ready(), Err(status));
         }
     }
 
     #[tokio::test]
     async fn a_ready_line_counts_even_if_the_process_has_ended_since() {
-        let (mut process, _log) = start(shell(&format!("echo '{LINE}'; exit 3")), Lifetime::Tied);
+        let (mut process, _log) = start(shell(&format!("echo '{READY_LINE}'; exit 3")), Lifetime::Tied);
         assert_eq!(process.exit().await.code(), Some(3));
         assert_eq!(process.try_ready().unwrap().unwrap().metrics, "off");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_process_that_never_gets_ready_is_given_up() {
+    async fn process_that_is_never_ready_times_out() {
         let (mut process, _log) = start(shell("exec sleep 600"), Lifetime::Tied);
         let failure = process.ready().await.unwrap_err();
         assert!(failure.message.contains("not ready within 60s"), "{failure}");
-        assert_eq!(process.try_exit(), None, "it still runs: its end is the caller's decision");
+        assert_eq!(process.try_exit(), None, "the process still runs: the caller decides when it ends");
     }
 
     #[tokio::test]
-    async fn a_tied_process_is_gone_with_its_value_and_a_detached_one_is_not() {
+    async fn dropped_handle_ends_tied_process_but_not_detached_one() {
         let (tied, _log) = start(shell("exec sleep 600"), Lifetime::Tied);
         let (detached, _log) = start(shell("exec sleep 600"), Lifetime::Detached);
         let (gone, stays) = (tied.id(), detached.id());
@@ -252,8 +251,8 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_environment_is_scrubbed_but_for_the_log_and_what_the_command_sets() {
-        // Of this very test program, whose environment is set here without changing that of the tests beside it.
+    async fn inherited_muster_variables_are_removed_except_log_filter() {
+        // Runs this test program with its own environment, which does not change that of other tests.
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", "process::tests::prints_the_environment_of_a_node", "--nocapture"]);
         command.env("PRINT_ENVIRONMENT", "1").envs([("MUSTER_SOCKET", "/theirs"), ("MUSTER_LOG", "debug")]);
@@ -264,7 +263,7 @@ mod tests {
         assert!(printed.contains("MUSTER_DIE_WITH_PARENT="), "{printed}");
     }
 
-    /// The part of a program that starts a node, for the test above.
+    /// Run by the test above: the program that starts a node.
     #[tokio::test]
     async fn prints_the_environment_of_a_node() {
         if std::env::var_os("PRINT_ENVIRONMENT").is_none() {

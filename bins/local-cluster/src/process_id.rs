@@ -1,4 +1,4 @@
-//! A process by pid and start time: signalled and waited for by whoever wrote that down, parent or not.
+//! A process by pid and start time: can be signalled and waited for, by its parent or by another process.
 
 use std::process::Child;
 use std::time::Duration;
@@ -6,10 +6,10 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
 
-use crate::process::STOP_WITHIN;
+use crate::process::STOP_TIMEOUT;
 use crate::wait::pause;
 
-/// A process, told apart from a later one with the same pid.
+/// A process, distinguished from a later one with the same pid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessId {
     pub pid: i32,
@@ -18,21 +18,21 @@ pub struct ProcessId {
 }
 
 impl ProcessId {
-    /// The process that has this pid now.
+    /// The process that currently has this pid.
     pub fn of(pid: u32) -> Option<Self> {
         let pid = i32::try_from(pid).ok()?;
         Some(Self { pid, started: started(pid)? })
     }
-    /// A child that nobody has waited for yet: its pid is its own, even if it has ended.
+    /// A child that was not waited for yet: its pid is not reused, even if it has ended.
     pub(crate) fn of_child(child: &Child) -> Self {
         let pid = Pid::from_child(child).as_raw_nonzero().get();
         Self { pid, started: stat(pid).as_deref().and_then(start_time).unwrap_or(0) }
     }
-    /// Whether that very process still runs.
+    /// Whether this process is still running.
     pub fn is_alive(self) -> bool {
         started(self.pid) == Some(self.started)
     }
-    /// The processor time that it has used, of all its threads together; `None` once it has ended.
+    /// The processor time used by all of its threads; `None` once it has ended.
     pub fn cpu_time(self) -> Option<Duration> {
         let stat = self.is_alive().then(|| stat(self.pid))??;
         let ticks = |field: usize| stat.split_whitespace().nth(field)?.parse::<u64>().ok();
@@ -46,18 +46,18 @@ impl ProcessId {
     }
 }
 
-/// Time in user mode, in what [`stat`] returns; after it that in the kernel.
+/// The field of the time in user mode, in the result of [`stat`]; the next one is the time in the kernel.
 const UTIME: usize = 11;
-/// The unit of both. The kernel shows hundredths of a second, whatever it counts in itself.
+/// The unit of both. The kernel shows hundredths of a second, whatever its internal unit.
 const TICKS_PER_S: u64 = 100;
 
-/// `/proc/PID/stat` from its third field on (proc(5)): the name before stands in parentheses and may contain anything.
+/// `/proc/PID/stat` from its third field on (proc(5)): the name before it is in parentheses and may contain any character.
 fn stat(pid: i32) -> Option<String> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     stat.get(stat.rfind(')')? + 1..).map(str::to_owned)
 }
 
-/// When a process started, field 22. A zombie has ended.
+/// The start time of a running process, field 22. A zombie counts as ended.
 fn started(pid: i32) -> Option<u64> {
     let stat = stat(pid)?;
     if stat.trim_start().starts_with(['Z', 'X']) { None } else { start_time(&stat) }
@@ -67,7 +67,7 @@ fn start_time(stat: &str) -> Option<u64> {
     stat.split_whitespace().nth(19)?.parse().ok()
 }
 
-/// Ends processes that are not our children: TERM, then KILL. The result counts those that needed KILL.
+/// Ends processes that are not children of this one: TERM, then KILL. Returns the number that needed KILL.
 pub async fn stop_all(processes: &[ProcessId]) -> usize {
     for process in processes {
         process.signal(Signal::TERM);
@@ -77,14 +77,14 @@ pub async fn stop_all(processes: &[ProcessId]) -> usize {
             pause().await;
         }
     };
-    if tokio::time::timeout(STOP_WITHIN, gone).await.is_ok() {
+    if tokio::time::timeout(STOP_TIMEOUT, gone).await.is_ok() {
         return 0;
     }
-    let stubborn: Vec<_> = processes.iter().filter(|p| p.is_alive()).collect();
-    for process in &stubborn {
+    let unresponsive: Vec<_> = processes.iter().filter(|p| p.is_alive()).collect();
+    for process in &unresponsive {
         process.signal(Signal::KILL);
     }
-    stubborn.len()
+    unresponsive.len()
 }
 
 #[cfg(test)]
@@ -93,10 +93,10 @@ mod tests {
     use crate::wait::eventually;
 
     #[test]
-    fn a_process_is_known_by_pid_and_start() {
+    fn process_is_identified_by_pid_and_start_time() {
         let me = ProcessId::of(std::process::id()).unwrap();
         assert!(me.is_alive());
-        assert!(!ProcessId { started: me.started + 1, ..me }.is_alive(), "another process with our pid");
+        assert!(!ProcessId { started: me.started + 1, ..me }.is_alive(), "another process with the same pid");
         let mut child = std::process::Command::new("true").spawn().unwrap();
         let id = ProcessId::of(child.id());
         child.wait().unwrap();
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_that_has_ended_is_known_until_it_is_waited_for() {
+    fn ended_child_is_identified_until_it_is_reaped() {
         let mut child = std::process::Command::new("true").spawn().unwrap();
         eventually("it has ended", || ProcessId::of(child.id()).is_none().then_some(()));
         let id = ProcessId::of_child(&child);
@@ -119,7 +119,7 @@ mod tests {
         let id = ProcessId::of_child(&child);
         let earlier = ProcessId { started: id.started - 1, ..id };
         earlier.signal(Signal::KILL);
-        assert_eq!(stop_all(&[earlier]).await, 0, "nothing is waited for");
+        assert_eq!(stop_all(&[earlier]).await, 0, "no process to wait for");
         assert!(id.is_alive());
         id.signal(Signal::KILL);
         child.wait().unwrap();
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn the_processor_time_of_a_process_grows_with_its_work() {
+    fn processor_time_of_a_process_grows_with_its_work() {
         let me = ProcessId::of(std::process::id()).unwrap();
         let before = me.cpu_time().unwrap();
         while me.cpu_time().unwrap() < before + Duration::from_millis(30) {}

@@ -1,19 +1,19 @@
-//! The one line on a daemon's stdout.
+//! The ready line on a daemon's stdout.
 
 use muster_messages::Role;
 
-/// The line a daemon prints once it serves its role.
+/// The line that a daemon prints once it serves its role.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ready {
     pub node: String,
     pub role: Role,
     pub listen: String,
-    /// Where metrics are, or `off`.
+    /// The address of the metrics, or `off`.
     pub metrics: String,
 }
 
 impl Ready {
-    /// Reads `musterd ready node=<id> role=<role> listen=<addr> …`.
+    /// Parses `musterd ready node=<id> role=<role> listen=<addr> …`.
     pub fn parse(line: &str) -> Option<Self> {
         let rest = line.strip_prefix("musterd ready ")?;
         let field = |key: &str| rest.split_whitespace().find_map(|word| word.strip_prefix(key)?.strip_prefix('='));

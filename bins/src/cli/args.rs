@@ -1,4 +1,4 @@
-//! What `muster` accepts. Help texts are the users' first manual: they say what happens, not how.
+//! The arguments of `muster`. Help texts are what users read first: they say what happens, not how.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -17,9 +17,9 @@ pub use self::lease::{GuardCommand, KubeconfigArgs, LeaseArgs, LeaseCommand};
 use self::reconciler::{MEMBER_HELP, OBJECT_HELP, RECONCILER_HELP};
 pub use self::reconciler::{MemberCommand, MemberName, ObjectCommand, ObjectName, ReconcilerCommand, ReconcilerName};
 
-/// Muster: who is a member, which role each node holds, who may talk to whom, and who leads.
+/// Muster: cluster membership, node roles, certificates and leader election.
 #[derive(Debug, Parser)]
-#[command(name = "muster", version, max_term_width = 100, after_help = EXITS)]
+#[command(name = "muster", version, max_term_width = 100, after_help = EXIT_STATUS_HELP)]
 pub struct Cli {
     #[command(flatten)]
     pub global: Global,
@@ -27,36 +27,36 @@ pub struct Cli {
     pub command: Command,
 }
 
-const EXITS: &str = "Exit status: 0 done · 1 unexpected failure · 2 usage · 3 gave up waiting · 4 no such object · \
-5 unreachable or no quorum · 6 refused, nothing changed · 7 the lease or the admission was lost while the command ran · 8 changed meanwhile
+const EXIT_STATUS_HELP: &str = "Exit status: 0 done · 1 unexpected failure · 2 usage error · 3 timed out waiting · 4 no such object · \
+5 unreachable or no quorum · 6 refused, nothing changed · 7 lease or admission lost while the command ran · 8 conflict: the object changed
 
-First steps: `muster dev up` starts a real cluster on this machine, `muster status` shows it, `muster dev tour` \
-tells its story.";
+First steps: `muster dev up` starts a cluster on this machine, `muster status` shows its state, `muster dev tour` \
+demonstrates role changes and failures.";
 
-/// Flags of every command.
+/// Options of every command.
 #[derive(Clone, Debug, Args)]
-#[command(next_help_heading = "Options of every command")]
+#[command(next_help_heading = "Global options")]
 pub struct Global {
-    /// Admin socket of the daemon to talk to [default: a running dev cluster's, else /run/muster/muster.sock]
+    /// Admin socket of the daemon [default: that of a running dev cluster, else /run/muster/muster.sock]
     #[arg(long, global = true, value_name = "PATH", env = "MUSTER_SOCKET")]
     pub socket: Option<PathBuf>,
     /// How long to wait for an answer [default: 30s]
-    // Without a default of its own: commands that may wait for ever have the same flag, and would be handed it.
+    // No default in clap: `elect` and `wait-ready` have the same flag without a limit, and would inherit it.
     #[arg(long, global = true, value_name = "DURATION", value_parser = parse_duration)]
     timeout: Option<Duration>,
-    /// Tables for people or one JSON document for programs
+    /// Print tables, or one JSON document
     #[arg(short, long, global = true, value_name = "FORMAT", default_value = "table")]
     pub output: Format,
-    /// Print only what was asked for
+    /// Print only the requested value
     #[arg(short, long, global = true)]
     pub quiet: bool,
-    /// Speak over TLS as this identity (a file made by `muster user create`)
+    /// Connect over TLS with this identity file (from `muster user create`)
     #[arg(long, global = true, value_name = "FILE")]
     pub identity: Option<PathBuf>,
 }
 
 impl Global {
-    /// How long an answer may take.
+    /// The time limit of one answer.
     pub fn timeout(&self) -> Duration {
         self.timeout.unwrap_or(Duration::from_secs(30))
     }
@@ -70,77 +70,77 @@ pub enum Format {
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// The cluster at a glance
+    /// Show an overview of the cluster
     Status(FreshArg),
-    /// Nodes and their roles
+    /// Manage nodes and their roles
     #[command(subcommand)]
     Node(NodeCommand),
-    /// Join tokens
+    /// Manage join tokens
     #[command(subcommand)]
     Token(TokenCommand),
-    /// Certificates of the nodes
+    /// List and renew node certificates
     #[command(subcommand)]
     Cert(CertCommand),
-    /// The certificate authority
+    /// Show the certificate authority
     #[command(subcommand)]
     Ca(CaCommand),
-    /// Identity files for people and programs
+    /// Manage identity files for people and programs
     #[command(subcommand)]
     User(UserCommand),
-    /// Nodes that no manager talks to
+    /// List blocked nodes
     #[command(subcommand)]
     Blocklist(BlocklistCommand),
-    /// Leases: who holds what, until when, under which fencing token
+    /// Manage leases: holder, expiry, fencing token
     Lease(LeaseArgs),
     /// Run a command only while holding a lease
     Elect(super::elect::ElectArgs),
-    /// Wait until every gate of a scope lets this release serve, and run a command only while they do
+    /// Wait until every gate of a scope admits this release, and run a command only while admitted
     WaitReady(super::wait_ready::WaitReadyArgs),
-    /// Print a kubeconfig: unmodified clients of Kubernetes use this cluster as their lock server
+    /// Print a kubeconfig with which unmodified Kubernetes clients use this cluster for their leases
     Kubeconfig(KubeconfigArgs),
-    /// Desired state that one node of the newest release applies, gated by who serves
+    /// Manage desired state that one node of the newest release applies, gated on serving members
     #[command(subcommand, after_help = RECONCILER_HELP)]
     Reconciler(ReconcilerCommand),
-    /// Who takes part in a scope: announced, serving, draining
+    /// Manage members of scopes: announced, serving, draining
     #[command(subcommand, after_help = MEMBER_HELP)]
     Member(MemberCommand),
-    /// Objects of Muster's own store
+    /// Manage objects in Muster's own store
     #[command(subcommand, after_help = OBJECT_HELP)]
     Object(ObjectCommand),
-    /// The managers' consensus
+    /// Show the Raft status, transfer leadership
     #[command(subcommand)]
     Raft(RaftCommand),
-    /// The live tree of actors
+    /// Show the live actor tree
     Actors(ActorsArgs),
-    /// What happened, in order
+    /// List events in order
     Events(EventsArgs),
-    /// The whole state in a file, from which `musterd --restore FILE` founds the cluster anew. It holds the root key
+    /// Write the whole state, root key included, to a file for `musterd --restore FILE`
     Backup {
-        /// A file that does not exist yet, or `-` for stdout
+        /// A new file, or `-` for stdout
         file: PathBuf,
     },
-    /// After `musterd --restore`: let nodes, joins and users in again
+    /// Reopen a cluster after `musterd --restore`
     #[command(subcommand)]
     Recovery(RecoveryCommand),
-    /// A real cluster of processes on this machine
+    /// Run a cluster of real processes on this machine
     #[command(subcommand)]
     Dev(DevCommand),
-    /// Load on a running cluster, or times of role changes
+    /// Load a running cluster, or measure role changes and leases
     Bench(BenchArgs),
 }
 
 #[derive(Clone, Copy, Debug, Args)]
 pub struct FreshArg {
-    /// Fail instead of answering from the local copy when there is no quorum
+    /// Fail without a quorum instead of answering from the local replica
     #[arg(long)]
     pub fresh: bool,
 }
 
 #[derive(Debug, Subcommand)]
 pub enum NodeCommand {
-    /// List the nodes
+    /// List nodes
     Ls(FreshArg),
-    /// Everything known of one node
+    /// Show all details of one node
     Inspect {
         /// Id, unique prefix of an id, or unique name
         node: String,
@@ -153,18 +153,18 @@ pub enum NodeCommand {
     Demote(RoleChange),
     /// Remove nodes and block their identities
     Rm {
-        /// Id, at least 8 digits of it, or name
+        /// Id, at least 8 characters of it, or name
         #[arg(required = true, value_name = "NODE")]
         nodes: Vec<String>,
-        /// Also when the node is up, or is a manager that is down
+        /// Remove even a node that is up, or a manager that is down
         #[arg(long)]
         force: bool,
     },
-    /// Give a node another name. What a node calls itself is only a hint once it has joined
+    /// Rename a node. Once it has joined, the name that it reports itself is only a hint
     Rename {
-        /// Id, at least 8 digits of it, or name
+        /// Id, at least 8 characters of it, or name
         node: String,
-        /// 1 to 63 of [a-z0-9._-], not the beginning of another node's id
+        /// 1 to 63 of [a-z0-9._-], not a prefix of another node's id
         name: Name,
     },
     /// Change a node's labels
@@ -176,7 +176,7 @@ pub enum NodeCommand {
         /// Remove a label
         #[arg(long, value_name = "K")]
         label_rm: Vec<String>,
-        /// Only if the node's generation is still this one (exit 8 if not)
+        /// Update only if the node is at this generation (else exit 8)
         #[arg(long, value_name = "N")]
         generation: Option<u64>,
     },
@@ -184,16 +184,16 @@ pub enum NodeCommand {
 
 #[derive(Debug, Args)]
 pub struct RoleChange {
-    /// Id, at least 8 digits of it, or name
+    /// Id, at least 8 characters of it, or name
     #[arg(required = true, value_name = "NODE")]
     pub nodes: Vec<String>,
-    /// Wait until the change is in force everywhere [default when given: 30s]
+    /// Wait until the change has settled [default when given: 30s]
     #[arg(long, value_name = "DURATION", num_args = 0..=1, require_equals = true, default_missing_value = "30s", value_parser = parse_duration)]
     pub wait: Option<Duration>,
 }
 impl RoleChange {
     /// An argument that is a duration instead of a node: `--wait 5s n4` means `--wait=5s n4`.
-    pub fn misplaced_time(&self) -> Option<&str> {
+    pub fn misplaced_duration(&self) -> Option<&str> {
         let time = |text: &&String| parse_duration(text).is_ok();
         self.nodes.iter().find(time).filter(|_| self.wait.is_some()).map(String::as_str)
     }
@@ -201,36 +201,36 @@ impl RoleChange {
 
 #[derive(Debug, Subcommand)]
 pub enum TokenCommand {
-    /// Make a join token
+    /// Create a join token
     Create {
         #[arg(long)]
         role: Role,
-        /// How long it is valid [default: for ever]
+        /// Validity [default: unlimited]
         #[arg(long, value_name = "DURATION", value_parser = parse_lifetime)]
         ttl: Option<Duration>,
-        /// How often it can be used [default: any number of times]
+        /// Number of joins [default: unlimited]
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
         uses: Option<u32>,
     },
-    /// List the tokens, without their secrets. Default tokens never expire
+    /// List tokens, without their secrets. Default tokens never expire
     Ls,
-    /// Make a token useless
+    /// Revoke a token
     Revoke { id: String },
-    /// Replace the default token of a role: the old one admits no node from now on
+    /// Replace a role's default token; the old one admits no more nodes
     Rotate { role: Role },
-    /// Show the default token of a role (-q: the token alone)
+    /// Show a role's default token (-q: only the token)
     Show { role: Role },
 }
 
 #[derive(Debug, Subcommand)]
 pub enum CertCommand {
-    /// List the nodes' certificates
+    /// List node certificates
     Ls,
     /// Ask nodes to renew their certificates now
     Rotate {
         #[arg(required = true, value_name = "NODE")]
         nodes: Vec<String>,
-        /// Refuse the certificates issued before, as soon as the node is connected with its new one
+        /// Revoke earlier certificates as soon as the node has connected with its new one
         #[arg(long)]
         revoke: bool,
     },
@@ -238,66 +238,65 @@ pub enum CertCommand {
 
 #[derive(Debug, Subcommand)]
 pub enum CaCommand {
-    /// The root certificate and its digest
+    /// Show the root certificate and its digest
     Show,
 }
 
 #[derive(Debug, Subcommand)]
 pub enum RecoveryCommand {
-    /// Open a restored cluster, once everything that was removed after the backup is removed again. On the socket of
-    /// the node that restored it
+    /// Admit nodes, joins and users to a restored cluster. First repeat the removals made after the backup. Needs the socket
+    /// of the node that restored it
     Open,
 }
 
 #[derive(Debug, Subcommand)]
 pub enum UserCommand {
-    /// Make an identity file; its key never leaves this machine
+    /// Create an identity file; its key never leaves this machine
     Create {
         name: Name,
-        /// An operator, who may do everything
+        /// An operator with all rights
         #[arg(long)]
         admin: bool,
-        /// An operator who only reads: everything but secrets, in every namespace
+        /// A read-only operator: everything except secrets, in every namespace
         #[arg(long, conflicts_with_all = ["admin", "namespace"])]
         read_only: bool,
         /// A namespace whose leases the user may hold
         #[arg(long, value_name = "NS")]
         namespace: Vec<String>,
-        /// How long the certificate is valid
+        /// Validity of the certificate
         #[arg(long, value_name = "DURATION", value_parser = parse_lifetime)]
         ttl: Option<Duration>,
-        /// Where the identity goes; `-` prints it [default: NAME.identity.json]
+        /// Output file, or `-` for stdout [default: NAME.identity.json]
         #[arg(long, value_name = "FILE")]
         out: Option<PathBuf>,
     },
-    /// Replace a user's valid certificate, which ends with that; rights and bearer tokens stay. For a new key, made here
+    /// Replace a user's key and valid certificate, which ends the old one; rights and bearer tokens stay
     Renew {
         name: Name,
-        /// How long the new certificate is valid
+        /// Validity of the new certificate
         #[arg(long, value_name = "DURATION", value_parser = parse_lifetime)]
         ttl: Option<Duration>,
-        /// Where the identity goes; `-` prints it. An identity of the same user there is replaced [default:
-        /// NAME.identity.json]
+        /// Output file, or `-` for stdout. Replaces an identity of the same user [default: NAME.identity.json]
         #[arg(long, value_name = "FILE")]
         out: Option<PathBuf>,
     },
-    /// List the users
+    /// List users
     Ls,
-    /// Make a user's certificate useless
+    /// Revoke a user's certificate
     Revoke { name: Name },
 }
 
 #[derive(Debug, Subcommand)]
 pub enum BlocklistCommand {
-    /// List the blocked node ids
+    /// List blocked node ids
     Ls(FreshArg),
 }
 
 #[derive(Debug, Subcommand)]
 pub enum RaftCommand {
-    /// Members, terms and progress
+    /// Show members, term and replication progress
     Status(FreshArg),
-    /// Hand leadership over, to NODE or to the most caught-up voter
+    /// Transfer leadership to NODE, or to the most up-to-date voter
     TransferLeader { node: Option<String> },
 }
 
@@ -306,55 +305,55 @@ pub enum RaftCommand {
 pub struct ActorsArgs {
     #[command(subcommand)]
     pub command: Option<ActorsCommand>,
-    /// Every node's tree
+    /// Show the tree of every node
     #[arg(long)]
     pub all: bool,
-    /// Show it again every second, in place on a terminal; Ctrl-C ends
+    /// Refresh every second, in place on a terminal; Ctrl-C stops
     #[arg(long)]
     pub watch: bool,
-    /// A node's tree, or the leader's [default: the node that answers, whose name is shown]
+    /// Show the tree of a node, or of the leader [default: the node that answers; its name is shown]
     #[arg(long, value_name = "NODE|leader", conflicts_with = "all")]
     pub node: Option<String>,
 }
 
 #[derive(Debug, Subcommand)]
 pub enum ActorsCommand {
-    /// One actor and its own view of its state
-    Inspect(ActorAt),
-    /// Stop an actor and let its supervisor start it again
-    Restart(ActorAt),
+    /// Show one actor and its state
+    Inspect(ActorTarget),
+    /// Stop an actor; its supervisor restarts it
+    Restart(ActorTarget),
     /// Make an actor fail (needs `[debug] crash = true` in that daemon's configuration)
     Crash {
         #[command(flatten)]
-        at: ActorAt,
+        at: ActorTarget,
         #[arg(long, default_value = "panic")]
-        how: How,
-        /// With `--how start`: how many starts in a row fail. One more than a supervisor takes by default
+        how: CrashMode,
+        /// With `--how start`: consecutive failed starts. The default is one more than a supervisor tolerates
         #[arg(long, value_name = "N", default_value_t = CrashHow::STARTS)]
         times: u32,
     },
 }
 
 #[derive(Debug, Args)]
-pub struct ActorAt {
-    /// As `muster actors` prints it, such as node/manager/leader/role-manager
+pub struct ActorTarget {
+    /// As shown by `muster actors`, such as node/manager/leader/role-manager
     pub path: String,
-    /// On a node, or on the leader [default: the leader for node/manager/leader and below, else the node that answers]
+    /// Ask this node, or the leader [default: the leader for node/manager/leader and below, else the node that answers]
     #[arg(long, value_name = "NODE|leader")]
     pub node: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
-pub enum How {
+pub enum CrashMode {
     Panic,
     Error,
     Kill,
-    /// Its handler hangs for 30 s: a restart then meets the stop deadline
+    /// The handler hangs for 30 s: a restart then reaches the stop deadline
     Hang,
-    /// It is restarted, and its next starts fail
+    /// The actor is restarted, and its next starts fail
     Start,
 }
-impl How {
+impl CrashMode {
     pub fn times(self, times: u32) -> CrashHow {
         match self {
             Self::Panic => CrashHow::Panic,
@@ -368,10 +367,10 @@ impl How {
 
 #[derive(Debug, Args)]
 pub struct EventsArgs {
-    /// Only what happened after this revision
+    /// Only events after this revision
     #[arg(long, value_name = "REV", default_value_t = 0)]
     pub since: u64,
-    /// Go on as things happen
+    /// Keep printing new events
     #[arg(long)]
     pub watch: bool,
 }
@@ -386,22 +385,22 @@ pub enum DevCommand {
         workers: u16,
         #[command(flatten)]
         dir: DevDir,
-        /// Leave it running in the background; `muster dev down` stops it
+        /// Run in the background; `muster dev down` stops the cluster
         #[arg(long)]
         detach: bool,
     },
-    /// Stop the cluster; its data stays
+    /// Stop the cluster; keep its data
     Down {
         #[command(flatten)]
         dir: DevDir,
     },
-    /// Found a cluster in a temporary folder, change roles, kill things, and show what happens
+    /// Demonstrate role changes, failures and recovery on a temporary cluster
     Tour,
 }
 
 #[derive(Clone, Debug, Args)]
 pub struct DevDir {
-    /// Where the nodes keep their data
+    /// Data folder of the nodes
     #[arg(long, default_value = "./.muster")]
     pub dir: PathBuf,
 }
@@ -409,7 +408,7 @@ pub struct DevDir {
 fn parse_label(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
-        _ => Err("a label is KEY=VALUE".to_owned()),
+        _ => Err("expected KEY=VALUE".to_owned()),
     }
 }
 
@@ -423,12 +422,12 @@ mod tests {
     }
 
     #[test]
-    fn the_definition_is_consistent() {
+    fn clap_definition_is_consistent() {
         Cli::command().debug_assert();
     }
 
     #[test]
-    fn waiting_takes_an_optional_duration_that_never_eats_a_node() {
+    fn wait_flag_never_takes_a_node_as_its_duration() {
         let change = |line: &str| match parse(line).unwrap().command {
             Command::Node(NodeCommand::Promote(change)) => (change.nodes, change.wait),
             other => panic!("{other:?}"),
@@ -441,18 +440,18 @@ mod tests {
     }
 
     #[test]
-    fn a_time_behind_wait_is_not_a_node() {
+    fn duration_after_wait_is_not_a_node() {
         let change = |line: &str| match parse(line).unwrap().command {
             Command::Node(NodeCommand::Promote(change)) => change,
             other => panic!("{other:?}"),
         };
-        assert_eq!(change("muster node promote --wait 5s n4").misplaced_time(), Some("5s"));
-        assert_eq!(change("muster node promote --wait=5s n4").misplaced_time(), None);
-        assert_eq!(change("muster node promote 5s").misplaced_time(), None, "a node may be called that");
+        assert_eq!(change("muster node promote --wait 5s n4").misplaced_duration(), Some("5s"));
+        assert_eq!(change("muster node promote --wait=5s n4").misplaced_duration(), None);
+        assert_eq!(change("muster node promote 5s").misplaced_duration(), None, "a node may have that name");
     }
 
     #[test]
-    fn tokens_and_users_that_would_be_over_at_once_are_refused() {
+    fn tokens_and_users_with_zero_validity_are_refused() {
         for line in
             ["token create --role worker --uses 0", "token create --role worker --ttl 0s", "user create ann --ttl 0ms"]
         {
@@ -462,21 +461,21 @@ mod tests {
     }
 
     #[test]
-    fn global_flags_stand_anywhere() {
+    fn global_flags_are_accepted_anywhere() {
         let cli = parse("muster node ls -o json -q --socket a.sock").unwrap();
         assert_eq!(cli.global.output, Format::Json);
         assert!(cli.global.quiet && cli.global.socket.is_some());
     }
 
     #[test]
-    fn commands_of_later_issues_do_not_exist() {
+    fn unimplemented_commands_do_not_exist() {
         for line in ["autolock on", "unlock", "ca rotate", "wait-ready"] {
             assert!(parse(&format!("muster {line}")).is_err(), "{line}");
         }
     }
 
     #[test]
-    fn a_guarded_command_follows_two_dashes_and_keeps_its_own_flags() {
+    fn guarded_command_after_two_dashes_keeps_its_flags() {
         let Command::Elect(args) =
             parse("muster elect job -n blue --lease-duration 1s -- run -o json -n 3").unwrap().command
         else {
@@ -488,7 +487,7 @@ mod tests {
     }
 
     #[test]
-    fn actors_lists_unless_told_what_to_do() {
+    fn actors_without_subcommand_lists_actors() {
         assert!(parse("muster actors").is_ok() && parse("muster actors --all -o json").is_ok());
         assert!(parse("muster actors crash node/agent --how kill --node leader").is_ok());
         assert!(parse("muster actors --all --node n1").is_err());

@@ -1,12 +1,12 @@
-//! Definitions of reconcilers as people write them: one TOML document, or YAML documents, in a file.
+//! Parses files of reconciler definitions: one TOML document, or YAML documents.
 
 use muster_api::definition::Document;
 use muster_messages::Definition;
 
-/// Bytes of a file: a definition that is larger would be refused anyway.
-pub const MOST_BYTES: u64 = 4 << 20;
+/// The largest file in bytes: a larger definition would be refused anyway.
+pub const MAX_FILE_BYTES: u64 = 4 << 20;
 
-/// The definitions of a file. Its name says which language it is in; without a telling one TOML is tried first.
+/// The definitions of a file. Its extension selects the format; without a known one, TOML is tried first.
 pub fn parse(name: &str, text: &str) -> Result<Vec<Definition>, String> {
     let toml = || toml::from_str::<Document>(text).map(|document| vec![document]).map_err(|e| e.to_string());
     let yaml = || {
@@ -46,7 +46,7 @@ mod tests {
     "#;
 
     #[test]
-    fn the_same_definition_reads_the_same_in_both_languages() {
+    fn definition_parses_alike_in_toml_and_yaml() {
         let yaml = "name: schema\nrelease: 2.0.0\nscope: db\nfloor: 1.5.0\nevery: 10s\nobjects:\n- kind: table\n  name: users\n  labels: {tier: one}\n  body: {columns: [id, name]}\n";
         let (toml, yaml) = (parse("d.toml", TOML).unwrap(), parse("d.yaml", yaml).unwrap());
         assert_eq!(toml, yaml);
@@ -57,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_set_of_objects_is_said_and_not_left_out() {
+    fn empty_object_list_must_be_explicit() {
         let head = &TOML[..TOML.find("[[").unwrap()];
         let one = &parse("d.toml", &format!("{head}objects = []\n")).unwrap()[0];
         assert_eq!(one.action, Action::Objects(vec![]));
@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_runs_once_settles_and_does_not_go_back_unless_it_says_so() {
+    fn command_defaults_to_once_settle_and_no_downgrade() {
         let text =
             "name = \"m\"\nrelease = \"1.0.0\"\nscope = \"s\"\nfloor = \"1.0.0\"\n[command]\nargv = [\"true\"]\n";
         let one = &parse("-", text).unwrap()[0];
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_mistyped_is_named() {
+    fn parse_error_names_the_mistake() {
         for (text, word) in [
             (TOML.replace("floor", "flor"), "flor"),
             (TOML.replace("2.0.0", "2.0"), "MAJOR.MINOR.PATCH"),

@@ -1,9 +1,9 @@
-//! Which daemon to ask: what the flags name; else of `./.muster/*/muster.sock` the first that answers, managers first,
-//! else `/run/muster/muster.sock`.
+//! Finds the daemon to call: the one named by the flags; else the first of `./.muster/*/muster.sock` that answers, managers
+//! first; else `/run/muster/muster.sock`.
 //!
-//! A daemon that answers a command can lie to it: a token that it shows may be of a cluster of its own. So a socket in the current
-//! folder is used only where no user but the caller and root could have put it there, and if one of the two serves it. The
-//! folder of the installed daemon is root's to give away. What a flag or `MUSTER_SOCKET` names is used as it is.
+//! A daemon can lie in its answers: a token that it shows may belong to another cluster. A socket in the current folder is
+//! therefore used only if no user except the caller and root could have put it there, and if one of the two serves it. Root
+//! decides who owns the folder of the installed daemon. A socket named by a flag or `MUSTER_SOCKET` is used without checks.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -19,26 +19,26 @@ use serde::Deserialize;
 
 use super::args::Global;
 
-/// Where an installed daemon serves.
+/// The socket of an installed daemon.
 pub const SYSTEM_SOCKET: &str = "/run/muster/muster.sock";
 
-/// How long a dev node may take to say who it is: local sockets answer in a millisecond, a frozen daemon never does.
-const PATIENCE: Duration = Duration::from_millis(500);
+/// How long a dev node may take to report its status: local sockets answer in a millisecond, a frozen daemon never does.
+const SOCKET_ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// How much longer than the first one that answers the others may take.
-const OTHERS: Duration = Duration::from_millis(100);
+/// How much longer the other sockets may take after the first answer.
+const EXTRA_ANSWER_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// How good a daemon is to talk to; smaller is better.
+/// How suitable a daemon is; smaller is better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Rank {
     ManagerWithLeader,
     Manager,
     Worker,
-    /// Answers, but was removed, blocked or is otherwise in trouble.
+    /// Answers, but was removed, is blocked or reports another problem.
     Troubled,
 }
 
-/// The client that the flags ask for.
+/// The client selected by the flags.
 pub async fn client(global: &Global) -> Outcome<Client> {
     let socket = match &global.socket {
         Some(path) => Ok(path.clone()),
@@ -52,7 +52,7 @@ pub async fn client(global: &Global) -> Outcome<Client> {
     Ok(Client::to(Target::Managers { dialer: Box::new(identity.dialer()?), managers }, global.timeout()))
 }
 
-/// The managers as a daemon on this machine knows them, else as the identity file does.
+/// The managers' addresses from a daemon on this machine, else from the identity file.
 async fn known_managers(socket: Option<PathBuf>, identity: &Identity, timeout: Duration) -> Vec<String> {
     #[derive(Deserialize)]
     struct Contact {
@@ -63,7 +63,7 @@ async fn known_managers(socket: Option<PathBuf>, identity: &Identity, timeout: D
         return identity.managers.clone();
     };
     match Client::to_socket(socket, timeout).ask::<Contact>(Request::Contact).await {
-        // A socket of another cluster, a dev cluster in this folder say, knows nothing about this identity.
+        // Not from a daemon of another cluster, for example a dev cluster in this folder.
         Ok(contact) if contact.root_pem.trim() == identity.root_pem.trim() && !contact.managers.is_empty() => {
             contact.managers
         }
@@ -71,13 +71,13 @@ async fn known_managers(socket: Option<PathBuf>, identity: &Identity, timeout: D
     }
 }
 
-/// The socket to use, looked for below `folder`.
+/// The socket to use, searched below `folder`.
 pub async fn socket(folder: &Path) -> Outcome<PathBuf> {
     let (candidates, untrusted) = trusted(folder, dev_sockets(&folder.join(".muster")));
     let mut asked: FuturesUnordered<_> =
         candidates.iter().map(|path| async move { (rank(path).await, path) }).collect();
     let mut best: Option<(Rank, &PathBuf)> = None;
-    let deadline = tokio::time::sleep(PATIENCE);
+    let deadline = tokio::time::sleep(SOCKET_ANSWER_TIMEOUT);
     tokio::pin!(deadline);
     let mut waiting: BTreeSet<&PathBuf> = candidates.iter().collect();
     loop {
@@ -88,7 +88,7 @@ pub async fn socket(folder: &Path) -> Outcome<PathBuf> {
                     if let Some(rank) = rank {
                         if best.is_none() {
                             // The others answer within milliseconds, or are frozen.
-                            deadline.as_mut().reset(tokio::time::Instant::now() + OTHERS);
+                            deadline.as_mut().reset(tokio::time::Instant::now() + EXTRA_ANSWER_TIMEOUT);
                         }
                         best = Some(best.map_or((rank, path), |b| b.min((rank, path))));
                     }
@@ -97,7 +97,7 @@ pub async fn socket(folder: &Path) -> Outcome<PathBuf> {
             },
             () = &mut deadline => break,
         }
-        // The first by name among the best, so that one command after the other asks the same node.
+        // The first by name among the best, so that successive commands use the same node.
         if let Some((Rank::ManagerWithLeader, path)) = best
             && waiting.first().is_none_or(|first| *first > path)
         {
@@ -106,14 +106,14 @@ pub async fn socket(folder: &Path) -> Outcome<PathBuf> {
     }
     match best {
         Some((_, path)) => Ok(path.clone()),
-        // Not another daemon instead: the caller may take it for the one of this folder.
+        // No fallback to another daemon: the caller may mistake it for the one of this folder.
         None if !untrusted.is_empty() => Err(not_trusted(&untrusted[0])),
         None if Path::new(SYSTEM_SOCKET).exists() => Ok(SYSTEM_SOCKET.into()),
         None => Err(none_found(&candidates)),
     }
 }
 
-/// The sockets of a dev cluster's nodes, in the order of their names.
+/// The sockets of a dev cluster's nodes, ordered by name.
 pub fn dev_sockets(dir: &Path) -> Vec<PathBuf> {
     let mut sockets: Vec<PathBuf> = std::fs::read_dir(dir)
         .into_iter()
@@ -125,7 +125,7 @@ pub fn dev_sockets(dir: &Path) -> Vec<PathBuf> {
     sockets
 }
 
-/// Those sockets that no other user could have put there, and why others are not among them.
+/// The sockets that no other user could have put there, and why the others are not trusted.
 fn trusted(folder: &Path, found: Vec<PathBuf>) -> (Vec<PathBuf>, Vec<NotPrivate>) {
     if found.is_empty() {
         return (found, Vec::new());
@@ -145,10 +145,12 @@ fn trusted(folder: &Path, found: Vec<PathBuf>) -> (Vec<PathBuf>, Vec<NotPrivate>
 }
 
 async fn rank(path: &Path) -> Option<Rank> {
-    let mut connection = Connection::to_found_socket(path).await.ok()?;
+    let mut connection = Connection::to_discovered_socket(path).await.ok()?;
     let request = Request::Status { fresh: false };
-    let text =
-        connection.call(request, RequestId::fresh(muster_kernel::Clock.wall(), rand::random()), PATIENCE).await.ok()?;
+    let text = connection
+        .call(request, RequestId::fresh(muster_kernel::Clock.wall(), rand::random()), SOCKET_ANSWER_TIMEOUT)
+        .await
+        .ok()?;
     let status: StatusView = serde_json::from_str(&text).ok()?;
     Some(match (status.this.role, status.raft.leader) {
         _ if status.this.trouble.is_some() => Rank::Troubled,
@@ -159,7 +161,7 @@ async fn rank(path: &Path) -> Option<Rank> {
 }
 
 fn not_trusted(why: &NotPrivate) -> Failure {
-    let message = format!("{why}: the sockets there are not used; name one that you trust with --socket");
+    let message = format!("{why}: the sockets there are not used; name a socket that you trust with --socket");
     Failure::refused("not_private", message)
 }
 
@@ -182,7 +184,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn without_any_daemon_the_failure_says_what_to_do() {
+    async fn failure_without_daemon_says_what_to_do() {
         let folder = tempfile::tempdir().unwrap();
         let failure = none_found(&dev_sockets(folder.path()));
         assert_eq!(failure.exit, 5);
@@ -190,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn dev_sockets_come_in_the_order_of_their_names() {
+    fn dev_sockets_are_ordered_by_name() {
         let folder = tempfile::tempdir().unwrap();
         for name in ["n2", "n1", "n3"] {
             std::fs::create_dir(folder.path().join(name)).unwrap();
@@ -204,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn sockets_that_another_user_could_put_there_are_not_used() {
+    fn sockets_that_another_user_could_create_are_not_used() {
         use std::os::unix::fs::{PermissionsExt, chown};
         let folder = tempfile::tempdir().unwrap();
         let muster = folder.path().join(".muster");

@@ -1,9 +1,9 @@
-//! `muster`: reads arguments, asks a daemon, prints the answer.
+//! `muster`: parses arguments, calls a daemon, prints the answer.
 //!
-//! Owns   the words of the command line, clusters on this machine (`dev`), and load (`bench`).
-//! Keeps  CLI-1  with `-o json` stdout holds one JSON document (one per line with `--watch`) and stderr the error document.
-//!        CLI-2  the exit status follows from the error's code alone.
-//!        CLI-3  a process started in front never outlives this one.
+//! Owns        the command-line syntax, clusters on this machine (`dev`), and load (`bench`).
+//! Invariants  CLI-1  with `-o json` stdout holds one JSON document (one per line with `--watch`) and stderr the error document.
+//!             CLI-2  the exit status follows from the error's code alone.
+//!             CLI-3  a process started in the foreground never outlives this one.
 
 pub mod args;
 pub mod bench;
@@ -37,10 +37,10 @@ use crate::guard;
 
 /// Runs `muster` with these arguments, the program's name first.
 ///
-/// The first argument `musterd`, or that name of the program, makes this process the daemon: `cargo run` builds one
-/// binary only, and `dev up` starts its daemons from it.
+/// If the program's name or its first argument is `musterd`, this process becomes the daemon: `cargo run` builds only one
+/// binary, and `dev up` starts its daemons from it.
 pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
-    parent::obey();
+    parent::die_with_parent();
     let args: Vec<OsString> = args.into_iter().collect();
     if let Some(exit) = guard::hidden(&args) {
         return exit;
@@ -54,7 +54,7 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     };
     let format = cli.global.output;
     match run(cli) {
-        Ok(0) => match output::lost_sentence() {
+        Ok(0) => match output::lost_output() {
             None => ExitCode::SUCCESS,
             Some(failure) => {
                 print_failure(&failure, format);
@@ -69,7 +69,7 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     }
 }
 
-/// The daemon's arguments, if this process is to be the daemon.
+/// The daemon's arguments, if this process is to become the daemon.
 fn as_daemon(args: &[OsString]) -> Option<Vec<OsString>> {
     let named = args.first().and_then(|program| Path::new(program).file_name());
     if named.is_some_and(|name| name == "musterd") {
@@ -79,16 +79,16 @@ fn as_daemon(args: &[OsString]) -> Option<Vec<OsString>> {
 }
 
 fn run(cli: Cli) -> Outcome<u8> {
-    // Load wants every core; everything else waits for one answer at a time and starts faster with one thread.
+    // `bench` uses every core. All other commands wait for one answer at a time and start faster with one thread.
     let mut builder = match cli.command {
         Command::Bench(_) => tokio::runtime::Builder::new_multi_thread(),
         _ => tokio::runtime::Builder::new_current_thread(),
     };
-    let runtime = builder.enable_all().build().map_err(|e| Failure::io("cannot start", &e))?;
+    let runtime = builder.enable_all().build().map_err(|e| Failure::io("cannot start the async runtime", &e))?;
     runtime.block_on(commands::run(cli))
 }
 
-/// Prints what clap says, as the error document when a program reads it.
+/// Prints clap's message, with `-o json` as the error document.
 fn usage(args: &[OsString], error: &clap::Error) -> ExitCode {
     let asked_for = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
     let hint = hint(args, error);
@@ -108,7 +108,7 @@ fn usage(args: &[OsString], error: &clap::Error) -> ExitCode {
     ExitCode::from(2)
 }
 
-/// What clap cannot know of the mistake: `muster elect` takes its command after two dashes.
+/// A hint that clap cannot give: `muster elect` takes its command after two dashes.
 fn hint(args: &[OsString], error: &clap::Error) -> Option<String> {
     let elect = args.iter().position(|arg| arg == "elect")?;
     let unexpected = matches!(error.kind(), ErrorKind::UnknownArgument | ErrorKind::MissingRequiredArgument);
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn the_daemon_is_reached_by_name_or_by_first_argument() {
+    fn daemon_is_selected_by_name_or_first_argument() {
         assert_eq!(as_daemon(&words("/usr/bin/musterd --init")), Some(words("/usr/bin/musterd --init")));
         assert_eq!(as_daemon(&words("muster musterd --init")), Some(words("musterd --init")));
         assert_eq!(as_daemon(&words("muster status")), None);
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn command_without_dashes_is_a_known_mistake() {
+    fn elect_command_without_dashes_gets_a_hint() {
         let hinted = |line: &str| {
             let args = words(line);
             Cli::try_parse_from(&args).err().and_then(|error| hint(&args, &error)).is_some()
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_get_usage_errors_as_documents() {
+    fn usage_errors_are_documents_with_json_output() {
         assert!(wants_json(&words("muster -o json bogus")));
         assert!(wants_json(&words("muster bogus --output=json")));
         assert!(!wants_json(&words("muster bogus -o table")));

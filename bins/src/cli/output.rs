@@ -1,4 +1,4 @@
-//! What goes to stdout: verbatim JSON, aligned tables, or only the essentials.
+//! Output to stdout: verbatim JSON, aligned tables, or only the essential value.
 
 use std::io::{ErrorKind, Write};
 use std::sync::OnceLock;
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::args::{Format, Global};
 
-/// Where and how a command prints.
+/// How a command prints.
 #[derive(Clone, Copy, Debug)]
 pub struct Out {
     pub format: Format,
@@ -20,11 +20,11 @@ impl Out {
     pub fn new(global: &Global) -> Self {
         Self { format: global.output, quiet: global.quiet }
     }
-    /// Whether programs read this.
+    /// Whether the output is JSON.
     pub fn is_json(self) -> bool {
         self.format == Format::Json
     }
-    /// A document: verbatim for programs, rendered for people, `brief` alone with `-q`.
+    /// Prints a document: verbatim as JSON, as a table, or only `brief` with `-q`.
     pub fn document(self, text: &str, brief: impl FnOnce() -> String, table: impl FnOnce() -> String) {
         let shown = match (self.format, self.quiet) {
             (Format::Json, _) => text.to_owned(),
@@ -33,17 +33,17 @@ impl Out {
         };
         print(&shown);
     }
-    /// A sentence for people who did not ask for quiet. Unlike [`print()`], it does not end what it tells of when nobody
-    /// reads any more: `dev up --detach | head -1` founds the whole cluster.
+    /// Prints a sentence, unless with `-o json` or `-q`. Unlike [`print()`], it does not end the process when the reader is
+    /// gone: `dev up --detach | head -1` creates the whole cluster.
     pub fn say(self, line: impl AsRef<str>) {
         if self.format == Format::Table && !self.quiet {
             match write_line(line.as_ref()) {
-                Err(error) if error.kind() != ErrorKind::BrokenPipe => drop(LOST.set(error.to_string())),
+                Err(error) if error.kind() != ErrorKind::BrokenPipe => drop(LOST_OUTPUT.set(error.to_string())),
                 _written_or_unread => {}
             }
         }
     }
-    /// What happens meanwhile, for people who did not ask for quiet: on stderr, beside the outcome.
+    /// Prints progress to stderr, unless with `-o json` or `-q`.
     pub fn note(self, line: impl AsRef<str>) {
         if self.format == Format::Table && !self.quiet {
             crate::stderr::say(printable(line.as_ref()));
@@ -51,7 +51,7 @@ impl Out {
     }
 }
 
-/// One sentence, or the error document, on stderr.
+/// Prints one sentence, or the error document, to stderr.
 pub fn print_failure(failure: &Failure, format: Format) {
     match format {
         Format::Json => crate::stderr::say(failure.to_json()),
@@ -59,35 +59,34 @@ pub fn print_failure(failure: &Failure, format: Format) {
     }
 }
 
-/// Writes to stdout. Ends the process quietly when the reader is gone (`muster events | head`), and with an error where
-/// the output cannot be written, as on a full disk: a script must not take an empty file for an answer.
+/// Writes to stdout. Ends the process quietly when the reader is gone (`muster events | head`), and with an error when the
+/// output cannot be written, as on a full disk: a script must not take an empty file for an answer.
 pub fn print(text: &str) {
     if let Err(error) = try_print(text) {
         if error.kind() == ErrorKind::BrokenPipe {
             std::process::exit(0);
         }
-        print_failure(&unwritten(&error), Format::Table);
+        print_failure(&output_failure(&error), Format::Table);
         std::process::exit(1);
     }
 }
 
-/// The same for callers that must undo something when it fails.
+/// Like [`print()`], for callers that must undo something when it fails.
 pub fn try_print(text: &str) -> std::io::Result<()> {
     if text.is_empty() { Ok(()) } else { write_line(text) }
 }
 
-/// Output that is lost.
-pub fn unwritten(error: &std::io::Error) -> Failure {
+/// The failure of lost output.
+pub fn output_failure(error: &std::io::Error) -> Failure {
     Failure::io("cannot write the output", error)
 }
 
-/// A sentence was lost on the way to a full disk.
-static LOST: OnceLock<String> = OnceLock::new();
+/// Why a sentence could not be written, for example on a full disk.
+static LOST_OUTPUT: OnceLock<String> = OnceLock::new();
 
-/// Why some of the sentences were not written, if so: the command did its work, and says with its exit status that its
-/// output is not whole.
-pub fn lost_sentence() -> Option<Failure> {
-    LOST.get().map(|why| Failure::internal(format!("cannot write the output: {why}")))
+/// The failure of a command that did its work but could not write all of its output.
+pub fn lost_output() -> Option<Failure> {
+    LOST_OUTPUT.get().map(|why| Failure::internal(format!("cannot write the output: {why}")))
 }
 
 fn write_line(text: &str) -> std::io::Result<()> {
@@ -97,7 +96,7 @@ fn write_line(text: &str) -> std::io::Result<()> {
     stdout.flush()
 }
 
-/// Columns that line up.
+/// A table with aligned columns.
 #[derive(Debug, Default)]
 pub struct Table {
     rows: Vec<Vec<String>>,
@@ -108,15 +107,15 @@ impl Table {
     pub fn new(headings: &[&str]) -> Self {
         Self { rows: vec![headings.iter().map(|h| (*h).to_owned()).collect()] }
     }
-    /// A table without headings: pairs, or a tree.
+    /// A table without headings: pairs, or lines.
     pub fn bare() -> Self {
         Self::default()
     }
-    /// Adds a row. A cell is one line, whoever wrote what is in it.
+    /// Adds a row. A cell is one line, whatever its origin.
     pub fn row<T: Into<String>>(&mut self, cells: impl IntoIterator<Item = T>) {
         self.rows.push(cells.into_iter().map(|cell| printable(&cell.into())).collect());
     }
-    /// The lines, without blanks at their ends.
+    /// The lines, without trailing blanks.
     pub fn render(&self) -> String {
         let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
         let width = |column: usize| {
@@ -134,17 +133,18 @@ impl Table {
     }
 }
 
-/// A line without what would move a terminal's cursor or begin another line: much of what is shown was written by others.
+/// A line without control characters, which would move a terminal's cursor or begin another line: much of the output was written
+/// by others.
 pub fn printable(line: &str) -> String {
     line.chars().map(|c| if c.is_control() && c != '\t' { '\u{fffd}' } else { c }).collect()
 }
 
-/// The same of several lines.
+/// [`printable`] for several lines.
 pub fn printable_lines(text: &str) -> String {
     text.split('\n').map(printable).collect::<Vec<_>>().join("\n")
 }
 
-/// A JSON value as a table cell, or in a sentence: one line.
+/// A JSON value as one line, for a table cell or a sentence.
 pub fn cell(value: &Value) -> String {
     match value {
         Value::Null => "-".to_owned(),
@@ -157,15 +157,15 @@ pub fn cell(value: &Value) -> String {
     }
 }
 
-/// A time to the second, which is what people read: `2025-01-31T12:00:00Z`.
-pub fn to_the_second(rfc3339: &str) -> String {
+/// A time without fractions of a second: `2025-01-31T12:00:00Z`.
+pub fn without_fraction(rfc3339: &str) -> String {
     match rfc3339.split_once('.') {
         Some((seconds, _)) => format!("{seconds}Z"),
         None => rfc3339.to_owned(),
     }
 }
 
-/// The first digits of an id: enough to tell nodes apart and to name them in a command. Text that is not an id stays whole.
+/// The first 8 characters of an id: enough to distinguish nodes and to name them in a command. Other text stays whole.
 pub fn short(id: &str) -> String {
     if id.len() == muster_messages::ID_LEN { id.chars().take(8).collect() } else { printable(id) }
 }
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_wrote_neither_moves_the_cursor_nor_makes_lines() {
+    fn control_characters_in_tables_are_replaced() {
         let mut table = Table::new(&["NAME", "PHASE"]);
         table.row(["m\x1b[2J", "x\nm2  serving"]);
         assert_eq!(table.render(), "NAME   PHASE\nm\u{fffd}[2J  x\u{fffd}m2  serving\n");
@@ -192,9 +192,9 @@ mod tests {
     }
 
     #[test]
-    fn values_read_like_words() {
+    fn json_values_become_readable_cells() {
         assert_eq!(cell(&Value::Null), "-");
         assert_eq!(cell(&serde_json::json!(["a", 2])), "a,2");
-        assert_eq!(to_the_second("2023-11-14T22:13:20.123Z"), "2023-11-14T22:13:20Z");
+        assert_eq!(without_fraction("2023-11-14T22:13:20.123Z"), "2023-11-14T22:13:20Z");
     }
 }

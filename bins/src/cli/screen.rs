@@ -1,4 +1,4 @@
-//! A picture on the terminal that is drawn again in place.
+//! A terminal screen that is redrawn in place.
 
 use std::io::{IsTerminal, Write};
 
@@ -6,7 +6,7 @@ use muster_client::{Failure, Outcome};
 use rustix::process::Signal;
 use tokio::signal::unix::{Signal as Signals, SignalKind, signal};
 
-/// A screen of its own, without a cursor and without wrapping; and back to what was there.
+/// Enters the alternate screen without cursor and line wrapping; and leaves it.
 const ENTER: &str = "\x1b[?1049h\x1b[?25l\x1b[?7l";
 const LEAVE: &str = "\x1b[?7h\x1b[?25h\x1b[?1049l";
 
@@ -17,20 +17,20 @@ pub struct Screen {
 }
 
 impl Screen {
-    /// None, if stdout is no terminal, or one that cannot be drawn on.
+    /// `None` if stdout is not a terminal, or one that cannot be drawn on.
     pub fn open() -> Outcome<Option<Self>> {
         let dumb = std::env::var_os("TERM").is_none_or(|term| term.is_empty() || term == "dumb");
         if dumb || !std::io::stdout().is_terminal() {
             return Ok(None);
         }
-        let hear = |kind| signal(kind).map_err(|e| Failure::io("cannot listen for signals", &e));
+        let subscribe = |kind| signal(kind).map_err(|e| Failure::io("cannot listen for signals", &e));
         let (resized, suspended) =
-            (hear(SignalKind::window_change())?, hear(SignalKind::from_raw(Signal::TSTP.as_raw()))?);
+            (subscribe(SignalKind::window_change())?, subscribe(SignalKind::from_raw(Signal::TSTP.as_raw()))?);
         say(ENTER);
         Ok(Some(Self { resized, suspended }))
     }
 
-    /// Columns and rows, as they are now.
+    /// The current columns and rows.
     pub fn size() -> (usize, usize) {
         match rustix::termios::tcgetwinsize(std::io::stdout()) {
             Ok(size) if size.ws_col > 0 && size.ws_row > 0 => (size.ws_col.into(), size.ws_row.into()),
@@ -38,15 +38,15 @@ impl Screen {
         }
     }
 
-    /// Draws over what is there. Lines that fit are up to whoever made them: those below the last row are left out.
+    /// Draws over the current content. Lines below the last row are left out; the caller makes lines that fit.
     pub fn draw(&self, lines: &[String]) {
         let rows = lines.iter().take(Self::size().1).map(|line| format!("{line}\x1b[K"));
-        let picture = rows.collect::<Vec<_>>().join("\r\n");
-        // The rest is cleared last, so that nothing flickers.
-        say(&format!("\x1b[H{picture}\x1b[J"));
+        let frame = rows.collect::<Vec<_>>().join("\r\n");
+        // The rest of the screen is cleared last, to avoid flicker.
+        say(&format!("\x1b[H{frame}\x1b[J"));
     }
 
-    /// Returns when the picture must be drawn again: the terminal has another size, or is back after Ctrl-Z.
+    /// Returns when the screen must be redrawn: after a resize, or after Ctrl-Z.
     pub async fn changed(&mut self) {
         tokio::select! {
             _ = self.resized.recv() => {}
@@ -65,7 +65,7 @@ impl Drop for Screen {
     }
 }
 
-/// A terminal that is gone takes nothing any more; the signal that says so ends the command.
+/// Writes to the terminal. If it is gone, the write fails, and SIGHUP ends the command.
 fn say(text: &str) {
     let mut stdout = std::io::stdout().lock();
     let _gone = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());

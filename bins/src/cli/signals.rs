@@ -1,9 +1,9 @@
-//! Interruption by a person or the system.
+//! Signals that end a command.
 
 use muster_client::{Failure, Outcome};
 use tokio::signal::unix::{SignalKind, signal};
 
-/// The signals that ask this process to end, heard from the moment this is made.
+/// The signals that ask this process to end, received from the moment of creation.
 pub struct Interrupts {
     int: tokio::signal::unix::Signal,
     term: tokio::signal::unix::Signal,
@@ -11,17 +11,17 @@ pub struct Interrupts {
 }
 
 impl Interrupts {
-    /// Starts listening; from now on none of these signals ends the process by itself.
+    /// Starts listening; from now on these signals no longer end the process by themselves.
     pub fn listen() -> Outcome<Self> {
-        let hear = |kind| signal(kind).map_err(|e| Failure::io("cannot listen for signals", &e));
+        let subscribe = |kind| signal(kind).map_err(|e| Failure::io("cannot listen for signals", &e));
         Ok(Self {
-            int: hear(SignalKind::interrupt())?,
-            term: hear(SignalKind::terminate())?,
-            hup: hear(SignalKind::hangup())?,
+            int: subscribe(SignalKind::interrupt())?,
+            term: subscribe(SignalKind::terminate())?,
+            hup: subscribe(SignalKind::hangup())?,
         })
     }
 
-    /// Waits for the next one and names it. Nothing is lost when the wait is abandoned.
+    /// Waits for the next signal and names it. Cancelling the wait loses no signal.
     pub async fn next(&mut self) -> &'static str {
         tokio::select! {
             _ = self.int.recv() => "interrupted",

@@ -1,11 +1,11 @@
-//! What became of several objects that one command names.
+//! The outcomes of one command for several objects.
 
 use muster_client::{Failure, Outcome};
 
 use super::args::Format;
 use super::output::print_failure;
 
-/// Collects what became of several objects: each is tried, and the highest exit status wins.
+/// Collects outcomes for several objects: each is tried, and the highest exit status wins.
 #[derive(Debug, Default)]
 pub struct Tally {
     failures: Vec<Failure>,
@@ -23,7 +23,7 @@ impl Tally {
             }
         }
     }
-    /// The exit status of the whole.
+    /// The exit status of the command.
     pub fn exit(&self) -> u8 {
         self.failures.iter().map(|f| f.exit).max().unwrap_or(0)
     }
@@ -35,7 +35,7 @@ mod tests {
     use muster_messages::ErrorCode;
 
     #[test]
-    fn of_several_outcomes_the_highest_exit_status_wins() {
+    fn highest_exit_status_of_several_outcomes_wins() {
         let mut tally = Tally::default();
         assert_eq!(tally.note(Format::Json, Ok(7)), Some(7));
         assert_eq!(tally.exit(), 0);

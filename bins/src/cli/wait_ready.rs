@@ -1,7 +1,7 @@
-//! `muster wait-ready`: serves only while every gate of a scope lets it.
+//! `muster wait-ready`: serves only while every gate of a scope admits it.
 //!
-//! Keeps  READY-1  the command runs only between an admission and the margin before its lease ends, also when this process
-//!                 is killed or frozen (its guardian does it); the place is given up only when nothing of it is left.
+//! Invariants  READY-1  the command runs only between an admission and the margin before its lease ends, also when this process
+//!                      is killed or frozen (its guardian does it); participation ends only when nothing of the command is left.
 
 use std::ffi::OsString;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use muster_client::{Failure, Outcome, Target};
 use muster_messages::{
     CANDIDATES_SCOPE, DNS_LABEL, ErrorCode, ParticipantKey, Release, SessionId, Triple, is_dns_label,
 };
-use muster_reconciler::{Admission, Link, Managers, Member, NotServing, Socket, Standing, StartError, Waiting};
+use muster_reconciler::{Admission, AdmissionState, Link, Managers, Member, NotServing, Socket, StartError, Waiting};
 use serde_json::json;
 use tokio::sync::mpsc;
 
@@ -26,9 +26,9 @@ use crate::guard::{Exit, Launch, Number, adopt};
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "The command sees MUSTER_SCOPE, MUSTER_MEMBER and MUSTER_FENCING_TOKEN. When it may serve no longer it gets \
-TERM, then KILL before anybody relies on its being gone, and muster exits 7; otherwise muster exits as the command does, 128+n \
-for a signal. Without --exec nothing is held: it ends as soon as a member of this release would be admitted.
+    after_help = "The command's environment has MUSTER_SCOPE, MUSTER_MEMBER and MUSTER_FENCING_TOKEN. When its admission is revoked, \
+it gets TERM, then KILL before a run relies on its end, and muster exits 7. Otherwise muster exits with the command's status, \
+128+n for signal n. Without --exec nothing is held: muster exits as soon as a member of this release would be admitted.
 
 Examples:
   muster wait-ready db --release 2.0.0 --exec -- ./server
@@ -36,41 +36,41 @@ Examples:
   muster wait-ready db --release 2.0.0 --timeout 1m     # would it be admitted? exit 3: not within a minute"
 )]
 pub struct WaitReadyArgs {
-    /// The scope to take part in: whatever serves together, and shares what reconcilers apply
+    /// Scope to join: members that serve together and share what reconcilers apply
     #[arg(value_parser = parse_scope)]
     pub scope: String,
-    /// A reconciler that must have been applied; may be given several times
+    /// A reconciler that must have been applied; can be repeated
     #[arg(long = "reconciler", value_name = "NAME", value_parser = parse_reconciler)]
     pub reconcilers: Vec<String>,
-    /// The release of the command: one below a gate's floor is not admitted
+    /// Release of the command; not admitted below a gate's floor
     #[arg(long)]
     pub release: Release,
-    /// The release that must have been applied at least, of each --reconciler [default: any]
+    /// Lowest release of each --reconciler that must have been applied [default: any]
     #[arg(long, value_name = "RELEASE", requires = "reconcilers")]
     pub needs: Option<Triple>,
-    /// Our name in the scope [default: host name, pid and a random number]
+    /// Member name in the scope [default: host name, pid and a random number]
     #[arg(long, value_name = "NAME", value_parser = parse_member)]
     pub member: Option<String>,
     /// Give up waiting after this long (exit 3) [default: never]
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     pub timeout: Option<Duration>,
-    /// Run the command while admitted, instead of only telling that it would be
+    /// Run the command while admitted, instead of only checking the admission
     #[arg(long, requires = "command")]
     pub exec: bool,
-    /// What to run, after `--`
+    /// Command to run, after `--`
     #[arg(last = true, value_name = "CMD", requires = "exec")]
     pub command: Vec<OsString>,
 }
 
 fn parse_scope(text: &str) -> Result<String, String> {
     if text.starts_with(CANDIDATES_SCOPE) {
-        return Err("scopes that begin with `candidates.` are those of the nodes that run reconcilers".to_owned());
+        return Err("scopes that begin with `candidates.` are reserved for nodes that run reconcilers".to_owned());
     }
-    sound(text, "member").map(|()| text.to_owned())
+    check_key(text, "member").map(|()| text.to_owned())
 }
 
 fn parse_member(text: &str) -> Result<String, String> {
-    sound("scope", text).map(|()| text.to_owned())
+    check_key("scope", text).map(|()| text.to_owned())
 }
 
 fn parse_reconciler(text: &str) -> Result<String, String> {
@@ -78,23 +78,23 @@ fn parse_reconciler(text: &str) -> Result<String, String> {
     is_dns_label(text).then(|| text.to_owned()).ok_or_else(rule)
 }
 
-/// The cluster's rule, before it is asked.
-fn sound(scope: &str, member: &str) -> Result<(), String> {
+/// Checks the cluster's rule before a request is sent.
+fn check_key(scope: &str, member: &str) -> Result<(), String> {
     let key = ParticipantKey { scope: scope.to_owned(), member: member.to_owned(), incarnation: SessionId(1) };
     key.fault().map_or(Ok(()), |why| Err(why.to_owned()))
 }
 
-/// Host name, pid and a random number, as a member may be called.
+/// Host name, pid and a random number, as a legal member name.
 fn default_member() -> String {
     default_identity().replace(['.', '_'], "-")
 }
 
 /// The exit status of a command whose admission was revoked while it ran.
-const REVOKED: u8 = 7;
+const EXIT_ADMISSION_REVOKED: u8 = 7;
 
 pub async fn run(args: WaitReadyArgs, out: Out, global: &Global) -> Outcome<u8> {
     let mut signals = Forwarded::listen()?;
-    // What a killed guardian leaves behind becomes ours.
+    // Orphans of a killed guardian become children of this process.
     adopt().map_err(|e| Failure::io("cannot become a subreaper", &e.into()))?;
     let link = match discover::client(global).await?.target() {
         Target::Socket(path) => Link::new(Socket(path.clone())),
@@ -128,17 +128,17 @@ pub async fn run(args: WaitReadyArgs, out: Out, global: &Global) -> Outcome<u8> 
     let environment = [("MUSTER_SCOPE", args.scope.clone()), ("MUSTER_MEMBER", name), ("MUSTER_FENCING_TOKEN", token)];
     let environment = environment.map(|(key, value)| (key.to_owned(), value)).to_vec();
     let launch = Launch::new(args.command, environment);
-    let (pass_on, passed_on) = mpsc::channel(16);
+    let (signal_sender, signal_receiver) = mpsc::channel(16);
     let mut why = None;
     let end = {
         let revoked = async { why = Some(serving.revoked().await) };
-        let command = guard(&launch, serving.hold(), revoked, Some(passed_on));
+        let command = guard(&launch, serving.hold(), revoked, Some(signal_receiver));
         let mut command = std::pin::pin!(command);
         loop {
             tokio::select! {
                 end = &mut command => break end,
-                // A command that takes no signals any more has ended.
-                number = signals.next() => drop(pass_on.try_send(number)),
+                // A closed channel means that the command has ended.
+                number = signals.next() => drop(signal_sender.try_send(number)),
             }
         }
     };
@@ -146,12 +146,12 @@ pub async fn run(args: WaitReadyArgs, out: Out, global: &Global) -> Outcome<u8> 
     match (end, why) {
         (End::Failed(failure), _) => Err(failure),
         (_, Some(why)) => Err(revoked_while_running(&args.scope, &why)),
-        (End::Lapsed, None) => Err(revoked_while_running(&args.scope, "its time ran out")),
+        (End::Lapsed, None) => Err(revoked_while_running(&args.scope, "it expired")),
         (End::Exited(exit), None) => Ok(exit.status()),
     }
 }
 
-/// Waits until it is admitted. `Err`: how it ends instead.
+/// Waits for the admission. `Err` is the command's outcome without one.
 async fn admitted(
     waiting: &Waiting,
     timeout: Option<Duration>,
@@ -159,30 +159,30 @@ async fn admitted(
     signals: &mut Forwarded,
 ) -> Result<(), Outcome<u8>> {
     let limit = timeout.map(|limit| tokio::time::Instant::now() + limit);
-    let mut standing = waiting.standing();
-    let mut said = String::new();
+    let mut admission_state = waiting.admission_state();
+    let mut reported = String::new();
     loop {
-        let now = standing.borrow_and_update().standing.clone();
+        let now = admission_state.borrow_and_update().admission_state.clone();
         match &now {
-            Standing::Serving => return Ok(()),
-            Standing::Revoked { why } | Standing::Refused { why } => return Err(Err(refused(why))),
-            Standing::Left => return Err(Err(refused("it has left"))),
-            Standing::Announcing { .. } | Standing::Waiting { .. } => {}
+            AdmissionState::Serving => return Ok(()),
+            AdmissionState::Revoked { why } | AdmissionState::Refused { why } => return Err(Err(refused(why))),
+            AdmissionState::Left => return Err(Err(refused("the member has left the scope"))),
+            AdmissionState::Announcing { .. } | AdmissionState::Waiting { .. } => {}
         }
-        if let Some(why) = waits_for(&now).filter(|why| *why != said) {
+        if let Some(why) = waiting_reason(&now).filter(|why| *why != reported) {
             speaker.say(&format!("waiting: {why}"));
-            said = why;
+            reported = why;
         }
-        let over = async {
+        let deadline = async {
             match limit {
                 Some(limit) => tokio::time::sleep_until(limit).await,
                 None => std::future::pending().await,
             }
         };
         tokio::select! {
-            changed = standing.changed() => if changed.is_err() { return Err(Err(refused("it was stopped"))) },
-            () = over => {
-                let last = if said.is_empty() { "the cluster has not answered".to_owned() } else { said };
+            changed = admission_state.changed() => if changed.is_err() { return Err(Err(refused("the member was stopped"))) },
+            () = deadline => {
+                let last = if reported.is_empty() { "the cluster has not answered".to_owned() } else { reported };
                 return Err(Err(Failure::new(ErrorCode::TimedOut, format!("not admitted in time: {last}"))));
             }
             number = signals.next() => if signals.ends(number) { return Err(Ok(interrupted(number))) },
@@ -190,11 +190,11 @@ async fn admitted(
     }
 }
 
-/// What it waits for, as far as it is known.
-fn waits_for(standing: &Standing) -> Option<String> {
-    match standing {
-        Standing::Announcing { trouble } => trouble.clone(),
-        Standing::Waiting { reason, message } => Some(format!("{reason}: {message}")),
+/// The reason for waiting, if known.
+fn waiting_reason(admission_state: &AdmissionState) -> Option<String> {
+    match admission_state {
+        AdmissionState::Announcing { trouble } => trouble.clone(),
+        AdmissionState::Waiting { reason, message } => Some(format!("{reason}: {message}")),
         _ => None,
     }
 }
@@ -208,8 +208,8 @@ fn refused(why: &str) -> Failure {
 }
 
 fn revoked_while_running(scope: &str, why: &str) -> Failure {
-    let message = format!("may serve in {scope} no longer: {why}; the command was ended");
-    Failure { code: "admission_revoked".to_owned(), exit: REVOKED, message, details: json!({}) }
+    let message = format!("admission to {scope} was revoked: {why}; the command was ended");
+    Failure { code: "admission_revoked".to_owned(), exit: EXIT_ADMISSION_REVOKED, message, details: json!({}) }
 }
 
 #[cfg(test)]
@@ -230,12 +230,12 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused_with_the_rule_before_anybody_is_asked() {
+    fn invalid_arguments_are_refused_locally_with_the_rule() {
         let long = "m".repeat(141);
         for (line, word) in [
             ("db.eu --release 1.0.0", "a scope is"),
             ("Db --release 1.0.0", "a scope is"),
-            ("candidates.schema --release 1.0.0", "of the nodes that run reconcilers"),
+            ("candidates.schema --release 1.0.0", "reserved for nodes that run reconcilers"),
             ("db --release 1.0.0 --member host_1", "a member's name is"),
             (&format!("db --release 1.0.0 --member {long}"), "a member's name is"),
             ("db --release 1.0.0 --reconciler db/schema", "a reconciler's name is"),
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn the_usual_name_can_be_one() {
-        assert_eq!(sound("db", &default_member()), Ok(()));
+    fn default_member_name_is_valid() {
+        assert_eq!(check_key("db", &default_member()), Ok(()));
     }
 }

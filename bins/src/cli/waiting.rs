@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use muster_client::{Client, Failure, Outcome, Progress, left_to_do, parse, progress};
+use muster_client::{Client, Failure, Outcome, Progress, parse, progress, remaining_work};
 use muster_messages::wire::Request;
 use muster_messages::{ErrorCode, NodeWatched, Role, millis};
 use serde_json::json;
@@ -14,8 +14,8 @@ const MIN_PAUSE: Duration = Duration::from_millis(5);
 /// How long one request may take: one that hangs, during a change of leader for example, is repeated.
 const WATCH_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A reason that is over sooner is not worth a line.
-const WORTH_A_LINE: Duration = Duration::from_millis(500);
+/// A reason that lasts for less is not printed.
+const MIN_REASON_DURATION: Duration = Duration::from_millis(500);
 
 /// Watches a node until its change is in force, and reports what it waits for, once for each reason. An accepted change
 /// continues when the time is up. Returns what is left for a node that is down to do when it returns.
@@ -30,7 +30,7 @@ pub async fn wait_until_settled(
     let mut reasons = Reasons::new(Instant::now());
     let mut seen = 0;
     loop {
-        if reasons.is_news(&last, Instant::now()) {
+        if reasons.should_report(&last, Instant::now()) {
             say(&last);
         }
         let left = until.saturating_duration_since(Instant::now());
@@ -47,7 +47,7 @@ pub async fn wait_until_settled(
                 let watched = parse::<NodeWatched>(&text)?;
                 seen = watched.seen;
                 match progress(&watched.node, role) {
-                    Progress::Settled => return Ok(left_to_do(&watched.node, role)),
+                    Progress::Settled => return Ok(remaining_work(&watched.node, role)),
                     Progress::Waiting(reason) => last = reason,
                     Progress::Overridden => {
                         let other = format!("the desired role was changed to {} by another request", other_than(role));
@@ -55,7 +55,7 @@ pub async fn wait_until_settled(
                     }
                 }
             }
-            // A change of leader in between is part of many a role change.
+            // Many role changes include a leader change.
             Err(failure) if failure.exit == ErrorCode::NoQuorum.exit_status() => last = failure.message,
             Err(failure) if failure.is(ErrorCode::TimedOut) => last = failure.message,
             Err(failure) => return Err(failure),
@@ -71,26 +71,26 @@ fn other_than(role: Role) -> Role {
     }
 }
 
-/// What has been said of the reasons. A reason is its first word, as long as it has one: the rest counts seconds.
+/// Whether the current reason was reported. The text before the colon identifies a reason: the rest may count seconds.
 struct Reasons {
-    word: String,
+    kind: String,
     since: Instant,
-    said: bool,
+    reported: bool,
 }
 
 impl Reasons {
     fn new(now: Instant) -> Self {
-        Self { word: String::new(), since: now, said: false }
+        Self { kind: String::new(), since: now, reported: false }
     }
-    /// Whether it is to be said now: it has been the reason for a while, and nobody has said so.
-    fn is_news(&mut self, reason: &str, now: Instant) -> bool {
-        let word = reason.split_once(':').map_or(reason, |(word, _)| word);
-        if self.word != word {
-            *self = Self { word: word.to_owned(), since: now, said: false };
+    /// Whether to report the reason now: it has lasted for a while and was not reported.
+    fn should_report(&mut self, reason: &str, now: Instant) -> bool {
+        let kind = reason.split_once(':').map_or(reason, |(kind, _)| kind);
+        if self.kind != kind {
+            *self = Self { kind: kind.to_owned(), since: now, reported: false };
         }
-        let news = !self.said && now.duration_since(self.since) >= WORTH_A_LINE;
-        self.said |= news;
-        news
+        let report = !self.reported && now.duration_since(self.since) >= MIN_REASON_DURATION;
+        self.reported |= report;
+        report
     }
 }
 
@@ -99,11 +99,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reason_that_lasts_is_said_once_until_there_is_another() {
+    fn lasting_reason_is_reported_once_until_it_changes() {
         let began = Instant::now();
         let mut reasons = Reasons::new(began);
-        let mut said = Vec::new();
-        let told = [
+        let mut reported = Vec::new();
+        let polls = [
             (0, "waiting_for_certificate: it has none"),
             (20, "waiting_for_join: it has not asked"),
             (600, "waiting_for_join: it has not asked"),
@@ -112,11 +112,11 @@ mod tests {
             (6_100, "waiting_for_join: it has not asked"),
             (6_700, "waiting_for_join: it has not asked"),
         ];
-        for (ms, reason) in told {
-            if reasons.is_news(reason, began + Duration::from_millis(ms)) {
-                said.push(ms);
+        for (ms, reason) in polls {
+            if reasons.should_report(reason, began + Duration::from_millis(ms)) {
+                reported.push(ms);
             }
         }
-        assert_eq!(said, [600, 6_700]);
+        assert_eq!(reported, [600, 6_700]);
     }
 }

@@ -1,4 +1,4 @@
-//! The audit log of this daemon: a handle for the API and the router, and the actor that has the file.
+//! This daemon's audit log: a handle for the API and the router, and the actor that owns the file.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! From a data directory to an identity: resume, found, or join. Everything that can end the daemon before it is a
-//! node is decided here, with the exit status and the sentence of the contract.
+//! From a data directory to an identity: resume, found, or join. Every error that can end the daemon before it is a node is
+//! decided here, with the contract's exit status and sentence.
 
 use std::net::{IpAddr, SocketAddr};
 use std::process::ExitCode;
@@ -17,28 +17,28 @@ use super::recovery;
 use crate::cli::output::printable;
 use crate::stderr;
 
-/// An identity, and what is still to do with it.
+/// An identity, and what remains to be done with it.
 pub struct Booted {
     pub memory: NodeMemory,
     pub credentials: NodeCredentials,
-    /// The cluster's first entry is still to be written.
+    /// The cluster's first entry is not written yet.
     pub founding: Option<Founding>,
     pub raft: RaftData,
-    /// The Raft data is of a newer build: why the manager half does not start.
-    pub outgrown: Option<String>,
+    /// The Raft data is of a newer build: why the manager runtime does not start.
+    pub incompatible: Option<String>,
 }
 
-/// What became of this node's Raft data.
+/// The state of this node's Raft data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RaftData {
     /// Never had any.
     None,
     Present,
-    /// It held this seat and the data is gone.
+    /// The data of this member is gone.
     Missing {
         held: RaftId,
     },
-    /// It cannot be trusted: this file, this reason.
+    /// The data cannot be trusted: file and reason.
     Damaged {
         held: Option<RaftId>,
         file: String,
@@ -46,7 +46,7 @@ pub enum RaftData {
     },
 }
 
-/// The daemon ends here.
+/// Ends the daemon.
 #[derive(Debug)]
 pub struct Exit {
     pub status: u8,
@@ -57,7 +57,7 @@ impl Exit {
     pub fn new(status: u8, sentence: impl Into<String>) -> Self {
         Self { status, sentence: sentence.into() }
     }
-    /// Says the sentence.
+    /// Prints the sentence.
     pub fn report(&self) -> ExitCode {
         say(&self.sentence);
         ExitCode::from(self.status)
@@ -69,8 +69,8 @@ pub fn say(sentence: impl std::fmt::Display) {
     stderr::say(line(sentence));
 }
 
-/// Much of a sentence was written by others, of whom not even the certificate may be checked yet: it is one line, and moves no
-/// terminal's cursor.
+/// Much of a sentence comes from others whose certificate may not be verified yet. It is printed as one line without control
+/// characters.
 fn line(sentence: impl std::fmt::Display) -> String {
     printable(&format!("musterd: {sentence}"))
 }
@@ -82,8 +82,8 @@ impl<E: std::error::Error> From<E> for Exit {
     }
 }
 
-/// A name once given stays, whatever the host is called now: a restart without `--name` renames nothing.
-pub fn named(mut config: Config) -> Result<Config, Exit> {
+/// A node keeps its first name, also when the host is renamed: a restart without `--name` does not rename it.
+pub fn with_kept_name(mut config: Config) -> Result<Config, Exit> {
     let kept = IdentityStore::open(&config.data_dir)?.load_node()?.name;
     if let Some(kept) = kept.filter(|_| config.name_is_the_hosts) {
         config.name = kept.to_string();
@@ -91,7 +91,7 @@ pub fn named(mut config: Config) -> Result<Config, Exit> {
     Ok(config)
 }
 
-/// Finds or makes this node's identity.
+/// Loads or creates this node's identity.
 pub async fn boot(config: &Config, advertise: &str) -> Result<Booted, Exit> {
     let store = IdentityStore::open(&config.data_dir)?;
     let memory = NodeMemory::new(store.clone());
@@ -99,10 +99,10 @@ pub async fn boot(config: &Config, advertise: &str) -> Result<Booted, Exit> {
     let founding = store.load_founding()?;
     let recalled = is_recalled(config, &local);
     if !recalled {
-        not_ended(config, &local)?;
+        check_not_ended(config, &local)?;
     }
     if let Some(holds) = holds(&store, founding.as_ref())? {
-        not_of_another_cluster(config, &holds)?;
+        check_same_cluster(config, &holds)?;
         if !config.force_new_cluster && (config.init || config.token.is_some()) {
             tracing::info!(
                 holds = holds.whom,
@@ -114,14 +114,14 @@ pub async fn boot(config: &Config, advertise: &str) -> Result<Booted, Exit> {
     let local = memory.load()?;
     let existing = store.load_credentials()?;
     let credentials = match existing {
-        // A lying manager that tells all others `removed` must not end the cluster: no manager could then check a token.
-        Some(credentials) if recalled && recovery::is_seated_manager(config, &credentials) => credentials,
+        // A lying manager that reports `removed` to all others must not end the cluster: no manager could then check a token.
+        Some(credentials) if recalled && recovery::is_recorded_manager(config, &credentials) => credentials,
         Some(credentials) if (recalled || !is_valid(&credentials)) && has_token(config) => {
             joined(config, advertise, &memory, Some(credentials)).await?
         }
-        // Not one of the future: the clock of a machine that has just booted may be behind, and be set right in a moment.
+        // A certificate that is not valid yet does not count as expired: after boot, a machine's clock may be behind for a moment.
         Some(credentials) if is_expired(&credentials) => {
-            recovery::sign_again(config, advertise, &memory, &credentials)?.unwrap_or(credentials)
+            recovery::self_sign(config, advertise, &memory, &credentials)?.unwrap_or(credentials)
         }
         Some(credentials) => credentials,
         None if founding.is_some() || config.init => {
@@ -151,20 +151,20 @@ pub async fn boot(config: &Config, advertise: &str) -> Result<Booted, Exit> {
         );
     }
     let founding = store.load_founding()?;
-    let (raft, outgrown) = raft_data(config, &memory, &credentials, founding.is_some())?;
+    let (raft, incompatible) = raft_data(config, &memory, &credentials, founding.is_some())?;
     if let (RaftData::Missing { .. } | RaftData::Damaged { .. }, true) =
         (&raft, no_other_manager(&local.managers, config, advertise))
     {
-        return Err(no_way_back(config, &raft));
+        return Err(unrecoverable(config, &raft));
     }
     if matches!(raft, RaftData::Damaged { .. }) {
         recovery::set_aside(&config.data_dir, recovery::DAMAGED)?;
     }
-    Ok(Booted { memory, credentials, founding, raft, outgrown })
+    Ok(Booted { memory, credentials, founding, raft, incompatible })
 }
 
-/// An operator who gives a token to a node that was told `removed` or `blocked` says that this was not true. A manager that
-/// is a Raft member continues, and is told the same again if it was true; any other node asks the leader.
+/// A token given to a node that a manager reported as removed or blocked overrides that report. A Raft member continues, and gets
+/// the report again if it was true; any other node asks the leader.
 fn is_recalled(config: &Config, local: &LocalNode) -> bool {
     local.ended.is_some() && has_token(config)
 }
@@ -173,8 +173,8 @@ fn has_token(config: &Config) -> bool {
     config.token.is_some() && !config.join.is_empty()
 }
 
-/// A node that was removed may come back as a new one: an operator says so with a fresh directory.
-pub fn not_ended(config: &Config, local: &LocalNode) -> Result<(), Exit> {
+/// A removed node can rejoin only as a new node: the operator starts it on an empty directory.
+pub fn check_not_ended(config: &Config, local: &LocalNode) -> Result<(), Exit> {
     let Some((ended, trouble)) = local.ended.as_ref().and_then(|ended| Some((ended, trouble_of(ended)?))) else {
         return Ok(());
     };
@@ -182,16 +182,16 @@ pub fn not_ended(config: &Config, local: &LocalNode) -> Result<(), Exit> {
     Err(Exit::new(
         6,
         format!(
-            "this node was told {} at {}: {message}; if it is a member all the same (`muster node ls` on a manager), start it with \
+            "a manager reported at {} that this node is {}: {message}; if it is still a member (see `muster node ls`), start it with \
              --join and a token of its role; to join again as a new node, empty {dir} first",
-            ended.reason, ended.at
+            ended.at, ended.reason
         ),
     ))
 }
 
-/// Whom a directory belongs to.
+/// The owner of a directory.
 struct Holds {
-    /// For people.
+    /// For messages.
     whom: String,
     root_pem: String,
 }
@@ -209,22 +209,22 @@ fn holds(store: &IdentityStore, founding: Option<&Founding>) -> Result<Option<Ho
     Ok(holds.or_else(begun))
 }
 
-/// An identity wins over flags, which stand in unit files long after they were needed. But it would look for its old cluster
-/// for ever, while somebody waits for it in another one: a token says which one was meant.
-fn not_of_another_cluster(config: &Config, holds: &Holds) -> Result<(), Exit> {
+/// An identity wins over flags, which stay in unit files long after they were needed. But the node would search for its old cluster
+/// while the operator expects it in another one. A token shows which cluster was meant.
+fn check_same_cluster(config: &Config, holds: &Holds) -> Result<(), Exit> {
     let Some(token) = config.token.as_ref().filter(|_| !config.join.is_empty()) else { return Ok(()) };
     let dir = config.data_dir.display();
     let token = match token {
         Ok(token) => JoinToken::parse(token.expose()),
         Err(unreadable) => {
-            tracing::warn!(holds = holds.whom, unreadable, "the directory holds an identity, and needs no token");
+            tracing::warn!(holds = holds.whom, unreadable, "the directory holds an identity and needs no token");
             return Ok(());
         }
     };
     let token = match token {
         Ok(token) => token,
         Err(bad) => {
-            tracing::warn!(holds = holds.whom, %bad, "--token is no join token; the directory holds an identity, and needs none");
+            tracing::warn!(holds = holds.whom, %bad, "--token is not a join token; the directory holds an identity and needs none");
             return Ok(());
         }
     };
@@ -236,7 +236,7 @@ fn not_of_another_cluster(config: &Config, holds: &Holds) -> Result<(), Exit> {
         6,
         format!(
             "{}: {dir} holds {}, whose root has the digest {own}, and the token is for a cluster whose root has the digest \
-             {}. To go on as this node, start it without --join and token. To join the other cluster as a new node, give \
+             {}. To continue as this node, start it without --join and token. To join the other cluster as a new node, give \
              it an empty directory, and remove the old node in its cluster (`muster node rm`)",
             ErrorCode::DigestMismatch,
             holds.whom,
@@ -249,7 +249,7 @@ fn is_expired(credentials: &NodeCredentials) -> bool {
     credentials.identity.not_after <= Clock.wall()
 }
 
-/// Valid now: a manager whose clock was ahead may have signed one that begins later.
+/// Valid now: a manager whose clock was ahead may have signed a certificate that begins later.
 fn is_valid(credentials: &NodeCredentials) -> bool {
     let begins = muster_pki::not_before_of_pem(&credentials.cert_pem).unwrap_or_default();
     begins <= Clock.wall() && !is_expired(credentials)
@@ -291,7 +291,7 @@ async fn joined(
     }
 }
 
-/// The addresses a founder puts into its own first certificate: loopback is always there.
+/// The addresses in a founder's own first certificate. Loopback is always included.
 fn own_ips(advertise: &str) -> Vec<IpAddr> {
     let ip = advertise.parse::<SocketAddr>().ok().map(|a| a.ip());
     ip.into_iter().filter(|ip| !ip.is_unspecified()).collect()
@@ -310,7 +310,7 @@ pub(super) fn raft_data(
         found = disk::DirState::Absent;
     }
     let found = match (found, memory.load()?.held_seat) {
-        // Nothing is wrong with it, and it stays where it is.
+        // The data is intact and stays where it is.
         (disk::DirState::Newer(fault), _) => {
             let why = sentence(fault, config.settings.debug.feature_level);
             return Ok((RaftData::Present, Some(why)));
@@ -330,7 +330,7 @@ fn no_other_manager(known: &[String], config: &Config, advertise: &str) -> bool 
     known.iter().chain(&config.join).all(|addr| addr == advertise || *addr == config.listen)
 }
 
-fn no_way_back(config: &Config, raft: &RaftData) -> Exit {
+fn unrecoverable(config: &Config, raft: &RaftData) -> Exit {
     let dir = config.data_dir.join("raft");
     let what = match raft {
         RaftData::Damaged { file, why, .. } => format!("the Raft data is damaged: {file}: {why}"),
@@ -339,8 +339,8 @@ fn no_way_back(config: &Config, raft: &RaftData) -> Exit {
     Exit::new(
         1,
         format!(
-            "{what}, and no other manager is known to this node, so nobody can give it a copy. Two ways out: put the \
-             directory back from a backup of this node and start again; or, if the cluster is lost, empty {} and found a new \
+            "{what}, and no other manager is known to this node, so it cannot get the state. Either put the \
+             directory back from a backup of this node and start again, or, if the cluster is lost, empty {} and found a new \
              cluster with --init",
             config.data_dir.display()
         ),

@@ -1,7 +1,7 @@
-//! Commands of reconcilers, run on this node: each under a keeper and a guardian of its own.
+//! Commands of reconcilers, run on this node: each under its own keeper and guardian.
 //!
-//! Keeps  RUN-6  a command of a runner's term is told to end with the term or when it is not wanted any more, and is killed
-//!               before the term can be another's; also when this process is killed or frozen.
+//! Invariants  RUN-6  a command of a runner's term is asked to end with the term or when it is cancelled, and is killed before
+//!                    another runner can hold the term, also when this process is killed or frozen.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -13,7 +13,7 @@ use std::pin::pin;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use muster_elector::{BootTime, Timekeeper};
-use muster_reconciler::{CommandEnd, CommandExit, CommandOrder, CommandRunner, GRACE, MOST_OUTPUT};
+use muster_reconciler::{CommandEnd, CommandExit, CommandOrder, CommandRunner, GRACE, MAX_OUTPUT_BYTES};
 use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe;
 use tokio::sync::oneshot;
@@ -24,14 +24,14 @@ use crate::guard::{Exit, Guarded, Launch, News, Report, Streams};
 
 /// KILL, as a number.
 const KILL: u8 = 9;
-/// How long the end of what a command wrote may take to arrive when nothing of it is left.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+/// How long the end of a command's output may take to arrive after all its processes have ended.
+const OUTPUT_END_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// See the module.
 pub(super) struct Commands {
-    /// What `muster` in a command speaks to.
+    /// The socket for `muster` within a command.
     pub socket: PathBuf,
-    /// What may be run.
+    /// The programs that may run.
     pub programs: Programs,
 }
 
@@ -41,7 +41,7 @@ impl CommandRunner for Commands {
     }
 
     fn run(&self, order: CommandOrder) -> BoxFuture<'static, CommandEnd> {
-        // It is no candidate for others; the definition may have changed since.
+        // This node is a candidate only for programs that it allows, but the definition may have changed since.
         let program = order.argv.first().map(String::as_str).unwrap_or_default();
         if !self.programs.allow(program) {
             let why = format!(
@@ -49,11 +49,11 @@ impl CommandRunner for Commands {
             );
             return std::future::ready(not_started(why)).boxed();
         }
-        // The command may be anywhere by the time it asks.
+        // The command may change its directory before it connects.
         let socket = std::path::absolute(&self.socket).unwrap_or_else(|_| self.socket.clone());
         let socket = socket.to_string_lossy().into_owned();
         let (mut tell, end) = oneshot::channel();
-        // Apart: whoever wants the end may stop waiting, but somebody must collect the process.
+        // In its own task: the caller may stop waiting, but the process must be collected.
         tokio::spawn(async move {
             let end = run(order, socket, tell.closed()).await;
             let _unwanted = tell.send(end);
@@ -66,7 +66,7 @@ fn not_started(why: impl ToString) -> CommandEnd {
     CommandEnd { exit: CommandExit::NotStarted(why.to_string()), output: String::new() }
 }
 
-/// From the start of the keeper until nothing is left of the command. `unwanted`: nobody waits for it any more.
+/// From the start of the keeper until the command's last process has ended. `unwanted`: the caller stopped waiting.
 async fn run(order: CommandOrder, socket: String, unwanted: impl Future<Output = ()>) -> CommandEnd {
     let CommandOrder { argv, env, mut hold, cancelled } = order;
     let mut environment = vec![("MUSTER_SOCKET".to_owned(), socket)];
@@ -76,7 +76,7 @@ async fn run(order: CommandOrder, socket: String, unwanted: impl Future<Output =
         Ok(started) => started,
         Err(error) => return not_started(error),
     };
-    let output = tokio::spawn(last_of(written));
+    let output = tokio::spawn(output_tail(written));
     let mut unwanted = pin!(async {
         tokio::select! {
             () = unwanted => {}
@@ -88,7 +88,7 @@ async fn run(order: CommandOrder, socket: String, unwanted: impl Future<Output =
     let first = *hold.borrow_and_update();
     guarded.until(first).await;
     loop {
-        let impatient = async {
+        let kill_timer = async {
             match kill_in {
                 Some(at) => tokio::time::sleep_until(at).await,
                 None => std::future::pending().await,
@@ -103,7 +103,7 @@ async fn run(order: CommandOrder, socket: String, unwanted: impl Future<Output =
                 guarded.end().await;
                 kill_in = Some(tokio::time::Instant::now() + GRACE);
             }
-            () = impatient => {
+            () = kill_timer => {
                 if std::mem::replace(&mut killed, true) {
                     guarded.kill();
                 } else {
@@ -128,9 +128,9 @@ async fn run(order: CommandOrder, socket: String, unwanted: impl Future<Output =
     let exit = match ended {
         Some(Exit::Code(code)) => CommandExit::Code(code),
         Some(Exit::Signal(number)) => CommandExit::Signal(number),
-        None if lapsed && !started => CommandExit::NotStarted("its time was over before it began".to_owned()),
-        // The keeper was killed. The guardian has been told by that, and ends the command before its time is over; it may
-        // have started one that nobody has heard of.
+        None if lapsed && !started => CommandExit::NotStarted("its time was over before it started".to_owned()),
+        // The keeper was killed. The guardian learns that from the closed connection and ends the command before its time is over;
+        // it may have started one that was not reported.
         None => {
             let over = hold.borrow().over_at;
             BootTime.until(over).await;
@@ -140,7 +140,7 @@ async fn run(order: CommandOrder, socket: String, unwanted: impl Future<Output =
             }
         }
     };
-    let output = tokio::time::timeout(LAST_WORDS, output).await;
+    let output = tokio::time::timeout(OUTPUT_END_TIMEOUT, output).await;
     CommandEnd { exit, output: output.ok().and_then(Result::ok).unwrap_or_default() }
 }
 
@@ -148,18 +148,18 @@ fn start(launch: &Launch) -> io::Result<(Guarded, pipe::Receiver)> {
     let (ours, theirs) = io::pipe()?;
     let input = OwnedFd::from(File::open("/dev/null")?);
     let (output, errors) = (OwnedFd::from(theirs.try_clone()?), OwnedFd::from(theirs));
-    let guarded = Guarded::start_kept(launch, Streams { input, output, errors })?;
+    let guarded = Guarded::start_with_keeper(launch, Streams { input, output, errors })?;
     Ok((guarded, pipe::Receiver::from_owned_fd(OwnedFd::from(ours))?))
 }
 
-/// The end of what is written, once nobody writes any more.
-async fn last_of(mut written: pipe::Receiver) -> String {
-    let mut kept = Vec::with_capacity(MOST_OUTPUT);
+/// The end of the output, once its writers have closed it.
+async fn output_tail(mut written: pipe::Receiver) -> String {
+    let mut kept = Vec::with_capacity(MAX_OUTPUT_BYTES);
     let mut chunk = vec![0; 8 * 1024];
     while let Ok(read @ 1..) = written.read(&mut chunk).await {
         kept.extend_from_slice(chunk.get(..read).unwrap_or_default());
-        if kept.len() > 2 * MOST_OUTPUT {
-            kept.drain(..kept.len() - MOST_OUTPUT);
+        if kept.len() > 2 * MAX_OUTPUT_BYTES {
+            kept.drain(..kept.len() - MAX_OUTPUT_BYTES);
         }
     }
     String::from_utf8_lossy(&kept).into_owned()
@@ -174,8 +174,8 @@ mod tests {
     use tokio::sync::watch;
 
     #[tokio::test]
-    async fn a_node_runs_no_program_that_it_was_not_told_to() {
-        assert!(!Reconcilers::default().commands.any(), "by default none at all");
+    async fn node_runs_only_configured_programs() {
+        assert!(!Reconcilers::default().commands.any(), "none by default");
         let listed: Reconcilers = toml::from_str("commands = [\"/usr/local/bin/migrate\"]").unwrap();
         let all: Reconcilers = toml::from_str("commands = true").unwrap();
         assert!(listed.commands.any() && all.commands.allow("/bin/sh") && !listed.commands.allow("/bin/sh"));

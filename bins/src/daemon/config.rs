@@ -1,4 +1,4 @@
-//! What a daemon is told: flag, then `MUSTER_…` environment, then TOML file, then default.
+//! The daemon's configuration: flag, then `MUSTER_…` environment, then TOML file, then default.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -14,16 +14,16 @@ use super::settings::{self, Settings};
 #[derive(Debug, Parser)]
 #[command(name = "musterd", version, about = "Runs one node of a Muster cluster.", after_help = AFTER_HELP)]
 pub struct Args {
-    /// Where this node keeps its identity and its copy of the cluster's state
+    /// Where this node keeps its identity and its replica of the cluster's state
     #[arg(long, env = "MUSTER_DATA_DIR", value_name = "DIR")]
     data_dir: Option<PathBuf>,
     /// The one TLS port [default: 127.0.0.1:4400]
     #[arg(long, env = "MUSTER_LISTEN", value_name = "HOST:PORT")]
     listen: Option<String>,
-    /// Where others reach that port [default: the listen address]
+    /// The address at which others reach that port [default: the listen address]
     #[arg(long, env = "MUSTER_ADVERTISE", value_name = "HOST:PORT")]
     advertise: Option<String>,
-    /// This node's name when it joins [default: the name that it had before, else the host's name]
+    /// This node's name when it joins [default: its earlier name, else the host name]
     #[arg(long, env = "MUSTER_NAME")]
     name: Option<String>,
     /// Found a new cluster with this node as its first manager
@@ -44,13 +44,13 @@ pub struct Args {
     #[arg(long, env = "MUSTER_JOIN", value_name = "HOST:PORT,…", value_delimiter = ',')]
     join: Vec<String>,
     /// The join token: `muster token show worker` or `muster token show manager` on a manager prints one
-    /// (everybody on this machine can read a command line: rather MUSTER_TOKEN or --token-file)
+    /// (every user of this machine can read a command line: prefer MUSTER_TOKEN or --token-file)
     #[arg(long, env = "MUSTER_TOKEN", hide_env_values = true)]
     token: Option<String>,
     /// A file with the join token, `-` for standard input
     #[arg(long, env = "MUSTER_TOKEN_FILE", value_name = "FILE")]
     token_file: Option<PathBuf>,
-    /// The release this node reports [default: musterd's own version]
+    /// The release that this node reports [default: musterd's own version]
     #[arg(long, env = "MUSTER_RELEASE", value_name = "X.Y.Z")]
     release: Option<String>,
     /// A label of this node; may be repeated. In the environment: K=V,K=V
@@ -68,7 +68,7 @@ pub struct Args {
     /// Print the configuration in force as TOML, and exit
     #[arg(long)]
     print_config: bool,
-    /// The quorum is lost for good: go on alone with this manager's data, all others become workers. Once, by hand
+    /// The quorum is lost for good: continue alone with this manager's data; all others become workers. Once, by hand
     #[arg(long)]
     force_new_cluster: bool,
     /// Only print what --force-new-cluster would do
@@ -85,10 +85,10 @@ pub struct Args {
     /// Found a cluster anew, in an empty directory, from a file of `muster backup`. Once, by hand
     #[arg(long, value_name = "FILE", conflicts_with_all = ["force_new_cluster", "init", "join"])]
     restore: Option<PathBuf>,
-    /// What to log, as tracing filters: info, debug, muster_raft_member=debug,… [default: info]
+    /// Log filter in tracing's syntax: info, debug, muster_raft_member=debug,… [default: info]
     #[arg(long, env = "MUSTER_LOG", value_name = "FILTER")]
     log: Option<String>,
-    /// How to log [default: text]
+    /// Log format [default: text]
     #[arg(long, env = "MUSTER_LOG_FORMAT", value_name = "text|json")]
     log_format: Option<LogFormat>,
 }
@@ -96,10 +96,10 @@ pub struct Args {
 const AFTER_HELP: &str = "\
 Found a cluster:  musterd --data-dir /var/lib/muster --listen 10.0.0.1:4400 --init
 Join it:          musterd --data-dir /var/lib/muster --listen 10.0.0.2:4400 --join 10.0.0.1:4400 --token-file FILE
-Come back:        musterd --data-dir /var/lib/muster --listen 10.0.0.2:4400
+Restart:          musterd --data-dir /var/lib/muster --listen 10.0.0.2:4400
 
-Each node listens on an address that the others reach: without --listen it is reached from its own machine alone.
-Run one manager, or three or five: two do not survive the loss of either.
+Each node listens on an address that the others can reach. Without --listen only its own machine can reach it.
+Run one manager, or three or five: with two, the loss of either stops the cluster.
 
 Precedence: flag, then MUSTER_… environment, then the file of --config, then the default.";
 
@@ -112,14 +112,14 @@ pub enum LogFormat {
     Json,
 }
 
-/// How a plan is printed.
+/// Format of a printed plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum PlanFormat {
     Text,
     Json,
 }
 
-/// The file of `--config`. Unknown keys are refused: a misspelt one must not be silently ignored.
+/// The file of `--config`. Unknown keys are rejected: a misspelt one must not be silently ignored.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct File {
@@ -138,7 +138,7 @@ struct File {
     socket: Option<PathBuf>,
     log: Option<String>,
     log_format: Option<LogFormat>,
-    // The sections one by one: serde cannot refuse unknown keys behind `flatten`.
+    // One field per section: serde cannot reject unknown keys behind `flatten`.
     debug: settings::Debug,
     supervision: settings::Supervision,
     agent: settings::Agent,
@@ -192,16 +192,16 @@ pub struct Config {
     pub listen: String,
     pub advertise: String,
     pub name: String,
-    /// It was not given: it is the host name, and a node that already has a name keeps that one.
+    /// Not configured: the host name is used, and a node that already has a name keeps it.
     #[serde(skip)]
     pub name_is_the_hosts: bool,
     pub init: bool,
     pub cluster_name: String,
     pub join: Vec<String>,
-    /// The join token, or why the file that should hold it does not. A directory with an identity needs neither.
+    /// The join token, or why its file cannot be read. A directory with an identity needs neither.
     #[serde(skip)]
     pub token: Option<Result<Secret, String>>,
-    /// Where everybody reads it.
+    /// It is in the command line, which every user can read.
     #[serde(skip)]
     pub token_is_public: bool,
     pub release: String,
@@ -210,7 +210,7 @@ pub struct Config {
     pub socket: PathBuf,
     pub log: String,
     pub log_format: LogFormat,
-    /// By a flag alone: what is in a file or in the environment is said again at the next start.
+    /// Only by a flag: a file or the environment would repeat it at the next start.
     #[serde(skip)]
     pub force_new_cluster: bool,
     #[serde(skip)]
@@ -221,7 +221,7 @@ pub struct Config {
     pub settings: Settings,
 }
 
-/// A configuration that cannot be used: exit 2.
+/// An unusable configuration: exit 2.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct BadConfig(String);
@@ -242,7 +242,7 @@ pub fn load(args: Args) -> Result<(Config, bool), BadConfig> {
     };
     let settings = file.take_settings();
     let data_dir = args.data_dir.or(file.data_dir);
-    let data_dir = data_dir.ok_or_else(|| bad("say where this node keeps its data: --data-dir DIR"))?;
+    let data_dir = data_dir.ok_or_else(|| bad("--data-dir DIR is required: where this node keeps its data"))?;
     let listen = args.listen.or(file.listen).unwrap_or_else(|| "127.0.0.1:4400".to_owned());
     host_and_port("--listen", &listen)?;
     let advertise = args.advertise.or(file.advertise).unwrap_or_else(|| listen.clone());
@@ -274,15 +274,15 @@ pub fn load(args: Args) -> Result<(Config, bool), BadConfig> {
     if token_is_public && file_is_a_flag {
         return Err(bad("--token and --token-file: give one of them"));
     }
-    // A flag before the environment, that before the file of --config; in each, the token before a file with it.
-    let told = |token: Option<String>, file: Option<PathBuf>| {
+    // A flag wins over the environment, which wins over the file of --config; within each, the token wins over a token file.
+    let found = |token: Option<String>, file: Option<PathBuf>| {
         token.map(|token| Ok(Secret::new(token))).or_else(|| file.map(|file| token_in(&file)))
     };
-    let told_here = if file_is_a_flag { told(None, args.token_file) } else { told(args.token, args.token_file) };
-    let token = told_here.or_else(|| told(file.token, file.token_file));
+    let found_here = if file_is_a_flag { found(None, args.token_file) } else { found(args.token, args.token_file) };
+    let token = found_here.or_else(|| found(file.token, file.token_file));
     let init = args.init.or(file.init).unwrap_or(false);
     if init && !join.is_empty() {
-        return Err(bad("--init founds a cluster and --join enters one: give one of them"));
+        return Err(bad("--init founds a cluster and --join joins one: give one of them"));
     }
     let config = Config {
         socket: args.socket.or(file.socket).unwrap_or_else(|| data_dir.join("muster.sock")),
@@ -309,18 +309,18 @@ pub fn load(args: Args) -> Result<(Config, bool), BadConfig> {
     Ok((config, args.print_config))
 }
 
-/// Where in the file, and what; not the line itself, which may hold a token.
+/// Names the line and the error, but not the line's text, which may hold a token.
 fn unreadable(path: &Path, text: &str, error: &toml::de::Error) -> BadConfig {
     let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
     let line = before.matches('\n').count() + 1;
     bad(format!("{}, line {line}: {}", path.display(), error.message()))
 }
 
-/// The one line of a file that holds a token and nothing else.
+/// Reads a file that holds one line with a token and nothing else.
 fn token_in(file: &Path) -> Result<Secret, String> {
     let read = |from: &mut dyn Read| {
         let mut text = String::new();
-        from.take(LONGEST_TOKEN).read_to_string(&mut text).map(|_| text)
+        from.take(MAX_TOKEN_BYTES).read_to_string(&mut text).map(|_| text)
     };
     let text = match file.to_str() {
         Some("-") => read(&mut std::io::stdin()),
@@ -333,8 +333,8 @@ fn token_in(file: &Path) -> Result<Secret, String> {
     }
 }
 
-/// Ten times as long as any.
-const LONGEST_TOKEN: u64 = 1024;
+/// Ten times the length of any token.
+const MAX_TOKEN_BYTES: u64 = 1024;
 
 fn host_and_port(flag: &str, text: &str) -> Result<(), BadConfig> {
     let legal = text.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok());
@@ -361,13 +361,13 @@ mod tests {
     }
 
     #[test]
-    fn the_socket_lies_in_the_data_directory_and_advertise_follows_listen() {
+    fn socket_and_advertise_address_have_defaults() {
         let c = config(&["--data-dir", "/d", "--listen", "10.0.0.1:44", "--name", "n1"]).unwrap();
         assert_eq!((c.socket.to_str(), c.advertise.as_str()), (Some("/d/muster.sock"), "10.0.0.1:44"));
     }
 
     #[test]
-    fn a_token_comes_from_the_flag_or_a_file_and_is_shown_by_nothing() {
+    fn token_comes_from_flag_or_file_and_is_never_shown() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("token");
         let file = path.to_str().unwrap();
@@ -388,13 +388,13 @@ mod tests {
         for broken in ["data_dir = \"/d\"\ntoken = \"MSTR-1-a-b", "token = [\"MSTR-1-a-b\"]", "tokken = \"MSTR-1-a-b\""]
         {
             std::fs::write(&path, broken).unwrap();
-            let told = config(&["--config", file]).unwrap_err().to_string();
-            assert!(told.contains("line ") && !told.contains("MSTR"), "{told}");
+            let found = config(&["--config", file]).unwrap_err().to_string();
+            assert!(found.contains("line ") && !found.contains("MSTR"), "{found}");
         }
     }
 
     #[test]
-    fn mistakes_are_told_in_words() {
+    fn configuration_mistakes_name_the_flag() {
         for (args, word) in [
             (&[][..], "--data-dir"),
             (&["--data-dir", "/d", "--listen", "4400"], "HOST:PORT"),

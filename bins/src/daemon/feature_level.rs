@@ -1,13 +1,13 @@
-//! The managers as participants of Muster's own scope, and the end of a manager half that the cluster has outgrown.
+//! The managers as participants of Muster's own scope, and the end of the manager runtime of an incompatible build.
 //!
-//! Owns   this manager's membership of the scope `muster`, at the level that its build speaks, and its candidacy for raising
-//!        the cluster's level: both are children, and what everybody uses.
-//! Hears  its copy; where its membership stands; that its raft member was outgrown.
-//! Says   the definition of its level, until the cluster has it; that the manager half is to stop, and why.
+//! Owns        this manager's membership of the scope `muster`, at the level that its build supports, and its candidacy for raising
+//!             the cluster's level: both are children and use the public library.
+//! Inputs      its local replica; the state of its membership; incompatibility found by its Raft member.
+//! Outputs     the definition of its level, until the cluster has it; the end of the manager runtime, with the reason.
 //!
-//! Raft does not wait for the admission, which needs the quorum that this manager may be part of. What keeps an old build from
-//! harm is that it applies nothing behind the raise (LEVEL-2); the gate keeps the level where everybody who takes part reads it.
-//! Its lease lost, a manager is not waited for any more, and takes part anew as soon as it can.
+//! Raft does not wait for the admission, which needs the quorum that this manager may be part of. An old build is safe because it
+//! applies nothing after the raise (LEVEL-2); the gate keeps the level at one that every participant supports.
+//! A manager that loses its lease is no longer waited for, and takes part again as soon as it can.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -24,10 +24,10 @@ use muster_messages::{
     Definition, DefinitionKey, ErrorBody, Incarnation, LEVEL_RECONCILER, MANAGERS_SCOPE, NodeId, Release, Replica,
     level_release,
 };
-use muster_raft_member::Outgrown;
+use muster_raft_member::Incompatible;
 use muster_reconciler::{
-    ApplyCtx, Cluster, Handler, HandlerError, LeaseTiming, Member, MemberSetup, MemberView, ReconcilerSpec,
-    Reconcilers, Setup, Standing, member_spec, reconcilers_spec,
+    AdmissionState, ApplyCtx, Cluster, Handler, HandlerError, LeaseTiming, Member, MemberSetup, MemberView,
+    ReconcilerSpec, Reconcilers, Setup, member_spec, reconcilers_spec,
 };
 use serde_json::{Value, json};
 use tokio::sync::watch;
@@ -35,29 +35,29 @@ use tracing::{error, info};
 
 use super::node::Shared;
 
-/// For the leader to answer a question that it answers from memory.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// Between attempts at what is refused, or finds no leader: nobody waits for it.
-const AGAIN: Duration = Duration::from_secs(2);
-/// A new leader has not heard of it: that long it may take until it has.
-const NAMED_AGAIN: Duration = Duration::from_secs(15);
-/// How long a manager that stops may take to give its candidacy back. Else the others wait for that lease.
-const FAREWELL: Duration = Duration::from_secs(1);
+/// The leader answers from memory.
+const LEADER_ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+/// Pause after a refusal or without a leader: nothing waits for these attempts.
+const RETRY_PAUSE: Duration = Duration::from_secs(2);
+/// Interval of reports once a leader has this one: a new leader learns it within this time.
+const REPORT_INTERVAL: Duration = Duration::from_secs(15);
+/// How long a stopping manager may take to give its candidacy back. Otherwise the others wait for that lease.
+const CANDIDACY_RETURN_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Whether the manager half runs. A level.
+/// Whether the manager runtime runs: a watched value.
 #[derive(Clone, Debug)]
 pub struct Runs {
     pub wanted: ManagerWanted,
-    /// The cluster speaks more than this build: final for this process.
-    pub outgrown: bool,
-    /// Of the certificate. A manager half does not outlive it: its Raft data are of another history.
+    /// The cluster's feature level is above this build's: final for this process.
+    pub incompatible: bool,
+    /// The certificate's. A manager runtime does not outlive it: its Raft data belongs to another history.
     pub incarnation: Incarnation,
 }
 
-/// The certificate says manager, and this build speaks what the cluster speaks.
+/// The certificate says manager, and this build supports the cluster's level.
 pub fn runs(
     mut wanted: watch::Receiver<ManagerWanted>,
-    mut outgrown: watch::Receiver<Option<String>>,
+    mut incompatible: watch::Receiver<Option<String>>,
     mut credentials: watch::Receiver<Arc<NodeCredentials>>,
 ) -> watch::Receiver<Runs> {
     type Sources<'a> = (
@@ -65,18 +65,18 @@ pub fn runs(
         &'a watch::Receiver<Option<String>>,
         &'a watch::Receiver<Arc<NodeCredentials>>,
     );
-    let now = |(wanted, outgrown, credentials): Sources<'_>| Runs {
+    let now = |(wanted, incompatible, credentials): Sources<'_>| Runs {
         wanted: wanted.borrow().clone(),
-        outgrown: outgrown.borrow().is_some(),
+        incompatible: incompatible.borrow().is_some(),
         incarnation: credentials.borrow().identity.incarnation,
     };
-    let (tell, level) = watch::channel(now((&wanted, &outgrown, &credentials)));
+    let (tell, level) = watch::channel(now((&wanted, &incompatible, &credentials)));
     tokio::spawn(async move {
         loop {
-            tell.send_replace(now((&wanted, &outgrown, &credentials)));
+            tell.send_replace(now((&wanted, &incompatible, &credentials)));
             let changed = tokio::select! {
                 changed = wanted.changed() => changed,
-                changed = outgrown.changed() => changed,
+                changed = incompatible.changed() => changed,
                 changed = credentials.changed() => changed,
             };
             if changed.is_err() {
@@ -87,61 +87,61 @@ pub fn runs(
     level
 }
 
-/// Ends the manager half of this process for good; the agent half goes on. Said once.
-pub fn outgrow(shared: &Shared, sentence: &str) {
-    let first = shared.outgrown.send_if_modified(|said| {
-        let first = said.is_none();
-        said.get_or_insert_with(|| sentence.to_owned());
+/// Ends the manager runtime of this process for good; the agent keeps running. Logged once.
+pub fn report_incompatible(shared: &Shared, sentence: &str) {
+    let first = shared.incompatible.send_if_modified(|reported| {
+        let first = reported.is_none();
+        reported.get_or_insert_with(|| sentence.to_owned());
         first
     });
     if first {
-        error!("{sentence}; until then this node is no manager: its manager half stops, its agent half goes on");
-        tokio::spawn(stay_named(shared.clone()));
+        error!("{sentence}; until then this node is not a manager: its manager runtime stops, its agent keeps running");
+        tokio::spawn(keep_reporting(shared.clone()));
     }
 }
 
-/// What ends the manager half for good, for this reason, in the hands of those who may find one.
-pub type Outgrow = Arc<dyn Fn(&str) + Send + Sync>;
+/// Ends the manager runtime for good, with a reason: handed to the actors that may detect one.
+pub type ReportIncompatible = Arc<dyn Fn(&str) + Send + Sync>;
 
-/// See [`outgrow`].
-pub fn outgrows(shared: &Shared) -> Outgrow {
+/// See [`report_incompatible`].
+pub fn incompatible_reporter(shared: &Shared) -> ReportIncompatible {
     let shared = shared.clone();
-    Arc::new(move |why| outgrow(&shared, why))
+    Arc::new(move |why| report_incompatible(&shared, why))
 }
 
 /// Reports the feature level of this build for as long as the process runs, so that the leader shows operators why this node is
 /// not a manager.
-async fn stay_named(shared: Shared) {
+async fn keep_reporting(shared: Shared) {
     let report = ManagerReport { feature_level: shared.config.settings.debug.feature_level, failure: None };
     loop {
         let report = report.clone();
-        let reported = shared.agent.ask(PATIENCE, |reply| AgentMsg::ReportManager { report, reply }).await;
-        tokio::time::sleep(if matches!(reported, Ok(Ok(()))) { NAMED_AGAIN } else { AGAIN }).await;
+        let reported = shared.agent.ask(LEADER_ANSWER_TIMEOUT, |reply| AgentMsg::ReportManager { report, reply }).await;
+        tokio::time::sleep(if matches!(reported, Ok(Ok(()))) { REPORT_INTERVAL } else { RETRY_PAUSE }).await;
     }
 }
 
-/// What an operator is told, whoever has found out.
-pub fn sentence(what: impl std::fmt::Display, speaks: u32) -> String {
+/// The sentence for operators, whichever actor detected the incompatibility.
+pub fn sentence(what: impl std::fmt::Display, supported: u32) -> String {
     format!(
-        "{what}, and this build of musterd speaks feature level {speaks} at most; install the build that the other managers run"
+        "{what}, and this build of musterd supports feature level {supported} at most; install the build that the other managers run"
     )
 }
 
-/// Before the process stops: another may raise the level at once. This manager's own lease runs out by itself, so that a build
-/// that is started again within its time, and is the last of its level, finds the level where it was.
+/// Before the process stops: lets another manager raise the level at once. This manager's own lease is left to expire, so that a build
+/// that restarts in time, and is the last of its level, finds the level unchanged.
 pub async fn hand_over(shared: &Shared) {
     let led = shared.manager.borrow().as_ref().is_some_and(|manager| manager.replica.borrow().raft.leader.is_some());
-    let stands = shared.raising.lock().unwrap_or_else(PoisonError::into_inner).take();
-    let Some(stands) = stands.filter(|_| led) else { return };
-    let _in_time = tokio::time::timeout(FAREWELL, stands.hand_over()).await;
+    let candidacy = shared.raising.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let Some(candidacy) = candidacy.filter(|_| led) else { return };
+    let _in_time = tokio::time::timeout(CANDIDACY_RETURN_TIMEOUT, candidacy.hand_over()).await;
 }
 
-/// What a build of this level brings. Of one level there is one, whoever brings it: it is never changed.
+/// The definition of this level. All builds of a level bring the same one: it is never changed.
 fn definition(level: u32) -> Definition {
     ReconcilerSpec::handler(LEVEL_RECONCILER, level_release(level).into(), MANAGERS_SCOPE)
         .floor(level_release(level))
         .once()
-        // The entry that raises the level is judged by the gate and by the term when it is applied.
+        // The gate and the term judge the entry that raises the level when it is applied.
         .settle(Duration::ZERO)
         .definition()
 }
@@ -154,24 +154,24 @@ impl Handler for Raise {
         let cluster = Arc::clone(&self.0);
         async move {
             let level = u32::try_from(ctx.target.triple.major)
-                .map_err(|_| HandlerError::Permanent(format!("{} is no feature level", ctx.target)))?;
+                .map_err(|_| HandlerError::Permanent(format!("{} is not a feature level", ctx.target)))?;
             let request = ReconcilerRequest::RaiseLevel { level, term: ctx.fence };
-            let raised = cluster.reconcile(request, PATIENCE).await;
+            let raised = cluster.reconcile(request, LEADER_ANSWER_TIMEOUT).await;
             raised
-                .map(|_| info!(level, "the cluster's feature level is raised"))
-                // Nobody's failure: whoever has a seat has not said yet what it speaks, or there is no leader.
+                .map(|_| info!(level, "cluster feature level raised"))
+                // Not a failure: some member has not reported its level yet, or there is no leader.
                 .map_err(|e| HandlerError::Later(e.message))
         }
         .boxed()
     }
 }
 
-/// What the actor hears. All of it is its own.
+/// Inputs of the actor. It sends all of them to itself.
 pub enum Msg {
-    /// Its copy knows this node: it is a manager among others.
+    /// The local replica knows this node: it is one of the managers.
     Known,
-    Bring,
-    Brought(Result<(), ErrorBody>),
+    Register,
+    Registered(Result<(), ErrorBody>),
     Member,
     Announce,
 }
@@ -180,39 +180,39 @@ impl Named for Msg {
     fn name(&self) -> &'static str {
         match self {
             Msg::Known => "known",
-            Msg::Bring => "bring",
-            Msg::Brought(_) => "brought",
+            Msg::Register => "bring",
+            Msg::Registered(_) => "brought",
             Msg::Member => "member",
             Msg::Announce => "announce",
         }
     }
 }
 
-/// What the actor is wired to.
+/// Ports of the actor.
 #[derive(Clone)]
 pub struct LevelPorts {
     pub me: NodeId,
-    /// What this build speaks at most.
+    /// The highest level that this build supports.
     pub level: u32,
     pub cluster: Arc<dyn Cluster>,
-    pub copies: watch::Receiver<Arc<Replica>>,
-    /// The raft member was sent what it cannot read.
-    pub outgrown: watch::Receiver<Option<Outgrown>>,
-    /// This manager's candidacy for raising the level, while it stands.
+    pub replicas: watch::Receiver<Arc<Replica>>,
+    /// The Raft member was sent something it cannot read.
+    pub incompatible: watch::Receiver<Option<Incompatible>>,
+    /// This manager's candidacy for raising the level, while it is a candidate.
     pub raising: Arc<Mutex<Option<Reconcilers>>>,
-    pub outgrow: Outgrow,
+    pub report_incompatible: ReportIncompatible,
 }
 
 /// See the module.
 pub struct FeatureLevel {
     ports: LevelPorts,
     member: Option<watch::Receiver<MemberView>>,
-    said: String,
+    reported: String,
 }
 
-/// How to make one.
+/// The actor's spec.
 pub fn spec(ports: LevelPorts) -> Spec {
-    let make = move || Ok(FeatureLevel { ports: ports.clone(), member: None, said: String::new() });
+    let make = move || Ok(FeatureLevel { ports: ports.clone(), member: None, reported: String::new() });
     Spec::actor("feature-level", Address::new(64), make).contained().with_children()
 }
 
@@ -221,8 +221,8 @@ impl FeatureLevel {
         level_release(self.ports.level).into()
     }
 
-    /// Stands for raising the level. The library decides when, and does nothing beside a newer one.
-    fn stand(&mut self, cx: &Cx<Msg>) -> Result<(), Fault> {
+    /// Campaigns for raising the level. The library decides when, and does nothing beside a newer candidate.
+    fn campaign(&mut self, cx: &Cx<Msg>) -> Result<(), Fault> {
         let raise: Arc<dyn Handler> = Arc::new(Raise(Arc::clone(&self.ports.cluster)));
         let me = self.ports.me;
         let (spec, reconcilers) = reconcilers_spec(Setup {
@@ -240,7 +240,7 @@ impl FeatureLevel {
         let member = Member::new(MANAGERS_SCOPE, me.to_string().as_str(), self.release()).on(me).safe_without_lease();
         let (cluster, lease) = (Arc::clone(&self.ports.cluster), LeaseTiming::default());
         let setup = MemberSetup { cluster, clock: Arc::new(BootTime), lease, member };
-        // It leaves with its lease, and not before.
+        // The member leaves when its lease ends, not before.
         let (spec, view, _leave) = member_spec("member", setup);
         cx.children().start(spec);
         let (mut news, me) = (view.clone(), cx.me().clone());
@@ -248,41 +248,46 @@ impl FeatureLevel {
         self.member = Some(view);
     }
 
-    fn bring(&self, cx: &Cx<Msg>) {
+    fn register_definition(&self, cx: &Cx<Msg>) {
         let definition = definition(self.ports.level);
         let key = DefinitionKey { reconciler: definition.reconciler.clone(), release: definition.release.triple };
-        if self.ports.copies.borrow().tables.reconcilers.definitions.contains_key(&key) {
+        if self.ports.replicas.borrow().tables.reconcilers.definitions.contains_key(&key) {
             return;
         }
         let (cluster, me) = (Arc::clone(&self.ports.cluster), cx.me().clone());
         cx.spawn(async move {
             let request = ReconcilerRequest::Apply { definitions: vec![definition], replace: false };
-            let brought = cluster.reconcile(request, PATIENCE).await.map(drop);
-            let _stopping = me.tell(Msg::Brought(brought));
+            let registered = cluster.reconcile(request, LEADER_ANSWER_TIMEOUT).await.map(drop);
+            let _stopping = me.tell(Msg::Registered(registered));
         });
     }
 
-    /// One line per change.
-    fn say(&mut self, text: String) {
-        if self.said != text {
+    /// One log line per change.
+    fn log_change(&mut self, text: String) {
+        if self.reported != text {
             info!("{text}");
-            self.said = text;
+            self.reported = text;
         }
     }
 
-    fn look(&mut self, cx: &Cx<Msg>) {
-        let Some(standing) = self.member.as_mut().map(|view| view.borrow_and_update().standing.clone()) else { return };
+    fn log_membership(&mut self, cx: &Cx<Msg>) {
+        let Some(admission_state) = self.member.as_mut().map(|view| view.borrow_and_update().admission_state.clone())
+        else {
+            return;
+        };
         let level = self.ports.level;
-        match standing {
-            Standing::Serving => self.say(format!("takes part in the scope {MANAGERS_SCOPE} at feature level {level}")),
-            Standing::Waiting { reason, message } => {
-                self.say(format!("waits to take part in the scope {MANAGERS_SCOPE}: {reason}: {message}"));
+        match admission_state {
+            AdmissionState::Serving => {
+                self.log_change(format!("participating in the scope {MANAGERS_SCOPE} at feature level {level}"))
             }
-            Standing::Revoked { why } | Standing::Refused { why } => {
-                self.say(format!("does not take part in the scope {MANAGERS_SCOPE} for now: {why}"));
-                cx.after(AGAIN, Msg::Announce);
+            AdmissionState::Waiting { reason, message } => {
+                self.log_change(format!("waiting to participate in the scope {MANAGERS_SCOPE}: {reason}: {message}"));
             }
-            Standing::Announcing { .. } | Standing::Left => {}
+            AdmissionState::Revoked { why } | AdmissionState::Refused { why } => {
+                self.log_change(format!("not participating in the scope {MANAGERS_SCOPE} for now: {why}"));
+                cx.after(RETRY_PAUSE, Msg::Announce);
+            }
+            AdmissionState::Announcing { .. } | AdmissionState::Left => {}
         }
     }
 }
@@ -292,17 +297,22 @@ impl Shell for FeatureLevel {
     const KIND: &'static str = "FeatureLevel";
 
     async fn started(&mut self, cx: &Cx<Msg>) -> Result<(), Fault> {
-        let LevelPorts { outgrow, mut outgrown, level, .. } = self.ports.clone();
+        let LevelPorts { report_incompatible, mut incompatible, level, .. } = self.ports.clone();
         cx.spawn(async move {
-            let said =
-                outgrown.wait_for(|what| matches!(what, Some(Outgrown::Level(_)))).await.ok().and_then(|what| *what);
-            if let Some(what) = said {
-                outgrow(&sentence(what, level));
+            let reported = incompatible
+                .wait_for(|what| matches!(what, Some(Incompatible::Level(_))))
+                .await
+                .ok()
+                .and_then(|what| *what);
+            if let Some(what) = reported {
+                report_incompatible(&sentence(what, level));
             }
         });
-        let (mut copies, me, id) = (self.ports.copies.clone(), cx.me().clone(), self.ports.me);
+        let (mut replicas, me, id) = (self.ports.replicas.clone(), cx.me().clone(), self.ports.me);
         cx.spawn(async move {
-            let known = copies.wait_for(|copy| copy.tables.cluster.is_some() && copy.tables.nodes.contains_key(&id));
+            let known = replicas.wait_for(|local_replica| {
+                local_replica.tables.cluster.is_some() && local_replica.tables.nodes.contains_key(&id)
+            });
             if known.await.is_ok() {
                 let _stopping = me.tell(Msg::Known);
             }
@@ -313,26 +323,26 @@ impl Shell for FeatureLevel {
     async fn handle(&mut self, cx: &Cx<Msg>, msg: Msg) -> Result<(), Fault> {
         match msg {
             Msg::Known => {
-                self.stand(cx)?;
+                self.campaign(cx)?;
                 self.announce(cx);
-                self.bring(cx);
+                self.register_definition(cx);
             }
-            Msg::Bring => self.bring(cx),
-            Msg::Brought(Ok(())) => {}
-            Msg::Brought(Err(why)) => {
-                tracing::debug!(%why, "cannot bring the definition of this feature level yet");
-                cx.after(AGAIN, Msg::Bring);
+            Msg::Register => self.register_definition(cx),
+            Msg::Registered(Ok(())) => {}
+            Msg::Registered(Err(why)) => {
+                tracing::debug!(%why, "cannot register the definition of this feature level yet");
+                cx.after(RETRY_PAUSE, Msg::Register);
             }
-            Msg::Member => self.look(cx),
+            Msg::Member => self.log_membership(cx),
             Msg::Announce => self.announce(cx),
         }
         Ok(())
     }
 
     fn view(&self) -> Value {
-        let standing = self.member.as_ref().map(|view| view.borrow().standing.clone());
-        let cluster = self.ports.copies.borrow().tables.cluster.as_ref().map(|cluster| cluster.feature_level);
-        json!({"speaks": self.ports.level, "cluster": cluster, "standing": standing})
+        let admission_state = self.member.as_ref().map(|view| view.borrow().admission_state.clone());
+        let cluster = self.ports.replicas.borrow().tables.cluster.as_ref().map(|cluster| cluster.feature_level);
+        json!({"speaks": self.ports.level, "cluster": cluster, "standing": admission_state})
     }
 }
 

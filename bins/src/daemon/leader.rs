@@ -1,5 +1,5 @@
 //! The leader's subtree: role manager, certificate authority, dispatcher, elections. It runs while this member leads and has
-//! applied an entry of its own term; another term is another subtree.
+//! applied an entry of its own term; each term has its own subtree.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -25,7 +25,7 @@ use super::node::Shared;
 use super::settings::Settings;
 use super::switch::Plan;
 
-/// Where the leader's actors are reached, whichever incarnation runs. `Down` while this member does not lead.
+/// Addresses of the leader's actors, for every incarnation. `Down` while this member does not lead.
 #[derive(Clone)]
 pub struct LeaderAddresses {
     pub roles: Address<muster_role_manager::Msg>,
@@ -34,7 +34,7 @@ pub struct LeaderAddresses {
     pub elections: Address<muster_elections::Msg>,
 }
 
-/// Mailboxes: each message is one person's or node's request; more than these are refused with a time to retry.
+/// Mailboxes: each message is one person's or node's request; beyond these bounds requests are rejected with a time to retry.
 pub fn addresses(settings: &Settings) -> LeaderAddresses {
     LeaderAddresses {
         roles: Address::new(1024),
@@ -55,8 +55,8 @@ pub struct LeaderPlan {
     kept: PerTerm<(Slot<Checkpoint>, ElectionsPorts)>,
 }
 
-/// What lives as long as a leadership, however often its subtree is started: what was under way in this term may still
-/// be applied. What an earlier leadership was about to do, a fresh look decides anew.
+/// State that lives as long as a leadership, however often its subtree restarts: what was in progress in this term may still be
+/// applied. A new term decides anew from the current state.
 struct PerTerm<T>(Mutex<Option<(Term, T)>>);
 
 impl<T> Default for PerTerm<T> {
@@ -68,7 +68,7 @@ impl<T: Clone> PerTerm<T> {
     fn of(&self, term: Term, make: impl FnOnce() -> T) -> T {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         match &*kept {
-            Some((of, there)) if *of == term => there.clone(),
+            Some((of, value)) if *of == term => value.clone(),
             _ => kept.insert((term, make())).1.clone(),
         }
     }
@@ -147,10 +147,10 @@ impl Plan<Arc<Replica>> for LeaderPlan {
     }
 }
 
-/// How long another manager may take to say what time it is there.
+/// How long another manager may take to answer with its time.
 const CLOCK_ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Asks every other manager with a seat for its time. Those of feature level 2 do not know the question.
+/// Asks every other Raft member for its time. Builds of feature level 2 do not know the question.
 fn clocks(me: NodeId, replica: watch::Receiver<Arc<Replica>>, mesh: MeshHandle) -> Clocks {
     Arc::new(move || {
         let (replica, mesh) = (Arc::clone(&replica.borrow()), mesh.clone());
@@ -163,10 +163,10 @@ fn clocks(me: NodeId, replica: watch::Receiver<Arc<Replica>>, mesh: MeshHandle) 
                 async move {
                     let asked = Clock.wall();
                     let answer = mesh.call(node, CLOCK_ANSWER_TIMEOUT, PeerCall::Clock).await.ok()?;
-                    let there: WallTime = wire::decode(&answer).ok()?;
+                    let value: WallTime = wire::decode(&answer).ok()?;
                     // Half-way between question and answer; a clock that is set meanwhile is compared once more.
                     let here = asked.0.midpoint(Clock.wall().0);
-                    Some(there.0.saturating_sub(here))
+                    Some(value.0.saturating_sub(here))
                 }
             });
             futures_util::future::join_all(asking).await.into_iter().flatten().collect()
@@ -174,15 +174,15 @@ fn clocks(me: NodeId, replica: watch::Receiver<Arc<Replica>>, mesh: MeshHandle) 
     })
 }
 
-/// How often the first entry is proposed again until it is applied.
-const AGAIN: Duration = Duration::from_millis(200);
+/// Pause between proposals of the first entry until it is applied.
+const FOUNDING_RETRY_PAUSE: Duration = Duration::from_millis(200);
 
-/// Founding, last step: the first entry writes the cluster, its root and its founder. Repeated until it is applied; the
-/// guard `NotFounded` makes it happen once.
+/// Last step of founding: the first entry writes the cluster, its root and its founder. Repeated until applied; the guard
+/// `NotFounded` makes it take effect once.
 async fn write_first_entry(shared: Shared, founding: muster_pki::Founding, raft: Recipient<RaftMemberMsg>) {
     let feature_level = shared.config.settings.debug.feature_level;
-    // Each term that is led before the entry is applied, and each restart of the manager half, proposes it again: once
-    // one of them is through, the others end.
+    // Each term led before the entry is applied, and each restart of the manager runtime, proposes it again: once one
+    // proposal succeeds, the others end.
     while shared.founding.lock().unwrap_or_else(PoisonError::into_inner).is_some() {
         let mut command = Command::idempotent(founding.at, Principal::Operator, "founded").guard(Guard::NotFounded);
         command = command.change(Change::Found {
@@ -201,9 +201,9 @@ async fn write_first_entry(shared: Shared, founding: muster_pki::Founding, raft:
             Ok(Err(muster_messages::protocol::ProposeError::Refused(
                 muster_messages::CommandRefusal::AlreadyFounded,
             ))) => break,
-            other => tracing::debug!(?other, "the first entry is not applied yet"),
+            other => tracing::debug!(?other, "first entry not applied yet"),
         }
-        tokio::time::sleep(AGAIN).await;
+        tokio::time::sleep(FOUNDING_RETRY_PAUSE).await;
     }
     let store = shared.memory.store().clone();
     let finished = tokio::task::spawn_blocking(move || store.finish_founding()).await;
@@ -229,7 +229,7 @@ fn founder(shared: &Shared, founding: &muster_pki::Founding) -> NodeRecord {
     }
 }
 
-/// The one that the founder signed before there was a log.
+/// The certificate that the founder signed before the log existed.
 fn first_certificate(shared: &Shared, founding: &muster_pki::Founding) -> Change {
     let identity = shared.credentials.borrow().identity.clone();
     let certificate = IssuedCertificate {
@@ -261,7 +261,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_under_way_in_a_term_is_there_however_often_its_subtree_is_started_and_in_no_other_term() {
+    fn per_term_state_survives_restarts_within_its_term() {
         let kept = PerTerm::default();
         let [first, again, next] = [3, 3, 4].map(|term| kept.of(Term(term), Slot::<u32>::new));
         first.set(7);

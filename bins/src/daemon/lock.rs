@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use super::recovery::{DAMAGED, FENCED};
 use muster_pki::private::{NotPrivate, check_folder, close_to_others, open_own_file};
 
-/// Why the directory is not ours.
+/// Why this process cannot use the directory.
 #[derive(Debug, thiserror::Error)]
 pub enum LockFault {
     #[error("another musterd (pid {pid}) runs on {dir}; stop it first, or use another --data-dir")]
@@ -18,13 +18,13 @@ pub enum LockFault {
     Io { path: PathBuf, source: std::io::Error },
 }
 
-/// The lock, held as long as the process lives. The kernel lets go of it when the process dies, however it dies.
+/// The lock, held as long as the process lives. The kernel releases it when the process ends in any way.
 #[derive(Debug)]
 pub struct DirLock(#[expect(dead_code, reason = "held, not read")] File);
 
 impl DirLock {
-    /// Takes the directory, making it if need be, readable by this user alone. Refuses one in which another user can write. Raft
-    /// data that earlier builds left readable to others are closed to them.
+    /// Locks the directory, creating it if necessary, readable by this user only. Rejects one that another user can write to. Raft
+    /// data that earlier builds left readable to others is closed to them.
     pub fn take(dir: &Path) -> Result<Self, LockFault> {
         let path = dir.join("lock");
         let fault = |source| LockFault::Io { path: path.clone(), source };
@@ -45,12 +45,12 @@ impl DirLock {
             Err(TryLockError::Error(source)) => return Err(fault(source)),
         }
         for held in ["raft", FENCED, DAMAGED].map(|name| dir.join(name)) {
-            // Not every file system has permissions to take away.
+            // Some file systems have no permissions.
             if let Err(error) = close_to_others(&held) {
                 tracing::warn!(folder = %held.display(), %error, "cannot close these Raft data to other users");
             }
         }
-        // For the sentence above alone: a full disk makes it say less, and keeps nobody from starting.
+        // Used only in the sentence above: on a full disk the pid is missing there, and the daemon starts anyway.
         let _unsaid =
             file.set_len(0).and_then(|()| file.rewind()).and_then(|()| writeln!(file, "{}", std::process::id()));
         Ok(Self(file))
@@ -63,7 +63,7 @@ mod tests {
     use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 
     #[test]
-    fn a_lock_that_is_a_link_leaves_its_target_as_it_is() {
+    fn lock_symlink_leaves_its_target_unchanged() {
         let dir = tempfile::tempdir().unwrap();
         let target = dir.path().join("precious");
         std::fs::write(&target, "kept").unwrap();
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_others_can_write_is_refused() {
+    fn directory_writable_by_others_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
         let refused = DirLock::take(dir.path()).unwrap_err().to_string();
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn raft_data_that_others_could_read_are_closed() {
+    fn raft_data_readable_by_others_is_closed() {
         let dir = tempfile::tempdir().unwrap();
         let log = dir.path().join("raft/log/1.raftlog");
         std::fs::create_dir_all(log.parent().unwrap()).unwrap();

@@ -1,8 +1,8 @@
-//! Logs go to stderr. ractor and ractor_cluster stay at INFO whatever the filter says: at DEBUG they print whole
-//! frames, keys included.
+//! Logs go to stderr. ractor and ractor_cluster stay at INFO whatever the filter says: at DEBUG they print whole frames, including
+//! keys.
 //!
-//! One event is one line, whatever others have written into it: tracing escapes what would move a terminal's cursor, and
-//! [`OneLine`] what would begin a line that looks like ours.
+//! One event is one line, whatever text others put into it: tracing escapes control characters that move a terminal's cursor, and
+//! [`OneLine`] line breaks that could forge a line.
 
 use std::borrow::Cow;
 use std::io::{self, IsTerminal, Write};
@@ -20,15 +20,15 @@ pub fn install(filter: &str, format: LogFormat) -> Result<(), String> {
         let noisy = ["ractor", "rustls", "hyper", "raft_engine", "h2"];
         let least = match noisy.iter().find(|library| meta.target().starts_with(**library)) {
             None => return true,
-            // They warn of what a stranger does, once per connection. The gateway's lines about offenders are bounded,
+            // They warn about a client's behaviour once per connection. The gateway's lines about offenders are bounded;
             // these are not.
             Some(&("h2" | "rustls")) => LevelFilter::ERROR,
-            // It warns of "Corruption" where a write was cut off by an unclean end, which it recovers from. Damage that
-            // it does not recover from is an error of ours, with the file's name.
+            // It warns of "Corruption" where an unclean end truncated a write, which it recovers from. Damage that it does not
+            // recover from is an error of ours, with the file's name.
             Some(&"raft_engine") => LevelFilter::ERROR,
             Some(_) => LevelFilter::INFO,
         };
-        // ractor opens a span around each actor that says nothing but a number.
+        // ractor opens a span around each actor that contains only a number.
         *meta.level() <= least && meta.is_event()
     });
     let registry = tracing_subscriber::registry().with(filter);
@@ -41,7 +41,7 @@ pub fn install(filter: &str, format: LogFormat) -> Result<(), String> {
     installed.map_err(|e| e.to_string())
 }
 
-/// Writes each event, which comes whole, as one line.
+/// Writes each event, which arrives whole, as one line.
 struct OneLine<W>(W);
 
 impl<W: Write> Write for OneLine<W> {
@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_text_with_line_breaks_begins_no_line_of_its_own() {
+    fn log_text_with_line_breaks_stays_one_line() {
         let mut log = Vec::new();
         let mut writer = OneLine(&mut log);
         writer.write_all(b"INFO refused why=x\n2026-01-01 INFO forged\r\n\n").unwrap();

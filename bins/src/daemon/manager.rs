@@ -1,6 +1,6 @@
-//! The manager half: mesh, raft member, blocklist, sessions, join service, the seat, the switch of the leader's subtree, and
-//! its part in Muster's own scope. It runs while the certificate says manager and the cluster speaks what this build speaks; its
-//! failure never takes the agent half down.
+//! The manager runtime: mesh, Raft member, blocklist, sessions, join service, membership agent, the switch of the leader's subtree,
+//! and its part in Muster's own scope. It runs while the certificate says manager and this build supports the cluster's feature
+//! level. Its failure never takes the agent down.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
@@ -15,23 +15,23 @@ use muster_kernel::{Address, Children, Fault, Slot, Spec};
 use muster_mesh::{Mesh, MeshHandle, MeshWiring};
 use muster_messages::protocol::RaftMemberMsg;
 use muster_messages::{Incarnation, RaftId, Replica, RoleView};
-use muster_raft_member::{ObjectFeed, Outgrown, RaftArgs, RaftMember, disk};
+use muster_raft_member::{Incompatible, ObjectFeed, RaftArgs, RaftMember, disk};
 use muster_sessions::{SessionsPorts, sessions_address, sessions_spec};
 use tokio::sync::{mpsc, watch};
 
 use super::boot::RaftData;
 use super::feature_level::{self, LevelPorts, Runs};
 use super::leader::LeaderPlan;
+use super::membership::{MembershipAgent, MembershipAgentMsg, MembershipPorts};
 use super::node::Shared;
 use super::recovery;
 use super::router::{PeerCalls, Router};
-use super::seat::{SeatKeeper, SeatMsg, SeatPorts};
 use super::switch::{Plan, Switch, SwitchMsg};
 
-/// How soon a directory that could not be put in order is looked at again: the disk is full, perhaps.
-const TIDY_AGAIN: Duration = Duration::from_secs(1);
+/// Pause before retrying a directory that could not be prepared, on a full disk for example.
+const TIDY_RETRY_PAUSE: Duration = Duration::from_secs(1);
 
-/// Starts and stops the manager half.
+/// Starts and stops the manager runtime.
 pub struct ManagerPlan {
     shared: Shared,
 }
@@ -44,22 +44,21 @@ impl ManagerPlan {
 
 impl Plan<Runs> for ManagerPlan {
     fn wanted(&self, level: &Runs) -> Option<u64> {
-        (level.wanted.wanted && !level.outgrown).then_some(level.incarnation.0)
+        (level.wanted.wanted && !level.incompatible).then_some(level.incarnation.0)
     }
     fn child(&self, _level: &Runs) -> Spec {
-        tracing::info!("starting the manager half");
+        tracing::info!("starting the manager runtime");
         let shared = self.shared.clone();
-        // Its failures are its own: it may restart as often as it likes without ending the process.
+        // Its failures are contained: it may restart any number of times without ending the process.
         let settings = &shared.config.settings;
         let (limit, backoff) = (settings.intensity(), settings.backoff());
         Spec::group("manager", limit, move |children| fill(&shared, children)).backoff(backoff).contained()
     }
-    /// MESH-22: a start that is not written down yet. RECOVER-8: the boot has looked at data of an older incarnation than its
-    /// certificate's, and whoever stops looks again; but a half that was not wanted any more before it had started has left its
-    /// data as they were.
+    /// MESH-22: a start that is not on disk yet. RECOVER-8: boot has checked data older than its certificate's incarnation, and
+    /// stopping checks again; but a runtime that was no longer wanted before it had started has left its data untouched.
     fn disorder(&self, level: &Runs) -> bool {
         let unwritten = self.wanted(level).is_some() && self.shared.starts.get().is_none();
-        unwritten || level.incarnation.0 > self.shared.raft_judged.load(Ordering::Acquire)
+        unwritten || level.incarnation.0 > self.shared.raft_checked.load(Ordering::Acquire)
     }
     fn tidy(&self, level: Runs) -> BoxFuture<'static, ()> {
         let shared = self.shared.clone();
@@ -71,9 +70,9 @@ impl Plan<Runs> for ManagerPlan {
                 Ok(Err(why)) => why,
                 Err(crashed) => Fault::from(crashed),
             };
-            tracing::error!(%why, "no manager half starts before its directory is in order; trying on");
-            shared.raft_trouble.send_replace(Some(format!("disk_failed: no manager half yet: {why}")));
-            tokio::time::sleep(TIDY_AGAIN).await;
+            tracing::error!(%why, "cannot prepare the Raft data directory; retrying before starting the manager runtime");
+            shared.raft_trouble.send_replace(Some(format!("disk_failed: the manager runtime cannot start yet: {why}")));
+            tokio::time::sleep(TIDY_RETRY_PAUSE).await;
         })
     }
     fn after_stop(&self, level: Runs) -> BoxFuture<'static, ()> {
@@ -81,18 +80,18 @@ impl Plan<Runs> for ManagerPlan {
         Box::pin(async move {
             shared.manager.send_replace(None);
             shared.raft_trouble.send_replace(None);
-            let Runs { wanted, outgrown, incarnation } = level;
-            tracing::info!(because = ?wanted.because, outgrown, "the manager half has stopped");
-            let told = wanted.because == WantedBecause::OldIncarnation;
+            let Runs { wanted, incompatible, incarnation } = level;
+            tracing::info!(because = ?wanted.because, incompatible, "manager runtime stopped");
+            let old_incarnation = wanted.because == WantedBecause::OldIncarnation;
             let wiped = tokio::task::spawn_blocking(move || {
-                if told {
+                if old_incarnation {
                     recovery::set_aside(&shared.config.data_dir, recovery::FENCED)?;
                 }
                 set_aside_outlived(&shared, incarnation)?;
-                if told || wanted.may_wipe() { wipe(&shared) } else { Ok(()) }
+                if old_incarnation || wanted.may_wipe() { wipe(&shared) } else { Ok(()) }
             });
             if let Ok(Err(why)) = wiped.await {
-                tracing::error!(%why, "cannot clear the Raft data of a seat that is gone");
+                tracing::error!(%why, "cannot clear the Raft data of a removed member");
             }
         })
     }
@@ -101,7 +100,7 @@ impl Plan<Runs> for ManagerPlan {
     }
 }
 
-/// What must be on disk, or gone from it, before this process speaks as a manager.
+/// What must be on disk, or deleted, before this process acts as a manager.
 fn tidy(shared: &Shared, newest: Incarnation) -> Result<(), Fault> {
     set_aside_outlived(shared, newest)?;
     if shared.starts.get().is_none() {
@@ -111,18 +110,18 @@ fn tidy(shared: &Shared, newest: Incarnation) -> Result<(), Fault> {
     Ok(())
 }
 
-/// RECOVER-8. Afterwards there are no data of an incarnation before this one.
+/// RECOVER-8. Afterwards no data of an earlier incarnation is left.
 fn set_aside_outlived(shared: &Shared, newest: Incarnation) -> Result<(), Fault> {
     let data = &shared.config.data_dir;
     if recovery::is_outlived(&disk::state(&data.join("raft")), newest) {
         recovery::set_aside(data, recovery::FENCED)?;
         wipe(shared)?;
     }
-    shared.raft_judged.fetch_max(newest.0, Ordering::AcqRel);
+    shared.raft_checked.fetch_max(newest.0, Ordering::AcqRel);
     Ok(())
 }
 
-/// The seat is gone for good: its data is worthless, and must not look like a lost one later.
+/// The member was removed for good: its data is worthless, and must not look like lost data later.
 pub fn wipe(shared: &Shared) -> Result<(), Fault> {
     disk::wipe(&shared.config.data_dir.join("raft"))?;
     shared.memory.update(|node| node.held_seat = None)?;
@@ -130,15 +129,15 @@ pub fn wipe(shared: &Shared) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Builds one incarnation of the manager half.
+/// Builds one incarnation of the manager runtime.
 fn fill(shared: &Shared, children: &Children) -> Result<(), Fault> {
     let raft: Address<muster_raft_member::Msg> = Address::new(16_384);
     let replica = Arc::new(watch::Sender::new(Arc::new(Replica::default())));
     let feed = ObjectFeed::default();
-    let outgrown = Arc::new(watch::Sender::new(None));
-    let copy = Arc::new(shared.copy.attach(replica.subscribe()));
+    let incompatible = Arc::new(watch::Sender::new(None));
+    let local_replica = Arc::new(shared.local_replica.attach(replica.subscribe()));
     let (calls, incoming) = mpsc::channel(1024);
-    let starts = shared.starts.get().ok_or_else(|| Fault::new("this start is not written down yet"))?;
+    let starts = shared.starts.get().ok_or_else(|| Fault::new("this start is not on disk yet"))?;
     let mesh = Mesh::new(
         shared.config.settings.mesh(),
         MeshWiring {
@@ -180,11 +179,11 @@ fn fill(shared: &Shared, children: &Children) -> Result<(), Fault> {
     let router = Router::new(shared.api.clone(), Arc::clone(&ports), peer_calls(&handle));
 
     children.start(mesh.spec());
-    children.start(raft_spec(shared, &raft, &handle, &replica, (feed, Arc::clone(&outgrown))));
+    children.start(raft_spec(shared, &raft, &handle, &replica, (feed, Arc::clone(&incompatible))));
     let (gateway, raft_port, slot) = (shared.gateway.clone(), raft.recipient::<RaftMemberMsg>(), Slot::new());
-    let copies = replica.subscribe();
+    let replicas = replica.subscribe();
     children.start(Spec::actor("blocklist", Address::new(1024), move || {
-        Ok(BlocklistShell::new(copies.clone(), gateway.clone(), raft_port.clone(), slot.clone()))
+        Ok(BlocklistShell::new(replicas.clone(), gateway.clone(), raft_port.clone(), slot.clone()))
     }));
     children.start(sessions_spec(
         sessions,
@@ -209,30 +208,30 @@ fn fill(shared: &Shared, children: &Children) -> Result<(), Fault> {
     children.start(Spec::actor("leader-switch", switch, move || {
         Ok(Switch::new(Arc::clone(&plan), siblings.clone(), levels.clone()))
     }));
-    let seat: Address<SeatMsg> = Address::new(64);
-    let seat_ports = seat_ports(shared, &replica, &outgrown, children);
-    let keeper = Spec::actor("seat", seat, move || {
-        // The copy stays attached exactly as long as something of this incarnation lives.
-        let _attached = &copy;
-        Ok(SeatKeeper::new(seat_ports.clone()))
+    let membership: Address<MembershipAgentMsg> = Address::new(64);
+    let membership_ports = membership_ports(shared, &replica, &incompatible, children);
+    let membership_agent = Spec::actor("seat", membership, move || {
+        // The replica stays attached exactly as long as an actor of this incarnation lives.
+        let _attached = &local_replica;
+        Ok(MembershipAgent::new(membership_ports.clone()))
     });
-    // Nobody asks for a seat that it cannot take: a learner that never answers is in everybody's way.
-    children.start(keeper.requires("raft-member"));
-    children.start(feature_level::spec(level_ports(shared, &replica, &outgrown)));
+    // No membership is requested before the Raft member runs: a learner that never answers blocks other changes.
+    children.start(membership_agent.requires("raft-member"));
+    children.start(feature_level::spec(level_ports(shared, &replica, &incompatible)));
     shared.manager.send_replace(Some(ports));
     Ok(())
 }
 
-fn seat_ports(
+fn membership_ports(
     shared: &Shared,
     replica: &watch::Sender<Arc<Replica>>,
-    outgrown: &watch::Sender<Option<Outgrown>>,
+    incompatible: &watch::Sender<Option<Incompatible>>,
     group: &Children,
-) -> SeatPorts {
-    SeatPorts {
+) -> MembershipPorts {
+    MembershipPorts {
         agent: shared.agent.clone(),
         replica: replica.subscribe(),
-        outgrown: outgrown.subscribe(),
+        incompatible: incompatible.subscribe(),
         group: group.clone(),
         raft_dir: shared.config.data_dir.join("raft"),
         memory: shared.memory.clone(),
@@ -240,23 +239,23 @@ fn seat_ports(
         trouble: Arc::clone(&shared.raft_trouble),
         advertise: shared.advertise.clone(),
         feature_level: shared.config.settings.debug.feature_level,
-        outgrow: feature_level::outgrows(shared),
+        report_incompatible: feature_level::incompatible_reporter(shared),
     }
 }
 
 fn level_ports(
     shared: &Shared,
     replica: &watch::Sender<Arc<Replica>>,
-    outgrown: &watch::Sender<Option<Outgrown>>,
+    incompatible: &watch::Sender<Option<Incompatible>>,
 ) -> LevelPorts {
     LevelPorts {
         me: shared.me,
         level: shared.config.settings.debug.feature_level,
-        cluster: super::reconcilers::own(shared),
-        copies: replica.subscribe(),
-        outgrown: outgrown.subscribe(),
+        cluster: super::reconcilers::own_cluster(shared),
+        replicas: replica.subscribe(),
+        incompatible: incompatible.subscribe(),
         raising: Arc::clone(&shared.raising),
-        outgrow: feature_level::outgrows(shared),
+        report_incompatible: feature_level::incompatible_reporter(shared),
     }
 }
 
@@ -272,9 +271,9 @@ fn peers_of(handle: &MeshHandle) -> Arc<dyn Fn() -> std::collections::BTreeSet<m
 
 fn peer_calls(handle: &MeshHandle) -> PeerCalls {
     let handle = handle.clone();
-    Arc::new(move |to, patience, call| {
+    Arc::new(move |to, timeout, call| {
         let handle = handle.clone();
-        Box::pin(async move { handle.call(to, patience, call).await })
+        Box::pin(async move { handle.call(to, timeout, call).await })
     })
 }
 
@@ -283,7 +282,7 @@ fn raft_spec(
     address: &Address<muster_raft_member::Msg>,
     mesh: &MeshHandle,
     replica: &Arc<watch::Sender<Arc<Replica>>>,
-    (feed, outgrown): (ObjectFeed, Arc<watch::Sender<Option<Outgrown>>>),
+    (feed, incompatible): (ObjectFeed, Arc<watch::Sender<Option<Incompatible>>>),
 ) -> Spec {
     let (shared, mesh, replica) = (shared.clone(), mesh.clone(), Arc::clone(replica));
     let config = shared.config.settings.raft();
@@ -296,17 +295,16 @@ fn raft_spec(
             transport: Arc::new(mesh.clone()),
             publish: Arc::clone(&replica),
             feed: feed.clone(),
-            outgrown: Arc::clone(&outgrown),
+            incompatible: Arc::clone(&incompatible),
             node: shared.me,
             founding,
-            lost: lost_seat(&shared),
+            lost: lost_member_id(&shared),
             disk_hangs_while: shared.config.settings.debug.disk_hangs_while(),
         })
     })
 }
 
-/// Data that have lost something are kept out of the way, and the node asks for a new seat, as after a start that found
-/// damage.
+/// Damaged data is moved aside, and the node requests a new member id, as after a start that found damage.
 fn set_aside_lost(shared: &Shared) -> Result<(), Fault> {
     let Some(fault) = disk::lost(&shared.config.data_dir.join("raft")) else { return Ok(()) };
     let held = shared.memory.load()?.held_seat;
@@ -316,8 +314,8 @@ fn set_aside_lost(shared: &Shared) -> Result<(), Fault> {
     Ok(())
 }
 
-/// The seat that this node held and has no data of any more.
-fn lost_seat(shared: &Shared) -> Option<RaftId> {
+/// The member id that this node had and whose data is lost.
+fn lost_member_id(shared: &Shared) -> Option<RaftId> {
     match *shared.raft_data.lock().unwrap_or_else(PoisonError::into_inner) {
         RaftData::Missing { held } => Some(held),
         RaftData::Damaged { held, .. } => held,
@@ -325,7 +323,7 @@ fn lost_seat(shared: &Shared) -> Option<RaftId> {
     }
 }
 
-/// Before a process stops: if it leads, somebody else should, without waiting for an election timeout.
+/// Before a leader stops: another voter takes over without waiting for an election timeout.
 pub async fn hand_over(shared: &Shared) {
     let Some(manager) = shared.manager.borrow().clone() else { return };
     let others = {
@@ -339,7 +337,7 @@ pub async fn hand_over(shared: &Shared) {
     let asked =
         manager.raft.ask(Duration::from_secs(2), |reply| RaftMemberMsg::TransferLeadership { to: None, reply }).await;
     match asked {
-        Ok(Ok(heir)) => tracing::info!(%heir, "handed leadership over"),
-        other => tracing::warn!(?other, "stopping as leader: nobody took leadership over in time"),
+        Ok(Ok(transfer_target)) => tracing::info!(%transfer_target, "leadership transferred"),
+        other => tracing::warn!(?other, "stopping as leader: no voter took over leadership in time"),
     }
 }

@@ -1,4 +1,4 @@
-//! Plain HTTP for machines that watch machines: `/metrics` (Prometheus), `/livez`, `/readyz`.
+//! Plain HTTP for monitoring: `/metrics` (Prometheus), `/livez`, `/readyz`.
 
 mod actors;
 mod format;
@@ -33,7 +33,7 @@ use super::ready::Readiness;
 
 type Number = Gauge<u64, AtomicU64>;
 
-/// Binds, unless it is `off`.
+/// Binds the metrics port, unless it is `off`.
 pub async fn listen(addr: &str) -> Result<Option<TcpListener>, Exit> {
     if addr == "off" {
         return Ok(None);
@@ -41,7 +41,7 @@ pub async fn listen(addr: &str) -> Result<Option<TcpListener>, Exit> {
     let listener = TcpListener::bind(addr).await;
     listener
         .map(Some)
-        .map_err(|e| Exit::new(1, format!("cannot listen on {addr} for metrics: {e}; --metrics off runs without")))
+        .map_err(|e| Exit::new(1, format!("cannot listen on {addr} for metrics: {e}; --metrics off disables metrics")))
 }
 
 /// Serves until the process ends.
@@ -72,7 +72,7 @@ struct State {
     state: &'static str,
 }
 
-/// Built anew for each scrape: a path that is gone leaves no series.
+/// Built anew for each scrape: a removed path leaves no series.
 async fn render(shared: Shared, headers: HeaderMap) -> impl IntoResponse {
     let accepted = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let format = Format::accepted(accepted);
@@ -95,7 +95,7 @@ async fn render(shared: Shared, headers: HeaderMap) -> impl IntoResponse {
     (status, [(header::CONTENT_TYPE, format.media_type())], format.of(text))
 }
 
-/// Name and id of the cluster, as this manager's copy has them.
+/// Name and id of the cluster, from this manager's replica.
 fn cluster(shared: &Shared) -> Option<(String, String)> {
     let manager = shared.manager.borrow().clone()?;
     let replica = manager.replica.borrow().clone();
@@ -108,18 +108,14 @@ struct Problem {
     problem: &'static str,
 }
 
-/// Only where there is a log.
+/// Only if a log is configured.
 fn audit(registry: &mut Registry, shared: &Shared) {
     let Some(state) = shared.api.audit().state() else { return };
     for (name, help, value) in [
-        ("audit_lines", "Lines of the audit log that were written", state.written),
-        (
-            "audit_failed",
-            "Lines that could not be written when it was their turn; most are written later",
-            state.failed,
-        ),
-        ("audit_dropped", "Lines that are in no file", state.dropped),
-        ("audit_suppressed", "Refusals of callers without identity beyond what is written a second", state.suppressed),
+        ("audit_lines", "Lines written to the audit log", state.written),
+        ("audit_failed", "Lines whose first write failed; most are written later", state.failed),
+        ("audit_dropped", "Lines that were never written", state.dropped),
+        ("audit_suppressed", "Refusals of callers without identity beyond the rate that is logged", state.suppressed),
     ] {
         let counter = Counter::<u64>::default();
         counter.inc_by(value);
@@ -140,7 +136,7 @@ fn problems(registry: &mut Registry, progress: &[PeerProgress]) {
         let node = peer.node.map_or_else(String::new, |node| node.to_string());
         problems.get_or_create(&Problem { node, problem }).set(1);
     }
-    registry.register("raft_member_problem", "1 while a manager answers and cannot follow the leader", problems);
+    registry.register("raft_member_problem", "1 while a manager answers but cannot follow the leader", problems);
 }
 
 fn replica(registry: &mut Registry, shared: &Shared) {
@@ -188,11 +184,7 @@ fn duplicates(registry: &mut Registry, doubts: &NodeDoubts) {
             family.get_or_create(&Process { node: node.to_string(), address, process }).set(1);
         }
     }
-    registry.register(
-        "duplicate_identity",
-        "Processes that use the identity of one node, where there are several",
-        family,
-    );
+    registry.register("duplicate_identity", "Processes that share one node's identity, if more than one", family);
 }
 
 /// A number in an actor's view. Without it the series is left out, which an alert notices and the list of all series
@@ -213,36 +205,36 @@ async fn disk(registry: &mut Registry, shared: &Shared) {
     counter(registry, &actor, "/disk/syncs", "raft_disk_syncs", "Times that the log waited for the disk");
 }
 
-/// Of the leader's elections: where in their view, the name, and what it counts. Those of the second part have the names
-/// that Kubernetes gives them.
+/// Counters of the leader's elections: JSON pointer into their view, metric name, help. Those of the second part have Kubernetes'
+/// names.
 const ELECTIONS: [(&str, &str, &str); 13] = [
-    ("/counters/renewals_total", "lease_renewals", "Leases renewed without an entry in the log"),
+    ("/counters/renewals_total", "lease_renewals", "Leases renewed without a log entry"),
     (
         "/counters/renewals_lost_total",
         "lease_renewals_lost",
-        "Leases whose renewal came too late, or from somebody else",
+        "Lease renewals that were too late or not from the holder",
     ),
-    ("/counters/renewals_unconfirmed_total", "lease_renewals_unconfirmed", "Leases whose renewal no quorum confirmed"),
+    ("/counters/renewals_unconfirmed_total", "lease_renewals_unconfirmed", "Lease renewals that no quorum confirmed"),
     (
         "/counters/renewals_turned_away_total",
         "lease_renewals_turned_away",
-        "Leases whose renewal found too many waiting",
+        "Lease renewals rejected because too many were waiting",
     ),
     ("/counters/reads_total", "lease_reads", "Reads that confirmed renewals"),
-    ("/counters/expired_total", "lease_expiries", "Leases whose holder's time ran out"),
-    ("/counters/expiries_failed_total", "lease_expiries_failed", "Expiries that were refused or not proposed"),
-    ("/counters/pauses_total", "lease_clock_pauses", "Times that this process was found to have stood still"),
+    ("/counters/expired_total", "lease_expiries", "Leases that expired"),
+    ("/counters/expiries_failed_total", "lease_expiries_failed", "Lease expiries that were refused or not proposed"),
+    ("/counters/pauses_total", "lease_clock_pauses", "Times this process was found to have been paused"),
     ("/coordinated/leader_changes_total", "coordinated_leader_election_leader_changes", "Holders elected"),
     (
         "/coordinated/leader_preemptions_total",
         "coordinated_leader_election_leader_preemptions",
-        "Holders asked to make room",
+        "Holders asked to release the lease",
     ),
-    ("/coordinated/failures_total", "coordinated_leader_election_failures", "Elections that came to nothing"),
+    ("/coordinated/failures_total", "coordinated_leader_election_failures", "Elections that failed"),
     (
         "/coordinated/skew_preventions_total",
         "coordinated_leader_election_skew_preventions",
-        "Elected or preferred although a newer candidate was there",
+        "Elections that preferred an older candidate to a newer one",
     ),
     (
         "/coordinated/candidates_cleaned_up_total",
@@ -258,8 +250,8 @@ async fn elections(registry: &mut Registry, shared: &Shared) {
         counter(registry, &actor, pointer, name, help);
     }
     let gauges = [
-        ("/leases", "leases_held", "Leases with a clock"),
-        ("/waiting", "lease_renewals_waiting", "Leases whose renewal waits for its confirmation"),
+        ("/leases", "leases_held", "Leases with a running expiry timer"),
+        ("/waiting", "lease_renewals_waiting", "Lease renewals waiting for confirmation"),
         ("/contests", "leases_contested", "Leases with candidates"),
     ];
     for (pointer, name, help) in gauges {
@@ -270,26 +262,36 @@ async fn elections(registry: &mut Registry, shared: &Shared) {
     }
 }
 
-/// What comes in from outside and is turned away, or taken: whose view, where in it, the name, and what it counts.
+/// Counters of incoming load: the actor's path, JSON pointer into its view, metric name, help.
 const INGRESS: [(&str, &str, &str, &str); 9] = [
-    ("node/api", "/answered", "api_requests_answered", "Requests answered with what was asked"),
+    ("node/api", "/answered", "api_requests_answered", "Requests answered successfully"),
     ("node/api", "/refused", "api_requests_refused", "Requests answered with an error"),
-    ("node/api", "/overloaded", "api_requests_turned_away", "Requests that found no place, and were told to retry"),
-    ("node/api", "/events_dropped", "api_events_dropped", "Events of Kubernetes clients, accepted and not kept"),
+    ("node/api", "/overloaded", "api_requests_turned_away", "Requests rejected for lack of a permit"),
+    (
+        "node/api",
+        "/events_dropped",
+        "api_events_dropped",
+        "Events of Kubernetes clients that were accepted but not stored",
+    ),
     (
         "node/gateway",
         "/refused/too_many_requests",
         "gateway_turned_away",
-        "Connections and requests to join that found no place, and were told to retry",
+        "Connections and join requests rejected for lack of a permit",
     ),
-    ("node/gateway", "/evicted", "gateway_evicted", "Strangers whose connection was ended for a newer one"),
-    ("node/manager/join", "/refused", "join_requests_refused", "Requests to join that were refused"),
-    ("node/manager/mesh", "/door/dropped/busy", "mesh_calls_turned_away", "Messages of managers that found no place"),
+    ("node/gateway", "/evicted", "gateway_evicted", "Unauthenticated connections closed in favour of a newer one"),
+    ("node/manager/join", "/refused", "join_requests_refused", "Join requests that were refused"),
+    (
+        "node/manager/mesh",
+        "/door/dropped/busy",
+        "mesh_calls_turned_away",
+        "Messages of managers rejected for lack of a permit",
+    ),
     (
         "node/manager/mesh",
         "/identity/duplicates_refused",
         "mesh_duplicates_refused",
-        "Sessions refused to a second process of a manager",
+        "Sessions refused to a second process of one manager",
     ),
 ];
 

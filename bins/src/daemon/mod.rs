@@ -1,23 +1,23 @@
-//! The daemon: reads its configuration, finds its identity, builds the supervision tree, runs until it is told to stop.
+//! The daemon: reads its configuration, finds its identity, builds the supervision tree, runs until it is stopped.
 
 mod audit;
 mod boot;
 mod commands;
 mod config;
 mod feature_level;
-mod lacks;
 mod leader;
 mod lock;
 mod logging;
 mod manager;
+mod membership;
 mod metrics;
 mod node;
 mod ready;
 mod reconcilers;
 mod recovery;
 mod router;
-mod seat;
 mod settings;
+mod startup_failure;
 mod switch;
 
 use std::ffi::OsString;
@@ -36,11 +36,11 @@ use self::node::Node;
 use crate::guard;
 
 /// The contract gives an orderly stop 10 s.
-const STOP_LIMIT: Duration = Duration::from_millis(9_500);
+const STOP_TIMEOUT: Duration = Duration::from_millis(9_500);
 
 /// Runs the daemon with these arguments, the program's name first.
 pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
-    // Libraries make files as well, the log of Raft above all. Commands of reconcilers get the old one back.
+    // Libraries also create files, Raft's log above all. Commands of reconcilers get the original umask back.
     guard::remember_umask(rustix::process::umask(Mode::from_raw_mode(0o077)));
     let args = match Args::try_parse_from(args) {
         Ok(args) => args,
@@ -67,7 +67,7 @@ pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
         Err(error) => return Exit::new(1, format!("cannot start the runtime: {error}")).report(),
     };
     let ended = runtime.block_on(run(config));
-    // Blocking work that is stuck (a hung disk) must not hold up the exit.
+    // Blocking work that hangs (a hung disk) must not delay the exit.
     runtime.shutdown_timeout(Duration::from_millis(200));
     match ended {
         Ok(()) => ExitCode::SUCCESS,
@@ -78,7 +78,7 @@ pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
 fn print_config(config: &Config) -> ExitCode {
     match toml::to_string(config) {
         Ok(text) => {
-            // Whoever asked may have read enough.
+            // The reader may have closed the pipe.
             let _closed = std::io::stdout().write_all(text.as_bytes());
             ExitCode::SUCCESS
         }
@@ -99,7 +99,7 @@ async fn run(config: Config) -> Result<(), Exit> {
         _ = terminate.recv() => return Ok(()),
         _ = interrupt.recv() => return Ok(()),
     };
-    // Without a log SIGHUP keeps its meaning: a terminal that is closed ends what runs in it.
+    // Without a log SIGHUP keeps its meaning: closing a terminal ends the processes in it.
     let mut hangup = match writes_a_file(&audit) {
         true => Some(signal(SignalKind::hangup())?),
         false => None,
@@ -112,12 +112,12 @@ async fn run(config: Config) -> Result<(), Exit> {
     };
     tracing::info!("stopping");
     tokio::select! {
-        stopped = tokio::time::timeout(STOP_LIMIT, node.stop()) => {
+        stopped = tokio::time::timeout(STOP_TIMEOUT, node.stop()) => {
             if stopped.is_err() {
-                tracing::warn!(limit = ?STOP_LIMIT, "stopped without waiting for everything");
+                tracing::warn!(limit = ?STOP_TIMEOUT, "stop deadline reached; exiting before everything has stopped");
             }
         }
-        // A second signal: at once.
+        // A second signal: stop at once.
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
     }
@@ -138,7 +138,7 @@ async fn reopen_on_hangup(node: &Node, hangup: Option<&mut Signal>) {
 }
 
 /// Every connection is a file. The soft limit of most systems (1,024) is far below what a manager of 10,000 nodes needs;
-/// the hard limit is what the administrator allows.
+/// the hard limit is the administrator's.
 fn raise_file_limit() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);

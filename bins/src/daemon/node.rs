@@ -1,4 +1,4 @@
-//! The tree of a node: gateway, agent, api, and the switch of the manager half. Wiring only.
+//! The tree of a node: gateway, agent, api, and the switch of the manager runtime. Wiring only.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use muster_agent::{AgentPorts, AgentSetup, NodeMemory, agent_address, agent_spec, trouble_of};
 use muster_api::{AdminSocket, ApiPorts, ApiShell, ManagerPorts, NodeFacts, Service as Api};
-use muster_gateway::{Dialer, Gateway, KnownManagers, LocalCopy, Port, Services};
+use muster_gateway::{Dialer, Gateway, KnownManagers, LocalReplica, Port, Services};
 use muster_kernel::{Address, Fault, Recipient, Spec, Supervisor, Tree};
 use muster_messages::protocol::{AgentMsg, GatewayMsg, NodeCredentials, Service};
 use muster_messages::wire::{ActorsAsk, Starts};
@@ -20,15 +20,15 @@ use super::audit;
 use super::boot::{Booted, Exit, RaftData, boot};
 use super::config::Config;
 use super::feature_level::{self, Runs};
-use super::lacks;
 use super::manager::ManagerPlan;
 use super::metrics;
 use super::ready::{self, Readiness};
 use super::reconcilers;
 use super::recovery;
+use super::startup_failure;
 use super::switch::{Switch, SwitchMsg};
 
-/// What every part of this node shares. Made once; outlives the restarts of all of them.
+/// What all parts of this node share. Made once; outlives their restarts.
 #[derive(Clone)]
 pub struct Shared {
     pub config: Arc<Config>,
@@ -37,28 +37,28 @@ pub struct Shared {
     pub credentials: watch::Receiver<Arc<NodeCredentials>>,
     pub dialer: Dialer,
     pub services: Services,
-    pub copy: LocalCopy,
+    pub local_replica: LocalReplica,
     pub managers: KnownManagers,
     pub agent: Recipient<AgentMsg>,
     pub memory: muster_agent::NodeMemory,
-    /// How this process is told from others that ran on its directory: drawn when it begins.
+    /// Tells this process apart from others that ran on its directory: drawn when it starts.
     pub instance: u64,
-    /// This process among the starts of its directory, once that is on disk; before, it is no manager.
+    /// This process among the starts of its directory, once that is on disk. Until then it is not a manager.
     pub starts: Arc<OnceLock<Starts>>,
     pub gateway: Recipient<GatewayMsg>,
     pub api: Api,
-    /// The manager half's ports while it runs.
+    /// The manager runtime's ports while it runs.
     pub manager: Arc<watch::Sender<Option<Arc<ManagerPorts>>>>,
     /// What is wrong with this node's Raft data, as `status` shows it.
     pub raft_trouble: Arc<watch::Sender<Option<String>>>,
-    /// Why this build can be no manager of this cluster any more. Final for this process.
-    pub outgrown: Arc<watch::Sender<Option<String>>>,
-    /// The manager half's candidacy for raising the feature level, while it stands.
+    /// Why this build can no longer be a manager of this cluster. Final for this process.
+    pub incompatible: Arc<watch::Sender<Option<String>>>,
+    /// The manager runtime's candidacy for raising the feature level, while it is a candidate.
     pub raising: Arc<std::sync::Mutex<Option<Reconcilers>>>,
-    /// How the manager half found its Raft data when this process started.
+    /// How the manager runtime found its Raft data when this process started.
     pub raft_data: Arc<std::sync::Mutex<RaftData>>,
-    /// The newest incarnation of which it is known that no older Raft data are here.
-    pub raft_judged: Arc<AtomicU64>,
+    /// The newest incarnation for which it is known that no older Raft data is here.
+    pub raft_checked: Arc<AtomicU64>,
     pub founding: Arc<std::sync::Mutex<Option<muster_pki::Founding>>>,
     pub tree: Tree,
 }
@@ -76,13 +76,13 @@ pub struct Node {
 }
 
 /// How long reconcilers have to give their leases back before the rest is stopped: a command has 5 s between TERM and KILL.
-/// What is left runs out by itself.
-const FAREWELL: Duration = Duration::from_millis(5_500);
+/// Leases not given back by then expire.
+const LEASE_RETURN_TIMEOUT: Duration = Duration::from_millis(5_500);
 
 impl Node {
-    /// Boots and starts everything. Returns once the tree stands; the ready line follows when the node can serve.
+    /// Boots and starts everything. Returns once the tree runs; the ready line follows when the node can serve.
     pub async fn start(config: Config) -> Result<Self, Exit> {
-        let config = super::boot::named(config)?;
+        let config = super::boot::with_kept_name(config)?;
         let listener =
             TcpListener::bind(&config.listen).await.map_err(|e| Exit::new(1, cannot_listen(&config.listen, &e)))?;
         let listens = listener.local_addr()?;
@@ -107,7 +107,7 @@ impl Node {
             root.children().start(spec);
             reconcilers
         });
-        tokio::spawn(recovery::forget_in_time(
+        tokio::spawn(recovery::delete_expired_periodically(
             shared.config.data_dir.clone(),
             shared.config.settings.recovery.keep_set_aside.0,
             shared.credentials.clone(),
@@ -117,7 +117,7 @@ impl Node {
         Ok(Self { root, shared, reconcilers, fatal })
     }
 
-    /// Returns when the root supervisor gave up.
+    /// Returns when the root supervisor has given up.
     pub async fn ended(&self) -> Exit {
         let mut fatal = self.fatal.subscribe();
         tokio::select! {
@@ -128,23 +128,23 @@ impl Node {
         }
     }
 
-    /// Opens the audit log anew: its file was renamed.
+    /// Reopens the audit log after its file was renamed.
     pub fn reopen_audit_log(&self) {
         self.shared.api.audit().reopen();
     }
 
     /// Hands leadership over, closes sessions, stops everything in reverse start order.
     pub async fn stop(&self) {
-        let farewell = async {
+        let return_leases = async {
             if let Some(reconcilers) = &self.reconcilers {
-                let _in_time = tokio::time::timeout(FAREWELL, reconcilers.hand_over()).await;
+                let _in_time = tokio::time::timeout(LEASE_RETURN_TIMEOUT, reconcilers.hand_over()).await;
             }
         };
         let as_manager = async {
             feature_level::hand_over(&self.shared).await;
             super::manager::hand_over(&self.shared).await;
         };
-        tokio::join!(farewell, as_manager);
+        tokio::join!(return_leases, as_manager);
         self.root.shut_down().await;
     }
 }
@@ -153,7 +153,7 @@ fn cannot_listen(addr: &str, why: &std::io::Error) -> String {
     let help = match why.kind() {
         std::io::ErrorKind::AddrInUse => "; another process listens there (`ss -ltnp` names it)",
         std::io::ErrorKind::AddrNotAvailable => {
-            "; --listen wants an address of this machine (--advertise may be another one)"
+            "; --listen must be an address of this machine (--advertise may differ)"
         }
         _ => "",
     };
@@ -165,24 +165,24 @@ struct Wired {
     agent: Address<muster_agent::Msg>,
     agent_ports: AgentPorts,
     gateway: Address<muster_gateway::Msg>,
-    /// The audit log's, where there is one.
+    /// The audit log's actor, if a log is configured.
     audit: Option<audit::Child>,
 }
 
 fn wire(config: Config, advertise: String, booted: Booted, tree: Tree) -> Result<Wired, Exit> {
-    let Booted { memory, credentials, founding, raft, outgrown } = booted;
+    let Booted { memory, credentials, founding, raft, incompatible } = booted;
     let (me, role) = credentials.identity.node().ok_or_else(|| Exit::new(1, "the certificate is not a node's"))?;
     let local = memory.load()?;
     let booted_in = credentials.identity.incarnation;
-    // Written when a manager half begins: a worker with a full disk serves on. What cannot be read is told at once.
-    let _sound = memory.store().load_starts()?;
+    // The start is written when a manager runtime begins: a worker with a full disk keeps serving. An unreadable file fails here.
+    let _readable = memory.store().load_starts()?;
     let instance = rand::random();
     let credentials = Arc::new(watch::Sender::new(Arc::new(credentials)));
     let config = Arc::new(config);
     let dialer = Dialer::new(credentials.subscribe()).with_timeouts(config.settings.dial());
 
     let mut seeds = config.join.clone();
-    // A manager may be the only one: its agent must find its own host.
+    // It may be the only manager: its agent must find its own host.
     if role == Role::Manager {
         seeds.push(advertise.clone());
     }
@@ -207,8 +207,8 @@ fn wire(config: Config, advertise: String, booted: Booted, tree: Tree) -> Result
         let too_old: watch::Receiver<Option<String>> = too_old.subscribe();
         move || {
             let credentials = credentials.borrow();
-            let told: Option<&watch::Receiver<Option<muster_agent::NodeTrouble>>> = trouble.get();
-            let told = told.and_then(|t| t.borrow().as_ref().map(|t| t.reason.word().to_owned()));
+            let reported: Option<&watch::Receiver<Option<muster_agent::NodeTrouble>>> = trouble.get();
+            let reported = reported.and_then(|t| t.borrow().as_ref().map(|t| t.reason.word().to_owned()));
             let unaudited = || audit.trouble();
             let closed = || services.is_closed_to_others().then(|| RESTORED_AND_CLOSED.to_owned());
             let too_old = too_old.borrow().as_ref().map(|why| format!("feature_level_too_low: {why}"));
@@ -219,7 +219,11 @@ fn wire(config: Config, advertise: String, booted: Booted, tree: Tree) -> Result
                 managers: managers.get(),
                 cluster: credentials.identity.cluster.to_string(),
                 root_pem: credentials.root_pem.clone(),
-                trouble: told.or(too_old).or_else(|| raft_trouble.borrow().clone()).or_else(closed).or_else(unaudited),
+                trouble: reported
+                    .or(too_old)
+                    .or_else(|| raft_trouble.borrow().clone())
+                    .or_else(closed)
+                    .or_else(unaudited),
             }
         }
     };
@@ -273,7 +277,7 @@ fn wire(config: Config, advertise: String, booted: Booted, tree: Tree) -> Result
         credentials: credentials.subscribe(),
         dialer,
         services,
-        copy: LocalCopy::new(),
+        local_replica: LocalReplica::new(),
         managers,
         agent: agent.recipient(),
         memory,
@@ -283,15 +287,15 @@ fn wire(config: Config, advertise: String, booted: Booted, tree: Tree) -> Result
         api,
         manager,
         raft_trouble,
-        outgrown: too_old,
+        incompatible: too_old,
         raising: Arc::default(),
         raft_data: Arc::new(std::sync::Mutex::new(raft)),
-        raft_judged: Arc::new(AtomicU64::new(booted_in.0)),
+        raft_checked: Arc::new(AtomicU64::new(booted_in.0)),
         founding: Arc::new(std::sync::Mutex::new(founding)),
         tree,
     };
-    if let Some(why) = outgrown {
-        feature_level::outgrow(&shared, &why);
+    if let Some(why) = incompatible {
+        feature_level::report_incompatible(&shared, &why);
     }
     Ok(Wired { shared, agent, agent_ports, gateway, audit: audit_child })
 }
@@ -309,10 +313,10 @@ fn start_tree(
         listener,
         shared.credentials.clone(),
         shared.services.clone(),
-        shared.copy.clone(),
+        shared.local_replica.clone(),
         shared.managers.clone(),
     )?;
-    // First of all, and so the last to go: everything after it may owe a line.
+    // Started first and so stopped last: every later actor may have a line to write.
     if let Some(audit) = &wired.audit {
         children.start(audit.spec());
     }
@@ -321,7 +325,7 @@ fn start_tree(
     children.start(agent_spec(wired.agent.clone(), wired.agent_ports.clone()));
     children.start(manager_switch(&shared, &wired.agent_ports, children.clone()));
     follow_managers(&shared, wired.agent_ports.clone());
-    lacks::report(&shared, wired.agent_ports.wanted());
+    startup_failure::report(&shared, wired.agent_ports.wanted());
     Ok(())
 }
 
@@ -331,10 +335,10 @@ fn api_spec(shared: &Shared, socket: Arc<AdminSocket>) -> Spec {
     let registrations = [Service::Api, Service::Http].map(|s| shared.services.register(s, sink.clone()));
     let registrations = Arc::new(registrations);
     let (api, credentials, me) = (shared.api.clone(), shared.credentials.clone(), shared.me);
-    let outgrown = shared.outgrown.subscribe();
+    let incompatible = shared.incompatible.subscribe();
     let caller = Arc::new(move || match credentials.borrow().identity.node() {
-        // One without a manager half asks others, as workers do.
-        Some((_, Role::Manager)) if outgrown.borrow().is_none() => Principal::Operator,
+        // A manager without a running manager runtime asks others, as workers do.
+        Some((_, Role::Manager)) if incompatible.borrow().is_none() => Principal::Operator,
         _ => Principal::Node(me),
     });
     Spec::actor("api", Address::new(64), move || {
@@ -344,19 +348,19 @@ fn api_spec(shared: &Shared, socket: Arc<AdminSocket>) -> Spec {
 }
 
 fn manager_switch(shared: &Shared, agent: &AgentPorts, siblings: muster_kernel::Children) -> Spec {
-    let (wanted, outgrown) = (agent.wanted(), shared.outgrown.subscribe());
-    let (shared, runs) = (shared.clone(), feature_level::runs(wanted, outgrown, shared.credentials.clone()));
+    let (wanted, incompatible) = (agent.wanted(), shared.incompatible.subscribe());
+    let (shared, runs) = (shared.clone(), feature_level::runs(wanted, incompatible, shared.credentials.clone()));
     let address: Address<SwitchMsg<Runs>> = Address::new(64);
     Spec::actor("manager-switch", address, move || {
         Ok(Switch::new(Arc::new(ManagerPlan::new(shared.clone())), siblings.clone(), runs.clone()))
     })
 }
 
-/// Keeps the shared list of managers as the agent's sessions and the local copy tell it.
+/// Keeps the shared list of managers as the local replica and the agent's sessions report it.
 fn follow_managers(shared: &Shared, _agent: AgentPorts) {
-    let (copy, managers) = (shared.copy.clone(), shared.managers.clone());
+    let (local_replica, managers) = (shared.local_replica.clone(), shared.managers.clone());
     let memory = shared.memory.clone();
-    let mut watch = copy.watch();
+    let mut watch = local_replica.watch();
     tokio::spawn(async move {
         loop {
             match watch.get() {

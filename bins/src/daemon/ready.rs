@@ -1,4 +1,4 @@
-//! When a node can serve its role, and the one line that says so.
+//! When a node can serve its role, and the line that reports it.
 
 use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -16,36 +16,36 @@ use tokio::sync::watch;
 use super::config::Config;
 use super::node::Shared;
 
-/// What others dial: the advertised address with the port that the system chose, if it was asked to choose, and with
-/// the host that they see where it is unspecified.
+/// The address that others dial: the advertised one, with the port that the system chose if asked to, and with the host that they
+/// see where it is unspecified.
 pub async fn advertised(config: &Config, listens: SocketAddr, others: &[String]) -> String {
-    let said = match config.advertise.rsplit_once(':') {
+    let advertised_addr = match config.advertise.rsplit_once(':') {
         Some((host, "0")) => format!("{host}:{}", listens.port()),
         _ => config.advertise.clone(),
     };
-    match said.parse::<SocketAddr>() {
+    match advertised_addr.parse::<SocketAddr>() {
         Ok(addr) if addr.ip().is_unspecified() => {
             SocketAddr::new(own_address(others).await.unwrap_or(LOOPBACK), addr.port()).to_string()
         }
-        _ => said,
+        _ => advertised_addr,
     }
 }
 
 const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-/// Far away, and nobody's (RFC 5737): which address this machine would use to get there.
-const ELSEWHERE: &str = "198.51.100.1:9";
+/// Far away and unassigned (RFC 5737): shows which address this machine would use to get there.
+const PROBE_TARGET: &str = "198.51.100.1:9";
 
-/// How long resolving the name of another manager may hold up the start.
-const RESOLVING: Duration = Duration::from_secs(2);
+/// How long resolving another manager's name may delay the start.
+const RESOLVE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The address of this machine on the way to the others: the one they see, unless somebody translates addresses in
-/// between. A node that is in session with itself sees nothing but loopback, hence not left to sessions. Nothing is sent.
+/// This machine's address on the way to the others: the one that they see, unless an address is translated in between. A node in
+/// session with itself sees only loopback, so sessions are not used. Nothing is sent.
 async fn own_address(others: &[String]) -> Option<IpAddr> {
-    for other in others.iter().map(String::as_str).chain([ELSEWHERE]) {
+    for other in others.iter().map(String::as_str).chain([PROBE_TARGET]) {
         for from in ["0.0.0.0:0", "[::]:0"] {
             let Ok(socket) = UdpSocket::bind(from).await else { continue };
-            if let Ok(Ok(())) = tokio::time::timeout(RESOLVING, socket.connect(other)).await
+            if let Ok(Ok(())) = tokio::time::timeout(RESOLVE_TIMEOUT, socket.connect(other)).await
                 && let Ok(own) = socket.local_addr()
             {
                 return Some(own.ip().to_canonical());
@@ -55,7 +55,7 @@ async fn own_address(others: &[String]) -> Option<IpAddr> {
     None
 }
 
-/// Whether this node can serve its role: a worker has a session, a manager is a voter whose copy is current.
+/// Whether this node can serve its role: a worker has a session, a manager is a voter whose replica is current.
 #[derive(Clone)]
 pub struct Readiness {
     me: NodeId,
@@ -69,7 +69,7 @@ impl Readiness {
         Self { me: shared.me, credentials: shared.credentials.clone(), session, manager: shared.manager.subscribe() }
     }
 
-    /// The role that is served right now, if it is.
+    /// The role served now, if any.
     pub fn now(&self) -> Option<Role> {
         let (_, role) = self.credentials.borrow().identity.node()?;
         let serves = match role {
@@ -84,14 +84,14 @@ impl Readiness {
         serves.then_some(role)
     }
 
-    /// Returns with the role once it is served.
+    /// Returns the role once it is served.
     async fn reached(mut self) -> Role {
         loop {
             if let Some(role) = self.now() {
                 return role;
             }
             let replica = self.manager.borrow().as_ref().map(|m| m.replica.clone());
-            let copy_changed = async {
+            let replica_changed = async {
                 match replica {
                     Some(mut replica) => drop(replica.changed().await),
                     None => std::future::pending().await,
@@ -101,8 +101,8 @@ impl Readiness {
                 _ = self.session.changed() => {}
                 _ = self.manager.changed() => {}
                 _ = self.credentials.changed() => {}
-                () = copy_changed => {}
-                // A watch whose sender has gone resolves at once, for ever: never spin on it.
+                () = replica_changed => {}
+                // A watch whose sender is gone resolves at once, always: never spin on it.
                 () = tokio::time::sleep(std::time::Duration::from_millis(500)) => {}
             }
         }
@@ -117,8 +117,8 @@ pub fn announce_when_ready(readiness: Readiness, listens: SocketAddr, metrics: O
         let metrics = metrics.map_or_else(|| "off".to_owned(), |m| m.to_string());
         let socket = socket.display();
         let line = format!("musterd ready node={me} role={role} listen={listens} socket={socket} metrics={metrics}\n");
-        // Whoever started the daemon may have stopped reading.
+        // The process that started the daemon may have stopped reading.
         let mut out = std::io::stdout();
-        let _nobody_reads = out.write_all(line.as_bytes()).and_then(|()| out.flush());
+        let _closed = out.write_all(line.as_bytes()).and_then(|()| out.flush());
     });
 }

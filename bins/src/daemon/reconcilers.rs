@@ -1,4 +1,4 @@
-//! What this node does about reconcilers: it asks its own API, as itself, like any program on it.
+//! This node's part in reconcilers: like any program on it, it uses its own API with its own identity.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,49 +15,49 @@ use super::commands::Commands;
 use super::node::Shared;
 
 /// The cluster, as this node reaches it.
-struct Own {
+struct OwnCluster {
     api: Api,
     me: NodeId,
 }
 
-impl Own {
-    fn call(&self, request: Request, patience: Duration) -> BoxFuture<'static, Result<String, ErrorBody>> {
+impl OwnCluster {
+    fn call(&self, request: Request, timeout: Duration) -> BoxFuture<'static, Result<String, ErrorBody>> {
         let (api, caller) = (self.api.clone(), Principal::Node(self.me));
         let call = ApiCall {
             id: 0,
             request_id: RequestId::fresh(Clock.wall(), rand::random()),
-            timeout_ms: millis(patience),
+            timeout_ms: millis(timeout),
             request,
         };
         async move { api.answer(caller, call).await }.boxed()
     }
 }
 
-impl muster_elector::Cluster for Own {
-    fn ask(&self, request: LeaseRequest, patience: Duration) -> BoxFuture<'static, Result<String, ErrorBody>> {
-        self.call(Request::Lease(request), patience)
+impl muster_elector::Cluster for OwnCluster {
+    fn ask(&self, request: LeaseRequest, timeout: Duration) -> BoxFuture<'static, Result<String, ErrorBody>> {
+        self.call(Request::Lease(request), timeout)
     }
 }
 
-impl Cluster for Own {
+impl Cluster for OwnCluster {
     fn reconcile(
         &self,
         request: ReconcilerRequest,
-        patience: Duration,
+        timeout: Duration,
     ) -> BoxFuture<'static, Result<String, ErrorBody>> {
-        self.call(Request::Reconciler(request), patience)
+        self.call(Request::Reconciler(request), timeout)
     }
 }
 
-/// The cluster as this node's own actors ask it.
-pub(super) fn own(shared: &Shared) -> Arc<dyn Cluster> {
-    Arc::new(Own { api: shared.api.clone(), me: shared.me })
+/// The cluster, as this node's own actors reach it.
+pub(super) fn own_cluster(shared: &Shared) -> Arc<dyn Cluster> {
+    Arc::new(OwnCluster { api: shared.api.clone(), me: shared.me })
 }
 
-/// `node/reconcilers`: a group for every reconciler that this node's release has a definition of, with objects or a command.
+/// `node/reconcilers`: a group for every reconciler for which this node's release has a definition with objects or a command.
 pub(super) fn spec(shared: &Shared) -> Option<(Spec, Reconcilers)> {
     let release: Release = shared.config.release.parse().ok()?;
-    let own = Arc::new(Own { api: shared.api.clone(), me: shared.me });
+    let own_cluster = Arc::new(OwnCluster { api: shared.api.clone(), me: shared.me });
     let programs = &shared.config.settings.reconcilers.commands;
     let commands: Arc<dyn CommandRunner> =
         Arc::new(Commands { socket: shared.config.socket.clone(), programs: programs.clone() });
@@ -65,7 +65,7 @@ pub(super) fn spec(shared: &Shared) -> Option<(Spec, Reconcilers)> {
         node: Some(shared.me),
         objects: true,
         commands: programs.any().then_some(commands),
-        ..Setup::new(own, shared.me.to_string(), release)
+        ..Setup::new(own_cluster, shared.me.to_string(), release)
     };
     reconcilers_spec(setup).ok()
 }

@@ -1,14 +1,14 @@
-//! After a disaster: one manager goes on alone, with its own copy or with a backup.
+//! Disaster recovery: one manager continues alone, from its own data or from a backup.
 //!
-//! Keeps  RECOVER-6  a recovery that was begun is finished, with what was decided first, by whichever start comes next.
-//!        RECOVER-7  whoever could still have its quorum back is not split off: a manager that answers as itself counts.
-//!        RECOVER-8  a manager half never runs on data of an older incarnation than its certificate's.
-//! What happens to the tables is in `muster_store::recovery`, what happens on disk in `muster_raft_member::recovery`.
+//! Invariants  RECOVER-6  a recovery that was begun is finished by the next start, as it was first decided.
+//!             RECOVER-7  a manager is not split off while the quorum may still return: one that proves its identity counts.
+//!             RECOVER-8  a manager runtime never runs on data of an older incarnation than its certificate's.
+//! `muster_store::recovery` changes the tables, `muster_raft_member::recovery` the disk.
 
-mod aside;
 mod expired;
 mod plan;
 mod restore;
+mod set_aside;
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -22,27 +22,27 @@ use muster_messages::{Change, Command, Incarnation, Name, NodeId, Principal, Raf
 use muster_pki::{IdentityStore, Recovering};
 use muster_raft_member::disk;
 use muster_raft_member::recovery::{CannotSurvey, Survey, replace, survey};
-use muster_store::Place;
+use muster_store::LogPosition;
 use muster_store::recovery::{Consequences, Recovery, next_incarnation, recover};
 
-pub use self::aside::{DAMAGED, FENCED, forget_in_time, set_aside};
-pub use self::expired::{is_seated_manager, sign_again};
+pub use self::expired::{is_recorded_manager, self_sign};
 pub use self::plan::print_plan;
+pub use self::set_aside::{DAMAGED, FENCED, delete_expired_periodically, set_aside};
 use super::boot::{Exit, say};
 use super::config::Config;
 
-/// How long another manager may take for each of connection, handshake and greeting: far above any network's round trip.
-const ANSWERS_WITHIN: Duration = Duration::from_secs(2);
+/// Bound on each of connection, handshake and greeting of another manager: far above any network's round trip.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Printed after a restore.
-const CLOSED: &str = "the restored cluster is closed: it admits no node, no join and no user. Remove or revoke what was \
+const CLOSED_NOTICE: &str = "the restored cluster is closed: it admits no node, no join and no user. Remove or revoke what was \
      removed or revoked after the backup was made (`muster node rm`, `muster token revoke`, `muster user revoke`), then \
      run `muster recovery open`";
 
-/// The events that it leaves say so.
-const FORCED: &str = "--force-new-cluster";
+/// The reason in the events that a forced recovery writes.
+const FORCE_FLAG: &str = "--force-new-cluster";
 
-/// Begins the recovery that was asked for, or finishes one that was begun. Blocks.
+/// Begins the requested recovery, or finishes one that was begun. Blocks.
 pub fn settle(config: &Config, advertise: &str, memory: &NodeMemory) -> Result<(), Exit> {
     let store = memory.store();
     let decided = match store.load_recovery()? {
@@ -53,7 +53,7 @@ pub fn settle(config: &Config, advertise: &str, memory: &NodeMemory) -> Result<(
                 None if config.force_new_cluster => {
                     let survey = survey_of(&config.data_dir.join("raft"))?;
                     let Some(decided) = force(config, advertise, store, &survey)? else {
-                        say(format_args!("{FORCED}: this node is the only manager already; nothing is changed"));
+                        say(format_args!("{FORCE_FLAG}: this node is already the only manager; nothing was changed"));
                         return Ok(());
                     };
                     decided
@@ -67,11 +67,11 @@ pub fn settle(config: &Config, advertise: &str, memory: &NodeMemory) -> Result<(
     finish(config, memory, &decided)
 }
 
-/// Decides a recovery by force, unless there is nothing to do, or a reason not to.
+/// Decides a forced recovery, unless there is nothing to do or a reason against it.
 fn force(config: &Config, advertise: &str, store: &IdentityStore, survey: &Survey) -> Result<Option<Recovering>, Exit> {
     let node = own_node(config, store)?;
     let others = survey.tables.members.values().filter(|m| m.node != node).count();
-    if others == 0 && survey.tables.members.contains_key(&survey.seat) {
+    if others == 0 && survey.tables.members.contains_key(&survey.member_id) {
         return Ok(None);
     }
     quorum_is_lost(&survey.tables, node, &answering(&survey.tables, node, advertise))?;
@@ -82,7 +82,7 @@ fn force(config: &Config, advertise: &str, store: &IdentityStore, survey: &Surve
 fn own_node(config: &Config, store: &IdentityStore) -> Result<NodeId, Exit> {
     let node = store.load_credentials()?.and_then(|c| c.identity.node());
     let none =
-        || Exit::new(6, format!("{} holds no identity of a node: nothing to go on with", config.data_dir.display()));
+        || Exit::new(6, format!("{} holds no node identity: nothing to recover from", config.data_dir.display()));
     node.map(|(node, _)| node).ok_or_else(none)
 }
 
@@ -94,16 +94,16 @@ fn cannot_survey(raft: &Path, why: &CannotSurvey) -> Exit {
     let dir = raft.display();
     let way_out = "use another manager's directory, or a backup";
     match why {
-        CannotSurvey::NoSeat => {
-            Exit::new(6, format!("{dir} holds no manager's data, there is nothing to go on with: {way_out}"))
+        CannotSurvey::NotMember => {
+            Exit::new(6, format!("{dir} holds no manager's data, so there is nothing to recover from: {way_out}"))
         }
         CannotSurvey::Disk(fault) if fault.kind == disk::FaultKind::Io => Exit::new(1, fault.to_string()),
-        why => Exit::new(6, format!("the manager's data in {dir} cannot be gone on with: {why}; {way_out}")),
+        why => Exit::new(6, format!("cannot recover from the manager's data in {dir}: {why}; {way_out}")),
     }
 }
 
-/// The other voters that answer at their addresses with their own certificate, by name. A connection alone proves nothing: a
-/// load balancer accepts them for managers that are gone.
+/// The names of the other voters that answer at their addresses with their own certificate. A connection alone proves nothing: a
+/// load balancer accepts connections for managers that are gone.
 fn answering(tables: &Tables, me: NodeId, advertise: &str) -> BTreeSet<String> {
     let root_pem = tables.cluster.as_ref().map(|cluster| cluster.root_cert_pem.clone()).unwrap_or_default();
     let others = tables.members.values().filter(|m| m.voter && m.node != me && m.addr != advertise);
@@ -117,12 +117,12 @@ fn answering(tables: &Tables, me: NodeId, advertise: &str) -> BTreeSet<String> {
     answers.map(|node| name_of(tables, node)).collect()
 }
 
-/// Whether the process at `addr` proves that it is `node`. Blocks. A certificate that is not valid now is taken for one that
-/// is: if a clock or the certificate is wrong, the manager may still run.
+/// Whether the process at `addr` proves that it is `node`. Blocks. A certificate that is not valid now counts as valid: if a clock
+/// or the certificate is wrong, the manager may still run.
 fn answers(node: NodeId, addr: &str, root_pem: &str) -> bool {
-    let timeouts = DialTimeouts { connect: ANSWERS_WITHIN, tls: ANSWERS_WITHIN, greeting: ANSWERS_WITHIN };
+    let timeouts = DialTimeouts { connect: PROBE_TIMEOUT, tls: PROBE_TIMEOUT, greeting: PROBE_TIMEOUT };
     let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return true };
-    // Anonymous: our own certificate may have expired. Managers serve joiners; what they say to this one does not matter.
+    // Anonymous: our own certificate may have expired. Managers serve joiners; their answer does not matter here.
     let dialer = Dialer::anonymous(root_pem).with_timeouts(timeouts);
     match runtime.block_on(dialer.dial(addr, Service::Join, Some(node))) {
         Ok(_) => true,
@@ -137,7 +137,7 @@ fn name_of(tables: &Tables, node: NodeId) -> String {
 /// RECOVER-7.
 fn quorum_is_lost(tables: &Tables, me: NodeId, answering: &BTreeSet<String>) -> Result<(), Exit> {
     let voters = tables.members.values().filter(|m| m.voter).count();
-    let own = tables.seat_of(me).is_some_and(|m| m.voter);
+    let own = tables.member_of(me).is_some_and(|m| m.voter);
     let needed = voters / 2 + 1;
     if answering.len() + usize::from(own) < needed {
         return Ok(());
@@ -146,7 +146,7 @@ fn quorum_is_lost(tables: &Tables, me: NodeId, answering: &BTreeSet<String>) -> 
     Err(Exit::new(
         6,
         format!(
-            "the quorum is not lost: of {voters} managers {needed} are enough, and {} {}; go on with them; if their data are lost or are not \
+            "the quorum is not lost: of {voters} managers {needed} are enough, and {} {}; continue with them. If their data is lost or not \
              to be kept, stop them first. Nothing was changed",
             names.join(", "),
             if names.len() == 1 { "answers" } else { "answer" },
@@ -154,38 +154,38 @@ fn quorum_is_lost(tables: &Tables, me: NodeId, answering: &BTreeSet<String>) -> 
     ))
 }
 
-/// Who goes on.
+/// The manager that continues.
 struct Survivor {
     node: NodeId,
-    /// What to call it, if the state knows nothing of it.
+    /// Its name, if the state does not know it.
     admit_as: Option<Name>,
     advertise: String,
 }
 
-/// What must be the same however often the rest is repeated.
+/// Decides what must stay the same however often the remaining steps are repeated.
 fn decide(config: &Config, who: Survivor, mut tables: Tables, at: WallTime) -> Result<Recovering, Exit> {
-    let cluster = tables.cluster.clone().ok_or_else(|| Exit::new(6, "the copy is empty: nothing to go on with"))?;
+    let cluster = tables.cluster.clone().ok_or_else(|| Exit::new(6, "the state is empty: nothing to recover from"))?;
     let recovery = recovery(&who, next_incarnation(&cluster, at), at);
-    recover(&mut tables, &recovery).map_err(|why| Exit::new(6, format!("{why}: nothing to go on with")))?;
+    recover(&mut tables, &recovery).map_err(|why| Exit::new(6, format!("{why}: nothing to recover from")))?;
     let Survivor { node, admit_as, advertise } = who;
     let (Some(cluster), Some(record)) = (&tables.cluster, tables.nodes.get(&node)) else {
-        return Err(Exit::new(1, "the recovered state lacks this node"));
+        return Err(Exit::new(1, "this node is missing in the recovered state"));
     };
     let lifetime = config.settings.certificates.lifetime.0;
     Ok(Recovering { admit_as, ..Recovering::decide(cluster, node, record.granted, &advertise, lifetime, at)? })
 }
 
 fn recovery(who: &Survivor, incarnation: Incarnation, at: WallTime) -> Recovery {
-    let reason = if who.admit_as.is_some() { restore::RESTORED } else { FORCED };
+    let reason = if who.admit_as.is_some() { restore::RESTORE_FLAG } else { FORCE_FLAG };
     let (addr, admit_as) = (who.advertise.clone(), who.admit_as.clone());
     Recovery { node: who.node, admit_as, addr, incarnation, at, reason: reason.to_owned() }
 }
 
-/// RECOVER-6. Each step finds whether an earlier run has done it.
+/// RECOVER-6. Each step checks whether an earlier run has completed it.
 fn finish(config: &Config, memory: &NodeMemory, decided: &Recovering) -> Result<(), Exit> {
     let raft = config.data_dir.join("raft");
-    let seat = match look(config, &raft, decided)? {
-        Found::Done(seat) => seat,
+    let member_id = match recovery_state(config, &raft, decided)? {
+        Found::Done(member_id) => member_id,
         Found::Before(tables, term) => {
             let (tables, done) = recovered(*tables, decided)?;
             replace(&raft, done.raft_id, term + 1, tables)?;
@@ -197,36 +197,36 @@ fn finish(config: &Config, memory: &NodeMemory, decided: &Recovering) -> Result<
         decided.credentials().map_err(|why| Exit::new(1, format!("the recovery's certificate: {why}")))?;
     memory.store().save_credentials(&credentials)?;
     memory.update(|node| {
-        node.held_seat = Some(seat);
-        // They are lost, or of the past. Whoever comes back, comes here.
+        node.held_seat = Some(member_id);
+        // The known managers are lost or obsolete. Those that return connect to this one.
         node.managers.clear();
-        // Nodes, users and tokens that were removed after the backup was made are valid in it.
+        // The backup still accepts nodes, users and tokens that were removed after it was made.
         node.admission_closed |= decided.admit_as.is_some();
     })?;
     if decided.admit_as.is_some() {
-        say(format_args!("{CLOSED}"));
+        say(format_args!("{CLOSED_NOTICE}"));
     }
     Ok(memory.store().finish_recovery()?)
 }
 
 enum Found {
-    /// The data are of the new incarnation, in this seat.
+    /// The data has the new incarnation and this member id.
     Done(RaftId),
-    /// They are to be made from these tables, of this term.
+    /// The data must be made from these tables, of this term.
     Before(Box<Tables>, u64),
 }
 
-fn look(config: &Config, raft: &Path, decided: &Recovering) -> Result<Found, Exit> {
+fn recovery_state(config: &Config, raft: &Path, decided: &Recovering) -> Result<Found, Exit> {
     if decided.admit_as.is_some() && disk::state(raft) == disk::DirState::Absent {
         let (tables, term) = restore::read(config)?;
         return Ok(Found::Before(Box::new(tables), term));
     }
-    let Survey { seat, tables, term, .. } = survey_of(raft)?;
+    let Survey { member_id, tables, term, .. } = survey_of(raft)?;
     let done = tables.cluster.as_ref().is_some_and(|cluster| cluster.incarnation >= decided.incarnation);
-    Ok(if done { Found::Done(seat) } else { Found::Before(Box::new(tables), term) })
+    Ok(if done { Found::Done(member_id) } else { Found::Before(Box::new(tables), term) })
 }
 
-/// The tables of the new incarnation, which also know of the certificate that was made for it.
+/// The tables of the new incarnation, including the certificate made for it.
 fn recovered(mut tables: Tables, decided: &Recovering) -> Result<(Tables, Consequences), Exit> {
     let Recovering { node, admit_as, advertise, incarnation, at, certificate, .. } = decided;
     if tables.cluster.as_ref().is_none_or(|cluster| cluster.root_cert_pem != decided.root_pem) {
@@ -241,8 +241,8 @@ fn recovered(mut tables: Tables, decided: &Recovering) -> Result<(Tables, Conseq
     } else {
         Change::RecordCertificate { node: *node, certificate: certificate.clone() }
     };
-    let command = Command::idempotent(*at, Principal::Operator, FORCED).change(record);
-    let place = Place::from(tables.revision.next());
+    let command = Command::idempotent(*at, Principal::Operator, FORCE_FLAG).change(record);
+    let place = LogPosition::from(tables.revision.next());
     muster_store::apply(&mut tables, place, &command)
         .map_err(|why| Exit::new(1, format!("the certificate of the recovery: {why}")))?;
     Ok((tables, done))

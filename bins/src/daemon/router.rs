@@ -1,7 +1,7 @@
-//! Calls between managers: to whoever leads, and from other managers to the services of this one.
+//! Calls between managers: to the leader, and from other managers to the services of this one.
 //!
-//! Keeps  FORWARD-1  a call counts only from a node that is a manager by this manager's own copy. Whoever passes calls on
-//!                   says who asked, and is believed: the certificate alone must not be enough.
+//! Invariants  FORWARD-1  a call is accepted only from a node that is a manager by this manager's own replica. A forwarder names
+//!                        the caller and is believed: the certificate alone must not be enough.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,12 +17,12 @@ use serde_json::{Value, json};
 use tokio::sync::{Mutex, Semaphore, mpsc};
 use tokio::time::Instant;
 
-/// A call between managers ends within this, whatever it is: longer than an election, shorter than a joiner's patience.
-const LIMIT: Duration = Duration::from_secs(10);
+/// Bound of every call between managers: longer than an election, shorter than a joiner's timeout.
+const PEER_CALL_TIMEOUT: Duration = Duration::from_secs(10);
 /// Calls of other managers that may be in progress here.
-const IN_PROGRESS: usize = 1024;
+const MAX_CALLS_IN_PROGRESS: usize = 1024;
 
-/// Asks another manager, for so long; given up when it is dropped.
+/// Asks another manager, within this time; cancelled when dropped.
 pub type PeerCalls =
     Arc<dyn Fn(NodeId, Duration, PeerCall) -> BoxFuture<'static, Result<Vec<u8>, ErrorBody>> + Send + Sync>;
 
@@ -46,12 +46,12 @@ impl Router {
             Ok(RouterShell {
                 router: router.clone(),
                 incoming: Arc::clone(&incoming),
-                room: Arc::new(Semaphore::new(IN_PROGRESS)),
+                permits: Arc::new(Semaphore::new(MAX_CALLS_IN_PROGRESS)),
             })
         })
     }
 
-    /// Asks the leader, wherever it is, as the services need it.
+    /// Asks the leader, wherever it is, in the form that the services need.
     pub fn leader_calls(&self) -> muster_join::AskLeader {
         let router = self.clone();
         Arc::new(move |call| {
@@ -60,7 +60,7 @@ impl Router {
         })
     }
 
-    /// Asks whoever leads; waits for one through an election. This node answers the caller, so the line is its own.
+    /// Asks the leader; waits for one through an election. This node answers the caller, so it writes the audit line.
     async fn to_leader(&self, call: PeerCall) -> Result<Vec<u8>, ErrorBody> {
         let line = audit::begin(self.api.audit(), None, &call);
         let answer = Box::pin(self.ask_leader(call));
@@ -71,7 +71,7 @@ impl Router {
     }
 
     async fn ask_leader(&self, call: PeerCall) -> Result<Vec<u8>, ErrorBody> {
-        let mut search = self.ports.leader_search(Instant::now() + LIMIT);
+        let mut search = self.ports.leader_search(Instant::now() + PEER_CALL_TIMEOUT);
         loop {
             let left = search.left();
             let answer = match search.leader() {
@@ -99,21 +99,21 @@ impl Router {
     async fn answer_peer(&self, forwarder: NodeId, call: PeerCall) -> Result<Vec<u8>, ErrorBody> {
         let leading = self.ports.replica.borrow().raft.leading;
         let line = audit::begin(self.api.audit(), Some(forwarder), &call).filter(|_| leading);
-        let answer = Box::pin(self.answer(forwarder, call, LIMIT));
+        let answer = Box::pin(self.answer(forwarder, call, PEER_CALL_TIMEOUT));
         match line {
             Some(line) => audit::close(line, answer).await,
             None => answer.await,
         }
     }
 
-    /// Answers a call on this manager. What only the leader may decide is refused elsewhere.
+    /// Answers a call on this manager. Calls that only the leader may decide are refused elsewhere.
     async fn answer(&self, forwarder: NodeId, call: PeerCall, left: Duration) -> Result<Vec<u8>, ErrorBody> {
         let leader = &self.ports.leader;
-        let left = left.min(LIMIT);
+        let left = left.min(PEER_CALL_TIMEOUT);
         {
             let replica = self.ports.replica.borrow();
             if !matches!(call, PeerCall::Actors(_) | PeerCall::Clock) && !replica.raft.leading {
-                // The forwarder may report it as refused if no leader ever takes it.
+                // The forwarder may report this as a refusal if no leader ever takes the call.
                 return Err(no_leader().marked(ErrorMark::NotLeading));
             }
             if forwarder != self.ports.node {
@@ -129,28 +129,28 @@ impl Router {
             PeerCall::SignPinned { identity, pin, observed_addr, csr_pem } => {
                 let identity = Box::new(CertIdentity { pin: Some(pin), ..identity });
                 let make = |reply| CertAuthorityMsg::SignNode { identity, observed_addr, csr_pem, reply };
-                encoded(leader.authority.ask(left, make).await.map_err(gone)?)
+                encoded(leader.authority.ask(left, make).await.map_err(as_no_leader)?)
             }
             PeerCall::SignNode { identity, observed_addr, csr_pem } => {
                 let make =
                     |reply| CertAuthorityMsg::SignNode { identity: Box::new(identity), observed_addr, csr_pem, reply };
-                encoded(leader.authority.ask(left, make).await.map_err(gone)?)
+                encoded(leader.authority.ask(left, make).await.map_err(as_no_leader)?)
             }
             PeerCall::Join { observed_addr, request } => {
                 let make = |reply| CertAuthorityMsg::Join { observed_addr, request: Box::new(request), reply };
-                encoded(leader.authority.ask(left, make).await.map_err(gone)?)
+                encoded(leader.authority.ask(left, make).await.map_err(as_no_leader)?)
             }
-            PeerCall::Seat { node, request } => {
-                let make = |reply| RoleManagerMsg::RequestSeat { node, request, reply };
-                encoded(leader.roles.ask(left, make).await.map_err(gone)?)
+            PeerCall::Membership { node, request } => {
+                let make = |reply| RoleManagerMsg::RequestMembership { node, request, reply };
+                encoded(leader.roles.ask(left, make).await.map_err(as_no_leader)?)
             }
             PeerCall::ReportManager { node, report } => {
                 let make = |reply| RoleManagerMsg::ReportManager { node, report, reply };
-                leader.roles.ask(left, make).await.map_err(gone)?.map(|()| Vec::new())
+                leader.roles.ask(left, make).await.map_err(as_no_leader)?.map(|()| Vec::new())
             }
             PeerCall::Sessions(digest) => {
                 let make = |reply| DispatcherMsg::Digest { host: forwarder, digest, reply };
-                leader.dispatcher.ask(left, make).await.map_err(gone)?.map(|()| Vec::new())
+                leader.dispatcher.ask(left, make).await.map_err(as_no_leader)?.map(|()| Vec::new())
             }
             PeerCall::Clock => encoded(Ok(Clock.wall())),
             PeerCall::Actors(call) => self.api.answer_actors(&call, left).await.map(String::into_bytes),
@@ -158,7 +158,7 @@ impl Router {
     }
 }
 
-/// The pin of a certificate does not travel with its identity, and builds of feature level 2 do not read it.
+/// A certificate's pin does not travel with its identity, and builds of feature level 2 do not read it.
 fn with_pin(call: PeerCall, is_read: bool) -> PeerCall {
     match call {
         PeerCall::SignNode { identity, observed_addr, csr_pem } if is_read => match identity.pin {
@@ -169,25 +169,25 @@ fn with_pin(call: PeerCall, is_read: bool) -> PeerCall {
     }
 }
 
-/// FORWARD-1. Its certificate has opened the mesh, which a copy that is too old must allow (ADMIT-3).
+/// FORWARD-1. The forwarder's certificate opened the mesh, which an outdated replica must allow (ADMIT-3).
 fn may_forward(replica: &Replica, forwarder: NodeId) -> Result<(), ErrorBody> {
     match replica.tables.nodes.get(&forwarder) {
         Some(record) if record.role == Role::Manager => Ok(()),
-        // It was granted the role in the log before it was given a certificate, so a leader knows of it.
+        // The role was granted in the log before the certificate was signed, so a leader knows it.
         _ if replica.raft.leading => {
-            let text = format!("node {forwarder} is no manager of this cluster; what it passes on is not done");
-            tracing::warn!(%forwarder, "a call was refused: whoever passed it on is no manager");
+            let text = format!("node {forwarder} is not a manager of this cluster; calls that it forwards are refused");
+            tracing::warn!(%forwarder, "forwarded call refused: the forwarder is not a manager");
             Err(ErrorBody::new(ErrorCode::Forbidden, text))
         }
         _ => {
-            let text = format!("this manager's copy does not know node {forwarder} as a manager yet; retry");
+            let text = format!("this manager's replica does not know node {forwarder} as a manager yet; retry");
             Err(ErrorBody::new(ErrorCode::NotKnownHereYet, text).retry_after(Duration::from_millis(200)))
         }
     }
 }
 
-/// The leader's actor is starting or restarting: like a leader that is not there yet.
-fn gone(error: muster_kernel::AskError) -> ErrorBody {
+/// The leader's actor is starting or restarting: treated like a missing leader.
+fn as_no_leader(error: muster_kernel::AskError) -> ErrorBody {
     match error {
         muster_kernel::AskError::Down | muster_kernel::AskError::Closed => no_leader(),
         other => other.into(),
@@ -209,7 +209,7 @@ impl LeaderCalls for Router {
     }
 }
 
-/// What the router's actor hears.
+/// Inputs of the router's actor.
 pub enum RouterMsg {
     Call(Box<IncomingCall>),
 }
@@ -222,7 +222,7 @@ impl Named for RouterMsg {
 struct RouterShell {
     router: Router,
     incoming: Arc<Mutex<mpsc::Receiver<IncomingCall>>>,
-    room: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
 }
 
 impl Shell for RouterShell {
@@ -244,11 +244,11 @@ impl Shell for RouterShell {
 
     async fn handle(&mut self, cx: &Cx<RouterMsg>, msg: RouterMsg) -> Result<(), Fault> {
         let RouterMsg::Call(call) = msg;
-        let place = Arc::clone(&self.room).try_acquire_owned();
+        let permit = Arc::clone(&self.permits).try_acquire_owned();
         let router = self.router.clone();
         cx.spawn(async move {
             let IncomingCall { forwarder, call, reply } = *call;
-            let answer = match &place {
+            let answer = match &permit {
                 Ok(_) => router.answer_peer(forwarder, call).await,
                 Err(_) => {
                     let busy = ErrorBody::new(
@@ -259,13 +259,13 @@ impl Shell for RouterShell {
                 }
             };
             let _gave_up = reply.send(answer);
-            drop(place);
+            drop(permit);
         });
         Ok(())
     }
 
     fn view(&self) -> Value {
-        json!({"in_progress": IN_PROGRESS - self.room.available_permits()})
+        json!({"in_progress": MAX_CALLS_IN_PROGRESS - self.permits.available_permits()})
     }
 }
 

@@ -1,5 +1,5 @@
-//! The timings and bounds of the configuration file, section by section, and how they become the configurations of the
-//! actors. A default lives with the actor that uses it; what no key mentions keeps that default.
+//! The timings and bounds of the configuration file, section by section, and how they become the actors' configurations.
+//! The actor that uses a setting defines its default; settings without a key keep that default.
 //!
 //! `docs/configuration.md` explains every key; a test compares the two.
 
@@ -26,8 +26,8 @@ use serde::{Deserialize, Serialize};
 
 pub use self::span::Span;
 
-/// A section: its keys, and the fields of an actor's configuration they are. A derived key follows other keys until it
-/// is written itself.
+/// A section: its keys, and the fields of an actor's configuration that they set. A derived key follows other keys until it is
+/// set itself.
 macro_rules! section {
     (
         $(#[$doc:meta])*
@@ -48,7 +48,7 @@ macro_rules! section {
             }
         }
         impl $name {
-            /// The actor's configuration with these values in it.
+            /// The actor's configuration with these values.
             fn within(&self, mut config: $config) -> $config {
                 $(config.$($field).+ = self.$key.into();)*
                 config
@@ -86,7 +86,7 @@ pub struct Settings {
 pub struct Debug {
     /// Allows `muster actors crash`.
     pub crash: bool,
-    /// Pretends to be a build that speaks this feature level. It changes the number and nothing else.
+    /// Pretends to be a build that supports this feature level. Changes only the number.
     pub feature_level: u32,
     /// While this file exists, the Raft log's disk hangs. Empty: it never does.
     pub disk_hangs_while: String,
@@ -104,16 +104,16 @@ impl Debug {
     }
 }
 
-/// After a disaster.
+/// Disaster recovery.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Recovery {
-    /// How long a worker keeps Raft data that was set aside. It holds the root key.
+    /// How long a worker keeps Raft data that was set aside. That data holds the root key.
     pub keep_set_aside: Span,
 }
 
 impl Default for Recovery {
-    /// A wrong choice on a Friday evening is found on Monday.
+    /// Long enough to notice on Monday a wrong choice made on Friday evening.
     fn default() -> Self {
         Self { keep_set_aside: Span(Duration::from_secs(3 * 86_400)) }
     }
@@ -123,7 +123,7 @@ impl Default for Recovery {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Audit {
-    /// Below the data directory unless it is absolute. `-`: stderr. Empty: there is none.
+    /// Relative to the data directory unless absolute. `-`: stderr. Empty: no log.
     pub file: String,
     pub required: bool,
     pub reads: bool,
@@ -139,7 +139,7 @@ impl Default for Audit {
 }
 
 impl Audit {
-    /// Where the lines go, if anywhere.
+    /// The destination of the lines, if configured.
     pub fn target(&self, data_dir: &Path) -> Option<FileConfig> {
         let path = match self.file.as_str() {
             "" => return None,
@@ -150,21 +150,21 @@ impl Audit {
     }
 }
 
-/// What this node does for release-gated reconcilers.
+/// This node's part in release-gated reconcilers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Reconcilers {
-    /// Runs commands of definitions.
+    /// Commands of definitions that may run here.
     pub commands: Programs,
 }
 
-/// Which programs this node runs for definitions. None unless it is told (docs/decisions/0033).
+/// The programs that this node runs for definitions. None by default (docs/decisions/0033).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Programs {
     /// All, or none.
     All(bool),
-    /// These: what a command's first word must be.
+    /// Only these: compared with the first word of a command.
     Listed(Vec<String>),
 }
 
@@ -189,7 +189,7 @@ impl Default for Reconcilers {
     }
 }
 
-/// When supervisors give up, and how the manager half is started again.
+/// When supervisors give up, and how the manager runtime is restarted.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Supervision {
@@ -214,7 +214,7 @@ impl Default for Supervision {
 }
 
 section! {
-    /// The agent half of every node. Heartbeat and jitter are the hosts' too.
+    /// The agent of every node. Hosts use the same heartbeat and jitter.
     Agent of AgentConfig {
         heartbeat: Span = heartbeat,
         heartbeat_jitter: f64 = heartbeat_jitter,
@@ -236,7 +236,7 @@ section! {
 }
 
 section! {
-    /// Joining a cluster, before there is an agent.
+    /// Joining a cluster, before the agent runs.
     Joining of JoinConfig {
         retry_first: Span = retry_first,
         retry_cap: Span = retry_cap,
@@ -273,7 +273,7 @@ section! {
 }
 
 section! {
-    /// What strangers may hold of a manager's join service.
+    /// Limits of a manager's join service for unauthenticated clients.
     JoinService of JoinLimits {
         conversation: Span = conversation,
         conversations: usize = conversations,
@@ -328,14 +328,14 @@ section! {
         catch_up_slack: u64 = catch_up_slack,
         propose_deadline: Span = propose_deadline,
         dial_back_counts: Span = dial_back_counts,
-        seat_patience: Span = seat_patience,
+        membership_timeout: Span = membership_timeout,
         ask_again: Span = ask_again,
         waiters_per_removal: usize = waiters_per_removal,
     }
 }
 
 section! {
-    /// Certificates, and the authority's patience.
+    /// Certificates, and the authority's deadlines.
     Certificates of muster_cert_authority::Config {
         lifetime: Span = node_lifetime,
         user_lifetime: Span = user_lifetime,
@@ -419,7 +419,7 @@ section! {
 }
 
 section! {
-    /// What requests may cost.
+    /// Limits of requests.
     Api of ApiLimits {
         longest_request: Span = longest,
         max_in_progress: u64 = in_progress,
@@ -434,7 +434,7 @@ section! {
 }
 
 impl Settings {
-    /// Fills in what follows other keys, and refuses values that cannot work.
+    /// Fills in derived keys and rejects values that cannot work.
     pub fn checked(mut self) -> Result<Self, String> {
         self.within_range()?;
         self.gateway.joins_burst.get_or_insert(self.gateway.joins_per_second.saturating_mul(5));
@@ -447,8 +447,8 @@ impl Settings {
         Ok(self)
     }
 
-    /// Missed heartbeats, the agent's longest pause between connections, and time for the digest. Two digests at least:
-    /// a host between two of them has not fallen silent.
+    /// Missed heartbeats, the agent's longest pause between connections, and time for the digest. At least two digest intervals:
+    /// a host between two digests is not silent.
     fn default_grace(&self) -> Duration {
         let silence = self.sessions().down_after() + self.agent.reconnect_cap.0 + Duration::from_millis(1500);
         silence.max(self.sessions.digest_every.0 * 2)
@@ -458,7 +458,7 @@ impl Settings {
         Intensity { max: self.supervision.max_restarts, window: self.supervision.window.0 }
     }
 
-    /// Between restarts of the manager half.
+    /// Between restarts of the manager runtime.
     pub fn backoff(&self) -> Backoff {
         let Supervision { backoff_first, backoff_cap, stable_after, .. } = &self.supervision;
         Backoff { first: backoff_first.0, cap: backoff_cap.0, stable_after: stable_after.0 }
@@ -490,7 +490,7 @@ impl Settings {
         let mut config = self.raft.within(RaftConfig::default());
         config.feature_level = self.debug.feature_level;
         config.read_retry = self.raft.read_retry.map_or(config.read_retry, |s| s.0);
-        // Raft's own bound stays above ours, so that ours answers `Busy` first.
+        // Raft's own bound stays above this one, so that this one answers `Busy` first.
         config.max_snapshot_bytes = self.mesh.max_snapshot_bytes;
         config.max_uncommitted = (config.max_proposal_bytes as u64).saturating_mul(2);
         config
@@ -521,9 +521,9 @@ impl Settings {
     pub fn dispatcher(&self) -> DispatcherConfig {
         let mut config = self.dispatcher.within(DispatcherConfig::default());
         config.grace = self.dispatcher.grace.map_or(config.grace, |s| s.0);
-        // A dead session is down by then, and its host's digest has come.
+        // By then a dead session is down, and its host's digest has arrived.
         config.overlap = config.grace + self.sessions.digest_every.0;
-        // So long without any digest, and it is this process that had stopped.
+        // Without any digest for this long, this process itself had stopped.
         config.stood_still = self.sessions.digest_every.0 + Duration::from_secs(3);
         config
     }

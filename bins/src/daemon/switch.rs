@@ -1,4 +1,4 @@
-//! Switches: actors that keep a subtree running exactly while a level says so. The manager half runs while the
+//! Switches: actors that keep a subtree running exactly while a watched value says so. The manager runtime runs while the
 //! certificate says manager; the leader's subtree while this member leads.
 
 use std::sync::Arc;
@@ -9,59 +9,59 @@ use muster_messages::protocol::Named;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
-/// What a switch hears: its level, and the end of a change it made.
+/// Inputs of a switch: its watched value, and the end of a change it made.
 pub enum SwitchMsg<L> {
-    Level(L),
+    Changed(L),
     Stopped,
 }
 impl<L> Named for SwitchMsg<L> {
     fn name(&self) -> &'static str {
         match self {
-            SwitchMsg::Level(_) => "level",
+            SwitchMsg::Changed(_) => "level",
             SwitchMsg::Stopped => "stopped",
         }
     }
 }
 
-/// What a switch does.
+/// What a switch runs and when.
 pub trait Plan<L>: Send + Sync + 'static {
-    /// The child to run at this level, `None` for none. Another `key` is another child: the old one stops first.
-    fn wanted(&self, level: &L) -> Option<u64>;
+    /// The child to run at this value, `None` for none. Another key is another child: the old one stops first.
+    fn wanted(&self, value: &L) -> Option<u64>;
     /// Makes the child.
-    fn child(&self, level: &L) -> Spec;
-    /// Whether something must be put in order before a child of this level may run, or because none runs.
+    fn child(&self, value: &L) -> Spec;
+    /// Whether something must be prepared before a child of this value may run, or because none runs.
     fn disorder(&self, _level: &L) -> bool {
         false
     }
-    /// Puts it in order, while no child runs. Tried again while there is still something. Runs outside the actor.
+    /// Prepares it while no child runs; retried until nothing is left to prepare. Runs outside the actor.
     fn tidy(&self, _level: L) -> BoxFuture<'static, ()> {
         Box::pin(async {})
     }
-    /// After a child has stopped because the level no longer wants it. Runs outside the actor.
-    fn after_stop(&self, level: L) -> BoxFuture<'static, ()>;
-    /// How the child is called.
+    /// After a child has stopped because the value no longer wants it. Runs outside the actor.
+    fn after_stop(&self, value: L) -> BoxFuture<'static, ()>;
+    /// The child's name.
     fn name(&self) -> &'static str;
 }
 
-/// A switch over siblings of its own.
+/// A switch over its own siblings.
 pub struct Switch<L, P> {
     plan: Arc<P>,
     siblings: Children,
-    levels: watch::Receiver<L>,
+    values: watch::Receiver<L>,
     running: Option<u64>,
     stopping: bool,
     latest: Option<L>,
 }
 
 impl<L: Clone + Send + Sync + 'static, P: Plan<L>> Switch<L, P> {
-    pub fn new(plan: Arc<P>, siblings: Children, levels: watch::Receiver<L>) -> Self {
-        Self { plan, siblings, levels, running: None, stopping: false, latest: None }
+    pub fn new(plan: Arc<P>, siblings: Children, values: watch::Receiver<L>) -> Self {
+        Self { plan, siblings, values, running: None, stopping: false, latest: None }
     }
 
     fn settle(&mut self, cx: &Cx<SwitchMsg<L>>) {
-        let Some(level) = self.latest.clone() else { return };
-        let wanted = self.plan.wanted(&level);
-        let (runs, disorder) = (self.running.is_some(), self.plan.disorder(&level));
+        let Some(value) = self.latest.clone() else { return };
+        let wanted = self.plan.wanted(&value);
+        let (runs, disorder) = (self.running.is_some(), self.plan.disorder(&value));
         if self.stopping || wanted == self.running && (runs || !disorder) {
             return;
         }
@@ -71,16 +71,16 @@ impl<L: Clone + Send + Sync + 'static, P: Plan<L>> Switch<L, P> {
             cx.spawn(async move {
                 if runs {
                     children.stop_and_wait(plan.name()).await;
-                    plan.after_stop(level).await;
+                    plan.after_stop(value).await;
                 } else {
-                    plan.tidy(level).await;
+                    plan.tidy(value).await;
                 }
                 let _stopping = me.tell(SwitchMsg::Stopped);
             });
             return;
         }
         self.running = wanted;
-        self.siblings.start(self.plan.child(&level));
+        self.siblings.start(self.plan.child(&value));
     }
 }
 
@@ -89,23 +89,23 @@ impl<L: Clone + Send + Sync + 'static, P: Plan<L>> Shell for Switch<L, P> {
     const KIND: &'static str = "Switch";
 
     async fn started(&mut self, cx: &Cx<Self::Msg>) -> Result<(), Fault> {
-        // What an earlier incarnation left running is stopped first: its key is unknown.
+        // A child left by an earlier incarnation is stopped first: its key is unknown.
         self.stopping = true;
         let (children, plan, me) = (self.siblings.clone(), Arc::clone(&self.plan), cx.me().clone());
         let fresh = cx.incarnation() == 1;
-        let mut levels = self.levels.clone();
-        levels.mark_changed();
+        let mut values = self.values.clone();
+        values.mark_changed();
         cx.spawn(async move {
             if !fresh {
                 children.stop_and_wait(plan.name()).await;
-                // The earlier incarnation may have crashed between the stop and what follows it.
-                let level = levels.borrow().clone();
-                plan.after_stop(level).await;
+                // The earlier incarnation may have crashed between the stop and the steps after it.
+                let value = values.borrow().clone();
+                plan.after_stop(value).await;
             }
             let _stopping = me.tell(SwitchMsg::Stopped);
-            while levels.changed().await.is_ok() {
-                let level = levels.borrow_and_update().clone();
-                if me.tell(SwitchMsg::Level(level)).is_err() {
+            while values.changed().await.is_ok() {
+                let value = values.borrow_and_update().clone();
+                if me.tell(SwitchMsg::Changed(value)).is_err() {
                     break;
                 }
             }
@@ -115,7 +115,7 @@ impl<L: Clone + Send + Sync + 'static, P: Plan<L>> Shell for Switch<L, P> {
 
     async fn handle(&mut self, cx: &Cx<Self::Msg>, msg: Self::Msg) -> Result<(), Fault> {
         match msg {
-            SwitchMsg::Level(level) => self.latest = Some(level),
+            SwitchMsg::Changed(value) => self.latest = Some(value),
             SwitchMsg::Stopped => {
                 self.stopping = false;
                 self.running = None;

@@ -1,7 +1,7 @@
-//! A command and everything it has started: killed and waited for as one.
+//! A command and all processes that it started: killed and waited for as one.
 //!
-//! Whoever wants to account for all of it is its *subreaper*: what is left of a process tree when its root ends becomes his
-//! child, and not the system's. A process that left the group (a daemon, say) is found that way too.
+//! The process that accounts for all of them is their *subreaper*: when the root of a process tree ends, the remaining processes
+//! become the subreaper's children, not the system's. That also finds a process that left the group (a daemon, say).
 
 use std::fs;
 
@@ -10,18 +10,18 @@ use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, kill_proce
 
 use super::guardian::Exit;
 
-/// From now on this process inherits what its descendants leave behind.
+/// From now on this process inherits its descendants' orphans.
 pub fn adopt() -> rustix::io::Result<()> {
     set_child_subreaper(Some(getpid()))
 }
 
-/// A signal to a process group. One that is gone already needs none.
+/// Sends a signal to a process group. A group that is gone needs none.
 pub fn signal(group: Pid, signal: Signal) {
     let _gone = kill_process_group(group, signal);
 }
 
-/// Kills a group and all of our own children: once the group is dead, those are what it left behind. What starts something
-/// meanwhile is caught the next time.
+/// Kills a group and all children of this process: once the group is dead, they are its orphans. A process started meanwhile is
+/// killed the next time.
 pub fn kill(group: Option<Pid>) {
     if let Some(group) = group {
         signal(group, Signal::KILL);
@@ -32,7 +32,7 @@ pub fn kill(group: Option<Pid>) {
 }
 
 fn children() -> Vec<Pid> {
-    // Each thread has its own; adopted ones are the first thread's.
+    // Each thread has its own; adopted children belong to the first thread.
     let threads = fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
     let lists = threads.filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok());
     let parse = |list: String| list.split_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().ok()?)).collect();
@@ -45,7 +45,7 @@ pub struct Reaped {
     pub left: bool,
 }
 
-/// Collects the children that have ended. Does not wait.
+/// Collects ended children. Does not wait.
 pub fn reap() -> Reaped {
     let mut ended = Vec::new();
     loop {

@@ -1,5 +1,5 @@
-//! This end of a guardian: starts one, moves its deadline, hears what became of the command, and takes over when the
-//! guardian itself is killed. The end of a keeper is the same.
+//! This end of a guardian or keeper: starts it, moves its deadline, receives its reports, and takes over when the guardian itself is
+//! killed.
 
 use std::ffi::OsString;
 use std::io;
@@ -19,19 +19,19 @@ use tokio::net::unix::OwnedWriteHalf;
 use tokio::sync::mpsc;
 
 use super::family;
-use super::guardian::{AGAIN, GUARDIAN, Input, Number};
+use super::guardian::{GUARDIAN, Input, KILL_RETRY_PAUSE, Number};
 use super::keeper::CLOSING;
 use super::line::{FRAME, Frame, News, news_of, order_frame, send_input};
 use super::overdue::Overdue;
 use super::umask;
 
-/// How long an order may wait for a process that does not read: some hundreds before it do already.
-const PATIENCE: Duration = Duration::from_secs(1);
-/// How much longer than it should a guardian may take for its last act; and a keeper, who waits that long for a guardian.
-const LATE: Duration = Duration::from_millis(100);
-const KEEPER_LATE: Duration = Duration::from_secs(2);
+/// How long an order may wait for a process that does not read, after some hundreds of unread orders.
+const ORDER_TIMEOUT: Duration = Duration::from_secs(1);
+/// How much later than due a guardian may end; and a keeper, which itself waits for a guardian.
+const GUARDIAN_GRACE: Duration = Duration::from_millis(100);
+const KEEPER_GRACE: Duration = Duration::from_secs(2);
 
-/// A command that is to run under a guardian.
+/// A command to run under a guardian.
 #[derive(Clone, Debug)]
 pub struct Launch {
     /// `muster` or `musterd`.
@@ -40,7 +40,7 @@ pub struct Launch {
     pub environment: Vec<(String, String)>,
 }
 
-/// Where a kept command reads from and writes to.
+/// Input and output of a kept command.
 pub struct Streams {
     pub input: OwnedFd,
     pub output: OwnedFd,
@@ -48,21 +48,21 @@ pub struct Streams {
 }
 
 impl Launch {
-    /// With this very program as guardian, also when its file was replaced meanwhile.
+    /// With this very program as guardian, even if its file was replaced meanwhile.
     pub fn new(command: Vec<OsString>, environment: Vec<(String, String)>) -> Self {
         Self { program: "/proc/self/exe".into(), command, environment }
     }
 }
 
-/// A guardian and its command. Dropped, or gone with this process: the guardian ends the command in time.
+/// A guardian and its command. When this is dropped or its process ends, the guardian ends the command in time.
 pub struct Guarded {
-    /// `None`: whoever gave them is gone, which the guardian was told.
+    /// `None`: the sender of orders is gone, and the guardian knows it.
     orders: Option<OwnedWriteHalf>,
     news: mpsc::Receiver<News>,
     process: Child,
     group: Option<Pid>,
     overdue: Overdue,
-    /// It was killed for that.
+    /// It was killed because it had hung.
     hung: bool,
 }
 
@@ -72,9 +72,9 @@ impl Guarded {
         Self::through(GUARDIAN, launch, input, |_| {})
     }
 
-    /// Starts a keeper, for a process that has other children: nothing of the command becomes a child of this one. The
-    /// command does not see what this process was configured with in the environment.
-    pub fn start_kept(launch: &Launch, streams: Streams) -> io::Result<Self> {
+    /// Starts a keeper, for a process that has other children: no process of the command becomes a child of this one. The
+    /// command does not see this process's configuration in the environment.
+    pub fn start_with_keeper(launch: &Launch, streams: Streams) -> io::Result<Self> {
         let Streams { input, output, errors } = streams;
         let kept = Self::through(CLOSING, launch, input, |command| {
             let ours = std::env::vars_os().map(|(key, _)| key);
@@ -84,7 +84,7 @@ impl Guarded {
             umask::tell(command);
             command.stdout(Stdio::from(output)).stderr(Stdio::from(errors));
         })?;
-        Ok(Self { overdue: Overdue::new(KEEPER_LATE), ..kept })
+        Ok(Self { overdue: Overdue::new(KEEPER_GRACE), ..kept })
     }
 
     fn through(role: &str, launch: &Launch, input: impl AsFd, prepare: impl FnOnce(&mut Command)) -> io::Result<Self> {
@@ -93,7 +93,7 @@ impl Guarded {
         command.arg0("muster").arg(role).args(&launch.command);
         prepare(&mut command);
         command.envs(launch.environment.iter().map(|(key, value)| (key, value)));
-        // It must outlive us, whatever we were told to die with.
+        // It must outlive this process, whatever parent-death signal this one has.
         parent::untie(&mut command);
         let process = command.stdin(Stdio::from(OwnedFd::from(theirs))).spawn()?;
         drop(command); // and with it our copy of the other end
@@ -104,13 +104,20 @@ impl Guarded {
         tokio::spawn(async move {
             let mut frame: Frame = [0; FRAME];
             while reader.read_exact(&mut frame).await.is_ok() {
-                let Some(heard) = news_of(&frame) else { return };
-                if tell.send(heard).await.is_err() {
+                let Some(event) = news_of(&frame) else { return };
+                if tell.send(event).await.is_err() {
                     return;
                 }
             }
         });
-        Ok(Self { orders: Some(orders), news, process, group: None, overdue: Overdue::new(LATE), hung: false })
+        Ok(Self {
+            orders: Some(orders),
+            news,
+            process,
+            group: None,
+            overdue: Overdue::new(GUARDIAN_GRACE),
+            hung: false,
+        })
     }
 
     /// The process id of the guardian, or the keeper.
@@ -131,7 +138,7 @@ impl Guarded {
     pub async fn until(&mut self, hold: Hold) {
         self.order(Input::Until(hold)).await;
     }
-    /// Passes a signal on.
+    /// Forwards a signal.
     pub async fn signal(&mut self, number: Number) {
         self.order(Input::Signal(number)).await;
     }
@@ -143,21 +150,21 @@ impl Guarded {
     pub(super) async fn order(&mut self, order: Input) {
         self.overdue.ordered(BootTime.now(), order);
         let (Some(orders), Some(frame)) = (&mut self.orders, order_frame(order)) else { return };
-        // That a guardian is gone is heard as news. One that is frozen hears nothing, and holds nobody up.
-        if tokio::time::timeout(PATIENCE, orders.write_all(&frame)).await.is_err() {
+        // The reports show that a guardian is gone. A frozen one does not read, and must not block the caller.
+        if tokio::time::timeout(ORDER_TIMEOUT, orders.write_all(&frame)).await.is_err() {
             self.kill();
         }
     }
-    /// Nothing will be ordered any more: the guardian ends the command in time.
-    pub(super) fn let_go(&mut self) {
+    /// No more orders follow: the guardian ends the command in time.
+    pub(super) fn close_orders(&mut self) {
         self.orders = None;
     }
-    pub(super) fn is_let_go(&self) -> bool {
+    pub(super) fn orders_closed(&self) -> bool {
         self.orders.is_none()
     }
 
-    /// What the guardian says next; `None` once it is gone. Nothing is lost when the wait is abandoned. A guardian that should
-    /// have come to its end and says nothing hangs, or is frozen: it is killed, and with it the command.
+    /// The guardian's next report; `None` once it is gone. Cancel-safe. A guardian that should have ended and reports nothing has hung
+    /// or is frozen: it is killed together with the command.
     pub async fn next(&mut self) -> Option<News> {
         let news = loop {
             let alarm = async {
@@ -180,8 +187,8 @@ impl Guarded {
         news
     }
 
-    /// Kills a guardian, or a keeper, that reacts to nothing any more, and what it guards. A guardian's command would die with it; a
-    /// keeper's guardian hears the connection close, and ends the command, unless it is frozen itself.
+    /// Kills a guardian or a keeper that no longer reacts, and the command's group. A guardian's command would die with it; a keeper's
+    /// guardian sees the connection close and ends the command, unless it is frozen itself.
     pub fn kill(&mut self) {
         if let Some(group) = self.group {
             family::signal(group, Signal::KILL);
@@ -189,17 +196,17 @@ impl Guarded {
         let _gone = self.process.kill();
     }
 
-    /// Collects the process of a keeper that is gone, for a parent that does not collect everything. Blocks until it is.
+    /// Collects a keeper's process, for a parent that does not collect all children. Blocks until it has ended.
     pub fn collect(mut self) -> io::Result<()> {
         self.process.wait().map(drop)
     }
 
-    /// In place of a guardian that was killed: kills what it guarded, and waits until nothing of it is left. The kernel has
-    /// killed the command itself already; what that has started became ours ([`family::adopt`]).
+    /// Replaces a killed guardian: kills what it guarded, and waits until no process of it is left. The kernel has already killed the
+    /// command itself; its children became ours ([`family::adopt`]).
     pub async fn end_orphans(&self) {
         while family::reap().left {
             family::kill(self.group);
-            tokio::time::sleep(AGAIN).await;
+            tokio::time::sleep(KILL_RETRY_PAUSE).await;
         }
     }
 }
@@ -213,8 +220,8 @@ mod tests {
 
     use super::*;
 
-    /// A guardian that reads nothing and ends never, as a frozen one.
-    fn deaf(folder: &std::path::Path) -> Guarded {
+    /// A guardian that reads nothing and never ends, like a frozen one.
+    fn unresponsive_guardian(folder: &std::path::Path) -> Guarded {
         let program = folder.join("deaf");
         std::fs::write(&program, "#!/bin/sh\nexec sleep 1000\n").expect("the folder is writable");
         std::fs::set_permissions(&program, Permissions::from_mode(0o700)).expect("the file is ours");
@@ -226,26 +233,26 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_that_should_have_ended_and_says_nothing_is_killed() {
+    async fn overdue_silent_guardian_is_killed() {
         let folder = tempfile::tempdir().expect("there is room");
-        let mut guarded = deaf(folder.path());
+        let mut guarded = unresponsive_guardian(folder.path());
         guarded.until(hold(BootTime.now())).await;
         assert_eq!(guarded.next().await, None);
         assert!(guarded.has_hung());
         guarded.collect().expect("it has ended");
     }
 
-    /// GUARD-4, also long before its time: whoever orders is not held up.
+    /// GUARD-4, also long before its time: the caller is not blocked.
     #[tokio::test]
-    async fn one_that_does_not_read_holds_nobody_up_who_tells_it_something() {
+    async fn guardian_that_does_not_read_never_blocks_the_sender() {
         let folder = tempfile::tempdir().expect("there is room");
-        let mut guarded = deaf(folder.path());
+        let mut guarded = unresponsive_guardian(folder.path());
         let far = BootTime.now() + Duration::from_secs(1_000);
         let mut orders = 0;
         while guarded.process.try_wait().expect("it is our child").is_none() {
             guarded.until(hold(far)).await;
             orders += 1;
-            assert!(orders < 1_000_000, "its socket takes them all");
+            assert!(orders < 1_000_000, "the socket accepts orders without limit");
         }
         assert_eq!((guarded.next().await, guarded.has_hung()), (None, false));
     }

@@ -1,9 +1,9 @@
-//! The keeper of one command of a daemon: passes on what the daemon says to the guardian and what the guardian says to the
-//! daemon, and takes over when the guardian is killed.
+//! The keeper of one command of a daemon: forwards the daemon's orders to the guardian and the guardian's reports to the daemon,
+//! and takes over when the guardian is killed.
 //!
-//! The daemon killed: the guardian is told by a closed connection, and ends the command in time; the keeper leaves with it.
-//! The keeper killed: the same. The guardian frozen past its time: the keeper kills it. What the command has written goes where
-//! the daemon has led it.
+//! The daemon is killed: the guardian sees a closed connection and ends the command in time; the keeper ends with it. The keeper is
+//! killed: the same. The guardian is frozen past its time: the keeper kills it. The command's output goes where the daemon
+//! directed it.
 
 use std::ffi::OsString;
 use std::io;
@@ -22,16 +22,16 @@ use super::umask;
 
 use crate::stderr::say;
 
-/// The first argument of what a daemon starts: it becomes a keeper. The command follows.
+/// The first argument of the process that a daemon starts: it becomes a keeper. The command follows.
 pub const CLOSING: &str = "guard-closing";
 /// The first argument that makes a process a keeper. The command follows.
 pub const KEEPER: &str = "guard-keeper";
-/// What a command that was killed with its guardian is said to have ended by.
+/// The reported end of a command that was killed with its guardian.
 const KILLED: Exit = Exit::Signal(9);
 
-/// Becomes a keeper that has nothing of the daemon's: not every library opens its files so that they are closed by `exec`, and a
-/// command may be less trusted than a manager's log. Nor does the command become somebody whom the daemon cannot kill: programs
-/// that take another user's rights when they are run do not get them (`PR_SET_NO_NEW_PRIVS`).
+/// Becomes a keeper without the daemon's files: not every library opens its files as close-on-exec, and a command may be less
+/// trusted than a manager's log. The command must also stay killable for the daemon: programs that take another user's rights when
+/// run do not get them (`PR_SET_NO_NEW_PRIVS`).
 pub fn close(command: &[OsString]) -> ExitCode {
     close_fds::set_fds_cloexec(3, &[]);
     let bound = set_no_new_privs(true).map_err(io::Error::from);
@@ -47,10 +47,10 @@ pub fn close(command: &[OsString]) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Runs the keeper of this command, until nothing is left to guard.
+/// Runs the keeper of this command until nothing is left to guard.
 pub fn main(command: &[OsString]) -> ExitCode {
     apart("keeper", async |socket, input| {
-        let _deaf = ignored()?;
+        let _ignored = ignored()?;
         let guarded = Guarded::start(&Launch::new(command.to_vec(), Vec::new()), input)?;
         keep(socket, guarded).await;
         Ok(())
@@ -63,10 +63,10 @@ async fn keep(socket: UnixStream, mut guarded: Guarded) {
     let mut ended = false;
     loop {
         let news = tokio::select! {
-            order = orders.recv(), if !guarded.is_let_go() => {
+            order = orders.recv(), if !guarded.orders_closed() => {
                 match order {
                     Some(order) => guarded.order(order).await,
-                    None => guarded.let_go(),
+                    None => guarded.close_orders(),
                 }
                 continue;
             }
@@ -74,7 +74,7 @@ async fn keep(socket: UnixStream, mut guarded: Guarded) {
         };
         let Some(news) = news else { break };
         ended = matches!(news, News::Report(Report::Ended(_)));
-        let _gone = writer.write_all(&news_frame(news)).await; // heard as the end of its orders
+        let _gone = writer.write_all(&news_frame(news)).await; // a closed connection also ends its orders
     }
     guarded.end_orphans().await;
     if !ended && guarded.group().is_some() {

@@ -1,5 +1,5 @@
-//! What `muster` and its guardian say to each other, over a pair of sockets: frames of one size, so that nothing can be torn
-//! or grow. The first byte carries the command's standard input as a file descriptor.
+//! The protocol of `muster` and its guardian, over a socket pair: frames of one size, so none can be torn or grow. The first byte
+//! carries the command's standard input as a file descriptor.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -30,13 +30,13 @@ fn parts(frame: &Frame) -> (u8, u64, u64) {
     (frame[0], number(1), number(9))
 }
 
-/// What `muster` says.
+/// `muster`'s frames.
 pub fn order_frame(order: Input) -> Option<Frame> {
     match order {
         Input::Until(hold) => Some(frame(b'u', hold.step_down_at.0, hold.over_at.0)),
         Input::Signal(number) => Some(frame(b's', number.into(), 0)),
         Input::End => Some(frame(b'e', 0, 0)),
-        _ => None, // what a guardian sees by itself
+        _ => None, // observed by the guardian itself
     }
 }
 pub fn order_of(frame: &Frame) -> Option<Input> {
@@ -48,10 +48,10 @@ pub fn order_of(frame: &Frame) -> Option<Input> {
     }
 }
 
-/// What a guardian says.
+/// A guardian's reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum News {
-    /// The command runs, in the process group of this number.
+    /// The command runs in the process group with this number.
     Started {
         group: i32,
     },
@@ -77,7 +77,7 @@ pub fn news_of(frame: &Frame) -> Option<News> {
     }
 }
 
-/// Hands a file descriptor over.
+/// Sends a file descriptor.
 pub fn send_input(stream: &UnixStream, input: impl AsFd) -> io::Result<()> {
     let descriptors = [input.as_fd()];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -87,7 +87,7 @@ pub fn send_input(stream: &UnixStream, input: impl AsFd) -> io::Result<()> {
     Ok(())
 }
 
-/// Takes it. `None`: the other side is gone.
+/// Receives a file descriptor. `None`: the other side is gone.
 pub fn receive_input(stream: &UnixStream) -> io::Result<Option<OwnedFd>> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -105,7 +105,7 @@ mod tests {
     use std::io::{Read, Write};
 
     #[test]
-    fn everything_that_is_said_comes_back_from_its_frame() {
+    fn all_orders_and_reports_round_trip_through_frames() {
         let hold = Hold { step_down_at: Moment(u64::MAX), over_at: Moment(7) };
         for order in [Input::Until(hold), Input::Signal(15), Input::End] {
             assert_eq!(order_frame(order).as_ref().and_then(order_of), Some(order));

@@ -1,12 +1,12 @@
-//! Commands that run only as long as something is held: a lease, an admission, a runner's term.
+//! Commands that run only while something is held: a lease, an admission, a runner's term.
 //!
 //! ```text
 //! muster  ────────────── guardian ── command
 //! musterd ── keeper ──── guardian ── command
 //! ```
-//! Whoever wants the command tells its guardian until when it may run, again with each confirmed renewal, and inherits what
-//! a killed guardian leaves behind. `muster` runs one command and inherits it itself. A daemon runs several, and has
-//! children of its own: for each command it starts a *keeper*, which does `muster`'s part.
+//! The owner of a command gives its guardian the time until which it may run, again with each confirmed renewal, and inherits the
+//! processes of a killed guardian. `muster` runs one command and inherits them itself. A daemon runs several and has children of its
+//! own: for each command it starts a *keeper*, which does `muster`'s part.
 
 mod family;
 mod guarded;
@@ -33,7 +33,7 @@ pub use self::guardian::{Exit, Number, Report};
 pub use self::line::News;
 pub use self::umask::remember_umask;
 
-/// What this process is, if it is a keeper, a guardian, or about to become a command: none is for people to type.
+/// This process's part, if it is a keeper, a guardian, or about to become a command: arguments not meant for users.
 pub fn hidden(args: &[OsString]) -> Option<ExitCode> {
     let rest = args.get(2..).unwrap_or_default();
     match args.get(1)?.to_str()? {
@@ -45,10 +45,9 @@ pub fn hidden(args: &[OsString]) -> Option<ExitCode> {
     }
 }
 
-/// Runs a keeper or a guardian, apart from whoever started it: no terminal, no job control, no shared group, so that whoever
-/// stops or interrupts the one does not mean the other. It inherits what its children leave behind. Its standard input is the
-/// socket that it is told through; the first thing to come is the command's own input. One thread: the command dies with the
-/// thread that started it.
+/// Runs a keeper or a guardian, detached from its starter: no terminal, no job control, no shared group, so that a signal to the
+/// starter's group does not reach it. It inherits the processes that its children leave behind. Its standard input is the control
+/// socket; the command's own input is the first message. One thread: the command dies with the thread that started it.
 fn apart(role: &str, work: impl AsyncFnOnce(UnixStream, OwnedFd) -> io::Result<()>) -> ExitCode {
     let worked = || -> io::Result<()> {
         setsid()?;

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::WallTime;
 
-/// An actor's place in its life.
+/// An actor's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ActorState {
@@ -51,27 +51,27 @@ pub struct Handling {
     pub for_ms: u64,
 }
 
-/// The upper bounds of [`HandlerTimes`], in milliseconds; what took longer than the last is counted too. Handlers take
-/// microseconds: what blocks shows from the third on.
+/// The upper bounds of [`HandlerTimes`], in milliseconds; longer times are counted too. Handlers take microseconds: blocking ones
+/// show from the third bound on.
 pub const HANDLER_BOUNDS_MS: [f64; 6] = [0.1, 1.0, 10.0, 100.0, 1_000.0, 10_000.0];
 
 /// How long an actor's handlers took, over all its incarnations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 #[serde(into = "HandlerTimesView")]
 pub struct HandlerTimes {
-    /// By bound; the last are those above all.
+    /// By bound; the last are those above all bounds.
     pub counts: [u64; HANDLER_BOUNDS_MS.len() + 1],
     pub sum: Duration,
 }
 
 impl HandlerTimes {
-    /// One more message was handled.
+    /// Counts one handled message.
     pub fn add(&mut self, took: Duration) {
         let ms = took.as_secs_f64() * 1_000.0;
         self.counts[HANDLER_BOUNDS_MS.iter().take_while(|bound| ms > **bound).count()] += 1;
         self.sum += took;
     }
-    /// The messages of another actor, too.
+    /// Adds another actor's messages.
     pub fn merge(&mut self, other: &Self) {
         for (count, more) in self.counts.iter_mut().zip(other.counts) {
             *count += more;
@@ -92,7 +92,7 @@ struct HandlerTimesView {
 }
 #[derive(Serialize)]
 struct Bucket {
-    /// `null`: however long.
+    /// `null`: no bound.
     le_ms: Option<f64>,
     count: u64,
 }
@@ -108,7 +108,7 @@ impl From<HandlerTimes> for HandlerTimesView {
         Self { sum_ms: times.sum.as_micros() as f64 / 1_000.0, buckets }
     }
 }
-/// One actor and its children. Only ever written, and as JSON: the view is free-form.
+/// One actor and its children. Only serialised, as JSON: the view is free-form.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ActorNode {
     pub path: String,
@@ -119,7 +119,7 @@ pub struct ActorNode {
     pub restarts: u64,
     /// Messages waiting.
     pub mailbox: u64,
-    /// How many may wait. Nothing: it has no mailbox of this kind (supervisors, threads).
+    /// The mailbox's bound. `None`: it has no mailbox of this kind (supervisors, threads).
     pub mailbox_limit: Option<u64>,
     /// Messages refused because the mailbox was full, ever.
     pub refused: u64,
@@ -131,10 +131,10 @@ pub struct ActorNode {
     /// The last eight, oldest first.
     pub last_exits: Vec<ActorExit>,
     pub view: serde_json::Value,
-    /// How old the view is: old, where the actor is busy or stuck.
+    /// The age of the view: old if the actor is busy or stuck.
     pub view_age_ms: Option<u64>,
     pub children: Vec<ActorNode>,
-    /// Children that are not shown because there are too many of their kind, by kind.
+    /// Children that are omitted because there are too many of their kind, by kind.
     pub more_children: BTreeMap<String, u64>,
 }
 
@@ -173,14 +173,14 @@ pub enum CrashHow {
     Kill,
     /// Blocks the handler for a while.
     Hang,
-    /// It ends in order, and as many of its next starts fail. Forgotten when its supervisor ends.
+    /// It ends in order, and this many of its next starts fail. Forgotten when its supervisor ends.
     Start {
         times: u32,
     },
 }
 
 impl CrashHow {
-    /// How many starts fail unless somebody says so: one more failure than a supervisor takes by default.
+    /// How many starts fail by default: one more failure than a supervisor tolerates by default.
     pub const STARTS: u32 = 11;
 }
 
@@ -189,7 +189,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn handler_times_fall_into_buckets_that_are_told_like_prometheus_tells_them() {
+    fn handler_times_have_prometheus_style_buckets() {
         let mut times = HandlerTimes::default();
         for ms in [0, 1, 2, 99, 100, 9_000, 60_000] {
             times.add(Duration::from_millis(ms));

@@ -1,9 +1,9 @@
 //! Certificates on record: which ones the cluster has issued, and which of them still count.
 //!
-//! Owns   for each node the newest certificate and the one that it used before, for each user the one in force.
-//! Keeps  CERT-6  a node's certificate counts only while it is on record, where the applied state knows all that were issued.
+//! Owns        for each node the newest certificate and the one that it used before, for each user the valid one.
+//! Invariants  CERT-6  a node's certificate counts only while it is on record, if the applied state knows all that were issued.
 //! Why two: a certificate is recorded before it is handed out (CERT-2). A node that did not receive the newest one continues
-//! with the one that it asked with, however often that happens, so that one is kept and never one that was merely recorded.
+//! with the one it presented, however often that happens, so that one is kept and never one that was merely recorded.
 
 use std::fmt;
 
@@ -21,7 +21,7 @@ impl fmt::Display for RootId {
     }
 }
 
-/// What identifies a certificate where a serial number does not: a holder of the root key can copy the number.
+/// Identifies a certificate more strongly than its serial number, which a holder of the root key can copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct CertificatePin {
     /// SHA-256 of the certificate, DER.
@@ -46,18 +46,20 @@ pub struct IssuedCertificate {
 }
 
 impl IssuedCertificate {
-    /// Whether `shown` is this certificate, or another one of the same key. A manager whose certificate expired signs for
-    /// itself, with the key that is on record; a certificate for it is useless without that key.
-    pub fn is(&self, shown: &CertIdentity) -> bool {
-        match (&self.pin, &shown.pin) {
-            (Some(recorded), Some(shown)) => recorded.fingerprint == shown.fingerprint || recorded.key == shown.key,
-            _ => self.serial == shown.serial,
+    /// Whether `presented` is this certificate, or another one for the same key. A manager whose certificate expired signs for
+    /// itself, with the recorded key; a certificate for that key is useless without it.
+    pub fn is(&self, presented: &CertIdentity) -> bool {
+        match (&self.pin, &presented.pin) {
+            (Some(recorded), Some(presented)) => {
+                recorded.fingerprint == presented.fingerprint || recorded.key == presented.key
+            }
+            _ => self.serial == presented.serial,
         }
     }
 }
 
-/// Requests of one node that may be answered in another order than they were made: it makes the next one when the answer to
-/// the last one is overdue.
+/// Requests of one node that may be answered out of order: it makes the next one when the answer to the last one is
+/// overdue.
 pub const MAX_UNCLAIMED: usize = 3;
 
 /// The certificates of one node that count.
@@ -65,30 +67,30 @@ pub const MAX_UNCLAIMED: usize = 3;
 pub struct NodeCertificates {
     /// The newest one. It may never have reached the node.
     pub current: Option<IssuedCertificate>,
-    /// The one that the node showed when it asked for `current`.
+    /// The one that the node presented when it requested `current`.
     pub previous: Option<IssuedCertificate>,
-    /// Issued to a node that showed `previous`, before `current`, oldest first: a request that was delayed may be answered after
-    /// a later one, so the node may hold any of these. At most [`MAX_UNCLAIMED`].
+    /// Issued to a node that presented `previous`, before `current`, oldest first: a delayed request may be answered after a later
+    /// one, so the node may hold any of these. At most [`MAX_UNCLAIMED`].
     pub unclaimed: Vec<IssuedCertificate>,
-    /// The node may hold one that is not recorded here: issued below feature level 3, or after the state that a recovery
-    /// went on from. Any certificate counts until the next one is recorded.
+    /// The node may hold one that is not recorded here: issued below feature level 3, or after the state from which a recovery
+    /// continued. Any certificate counts until the next one is recorded.
     pub incomplete: bool,
-    /// An operator revoked what the node holds: `previous` stops to count once the node is seen with `current`.
+    /// An operator revoked the current certificate: `previous` stops counting once the node is seen with `current`.
     pub revoking: bool,
 }
 
 impl NodeCertificates {
-    /// The recorded certificate that `shown` is.
-    pub fn find(&self, shown: &CertIdentity) -> Option<&IssuedCertificate> {
-        self.current.iter().chain(&self.previous).chain(&self.unclaimed).find(|issued| issued.is(shown))
+    /// The recorded certificate that matches `presented`.
+    pub fn find(&self, presented: &CertIdentity) -> Option<&IssuedCertificate> {
+        self.current.iter().chain(&self.previous).chain(&self.unclaimed).find(|issued| issued.is(presented))
     }
     /// CERT-6, as far as this row is complete.
-    pub fn counts(&self, shown: &CertIdentity) -> bool {
-        self.incomplete || self.find(shown).is_some()
+    pub fn counts(&self, presented: &CertIdentity) -> bool {
+        self.incomplete || self.find(presented).is_some()
     }
 }
 
-/// The certificate of a user that is in force, beside what [`User`](super::User) says of it.
+/// The valid certificate of a user, beside the fields in [`User`](super::User).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UserPin {
     pub serial: String,
@@ -97,14 +99,14 @@ pub struct UserPin {
 }
 
 impl Tables {
-    /// CERT-6: whether a certificate of `node` counts by these tables. Below feature level 3 every one does. They must have
-    /// applied every certificate that was handed out: a replica that is behind its leader may lack the newest.
-    pub fn certificate_counts(&self, node: NodeId, shown: &CertIdentity) -> bool {
+    /// CERT-6: whether a certificate of `node` counts by these tables. Below feature level 3 every one does. The tables must have
+    /// applied every certificate that was handed out: a replica behind its leader may lack the newest.
+    pub fn certificate_counts(&self, node: NodeId, presented: &CertIdentity) -> bool {
         if !self.records_identities() {
             return true;
         }
-        // Nothing was issued to a node without a row.
-        self.certificates.get(&node).is_some_and(|row| row.counts(shown))
+        // No certificate was issued to a node without a row.
+        self.certificates.get(&node).is_some_and(|row| row.counts(presented))
     }
     /// The cluster is at [`IDENTITY_LEVEL`](super::IDENTITY_LEVEL) or above.
     pub fn records_identities(&self) -> bool {

@@ -1,8 +1,8 @@
 //! Commands: guards and changes, judged together when the entry is applied.
 //!
-//! Whoever proposes chooses ids, times and expiries and carries them in the command, so that applying is a
-//! pure function and every member computes the same state. Guards make a caller's assumptions explicit:
-//! callers pipeline without a lock, and a command whose assumptions no longer hold changes nothing.
+//! The proposer chooses ids, times and expiries and carries them in the command, so that applying is a pure function and every
+//! member computes the same state. Guards make the caller's assumptions explicit: callers pipeline without a lock, and a
+//! command whose assumptions no longer hold changes nothing.
 
 use std::collections::BTreeMap;
 
@@ -15,9 +15,9 @@ use super::{
     Revision, Role, SessionId, Term, Token, Triple, Uid, User, UserPin, WallTime,
 };
 
-/// One entry's worth of change.
+/// The changes of one log entry.
 ///
-/// Repeated with the same `request`: applied at most once; the retry gets the first outcome, or is refused when that is
+/// Repeated with the same `request`: applied at most once; the retry gets the first outcome, or is refused if that is
 /// forgotten. `request` 0 is never remembered: for commands that are idempotent by themselves.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Command {
@@ -56,10 +56,10 @@ impl Command {
     }
 }
 
-/// What must hold when the command is applied. All of a command's guards hold, or nothing of it happens.
+/// Conditions for applying a command. If one of a command's guards fails, the command has no effect.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Guard {
-    /// No cluster has been written yet (founding).
+    /// The cluster is not founded yet.
     NotFounded,
     NodeExists(NodeId),
     NodeAbsent(NodeId),
@@ -93,8 +93,8 @@ pub enum Guard {
         node: NodeId,
         removing: bool,
     },
-    /// The node holds no seat in the Raft configuration.
-    NoSeat(NodeId),
+    /// The node is not a Raft member.
+    NotMember(NodeId),
     NotBlocked(NodeId),
     /// At least this many other nodes, not being removed, have the desired role manager.
     OtherManagers {
@@ -116,74 +116,74 @@ pub enum Guard {
         at: WallTime,
     },
     ObjectAbsent(ObjectKey),
-    /// The object is as the caller saw it.
+    /// The object is unchanged since the caller read it.
     ObjectRevision {
         key: ObjectKey,
         revision: Revision,
     },
-    /// The object is the one that the caller means, not another of the same name.
+    /// The object is the one that the caller means, not another one with the same name.
     ObjectUid {
         key: ObjectKey,
         uid: Uid,
     },
-    /// The lease is held as the caller saw it, and not given up since.
+    /// The lease has the holder that the caller saw, and was not released since.
     LeaseToken {
         key: ObjectKey,
         token: FencingToken,
     },
-    /// The entry was proposed in this term: what its leader's clock told it still counts.
+    /// The entry was proposed in this term: its leader's clock readings are still valid.
     InTerm(Term),
-    /// The command's request id was chosen by its caller, `by`, and stands for one request alone, the one with this digest.
-    /// Without it the id is one of Muster's own actors, which no caller can take. Judged before anything else, with the
-    /// remembered outcomes. Proposed from [`IDENTITY_LEVEL`](super::IDENTITY_LEVEL) on.
+    /// The caller, `by`, chose the command's request id, which stands only for the request with this digest. Without this guard the
+    /// id is one of Muster's own actors, which no caller can use. Judged first, with the remembered outcomes. Proposed from
+    /// [`IDENTITY_LEVEL`](super::IDENTITY_LEVEL) on.
     Request {
         digest: u64,
     },
 }
 
-/// What the cluster must know of an update by a Kubernetes client to protect a lease's holder from it.
+/// What the cluster must know about a Kubernetes client's update to protect a lease's holder from it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClientWrite {
-    /// The client named no revision: it would overwrite whatever is there.
+    /// The client named no revision: it would overwrite any state.
     pub blind: bool,
-    /// `fieldManager`, where the client named one.
+    /// `fieldManager`, if the client named one.
     pub manager: Option<String>,
 }
 
-/// One change. Those that concern a missing object are refused as `NotFound`, never a silent no-op, unless said otherwise.
+/// One change. If its object is missing, it is refused as `NotFound`, never ignored, unless stated otherwise.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Change {
-    /// The first entry: the cluster, its founder and the founder's seat (raft id 1, voter).
+    /// The first entry: the cluster, its founder and the founder's membership (raft id 1, voter).
     Found {
         cluster: Box<ClusterRecord>,
         founder: Box<NodeRecord>,
         tokens: Vec<Token>,
     },
-    /// Writes a new node. `granted`, `generation` and `revision` are set at apply time; `certificate` and `removing`
-    /// start empty. Refused if it exists, is blocked, or its name is taken.
+    /// Writes a new node. `granted`, `generation` and `revision` are set at apply time; `certificate` and `removing` start
+    /// empty. Refused if the node exists, is blocked, or its name is taken.
     CreateNode(Box<NodeRecord>),
     /// Spec change: generation grows. A node that is being removed may become worker, not manager.
     SetDesiredRole {
         node: NodeId,
         role: Role,
     },
-    /// Status change: `role` and `granted`. Nothing happens to a role that is held already (its certificate stays
-    /// good). A node with a seat is not made worker; one that is being removed is not made manager.
+    /// Status change: `role` and `granted`. A role that is already granted stays unchanged (its certificate stays valid). A
+    /// Raft member cannot be made worker; a node being removed cannot be made manager.
     GrantRole {
         node: NodeId,
         role: Role,
     },
-    /// Accepts a removal. Repeated: the first stays, unless a later one adds force.
+    /// Accepts a removal. Repeated: the first one stays, unless a later one adds force.
     SetRemoving {
         node: NodeId,
         removal: Removal,
     },
-    /// Deletes the record. Absent: nothing happens. Refused while the node has a seat.
+    /// Deletes the record. Absent: no change. Refused while the node is a Raft member.
     DeleteNode(NodeId),
-    /// Writes a block. The expiry is at least the node's `last_not_after` plus an hour, whatever the command says.
-    /// Refused unless the node has no record once the whole command is made. A block is lengthened, never shortened.
+    /// Writes a block. It lasts at least until the node's `last_not_after` plus an hour, whatever the command says. Refused if
+    /// the node still has a record after the whole command. A block is lengthened, never shortened.
     Block(Blocked),
-    /// Absent: nothing happens.
+    /// Absent: no change.
     Unblock(NodeId),
     /// Spec change: generation grows.
     UpdateLabels {
@@ -191,9 +191,9 @@ pub enum Change {
         add: BTreeMap<String, String>,
         remove: Vec<String>,
     },
-    /// What the node reports of itself. From [`IDENTITY_LEVEL`](super::IDENTITY_LEVEL) on name and labels replace those that it
-    /// reported before, and the record keeps the operator's. Below: a name that another node holds is not taken over, and
-    /// labels are added to those it has.
+    /// A node's report about itself. From [`IDENTITY_LEVEL`](super::IDENTITY_LEVEL) on name and labels replace those of its last
+    /// report, and the record keeps the operator's. Below: a name of another node is not adopted, and labels are added to the
+    /// existing ones.
     Report {
         node: NodeId,
         name: Name,
@@ -205,32 +205,32 @@ pub enum Change {
         node: NodeId,
         liveness: Liveness,
     },
-    /// Refused unless it is for the role in force and carries its `granted`.
+    /// Refused unless it is for the granted role and carries its `granted`.
     RecordCertificate {
         node: NodeId,
         certificate: CertificateRecord,
     },
-    /// The cluster asks the node to renew.
+    /// Requests a renewal from the node.
     AskRotate(NodeId),
     /// The last attempt to sign for this node failed.
     CertificateFailed(NodeId),
     PutToken(Token),
-    /// Takes one use, if the token counts them.
+    /// Takes one use, if uses are limited.
     UseToken(String),
-    /// Absent: nothing happens.
+    /// Absent: no change.
     DeleteToken(String),
     PutUser(User),
-    /// Absent: nothing happens.
+    /// Absent: no change.
     DeleteUser(Name),
-    /// Never falls. Refused as `Stale` unless the gate of [`LEVEL_RECONCILER`](super::LEVEL_RECONCILER) leads there, which
-    /// says that no manager of a lower level takes part. The same again: nothing happens.
+    /// Never falls. Refused as `Stale` unless the gate of [`LEVEL_RECONCILER`](super::LEVEL_RECONCILER) leads to it, which
+    /// means that no participating manager has a lower level. Repeated: no change.
     SetFeatureLevel(u32),
-    /// Writes a new object; `created_at`, `created` and `revision` are set at apply time. A lease with a holder is
-    /// acquired by it.
+    /// Writes a new object; `created_at`, `created` and `revision` are set at apply time. The holder of a new lease acquires
+    /// it.
     CreateObject(Box<Object>),
-    /// Replaces what clients write of an object: labels, annotations, owners, managers and body. Everything else stays,
-    /// and a lease's holding follows from its new holder. Equal to what is there: nothing happens, no new revision.
-    /// Refused as `LeaseHeld` where it would take a lease that is protected from it.
+    /// Replaces the part of an object that clients write: labels, annotations, owners, managers and body. A lease's holding
+    /// follows from its new holder. Equal to the existing object: no change, no new revision. Refused as `LeaseHeld` if it
+    /// would take a lease that is protected from it.
     UpdateObject {
         object: Box<Object>,
         write: ClientWrite,
@@ -240,62 +240,62 @@ pub enum Change {
         key: ObjectKey,
         force: bool,
     },
-    /// A native session takes a lease: absent, given up, expired, or held under the same name (by the same session: it
+    /// A native session takes a lease that is absent, released, expired, or held under the same name (by the same session: it
     /// is renewed; by another: it passes to this one under a new token). Refused as `LeaseHeld` otherwise.
     AcquireLease {
         key: ObjectKey,
         holder: String,
         session: SessionId,
         duration_ms: u64,
-        /// Of the lease, should it be new.
+        /// For a new lease.
         uid: Uid,
     },
-    /// The holder gives it up. Already given up by it: nothing happens. Refused as `Stale` when it is another's.
+    /// The holder releases it. Already released by it: no change. Refused as `Stale` if another holds it.
     ReleaseLease {
         key: ObjectKey,
         session: SessionId,
         token: FencingToken,
     },
-    /// The leader's clock ran out. Clients of Kubernetes do not see it: no new revision.
+    /// The lease ran out by the leader's clock. Kubernetes clients do not see it: no new revision.
     ExpireLease(ObjectKey),
-    /// `None`: the wider setting counts again.
+    /// `None`: the wider setting applies again.
     SetGuard {
         scope: GuardScope,
         mode: Option<GuardMode>,
     },
     PutAccessToken(AccessToken),
-    /// Absent: nothing happens.
+    /// Absent: no change.
     DeleteAccessToken(String),
     Reconciler(ReconcilerChange),
-    /// For the event log alone: these processes use the identity of one node. None: they do not any more.
-    NoteDuplicate {
+    /// Only for the event log: these processes use one node's identity. Empty: they no longer do.
+    RecordDuplicate {
         node: NodeId,
         processes: Vec<String>,
     },
-    /// The operator's name for a node: generation grows. Refused as `NameTaken` where it is another node's, or begins another
-    /// node's id. The same again: nothing happens. Of [`IDENTITY_LEVEL`](super::IDENTITY_LEVEL).
+    /// The operator's name for a node: generation grows. Refused as `NameTaken` if another node has it, or another node's id begins
+    /// with it. Repeated: no change. From [`IDENTITY_LEVEL`](super::IDENTITY_LEVEL) on.
     RenameNode {
         node: NodeId,
         name: Name,
     },
-    /// Feature level 3. In place of `RecordCertificate`: the node's newest certificate. `held`: the one that the node showed
-    /// when it asked, which stays valid beside it; `None`: the newest one before does. Refused like `RecordCertificate`, and
-    /// as `Stale` unless `replaces` is the serial of the newest one before. The same serial again completes what is recorded.
+    /// Feature level 3. Replaces `RecordCertificate`: the node's newest certificate. `held`: the one that the node presented with
+    /// its request, which stays valid beside it; `None`: the previous newest one does. Refused like `RecordCertificate`, and
+    /// as `Stale` unless `replaces` is the serial of the previous newest one. The same serial again completes the record.
     IssueCertificate {
         node: NodeId,
         certificate: Box<IssuedCertificate>,
         held: Option<Box<IssuedCertificate>>,
         replaces: Option<String>,
     },
-    /// Feature level 3. The node is asked to renew, and what it holds now stops to count once it is seen with what it gets.
+    /// Feature level 3. Requests a renewal; the node's current certificate stops counting once the node is seen with the new one.
     RevokeCertificates(NodeId),
-    /// Feature level 3. The node was seen with the certificate of this serial. It ends a revocation; otherwise, and if that
-    /// is not the newest one, nothing happens.
+    /// Feature level 3. The node was seen with the certificate of this serial. Ends a revocation; without one, or if the
+    /// certificate is not the newest, no change.
     CertificateSeen {
         node: NodeId,
         serial: String,
     },
-    /// Feature level 3. Beside `PutUser`. Refused unless it is the serial of the user's certificate in force.
+    /// Feature level 3. Beside `PutUser`. Refused unless it has the serial of the user's valid certificate.
     PinUser {
         name: Name,
         pin: UserPin,
@@ -303,7 +303,7 @@ pub enum Change {
 }
 
 impl Change {
-    /// The object that it is about, if it is about one.
+    /// The object that it concerns, if any.
     pub fn object(&self) -> Option<ObjectKey> {
         match self {
             Change::CreateObject(object) | Change::UpdateObject { object, .. } => Some(object.key()),
@@ -317,31 +317,31 @@ impl Change {
     }
 }
 
-/// What happens to reconcilers, their gates and the participants of their scopes.
+/// Changes of reconcilers, their gates and the participants of their scopes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ReconcilerChange {
-    /// One per name and release. Another digest is refused as `Exists`, unless `replace`. The same: nothing happens.
+    /// One per name and release. Another digest is refused as `Exists`, unless `replace`. The same one: no change.
     Define {
         definition: Box<Definition>,
         replace: bool,
     },
-    /// Definitions, gate and progress go; what was applied stays, and belongs to nobody.
+    /// Deletes definitions, gate and progress; applied objects stay, without an owner.
     Forget {
         reconciler: String,
     },
     /// `since` and `revision` are set at apply time. Refused unless the lease named by its key is held under its token.
-    /// Repeated: nothing happens.
+    /// Repeated: no change.
     Announce(Box<Participant>),
-    /// Announced becomes serving, if every gate lets it in as of this entry. Serving already: nothing happens.
+    /// An announced participant starts serving, if every gate admits it as of this entry. Already serving: no change.
     Admit(ParticipantKey),
-    /// Told to stop. Of one that only waits: it is forgotten.
+    /// Asks the participant to stop. One that only waits is deleted.
     Drain(ParticipantKey),
-    /// It is gone, and so is its lease. Absent: nothing happens.
+    /// Deletes the participant and its lease. Absent: no change.
     Leave(ParticipantKey),
-    /// A runner's step, judged by the gate as of this entry. Refused as `Stale` unless `term` is the token under which
-    /// the runner's lease is held, the definition is the one of this digest and the gate is at this epoch (of one that is
-    /// not there: see [`Reconcilers::epoch_of`](super::Reconcilers::epoch_of)); as `Held` or `InTheWay` where the definition does not lead there now. A
-    /// step that is taken already changes nothing.
+    /// A runner's step, judged by the gate as of this entry. Refused as `Stale` unless `term` is the token of the runner's
+    /// lease, the definition has this digest and the gate has this epoch (of a missing gate: see
+    /// [`Reconcilers::epoch_of`](super::Reconcilers::epoch_of)); as `Held` or `BlockedByMembers` if the definition does not lead there now. A
+    /// step that was already taken changes nothing.
     Step {
         reconciler: String,
         release: Triple,
@@ -350,9 +350,8 @@ pub enum ReconcilerChange {
         epoch: u64,
         step: GateStep,
     },
-    /// A runner writes or deletes (`None`) an object of its reconciler. Refused as `Stale` unless `term` is in force
-    /// and the gate leads to, or stands at, the definition of this release and digest; as `Exists` where the object is
-    /// somebody else's.
+    /// A runner writes or deletes (`None`) an object of its reconciler. Refused as `Stale` unless `term` is in force and the
+    /// gate leads to, or is at, the definition of this release and digest; as `Exists` if the object has another owner.
     Apply {
         reconciler: String,
         release: Triple,
@@ -361,9 +360,9 @@ pub enum ReconcilerChange {
         key: ManagedKey,
         object: Option<Box<DesiredObject>>,
     },
-    /// Anybody else's write of such an object. Whose it is stays.
+    /// A write of such an object by another caller. Its owner stays.
     PutObject(Box<DesiredObject>),
-    /// Anybody else's deletion. Absent: `NotFound`.
+    /// A deletion by another caller. Absent: `NotFound`.
     DeleteObject(ManagedKey),
     /// Refused as `Stale` unless its term is in force.
     Progress(Box<Progress>),
@@ -371,47 +370,47 @@ pub enum ReconcilerChange {
         reconciler: String,
         paused: bool,
     },
-    /// Of one digest: another one asks again.
+    /// For one digest: another digest needs another one.
     Finalize {
         reconciler: String,
         digest: String,
     },
-    /// Whoever gave up begins again; this digest may take the place of another build's of its release.
+    /// A runner that gave up starts again; this digest may replace another build's of its release.
     Retry {
         reconciler: String,
         digest: Option<String>,
     },
-    /// An earlier entry of the gate's history is in force again, under a new epoch. Whoever serves and may not with it
-    /// is told to stop.
+    /// An earlier entry of the gate's history takes effect again, with a new epoch. Serving members that it does not admit are
+    /// asked to stop.
     Repair {
         reconciler: String,
         epoch: u64,
     },
-    /// The floor, by hand. Whoever serves below it is told to stop.
+    /// Sets the floor by hand. Serving members below it are asked to stop.
     ForceFloor {
         reconciler: String,
         floor: Triple,
     },
-    /// As if nothing had ever been applied: nobody is admitted until a run has succeeded. Who serves is not touched.
+    /// Resets the gate: no member is admitted until a run has succeeded. Serving members continue.
     DeleteGate {
         reconciler: String,
     },
 }
 
-/// Why a command changed nothing. Part of the conversation, not a fault.
+/// Why a command changed nothing: an answer, not a fault.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub enum CommandRefusal {
     #[error("no such {what}: {id}")]
     NotFound { what: String, id: String },
-    #[error("the {what} {id} exists already")]
+    #[error("the {what} {id} already exists")]
     Exists { what: String, id: String },
     #[error("the name {name} is taken by node {node}")]
     NameTaken { name: Name, node: NodeId },
-    /// A guard did not hold: what the caller believed is no longer true.
+    /// A guard failed: the caller's assumption no longer holds.
     #[error("changed meanwhile: {what}")]
     Stale { what: String },
-    #[error("node {node} holds seat {raft_id} in the raft configuration")]
-    HasSeat { node: NodeId, raft_id: RaftId },
+    #[error("node {node} is Raft member {raft_id}")]
+    StillMember { node: NodeId, raft_id: RaftId },
     #[error("node {node} is blocked until {until}")]
     Blocked { node: NodeId, until: WallTime },
     #[error("it would leave no manager")]
@@ -422,29 +421,29 @@ pub enum CommandRefusal {
     TokenExpired { id: String, at: WallTime },
     #[error("the token {id} has no use left")]
     TokenUsedUp { id: String },
-    #[error("this cluster was founded before")]
+    #[error("this cluster is already founded")]
     AlreadyFounded,
-    /// Held by somebody whose time has not run out by the leader's clock.
+    /// The holder's time has not run out by the leader's clock.
     #[error("{key} is held by {holder}, whose time has not run out")]
     LeaseHeld { key: ObjectKey, holder: String, token: FencingToken },
-    #[error("this needs feature level {needs}, and the cluster is at {level}: it rises once every manager knows it")]
+    #[error("this needs feature level {needs}, and the cluster is at {level}: it rises once every manager supports it")]
     FeatureLevel { needs: u32, level: u32 },
     #[error("not admitted: {0}")]
     NotAdmitted(NotAdmitted),
     #[error("{0}")]
     Held(Hold),
-    /// Some serve who could not live with it; not all are named.
-    #[error("{in_all} serve that could not live with it, {} among them", blockers.first().map_or("", |b| &b.member))]
-    InTheWay { blockers: Vec<Blocker>, in_all: usize },
-    /// The operator's labels of a node would be more than it may have.
+    /// Some serving members are incompatible with it; not all are named.
+    #[error("{in_all} serving members are incompatible with it, {} among them", blockers.first().map_or("", |b| &b.member))]
+    BlockedByMembers { blockers: Vec<Blocker>, in_all: usize },
+    /// The operator's labels of a node would exceed the limit.
     #[error("node {node} would have {why}")]
     TooManyLabels { node: NodeId, why: String },
-    /// The same caller used the id for something else. (Boxed: the alignment of 128 bits would make every refusal larger.)
-    #[error("the request id {0} stands for another request of yours already: use a new one for each request")]
+    /// The same caller used the id for another request. (Boxed: the alignment of 128 bits would make every refusal larger.)
+    #[error("the request id {0} already stands for another of your requests: use a new one for each request")]
     RequestReused(Box<RequestId>),
-    /// Its outcome, if it had one, is forgotten.
+    /// Its outcome, if any, is forgotten.
     #[error(
-        "whether request {0} was done before is no longer remembered: look at what it would have changed, then use a new \
+        "the outcome of request {0} is no longer remembered: check what it would have changed, then use a new \
          request id (ids begin with the time; a clock that is far behind makes old ones)"
     )]
     OutcomeForgotten(Box<RequestId>),
@@ -470,8 +469,8 @@ impl From<CommandRefusal> for super::ErrorBody {
             CommandRefusal::FeatureLevel { .. }
             | CommandRefusal::NotAdmitted(_)
             | CommandRefusal::Held(_)
-            | CommandRefusal::InTheWay { .. } => ErrorCode::GateClosed,
-            CommandRefusal::HasSeat { .. } => ErrorCode::DemoteFirst,
+            | CommandRefusal::BlockedByMembers { .. } => ErrorCode::GateClosed,
+            CommandRefusal::StillMember { .. } => ErrorCode::DemoteFirst,
             CommandRefusal::Blocked { .. } => ErrorCode::Blocked,
             CommandRefusal::LastManager => ErrorCode::LastManager,
             CommandRefusal::TokenExpired { .. } => ErrorCode::TokenExpired,
@@ -487,25 +486,25 @@ impl From<CommandRefusal> for super::ErrorBody {
     }
 }
 
-/// A change of the Raft configuration, carried in the context of the configuration entry and judged at apply
-/// time by every member alike. A refused one is applied as nothing.
+/// A change of the Raft configuration, carried in the context of the configuration entry and judged at apply time by every
+/// member alike. A refused change has no effect.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SeatChange {
+pub struct MembershipChange {
     pub at: WallTime,
     pub by: Principal,
-    pub kind: SeatChangeKind,
+    pub kind: MembershipChangeKind,
 }
 
-/// The kinds of [`SeatChange`]. Raft ids come from the replicated counter: `AddLearner` names the value it expects.
+/// The kinds of [`MembershipChange`]. Raft ids come from the replicated counter: `AddLearner` names the value it expects.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum SeatChangeKind {
-    /// Guard: the node exists, its role and desired role are manager, it is not being removed nor blocked, holds no
-    /// seat, and `raft_id` is the counter's next value.
+pub enum MembershipChangeKind {
+    /// Guard: the node exists, its role and desired role are manager, it is neither being removed nor blocked, is not a member,
+    /// and `raft_id` is the counter's next value.
     AddLearner { node: NodeId, raft_id: RaftId, addr: String },
-    /// Guard: the node exists, wants manager, is not being removed, and holds this learner seat.
+    /// Guard: the node exists, its desired role is manager, it is not being removed, and it is this learner.
     PromoteLearner { node: NodeId, raft_id: RaftId },
-    /// Guard: the seat exists and is not the last voter. The raft id is written to the removed ones.
+    /// Guard: the member exists and is not the last voter. The raft id is added to the removed ones.
     Remove { raft_id: RaftId },
-    /// The member's address changed (it restarted on another port). Guard: the seat exists.
+    /// The member's address changed (it restarted on another port). Guard: the member exists.
     SetAddress { raft_id: RaftId, addr: String },
 }

@@ -1,6 +1,6 @@
-//! Names as RFC 1123 has them: of namespaces, leases, scopes, members and reconcilers.
+//! Names by RFC 1123: of namespaces, leases, scopes, members and reconcilers.
 
-/// As literals, which longer sentences are made of.
+/// As literals, from which longer sentences are made.
 macro_rules! label_rule {
     () => {
         "1 to 63 of [a-z0-9-], first and last a letter or digit"
@@ -15,7 +15,7 @@ pub(super) use {label_rule, subdomain_rule};
 
 /// The rule of [`is_dns_label`], for people.
 pub const DNS_LABEL: &str = label_rule!();
-/// The rule of [`is_dns_subdomain`], for people, but for the length.
+/// The rule of [`is_dns_subdomain`], for people, without the length.
 pub const DNS_SUBDOMAIN: &str = subdomain_rule!();
 
 fn part(text: &str) -> bool {
@@ -29,7 +29,7 @@ pub fn is_dns_label(text: &str) -> bool {
     text.len() <= 63 && part(text)
 }
 
-/// Up to 253 bytes; each part between dots as a label, of any length.
+/// Up to 253 bytes; each part between dots like a label, of any length.
 pub fn is_dns_subdomain(text: &str) -> bool {
     text.len() <= 253 && text.split('.').all(part)
 }

@@ -37,7 +37,7 @@ codes! {
     TokenUsedUp => 409, 6;
     DigestMismatch => 409, 6;
     NotAManager => 409, 6;
-    /// Somebody serves who could not live with it, or a gate does not let in.
+    /// A serving member is incompatible with it, or a gate does not admit a member.
     GateClosed => 409, 6;
     TooLarge => 413, 2;
     TooManyRequests => 429, 6;
@@ -60,25 +60,25 @@ impl std::fmt::Display for ErrorCode {
     }
 }
 
-/// An error as it travels to whoever asked.
+/// An error as sent to the caller.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("{message}")]
 pub struct ErrorBody {
     pub code: ErrorCode,
-    /// What was refused, why, what would help; lower case, no full stop.
+    /// What was refused, why, and what would help; lower case, no full stop.
     pub message: String,
-    /// A JSON object as text, `{}` when there is nothing to add. (Text, because bincode has no JSON value.)
+    /// A JSON object as text, `{}` if there is nothing to add. (Text, because bincode has no JSON value.)
     pub details: String,
     /// When a retry makes sense, for the codes with `Retry-After`.
     pub retry_after_ms: Option<u64>,
 }
 
-/// What an error says to a relay, as `"name": true` in its details.
+/// A mark for relays, as `"name": true` in an error's details.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorMark {
     /// The same request will never get another answer.
     Final,
-    /// The manager that was asked as the leader does not lead, and has done nothing: ask the leader.
+    /// The manager asked as the leader does not lead, and has done nothing: ask the leader.
     NotLeading,
     /// The request was not sent to the leader.
     NotSent,
@@ -99,15 +99,15 @@ impl ErrorBody {
     pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
         Self { code, message: message.into(), details: "{}".to_owned(), retry_after_ms: None }
     }
-    /// What was asked is not legal.
+    /// The request is not valid.
     pub fn invalid(message: impl Into<String>) -> Self {
         Self::new(ErrorCode::Invalid, message)
     }
-    /// What was asked is not this caller's to ask.
+    /// The caller may not make this request.
     pub fn forbidden(message: impl Into<String>) -> Self {
         Self::new(ErrorCode::Forbidden, message)
     }
-    /// Says that the same request will never get another answer: a relay must not ask again.
+    /// Marks that the same request will never get another answer: a relay must not ask again.
     #[must_use]
     pub fn finally(self) -> Self {
         self.marked(ErrorMark::Final)
@@ -136,7 +136,7 @@ impl ErrorBody {
         self.details = details.to_string();
         self
     }
-    /// Says when to come back.
+    /// Sets the time to retry.
     #[must_use]
     pub fn retry_after(mut self, after: std::time::Duration) -> Self {
         self.retry_after_ms = Some(super::millis(after));
@@ -156,23 +156,23 @@ impl ErrorBody {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RefusalReason {
-    /// Final, from a copy that has applied the certificate's grant.
+    /// Final, from a replica that has applied the certificate's grant.
     Blocked,
-    /// Final for the manager half, from a copy that has applied the certificate's grant.
+    /// Final for the manager runtime, from a replica that has applied the certificate's grant.
     Demoted,
-    /// Final, from a copy that has applied the certificate's grant.
+    /// Final, from a replica that has applied the certificate's grant.
     Removed,
     /// Try another manager.
     NotKnownHereYet,
     NotAManager,
-    /// No certificate where one is needed, or of the wrong kind.
+    /// No certificate where one is required, or one of the wrong kind.
     Unauthenticated,
     Forbidden,
     /// An older incarnation of the cluster.
     OldIncarnation,
     /// Limits: too many connections, registrations or joins.
     TooManyRequests,
-    /// The other side speaks another version or broke the protocol.
+    /// The other side uses another version or broke the protocol.
     Protocol,
     /// This process is shutting down.
     ShuttingDown,
@@ -181,7 +181,7 @@ pub enum RefusalReason {
 }
 
 impl RefusalReason {
-    /// The error code that a caller sees for this reason.
+    /// The error code for callers.
     pub fn code(self) -> ErrorCode {
         match self {
             RefusalReason::Blocked => ErrorCode::Blocked,
@@ -209,7 +209,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn marks_are_told_from_the_same_words_in_details() {
+    fn marks_differ_from_the_same_words_in_details() {
         let error = ErrorBody::new(ErrorCode::Unreachable, "no").with_details(&serde_json::json!({"lease": "a"}));
         let marked = error.clone().marked(ErrorMark::NotLeading).marked(ErrorMark::NotSent);
         assert!(marked.is_marked(ErrorMark::NotLeading) && marked.is_marked(ErrorMark::NotSent) && !marked.is_final());

@@ -1,4 +1,4 @@
-//! What happened to the cluster, in order, for people and scripts.
+//! Events of the cluster, in order, for people and scripts.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,4 +1,4 @@
-//! Identifiers. Each is a type of its own, so that a term is never passed where a revision is meant.
+//! Identifiers. Each has its own type, so that a term is never passed where a revision is meant.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,13 +10,13 @@ use super::WallTime;
 /// Length of a node or cluster id: 25 base-36 digits hold 128 bits.
 pub const ID_LEN: usize = 25;
 
-/// Why a text is not an identifier or a name.
+/// Why a text is not a valid identifier or name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what} must be {rule}")]
 pub struct BadId {
-    /// Which identifier was wanted.
+    /// The expected identifier.
     pub what: &'static str,
-    /// The rule it breaks.
+    /// The rule that it breaks.
     pub rule: &'static str,
 }
 
@@ -37,7 +37,7 @@ macro_rules! base36_id {
         pub struct $name([u8; ID_LEN]);
 
         impl $name {
-            /// The id that these 128 random bits spell. The caller owns the randomness.
+            /// The id with these 128 random bits. The caller supplies the randomness.
             pub fn from_entropy(entropy: u128) -> Self {
                 Self(base36(entropy))
             }
@@ -110,7 +110,7 @@ macro_rules! counter {
 }
 
 counter!(
-    /// A seat in the Raft configuration. Handed out by a replicated counter; never reused, by anyone, ever. 0 is nobody.
+    /// A Raft member id. Allocated by a replicated counter and never reused. 0 stands for none.
     RaftId
 );
 counter!(
@@ -133,18 +133,18 @@ counter!(
 /// Makes a retry of one proposal recognisable: the same id is applied at most once. 0: not remembered.
 ///
 /// The first 48 bits are the time in milliseconds since 1970, as in a UUID of version 7. Of each caller the greatest ids are
-/// remembered; an unknown id below them may be one that was forgotten, so it is refused. An id of the future is refused too.
+/// remembered; an unknown id below them may be a forgotten one, so it is refused. An id of the future is refused too.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct RequestId(pub u128);
 
 impl RequestId {
-    /// A new one: 48 bits of time, 80 of chance. Outcomes are kept in the order of their ids, so ids that grow with
-    /// time touch the same few leaves, one after the other, where random ones would copy another leaf each.
+    /// A new one: 48 bits of time, 80 random bits. Outcomes are kept in the order of their ids, so ids that grow with time touch
+    /// the same few leaves in turn, while random ones would copy another leaf each.
     pub fn fresh(at: WallTime, entropy: u128) -> Self {
         let millis = u128::from(at.0.unsigned_abs()) & ((1 << 48) - 1);
         Self((millis << 80 | entropy >> 48).max(1))
     }
-    /// The time that it begins with.
+    /// The time with which it begins.
     pub fn time(self) -> WallTime {
         WallTime((self.0 >> 80) as i64)
     }
@@ -161,7 +161,7 @@ impl fmt::Display for RequestId {
     }
 }
 
-/// A name a person gives to a node, token, user or cluster: 1 to 63 of `[a-z0-9._-]`, first and last a letter or digit.
+/// A person's name for a node, token, user or cluster: 1 to 63 of `[a-z0-9._-]`, first and last a letter or digit.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(transparent)]
 pub struct Name(String);
@@ -219,12 +219,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fresh_request_ids_grow_with_time_and_differ_within_a_millisecond() {
+    fn fresh_request_ids_grow_with_time_and_are_unique() {
         let at = |millis, entropy| RequestId::fresh(WallTime(millis), entropy);
         assert!(at(1_700_000_000_000, u128::MAX) < at(1_700_000_000_001, 0));
         assert_ne!(at(5, 1 << 48), at(5, 2 << 48));
         assert_ne!(at(0, 0), RequestId(0));
-        // Token ids are made of the last digits.
+        // Token ids are made from the last digits.
         let tail = |id: RequestId| NodeId::from_entropy(id.0).as_str()[17..].to_owned();
         assert_ne!(tail(at(5, 1 << 48)), tail(at(5, 2 << 48)));
     }

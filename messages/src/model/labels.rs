@@ -1,14 +1,14 @@
-//! Labels of nodes, and the texts that a node says of itself: what is allowed, in one place for all inputs.
+//! Labels of nodes, and the texts that nodes report about themselves: the rules, in one place for all inputs.
 //!
-//! Keeps  TEXT-1  no text of a node holds control characters: it reaches terminals and logs.
-//!        LABEL-1  a node has at most [`MAX_NODE_LABELS`] labels of the operator's and as many of its own report, and at most
-//!                 [`MAX_NODE_LABEL_BYTES`] of each. Every list of nodes carries them.
+//! Invariants  TEXT-1  no text of a node contains control characters: it reaches terminals and logs.
+//!             LABEL-1  a node has at most [`MAX_NODE_LABELS`] labels of the operator's and as many reported ones, and at most
+//!                      [`MAX_NODE_LABEL_BYTES`] of each. Every list of nodes carries them.
 
 use std::collections::BTreeMap;
 
-/// Labels of one node: the operator's and the reported ones are counted apart.
+/// Labels of one node: the operator's and the reported ones are counted separately.
 pub const MAX_NODE_LABELS: usize = 64;
-/// Bytes of keys and values of one node's labels: 64 keys and values of ordinary length, and 640 nodes to 10 MiB.
+/// Bytes of keys and values of one node's labels: 64 keys and values of ordinary length; 640 nodes' fill 10 MiB.
 pub const MAX_NODE_LABEL_BYTES: usize = 16 << 10;
 /// Bytes of a label's key: a DNS name and a path below it.
 pub const MAX_LABEL_KEY: usize = 128;
@@ -20,26 +20,26 @@ pub fn is_printable(c: char) -> bool {
     !c.is_control() && !matches!(c, '\u{2028}' | '\u{2029}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-/// Refuses a text that is too long, or that holds what must not reach a terminal. `what` names it in the refusal.
+/// Rejects a text that is too long, or that contains characters unsafe for a terminal. `what` names it in the refusal.
 pub fn check_text(what: &str, text: &str, max_bytes: usize) -> Result<(), String> {
     if text.len() > max_bytes {
         return Err(format!("{what} has {} bytes, the limit is {max_bytes}", text.len()));
     }
     if !text.chars().all(is_printable) {
-        return Err(format!("{what} holds control characters"));
+        return Err(format!("{what} contains control characters"));
     }
     Ok(())
 }
 
-/// The text with every character that must not reach a terminal replaced, and no longer than this. For texts that are
-/// worth keeping although they are malformed: reasons, errors.
+/// The text with every character that is unsafe for a terminal replaced, and truncated to this length. For texts that are worth
+/// keeping although they are malformed: reasons, errors.
 pub fn printable(text: &str, max_chars: usize) -> String {
-    let shown: String =
+    let replaced: String =
         text.chars().map(|c| if is_printable(c) { c } else { '\u{fffd}' }).take(max_chars + 1).collect();
-    super::in_short(&shown, max_chars)
+    super::in_short(&replaced, max_chars)
 }
 
-/// Refuses labels that no node may have.
+/// Rejects labels that no node may have.
 pub fn check_labels(labels: &BTreeMap<String, String>) -> Result<(), String> {
     for (key, value) in labels {
         let of = super::in_short(&printable(key, 40), 40);
@@ -52,7 +52,7 @@ pub fn check_labels(labels: &BTreeMap<String, String>) -> Result<(), String> {
     labels_fit(labels)
 }
 
-/// Refuses more labels than a node may have.
+/// Rejects more labels than a node may have.
 pub fn labels_fit(labels: &BTreeMap<String, String>) -> Result<(), String> {
     if labels.len() > MAX_NODE_LABELS {
         return Err(format!("{} labels, the limit is {MAX_NODE_LABELS}", labels.len()));
@@ -64,7 +64,7 @@ pub fn labels_fit(labels: &BTreeMap<String, String>) -> Result<(), String> {
     Ok(())
 }
 
-/// The first labels, by key, that a node may have. LABEL-1 for what must not be refused whole.
+/// The first labels, by key, within the limits: LABEL-1 for input that must not be rejected as a whole.
 pub fn fitting_labels(labels: &BTreeMap<String, String>) -> BTreeMap<String, String> {
     let mut bytes = 0;
     let fits = |(key, value): &(&String, &String)| {

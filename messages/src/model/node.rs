@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Generation, Name, NodeId, Principal, RaftId, Revision, WallTime};
 
-/// What a node may be. A manager runs the manager half beside its agent half.
+/// The roles of a node. A manager runs the manager runtime beside its agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
@@ -33,7 +33,7 @@ impl std::str::FromStr for Role {
     }
 }
 
-/// A node's place in the Raft configuration.
+/// A node's membership in the Raft configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Membership {
@@ -42,46 +42,46 @@ pub enum Membership {
     Voter,
 }
 
-/// Whether the cluster hears a node.
+/// Whether the cluster receives a node's heartbeats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Liveness {
-    /// Never heard of since it was created.
+    /// No heartbeat since it was created.
     Unknown,
     Ready,
     /// Three heartbeats missed.
     Down,
 }
 
-/// Where the certificate of a node stands.
+/// The state of a node's certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CertificateState {
     /// In force, for the granted role.
     Issued,
-    /// The role changed; the node has not fetched a certificate for it yet.
+    /// The role changed; the node has no certificate for it yet.
     Pending,
-    /// The cluster asks for a renewal.
+    /// The cluster has requested a renewal.
     Rotate,
     /// The last signing attempt failed.
     Failed,
 }
 
-/// What the cluster knows of the certificate of a node.
+/// The recorded certificate of a node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CertificateRecord {
-    /// The role it is signed for.
+    /// The role for which it is signed.
     pub role: Role,
     /// Lower-case hexadecimal.
     pub serial: String,
-    /// The revision at which `role` was written, as carried in the certificate. `None` only in the founder's first one.
+    /// The revision at which `role` was written, as carried in the certificate. `None` only in the founder's first certificate.
     pub granted: Option<Revision>,
     pub not_after: WallTime,
     /// `Pending` is derived (`role != node.role`), never stored.
     pub state: CertificateState,
 }
 
-/// A node's removal, accepted and on its way.
+/// A node's removal, accepted and in progress.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Removal {
     pub by: Principal,
@@ -89,20 +89,20 @@ pub struct Removal {
     pub at: WallTime,
 }
 
-/// A node as the replicated state holds it.
+/// A node's record in the replicated state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeRecord {
     pub id: NodeId,
     pub name: Name,
     /// `host:port` of its TLS port.
     pub addr: String,
-    /// The release it reports, `X.Y.Z`.
+    /// The release that it reports, `X.Y.Z`.
     pub release: String,
-    /// From [`IDENTITY_LEVEL`](super::IDENTITY_LEVEL) on the operator's alone; below, the reported ones are among them.
+    /// From [`IDENTITY_LEVEL`](super::IDENTITY_LEVEL) on only the operator's; below, the reported ones are among them.
     pub labels: BTreeMap<String, String>,
-    /// What the operator asked.
+    /// The role that the operator requested.
     pub desired_role: Role,
-    /// What the cluster has granted; the CA signs this one and nothing else.
+    /// The granted role; the certificate authority signs only this one.
     pub role: Role,
     /// The revision at which `role` was last written. Certificates carry it.
     pub granted: Revision,
@@ -118,7 +118,7 @@ pub struct NodeRecord {
 }
 
 impl NodeRecord {
-    /// A node that has just been let in: it holds the role that is wanted of it, and nothing else is known of it.
+    /// A new node: its role is the desired one, and nothing else is known.
     pub fn new(id: NodeId, name: Name, role: Role, at: WallTime) -> Self {
         Self {
             id,
@@ -139,7 +139,7 @@ impl NodeRecord {
             revision: Revision(0),
         }
     }
-    /// The certificate's state as people should see it: a certificate for another role is pending, whatever was recorded.
+    /// The certificate's state for users: a certificate for another role is pending, whatever was recorded.
     pub fn certificate_state(&self) -> CertificateState {
         match &self.certificate {
             Some(c) if c.role == self.role && c.granted == Some(self.granted) => c.state,
@@ -149,34 +149,34 @@ impl NodeRecord {
     }
 }
 
-/// What a node last reported of itself, apart from what the operator set. Of [`IDENTITY_LEVEL`](super::IDENTITY_LEVEL).
+/// A node's last report about itself, without what the operator set. From [`IDENTITY_LEVEL`](super::IDENTITY_LEVEL) on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReportedNode {
-    /// The name that the node calls itself. The record's name is the operator's.
+    /// The name that the node reports. The record's name is the operator's.
     pub name: Name,
-    /// When it first called itself this.
+    /// When it first reported this name.
     pub named_at: WallTime,
     pub labels: BTreeMap<String, String>,
 }
 
-/// One seat in the Raft configuration.
+/// One member of the Raft configuration.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Member {
     pub node: NodeId,
     pub raft_id: RaftId,
-    /// Where the other managers dial it.
+    /// The address at which the other managers dial it.
     pub addr: String,
     pub voter: bool,
 }
 
-/// One of the processes that use the identity of one node.
+/// One of the processes that use one node's identity.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct NodeProcess {
     /// Random per process, in hexadecimal.
     pub instance: String,
-    /// `host:port` that it advertises.
+    /// The `host:port` that it advertises.
     pub addr: String,
-    /// Where its connection came from.
+    /// The remote address of its connection.
     pub remote: String,
 }
 
@@ -186,10 +186,10 @@ impl fmt::Display for NodeProcess {
     }
 }
 
-/// Two or more processes that use the identity of one node.
+/// Two or more processes that use one node's identity.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Duplicated {
-    /// When the leader saw it first.
+    /// When the leader first saw it.
     pub since: WallTime,
     pub processes: Vec<NodeProcess>,
 }
@@ -201,13 +201,13 @@ impl Duplicated {
     }
 }
 
-/// What the leader doubts of nodes. A level.
+/// Nodes whose state is uncertain to the leader: a watched value.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeDoubts {
-    /// Their recorded liveness was confirmed to this leader by nobody yet: shown as stale.
+    /// Their recorded liveness was not confirmed to this leader yet: shown as stale.
     pub unconfirmed: BTreeSet<NodeId>,
-    /// A copy of their data directory runs beside them.
+    /// A process on a copy of their data directory runs beside them.
     pub duplicates: BTreeMap<NodeId, Duplicated>,
-    /// Their connection is gone, since then; they are not down yet.
+    /// Their connection is gone since then; they are not down yet.
     pub no_contact: BTreeMap<NodeId, WallTime>,
 }

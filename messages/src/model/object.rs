@@ -1,4 +1,4 @@
-//! Named objects with Kubernetes' metadata: leases, lease candidates, and the two kinds that old clients lock with.
+//! Named objects with Kubernetes' metadata: leases, lease candidates, and the two kinds that old clients use as locks.
 //!
 //! One table holds all kinds. What clients see as `resourceVersion` is [`ObjectMeta::revision`].
 
@@ -19,19 +19,19 @@ pub enum ObjectKind {
     Lease,
     /// `coordination.k8s.io/v1beta1` and `v1alpha2`.
     LeaseCandidate,
-    /// `v1`; what Python clients up to release 36 lock with.
+    /// `v1`; the lock of Python clients up to release 36.
     ConfigMap,
-    /// `v1`; what client-go locked with at first.
+    /// `v1`; the lock of early client-go.
     Endpoints,
 }
 
-/// Which object. Namespaces are labels on objects, not objects: one exists when something is in it.
+/// The key of an object. Namespaces are labels on objects, not objects: one exists while it contains an object.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ObjectKey {
     pub kind: ObjectKind,
     /// A DNS label.
     pub namespace: String,
-    /// A DNS subdomain, mostly; each kind has its rule.
+    /// Mostly a DNS subdomain; each kind has its rule.
     pub name: String,
 }
 
@@ -53,12 +53,12 @@ impl fmt::Display for ObjectKey {
     }
 }
 
-/// One life of an object: another one under the same name has another. A version 4 UUID as text.
+/// Identifies one life of an object: a later object under the same name has another uid. A version 4 UUID as text.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Uid(pub u128);
 
 impl Uid {
-    /// The uid that these random bits spell (RFC 9562, section 5.4). The caller owns the randomness.
+    /// The uid with these random bits (RFC 9562, section 5.4). The caller supplies the randomness.
     pub fn from_entropy(entropy: u128) -> Self {
         let versioned = entropy & !(0xf << 76) | (4 << 76);
         Self(versioned & !(0b11 << 62) | (0b10 << 62))
@@ -92,22 +92,22 @@ impl FromStr for Uid {
     }
 }
 
-/// What all objects have. `uid`, `created_at`, `created` and `revision` are the server's: what a client sends in their
-/// place is ignored or judged, never stored.
+/// Metadata common to all objects. `uid`, `created_at`, `created` and `revision` are the server's: a client's values for them are
+/// ignored or judged, never stored.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ObjectMeta {
-    /// Chosen by whoever proposes the creation.
+    /// Chosen by the proposer of the creation.
     pub uid: Uid,
-    /// The creating proposer's clock.
+    /// By the clock of that proposer.
     pub created_at: WallTime,
-    /// Where in the log it was created: decides ties that clocks cannot.
+    /// The log index of its creation: decides ties that clocks cannot.
     pub created: Revision,
-    /// When clients could see it change last. That the leader found a lease expired does not count.
+    /// The last change that clients could see. The expiry of a lease does not count.
     pub revision: Revision,
     pub labels: BTreeMap<String, String>,
     pub annotations: BTreeMap<String, String>,
     pub owners: Vec<OwnerReference>,
-    /// Who last wrote which field, as server-side apply needs it; at most one per manager and operation.
+    /// The last writer of each field, for server-side apply; at most one entry per manager and operation.
     pub managers: Vec<FieldManager>,
 }
 
@@ -127,7 +127,7 @@ impl ObjectMeta {
     }
 }
 
-/// `metadata.ownerReferences[]`: kept for clients, never acted on.
+/// `metadata.ownerReferences[]`: kept for clients, without effect.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OwnerReference {
     pub api_version: String,
@@ -142,7 +142,7 @@ pub struct OwnerReference {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FieldManager {
     pub manager: String,
-    /// By server-side apply; otherwise by any other write.
+    /// By server-side apply; otherwise by another kind of write.
     pub applied: bool,
     pub api_version: String,
     pub at: WallTime,
@@ -150,7 +150,7 @@ pub struct FieldManager {
     pub fields: BTreeSet<String>,
 }
 
-/// A native client's process, as long as it lives: what tells two processes with one identity apart. Random.
+/// One process of a native client, for its lifetime: tells two processes with one identity apart. Random.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct SessionId(pub u128);
 
@@ -165,8 +165,8 @@ impl fmt::Debug for SessionId {
     }
 }
 
-/// A number that grows with every change of a lease's holder and is never used again, also not after the lease was
-/// deleted: it is the revision at which the holder got the lease. 0: nobody has held it.
+/// A number that grows with every change of a lease's holder and is never reused, not even after the lease was deleted: the
+/// revision at which the holder acquired the lease. 0: it was never held.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct FencingToken(pub u64);
@@ -177,15 +177,15 @@ impl fmt::Display for FencingToken {
     }
 }
 
-/// `spec` of a lease. Absent and empty are different things to clients, and the same thing to every decision here.
+/// `spec` of a lease. Clients distinguish absent from empty; no decision here does.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeaseSpec {
     pub holder: Option<String>,
-    /// In milliseconds: native leases may be shorter than the second that Kubernetes counts in.
+    /// In milliseconds: native leases may be shorter than Kubernetes' unit, the second.
     pub duration_ms: Option<u64>,
-    /// As the client wrote it. Nothing is decided by it.
+    /// As the client wrote it. Not used for decisions.
     pub acquired: Option<MicroTime>,
-    /// As the client wrote it. Nothing is decided by it.
+    /// As the client wrote it. Not used for decisions.
     pub renewed: Option<MicroTime>,
     pub transitions: Option<i32>,
     pub strategy: Option<String>,
@@ -193,25 +193,25 @@ pub struct LeaseSpec {
 }
 
 impl LeaseSpec {
-    /// Who holds it; never empty.
+    /// The holder; never empty.
     pub fn held_by(&self) -> Option<&str> {
         self.holder.as_deref().filter(|holder| !holder.is_empty())
     }
-    /// How long a renewal is good for.
+    /// How long a renewal is valid.
     pub fn duration(&self) -> Option<Duration> {
         self.duration_ms.map(Duration::from_millis)
     }
 }
 
-/// What the cluster knows of a lease's holding, beside what clients wrote. Written at apply time only.
+/// What the cluster records about a lease's holder, beside what clients wrote. Written only at apply time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Holding {
-    /// Of the present holder, or of the last one.
+    /// Of the current holder, or of the last one.
     pub token: FencingToken,
-    /// The native session that holds it. Such a lease is renewed without a log entry, hence nobody takes it away
-    /// while its holder lives by the leader's clock, whatever client they use.
+    /// The native session that holds it. Such a lease is renewed without a log entry, so no client can take it while its holder
+    /// is alive by the leader's clock.
     pub session: Option<SessionId>,
-    /// The leader's clock ran out without a renewal, and the cluster has agreed on it. Ends with the next renewal.
+    /// It ran out by the leader's clock without a renewal, and the cluster has recorded that. Ends with the next renewal.
     pub expired: bool,
 }
 
@@ -223,7 +223,7 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// Held by somebody whose time has not run out.
+    /// Held, and not expired.
     pub fn is_live(&self) -> bool {
         self.spec.held_by().is_some() && !self.holding.expired
     }
@@ -233,9 +233,9 @@ impl Lease {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CandidateSpec {
     pub lease_name: String,
-    /// Later than `renewed` while the coordinator waits for a sign of life; not a time of anybody's clock.
+    /// Later than `renewed` while the coordinator waits for a sign of life; not a time of any clock.
     pub pinged: Option<MicroTime>,
-    /// As the candidate wrote it. Nothing is decided by it.
+    /// As the candidate wrote it. Not used for decisions.
     pub renewed: Option<MicroTime>,
     pub binary_version: String,
     pub emulation_version: String,
@@ -246,23 +246,23 @@ pub struct CandidateSpec {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ConfigMap {
     pub data: BTreeMap<String, String>,
-    /// Base64, as it travels.
+    /// In base64, as transmitted.
     pub binary_data: BTreeMap<String, String>,
     pub immutable: Option<bool>,
 }
 
-/// An object's own part.
+/// The part of an object that depends on its kind.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ObjectBody {
     Lease(Lease),
     LeaseCandidate(CandidateSpec),
     ConfigMap(ConfigMap),
-    /// `subsets`, as JSON text: nothing here reads it.
+    /// `subsets`, as JSON text: not interpreted here.
     Endpoints(String),
 }
 
 impl ObjectBody {
-    /// The kind that this is the body of.
+    /// The kind of this body.
     pub fn kind(&self) -> ObjectKind {
         match self {
             ObjectBody::Lease(_) => ObjectKind::Lease,
@@ -283,18 +283,18 @@ pub struct Object {
 }
 
 impl Object {
-    /// Where it stands in the table.
+    /// Its key in the table.
     pub fn key(&self) -> ObjectKey {
         ObjectKey { kind: self.body.kind(), namespace: self.namespace.clone(), name: self.name.clone() }
     }
-    /// The lease, if it is one.
+    /// The lease, if the object is one.
     pub fn lease(&self) -> Option<&Lease> {
         match &self.body {
             ObjectBody::Lease(lease) => Some(lease),
             _ => None,
         }
     }
-    /// The candidate, if it is one.
+    /// The candidate, if the object is one.
     pub fn candidate(&self) -> Option<&CandidateSpec> {
         match &self.body {
             ObjectBody::LeaseCandidate(spec) => Some(spec),
@@ -303,7 +303,7 @@ impl Object {
     }
 }
 
-/// One object's change by one entry, as watchers follow it. `None`: it did not or does not exist.
+/// One entry's change of an object, for watchers. `None`: the object did not exist before, or does not afterwards.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ObjectChange {
     pub revision: Revision,
@@ -312,20 +312,20 @@ pub struct ObjectChange {
     pub after: Option<Arc<Object>>,
 }
 
-/// How much the cluster protects the holder of a lease from Kubernetes clients that take it while it lives.
+/// How the cluster protects the holder of a live lease from Kubernetes clients that would take it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum GuardMode {
-    /// Whatever the preconditions of a write allow.
+    /// No protection beyond a write's preconditions.
     Off,
-    /// Writes without a precondition on the revision do not take a live holder's lease, nor renew another's.
+    /// Writes without a precondition on the revision neither take a live holder's lease nor renew another holder's.
     #[default]
     Blind,
     /// No write takes a live holder's lease.
     All,
 }
 
-/// What a [`GuardMode`] is set for: a namespace, or one lease in it. The narrower setting counts.
+/// Where a [`GuardMode`] applies: a namespace, or one lease in it. The narrower setting wins.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct GuardScope {
     pub namespace: String,

@@ -1,4 +1,4 @@
-//! Those who take part in a scope: members, and candidates for running a reconciler.
+//! Participants of a scope: members, and candidates for running a reconciler.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,8 +11,8 @@ use super::{
     WallTime, is_dns_label, is_dns_subdomain,
 };
 
-/// One start of one member of a scope. A member that starts again is another one until the first has gone: both are
-/// counted, so that a process nobody has seen end still blocks what it could not live with.
+/// One start of one member of a scope. A restarted member is another participant until the first has gone: both count, so that a
+/// process whose end was not observed still blocks outcomes that it is incompatible with.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ParticipantKey {
     pub scope: String,
@@ -22,12 +22,12 @@ pub struct ParticipantKey {
 }
 
 impl ParticipantKey {
-    /// The lease that its life hangs on, if it is not external. No two sound keys have the same.
+    /// The lease on which its life depends, unless it is external. No two valid keys have the same one.
     pub fn lease(&self) -> ObjectKey {
         let Self { scope, member, incarnation } = self;
         ObjectKey::lease(MEMBERS_NAMESPACE, format!("{scope}.{member}.{incarnation}"))
     }
-    /// Whose life hangs on this lease.
+    /// The participant whose life depends on this lease.
     pub fn of_lease(lease: &ObjectKey) -> Option<Self> {
         let (rest, incarnation) = lease.name.rsplit_once('.')?;
         let candidates = rest.strip_prefix(CANDIDATES_SCOPE).map_or(0, |_| CANDIDATES_SCOPE.len());
@@ -35,20 +35,20 @@ impl ParticipantKey {
         let (scope, member) = (rest.get(..dot)?.to_owned(), rest.get(dot + 1..)?.to_owned());
         let incarnation = SessionId(u128::from_str_radix(incarnation, 16).ok()?);
         let key = Self { scope, member, incarnation };
-        // Not every text of a number is the one that is written.
+        // Only the canonical text of a number is accepted.
         (key.fault().is_none() && key.lease() == *lease).then_some(key)
     }
-    /// What is wrong with it, if anything is: scopes and members are parts of a lease's name.
+    /// What is wrong with it, if anything: scopes and members are parts of a lease's name.
     pub fn fault(&self) -> Option<&'static str> {
         let scope = self.scope.strip_prefix(CANDIDATES_SCOPE).unwrap_or(&self.scope);
         if !is_dns_label(scope) {
             return Some(concat!("a scope is ", label_rule!()));
         }
-        let short = self.member.len() <= LONGEST_MEMBER;
+        let short = self.member.len() <= MAX_MEMBER_BYTES;
         (!short || !is_dns_subdomain(&self.member))
             .then_some(concat!("a member's name is up to 140 of ", subdomain_rule!()))
     }
-    /// Whether an operator vouches for it, instead of a lease.
+    /// Whether an operator vouches for it instead of a lease.
     pub fn is_external(&self) -> bool {
         self.incarnation == SessionId(0)
     }
@@ -59,18 +59,18 @@ impl fmt::Display for ParticipantKey {
     }
 }
 
-/// Bytes of a member's name: with its scope and its incarnation it is the name of a lease.
-const LONGEST_MEMBER: usize = 140;
+/// Bytes of a member's name: with its scope and its incarnation it forms the name of a lease.
+const MAX_MEMBER_BYTES: usize = 140;
 
-/// How far a participant is.
+/// The phase of a participant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ParticipantPhase {
-    /// It has told its release, and waits. Blocks nobody.
+    /// It has reported its release, and waits. Blocks no restriction.
     Announced,
     /// It may serve.
     Serving,
-    /// It was told to stop, and may serve still.
+    /// It was asked to stop, and may still serve.
     Draining,
 }
 
@@ -78,10 +78,10 @@ pub enum ParticipantPhase {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Participant {
     pub key: ParticipantKey,
-    /// The node it runs on, where it runs on one.
+    /// Its node, if it runs on one.
     pub node: Option<NodeId>,
     pub release: Release,
-    /// Reconcilers without whose outcome, of this release at least, it cannot serve.
+    /// The minimum release of each reconciler's outcome that it needs to serve.
     pub needs: BTreeMap<String, Triple>,
     pub phase: ParticipantPhase,
     /// Of its lease. `None`: external.
@@ -105,7 +105,7 @@ pub enum NotAdmitted {
 }
 
 impl NotAdmitted {
-    /// The word that scripts match.
+    /// The word for scripts.
     pub fn reason(&self) -> &'static str {
         match self {
             NotAdmitted::NoGate { .. } => "no-gate",
@@ -116,7 +116,7 @@ impl NotAdmitted {
     }
 }
 
-/// Why somebody who serves is in the way of a restriction.
+/// A serving member that blocks a restriction, and why.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Blocker {
     pub member: String,

@@ -1,4 +1,4 @@
-//! Who is speaking.
+//! Authenticated callers.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{CertificatePin, ClusterId, Incarnation, Name, NodeId, Revision, Role, WallTime};
 
-/// Whoever asked for something, as authenticated.
+/// The authenticated author of a request.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Principal {
     /// A node, by its certificate.
@@ -19,21 +19,21 @@ pub enum Principal {
     Operator,
     /// No identity.
     Anonymous,
-    /// The cluster itself: what its own actors find out and write down. Nobody authenticates as it.
+    /// The cluster itself: facts that its own actors find and record. No caller authenticates as it.
     Cluster,
-    /// A user, by an access token, with the rights of that token. From [`IDENTITY_LEVEL`](super::IDENTITY_LEVEL) on; below, a
+    /// A user, by an access token, with that token's rights. From [`IDENTITY_LEVEL`](super::IDENTITY_LEVEL) on; below, a
     /// token stands for its user.
     Bearer { user: Name, token: String },
-    /// An operator who only reads: by its certificate, or by an access token that may do no more. From
+    /// A read-only operator: by its certificate, or by an access token with these rights. From
     /// [`IDENTITY_LEVEL`](super::IDENTITY_LEVEL) on.
     Reader(Name),
 }
 impl Principal {
-    /// Whether it may do everything.
+    /// Whether it has all rights.
     pub fn is_operator(&self) -> bool {
         matches!(self, Principal::Operator | Principal::Admin(_))
     }
-    /// Whose share of what is limited per caller it takes: a user has one, however many tokens it has.
+    /// The account to which per-caller limits apply: a user has one, however many tokens it has.
     pub fn account(&self) -> Principal {
         match self {
             Principal::Bearer { user, .. } => Principal::User(user.clone()),
@@ -62,7 +62,7 @@ impl fmt::Display for Principal {
             Principal::User(name) => write!(f, "user {name}"),
             Principal::Admin(name) => write!(f, "operator {name}"),
             Principal::Operator => f.write_str("the admin socket"),
-            Principal::Anonymous => f.write_str("someone without identity"),
+            Principal::Anonymous => f.write_str("an unauthenticated caller"),
             Principal::Cluster => f.write_str("the cluster itself"),
             Principal::Bearer { user, token } => write!(f, "user {user} (token {token})"),
             Principal::Reader(name) => write!(f, "read-only operator {name}"),
@@ -70,7 +70,7 @@ impl fmt::Display for Principal {
     }
 }
 
-/// The subject of a certificate, read from its URI SAN alone: `spiffe://<cluster>/<kind>/<id>`.
+/// The subject of a certificate, read only from its URI SAN: `spiffe://<cluster>/<kind>/<id>`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Subject {
     Node { node: NodeId, role: Role },
@@ -91,7 +91,7 @@ pub struct CertIdentity {
     /// From the private extension.
     pub incarnation: Incarnation,
     pub not_after: WallTime,
-    /// `None` where it was not read from a certificate. Travels beside the identity: builds of feature level 2 know no pins.
+    /// `None` if it was not read from a certificate. Travels beside the identity: builds of feature level 2 know no pins.
     #[serde(skip)]
     pub pin: Option<CertificatePin>,
 }

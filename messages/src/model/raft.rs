@@ -1,4 +1,4 @@
-//! Raft, as the rest of Muster sees it.
+//! Raft, as the other parts of Muster see it.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{NodeId, RaftId, Revision, Tables, Term, WallTime};
 
-/// What this member is in its current term.
+/// This member's role in its current term.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RaftRole {
@@ -27,7 +27,7 @@ pub struct PeerProgress {
     /// Time since its last acknowledgement in this term; `None` before the first.
     pub acked_ago: Option<Duration>,
     pub in_snapshot: bool,
-    /// Why it cannot follow, if it answers and still does not. Such a member does not count as reachable.
+    /// Why it cannot follow although it answers. Such a member does not count as reachable.
     pub problem: Option<PeerProblem>,
 }
 
@@ -42,7 +42,7 @@ impl PeerProgress {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PeerProblem {
     pub kind: PeerProblemKind,
-    /// For operators: what happened, and what helps.
+    /// For operators: what happened, and how to repair it.
     pub message: String,
     /// When the leader noticed, by its clock.
     pub since: WallTime,
@@ -60,21 +60,21 @@ pub enum PeerProblemKind {
 /// A member's view of Raft at one moment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RaftStatus {
-    /// This member's seat; `None` while it has no seat yet (an empty copy that waits for the dial-back).
+    /// This member's id; `None` while it has none (an empty state that waits for the dial-back).
     pub raft_id: Option<RaftId>,
     pub role: RaftRole,
     pub term: Term,
     pub leader: Option<RaftId>,
-    /// The node behind `leader`, where the local copy knows it.
+    /// The node of `leader`, if the local replica knows it.
     pub leader_node: Option<NodeId>,
     pub commit: Revision,
     pub applied: Revision,
-    /// True once a leader has applied an entry of its own term: only then may it decide anything.
+    /// True once a leader has applied an entry of its own term: only then may it make decisions.
     pub leading: bool,
     /// Filled while leading.
     pub progress: Vec<PeerProgress>,
-    /// While there is no leader: the other voters that have said nothing for so long that they would have campaigned. A cut network shows here
-    /// seconds before the sessions across it end.
+    /// While there is no leader: the other voters that have been silent for so long that they would have campaigned. A network partition
+    /// shows here seconds before the sessions across it end.
     pub silent: Vec<NodeId>,
 }
 
@@ -95,8 +95,8 @@ impl Default for RaftStatus {
     }
 }
 
-/// What a raft member publishes after each turn: its copy of the state and its place in Raft. A level, not an edge:
-/// readers look at the newest value and may miss those between.
+/// What a Raft member publishes after each step: its tables and its Raft status. A watched value: readers see the newest
+/// and may miss intermediate ones.
 #[derive(Clone, Debug, Default)]
 pub struct Replica {
     pub tables: Tables,

@@ -1,10 +1,10 @@
-//! Release-gated reconcilers: what is to be applied, by whom, and who may serve meanwhile.
+//! Release-gated reconcilers: what is applied, by which node, and which members may serve meanwhile.
 //!
 //! A *reconciler* is a name. Each release has a *definition* under it; one node of the newest release, its *runner*,
 //! applies that. The *gate* says which releases may serve with what is applied now or half-way to the next. The members
-//! of a *scope* are its *participants*: they serve only once the gates of their scope let them in.
-//! Everything here is written by applying commands, which is where the gates' rules are kept: whatever a runner or a
-//! participant believes, the log decides in which order they come.
+//! of a *scope* are its *participants*: they serve only once the gates of their scope admit them.
+//! Everything here is written by applying commands, which enforce the gates' rules: whatever a runner or a participant
+//! believes, the log decides the order.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -22,12 +22,12 @@ use super::{
 pub const MEMBERS_NAMESPACE: &str = "muster-members";
 /// Leases of runners: one per reconciler. Its fencing token is the runner's term.
 pub const RUNNERS_NAMESPACE: &str = "muster-reconcilers";
-/// Before the name of a reconciler: the scope of its candidates. No scope of participants has a dot.
+/// Prefix of a reconciler's name: the scope of its candidates. No scope of participants has a dot.
 pub const CANDIDATES_SCOPE: &str = "candidates.";
-/// On every object that a reconciler made: whose it is.
+/// On every object that a reconciler made: its owner.
 pub const RECONCILER_LABEL: &str = "muster.dev/reconciler";
 
-/// The managers' own scope: each takes part in it as the release `N.0.0`, N the feature level that its build speaks.
+/// The managers' own scope: each participates as the release `N.0.0`, N the feature level that its build supports.
 pub const MANAGERS_SCOPE: &str = "muster";
 /// The built-in reconciler whose gate raises the cluster's feature level.
 pub const LEVEL_RECONCILER: &str = "feature-level";
@@ -46,7 +46,7 @@ pub fn candidates_scope(reconciler: &str) -> String {
     format!("{CANDIDATES_SCOPE}{reconciler}")
 }
 
-/// Who shall run a reconciler, of the candidates that have its definition.
+/// Which of the candidates that have its definition runs a reconciler.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RunnerChoice {
@@ -55,17 +55,17 @@ pub enum RunnerChoice {
     Oldest,
 }
 
-/// Whether the last step to the point of no return is an operator's.
+/// Whether an operator must allow the last step to the point of no return.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Finalize {
     #[default]
     Auto,
-    /// `muster reconciler finalize` says when.
+    /// `muster reconciler finalize` allows it.
     Manual,
 }
 
-/// What a runner does.
+/// A runner's work.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Action {
     /// Objects in Muster's own store; each write is fenced by the runner's term.
@@ -75,25 +75,25 @@ pub enum Action {
     Handler,
 }
 
-/// An object as a definition wants it.
+/// An object as the definition wants it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DesiredObject {
     pub key: ManagedKey,
     pub labels: BTreeMap<String, String>,
     /// A JSON object as text.
     pub body: String,
-    /// Waves are applied in order; one begins when all objects before it are there.
+    /// Waves are applied in order; one begins when all objects of earlier waves exist.
     pub wave: u32,
 }
 
-/// A command that a runner executes on its node. It must be idempotent: it can be cut off at any point and started again.
+/// A command that a runner executes on its node. It must be idempotent: it can be interrupted at any point and restarted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CommandAction {
     pub argv: Vec<String>,
     pub env: BTreeMap<String, String>,
 }
 
-/// Stands for arguments that are not shown. No argument of a program can have a zero byte in it, so that this is none.
+/// Stands for hidden arguments. A program's argument cannot contain a zero byte, so this is never a real one.
 const HIDDEN: &str = "\0hidden";
 
 impl CommandAction {
@@ -103,26 +103,26 @@ impl CommandAction {
         let program = self.argv.first().cloned().unwrap_or_default();
         Self { argv: vec![program, HIDDEN.to_owned()], env: BTreeMap::new() }
     }
-    /// Whether something is not shown: it must not be run.
+    /// Whether parts are hidden: it must not be run.
     pub fn is_redacted(&self) -> bool {
         self.argv.iter().any(|argument| argument == HIDDEN)
     }
 }
 
-/// What one release wants applied under a reconciler's name.
+/// What one release applies under a reconciler's name.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Definition {
     pub reconciler: String,
     pub release: Release,
     pub scope: String,
-    /// The lowest release of a participant that can live with the outcome. Never above `release`.
+    /// The lowest release of a participant that is compatible with the outcome. Never above `release`.
     pub floor: Triple,
     pub action: Action,
     /// Reconcilers whose gate must be done before this one runs.
     pub depends_on: Vec<String>,
-    /// Applied again each time this has passed. `None`: once.
+    /// Applied again at this interval. `None`: once.
     pub every_ms: Option<u64>,
-    /// Waited for before a run, so that what a predecessor has sent has landed.
+    /// Pause before a run, so that a predecessor's last writes have arrived.
     pub settle_ms: u64,
     pub run_timeout_ms: u64,
     pub finalize: Finalize,
@@ -131,9 +131,9 @@ pub struct Definition {
     pub pinned: Option<NodeId>,
     /// Whether it may follow a newer release.
     pub downgrade: bool,
-    /// Refuses to follow what is older.
+    /// Refuses to follow an older release.
     pub from_at_least: Option<Triple>,
-    /// A runner that failed so often in a row makes way for another, if there is one.
+    /// A runner with this many failures in a row gives way to another candidate, if there is one.
     pub resign_after: u32,
     /// SHA-256, in hexadecimal, of all of the above.
     pub digest: String,
@@ -141,7 +141,7 @@ pub struct Definition {
     pub revision: Revision,
 }
 
-/// A definition's place: one per name and release.
+/// A definition's key: one per name and release.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct DefinitionKey {
     pub reconciler: String,
@@ -149,8 +149,8 @@ pub struct DefinitionKey {
 }
 
 impl Definition {
-    /// With what is usual where nobody says otherwise: objects and handlers are applied again every 30 s, a command once;
-    /// what cannot be fenced waits 5 s for what a predecessor has sent, and does not go back.
+    /// With the usual defaults: objects and handlers are applied again every 30 s, a command once; actions that cannot be fenced wait
+    /// 5 s for a predecessor's last writes, and do not allow a downgrade.
     pub fn new(reconciler: &str, release: Release, scope: &str, floor: Triple, action: Action) -> Self {
         let fenced = matches!(action, Action::Objects(_));
         Self {
@@ -177,7 +177,7 @@ impl Definition {
     pub fn key(&self) -> DefinitionKey {
         DefinitionKey { reconciler: self.reconciler.clone(), release: self.release.triple }
     }
-    /// What its gate says once it is applied.
+    /// The gate's content once it is applied.
     pub fn target(&self) -> GateTarget {
         GateTarget { release: self.release.clone(), digest: self.digest.clone(), floor: self.floor }
     }
@@ -188,11 +188,11 @@ impl Definition {
 #[serde(rename_all = "lowercase")]
 pub enum GateState {
     Done,
-    /// On the way to its target: whoever serves must live with both ends.
+    /// On the way to its target: serving members must be compatible with both ends.
     Working,
 }
 
-/// Where a gate is led.
+/// The target of a gate.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GateTarget {
     pub release: Release,
@@ -200,14 +200,14 @@ pub struct GateTarget {
     pub floor: Triple,
 }
 
-/// The format of gates that this build reads. One that says a higher number is unreadable: nobody is admitted by it and
-/// nobody runs until a build that can read it, or an operator, has repaired it. It decides what applying a command does, so
-/// a higher one comes with a feature level of its own.
+/// The format of gates that this build reads. A gate with a higher number is unreadable: no member is admitted by it and no runner
+/// works until a build that can read it, or an operator, has repaired it. It decides the effect of commands, so a higher format
+/// needs its own feature level.
 pub const GATE_FORMAT: u32 = 1;
 /// Entries of a gate's history that are kept.
 pub const GATE_HISTORY: usize = 16;
 
-/// What may serve, given what has been applied. The safety record of a reconciler.
+/// Which releases may serve, given what is applied. The safety record of a reconciler.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Gate {
     pub reconciler: String,
@@ -215,86 +215,86 @@ pub struct Gate {
     /// See [`GATE_FORMAT`].
     pub format: u32,
     pub now: GateEntry,
-    /// What it said before, oldest first.
+    /// Earlier entries, oldest first.
     pub history: Vec<GateEntry>,
 }
 
-/// What a gate says, or once said.
+/// The content of a gate, now or earlier.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GateEntry {
-    /// Grows by one with each write, and goes on where a deleted gate's stopped.
+    /// Grows by one with each write, and continues after that of a deleted gate.
     pub epoch: u64,
     pub state: GateState,
-    /// What has been applied; while working the lower end of the way.
+    /// The applied release; while working the lower end of the way.
     pub reconciled: Release,
     pub digest: String,
-    /// Nobody below this serves; while working the higher end of the way.
+    /// The lowest release that may serve; while working the higher end of the way.
     pub floor: Triple,
     /// Only while working.
     pub target: Option<GateTarget>,
-    /// Of the runner that wrote it; that of its predecessor where an operator did.
+    /// Of the runner that wrote it; its predecessor's if an operator did.
     pub term: FencingToken,
-    /// The writer's clock; nothing is decided by it.
+    /// The writer's clock; not used for decisions.
     pub at: WallTime,
-    /// Where in the log.
+    /// Its log index.
     pub revision: Revision,
     pub why: String,
 }
 
-/// How a gate is led to a target.
+/// How a gate reaches a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GatePath {
-    /// There is no gate: it is made once the first run has succeeded. Nobody below the floor may serve meanwhile.
+    /// There is no gate: it is created once the first run has succeeded. No member below the floor may serve meanwhile.
     First,
-    /// It is there.
+    /// It has reached it.
     Reached,
-    /// Whoever is admitted now can live with the outcome: nobody needs to be waited for.
+    /// All members admitted now are compatible with the outcome: no waiting is needed.
     Open,
-    /// Some that may be admitted now could not: they are waited for, then kept out, before anything is applied.
+    /// Some releases admitted now are not: their members are waited for, then excluded, before anything is applied.
     Restrict,
 }
 
 impl Gate {
-    /// Whether this build can judge by it.
+    /// Whether this build can read it.
     pub fn is_readable(&self) -> bool {
         self.format <= GATE_FORMAT
     }
-    /// What it says and has said since it was done last, that entry included; newest first.
+    /// Its entries since it was last done, that one included; newest first.
     fn since_done(&self) -> impl Iterator<Item = &GateEntry> {
         let mut done = false;
         let until_done = move |entry: &&GateEntry| !std::mem::replace(&mut done, entry.state == GateState::Done);
         [&self.now].into_iter().chain(self.history.iter().rev()).take_while(until_done)
     }
-    /// The newest release of which something may be there: applied, or begun since, also where the way leads down.
+    /// The newest release that may be partly applied: applied, or begun since, even if the way leads down.
     pub fn highest(&self) -> &Release {
         let begun = self.since_done().filter_map(|entry| entry.target.as_ref()).map(|target| &target.release);
         let all = begun.chain(self.since_done().map(|entry| &entry.reconciled));
         all.max_by_key(|release| release.triple).unwrap_or(&self.now.reconciled)
     }
-    /// Whether this participant may serve, as far as this gate is concerned.
+    /// Whether this gate admits the participant.
     pub fn admits(&self, participant: &Participant) -> bool {
         let needs = participant.needs.get(&self.reconciler);
         participant.release.triple >= self.now.floor && needs.is_none_or(|needs| *needs <= self.now.reconciled.triple)
     }
-    /// What no floor may be below: on the way, what is there already, and where it leads.
+    /// The lower bound of every floor: on the way, that of the applied release and of the target.
     pub fn least_floor(&self) -> Triple {
         let Some(target) = &self.now.target else { return Triple::default() };
         let there = self.since_done().find(|entry| entry.state == GateState::Done).map(|entry| entry.floor);
         target.floor.max(there.unwrap_or_default())
     }
-    /// The floor that an operator has set since it was done last: higher than what it was led through asks for.
+    /// The floor that an operator has set since it was last done: higher than its definitions require.
     fn forced_floor(&self) -> Option<Triple> {
         let led = self.since_done().skip(1).filter(|entry| entry.state == GateState::Done).map(|entry| entry.floor);
         let targets = self.since_done().filter_map(|entry| entry.target.as_ref()).map(|target| target.floor);
         let asked = led.chain(targets).max()?;
         (self.now.floor > asked).then_some(self.now.floor)
     }
-    /// What it says once its target is applied: the target's floor, or what an operator has set meanwhile.
+    /// The floor once its target is applied: the target's, or what an operator has set meanwhile.
     pub fn floor_of_outcome(&self, target: &GateTarget) -> Triple {
         self.forced_floor().map_or(target.floor, |forced| forced.max(target.floor))
     }
-    /// Keeps [`GATE_HISTORY`] entries at most. Among them are the last outcome, the newest release that it has been led to since, and
-    /// the highest floor: what [`Self::highest`] and [`Self::floor_of_outcome`] are computed from.
+    /// Keeps at most [`GATE_HISTORY`] entries. Among them are the last outcome, and since then the newest release of a target and
+    /// the highest floor: [`Self::highest`] and [`Self::floor_of_outcome`] are computed from these.
     pub fn remember(history: &mut Vec<GateEntry>) {
         while history.len() > GATE_HISTORY {
             let done = history.iter().rposition(|entry| entry.state == GateState::Done);
@@ -307,8 +307,8 @@ impl Gate {
             history.remove(oldest.unwrap_or_default());
         }
     }
-    /// See [`GatePath`]. Metropolis' rule: nobody is waited for when going up in release without raising the floor. A floor
-    /// that an operator has set higher stays until another definition is applied.
+    /// See [`GatePath`]. Metropolis' rule: a higher release without a higher floor needs no waiting. A floor that an operator has
+    /// raised stays until another definition is applied.
     pub fn path_to(&self, target: &GateTarget) -> GatePath {
         let now = &self.now;
         let there = now.state == GateState::Done
@@ -323,8 +323,8 @@ impl Gate {
             GatePath::Restrict
         }
     }
-    /// The lower release and the higher floor: what admits only those who can live with both ends. Of two builds of one
-    /// release, the target's.
+    /// The lower release and the higher floor: admits only members compatible with both ends. Of two builds of one release, the
+    /// target's.
     pub fn restricted_to(&self, target: &GateTarget) -> (Release, Triple) {
         let now = &self.now;
         let lower = if target.release.triple <= now.reconciled.triple { &target.release } else { &now.reconciled };
@@ -336,16 +336,16 @@ impl Gate {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum GateStep {
-    /// [`GatePath::Open`]: from now on it is worked on.
+    /// [`GatePath::Open`]: work begins.
     Work,
-    /// [`GatePath::Restrict`]: from now on only those are admitted who can live with both ends. Refused while somebody
-    /// serves who cannot.
+    /// [`GatePath::Restrict`]: from now on only members compatible with both ends are admitted. Refused while an incompatible one
+    /// serves.
     Restrict,
     /// The run has succeeded.
     Complete,
 }
 
-/// Why a reconciler's release does not begin, beside those who serve.
+/// Why a reconciler's release does not begin, apart from serving members.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub enum Hold {
     #[error(
@@ -373,7 +373,7 @@ pub enum Hold {
 }
 
 impl Hold {
-    /// The word that scripts match.
+    /// The word for scripts.
     pub fn reason(&self) -> &'static str {
         match self {
             Hold::GateUnreadable { .. } => "gate-unreadable",
@@ -387,21 +387,21 @@ impl Hold {
     }
 }
 
-/// What an operator has said about a reconciler.
+/// An operator's settings of a reconciler.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Controls {
     pub paused: bool,
     /// The digest that may pass the point of no return.
     pub finalized: Option<String>,
-    /// Grows with each `retry`: a runner that gave up begins again, another build of a release is applied.
+    /// Grows with each `retry`: a runner that gave up starts again, another build of a release is applied.
     pub retries: u64,
-    /// The digest that a `retry` was said for.
+    /// The digest for which a `retry` was made.
     pub retried: Option<String>,
-    /// The last epoch of a gate that was deleted.
+    /// The last epoch of a deleted gate.
     pub last_epoch: u64,
 }
 
-/// Where a runner is. Advisory: nothing is decided by it.
+/// A runner's progress. Advisory: not used for decisions.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Progress {
     pub reconciler: String,
@@ -417,13 +417,13 @@ pub struct Progress {
     pub consecutive_failures: u32,
     pub last_error: Option<String>,
     pub next_retry_at: Option<WallTime>,
-    /// The wave at work and how many there are.
+    /// The current wave and the number of waves.
     pub wave: Option<(u32, u32)>,
-    /// The end of what the command wrote.
+    /// The end of the command's output.
     pub output: String,
 }
 
-/// An object's place: kinds of `muster.dev/v1` are what definitions name.
+/// An object's key: definitions name kinds of `muster.dev/v1`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ManagedKey {
     pub kind: String,
@@ -443,15 +443,15 @@ pub struct ManagedObject {
     pub labels: BTreeMap<String, String>,
     /// A JSON object as text.
     pub body: String,
-    /// The reconciler that made it, and alone may change or delete it by itself.
+    /// The reconciler that made it; only that one may change or delete it automatically.
     pub owner: Option<String>,
-    /// Of the runner that wrote it last. 0: somebody else.
+    /// Of the runner that wrote it last. 0: another writer.
     pub term: FencingToken,
     pub created: Revision,
     pub revision: Revision,
 }
 
-/// All that is replicated of reconcilers.
+/// The replicated state of reconcilers.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Reconcilers {
     pub definitions: OrdMap<DefinitionKey, Arc<Definition>>,
@@ -460,9 +460,9 @@ pub struct Reconcilers {
     pub progress: OrdMap<String, Arc<Progress>>,
     pub participants: OrdMap<ParticipantKey, Arc<Participant>>,
     pub objects: OrdMap<ManagedKey, Arc<ManagedObject>>,
-    /// When any of them changed last, but for progress.
+    /// The last change of any of them, except progress.
     pub changed: Revision,
-    /// When progress was told last.
+    /// The last report of progress.
     pub progressed: Revision,
 }
 
@@ -482,7 +482,7 @@ impl Reconcilers {
         self.gates.values().filter(move |gate| gate.scope == scope)
     }
 
-    /// Whether a participant may serve; the floor comes first.
+    /// Whether a participant may serve; the floor is checked first.
     pub fn admission(&self, participant: &Participant) -> Result<(), NotAdmitted> {
         let release = &participant.release;
         for gate in self.gates_of(&participant.key.scope) {
@@ -495,7 +495,7 @@ impl Reconcilers {
                 return Err(NotAdmitted::BelowFloor { reconciler: reconciler(), release: release.clone(), floor });
             }
         }
-        // What has been applied is there still: without its gate nobody knows who could live with it.
+        // What was applied is still there: without its gate it is unknown which members are compatible with it.
         let deleted = |d: &&Arc<Definition>| {
             d.scope == participant.key.scope
                 && !self.gates.contains_key(&d.reconciler)
@@ -521,15 +521,15 @@ impl Reconcilers {
         Ok(())
     }
 
-    /// The epoch of its gate, or where a gate that was deleted has stopped. 0: there has never been one.
+    /// The epoch of its gate, or the last one of a deleted gate. 0: there never was one.
     pub fn epoch_of(&self, reconciler: &str) -> u64 {
         let deleted = self.controls.get(reconciler).map_or(0, |c| c.last_epoch);
         self.gates.get(reconciler).map_or(deleted, |gate| gate.now.epoch)
     }
 
-    /// Who serves and could not live with this release, or, in this scope, with this floor.
+    /// Serving members that are incompatible with this release, or, in this scope, with this floor.
     pub fn blockers(&self, reconciler: &str, scope: &str, release: Triple, floor: Triple) -> Vec<Blocker> {
-        let in_the_way = |p: &&Arc<Participant>| p.phase != ParticipantPhase::Announced;
+        let blocking = |p: &&Arc<Participant>| p.phase != ParticipantPhase::Announced;
         let blocker = |p: &Arc<Participant>| {
             let why = match p.needs.get(reconciler) {
                 _ if p.key.scope == scope && p.release.triple < floor => {
@@ -542,10 +542,10 @@ impl Reconcilers {
             Some(Blocker { member, release: p.release.clone(), phase: p.phase, external, since: p.since, why })
         };
         // Members of other scopes may need it too.
-        self.participants.values().filter(in_the_way).filter_map(blocker).collect()
+        self.participants.values().filter(blocking).filter_map(blocker).collect()
     }
 
-    /// The way of a definition, or what an operator must do first. Those who serve are another question.
+    /// The path of a definition, or what an operator must do first. Serving members are checked elsewhere.
     pub fn way(&self, definition: &Definition) -> Result<GatePath, Hold> {
         let reconciler = || definition.reconciler.clone();
         let controls = self.controls.get(&definition.reconciler);
@@ -582,8 +582,8 @@ impl Reconcilers {
                 return Err(Hold::Dependency { dependency: dependency.clone() });
             }
         }
-        let said = controls.is_some_and(|c| c.finalized.as_ref() == Some(&definition.digest));
-        if path == GatePath::Restrict && definition.finalize == Finalize::Manual && !said {
+        let allowed = controls.is_some_and(|c| c.finalized.as_ref() == Some(&definition.digest));
+        if path == GatePath::Restrict && definition.finalize == Finalize::Manual && !allowed {
             return Err(Hold::ReadyToFinalize { reconciler: reconciler() });
         }
         Ok(path)

@@ -1,4 +1,4 @@
-//! The replicated records that are not nodes.
+//! The replicated records other than nodes.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,9 +6,9 @@ use super::{ClusterId, Incarnation, Name, NodeId, Principal, RequestId, Revision
 
 /// The newest encoding of commands and snapshots that this build reads and writes.
 pub const FEATURE_LEVEL: u32 = 3;
-/// From this level on there are reconcilers.
+/// Reconcilers exist from this level on.
 pub const RECONCILERS_LEVEL: u32 = 2;
-/// From this level on the state records who caused what: which certificates a node was issued, whose request had which
+/// From this level on the state records the origin of changes: which certificates a node was issued, whose request had which
 /// outcome, which labels a node reported, what a bearer token may do.
 pub const IDENTITY_LEVEL: u32 = 3;
 
@@ -24,7 +24,7 @@ pub struct ClusterRecord {
     /// The encoding of commands and snapshots that every manager can read.
     pub feature_level: u32,
     pub root_cert_pem: String,
-    /// Held by every manager, shown by nobody.
+    /// Held by every manager and never shown.
     pub root_key_pem: Secret,
     pub founded_at: WallTime,
     pub revision: Revision,
@@ -37,7 +37,7 @@ pub struct Token {
     pub id: String,
     pub role: Role,
     pub secret: Secret,
-    /// The one that `token show ROLE` prints. Replaced by `token rotate`.
+    /// The token that `token show ROLE` prints. Replaced by `token rotate`.
     pub default: bool,
     pub created_at: WallTime,
     pub expires_at: Option<WallTime>,
@@ -45,10 +45,10 @@ pub struct Token {
     pub revision: Revision,
 }
 
-/// What a user may do.
+/// The rights of a user.
 ///
-/// Takes the place of feature level 2's `admin: bool`, and is the same byte: `false` was 0, `true` was 1. The third kind is
-/// written from [`IDENTITY_LEVEL`] on only. Hence the order of the variants.
+/// Replaces feature level 2's `admin: bool` with the same byte: `false` was 0, `true` was 1. The third kind is written only from
+/// [`IDENTITY_LEVEL`] on. Hence the order of the variants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum UserKind {
     /// Leases, locks and config maps of its namespaces.
@@ -56,7 +56,7 @@ pub enum UserKind {
     User,
     /// Everything.
     Operator,
-    /// Reads what an operator reads, without secrets, and changes nothing.
+    /// Reads what an operator reads, except secrets, and changes nothing.
     ReadOnly,
 }
 impl UserKind {
@@ -70,7 +70,7 @@ impl UserKind {
     pub fn reads_everything(self) -> bool {
         self != UserKind::User
     }
-    /// The principal that a user of this kind is.
+    /// The principal of a user of this kind.
     pub fn principal(self, name: Name) -> Principal {
         match self {
             UserKind::User => Principal::User(name),
@@ -86,14 +86,14 @@ pub struct User {
     pub name: Name,
     pub kind: UserKind,
     pub namespaces: Vec<String>,
-    /// The serial of the certificate that is in force; any other certificate of this name is refused. Empty: none.
+    /// The serial of the valid certificate; any other certificate of this name is refused. Empty: none.
     pub serial: String,
     pub created_at: WallTime,
     pub not_after: WallTime,
     pub revision: Revision,
 }
 
-/// A user's bearer token: `muster-<id>-<secret>`, of which the cluster keeps a digest only.
+/// A user's bearer token: `muster-<id>-<secret>`, of which the cluster keeps only a digest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AccessToken {
     /// Short public id, `[a-z0-9]`.
@@ -105,7 +105,7 @@ pub struct AccessToken {
     pub expires_at: Option<WallTime>,
 }
 
-/// What an access token may do at most; what its user may do now bounds it too.
+/// The maximum rights of an access token; its user's current rights bound it too.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TokenRights {
     /// Its user's kind when it was made.
@@ -113,17 +113,17 @@ pub struct TokenRights {
     pub namespaces: Vec<String>,
 }
 
-/// A node id that no manager may talk to.
+/// A node id with which no manager may communicate.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Blocked {
     pub node: NodeId,
     pub by: Principal,
     pub blocked_at: WallTime,
-    /// When the last certificate ever issued to it has expired, plus an hour for clocks that differ.
+    /// The expiry of the last certificate ever issued to it, plus an hour for clock differences.
     pub expires_at: WallTime,
 }
 
-/// What became of a request, kept so that its retry gets the same answer.
+/// The outcome of a request, kept so that its retry gets the same answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Outcome {
     pub request: RequestId,
@@ -137,9 +137,9 @@ mod tests {
     use super::*;
     use crate::wire::{decode_stored, encode_stored};
 
-    /// Logs and snapshots of feature level 2 have a `bool` there.
+    /// Logs and snapshots of feature level 2 have a `bool` in its place.
     #[test]
-    fn a_users_kind_is_the_byte_that_admin_was() {
+    fn user_kind_has_the_byte_of_the_former_admin_flag() {
         for (admin, kind) in [(false, UserKind::User), (true, UserKind::Operator)] {
             let bytes = encode_stored(&admin).unwrap();
             assert_eq!(encode_stored(&kind).unwrap(), bytes);

@@ -1,4 +1,4 @@
-//! Releases: what a build calls itself, and the part of it that is compared.
+//! Releases: the version that a build reports, and the part of it that is compared.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,7 +7,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use super::BadId;
 
-/// `MAJOR.MINOR.PATCH`: all that releases are compared by. 0.0.0 stands for one that nobody has told.
+/// `MAJOR.MINOR.PATCH`: the part by which releases are compared. 0.0.0 stands for an unknown release.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Triple {
     pub major: u64,
@@ -28,8 +28,8 @@ impl fmt::Display for Triple {
     }
 }
 
-/// What a build calls itself: `MAJOR.MINOR.PATCH[-pre][+build]` (Semantic Versioning 2.0.0). What follows the numbers
-/// tells builds apart and orders nothing: hence no `Ord`.
+/// The version that a build reports: `MAJOR.MINOR.PATCH[-pre][+build]` (Semantic Versioning 2.0.0). The suffix tells builds
+/// apart but does not order them: hence no `Ord`.
 #[derive(Clone, Default, PartialEq, Eq, Hash)]
 pub struct Release {
     pub triple: Triple,
@@ -37,11 +37,11 @@ pub struct Release {
     suffix: String,
 }
 
-/// More would be somebody's essay.
-const MOST_OF_A_RELEASE: usize = 128;
+/// Bytes of a release's text.
+const MAX_RELEASE_BYTES: usize = 128;
 
 impl Release {
-    /// The release of a text, 0.0.0 if there is none in it: whoever does not tell is older than everybody.
+    /// The release in a text, 0.0.0 if there is none: an unreported release counts as the oldest.
     pub fn or_oldest(text: &str) -> Self {
         text.parse().unwrap_or_default()
     }
@@ -63,7 +63,7 @@ impl FromStr for Release {
         let numbers = text.find(['-', '+']).unwrap_or(text.len());
         let (numbers, suffix) = text.split_at(numbers);
         let legal = |c: char| c.is_ascii_alphanumeric() || ".-+".contains(c);
-        if text.len() > MOST_OF_A_RELEASE || !suffix.chars().all(legal) || suffix.len() == 1 {
+        if text.len() > MAX_RELEASE_BYTES || !suffix.chars().all(legal) || suffix.len() == 1 {
             return Err(bad);
         }
         let mut parts = numbers.split('.').map(|part| {
@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn releases_are_compared_as_numbers_and_told_apart_as_text() {
+    fn releases_compare_as_numbers_and_differ_as_text() {
         let release = |text: &str| text.parse::<Release>().unwrap();
         assert!(release("1.10.0").triple > release("1.9.9").triple);
         let (one, other) = (release("1.2.3-rc.1+g12"), release("1.2.3"));
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_release_is_older_than_everything() {
+    fn invalid_release_is_older_than_every_release() {
         for text in ["", "1", "1.2", "1.2.3.4", "v1.2.3", "1.2.x", "01.2.3", "1.2.3-", "1.2.3-a b", "1.2.+3", "-1.2.3"]
         {
             assert!(text.parse::<Release>().is_err(), "{text}");

@@ -1,5 +1,5 @@
-//! Outcomes of requests, each under the caller that chose its id. From [`IDENTITY_LEVEL`](super::IDENTITY_LEVEL) on; below,
-//! outcomes are remembered by id alone.
+//! Outcomes of requests, kept apart by the caller that chose the id. From [`IDENTITY_LEVEL`](super::IDENTITY_LEVEL) on; below,
+//! outcomes are remembered by id only.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use super::{CommandRefusal, NodeId, Outcome, Principal, RequestId, Revision, Tab
 /// Outcomes by caller. The ids of one caller say nothing about those of another.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Requests {
-    /// [`Principal::Cluster`] stands for the actors of Muster: no caller can authenticate as it, so their ids cannot be taken.
+    /// [`Principal::Cluster`] stands for Muster's actors: no caller can authenticate as it, so their ids cannot be taken.
     pub callers: OrdMap<Principal, Arc<CallerRequests>>,
     /// The sum of the weights of `callers`.
     pub weight: u64,
@@ -20,11 +20,11 @@ pub struct Requests {
     pub floor: RequestId,
 }
 
-/// What is remembered of one caller: every id above the floor that was ever applied or refused.
+/// The remembered requests of one caller: every id above the floor that was ever applied or refused.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CallerRequests {
     pub outcomes: OrdMap<RequestId, Answered>,
-    /// How much room the outcomes take; see `muster_store::MAX_OUTCOMES`.
+    /// The room that the outcomes take; see `muster_store::MAX_OUTCOMES`.
     pub weight: u64,
     /// The greatest id of this caller whose outcome was forgotten.
     pub floor: RequestId,
@@ -34,7 +34,7 @@ pub struct CallerRequests {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Answered {
     pub revision: Revision,
-    /// Of what was requested; see [`Guard::Request`](super::Guard::Request). 0 for the actors of Muster.
+    /// Of the request; see [`Guard::Request`](super::Guard::Request). 0 for the actors of Muster.
     pub digest: u64,
     /// The refusal, if it was refused. Boxed, because most are not and many thousands of outcomes are kept.
     pub refused: Option<Box<CommandRefusal>>,
@@ -44,7 +44,7 @@ pub struct Answered {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Recalled<'a> {
     pub refused: Option<&'a CommandRefusal>,
-    /// `None`: remembered at feature level 2, which knows ids alone.
+    /// `None`: remembered at feature level 2, which knows only ids.
     pub digest: Option<u64>,
 }
 
@@ -60,7 +60,7 @@ impl Requests {
 }
 
 impl Tables {
-    /// How this caller's request ended, if that is still remembered.
+    /// How this caller's request ended, if still remembered.
     pub fn outcome_of(&self, caller: &Principal, request: RequestId) -> Option<Recalled<'_>> {
         if let Some(answered) = self.requests.get(caller, request) {
             return Some(Recalled { refused: answered.refused.as_deref(), digest: Some(answered.digest) });
@@ -81,13 +81,13 @@ impl Tables {
     }
 }
 
-/// The digest of a removal: the role manager writes it down, and the API looks for it when the node is gone.
+/// The digest of a removal: the role manager records it, and the API looks for it after the node is gone.
 pub fn removal_digest(node: NodeId, force: bool) -> u64 {
     request_digest(&[b"remove", node.as_str().as_bytes(), &[u8::from(force)]])
 }
 
-/// Tells what was requested from other requests under the same id (FNV-1a, 64 bits). A caller that looks for two requests with
-/// one digest deceives itself alone.
+/// Tells requests under the same id apart (FNV-1a, 64 bits). A caller that finds two requests with one digest deceives only
+/// itself.
 pub fn request_digest(parts: &[&[u8]]) -> u64 {
     let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
     let part = |hash, part: &&[u8]| {

@@ -1,10 +1,10 @@
-//! Text that no log, answer, event or metric may show.
+//! Text that must not appear in logs, answers, events or metrics.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// A secret text (private key, token secret). `Debug` and `Display` show nothing; serialised only because the
+/// A secret text (private key, token secret). `Debug` and `Display` hide it; it is serialised only because the
 /// replicated state must carry it. Never put one into a view.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
@@ -15,7 +15,7 @@ impl Secret {
     pub fn new(text: impl Into<String>) -> Self {
         Self(text.into())
     }
-    /// The text itself. Every call is a place to look at when secrets leak.
+    /// The text itself. Every call is a place to check when secrets leak.
     pub fn expose(&self) -> &str {
         &self.0
     }

@@ -1,6 +1,6 @@
 //! The replicated state: typed tables in persistent maps, so that a snapshot or a consistent read is a cheap clone.
 //!
-//! Owned by the raft member, written only by applying committed entries (`muster-store`), read by everyone.
+//! Owned by the Raft member, written only by applying committed entries (`muster-store`), read by everyone.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,8 +14,8 @@ use super::{
     Role, Token, TokenRights, User, UserPin,
 };
 
-/// The shortest beginning of a node's id that stands for it. Shorter ones are names, as in `a` and `b`.
-pub const SHORTEST_ID_PREFIX: usize = 4;
+/// The shortest id prefix that stands for a node. Shorter ones are names, as in `a` and `b`.
+pub const MIN_ID_PREFIX: usize = 4;
 
 /// All replicated tables at one revision. Cloning is O(tables), not O(rows).
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -24,9 +24,9 @@ pub struct Tables {
     pub revision: Revision,
     pub cluster: Option<Arc<ClusterRecord>>,
     pub nodes: OrdMap<NodeId, Arc<NodeRecord>>,
-    /// The Raft configuration, by seat. MEMBER-1: every member's node exists.
+    /// The Raft configuration, by member id. MEMBER-1: every member's node exists.
     pub members: OrdMap<RaftId, Member>,
-    /// The seat the counter hands out next. RAFTID-1: never reused.
+    /// The counter's next member id. RAFTID-1: never reused.
     pub next_raft_id: RaftId,
     pub removed_raft_ids: OrdSet<RaftId>,
     pub tokens: OrdMap<String, Token>,
@@ -37,10 +37,10 @@ pub struct Tables {
     pub guards: OrdMap<GuardScope, GuardMode>,
     pub access_tokens: OrdMap<String, AccessToken>,
     pub reconcilers: Reconcilers,
-    /// What each node last reported of itself. Empty below `IDENTITY_LEVEL`.
+    /// Each node's last report about itself. Empty below `IDENTITY_LEVEL`.
     pub reported: OrdMap<NodeId, Arc<ReportedNode>>,
-    /// Outcomes of recent requests, and the order they came in (bounded by count). From
-    /// [`IDENTITY_LEVEL`](super::IDENTITY_LEVEL) on nothing is added: what is left of feature level 2 is forgotten by and by.
+    /// Outcomes of recent requests, and their order (bounded by count). From [`IDENTITY_LEVEL`](super::IDENTITY_LEVEL) on nothing is
+    /// added: the outcomes of feature level 2 are gradually forgotten.
     pub outcomes: OrdMap<RequestId, Outcome>,
     pub outcome_order: Vector<RequestId>,
     /// Recent events, oldest first (bounded by count).
@@ -48,17 +48,17 @@ pub struct Tables {
     // ---- from `IDENTITY_LEVEL` on; empty below ----
     /// Outcomes of recent requests, by caller.
     pub requests: Requests,
-    /// Events that leases, and nodes that report of themselves, cause as often as they like: apart from `events`, so that
-    /// they never push those out. Oldest first (bounded by count).
+    /// Events of leases and of nodes' reports, which they can cause at any rate: kept apart from `events`, so that they never push
+    /// those out. Oldest first (bounded by count).
     pub frequent_events: Vector<Arc<Event>>,
-    /// What each access token may do: what its user was allowed when it was made.
+    /// The rights of each access token: those of its user when it was made.
     pub token_rights: OrdMap<String, TokenRights>,
     /// From feature level 3 on; empty below.
     pub certificates: OrdMap<NodeId, Arc<NodeCertificates>>,
     /// From feature level 3 on; empty below, and without users whose certificate was signed below.
     pub user_pins: OrdMap<Name, UserPin>,
-    /// Events of certificates, tokens, users and gates: apart from `events`, so that a node that asks for certificates again and
-    /// again, say, pushes out no event of roles and membership. Oldest first (bounded by count).
+    /// Events of certificates, tokens, users and gates: kept apart from `events`, so that a node that keeps requesting certificates
+    /// pushes out no event of roles and membership. Oldest first (bounded by count).
     pub routine_events: Vector<Arc<Event>>,
 }
 
@@ -67,26 +67,26 @@ impl Tables {
     pub fn feature_level(&self) -> u32 {
         self.cluster.as_ref().map_or(0, |cluster| cluster.feature_level)
     }
-    /// A node's labels: what it reports, and over that what the operator set.
+    /// A node's labels: its reported ones, overridden by the operator's.
     pub fn labels_of(&self, node: &NodeRecord) -> BTreeMap<String, String> {
         let mut labels = self.reported.get(&node.id).map(|reported| reported.labels.clone()).unwrap_or_default();
         labels.extend(node.labels.iter().map(|(key, value)| (key.clone(), value.clone())));
         labels
     }
-    /// The node that a name would be mistaken for: one of that name, or one whose id begins with it.
+    /// The node for which a name would be mistaken: one with that name, or one whose id begins with it.
     pub fn mistaken_for(&self, name: &Name, except: Option<NodeId>) -> Option<NodeId> {
         let text = name.as_str();
-        let begins = |id: &NodeId| text.len() >= SHORTEST_ID_PREFIX && id.as_str().starts_with(text);
-        let means = |n: &&Arc<NodeRecord>| Some(n.id) != except && (n.name == *name || begins(&n.id));
-        self.nodes.values().find(means).map(|n| n.id)
+        let begins = |id: &NodeId| text.len() >= MIN_ID_PREFIX && id.as_str().starts_with(text);
+        let matches_name = |n: &&Arc<NodeRecord>| Some(n.id) != except && (n.name == *name || begins(&n.id));
+        self.nodes.values().find(matches_name).map(|n| n.id)
     }
-    /// The seat that a node holds.
-    pub fn seat_of(&self, node: NodeId) -> Option<&Member> {
+    /// The node's entry in the Raft configuration.
+    pub fn member_of(&self, node: NodeId) -> Option<&Member> {
         self.members.values().find(|m| m.node == node)
     }
-    /// The node's place in the Raft configuration.
+    /// The node's membership in the Raft configuration.
     pub fn membership_of(&self, node: NodeId) -> Membership {
-        match self.seat_of(node) {
+        match self.member_of(node) {
             None => Membership::None,
             Some(m) if m.voter => Membership::Voter,
             Some(_) => Membership::Learner,
@@ -105,7 +105,7 @@ impl Tables {
     /// All remembered events after a revision, newest first.
     pub fn events_after(&self, since: Revision) -> impl Iterator<Item = &Arc<Event>> {
         let newer = move |event: &&Arc<Event>| event.revision > since;
-        // Of one revision in this order.
+        // Events of one revision come in this order.
         let mut histories = [&self.events, &self.routine_events, &self.frequent_events]
             .map(|history| history.iter().rev().take_while(newer).peekable());
         std::iter::from_fn(move || {

@@ -1,4 +1,4 @@
-//! Texts that somebody else wrote, in places that keep many of them.
+//! Untrusted texts, in places that keep many of them.
 
 /// The beginning of a long text: this many characters and an ellipsis.
 pub fn in_short(text: &str, chars: usize) -> String {
@@ -13,7 +13,7 @@ mod tests {
     use super::in_short;
 
     #[test]
-    fn a_long_text_is_cut_between_two_characters() {
+    fn long_text_is_truncated_between_characters() {
         assert_eq!((in_short("äöü", 3), in_short("äöü", 2)), ("äöü".to_owned(), "äö…".to_owned()));
     }
 }

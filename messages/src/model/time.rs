@@ -1,5 +1,4 @@
-//! Two times that must never be confused: wall time, which people and certificates read, and monotonic
-//! moments, which deadlines are made of.
+//! Two times that must never be confused: wall time, for people and certificates, and monotonic moments, for deadlines.
 
 use std::fmt;
 use std::ops::{Add, Sub};
@@ -14,7 +13,7 @@ pub fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Milliseconds since 1970-01-01 UTC. In JSON an RFC 3339 text. Chosen by whoever proposes; never used for ordering.
+/// Milliseconds since 1970-01-01 UTC. In JSON an RFC 3339 text. Chosen by the proposer; never used for ordering.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WallTime(pub i64);
 
@@ -56,8 +55,8 @@ impl<'de> Deserialize<'de> for WallTime {
     }
 }
 
-/// Microseconds since 1970-01-01 UTC, as clients of leases write them. Shown as they were given; nothing is decided by
-/// them, because their clocks are not ours.
+/// Microseconds since 1970-01-01 UTC, as clients of leases write them. Shown as given; never used for decisions, because
+/// their clocks are not the cluster's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct MicroTime(pub i64);
@@ -68,7 +67,7 @@ impl From<WallTime> for MicroTime {
     }
 }
 
-/// Microseconds on one process' monotonic clock. Handed in by the shell, never compared across nodes.
+/// Microseconds on one process' monotonic clock. Passed in by the shell, never compared across nodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Moment(pub u64);

@@ -1,4 +1,4 @@
-//! The JSON shapes of the contract. Field names here are promises to scripts.
+//! The JSON shapes of the contract. Field names are promises to scripts.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,13 +9,13 @@ use super::{
     Object, RaftId, Revision, Role, Term, WallTime,
 };
 
-/// The contract's word for one of its fixed values, as JSON has it; empty for what is no word there.
+/// The contract's word for one of its fixed values, as in JSON; empty if it has none.
 pub fn word(value: impl Serialize) -> String {
     let value = serde_json::to_value(value).ok();
     value.as_ref().and_then(serde_json::Value::as_str).unwrap_or_default().to_owned()
 }
 
-/// Why something waits: the fixed words of the contract.
+/// Reasons for waiting: the fixed words of the contract.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WaitReason {
@@ -29,14 +29,15 @@ pub enum WaitReason {
     MembershipBusy,
     ConfChangeSlow,
     TransferringLeadership,
-    RemovingSeat,
+    #[serde(rename = "removing_seat")]
+    RemovingMember,
     RaftDataMissing,
     RaftDataDamaged,
     /// Two processes use the node's identity.
     DuplicateIdentity,
-    /// The node calls itself by another name than the cluster does.
+    /// The node reports another name than its record has.
     ReportedNameDiffers,
-    /// The node's connection is gone, and its heartbeats have not been missed for long enough to call it down.
+    /// The node's connection is gone, but not enough heartbeats were missed to call it down.
     NoContact,
     /// The manager needs a snapshot of the state and did not take the last one.
     SnapshotNotTaken,
@@ -44,7 +45,7 @@ pub enum WaitReason {
     StateDiverged,
 }
 
-/// What a pending node is on its way to.
+/// The desired outcome of a pending change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Wants {
@@ -53,7 +54,7 @@ pub enum Wants {
     Removed,
 }
 
-/// A condition of a node, with the reason, since when, and the next retry.
+/// A condition of a node, with the reason, its start, and the next retry.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Condition {
     #[serde(rename = "type")]
@@ -109,7 +110,7 @@ pub struct NodeView {
     pub addr: String,
     pub release: String,
     pub labels: BTreeMap<String, String>,
-    /// Labels that this view has no room for.
+    /// Labels for which this view has no room.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub labels_left_out: usize,
     pub desired_role: Role,
@@ -153,13 +154,13 @@ pub struct StatusView {
     pub quorum: QuorumView,
     pub nodes: NodeCounts,
     pub pending: Vec<PendingView>,
-    /// Nodes whose identity two processes use, at most [`MOST_DUPLICATES`] of them.
+    /// Nodes whose identity two processes use: at most [`MAX_DUPLICATES`] of them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub duplicates: Vec<DuplicateView>,
 }
 
 /// Duplicates that `status` names.
-pub const MOST_DUPLICATES: usize = 100;
+pub const MAX_DUPLICATES: usize = 100;
 
 /// A node whose data directory runs twice.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -183,7 +184,7 @@ pub struct SelfView {
     pub id: NodeId,
     pub name: Name,
     pub role: Role,
-    /// Why this node cannot do its work, if so: `blocked`, `removed`, `raft_data_missing`, …
+    /// Why this node cannot serve, if so: `blocked`, `removed`, `raft_data_missing`, …
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trouble: Option<String>,
 }
@@ -240,40 +241,40 @@ pub struct RaftMemberView {
     pub reachable: bool,
 }
 
-/// What the role manager publishes for the API: everything pending, and each node's conditions.
+/// What the role manager publishes for the API: all pending changes, and each node's conditions.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RoleView {
-    /// The replicated state that this was derived from. A wish is answered only once this has caught up with it.
+    /// The replicated state from which this was derived. A request is answered only once this has caught up with it.
     pub revision: Revision,
     pub pending: Vec<PendingView>,
     pub conditions: BTreeMap<NodeId, Vec<Condition>>,
-    /// The pending nodes that hold up `--wait`. A node that is down and has nothing left to be done for it is pending
-    /// with `waiting_for_node`, but nobody waits for it.
+    /// The pending nodes for which `--wait` waits. A node that is down and has no step left is pending with
+    /// `waiting_for_node`, but does not block `--wait`.
     pub holding: BTreeSet<NodeId>,
-    /// How long what this leader has brought to an end was pending, by what was wanted.
+    /// How long changes settled by this leader were pending, by desired outcome.
     pub settled: BTreeMap<Wants, SettleTimes>,
 }
 
-/// The upper bounds of [`SettleTimes`], in milliseconds; what took longer than the last is counted too. A healthy node settles within the
-/// first ones; a node that is off takes as long as it is off.
+/// The upper bounds of [`SettleTimes`], in milliseconds; longer times are counted too. A healthy node settles within the first
+/// ones; a node that is off takes as long as it is off.
 pub const SETTLE_BOUNDS_MS: [u64; 12] =
     [20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 30_000, 300_000, 3_600_000, 86_400_000];
 
 /// How long role changes and removals were pending before they were settled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SettleTimes {
-    /// By bound; the last are those above all.
+    /// By bound; the last are those above all bounds.
     pub counts: [u64; SETTLE_BOUNDS_MS.len() + 1],
     pub sum_ms: u64,
 }
 
 impl SettleTimes {
-    /// One more has settled, after so many milliseconds.
+    /// Counts one settled change that took this many milliseconds.
     pub fn add(&mut self, ms: u64) {
         self.counts[SETTLE_BOUNDS_MS.iter().take_while(|bound| ms > **bound).count()] += 1;
         self.sum_ms = self.sum_ms.saturating_add(ms);
     }
-    /// How many have settled.
+    /// The number of settled changes.
     pub fn settled(&self) -> u64 {
         self.counts.iter().sum()
     }
@@ -293,7 +294,7 @@ pub struct LeaseView {
     /// The last renewal in the log; native sessions renew without one.
     pub renewed_at: Option<WallTime>,
     pub lease_duration_ms: Option<u64>,
-    /// By the leader's clock; absent where nobody holds it.
+    /// By the leader's clock; absent if it is not held.
     pub expires_in_ms: Option<u64>,
     pub strategy: Option<String>,
     pub preferred_holder: Option<String>,

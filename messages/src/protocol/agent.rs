@@ -2,14 +2,14 @@
 
 use super::{Named, Reply};
 use crate::model::ErrorBody;
-use crate::wire::{ManagerReport, Refusal, SeatReply, SeatRequest};
+use crate::wire::{ManagerReport, MembershipReply, MembershipRequest, Refusal};
 
 /// Messages of the agent.
 pub enum AgentMsg {
     /// Forwards the manager runtime's request for a Raft member id to the leader, through the agent's session. Answered
     /// with the leader's reply, or `unreachable` without a session or when it ends first. Lost: ask again. Repeated:
-    /// forwarded again, see [`super::RoleManagerMsg::RequestSeat`]. Late: decided by the leader's applied state.
-    RequestSeat { request: SeatRequest, reply: Reply<Result<SeatReply, ErrorBody>> },
+    /// forwarded again, see [`super::RoleManagerMsg::RequestMembership`]. Late: decided by the leader's applied state.
+    RequestMembership { request: MembershipRequest, reply: Reply<Result<MembershipReply, ErrorBody>> },
     /// Forwards a report of the manager runtime to the leader, in the same way. Lost: report again. Repeated or late: see
     /// [`super::RoleManagerMsg::ReportManager`].
     ReportManager { report: ManagerReport, reply: Reply<Result<(), ErrorBody>> },
@@ -23,7 +23,7 @@ pub enum AgentMsg {
 impl Named for AgentMsg {
     fn name(&self) -> &'static str {
         match self {
-            Self::RequestSeat { .. } => "request_seat",
+            Self::RequestMembership { .. } => "request_seat",
             Self::ReportManager { .. } => "report_manager",
             Self::RefusedByPeer { .. } => "refused_by_peer",
         }

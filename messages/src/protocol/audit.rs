@@ -2,7 +2,7 @@
 
 use super::{Named, Reply};
 
-/// Why a line is not in the file.
+/// Why a line was not written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AuditFault(pub String);
 

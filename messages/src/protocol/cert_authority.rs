@@ -36,12 +36,12 @@ pub enum CertAuthorityMsg {
     },
 }
 
-/// What a user's certificate is to stand for.
+/// The rights that a user's certificate carries.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum UserRights {
     /// Of a new user.
     New { kind: UserKind, namespaces: Vec<String> },
-    /// As its record has them: the certificate takes the place of one that is valid.
+    /// Those in its record: the certificate replaces a valid one.
     Kept,
 }
 

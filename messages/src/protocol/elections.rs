@@ -22,10 +22,10 @@ pub enum ElectionsMsg {
     Remaining { leases: Vec<ObjectKey>, reply: Reply<BTreeMap<ObjectKey, u64>> },
 }
 
-/// What became of one lease's renewal.
+/// The outcome of one lease's renewal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Renewal {
-    /// Good for so long from the moment the renewal arrived.
+    /// Valid for this long from the moment the renewal arrived.
     Renewed { expires_in_ms: u64 },
     /// It is not this session's under this token, or its time has run out. Final: acquire it anew.
     Lost { message: String },

@@ -15,9 +15,6 @@ pub enum MeshMsg {
     /// counts as a failed dial-back; the node asks again. Repeated: dials again. Late: the answer holds for when it was
     /// dialled.
     Probe { addr: String, expect: NodeId, reply: Reply<Result<(), ErrorBody>> },
-    /// Ends the sessions with a node. Lost: they stay. Repeated: none is left. Late: ends a session opened since, too;
-    /// a member is dialled again.
-    Cut { node: NodeId, reason: String },
 }
 
 impl Named for MeshMsg {
@@ -25,7 +22,6 @@ impl Named for MeshMsg {
         match self {
             Self::Call { .. } => "call",
             Self::Probe { .. } => "probe",
-            Self::Cut { .. } => "cut",
         }
     }
 }

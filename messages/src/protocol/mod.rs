@@ -1,9 +1,9 @@
 //! One message enum per actor. Each variant states what acceptance means and what happens when it is lost, repeated or
-//! late; a tidy test looks for that.
+//! late; a tidy test checks that.
 //!
 //! - *Lost*: the mailbox was full, the receiver was not running, or it crashed with the message in its mailbox. A message
 //!   with a reply port then ends in an error for the asker: not delivered, or a closed port.
-//! - *Repeated*: the sender sends it again, because it does not know what became of the first one.
+//! - *Repeated*: the sender sends it again, because it does not know the outcome of the first one.
 //! - *Late*: it rests on facts that have changed, or its sender has given up waiting.
 
 mod agent;
@@ -29,7 +29,7 @@ pub use self::sessions::*;
 /// A reply port. Dropped without an answer: the asker sees a closed port.
 pub type Reply<T> = ractor::RpcReplyPort<T>;
 
-/// A message that can say its own name, for logs, spans and the live tree.
+/// A message with a name, for logs, spans and the live tree.
 pub trait Named {
     /// The variant's name, in the snake case that the live tree shows.
     fn name(&self) -> &'static str;

@@ -1,16 +1,18 @@
-//! Messages to the raft member.
+//! Messages to the Raft member.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::{Named, Reply};
-use crate::model::{Command, CommandRefusal, ErrorBody, ErrorCode, NodeId, RaftId, Replica, Revision, SeatChange};
+use crate::model::{
+    Command, CommandRefusal, ErrorBody, ErrorCode, MembershipChange, NodeId, RaftId, Replica, Revision,
+};
 use crate::wire::{RaftPacket, SnapshotHead};
 
 /// How a proposal ended: exactly one of these, within the caller's deadline.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProposeError {
-    /// Applied as nothing: a guard did not hold.
+    /// Not applied: a guard failed.
     #[error(transparent)]
     Refused(#[from] CommandRefusal),
     #[error("this manager does not lead")]
@@ -18,7 +20,7 @@ pub enum ProposeError {
     /// Too many proposals in flight.
     #[error("too many proposals in flight")]
     Busy,
-    /// It entered the log, and was not committed in time or leadership was lost: it may or may not be applied. Retry with the
+    /// It entered the log, but was not committed in time or leadership was lost: it may or may not be applied. Retry with the
     /// same request id.
     #[error("not confirmed while this manager led; it may still happen")]
     UnknownOutcome,
@@ -30,10 +32,10 @@ pub enum ProposeError {
     TimedOut,
     #[error("another membership change is in flight")]
     MembershipBusy,
-    /// No message between managers could carry it.
+    /// Too large for a message between managers.
     #[error("a command of {bytes} bytes, the limit is {limit}")]
     TooLarge { bytes: usize, limit: usize },
-    /// The replicated state has no room for it: a state above what a snapshot may hold could not be given to a manager.
+    /// The replicated state is full: a state above a snapshot's limit could not be given to a manager.
     #[error(
         "the replicated state is full: about {bytes} bytes, and {limit} are allowed for this kind of change; delete objects, \
          labels, tokens or reconciler definitions that are not needed, or raise [mesh] max_snapshot_bytes on every manager"
@@ -46,7 +48,7 @@ pub enum ProposeError {
 pub enum SnapshotOutcome {
     /// The other node has all of it.
     Delivered,
-    /// The session ended, or an answer did not come in time.
+    /// The session ended, or an answer did not arrive in time.
     Lost(String),
     /// The other node answered that it does not take it, and why.
     Refused(String),
@@ -58,7 +60,7 @@ fn names(missing: &[NodeId]) -> String {
 
 impl From<ProposeError> for ErrorBody {
     fn from(error: ProposeError) -> Self {
-        // Long enough for an election to have happened, short enough that nobody waits for it.
+        // Long enough for an election, short enough not to keep callers waiting.
         let soon = std::time::Duration::from_millis(200);
         let text = error.to_string();
         match error {
@@ -98,7 +100,7 @@ pub enum ReadError {
     Busy,
 }
 
-/// Messages of the raft member.
+/// Messages of the Raft member.
 pub enum RaftMemberMsg {
     /// Proposes a command. Accepted only while leading; answered once it is applied, or with a [`ProposeError`] by the
     /// deadline. Lost: the port closes; retry with the same request id. Repeated with the same request id: applied
@@ -108,7 +110,7 @@ pub enum RaftMemberMsg {
     /// has no deadline: answered once it is applied or refused, or leadership is lost. Lost: the port closes; look at
     /// the members before proposing it again. Repeated: refused once the first is applied (a repeated address:
     /// accepted, no change). Late: judged again when it is applied.
-    ProposeSeat { change: Box<SeatChange>, reply: Reply<Result<Applied, ProposeError>> },
+    ProposeMembership { change: Box<MembershipChange>, reply: Reply<Result<Applied, ProposeError>> },
     /// A linearizable read: answers with a replica that has applied everything acknowledged before the call (read
     /// index), or with a [`ReadError`] by the deadline. Read: repeat freely. Lost: the port closes; ask again.
     Read { deadline_ms: u64, reply: Reply<Result<Arc<Replica>, ReadError>> },
@@ -122,14 +124,14 @@ pub enum RaftMemberMsg {
         deadline_ms: u64,
         reply: Reply<Result<BTreeSet<RaftId>, ProposeError>>,
     },
-    /// Raft messages from an authenticated peer, which speaks for member id `peer_seat`. Those from another member id,
+    /// Raft messages from an authenticated peer, which speaks for member id `peer_member`. Those from another member id,
     /// or from one that the replica knows as removed, outdated or another node's, are dropped and counted. Lost: Raft
     /// sends again. Repeated or late: Raft ignores by term and index.
-    FromPeer { node: NodeId, peer_seat: Option<RaftId>, packets: Vec<RaftPacket> },
+    FromPeer { node: NodeId, peer_member: Option<RaftId>, packets: Vec<RaftPacket> },
     /// A snapshot was received whole and its digest verified: step its packet with this data. Lost: the leader finds
     /// this member behind and sends one again. Repeated or late: ignored if it is not newer than what is committed
     /// here, dropped while another one is being written.
-    SnapshotReceived { node: NodeId, peer_seat: Option<RaftId>, packet: Box<RaftPacket>, data: Vec<u8> },
+    SnapshotReceived { node: NodeId, peer_member: Option<RaftId>, packet: Box<RaftPacket>, data: Vec<u8> },
     /// The transfer of the snapshot at `index` to this member ended. Lost: the transfer counts as lost once it has made
     /// no progress for `snapshot_limit`. Repeated or late: ignored, because the transfer at that index is over.
     SnapshotSent { to: RaftId, index: u64, outcome: SnapshotOutcome },
@@ -158,7 +160,7 @@ impl Named for RaftMemberMsg {
     fn name(&self) -> &'static str {
         match self {
             Self::Propose { .. } => "propose",
-            Self::ProposeSeat { .. } => "propose_seat",
+            Self::ProposeMembership { .. } => "propose_membership",
             Self::Read { .. } => "read",
             Self::CheckReachable { .. } => "check_reachable",
             Self::FromPeer { .. } => "from_peer",
@@ -173,15 +175,15 @@ impl Named for RaftMemberMsg {
     }
 }
 
-/// What the raft member needs of the mesh: a transport trait, so that tests in one process need no sockets.
-/// Calls never block and never fail: what cannot be sent is dropped and reported by `Unreachable`.
+/// The Raft member's interface to the mesh: a transport trait, so that tests in one process need no sockets.
+/// Calls never block and never fail: messages that cannot be sent are dropped and reported by `Unreachable`.
 pub trait RaftTransport: Send + Sync + 'static {
-    /// Sends Raft messages to the member's node. `addr` is where it is dialled.
+    /// Sends Raft messages to the member's node, dialled at `addr`.
     fn send(&self, to: NodeId, addr: &str, packets: Vec<RaftPacket>);
     /// Sends a snapshot in pieces, then its packet. The outcome comes back as `SnapshotSent`.
     fn send_snapshot(&self, to: NodeId, addr: &str, head: SnapshotHead, data: Arc<Vec<u8>>, packet: RaftPacket);
-    /// Stops sending the snapshot at `index`, if it is still on its way: the member does not need it any more. Nothing comes back.
+    /// Stops sending the snapshot at `index`, if still in progress: the member no longer needs it. No outcome is reported.
     fn stop_snapshot(&self, to: NodeId, index: u64);
-    /// The members as of now: sessions to others end, missing ones are dialled.
-    fn members(&self, members: Vec<crate::model::Member>, own_seat: Option<RaftId>);
+    /// The current members: sessions to other nodes end, missing ones are dialled.
+    fn members(&self, members: Vec<crate::model::Member>, own_member: Option<RaftId>);
 }

@@ -2,11 +2,11 @@
 
 use super::{Named, Reply};
 use crate::model::{ErrorBody, NodeId, Principal, RequestId, Role};
-use crate::wire::{ManagerReport, SeatReply, SeatRequest};
+use crate::wire::{ManagerReport, MembershipReply, MembershipRequest};
 
 /// A desired-state change that was written to the replicated state.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct WishAccepted {
+pub struct RequestAccepted {
     /// False: the node had that desired role already.
     pub changed: bool,
 }
@@ -21,17 +21,17 @@ pub enum RoleManagerMsg {
         role: Role,
         by: Principal,
         request: RequestId,
-        reply: Reply<Result<WishAccepted, ErrorBody>>,
+        reply: Reply<Result<RequestAccepted, ErrorBody>>,
     },
     /// Asks that `node` be removed. Answered once it is no member, its record is deleted and its id is blocked, or
     /// refused. Lost: ask again with the same request id; an accepted removal proceeds without its caller. Repeated:
     /// waits for the same removal. Late, once the node is gone: `Ok` under the first request id, `not_found` under
     /// another.
     Remove { node: NodeId, force: bool, by: Principal, request: RequestId, reply: Reply<Result<(), ErrorBody>> },
-    /// A node with a manager certificate asks for a Raft member id. Answered within `seat_patience`. Lost: the node
+    /// A node with a manager certificate asks for a Raft member id. Answered within `membership_timeout`. Lost: the node
     /// asks again by itself. Repeated: the same id while the node holds it; an older request that still waits is
     /// answered `Wait`. Late: decided by the leader's applied state, never by the node's certificate.
-    RequestSeat { node: NodeId, request: SeatRequest, reply: Reply<Result<SeatReply, ErrorBody>> },
+    RequestMembership { node: NodeId, request: MembershipRequest, reply: Reply<Result<MembershipReply, ErrorBody>> },
     /// A node reports whether its manager runtime can run. Answered at once; a report of a node that is not to be a
     /// manager is dropped. Lost: a failure is reported again every 5 s. Repeated or late: the newest report or
     /// membership request of the node counts.
@@ -43,7 +43,7 @@ impl Named for RoleManagerMsg {
         match self {
             Self::SetRole { .. } => "set_role",
             Self::Remove { .. } => "remove",
-            Self::RequestSeat { .. } => "request_seat",
+            Self::RequestMembership { .. } => "request_seat",
             Self::ReportManager { .. } => "report_manager",
         }
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{ManagerReport, SeatReply, SeatRequest, SignReply};
+use super::{ManagerReport, MembershipReply, MembershipRequest, SignReply};
 use crate::model::{ErrorBody, Incarnation, Name, NodeId, Revision, Role};
 
 /// From the agent to its host.
@@ -28,15 +28,15 @@ pub enum AgentFrame {
     Bye { reason: String },
 }
 
-/// The version of everything in this file.
+/// The version of all types in this file.
 pub const AGENT_PROTOCOL: u16 = 1;
 
 /// The reason of a [`AgentFrame::Bye`] whose sender stops: its node is down at once.
 pub const BYE_SHUTDOWN: &str = "shutdown";
-/// The reason of a [`AgentFrame::Bye`] whose sender comes back with a new certificate.
+/// The reason of a [`AgentFrame::Bye`] whose sender returns with a new certificate.
 pub const BYE_NEW_CERTIFICATE: &str = "new certificate";
 
-/// What the agent says of its process.
+/// The agent's data about its process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AgentHello {
     pub protocol: u16,
@@ -55,9 +55,9 @@ pub enum AgentAsk {
     /// A certificate for the granted role. Answered with [`AgentAnswer::Signed`]. Lost, or without an answer for 10 s:
     /// the agent asks again with a new key. Repeated: another certificate; an older request that is pending is refused.
     Sign { csr_pem: String },
-    /// A Raft member id. Answered with [`AgentAnswer::Seat`]. Lost: the manager runtime asks again. Repeated: the same
+    /// A Raft member id. Answered with [`AgentAnswer::Membership`]. Lost: the manager runtime asks again. Repeated: the same
     /// id while the node holds it.
-    Seat(SeatRequest),
+    Membership(MembershipRequest),
     /// Reports whether the manager runtime can run. Answered with [`AgentAnswer::Reported`]. Lost: a failure is reported
     /// again every 5 s. Repeated: replaces the report before.
     ReportManager(ManagerReport),
@@ -69,7 +69,7 @@ pub enum AgentAnswer {
     /// Lost: that certificate stays unused. Repeated or late: ignored by its id.
     Signed(SignReply),
     /// Lost: asked again, and answered by the state of that time. Repeated or late: ignored by its id.
-    Seat(SeatReply),
+    Membership(MembershipReply),
     /// The leader has the report. Lost: reported again. Repeated or late: ignored by its id.
     Reported,
 }
@@ -97,7 +97,7 @@ pub enum HostFrame {
     Heard { revision: Revision },
 }
 
-/// Everything an agent needs to know, always whole.
+/// Everything an agent needs to know, always complete.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AgentView {
     pub revision: Revision,
@@ -110,7 +110,7 @@ pub struct AgentView {
     pub granted: Revision,
     /// The cluster asks for a renewal.
     pub rotate: bool,
-    /// The certificate that the cluster has recorded for this node last. `rotate` is about this one.
+    /// The last certificate that the cluster has recorded for this node. `rotate` refers to this one.
     pub serial: Option<String>,
     /// `host:port` of the managers; an empty list is ignored.
     pub managers: Vec<String>,

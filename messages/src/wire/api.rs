@@ -30,7 +30,7 @@ pub struct ApiAnswer {
 /// A node as a person names it: id, unique id prefix, or unique name.
 pub type NodeRef = String;
 
-/// What can be asked. Reads are linearizable unless they say otherwise.
+/// The requests. Reads are linearizable unless stated otherwise.
 ///
 /// *Reads* change nothing. Lost: repeat freely. Late: answered by the state at that time.
 ///
@@ -113,7 +113,7 @@ pub enum Request {
     /// One page of a list: what the list's own request answers, with at most so many of its items. `continue` is
     /// present while there are more; an item that is added or removed meanwhile may be missed, the others are listed
     /// once. Read: repeat freely, with the same `after`.
-    Portion { of: ListOf, page: Page, fresh: bool },
+    Page { of: ListOf, page: Page, fresh: bool },
     /// Admits others to a cluster that this node restored from a backup. Answered by this process alone. Already open:
     /// `"changed":false`. Lost: ask again. Repeated: no change.
     OpenAdmission,
@@ -145,7 +145,7 @@ pub enum ListOf {
 }
 
 impl ListOf {
-    /// The request for all of it.
+    /// The request for the whole list.
     pub fn whole(self, fresh: bool) -> Request {
         match self {
             ListOf::Nodes => Request::NodeList { fresh },
@@ -157,16 +157,16 @@ impl ListOf {
     }
 }
 
-/// Which portion.
+/// The page's position.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Page {
-    /// Items at most; 0: as many as fit. An answer may always hold fewer.
+    /// Maximum number of items; 0: as many as fit. An answer may always hold fewer.
     pub limit: u32,
-    /// `continue` of the portion before. `None`: from the start.
+    /// `continue` of the previous page. `None`: from the start.
     pub after: Option<String>,
 }
 
-/// A request to the Kubernetes subset as it came in over HTTP, without what only its connection needs.
+/// A request to the Kubernetes subset as received over HTTP, without what only its connection needs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KubeCall {
     pub method: String,
@@ -178,7 +178,7 @@ pub struct KubeCall {
     pub body: Vec<u8>,
 }
 
-/// What came out of a [`KubeCall`]; the answer's text is this as JSON.
+/// The answer to a [`KubeCall`], sent as JSON text.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KubeAnswer {
     pub status: u16,
@@ -188,10 +188,10 @@ pub struct KubeAnswer {
     pub body: String,
 }
 
-/// Whose actors.
+/// Whose actors are meant.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ActorsOf {
-    /// The process that answers.
+    /// The answering process.
     Here,
     Leader,
     Node(NodeRef),

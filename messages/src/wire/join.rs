@@ -20,22 +20,22 @@ pub enum JoinFrame {
     Join(JoinRequest),
 }
 
-/// What a joiner says of itself.
+/// A joiner's data.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JoinRequest {
     pub request_id: RequestId,
-    /// The id it would like; random, chosen by the joiner once and kept, which makes a retry safe.
+    /// The requested id; random, chosen by the joiner once and kept, which makes a retry safe.
     pub node: NodeId,
     /// The secret part of the token.
     pub token_secret: Secret,
     /// Only its public key is used.
     pub csr_pem: String,
     pub name: Name,
-    /// `host:port`, or a host that is unspecified: then the address that the other side saw, with this port.
+    /// `host:port`; for an unspecified host, the address that the other side observed is used with this port.
     pub advertise: String,
     pub release: String,
     pub labels: BTreeMap<String, String>,
-    /// Re-keying: `node` exists, and the joiner proves that it is it.
+    /// Re-keying: `node` exists, and the joiner proves that it is this node.
     pub rekey: Option<Rekey>,
 }
 

@@ -1,4 +1,4 @@
-//! Leases over `muster-api/1`: what native clients ask. Answers are JSON text as for every request.
+//! Leases over `muster-api/1`: the requests of native clients. Answers are JSON text as for every request.
 
 use serde::{Deserialize, Serialize};
 
@@ -17,8 +17,8 @@ impl std::fmt::Display for LeaseRef {
     }
 }
 
-/// What can be asked about leases. A lease is answered as `muster lease get` prints it (`LEASE` below). Reads and
-/// writes behave as [`super::Request`] says.
+/// Requests about leases. A lease is answered as `muster lease get` prints it (`LEASE` below). Reads and writes behave as
+/// described at [`super::Request`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LeaseRequest {
     /// `{"revision","items":[LEASE…]}`. `None`: of every namespace that the caller may read. Read: repeat freely.

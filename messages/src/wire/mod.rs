@@ -1,7 +1,7 @@
 //! The only place where bytes become values. Everything that leaves the process goes through [`encode`] and
 //! [`decode`]: one version byte, then bincode 2 with a limit; trailing bytes are refused; no wire type is recursive.
 //!
-//! Renaming or reordering a variant or field of a type used here changes the bytes: golden tests say so.
+//! Renaming or reordering a variant or field of a type used here changes the bytes: golden tests detect it.
 
 mod agent;
 mod api;
@@ -27,20 +27,20 @@ use crate::model::{NodeId, RefusalReason};
 /// The first byte of every encoded value.
 pub const WIRE_VERSION: u8 = 1;
 
-/// The largest frame or message that any decoder accepts (1 MiB). Larger things travel in chunks.
-/// Chosen because a bigger one would hold up the control traffic behind it on the same stream.
+/// The largest frame or message that any decoder accepts (1 MiB). Larger things travel in chunks. A bigger one would hold up
+/// the control traffic behind it on the same stream.
 pub const MAX_FRAME: usize = 1 << 20;
 
-/// How much of a snapshot one message carries (64 KiB): what follows it on the same stream waits for one piece. That is a
+/// The part of a snapshot in one message (64 KiB): what follows it on the same stream waits for one piece. That is a
 /// fifth of a heartbeat on a link of 25 Mbit/s.
 pub const CHUNK: usize = 64 * 1024;
 
-/// Why bytes are not a value. The text names no content.
+/// Why bytes cannot be decoded. The text contains no content.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WireError {
     #[error("empty message")]
     Empty,
-    #[error("wire version {0}, this process speaks {WIRE_VERSION}")]
+    #[error("wire version {0}, this process supports {WIRE_VERSION}")]
     Version(u8),
     #[error("message of {0} bytes, the limit is {MAX_FRAME}")]
     TooLarge(usize),
@@ -58,7 +58,7 @@ fn config() -> bincode::config::Configuration<
     bincode::config::standard().with_limit::<MAX_FRAME>()
 }
 
-/// Encodes a value for the wire. Refuses what no decoder would accept.
+/// Encodes a value for the wire. Rejects what no decoder would accept.
 pub fn encode<T: Serialize>(value: &T) -> Result<Vec<u8>, WireError> {
     let mut out = Vec::with_capacity(128);
     out.push(WIRE_VERSION);
@@ -67,7 +67,7 @@ pub fn encode<T: Serialize>(value: &T) -> Result<Vec<u8>, WireError> {
     if out.len() > MAX_FRAME { Err(WireError::TooLarge(out.len())) } else { Ok(out) }
 }
 
-/// Decodes what a peer sent. Never panics, never allocates more than [`MAX_FRAME`] on the word of a length field.
+/// Decodes a peer's bytes. Never panics, never allocates more than [`MAX_FRAME`] because of a length field.
 pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, WireError> {
     if bytes.len() > MAX_FRAME {
         return Err(WireError::TooLarge(bytes.len()));
@@ -114,7 +114,7 @@ pub enum Greeting {
     Refused(Refusal),
 }
 
-/// A refusal with what helps the other side to go on.
+/// A refusal with information that helps the other side to continue.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, thiserror::Error)]
 #[error("{message}")]
 pub struct Refusal {
@@ -131,8 +131,8 @@ mod tests {
 
     /// Builds of every feature level read it.
     #[test]
-    fn a_seat_request_has_the_bytes_that_it_always_had() {
-        let request = SeatRequest {
+    fn membership_request_keeps_its_bytes() {
+        let request = MembershipRequest {
             advertise: "a:1".to_owned(),
             held: Some(crate::model::RaftId(7)),
             data_lost: None,

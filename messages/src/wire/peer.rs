@@ -1,4 +1,4 @@
-//! Manager to manager: the hello before a mesh stream is handed on, and the calls to a manager's RPC endpoint (its door).
+//! Manager to manager: the hello before a mesh stream is passed on, and the calls to a manager's RPC endpoint.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,11 +8,11 @@ use crate::model::{
     WallTime,
 };
 
-/// The version of everything in this file.
+/// The version of all types in this file.
 pub const MESH_PROTOCOL: u16 = 1;
 
 /// Exchanged by both ends of a mesh stream before ractor_cluster sees it. The accepting side answers with a
-/// [`super::Greeting`] first (its admission decision), then both send their hello, then both send a [`HelloVerdict`].
+/// [`super::Greeting`] first (its admission decision), then both send their hello, then both send a [`HelloDecision`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MeshHello {
     pub protocol: u16,
@@ -20,37 +20,37 @@ pub struct MeshHello {
     pub incarnation: Incarnation,
     /// Must be the certificate's.
     pub node: NodeId,
-    /// Its seat, or none yet. Must be that node's, where the local copy knows it.
+    /// Its Raft member id, if it has one. Must be that node's, if the local replica knows it.
     pub raft_id: Option<RaftId>,
-    /// The pid of its door: the only actor that this session may announce.
+    /// The pid of its RPC endpoint: the only actor that this session may announce.
     pub door_pid: u64,
-    /// Random; every message to the door carries it back, because ractor_cluster does not tell who sent a message.
+    /// Random; every message to the RPC endpoint carries it, because ractor_cluster does not identify the sender of a message.
     pub tag: u128,
-    /// True when the dialer only wants to know who answers (dial-back): the stream closes after the hellos.
+    /// True if the dialer only wants to know who answers (dial-back): the stream closes after the hellos.
     pub probe: bool,
-    /// This process among the starts of its data directory: tells it from one on a copy of that directory.
+    /// This process among the starts of its data directory: tells it apart from one on a copy of that directory.
     pub starts: Starts,
-    /// `host:port` where it wants to be dialled. For people, and to ask there whether it still lives.
+    /// The `host:port` at which it wants to be dialled. For people, and for checking there whether it is still alive.
     pub advertise: String,
 }
 
-/// The starts of one data directory, of which the newest is the process that says so. Each start draws a number at random and
-/// writes it down before it says a word, so that of two copies of a directory each knows only the starts before it was copied.
+/// The starts of one data directory; the newest is the process that sends this. Each start draws a random number and records it
+/// before it sends anything, so that of two copies of a directory each knows only the starts before the copy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Starts {
-    /// How many starts were before the first of `nonces`.
+    /// The number of starts before the first of `nonces`.
     pub before: u64,
-    /// One for each start, oldest first: at most [`MOST_STARTS`], never none.
+    /// One for each start, oldest first: at most [`MAX_STARTS`], at least one.
     pub nonces: Vec<u64>,
 }
 
-/// Starts of a directory that are remembered. Chosen so that a hello stays small; of an older one nothing can be said.
-pub const MOST_STARTS: usize = 64;
+/// Starts of a directory that are remembered. Keeps a hello small; an older start cannot be identified.
+pub const MAX_STARTS: usize = 64;
 
 /// One start of a data directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct StartId {
-    /// The how many-th start it is.
+    /// Its ordinal number.
     pub number: u64,
     pub nonce: u64,
 }
@@ -64,53 +64,53 @@ impl Starts {
     #[must_use]
     pub fn next(mut self, nonce: u64) -> Self {
         self.nonces.push(nonce);
-        let over = self.nonces.len().saturating_sub(MOST_STARTS);
+        let over = self.nonces.len().saturating_sub(MAX_STARTS);
         self.nonces.drain(..over);
         self.before = self.before.saturating_add(over as u64);
         self
     }
-    /// This process; `None`: it names none, or more than there may be.
+    /// This process; `None`: it names none, or more than allowed.
     pub fn this(&self) -> Option<StartId> {
-        let nonce = *self.nonces.last().filter(|_| self.nonces.len() <= MOST_STARTS)?;
+        let nonce = *self.nonces.last().filter(|_| self.nonces.len() <= MAX_STARTS)?;
         Some(StartId { number: self.before.checked_add(self.nonces.len() as u64)?, nonce })
     }
-    /// Whether the directory had this start, or had so many since that nobody can say.
+    /// Whether the directory had this start, or had so many since that it is unknown.
     pub fn had(&self, start: StartId) -> bool {
-        let Some(place) = start.number.checked_sub(self.before.saturating_add(1)) else { return true };
-        usize::try_from(place).ok().and_then(|place| self.nonces.get(place)) == Some(&start.nonce)
+        let Some(index) = start.number.checked_sub(self.before.saturating_add(1)) else { return true };
+        usize::try_from(index).ok().and_then(|index| self.nonces.get(index)) == Some(&start.nonce)
     }
 }
 
-/// A process that a manager takes for a node, told to the other managers so that all take the same one.
+/// The process that a manager accepts for a node's identity; managers exchange their bindings so that all accept the same one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Claim {
+pub struct IdentityBinding {
     pub node: NodeId,
     pub starts: Starts,
-    /// The seat that its hello named.
-    pub seat: Option<RaftId>,
-    /// Where it wants to be dialled.
+    /// The Raft member id in its hello.
+    pub member_id: Option<RaftId>,
+    /// The address at which it wants to be dialled.
     pub addr: String,
-    /// Where its connection came from.
+    /// The remote address of its connection.
     pub remote: String,
-    /// When the first manager took it, by that one's clock: of two claims the older one counts.
+    /// When the first manager accepted it, by that manager's clock: of two bindings the older one counts.
     pub since: WallTime,
-    /// Asked because of this other process, it has answered: that one must give way.
+    /// Asked because of this other process, it has answered: the other one must give way.
     pub insists: Option<StartId>,
 }
 
-/// Claims of one message: more managers than anyone has.
-pub const MOST_CLAIMS: usize = 128;
+/// Bindings in one message: more managers than any cluster has.
+pub const MAX_BINDINGS: usize = 128;
 
 /// The last frame of the hello, from each side. Lost or late: there is no session, and the dialer dials again.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum HelloVerdict {
+pub enum HelloDecision {
     /// The session begins once both sides have sent this. Lost or late: the hello ends after 5 s.
     Accepted,
     /// There is no session, and why. Lost: the other side learns it from the next attempt.
     Refused(super::Refusal),
 }
 
-/// What the door receives, as bytes, inside a ractor_cluster call. The reply is an encoded [`PeerReply`].
+/// What the RPC endpoint receives, as bytes, inside a ractor_cluster call. The reply is an encoded [`PeerReply`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PeerEnvelope {
     /// The tag that the *receiver's* hello named for this session: maps the message to the authenticated peer.
@@ -133,10 +133,10 @@ pub enum PeerMessage {
     /// The sender holds this Raft member id now: checked like the one in a hello, sent before the first Raft message
     /// from it. Lost: those messages are dropped, and the session ends. Repeated: same answer. Late: an id that the
     /// receiver knows as outdated or removed is accepted, and Raft messages from it are dropped.
-    Seat(RaftId),
+    Membership(RaftId),
     /// The processes that the sender accepts as its peers, all of them. Lost: the session ends, and the next one begins
     /// with them. Repeated: same answer. Late: the next one names all of them again.
-    Claims(Vec<Claim>),
+    IdentityBindings(Vec<IdentityBinding>),
 }
 
 /// Calls between managers. The leader alone answers, by its own applied state; `Actors` and `Clock` are answered by
@@ -157,7 +157,7 @@ pub enum PeerCall {
     Join { observed_addr: String, request: super::JoinRequest },
     /// A node whose certificate says manager asks for a Raft member id. Lost: the node asks again. Repeated: the same
     /// id while the node holds it.
-    Seat { node: NodeId, request: SeatRequest },
+    Membership { node: NodeId, request: MembershipRequest },
     /// The sessions of one manager, so that the leader knows which nodes are alive: all of them, or those that changed.
     /// Lost: all of them are sent next. Repeated or late: ignored by `sequence`, see [`SessionDigest`].
     Sessions(SessionDigest),
@@ -175,14 +175,14 @@ pub enum PeerCall {
     Clock,
 }
 
-/// A request for a Raft seat, made by the manager half once it listens.
+/// A request for Raft membership, made by the manager runtime once it listens.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SeatRequest {
-    /// The address the others should dial; the leader dials it back.
+pub struct MembershipRequest {
+    /// The address that the others should dial; the leader dials it back.
     pub advertise: String,
-    /// The seat whose data this node still has on disk; `None`: it has none.
+    /// The member id whose data this node still has on disk; `None`: it has none.
     pub held: Option<RaftId>,
-    /// It held a seat once and lost or refused its data: the old seat is removed first.
+    /// It was a member and lost or rejected its data: the old member is removed first.
     pub data_lost: Option<DataLoss>,
     /// The newest encoding of commands and snapshots that its build reads. Below the cluster's: refused.
     pub feature_level: u32,
@@ -192,20 +192,20 @@ pub struct SeatRequest {
 /// stay as they are.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ManagerReport {
-    /// As in [`SeatRequest`]. Below the cluster's: shown as the reason.
+    /// As in [`MembershipRequest`]. Below the cluster's: shown as the reason.
     pub feature_level: u32,
     /// Why the manager runtime does not run; `None`: a failure reported before is over.
     pub failure: Option<String>,
 }
 
-/// What became of a manager's Raft data.
+/// The loss of a manager's Raft data.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DataLoss {
     pub damaged: bool,
     pub file: String,
 }
 
-/// What one host manager knows of its sessions.
+/// A host manager's report about its sessions.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SessionDigest {
     /// Grows with each digest of this host process; an older one is ignored.
@@ -219,7 +219,7 @@ pub struct SessionDigest {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SessionFact {
     pub node: NodeId,
-    /// `Unknown`: its connection is gone, and it is not down yet. Said from feature level 3 on; below, such a node is `Ready`.
+    /// `Unknown`: its connection is gone, and it is not down yet. Sent from feature level 3 on; below, such a node is `Ready`.
     pub liveness: Liveness,
     pub since: WallTime,
     pub addr: String,
@@ -232,11 +232,11 @@ pub struct SessionFact {
     pub instance: u64,
     /// Where the connection comes from.
     pub remote: String,
-    /// The processes that take turns on this host, this one among them; none: there is one only.
+    /// The processes that alternate on this host, this one among them; empty: there is only one.
     pub turns: Vec<crate::model::NodeProcess>,
 }
 
-/// Reading or poking the actor tree of a node.
+/// Reading or changing the actor tree of a node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ActorsCall {
     pub node: NodeId,
@@ -252,8 +252,8 @@ pub enum PeerReply {
     /// Lost: the message counts as not delivered, too.
     Refused { reason: String },
     /// The answer of a call. `body` depends on the call: JSON text for `Api` and `Actors`, an encoded
-    /// [`super::SignReply`] for `SignNode` and `SignPinned`, [`super::JoinReply`] for `Join`, [`super::SeatReply`] for
-    /// `Seat`, an encoded [`WallTime`] for `Clock`, empty for `Sessions` and `ReportManager`. Lost: see [`PeerCall`].
+    /// [`super::SignReply`] for `SignNode` and `SignPinned`, [`super::JoinReply`] for `Join`, [`super::MembershipReply`] for
+    /// `Membership`, an encoded [`WallTime`] for `Clock`, empty for `Sessions` and `ReportManager`. Lost: see [`PeerCall`].
     Answer(Result<Vec<u8>, ErrorBody>),
 }
 
@@ -266,13 +266,13 @@ pub struct SignReply {
     pub root_pem: String,
 }
 
-/// The answer to `Seat`. Lost: the node asks again and is answered by the state of that time. Late: a
+/// The answer to `Membership`. Lost: the node asks again and is answered by the state of that time. Late: a
 /// node that has given up waiting ignores it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum SeatReply {
+pub enum MembershipReply {
     /// The Raft member id that was allocated or is already held; the leader will dial in. Lost: the leader dials in all
     /// the same, and a repeated request gets the same id.
-    Seated { raft_id: RaftId },
+    IsMember { raft_id: RaftId },
     /// Not now; ask again after the pause. `reason` is a word of the contract. Lost: the node asks again by itself.
     Wait { reason: crate::model::WaitReason, message: String, retry_after_ms: u64 },
     /// This node is not wanted as a manager. Lost: its agent learns the same from its host's view.

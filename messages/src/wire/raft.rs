@@ -1,4 +1,4 @@
-//! Raft messages on the wire: a struct of our own, because encoded eraftpb bytes carry no version and accept anything.
+//! Raft messages on the wire: our own struct, because encoded eraftpb bytes carry no version and accept anything.
 
 use serde::{Deserialize, Serialize};
 
@@ -65,7 +65,7 @@ pub struct RaftEntry {
     pub context: Vec<u8>,
 }
 
-/// What a snapshot stands for; the data itself is sent in chunks.
+/// The head of a snapshot; the data itself is sent in chunks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SnapshotHead {
     pub index: u64,

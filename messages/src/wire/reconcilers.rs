@@ -1,4 +1,4 @@
-//! Reconcilers over `muster-api/1`: what operators, participants, candidates and runners ask. Answers are JSON text as for
+//! Reconcilers over `muster-api/1`: the requests of operators, participants, candidates and runners. Answers are JSON text as for
 //! every request.
 
 use std::collections::BTreeMap;
@@ -10,8 +10,8 @@ use crate::model::{
     Progress, Release, Revision, RunnerChoice, Triple,
 };
 
-/// What can be asked about reconcilers. Reads and writes behave as [`super::Request`] says. A remembered refusal is
-/// repeated under its request id, too: what is asked again because the state may have changed needs another id.
+/// Requests about reconcilers. Reads and writes behave as described at [`super::Request`]. A remembered refusal is repeated under
+/// its request id, too: asking again because the state may have changed needs another id.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ReconcilerRequest {
     /// `{"definitions":[{"name","release","digest","changed"}]}`. The server fills in digests. Operators only; managers
@@ -54,7 +54,7 @@ pub enum ReconcilerRequest {
     /// For an external member, or one whose lease an operator does not want to wait for: the caller vouches that it has
     /// ended. Write: by request id, see [`super::Request`]. Repeated: `not_found`, since no start of it is left.
     MemberForget { scope: String, member: String },
-    /// Tells a member to stop serving. Write: by request id, see [`super::Request`]. Repeated: no change, or
+    /// Asks a member to stop serving. Write: by request id, see [`super::Request`]. Repeated: no change, or
     /// `not_found` once it has left.
     MemberDrain { scope: String, member: String },
 
@@ -114,7 +114,7 @@ pub struct AdmissionView {
     pub waiting: Option<Waiting>,
 }
 
-/// A reason and what it means.
+/// A reason and its meaning.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Waiting {
     /// For scripts.
@@ -123,7 +123,7 @@ pub struct Waiting {
     pub message: String,
 }
 
-/// The reconcilers that a release has definitions for.
+/// The reconcilers for which a release has definitions.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Definitions {
     pub revision: Revision,
@@ -131,36 +131,36 @@ pub struct Definitions {
     pub items: BTreeMap<String, String>,
 }
 
-/// All that a candidate or runner of one reconciler goes by, as of one revision of one copy.
+/// Everything that a candidate or runner of one reconciler decides by, as of one revision of one replica.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunnerView {
     pub revision: Revision,
-    /// Of the release asked for; `None`: there is none any more.
+    /// Of the requested release; `None`: there is none any more.
     pub definition: Option<Definition>,
     pub gate: GateView,
-    /// Those who are announced and have a definition of their release, best first by the choice; of equals the older first.
+    /// Announced participants that have a definition of their release, best first by the choice; of equals the older first.
     pub candidates: Vec<CandidateView>,
-    /// Who of them runs it: what the newest definition says, for all.
+    /// Which of them runs it: the newest definition decides, for all.
     pub choice: RunnerChoice,
-    /// Only this node, where the newest definition says so.
+    /// Only this node, if the newest definition says so.
     pub pinned: Option<NodeId>,
     /// What an operator must do first.
     pub hold: Option<Waiting>,
     /// How the definition's gate would be reached: `first`, `reached`, `open`, `restrict`.
     pub path: Option<String>,
-    /// At most [`MOST_BLOCKERS`] of them.
+    /// At most [`MAX_BLOCKERS`] of them.
     pub blockers: Vec<Blocker>,
     pub blockers_in_all: usize,
-    /// Grows when an operator wants a runner that gave up to begin again.
+    /// Grows when an operator asks a runner that gave up to start again.
     pub retries: u64,
-    /// How many waves an object set has.
+    /// The number of waves of an object set.
     pub waves: u32,
 }
 
 /// Blockers that are named.
-pub const MOST_BLOCKERS: usize = 32;
+pub const MAX_BLOCKERS: usize = 32;
 
-/// What a runner goes by of its gate.
+/// The part of the gate by which a runner decides.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GateView {
     /// See [`Reconcilers::epoch_of`](crate::Reconcilers::epoch_of).
@@ -170,7 +170,7 @@ pub struct GateView {
     pub reconciled: Option<Release>,
     /// Of the runner that wrote it last.
     pub term: FencingToken,
-    /// Whether it is worked on, on the way to this view's definition.
+    /// Whether work is in progress towards this view's definition.
     #[serde(default)]
     pub at_work: bool,
 }

@@ -1,4 +1,4 @@
-//! A client that says whatever an attacker likes: any ALPN, any certificate or none, from any loopback address.
+//! A client with arbitrary ALPN and certificate, or none, from any loopback address.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -17,10 +17,10 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-/// No connection of an attacker waits longer for the other side.
-pub const PATIENCE: Duration = Duration::from_secs(10);
+/// Maximum wait of an attacker's connection for the other side.
+pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Who calls, whom, and as what.
+/// Source, target and identity of a call.
 #[derive(Clone)]
 pub struct Caller {
     pub to: SocketAddr,
@@ -29,8 +29,8 @@ pub struct Caller {
 }
 
 impl Caller {
-    /// Without a certificate, trusting nobody in particular.
-    pub fn stranger(to: SocketAddr, alpn: &[&[u8]]) -> Self {
+    /// Without a certificate, and without verification of the server.
+    pub fn unauthenticated(to: SocketAddr, alpn: &[&[u8]]) -> Self {
         let tls = muster_pki::unverified_client_config(alpn).expect("a client without certificate");
         Self { to, from: Ipv4Addr::LOCALHOST, tls }
     }
@@ -48,56 +48,56 @@ impl Caller {
         self
     }
 
-    /// As far as TCP. Dropped, it resets: a flood must not run out of ports.
+    /// Connects by TCP only. On drop it resets: a flood must not exhaust ports.
     pub async fn tcp(&self) -> io::Result<TcpStream> {
         let socket = TcpSocket::new_v4()?;
         rustix::net::sockopt::set_socket_linger(&socket, Some(Duration::ZERO))?;
         if self.from != Ipv4Addr::LOCALHOST {
             socket.bind(SocketAddr::new(IpAddr::V4(self.from), 0))?;
         }
-        let stream = timeout(PATIENCE, socket.connect(self.to)).await??;
+        let stream = timeout(ANSWER_TIMEOUT, socket.connect(self.to)).await??;
         stream.set_nodelay(true)?;
         Ok(stream)
     }
 
-    /// As far as the end of the handshake.
+    /// Connects up to the end of the TLS handshake.
     pub async fn tls(&self) -> io::Result<TlsStream<TcpStream>> {
         let tcp = self.tcp().await?;
         let name = ServerName::try_from("localhost").expect("a DNS name");
-        timeout(PATIENCE, TlsConnector::from(self.tls.clone()).connect(name, tcp)).await?
+        timeout(ANSWER_TIMEOUT, TlsConnector::from(self.tls.clone()).connect(name, tcp)).await?
     }
 
-    /// As far as the greeting of a native service: the frames, or the word with which it refused.
-    pub async fn greeted(&self) -> Result<Framed<BoxStream>, Greeted> {
-        let mut stream: Framed<BoxStream> = Framed::new(Box::pin(self.tls().await.map_err(Greeted::Broken)?));
-        match timeout(PATIENCE, stream.recv::<Greeting>()).await {
+    /// Connects up to the greeting of a native service; returns the frames, or the refusal.
+    pub async fn greeted(&self) -> Result<Framed<BoxStream>, HandshakeError> {
+        let mut stream: Framed<BoxStream> = Framed::new(Box::pin(self.tls().await.map_err(HandshakeError::Broken)?));
+        match timeout(ANSWER_TIMEOUT, stream.recv::<Greeting>()).await {
             Ok(Ok(Some(Greeting::Welcome { .. }))) => Ok(stream),
-            Ok(Ok(Some(Greeting::Refused(refusal)))) => Err(Greeted::Refused(refusal.reason)),
-            Ok(Err(muster_gateway::FrameError::Io(error))) => Err(Greeted::Broken(error)),
-            Ok(_) => Err(Greeted::Broken(io::ErrorKind::UnexpectedEof.into())),
-            Err(_) => Err(Greeted::Broken(io::ErrorKind::TimedOut.into())),
+            Ok(Ok(Some(Greeting::Refused(refusal)))) => Err(HandshakeError::Refused(refusal.reason)),
+            Ok(Err(muster_gateway::FrameError::Io(error))) => Err(HandshakeError::Broken(error)),
+            Ok(_) => Err(HandshakeError::Broken(io::ErrorKind::UnexpectedEof.into())),
+            Err(_) => Err(HandshakeError::Broken(io::ErrorKind::TimedOut.into())),
         }
     }
 }
 
-/// How a native service turned a caller away.
+/// A refusal by a native service.
 #[derive(Debug)]
-pub enum Greeted {
+pub enum HandshakeError {
     Refused(RefusalReason),
-    /// No greeting: a certificate that TLS did not accept, for one.
+    /// No greeting, for example because TLS rejected the certificate.
     Broken(io::Error),
 }
 
-impl Greeted {
+impl HandshakeError {
     pub fn reason(&self) -> Option<RefusalReason> {
         match self {
-            Greeted::Refused(reason) => Some(*reason),
-            Greeted::Broken(_) => None,
+            HandshakeError::Refused(reason) => Some(*reason),
+            HandshakeError::Broken(_) => None,
         }
     }
 }
 
-/// A dialer that speaks as these credentials for as long as it lives.
+/// A dialer with these credentials.
 pub fn dialer(credentials: &NodeCredentials) -> Dialer {
     Dialer::new(watch::Sender::new(Arc::new(credentials.clone())).subscribe())
 }

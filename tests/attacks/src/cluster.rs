@@ -1,4 +1,4 @@
-//! A cluster to attack, in a folder of its own.
+//! A cluster to attack, in its own folder.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -13,7 +13,7 @@ use tempfile::TempDir;
 
 use crate::daemon::Daemon;
 
-/// Dropped: every process is killed and the folder goes.
+/// On drop every process is killed and the folder is deleted.
 pub struct Cluster {
     program: PathBuf,
     nodes: Vec<Daemon>,
@@ -36,7 +36,7 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// One more node; its name.
+    /// Joins one more node; returns its name.
     pub async fn join(&mut self, role: Role) -> Outcome<String> {
         let name = format!("n{}", self.nodes.len() + 1);
         let mut node = Daemon::new(&self.program, self.folder.path(), &name)?;
@@ -55,10 +55,10 @@ impl Cluster {
 
     /// A node by name.
     pub fn node(&self, name: &str) -> &Daemon {
-        self.nodes.iter().find(|node| node.name == name).expect("tests name nodes that there are")
+        self.nodes.iter().find(|node| node.name == name).expect("tests name existing nodes")
     }
     pub fn node_mut(&mut self, name: &str) -> &mut Daemon {
-        self.nodes.iter_mut().find(|node| node.name == name).expect("tests name nodes that there are")
+        self.nodes.iter_mut().find(|node| node.name == name).expect("tests name existing nodes")
     }
     pub fn names(&self) -> Vec<String> {
         self.nodes.iter().map(|node| node.name.clone()).collect()
@@ -74,7 +74,7 @@ impl Cluster {
         answers::token(&self.ask("n1", Request::TokenShow { role }).await?)
     }
 
-    /// A user's certificate, made as `muster user create` makes it.
+    /// A user's certificate, created as `muster user create` creates it.
     pub async fn user(&self, name: &str, kind: UserKind) -> Outcome<NodeCredentials> {
         let key = muster_pki::new_key();
         let csr_pem = muster_pki::make_csr(&key).map_err(|e| Failure::internal(e.to_string()))?;
@@ -88,14 +88,14 @@ impl Cluster {
         Ok(NodeCredentials { cert_pem, key_pem: key, root_pem, identity })
     }
 
-    /// One actor's own view of itself.
+    /// One actor's state from inspection.
     pub async fn inspect(&self, name: &str, path: &str) -> Outcome<Value> {
         let ask = ActorsAsk::Inspect { path: path.to_owned() };
         let shown = self.ask(name, Request::Actors { node: ActorsOf::Here, ask }).await?;
         Ok(shown["view"].clone())
     }
 
-    /// The nodes as one of them sees them with quorum.
+    /// The nodes by one node's quorum read.
     pub async fn nodes_seen_by(&self, name: &str) -> Outcome<Vec<NodeView>> {
         answers::nodes(self.ask(name, Request::NodeList { fresh: true }).await?)
     }
@@ -116,7 +116,7 @@ impl Cluster {
         .await
     }
 
-    /// Waits until every node agrees with itself.
+    /// Waits until every node is settled.
     pub async fn settled(&self) -> Outcome {
         until(
             "every node is settled",
@@ -126,7 +126,7 @@ impl Cluster {
     }
 }
 
-/// [`muster_local_cluster::until`] for what may fail meanwhile: the last failure is told at the end.
+/// [`muster_local_cluster::until`] for an operation that may fail meanwhile: a timeout shows the last failure.
 pub async fn until<T>(what: &str, mut poll: impl AsyncFnMut() -> Outcome<Option<T>>) -> Outcome<T> {
     let mut last = None;
     let seen = muster_local_cluster::until(what, async || {

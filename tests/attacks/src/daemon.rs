@@ -12,11 +12,11 @@ use muster_messages::wire::Starts;
 use muster_pki::IdentityStore;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-/// A [`LocalNode`] whose program is given, and whose secrets can be read.
+/// A [`LocalNode`] with a given program and readable secrets.
 pub struct Daemon {
     local: LocalNode,
     program: PathBuf,
-    /// Where its metrics are, once it serves.
+    /// Its metrics address, once it serves.
     metrics: Option<String>,
 }
 
@@ -34,19 +34,19 @@ impl DerefMut for Daemon {
 }
 
 impl Daemon {
-    /// A daemon that `program musterd …` runs. Not started yet.
+    /// A daemon run by `program musterd …`. Not started.
     pub fn new(program: &Path, folder: &Path, name: &str) -> Outcome<Self> {
-        Ok(Self { local: LocalNode::anywhere(folder, name)?, program: program.to_owned(), metrics: None })
+        Ok(Self { local: LocalNode::at_free_address(folder, name)?, program: program.to_owned(), metrics: None })
     }
 
-    /// Starts it with these flags beside directory, name and address.
+    /// Starts it with these flags in addition to directory, name and address.
     pub fn start(&mut self, flags: &[&str]) -> Outcome {
         let mut command = Command::new(&self.program);
         command.arg("musterd").args(self.arguments()).args(flags);
         self.local.start(command, Lifetime::Tied).map(drop)
     }
 
-    /// Starts it and waits until it serves; how long that took.
+    /// Starts it and waits until it serves; returns the time.
     pub async fn start_and_wait(&mut self, flags: &[&str]) -> Outcome<Duration> {
         let begun = Instant::now();
         self.start(flags)?;
@@ -54,12 +54,12 @@ impl Daemon {
         Ok(begun.elapsed())
     }
 
-    /// Where its metrics are, once it serves.
+    /// Its metrics address, once it serves.
     pub fn metrics(&self) -> Option<&str> {
         self.metrics.as_deref()
     }
 
-    /// What one of its metrics says now.
+    /// The current value of a metric.
     pub async fn metric(&self, name: &str) -> Outcome<u64> {
         let failed = |e: std::io::Error| Failure::io("cannot read the metrics", &e);
         let addr = self.metrics.clone().ok_or_else(|| Failure::internal("it does not serve"))?;

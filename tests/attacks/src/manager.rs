@@ -1,11 +1,11 @@
-//! A manager gone bad: it holds a real certificate and speaks the mesh protocol by hand.
+//! A malicious manager: it holds a real certificate and speaks the mesh protocol by hand.
 
 use std::time::Duration;
 
 use muster_gateway::{BoxStream, DialError, Dialer, Framed};
 use muster_messages::protocol::Service;
 use muster_messages::wire::{
-    self, HelloVerdict, MESH_PROTOCOL, MeshHello, PeerEnvelope, PeerMessage, PeerReply, Starts,
+    self, HelloDecision, MESH_PROTOCOL, MeshHello, PeerEnvelope, PeerMessage, PeerReply, Starts,
 };
 use muster_messages::{CertIdentity, NodeId, RaftId};
 use sha2::{Digest, Sha256};
@@ -14,86 +14,86 @@ use tokio::time::timeout;
 
 use crate::bytes::{announce, call, call_in, challenge_in, control, nested, number, reply_in};
 
-/// The pid that its hello names for its door.
-pub const DOOR: u64 = 4242;
+/// The pid of its RPC endpoint in its hello.
+pub const ENDPOINT_PID: u64 = 4242;
 
-/// No answer takes longer.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Maximum wait for an answer.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How far a bad manager came.
+/// How far a session attempt came.
 #[derive(Debug)]
-pub enum Turned {
-    /// The gateway refused it, or TLS did.
-    Away(DialError),
-    /// The other side closed instead of answering the hello.
+pub enum DialFailure {
+    /// Refused by the gateway, or by TLS.
+    RejectedByGateway(DialError),
+    /// Closed by the other side instead of a hello.
     Closed,
-    /// The hello was refused, with this word.
+    /// The hello was refused, with this reason.
     Refused(wire::Refusal),
 }
 
-/// One session of its own making.
+/// One hand-made session.
 pub struct BadManager {
     stream: BoxStream,
-    /// What the victim's hello said.
+    /// The victim's hello.
     pub victim: MeshHello,
-    /// Who the certificate says it is.
+    /// The node of the certificate.
     pub own: NodeId,
     calls: u64,
 }
 
-/// What a hello may lie about.
+/// Forged fields of a hello.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Lies {
     pub node: Option<NodeId>,
-    pub seat: Option<RaftId>,
+    pub member_id: Option<RaftId>,
 }
 
 impl BadManager {
-    /// A session like any other, until it misbehaves.
+    /// An ordinary session, until it misbehaves.
     pub async fn join(
         dialer: &Dialer,
         own: &CertIdentity,
         starts: &Starts,
-        seat: Option<RaftId>,
+        member_id: Option<RaftId>,
         addr: &str,
-    ) -> Result<Self, Turned> {
-        let mut manager = Self::greet(dialer, own, addr, starts, Lies { node: None, seat }).await?;
+    ) -> Result<Self, DialFailure> {
+        let mut manager = Self::greet(dialer, own, addr, starts, Lies { node: None, member_id }).await?;
         let name = manager.own;
         manager.authenticate(name).await;
-        manager.send(&announce([DOOR])).await;
+        manager.send(&announce([ENDPOINT_PID])).await;
         manager.send(&control(9, b"")).await;
         Ok(manager)
     }
 
-    /// As far as the hello, with these lies in it.
+    /// Connects up to the hello, with these forged fields.
     pub async fn greet(
         dialer: &Dialer,
         own: &CertIdentity,
         addr: &str,
         starts: &Starts,
         lies: Lies,
-    ) -> Result<Self, Turned> {
+    ) -> Result<Self, DialFailure> {
         let node = own.node().expect("a node's certificate").0;
-        let mut framed = dialer.dial(addr, Service::Mesh, None).await.map_err(Turned::Away)?.stream;
+        let mut framed = dialer.dial(addr, Service::Mesh, None).await.map_err(DialFailure::RejectedByGateway)?.stream;
         let hello = MeshHello {
             protocol: MESH_PROTOCOL,
             cluster: own.cluster,
             incarnation: own.incarnation,
             node: lies.node.unwrap_or(node),
-            raft_id: lies.seat,
-            door_pid: DOOR,
+            raft_id: lies.member_id,
+            door_pid: ENDPOINT_PID,
             tag: 1,
             probe: false,
             starts: starts.clone(),
             advertise: String::new(),
         };
-        framed.send(&hello).await.map_err(|_| Turned::Closed)?;
+        framed.send(&hello).await.map_err(|_| DialFailure::Closed)?;
         let victim = heard(&mut framed).await?;
-        // The other side judges at the same time: it may have closed already.
-        let _closed = framed.send(&HelloVerdict::Accepted).await;
+        // The other side decides at the same time: it may have closed already.
+        let _closed = framed.send(&HelloDecision::Accepted).await;
         match heard(&mut framed).await? {
-            HelloVerdict::Accepted => Ok(Self { stream: framed.into_inner(), victim, own: node, calls: 0 }),
-            HelloVerdict::Refused(refusal) => Err(Turned::Refused(refusal)),
+            HelloDecision::Accepted => Ok(Self { stream: framed.into_inner(), victim, own: node, calls: 0 }),
+            HelloDecision::Refused(refusal) => Err(DialFailure::Refused(refusal)),
         }
     }
 
@@ -115,21 +115,23 @@ impl BadManager {
         self.send_raw(&[&(payload.len() as u64).to_be_bytes()[..], payload].concat()).await;
     }
 
-    /// Bytes as they are. A victim that has ended the session may close while we write.
+    /// Writes raw bytes. A victim that has ended the session may close during the write.
     pub async fn send_raw(&mut self, bytes: &[u8]) -> bool {
-        let written = timeout(PATIENCE, self.stream.write_all(bytes)).await;
-        let flushed = timeout(PATIENCE, self.stream.flush()).await;
+        let written = timeout(ANSWER_TIMEOUT, self.stream.write_all(bytes)).await;
+        let flushed = timeout(ANSWER_TIMEOUT, self.stream.flush()).await;
         matches!((written, flushed), (Ok(Ok(())), Ok(Ok(()))))
     }
 
-    /// The next frame; `None` when the victim has ended the session. Claims are taken on the way, as any manager takes
-    /// them: a session in which they are not answered ends.
+    /// The next frame; `None` when the victim has ended the session. Identity bindings are acknowledged on the way, as any
+    /// manager does: a session without these answers ends.
     pub async fn next(&mut self) -> Option<Vec<u8>> {
         loop {
             let frame = self.read().await?;
             let Some((tag, what)) = call_in(&frame) else { return Some(frame) };
             match wire::decode(&what) {
-                Ok(PeerEnvelope { message: PeerMessage::Claims(_), .. }) => self.answer(tag, &PeerReply::Taken).await,
+                Ok(PeerEnvelope { message: PeerMessage::IdentityBindings(_), .. }) => {
+                    self.answer(tag, &PeerReply::Taken).await
+                }
                 _ => return Some(frame),
             }
         }
@@ -137,7 +139,7 @@ impl BadManager {
 
     async fn answer(&mut self, tag: u64, reply: &PeerReply) {
         let what = wire::encode(reply).expect("small");
-        let fields = [number(1, DOOR), number(2, tag), nested(3, &what)];
+        let fields = [number(1, ENDPOINT_PID), number(2, tag), nested(3, &what)];
         self.send(&nested(2, &nested(3, &fields.concat()))).await;
     }
 
@@ -148,16 +150,16 @@ impl BadManager {
             self.stream.read_exact(&mut payload).await.ok()?;
             Some(payload)
         };
-        timeout(PATIENCE, reading).await.ok().flatten()
+        timeout(ANSWER_TIMEOUT, reading).await.ok().flatten()
     }
 
     /// Reads until the victim ends the session; false if it does not.
     pub async fn ended(&mut self) -> bool {
         let reading = async { while self.next().await.is_some() {} };
-        timeout(PATIENCE, reading).await.is_ok()
+        timeout(ANSWER_TIMEOUT, reading).await.is_ok()
     }
 
-    /// Calls the victim's door and waits for the reply.
+    /// Calls the victim's RPC endpoint and waits for the reply.
     pub async fn ask(&mut self, what: &[u8]) -> Option<PeerReply> {
         self.calls += 1;
         let tag = self.calls;
@@ -171,9 +173,9 @@ impl BadManager {
     }
 }
 
-async fn heard<T: serde::de::DeserializeOwned>(framed: &mut Framed<BoxStream>) -> Result<T, Turned> {
-    match timeout(PATIENCE, framed.recv()).await {
+async fn heard<T: serde::de::DeserializeOwned>(framed: &mut Framed<BoxStream>) -> Result<T, DialFailure> {
+    match timeout(ANSWER_TIMEOUT, framed.recv()).await {
         Ok(Ok(Some(value))) => Ok(value),
-        _ => Err(Turned::Closed),
+        _ => Err(DialFailure::Closed),
     }
 }

@@ -1,5 +1,5 @@
-//! The worst that one certificate can do at once, for as long as it lasts: every kind of request and half a request, at every
-//! manager, as fast as they go. What an operator meets meanwhile is up to the test.
+//! The worst combined attack with one certificate: every kind of request and partial request, at every
+//! manager, at full speed. The test checks what an operator experiences meanwhile.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -22,102 +22,102 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use crate::caller::{Caller, PATIENCE};
+use crate::caller::{ANSWER_TIMEOUT, Caller};
 
-/// How long something that is withheld is withheld.
-const HELD: Duration = Duration::from_secs(8);
-/// After a connection that was refused.
-const PAUSE: Duration = Duration::from_millis(20);
-/// Leases, config maps and request ids: what is stored is bounded, what is done with it is not.
+/// How long a partial request is held open.
+const HOLD_TIME: Duration = Duration::from_secs(8);
+/// Pause after a refused connection.
+const REFUSED_PAUSE: Duration = Duration::from_millis(20);
+/// Leases, config maps and request ids in use: what is stored is bounded, the load on it is not.
 const NAMES: u64 = 32;
 const IDS: u64 = 4096;
-/// Bytes of a config map: nearly as many as there may be.
-const LARGE: usize = 250_000;
+/// Bytes of a config map, nearly the maximum.
+const CONFIG_MAP_BYTES: usize = 250_000;
 
-/// One kind of harm.
+/// One kind of attack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Harm {
-    /// A lease is acquired and released again and again: two entries and an event each time.
+pub enum SiegeKind {
+    /// A lease is repeatedly acquired and released: two entries and an event each time.
     Leases,
-    /// The same, under request ids that others may want, and one id for several requests.
+    /// The same, under request ids that other callers may use, and one id for several requests.
     TakenIds,
-    /// Requests that are for operators only.
+    /// Operator-only requests.
     Forbidden,
-    /// Questions that wait for news, hundreds on each connection, whose answers nobody reads.
+    /// Long polls, hundreds on each connection, whose answers are not read.
     UnreadPolls,
-    /// Watches of the Kubernetes subset that nobody reads.
+    /// Unread watches of the Kubernetes subset.
     UnreadWatches,
-    /// Half a frame, half a header, half a body, and never the other half.
+    /// Partial frames, headers and bodies that are never completed.
     HalfSent,
     /// Config maps of the largest size.
     LargeBodies,
-    /// Sessions of an agent with 64 new labels and another release each.
+    /// Agent sessions, each with 64 new labels and another release.
     Hellos,
     /// Requests for a certificate.
     Certificates,
-    /// Members of a scope that begin to serve and leave.
+    /// Members of a scope that start to serve and leave.
     Members,
     /// Requests to join, with a wrong token.
     Joins,
 }
 
-impl Harm {
-    pub const OF_A_USER: [Harm; 8] = [
-        Harm::Leases,
-        Harm::TakenIds,
-        Harm::Forbidden,
-        Harm::UnreadPolls,
-        Harm::UnreadWatches,
-        Harm::HalfSent,
-        Harm::LargeBodies,
-        Harm::Hellos,
+impl SiegeKind {
+    pub const USER_ATTACKS: [SiegeKind; 8] = [
+        SiegeKind::Leases,
+        SiegeKind::TakenIds,
+        SiegeKind::Forbidden,
+        SiegeKind::UnreadPolls,
+        SiegeKind::UnreadWatches,
+        SiegeKind::HalfSent,
+        SiegeKind::LargeBodies,
+        SiegeKind::Hellos,
     ];
-    pub const OF_A_WORKER: [Harm; 11] = [
-        Harm::Leases,
-        Harm::TakenIds,
-        Harm::Forbidden,
-        Harm::UnreadPolls,
-        Harm::UnreadWatches,
-        Harm::HalfSent,
-        Harm::LargeBodies,
-        Harm::Hellos,
-        Harm::Certificates,
-        Harm::Members,
-        Harm::Joins,
+    pub const WORKER_ATTACKS: [SiegeKind; 11] = [
+        SiegeKind::Leases,
+        SiegeKind::TakenIds,
+        SiegeKind::Forbidden,
+        SiegeKind::UnreadPolls,
+        SiegeKind::UnreadWatches,
+        SiegeKind::HalfSent,
+        SiegeKind::LargeBodies,
+        SiegeKind::Hellos,
+        SiegeKind::Certificates,
+        SiegeKind::Members,
+        SiegeKind::Joins,
     ];
 
-    /// Tasks that do it at each manager.
+    /// Number of tasks at each manager.
     fn tasks(self) -> u64 {
         match self {
-            Harm::Leases | Harm::TakenIds | Harm::Members => 4,
-            Harm::HalfSent => 64,
-            Harm::UnreadWatches => 8,
-            Harm::UnreadPolls
-            | Harm::Forbidden
-            | Harm::LargeBodies
-            | Harm::Hellos
-            | Harm::Certificates
-            | Harm::Joins => 2,
+            SiegeKind::Leases | SiegeKind::TakenIds | SiegeKind::Members => 4,
+            SiegeKind::HalfSent => 64,
+            SiegeKind::UnreadWatches => 8,
+            SiegeKind::UnreadPolls
+            | SiegeKind::Forbidden
+            | SiegeKind::LargeBodies
+            | SiegeKind::Hellos
+            | SiegeKind::Certificates
+            | SiegeKind::Joins => 2,
         }
     }
 }
 
-/// Whose certificate it is, and what else is known.
+/// The attacker's credentials and knowledge.
 #[derive(Clone)]
-pub struct Besieger {
+pub struct Attacker {
     pub credentials: NodeCredentials,
     /// A bearer token beside the certificate.
     pub bearer: Option<String>,
     pub namespace: String,
-    /// The leader's term: ids that role managers once used begin with it.
+    /// The leader's term: request ids that role managers once used start with it.
     pub term: u64,
     pub managers: Vec<std::net::SocketAddr>,
 }
 
 type DoneRefused = (u64, u64);
-type Counts = Arc<Mutex<BTreeMap<Harm, DoneRefused>>>;
+type Counts = Arc<Mutex<BTreeMap<SiegeKind, DoneRefused>>>;
 
-/// Runs until it is ended.
+/// Runs until dropped or ended.
 pub struct Siege {
     over: Arc<AtomicBool>,
     counts: Counts,
@@ -125,20 +125,20 @@ pub struct Siege {
 }
 
 impl Siege {
-    pub fn begin(besieger: &Besieger, harms: &[Harm]) -> Self {
+    pub fn begin(attacker: &Attacker, harms: &[SiegeKind]) -> Self {
         let (over, counts) = (Arc::new(AtomicBool::new(false)), Counts::default());
         let mut tasks = JoinSet::new();
         let number = Arc::new(AtomicU64::new(1));
-        for (harm, to) in harms.iter().flat_map(|harm| besieger.managers.iter().map(move |to| (*harm, *to))) {
-            for task in 0..harm.tasks() {
+        for (kind, to) in harms.iter().flat_map(|kind| attacker.managers.iter().map(move |to| (*kind, *to))) {
+            for task in 0..kind.tasks() {
                 let (over, number, counts) = (Arc::clone(&over), Arc::clone(&number), Arc::clone(&counts));
-                let one = One { besieger: besieger.clone(), harm, to, task, number, counts };
+                let one = SiegeTask { attacker: attacker.clone(), kind, to, task, number, counts };
                 tasks.spawn(async move {
                     while !over.load(Ordering::Relaxed) {
                         let (done, refused) = one.once(&over).await;
                         one.count((done, refused));
                         if done == 0 {
-                            sleep(PAUSE).await;
+                            sleep(REFUSED_PAUSE).await;
                         }
                     }
                 });
@@ -147,54 +147,54 @@ impl Siege {
         Self { over, counts, tasks }
     }
 
-    /// What was done, and what refused, of each kind so far.
-    pub fn counts(&self) -> BTreeMap<Harm, DoneRefused> {
+    /// Counts of done and refused operations per kind so far.
+    pub fn counts(&self) -> BTreeMap<SiegeKind, DoneRefused> {
         self.counts.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Ends it.
-    pub async fn end(mut self) -> BTreeMap<Harm, DoneRefused> {
+    pub async fn end(mut self) -> BTreeMap<SiegeKind, DoneRefused> {
         self.over.store(true, Ordering::Relaxed);
         self.tasks.shutdown().await;
         self.counts()
     }
 }
 
-/// One task of a siege.
-struct One {
-    besieger: Besieger,
-    harm: Harm,
+/// One task of the attack.
+struct SiegeTask {
+    attacker: Attacker,
+    kind: SiegeKind,
     to: std::net::SocketAddr,
     task: u64,
-    /// Numbers that are taken once.
+    /// Numbers that are used once.
     number: Arc<AtomicU64>,
     counts: Counts,
 }
 
-impl One {
-    /// One connection's worth of harm: what was done, and what refused.
+impl SiegeTask {
+    /// One connection's attack; returns what was done and refused.
     async fn once(&self, over: &AtomicBool) -> DoneRefused {
-        let harm = async {
-            match self.harm {
-                Harm::Leases => self.leases(over, false).await,
-                Harm::TakenIds => self.leases(over, true).await,
-                Harm::Forbidden => self.forbidden(over).await,
-                Harm::UnreadPolls => self.unread_polls().await,
-                Harm::UnreadWatches => self.unread_watch().await,
-                Harm::HalfSent => self.half_sent().await,
-                Harm::LargeBodies => self.large_body().await,
-                Harm::Hellos => self.hello().await,
-                Harm::Certificates => self.certificates(over).await,
-                Harm::Members => self.members(over).await,
-                Harm::Joins => self.join().await,
+        let kind = async {
+            match self.kind {
+                SiegeKind::Leases => self.leases(over, false).await,
+                SiegeKind::TakenIds => self.leases(over, true).await,
+                SiegeKind::Forbidden => self.forbidden(over).await,
+                SiegeKind::UnreadPolls => self.unread_polls().await,
+                SiegeKind::UnreadWatches => self.unread_watch().await,
+                SiegeKind::HalfSent => self.half_sent().await,
+                SiegeKind::LargeBodies => self.large_body().await,
+                SiegeKind::Hellos => self.hello().await,
+                SiegeKind::Certificates => self.certificates(over).await,
+                SiegeKind::Members => self.members(over).await,
+                SiegeKind::Joins => self.join().await,
             }
         };
-        harm.await.unwrap_or((0, 1))
+        kind.await.unwrap_or((0, 1))
     }
 
     fn count(&self, (done, refused): DoneRefused) {
         let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
-        let so_far = counts.entry(self.harm).or_default();
+        let so_far = counts.entry(self.kind).or_default();
         *so_far = (so_far.0 + done, so_far.1 + refused);
     }
 
@@ -203,7 +203,7 @@ impl One {
     }
 
     fn caller(&self, alpn: &[&[u8]]) -> Option<Caller> {
-        Caller::with(self.to, alpn, &self.besieger.credentials).ok()
+        Caller::with(self.to, alpn, &self.attacker.credentials).ok()
     }
 
     async fn greeted(&self, service: Service) -> Option<Framed<BoxStream>> {
@@ -223,14 +223,14 @@ impl One {
             }
             let number = self.next();
             let id = || match takes_ids {
-                true => RequestId(u128::from(self.besieger.term) << 64 | u128::from(number % IDS)),
+                true => RequestId(u128::from(self.attacker.term) << 64 | u128::from(number % IDS)),
                 false => Self::fresh(),
             };
             let name = format!("{}-{}-{}", self.task, takes_ids, number % NAMES);
-            let lease = LeaseRef { namespace: self.besieger.namespace.clone(), name };
+            let lease = LeaseRef { namespace: self.attacker.namespace.clone(), name };
             let (holder, session) = (format!("eve-{number}"), SessionId(u128::from(number)));
             let acquire = LeaseRequest::Acquire { lease: lease.clone(), holder, session, duration_ms: 15_000 };
-            let held = match api.call(Request::Lease(acquire), id(), PATIENCE).await {
+            let held = match api.call(Request::Lease(acquire), id(), ANSWER_TIMEOUT).await {
                 Ok(text) => serde_json::from_str::<Value>(&text).ok(),
                 Err(CallError::Refused(_)) => None,
                 Err(_) => return Some((done, refused + 1)),
@@ -243,7 +243,7 @@ impl One {
             };
             done += 1;
             let release = LeaseRequest::Release { lease, session, token };
-            let _either = api.call(Request::Lease(release), id(), PATIENCE).await;
+            let _either = api.call(Request::Lease(release), id(), ANSWER_TIMEOUT).await;
         }
         Some((done, refused))
     }
@@ -262,13 +262,13 @@ impl One {
                 2 => Request::NodeRemove { node: "n1".into(), force: true },
                 _ => Request::TokenRotate { role: Role::Manager },
             };
-            match api.call(request, Self::fresh(), PATIENCE).await {
+            match api.call(request, Self::fresh(), ANSWER_TIMEOUT).await {
                 Err(CallError::Refused(_)) => refused += 1,
-                Ok(answer) => panic!("{} was let do this: {answer}", self.besieger.credentials.identity.principal()),
+                Ok(answer) => panic!("{} was permitted: {answer}", self.attacker.credentials.identity.principal()),
                 Err(_) => break,
             }
         }
-        // What is refused is what it is there for.
+        // Refusal is expected here.
         Some((refused, 0))
     }
 
@@ -278,7 +278,7 @@ impl One {
         let sending = async {
             for id in 0..100 {
                 let lease =
-                    LeaseRef { namespace: self.besieger.namespace.clone(), name: format!("0-false-{}", id % NAMES) };
+                    LeaseRef { namespace: self.attacker.namespace.clone(), name: format!("0-false-{}", id % NAMES) };
                 let watch = LeaseRequest::Watch { lease, seen: Revision(0), wait_ms: 10_000 };
                 let request = match id % 3 {
                     0 => Request::Events { since: Revision(u64::MAX - 1), wait_ms: 10_000 },
@@ -291,30 +291,30 @@ impl One {
             }
             Some(())
         };
-        let _either = timeout(HELD, sending).await;
-        sleep(HELD).await;
+        let _either = timeout(HOLD_TIME, sending).await;
+        sleep(HOLD_TIME).await;
         Some((sent, 0))
     }
 
     fn http(&self) -> Option<Caller> {
-        match self.besieger.bearer {
-            Some(_) => Some(Caller::stranger(self.to, &[b"http/1.1"])),
+        match self.attacker.bearer {
+            Some(_) => Some(Caller::unauthenticated(self.to, &[b"http/1.1"])),
             None => self.caller(&[b"http/1.1"]),
         }
     }
 
     fn head(&self, line: &str) -> String {
-        let bearer = self.besieger.bearer.as_deref();
+        let bearer = self.attacker.bearer.as_deref();
         let bearer = bearer.map_or_else(String::new, |token| format!("authorization: Bearer {token}\r\n"));
         format!("{line} HTTP/1.1\r\nhost: x\r\n{bearer}content-type: application/json\r\n")
     }
 
     async fn unread_watch(&self) -> Option<DoneRefused> {
         let mut stream = self.http()?.tls().await.ok()?;
-        let namespace = &self.besieger.namespace;
+        let namespace = &self.attacker.namespace;
         let watch = format!("GET /apis/coordination.k8s.io/v1/namespaces/{namespace}/leases?watch=1");
         stream.write_all(format!("{}\r\n", self.head(&watch)).as_bytes()).await.ok()?;
-        sleep(HELD).await;
+        sleep(HOLD_TIME).await;
         Some((1, 0))
     }
 
@@ -325,30 +325,30 @@ impl One {
                 let mut stream = caller.tls().await.ok()?;
                 stream.write_all(&60_000_u32.to_be_bytes()).await.ok()?;
                 stream.write_all(&[1; 59_000]).await.ok()?;
-                sleep(HELD).await;
+                sleep(HOLD_TIME).await;
             }
             1 => {
                 let mut stream = self.http()?.tls().await.ok()?;
                 stream.write_all(self.head("GET /v1/nodes").as_bytes()).await.ok()?;
-                sleep(HELD).await;
+                sleep(HOLD_TIME).await;
             }
             _ => {
                 let mut stream = self.http()?.tls().await.ok()?;
-                let path = format!("POST /api/v1/namespaces/{}/configmaps", self.besieger.namespace);
+                let path = format!("POST /api/v1/namespaces/{}/configmaps", self.attacker.namespace);
                 let head = format!("{}content-length: 60000\r\n\r\n", self.head(&path));
                 stream.write_all(head.as_bytes()).await.ok()?;
                 stream.write_all(&[b' '; 59_000]).await.ok()?;
-                sleep(HELD).await;
+                sleep(HOLD_TIME).await;
             }
         }
         Some((1, 0))
     }
 
-    /// A config map is made anew: deleted, and created.
+    /// Replaces a config map: deletes and creates it.
     async fn large_body(&self) -> Option<DoneRefused> {
-        let (namespace, name) = (&self.besieger.namespace, format!("large-{}", self.next() % 4));
+        let (namespace, name) = (&self.attacker.namespace, format!("large-{}", self.next() % 4));
         let path = format!("/api/v1/namespaces/{namespace}/configmaps");
-        let data = "x".repeat(LARGE);
+        let data = "x".repeat(CONFIG_MAP_BYTES);
         let body = format!(
             "{{\"apiVersion\":\"v1\",\"kind\":\"ConfigMap\",\"metadata\":{{\"name\":\"{name}\"}},\"data\":{{\"x\":\"{data}\"}}}}"
         );
@@ -362,14 +362,14 @@ impl One {
                 stream.write_all(body.as_bytes()).await.ok()?;
                 stream.read_to_end(&mut answer).await.ok()
             };
-            timeout(PATIENCE, talk).await.ok()?;
+            timeout(ANSWER_TIMEOUT, talk).await.ok()?;
             status = answer.get(9..12).map(<[u8]>::to_vec);
         }
         Some(if status.as_deref() == Some(b"201") { (1, 0) } else { (0, 1) })
     }
 
-    /// A session, as far as the hello.
-    async fn said_hello(&self) -> Option<Framed<BoxStream>> {
+    /// A session up to the hello.
+    async fn connect_and_greet(&self) -> Option<Framed<BoxStream>> {
         let mut frames = self.greeted(Service::Agent).await?;
         let number = self.next();
         let hello = AgentHello {
@@ -385,13 +385,13 @@ impl One {
     }
 
     async fn hello(&self) -> Option<DoneRefused> {
-        let mut frames = self.said_hello().await?;
-        let taken = timeout(PATIENCE, frames.recv_bytes()).await.ok()?.ok()?;
+        let mut frames = self.connect_and_greet().await?;
+        let taken = timeout(ANSWER_TIMEOUT, frames.recv_bytes()).await.ok()?.ok()?;
         Some(if taken.is_some() { (1, 0) } else { (0, 1) })
     }
 
     async fn certificates(&self, over: &AtomicBool) -> Option<DoneRefused> {
-        let mut frames = self.said_hello().await?;
+        let mut frames = self.connect_and_greet().await?;
         let mut done = 0;
         for id in 0..50 {
             if over.load(Ordering::Relaxed) {
@@ -399,13 +399,13 @@ impl One {
             }
             let csr_pem = muster_pki::make_csr(&muster_pki::new_key()).ok()?;
             frames.send(&AgentFrame::Ask { id, ask: AgentAsk::Sign { csr_pem } }).await.ok()?;
-            let Ok(Ok(Some(_))) = timeout(PATIENCE, frames.recv_bytes()).await else { break };
+            let Ok(Ok(Some(_))) = timeout(ANSWER_TIMEOUT, frames.recv_bytes()).await else { break };
             done += 1;
         }
         Some((done, 0))
     }
 
-    /// It begins to serve, and leaves: an event each time.
+    /// It starts to serve, and leaves: an event each time.
     async fn members(&self, over: &AtomicBool) -> Option<DoneRefused> {
         let mut api = Connection::over(self.greeted(Service::Api).await?);
         let (mut done, mut refused) = (0, 0);
@@ -419,13 +419,13 @@ impl One {
             let (namespace, name) = (key.lease().namespace.to_string(), key.lease().name.to_string());
             let (lease, holder) = (LeaseRef { namespace, name }, key.member.clone());
             let acquire = LeaseRequest::Acquire { lease, holder, session, duration_ms: 15_000 };
-            let held = api.call(Request::Lease(acquire), Self::fresh(), PATIENCE).await;
+            let held = api.call(Request::Lease(acquire), Self::fresh(), ANSWER_TIMEOUT).await;
             let held = held.ok().and_then(|text| serde_json::from_str::<Value>(&text).ok());
             let token =
                 held.and_then(|held| serde_json::from_value::<FencingToken>(held["fencing_token"].clone()).ok());
             let participant = Participant {
                 key: key.clone(),
-                node: self.besieger.credentials.identity.node().map(|(node, _)| node),
+                node: self.attacker.credentials.identity.node().map(|(node, _)| node),
                 release: "1.0.0".parse().expect("a release"),
                 needs: BTreeMap::new(),
                 phase: ParticipantPhase::Announced,
@@ -435,7 +435,7 @@ impl One {
             };
             let announce = ReconcilerRequest::Announce { participant };
             for ask in [announce, ReconcilerRequest::Admit { key: key.clone() }, ReconcilerRequest::Leave { key }] {
-                match api.call(Request::Reconciler(ask), Self::fresh(), PATIENCE).await {
+                match api.call(Request::Reconciler(ask), Self::fresh(), ANSWER_TIMEOUT).await {
                     Ok(_) => done += 1,
                     Err(CallError::Refused(_)) => refused += 1,
                     Err(_) => return Some((done, refused + 1)),
@@ -446,7 +446,7 @@ impl One {
     }
 
     async fn join(&self) -> Option<DoneRefused> {
-        let mut frames = Caller::stranger(self.to, Service::Join.alpn()).greeted().await.ok()?;
+        let mut frames = Caller::unauthenticated(self.to, Service::Join.alpn()).greeted().await.ok()?;
         let csr_pem = muster_pki::make_csr(&muster_pki::new_key()).ok()?;
         let request = JoinRequest {
             request_id: Self::fresh(),
@@ -460,8 +460,8 @@ impl One {
             rekey: None,
         };
         frames.send(&JoinFrame::Join(request)).await.ok()?;
-        let reply = timeout(PATIENCE, frames.recv::<JoinReply>()).await.ok()?.ok()??;
-        assert!(!matches!(reply, JoinReply::Joined { .. }), "a wrong token let somebody in");
+        let reply = timeout(ANSWER_TIMEOUT, frames.recv::<JoinReply>()).await.ok()?.ok()??;
+        assert!(!matches!(reply, JoinReply::Joined { .. }), "a wrong token was accepted");
         Some((1, 0))
     }
 }

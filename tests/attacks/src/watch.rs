@@ -1,34 +1,34 @@
-//! What an attack costs: memory, log lines, leadership.
+//! An attack's costs: memory, log lines, leadership.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// Resident memory of a process now, in KiB.
+/// Current resident memory of a process, in KiB.
 pub fn rss_kib(pid: i32) -> Option<u64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let line = status.lines().find(|line| line.starts_with("VmRSS"))?;
     line.split_whitespace().nth(1)?.parse().ok()
 }
 
-/// Open files of a process now.
+/// Current open files of a process.
 pub fn open_files(pid: i32) -> usize {
     std::fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count)
 }
 
-/// A place in a log file: what is written from here on.
+/// A position in a log file: later lines follow it.
 pub struct LogMark {
     path: PathBuf,
     from: usize,
 }
 
-/// What was logged since a mark.
+/// Lines logged since a mark.
 #[derive(Clone, Debug, Default)]
 pub struct Logged {
     pub lines: usize,
-    /// The most frequent kind of line in any one minute, with how often it came.
+    /// The most frequent kind of line within a minute, with its count.
     pub worst: (usize, String),
-    /// Lines that say something broke.
-    pub alarms: Vec<String>,
+    /// Lines that report an error.
+    pub errors: Vec<String>,
 }
 
 impl LogMark {
@@ -37,7 +37,7 @@ impl LogMark {
         Self { path, from }
     }
 
-    /// Everything since. `but`: lines that belong to something else, legitimate joins for one.
+    /// Everything since the mark. `but`: lines with another legitimate cause, such as joins.
     pub fn read(&self, but: impl Fn(&str) -> bool) -> Logged {
         let bytes = std::fs::read(&self.path).unwrap_or_default();
         let text = String::from_utf8_lossy(bytes.get(self.from..).unwrap_or_default()).into_owned();
@@ -46,7 +46,7 @@ impl LogMark {
         for line in text.lines().filter(|line| !line.is_empty() && !but(line)) {
             logged.lines += 1;
             if ["panicked", "ERROR"].iter().any(|word| line.contains(word)) {
-                logged.alarms.push(line.to_owned());
+                logged.errors.push(line.to_owned());
             }
             let (at, rest) = line.split_once(' ').unwrap_or(("", line));
             let minute: String = at.chars().take("2026-01-01T00:00".len()).collect();
@@ -58,7 +58,7 @@ impl LogMark {
     }
 }
 
-/// A line without its numbers: two lines about the same thing are the same kind. Ports and counters differ each time.
+/// A line without its numbers: lines that differ only in ports and counters are of one kind.
 fn kind_of(line: &str) -> String {
     let mut kind = String::new();
     for c in line.trim().chars() {
@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_that_differ_in_numbers_only_are_of_one_kind_within_a_minute() {
+    fn log_lines_differing_in_numbers_are_one_kind_per_minute() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("log");
         std::fs::write(&path, "before\n").expect("writable");
@@ -85,6 +85,6 @@ mod tests {
         std::fs::write(&path, lines).expect("writable");
         let logged = mark.read(|line| line.contains("joined"));
         assert_eq!((logged.lines, logged.worst.0), (3, 2));
-        assert!(logged.alarms.is_empty());
+        assert!(logged.errors.is_empty());
     }
 }

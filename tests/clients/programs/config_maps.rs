@@ -1,5 +1,5 @@
-//! A reconciler of one's own: keeps the config maps of a Kubernetes API server as its release wants them. However many hosts
-//! run it, one process writes at a time, of the newest release there is, and only while the gate leads to what it writes.
+//! A custom reconciler: keeps the config maps of a Kubernetes API server as its release wants them. However many hosts
+//! run it, one process writes at a time, of the newest release, and only while the gate leads to its release.
 //!
 //! ```text
 //! cat > settings.toml <<END
@@ -15,15 +15,15 @@
 //! KUBECONFIG=kubeconfig.yaml config_maps /run/muster/muster.sock host-1 1.0.0
 //! ```
 //!
-//! Muster says who may write and until when; it cannot stop a request that is on its way. What keeps an earlier writer from
+//! Muster decides who may write and until when; it cannot stop a request in flight. These rules keep an earlier writer from
 //! undoing the work of a later one:
 //!
-//! - Right before each write the term is looked at, by the clock: [`ApplyCtx::is_current`].
-//! - Each object carries the fencing token of its last writer. Who finds a larger one than its own writes nothing.
-//! - Each write names the version of the object that was read, and whoever begins a term writes every object once, with its
-//!   token. So a write that was decided upon in an earlier term meets another version, and the API server refuses it.
-//! - A creation names no version: one that comes late can bring back what was deleted meanwhile. A term waits for those to
-//!   land before it begins (`settle`), and the next repair deletes what is not wanted.
+//! - Each write first checks the term by the clock: [`ApplyCtx::is_current`].
+//! - Each object carries the fencing token of its last writer. A writer that finds a larger token than its own writes nothing.
+//! - Each write names the version of the object that was read, and a new term writes every object once, with its
+//!   token. A write decided in an earlier term thus meets another version, and the API server refuses it.
+//! - A creation names no version: a late one can restore a deleted object. A term waits for those before it
+//!   begins (`settle`), and the next repair deletes unwanted objects.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -37,15 +37,15 @@ use kube::api::{Api, DeleteParams, ListParams, PostParams, Preconditions};
 use kube::{Client, Error, ResourceExt};
 use muster_reconciler::{ApplyCtx, Embedded, Handler, HandlerError, Link, Release, Setup, Socket};
 
-/// The name under which definitions are applied, and the value of the label.
+/// The name of the definitions, and the value of the label.
 const NAME: &str = "settings";
 const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
-/// Whose write this was: only grows.
+/// The fencing token of an object's last writer; it only grows.
 const TOKEN: &str = "settings.example.com/fencing-token";
-/// The longest that a request is waited for: less than `settle` is by default, so that none outlives its term by more.
-const PATIENCE: Duration = Duration::from_secs(4);
+/// Timeout of a request: shorter than the default `settle`, so that no request outlives its term by more.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(4);
 
-/// What a release wants to be there.
+/// The objects that a release wants.
 fn wanted(release: &Release) -> BTreeMap<&'static str, [(&'static str, &'static str); 1]> {
     match release.triple.major {
         1 => BTreeMap::from([("colours", [("accent", "blue")]), ("greeting", [("text", "hello")])]),
@@ -58,7 +58,7 @@ pub struct ConfigMaps {
     maps: Api<ConfigMap>,
 }
 
-/// What is to be done about one object. The versions are in the objects.
+/// A pending write of one object. The versions are in the objects.
 enum Write {
     Create(ConfigMap),
     Replace(ConfigMap),
@@ -70,7 +70,7 @@ impl ConfigMaps {
         Self { maps: Api::default_namespaced(client) }
     }
 
-    /// How what is there differs from what is wanted under this term.
+    /// The differences between existing and wanted objects under this term.
     async fn difference(&self, ctx: &ApplyCtx) -> Result<Vec<Write>, HandlerError> {
         let ours = ListParams::default().labels(&format!("{MANAGED_BY}={NAME}"));
         let mut there: BTreeMap<String, ConfigMap> =
@@ -152,15 +152,15 @@ fn said(write: &Write) -> String {
     }
 }
 
-/// A request, for as long as it is of use. That somebody else was faster is no failure: what is there is looked at again.
+/// A request, bounded by its usefulness. A faster writer is no failure: the next run reads the objects again.
 async fn within<T>(request: impl Future<Output = Result<T, Error>>) -> Result<T, HandlerError> {
-    match tokio::time::timeout(PATIENCE, request).await {
+    match tokio::time::timeout(ANSWER_TIMEOUT, request).await {
         Ok(Ok(done)) => Ok(done),
         Ok(Err(Error::Api(status))) if status.code == 404 || status.reason == "Conflict" => {
             Err(HandlerError::Later(status.message.clone()))
         }
         Ok(Err(error)) => Err(HandlerError::Failed(error.to_string())),
-        Err(_) => Err(HandlerError::Failed(format!("the API server did not answer within {PATIENCE:?}"))),
+        Err(_) => Err(HandlerError::Failed(format!("the API server did not answer within {ANSWER_TIMEOUT:?}"))),
     }
 }
 
@@ -172,10 +172,10 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let cluster = Arc::new(Link::new(Socket(socket?.into())));
     let setup = Setup {
         handlers: BTreeMap::from([(NAME.to_owned(), handler)]),
-        ..Setup::new(cluster, member?, release?.parse()?) // no two processes share a member's name
+        ..Setup::new(cluster, member?, release?.parse()?) // member names are unique
     };
     let embedded = Embedded::start(setup).await?;
     tokio::signal::ctrl_c().await?;
-    embedded.stop().await; // gives the lease back: another one need not wait for it to run out
+    embedded.stop().await; // releases the lease, so that another process need not wait for its expiry
     Ok(())
 }

@@ -18,7 +18,7 @@ async fn main() -> Result<(), kube::Error> {
             Ok(LeaseLockResult::Acquired(lease)) => Some(lease),
             Ok(LeaseLockResult::NotAcquired(_)) => None,
             Err(error) => {
-                println!("{identity}: {error}"); // also when somebody else was faster
+                println!("{identity}: {error}"); // also when another writer was faster
                 None
             }
         };

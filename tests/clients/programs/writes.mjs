@@ -23,7 +23,7 @@ created.spec.renewTime = new V1MicroTime();
 const replaced = await leases.replaceNamespacedLease({ name, namespace, body: created });
 console.log("replaced", Number(replaced.metadata.resourceVersion) > Number(created.metadata.resourceVersion));
 
-// What was read before the last write is refused: somebody else may have been there in between.
+// What was read before the last write is refused: another writer may have been there in between.
 await leases.replaceNamespacedLease({ name, namespace, body: created }).catch((refusal) => {
   console.log("stale write refused", refusal.code, JSON.parse(refusal.body).reason);
 });

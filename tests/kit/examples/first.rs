@@ -1,8 +1,8 @@
-//! The first example of `tests/OVERVIEW.md`, which shows it from here on.
+//! The first example of `tests/OVERVIEW.md`, which shows it from the first import on.
 
 use muster_kernel::{Address, Cx, Fault, Shell, Spec};
 use muster_messages::protocol::{Named, Reply};
-use muster_tests::{PATIENCE, Universe};
+use muster_tests::{ActorHarness, WAIT_LIMIT};
 
 enum Msg {
     Count(Reply<u32>),
@@ -26,12 +26,12 @@ impl Shell for Counter {
 }
 
 #[tokio::test(start_paused = true)]
-async fn every_question_counts() {
-    let universe = Universe::start().await; // a real supervisor, below which the actor runs
+async fn every_message_is_counted() {
+    let harness = ActorHarness::start().await; // a real supervisor, below which the actor runs
     let counter = Address::new(8); // its mailbox holds 8 messages
-    universe.start_actor(Spec::actor("counter", counter.clone(), || Ok(Counter::default())));
-    universe.healthy("node/counter", 1).await;
-    assert_eq!(counter.ask(PATIENCE, Msg::Count).await, Ok(1));
-    assert_eq!(counter.ask(PATIENCE, Msg::Count).await, Ok(2));
-    universe.finish().await; // fails the test on whatever went wrong unseen
+    harness.start_actor(Spec::actor("counter", counter.clone(), || Ok(Counter::default())));
+    harness.healthy("node/counter", 1).await;
+    assert_eq!(counter.ask(WAIT_LIMIT, Msg::Count).await, Ok(1));
+    assert_eq!(counter.ask(WAIT_LIMIT, Msg::Count).await, Ok(2));
+    harness.finish().await; // fails the test on whatever went wrong unseen
 }

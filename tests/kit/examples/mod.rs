@@ -6,7 +6,7 @@ mod script;
 mod whole;
 
 #[test]
-fn the_overview_shows_the_first_example_as_it_runs() {
+fn overview_shows_the_first_example() {
     let (_, code) = include_str!("first.rs").split_once("\n\n").expect("its first line says what it is");
     assert!(include_str!("../../OVERVIEW.md").contains(code), "copy kit/examples/first.rs into OVERVIEW.md");
 }

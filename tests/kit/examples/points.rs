@@ -1,8 +1,8 @@
-//! An actor that keeps its promise wherever it crashes.
+//! An actor that keeps its guarantee across every crash.
 
 use muster_kernel::{Address, Cx, Fault, Shell, Slot, Spec};
 use muster_messages::protocol::{Named, Reply};
-use muster_tests::{Universe, at_every_point, insisting};
+use muster_tests::{ActorHarness, at_every_point, insisting};
 
 struct Add {
     number: u64,
@@ -13,7 +13,7 @@ impl Named for Add {
         "add"
     }
 }
-/// The greatest number so far, whatever restarts.
+/// The greatest number so far, across restarts.
 struct Greatest(Slot<u64>);
 impl Shell for Greatest {
     type Msg = Add;
@@ -29,17 +29,17 @@ impl Shell for Greatest {
 #[tokio::test(start_paused = true)]
 async fn the_greatest_number_survives_every_crash() {
     let points = at_every_point(async |fuse| {
-        let mut universe = Universe::start().await;
+        let mut harness = ActorHarness::start().await;
         let (address, slot) = (Address::new(8), Slot::new());
-        universe.start_actor(Spec::actor("greatest", address.clone(), move || Ok(Greatest(slot.clone()))));
-        universe.healthy("node/greatest", 1).await;
-        universe.crash_at("node/greatest", &fuse);
+        harness.start_actor(Spec::actor("greatest", address.clone(), move || Ok(Greatest(slot.clone()))));
+        harness.healthy("node/greatest", 1).await;
+        harness.crash_at("node/greatest", &fuse);
         let mut answers = Vec::new();
         for number in [3, 7, 5] {
             answers.push(insisting(&address, |reply| Add { number, reply }).await);
         }
         assert_eq!(answers, [3, 7, 7]);
-        universe.finish().await;
+        harness.finish().await;
     })
     .await;
     assert_eq!(points, 3 * 4 + 2, "before and after each message, and each slot; and as it stops");

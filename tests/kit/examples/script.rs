@@ -1,7 +1,7 @@
 //! A probe whose script answers some of the messages.
 
 use muster_messages::protocol::{Named, Reply};
-use muster_tests::{PATIENCE, Probe, answered};
+use muster_tests::{Probe, WAIT_LIMIT, answered};
 
 enum SumsMsg {
     Double { n: u32, reply: Reply<u32> },
@@ -14,14 +14,14 @@ impl Named for SumsMsg {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_script_answers_what_it_takes() {
+async fn script_answers_matching_messages() {
     let mut sums = Probe::new("sums");
     sums.on(|msg| match msg {
         SumsMsg::Double { n, reply } => answered(reply, n * 2),
         other => Some(other),
     });
     let to = sums.recipient();
-    assert_eq!(to.ask(PATIENCE, |reply| SumsMsg::Double { n: 21, reply }).await, Ok(42));
+    assert_eq!(to.ask(WAIT_LIMIT, |reply| SumsMsg::Double { n: 21, reply }).await, Ok(42));
     to.tell(SumsMsg::Forget).unwrap();
     assert!(matches!(sums.next("what no script takes").await, SumsMsg::Forget));
     assert_eq!(sums.heard(), ["sums: double", "sums: forget"]);

@@ -5,9 +5,9 @@ use std::time::Duration;
 use muster_kernel::{Address, Cx, Fault, Recipient, Shell, Spec};
 use muster_messages::CrashHow;
 use muster_messages::protocol::{Named, Reply};
-use muster_tests::{PATIENCE, Universe};
+use muster_tests::{ActorHarness, WAIT_LIMIT};
 
-// What the actor under test hears: orders, which it counts and passes on.
+// Messages of the actor under test: orders, which it counts and passes on.
 enum WaiterMsg {
     Order { dish: String, reply: Reply<u32> },
 }
@@ -17,7 +17,7 @@ impl Named for WaiterMsg {
     }
 }
 
-// What its collaborator hears.
+// Messages of its collaborator.
 enum KitchenMsg {
     Cook { dish: String },
 }
@@ -44,27 +44,27 @@ impl Shell for Waiter {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_order_reaches_the_kitchen_and_a_crash_forgets_the_count() {
-    let mut universe = Universe::start().await;
-    let mut kitchen = universe.probe("kitchen");
+async fn order_reaches_kitchen_and_crash_resets_count() {
+    let mut harness = ActorHarness::start().await;
+    let mut kitchen = harness.probe("kitchen");
     let (waiter, to_kitchen) = (Address::new(8), kitchen.recipient());
-    universe.start_actor(Spec::actor("waiter", waiter.clone(), move || {
+    harness.start_actor(Spec::actor("waiter", waiter.clone(), move || {
         Ok(Waiter { kitchen: to_kitchen.clone(), taken: 0 })
     }));
-    universe.healthy("node/waiter", 1).await;
+    harness.healthy("node/waiter", 1).await;
     let order = |dish: &str| {
         let dish = dish.to_owned();
-        waiter.ask(PATIENCE, |reply| WaiterMsg::Order { dish, reply })
+        waiter.ask(WAIT_LIMIT, |reply| WaiterMsg::Order { dish, reply })
     };
 
     assert_eq!(order("soup").await, Ok(1));
     let dish = kitchen.expect("the order", |KitchenMsg::Cook { dish }| Some(dish)).await;
     assert_eq!(dish, "soup");
 
-    universe.crash("node/waiter", CrashHow::Panic);
-    universe.healthy("node/waiter", 2).await;
+    harness.crash("node/waiter", CrashHow::Panic);
+    harness.healthy("node/waiter", 2).await;
     assert_eq!(order("fish").await, Ok(1));
     kitchen.until("the fish", |KitchenMsg::Cook { dish }| dish == "fish").await;
     kitchen.expect_none(Duration::from_secs(3600)).await;
-    universe.finish().await;
+    harness.finish().await;
 }

@@ -1,4 +1,4 @@
-//! The cluster, what has been done to it, and what must still be undone.
+//! The cluster, the faults injected into it, and the pending cleanups.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -6,55 +6,55 @@ use std::time::{Duration, Instant};
 
 use muster_client::Client;
 use muster_messages::wire::Request;
-use muster_messages::{Dice, ErrorCode, Role};
+use muster_messages::{ErrorCode, Rng, Role};
 use rustix::process::Signal;
 
-use super::faults::{Deck, Fault};
+use super::faults::{Fault, ShuffledFaults};
 use super::vitals::Vitals;
-use crate::harness::{WallClock, WallClocks, World, between_looks};
+use crate::harness::{WallClock, WallClocks, World, between_checks};
 use crate::history::{Clients, History};
 
-/// The node whose process lives through it all, so that there is one to look for leaks in. Everything else happens to it as well.
+/// The node whose process runs throughout, so that leaks can be measured. Every other fault hits it as well.
 pub const WITNESS: &str = "n1";
-/// As many nodes there are at most, so that a machine with two processors can follow.
-pub const MOST_NODES: usize = 5;
+/// Maximum number of nodes, so that a machine with two processors keeps up.
+pub const MAX_NODES: usize = 5;
 const CLIENTS: usize = 4;
 
 /// One node.
 pub struct Machine {
-    /// With which it is started, each time: whoever has joined already does not look at them.
+    /// Its start flags; a joined node ignores the join flags.
     pub flags: Vec<String>,
     pub clock: WallClock,
     pub hang: PathBuf,
     /// It has served since it joined.
     pub served: bool,
-    /// Something is still being done to it.
-    pub hurt: bool,
-    /// Its disk was full in this storm: what it says of that is no fault of its own.
+    /// A fault is active on it.
+    pub under_fault: bool,
+    /// Its disk was full in this storm: what it logs about that is no failure.
     pub disk_was_full: bool,
-    /// In this storm.
+    /// Frozen in this storm.
     pub was_frozen: bool,
-    /// It ended by itself, with this status.
+    /// It exited by itself, with this status.
     pub ended: Option<Option<i32>>,
-    /// How much of its log has been judged.
+    /// How much of its log has been checked.
     pub judged: usize,
 }
 
-/// What is undone after a while.
+/// A cleanup that ends a fault after a while.
 #[derive(Clone, Debug)]
-pub enum Debt {
+pub enum Cleanup {
     Start(String),
     Thaw(String),
-    HealNetwork,
+    RestoreNetwork,
     EndHang(String),
     EmptyDisk(String),
 }
 
 pub struct Cluster {
     pub world: World,
-    pub dice: Dice,
+    pub rng: Rng,
     pub machines: BTreeMap<String, Machine>,
-    pub debts: Vec<(Instant, Debt)>,
+    pub cleanups: Vec<(Instant, Cleanup)>,
     pub history: History,
     pub clients: Option<Clients>,
     pub vitals: Vitals,
@@ -62,25 +62,25 @@ pub struct Cluster {
     pub counts: BTreeMap<String, usize>,
     pub operations: u64,
     clocks: WallClocks,
-    deck: Deck,
+    shuffled_faults: ShuffledFaults,
     tokens: [String; 2],
     made: usize,
     begun: Instant,
 }
 
 impl Cluster {
-    /// Three managers and two workers, at rest.
-    pub fn begin(dice: Dice) -> Self {
+    /// Three managers and two workers, settled.
+    pub fn begin(rng: Rng) -> Self {
         let mut world = World::new();
         world.network = Some(crate::harness::Network::new());
-        // The timing that is shipped: leaders that change are part of it.
+        // Shipped timing: changes of leader are part of the test.
         world.settings = "[supervision]\nbackoff_first = \"100ms\"\nbackoff_cap = \"2s\"\n".to_owned();
         let clocks = WallClocks::new(world.folder());
         let mut cluster = Self {
             world,
-            dice,
+            rng,
             machines: BTreeMap::new(),
-            debts: Vec::new(),
+            cleanups: Vec::new(),
             history: History::new("before"),
             clients: None,
             vitals: Vitals::default(),
@@ -88,7 +88,7 @@ impl Cluster {
             counts: BTreeMap::new(),
             operations: 0,
             clocks,
-            deck: Deck::default(),
+            shuffled_faults: ShuffledFaults::default(),
             tokens: [String::new(), String::new()],
             made: 0,
             begun: Instant::now(),
@@ -105,7 +105,7 @@ impl Cluster {
         cluster
     }
 
-    /// What a node is started with that joins by way of anybody.
+    /// Start flags of a node that joins through any manager.
     pub fn joins(&mut self, role: Role) -> Vec<String> {
         let names: Vec<String> = self.machines.keys().cloned().collect();
         let seeds: Vec<String> = names.iter().map(|name| self.world.node(name).address().to_string()).collect();
@@ -113,7 +113,7 @@ impl Cluster {
         ["--join", &seeds.join(","), "--token", token].map(str::to_owned).to_vec()
     }
 
-    /// Starts another node; its name.
+    /// Starts another node; returns its name.
     pub fn make(&mut self, flags: Vec<String>) -> String {
         self.made += 1;
         let name = format!("n{}", self.made);
@@ -125,7 +125,7 @@ impl Cluster {
             clock,
             hang,
             served: false,
-            hurt: false,
+            under_fault: false,
             disk_was_full: false,
             was_frozen: false,
             ended: None,
@@ -142,21 +142,21 @@ impl Cluster {
     }
 
     pub fn machine(&mut self, name: &str) -> &mut Machine {
-        self.machines.get_mut(name).expect("it is one of the nodes")
+        self.machines.get_mut(name).expect("the node exists")
     }
 
-    /// Writes down what is done, and when.
-    pub fn say(&self, what: &str) {
+    /// Logs an action with its time.
+    pub fn log(&self, what: &str) {
         println!("{:8.3}  {what}", self.begun.elapsed().as_secs_f64());
     }
 
-    /// Asks for something that may be refused: somebody to whom nothing is being done, and whose socket speaks for an operator. Who that was,
-    /// and what became of it.
+    /// Sends a request that may be refused to a manager without active faults whose socket acts as operator. Returns the manager
+    /// and the result.
     pub fn ask_a_manager(&mut self, request: &Request) -> Option<String> {
         let mut able: Vec<String> =
-            self.machines.iter().filter(|(_, m)| !m.hurt).map(|(name, _)| name.clone()).collect();
+            self.machines.iter().filter(|(_, m)| !m.under_fault).map(|(name, _)| name.clone()).collect();
         while !able.is_empty() {
-            let by = able.swap_remove(self.dice.index(able.len()));
+            let by = able.swap_remove(self.rng.index(able.len()));
             let mut client = Client::to_socket(self.world.socket(&by), Duration::from_secs(1));
             return Some(match self.world.wait_for(client.call(request.clone())) {
                 Ok(_) => format!("{by}: done"),
@@ -167,10 +167,10 @@ impl Cluster {
         None
     }
 
-    /// Hurts it for a while, as often as comes to mind.
+    /// Injects faults for a while, at random intervals.
     pub fn storm(&mut self, lasts: Duration) {
         self.storms += 1;
-        self.say(&format!("storm {}", self.storms));
+        self.log(&format!("storm {}", self.storms));
         self.history = History::new(&format!("storm-{}", self.storms));
         let sockets: Vec<PathBuf> = self.machines.keys().map(|name| self.world.socket(name)).collect();
         let from = |first| sockets.iter().cycle().skip(first).take(sockets.len()).cloned().collect();
@@ -181,66 +181,68 @@ impl Cluster {
             self.settle(|due| due <= Instant::now());
             self.notice_ends();
             if Instant::now() >= next {
-                let fault = self.deck.draw(&mut self.dice);
-                self.hurt(fault);
-                next = Instant::now() + Duration::from_millis(100) + self.dice.up_to(Duration::from_millis(1200));
+                let fault = self.shuffled_faults.draw(&mut self.rng);
+                self.inject_and_log(fault);
+                next = Instant::now() + Duration::from_millis(100) + self.rng.up_to(Duration::from_millis(1200));
             }
-            between_looks();
+            between_checks();
         }
     }
 
-    fn hurt(&mut self, fault: Fault) {
-        if let Some(what) = fault.strike(self) {
+    fn inject_and_log(&mut self, fault: Fault) {
+        if let Some(what) = fault.inject(self) {
             *self.counts.entry(format!("{fault:?}")).or_default() += 1;
-            self.say(&what);
+            self.log(&what);
         }
     }
 
-    /// Something to be undone within a while.
-    pub fn owe(&mut self, longest: Duration, debt: Debt) -> Duration {
-        let lasts = Duration::from_millis(100) + self.dice.up_to(longest);
-        self.debts.push((Instant::now() + lasts, debt));
+    /// Schedules a cleanup within this time.
+    pub fn schedule(&mut self, longest: Duration, cleanup: Cleanup) -> Duration {
+        let lasts = Duration::from_millis(100) + self.rng.up_to(longest);
+        self.cleanups.push((Instant::now() + lasts, cleanup));
         lasts
     }
 
-    /// Undoes what is due.
+    /// Runs the cleanups that are due.
     pub fn settle(&mut self, is_due: impl Fn(Instant) -> bool) {
-        let (due, later) = std::mem::take(&mut self.debts).into_iter().partition(|(at, _)| is_due(*at));
-        self.debts = later;
-        let due: Vec<(Instant, Debt)> = due;
-        for (_, debt) in due {
-            self.undo(&debt);
+        let (due, later) = std::mem::take(&mut self.cleanups).into_iter().partition(|(at, _)| is_due(*at));
+        self.cleanups = later;
+        let due: Vec<(Instant, Cleanup)> = due;
+        for (_, cleanup) in due {
+            self.undo(&cleanup);
         }
     }
 
-    fn undo(&mut self, debt: &Debt) {
-        let name = match debt {
-            Debt::HealNetwork => {
-                self.world.network().heal();
-                return self.say("the network is whole");
+    fn undo(&mut self, cleanup: &Cleanup) {
+        let name = match cleanup {
+            Cleanup::RestoreNetwork => {
+                self.world.network().restore();
+                return self.log("the network is restored");
             }
-            Debt::Start(name) | Debt::Thaw(name) | Debt::EndHang(name) | Debt::EmptyDisk(name) => name.clone(),
+            Cleanup::Start(name) | Cleanup::Thaw(name) | Cleanup::EndHang(name) | Cleanup::EmptyDisk(name) => {
+                name.clone()
+            }
         };
-        match debt {
-            Debt::Start(_) => self.start(&name),
-            Debt::EndHang(_) => std::fs::remove_file(&self.machines[&name].hang).expect("it was there"),
-            // It has ended by itself, which is judged after the storm.
+        match cleanup {
+            Cleanup::Start(_) => self.start(&name),
+            Cleanup::EndHang(_) => std::fs::remove_file(&self.machines[&name].hang).expect("it was there"),
+            // It exited by itself, which is checked after the storm.
             _ if !self.world.node(&name).is_running() => {}
-            Debt::Thaw(_) => drop(self.world.node(&name).signal(Signal::CONT)),
+            Cleanup::Thaw(_) => drop(self.world.node(&name).signal(Signal::CONT)),
             _ => self.world.node(&name).disk_is_full(false),
         }
-        self.machine(&name).hurt = false;
-        self.say(&format!("{debt:?}"));
+        self.machine(&name).under_fault = false;
+        self.log(&format!("{cleanup:?}"));
     }
 
-    /// Whoever ends by itself: only a removed node may.
+    /// Notes nodes that exited by themselves: only a removed node may.
     pub fn notice_ends(&mut self) {
-        let owed = |debts: &[(Instant, Debt)], name: &str| {
-            debts.iter().any(|(_, debt)| matches!(debt, Debt::Start(who) if who == name))
+        let owed = |cleanups: &[(Instant, Cleanup)], name: &str| {
+            cleanups.iter().any(|(_, cleanup)| matches!(cleanup, Cleanup::Start(who) if who == name))
         };
         let ended = |cluster: &mut Self, name: &String| {
             cluster.machines[name].ended.is_none()
-                && !owed(&cluster.debts, name)
+                && !owed(&cluster.cleanups, name)
                 && !cluster.world.node(name).is_running()
         };
         let names: Vec<String> = self.machines.keys().cloned().collect();
@@ -248,7 +250,7 @@ impl Cluster {
             if ended(self, &name) {
                 let code = self.world.node(&name).exit();
                 self.machine(&name).ended = Some(code);
-                self.say(&format!("{name} has ended by itself: {code:?}"));
+                self.log(&format!("{name} exited by itself: {code:?}"));
             }
         }
     }

@@ -10,13 +10,13 @@ use muster_local_cluster::{ProcessId, parent};
 use rustix::process::{Pid, Signal, kill_process_group};
 
 use crate::harness::WallClock;
-use crate::harness::{MUSTER, PATIENCE, between_looks, eventually, eventually_so};
+use crate::harness::{MUSTER, WAIT_LIMIT, between_checks, eventually, eventually_so};
 
 /// How a candidate is started.
 pub struct Entry<'a> {
     pub folder: &'a Path,
     pub id: &'a str,
-    /// Where it asks: flags of `muster`.
+    /// Where it sends requests: flags of `muster`.
     pub asks: [&'a str; 2],
     pub lease: &'a str,
     /// Flags of `elect`.
@@ -25,7 +25,7 @@ pub struct Entry<'a> {
     pub clock: Option<WallClock>,
 }
 
-/// A candidate. Dropped: it is killed, and its guardian ends its command.
+/// A candidate. On drop it is killed, and its guardian ends its command.
 pub struct Candidate {
     pub id: String,
     child: Child,
@@ -47,7 +47,7 @@ impl Candidate {
         Self { id: entry.id.to_owned(), child, muster, clock: entry.clock }
     }
 
-    /// The three processes while its command runs: `muster`, guardian, command.
+    /// Its three processes while the command runs: `muster`, guardian, command.
     pub fn family(&self, guardian: Option<u32>, command: Option<u32>) -> Option<Family> {
         let (guardian, command) = (ProcessId::of(guardian?)?, ProcessId::of(command?)?);
         Some(Family { muster: self.muster, guardian, command })
@@ -75,14 +75,14 @@ impl Drop for Candidate {
     }
 }
 
-/// Dropped after the candidates of a folder, it waits until nothing of them is left: they all work in that folder.
+/// On drop, after the candidates of a folder, it waits until their processes have ended: they all work in that folder.
 pub struct Leftovers(pub PathBuf);
 
 impl Drop for Leftovers {
     fn drop(&mut self) {
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + WAIT_LIMIT;
         while !self.left().is_empty() && Instant::now() < end {
-            between_looks();
+            between_checks();
         }
         let left = self.left();
         left.iter().for_each(|process| process.signal(Signal::KILL));
@@ -99,7 +99,7 @@ impl Leftovers {
     }
 }
 
-/// The processes of a candidate that leads.
+/// The processes of a leading candidate.
 #[derive(Clone, Copy, Debug)]
 pub struct Family {
     pub muster: ProcessId,
@@ -107,18 +107,18 @@ pub struct Family {
     pub command: ProcessId,
 }
 
-/// All of a candidate, stopped. Dropped, or gone with this process: all of it is killed, by a process that waits for that, because
+/// A candidate with all processes suspended. On drop, or when this process ends, a helper process kills them, because
 /// neither guardian nor command would notice.
 pub struct Frozen {
     pub family: Family,
-    undertaker: Child,
+    killer: Child,
 }
 
 impl Frozen {
-    /// Lets all of it go on, the command first: the order in which most can go wrong.
+    /// Resumes all of them, the command first: the most dangerous order.
     pub fn thaw(mut self) {
-        let _killed = self.undertaker.kill();
-        let _status = self.undertaker.wait();
+        let _killed = self.killer.kill();
+        let _status = self.killer.wait();
         let Family { muster, guardian, command } = self.family;
         self.family.signal_group(Signal::CONT);
         [command, muster, guardian].into_iter().for_each(|process| process.signal(Signal::CONT));
@@ -126,35 +126,35 @@ impl Frozen {
 }
 
 impl Family {
-    /// Stops all of it: those first who could start or end the others.
+    /// Suspends all of them: those first that could start or end the others.
     pub fn freeze(self) -> Frozen {
         let all = [self.muster, self.guardian, self.command];
-        let mut undertaker = Command::new("sh");
-        undertaker.args(["-c", r#"cat > /dev/null; kill -KILL "$@""#, "sh"]);
-        undertaker.args(all.map(|process| process.pid.to_string())).stdin(Stdio::piped()).stderr(Stdio::null());
-        let undertaker = undertaker.spawn().expect("there is a shell");
+        let mut killer = Command::new("sh");
+        killer.args(["-c", r#"cat > /dev/null; kill -KILL "$@""#, "sh"]);
+        killer.args(all.map(|process| process.pid.to_string())).stdin(Stdio::piped()).stderr(Stdio::null());
+        let killer = killer.spawn().expect("a shell exists");
         all.into_iter().for_each(|process| process.signal(Signal::STOP));
         self.signal_group(Signal::STOP);
-        eventually_so("all of it stands still", || all.into_iter().all(stands_still));
-        Frozen { family: self, undertaker }
+        eventually_so("all processes are suspended", || all.into_iter().all(is_suspended));
+        Frozen { family: self, killer }
     }
 
-    /// To everything that the command has started in its group.
+    /// Signals the process group of the command.
     pub fn signal_group(self, signal: Signal) {
         if self.command.is_alive() {
             let _gone = kill_process_group(self.group(), signal);
         }
     }
 
-    /// The command's.
+    /// The command's pid.
     pub fn group(self) -> Pid {
         Pid::from_raw(self.command.pid).expect("it has a pid")
     }
 }
 
-/// Whether a process that was told to stop does nothing any more: it is stopped, has ended, or waits in the kernel, for a child
-/// that was stopped between vfork and exec, say.
-fn stands_still(process: ProcessId) -> bool {
+/// Whether a suspended process no longer runs: it is stopped, has ended, or waits in the kernel, for example for a child
+/// that was stopped between vfork and exec.
+fn is_suspended(process: ProcessId) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", process.pid)).unwrap_or_default();
     let state = stat.rfind(')').and_then(|at| stat.get(at + 2..at + 3));
     !process.is_alive() || matches!(state, Some("T" | "D"))

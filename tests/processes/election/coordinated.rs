@@ -9,8 +9,8 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use muster_client::Client;
 use muster_elector::{
-    BY_OLDEST_VERSION, BootTime, Candidacy, Candidate as Stands, Election, ElectorConfig, LeaderElector, Link, Session,
-    Setup, Socket, Standing, Term, Timekeeper,
+    BY_OLDEST_VERSION, BootTime, Candidacy, Candidate as ElectorCandidate, Election, ElectorConfig, LeaderElector,
+    Link, RunningCandidacy, Session, Setup, Socket, Term, Timekeeper,
 };
 use muster_messages::Revision;
 use muster_messages::wire::{LeaseRef, Request};
@@ -19,34 +19,34 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::timeout;
 
 use super::candidate::{Candidate, Entry, Leftovers};
-use super::played::{Manners, Part, words};
+use super::played::{ChildProgram, TermHandling, words};
 use super::records::Records;
 use super::server::{Change, changes, tenures};
-use crate::harness::{PATIENCE, World, eventually};
+use crate::harness::{WAIT_LIMIT, World, eventually};
 
-/// Nobody's lease ends by itself here, however long this machine stands still.
+/// No lease expires here, however slow this machine is.
 const LEASE_DURATION: Duration = Duration::from_secs(30);
 const RENEW_DEADLINE: Duration = Duration::from_secs(20);
 const FLAGS: [&str; 4] = ["--lease-duration", "30s", "--renew-deadline", "20s"];
 
-/// Long enough for whatever would follow.
-const AFTERWARDS: Duration = Duration::from_secs(3);
+/// Long enough for any further change.
+const QUIET_PERIOD: Duration = Duration::from_secs(3);
 
-/// What a candidate tells when it begins to lead.
-type Led = (String, Instant);
+/// A candidate's report that it leads.
+type LeaderReport = (String, Instant);
 
 /// An elector with its candidacy, in this process.
 struct Versioned {
     elector: LeaderElector,
-    standing: Standing,
+    running_candidacy: RunningCandidacy,
 }
 
-struct Tells {
+struct Reporter {
     name: String,
-    tell: UnboundedSender<Led>,
+    tell: UnboundedSender<LeaderReport>,
 }
 
-impl Stands for Tells {
+impl ElectorCandidate for Reporter {
     fn on_started_leading(&self, term: Term) -> BoxFuture<'static, ()> {
         let _heard = self.tell.send((self.name.clone(), Instant::now()));
         async move { term.ended().await }.boxed()
@@ -54,7 +54,7 @@ impl Stands for Tells {
 }
 
 impl Versioned {
-    async fn stand(socket: PathBuf, lease: &LeaseRef, version: &str, tell: &UnboundedSender<Led>) -> Self {
+    async fn start(socket: PathBuf, lease: &LeaseRef, version: &str, tell: &UnboundedSender<LeaderReport>) -> Self {
         let name = format!("v{version}-of-{}", lease.name);
         let link = Link::new(Socket(socket));
         let candidacy = Candidacy {
@@ -72,42 +72,42 @@ impl Versioned {
             coordinated: true,
             ..ElectorConfig::new(lease.clone(), name.clone())
         };
-        let standing = candidacy.stand(Arc::new(link.clone()));
+        let running_candidacy = candidacy.start(Arc::new(link.clone()));
         let election = Election::Native(Session::new(Arc::new(link)));
-        let work = Arc::new(Tells { name, tell: tell.clone() });
+        let work = Arc::new(Reporter { name, tell: tell.clone() });
         let elector = LeaderElector::start(Setup::new(config, election, work)).await.expect("it can be configured");
-        Self { elector, standing }
+        Self { elector, running_candidacy }
     }
 
-    /// Waits until the cluster knows of it, and says since when.
+    /// Waits until the cluster knows the candidate, and returns since when.
     async fn announced(&self) -> Instant {
-        let mut trouble = self.standing.trouble();
-        trouble.wait_for(Option::is_none).await.expect("it stands");
+        let mut trouble = self.running_candidacy.trouble();
+        trouble.wait_for(Option::is_none).await.expect("the candidacy is registered");
         Instant::now()
     }
 
     async fn end(self) {
         self.elector.stop();
-        self.elector.ended().await.expect("it ends in peace");
-        self.standing.end().await;
+        self.elector.ended().await.expect("the elector ends without error");
+        self.running_candidacy.end().await;
     }
 }
 
-async fn next(led: &mut UnboundedReceiver<Led>) -> Led {
-    timeout(PATIENCE, led.recv()).await.expect("somebody leads").expect("electors live")
+async fn next(led: &mut UnboundedReceiver<LeaderReport>) -> LeaderReport {
+    timeout(WAIT_LIMIT, led.recv()).await.expect("a candidate leads").expect("electors live")
 }
 
-/// Who was the holder, one after the other, by the server's log.
+/// The holders in order, by the server's log.
 async fn log(client: &mut Client, lease: &LeaseRef) -> Vec<Change> {
     let answer: Value = client.ask(Request::Events { since: Revision(0), wait_ms: 0 }).await.expect("the log");
     changes(&answer["items"], &lease.to_string())
 }
 
-/// The holders, one after the other.
+/// The holders, in order.
 fn names(changes: &[Change]) -> Vec<String> {
     let tenures = tenures(changes).unwrap_or_else(|why| panic!("{why}"));
     let mut names: Vec<String> = tenures.into_values().map(|(holder, _)| holder).collect();
-    names.dedup(); // chosen, and then taken up
+    names.dedup(); // elected, then taken up
     names
 }
 
@@ -115,28 +115,34 @@ fn lease(name: &str) -> LeaseRef {
     LeaseRef { namespace: "default".to_owned(), name: name.to_owned() }
 }
 
-/// How long the cluster waits for further candidates in the scenario of two that arrive. Shipped are 1.5 s, which the tests of
-/// `muster-elections` hold it to in virtual time.
+/// Settle time in the scenario with two arriving candidates. The shipped 1.5 s are tested by
+/// `muster-elections` in virtual time.
 const SETTLE: &str = "[elections]\nsettle = \"5s\"\n";
 /// Well within that.
-const TOGETHER: Duration = Duration::from_secs(4);
+const ARRIVAL_WINDOW: Duration = Duration::from_secs(4);
 
-/// One round of an election: whether the second came in time for the first, else it says nothing.
-async fn two_arrive(world: &World, client: &mut Client, lease: LeaseRef, versions: (&str, &str), apart: u64) -> bool {
+/// One round of an election. False: the second candidate was too late for the first, and the round proves nothing.
+async fn two_candidates_start(
+    world: &World,
+    client: &mut Client,
+    lease: LeaseRef,
+    versions: (&str, &str),
+    apart: u64,
+) -> bool {
     let (tell, mut led) = unbounded_channel();
-    let first = Versioned::stand(world.socket("n1"), &lease, versions.0, &tell).await;
+    let first = Versioned::start(world.socket("n1"), &lease, versions.0, &tell).await;
     let begun = first.announced().await;
-    tokio::time::sleep(Duration::from_millis(apart)).await; // it is what is being told
-    let second = Versioned::stand(world.socket("n2"), &lease, versions.1, &tell).await;
-    let in_time = second.announced().await - begun < TOGETHER;
+    tokio::time::sleep(Duration::from_millis(apart)).await; // part of the scenario, not a wait
+    let second = Versioned::start(world.socket("n2"), &lease, versions.1, &tell).await;
+    let in_time = second.announced().await - begun < ARRIVAL_WINDOW;
     if in_time {
         let (leader, at) = next(&mut led).await;
         println!("{leader} leads {:?} after the first was announced", at - begun);
         let best = format!("v1.29.0-of-{}", lease.name);
         assert_eq!(leader, best);
-        tokio::time::sleep(AFTERWARDS).await;
+        tokio::time::sleep(QUIET_PERIOD).await;
         let log = log(client, &lease).await;
-        assert_eq!((names(&log), log.len()), (vec![best], 2), "chosen and taken up, nothing else: {log:?}");
+        assert_eq!((names(&log), log.len()), (vec![best], 2), "elected and taken up, nothing else: {log:?}");
         assert!(led.try_recv().is_err());
     }
     first.end().await;
@@ -146,22 +152,22 @@ async fn two_arrive(world: &World, client: &mut Client, lease: LeaseRef, version
 
 #[test]
 #[ignore = "full tier"]
-fn two_versions_that_arrive_in_any_order_within_the_settling_time_make_one_election() {
+fn versions_within_settle_time_cause_one_election() {
     let world = World::with_settings(SETTLE, 3, 0);
     world.wait_for(async {
-        let mut client = Client::to_socket(world.socket("n1"), PATIENCE);
+        let mut client = Client::to_socket(world.socket("n1"), WAIT_LIMIT);
         let orders = [("1.30.0", "1.29.0"), ("1.29.0", "1.30.0")];
         for (number, order) in orders.into_iter().enumerate() {
             for apart in [0, 300, 1500] {
-                let mut told = false;
+                let mut reported = false;
                 for attempt in 0..20 {
                     let lease = lease(&format!("versions-{number}-{apart}-{attempt}"));
-                    told = two_arrive(&world, &mut client, lease, order, apart).await;
-                    if told {
+                    reported = two_candidates_start(&world, &mut client, lease, order, apart).await;
+                    if reported {
                         break;
                     }
                 }
-                assert!(told, "this machine announces nothing within {TOGETHER:?}");
+                assert!(reported, "this machine announces nothing within {ARRIVAL_WINDOW:?}");
             }
         }
     });
@@ -169,25 +175,25 @@ fn two_versions_that_arrive_in_any_order_within_the_settling_time_make_one_elect
 
 #[test]
 #[ignore = "full tier"]
-fn a_better_version_takes_over_with_one_handover() {
+fn better_version_takes_over_with_one_handover() {
     let world = World::with(3, 0);
     let mut took = vec![];
     world.wait_for(async {
-        let mut client = Client::to_socket(world.socket("n1"), PATIENCE);
+        let mut client = Client::to_socket(world.socket("n1"), WAIT_LIMIT);
         for number in 0..5 {
             let lease = lease(&format!("better-{number}"));
             let (tell, mut led) = unbounded_channel();
-            let newer = Versioned::stand(world.socket("n1"), &lease, "1.30.0", &tell).await;
+            let newer = Versioned::start(world.socket("n1"), &lease, "1.30.0", &tell).await;
             let (one, _) = next(&mut led).await;
             let begun = Instant::now();
-            let older = Versioned::stand(world.socket("n2"), &lease, "1.29.0", &tell).await;
+            let older = Versioned::start(world.socket("n2"), &lease, "1.29.0", &tell).await;
             let (other, at) = next(&mut led).await;
             took.push(at - begun);
-            tokio::time::sleep(AFTERWARDS).await;
+            tokio::time::sleep(QUIET_PERIOD).await;
             let log = log(&mut client, &lease).await;
             assert_eq!(names(&log), [one, other.clone()]);
             assert_eq!(other, format!("v1.29.0-of-{}", lease.name));
-            assert_eq!(log.len(), 5, "chosen, taken up, given up, chosen, taken up: {log:?}");
+            assert_eq!(log.len(), 5, "elected, taken up, released, elected, taken up: {log:?}");
             newer.end().await;
             older.end().await;
         }
@@ -197,7 +203,7 @@ fn a_better_version_takes_over_with_one_handover() {
 }
 
 #[test]
-fn a_muster_elect_of_higher_priority_takes_over_with_one_handover() {
+fn higher_priority_elect_takes_over_with_one_handover() {
     let world = World::with(3, 0);
     let mut took = vec![];
     for number in 0..5 {
@@ -209,22 +215,23 @@ fn a_muster_elect_of_higher_priority_takes_over_with_one_handover() {
             let socket = world.socket(node);
             let asks = ["--socket", socket.to_str().expect("the path is text")];
             let flags = [&FLAGS[..], &["--priority", priority, "--retry-period", "200ms"]].concat();
-            let command = words(&Part::Record { folder: records.0.clone(), manners: Manners::Polite });
+            let command =
+                words(&ChildProgram::Record { folder: records.0.clone(), term_handling: TermHandling::Exits });
             Candidate::start(Entry { folder: &folder, id, asks, lease: &name, flags: &flags, command, clock: None })
         };
         let mut low = start(&format!("low-{number}"), "n1", "1");
-        let first = eventually("the only one leads", || records.newest());
+        let first = eventually("the only candidate leads", || records.newest());
         assert_eq!(first.holder, low.id);
         let begun = BootTime.now();
         let high = start(&format!("high-{number}"), "n2", "2");
-        let second = eventually("the better one leads", || records.newest().filter(|r| r.token > first.token));
+        let second = eventually("the better candidate leads", || records.newest().filter(|r| r.token > first.token));
         assert_eq!(second.holder, high.id);
         took.push(second.started.since(begun));
-        assert_eq!(low.exit(), Some(7), "it made room");
+        assert_eq!(low.exit(), Some(7), "it released its lease");
         let answer = world.answer("n1", Request::Events { since: Revision(0), wait_ms: 0 });
         let log = changes(&answer["items"], &format!("default/{name}"));
         assert_eq!(names(&log), [first.holder, second.holder]);
-        assert_eq!(log.len(), 5, "chosen, taken up, given up, chosen, taken up: {log:?}");
+        assert_eq!(log.len(), 5, "elected, taken up, released, elected, taken up: {log:?}");
     }
     took.sort_unstable();
     println!("from the start of a better candidate's process until its command ran: {took:?}");

@@ -5,7 +5,7 @@ use muster_messages::ErrorCode;
 use super::candidate::{Candidate, Entry};
 use crate::harness::{World, eventually_so};
 
-/// Runs until it is killed, and notes when another one runs beside it: the kernel gives the lock back with the last process.
+/// Runs until it is killed, and records an overlap with another instance: the kernel releases the lock with the last process.
 const COMMAND: &str = r#"trap "" TERM
 flock --nonblock --conflict-exit-code 9 job.lock sh -c 'touch "began-$MUSTER_HOLDER"; while :; do sleep 0.05; done'
 [ $? != 9 ] || touch overlap"#;
@@ -38,7 +38,7 @@ fn forced_deletion_never_runs_two_commands_at_once() {
     assert_eq!(world.muster(&["lease", "get", "job"]).json()["holder"], "one");
 
     world.muster(&["lease", "delete", "job", "--force"]).ended(0);
-    assert_eq!(one.exit(), Some(7), "it has lost the lease");
+    assert_eq!(one.exit(), Some(7), "it lost the lease");
     eventually_so("the second command runs", || began("two"));
     assert!(!world.folder().join("overlap").exists(), "both commands ran at once");
     drop((one, two));

@@ -1,22 +1,22 @@
-//! `muster elect` as a script uses it: run only if nobody else does, and do not wait for ever.
+//! `muster elect` in a script: run only if no other holder exists, with a bounded wait.
 
 use std::path::Path;
 
 use muster_messages::ErrorCode;
 
 use super::candidate::{Candidate, Entry};
-use crate::harness::{Ran, World, eventually_so};
+use crate::harness::{EndedMuster, World, eventually_so};
 
-fn elect(world: &World, before: &[&str], after: &[&str]) -> Ran {
+fn elect(world: &World, before: &[&str], after: &[&str]) -> EndedMuster {
     let socket = world.socket("n1");
     let asks = ["-o", "json", "--socket", socket.to_str().expect("text")];
-    Ran::new(world.folder(), &[&asks, before, &["elect", "job"], after].concat())
+    EndedMuster::new(world.folder(), &[&asks, before, &["elect", "job"], after].concat())
 }
 
 #[test]
-fn whoever_does_not_get_to_lead_in_time_says_who_does() {
+fn elect_timeout_names_the_holder() {
     let world = World::with(1, 0);
-    // The limit is for the wait alone.
+    // The timeout limits the wait only.
     elect(&world, &[], &["--timeout", "1s", "--", "sleep", "2"]).ended(0);
     elect(&world, &[], &["--timeout", "1s", "--", "sh", "-c", "exit 42"]).ended(42);
 
@@ -42,8 +42,8 @@ fn whoever_does_not_get_to_lead_in_time_says_who_does() {
 }
 
 #[test]
-fn a_socket_that_never_was_is_a_mistake() {
+fn missing_socket_is_a_usage_error() {
     let nowhere = ["-o", "json", "--socket", "./nosuch.sock", "elect", "job", "--", "true"];
-    let ran = Ran::new(Path::new("/"), &nowhere).ended(ErrorCode::Unreachable.exit_status().into());
+    let ran = EndedMuster::new(Path::new("/"), &nowhere).ended(ErrorCode::Unreachable.exit_status().into());
     assert!(ran.error_code() == "unreachable" && ran.stderr.contains("there is no such socket"), "{}", ran.stderr);
 }

@@ -11,5 +11,5 @@ mod recovered;
 mod rounds;
 mod server;
 
-/// What the rounds are drawn from; printed, and repeated with this variable.
+/// The seed of the rounds; printed, and repeated with this variable.
 const SEED: &str = "MUSTER_SEED";

@@ -1,5 +1,5 @@
-//! Programs that the stories start, all played by this test program, started once more: what `muster elect` guards, and the
-//! resource of the documents' example.
+//! Programs that the scenarios start, all run by this test program itself: the commands that `muster elect` guards, and the
+//! fenced resource of the documented example.
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -14,41 +14,41 @@ use tokio::signal::unix::{SignalKind, signal};
 #[path = "../../../actors/elector/examples/fenced_resource.rs"]
 mod fenced_resource;
 
-/// What is played.
-pub enum Part {
-    /// A guarded command: writes down, on the machine's clock, when it runs and under which token.
-    Record { folder: PathBuf, manners: Manners },
-    /// `fenced_resource` with these arguments. Without any: with those in the variable `ARGS`, one in a line.
+/// The program to run.
+pub enum ChildProgram {
+    /// A guarded command that records, by the machine's clock, when it runs and under which token.
+    Record { folder: PathBuf, term_handling: TermHandling },
+    /// `fenced_resource` with these arguments, or with those in the variable `ARGS`, one per line.
     FencedResource(Vec<String>),
     /// Prints the wall clock.
-    TellTime,
+    PrintTime,
 }
 
-/// What a guarded command does when it is told to end.
+/// A guarded command's reaction to TERM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Manners {
-    Polite,
-    /// Nothing: it must be killed.
-    Stubborn,
+pub enum TermHandling {
+    Exits,
+    /// Ignores it: must be killed.
+    IgnoresTerm,
 }
 
-/// How often a guarded command writes that it runs.
-const BEAT: Duration = Duration::from_millis(2);
+/// Interval of a guarded command's records.
+const RECORD_INTERVAL: Duration = Duration::from_millis(2);
 
-/// The command line that plays it.
-pub fn words(part: &Part) -> Vec<OsString> {
+/// The command line of a program.
+pub fn words(child_program: &ChildProgram) -> Vec<OsString> {
     let program = std::env::current_exe().expect("this program");
-    let harness = ["--exact", "election::played::a_part", "--nocapture"].map(OsString::from);
-    // What the test harness does not know, it must not see: `env` keeps it apart.
-    let part: Vec<OsString> = match part {
-        Part::Record { folder, manners } => {
-            vec!["PART=record".into(), set("FOLDER", folder.as_os_str()), format!("MANNERS={manners:?}").into()]
+    let harness = ["--exact", "election::played::run_child_program_if_requested", "--nocapture"].map(OsString::from);
+    // `env` hides the arguments from the test harness.
+    let child_program: Vec<OsString> = match child_program {
+        ChildProgram::Record { folder, term_handling } => {
+            vec!["PART=record".into(), set("FOLDER", folder.as_os_str()), format!("MANNERS={term_handling:?}").into()]
         }
-        Part::FencedResource(args) if args.is_empty() => vec!["PART=resource".into()],
-        Part::FencedResource(args) => vec!["PART=resource".into(), format!("ARGS={}", args.join("\n")).into()],
-        Part::TellTime => vec!["PART=time".into()],
+        ChildProgram::FencedResource(args) if args.is_empty() => vec!["PART=resource".into()],
+        ChildProgram::FencedResource(args) => vec!["PART=resource".into(), format!("ARGS={}", args.join("\n")).into()],
+        ChildProgram::PrintTime => vec!["PART=time".into()],
     };
-    ["env".into()].into_iter().chain(part).chain([program.into()]).chain(harness).collect()
+    ["env".into()].into_iter().chain(child_program).chain([program.into()]).chain(harness).collect()
 }
 
 fn set(key: &str, value: &std::ffi::OsStr) -> OsString {
@@ -57,14 +57,14 @@ fn set(key: &str, value: &std::ffi::OsStr) -> OsString {
     setting
 }
 
-/// Without the variable `PART` it does nothing: the scenarios start it, and set that.
+/// Does nothing without the variable `PART`, which the scenarios set.
 #[test]
-fn a_part() {
+fn run_child_program_if_requested() {
     let var = |key: &str| std::env::var(key).unwrap_or_default();
     match var("PART").as_str() {
         "record" => record(Path::new(&var("FOLDER")), var("MANNERS") == "Stubborn"),
         "resource" => {
-            muster_local_cluster::parent::obey();
+            muster_local_cluster::parent::die_with_parent();
             let args: Vec<String> = var("ARGS").lines().map(str::to_owned).collect();
             exit(fenced_resource::run(&args).into());
         }
@@ -72,16 +72,16 @@ fn a_part() {
             let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("this is after 1970");
             println!("\nit is {}", now.as_secs());
         }
-        _ => {} // it runs as one of all tests
+        _ => {} // started as an ordinary test
     }
 }
 
-/// Each line's time is read before the line is written: it ran then, whatever happened to it since.
+/// Each line's time is read before the line is written: the command ran then.
 fn record(folder: &Path, stubborn: bool) {
     let begun = BootTime.now();
     let var = |key: &str| std::env::var(key).expect("muster sets it");
     let token = var("MUSTER_FENCING_TOKEN");
-    // Written aside first: whoever sees the file sees its first line.
+    // Renamed into place, so that a visible file has its first line.
     let (aside, path) = (folder.join(format!("{token}.new")), folder.join(&token));
     let mut file = std::fs::File::create(&aside).expect("the folder is writable");
     let guardian = rustix::process::getppid().map_or(0, |pid| pid.as_raw_nonzero().get());
@@ -90,11 +90,11 @@ fn record(folder: &Path, stubborn: bool) {
     std::fs::rename(&aside, &path).expect("it can be renamed");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
-        let mut told = signal(SignalKind::terminate()).expect("signals can be heard");
+        let mut reported = signal(SignalKind::terminate()).expect("signals can be heard");
         loop {
             let ends = tokio::select! {
-                _ = told.recv() => !stubborn,
-                () = tokio::time::sleep(BEAT) => false,
+                _ = reported.recv() => !stubborn,
+                () = tokio::time::sleep(RECORD_INTERVAL) => false,
             };
             let word = if ends { "end" } else { "alive" };
             let now = BootTime.now();

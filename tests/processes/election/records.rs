@@ -1,13 +1,13 @@
-//! What the guarded commands have written about themselves, and what must be true of it.
+//! Records that guarded commands write about themselves, and the checks on them.
 
 use std::path::{Path, PathBuf};
 
 use muster_messages::Moment;
 
-/// The folder that all of them write to, each one its own file, named by its fencing token.
+/// The common folder; each command has its own file, named by its fencing token.
 pub struct Records(pub PathBuf);
 
-/// What one command has written.
+/// One command's record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
     pub token: u64,
@@ -15,12 +15,12 @@ pub struct Record {
     pub command: u32,
     pub guardian: u32,
     pub started: Moment,
-    /// When it wrote anything later, in order. The last one says how long it ran at least.
+    /// Times of its later lines, in order. It ran at least until the last one.
     pub alive: Vec<Moment>,
 }
 
-/// A command that was frozen together with everything that could have ended it, and thawed when another led. What it writes
-/// until it is killed nobody can prevent; fencing tokens are for that.
+/// A command frozen together with everything that could have ended it, and thawed when another led. Its writes
+/// until it is killed cannot be prevented; fencing tokens handle them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Thaw {
     pub token: u64,
@@ -28,12 +28,12 @@ pub struct Thaw {
 }
 
 impl Records {
-    /// Of those that have started so far, by token.
+    /// Of all commands that have started, by token.
     pub fn read(&self) -> Vec<Record> {
         self.tokens().into_iter().filter_map(|token| self.of(token)).collect()
     }
 
-    /// The newest one.
+    /// The newest record.
     pub fn newest(&self) -> Option<Record> {
         self.of(self.tokens().pop()?)
     }
@@ -58,14 +58,14 @@ impl Records {
 }
 
 impl Record {
-    /// The last moment at which it is known to have run.
+    /// The last time at which it is known to have run.
     pub fn last(&self) -> Moment {
         self.alive.last().copied().unwrap_or(self.started)
     }
 }
 
 fn parse(text: &str) -> Option<Record> {
-    // A line counts when it is whole.
+    // Only complete lines count.
     let mut lines = text.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n'));
     let first: Vec<&str> = lines.next()?.split(' ').collect();
     let ["start", started, token, holder, command, guardian] = first[..] else { return None };
@@ -80,8 +80,8 @@ fn parse(text: &str) -> Option<Record> {
     })
 }
 
-/// Whether at most one of them ran at any time, under greater and greater tokens. The result says how long the longest of
-/// those that were thawed went on.
+/// Whether at most one command ran at any time, under growing tokens. Returns how long the slowest thawed
+/// command continued.
 pub fn one_at_a_time(records: &[Record], thaws: &[Thaw]) -> Result<std::time::Duration, String> {
     let mut by_start: Vec<&Record> = records.iter().collect();
     by_start.sort_by_key(|record| record.started);
@@ -92,12 +92,12 @@ pub fn one_at_a_time(records: &[Record], thaws: &[Thaw]) -> Result<std::time::Du
             && last >= record.started
         {
             let by = last.since(record.started);
-            return Err(format!("{} and {} both ran, for {by:?}", told(earlier), told(record)));
+            return Err(format!("{} and {} both ran, for {by:?}", reported(earlier), reported(record)));
         }
         if let Some((earlier, _)) = before
             && earlier.token >= record.token
         {
-            return Err(format!("{} came after {}", told(record), told(earlier)));
+            return Err(format!("{} came after {}", reported(record), reported(earlier)));
         }
         let thawed = thaws.iter().find(|thaw| thaw.token == record.token).map(|thaw| thaw.at);
         let last = match thawed {
@@ -112,7 +112,7 @@ pub fn one_at_a_time(records: &[Record], thaws: &[Thaw]) -> Result<std::time::Du
     Ok(longest)
 }
 
-fn told(record: &Record) -> String {
+fn reported(record: &Record) -> String {
     format!("{} (token {})", record.holder, record.token)
 }
 
@@ -126,24 +126,24 @@ mod tests {
     }
 
     #[test]
-    fn one_after_the_other_under_greater_tokens_is_right() {
+    fn sequential_commands_with_growing_tokens_pass() {
         assert!(one_at_a_time(&[ran(9, 30, 40), ran(5, 10, 20), ran(7, 21, 21)], &[]).is_ok());
     }
 
     #[test]
-    fn two_at_a_time_are_found_however_shortly_and_wherever_they_stand() {
+    fn overlapping_commands_are_detected() {
         assert!(one_at_a_time(&[ran(5, 10, 20), ran(7, 20, 25)], &[]).is_err());
         assert!(one_at_a_time(&[ran(5, 10, 20), ran(7, 12, 14), ran(9, 21, 22)], &[]).is_err());
     }
 
     #[test]
-    fn a_token_that_does_not_grow_is_found() {
+    fn command_record_with_stale_token_is_detected() {
         assert!(one_at_a_time(&[ran(7, 10, 20), ran(5, 30, 40)], &[]).is_err());
         assert!(one_at_a_time(&[ran(7, 10, 20), ran(7, 30, 40)], &[]).is_err());
     }
 
     #[test]
-    fn only_what_a_thawed_command_writes_after_its_thaw_is_nobodys_fault() {
+    fn thawed_command_may_write_only_after_its_thaw() {
         let late = |at| Thaw { token: 5, at: Moment(at) };
         let mut frozen = ran(5, 10, 12);
         frozen.alive.extend([Moment(30), Moment(33)]);
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_was_cut_by_a_kill_does_not_count() {
+    fn line_truncated_by_kill_is_ignored() {
         let record = parse("start 10 5 ann 3 4\nalive 12\nalive 1").expect("it has started");
         assert_eq!((record.token, record.last(), record.command, record.guardian), (5, Moment(12), 3, 4));
         assert_eq!(parse("start 10 5 ann 3"), None);

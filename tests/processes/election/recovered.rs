@@ -1,13 +1,13 @@
-//! Candidates and their commands that live on while their cluster is recovered again and again.
+//! Candidates and commands that survive repeated recoveries of their cluster.
 
 use muster_messages::Role;
 
 use super::candidate::{Candidate, Entry, Leftovers};
-use super::played::{Manners, Part, words};
+use super::played::{ChildProgram, TermHandling, words};
 use super::records::{Record, Records, one_at_a_time};
 use crate::harness::{World, eventually, eventually_so};
 
-const TIMES: [&str; 6] = ["--lease-duration", "1s", "--renew-deadline", "700ms", "--retry-period", "200ms"];
+const LEASE_FLAGS: [&str; 6] = ["--lease-duration", "1s", "--renew-deadline", "700ms", "--retry-period", "200ms"];
 const FORCE: &str = "--force-new-cluster";
 
 struct Election {
@@ -49,13 +49,14 @@ impl Election {
         self.started += 1;
         let id = format!("c{}", self.started);
         let socket = self.world.socket("n3");
-        let command = words(&Part::Record { folder: self.records.0.clone(), manners: Manners::Polite });
+        let command =
+            words(&ChildProgram::Record { folder: self.records.0.clone(), term_handling: TermHandling::Exits });
         self.candidates.push(Candidate::start(Entry {
             folder: self.world.folder(),
             id: &id,
             asks: ["--socket", socket.to_str().expect("the path is text")],
             lease: "prize",
-            flags: &TIMES,
+            flags: &LEASE_FLAGS,
             command,
             clock: None,
         }));
@@ -72,7 +73,7 @@ impl Election {
         record
     }
 
-    /// The holder resigns, so that the other candidate leads, with a token that no earlier copy of the state knows.
+    /// The holder resigns, so that the other candidate leads with a token that no earlier state contains.
     #[track_caller]
     fn hand_over(&mut self, from: &Record) -> Record {
         let at = self.candidates.iter().position(|c| c.id == from.holder).expect("the holder is a candidate");
@@ -84,7 +85,7 @@ impl Election {
 /// Two restores of one backup, then a forced recovery of one manager and of another, as after a wrong choice.
 #[test]
 #[ignore = "full tier"]
-fn tokens_grow_and_holders_never_overlap_over_recoveries() {
+fn tokens_grow_and_holders_never_overlap_across_recoveries() {
     let mut election = Election::begin();
     let first = election.next(0, "a candidate leads");
     let file = election.world.folder().join("cluster.backup");

@@ -1,4 +1,4 @@
-//! Twenty candidates and one lease, while whatever can happen to processes happens to them and to the cluster.
+//! Twenty candidates and one lease, while faults hit their processes and the cluster.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use rand::{Rng, SeedableRng};
 use rustix::process::Signal;
 
 use super::candidate::{Candidate, Entry, Family, Frozen, Leftovers};
-use super::played::{Manners, Part, words};
+use super::played::{ChildProgram, TermHandling, words};
 use super::records::{Record, Records, Thaw, one_at_a_time};
 use super::server::{Listener, tenures};
 use crate::harness::{WallClock, WallClocks, World, eventually, eventually_so};
@@ -20,47 +20,47 @@ use crate::harness::{WallClock, WallClocks, World, eventually, eventually_so};
 const CANDIDATES: usize = 20;
 const ROUNDS: u32 = 200;
 const LEASE: &str = "prize";
-/// Short, so that the rounds are; long enough that a holder on a busy machine mostly keeps it.
-const TIMES: [&str; 6] = ["--lease-duration", "600ms", "--renew-deadline", "400ms", "--retry-period", "100ms"];
+/// Short, for short rounds; long enough that a holder on a busy machine usually keeps it.
+const LEASE_FLAGS: [&str; 6] = ["--lease-duration", "600ms", "--renew-deadline", "400ms", "--retry-period", "100ms"];
 
-/// What may happen in a round. To the holder:
+/// Faults of a round. To the holder:
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Fault {
     MusterKilled,
     GuardianKilled,
     BothKilled,
     CommandKilled,
-    Told,
+    MusterTerminated,
     MusterFrozen,
     AllFrozen,
-    // To those that wait:
+    // To waiting candidates:
     OthersKilled,
     OtherFrozen,
     // To the cluster:
     LeaderMoved,
     LeaderKilled,
     LeaderFrozen,
-    // To everybody's wall clock:
+    // To all wall clocks:
     ClocksJump,
 }
 
 use Fault::*;
 
-const TO_THE_HOLDER: [Fault; 7] =
-    [MusterKilled, GuardianKilled, BothKilled, CommandKilled, Told, MusterFrozen, AllFrozen];
-const TO_OTHERS: [Fault; 2] = [OthersKilled, OtherFrozen];
-const TO_THE_CLUSTER: [Fault; 3] = [LeaderMoved, LeaderKilled, LeaderFrozen];
+const HOLDER_FAULTS: [Fault; 7] =
+    [MusterKilled, GuardianKilled, BothKilled, CommandKilled, MusterTerminated, MusterFrozen, AllFrozen];
+const WAITER_FAULTS: [Fault; 2] = [OthersKilled, OtherFrozen];
+const CLUSTER_FAULTS: [Fault; 3] = [LeaderMoved, LeaderKilled, LeaderFrozen];
 
-/// What must be put right when a round is over.
-enum Debt {
+/// What a round must repair at its end.
+enum Cleanup {
     Thaw(ProcessId),
     ThawAll(Frozen, u64),
     Restart(String),
     ThawNode(String),
 }
 
-struct Contest {
-    /// Before the world, which takes its folder along.
+struct ElectionRounds {
+    /// Declared before the world, which deletes the folder.
     candidates: Vec<Candidate>,
     _leftovers: Leftovers,
     world: World,
@@ -68,15 +68,15 @@ struct Contest {
     node_clocks: Vec<WallClock>,
     records: Records,
     started: u32,
-    dice: StdRng,
+    rng: StdRng,
     thaws: Vec<Thaw>,
     counts: BTreeMap<Fault, u32>,
 }
 
-impl Contest {
-    fn begin(dice: StdRng) -> Self {
+impl ElectionRounds {
+    fn begin(rng: StdRng) -> Self {
         let mut world = World::new();
-        // The timing that is shipped: a leader that is frozen is to be missed within the time of a lease.
+        // Shipped timing: a frozen leader must be noticed within a lease.
         world.settings.clear();
         let clocks = WallClocks::new(world.folder());
         let mut node_clocks = vec![];
@@ -95,13 +95,13 @@ impl Contest {
         let records = Records::new(world.folder());
         let (candidates, thaws, counts) = (vec![], vec![], BTreeMap::new());
         let _leftovers = Leftovers(world.folder().to_owned());
-        let mut contest =
-            Self { world, clocks, node_clocks, records, candidates, _leftovers, started: 0, dice, thaws, counts };
-        contest.fill_up();
-        contest
+        let mut election_rounds =
+            Self { world, clocks, node_clocks, records, candidates, _leftovers, started: 0, rng, thaws, counts };
+        election_rounds.fill_up();
+        election_rounds
     }
 
-    /// Replaces those that have ended.
+    /// Replaces candidates that ended.
     fn fill_up(&mut self) {
         self.candidates.retain_mut(|candidate| candidate.ended().is_none());
         while self.candidates.len() < CANDIDATES {
@@ -109,24 +109,25 @@ impl Contest {
             let number = self.started;
             let id = format!("c{number}");
             let socket = self.world.socket(&format!("n{}", number % 3 + 1));
-            // Every fourth one finds its managers by itself, over TLS; certificates are judged by a right clock.
+            // Every fourth candidate finds its managers by itself, over TLS; a right clock checks certificates.
             let far = number.is_multiple_of(4);
             let asks = match far {
                 true => ["--identity", "stander.json"],
                 false => ["--socket", socket.to_str().expect("the path is text")],
             };
             let clock = (!far).then(|| self.clocks.of(&id));
-            let command = words(&Part::Record { folder: self.records.0.clone(), manners: manners(number) });
+            let command =
+                words(&ChildProgram::Record { folder: self.records.0.clone(), term_handling: term_handling(number) });
             let folder = self.world.folder();
-            let entry = Entry { folder, id: &id, asks, lease: LEASE, flags: &TIMES, command, clock };
+            let entry = Entry { folder, id: &id, asks, lease: LEASE, flags: &LEASE_FLAGS, command, clock };
             self.candidates.push(Candidate::start(entry));
         }
     }
 
-    /// The one whose command runs, and which of the candidates it is.
+    /// The candidate whose command runs, and its index.
     #[track_caller]
     fn holder(&mut self) -> (Record, usize, Family) {
-        eventually("somebody's command runs", || {
+        eventually("a command runs", || {
             self.fill_up();
             let record = self.records.newest()?;
             let index = self.candidates.iter().position(|candidate| candidate.id == record.holder)?;
@@ -135,7 +136,7 @@ impl Contest {
         })
     }
 
-    /// Waits until another has followed.
+    /// Waits until another candidate has followed.
     #[track_caller]
     fn followed(&self, token: u64) {
         eventually_so("another candidate's command runs", || {
@@ -146,34 +147,34 @@ impl Contest {
     fn round(&mut self) -> Vec<Fault> {
         self.fill_up();
         let (record, index, family) = self.holder();
-        let mut faults = vec![match self.dice.random_range(0..10) {
-            0..6 => *TO_THE_HOLDER.choose(&mut self.dice).expect("there are some"),
-            6 => *TO_OTHERS.choose(&mut self.dice).expect("there are some"),
-            7..9 => *TO_THE_CLUSTER.choose(&mut self.dice).expect("there are some"),
+        let mut faults = vec![match self.rng.random_range(0..10) {
+            0..6 => *HOLDER_FAULTS.choose(&mut self.rng).expect("there are some"),
+            6 => *WAITER_FAULTS.choose(&mut self.rng).expect("there are some"),
+            7..9 => *CLUSTER_FAULTS.choose(&mut self.rng).expect("there are some"),
             _ => ClocksJump,
         }];
-        // Often two things at once, of different sorts.
-        if self.dice.random_bool(0.4) {
-            let sorts = [&TO_THE_HOLDER[..], &TO_OTHERS, &TO_THE_CLUSTER, &[ClocksJump]];
+        // Often two faults of different kinds at once.
+        if self.rng.random_bool(0.4) {
+            let sorts = [&HOLDER_FAULTS[..], &WAITER_FAULTS, &CLUSTER_FAULTS, &[ClocksJump]];
             let others: Vec<_> = sorts.into_iter().filter(|sort| !sort.contains(&faults[0])).collect();
-            let sort = others.choose(&mut self.dice).expect("there are other sorts");
-            faults.push(*sort.choose(&mut self.dice).expect("none is empty"));
+            let sort = others.choose(&mut self.rng).expect("there are other sorts");
+            faults.push(*sort.choose(&mut self.rng).expect("none is empty"));
         }
-        let mut debts = vec![];
+        let mut cleanups = vec![];
         for fault in &faults {
             *self.counts.entry(*fault).or_default() += 1;
-            debts.extend(self.happens(*fault, index, family, record.token));
+            cleanups.extend(self.happens(*fault, index, family, record.token));
         }
-        if faults.iter().any(|fault| TO_THE_HOLDER.contains(fault)) {
+        if faults.iter().any(|fault| HOLDER_FAULTS.contains(fault)) {
             self.followed(record.token);
         }
-        for debt in debts {
-            self.settle(debt);
+        for cleanup in cleanups {
+            self.settle(cleanup);
         }
         faults
     }
 
-    fn happens(&mut self, fault: Fault, holder: usize, family: Family, token: u64) -> Vec<Debt> {
+    fn happens(&mut self, fault: Fault, holder: usize, family: Family, token: u64) -> Vec<Cleanup> {
         match fault {
             MusterKilled => family.muster.signal(Signal::KILL),
             GuardianKilled => family.guardian.signal(Signal::KILL),
@@ -182,14 +183,14 @@ impl Contest {
                 family.guardian.signal(Signal::KILL);
             }
             CommandKilled => family.command.signal(Signal::KILL),
-            Told => self.tell(holder, family),
+            MusterTerminated => self.terminate(holder, family),
             MusterFrozen => {
                 family.muster.signal(Signal::STOP);
-                return vec![Debt::Thaw(family.muster)];
+                return vec![Cleanup::Thaw(family.muster)];
             }
-            AllFrozen => return vec![Debt::ThawAll(family.freeze(), token)],
+            AllFrozen => return vec![Cleanup::ThawAll(family.freeze(), token)],
             OthersKilled => {
-                for _ in 0..self.dice.random_range(1..5) {
+                for _ in 0..self.rng.random_range(1..5) {
                     let other = self.another(holder);
                     other.signal(Signal::KILL);
                 }
@@ -197,69 +198,69 @@ impl Contest {
             OtherFrozen => {
                 let other = self.another(holder);
                 other.signal(Signal::STOP);
-                // Until the lease has passed to somebody else, so that it wakes with an old view.
-                self.tell(holder, family);
+                // Until the lease has passed on, so that it wakes with an old view.
+                self.terminate(holder, family);
                 self.followed(token);
-                return vec![Debt::Thaw(other)];
+                return vec![Cleanup::Thaw(other)];
             }
             LeaderMoved => {
                 let leader = self.world.leader_seen_by("n1");
-                // Refused while there is nobody to hand over to, or no leader at this very moment.
-                eventually_so("leadership is handed over", || {
+                // Refused without a transfer target, or without a leader at this moment.
+                eventually_so("leadership is transferred", || {
                     self.world.muster_at(&leader, &["raft", "transfer-leader"]).code == 0
                 });
             }
             LeaderKilled => {
                 let leader = self.world.leader_seen_by("n1");
                 self.world.node(&leader).kill();
-                return vec![Debt::Restart(leader)];
+                return vec![Cleanup::Restart(leader)];
             }
             LeaderFrozen => {
                 let leader = self.world.leader_seen_by("n1");
                 self.world.node(&leader).signal(Signal::STOP);
-                return vec![Debt::ThawNode(leader)];
+                return vec![Cleanup::ThawNode(leader)];
             }
             ClocksJump => {
                 for clock in self.candidates.iter().filter_map(|candidate| candidate.clock.as_ref()) {
-                    clock.set(self.dice.random_range(-10 * YEAR..10 * YEAR));
+                    clock.set(self.rng.random_range(-10 * YEAR..10 * YEAR));
                 }
-                // Managers' certificates are good from an hour before they were issued.
+                // Managers' certificates are valid from an hour before their issue.
                 for clock in &self.node_clocks {
-                    clock.set(self.dice.random_range(-1500..1500));
+                    clock.set(self.rng.random_range(-1500..1500));
                 }
             }
         }
         vec![]
     }
 
-    /// TERM, which `muster` passes on; and KILL for a command that does not care.
-    fn tell(&self, holder: usize, family: Family) {
+    /// TERM, which `muster` passes on; KILL for a command that ignores it.
+    fn terminate(&self, holder: usize, family: Family) {
         family.muster.signal(Signal::TERM);
         let number = self.candidates[holder].id[1..].parse().expect("candidates are numbered");
-        if manners(number) == Manners::Stubborn {
+        if term_handling(number) == TermHandling::IgnoresTerm {
             family.command.signal(Signal::KILL);
         }
     }
 
     fn another(&mut self, than: usize) -> ProcessId {
         let others: Vec<_> = (0..self.candidates.len()).filter(|index| *index != than).collect();
-        self.candidates[*others.choose(&mut self.dice).expect("there are twenty")].muster()
+        self.candidates[*others.choose(&mut self.rng).expect("there are twenty")].muster()
     }
 
-    fn settle(&mut self, debt: Debt) {
-        match debt {
-            Debt::Thaw(process) => process.signal(Signal::CONT),
-            Debt::ThawAll(frozen, token) => {
+    fn settle(&mut self, cleanup: Cleanup) {
+        match cleanup {
+            Cleanup::Thaw(process) => process.signal(Signal::CONT),
+            Cleanup::ThawAll(frozen, token) => {
                 let command = frozen.family.command;
                 self.thaws.push(Thaw { token, at: BootTime.now() });
                 frozen.thaw();
-                eventually_so("what was thawed is killed", || !command.is_alive());
+                eventually_so("the thawed command is killed", || !command.is_alive());
             }
-            Debt::Restart(name) => {
+            Cleanup::Restart(name) => {
                 self.another_leads(&name);
                 self.world.node(&name).start(&[]).ready();
             }
-            Debt::ThawNode(name) => {
+            Cleanup::ThawNode(name) => {
                 self.another_leads(&name);
                 self.world.node(&name).signal(Signal::CONT);
             }
@@ -275,9 +276,9 @@ impl Contest {
     }
 }
 
-/// Every third one ignores that it is told to end.
-fn manners(number: u32) -> Manners {
-    if number.is_multiple_of(3) { Manners::Stubborn } else { Manners::Polite }
+/// Every third command ignores TERM.
+fn term_handling(number: u32) -> TermHandling {
+    if number.is_multiple_of(3) { TermHandling::IgnoresTerm } else { TermHandling::Exits }
 }
 
 const YEAR: i64 = 365 * 86_400;
@@ -288,50 +289,54 @@ fn setting(key: &str, usual: impl FnOnce() -> u64) -> u64 {
 
 #[test]
 #[ignore = "full tier"]
-fn twenty_candidates_never_run_two_commands_at_once_whatever_is_killed_frozen_or_put_forward() {
+fn twenty_candidates_never_run_two_commands_at_once() {
     let seed = setting(super::SEED, rand::random);
     let rounds = setting("MUSTER_ROUNDS", || ROUNDS.into());
-    println!("{}={seed} repeats the faults of this run; how the processes race is new each time", super::SEED);
-    let mut contest = Contest::begin(StdRng::seed_from_u64(seed));
-    let sockets = ["n1", "n2", "n3"].map(|name| contest.world.socket(name));
+    println!("{}={seed} repeats the faults of this run; the timing of processes differs", super::SEED);
+    let mut election_rounds = ElectionRounds::begin(StdRng::seed_from_u64(seed));
+    let sockets = ["n1", "n2", "n3"].map(|name| election_rounds.world.socket(name));
     let listener = Listener::start(sockets.to_vec(), &format!("default/{LEASE}"));
     let begun = Instant::now();
     for number in 1..=rounds {
         let before = Instant::now();
-        let faults = contest.round();
+        let faults = election_rounds.round();
         if before.elapsed() > Duration::from_secs(5) {
             println!("round {number} took {:?}: {faults:?}", before.elapsed());
         }
     }
-    judge(&mut contest, &listener);
-    println!("{rounds} rounds in {:?}, {} candidates: {:?}", begun.elapsed(), contest.started, contest.counts);
+    check(&mut election_rounds, &listener);
+    println!(
+        "{rounds} rounds in {:?}, {} candidates: {:?}",
+        begun.elapsed(),
+        election_rounds.started,
+        election_rounds.counts
+    );
 }
 
-/// The end: everybody's own records, and the server's, and both beside each other.
-fn judge(contest: &mut Contest, listener: &Listener) {
-    contest.holder(); // the last fault has been overcome, too
-    let records = contest.records.read();
-    let newest = records.last().expect("somebody ran").token;
-    let late = one_at_a_time(&records, &contest.thaws).unwrap_or_else(|why| panic!("{why}"));
-    let tenures = eventually("the server's log is read to its end", || {
-        let tenures = tenures(&listener.heard()).unwrap_or_else(|why| panic!("{why}"));
+/// Final checks: the commands' records, the server's log, and both compared.
+fn check(election_rounds: &mut ElectionRounds, listener: &Listener) {
+    election_rounds.holder(); // a command runs after the last fault
+    let records = election_rounds.records.read();
+    let newest = records.last().expect("a command ran").token;
+    let late = one_at_a_time(&records, &election_rounds.thaws).unwrap_or_else(|why| panic!("{why}"));
+    let tenures = eventually("the server's log is complete", || {
+        let tenures = tenures(&listener.received()).unwrap_or_else(|why| panic!("{why}"));
         tenures.contains_key(&newest).then_some(tenures)
     });
     for record in &records {
-        let (holder, _) =
-            tenures.get(&record.token).unwrap_or_else(|| panic!("the server knows nothing of {record:?}"));
+        let (holder, _) = tenures.get(&record.token).unwrap_or_else(|| panic!("the server's log lacks {record:?}"));
         assert_eq!(holder, &record.holder, "token {}", record.token);
-        // Nobody ran under an older token when the server was known to have given a newer one.
-        let thawed = contest.thaws.iter().any(|thaw| thaw.token == record.token);
+        // No command ran under an older token once the server was known to have granted a newer one.
+        let thawed = election_rounds.thaws.iter().any(|thaw| thaw.token == record.token);
         let next = tenures.range(record.token + 1..).next();
-        if let (Some((token, (_, heard))), false) = (next, thawed) {
-            assert!(record.last() < *heard, "{} ran under {} beside {token}", record.holder, record.token);
+        if let (Some((token, (_, received))), false) = (next, thawed) {
+            assert!(record.last() < *received, "{} ran under {} beside {token}", record.holder, record.token);
         }
     }
     println!(
-        "{} times of leading, {} commands that ran; of {} thawed ones the slowest went on for {late:?}",
+        "{} terms of leading, {} commands that ran; of {} thawed commands the slowest continued for {late:?}",
         tenures.len(),
         records.len(),
-        contest.thaws.len()
+        election_rounds.thaws.len()
     );
 }

@@ -1,4 +1,4 @@
-//! The server's own log of a lease: who held it, one event after the other, and when this process heard of it.
+//! The server's log of a lease: its holders, event by event, and when this process received each.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use muster_messages::wire::Request;
 use muster_messages::{Moment, Revision};
 use serde_json::Value;
 
-/// A lease as an event tells it.
+/// A lease as an event shows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holding {
     pub holder: String,
@@ -27,33 +27,33 @@ pub struct Change {
     pub revision: u64,
     pub before: Option<Holding>,
     pub after: Option<Holding>,
-    /// When it was heard of: it had happened by then.
-    pub heard: Moment,
+    /// When it was received: it had happened by then.
+    pub received: Moment,
 }
 
-/// Those who have held a lease, by token, in order, and when each was heard of. Whoever was chosen by the cluster gets a token
+/// Holders of a lease by token, in order, with the time of receipt. An elected candidate gets a token
 /// of its own when it takes the lease up.
 pub type Tenures = BTreeMap<u64, (String, Moment)>;
 
-/// Reads along, from whichever manager answers.
+/// Follows the log, from any manager that answers.
 pub struct Listener {
     stop: Arc<AtomicBool>,
-    heard: Arc<Mutex<Vec<Change>>>,
+    received: Arc<Mutex<Vec<Change>>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Listener {
     /// From the first event on.
     pub fn start(sockets: Vec<PathBuf>, lease: &str) -> Self {
-        let (stop, heard) = (Arc::new(AtomicBool::new(false)), Arc::default());
-        let (stopped, tell, lease) = (Arc::clone(&stop), Arc::clone(&heard), lease.to_owned());
+        let (stop, received) = (Arc::new(AtomicBool::new(false)), Arc::default());
+        let (stopped, tell, lease) = (Arc::clone(&stop), Arc::clone(&received), lease.to_owned());
         let thread = std::thread::spawn(move || listen(&sockets, &lease, &stopped, &tell));
-        Self { stop, heard, thread: Some(thread) }
+        Self { stop, received, thread: Some(thread) }
     }
 
-    /// What has been heard so far.
-    pub fn heard(&self) -> Vec<Change> {
-        locked(&self.heard).clone()
+    /// Everything received so far.
+    pub fn received(&self) -> Vec<Change> {
+        locked(&self.received).clone()
     }
 }
 
@@ -80,20 +80,20 @@ fn listen(sockets: &[PathBuf], lease: &str, stop: &AtomicBool, tell: &Mutex<Vec<
             turn += 1;
             continue;
         };
-        let heard = BootTime.now();
+        let received = BootTime.now();
         for event in answer["items"].as_array().into_iter().flatten() {
             since = since.max(event["revision"].as_u64().unwrap_or(0));
-            locked(tell).extend(change_of(event, lease, heard));
+            locked(tell).extend(change_of(event, lease, received));
         }
     }
 }
 
-/// The changes of a lease among events.
+/// A lease's changes among events.
 pub fn changes(events: &Value, lease: &str) -> Vec<Change> {
     events.as_array().into_iter().flatten().filter_map(|event| change_of(event, lease, BootTime.now())).collect()
 }
 
-fn change_of(event: &Value, lease: &str, heard: Moment) -> Option<Change> {
+fn change_of(event: &Value, lease: &str, received: Moment) -> Option<Change> {
     let holding = |key: &str| holding_of(event[key].as_str()?, lease);
     let (before, after) = (holding("before"), holding("after"));
     let revision = event["revision"].as_u64()?;
@@ -101,7 +101,7 @@ fn change_of(event: &Value, lease: &str, heard: Moment) -> Option<Change> {
         revision,
         before,
         after,
-        heard,
+        received,
     })
 }
 
@@ -113,28 +113,28 @@ fn holding_of(text: &str, lease: &str) -> Option<Holding> {
     Some(Holding { holder: holder.to_owned(), token: token.parse().ok()?, expired })
 }
 
-/// Whether nobody ever got the lease while it was another's, and every token was greater than all before.
+/// Whether the lease never passed on while it was held, and every token was greater than all before.
 pub fn tenures(changes: &[Change]) -> Result<Tenures, String> {
     let (mut tenures, mut known, mut revision) = (Tenures::new(), None, 0);
     for change in changes {
         if change.revision <= revision {
-            return Err(format!("{change:?} comes after revision {revision}"));
+            return Err(format!("{change:?} follows revision {revision}"));
         }
         if change.before != known {
-            return Err(format!("something is missing between {known:?} and {change:?}"));
+            return Err(format!("an event is missing between {known:?} and {change:?}"));
         }
         if let Some(now) = change.after.as_ref().filter(|now| !now.expired) {
             let same = |was: &Holding| (&was.holder, was.token) == (&now.holder, now.token);
             let live = change.before.as_ref().filter(|was| !was.expired);
             if let Some(was) = live.filter(|was| was.holder != now.holder) {
-                return Err(format!("{} got it while {} held it: {change:?}", now.holder, was.holder));
+                return Err(format!("{} acquired it while {} held it: {change:?}", now.holder, was.holder));
             }
             let again = change.before.as_ref().is_some_and(same);
             let greatest = tenures.last_key_value().map_or(0, |(token, _)| *token);
             if !again && now.token <= greatest {
                 return Err(format!("token {} came after {greatest}", now.token));
             }
-            tenures.entry(now.token).or_insert_with(|| (now.holder.clone(), change.heard));
+            tenures.entry(now.token).or_insert_with(|| (now.holder.clone(), change.received));
         }
         (known, revision) = (change.after.clone(), change.revision);
     }
@@ -152,13 +152,13 @@ mod tests {
             revision: number as u64 + 1,
             before: pair[0].clone(),
             after: pair[1].clone(),
-            heard: Moment(0),
+            received: Moment(0),
         };
         states.windows(2).enumerate().map(change).collect()
     }
 
     #[test]
-    fn a_lease_that_runs_out_or_is_given_up_may_be_anothers() {
+    fn expired_or_released_lease_may_pass_on() {
         let held = ["ann, token 3", "ann, token 3, expired", "bob, token 5", "", "ann, token 8"];
         let tenures = tenures(&chain(&held)).expect("all is well");
         assert_eq!(tenures.keys().copied().collect::<Vec<_>>(), [3, 5, 8]);
@@ -166,24 +166,24 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_that_passes_while_it_is_held_is_found() {
+    fn lease_taken_while_held_is_detected() {
         assert!(tenures(&chain(&["ann, token 3", "bob, token 5"])).is_err());
     }
 
     #[test]
-    fn a_token_that_does_not_grow_is_found() {
+    fn lease_event_with_stale_token_is_detected() {
         assert!(tenures(&chain(&["ann, token 3", "", "bob, token 3"])).is_err());
         assert!(tenures(&chain(&["ann, token 5", "", "bob, token 3"])).is_err());
     }
 
     #[test]
-    fn the_chosen_one_takes_up_what_it_was_given() {
+    fn elected_holder_takes_up_its_lease() {
         assert!(tenures(&chain(&["ann, token 3", "ann, token 4"])).is_ok());
         assert!(tenures(&chain(&["ann, token 3", "ann, token 2"])).is_err());
     }
 
     #[test]
-    fn an_event_that_is_missing_is_found() {
+    fn missing_lease_event_is_detected() {
         let mut changes = chain(&["ann, token 3", "ann, token 3, expired", "bob, token 5"]);
         changes.remove(1);
         assert!(tenures(&changes).is_err());

@@ -1,4 +1,4 @@
-//! Members that are gone and were not seen to end, and a cluster that is away.
+//! Members that died unseen, and a cluster that is unreachable.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -9,15 +9,15 @@ use muster_messages::{
 };
 use rustix::process::Signal;
 
-use super::record::{self, Scene, events};
-use super::{apply, blockers, managers_in, member, status, told};
+use super::record::{self, CheckContext, events};
+use super::{apply, blockers, gate_history, managers_in, member, status};
 use crate::harness::{World, eventually, eventually_so};
 
-/// A lease lasts 15 s from its last renewal, which is asked for every 2 s and given up after 10: so much of it is left at least.
-const LEFT: Duration = Duration::from_secs(5);
+/// A lease lasts 15 s from its last renewal; renewals are sent every 2 s and given up after 10 s: at least this much remains.
+const MIN_LEASE_REMAINING: Duration = Duration::from_secs(5);
 
-/// Announces an external member, for which an operator vouches, and has it admitted.
-fn vouch_for(world: &World, name: &str, release: Triple) {
+/// Announces an external member, confirmed by an operator, and admits it.
+fn admit_external_member(world: &World, name: &str, release: Triple) {
     let key = ParticipantKey { scope: "db".to_owned(), member: name.to_owned(), incarnation: SessionId(0) };
     let participant = Participant {
         key: key.clone(),
@@ -36,7 +36,7 @@ fn vouch_for(world: &World, name: &str, release: Triple) {
 
 #[test]
 #[ignore = "full tier"]
-fn who_died_is_in_the_way_until_the_lease_ends_and_who_is_external_until_somebody_forgets_it() {
+fn dead_members_block_until_lease_ends_or_forgotten() {
     let mut world = World::new();
     world.node("n1").start(&["--init", "--release", "1.0.0"]).ready();
     let (seed, token) = (world.node("n1").listen.to_string(), world.token(Role::Worker));
@@ -45,10 +45,10 @@ fn who_died_is_in_the_way_until_the_lease_ends_and_who_is_external_until_somebod
     let log = record::follow(&world, &["n1"]);
     apply(&world, "1.0.0", "1.0.0", &["a"]);
     let mut m1 = member(&world, "n1", "m1", "1.0.0");
-    m1.says("serving in db");
-    vouch_for(&world, "appliance", Triple::new(1, 0, 0));
+    m1.wait_for_line("serving in db");
+    admit_external_member(&world, "appliance", Triple::new(1, 0, 0));
     apply(&world, "2.0.0", "2.0.0", &["a"]);
-    eventually_so("both are in the way", || blockers(&status(&world)) == ["appliance", "m1"]);
+    eventually_so("both members block", || blockers(&status(&world)) == ["appliance", "m1"]);
 
     let family = m1.descendants();
     assert!(family.len() >= 2, "a guardian and a command: {family:?}");
@@ -56,39 +56,43 @@ fn who_died_is_in_the_way_until_the_lease_ends_and_who_is_external_until_somebod
     m1.signal(Signal::KILL);
     family[0].signal(Signal::KILL);
     assert_eq!(m1.exit(), None);
-    eventually_so("its command is gone", || !family.iter().any(|process| process.is_alive()));
+    eventually_so("its command has ended", || !family.iter().any(|process| process.is_alive()));
     let still = blockers(&status(&world));
-    assert!(still == ["appliance", "m1"] || died.elapsed() > LEFT, "nobody has told the cluster: {still:?}");
+    assert!(
+        still == ["appliance", "m1"] || died.elapsed() > MIN_LEASE_REMAINING,
+        "blockers changed before the lease ended: {still:?}"
+    );
     eventually_so("its lease has ended", || blockers(&status(&world)) == ["appliance"]);
-    assert!(died.elapsed() > LEFT, "{:?}", died.elapsed());
+    assert!(died.elapsed() > MIN_LEASE_REMAINING, "{:?}", died.elapsed());
     let waits = status(&world);
     assert_eq!(waits["blockers"][0]["external"], true, "{waits}");
-    assert_eq!(told(&world), ["done 1.0.0 1.0.0"]);
+    assert_eq!(gate_history(&world), ["done 1.0.0 1.0.0"]);
 
     world.muster(&["member", "forget", "db/appliance"]).ended(0);
     eventually_so("the new release is applied", || status(&world)["gate"]["reconciled"] == "2.0.0");
-    assert_eq!(told(&world), ["done 1.0.0 1.0.0", "working 1.0.0 2.0.0", "done 2.0.0 2.0.0"]);
+    assert_eq!(gate_history(&world), ["done 1.0.0 1.0.0", "working 1.0.0 2.0.0", "done 2.0.0 2.0.0"]);
     let mut back = member(&world, "n1", "m1", "1.0.0");
-    back.says("below-floor");
+    back.wait_for_line("below-floor");
     let end = status(&world);
     assert_eq!((&end["participants"]["announced"], &end["participants"]["serving"]), (&1.into(), &0.into()), "{end}");
 
-    let events = events(&log.heard_until(end["revision"].as_u64().expect("a revision")));
+    let events = events(&log.answers_until(end["revision"].as_u64().expect("a revision")));
     let (floors, written_under) = (BTreeMap::new(), BTreeMap::new());
-    let scene = Scene { reconciler: "schema", scope: "db", floors, needs: |_| Triple::default(), written_under };
-    scene.states(&events).unwrap_or_else(|why| panic!("{why}"));
+    let context =
+        CheckContext { reconciler: "schema", scope: "db", floors, needs: |_| Triple::default(), written_under };
+    context.states(&events).unwrap_or_else(|why| panic!("{why}"));
 }
 
 #[test]
 #[ignore = "full tier"]
-fn without_quorum_nothing_changes_and_members_serve_until_their_leases_end() {
+fn members_serve_until_lease_ends_without_quorum() {
     let mut world = World::new();
-    // The timing that is shipped: that a quorum is missing is to be known before any lease ends.
+    // Shipped timing: the missing quorum must be known before any lease ends.
     world.settings.clear();
     let mut world = managers_in(world, "1.0.0");
     apply(&world, "1.0.0", "1.0.0", &["a"]);
     let mut m1 = member(&world, "n1", "m1", "1.0.0");
-    m1.says("serving in db");
+    m1.wait_for_line("serving in db");
     let (before, family) = (status(&world)["gate"].clone(), m1.descendants());
     for name in ["n2", "n3"] {
         world.node(name).kill();
@@ -96,31 +100,31 @@ fn without_quorum_nothing_changes_and_members_serve_until_their_leases_end() {
     let lost = Instant::now();
     let refused = |args: &[&str]| {
         let refused = world.muster(&[&["--timeout", "3s"], args].concat()).ended(5);
-        // The first one may have entered the log of the one that is left.
+        // The first one may have entered the log of the remaining manager.
         assert!(["no_quorum", "unknown_outcome"].contains(&refused.error_code().as_str()), "{}", refused.stderr);
         assert!(refused.stderr.contains("n2") && refused.stderr.contains("n3"), "{}", refused.stderr);
     };
     refused(&["reconciler", "pause", "schema"]);
     let serves = family.iter().all(|process| process.is_alive());
-    assert!(serves || lost.elapsed() > LEFT, "it serves on");
+    assert!(serves || lost.elapsed() > MIN_LEASE_REMAINING, "it keeps serving");
     refused(&["member", "drain", "db/m1"]);
     refused(&["reconciler", "status", "schema"]);
     let late = ["wait-ready", "db", "--release", "1.0.0", "--timeout", "1s"];
     let late = world.muster(&late).ended(3);
     assert!(late.stderr.contains("not admitted in time"), "{}", late.stderr);
-    m1.says("may serve in db no longer");
+    m1.wait_for_line("admission to db was revoked");
     assert_eq!(m1.exit(), Some(7), "it stopped before anybody could rely on its being gone");
-    assert!(lost.elapsed() > LEFT, "{:?}", lost.elapsed());
-    assert!(!family.iter().any(|process| process.is_alive()), "nothing of it is left");
+    assert!(lost.elapsed() > MIN_LEASE_REMAINING, "{:?}", lost.elapsed());
+    assert!(!family.iter().any(|process| process.is_alive()), "all its processes have ended");
 
     world.node("n2").start(&["--release", "1.0.0"]).ready();
     let after = eventually("the cluster is back", || {
         let asked = world.muster(&["--timeout", "1s", "reconciler", "status", "schema"]);
         (asked.code == 0).then(|| asked.json())
     });
-    assert_eq!(after["gate"], before, "nothing has changed");
+    assert_eq!(after["gate"], before, "the gate is unchanged");
     let mut again = member(&world, "n1", "m1", "1.0.0");
-    again.says("serving in db");
+    again.wait_for_line("serving in db");
     again.signal(Signal::TERM);
     assert_eq!(again.exit(), Some(128 + 15));
 }

@@ -1,4 +1,4 @@
-//! Release-gated reconcilers among real nodes and members: upgrades, races, runners that die or wake up late.
+//! Release-gated reconcilers with real nodes and members: upgrades, races, runners that die or wake up late.
 
 mod barrier;
 mod gone;
@@ -9,10 +9,10 @@ mod terms;
 mod upgrade;
 mod writes;
 
-use muster_messages::{Dice, Role};
+use muster_messages::{Rng, Role};
 use serde_json::Value;
 
-use crate::harness::{Front, World};
+use crate::harness::{ForegroundMuster, World};
 
 /// A definition of the reconciler `schema` of the scope `db`, which keeps these objects.
 pub fn apply(world: &World, release: &str, floor: &str, objects: &[impl AsRef<str>]) {
@@ -57,31 +57,31 @@ fn status(world: &World) -> Value {
     world.muster_at(&by, &["reconciler", "status", "schema"]).ended(0).json()
 }
 
-/// Who is in the way, by the status.
+/// The blockers in the status.
 fn blockers(status: &Value) -> Vec<String> {
     items(status, "blockers").iter().map(|blocker| text(&blocker["member"])).collect()
 }
 
 /// The gate at each of its epochs: `STATE RECONCILED FLOOR`.
-fn told(world: &World) -> Vec<String> {
+fn gate_history(world: &World) -> Vec<String> {
     let list = world.muster(&["reconciler", "history", "schema"]).ended(0).json();
     let entry = |g: &Value| format!("{} {} {}", g["state"], g["reconciled"], g["floor"]).replace('"', "");
     items(&list, "history").iter().map(entry).collect()
 }
 
-/// A member that serves for as long as it may, by way of a node.
-fn member(world: &World, by: &str, name: &str, release: &str) -> Front {
+/// A member that serves as long as it may, through a node.
+fn member(world: &World, by: &str, name: &str, release: &str) -> ForegroundMuster {
     let socket = world.socket(by);
     let socket = socket.to_str().expect("the folder's path is text");
     let args = ["--socket", socket, "wait-ready", "db", "--reconciler", "schema", "--needs", release];
     let who = ["--release", release, "--member", name, "--exec", "--", "sleep", "1000"];
-    Front::around_a_command(world.folder(), &[&args[..], &who].concat())
+    ForegroundMuster::start_for_command(world.folder(), &[&args[..], &who].concat())
 }
 
-/// What the choices of a test are drawn from; printed, and repeated with this variable.
-fn dice() -> Dice {
+/// The seed of a test; printed, and repeated with this variable.
+fn rng() -> Rng {
     let name = "MUSTER_SEED";
     let seed = std::env::var(name).ok().map_or_else(rand::random, |text| text.parse().expect("a number"));
-    println!("{name}={seed} repeats the choices of this run; how the processes race is new each time");
-    Dice::seeded(seed)
+    println!("{name}={seed} repeats the choices of this run; the timing of processes differs");
+    Rng::seeded(seed)
 }

@@ -1,5 +1,5 @@
-//! What a cluster has written down of a gate, of those who serve under it, and of its runner. Each change of theirs is an event,
-//! with what was there before: whoever reads all events sees every state, at every revision, and notices if one is missing.
+//! A cluster's record of a gate, its members and its runner. Each change is an event with the previous
+//! state: all events together show every state at every revision, and reveal a missing one.
 
 use std::collections::BTreeMap;
 
@@ -18,13 +18,13 @@ pub struct Event {
     pub after: Option<String>,
 }
 
-/// Reads along, from whichever of these nodes answers.
+/// Follows the events, from any of these nodes that answers.
 pub fn follow(world: &World, nodes: &[&str]) -> Follower {
     let sockets = nodes.iter().map(|name| world.socket(name)).collect();
     Follower::start(sockets, |since| Request::Events { since, wait_ms: WAIT_MS })
 }
 
-/// The events of a follower's answers.
+/// The events in a follower's answers.
 pub fn events(answers: &[Value]) -> Vec<Event> {
     let all = answers.iter().flat_map(|answer| answer["items"].as_array().cloned().unwrap_or_default());
     all.map(|event| Event::deserialize(event).expect("an event")).collect()
@@ -34,7 +34,7 @@ pub fn events(answers: &[Value]) -> Vec<Event> {
 pub struct Gate {
     pub reconciled: Triple,
     pub floor: Triple,
-    /// While it is worked on.
+    /// While work is in progress.
     pub target: Option<Triple>,
     pub epoch: u64,
 }
@@ -59,23 +59,23 @@ pub struct Runner {
     pub expired: bool,
 }
 
-/// All of it, from one revision to the next.
+/// The whole state between two revisions.
 #[derive(Clone, Debug, Default)]
 pub struct State {
     pub revision: u64,
     pub gate: Option<Gate>,
-    /// Those who serve, or were told to stop: one for each start of each. Who only waits is no event.
+    /// Serving and draining members, one entry per start. A waiting member causes no event.
     pub members: Vec<Member>,
     pub runner: Option<Runner>,
 }
 
-/// What was in force at a revision.
+/// The lease in force at a revision.
 pub fn state_at(states: &[State], revision: u64) -> State {
     let after = states.partition_point(|state| state.revision <= revision);
     after.checked_sub(1).map_or_else(State::default, |last| states[last].clone())
 }
 
-/// When each term of a reconciler's runner began.
+/// The first revision of each term of a reconciler's runner.
 pub fn terms(events: &[Event], reconciler: &str) -> BTreeMap<u64, u64> {
     let mut terms = BTreeMap::new();
     for event in events.iter().filter(|event| event.kind == "lease") {
@@ -86,27 +86,27 @@ pub fn terms(events: &[Event], reconciler: &str) -> BTreeMap<u64, u64> {
     terms
 }
 
-/// What is to be judged, and what the test knows of it.
-pub struct Scene<'a> {
+/// What is checked, and what the test knows about it.
+pub struct CheckContext<'a> {
     pub reconciler: &'a str,
     pub scope: &'a str,
-    /// Of the definitions, by release, where it is always the same.
+    /// The floor of each release's definition, where it never changes.
     pub floors: BTreeMap<Triple, Triple>,
     /// What a member of a release needs applied.
     pub needs: fn(Triple) -> Triple,
-    /// The term that each epoch says it was written under, where the gate's own history was read.
+    /// The term under which each epoch was written, where the gate's own history was read.
     pub written_under: BTreeMap<u64, u64>,
 }
 
-impl Scene<'_> {
-    /// Every state there ever was; or the first promise that was broken.
+impl CheckContext<'_> {
+    /// Every state, or the first violation.
     pub fn states(&self, events: &[Event]) -> Result<Vec<State>, String> {
         let (mut now, mut states) = (State::default(), Vec::new());
         for entry in events.chunk_by(|a, b| a.revision == b.revision) {
             let was = now.clone();
             let [Event { revision, .. }, ..] = entry else { continue };
             if *revision <= was.revision {
-                return Err(format!("revision {revision} comes after {}", was.revision));
+                return Err(format!("revision {revision} follows {}", was.revision));
             }
             now.revision = *revision;
             entry.iter().try_for_each(|event| self.take(&mut now, event))?;
@@ -117,11 +117,11 @@ impl Scene<'_> {
         Ok(states)
     }
 
-    /// One event; what it says was there before was.
+    /// Applies one event; its previous state must match.
     fn take(&self, now: &mut State, event: &Event) -> Result<(), String> {
         let Event { kind, before, after, .. } = event;
         let (before, after) = (before.as_deref(), after.as_deref());
-        let missing = || format!("something is missing between {now:?} and {event:?}");
+        let missing = || format!("an event is missing between {now:?} and {event:?}");
         if kind == "lease" {
             let runner = |text| runner_of(text, self.reconciler);
             let (was, is) = (before.and_then(runner), after.and_then(runner));
@@ -144,7 +144,7 @@ impl Scene<'_> {
             let member = |text| member_of(text, self.scope);
             if let Some(was) = before.and_then(member) {
                 let Some(at) = now.members.iter().position(|there| *there == was) else {
-                    return Err(format!("{event:?} is about somebody who is not there: {:?}", now.members));
+                    return Err(format!("{event:?} is about an unknown member: {:?}", now.members));
                 };
                 now.members.swap_remove(at);
             }
@@ -176,18 +176,18 @@ impl Scene<'_> {
         let gate = match (&was.gate, &now.gate) {
             (was, is) if was == is => return Ok(()),
             (_, Some(gate)) => gate,
-            (_, None) => return Err("the gate is gone".to_owned()),
+            (_, None) => return Err("the gate was deleted".to_owned()),
         };
         let Some(old) = &was.gate else {
-            return if gate.target.is_none() { Ok(()) } else { Err("I7: a gate before a success".to_owned()) };
+            return if gate.target.is_none() { Ok(()) } else { Err("I7: a gate before the first success".to_owned()) };
         };
         if gate.epoch <= old.epoch {
             return Err("I4: the epoch does not grow".to_owned());
         }
         let by = now.runner.as_ref().map(|runner| runner.term);
-        let says = self.written_under.get(&gate.epoch).copied();
-        if by.is_none() || says.is_some_and(|term| Some(term) != by) {
-            return Err(format!("I4: written under {says:?}, and {by:?} was in force"));
+        let allowed_term = self.written_under.get(&gate.epoch).copied();
+        if by.is_none() || allowed_term.is_some_and(|term| Some(term) != by) {
+            return Err(format!("I4: written under {allowed_term:?}, and {by:?} was in force"));
         }
         let floor_of = |release: &Triple| self.floors.get(release).copied();
         match gate.target {
@@ -197,14 +197,14 @@ impl Scene<'_> {
                     return Err(format!("I3: not the lower release and the higher floor, {floor}"));
                 }
                 match now.members.iter().find(|member| member.release < gate.floor) {
-                    Some(blocker) => Err(format!("restricted while {blocker:?} was in the way")),
+                    Some(blocker) => Err(format!("restricted despite blocker {blocker:?}")),
                     None => Ok(()),
                 }
             }
             None => {
                 let led_to = old.target == Some(gate.reconciled);
                 let right = floor_of(&gate.reconciled).is_none_or(|floor| floor == gate.floor);
-                if led_to && right { Ok(()) } else { Err("done is not what was worked on".to_owned()) }
+                if led_to && right { Ok(()) } else { Err("the completed release is not the target".to_owned()) }
             }
         }
     }
@@ -231,7 +231,7 @@ fn gate_of(text: &str, reconciler: &str) -> Option<Gate> {
     Some(gate)
 }
 
-/// `MEMBER of SCOPE RELEASE, PHASE`; what it was before it was admitted does not count.
+/// `MEMBER of SCOPE RELEASE, PHASE`; the state before its admission does not count.
 fn member_of(text: &str, scope: &str) -> Option<Member> {
     let (rest, phase) = text.rsplit_once(", ")?;
     let (who, release) = rest.rsplit_once(' ')?;
@@ -252,7 +252,7 @@ fn runner_of(text: &str, reconciler: &str) -> Option<Runner> {
 mod tests {
     use super::*;
 
-    /// Lines `KIND BEFORE -> AFTER`, a revision each.
+    /// Lines `KIND BEFORE -> AFTER`, one revision each.
     fn judged(lines: &[&str]) -> Result<Vec<State>, String> {
         let words = |text: &str| Some(text.trim().to_owned()).filter(|text| !text.is_empty());
         let event = |(number, line): (usize, &&str)| {
@@ -263,14 +263,14 @@ mod tests {
         };
         let events: Vec<Event> = lines.iter().enumerate().map(event).collect();
         let one_and_two = [(1, 1), (2, 2)].map(|(r, f)| (Triple::new(r, 0, 0), Triple::new(f, 0, 0)));
-        let scene = Scene {
+        let context = CheckContext {
             reconciler: "schema",
             scope: "db",
             floors: one_and_two.into(),
             needs: |release| release,
             written_under: [(2, 7)].into(),
         };
-        scene.states(&events)
+        context.states(&events)
     }
 
     const RUNS: &str = "lease -> muster-reconcilers/schema held by a, token 7";
@@ -280,23 +280,23 @@ mod tests {
 
     #[track_caller]
     fn breaks(promise: &str, lines: &[&str]) {
-        let why = judged(lines).expect_err("a promise is broken");
+        let why = judged(lines).expect_err("an invariant is violated");
         assert!(why.starts_with(promise), "{why}");
     }
 
     #[test]
-    fn an_upgrade_that_keeps_every_promise_passes() {
+    fn correct_upgrade_record_passes() {
         let done = "gate schema: working, 1.0.0, floor 2.0.0, on the way to 2.0.0, epoch 2 \
             -> schema: done, 2.0.0, floor 2.0.0, epoch 3";
         let serves = "gate m of db 2.0.0, announced -> m of db 2.0.0, serving";
         let states = judged(&[RUNS, FIRST, RESTRICTED, done, serves]);
-        let last = states.expect("all is well").pop().expect("there are some");
+        let last = states.expect("all is well").pop().expect("states exist");
         assert_eq!(last.gate.map(|gate| (gate.reconciled, gate.epoch)), Some((Triple::new(2, 0, 0), 3)));
         assert_eq!((last.members.len(), last.runner.map(|runner| runner.term)), (1, Some(7)));
     }
 
     #[test]
-    fn each_broken_promise_is_found() {
+    fn each_broken_gate_invariant_is_detected() {
         let serves = "gate m of db 1.0.0, announced -> m of db 1.0.0, serving";
         breaks("I1", &[RUNS, FIRST, serves, RESTRICTED]);
         breaks("I2", &[RUNS, serves]);
@@ -306,13 +306,13 @@ mod tests {
         breaks("I4", &[FIRST, RESTRICTED]);
         breaks("I7", &[RUNS, "gate -> schema: working, 1.0.0, floor 2.0.0, on the way to 2.0.0, epoch 2"]);
         let drains = "gate m of db 1.0.0, serving -> m of db 1.0.0, draining";
-        breaks("restricted while", &[RUNS, FIRST, serves, drains, RESTRICTED]);
+        breaks("restricted despite blocker", &[RUNS, FIRST, serves, drains, RESTRICTED]);
     }
 
     #[test]
-    fn an_event_that_is_missing_is_found() {
-        breaks("something is missing", &[RUNS, RESTRICTED]);
-        breaks("something is missing", &[RUNS, "lease -> muster-reconcilers/schema held by b, token 9"]);
+    fn missing_gate_event_is_detected() {
+        breaks("an event is missing", &[RUNS, RESTRICTED]);
+        breaks("an event is missing", &[RUNS, "lease -> muster-reconcilers/schema held by b, token 9"]);
         assert!(judged(&["gate m of db 1.0.0, serving ->"]).is_err());
     }
 }

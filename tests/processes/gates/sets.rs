@@ -1,4 +1,4 @@
-//! Object sets applied by real nodes: made, repaired, replaced by the newest release.
+//! Object sets applied by real nodes: created, repaired, replaced by the newest release.
 
 use super::{apply, items, status, text};
 use crate::harness::{World, eventually, eventually_so};
@@ -15,19 +15,19 @@ fn are(expected: &[(&str, &str)]) -> Vec<(String, String)> {
 
 #[test]
 #[ignore = "full tier"]
-fn a_set_of_objects_is_made_repaired_and_taken_over_by_the_newest_release() {
+fn object_set_is_created_repaired_and_taken_over() {
     let mut world = World::with(1, 2);
     let wrong = world.muster(&["reconciler", "status", "schema"]).ended(4);
     assert_eq!(wrong.error_code(), "not_found");
     apply(&world, "0.1.0", "0.1.0", &["a", "b"]);
-    eventually("both objects are there", || (objects(&world) == are(&[("a", "0.1.0"), ("b", "0.1.0")])).then_some(()));
-    let done = eventually("it is idle", || Some(status(&world)).filter(|status| status["phase"] == "idle"));
+    eventually("both objects exist", || (objects(&world) == are(&[("a", "0.1.0"), ("b", "0.1.0")])).then_some(()));
+    let done = eventually("the reconciler is idle", || Some(status(&world)).filter(|status| status["phase"] == "idle"));
     assert_eq!((&done["gate"]["state"], &done["gate"]["reconciled"]), (&"done".into(), &"0.1.0".into()));
     assert!(done["runner"]["term"].as_u64() > Some(0), "{done}");
 
     world.muster(&["object", "delete", "table", "a"]).ended(0);
     world.muster(&["object", "put", "table", "b", r#"{"release":"by hand"}"#]).ended(0);
-    eventually_so("what drifted is repaired", || objects(&world) == are(&[("a", "0.1.0"), ("b", "0.1.0")]));
+    eventually_so("the drift is repaired", || objects(&world) == are(&[("a", "0.1.0"), ("b", "0.1.0")]));
 
     apply(&world, "0.2.0", "0.1.0", &["b", "c"]);
     let plan = world.muster(&["reconciler", "plan", "schema"]).ended(0).json();
@@ -36,13 +36,15 @@ fn a_set_of_objects_is_made_repaired_and_taken_over_by_the_newest_release() {
     assert_eq!(
         objects(&world),
         are(&[("a", "0.1.0"), ("b", "0.1.0")]),
-        "a plan changes nothing, nor does a definition"
+        "neither a plan nor a definition changes an object"
     );
     world.node("n3").stop();
     world.node("n3").start(&["--release", "0.2.0"]).ready();
-    eventually_so("the newest release has it", || objects(&world) == are(&[("b", "0.2.0"), ("c", "0.2.0")]));
+    eventually_so("the newest release has applied its set", || {
+        objects(&world) == are(&[("b", "0.2.0"), ("c", "0.2.0")])
+    });
     let newest = world.seen("n1", "n3").expect("n3 is a node").id.to_string();
-    let done = eventually("it is idle again", || {
+    let done = eventually("the reconciler is idle again", || {
         Some(status(&world)).filter(|status| status["phase"] == "idle" && status["gate"]["reconciled"] == "0.2.0")
     });
     assert_eq!(done["runner"]["member"], newest.as_str());
@@ -52,5 +54,5 @@ fn a_set_of_objects_is_made_repaired_and_taken_over_by_the_newest_release() {
     assert!(epochs.windows(2).all(|pair| pair[0] < pair[1]) && epochs.len() >= 2, "{list}");
     world.muster(&["reconciler", "delete", "schema"]).ended(0);
     world.muster(&["reconciler", "status", "schema"]).ended(4);
-    assert_eq!(objects(&world).len(), 2, "what was applied stays");
+    assert_eq!(objects(&world).len(), 2, "applied objects stay");
 }

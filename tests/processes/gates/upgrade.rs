@@ -1,4 +1,4 @@
-//! The story that gates are for: the new release waits for the old one, and the old one does not come back.
+//! The main purpose of gates: the new release waits for the old one, and the old one cannot return.
 
 use std::collections::BTreeMap;
 
@@ -7,10 +7,10 @@ use muster_messages::{GateState, Triple};
 use rustix::process::Signal;
 use serde_json::Value;
 
-use super::record::{self, Gate, Scene, State, events, state_at};
+use super::record::{self, CheckContext, Gate, State, events, state_at};
 use super::writes::{Write, fenced};
-use super::{apply, blockers, items, managers_of, member, status, text, told};
-use crate::harness::{Follower, Front, WAIT_MS, World, eventually, eventually_so};
+use super::{apply, blockers, gate_history, items, managers_of, member, status, text};
+use crate::harness::{Follower, ForegroundMuster, WAIT_MS, World, eventually, eventually_so};
 
 const ONE: Triple = Triple::new(1, 0, 0);
 const TWO: Triple = Triple::new(2, 0, 0);
@@ -35,7 +35,7 @@ fn are_of(world: &World, release: &str, names: &str) -> bool {
         && objects.iter().all(|(of, _)| of == release)
 }
 
-/// What the members of the scope are, oldest name first.
+/// The members of the scope, by name.
 fn members(world: &World) -> Vec<String> {
     let list = world.muster(&["member", "list", "db"]).ended(0).json();
     items(&list, "items")
@@ -44,19 +44,19 @@ fn members(world: &World) -> Vec<String> {
         .collect()
 }
 
-/// Stops a member and its node, starts both as the new release.
-fn upgrade(world: &mut World, node: &str, name: &str, old: &mut Front) -> Front {
+/// Stops a member and its node, and starts both as the new release.
+fn upgrade(world: &mut World, node: &str, name: &str, old: &mut ForegroundMuster) -> ForegroundMuster {
     old.signal(Signal::TERM);
     assert_eq!(old.exit(), Some(128 + 15));
     world.node(node).stop();
     world.node(node).start(&["--release", "2.0.0"]).ready();
     let mut new = member(world, node, name, "2.0.0");
-    new.says("reconciler-too-old");
+    new.wait_for_line("reconciler-too-old");
     new
 }
 
 #[test]
-fn a_rolling_upgrade_waits_for_those_who_could_not_live_with_it_and_keeps_them_out_afterwards() {
+fn rolling_upgrade_waits_for_and_then_rejects_incompatible() {
     let mut world = managers_of("1.0.0");
     let log = record::follow(&world, &["n1", "n2", "n3"]);
     apply(&world, "1.0.0", "1.0.0", &["a", "b"]);
@@ -66,7 +66,7 @@ fn a_rolling_upgrade_waits_for_those_who_could_not_live_with_it_and_keeps_them_o
     });
     let mut old = [("n1", "m1"), ("n2", "m2"), ("n3", "m3")].map(|(by, name)| member(&world, by, name, "1.0.0"));
     for member in &mut old {
-        member.says("serving in db");
+        member.wait_for_line("serving in db");
     }
     let before = objects(&world);
     apply(&world, "2.0.0", "2.0.0", &["a", "b", "c"]);
@@ -75,63 +75,63 @@ fn a_rolling_upgrade_waits_for_those_who_could_not_live_with_it_and_keeps_them_o
     let [mut m1, mut m2, mut m3] = old;
     let mut m1 = upgrade(&mut world, "n1", "m1", &mut m1);
     let newest = world.seen("n2", "n1").expect("n1 is a node").id;
-    let waits = eventually("the new release waits for those who serve", || {
+    let waits = eventually("the new release waits for the serving members", || {
         Some(status(&world)).filter(|s| s["runner"]["member"] == newest.as_str() && s["reason"] == "blockers")
     });
-    // I6: how soon the older runner makes way, `a_newer_candidate_takes_over_and_an_older_one_stands_back` shows in virtual time.
+    // I6: `newer_candidate_takes_over_and_an_older_one_keeps_out` shows in virtual time how soon the older runner yields.
     assert_eq!((waits["phase"].as_str(), blockers(&waits)), (Some("waiting"), vec!["m2".to_owned(), "m3".to_owned()]));
     let help = text(&waits["message"]);
-    assert!(help.contains("2 serve that could not live with 2.0.0"), "{help}");
+    assert!(help.contains("serving members incompatible with 2.0.0: 2"), "{help}");
     assert!(are_of(&world, "1.0.0", "ab"), "nothing is applied");
 
     let mut m2 = upgrade(&mut world, "n2", "m2", &mut m2);
-    eventually_so("one is left in the way", || blockers(&status(&world)) == ["m3"]);
-    assert!(are_of(&world, "1.0.0", "ab"), "one is enough");
+    eventually_so("one member blocks", || blockers(&status(&world)) == ["m3"]);
+    assert!(are_of(&world, "1.0.0", "ab"), "one blocker suffices");
     assert_eq!(members(&world), ["m1 2.0.0 announced", "m2 2.0.0 announced", "m3 1.0.0 serving"]);
     m3.signal(Signal::TERM);
     assert_eq!(m3.exit(), Some(128 + 15));
     for member in [&mut m1, &mut m2] {
-        member.says("serving in db");
+        member.wait_for_line("serving in db");
     }
     world.node("n3").stop();
     world.node("n3").start(&["--release", "2.0.0"]).ready();
     let mut m3 = member(&world, "n3", "m3", "2.0.0");
-    m3.says("serving in db");
-    eventually_so("the new objects are there", || are_of(&world, "2.0.0", "abc"));
+    m3.wait_for_line("serving in db");
+    eventually_so("the new objects exist", || are_of(&world, "2.0.0", "abc"));
     assert_eq!(members(&world), ["m1 2.0.0 serving", "m2 2.0.0 serving", "m3 2.0.0 serving"]);
-    assert_eq!(told(&world), ["done 1.0.0 1.0.0", "working 1.0.0 2.0.0", "done 2.0.0 2.0.0"]);
+    assert_eq!(gate_history(&world), ["done 1.0.0 1.0.0", "working 1.0.0 2.0.0", "done 2.0.0 2.0.0"]);
 
     let late = ["wait-ready", "db", "--release", "1.0.0", "--timeout", "5s"];
     let refused = world.muster(&late).ended(3);
     assert!(refused.stderr.contains("below-floor"), "{}", refused.stderr);
     assert!(refused.stderr.contains("start it as 2.0.0 or later"), "{}", refused.stderr);
     world.muster(&["member", "drain", "db/m1"]).ended(0);
-    assert_eq!(m1.exit(), Some(7), "told to stop, its command ended");
-    eventually_so("it has left", || members(&world) == ["m2 2.0.0 serving", "m3 2.0.0 serving"]);
+    assert_eq!(m1.exit(), Some(7), "its command ended when drained");
+    eventually_so("it is no longer a member", || members(&world) == ["m2 2.0.0 serving", "m3 2.0.0 serving"]);
     let end = status(&world)["revision"].as_u64().expect("a revision");
-    judge(&world, &events(&log.heard_until(end)), &views.heard_until(end), (&before, &objects(&world)));
+    check_race_events(&world, &events(&log.answers_until(end)), &views.answers_until(end), (&before, &objects(&world)));
 }
 
 type Objects = [(String, Write)];
 
-/// Every state there ever was, each status beside the state of its revision, and the objects beside the gate.
-fn judge(world: &World, events: &[record::Event], views: &[Value], (before, after): (&Objects, &Objects)) {
+/// Checks every state, each status against the state of its revision, and the objects against the gate.
+fn check_race_events(world: &World, events: &[record::Event], views: &[Value], (before, after): (&Objects, &Objects)) {
     let history = world.muster(&["reconciler", "history", "schema"]).ended(0).json();
     let number = |value: &Value| value.as_u64().expect("a number");
     let written_under: BTreeMap<u64, u64> =
         items(&history, "history").iter().map(|g| (number(&g["epoch"]), number(&g["term"]))).collect();
     let floors = [(ONE, ONE), (TWO, TWO)].into();
-    let scene = Scene { reconciler: "schema", scope: "db", floors, needs: |release| release, written_under };
-    let states = scene.states(events).unwrap_or_else(|why| panic!("{why}"));
+    let context = CheckContext { reconciler: "schema", scope: "db", floors, needs: |release| release, written_under };
+    let states = context.states(events).unwrap_or_else(|why| panic!("{why}"));
     let mut gates: Vec<&Gate> = states.iter().filter_map(|state| state.gate.as_ref()).collect();
     gates.dedup();
-    let told: Vec<_> = gates.iter().map(|gate| (gate.reconciled, gate.floor, gate.target)).collect();
-    assert_eq!(told, [(ONE, ONE, None), (ONE, TWO, Some(TWO)), (TWO, TWO, None)]);
+    let gate_history: Vec<_> = gates.iter().map(|gate| (gate.reconciled, gate.floor, gate.target)).collect();
+    assert_eq!(gate_history, [(ONE, ONE, None), (ONE, TWO, Some(TWO)), (TWO, TWO, None)]);
     for view in views {
-        as_it_was(view, &state_at(&states, number(&view["revision"])));
+        assert_matches_log(view, &state_at(&states, number(&view["revision"])));
     }
     let first = |wanted: &dyn Fn(&Gate) -> bool| {
-        states.iter().find(|state| state.gate.as_ref().is_some_and(wanted)).expect("it came to that").revision
+        states.iter().find(|state| state.gate.as_ref().is_some_and(wanted)).expect("that state was reached").revision
     };
     let (success, restricted) = (first(&|_| true), first(&|gate| gate.target.is_some()));
     let done = first(&|gate| gate.reconciled == TWO);
@@ -143,8 +143,8 @@ fn judge(world: &World, events: &[record::Event], views: &[Value], (before, afte
     println!("{} events, {} states, {} views", events.len(), states.len(), views.len());
 }
 
-/// What a status shows is what the log says of its revision.
-fn as_it_was(view: &Value, state: &State) {
+/// A status must match the log at its revision.
+fn assert_matches_log(view: &Value, state: &State) {
     let gate = state.gate.as_ref().map(|gate| {
         let word = if gate.target.is_some() { GateState::Working } else { GateState::Done };
         (gate.epoch, serde_json::json!(word), gate.reconciled.to_string(), gate.floor.to_string())

@@ -1,4 +1,4 @@
-//! Writes of runners, and the terms that they were made under.
+//! Writes of runners, and their terms.
 
 use std::collections::BTreeMap;
 
@@ -11,11 +11,11 @@ pub struct Write {
     pub term: u64,
 }
 
-/// Whether each write of a runner was made while its term was in force: after it began, and before a later one did.
-/// `terms`: when each began.
+/// Whether each write of a runner was made within its term: after its begin and before a later term's begin.
+/// `terms`: the begin of each.
 pub fn fenced(writes: &[Write], terms: &BTreeMap<u64, u64>) -> Result<(), String> {
     for write in writes.iter().filter(|write| write.term > 0) {
-        let Some(begun) = terms.get(&write.term) else { return Err(format!("{write:?} is of a term that never was")) };
+        let Some(begun) = terms.get(&write.term) else { return Err(format!("{write:?} has an unknown term")) };
         if write.revision <= *begun {
             return Err(format!("{write:?} was made before its term began, at {begun}"));
         }
@@ -36,12 +36,12 @@ mod tests {
     }
 
     #[test]
-    fn a_write_is_good_from_the_beginning_of_its_term_to_the_beginning_of_the_next() {
+    fn write_is_valid_only_within_its_term() {
         for (revision, term) in [(11, 10), (20, 10), (22, 20), (5, 0), (99, 20)] {
-            judged(revision, term).expect("it is in time");
+            judged(revision, term).expect("the write is within its term");
         }
         for (revision, term) in [(9, 10), (22, 10), (20, 20), (30, 15)] {
-            judged(revision, term).expect_err("it is not");
+            judged(revision, term).expect_err("the write is outside its term");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! A long poll that is never let go of: everything that a cluster says about one thing.
+//! A continuous long poll: collects all answers about one subject.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,15 +11,15 @@ use muster_messages::Revision;
 use muster_messages::wire::Request;
 use serde_json::Value;
 
-use super::{between_looks, eventually};
+use super::{between_checks, eventually};
 
-/// How long one question waits for news.
+/// How long one request waits for a change.
 pub const WAIT_MS: u64 = 500;
 
-/// A thread that asks one question again and again, after what it has seen last, of whichever socket answers.
+/// A thread that repeats one request after the revision that it has seen last, at any socket that answers.
 pub struct Follower {
     stop: Arc<AtomicBool>,
-    heard: Arc<Mutex<Heard>>,
+    received: Arc<Mutex<Heard>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -30,20 +30,20 @@ struct Heard {
 }
 
 impl Follower {
-    /// From the beginning. The question is asked after a revision, and every answer says of which it is.
+    /// From the beginning. The request names a revision, and every answer its own.
     pub fn start(sockets: Vec<PathBuf>, question: impl Fn(Revision) -> Request + Send + 'static) -> Self {
-        let (stop, heard) = (Arc::new(AtomicBool::new(false)), Arc::default());
-        let (stopped, tell) = (Arc::clone(&stop), Arc::clone(&heard));
+        let (stop, received) = (Arc::new(AtomicBool::new(false)), Arc::default());
+        let (stopped, tell) = (Arc::clone(&stop), Arc::clone(&received));
         let thread = std::thread::spawn(move || follow(&sockets, &question, &stopped, &tell));
-        Self { stop, heard, thread: Some(thread) }
+        Self { stop, received, thread: Some(thread) }
     }
 
-    /// All answers so far, once everything up to this revision is among them.
+    /// All answers so far, once they include everything up to this revision.
     #[track_caller]
-    pub fn heard_until(&self, revision: u64) -> Vec<Value> {
-        eventually("everything was heard of", || {
-            let heard = locked(&self.heard);
-            (heard.upto >= revision).then(|| heard.answers.clone())
+    pub fn answers_until(&self, revision: u64) -> Vec<Value> {
+        eventually("all answers have arrived", || {
+            let received = locked(&self.received);
+            (received.upto >= revision).then(|| received.answers.clone())
         })
     }
 }
@@ -70,13 +70,13 @@ fn follow(sockets: &[PathBuf], question: &impl Fn(Revision) -> Request, stop: &A
         match answer {
             Ok(answer) => {
                 upto = upto.max(answer["revision"].as_u64().unwrap_or(0));
-                let mut heard = locked(tell);
-                heard.answers.push(answer);
-                heard.upto = upto;
+                let mut received = locked(tell);
+                received.answers.push(answer);
+                received.upto = upto;
             }
             Err(_) => {
                 turn += 1;
-                between_looks();
+                between_checks();
             }
         }
     }

@@ -1,10 +1,10 @@
-//! Who leads, where a scenario needs it to be a certain node.
+//! Leadership on a certain node, where a scenario needs it.
 
 use super::{World, eventually_so};
 
 impl World {
-    /// Hands leadership over until this node leads, as its own copy says. A transfer may be refused: the node may have to catch
-    /// up, and on a busy machine there may be no leader at this very moment.
+    /// Transfers leadership until this node's own replica says that it leads. A transfer may be refused: the node may have to catch
+    /// up, and on a busy machine there may be no leader at this moment.
     #[track_caller]
     pub fn make_lead(&self, name: &str) {
         eventually_so(&format!("{name} leads"), || {

@@ -1,8 +1,8 @@
 //! Real processes: `musterd` and `muster` as cargo built them, started, killed, frozen, and never left behind.
 //!
-//! Keeps  HARNESS-1  whatever happens to a test, its processes end and its folder goes: dropping a [`World`] kills
-//!                   them, and a test process that dies takes them along (`MUSTER_DIE_WITH_PARENT`).
-//!        HARNESS-2  nothing waits for a fixed time: every wait is for a level, with a deadline far above any budget.
+//! Invariants  HARNESS-1  whatever happens to a test, its processes end and its folder goes: dropping a [`World`] kills
+//!                        them, and a test process that dies takes them along (`MUSTER_DIE_WITH_PARENT`).
+//!             HARNESS-2  nothing waits for a fixed time: every wait is for a condition, with a deadline far above any budget.
 //!
 //! The kernel ties a child to the *thread* that started it, so nodes are started from the test's own thread.
 
@@ -22,31 +22,31 @@ pub use muster_local_cluster::eventually;
 pub use self::follower::{Follower, WAIT_MS};
 pub use self::network::Network;
 pub use self::node::Node;
-pub use self::permit::{Permit, alone, permit, share};
-pub use self::ran::{Front, Ran, muster};
-pub use self::timing::PATIENT;
+pub use self::permit::{Permit, exclusive_use, permit, share};
+pub use self::ran::{EndedMuster, ForegroundMuster, muster};
+pub use self::timing::SLOW_RAFT_TIMING;
 pub use self::wall_clock::{WallClock, WallClocks};
 pub use self::world::World;
 pub use self::writer::{Writer, assert_kept};
 
 use std::time::Duration;
 
-/// How long anything may take before a test fails. Budgets are measured by `muster bench`, not here: a debug build
+/// Time limit of every wait. Budgets are measured by `muster bench`, not here: a debug build
 /// on a busy machine is slow.
-pub const PATIENCE: Duration = muster_local_cluster::WAIT_LIMIT;
+pub const WAIT_LIMIT: Duration = muster_local_cluster::WAIT_LIMIT;
 
-/// The program that people type.
+/// The command-line program.
 pub const MUSTER: &str = env!("CARGO_BIN_EXE_muster");
 /// The daemon.
 pub const MUSTERD: &str = env!("CARGO_BIN_EXE_musterd");
 
-/// [`eventually`] for a claim that is true or not.
+/// [`eventually`] for a boolean condition.
 #[track_caller]
-pub fn eventually_so(what: &str, mut look: impl FnMut() -> bool) {
-    eventually(what, || look().then_some(()));
+pub fn eventually_so(what: &str, mut holds: impl FnMut() -> bool) {
+    eventually(what, || holds().then_some(()));
 }
 
-/// Gives the processor away between two looks.
-pub fn between_looks() {
+/// Yields the processor between two checks.
+pub fn between_checks() {
     std::thread::park_timeout(Duration::from_millis(10));
 }

@@ -1,14 +1,14 @@
-//! A network between the nodes of one test whose links can be cut, or slow.
+//! A network between the nodes of one test whose links can be cut or slowed down.
 //!
-//! Owns   one door per node: the address that it advertises. Whoever dials a door is passed on to the node behind it.
-//! Keeps  NETWORK-1  nothing crosses a link that is cut, in neither a new connection nor an old one, and nobody is told: what a firewall
-//!                   that drops packets does. Once the link is whole again, what was held back arrives in its order, as TCP would send it anew.
-//!        NETWORK-2  nobody gets past it: a connection whose dialler is not known is closed.
-//!        NETWORK-3  all connections of one link together carry as many bytes per second as the test says, in each direction.
-//! Why no network namespaces: they need root. The kernel says whose socket is at the other end of a connection on loopback, and so a
-//! door knows who dials.
+//! Owns        one proxy per node: the address that it advertises. A connection to a proxy is forwarded to its node.
+//! Invariants  NETWORK-1  nothing crosses a cut link, in new and existing connections, and neither end is notified: as with a firewall
+//!                        that drops packets. Once the link is restored, held data arrives in order, as TCP would retransmit it.
+//!             NETWORK-2  every connection is attributed: one with an unknown dialler is closed.
+//!             NETWORK-3  all connections of one link together carry at most the set number of bytes per second, in each direction.
+//! Why no network namespaces: they need root. The kernel tells which process owns the other end of a loopback connection, so a
+//! proxy knows the dialler.
 //!
-//! A link has a direction: `n1` may hear `n2` without being heard. Admin sockets are no part of the network.
+//! A link has a direction: `n1` may receive from `n2` without sending to it. Admin sockets are not part of the network.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener as StdListener};
@@ -21,13 +21,13 @@ use tokio::runtime::Runtime;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-/// From whom to whom.
+/// From and to.
 pub type Link = (String, String);
 
-/// What one direction of a connection holds on its way.
+/// Buffer of one direction of a connection.
 const BUFFER: usize = 64 << 10;
 
-/// Dropped: every connection through it ends.
+/// On drop every connection through it ends.
 pub struct Network {
     runtime: Runtime,
     known: Arc<Known>,
@@ -35,11 +35,11 @@ pub struct Network {
     speed: Arc<Speed>,
 }
 
-/// How fast every link is, and until when what was sent keeps it busy.
+/// The speed of every link, and until when sent data keeps it busy.
 #[derive(Default)]
 struct Speed(Mutex<(Option<u32>, BTreeMap<Link, Instant>)>);
 
-/// Which process is which node.
+/// The node of each process.
 #[derive(Default)]
 pub struct Known(Mutex<BTreeMap<i32, String>>);
 
@@ -50,60 +50,66 @@ impl Network {
         Self { runtime: runtime.expect("a runtime"), known: Arc::default(), cut, speed: Arc::default() }
     }
 
-    /// A door to the node that listens here; its address.
-    pub fn door(&self, node: &str, listens: SocketAddr) -> SocketAddr {
+    /// A proxy for the node that listens here; returns its address.
+    pub fn proxy(&self, node: &str, listens: SocketAddr) -> SocketAddr {
         let listener = StdListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port is free");
-        listener.set_nonblocking(true).expect("a listener that is only ours");
-        let door = listener.local_addr().expect("it listens");
+        listener.set_nonblocking(true).expect("the listener is not shared");
+        let proxy = listener.local_addr().expect("it listens");
         let (known, cut, to) = (Arc::clone(&self.known), self.cut.subscribe(), node.to_owned());
         let speed = Arc::clone(&self.speed);
         self.runtime.spawn(async move {
             let listener = TcpListener::from_std(listener).expect("a listener of this runtime");
             while let Ok((dialler, address)) = listener.accept().await {
-                if let Some(from) = known.who_holds(address, door) {
-                    tokio::spawn(pass_on((from, to.clone()), dialler, listens, cut.clone(), Arc::clone(&speed)));
+                if let Some(from) = known.who_holds(address, proxy) {
+                    tokio::spawn(relay_connection(
+                        (from, to.clone()),
+                        dialler,
+                        listens,
+                        cut.clone(),
+                        Arc::clone(&speed),
+                    ));
                 }
             }
         });
-        door
+        proxy
     }
 
-    /// Whose processes are whose.
+    /// The owners of processes.
     pub fn known(&self) -> Arc<Known> {
         Arc::clone(&self.known)
     }
 
-    /// From now on nothing crosses these links, and everything all others.
+    /// Cuts these links and restores all others.
     pub fn cut(&self, links: impl IntoIterator<Item = Link>) {
         self.cut.send_replace(links.into_iter().collect());
     }
 
-    /// Nothing crosses between one side and the other, in either direction.
+    /// Cuts all links between two groups, in both directions.
     pub fn part(&self, one: &[&str], other: &[&str]) {
         let pairs = one.iter().flat_map(|a| other.iter().map(move |b| ((*a).to_owned(), (*b).to_owned())));
         self.cut(pairs.flat_map(|(a, b)| [(a.clone(), b.clone()), (b, a)]));
     }
 
-    /// From now on a link carries so many bytes per second in each direction.
+    /// Limits a link to this many bytes per second in each direction.
     pub fn slow(&self, bytes_per_second: u32) {
         self.speed.0.lock().unwrap_or_else(PoisonError::into_inner).0 = Some(bytes_per_second);
     }
 
-    /// Every link is whole again.
-    pub fn heal(&self) {
+    /// Restores every link.
+    pub fn restore(&self) {
         self.cut([]);
     }
 }
 
 impl Known {
-    /// This process is that node.
+    /// Assigns this process to a node.
     pub fn runs(&self, node: &str, pid: i32) {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         known.retain(|_, name| name != node);
         known.insert(pid, node.to_owned());
     }
 
-    /// The node that holds the socket at this end of a connection on loopback.
+    /// The node that owns the socket at this end of a loopback connection.
     fn who_holds(&self, end: SocketAddr, other: SocketAddr) -> Option<String> {
         let socket = format!("socket:[{}]", inode(end, other)?);
         let known = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -115,7 +121,7 @@ impl Known {
     }
 }
 
-/// Of the socket at one end of a connection, as proc(5) writes it down: addresses in hexadecimal, in the machine's own order of bytes.
+/// The socket at one end of a connection in the format of proc(5): hexadecimal addresses in the machine's byte order.
 fn inode(end: SocketAddr, other: SocketAddr) -> Option<u64> {
     let written = |address: SocketAddr| match address {
         SocketAddr::V4(v4) => Some(format!("{:08X}:{:04X}", u32::from_ne_bytes(v4.ip().octets()), v4.port())),
@@ -130,8 +136,8 @@ fn inode(end: SocketAddr, other: SocketAddr) -> Option<u64> {
 }
 
 impl Speed {
-    /// Waits as long as these bytes keep the link busy, after what was sent before.
-    async fn carries(&self, link: &Link, bytes: usize) {
+    /// Waits while these bytes keep the link busy, after earlier ones.
+    async fn wait_for_capacity(&self, link: &Link, bytes: usize) {
         let until = {
             let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
             let Some(rate) = state.0 else { return };
@@ -143,8 +149,8 @@ impl Speed {
     }
 }
 
-/// One connection, from the packet that opens it.
-async fn pass_on(
+/// One connection, from its first packet.
+async fn relay_connection(
     link: Link,
     dialler: TcpStream,
     listens: SocketAddr,
@@ -153,7 +159,7 @@ async fn pass_on(
 ) {
     let back = (link.1.clone(), link.0.clone());
     whole(&link, &mut cut.clone()).await;
-    // Nobody listens: the dialler sees its connection end.
+    // No listener: the dialler's connection ends.
     let Ok(node) = TcpStream::connect(listens).await else { return };
     let [_, _] = [&dialler, &node].map(|stream| stream.set_nodelay(true));
     let ((from_dialler, to_dialler), (from_node, to_node)) = (dialler.into_split(), node.into_split());
@@ -163,7 +169,7 @@ async fn pass_on(
     );
 }
 
-/// One direction of it, to its end. Neither data nor the end of it crosses a link that is cut.
+/// One direction, to its end. Neither data nor the end crosses a cut link.
 async fn carry(
     link: &Link,
     mut from: impl AsyncRead + Unpin,
@@ -175,7 +181,7 @@ async fn carry(
     loop {
         let read = from.read(&mut buffer).await.unwrap_or(0);
         whole(link, &mut cut).await;
-        speed.carries(link, read).await;
+        speed.wait_for_capacity(link, read).await;
         if read == 0 || to.write_all(&buffer[..read]).await.is_err() {
             break;
         }
@@ -184,7 +190,7 @@ async fn carry(
 }
 
 async fn whole(link: &Link, cut: &mut watch::Receiver<BTreeSet<Link>>) {
-    // An error: the network is gone, and this with it.
+    // An error means that the network was dropped.
     let _whole = cut.wait_for(|cut| !cut.contains(link)).await;
 }
 
@@ -194,34 +200,34 @@ mod tests {
     use std::net::TcpStream as StdStream;
 
     use super::*;
-    use crate::harness::PATIENCE;
+    use crate::harness::WAIT_LIMIT;
 
-    /// This process is n1 and dials n2, whose part a thread plays: it sends back what it hears.
+    /// This process is n1 and dials n2, a thread that echoes.
     fn echo() -> (Network, SocketAddr) {
         let network = Network::new();
         let listener = StdListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        let door = network.door("n2", listener.local_addr().unwrap());
+        let proxy = network.proxy("n2", listener.local_addr().unwrap());
         std::thread::spawn(move || {
             for stream in listener.incoming().take(2).flatten() {
                 let (mut from, mut to) = (stream.try_clone().unwrap(), stream);
                 std::thread::spawn(move || std::io::copy(&mut from, &mut to));
             }
         });
-        (network, door)
+        (network, proxy)
     }
 
-    fn dial(door: SocketAddr) -> StdStream {
-        let stream = StdStream::connect(door).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    fn dial(proxy: SocketAddr) -> StdStream {
+        let stream = StdStream::connect(proxy).unwrap();
+        stream.set_read_timeout(Some(WAIT_LIMIT)).unwrap();
         stream
     }
 
-    /// No answer comes for a moment.
-    fn is_silent(stream: &mut StdStream) {
+    /// No answer arrives for a moment.
+    fn is_unanswered(stream: &mut StdStream) {
         stream.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
         let silence = answers(stream).unwrap_err().kind();
         assert!(matches!(silence, std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut), "{silence}");
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(WAIT_LIMIT)).unwrap();
     }
 
     /// One byte there and back.
@@ -231,28 +237,28 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_is_silent_in_either_direction_and_goes_on_when_it_is_healed() {
-        let (network, door) = echo();
+    fn cut_link_is_silent_and_resumes_when_restored() {
+        let (network, proxy) = echo();
         network.known().runs("n1", std::process::id().cast_signed());
-        let mut old = dial(door);
+        let mut old = dial(proxy);
         answers(&mut old).unwrap();
         for (from, to) in [("n1", "n2"), ("n2", "n1")] {
             network.cut([(from.to_owned(), to.to_owned())]);
-            is_silent(&mut old);
-            network.heal();
+            is_unanswered(&mut old);
+            network.restore();
             old.read_exact(&mut [0]).unwrap();
         }
         network.part(&["n1"], &["n2", "n3"]);
-        let mut new = dial(door);
-        is_silent(&mut new);
-        network.heal();
+        let mut new = dial(proxy);
+        is_unanswered(&mut new);
+        network.restore();
         new.read_exact(&mut [0]).unwrap();
     }
 
     #[test]
-    fn whoever_is_not_known_gets_nowhere() {
-        let (_network, door) = echo();
-        let mut stranger = dial(door);
+    fn connections_from_unknown_processes_are_closed() {
+        let (_network, proxy) = echo();
+        let mut stranger = dial(proxy);
         assert!(answers(&mut stranger).is_err_and(|e| e.kind() != std::io::ErrorKind::WouldBlock));
     }
 }

@@ -14,12 +14,12 @@ use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit};
 use super::network::Known;
 use super::{MUSTERD, Network, eventually};
 
-/// A [`LocalNode`] for scenarios: it waits by itself, and fails the test when that takes too long.
+/// A [`LocalNode`] for scenarios: its waits fail the test on timeout.
 pub struct Node {
     local: LocalNode,
-    /// What its processes have beside this one's environment.
+    /// Additional environment variables of its processes.
     pub environment: Vec<(&'static str, OsString)>,
-    /// See [`Node::speaks`].
+    /// See [`Node::set_feature_level`].
     level: Option<u32>,
     /// See [`Node::disk_hangs_while`].
     disk_hangs_while: Option<PathBuf>,
@@ -27,12 +27,12 @@ pub struct Node {
     disk_may_fill: bool,
     /// See [`Node::disk_is_full_from_the_start`].
     disk_is_full: bool,
-    /// Further tables of its configuration.
+    /// Additional tables of its configuration.
     settings: String,
     /// Where its metrics are.
     pub metrics: Option<String>,
     /// See [`Node::behind`].
-    door: Option<(SocketAddr, Arc<Known>)>,
+    proxy: Option<(SocketAddr, Arc<Known>)>,
 }
 
 impl Deref for Node {
@@ -51,7 +51,7 @@ impl DerefMut for Node {
 impl Node {
     pub fn new(world: &Path, name: &str, settings: &str) -> Self {
         Self {
-            local: LocalNode::anywhere(world, name).expect("a port is free"),
+            local: LocalNode::at_free_address(world, name).expect("a port is free"),
             environment: vec![],
             level: None,
             disk_hangs_while: None,
@@ -59,23 +59,23 @@ impl Node {
             disk_is_full: false,
             settings: settings.to_owned(),
             metrics: None,
-            door: None,
+            proxy: None,
         }
     }
 
-    /// From now on it advertises a door of this network.
+    /// Makes it advertise a proxy of this network.
     pub fn behind(mut self, network: &Network) -> Self {
-        self.door = Some((network.door(&self.name, self.listen), network.known()));
+        self.proxy = Some((network.proxy(&self.name, self.listen), network.known()));
         self
     }
 
-    /// Where others reach it.
+    /// The address at which others reach it.
     pub fn address(&self) -> SocketAddr {
-        self.door.as_ref().map_or(self.listen, |(door, _)| *door)
+        self.proxy.as_ref().map_or(self.listen, |(proxy, _)| *proxy)
     }
 
-    /// From its next start on it pretends to be a build of this feature level.
-    pub fn speaks(&mut self, level: u32) -> &mut Self {
+    /// From its next start on it acts as a build of this feature level.
+    pub fn set_feature_level(&mut self, level: u32) -> &mut Self {
         self.level = Some(level);
         self
     }
@@ -86,28 +86,28 @@ impl Node {
         self
     }
 
-    /// From its next start on [`Node::disk_is_full`] works. Its processes are told nothing by the signal that would end them otherwise.
+    /// From its next start on [`Node::disk_is_full`] works. Its processes ignore the signal that would otherwise end them.
     pub fn disk_may_fill(&mut self) -> &mut Self {
         self.disk_may_fill = true;
         self
     }
 
-    /// Its next process begins on a full disk.
+    /// Its next process starts on a full disk.
     pub fn disk_is_full_from_the_start(&mut self) -> &mut Self {
         self.disk_is_full = true;
         self.disk_may_fill()
     }
 
-    /// Whether every write of its process to any file fails, until it is told otherwise: that of its log, too.
+    /// Whether every file write of its process fails, including its log, until changed.
     pub fn disk_is_full(&mut self, full: bool) {
-        assert!(self.disk_may_fill, "it would be ended by SIGXFSZ");
+        assert!(self.disk_may_fill, "SIGXFSZ would end it");
         self.disk_is_full &= full;
         let maximum = getrlimit(Resource::Fsize).maximum;
         let limit = Rlimit { current: if full { Some(0) } else { maximum }, maximum };
         prlimit(Pid::from_raw(self.pid()), Resource::Fsize, limit).expect("it is our child");
     }
 
-    /// Starts the daemon with these flags beside directory, name, address and configuration.
+    /// Starts the daemon with these flags in addition to directory, name, address and configuration.
     pub fn start(&mut self, flags: &[&str]) -> &mut Self {
         std::fs::create_dir_all(&self.folder).expect("the world's folder is writable");
         let config = self.folder.join("test.toml");
@@ -127,12 +127,12 @@ impl Node {
         self.spawn(command)
     }
 
-    /// Starts the daemon with exactly this command line, its log beside the others'.
+    /// Starts the daemon with exactly this command line, with its log in the usual place.
     pub fn spawn(&mut self, mut command: Command) -> &mut Self {
         assert!(self.local.process_id().is_none(), "{} runs already", self.name);
         command.env("RUST_BACKTRACE", "0").envs(self.environment.iter().cloned());
         let id = self.local.start(command, Lifetime::Tied).expect("musterd starts");
-        if let Some((_, known)) = &self.door {
+        if let Some((_, known)) = &self.proxy {
             known.runs(&self.name, id.pid);
         }
         self
@@ -147,12 +147,12 @@ impl Node {
         self.process_id().pid
     }
 
-    /// The process that serves it now.
+    /// The current process.
     pub fn process_id(&mut self) -> ProcessId {
         self.process().id()
     }
 
-    /// Waits for the one line on stdout.
+    /// Waits for the ready line on stdout.
     #[track_caller]
     pub fn ready(&mut self) -> Ready {
         let what = format!("{} is ready", self.name);
@@ -164,8 +164,8 @@ impl Node {
         ready
     }
 
-    /// Whether the ready line has not come yet and the process still tries.
-    pub fn still_tries(&mut self) -> bool {
+    /// Whether the process runs but has not printed its ready line.
+    pub fn is_starting(&mut self) -> bool {
         self.process().try_ready() == Ok(None) && self.is_running()
     }
 
@@ -174,7 +174,7 @@ impl Node {
         self
     }
 
-    /// SIGSTOP, and waits until none of its threads runs: on a busy machine they go on for a while after the signal was sent.
+    /// SIGSTOP, and waits until all its threads are stopped: on a busy machine they run for a while after the signal.
     #[track_caller]
     pub fn freeze(&mut self) {
         let pid = self.signal(Signal::STOP).pid();
@@ -186,14 +186,14 @@ impl Node {
         });
     }
 
-    /// Waits for its end; the exit status, or `None` after a signal.
+    /// Waits for its end; returns the exit status, or `None` after a signal.
     #[track_caller]
     pub fn exit(&mut self) -> Option<i32> {
         let what = format!("{} ends", self.name);
         eventually(&what, || self.local.try_exit().unwrap_or_else(|failure| panic!("{failure}"))).code()
     }
 
-    /// Whether TERM would reach it. The system ends a process that does not listen to signals yet.
+    /// Whether TERM reaches a handler. Before, the system ends the process.
     pub fn listens_to_signals(&mut self) -> bool {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap_or_default();
         let caught = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("SigCgt:")?.trim(), 16).ok());
@@ -206,28 +206,28 @@ impl Node {
         assert_eq!(self.exit(), None, "{} was killed", self.name);
     }
 
-    /// TERM, and a clean end.
+    /// TERM, and a clean exit.
     pub fn stop(&mut self) {
         self.signal(Signal::TERM);
-        assert_eq!(self.exit(), Some(0), "{} ends cleanly:\n{}", self.name, self.log());
+        assert_eq!(self.exit(), Some(0), "{} exits cleanly:\n{}", self.name, self.log());
     }
 
-    /// TERM; the exit status, and how long it took to end. The promise is 10 s, to which the daemon keeps by its own clock.
+    /// TERM; returns the exit status and the time it took. The promised limit is 10 s, by the daemon's own clock.
     #[track_caller]
-    pub fn ends_of_its_own_accord(&mut self) -> (Option<i32>, Duration) {
-        let told = Instant::now();
+    pub fn exits_by_itself(&mut self) -> (Option<i32>, Duration) {
+        let signalled_at = Instant::now();
         let code = self.signal(Signal::TERM).exit();
-        (code, told.elapsed())
+        (code, signalled_at.elapsed())
     }
 
-    /// TERM, a clean end, and nothing in all it has ever logged that somebody should look at. How long it took.
+    /// TERM, a clean exit, and no error in its whole log. Returns the time it took.
     #[track_caller]
-    pub fn ends_in_order(&mut self) -> Duration {
-        let (code, took) = self.ends_of_its_own_accord();
-        assert_eq!(code, Some(0), "{} ends cleanly:\n{}", self.name, self.log());
+    pub fn stops_cleanly(&mut self) -> Duration {
+        let (code, took) = self.exits_by_itself();
+        assert_eq!(code, Some(0), "{} exits cleanly:\n{}", self.name, self.log());
         let log = self.log();
         let wrong: Vec<&str> = log.lines().filter(|line| line.contains(" ERROR ")).collect();
-        assert!(wrong.is_empty(), "{} had trouble: {wrong:#?}\n{log}", self.name);
+        assert!(wrong.is_empty(), "{} logged errors: {wrong:#?}\n{log}", self.name);
         took
     }
 }

@@ -1,10 +1,10 @@
-//! How many clusters there are at once: as many as the machine has cores, whatever `--test-threads` says.
+//! Limits concurrent clusters to the number of cores, whatever `--test-threads` says.
 //!
-//! Owns   one slot per core and a gate before them, as locked files: test programs that run at the same time share them.
-//! Keeps  PERMIT-1  at most as many permits are out as there are cores, and no other beside one that has the machine alone.
-//!        PERMIT-2  a thread waits for a permit only while it has none, so that no two tests wait for each other.
+//! Owns        one slot per core and a gate before them, as locked files: concurrent test programs share them.
+//! Invariants  PERMIT-1  at most as many permits are out as there are cores, and none besides an exclusive one.
+//!             PERMIT-2  a thread waits for a permit only while it has none, so that no two tests wait for each other.
 //!
-//! A permit belongs to the test's thread: every cluster that the thread starts shares it. The kernel takes a lock back when
+//! A permit belongs to the test's thread: all clusters that the thread starts share it. The kernel releases a lock when
 //! its process ends.
 
 use std::cell::RefCell;
@@ -13,36 +13,36 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 use std::thread::available_parallelism;
 
-use super::between_looks;
+use super::between_checks;
 
 thread_local! {
     static HELD: RefCell<Weak<Permit>> = const { RefCell::new(Weak::new()) };
 }
 
-/// Given back with its last copy.
+/// Released with its last clone.
 #[derive(Debug)]
 pub struct Permit {
-    alone: bool,
+    exclusive_use: bool,
     _locked: Vec<File>,
 }
 
-/// The permit of this thread. A thread that has none waits for a slot.
+/// The permit of this thread; waits for a slot if it has none.
 pub fn permit() -> Arc<Permit> {
     held().unwrap_or_else(|| hold(Slots::of_this_machine().one()))
 }
 
-/// The machine without any other process scenario, for as long as the result is kept.
-pub fn alone() -> Arc<Permit> {
+/// Exclusive use of the machine, without other process scenarios, while the result is kept.
+pub fn exclusive_use() -> Arc<Permit> {
     match held() {
         Some(permit) => {
-            assert!(permit.alone, "a test asks for the whole machine before it starts anything");
+            assert!(permit.exclusive_use, "a test requests exclusive use before it starts anything");
             permit
         }
         None => hold(Slots::of_this_machine().all()),
     }
 }
 
-/// Makes this the permit of a thread that the test has started.
+/// Shares this permit with a thread that the test has started.
 pub fn share(permit: &Arc<Permit>) {
     HELD.with_borrow_mut(|held| *held = Arc::downgrade(permit));
 }
@@ -77,21 +77,21 @@ impl Slots {
         Self { gate: open("gate"), slots: (0..slots).map(|number| open(&format!("slot-{number}"))).collect() }
     }
 
-    /// The gate is held while waiting, so that whoever wants all slots is not overtaken for ever.
+    /// The gate is held while waiting, so that a request for all slots is not starved.
     fn one(mut self) -> Permit {
         lock(&self.gate);
         loop {
-            if let Some(free) = self.slots.iter().position(is_now_ours) {
-                return Permit { alone: false, _locked: vec![self.slots.swap_remove(free)] };
+            if let Some(free) = self.slots.iter().position(is_lock_taken) {
+                return Permit { exclusive_use: false, _locked: vec![self.slots.swap_remove(free)] };
             }
-            between_looks();
+            between_checks();
         }
     }
 
     fn all(self) -> Permit {
         lock(&self.gate);
         self.slots.iter().for_each(lock);
-        Permit { alone: true, _locked: self.slots.into_iter().chain([self.gate]).collect() }
+        Permit { exclusive_use: true, _locked: self.slots.into_iter().chain([self.gate]).collect() }
     }
 }
 
@@ -99,7 +99,7 @@ fn lock(file: &File) {
     file.lock().expect("a file can be locked");
 }
 
-fn is_now_ours(slot: &File) -> bool {
+fn is_lock_taken(slot: &File) -> bool {
     match slot.try_lock() {
         Ok(()) => true,
         Err(TryLockError::WouldBlock) => false,
@@ -115,11 +115,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_more_permits_than_slots_are_out_and_none_beside_one_for_all() {
+    fn permits_never_exceed_slots_or_overlap_exclusive() {
         const SLOTS: usize = 3;
         let folder = tempfile::tempdir().expect("a folder");
-        let (ones, alls) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        // A permit is counted after it was got and until before it is given back.
+        let (ones, exclusive) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        // A permit is counted from after its acquisition until before its release.
         let work = |own: &AtomicUsize, most: usize, others: &AtomicUsize| {
             assert!(own.fetch_add(1, Ordering::SeqCst) < most);
             for _ in 0..100 {
@@ -130,14 +130,14 @@ mod tests {
         };
         scope(|threads| {
             for number in 0..8 * SLOTS {
-                let (slots, ones, alls, work) = (Slots::open(folder.path(), SLOTS), &ones, &alls, &work);
+                let (slots, ones, exclusive, work) = (Slots::open(folder.path(), SLOTS), &ones, &exclusive, &work);
                 threads.spawn(move || {
                     if number % 4 == 0 {
                         let _permit = slots.all();
-                        work(alls, 1, ones);
+                        work(exclusive, 1, ones);
                     } else {
                         let _permit = slots.one();
-                        work(ones, SLOTS, alls);
+                        work(ones, SLOTS, exclusive);
                     }
                 });
             }
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn clusters_of_one_thread_and_of_those_that_it_starts_share_a_permit() {
+    fn threads_of_one_test_share_a_permit() {
         let first = permit();
         assert!(Arc::ptr_eq(&first, &permit()));
         let theirs = Arc::clone(&first);

@@ -1,4 +1,4 @@
-//! One `muster`: run to its end, or left in front.
+//! One `muster`: run to its end, or in the foreground.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
@@ -9,7 +9,7 @@ use muster_local_cluster::{ProcessId, parent};
 use rustix::process::Signal;
 use serde_json::Value;
 
-use super::{MUSTER, PATIENCE, eventually};
+use super::{MUSTER, WAIT_LIMIT, eventually};
 
 /// A command line for `muster` in a folder.
 pub fn muster(folder: &Path, args: &[&str]) -> Command {
@@ -20,14 +20,14 @@ pub fn muster(folder: &Path, args: &[&str]) -> Command {
 }
 
 /// A `muster` that has ended.
-pub struct Ran {
+pub struct EndedMuster {
     pub line: String,
     pub code: i32,
     pub stdout: String,
     pub stderr: String,
 }
 
-impl Ran {
+impl EndedMuster {
     pub fn new(folder: &Path, args: &[&str]) -> Self {
         let output: Output = muster(folder, args).output().expect("muster starts");
         let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("muster prints text");
@@ -39,21 +39,21 @@ impl Ran {
         }
     }
 
-    /// Fails unless it ended with this exit status.
+    /// Fails unless it exited with this status.
     #[track_caller]
     pub fn ended(self, code: i32) -> Self {
         assert_eq!(self.code, code, "{}\n{}{}", self.line, self.stdout, self.stderr);
         self
     }
 
-    /// The one JSON document on stdout.
+    /// The single JSON document on stdout.
     #[track_caller]
     pub fn json(&self) -> Value {
         serde_json::from_str(&self.stdout)
             .unwrap_or_else(|e| panic!("{}: {e}\n{}{}", self.line, self.stdout, self.stderr))
     }
 
-    /// The code in the error document, which is the last line on stderr.
+    /// The code in the error document, the last line on stderr.
     #[track_caller]
     pub fn error_code(&self) -> String {
         let last = self.stderr.lines().last().unwrap_or("");
@@ -71,44 +71,44 @@ fn children_of(parent: ProcessId) -> Vec<ProcessId> {
     pids.into_iter().filter_map(ProcessId::of).collect()
 }
 
-/// A `muster` that stays in front.
-pub struct Front {
+/// A `muster` in the foreground.
+pub struct ForegroundMuster {
     child: Child,
     pub id: ProcessId,
     lines: Receiver<String>,
     seen: String,
 }
 
-impl Front {
+impl ForegroundMuster {
     pub fn start(folder: &Path, args: &[&str]) -> Self {
         let mut child = muster(folder, args).stdout(Stdio::piped()).spawn().expect("muster starts");
         let stdout = child.stdout.take().expect("stdout is piped");
-        Self::hear(child, stdout)
+        Self::spawn_reader(child, stdout)
     }
 
-    /// One that runs a command, whose stdout is the command's: what it says itself is on stderr.
-    pub fn around_a_command(folder: &Path, args: &[&str]) -> Self {
+    /// A `muster` that runs a command, which owns stdout: its own output is on stderr.
+    pub fn start_for_command(folder: &Path, args: &[&str]) -> Self {
         let mut child = muster(folder, args).stderr(Stdio::piped()).spawn().expect("muster starts");
         let stderr = child.stderr.take().expect("stderr is piped");
-        Self::hear(child, stderr)
+        Self::spawn_reader(child, stderr)
     }
 
-    fn hear(child: Child, says: impl Read + Send + 'static) -> Self {
+    fn spawn_reader(child: Child, output: impl Read + Send + 'static) -> Self {
         let id = ProcessId::of(child.id()).expect("it was just started");
         let (tell, lines) = channel();
         std::thread::spawn(move || {
-            BufReader::new(says).lines().map_while(Result::ok).all(|line| tell.send(line).is_ok())
+            BufReader::new(output).lines().map_while(Result::ok).all(|line| tell.send(line).is_ok())
         });
         Self { child, id, lines, seen: String::new() }
     }
 
-    /// Reads on until a line contains this.
+    /// Reads until a line contains this.
     #[track_caller]
-    pub fn says(&mut self, text: &str) {
+    pub fn wait_for_line(&mut self, text: &str) {
         while !self.seen.contains(text) {
-            match self.lines.recv_timeout(PATIENCE) {
+            match self.lines.recv_timeout(WAIT_LIMIT) {
                 Ok(line) => self.seen += &(line + "\n"),
-                Err(error) => panic!("it never said {text:?} ({error}), but\n{}", self.seen),
+                Err(error) => panic!("it never printed {text:?} ({error}), but\n{}", self.seen),
             }
         }
     }
@@ -117,7 +117,7 @@ impl Front {
         self.id.signal(signal);
     }
 
-    /// Everything that it has started, and what that has: nearest first.
+    /// All its descendants, nearest first.
     pub fn descendants(&self) -> Vec<ProcessId> {
         let mut found = vec![self.id];
         let mut next = 0;
@@ -128,14 +128,14 @@ impl Front {
         found.split_off(1)
     }
 
-    /// Waits for its end; the exit status, or `None` after a signal.
+    /// Waits for its end; returns the exit status, or `None` after a signal.
     #[track_caller]
     pub fn exit(&mut self) -> Option<i32> {
         eventually("muster ends", || self.child.try_wait().expect("it is our child")).code()
     }
 }
 
-impl Drop for Front {
+impl Drop for ForegroundMuster {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();

@@ -1,20 +1,21 @@
-//! How soon the daemons of a test take each other for gone.
+//! Failure-detection times of a test's daemons.
 
 use super::World;
 
-/// Raft's timing for scenarios that are about something else: on a busy machine a leader that gets no processor for a moment
-/// keeps its office. A leader that was killed is missed as soon as ever, because its address refuses connections. Scenarios
-/// about the timing itself clear [`World::settings`], and have what is shipped.
-pub const PATIENT: &str = "[raft]\nheartbeat = \"200ms\"\nelection_timeout = \"3s\"\ntransfer_wait = \"10s\"\n";
+/// Raft timing for scenarios that are not about timing: on a busy machine a leader without processor time for a moment
+/// stays leader. A killed leader is still noticed at once, because its address refuses connections. Scenarios
+/// about timing clear [`World::settings`] and use the shipped values.
+pub const SLOW_RAFT_TIMING: &str =
+    "[raft]\nheartbeat = \"200ms\"\nelection_timeout = \"3s\"\ntransfer_wait = \"10s\"\n";
 
 impl World {
-    /// A running cluster with the timing that is shipped.
-    pub fn as_shipped(managers: usize, workers: usize) -> Self {
-        Self::as_shipped_but("", managers, workers)
+    /// A running cluster with shipped timing.
+    pub fn with_default_timing(managers: usize, workers: usize) -> Self {
+        Self::with_timing_and_settings("", managers, workers)
     }
 
-    /// The same, with further tables of their configuration.
-    pub fn as_shipped_but(settings: &str, managers: usize, workers: usize) -> Self {
+    /// The same, with additional configuration tables.
+    pub fn with_timing_and_settings(settings: &str, managers: usize, workers: usize) -> Self {
         let mut world = Self::new();
         world.settings = settings.to_owned();
         world.up(managers, workers)

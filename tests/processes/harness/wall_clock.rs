@@ -1,4 +1,4 @@
-//! Wall clocks that jump, one per process, while that process runs.
+//! Adjustable wall clocks, one per process.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -6,13 +6,13 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The library that processes with a wall clock of their own are started with.
+/// The library with which processes with their own wall clock are started.
 pub struct WallClocks {
     library: PathBuf,
     folder: PathBuf,
 }
 
-/// The wall clock of one process, and of all that it starts.
+/// The wall clock of one process and its children.
 pub struct WallClock {
     library: PathBuf,
     path: PathBuf,
@@ -29,7 +29,7 @@ impl WallClocks {
         Self { library, folder: folder.to_owned() }
     }
 
-    /// A wall clock that is right, so far.
+    /// A wall clock without offset.
     pub fn of(&self, name: &str) -> WallClock {
         let path = self.folder.join(format!("{name}.clock"));
         let file = File::create(&path).expect("the folder is writable");
@@ -40,20 +40,20 @@ impl WallClocks {
 }
 
 impl WallClock {
-    /// From now on it is so many seconds ahead, or behind.
+    /// Sets its offset in seconds.
     pub fn set(&self, ahead: i64) {
         self.file.write_all_at(&ahead.to_ne_bytes(), 0).expect("the folder is writable");
     }
 
-    /// What makes a process have it.
+    /// The environment that gives a process this clock.
     pub fn environment(&self) -> [(&'static str, OsString); 2] {
         [("LD_PRELOAD", self.library.clone().into()), ("WALL_CLOCK", self.path.clone().into())]
     }
 }
 
 #[test]
-fn a_process_has_the_wall_clock_that_it_is_given_and_what_it_starts_has_it_too() {
-    use crate::election::played::{self, Part};
+fn process_and_children_use_the_given_wall_clock() {
+    use crate::election::played::{self, ChildProgram};
     use std::time::SystemTime;
 
     let folder = tempfile::tempdir().expect("a folder");
@@ -61,12 +61,12 @@ fn a_process_has_the_wall_clock_that_it_is_given_and_what_it_starts_has_it_too()
     let right = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("this is after 1970").as_secs();
     for days in [0, 400, -400] {
         clock.set(days * 86_400);
-        let words = played::words(&Part::TellTime);
+        let words = played::words(&ChildProgram::PrintTime);
         let mut command = Command::new("sh");
         command.args(["-c", r#""$@""#, "sh"]).args(words).envs(clock.environment());
-        let told = String::from_utf8(command.output().expect("it starts").stdout).expect("it prints text");
-        let told: i64 = told.lines().find_map(|line| line.strip_prefix("it is ")?.parse().ok()).expect("the time");
-        let ahead = told - i64::try_from(right).expect("a time before the year 3000");
+        let output = String::from_utf8(command.output().expect("it starts").stdout).expect("it prints text");
+        let output: i64 = output.lines().find_map(|line| line.strip_prefix("it is ")?.parse().ok()).expect("the time");
+        let ahead = output - i64::try_from(right).expect("a time before the year 3000");
         assert!((ahead - days * 86_400).abs() < 3600, "{days} days: {ahead} s");
     }
 }

@@ -12,29 +12,29 @@ use muster_messages::{NodeView, Role};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use super::{Network, Node, PATIENT, Permit, Ran, eventually, eventually_so, permit};
+use super::{EndedMuster, Network, Node, Permit, SLOW_RAFT_TIMING, eventually, eventually_so, permit};
 
-/// The nodes of one test. Dropped: every process is killed and the folder goes.
+/// The nodes of one test. On drop every process is killed and the folder is deleted.
 pub struct World {
     nodes: BTreeMap<String, Node>,
-    /// Further tables of the configuration of nodes that are made from now on.
+    /// Additional configuration tables for new nodes.
     pub settings: String,
-    /// Through which nodes that are made from now on are reached.
+    /// The network of new nodes.
     pub network: Option<Network>,
     folder: TempDir,
     runtime: tokio::runtime::Runtime,
-    /// After the nodes, whose place on this machine it is.
+    /// Declared after the nodes, whose permit it is.
     _permit: Arc<Permit>,
 }
 
 impl World {
-    /// Waits for a place on this machine.
+    /// Waits for a permit.
     pub fn new() -> Self {
         let permit = permit();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         Self {
             nodes: BTreeMap::new(),
-            settings: PATIENT.to_owned(),
+            settings: SLOW_RAFT_TIMING.to_owned(),
             network: None,
             folder: temporary_folder("test").expect("a temporary folder"),
             runtime: runtime.expect("a runtime"),
@@ -47,19 +47,19 @@ impl World {
         Self::new().up(managers, workers)
     }
 
-    /// The same, with further tables of their configuration.
+    /// The same, with additional configuration tables.
     pub fn with_settings(settings: &str, managers: usize, workers: usize) -> Self {
         let mut world = Self::new();
         world.settings += settings;
         world.up(managers, workers)
     }
 
-    /// The same as [`World::with`], with links that can be cut, and the timing that is shipped: how soon a cut is noticed is what it is for.
+    /// The same as [`World::with`], with links that can be cut, and shipped timing: such scenarios are about how soon a cut is noticed.
     pub fn with_a_network(managers: usize, workers: usize) -> Self {
         Self::with_a_network_and("", managers, workers)
     }
 
-    /// The same, with further tables of their configuration.
+    /// The same, with additional configuration tables.
     pub fn with_a_network_and(settings: &str, managers: usize, workers: usize) -> Self {
         let mut world = Self::new();
         world.settings = settings.to_owned();
@@ -77,7 +77,7 @@ impl World {
         world
     }
 
-    /// Starts this many more nodes at once; the result is their names.
+    /// Starts this many more nodes at once; returns their names.
     pub fn join_more(&mut self, count: usize, role: Role) -> Vec<String> {
         let (seed, token) = (self.node("n1").address().to_string(), self.token(role));
         let first = self.nodes.len() + 1;
@@ -95,7 +95,7 @@ impl World {
         self.folder.path()
     }
 
-    /// A node by name; made on first use, not started.
+    /// A node by name, created on first use, not started.
     pub fn node(&mut self, name: &str) -> &mut Node {
         let (folder, settings, network) = (self.folder.path(), &self.settings, &self.network);
         self.nodes.entry(name.to_owned()).or_insert_with(|| {
@@ -108,27 +108,27 @@ impl World {
         self.nodes[name].socket()
     }
 
-    /// The network between the nodes of a world that was made with one.
+    /// The network of a world that has one.
     pub fn network(&self) -> &Network {
         self.network.as_ref().expect("this world has a network")
     }
 
-    /// Everything that a node's processes have logged.
+    /// All log lines of a node's processes.
     pub fn nodes_log(&self, name: &str) -> String {
         self.nodes[name].log()
     }
 
     /// Runs `muster` against one node.
-    pub fn muster_at(&self, name: &str, args: &[&str]) -> Ran {
+    pub fn muster_at(&self, name: &str, args: &[&str]) -> EndedMuster {
         let socket = self.socket(name);
         let socket = socket.to_str().expect("the folder's path is text");
-        // No leader at this moment is no failure of a scenario that is about something else: the command waits for one.
+        // A scenario about something else waits out a missing leader.
         let waits: &[&str] = if args.contains(&"--timeout") { &[] } else { &["--timeout", "60s"] };
-        Ran::new(self.folder(), &[&["--socket", socket, "-o", "json"], waits, args].concat())
+        EndedMuster::new(self.folder(), &[&["--socket", socket, "-o", "json"], waits, args].concat())
     }
 
     /// Runs `muster` against n1.
-    pub fn muster(&self, args: &[&str]) -> Ran {
+    pub fn muster(&self, args: &[&str]) -> EndedMuster {
         self.muster_at("n1", args)
     }
 
@@ -138,12 +138,12 @@ impl World {
         self.runtime.block_on(async { parse(&client.call(request).await?) })
     }
 
-    /// Waits for something that takes its time.
+    /// Waits for an asynchronous operation.
     pub fn wait_for<T>(&self, work: impl Future<Output = T>) -> T {
         self.runtime.block_on(work)
     }
 
-    /// Asks one node until it has an answer.
+    /// Asks one node until it answers.
     #[track_caller]
     pub fn answer(&self, name: &str, request: Request) -> Value {
         eventually(&format!("{name} answers {request:?}"), || self.ask(name, request.clone()).ok())
@@ -154,7 +154,7 @@ impl World {
         answers::token(&shown).expect("a token is text")
     }
 
-    /// The nodes as one of them sees them with quorum.
+    /// The nodes by one node's quorum read.
     #[track_caller]
     pub fn nodes_seen_by(&self, name: &str) -> Vec<NodeView> {
         let list = self.answer(name, Request::NodeList { fresh: true });
@@ -173,13 +173,13 @@ impl World {
         eventually("a leader", || answers::leader(&self.nodes_seen_by(name)))
     }
 
-    /// Some running node that is none of these.
+    /// A running node other than these.
     pub fn other_than(&self, not: &[&str]) -> String {
         let mut fit = self.nodes.values().filter(|node| node.is_running() && !not.contains(&node.name.as_str()));
         fit.next().expect("another node runs").name.clone()
     }
 
-    /// Waits until every node agrees with itself: desired role, role, certificate and membership.
+    /// Waits until every node is settled: desired role, role, certificate and membership agree.
     #[track_caller]
     pub fn all_settled(&self) {
         let by = self.other_than(&[]);

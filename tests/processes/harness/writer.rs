@@ -1,4 +1,4 @@
-//! A stream of writes, and what became of them.
+//! A stream of writes and their outcomes.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -11,10 +11,10 @@ use muster_client::Client;
 use muster_messages::wire::Request;
 use muster_messages::{NodeId, NodeView};
 
-/// How many labels are written in turn: a lost write shows until its label's turn comes again.
+/// Number of labels written in turn: a lost write is visible until its label's next turn.
 const LABELS: u64 = 16;
 
-/// A thread that writes 1, 2, 3, … into a few labels in turn, through whichever of the sockets answers. Every label's
+/// A thread that writes 1, 2, 3, … into a few labels in turn, through any socket that answers. Every label's
 /// value only grows.
 pub struct Writer {
     stop: Arc<AtomicBool>,
@@ -31,12 +31,12 @@ impl Writer {
         Self { stop, acknowledged, thread }
     }
 
-    /// How many writes were acknowledged so far.
+    /// The number of acknowledged writes.
     pub fn acknowledged(&self) -> u64 {
         self.acknowledged.load(Ordering::Relaxed)
     }
 
-    /// Stops; per label the last value that was acknowledged.
+    /// Stops; returns the last acknowledged value per label.
     pub fn stop(self) -> BTreeMap<String, u64> {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.join().expect("the writer does not panic")
@@ -57,7 +57,7 @@ fn write(sockets: &[PathBuf], node: NodeId, stop: &AtomicBool, count: &AtomicU64
                 count.fetch_add(1, Ordering::Relaxed);
                 last.insert(label, number);
             }
-            Err(_) => turn += 1, // another socket; what became of this number is not known
+            Err(_) => turn += 1, // another socket; this number's outcome is unknown
         }
         number += 1;
     }

@@ -1,4 +1,4 @@
-//! Clients that write and read registers, and write down what they saw. A register is a label of a node.
+//! Clients that write and read registers, and record what they saw. A register is a label of a node.
 
 use std::collections::BTreeMap;
 use std::os::unix::net::UnixStream;
@@ -10,16 +10,16 @@ use std::time::{Duration, Instant};
 
 use muster_client::{Client, Failure, Outcome};
 use muster_messages::wire::Request;
-use muster_messages::{Dice, NodeId, NodeView};
-use muster_tests::history::{Begun, End, History, MOST_CLIENTS, Value};
+use muster_messages::{NodeId, NodeView, Rng};
+use muster_tests::history::{End, History, MAX_CLIENTS, StartedOp, Value};
 use tokio::runtime::Runtime;
 
-use crate::harness::between_looks;
+use crate::harness::between_checks;
 
-/// How long a client waits for an answer.
+/// Timeout of an answer.
 pub const DEADLINE: Duration = Duration::from_secs(3);
 
-/// A request that was not done.
+/// A failed request.
 #[derive(Clone, Debug)]
 pub struct Refusal {
     pub asked: PathBuf,
@@ -28,7 +28,7 @@ pub struct Refusal {
     pub failure: Failure,
 }
 
-/// Threads that write and read, each by way of its own sockets: of the next one once one has failed.
+/// Threads that write and read, each through its own sockets: the next one after a failure.
 pub struct Clients {
     stop: Arc<AtomicBool>,
     refusals: Arc<Mutex<Vec<Refusal>>>,
@@ -36,9 +36,9 @@ pub struct Clients {
 }
 
 impl Clients {
-    /// One client for each list of sockets. The registers are labels of this node.
+    /// One client per list of sockets. The registers are labels of this node.
     pub fn start(history: &History, node: NodeId, sockets: Vec<Vec<PathBuf>>) -> Self {
-        assert!(sockets.len() <= MOST_CLIENTS, "more would have more open than can be checked");
+        assert!(sockets.len() <= MAX_CLIENTS, "more clients would exceed the checker's limit of open operations");
         let (stop, refusals) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Vec::new())));
         let start = |(number, sockets): (usize, Vec<PathBuf>)| {
             let acknowledged = Arc::new(AtomicU64::new(0));
@@ -47,7 +47,7 @@ impl Clients {
                 node,
                 sockets,
                 turn: 0,
-                dice: Dice::seeded(number as u64),
+                rng: Rng::seeded(number as u64),
                 refusals: Arc::clone(&refusals),
                 acknowledged: Arc::clone(&acknowledged),
                 runtime: runtime(),
@@ -56,7 +56,7 @@ impl Clients {
             let thread = std::thread::spawn(move || {
                 while !stop.load(Ordering::Relaxed) {
                     client.work();
-                    between_looks();
+                    between_checks();
                 }
             });
             (acknowledged, thread)
@@ -65,17 +65,17 @@ impl Clients {
         Self { stop, refusals, threads }
     }
 
-    /// How many writes of this client were acknowledged.
+    /// The number of this client's acknowledged writes.
     pub fn acknowledged(&self, client: usize) -> u64 {
         self.threads[client].0.load(Ordering::Relaxed)
     }
 
-    /// Every request so far that was not done.
+    /// All failed requests so far.
     pub fn refusals(&self) -> Vec<Refusal> {
         self.refusals.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Lets each end what it has begun.
+    /// Lets each client finish its operation.
     pub fn stop(self) {
         self.stop.store(true, Ordering::Relaxed);
         for (_, thread) in self.threads {
@@ -88,7 +88,7 @@ fn runtime() -> Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime")
 }
 
-/// What a node's label holds, by a read that asks a quorum.
+/// A node's label, by a quorum read.
 pub async fn read(client: &mut Client, node: NodeId, key: &str) -> Outcome<Value> {
     let seen: NodeView = client.ask(Request::NodeInspect { node: node.to_string(), fresh: true }).await?;
     Ok(seen.labels.get(key).and_then(|text| text.parse().ok()))
@@ -99,17 +99,17 @@ struct OneClient {
     node: NodeId,
     sockets: Vec<PathBuf>,
     turn: usize,
-    dice: Dice,
+    rng: Rng,
     refusals: Arc<Mutex<Vec<Refusal>>>,
     acknowledged: Arc<AtomicU64>,
     runtime: Runtime,
 }
 
 impl OneClient {
-    /// One operation, or two where a key has had its time.
+    /// One operation, or two where a key is retired.
     fn work(&mut self) {
-        let place = self.dice.index(usize::MAX);
-        let begun = if self.dice.one_in(2) { self.history.begin_write(place) } else { self.history.begin_read(place) };
+        let slot = self.rng.index(usize::MAX);
+        let begun = if self.rng.one_in(2) { self.history.begin_write(slot) } else { self.history.begin_read(slot) };
         if let Some(old) = self.carry_out(&begun) {
             let removal = self.history.begin_removal(&old);
             self.carry_out(&removal);
@@ -120,9 +120,9 @@ impl OneClient {
         &self.sockets[self.turn % self.sockets.len()]
     }
 
-    fn carry_out(&mut self, begun: &Begun) -> Option<String> {
+    fn carry_out(&mut self, begun: &StartedOp) -> Option<String> {
         let asked = self.socket().to_owned();
-        // Whether a daemon is there is found out first: what could not be sent is known not to have happened.
+        // The connection comes first: an operation that could not be sent certainly did not happen.
         if UnixStream::connect(&asked).is_err() {
             self.turn += 1;
             return self.history.end(begun, End::Nothing);
@@ -131,7 +131,7 @@ impl OneClient {
         let at = Instant::now();
         let done = self.runtime.block_on(async {
             match begun.writes {
-                None => read(&mut client, self.node, &begun.key).await.map(End::Saw),
+                None => read(&mut client, self.node, &begun.key).await.map(End::ReadValue),
                 Some(value) => client.call(self.write(&begun.key, value)).await.map(|_| End::Wrote),
             }
         });

@@ -1,4 +1,4 @@
-//! Clients of real daemons, and the histories of what they saw.
+//! Clients of real daemons, and their histories.
 
 mod clients;
 

@@ -1,15 +1,15 @@
-//! The kinds of actors there are, and what the documents say of a failure of each: the specification that the matrix is
-//! held against.
+//! The kinds of actors, and the documented outcome of each failure: the specification that the matrix is
+//! compared with.
 
 use muster_messages::{CrashHow, ID_LEN};
 
-/// Where the manager half is.
+/// The manager runtime.
 pub const MANAGER: &str = "node/manager";
-/// Where the leader's subtree is.
+/// The leader's subtree.
 pub const LEADER: &str = "node/manager/leader";
 
-/// The ways to fail, as the table's columns.
-pub const HOWS: [(&str, CrashHow); 5] = [
+/// The failure modes, as the table's columns.
+pub const FAILURE_MODES: [(&str, CrashHow); 5] = [
     ("panic", CrashHow::Panic),
     ("error", CrashHow::Error),
     ("kill", CrashHow::Kill),
@@ -17,13 +17,13 @@ pub const HOWS: [(&str, CrashHow); 5] = [
     ("start ×11", CrashHow::Start { times: CrashHow::STARTS }),
 ];
 
-/// A path without what tells its actors from others of their kind: node ids, hashes, names of reconcilers.
+/// A path without what distinguishes actors of one kind: node ids, hashes, names of reconcilers.
 pub fn kind_of(path: &str) -> String {
     let mut kind: Vec<String> = Vec::new();
     for segment in path.split('/') {
         let id = segment.split_once('-').filter(|(_, id)| id.len() >= ID_LEN && !id.contains('-'));
         kind.push(match id {
-            _ if kind.last().is_some_and(|above| above == "reconcilers") => "*".to_owned(),
+            _ if kind.last().is_some_and(|parent_path| parent_path == "reconcilers") => "*".to_owned(),
             Some((head, _)) => format!("{head}-*"),
             None => segment.to_owned(),
         });
@@ -32,29 +32,30 @@ pub fn kind_of(path: &str) -> String {
 }
 
 /// The path above.
-pub fn above(path: &str) -> &str {
-    path.rsplit_once('/').map_or("", |(above, _)| above)
+pub fn parent_path(path: &str) -> &str {
+    path.rsplit_once('/').map_or("", |(parent_path, _)| parent_path)
 }
 
-/// Whether a path is another, or below it.
+/// Whether a path equals another or is below it.
 pub fn within(path: &str, top: &str) -> bool {
     path.strip_prefix(top).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
-/// However often they fail, nobody else does.
+/// Contained: their failures never affect other actors.
 fn contained(kind: &str) -> bool {
-    const CONTAINED: [&str; 5] = [MANAGER, "node/manager/feature-level", "elections", "election-*", "node/reconcilers"];
+    const CONTAINED_ACTORS: [&str; 5] =
+        [MANAGER, "node/manager/feature-level", "elections", "election-*", "node/reconcilers"];
     let last = kind.rsplit('/').next().unwrap_or(kind);
-    CONTAINED.contains(&kind) || CONTAINED.contains(&last) || last == "*"
+    CONTAINED_ACTORS.contains(&kind) || CONTAINED_ACTORS.contains(&last) || last == "*"
 }
 
-/// What follows from a failure: what is started again, its topmost paths. Nothing: the process ends.
+/// The outcome of a failure: the topmost restarted paths. `None`: the process ends.
 ///
-/// A failure ends one incarnation, with whatever is below it. The eleventh within a minute ends its supervisor, which its
-/// own supervisor then starts again; but an actor bears a thousand of its own children. A switch that starts anew stops what
-/// the incarnation before it has left running, and starts it again.
+/// A failure ends one incarnation, with everything below it. The eleventh within a minute ends its supervisor, which that
+/// one's supervisor restarts; but an actor tolerates a thousand failures of its own children. A restarted switch stops what
+/// its previous incarnation left running, and starts it again.
 pub fn specified(path: &str, how: CrashHow) -> Option<Vec<String>> {
-    let (kind, supervisor) = (kind_of(path), above(path));
+    let (kind, supervisor) = (kind_of(path), parent_path(path));
     let escalates = matches!(how, CrashHow::Start { .. }) && !contained(&kind) && is_group(&kind_of(supervisor));
     if escalates {
         return (supervisor != "node").then(|| vec![supervisor.to_owned()]);
@@ -63,30 +64,31 @@ pub fn specified(path: &str, how: CrashHow) -> Option<Vec<String>> {
     Some([path.to_owned()].into_iter().chain(switched).collect())
 }
 
-/// Supervisors that are no actors beside. Of the others' own children a thousand may fail.
+/// Supervisors that are not actors. Of the other actors' children a thousand may fail.
 fn is_group(kind: &str) -> bool {
     [String::from("node"), MANAGER.to_owned(), LEADER.to_owned()].iter().any(|group| group == kind)
         || kind.ends_with("/*")
 }
 
-/// Whether somebody else may lead afterwards: it is what leading takes.
+/// Whether leadership may change: the failure concerns what a leader needs.
 pub fn may_cost_leadership(path: &str, how: CrashHow) -> bool {
     let leads = ["node/manager/raft-member", "node/manager/mesh"];
     specified(path, how)
         .is_none_or(|tops| tops.iter().any(|top| top == MANAGER || leads.iter().any(|l| within(top, l))))
 }
 
-/// Those whom another actor starts, stops and replaces as things go, with connections, leases and records.
-pub fn comes_and_goes(path: &str) -> bool {
+/// Actors that other actors start, stop and replace with connections, leases and records.
+pub fn is_transient(path: &str) -> bool {
     let last = path.rsplit('/').next().unwrap_or(path);
     let kind = kind_of(last);
     ["session-*", "election-*", "elect", "lease", "member", "record"].contains(&kind.as_str())
 }
 
-/// An outcome in the words of the table.
-pub fn words(path: &str, tops: Option<&[String]>, takes_children: bool) -> String {
+/// An outcome as the table words it.
+pub fn describe(path: &str, tops: Option<&[String]>, takes_children: bool) -> String {
     let Some(tops) = tops else { return "the process ends, 1".to_owned() };
-    let name = |top: &str| if top == MANAGER { "the manager half".to_owned() } else { format!("`{}`", kind_of(top)) };
+    let name =
+        |top: &str| if top == MANAGER { "the manager runtime".to_owned() } else { format!("`{}`", kind_of(top)) };
     match tops.split_first() {
         Some((top, others)) if top == path => {
             let own = if takes_children { "with its children" } else { "alone" };
@@ -102,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_kind_is_a_path_without_ids_and_names() {
+    fn kind_is_a_path_without_ids_and_names() {
         for (path, kind) in [
             ("node/manager/leader-switch", "node/manager/leader-switch"),
             ("node/manager/sessions/session-7ewb12otbfzedvwe1dxxs3cy3", "node/manager/sessions/session-*"),
@@ -117,17 +119,17 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_is_specified_by_who_supervises_whom() {
+    fn failure_outcome_follows_from_supervision() {
         let start = CrashHow::Start { times: CrashHow::STARTS };
-        let told = |path: &str, how| words(path, specified(path, how).as_deref(), false);
-        assert_eq!(told("node/gateway", CrashHow::Kill), "alone");
-        assert_eq!(told("node/gateway", start), "the process ends, 1");
-        assert_eq!(told("node/manager", start), "alone");
-        assert_eq!(told("node/manager/join", start), "the manager half");
-        assert_eq!(told("node/manager/mesh/door", start), "alone");
-        assert_eq!(told("node/manager/leader-switch", CrashHow::Error), "alone, then `node/manager/leader`");
-        assert_eq!(told("node/manager/leader/role-manager", start), "`node/manager/leader`");
-        assert_eq!(told("node/manager/leader/elections", start), "alone");
-        assert_eq!(told("node/reconcilers/schema/run", start), "`node/reconcilers/*`");
+        let outcome = |path: &str, how| describe(path, specified(path, how).as_deref(), false);
+        assert_eq!(outcome("node/gateway", CrashHow::Kill), "alone");
+        assert_eq!(outcome("node/gateway", start), "the process ends, 1");
+        assert_eq!(outcome("node/manager", start), "alone");
+        assert_eq!(outcome("node/manager/join", start), "the manager runtime");
+        assert_eq!(outcome("node/manager/mesh/door", start), "alone");
+        assert_eq!(outcome("node/manager/leader-switch", CrashHow::Error), "alone, then `node/manager/leader`");
+        assert_eq!(outcome("node/manager/leader/role-manager", start), "`node/manager/leader`");
+        assert_eq!(outcome("node/manager/leader/elections", start), "alone");
+        assert_eq!(outcome("node/reconcilers/schema/run", start), "`node/reconcilers/*`");
     }
 }

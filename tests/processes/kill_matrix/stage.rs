@@ -1,4 +1,4 @@
-//! A cluster whose actors fail, some at a time, and what becomes of it each time.
+//! A cluster in which actors fail, some at a time, and the observed outcomes.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -6,29 +6,31 @@ use std::time::{Duration, Instant};
 use muster_messages::wire::{ActorsAsk, ActorsOf, Request};
 use muster_messages::{CrashHow, Role};
 
-use super::kinds::{LEADER, MANAGER, above, comes_and_goes, kind_of, may_cost_leadership, specified, within, words};
-use super::look::{Tree, came_by_itself, is_new, missing, tops, tree_of};
-use super::work::{Furniture, Work};
-use crate::harness::{PATIENCE, World, between_looks};
+use super::kinds::{
+    LEADER, MANAGER, describe, is_transient, kind_of, may_cost_leadership, parent_path, specified, within,
+};
+use super::snapshot::{Tree, is_new, missing, started_by_actor, tops, tree_of};
+use super::work::{Fixtures, Work};
+use crate::harness::{WAIT_LIMIT, World, between_checks};
 
 pub const MANAGERS: [&str; 3] = ["n1", "n2", "n3"];
 
-/// What has become of each kind, by the way it failed.
+/// The outcome per kind and failure mode.
 pub type Outcomes = BTreeMap<(String, &'static str), String>;
 
 pub struct Stage {
     pub world: World,
     pub outcomes: Outcomes,
     work: Option<Work>,
-    furniture: Furniture,
-    /// At the end of the last wave.
+    fixtures: Fixtures,
+    /// The picture at the end of the last wave.
     rested: Picture,
-    /// Those that there are.
+    /// The kinds that exist.
     kinds: Vec<String>,
-    /// Where somebody else led afterwards although nothing that leading takes was concerned: this machine is busy.
-    usurped: BTreeMap<String, usize>,
-    /// Failures of the root's own children that were asked for: it bears ten within a minute.
-    borne: Vec<(&'static str, Instant)>,
+    /// Changes of leader without a failure that concerns leadership: this machine is busy.
+    leader_changes: BTreeMap<String, usize>,
+    /// Requested failures of the root's children, which tolerates ten within a minute.
+    root_failures: Vec<(&'static str, Instant)>,
 }
 
 /// All managers at one time.
@@ -40,7 +42,7 @@ struct Picture {
 }
 
 impl Picture {
-    /// Every kind of actor that there is, those above before those below.
+    /// Every existing kind of actor, parents first.
     fn kinds(&self) -> Vec<String> {
         let all = self.trees.values().flatten();
         let mut kinds: Vec<String> =
@@ -51,25 +53,25 @@ impl Picture {
     }
 }
 
-/// One failure that is asked for.
+/// One requested failure.
 #[derive(Clone, Debug)]
-struct Hit {
+struct Failure {
     node: &'static str,
     path: String,
-    /// What must follow. Nothing: its process ends.
+    /// The specified outcome. `None`: its process ends.
     tops: Option<Vec<String>>,
 }
 
-/// Looks until something is so; what was not is told when it takes too long.
+/// Polls until it succeeds; a timeout shows the last obstacle.
 #[track_caller]
-fn until<T>(what: &str, mut look: impl FnMut() -> Result<T, String>) -> T {
-    let end = Instant::now() + PATIENCE;
+fn until<T>(what: &str, mut snapshot: impl FnMut() -> Result<T, String>) -> T {
+    let end = Instant::now() + WAIT_LIMIT;
     loop {
-        match look() {
+        match snapshot() {
             Ok(seen) => return seen,
-            Err(why) => assert!(Instant::now() < end, "not so within {PATIENCE:?}: {what}: {why}"),
+            Err(why) => assert!(Instant::now() < end, "not within {WAIT_LIMIT:?}: {what}: {why}"),
         }
-        between_looks();
+        between_checks();
     }
 }
 
@@ -83,30 +85,30 @@ impl Stage {
             world.join_more(count, role);
         }
         world.all_settled();
-        let furniture = Furniture::move_in(&world);
+        let fixtures = Fixtures::move_in(&world);
         let work = at_work.then(|| Work::begin(&mut world));
         let nothing = Picture { trees: BTreeMap::new(), term: 0, leader: "" };
         let mut stage = Self {
             world,
             outcomes: Outcomes::new(),
             work,
-            furniture,
+            fixtures,
             rested: nothing,
             kinds: Vec::new(),
-            usurped: BTreeMap::new(),
-            borne: Vec::new(),
+            leader_changes: BTreeMap::new(),
+            root_failures: Vec::new(),
         };
-        stage.rested = until("there is one of every kind", || stage.at_rest());
+        stage.rested = until("every kind exists", || stage.settled_picture());
         stage.kinds = stage.rested.kinds();
         stage
     }
 
-    /// Everybody as they are now, if all are well and somebody leads. Two looks agree: for a few milliseconds after a group was killed and started again, the tree shows children of the old
-    /// one below the new one.
-    fn at_rest(&self) -> Result<Picture, String> {
-        let first = self.look()?;
-        std::thread::park_timeout(BETWEEN_TWO_LOOKS);
-        let second = self.look()?;
+    /// The picture of all nodes, if all are healthy and one leads. Two snapshots must agree: for a few milliseconds after a group was
+    /// killed and restarted, the tree shows old children below the new group.
+    fn settled_picture(&self) -> Result<Picture, String> {
+        let first = self.snapshot()?;
+        std::thread::park_timeout(PICTURE_INTERVAL);
+        let second = self.snapshot()?;
         let lives = |picture: &Picture, node: &str| -> Vec<(String, (u64, String))> {
             picture.trees[node].iter().map(|(path, seen)| (path.clone(), seen.life.clone())).collect()
         };
@@ -116,7 +118,7 @@ impl Stage {
         }
     }
 
-    fn look(&self) -> Result<Picture, String> {
+    fn snapshot(&self) -> Result<Picture, String> {
         let status = self.world.ask("n1", Request::RaftStatus { fresh: true }).map_err(|e| e.message)?;
         let mut trees = BTreeMap::new();
         for name in MANAGERS {
@@ -134,15 +136,15 @@ impl Stage {
         let [leader] = leading[..] else { return Err(format!("{leading:?} lead")) };
         let now = Picture { trees, term: status["term"].as_u64().unwrap_or_default(), leader };
         let kinds = now.kinds();
-        let mut wanted = self.kinds.iter().map(String::as_str).chain(LATE);
+        let mut wanted = self.kinds.iter().map(String::as_str).chain(LATE_KINDS);
         match wanted.find(|kind| !kinds.iter().any(|there| there == kind)) {
             Some(kind) => Err(format!("there is no {kind}")),
             None => Ok(now),
         }
     }
 
-    /// Makes an actor of each kind fail in this way, one after the other. Where a failure takes its time several do so at a time, as
-    /// long as what follows from one can be told from what follows from the others: no path is concerned by two.
+    /// Makes an actor of each kind fail in this way, one after the other. Slow failures run in parallel if
+    /// their outcomes can be told apart: no path is concerned by two.
     pub fn column(&mut self, name: &'static str, how: CrashHow) {
         let begun = Instant::now();
         if how != CrashHow::Hang {
@@ -150,24 +152,24 @@ impl Stage {
         }
         let mut open = self.kinds.clone();
         while !open.is_empty() {
-            let mut wave: Vec<Hit> = Vec::new();
+            let mut wave: Vec<Failure> = Vec::new();
             let mut later = Vec::new();
             for kind in std::mem::take(&mut open) {
-                let hit = self.aim(&kind, how);
+                let failure = self.choose_failure(&kind, how);
                 let slow = matches!(how, CrashHow::Hang | CrashHow::Start { .. });
-                let fits = wave.is_empty() || slow && wave.iter().all(|other| apart(&hit, other, how));
-                if fits { wave.push(hit) } else { later.push(kind) }
+                let fits = wave.is_empty() || slow && wave.iter().all(|other| are_independent(&failure, other, how));
+                if fits { wave.push(failure) } else { later.push(kind) }
             }
             open = later;
-            // What could not be seen is tried again.
+            // Unobserved outcomes are tried again.
             open.extend(self.wave(name, how, wave));
         }
-        until(&format!("everybody takes part again after {name}"), || self.furniture.all_take_part(&self.world));
+        until(&format!("all participate again after {name}"), || self.fixtures.all_participate(&self.world));
         println!("{name}: {:?}", begun.elapsed());
     }
 
-    /// Supervisors bear ten failures within a minute: those below the root are started anew, and have borne none. Of the root's
-    /// own children each column fails each once, where that has happened the least.
+    /// Supervisors tolerate ten failures within a minute. Those below the root are restarted first, with no failures counted. Of the
+    /// root's own children each column fails each once, on the node with the fewest.
     fn forget(&mut self) {
         for node in MANAGERS {
             let tops = [MANAGER, "node/reconcilers"];
@@ -177,7 +179,7 @@ impl Stage {
             }
             let before = &self.rested.trees[node];
             self.rested = until(&format!("supervisors of {node} are new"), || {
-                let now = self.at_rest()?;
+                let now = self.settled_picture()?;
                 let left = missing(before, &now.trees[node]).is_some();
                 let new = !left && tops.iter().all(|path| is_new(before, &now.trees[node], path));
                 if new { Ok(now) } else { Err("they are not".to_owned()) }
@@ -185,115 +187,119 @@ impl Stage {
         }
     }
 
-    /// Where an actor of this kind is: with the leader if there is one; of the root's children, where it has failed the least.
-    fn aim(&self, kind: &str, how: CrashHow) -> Hit {
+    /// The node for an actor of this kind: the leader if possible; for the root's children, the node with the fewest failures.
+    fn choose_failure(&self, kind: &str, how: CrashHow) -> Failure {
         let of = |node: &&'static str| self.rested.trees[node].keys().find(|path| kind_of(path) == kind).cloned();
-        let recent = |node: &str| self.borne.iter().filter(|(n, at)| *n == node && at.elapsed() < MINUTE).count();
+        let recent =
+            |node: &str| self.root_failures.iter().filter(|(n, at)| *n == node && at.elapsed() < MINUTE).count();
         let mut nodes = MANAGERS;
-        let is_roots = above(kind) == "node" && kind != MANAGER;
+        let is_roots = parent_path(kind) == "node" && kind != MANAGER;
         nodes.sort_by_key(|node| if is_roots { recent(node) } else { usize::from(*node != self.rested.leader) });
         let (node, path) =
-            nodes.iter().find_map(|node| Some((*node, of(node)?))).unwrap_or_else(|| panic!("no {kind} any more"));
+            nodes.iter().find_map(|node| Some((*node, of(node)?))).unwrap_or_else(|| panic!("{kind} no longer exists"));
         let tops = specified(&path, how);
-        Hit { node, path, tops }
+        Failure { node, path, tops }
     }
 
-    /// The kinds of which not all was seen: somebody else leads by now, and the leader's actors are another's.
-    fn wave(&mut self, name: &'static str, how: CrashHow, wave: Vec<Hit>) -> Vec<String> {
+    /// The kinds without a full observation: leadership moved, and with it the leader's actors.
+    fn wave(&mut self, name: &'static str, how: CrashHow, wave: Vec<Failure>) -> Vec<String> {
         let mark = self.work.as_ref().map(Work::mark);
-        // Whoever is asked for the others last.
-        let (api, others): (Vec<&Hit>, Vec<&Hit>) = wave.iter().partition(|hit| hit.path == "node/api");
-        for hit in others.into_iter().chain(api) {
-            self.strike(hit, how);
+        // The node that answers for others comes last.
+        let (api, others): (Vec<&Failure>, Vec<&Failure>) = wave.iter().partition(|failure| failure.path == "node/api");
+        for failure in others.into_iter().chain(api) {
+            self.inject(failure, how);
         }
-        for hit in wave.iter().filter(|hit| hit.tops.is_none()) {
-            let node = self.world.node(hit.node);
-            assert_eq!(node.exit(), Some(1), "{} of {} fails too often", hit.path, hit.node);
+        for failure in wave.iter().filter(|failure| failure.tops.is_none()) {
+            let node = self.world.node(failure.node);
+            assert_eq!(node.exit(), Some(1), "{} of {} fails too often", failure.path, failure.node);
             node.start(&[]).ready();
         }
-        let what = format!("all is well after {name} of {wave:#?}");
-        let now = until(&what, || self.healed(&wave, how));
+        let what = format!("all nodes are healthy after {name} of {wave:#?}");
+        let now = until(&what, || self.restored(&wave, how));
         if let (Some(work), Some(mark)) = (&self.work, mark) {
-            let repairs = wave.iter().any(|hit| within(&hit.path, "node/reconcilers"));
-            until(&format!("work goes on after {name} of {wave:?}"), || work.goes_on(&self.world, mark, repairs));
+            let repairs = wave.iter().any(|failure| within(&failure.path, "node/reconcilers"));
+            until(&format!("work continues after {name} of {wave:?}"), || {
+                work.makes_progress(&self.world, mark, repairs)
+            });
         }
-        until(&format!("the lease is kept after {name} of {wave:?}"), || self.furniture.is_kept(&self.world));
-        let usurped = now.term != self.rested.term && !wave.iter().any(|hit| may_cost_leadership(&hit.path, how));
+        until(&format!("the lease is kept after {name} of {wave:?}"), || self.fixtures.is_kept(&self.world));
+        let leader_changes =
+            now.term != self.rested.term && !wave.iter().any(|failure| may_cost_leadership(&failure.path, how));
         let mut unseen = Vec::new();
-        for hit in &wave {
-            let kind = kind_of(&hit.path);
-            if usurped {
-                let times = self.usurped.entry(kind.clone()).or_default();
+        for failure in &wave {
+            let kind = kind_of(&failure.path);
+            if leader_changes {
+                let times = self.leader_changes.entry(kind.clone()).or_default();
                 *times += 1;
-                assert!(*times < 3, "somebody else leads each time that {kind} fails");
+                assert!(*times < 3, "leadership moves each time that {kind} fails");
             }
-            match self.outcome(hit, how, &now) {
+            match self.outcome(failure, how, &now) {
                 Some(outcome) => drop(self.outcomes.insert((kind, name), outcome)),
                 None => unseen.push(kind),
             }
         }
-        assert!(usurped || unseen.is_empty(), "not all was seen of {unseen:?}, and nobody else leads");
+        assert!(leader_changes || unseen.is_empty(), "outcomes of {unseen:?} not observed, without a change of leader");
         self.rested = now;
         unseen
     }
 
-    /// Whoever cannot answer itself is asked through another.
-    fn strike(&mut self, hit: &Hit, how: CrashHow) {
-        let other = MANAGERS.into_iter().find(|name| *name != hit.node).expect("there are three");
-        let by = if hit.path == "node/api" { other } else { hit.node };
-        let node = if by == hit.node { ActorsOf::Here } else { ActorsOf::Node(hit.node.to_owned()) };
+    /// A node that cannot answer itself is asked through another.
+    fn inject(&mut self, failure: &Failure, how: CrashHow) {
+        let other = MANAGERS.into_iter().find(|name| *name != failure.node).expect("three managers exist");
+        let by = if failure.path == "node/api" { other } else { failure.node };
+        let node = if by == failure.node { ActorsOf::Here } else { ActorsOf::Node(failure.node.to_owned()) };
         let ask = |ask: ActorsAsk| self.world.ask(by, Request::Actors { node: node.clone(), ask });
-        let path = || hit.path.clone();
-        let life = |tree: &Tree| tree.get(&hit.path).map(|seen| (seen.restarts, seen.life.clone()));
-        let before = life(&self.rested.trees[hit.node]);
-        until(&format!("{} of {} is told to fail", hit.path, hit.node), || {
+        let path = || failure.path.clone();
+        let life = |tree: &Tree| tree.get(&failure.path).map(|seen| (seen.restarts, seen.life.clone()));
+        let before = life(&self.rested.trees[failure.node]);
+        until(&format!("{} of {} is told to fail", failure.path, failure.node), || {
             let Err(error) = ask(ActorsAsk::Crash { path: path(), how }) else { return Ok(()) };
-            // What was asked for may have been done although its answer is lost: once is enough.
-            match tree_of(&self.world, hit.node, by).as_ref().and_then(life) {
+            // A request with a lost answer may have been carried out: once is enough.
+            match tree_of(&self.world, failure.node, by).as_ref().and_then(life) {
                 Some(now) if Some(&now) != before.as_ref() => Ok(()),
                 _ => Err(error.message),
             }
         });
         if how == CrashHow::Hang {
-            until(&format!("{} of {} hangs", hit.path, hit.node), || {
-                let tree = tree_of(&self.world, hit.node, by).ok_or("no answer")?;
-                let handling = tree.get(&hit.path).and_then(|seen| seen.handling.clone());
+            until(&format!("{} of {} hangs", failure.path, failure.node), || {
+                let tree = tree_of(&self.world, failure.node, by).ok_or("no answer")?;
+                let handling = tree.get(&failure.path).and_then(|seen| seen.handling.clone());
                 if handling.as_deref() == Some("crash") { Ok(()) } else { Err(format!("it is at {handling:?}")) }
             });
-            until(&format!("{} of {} is told to restart", hit.path, hit.node), || {
+            until(&format!("{} of {} is told to restart", failure.path, failure.node), || {
                 ask(ActorsAsk::Restart { path: path() }).map_err(|e| e.message)
             });
-        } else if above(&hit.path) == "node" {
-            self.borne.push((hit.node, Instant::now()));
+        } else if parent_path(&failure.path) == "node" {
+            self.root_failures.push((failure.node, Instant::now()));
         }
     }
 
-    /// The cluster as it is, once all is well and all that is specified has followed; nothing else may have.
-    fn healed(&self, wave: &[Hit], how: CrashHow) -> Result<Picture, String> {
-        self.hurry(wave, how);
-        let now = self.at_rest()?;
+    /// The picture once all nodes are healthy and every specified restart has happened; no other restart may have.
+    fn restored(&self, wave: &[Failure], how: CrashHow) -> Result<Picture, String> {
+        self.request_restarts(wave, how);
+        let now = self.settled_picture()?;
         for (node, before) in &self.rested.trees {
-            let ended = wave.iter().any(|hit| hit.node == *node && hit.tops.is_none());
+            let ended = wave.iter().any(|failure| failure.node == *node && failure.tops.is_none());
             let tree = &now.trees[node];
             if let Some(path) = missing(before, tree) {
-                return Err(format!("{path} of {node} is not there"));
+                return Err(format!("{path} of {node} does not exist"));
             }
             if ended {
                 continue;
             }
             let seen = tops(before, tree);
-            let hits = || wave.iter().filter(|hit| hit.node == *node);
-            let wanted: Vec<&String> = hits().flat_map(|hit| hit.tops.iter().flatten()).collect();
+            let failed = || wave.iter().filter(|failure| failure.node == *node);
+            let wanted: Vec<&String> = failed().flat_map(|failure| failure.tops.iter().flatten()).collect();
             let led = now.term == self.rested.term;
             if let Some(path) = wanted.iter().find(|path| !is_new(before, tree, path) && (led || !within(path, LEADER)))
             {
-                return Err(format!("{path} of {node} is the one that was"));
+                return Err(format!("{path} of {node} has not restarted"));
             }
             for top in seen.iter().filter(|top| !wanted.contains(top)) {
                 let explained = within(top, LEADER) && !led;
                 assert!(
-                    explained || came_by_itself(tree, top),
-                    "{top} of {node} has started again, and was not to, after {how:?} of {wave:#?}: {:?}, before {:?}",
+                    explained || started_by_actor(tree, top),
+                    "{top} of {node} restarted unexpectedly after {how:?} of {wave:#?}: {:?}, before {:?}",
                     tree[top],
                     before.get(top)
                 );
@@ -302,49 +308,55 @@ impl Stage {
         Ok(now)
     }
 
-    /// Whoever is never given up waits ever longer between its starts: it is told not to.
-    fn hurry(&self, wave: &[Hit], how: CrashHow) {
+    /// A contained actor waits ever longer between its starts: it is restarted by request.
+    fn request_restarts(&self, wave: &[Failure], how: CrashHow) {
         if !matches!(how, CrashHow::Start { .. }) {
             return;
         }
-        for hit in wave {
-            let Some(tree) = tree_of(&self.world, hit.node, hit.node) else { continue };
-            for top in
-                hit.tops.iter().flatten().filter(|top| tree.get(*top).is_some_and(|seen| seen.state == "backing_off"))
+        for failure in wave {
+            let Some(tree) = tree_of(&self.world, failure.node, failure.node) else { continue };
+            for top in failure
+                .tops
+                .iter()
+                .flatten()
+                .filter(|top| tree.get(*top).is_some_and(|seen| seen.state == "backing_off"))
             {
                 let restart = ActorsAsk::Restart { path: top.clone() };
-                let _again = self.world.ask(hit.node, Request::Actors { node: ActorsOf::Here, ask: restart });
+                let _again = self.world.ask(failure.node, Request::Actors { node: ActorsOf::Here, ask: restart });
             }
         }
     }
 
-    /// What was seen to follow, in words. Nothing: not all that was to follow was seen.
-    fn outcome(&self, hit: &Hit, how: CrashHow, now: &Picture) -> Option<String> {
-        let Some(wanted) = &hit.tops else { return Some(words(&hit.path, None, false)) };
-        let (before, tree) = (&self.rested.trees[hit.node], &now.trees[hit.node]);
+    /// The observed outcome as text. `None`: not every specified restart was observed.
+    fn outcome(&self, failure: &Failure, how: CrashHow, now: &Picture) -> Option<String> {
+        let Some(wanted) = &failure.tops else { return Some(describe(&failure.path, None, false)) };
+        let (before, tree) = (&self.rested.trees[failure.node], &now.trees[failure.node]);
         let followed: Vec<String> = wanted.iter().filter(|top| is_new(before, tree, top)).cloned().collect();
         for top in &followed {
             let (was, is) = (before.get(top).map_or(0, |seen| seen.restarts), &tree[top]);
             let (times, exit) = match how {
-                _ if comes_and_goes(top) || *top != hit.path => continue,
+                _ if is_transient(top) || *top != failure.path => continue,
                 CrashHow::Panic => (1, "panic: panicked: crashed on request"),
                 CrashHow::Error => (1, "error: failed on request"),
                 CrashHow::Kill | CrashHow::Hang => (1, "killed: killed"),
                 CrashHow::Start { times } => {
                     let restarts = is.restarts - was;
-                    assert!(restarts > u64::from(times), "{hit:?}: {is:?}, after {was} restarts before");
+                    assert!(restarts > u64::from(times), "{failure:?}: {is:?}, after {was} restarts before");
                     continue;
                 }
             };
-            assert!(is.restarts == was + times && is.last_exit == exit, "{hit:?} {how:?}: {is:?} after {was} restarts");
+            assert!(
+                is.restarts == was + times && is.last_exit == exit,
+                "{failure:?} {how:?}: {is:?} after {was} restarts"
+            );
         }
-        // By its kind: now and then a member has just lost its lease.
-        let kind = kind_of(&hit.path);
+        // By its kind: a member may just have lost its lease.
+        let kind = kind_of(&failure.path);
         let takes_children = self.kinds.iter().any(|below| *below != kind && within(below, &kind));
-        (followed.len() == wanted.len()).then(|| words(&hit.path, Some(&followed), takes_children))
+        (followed.len() == wanted.len()).then(|| describe(&failure.path, Some(&followed), takes_children))
     }
 
-    /// Everything that was under way comes to its end.
+    /// All work in progress completes.
     pub fn end(mut self) -> Outcomes {
         if let Some(work) = self.work.take() {
             work.end(&mut self.world);
@@ -354,31 +366,32 @@ impl Stage {
     }
 }
 
-/// What there is a while after the rest.
-const LATE: [&str; 4] = [
+/// Kinds that appear a while after the others.
+const LATE_KINDS: [&str; 4] = [
     "node/manager/sessions/session-*",
     "node/manager/leader/elections/election-*",
     "node/manager/feature-level/reconcilers/*/elect",
     "node/reconcilers/*/elect",
 ];
-/// Many times as long as it takes from the end of a group to the start of its next children.
-const BETWEEN_TWO_LOOKS: Duration = Duration::from_millis(100);
+/// Many times the time from the end of a group to the start of its new children.
+const PICTURE_INTERVAL: Duration = Duration::from_millis(100);
 const MINUTE: Duration = Duration::from_secs(60);
 
 fn has_agent(tops: &[String]) -> bool {
     tops.iter().any(|top| within(top, "node/agent"))
 }
 
-/// Whether nothing is concerned by both. Who leads is one question for all nodes, and for the leader's subtree.
-fn apart(a: &Hit, b: &Hit, how: CrashHow) -> bool {
+/// Whether two failures concern no common path. Leadership is common to all nodes and the leader's subtree.
+fn are_independent(a: &Failure, b: &Failure, how: CrashHow) -> bool {
     let root = [String::from("node")];
-    let tops = |hit: &Hit| hit.tops.as_deref().unwrap_or(&root).to_vec();
+    let tops = |failure: &Failure| failure.tops.as_deref().unwrap_or(&root).to_vec();
     let (of_a, of_b) = (tops(a), tops(b));
     let led = |tops: &[String]| tops.iter().any(|top| within(top, LEADER));
     let (a_costs, b_costs) = (may_cost_leadership(&a.path, how), may_cost_leadership(&b.path, how));
     if a.node != b.node {
-        // A session or a lease here may be that node's: without its process or its agent, the actor for it goes away.
-        let takes = |x: &Hit, y: &Hit| comes_and_goes(&y.path) && x.tops.as_ref().is_none_or(|tops| has_agent(tops));
+        // A session or a lease here may belong to that node: without its process or agent, the actor for it ends.
+        let takes =
+            |x: &Failure, y: &Failure| is_transient(&y.path) && x.tops.as_ref().is_none_or(|tops| has_agent(tops));
         return !((a_costs || led(&of_a)) && (b_costs || led(&of_b)) || takes(a, b) || takes(b, a));
     }
     let meet = of_a.iter().any(|x| of_b.iter().any(|y| within(x, y) || within(y, x)));
@@ -389,16 +402,20 @@ fn apart(a: &Hit, b: &Hit, how: CrashHow) -> bool {
 mod tests {
     use super::*;
 
-    /// A process that ends takes its session's actor at another node along: the two do not fail at the same time.
+    /// A process that ends also ends its session's actor on another node, so the two must not fail at the same time.
     #[test]
-    fn node_that_ends_is_apart_from_no_session() {
+    fn ending_node_conflicts_with_every_session() {
         let start = CrashHow::Start { times: CrashHow::STARTS };
-        let hit = |node, path: &str, how| Hit { node, path: path.to_owned(), tops: specified(path, how) };
+        let failure = |node, path: &str, how| Failure { node, path: path.to_owned(), tops: specified(path, how) };
         let session = "node/manager/sessions/session-8z1axfpqk4oa7o6gld04o0h86";
         for how in [start, CrashHow::Hang] {
-            assert!(!apart(&hit("n1", "node/agent", how), &hit("n2", session, how), how));
-            assert!(!apart(&hit("n2", session, how), &hit("n1", "node/agent", how), how));
+            assert!(!are_independent(&failure("n1", "node/agent", how), &failure("n2", session, how), how));
+            assert!(!are_independent(&failure("n2", session, how), &failure("n1", "node/agent", how), how));
         }
-        assert!(apart(&hit("n1", "node/manager/mesh/door", start), &hit("n2", session, start), start));
+        assert!(are_independent(
+            &failure("n1", "node/manager/mesh/door", start),
+            &failure("n2", session, start),
+            start
+        ));
     }
 }

@@ -1,4 +1,4 @@
-//! What goes on in a cluster while its actors fail, and must have come to a good end afterwards.
+//! Work of a cluster while its actors fail, which must complete afterwards.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -15,38 +15,38 @@ use serde_json::{Value, json};
 
 use super::stage::MANAGERS;
 use crate::gates::apply;
-use crate::harness::{Follower, Front, WAIT_MS, World, Writer, assert_kept, between_looks, eventually};
+use crate::harness::{Follower, ForegroundMuster, WAIT_MS, World, Writer, assert_kept, between_checks, eventually};
 
-/// The definition that is applied, and the object that it keeps.
+/// The applied definition, and the object that it keeps.
 const RELEASE: &str = env!("CARGO_PKG_VERSION");
 const OBJECT: &str = "kept";
 const LEASE: &str = "held";
 const LEASE_MS: u64 = 100_000;
-/// The worker that is frozen, and is to be promoted.
+/// The frozen worker with a pending promotion.
 const FROZEN: &str = "n4";
 
-/// What there is in every cluster, so that every kind of actor is: a lease that is held and contested, a reconciler.
-pub struct Furniture {
-    _holder: Front,
+/// Fixtures of every cluster, so that every kind of actor exists: a held and contested lease, a reconciler.
+pub struct Fixtures {
+    _holder: ForegroundMuster,
     lease: LeaseView,
 }
 
-impl Furniture {
+impl Fixtures {
     pub fn move_in(world: &World) -> Self {
         apply(world, RELEASE, RELEASE, &[OBJECT]);
         let socket = world.socket("n2");
         let asks = ["--socket", socket.to_str().expect("the folder's path is text"), "elect", LEASE, "--priority", "1"];
-        // Nobody's lease ends by itself here, however long this machine stands still.
+        // No lease expires here, however slow this machine is.
         let lasts = format!("{LEASE_MS}ms");
         let times = ["--lease-duration", &lasts, "--renew-deadline", "80s", "--", "sleep", "10000"];
-        let holder = Front::start(world.folder(), &[&asks[..], &times].concat());
+        let holder = ForegroundMuster::start(world.folder(), &[&asks[..], &times].concat());
         let lease = eventually("the lease is held", || held(world));
-        eventually("the object is made", || object(world));
+        eventually("the object is created", || object(world));
         Self { _holder: holder, lease }
     }
 
-    /// Managers take part in Muster's own scope, and each node is a candidate for the reconciler.
-    pub fn all_take_part(&self, world: &World) -> Result<(), String> {
+    /// Managers participate in Muster's own scope, and each node is a candidate for the reconciler.
+    pub fn all_participate(&self, world: &World) -> Result<(), String> {
         for (scope, phase, at_least) in [(MANAGERS_SCOPE, "serving", 3), ("candidates.schema", "announced", 3)] {
             let list = ReconcilerRequest::MemberList { scope: Some(scope.to_owned()) };
             let answer = world.ask("n1", Request::Reconciler(list)).map_err(|e| e.message)?;
@@ -61,7 +61,7 @@ impl Furniture {
         Ok(())
     }
 
-    /// The lease is held by the same holder under the same token, and is renewed.
+    /// The lease has the same holder and token, and is renewed.
     pub fn is_kept(&self, world: &World) -> Result<(), String> {
         let now = held(world).ok_or("the lease cannot be read")?;
         let same = (&now.holder, now.fencing_token) == (&self.lease.holder, self.lease.fencing_token) && !now.expired;
@@ -72,7 +72,7 @@ impl Furniture {
 fn held(world: &World) -> Option<LeaseView> {
     let lease = LeaseRef { namespace: "default".to_owned(), name: LEASE.to_owned() };
     let answer = world.ask(&world.other_than(&[]), Request::Lease(LeaseRequest::Get { lease })).ok()?;
-    // Chosen by the cluster first, and then taken up, for as long as it was asked for.
+    // Elected by the cluster first, then taken up with its own duration.
     serde_json::from_value::<LeaseView>(answer).ok().filter(|lease| lease.lease_duration_ms == Some(LEASE_MS))
 }
 
@@ -85,14 +85,14 @@ fn object(world: &World) -> Option<Value> {
     world.ask(&world.other_than(&[]), get).ok()
 }
 
-/// Items that are under way all the while.
+/// Work in progress throughout.
 pub struct Work {
     writer: Writer,
-    vandal: Vandal,
+    editor: Editor,
     log: Follower,
 }
 
-/// How far it was.
+/// Progress at one time.
 #[derive(Clone, Copy)]
 pub struct Mark {
     written: u64,
@@ -100,25 +100,25 @@ pub struct Mark {
 }
 
 impl Work {
-    /// Begins all of it. The worker is frozen for good: what is wished of it can only wait.
+    /// Starts all work. The worker stays frozen, so that its promotion stays pending.
     pub fn begin(world: &mut World) -> Self {
         let sockets: Vec<PathBuf> = MANAGERS.iter().map(|name| world.socket(name)).collect();
         let log = Follower::start(sockets.clone(), |since| Request::Events { since, wait_ms: WAIT_MS });
         world.node(FROZEN).signal(Signal::STOP);
         world.muster(&["node", "promote", FROZEN]).ended(0);
         let id = world.seen("n1", "n1").expect("n1 is a node").id;
-        Self { writer: Writer::start(sockets.clone(), id), vandal: Vandal::start(sockets), log }
+        Self { writer: Writer::start(sockets.clone(), id), editor: Editor::start(sockets), log }
     }
 
     pub fn mark(&self) -> Mark {
-        Mark { written: self.writer.acknowledged(), repaired: self.vandal.repaired.load(Ordering::Relaxed) }
+        Mark { written: self.writer.acknowledged(), repaired: self.editor.repaired.load(Ordering::Relaxed) }
     }
 
-    /// It has gone on since then, and what can only wait still does. Repairs take a second each.
-    pub fn goes_on(&self, world: &World, since: Mark, repairs: bool) -> Result<(), String> {
+    /// Work has continued since then, and the pending promotion is still pending. Repairs take a second each.
+    pub fn makes_progress(&self, world: &World, since: Mark, repairs: bool) -> Result<(), String> {
         let now = self.mark();
         if now.written < since.written + 5 {
-            return Err("writes do not go on".to_owned());
+            return Err("writes do not continue".to_owned());
         }
         if repairs && now.repaired <= since.repaired {
             return Err("the object that is changed by hand is not repaired".to_owned());
@@ -129,51 +129,52 @@ impl Work {
         if pending { Ok(()) } else { Err(format!("the promotion is not pending, with a reason: {node:?}")) }
     }
 
-    /// Lets everything come to its end: nothing is missing.
+    /// Completes all work: nothing is missing.
     pub fn end(self, world: &mut World) {
         world.node(FROZEN).signal(Signal::CONT);
-        eventually("the promotion comes to its end", || {
+        eventually("the promotion completes", || {
             world.seen("n1", FROZEN).filter(|node| node.membership == Membership::Voter)
         });
-        drop(self.vandal);
+        drop(self.editor);
         assert_kept(&self.writer.stop(), &world.seen("n1", "n1").expect("n1 is a node"));
         let all = world.answer("n1", Request::Events { since: Revision(0), wait_ms: 0 });
         let upto = all["revision"].as_u64().expect("an answer says of which revision it is");
-        let heard = self.log.heard_until(upto);
+        let received = self.log.answers_until(upto);
         let items = |answer: &Value| answer["items"].as_array().cloned().unwrap_or_default();
-        let heard: Vec<Value> = heard.iter().flat_map(items).filter(|e| e["revision"].as_u64() <= Some(upto)).collect();
-        // The cluster keeps the newest; a watcher that heard each as it happened has them all, once.
+        let received: Vec<Value> =
+            received.iter().flat_map(items).filter(|e| e["revision"].as_u64() <= Some(upto)).collect();
+        // The cluster keeps the newest events; a watcher that received each as it happened has them all, once.
         let kept = items(&all);
-        assert!(heard.ends_with(&kept), "the watch missed or repeated some of {} events", kept.len());
-        let revisions: Vec<u64> = heard.iter().filter_map(|event| event["revision"].as_u64()).collect();
+        assert!(received.ends_with(&kept), "the watch missed or repeated some of {} events", kept.len());
+        let revisions: Vec<u64> = received.iter().filter_map(|event| event["revision"].as_u64()).collect();
         assert!(revisions.is_sorted(), "the watch told events in another order");
     }
 }
 
 /// A thread that changes an object by hand each time it has been repaired.
-struct Vandal {
+struct Editor {
     stop: Arc<AtomicBool>,
     repaired: Arc<AtomicU64>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Vandal {
+impl Editor {
     fn start(sockets: Vec<PathBuf>) -> Self {
         let (stop, repaired) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let (stopped, count) = (Arc::clone(&stop), Arc::clone(&repaired));
-        let thread = std::thread::spawn(move || spoil(&sockets, &stopped, &count));
+        let thread = std::thread::spawn(move || damage_objects(&sockets, &stopped, &count));
         Self { stop, repaired, thread: Some(thread) }
     }
 }
 
-impl Drop for Vandal {
+impl Drop for Editor {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         let _ended = self.thread.take().map(JoinHandle::join);
     }
 }
 
-fn spoil(sockets: &[PathBuf], stop: &AtomicBool, repaired: &AtomicU64) {
+fn damage_objects(sockets: &[PathBuf], stop: &AtomicBool, repaired: &AtomicU64) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let mut clients: Vec<Client> = sockets.iter().map(|s| Client::to_socket(s, Duration::from_secs(2))).collect();
     let (mut turn, mut spoilt) = (0, false);
@@ -195,6 +196,6 @@ fn spoil(sockets: &[PathBuf], stop: &AtomicBool, repaired: &AtomicU64) {
             }
             Some(_) => spoilt = true,
         }
-        between_looks();
+        between_checks();
     }
 }

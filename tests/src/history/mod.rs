@@ -1,5 +1,5 @@
-//! Histories of writes and reads as clients saw them, and whether one register per key can have given those answers. Who the
-//! clients are is the caller's: threads that speak to daemons, or the clients of a simulated universe.
+//! Histories of writes and reads as clients saw them, and whether one register per key can have given those answers. The
+//! caller provides the clients: threads with daemons, or clients of a simulation.
 
 mod register;
 
@@ -8,27 +8,27 @@ pub use self::register::Value;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use self::register::{MOST_OPEN, OpId, Step, check};
+use self::register::{MAX_OPEN, OpId, Step, check};
 
-/// Keys that are written and read at a time.
+/// Keys in use at a time.
 const KEYS: usize = 3;
-/// As many outcomes of a key may be unknown before another takes its place. They stay open in its history for ever: together
-/// with those that all clients may have open at that moment they are fewer than what can be checked.
-const MOST_UNKNOWN: usize = 4;
-/// As many clients may share a history.
-pub const MOST_CLIENTS: usize = MOST_OPEN - MOST_UNKNOWN;
+/// Unknown outcomes of a key after which it is replaced. They stay open in its history: together
+/// with the operations that all clients may have open they stay below the checker's limit.
+const MAX_UNKNOWN: usize = 4;
+/// Maximum number of clients of a history.
+pub const MAX_CLIENTS: usize = MAX_OPEN - MAX_UNKNOWN;
 
-/// What all clients together have seen. Clones are the same history.
+/// What all clients together have seen. Clones share the history.
 #[derive(Clone)]
 pub struct History(Arc<Mutex<Recorded>>);
 
 #[derive(Default)]
 struct Recorded {
     name: String,
-    /// Per key what was seen of it.
+    /// The observed steps per key.
     steps: BTreeMap<String, Vec<Step>>,
     unknown: BTreeMap<String, usize>,
-    places: Vec<String>,
+    slots: Vec<String>,
     keys: u64,
     ops: OpId,
     acknowledged: u64,
@@ -36,29 +36,29 @@ struct Recorded {
 
 /// One operation that has begun.
 #[derive(Clone, Debug)]
-pub struct Begun {
+pub struct StartedOp {
     pub key: String,
-    /// What it writes; nothing is written by a read.
+    /// What it writes; `None` for a read.
     pub writes: Option<Value>,
     op: OpId,
 }
 
-/// What became of an operation.
+/// The result of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     Wrote,
-    Saw(Value),
+    ReadValue(Value),
     /// It was never sent.
     Nothing,
-    /// It may have been done, or may still be.
+    /// It may have taken effect, or may still do so.
     Unknown,
 }
 
 impl History {
-    /// Its keys begin with this: whatever is done under one history shows in no other.
+    /// The name prefixes its keys, so that no two histories share one.
     pub fn new(name: &str) -> Self {
         let mut recorded = Recorded { name: name.to_owned(), ..Recorded::default() };
-        recorded.places = (0..KEYS).map(|_| recorded.fresh()).collect();
+        recorded.slots = (0..KEYS).map(|_| recorded.fresh()).collect();
         Self(Arc::new(Mutex::new(recorded)))
     }
 
@@ -66,63 +66,63 @@ impl History {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Something is about to be written to the key in this place, a number that nobody else writes.
-    pub fn begin_write(&self, place: usize) -> Begun {
+    /// Begins a write to the key in this slot, of a number written by no other operation.
+    pub fn begin_write(&self, slot: usize) -> StartedOp {
         let mut recorded = self.recorded();
-        let (key, value) = (recorded.places[place % KEYS].clone(), recorded.ops + 1);
+        let (key, value) = (recorded.slots[slot % KEYS].clone(), recorded.ops + 1);
         recorded.begin(key, Some(Some(value)))
     }
 
-    /// A key that is used no more is about to be removed, which is a write like any other.
-    pub fn begin_removal(&self, key: &str) -> Begun {
+    /// Begins the removal of a retired key, which is a write like any other.
+    pub fn begin_removal(&self, key: &str) -> StartedOp {
         self.recorded().begin(key.to_owned(), Some(None))
     }
 
-    /// The key in this place is about to be read.
-    pub fn begin_read(&self, place: usize) -> Begun {
+    /// Begins a read of the key in this slot.
+    pub fn begin_read(&self, slot: usize) -> StartedOp {
         let mut recorded = self.recorded();
-        let key = recorded.places[place % KEYS].clone();
+        let key = recorded.slots[slot % KEYS].clone();
         recorded.begin(key, None)
     }
 
-    /// How it ended. A key of which too much is unknown by now is used no more, and given back.
-    pub fn end(&self, begun: &Begun, end: End) -> Option<String> {
+    /// Ends an operation. A key with too many unknown outcomes is retired and returned.
+    pub fn end(&self, begun: &StartedOp, end: End) -> Option<String> {
         let mut recorded = self.recorded();
-        let steps = recorded.steps.get_mut(&begun.key).expect("it began in this history");
+        let steps = recorded.steps.get_mut(&begun.key).expect("the operation began in this history");
         let op = begun.op;
         match end {
             End::Wrote => steps.push(Step::Wrote { op }),
-            End::Saw(value) => steps.push(Step::Saw { op, value }),
+            End::ReadValue(value) => steps.push(Step::ReadValue { op, value }),
             End::Nothing => steps.retain(|step| !matches!(step, Step::Writes { op: o, .. } if *o == op)),
             End::Unknown => {}
         }
         recorded.acknowledged += u64::from(end == End::Wrote);
-        // Of a read without an answer nothing is left.
-        (end == End::Unknown && begun.writes.is_some()).then(|| recorded.note_unknown(&begun.key))?
+        // A read without an answer leaves no trace.
+        (end == End::Unknown && begun.writes.is_some()).then(|| recorded.count_unknown(&begun.key))?
     }
 
-    /// How many writes were acknowledged so far.
+    /// The number of acknowledged writes.
     pub fn acknowledged(&self) -> u64 {
         self.recorded().acknowledged
     }
 
     /// The keys that are in use.
     pub fn keys(&self) -> Vec<String> {
-        self.recorded().places.clone()
+        self.recorded().slots.clone()
     }
 
-    /// What one client sees of all keys, once the others have stopped: what was acknowledged must be there.
+    /// One client reads all keys after the others have stopped: acknowledged values must be there.
     pub fn read_all(&self, mut read: impl FnMut(&str) -> Value) {
-        for place in 0..KEYS {
-            let begun = self.begin_read(place);
+        for slot in 0..KEYS {
+            let begun = self.begin_read(slot);
             let value = read(&begun.key);
-            self.end(&begun, End::Saw(value));
+            self.end(&begun, End::ReadValue(value));
         }
     }
 
-    /// How many operations there were, if there can be a register for each key that gave these answers; otherwise the first
-    /// answer that none can have given, with what was seen before it.
-    pub fn judge(&self) -> Result<u64, String> {
+    /// The number of operations, if some register per key can have given all answers; otherwise the first
+    /// impossible answer, with what was seen before it.
+    pub fn check(&self) -> Result<u64, String> {
         let recorded = self.recorded();
         for (key, steps) in &recorded.steps {
             if let Err(violation) = check(steps) {
@@ -133,10 +133,10 @@ impl History {
         Ok(recorded.ops)
     }
 
-    /// Fails unless there can be a register for each key that gave these answers; how many operations there were.
+    /// Fails unless some register per key can have given all answers; returns the number of operations.
     #[track_caller]
     pub fn assert_linearizable(&self) -> u64 {
-        self.judge().unwrap_or_else(|why| panic!("{why}"))
+        self.check().unwrap_or_else(|why| panic!("{why}"))
     }
 }
 
@@ -148,20 +148,20 @@ impl Recorded {
         key
     }
 
-    fn begin(&mut self, key: String, writes: Option<Value>) -> Begun {
+    fn begin(&mut self, key: String, writes: Option<Value>) -> StartedOp {
         self.ops += 1;
         let op = self.ops;
         let step = writes.map_or(Step::Reads { op }, |value| Step::Writes { op, value });
         self.steps.entry(key.clone()).or_default().push(step);
-        Begun { key, writes, op }
+        StartedOp { key, writes, op }
     }
 
-    fn note_unknown(&mut self, key: &str) -> Option<String> {
+    fn count_unknown(&mut self, key: &str) -> Option<String> {
         let unknown = self.unknown.entry(key.to_owned()).or_default();
         *unknown += 1;
-        let full = *unknown >= MOST_UNKNOWN;
-        let place = self.places.iter().position(|used| full && used == key)?;
-        self.places[place] = self.fresh();
+        let full = *unknown >= MAX_UNKNOWN;
+        let slot = self.slots.iter().position(|used| full && used == key)?;
+        self.slots[slot] = self.fresh();
         Some(key.to_owned())
     }
 }
@@ -171,11 +171,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_with_too_much_unknown_is_given_back_and_another_takes_its_place() {
+    fn key_with_many_unknown_outcomes_is_replaced() {
         let history = History::new("r");
         let before = history.keys();
         let given_back: Vec<String> =
-            (0..MOST_UNKNOWN).filter_map(|_| history.end(&history.begin_write(1), End::Unknown)).collect();
+            (0..MAX_UNKNOWN).filter_map(|_| history.end(&history.begin_write(1), End::Unknown)).collect();
         assert_eq!(given_back, [before[1].clone()]);
         assert_ne!(history.keys()[1], before[1]);
         assert_eq!(history.end(&history.begin_removal(&before[1]), End::Wrote), None);
@@ -188,7 +188,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "is not one register")]
-    fn an_acknowledged_write_that_is_gone_is_found() {
+    fn lost_acknowledged_write_is_detected() {
         let history = History::new("r");
         history.end(&history.begin_write(0), End::Wrote);
         history.read_all(|_| None);

@@ -1,26 +1,26 @@
-//! Whether what was seen of one register from outside can have been one register: linearizability.
+//! Linearizability: whether what clients saw of one register is possible.
 //!
-//! A history is linearizable if each operation can be given one moment between its begin and its end so that, in the order of these
-//! moments, each read sees what was written last. An operation whose end nobody saw may have its moment at any time from its begin on,
+//! A history is linearizable if each operation can be assigned one moment between its begin and its end such that, in the order of these
+//! moments, each read sees the last written value. An operation without a known end may have its moment at any time after its begin,
 //! or never.
 //!
-//! The search is Wing and Gong's as Lowe made it affordable ("Testing for linearizability", 2017): it goes through the history once and
-//! keeps every state that the register may be in, each with the open operations that have had their moment already. Only where
-//! an operation ends must it have had it; so only there are others given theirs, in every order. States that come out alike are one. With
-//! `n` operations open at once there are at most 2ⁿ states for each value that they may leave behind, hence [`MOST_OPEN`].
+//! The search is Wing and Gong's as Lowe made it affordable ("Testing for linearizability", 2017): one pass over the history
+//! keeps every possible state of the register, each with the open operations that already had their moment. An operation must have had
+//! its moment only when it ends; only there others get theirs, in every order. Equal states are merged. With
+//! `n` open operations there are at most 2ⁿ states per possible value, hence [`MAX_OPEN`].
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What a register holds: nothing, or a number.
+/// A register's value: nothing, or a number.
 pub type Value = Option<u64>;
 
-/// An operation, as long as the history lasts.
+/// An operation's id within its history.
 pub type OpId = u64;
 
-/// With this many operations open a step costs tens of thousands of states at the very worst, and usually a few.
-pub const MOST_OPEN: usize = 10;
+/// With this many open operations a step costs tens of thousands of states at worst, and usually a few.
+pub const MAX_OPEN: usize = 10;
 
-/// What was seen from outside, in the order in which it was.
+/// An observation, in the order of the history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     Writes {
@@ -35,35 +35,35 @@ pub enum Step {
         op: OpId,
     },
     /// A read was answered.
-    Saw {
+    ReadValue {
         op: OpId,
         value: Value,
     },
 }
 
-/// What an open operation does in its moment.
+/// The effect of an open operation at its moment.
 #[derive(Clone, Copy)]
 enum Moment {
     Sets(Value),
     Sees(Value),
 }
 
-/// One state that the register may be in: its value, and which of the open operations have had their moment.
+/// A possible state: the register's value, and the open operations that have had their moment.
 type State = (Value, BTreeSet<OpId>);
 
-/// The first step at which no register can have behaved so.
+/// The first impossible step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
     pub at: usize,
-    /// What the register may have held before it.
+    /// The register's possible values before it.
     pub possible: Vec<Value>,
 }
 
-/// Looks for a register that starts with nothing and behaves like this.
+/// Searches for a register that starts empty and behaves like this.
 pub fn check(history: &[Step]) -> Result<(), Violation> {
     let seen: BTreeMap<OpId, Value> = history
         .iter()
-        .filter_map(|step| if let Step::Saw { op, value } = step { Some((*op, *value)) } else { None })
+        .filter_map(|step| if let Step::ReadValue { op, value } = step { Some((*op, *value)) } else { None })
         .collect();
     let mut open: BTreeMap<OpId, Moment> = BTreeMap::new();
     let mut states: BTreeSet<State> = BTreeSet::from([(None, BTreeSet::new())]);
@@ -72,10 +72,10 @@ pub fn check(history: &[Step]) -> Result<(), Violation> {
             Step::Writes { op, value } => {
                 open.insert(op, Moment::Sets(value));
             }
-            // A read without an answer says nothing.
+            // A read without an answer constrains nothing.
             Step::Reads { op } => open.extend(seen.get(&op).map(|value| (op, Moment::Sees(*value)))),
-            Step::Wrote { op } | Step::Saw { op, .. } => {
-                let after = after_its_moment(&states, &open, op);
+            Step::Wrote { op } | Step::ReadValue { op, .. } => {
+                let after = states_after_effect(&states, &open, op);
                 if after.is_empty() {
                     let mut possible: Vec<Value> = states.into_iter().map(|(value, _)| value).collect();
                     possible.dedup();
@@ -85,13 +85,13 @@ pub fn check(history: &[Step]) -> Result<(), Violation> {
                 open.remove(&op);
             }
         }
-        assert!(open.len() <= MOST_OPEN, "{} operations are open at once", open.len());
+        assert!(open.len() <= MAX_OPEN, "{} operations are open at once", open.len());
     }
     Ok(())
 }
 
-/// Every state in which this operation has had its moment; it is forgotten there, because it ends.
-fn after_its_moment(states: &BTreeSet<State>, open: &BTreeMap<OpId, Moment>, ends: OpId) -> BTreeSet<State> {
+/// Every state in which this operation has had its moment. It is removed there, because it ends.
+fn states_after_effect(states: &BTreeSet<State>, open: &BTreeMap<OpId, Moment>, ends: OpId) -> BTreeSet<State> {
     let (mut after, mut known) = (BTreeSet::new(), states.clone());
     let mut todo: Vec<State> = states.iter().cloned().collect();
     while let Some((value, mut done)) = todo.pop() {
@@ -117,7 +117,7 @@ fn after_its_moment(states: &BTreeSet<State>, open: &BTreeMap<OpId, Moment>, end
 
 #[cfg(test)]
 mod tests {
-    use muster_messages::Dice;
+    use muster_messages::Rng;
 
     use super::*;
 
@@ -133,7 +133,7 @@ mod tests {
                 ("w", true) => Step::Writes { op, value: value.unwrap() },
                 ("w", false) => Step::Wrote { op },
                 ("r", true) => Step::Reads { op },
-                _ => Step::Saw { op, value: value.unwrap() },
+                _ => Step::ReadValue { op, value: value.unwrap() },
             }
         };
         text.split(',').map(step).collect()
@@ -143,56 +143,56 @@ mod tests {
         assert_eq!(check(&history(text)), Ok(()), "{text}");
     }
 
-    /// It is found at its last step, and nowhere before.
-    fn is_found(text: &str, possible: &[Value]) {
+    /// The violation is detected at its last step.
+    fn is_detected(text: &str, possible: &[Value]) {
         let history = history(text);
         let (at, possible) = (history.len() - 1, possible.to_vec());
         assert_eq!(check(&history), Err(Violation { at, possible }), "{text}");
     }
 
     #[test]
-    fn what_one_register_can_do_is_accepted() {
+    fn linearizable_histories_are_accepted() {
         holds("r1, r1 -, w2 1, w2, r3, r3 1");
         holds("w1 1, r2, r2 1, w1");
         holds("w1 1, r2, r2 -, w1");
-        // Two writes at once happen in either order, and readers agree on it.
+        // Two concurrent writes happen in either order, and readers agree on it.
         holds("w1 1, w2 2, w1, w2, r3, r3 1, r4, r4 1");
         holds("w1 1, w2 2, w1, w2, r3, r3 2, r4, r4 2");
-        // A read that lasts sees what was written meanwhile, or not.
+        // A long read may or may not see concurrent writes.
         holds("w1 1, w1, r2, w3 2, w3, r4, r4 2, r2 1");
         // A removal is a write.
         holds("w1 1, w1, w2 -, w2, r3, r3 -");
     }
 
     #[test]
-    fn an_outcome_that_nobody_knows_may_come_late_or_never_but_once() {
+    fn unknown_outcome_takes_effect_at_most_once() {
         holds("w1 1, w2 2, w2, r3, r3 2");
         holds("w1 1, w2 2, w2, r3, r3 1");
         holds("w1 1, r2, r2 -, r3, r3 1, w4 2, w4, r5, r5 2");
-        is_found("w1 1, r2, r2 1, w4 2, w4, r5, r5 1", &[Some(2)]);
+        is_detected("w1 1, r2, r2 1, w4 2, w4, r5, r5 1", &[Some(2)]);
     }
 
     #[test]
-    fn stale_lost_and_invented_values_are_found() {
-        is_found("w1 1, w1, w2 2, w2, r3, r3 1", &[Some(2)]);
-        is_found("w1 1, w1, r2, r2 -", &[Some(1)]);
-        is_found("w1 1, w1, r2, r2 7", &[Some(1)]);
-        is_found("w1 1, w1, w2 -, w2, r3, r3 1", &[None]);
+    fn stale_lost_and_invented_values_are_detected() {
+        is_detected("w1 1, w1, w2 2, w2, r3, r3 1", &[Some(2)]);
+        is_detected("w1 1, w1, r2, r2 -", &[Some(1)]);
+        is_detected("w1 1, w1, r2, r2 7", &[Some(1)]);
+        is_detected("w1 1, w1, w2 -, w2, r3, r3 1", &[None]);
     }
 
     #[test]
-    fn what_was_seen_is_not_unseen() {
-        // The write was still open, but somebody had seen it.
-        is_found("w1 1, r2, r2 1, r3, r3 -", &[Some(1)]);
-        // Two writes at once; the readers do not agree on the order.
-        is_found("w1 1, w2 2, w1, w2, r3, r3 1, r4, r4 2", &[Some(1)]);
-        // Two reads at once may see both sides of a write, one after the other may not.
+    fn observed_value_cannot_be_unobserved() {
+        // The write was still open, but a read had seen it.
+        is_detected("w1 1, r2, r2 1, r3, r3 -", &[Some(1)]);
+        // Two concurrent writes; the readers disagree on the order.
+        is_detected("w1 1, w2 2, w1, w2, r3, r3 1, r4, r4 2", &[Some(1)]);
+        // Two concurrent reads may see both sides of a write; two sequential ones may not.
         holds("w1 1, r2, r3, r2 1, r3 -");
-        is_found("w1 1, r2, r2 1, r3, r3 -", &[Some(1)]);
+        is_detected("w1 1, r2, r2 1, r3, r3 -", &[Some(1)]);
     }
 
-    /// Every order of all operations that have ended and of some of the others, in which nothing moves before what ended earlier.
-    fn by_force(history: &[Step]) -> bool {
+    /// Tries every order of all ended operations and some of the others that respects their ends.
+    fn brute_force(history: &[Step]) -> bool {
         let at = |find: &dyn Fn(&Step) -> bool| history.iter().position(find);
         let ops: Vec<(usize, Option<usize>, Moment)> = history
             .iter()
@@ -202,20 +202,20 @@ mod tests {
                     Some((at(&|s| s == step)?, end, Moment::Sets(value)))
                 }
                 Step::Reads { op } => {
-                    let end = at(&|s| matches!(s, Step::Saw { op: o, .. } if *o == op))?;
-                    let Step::Saw { value, .. } = history[end] else { unreachable!() };
+                    let end = at(&|s| matches!(s, Step::ReadValue { op: o, .. } if *o == op))?;
+                    let Step::ReadValue { value, .. } = history[end] else { unreachable!() };
                     Some((at(&|s| s == step)?, Some(end), Moment::Sees(value)))
                 }
                 _ => None,
             })
             .collect();
         fn go(ops: &[(usize, Option<usize>, Moment)], done: u32, value: Value) -> bool {
-            let left = || (0..ops.len()).filter(|i| done & (1 << i) == 0);
-            if left().all(|i| ops[i].1.is_none()) {
+            let remaining = || (0..ops.len()).filter(|i| done & (1 << i) == 0);
+            if remaining().all(|i| ops[i].1.is_none()) {
                 return true;
             }
-            let first_end = left().filter_map(|i| ops[i].1).min().unwrap_or(usize::MAX);
-            left().filter(|i| ops[*i].0 < first_end).any(|i| match ops[i].2 {
+            let first_end = remaining().filter_map(|i| ops[i].1).min().unwrap_or(usize::MAX);
+            remaining().filter(|i| ops[*i].0 < first_end).any(|i| match ops[i].2 {
                 Moment::Sets(next) => go(ops, done | (1 << i), next),
                 Moment::Sees(what) => what == value && go(ops, done | (1 << i), value),
             })
@@ -223,20 +223,20 @@ mod tests {
         go(&ops, 0, None)
     }
 
-    /// A few clients that do what comes to mind; the register itself answers right, or now and then something else.
-    fn random(dice: &mut Dice, lies: bool) -> Vec<Step> {
+    /// A few clients with random operations; the register answers correctly, or sometimes wrongly.
+    fn random(rng: &mut Rng, wrong_answers: bool) -> Vec<Step> {
         let (mut history, mut open, mut value) = (Vec::new(), Vec::<(OpId, Option<Value>, Option<Value>)>::new(), None);
         for op in 0..8 {
-            if dice.one_in(2) {
-                let sets = Some(1 + dice.below(3));
+            if rng.one_in(2) {
+                let sets = Some(1 + rng.below(3));
                 history.push(Step::Writes { op, value: sets });
                 open.push((op, Some(sets), None));
             } else {
                 history.push(Step::Reads { op });
                 open.push((op, None, None));
             }
-            for _ in 0..dice.below(4) {
-                let Some(index) = (!open.is_empty()).then(|| dice.index(open.len())) else { break };
+            for _ in 0..rng.below(4) {
+                let Some(index) = (!open.is_empty()).then(|| rng.index(open.len())) else { break };
                 match open[index] {
                     // Its moment.
                     (_, Some(sets), None) => {
@@ -244,12 +244,16 @@ mod tests {
                         open[index].2 = Some(sets);
                     }
                     (_, None, None) => {
-                        let wrong = lies && dice.one_in(6);
-                        open[index].2 = Some(if wrong { Some(1 + dice.below(3)) } else { value });
+                        let wrong = wrong_answers && rng.one_in(6);
+                        open[index].2 = Some(if wrong { Some(1 + rng.below(3)) } else { value });
                     }
                     // Its end.
                     (op, sets, Some(had)) => {
-                        history.push(if sets.is_some() { Step::Wrote { op } } else { Step::Saw { op, value: had } });
+                        history.push(if sets.is_some() {
+                            Step::Wrote { op }
+                        } else {
+                            Step::ReadValue { op, value: had }
+                        });
                         open.remove(index);
                     }
                 }
@@ -259,16 +263,16 @@ mod tests {
     }
 
     #[test]
-    fn every_answer_is_the_one_that_brute_force_gives() {
-        let (mut dice, mut found) = (Dice::seeded(7), 0);
+    fn checker_agrees_with_brute_force() {
+        let (mut rng, mut found) = (Rng::seeded(7), 0);
         for round in 0..4000 {
-            let lies = round % 2 == 0;
-            let history = random(&mut dice, lies);
-            let verdict = check(&history);
-            assert_eq!(verdict.is_ok(), by_force(&history), "{history:?}");
-            assert!(lies || verdict.is_ok(), "{history:?}");
-            found += u32::from(verdict.is_err());
+            let wrong_answers = round % 2 == 0;
+            let history = random(&mut rng, wrong_answers);
+            let result = check(&history);
+            assert_eq!(result.is_ok(), brute_force(&history), "{history:?}");
+            assert!(wrong_answers || result.is_ok(), "{history:?}");
+            found += u32::from(result.is_err());
         }
-        assert!(found > 100, "{found} lies were found");
+        assert!(found > 100, "{found} wrong answers were detected");
     }
 }

@@ -1,26 +1,26 @@
 //! ManagerBook: the managers an agent knows, and which one to try next.
 //!
-//! Owns   the known addresses, the seeds given at start, the last one that worked, and who failed lately.
-//! Keeps  AGENT-1  the book never becomes empty once it held an address: an empty list from a host is ignored.
-//!        AGENT-2  an address that said when to come back is not tried before that.
-//! Why no weights: one recent failure is all that a choice needs to know; weights converge slowly and hide why.
+//! Owns        the known addresses, the seeds given at start, the last one that worked, and recent failures.
+//! Invariants  AGENT-1  the address book never becomes empty once it held an address: an empty list from a host is ignored.
+//!             AGENT-2  an address that named a retry time is not tried before it.
+//! Why no weights: one recent failure is all that a choice needs; weights converge slowly and hide why.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use muster_messages::{Dice, Moment};
+use muster_messages::{Moment, Rng};
 
 /// The most addresses kept. A cluster has a handful of managers; refusals may name others.
-const MOST: usize = 64;
+const MAX_ADDRESSES: usize = 64;
 
 /// What to do next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Pick {
     Now(String),
-    /// Every address asked for a pause; the first one ends here.
+    /// Every address named a retry time; this is the first.
     At(Moment),
-    /// No address is known at all.
-    Nobody,
+    /// No address is known.
+    NoAddress,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -29,7 +29,6 @@ struct Mark {
     not_before: Option<Moment>,
 }
 
-/// See the module.
 #[derive(Clone, Debug, Default)]
 pub struct ManagerBook {
     known: Vec<String>,
@@ -44,7 +43,7 @@ impl ManagerBook {
         Self { known: tidy(known), seeds: tidy(seeds), ..Self::default() }
     }
 
-    /// The managers as the cluster named them last.
+    /// The managers of the cluster's latest list.
     pub fn known(&self) -> &[String] {
         &self.known
     }
@@ -62,10 +61,10 @@ impl ManagerBook {
         true
     }
 
-    /// Addresses that a refusal named: worth trying, not worth trusting over the cluster's own list.
+    /// Addresses that a refusal named: tried, but ranked below the cluster's own list.
     pub fn hint(&mut self, list: &[String]) {
         for addr in list {
-            if self.hinted.len() < MOST && !self.everyone().contains(addr) {
+            if self.hinted.len() < MAX_ADDRESSES && !self.everyone().contains(addr) {
                 self.hinted.push(addr.clone());
             }
         }
@@ -83,18 +82,18 @@ impl ManagerBook {
         }
     }
 
-    /// It said when to come back.
-    pub fn rest(&mut self, addr: &str, until: Moment) {
+    /// The address named a retry time.
+    pub fn back_off(&mut self, addr: &str, until: Moment) {
         self.marks.entry(addr.to_owned()).or_default().not_before = Some(until);
     }
 
-    /// The last good one if nothing speaks against it, else any that has not failed lately, else the one whose failure is
-    /// oldest. The cluster's own list goes first, but others have their turn once all of it has failed since they were
+    /// The last good address if it has not failed since, else any that has not failed lately, else the one whose failure
+    /// is oldest. The cluster's own list goes first. The others are tried once all of it has failed since they were
     /// tried: every manager may have moved.
-    pub fn pick(&self, now: Moment, forgive: Duration, dice: &mut Dice) -> Pick {
+    pub fn pick(&self, now: Moment, forgive: Duration, rng: &mut Rng) -> Pick {
         let everyone = self.everyone();
         if everyone.is_empty() {
-            return Pick::Nobody;
+            return Pick::NoAddress;
         }
         let ready: Vec<&String> = everyone.iter().filter(|a| self.not_before(a).is_none_or(|at| at <= now)).collect();
         if ready.is_empty() {
@@ -107,12 +106,12 @@ impl ManagerBook {
             return Pick::Now((*good).clone());
         }
         let (ours, others): (Vec<&String>, Vec<&String>) = fresh.iter().copied().partition(|a| self.known.contains(a));
-        let last_turn = ours.iter().map(|a| self.failed_at(a)).min();
+        let last_attempt = ours.iter().map(|a| self.failed_at(a)).min();
         let due: Vec<&String> =
-            others.into_iter().filter(|a| last_turn.is_none_or(|last| self.failed_at(a) < last)).collect();
+            others.into_iter().filter(|a| last_attempt.is_none_or(|last| self.failed_at(a) < last)).collect();
         let pool = if due.is_empty() { &ours } else { &due };
         if !pool.is_empty() {
-            return Pick::Now(pool[dice.index(pool.len())].clone());
+            return Pick::Now(pool[rng.index(pool.len())].clone());
         }
         let oldest = ready.into_iter().min_by_key(|a| self.failed_at(a));
         Pick::Now(oldest.expect("some address is ready").clone())
@@ -139,7 +138,7 @@ fn tidy(mut list: Vec<String>) -> Vec<String> {
     list.retain(|a| !a.is_empty());
     list.sort();
     list.dedup();
-    list.truncate(MOST);
+    list.truncate(MAX_ADDRESSES);
     list
 }
 
@@ -156,7 +155,7 @@ mod tests {
         Moment(secs * 1_000_000)
     }
 
-    /// E46: an empty list once made agents lose everybody they knew.
+    /// E46: an empty list once made agents lose every known manager.
     #[test]
     fn an_empty_manager_list_is_ignored() {
         let mut b = book(&["a:1", "b:1"]);
@@ -167,16 +166,16 @@ mod tests {
         assert_eq!(b.known(), ["c:1"]);
     }
 
-    /// E30: by the time that the last of many old addresses has failed, the first is forgiven again.
+    /// E30: by the time the last of many old addresses has failed, the first is forgiven again.
     #[test]
-    fn managers_that_have_all_moved_do_not_keep_an_agent_from_its_seeds() {
+    fn agent_falls_back_to_seeds_when_all_managers_moved() {
         let known = (1..=9).map(|n| format!("old-{n}:1")).collect();
         let mut b = ManagerBook::new(known, vec!["seed:1".to_owned()]);
-        let mut dice = Dice::seeded(1);
+        let mut rng = Rng::seeded(1);
         let mut tried = Vec::new();
         for turn in 0..20 {
             let now = at(turn * 2);
-            let Pick::Now(addr) = b.pick(now, FORGIVE, &mut dice) else { panic!("nobody asked for a pause") };
+            let Pick::Now(addr) = b.pick(now, FORGIVE, &mut rng) else { panic!("no address named a retry time") };
             b.failed(&addr, now);
             tried.push(addr);
         }
@@ -187,24 +186,24 @@ mod tests {
     #[test]
     fn the_last_good_manager_is_preferred_until_it_fails() {
         let mut b = book(&["a:1", "b:1", "c:1"]);
-        let mut dice = Dice::seeded(1);
+        let mut rng = Rng::seeded(1);
         b.worked("b:1");
         for _ in 0..20 {
-            assert_eq!(b.pick(at(1), FORGIVE, &mut dice), Pick::Now("b:1".into()));
+            assert_eq!(b.pick(at(1), FORGIVE, &mut rng), Pick::Now("b:1".into()));
         }
         b.failed("b:1", at(1));
         for _ in 0..20 {
-            assert_ne!(b.pick(at(2), FORGIVE, &mut dice), Pick::Now("b:1".into()));
+            assert_ne!(b.pick(at(2), FORGIVE, &mut rng), Pick::Now("b:1".into()));
         }
     }
 
     #[test]
     fn equally_good_managers_are_equally_likely() {
         let b = book(&["a:1", "b:1", "c:1"]);
-        let mut dice = Dice::seeded(42);
+        let mut rng = Rng::seeded(42);
         let mut counts: BTreeMap<String, usize> = BTreeMap::new();
         for _ in 0..3000 {
-            if let Pick::Now(a) = b.pick(at(1), FORGIVE, &mut dice) {
+            if let Pick::Now(a) = b.pick(at(1), FORGIVE, &mut rng) {
                 *counts.entry(a).or_default() += 1;
             }
         }
@@ -216,29 +215,29 @@ mod tests {
         let mut b = book(&["a:1", "b:1"]);
         b.failed("a:1", at(2));
         b.failed("b:1", at(1));
-        let pick = b.pick(at(3), FORGIVE, &mut Dice::seeded(1));
+        let pick = b.pick(at(3), FORGIVE, &mut Rng::seeded(1));
         assert_eq!(pick, Pick::Now("b:1".into()));
     }
 
     #[test]
-    fn an_address_that_said_when_to_come_back_is_not_tried_before() {
+    fn address_with_a_retry_time_is_not_tried_before_it() {
         let mut b = book(&["a:1"]);
-        b.rest("a:1", at(9));
-        let mut dice = Dice::seeded(1);
-        assert_eq!(b.pick(at(3), FORGIVE, &mut dice), Pick::At(at(9)));
-        assert_eq!(b.pick(at(9), FORGIVE, &mut dice), Pick::Now("a:1".into()));
-        assert_eq!(book(&[]).pick(at(0), FORGIVE, &mut dice), Pick::Nobody);
+        b.back_off("a:1", at(9));
+        let mut rng = Rng::seeded(1);
+        assert_eq!(b.pick(at(3), FORGIVE, &mut rng), Pick::At(at(9)));
+        assert_eq!(b.pick(at(9), FORGIVE, &mut rng), Pick::Now("a:1".into()));
+        assert_eq!(book(&[]).pick(at(0), FORGIVE, &mut rng), Pick::NoAddress);
     }
 
     #[test]
-    fn managers_named_by_a_refusal_are_tried_after_our_own() {
+    fn managers_named_in_a_refusal_are_tried_after_known_ones() {
         let mut b = book(&["a:1"]);
         b.hint(&["z:1".to_owned()]);
-        let mut dice = Dice::seeded(1);
+        let mut rng = Rng::seeded(1);
         for _ in 0..10 {
-            assert_eq!(b.pick(at(0), FORGIVE, &mut dice), Pick::Now("a:1".into()));
+            assert_eq!(b.pick(at(0), FORGIVE, &mut rng), Pick::Now("a:1".into()));
         }
         b.failed("a:1", at(0));
-        assert_eq!(b.pick(at(1), FORGIVE, &mut dice), Pick::Now("z:1".into()));
+        assert_eq!(b.pick(at(1), FORGIVE, &mut rng), Pick::Now("z:1".into()));
     }
 }

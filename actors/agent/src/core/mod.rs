@@ -1,17 +1,19 @@
-//! Agent: keeps one session to some manager, keeps the node's certificate what the cluster grants, and decides whether
-//! the manager half should run.
+//! Agent: keeps one session to some manager, keeps the node's certificate up to date with the cluster's grant, and decides
+//! whether the manager runtime should run.
 //!
-//! Owns   the managers it knows, the session it has or seeks, the need for a certificate, what it was told for good.
-//! Hears  views and answers of its host, ends of connections, requests for a seat, refusals that the manager half met.
-//! Says   dial, send, hang up, make a signing request, install a certificate, what the manager half should do.
-//! Keeps  AGENT-1…4 (see `managers` and `renewal`).
-//!        AGENT-5  only `blocked`, `removed` (for good), `demoted` and `old_incarnation` (until the next certificate) stop
-//!                 the manager half of a node whose certificate says manager; no lost connection and no other refusal does.
-//!        AGENT-6  after `blocked` or `removed` nothing is dialled any more.
-//!        AGENT-10  no view makes the genuine ones of other hosts old for good: an incarnation counts only where the host's
-//!                 certificate vouches for it, and a revision is forgotten when all views stay behind it.
-//!        AGENT-7  the manager half is wanted exactly while the certificate says manager and AGENT-5 does not forbid it.
-//! Why one session to any manager: a session carries views, never state, so that losing one costs a reconnect.
+//! Owns        the managers it knows, its session or the search for one, the need for a certificate, final refusals.
+//! Inputs      views and answers of its host, ends of connections, membership requests, refusals that the manager runtime
+//!             received.
+//! Outputs     dial, send, hang up, make a signing request, install a certificate, whether the manager runtime should run.
+//! Invariants  AGENT-1…4 (see `managers` and `renewal`).
+//!             AGENT-5  only `blocked`, `removed` (both permanently), `demoted` and `old_incarnation` (until the next certificate)
+//!                      stop the manager runtime of a node whose certificate says manager; a lost connection or any other refusal
+//!                      does not.
+//!             AGENT-6  after `blocked` or `removed` the agent stops dialling.
+//!             AGENT-10  no view makes genuine views of other hosts permanently old: an incarnation counts only where the host's
+//!                       certificate vouches for it, and a revision is forgotten when all views stay behind it.
+//!             AGENT-7  the manager runtime is wanted exactly while the certificate says manager and AGENT-5 does not forbid it.
+//! Why one session to any manager: a session carries views, never state, so losing one costs a reconnect.
 
 mod managers;
 mod pause;
@@ -30,7 +32,7 @@ use muster_messages::wire::{
     AgentAnswer, AgentAsk, AgentFrame, AgentHello, AgentView, BYE_NEW_CERTIFICATE, BYE_SHUTDOWN, HostFrame, Refusal,
 };
 use muster_messages::{
-    Dice, ErrorBody, ErrorCode, Incarnation, Moment, NodeId, RefusalReason, Revision, Role, WallTime,
+    ErrorBody, ErrorCode, Incarnation, Moment, NodeId, RefusalReason, Revision, Rng, Role, WallTime,
 };
 
 pub use self::managers::ManagerBook;
@@ -41,11 +43,10 @@ pub use self::values::*;
 use crate::config::AgentConfig;
 use crate::status::{ManagerWanted, NodeTrouble, TroubleReason, WantedBecause};
 
-/// See the module.
 #[derive(Clone, Debug)]
 pub struct Agent {
     config: AgentConfig,
-    dice: Dice,
+    rng: Rng,
     hello: AgentHello,
     certificate: CertificateFacts,
     book: ManagerBook,
@@ -54,12 +55,12 @@ pub struct Agent {
     /// Failed connections since a session was last stable.
     failures: u32,
     renewal: Renewal,
-    /// Seat requests under the id they travel with.
+    /// Membership requests by their id on the session.
     asks: BTreeMap<u64, AskId>,
     next_id: u64,
     /// The newest view of any host.
     seen: (Incarnation, Revision),
-    /// Since when every view was older than that.
+    /// Since when every view has been older than that.
     older_since: Option<Moment>,
     ended: Option<NodeTrouble>,
     /// A manager of a newer incarnation has refused the present certificate.
@@ -78,9 +79,9 @@ struct Published {
 
 impl Agent {
     pub fn new(start: Start, config: AgentConfig) -> Self {
-        let mut dice = Dice::seeded(start.seed);
-        let mut renewal = Renewal::new(&start.certificate, &mut dice);
-        if start.told_demoted {
+        let mut rng = Rng::seeded(start.seed);
+        let mut renewal = Renewal::new(&start.certificate, &mut rng);
+        if start.demotion_reported {
             renewal.demoted();
         }
         let resting = Phase::Resting { until: Moment(0) };
@@ -92,7 +93,7 @@ impl Agent {
             certificate: start.certificate,
             hello: start.hello,
             config,
-            dice,
+            rng,
             phase: if start.ended.is_some() { Phase::Over } else { resting },
             attempts: Attempt(0),
             failures: 0,
@@ -106,14 +107,14 @@ impl Agent {
         }
     }
 
-    /// Handles one input. `wall` judges ages of certificates alone; every deadline is a `now`.
+    /// Handles one input. `wall` only judges ages of certificates; every deadline is a `now`.
     pub fn step(&mut self, now: Moment, wall: WallTime, input: Input, out: &mut Vec<Effect>) {
         match input {
             Input::Woke => {}
             Input::Connected { attempt, host, incarnation } => {
                 self.connected(now, wall, attempt, (host, incarnation), out);
             }
-            Input::Heard { attempt, frame } => self.heard(now, wall, attempt, *frame, out),
+            Input::Heard { attempt, frame } => self.received(now, wall, attempt, *frame, out),
             Input::Lost { attempt, why } => self.lost(now, wall, attempt, why, out),
             Input::AskLeader { ask, question } => self.ask_leader(ask, question, out),
             Input::RefusedByPeer { refusal, serial } => {
@@ -126,8 +127,8 @@ impl Agent {
             }
             Input::Installed(certificate) => self.installed(now, certificate, out),
             Input::InstallFailed(why) => {
-                self.renewal.failed(now, None, &self.config, &mut self.dice);
-                out.push(Effect::Note(Note::SignFailed { why }));
+                self.renewal.failed(now, None, &self.config, &mut self.rng);
+                out.push(Effect::LogEvent(LogEvent::SignFailed { why }));
             }
             Input::Stop => self.stop(out),
         }
@@ -135,7 +136,7 @@ impl Agent {
         self.publish(wall, out);
     }
 
-    /// When to be woken, if nothing happens before.
+    /// When to wake the agent if there is no earlier input.
     pub fn wake_at(&self) -> Option<Moment> {
         let renewal = || self.renewal.wake_at();
         match &self.phase {
@@ -166,7 +167,7 @@ impl Agent {
             _ => None,
         }
     }
-    /// Where it is dialling, if it is.
+    /// The address being dialled, if any.
     pub fn connecting_to(&self) -> Option<&str> {
         match &self.phase {
             Phase::Connecting { addr, .. } => Some(addr),
@@ -198,14 +199,14 @@ impl Agent {
         if *current != attempt {
             return;
         }
-        let beat_at = now + self.dice.around(self.config.heartbeat, self.config.heartbeat_jitter);
+        let beat_at = now + self.rng.around(self.config.heartbeat, self.config.heartbeat_jitter);
         self.phase = Phase::Live(Live {
             attempt,
             addr: addr.clone(),
             host,
             opened: now,
             since: wall,
-            heard: now,
+            received: now,
             beat_at,
             viewed: false,
             incarnation: self.certificate.incarnation,
@@ -215,21 +216,21 @@ impl Agent {
         out.push(Effect::Send { attempt, frame });
     }
 
-    fn heard(&mut self, now: Moment, wall: WallTime, attempt: Attempt, frame: HostFrame, out: &mut Vec<Effect>) {
+    fn received(&mut self, now: Moment, wall: WallTime, attempt: Attempt, frame: HostFrame, out: &mut Vec<Effect>) {
         let Phase::Live(live) = &mut self.phase else {
             return;
         };
         if live.attempt != attempt {
             return;
         }
-        live.heard = now;
+        live.received = now;
         match frame {
             HostFrame::View(view) => self.viewed(now, wall, attempt, &view, out),
             HostFrame::Answer { id, result } => self.answered(now, id, result, out),
-            // Questions are answered where they arrive: AGENT-9.
+            // Requests are answered where they arrive: AGENT-9.
             HostFrame::Heard { .. } | HostFrame::Ask { .. } => {}
             HostFrame::Move { reason } => {
-                let why = format!("the host asks us to move: {reason}");
+                let why = format!("the host asked this node to use another manager: {reason}");
                 self.lost(now, wall, attempt, Loss::Broken(why), out);
                 out.push(Effect::HangUp { attempt });
             }
@@ -240,14 +241,14 @@ impl Agent {
         }
     }
 
-    /// AGENT-3: each view is judged for itself. One older than any seen before, from this host or another, is ignored, unless
-    /// it is older for longer than a host lags behind: then the revision seen before was a lie (AGENT-10).
+    /// AGENT-3: each view is judged by itself. One older than any seen before, from any host, is ignored, unless views have
+    /// been older for longer than a host lags behind: then the revision seen before was false (AGENT-10).
     fn viewed(&mut self, now: Moment, wall: WallTime, attempt: Attempt, view: &AgentView, out: &mut Vec<Effect>) {
         if let Phase::Live(live) = &self.phase
             && view.incarnation > live.vouched
         {
             let (shown, own) = (view.incarnation, live.vouched);
-            let why = format!("the host shows a view of incarnation {shown}, and its certificate is of {own}");
+            let why = format!("the host shows a view of incarnation {shown}, but its certificate is of {own}");
             out.push(Effect::HangUp { attempt });
             return self.lost(now, wall, attempt, Loss::Broken(why), out);
         }
@@ -256,9 +257,9 @@ impl Agent {
         {
             live.viewed = true;
             self.book.worked(&live.addr);
-            self.renewal.encourage();
+            self.renewal.retry_now();
             let (host, addr) = (live.host, live.addr.clone());
-            out.push(Effect::Note(Note::SessionOpened { host, addr }));
+            out.push(Effect::LogEvent(LogEvent::SessionOpened { host, addr }));
         }
         if let Phase::Live(live) = &mut self.phase {
             live.incarnation = view.incarnation;
@@ -285,22 +286,22 @@ impl Agent {
             return;
         }
         if !self.renewal.expects(id) {
-            return; // of a question given up meanwhile
+            return; // a request given up meanwhile
         }
         match result {
             Ok(AgentAnswer::Signed(reply)) => {
                 self.renewal.installing();
                 out.push(Effect::Install { id, reply });
             }
-            Ok(AgentAnswer::Seat(_) | AgentAnswer::Reported) => self.sign_failed(now, &mixed_up(), out),
+            Ok(AgentAnswer::Membership(_) | AgentAnswer::Reported) => self.sign_failed(now, &mixed_up(), out),
             Err(error) => self.sign_failed(now, &error, out),
         }
     }
 
     fn sign_failed(&mut self, now: Moment, error: &ErrorBody, out: &mut Vec<Effect>) {
         let retry_after = error.retry_after_ms.map(Duration::from_millis);
-        self.renewal.failed(now, retry_after, &self.config, &mut self.dice);
-        out.push(Effect::Note(Note::SignFailed { why: error.message.clone() }));
+        self.renewal.failed(now, retry_after, &self.config, &mut self.rng);
+        out.push(Effect::LogEvent(LogEvent::SignFailed { why: error.message.clone() }));
     }
 
     fn ask_leader(&mut self, ask: AskId, question: AgentAsk, out: &mut Vec<Effect>) {
@@ -316,20 +317,20 @@ impl Agent {
             Phase::Live(live) if live.viewed => {
                 ErrorBody::new(ErrorCode::TooManyRequests, "too many questions of the manager runtime are waiting")
             }
-            Phase::Over => ErrorBody::new(ErrorCode::Unreachable, "this node keeps no session any more"),
+            Phase::Over => ErrorBody::new(ErrorCode::Unreachable, "this node no longer keeps a session"),
             _ => no_session(),
         };
         out.push(Effect::LeaderAnswered { ask, result: Err(refusal) });
     }
 
-    /// A connection ended, or never came about.
+    /// A connection ended or failed to open.
     fn lost(&mut self, now: Moment, wall: WallTime, attempt: Attempt, why: Loss, out: &mut Vec<Effect>) {
         let (addr, opened, was_session) = match &self.phase {
             Phase::Connecting { attempt: current, addr } if *current == attempt => (addr.clone(), None, false),
             Phase::Live(live) if live.attempt == attempt => (live.addr.clone(), Some(live.opened), live.viewed),
             _ => return,
         };
-        self.session_gone(out);
+        self.end_requests(out);
         if opened.is_some_and(|at| now.since(at) >= self.config.stable_after) {
             self.failures = 0;
         }
@@ -341,34 +342,34 @@ impl Agent {
         match why {
             Loss::Refused(refusal) => {
                 if let Some(ms) = refusal.retry_after_ms {
-                    self.book.rest(&addr, now + Duration::from_millis(ms));
+                    self.book.back_off(&addr, now + Duration::from_millis(ms));
                 }
                 self.book.hint(&refusal.managers);
                 self.judge_refusal(&addr, wall, &refusal, out);
             }
             Loss::Broken(_) if was_session => {
-                out.push(Effect::Note(Note::SessionLost { addr, why: text.clone() }));
+                out.push(Effect::LogEvent(LogEvent::SessionLost { addr, why: text.clone() }));
             }
             Loss::Broken(_) => {
-                out.push(Effect::Note(Note::DialFailed { addr, why: text.clone() }));
+                out.push(Effect::LogEvent(LogEvent::DialFailed { addr, why: text.clone() }));
             }
         }
         self.last_loss = Some(text);
         if self.ended.is_none() {
-            self.rest(now);
+            self.back_off(now);
         }
     }
 
-    /// The next connection after a loss: quickly the first time, then less and less so.
-    fn rest(&mut self, now: Moment) {
+    /// The next connection after a loss: soon the first time, later with longer pauses.
+    fn back_off(&mut self, now: Moment) {
         let (first, cap) = (self.config.reconnect_first, self.config.reconnect_cap);
-        let pause = pause::pause(&mut self.dice, first, cap, self.failures);
+        let pause = pause::pause(&mut self.rng, first, cap, self.failures);
         self.failures = self.failures.saturating_add(1);
         self.phase = Phase::Resting { until: now + pause };
     }
 
-    /// What was asked on the session is asked again by whoever asked it.
-    fn session_gone(&mut self, out: &mut Vec<Effect>) {
+    /// Requests on the lost session are repeated by their callers.
+    fn end_requests(&mut self, out: &mut Vec<Effect>) {
         self.renewal.session_lost();
         for (_, ask) in std::mem::take(&mut self.asks) {
             out.push(Effect::LeaderAnswered { ask, result: Err(no_session()) });
@@ -379,12 +380,12 @@ impl Agent {
     fn judge_refusal(&mut self, from: &str, wall: WallTime, refusal: &Refusal, out: &mut Vec<Effect>) {
         let (reason, message) = (refusal.reason, refusal.message.clone());
         let (from, at) = (from.to_owned(), wall);
-        out.push(Effect::Note(Note::Refused { addr: from.clone(), reason, message: message.clone() }));
+        out.push(Effect::LogEvent(LogEvent::Refused { addr: from.clone(), reason, message: message.clone() }));
         self.last_refusal = Some(RefusalSeen { from, reason, message: message.clone(), at });
         match reason {
             RefusalReason::Blocked => self.end(NodeTrouble::new(TroubleReason::Blocked, message, at), out),
             RefusalReason::Removed => self.end(NodeTrouble::new(TroubleReason::Removed, message, at), out),
-            // The cluster was recovered without us: whatever this manager half decides, it decides for a cluster of the past.
+            // The cluster was recovered without this node: its manager runtime belongs to the cluster before that.
             RefusalReason::Demoted | RefusalReason::OldIncarnation if self.certificate.role == Role::Manager => {
                 self.fenced |= reason == RefusalReason::OldIncarnation;
                 out.push(Effect::KeepDemoted(self.certificate.serial.clone()));
@@ -399,7 +400,7 @@ impl Agent {
         if self.ended.is_some() {
             return;
         }
-        self.session_gone(out);
+        self.end_requests(out);
         if let Some(attempt) = self.phase.attempt() {
             out.push(Effect::HangUp { attempt });
         }
@@ -411,28 +412,28 @@ impl Agent {
     /// A new certificate: the session is reopened with it, at once and to the same manager.
     fn installed(&mut self, now: Moment, certificate: CertificateFacts, out: &mut Vec<Effect>) {
         let (role, serial) = (certificate.role, certificate.serial.clone());
-        out.push(Effect::Note(Note::CertificateInForce { role, serial }));
+        out.push(Effect::LogEvent(LogEvent::CertificateInForce { role, serial }));
         self.fenced &= certificate.incarnation == self.certificate.incarnation;
         self.certificate = certificate;
-        self.renewal.installed(now, &self.certificate, &self.config, &mut self.dice);
+        self.renewal.installed(now, &self.certificate, &self.config, &mut self.rng);
         if self.fenced {
             self.renewal.demoted();
         }
         if matches!(self.phase, Phase::Over) {
             return;
         }
-        self.say_bye(BYE_NEW_CERTIFICATE, out);
-        self.session_gone(out);
+        self.send_bye(BYE_NEW_CERTIFICATE, out);
+        self.end_requests(out);
         self.phase = Phase::Resting { until: now };
     }
 
     fn stop(&mut self, out: &mut Vec<Effect>) {
-        self.say_bye(BYE_SHUTDOWN, out);
-        self.session_gone(out);
+        self.send_bye(BYE_SHUTDOWN, out);
+        self.end_requests(out);
         self.phase = Phase::Over;
     }
 
-    fn say_bye(&self, reason: &str, out: &mut Vec<Effect>) {
+    fn send_bye(&self, reason: &str, out: &mut Vec<Effect>) {
         if let Phase::Live(live) = &self.phase {
             let frame = Box::new(AgentFrame::Bye { reason: reason.to_owned() });
             out.push(Effect::Send { attempt: live.attempt, frame });
@@ -442,7 +443,7 @@ impl Agent {
         }
     }
 
-    /// The only place that starts something: a dial, a heartbeat, a question for a certificate.
+    /// The only place that starts a dial, a heartbeat or a certificate request.
     fn advance(&mut self, now: Moment, wall: WallTime, out: &mut Vec<Effect>) {
         self.keep_session(now, wall, out);
         if let Phase::Resting { until } = self.phase
@@ -459,20 +460,20 @@ impl Agent {
         };
         let attempt = live.attempt;
         let fence = if self.fenced { self.certificate.incarnation.next() } else { self.certificate.incarnation };
-        if let Some(why) = live.overdue(now, &self.config).or_else(|| live.outlived(fence.max(self.seen.0))) {
+        if let Some(why) = live.overdue(now, &self.config).or_else(|| live.outdated(fence.max(self.seen.0))) {
             out.push(Effect::HangUp { attempt });
             self.lost(now, wall, attempt, Loss::Broken(why), out);
             return;
         }
         if now >= live.beat_at {
-            live.beat_at = now + self.dice.around(self.config.heartbeat, self.config.heartbeat_jitter);
+            live.beat_at = now + self.rng.around(self.config.heartbeat, self.config.heartbeat_jitter);
             let seen = self.seen.1;
             out.push(Effect::Send { attempt, frame: Box::new(AgentFrame::Heartbeat { seen }) });
         }
     }
 
     fn dial(&mut self, now: Moment, out: &mut Vec<Effect>) {
-        match self.book.pick(now, self.config.forgive, &mut self.dice) {
+        match self.book.pick(now, self.config.forgive, &mut self.rng) {
             managers::Pick::Now(addr) => {
                 self.attempts.0 += 1;
                 let attempt = self.attempts;
@@ -480,7 +481,7 @@ impl Agent {
                 self.phase = Phase::Connecting { attempt, addr };
             }
             managers::Pick::At(until) => self.phase = Phase::Resting { until },
-            managers::Pick::Nobody => {
+            managers::Pick::NoAddress => {
                 self.last_loss = Some("no manager is known".to_owned());
                 self.phase = Phase::Resting { until: now + self.config.reconnect_cap };
             }
@@ -491,7 +492,7 @@ impl Agent {
         let Phase::Live(live) = &self.phase else {
             return;
         };
-        self.renewal.lapse(now, &self.config, &mut self.dice);
+        self.renewal.lapse(now, &self.config, &mut self.rng);
         let Some(because) = self.renewal.need(&self.certificate, wall) else {
             return;
         };
@@ -502,7 +503,7 @@ impl Agent {
         }
     }
 
-    /// Levels for the rest of the process: said when they differ from what was said last.
+    /// Watched values for the rest of the process: published when they differ from the last ones.
     fn publish(&mut self, wall: WallTime, out: &mut Vec<Effect>) {
         let session = self.session();
         if self.published.session.as_ref() != Some(&session) {
@@ -541,8 +542,8 @@ impl Agent {
             Some(trouble) if trouble.reason == TroubleReason::Blocked => WantedBecause::Blocked,
             Some(_) => WantedBecause::Removed,
             None if self.certificate.role == Role::Worker => WantedBecause::CertificateSaysWorker,
-            None if self.renewal.told_demoted() && self.fenced => WantedBecause::OldIncarnation,
-            None if self.renewal.told_demoted() => WantedBecause::Demoted,
+            None if self.renewal.demotion_reported() && self.fenced => WantedBecause::OldIncarnation,
+            None if self.renewal.demotion_reported() => WantedBecause::Demoted,
             None => WantedBecause::CertificateSaysManager,
         };
         ManagerWanted::new(because)
@@ -555,5 +556,5 @@ fn no_session() -> ErrorBody {
 }
 
 fn mixed_up() -> ErrorBody {
-    ErrorBody::new(ErrorCode::Internal, "the host answered another question than was asked")
+    ErrorBody::new(ErrorCode::Internal, "the host answered a different request")
 }

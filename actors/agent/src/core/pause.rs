@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use muster_messages::Dice;
+use muster_messages::Rng;
 
 /// Exponential pause: `first`, doubled with each failure up to `cap`, then between half and all of it.
-pub fn pause(dice: &mut Dice, first: Duration, cap: Duration, failures: u32) -> Duration {
+pub fn pause(rng: &mut Rng, first: Duration, cap: Duration, failures: u32) -> Duration {
     let grown = first.saturating_mul(1u32 << failures.min(20));
-    grown.min(cap).mul_f64(0.5 + 0.5 * dice.fraction())
+    grown.min(cap).mul_f64(0.5 + 0.5 * rng.fraction())
 }
 
 #[cfg(test)]
@@ -16,12 +16,12 @@ mod tests {
 
     #[test]
     fn a_pause_grows_and_never_passes_its_cap() {
-        let mut dice = Dice::seeded(3);
+        let mut rng = Rng::seeded(3);
         let (first, cap) = (Duration::from_millis(20), Duration::from_secs(2));
-        assert!(pause(&mut dice, first, cap, 0) <= first);
+        assert!(pause(&mut rng, first, cap, 0) <= first);
         for failures in 0..64 {
-            assert!(pause(&mut dice, first, cap, failures) <= cap);
+            assert!(pause(&mut rng, first, cap, failures) <= cap);
         }
-        assert!(pause(&mut dice, first, cap, 30) >= cap / 2);
+        assert!(pause(&mut rng, first, cap, 30) >= cap / 2);
     }
 }

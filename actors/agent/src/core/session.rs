@@ -9,7 +9,7 @@ use crate::config::AgentConfig;
 
 #[derive(Clone, Debug)]
 pub(super) enum Phase {
-    /// No connection; the next one is dialled then.
+    /// No connection; the next one is dialled at this time.
     Resting {
         until: Moment,
     },
@@ -18,7 +18,7 @@ pub(super) enum Phase {
         addr: String,
     },
     Live(Live),
-    /// Told `blocked` or `removed`, or stopped: nothing is dialled any more.
+    /// Blocked, removed or stopped: the agent dials no more.
     Over,
 }
 
@@ -39,35 +39,35 @@ pub(super) struct Live {
     pub host: NodeId,
     pub opened: Moment,
     pub since: WallTime,
-    /// The last frame of the host, of any kind.
-    pub heard: Moment,
+    /// When the host's last frame of any kind arrived.
+    pub received: Moment,
     pub beat_at: Moment,
-    /// The first view has come: the host knows this node.
+    /// The first view has arrived: the host knows this node.
     pub viewed: bool,
-    /// Of the cluster, as the host's last view says.
+    /// The cluster's, according to the host's last view.
     pub incarnation: Incarnation,
-    /// Of the cluster, as the host's certificate says: its views cannot be of a later one.
+    /// The cluster's, according to the host's certificate: the host's views cannot be of a later one.
     pub vouched: Incarnation,
 }
 
 impl Live {
-    /// The host answers every heartbeat, so silence over several of the longest periods is a host that is gone.
+    /// The host answers every heartbeat, so silence over several of the longest periods means that it is gone.
     fn silent_at(&self, config: &AgentConfig) -> Moment {
-        self.heard + longest_beat(config) * config.silent_beats
+        self.received + longest_period(config) * config.silent_beats
     }
 
     pub(super) fn overdue(&self, now: Moment, config: &AgentConfig) -> Option<String> {
         if now >= self.silent_at(config) {
-            return Some(format!("the host was silent for {} s", now.since(self.heard).as_secs()));
+            return Some(format!("no frame from the host for {} s", now.since(self.received).as_secs()));
         }
         let late = !self.viewed && now >= self.opened + config.first_view;
         late.then(|| "the host sent no view of this node".to_owned())
     }
 
-    /// The host still speaks for a cluster from before a recovery that this node knows of.
-    pub(super) fn outlived(&self, newest: Incarnation) -> Option<String> {
-        let outlived = self.viewed && self.incarnation < newest;
-        outlived.then(|| format!("the host is of incarnation {} of the cluster, before its recovery", self.incarnation))
+    /// The host still serves the cluster as it was before a recovery that this node knows of.
+    pub(super) fn outdated(&self, newest: Incarnation) -> Option<String> {
+        let outdated = self.viewed && self.incarnation < newest;
+        outdated.then(|| format!("the host is of incarnation {} of the cluster, before its recovery", self.incarnation))
     }
 
     pub(super) fn wake_at(&self, config: &AgentConfig) -> Moment {
@@ -80,6 +80,6 @@ impl Live {
     }
 }
 
-fn longest_beat(config: &AgentConfig) -> Duration {
+fn longest_period(config: &AgentConfig) -> Duration {
     config.heartbeat.mul_f64(1.0 + config.heartbeat_jitter)
 }

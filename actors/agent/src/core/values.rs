@@ -1,4 +1,4 @@
-//! What the agent hears and says, as values.
+//! The agent's inputs and outputs as values.
 
 use muster_messages::wire::{AgentAnswer, AgentAsk, AgentFrame, AgentHello, HostFrame, Refusal, SignReply};
 use muster_messages::{CertIdentity, ErrorBody, Incarnation, NodeId, RefusalReason, Revision, Role, WallTime};
@@ -6,15 +6,16 @@ use muster_messages::{CertIdentity, ErrorBody, Incarnation, NodeId, RefusalReaso
 use super::Because;
 use crate::status::{ManagerWanted, NodeTrouble};
 
-/// One connection, from the dial on. Later ones have larger numbers; news of older ones are ignored.
+/// One connection, from the dial on. Later ones have larger numbers; reports of older ones are
+/// ignored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Attempt(pub u64);
 
-/// A question whose reply port the shell has parked.
+/// A request whose reply port the shell has parked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct AskId(pub u64);
 
-/// What decisions need of the certificate in force.
+/// The facts about the certificate in force that decisions need.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CertificateFacts {
     pub role: Role,
@@ -41,7 +42,7 @@ impl CertificateFacts {
     }
 }
 
-/// Why a connection did not come about, or ended.
+/// Why a connection ended or failed to open.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Loss {
     /// The other side answered with a reason.
@@ -50,15 +51,14 @@ pub enum Loss {
     Broken(String),
 }
 
-/// What happens to the agent.
 #[derive(Clone, Debug)]
 pub enum Input {
     Woke,
-    /// The dial succeeded: this host has welcomed us.
+    /// The dial succeeded: this host has welcomed the agent.
     Connected {
         attempt: Attempt,
         host: NodeId,
-        /// Of the cluster, as the host's certificate says.
+        /// The cluster's, according to the host's certificate.
         incarnation: Incarnation,
     },
     Heard {
@@ -74,7 +74,7 @@ pub enum Input {
         ask: AskId,
         question: AgentAsk,
     },
-    /// Another manager refused the manager half.
+    /// Another manager refused the manager runtime.
     RefusedByPeer {
         refusal: Refusal,
         serial: Option<String>,
@@ -85,7 +85,6 @@ pub enum Input {
     Stop,
 }
 
-/// What the agent wants done.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Effect {
     Dial {
@@ -96,17 +95,17 @@ pub enum Effect {
         attempt: Attempt,
         frame: Box<AgentFrame>,
     },
-    /// Ends the connection after what was sent before has left.
+    /// Ends the connection after earlier frames have been sent.
     HangUp {
         attempt: Attempt,
     },
-    /// Make a key and a signing request, and send it as the question `id`.
+    /// Make a key and a signing request, and send it under `id`.
     AskForCertificate {
         attempt: Attempt,
         id: u64,
         because: Because,
     },
-    /// Verify, write and publish the certificate for the key of question `id`.
+    /// Verify, write and publish the certificate for the key of request `id`.
     Install {
         id: u64,
         reply: SignReply,
@@ -118,20 +117,20 @@ pub enum Effect {
     },
     /// The cluster's managers changed: keep them.
     KeepManagers(Vec<String>),
-    /// Keep on disk that this node is out for good.
+    /// Keep on disk that this node is permanently out.
     KeepTrouble(NodeTrouble),
-    /// Keep for the next incarnation that the certificate with this serial was called demoted.
+    /// Keep for the next incarnation that a peer called the certificate with this serial demoted.
     KeepDemoted(String),
     PublishWanted(ManagerWanted),
     PublishTrouble(Option<NodeTrouble>),
     PublishSession(Option<SessionStatus>),
     /// For the log.
-    Note(Note),
+    LogEvent(LogEvent),
 }
 
 /// Decisions worth a line in the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Note {
+pub enum LogEvent {
     SessionOpened { host: NodeId, addr: String },
     SessionLost { addr: String, why: String },
     DialFailed { addr: String, why: String },
@@ -140,7 +139,7 @@ pub enum Note {
     CertificateInForce { role: Role, serial: String },
 }
 
-/// The session in force, for the `ready` line and for whoever needs a manager to talk to.
+/// The session in force, for the `ready` line and for callers that need a manager's address.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct SessionStatus {
     pub host: NodeId,
@@ -148,7 +147,7 @@ pub struct SessionStatus {
     pub since: WallTime,
 }
 
-/// The last refusal that was met, for people.
+/// The last refusal received, for people.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct RefusalSeen {
     pub from: String,
@@ -157,7 +156,7 @@ pub struct RefusalSeen {
     pub at: WallTime,
 }
 
-/// What an agent starts from.
+/// The initial state of an agent.
 #[derive(Clone, Debug)]
 pub struct Start {
     pub certificate: CertificateFacts,
@@ -166,7 +165,7 @@ pub struct Start {
     pub seeds: Vec<String>,
     pub seed: u64,
     /// A peer called this certificate demoted before this incarnation began.
-    pub told_demoted: bool,
-    /// This node was told for good that it is out.
+    pub demotion_reported: bool,
+    /// The final refusal of this node, if any.
     pub ended: Option<NodeTrouble>,
 }

@@ -1,4 +1,4 @@
-//! What a host that lies can do to an agent, and what it cannot.
+//! What a lying host can do to an agent, and what it cannot.
 
 use super::tests::*;
 use super::*;
@@ -13,7 +13,7 @@ fn an_impossible_revision_is_forgotten() {
     w.lose();
     w.open();
     w.show(view(9, Role::Manager, 9));
-    assert_eq!(w.agent.need(w.wall), None, "a host that lags is not believed");
+    assert_eq!(w.agent.need(w.wall), None, "a host that lags does not change the need");
     w.run_for(w.agent.config.forget_views / 2);
     w.open_if_lost();
     w.show(view(10, Role::Manager, 9));
@@ -30,8 +30,8 @@ fn the_hosts_certificate_must_vouch_for_an_incarnation() {
     w.vouched = Incarnation(1);
     w.open();
     w.show(AgentView { incarnation: Incarnation(u64::MAX), ..view(9, Role::Worker, 5) });
-    assert!(w.said(|e| matches!(e, Effect::HangUp { .. })));
+    assert!(w.has_effect(|e| matches!(e, Effect::HangUp { .. })));
     w.open();
     w.show(view(10, Role::Worker, 5));
-    assert!(w.agent.session().is_some(), "genuine hosts are not left for it");
+    assert!(w.agent.session().is_some(), "genuine hosts are not left because of it");
 }

@@ -1,4 +1,4 @@
-//! Claims about joining, with a scripted cluster and paused time.
+//! Tests of joining, with a scripted cluster and paused time.
 
 use std::sync::Mutex;
 
@@ -6,15 +6,15 @@ use muster_messages::{NodeId, RefusalReason, RequestId, Secret};
 
 use super::*;
 
-/// Answers tries in order, each for the address it names; records whom it was asked through.
+/// Answers attempts in order, each for the address it names; records the addresses tried.
 struct Script {
-    answers: Mutex<VecDeque<(&'static str, Result<Yes, No>)>>,
-    last: Result<Yes, No>,
+    answers: Mutex<VecDeque<(&'static str, Result<Acceptance, AttemptFailure>)>>,
+    last: Result<Acceptance, AttemptFailure>,
     asked: Mutex<Vec<(String, RequestId)>>,
 }
 
 impl Try for Script {
-    async fn attempt(&self, addr: &str, _: &JoinToken, request: &JoinRequest) -> Result<Yes, No> {
+    async fn attempt(&self, addr: &str, _: &JoinToken, request: &JoinRequest) -> Result<Acceptance, AttemptFailure> {
         self.asked.lock().unwrap().push((addr.to_owned(), request.request_id));
         let mut answers = self.answers.lock().unwrap();
         match answers.iter().position(|(a, _)| *a == addr) {
@@ -24,19 +24,19 @@ impl Try for Script {
     }
 }
 
-fn yes() -> Result<Yes, No> {
-    Ok(Yes { cert_pem: String::new(), root_pem: String::new(), managers: vec![] })
+fn acceptance() -> Result<Acceptance, AttemptFailure> {
+    Ok(Acceptance { cert_pem: String::new(), root_pem: String::new(), managers: vec![] })
 }
-fn broken(stage: JoinStage, text: &str) -> Result<Yes, No> {
-    Err(No { stage, why: Why::Broken(text.to_owned()) })
+fn broken(stage: JoinStage, text: &str) -> Result<Acceptance, AttemptFailure> {
+    Err(AttemptFailure { stage, why: FailureReason::Broken(text.to_owned()) })
 }
-fn judged(code: ErrorCode) -> Result<Yes, No> {
-    Err(No { stage: JoinStage::Token, why: Why::Judged(ErrorBody::new(code, "because")) })
+fn decided(code: ErrorCode) -> Result<Acceptance, AttemptFailure> {
+    Err(AttemptFailure { stage: JoinStage::Token, why: FailureReason::Decided(ErrorBody::new(code, "because")) })
 }
-fn turned(reason: RefusalReason, managers: &[&str]) -> Result<Yes, No> {
+fn turned(reason: RefusalReason, managers: &[&str]) -> Result<Acceptance, AttemptFailure> {
     let managers = managers.iter().map(|m| (*m).to_owned()).collect();
     let refusal = Refusal { reason, message: "because".to_owned(), managers, retry_after_ms: None };
-    Err(No { stage: JoinStage::Token, why: Why::Turned(refusal) })
+    Err(AttemptFailure { stage: JoinStage::Token, why: FailureReason::Rejected(refusal) })
 }
 
 fn join_request() -> JoinRequest {
@@ -53,13 +53,17 @@ fn join_request() -> JoinRequest {
     }
 }
 
-struct Told {
-    result: Result<Yes, JoinError>,
+struct Run {
+    result: Result<Acceptance, JoinError>,
     lines: Vec<String>,
     asked: Vec<(String, RequestId)>,
 }
 
-async fn tell(answers: Vec<(&'static str, Result<Yes, No>)>, last: Result<Yes, No>, addrs: &[&str]) -> Told {
+async fn run_join(
+    answers: Vec<(&'static str, Result<Acceptance, AttemptFailure>)>,
+    last: Result<Acceptance, AttemptFailure>,
+    addrs: &[&str],
+) -> Run {
     let script = Script { answers: Mutex::new(answers.into()), last, asked: Mutex::default() };
     let lines = Mutex::new(vec![]);
     let addrs: Vec<String> = addrs.iter().map(|a| (*a).to_owned()).collect();
@@ -67,16 +71,16 @@ async fn tell(answers: Vec<(&'static str, Result<Yes, No>)>, last: Result<Yes, N
     let config = JoinConfig::default();
     let progress = |p: &JoinProgress| lines.lock().unwrap().push(p.to_string());
     let result = seek(&script, &addrs, &token, join_request(), &config, progress).await;
-    Told { result, lines: lines.into_inner().unwrap(), asked: script.asked.into_inner().unwrap() }
+    Run { result, lines: lines.into_inner().unwrap(), asked: script.asked.into_inner().unwrap() }
 }
 
 #[tokio::test(start_paused = true)]
-async fn only_refusals_that_no_waiting_changes_end_a_join() {
+async fn only_permanent_refusals_end_a_join() {
     use ErrorCode as C;
     for code in [C::DigestMismatch, C::BadToken, C::TokenExpired, C::TokenUsedUp, C::Blocked] {
-        let told = tell(vec![], judged(code), &["a:1"]).await;
-        assert!(matches!(&told.result, Err(e @ JoinError::Refused(b)) if b.code == code && e.exit_status() == 6));
-        assert_eq!(told.asked.len(), 1);
+        let run = run_join(vec![], decided(code), &["a:1"]).await;
+        assert!(matches!(&run.result, Err(e @ JoinError::Refused(b)) if b.code == code && e.exit_status() == 6));
+        assert_eq!(run.asked.len(), 1);
     }
     for code in [
         C::NoQuorum,
@@ -87,21 +91,22 @@ async fn only_refusals_that_no_waiting_changes_end_a_join() {
         C::TooManyRequests,
         C::Internal,
     ] {
-        let told = tell(vec![("a:1", judged(code)), ("a:1", judged(code))], yes(), &["a:1"]).await;
-        assert!(told.result.is_ok(), "{code}");
-        assert_eq!(told.asked.len(), 3);
+        let run = run_join(vec![("a:1", decided(code)), ("a:1", decided(code))], acceptance(), &["a:1"]).await;
+        assert!(run.result.is_ok(), "{code}");
+        assert_eq!(run.asked.len(), 3);
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn each_change_of_stage_is_one_line_that_names_address_and_cause() {
+async fn each_stage_change_is_one_line_with_address_and_cause() {
     let refused = || broken(JoinStage::Connect, "cannot connect to a:1: connection refused");
     let mut answers = vec![("a:1", broken(JoinStage::Resolve, "no such host"))];
     answers.extend((0..200).map(|_| ("a:1", refused())));
-    answers.extend((0..50).map(|_| ("a:1", judged(ErrorCode::NoQuorum))));
-    let told = tell(answers, yes(), &["a:1"]).await;
-    // What lasts is said again now and then: whoever comes late sees that it goes on, and for how long.
-    let (reminders, lines): (Vec<_>, Vec<_>) = told.lines.into_iter().partition(|line| line.contains(" now)"));
+    answers.extend((0..50).map(|_| ("a:1", decided(ErrorCode::NoQuorum))));
+    let run = run_join(answers, acceptance(), &["a:1"]).await;
+    // A failure that lasts is reported again now and then: a late reader sees that it continues, and
+    // for how long.
+    let (reminders, lines): (Vec<_>, Vec<_>) = run.lines.into_iter().partition(|line| line.contains(" now)"));
     assert!((2..8).contains(&reminders.len()), "{reminders:?}");
     assert!(reminders[0].ends_with("connection refused (for 1 min now)"), "{reminders:?}");
     assert_eq!(
@@ -115,37 +120,39 @@ async fn each_change_of_stage_is_one_line_that_names_address_and_cause() {
     );
 }
 
-/// E41. The line names the time, which is another one at each try.
+/// E41. The line names the time, which differs at each attempt.
 #[tokio::test(start_paused = true)]
-async fn a_clock_that_is_wrong_is_one_line_however_often_it_is_met() {
-    let clock = |n: u32| Err(No { stage: JoinStage::Tls, why: Why::Clock(format!("the clock says {n}")) });
-    let told = tell((0..9).map(|n| ("a:1", clock(n))).collect(), yes(), &["a:1"]).await;
-    assert_eq!(told.lines[0], "joining through a:1: TLS: the clock says 0");
-    assert_eq!(told.lines.len(), 2, "and that it has joined: {:?}", told.lines);
+async fn wrong_clock_is_reported_in_one_line() {
+    let clock = |n: u32| {
+        Err(AttemptFailure { stage: JoinStage::Tls, why: FailureReason::Clock(format!("the clock says {n}")) })
+    };
+    let run = run_join((0..9).map(|n| ("a:1", clock(n))).collect(), acceptance(), &["a:1"]).await;
+    assert_eq!(run.lines[0], "joining through a:1: TLS: the clock says 0");
+    assert_eq!(run.lines.len(), 2, "and that it has joined: {:?}", run.lines);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_worker_leads_the_joiner_to_its_managers_in_the_same_round() {
-    let answers = vec![("w:1", turned(RefusalReason::NotAManager, &["m:1"])), ("m:1", yes())];
+    let answers = vec![("w:1", turned(RefusalReason::NotAManager, &["m:1"])), ("m:1", acceptance())];
     let started = tokio::time::Instant::now();
-    let told = tell(answers, broken(JoinStage::Connect, "x"), &["w:1"]).await;
-    assert!(told.result.is_ok());
+    let run = run_join(answers, broken(JoinStage::Connect, "x"), &["w:1"]).await;
+    assert!(run.result.is_ok());
     assert_eq!(started.elapsed(), Duration::ZERO);
-    let through: Vec<&str> = told.asked.iter().map(|(a, _)| a.as_str()).collect();
+    let through: Vec<&str> = run.asked.iter().map(|(a, _)| a.as_str()).collect();
     assert_eq!(through, ["w:1", "m:1"]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn every_retry_is_the_same_request_and_pauses_stay_under_the_cap() {
-    let answers = (0..100).map(|_| ("a:1", judged(ErrorCode::NoQuorum))).collect();
+async fn every_retry_sends_the_same_request_with_capped_pauses() {
+    let answers = (0..100).map(|_| ("a:1", decided(ErrorCode::NoQuorum))).collect();
     let started = tokio::time::Instant::now();
-    let told = tell(answers, yes(), &["a:1"]).await;
-    assert!(told.asked.iter().all(|(_, id)| *id == RequestId(77)));
+    let run = run_join(answers, acceptance(), &["a:1"]).await;
+    assert!(run.asked.iter().all(|(_, id)| *id == RequestId(77)));
     assert!(started.elapsed() <= Duration::from_secs(5) * 100);
 }
 
 #[tokio::test]
-async fn a_mangled_token_is_refused_before_anything_is_dialled_or_written() {
+async fn malformed_token_is_refused_before_any_dial_or_write() {
     let dir = tempfile::tempdir().unwrap();
     let memory = NodeMemory::new(muster_pki::IdentityStore::open(dir.path()).unwrap());
     let args = JoinArgs {

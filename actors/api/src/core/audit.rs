@@ -1,13 +1,13 @@
-//! What a request is to the audit log: its verb, its object, and whether the log may refuse it.
+//! How a request appears in the audit log: its verb, its object, and whether the log may refuse it.
 //!
-//! Only names and ids come from here (AUDIT-2): no body, no label, no argument of a command, and of a token its id.
+//! Only names and ids leave this file (AUDIT-2): no body, no label, no argument of a command; of a token, only its id.
 
 use muster_audit::{Class, Object, Outcome};
 use muster_messages::wire::{ActorsAsk, ActorsOf, KubeCall, LeaseRef, LeaseRequest, ReconcilerRequest, Request};
 use muster_messages::{ManagedKey, ObjectKey, ParticipantKey, Role, Tables, UserKind};
 use serde_json::Value;
 
-use super::authorize::{Kind, kind_of, takes_part};
+use super::authorize::{Kind, kind_of, participates};
 use super::resolve::resolve;
 
 /// A request as the log shows it.
@@ -18,13 +18,13 @@ pub struct Audited {
     pub object: Object,
 }
 
-/// By this replica, if there is one: names become ids as long as the object is there.
+/// Uses this replica, if there is one: names become ids while the object exists.
 pub fn audited(request: &Request, tables: Option<&Tables>) -> Audited {
     let (verb, object) = described(request, tables);
     Audited { class: class_of(request, tables), verb, object }
 }
 
-/// How a request ended that was answered without an error.
+/// The outcome of a request that was answered without an error.
 pub fn outcome_of(request: &Request, answer: &str) -> Outcome {
     let takes_time =
         matches!(request, Request::SetRole { .. } | Request::CertRotate { .. } | Request::CertRevoke { .. });
@@ -32,7 +32,7 @@ pub fn outcome_of(request: &Request, answer: &str) -> Outcome {
     if takes_time && !unchanged() { Outcome::Accepted } else { Outcome::Done }
 }
 
-/// The id of the token that an answer shows, beside its secret.
+/// The id of the token that an answer contains, next to its secret.
 pub fn token_of(request: &Request, answer: &str) -> Option<String> {
     let shows_one = matches!(
         request,
@@ -48,10 +48,10 @@ pub fn token_of(request: &Request, answer: &str) -> Option<String> {
 fn class_of(request: &Request, tables: Option<&Tables>) -> Class {
     match request {
         Request::TokenShow { .. } => Class::Secret,
-        // What holds the cluster together goes on, whatever becomes of the log.
+        // Requests that keep the cluster together pass whatever the state of the log.
         Request::TransferLeader { .. } | Request::Actors { .. } if kind_of(request) != Kind::Actors => Class::Vital,
         Request::Lease(request) => class_of_lease(request),
-        Request::Reconciler(request) if takes_part(request) => Class::Vital,
+        Request::Reconciler(request) if participates(request) => Class::Vital,
         Request::Kube(call) => class_of_kube(call, tables),
         _ if kind_of(request) == Kind::Write => Class::Change,
         _ => Class::Read,
@@ -67,7 +67,8 @@ fn class_of_lease(request: &LeaseRequest) -> Class {
     }
 }
 
-/// Clients renew by writing the lease again: as many lines as heartbeats. What changes a holder is none of those.
+/// Clients renew by writing the lease again: that would be as many lines as heartbeats. A change of holder is not a
+/// renewal.
 fn class_of_kube(call: &KubeCall, tables: Option<&Tables>) -> Class {
     match call.method.as_str() {
         "GET" | "HEAD" => Class::Read,
@@ -98,15 +99,15 @@ struct KubePath {
 /// `/apis/GROUP/VERSION/namespaces/NAMESPACE/RESOURCE/NAME`, or `/api/v1/…`.
 fn kube_path(target: &str) -> KubePath {
     let path = target.split('?').next().unwrap_or_default();
-    let mut words = path.trim_matches('/').split('/').map(str::to_owned);
-    let skipped = if words.next().as_deref() == Some("apis") { 2 } else { 1 };
-    let mut words = words.skip(skipped);
-    let Some(first) = words.next() else { return KubePath::default() };
+    let mut segments = path.trim_matches('/').split('/').map(str::to_owned);
+    let skipped = if segments.next().as_deref() == Some("apis") { 2 } else { 1 };
+    let mut segments = segments.skip(skipped);
+    let Some(first) = segments.next() else { return KubePath::default() };
     if first != "namespaces" {
-        return KubePath { resource: Some(first), namespace: None, name: words.next() };
+        return KubePath { resource: Some(first), namespace: None, name: segments.next() };
     }
-    let namespace = words.next();
-    KubePath { resource: words.next(), namespace, name: words.next() }
+    let namespace = segments.next();
+    KubePath { resource: segments.next(), namespace, name: segments.next() }
 }
 
 fn described(request: &Request, tables: Option<&Tables>) -> (String, Object) {
@@ -127,7 +128,7 @@ fn described(request: &Request, tables: Option<&Tables>) -> (String, Object) {
         Request::NodeRename { node: of, .. } => ("node.rename", node(of)),
         Request::TokenCreate { role, .. } => ("token.create", Object::named("token", role)),
         Request::TokenList => ("token.list", cluster()),
-        // What is no token's id may be a token.
+        // Text that is not the id of a token may be a token itself.
         Request::TokenRevoke { id } => {
             let known = tables.is_some_and(|tables| tables.tokens.contains_key(id));
             ("token.revoke", Object { kind: "token", id: known.then(|| id.clone()), name: None })
@@ -157,7 +158,7 @@ fn described(request: &Request, tables: Option<&Tables>) -> (String, Object) {
         Request::Actors { node: of, ask } => return described_actors(of, ask),
         Request::Events { .. } => ("events", cluster()),
         Request::Contact => ("contact", cluster()),
-        Request::Portion { of, fresh, .. } => return described(&of.whole(*fresh), tables),
+        Request::Page { of, fresh, .. } => return described(&of.whole(*fresh), tables),
         Request::OpenAdmission => ("recovery.open", cluster()),
         Request::Lease(request) => described_lease(request),
         Request::Reconciler(request) => described_reconciler(request),

@@ -45,20 +45,20 @@ fn nodes_are_named_by_id_and_name_where_they_are_known() {
 }
 
 #[test]
-fn tokens_are_named_by_their_ids_alone() {
+fn audit_names_tokens_only_by_id() {
     let tables = tables();
     let show = audited(&Request::TokenShow { role: Role::Worker }, Some(&tables));
     assert_eq!((show.class, show.object.id.as_deref()), (Class::Secret, Some("default-worker")));
     let revoke = |id: &str| audited(&Request::TokenRevoke { id: id.to_owned() }, Some(&tables)).object.id;
     assert_eq!(revoke("default-worker").as_deref(), Some("default-worker"));
-    assert_eq!(revoke("s3cret"), None, "what is no id may be the token itself");
+    assert_eq!(revoke("s3cret"), None, "text that is not an id may be the token itself");
     let create = Request::TokenCreate { role: Role::Worker, ttl_ms: None, uses: None };
     assert_eq!(token_of(&create, r#"{"id":"t7","token":"MSTR-1-x-y"}"#).as_deref(), Some("t7"));
     assert_eq!(token_of(&Request::TokenList, r#"{"id":"t7"}"#), None);
 }
 
 #[test]
-fn leadership_leases_and_looks_are_never_held_up_by_the_log() {
+fn audit_log_never_delays_leadership_leases_and_inspection() {
     let lease = LeaseRef { namespace: "default".to_owned(), name: "l".to_owned() };
     let session = muster_messages::SessionId(1);
     let acquire = LeaseRequest::Acquire { lease: lease.clone(), holder: "h".to_owned(), session, duration_ms: 1 };
@@ -106,7 +106,7 @@ fn kubernetes_renewals_are_reads_and_takeovers_are_not() {
 }
 
 #[test]
-fn what_takes_its_time_is_accepted_and_what_changes_nothing_is_done() {
+fn slow_requests_are_accepted_and_no_change_requests_are_done() {
     let request = Request::SetRole { node: "n4".to_owned(), role: Role::Manager };
     assert_eq!(outcome_of(&request, r#"{"changed":true}"#), Outcome::Accepted);
     assert_eq!(outcome_of(&request, r#"{"changed":false}"#), Outcome::Done);

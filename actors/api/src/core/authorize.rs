@@ -1,11 +1,11 @@
-//! Who may ask what.
+//! Authorization of requests.
 //!
-//! Keeps  API-1  what changes the cluster needs an operator: the admin socket of a manager, or an operator's certificate.
-//!        RIGHTS-1  an access token allows what its user could do when it was made and can still do, no more (from
-//!               `IDENTITY_LEVEL` on).
-//!        RIGHTS-2  a read-only operator reads what an operator reads but secrets, and changes nothing.
-//!        API-2  a node reads; it changes nothing but its own session's affairs, which do not pass here, and leases, locks and
-//!               config maps of the namespaces that nodes were granted.
+//! Invariants  API-1  a change of the cluster needs an operator: the admin socket of a manager, or an operator's certificate.
+//!             RIGHTS-1  an access token allows only what its user could do when it was created and can still do (from
+//!                    `IDENTITY_LEVEL` on).
+//!             RIGHTS-2  a read-only operator reads what an operator reads except secrets, and changes nothing.
+//!             API-2  a node reads; it changes only its own session's state, which does not pass through here, and leases,
+//!                    locks and config maps of the namespaces that nodes were granted.
 
 use muster_messages::wire::{ActorsAsk, LeaseRef, LeaseRequest, ReconcilerRequest, Request};
 use muster_messages::{
@@ -13,29 +13,29 @@ use muster_messages::{
     is_dns_label, is_dns_subdomain,
 };
 
-/// What a request does, which decides who may ask it and where it is answered.
+/// What a request does. Decides who may send it and where it is answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Reads that the local copy may answer without quorum, marked stale.
+    /// Reads that the local replica may answer without quorum, marked stale.
     StaleableRead,
-    /// Reads that need quorum.
+    /// Reads that need a quorum.
     Read,
     /// Changes of the cluster.
     Write,
-    /// Reads secrets (join tokens).
+    /// Reads of secrets (join tokens).
     SecretRead,
-    /// Reads that only the leader can answer: its clock counts.
+    /// Reads that only the leader can answer, by its clock.
     LeaderRead,
-    /// Looks into or pokes processes.
+    /// Reads of processes.
     Actors,
     /// Restarts or crashes actors.
-    ActorsPoke,
+    ActorsAdmin,
 }
 
 /// The kind of a request.
 pub fn kind_of(request: &Request) -> Kind {
     match request {
-        Request::Portion { of, fresh, .. } => kind_of(&of.whole(*fresh)),
+        Request::Page { of, fresh, .. } => kind_of(&of.whole(*fresh)),
         Request::Status { .. }
         | Request::NodeList { .. }
         | Request::NodeInspect { .. }
@@ -52,7 +52,7 @@ pub fn kind_of(request: &Request) -> Kind {
             LeaseRequest::List { .. } | LeaseRequest::Get { .. } | LeaseRequest::Guards | LeaseRequest::Renew { .. },
         ) => Kind::LeaderRead,
         Request::Actors { ask: ActorsAsk::Tree | ActorsAsk::Inspect { .. }, .. } => Kind::Actors,
-        Request::Actors { .. } => Kind::ActorsPoke,
+        Request::Actors { .. } => Kind::ActorsAdmin,
         Request::SetRole { .. }
         | Request::NodeRemove { .. }
         | Request::NodeUpdate { .. }
@@ -78,31 +78,31 @@ fn reads(request: &ReconcilerRequest) -> bool {
     right_to_reconcile(request) == Right::Read
 }
 
-/// What a participant, candidate or runner asks on its own behalf: which of them it may speak for is judged where the
-/// state is, by the leases they hold.
-pub(super) fn takes_part(request: &ReconcilerRequest) -> bool {
-    right_to_reconcile(request) == Right::TakePart
+/// Requests that a participant, candidate or runner makes on its own behalf. `on_behalf` checks which of them the caller
+/// may act for, by the leases they hold.
+pub(super) fn participates(request: &ReconcilerRequest) -> bool {
+    right_to_reconcile(request) == Right::Participate
 }
 
-/// What a caller must be allowed for a request. A request of a new kind is placed here, where no other match hides it.
+/// The right that a request needs. A new kind of request gets its right here; no other match hides it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Right {
-    /// What everybody with an identity may ask.
+    /// Requests open to every identity.
     Identity,
-    /// Reads of the cluster, for operators and for nodes.
+    /// Reads of the cluster, for operators and nodes.
     Read,
     /// Reads that no node needs.
     OperatorRead,
-    /// Reads what lets somebody in: join tokens; and a backup, which holds everything.
+    /// Reads of what grants access (join tokens), and the backup, which holds everything.
     Secrets,
-    /// Reads of leases: of which, is judged where the state is, see [`may_touch`].
+    /// Reads of leases; [`may_access`] checks which ones.
     LeaseRead,
-    /// Writes of leases and objects: see [`may_touch`] and [`may_write`].
+    /// Writes of leases and objects: see [`may_access`] and [`may_write`].
     LeaseWrite,
-    /// What a participant, candidate or runner asks on its own behalf: for whom it may speak is judged where the state is, by the
-    /// leases it holds.
-    TakePart,
-    /// Changes the cluster, or a process.
+    /// Requests that a participant, candidate or runner makes on its own behalf; `on_behalf` checks for whom the caller
+    /// may act, by the leases it holds.
+    Participate,
+    /// Changes the cluster or a process.
     Change,
 }
 
@@ -110,7 +110,7 @@ pub enum Right {
 pub fn right_to(request: &Request) -> Right {
     match request {
         Request::Status { .. } | Request::Contact => Right::Identity,
-        Request::Portion { of, fresh, .. } => right_to(&of.whole(*fresh)),
+        Request::Page { of, fresh, .. } => right_to(&of.whole(*fresh)),
         Request::NodeList { .. }
         | Request::NodeInspect { .. }
         | Request::NodeWatch { .. }
@@ -140,7 +140,7 @@ pub fn right_to(request: &Request) -> Right {
             | LeaseRequest::Release { .. } => Right::LeaseWrite,
             LeaseRequest::SetGuard { .. } => Right::Change,
         },
-        // Only writes travel so.
+        // Only writes are forwarded as this request.
         Request::Kube(_) => Right::LeaseWrite,
         Request::Reconciler(request) => right_to_reconcile(request),
         Request::SetRole { .. }
@@ -180,9 +180,11 @@ fn right_to_reconcile(request: &ReconcilerRequest) -> Right {
         | R::Step { .. }
         | R::Wave { .. }
         | R::Progress { .. }
-        | R::RaiseLevel { .. } => Right::TakePart,
-        // Managers bring the built-in ones; which node is a manager is judged where the state is: see `reserved`.
-        R::Apply { definitions, .. } if definitions.iter().all(|d| d.reconciler == LEVEL_RECONCILER) => Right::TakePart,
+        | R::RaiseLevel { .. } => Right::Participate,
+        // Managers supply the built-in definitions; `reserved` checks which node is a manager.
+        R::Apply { definitions, .. } if definitions.iter().all(|d| d.reconciler == LEVEL_RECONCILER) => {
+            Right::Participate
+        }
         R::Apply { .. }
         | R::Pause { .. }
         | R::Finalize { .. }
@@ -199,58 +201,59 @@ fn right_to_reconcile(request: &ReconcilerRequest) -> Right {
 }
 
 /// Whether a caller has a right.
-fn has(caller: &Principal, right: Right) -> bool {
+fn has_right(caller: &Principal, right: Right) -> bool {
     use Right as R;
     match caller {
         Principal::Operator | Principal::Admin(_) => true,
         Principal::Reader(_) => matches!(right, R::Identity | R::Read | R::OperatorRead | R::LeaseRead),
-        Principal::Node(_) => matches!(right, R::Identity | R::Read | R::LeaseRead | R::LeaseWrite | R::TakePart),
+        Principal::Node(_) => matches!(right, R::Identity | R::Read | R::LeaseRead | R::LeaseWrite | R::Participate),
         Principal::User(_) | Principal::Bearer { .. } => matches!(right, R::Identity | R::LeaseRead | R::LeaseWrite),
         Principal::Anonymous | Principal::Cluster => false,
     }
 }
 
-/// What somebody without identity is told.
-pub const NO_IDENTITY: &str = "this needs a certificate: see `muster user create`";
+/// The answer to a caller without an identity.
+pub const NO_IDENTITY: &str = "this request needs a certificate; see `muster user create`";
 
-/// Refuses what this caller may not ask. `managers` are named in the refusal.
+/// Refuses a request that this caller may not make. The refusal names `managers`.
 pub fn authorize(caller: &Principal, request: &Request, managers: &[String]) -> Result<(), ErrorBody> {
     let right = right_to(request);
-    if has(caller, right) {
+    if has_right(caller, right) {
         return Ok(());
     }
     if *caller == Principal::Anonymous {
         return Err(ErrorBody::new(ErrorCode::Unauthenticated, NO_IDENTITY));
     }
     let why = match (caller, right) {
-        (Principal::Reader(_), Right::Secrets) => "may not see this, for it holds secrets",
-        (Principal::Reader(_), _) => "may not do this, for it only reads",
+        (Principal::Reader(_), Right::Secrets) => "may not read this: it contains secrets",
+        (Principal::Reader(_), _) => "may not do this: it is read-only",
         _ => "may not do this",
     };
     let details = serde_json::json!({"managers": managers});
-    let near = managers.first().map(|m| format!(" (one is {m})")).unwrap_or_default();
+    let manager_hint = managers.first().map(|m| format!(" (one is {m})")).unwrap_or_default();
     Err(ErrorBody::new(
         ErrorCode::Forbidden,
         format!(
-            "{caller} {why}: it needs an operator's credential; run it on a manager{near}, or pass --identity with \
+            "{caller} {why}; an operator's credential is needed: run it on a manager{manager_hint}, or pass --identity with \
              a file from `muster user create NAME --admin`"
         ),
     )
     .with_details(&details))
 }
 
-/// Whether this caller may touch the leases, candidates and locks of a namespace.
-pub fn may_touch(tables: &Tables, caller: &Principal, namespace: &str) -> Result<(), ErrorBody> {
+/// Whether this caller may access the leases, candidates and locks of a namespace.
+pub fn may_access(tables: &Tables, caller: &Principal, namespace: &str) -> Result<(), ErrorBody> {
     let allowed = match caller {
         Principal::Operator | Principal::Admin(_) | Principal::Node(_) => true,
         Principal::Reader(name) => tables.users.get(name).is_some_and(|user| user.kind.reads_everything()),
-        // A user that was revoked since the connection was made has no namespace any more.
-        Principal::User(name) => user_may_touch(tables, name, namespace),
-        // RIGHTS-1. Neither what its user was given since the token was made, nor what its user has lost.
+        // A user that was revoked after the connection was made has no namespace left.
+        Principal::User(name) => user_may_access(tables, name, namespace),
+        // RIGHTS-1. Excludes namespaces that the user was given after the token was created, and those the user has
+        // lost.
         Principal::Bearer { user, token } => {
             let rights = tables.token_rights.get(token);
             rights.is_some_and(|rights| rights.kind.reads_everything() || names(&rights.namespaces, namespace))
-                && user_may_touch(tables, user, namespace)
+                && user_may_access(tables, user, namespace)
         }
         Principal::Anonymous | Principal::Cluster => false,
     };
@@ -263,18 +266,18 @@ pub fn may_touch(tables: &Tables, caller: &Principal, namespace: &str) -> Result
     Err(ErrorBody::new(
         ErrorCode::Forbidden,
         format!(
-            "{caller} may not touch the namespace {namespace}; `muster user create NAME --namespace {namespace}` grants it"
+            "{caller} may not access the namespace {namespace}; `muster user create NAME --namespace {namespace}` grants it"
         ),
     ))
 }
 
-fn user_may_touch(tables: &Tables, name: &Name, namespace: &str) -> bool {
+fn user_may_access(tables: &Tables, name: &Name, namespace: &str) -> bool {
     tables.users.get(name).is_some_and(|user| user.kind.reads_everything() || names(&user.namespaces, namespace))
 }
 
-/// Whether this caller changes nothing anywhere. A token whose user only reads now does so, too, and so does one that was made
-/// when its user only read.
-pub fn only_reads(tables: &Tables, caller: &Principal) -> bool {
+/// Whether this caller is read-only everywhere. A token is read-only if its user is now, or was when the token was
+/// created.
+pub fn caller_is_read_only(tables: &Tables, caller: &Principal) -> bool {
     let user_reads = |name: &Name| tables.users.get(name).is_some_and(|user| user.kind.is_read_only());
     match caller {
         Principal::Reader(_) => true,
@@ -292,23 +295,23 @@ fn names(namespaces: &[String], namespace: &str) -> bool {
     namespaces.iter().any(|own| own == namespace || own == "*")
 }
 
-/// The namespace that a node writes in whatever was granted.
+/// The namespace in which a node may write regardless of grants.
 pub fn own_namespace(node: NodeId) -> String {
     format!("node-{node}")
 }
 
-/// API-2, RIGHTS-2. Whether this caller may write in a namespace that it may touch. `granted`: the namespaces that all nodes
-/// write in, `*` for all of them. A manager's certificate is held to nothing here: it holds the root key. What members and runners live by is
-/// judged by who they are: see `speaks`.
+/// API-2, RIGHTS-2. Whether this caller may write in a namespace that it may access. `granted`: the namespaces in which
+/// all nodes may write, `*` for all of them. A manager's certificate is not restricted here: a manager holds the root
+/// key. For the leases and records of members and runners, `on_behalf` checks the caller's identity.
 pub fn may_write(tables: &Tables, granted: &[String], caller: &Principal, namespace: &str) -> Result<(), ErrorBody> {
-    if only_reads(tables, caller) {
+    if caller_is_read_only(tables, caller) {
         return Err(ErrorBody::forbidden(format!(
-            "{caller} only reads; to write in the namespace {namespace} it takes a user of that namespace: \
+            "{caller} is read-only; writing in the namespace {namespace} needs a user of that namespace: \
              `muster user create NAME --namespace {namespace}`"
         )));
     }
     let Principal::Node(id) = caller else { return Ok(()) };
-    let allowed = super::speaks::is_reserved(namespace)
+    let allowed = super::on_behalf::is_reserved(namespace)
         || granted.iter().any(|grant| grant == namespace || grant == "*")
         || namespace == own_namespace(*id)
         || tables.nodes.get(id).is_some_and(|node| node.role == Role::Manager);
@@ -326,13 +329,13 @@ pub fn may_write(tables: &Tables, granted: &[String], caller: &Principal, namesp
     ))
 }
 
-/// The names that Kubernetes allows: a DNS label for the namespace, a DNS subdomain for the lease (RFC 1123).
-pub fn lease_name_is_sane(lease: &LeaseRef) -> Result<(), ErrorBody> {
+/// Names that Kubernetes allows: a DNS label for the namespace, a DNS subdomain for the lease (RFC 1123).
+pub fn check_lease_name(lease: &LeaseRef) -> Result<(), ErrorBody> {
     if !is_dns_label(&lease.namespace) {
-        return Err(ErrorBody::invalid(format!("a namespace is {DNS_LABEL}")));
+        return Err(ErrorBody::invalid(format!("a namespace must be {DNS_LABEL}")));
     }
     if !is_dns_subdomain(&lease.name) {
-        return Err(ErrorBody::invalid(format!("a lease's name is up to 253 of {DNS_SUBDOMAIN}")));
+        return Err(ErrorBody::invalid(format!("a lease name must be at most 253 of {DNS_SUBDOMAIN}")));
     }
     Ok(())
 }

@@ -7,7 +7,7 @@ use muster_messages::{
 use super::*;
 
 #[test]
-fn a_node_reads_and_changes_nothing() {
+fn node_reads_but_changes_nothing() {
     let node = Principal::Node(NodeId::from_entropy(1));
     assert!(authorize(&node, &Request::NodeList { fresh: false }, &[]).is_ok());
     let refused = authorize(&node, &Request::TokenShow { role: Role::Manager }, &["m:1".into()]).unwrap_err();
@@ -46,27 +46,27 @@ fn a_node_writes_in_its_own_namespace_and_in_those_granted() {
         assert_eq!(may(&node, namespace), allowed, "{namespace}");
         assert!(may(&Principal::Node(manager), namespace) && may(&Principal::Operator, namespace));
     }
-    assert!(!may(&Principal::Node(NodeId::from_entropy(3)), "team-a"), "of which this copy knows nothing");
+    assert!(!may(&Principal::Node(NodeId::from_entropy(3)), "team-a"), "unknown to this replica");
     assert!(may_write(&tables, &["*".to_owned()], &node, "team-a").is_ok());
     let refused = may_write(&tables, &granted, &node, "team-a").unwrap_err();
     assert!(refused.code == ErrorCode::Forbidden && refused.message.contains("node_namespaces"), "{refused}");
 }
 
 #[test]
-fn nobody_without_identity_asks_anything() {
+fn caller_without_identity_is_refused() {
     let refused = authorize(&Principal::Anonymous, &Request::Contact, &[]).unwrap_err();
     assert_eq!(refused.code, ErrorCode::Unauthenticated);
 }
 
-const EVERYBODY: &[&str] = &["operator", "admin", "reader", "node", "user", "token"];
+const ALL_CALLERS: &[&str] = &["operator", "admin", "reader", "node", "user", "token"];
 const READERS: &[&str] = &["operator", "admin", "reader", "node"];
-const OPERATORS_WHO_READ: &[&str] = &["operator", "admin", "reader"];
+const READING_OPERATORS: &[&str] = &["operator", "admin", "reader"];
 const OPERATORS: &[&str] = &["operator", "admin"];
-/// Of namespaces that are judged elsewhere.
+/// For requests in namespaces that are checked elsewhere.
 const WRITERS: &[&str] = &["operator", "admin", "node", "user", "token"];
 const PARTICIPANTS: &[&str] = &["operator", "admin", "node"];
 
-/// Samples of an enum's variants, of which none is missing: a new one does not compile before it has its row.
+/// Samples of all variants of an enum: a new variant does not compile without its row.
 macro_rules! every {
     ($name:ident: $type:ident -> $row:ty { $($variant:ident => $rows:expr;)* }) => {
         fn $name() -> Vec<$row> {
@@ -106,8 +106,8 @@ every!(callers: Principal -> (&'static str, Principal) {
 });
 
 every!(requests: Request -> Row {
-    Status => one(Request::Status { fresh: false }, EVERYBODY);
-    Contact => one(Request::Contact, EVERYBODY);
+    Status => one(Request::Status { fresh: false }, ALL_CALLERS);
+    Contact => one(Request::Contact, ALL_CALLERS);
     NodeList => one(Request::NodeList { fresh: false }, READERS);
     NodeInspect => one(Request::NodeInspect { node: text(), fresh: true }, READERS);
     NodeWatch => one(Request::NodeWatch { node: text(), seen: 0, wait_ms: 0 }, READERS);
@@ -117,15 +117,15 @@ every!(requests: Request -> Row {
     CaShow => one(Request::CaShow, READERS);
     UserList => one(Request::UserList, READERS);
     Events => one(Request::Events { since: Revision(0), wait_ms: 0 }, READERS);
-    TokenList => one(Request::TokenList, OPERATORS_WHO_READ);
+    TokenList => one(Request::TokenList, READING_OPERATORS);
     TokenShow => one(Request::TokenShow { role: Role::Worker }, OPERATORS);
-    Portion => [
+    Page => [
         (ListOf::Nodes, READERS),
         (ListOf::Blocklist, READERS),
         (ListOf::Certificates, READERS),
         (ListOf::Users, READERS),
-        (ListOf::Tokens, OPERATORS_WHO_READ),
-    ].map(|(of, who)| (Request::Portion { of, page: Page::default(), fresh: false }, who)).to_vec();
+        (ListOf::Tokens, READING_OPERATORS),
+    ].map(|(of, who)| (Request::Page { of, page: Page::default(), fresh: false }, who)).to_vec();
     Actors => questions();
     Lease => leases();
     Reconciler => reconcilers();
@@ -164,10 +164,10 @@ fn questions() -> Vec<Row> {
 }
 
 every!(leases: LeaseRequest -> Row {
-    List => lease(LeaseRequest::List { namespace: None }, EVERYBODY);
-    Get => lease(LeaseRequest::Get { lease: l() }, EVERYBODY);
-    Watch => lease(LeaseRequest::Watch { lease: l(), seen: Revision(0), wait_ms: 0 }, EVERYBODY);
-    Guards => lease(LeaseRequest::Guards, EVERYBODY);
+    List => lease(LeaseRequest::List { namespace: None }, ALL_CALLERS);
+    Get => lease(LeaseRequest::Get { lease: l() }, ALL_CALLERS);
+    Watch => lease(LeaseRequest::Watch { lease: l(), seen: Revision(0), wait_ms: 0 }, ALL_CALLERS);
+    Guards => lease(LeaseRequest::Guards, ALL_CALLERS);
     Create => lease(LeaseRequest::Create { lease: l(), holder: None, duration_ms: None }, WRITERS);
     Update => lease(LeaseRequest::Update { lease: l(), revision: Revision(1), holder: None, duration_ms: None }, WRITERS);
     Delete => lease(LeaseRequest::Delete { lease: l() }, WRITERS);
@@ -277,7 +277,7 @@ every!(reconcilers: ReconcilerRequest -> Row {
 
 /// API-1, API-2, RIGHTS-2: every kind of request, by every kind of caller.
 #[test]
-fn every_request_is_for_those_it_is_placed_for() {
+fn every_request_is_limited_to_its_permitted_callers() {
     for (request, who) in requests() {
         for (name, caller) in callers() {
             let judged = authorize(&caller, &request, &["m:1".to_owned()]);
@@ -292,19 +292,19 @@ fn every_request_is_for_those_it_is_placed_for() {
         }
         if who.contains(&"reader") {
             let kind = kind_of(&request);
-            assert!(!matches!(kind, Kind::Write | Kind::ActorsPoke), "{request:?} is a {kind:?}");
+            assert!(!matches!(kind, Kind::Write | Kind::ActorsAdmin), "{request:?} is a {kind:?}");
         }
     }
 }
 
 #[test]
-fn a_read_only_operator_is_told_what_would_help() {
+fn read_only_operator_refusal_names_the_remedy() {
     let eye = Principal::Reader("eye".parse().unwrap());
-    let told = |request| authorize(&eye, &request, &[]).unwrap_err().message;
-    let secrets = told(Request::TokenShow { role: Role::Worker });
-    assert!(secrets.starts_with("read-only operator eye may not see this, for it holds secrets"), "{secrets}");
-    let changes = told(Request::TokenRotate { role: Role::Worker });
-    assert!(changes.starts_with("read-only operator eye may not do this, for it only reads"), "{changes}");
+    let refusal_text = |request| authorize(&eye, &request, &[]).unwrap_err().message;
+    let secrets = refusal_text(Request::TokenShow { role: Role::Worker });
+    assert!(secrets.starts_with("read-only operator eye may not read this: it contains secrets"), "{secrets}");
+    let changes = refusal_text(Request::TokenRotate { role: Role::Worker });
+    assert!(changes.starts_with("read-only operator eye may not do this: it is read-only"), "{changes}");
 }
 
 /// RIGHTS-2. By certificate or token, whatever namespaces its record has.
@@ -313,7 +313,7 @@ fn a_read_only_operator_reads_every_namespace_and_writes_none() {
     let name: Name = "eye".parse().unwrap();
     let mut tables = Tables::default();
     let eye = Principal::Reader(name.clone());
-    assert!(may_touch(&tables, &eye, "default").is_err(), "revoked");
+    assert!(may_access(&tables, &eye, "default").is_err(), "revoked");
     let user = User {
         name: name.clone(),
         kind: UserKind::ReadOnly,
@@ -325,7 +325,7 @@ fn a_read_only_operator_reads_every_namespace_and_writes_none() {
     };
     tables.users.insert(name.clone(), user);
     for namespace in ["default", "team-a", "*", muster_messages::MEMBERS_NAMESPACE] {
-        assert!(may_touch(&tables, &eye, namespace).is_ok(), "{namespace}");
+        assert!(may_access(&tables, &eye, namespace).is_ok(), "{namespace}");
         let granted = ["*".to_owned()];
         for caller in [eye.clone(), Principal::User(name.clone())] {
             let refused = may_write(&tables, &granted, &caller, namespace).unwrap_err();

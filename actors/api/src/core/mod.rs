@@ -1,19 +1,20 @@
-//! The API's decisions: who may ask what, which node a name means, and how the answers look. Values only.
+//! The API's decisions: who may make which request, which node a name means, and what the answers look like. Values
+//! only.
 
 mod audit;
 mod authorize;
 mod checks;
-mod portions;
+pub(crate) mod on_behalf;
+mod pages;
 pub(crate) mod reserved;
 mod resolve;
-pub(crate) mod speaks;
 mod views;
 
 pub use self::audit::{Audited, audited, outcome_of, token_of};
 pub use self::authorize::{
-    Kind, NO_IDENTITY, authorize, kind_of, lease_name_is_sane, may_touch, may_write, only_reads,
+    Kind, NO_IDENTITY, authorize, caller_is_read_only, check_lease_name, kind_of, may_access, may_write,
 };
-pub use self::checks::{labels_are_the_operators, lives_a_while};
-pub use self::portions::{portion, user};
-pub use self::resolve::{node_digest, node_of, node_ref_is_sane, resolve, resolve_firmly};
+pub use self::checks::{check_lifetime, check_removed_labels};
+pub use self::pages::{list_page, user};
+pub use self::resolve::{check_node_ref, node_digest, node_of, resolve, resolve_for_irreversible};
 pub use self::views::*;

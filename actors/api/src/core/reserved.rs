@@ -1,9 +1,10 @@
-//! What of release gates is the managers' own: the scope `muster`, and the reconciler whose gate raises the feature level.
+//! Requests about release gates that are reserved to the managers: the scope `muster`, and the reconciler whose gate
+//! raises the feature level.
 //!
-//! Keeps  API-3  nobody but a manager takes part in the managers' scope, stands for or runs its reconciler, or brings it a
-//!               definition; and nobody takes its gate away or forces it.
-//! Why not forced: whoever is below a forced floor is told to stop, and managers that stop may be the quorum. One that is in the
-//! way is upgraded, demoted or removed.
+//! Invariants  API-3  only a manager takes part in the managers' scope, campaigns for or runs its reconciler, or supplies a
+//!                    definition of it; no caller removes its gate or forces it.
+//! Why it may not be forced: participants below a forced floor must stop, and the managers that stop may be the quorum.
+//! A blocking manager is upgraded, demoted or removed.
 
 use muster_messages::wire::ReconcilerRequest;
 use muster_messages::{
@@ -11,27 +12,27 @@ use muster_messages::{
     candidates_scope, level_release,
 };
 
-/// Refuses what is not this caller's.
-pub fn judge(tables: &Tables, caller: &Principal, request: &ReconcilerRequest) -> Result<(), ErrorBody> {
+/// Refuses requests that are reserved to other callers.
+pub fn check(tables: &Tables, caller: &Principal, request: &ReconcilerRequest) -> Result<(), ErrorBody> {
     use ReconcilerRequest as R;
     let ours = |name: &String| name == LEVEL_RECONCILER;
     let name = match request {
         R::Apply { definitions, .. } => return definitions.iter().try_for_each(|d| defines(tables, caller, d)),
-        R::Announce { participant } => return takes_part(tables, caller, &participant.key),
+        R::Announce { participant } => return check_participation(tables, caller, &participant.key),
         R::RaiseLevel { .. } => LEVEL_RECONCILER,
         R::Step { name, .. } | R::Wave { name, .. } if ours(name) => name,
         R::Progress { progress } if ours(&progress.reconciler) => &progress.reconciler,
         R::MemberForget { scope, member } | R::MemberDrain { scope, member } if is_managers(scope) => {
             return Err(ErrorBody::forbidden(format!(
-                "{member} of {scope} is a manager of this cluster: it is forgotten 15 s after it has stopped; `muster node demote` makes it a worker, `muster node rm` removes it"
+                "{member} of {scope} is a manager of this cluster and is forgotten 15 s after it stops; `muster node demote` makes it a worker, `muster node rm` removes it"
             )));
         }
-        R::Leave { key } if is_managers(&key.scope) => return takes_part(tables, caller, key),
+        R::Leave { key } if is_managers(&key.scope) => return check_participation(tables, caller, key),
         R::Repair { name, epoch } if ours(name) => return repairs(tables, *epoch),
         R::ForceFloor { name, .. } | R::DeleteGate { name } | R::Delete { name } if ours(name) => {
             return Err(ErrorBody::forbidden(format!(
-                "{name} is built in: its gate keeps managers out that could not read what the others write; \
-                 `muster reconciler status {name}` says who is in the way: upgrade, demote or remove them"
+                "{name} is built in: its gate excludes managers that could not read what the others write; \
+                 `muster reconciler status {name}` lists the blocking managers: upgrade, demote or remove them"
             )));
         }
         _ => return Ok(()),
@@ -39,10 +40,10 @@ pub fn judge(tables: &Tables, caller: &Principal, request: &ReconcilerRequest) -
     if is_manager(tables, caller) {
         return Ok(());
     }
-    Err(ErrorBody::forbidden(format!("{name} is built in: only managers run it, and {caller} is none")))
+    Err(ErrorBody::forbidden(format!("{name} is built in: only managers run it, and {caller} is not a manager")))
 }
 
-/// An unreadable gate is repaired; a sound one does not go back below what managers have been told.
+/// An unreadable gate may be repaired; a readable one does not go below the level that managers already use.
 fn repairs(tables: &Tables, epoch: u64) -> Result<(), ErrorBody> {
     let Some(gate) = tables.reconcilers.gates.get(LEVEL_RECONCILER).filter(|gate| gate.is_readable()) else {
         return Ok(());
@@ -52,7 +53,7 @@ fn repairs(tables: &Tables, epoch: u64) -> Result<(), ErrorBody> {
         None => Ok(()),
         Some(entry) => Err(ErrorBody::forbidden(format!(
             "epoch {epoch} of {LEVEL_RECONCILER} has floor {}, below {}: managers of that level could not read what the others \
-             write by now; only a gate that cannot be read is repaired from it",
+             write now; only an unreadable gate is repaired from it",
             entry.floor, gate.now.floor
         ))),
     }
@@ -71,7 +72,7 @@ fn defines(tables: &Tables, caller: &Principal, definition: &Definition) -> Resu
     match (reconciler == LEVEL_RECONCILER, scope == MANAGERS_SCOPE) {
         (false, false) => Ok(()),
         (false, true) => Err(ErrorBody::forbidden(format!(
-            "the scope {scope} is the managers' own, and {LEVEL_RECONCILER} its only reconciler; take another scope"
+            "the scope {scope} is reserved to the managers, and {LEVEL_RECONCILER} is its only reconciler; use another scope"
         ))),
         (true, whole) => {
             let level = u32::try_from(release.triple.major).unwrap_or(u32::MAX);
@@ -80,21 +81,21 @@ fn defines(tables: &Tables, caller: &Principal, definition: &Definition) -> Resu
                 return Ok(());
             }
             Err(ErrorBody::forbidden(format!(
-                "{reconciler} is built in: managers bring its definitions; take another name"
+                "{reconciler} is built in: only managers supply its definitions; use another name"
             )))
         }
     }
 }
 
-/// A manager speaks for itself, with a lease: one without would never end by itself.
-fn takes_part(tables: &Tables, caller: &Principal, key: &ParticipantKey) -> Result<(), ErrorBody> {
+/// A manager acts for itself, with a lease: a record without a lease would never end by itself.
+fn check_participation(tables: &Tables, caller: &Principal, key: &ParticipantKey) -> Result<(), ErrorBody> {
     let itself = matches!(caller, Principal::Node(id) if id.to_string() == key.member) && !key.is_external();
     if !is_managers(&key.scope) || itself && is_manager(tables, caller) {
         return Ok(());
     }
     let scope = &key.scope;
     Err(ErrorBody::forbidden(format!(
-        "the scope {scope} is the managers' own: each takes part by itself; take another scope"
+        "the scope {scope} is reserved to the managers, and each registers itself; use another scope"
     )))
 }
 
@@ -144,7 +145,7 @@ mod tests {
         ReconcilerRequest::Announce { participant }
     }
 
-    /// Its gate was at level 2 once, and says 3 now, in a format of this number.
+    /// Its gate was at level 2 and is now at 3, in a format with this number.
     fn risen(format: u32) -> Tables {
         let entry = |epoch, level| GateEntry {
             epoch,
@@ -172,26 +173,26 @@ mod tests {
     }
 
     #[test]
-    fn a_gate_of_managers_that_can_be_read_is_not_repaired_to_a_lower_level() {
+    fn readable_managers_gate_is_not_repaired_to_a_lower_level() {
         let repair = |format, epoch| {
             let request = ReconcilerRequest::Repair { name: LEVEL_RECONCILER.to_owned(), epoch };
-            judge(&risen(format), &Principal::Operator, &request).map_err(|refused| refused.code)
+            check(&risen(format), &Principal::Operator, &request).map_err(|refused| refused.code)
         };
         assert_eq!(repair(GATE_FORMAT, 1), Err(ErrorCode::Forbidden));
-        assert_eq!(repair(GATE_FORMAT, 2), Ok(()), "of the same level");
-        assert_eq!(repair(GATE_FORMAT + 1, 1), Ok(()), "nothing else would help");
+        assert_eq!(repair(GATE_FORMAT, 2), Ok(()), "the same level");
+        assert_eq!(repair(GATE_FORMAT + 1, 1), Ok(()), "the only remedy");
     }
 
-    /// Who may, of: an operator, a manager's process, a worker's.
+    /// Whether it is allowed to: an operator, a manager's process, a worker's process.
     fn allowed(request: &ReconcilerRequest) -> [bool; 3] {
         [Principal::Operator, node(MANAGER), node(WORKER)].map(|caller| {
             let asked = wire::Request::Reconciler(request.clone());
-            authorize(&caller, &asked, &[]).and_then(|()| judge(&tables(), &caller, request)).is_ok()
+            authorize(&caller, &asked, &[]).and_then(|()| check(&tables(), &caller, request)).is_ok()
         })
     }
 
     #[test]
-    fn the_managers_scope_is_for_managers() {
+    fn managers_scope_is_reserved_to_managers() {
         let (none, manager, operator) = ([false; 3], [false, true, false], [true, false, false]);
         let level = LEVEL_RECONCILER;
         for (request, who) in [

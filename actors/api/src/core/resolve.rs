@@ -1,30 +1,30 @@
-//! Which node a person means: an id, a unique prefix of one, or a unique name.
+//! Resolves a node reference: an id, a unique prefix of one, or a unique name.
 //!
-//! Keeps  MEANT-1  what is the name of one node and the beginning of another's id names neither. Nodes choose their names:
-//!                 nobody is promoted for having taken that of eight digits in a list.
+//! Invariants  MEANT-1  a text that is the name of one node and the prefix of another's id names neither. Nodes choose their
+//!                      names: a node must not be promoted for having chosen the eight digits that a list shows for another.
 
 use std::sync::Arc;
 
 use muster_messages::wire::{ActorsOf, Request, encode_stored};
-use muster_messages::{ErrorBody, ErrorCode, NodeId, NodeRecord, SHORTEST_ID_PREFIX, Tables, request_digest};
+use muster_messages::{ErrorBody, ErrorCode, MIN_ID_PREFIX, NodeId, NodeRecord, Tables, request_digest};
 
-/// The shortest beginning of an id for what cannot be undone: as many digits as lists of events show.
-const FIRM_PREFIX: usize = 8;
+/// The shortest id prefix for irreversible operations: as many digits as lists of events show.
+const MIN_IRREVERSIBLE_PREFIX: usize = 8;
 /// The longest name of a node; ids are shorter.
-const LONGEST: usize = 63;
+const MAX_NODE_NAME_BYTES: usize = 63;
 
-/// Whether this can be a node's name, its id or the beginning of one.
-pub fn node_ref_is_sane(reference: &str) -> Result<(), ErrorBody> {
+/// Whether this can be a node's name, id or id prefix.
+pub fn check_node_ref(reference: &str) -> Result<(), ErrorBody> {
     let wrong = if reference.is_empty() {
         "it is empty".to_owned()
-    } else if reference.len() > LONGEST {
-        format!("it has {} bytes, at most {LONGEST} are allowed", reference.len())
+    } else if reference.len() > MAX_NODE_NAME_BYTES {
+        format!("it has {} bytes, at most {MAX_NODE_NAME_BYTES} are allowed", reference.len())
     } else if reference.chars().any(|c| c.is_whitespace() || c.is_control()) {
         format!("{reference:?} holds white space or control characters")
     } else {
         return Ok(());
     };
-    Err(ErrorBody::invalid(format!("no node can be called this: {wrong}; give an id, the beginning of one, or a name")))
+    Err(ErrorBody::invalid(format!("not a valid node reference: {wrong}; give an id, an id prefix, or a name")))
 }
 
 /// The node that a request names, if it names one.
@@ -46,45 +46,43 @@ pub fn node_of(request: &Request) -> Option<&str> {
 
 /// Stands for what this replica shows of a node. Never 0, and the same in every process that shows the same.
 pub fn node_digest(tables: &Tables, node: NodeId) -> u64 {
-    let shown = (tables.nodes.get(&node).map(|record| &**record), tables.seat_of(node));
+    let shown = (tables.nodes.get(&node).map(|record| &**record), tables.member_of(node));
     let bytes = encode_stored(&shown).unwrap_or_default();
     request_digest(&[&bytes]).max(1)
 }
 
 /// The node that `reference` names, for what cannot be undone: promotions, demotions, removals, new names. One wrong letter
 /// in a short beginning of an id is another node.
-pub fn resolve_firmly<'a>(tables: &'a Tables, reference: &str) -> Result<&'a Arc<NodeRecord>, ErrorBody> {
+pub fn resolve_for_irreversible<'a>(tables: &'a Tables, reference: &str) -> Result<&'a Arc<NodeRecord>, ErrorBody> {
     let node = resolve(tables, reference)?;
-    if node.name.as_str() == reference || reference.len() >= FIRM_PREFIX {
+    if node.name.as_str() == reference || reference.len() >= MIN_IRREVERSIBLE_PREFIX {
         return Ok(node);
     }
     Err(ErrorBody::invalid(format!(
-        "{reference:?} is the beginning of the id of {} ({}, {}); for this, give its name or at least {FIRM_PREFIX} digits of its id",
+        "{reference:?} is a prefix of the id of {} ({}, {}); give its name or at least {MIN_IRREVERSIBLE_PREFIX} digits of its id",
         node.name, node.id, node.addr
     )))
 }
 
 /// The node that `reference` names.
 pub fn resolve<'a>(tables: &'a Tables, reference: &str) -> Result<&'a Arc<NodeRecord>, ErrorBody> {
-    node_ref_is_sane(reference)?;
+    check_node_ref(reference)?;
     if let Ok(id) = reference.parse()
         && let Some(node) = tables.nodes.get(&id)
     {
         return Ok(node);
     }
-    let begins = |id: &NodeId| reference.len() >= SHORTEST_ID_PREFIX && id.as_str().starts_with(reference);
+    let begins = |id: &NodeId| reference.len() >= MIN_ID_PREFIX && id.as_str().starts_with(reference);
     let means = |node: &&Arc<NodeRecord>| node.name.as_str() == reference || begins(&node.id);
-    let meant: Vec<&Arc<NodeRecord>> = tables.nodes.values().filter(means).collect();
-    match meant.as_slice() {
+    let matching: Vec<&Arc<NodeRecord>> = tables.nodes.values().filter(means).collect();
+    match matching.as_slice() {
         [one] => Ok(one),
         [] => {
             let blocked = reference.parse().ok().and_then(|id| tables.blocklist.get(&id));
             let why = match blocked {
                 Some(b) => format!("; it was removed at {} and is blocked until {}", b.blocked_at, b.expires_at),
-                None if reference.len() < SHORTEST_ID_PREFIX => {
-                    format!(
-                        "; the beginning of an id has at least {SHORTEST_ID_PREFIX} digits (`muster node ls` lists the nodes)"
-                    )
+                None if reference.len() < MIN_ID_PREFIX => {
+                    format!("; an id prefix has at least {MIN_ID_PREFIX} digits (`muster node ls` lists the nodes)")
                 }
                 None => "; `muster node ls` lists them".to_owned(),
             };
@@ -94,7 +92,7 @@ pub fn resolve<'a>(tables: &'a Tables, reference: &str) -> Result<&'a Arc<NodeRe
             let ids: Vec<String> = many.iter().take(5).map(|n| format!("{} ({})", n.id, n.name)).collect();
             Err(ErrorBody::new(
                 ErrorCode::Invalid,
-                format!("{reference:?} means {} nodes: {}; give the whole id of one", many.len(), ids.join(", ")),
+                format!("{reference:?} matches {} nodes: {}; give the full id of one", many.len(), ids.join(", ")),
             ))
         }
     }
@@ -118,40 +116,40 @@ mod tests {
         Tables { nodes: named.iter().map(record).collect(), ..Tables::default() }
     }
 
-    fn meant(tables: &Tables, reference: &str) -> Result<NodeId, ErrorCode> {
+    fn matching(tables: &Tables, reference: &str) -> Result<NodeId, ErrorCode> {
         resolve(tables, reference).map(|node| node.id).map_err(|error| error.code)
     }
 
     #[test]
-    fn an_id_its_beginning_and_a_name_mean_a_node() {
+    fn node_is_found_by_id_prefix_and_name() {
         let tables = tables(&[(node(1), "a"), (node(2), "web-1")]);
         for (id, name) in [(node(1), "a"), (node(2), "web-1")] {
             for reference in [name, id.as_str(), &id.as_str()[..8]] {
-                assert_eq!(meant(&tables, reference), Ok(id), "{reference}");
+                assert_eq!(matching(&tables, reference), Ok(id), "{reference}");
             }
         }
-        assert_eq!(meant(&tables, "web"), Err(ErrorCode::NotFound), "no part of a name");
+        assert_eq!(matching(&tables, "web"), Err(ErrorCode::NotFound), "a name does not match by prefix");
         let short = resolve(&tables, &node(1).as_str()[..3]).unwrap_err();
         assert!(short.code == ErrorCode::NotFound && short.message.contains("at least 4"), "{short}");
     }
 
     #[test]
-    fn what_cannot_be_undone_takes_a_name_or_eight_digits() {
+    fn irreversible_operation_needs_a_name_or_eight_digits() {
         let tables = tables(&[(node(1), "a"), (node(2), "web-1")]);
-        let firm = |reference: &str| resolve_firmly(&tables, reference).map(|node| node.id);
+        let firm = |reference: &str| resolve_for_irreversible(&tables, reference).map(|node| node.id);
         let id = node(2);
         for reference in ["web-1", id.as_str(), &id.as_str()[..8]] {
             assert_eq!(firm(reference), Ok(id), "{reference}");
         }
-        assert_eq!(firm("a"), Ok(node(1)), "a short name is a name");
+        assert_eq!(firm("a"), Ok(node(1)), "short names match");
         let error = firm(&id.as_str()[..7]).unwrap_err();
         assert_eq!(error.code, ErrorCode::Invalid);
         assert!(error.message.contains("web-1") && error.message.contains("at least 8 digits"), "{error}");
     }
 
-    /// A node that reports what operators read in a list of another one.
+    /// A node whose name is what operators see in a list for another node.
     #[test]
-    fn a_name_that_is_the_beginning_of_anothers_id_stands_for_neither() {
+    fn name_equal_to_another_nodes_id_prefix_is_ambiguous() {
         let victim = node(7);
         for digits in [4, 8, 24] {
             let shadow = &victim.as_str()[..digits];
@@ -159,10 +157,10 @@ mod tests {
             let error = resolve(&tables, shadow).unwrap_err();
             assert_eq!(error.code, ErrorCode::Invalid);
             assert!(error.message.contains(victim.as_str()) && error.message.contains(node(9).as_str()), "{error}");
-            assert_eq!(meant(&tables, victim.as_str()), Ok(victim));
+            assert_eq!(matching(&tables, victim.as_str()), Ok(victim));
         }
-        // Its whole id is its own.
+        // Its whole id still names it.
         let tables = tables(&[(victim, "web-1"), (node(9), victim.as_str())]);
-        assert_eq!(meant(&tables, victim.as_str()), Ok(victim));
+        assert_eq!(matching(&tables, victim.as_str()), Ok(victim));
     }
 }

@@ -1,36 +1,37 @@
-//! The JSON shapes of the contract, built from one consistent copy of the replicated state.
+//! The JSON shapes of the contract, built from one consistent replica of the state.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use muster_messages::{
-    CertificateView, ClusterView, Condition, DuplicateView, Duplicated, Event, Liveness, MAX_NODE_LABEL_BYTES,
-    MAX_NODE_LABELS, MOST_DUPLICATES, Membership, Name, NodeCounts, NodeDoubts, NodeId, NodeListView, NodeManagerView,
-    NodeRecord, NodeView, PeerProblemKind, PeerProgress, QuorumView, RaftMemberView, RaftRole, RaftStatusView,
-    RaftView, Replica, Revision, Role, RoleView, SelfView, StatusView, Tables, Token, WaitReason, WallTime,
+    CertificateView, ClusterView, Condition, DuplicateView, Duplicated, Event, Liveness, MAX_DUPLICATES,
+    MAX_NODE_LABEL_BYTES, MAX_NODE_LABELS, Membership, Name, NodeCounts, NodeDoubts, NodeId, NodeListView,
+    NodeManagerView, NodeRecord, NodeView, PeerProblemKind, PeerProgress, QuorumView, RaftMemberView, RaftRole,
+    RaftStatusView, RaftView, Replica, Revision, Role, RoleView, SelfView, StatusView, Tables, Token, WaitReason,
+    WallTime,
 };
 use muster_store::MAX_EVENTS;
 use serde_json::{Value, json};
 
-use super::portions::{blocked, certificate};
+use super::pages::{blocked, certificate};
 
-/// A peer that acknowledged within this long counts as reachable: two and a half election timeouts, so that a
-/// busy machine is not shown as a lost one.
-const REACHABLE_WITHIN: Duration = Duration::from_millis(1500);
+/// A peer that acknowledged within this time counts as reachable: two and a half election timeouts, so that a busy
+/// machine is not shown as lost.
+const REACHABLE_TIMEOUT: Duration = Duration::from_millis(1500);
 
 /// What an answer is built from.
 pub struct Source<'a> {
     pub replica: &'a Replica,
-    /// From the role manager; empty where this process does not lead.
+    /// From the role manager; empty unless this process leads.
     pub roles: &'a RoleView,
-    /// The node that answers.
+    /// The answering node.
     pub this: NodeId,
-    /// Managers with a live mesh session, for copies without a leader.
+    /// Managers with a live mesh session, for replicas without a leader.
     pub peers: &'a BTreeSet<NodeId>,
-    /// From the dispatcher; empty where this process does not lead.
+    /// From the dispatcher; empty unless this process leads.
     pub doubts: &'a NodeDoubts,
-    /// `Some`: answered from the local copy without quorum; the time it was last known good.
+    /// `Some`: answered from the local replica without quorum; the time at which it was last current.
     pub stale: Option<WallTime>,
 }
 
@@ -43,23 +44,23 @@ impl Source<'_> {
         self.replica.raft.progress.iter().find(|p| p.node == Some(node))
     }
 
-    /// Whether a manager answers, as far as this copy can tell.
+    /// Whether a manager is reachable, as far as this replica can tell.
     fn reachable(&self, node: NodeId) -> bool {
         if node == self.this {
             return true;
         }
         if self.replica.raft.role == RaftRole::Leader {
-            return self.progress(node).is_some_and(|p| p.answers_within(REACHABLE_WITHIN));
+            return self.progress(node).is_some_and(|p| p.answers_within(REACHABLE_TIMEOUT));
         }
         self.peers.contains(&node) && !self.replica.raft.silent.contains(&node)
     }
 
     /// NODE of the contract.
     pub fn node(&self, record: &NodeRecord) -> NodeView {
-        let seat = self.tables().seat_of(record.id);
+        let raft_member = self.tables().member_of(record.id);
         let leader = self.replica.raft.leader_node;
         let certificate = record.certificate.as_ref();
-        let (labels, labels_left_out) = shown_labels(self.tables().labels_of(record));
+        let (labels, labels_left_out) = limited_labels(self.tables().labels_of(record));
         NodeView {
             id: record.id,
             name: record.name.clone(),
@@ -73,8 +74,8 @@ impl Source<'_> {
             state_since: record.liveness_since,
             stale: self.stale.is_some() || self.doubts.unconfirmed.contains(&record.id),
             membership: self.tables().membership_of(record.id),
-            manager: seat.map(|seat| NodeManagerView {
-                raft_id: seat.raft_id,
+            manager: raft_member.map(|raft_member| NodeManagerView {
+                raft_id: raft_member.raft_id,
                 leader: leader == Some(record.id),
                 reachable: self.reachable(record.id),
             }),
@@ -97,7 +98,7 @@ impl Source<'_> {
             kind: "duplicate_identity".to_owned(),
             reason: WaitReason::DuplicateIdentity,
             message: format!(
-                "these processes use its identity: {}; stop the one on the copied data directory, empty that, and join it as a \
+                "these processes use its identity: {}; stop the one on the copied data directory, empty that directory, and join it as a \
                  node of its own",
                 duplicated.named()
             ),
@@ -107,7 +108,7 @@ impl Source<'_> {
         conditions.extend(self.doubts.no_contact.get(&node).filter(|_| record.liveness == Liveness::Ready).map(
             |since| {
                 let message =
-                    "its connection is gone; it is called down when its heartbeats have been missed for long enough";
+                    "its connection is lost; it is reported down once its heartbeats have been missing for long enough";
                 condition("contact", WaitReason::NoContact, message.to_owned(), *since)
             },
         ));
@@ -115,10 +116,10 @@ impl Source<'_> {
         conditions.extend(reported.map(|reported| {
             let holder = self.tables().mistaken_for(&reported.name, Some(node)).map(|other| self.name(other));
             let message = match holder {
-                Some(other) => format!("it calls itself {}, which stands for {other}", reported.name),
+                Some(other) => format!("it reports the name {}, which belongs to {other}", reported.name),
                 None => {
                     let (id, name) = (short(node), &reported.name);
-                    format!("it calls itself {name}; to take that over: `muster node rename {id} {name}`")
+                    format!("it reports the name {name}; to adopt it: `muster node rename {id} {name}`")
                 }
             };
             condition("name", WaitReason::ReportedNameDiffers, message, reported.named_at)
@@ -141,7 +142,7 @@ impl Source<'_> {
             since: what.since,
             processes: what.processes.clone(),
         };
-        self.doubts.duplicates.iter().take(MOST_DUPLICATES).map(view).collect()
+        self.doubts.duplicates.iter().take(MAX_DUPLICATES).map(view).collect()
     }
 
     fn name(&self, id: NodeId) -> Name {
@@ -155,7 +156,7 @@ impl Source<'_> {
         NodeListView { revision: self.tables().revision, stale: self.stale.is_some(), as_of: self.stale, items }
     }
 
-    /// The voters that do not answer.
+    /// The unreachable voters.
     pub fn missing(&self) -> Vec<NodeId> {
         let voters = self.tables().members.values().filter(|m| m.voter);
         voters.map(|m| m.node).filter(|node| !self.reachable(*node)).collect()
@@ -258,9 +259,9 @@ fn short(id: NodeId) -> String {
     id.as_str()[..8].to_owned()
 }
 
-/// The labels that a view of one node carries, and how many it leaves out: one node must not make a list of all too long.
-/// What feature level 3 allows fits; a state of before may hold more.
-fn shown_labels(mut labels: BTreeMap<String, String>) -> (BTreeMap<String, String>, usize) {
+/// The labels that a view of one node carries, and how many it omits: one node must not make a list too long. What
+/// feature level 3 allows fits; an older state may hold more.
+fn limited_labels(mut labels: BTreeMap<String, String>) -> (BTreeMap<String, String>, usize) {
     let (all, mut bytes) = (labels.len(), 0);
     if all > 2 * MAX_NODE_LABELS || size(&labels) > 2 * MAX_NODE_LABEL_BYTES {
         let mut shown = 0;
@@ -287,8 +288,8 @@ pub fn event(event: &Event) -> Value {
     })
 }
 
-/// Events after `since`, oldest first, as many as `bytes` hold. `revision` is where the next page begins; `more`: there are
-/// later ones already. `incomplete_before`: of some kinds, events before that revision are no longer kept.
+/// Events after `since`, oldest first, as many as fit in `bytes`. `revision`: where the next page begins; `more`: later
+/// events exist already. `incomplete_before`: events of some kinds before that revision are no longer kept.
 pub fn events_page(tables: &Tables, since: Revision, bytes: usize) -> Value {
     let mut newer: Vec<&Arc<Event>> = tables.events_after(since).collect();
     newer.reverse();
@@ -317,7 +318,7 @@ pub fn events_page(tables: &Tables, since: Revision, bytes: usize) -> Value {
     page
 }
 
-/// Adds a page to what was read before it, and says where the next one begins, if there is one.
+/// Appends a page to the pages before it, and returns where the next one begins, if there is one.
 pub fn events_joined(whole: Option<Value>, mut page: Value) -> (Value, Option<u64>) {
     let next = page.as_object_mut().and_then(|page| page.remove("more")).and_then(|_| page["revision"].as_u64());
     let Some(mut whole) = whole else { return (page, next) };
@@ -337,6 +338,6 @@ pub fn token_listed(token: &Token) -> Value {
 }
 
 /// A token as `token create` and `token show` print it.
-pub fn token_shown(token: &Token, text: &str) -> Value {
+pub fn token_with_text(token: &Token, text: &str) -> Value {
     json!({"id": token.id, "role": token.role, "token": text, "expires_at": token.expires_at, "uses_left": token.uses_left})
 }

@@ -6,17 +6,17 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex, split};
 use super::{Network, serve_http};
 use crate::tests::World;
 
-/// The answer to a request whose body is this long, from a server that reads no faster than it likes. Python's client reads
+/// The answer to a request with a body of this length, from a server that reads at its own pace. Python's client reads
 /// nothing before it has written everything.
 async fn answer_to(target: &str, length: usize) -> String {
     let (client, server) = duplex(4 * 1024);
-    // Kept: without it the manager's ports are gone, and a request ends with that.
+    // Kept alive: without it the manager's ports are gone and the request fails because of that.
     let world = World::new();
     tokio::spawn(serve_http(world.service.clone(), Principal::Operator, Network::default(), server));
     let (mut reads, mut writes) = split(client);
     let head = format!("POST {target} HTTP/1.1\r\nhost: n1\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n");
-    writes.write_all(head.as_bytes()).await.expect("the head is read");
-    writes.write_all(&vec![b' '; length]).await.expect("the body is read to its end");
+    writes.write_all(head.as_bytes()).await.expect("the server reads the head");
+    writes.write_all(&vec![b' '; length]).await.expect("the server reads the whole body");
     let mut answer = String::new();
     reads.read_to_string(&mut answer).await.expect("an answer");
     answer
@@ -32,7 +32,7 @@ async fn body_beyond_the_limit_is_read_and_refused() {
     }
 }
 
-/// One that claims more than it sends waits for its answer.
+/// A client that announces more than it sends waits for its answer.
 #[tokio::test(start_paused = true)]
 async fn body_that_stops_beyond_the_limit_is_refused() {
     let (client, server) = duplex(4 * 1024);
@@ -47,8 +47,8 @@ async fn body_that_stops_beyond_the_limit_is_refused() {
 }
 
 #[tokio::test]
-async fn config_maps_may_be_as_large_as_they_are_kept() {
-    // Blanks are no config map; they are read, though.
+async fn config_map_bodies_may_have_the_largest_stored_size() {
+    // Blanks are not a config map, but they are read.
     let maps = answer_to("/api/v1/namespaces/default/configmaps", 300 * 1024).await;
     assert!(maps.starts_with("HTTP/1.1 400 "), "{maps}");
     let leases = answer_to("/apis/coordination.k8s.io/v1/namespaces/default/leases", 300 * 1024).await;

@@ -1,5 +1,5 @@
-//! Definitions of reconcilers as people write them: the document that `muster reconciler apply` reads from files, and that
-//! `POST /v1/reconcilers` takes as JSON.
+//! Definitions of reconcilers as people write them: the document that `muster reconciler apply` reads from files and
+//! that `POST /v1/reconcilers` takes as JSON.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use muster_messages::{
 };
 use serde::{Deserialize, Deserializer, de};
 
-/// One definition. What it leaves out is as in [`Definition::new`]; what it does not know is refused.
+/// One definition. Omitted fields default as in [`Definition::new`]; unknown fields are refused.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Document {
@@ -20,7 +20,7 @@ pub struct Document {
     floor: Triple,
     #[serde(default)]
     depends_on: Vec<String>,
-    /// Applied again each time this has passed; absent: once for a command, every 30 s for objects.
+    /// Applied again at this interval; absent: once for a command, every 30 s for objects.
     every: Option<Cadence>,
     settle: Option<Span>,
     timeout: Option<Span>,
@@ -103,15 +103,15 @@ impl TryFrom<Document> for Definition {
             (Some(objects), None, false) => Action::Objects(objects.into_iter().map(desired).collect()),
             (None, Some(command), false) => Action::Command(CommandAction { argv: command.argv, env: command.env }),
             (None, None, true) => Action::Handler,
-            // A set that was forgotten or mistyped is no empty one: that would delete everything.
+            // A forgotten or mistyped set is not an empty one: that would delete everything.
             (None, None, false) => {
-                let rule = "say what it applies: objects, a command, or handler = true; `objects = []` keeps none";
+                let rule = "set objects, command, or handler = true; `objects = []` keeps no objects";
                 return Err(format!("{name}: {rule}"));
             }
-            _ => return Err(format!("{name}: objects, command and handler exclude each other")),
+            _ => return Err(format!("{name}: objects, command and handler are mutually exclusive")),
         };
         let usual = Definition::new(&document.name, document.release, &document.scope, document.floor, action);
-        let span = |said: Option<Span>, usual: u64| said.map_or(usual, |span| millis(span.0));
+        let span = |given: Option<Span>, usual: u64| given.map_or(usual, |span| millis(span.0));
         Ok(Definition {
             depends_on: document.depends_on,
             every_ms: match document.every {
@@ -124,7 +124,7 @@ impl TryFrom<Document> for Definition {
             finalize: document.finalize,
             choice: document.elect,
             pinned: document.pin,
-            downgrade: document.downgrade.map_or(usual.downgrade, |said| matches!(said, Downgrade::Allow)),
+            downgrade: document.downgrade.map_or(usual.downgrade, |given| matches!(given, Downgrade::Allow)),
             from_at_least: document.from_at_least,
             resign_after: document.resign_after.unwrap_or(usual.resign_after),
             ..usual

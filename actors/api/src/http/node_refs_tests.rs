@@ -1,4 +1,4 @@
-//! S10, S14: what cannot be the name of a node is called invalid, by every request that names one, and over every path.
+//! S10, S14: every request that names a node, over every path, refuses an impossible node name as invalid.
 
 use axum::body::{Body, to_bytes};
 use axum::http::Request as HttpRequest;
@@ -29,7 +29,7 @@ fn requests(node: &str) -> Vec<Request> {
     ]
 }
 
-/// The same over HTTP: method, path, body. The name as it stands in a path.
+/// The same over HTTP: method, path with the encoded name, body.
 fn calls(node: &str) -> Vec<(&'static str, String, String)> {
     let none = String::new;
     vec![
@@ -57,7 +57,7 @@ impl World {
 }
 
 #[tokio::test]
-async fn what_cannot_be_a_nodes_name_is_invalid_in_every_request_about_a_node() {
+async fn impossible_node_name_is_invalid_in_every_node_request() {
     let world = World::new();
     let long = "n".repeat(64);
     let wrong = [
@@ -73,7 +73,7 @@ async fn what_cannot_be_a_nodes_name_is_invalid_in_every_request_about_a_node() 
         for request in requests(name) {
             let (status, answer, proposed) = world.native(&Principal::Operator, request.clone()).await;
             assert_eq!((status.as_u16(), &answer["error"]["code"]), (400, &"invalid".into()), "{request:?}: {answer}");
-            assert!(answer["error"]["message"].as_str().unwrap().contains("no node can be called this"), "{answer}");
+            assert!(answer["error"]["message"].as_str().unwrap().contains("not a valid node reference"), "{answer}");
             assert_eq!(proposed, []);
         }
         for (method, target, body) in calls(in_a_path) {
@@ -85,7 +85,7 @@ async fn what_cannot_be_a_nodes_name_is_invalid_in_every_request_about_a_node() 
 }
 
 #[tokio::test]
-async fn what_could_be_a_nodes_name_and_is_none_is_not_found() {
+async fn unused_valid_node_name_is_not_found() {
     let world = World::new();
     let longest = "n".repeat(63);
     for name in ["nobody", "n-1.example", &longest] {

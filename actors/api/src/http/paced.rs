@@ -1,5 +1,5 @@
-//! A connection that is read slowly once its client goes on although it is told to come back later. What it asked is answered at
-//! once, so nothing is kept for it; what it asks next waits in its own socket.
+//! A connection that is read slowly once its client retries at once although it was told to retry later. Its requests
+//! are answered at once, so nothing is kept for it; its next requests wait in its own socket.
 
 use std::io;
 use std::pin::Pin;
@@ -9,26 +9,26 @@ use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncRead, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use crate::native::PACE;
+use crate::native::REFUSAL_PAUSE;
 
-/// Until when a connection is not read. Clones are the same connection's.
+/// When reading resumes. Clones share the pause of one connection.
 #[derive(Clone, Default)]
 pub(super) struct Pause(Arc<Mutex<Option<Instant>>>);
 
 impl Pause {
-    /// By as much as a native connection is not read for each refusal.
+    /// Adds the time for which a native connection is not read after each refusal.
     pub fn lengthen(&self) {
         let (mut until, now) = (self.0.lock().unwrap_or_else(PoisonError::into_inner), Instant::now());
-        *until = Some(until.map_or(now, |until| until.max(now)) + PACE);
+        *until = Some(until.map_or(now, |until| until.max(now)) + REFUSAL_PAUSE);
     }
-    /// `None`: it is over.
+    /// `None`: the pause is over.
     fn until(&self) -> Option<Instant> {
         let until = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
         until.filter(|until| *until > Instant::now())
     }
 }
 
-/// The half of a stream that is read, and is not during its pauses.
+/// The read half of a stream, which is not read during its pauses.
 pub(super) struct Paced<S> {
     stream: S,
     pause: Pause,

@@ -1,7 +1,8 @@
-//! Reconcilers, members and objects: what `muster reconciler`, `muster member` and `muster object` ask, with the same JSON.
+//! Reconcilers, members and objects: the requests of `muster reconciler`, `muster member` and `muster object`, with the
+//! same JSON.
 //!
-//! A definition comes as the [document](super::definition) that the command reads from a file, written as JSON: one, or a list
-//! of them. So a script sends what it has, durations are `30s`, and the defaults are the command's.
+//! A definition is the [document](super::definition) that the command reads from a file, as JSON: one, or a list of
+//! them. A script sends what it has, durations are written `30s`, and the defaults are the command's.
 
 use std::collections::BTreeMap;
 
@@ -26,10 +27,10 @@ pub(super) fn routes() -> Router {
         .route("/v1/reconcilers/{name}", get(status).delete(forget))
         .route("/v1/reconcilers/{name}/plan", get(plan))
         .route("/v1/reconcilers/{name}/history", get(history))
-        .route("/v1/reconcilers/{name}/pause", wish(|name, _| R::Pause { name, paused: true }))
-        .route("/v1/reconcilers/{name}/resume", wish(|name, _| R::Pause { name, paused: false }))
-        .route("/v1/reconcilers/{name}/finalize", wish(|name, release| R::Finalize { name, release }))
-        .route("/v1/reconcilers/{name}/retry", wish(|name, release| R::Retry { name, release }))
+        .route("/v1/reconcilers/{name}/pause", operator_request(|name, _| R::Pause { name, paused: true }))
+        .route("/v1/reconcilers/{name}/resume", operator_request(|name, _| R::Pause { name, paused: false }))
+        .route("/v1/reconcilers/{name}/finalize", operator_request(|name, release| R::Finalize { name, release }))
+        .route("/v1/reconcilers/{name}/retry", operator_request(|name, release| R::Retry { name, release }))
         .route("/v1/reconcilers/{name}/repair", post(repair))
         .route("/v1/reconcilers/{name}/force-floor", post(force_floor))
         .route("/v1/members", get(members))
@@ -39,7 +40,7 @@ pub(super) fn routes() -> Router {
         .route("/v1/objects/{kind}/{namespace}/{name}", get(object).put(put_object).delete(delete_object))
 }
 
-/// Whether a body here is a list of definitions, or an object.
+/// Whether a body on this path is an object or a list of definitions.
 pub(super) fn brings_definitions(method: &Method, path: &str) -> bool {
     match *method {
         Method::POST => path == "/v1/reconcilers",
@@ -72,7 +73,7 @@ struct Which {
     namespace: Option<String>,
 }
 
-/// What the command's options say.
+/// The command's options.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct FromHistory {
@@ -114,8 +115,8 @@ fn release(query: OfRelease) -> Result<Option<Triple>, Box<Response>> {
     query.release.map(parse).transpose()
 }
 
-/// What an operator says about a name, or about its definition of one release.
-fn wish(what: fn(String, Option<Triple>) -> ReconcilerRequest) -> MethodRouter {
+/// An operator's request about a name, or about its definition of one release.
+fn operator_request(what: fn(String, Option<Triple>) -> ReconcilerRequest) -> MethodRouter {
     post(
         move |peer: Extension<Peer>, Path(name): Path<String>, Query(q): Query<OfRelease>, headers: HeaderMap| async move {
             match release(q) {
@@ -127,7 +128,7 @@ fn wish(what: fn(String, Option<Triple>) -> ReconcilerRequest) -> MethodRouter {
 }
 
 async fn apply(peer: Extension<Peer>, Query(q): Query<Replace>, headers: HeaderMap, bytes: Bytes) -> Response {
-    // Not left to serde to find out: its messages would say nothing of what is wrong.
+    // Not left to serde, whose messages would not say what is wrong.
     let several = bytes.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'[');
     let documents = if several { body::<Vec<Document>>(&bytes) } else { body::<Document>(&bytes).map(|one| vec![one]) };
     let documents = match documents {
@@ -157,7 +158,7 @@ async fn history(peer: Extension<Peer>, Path(name): Path<String>) -> Response {
 
 async fn repair(peer: Extension<Peer>, Path(name): Path<String>, headers: HeaderMap, bytes: Bytes) -> Response {
     match body::<FromHistory>(&bytes) {
-        Ok(said) => write(peer, &headers, ReconcilerRequest::Repair { name, epoch: said.from_history }).await,
+        Ok(given) => write(peer, &headers, ReconcilerRequest::Repair { name, epoch: given.from_history }).await,
         Err(response) => *response,
     }
 }

@@ -1,4 +1,4 @@
-//! Every path beside the native request that it stands for, before a raft member that is a closure.
+//! Every path compared with its native request, before a raft member that is a closure.
 
 use std::collections::BTreeSet;
 
@@ -40,7 +40,7 @@ impl World {
     }
 }
 
-/// Every path with what it stands for.
+/// Every path with its native request.
 fn rows() -> Vec<(&'static str, &'static str, Value, ReconcilerRequest)> {
     use ReconcilerRequest as R;
     let (name, two) = (|| "schema".to_owned(), || Some(triple("2.0.0")));
@@ -105,7 +105,7 @@ fn unsealed(definition: Definition) -> Definition {
 }
 
 #[tokio::test]
-async fn every_path_does_what_its_command_does_for_whoever_may() {
+async fn every_path_equals_its_command_for_permitted_callers() {
     let world = World::new();
     let callers = [Principal::Operator, node(2), Principal::User("ann".parse().unwrap()), Principal::Anonymous];
     for (method, target, body, request) in rows() {
@@ -134,7 +134,7 @@ async fn every_path_does_what_its_command_does_for_whoever_may() {
 }
 
 #[test]
-fn the_description_names_every_path_and_no_other() {
+fn openapi_describes_exactly_the_served_paths() {
     let described: Value = serde_json::from_str(include_str!("../openapi.json")).unwrap();
     let ours = |path: &String| ["/v1/reconcilers", "/v1/members", "/v1/objects"].iter().any(|p| path.starts_with(p));
     let mut missing = BTreeSet::new();
@@ -153,31 +153,31 @@ fn the_description_names_every_path_and_no_other() {
         let described = all.iter().find(fits).unwrap_or_else(|| panic!("{method} {target} is not described"));
         missing.remove(described);
     }
-    assert_eq!(missing, BTreeSet::new(), "described, and not there");
+    assert_eq!(missing, BTreeSet::new(), "described but not served");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_status_that_is_watched_comes_with_the_next_change_and_without_one_after_a_while() {
+async fn watched_status_returns_on_change_or_after_the_wait() {
     let world = World::new();
     let target = "/v1/reconcilers/schema?watch=1&since=9";
     let begun = tokio::time::Instant::now();
     let (_, unchanged, _) = world.http(&Principal::Operator, "GET", target, "").await;
     assert_eq!(unchanged["revision"], 10);
-    assert!(begun.elapsed().as_secs() >= 25, "it waited");
+    assert!(begun.elapsed().as_secs() >= 25, "the read did not wait");
     let changed = async {
         let mut tables = tables();
         tables.revision = Revision(11);
         tables.reconcilers.changed = Revision(11);
-        world.copy.send_replace(leading(tables));
+        world.published.send_replace(leading(tables));
     };
     let begun = tokio::time::Instant::now();
     let ((_, news, _), ()) = tokio::join!(world.http(&Principal::Operator, "GET", target, ""), changed);
     assert_eq!(news["revision"], 11);
-    assert!(begun.elapsed().as_secs() < 25, "it did not wait any longer");
+    assert!(begun.elapsed().as_secs() < 25, "the read kept waiting after the change");
 }
 
 #[tokio::test]
-async fn what_is_mistyped_is_named_and_proposes_nothing() {
+async fn mistyped_input_is_named_and_proposes_nothing() {
     let world = World::new();
     let document = json!({"name": "schema", "release": "2.0.0", "scope": "db", "floor": "2.0.0", "objects": []});
     let with = |key: &str, value: Value| {
@@ -201,7 +201,7 @@ async fn what_is_mistyped_is_named_and_proposes_nothing() {
         ("POST", "/v1/reconcilers/schema/repair", String::new(), "from_history"),
         ("POST", "/v1/reconcilers/schema/force-floor", r#"{"release":"3.0.0","yes":true}"#.to_owned(), "yes_i_know"),
         ("POST", "/v1/reconcilers/schema/retry?release=2.0", String::new(), "MAJOR.MINOR.PATCH"),
-        // What `GET` answered is not what `PUT` takes: its labels are elsewhere, and would be lost.
+        // The answer of `GET` is not what `PUT` takes: its labels are elsewhere, and would be lost.
         ("PUT", "/v1/objects/table/default/users", r#"{"metadata":{"labels":{}},"body":{}}"#.to_owned(), "metadata"),
     ] {
         let (status, answer, proposed) = world.http(&Principal::Operator, method, target, &body).await;
@@ -212,7 +212,7 @@ async fn what_is_mistyped_is_named_and_proposes_nothing() {
 }
 
 #[tokio::test]
-async fn lists_that_nobody_reads_are_a_bounded_number() {
+async fn unread_lists_are_bounded_over_http() {
     let world = World::new();
     let mut unread = Vec::new();
     loop {
@@ -221,14 +221,14 @@ async fn lists_that_nobody_reads_are_a_bounded_number() {
             break;
         }
         unread.push(response);
-        assert!(unread.len() <= 100, "without bound");
+        assert!(unread.len() <= 100, "unread answers are not bounded");
     }
     drop(unread);
     assert_eq!(world.respond(&Principal::Operator, "GET", "/v1/objects", "").await.status(), 200);
 }
 
 #[tokio::test]
-async fn an_operator_brings_whole_definitions_and_objects_and_nobody_else_more_than_a_usual_body() {
+async fn only_operators_send_large_definitions_and_objects() {
     let world = World::new();
     let text = |kib: usize| json!({"text": "x".repeat(kib * 1024)});
     let object = json!({"kind": "table", "name": "users", "body": text(200)});
@@ -254,15 +254,15 @@ async fn an_operator_brings_whole_definitions_and_objects_and_nobody_else_more_t
     }
     let described: Value = serde_json::from_str(include_str!("../openapi.json")).unwrap();
     for (path, method) in [(definitions, "post"), ("/v1/objects/{kind}/{namespace}/{name}", "put")] {
-        let said = described["paths"][path][method]["requestBody"]["description"].to_string();
+        let limit_text = described["paths"][path][method]["requestBody"]["description"].to_string();
         let limit = format!("Up to {} KiB", world.service.ports.limits.definitions() / 1024);
-        assert!(said.contains(&limit), "{path}: {said}");
+        assert!(limit_text.contains(&limit), "{path}: {limit_text}");
     }
 }
 
 /// RIGHTS-2.
 #[tokio::test]
-async fn a_read_only_operator_reads_over_http_and_changes_nothing() {
+async fn read_only_operator_reads_over_http_but_changes_nothing() {
     let world = World::new();
     let eye = Principal::Reader("eye".parse().unwrap());
     for target in

@@ -1,8 +1,8 @@
-//! The Kubernetes subset over HTTP: who asks, which copy answers, and the way of a write to the leader. What a request
-//! means and how answers look is `muster-kubernetes`' business.
+//! The Kubernetes subset over HTTP: the caller, the replica that answers, and how a write reaches the leader. What a
+//! request means and what answers look like is decided in `muster-kubernetes`.
 //!
-//! Keeps  KUBE-1  nothing is denied from a copy that is not confirmed: without quorum the answer is 503, never 404.
-//!        KUBE-2  a token is judged by the copy that answers, so a revoked user gets nothing more.
+//! Invariants  KUBE-1  nothing is denied from an unconfirmed replica: without quorum the answer is 503, never 404.
+//!             KUBE-2  the answering replica judges a token, so a revoked user gets nothing more.
 
 pub(crate) mod proxy;
 pub(crate) mod refused_tokens;
@@ -26,22 +26,23 @@ use tokio::task::spawn_blocking;
 use tokio::time::{Instant, timeout_at};
 
 use crate::access::{bearer, bearer_token};
-use crate::core::{may_touch, may_write, only_reads, speaks};
+use crate::core::{caller_is_read_only, may_access, may_write, on_behalf};
 use crate::http::Peer;
 use crate::ports::ManagerPorts;
 use crate::service::{Service, refusal_error};
 use crate::shares::Share;
 
-/// How long a client waits that does not say so, and the longest that any may wait for one answer.
+/// How long a client waits that does not state it, and the longest wait for one answer.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
-const LONGEST_TIMEOUT: Duration = Duration::from_secs(60);
-/// The most that is left of a client's time for an answer's way: one that comes when the client has given up is none.
-const LONGEST_WAY: Duration = Duration::from_secs(1);
-/// How long a quorum is waited for: longer than a leader change, shorter than clients wait.
-const PATIENCE: Duration = Duration::from_secs(3);
+const MAX_CLIENT_TIMEOUT: Duration = Duration::from_secs(60);
+/// The most that is reserved of a client's time for delivery: an answer that arrives after the client gave up is
+/// useless.
+const MAX_DELIVERY_MARGIN: Duration = Duration::from_secs(1);
+/// How long to wait for a quorum: longer than a leader change, shorter than clients wait.
+const QUORUM_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Whether a path belongs to the subset, or is one that its clients try: what they are told of a path that is not there
-/// must be a `Status` too. So it is with every path outside `/v1` that is asked for with a token.
+/// Whether a path belongs to the subset or is one that its clients try: the answer for a path that does not exist must
+/// be a `Status` too. The same holds for every path outside `/v1` that is requested with a token.
 pub(crate) fn serves(path: &str, with_token: bool) -> bool {
     let first = path.strip_prefix('/').unwrap_or(path).split('/').next();
     if with_token && first != Some("v1") && path != "/livez" {
@@ -52,20 +53,20 @@ pub(crate) fn serves(path: &str, with_token: bool) -> bool {
 
 /// Answers one request.
 pub(crate) async fn serve(peer: &Peer, request: Request) -> Response {
-    let has_line = AtomicBool::new(false);
+    let has_audit_line = AtomicBool::new(false);
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
-    match Box::pin(attempt(peer, request, &has_line)).await {
+    match Box::pin(attempt(peer, request, &has_audit_line)).await {
         Ok(response) => response,
         Err(status) => {
-            if !has_line.load(Ordering::Relaxed) {
-                line_of_refusal(peer, &method, &path, &status);
+            if !has_audit_line.load(Ordering::Relaxed) {
+                audit_refusal(peer, &method, &path, &status);
             }
             respond(status.into())
         }
     }
 }
 
-/// An answer as it travels.
+/// Converts an answer to an HTTP response.
 fn respond(answer: KubeAnswer) -> Response {
     let content_type = muster_kubernetes::content_type(&answer);
     let mut response = Response::new(Body::from(answer.body));
@@ -76,7 +77,7 @@ fn respond(answer: KubeAnswer) -> Response {
         headers.insert(header::RETRY_AFTER, HeaderValue::from(secs));
     }
     for warning in answer.warnings {
-        // 299: miscellaneous and persistent; `-`: the agent does not say who it is (RFC 7234, section 5.5).
+        // 299: miscellaneous and persistent; `-`: the agent does not name itself (RFC 7234, section 5.5).
         if let Ok(value) = HeaderValue::from_str(&format!("299 - {warning:?}")) {
             headers.append(header::WARNING, value);
         }
@@ -88,18 +89,18 @@ fn text(headers: &HeaderMap, name: header::HeaderName) -> Option<&str> {
     headers.get(name).and_then(|value| value.to_str().ok())
 }
 
-/// What a caller may not ask, and a caller without a valid identity.
-fn line_of_refusal(peer: &Peer, method: &Method, path: &str, status: &Status) {
+/// Audits a refusal for lack of rights or of a valid identity.
+fn audit_refusal(peer: &Peer, method: &Method, path: &str, status: &Status) {
     let code = match status.reason {
         Reason::Unauthorized => ErrorCode::Unauthenticated,
         Reason::Forbidden => ErrorCode::Forbidden,
         _ => return,
     };
     let why = ErrorBody::new(code, status.message.clone());
-    peer.service.line_of_refusal((&peer.origin, &peer.caller), method, path, &why);
+    peer.service.audit_refusal((&peer.origin, &peer.caller), method, path, &why);
 }
 
-async fn attempt(peer: &Peer, request: Request, has_line: &AtomicBool) -> Result<Response, Status> {
+async fn attempt(peer: &Peer, request: Request, has_audit_line: &AtomicBool) -> Result<Response, Status> {
     let (head, body) = request.into_parts();
     let target = head.uri.path_and_query().map_or("/", |target| target.as_str());
     let ask = muster_kubernetes::route(Head {
@@ -120,20 +121,20 @@ async fn attempt(peer: &Peer, request: Request, has_line: &AtomicBool) -> Result
     if token.is_none()
         && let Some(refusal) = &peer.refused
     {
-        return Err(turned_away(refusal));
+        return Err(rejected_by_gateway(refusal));
     }
     let Some(manager) = service.ports.manager.borrow().clone() else {
         let facts = (service.ports.facts)();
         let own = peer.caller == Principal::Node(facts.id);
         if token.is_none() && !own {
             return Err(match peer.caller {
-                Principal::Anonymous => nobody(),
+                Principal::Anonymous => no_identity(),
                 _ => ErrorBody::new(ErrorCode::NotAManager, not_a_manager(&facts.managers)).into(),
             });
         }
-        // Before the body is read, and before a manager is dialled: what cannot be a token is refused by anybody.
+        // Before the body is read and before a manager is dialled: any node refuses a header that cannot be a token.
         let digest = match &token {
-            Some(header) => Some(bearer_token(header).ok_or_else(nobody)?.digest()),
+            Some(header) => Some(bearer_token(header).ok_or_else(no_identity)?.digest()),
             None => None,
         };
         let from = peer.source.zip(digest);
@@ -141,20 +142,20 @@ async fn attempt(peer: &Peer, request: Request, has_line: &AtomicBool) -> Result
             service.refused_tokens().may_pass(Clock.now(), source, &digest).map_err(too_many_refusals)?;
         }
         // A manager decides whose token it is, so the number of bodies kept here is bounded for all clients together.
-        let place = proxy::place(service)?;
+        let permit = proxy::permit(service)?;
         let body = if ask.may_be_large() { peer.large_body(body).await? } else { peer.body(body).await? };
         let deadline = Instant::now() + answer_within(&ask).min(proxy::HEAD_DEADLINE);
-        let answer = proxy::pass_on(service, place, &facts.managers, &head, body, deadline).await?;
+        let answer = proxy::forward(service, permit, &facts.managers, &head, body, deadline).await?;
         if let Some((source, digest)) = from {
             let accepted = answer.status() != StatusCode::UNAUTHORIZED;
-            service.refused_tokens().judged(Clock.now(), source, digest, accepted);
+            service.refused_tokens().record_decision(Clock.now(), source, digest, accepted);
         }
         return Ok(answer);
     };
-    let who = Who { peer: peer.caller.clone(), token };
+    let requester = Requester { peer: peer.caller.clone(), token };
     let deadline = Instant::now() + answer_within(&ask);
-    // Before the body is read: nobody who will be refused costs more than a header.
-    let caller = who.known(service, &manager).await?;
+    // Before the body is read: a refused request costs no more than a header.
+    let caller = requester.known(service, &manager).await?;
     match ask.takes {
         Takes::Document => Ok(document(&ask)),
         Takes::Identity => Ok(respond(muster_kubernetes::self_review(&name_of(&caller), &groups_of(&caller)))),
@@ -162,53 +163,53 @@ async fn attempt(peer: &Peer, request: Request, has_line: &AtomicBool) -> Result
             let body = peer.body(body).await?;
             let question = muster_kubernetes::access_review(&ask, &body)?;
             let namespace = if question.namespace.is_empty() { "*" } else { question.namespace.as_str() };
-            let copy = manager.replica.borrow().clone();
+            let replica = manager.replica.borrow().clone();
             let writes = !matches!(question.verb.as_str(), "get" | "list" | "watch");
             let granted = &service.ports.limits.node_namespaces;
             let allowed = question.path.is_empty()
                 && question.is_served()
-                && may_touch(&copy.tables, &caller, namespace).is_ok()
-                && (!writes || may_write(&copy.tables, granted, &caller, namespace).is_ok())
+                && may_access(&replica.tables, &caller, namespace).is_ok()
+                && (!writes || may_write(&replica.tables, granted, &caller, namespace).is_ok())
                 || !question.path.is_empty() && question.verb == "get";
             Ok(respond(muster_kubernetes::access_answer(&question, allowed, "")))
         }
         Takes::Rules => {
             let body = peer.body(body).await?;
             let namespace = muster_kubernetes::rules_review(&ask, &body)?;
-            let copy = manager.replica.borrow().clone();
+            let replica = manager.replica.borrow().clone();
             let granted = &service.ports.limits.node_namespaces;
-            let rules = match may_touch(&copy.tables, &caller, &namespace) {
+            let rules = match may_access(&replica.tables, &caller, &namespace) {
                 Err(_) => Rules::None,
-                Ok(()) if may_write(&copy.tables, granted, &caller, &namespace).is_err() => Rules::Read,
+                Ok(()) if may_write(&replica.tables, granted, &caller, &namespace).is_err() => Rules::Read,
                 Ok(()) => Rules::All,
             };
             Ok(respond(muster_kubernetes::rules_answer(rules)))
         }
         Takes::NoEvents => {
-            let copy = fresh_copy(service, &manager, Freshness::Any, deadline).await?;
-            who.may(&ask, &copy.tables)?;
+            let replica = fresh_replica(service, &manager, Freshness::Any, deadline).await?;
+            requester.may(&ask, &replica.tables)?;
             Ok(respond(muster_kubernetes::no_events(&ask)?))
         }
         Takes::Event => {
-            let _place = service.enter(&caller, false)?;
-            let copy = fresh_copy(service, &manager, Freshness::Any, deadline).await?;
-            who.may(&ask, &copy.tables)?;
+            let _permit = service.enter(&caller, false)?;
+            let replica = fresh_replica(service, &manager, Freshness::Any, deadline).await?;
+            requester.may(&ask, &replica.tables)?;
             let body = peer.body(body).await?;
             let answer = muster_kubernetes::event_dropped(&ask, &body)?;
             service.counters.events_dropped.fetch_add(1, Ordering::Relaxed);
             Ok(respond(answer))
         }
         Takes::Read => {
-            let _place = service.enter(&caller, false)?;
-            read(service, &manager, &who, &caller, ask, deadline).await
+            let _permit = service.enter(&caller, false)?;
+            read(service, &manager, &requester, &caller, ask, deadline).await
         }
         Takes::Watch => {
-            let copy = fresh_copy(service, &manager, ask.freshness(), deadline).await?;
-            who.may(&ask, &copy.tables)?;
-            watch::stream(service, manager, who, &caller, &ask, &copy.tables)
+            let replica = fresh_replica(service, &manager, ask.freshness(), deadline).await?;
+            requester.may(&ask, &replica.tables)?;
+            watch::stream(service, manager, requester, &caller, &ask, &replica.tables)
         }
         Takes::Write => {
-            if only_reads(&manager.replica.borrow().tables, &caller) {
+            if caller_is_read_only(&manager.replica.borrow().tables, &caller) {
                 return Err(ask.forbidden(&name_of(&caller)));
             }
             let body = if ask.may_be_large() { peer.large_body(body).await? } else { peer.body(body).await? };
@@ -227,8 +228,8 @@ async fn attempt(peer: &Peer, request: Request, has_line: &AtomicBool) -> Result
                 timeout_ms: millis(left),
                 request: Asked::Kube(call),
             };
-            // From here on it has a line of its own.
-            has_line.store(true, Ordering::Relaxed);
+            // From here on the request has its own audit line.
+            has_audit_line.store(true, Ordering::Relaxed);
             let answer = service.answer_from(&peer.origin, caller, call).await?;
             let answer: KubeAnswer = serde_json::from_str(&answer)
                 .map_err(|e| ErrorBody::new(ErrorCode::Internal, format!("the leader's answer: {e}")))?;
@@ -237,7 +238,7 @@ async fn attempt(peer: &Peer, request: Request, has_line: &AtomicBool) -> Result
     }
 }
 
-/// A document that answers for itself.
+/// A document that needs no state.
 fn document(ask: &Ask) -> Response {
     let Some((content_type, body)) = muster_kubernetes::openapi(ask) else {
         return respond(muster_kubernetes::document(ask, env!("CARGO_PKG_VERSION")));
@@ -247,40 +248,42 @@ fn document(ask: &Ask) -> Response {
     response
 }
 
-/// Above this an answer counts as long until it is read.
-const LONG: usize = 64 * 1024;
+/// An answer longer than this counts as long until it is read.
+const LONG_ANSWER_BYTES: usize = 64 * 1024;
 
 /// A get or a list.
 async fn read(
     service: &Service,
     manager: &ManagerPorts,
-    who: &Who,
+    requester: &Requester,
     caller: &Principal,
     ask: Ask,
     deadline: Instant,
 ) -> Result<Response, Status> {
-    let copy = fresh_copy(service, manager, ask.freshness(), deadline).await?;
-    who.may(&ask, &copy.tables)?;
+    let replica = fresh_replica(service, manager, ask.freshness(), deadline).await?;
+    requester.may(&ask, &replica.tables)?;
     if ask.verb == Verb::List {
         let share = service.long_answer(caller)?;
-        // Ten thousand objects take as long as an election may: not on the threads that Raft lives on.
-        let made = spawn_blocking(move || muster_kubernetes::answer(&ask, &copy.tables, Clock.wall())).await;
-        let answer = made.map_err(|e| ErrorBody::new(ErrorCode::Internal, format!("the list was not made: {e}")))??;
-        let share = (answer.body.len() > LONG).then_some(share);
+        // Ten thousand objects take as long as an election may: not on the threads that Raft runs on.
+        let made = spawn_blocking(move || muster_kubernetes::answer(&ask, &replica.tables, Clock.wall())).await;
+        let answer =
+            made.map_err(|e| ErrorBody::new(ErrorCode::Internal, format!("building the list failed: {e}")))??;
+        let share = (answer.body.len() > LONG_ANSWER_BYTES).then_some(share);
         return Ok(respond(answer).map(|body| until_read(body, share)));
     }
-    match muster_kubernetes::answer(&ask, &copy.tables, Clock.wall()) {
-        // KUBE-1. The client would take an older copy; that something does not exist is for a confirmed one to say.
+    match muster_kubernetes::answer(&ask, &replica.tables, Clock.wall()) {
+        // KUBE-1. The client would accept an older replica, but only a confirmed one may say that something does not
+        // exist.
         Err(status) if status.reason == Reason::NotFound && ask.freshness() != Freshness::Now => {
-            let copy = fresh_copy(service, manager, Freshness::Now, deadline).await?;
-            who.may(&ask, &copy.tables)?;
-            Ok(respond(muster_kubernetes::answer(&ask, &copy.tables, Clock.wall())?))
+            let replica = fresh_replica(service, manager, Freshness::Now, deadline).await?;
+            requester.may(&ask, &replica.tables)?;
+            Ok(respond(muster_kubernetes::answer(&ask, &replica.tables, Clock.wall())?))
         }
         answered => Ok(respond(answered?)),
     }
 }
 
-/// A body that holds its share until it is read, or its connection is gone.
+/// A body that holds its share until it is read or its connection ends.
 pub(crate) fn until_read(body: Body, share: Option<Share>) -> Body {
     match share {
         None => body,
@@ -293,20 +296,23 @@ pub(crate) fn until_read(body: Body, share: Option<Share>) -> Body {
 
 /// How soon a client must have its answer.
 fn answer_within(ask: &Ask) -> Duration {
-    let patience = ask.timeout.unwrap_or(DEFAULT_TIMEOUT).min(LONGEST_TIMEOUT);
-    patience - (patience / 10).min(LONGEST_WAY)
+    let client_timeout = ask.timeout.unwrap_or(DEFAULT_TIMEOUT).min(MAX_CLIENT_TIMEOUT);
+    client_timeout - (client_timeout / 10).min(MAX_DELIVERY_MARGIN)
 }
 
-/// Whom the gateway refused. What passes (too many connections, for one) is no question of rights: clients give up at those.
-fn turned_away(refusal: &Refusal) -> Status {
+/// A client that the gateway refused. A refusal that passes (too many connections, for example) does not concern
+/// rights: clients give up on those.
+fn rejected_by_gateway(refusal: &Refusal) -> Status {
     match refusal.retry_after_ms {
         Some(_) => refusal_error(refusal).into(),
         None => Status::new(Reason::Forbidden, refusal.message.clone()),
     }
 }
 
-fn nobody() -> Status {
-    Status::unauthorized("this needs a bearer token or a client certificate: `muster kubeconfig` makes a file with one")
+fn no_identity() -> Status {
+    Status::unauthorized(
+        "this request needs a bearer token or a client certificate; `muster kubeconfig` writes a file with a token",
+    )
 }
 
 fn too_many_refusals(wait: Duration) -> Status {
@@ -316,69 +322,71 @@ fn too_many_refusals(wait: Duration) -> Status {
 
 fn not_a_manager(managers: &[String]) -> String {
     match managers.first() {
-        Some(first) => format!("this node is no manager and vouches for no certificate; ask one, for example {first}"),
-        None => "this node is no manager, and knows none".to_owned(),
+        Some(first) => {
+            format!("this node is not a manager and vouches for no certificate; ask a manager, for example {first}")
+        }
+        None => "this node is not a manager and knows no manager".to_owned(),
     }
 }
 
-/// Who asks: by a bearer token where there is one, by the connection otherwise.
+/// The caller: identified by a bearer token if there is one, otherwise by the connection.
 #[derive(Clone)]
-struct Who {
+struct Requester {
     peer: Principal,
     token: Option<String>,
 }
 
-impl Who {
-    /// By this copy. `None`: nobody whom it knows.
+impl Requester {
+    /// The principal according to this replica. `None`: unknown.
     fn by(&self, tables: &Tables) -> Option<Principal> {
         match &self.token {
             Some(header) => bearer(tables, header, Clock.wall()),
-            None => Some(self.peer.clone()).filter(|who| *who != Principal::Anonymous),
+            None => Some(self.peer.clone()).filter(|requester| *requester != Principal::Anonymous),
         }
     }
 
-    /// A copy that is a moment behind may not know a token that was just made.
+    /// A replica that is a moment behind may not know a token that was just created.
     async fn known(&self, service: &Service, manager: &ManagerPorts) -> Result<Principal, Status> {
         let known = self.by(&manager.replica.borrow().tables);
         match known {
-            Some(who) => Ok(who),
-            None if self.token.is_none() => Err(nobody()),
+            Some(requester) => Ok(requester),
+            None if self.token.is_none() => Err(no_identity()),
             None => {
-                let copy = service.copy(manager, PATIENCE).await?;
-                self.by(&copy.tables).ok_or_else(nobody)
+                let replica = service.replica(manager, QUORUM_TIMEOUT).await?;
+                self.by(&replica.tables).ok_or_else(no_identity)
             }
         }
     }
 
-    /// When its token is over, by this copy.
+    /// When its token expires, according to this replica.
     fn ends(&self, tables: &Tables) -> Option<WallTime> {
         crate::access::ends(tables, self.token.as_ref()?)
     }
 
-    /// Whether it may ask this, by this copy.
+    /// Whether it may make this request, according to this replica.
     fn may(&self, ask: &Ask, tables: &Tables) -> Result<(), Status> {
         may(self.by(tables).as_ref(), ask, tables)
     }
 }
 
 fn may(caller: Option<&Principal>, ask: &Ask, tables: &Tables) -> Result<(), Status> {
-    let caller = caller.ok_or_else(nobody)?;
-    // Documents and questions about oneself need an identity, no permission.
+    let caller = caller.ok_or_else(no_identity)?;
+    // Documents and self reviews need an identity but no permission.
     if ask.verb == Verb::None {
         return Ok(());
     }
     let namespace = ask.namespace.as_deref().unwrap_or("*");
-    may_touch(tables, caller, namespace).map_err(|_| ask.forbidden(&name_of(caller)))?;
+    may_access(tables, caller, namespace).map_err(|_| ask.forbidden(&name_of(caller)))?;
     if matches!(ask.verb, Verb::Get | Verb::List | Verb::Watch) {
         return Ok(());
     }
-    if only_reads(tables, caller) {
+    if caller_is_read_only(tables, caller) {
         return Err(ask.forbidden(&name_of(caller)));
     }
-    speaks::by_hand(caller, namespace).map_err(|_| ask.forbidden(&name_of(caller)))
+    on_behalf::by_hand(caller, namespace).map_err(|_| ask.forbidden(&name_of(caller)))
 }
 
-/// As Kubernetes spells names of users.
+/// The user name as Kubernetes spells it.
 fn name_of(caller: &Principal) -> String {
     match caller {
         Principal::User(name)
@@ -403,28 +411,28 @@ fn groups_of(caller: &Principal) -> Vec<String> {
     vec![own.to_owned(), "system:authenticated".to_owned()]
 }
 
-/// A copy that may answer.
-async fn fresh_copy(
+/// A replica that is fresh enough to answer.
+async fn fresh_replica(
     service: &Service,
     manager: &ManagerPorts,
     freshness: Freshness,
     deadline: Instant,
 ) -> Result<Arc<Replica>, Status> {
-    let by = deadline.min(Instant::now() + PATIENCE);
+    let by = deadline.min(Instant::now() + QUORUM_TIMEOUT);
     match freshness {
         Freshness::Any => {
-            let copy = manager.replica.borrow().clone();
-            if copy.tables.cluster.is_some() {
-                return Ok(copy);
+            let replica = manager.replica.borrow().clone();
+            if replica.tables.cluster.is_some() {
+                return Ok(replica);
             }
-            Ok(service.copy(manager, by.saturating_duration_since(Instant::now())).await?)
+            Ok(service.replica(manager, by.saturating_duration_since(Instant::now())).await?)
         }
-        Freshness::Now => Ok(service.copy(manager, by.saturating_duration_since(Instant::now())).await?),
+        Freshness::Now => Ok(service.replica(manager, by.saturating_duration_since(Instant::now())).await?),
         Freshness::AtLeast(revision) => {
-            let mut copies = manager.replica.clone();
-            let reached = timeout_at(by, copies.wait_for(|copy| copy.tables.revision >= revision)).await;
+            let mut replicas = manager.replica.clone();
+            let reached = timeout_at(by, replicas.wait_for(|replica| replica.tables.revision >= revision)).await;
             match reached {
-                Ok(Ok(copy)) => Ok(copy.clone()),
+                Ok(Ok(replica)) => Ok(replica.clone()),
                 _ => Err(Status::too_new(revision, manager.replica.borrow().tables.revision)),
             }
         }

@@ -1,9 +1,9 @@
-//! Bearer tokens that managers have refused, on a worker that passes them on.
+//! Bearer tokens that managers have refused, on a worker that forwards them.
 //!
-//! Owns   how many tokens of each address managers have refused lately, and which tokens they have accepted.
-//! Keeps  KUBE-3  a client without a good token costs the managers a bounded number of connections: after
-//!                [`REFUSALS`] refused tokens of one address its further ones are refused here, but for those that a manager has
-//!                accepted.
+//! Owns        how many tokens of each address managers have refused lately, and which tokens they have accepted.
+//! Invariants  KUBE-3  a client without a valid token costs the managers a bounded number of connections: after [`REFUSALS`]
+//!                     refused tokens of one address its further ones are refused here, except those that a manager has
+//!                     accepted.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -12,49 +12,50 @@ use std::time::Duration;
 use muster_gateway::{Buckets, Rate, source_of};
 use muster_messages::Moment;
 
-/// A person who pastes the wrong token, or a client that still has its old one, needs a few. Then one each second.
+/// A person who pastes the wrong token, or a client with an old one, needs a few attempts. Afterwards one per second.
 const REFUSALS: Rate = Rate { per_second: 1, burst: 20 };
-/// How many addresses are distinguished.
+/// The number of addresses that are distinguished.
 const MAX_SOURCES: usize = 4_096;
-/// Tokens that are remembered as good: the clients of one worker. Older ones go first.
-const MAX_GOOD: usize = 1_024;
-/// How long a token counts as good that a manager has accepted. Only its way to the managers hangs on it, never an answer.
-const GOOD_FOR: Duration = Duration::from_secs(600);
+/// Tokens remembered as valid: the clients of one worker. The oldest are evicted first.
+const MAX_ACCEPTED_TOKENS: usize = 1_024;
+/// How long a token that a manager accepted counts as valid. This decides only whether it is forwarded, never an
+/// answer.
+const ACCEPTED_TOKEN_TTL: Duration = Duration::from_secs(600);
 
-/// See the module. A token is known by its digest.
+/// See the module. A token is identified by its digest.
 #[derive(Debug)]
 pub(crate) struct RefusedTokens {
     refusals: Buckets<IpAddr>,
-    good: BTreeMap<[u8; 32], Moment>,
+    accepted_tokens: BTreeMap<[u8; 32], Moment>,
 }
 
 impl RefusedTokens {
     pub(crate) fn new() -> Self {
-        Self { refusals: Buckets::new(REFUSALS, MAX_SOURCES), good: BTreeMap::new() }
+        Self { refusals: Buckets::new(REFUSALS, MAX_SOURCES), accepted_tokens: BTreeMap::new() }
     }
 
-    /// Whether a request may travel on; else when it may be tried again.
+    /// Whether a request may be forwarded; otherwise when to try again.
     pub(crate) fn may_pass(&self, now: Moment, source: IpAddr, token: &[u8; 32]) -> Result<(), Duration> {
-        match self.good.get(token) {
-            Some(at) if now.since(*at) < GOOD_FOR => Ok(()),
+        match self.accepted_tokens.get(token) {
+            Some(at) if now.since(*at) < ACCEPTED_TOKEN_TTL => Ok(()),
             _ => self.refusals.would_take(now, source_of(source)),
         }
     }
 
-    /// What a manager has said of a token.
-    pub(crate) fn judged(&mut self, now: Moment, source: IpAddr, token: [u8; 32], accepted: bool) {
+    /// Records a manager's decision about a token.
+    pub(crate) fn record_decision(&mut self, now: Moment, source: IpAddr, token: [u8; 32], accepted: bool) {
         if !accepted {
-            self.good.remove(&token);
+            self.accepted_tokens.remove(&token);
             let _used_up = self.refusals.take(now, source_of(source));
             return;
         }
-        if self.good.len() >= MAX_GOOD
-            && !self.good.contains_key(&token)
-            && let Some(oldest) = self.good.iter().min_by_key(|(_, at)| **at).map(|(token, _)| *token)
+        if self.accepted_tokens.len() >= MAX_ACCEPTED_TOKENS
+            && !self.accepted_tokens.contains_key(&token)
+            && let Some(oldest) = self.accepted_tokens.iter().min_by_key(|(_, at)| **at).map(|(token, _)| *token)
         {
-            self.good.remove(&oldest);
+            self.accepted_tokens.remove(&oldest);
         }
-        self.good.insert(token, now);
+        self.accepted_tokens.insert(token, now);
     }
 }
 
@@ -71,13 +72,13 @@ mod tests {
     }
 
     #[test]
-    fn an_address_whose_tokens_are_refused_waits_and_others_do_not() {
+    fn only_the_address_of_refused_tokens_is_delayed() {
         let (mut tokens, now) = (RefusedTokens::new(), Moment(1_000_000));
         let mut passed = 0;
         for n in 0..400 {
             if tokens.may_pass(now, NOISY, &token(n)).is_ok() {
                 passed += 1;
-                tokens.judged(now, NOISY, token(n), false);
+                tokens.record_decision(now, NOISY, token(n), false);
             }
         }
         assert_eq!(passed, REFUSALS.burst);
@@ -87,24 +88,24 @@ mod tests {
     }
 
     #[test]
-    fn an_accepted_token_passes_from_a_noisy_address() {
+    fn accepted_token_passes_from_an_address_with_refusals() {
         let (mut tokens, now) = (RefusedTokens::new(), Moment(1_000_000));
-        tokens.judged(now, NOISY, token(7), true);
+        tokens.record_decision(now, NOISY, token(7), true);
         for n in 100..200 {
-            tokens.judged(now, NOISY, token(n), false);
+            tokens.record_decision(now, NOISY, token(n), false);
         }
         assert_eq!(tokens.may_pass(now, NOISY, &token(7)), Ok(()));
-        tokens.judged(now, NOISY, token(7), false);
+        tokens.record_decision(now, NOISY, token(7), false);
         assert!(tokens.may_pass(now, NOISY, &token(7)).is_err());
     }
 
     #[test]
     fn the_number_of_good_tokens_is_bounded() {
         let mut tokens = RefusedTokens::new();
-        for n in 0..2 * u32::try_from(MAX_GOOD).unwrap() {
-            tokens.judged(Moment(u64::from(n)), NOISY, token(n), true);
+        for n in 0..2 * u32::try_from(MAX_ACCEPTED_TOKENS).unwrap() {
+            tokens.record_decision(Moment(u64::from(n)), NOISY, token(n), true);
         }
-        assert_eq!(tokens.good.len(), MAX_GOOD);
-        assert!(tokens.good.contains_key(&token(2 * u32::try_from(MAX_GOOD).unwrap() - 1)));
+        assert_eq!(tokens.accepted_tokens.len(), MAX_ACCEPTED_TOKENS);
+        assert!(tokens.accepted_tokens.contains_key(&token(2 * u32::try_from(MAX_ACCEPTED_TOKENS).unwrap() - 1)));
     }
 }

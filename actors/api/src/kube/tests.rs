@@ -11,16 +11,16 @@ use crate::service::Asked as OnItsWay;
 pub(super) const LEASE: &str = "/apis/coordination.k8s.io/v1/namespaces/ns/leases/l";
 pub(super) const MAPS: &str = "/api/v1/namespaces/ns/configmaps";
 
-/// A manager half whose raft member answers reads with `confirmed`, or not at all.
-pub(super) struct Half {
+/// A manager runtime whose raft member answers reads with `confirmed`, or not at all.
+pub(super) struct ManagerRuntime {
     pub ports: Arc<ManagerPorts>,
-    pub copy: watch::Sender<Arc<Replica>>,
+    pub published: watch::Sender<Arc<Replica>>,
     pub in_force: watch::Sender<Option<Arc<ManagerPorts>>>,
 }
 
-impl Half {
+impl ManagerRuntime {
     pub fn with(tables: Tables, confirmed: Option<Tables>) -> Self {
-        let (copy, replica) = watch::channel(replica(tables));
+        let (published, replica) = watch::channel(replica(tables));
         let raft = Recipient::new(move |msg| match (msg, confirmed.clone()) {
             (RaftMemberMsg::Read { reply, .. }, Some(tables)) => {
                 let _gone = reply.send(Ok(super::tests::replica(tables)));
@@ -28,9 +28,9 @@ impl Half {
             }
             _ => Err(Undeliverable::Down),
         });
-        let ports = crate::tests::half(replica, raft);
+        let ports = crate::tests::runtime(replica, raft);
         let in_force = watch::Sender::new(Some(Arc::clone(&ports)));
-        Self { ports, copy, in_force }
+        Self { ports, published, in_force }
     }
     pub fn service(&self) -> Service {
         crate::tests::service(self.in_force.subscribe())
@@ -45,8 +45,8 @@ pub(super) fn ask(method: &'static str, target: &str) -> Ask {
     muster_kubernetes::route(Head { method, target, ..Head::default() }).unwrap_or_else(|e| panic!("{}", e.message))
 }
 
-/// A copy with config maps of this size, and a user of their namespace.
-pub(super) fn copy_with(maps: usize, bytes: usize) -> Tables {
+/// A replica with config maps of this size, and a user of their namespace.
+pub(super) fn tables_with_maps(maps: usize, bytes: usize) -> Tables {
     let mut tables = Tables { revision: Revision(10), ..Tables::default() };
     for n in 0..maps {
         let data = [("k".to_owned(), "x".repeat(bytes))].into();
@@ -70,26 +70,26 @@ pub(super) fn copy_with(maps: usize, bytes: usize) -> Tables {
     tables
 }
 
-pub(super) fn ann() -> Who {
-    Who { peer: Principal::User("ann".parse().unwrap()), token: None }
+pub(super) fn ann() -> Requester {
+    Requester { peer: Principal::User("ann".parse().unwrap()), token: None }
 }
 
-async fn read_by_ann(service: &Service, half: &Half, target: &str) -> Result<Response, Status> {
-    let (who, deadline) = (ann(), Instant::now() + Duration::from_secs(60));
-    read(service, &half.ports, &who, &who.peer, ask("GET", target), deadline).await
+async fn read_by_ann(service: &Service, runtime: &ManagerRuntime, target: &str) -> Result<Response, Status> {
+    let (requester, deadline) = (ann(), Instant::now() + Duration::from_secs(60));
+    read(service, &runtime.ports, &requester, &requester.peer, ask("GET", target), deadline).await
 }
 
 /// KUBE-1.
 #[tokio::test]
-async fn a_copy_that_the_client_takes_unconfirmed_denies_nothing() {
-    let stale = Tables { cluster: Some(Arc::new(crate::tests::cluster())), ..copy_with(1, 10) };
+async fn unconfirmed_replica_denies_nothing() {
+    let stale = Tables { cluster: Some(Arc::new(crate::tests::cluster())), ..tables_with_maps(1, 10) };
     for confirmed in [None, Some(stale.clone())] {
-        let half = Half::with(stale.clone(), confirmed.clone());
-        let service = half.service();
+        let runtime = ManagerRuntime::with(stale.clone(), confirmed.clone());
+        let service = runtime.service();
         for query in ["?resourceVersion=0", "?resourceVersion=7"] {
-            let found = read_by_ann(&service, &half, &format!("{MAPS}/m000{query}")).await;
-            assert_eq!(found.unwrap().status(), 200, "what is there is told by any copy");
-            let missing = read_by_ann(&service, &half, &format!("{LEASE}{query}")).await.unwrap_err();
+            let found = read_by_ann(&service, &runtime, &format!("{MAPS}/m000{query}")).await;
+            assert_eq!(found.unwrap().status(), 200, "any replica shows what exists");
+            let missing = read_by_ann(&service, &runtime, &format!("{LEASE}{query}")).await.unwrap_err();
             let expected = if confirmed.is_some() { 404 } else { 503 };
             assert_eq!(missing.reason.code(), expected, "{query}: {}", missing.message);
         }
@@ -97,35 +97,35 @@ async fn a_copy_that_the_client_takes_unconfirmed_denies_nothing() {
 }
 
 #[tokio::test]
-async fn lists_that_nobody_reads_are_a_bounded_number() {
-    let tables = copy_with(20, 10_000);
-    let half = Half::with(tables.clone(), Some(tables));
-    let service = half.service();
+async fn unread_kubernetes_lists_are_bounded() {
+    let tables = tables_with_maps(20, 10_000);
+    let runtime = ManagerRuntime::with(tables.clone(), Some(tables));
+    let service = runtime.service();
     let mut unread = Vec::new();
     let refused = loop {
-        match read_by_ann(&service, &half, MAPS).await {
+        match read_by_ann(&service, &runtime, MAPS).await {
             Ok(response) => unread.push(response),
             Err(status) => break status,
         }
-        assert!(unread.len() <= 100, "without bound");
+        assert!(unread.len() <= 100, "unread answers are not bounded");
     };
     assert_eq!(refused.reason, Reason::TooManyRequests);
-    // Short ones are told all the same, and reading makes room.
-    let short = read_by_ann(&service, &half, &format!("{MAPS}/m000")).await;
+    // Short answers still pass, and reading frees room.
+    let short = read_by_ann(&service, &runtime, &format!("{MAPS}/m000")).await;
     assert!(short.is_ok());
     let body = unread.pop().unwrap().into_body().collect().await.unwrap().to_bytes();
     assert!(body.len() > 200_000);
-    assert!(read_by_ann(&service, &half, MAPS).await.is_ok());
+    assert!(read_by_ann(&service, &runtime, MAPS).await.is_ok());
 }
 
 #[tokio::test]
-async fn what_an_earlier_leader_made_is_answered_at_once_and_for_good() {
+async fn write_applied_under_an_earlier_leader_ends_with_final_error() {
     let request_id = RequestId(5);
-    let mut tables = copy_with(0, 0);
+    let mut tables = tables_with_maps(0, 0);
     let outcome = Outcome { request: RequestId(6), revision: Revision(9), refused: None };
-    // Its first attempt met somebody else's write, its second was applied.
+    // The first attempt met another client's write, the second was applied.
     tables.outcomes.insert(outcome.request, outcome);
-    let half = Half::with(tables, None);
+    let runtime = ManagerRuntime::with(tables, None);
     let call = KubeCall {
         method: "PUT".to_owned(),
         target: LEASE.to_owned(),
@@ -141,13 +141,13 @@ async fn what_an_earlier_leader_made_is_answered_at_once_and_for_good() {
         request: Asked::Kube(call.clone()),
         applied: Default::default(),
     };
-    let answer = half.service().lead_kube(&half.ports, &asked, &call).await;
-    let answer: KubeAnswer = serde_json::from_str(&answer.expect("an answer, which nobody asks for again")).unwrap();
+    let answer = runtime.service().lead_kube(&runtime.ports, &asked, &call).await;
+    let answer: KubeAnswer = serde_json::from_str(&answer.expect("a final answer")).unwrap();
     assert_eq!((answer.status, answer.retry_after_s), (503, Some(1)));
 }
 
 #[test]
-fn unknown_paths_with_a_token_are_answered_in_the_words_of_the_subset() {
+fn unknown_path_with_token_is_answered_as_kubernetes_status() {
     for path in ["/", "/metrics", "/apis/apps/v1", "/api", "/openapi/v3"] {
         assert!(serves(path, true), "{path}");
     }
@@ -169,9 +169,9 @@ async fn status_of(service: &Service, request: Request) -> (u16, serde_json::Val
 }
 
 #[tokio::test]
-async fn nobody_acts_as_another_user() {
-    let half = Half::with(copy_with(0, 0), Some(copy_with(0, 0)));
-    let service = half.service();
+async fn impersonation_is_refused() {
+    let runtime = ManagerRuntime::with(tables_with_maps(0, 0), Some(tables_with_maps(0, 0)));
+    let service = runtime.service();
     for header in ["Impersonate-User", "impersonate-group", "Impersonate-Extra-x"] {
         let review = Request::post("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews").header(header, "bob");
         let (status, body) = status_of(&service, review.body(Body::from("{}")).unwrap()).await;
@@ -181,9 +181,9 @@ async fn nobody_acts_as_another_user() {
 
 #[tokio::test]
 async fn events_are_for_those_who_may_touch_the_namespace() {
-    let tables = Tables { cluster: Some(Arc::new(crate::tests::cluster())), ..copy_with(0, 0) };
-    let half = Half::with(tables.clone(), Some(tables));
-    let service = half.service();
+    let tables = Tables { cluster: Some(Arc::new(crate::tests::cluster())), ..tables_with_maps(0, 0) };
+    let runtime = ManagerRuntime::with(tables.clone(), Some(tables));
+    let service = runtime.service();
     for (namespace, posted, listed) in [("ns", 201, 200), ("other", 403, 403)] {
         let path = format!("/api/v1/namespaces/{namespace}/events");
         let post = Request::post(&path).body(Body::from(r#"{"metadata": {"name": "e"}}"#)).unwrap();
@@ -195,9 +195,9 @@ async fn events_are_for_those_who_may_touch_the_namespace() {
 }
 
 /// A cluster with a config map in `ns` and a read-only operator, who has this token.
-fn copy_with_reader(token: &muster_pki::BearerToken) -> Tables {
+fn tables_with_reader(token: &muster_pki::BearerToken) -> Tables {
     let cluster = muster_messages::ClusterRecord { feature_level: 3, ..crate::tests::cluster() };
-    let mut tables = Tables { cluster: Some(Arc::new(cluster)), ..copy_with(1, 10) };
+    let mut tables = Tables { cluster: Some(Arc::new(cluster)), ..tables_with_maps(1, 10) };
     let name: Name = "eye".parse().unwrap();
     let kind = UserKind::ReadOnly;
     let user = User { name: name.clone(), kind, namespaces: vec![], ..tables.users.values().next().unwrap().clone() };
@@ -217,11 +217,11 @@ fn copy_with_reader(token: &muster_pki::BearerToken) -> Tables {
 
 /// RIGHTS-2, over HTTP: by certificate as well as by token.
 #[tokio::test]
-async fn a_read_only_operator_reads_and_is_told_so() {
+async fn read_only_operator_reads_and_reviews_report_it() {
     let token = muster_pki::BearerToken::random();
-    let tables = copy_with_reader(&token);
-    let half = Half::with(tables.clone(), Some(tables));
-    let service = half.service();
+    let tables = tables_with_reader(&token);
+    let runtime = ManagerRuntime::with(tables.clone(), Some(tables));
+    let service = runtime.service();
     let by_certificate = (Principal::Reader("eye".parse().unwrap()), None);
     let by_token = (Principal::Anonymous, Some(format!("Bearer {}", token.to_text())));
     for (caller, header) in [by_certificate, by_token] {

@@ -1,55 +1,55 @@
 //! Streams whose readers do not read.
 
 use http_body_util::BodyExt;
-use muster_tests::Universe;
+use muster_tests::ActorHarness;
 
-use super::super::tests::{Half, MAPS, ann, ask, copy_with, replica};
+use super::super::tests::{MAPS, ManagerRuntime, ann, ask, replica, tables_with_maps};
 use super::*;
 
 struct Stalled {
-    universe: Universe,
-    half: Half,
+    harness: ActorHarness,
+    runtime: ManagerRuntime,
     lines: mpsc::Receiver<Bytes>,
     task: tokio::task::JoinHandle<()>,
-    /// The last object of the beginning, which no copy has any more.
+    /// The last object of the initial list, which no replica contains any more.
     pinned: std::sync::Weak<muster_messages::Object>,
 }
 
-/// A watch of 20 MB of objects, of which its reader takes nothing, while all of them are deleted.
-async fn stalled(lasts: Duration) -> Stalled {
-    let universe = Universe::start().await;
-    let tables = copy_with(100, 200_000);
+/// A watch of 20 MB of objects whose reader takes nothing while all of them are deleted.
+async fn stalled(lifetime: Duration) -> Stalled {
+    let harness = ActorHarness::start().await;
+    let tables = tables_with_maps(100, 200_000);
     let pinned = Arc::downgrade(tables.objects.values().next_back().unwrap());
-    let half = Half::with(tables.clone(), None);
-    let life = Life {
+    let runtime = ManagerRuntime::with(tables.clone(), None);
+    let context = StreamContext {
         ask: ask("GET", &format!("{MAPS}?watch=1")),
-        who: ann(),
-        manager: Arc::clone(&half.ports),
-        half: half.in_force.subscribe(),
-        until: Instant::now() + lasts,
+        requester: ann(),
+        manager: Arc::clone(&runtime.ports),
+        runtime: runtime.in_force.subscribe(),
+        until: Instant::now() + lifetime,
     };
-    let stream = Stream::begin(life, &tables).unwrap_or_else(|e| panic!("{}", e.message));
-    half.copy.send_replace(replica(copy_with(0, 0)));
+    let stream = Stream::begin(context, &tables).unwrap_or_else(|e| panic!("{}", e.message));
+    runtime.published.send_replace(replica(tables_with_maps(0, 0)));
     drop(tables);
     let (to, lines) = mpsc::channel(1);
     let task = tokio::spawn(stream.run(to));
     tokio::time::sleep(Duration::from_secs(5)).await;
-    assert!(!task.is_finished() && pinned.upgrade().is_some(), "it waits for its reader");
-    Stalled { universe, half, lines, task, pinned }
+    assert!(!task.is_finished() && pinned.upgrade().is_some(), "the stream waits for its reader");
+    Stalled { harness, runtime, lines, task, pinned }
 }
 
 impl Stalled {
-    /// It ends although nobody reads, and keeps a portion at most.
+    /// Checks that it ends although the reader does not read, and keeps at most one batch.
     async fn ends(self) -> Vec<Bytes> {
-        let Self { universe, half, mut lines, task, pinned } = self;
-        timeout(Duration::from_secs(20), task).await.expect("it ends").unwrap();
+        let Self { harness, runtime, mut lines, task, pinned } = self;
+        timeout(Duration::from_secs(20), task).await.expect("the stream ends").unwrap();
         assert!(pinned.upgrade().is_none(), "nothing is pinned");
-        drop(half);
+        drop(runtime);
         let mut left = Vec::new();
-        while let Some(portion) = lines.recv().await {
-            left.push(portion);
+        while let Some(batch) = lines.recv().await {
+            left.push(batch);
         }
-        universe.finish().await;
+        harness.finish().await;
         left
     }
 }
@@ -57,49 +57,49 @@ impl Stalled {
 #[tokio::test(start_paused = true)]
 async fn a_stream_ends_with_its_time() {
     let left = stalled(Duration::from_secs(15)).await.ends().await;
-    assert!(left.len() == 1 && left[0].len() < 300_000, "one portion: 64 KiB, and one object more");
+    assert!(left.len() == 1 && left[0].len() < 300_000, "one batch: 64 KiB, and one object more");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_stream_ends_with_the_right_to_it() {
     let stream = stalled(Duration::from_secs(3000)).await;
-    let mut without = copy_with(0, 0);
+    let mut without = tables_with_maps(0, 0);
     without.users.clear();
-    stream.half.copy.send_replace(replica(without));
+    stream.runtime.published.send_replace(replica(without));
     assert_eq!(stream.ends().await.len(), 1);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stream_ends_with_its_manager_half() {
+async fn watch_stream_ends_with_its_manager_runtime() {
     let stream = stalled(Duration::from_secs(3000)).await;
-    stream.half.in_force.send_replace(None);
+    stream.runtime.in_force.send_replace(None);
     assert_eq!(stream.ends().await.len(), 1);
 }
 
 #[tokio::test(start_paused = true)]
-async fn whoever_loses_the_right_is_told_so_and_nothing_more() {
+async fn watch_that_loses_its_right_gets_only_the_error() {
     let mut stream = stalled(Duration::from_secs(3000)).await;
-    let mut without = copy_with(100, 200_000);
+    let mut without = tables_with_maps(100, 200_000);
     without.users.clear();
-    stream.half.copy.send_replace(replica(without));
+    stream.runtime.published.send_replace(replica(without));
     let (mut added, mut last) = (0, String::new());
-    while let Some(portion) = stream.lines.recv().await {
-        last = String::from_utf8(portion.to_vec()).unwrap();
+    while let Some(batch) = stream.lines.recv().await {
+        last = String::from_utf8(batch.to_vec()).unwrap();
         added += usize::from(last.contains("ADDED"));
     }
     assert!(last.contains("ERROR") && last.contains("403"), "{last}");
-    assert_eq!(added, 1, "what was made before");
-    stream.universe.finish().await;
+    assert_eq!(added, 1, "only the object created before");
+    stream.harness.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn watch_from_before_the_history_is_one_error_event() {
-    let tables = copy_with(1, 10);
-    let half = Half::with(tables.clone(), None);
-    half.ports.feed.begin_at(Revision(10));
-    let service = half.service();
+    let tables = tables_with_maps(1, 10);
+    let runtime = ManagerRuntime::with(tables.clone(), None);
+    runtime.ports.feed.begin_at(Revision(10));
+    let service = runtime.service();
     let from_3 = ask("GET", &format!("{MAPS}?watch=1&resourceVersion=3"));
-    let ports = Arc::clone(&half.ports);
+    let ports = Arc::clone(&runtime.ports);
     let begun =
         stream(&service, ports, ann(), &ann().peer, &from_3, &tables).unwrap_or_else(|e| panic!("{}", e.message));
     assert_eq!(begun.status(), 200);

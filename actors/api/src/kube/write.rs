@@ -1,5 +1,5 @@
-//! Writes: planned by the leader on its own copy, proposed with the plan's guards, answered with the object as exactly
-//! that entry left it.
+//! Writes: planned by the leader on its own replica, proposed with the plan's guards, answered with the object exactly
+//! as that entry left it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,14 +15,14 @@ use crate::ports::ManagerPorts;
 use crate::service::{Asked, Service};
 use crate::writes::Proposed;
 
-/// How often a patch is made again on a newer copy; each time somebody else has written first.
-const MOST_ATTEMPTS: u128 = 64;
+/// How often a write is planned again on a newer replica; each time another client has written first.
+const MAX_ATTEMPTS: u128 = 64;
 
-/// Why a write was not made.
+/// Why a write failed.
 enum Failed {
-    /// What the client is told; from the copy that it was planned on.
+    /// The client's answer, from the replica that the write was planned on.
     Status(Status),
-    /// The cluster could not do it, or it is not known whether it did: whoever relays may ask again.
+    /// The cluster could not carry it out, or the outcome is unknown: a relay may ask again.
     Error(ErrorBody),
 }
 
@@ -56,25 +56,29 @@ impl Service {
     async fn write_object(&self, manager: &ManagerPorts, asked: &Asked, call: &KubeCall) -> Result<KubeAnswer, Failed> {
         let ask = muster_kubernetes::route(Head::from(call))?;
         if !ask.is_write() {
-            return Err(ErrorBody::new(ErrorCode::Internal, "only writes are passed to the leader").into());
+            return Err(ErrorBody::new(ErrorCode::Internal, "only writes are forwarded to the leader").into());
         }
-        let mut copy = manager.replica.borrow().clone();
-        let attempts = asked.request_id..id(asked, MOST_ATTEMPTS);
-        if copy.tables.has_applied(&asked.caller, attempts) {
-            // An attempt of an earlier leader was applied, and its answer lost. Planned again it would conflict with itself.
-            return Err(unanswered("leadership was lost after the write was made and before it was answered").into());
+        let mut replica = manager.replica.borrow().clone();
+        let attempts = asked.request_id..id(asked, MAX_ATTEMPTS);
+        if replica.tables.has_applied(&asked.caller, attempts) {
+            // An attempt under an earlier leader was applied and its answer lost. A new plan would conflict with that
+            // attempt.
+            return Err(
+                unknown_outcome("leadership was lost after the write was made and before it was answered").into()
+            );
         }
         let mut confirmed = false;
-        for attempt in 0..MOST_ATTEMPTS {
-            // Another plan is another request.
+        for attempt in 0..MAX_ATTEMPTS {
+            // A new plan is a new request.
             let request_id = id(asked, attempt);
-            let planned = self.planned(&ask, asked, call, &copy, request_id);
+            let planned = self.planned(&ask, asked, call, &replica, request_id);
             let plan = match planned {
                 Ok(plan) if !plan.dry_run || confirmed => plan,
                 Err(status) if confirmed => return Err(status.into()),
-                // KUBE-1. A leader that was replaced and does not know it yet must not say no, nor show what it has.
+                // KUBE-1. A leader that was replaced and does not know it yet must not deny anything, nor show its
+                // state.
                 _ => {
-                    copy = self.copy(manager, asked.left()).await?;
+                    replica = self.replica(manager, asked.left()).await?;
                     confirmed = true;
                     continue;
                 }
@@ -82,17 +86,17 @@ impl Service {
             if plan.dry_run {
                 return Ok(plan.done(&ask, None, Clock.wall()));
             }
-            match self.made(manager, asked, &ask, &plan, request_id).await? {
-                Made::Answered(answer) => return Ok(answer),
-                Made::Applied(newer) => copy = newer,
-                Made::Refused(refusal) => match plan.refused(&refusal) {
-                    Refused::Finally(status) => return Err(status.into()),
-                    // It was applied here before it was refused: the newest copy has what stood in the way.
-                    Refused::Again => copy = self.copy(manager, asked.left()).await?,
+            match self.apply_plan(manager, asked, &ask, &plan, request_id).await? {
+                WriteOutcome::Answered(answer) => return Ok(answer),
+                WriteOutcome::Applied(newer) => replica = newer,
+                WriteOutcome::Refused(refusal) => match plan.refused(&refusal) {
+                    Refused::Final(status) => return Err(status.into()),
+                    // The refusal was applied here, so the newest replica contains the conflicting change.
+                    Refused::Replan => replica = self.replica(manager, asked.left()).await?,
                 },
             }
         }
-        let text = "others write this object all the time; retry";
+        let text = "other clients keep writing this object; retry";
         Err(ErrorBody::new(ErrorCode::TooManyRequests, text).retry_after(Duration::from_secs(1)).into())
     }
 
@@ -101,60 +105,64 @@ impl Service {
         ask: &Ask,
         asked: &Asked,
         call: &KubeCall,
-        copy: &Replica,
+        replica: &Replica,
         request_id: RequestId,
     ) -> Result<Plan, Status> {
-        may(Some(&asked.caller), ask, &copy.tables)?;
+        may(Some(&asked.caller), ask, &replica.tables)?;
         let namespace = ask.namespace.as_deref().unwrap_or("*");
-        may_write(&copy.tables, &self.ports.limits.node_namespaces, &asked.caller, namespace)
+        may_write(&replica.tables, &self.ports.limits.node_namespaces, &asked.caller, namespace)
             .map_err(|_| ask.forbidden(&name_of(&asked.caller)))?;
         let context = Context { now: Clock.wall(), entropy: request_id.0 };
-        muster_kubernetes::plan(ask, &call.body, &copy.tables, context)
+        muster_kubernetes::plan(ask, &call.body, &replica.tables, context)
     }
 
-    async fn made(
+    async fn apply_plan(
         &self,
         manager: &ManagerPorts,
         asked: &Asked,
         ask: &Ask,
         plan: &Plan,
         request_id: RequestId,
-    ) -> Result<Made, Failed> {
+    ) -> Result<WriteOutcome, Failed> {
         let mut command = self.command(asked, &format!("{} by {}", ask.verb, asked.caller)).with_request(request_id);
         command.guards.extend_from_slice(&plan.guards);
         command.changes.clone_from(&plan.changes);
-        let (revision, copy) = match self.try_propose(manager, asked, command).await? {
-            Proposed::Applied(revision, copy) => (revision, copy),
-            Proposed::Refused(refusal) => return Ok(Made::Refused(refusal)),
+        let (revision, replica) = match self.try_propose(manager, asked, command).await? {
+            Proposed::Applied(revision, replica) => (revision, replica),
+            Proposed::Refused(refusal) => return Ok(WriteOutcome::Refused(refusal)),
         };
         if plan.more {
-            return Ok(Made::Applied(copy));
+            return Ok(WriteOutcome::Applied(replica));
         }
         let stored = plan.changes.iter().find_map(|change| manager.feed.change_at(revision, &change.object()?));
         if stored.is_none() && plan.creates {
-            let text = format!("it was made at revision {revision}, which this leader's history has lost already");
-            return Err(unanswered(&text).into());
+            let text = format!("it was applied at revision {revision}, which this leader's history no longer contains");
+            return Err(unknown_outcome(&text).into());
         }
-        Ok(Made::Answered(plan.done(ask, stored.and_then(|change| change.after.clone()).as_deref(), Clock.wall())))
+        Ok(WriteOutcome::Answered(plan.done(
+            ask,
+            stored.and_then(|change| change.after.clone()).as_deref(),
+            Clock.wall(),
+        )))
     }
 }
 
-/// The id that one attempt is proposed under.
+/// The request id of one attempt.
 fn id(asked: &Asked, attempt: u128) -> RequestId {
     RequestId(asked.request_id.0.saturating_add(attempt))
 }
 
-/// It was made, and nobody knows any more how to answer it. Final: whoever relays must not ask again, for no leader will
-/// ever know more.
-fn unanswered(why: &str) -> Status {
+/// The write was applied, and its answer can no longer be determined. Final: a relay must not ask again, because no
+/// leader will ever know more.
+fn unknown_outcome(why: &str) -> Status {
     let error = ErrorBody::new(ErrorCode::UnknownOutcome, format!("{why}; read it again"));
     error.retry_after(Duration::from_secs(1)).into()
 }
 
 /// How a plan ended.
-enum Made {
+enum WriteOutcome {
     Answered(KubeAnswer),
-    /// There is more to do, from this copy on.
+    /// There is more to do, starting from this replica.
     Applied(Arc<Replica>),
     Refused(CommandRefusal),
 }

@@ -1,50 +1,50 @@
-//! What a line says.
+//! The content of a line.
 //!
-//! Owns    the fields of an entry and their form as JSON.
-//! Inputs  an [`Entry`].     Outputs  one line, without its line break.
-//! Keeps  AUDIT-2  no secret, no token and no body is in a line: texts of callers are bounded, and what looks like a token or a key in
-//!                 them is cut.
+//! Owns        the fields of an entry and their form as JSON.
+//! Inputs      an [`Entry`].
+//! Outputs     one line, without its line break.
+//! Invariants  AUDIT-2  no secret, no token and no body is in a line: texts of callers are bounded, and anything in them that looks
+//!                      like a token or a key is removed.
 
 use muster_messages::{ErrorCode, NodeId, Principal, RequestId, Revision, WallTime, printable};
 use serde::Serialize;
 
 /// Characters of a name or an id in a line. The longest name of a Kubernetes object has 253.
 const MAX_NAME: usize = 256;
-/// Characters of a reason. The longest sentences of refusals have about as many.
+/// Characters of a reason. The longest refusal texts have about as many.
 const MAX_REASON: usize = 400;
-/// An access token's secret has more digits than this; an id that is written by hand has fewer.
+/// An access token's secret has more digits than this; a handwritten id has fewer.
 const SECRET_DIGITS: usize = 16;
 
-/// How a request reached this node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Via {
-    /// From this process itself, or from another manager that passes it on.
+    /// From this process itself, or forwarded by another manager.
     #[default]
     Internal,
-    /// The admin socket, and the process that connected to it. A process of another pid namespace has no pid here.
-    Socket { uid: u32, pid: Option<i32> },
-    /// A connection over the network.
+    /// The admin socket, and the process that connected to it. A process in another pid namespace has no pid here.
+    Socket {
+        uid: u32,
+        pid: Option<i32>,
+    },
     Addr(String),
 }
 
-/// Where a request comes from, beside who asks.
+/// The origin of a request, besides its principal.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Origin {
     pub via: Via,
     /// The serial number of the certificate of the connection.
     pub serial: Option<String>,
-    /// The manager that has passed it on and authenticated its caller.
+    /// The manager that forwarded it and authenticated its caller.
     pub forwarder: Option<NodeId>,
 }
 
 impl Origin {
-    /// Passed on by this manager.
     pub fn forwarded_by(forwarder: NodeId) -> Self {
         Self { forwarder: Some(forwarder), ..Self::default() }
     }
 }
 
-/// What a request is about.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Object {
     pub kind: &'static str,
@@ -53,20 +53,18 @@ pub struct Object {
 }
 
 impl Object {
-    /// An object of this kind and name.
     pub fn named(kind: &'static str, name: impl ToString) -> Self {
         Self { kind, id: None, name: Some(name.to_string()) }
     }
 }
 
-/// How a request ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
     Done,
-    /// Written down; what was asked for takes its time.
+    /// Recorded; the requested change is in progress.
     Accepted,
-    /// A decision. Nothing was done.
+    /// Decided against; no effect.
     Refused,
     UnknownOutcome,
     /// No decision: no quorum, no leader, no time, a bug.
@@ -74,7 +72,7 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// Of a request that was answered with this error.
+    /// The outcome of a request that was answered with this error.
     pub fn of(code: ErrorCode) -> Self {
         match code {
             ErrorCode::UnknownOutcome => Outcome::UnknownOutcome,
@@ -88,7 +86,6 @@ impl Outcome {
     }
 }
 
-/// One request that was answered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
     pub at: WallTime,
@@ -132,7 +129,6 @@ struct By {
     token: Option<String>,
 }
 
-/// The entry as a line.
 pub fn line(entry: &Entry) -> String {
     let mut by = entry.by.to_json();
     let token = match &entry.by {
@@ -163,14 +159,14 @@ pub fn line(entry: &Entry) -> String {
     serde_json::to_string(&line).expect("every field of a line is JSON")
 }
 
-/// Cut before it is shortened: the beginning of a secret is part of one.
+/// Removes secrets before it shortens: the start of a secret is secret too.
 fn text(given: &str, max_chars: usize) -> String {
     printable(&without_secrets(given), max_chars)
 }
 
 /// A text in which join tokens, access tokens and keys are replaced by an ellipsis.
 pub fn without_secrets(given: &str) -> String {
-    // PEM has line breaks, and what follows its first line is the key.
+    // PEM has line breaks, and the key follows its first line.
     let given = given.split("-----BEGIN").next().unwrap_or_default();
     let mut out = String::with_capacity(given.len());
     let mut word = String::new();
@@ -233,22 +229,25 @@ mod tests {
         let by = Principal::Bearer { user: user(), token: "t17".to_owned() };
         let forwarder = NodeId::from_entropy(2);
         let origin = Origin { serial: Some("0a".to_owned()), ..Origin::forwarded_by(forwarder) };
-        let shown: serde_json::Value = serde_json::from_str(&line(&Entry { by, origin, ..entry() })).unwrap();
-        assert_eq!(shown["by"], serde_json::json!({"kind": "user", "id": "ann", "serial": "0a", "token": "t17"}));
-        assert_eq!((&shown["via"], &shown["forwarder"]), (&serde_json::Value::Null, &serde_json::json!(forwarder)));
+        let rendered: serde_json::Value = serde_json::from_str(&line(&Entry { by, origin, ..entry() })).unwrap();
+        assert_eq!(rendered["by"], serde_json::json!({"kind": "user", "id": "ann", "serial": "0a", "token": "t17"}));
+        assert_eq!(
+            (&rendered["via"], &rendered["forwarder"]),
+            (&serde_json::Value::Null, &serde_json::json!(forwarder))
+        );
     }
 
     #[test]
-    fn tokens_and_keys_in_texts_of_callers_are_cut() {
+    fn tokens_and_keys_in_caller_texts_are_removed() {
         let access = "muster-9x2ab-1q2w3e4r5t6y7u8i9o0p1q2w3e";
         let join = "MSTR-1-0abcdefghij0abcdefghij0abcdefghij0abcdefghij-zyx9876543210zyx987654321";
         for secret in [access, join] {
             let object = Object { kind: "token", id: Some(secret.to_owned()), name: Some(format!("\"{secret}\"")) };
             let reason = Some(format!("no token {secret}; -----BEGIN PRIVATE KEY-----\nMIGH"));
-            let shown = line(&Entry { verb: format!("x:{secret}"), object, reason, ..entry() });
+            let rendered = line(&Entry { verb: format!("x:{secret}"), object, reason, ..entry() });
             let tail = secret.rsplit('-').next().unwrap();
-            assert!(!shown.contains(tail) && !shown.contains("MIGH"), "{shown}");
-            assert!(shown.contains("no token …"), "{shown}");
+            assert!(!rendered.contains(tail) && !rendered.contains("MIGH"), "{rendered}");
+            assert!(rendered.contains("no token …"), "{rendered}");
         }
         assert_eq!(without_secrets("muster-agent on n1-2 is fine"), "muster-agent on n1-2 is fine");
     }
@@ -257,7 +256,7 @@ mod tests {
     fn long_and_unprintable_texts_are_bounded() {
         let reason = Some("x\n".repeat(10_000));
         let object = Object::named("lease", "y".repeat(10_000));
-        let shown = line(&Entry { reason, object, ..entry() });
-        assert!(shown.len() < 3_000 && !shown.contains('\n') && !shown.contains("\\n"), "{}", shown.len());
+        let rendered = line(&Entry { reason, object, ..entry() });
+        assert!(rendered.len() < 3_000 && !rendered.contains('\n') && !rendered.contains("\\n"), "{}", rendered.len());
     }
 }

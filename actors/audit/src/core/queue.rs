@@ -1,11 +1,11 @@
-//! Which lines wait for the file, and what happens while it cannot be written.
+//! The lines that wait for the file, and what happens while it cannot be written.
 //!
-//! Owns    the lines that are not in the file yet, what is known of the file, the counters.
-//! Inputs  lines, questions whether lines can be written, how a write ended, a tick each second.
-//! Outputs  one job for the file at a time, answers, one log line a minute while it fails.
-//! Keeps  AUDIT-3  what waits is bounded; a line that finds no room is counted, never dropped silently.
-//!        AUDIT-4  a file that fails or hangs is known as such within two ticks, and known as sound only after a write.
-//! Why one job at a time: lines are in the order of their answers, and a hung disk holds one thread and not one for each line.
+//! Owns        the lines that are not in the file yet, the state of the file, the counters.
+//! Inputs      lines, checks whether lines can be written, results of writes, a tick each second.
+//! Outputs     one job for the file at a time, answers, one log line per minute while it fails.
+//! Invariants  AUDIT-3  waiting lines are bounded; a line that finds no room is counted, never dropped silently.
+//!             AUDIT-4  a file that fails or hangs is known as such within two ticks, and known as sound only after a write.
+//! Why one job at a time: lines are in the order of their answers, and a hung disk blocks one thread instead of one per line.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use std::time::Duration;
 use imbl::Vector;
 use muster_messages::Moment;
 
-/// Lines that wait for the file: those of some seconds at the rate of a busy API, in a few MB.
+/// Lines that may wait for the file: those of a few seconds of a busy API, in a few MB.
 pub const MAX_WAITING: usize = 8192;
 /// And their bytes.
 pub const MAX_WAITING_BYTES: usize = 8 * 1024 * 1024;
@@ -21,33 +21,26 @@ pub const MAX_WAITING_BYTES: usize = 8 * 1024 * 1024;
 const MAX_BATCH_BYTES: usize = 1024 * 1024;
 /// A write that takes longer hangs.
 const HUNG_AFTER: Duration = Duration::from_millis(1500);
-/// Between two log lines about a file that fails.
-const WARN_EVERY: Duration = Duration::from_secs(60);
-/// Refusals of callers without identity: so many at once, and so many a second afterwards. They cost their caller a connection; they
-/// must not cost the disk.
+/// The interval of log lines about a failing file.
+const WARN_INTERVAL: Duration = Duration::from_secs(60);
+/// Lines about refused callers without identity: the burst, and the rate per second. Such a refusal costs its caller a
+/// connection, and must not fill the disk.
 const UNAUTHENTICATED_BURST: u32 = 100;
 const UNAUTHENTICATED_PER_TICK: u32 = 10;
 
-/// Stands for a reply port that the shell keeps.
+/// Identifies a reply port that the shell keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct AskId(pub u64);
 
-/// What happens to the queue.
 #[derive(Debug)]
 pub enum Input {
-    Record {
-        line: String,
-        ask: Option<AskId>,
-        unauthenticated: bool,
-    },
+    Record { line: String, ask: Option<AskId>, unauthenticated: bool },
     Check(AskId),
     Reopen,
     Ended(Result<(), String>),
-    /// Each second.
     Tick,
 }
 
-/// What the shell does about it.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Effect {
     Run(Job),
@@ -63,7 +56,6 @@ pub enum Effect {
     },
 }
 
-/// One turn of the file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Job {
     /// Whole lines with their line breaks, or nothing.
@@ -72,15 +64,14 @@ pub struct Job {
     pub reopen: bool,
 }
 
-/// What others may know of the log.
+/// The published state of the log.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AuditState {
-    /// Why lines cannot be written.
     pub failing: Option<String>,
     pub written: u64,
-    /// Lines that could not be written when it was their turn, and those that found no room.
+    /// Lines that could not be written at first, and those that found no room.
     pub failed: u64,
-    /// Of those the ones that are in no file.
+    /// Of these: lines that are in no file.
     pub dropped: u64,
     /// Refusals of callers without identity that were only counted.
     pub suppressed: u64,
@@ -96,7 +87,7 @@ struct Waiting {
     counted: bool,
 }
 
-/// The queue. Cloning costs nothing that grows with what waits: the shell keeps a copy that outlives a crash.
+/// The queue. The cost of a clone does not depend on its length: the shell keeps one that outlives a crash.
 #[derive(Clone, Debug)]
 pub struct Queue {
     waiting: Vector<Waiting>,
@@ -104,7 +95,7 @@ pub struct Queue {
     in_flight: Option<(Moment, Vector<Waiting>)>,
     state: AuditState,
     warned: Option<Moment>,
-    /// Dropped lines that the daemon's log has counted already.
+    /// Dropped lines that were already reported in the daemon's log.
     reported: u64,
     unsynced: bool,
     reopen: bool,
@@ -128,25 +119,24 @@ impl Default for Queue {
 }
 
 impl Queue {
-    /// What the next incarnation goes on with. No caller waits for its answers any more, and what was in flight may or may not be in
-    /// the file: it is written again.
+    /// The queue of the next incarnation. Its callers are gone, and lines in flight may or may not be in the file: they are written
+    /// again.
     pub fn resume(mut self) -> Self {
         if let Some((_, lines)) = self.in_flight.take() {
-            self.give_back(lines);
+            self.requeue(lines);
         }
         self.waiting =
             self.waiting.into_iter().filter(|w| w.line.is_some()).map(|w| Waiting { ask: None, ..w }).collect();
         self
     }
 
-    /// What others may know.
     pub fn state(&self) -> AuditState {
         let in_flight = self.in_flight.iter().flat_map(|(_, lines)| lines).filter(|w| w.line.is_some()).count();
         let waiting = self.waiting.iter().filter(|w| w.line.is_some()).count() + in_flight;
         AuditState { waiting, ..self.state.clone() }
     }
 
-    /// Takes what waits for a last write.
+    /// Takes all waiting lines for a last write.
     pub fn rest(&mut self) -> Job {
         let text = joined(&std::mem::take(&mut self.waiting));
         self.waiting_bytes = 0;
@@ -157,7 +147,7 @@ impl Queue {
         match input {
             Input::Record { line, ask, unauthenticated } => self.record(line, ask, unauthenticated, out),
             Input::Check(ask) => match &self.state.failing {
-                // The next tick tries the file; to wait for that here would only take the caller's time.
+                // The next tick retries the file; waiting for it would only delay the caller.
                 Some(why) => out.push(Effect::Answer(ask, Err(why.clone()))),
                 None => self.waiting.push_back(Waiting { line: None, ask: Some(ask), counted: false }),
             },
@@ -165,7 +155,7 @@ impl Queue {
             Input::Ended(result) => self.ended(now, result, out),
             Input::Tick => self.tick(now, out),
         }
-        // While it fails, only a tick tries again.
+        // While the file fails, only a tick retries it.
         if self.state.failing.is_none() {
             self.run(now, out);
         }
@@ -185,7 +175,7 @@ impl Queue {
         if full {
             self.state.failed += 1;
             self.state.dropped += 1;
-            let why = failing.unwrap_or_else(|| "more lines wait than may".to_owned());
+            let why = failing.unwrap_or_else(|| "too many lines are waiting".to_owned());
             out.extend(ask.map(|ask| Effect::Answer(ask, Err(why))));
             return;
         }
@@ -194,7 +184,7 @@ impl Queue {
         if counted {
             self.state.failed += 1;
         }
-        // It is written when the file can be, but the caller is not kept waiting for that.
+        // The line is written once the file recovers, but the caller does not wait for that.
         let ask = match (ask, failing) {
             (Some(ask), Some(why)) => {
                 out.push(Effect::Answer(ask, Err(why)));
@@ -218,14 +208,14 @@ impl Queue {
                 }
             }
             Err(why) => {
-                self.give_back(lines);
+                self.requeue(lines);
                 self.fail(now, &why, out);
             }
         }
     }
 
-    /// What was not written is first in the queue again.
-    fn give_back(&mut self, lines: Vector<Waiting>) {
+    /// Puts unwritten lines back at the front of the queue.
+    fn requeue(&mut self, lines: Vector<Waiting>) {
         self.waiting_bytes += bytes(&lines);
         let mut all = lines;
         all.append(std::mem::take(&mut self.waiting));
@@ -233,7 +223,7 @@ impl Queue {
         self.unsynced = true;
     }
 
-    /// Every waiting caller is answered; the lines stay.
+    /// Answers every waiting caller; the lines stay.
     fn fail(&mut self, now: Moment, why: &str, out: &mut Vec<Effect>) {
         let in_flight = self.in_flight.iter_mut().flat_map(|(_, lines)| lines.iter_mut());
         for waiting in self.waiting.iter_mut().chain(in_flight) {
@@ -248,14 +238,14 @@ impl Queue {
     }
 
     fn warn(&mut self, now: Moment, out: &mut Vec<Effect>) {
-        if self.warned.is_some_and(|at| now.since(at) < WARN_EVERY) {
+        if self.warned.is_some_and(|at| now.since(at) < WARN_INTERVAL) {
             return;
         }
         if let Some(why) = &self.state.failing {
             let why = why.clone();
             out.push(Effect::Failing { why, waiting: self.state().waiting, dropped: self.state.dropped });
         } else if self.state.dropped > self.reported {
-            let why = "lines come faster than they are written".to_owned();
+            let why = "lines arrive faster than they can be written".to_owned();
             out.push(Effect::Failing { why, waiting: self.state().waiting, dropped: self.state.dropped });
         } else {
             return;
@@ -270,12 +260,12 @@ impl Queue {
         if let Some((since, _)) = &self.in_flight {
             let at_it = now.since(*since);
             if at_it >= HUNG_AFTER {
-                self.fail(now, &format!("the file has not taken a write for {} s", at_it.as_secs().max(1)), out);
+                self.fail(now, &format!("a write to the file has not finished for {} s", at_it.as_secs().max(1)), out);
             }
             return;
         }
         if self.state.failing.is_some() {
-            // Also without a line that waits: a check must be able to succeed again.
+            // Even without waiting lines: a check must be able to succeed again.
             let job = Job { text: self.take_batch(now), sync: true, reopen: true };
             out.push(Effect::Run(job));
         } else if self.unsynced && self.waiting.is_empty() {

@@ -61,12 +61,12 @@ fn failing_file_is_known_tried_each_second_and_keeps_lines() {
     let refused = |n| Effect::Answer(AskId(n), full());
     let failing = Effect::Failing { why: "no space left".to_owned(), waiting: 2, dropped: 0 };
     assert_eq!(out, [refused(1), refused(2), failing]);
-    assert_eq!(world.step(Input::Check(AskId(3))), [refused(3)], "at once");
-    assert_eq!(world.record("c", Some(4)), [refused(4)], "at once, and the line is kept");
+    assert_eq!(world.step(Input::Check(AskId(3))), [refused(3)], "immediately");
+    assert_eq!(world.record("c", Some(4)), [refused(4)], "immediately, and the line is kept");
     assert_eq!(world.queue.state().failed, 3, "each line counts once");
     let again = Effect::Run(Job { text: "a\nb\nc\n".to_owned(), sync: true, reopen: true });
     assert_eq!(world.tick(), [again]);
-    assert_eq!(world.step(Input::Ended(full())), [], "one log line a minute");
+    assert_eq!(world.step(Input::Ended(full())), [], "one log line per minute");
     world.tick();
     assert_eq!(world.step(Input::Ended(Ok(()))), [Effect::Recovered { dropped: 0 }]);
     let state = world.queue.state();
@@ -77,12 +77,12 @@ fn failing_file_is_known_tried_each_second_and_keeps_lines() {
 fn failing_file_is_reported_once_a_minute() {
     let mut world = World::new();
     world.record("a", None);
-    let mut said = world.step(Input::Ended(full())).len();
+    let mut reports = world.step(Input::Ended(full())).len();
     for _ in 0..130 {
-        said += world.tick().iter().filter(|e| matches!(e, Effect::Failing { .. })).count();
-        said += world.step(Input::Ended(full())).len();
+        reports += world.tick().iter().filter(|e| matches!(e, Effect::Failing { .. })).count();
+        reports += world.step(Input::Ended(full())).len();
     }
-    assert_eq!(said, 3);
+    assert_eq!(reports, 3);
 }
 
 #[test]
@@ -92,7 +92,7 @@ fn hung_file_is_known_after_two_ticks_and_recovers() {
     world.step(Input::Check(AskId(2)));
     assert_eq!(world.tick(), []);
     let out = world.tick();
-    let why = "the file has not taken a write for 2 s".to_owned();
+    let why = "a write to the file has not finished for 2 s".to_owned();
     let answers: Vec<_> = out.iter().filter(|e| matches!(e, Effect::Answer(..))).collect();
     assert_eq!(answers, [&Effect::Answer(AskId(2), Err(why.clone())), &Effect::Answer(AskId(1), Err(why.clone()))]);
     assert_eq!(world.step(Input::Check(AskId(3))), [Effect::Answer(AskId(3), Err(why))]);
@@ -128,19 +128,19 @@ fn lines_without_room_are_counted() {
     for _ in 0..9 {
         world.record(&"x".repeat(MAX_WAITING_BYTES / 8), None);
     }
-    assert_eq!(world.queue.state().dropped, 1, "by their bytes, too");
+    assert_eq!(world.queue.state().dropped, 1, "limited by bytes as well");
 }
 
 #[test]
 fn unauthenticated_callers_have_a_rate() {
     let mut world = World::new();
-    let strange = |world: &mut World| {
+    let unauthenticated_record = |world: &mut World| {
         world.step(Input::Record { line: "x".to_owned(), ask: None, unauthenticated: true });
     };
-    (0..UNAUTHENTICATED_BURST + 5).for_each(|_| strange(&mut world));
+    (0..UNAUTHENTICATED_BURST + 5).for_each(|_| unauthenticated_record(&mut world));
     assert_eq!((world.queue.state().suppressed, world.queue.state().waiting), (5, UNAUTHENTICATED_BURST as usize));
     world.tick();
-    (0..UNAUTHENTICATED_PER_TICK + 5).for_each(|_| strange(&mut world));
+    (0..UNAUTHENTICATED_PER_TICK + 5).for_each(|_| unauthenticated_record(&mut world));
     assert_eq!(world.queue.state().suppressed, 10);
 }
 
@@ -152,7 +152,7 @@ fn crash_loses_no_line_that_waits_or_is_in_flight() {
     world.step(Input::Check(AskId(3)));
     world.queue = world.queue.clone().resume();
     assert_eq!(world.step(Input::Tick), [Effect::Run(Job { text: "a\nb\n".to_owned(), sync: true, reopen: false })]);
-    assert_eq!(world.step(Input::Ended(Ok(()))), [], "no caller waits any more");
+    assert_eq!(world.step(Input::Ended(Ok(()))), [], "no caller waits");
 }
 
 #[test]

@@ -1,7 +1,7 @@
-//! Stories of the blocklist, on states that the store made.
+//! Scenarios of the blocklist, on states made by the store.
 
 use muster_messages::*;
-use muster_store::{apply, apply_seat};
+use muster_store::{apply, apply_membership};
 
 use super::*;
 
@@ -54,7 +54,7 @@ fn demoted(n: u8) -> Cut {
     Cut { principal: Principal::Node(id(n)), services: vec![Service::Mesh], reason: RefusalReason::Demoted }
 }
 
-/// A manager: its copy, its blocklist, its gateway, and what it proposed.
+/// A manager: its replica, its blocklist, its gateway, and its proposals.
 struct World {
     replica: Replica,
     blocklist: Blocklist,
@@ -65,7 +65,7 @@ struct World {
 }
 
 impl World {
-    /// n1 and n2 are managers, n3 is a worker, ann a user, bob an operator. Nothing was looked at yet.
+    /// n1 and n2 are managers, n3 is a worker, ann a user, bob an operator. Nothing is processed yet.
     fn new() -> Self {
         let mut world = Self {
             replica: Replica::default(),
@@ -85,10 +85,10 @@ impl World {
         world
     }
 
-    /// The same, looked at.
+    /// The same, processed.
     fn settled() -> Self {
         let mut world = Self::new();
-        assert_eq!(world.look(), [demoted(3)]);
+        assert_eq!(world.observe(), [demoted(3)]);
         world
     }
 
@@ -103,16 +103,16 @@ impl World {
         self.apply([Change::GrantRole { node: id(n), role }]);
     }
 
-    /// The cuts that the gateway took.
+    /// Returns the disconnects that the gateway accepted.
     fn step(&mut self, input: Input<'_>) -> Vec<Cut> {
-        let mut taken = vec![];
+        let mut accepted = vec![];
         let mut effects = vec![];
         self.blocklist.step(Moment(0), self.wall, input, &mut effects);
         while let Some(effect) = effects.pop() {
             match effect {
                 Effect::Cut(cut) if self.gateway_up => {
                     let principal = cut.principal.clone();
-                    taken.push(cut);
+                    accepted.push(cut);
                     self.blocklist.step(Moment(0), self.wall, Input::Told(principal), &mut effects);
                 }
                 Effect::Cut(_) => self.blocklist.step(Moment(0), self.wall, Input::NotTold, &mut effects),
@@ -123,17 +123,17 @@ impl World {
                 Effect::Sweep(command) => self.sweeps.push(*command),
             }
         }
-        taken.sort_by(|a, b| a.principal.cmp(&b.principal));
-        taken
+        accepted.sort_by(|a, b| a.principal.cmp(&b.principal));
+        accepted
     }
 
-    fn look(&mut self) -> Vec<Cut> {
+    fn observe(&mut self) -> Vec<Cut> {
         let replica = self.replica.clone();
-        self.step(Input::Looked(&replica))
+        self.step(Input::NewReplica(&replica))
     }
 
     fn retry(&mut self) -> Vec<Cut> {
-        assert!(std::mem::take(&mut self.retry), "a retry was asked for");
+        assert!(std::mem::take(&mut self.retry), "a retry was requested");
         self.step(Input::Retry)
     }
 
@@ -141,7 +141,7 @@ impl World {
         self.blocklist = Blocklist::resume(self.blocklist.memory());
     }
 
-    /// Applies the sweep in flight, as the raft member would.
+    /// Applies the sweep in progress, as the Raft member would.
     fn applied(&mut self) -> usize {
         let sweep = self.sweeps.pop().unwrap();
         let at = self.replica.tables.revision.next();
@@ -152,161 +152,161 @@ impl World {
 }
 
 #[test]
-fn a_removed_node_is_cut_off_entirely() {
+fn removed_node_is_disconnected_everywhere() {
     let mut world = World::settled();
     world.apply(remove(3));
-    assert_eq!(world.look(), [blocked(3)]);
-    assert_eq!(world.look(), [], "once");
+    assert_eq!(world.observe(), [blocked(3)]);
+    assert_eq!(world.observe(), [], "once");
 }
 
 #[test]
-fn a_demoted_manager_loses_the_mesh_alone() {
+fn demoted_manager_loses_only_the_mesh() {
     let mut world = World::settled();
     world.grant(2, Role::Worker);
-    assert_eq!(world.look(), [demoted(2)]);
+    assert_eq!(world.observe(), [demoted(2)]);
     world.grant(2, Role::Manager);
-    assert_eq!(world.look(), []);
+    assert_eq!(world.observe(), []);
     world.grant(2, Role::Worker);
-    assert_eq!(world.look(), [demoted(2)], "again, for it may have come back between");
+    assert_eq!(world.observe(), [demoted(2)], "again, because it may have reconnected meanwhile");
 }
 
 #[test]
-fn a_demotion_and_a_removal_seen_at_once_are_a_removal() {
+fn demotion_and_removal_seen_at_once_count_as_removal() {
     let mut world = World::settled();
     world.grant(2, Role::Worker);
     world.apply(remove(2));
-    assert_eq!(world.look(), [blocked(2)]);
+    assert_eq!(world.observe(), [blocked(2)]);
 }
 
 #[test]
-fn a_node_whose_record_vanished_is_cut_off_as_removed() {
+fn node_without_record_is_disconnected_as_removed() {
     let mut world = World::settled();
     world.apply([Change::DeleteNode(id(3))]);
-    assert_eq!(world.look(), [everything(Principal::Node(id(3)), RefusalReason::Removed)]);
+    assert_eq!(world.observe(), [everything(Principal::Node(id(3)), RefusalReason::Removed)]);
 }
 
 #[test]
-fn news_that_take_no_right_away_cut_nobody() {
+fn changes_that_revoke_no_right_disconnect_no_principal() {
     let mut world = World::settled();
-    let seat = SeatChangeKind::AddLearner { node: id(2), raft_id: RaftId(0), addr: "a:1".to_owned() };
+    let add_learner = MembershipChangeKind::AddLearner { node: id(2), raft_id: RaftId(0), addr: "a:1".to_owned() };
     let at = world.replica.tables.revision.next();
-    let change = SeatChange { at: T0, by: Principal::Operator, kind: seat };
-    apply_seat(&mut world.replica.tables, at, &change).unwrap();
+    let change = MembershipChange { at: T0, by: Principal::Operator, kind: add_learner };
+    apply_membership(&mut world.replica.tables, at, &change).unwrap();
     world.apply([
         Change::SetLiveness { node: id(3), liveness: Liveness::Down },
         Change::SetDesiredRole { node: id(2), role: Role::Worker },
         user("eve", "e1", UserKind::User),
     ]);
-    assert_eq!(world.look(), []);
+    assert_eq!(world.observe(), []);
 }
 
-/// Its connections may have been accepted on its certificate, when this copy did not know it.
+/// Its connections may have been accepted by its certificate, when this replica did not know it.
 #[test]
-fn a_worker_that_is_new_to_the_copy_is_kept_out_of_the_mesh() {
+fn worker_new_to_the_replica_is_kept_out_of_the_mesh() {
     let mut world = World::settled();
     world.apply([Change::CreateNode(Box::new(node(4, Role::Worker)))]);
     world.apply([Change::CreateNode(Box::new(node(5, Role::Manager)))]);
-    assert_eq!(world.look(), [demoted(4)]);
+    assert_eq!(world.observe(), [demoted(4)]);
 }
 
 #[test]
-fn revoked_and_replaced_credentials_are_cut() {
+fn revoked_and_replaced_credentials_are_disconnected() {
     let mut world = World::settled();
     world.apply([Change::DeleteUser(name("ann")), user("bob", "b2", UserKind::Operator)]);
     let (ann, bob) = (Principal::User(name("ann")), Principal::Admin(name("bob")));
     let out = RefusalReason::Unauthenticated;
-    assert_eq!(world.look(), [everything(ann, out), everything(bob, out)]);
-    assert_eq!(world.look(), []);
+    assert_eq!(world.observe(), [everything(ann, out), everything(bob, out)]);
+    assert_eq!(world.observe(), []);
 }
 
 #[test]
-fn a_full_look_finds_everything_due() {
+fn full_comparison_finds_all_due_disconnects() {
     let mut world = World::new();
     world.grant(2, Role::Worker);
     world.apply(remove(3));
-    assert_eq!(world.look(), [demoted(2), blocked(3)]);
+    assert_eq!(world.observe(), [demoted(2), blocked(3)]);
     let found: Vec<_> = due(&world.replica.tables).collect();
     assert_eq!(found, [blocked(3), demoted(2)]);
 }
 
 #[test]
-fn a_new_incarnation_looks_at_everything_again() {
+fn new_incarnation_processes_the_whole_state() {
     let mut world = World::settled();
     world.apply(remove(2));
-    world.look();
+    world.observe();
     world.crash();
-    assert_eq!(world.look(), [blocked(2), demoted(3)]);
+    assert_eq!(world.observe(), [blocked(2), demoted(3)]);
 }
 
 #[test]
-fn what_was_lost_while_it_was_down_is_noticed() {
+fn rights_lost_while_it_was_down_are_noticed() {
     let mut world = World::settled();
     world.crash();
     world.apply([Change::DeleteUser(name("ann"))]);
     let ann = everything(Principal::User(name("ann")), RefusalReason::Unauthenticated);
-    assert_eq!(world.look(), [demoted(3), ann]);
+    assert_eq!(world.observe(), [demoted(3), ann]);
 }
 
 #[test]
-fn a_cut_that_the_gateway_did_not_take_is_told_until_it_does() {
+fn undelivered_disconnect_is_repeated_until_accepted() {
     let mut world = World::settled();
     world.gateway_up = false;
     world.apply(remove(3));
     world.apply([Change::DeleteUser(name("ann"))]);
-    assert_eq!(world.look(), []);
+    assert_eq!(world.observe(), []);
     assert_eq!(world.blocklist.view().owed, 2);
     assert_eq!(world.retry(), []);
     world.crash();
     world.retry = false;
     world.gateway_up = true;
     let ann = everything(Principal::User(name("ann")), RefusalReason::Unauthenticated);
-    assert_eq!(world.look(), [blocked(3), ann]);
+    assert_eq!(world.observe(), [blocked(3), ann]);
     assert_eq!(world.blocklist.view().owed, 0);
 }
 
 #[test]
-fn an_owed_cut_lapses_when_its_reason_does() {
+fn pending_disconnect_lapses_with_its_reason() {
     let mut world = World::settled();
     world.gateway_up = false;
     world.grant(2, Role::Worker);
-    world.look();
+    world.observe();
     world.grant(2, Role::Manager);
-    world.look();
+    world.observe();
     world.gateway_up = true;
-    assert_eq!(world.retry(), [], "it is manager again: its new sessions stay");
+    assert_eq!(world.retry(), [], "it is a manager again: its new sessions stay");
     assert_eq!(world.blocklist.view().owed, 0);
 }
 
-/// A manager whose Raft data was lost starts from an empty copy in the same process.
+/// A manager whose Raft data was lost starts from an empty state in the same process.
 #[test]
-fn an_emptier_copy_removes_nobody() {
+fn emptier_replica_disconnects_no_principal() {
     let mut world = World::settled();
     world.replica = Replica::default();
-    assert_eq!(world.look(), []);
+    assert_eq!(world.observe(), []);
     world.apply([Change::CreateNode(Box::new(node(1, Role::Manager)))]);
-    assert_eq!(world.look(), []);
+    assert_eq!(world.observe(), []);
 }
 
-/// E34: a cluster in which nothing else happens forgets them too.
+/// E34: an otherwise idle cluster deletes expired blocks too.
 #[test]
-fn only_the_leader_sweeps_and_only_what_is_over() {
+fn only_the_leader_sweeps_and_only_expired_blocks() {
     let mut world = World::settled();
     world.apply(remove(3));
-    world.look();
+    world.observe();
     world.wall = WallTime(T0.0 + DAY);
     world.step(Input::Ticked);
     assert_eq!(world.sweeps, [], "it does not lead");
     world.replica.raft.leading = true;
     world.wall = T0;
-    world.look();
+    world.observe();
     world.step(Input::Ticked);
-    assert_eq!(world.sweeps, [], "it is not over");
+    assert_eq!(world.sweeps, [], "it has not expired");
     world.wall = WallTime(T0.0 + DAY);
     world.step(Input::Ticked);
     world.step(Input::Ticked);
     assert_eq!(world.sweeps.len(), 1, "one at a time");
     assert_eq!(world.applied(), 1);
-    world.look();
+    world.observe();
     let view = world.blocklist.view();
     assert_eq!((view.entries, view.sweeps), (0, 1));
 }
@@ -317,17 +317,17 @@ fn a_new_leader_sweeps_at_once() {
     world.apply(remove(3));
     world.wall = WallTime(T0.0 + DAY);
     world.replica.raft.leading = true;
-    world.look();
+    world.observe();
     assert_eq!(world.sweeps.len(), 1);
 }
 
 #[test]
-fn a_sweep_that_failed_is_tried_at_the_next_tick() {
+fn failed_sweep_is_retried_at_the_next_tick() {
     let mut world = World::settled();
     world.apply(remove(3));
     world.wall = WallTime(T0.0 + DAY);
     world.replica.raft.leading = true;
-    world.look();
+    world.observe();
     world.step(Input::Swept(None));
     assert_eq!(world.sweeps.len(), 1);
     world.step(Input::Ticked);
@@ -335,21 +335,21 @@ fn a_sweep_that_failed_is_tried_at_the_next_tick() {
 }
 
 #[test]
-fn many_blocks_are_swept_in_portions_one_after_the_other() {
+fn many_blocks_are_swept_in_consecutive_batches() {
     let mut world = World::settled();
-    let many = (0..SWEEP_AT_MOST as u128 + 10).map(|n| {
+    let many = (0..MAX_SWEEP_ENTRIES as u128 + 10).map(|n| {
         let node = NodeId::from_entropy(1000 + n);
         Change::Block(Blocked { node, by: Principal::Operator, blocked_at: T0, expires_at: T0 })
     });
     world.apply(many);
     world.wall = WallTime(T0.0 + DAY);
     world.replica.raft.leading = true;
-    world.look();
-    assert_eq!(world.applied(), SWEEP_AT_MOST);
-    assert_eq!(world.sweeps, [], "not before the copy shows it");
-    world.look();
+    world.observe();
+    assert_eq!(world.applied(), MAX_SWEEP_ENTRIES);
+    assert_eq!(world.sweeps, [], "not before the replica shows it");
+    world.observe();
     assert_eq!(world.applied(), 10);
-    world.look();
+    world.observe();
     assert_eq!(world.sweeps, []);
     assert_eq!(world.blocklist.view().entries, 0);
 }

@@ -1,4 +1,4 @@
-//! Letting a newcomer in: tokens, retries, names.
+//! Admission of new nodes: tokens, retries, names.
 
 use std::collections::BTreeSet;
 
@@ -10,56 +10,56 @@ use muster_pki::secrets_equal;
 
 use super::names::unique;
 use super::pending::Phase;
-use super::values::{AskId, Effect, JoinWish, request_id};
+use super::values::{AskId, Effect, VerifiedJoin, request_id};
 use super::{CertAuthority, removed};
 
-/// How many refused tries of one join are remembered apart (each lost a race for a name or a token).
-const MAX_ROUNDS: u32 = 64;
+/// How many refused tries of one join are remembered separately (each lost a race for a name or a token).
+const MAX_ADMISSION_ROUNDS: u32 = 64;
 
-/// What the outcomes in the copy say of a join.
+/// What the outcomes in the replica show about a join.
 enum History {
-    /// It was let in.
+    /// The node was admitted.
     Admitted,
-    /// It was not yet; this id is free for its next try.
+    /// Not yet admitted; this id is free for the next try.
     Free(RequestId),
     Exhausted,
 }
 
 impl CertAuthority {
-    /// Proposes the entry that lets a newcomer in, or finds that it has been let in already.
+    /// Proposes the entry that admits a new node, or finds that it is already admitted.
     pub(super) fn admit(
         &mut self,
         ask: AskId,
-        wish: &JoinWish,
+        cert_request: &VerifiedJoin,
         wall: WallTime,
         out: &mut Vec<Effect>,
     ) -> Result<(), ErrorBody> {
         self.cluster()?;
-        self.not_blocked(wish.node)?;
-        let token = self.token(wish)?.clone();
-        if let Some(proven) = &wish.rekey {
-            self.may_rekey(wish.node, proven, &token, wall)?;
+        self.not_blocked(cert_request.node)?;
+        let token = self.token(cert_request)?.clone();
+        if let Some(proven) = &cert_request.rekey {
+            self.check_rekey(cert_request.node, proven, &token, wall)?;
         }
         let tried = self.pending.get(&ask).map_or(0, |p| p.tries);
-        let request = match self.history(wish, tried) {
+        let request = match self.history(cert_request, tried) {
             History::Admitted => {
                 self.mark_admitted(ask);
                 self.advance(ask, wall, out);
                 return Ok(());
             }
             History::Free(request) => request,
-            History::Exhausted => return Err(id_taken(wish)),
+            History::Exhausted => return Err(id_taken(cert_request)),
         };
         usable(&token, wall)?;
-        let known = self.tables.nodes.contains_key(&wish.node);
-        let (command, name) = match (wish.rekey.is_some(), known) {
-            (true, true) => (rekeying(wish, &token, wall), None),
-            (true, false) => return Err(removed(wish.node)),
-            (false, true) => return Err(id_taken(wish)),
+        let known = self.tables.nodes.contains_key(&cert_request.node);
+        let (command, name) = match (cert_request.rekey.is_some(), known) {
+            (true, true) => (rekeying(cert_request, &token, wall), None),
+            (true, false) => return Err(removed(cert_request.node)),
+            (false, true) => return Err(id_taken(cert_request)),
             (false, false) => {
-                self.room_for_one_more()?;
-                let name = self.free_name(wish);
-                (creation(wish, name.clone(), &token, wall), Some(name))
+                self.check_node_limit()?;
+                let name = self.free_name(cert_request);
+                (creation(cert_request, name.clone(), &token, wall), Some(name))
             }
         };
         let step = self.next_step(ask);
@@ -70,15 +70,15 @@ impl CertAuthority {
         Ok(())
     }
 
-    /// CERT-8. What the key of an old certificate is worth: no more than a token of the same role, and only for a limited time.
-    fn may_rekey(&self, node: NodeId, proven: &CertIdentity, token: &Token, wall: WallTime) -> Result<(), ErrorBody> {
+    /// CERT-8. The key of an old certificate is worth no more than a token of the same role, and only for a limited time.
+    fn check_rekey(&self, node: NodeId, proven: &CertIdentity, token: &Token, wall: WallTime) -> Result<(), ErrorBody> {
         let record = self.member(node)?;
         if record.role != token.role {
             let (role, wrong) = (record.role, token.role);
             let text = format!("node {node} is a {role}: re-keying it needs a token for a {role}, not for a {wrong}");
             return Err(ErrorBody::new(ErrorCode::BadToken, text));
         }
-        self.must_count(node, proven)?;
+        self.check_valid(node, proven)?;
         let (expired, within) = (proven.not_after, self.config.rekey_within);
         if expired.plus(within) <= wall {
             let text = format!(
@@ -96,8 +96,8 @@ impl CertAuthority {
         self.catch_up(ask, revision, wall, out);
     }
 
-    /// Somebody was faster: to the name, to the id, or to the last use of the token.
-    pub(super) fn not_admitted(
+    /// Another change came first: to the name, to the id, or to the last use of the token.
+    pub(super) fn admission_refused(
         &mut self,
         ask: AskId,
         seen: Revision,
@@ -114,42 +114,42 @@ impl CertAuthority {
                 CommandRefusal::NameTaken { .. } | CommandRefusal::Stale { .. } | CommandRefusal::Exists { .. }
             )
         {
-            self.again(ask, seen, wall, out);
+            self.retry(ask, seen, wall, out);
         } else {
             self.answer(ask, Err(why.into()), out);
         }
     }
 
-    /// Every token is compared, each in constant time, so that the time tells neither how many nor which digits fit.
-    fn token(&self, wish: &JoinWish) -> Result<&Token, ErrorBody> {
+    /// Every token is compared, each in constant time, so that the duration reveals neither their number nor matching digits.
+    fn token(&self, cert_request: &VerifiedJoin) -> Result<&Token, ErrorBody> {
         let mut found = None;
         for token in self.tables.tokens.values() {
-            if secrets_equal(&token.secret, &wish.secret) {
+            if secrets_equal(&token.secret, &cert_request.secret) {
                 found = Some(token);
             }
         }
         found.ok_or_else(bad_token)
     }
 
-    /// Those that are being let in count.
-    fn room_for_one_more(&self) -> Result<(), ErrorBody> {
+    /// Nodes being admitted count.
+    fn check_node_limit(&self) -> Result<(), ErrorBody> {
         let coming =
             self.pending.values().filter(|p| matches!(p.phase, Phase::Admitting { name: Some(_), .. })).count();
         if self.tables.nodes.len() + coming < self.config.max_nodes {
             return Ok(());
         }
         Err(ErrorBody::forbidden(format!(
-            "the cluster has as many nodes as it may have ({}): remove those that are gone (`muster node rm`), or raise \
+            "the cluster has reached its maximum of {} nodes: remove nodes that are gone (`muster node rm`), or raise \
              `[certificates] max_nodes` on every manager",
             self.config.max_nodes
         )))
     }
 
     /// CERT-4: a repeated join is recognised by the outcomes that every member remembers.
-    /// `tried`: so many tries were refused whose outcomes the copy may not show yet.
-    fn history(&self, wish: &JoinWish, tried: u32) -> History {
-        for round in 0..MAX_ROUNDS {
-            let request = round_of(wish, round);
+    /// `tried`: the number of refused tries whose outcomes the replica may not show yet.
+    fn history(&self, cert_request: &VerifiedJoin, tried: u32) -> History {
+        for round in 0..MAX_ADMISSION_ROUNDS {
+            let request = round_of(cert_request, round);
             match self.tables.outcome_of(&Principal::Cluster, request) {
                 Some(outcome) if outcome.refused.is_none() => return History::Admitted,
                 None if round >= tried => return History::Free(request),
@@ -159,16 +159,16 @@ impl CertAuthority {
         History::Exhausted
     }
 
-    /// Nodes on one machine often ask for the same name at the same time: names that are being written count as taken, and
-    /// so do beginnings of other nodes' ids, which a person would mean by them.
-    fn free_name(&self, wish: &JoinWish) -> Name {
+    /// Nodes on one machine often request the same name at the same time: names being written count as taken, and so do prefixes of
+    /// other nodes' ids, which a person would mean by them.
+    fn free_name(&self, cert_request: &VerifiedJoin) -> Name {
         let written = self.tables.nodes.values().map(|n| &n.name);
         let proposed = self.pending.values().filter_map(|p| match &p.phase {
-            Phase::Admitting { name, .. } if p.wish.node() != Some(wish.node) => name.as_ref(),
+            Phase::Admitting { name, .. } if p.cert_request.node() != Some(cert_request.node) => name.as_ref(),
             _ => None,
         });
         let taken: BTreeSet<&Name> = written.chain(proposed).collect();
-        unique(&wish.name, |n| taken.contains(n) || self.tables.mistaken_for(n, None).is_some())
+        unique(&cert_request.name, |n| taken.contains(n) || self.tables.mistaken_for(n, None).is_some())
     }
 
     fn mark_admitted(&mut self, ask: AskId) {
@@ -179,38 +179,38 @@ impl CertAuthority {
 }
 
 /// CERT-5: the id of a try depends on the key too, so that only its holder can repeat the request.
-fn round_of(wish: &JoinWish, round: u32) -> RequestId {
+fn round_of(cert_request: &VerifiedJoin, round: u32) -> RequestId {
     request_id(&[
         b"muster-join/1",
-        &wish.request.0.to_be_bytes(),
-        wish.node.as_str().as_bytes(),
-        wish.key.spki(),
+        &cert_request.request.0.to_be_bytes(),
+        cert_request.node.as_str().as_bytes(),
+        cert_request.key.spki(),
         &round.to_be_bytes(),
     ])
 }
 
-fn creation(wish: &JoinWish, name: Name, token: &Token, wall: WallTime) -> Command {
+fn creation(cert_request: &VerifiedJoin, name: Name, token: &Token, wall: WallTime) -> Command {
     let record = NodeRecord {
-        addr: wish.addr.clone(),
-        release: wish.release.clone(),
-        labels: wish.labels.clone(),
-        ..NodeRecord::new(wish.node, name, token.role, wall)
+        addr: cert_request.addr.clone(),
+        release: cert_request.release.clone(),
+        labels: cert_request.labels.clone(),
+        ..NodeRecord::new(cert_request.node, name, token.role, wall)
     };
     let reason = format!("joined with token {}", token.id);
     Command::idempotent(wall, Principal::Anonymous, reason)
-        .guard(Guard::NotBlocked(wish.node))
-        .guard(Guard::NodeAbsent(wish.node))
+        .guard(Guard::NotBlocked(cert_request.node))
+        .guard(Guard::NodeAbsent(cert_request.node))
         .guard(Guard::TokenUsable(token.id.clone()))
         .change(Change::CreateNode(Box::new(record)))
         .change(Change::UseToken(token.id.clone()))
 }
 
-/// The use of the token is all that is written: everything else about the node stays as the cluster knows it.
-fn rekeying(wish: &JoinWish, token: &Token, wall: WallTime) -> Command {
+/// Only the use of the token is written: everything else about the node stays as recorded.
+fn rekeying(cert_request: &VerifiedJoin, token: &Token, wall: WallTime) -> Command {
     let reason = format!("re-keyed with token {}", token.id);
-    Command::idempotent(wall, Principal::Node(wish.node), reason)
-        .guard(Guard::NotBlocked(wish.node))
-        .guard(Guard::NodeExists(wish.node))
+    Command::idempotent(wall, Principal::Node(cert_request.node), reason)
+        .guard(Guard::NotBlocked(cert_request.node))
+        .guard(Guard::NodeExists(cert_request.node))
         .guard(Guard::TokenUsable(token.id.clone()))
         .change(Change::UseToken(token.id.clone()))
 }
@@ -233,6 +233,9 @@ fn bad_token() -> ErrorBody {
     )
 }
 
-fn id_taken(wish: &JoinWish) -> ErrorBody {
-    ErrorBody::new(ErrorCode::Conflict, format!("the node id {} is taken; join again under a new one", wish.node))
+fn id_taken(cert_request: &VerifiedJoin) -> ErrorBody {
+    ErrorBody::new(
+        ErrorCode::Conflict,
+        format!("the node id {} is taken; join again with a new one", cert_request.node),
+    )
 }

@@ -1,18 +1,18 @@
 //! Whether the clock of this manager may date certificates.
 //!
-//! Owns     the last comparison with the clocks of the other managers.
-//! Inputs   how far their clocks are from this one; both times of this process.
-//! Outputs  a refusal that names the clock, or nothing.
-//! Keeps  CERT-9  nothing is signed while most of the other managers' clocks differ from this one's by more than
-//!                [`CLOCK_TOLERANCE`], nor after this clock was set by more, until they are compared again.
+//! Owns        the last comparison with the clocks of the other managers.
+//! Inputs      how far their clocks are from this one; both times of this process.
+//! Outputs     a refusal that names the clock, or nothing.
+//! Invariants  CERT-9  nothing is signed while most of the other managers' clocks differ from this one's by more than
+//!                     [`CLOCK_TOLERANCE`], nor after this clock was set by more, until they are compared again.
 //! Why: a leader whose clock is a day ahead signs certificates that begin tomorrow. A node that installs one is refused everywhere.
-//! Why not by the times on record: one clock that was ahead once would make every right clock look wrong.
+//! Recorded times would not do: one clock that was ahead once would make every right clock look wrong.
 
 use std::time::Duration;
 
 use muster_messages::{ErrorBody, ErrorCode, Moment, WallTime};
 
-use super::RETRY;
+use super::RETRY_AFTER;
 
 /// Certificates are back-dated by an hour: half of it for this clock, half for the reader's.
 pub const CLOCK_TOLERANCE: Duration = Duration::from_secs(30 * 60);
@@ -21,7 +21,7 @@ pub const CLOCK_TOLERANCE: Duration = Duration::from_secs(30 * 60);
 #[derive(Clone, Debug, Default)]
 pub struct ClockCheck {
     compared: Option<Compared>,
-    /// A comparison was asked for, and its answer has not come.
+    /// A comparison was requested and has not been answered.
     pub(super) asked: bool,
 }
 
@@ -34,37 +34,37 @@ struct Compared {
 }
 
 impl ClockCheck {
-    /// The clocks of the managers that answered are so many milliseconds ahead of this one.
+    /// The clocks of the answering managers are this many milliseconds ahead of this one.
     pub fn compare(&mut self, now: Moment, wall: WallTime, mut ahead_ms: Vec<i64>) {
         ahead_ms.sort_unstable();
         let wrong = ahead_ms.iter().filter(|ms| is_off(**ms)).count();
-        // This one counts as one that agrees with itself: with two, it is unknown which one is right.
+        // This clock counts as one that agrees: of two clocks, it is unknown which one is right.
         let is_wrong = 2 * wrong > ahead_ms.len() + 1;
         let off_ms = ahead_ms.get(ahead_ms.len() / 2).copied().filter(|_| is_wrong);
         self.compared = Some(Compared { now, wall, off_ms });
         self.asked = false;
     }
 
-    /// Whether something may be signed now. Before the first comparison it may: a single manager has no other clock to ask.
+    /// Whether certificates may be signed now. Before the first comparison they may: a single manager has no other clock to ask.
     pub fn may_sign(&self, now: Moment, wall: WallTime) -> Result<(), ErrorBody> {
         let Some(last) = &self.compared else { return Ok(()) };
         if let Some(off) = last.off_ms {
             let way = if off > 0 { "behind" } else { "ahead of" };
             let by = Duration::from_millis(off.unsigned_abs()).as_secs();
             return Err(refusal(format!(
-                "the clock of the leading manager says {wall} and is {by} s {way} the clocks of most other managers; set it right, or \
-                 move the leadership (`muster raft transfer-leader`)"
+                "the leader's clock shows {wall} and is {by} s {way} the clocks of most other managers; correct it, or \
+                 transfer leadership (`muster raft transfer-leader`)"
             )));
         }
         if self.was_set(now, wall) {
             return Err(refusal(format!(
-                "the clock of the leading manager was set to {wall} and is compared with the others'"
+                "the leader's clock was set to {wall} and is being compared with the other managers' clocks"
             )));
         }
         Ok(())
     }
 
-    /// The time of day has moved otherwise than time has passed since the last comparison.
+    /// Since the last comparison the wall clock has moved differently from elapsed time.
     pub fn was_set(&self, now: Moment, wall: WallTime) -> bool {
         self.compared.is_some_and(|last| {
             let passed = i64::try_from(now.since(last.now).as_millis()).unwrap_or(i64::MAX);
@@ -78,7 +78,8 @@ fn is_off(ms: i64) -> bool {
 }
 
 fn refusal(text: String) -> ErrorBody {
-    ErrorBody::new(ErrorCode::NotKnownHereYet, format!("no certificate is signed: {text}")).retry_after(RETRY)
+    ErrorBody::new(ErrorCode::NotKnownHereYet, format!("certificates cannot be signed: {text}"))
+        .retry_after(RETRY_AFTER)
 }
 
 #[cfg(test)]
@@ -94,13 +95,13 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_most_others_contradict_dates_nothing() {
+    fn clock_that_most_others_contradict_signs_nothing() {
         assert!(compared(&[]), "a manager alone");
         assert!(compared(&[200, -200]));
         assert!(!compared(&[-DAY, -DAY]), "this one is a day ahead");
         assert!(!compared(&[DAY, DAY, 0, DAY]));
         assert!(compared(&[-DAY, 0]), "another one is wrong");
-        assert!(compared(&[-DAY]), "of two, nobody knows which one");
+        assert!(compared(&[-DAY]), "of two clocks either may be wrong");
     }
 
     #[test]
@@ -111,6 +112,6 @@ mod tests {
         assert!(check.may_sign(hour, WallTime(3_600_000)).is_ok(), "time has passed");
         assert!(check.may_sign(hour, WallTime(3_600_000 + DAY)).is_err());
         check.compare(hour, WallTime(3_600_000 + DAY), vec![0, 0]);
-        assert!(check.may_sign(hour, WallTime(3_600_000 + DAY)).is_ok(), "the others were set, too");
+        assert!(check.may_sign(hour, WallTime(3_600_000 + DAY)).is_ok(), "the others were set too");
     }
 }

@@ -1,7 +1,7 @@
-//! The decisions of the certificate authority. Speaks only in values; signing itself is an effect.
+//! The decisions of the certificate authority, as plain values; signing itself is an effect.
 //!
-//! Every request is one [`Pending`] that goes through phases: let in (joins only), caught up with, signed, recorded,
-//! answered. Each step names what it waits for, so that an answer that comes late finds nobody and changes nothing.
+//! Every request is one [`Pending`] that passes through phases: admitted (joins only), caught up, signed, recorded,
+//! answered. Each step names what it waits for, so that a late result finds no request and changes nothing.
 
 mod admit;
 mod clock;
@@ -23,42 +23,42 @@ use muster_messages::{
 use muster_pki::{CsrKey, NodeProfile, SignError, Signed};
 
 use crate::Config;
-use crate::sabotage::Sabotage;
+use crate::bugs::BugInjection;
 
 use self::clock::ClockCheck;
 use self::early::EarlyRenewals;
 use self::pending::Phase;
-pub use self::pending::{Pending, Wish};
-pub use self::values::{Answer, AskId, Effect, Input, JoinWish, NodeWish, Profile, StepId, UserWish};
+pub use self::pending::{CertificateRequest, Pending};
+pub use self::values::{Answer, AskId, Effect, Input, NodeRequest, Profile, StepId, UserRequest, VerifiedJoin};
 
-/// How often a request is signed again because its grant changed under it. A role changes a few times a second at
-/// most, and each round takes milliseconds.
+/// How often a request is signed again because its grant changed meanwhile. A role changes at most a few times a second, and
+/// each round takes milliseconds.
 const MAX_TRIES: u32 = 8;
 
-/// When to come back after a refusal that will pass. Role changes wait for certificates, so seconds matter here.
-pub(crate) const RETRY: std::time::Duration = std::time::Duration::from_millis(300);
+/// Time to retry after a transient refusal. Role changes wait for certificates, so seconds matter here.
+pub(crate) const RETRY_AFTER: std::time::Duration = std::time::Duration::from_millis(300);
 
-/// Decides who gets which certificate.
+/// Decides which certificates are signed.
 #[derive(Clone, Debug)]
 pub struct CertAuthority {
     config: Config,
-    /// The newest applied copy that this actor has seen.
+    /// The newest applied state that this actor has seen.
     tables: Tables,
     pending: BTreeMap<AskId, Pending>,
-    /// Which request waits for which proposal or signature.
+    /// The request that waits for a proposal or signature.
     steps: BTreeMap<StepId, AskId>,
     last_step: StepId,
     wake: Option<Moment>,
     clock: ClockCheck,
     early: EarlyRenewals,
-    /// Both times of the present step.
+    /// Both times of the current step.
     now: (Moment, WallTime),
     issued: u64,
     refused: u64,
 }
 
 impl CertAuthority {
-    /// Nothing asked, nothing known.
+    /// An authority without requests or state.
     pub fn new(config: Config) -> Self {
         Self {
             config,
@@ -74,7 +74,7 @@ impl CertAuthority {
             refused: 0,
         }
     }
-    /// The applied copy it decides on.
+    /// The applied state on which it decides.
     pub fn tables(&self) -> &Tables {
         &self.tables
     }
@@ -87,13 +87,13 @@ impl CertAuthority {
         (self.issued, self.refused)
     }
 
-    /// One step.
+    /// Handles one input.
     pub fn step(&mut self, now: Moment, wall: WallTime, input: Input, out: &mut Vec<Effect>) {
         self.now = (now, wall);
         match input {
             Input::Clocks(ahead_ms) => self.clock.compare(now, wall, ahead_ms),
-            Input::Copy(tables) => self.learn(tables, wall, out),
-            Input::Asked(ask, wish) => self.take(now, wall, ask, wish, out),
+            Input::Replica(tables) => self.learn(tables, wall, out),
+            Input::Asked(ask, cert_request) => self.take(now, wall, ask, cert_request, out),
             Input::Signed(step, result) => self.signed(step, result, wall, out),
             Input::Proposed(step, result) => self.proposed(step, result, wall, out),
             Input::Woke => self.expire(now, out),
@@ -115,22 +115,29 @@ impl CertAuthority {
         }
     }
 
-    fn take(&mut self, now: Moment, wall: WallTime, ask: AskId, wish: Wish, out: &mut Vec<Effect>) {
-        let joins = self.pending.values().filter(|p| p.wish.is_join()).count();
-        if self.pending.len() >= self.config.max_pending || (wish.is_join() && joins >= self.config.max_joins) {
+    fn take(
+        &mut self,
+        now: Moment,
+        wall: WallTime,
+        ask: AskId,
+        cert_request: CertificateRequest,
+        out: &mut Vec<Effect>,
+    ) {
+        let joins = self.pending.values().filter(|p| p.cert_request.is_join()).count();
+        if self.pending.len() >= self.config.max_pending || (cert_request.is_join() && joins >= self.config.max_joins) {
             let busy = ErrorBody::new(ErrorCode::TooManyRequests, "too many certificates are being signed; retry");
-            out.push(Effect::Answer(ask, Err(busy.retry_after(RETRY))));
+            out.push(Effect::Answer(ask, Err(busy.retry_after(RETRY_AFTER))));
             self.refused += 1;
             return;
         }
-        self.give_up_older(&wish, out);
-        if let Err(early) = self.not_too_often(&wish, now, wall) {
+        self.cancel_older(&cert_request, out);
+        if let Err(early) = self.check_early_renewals(&cert_request, now, wall) {
             out.push(Effect::Answer(ask, Err(early)));
             self.refused += 1;
             return;
         }
         let pending = Pending {
-            wish,
+            cert_request,
             phase: Phase::CatchingUp(self.tables.revision),
             since: wall,
             until: now + self.config.deadline,
@@ -142,33 +149,38 @@ impl CertAuthority {
     }
 
     /// CERT-10.
-    fn not_too_often(&mut self, wish: &Wish, now: Moment, wall: WallTime) -> Result<(), ErrorBody> {
-        let Some((node, _)) = wish.shown().and_then(CertIdentity::node) else { return Ok(()) };
+    fn check_early_renewals(
+        &mut self,
+        cert_request: &CertificateRequest,
+        now: Moment,
+        wall: WallTime,
+    ) -> Result<(), ErrorBody> {
+        let Some((node, _)) = cert_request.presented().and_then(CertIdentity::node) else { return Ok(()) };
         let Some(record) = self.tables.nodes.get(&node) else { return Ok(()) };
         if early::is_due(record, self.config.node_lifetime, wall) {
             return Ok(());
         }
         self.early.take(node, now).map_err(|wait| {
             let text = format!(
-                "node {node} was issued many certificates that it has no need of; it holds a valid one, retry later"
+                "node {node} was issued many certificates that it does not need and holds a valid one; retry later"
             );
             ErrorBody::new(ErrorCode::TooManyRequests, text).retry_after(wait)
         })
     }
 
-    /// CERT-7: a node that asks again has given up what it asked before. Recorded after the answer to this one, an older
-    /// certificate would push out the one that the node uses then. (Those of a repeated join are all for one key.)
-    fn give_up_older(&mut self, wish: &Wish, out: &mut Vec<Effect>) {
-        let Some(node) = wish.shown().and_then(CertIdentity::node).map(|(node, _)| node) else { return };
-        let of_node = |p: &Pending| p.wish.node() == Some(node) && p.wish.shown().is_some();
+    /// CERT-7: a node's new request cancels its older ones. An older certificate, if recorded after this answer, would push out the one
+    /// that the node uses then. (Those of a repeated join are all for one key.)
+    fn cancel_older(&mut self, cert_request: &CertificateRequest, out: &mut Vec<Effect>) {
+        let Some(node) = cert_request.presented().and_then(CertIdentity::node).map(|(node, _)| node) else { return };
+        let of_node = |p: &Pending| p.cert_request.node() == Some(node) && p.cert_request.presented().is_some();
         let older: Vec<AskId> = self.pending.iter().filter(|(_, p)| of_node(p)).map(|(ask, _)| *ask).collect();
         for ask in older {
-            let text = format!("node {node} asked for a certificate again; this request is given up");
-            self.answer(ask, Err(ErrorBody::new(ErrorCode::TooManyRequests, text).retry_after(RETRY)), out);
+            let text = format!("node {node} has made a newer certificate request; this one is cancelled");
+            self.answer(ask, Err(ErrorBody::new(ErrorCode::TooManyRequests, text).retry_after(RETRY_AFTER)), out);
         }
     }
 
-    /// Starts the next phase of a request from what the copy says now. The only place that does.
+    /// Starts the next phase of a request from the current replica. The only place that does.
     fn advance(&mut self, ask: AskId, wall: WallTime, out: &mut Vec<Effect>) {
         if let Err(refusal) = self.may_sign(out) {
             return self.answer(ask, Err(refusal), out);
@@ -176,14 +188,14 @@ impl CertAuthority {
         let Some(pending) = self.pending.get(&ask) else {
             return;
         };
-        let started = match (&pending.wish, pending.admitted) {
-            (Wish::Node(wish), _) => self.sign_member(ask, &wish.clone(), wall, out),
-            (Wish::Join(wish), false) => self.admit(ask, &wish.clone(), wall, out),
-            (Wish::Join(wish), true) => {
-                let ips = wish.observed.map(|o| o.ip());
-                self.sign_node(ask, wish.node, ips.into_iter().collect(), &wish.key.clone(), wall, out)
+        let started = match (&pending.cert_request, pending.admitted) {
+            (CertificateRequest::Node(cert_request), _) => self.sign_member(ask, &cert_request.clone(), wall, out),
+            (CertificateRequest::Join(cert_request), false) => self.admit(ask, &cert_request.clone(), wall, out),
+            (CertificateRequest::Join(cert_request), true) => {
+                let ips = cert_request.observed.map(|o| o.ip());
+                self.sign_node(ask, cert_request.node, ips.into_iter().collect(), &cert_request.key.clone(), wall, out)
             }
-            (Wish::User(wish), _) => self.sign_user(ask, &wish.clone(), wall, out),
+            (CertificateRequest::User(cert_request), _) => self.sign_user(ask, &cert_request.clone(), wall, out),
         };
         if let Err(refusal) = started {
             self.answer(ask, Err(refusal), out);
@@ -208,20 +220,20 @@ impl CertAuthority {
     fn sign_member(
         &mut self,
         ask: AskId,
-        wish: &NodeWish,
+        cert_request: &NodeRequest,
         wall: WallTime,
         out: &mut Vec<Effect>,
     ) -> Result<(), ErrorBody> {
-        let (node, _) = (wish.identity.node()).ok_or_else(|| ErrorBody::forbidden("only nodes renew here"))?;
-        if wish.identity.cluster != self.cluster()?.id {
+        let (node, _) = (cert_request.identity.node()).ok_or_else(|| ErrorBody::forbidden("only nodes renew here"))?;
+        if cert_request.identity.cluster != self.cluster()?.id {
             return Err(ErrorBody::forbidden("the certificate is of another cluster"));
         }
-        self.must_count(node, &wish.identity)?;
-        let ips = wish.observed.map(|o| o.ip()).into_iter().collect();
-        self.sign_node(ask, node, ips, &wish.key, wall, out)
+        self.check_valid(node, &cert_request.identity)?;
+        let ips = cert_request.observed.map(|o| o.ip()).into_iter().collect();
+        self.sign_node(ask, node, ips, &cert_request.key, wall, out)
     }
 
-    /// CERT-1: the role and the revision of its grant come from the applied copy and from nowhere else.
+    /// CERT-1: the role and the revision of its grant come only from the applied state.
     fn sign_node(
         &mut self,
         ask: AskId,
@@ -265,14 +277,16 @@ impl CertAuthority {
         let Phase::Signing { seen, grant, .. } = pending.phase else {
             return;
         };
-        match (&pending.wish, grant) {
-            (Wish::User(wish), _) => self.record_user(ask, &wish.clone(), signed, wall, out),
+        match (&pending.cert_request, grant) {
+            (CertificateRequest::User(cert_request), _) => {
+                self.record_user(ask, &cert_request.clone(), signed, wall, out)
+            }
             (_, Some(grant)) => self.record_node(ask, seen, grant, signed, wall, out),
             (_, None) => {}
         }
     }
 
-    /// CERT-2: the certificate goes out once this is applied, and not at all if the grant has changed.
+    /// CERT-2: the certificate is handed out once this is applied, and not at all if the grant has changed.
     fn record_node(
         &mut self,
         ask: AskId,
@@ -282,7 +296,7 @@ impl CertAuthority {
         wall: WallTime,
         out: &mut Vec<Effect>,
     ) {
-        let Some(node) = self.pending.get(&ask).and_then(|p| p.wish.node()) else {
+        let Some(node) = self.pending.get(&ask).and_then(|p| p.cert_request.node()) else {
             return;
         };
         let change = match self.recording(ask, node, (role, granted), &signed) {
@@ -299,8 +313,8 @@ impl CertAuthority {
         out.push(Effect::Propose { step, command });
     }
 
-    /// CERT-7: the certificate that the node showed when it asked stays beside the new one. It may have stopped to count while
-    /// this one was signed.
+    /// CERT-7: the certificate that the node presented with its request stays valid beside the new one. It may have stopped counting
+    /// while this one was signed.
     fn recording(
         &self,
         ask: AskId,
@@ -314,14 +328,15 @@ impl CertAuthority {
             let certificate = CertificateRecord { role, serial, granted, not_after, state };
             return Ok(Change::RecordCertificate { node, certificate });
         }
-        let shown = self.pending.get(&ask).and_then(|p| p.wish.shown());
-        if let Some(shown) = shown {
-            self.must_count(node, shown)?;
+        let presented = self.pending.get(&ask).and_then(|p| p.cert_request.presented());
+        if let Some(presented) = presented {
+            self.check_valid(node, presented)?;
         }
         let row = self.tables.certificates.get(&node);
-        let held = shown.and_then(|shown| {
-            let recorded = row.and_then(|row| row.find(shown)).filter(|recorded| recorded.serial == shown.serial);
-            recorded.cloned().or_else(|| held(shown, signed.issuer)).map(Box::new)
+        let held = presented.and_then(|presented| {
+            let recorded =
+                row.and_then(|row| row.find(presented)).filter(|recorded| recorded.serial == presented.serial);
+            recorded.cloned().or_else(|| held(presented, signed.issuer)).map(Box::new)
         });
         let replaces = row.and_then(|row| Some(row.current.as_ref()?.serial.clone()));
         let (pin, issuer) = (Some(signed.pin), Some(signed.issuer));
@@ -346,26 +361,33 @@ impl CertAuthority {
             (Phase::Admitting { .. }, Ok(revision)) => self.admitted(ask, revision, wall, out),
             (Phase::Admitting { seen, .. }, Err(ProposeError::Refused(why))) => {
                 let seen = *seen;
-                self.not_admitted(ask, seen, why, wall, out);
+                self.admission_refused(ask, seen, why, wall, out);
             }
             (Phase::Recording { signed, .. }, Ok(_)) => {
-                let answer = self.complete(&pending.wish, signed.clone());
+                let answer = self.complete(&pending.cert_request, signed.clone());
                 self.answer(ask, answer, out);
             }
             (Phase::Recording { seen, .. }, Err(ProposeError::Refused(why))) => {
                 let seen = *seen;
-                self.not_recorded(ask, seen, why, wall, out);
+                self.recording_refused(ask, seen, why, wall, out);
             }
             (_, Err(failed)) => self.answer(ask, Err(failed.into()), out),
             (_, Ok(_)) => {}
         }
     }
 
-    fn not_recorded(&mut self, ask: AskId, seen: Revision, why: CommandRefusal, wall: WallTime, out: &mut Vec<Effect>) {
+    fn recording_refused(
+        &mut self,
+        ask: AskId,
+        seen: Revision,
+        why: CommandRefusal,
+        wall: WallTime,
+        out: &mut Vec<Effect>,
+    ) {
         match why {
-            CommandRefusal::Stale { .. } => self.again(ask, seen, wall, out),
+            CommandRefusal::Stale { .. } => self.retry(ask, seen, wall, out),
             CommandRefusal::NotFound { .. } => {
-                let node = self.pending.get(&ask).and_then(|p| p.wish.node());
+                let node = self.pending.get(&ask).and_then(|p| p.cert_request.node());
                 let refusal = node.map_or_else(|| why.into(), removed);
                 self.answer(ask, Err(refusal), out);
             }
@@ -373,15 +395,15 @@ impl CertAuthority {
         }
     }
 
-    /// What was believed is no longer true: decides anew, on a copy newer than the one it was believed from.
-    fn again(&mut self, ask: AskId, seen: Revision, wall: WallTime, out: &mut Vec<Effect>) {
+    /// An assumption no longer holds: decides anew, on a replica newer than the one it was based on.
+    fn retry(&mut self, ask: AskId, seen: Revision, wall: WallTime, out: &mut Vec<Effect>) {
         let Some(pending) = self.pending.get_mut(&ask) else {
             return;
         };
         pending.tries += 1;
         if pending.tries >= MAX_TRIES {
-            let restless = ErrorBody::new(ErrorCode::Conflict, "what was to be certified kept changing; retry");
-            self.answer(ask, Err(restless.retry_after(RETRY)), out);
+            let changing = ErrorBody::new(ErrorCode::Conflict, "the state to be certified kept changing; retry");
+            self.answer(ask, Err(changing.retry_after(RETRY_AFTER)), out);
         } else {
             self.catch_up(ask, seen.next(), wall, out);
         }
@@ -396,27 +418,27 @@ impl CertAuthority {
         }
     }
 
-    fn complete(&self, wish: &Wish, signed: Signed) -> Result<Answer, ErrorBody> {
+    fn complete(&self, cert_request: &CertificateRequest, signed: Signed) -> Result<Answer, ErrorBody> {
         let root_pem = self.cluster()?.root_cert_pem.clone();
         let cert_pem = signed.cert_pem.clone();
-        Ok(match wish {
-            Wish::Node(_) => Answer::Signed(SignReply { cert_pem, root_pem }),
-            Wish::Join(wish) => Answer::Joined(JoinReply::Joined {
-                node: wish.node,
+        Ok(match cert_request {
+            CertificateRequest::Node(_) => Answer::Signed(SignReply { cert_pem, root_pem }),
+            CertificateRequest::Join(cert_request) => Answer::Joined(JoinReply::Joined {
+                node: cert_request.node,
                 cert_pem,
                 root_pem,
-                managers: self.managers(wish.node),
+                managers: self.managers(cert_request.node),
             }),
-            Wish::User(_) => Answer::User(users::certificate(signed, root_pem)),
+            CertificateRequest::User(_) => Answer::User(users::certificate(signed, root_pem)),
         })
     }
 
-    /// Seats first: they are where managers dial each other.
+    /// Raft members first: managers dial each other at their addresses.
     fn managers(&self, except: NodeId) -> Vec<String> {
-        let seats = self.tables.members.values().map(|m| (m.node, &m.addr));
+        let members = self.tables.members.values().map(|m| (m.node, &m.addr));
         let others = self.tables.managers().map(|n| (n.id, &n.addr));
         let mut addresses: Vec<String> = Vec::new();
-        for (node, addr) in seats.chain(others) {
+        for (node, addr) in members.chain(others) {
             if node != except && !addresses.contains(addr) {
                 addresses.push(addr.clone());
             }
@@ -424,15 +446,15 @@ impl CertAuthority {
         addresses
     }
 
-    /// Shown in the node's record, unless it says so already: a broken root would otherwise fill the log.
+    /// Records the failure in the node's record, unless it is there already: a broken root would otherwise fill the log.
     fn cannot_sign(&mut self, ask: AskId, why: &SignError, wall: WallTime, out: &mut Vec<Effect>) {
-        let node = self.pending.get(&ask).and_then(|p| p.wish.node());
+        let node = self.pending.get(&ask).and_then(|p| p.cert_request.node());
         let known = node.and_then(|n| self.tables.nodes.get(&n)?.certificate.as_ref());
         if let (Some(node), Some(known)) = (node, known)
             && known.state != CertificateState::Failed
         {
             let step = self.next_step(ask);
-            self.steps.remove(&step); // nobody waits for it
+            self.steps.remove(&step); // no request waits for it
             let command = Command::idempotent(wall, Principal::Node(node), "signing failed")
                 .change(Change::CertificateFailed(node));
             out.push(Effect::Propose { step, command });
@@ -449,7 +471,7 @@ impl CertAuthority {
         let late: Vec<AskId> = (self.pending.iter()).filter(|(_, p)| p.until <= now).map(|(ask, _)| *ask).collect();
         for ask in late {
             let phase = self.pending.get(&ask).map_or("", |p| p.phase.word());
-            let text = format!("no certificate in time: still {phase}");
+            let text = format!("certificate request timed out in phase {phase}");
             self.answer(ask, Err(ErrorBody::new(ErrorCode::TimedOut, text)), out);
         }
     }
@@ -488,25 +510,25 @@ impl CertAuthority {
     fn cluster(&self) -> Result<&ClusterRecord, ErrorBody> {
         self.tables.cluster.as_deref().ok_or_else(|| {
             ErrorBody::new(ErrorCode::NotKnownHereYet, "this manager has not read the cluster's root yet; retry")
-                .retry_after(RETRY)
+                .retry_after(RETRY_AFTER)
         })
     }
 
-    /// CERT-3, and: who is not in the list of nodes any more was removed.
+    /// CERT-3. A node that is no longer in the list was removed.
     fn member(&self, node: NodeId) -> Result<&NodeRecord, ErrorBody> {
         self.not_blocked(node)?;
         (self.tables.nodes.get(&node).map(|n| &**n)).ok_or_else(|| removed(node))
     }
 
     /// CERT-6. A leader has applied every certificate that was handed out.
-    fn must_count(&self, node: NodeId, shown: &CertIdentity) -> Result<(), ErrorBody> {
+    fn check_valid(&self, node: NodeId, presented: &CertIdentity) -> Result<(), ErrorBody> {
         self.member(node)?;
-        if self.tables.certificate_counts(node, shown) || crate::sabotaged(Sabotage::RenewFormer) {
+        if self.tables.certificate_counts(node, presented) || crate::injected(BugInjection::RenewSuperseded) {
             return Ok(());
         }
         let text = format!(
-            "this certificate of node {node} does not count any more: the cluster has issued others since, or has revoked it; the key \
-             that belongs to the newest one is needed, or the node must be removed and join again from an empty directory"
+            "this certificate of node {node} is no longer valid: the cluster has issued newer ones or revoked it. Use the key \
+             of the newest one, or remove the node and join again from an empty directory"
         );
         Err(ErrorBody::new(ErrorCode::Unauthenticated, text))
     }
@@ -519,23 +541,23 @@ impl CertAuthority {
     }
 }
 
-/// A certificate that no row has: one that a manager signed for itself, or of before the rows were complete.
-fn held(shown: &CertIdentity, issuer: RootId) -> Option<IssuedCertificate> {
-    let (_, role) = shown.node()?;
+/// A certificate without a row: signed by a manager for itself, or from before the rows were complete.
+fn held(presented: &CertIdentity, issuer: RootId) -> Option<IssuedCertificate> {
+    let (_, role) = presented.node()?;
     Some(IssuedCertificate {
-        serial: shown.serial.clone(),
+        serial: presented.serial.clone(),
         role,
-        granted: shown.granted,
-        not_after: shown.not_after,
-        pin: shown.pin,
+        granted: presented.granted,
+        not_after: presented.not_after,
+        pin: presented.pin,
         issuer: Some(issuer),
     })
 }
 
 fn signed_role(record: &NodeRecord) -> Role {
-    if crate::sabotaged(Sabotage::SignDesiredRole) { record.desired_role } else { record.role }
+    if crate::injected(BugInjection::SignDesiredRole) { record.desired_role } else { record.role }
 }
 
 fn removed(node: NodeId) -> ErrorBody {
-    ErrorBody::new(ErrorCode::Removed, format!("node {node} is not part of this cluster any more"))
+    ErrorBody::new(ErrorCode::Removed, format!("node {node} is no longer part of this cluster"))
 }

@@ -1,4 +1,4 @@
-//! A free name for a newcomer.
+//! A free name for a new node.
 
 use muster_messages::Name;
 
@@ -33,7 +33,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_name_is_cut_to_make_room() {
+    fn long_name_is_shortened_for_its_suffix() {
         let long: Name = format!("{}.a", "x".repeat(61)).parse().unwrap();
         let other = unique(&long, |n| *n == long);
         assert_eq!(other.as_str(), format!("{}-2", "x".repeat(61)));

@@ -1,53 +1,53 @@
-//! A request on its way to a certificate.
+//! A pending certificate request.
 
 use muster_messages::{CertIdentity, Moment, Name, NodeId, Revision, Role, WallTime};
 use muster_pki::Signed;
 
-use super::values::{JoinWish, NodeWish, StepId, UserWish};
+use super::values::{NodeRequest, StepId, UserRequest, VerifiedJoin};
 
-/// What was asked.
+/// The request.
 #[derive(Clone, Debug)]
-pub enum Wish {
-    Node(NodeWish),
-    Join(Box<JoinWish>),
-    User(UserWish),
+pub enum CertificateRequest {
+    Node(NodeRequest),
+    Join(Box<VerifiedJoin>),
+    User(UserRequest),
 }
 
-impl Wish {
+impl CertificateRequest {
     pub(super) fn is_join(&self) -> bool {
-        matches!(self, Wish::Join(_))
+        matches!(self, CertificateRequest::Join(_))
     }
-    /// The node it is about.
+    /// The node that it concerns.
     pub fn node(&self) -> Option<NodeId> {
         match self {
-            Wish::Node(wish) => wish.identity.node().map(|(node, _)| node),
-            Wish::Join(wish) => Some(wish.node),
-            Wish::User(_) => None,
+            CertificateRequest::Node(cert_request) => cert_request.identity.node().map(|(node, _)| node),
+            CertificateRequest::Join(cert_request) => Some(cert_request.node),
+            CertificateRequest::User(_) => None,
         }
     }
-    /// The certificate that the node showed, if it has one.
-    pub fn shown(&self) -> Option<&CertIdentity> {
+    /// The certificate that the node presented, if it has one.
+    pub fn presented(&self) -> Option<&CertIdentity> {
         match self {
-            Wish::Node(wish) => Some(&wish.identity),
-            Wish::Join(wish) => wish.rekey.as_deref(),
-            Wish::User(_) => None,
+            CertificateRequest::Node(cert_request) => Some(&cert_request.identity),
+            CertificateRequest::Join(cert_request) => cert_request.rekey.as_deref(),
+            CertificateRequest::User(_) => None,
         }
     }
-    /// Who it is for, for people.
+    /// The requester, for people.
     pub fn who(&self) -> String {
         match (self.node(), self) {
             (Some(node), _) => node.to_string(),
-            (None, Wish::User(wish)) => wish.name.to_string(),
+            (None, CertificateRequest::User(cert_request)) => cert_request.name.to_string(),
             (None, _) => String::new(),
         }
     }
     /// The kind of request, one word.
     pub fn kind(&self) -> &'static str {
         match self {
-            Wish::Node(_) => "renew",
-            Wish::Join(wish) if wish.rekey.is_some() => "rekey",
-            Wish::Join(_) => "join",
-            Wish::User(_) => "user",
+            CertificateRequest::Node(_) => "renew",
+            CertificateRequest::Join(cert_request) if cert_request.rekey.is_some() => "rekey",
+            CertificateRequest::Join(_) => "join",
+            CertificateRequest::User(_) => "user",
         }
     }
 }
@@ -55,33 +55,33 @@ impl Wish {
 /// One request.
 #[derive(Clone, Debug)]
 pub struct Pending {
-    pub wish: Wish,
+    pub cert_request: CertificateRequest,
     pub(super) phase: Phase,
     pub since: WallTime,
     pub(super) until: Moment,
-    /// Rounds lost to somebody else's change.
+    /// Rounds lost to concurrent changes.
     pub(super) tries: u32,
-    /// A join whose node is written down.
+    /// A join whose node is recorded.
     pub(super) admitted: bool,
 }
 
 impl Pending {
-    /// Where it stands, one word.
+    /// The phase, in one word.
     pub fn phase(&self) -> &'static str {
         self.phase.word()
     }
 }
 
-/// Where a request stands. `seen` is the revision of the copy that the step was decided on.
+/// The phase of a request. `seen` is the revision of the replica on which the step was decided.
 #[derive(Clone, Debug)]
 pub(super) enum Phase {
-    /// Waits for a copy that has applied this.
+    /// Waits for a replica that has applied this revision.
     CatchingUp(Revision),
-    /// The entry that lets it in is proposed. A new node's name counts as taken from here on.
+    /// The entry that admits the node is proposed. A new node's name counts as taken from here on.
     Admitting { step: StepId, seen: Revision, name: Option<Name> },
     /// A node's certificate is for a grant; a user's is for none.
     Signing { step: StepId, seen: Revision, grant: Option<(Role, Revision)> },
-    /// The certificate exists; nobody has seen it yet.
+    /// The certificate exists but was not handed out.
     Recording { step: StepId, seen: Revision, signed: Signed },
 }
 

@@ -1,4 +1,4 @@
-//! What the core hears and says.
+//! Inputs and effects of the core.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -12,33 +12,33 @@ use muster_messages::{
 use muster_pki::{CsrKey, NodeProfile, SignError, Signed, UserProfile};
 use sha2::{Digest, Sha256};
 
-use super::Wish;
+use super::CertificateRequest;
 
-/// A question whose port the shell keeps.
+/// A request whose reply port the shell keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct AskId(pub u64);
 
-/// A signature or a proposal under way.
+/// A signature or a proposal in progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct StepId(pub u64);
 
-/// A node wants a certificate for whatever role it holds.
+/// A node requests a certificate for its granted role.
 #[derive(Clone, Debug)]
-pub struct NodeWish {
+pub struct NodeRequest {
     /// As authenticated by its TLS connection, perhaps on another manager that vouches for it.
     pub identity: CertIdentity,
     pub observed: Option<SocketAddr>,
     pub key: CsrKey,
 }
 
-/// A stranger with a token wants to become a node, or a node with a token wants a new key.
+/// An unauthenticated client with a token wants to become a node, or a node with a token wants a new key.
 #[derive(Clone, Debug)]
-pub struct JoinWish {
+pub struct VerifiedJoin {
     pub request: RequestId,
     pub node: NodeId,
     pub secret: Secret,
     pub name: Name,
-    /// `host:port`, the host never unspecified if the other side was seen.
+    /// `host:port`; the host is never unspecified if the other side's address was observed.
     pub addr: String,
     pub release: String,
     pub labels: BTreeMap<String, String>,
@@ -50,7 +50,7 @@ pub struct JoinWish {
 
 /// A certificate for a person or a program.
 #[derive(Clone, Debug)]
-pub struct UserWish {
+pub struct UserRequest {
     pub name: Name,
     pub rights: UserRights,
     pub lifetime: Option<Duration>,
@@ -59,16 +59,16 @@ pub struct UserWish {
     pub key: CsrKey,
 }
 
-/// What the core hears.
+/// Inputs of the core.
 #[derive(Debug)]
 pub enum Input {
-    /// A newer applied copy. An older one is ignored.
-    Copy(Tables),
-    Asked(AskId, Wish),
+    /// A newer applied state. An older one is ignored.
+    Replica(Tables),
+    Asked(AskId, CertificateRequest),
     Signed(StepId, Result<Signed, SignError>),
-    /// A proposal ended; the revision it was applied at.
+    /// A proposal ended; the revision at which it was applied.
     Proposed(StepId, Result<Revision, ProposeError>),
-    /// How many milliseconds the clocks of the managers that answered are ahead of this one.
+    /// By how many milliseconds the clocks of the answering managers are ahead of this one.
     Clocks(Vec<i64>),
     Woke,
 }
@@ -80,7 +80,7 @@ pub enum Profile {
     User(UserProfile),
 }
 
-/// A request done.
+/// A completed request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
     Signed(SignReply),
@@ -88,7 +88,7 @@ pub enum Answer {
     User(UserCertificate),
 }
 
-/// What the core says.
+/// Effects of the core.
 #[derive(Debug)]
 pub enum Effect {
     /// Sign and report as `Signed`.
@@ -102,7 +102,7 @@ pub enum Effect {
         step: StepId,
         command: Command,
     },
-    /// Hand in a copy once one has applied this revision.
+    /// Pass the replica in once it has applied this revision.
     CatchUp(Revision),
     Answer(AskId, Result<Answer, ErrorBody>),
     /// Ask the other managers for their time, and report as `Clocks`.
@@ -110,7 +110,7 @@ pub enum Effect {
     WakeAt(Moment),
 }
 
-/// A request id that only these parts together spell; never 0, which nobody remembers.
+/// A request id that only these parts together produce; never 0, whose outcomes are not remembered.
 pub(super) fn request_id(parts: &[&[u8]]) -> RequestId {
     let mut hash = Sha256::new();
     for part in parts {

@@ -1,4 +1,4 @@
-//! The actor itself under a real supervisor, with a stand-in for the raft member.
+//! The actor itself under a real supervisor, with a stand-in for the Raft member.
 use std::sync::{Arc, Mutex};
 
 use crate::world::{MANAGER, WORKER, World, id};
@@ -8,16 +8,16 @@ use muster_messages::protocol::{Applied, CertAuthorityMsg, ProposeError, RaftMem
 use muster_messages::wire::{JoinReply, JoinRequest, Rekey, SignReply};
 use muster_messages::*;
 use muster_pki::*;
-use muster_tests::{PATIENCE, Probe, Universe, answered, at_every_point, insisting};
+use muster_tests::{ActorHarness, Probe, WAIT_LIMIT, answered, at_every_point, insisting};
 use tokio::sync::watch;
 
 const PATH: &str = "node/cert-authority";
 const OBSERVED: &str = "10.0.0.9:50000";
 
 struct Running {
-    universe: Universe,
+    harness: ActorHarness,
     address: Address<Msg>,
-    /// What is proposed while `frozen` waits here.
+    /// Proposals made while `frozen` wait here.
     _raft: Probe<RaftMemberMsg>,
     frozen: Arc<Mutex<bool>>,
     replica: watch::Receiver<Arc<Replica>>,
@@ -25,42 +25,42 @@ struct Running {
 
 async fn start() -> Running {
     let mut tables = World::new().log;
-    let (publish, replica) = watch::channel(copy(&tables));
-    let (universe, frozen) = (Universe::start().await, Arc::new(Mutex::new(false)));
-    let (raft, is_frozen) = (universe.probe("raft-member"), Arc::clone(&frozen));
-    // Applies what is proposed, and publishes the copy only after the answer: the order that is hardest for the actor.
+    let (publish, replica) = watch::channel(replica_of(&tables));
+    let (harness, frozen) = (ActorHarness::start().await, Arc::new(Mutex::new(false)));
+    let (raft, is_frozen) = (harness.probe("raft-member"), Arc::clone(&frozen));
+    // Applies proposals, and publishes the replica only after the answer: the hardest order for the actor.
     raft.on(move |msg| match msg {
         RaftMemberMsg::Propose { command, reply, .. } if !*is_frozen.lock().unwrap() => {
             let revision = tables.revision.next();
             let result = muster_store::apply(&mut tables, revision, &command);
             let taken = answered(reply, result.map(|()| Applied { revision }).map_err(ProposeError::Refused));
-            publish.send_replace(copy(&tables));
+            publish.send_replace(replica_of(&tables));
             taken
         }
         other => Some(other),
     });
-    let (address, to_raft, copies) = (Address::<Msg>::new(64), raft.recipient(), replica.clone());
-    universe.start_actor(Spec::actor("cert-authority", address.clone(), move || {
-        Ok(CertAuthorityShell::new(Config::default(), to_raft.clone(), copies.clone()))
+    let (address, to_raft, replicas) = (Address::<Msg>::new(64), raft.recipient(), replica.clone());
+    harness.start_actor(Spec::actor("cert-authority", address.clone(), move || {
+        Ok(CertAuthorityShell::new(Config::default(), to_raft.clone(), replicas.clone()))
     }));
-    universe.healthy(PATH, 1).await;
-    Running { universe, address, _raft: raft, frozen, replica }
+    harness.healthy(PATH, 1).await;
+    Running { harness, address, _raft: raft, frozen, replica }
 }
 
 impl Running {
     async fn until(&self, holds: impl Fn(&ActorNode) -> bool) {
-        self.universe.until(PATH, "as the test has it", holds).await;
+        self.harness.until(PATH, "as the test has it", holds).await;
     }
     async fn join(&self, request: JoinRequest) -> Result<Result<JoinReply, ErrorBody>, AskError> {
         let request = Box::new(request);
         let make = |reply| CertAuthorityMsg::Join { observed_addr: OBSERVED.into(), request, reply }.into();
-        self.address.ask(PATIENCE, make).await
+        self.address.ask(WAIT_LIMIT, make).await
     }
     async fn sign(&self, identity: CertIdentity, csr_pem: String) -> Result<SignReply, ErrorBody> {
         let identity = Box::new(identity);
         let observed_addr = OBSERVED.to_owned();
         let make = |reply| CertAuthorityMsg::SignNode { identity, observed_addr, csr_pem, reply }.into();
-        self.address.ask(PATIENCE, make).await.unwrap()
+        self.address.ask(WAIT_LIMIT, make).await.unwrap()
     }
 }
 
@@ -100,19 +100,19 @@ async fn a_node_joins_renews_and_rekeys() {
     assert_eq!(renewed.identity.subject, creds.identity.subject);
 
     let last = new_key();
-    let mut again = request(5, MANAGER, &last);
-    again.request_id = RequestId(6);
-    let proof = prove_rekey(&next, &CsrKey::parse(&again.csr_pem).unwrap()).unwrap();
-    again.rekey = Some(Rekey { old_cert_pem: renewed.cert_pem, signature: proof });
-    let (cert, root) = joined(ca.join(again.clone()).await.unwrap());
+    let mut second = request(5, MANAGER, &last);
+    second.request_id = RequestId(6);
+    let proof = prove_rekey(&next, &CsrKey::parse(&second.csr_pem).unwrap()).unwrap();
+    second.rekey = Some(Rekey { old_cert_pem: renewed.cert_pem, signature: proof });
+    let (cert, root) = joined(ca.join(second.clone()).await.unwrap());
     let rekeyed = credentials(last, cert, root).unwrap();
     assert_eq!(rekeyed.identity.subject, creds.identity.subject);
 
-    again.rekey = again.rekey.map(|r| Rekey { signature: vec![1], ..r });
-    assert_eq!(ca.join(again.clone()).await.unwrap().unwrap_err().code, ErrorCode::Unauthenticated);
-    again.node = id(7);
-    assert_eq!(ca.join(again).await.unwrap().unwrap_err().code, ErrorCode::Unauthenticated);
-    ca.universe.finish().await;
+    second.rekey = second.rekey.map(|r| Rekey { signature: vec![1], ..r });
+    assert_eq!(ca.join(second.clone()).await.unwrap().unwrap_err().code, ErrorCode::Unauthenticated);
+    second.node = id(7);
+    assert_eq!(ca.join(second).await.unwrap().unwrap_err().code, ErrorCode::Unauthenticated);
+    ca.harness.finish().await;
 }
 
 #[tokio::test]
@@ -135,38 +135,38 @@ async fn malformed_requests_are_refused_and_change_nothing() {
         assert_eq!(ca.join(bad).await.unwrap().unwrap_err().code, ErrorCode::Invalid);
     }
     assert_eq!(ca.replica.borrow().tables.revision, before);
-    ca.universe.finish().await;
+    ca.harness.finish().await;
 }
 
 #[tokio::test]
-async fn a_crash_closes_the_ports_and_the_retry_is_the_same_join() {
+async fn crash_closes_the_ports_and_a_retry_is_the_same_join() {
     let mut ca = start().await;
     let key = new_key();
     *ca.frozen.lock().unwrap() = true;
-    let wish = request(5, WORKER, &key);
-    let (address, first) = (ca.address.clone(), Box::new(wish.clone()));
+    let cert_request = request(5, WORKER, &key);
+    let (address, first) = (ca.address.clone(), Box::new(cert_request.clone()));
     let first = tokio::spawn(async move {
         let make = |reply| CertAuthorityMsg::Join { observed_addr: OBSERVED.into(), request: first, reply }.into();
-        address.ask(PATIENCE, make).await
+        address.ask(WAIT_LIMIT, make).await
     });
     ca.until(|node| node.view["pending"][0]["phase"] == "admitting").await;
-    ca.universe.crash(PATH, CrashHow::Panic);
+    ca.harness.crash(PATH, CrashHow::Panic);
     let first = first.await.unwrap();
     assert_eq!(first.unwrap_err(), AskError::Closed);
     *ca.frozen.lock().unwrap() = false;
-    ca.universe.healthy(PATH, 2).await;
-    joined(ca.join(wish.clone()).await.unwrap());
-    joined(ca.join(wish).await.unwrap());
+    ca.harness.healthy(PATH, 2).await;
+    joined(ca.join(cert_request.clone()).await.unwrap());
+    joined(ca.join(cert_request).await.unwrap());
     assert_eq!(ca.replica.borrow().tables.nodes.len(), 2);
     ca.until(|node| node.view["issued"] == 2 && node.view["pending"] == serde_json::json!([])).await;
-    let text = serde_json::to_string(&ca.universe.tree().snapshot().await).unwrap();
+    let text = serde_json::to_string(&ca.harness.tree().snapshot().await).unwrap();
     assert!(!text.contains(WORKER) && !text.contains("PRIVATE"));
-    ca.universe.finish().await;
+    ca.harness.finish().await;
 }
 
-/// A leader around an authority that crashes at the fuse's point, or when the raft member has heard of, done, or answered something.
+/// A leader around an authority that crashes at the fuse's point, or before, during or after a proposal of the Raft member.
 struct Leader {
-    universe: Universe,
+    harness: ActorHarness,
     address: Address<Msg>,
     raft: Probe<RaftMemberMsg>,
     tables: Tables,
@@ -177,29 +177,29 @@ struct Leader {
 impl Leader {
     async fn new(fuse: Fuse) -> Self {
         let tables = World::new().log;
-        let (publish, replica) = watch::channel(copy(&tables));
-        let mut universe = Universe::start().await;
-        let raft = universe.probe("raft-member");
+        let (publish, replica) = watch::channel(replica_of(&tables));
+        let mut harness = ActorHarness::start().await;
+        let raft = harness.probe("raft-member");
         let (address, to_raft) = (Address::<Msg>::new(64), raft.recipient());
-        universe.start_actor(Spec::actor("cert-authority", address.clone(), move || {
+        harness.start_actor(Spec::actor("cert-authority", address.clone(), move || {
             Ok(CertAuthorityShell::new(Config::default(), to_raft.clone(), replica.clone()))
         }));
-        universe.healthy(PATH, 1).await;
-        universe.crash_at(PATH, &fuse);
-        Self { universe, address, raft, tables, publish, fuse }
+        harness.healthy(PATH, 1).await;
+        harness.crash_at(PATH, &fuse);
+        Self { harness, address, raft, tables, publish, fuse }
     }
-    /// Applies what is proposed, until everybody has what they asked for.
-    async fn until(&mut self, all_have: impl Fn() -> bool) {
-        while !all_have() {
+    /// Applies proposals until every requester has its answer.
+    async fn until(&mut self, all_answered: impl Fn() -> bool) {
+        while !all_answered() {
             let asked = tokio::time::timeout(std::time::Duration::from_millis(5), self.raft.next("a proposal")).await;
             let Ok(RaftMemberMsg::Propose { command, reply, .. }) = asked else { continue };
-            self.universe.point(PATH, &self.fuse);
+            self.harness.point(PATH, &self.fuse);
             let revision = self.tables.revision.next();
             let result = muster_store::apply(&mut self.tables, revision, &command);
-            self.universe.point(PATH, &self.fuse);
+            self.harness.point(PATH, &self.fuse);
             let _gone = reply.send(result.map(|()| Applied { revision }).map_err(ProposeError::Refused));
-            self.publish.send_replace(copy(&self.tables));
-            self.universe.point(PATH, &self.fuse);
+            self.publish.send_replace(replica_of(&self.tables));
+            self.harness.point(PATH, &self.fuse);
         }
     }
     fn joins_logged(&self) -> usize {
@@ -207,12 +207,12 @@ impl Leader {
     }
 }
 
-fn copy(tables: &Tables) -> Arc<Replica> {
+fn replica_of(tables: &Tables) -> Arc<Replica> {
     Arc::new(Replica { tables: tables.clone(), raft: RaftStatus::default() })
 }
 
-/// Asks under one id until there is an answer that says what has happened.
-async fn insists<T: Send + 'static>(
+/// Repeats a request under one id until an answer with a known outcome arrives.
+async fn ask_until_known<T: Send + 'static>(
     address: &Address<Msg>,
     make: impl Fn(Reply<Result<T, ErrorBody>>) -> CertAuthorityMsg,
 ) -> T {
@@ -224,13 +224,16 @@ async fn insists<T: Send + 'static>(
     }
 }
 
-async fn joins(address: &Address<Msg>, wish: &JoinRequest) -> (String, String) {
-    let make =
-        |reply| CertAuthorityMsg::Join { observed_addr: OBSERVED.into(), request: Box::new(wish.clone()), reply };
-    joined(Ok(insists(address, make).await))
+async fn join_until_answered(address: &Address<Msg>, cert_request: &JoinRequest) -> (String, String) {
+    let make = |reply| CertAuthorityMsg::Join {
+        observed_addr: OBSERVED.into(),
+        request: Box::new(cert_request.clone()),
+        reply,
+    };
+    joined(Ok(ask_until_known(address, make).await))
 }
 
-/// Two join at once, each until it is answered, and then once more; then both renew.
+/// Two nodes join at once, each until it is answered, and then once more; then both renew.
 async fn two_join_and_renew(fuse: Fuse) {
     let mut leader = Leader::new(fuse).await;
     let before = leader.joins_logged();
@@ -238,12 +241,12 @@ async fn two_join_and_renew(fuse: Fuse) {
         let address = leader.address.clone();
         tokio::spawn(async move {
             let key = new_key();
-            let wish = request(n, token, &key);
-            joins(&address, &wish).await;
-            let (cert, root) = joins(&address, &wish).await;
-            let creds = credentials(key, cert, root).expect("it is for the key that was shown");
+            let cert_request = request(n, token, &key);
+            join_until_answered(&address, &cert_request).await;
+            let (cert, root) = join_until_answered(&address, &cert_request).await;
+            let creds = credentials(key, cert, root).expect("it is for the requested key");
             assert_eq!(creds.identity.node().map(|(node, _)| node), Some(id(n)));
-            insists(&address, |reply| {
+            ask_until_known(&address, |reply| {
                 let (identity, observed_addr) = (Box::new(creds.identity.clone()), OBSERVED.to_owned());
                 CertAuthorityMsg::SignNode { identity, observed_addr, csr_pem: make_csr(&new_key()).unwrap(), reply }
             })
@@ -256,30 +259,30 @@ async fn two_join_and_renew(fuse: Fuse) {
     two.await.unwrap();
     assert_eq!(leader.tables.nodes.len(), 3, "each has joined once");
     assert_eq!(leader.joins_logged(), before + 2);
-    leader.universe.finish().await;
+    leader.harness.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn wherever_it_crashes_whoever_asks_again_has_joined_once() {
+async fn at_every_crash_point_a_retried_join_joins_once() {
     let points = at_every_point(two_join_and_renew).await;
     assert!(points > 20, "there were {points} crash points");
 }
 
-/// A node has lost its certificate's time and re-keys; a person gets a certificate. Both ask once more.
+/// A node whose certificate is lost re-keys; a person gets a certificate. Both ask once more.
 async fn one_re_keys_and_a_person_is_certified(fuse: Fuse) {
     let mut leader = Leader::new(fuse).await;
     let before = leader.joins_logged();
     let address = leader.address.clone();
     let node = tokio::spawn(async move {
         let (old, new) = (new_key(), new_key());
-        let (cert, root) = joins(&address, &request(5, WORKER, &old)).await;
+        let (cert, root) = join_until_answered(&address, &request(5, WORKER, &old)).await;
         let old_cert_pem = credentials(old.clone(), cert, root).unwrap().cert_pem;
-        let mut wish = JoinRequest { request_id: RequestId(6), ..request(5, WORKER, &new) };
-        let signature = prove_rekey(&old, &CsrKey::parse(&wish.csr_pem).unwrap()).unwrap();
-        wish.rekey = Some(Rekey { old_cert_pem, signature });
-        joins(&address, &wish).await;
-        let (cert, root) = joins(&address, &wish).await;
-        credentials(new, cert, root).expect("it is for the key that was shown last").identity
+        let mut cert_request = JoinRequest { request_id: RequestId(6), ..request(5, WORKER, &new) };
+        let signature = prove_rekey(&old, &CsrKey::parse(&cert_request.csr_pem).unwrap()).unwrap();
+        cert_request.rekey = Some(Rekey { old_cert_pem, signature });
+        join_until_answered(&address, &cert_request).await;
+        let (cert, root) = join_until_answered(&address, &cert_request).await;
+        credentials(new, cert, root).expect("it is for the newest key").identity
     });
     let address = leader.address.clone();
     let person = tokio::spawn(async move {
@@ -293,21 +296,21 @@ async fn one_re_keys_and_a_person_is_certified(fuse: Fuse) {
             request: RequestId(7),
             reply,
         };
-        let first = insists(&address, make).await;
-        (first, insists(&address, make).await)
+        let first = ask_until_known(&address, make).await;
+        (first, ask_until_known(&address, make).await)
     });
     leader.until(|| node.is_finished() && person.is_finished()).await;
     let identity = node.await.unwrap();
     assert_eq!(identity.subject, Subject::Node { node: id(5), role: Role::Worker });
-    assert_eq!(leader.joins_logged(), before + 1, "who re-keys is the node that it was");
+    assert_eq!(leader.joins_logged(), before + 1, "a re-keyed node keeps its identity");
     let (_, last) = person.await.unwrap();
     let users: Vec<_> = leader.tables.users.values().map(|user| user.serial.clone()).collect();
-    assert_eq!(users, [last.serial], "the certificate that is answered is the one that counts");
-    leader.universe.finish().await;
+    assert_eq!(users, [last.serial], "the answered certificate is the valid one");
+    leader.harness.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn wherever_it_crashes_what_it_answered_last_is_the_certificate_that_counts() {
+async fn at_every_crash_point_the_last_answered_certificate_counts() {
     let points = at_every_point(one_re_keys_and_a_person_is_certified).await;
     assert!(points > 20, "there were {points} crash points");
 }

@@ -1,9 +1,9 @@
-//! Whatever the interleaving of requests, role changes, removals and late proposals, the promises hold.
+//! The invariants hold for every interleaving of requests, role changes, removals and late proposals.
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::world::*;
+use muster_cert_authority::bugs::{self, BugInjection};
 use muster_cert_authority::core::*;
-use muster_cert_authority::sabotage::{self, Sabotage};
 use muster_messages::protocol::ProposeError;
 use muster_messages::*;
 use proptest::prelude::*;
@@ -14,7 +14,7 @@ enum Op {
     Renew(u128),
     Join { node: u128, manager: bool, rekey: bool },
     RepeatJoin(usize),
-    Wish(u128, Role),
+    CertificateRequest(u128, Role),
     Grant(u128, Role),
     Remove(u128),
     Hold(bool),
@@ -35,7 +35,7 @@ fn op() -> impl Strategy<Value = Op> {
         3 => (node.clone(), any::<bool>(), any::<bool>())
             .prop_map(|(node, manager, rekey)| Op::Join { node, manager, rekey }),
         2 => (0usize..8).prop_map(Op::RepeatJoin),
-        1 => (node.clone(), role()).prop_map(|(n, r)| Op::Wish(n, r)),
+        1 => (node.clone(), role()).prop_map(|(n, r)| Op::CertificateRequest(n, r)),
         3 => (node.clone(), role()).prop_map(|(n, r)| Op::Grant(n, r)),
         1 => node.prop_map(Op::Remove),
         2 => any::<bool>().prop_map(Op::Hold),
@@ -46,12 +46,12 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// What was true when, beside the system.
+/// The expected history, kept beside the system.
 #[derive(Default)]
 struct Model {
     granted: BTreeMap<(NodeId, Revision), Role>,
     checked: BTreeSet<AskId>,
-    joins: Vec<JoinWish>,
+    joins: Vec<VerifiedJoin>,
 }
 
 impl Model {
@@ -79,32 +79,34 @@ impl Model {
     }
 }
 
-fn play(world: &mut World, model: &mut Model, op: Op) {
+fn run_op(world: &mut World, model: &mut Model, op: Op) {
     let exists = |world: &World, n| world.log.nodes.contains_key(&id(n));
     match op {
         Op::Renew(n) => {
-            let wish = world.renewal(n);
-            world.ask(wish);
+            let cert_request = world.renewal(n);
+            world.ask(cert_request);
         }
         Op::Join { node, manager, rekey } => {
             let secret = if manager { MANAGER } else { WORKER };
             let request = RequestId(100 + model.joins.len() as u128);
             let name = "host".parse().unwrap();
             let serial = world.newest(node).map_or_else(|| "00".to_owned(), |newest| newest.serial.clone());
-            let rekey = rekey.then(|| Box::new(shown(node, Role::Worker, &serial)));
-            let wish = JoinWish { request, name, rekey, ..joiner(node, secret) };
-            model.joins.push(wish.clone());
-            world.ask(Wish::Join(Box::new(wish)));
+            let rekey = rekey.then(|| Box::new(presented(node, Role::Worker, &serial)));
+            let cert_request = VerifiedJoin { request, name, rekey, ..joiner(node, secret) };
+            model.joins.push(cert_request.clone());
+            world.ask(CertificateRequest::Join(Box::new(cert_request)));
         }
         Op::RepeatJoin(n) => {
-            if let Some(wish) = model.joins.get(n).cloned() {
-                world.ask(Wish::Join(Box::new(wish)));
+            if let Some(cert_request) = model.joins.get(n).cloned() {
+                world.ask(CertificateRequest::Join(Box::new(cert_request)));
             }
         }
-        Op::Wish(n, role) if exists(world, n) => world.change(Change::SetDesiredRole { node: id(n), role }),
+        Op::CertificateRequest(n, role) if exists(world, n) => {
+            world.change(Change::SetDesiredRole { node: id(n), role })
+        }
         Op::Grant(n, role) if exists(world, n) => world.change(Change::GrantRole { node: id(n), role }),
         Op::Remove(n) if exists(world, n) => world.remove(n),
-        Op::Wish(..) | Op::Grant(..) | Op::Remove(_) => {}
+        Op::CertificateRequest(..) | Op::Grant(..) | Op::Remove(_) => {}
         Op::Hold(hold) => world.hold = hold,
         Op::Blind(blind) => {
             world.blind = blind;
@@ -112,7 +114,7 @@ fn play(world: &mut World, model: &mut Model, op: Op) {
         }
         Op::SettleOne => world.settle_one(),
         Op::LoseAnswer => {
-            // Applied, but nobody hears of it.
+            // Applied, but the answer is lost.
             if let Some((step, command)) = world.proposals.pop_front() {
                 let at = world.log.revision.next();
                 let _refused = muster_store::apply(&mut world.log, at, &command);
@@ -130,10 +132,10 @@ fn run(ops: Vec<Op>) {
     let (mut world, mut model) = (World::new(), Model::default());
     model.check(&world);
     for op in ops {
-        play(&mut world, &mut model, op);
+        run_op(&mut world, &mut model, op);
         model.check(&world);
     }
-    // Heal: everything that was asked ends.
+    // Clear the faults: every request ends.
     (world.hold, world.blind) = (false, false);
     world.show();
     world.settle();
@@ -144,19 +146,19 @@ fn run(ops: Vec<Op>) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
     #[test]
-    fn promises_hold_under_any_interleaving(ops in proptest::collection::vec(op(), 1..60)) {
+    fn invariants_hold_under_any_interleaving(ops in proptest::collection::vec(op(), 1..60)) {
         run(ops);
     }
 }
 
 #[test]
-fn the_model_notices_a_signer_that_signs_wishes() {
+fn model_detects_signing_of_desired_roles() {
     let mut runner = TestRunner::deterministic();
-    sabotage::set(Some(Sabotage::SignDesiredRole));
+    bugs::set(Some(BugInjection::SignDesiredRole));
     let found = runner.run(&proptest::collection::vec(op(), 1..60), |ops| {
         run(ops);
         Ok(())
     });
-    sabotage::set(None);
+    bugs::set(None);
     assert!(found.unwrap_err().to_string().contains("CERT-1"));
 }

@@ -9,7 +9,7 @@ use muster_messages::wire::JoinReply;
 use muster_messages::*;
 
 #[test]
-fn a_worker_token_makes_a_worker_and_a_manager_token_a_manager() {
+fn token_role_becomes_the_node_role() {
     let mut world = World::new();
     for (n, secret, role) in [(5, WORKER, Role::Worker), (6, MANAGER, Role::Manager)] {
         let answer = world.join(joiner(n, secret));
@@ -24,7 +24,7 @@ fn a_worker_token_makes_a_worker_and_a_manager_token_a_manager() {
 }
 
 #[test]
-fn the_event_log_tells_which_token_let_a_node_in() {
+fn event_log_names_the_token_of_a_join() {
     let mut world = World::new();
     world.join(joiner(5, WORKER)).unwrap();
     assert!(world.log.events.iter().any(|e| e.node == Some(id(5)) && e.reason == "joined with token w"));
@@ -32,7 +32,7 @@ fn the_event_log_tells_which_token_let_a_node_in() {
 }
 
 #[test]
-fn an_unknown_or_revoked_token_leaves_no_node() {
+fn unknown_or_revoked_token_creates_no_node() {
     let mut world = World::new();
     for secret in ["", "x", "wwwwwwwwwwwwwwwwwwwwwwwwx"] {
         assert_eq!(code(&world.join(joiner(5, secret))), ErrorCode::BadToken);
@@ -44,7 +44,7 @@ fn an_unknown_or_revoked_token_leaves_no_node() {
 }
 
 #[test]
-fn a_token_ends_when_its_time_or_its_uses_do() {
+fn token_ends_with_its_time_or_its_uses() {
     let mut world = World::new();
     world.change(Change::PutToken(Token { expires_at: Some(NOW.plus(HOUR)), ..token("t", Role::Worker, "time") }));
     world.change(Change::PutToken(Token { uses_left: Some(2), ..token("u", Role::Worker, "uses") }));
@@ -58,12 +58,12 @@ fn a_token_ends_when_its_time_or_its_uses_do() {
 }
 
 #[test]
-fn the_last_use_of_a_token_lets_one_of_two_in() {
+fn last_use_of_a_token_admits_one_of_two() {
     let mut world = World::new();
     world.change(Change::PutToken(Token { uses_left: Some(1), ..token("u", Role::Worker, "uses") }));
     world.hold = true;
-    let a = world.ask(Wish::Join(Box::new(joiner(5, "uses"))));
-    let b = world.ask(Wish::Join(Box::new(joiner(6, "uses"))));
+    let a = world.ask(CertificateRequest::Join(Box::new(joiner(5, "uses"))));
+    let b = world.ask(CertificateRequest::Join(Box::new(joiner(6, "uses"))));
     world.settle();
     assert!(world.answer(a).unwrap().is_ok());
     assert_eq!(code(world.answer(b).unwrap()), ErrorCode::TokenUsedUp);
@@ -78,10 +78,10 @@ fn a_repeated_join_is_the_same_node_and_one_use() {
         expires_at: Some(NOW.plus(HOUR)),
         ..token("u", Role::Worker, "uses")
     }));
-    let wish = joiner(5, "uses");
-    let first = world.join(wish.clone());
-    world.wall = NOW.plus(HOUR * 2); // used up and expired by now: the joiner has been let in already
-    let second = world.join(wish);
+    let cert_request = joiner(5, "uses");
+    let first = world.join(cert_request.clone());
+    world.wall = NOW.plus(HOUR * 2); // used up and expired by now, but the joiner is already admitted
+    let second = world.join(cert_request);
     assert_eq!(certificate(&first).subject, certificate(&second).subject);
     assert_ne!(certificate(&first).serial, certificate(&second).serial);
     assert_eq!(world.node(5).certificate.as_ref().unwrap().serial, certificate(&second).serial);
@@ -89,13 +89,13 @@ fn a_repeated_join_is_the_same_node_and_one_use() {
 }
 
 #[test]
-fn a_join_whose_end_nobody_knows_is_safe_to_repeat() {
+fn join_with_unknown_outcome_is_safe_to_repeat() {
     for applied in [false, true] {
         let mut world = World::new();
         world.change(Change::PutToken(Token { uses_left: Some(1), ..token("u", Role::Worker, "uses") }));
         world.hold = true;
-        let wish = joiner(5, "uses");
-        let ask = world.ask(Wish::Join(Box::new(wish.clone())));
+        let cert_request = joiner(5, "uses");
+        let ask = world.ask(CertificateRequest::Join(Box::new(cert_request.clone())));
         if applied {
             let (_, command) = world.proposals.front().cloned().unwrap();
             let at = world.log.revision.next();
@@ -105,29 +105,29 @@ fn a_join_whose_end_nobody_knows_is_safe_to_repeat() {
         assert_eq!(code(world.answer(ask).unwrap()), ErrorCode::UnknownOutcome);
         world.show();
         world.hold = false;
-        assert!(world.join(wish).is_ok(), "applied: {applied}");
+        assert!(world.join(cert_request).is_ok(), "applied: {applied}");
         assert_eq!(world.log.nodes.len(), 2);
     }
 }
 
 #[test]
-fn two_copies_of_one_join_at_once_are_one_node() {
+fn duplicate_concurrent_joins_create_one_node() {
     let mut world = World::new();
     world.hold = true;
-    let wish = joiner(5, WORKER);
-    let a = world.ask(Wish::Join(Box::new(wish.clone())));
-    let b = world.ask(Wish::Join(Box::new(wish)));
+    let cert_request = joiner(5, WORKER);
+    let a = world.ask(CertificateRequest::Join(Box::new(cert_request.clone())));
+    let b = world.ask(CertificateRequest::Join(Box::new(cert_request)));
     world.settle();
     assert!(world.answer(a).unwrap().is_ok() && world.answer(b).unwrap().is_ok());
     assert_eq!(world.log.nodes.len(), 2);
 }
 
 #[test]
-fn knowing_a_node_s_id_and_request_is_not_enough_to_become_it() {
+fn node_id_and_request_id_do_not_suffice_to_join_as_it() {
     let mut world = World::new();
-    let wish = joiner(5, MANAGER);
-    world.join(wish.clone()).unwrap();
-    let thief = JoinWish { key: key(), secret: Secret::new(WORKER), ..wish };
+    let cert_request = joiner(5, MANAGER);
+    world.join(cert_request.clone()).unwrap();
+    let thief = VerifiedJoin { key: key(), secret: Secret::new(WORKER), ..cert_request };
     assert_eq!(code(&world.join(thief)), ErrorCode::Conflict);
     assert_eq!(world.signed.len(), 1);
 }
@@ -136,8 +136,8 @@ fn knowing_a_node_s_id_and_request_is_not_enough_to_become_it() {
 fn a_taken_name_gets_a_number() {
     let mut world = World::new();
     world.hold = true;
-    let named = |n| JoinWish { name: "n1".parse().unwrap(), ..joiner(n, WORKER) };
-    let asks: Vec<AskId> = (5..8).map(|n| world.ask(Wish::Join(Box::new(named(n))))).collect();
+    let named = |n| VerifiedJoin { name: "n1".parse().unwrap(), ..joiner(n, WORKER) };
+    let asks: Vec<AskId> = (5..8).map(|n| world.ask(CertificateRequest::Join(Box::new(named(n))))).collect();
     world.settle();
     for (ask, (n, name)) in asks.into_iter().zip([(5, "n1-2"), (6, "n1-3"), (7, "n1-4")]) {
         assert!(world.answer(ask).unwrap().is_ok());
@@ -146,26 +146,26 @@ fn a_taken_name_gets_a_number() {
 }
 
 #[test]
-fn a_name_that_is_taken_meanwhile_is_chosen_anew() {
+fn name_taken_meanwhile_is_chosen_anew() {
     let mut world = World::new();
     world.hold = true;
-    let ask = world.ask(Wish::Join(Box::new(joiner(5, WORKER))));
+    let ask = world.ask(CertificateRequest::Join(Box::new(joiner(5, WORKER))));
     world.change(Change::CreateNode(Box::new(node_record(id(77), "n5", Role::Worker))));
     world.settle();
     assert!(world.answer(ask).unwrap().is_ok());
     assert_eq!(world.node(5).name.as_str(), "n5-2");
 }
 
-/// A removed machine that still knows a valid token may come back, but as another node: the old id stays out.
+/// A removed machine with a valid token may rejoin, but as another node: the old id stays blocked.
 #[test]
-fn a_removed_node_with_a_token_is_a_new_node_or_none() {
+fn removed_node_with_a_token_joins_only_as_a_new_node() {
     let mut world = World::new();
-    let wish = joiner(5, WORKER);
-    world.join(wish.clone()).unwrap();
+    let cert_request = joiner(5, WORKER);
+    world.join(cert_request.clone()).unwrap();
     world.remove(5);
-    assert_eq!(code(&world.join(wish.clone())), ErrorCode::Blocked);
-    assert_eq!(code(&world.join(JoinWish { rekey: proof(5, "00"), ..wish.clone() })), ErrorCode::Blocked);
-    assert_eq!(code(&world.join(JoinWish { request: RequestId(99), ..wish })), ErrorCode::Blocked);
+    assert_eq!(code(&world.join(cert_request.clone())), ErrorCode::Blocked);
+    assert_eq!(code(&world.join(VerifiedJoin { rekey: proof(5, "00"), ..cert_request.clone() })), ErrorCode::Blocked);
+    assert_eq!(code(&world.join(VerifiedJoin { request: RequestId(99), ..cert_request })), ErrorCode::Blocked);
     assert!(world.join(joiner(6, WORKER)).is_ok());
     assert_eq!(world.log.nodes.len(), 2);
 }
@@ -174,7 +174,7 @@ fn a_removed_node_with_a_token_is_a_new_node_or_none() {
 fn a_join_overtaken_by_a_block_is_refused() {
     let mut world = World::new();
     (world.hold, world.blind) = (true, true);
-    let ask = world.ask(Wish::Join(Box::new(joiner(5, WORKER))));
+    let ask = world.ask(CertificateRequest::Join(Box::new(joiner(5, WORKER))));
     let block = Blocked { node: id(5), by: Principal::Operator, blocked_at: NOW, expires_at: NOW.plus(HOUR) };
     world.change(Change::Block(block));
     world.settle();
@@ -182,32 +182,32 @@ fn a_join_overtaken_by_a_block_is_refused() {
 }
 
 #[test]
-fn a_rekeyed_node_keeps_its_id_and_gets_the_role_that_the_cluster_granted() {
+fn rekeyed_node_keeps_its_id_and_granted_role() {
     let mut world = World::new();
     world.add(5, Role::Manager);
     world.change(Change::PutToken(Token { uses_left: Some(1), ..token("u", Role::Manager, "uses") }));
     let before = world.node(5).clone();
-    let wish = JoinWish { rekey: proof(5, "first of n5"), ..joiner(5, "uses") };
-    let answer = world.join(wish.clone());
+    let cert_request = VerifiedJoin { rekey: proof(5, "first of n5"), ..joiner(5, "uses") };
+    let answer = world.join(cert_request.clone());
     assert_eq!(grant(&answer), (Role::Manager, Some(before.granted)));
     assert_eq!(world.node(5).name, before.name);
     assert_eq!(world.log.tokens["u"].uses_left, Some(0));
-    assert!(world.join(wish).is_ok(), "a repeated one counts no second use");
-    let another = JoinWish { rekey: proof(5, "first of n5"), ..joiner(5, "uses") };
+    assert!(world.join(cert_request).is_ok(), "a repeated request counts no second use");
+    let another = VerifiedJoin { rekey: proof(5, "first of n5"), ..joiner(5, "uses") };
     assert_eq!(code(&world.join(another)), ErrorCode::TokenUsedUp);
 }
 
-/// What an old disk of a manager is worth to whoever finds it.
+/// What an old disk of a manager is worth to its finder.
 #[test]
 fn an_old_key_with_a_token_of_another_role_gets_nothing() {
     let mut world = World::new();
     world.add(5, Role::Manager);
     let before = world.log.clone();
-    let wish = JoinWish { rekey: proof(5, "first of n5"), ..joiner(5, WORKER) };
-    assert_eq!(code(&world.join(wish)), ErrorCode::BadToken);
+    let cert_request = VerifiedJoin { rekey: proof(5, "first of n5"), ..joiner(5, WORKER) };
+    assert_eq!(code(&world.join(cert_request)), ErrorCode::BadToken);
     assert_eq!(world.log, before, "nothing was recorded");
-    let wish = JoinWish { rekey: proof(5, "first of n5"), ..joiner(5, MANAGER) };
-    assert!(world.join(wish).is_ok());
+    let cert_request = VerifiedJoin { rekey: proof(5, "first of n5"), ..joiner(5, MANAGER) };
+    assert!(world.join(cert_request).is_ok());
 }
 
 #[test]
@@ -216,20 +216,21 @@ fn superseded_keys_are_not_rekeyed_with_any_token() {
     world.add(5, Role::Manager);
     world.issue(5, "second");
     world.issue(5, "third");
-    let with = |serial| JoinWish { rekey: proof(5, serial), ..joiner(5, MANAGER) };
+    let with = |serial| VerifiedJoin { rekey: proof(5, serial), ..joiner(5, MANAGER) };
     let before = world.log.clone();
     assert_eq!(code(&world.join(with("first of n5"))), ErrorCode::Unauthenticated);
     assert!(world.log == before && world.signed.is_empty(), "no use of the token, no signature");
-    assert!(world.join(with("second")).is_ok(), "the newest may have been lost on its way");
+    assert!(world.join(with("second")).is_ok(), "the newest may have been lost in transit");
 }
 
-/// The use of the token is being recorded when others are issued.
+/// Newer certificates are issued while the use of the token is being recorded.
 #[test]
 fn key_superseded_during_rekeying_gets_no_certificate() {
     let mut world = World::new();
     world.add(5, Role::Manager);
     world.hold = true;
-    let ask = world.ask(Wish::Join(Box::new(JoinWish { rekey: proof(5, "first of n5"), ..joiner(5, MANAGER) })));
+    let ask = world
+        .ask(CertificateRequest::Join(Box::new(VerifiedJoin { rekey: proof(5, "first of n5"), ..joiner(5, MANAGER) })));
     assert!(world.answer(ask).is_none() && !world.proposals.is_empty());
     world.issue(5, "second");
     world.issue(5, "third");
@@ -240,13 +241,13 @@ fn key_superseded_during_rekeying_gets_no_certificate() {
 }
 
 #[test]
-fn an_expired_key_is_rekeyed_for_so_long_as_the_setting_says() {
+fn expired_key_can_be_rekeyed_within_the_configured_time() {
     const DAY: Duration = Duration::from_secs(24 * 3600);
     for (days, expect) in [(29, Ok(())), (31, Err(ErrorCode::Unauthenticated))] {
         let mut world = World::new();
         world.add(5, Role::Manager);
         world.wall = NOW.plus(HOUR + DAY * days);
-        let answer = world.join(JoinWish { rekey: proof(5, "first of n5"), ..joiner(5, MANAGER) });
+        let answer = world.join(VerifiedJoin { rekey: proof(5, "first of n5"), ..joiner(5, MANAGER) });
         assert_eq!(answer.map(|_| ()).map_err(|e| e.code), expect, "{days} days after its end");
     }
 }
@@ -254,16 +255,16 @@ fn an_expired_key_is_rekeyed_for_so_long_as_the_setting_says() {
 #[test]
 fn a_rekeying_node_must_still_exist() {
     let mut world = World::new();
-    let wish = JoinWish { rekey: proof(5, "00"), ..joiner(5, MANAGER) };
-    assert_eq!(code(&world.join(wish)), ErrorCode::Removed);
+    let cert_request = VerifiedJoin { rekey: proof(5, "00"), ..joiner(5, MANAGER) };
+    assert_eq!(code(&world.join(cert_request)), ErrorCode::Removed);
     assert!(!world.log.nodes.contains_key(&id(5)));
 }
 
 #[test]
-fn without_quorum_a_joiner_hears_who_is_missing() {
+fn joiner_without_quorum_learns_the_missing_managers() {
     let mut world = World::new();
     world.hold = true;
-    let ask = world.ask(Wish::Join(Box::new(joiner(5, WORKER))));
+    let ask = world.ask(CertificateRequest::Join(Box::new(joiner(5, WORKER))));
     world.fail(ProposeError::NoQuorum { missing: vec![id(9)] });
     let refusal = world.answer(ask).unwrap().as_ref().unwrap_err();
     assert_eq!(refusal.code, ErrorCode::NoQuorum);
@@ -271,14 +272,14 @@ fn without_quorum_a_joiner_hears_who_is_missing() {
 }
 
 #[test]
-fn a_user_has_one_certificate_in_force() {
+fn user_has_one_valid_certificate() {
     let mut world = World::new();
-    let wish = ada(1);
-    let first = certificate(&world.user(wish.clone()));
+    let cert_request = ada(1);
+    let first = certificate(&world.user(cert_request.clone()));
     assert_eq!(first.principal(), Principal::Admin("ada".parse().unwrap()));
     assert_eq!(code(&world.user(ada(2))), ErrorCode::Conflict);
     // Its own request, repeated because the answer was lost: the lost certificate is replaced.
-    let second = certificate(&world.user(wish));
+    let second = certificate(&world.user(cert_request));
     assert_ne!(first.serial, second.serial);
     assert_eq!(world.log.users[&"ada".parse::<Name>().unwrap()].serial, second.serial);
     world.wall = second.not_after;
@@ -286,12 +287,12 @@ fn a_user_has_one_certificate_in_force() {
 }
 
 #[test]
-fn a_revoked_user_does_not_come_back_by_a_repeated_request() {
+fn revoked_user_is_not_restored_by_a_repeated_request() {
     let mut world = World::new();
-    let wish = ada(1);
-    world.user(wish.clone()).unwrap();
+    let cert_request = ada(1);
+    world.user(cert_request.clone()).unwrap();
     world.change(Change::DeleteUser("ada".parse().unwrap()));
-    assert_eq!(code(&world.user(wish)), ErrorCode::Conflict);
+    assert_eq!(code(&world.user(cert_request)), ErrorCode::Conflict);
     assert!(world.user(ada(2)).is_ok());
 }
 
@@ -299,7 +300,7 @@ fn a_revoked_user_does_not_come_back_by_a_repeated_request() {
 fn two_operators_who_create_one_user_get_one() {
     let mut world = World::new();
     world.hold = true;
-    let (a, b) = (world.ask(Wish::User(ada(1))), world.ask(Wish::User(ada(2))));
+    let (a, b) = (world.ask(CertificateRequest::User(ada(1))), world.ask(CertificateRequest::User(ada(2))));
     world.settle();
     assert!(world.answer(a).unwrap().is_ok());
     assert_eq!(code(world.answer(b).unwrap()), ErrorCode::Conflict);
@@ -309,8 +310,8 @@ fn rights(kind: UserKind, namespaces: &[&str]) -> UserRights {
     UserRights::New { kind, namespaces: namespaces.iter().map(|&n| n.to_owned()).collect() }
 }
 
-fn renewal(request: u128) -> UserWish {
-    UserWish { rights: UserRights::Kept, ..ada(request) }
+fn renewal(request: u128) -> UserRequest {
+    UserRequest { rights: UserRights::Kept, ..ada(request) }
 }
 
 fn record(world: &World) -> User {
@@ -323,7 +324,7 @@ fn a_renewed_user_keeps_its_rights_and_its_tokens() {
         let mut world = World::new();
         let namespaces: &[&str] = if kind == UserKind::User { &["shop"] } else { &[] };
         assert_eq!(code(&world.user(renewal(9))), ErrorCode::NotFound);
-        let first = certificate(&world.user(UserWish { rights: rights(kind, namespaces), ..ada(1) }));
+        let first = certificate(&world.user(UserRequest { rights: rights(kind, namespaces), ..ada(1) }));
         let token = AccessToken {
             id: "t".to_owned(),
             user: "ada".parse().unwrap(),
@@ -351,21 +352,21 @@ fn a_renewed_user_keeps_its_rights_and_its_tokens() {
 #[test]
 fn an_expired_or_revoked_user_is_not_renewed() {
     let mut world = World::new();
-    let wish = renewal(2);
+    let cert_request = renewal(2);
     let first = certificate(&world.user(ada(1)));
     world.wall = first.not_after;
-    let refused = world.user(wish.clone()).unwrap_err();
+    let refused = world.user(cert_request.clone()).unwrap_err();
     assert!(refused.code == ErrorCode::Conflict && refused.message.contains("muster user create ada"), "{refused}");
     world.user(ada(3)).unwrap();
-    world.user(wish.clone()).unwrap();
+    world.user(cert_request.clone()).unwrap();
     world.change(Change::DeleteUser("ada".parse().unwrap()));
-    assert_eq!(code(&world.user(wish)), ErrorCode::NotFound, "a repeated renewal makes nobody");
+    assert_eq!(code(&world.user(cert_request)), ErrorCode::NotFound, "a repeated renewal creates no user");
 }
 
 #[test]
 fn a_read_only_operator_has_no_namespaces_and_needs_level_3() {
     let reader =
-        |request, namespaces: &[&str]| UserWish { rights: rights(UserKind::ReadOnly, namespaces), ..ada(request) };
+        |request, namespaces: &[&str]| UserRequest { rights: rights(UserKind::ReadOnly, namespaces), ..ada(request) };
     let mut world = World::new();
     assert_eq!(code(&world.user(reader(1, &["shop"]))), ErrorCode::Invalid);
     let made = certificate(&world.user(reader(2, &[])));
@@ -380,25 +381,25 @@ fn a_read_only_operator_has_no_namespaces_and_needs_level_3() {
 fn namespaces_and_lifetimes_of_users_are_checked() {
     let mut world = World::new();
     for (n, bad) in ["Bad Name", "-a", "a-", "a.b", ""].into_iter().enumerate() {
-        let bad = UserWish { rights: rights(UserKind::User, &[bad]), ..ada(10 + n as u128) };
+        let bad = UserRequest { rights: rights(UserKind::User, &[bad]), ..ada(10 + n as u128) };
         assert_eq!(code(&world.user(bad)), ErrorCode::Invalid);
     }
-    let short = UserWish { lifetime: Some(std::time::Duration::from_secs(1)), ..ada(2) };
+    let short = UserRequest { lifetime: Some(std::time::Duration::from_secs(1)), ..ada(2) };
     assert_eq!(code(&world.user(short)), ErrorCode::Invalid);
 }
 
 #[test]
-fn a_token_without_end_fills_the_cluster_and_no_further() {
+fn unlimited_token_cannot_exceed_max_nodes() {
     let mut world = World::with(Config { max_nodes: 4, ..Config::default() });
     world.hold = true;
-    let asks = [5, 6, 7, 8].map(|n| world.ask(Wish::Join(Box::new(joiner(n, WORKER)))));
+    let asks = [5, 6, 7, 8].map(|n| world.ask(CertificateRequest::Join(Box::new(joiner(n, WORKER)))));
     world.settle();
     let refused: Vec<&ErrorBody> =
         asks.iter().filter_map(|ask| world.answer(*ask).expect("an answer").as_ref().err()).collect();
-    assert_eq!(refused.len(), 1, "those that are being let in count");
+    assert_eq!(refused.len(), 1, "nodes being admitted count");
     let full = refused[0];
     assert!(full.code == ErrorCode::Forbidden && full.message.contains("max_nodes"), "{full}");
-    // Who is a member already is told again; who goes makes room.
+    // A member gets its answer again; a removed node makes room.
     world.hold = false;
     world.change(Change::DeleteNode(id(5)));
     assert!(world.join(joiner(9, WORKER)).is_ok());

@@ -1,6 +1,6 @@
 //! The certificate authority: its core over every interleaving, and its actor with probes.
 
-#![expect(clippy::unwrap_used, reason = "a test ends where what it relies on fails")]
+#![expect(clippy::unwrap_used, reason = "a failed precondition ends the test")]
 
 mod actor;
 mod interleavings;

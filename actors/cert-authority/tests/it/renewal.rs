@@ -1,16 +1,16 @@
-//! Certificates for members: for the granted role, recorded before they are handed out, and never for the wrong ones.
+//! Certificates for members: for the granted role, recorded before they are handed out, and only for the right nodes.
 use std::time::Duration;
 
 use crate::world::*;
 use muster_cert_authority::Config;
+use muster_cert_authority::bugs::{self, BugInjection};
 use muster_cert_authority::core::*;
-use muster_cert_authority::sabotage::{self, Sabotage};
 use muster_messages::protocol::ProposeError;
 use muster_messages::*;
 use muster_pki::root_id_of_pem;
 
 #[test]
-fn a_renewal_is_signed_for_the_granted_role_not_for_the_wished_one() {
+fn renewal_is_signed_for_the_granted_not_the_desired_role() {
     let mut world = World::new();
     world.add(2, Role::Worker);
     world.change(Change::SetDesiredRole { node: id(2), role: Role::Manager });
@@ -19,7 +19,7 @@ fn a_renewal_is_signed_for_the_granted_role_not_for_the_wished_one() {
 }
 
 #[test]
-fn after_a_promotion_the_certificate_says_manager_and_after_a_demotion_worker() {
+fn certificate_role_follows_promotion_and_demotion() {
     let mut world = World::new();
     world.add(2, Role::Worker);
     for role in [Role::Manager, Role::Worker] {
@@ -33,12 +33,12 @@ fn after_a_promotion_the_certificate_says_manager_and_after_a_demotion_worker() 
 }
 
 #[test]
-fn a_certificate_goes_out_only_once_its_record_is_applied() {
+fn certificate_is_handed_out_after_its_record_is_applied() {
     let mut world = World::new();
     world.add(2, Role::Worker);
     world.hold = true;
-    let wish = world.renewal(2);
-    let ask = world.ask(wish);
+    let cert_request = world.renewal(2);
+    let ask = world.ask(cert_request);
     assert_eq!(world.core.pending().map(|p| p.phase()).collect::<Vec<_>>(), ["recording"]);
     assert!(world.answer(ask).is_none());
     world.settle();
@@ -46,14 +46,14 @@ fn a_certificate_goes_out_only_once_its_record_is_applied() {
     assert_eq!(world.core.pending().count(), 0);
 }
 
-/// The role that a request is signed for is the one at the moment it is recorded, not the one at the moment it was asked.
+/// A request is signed for the role at the time of recording, not at the time of the request.
 #[test]
 fn a_grant_that_changes_while_signing_is_signed_again() {
     let mut world = World::new();
     world.add(2, Role::Worker);
     world.hold = true;
-    let wish = world.renewal(2);
-    let ask = world.ask(wish);
+    let cert_request = world.renewal(2);
+    let ask = world.ask(cert_request);
     world.change(Change::GrantRole { node: id(2), role: Role::Manager });
     world.settle();
     let answer = world.answer(ask).unwrap();
@@ -63,13 +63,13 @@ fn a_grant_that_changes_while_signing_is_signed_again() {
 }
 
 #[test]
-fn an_old_copy_is_caught_up_with_before_signing_again() {
+fn old_replica_catches_up_before_signing_again() {
     let mut world = World::new();
     world.add(2, Role::Worker);
     world.blind = true;
     world.change(Change::GrantRole { node: id(2), role: Role::Manager });
-    let wish = world.renewal(2);
-    let ask = world.ask(wish);
+    let cert_request = world.renewal(2);
+    let ask = world.ask(cert_request);
     assert!(world.answer(ask).is_none());
     assert_eq!(world.core.pending().map(|p| p.phase()).collect::<Vec<_>>(), ["catching_up"]);
     world.blind = false;
@@ -78,12 +78,12 @@ fn an_old_copy_is_caught_up_with_before_signing_again() {
 }
 
 #[test]
-fn a_grant_that_never_rests_ends_in_a_refusal_that_says_when_to_come_back() {
+fn grant_that_keeps_changing_ends_in_a_timed_refusal() {
     let mut world = World::new();
     world.add(2, Role::Worker);
     world.hold = true;
-    let wish = world.renewal(2);
-    let ask = world.ask(wish);
+    let cert_request = world.renewal(2);
+    let ask = world.ask(cert_request);
     for round in 0..20 {
         let role = if round % 2 == 0 { Role::Manager } else { Role::Worker };
         world.change(Change::GrantRole { node: id(2), role });
@@ -100,9 +100,9 @@ fn a_grant_that_never_rests_ends_in_a_refusal_that_says_when_to_come_back() {
     assert!(world.signed.len() <= 8);
 }
 
-/// A node whose role changed must not wait long because the authority was busy for a moment.
+/// A node whose role changed must not wait long because the authority was briefly busy.
 #[test]
-fn whatever_will_pass_is_worth_a_retry_within_a_second() {
+fn transient_failures_allow_a_retry_within_a_second() {
     for failed in [
         ProposeError::NotLeader { leader: None },
         ProposeError::Busy,
@@ -112,27 +112,27 @@ fn whatever_will_pass_is_worth_a_retry_within_a_second() {
         let mut world = World::new();
         world.add(2, Role::Worker);
         world.hold = true;
-        let wish = world.renewal(2);
-        let ask = world.ask(wish);
+        let cert_request = world.renewal(2);
+        let ask = world.ask(cert_request);
         world.fail(failed);
         let refusal = world.answer(ask).unwrap().as_ref().unwrap_err();
         assert!(refusal.retry_after_ms.unwrap() <= 1000, "{refusal}");
         world.hold = false;
-        assert!(world.renew(2).is_ok(), "and the next request is served as if nothing had been");
+        assert!(world.renew(2).is_ok(), "the next request is served normally");
     }
 }
 
-/// What was issued earlier counts although what is issued now expires sooner.
+/// An earlier certificate counts although the current one expires sooner.
 #[test]
-fn the_latest_expiry_ever_issued_is_remembered_when_lifetimes_shrink() {
+fn latest_issued_expiry_is_kept_when_lifetimes_shrink() {
     let mut long = World::new();
     long.add(2, Role::Worker);
     let first = certificate(&long.renew(2)).not_after;
     let mut short = World::with(Config { node_lifetime: HOUR, ..Config::default() });
     short.log = long.log.clone();
     short.show();
-    let wish = short.renewal(2);
-    short.ask(wish);
+    let cert_request = short.renewal(2);
+    short.ask(cert_request);
     assert_eq!(short.node(2).last_not_after, first);
     assert!(short.node(2).certificate.as_ref().unwrap().not_after < first);
     short.remove(2);
@@ -147,12 +147,12 @@ fn blocked_removed_and_foreign_nodes_get_nothing() {
     assert_eq!(code(&world.renew(2)), ErrorCode::Blocked);
     world.change(Change::Unblock(id(2)));
     assert_eq!(code(&world.renew(2)), ErrorCode::Removed);
-    let Wish::Node(mut wish) = world.renewal(1) else { unreachable!() };
-    wish.identity.cluster = ClusterId::from_entropy(99);
-    let ask = world.ask(Wish::Node(wish.clone()));
+    let CertificateRequest::Node(mut cert_request) = world.renewal(1) else { unreachable!() };
+    cert_request.identity.cluster = ClusterId::from_entropy(99);
+    let ask = world.ask(CertificateRequest::Node(cert_request.clone()));
     assert_eq!(code(world.answer(ask).unwrap()), ErrorCode::Forbidden);
-    wish.identity.subject = Subject::Admin("ada".parse().unwrap());
-    let ask = world.ask(Wish::Node(wish));
+    cert_request.identity.subject = Subject::Admin("ada".parse().unwrap());
+    let ask = world.ask(CertificateRequest::Node(cert_request));
     assert_eq!(code(world.answer(ask).unwrap()), ErrorCode::Forbidden);
     assert!(world.signed.is_empty());
 }
@@ -163,8 +163,8 @@ fn a_removal_that_overtakes_the_record_wins() {
         let mut world = World::new();
         world.add(2, Role::Worker);
         (world.hold, world.blind) = (true, true);
-        let wish = world.renewal(2);
-        let ask = world.ask(wish);
+        let cert_request = world.renewal(2);
+        let ask = world.ask(cert_request);
         world.remove(2);
         if !blocked {
             world.change(Change::Unblock(id(2)));
@@ -175,12 +175,12 @@ fn a_removal_that_overtakes_the_record_wins() {
 }
 
 #[test]
-fn requests_in_progress_are_bounded_and_joins_leave_room_for_renewals() {
+fn bounded_requests_leave_room_for_renewals() {
     let mut world = World::with(Config { max_pending: 4, max_joins: 2, ..Config::default() });
     (2..5).for_each(|n| world.add(n, Role::Worker));
     world.hold = true;
     for n in 10..13 {
-        world.ask(Wish::Join(Box::new(joiner(n, WORKER))));
+        world.ask(CertificateRequest::Join(Box::new(joiner(n, WORKER))));
     }
     let refusal = world.answers.values().next().unwrap().as_ref().unwrap_err();
     assert_eq!(refusal.code, ErrorCode::TooManyRequests);
@@ -188,8 +188,8 @@ fn requests_in_progress_are_bounded_and_joins_leave_room_for_renewals() {
     assert_eq!(world.core.pending().count(), 2);
     let asks: Vec<AskId> = (2..5)
         .map(|n| {
-            let wish = world.renewal(n);
-            world.ask(wish)
+            let cert_request = world.renewal(n);
+            world.ask(cert_request)
         })
         .collect();
     assert!(world.answer(asks[1]).is_none());
@@ -199,26 +199,26 @@ fn requests_in_progress_are_bounded_and_joins_leave_room_for_renewals() {
 }
 
 #[test]
-fn a_request_that_is_not_done_in_time_says_where_it_stood() {
+fn timed_out_request_names_its_phase() {
     let mut world = World::new();
     world.add(2, Role::Worker);
     world.hold = true;
-    let wish = world.renewal(2);
-    let ask = world.ask(wish);
+    let cert_request = world.renewal(2);
+    let ask = world.ask(cert_request);
     world.now = world.alarm.unwrap();
     world.input(Input::Woke);
     let refusal = world.answer(ask).unwrap().as_ref().unwrap_err();
     assert_eq!(refusal.code, ErrorCode::TimedOut);
     assert!(refusal.message.contains("recording"), "{refusal}");
-    world.settle(); // comes late: nobody waits, nothing is answered twice
+    world.settle(); // too late: no request waits, nothing is answered twice
     world.alarm = None;
-    let wish = world.renewal(2);
-    world.ask(wish);
+    let cert_request = world.renewal(2);
+    world.ask(cert_request);
     assert!(world.alarm.is_some(), "the next request is watched again");
 }
 
 #[test]
-fn a_signer_that_fails_is_shown_once_in_the_node_s_record() {
+fn signing_failure_is_recorded_once_in_the_node() {
     let mut world = World::new();
     world.add(2, Role::Worker);
     world.renew(2).unwrap();
@@ -245,30 +245,30 @@ fn addresses_come_from_the_connection() {
 }
 
 #[test]
-fn before_the_first_copy_nothing_is_decided() {
+fn nothing_is_decided_before_the_first_replica() {
     let mut core = CertAuthority::new(Config::default());
-    let wish = World::new().renewal(1);
+    let cert_request = World::new().renewal(1);
     let mut out = Vec::new();
-    core.step(Moment(0), NOW, Input::Asked(AskId(1), wish), &mut out);
+    core.step(Moment(0), NOW, Input::Asked(AskId(1), cert_request), &mut out);
     let Some(Effect::Answer(_, Err(refusal))) = out.first() else { panic!("{out:?}") };
     assert_eq!(refusal.code, ErrorCode::NotKnownHereYet);
 }
 
 #[test]
-fn the_switch_that_signs_the_wished_role_is_seen_in_the_certificate() {
+fn injected_desired_role_bug_shows_in_the_certificate() {
     let mut world = World::new();
     world.add(2, Role::Worker);
     world.change(Change::SetDesiredRole { node: id(2), role: Role::Manager });
-    sabotage::set(Some(Sabotage::SignDesiredRole));
+    bugs::set(Some(BugInjection::SignDesiredRole));
     let answer = world.renew(2);
-    sabotage::set(None);
+    bugs::set(None);
     assert_ne!(grant(&answer).0, world.node(2).role);
 }
 
 fn sign(world: &mut World, n: u128, serial: &str) -> crate::world::Outcome {
     let role = world.node(n).role;
-    let Wish::Node(wish) = world.renewal(n) else { unreachable!() };
-    let ask = world.ask(Wish::Node(NodeWish { identity: shown(n, role, serial), ..wish }));
+    let CertificateRequest::Node(cert_request) = world.renewal(n) else { unreachable!() };
+    let ask = world.ask(CertificateRequest::Node(NodeRequest { identity: presented(n, role, serial), ..cert_request }));
     world.answers[&ask].clone()
 }
 
@@ -287,7 +287,7 @@ fn a_superseded_certificate_gets_no_other() {
     assert!(sign(&mut world, 2, "second").is_ok());
 }
 
-/// CERT-7: each answer is lost, and the node asks again with what it has.
+/// CERT-7: each answer is lost, and the node asks again with the certificate it has.
 #[test]
 fn renewals_that_are_lost_never_lock_a_node_out() {
     let mut world = World::new();
@@ -295,23 +295,23 @@ fn renewals_that_are_lost_never_lock_a_node_out() {
     for round in 0..5 {
         let lost = certificate(&sign(&mut world, 2, "first of n2"));
         let row = world.log.certificates[&id(2)].clone();
-        assert!(row.counts(&shown(2, Role::Worker, "first of n2")), "round {round}");
+        assert!(row.counts(&presented(2, Role::Worker, "first of n2")), "round {round}");
         assert_eq!(row.current.as_ref().map(|c| c.serial.clone()), Some(lost.serial));
     }
     let at_last = certificate(&sign(&mut world, 2, "first of n2"));
     assert!(sign(&mut world, 2, &at_last.serial).is_ok());
-    assert_eq!(code(&sign(&mut world, 2, "first of n2")), ErrorCode::Unauthenticated, "it is not in use any more");
+    assert_eq!(code(&sign(&mut world, 2, "first of n2")), ErrorCode::Unauthenticated, "it is no longer in use");
 }
 
-/// CERT-10: each is an event beside those of roles, of which so many are kept.
+/// CERT-10: each is an event, and only so many events are kept, those of roles included.
 #[test]
-fn a_node_is_not_signed_for_again_and_again_without_need() {
+fn needless_renewals_of_a_node_are_limited() {
     let mut world = World::new();
     world.add(2, Role::Worker);
     let mut signed = 0;
     while let Ok(_another) = sign(&mut world, 2, "first of n2") {
         signed += 1;
-        assert!(signed < 100, "without end");
+        assert!(signed < 100, "no limit");
     }
     assert!(signed >= 10, "answers may be lost: {signed}");
     let refused = sign(&mut world, 2, "first of n2").unwrap_err();
@@ -319,24 +319,24 @@ fn a_node_is_not_signed_for_again_and_again_without_need() {
     world.change(Change::GrantRole { node: id(2), role: Role::Manager });
     assert_eq!(grant(&sign(&mut world, 2, "first of n2")).0, Role::Manager, "a role needs its certificate");
     world.change(Change::AskRotate(id(2)));
-    assert!(sign(&mut world, 2, "first of n2").is_ok(), "the operator has asked for one");
+    assert!(sign(&mut world, 2, "first of n2").is_ok(), "the operator has requested one");
 }
 
 #[test]
-fn an_older_request_never_pushes_out_what_a_newer_one_brought() {
+fn older_request_never_replaces_a_newer_certificate() {
     let mut world = World::new();
     world.add(2, Role::Worker);
-    let held = || shown(2, Role::Worker, "first of n2");
+    let held = || presented(2, Role::Worker, "first of n2");
     world.hold = true;
     let [older, newer] = [0, 1].map(|_| {
-        let Wish::Node(wish) = world.renewal(2) else { unreachable!() };
-        world.ask(Wish::Node(NodeWish { identity: held(), ..wish }))
+        let CertificateRequest::Node(cert_request) = world.renewal(2) else { unreachable!() };
+        world.ask(CertificateRequest::Node(NodeRequest { identity: held(), ..cert_request }))
     });
-    assert_eq!(code(world.answer(older).unwrap()), ErrorCode::TooManyRequests, "the node has given it up");
+    assert_eq!(code(world.answer(older).unwrap()), ErrorCode::TooManyRequests, "the newer request cancels it");
     world.hold = false;
     world.settle();
-    let brought = certificate(world.answer(newer).unwrap());
-    assert_eq!(world.newest(2).map(|newest| newest.serial.clone()), Some(brought.serial));
+    let issued = certificate(world.answer(newer).unwrap());
+    assert_eq!(world.newest(2).map(|newest| newest.serial.clone()), Some(issued.serial));
     assert!(world.log.certificates[&id(2)].counts(&held()));
 }
 
@@ -352,7 +352,7 @@ fn certificates_are_recorded_with_fingerprint_and_issuer() {
     assert_eq!(Some(world.log.user_pins[&"ada".parse().unwrap()].pin), ada.pin);
 }
 
-/// A manager of the release before reads the log until the level rises.
+/// A manager of the previous release reads the log until the level rises.
 #[test]
 fn below_feature_level_3_certificates_are_recorded_as_before() {
     let mut world = World::at_level(2);
@@ -361,9 +361,9 @@ fn below_feature_level_3_certificates_are_recorded_as_before() {
     assert!(world.log.certificates.is_empty() && world.node(2).certificate.is_some());
 }
 
-/// CERT-9: a leader whose clock is a day ahead would sign what begins tomorrow.
+/// CERT-9: a leader whose clock is a day ahead would sign certificates that begin tomorrow.
 #[test]
-fn nothing_is_signed_by_a_clock_that_the_others_contradict() {
+fn nothing_is_signed_while_other_clocks_contradict() {
     const DAY_MS: i64 = 24 * 3_600_000;
     let mut world = World::new();
     world.add(2, Role::Worker);
@@ -371,9 +371,9 @@ fn nothing_is_signed_by_a_clock_that_the_others_contradict() {
     world.input(Input::Clocks(vec![-DAY_MS, -DAY_MS]));
     assert_eq!(code(&world.renew(2)), ErrorCode::NotKnownHereYet);
     assert_eq!(code(&world.join(joiner(5, WORKER))), ErrorCode::NotKnownHereYet);
-    assert!(!world.log.nodes.contains_key(&id(5)), "no token is used up for nothing");
+    assert!(!world.log.nodes.contains_key(&id(5)), "no use of the token is counted");
     world.input(Input::Clocks(vec![100, -100]));
     assert!(world.renew(2).is_ok());
     world.wall = world.wall.plus(Duration::from_secs(24 * 3600));
-    assert_eq!((code(&world.renew(2)), world.compares), (ErrorCode::NotKnownHereYet, 1), "it was set");
+    assert_eq!((code(&world.renew(2)), world.compares), (ErrorCode::NotKnownHereYet, 1), "the clock was set");
 }

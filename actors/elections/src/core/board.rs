@@ -1,7 +1,7 @@
-//! Board: which leases are contested, and by whom.
+//! Board: which leases are contended, and by which candidates.
 //!
-//! Owns   an index of the candidates by lease.
-//! Hears  copies of the replicated state.     Says  the scene of each contest that changed; contests that are over.
+//! Owns        an index of the candidates by lease.
+//! Inputs      replicas of the state.  Outputs  the scene of each election that changed; elections that are over.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -10,45 +10,45 @@ use imbl::OrdMap;
 use imbl::ordmap::DiffItem;
 use muster_messages::{Object, ObjectKey, ObjectKind, Revision, Tables, is_dns_subdomain};
 
-/// All that a contest is decided by, at one revision.
+/// Everything that an election depends on, at one revision.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scene {
-    /// Of the lease.
+    /// The lease's key.
     pub key: ObjectKey,
     pub revision: Revision,
-    /// Where this leader began to watch: a candidate that was created later has just shown that it lives.
+    /// Where this leader began to watch: a candidate created later has just shown that it lives.
     pub since: Revision,
     pub lease: Option<Arc<Object>>,
     /// By name.
     pub candidates: BTreeMap<String, Arc<Object>>,
-    /// How many more there are, which take no part yet.
+    /// How many further candidates do not participate yet.
     pub beyond: usize,
 }
 
-/// What became of a contest.
+/// A change of an election.
 #[derive(Clone, Debug, PartialEq)]
-pub enum News {
+pub enum BoardChange {
     Changed(Arc<Scene>),
     Closed(ObjectKey),
 }
 
-/// Who wants a lease, by name.
+/// The candidates for a lease, by name.
 #[derive(Clone, Debug, Default)]
 struct Entrants {
     admitted: BTreeSet<String>,
-    /// Beyond the bound. They take part when one of the others has gone.
+    /// Beyond the bound. They participate once one of the others has left.
     waiting: BTreeSet<String>,
 }
 
 impl Entrants {
-    /// Whether the contest has changed by it.
+    /// Returns whether this changed the election.
     fn enter(&mut self, name: &str, most: usize) -> bool {
         let room = self.admitted.contains(name) || self.admitted.len() < most;
         let to = if room { &mut self.admitted } else { &mut self.waiting };
         to.insert(name.to_owned());
         room
     }
-    /// Whether the contest has changed by it.
+    /// Returns whether this changed the election.
     fn leave(&mut self, name: &str) -> bool {
         self.waiting.remove(name);
         let left = self.admitted.remove(name);
@@ -65,21 +65,20 @@ pub struct Board {
     since: Option<Revision>,
     revision: Revision,
     objects: OrdMap<ObjectKey, Arc<Object>>,
-    contests: BTreeMap<ObjectKey, Entrants>,
-    /// Candidates of one contest that are looked at.
+    contended: BTreeMap<ObjectKey, Entrants>,
+    /// Maximum candidates of one election.
     most: usize,
 }
 
 impl Board {
-    /// A board that shows so many candidates of each contest: each scene costs what its candidates do, with every sign of
-    /// life of one of them.
+    /// A board with at most this many candidates per election: a scene costs in proportion to them, with every sign of life.
     pub fn new(most: usize) -> Self {
-        let (revision, objects, contests) = Default::default();
-        Self { since: None, revision, objects, contests, most }
+        let (revision, objects, contended) = Default::default();
+        Self { since: None, revision, objects, contended, most }
     }
 
-    /// Looks at a newer copy, at the cost of what differs.
-    pub fn observe(&mut self, tables: &Tables) -> Vec<News> {
+    /// Applies a newer replica, at the cost of the difference.
+    pub fn observe(&mut self, tables: &Tables) -> Vec<BoardChange> {
         self.since.get_or_insert(tables.revision);
         self.revision = tables.revision;
         let objects = tables.objects.clone();
@@ -92,18 +91,18 @@ impl Board {
                 DiffItem::Remove(key, was) => (key, Some(was), None),
             };
             match key.kind {
-                ObjectKind::Lease if self.contests.contains_key(key) => {
+                ObjectKind::Lease if self.contended.contains_key(key) => {
                     touched.insert(key.clone());
                 }
                 ObjectKind::LeaseCandidate => {
-                    let (was, is) = (was.and_then(|o| contested(o)), is.and_then(|o| contested(o)));
+                    let (was, is) = (was.and_then(|o| contended_lease(o)), is.and_then(|o| contended_lease(o)));
                     if let Some(lease) = was.filter(|was| Some(was) != is.as_ref())
-                        && self.contests.get_mut(&lease).is_some_and(|entrants| entrants.leave(&key.name))
+                        && self.contended.get_mut(&lease).is_some_and(|entrants| entrants.leave(&key.name))
                     {
                         touched.insert(lease);
                     }
                     if let Some(lease) = is
-                        && self.contests.entry(lease.clone()).or_default().enter(&key.name, self.most)
+                        && self.contended.entry(lease.clone()).or_default().enter(&key.name, self.most)
                     {
                         touched.insert(lease);
                     }
@@ -114,9 +113,9 @@ impl Board {
         touched.into_iter().filter_map(|key| self.news(key)).collect()
     }
 
-    /// The scene of a contest as of the newest copy.
+    /// The scene of an election, from the newest replica.
     pub fn scene(&self, key: &ObjectKey) -> Option<Scene> {
-        let entrants = self.contests.get(key)?;
+        let entrants = self.contended.get(key)?;
         let candidate = |name: &String| {
             let key =
                 ObjectKey { kind: ObjectKind::LeaseCandidate, namespace: key.namespace.clone(), name: name.clone() };
@@ -132,20 +131,20 @@ impl Board {
         })
     }
 
-    fn news(&mut self, key: ObjectKey) -> Option<News> {
+    fn news(&mut self, key: ObjectKey) -> Option<BoardChange> {
         let scene = self.scene(&key)?;
-        // Without candidates the last thing to do is to take back a preference for one of them.
+        // Without candidates, only a preference for one of them remains to be cleared.
         let prefers = scene.lease.iter().filter_map(|o| o.lease()).any(|l| l.spec.preferred_holder.is_some());
         if scene.candidates.is_empty() && !prefers {
-            self.contests.remove(&key);
-            return Some(News::Closed(key));
+            self.contended.remove(&key);
+            return Some(BoardChange::Closed(key));
         }
-        Some(News::Changed(Arc::new(scene)))
+        Some(BoardChange::Changed(Arc::new(scene)))
     }
 }
 
-/// The lease that a candidate wants, if its name could be a lease's.
-fn contested(candidate: &Object) -> Option<ObjectKey> {
+/// The lease that a candidate wants, if its name is a valid lease name.
+fn contended_lease(candidate: &Object) -> Option<ObjectKey> {
     let name = candidate.candidate()?.lease_name.as_str();
     // Under any other name its holder could not write it.
     is_dns_subdomain(name).then(|| ObjectKey::lease(candidate.namespace.clone(), name))
@@ -170,33 +169,33 @@ mod tests {
         tables.revision = tables.revision.next();
         tables.objects.remove(&candidate(name, "l").key());
     }
-    fn shown(news: Vec<News>) -> Option<(Vec<String>, usize)> {
+    fn shown(news: Vec<BoardChange>) -> Option<(Vec<String>, usize)> {
         news.into_iter().find_map(|news| match news {
-            News::Changed(scene) => Some((scene.candidates.keys().cloned().collect(), scene.beyond)),
-            News::Closed(_) => None,
+            BoardChange::Changed(scene) => Some((scene.candidates.keys().cloned().collect(), scene.beyond)),
+            BoardChange::Closed(_) => None,
         })
     }
 
     #[test]
-    fn a_contest_has_a_bounded_number_of_candidates_and_whoever_came_first_stays() {
+    fn candidates_are_bounded_and_the_first_ones_stay() {
         let (mut board, mut tables) = (Board::new(2), Tables::default());
         let mut after = |tables: &Tables| shown(board.observe(tables));
         put(&mut tables, candidate("c", "l"));
         put(&mut tables, candidate("d", "l"));
         assert_eq!(after(&tables), Some((vec!["c".into(), "d".into()], 0)));
         put(&mut tables, candidate("a", "l"));
-        assert_eq!(after(&tables), None, "one more changes nothing");
+        assert_eq!(after(&tables), None, "a further candidate changes nothing");
         let mut sign = candidate("c", "l");
         sign.meta.revision = Revision(7);
         put(&mut tables, sign);
-        assert_eq!(after(&tables), Some((vec!["c".into(), "d".into()], 1)), "a sign of life costs nobody its place");
+        assert_eq!(after(&tables), Some((vec!["c".into(), "d".into()], 1)), "a sign of life displaces no candidate");
         remove(&mut tables, "d");
         assert_eq!(after(&tables), Some((vec!["a".into(), "c".into()], 0)));
     }
 
     #[test]
-    fn a_lease_that_its_holder_could_not_write_is_not_contested() {
-        for (lease, contested) in [
+    fn lease_that_its_holder_could_not_write_is_not_contended() {
+        for (lease, contended_lease) in [
             ("l", true),
             ("a.b-c.0", true),
             ("my_lock", false),
@@ -207,7 +206,7 @@ mod tests {
         ] {
             let (mut board, mut tables) = (Board::new(2), Tables::default());
             put(&mut tables, candidate("c", lease));
-            assert_eq!(!board.observe(&tables).is_empty(), contested, "{lease:?}");
+            assert_eq!(!board.observe(&tables).is_empty(), contended_lease, "{lease:?}");
         }
     }
 }

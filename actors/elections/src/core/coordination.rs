@@ -1,16 +1,16 @@
-//! Coordination: who should hold one contested lease.
+//! Coordination: who should hold one contended lease.
 //!
-//! Owns   what is known of the candidates' lives, who held the lease last, the commands under way.
-//! Hears  scenes: the lease and its candidates as they are now; how its commands ended.
-//! Says   guarded commands: a holder, a preferred holder, a strategy; pings; the end of dead candidates.
-//! Keeps  ELECT-1  a holder whose time has not run out is never replaced: a better candidate is named as preferred, and the
-//!                 holder yields, or does not. Its time is the [`keeper`](super::keeper)'s affair.
-//!        ELECT-4  whatever failed is tried again, and every wait ends with an event or at a time.
+//! Owns        signs of life of the candidates, the last holder, the commands in progress.
+//! Inputs      scenes: the current lease and its candidates; results of its commands.
+//! Outputs     guarded commands: a holder, a preferred holder, a strategy; pings; deletion of dead candidates.
+//! Invariants  ELECT-1  a holder whose time has not run out is never replaced: a better candidate is named as preferred, and
+//!                      the holder yields or does not. The [`keeper`](super::keeper) keeps its time.
+//!             ELECT-4  everything that failed is tried again, and every wait ends with an event or at a time.
 //! and its part of ELECT-2 (see `signs`) and ELECT-3 (see `rules`).
-//! Why nothing is remembered of a plan: each step derives what is to be done from the scene and the signs of life. A new
-//! leader starts from the store alone; what it lacks, the signs, it asks for, which takes a round trip.
-//! Why it settles first: a cluster's candidates start within a second of each other. Whoever elects the first one to come
-//! has it preempted by the next, and an unmodified elector takes ten seconds to let go.
+//! Why no plan is stored: each step is derived from the scene and the signs of life. A new leader starts from the store alone;
+//! it requests the signs of life that it misses, which takes a round trip.
+//! Why it settles first: a cluster's candidates start within a second of each other. Electing the first one that appears leads
+//! to its preemption by the next, and an unmodified elector takes ten seconds to let go.
 
 pub mod candidate;
 mod decision;
@@ -26,28 +26,27 @@ use muster_messages::{
 };
 
 use self::candidate::Candidate;
-pub use self::decision::Stance;
+pub use self::decision::ElectionState;
 use self::decision::{Decision, Intent};
 use self::rules::Conflict;
 use self::signs::{Departed, Signs};
 use super::board::Scene;
 use crate::config::CoordinationConfig;
 
-/// A command under way.
+/// A command in progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct StepId(pub u64);
 
-/// How a command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     Applied(Revision),
-    /// Refused, or not known. The scene tells.
+    /// Refused, or unknown. The scene shows the outcome.
     Failed,
 }
 
 #[derive(Clone, Debug)]
 pub enum Input {
-    /// A newer scene: a level, of which some may be missed.
+    /// A newer scene: a watched value, of which some may be missed.
     Scene(Arc<Scene>),
     Ended {
         step: StepId,
@@ -59,21 +58,21 @@ pub enum Input {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Effect {
     Propose { step: StepId, command: Box<Command> },
-    Note(Note),
+    ElectionEvent(ElectionEvent),
 }
 
-/// What happened, for counters and logs.
+/// Events, for counters and logs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Note {
+pub enum ElectionEvent {
     /// The lease has a new holder by election.
     Elected { name: String },
-    /// A better candidate was named than the one that holds the lease.
+    /// A better candidate than the holder was named.
     Preferred { name: String },
-    /// Elected or preferred although a newer one is there: that one would have run ahead of the others.
+    /// Elected or preferred although a newer one is present: that one would have run ahead of the others.
     SkewPrevented { name: String },
-    /// A command of this contest came to nothing, or the candidates contradict each other.
+    /// A command of this election failed, or the candidates contradict each other.
     Failed { why: String },
-    /// A candidate was gone for so long that it was deleted.
+    /// A candidate was silent for so long that it was deleted.
     CleanedUp { name: String },
 }
 
@@ -82,21 +81,21 @@ pub enum Note {
 pub struct Memory {
     signs: Signs,
     holder: Option<String>,
-    /// Since when nobody holds the lease.
+    /// Since when the lease has no holder.
     vacant_since: Option<Moment>,
     departed: Option<Departed>,
-    /// Seen held in this leadership.
+    /// The lease was held during this leadership.
     held_before: bool,
-    /// Whom this contest elected last, and the renew time that was written for it.
+    /// The candidate that this election chose last, and the renew time that was written for it.
     elected: Option<(String, MicroTime)>,
-    /// Elected, and never took the lease up: others first, until then.
+    /// Elected, and never took the lease: others take precedence until this time.
     sitting_out: BTreeMap<String, Moment>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-struct Under {
+struct InProgress {
     what: What,
-    /// The revision that its object had; `None`: there was none.
+    /// The revision of its object; `None`: the object did not exist.
     based_on: Option<Revision>,
 }
 
@@ -108,7 +107,7 @@ enum What {
 }
 
 impl What {
-    /// The candidate that it is about, unless it is about the lease.
+    /// The candidate that it concerns, unless it concerns the lease.
     fn candidate(&self) -> Option<&String> {
         match self {
             What::Lease { .. } => None,
@@ -119,26 +118,26 @@ impl What {
 
 /// See the module.
 #[derive(Clone, Debug)]
-pub struct Contest {
+pub struct ContendedElection {
     config: CoordinationConfig,
     term: Term,
     entropy: u128,
     scene: Arc<Scene>,
-    looked: bool,
+    observed: bool,
     memory: Memory,
-    under: BTreeMap<StepId, Under>,
+    in_progress: BTreeMap<StepId, InProgress>,
     next_step: u64,
-    /// The lease was written at this revision: wait for the scene that shows it, but not beyond the moment.
+    /// The lease was written at this revision: wait for its scene, up to the given moment.
     unseen: Option<(Revision, Moment)>,
-    /// After a failure, of the lease's write or of somebody's ping.
+    /// Pauses after a failed write of the lease or of a ping.
     pauses: BTreeMap<Option<String>, Moment>,
     conflict: Option<Conflict>,
-    stance: Stance,
+    election_state: ElectionState,
     wake: Option<Moment>,
 }
 
-impl Contest {
-    /// A contest in `term`. `memory` is what the last incarnation left; `entropy` makes uids.
+impl ContendedElection {
+    /// An election in `term`. `memory`: what the last incarnation left; `entropy` makes uids.
     pub fn new(
         config: CoordinationConfig,
         term: Term,
@@ -151,56 +150,56 @@ impl Contest {
             term,
             entropy,
             scene,
-            looked: false,
+            observed: false,
             memory: memory.unwrap_or_default(),
-            under: BTreeMap::new(),
+            in_progress: BTreeMap::new(),
             next_step: 0,
             unseen: None,
             pauses: BTreeMap::new(),
             conflict: None,
-            stance: Stance::default(),
+            election_state: ElectionState::default(),
             wake: None,
         }
     }
 
-    /// Takes one input. The effects are to be performed after [`Contest::memory`] has been kept.
+    /// Handles one input. The effects must be applied after [`ContendedElection::memory`] has been stored.
     pub fn step(&mut self, now: Moment, wall: WallTime, input: Input, out: &mut Vec<Effect>) {
         match input {
-            Input::Scene(scene) => self.look(now, scene),
+            Input::Scene(scene) => self.observe(now, scene),
             Input::Ended { step, outcome } => self.ended(now, step, outcome, out),
             Input::Woke => {}
         }
         self.advance(now, wall, out);
     }
 
-    /// What the next incarnation is to start from.
+    /// What the next incarnation starts from.
     pub fn memory(&self) -> &Memory {
         &self.memory
     }
-    /// When to be woken, if nothing happens before.
+    /// When to wake it, if nothing happens earlier.
     pub fn wake_at(&self) -> Option<Moment> {
         self.wake
     }
     /// What it waits for.
-    pub fn stance(&self) -> &Stance {
-        &self.stance
+    pub fn election_state(&self) -> &ElectionState {
+        &self.election_state
     }
     pub fn scene(&self) -> &Scene {
         &self.scene
     }
-    /// Each candidate, how it stands, and its last sign of life.
-    pub fn candidates(&self, now: Moment, wall: WallTime) -> Vec<(Candidate, signs::Standing, Option<Moment>)> {
+    /// Each candidate with its state and its last sign of life.
+    pub fn candidates(&self, now: Moment, wall: WallTime) -> Vec<(Candidate, signs::CandidateState, Option<Moment>)> {
         let departed = self.memory.departed.as_ref();
         let signs = &self.memory.signs;
         let row = |c: Candidate| {
-            let standing = signs.standing(now, &c.name, departed, &self.config);
+            let candidate_state = signs.candidate_state(now, &c.name, departed, &self.config);
             let last = signs.get(&c.name).and_then(|sign| sign.alive_at);
-            (c, standing, last)
+            (c, candidate_state, last)
         };
         self.scene.candidates.values().filter_map(|object| Candidate::of(object, wall)).map(row).collect()
     }
 
-    fn look(&mut self, now: Moment, scene: Arc<Scene>) {
+    fn observe(&mut self, now: Moment, scene: Arc<Scene>) {
         let memory = &mut self.memory;
         memory.signs.see(now, &scene.candidates, |object| object.meta.created > scene.since);
         let lease = scene.lease.as_ref().and_then(|object| object.lease());
@@ -211,10 +210,10 @@ impl Contest {
             memory.held_before = true;
         } else {
             memory.vacant_since.get_or_insert(now);
-            let first_look = !self.looked && memory.departed.is_none();
+            let first_observation = !self.observed && memory.departed.is_none();
             let expired = lease.filter(|l| l.holding.expired).and_then(|l| l.spec.held_by());
-            // A new leader finds a lease that has expired: its last holder is who let it.
-            let left = memory.holder.take().or_else(|| expired.filter(|_| first_look).map(str::to_owned));
+            // A new leader finds an expired lease: its last holder let it expire.
+            let left = memory.holder.take().or_else(|| expired.filter(|_| first_observation).map(str::to_owned));
             if let Some(name) = left {
                 let never_renewed = |(elected, at): &(String, MicroTime)| {
                     *elected == name && lease.is_some_and(|l| l.holding.expired && l.spec.renewed == Some(*at))
@@ -232,16 +231,16 @@ impl Contest {
         }
         let before = std::mem::replace(&mut self.scene, scene);
         let revision = |object: Option<&Arc<Object>>| object.map(|object| object.meta.revision);
-        // Whatever was in the way of a refused command may have been this change.
+        // This change may have removed the reason of a refusal.
         self.pauses.retain(|of, _| match of {
             None => revision(before.lease.as_ref()) == revision(self.scene.lease.as_ref()),
             Some(name) => revision(before.candidates.get(name)) == revision(self.scene.candidates.get(name)),
         });
-        self.looked = true;
+        self.observed = true;
     }
 
     fn ended(&mut self, now: Moment, step: StepId, outcome: Outcome, out: &mut Vec<Effect>) {
-        let Some(Under { what, based_on }) = self.under.remove(&step) else { return };
+        let Some(InProgress { what, based_on }) = self.in_progress.remove(&step) else { return };
         match (what, outcome) {
             (What::Lease { intent, skew }, Outcome::Applied(revision)) => {
                 if self.scene.revision < revision {
@@ -250,21 +249,25 @@ impl Contest {
                 self.written(intent, skew, out);
             }
             (What::Ping(name), Outcome::Applied(_)) => self.memory.signs.asked(&name, now),
-            (What::CleanUp(name), Outcome::Applied(_)) => out.push(Effect::Note(Note::CleanedUp { name })),
+            (What::CleanUp(name), Outcome::Applied(_)) => {
+                out.push(Effect::ElectionEvent(ElectionEvent::CleanedUp { name }))
+            }
             (what, Outcome::Failed) => {
                 let candidate = what.candidate();
-                // What was refused because of a write that has been seen by now is worth another try at once.
+                // A refusal because of a write that has been seen since is retried at once.
                 if self.revision_of(candidate) == based_on {
                     self.pauses.insert(candidate.cloned(), now + self.config.retry);
                 }
                 if let What::Lease { intent, .. } = what {
-                    out.push(Effect::Note(Note::Failed { why: format!("not written: {intent:?}") }));
+                    out.push(Effect::ElectionEvent(ElectionEvent::Failed {
+                        why: format!("the lease was not written: {intent:?}"),
+                    }));
                 }
             }
         }
     }
 
-    /// Of the lease, or of a candidate, as last seen.
+    /// The revision of the lease, or of a candidate, as last seen.
     fn revision_of(&self, candidate: Option<&String>) -> Option<Revision> {
         let object = match candidate {
             None => self.scene.lease.as_ref(),
@@ -274,14 +277,14 @@ impl Contest {
     }
 
     fn written(&mut self, intent: Intent, skew: bool, out: &mut Vec<Effect>) {
-        let (note, name) = match intent {
-            Intent::Elect { name, .. } => (Note::Elected { name: name.clone() }, name),
-            Intent::Prefer { name: Some(name), .. } => (Note::Preferred { name: name.clone() }, name),
+        let (event, name) = match intent {
+            Intent::Elect { name, .. } => (ElectionEvent::Elected { name: name.clone() }, name),
+            Intent::Prefer { name: Some(name), .. } => (ElectionEvent::Preferred { name: name.clone() }, name),
             Intent::Prefer { name: None, .. } | Intent::Label { .. } => return,
         };
-        out.push(Effect::Note(note));
+        out.push(Effect::ElectionEvent(event));
         if skew {
-            out.push(Effect::Note(Note::SkewPrevented { name }));
+            out.push(Effect::ElectionEvent(ElectionEvent::SkewPrevented { name }));
         }
     }
 
@@ -293,7 +296,7 @@ impl Contest {
         if decision.conflict != self.conflict {
             if let Some(Conflict { strategies: [a, b] }) = &decision.conflict {
                 let why = format!("the newest candidates want different strategies: {a} and {b}");
-                out.push(Effect::Note(Note::Failed { why }));
+                out.push(Effect::ElectionEvent(ElectionEvent::Failed { why }));
             }
             self.conflict = decision.conflict.clone();
         }
@@ -304,12 +307,12 @@ impl Contest {
             self.ping(wall, name, out);
         }
         let free = self.unseen.is_none() && !self.pauses.contains_key(&None);
-        let writing = self.under.values().any(|under| under.what.candidate().is_none());
+        let writing = self.in_progress.values().any(|in_progress| in_progress.what.candidate().is_none());
         if let Some(intent) = decision.intent.clone().filter(|_| free && !writing) {
             self.write(wall, intent, decision.skew, out);
         }
         self.plan_wake(now, &decision);
-        self.stance = decision.stance;
+        self.election_state = decision.election_state;
     }
 
     fn plan_wake(&mut self, now: Moment, decision: &Decision) {
@@ -319,27 +322,27 @@ impl Contest {
         self.wake = times.filter(|at| *at > now).min();
     }
 
-    /// A command about this candidate is under way or failed a moment ago, or there are too many of others; the end of one
-    /// of them brings the next.
+    /// A command about this candidate is in progress or just failed, or too many others are in progress; the end of one
+    /// triggers the next.
     fn busy_with(&self, name: &str) -> bool {
-        if self.under.len() >= self.config.pings {
+        if self.in_progress.len() >= self.config.pings {
             return true;
         }
-        let about = |under: &Under| under.what.candidate().is_some_and(|n| n == name);
-        self.under.values().any(about) || self.pauses.contains_key(&Some(name.to_owned()))
+        let about = |in_progress: &InProgress| in_progress.what.candidate().is_some_and(|n| n == name);
+        self.in_progress.values().any(about) || self.pauses.contains_key(&Some(name.to_owned()))
     }
 
     fn ping(&mut self, wall: WallTime, name: &str, out: &mut Vec<Effect>) {
         let Some(object) = self.scene.candidates.get(name).filter(|_| !self.busy_with(name)) else { return };
         let mut asked = Object::clone(object);
         let ObjectBody::LeaseCandidate(spec) = &mut asked.body else { return };
-        // Candidates answer a ping that is later than their own last sign. Written a little after that, it is so by the
-        // candidate's clock, however far it is from ours, and its answer is later again.
+        // Candidates answer a ping that is later than their last sign. Written just after that sign, it is later by their own
+        // clock, however far off, and the answer is later again.
         let last = spec.renewed.max(spec.pinged);
         spec.pinged = Some(last.map_or(wall.into(), |MicroTime(at)| MicroTime(at.saturating_add(1))));
         let change = Change::UpdateObject { object: Box::new(asked), write: ClientWrite::default() };
         let guard = Guard::ObjectRevision { key: object.key(), revision: object.meta.revision };
-        self.propose(wall, "election: are you there", guard, change, What::Ping(name.to_owned()), out);
+        self.propose(wall, "election: ping", guard, change, What::Ping(name.to_owned()), out);
     }
 
     fn clean_up(&mut self, wall: WallTime, name: &str, out: &mut Vec<Effect>) {
@@ -351,7 +354,7 @@ impl Contest {
         };
         let guard = Guard::ObjectRevision { key: key.clone(), revision: object.meta.revision };
         let change = Change::DeleteObject { key, force: false };
-        self.propose(wall, "election: candidate gone", guard, change, What::CleanUp(name.to_owned()), out);
+        self.propose(wall, "election: candidate deleted", guard, change, What::CleanUp(name.to_owned()), out);
     }
 
     fn write(&mut self, wall: WallTime, intent: Intent, skew: bool, out: &mut Vec<Effect>) {
@@ -359,7 +362,7 @@ impl Contest {
         let key = self.scene.key.clone();
         let old = self.scene.lease.clone();
         let mut spec = old.as_ref().and_then(|object| object.lease()).map(|l| l.spec.clone()).unwrap_or_default();
-        // Renew times that never repeat: by them the store tells a renewal from any other write.
+        // Renew times never repeat: by them the store distinguishes a renewal from any other write.
         let renewed = spec.renewed.map_or(now, |MicroTime(at)| now.max(MicroTime(at.saturating_add(1))));
         match &intent {
             Intent::Elect { name, strategy } => {
@@ -407,7 +410,7 @@ impl Contest {
         let reason = match &intent {
             Intent::Elect { name, .. } => format!("elected {name}"),
             Intent::Prefer { name: Some(name), .. } => format!("prefers {name}"),
-            Intent::Prefer { name: None, .. } => "prefers nobody else any more".to_owned(),
+            Intent::Prefer { name: None, .. } => "preference cleared".to_owned(),
             Intent::Label { strategy } => format!("strategy {strategy}"),
         };
         self.propose(wall, &format!("election: {reason}"), guard, change, What::Lease { intent, skew }, out);
@@ -425,8 +428,8 @@ impl Contest {
         self.next_step += 1;
         let step = StepId(self.next_step);
         let based_on = self.revision_of(what.candidate());
-        self.under.insert(step, Under { what, based_on });
-        // The guards make it happen once: it needs no remembered outcome.
+        self.in_progress.insert(step, InProgress { what, based_on });
+        // The guards make it happen once: no outcome needs to be stored.
         let command = Command::idempotent(wall, Principal::Cluster, reason).with_request(RequestId(0));
         let command = command.guard(Guard::InTerm(self.term)).guard(guard).change(change);
         out.push(Effect::Propose { step, command: Box::new(command) });

@@ -1,21 +1,21 @@
 //! Keeper: the leader's clock over all leases.
 //!
-//! Owns   a deadline per live lease, the renewals that wait, the expiries under way.
-//! Hears  renewals of native sessions, copies of the replicated state, ends of reads and proposals, its own beat.
-//! Says   answers to renewals, linearizable reads, guarded expiries.
-//! Keeps  LEASE-1  no expiry is proposed before a lease's full duration has passed: since this leader first saw it, since
-//!                 the last write of its holder, since the last acknowledged renewal arrived.
-//!        LEASE-2  a renewal is acknowledged, and moves a deadline, only after a quorum has confirmed this leader, in the
-//!                 term it keeps the clock for, since the renewal arrived.
-//!        LEASE-3  while an expiry may still be applied, no renewal of its lease is answered.
-//!        LEASE-4  time during which this process stood still counts against no holder.
-//!        LEASE-5  what waits is bounded; whoever comes too much is told when to come back.
-//! Why a renewal need not be written: what it moves is a deadline that only this leader has. Another leader, elected after
-//! the confirmation, starts every lease in full when it first sees it, which is later than the renewal arrived. So whoever
-//! was told "good for its duration" has that time under any leader.
-//! Why a deposed leader does no harm: its reads are not confirmed, so it acknowledges nothing, and its expiries carry the
-//! guard of its term, so nobody applies them. That holds as well for one that was frozen and does not know yet.
-//! Why the pause is made up for all the same (LEASE-4): a leader that was frozen for less than an election leads on. Its
+//! Owns        a deadline per live lease, the waiting renewals, the expiries in progress.
+//! Inputs      renewals of native sessions, replicas of the state, results of reads and proposals, its own beat.
+//! Outputs     answers to renewals, linearizable reads, guarded expiries.
+//! Invariants  LEASE-1  no expiry is proposed before a lease's full duration has passed: since this leader first saw it, since
+//!                      the last write of its holder, since the last acknowledged renewal arrived.
+//!             LEASE-2  a renewal is acknowledged, and moves a deadline, only after a quorum has confirmed this leader since
+//!                      the renewal arrived, in the term for which it keeps the clock.
+//!             LEASE-3  while an expiry may still be applied, no renewal of its lease is answered.
+//!             LEASE-4  time during which this process was suspended counts against no holder.
+//!             LEASE-5  the number of waiting requests is bounded; an excess request is refused with a retry time.
+//! Why a renewal need not be written: it only moves a deadline that this leader alone has. Another leader, elected after the
+//! confirmation, starts every lease in full when it first sees it, which is later than the renewal arrived. So a holder whose
+//! renewal was acknowledged has the full duration under any leader.
+//! Why a deposed leader is harmless: its reads are not confirmed, so it acknowledges nothing, and its expiries carry the guard
+//! of its term, so they are never applied. That also holds for one that was frozen and does not know yet.
+//! Why a suspension is compensated anyway (LEASE-4): a leader that was frozen for less than an election stays leader. Its
 //! deadlines have passed while the renewals that would have moved them lie unread in its sockets.
 
 mod clocks;
@@ -40,11 +40,11 @@ pub use self::expiries::{OpenExpiry, Outcome};
 use self::renewals::{Ask, Held, Renewals};
 use crate::config::KeeperConfig;
 
-/// A renewal's reply port, parked by the shell.
+/// A renewal's reply port, kept by the shell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct AskId(pub u64);
 
-/// A linearizable read under way.
+/// A linearizable read in progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ReadId(pub u64);
 
@@ -54,11 +54,11 @@ pub enum Input {
         ask: AskId,
         session: SessionId,
         held: Vec<(ObjectKey, FencingToken)>,
-        /// How long whoever asks waits.
+        /// How long the caller waits.
         within: Duration,
     },
-    /// A newer copy: a level, of which some may be missed.
-    Copy(Arc<Replica>),
+    /// A newer replica: a watched value, of which some may be missed.
+    Replica(Arc<Replica>),
     Read {
         read: ReadId,
         result: Result<Arc<Replica>, ErrorBody>,
@@ -67,53 +67,53 @@ pub enum Input {
         request: RequestId,
         outcome: Outcome,
     },
-    /// The beat, and when [`Keeper::wake_at`] says so. Leases are found due in no other step, because a beat comes behind
-    /// whatever waited in the mailbox: a renewal that came in time is heard before its lease is judged. (Those of them that
-    /// were too many to be proposed at once follow in later steps, if they are still due then.)
+    /// The beat, and whenever [`Keeper::wake_at`] asks for it. Only here are leases found due, because a beat comes behind
+    /// everything in the mailbox: a renewal that arrived in time is handled before its lease is checked. (Leases beyond the
+    /// bound of proposals follow in later steps, if still due.)
     Tick,
 }
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Effect {
-    /// In the order asked.
+    /// In request order.
     Answer {
         ask: AskId,
         answer: Result<Vec<Renewal>, ErrorBody>,
     },
     Read(ReadId),
-    /// An expiry. Its request id names it.
+    /// An expiry, identified by its request id.
     Propose(Box<Command>),
-    /// The expiries that may still be applied, for the next incarnation of this leadership. It comes before the effects
-    /// that it was made with: an expiry that was proposed must not be forgotten by a crash, and one that is over must not
-    /// come back over a renewal that was answered since.
+    /// The expiries that may still be applied, for the next incarnation of this leadership. Comes before the other effects of
+    /// its step: a crash must not forget a proposed expiry, nor bring a finished one back over a renewal that was answered
+    /// since.
     Keep(BTreeMap<ObjectKey, OpenExpiry>),
 }
 
-/// What was done, for people.
+/// Counters, for people.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
     pub renewed: u64,
     pub lost: u64,
     /// Leases whose renewal was not confirmed.
     pub unconfirmed: u64,
-    /// Leases of renewals that were refused because too many waited.
-    pub turned_away: u64,
+    /// Leases of renewals that were rejected because too many waited.
+    pub rejected: u64,
     pub reads: u64,
     pub expired: u64,
-    /// Proposals of expiries that ended otherwise.
+    /// Proposals of expiries with another result.
     pub expiries_failed: u64,
-    /// How often this process was found to have stood still.
+    /// How often this process was found to have been suspended.
     pub pauses: u64,
 }
 
-/// What a lease without a duration is good for. Nobody's clock ends it; its holder will be back before.
+/// The promise for a lease without a duration. No clock ends it; its holder renews earlier.
 const WITHOUT_DURATION: Duration = Duration::from_secs(24 * 3600);
 
 /// See the module.
 #[derive(Clone, Debug)]
 pub struct Keeper {
     config: KeeperConfig,
-    /// The term that this clock is kept in. Another term has another keeper.
+    /// The term of this clock. Each term has its own keeper.
     term: Term,
     stepped: Moment,
     revision: Revision,
@@ -121,14 +121,14 @@ pub struct Keeper {
     clocks: Clocks,
     renewals: Renewals,
     expiries: Expiries,
-    /// What the next incarnation would find.
+    /// The expiries that the next incarnation would find.
     kept: BTreeMap<ObjectKey, OpenExpiry>,
     tally: Tally,
 }
 
 impl Keeper {
-    /// A keeper in `term`. `open` is what the last incarnation of the same leadership had under way; `entropy` makes
-    /// request ids unique.
+    /// A keeper in `term`. `open`: the expiries in progress of this leadership's last incarnation; `entropy` makes request ids
+    /// unique.
     pub fn new(
         config: KeeperConfig,
         term: Term,
@@ -150,14 +150,14 @@ impl Keeper {
         }
     }
 
-    /// Takes one input. The effects are to be performed in their order.
+    /// Handles one input. The effects must be applied in order.
     pub fn step(&mut self, now: Moment, wall: WallTime, input: Input, out: &mut Vec<Effect>) {
         self.stood_still(now);
         let made_before = out.len();
         let beat = matches!(input, Input::Tick);
         match input {
             Input::Renew { ask, session, held, within } => self.renew(now, ask, session, held, within, out),
-            Input::Copy(replica) => self.observe(now, &replica),
+            Input::Replica(replica) => self.observe(now, &replica),
             Input::Read { read, result } => self.answer(now, read, result, out),
             Input::Proposed { request, outcome } => self.proposed(now, request, outcome),
             Input::Tick => {
@@ -189,7 +189,7 @@ impl Keeper {
         self.expiries.propose(now, wall, self.term, bound, &mut self.clocks, out);
     }
 
-    /// When the next beat is wanted, if nothing happens before.
+    /// When the next beat is needed, if nothing happens earlier.
     pub fn wake_at(&self) -> Option<Moment> {
         let read = self.renewals.read_due(&self.config);
         [self.clocks.soonest(), self.expiries.again_at(), read].into_iter().flatten().min()
@@ -200,7 +200,7 @@ impl Keeper {
         self.expiries.open()
     }
 
-    /// How long the holders of these leases have left. Those without a clock are absent.
+    /// The remaining time of the holders of these leases. Leases without a clock are absent.
     pub fn remaining(&self, now: Moment, leases: Vec<ObjectKey>) -> BTreeMap<ObjectKey, u64> {
         let left = |key: ObjectKey| {
             let left = self.clocks.get(&key)?.deadline.since(now);
@@ -217,7 +217,7 @@ impl Keeper {
     pub fn timed(&self) -> usize {
         self.clocks.len()
     }
-    /// Leases whose renewal waits.
+    /// Leases with a waiting renewal.
     pub fn waiting(&self) -> usize {
         self.renewals.leases()
     }
@@ -248,14 +248,14 @@ impl Keeper {
         out: &mut Vec<Effect>,
     ) {
         if self.renewals.leases() + held.len() > self.config.max_waiting {
-            self.tally.turned_away += held.len() as u64;
-            let full = ErrorBody::new(ErrorCode::TooManyRequests, "too many renewals wait for their confirmation");
+            self.tally.rejected += held.len() as u64;
+            let full = ErrorBody::new(ErrorCode::TooManyRequests, "too many renewals are waiting for confirmation");
             let answer = Err(full.retry_after(self.config.retry));
             out.push(Effect::Answer { ask, answer });
             return;
         }
-        // Whether it is good is judged by the copy that the read brings: this one may be older than what whoever asks has
-        // been told. A renewal that looks good here holds up the expiry of its lease until that is known.
+        // The read's replica decides whether the renewal is valid: this one may be older than what the caller knows. Until then
+        // a renewal that looks valid delays its lease's expiry.
         let held = held.into_iter().map(|(key, token)| {
             let holds = self.clocks.hold(&key, session, token);
             Held { key, token, holds }
@@ -263,7 +263,7 @@ impl Keeper {
         self.renewals.add(Ask { id: ask, session, held: held.collect(), arrived: now, until: now + within });
     }
 
-    /// A newer copy: at the cost of what differs.
+    /// Applies a newer replica, at the cost of the difference.
     fn observe(&mut self, now: Moment, replica: &Replica) {
         if replica.tables.revision < self.revision {
             return;
@@ -287,7 +287,7 @@ impl Keeper {
         }
     }
 
-    /// LEASE-2. The end of a read is the end of the renewals that waited for it, unless an expiry has come between.
+    /// LEASE-2. The end of a read decides the renewals that waited for it, unless an expiry has come in between.
     fn answer(&mut self, now: Moment, read: ReadId, result: Result<Arc<Replica>, ErrorBody>, out: &mut Vec<Effect>) {
         let asks = self.renewals.end_read(read);
         let confirmed = result.and_then(|replica| {
@@ -311,16 +311,16 @@ impl Keeper {
         }
     }
 
-    /// One lease of a confirmed renewal, by the newest copy.
+    /// One lease of a confirmed renewal, by the newest replica.
     fn judge(&mut self, ask: &Ask, held: &Held) -> Renewal {
         let lease = self.objects.get(&held.key).and_then(|object| object.lease());
         let lost = match lease {
             None => Some(format!("{} does not exist", held.key)),
-            Some(l) if l.spec.held_by().is_none() => Some(format!("{} was given up", held.key)),
+            Some(l) if l.spec.held_by().is_none() => Some(format!("{} was released", held.key)),
             Some(l) if l.holding.token != held.token || l.holding.session != Some(ask.session) => {
                 Some(format!("{} was taken by {}", held.key, l.spec.held_by().unwrap_or_default()))
             }
-            Some(l) if l.holding.expired => Some(format!("the time of {} has run out", held.key)),
+            Some(l) if l.holding.expired => Some(format!("{} has expired", held.key)),
             Some(_) => None,
         };
         if let Some(message) = lost {
@@ -339,7 +339,7 @@ impl Keeper {
 
     fn finish(&mut self, ask: Ask, answer: Result<Vec<Renewal>, ErrorBody>, out: &mut Vec<Effect>) {
         for held in ask.held.iter().filter(|held| held.holds) {
-            self.clocks.let_go(&held.key);
+            self.clocks.release_hold(&held.key);
         }
         self.renewals.gone(&ask);
         out.push(Effect::Answer { ask: ask.id, answer });
@@ -349,7 +349,7 @@ impl Keeper {
         let again = now + self.config.retry;
         match self.expiries.end(request, outcome, again) {
             Some(key) if outcome == Outcome::Applied => self.clocks.remove(&key),
-            // It was renewed by a write that this copy does not have yet, or the log was full: look again in a while.
+            // It was renewed by a write that this replica does not have yet, or the log was full: check again later.
             Some(key) => {
                 self.tally.expiries_failed += 1;
                 self.clocks.pause(&key, again);

@@ -1,4 +1,4 @@
-//! What decides: the clock over all leases ([`keeper`]), which leases are contested ([`board`]), and who should hold one of
+//! The decisions: the clock over all leases ([`keeper`]), which leases are contended ([`board`]), and who should hold one of
 //! them ([`coordination`]).
 
 pub mod board;

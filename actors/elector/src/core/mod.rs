@@ -1,13 +1,14 @@
-//! What an elector decides. Two machines with one outside face: [`native`] asks a Muster cluster, which says who holds a
-//! lease and until when; [`observed`] reads and writes a record that anybody may write, and trusts its own clock alone.
+//! The decisions of an elector. Two state machines with one interface: [`native`] asks a Muster cluster, which decides who
+//! holds a lease and until when; [`observed`] reads and writes a record that any client may write, and trusts only its own
+//! clock.
 //!
-//! Both are handed `now` by a clock that also counts while the machine is suspended, and look at it before anything
-//! else: a process that was frozen past its time must not act on news from before.
+//! Both receive `now` from a clock that counts while the machine is suspended, and check it before anything else: a process
+//! that was frozen past its time must not act on earlier news.
 
 pub mod native;
 pub mod observed;
-mod questions;
 pub mod record;
+mod requests;
 mod tenure;
 
 use std::convert::Infallible;
@@ -21,7 +22,7 @@ use crate::ElectorConfig;
 pub use self::record::{LockError, Record, Versioned};
 pub use self::tenure::Hold;
 
-/// The durations that a machine works with.
+/// The durations of a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timing {
     pub lease: Duration,
@@ -34,13 +35,13 @@ impl Timing {
         Self { lease: config.lease_duration, renew: config.renew_deadline, retry: config.retry_period }
     }
 
-    /// By how much the work must be gone before the lease is anybody else's: clocks that run differently (by far less
-    /// than a hundredth), and the time that a kill takes on a busy machine.
+    /// How long before the lease ends the work must be gone: covers different clock rates (far below one percent) and a kill on
+    /// a busy machine.
     pub fn margin(&self) -> Duration {
         self.lease / 20
     }
 
-    /// The shortest pause after a failure: a tenth of the period, growing to all of it.
+    /// The pause after a failure: from a tenth of the period up to all of it.
     pub(crate) fn pause(&self, failures: u32) -> Duration {
         (self.retry / 10).saturating_mul(1 << failures.min(8)).min(self.retry)
     }
@@ -56,11 +57,11 @@ pub enum Ending {
     Cancelled,
     /// No renewal was confirmed within the renew deadline.
     Lapsed,
-    /// The lease is another's, or nobody's.
+    /// The lease is another's, or has no holder.
     Overtaken { by: Option<String> },
-    /// The work made room for the holder that a coordinator prefers.
+    /// The work yielded to the holder that a coordinator prefers.
     Yielded { to: String },
-    /// The cluster refuses us for good.
+    /// The cluster refuses us permanently.
     Refused { why: String },
 }
 
@@ -82,42 +83,42 @@ impl std::fmt::Display for Ending {
             Ending::Cancelled => f.write_str("the elector was stopped"),
             Ending::Lapsed => f.write_str("no renewal was confirmed in time"),
             Ending::Overtaken { by: Some(by) } => write!(f, "{by} holds the lease now"),
-            Ending::Overtaken { by: None } => f.write_str("the lease is held no more"),
+            Ending::Overtaken { by: None } => f.write_str("the lease is no longer held"),
             Ending::Yielded { to } => write!(f, "{to} is preferred"),
             Ending::Refused { why } => f.write_str(why),
         }
     }
 }
 
-/// What to do. `A` is what the machine asks of its port.
+/// Effects. `A` is the machine's request to its port.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Effect<A> {
-    /// Ask; every question is answered, if only by that there is no answer.
+    /// Send a request; each one gets an answer, even if only a failure.
     Ask(A),
-    /// We lead: start the guarded work. Answer with `Drained` when it has returned.
+    /// We lead: start the guarded work. Report `Drained` when it has returned.
     Begin { token: Option<FencingToken>, hold: Hold },
     /// A renewal was confirmed.
     Extend(Hold),
-    /// We lead no more: tell the work to end.
+    /// We no longer lead: cancel the work.
     End(Ending),
-    /// The work should have ended by now: the lease can be another's any moment.
+    /// The work should have ended by now: the lease can be another's at any moment.
     Overdue,
-    /// Somebody else is known to lead, or nobody.
+    /// The known leader changed: another, or none.
     Leader(Option<String>),
-    /// A coordinator prefers another. Answer with `Challenge`.
+    /// A coordinator prefers another. Report `Challenge`.
     Challenged { by: String },
-    /// The time of leading is over: the work has returned. What is left is to give the lease up.
+    /// The term is over: the work has returned. Releasing the lease remains.
     Over(Ending),
-    /// Come back with `Woke` then. Replaces the one before.
+    /// Send `Woke` at that time. Replaces the previous one.
     WakeAt(Moment),
-    /// Nothing follows.
+    /// The machine has ended.
     Stopped(Result<(), ErrorBody>),
 }
 
 impl<A> Effect<A> {
-    /// Hands a question to `ask`, and everything else to `told`.
-    pub(crate) fn sort(self, told: &mut Vec<Effect<Infallible>>, mut ask: impl FnMut(A)) {
-        told.push(match self {
+    /// Passes a request to `ask`, and every other effect to `effects`.
+    pub(crate) fn sort(self, effects: &mut Vec<Effect<Infallible>>, mut ask: impl FnMut(A)) {
+        effects.push(match self {
             Effect::Ask(question) => return ask(question),
             Effect::Begin { token, hold } => Effect::Begin { token, hold },
             Effect::Extend(hold) => Effect::Extend(hold),
@@ -132,34 +133,34 @@ impl<A> Effect<A> {
     }
 }
 
-/// What all machines hear beside answers.
+/// Inputs of all machines, besides answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Signal {
     Started,
     Woke,
-    /// The lease may have changed: look now.
+    /// The lease may have changed: read it now.
     Nudged,
     /// The guarded work has returned.
     Drained,
-    /// Whether the work makes room for the preferred holder.
+    /// Whether the work yields to the preferred holder.
     Challenge {
         by: String,
         yields: bool,
     },
-    /// Give up what is held and stop.
+    /// Release the lease and stop.
     Cancelled,
 }
 
 /// A machine's own state, for the live tree.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ElectorView {
-    /// `standing`, `leading`, `draining`, `releasing`, `stopped`.
+    /// `campaigning`, `leading`, `draining`, `releasing`, `stopped`.
     pub phase: &'static str,
     pub leader: Option<String>,
     pub token: Option<FencingToken>,
     /// When the last confirmed renewal was sent.
     pub renewed: Option<Moment>,
-    /// Why nothing moves, if somebody must look.
+    /// Why there is no progress, if an operator must act.
     pub blocked: Option<String>,
     pub terms: u64,
     pub renewals: u64,
@@ -178,7 +179,7 @@ struct Tally {
     slow_path: u64,
 }
 
-/// Tells of a leader once, the first sighting included. At first nobody is known.
+/// Reports each change of the leader once, including the first observation. Initially none is known.
 fn notice<A>(known: &mut Option<String>, leader: Option<&str>, out: &mut Vec<Effect<A>>) {
     let leader = leader.filter(|name| !name.is_empty());
     if known.as_deref() != leader {

@@ -1,88 +1,89 @@
-//! The elector of a Muster cluster. The cluster says who holds the lease and until when; this machine keeps asking.
+//! The elector of a Muster cluster. The cluster decides who holds the lease and until when; this machine keeps asking.
 //!
-//! Hears  answers to what it asked, the lease as watchers see it, the work's end.   Says  acquire, renew, release, watch.
-//! Keeps  ELECTOR-2  it leads only between an acquisition and the earliest of: its renew deadline, a refused renewal, a watch
-//!                 that shows the lease under another token, or under none.
-//!        ELECTOR-3  it gives a lease up only when the guarded work has returned, and renews it until then.
-//!        ELECTOR-4  it asks for the lease anew only when it is known what became of its last token: so two times of leading
-//!                 never share one.
-//!        ELECTOR-5  a lease lost to somebody of our own name is waited for like anybody's: two processes with one name do
-//!                 not take it from each other in turns.
-//! Why renewals overlap: one that a frozen manager swallowed must not keep the next from being sent elsewhere. Each
-//! counts from when it was sent, so the order of their answers does not matter.
+//! Inputs      answers to its requests, the lease as watches show it, the end of the work.
+//! Outputs     acquire, renew, release, watch.
+//! Invariants  ELECTOR-2  it leads only between an acquisition and the earliest of: its renew deadline, a refused renewal, a
+//!                        watch that shows the lease under another token, or under none.
+//!             ELECTOR-3  it releases a lease only when the guarded work has returned, and renews it until then.
+//!             ELECTOR-4  it requests the lease again only when the outcome of its last token is known, so two terms never
+//!                        share one.
+//!             ELECTOR-5  a lease lost to a holder of the same name is waited for like any other: two processes with one name
+//!                        do not take it from each other in turns.
+//! Why renewals overlap: one that a frozen manager swallowed must not keep the next from being sent elsewhere. Each counts from
+//! when it was sent, so the order of their answers does not matter.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use muster_messages::{Dice, ErrorBody, ErrorCode, FencingToken, LeaseView, Moment, Revision};
+use muster_messages::{ErrorBody, ErrorCode, FencingToken, LeaseView, Moment, Revision, Rng};
 
 use super::tenure::Tenure;
 use super::{Effect, ElectorView, Ending, Signal, Tally, Timing, notice};
 use crate::ElectorConfig;
 
-pub use super::questions::{Answer, Ask, Seen, Trouble, Verdict};
+pub use super::requests::{Answer, Ask, RenewalOutcome, Seen, Trouble};
 
-/// Renewals without an answer at one time: more would only queue up behind the same obstacle.
-const MOST_UNANSWERED: usize = 4;
+/// Maximum unanswered renewals: more would only queue behind the same obstacle.
+const MAX_UNANSWERED_RENEWALS: usize = 4;
 
-/// How long a watch waits for a change; then it is asked again. As long as the lease lasts, within these bounds: a manager
-/// that has frozen with a watch delays the next holder by no more than that.
-const WATCH: std::ops::RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(20);
+/// How long a watch waits before it is repeated: the lease duration, within these bounds. A manager that froze with a watch
+/// delays the next holder by no more.
+const WATCH_WAIT: std::ops::RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(20);
 
-/// How long a coordinator may take to choose: until the candidates have come (4.5 s) and one that was asked has not answered (3 s).
-const COORDINATION: Duration = Duration::from_secs(8);
+/// Time for a coordinator to choose: the candidates arrive (4.5 s), and one that was pinged does not answer (3 s).
+const COORDINATION_TIME: Duration = Duration::from_secs(8);
 
-/// A token whose lease may still be held when an incarnation starts, because the one before crashed.
+/// A token whose lease may still be held when an incarnation starts after a crash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Owed {
+pub struct OutstandingToken {
     pub token: FencingToken,
-    /// Until then its work may still be running down.
+    /// Until then its work may still be draining.
     pub until: Moment,
 }
 
 #[derive(Clone, Debug, PartialEq)]
 enum Phase {
-    Standing(Standing),
+    Campaigning(Campaigning),
     /// Leading, or draining.
     Holding(Box<Holding>),
-    /// The work is gone.
+    /// The work has returned.
     Leaving(Leaving),
     Stopped,
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]
-struct Standing {
-    /// It has not led yet. Then a lease in its own name is that of a process before it, and may be taken over.
+struct Campaigning {
+    /// It has not led yet: a lease in its own name is an earlier process's, and may be taken over.
     fresh: bool,
     /// The acquisition in progress, and when it was sent.
     asked: Option<(u64, Moment)>,
     try_at: Option<Moment>,
     failures: u32,
-    /// After it made room for somebody: not before then, unless somebody has held the lease meanwhile.
+    /// After it yielded: no attempt before this time, unless another has held the lease meanwhile.
     defers_until: Option<Moment>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
 struct Holding {
     tenure: Tenure,
-    /// Renewals without an answer yet, and when each was sent.
+    /// Unanswered renewals, and when each was sent.
     asked: BTreeMap<u64, Moment>,
     renew_at: Moment,
     failures: u32,
     challenged_by: Option<String>,
-    /// The lease was seen to be past our token: released, deleted, or held under a later one.
+    /// The lease was seen beyond our token: released, deleted, or held under a later one.
     passed: bool,
 }
 
 #[derive(Clone, Debug, PartialEq)]
 struct Leaving {
     token: FencingToken,
-    /// It made room for somebody.
+    /// It yielded to another candidate.
     yielded: bool,
     asked: Option<u64>,
     try_at: Option<Moment>,
     failures: u32,
-    /// When somebody who does not stand again has waited long enough: the lease has run out by then.
+    /// When an elector that does not campaign again stops waiting: the lease has run out.
     give_up_at: Moment,
 }
 
@@ -91,9 +92,9 @@ struct Watch {
     asked: Option<u64>,
     again_at: Option<Moment>,
     failures: u32,
-    /// How far the lease is known.
+    /// The newest revision of the lease seen.
     seen: Revision,
-    /// Whether nobody holds it, as far as is known.
+    /// Whether the lease has no holder, as far as known.
     free: Option<bool>,
 }
 
@@ -103,16 +104,16 @@ pub struct NativeElector {
     timing: Timing,
     me: String,
     release_on_cancel: bool,
-    stand_again: bool,
+    campaign_again: bool,
     coordinated: bool,
-    dice: Dice,
+    rng: Rng,
     asked: u64,
     phase: Phase,
     watch: Watch,
     leader: Option<String>,
     blocked: Option<String>,
     cancelled: bool,
-    /// Under which token somebody of our own name has taken the lease from us.
+    /// The token under which another process of our name took the lease from us.
     namesake: Option<FencingToken>,
     tally: Tally,
 }
@@ -120,13 +121,13 @@ pub struct NativeElector {
 type Out = Vec<Effect<Ask>>;
 
 impl NativeElector {
-    /// An elector that has not started yet. `owed` is what an incarnation before this one may have held.
-    pub fn new(config: &ElectorConfig, seed: u64, owed: Option<Owed>) -> Self {
-        let phase = match owed {
-            // Whoever is chosen is told by the watch.
-            None if config.coordinated => Phase::Standing(Standing::default()),
-            None => Phase::Standing(Standing { fresh: true, try_at: Some(Moment(0)), ..Standing::default() }),
-            Some(Owed { token, until }) => Phase::Leaving(Leaving {
+    /// An elector that has not started yet. `outstanding`: what an earlier incarnation may hold.
+    pub fn new(config: &ElectorConfig, seed: u64, outstanding: Option<OutstandingToken>) -> Self {
+        let phase = match outstanding {
+            // The watch reports who is chosen.
+            None if config.coordinated => Phase::Campaigning(Campaigning::default()),
+            None => Phase::Campaigning(Campaigning { fresh: true, try_at: Some(Moment(0)), ..Campaigning::default() }),
+            Some(OutstandingToken { token, until }) => Phase::Leaving(Leaving {
                 token,
                 yielded: false,
                 asked: None,
@@ -139,9 +140,9 @@ impl NativeElector {
             timing: Timing::of(config),
             me: config.identity.clone(),
             release_on_cancel: config.release_on_cancel,
-            stand_again: config.stand_again,
+            campaign_again: config.campaign_again,
             coordinated: config.coordinated,
-            dice: Dice::seeded(seed),
+            rng: Rng::seeded(seed),
             asked: 0,
             phase,
             watch: Watch::default(),
@@ -153,7 +154,7 @@ impl NativeElector {
         }
     }
 
-    /// Takes what is not an answer.
+    /// Handles a signal.
     pub fn step(&mut self, now: Moment, signal: Signal, out: &mut Out) {
         self.check(now, out);
         match signal {
@@ -174,7 +175,7 @@ impl NativeElector {
         self.advance(now, out);
     }
 
-    /// Takes an answer.
+    /// Handles an answer.
     pub fn answer(&mut self, now: Moment, answer: Answer, out: &mut Out) {
         self.check(now, out);
         match answer {
@@ -186,10 +187,9 @@ impl NativeElector {
         self.advance(now, out);
     }
 
-    /// Its state.
     pub fn view(&self) -> ElectorView {
         let (phase, tenure) = match &self.phase {
-            Phase::Standing(_) => ("standing", None),
+            Phase::Campaigning(_) => ("campaigning", None),
             Phase::Holding(h) => (if h.tenure.ending.is_none() { "leading" } else { "draining" }, Some(&h.tenure)),
             Phase::Leaving(_) => ("releasing", None),
             Phase::Stopped => ("stopped", None),
@@ -214,27 +214,27 @@ impl NativeElector {
     }
 
     fn acquired(&mut self, now: Moment, number: u64, result: Result<LeaseView, Trouble>, out: &mut Out) {
-        let Phase::Standing(standing) = &mut self.phase else { return };
-        let Some((_, sent)) = standing.asked.take_if(|(asked, _)| *asked == number) else { return };
+        let Phase::Campaigning(campaigning) = &mut self.phase else { return };
+        let Some((_, sent)) = campaigning.asked.take_if(|(asked, _)| *asked == number) else { return };
         match result {
             Ok(lease) if lease.holder.as_deref() == Some(&self.me) && !lease.expired && lease.fencing_token.0 > 0 => {
                 self.blocked = None;
                 self.won(now, sent, lease.fencing_token, out);
             }
             Ok(lease) => {
-                standing.fail(now, &self.timing, &mut self.dice);
-                self.blocked = Some(format!("the answer to an acquisition names {:?} as its holder", lease.holder));
+                campaigning.fail(now, &self.timing, &mut self.rng);
+                self.blocked = Some(format!("the answer to an acquisition names {:?} as the holder", lease.holder));
             }
-            // The watch says when it is free again; it may have said so already.
+            // The watch shows when the lease is free again; it may have done so already.
             Err(trouble) if trouble.is_held() => {
                 self.blocked = None;
                 if self.watch.free == Some(true) {
-                    standing.fail(now, &self.timing, &mut self.dice);
+                    campaigning.fail(now, &self.timing, &mut self.rng);
                 }
             }
             Err(trouble) if trouble.is_final() => self.stop(Err(trouble.body()), out),
             Err(trouble) => {
-                standing.fail(now, &self.timing, &mut self.dice);
+                campaigning.fail(now, &self.timing, &mut self.rng);
                 self.blocked = Some(trouble.text());
             }
         }
@@ -243,7 +243,7 @@ impl NativeElector {
     fn won(&mut self, now: Moment, sent: Moment, token: FencingToken, out: &mut Out) {
         self.watch.seen = self.watch.seen.max(Revision(token.0));
         if self.cancelled || now >= sent + self.timing.renew {
-            // Too late to lead by it, but it is ours.
+            // Too late to lead under it, but the lease is ours.
             return self.leave(now, token, false);
         }
         self.tally.terms += 1;
@@ -260,17 +260,17 @@ impl NativeElector {
         }));
     }
 
-    fn renewed(&mut self, now: Moment, number: u64, result: Result<Verdict, Trouble>, out: &mut Out) {
+    fn renewed(&mut self, now: Moment, number: u64, result: Result<RenewalOutcome, Trouble>, out: &mut Out) {
         let Phase::Holding(holding) = &mut self.phase else { return };
         let Some(sent) = holding.asked.remove(&number) else { return };
         match result {
-            Ok(Verdict::Renewed) => {
+            Ok(RenewalOutcome::Renewed) => {
                 self.tally.renewals += 1;
                 self.blocked = None;
                 holding.failures = 0;
                 holding.tenure.confirm(&self.timing, sent, out);
             }
-            Ok(Verdict::Lost) => holding.tenure.end(Ending::Overtaken { by: None }, out),
+            Ok(RenewalOutcome::Lost) => holding.tenure.end(Ending::Overtaken { by: None }, out),
             Err(trouble) => {
                 self.tally.failures += 1;
                 if trouble.is_final() {
@@ -290,15 +290,15 @@ impl NativeElector {
         let token = token.expect("a native lease is held under a token");
         let ending = ending.unwrap_or(Ending::Done);
         self.cancelled |= ending == Ending::Done;
-        // A lease that ran out is lost, but would be given to us again under the same token (ELECTOR-4).
-        let owes =
-            ending.may_hold() || matches!(ending, Ending::Overtaken { .. }) && !self.cancelled && self.stand_again;
-        let gives_up = owes && !holding.passed && (self.release_on_cancel || !self.cancelled);
+        // A lease that ran out is lost, but would be granted again under the same token (ELECTOR-4).
+        let release_due =
+            ending.may_hold() || matches!(ending, Ending::Overtaken { .. }) && !self.cancelled && self.campaign_again;
+        let releases = release_due && !holding.passed && (self.release_on_cancel || !self.cancelled);
         let yielded = matches!(ending, Ending::Yielded { .. });
         out.push(Effect::Over(ending.clone()));
         match ending {
             Ending::Refused { why } => self.stop(Err(ErrorBody::forbidden(why)), out),
-            _ if gives_up => self.leave(now, token, yielded),
+            _ if releases => self.leave(now, token, yielded),
             _ => self.left(now, yielded, out),
         }
     }
@@ -316,14 +316,14 @@ impl NativeElector {
         }
         let known = match &result {
             Ok(()) => true,
-            // Not ours any more, or gone altogether.
+            // Not ours any more, or deleted.
             Err(Trouble::Error(body)) => matches!(body.code, ErrorCode::Conflict | ErrorCode::NotFound),
             Err(Trouble::Unreadable(_)) => false,
         };
         let hopeless = result.as_ref().is_err_and(Trouble::is_final);
         if known || hopeless {
             if result.is_ok() {
-                self.watch.free = None; // what was seen is older than this
+                self.watch.free = None; // the last observation is older than this
                 notice(&mut self.leader, None, out);
             }
             let yielded = leaving.yielded;
@@ -335,14 +335,14 @@ impl NativeElector {
         self.blocked = result.err().map(|trouble| trouble.text());
     }
 
-    /// The lease is given up, or known not to be ours.
+    /// The lease is released, or known not to be ours.
     fn left(&mut self, now: Moment, yielded: bool, out: &mut Out) {
-        if self.cancelled || !self.stand_again {
+        if self.cancelled || !self.campaign_again {
             return self.stop(Ok(()), out);
         }
         let defers_until = yielded.then_some(now + self.timing.lease);
-        // Nothing is known of the lease but that we do not hold it: the watch says the rest.
-        self.phase = Phase::Standing(Standing { defers_until, ..Standing::default() });
+        // It is only known that we do not hold the lease: the watch shows the rest.
+        self.phase = Phase::Campaigning(Campaigning { defers_until, ..Campaigning::default() });
         self.watch = Watch { seen: Revision(0), again_at: Some(now), ..Watch::default() };
     }
 
@@ -364,32 +364,32 @@ impl NativeElector {
         self.watch.failures = 0;
         self.watch.again_at = Some(now);
         if seen.revision < self.watch.seen {
-            return; // a member that lags behind
+            return; // a manager that lags behind
         }
         self.watch.seen = seen.revision;
         let live = seen.lease.as_ref().filter(|lease| lease.holder.is_some() && !lease.expired);
         self.watch.free = Some(live.is_none());
         match &mut self.phase {
             Phase::Holding(holding) => {
-                holding.judge(&self.me, seen.lease.as_ref(), out);
+                holding.evaluate(&self.me, seen.lease.as_ref(), out);
                 let after = live.filter(|lease| lease.holder.as_deref() == Some(&self.me));
                 let after = after.map(|lease| lease.fencing_token);
                 self.namesake = after.filter(|token| Some(*token) > holding.tenure.token).or(self.namesake);
             }
-            Phase::Standing(standing) => match live {
+            Phase::Campaigning(campaigning) => match live {
                 Some(lease) => {
-                    standing.defers_until = None;
-                    standing.failures = 0;
-                    standing.try_at = standing.try_at.filter(|_| standing.fresh);
-                    // Chosen, unless it is the other one of our name.
+                    campaigning.defers_until = None;
+                    campaigning.failures = 0;
+                    campaigning.try_at = campaigning.try_at.filter(|_| campaigning.fresh);
+                    // Chosen, unless it is another process of our name.
                     let chosen = self.coordinated && lease.holder.as_deref() == Some(&self.me);
-                    if chosen && self.namesake != Some(lease.fencing_token) && standing.asked.is_none() {
-                        standing.try_at = Some(now);
+                    if chosen && self.namesake != Some(lease.fencing_token) && campaigning.asked.is_none() {
+                        campaigning.try_at = Some(now);
                     }
                 }
-                None if standing.asked.is_none() && standing.try_at.is_none() => {
-                    let freely = if self.coordinated { now + self.timing.lease.max(COORDINATION) } else { now };
-                    standing.try_at = Some(standing.defers_until.unwrap_or(freely));
+                None if campaigning.asked.is_none() && campaigning.try_at.is_none() => {
+                    let freely = if self.coordinated { now + self.timing.lease.max(COORDINATION_TIME) } else { now };
+                    campaigning.try_at = Some(campaigning.defers_until.unwrap_or(freely));
                 }
                 None => {}
             },
@@ -407,9 +407,9 @@ impl NativeElector {
         out.push(Effect::Stopped(result));
     }
 
-    /// Asks for what is due, and says when to come back. The only place that asks.
+    /// Sends the requests that are due, and sets the next wake-up. The only place that sends requests.
     fn advance(&mut self, now: Moment, out: &mut Out) {
-        self.ask_for_the_lease(now, out);
+        self.request_due(now, out);
         self.watch_the_lease(now, out);
         let next = [self.next_of_phase(), self.watch.again_at.filter(|_| self.watches())];
         if let Some(at) = next.into_iter().flatten().min() {
@@ -422,34 +422,34 @@ impl NativeElector {
         self.asked
     }
 
-    fn ask_for_the_lease(&mut self, now: Moment, out: &mut Out) {
+    fn request_due(&mut self, now: Moment, out: &mut Out) {
         let number = self.number();
-        let patience = self.timing.renew / 2;
+        let timeout = self.timing.renew / 2;
         let due = |at: Option<Moment>| at.is_some_and(|at| at <= now);
         match &mut self.phase {
-            // What was asked may yet be granted: then it must be given back.
-            Phase::Standing(standing) if self.cancelled && standing.asked.is_some() => {}
-            Phase::Standing(_) if self.cancelled => self.stop(Ok(()), out),
-            Phase::Standing(standing) if standing.asked.is_none() && due(standing.try_at) => {
-                standing.asked = Some((number, now));
-                standing.try_at = None;
-                out.push(Effect::Ask(Ask::Acquire { number, patience }));
+            // An open acquisition may still be granted: the lease must then be released.
+            Phase::Campaigning(campaigning) if self.cancelled && campaigning.asked.is_some() => {}
+            Phase::Campaigning(_) if self.cancelled => self.stop(Ok(()), out),
+            Phase::Campaigning(campaigning) if campaigning.asked.is_none() && due(campaigning.try_at) => {
+                campaigning.asked = Some((number, now));
+                campaigning.try_at = None;
+                out.push(Effect::Ask(Ask::Acquire { number, timeout }));
             }
             Phase::Holding(holding) => {
-                let full = holding.asked.len() >= MOST_UNANSWERED;
+                let full = holding.asked.len() >= MAX_UNANSWERED_RENEWALS;
                 if let (Some(token), true, true, false) =
                     (holding.tenure.token, holding.renew_at <= now, holding.tenure.renews(), full)
                 {
                     holding.asked.insert(number, now);
                     holding.renew_at = now + self.timing.retry;
-                    out.push(Effect::Ask(Ask::Renew { number, token, patience: self.timing.renew }));
+                    out.push(Effect::Ask(Ask::Renew { number, token, timeout: self.timing.renew }));
                 }
             }
             Phase::Leaving(leaving) if leaving.asked.is_some() => {}
-            // Whoever stands again must know (ELECTOR-4); anybody else need not wait for what runs out by itself, of an
-            // incarnation that crashed above all.
+            // An elector that campaigns again must know the outcome (ELECTOR-4). Any other need not wait for a lease that runs
+            // out by itself, such as a crashed incarnation's.
             Phase::Leaving(leaving)
-                if (self.cancelled || !self.stand_again)
+                if (self.cancelled || !self.campaign_again)
                     && (now >= leaving.give_up_at || leaving.failures == 0 && !due(leaving.try_at)) =>
             {
                 self.stop(Ok(()), out);
@@ -458,7 +458,7 @@ impl NativeElector {
                 leaving.asked = Some(number);
                 leaving.try_at = None;
                 let token = leaving.token;
-                out.push(Effect::Ask(Ask::Release { number, token, patience }));
+                out.push(Effect::Ask(Ask::Release { number, token, timeout }));
             }
             _ => {}
         }
@@ -466,8 +466,8 @@ impl NativeElector {
 
     fn watches(&self) -> bool {
         match &self.phase {
-            // The first acquisition comes first: what it says makes the watch's first answer worth waiting for.
-            Phase::Standing(_) => !self.cancelled,
+            // The first acquisition goes first: the first watch then only waits for a change.
+            Phase::Campaigning(_) => !self.cancelled,
             Phase::Holding(holding) => holding.tenure.renews(),
             Phase::Leaving(_) | Phase::Stopped => false,
         }
@@ -481,15 +481,15 @@ impl NativeElector {
         let number = self.number();
         self.watch.asked = Some(number);
         self.watch.again_at = None;
-        let wait = self.timing.lease.clamp(*WATCH.start(), *WATCH.end());
+        let wait = self.timing.lease.clamp(*WATCH_WAIT.start(), *WATCH_WAIT.end());
         out.push(Effect::Ask(Ask::Watch { number, seen: self.watch.seen, wait }));
     }
 
     fn next_of_phase(&self) -> Option<Moment> {
         match &self.phase {
-            Phase::Standing(standing) => standing.try_at,
+            Phase::Campaigning(campaigning) => campaigning.try_at,
             Phase::Holding(holding) => {
-                let renews = holding.tenure.renews() && holding.asked.len() < MOST_UNANSWERED;
+                let renews = holding.tenure.renews() && holding.asked.len() < MAX_UNANSWERED_RENEWALS;
                 let renew_at = renews.then_some(holding.renew_at);
                 [renew_at, holding.tenure.next_check()].into_iter().flatten().min()
             }
@@ -499,16 +499,16 @@ impl NativeElector {
     }
 }
 
-impl Standing {
-    fn fail(&mut self, now: Moment, timing: &Timing, dice: &mut Dice) {
-        self.try_at = Some(now + dice.stretched(timing.pause(self.failures), 1.0));
+impl Campaigning {
+    fn fail(&mut self, now: Moment, timing: &Timing, rng: &mut Rng) {
+        self.try_at = Some(now + rng.stretched(timing.pause(self.failures), 1.0));
         self.failures += 1;
     }
 }
 
 impl Holding {
-    /// What a watch shows, judged by its token: an older one is news from before our time.
-    fn judge(&mut self, me: &str, lease: Option<&LeaseView>, out: &mut Out) {
+    /// Evaluates a watch's answer by its token: an older one is from before our term.
+    fn evaluate(&mut self, me: &str, lease: Option<&LeaseView>, out: &mut Out) {
         let token = self.tenure.token.unwrap_or_default();
         let Some(lease) = lease else {
             self.passed = true;

@@ -1,43 +1,43 @@
-//! How a time of leading ends, and what comes after.
+//! How a term of leadership ends, and what follows.
 
 use super::*;
 
 #[test]
-fn the_lease_is_renewed_while_the_work_drains_and_released_after() {
+fn lease_is_renewed_while_the_work_drains_then_released() {
     let mut world = World::leading();
     world.signal(Signal::Cancelled);
     assert_eq!(world.endings(), [&Ending::Cancelled]);
     for _ in 0..30 {
         world.pass(secs(2));
-        world.renew(Ok(Verdict::Renewed));
+        world.renew(Ok(RenewalOutcome::Renewed));
     }
     assert_eq!(world.asks_of(|ask| matches!(ask, Ask::Release { .. })), 0);
-    assert!(!world.told.contains(&Effect::Overdue));
+    assert!(!world.effects.contains(&Effect::Overdue));
     world.signal(Signal::Drained);
     assert_eq!(world.asks_of(|ask| matches!(ask, Ask::Renew { .. })), 0);
     world.release(Ok(()));
-    let told = &world.told[world.told.len() - 3..];
-    assert_eq!(told, [Effect::Over(Ending::Cancelled), Effect::Leader(None), Effect::Stopped(Ok(()))]);
+    let effects = &world.effects[world.effects.len() - 3..];
+    assert_eq!(effects, [Effect::Over(Ending::Cancelled), Effect::Leader(None), Effect::Stopped(Ok(()))]);
 }
 
 #[test]
-fn work_that_returns_by_itself_gives_the_lease_up_and_ends_the_elector() {
+fn returning_work_releases_the_lease_and_ends_the_elector() {
     let mut world = World::leading();
     world.signal(Signal::Drained);
     world.release(Ok(()));
-    assert_eq!(world.told.last(), Some(&Effect::Stopped(Ok(()))));
-    assert!(world.told.contains(&Effect::Over(Ending::Done)) && world.endings().is_empty());
+    assert_eq!(world.effects.last(), Some(&Effect::Stopped(Ok(()))));
+    assert!(world.effects.contains(&Effect::Over(Ending::Done)) && world.endings().is_empty());
 }
 
 #[test]
-fn a_release_that_conflicts_is_done_and_one_without_an_answer_is_repeated() {
+fn conflicting_release_is_done_and_unanswered_one_repeated() {
     let mut world = World::leading();
     world.signal(Signal::Cancelled);
     world.signal(Signal::Drained);
     world.release(Err(error(ErrorCode::Unreachable)));
     world.pass(ms(200));
     world.release(Err(error(ErrorCode::Conflict)));
-    assert_eq!(world.told.last(), Some(&Effect::Stopped(Ok(()))));
+    assert_eq!(world.effects.last(), Some(&Effect::Stopped(Ok(()))));
 }
 
 #[test]
@@ -51,11 +51,11 @@ fn a_release_is_given_up_when_the_lease_has_run_out() {
         }
         world.pass(secs(1));
     }
-    assert_eq!(world.told.last(), Some(&Effect::Stopped(Ok(()))));
+    assert_eq!(world.effects.last(), Some(&Effect::Stopped(Ok(()))));
 }
 
 #[test]
-fn after_a_lapse_it_stands_again_only_once_it_is_known_what_became_of_its_token() {
+fn after_a_lapse_it_campaigns_once_token_outcome_is_known() {
     let mut world = World::leading();
     world.pass(secs(10));
     world.asks.clear();
@@ -63,45 +63,45 @@ fn after_a_lapse_it_stands_again_only_once_it_is_known_what_became_of_its_token(
     let (number, token) = world.asked_release();
     assert_eq!((token, world.acquisitions()), (FencingToken(10), 0));
     world.answer(Answer::Released { number, result: Ok(()) });
-    assert!(world.told.contains(&Effect::Over(Ending::Lapsed)));
+    assert!(world.effects.contains(&Effect::Over(Ending::Lapsed)));
     world.sees(20, Some(lease(None, 10)));
     assert_eq!(world.acquisitions(), 1);
 }
 
 #[test]
-fn a_lease_that_ran_out_is_released_before_it_is_asked_for_again() {
+fn expired_lease_is_released_before_it_is_requested_again() {
     let expired = LeaseView { expired: true, ..lease(Some(ME), 10) };
     let mut world = World::leading();
     world.sees(12, Some(expired.clone()));
     world.signal(Signal::Drained);
-    assert_eq!(world.acquisitions(), 0, "it would come back under the token of before");
-    world.release(Err(error(ErrorCode::Conflict))); // another was quicker
+    assert_eq!(world.acquisitions(), 0, "it would be granted under the old token");
+    world.release(Err(error(ErrorCode::Conflict))); // another acquired it first
     world.sees(13, Some(expired));
     assert_eq!(world.acquisitions(), 1);
 }
 
 #[test]
-fn one_that_was_told_to_end_with_a_loss_does_not_stand_again() {
-    let mut world = World::new(&ElectorConfig { stand_again: false, ..config() });
+fn elector_set_to_end_on_loss_does_not_campaign_again() {
+    let mut world = World::new(&ElectorConfig { campaign_again: false, ..config() });
     world.acquire(Ok(lease(Some(ME), 10)));
     world.sees(11, Some(lease(Some("bing"), 11)));
     world.signal(Signal::Drained);
-    assert_eq!(world.told.last(), Some(&Effect::Stopped(Ok(()))));
+    assert_eq!(world.effects.last(), Some(&Effect::Stopped(Ok(()))));
 }
 
 #[test]
-fn a_lease_in_our_name_is_taken_over_at_the_start_and_never_after() {
-    // At the start: a process before us had the name, and the cluster lets the name have it.
+fn lease_in_our_name_is_taken_over_only_at_the_start() {
+    // At the start: an earlier process had the name, and the cluster lets the name have it.
     let mut world = World::new(&config());
-    assert_eq!(world.acquisitions(), 1, "it does not ask who holds it first");
+    assert_eq!(world.acquisitions(), 1, "it does not read the holder first");
     world.acquire(Ok(lease(Some(ME), 10)));
-    // Later another process with our name comes.
+    // Later another process with our name appears.
     world.sees(11, Some(lease(Some(ME), 11)));
     assert_eq!(world.endings(), [&Ending::Overtaken { by: Some(ME.into()) }]);
     world.signal(Signal::Drained);
     world.sees(12, Some(lease(Some(ME), 11)));
     world.pass(secs(60));
-    assert_eq!(world.acquisitions(), 0, "two of one name do not take it from each other in turns");
+    assert_eq!(world.acquisitions(), 0, "two processes of one name do not take it from each other in turns");
 }
 
 #[test]
@@ -110,7 +110,7 @@ fn a_preferred_holder_challenges_once_and_the_work_decides() {
     let preferring = |token, name: &str| LeaseView { preferred_holder: Some(name.into()), ..lease(Some(ME), token) };
     world.sees(11, Some(preferring(10, "bing")));
     world.sees(12, Some(preferring(10, "bing")));
-    let challenges = |world: &World| world.told.iter().filter(|e| matches!(e, Effect::Challenged { .. })).count();
+    let challenges = |world: &World| world.effects.iter().filter(|e| matches!(e, Effect::Challenged { .. })).count();
     assert_eq!(challenges(&world), 1);
     world.signal(Signal::Challenge { by: "bing".into(), yields: false });
     assert!(world.leads());
@@ -135,7 +135,7 @@ fn a_coordinated_candidate_waits_to_be_chosen() {
 }
 
 #[test]
-fn a_lease_that_nobody_coordinates_does_not_stay_empty() {
+fn lease_without_a_coordinator_does_not_stay_empty() {
     let mut world = World::new(&ElectorConfig { coordinated: true, ..config() });
     world.sees(9, None);
     world.pass(ms(14_999));
@@ -157,7 +157,7 @@ fn a_coordinator_has_its_time_however_short_the_lease() {
 }
 
 #[test]
-fn a_candidate_whose_name_another_process_has_is_not_chosen_by_that() {
+fn lease_held_by_a_namesake_does_not_count_as_chosen() {
     let mut world = World::new(&ElectorConfig { coordinated: true, ..config() });
     world.sees(9, Some(lease(Some(ME), 9)));
     world.acquire(Ok(lease(Some(ME), 10)));
@@ -166,11 +166,11 @@ fn a_candidate_whose_name_another_process_has_is_not_chosen_by_that() {
     world.sees(12, Some(lease(Some(ME), 11)));
     assert_eq!(world.acquisitions(), 0);
     world.sees(13, Some(lease(Some(ME), 13)));
-    assert_eq!(world.acquisitions(), 1, "chosen anew");
+    assert_eq!(world.acquisitions(), 1, "chosen again");
 }
 
 #[test]
-fn whoever_made_room_lets_the_other_have_it() {
+fn elector_that_yielded_lets_the_other_acquire() {
     let mut world = World::leading();
     world.sees(11, Some(LeaseView { preferred_holder: Some("bing".into()), ..lease(Some(ME), 10) }));
     world.signal(Signal::Challenge { by: "bing".into(), yields: true });
@@ -179,40 +179,40 @@ fn whoever_made_room_lets_the_other_have_it() {
     world.sees(14, Some(lease(None, 10)));
     assert_eq!(world.acquisitions(), 0);
     world.pass(secs(15));
-    assert_eq!(world.acquisitions(), 1, "but not for ever");
+    assert_eq!(world.acquisitions(), 1, "but not indefinitely");
 }
 
 #[test]
-fn a_refusal_for_good_ends_the_elector_and_trouble_does_not() {
+fn permanent_refusal_ends_the_elector_other_errors_do_not() {
     let mut world = World::new(&config());
     for _ in 0..10 {
         world.acquire(Err(error(ErrorCode::NoQuorum)));
         world.pass(secs(4));
     }
     world.acquire(Err(error(ErrorCode::Forbidden)));
-    assert!(matches!(world.told.last(), Some(Effect::Stopped(Err(body))) if body.code == ErrorCode::Forbidden));
+    assert!(matches!(world.effects.last(), Some(Effect::Stopped(Err(body))) if body.code == ErrorCode::Forbidden));
 }
 
 #[test]
-fn a_leader_that_is_refused_for_good_ends_its_work_first() {
+fn permanently_refused_leader_ends_its_work_first() {
     let mut world = World::leading();
     world.pass(secs(2));
     world.renew(Err(error(ErrorCode::Forbidden)));
     assert!(matches!(world.endings()[..], [Ending::Refused { .. }]));
-    assert!(!world.told.iter().any(|e| matches!(e, Effect::Stopped(_))));
+    assert!(!world.effects.iter().any(|e| matches!(e, Effect::Stopped(_))));
     world.signal(Signal::Drained);
-    assert!(matches!(world.told.last(), Some(Effect::Stopped(Err(_)))));
+    assert!(matches!(world.effects.last(), Some(Effect::Stopped(Err(_)))));
 }
 
 #[test]
-fn stopped_while_it_asks_it_gives_back_what_it_is_granted() {
+fn stopped_elector_releases_a_lease_that_is_granted_late() {
     let mut world = World::new(&config());
     world.signal(Signal::Cancelled);
-    assert!(world.told.is_empty(), "the answer is waited for");
+    assert!(world.effects.is_empty(), "it waits for the answer");
     world.acquire(Ok(lease(Some(ME), 10)));
     world.release(Ok(()));
-    assert_eq!(world.told.last(), Some(&Effect::Stopped(Ok(()))));
-    assert!(!world.told.iter().any(|e| matches!(e, Effect::Begin { .. } | Effect::Over(_))));
+    assert_eq!(world.effects.last(), Some(&Effect::Stopped(Ok(()))));
+    assert!(!world.effects.iter().any(|e| matches!(e, Effect::Begin { .. } | Effect::Over(_))));
 }
 
 #[test]
@@ -225,9 +225,9 @@ fn a_lease_that_cannot_be_read_blocks_with_a_status() {
 }
 
 #[test]
-fn what_a_crashed_incarnation_held_is_left_alone_until_its_work_is_over_then_released() {
+fn lease_of_a_crashed_incarnation_is_released_after_its_work() {
     let until = Moment(3_600_000_000) + secs(9);
-    let mut world = World::owing(&config(), Some(Owed { token: FencingToken(10), until }));
+    let mut world = World::with_outstanding(&config(), Some(OutstandingToken { token: FencingToken(10), until }));
     world.pass(ms(8_999));
     assert!(world.asks.is_empty());
     world.pass(ms(1));
@@ -242,7 +242,7 @@ fn leases_of_less_than_a_second_work_the_same_way() {
     world.acquire(Ok(lease(Some(ME), 10)));
     assert_eq!(world.last_hold(), Hold { step_down_at: asked_at + ms(200), over_at: asked_at + ms(285) });
     world.pass(ms(50));
-    world.renew(Ok(Verdict::Renewed));
+    world.renew(Ok(RenewalOutcome::Renewed));
     assert_eq!(world.last_hold().step_down_at, asked_at + ms(250));
     world.pass(ms(200));
     assert_eq!(world.endings(), [&Ending::Lapsed]);

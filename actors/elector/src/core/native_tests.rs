@@ -1,4 +1,4 @@
-//! Stories of the native elector. The cluster is a few lines: what it answers, and when, each story says.
+//! Scenarios of the native elector. The cluster is a few lines: each scenario defines its answers and when they arrive.
 
 use muster_messages::wire::LeaseRef;
 
@@ -38,22 +38,22 @@ fn lease(holder: Option<&str>, token: u64) -> LeaseView {
     }
 }
 
-/// The machine, and what it has said and not been answered yet.
+/// The machine and its unanswered requests.
 struct World {
     now: Moment,
     elector: NativeElector,
     asks: Vec<Ask>,
-    told: Vec<Effect<Ask>>,
+    effects: Vec<Effect<Ask>>,
     wake: Option<Moment>,
 }
 
 impl World {
     fn new(config: &ElectorConfig) -> Self {
-        Self::owing(config, None)
+        Self::with_outstanding(config, None)
     }
-    fn owing(config: &ElectorConfig, owed: Option<Owed>) -> Self {
-        let elector = NativeElector::new(config, 7, owed);
-        let mut world = Self { now: Moment(3_600_000_000), elector, asks: Vec::new(), told: Vec::new(), wake: None };
+    fn with_outstanding(config: &ElectorConfig, outstanding: Option<OutstandingToken>) -> Self {
+        let elector = NativeElector::new(config, 7, outstanding);
+        let mut world = Self { now: Moment(3_600_000_000), elector, asks: Vec::new(), effects: Vec::new(), wake: None };
         world.signal(Signal::Started);
         world
     }
@@ -81,7 +81,7 @@ impl World {
             match effect {
                 Effect::Ask(ask) => self.asks.push(ask),
                 Effect::WakeAt(at) => self.wake = Some(at),
-                other => self.told.push(other),
+                other => self.effects.push(other),
             }
         }
     }
@@ -94,11 +94,11 @@ impl World {
         self.now = end;
     }
 
-    /// Takes the oldest question of a kind.
+    /// Takes the oldest request of a kind.
     #[track_caller]
     fn asked<T>(&mut self, what: &str, of: impl Fn(&Ask) -> Option<T>) -> T {
         let found = self.asks.iter().position(|ask| of(ask).is_some());
-        let at = found.unwrap_or_else(|| panic!("it did not ask to {what}, but {:?}", self.asks));
+        let at = found.unwrap_or_else(|| panic!("no request to {what}: {:?}", self.asks));
         of(&self.asks.remove(at)).expect("it was just found")
     }
     #[track_caller]
@@ -119,7 +119,7 @@ impl World {
     fn asked_watch(&mut self) -> (u64, Revision) {
         let of = |ask: &Ask| if let Ask::Watch { number, seen, .. } = ask { Some((*number, *seen)) } else { None };
         let newest = self.asks.iter().rev().find_map(of).expect("it watches");
-        self.asks.retain(|ask| of(ask).is_none()); // those before are nobody's any more
+        self.asks.retain(|ask| of(ask).is_none()); // earlier ones are superseded
         newest
     }
     fn asks_of(&self, wanted: impl Fn(&Ask) -> bool) -> usize {
@@ -135,7 +135,7 @@ impl World {
         self.answer(Answer::Acquired { number, result });
     }
     #[track_caller]
-    fn renew(&mut self, result: Result<Verdict, Trouble>) {
+    fn renew(&mut self, result: Result<RenewalOutcome, Trouble>) {
         let (number, _) = self.asked_renew();
         self.answer(Answer::Renewed { number, result });
     }
@@ -154,14 +154,14 @@ impl World {
         self.elector.view().phase == "leading"
     }
     fn endings(&self) -> Vec<&Ending> {
-        self.told.iter().filter_map(|e| if let Effect::End(ending) = e { Some(ending) } else { None }).collect()
+        self.effects.iter().filter_map(|e| if let Effect::End(ending) = e { Some(ending) } else { None }).collect()
     }
     fn leaders(&self) -> Vec<Option<&str>> {
-        let told = self.told.iter();
-        told.filter_map(|e| if let Effect::Leader(name) = e { Some(name.as_deref()) } else { None }).collect()
+        let effects = self.effects.iter();
+        effects.filter_map(|e| if let Effect::Leader(name) = e { Some(name.as_deref()) } else { None }).collect()
     }
     fn last_hold(&self) -> Hold {
-        let holds = self.told.iter().rev();
+        let holds = self.effects.iter().rev();
         let mut holds = holds.filter_map(|effect| match effect {
             Effect::Extend(hold) | Effect::Begin { hold, .. } => Some(*hold),
             _ => None,
@@ -171,13 +171,13 @@ impl World {
 }
 
 #[test]
-fn the_work_gets_the_token_and_the_time_counts_from_before_the_question() {
+fn term_counts_from_before_the_request_and_has_the_token() {
     let mut world = World::new(&config());
     let asked_at = world.now;
     world.now = world.now + secs(3);
     world.acquire(Ok(lease(Some(ME), 10)));
     let hold = Hold { step_down_at: asked_at + secs(10), over_at: asked_at + ms(14_250) };
-    assert!(world.told.contains(&Effect::Begin { token: Some(FencingToken(10)), hold }));
+    assert!(world.effects.contains(&Effect::Begin { token: Some(FencingToken(10)), hold }));
     assert_eq!(world.leaders(), [Some(ME)]);
 }
 
@@ -188,7 +188,7 @@ fn a_held_lease_is_watched_and_taken_the_moment_it_is_free() {
     world.sees(9, Some(lease(Some("bing"), 9)));
     assert_eq!((world.leaders(), world.acquisitions()), (vec![Some("bing")], 0));
     world.pass(secs(60));
-    assert_eq!(world.acquisitions(), 0, "nothing is asked while the watch is silent");
+    assert_eq!(world.acquisitions(), 0, "no request while the watch is silent");
     world.sees(12, Some(lease(None, 9)));
     world.acquire(Ok(lease(Some(ME), 13)));
     assert!(world.leads());
@@ -207,7 +207,7 @@ fn an_expired_or_deleted_lease_is_free() {
 }
 
 #[test]
-fn a_watch_goes_on_from_what_it_showed() {
+fn watch_continues_from_the_revision_that_it_showed() {
     let mut world = World::new(&config());
     world.acquire(Err(error(ErrorCode::Conflict)));
     world.sees(9, Some(lease(Some("bing"), 9)));
@@ -220,7 +220,7 @@ fn a_renewal_moves_the_deadline_and_is_repeated_every_period() {
     let began = world.now;
     for period in 1..20 {
         world.pass(secs(2));
-        world.renew(Ok(Verdict::Renewed));
+        world.renew(Ok(RenewalOutcome::Renewed));
         assert_eq!(world.last_hold().step_down_at, began + secs(2) * period + secs(10));
     }
     assert!(world.leads() && world.endings().is_empty());
@@ -234,22 +234,22 @@ fn renewals_overlap_and_each_counts_from_when_it_was_sent() {
     let first = world.asked_renew().0;
     let second = world.asked_renew().0;
     let third = world.asked_renew().0;
-    let renewed = |number| Answer::Renewed { number, result: Ok(Verdict::Renewed) };
+    let renewed = |number| Answer::Renewed { number, result: Ok(RenewalOutcome::Renewed) };
     world.answer(renewed(second));
     assert_eq!(world.last_hold().step_down_at, began + secs(14));
-    world.answer(renewed(first)); // late: it says nothing new
+    world.answer(renewed(first)); // late: no effect
     assert_eq!(world.last_hold().step_down_at, began + secs(14));
     world.answer(renewed(third));
     assert_eq!(world.last_hold().step_down_at, began + secs(16));
 }
 
 #[test]
-fn a_silent_cluster_is_asked_no_more_than_a_few_times_at_once() {
+fn silent_cluster_gets_few_requests_at_once() {
     let quick = ElectorConfig { retry_period: ms(100), ..config() };
     let mut world = World::new(&quick);
     world.acquire(Ok(lease(Some(ME), 10)));
     world.pass(secs(9));
-    assert_eq!(world.asks_of(|ask| matches!(ask, Ask::Renew { .. })), MOST_UNANSWERED);
+    assert_eq!(world.asks_of(|ask| matches!(ask, Ask::Renew { .. })), MAX_UNANSWERED_RENEWALS);
 }
 
 #[test]
@@ -265,32 +265,32 @@ fn a_failed_renewal_is_repeated_soon_and_less_soon_each_time() {
     }
     assert_eq!(pauses, [ms(200), ms(400), ms(800), ms(1600), ms(2000)]);
     assert_eq!(world.elector.view().blocked.as_deref(), Some("so it is"));
-    world.renew(Ok(Verdict::Renewed));
+    world.renew(Ok(RenewalOutcome::Renewed));
     assert!(world.leads() && world.elector.view().blocked.is_none());
 }
 
 #[test]
-fn it_steps_down_at_the_renew_deadline_and_says_when_the_lease_itself_is_over() {
+fn steps_down_at_the_renew_deadline_and_reports_lease_end() {
     let mut world = World::leading();
     world.pass(ms(9_999));
     assert!(world.leads());
     world.pass(ms(1));
     assert_eq!((world.endings(), world.leads()), (vec![&Ending::Lapsed], false));
     world.pass(ms(4_249));
-    assert!(!world.told.contains(&Effect::Overdue));
+    assert!(!world.effects.contains(&Effect::Overdue));
     world.pass(ms(1));
-    assert!(world.told.contains(&Effect::Overdue));
+    assert!(world.effects.contains(&Effect::Overdue));
 }
 
 #[test]
-fn overtaken_by_watch_it_steps_down_that_moment() {
+fn overtaken_leader_steps_down_at_once_by_watch() {
     let mut world = World::leading();
     world.pass(ms(10));
     world.sees(11, Some(lease(Some("bing"), 11)));
     assert_eq!(world.endings(), [&Ending::Overtaken { by: Some("bing".into()) }]);
     assert_eq!(world.leaders(), [Some(ME), Some("bing")]);
     world.signal(Signal::Drained);
-    assert_eq!(world.asks_of(|ask| matches!(ask, Ask::Release { .. })), 0, "it is not ours to give");
+    assert_eq!(world.asks_of(|ask| matches!(ask, Ask::Release { .. })), 0, "the lease is another's");
 }
 
 #[test]
@@ -307,16 +307,16 @@ fn a_lease_that_is_deleted_expired_or_emptied_is_lost() {
 fn a_refused_renewal_is_final() {
     let mut world = World::leading();
     world.pass(secs(2));
-    world.renew(Ok(Verdict::Lost));
+    world.renew(Ok(RenewalOutcome::Lost));
     assert_eq!(world.endings(), [&Ending::Overtaken { by: None }]);
     world.pass(secs(20));
     assert_eq!(world.asks_of(|ask| matches!(ask, Ask::Renew { .. })), 0);
 }
 
 #[test]
-fn news_from_before_its_time_do_not_depose_a_leader() {
+fn observation_from_before_the_term_does_not_end_it() {
     let mut world = World::leading();
-    world.sees(9, Some(lease(Some("bing"), 9))); // asked before the lease was won, answered by a member that lags
+    world.sees(9, Some(lease(Some("bing"), 9))); // sent before the lease was won, answered by a lagging manager
     world.sees(10, Some(lease(Some(ME), 10)));
     world.sees(14, Some(lease(Some("bing"), 9)));
     assert!(world.leads() && world.endings().is_empty());
@@ -324,13 +324,14 @@ fn news_from_before_its_time_do_not_depose_a_leader() {
 }
 
 #[test]
-fn a_freeze_past_the_deadline_is_noticed_before_an_answer_that_waited() {
+fn freeze_is_noticed_before_a_waiting_answer_is_handled() {
     let mut world = World::leading();
     world.pass(secs(2));
     let (number, _) = world.asked_renew();
-    world.now = world.now + secs(60); // no timer fired: the process stood still
-    world.answer(Answer::Renewed { number, result: Ok(Verdict::Renewed) });
-    let order: Vec<_> = world.told.iter().filter(|e| !matches!(e, Effect::Leader(_) | Effect::Begin { .. })).collect();
+    world.now = world.now + secs(60); // no timer fired: the process was frozen
+    world.answer(Answer::Renewed { number, result: Ok(RenewalOutcome::Renewed) });
+    let order: Vec<_> =
+        world.effects.iter().filter(|e| !matches!(e, Effect::Leader(_) | Effect::Begin { .. })).collect();
     assert_eq!(order[..2], [&Effect::End(Ending::Lapsed), &Effect::Overdue]);
     assert!(!world.leads());
 }
@@ -340,7 +341,7 @@ fn an_acquisition_answered_too_late_is_given_back() {
     let mut world = World::new(&config());
     world.now = world.now + secs(11);
     world.acquire(Ok(lease(Some(ME), 10)));
-    assert!(!world.told.iter().any(|e| matches!(e, Effect::Begin { .. })));
+    assert!(!world.effects.iter().any(|e| matches!(e, Effect::Begin { .. })));
     assert_eq!(world.asked_release().1, FencingToken(10));
 }
 
@@ -354,9 +355,9 @@ fn an_answer_of_an_old_session_changes_nothing() {
     world.sees(12, Some(lease(None, 11)));
     world.acquire(Ok(lease(Some(ME), 13)));
     let before = world.elector.clone();
-    world.answer(Answer::Renewed { number: old, result: Ok(Verdict::Lost) });
+    world.answer(Answer::Renewed { number: old, result: Ok(RenewalOutcome::Lost) });
     let hold = world.last_hold();
-    world.answer(Answer::Renewed { number: old, result: Ok(Verdict::Renewed) });
+    world.answer(Answer::Renewed { number: old, result: Ok(RenewalOutcome::Renewed) });
     assert!(world.leads() && world.last_hold() == hold);
     assert_eq!(world.elector.view(), before.view());
 }

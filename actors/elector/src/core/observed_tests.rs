@@ -1,4 +1,4 @@
-//! client-go's own stories, retold, and ours. A server in a variable answers at once; time is a number.
+//! client-go's own scenarios, and ours. A server in a variable answers at once; time is a number.
 
 use std::collections::VecDeque;
 
@@ -15,7 +15,7 @@ fn config() -> ElectorConfig {
     ElectorConfig::new(LeaseRef { namespace: "foo".into(), name: "bar".into() }, "baz")
 }
 
-/// What a request is called in upstream's tables.
+/// The request's name in upstream's tables.
 fn verb(what: &What) -> &'static str {
     match what {
         What::Get => "get",
@@ -29,15 +29,15 @@ struct World {
     elector: ObservedElector,
     server: Option<Versioned>,
     revision: u64,
-    /// What the cluster says beside each write, if it is Muster's.
+    /// The token that the cluster reports with each write, if it is Muster's.
     token: Option<FencingToken>,
     verbs: Vec<&'static str>,
-    /// What becomes of the next requests of a kind, where it is not what the server says.
+    /// Results of the next requests of a kind, in place of the server's.
     fails: VecDeque<(&'static str, LockError)>,
-    /// While set, requests stay without an answer.
+    /// While set, requests stay unanswered.
     holds_answers: bool,
     pending: Vec<Ask>,
-    told: Vec<Effect<Ask>>,
+    effects: Vec<Effect<Ask>>,
     wake: Option<Moment>,
 }
 
@@ -53,14 +53,14 @@ impl World {
             fails: VecDeque::new(),
             holds_answers: false,
             pending: Vec::new(),
-            told: Vec::new(),
+            effects: Vec::new(),
             wake: None,
         }
     }
     fn coordinated() -> Self {
         Self::new(&ElectorConfig { coordinated: true, ..config() })
     }
-    /// A lease that somebody wrote.
+    /// A lease that another client wrote.
     fn with(record: Record) -> Self {
         let mut world = Self::new(&config());
         world.write(record);
@@ -102,7 +102,7 @@ impl World {
                     self.pending.push(ask);
                 }
                 Effect::WakeAt(at) => self.wake = Some(at),
-                other => self.told.push(other),
+                other => self.effects.push(other),
             }
         }
         self.answer_all();
@@ -119,7 +119,7 @@ impl World {
         }
         self.server.clone().ok_or(LockError::NotFound)
     }
-    /// Time passes, and timers fire as they are due.
+    /// Time passes, and timers fire when due.
     fn pass(&mut self, time: Duration) {
         let end = self.now + time;
         while let Some(at) = self.wake.filter(|at| *at <= end) {
@@ -131,7 +131,7 @@ impl World {
     fn start(&mut self) {
         self.signal(Signal::Started);
     }
-    /// The attempt that a poll would make, without waiting for it.
+    /// The attempt of a poll, without waiting for it.
     fn attempt(&mut self) {
         self.signal(Signal::Nudged);
     }
@@ -143,14 +143,14 @@ impl World {
         self.elector.view().phase == "leading"
     }
     fn leaders(&self) -> Vec<Option<&str>> {
-        let told = self.told.iter();
-        told.filter_map(|e| if let Effect::Leader(name) = e { Some(name.as_deref()) } else { None }).collect()
+        let effects = self.effects.iter();
+        effects.filter_map(|e| if let Effect::Leader(name) = e { Some(name.as_deref()) } else { None }).collect()
     }
     fn endings(&self) -> Vec<&Ending> {
-        self.told.iter().filter_map(|e| if let Effect::End(ending) = e { Some(ending) } else { None }).collect()
+        self.effects.iter().filter_map(|e| if let Effect::End(ending) = e { Some(ending) } else { None }).collect()
     }
-    fn was_told(&self, wanted: impl Fn(&Effect<Ask>) -> bool) -> usize {
-        self.told.iter().filter(|effect| wanted(effect)).count()
+    fn count_effects(&self, wanted: impl Fn(&Effect<Ask>) -> bool) -> usize {
+        self.effects.iter().filter(|effect| wanted(effect)).count()
     }
 }
 
@@ -186,7 +186,7 @@ fn a_lease_without_a_spec_is_taken() {
 
 /// Case 3.
 #[test]
-fn a_lease_seen_for_the_first_time_is_waited_for_however_old_it_is() {
+fn newly_seen_lease_is_waited_for_however_old_it_is() {
     let mut world = World::with(Record { renewed: Some(MicroTime(0)), ..held_by("bing") });
     world.start();
     assert!(!world.leads());
@@ -199,7 +199,7 @@ fn a_lease_seen_for_the_first_time_is_waited_for_however_old_it_is() {
 
 /// Case 4.
 #[test]
-fn a_lease_that_nobody_holds_is_taken_at_once() {
+fn lease_without_a_holder_is_taken_at_once() {
     let mut world = World::with(held_by(""));
     world.start();
     assert_eq!((world.leads(), world.record().transitions), (true, 1));
@@ -209,7 +209,7 @@ fn a_lease_that_nobody_holds_is_taken_at_once() {
 #[test]
 fn a_lease_unchanged_for_its_duration_is_taken() {
     let mut world = World::with(held_by("bing"));
-    world.elector.seen = Some(Sight { record: held_by("bing"), at: world.now - secs(60) });
+    world.elector.seen = Some(Observation { record: held_by("bing"), at: world.now - secs(60) });
     world.start();
     assert_eq!((world.leads(), world.record().transitions), (true, 1));
 }
@@ -218,7 +218,7 @@ fn a_lease_unchanged_for_its_duration_is_taken() {
 #[test]
 fn an_empty_holder_counts_more_than_any_clock() {
     let mut world = World::with(held_by(""));
-    world.elector.seen = Some(Sight { record: held_by(""), at: world.now + secs(1000) });
+    world.elector.seen = Some(Observation { record: held_by(""), at: world.now + secs(1000) });
     world.start();
     assert_eq!((world.leads(), world.record().transitions), (true, 1));
 }
@@ -227,7 +227,7 @@ fn an_empty_holder_counts_more_than_any_clock() {
 #[test]
 fn a_live_holder_keeps_the_lease() {
     let mut world = World::with(held_by("bing"));
-    world.elector.seen = Some(Sight { record: held_by("bing"), at: world.now + secs(1000) });
+    world.elector.seen = Some(Observation { record: held_by("bing"), at: world.now + secs(1000) });
     world.start();
     assert_eq!(world.verbs, ["get"]);
     assert_eq!((world.leads(), world.record()), (false, &held_by("bing")));
@@ -236,7 +236,7 @@ fn a_live_holder_keeps_the_lease() {
 
 /// Case 8.
 #[test]
-fn our_own_lease_of_an_earlier_life_is_read_and_renewed() {
+fn own_lease_of_an_earlier_process_is_read_and_renewed() {
     let mut world = World::with(Record { acquired: Some(MicroTime(5)), ..held_by("baz") });
     world.start();
     assert_eq!(world.verbs, ["get", "update"]);
@@ -267,7 +267,7 @@ fn coordinated_what_we_were_given_is_renewed() {
 }
 
 #[test]
-fn coordinated_nothing_is_created_and_a_preferred_holder_is_a_challenge() {
+fn coordinated_creates_nothing_and_preference_is_a_challenge() {
     let mut world = World::coordinated();
     world.start();
     assert_eq!(world.verbs, ["get"]);
@@ -276,8 +276,8 @@ fn coordinated_nothing_is_created_and_a_preferred_holder_is_a_challenge() {
     let preferred = Record { preferred_holder: Some("bing".into()), ..world.record().clone() };
     world.write(preferred.clone());
     world.pass(secs(5));
-    assert_eq!(world.record(), &preferred, "not renewed any more");
-    assert_eq!(world.was_told(|e| *e == Effect::Challenged { by: "bing".into() }), 1);
+    assert_eq!(world.record(), &preferred, "no longer renewed");
+    assert_eq!(world.count_effects(|e| *e == Effect::Challenged { by: "bing".into() }), 1);
     world.signal(Signal::Challenge { by: "bing".into(), yields: true });
     assert_eq!(world.endings(), [&Ending::Yielded { to: "bing".into() }]);
     world.signal(Signal::Drained);
@@ -296,19 +296,19 @@ fn what_was_acquired_is_released() {
     assert_eq!((world.record().holder.as_str(), world.record().lease_duration), ("", secs(1)));
     assert_eq!(world.record().transitions, 1, "kept");
     assert_eq!(world.leaders(), [Some("baz"), None]);
-    assert_eq!(world.told.last(), Some(&Effect::Stopped(Ok(()))));
+    assert_eq!(world.effects.last(), Some(&Effect::Stopped(Ok(()))));
 }
 
-/// Case 13, and what it is for: somebody else's lease is not released.
+/// Case 13, and its purpose: another's lease is not released.
 #[test]
-fn a_release_looks_first() {
+fn release_reads_the_lease_first() {
     let mut world = leading();
     world.signal(Signal::Cancelled);
     world.write(held_by("bing"));
     world.signal(Signal::Drained);
     assert_eq!(world.verbs, ["get", "create", "get"]);
     assert_eq!(world.record(), &held_by("bing"));
-    assert_eq!(world.told.last(), Some(&Effect::Stopped(Ok(()))));
+    assert_eq!(world.effects.last(), Some(&Effect::Stopped(Ok(()))));
 }
 
 /// Case 14.
@@ -332,31 +332,31 @@ fn a_renewal_in_flight_at_the_end_is_followed_by_a_release() {
     assert_eq!(world.verbs, ["get", "create", "update"]);
     world.signal(Signal::Cancelled);
     world.signal(Signal::Drained);
-    let cut_off = world.pending.remove(0);
+    let interrupted = world.pending.remove(0);
     world.holds_answers = false;
-    world.answer(cut_off.number, Err(LockError::Other("cancelled".into())));
+    world.answer(interrupted.number, Err(LockError::Other("cancelled".into())));
     assert_eq!(world.verbs, ["get", "create", "update", "get", "update"]);
     assert_eq!(world.record().holder, "");
-    assert_eq!(world.was_told(|e| matches!(e, Effect::Begin { .. })), 1);
-    assert_eq!(world.was_told(|e| matches!(e, Effect::Over(Ending::Cancelled))), 1);
+    assert_eq!(world.count_effects(|e| matches!(e, Effect::Begin { .. })), 1);
+    assert_eq!(world.count_effects(|e| matches!(e, Effect::Over(Ending::Cancelled))), 1);
 }
 
 /// Case 16.
 #[test]
-fn a_release_that_cannot_look_ends_with_the_renew_deadline() {
+fn release_that_cannot_read_ends_at_the_renew_deadline() {
     let mut world = leading();
     world.fails.extend((0..100).map(|_| ("get", LockError::Other("cancelled".into()))));
     world.signal(Signal::Cancelled);
     world.signal(Signal::Drained);
     world.pass(secs(10));
-    assert_eq!(world.told.last(), Some(&Effect::Stopped(Ok(()))));
+    assert_eq!(world.effects.last(), Some(&Effect::Stopped(Ok(()))));
     assert_eq!(world.record().holder, "baz", "until it runs out");
-    assert_eq!(world.was_told(|e| matches!(e, Effect::Over(Ending::Cancelled))), 1);
+    assert_eq!(world.count_effects(|e| matches!(e, Effect::Over(Ending::Cancelled))), 1);
 }
 
 /// Case 19.
 #[test]
-fn a_leader_renews_without_looking() {
+fn leader_renews_without_reading() {
     let mut world = leading();
     world.pass(secs(4));
     assert_eq!(world.verbs, ["get", "create", "update", "update"]);
@@ -365,7 +365,7 @@ fn a_leader_renews_without_looking() {
 
 /// Case 20.
 #[test]
-fn a_renewal_that_conflicts_looks_and_goes_on() {
+fn conflicting_renewal_reads_and_continues() {
     let mut world = leading();
     world.pass(secs(2));
     world.fails.push_back(("update", LockError::Conflict));
@@ -385,12 +385,12 @@ fn a_leader_that_sees_another_steps_down_within_one_period() {
     assert_eq!(world.leaders(), [Some("baz"), Some("bing")]);
     let asked = world.verbs.len();
     world.signal(Signal::Drained);
-    assert_eq!(world.verbs.len(), asked, "there is nothing to release");
-    assert!(world.was_told(|e| matches!(e, Effect::Over(Ending::Overtaken { .. }))) == 1);
+    assert_eq!(world.verbs.len(), asked, "it has nothing to release");
+    assert!(world.count_effects(|e| matches!(e, Effect::Over(Ending::Overtaken { .. }))) == 1);
 }
 
 #[test]
-fn a_deleted_lease_is_made_again_and_leadership_goes_on() {
+fn deleted_lease_is_recreated_and_leadership_continues() {
     let mut world = leading();
     world.server = None;
     world.pass(secs(2));
@@ -399,7 +399,7 @@ fn a_deleted_lease_is_made_again_and_leadership_goes_on() {
 }
 
 #[test]
-fn whoever_had_the_lease_between_two_looks_ended_our_leadership() {
+fn holder_between_two_reads_ends_leadership() {
     let mut world = leading();
     world.write(Record { transitions: 1, ..held_by("") });
     world.fails.push_back(("update", LockError::Conflict));
@@ -407,11 +407,11 @@ fn whoever_had_the_lease_between_two_looks_ended_our_leadership() {
     assert_eq!(world.endings(), [&Ending::Overtaken { by: None }]);
     world.signal(Signal::Drained);
     world.pass(secs(5));
-    assert!(world.leads() && world.record().transitions == 2, "it stood again");
+    assert!(world.leads() && world.record().transitions == 2, "it campaigned again");
 }
 
 #[test]
-fn a_lease_that_was_cleared_and_taken_by_nobody_is_led_on() {
+fn cleared_lease_without_a_new_holder_keeps_its_leader() {
     let mut world = leading();
     world.write(held_by(""));
     world.fails.push_back(("update", LockError::Conflict));
@@ -421,7 +421,7 @@ fn a_lease_that_was_cleared_and_taken_by_nobody_is_led_on() {
 
 #[test]
 fn leadership_does_not_outlast_its_token() {
-    // Deleted, or cleared, and perhaps another's for a while: all that shows is that the cluster counts on.
+    // Deleted, or cleared, and perhaps another's for a while: visible only by the cluster's later token.
     for deleted in [true, false] {
         let mut world = World::new(&config());
         world.token = Some(FencingToken(41));
@@ -441,13 +441,13 @@ fn leadership_does_not_outlast_its_token() {
         world.signal(Signal::Drained);
         world.pass(secs(5));
         let token =
-            world.told.iter().rev().find_map(|e| if let Effect::Begin { token, .. } = e { *token } else { None });
-        assert_eq!((world.leads(), token), (true, Some(FencingToken(57))), "{deleted}: it stood again");
+            world.effects.iter().rev().find_map(|e| if let Effect::Begin { token, .. } = e { *token } else { None });
+        assert_eq!((world.leads(), token), (true, Some(FencingToken(57))), "{deleted}: it campaigned again");
     }
 }
 
 #[test]
-fn without_a_confirmed_renewal_leadership_ends_at_the_deadline_of_the_last_one() {
+fn leadership_ends_a_deadline_after_the_last_renewal() {
     let mut world = leading();
     world.pass(secs(4));
     world.holds_answers = true;
@@ -455,9 +455,9 @@ fn without_a_confirmed_renewal_leadership_ends_at_the_deadline_of_the_last_one()
     assert!(world.leads());
     world.pass(secs(1));
     assert_eq!(world.endings(), [&Ending::Lapsed], "ten seconds after the renewal at four");
-    assert_eq!(world.was_told(|e| *e == Effect::Overdue), 0);
+    assert_eq!(world.count_effects(|e| *e == Effect::Overdue), 0);
     world.pass(Duration::from_millis(4250));
-    assert_eq!(world.was_told(|e| *e == Effect::Overdue), 1);
+    assert_eq!(world.count_effects(|e| *e == Effect::Overdue), 1);
 }
 
 #[test]
@@ -468,12 +468,12 @@ fn a_late_answer_counts_from_when_its_renewal_was_sent() {
     world.pass(secs(6));
     world.holds_answers = false;
     world.answer_all(); // to the renewal that was sent at two seconds
-    let extended = world.told.iter().find_map(|e| if let Effect::Extend(hold) = e { Some(*hold) } else { None });
+    let extended = world.effects.iter().find_map(|e| if let Effect::Extend(hold) = e { Some(*hold) } else { None });
     assert_eq!(extended.map(|hold| hold.step_down_at), Some(began + secs(2) + secs(10)));
 }
 
 #[test]
-fn a_leader_frozen_past_its_time_ends_before_it_believes_an_answer() {
+fn frozen_leader_ends_before_it_accepts_an_answer() {
     let mut world = leading();
     world.holds_answers = true;
     world.pass(secs(2));
@@ -482,7 +482,7 @@ fn a_leader_frozen_past_its_time_ends_before_it_believes_an_answer() {
     world.answer_all();
     assert_eq!(world.endings(), [&Ending::Lapsed]);
     let of_interest = |e: &&Effect<Ask>| matches!(e, Effect::End(_) | Effect::Extend(_) | Effect::Overdue);
-    assert!(matches!(world.told.iter().find(of_interest), Some(Effect::End(_))));
+    assert!(matches!(world.effects.iter().find(of_interest), Some(Effect::End(_))));
     assert!(!world.leads());
 }
 
@@ -491,13 +491,13 @@ fn the_lease_is_renewed_until_the_work_has_returned() {
     let mut world = leading();
     world.signal(Signal::Cancelled);
     world.pass(secs(30));
-    assert_eq!(world.was_told(|e| *e == Effect::Overdue), 0);
+    assert_eq!(world.count_effects(|e| *e == Effect::Overdue), 0);
     assert_eq!(world.record().holder, "baz");
     assert_eq!(world.verbs.iter().filter(|verb| **verb == "update").count(), 15);
 }
 
 #[test]
-fn a_record_that_cannot_be_read_is_nobodys_to_take_and_is_shown() {
+fn unreadable_record_is_never_taken_and_is_shown() {
     let mut world = World::with(held_by("bing"));
     world.fails.extend((0..100).map(|_| ("get", LockError::Unreadable("renewTime is \"yesterday\"".into()))));
     world.start();
@@ -518,7 +518,7 @@ fn a_follower_uses_the_duration_that_the_holder_wrote() {
 }
 
 #[test]
-fn followers_look_again_after_one_period_and_at_most_two_and_a_fifth() {
+fn followers_read_again_after_1_to_2_2_periods() {
     let mut world = World::with(held_by("bing"));
     world.start();
     for renewal in 1..50 {
@@ -533,12 +533,12 @@ fn followers_look_again_after_one_period_and_at_most_two_and_a_fifth() {
 #[test]
 fn the_token_of_a_term_is_the_version_of_the_write_that_won_it() {
     let world = leading();
-    let token = world.told.iter().find_map(|e| if let Effect::Begin { token, .. } = e { *token } else { None });
+    let token = world.effects.iter().find_map(|e| if let Effect::Begin { token, .. } = e { *token } else { None });
     assert_eq!(token, Some(FencingToken(41)));
 }
 
 #[test]
-fn an_answer_to_an_older_question_changes_nothing() {
+fn answer_to_an_older_request_changes_nothing() {
     let mut world = leading();
     let before = world.elector.clone();
     world.answer(1, Err(LockError::NotFound));

@@ -1,4 +1,4 @@
-//! The record that candidates of a Kubernetes lease leave for each other, and its form in `spec`.
+//! The record that candidates of a Kubernetes lease share, and its form in `spec`.
 
 use std::time::Duration;
 
@@ -9,10 +9,10 @@ use time::format_description::well_known::Rfc3339;
 use time::macros::format_description;
 use time::{OffsetDateTime, UtcOffset};
 
-/// Who leads, by their own account. Times are for people: nobody decides anything by another's clock.
+/// The leader's own account. Times are for people: no decision depends on another's clock.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Record {
-    /// Empty: nobody.
+    /// Empty: no holder.
     pub holder: String,
     pub lease_duration: Duration,
     pub acquired: Option<MicroTime>,
@@ -23,8 +23,7 @@ pub struct Record {
 }
 
 impl Record {
-    /// Reads `spec`. What is absent is empty; what is there and makes no sense is an error, because a lease that cannot be
-    /// read must not be taken away.
+    /// Reads `spec`. An absent field is empty; an invalid one is an error, because an unreadable lease must not be taken.
     pub fn from_spec(spec: &Value) -> Result<Self, String> {
         let text = |key: &str| match &spec[key] {
             Value::Null => Ok(None),
@@ -50,7 +49,7 @@ impl Record {
         })
     }
 
-    /// Writes it into `spec`, over what is there: strategy and preferred holder only if there are any.
+    /// Writes it into `spec`, keeping other fields: strategy and preferred holder only if set.
     pub fn write_to(&self, spec: &mut Map<String, Value>) {
         let mut put = |key: &str, value: Value| spec.insert(key.to_owned(), value);
         put("holderIdentity", json!(self.holder));
@@ -68,7 +67,7 @@ impl Record {
 }
 
 fn parse_time(key: &str, text: &str) -> Result<MicroTime, String> {
-    read_time(text).ok_or_else(|| format!("{key} is {text:?}, which is no RFC 3339 time"))
+    read_time(text).ok_or_else(|| format!("{key} is {text:?}, which is not an RFC 3339 time"))
 }
 
 pub(crate) fn read_time(text: &str) -> Option<MicroTime> {
@@ -76,7 +75,7 @@ pub(crate) fn read_time(text: &str) -> Option<MicroTime> {
     i64::try_from(at.unix_timestamp_nanos().div_euclid(1000)).ok().map(MicroTime)
 }
 
-/// Six digits, always: candidates in Go read nothing else.
+/// Always six digits: candidates in Go read nothing else.
 const MICROS: &[BorrowedFormatItem<'_>] =
     format_description!("[year]-[month]-[day]T[hour]:[minute]:[second].[subsecond digits:6]Z");
 
@@ -85,30 +84,29 @@ pub(crate) fn show_time(at: MicroTime) -> Option<String> {
     at.to_offset(UtcOffset::UTC).format(MICROS).ok()
 }
 
-/// The record as the API has it.
+/// The record with its version in the API.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Versioned {
     pub record: Record,
     pub resource_version: String,
-    /// What a Muster cluster says the holder's fencing token is.
+    /// The holder's fencing token, if a Muster cluster reports one.
     pub token: Option<FencingToken>,
 }
 
 impl Versioned {
-    /// The fencing token under which whoever wrote this version holds the lease. Outside of Muster it is the resource version
-    /// of the write, which only grows within a cluster, if it is a number.
+    /// The writer's fencing token. Outside of Muster it is the resource version of the write, which only grows within a
+    /// cluster, if it is a number.
     pub fn fencing_token(&self) -> Option<FencingToken> {
         self.token.or_else(|| self.resource_version.parse().ok().map(FencingToken))
     }
 }
 
-/// Why a lock was not read or written.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LockError {
-    #[error("there is no such lease")]
+    #[error("the lease does not exist")]
     NotFound,
-    /// Somebody else wrote it since it was read, or created it first.
-    #[error("somebody else wrote the lease")]
+    /// Another client wrote it since it was read, or created it first.
+    #[error("another client wrote the lease")]
     Conflict,
     #[error("the lease cannot be read: {0}")]
     Unreadable(String),
@@ -140,14 +138,14 @@ mod tests {
         assert_eq!((record.holder.as_str(), record.transitions), ("baz", 3));
         assert_eq!(written(&record), full());
         assert_eq!(Record::from_spec(&written(&record)), Ok(record.clone()));
-        // Without the two that are written only if there are any.
+        // Without the two that are written only if set.
         let five = Record { strategy: None, preferred_holder: None, ..record };
         assert_eq!(Record::from_spec(&written(&five)), Ok(five.clone()));
         assert_eq!(written(&five).as_object().unwrap().len(), 5);
     }
 
     #[test]
-    fn an_empty_spec_is_nobodys() {
+    fn empty_spec_has_no_holder() {
         for empty in [json!({}), Value::Null, json!({"strategy": "", "holderIdentity": ""})] {
             assert_eq!(Record::from_spec(&empty), Ok(Record::default()));
         }
@@ -162,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_an_error_that_names_the_field() {
+    fn invalid_value_is_an_error_that_names_the_field() {
         for (spec, field) in [
             (json!({"renewTime": "yesterday"}), "renewTime"),
             (json!({"leaseDurationSeconds": -1}), "leaseDurationSeconds"),
@@ -175,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fencing_token_is_the_clusters_or_else_the_version_of_the_write() {
+    fn fencing_token_is_the_clusters_or_the_write_version() {
         let version =
             |version: &str, token| Versioned { resource_version: version.into(), token, ..Versioned::default() };
         assert_eq!(version("12", Some(FencingToken(7))).fencing_token(), Some(FencingToken(7)));

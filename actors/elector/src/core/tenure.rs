@@ -1,27 +1,27 @@
-//! One time of leading, from the lease that was won to the work that has returned.
+//! One term of leadership, from winning the lease to the return of the work.
 //!
-//! Keeps  TENURE-1  leadership counts from before a renewal was sent, never from its answer, and only confirmed
-//!                  renewals move it.
-//!        TENURE-2  once it has ended it does not go on, whatever answers still arrive.
-//! Why two instants: at the first the work is told to end, by the second it must be gone. Renewals go on in between,
-//! and while the work drains: they may win time, never leadership.
+//! Invariants  TENURE-1  leadership counts from before a renewal was sent, never from its answer, and only confirmed renewals
+//!                       extend it.
+//!             TENURE-2  once it has ended it does not resume, whatever answers still arrive.
+//! Why two instants: at the first the work is cancelled, by the second it must be gone. Renewals continue in between, while the
+//! work drains: they may gain time, never leadership.
 
 use muster_messages::{FencingToken, Moment};
 use serde::Serialize;
 
 use super::{Effect, Ending, Timing};
 
-/// How long leadership is good for, as far as it is known now.
+/// How long leadership is valid, as far as currently known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Hold {
-    /// Leadership ends here unless a renewal is confirmed before.
+    /// Leadership ends here unless a renewal is confirmed first.
     pub step_down_at: Moment,
-    /// The work must be gone by here: soon after, the lease can be another's.
+    /// The work must be gone by this time: soon after, the lease can be another's.
     pub over_at: Moment,
 }
 
 impl Hold {
-    /// What a renewal that was sent at `sent` is good for.
+    /// The hold of a renewal that was sent at `sent`.
     pub fn from(timing: &Timing, sent: Moment) -> Self {
         let over_at = sent + timing.lease.saturating_sub(timing.margin());
         Self { step_down_at: (sent + timing.renew).min(over_at), over_at }
@@ -45,10 +45,10 @@ impl Tenure {
         Self { token, confirmed: sent, hold, ending: None, overdue: false }
     }
 
-    /// A renewal that was sent then is confirmed.
+    /// A renewal that was sent at `sent` is confirmed.
     pub fn confirm<A>(&mut self, timing: &Timing, sent: Moment, out: &mut Vec<Effect<A>>) {
         if sent <= self.confirmed {
-            return; // an answer that a later one has overtaken
+            return; // a later renewal was confirmed first
         }
         self.confirmed = sent;
         self.hold = Hold::from(timing, sent);
@@ -56,7 +56,7 @@ impl Tenure {
         out.push(Effect::Extend(self.hold));
     }
 
-    /// The first reason counts, except that a lease that is lost for certain is worth knowing at any time.
+    /// The first reason is kept, unless a later one says that the lease is certainly lost.
     pub fn end<A>(&mut self, ending: Ending, out: &mut Vec<Effect<A>>) {
         match &self.ending {
             None => {
@@ -68,7 +68,7 @@ impl Tenure {
         }
     }
 
-    /// What the clock says. Called before anything else is looked at.
+    /// Applies the clock. Called before any other input.
     pub fn check<A>(&mut self, now: Moment, out: &mut Vec<Effect<A>>) {
         if now >= self.hold.step_down_at {
             self.end(Ending::Lapsed, out);
@@ -79,7 +79,7 @@ impl Tenure {
         }
     }
 
-    /// When to look at the clock again.
+    /// When to check the clock again.
     pub fn next_check(&self) -> Option<Moment> {
         match (&self.ending, self.overdue) {
             (None, _) => Some(self.hold.step_down_at),
@@ -88,7 +88,7 @@ impl Tenure {
         }
     }
 
-    /// Whether renewing still makes sense: while leading, and while the work drains.
+    /// Whether renewing is still useful: while leading, and while the work drains.
     pub fn renews(&self) -> bool {
         self.ending.as_ref().is_none_or(Ending::may_hold)
     }

@@ -1,4 +1,4 @@
-//! The client of the `kube` crate as a [`KubeApi`]: kubeconfigs, service accounts, and whatever else it knows to speak as.
+//! The client of the `kube` crate as a [`KubeApi`]: kubeconfigs, service accounts, and its other credentials.
 
 use std::future::ready;
 
@@ -16,7 +16,6 @@ use super::{ApiError, ApiRequest, KubeApi};
 pub struct KubeClient(kube::Client);
 
 impl KubeClient {
-    /// Through this client.
     pub fn new(client: kube::Client) -> Self {
         Self(client)
     }
@@ -51,7 +50,7 @@ impl KubeApi for KubeClient {
                     .filter_map(ready)
                     .boxed(),
                 Err(error) => {
-                    tracing::debug!(%error, "a watch was refused");
+                    tracing::debug!(%error, "Kubernetes watch refused");
                     futures_util::stream::empty().boxed()
                 }
             }

@@ -1,7 +1,7 @@
 //! A lease in a Kubernetes API as a lock: what a client of `coordination.k8s.io/v1` reads and writes, as JSON.
 //!
-//! Keeps  LOCK-1  nothing is overwritten that was not read or written here before, at that version.
-//!        LOCK-2  what others have put on the object (labels, annotations, owners) stays there.
+//! Invariants  LOCK-1  nothing is overwritten that was not read or written here before, at that version.
+//!             LOCK-2  what other clients have added to the object (labels, annotations, owners) stays there.
 
 #[cfg(feature = "kube")]
 mod client;
@@ -23,7 +23,7 @@ use crate::ports::Lock;
 #[cfg(feature = "kube")]
 pub use self::client::KubeClient;
 
-/// Where a Muster cluster writes the fencing token of a lease's holder. What clients write there counts for nothing.
+/// Annotation with the holder's fencing token. Muster clusters write it and ignore clients' values.
 pub const FENCING_TOKEN: &str = "muster.dev/fencing-token";
 
 /// A request to an API server.
@@ -35,7 +35,7 @@ pub enum ApiRequest {
     Delete { path: String },
 }
 
-/// An answer that is no object.
+/// An error answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the API server answered {status}: {message}")]
 pub struct ApiError {
@@ -46,19 +46,19 @@ pub struct ApiError {
 
 /// Any Kubernetes API, however it is reached.
 pub trait KubeApi: Send + Sync + 'static {
-    /// The answer's object.
+    /// Returns the answer's object.
     fn call(&self, request: ApiRequest) -> BoxFuture<'static, Result<Value, ApiError>>;
-    /// The events of a watch, as they travel: `{"type","object"}`. Ends when the server ends it, or refuses. An API without
-    /// watches is silent.
+    /// The events of a watch in wire form: `{"type","object"}`. Ends when the server ends or refuses it. An API without watches
+    /// sends nothing.
     fn watch(&self, path: String) -> BoxStream<'static, Value> {
         let _ = path;
         pending().boxed()
     }
 }
 
-/// Between two watches: one that is refused at once must not keep the server busy.
-const BETWEEN_WATCHES: Duration = Duration::from_secs(1);
-/// How long one watch lasts. Below the five minutes after which proxies like to cut what is silent.
+/// The pause between two watches: a refused one must not keep the server busy.
+const WATCH_PAUSE: Duration = Duration::from_secs(1);
+/// Duration of one watch: below the five minutes after which proxies tend to close silent connections.
 const WATCH_SECS: u64 = 290;
 
 /// See the module.
@@ -66,18 +66,18 @@ const WATCH_SECS: u64 = 290;
 pub struct LeaseLock {
     api: Arc<dyn KubeApi>,
     lease: LeaseRef,
-    /// Put on the object with each write.
+    /// Added to the object with each write.
     labels: BTreeMap<String, String>,
-    /// As it was read or written last.
+    /// The object as it was read or written last.
     seen: Arc<Mutex<Option<Value>>>,
 }
 
 impl LeaseLock {
-    /// A lock that has not looked yet.
+    /// A lock that has not read its object yet.
     pub fn new(api: Arc<dyn KubeApi>, lease: LeaseRef) -> Self {
         Self { api, lease, labels: BTreeMap::new(), seen: Arc::default() }
     }
-    /// With labels of its own.
+    /// With these labels.
     #[must_use]
     pub fn with_labels(mut self, labels: impl IntoIterator<Item = (String, String)>) -> Self {
         self.labels.extend(labels);
@@ -102,8 +102,8 @@ impl LeaseLock {
         .boxed()
     }
 
-    /// The version that was seen last, and who held it.
-    fn sight(&self) -> Option<(String, [Value; 2])> {
+    /// The version that was seen last, and its holders.
+    fn last_seen(&self) -> Option<(String, [Value; 2])> {
         let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         let object = seen.as_ref()?;
         Some((object["metadata"]["resourceVersion"].as_str()?.to_owned(), holders(object)))
@@ -115,7 +115,7 @@ impl LeaseLock {
         )
     }
 
-    /// The record on an object, with our labels.
+    /// The object with the record and our labels.
     fn write(&self, mut object: Value, record: &Record) -> Value {
         let spec = object_in(&mut object, "spec");
         record.write_to(spec);
@@ -151,7 +151,7 @@ impl Lock for LeaseLock {
     fn update(&self, record: Record) -> BoxFuture<'static, Result<Versioned, LockError>> {
         let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let Some(object) = seen else {
-            let text = format!("{} was neither read nor created yet", self.lease);
+            let text = format!("{} has been neither read nor created", self.lease);
             return async move { Err(LockError::Other(text)) }.boxed();
         };
         self.call(ApiRequest::Put { path: self.path(), body: self.write(object, &record) })
@@ -161,35 +161,34 @@ impl Lock for LeaseLock {
         self.lease.to_string()
     }
 
-    /// When a watch shows another holder, or another preferred one, than was seen. Renewals, our own above all, are nobody's
-    /// concern.
+    /// Ends when a watch shows another holder or preferred holder. Renewals, mostly our own, do not count.
     fn changed(&self) -> BoxFuture<'static, ()> {
         let lock = self.clone();
         async move {
             loop {
-                if let Some((version, _)) = lock.sight() {
+                if let Some((version, _)) = lock.last_seen() {
                     let mut events = lock.api.watch(lock.watch_path(&version));
                     while let Some(event) = events.next().await {
                         match event["type"].as_str() {
                             Some("DELETED") => return,
                             Some("ADDED" | "MODIFIED")
-                                if lock.sight().is_none_or(|(_, s)| s != holders(&event["object"])) =>
+                                if lock.last_seen().is_none_or(|(_, s)| s != holders(&event["object"])) =>
                             {
                                 return;
                             }
-                            Some("ERROR") => break, // too old, for one: what was seen meanwhile is newer
+                            Some("ERROR") => break, // too old, for example: a newer version has been seen
                             _ => {}
                         }
                     }
                 }
-                tokio::time::sleep(BETWEEN_WATCHES).await;
+                tokio::time::sleep(WATCH_PAUSE).await;
             }
         }
         .boxed()
     }
 }
 
-/// Who holds it and who is preferred.
+/// The holder and the preferred holder.
 fn holders(object: &Value) -> [Value; 2] {
     ["holderIdentity", "preferredHolder"].map(|key| {
         let value = &object["spec"][key];
@@ -201,7 +200,7 @@ fn read(object: &Value) -> Result<Versioned, LockError> {
     let record = Record::from_spec(&object["spec"]).map_err(LockError::Unreadable)?;
     let metadata = &object["metadata"];
     let version = metadata["resourceVersion"].as_str();
-    let version = version.ok_or_else(|| LockError::Unreadable("it has no resourceVersion".to_owned()))?;
+    let version = version.ok_or_else(|| LockError::Unreadable("the object has no resourceVersion".to_owned()))?;
     let token = metadata["annotations"][FENCING_TOKEN].as_str().and_then(|text| text.parse().ok()).map(FencingToken);
     Ok(Versioned { record, resource_version: version.to_owned(), token })
 }
@@ -215,7 +214,7 @@ fn lock_error(error: ApiError) -> LockError {
     }
 }
 
-/// The object under this key, made if it is something else.
+/// The object under this key, created if it has another type.
 fn object_in<'a>(object: &'a mut Value, key: &str) -> &'a mut Map<String, Value> {
     if !object[key].is_object() {
         object[key] = json!({});

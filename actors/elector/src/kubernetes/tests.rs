@@ -17,13 +17,13 @@ impl Server {
     fn stored(&self) -> Value {
         self.lease.lock().unwrap().clone().expect("there is a lease")
     }
-    /// Shows an object to those who watch.
+    /// Sends an object to the watches.
     fn show(&self, kind: &str, object: &Value) {
         for watcher in self.watchers.lock().unwrap().iter() {
             let _gone = watcher.send(json!({"type": kind, "object": object}));
         }
     }
-    /// Somebody else's write.
+    /// A write of another client.
     fn change(&self, change: impl FnOnce(&mut Value)) {
         let mut lease = self.lease.lock().unwrap();
         let object = lease.as_mut().expect("there is a lease");
@@ -99,7 +99,7 @@ async fn a_second_creation_fails() {
 
 /// Case 32.
 #[tokio::test]
-async fn nothing_is_overwritten_unread_and_nobody_is_asked() {
+async fn update_before_a_read_fails_without_a_request() {
     let server: Arc<Server> = Arc::default();
     assert!(matches!(lock(&server).update(record()).await, Err(LockError::Other(_))));
     assert!(server.requests.lock().unwrap().is_empty());
@@ -146,7 +146,7 @@ async fn our_labels_are_restored_and_others_stay() {
 }
 
 #[tokio::test]
-async fn what_others_put_on_the_object_travels_with_each_write() {
+async fn metadata_of_other_clients_is_kept_by_each_write() {
     let server = Arc::default();
     let lock = lock(&server);
     lock.create(record()).await.unwrap();
@@ -187,7 +187,7 @@ async fn an_object_that_cannot_be_read_is_not_overwritten() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_watch_tells_of_another_holder_and_not_of_renewals() {
+async fn watch_reports_another_holder_and_no_renewals() {
     let server = Arc::default();
     let lock = lock(&server);
     lock.create(record()).await.unwrap();
@@ -204,14 +204,14 @@ async fn a_watch_tells_of_another_holder_and_not_of_renewals() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_watch_that_ends_is_begun_again_from_what_was_seen_by_then() {
+async fn ended_watch_restarts_from_the_last_seen_version() {
     let server: Arc<Server> = Arc::default();
     let lock = lock(&server);
     lock.create(record()).await.unwrap();
     let changed = tokio::spawn(lock.changed());
     tokio::task::yield_now().await;
     server.show("ERROR", &json!({"code": 410}));
-    tokio::time::sleep(BETWEEN_WATCHES * 2).await;
+    tokio::time::sleep(WATCH_PAUSE * 2).await;
     assert_eq!(server.watchers.lock().unwrap().len(), 2);
     server.show("DELETED", &server.stored());
     changed.await.unwrap();

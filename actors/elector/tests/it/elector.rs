@@ -13,12 +13,12 @@ use muster_elector::{
 };
 use muster_messages::wire::{LeaseRef, LeaseRequest};
 use muster_messages::{ErrorBody, ErrorCode, FencingToken, LeaseView, Revision, SessionId};
-use muster_tests::Universe;
+use muster_tests::ActorHarness;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
-/// One lease, kept as a cluster keeps it: expiry by its own clock, a token for each change of holder.
+/// One lease, kept as a cluster does: expiry by its own clock, a token for each change of holder.
 #[derive(Clone)]
 struct Judge(watch::Sender<Lease>);
 
@@ -53,7 +53,7 @@ impl Judge {
         Self(watch::Sender::new(Lease::default()))
     }
     fn answer(&self, request: &LeaseRequest) -> Result<Value, ErrorBody> {
-        let mut result = Err(ErrorBody::new(ErrorCode::Conflict, "it is another's"));
+        let mut result = Err(ErrorBody::new(ErrorCode::Conflict, "another holds it"));
         self.0.send_modify(|lease| {
             let now = Instant::now();
             let own = |session: &SessionId| lease.holder.as_ref().is_some_and(|(_, of)| of == session);
@@ -120,7 +120,7 @@ impl Judge {
 }
 
 impl Cluster for Judge {
-    fn ask(&self, request: LeaseRequest, _patience: Duration) -> BoxFuture<'static, Result<String, ErrorBody>> {
+    fn ask(&self, request: LeaseRequest, _timeout: Duration) -> BoxFuture<'static, Result<String, ErrorBody>> {
         let judge = self.clone();
         async move {
             sleep(Duration::from_millis(1)).await; // a round trip
@@ -138,7 +138,7 @@ impl Cluster for Judge {
     }
 }
 
-/// What several candidates did, in order, and how many were at it at once.
+/// What several candidates did, in order.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<String>>>);
 impl Log {
@@ -170,7 +170,7 @@ impl Candidate for Worker {
         let me = self.clone();
         async move {
             let others = me.at_work.fetch_add(1, Ordering::SeqCst);
-            let _leave = Leave(me.at_work.clone());
+            let _guard = WorkGuard(me.at_work.clone());
             assert_eq!(others, 0, "two at work at once");
             me.tokens.lock().unwrap().push(term.token().unwrap().0);
             assert!(term.is_current());
@@ -187,15 +187,15 @@ impl Candidate for Worker {
         self.log.add(format!("{}: {ending}", self.name));
     }
     fn on_new_leader(&self, leader: Option<&str>) {
-        self.log.add(format!("{} sees {}", self.name, leader.unwrap_or("nobody")));
+        self.log.add(format!("{} sees {}", self.name, leader.unwrap_or("none")));
     }
     fn on_event(&self, event: &str) {
         self.log.add(event);
     }
 }
 
-struct Leave(Arc<AtomicU64>);
-impl Drop for Leave {
+struct WorkGuard(Arc<AtomicU64>);
+impl Drop for WorkGuard {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::SeqCst);
     }
@@ -203,7 +203,7 @@ impl Drop for Leave {
 
 /// A judge and candidates for its lease, each with a tree of its own.
 struct World {
-    universe: Universe,
+    harness: ActorHarness,
     judge: Judge,
     worker: Worker,
 }
@@ -219,7 +219,7 @@ impl World {
             panics: false,
             must_end: true,
         };
-        Self { universe: Universe::start().await, judge: Judge::new(), worker }
+        Self { harness: ActorHarness::start().await, judge: Judge::new(), worker }
     }
     fn config(&self, name: &str) -> ElectorConfig {
         ElectorConfig::new(LeaseRef { namespace: "default".into(), name: "job".into() }, name)
@@ -237,17 +237,17 @@ impl World {
     }
 }
 
-/// Waits for a level. Virtual time makes the limit short.
+/// Waits for a status, with a limit in virtual time.
 async fn until(elector: &LeaderElector, holds: impl Fn(&Status) -> bool) {
     let mut status = elector.status();
-    timeout(Duration::from_secs(120), status.wait_for(|status| holds(status))).await.expect("never so").unwrap();
+    timeout(Duration::from_secs(120), status.wait_for(|status| holds(status))).await.expect("timed out").unwrap();
 }
 async fn leads(elector: &LeaderElector) {
     until(elector, |status| status.hold.is_some()).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_lease_is_given_up_once_the_work_has_returned_and_not_before() {
+async fn lease_is_released_only_after_the_work_returned() {
     let mut world = World::begin().await;
     world.worker.drains = Duration::from_secs(60);
     let first = world.candidate("a").await;
@@ -256,27 +256,27 @@ async fn the_lease_is_given_up_once_the_work_has_returned_and_not_before() {
     until(&second, |status| status.view.leader.as_deref() == Some("a")).await;
     let asked = Instant::now();
     first.stop();
-    leads(&second).await; // the worker itself checks that nobody else is at work
-    assert!(asked.elapsed() >= Duration::from_secs(60), "four lease times: it was renewed all the while");
-    assert!(asked.elapsed() < Duration::from_millis(60_100), "and handed over at once: {:?}", asked.elapsed());
+    leads(&second).await; // the worker itself checks that no other is working
+    assert!(asked.elapsed() >= Duration::from_secs(60), "four lease times: renewed throughout");
+    assert!(asked.elapsed() < Duration::from_millis(60_100), "handed over at once: {:?}", asked.elapsed());
     assert_eq!(first.ended().await, Ok(()));
     assert_eq!(world.tokens(), [1, 3]);
     assert!(!first.is_leader() && second.is_leader());
     assert_eq!(second.leader().as_deref(), Some("b"));
     drop((first, second));
-    world.universe.finish().await;
+    world.harness.finish().await;
 }
 
-/// Cases 29 and 30: events are the identity and a text, and nobody needs to listen.
+/// Cases 29 and 30: events are the identity and a text, and handling them is optional.
 #[tokio::test(start_paused = true)]
-async fn what_happened_is_told_once_and_in_order() {
+async fn callbacks_run_once_and_in_order() {
     let world = World::begin().await;
     let elector = world.candidate("a").await;
     leads(&elector).await;
     elector.stop();
     elector.ended().await.unwrap();
-    let told = ["a sees a", "a became leader", "a stopped leading", "a: the elector was stopped", "a sees nobody"];
-    assert_eq!(world.worker.log.lines(), told);
+    let events = ["a sees a", "a became leader", "a stopped leading", "a: the elector was stopped", "a sees none"];
+    assert_eq!(world.worker.log.lines(), events);
     drop(elector);
 
     struct Deaf;
@@ -288,14 +288,14 @@ async fn what_happened_is_told_once_and_in_order() {
     let election = Election::Native(Session::new(Arc::new(world.judge.clone())));
     let setup = Setup { clock: Arc::new(TokioTime), ..Setup::new(world.config("b"), election, Arc::new(Deaf)) };
     let elector = LeaderElector::start(setup).await.unwrap();
-    assert_eq!(elector.ended().await, Ok(()), "work that returns by itself is done");
+    assert_eq!(elector.ended().await, Ok(()), "work that returns by itself ends the elector");
     assert_eq!(world.judge.holder(), None);
     drop(elector);
-    world.universe.finish().await;
+    world.harness.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_a_cluster_it_steps_down_in_time_and_stands_again_under_a_new_token() {
+async fn leadership_ends_without_a_cluster_and_resumes_with_new_token() {
     let world = World::begin().await;
     let elector = world.candidate("a").await;
     leads(&elector).await;
@@ -303,23 +303,23 @@ async fn without_a_cluster_it_steps_down_in_time_and_stands_again_under_a_new_to
     world.judge.set(|lease| lease.unreachable = true);
     until(&elector, |status| status.hold.is_none()).await;
     assert!(since.elapsed() > Duration::from_secs(7) && since.elapsed() <= Duration::from_secs(10));
-    assert!(elector.status().borrow().view.blocked.is_some(), "and says why");
+    assert!(elector.status().borrow().view.blocked.is_some(), "with a reason");
     world.judge.set(|lease| lease.unreachable = false);
     leads(&elector).await;
     assert_eq!(world.tokens().len(), 2);
     assert!(world.tokens()[1] > world.tokens()[0]);
     drop(elector);
-    world.universe.finish().await;
+    world.harness.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn work_that_outlives_its_lease_is_called_out_if_it_had_to_end() {
+async fn work_outliving_its_lease_is_reported_if_it_must_end() {
     for must_end in [true, false] {
         let mut world = World::begin().await;
         world.worker.drains = Duration::from_secs(60);
         world.worker.must_end = must_end;
         if must_end {
-            world.universe.expects_error("the guarded work outlives its lease");
+            world.harness.expects_error("the guarded work outlives its lease");
         }
         let elector = world.candidate("a").await;
         leads(&elector).await;
@@ -329,7 +329,7 @@ async fn work_that_outlives_its_lease_is_called_out_if_it_had_to_end() {
         let called = world.worker.log.lines().contains(&"the work of a outlives its lease".to_owned());
         assert_eq!(called, must_end, "{:?}", world.worker.log.lines());
         drop(elector);
-        world.universe.finish().await;
+        world.harness.finish().await;
     }
 }
 
@@ -346,48 +346,48 @@ async fn a_preferred_holder_gets_the_lease_in_a_moment() {
     assert!(asked.elapsed() < Duration::from_millis(100), "{:?}", asked.elapsed());
     assert!(world.worker.log.lines().contains(&"a: b is preferred".to_owned()));
     drop((first, second));
-    world.universe.finish().await;
+    world.harness.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn after_a_crash_the_next_time_of_leading_has_its_own_token() {
+async fn term_after_a_crash_has_its_own_token() {
     let mut world = World::begin().await;
     world.worker.panics = true;
-    world.universe.expects_panic("the work panics");
+    world.harness.expects_panic("the work panics");
     let elector = world.candidate("a").await;
     until(&elector, |status| status.view.token.is_some_and(|token| token > FencingToken(1))).await;
-    assert_eq!(world.tokens(), [1, 3], "released in between, when the first could do no more harm");
+    assert_eq!(world.tokens(), [1, 3], "released in between, once the first work was over");
     drop(elector);
-    world.universe.finish().await;
+    world.harness.finish().await;
 }
 
-/// Case 21, and all that others may ask of a running elector.
+/// Case 21, and every query of a running elector.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn it_can_be_looked_at_from_anywhere_while_it_renews() {
+async fn elector_is_observable_from_any_thread_while_it_renews() {
     let world = World::begin().await;
     let quick = ElectorConfig { retry_period: Duration::from_millis(5), ..world.config("a") };
     let elector = world.candidate_as(quick, world.worker.clone()).await;
     leads(&elector).await;
     let health = Arc::new(HealthCheck::new(Duration::from_secs(20)));
     health.attach(elector.clone());
-    let looking = Arc::new(AtomicBool::new(true));
+    let reading = Arc::new(AtomicBool::new(true));
     let checks = std::thread::spawn({
-        let (health, elector, looking) = (Arc::clone(&health), elector.clone(), Arc::clone(&looking));
+        let (health, elector, reading) = (Arc::clone(&health), elector.clone(), Arc::clone(&reading));
         move || {
-            let mut looks = 0;
-            while looking.load(Ordering::Relaxed) {
+            let mut reads = 0;
+            while reading.load(Ordering::Relaxed) {
                 assert!(health.check().is_ok() && elector.leader().is_some());
-                looks += 1;
+                reads += 1;
             }
-            looks
+            reads
         }
     });
-    // A hundred renewals, each of them looked at.
+    // A hundred renewals, each of them read.
     let renewals = elector.status().borrow().view.renewals;
     let mut status = elector.status();
     let renewed = status.wait_for(|status| status.view.renewals >= renewals + 100);
     timeout(Duration::from_secs(60), renewed).await.expect("it renews").unwrap();
-    looking.store(false, Ordering::Relaxed);
+    reading.store(false, Ordering::Relaxed);
     assert!(checks.join().unwrap() > 100);
     let mut registry = prometheus_client::registry::Registry::default();
     muster_elector::metrics::describe(&mut registry, &[elector]);
@@ -396,13 +396,13 @@ async fn it_can_be_looked_at_from_anywhere_while_it_renews() {
     assert!(text.contains("leader_election_master_status{name=\"default/job\"} 1"), "{text}");
     assert!(text.contains("leader_election_terms_total{name=\"default/job\"} 1"), "{text}");
     drop((health, registry));
-    world.universe.finish().await;
+    world.harness.finish().await;
 }
 
-/// A hundred rounds of taking the lease away, cutting the cluster off and stopping candidates: the worker checks that
-/// it is alone.
+/// A hundred rounds of taking the lease away, disconnecting the cluster and stopping candidates: the worker checks that it is
+/// alone.
 #[tokio::test(start_paused = true)]
-async fn whatever_happens_one_works_at_a_time_and_tokens_grow() {
+async fn disturbed_electors_work_one_at_a_time_and_tokens_grow() {
     let mut world = World::begin().await;
     world.worker.drains = Duration::from_millis(300);
     let config = |name: &str| ElectorConfig {
@@ -443,5 +443,5 @@ async fn whatever_happens_one_works_at_a_time_and_tokens_grow() {
     let tokens = world.tokens();
     assert!(tokens.len() > 50 && tokens.windows(2).all(|pair| pair[0] < pair[1]), "{tokens:?}");
     drop(electors);
-    world.universe.finish().await;
+    world.harness.finish().await;
 }

@@ -10,7 +10,7 @@ use muster_elector::kubernetes::{ApiError, ApiRequest, KubeApi, LeaseLock};
 use muster_elector::{Candidate, ConfigRefusal, Election, ElectorConfig, LeaderElector, Setup, StartError, Term};
 use muster_messages::FencingToken;
 use muster_messages::wire::LeaseRef;
-use muster_tests::Universe;
+use muster_tests::ActorHarness;
 use serde_json::{Value, json};
 use tokio::time::{Instant, timeout};
 
@@ -74,8 +74,8 @@ async fn leads(elector: &LeaderElector) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_next_leads_after_a_release_within_a_poll_and_under_a_larger_token() {
-    let (universe, server) = (Universe::start().await, Server::default());
+async fn next_elector_leads_within_a_poll_with_a_larger_token() {
+    let (harness, server) = (ActorHarness::start().await, Server::default());
     let first = LeaderElector::start(setup(&server, "a")).await.unwrap();
     leads(&first).await;
     let second = LeaderElector::start(setup(&server, "b")).await.unwrap();
@@ -89,12 +89,12 @@ async fn the_next_leads_after_a_release_within_a_poll_and_under_a_larger_token()
     assert!(released.elapsed() <= Duration::from_millis(4400), "{:?}", released.elapsed());
     assert!(second.token() > Some(FencingToken(10)));
     drop((first, second));
-    universe.finish().await;
+    harness.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_that_is_gone_is_followed_after_its_time() {
-    let (universe, server) = (Universe::start().await, Server::default());
+async fn dead_leader_is_followed_after_its_lease_ran_out() {
+    let (harness, server) = (ActorHarness::start().await, Server::default());
     let first = LeaderElector::start(setup(&server, "a")).await.unwrap();
     leads(&first).await;
     let second = LeaderElector::start(setup(&server, "b")).await.unwrap();
@@ -104,14 +104,14 @@ async fn one_that_is_gone_is_followed_after_its_time() {
     leads(&second).await;
     let took = killed.elapsed();
     assert!(took >= Duration::from_secs(15) && took < Duration::from_secs(20), "{took:?}");
-    assert_eq!(server.0.lock().unwrap().writes, 2, "the dropped one wrote no more");
+    assert_eq!(server.0.lock().unwrap().writes, 2, "the dropped elector wrote nothing more");
     drop(second);
-    universe.finish().await;
+    harness.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_leader_costs_one_write_each_period() {
-    let (universe, server) = (Universe::start().await, Server::default());
+    let (harness, server) = (ActorHarness::start().await, Server::default());
     let elector = LeaderElector::start(setup(&server, "a")).await.unwrap();
     leads(&elector).await;
     tokio::time::sleep(Duration::from_secs(20)).await;
@@ -119,11 +119,11 @@ async fn a_leader_costs_one_write_each_period() {
     assert!((10..=12).contains(&writes), "{writes}");
     assert_eq!(elector.status().borrow().view.slow_path, 0);
     drop(elector);
-    universe.finish().await;
+    harness.finish().await;
 }
 
 #[tokio::test]
-async fn less_than_whole_seconds_is_refused() {
+async fn fractions_of_seconds_are_refused() {
     let mut setup = setup(&Server::default(), "a");
     setup.config.lease_duration = Duration::from_millis(15_500);
     let refused = LeaderElector::start(setup).await.err();

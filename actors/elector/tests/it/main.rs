@@ -1,4 +1,4 @@
-//! The elector against the service core, and on the Kubernetes API.
+//! The elector against a native cluster, and on the Kubernetes API.
 
 #![expect(clippy::unwrap_used, reason = "a test ends where what it relies on fails")]
 

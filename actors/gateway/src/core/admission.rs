@@ -1,24 +1,25 @@
-//! Who is current: the decision between the handshake and the first byte of a service.
+//! Which principals are current: the decision between the handshake and the first byte of a service.
 //!
-//! Keeps  ADMIT-1  a copy that has applied the certificate's grant decides; a certificate never overrules it.
-//!        ADMIT-2  only such a copy says `demoted` or `removed`; `blocked` is said by any copy that holds the block.
-//!                 These words end a manager half, so a copy that may be too old must not use them.
-//!        ADMIT-3  a manager with an empty copy, or with an old one and no leader, still hears the others: mesh and agent
-//!                 connections are accepted on the certificate, because refusing them could lose quorum for good. With a
-//!                 leader it waits for the grant as long as it may, then refuses: but for the leader itself. Nothing is
-//!                 decided by it: whatever changes state is judged again by the leader on its own applied copy, and so is
-//!                 whoever forwards it.
-//!        ADMIT-4  the mesh needs both: certificate and copy say manager.
-//!        ADMIT-5  a certificate of an older incarnation opens nothing but the agent session of a node that the new
-//!                 incarnation knows, which brings it a certificate of today. What the old one says of role and grant
-//!                 counts for nothing: it speaks of another history.
-//!        ADMIT-6  a leader refuses a certificate whose grant it has not applied, or which names none and is of a node that
-//!                 it does not know. Every grant was in the log before a certificate named it, so this one is a forgery.
-//!        ADMIT-7  from feature level 3 on, a certificate of a node opens nothing unless it is one of the two on record
-//!                 (CERT-6). A leader knows all that were handed out; a follower that does not know one waits for it as long
-//!                 as it may, then refuses. A follower without a leader may lack it, and falls back to ADMIT-3.
-//!        ADMIT-8  a restored cluster admits only its own manager until the operator opens it: the backup may hold
-//!                 nodes, users and tokens that were removed after it was made.
+//! Invariants  ADMIT-1  a replica that has applied the certificate's grant decides; a certificate never overrules it.
+//!             ADMIT-2  only such a replica answers `demoted` or `removed`; any replica that contains the block answers
+//!                      `blocked`. These answers end a manager runtime, so a replica that may be too old must not give them.
+//!             ADMIT-3  a manager with an empty replica, or with an old one and no leader, still accepts the others: mesh and
+//!                      agent connections are accepted on the certificate, because refusing them could lose the quorum
+//!                      permanently. With a leader it waits for the grant as long as it may, then refuses, unless the peer is
+//!                      the leader itself. This decides nothing else: the leader checks every state change, and the manager
+//!                      that forwards it, again in its own applied state.
+//!             ADMIT-4  the mesh requires both: certificate and replica say manager.
+//!             ADMIT-5  a certificate of an older incarnation opens only the agent session of a node that the new incarnation
+//!                      knows, which brings it a current certificate. Its role and grant are ignored: they belong to another
+//!                      history.
+//!             ADMIT-6  a leader refuses a certificate whose grant it has not applied, or which names none and is of a node
+//!                      that it does not know. Every grant was in the log before a certificate named it, so this one is a
+//!                      forgery.
+//!             ADMIT-7  from feature level 3 on, a certificate of a node opens nothing unless it is one of the two on record
+//!                      (CERT-6). A leader knows all that were handed out; a follower that does not know one waits for it as
+//!                      long as it may, then refuses. A follower without a leader may be behind, and falls back to ADMIT-3.
+//!             ADMIT-8  a restored cluster admits only its own manager until the operator opens it: the backup may hold nodes,
+//!                      users and tokens that were removed after it was made.
 
 use std::time::Duration;
 
@@ -28,77 +29,77 @@ use muster_messages::{
     UserKind, WallTime,
 };
 
-use crate::sabotage::Sabotage;
-use crate::sabotaged;
+use crate::bug_injected;
+use crate::bugs::BugInjection;
 
-/// What the deciding process is itself.
+/// The facts about the deciding process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HereIs {
+pub struct LocalFacts {
     pub cluster: ClusterId,
     /// The newest incarnation that this process knows of.
     pub incarnation: Incarnation,
-    /// The manager half runs.
+    /// The manager runtime runs.
     pub manager: bool,
-    /// A backup was restored here, and the operator has not opened the cluster to others yet (ADMIT-8).
+    /// This node restored a backup, and the operator has not yet opened the cluster to others (ADMIT-8).
     pub closed_to_others: bool,
-    /// The node itself.
+    /// This node.
     pub me: Option<NodeId>,
 }
 
-/// What becomes of a connection.
+/// The decision about a new connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Admission {
-    /// The local copy says so, or nothing needs to be known.
+    /// The local replica confirms it, or no state is needed.
     Accept,
-    /// The local copy is too old to know; the certificate is good.
+    /// The local replica is too old to decide; the certificate is valid.
     AcceptOnCertificate,
-    /// The local copy is too old, and there is a leader to hear from: decide again when the copy changes, and when it
-    /// stays too old, do this instead.
+    /// The local replica is too old, but follows a leader: decide again when it changes, and do this instead if it stays
+    /// too old.
     CatchUp {
         otherwise: Box<Admission>,
     },
     Refuse(RefusalReason, String),
 }
 
-/// What becomes of a connection that was accepted earlier.
+/// The decision about a live connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
-    /// It stays. `by_copy`: a copy has confirmed it at least once.
+pub enum LiveDecision {
+    /// It stays. `by_replica`: a replica has confirmed it at least once.
     Stays {
-        by_copy: bool,
+        by_replica: bool,
     },
     Ends(RefusalReason),
 }
 
-const CLOSED: &str =
+const CLOSED_MESSAGE: &str =
     "this cluster was restored from a backup and is closed until its operator runs `muster recovery open`";
 
-/// Decides about a connection to `service`. `replica`: the local copy, on a manager.
+/// Decides about a connection to `service`. `replica`: the local replica, on a manager.
 pub fn admit(
     identity: Option<&CertIdentity>,
     service: Service,
     replica: Option<&Replica>,
-    here: &HereIs,
+    here: &LocalFacts,
     now: WallTime,
 ) -> Admission {
     if here.closed_to_others && identity.and_then(|i| i.node()).map(|(node, _)| node) != here.me {
-        return refuse(RefusalReason::NotKnownHereYet, CLOSED);
+        return refuse(RefusalReason::NotKnownHereYet, CLOSED_MESSAGE);
     }
     let for_managers = matches!(service, Service::Mesh | Service::Agent | Service::Join);
     if for_managers && !here.manager {
-        return refuse(RefusalReason::NotAManager, "this node is not a manager; ask one");
+        return refuse(RefusalReason::NotAManager, "this node is not a manager; ask a manager");
     }
     if service == Service::Join {
-        return Admission::Accept; // a stranger's business: its token is judged, not its certificate
+        return Admission::Accept; // its token decides, not its certificate
     }
     let Some(identity) = identity else {
-        return without_identity(service);
+        return without_certificate(service);
     };
     if let Some(refusal) = unusable(identity, here, now) {
         return refusal;
     }
     if identity.incarnation < here.incarnation {
-        return outlived(identity, service, replica, here);
+        return old_incarnation(identity, service, replica, here);
     }
     if let Some(refusal) = blocked(identity, replica) {
         return refusal;
@@ -111,41 +112,41 @@ pub fn admit(
     }
 }
 
-/// How long a connection may live on its certificate alone once there is a leader: a follower that hears one has applied what
-/// was recorded before in far less, and a node that is refused finds another manager.
-pub const CONFIRMED_WITHIN: Duration = Duration::from_secs(30);
+/// How long a connection may live on its certificate alone while there is a leader: a follower with a leader applies earlier
+/// entries in far less time, and a refused node finds another manager.
+pub const CONFIRMATION_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Decides about a connection that lives, on a copy that is newer than any it was judged by. `since`: how long it has been
-/// there; `by_copy`: a copy has confirmed it at least once.
-pub fn standing(
+/// Decides about a live connection, with a newer replica than before. `since`: how long it has been open; `by_replica`: a replica
+/// has confirmed it at least once.
+pub fn evaluate_live(
     identity: &CertIdentity,
     service: Service,
-    (by_copy, since): (bool, Duration),
+    (by_replica, since): (bool, Duration),
     replica: &Replica,
-    here: &HereIs,
+    here: &LocalFacts,
     now: WallTime,
-) -> Standing {
+) -> LiveDecision {
     use RefusalReason as R;
     match admit(Some(identity), service, Some(replica), here, now) {
-        Admission::Accept => Standing::Stays { by_copy: true },
+        Admission::Accept => LiveDecision::Stays { by_replica: true },
         Admission::Refuse(
             reason @ (R::Blocked | R::Demoted | R::Removed | R::OldIncarnation | R::Unauthenticated),
             _,
-        ) => Standing::Ends(reason),
-        Admission::Refuse(reason, _) if replica.raft.leading && identity.node().is_some() => Standing::Ends(reason),
-        // What a copy has known and a newer one does not was revoked or superseded. It is not "not known yet".
-        _ if by_copy && !counts(identity, replica) => Standing::Ends(R::Unauthenticated),
-        Admission::CatchUp { otherwise } if since >= CONFIRMED_WITHIN => match *otherwise {
-            Admission::Refuse(reason, _) => Standing::Ends(reason),
-            _ => Standing::Stays { by_copy },
+        ) => LiveDecision::Ends(reason),
+        Admission::Refuse(reason, _) if replica.raft.leading && identity.node().is_some() => LiveDecision::Ends(reason),
+        // Known to an older replica but not to a newer one: revoked or superseded, not "not known yet".
+        _ if by_replica && !is_on_record(identity, replica) => LiveDecision::Ends(R::Unauthenticated),
+        Admission::CatchUp { otherwise } if since >= CONFIRMATION_TIMEOUT => match *otherwise {
+            Admission::Refuse(reason, _) => LiveDecision::Ends(reason),
+            _ => LiveDecision::Stays { by_replica },
         },
-        _ => Standing::Stays { by_copy },
+        _ => LiveDecision::Stays { by_replica },
     }
 }
 
-/// ADMIT-7. Users are judged by their records alone.
-fn counts(identity: &CertIdentity, replica: &Replica) -> bool {
-    sabotaged(Sabotage::AdmitFormer)
+/// ADMIT-7. For users only the record counts.
+fn is_on_record(identity: &CertIdentity, replica: &Replica) -> bool {
+    bug_injected(BugInjection::AdmitSuperseded)
         || identity.node().is_some_and(|(node, _)| replica.tables.certificate_counts(node, identity))
 }
 
@@ -153,25 +154,25 @@ fn refuse(reason: RefusalReason, sentence: impl Into<String>) -> Admission {
     Admission::Refuse(reason, sentence.into())
 }
 
-fn without_identity(service: Service) -> Admission {
+fn without_certificate(service: Service) -> Admission {
     match service {
         Service::Join | Service::Http => Admission::Accept,
         Service::Mesh | Service::Agent => refuse(
             RefusalReason::Unauthenticated,
-            "no certificate was presented; only nodes of the cluster may come here",
+            "no certificate was presented; only nodes of the cluster may use this service",
         ),
         Service::Api => refuse(
             RefusalReason::Unauthenticated,
-            "no certificate was presented; use a node's, a user's or an operator's",
+            "no certificate was presented; use that of a node, a user or an operator",
         ),
     }
 }
 
-/// What is wrong with the certificate itself, whoever holds it.
-fn unusable(identity: &CertIdentity, here: &HereIs, now: WallTime) -> Option<Admission> {
+/// The fault of the certificate itself, for any holder.
+fn unusable(identity: &CertIdentity, here: &LocalFacts, now: WallTime) -> Option<Admission> {
     let (theirs, ours) = (identity.incarnation, here.incarnation);
     if identity.cluster != here.cluster {
-        let sentence = format!("the certificate is of cluster {}", identity.cluster);
+        let sentence = format!("the certificate belongs to cluster {}", identity.cluster);
         Some(refuse(RefusalReason::Unauthenticated, sentence))
     } else if identity.not_after <= now {
         let sentence = format!("the certificate expired at {}", identity.not_after);
@@ -184,28 +185,37 @@ fn unusable(identity: &CertIdentity, here: &HereIs, now: WallTime) -> Option<Adm
     }
 }
 
-/// ADMIT-5. A copy of the new incarnation holds every node that the recovery found: whom it lacks is gone for good.
-fn outlived(identity: &CertIdentity, service: Service, replica: Option<&Replica>, here: &HereIs) -> Admission {
+/// ADMIT-5. A replica of the new incarnation has every node that the recovery found: others are permanently gone.
+fn old_incarnation(
+    identity: &CertIdentity,
+    service: Service,
+    replica: Option<&Replica>,
+    here: &LocalFacts,
+) -> Admission {
     let (theirs, ours) = (identity.incarnation, here.incarnation);
     let new = |replica: &&Replica| replica.tables.cluster.as_ref().is_some_and(|cluster| cluster.incarnation > theirs);
-    if let (Some((node, _)), Some(copy)) = (identity.node(), replica.filter(new)) {
+    if let (Some((node, _)), Some(local_replica)) = (identity.node(), replica.filter(new)) {
         if let Some(refusal) = blocked(identity, replica) {
             return refusal;
         }
-        if !copy.tables.nodes.contains_key(&node) {
+        if !local_replica.tables.nodes.contains_key(&node) {
             let sentence = format!(
                 "the cluster was recovered without node {node}, or it was removed since (incarnation {ours}, its certificate: {theirs})"
             );
             return refuse(RefusalReason::Removed, sentence);
         }
         if service == Service::Agent {
-            return if counts(identity, copy) { Admission::Accept } else { unlisted(node, service, copy) };
+            return if is_on_record(identity, local_replica) {
+                Admission::Accept
+            } else {
+                not_on_record(node, service, local_replica)
+            };
         }
     }
     let sentence = format!(
-        "the certificate is of incarnation {theirs} of the cluster, which was recovered and is now in {ours}; \
+        "the certificate belongs to incarnation {theirs} of the cluster, which was recovered and is now in {ours}; \
          {}",
-        if identity.node().is_some() { "an agent session brings another" } else { "ask an operator for another" }
+        if identity.node().is_some() { "an agent session brings a new one" } else { "ask an operator for a new one" }
     );
     refuse(RefusalReason::OldIncarnation, sentence)
 }
@@ -231,53 +241,53 @@ fn node_admission(
         );
     }
     match replica {
-        Some(replica) if has_applied(&replica.tables, identity, node) => by_copy(replica, identity, node, service),
+        Some(replica) if has_applied(&replica.tables, identity, node) => by_replica(replica, identity, node, service),
         _ => by_certificate(identity, node, service, replica),
     }
 }
 
-/// Whether the copy is new enough to decide about this certificate.
+/// Whether the replica is new enough to decide about this certificate.
 fn has_applied(tables: &Tables, identity: &CertIdentity, node: NodeId) -> bool {
     match identity.granted {
         Some(granted) => tables.revision >= granted,
-        // The founder's first certificate names no grant, so it never counts as applied by number. Its grant is the
-        // first entry, which also wrote its record: a copy that holds the record knows better than the certificate.
-        // (Otherwise a demoted founder could use that certificate until it expires.)
+        // The founder's first certificate names no grant, so no revision confirms it. Its grant is the first entry, which
+        // also wrote its record: a replica with the record overrules the certificate. (Otherwise a demoted founder could use
+        // it until it expires.)
         None => tables.nodes.contains_key(&node),
     }
 }
 
-fn by_copy(replica: &Replica, identity: &CertIdentity, node: NodeId, service: Service) -> Admission {
+fn by_replica(replica: &Replica, identity: &CertIdentity, node: NodeId, service: Service) -> Admission {
     let Some(record) = replica.tables.nodes.get(&node) else {
         let sentence = format!("node {node} was removed from the cluster");
         return refuse(RefusalReason::Removed, sentence);
     };
     if service == Service::Mesh && record.role != Role::Manager {
-        let sentence = format!("node {node} was demoted and is a {} now", record.role);
+        let sentence = format!("node {node} was demoted and is now a {}", record.role);
         return refuse(RefusalReason::Demoted, sentence);
     }
-    if !counts(identity, replica) {
-        return unlisted(node, service, replica);
+    if !is_on_record(identity, replica) {
+        return not_on_record(node, service, replica);
     }
     if service != Service::Mesh {
         return Admission::Accept;
     }
-    // A certificate from before a demotion and another promotion is as good as today's: the copy says manager.
+    // A certificate from before a demotion and another promotion is as good as the current one: the replica says manager.
     if identity.granted.is_some_and(|g| g > record.granted) {
-        let sentence = format!("node {node} holds a grant that this copy has never seen");
+        let sentence = format!("node {node} has a grant that this manager's replica does not contain");
         return refuse(RefusalReason::NotKnownHereYet, sentence);
     }
     Admission::Accept
 }
 
-/// ADMIT-7. A certificate is recorded before it is handed out (CERT-2), so only a copy that lags can lack one that counts.
-fn unlisted(node: NodeId, service: Service, replica: &Replica) -> Admission {
+/// ADMIT-7. A certificate is recorded before it is handed out (CERT-2), so only a lagging replica can lack a valid one.
+fn not_on_record(node: NodeId, service: Service, replica: &Replica) -> Admission {
     if replica.raft.leading {
         return refuse(
             RefusalReason::Unauthenticated,
             format!(
-                "this certificate of node {node} does not count: it was superseded or revoked, or was never recorded; to let the \
-                 node in again, restart it with --join and a token of its role"
+                "this certificate of node {node} is not valid: it was superseded, revoked or never recorded; to readmit the node, \
+                 restart it with --join and a token of its role"
             ),
         );
     }
@@ -285,7 +295,7 @@ fn unlisted(node: NodeId, service: Service, replica: &Replica) -> Admission {
     let unknown = || {
         let sentence = format!(
             "this manager does not know this certificate of node {node}: it was superseded, or is newer than this manager's \
-             copy; ask another"
+             replica; ask another manager"
         );
         refuse(RefusalReason::NotKnownHereYet, sentence)
     };
@@ -297,20 +307,20 @@ fn unlisted(node: NodeId, service: Service, replica: &Replica) -> Admission {
     Admission::CatchUp { otherwise }
 }
 
-/// The local replica does not know the grant. Whoever has the root key signs any grant for any node, and so only a replica that
-/// cannot learn it believes the certificate (ADMIT-3).
+/// The local replica does not know the grant. A holder of the root key can sign any grant for any node, so only a replica that
+/// cannot learn it accepts the certificate (ADMIT-3).
 fn by_certificate(identity: &CertIdentity, node: NodeId, service: Service, replica: Option<&Replica>) -> Admission {
-    // Without a copy this is a worker, which passes requests on and decides nothing, or a manager that begins.
-    let Some(replica) = replica.filter(|_| !sabotaged(Sabotage::AdmitForged)) else {
+    // Without a replica this is a worker, which only forwards requests, or a manager that is starting.
+    let Some(replica) = replica.filter(|_| !bug_injected(BugInjection::AdmitForged)) else {
         return Admission::AcceptOnCertificate;
     };
     if replica.raft.leading {
-        let grant = identity.granted.map_or("no grant".to_owned(), |granted| format!("a grant, {granted},"));
-        let sentence = format!("node {node} names {grant} that the cluster has never made"); // ADMIT-6
+        let grant = identity.granted.map_or("no grant".to_owned(), |granted| format!("grant {granted}"));
+        let sentence = format!("the certificate of node {node} names {grant}: the cluster never issued it"); // ADMIT-6
         return refuse(RefusalReason::NotKnownHereYet, sentence);
     }
     let unknown = || {
-        let sentence = format!("this manager's copy is too old to know node {node}; ask another");
+        let sentence = format!("this manager's replica is too old to know node {node}; ask another manager");
         refuse(RefusalReason::NotKnownHereYet, sentence)
     };
     if !can_catch_up(replica) || replica.tables.revision == Revision(0) {
@@ -322,12 +332,12 @@ fn by_certificate(identity: &CertIdentity, node: NodeId, service: Service, repli
     }
 }
 
-/// The leader is heard in any case: by whom else could the copy catch up?
+/// The leader is always accepted: without it the replica could not catch up.
 fn leads(node: NodeId, service: Service, replica: &Replica) -> bool {
     service == Service::Mesh && replica.raft.leader_node == Some(node)
 }
 
-/// Somebody else leads: what is missing here may arrive any moment.
+/// Another member leads: missing entries may arrive at any moment.
 fn can_catch_up(replica: &Replica) -> bool {
     replica.raft.leader.is_some() && !replica.raft.leading
 }
@@ -338,15 +348,15 @@ fn user_admission(
     kind: UserKind,
     service: Service,
     replica: Option<&Replica>,
-    here: &HereIs,
+    here: &LocalFacts,
 ) -> Admission {
     if matches!(service, Service::Mesh | Service::Agent) {
-        let sentence = format!("only nodes may come here, {name} is a user");
+        let sentence = format!("only nodes may use this service; {name} is a user");
         return refuse(RefusalReason::Forbidden, sentence);
     }
     let Some(replica) = replica else {
         return if here.manager {
-            refuse(RefusalReason::NotKnownHereYet, "this manager has no copy of the state yet")
+            refuse(RefusalReason::NotKnownHereYet, "this manager has no replica of the state yet")
         } else {
             Admission::AcceptOnCertificate
         };
@@ -359,7 +369,7 @@ fn user_admission(
     }
     let not_in_force = refuse(
         RefusalReason::Unauthenticated,
-        format!("this certificate of {name} is not in force: it was revoked or replaced"),
+        format!("this certificate of {name} is not valid: it was revoked or replaced"),
     );
     if replica.raft.leading {
         return not_in_force;
@@ -368,7 +378,7 @@ fn user_admission(
         let otherwise = Box::new(not_in_force);
         return Admission::CatchUp { otherwise };
     }
-    let sentence = format!("this manager's copy may be too old to know this certificate of {name}");
+    let sentence = format!("this manager's replica may be too old to know this certificate of {name}");
     refuse(RefusalReason::NotKnownHereYet, sentence)
 }
 

@@ -1,20 +1,21 @@
-//! Every connection on the port, from its first packet to its end: the limits, and who is cut.
+//! All connections on the port, from first packet to end: limits, and which connections are disconnected.
 //!
-//! Keeps  CONN-1  a connection is here under its principal before it is judged. So a block that is applied after the
-//!                judgement finds it, and one applied before is seen by the judgement: nothing slips between.
-//!        CONN-2  strangers never take a place from somebody who has shown a certificate: the waiting and the anonymous
-//!                have pools of their own.
-//!        CONN-3  a full pool of strangers still lets the next one in: the source with the most connections loses one,
-//!                the one that has not moved on for the longest time. A legitimate client moves on within milliseconds;
-//!                whoever floods evicts himself. (To let those go first that have shown least looks better and is
-//!                worse: a pool full of half-finished handshakes then throws out every newcomer before its first byte.)
-//!        CONN-4  who is served without a certificate competes with those of the same service alone: a joiner waits for
-//!                a quorum, and a flood of HTTP clients from its address must not throw it out meanwhile.
-//!        CONN-5  identities of workers, however many, take no connection from the mesh, from an agent of another node, or
-//!                from operators: each of these kinds has places of its own, and what workers ask for is shared so that a
-//!                few of them never have all.
+//! Invariants  CONN-1  a connection is registered under its principal before it is judged. A block that is applied after the
+//!                     decision finds the connection, and one applied before is part of the decision: nothing slips between.
+//!             CONN-2  unauthenticated connections never take a permit from an authenticated one: waiting and anonymous
+//!                     connections have pools of their own.
+//!             CONN-3  a full pool of unauthenticated connections still admits the next one: the source with the most
+//!                     connections loses the one that has made no progress for the longest time. A legitimate client makes
+//!                     progress within milliseconds; a flooding client evicts itself. (Evicting first those that have
+//!                     presented least looks better and is worse: a pool full of half-finished handshakes then throws out
+//!                     every newcomer before its first byte.)
+//!             CONN-4  a client served without a certificate competes only with those of the same service: a joiner waits for
+//!                     a quorum, and a flood of HTTP clients from its address must not evict it meanwhile.
+//!             CONN-5  worker identities, however many, take no connection from the mesh, from an agent of another node, or
+//!                     from operators: each of these kinds has its own permits, and those for workers' requests are shared so
+//!                     that a few workers never have all.
 //!
-//! `K` is the kill switch of a connection, which this module hands out and never throws itself.
+//! `K` is the kill switch of a connection, which this module returns and never triggers itself.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -23,14 +24,14 @@ use std::time::Duration;
 use muster_messages::protocol::Service;
 use muster_messages::{CertIdentity, Moment, Principal, RefusalReason, Role, Subject, WallTime};
 
-use super::admission::Standing;
+use super::admission::LiveDecision;
 
-/// How many connections there may be.
+/// Limits on the number of connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// With a certificate, of each kind of connection but the mesh.
     pub identified: usize,
-    /// With one and the same certificate's principal, of one kind.
+    /// Of one principal with a certificate, of one kind.
     pub per_principal: usize,
     /// Served without a certificate, by one service.
     pub anonymous: usize,
@@ -41,14 +42,14 @@ pub struct Limits {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ConnectionId(u64);
 
-/// What connections with a certificate compete for the same places.
+/// Kinds of connections with a certificate. Each kind has its own permits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Kind {
-    /// Of a manager to this one.
+    /// Of another manager.
     Mesh,
-    /// The session of a node's agent. A newer one takes the place of an older one that is not known to be dead yet.
+    /// The session of a node's agent. A newer one replaces an older one that is not yet known to be dead.
     Agent,
-    /// What else a worker's certificate opens: its own requests, and those that it passes on.
+    /// Other connections with a worker's certificate: its own requests, and those that it forwards.
     Worker,
     /// Operators, users, and managers as clients.
     Others,
@@ -65,19 +66,19 @@ impl Kind {
     }
 }
 
-/// Sessions of managers with this one: ten times as many managers as Raft is good for.
-const MESH: usize = 256;
-/// Of one manager: both dial, and each may have been started again meanwhile.
-const MESH_OF_ONE: usize = 8;
-/// Sessions of one agent: the one that lives and the one that takes its place.
-const AGENT_OF_ONE: usize = 2;
-/// Of the places that are free, what one worker may have: the share that leaves room for others however many take theirs.
-/// With four workers that take all they can get half of the places stay free, with sixteen a fifth.
-const SHARE_OF_FREE: usize = 4;
-/// What every worker may have while there are places: its reconcilers' watch, and a few requests that it passes on.
-const LEAST_SHARE: usize = 4;
+/// Mesh sessions: ten times as many managers as Raft is suited for.
+const MAX_MESH_CONNECTIONS: usize = 256;
+/// Of one manager: both sides dial, and each may have restarted meanwhile.
+const MAX_MESH_PER_MANAGER: usize = 8;
+/// Sessions of one agent: the live one and its replacement.
+const MAX_SESSIONS_PER_AGENT: usize = 2;
+/// The part of the free permits that one worker may have, which leaves room however many take theirs. With four greedy
+/// workers half of the permits stay free, with sixteen a fifth.
+const FREE_SHARE_DIVISOR: usize = 4;
+/// What every worker may have while permits are free: its reconcilers' watch, and a few forwarded requests.
+const MIN_WORKER_SHARE: usize = 4;
 
-/// Which limit was in the way.
+/// The limit that was reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Full {
     Identified,
@@ -86,7 +87,7 @@ pub enum Full {
 
 #[derive(Clone, Debug)]
 enum Phase {
-    /// `moved`: counts up; the smallest has not moved on for the longest time.
+    /// `moved`: increasing; the smallest has made no progress for the longest time.
     Waiting {
         moved: u64,
     },
@@ -98,7 +99,7 @@ enum Phase {
         identity: Box<CertIdentity>,
         service: Service,
         kind: Kind,
-        by_copy: bool,
+        by_replica: bool,
         since: Moment,
     },
 }
@@ -110,17 +111,16 @@ struct Entry<K> {
     switch: K,
 }
 
-/// All connections.
 #[derive(Clone, Debug)]
 pub struct Connections<K> {
     limits: Limits,
-    /// Numbers connections and their moves.
+    /// The last number of a connection or its progress.
     last: u64,
     entries: BTreeMap<ConnectionId, Entry<K>>,
     waiting: Pool,
     anonymous: BTreeMap<Service, Pool>,
     by_principal: BTreeMap<Principal, BTreeSet<ConnectionId>>,
-    /// How many of each kind, and of each principal's.
+    /// Connections of each kind, and of each principal.
     by_kind: BTreeMap<Kind, usize>,
     shares: BTreeMap<(Kind, Principal), usize>,
     by_expiry: BTreeSet<(WallTime, ConnectionId)>,
@@ -141,7 +141,7 @@ impl<K: Clone> Connections<K> {
         }
     }
 
-    /// A stranger connected. The second value: the stranger who must go for it.
+    /// A new connection. The second value: the connection evicted for it.
     pub fn open(&mut self, source: IpAddr, switch: K) -> (ConnectionId, Option<K>) {
         let evicted = self.make_room(self.waiting.full(self.limits.waiting));
         let moved = self.number();
@@ -152,7 +152,7 @@ impl<K: Clone> Connections<K> {
         (id, evicted)
     }
 
-    /// A waiting connection has moved on: its first byte came, or its handshake is done.
+    /// A waiting connection has made progress: its first byte arrived, or its handshake is done.
     pub fn advance(&mut self, id: ConnectionId) {
         let to = self.number();
         if let Some(entry) = self.entries.get_mut(&id)
@@ -164,7 +164,7 @@ impl<K: Clone> Connections<K> {
         }
     }
 
-    /// It has shown a certificate. From now on it can be cut by name.
+    /// It has presented a certificate, and can be disconnected by principal from now on.
     pub fn identify(
         &mut self,
         id: ConnectionId,
@@ -176,7 +176,7 @@ impl<K: Clone> Connections<K> {
         let kind = Kind::of(identity, service);
         self.has_room(kind, &principal)?;
         let identified =
-            Phase::Identified { identity: Box::new(identity.clone()), service, kind, by_copy: false, since: now };
+            Phase::Identified { identity: Box::new(identity.clone()), service, kind, by_replica: false, since: now };
         if self.set_phase(id, identified) {
             self.by_expiry.insert((identity.not_after, id));
             *self.by_kind.entry(kind).or_default() += 1;
@@ -189,13 +189,13 @@ impl<K: Clone> Connections<K> {
     /// CONN-5.
     fn has_room(&self, kind: Kind, principal: &Principal) -> Result<(), Full> {
         let taken = self.by_kind.get(&kind).copied().unwrap_or_default();
-        let limit = if kind == Kind::Mesh { MESH } else { self.limits.identified };
+        let limit = if kind == Kind::Mesh { MAX_MESH_CONNECTIONS } else { self.limits.identified };
         let share = match kind {
-            Kind::Mesh => MESH_OF_ONE,
-            Kind::Agent => AGENT_OF_ONE,
+            Kind::Mesh => MAX_MESH_PER_MANAGER,
+            Kind::Agent => MAX_SESSIONS_PER_AGENT,
             Kind::Worker => {
-                let of_free = limit.saturating_sub(taken) / SHARE_OF_FREE;
-                of_free.max(LEAST_SHARE).min(self.limits.per_principal)
+                let of_free = limit.saturating_sub(taken) / FREE_SHARE_DIVISOR;
+                of_free.max(MIN_WORKER_SHARE).min(self.limits.per_principal)
             }
             Kind::Others => self.limits.per_principal,
         };
@@ -209,15 +209,15 @@ impl<K: Clone> Connections<K> {
         }
     }
 
-    /// Whether a copy has confirmed its identity, not only its certificate.
+    /// Whether a replica has confirmed its identity, beyond its certificate.
     pub fn confirmed(&mut self, id: ConnectionId, confirmed: bool) {
-        if let Some(Entry { phase: Phase::Identified { by_copy, .. }, .. }) = self.entries.get_mut(&id) {
-            *by_copy = confirmed;
+        if let Some(Entry { phase: Phase::Identified { by_replica, .. }, .. }) = self.entries.get_mut(&id) {
+            *by_replica = confirmed;
         }
     }
 
-    /// It is served without identity: it has none, or its identity was refused and an answer has to say so. Returns the
-    /// one who must go for it.
+    /// It is served without identity: it has none, or its identity was refused and it waits for that answer. Returns the
+    /// connection evicted for it.
     pub fn anonymous(&mut self, id: ConnectionId, service: Service) -> Option<K> {
         let source = self.entries.get(&id)?.source;
         let pool = self.anonymous.entry(service).or_default();
@@ -230,14 +230,14 @@ impl<K: Clone> Connections<K> {
         evicted
     }
 
-    /// It is over. Repeated, or evicted before: nothing.
+    /// It ended. Repeated, or evicted before: no effect.
     pub fn close(&mut self, id: ConnectionId) {
         if let Some(entry) = self.entries.remove(&id) {
             self.unlink(id, &entry);
         }
     }
 
-    /// The switches of a principal's connections to these services (none named: to all).
+    /// The switches of a principal's connections to these services (none: to all).
     pub fn of_principal(&self, principal: &Principal, services: &[Service]) -> Vec<K> {
         let ids = self.by_principal.get(principal).into_iter().flatten();
         let entries = ids.filter_map(|id| self.entries.get(id));
@@ -257,40 +257,40 @@ impl<K: Clone> Connections<K> {
         entries.map(|e| e.switch.clone()).collect()
     }
 
-    /// Whether one has been there for so long without a copy that confirmed it.
+    /// Whether a connection has been open for this long without confirmation by a replica.
     pub fn unconfirmed_for(&self, now: Moment, long: Duration) -> bool {
         self.entries.values().any(|entry| match entry.phase {
-            Phase::Identified { by_copy, since, .. } => !by_copy && now.since(since) >= long,
+            Phase::Identified { by_replica, since, .. } => !by_replica && now.since(since) >= long,
             _ => false,
         })
     }
 
-    /// Judges every identified connection again, by whether a copy has confirmed it and how long it is there; returns the
-    /// switches of those that end.
-    pub fn judge_again(
+    /// Evaluates all identified connections again, by whether a replica has confirmed them and how long they have been open.
+    /// Returns the switches of those that end.
+    pub fn reevaluate(
         &mut self,
         now: Moment,
-        judge: impl Fn(&CertIdentity, Service, (bool, Duration)) -> Standing,
+        evaluate: impl Fn(&CertIdentity, Service, (bool, Duration)) -> LiveDecision,
     ) -> Vec<(K, RefusalReason)> {
         let mut ending = Vec::new();
         for entry in self.entries.values_mut() {
-            let Phase::Identified { identity, service, by_copy, since, .. } = &mut entry.phase else {
+            let Phase::Identified { identity, service, by_replica, since, .. } = &mut entry.phase else {
                 continue;
             };
-            match judge(identity, *service, (*by_copy, now.since(*since))) {
-                Standing::Stays { by_copy: confirmed } => *by_copy = confirmed,
-                Standing::Ends(reason) => ending.push((entry.switch.clone(), reason)),
+            match evaluate(identity, *service, (*by_replica, now.since(*since))) {
+                LiveDecision::Stays { by_replica: confirmed } => *by_replica = confirmed,
+                LiveDecision::Ends(reason) => ending.push((entry.switch.clone(), reason)),
             }
         }
         ending
     }
 
-    /// How many there are: waiting, anonymous, identified.
+    /// The numbers of connections: waiting, anonymous, identified.
     pub fn counts(&self) -> (usize, usize, usize) {
         (self.waiting.len, self.anonymous.values().map(|pool| pool.len).sum(), self.by_expiry.len())
     }
 
-    /// How many are served, by service.
+    /// The numbers of served connections, by service.
     pub fn by_service(&self) -> BTreeMap<Service, usize> {
         let mut counts = BTreeMap::new();
         for entry in self.entries.values() {
@@ -313,7 +313,7 @@ impl<K: Clone> Connections<K> {
         Some(entry.switch)
     }
 
-    /// False: it is not there any more (evicted).
+    /// False: it was evicted.
     fn set_phase(&mut self, id: ConnectionId, phase: Phase) -> bool {
         let Some(mut entry) = self.entries.remove(&id) else {
             return false;
@@ -351,7 +351,7 @@ impl<K: Clone> Connections<K> {
     }
 }
 
-/// Strangers, by where they come from.
+/// Unauthenticated connections, by source.
 #[derive(Clone, Debug, Default)]
 struct Pool {
     len: usize,
@@ -375,7 +375,7 @@ impl Pool {
             self.by_source.remove(&source);
         }
     }
-    /// Who must go, if there are as many as there may be.
+    /// The connection to evict, if the pool is full.
     fn full(&self, limit: usize) -> Option<ConnectionId> {
         if self.len < limit {
             return None;
@@ -408,15 +408,15 @@ mod tests {
     }
 
     #[test]
-    fn a_full_pool_of_strangers_lets_the_next_one_in_at_the_cost_of_the_greediest() {
+    fn full_pool_evicts_from_the_greediest_source() {
         let mut all = Connections::new(LIMITS);
         let (honest, _) = all.open(ip(1), "honest");
         let (_, none) = all.open(ip(2), "a");
         assert_eq!(none, None);
         let (b, _) = all.open(ip(2), "b");
-        assert_eq!(all.open(ip(2), "c").1, Some("a"), "the oldest of the greediest");
+        assert_eq!(all.open(ip(2), "c").1, Some("a"), "the oldest connection of the greediest source");
         all.advance(b);
-        assert_eq!(all.open(ip(3), "d").1, Some("c"), "the one that has not moved on");
+        assert_eq!(all.open(ip(3), "d").1, Some("c"), "the one without progress");
         assert_eq!(all.counts().0, 3);
         all.advance(honest);
         assert!(all.identify(honest, &node(1, 9), Service::Agent, Moment(0)).is_ok());
@@ -424,17 +424,17 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_throws_out_its_own_oldest_and_not_the_newcomer() {
+    fn flood_evicts_its_own_oldest_connections() {
         let mut all = Connections::new(Limits { waiting: 50, ..LIMITS });
         for n in 0..1000 {
             let (id, evicted) = all.open(ip(1), n);
             assert_eq!(evicted, (n >= 50).then(|| n - 50));
-            all.advance(id); // half a handshake, each of them
+            all.advance(id); // each with half a handshake
         }
     }
 
     #[test]
-    fn strangers_never_take_a_place_from_somebody_with_a_certificate() {
+    fn anonymous_clients_take_no_permit_of_identified_ones() {
         let mut all = Connections::new(LIMITS);
         for n in 0..4 {
             let (id, _) = all.open(ip(1), "node");
@@ -453,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_of_http_clients_does_not_throw_out_a_joiner_of_the_same_address() {
+    fn http_flood_does_not_evict_joiner_of_same_address() {
         let mut all = Connections::new(LIMITS);
         let (joiner, _) = all.open(ip(1), "joiner");
         assert_eq!(all.anonymous(joiner, Service::Join), None);
@@ -477,7 +477,7 @@ mod tests {
 
     /// CONN-5.
     #[test]
-    fn workers_that_take_all_they_can_leave_places_for_others() {
+    fn greedy_workers_leave_permits_for_others() {
         let mut all = Connections::new(Limits { identified: 400, per_principal: 100, ..LIMITS });
         let mut connect = |who: &CertIdentity, service| {
             let (id, _) = all.open(ip(1), ());
@@ -494,10 +494,10 @@ mod tests {
             }
         }
         let honest = node(77, 9);
-        for _ in 0..LEAST_SHARE {
-            assert_eq!(connect(&honest, Service::Api), Ok(()), "a worker that asks for little");
+        for _ in 0..MIN_WORKER_SHARE {
+            assert_eq!(connect(&honest, Service::Api), Ok(()), "a worker with few requests");
         }
-        // The session of its agent, and a newer one; a third only when one of them is gone.
+        // The session of its agent, and a newer one; a third only after one of them has ended.
         assert_eq!([(); 3].map(|()| connect(&honest, Service::Agent)), [Ok(()), Ok(()), Err(Full::Principal)]);
         let manager = CertIdentity {
             subject: Subject::Node { node: NodeId::from_entropy(5), role: Role::Manager },
@@ -509,7 +509,7 @@ mod tests {
     }
 
     #[test]
-    fn agents_that_fill_their_places_take_none_from_the_mesh() {
+    fn full_agent_permits_leave_mesh_permits_free() {
         let mut all = Connections::new(LIMITS);
         let mut connect = |who: &CertIdentity, service| {
             let (id, _) = all.open(ip(1), ());
@@ -519,19 +519,22 @@ mod tests {
             assert_eq!(connect(&node(n, 9), Service::Agent), Ok(()));
         }
         assert_eq!(connect(&node(9, 9), Service::Agent), Err(Full::Identified));
-        // What a worker does on the mesh is not of the mesh's places: it is refused there.
+        // A worker's mesh connection takes none of the mesh's permits: it is refused there.
         let workers: Vec<_> = (0..5).map(|n| connect(&node(n, 9), Service::Mesh)).collect();
         assert_eq!(workers[4], Err(Full::Identified));
         let manager = CertIdentity {
             subject: Subject::Node { node: NodeId::from_entropy(8), role: Role::Manager },
             ..node(8, 9)
         };
-        let sessions: Vec<_> = (0..MESH_OF_ONE + 1).map(|_| connect(&manager, Service::Mesh)).collect();
-        assert!(sessions[..MESH_OF_ONE].iter().all(Result::is_ok) && sessions[MESH_OF_ONE] == Err(Full::Principal));
+        let sessions: Vec<_> = (0..MAX_MESH_PER_MANAGER + 1).map(|_| connect(&manager, Service::Mesh)).collect();
+        assert!(
+            sessions[..MAX_MESH_PER_MANAGER].iter().all(Result::is_ok)
+                && sessions[MAX_MESH_PER_MANAGER] == Err(Full::Principal)
+        );
     }
 
     #[test]
-    fn a_cut_finds_the_principals_connections_of_the_named_services_only() {
+    fn disconnect_finds_only_the_named_services() {
         let mut all = Connections::new(Limits { per_principal: 9, ..LIMITS });
         let wanted = node(1, 9);
         for (who, service) in [(&wanted, Service::Mesh), (&wanted, Service::Agent), (&node(2, 9), Service::Mesh)] {
@@ -544,7 +547,7 @@ mod tests {
     }
 
     #[test]
-    fn connections_end_with_their_certificate_and_leave_nothing_behind() {
+    fn connections_end_with_their_certificate_without_leaks() {
         let mut all = Connections::new(LIMITS);
         let (early, _) = all.open(ip(1), "early");
         let (late, _) = all.open(ip(1), "late");
@@ -561,13 +564,13 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_identity_that_waits_for_its_answer_is_not_judged_again() {
+    fn refused_identity_awaiting_answer_is_not_reevaluated() {
         let mut all = Connections::new(LIMITS);
         let (id, _) = all.open(ip(1), "refused");
         assert!(all.identify(id, &node(1, 9), Service::Http, Moment(0)).is_ok());
         assert_eq!(all.anonymous(id, Service::Http), None);
-        let ends = |_: &CertIdentity, _, _| Standing::Ends(RefusalReason::Blocked);
-        assert!(all.judge_again(Moment(0), ends).is_empty());
+        let ends = |_: &CertIdentity, _, _| LiveDecision::Ends(RefusalReason::Blocked);
+        assert!(all.reevaluate(Moment(0), ends).is_empty());
         assert_eq!(all.counts(), (0, 1, 0));
         all.close(id);
         assert_eq!(all.counts(), (0, 0, 0));

@@ -1,5 +1,5 @@
-//! What the gateway decides, in values only: who is current, which connections there are and which must go, how often
-//! somebody may ask, what is worth a line in the log.
+//! The decisions of the gateway, in values only: which principals are current, which connections exist and which must end,
+//! request rates, due log lines.
 
 pub mod admission;
 pub mod connections;
@@ -8,8 +8,8 @@ pub mod rate;
 
 use std::net::{IpAddr, Ipv6Addr};
 
-/// Where a connection comes from, as limits count it: an IPv4 address, or the /64 network of an IPv6 address (one
-/// host usually owns a whole /64, and could otherwise be 2^64 strangers).
+/// The source of a connection for the limits: an IPv4 address, or the /64 network of an IPv6 address (one host usually
+/// owns a whole /64, and could otherwise count as 2^64 sources).
 pub fn source_of(address: IpAddr) -> IpAddr {
     match address {
         IpAddr::V4(_) => address,
@@ -25,7 +25,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_v6_network_is_one_source_and_a_mapped_v4_address_is_itself() {
+    fn ipv6_network_is_one_source_and_mapped_ipv4_is_ipv4() {
         let ip = |text: &str| text.parse::<IpAddr>().unwrap();
         assert_eq!(source_of(ip("2001:db8::1")), source_of(ip("2001:db8::ffff:2")));
         assert_ne!(source_of(ip("2001:db8::1")), source_of(ip("2001:db8:0:1::1")));

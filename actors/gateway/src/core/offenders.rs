@@ -1,4 +1,4 @@
-//! What is worth a line in the log: one per offender and reason at once, then one a minute with how often.
+//! Log lines about offenders: the first per offender and reason immediately, then one per minute with a count.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use muster_messages::{Moment, Principal};
 
-/// Whoever is complained about.
+/// The subject of a log line.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Offender {
     Address(IpAddr),
     Principal(Principal),
-    /// More offenders than are kept apart.
+    /// Offenders beyond the limit.
     Others,
 }
 
@@ -26,12 +26,11 @@ impl fmt::Display for Offender {
     }
 }
 
-/// A line to write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Line {
     pub offender: Offender,
     pub what: &'static str,
-    /// How often since the last line about this.
+    /// Occurrences since the last line about this.
     pub count: u64,
 }
 
@@ -46,32 +45,32 @@ pub struct Offenders {
 #[derive(Clone, Copy, Debug)]
 struct Seen {
     since: Moment,
-    untold: u64,
+    unreported: u64,
 }
 
 impl Offenders {
-    /// At most `most` offenders are told apart; the rest are `others`.
+    /// At most `most` offenders are distinguished; the rest are `others`.
     pub fn new(window: Duration, most: usize) -> Self {
         Self { window, most, seen: BTreeMap::new() }
     }
-    /// Something happened. Some: write this line now.
-    pub fn note(&mut self, now: Moment, offender: Offender, what: &'static str) -> Option<Line> {
+    /// Counts an offence. Some: write this line now.
+    pub fn report(&mut self, now: Moment, offender: Offender, what: &'static str) -> Option<Line> {
         let known = self.seen.contains_key(&(offender.clone(), what));
         let room = self.seen.len() < self.most;
         let offender = if known || room { offender } else { Offender::Others };
         match self.seen.get_mut(&(offender.clone(), what)) {
             Some(seen) => {
-                seen.untold += 1;
+                seen.unreported += 1;
                 None
             }
             None => {
-                let fresh = Seen { since: now, untold: 0 };
+                let fresh = Seen { since: now, unreported: 0 };
                 self.seen.insert((offender.clone(), what), fresh);
                 Some(Line { offender, what, count: 1 })
             }
         }
     }
-    /// The lines that are due. Call it every few seconds.
+    /// The lines that are due. To be called every few seconds.
     pub fn due(&mut self, now: Moment) -> Vec<Line> {
         let mut lines = Vec::new();
         let window = self.window;
@@ -79,10 +78,10 @@ impl Offenders {
             if now.since(seen.since) < window {
                 return true;
             }
-            if seen.untold == 0 {
+            if seen.unreported == 0 {
                 return false;
             }
-            let count = std::mem::take(&mut seen.untold);
+            let count = std::mem::take(&mut seen.unreported);
             lines.push(Line { offender: offender.clone(), what, count });
             seen.since = now;
             true
@@ -102,10 +101,10 @@ mod tests {
     }
 
     #[test]
-    fn a_thousand_packets_are_one_line_now_and_one_a_minute_later() {
+    fn thousand_offences_are_two_log_lines() {
         let mut offenders = Offenders::new(MINUTE, 8);
         let start = Moment(5);
-        let lines = (0..1000).filter_map(|_| offenders.note(start, from(1), "x")).count();
+        let lines = (0..1000).filter_map(|_| offenders.report(start, from(1), "x")).count();
         assert_eq!(lines, 1);
         assert_eq!(offenders.due(start + MINUTE / 2), []);
         let due = offenders.due(start + MINUTE);
@@ -115,12 +114,12 @@ mod tests {
     }
 
     #[test]
-    fn ten_thousand_offenders_are_a_bounded_number_of_lines() {
+    fn log_lines_are_bounded_for_many_offenders() {
         let mut offenders = Offenders::new(MINUTE, 4);
         let many = (0..=255).map(from).cycle().take(10_000);
-        let lines = many.filter_map(|o| offenders.note(Moment(0), o, "x")).count();
-        assert_eq!(lines, 5, "four by name, then the others");
-        let told: u64 = offenders.due(Moment(0) + MINUTE).iter().map(|l| l.count).sum();
-        assert_eq!(told + 5, 10_000);
+        let lines = many.filter_map(|o| offenders.report(Moment(0), o, "x")).count();
+        assert_eq!(lines, 5, "four offenders, then the others");
+        let reported: u64 = offenders.due(Moment(0) + MINUTE).iter().map(|l| l.count).sum();
+        assert_eq!(reported + 5, 10_000);
     }
 }

@@ -1,18 +1,18 @@
-//! How often each source may ask: token buckets, a bounded number of them.
+//! Rate limits per source: a bounded number of token buckets.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use muster_messages::Moment;
 
-/// A refill rate and the most that can be saved up.
+/// A refill rate and the bucket size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rate {
     pub per_second: u32,
     pub burst: u32,
 }
 
-/// One bucket per source: an address, or whoever has been authenticated.
+/// One bucket per source: an address or an authenticated principal.
 #[derive(Clone, Debug)]
 pub struct Buckets<K> {
     rate: Rate,
@@ -22,28 +22,28 @@ pub struct Buckets<K> {
 
 #[derive(Clone, Copy, Debug)]
 struct Bucket {
-    /// When it will be full again; a take moves this into the future. One number says everything.
+    /// When it will be full again; a take moves this into the future. No other state is needed.
     full_at: Moment,
 }
 
 impl<K: Ord> Buckets<K> {
-    /// At most `most` sources are remembered; while that many are short of tokens at once, unknown ones must wait.
+    /// At most `most` sources are remembered; while that many lack tokens, unknown ones must wait.
     pub fn new(rate: Rate, most: usize) -> Self {
         Self { rate, most, buckets: BTreeMap::new() }
     }
-    /// Whether [`Buckets::take`] would take one now; else when it would.
+    /// Whether [`Buckets::take`] would succeed now; otherwise, when.
     pub fn would_take(&self, now: Moment, source: K) -> Result<(), Duration> {
         let cost = Duration::from_secs(1) / self.rate.per_second.max(1);
         let depth = cost * self.rate.burst.max(1);
-        let debt =
+        let deficit =
             self.buckets.get(&source).map_or(Duration::ZERO, |bucket| (bucket.full_at.max(now) + cost).since(now));
-        if debt > depth { Err(debt - depth) } else { Ok(()) }
+        if deficit > depth { Err(deficit - depth) } else { Ok(()) }
     }
-    /// Takes one token, or says when there will be one.
+    /// Takes one token, or returns when there will be one.
     pub fn take(&mut self, now: Moment, source: K) -> Result<(), Duration> {
         self.take_many(now, source, 1)
     }
-    /// Takes so many tokens, or none and says when they will be there. More than a burst are there when the bucket is full.
+    /// Takes this many tokens, or none and returns when they will be available. More than a burst need a full bucket.
     pub fn take_many(&mut self, now: Moment, source: K, tokens: u32) -> Result<(), Duration> {
         if !self.buckets.contains_key(&source) && self.buckets.len() >= self.most {
             self.buckets.retain(|_, b| b.full_at > now);
@@ -55,9 +55,9 @@ impl<K: Ord> Buckets<K> {
         let depth = cost * self.rate.burst.max(1);
         let bucket = self.buckets.entry(source).or_insert(Bucket { full_at: now });
         let full_at = bucket.full_at.max(now) + (cost * tokens).min(depth);
-        let debt = full_at.since(now);
-        if debt > depth {
-            return Err(debt - depth);
+        let deficit = full_at.since(now);
+        if deficit > depth {
+            return Err(deficit - depth);
         }
         bucket.full_at = full_at;
         Ok(())
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn a_burst_is_granted_then_the_rate_and_the_wait_is_exact() {
+    fn burst_then_rate_with_exact_wait() {
         let mut buckets = Buckets::new(RATE, 8);
         let t = Moment(1_000_000);
         assert!((0..3).all(|_| buckets.take(t, source(1)).is_ok()));
@@ -94,8 +94,8 @@ mod tests {
         assert_eq!(buckets.take_many(t, "a", 2), Ok(()));
         let wait = buckets.take_many(t, "a", 2).unwrap_err();
         assert_eq!(wait, Duration::from_millis(100));
-        assert_eq!(buckets.take(t, "a"), Ok(()), "nothing was taken by what was refused");
-        // More than ever fit pass as many as fit, once the bucket is full.
+        assert_eq!(buckets.take(t, "a"), Ok(()), "a refused take costs nothing");
+        // A request above the bucket size takes a full bucket.
         assert_eq!(buckets.take_many(t, "b", 1_000), Ok(()));
         assert_eq!(buckets.take(t, "b"), Err(Duration::from_millis(100)));
     }

@@ -1,4 +1,4 @@
-//! Who comes in, over real sockets.
+//! Admission over real sockets.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use muster_messages::protocol::{NodeCredentials, Service};
 use muster_messages::wire::{JoinFrame, Refusal};
 use muster_messages::{RefusalReason, Replica, Role, UserKind};
 
-const NATIVE: [Service; 3] = [Service::Mesh, Service::Agent, Service::Api];
+const NATIVE_SERVICES: [Service; 3] = [Service::Mesh, Service::Agent, Service::Api];
 
 fn quick() -> GatewayConfig {
     GatewayConfig { catch_up: Duration::from_millis(50), ..GatewayConfig::default() }
@@ -23,7 +23,7 @@ fn reason<T: std::fmt::Debug>(dialed: Result<T, DialError>) -> Option<RefusalRea
 }
 
 #[tokio::test]
-async fn each_identity_reaches_the_services_that_are_its_own() {
+async fn each_identity_reaches_its_services() {
     use RefusalReason as R;
     let world = World::new(1);
     let (manager, worker) = (world.node(2, Role::Manager, 5), world.node(3, Role::Worker, 6));
@@ -31,13 +31,13 @@ async fn each_identity_reaches_the_services_that_are_its_own() {
         (world.node(4, Role::Manager, 5), world.node(5, Role::Worker, 5), world.node(6, Role::Worker, 5));
     let (user, revoked) = (world.user("ann", UserKind::User), world.user("bob", UserKind::User));
     let (admin, reader) = (world.user("root", UserKind::Operator), world.user("eye", UserKind::ReadOnly));
-    let mut replica = copy_at(10);
+    let mut replica = replica_at(10);
     replica = with_node(with_node(replica, 2, Role::Manager, 5), 3, Role::Worker, 6);
     replica = with_block(with_node(replica, 4, Role::Worker, 9), 6);
     replica = with_user(with_user(with_user(replica, &user), &admin), &reader);
     let mut gate = Gate::manager(&world, quick(), replica).await;
 
-    // The refusal at the mesh, the agent session, the API.
+    // The refusals by the mesh, the agent session, the API.
     type Row<'a> = (&'a str, &'a Arc<NodeCredentials>, [Option<R>; 3]);
     let expected: [Row<'_>; 9] = [
         ("manager", &manager, [None, None, None]),
@@ -51,7 +51,7 @@ async fn each_identity_reaches_the_services_that_are_its_own() {
         ("revoked", &revoked, [Some(R::Forbidden), Some(R::Forbidden), Some(R::Unauthenticated)]),
     ];
     for (who, credentials, wanted) in expected {
-        for (service, wanted) in NATIVE.into_iter().zip(wanted) {
+        for (service, wanted) in NATIVE_SERVICES.into_iter().zip(wanted) {
             let dialed = gate.dial(credentials, service).await;
             if let Ok(dialed) = &dialed {
                 assert_eq!((dialed.node, dialed.identity.node()), (id(1), Some((id(1), Role::Manager))));
@@ -61,9 +61,9 @@ async fn each_identity_reaches_the_services_that_are_its_own() {
             assert_eq!(reason(dialed), wanted, "{who} at {service:?}");
         }
     }
-    let stranger = Dialer::anonymous(&world.root.cert_pem);
-    for service in NATIVE {
-        assert_eq!(reason(stranger.dial(&gate.addr, service, None).await), Some(R::Unauthenticated));
+    let silent_client = Dialer::anonymous(&world.root.cert_pem);
+    for service in NATIVE_SERVICES {
+        assert_eq!(reason(silent_client.dial(&gate.addr, service, None).await), Some(R::Unauthenticated));
     }
     let metrics = gate.port.metrics();
     assert_eq!((metrics.refused["blocked"], metrics.refused["demoted"]), (3, 1));
@@ -71,11 +71,11 @@ async fn each_identity_reaches_the_services_that_are_its_own() {
 }
 
 #[tokio::test]
-async fn http_is_handed_a_refusal_to_answer_with_and_strangers_their_first_bytes() {
+async fn http_service_gets_refusals_and_first_bytes() {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     let world = World::new(1);
     let (worker, blocked) = (world.node(3, Role::Worker, 6), world.node(6, Role::Worker, 5));
-    let replica = with_block(with_node(copy_at(10), 3, Role::Worker, 6), 6);
+    let replica = with_block(with_node(replica_at(10), 3, Role::Worker, 6), 6);
     let mut gate = Gate::manager(&world, quick(), replica).await;
 
     let _open = gate.dial(&worker, Service::Http).await.unwrap();
@@ -86,24 +86,24 @@ async fn http_is_handed_a_refusal_to_answer_with_and_strangers_their_first_bytes
     let refused = gate.received(Service::Http).await;
     assert_eq!(refused.refused.map(|r| r.reason), Some(RefusalReason::Blocked));
     assert_eq!(refused.identity, Some(blocked.identity.clone()));
-    // Neither a cut by name nor a newer copy may come before the answer.
+    // Neither a disconnect by principal nor a newer replica may precede the answer.
     gate.port.cut(&blocked.identity.principal(), &[], RefusalReason::Blocked);
-    assert_eq!(refused.kill.cut_reason(), None);
+    assert_eq!(refused.kill.disconnect_reason(), None);
 
     let dialed = Dialer::anonymous(&world.root.cert_pem).dial(&gate.addr, Service::Http, None).await.unwrap();
     let mut open = dialed.stream.into_inner();
     open.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
     open.flush().await.unwrap();
-    let mut stranger = gate.received(Service::Http).await;
-    assert_eq!((&stranger.identity, stranger.alpn.as_deref()), (&None, Some(&b"h2"[..])));
+    let mut silent_client = gate.received(Service::Http).await;
+    assert_eq!((&silent_client.identity, silent_client.alpn.as_deref()), (&None, Some(&b"h2"[..])));
     let mut request = vec![0; 18];
-    stranger.stream.read_exact(&mut request).await.unwrap();
+    silent_client.stream.read_exact(&mut request).await.unwrap();
     assert_eq!(request, b"GET / HTTP/1.1\r\n\r\n");
     gate.finish().await;
 }
 
 #[tokio::test]
-async fn a_worker_names_the_managers_to_those_who_need_one() {
+async fn worker_names_the_managers_in_refusals() {
     let world = World::new(1);
     let mut gate = Gate::worker(&world).await;
     gate.managers.set(vec!["10.0.0.9:4400".to_owned()]);
@@ -115,7 +115,7 @@ async fn a_worker_names_the_managers_to_those_who_need_one() {
         assert_eq!(refusal.reason, RefusalReason::NotAManager);
         assert_eq!(refusal.managers, ["10.0.0.9:4400"]);
     }
-    // It passes requests on for whoever knows no better. Our own programs do: what it says is not a manager's word.
+    // It forwards requests of unaware clients. Muster's own programs refuse: its answers are not a manager's.
     let error = gate.dial(&other, Service::Api).await.unwrap_err();
     assert!(matches!(error, DialError::WrongPeer { .. }), "{error:?}");
     assert_eq!(gate.received(Service::Api).await.identity, Some(other.identity.clone()));
@@ -123,27 +123,27 @@ async fn a_worker_names_the_managers_to_those_who_need_one() {
 }
 
 #[tokio::test]
-async fn a_lagging_manager_waits_for_its_copy_and_decides_by_it() {
+async fn lagging_manager_waits_for_its_replica() {
     let world = World::new(1);
-    let patient = GatewayConfig { catch_up: PATIENCE, ..GatewayConfig::default() };
-    let gate = Gate::manager(&world, patient, copy_at(9)).await;
+    let patient = GatewayConfig { catch_up: WAIT_LIMIT, ..GatewayConfig::default() };
+    let gate = Gate::manager(&world, patient, replica_at(9)).await;
     let promoted = world.node(2, Role::Manager, 10);
     let dialing = tokio::spawn({
         let (addr, dialer) = (gate.addr.clone(), dialer(&promoted));
         async move { dialer.dial(&addr, Service::Mesh, Some(id(1))).await.map(|d| d.node) }
     });
     eventually("the decision waits", || gate.port.metrics().caught_up == 1).await;
-    gate.publish(with_node(copy_at(10), 2, Role::Manager, 10));
+    gate.publish(with_node(replica_at(10), 2, Role::Manager, 10));
     assert_eq!(dialing.await.unwrap().unwrap(), id(1));
     assert_eq!(gate.port.metrics().on_certificate, 0);
     gate.finish().await;
 }
 
-/// Without a leader nothing that it lacks can arrive. With one it waits, and then sends everybody on.
+/// Without a leader no missing entry can arrive. With one it waits, then redirects the clients.
 #[tokio::test]
-async fn a_copy_that_stays_too_old_accepts_mesh_and_agent_if_leaderless() {
+async fn stale_leaderless_replica_accepts_mesh_and_agent() {
     let world = World::new(1);
-    let led = with_node(copy_at(9), 1, Role::Manager, 1);
+    let led = with_node(replica_at(9), 1, Role::Manager, 1);
     let mut leaderless = led.clone();
     leaderless.raft.leader = None;
     let gate = Gate::manager(&world, quick(), leaderless).await;
@@ -156,7 +156,7 @@ async fn a_copy_that_stays_too_old_accepts_mesh_and_agent_if_leaderless() {
         let error = gate.dial(&promoted, service).await.unwrap_err();
         let refusal = error.refusal().expect("a refusal");
         assert_eq!(refusal.reason, RefusalReason::NotKnownHereYet, "{service:?}");
-        assert_eq!(refusal.managers, ["10.0.0.1:4400"], "known from the copy");
+        assert_eq!(refusal.managers, ["10.0.0.1:4400"], "known from the replica");
         assert!(refusal.retry_after_ms.is_some());
     }
     assert_eq!(gate.port.metrics().on_certificate, 2);
@@ -164,21 +164,21 @@ async fn a_copy_that_stays_too_old_accepts_mesh_and_agent_if_leaderless() {
 }
 
 #[tokio::test]
-async fn an_empty_copy_accepts_the_dial_back_without_waiting() {
+async fn empty_replica_accepts_dial_back_without_waiting() {
     let world = World::new(1);
-    let patient = GatewayConfig { catch_up: PATIENCE * 100, ..GatewayConfig::default() };
+    let patient = GatewayConfig { catch_up: WAIT_LIMIT * 100, ..GatewayConfig::default() };
     let gate = Gate::manager(&world, patient, Replica::default()).await;
     let before = Instant::now();
     assert_eq!(reason(gate.dial(&world.node(2, Role::Manager, 500), Service::Mesh).await), None);
-    assert!(before.elapsed() < PATIENCE);
+    assert!(before.elapsed() < WAIT_LIMIT);
     assert_eq!(gate.port.metrics().caught_up, 0);
     gate.finish().await;
 }
 
 #[tokio::test]
-async fn a_service_that_is_full_or_starting_says_so() {
+async fn full_or_starting_service_is_reported() {
     let world = World::new(1);
-    let replica = with_node(copy_at(10), 3, Role::Worker, 6);
+    let replica = with_node(replica_at(10), 3, Role::Worker, 6);
     let mut gate = Gate::manager(&world, quick(), replica).await;
     gate.serve(Service::Agent, 1);
     let worker = world.node(3, Role::Worker, 6);
@@ -192,11 +192,11 @@ async fn a_service_that_is_full_or_starting_says_so() {
 }
 
 #[tokio::test]
-async fn whoever_has_too_many_connections_is_told_when_to_come_back_and_others_come_in() {
+async fn excess_connections_get_retry_after_and_others_pass() {
     let world = World::new(1);
     let (worker, manager) = (world.node(3, Role::Worker, 6), world.node(2, Role::Manager, 5));
     let others = [4, 5, 6].map(|n| world.node(n, Role::Worker, 5));
-    let mut replica = with_node(with_node(copy_at(10), 3, Role::Worker, 6), 2, Role::Manager, 5);
+    let mut replica = with_node(with_node(replica_at(10), 3, Role::Worker, 6), 2, Role::Manager, 5);
     for n in [4, 5, 6] {
         replica = with_node(replica, n, Role::Worker, 5);
     }
@@ -206,23 +206,23 @@ async fn whoever_has_too_many_connections_is_told_when_to_come_back_and_others_c
     for service in [Service::Agent, Service::Api, Service::Api] {
         held.push((gate.dial(&worker, service).await.unwrap(), gate.received(service).await));
     }
-    let turned_away = |refusal: Option<&Refusal>| refusal.map(|r| (r.reason, r.retry_after_ms));
+    let rejection = |refusal: Option<&Refusal>| refusal.map(|r| (r.reason, r.retry_after_ms));
     let later = Some((RefusalReason::TooManyRequests, Some(200)));
-    assert_eq!(turned_away(gate.dial(&worker, Service::Api).await.unwrap_err().refusal()), later);
+    assert_eq!(rejection(gate.dial(&worker, Service::Api).await.unwrap_err().refusal()), later);
     let _open = gate.dial(&worker, Service::Http).await.unwrap();
     let to_answer = gate.received(Service::Http).await;
-    assert_eq!(turned_away(to_answer.refused.as_ref()), later, "for the HTTP service to say");
+    assert_eq!(rejection(to_answer.refused.as_ref()), later, "for the HTTP service to answer");
 
     for other in &others[..2] {
         held.push((gate.dial(other, Service::Agent).await.unwrap(), gate.received(Service::Agent).await));
     }
     let last = &others[2];
-    assert_eq!(turned_away(gate.dial(last, Service::Agent).await.unwrap_err().refusal()), later, "there are three");
+    assert_eq!(rejection(gate.dial(last, Service::Agent).await.unwrap_err().refusal()), later, "there are three");
     assert_eq!(gate.port.metrics().refused["too_many_requests"], 3);
-    // CONN-5: the mesh has places of its own.
+    // CONN-5: the mesh has its own permits.
     held.push((gate.dial(&manager, Service::Mesh).await.unwrap(), gate.received(Service::Mesh).await));
     held.remove(0);
-    eventually("a connection that ended has made room", || gate.port.metrics().identified == 5).await;
+    eventually("an ended connection frees its permit", || gate.port.metrics().identified == 5).await;
     gate.dial(last, Service::Agent).await.unwrap();
     gate.finish().await;
 }
@@ -230,7 +230,7 @@ async fn whoever_has_too_many_connections_is_told_when_to_come_back_and_others_c
 #[tokio::test]
 async fn renewed_credentials_are_served_to_the_next_connection() {
     let world = World::new(1);
-    let gate = Gate::manager(&world, quick(), with_node(copy_at(10), 3, Role::Worker, 6)).await;
+    let gate = Gate::manager(&world, quick(), with_node(replica_at(10), 3, Role::Worker, 6)).await;
     let worker = world.node(3, Role::Worker, 6);
     let before = gate.dial(&worker, Service::Agent).await.unwrap();
     let renewed = world.node(1, Role::Manager, 1);
@@ -244,22 +244,22 @@ async fn renewed_credentials_are_served_to_the_next_connection() {
 #[tokio::test]
 async fn a_dialer_presents_renewed_credentials_on_its_next_dial() {
     let world = World::new(1);
-    let mut gate = Gate::manager(&world, quick(), with_node(copy_at(10), 3, Role::Worker, 6)).await;
+    let mut gate = Gate::manager(&world, quick(), with_node(replica_at(10), 3, Role::Worker, 6)).await;
     let current = tokio::sync::watch::Sender::new(world.node(3, Role::Worker, 6));
     let dialer = Dialer::new(current.subscribe());
     for _ in 0..2 {
         let _open = dialer.dial(&gate.addr, Service::Agent, None).await.unwrap();
-        let shown = gate.received(Service::Agent).await.identity.expect("a node");
-        assert_eq!(shown.serial, current.borrow().identity.serial);
+        let presented = gate.received(Service::Agent).await.identity.expect("a node");
+        assert_eq!(presented.serial, current.borrow().identity.serial);
         current.send_replace(world.node(3, Role::Worker, 6));
     }
     gate.finish().await;
 }
 
 #[tokio::test]
-async fn a_dialer_says_what_is_wrong() {
+async fn dialer_names_the_failed_stage() {
     let (world, other) = (World::new(1), World::new(2));
-    let gate = Gate::manager(&world, quick(), with_node(copy_at(10), 3, Role::Worker, 6)).await;
+    let gate = Gate::manager(&world, quick(), with_node(replica_at(10), 3, Role::Worker, 6)).await;
     let worker = world.node(3, Role::Worker, 6);
 
     let wrong = dialer(&worker).dial(&gate.addr, Service::Agent, Some(id(8))).await;
@@ -285,9 +285,9 @@ async fn a_dialer_says_what_is_wrong() {
 }
 
 #[tokio::test]
-async fn a_joiner_without_any_trust_can_fetch_the_root_and_check_who_gave_it() {
+async fn joiner_can_fetch_and_verify_the_root() {
     let (world, other) = (World::new(1), World::new(2));
-    let mut gate = Gate::manager(&world, quick(), copy_at(10)).await;
+    let mut gate = Gate::manager(&world, quick(), replica_at(10)).await;
     let mut unverified = Dialer::dial_unverified(&gate.addr, Default::default()).await.unwrap();
     unverified.stream.send(&JoinFrame::GetRoot).await.unwrap();
     let connection = gate.received(Service::Join).await;

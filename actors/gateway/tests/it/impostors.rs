@@ -1,4 +1,4 @@
-//! DIAL-2: whoever has a worker's certificate, signed by the cluster's root as it is, is no manager.
+//! DIAL-2: a holder of a worker's certificate, although signed by the cluster's root, is not a manager.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::support::*;
 
-/// Somebody who serves one connection with these credentials, greets as it likes, and tells what it was sent then.
+/// Serves one connection with these credentials and this greeting, and returns what it received.
 async fn impostor(
     who: &NodeCredentials,
     service: Service,
@@ -38,14 +38,14 @@ fn no(reason: RefusalReason) -> Greeting {
     Greeting::Refused(Refusal { reason, message: "says the impostor".to_owned(), managers, retry_after_ms: None })
 }
 
-/// Everybody who asks a manager for something: a node, a user, a joiner or a caller with a bearer token.
+/// All kinds of clients of a manager: a node, a user, a joiner, a caller with a bearer token.
 fn callers(world: &World) -> Vec<Dialer> {
     let known: [Arc<NodeCredentials>; 2] = [world.node(3, Role::Worker, 6), world.user("ann", UserKind::Operator)];
     known.iter().map(dialer).chain([Dialer::anonymous(&world.root.cert_pem)]).collect()
 }
 
 #[tokio::test]
-async fn nobody_takes_a_workers_welcome_or_sends_it_anything() {
+async fn clients_reject_welcome_of_a_worker() {
     let world = World::new(1);
     let worker = world.node(2, Role::Worker, 5);
     for service in Service::ALL {
@@ -59,7 +59,7 @@ async fn nobody_takes_a_workers_welcome_or_sends_it_anything() {
 }
 
 #[tokio::test]
-async fn of_a_workers_refusals_only_the_way_to_the_managers_is_taken() {
+async fn only_redirects_of_a_worker_are_accepted() {
     let world = World::new(1);
     let worker = world.node(2, Role::Worker, 5);
     let dialer = dialer(&world.node(3, Role::Manager, 6));
@@ -75,7 +75,7 @@ async fn of_a_workers_refusals_only_the_way_to_the_managers_is_taken() {
     let error = dialer.dial(&addr, Service::Agent, None).await.unwrap_err();
     assert_eq!(error.refusal().map(|refusal| refusal.managers.clone()), Some(vec!["10.0.0.9:4400".to_owned()]));
 
-    // A manager is believed.
+    // A manager's refusal is accepted.
     let (addr, _served) = impostor(&world.node(2, Role::Manager, 5), Service::Agent, no(RefusalReason::Removed)).await;
     let error = dialer.dial(&addr, Service::Agent, None).await.unwrap_err();
     assert_eq!(error.reason(), Some(RefusalReason::Removed));

@@ -3,7 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test ends where what it relies on fails")]
 
 mod admission;
-mod cutting;
+mod disconnects;
 mod impostors;
-mod strangers;
 mod support;
+mod unauthenticated;

@@ -1,4 +1,4 @@
-//! A supervisor from outside: what its owner, its children and its own timers say to it.
+//! The messages to a supervisor from its owner, its children and its own timers, and the handles that send them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -34,7 +34,7 @@ pub(crate) enum SupervisorMsg {
         fence: Fence,
         result: Result<(), Fault>,
     },
-    /// One that was killed has gone, with all that it had.
+    /// A killed actor has ended, with everything it held.
     Ended {
         actor: ActorId,
         kind: ExitKind,
@@ -44,7 +44,7 @@ pub(crate) enum SupervisorMsg {
         name: String,
         run: u64,
     },
-    /// The group's first children have been started; whom to tell when all of them are healthy.
+    /// The group's first children have been started; report to this when all of them are healthy.
     Filled(Report),
     Timer {
         name: String,
@@ -55,7 +55,7 @@ pub(crate) enum SupervisorMsg {
 }
 impl ractor::Message for SupervisorMsg {}
 impl SupervisorMsg {
-    /// What the live tree calls it while it is handled.
+    /// The message's name in the live tree while it is handled.
     pub(super) fn name(&self) -> &'static str {
         match self {
             Self::Start(_) => "start",
@@ -72,7 +72,7 @@ impl SupervisorMsg {
     }
 }
 
-/// A supervisor's children, from outside.
+/// A handle on a supervisor's children.
 #[derive(Clone)]
 pub struct Children {
     pub(super) supervisor: ActorRef<SupervisorMsg>,
@@ -81,23 +81,23 @@ pub struct Children {
 impl Children {
     /// Starts a child, or replaces the one of that name (the old one stops first).
     ///
-    /// A name is one segment of a path, of printable ASCII characters without `/` and `@`. A child with another name is
-    /// not started, and an error is logged.
+    /// A name is one segment of a path, of printable ASCII characters without `/` and `@`. A child with any other name
+    /// is not started, and an error is logged.
     pub fn start(&self, spec: Spec) {
         let _gone = self.supervisor.send_message(SupervisorMsg::Start(Box::new(spec)));
     }
-    /// Asks a child to stop; it does not come back.
+    /// Asks a child to stop; it is not restarted.
     pub fn stop(&self, name: &str) {
         let _gone = self.supervisor.send_message(SupervisorMsg::Stop { name: name.to_owned(), done: None });
     }
-    /// Asks a child to stop and waits until it has gone, or was given up as stuck. Not from inside a handler.
+    /// Asks a child to stop and waits until it has ended or was given up as stuck. Not for use in a handler.
     pub async fn stop_and_wait(&self, name: &str) {
         let (tx, rx) = oneshot::channel();
         if self.supervisor.send_message(SupervisorMsg::Stop { name: name.to_owned(), done: Some(tx) }).is_ok() {
             let _gone = rx.await;
         }
     }
-    /// Asks a child to stop and starts it again; with it, whoever would restart if it failed.
+    /// Asks a child to stop and starts it again, together with the siblings that would restart if it failed.
     pub fn restart(&self, name: &str) {
         let _gone = self.supervisor.send_message(SupervisorMsg::Restart { name: name.to_owned() });
     }
@@ -106,7 +106,7 @@ impl Children {
         let cell = self.supervisor.get_cell();
         cell.stop(Some("shutdown".to_owned()));
         if cell.wait(Some(SHUTDOWN_LIMIT)).await.is_err() {
-            // It waits for nobody now, and a supervisor never holds its thread.
+            // The supervisor waits for no child now, and never blocks its thread.
             let _gone = cell.kill_and_wait(None).await;
         }
     }
@@ -149,22 +149,22 @@ impl Children {
     }
 }
 
-/// How one incarnation tells its supervisor that it is healthy.
+/// How one incarnation reports to its supervisor that it is healthy.
 #[derive(Clone)]
 pub(crate) struct Report {
     to: ActorRef<SupervisorMsg>,
     name: String,
     run: u64,
-    said: Arc<AtomicBool>,
+    sent: Arc<AtomicBool>,
 }
 
 impl Report {
     pub(super) fn new(to: &Children, name: String, run: u64) -> Self {
-        Self { to: to.supervisor.clone(), name, run, said: Arc::default() }
+        Self { to: to.supervisor.clone(), name, run, sent: Arc::default() }
     }
-    /// Said once, however often it is called: nobody bounds a supervisor's mailbox.
+    /// Sent only once, however often it is called: a supervisor's mailbox is unbounded.
     pub(crate) fn healthy(&self) {
-        if !self.said.swap(true, Ordering::Relaxed) {
+        if !self.sent.swap(true, Ordering::Relaxed) {
             let _gone = self.to.send_message(SupervisorMsg::Healthy { name: self.name.clone(), run: self.run });
         }
     }

@@ -1,35 +1,35 @@
-//! What a supervisor decides. Pure: time, chance and outcomes are handed in.
+//! What a supervisor decides. Pure: time, randomness and outcomes are inputs.
 //!
-//! Keeps  SUP-1  at most one incarnation of a child is wanted at any time; reports of older runs change nothing and are
-//!               counted.
-//!        SUP-2  a child that was asked to go, by a wish or because of a sibling, is not restarted for its exit, and
-//!               that exit is no failure.
-//!        SUP-3  more than `intensity.max` unasked exits within `intensity.window` escalate; those of a contained child
-//!               do not count.
-//!        SUP-4  a child that was asked to go for good goes; only a later start brings it back.
-//!        SUP-5  of children that restart together none is launched before all that must go have gone, last started
-//!               first, and the delay of the one that failed is the only one.
-//!        SUP-6  nothing waits for ever: whoever is in the way is given a deadline, and what a child requires was
-//!               started before it, so that there is no cycle. The exception is SUP-7.
-//!        SUP-7  no more than two runs of a child that were left behind go on at a time: each holds a thread. A next one
-//!               is launched once one of them has ended, and the child is stuck until then.
+//! Invariants  SUP-1  at most one incarnation of a child is wanted at any time; reports of older runs change nothing and are
+//!                    counted.
+//!             SUP-2  a child that was asked to stop, by request or because of a sibling, is not restarted for its exit, and that
+//!                    exit is no failure.
+//!             SUP-3  more than `intensity.max` unasked exits within `intensity.window` escalate; those of a contained child do not
+//!                    count.
+//!             SUP-4  a child that was asked to stop for good stops; only a later start brings it back.
+//!             SUP-5  of children that restart together none is launched before all that must stop have ended, last started first,
+//!                    and the delay of the failed one is the only one.
+//!             SUP-6  every wait is bounded: each blocking child has a deadline, and a child requires only siblings started before
+//!                    it, so there is no cycle. The exception is SUP-7.
+//!             SUP-7  at most two abandoned runs of a child continue at a time: each holds a thread. The next run is launched once
+//!                    one of them has ended, and the child is stuck until then.
 //!
-//! What follows from an exit is a phase of each child that is concerned; `advance` alone turns phases into stops and
-//! launches. So a second failure, a wish or a late report in the midst of a restart needs no case of its own.
+//! An exit only changes the phase of each child concerned; `advance` alone turns phases into stops and launches. So a second
+//! failure, a request or a late report during a restart needs no special case.
 
+mod abandoned;
 mod child;
-mod left;
 #[cfg(test)]
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-use muster_messages::{ActorState, Dice, ExitKind, Moment};
+use muster_messages::{ActorState, ExitKind, Moment, Rng};
 
+use self::abandoned::AbandonedRuns;
 pub use self::child::Policy;
 use self::child::{Child, Phase, Stage, Then};
-use self::left::LeftBehind;
 use crate::spec::{Backoff, Group, KILL_DEADLINE, Restart, Strategy};
 
 /// The timers of a child. One runs at a time; the run number makes older ones stale.
@@ -41,17 +41,16 @@ pub enum Timer {
     Kill,
 }
 
-/// What happens to a supervisor.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Input {
     /// Start a child, or replace the one of that name.
     Start {
         name: String,
         policy: Policy,
-        /// Earlier siblings that must be healthy first. Others are not waited for.
+        /// Earlier siblings that must be healthy first. Others are ignored.
         requires: Vec<String>,
     },
-    /// An incarnation is ready for its work.
+    /// An incarnation is ready for work.
     Healthy {
         name: String,
         run: u64,
@@ -73,11 +72,10 @@ pub enum Input {
         run: u64,
         timer: Timer,
     },
-    /// The first children have all been started: the group is ready once each of them is.
+    /// All first children have been started: the group is ready once each of them is.
     Filled,
 }
 
-/// What a supervisor does.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Effect {
     Launch {
@@ -94,7 +92,7 @@ pub enum Effect {
         name: String,
         run: u64,
     },
-    /// It ignored stop and kill: fence it off and go on without it.
+    /// It ignored stop and kill: close its fence and continue without it.
     Abandon {
         name: String,
         run: u64,
@@ -109,8 +107,8 @@ pub enum Effect {
         name: String,
         state: ActorState,
     },
-    /// Why a child that is to be launched is not: siblings that must be healthy, or gone, or have waited, or `NAME@INCARNATION`
-    /// of its own that were left behind.
+    /// Why a child is not launched yet: siblings that must first be healthy, end or finish their delay, or `NAME@INCARNATION`
+    /// of its own abandoned runs.
     Waits {
         name: String,
         on: Vec<String>,
@@ -120,7 +118,7 @@ pub enum Effect {
         kind: ExitKind,
         text: String,
     },
-    /// The child is gone and will not come back.
+    /// The child has ended and will not be restarted.
     Removed {
         name: String,
     },
@@ -128,37 +126,36 @@ pub enum Effect {
     Stale {
         name: String,
     },
-    /// Every child of a group that was filled is healthy. Said once.
+    /// Every child of a filled group is healthy. Sent once.
     Ready,
     Escalate {
         text: String,
     },
 }
 
-/// What becomes of an incarnation that has just come to life.
+/// What to do with an incarnation that has just started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     Keep,
     Stop,
-    /// Nobody waits for it any more.
+    /// It is no longer expected.
     Kill,
 }
 
-/// The state of a supervisor.
 #[derive(Clone, Debug)]
 pub struct Core {
     group: Group,
     children: BTreeMap<String, Child>,
     /// Children in `Waiting`, in start order.
     waiting: BTreeSet<(u64, String)>,
-    /// Children that must go and have not been asked yet, in start order; one that has gone by itself is passed over.
+    /// Children that must stop and have not been asked yet, in start order; one that has already ended is skipped.
     due: BTreeSet<(u64, String)>,
-    left: LeftBehind,
+    abandoned: AbandonedRuns,
     /// Moments of unasked exits within the window.
     exits: VecDeque<Moment>,
     started: u64,
     runs: u64,
-    dice: Dice,
+    rng: Rng,
     filled: bool,
     ready: bool,
     escalated: bool,
@@ -172,11 +169,11 @@ impl Core {
             children: BTreeMap::new(),
             waiting: BTreeSet::new(),
             due: BTreeSet::new(),
-            left: LeftBehind::default(),
+            abandoned: AbandonedRuns::default(),
             exits: VecDeque::new(),
             started: 0,
             runs: 0,
-            dice: Dice::seeded(seed),
+            rng: Rng::seeded(seed),
             filled: false,
             ready: false,
             escalated: false,
@@ -188,7 +185,7 @@ impl Core {
         self.children.get(name).map(|c| c.run)
     }
 
-    /// What to do with an incarnation whose launch has succeeded only now.
+    /// What to do with an incarnation whose late launch has succeeded.
     pub fn fate(&self, name: &str, run: u64) -> Fate {
         match self.children.get(name).filter(|c| c.run == run).map(|c| c.phase) {
             Some(Phase::Starting | Phase::Running { .. } | Phase::Leaving { stage: Stage::Due, .. }) => Fate::Keep,
@@ -220,7 +217,7 @@ impl Core {
             }
             Input::Exited { name, run, kind, text } => self.exited(now, &name, run, kind, text, out),
             Input::Stop { name } => self.stop(now, &name, out),
-            // SUP-4: a restart does not undo a removal that is under way.
+            // SUP-4: a restart does not undo a pending removal.
             Input::Restart { name } => {
                 if self.children.get(&name).is_some_and(|c| !c.is_leaving()) {
                     self.renew(now, &name, out);
@@ -247,17 +244,17 @@ impl Core {
         }
         self.started += 1;
         self.waiting.insert((self.started, name.clone()));
-        let child = Child { incarnation: self.left.newest(&name), ..Child::new(self.started, policy, requires) };
+        let child = Child { incarnation: self.abandoned.newest(&name), ..Child::new(self.started, policy, requires) };
         self.children.insert(name, child);
     }
 
-    /// A next incarnation is wished for. Those that restart with a child also do so when it is asked to.
+    /// Requests another incarnation. Siblings that restart with a child also do so on request.
     fn renew(&mut self, now: Moment, name: &str, out: &mut Vec<Effect>) {
         let Some(child) = self.children.get_mut(name) else { return };
         match child.phase {
             Phase::Waiting => {}
             Phase::BackingOff | Phase::Ended => self.wait(name, out),
-            // Between starts and stops the last wish wins.
+            // Between starts and stops the last request wins.
             Phase::Leaving { stage, .. } => child.phase = Phase::Leaving { then: Then::Relaunch, stage },
             Phase::Starting | Phase::Running { .. } => {
                 let alone = child.policy.contained;
@@ -298,8 +295,8 @@ impl Core {
         out.push(Effect::Removed { name: name.to_owned() });
     }
 
-    /// The siblings that restart with a child go, and those that are not running wait with it: a delay of their own is
-    /// called off, and one that was done is done again.
+    /// Stops the siblings that restart with a child. Those not running wait with it: their own delays are cancelled, and one
+    /// that was done runs again.
     fn take_along(&mut self, now: Moment, name: &str, out: &mut Vec<Effect>) {
         let Some(order) = self.children.get(name).map(|c| c.order) else { return };
         let along = |c: &Child| match self.group.strategy {
@@ -322,12 +319,12 @@ impl Core {
     }
 
     fn exited(&mut self, now: Moment, name: &str, run: u64, kind: ExitKind, text: String, out: &mut Vec<Effect>) {
-        self.left.ended(name, run);
+        self.abandoned.ended(name, run);
         let Some(child) = self.current(name, run, out) else { return };
         match child.phase {
             Phase::Leaving { then, .. } => {
                 let (kind, text) =
-                    if then == Then::BackOff { (ExitKind::Start, LATE.to_owned()) } else { (kind, text) };
+                    if then == Then::BackOff { (ExitKind::Start, START_TIMEOUT_TEXT.to_owned()) } else { (kind, text) };
                 out.push(Effect::Exit { name: name.to_owned(), kind, text });
                 self.gone(now, name, then, out);
             }
@@ -335,21 +332,20 @@ impl Core {
                 out.push(Effect::Exit { name: name.to_owned(), kind, text: text.clone() });
                 self.ended(now, name, kind, &text, out);
             }
-            // It was given up before.
+            // It was given up earlier.
             Phase::Waiting | Phase::BackingOff | Phase::Ended => out.push(Effect::Stale { name: name.to_owned() }),
         }
     }
 
-    /// A child that had to go has gone, or is left behind.
+    /// A child that had to stop has ended or was abandoned.
     fn gone(&mut self, now: Moment, name: &str, then: Then, out: &mut Vec<Effect>) {
         match then {
             Then::Remove => self.remove(name, out),
             Then::Relaunch => self.wait(name, out),
-            Then::BackOff => self.ended(now, name, ExitKind::Start, LATE, out),
+            Then::BackOff => self.ended(now, name, ExitKind::Start, START_TIMEOUT_TEXT, out),
         }
     }
 
-    /// An exit that nobody asked for.
     fn ended(&mut self, now: Moment, name: &str, kind: ExitKind, text: &str, out: &mut Vec<Effect>) {
         let Some(child) = self.children.get_mut(name) else { return };
         child.settle(now);
@@ -379,7 +375,7 @@ impl Core {
         }
     }
 
-    /// Counts an exit; whether it is one too many.
+    /// Counts an exit; returns whether it exceeds the intensity.
     fn too_often(&mut self, now: Moment) -> bool {
         self.exits.push_back(now);
         while self.exits.front().is_some_and(|at| now.since(*at) > self.group.intensity.window) {
@@ -391,7 +387,7 @@ impl Core {
     /// `first` × 1.5ⁿ, at most `cap`, ± 50 %.
     fn delay(&mut self, backoff: Backoff, failures: u32) -> Duration {
         let factor = 1.5f64.powi(i32::try_from(failures.min(40)).unwrap_or(40));
-        self.dice.around(backoff.first.mul_f64(factor).min(backoff.cap), 0.5)
+        self.rng.around(backoff.first.mul_f64(factor).min(backoff.cap), 0.5)
     }
 
     fn timer(&mut self, now: Moment, name: &str, run: u64, timer: Timer, out: &mut Vec<Effect>) {
@@ -409,7 +405,7 @@ impl Core {
                 out.push(Effect::State { name: name.to_owned(), state: ActorState::Stuck });
                 out.push(Effect::Abandon { name: name.to_owned(), run });
                 let incarnation = child.incarnation;
-                self.left.add(name, run, incarnation);
+                self.abandoned.add(name, run, incarnation);
                 let text = "ignored stop and kill".to_owned();
                 out.push(Effect::Exit { name: name.to_owned(), kind: ExitKind::Stuck, text });
                 self.gone(now, name, then, out);
@@ -418,7 +414,7 @@ impl Core {
         }
     }
 
-    /// The only place that asks children to go and launches them.
+    /// The only place that stops and launches children.
     fn advance(&mut self, out: &mut Vec<Effect>) {
         for (order, name) in self.due.clone().into_iter().rev() {
             let later = |c: &Child| c.order > order && c.is_leaving();
@@ -429,9 +425,9 @@ impl Core {
             self.ask(name, out);
         }
         for (order, name) in self.waiting.clone() {
-            let left = self.left.in_the_way(&name);
-            let state = if left.is_empty() { ActorState::Starting } else { ActorState::Stuck };
-            let on: Vec<String> = left.into_iter().chain(self.in_the_way(&name)).collect();
+            let abandoned = self.abandoned.blockers(&name);
+            let state = if abandoned.is_empty() { ActorState::Starting } else { ActorState::Stuck };
+            let on: Vec<String> = abandoned.into_iter().chain(self.blockers(&name)).collect();
             let Some(child) = self.children.get_mut(&name) else { continue };
             if on.is_empty() {
                 self.waiting.remove(&(order, name.clone()));
@@ -448,21 +444,21 @@ impl Core {
         }
     }
 
-    /// What a child waits for: what it requires, and the restart that it is part of.
-    fn in_the_way(&self, name: &str) -> Vec<String> {
+    /// What a child waits for: the siblings it requires, and the restart it is part of.
+    fn blockers(&self, name: &str) -> Vec<String> {
         let Some(child) = self.children.get(name) else { return Vec::new() };
         let required =
             |name: &&String| self.children.get(*name).is_some_and(|c| c.order < child.order && !c.is_ready());
         let mut on: BTreeSet<&String> = child.requires.iter().filter(required).collect();
-        // Those who restart together wait until all have gone, and for the delay of the one that failed.
-        let holds_up = |c: &Child| match (self.group.strategy, c.phase) {
+        // Children that restart together wait until all have ended, and for the delay of the failed one.
+        let blocks = |c: &Child| match (self.group.strategy, c.phase) {
             (_, Phase::Leaving { .. }) => true,
             (Strategy::OneForAll, Phase::BackingOff) => !c.policy.contained,
             (Strategy::RestForOne, Phase::BackingOff) => !c.policy.contained && c.order < child.order,
             _ => false,
         };
         if self.group.strategy != Strategy::OneForOne {
-            on.extend(self.children.iter().filter(|(_, c)| holds_up(c)).map(|(name, _)| name));
+            on.extend(self.children.iter().filter(|(_, c)| blocks(c)).map(|(name, _)| name));
         }
         on.into_iter().cloned().collect()
     }
@@ -490,5 +486,5 @@ impl Core {
     }
 }
 
-/// Why a start that took too long failed.
-const LATE: &str = "did not start in time";
+/// The failure of a start that took too long.
+const START_TIMEOUT_TEXT: &str = "did not start in time";

@@ -1,4 +1,4 @@
-//! A supervisor as a child of another.
+//! A supervisor as a child of another supervisor.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -37,7 +37,7 @@ impl<F: Fn(&Children) -> Result<(), Fault> + Send + Sync + 'static> Launch for G
                 children.shut_down().await;
                 return Err(fault);
             }
-            if start.says_ready {
+            if start.reports_ready {
                 children.filled(start.report);
             } else {
                 start.report.healthy();

@@ -11,7 +11,7 @@ use crate::tree::Registration;
 use crate::vitals::{Pulse, Vitals};
 use crate::{Fault, Group, Tree};
 
-/// The root of a tree. Dropped, it stops the tree in the background, in reverse start order.
+/// The root of a tree. Dropping it stops the tree in the background, in reverse start order.
 pub struct Supervisor {
     children: Children,
     vitals: Arc<Vitals>,
@@ -29,7 +29,6 @@ impl Supervisor {
         vitals.enter(ActorState::Healthy);
         Ok(Self { children, vitals, _registration: registration })
     }
-    /// Its children.
     pub fn children(&self) -> &Children {
         &self.children
     }

@@ -27,7 +27,7 @@ pub(super) struct SupervisorArgs {
     pub tree: Tree,
     pub group: Group,
     pub fence: Fence,
-    /// Where it shows what it is at. An actor's own group of children has no path of its own, and shows nothing.
+    /// Where it shows its current work. An actor's own group of children has no path of its own, and shows nothing.
     pub pulse: Option<Pulse>,
 }
 
@@ -35,14 +35,14 @@ struct Child {
     spec: Spec,
     vitals: Arc<Vitals>,
     _registration: Registration,
-    /// The run that was launched last, until it has ended or was left behind.
+    /// The latest run, until it has ended or was abandoned.
     fence: Option<(u64, Fence)>,
     stopped: Vec<oneshot::Sender<()>>,
-    /// As many of its next starts fail on request.
+    /// How many of its next starts fail on request.
     bad_starts: u32,
     /// Start order, for the reverse order of shutdown.
     order: u64,
-    /// The timer that was set last: a child has one at a time.
+    /// The latest timer: a child has one at a time.
     timer: Option<AbortHandle>,
 }
 
@@ -59,17 +59,17 @@ pub(super) struct State {
     args: SupervisorArgs,
     core: Core,
     children: BTreeMap<String, Child>,
-    /// Which child and run an actor is.
+    /// The child and run of each actor.
     running: HashMap<ActorId, (String, u64)>,
-    /// Exits of actors whose launch has not been reported yet (supervision events overtake messages): each until it is.
+    /// Exits of actors whose launch has not been reported yet (supervision events overtake messages), until it is.
     early: HashMap<ActorId, (ExitKind, String)>,
-    /// Runs that ignored stop and kill, shown until they end after all.
+    /// Runs that ignored stop and kill, shown until they end.
     left: HashMap<u64, Registration>,
     started: u64,
     me: Children,
     report: Option<Report>,
-    /// Why this supervisor is to end.
-    gives_up: Option<String>,
+    /// Why this supervisor must end.
+    end_reason: Option<String>,
 }
 
 impl Actor for SupervisorActor {
@@ -90,13 +90,13 @@ impl Actor for SupervisorActor {
             started: 0,
             me: Children { supervisor: me },
             report: None,
-            gives_up: None,
+            end_reason: None,
         })
     }
 
     async fn handle(&self, me: ActorRef<Self::Msg>, msg: Self::Msg, s: &mut State) -> Result<(), ActorProcessingErr> {
         if s.args.fence.is_closed() {
-            return Err("whom it belongs to has ended".into());
+            return Err("its owner has ended".into());
         }
         s.begin(msg.name());
         match msg {
@@ -131,7 +131,7 @@ impl Actor for SupervisorActor {
                 return std::future::pending().await;
             }
             SupervisorMsg::Crash(CrashHow::Hang) => tokio::time::sleep(HANG).await,
-            // Its own supervisor does that, and was told.
+            // Its own supervisor does this and was notified.
             SupervisorMsg::Crash(CrashHow::Start { .. }) => {}
         }
         s.end();
@@ -153,12 +153,12 @@ impl Actor for SupervisorActor {
             }
             SupervisionEvent::ActorTerminated(cell, state, reason) => {
                 let text = reason.unwrap_or_default();
-                // The second is what a task says that its runtime has dropped.
+                // The second is the text of a task that its runtime has dropped.
                 let killed = matches!(text.as_str(), "killed" | "actor_task_cancelled");
                 let kind = if killed { ExitKind::Killed } else { ExitKind::Normal };
                 if let (ExitKind::Killed, Some(state)) = (kind, state) {
-                    // It was not asked to let go of what it has. That may panic, or take its time: not here. It is gone once that
-                    // is done.
+                    // It was not asked to release what it holds. That may panic, or take its time: not here. It has ended once
+                    // that is done.
                     let (me, actor) = (me.clone(), cell.get_id());
                     tokio::spawn(async move {
                         let _panicked = tokio::task::spawn_blocking(move || drop(state)).await;
@@ -181,19 +181,19 @@ impl Actor for SupervisorActor {
 
     async fn post_stop(&self, _me: ActorRef<Self::Msg>, s: &mut State) -> Result<(), ActorProcessingErr> {
         s.begin("stopping");
-        let Some(text) = s.gives_up.take() else {
+        let Some(text) = s.end_reason.take() else {
             s.stop_all().await;
             return Ok(());
         };
-        // Those that have not gone by then are killed with it.
+        // Children that have not ended by then are killed with it.
         let _late = tokio::time::timeout(SHUTDOWN_LIMIT, s.stop_all()).await;
         Err(text.into())
     }
 }
 
-/// Asks an actor to go, and kills it when its time is over; whether it has gone.
+/// Asks an actor to stop, and kills it after the deadline; returns whether it has ended.
 async fn ends(cell: &ActorCell, deadline: Duration) -> bool {
-    // Not `stop_and_wait`: that fails at once for an actor that has been asked before and is on its way.
+    // Not `stop_and_wait`: that fails at once for an actor that was asked before and is stopping.
     cell.stop(Some("shutdown".to_owned()));
     cell.wait(Some(deadline)).await.is_ok() || cell.kill_and_wait(Some(deadline.min(KILL_DEADLINE))).await.is_ok()
 }
@@ -210,22 +210,22 @@ impl Child {
             self.abandon();
             tracing::error!(path = %self.vitals.path, "actor ignored stop and kill");
         }
-        tracing::debug!(path = %self.vitals.path, took = ?began.elapsed(), "stopped");
+        tracing::debug!(path = %self.vitals.path, took = ?began.elapsed(), "actor stop finished");
     }
 
     fn cell(&self) -> Option<&ActorCell> {
         self.fence.as_ref()?.1.actor()
     }
 
-    /// Its run is over, and so is whatever is below it.
+    /// Ends its run, and everything below it.
     fn close(&mut self) {
         if let Some((_, fence)) = self.fence.take() {
             fence.close();
         }
     }
 
-    /// Ends whatever can be ended of an incarnation that cannot: its address, tasks and timers, and its children. Killing
-    /// it has not reached those, because its own end does that.
+    /// Ends the parts of a stuck incarnation that can be ended: its address, tasks, timers and children. The kill has not reached
+    /// the children, because only the end of the incarnation does that.
     fn abandon(&self) {
         self.vitals.enter(ActorState::Stuck);
         if let Some((_, fence)) = &self.fence {
@@ -233,7 +233,7 @@ impl Child {
         }
         let Some(cell) = self.cell() else { return };
         for below in cell.get_children() {
-            // Unlinked first: the last words of a child carry its state, and would wait for the stuck one to hear them.
+            // Unlinked first: a child's final message carries its state, and would wait for the stuck actor to read it.
             below.unlink(cell.clone());
             below.kill();
         }
@@ -241,7 +241,7 @@ impl Child {
 }
 
 impl State {
-    /// A turn begins: shown until it is over.
+    /// Shows this message as current until it has been handled.
     fn begin(&self, message: &'static str) {
         if let Some(pulse) = &self.args.pulse {
             pulse.begin(message);
@@ -253,7 +253,7 @@ impl State {
             pulse.publish(self.view());
         }
     }
-    /// How it treats its children; what they are at, they show themselves.
+    /// How it treats its children; the children show their own work.
     fn view(&self) -> serde_json::Value {
         let Group { strategy, intensity } = self.args.group;
         let restarts = match strategy {
@@ -269,7 +269,7 @@ impl State {
     }
 
     async fn stop_all(&mut self) {
-        // One that is still being made finds its fence closed, and no supervisor.
+        // An actor that is still being made finds its fence closed and no supervisor.
         let mut in_order: Vec<(u64, String)> = self.children.iter().map(|(name, c)| (c.order, name.clone())).collect();
         in_order.sort();
         for (_, name) in in_order.into_iter().rev() {
@@ -282,7 +282,7 @@ impl State {
     fn start(&mut self, spec: Spec) {
         let name = spec.name.clone();
         if !is_segment(&name) {
-            tracing::error!(path = %self.args.path, ?name, "a child is not started: its name is no segment of a path");
+            tracing::error!(path = %self.args.path, ?name, "child not started: its name is not a valid path segment");
             return;
         }
         let policy = Policy {
@@ -294,7 +294,7 @@ impl State {
         };
         let requires = spec.requires.clone();
         for missing in requires.iter().filter(|sibling| !self.children.contains_key(*sibling)) {
-            tracing::warn!(path = %self.args.path, %name, %missing, "a child requires a sibling that was not started before it");
+            tracing::warn!(path = %self.args.path, %name, %missing, "child requires a sibling not started before it");
         }
         match self.children.get_mut(&name) {
             Some(child) => child.spec = spec,
@@ -334,7 +334,7 @@ impl State {
             (Ok(()), Some((kind, text))) => return self.exited(name, run, kind, text),
             (Ok(()), None) => {}
         }
-        let cell = fence.actor().expect("whoever has been launched has entered");
+        let cell = fence.actor().expect("a launched actor has entered its fence");
         match self.core.fate(&name, run) {
             Fate::Keep => {}
             Fate::Stop => cell.stop(Some("stopped".to_owned())),
@@ -345,7 +345,7 @@ impl State {
 
     fn exited(&mut self, name: String, run: u64, kind: ExitKind, text: String) {
         if self.left.remove(&run).is_some() {
-            tracing::info!(path = %self.args.path, %name, ?kind, %text, "an incarnation that was stuck has ended");
+            tracing::info!(path = %self.args.path, %name, ?kind, %text, "a stuck incarnation has ended");
         }
         self.step(Input::Exited { name, run, kind, text });
     }
@@ -354,11 +354,11 @@ impl State {
         let mut effects = Vec::new();
         self.core.step(Clock.now(), input, &mut effects);
         for effect in effects {
-            self.perform(effect);
+            self.apply(effect);
         }
     }
 
-    fn perform(&mut self, effect: Effect) {
+    fn apply(&mut self, effect: Effect) {
         match effect {
             Effect::Launch { name, run, incarnation } => self.launch(name, run, incarnation),
             Effect::Stop { name, run } => {
@@ -374,8 +374,8 @@ impl State {
             Effect::Abandon { name, run } => {
                 if let Some(child) = self.children.get(&name) {
                     child.abandon();
-                    let left = Arc::new(child.vitals.left_behind());
-                    tracing::error!(path = %left.path, "actor ignored stop and kill, and is left behind");
+                    let left = Arc::new(child.vitals.abandoned_vitals());
+                    tracing::error!(path = %left.path, "actor ignored stop and kill; abandoned as stuck");
                     self.left.insert(run, self.args.tree.register(left));
                 }
             }
@@ -390,7 +390,7 @@ impl State {
             }
             Effect::Waits { name, on } => {
                 if let Some(child) = self.children.get(&name) {
-                    tracing::debug!(path = %child.vitals.path, ?on, "waits for its siblings");
+                    tracing::debug!(path = %child.vitals.path, ?on, "actor waits for its siblings before it starts");
                     child.vitals.explain(json!({ "waits_for": on }));
                 }
             }
@@ -423,9 +423,9 @@ impl State {
                 }
             }
             Effect::Escalate { text } => {
-                tracing::error!(path = %self.args.path, %text, "supervisor gives up");
-                self.gives_up = Some(text);
-                // Its children go in `post_stop`: from then on nobody can be linked who is still being made.
+                tracing::error!(path = %self.args.path, %text, "supervisor gives up after too many failures");
+                self.end_reason = Some(text);
+                // Its children stop in `post_stop`: from then on no actor that is still being made can be linked.
                 self.me.cell().stop(None);
             }
         }
@@ -451,7 +451,7 @@ impl State {
         let Some(child) = self.children.get_mut(&name) else {
             return;
         };
-        // Whoever waited for the end of an earlier incarnation has seen it, also when a later start brought another.
+        // The callers that waited for the end of an earlier incarnation have it, also if a later start brought another.
         for done in child.stopped.drain(..) {
             let _gone = done.send(());
         }
@@ -464,7 +464,7 @@ impl State {
             incarnation,
             pulse: Pulse { vitals: Arc::clone(&child.vitals), incarnation },
             report: Report::new(&self.me, name.clone(), run),
-            says_ready: child.spec.says_ready,
+            reports_ready: child.spec.reports_ready,
             fence: fence.clone(),
             tree: self.args.tree.clone(),
             supervisor: self.me.cell(),
@@ -480,7 +480,7 @@ impl State {
         let me = self.me.supervisor.clone();
         tokio::spawn(async move {
             let result = launching.await;
-            // A supervisor that is ending does not hear of it, but finds whoever has entered the fence.
+            // A supervisor that is ending never reads it, but finds the actors that have entered the fence.
             let _ending = me.send_message(SupervisorMsg::Launched { name, run, fence, result });
         });
     }

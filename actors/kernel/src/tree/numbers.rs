@@ -1,7 +1,8 @@
-//! What is counted of actors, for machines that watch machines.
+//! The counts of actors, for metrics.
 //!
-//! Each path is told for itself, except where others decide how many there are: sessions, contests, reconcilers. Those are
-//! told [together](crate::Spec::counted_as), so that the number of series is bounded whatever the size of the cluster.
+//! Each path has its own, except where the number of actors is unbounded: sessions, contended elections, reconcilers.
+//! Those are counted [together](crate::Spec::counted_as), so the number of series is bounded whatever the size of the
+//! cluster.
 
 use std::collections::BTreeMap;
 use std::sync::{MutexGuard, PoisonError};
@@ -11,12 +12,11 @@ use muster_messages::{ActorState, HandlerTimes};
 use super::Tree;
 use crate::vitals::Vitals;
 
-/// The actors of one path, or of those that are told together.
+/// The actors of one path, or those counted together.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ActorNumbers {
     /// How many there are now, by state.
     pub states: BTreeMap<ActorState, u64>,
-    /// Messages waiting.
     pub mailbox: u64,
     /// How long the oldest message in progress has been.
     pub handling_ms: u64,
@@ -27,7 +27,7 @@ pub struct ActorNumbers {
 }
 
 impl ActorNumbers {
-    /// Of one actor. Of one that has gone only what is counted for ever.
+    /// The counts of one actor; of one that has ended only those that never decrease.
     fn of(vitals: &Vitals, gone: bool) -> Self {
         let node = vitals.node();
         let counted = Self {
@@ -61,15 +61,15 @@ impl Tree {
         self.gone.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One that shared its label has gone: what it counted is kept under that label.
+    /// An actor with a shared label has ended: its counts are kept under that label.
     pub(super) fn remember(&self, vitals: &Vitals) {
         self.gone().entry(vitals.label.clone()).or_default().merge(&ActorNumbers::of(vitals, true));
     }
 
-    /// What is counted, by path. Nothing is left of a path that is gone. Where actors are told together the last segment
-    /// stands for all of them, and what those counted that have gone is there for as long as their parent is.
+    /// The counts by path. A path that has ended leaves nothing. Where actors are counted together the last segment is
+    /// their label, and the counts of those that have ended remain as long as their parent.
     pub fn numbers(&self) -> BTreeMap<String, ActorNumbers> {
-        // Held to the end: whoever goes meanwhile would be counted twice, and a counter would go back the next time.
+        // Held to the end: an actor that ends meanwhile would be counted twice, and a counter would decrease next time.
         let paths = self.paths();
         let mut numbers: BTreeMap<String, ActorNumbers> = BTreeMap::new();
         for vitals in paths.values() {

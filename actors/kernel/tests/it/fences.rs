@@ -1,5 +1,5 @@
-//! What an incarnation can do that has been given up, and what a bad neighbour can: nothing. In real time, because threads
-//! are held.
+//! An incarnation that was given up, and a misbehaving neighbour, have no effect. In real time, because threads are
+//! blocked.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
@@ -9,12 +9,12 @@ use muster_kernel::{Address, Children, Cx, Fault, Intensity, Shell, Slot, Spec, 
 use muster_messages::protocol::Named;
 use muster_messages::{ActorState, CrashHow, ExitKind};
 
-use crate::parts::{Farewell, Msg, Yard, eventually};
+use crate::parts::{Msg, StopBehavior, Yard, eventually};
 
 const SOON: Duration = Duration::from_millis(20);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_child_that_ignores_stop_and_kill_is_shown_stuck_and_its_successor_runs_without_it() {
+async fn stuck_child_is_shown_and_its_successor_runs() {
     let yard = Yard::new(Strategy::OneForAll).await;
     let [a, below, sibling] = ["a", "below", "sibling"].map(|name| yard.part(name));
     yard.root.children().start(a.spec().stop_deadline(SOON));
@@ -26,37 +26,37 @@ async fn a_child_that_ignores_stop_and_kill_is_shown_stuck_and_its_successor_run
     let (_, old) = a.who().await.expect("it answers");
     let release = a.blocks(&yard, "node/a", |_| ()).await;
 
-    // A sibling fails: the group restarts, and is not held up.
+    // A sibling fails: the group restarts without delay.
     yard.crash("node/sibling", CrashHow::Panic);
     yard.lives("node/a", 2).await;
     yard.lives("node/sibling", 2).await;
-    let stuck = yard.find("node/a@1").expect("it is shown at a path of its own");
+    let stuck = yard.find("node/a@1").expect("it is shown at its own path");
     assert_eq!((stuck.state, stuck.incarnation), (ActorState::Stuck, 1));
     assert_eq!(stuck.handling.map(|h| h.message).as_deref(), Some("block"));
     assert_eq!(yard.find("node/a").unwrap().last_exits[0].kind, ExitKind::Stuck);
     assert_eq!(a.who().await.map(|(incarnation, _)| incarnation), Some(2));
 
-    // Nothing of it is left that could do harm: its children and tasks end, and what it says is dropped and counted.
-    eventually("its child is gone", || yard.find("node/a/below").is_none()).await;
-    eventually("its task is gone", || task.has_changed().is_err()).await;
-    let before = yard.tree.stale("node/a").expect("there is such an actor");
+    // Nothing harmful remains: its children and tasks end, and its messages are dropped and counted.
+    eventually("its child has ended", || yard.find("node/a/below").is_none()).await;
+    eventually("its task has ended", || task.has_changed().is_err()).await;
+    let before = yard.tree.stale("node/a").expect("the actor exists");
     assert_eq!(old.tell(Msg::Ready), Err(Undeliverable::Down));
     assert_eq!(yard.tree.stale("node/a"), Some(before + 1));
     drop(release);
-    eventually("it ends after all", || yard.find("node/a@1").is_none()).await;
+    eventually("the stuck incarnation ends", || yard.find("node/a@1").is_none()).await;
     assert_eq!((yard.find("node/a").unwrap().incarnation, yard.state("node/a")), (2, Some(ActorState::Healthy)));
     yard.root.shut_down().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn what_a_stuck_incarnation_says_and_writes_once_it_is_let_go_counts_no_more() {
+async fn released_stuck_incarnation_has_no_effect() {
     let yard = Yard::new(Intensity::default()).await;
     let (a, other, slot) = (yard.part("a"), yard.part("other"), Slot::new());
     yard.root.children().start(a.spec().stop_deadline(SOON));
     yard.root.children().start(other.spec());
     yard.lives("node/a", 1).await;
     yard.lives("node/other", 1).await;
-    let (outcome, told) = mpsc::channel();
+    let (outcome, results) = mpsc::channel();
     let (to, memory) = (other.address.clone(), slot.clone());
     let release = a
         .blocks(&yard, "node/a", move |cx| {
@@ -64,28 +64,29 @@ async fn what_a_stuck_incarnation_says_and_writes_once_it_is_let_go_counts_no_mo
             let _heard = outcome.send([cx.me().tell(Msg::Echo), to.tell(Msg::Echo)]);
         })
         .await;
-    yard.tree.restart("node/a").expect("it runs");
+    yard.tree.restart("node/a").expect("the actor is running");
     yard.lives("node/a", 2).await;
     let (at_once, memory) = (mpsc::channel().1, slot.clone());
-    a.address.tell(Msg::Block(at_once, Box::new(move |_| memory.set("its successor")))).expect("it runs");
-    eventually("its successor has written", || slot.get() == Some("its successor")).await;
+    a.address.tell(Msg::Block(at_once, Box::new(move |_| memory.set("its successor")))).expect("the actor is running");
+    eventually("its successor has written its slot", || slot.get() == Some("its successor")).await;
     drop(release);
-    eventually("it ends after all", || yard.find("node/a@1").is_none()).await;
-    assert_eq!(told.recv(), Ok([Err(Undeliverable::Down); 2]), "neither its own address nor another's hears it");
+    eventually("the stuck incarnation ends", || yard.find("node/a@1").is_none()).await;
+    assert_eq!(results.recv(), Ok([Err(Undeliverable::Down); 2]), "neither its own address nor another's delivers it");
     assert_eq!((a.address.stale(), other.address.stale()), (1, 1), "and it is counted");
     assert_eq!(slot.get(), Some("its successor"));
     yard.root.shut_down().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn what_a_task_says_and_writes_after_its_incarnation_has_ended_counts_no_more() {
+async fn task_of_an_ended_incarnation_has_no_effect() {
     let yard = Yard::new(Intensity::default()).await;
     let (a, other, slot) = (yard.part("a"), yard.part("other"), Slot::new());
     yard.root.children().start(a.spec());
     yard.root.children().start(other.spec());
     yard.lives("node/a", 1).await;
     yard.lives("node/other", 1).await;
-    let ((at_it, begun), (release, held), (outcome, told)) = (mpsc::channel(), mpsc::channel::<()>(), mpsc::channel());
+    let ((at_it, begun), (release, held), (outcome, results)) =
+        (mpsc::channel(), mpsc::channel::<()>(), mpsc::channel());
     let (to, memory) = (other.address.clone(), slot.clone());
     let begins = move |cx: &Cx<Msg>| {
         cx.spawn(async move {
@@ -95,19 +96,19 @@ async fn what_a_task_says_and_writes_after_its_incarnation_has_ended_counts_no_m
             let _heard = outcome.send(to.tell(Msg::Echo));
         });
     };
-    a.address.tell(Msg::Block(mpsc::channel().1, Box::new(begins))).expect("it runs");
-    eventually("it holds its thread", || begun.try_recv().is_ok()).await;
+    a.address.tell(Msg::Block(mpsc::channel().1, Box::new(begins))).expect("the actor is running");
+    eventually("it blocks its thread", || begun.try_recv().is_ok()).await;
     yard.crash("node/a", CrashHow::Panic);
     yard.lives("node/a", 2).await;
     slot.set("its successor");
     drop(release);
-    assert_eq!(told.recv(), Ok(Err(Undeliverable::Down)));
+    assert_eq!(results.recv(), Ok(Err(Undeliverable::Down)));
     assert_eq!((other.address.stale(), slot.get()), (1, Some("its successor")));
     yard.root.shut_down().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn who_is_below_a_group_that_ends_counts_no_more_though_its_thread_is_held() {
+async fn blocked_descendants_of_an_ended_group_have_no_effect() {
     for end in [None, Some(CrashHow::Error), Some(CrashHow::Panic), Some(CrashHow::Kill)] {
         let yard = Yard::new(Intensity::default()).await;
         let a = yard.part("a");
@@ -129,14 +130,14 @@ async fn who_is_below_a_group_that_ends_counts_no_more_though_its_thread_is_held
             assert_eq!(a.address.tell(Msg::Echo), Err(Undeliverable::Down));
         }
         assert_eq!(old.tell(Msg::Echo), Err(Undeliverable::Down));
-        eventually("its task is gone while it is held", || task.has_changed().is_err()).await;
+        eventually("its task has ended while the actor is blocked", || task.has_changed().is_err()).await;
         drop(release);
         yard.root.shut_down().await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn who_is_below_an_actor_that_fails_counts_no_more_though_its_thread_is_held() {
+async fn blocked_children_of_a_failed_actor_have_no_effect() {
     let yard = Yard::new(Intensity::default()).await;
     let (a, below) = (yard.part("a"), yard.part("below"));
     yard.root.children().start(a.spec());
@@ -148,13 +149,13 @@ async fn who_is_below_an_actor_that_fails_counts_no_more_though_its_thread_is_he
     yard.crash("node/a", CrashHow::Error);
     yard.lives("node/a", 2).await;
     assert_eq!(below.address.tell(Msg::Echo), Err(Undeliverable::Down));
-    eventually("its task is gone while it is held", || task.has_changed().is_err()).await;
+    eventually("its task has ended while the actor is blocked", || task.has_changed().is_err()).await;
     drop(release);
     yard.root.shut_down().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_stuck_incarnation_starts_no_children_beside_those_of_its_successor() {
+async fn stuck_incarnation_starts_no_children_beside_its_successor() {
     let yard = Yard::new(Intensity::default()).await;
     let [a, below, intruder] = ["a", "below", "below"].map(|name| yard.part(name));
     yard.root.children().start(a.spec().stop_deadline(SOON));
@@ -164,33 +165,33 @@ async fn a_stuck_incarnation_starts_no_children_beside_those_of_its_successor() 
     let release = a
         .blocks(&yard, "node/a", move |cx| {
             cx.children().start(child);
-            // A worker keeps what it spawned last to itself: with this, another one is free to run the group.
+            // A worker thread keeps the task it spawned last to itself: with this one, another thread can run the group.
             tokio::spawn(async {});
             let _heard = started.send(());
             let _dropped = held.recv();
         })
         .await;
-    yard.tree.restart("node/a").expect("it runs");
+    yard.tree.restart("node/a").expect("the actor is running");
     yard.lives("node/a", 2).await;
     let child = below.spec();
     a.tell(|| Msg::Child(child.clone())).await;
     yard.lives("node/a/below", 1).await;
     drop(release);
-    has_started.recv().expect("it says so");
+    has_started.recv().expect("it reports its start");
     for _ in 0..100 {
         assert!(below.who().await.is_some());
         assert_eq!(intruder.address.tell(Msg::Echo), Err(Undeliverable::Down));
     }
     drop(second);
-    eventually("it ends after all", || yard.find("node/a@1").is_none()).await;
+    eventually("the stuck incarnation ends", || yard.find("node/a@1").is_none()).await;
     assert_eq!(yard.tree.list(), ["node", "node/a", "node/a/below"]);
     assert!(below.who().await.is_some());
-    assert_eq!(intruder.dropped.load(Ordering::SeqCst), 0, "it was not even made");
+    assert_eq!(intruder.dropped.load(Ordering::SeqCst), 0, "it was never made");
     yard.root.shut_down().await;
 }
 
 #[tokio::test]
-async fn a_factory_that_returns_after_its_child_was_removed_brings_nobody_to_life() {
+async fn late_factory_of_a_removed_child_starts_no_actor() {
     let yard = Yard::new(Intensity::default()).await;
     let a = yard.part("a");
     let (release, held) = mpsc::channel::<()>();
@@ -199,40 +200,40 @@ async fn a_factory_that_returns_after_its_child_was_removed_brings_nobody_to_lif
     let at_it = Arc::clone(&making);
     let spec = a.made(move || {
         at_it.store(true, Ordering::SeqCst);
-        let _released = held.lock().expect("nobody panics here").recv();
+        let _released = held.lock().expect("no thread panics while it holds the lock").recv();
         Ok(())
     });
     yard.root.children().start(spec.stop_deadline(SOON));
-    eventually("the factory is at it", || making.load(Ordering::SeqCst)).await;
+    eventually("the factory is running", || making.load(Ordering::SeqCst)).await;
     yard.root.children().stop_and_wait("a").await;
     assert_eq!(yard.tree.list(), ["node", "node/a@1"]);
     drop(release);
-    eventually("the late one has gone", || yard.find("node/a@1").is_none()).await;
+    eventually("the late incarnation has ended", || yard.find("node/a@1").is_none()).await;
     assert_eq!((yard.log.take(), a.dropped.load(Ordering::SeqCst)), (vec![], 1));
     yard.root.shut_down().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_factory_that_returns_after_it_was_given_up_takes_nothing_from_its_successor() {
+async fn late_factory_takes_nothing_from_its_successor() {
     let yard = Yard::new(Intensity::default()).await;
     let a = yard.part("a");
     let (release, held) = mpsc::channel::<()>();
     let first = std::sync::Mutex::new(Some(held));
     let spec = a.made(move || {
-        let held = first.lock().expect("nobody panics here").take();
+        let held = first.lock().expect("no thread panics while it holds the lock").take();
         let _released = held.map(|held| held.recv());
         Ok(())
     });
     yard.root.children().start(spec.start_deadline(SOON * 10).stop_deadline(SOON));
     yard.until("node/a", ActorState::Healthy).await;
-    let second = yard.find("node/a").expect("it runs").incarnation;
+    let second = yard.find("node/a").expect("the actor is running").incarnation;
     assert_eq!(yard.state("node/a@1"), Some(ActorState::Stuck));
     drop(release);
-    eventually("the late one has gone", || yard.find("node/a@1").is_none()).await;
+    eventually("the late incarnation has ended", || yard.find("node/a@1").is_none()).await;
     assert_eq!(a.who().await.map(|(incarnation, _)| incarnation), Some(second));
-    // What is done to the actor reaches the one that lives.
+    // Operations on the actor reach the running incarnation.
     yard.crash("node/a", CrashHow::Panic);
-    eventually("it lives again", || {
+    eventually("it runs again", || {
         yard.find("node/a").is_some_and(|n| n.state == ActorState::Healthy && n.incarnation > second)
     })
     .await;
@@ -241,7 +242,7 @@ async fn a_factory_that_returns_after_it_was_given_up_takes_nothing_from_its_suc
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_child_that_is_being_made_during_shutdown_does_not_start() {
+async fn child_in_its_factory_at_shutdown_does_not_start() {
     let yard = Yard::new(Intensity::default()).await;
     let (a, b) = (yard.part("a"), yard.part("b"));
     let (release, held) = mpsc::channel::<()>();
@@ -251,46 +252,46 @@ async fn a_child_that_is_being_made_during_shutdown_does_not_start() {
     yard.root.children().start(a.spec());
     yard.root.children().start(b.made(move || {
         at_it.store(true, Ordering::SeqCst);
-        let _released = held.lock().expect("nobody panics here").recv();
+        let _released = held.lock().expect("no thread panics while it holds the lock").recv();
         Ok(())
     }));
     yard.lives("node/a", 1).await;
-    eventually("the factory is at it", || making.load(Ordering::SeqCst)).await;
+    eventually("the factory is running", || making.load(Ordering::SeqCst)).await;
     let (tree, log) = (yard.tree.clone(), yard.log.clone());
     let shutdown = tokio::spawn(async move { yard.root.shut_down().await });
-    eventually("its siblings are gone", || log.len() == 2).await;
+    eventually("its siblings have ended", || log.len() == 2).await;
     drop(release);
-    shutdown.await.expect("it only stops");
+    shutdown.await.expect("shutdown only stops actors");
     assert_eq!((log.take(), tree.list()), (vec!["a up".into(), "a down".into()], vec![]));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_child_that_is_being_made_when_its_group_gives_up_does_not_start() {
+async fn child_in_its_factory_when_the_group_fails_does_not_start() {
     let yard = Yard::new(Intensity { max: 0, ..Intensity::default() }).await;
     let [a, b, c] = ["a", "b", "c"].map(|name| yard.part(name));
     let (release, held) = mpsc::channel::<()>();
     let held = std::sync::Mutex::new(held);
     yard.root.children().start(a.spec());
     yard.root.children().start(b.made(move || {
-        let _released = held.lock().expect("nobody panics here").recv();
+        let _released = held.lock().expect("no thread panics while it holds the lock").recv();
         Ok(())
     }));
-    c.farewell.send_replace(Farewell::Late);
+    c.stop_behavior.send_replace(StopBehavior::Late);
     yard.root.children().start(c.spec());
     yard.lives("node/a", 1).await;
     yard.lives("node/c", 1).await;
     yard.crash("node/a", CrashHow::Panic);
     yard.until("node/c", ActorState::Stopping).await;
     drop(release);
-    eventually("it was made for nothing", || b.dropped.load(Ordering::SeqCst) == 1).await;
-    assert!(!yard.log.has("c down"), "while the others are still on their way");
-    c.farewell.send_replace(Farewell::AtOnce);
+    eventually("it was made in vain", || b.dropped.load(Ordering::SeqCst) == 1).await;
+    assert!(!yard.log.has("c down"), "while the others are still stopping");
+    c.stop_behavior.send_replace(StopBehavior::AtOnce);
     yard.root.ended().await;
     assert!(yard.log.has("c down") && !yard.log.has("b up"));
 }
 
 #[tokio::test]
-async fn an_address_in_a_next_group_hears_nothing_of_the_same_incarnation_in_the_one_before() {
+async fn address_ignores_same_incarnation_of_an_earlier_group() {
     let yard = Yard::new(Intensity::default()).await;
     let a = yard.part("a");
     let spec = a.spec();
@@ -300,11 +301,11 @@ async fn an_address_in_a_next_group_hears_nothing_of_the_same_incarnation_in_the
     }));
     yard.lives("node/g/a", 1).await;
     let (_, before) = a.who().await.expect("it answers");
-    yard.tree.restart("node/g").expect("it runs");
+    yard.tree.restart("node/g").expect("the actor is running");
     yard.lives("node/g", 2).await;
     yard.lives("node/g/a", 1).await;
     let (incarnation, now) = a.who().await.expect("it answers");
-    assert_eq!(incarnation, 1, "counted anew, and still another one");
+    assert_eq!(incarnation, 1, "counting restarts, and another incarnation runs");
     assert_eq!((before.tell(Msg::Ready), now.tell(Msg::Ready)), (Err(Undeliverable::Down), Ok(())));
     assert_eq!(a.address.stale(), 1);
     yard.root.shut_down().await;
@@ -336,13 +337,13 @@ struct Nuisance {
 }
 #[derive(Clone, Copy)]
 enum How {
-    /// Says that it is done before it is ready, and ready ever after.
+    /// Reports that it is done before it is ready, and ready from then on.
     DoneBeforeReady,
-    /// Never lets go of its thread.
+    /// Never yields its thread.
     Spins,
-    /// Starts children without end, all but the first under a name that is taken.
+    /// Starts children endlessly, all but the first under a name that is taken.
     StartsWithoutEnd,
-    /// Panics in tasks without end.
+    /// Panics in tasks endlessly.
     PanicsInTasks,
 }
 struct Go;
@@ -375,7 +376,7 @@ impl Shell for Nuisance {
                 cx.children().start(nuisance("own", How::DoneBeforeReady, &self.enough));
                 cx.children().start(nuisance("own", How::PanicsInTasks, &self.enough).requires("own"));
             }
-            How::PanicsInTasks => cx.spawn(async { panic!("once more") }),
+            How::PanicsInTasks => cx.spawn(async { panic!("again") }),
         }
         if !enough() {
             cx.after(Duration::from_millis(1), Go);
@@ -389,11 +390,11 @@ fn nuisance(name: &'static str, how: How, enough: &Arc<AtomicBool>) -> Spec {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn misuse_next_door_does_not_keep_a_group_from_restarting_five_times() {
+async fn misbehaving_sibling_does_not_prevent_five_group_restarts() {
     let yard = Yard::new(Intensity::default()).await;
     let enough = Arc::new(AtomicBool::new(false));
     let bad = [
-        nuisance("eager", How::DoneBeforeReady, &enough).says_ready(),
+        nuisance("eager", How::DoneBeforeReady, &enough).reports_ready(),
         nuisance("spins", How::Spins, &enough).stop_deadline(SOON),
         nuisance("starts", How::StartsWithoutEnd, &enough),
         nuisance("panics", How::PanicsInTasks, &enough),
@@ -422,7 +423,7 @@ async fn misuse_next_door_does_not_keep_a_group_from_restarting_five_times() {
 }
 
 #[tokio::test]
-async fn a_slot_keeps_the_newest_value_whoever_holds_it() {
+async fn slot_keeps_the_newest_value_with_several_holders() {
     let (slot, other) = (Slot::new(), Slot::new());
     assert_eq!(slot.get(), None::<u64>);
     let last = [7, 3, 5, 1];
@@ -430,10 +431,10 @@ async fn a_slot_keeps_the_newest_value_whoever_holds_it() {
         let slot = slot.clone();
         std::thread::spawn(move || (last..last + 100).rev().for_each(|n| slot.set(n)))
     };
-    last.map(write).into_iter().for_each(|writer| writer.join().expect("it only writes"));
-    assert!(slot.get().is_some_and(|value| last.contains(&value)), "{:?} is nobody's last word", slot.get());
+    last.map(write).into_iter().for_each(|writer| writer.join().expect("the writer does not panic"));
+    assert!(slot.get().is_some_and(|value| last.contains(&value)), "{:?} is none of the final values", slot.get());
     for value in last {
-        write(value).join().expect("it only writes");
+        write(value).join().expect("the writer does not panic");
         assert_eq!((slot.get(), slot.clone().get(), other.get()), (Some(value), Some(value), None::<u64>));
     }
 }

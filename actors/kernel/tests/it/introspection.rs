@@ -1,4 +1,4 @@
-//! What is seen of an actor from outside, while it works, waits, hangs and fails. In virtual time.
+//! What is visible of an actor from outside while it works, waits, hangs and fails. In virtual time.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -33,8 +33,8 @@ impl Named for Msg {
 #[derive(Default)]
 struct Clerk {
     done: u64,
-    /// How often it was asked for its view.
-    looks: Arc<AtomicU64>,
+    /// How often its view was requested.
+    views_requested: Arc<AtomicU64>,
 }
 impl Shell for Clerk {
     type Msg = Msg;
@@ -53,7 +53,7 @@ impl Shell for Clerk {
         Ok(())
     }
     fn view(&self) -> serde_json::Value {
-        self.looks.fetch_add(1, Ordering::Relaxed);
+        self.views_requested.fetch_add(1, Ordering::Relaxed);
         json!({"done": self.done})
     }
 }
@@ -62,29 +62,31 @@ struct Office {
     tree: Tree,
     root: Supervisor,
     clerk: Address<Msg>,
-    looks: Arc<AtomicU64>,
+    views_requested: Arc<AtomicU64>,
 }
 
 const CLERK: &str = "node/clerk";
 const AGE: Duration = Duration::from_secs(3600);
 
-fn clerk(name: &str, address: &Address<Msg>, looks: &Arc<AtomicU64>) -> Spec {
-    let looks = Arc::clone(looks);
-    Spec::actor(name, address.clone(), move || Ok(Clerk { looks: Arc::clone(&looks), ..Clerk::default() }))
-        .backoff(Backoff { first: Duration::from_millis(1), cap: Duration::from_millis(1), stable_after: AGE })
+fn clerk(name: &str, address: &Address<Msg>, views_requested: &Arc<AtomicU64>) -> Spec {
+    let views_requested = Arc::clone(views_requested);
+    Spec::actor(name, address.clone(), move || {
+        Ok(Clerk { views_requested: Arc::clone(&views_requested), ..Clerk::default() })
+    })
+    .backoff(Backoff { first: Duration::from_millis(1), cap: Duration::from_millis(1), stable_after: AGE })
 }
 
 impl Office {
     async fn open() -> Self {
-        let (tree, looks) = (Tree::new(), Arc::default());
+        let (tree, views_requested) = (Tree::new(), Arc::default());
         let generous = Intensity { max: 1000, ..Intensity::default() };
         let root = Supervisor::root("node", tree.clone(), generous).await.expect("a root starts");
-        let office = Self { tree, root, clerk: Address::new(4), looks };
-        office.root.children().start(clerk("clerk", &office.clerk, &office.looks));
+        let office = Self { tree, root, clerk: Address::new(4), views_requested };
+        office.root.children().start(clerk("clerk", &office.clerk, &office.views_requested));
         office.until(CLERK, |node| node.state == ActorState::Healthy).await;
         office
     }
-    /// Looks into what was published last, without asking anybody.
+    /// Reads the last published state without asking the actor.
     fn row(&self, path: &str) -> Option<ActorNode> {
         self.tree.flat().into_iter().find(|node| node.path == path)
     }
@@ -95,10 +97,10 @@ impl Office {
             }
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
-        panic!("never so: {:?}", self.row(path));
+        panic!("condition never held: {:?}", self.row(path));
     }
     async fn inspect(&self, path: &str) -> ActorNode {
-        self.tree.inspect(path).await.expect("there is such an actor")
+        self.tree.inspect(path).await.expect("the actor exists")
     }
     fn work(&self, ms: u64) -> Result<(), Undeliverable> {
         self.clerk.tell(Msg::Work(Duration::from_millis(ms)))
@@ -106,25 +108,25 @@ impl Office {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_message_in_progress_what_waits_and_what_was_refused_are_seen_while_the_actor_is_busy() {
+async fn busy_actor_shows_current_waiting_and_refused_messages() {
     let office = Office::open().await;
-    office.work(0).expect("there is room");
+    office.work(0).expect("the mailbox has room");
     let idle = office.inspect(CLERK).await;
     assert_eq!((idle.kind.as_str(), idle.mailbox, idle.mailbox_limit, idle.handling), ("Clerk", 0, Some(4), None));
     assert_eq!(idle.view, json!({"done": 1}));
-    assert!(idle.view_age_ms.is_some_and(|age| age < 10), "an idle one shows its view as it is");
+    assert!(idle.view_age_ms.is_some_and(|age| age < 10), "an idle actor shows its view as it is");
 
-    office.work(5_000).expect("there is room");
+    office.work(5_000).expect("the mailbox has room");
     office.until(CLERK, |node| node.handling.is_some()).await;
     for _ in 0..3 {
-        office.work(0).expect("there is room");
+        office.work(0).expect("the mailbox has room");
     }
     assert_eq!(office.work(0), Err(Undeliverable::Full));
     tokio::time::sleep(Duration::from_secs(2)).await;
     let began = tokio::time::Instant::now();
     let busy = office.inspect(CLERK).await;
-    assert!(began.elapsed() < Duration::from_millis(100), "nobody waits for the actor");
-    let handling = busy.handling.expect("it is at something");
+    assert!(began.elapsed() < Duration::from_millis(100), "the reader does not wait for the actor");
+    let handling = busy.handling.expect("it is handling a message");
     assert_eq!(handling.message, "work");
     assert!((2_000..2_500).contains(&handling.for_ms), "{handling:?}");
     assert_eq!((busy.mailbox, busy.refused, busy.handled), (4, 1, idle.handled));
@@ -132,29 +134,30 @@ async fn the_message_in_progress_what_waits_and_what_was_refused_are_seen_while_
     assert!(busy.view_age_ms.is_some_and(|age| (2_000..2_500).contains(&age)), "{:?}", busy.view_age_ms);
 
     let after = office.until(CLERK, |node| node.mailbox == 0).await;
-    // The five seconds fall into the bucket up to ten; the rest, with the actor's start, took no time.
+    // The five seconds count in the bucket up to ten; the rest, including the actor's start, took no
+    // time.
     assert_eq!(after.handler_times.counts, [after.handled - 1, 0, 0, 0, 0, 1, 0]);
     assert!(after.handler_times.sum >= Duration::from_secs(5));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stuck_actor_is_asked_for_its_view_once_however_often_it_is_looked_at() {
+async fn stuck_actor_gets_one_view_request_for_many_readers() {
     let office = Office::open().await;
-    office.work(60_000).expect("there is room");
+    office.work(60_000).expect("the mailbox has room");
     office.until(CLERK, |node| node.handling.is_some()).await;
-    let before = office.looks.load(Ordering::Relaxed);
+    let before = office.views_requested.load(Ordering::Relaxed);
     for _ in 0..1_000 {
         assert!(office.inspect(CLERK).await.handling.is_some());
     }
     office.until(CLERK, |node| node.handling.is_none()).await;
     let fresh = office.inspect(CLERK).await;
     assert_eq!(fresh.view, json!({"done": 1}));
-    // When it ended its message, for all those who had looked, and for the last look.
-    assert!(office.looks.load(Ordering::Relaxed) <= before + 3, "what nobody waits for any more piled up");
+    // One view at the end of its message, for all readers, and one for the last read.
+    assert!(office.views_requested.load(Ordering::Relaxed) <= before + 3, "requests that no reader waits for piled up");
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_last_exits_are_told_with_text_and_time_and_neither_their_number_nor_a_text_grows() {
+async fn last_exits_are_bounded_in_number_and_text() {
     let office = Office::open().await;
     for n in 1..=10 {
         let text = format!("{n}: {}", "ü".repeat(4_000));
@@ -169,17 +172,17 @@ async fn the_last_exits_are_told_with_text_and_time_and_neither_their_number_nor
     let fits = |text: &str| (1_000..=1_025).contains(&text.len());
     assert!(row.last_exits.iter().all(|exit| exit.kind == ExitKind::Error && fits(&exit.text)));
     assert!(row.last_exits.windows(2).all(|pair| pair[0].at <= pair[1].at) && row.last_exits[7].at <= row.since);
-    office.tree.crash(CLERK, CrashHow::Panic).expect("it runs");
+    office.tree.crash(CLERK, CrashHow::Panic).expect("the actor is running");
     let row = office.until(CLERK, |node| node.restarts == 11).await;
     let last = row.last_exits.last().expect("it has just ended");
     assert_eq!((last.kind, last.text.as_str()), (ExitKind::Panic, "panicked: crashed on request"));
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_an_old_incarnation_still_says_is_counted() {
+async fn late_messages_of_an_old_incarnation_are_counted() {
     let office = Office::open().await;
     let old = office.clerk.ask(AGE, Msg::Me).await.expect("it answers");
-    office.tree.crash(CLERK, CrashHow::Error).expect("it runs");
+    office.tree.crash(CLERK, CrashHow::Error).expect("the actor is running");
     office.until(CLERK, |node| node.incarnation == 2 && node.state == ActorState::Healthy).await;
     for _ in 0..3 {
         assert_eq!(old.tell(Msg::Work(Duration::ZERO)), Err(Undeliverable::Down));
@@ -189,11 +192,11 @@ async fn what_an_old_incarnation_still_says_is_counted() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_supervisor_that_hangs_shows_what_it_hangs_in() {
+async fn hung_supervisor_shows_its_current_message() {
     let office = Office::open().await;
     office.root.children().start(Spec::group("group", Group::default(), |_| Ok(())));
     office.until("node/group", |node| node.state == ActorState::Healthy).await;
-    office.tree.crash("node/group", CrashHow::Hang).expect("it runs");
+    office.tree.crash("node/group", CrashHow::Hang).expect("the actor is running");
     office.until("node/group", |node| node.handling.as_ref().is_some_and(|h| h.message == "crash")).await;
     let row = office.tree.snapshot().await.children.into_iter().find(|node| node.path == "node/group");
     assert!(row.is_some_and(|row| row.handling.is_some() && row.mailbox_limit.is_none()));
@@ -202,21 +205,21 @@ async fn a_supervisor_that_hangs_shows_what_it_hangs_in() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_thread_beside_an_actor_is_shown_below_it_until_it_ends() {
+async fn helper_thread_is_shown_below_its_actor_until_it_ends() {
     const DISK: &str = "node/clerk/disk";
     let office = Office::open().await;
     let disk = office.clerk.ask(AGE, Msg::Disk).await.expect("it answers");
     let write = disk.begin("write");
     tokio::time::sleep(Duration::from_secs(5)).await;
     let clerk = office.inspect(CLERK).await;
-    let shown = clerk.children[0].handling.clone().expect("it is at something");
+    let shown = clerk.children[0].handling.clone().expect("it is handling a message");
     assert_eq!((clerk.children[0].path.as_str(), shown.message.as_str()), (DISK, "write"));
     assert!((5_000..5_100).contains(&shown.for_ms), "{shown:?}");
-    // It outlives its actor: what hangs stays visible.
-    office.tree.crash(CLERK, CrashHow::Panic).expect("it runs");
+    // It outlives its actor: a hung thread stays visible.
+    office.tree.crash(CLERK, CrashHow::Panic).expect("the actor is running");
     office.until(CLERK, |node| node.restarts == 1).await;
     drop(write);
-    let row = office.row(DISK).expect("it is there");
+    let row = office.row(DISK).expect("the thread is shown");
     assert_eq!((row.handling, row.handled), (None, 1));
     let refused = office.tree.crash(DISK, CrashHow::Kill).expect_err("there is nothing to crash");
     assert!(refused.message.contains("thread"), "{}", refused.message);
@@ -224,7 +227,7 @@ async fn a_thread_beside_an_actor_is_shown_below_it_until_it_ends() {
     assert_eq!(office.row(DISK), None);
 }
 
-/// A clerk with this many below it, of which one in ten is at something.
+/// A clerk with this many children, one in ten of them busy.
 async fn crowd(office: &Office, many: usize) {
     for n in 0..many {
         let (name, address) = (format!("session-{n:04}"), Address::new(4));
@@ -237,23 +240,23 @@ async fn crowd(office: &Office, many: usize) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn of_too_many_siblings_those_are_shown_that_somebody_would_look_for() {
+async fn of_many_siblings_the_most_notable_are_shown() {
     let office = Office::open().await;
     crowd(&office, 250).await;
-    office.tree.crash("node/clerk/session-0207", CrashHow::Panic).expect("it runs");
+    office.tree.crash("node/clerk/session-0207", CrashHow::Panic).expect("the actor is running");
     office.until("node/clerk/session-0207", |node| node.restarts == 1 && node.state == ActorState::Healthy).await;
-    office.tree.crash("node/clerk/session-0123", CrashHow::Hang).expect("it runs");
+    office.tree.crash("node/clerk/session-0123", CrashHow::Hang).expect("the actor is running");
     office.until("node/clerk/session-0123", |node| node.handling.is_some()).await;
     let clerk = office.inspect(CLERK).await;
     let shown: Vec<&str> = clerk.children.iter().filter_map(|child| child.path.rsplit('/').next()).collect();
     assert_eq!((shown.len(), shown[0], shown[97]), (100, "session-0000", "session-0097"));
     assert_eq!(shown[98..], ["session-0123", "session-0207"]);
     assert_eq!(clerk.more_children, [("Clerk".to_owned(), 150)].into());
-    assert_eq!(office.inspect("node/clerk/session-0200").await.incarnation, 1, "each can be looked at by its path");
+    assert_eq!(office.inspect("node/clerk/session-0200").await.incarnation, 1, "each can be inspected by its path");
 }
 
 #[tokio::test(start_paused = true)]
-async fn those_that_are_told_together_make_one_series_whose_counters_never_go_back_and_which_goes_with_their_parent() {
+async fn actors_with_one_label_share_one_monotonic_series() {
     const ALL: &str = "node/clerk/session-*";
     let office = Office::open().await;
     crowd(&office, 1_000).await;
@@ -263,8 +266,8 @@ async fn those_that_are_told_together_make_one_series_whose_counters_never_go_ba
     let before = numbers[ALL].handler_times.handled();
     assert_eq!((before, numbers[ALL].states[&ActorState::Healthy]), (1_000, 1_000));
 
-    // All of them go with the incarnation of their parent. What they counted stays with it.
-    office.tree.crash(CLERK, CrashHow::Panic).expect("it runs");
+    // They all end with the incarnation of their parent. Their counts stay with it.
+    office.tree.crash(CLERK, CrashHow::Panic).expect("the actor is running");
     office.until(CLERK, |node| node.restarts == 1 && node.state == ActorState::Healthy).await;
     let gone = |office: &Office| office.tree.numbers().get(ALL).is_none_or(|all| all.states.is_empty());
     office.until(CLERK, |_| gone(&office)).await;

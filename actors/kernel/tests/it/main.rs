@@ -2,7 +2,7 @@
 
 mod fences;
 mod introspection;
-mod levels;
 mod parts;
 mod restarts;
 mod supervision;
+mod watched_values;

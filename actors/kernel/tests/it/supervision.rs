@@ -55,7 +55,7 @@ impl Shell for Counter {
         serde_json::json!({"total": self.total})
     }
     async fn stopping(&mut self, _cx: &Cx<Msg>) {
-        self.log.lock().expect("nobody panics with the log in hand").push(format!("{} stopped", self.name));
+        self.log.lock().expect("no thread panics while it holds the log").push(format!("{} stopped", self.name));
     }
 }
 
@@ -75,7 +75,7 @@ async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
         }
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    panic!("never: {what}");
+    panic!("condition never held: {what}");
 }
 
 async fn get(address: &Address<Msg>) -> Result<u64, AskError> {
@@ -83,7 +83,7 @@ async fn get(address: &Address<Msg>) -> Result<u64, AskError> {
 }
 
 #[tokio::test]
-async fn a_crashed_actor_comes_back_with_its_slot_behind_the_same_address() {
+async fn crashed_actor_restarts_with_its_slot_and_address() {
     let tree = Tree::new();
     let root = Supervisor::root("node", tree.clone(), Intensity::default()).await.unwrap();
     let (address, slot, log) = (Address::new(8), Slot::new(), Log::default());
@@ -135,7 +135,7 @@ async fn a_panic_in_a_task_is_a_fault_of_its_actor() {
 }
 
 #[tokio::test]
-async fn children_stop_before_their_parents_and_in_reverse_start_order() {
+async fn children_stop_before_parents_in_reverse_start_order() {
     let tree = Tree::new();
     let root = Supervisor::root("node", tree.clone(), Intensity::default()).await.unwrap();
     let (first, second, log) = (Address::new(8), Address::new(8), Log::default());
@@ -150,7 +150,7 @@ async fn children_stop_before_their_parents_and_in_reverse_start_order() {
 }
 
 #[tokio::test]
-async fn a_full_mailbox_refuses_and_a_busy_actor_still_shows_what_it_does() {
+async fn full_mailbox_refuses_and_a_busy_actor_shows_its_message() {
     let tree = Tree::new();
     let root = Supervisor::root("node", tree.clone(), Intensity::default()).await.unwrap();
     let (address, log) = (Address::new(3), Log::default());
@@ -164,7 +164,7 @@ async fn a_full_mailbox_refuses_and_a_busy_actor_still_shows_what_it_does() {
     while address.tell(Msg::Add(1)).is_ok() {}
     assert_eq!(address.tell(Msg::Add(1)), Err(Undeliverable::Full));
     assert_eq!(address.depth(), 3);
-    // A restart is asked for: the handler ignores the stop and is killed at its await.
+    // A requested restart: the handler ignores the stop and is killed at its await.
     tree.restart("node/a").unwrap();
     eventually("restarted", async || get(&address).await == Ok(0)).await;
     assert_eq!(address.depth(), 0);
@@ -220,62 +220,62 @@ async fn a_factory_that_fails_or_panics_is_a_failed_start() {
     root.shut_down().await;
 }
 
-/// Wants to be woken at one far moment, and between at others that are near.
+/// Sets one far wake-up, and near ones in between.
 struct Sleeper {
     alarm: Alarm,
     far: Moment,
     near: Option<Moment>,
     rung: u64,
 }
-enum Wish {
+enum SleeperMsg {
     Soon(Duration),
     Rung(Reply<u64>),
     Woke,
 }
-impl Named for Wish {
+impl Named for SleeperMsg {
     fn name(&self) -> &'static str {
         match self {
-            Wish::Soon(_) => "soon",
-            Wish::Rung(_) => "rung",
-            Wish::Woke => "woke",
+            SleeperMsg::Soon(_) => "soon",
+            SleeperMsg::Rung(_) => "rung",
+            SleeperMsg::Woke => "woke",
         }
     }
 }
 impl Shell for Sleeper {
-    type Msg = Wish;
+    type Msg = SleeperMsg;
     const KIND: &'static str = "Sleeper";
-    async fn handle(&mut self, cx: &Cx<Wish>, msg: Wish) -> Result<(), Fault> {
+    async fn handle(&mut self, cx: &Cx<SleeperMsg>, msg: SleeperMsg) -> Result<(), Fault> {
         match msg {
-            Wish::Soon(delay) => self.near = Some(cx.now() + delay),
-            Wish::Rung(reply) => drop(reply.send(self.rung)),
-            Wish::Woke => {
-                self.alarm.rang();
+            SleeperMsg::Soon(delay) => self.near = Some(cx.now() + delay),
+            SleeperMsg::Rung(reply) => drop(reply.send(self.rung)),
+            SleeperMsg::Woke => {
+                self.alarm.fired();
                 self.rung += 1;
                 self.near.take_if(|at| *at <= cx.now());
             }
         }
         let next = [self.near, Some(self.far)].into_iter().flatten().filter(|at| *at > cx.now()).min();
-        self.alarm.set(cx, next, Wish::Woke);
+        self.alarm.set(cx, next, SleeperMsg::Woke);
         Ok(())
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_alarm_that_is_overtaken_a_thousand_times_is_one_timer_and_rings_once() {
+async fn alarm_reset_a_thousand_times_is_one_timer_firing_once() {
     let root = Supervisor::root("node", Tree::new(), Intensity::default()).await.unwrap();
     let (address, far) = (Address::new(8), muster_kernel::Clock.now() + Duration::from_secs(60));
     let make = move || Ok(Sleeper { alarm: Alarm::default(), far, near: None, rung: 0 });
     root.children().start(Spec::actor("sleeper", address.clone(), make));
-    let rung = async || address.ask(Duration::from_secs(5), Wish::Rung).await;
+    let rung = async || address.ask(Duration::from_secs(5), SleeperMsg::Rung).await;
     eventually("started", async || rung().await.is_ok()).await;
     let tasks = || tokio::runtime::Handle::current().metrics().num_alive_tasks();
     let before = tasks();
     for round in 1..=1000 {
-        address.tell(Wish::Soon(Duration::from_millis(10))).unwrap();
-        eventually("the near one rings", async || rung().await == Ok(round)).await;
+        address.tell(SleeperMsg::Soon(Duration::from_millis(10))).unwrap();
+        eventually("the near alarm fires", async || rung().await == Ok(round)).await;
         assert!(tasks() <= before + 1, "{} timers after {round} rounds", tasks() - before);
     }
     tokio::time::sleep(Duration::from_secs(120)).await;
-    assert_eq!(rung().await, Ok(1001), "the far one came once");
+    assert_eq!(rung().await, Ok(1001), "the far alarm fired once");
     root.shut_down().await;
 }

@@ -1,12 +1,12 @@
-//! A document of the second version in protobuf, as older releases of kubectl read it (`openapi.v2.Document` of gnostic).
+//! A version 2 document in protobuf, as older releases of kubectl read it (`openapi.v2.Document` of gnostic).
 //!
-//! Written by hand: what is served uses a dozen of its sixty messages, each with a few fields. The numbers are those of its
-//! published definition.
+//! Written by hand: the served documents use a dozen of its sixty messages, each with a few fields. The field numbers
+//! are from its published definition.
 
 use prost::encoding::{WireType, encode_key, encode_varint};
 use serde_json::Value;
 
-/// A message that is being written.
+/// A message under construction.
 #[derive(Default)]
 struct Message(Vec<u8>);
 
@@ -38,18 +38,18 @@ impl Message {
         }
         self
     }
-    /// A message for each entry of a map: its name, and what is made of its value.
+    /// A message for each entry of a map: its name, and the message made from its value.
     fn entries(self, tag: u32, map: &Value, value: fn(&Value) -> Self) -> Self {
         map.as_object().into_iter().flatten().fold(self, |message, (name, of)| {
             let entry = Self::default().bytes(1, name.as_bytes()).inner(2, value(of));
             message.inner(tag, entry)
         })
     }
-    /// What is made of a value, if there is one.
+    /// The message made from a value, if there is one.
     fn with(self, tag: u32, value: &Value, make: fn(&Value) -> Self) -> Self {
         if value.is_null() { self } else { self.inner(tag, make(value)) }
     }
-    /// The extensions among the keys of an object. Their values are YAML; JSON is.
+    /// The extensions among an object's keys. Their values are YAML, of which JSON is a subset.
     fn extensions(self, tag: u32, of: &Value) -> Self {
         let extensions = of.as_object().into_iter().flatten().filter(|(key, _)| key.starts_with("x-"));
         extensions.fold(self, |message, (name, value)| {

@@ -1,11 +1,11 @@
-//! OpenAPI documents of the kinds that are served: kubectl asks for them before it writes, and to explain fields.
+//! OpenAPI documents of the served kinds: kubectl reads them before it writes, and to explain fields.
 //!
 //! ```text
 //! schemas ─┬─ v3 ──► /openapi/v3, /openapi/v3/api/v1, /openapi/v3/apis/GROUP/VERSION   JSON
 //!          └─ v2 ──► /openapi/v2                                                       JSON, or protobuf (kubectl 1.20)
 //! ```
 //!
-//! Built once from tables in code. Tests hold the tables against the kinds that are served and the fields that are read.
+//! Built once from tables in code. Tests compare the tables with the served kinds and the fields that are read.
 
 mod binary;
 mod paths;
@@ -20,22 +20,22 @@ use crate::resource::SERVED;
 use crate::route::Ask;
 use crate::status::Status;
 
-/// What older releases of kubectl take `/openapi/v2` as, and nothing else; and what they are told it is. (An `@` is in no
-/// media type that Go reads: clients fail at an answer with the name that they asked by.)
-const ASKED_BINARY: [&str; 2] = ["proto-openapi.spec.v2@v1.0+protobuf", "proto-openapi.spec.v2.v1.0+protobuf"];
+/// The only media type that older releases of kubectl accept for `/openapi/v2`, and the type that the answer states.
+/// (Go reads no media type with an `@`: clients fail on an answer that repeats the name they asked with.)
+const REQUESTED_BINARY: [&str; 2] = ["proto-openapi.spec.v2@v1.0+protobuf", "proto-openapi.spec.v2.v1.0+protobuf"];
 const BINARY: &str = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf";
 const JSON: &str = "application/json";
 
-/// Which document of the two specifications.
+/// A document of one of the two specifications.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OpenApi {
     /// `/openapi/v2`, as JSON.
     V2,
     /// `/openapi/v2`, in protobuf.
     V2Binary,
-    /// `/openapi/v3`: where the documents of the group versions are.
+    /// `/openapi/v3`: the list of the documents of all group versions.
     Index,
-    /// The document of the group version that [`SERVED`] has at this place.
+    /// The document of the group version at this index of [`SERVED`].
     V3(usize),
 }
 
@@ -51,10 +51,10 @@ impl OpenApi {
         }
     }
 
-    /// The form that the client takes. Only `/openapi/v2` has another one than JSON.
+    /// The form that the client accepts. Only `/openapi/v2` is available in another form than JSON.
     pub(crate) fn accepted(self, accept: Option<&str>) -> Result<Self, Status> {
         match (self, negotiate::format(accept)) {
-            (Self::V2, _) if ASKED_BINARY.iter().any(|name| accept.is_some_and(|accept| accept.contains(name))) => {
+            (Self::V2, _) if REQUESTED_BINARY.iter().any(|name| accept.is_some_and(|accept| accept.contains(name))) => {
                 Ok(Self::V2Binary)
             }
             (_, Err(status)) => Err(status),
@@ -63,7 +63,7 @@ impl OpenApi {
     }
 }
 
-/// The OpenAPI document that is asked for, with its content type; `None`: another document is.
+/// The requested OpenAPI document, with its content type; `None`: the request is for another document.
 pub fn openapi(ask: &Ask) -> Option<(&'static str, &'static [u8])> {
     static DOCUMENTS: LazyLock<Documents> = LazyLock::new(Documents::make);
     let documents = &*DOCUMENTS;
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn references_lead_to_schemas() {
+    fn openapi_references_resolve_to_schemas() {
         fn references(value: &Value, found: &mut BTreeSet<String>) {
             match value {
                 Value::Object(map) => {
@@ -185,8 +185,8 @@ mod tests {
         }
     }
 
-    /// Keys of an object that has everything, and properties of its schema.
-    fn agree(what: &str, object: &Value, schema: &str) {
+    /// Compares the keys of an object that has every field with the properties of its schema.
+    fn assert_same_fields(what: &str, object: &Value, schema: &str) {
         let keys: BTreeSet<&String> = object.as_object().unwrap().keys().collect();
         let schemas = schemas::all(paths::Spec::V3);
         let properties: BTreeSet<&String> = schemas[schema]["properties"].as_object().unwrap().keys().collect();
@@ -205,7 +205,7 @@ mod tests {
             strategy: text(),
             preferred_holder: text(),
         };
-        agree("lease", &serde_json::to_value(lease).unwrap(), "io.k8s.api.coordination.v1.LeaseSpec");
+        assert_same_fields("lease", &serde_json::to_value(lease).unwrap(), "io.k8s.api.coordination.v1.LeaseSpec");
         let candidate = CandidateFields {
             lease_name: "l".into(),
             ping_time: time,
@@ -215,7 +215,7 @@ mod tests {
             strategy: "s".into(),
         };
         let candidate = serde_json::to_value(candidate).unwrap();
-        agree("candidate", &candidate, "io.k8s.api.coordination.v1beta1.LeaseCandidateSpec");
+        assert_same_fields("candidate", &candidate, "io.k8s.api.coordination.v1beta1.LeaseCandidateSpec");
         let meta = Meta {
             name: "n".into(),
             generate_name: "n".into(),
@@ -229,7 +229,11 @@ mod tests {
             managed_fields: Some(json!([])),
             ..Meta::default()
         };
-        agree("metadata", &serde_json::to_value(meta).unwrap(), "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta");
+        assert_same_fields(
+            "metadata",
+            &serde_json::to_value(meta).unwrap(),
+            "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta",
+        );
     }
 
     /// A value of a property's type, as a client would send it.
@@ -268,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn the_second_version_is_protobuf_for_those_that_ask() {
+    fn openapi_v2_is_protobuf_on_request() {
         let asked = "application/com.github.proto-openapi.spec.v2@v1.0+protobuf";
         let (content_type, body) = get("/openapi/v2", asked).unwrap();
         assert!(!content_type.contains('@'), "Go's clients cannot read it");

@@ -1,11 +1,11 @@
-//! Paths of the kinds that are served, with their operations and parameters.
+//! Paths of the served kinds, with their operations and parameters.
 
 use serde_json::{Map, Value, json};
 
 use super::schemas;
 use crate::resource::Resource;
 
-/// In which of the two specifications a document is written.
+/// The specification of a document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Spec {
     V2,
@@ -30,11 +30,10 @@ const PATCHES: [&str; 4] = [
 ];
 const BODIES: [&str; 3] = ["application/json", "application/vnd.kubernetes.protobuf", "application/yaml"];
 
-/// Query parameters of writes, and what they do. `force` is for patches alone.
-const DRY_RUN: (&str, &str) = ("dryRun", "All: the request is judged and answered, and nothing is stored");
-const MANAGER: (&str, &str) = ("fieldManager", "the name of the client, for the record of who owns which field");
-const VALIDATION: (&str, &str) =
-    ("fieldValidation", "Ignore, Warn or Strict: what happens to fields that are not known");
+/// Query parameters of writes, with their effects. `force` is only for patches.
+const DRY_RUN: (&str, &str) = ("dryRun", "All: the request is validated and answered, but nothing is stored");
+const MANAGER: (&str, &str) = ("fieldManager", "the name of the client, recorded as owner of the fields it writes");
+const VALIDATION: (&str, &str) = ("fieldValidation", "Ignore, Warn or Strict: how unknown fields are treated");
 
 /// `/apis/coordination.k8s.io/v1`.
 pub(super) fn base(resource: Resource) -> String {
@@ -73,7 +72,7 @@ fn operation(resource: Resource, spec: Spec, action: &str, verb: &str) -> Value 
     let mut parameters: Vec<Value> = match action {
         "post" | "put" => vec![query(DRY_RUN, spec), query(MANAGER, spec), query(VALIDATION, spec)],
         "patch" => {
-            let force = ("force", "apply: takes fields that other managers own");
+            let force = ("force", "apply: takes over fields that other managers own");
             let mut force = query(force, spec);
             match spec {
                 Spec::V2 => force["type"] = "boolean".into(),
@@ -90,7 +89,7 @@ fn operation(resource: Resource, spec: Spec, action: &str, verb: &str) -> Value 
         "patch" => (Some(json!({"type": "object"})), &PATCHES),
         _ => (None, &[]),
     };
-    // A list's schema is left out: nothing reads it.
+    // A list's schema is omitted: no client reads it.
     let answer = matches!(action, "get" | "post" | "put" | "patch").then_some(schema);
     let gvk = json!({"group": resource.group, "version": resource.version, "kind": resource.kind_name()});
     let mut operation = json!({

@@ -1,4 +1,4 @@
-//! Schemas of the kinds that are served and of what they are made of.
+//! Schemas of the served kinds and of their parts.
 
 use muster_messages::ObjectKind;
 use serde_json::{Map, Value, json};
@@ -13,7 +13,7 @@ const SUBSET: &str = "io.k8s.api.core.v1.EndpointSubset";
 const ADDRESS: &str = "io.k8s.api.core.v1.EndpointAddress";
 const PORT: &str = "io.k8s.api.core.v1.EndpointPort";
 
-/// What a field holds.
+/// The type of a field.
 #[derive(Clone, Copy)]
 enum Type {
     Text,
@@ -24,10 +24,10 @@ enum Type {
     Texts,
     TextMap,
     BytesMap,
-    /// Anything with fields.
+    /// Any object.
     Object,
     Of(&'static str),
-    /// A list; the key that a strategic merge patch finds its items by.
+    /// A list, with the key by which a strategic merge patch finds its items.
     Many(&'static str, Option<&'static str>),
 }
 
@@ -36,18 +36,18 @@ use Type::{BytesMap, Flag, Int32, Int64, Many, Object, Of, Text, TextMap, Texts,
 type Field = (&'static str, Type, &'static str);
 
 const OBJECT_META: &[Field] = &[
-    ("annotations", TextMap, "texts that programs attach; muster.dev/fencing-token is the cluster's own"),
+    ("annotations", TextMap, "texts that programs attach; muster.dev/fencing-token is set by the cluster"),
     ("creationTimestamp", Time, "when it was created, by the cluster's clock"),
     ("deletionGracePeriodSeconds", Int64, "accepted and not used"),
     ("deletionTimestamp", Time, "accepted and not used"),
-    ("finalizers", Texts, "refused: nothing here waits for them"),
+    ("finalizers", Texts, "refused: finalizers are not supported"),
     ("generateName", Text, "the beginning of a name that the cluster completes"),
     ("generation", Int64, "accepted and not used"),
-    ("labels", TextMap, "what selectors look at"),
-    ("managedFields", Many(MANAGED, None), "who owns which field; kept by the cluster"),
+    ("labels", TextMap, "matched by selectors"),
+    ("managedFields", Many(MANAGED, None), "the owner of each field; maintained by the cluster"),
     ("name", Text, "unique among the objects of one kind in one namespace"),
-    ("namespace", Text, "where the name is unique"),
-    ("ownerReferences", Many(OWNER, Some("uid")), "what the object belongs to; nothing is deleted with its owner"),
+    ("namespace", Text, "the scope in which the name is unique"),
+    ("ownerReferences", Many(OWNER, Some("uid")), "the objects that own this one; it is not deleted with its owner"),
     ("resourceVersion", Text, "the revision of the cluster that wrote the object; in a write, the one that was read"),
     ("selfLink", Text, "accepted and not used"),
     ("uid", Text, "unique for the life of the object"),
@@ -61,35 +61,35 @@ const OWNER_REFERENCE: &[Field] = &[
     ("uid", Text, "the owner's uid"),
 ];
 const MANAGED_FIELDS: &[Field] = &[
-    ("apiVersion", Text, "the version that the fields are spelled in"),
+    ("apiVersion", Text, "the version in which the fields are written"),
     ("fieldsType", Text, "FieldsV1"),
     ("fieldsV1", Object, "the fields"),
-    ("manager", Text, "who owns them"),
+    ("manager", Text, "their owner"),
     ("operation", Text, "Apply or Update"),
     ("subresource", Text, "always empty"),
     ("time", Time, "when the manager last changed one of them"),
 ];
 const LEASE: &[Field] = &[
-    ("acquireTime", Time, "when the present holder took the lease, by its own clock"),
+    ("acquireTime", Time, "when the current holder acquired the lease, by its own clock"),
     ("holderIdentity", Text, "the holder of the lease; empty: it is free"),
-    ("leaseDurationSeconds", Int32, "how long a renewal is good for"),
+    ("leaseDurationSeconds", Int32, "how long a renewal is valid"),
     ("leaseTransitions", Int32, "how often the holder changed, as clients count"),
-    ("preferredHolder", Text, "the candidate that the present holder should make room for; needs a strategy"),
+    ("preferredHolder", Text, "the candidate to which the current holder should yield; needs a strategy"),
     ("renewTime", Time, "the last renewal, by the holder's clock; the cluster counts by its own"),
     ("strategy", Text, "how the holder is chosen in a coordinated election"),
 ];
 const CANDIDATE: &[Field] = &[
     ("binaryVersion", Text, "the version of the candidate's binary"),
     ("emulationVersion", Text, "the version that the candidate emulates"),
-    ("leaseName", Text, "the lease that it stands for; does not change"),
-    ("pingTime", Time, "when the cluster last asked for a sign of life"),
-    ("renewTime", Time, "the candidate's last sign of life"),
+    ("leaseName", Text, "the lease that it is a candidate for; immutable"),
+    ("pingTime", Time, "when the cluster last pinged the candidate"),
+    ("renewTime", Time, "the candidate's last renewal"),
     ("strategy", Text, "how the candidate wants the holder to be chosen"),
 ];
 const CONFIG_MAP: &[Field] = &[
     ("binaryData", BytesMap, "bytes by key, in base64"),
     ("data", TextMap, "texts by key"),
-    ("immutable", Flag, "whether data may not change any more"),
+    ("immutable", Flag, "whether data may no longer change"),
 ];
 const ENDPOINTS: &[Field] = &[("subsets", Many(SUBSET, None), "kept and not used")];
 const SUBSETS: &[Field] = &[
@@ -131,7 +131,7 @@ pub(super) fn all(spec: Spec) -> Value {
     for resource in SERVED {
         let name = name(resource);
         let (description, spec_fields, own) = match resource.kind {
-            ObjectKind::Lease => ("who leads, and until when", Some(LEASE), &[][..]),
+            ObjectKind::Lease => ("the current leader and its lease duration", Some(LEASE), &[][..]),
             ObjectKind::LeaseCandidate => ("a candidate of a coordinated election", Some(CANDIDATE), &[][..]),
             ObjectKind::ConfigMap => ("data by key, and the lock of older clients", None, CONFIG_MAP),
             ObjectKind::Endpoints => ("addresses, and the lock of the oldest clients", None, ENDPOINTS),
@@ -140,10 +140,10 @@ pub(super) fn all(spec: Spec) -> Value {
         let properties = &mut schema["properties"];
         properties["apiVersion"] = json!({"type": "string", "description": "the group and version of the kind"});
         properties["kind"] = json!({"type": "string", "description": "the kind"});
-        properties["metadata"] = property(spec, Of(META), "name, labels and what the cluster keeps of every object");
+        properties["metadata"] = property(spec, Of(META), "name, labels and what the cluster records for every object");
         if let Some(fields) = spec_fields {
             let inner = format!("{name}Spec");
-            properties["spec"] = described(spec, spec.reference(&inner), "what the object says");
+            properties["spec"] = described(spec, spec.reference(&inner), "the object's specification");
             all.insert(inner, object(spec, "", fields));
         }
         let gvk = json!({"group": resource.group, "version": resource.version, "kind": resource.kind_name()});
@@ -189,7 +189,7 @@ fn property(spec: Spec, of: Type, doc: &str) -> Value {
     described(spec, schema, doc)
 }
 
-/// The third version has nothing beside a reference, unless that is wrapped.
+/// Version 3 allows nothing next to a reference unless the reference is wrapped.
 fn described(spec: Spec, schema: Value, doc: &str) -> Value {
     let mut schema = match spec {
         Spec::V3 if schema.get("$ref").is_some() => json!({"allOf": [schema], "default": {}}),

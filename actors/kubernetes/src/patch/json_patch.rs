@@ -1,4 +1,4 @@
-//! RFC 6902, with bounds: a short patch must not make a large document.
+//! RFC 6902, with limits: a short patch must not create a large document.
 
 use json_patch::{PatchOperation, patch_unsafe};
 use serde_json::{Value, json};
@@ -6,11 +6,11 @@ use serde_json::{Value, json};
 use crate::status::{Reason, Status};
 
 /// Operations in one patch.
-const MOST_OPERATIONS: usize = 10_000;
-/// Keys in one pointer. Documents here are a handful deep; values may be as deep as JSON is read.
-const DEEPEST: usize = 32;
-/// Bytes that all copies of one patch may make together. They could double a document each.
-const MOST_COPIED: usize = 64 * 1024;
+const MAX_OPERATIONS: usize = 10_000;
+/// Keys in one pointer. Documents here are a few levels deep; values may be as deep as JSON is read.
+const MAX_POINTER_DEPTH: usize = 32;
+/// Bytes that all copies of one patch may create together. Each copy could double the document.
+const MAX_COPIED_BYTES: usize = 64 * 1024;
 
 const REVISION: &str = "/metadata/resourceVersion";
 const HOLDER: &str = "/spec/holderIdentity";
@@ -20,12 +20,12 @@ pub(super) struct Operations(Vec<PatchOperation>);
 impl Operations {
     pub(super) fn read(json: Value) -> Result<Self, Status> {
         let count = json.as_array().map_or(0, Vec::len);
-        if count > MOST_OPERATIONS {
-            let message = format!("{count} operations in one patch are more than {MOST_OPERATIONS}");
+        if count > MAX_OPERATIONS {
+            let message = format!("the patch has {count} operations; at most {MAX_OPERATIONS} are allowed");
             return Err(Status::new(Reason::RequestEntityTooLarge, message));
         }
         let operations: Vec<PatchOperation> = serde_json::from_value(json)
-            .map_err(|error| Status::bad_request(format!("the body is no JSON patch: {error}")))?;
+            .map_err(|error| Status::bad_request(format!("the body is not a JSON patch: {error}")))?;
         let pointers = operations.iter().flat_map(|operation| match operation {
             PatchOperation::Move(op) => vec![&op.from, &op.path],
             PatchOperation::Copy(op) => vec![&op.from, &op.path],
@@ -34,13 +34,13 @@ impl Operations {
             PatchOperation::Replace(op) => vec![&op.path],
             PatchOperation::Test(op) => vec![&op.path],
         });
-        if pointers.into_iter().any(|pointer| pointer.tokens().count() > DEEPEST) {
-            return Err(Status::bad_request(format!("a pointer of the patch is deeper than {DEEPEST} keys")));
+        if pointers.into_iter().any(|pointer| pointer.tokens().count() > MAX_POINTER_DEPTH) {
+            return Err(Status::bad_request(format!("a pointer of the patch is deeper than {MAX_POINTER_DEPTH} keys")));
         }
         Ok(Self(operations))
     }
 
-    /// A test of the revision is a precondition as good as writing it is.
+    /// Testing the revision is as good a precondition as writing it.
     pub(super) fn name_revision(&self) -> bool {
         self.0.iter().any(|operation| match operation {
             PatchOperation::Test(op) => op.path.as_str() == REVISION,
@@ -50,7 +50,7 @@ impl Operations {
         })
     }
 
-    /// The holder that the patch tests for before any operation that changes something, as a document.
+    /// The holder that the patch tests before any operation that changes something, as a document.
     pub(super) fn tested(&self) -> Value {
         let tests = self.0.iter().map_while(|operation| match operation {
             PatchOperation::Test(op) => Some(op),
@@ -67,12 +67,12 @@ impl Operations {
                 PatchOperation::Copy(op) => {
                     let source = document.pointer(op.from.as_str());
                     copied += source.map_or(0, |value| value.to_string().len());
-                    if copied > MOST_COPIED {
-                        let message = format!("the patch copies more than {MOST_COPIED} bytes");
+                    if copied > MAX_COPIED_BYTES {
+                        let message = format!("the patch copies more than {MAX_COPIED_BYTES} bytes");
                         return Err(Status::new(Reason::RequestEntityTooLarge, message));
                     }
                 }
-                // Absent and null are the same here, so absence can be tested for.
+                // Absent and null are equal here, so a patch can test for absence.
                 PatchOperation::Test(op) if op.value.is_null() && document.pointer(op.path.as_str()).is_none() => {
                     continue;
                 }
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn operations_are_made_in_order() {
+    fn json_patch_operations_apply_in_order() {
         let patch = json!([
             {"op": "test", "path": "/spec/holderIdentity", "value": "a"},
             {"op": "test", "path": "/spec/renewTime", "value": null},
@@ -115,20 +115,20 @@ mod tests {
     }
 
     #[test]
-    fn failures_say_whose_fault_they_are() {
+    fn json_patch_failures_have_the_right_status() {
         let refused = |patch: Value| patched(json!({"a": 1}), patch).unwrap_err();
         assert_eq!(refused(json!([{"op": "test", "path": "/a", "value": 2}])), 422);
         assert_eq!(refused(json!([{"op": "remove", "path": "/b"}])), 422);
         assert_eq!(refused(json!([{"op": "replace", "path": "/b/c", "value": 1}])), 422);
         assert_eq!(refused(json!([{"op": "paint", "path": "/a"}])), 400);
         assert_eq!(refused(json!({"a": 2})), 400);
-        let many: Vec<Value> = (0..=MOST_OPERATIONS).map(|_| json!({"op": "test", "path": "/a", "value": 1})).collect();
+        let many: Vec<Value> = (0..=MAX_OPERATIONS).map(|_| json!({"op": "test", "path": "/a", "value": 1})).collect();
         assert_eq!(refused(many.into()), 413);
         assert_eq!(refused(json!([{"op": "add", "path": "/a".repeat(33), "value": 1}])), 400);
     }
 
     #[test]
-    fn copies_do_not_double_a_document_for_ever() {
+    fn json_patch_copies_are_bounded() {
         let text = "x".repeat(100);
         let doubling: Vec<Value> =
             (0..64).map(|n| json!({"op": "copy", "from": "", "path": format!("/c{n}")})).collect();
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn naming_the_revision_is_noticed() {
+    fn json_patch_that_names_the_revision_is_detected() {
         let names = |patch| Operations::read(patch).unwrap().name_revision();
         assert!(names(json!([{"op": "test", "path": "/metadata/resourceVersion", "value": "7"}])));
         assert!(names(json!([{"op": "replace", "path": "/metadata/resourceVersion", "value": "7"}])));
@@ -146,7 +146,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_patch_breaks_a_document(ops in proptest::collection::vec((0..6usize, "(/[ab01-]){0,3}", "(/[ab01-]){0,3}"), 0..12)) {
+        fn json_patch_never_breaks_a_document(ops in proptest::collection::vec((0..6usize, "(/[ab01-]){0,3}", "(/[ab01-]){0,3}"), 0..12)) {
             let names = ["add", "remove", "replace", "move", "copy", "test"];
             let patch = ops.iter().map(|(op, path, from)| json!({"op": names[*op], "path": path, "from": from, "value": [1]}));
             let _may_refuse = patched(json!({"a": {"b": [1, 2]}, "b": [{"a": 1}]}), patch.collect());

@@ -1,4 +1,4 @@
-//! Patches: from what is stored, as a document, to what shall be stored.
+//! Patches: from the stored document to the one to store.
 
 mod json_patch;
 mod strategic;
@@ -13,10 +13,10 @@ use crate::plan::names_holder;
 use crate::resource::Resource;
 use crate::status::Status;
 
-/// A patch that is understood, not yet made.
+/// A parsed patch, not yet applied.
 pub(crate) struct Patch {
     change: Change,
-    /// The client named the revision that it means: the patch is guarded by it.
+    /// The client named a revision, which guards the patch.
     pub names_revision: bool,
 }
 
@@ -27,7 +27,7 @@ enum Change {
 }
 
 impl Patch {
-    /// Reads a patch. (What is applied is no patch of this kind: it is a document.)
+    /// Reads a patch. (A server-side apply is not one of these: it is a document.)
     pub(crate) fn read(kind: PatchKind, body: &[u8]) -> Result<Self, Status> {
         let json = body::json(body)?;
         if kind == PatchKind::Json {
@@ -42,7 +42,7 @@ impl Patch {
         Ok(Self { change, names_revision })
     }
 
-    /// Whether the patch names the holder of this lease, or tests for it before it changes anything.
+    /// Whether the patch names the lease's holder, or tests for it before it changes anything.
     pub(crate) fn names_holder(&self, object: &Object) -> bool {
         match &self.change {
             Change::Merge(patch) | Change::Strategic(patch) => names_holder(patch, object),

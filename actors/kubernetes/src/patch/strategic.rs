@@ -1,17 +1,16 @@
-//! Strategic merge patches: RFC 7386, but lists that have keys are merged by them, and directives (`$patch` …) say
-//! what merging cannot.
+//! Strategic merge patches: RFC 7386, except that lists with keys are merged by key, and directives (`$patch` …)
+//! express what merging cannot.
 //!
-//! Of the lists that our kinds have, finalizers are a set of texts and owner references go by their uid. All others are
-//! replaced.
+//! Of our kinds' lists, finalizers are a set of texts and owner references are keyed by uid. All others are replaced.
 
 use serde_json::{Map, Value};
 
 use crate::status::{Reason, Status};
 
-/// Items of one list of a patch that are looked for among those of the document, one by one.
-const MOST_ITEMS: usize = 256;
+/// Items of one list of a patch that are searched for in the document, one by one.
+const MAX_MERGED_ITEMS: usize = 256;
 
-/// How two lists become one.
+/// How two lists are merged.
 enum Lists {
     Replace,
     Set,
@@ -68,7 +67,7 @@ fn merge_objects(document: &mut Map<String, Value>, patch: &Map<String, Value>) 
             }
             (Some(Value::Array(items)), Value::Array(new)) => merge_lists(items, new, &lists(key))?,
             (Some(old @ Value::Object(_)), Value::Object(_)) => merge(old, value)?,
-            // What was not there before still has its directives obeyed, and its nulls left out.
+            // Directives and nulls are also processed in an object that did not exist before.
             (_, Value::Object(_)) => {
                 let mut fresh = Value::Object(Map::new());
                 merge(&mut fresh, value)?;
@@ -88,11 +87,11 @@ fn merge_objects(document: &mut Map<String, Value>, patch: &Map<String, Value>) 
 }
 
 fn few(items: &[Value]) -> Result<(), Status> {
-    if items.len() <= MOST_ITEMS {
+    if items.len() <= MAX_MERGED_ITEMS {
         return Ok(());
     }
     let text =
-        format!("a list of this patch has {} items; at most {MOST_ITEMS} are merged in one request", items.len());
+        format!("a list of this patch has {} items; at most {MAX_MERGED_ITEMS} are merged in one request", items.len());
     Err(Status::new(Reason::RequestEntityTooLarge, text))
 }
 
@@ -174,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn directives_say_what_merging_cannot() {
+    fn strategic_merge_directives_are_obeyed() {
         let labels = || json!({"labels": {"a": "1", "b": "2"}});
         assert_eq!(merged(labels(), json!({"labels": {"$patch": "replace", "c": "3"}})), json!({"labels": {"c": "3"}}));
         assert_eq!(merged(labels(), json!({"labels": {"$patch": "delete"}})), json!({"labels": {}}));
@@ -209,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_that_are_merged_are_short() {
+    fn long_merged_lists_are_refused() {
         let owners =
             |count: usize| json!({"ownerReferences": (0..count).map(|n| json!({"uid": n})).collect::<Vec<_>>()});
         let texts = |key: &str| json!({key: (0..257).map(|n| n.to_string()).collect::<Vec<_>>()});
@@ -220,7 +219,7 @@ mod tests {
             let refused = merge(&mut json!({"finalizers": []}), &patch).unwrap_err();
             assert_eq!(refused.reason, Reason::RequestEntityTooLarge, "{patch}");
         }
-        assert!(merge(&mut json!({}), &texts("subsets")).is_ok(), "what is replaced may be long");
+        assert!(merge(&mut json!({}), &texts("subsets")).is_ok(), "a replaced list may be long");
     }
 
     fn tree() -> impl Strategy<Value = Value> {
@@ -234,7 +233,7 @@ mod tests {
         })
     }
 
-    /// Without lists and directives it is the other merge patch.
+    /// Without lists and directives it equals the plain merge patch.
     fn plain() -> impl Strategy<Value = Value> {
         let leaf = prop_oneof![Just(Value::Null), (0..3i64).prop_map(Value::from)];
         let map = |inner| proptest::collection::btree_map("[abc]", inner, 0..4);
@@ -243,7 +242,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_patch_breaks_a_document(mut document in tree(), patch in tree()) {
+        fn strategic_patch_never_breaks_a_document(mut document in tree(), patch in tree()) {
             let _may_refuse = merge(&mut document, &patch);
         }
         #[test]

@@ -1,4 +1,4 @@
-//! Deletions: of one object, or of all that a selector finds.
+//! Deletions of one object, or of all that a selector matches.
 
 use muster_messages::{Change, Guard, Object, ObjectKey, Revision, Tables};
 use serde::Deserialize;
@@ -12,7 +12,7 @@ use crate::route::Ask;
 use crate::status::Status;
 
 /// Objects that one command deletes: some 100 KiB of keys.
-const MOST_AT_ONCE: usize = 500;
+const MAX_DELETED_OBJECTS: usize = 500;
 
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
@@ -28,14 +28,14 @@ struct Preconditions {
     resource_version: Option<String>,
 }
 
-/// The body is optional. What it says of propagation and grace is about things that are not here.
+/// The body is optional. Its propagation policy and grace period have no effect here.
 fn options(ask: &Ask, body: &[u8]) -> Result<(Preconditions, bool), Status> {
     if body.is_empty() {
         return Ok((Preconditions::default(), ask.write.dry_run));
     }
     let json = body::read(ask.encoding, body, "DeleteOptions")?;
     let options: Options = serde_json::from_value(json)
-        .map_err(|error| Status::bad_request(format!("the options of the deletion cannot be understood: {error}")))?;
+        .map_err(|error| Status::bad_request(format!("invalid deletion options: {error}")))?;
     let mut causes = Vec::new();
     let dry = query::dry_run(options.dry_run.iter().flatten().map(String::as_str), &mut causes);
     if !causes.is_empty() {
@@ -57,19 +57,19 @@ pub(super) fn one(ask: &Ask, resource: Resource, body: &[u8], tables: &Tables) -
         guards.push(Guard::ObjectUid { key: key.clone(), uid: object.meta.uid });
     }
     let version = preconditions.resource_version.unwrap_or_default();
-    let named =
-        resource_version(&version).ok_or_else(|| Status::bad_request("preconditions.resourceVersion is none"))?;
+    let named = resource_version(&version)
+        .ok_or_else(|| Status::bad_request("preconditions.resourceVersion is not a revision"))?;
     if let Some(revision) = named.map(Revision) {
         if revision != object.meta.revision {
             return Err(Status::modified(resource, &name));
         }
         guards.push(Guard::ObjectRevision { key: key.clone(), revision });
     }
-    // Whichever precondition fails later than now, the object has changed.
+    // If any precondition fails later on, the object has changed.
     let names_revision = !guards.is_empty();
     if !names_revision {
         guard::may_delete(tables, resource, object)?;
-        guards.extend(as_judged(tables, &key, object));
+        guards.extend(judged_revision(tables, &key, object));
     }
     Ok(Plan {
         names_revision,
@@ -85,9 +85,9 @@ pub(super) fn many(ask: &Ask, resource: Resource, body: &[u8], tables: &Tables) 
     let selection = ask.selection(resource);
     let mut found = selection.of(&tables.objects, None).filter_map(|(key, _)| tables.objects.get_key_value(key));
     let (mut guards, mut changes, mut objects) = (Vec::new(), Vec::new(), Vec::new());
-    for (key, object) in found.by_ref().take(MOST_AT_ONCE) {
+    for (key, object) in found.by_ref().take(MAX_DELETED_OBJECTS) {
         guard::may_delete(tables, resource, object)?;
-        guards.extend(as_judged(tables, key, object));
+        guards.extend(judged_revision(tables, key, object));
         changes.push(Change::DeleteObject { key: key.clone(), force: false });
         objects.push(object.clone());
     }
@@ -96,8 +96,8 @@ pub(super) fn many(ask: &Ask, resource: Resource, body: &[u8], tables: &Tables) 
     Ok(Plan { guards, changes, more, outcome, ..Plan::empty(resource, String::new(), dry_run) })
 }
 
-/// A lease whose deletion the guard judged is deleted as it was judged, or judged again.
-fn as_judged(tables: &Tables, key: &ObjectKey, object: &Object) -> Option<Guard> {
+/// If the guard judged the deletion of a lease, it is deleted in exactly that state, or judged again.
+fn judged_revision(tables: &Tables, key: &ObjectKey, object: &Object) -> Option<Guard> {
     let revision = object.meta.revision;
     guard::covers_deletion(tables, object).then(|| Guard::ObjectRevision { key: key.clone(), revision })
 }

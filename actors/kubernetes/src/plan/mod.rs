@@ -1,14 +1,14 @@
-//! Writes: from a request and what is stored to a command, and from how that ended to an answer.
+//! Writes: from a request and the stored state to a command, and from the command's outcome to an answer.
 //!
-//! Keeps  PLAN-1  an object is replaced only at the revision that the plan was made on, whoever writes meanwhile.
-//!        PLAN-2  a client that names a revision or a uid never writes to another one.
-//!        PLAN-3  the cluster learns of every update whether its client named a revision or the holder (`ClientWrite`).
-//! Why a plan and not a change alone: a patch without a revision is read, changed and written again until it succeeds,
-//! and only the plan knows whether that is allowed.
+//! Invariants  PLAN-1  an object is replaced only at the revision that the plan was made on, whatever is written meanwhile.
+//!             PLAN-2  a client that names a revision or a uid never writes to another one.
+//!             PLAN-3  the cluster learns of every update whether its client named a revision or the holder (`ClientWrite`).
+//! A change alone would not suffice as plan: a patch without a revision is read, changed and written again until it
+//! succeeds, and only the plan knows whether that is allowed.
 
 mod delete;
 mod guard;
-mod room;
+mod quota;
 mod written;
 
 use std::sync::Arc;
@@ -18,60 +18,60 @@ use muster_messages::{Change, CommandRefusal, Guard, Object, Tables, Uid, WallTi
 use serde_json::json;
 
 pub(crate) use self::guard::names_holder;
-pub use self::room::room_for_another;
+pub use self::quota::check_object_quota;
 use crate::answer::{json_answer, list_answer, object_answer};
 use crate::resource::Resource;
 use crate::route::{Ask, Verb};
 use crate::status::Status;
 
-/// What the proposer adds of its own.
+/// Values that the proposer adds.
 #[derive(Clone, Copy, Debug)]
 pub struct Context {
     pub now: WallTime,
-    /// Random bits: a new object's uid, and the end of a generated name.
+    /// Random bits for a new object's uid and the end of a generated name.
     pub entropy: u128,
 }
 
-/// How a write is to be made.
+/// How to carry out a write.
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub guards: Vec<Guard>,
     pub changes: Vec<Change>,
-    /// An object comes into being. Where the verb is not `create`, that permission is needed as well.
+    /// The command creates an object. If the verb is not `create`, that permission is needed as well.
     pub creates: bool,
-    /// Nothing is to be proposed: [`Plan::done`] knows the answer already.
+    /// Nothing is proposed: [`Plan::done`] already has the answer.
     pub dry_run: bool,
-    /// There is more to delete than one command takes: plan again once this one is done.
+    /// More must be deleted than fits in one command: plan again once this one is done.
     pub more: bool,
     resource: Resource,
     name: String,
-    /// The client said which revision it means, so that a newer one is a conflict.
+    /// The client named a revision, so a newer one is a conflict.
     names_revision: bool,
-    /// The object was posted: that it exists is final, unless its name was made up.
+    /// The object was posted: a conflict with an existing object is final, unless the name was generated.
     posted: bool,
     generated: bool,
     warnings: Vec<String>,
     outcome: Outcome,
 }
 
-/// What is answered when it is done.
+/// The answer to a completed plan.
 #[derive(Clone, Debug)]
 enum Outcome {
-    /// The object, should the command leave it so.
+    /// The object, if the command leaves it in this state.
     Written(Box<Object>),
     Deleted(Uid),
     Cleared(Vec<Arc<Object>>),
 }
 
-/// What follows from a refusal.
+/// What a refusal leads to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refused {
-    /// Plan again, on a copy that has applied what refused this plan, until the client's time is over.
-    Again,
-    Finally(Status),
+    /// Plan again, on a replica that has applied the refusal, until the client's deadline.
+    Replan,
+    Final(Status),
 }
 
-/// Plans a write on the leader's copy. A copy that lags behind what this client has been answered would refuse wrongly.
+/// Plans a write on the leader's replica. A replica behind what this client has seen would refuse wrongly.
 pub fn plan(ask: &Ask, body: &[u8], tables: &Tables, context: Context) -> Result<Plan, Status> {
     let resource = ask.resource.ok_or_else(Status::no_such_path)?;
     let plan = match ask.verb {
@@ -80,10 +80,10 @@ pub fn plan(ask: &Ask, body: &[u8], tables: &Tables, context: Context) -> Result
         Verb::Patch => written::patch(ask, resource, body, tables, context),
         Verb::Delete => delete::one(ask, resource, body, tables),
         Verb::DeleteCollection => delete::many(ask, resource, body, tables),
-        Verb::None | Verb::Get | Verb::List | Verb::Watch => Err(Status::bad_request("this request writes nothing")),
+        Verb::None | Verb::Get | Verb::List | Verb::Watch => Err(Status::bad_request("this request does not write")),
     }?;
     if let Outcome::Written(object) = &plan.outcome {
-        room::room(tables, object, tables.objects.get(&object.key()).map(AsRef::as_ref))?;
+        quota::quota(tables, object, tables.objects.get(&object.key()).map(AsRef::as_ref))?;
     }
     Ok(plan)
 }
@@ -106,25 +106,25 @@ impl Plan {
         }
     }
 
-    /// What a refusal of the command means.
+    /// What a refusal of the command leads to.
     pub fn refused(&self, refusal: &CommandRefusal) -> Refused {
         let (resource, name) = (self.resource, self.name.as_str());
         let deleting = matches!(self.outcome, Outcome::Deleted(_));
-        Refused::Finally(match refusal {
-            CommandRefusal::Stale { .. } if !self.names_revision => return Refused::Again,
+        Refused::Final(match refusal {
+            CommandRefusal::Stale { .. } if !self.names_revision => return Refused::Replan,
             CommandRefusal::Stale { .. } => Status::modified(resource, name),
             CommandRefusal::NotFound { .. } if deleting => Status::not_found(resource, name),
-            CommandRefusal::NotFound { .. } => return Refused::Again,
+            CommandRefusal::NotFound { .. } => return Refused::Replan,
             CommandRefusal::Exists { .. } if self.posted && !self.generated => Status::exists(resource, name),
-            CommandRefusal::Exists { .. } => return Refused::Again,
+            CommandRefusal::Exists { .. } => return Refused::Replan,
             CommandRefusal::LeaseHeld { key, holder, token } => guard::held(resource, &key.name, holder, *token),
             other => Status::conflict(resource, name, &other.to_string()),
         })
     }
 
-    /// The answer to a dry run, or to a command that was applied. `stored` is the object as exactly this command left
-    /// it, from the history of changes: a later state, in the next writer's words, would hand this client a revision
-    /// that it must not write on. `None`: the command changed nothing.
+    /// The answer to a dry run or to an applied command. `stored` is the object exactly as this command left it, from
+    /// the history of changes: a later state, written by another client, would hand this client a revision that it must
+    /// not write on. `None`: the command changed nothing.
     pub fn done(&self, ask: &Ask, stored: Option<&Object>, now: WallTime) -> KubeAnswer {
         let resource = self.resource;
         let mut answer = match &self.outcome {

@@ -15,29 +15,29 @@ use crate::route::{Ask, Verb};
 use crate::status::{Reason, Status};
 use crate::validate::{missing_revision, validate};
 
-/// The largest object, as JSON. Many small patches must not make one that costs every watcher dearly.
-const LARGEST: usize = 256 * 1024;
+/// The largest object, as JSON. Many small patches must not build an object that is expensive for every watcher.
+const MAX_OBJECT_BYTES: usize = 256 * 1024;
 /// Fields that a warning or a refusal names.
-const MOST_NAMED: usize = 16;
+const MAX_NAMED_FIELDS: usize = 16;
 
-/// What generated names end in: no vowels, lest they spell something.
+/// The characters at the end of generated names: no vowels, so that they spell nothing.
 const SUFFIX: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
 const SUFFIX_LENGTH: usize = 5;
-/// So that a generated name is a DNS label, if its beginning is.
-const LONGEST_GENERATED: usize = 63;
+/// Keeps a generated name a DNS label if its prefix is one.
+const MAX_GENERATED_NAME_BYTES: usize = 63;
 
-/// A write on its way to a plan.
+/// A write being planned.
 struct Write<'a> {
     ask: &'a Ask,
     tables: &'a Tables,
-    /// The body, as it came.
+    /// The body as received.
     sent: &'a [u8],
     resource: Resource,
     context: Context,
     old: Option<&'a Object>,
     api_version: String,
     warnings: Vec<String>,
-    /// What the client said it writes to.
+    /// The revision that the client named.
     named: Option<Revision>,
     /// The client named the holder that it saw, in the body or in a test.
     names_holder: bool,
@@ -57,7 +57,7 @@ impl<'a> Write<'a> {
         Self { ask, tables, sent, resource, context, old, api_version, warnings, named, names_holder, generated }
     }
 
-    /// Reads a document and puts it where the path leads.
+    /// Reads a document and checks it against the path.
     fn read(&mut self, json: Value) -> Result<Document, Status> {
         let mut unknown = Vec::new();
         let mut document = Document::read(self.resource, json, &mut unknown)?;
@@ -68,7 +68,7 @@ impl<'a> Write<'a> {
         let named = || {
             let unknown = unknown.iter().map(|field| ("unknown", field));
             let all = unknown.chain(twice.iter().map(|field| ("duplicate", field)));
-            all.take(MOST_NAMED).map(|(what, field)| format!("{what} field \"{}\"", legible(field)))
+            all.take(MAX_NAMED_FIELDS).map(|(what, field)| format!("{what} field \"{}\"", header_safe(field)))
         };
         match self.ask.write.unknown {
             UnknownFields::Drop => {}
@@ -81,15 +81,14 @@ impl<'a> Write<'a> {
                 )));
             }
         }
-        self.place(&mut document.meta)?;
+        self.check_path(&mut document.meta)?;
         Ok(document)
     }
 
-    /// Name and namespace follow from the path. A body may leave them out, and may not contradict.
-    fn place(&self, meta: &mut Meta) -> Result<(), Status> {
-        let places =
-            [("namespace", &mut meta.namespace, &self.ask.namespace), ("name", &mut meta.name, &self.ask.name)];
-        for (what, given, expected) in places {
+    /// Name and namespace follow from the path. A body may omit them but must not contradict it.
+    fn check_path(&self, meta: &mut Meta) -> Result<(), Status> {
+        let pairs = [("namespace", &mut meta.namespace, &self.ask.namespace), ("name", &mut meta.name, &self.ask.name)];
+        for (what, given, expected) in pairs {
             let Some(expected) = expected else { continue };
             if given.is_empty() {
                 given.clone_from(expected);
@@ -106,28 +105,28 @@ impl<'a> Write<'a> {
         Writer { manager: self.ask.manager(), api_version: &self.api_version, now: self.context.now }
     }
 
-    /// The leaves of what is stored.
+    /// The leaves of the stored object.
     fn live(&self) -> Leaves {
         self.old.map(|old| fields::leaves(&object_json(old, self.resource))).unwrap_or_default()
     }
 
-    /// The owners once `document` has replaced what is stored.
+    /// The owners once `document` has replaced the stored object.
     fn managers(&self, document: &Document) -> Vec<FieldManager> {
         let after = fields::leaves(&document.to_json(self.resource));
         let managers = self.old.map_or(&[][..], |old| &old.meta.managers);
         fields::after_update(managers, self.writer(), &self.live(), &after)
     }
 
-    /// Judges what the client says it writes to, against what is stored.
+    /// Checks the client's preconditions against the stored object.
     fn preconditions(&mut self, meta: &Meta) -> Result<(), Status> {
         let (resource, name, revision) = (self.resource, meta.name.as_str(), meta.resource_version.as_str());
-        let bad = || Status::bad_request(format!("metadata.resourceVersion: {revision:?} is no revision"));
+        let bad = || Status::bad_request(format!("metadata.resourceVersion: {revision:?} is not a revision"));
         self.named = resource_version(revision).ok_or_else(bad)?.filter(|revision| *revision > 0).map(Revision);
         match self.old {
             Some(old) if !meta.uid.is_empty() && !is_uid(&meta.uid, old.meta.uid) => {
                 Err(Status::other_uid(resource, name, &meta.uid, &old.meta.uid.to_string()))
             }
-            // Whoever knows a uid means an object that is gone: it must not come back to life.
+            // A client that names a uid means an existing object, now deleted: it must not be recreated.
             None if !meta.uid.is_empty() => Err(Status::other_uid(resource, name, &meta.uid, "")),
             Some(old) if self.named.is_some_and(|named| named != old.meta.revision) => {
                 Err(Status::modified(resource, name))
@@ -149,8 +148,8 @@ impl<'a> Write<'a> {
         }
         let object = self.object(document, managers);
         let size = object_json(&object, resource).to_string().len();
-        if size > LARGEST {
-            let message = format!("the object is {size} bytes as JSON, at most {LARGEST} are kept");
+        if size > MAX_OBJECT_BYTES {
+            let message = format!("the object has {size} bytes as JSON; at most {MAX_OBJECT_BYTES} are allowed");
             return Err(Status::new(Reason::RequestEntityTooLarge, message));
         }
         let names_revision = self.named.is_some();
@@ -162,7 +161,7 @@ impl<'a> Write<'a> {
                 if blind {
                     guard::may_empty(self.tables, resource, (old, &object), self.ask.manager())?;
                 }
-                self.warn_of_blindness(old, &object, &write);
+                self.warn_blind_write(old, &object, &write);
                 let guard = Guard::ObjectRevision { key: object.key(), revision: old.meta.revision };
                 (vec![guard], Change::UpdateObject { object: Box::new(object.clone()), write })
             }
@@ -193,22 +192,22 @@ impl<'a> Write<'a> {
         Object { namespace: sent.namespace, name: sent.name, meta, body }
     }
 
-    /// Tells whoever takes a lease without looking that this is what happened.
-    fn warn_of_blindness(&mut self, old: &Object, new: &Object, write: &ClientWrite) {
+    /// Warns a client that takes a lease without naming what it saw.
+    fn warn_blind_write(&mut self, old: &Object, new: &Object, write: &ClientWrite) {
         let holder = |object: &Object| object.lease().and_then(|lease| lease.spec.held_by()).map(str::to_owned);
         if let (true, Some(was), Some(is)) = (write.blind, holder(old), holder(new))
             && was != is
         {
-            let was = legible(&was);
+            let was = header_safe(&was);
             self.warnings.push(format!(
-                "this write names no resourceVersion: it takes the lease from '{was}' whatever was written in between"
+                "this write names no resourceVersion: it takes the lease from '{was}' regardless of writes in between"
             ));
         }
     }
 }
 
-/// A text from outside, fit for a header.
-fn legible(text: &str) -> String {
+/// A text from a client, made safe for a header.
+fn header_safe(text: &str) -> String {
     let plain = |c: char| if (c.is_ascii_graphic() || c == ' ') && c != '"' && c != '\\' { c } else { '?' };
     text.chars().take(128).map(plain).collect()
 }
@@ -237,11 +236,11 @@ pub(super) fn create(
     if tables.objects.contains_key(&key) { Err(Status::exists(resource, &name)) } else { Ok(plan) }
 }
 
-/// A beginning, and an end that nobody guesses.
+/// A prefix and an unguessable suffix.
 fn generated(beginning: &str, entropy: u128) -> String {
     let mut name: String = String::new();
     for c in beginning.chars() {
-        if name.len() + c.len_utf8() > LONGEST_GENERATED - SUFFIX_LENGTH {
+        if name.len() + c.len_utf8() > MAX_GENERATED_NAME_BYTES - SUFFIX_LENGTH {
             break;
         }
         name.push(c);
@@ -255,7 +254,7 @@ fn generated(beginning: &str, entropy: u128) -> String {
     name
 }
 
-/// What the path names, as it is stored.
+/// The stored object that the path names.
 fn stored<'a>(ask: &Ask, tables: &'a Tables) -> Option<&'a Object> {
     ask.key().and_then(|key| tables.objects.get(&key)).map(AsRef::as_ref)
 }
@@ -286,7 +285,7 @@ pub(super) fn patch(
 ) -> Result<Plan, Status> {
     let write = Write::new(ask, (resource, body), tables, context, stored(ask, tables));
     match ask.patch {
-        None => Err(Status::bad_request("this request patches nothing")),
+        None => Err(Status::bad_request("this request is not a patch")),
         Some(PatchKind::Apply) => apply(write, body),
         Some(kind) => patch_stored(write, kind, body),
     }
@@ -299,7 +298,7 @@ fn patch_stored(mut write: Write<'_>, kind: PatchKind, body: &[u8]) -> Result<Pl
     let patch = Patch::read(kind, body)?;
     let document = write.read(patch.make(old, resource)?)?;
     write.preconditions(&document.meta)?;
-    // The document carries the revision that it was made from. Only if the patch says so is it the client's.
+    // The document carries the revision that it was made from, which counts as the client's only if the patch names it.
     write.named = write.named.filter(|_| patch.names_revision);
     write.names_holder = patch.names_holder(old);
     let managers = write.managers(&document);
@@ -329,7 +328,7 @@ fn apply(mut write: Write<'_>, body: &[u8]) -> Result<Plan, Status> {
             let mut json = object_json(old, resource);
             fields::assemble(&mut json, &live, &after);
             let mut document = Document::read(resource, json, &mut Vec::new())?;
-            // Not ours to merge, but to refuse.
+            // Not merged but refused.
             document.meta.finalizers = applied.meta.finalizers;
             document
         }

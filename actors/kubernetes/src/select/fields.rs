@@ -2,11 +2,11 @@
 
 use muster_messages::{Object, ObjectKind};
 
-use super::MOST_TERMS;
+use super::MAX_TERMS;
 use crate::resource::Resource;
 use crate::status::Status;
 
-/// All of its terms hold.
+/// All of its terms must hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct FieldSelector(Vec<Term>);
 
@@ -27,8 +27,8 @@ enum Field {
 impl FieldSelector {
     pub(crate) fn parse(text: &str, resource: Resource) -> Result<Self, Status> {
         let terms: Vec<&str> = split(text).into_iter().filter(|term| !term.is_empty()).collect();
-        if terms.len() > MOST_TERMS {
-            return Err(Status::bad_request(format!("a field selector has at most {MOST_TERMS} terms")));
+        if terms.len() > MAX_TERMS {
+            return Err(Status::bad_request(format!("a field selector has at most {MAX_TERMS} terms")));
         }
         terms.into_iter().map(|term| Term::parse(term, resource)).collect::<Result<_, _>>().map(Self)
     }
@@ -45,7 +45,7 @@ impl FieldSelector {
     }
 }
 
-/// Commas part terms, unless escaped.
+/// Commas separate terms unless escaped.
 fn split(text: &str) -> Vec<&str> {
     let (mut terms, mut start, mut escaped) = (Vec::new(), 0, false);
     for (at, c) in text.char_indices() {
@@ -76,7 +76,8 @@ impl Term {
                 return Err(Status::bad_request(format!("{kind} cannot be selected by the field {other:?}")));
             }
         };
-        let value = unescape(value).ok_or_else(|| bad("a backslash escapes a comma, an equals sign or itself"))?;
+        let value =
+            unescape(value).ok_or_else(|| bad("a backslash must escape a comma, an equals sign or a backslash"))?;
         Ok(Self { field, equal, value })
     }
 }

@@ -2,11 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::MOST_TERMS;
+use super::MAX_TERMS;
 use crate::status::Status;
 use crate::validate::names;
 
-/// All of its requirements hold.
+/// All of its requirements must hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct LabelSelector(Vec<Requirement>);
 
@@ -21,7 +21,7 @@ enum Test {
     Present,
     Absent,
     In(BTreeSet<String>),
-    /// Also where the label is absent.
+    /// Also matches if the label is absent.
     NotIn(BTreeSet<String>),
     Above(i64),
     Below(i64),
@@ -34,8 +34,8 @@ impl LabelSelector {
         let bad = |why: String| Status::bad_request(format!("unable to parse the label selector {text:?}: {why}"));
         if tokens.peek() != Token::End {
             loop {
-                if requirements.len() == MOST_TERMS {
-                    return Err(Status::bad_request(format!("a label selector has at most {MOST_TERMS} requirements")));
+                if requirements.len() == MAX_TERMS {
+                    return Err(Status::bad_request(format!("a label selector has at most {MAX_TERMS} requirements")));
                 }
                 requirements.push(requirement(&mut tokens).map_err(bad)?);
                 match tokens.next() {
@@ -93,20 +93,20 @@ fn key(tokens: &mut Tokens<'_>) -> Result<String, String> {
     match tokens.next() {
         Token::Word(word) => match names::qualified(word) {
             None => Ok(word.to_owned()),
-            Some(rule) => Err(format!("{word:?} is no label's key: {rule}")),
+            Some(rule) => Err(format!("{word:?} is not a label key: {rule}")),
         },
         other => Err(format!("found {other}, expected a key")),
     }
 }
 
-/// A value may be empty: nothing stands in its place then.
+/// A value may be empty: then its token is missing.
 fn value(tokens: &mut Tokens<'_>) -> Result<String, String> {
     match tokens.peek() {
         Token::Word(word) => {
             tokens.next();
             match names::label_value(word) {
                 None => Ok(word.to_owned()),
-                Some(rule) => Err(format!("{word:?} is no label's value: {rule}")),
+                Some(rule) => Err(format!("{word:?} is not a label value: {rule}")),
             }
         }
         Token::End | Token::Sign("," | ")") => Ok(String::new()),
@@ -116,12 +116,12 @@ fn value(tokens: &mut Tokens<'_>) -> Result<String, String> {
 
 fn number(tokens: &mut Tokens<'_>) -> Result<i64, String> {
     let text = value(tokens)?;
-    text.parse().map_err(|_| format!("{text:?} is no whole number"))
+    text.parse().map_err(|_| format!("{text:?} is not an integer"))
 }
 
 fn set(tokens: &mut Tokens<'_>) -> Result<BTreeSet<String>, String> {
     if tokens.next() != Token::Sign("(") {
-        return Err("a set of values stands in parentheses".to_owned());
+        return Err("a set of values must be in parentheses".to_owned());
     }
     let mut values = BTreeSet::new();
     loop {
@@ -194,14 +194,14 @@ mod tests {
     }
 
     #[test]
-    fn a_selector_demands_a_bounded_number_of_things() {
+    fn number_of_selector_terms_is_bounded() {
         let many = |count| vec!["!a"; count].join(",");
-        assert!(LabelSelector::parse(&many(MOST_TERMS)).is_ok());
-        assert!(LabelSelector::parse(&many(MOST_TERMS + 1)).is_err());
+        assert!(LabelSelector::parse(&many(MAX_TERMS)).is_ok());
+        assert!(LabelSelector::parse(&many(MAX_TERMS + 1)).is_err());
     }
 
     #[test]
-    fn the_whole_grammar_is_understood() {
+    fn label_selector_grammar_is_supported() {
         let web = [("app", "web"), ("tier", "front"), ("example.com/weight", "7"), ("none", "")];
         for yes in [
             "",
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_selector_is_refused() {
+    fn malformed_label_selector_is_refused() {
         for bad in [
             ",",
             "=web",
@@ -272,7 +272,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_breaks_the_parser(text in ".{0,80}") {
+        fn label_selector_parser_never_panics(text in ".{0,80}") {
             let _may_refuse = LabelSelector::parse(&text);
         }
         #[test]

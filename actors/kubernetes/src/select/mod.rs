@@ -1,4 +1,4 @@
-//! Selectors: which objects a list or a watch is about.
+//! Selectors: the objects of a list or a watch.
 
 mod fields;
 mod labels;
@@ -11,8 +11,8 @@ use muster_messages::{Object, ObjectKey, ObjectKind};
 pub(crate) use self::fields::FieldSelector;
 pub(crate) use self::labels::LabelSelector;
 
-/// What one selector may demand: it is looked at for every object of a list, and for every change of a watch.
-const MOST_TERMS: usize = 64;
+/// Terms of one selector, which is evaluated for every object of a list and for every change of a watch.
+const MAX_TERMS: usize = 64;
 
 /// Everything that decides whether an object belongs to a list or a watch.
 #[derive(Clone, Debug, PartialEq)]
@@ -32,7 +32,7 @@ impl Selection {
             && self.fields.matches(object)
     }
 
-    /// What is selected, by namespace and name, after `last` if given.
+    /// The selected objects, by namespace and name, after `last` if given.
     pub(crate) fn of<'a>(
         &'a self,
         objects: &'a OrdMap<ObjectKey, Arc<Object>>,

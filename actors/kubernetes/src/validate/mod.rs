@@ -1,4 +1,4 @@
-//! What objects may say. Every broken rule is a cause of its own.
+//! Validation of objects. Every violated rule is a cause of its own.
 
 pub(crate) mod names;
 
@@ -12,10 +12,10 @@ use crate::document::{CandidateFields, ConfigMapFields, Document, Fields, LeaseF
 use crate::resource::Resource;
 use crate::status::Cause;
 
-/// The strategy that needs no domain before its name.
+/// The strategy that needs no domain prefix.
 const OLDEST_EMULATION_VERSION: &str = "OldestEmulationVersion";
 
-/// What is wrong with a document that shall replace `old`, or be new.
+/// The errors in a document that is to replace `old`, or to be new.
 pub(crate) fn validate(resource: Resource, document: &Document, old: Option<&Object>) -> Vec<Cause> {
     let mut causes = Vec::new();
     metadata(resource.kind, &document.meta, &mut causes);
@@ -59,7 +59,8 @@ fn metadata(kind: ObjectKind, meta: &Meta, causes: &mut Vec<Cause>) {
         }
     }
     if !meta.finalizers.is_empty() {
-        let why = "finalizers are not supported on this server: an object is gone once its deletion is answered";
+        let why =
+            "finalizers are not supported on this server: an object no longer exists once its deletion is answered";
         causes.push(Cause::forbidden("metadata.finalizers", why));
     }
     for (at, owner) in meta.owner_references.iter().enumerate() {
@@ -89,7 +90,7 @@ fn lease(spec: &LeaseFields, causes: &mut Vec<Cause>) {
     }
 }
 
-/// The doubled path is Kubernetes' own, and clients may look for it.
+/// The doubled path is Kubernetes' own, and clients may search for it.
 fn strategy(name: &str, causes: &mut Vec<Cause>) {
     let field = "spec.strategy.strategy";
     if !name.contains('/') {
@@ -105,7 +106,7 @@ fn candidate(spec: &CandidateFields, old: Option<&Object>, causes: &mut Vec<Caus
     if spec.lease_name.is_empty() {
         causes.push(Cause::required("spec.leaseName", ""));
     } else if let Some(broken) = names::dns_subdomain(&spec.lease_name) {
-        // It is created under this name when a candidate is elected, and its holder has to be able to write it.
+        // The lease is created under this name when a candidate is elected, and its holder must be able to write it.
         causes.push(Cause::invalid("spec.leaseName", spec.lease_name.as_str(), broken));
     }
     let zero = Version::new(0, 0, 0);
@@ -149,7 +150,7 @@ fn config_map(map: &ConfigMapFields, old: Option<&Object>, causes: &mut Vec<Caus
                 causes.push(Cause::invalid(field(), key.as_str(), broken));
             }
             if set == "binaryData" && map.data.contains_key(key) {
-                causes.push(Cause::invalid(field(), key.as_str(), "the key is in data already"));
+                causes.push(Cause::invalid(field(), key.as_str(), "the key already exists in data"));
             }
         }
     }
@@ -173,7 +174,7 @@ fn config_map(map: &ConfigMapFields, old: Option<&Object>, causes: &mut Vec<Caus
     }
 }
 
-/// A PUT must say what it replaces.
+/// A PUT must state the revision that it replaces.
 pub(crate) fn missing_revision() -> Cause {
     Cause::invalid("metadata.resourceVersion", Value::from(0), "must be specified for an update")
 }
@@ -186,7 +187,7 @@ mod tests {
     use serde_json::json;
 
     /// The causes, as `kind field`.
-    fn judged(served: usize, body: Value, old: Option<&Object>) -> Vec<String> {
+    fn causes_of(served: usize, body: Value, old: Option<&Object>) -> Vec<String> {
         let resource = SERVED[served];
         let mut body = body;
         if body.get("metadata").is_none() {
@@ -198,20 +199,23 @@ mod tests {
     }
 
     fn lease(spec: Value) -> Vec<String> {
-        judged(0, json!({"spec": spec}), None)
+        causes_of(0, json!({"spec": spec}), None)
     }
 
     fn candidate(changed: Value) -> Vec<String> {
         let mut spec = json!({"leaseName": "l", "binaryVersion": "1.30.0", "emulationVersion": "1.29.0",
                               "strategy": "OldestEmulationVersion"});
         spec.as_object_mut().unwrap().extend(changed.as_object().unwrap().clone());
-        judged(2, json!({"spec": spec}), None)
+        causes_of(2, json!({"spec": spec}), None)
     }
 
     #[test]
     fn case_93_name_and_namespace_are_two_errors() {
         let meta = json!({"name": "invalidName++", "namespace": "##&*(&invalidNamespace"});
-        assert_eq!(judged(0, json!({"metadata": meta}), None), ["Invalid metadata.name", "Invalid metadata.namespace"]);
+        assert_eq!(
+            causes_of(0, json!({"metadata": meta}), None),
+            ["Invalid metadata.name", "Invalid metadata.namespace"]
+        );
     }
 
     #[test]
@@ -251,10 +255,10 @@ mod tests {
     }
 
     #[test]
-    fn case_98_candidates_say_what_they_are() {
+    fn case_98_candidate_fields_are_required() {
         assert_eq!(candidate(json!({})), [""; 0]);
         assert_eq!(candidate(json!({"leaseName": null})), ["Required spec.leaseName"]);
-        // Its holder could not write a lease of this name.
+        // The holder could not write a lease of this name.
         assert_eq!(candidate(json!({"leaseName": "my_lock"})), ["Invalid spec.leaseName"]);
         assert_eq!(
             candidate(json!({"binaryVersion": "1.30.0.0"})),
@@ -276,7 +280,7 @@ mod tests {
         let meta = ObjectMeta::fresh(Uid(0));
         let old = Object { namespace: "ns".into(), name: "x".into(), meta, body: ObjectBody::LeaseCandidate(spec) };
         let spec = json!({"leaseName": "new", "binaryVersion": "1.0.0", "strategy": "a.b/c"});
-        assert_eq!(judged(2, json!({"spec": spec}), Some(&old)), ["Invalid spec.leaseName"]);
+        assert_eq!(causes_of(2, json!({"spec": spec}), Some(&old)), ["Invalid spec.leaseName"]);
     }
 
     #[test]
@@ -294,13 +298,13 @@ mod tests {
     }
 
     #[test]
-    fn metadata_is_judged() {
+    fn metadata_is_validated() {
         let meta = json!({
             "namespace": "ns", "labels": {"a b": "c", "d": "-"}, "annotations": {"Example.com/Ok": "", "/bad": ""},
             "finalizers": ["x"], "ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": "p"}],
         });
         assert_eq!(
-            judged(0, json!({"metadata": meta}), None),
+            causes_of(0, json!({"metadata": meta}), None),
             [
                 "Required metadata.name",
                 "Invalid metadata.labels",
@@ -313,12 +317,12 @@ mod tests {
     }
 
     #[test]
-    fn config_maps_are_judged() {
+    fn config_maps_are_validated() {
         let map = json!({"data": {"a": "1", "b/c": "2"}, "binaryData": {"a": "AA==", "d": "!"}});
-        assert_eq!(judged(4, map, None), ["Invalid data[b/c]", "Invalid binaryData[a]", "Invalid binaryData[d]"]);
+        assert_eq!(causes_of(4, map, None), ["Invalid data[b/c]", "Invalid binaryData[a]", "Invalid binaryData[d]"]);
         let body = ObjectBody::ConfigMap(ConfigMap { immutable: Some(true), ..ConfigMap::default() });
         let old = Object { namespace: "ns".into(), name: "x".into(), meta: ObjectMeta::fresh(Uid(0)), body };
-        assert_eq!(judged(4, json!({"immutable": true}), Some(&old)), [""; 0]);
-        assert_eq!(judged(4, json!({"data": {"a": "1"}}), Some(&old)), ["Forbidden immutable", "Forbidden data"]);
+        assert_eq!(causes_of(4, json!({"immutable": true}), Some(&old)), [""; 0]);
+        assert_eq!(causes_of(4, json!({"data": {"a": "1"}}), Some(&old)), ["Forbidden immutable", "Forbidden data"]);
     }
 }

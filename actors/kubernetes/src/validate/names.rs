@@ -1,9 +1,9 @@
-//! Rules for names, keys and values of labels. Each says what is wrong, or nothing.
+//! Rules for names, keys and values of labels. Each returns the violated rule, or nothing.
 
 use muster_messages::{is_dns_label, is_dns_subdomain};
 
-/// A letter or a digit at the beginning and the end; these also between.
-fn framed(text: &str, between: &[u8]) -> bool {
+/// Begins and ends with a letter or digit; `between` is also allowed inside.
+fn has_alphanumeric_ends(text: &str, between: &[u8]) -> bool {
     let bytes = text.as_bytes();
     let ends = [bytes.first(), bytes.last()].into_iter().all(|b| b.is_some_and(u8::is_ascii_alphanumeric));
     ends && bytes.iter().all(|b| b.is_ascii_alphanumeric() || between.contains(b))
@@ -48,7 +48,7 @@ pub(crate) fn qualified(key: &str) -> Option<&'static str> {
         None => key,
         Some((prefix, name)) => {
             if dns_subdomain(prefix).is_some() || name.contains('/') {
-                return Some("must have one '/' at most, and a DNS subdomain before it");
+                return Some("must have at most one '/', and a DNS subdomain before it");
             }
             name
         }
@@ -56,7 +56,7 @@ pub(crate) fn qualified(key: &str) -> Option<&'static str> {
     if name.len() > 63 {
         return Some("its name must be no more than 63 bytes");
     }
-    (!framed(name, b"-_.")).then_some(
+    (!has_alphanumeric_ends(name, b"-_.")).then_some(
         "its name must consist of letters, digits, '-', '_' and '.', and must begin and end with a letter or a digit",
     )
 }
@@ -66,7 +66,7 @@ pub(crate) fn label_value(value: &str) -> Option<&'static str> {
     if value.len() > 63 {
         return Some("must be no more than 63 bytes");
     }
-    (!value.is_empty() && !framed(value, b"-_.")).then_some(
+    (!value.is_empty() && !has_alphanumeric_ends(value, b"-_.")).then_some(
         "must be empty or consist of letters, digits, '-', '_' and '.', and must begin and end with a letter or a digit",
     )
 }
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_judged() {
+    fn names_are_validated() {
         let (long, longest) = ("a".repeat(64), "a.".repeat(127));
         check(dns_label, &["a", "a-b", "0"], &["", "-a", "a-", "A", "a.b", "a_b", "ä", &long]);
         check(dns_subdomain, &["a", "a.b-c", &long, &longest[..253]], &["", ".", "a..b", "a.-b", "A", &longest]);

@@ -1,4 +1,4 @@
-//! Server-side apply: ownership, conflicts, force, and what happens to what is applied no more.
+//! Server-side apply: ownership, conflicts, force, and fields that are no longer applied.
 
 use serde_json::{Value, json};
 
@@ -13,12 +13,12 @@ fn holder(name: &str) -> Value {
 }
 
 #[test]
-fn applying_creates_and_then_changes_what_is_its_own() {
+fn apply_creates_and_then_changes_its_own_fields() {
     let mut server = Server::new();
     let created = server.apply_patch(&target("one"), holder("a")).expect(201);
     assert_eq!(created.at("/metadata/managedFields/0/operation"), "Apply");
     let again = server.apply_patch(&target("one"), holder("a")).expect(200);
-    assert_eq!(again.json, created.json, "applied again: nothing changes, no time either");
+    assert_eq!(again.json, created.json, "a repeated apply changes nothing, not even times");
     let with_labels =
         json!({"metadata": {"labels": {"l": "1"}}, "spec": {"holderIdentity": "a", "leaseDurationSeconds": 5}});
     let grown = server.apply_patch(&target("one"), with_labels).expect(200);
@@ -40,7 +40,7 @@ fn a_conflict_names_each_field_and_its_owner() {
         json!([{"reason": "FieldManagerConflict", "field": ".spec.holderIdentity",
                 "message": "conflict with \"one\" using coordination.k8s.io/v1"}])
     );
-    // Nobody holds it by guard mode's standards any more, so that force is what decides.
+    // The guard is off, so that force decides.
     server.guard(muster_messages::GuardMode::Off);
     let forced = server.apply_patch(&format!("{}&force=true", target("two")), wanted).expect(200);
     assert_eq!(forced.holder(), "b");
@@ -58,9 +58,9 @@ fn force_does_not_take_a_guarded_lease() {
 }
 
 #[test]
-fn of_two_creators_one_succeeds() {
+fn one_of_two_concurrent_applies_creates() {
     let mut server = Server::new();
-    server.meanwhile(|s| drop(s.apply_patch(&format!("{}&force=true", target("fast")), holder("fast")).expect(201)));
+    server.between(|s| drop(s.apply_patch(&format!("{}&force=true", target("fast")), holder("fast")).expect(201)));
     server.apply_patch(&format!("{}&force=true", target("slow")), holder("slow")).expect(409);
     assert_eq!(server.lease("x").lease().unwrap().spec.held_by(), Some("fast"));
 }
@@ -73,7 +73,7 @@ fn revisions_and_uids_are_preconditions_of_applying_too() {
     assert_eq!(
         server.apply_patch(&target("one"), body.clone()).expect(409).reason(),
         "Conflict",
-        "there is nothing yet"
+        "the object does not exist yet"
     );
     let created = server.apply_patch(&target("one"), holder("a")).expect(201);
     server.apply_patch(&target("one"), body.clone()).expect(409);
@@ -86,7 +86,7 @@ fn revisions_and_uids_are_preconditions_of_applying_too() {
 }
 
 #[test]
-fn whoever_applies_has_a_name_and_may_write_yaml() {
+fn apply_needs_a_manager_name_and_accepts_yaml() {
     let mut server = Server::new();
     let nameless = server.apply_patch(&format!("{BASE}/x"), holder("a")).expect(422);
     assert_eq!(nameless.at("/details/causes/0/field"), "fieldManager");
@@ -97,7 +97,7 @@ fn whoever_applies_has_a_name_and_may_write_yaml() {
 }
 
 #[test]
-fn other_writes_take_fields_from_who_applied_them() {
+fn other_writes_take_fields_from_their_applier() {
     let mut server = Server::new();
     let labels = |value: &str| json!({"metadata": {"labels": {"l": value}}});
     server.apply_patch(&target("one"), labels("1")).expect(201);
@@ -105,7 +105,7 @@ fn other_writes_take_fields_from_who_applied_them() {
     assert_eq!(patched.at("/metadata/managedFields/0/manager"), "two");
     server.apply_patch(&target("one"), labels("3")).expect(409);
     assert_eq!(server.apply_patch(&target("one"), labels("2")).expect(200).at("/metadata/labels/l"), "2", "shared");
-    // Deleted by anybody, it is nobody's.
+    // Once another manager has deleted the field, it has no owner.
     server.merge(&target("two"), json!({"metadata": {"labels": null}})).expect(200);
     server.apply_patch(&target("three"), labels("4")).expect(200);
 }

@@ -1,4 +1,4 @@
-//! What known clients send, one story each.
+//! Requests of known clients, one scenario each.
 
 use muster_messages::GuardMode;
 use serde_json::{Value, json};
@@ -8,7 +8,7 @@ use crate::world::*;
 const T: &str = "2026-11-21T05:00:00.000000Z";
 
 #[test]
-fn python_echoes_what_it_read_and_sends_no_content_type() {
+fn python_client_writes_back_without_content_type() {
     let mut server = Server::new();
     let target = format!("{BASE}/lock");
     server.get(&*target).expect(404);
@@ -27,7 +27,7 @@ fn python_echoes_what_it_read_and_sends_no_content_type() {
 }
 
 #[test]
-fn older_pythons_lock_with_an_annotation_of_a_config_map() {
+fn older_python_client_locks_with_a_config_map() {
     let mut server = Server::new();
     let key = "control-plane.alpha.kubernetes.io/leader";
     let record = |holder: &str| json!({"holderIdentity": holder, "leaseDurationSeconds": "17"}).to_string();
@@ -57,7 +57,7 @@ fn the_oldest_electors_lock_with_endpoints() {
     server.merge(&target, json!({"subsets": [7]})).expect(422);
 }
 
-/// Overwrites with a merge patch, names no revision, and is told apart by its field manager.
+/// Overwrites with a merge patch, names no revision, and is distinguished by its field manager.
 fn kube_leader_election(server: &mut Server, me: &str, renew_only: bool) -> Reply {
     let target = format!("{BASE}/lock?&fieldManager={me}");
     let spec = if renew_only {
@@ -69,7 +69,7 @@ fn kube_leader_election(server: &mut Server, me: &str, renew_only: bool) -> Repl
 }
 
 #[test]
-fn kube_leader_election_has_two_leaders_without_a_guard_and_one_with_it() {
+fn kube_leader_election_needs_the_guard_for_one_leader() {
     for (mode, leaders) in [(GuardMode::Off, 2), (GuardMode::Blind, 1)] {
         let mut server = Server::new();
         server.guard(mode);
@@ -84,7 +84,7 @@ fn kube_leader_election_has_two_leaders_without_a_guard_and_one_with_it() {
 }
 
 #[test]
-fn kube_lease_manager_is_told_apart_by_ownership() {
+fn kube_lease_manager_is_distinguished_by_ownership() {
     let mut server = Server::new();
     server.post(BASE, json!({"metadata": {"name": "lock"}})).expect(201);
     let target = |me: &str| format!("{BASE}/lock?&fieldManager=kube-lease-manager-{me}");
@@ -95,8 +95,8 @@ fn kube_lease_manager_is_told_apart_by_ownership() {
     server.apply_patch(&target("a"), lock("a")).expect(200);
     server.strategic(&target("a"), json!({"spec": {"leaseTransitions": 1}})).expect(200);
     let refused = server.apply_patch(&target("b"), lock("b")).expect(409);
-    assert_eq!((refused.reason(), refused.at("/code")), (json!("Conflict"), json!(409)), "it looks at both");
-    // Released with nulls, it belongs to nobody, and the next one applies without force.
+    assert_eq!((refused.reason(), refused.at("/code")), (json!("Conflict"), json!(409)), "the client checks both");
+    // Released with nulls, the lease has no holder, and the next client applies without force.
     let nulls = json!({"acquireTime": null, "renewTime": null, "holderIdentity": null, "leaseDurationSeconds": null});
     let released = server.strategic(&target("a"), json!({"spec": nulls})).expect(200);
     assert_eq!(released.at("/spec"), json!({"leaseTransitions": 1}));
@@ -118,7 +118,7 @@ fn kubert_claims_with_force_and_a_revision() {
     let vacated = json!({"metadata": {"resourceVersion": claimed.revision().to_string()},
                          "spec": {"acquireTime": null, "renewTime": null, "holderIdentity": null, "leaseDurationSeconds": null}});
     let vacated = server.strategic(&format!("{lease}?&fieldManager=kubert"), vacated).expect(200);
-    assert_eq!(vacated.at("/spec"), json!({"leaseTransitions": 1}), "absent, and there is a spec");
+    assert_eq!(vacated.at("/spec"), json!({"leaseTransitions": 1}), "fields absent, spec present");
 }
 
 #[test]
@@ -133,7 +133,7 @@ fn client_go_renews_and_releases() {
     for second in 1..4 {
         lease["spec"]["renewTime"] = format!("2026-11-21T05:00:0{second}.000000Z").into();
         lease = server.send(&request("PUT", &*target, lease).by(agent)).expect(200).json;
-        assert_eq!(lease["metadata"]["annotations"]["muster.dev/fencing-token"], token, "renewed, not passed on");
+        assert_eq!(lease["metadata"]["annotations"]["muster.dev/fencing-token"], token, "renewed by the same holder");
         assert_eq!(lease["metadata"]["managedFields"][0]["manager"], "elector");
     }
     let spec = json!({"holderIdentity": "", "leaseDurationSeconds": 1, "acquireTime": T, "renewTime": T, "leaseTransitions": 0});

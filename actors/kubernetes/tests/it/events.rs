@@ -9,7 +9,7 @@ const NEWER: &str = "/apis/events.k8s.io/v1/namespaces/ns/events";
 const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 
 #[test]
-fn recorder_is_answered_and_nothing_is_kept() {
+fn event_recorder_is_answered_but_nothing_is_kept() {
     let mut server = Server::new();
     let event =
         json!({"metadata": {"name": "x.1"}, "reason": "LeaderElection", "message": "a became leader", "count": 1});
@@ -17,7 +17,7 @@ fn recorder_is_answered_and_nothing_is_kept() {
     assert_eq!((created.at("/kind"), created.at("/apiVersion")), (json!("Event"), json!("v1")));
     assert_eq!((created.at("/metadata/name"), created.at("/metadata/namespace")), (json!("x.1"), json!("ns")));
     assert_eq!(created.at("/reason"), "LeaderElection");
-    // The second time, a recorder counts up the one that it wrote.
+    // The second time, a recorder increments the count of the event that it wrote.
     server.strategic(&format!("{EVENTS}/x.1"), json!({"count": 2})).expect(200);
     server.put(&format!("{NEWER}/x.1"), event).expect(200);
     for list in [EVENTS, "/api/v1/events", NEWER, "/apis/events.k8s.io/v1/events"] {
@@ -29,7 +29,7 @@ fn recorder_is_answered_and_nothing_is_kept() {
 }
 
 #[test]
-fn events_in_protobuf_are_understood_by_their_name() {
+fn protobuf_events_are_identified_by_name() {
     // metadata {1: "x.1", 3: "ns"} in an envelope of v1 Event.
     let metadata = b"\x0a\x03x.1\x1a\x02ns";
     let event = [b"\x0a\x09".as_slice(), metadata].concat();
@@ -40,7 +40,7 @@ fn events_in_protobuf_are_understood_by_their_name() {
 }
 
 #[test]
-fn what_is_no_event_is_refused() {
+fn body_that_is_not_an_event_is_refused() {
     let mut server = Server::new();
     for body in [json!([]), json!({"kind": "Pod"}), json!({"apiVersion": "v2"}), json!({"metadata": 1}), Value::Null] {
         server.post(EVENTS, body).expect(400);

@@ -1,4 +1,4 @@
-//! What the lease guard refuses, and what it lets pass.
+//! What the lease guard refuses and what it permits.
 
 use muster_messages::{GuardMode, ObjectKind};
 use serde_json::{Value, json};
@@ -15,7 +15,7 @@ fn renewal(holder: &str) -> Value {
     json!({"spec": {"holderIdentity": holder, "renewTime": "2026-11-21T05:00:09.000000Z"}})
 }
 
-/// An elector that believes the lease to be over empties it first, and takes it with the next write.
+/// An elector that believes the lease expired empties it first and takes it with the next write.
 #[test]
 fn blind_write_by_another_manager_empties_no_living_lease() {
     for mode in [GuardMode::Blind, GuardMode::All] {
@@ -36,7 +36,7 @@ fn blind_write_by_another_manager_empties_no_living_lease() {
             server.merge(&target, json!({"spec": {"holderIdentity": ""}})).expect(409);
         }
         assert_eq!(server.lease("x").lease().unwrap().spec.held_by(), Some("good"));
-        // The manager that wrote the holder down gives it up.
+        // The manager that wrote the holder releases it.
         server.strategic(&of("good"), empty()).expect(200);
         assert_eq!(server.apply_patch(&of("ahead"), lock("ahead")).expect(200).holder(), "ahead");
     }
@@ -56,7 +56,7 @@ fn without_a_guard_or_a_living_holder_a_lease_is_emptied() {
 }
 
 #[test]
-fn named_holder_gives_its_lease_up_under_its_own_name() {
+fn holder_releases_its_lease_under_its_own_name() {
     let mut server = Server::new();
     let lease = server.held("x", "a");
     server.merge(&format!("{lease}?fieldManager=b"), empty()).expect(409);
@@ -77,7 +77,7 @@ fn patch_that_names_the_holder_renews_under_any_manager() {
         server.strategic(&patch, later.clone()).expect(200);
         later["spec"]["renewTime"] = "2026-11-21T05:00:11.000000Z".into();
         server.apply_patch(&format!("{patch}&force=true"), later).expect(200);
-        // Another holder's name is no proof that the lease was read.
+        // Naming another holder does not prove that the lease was read.
         server.merge(&patch, renewal("you")).expect(409);
         let nameless = json!({"spec": {"renewTime": "2026-11-21T05:00:12.000000Z"}});
         server.merge(&format!("{lease}?fieldManager=stranger"), nameless).expect(409);
@@ -85,7 +85,7 @@ fn patch_that_names_the_holder_renews_under_any_manager() {
 }
 
 #[test]
-fn json_patch_that_tests_the_holder_first_has_looked() {
+fn json_patch_that_tests_the_holder_is_not_blind() {
     let mut server = Server::new();
     let lease = server.held("x", "me");
     let mut patch = |operations: Value| {
@@ -98,7 +98,7 @@ fn json_patch_that_tests_the_holder_first_has_looked() {
     patch(json!([renew])).expect(409);
     patch(json!([set("")])).expect(409);
     patch(json!([test("me"), renew])).expect(200);
-    // A test of what the patch itself wrote says nothing.
+    // A test of what the patch itself wrote proves nothing.
     patch(json!([set("you"), test("you")])).expect(409);
     patch(json!([test("me"), set("")])).expect(200);
 }
@@ -111,10 +111,10 @@ fn guard_all_covers_deletions_without_a_precondition() {
     let refused = server.delete(&lease, Value::Null).expect(409);
     assert!(refused.at("/message").as_str().unwrap().contains("precondition"), "{}", refused.json);
     server.delete(BASE, Value::Null).expect(409);
-    // Taken while its deletion was on the way.
+    // Taken while its deletion was in flight.
     let key = server.lease("x").key();
     server.natively(muster_messages::Change::ExpireLease(key));
-    server.meanwhile(|s| {
+    server.between(|s| {
         let again = renewal("a");
         drop(s.merge(&format!("{BASE}/x?fieldManager=a"), again).expect(200));
     });

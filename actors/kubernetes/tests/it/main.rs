@@ -1,4 +1,4 @@
-//! Requests as real clients send them, against the replicated state as it really is: everything but the network.
+//! Requests as real clients send them, against the real replicated state: everything except the network.
 
 mod applies;
 mod clients;

@@ -1,4 +1,4 @@
-//! The patch types that read, change and write again.
+//! Patch types that read, change and write again.
 
 use serde_json::{Value, json};
 
@@ -7,27 +7,30 @@ use crate::world::*;
 const JSON_PATCH: &str = "application/json-patch+json";
 
 #[test]
-fn merge_patches_are_made_on_whatever_is_there() {
+fn merge_patch_applies_to_the_current_object() {
     let mut server = Server::new();
     let lease = server.held("x", "a");
-    // Between plan and command somebody else writes: the patch is planned again on that.
-    server.meanwhile(|s| {
-        drop(s.merge(&format!("{BASE}/x"), json!({"metadata": {"labels": {"other": "1"}}})).expect(200))
-    });
+    // Another client writes between plan and command: the patch is planned again on its result.
+    server
+        .between(|s| drop(s.merge(&format!("{BASE}/x"), json!({"metadata": {"labels": {"other": "1"}}})).expect(200)));
     let patched = server.merge(&lease, json!({"metadata": {"labels": {"mine": "1"}}, "spec": {"renewTime": null}}));
     assert_eq!(patched.clone().expect(200).at("/metadata/labels"), json!({"mine": "1", "other": "1"}));
     assert_eq!(patched.at("/spec"), json!({"holderIdentity": "a", "leaseDurationSeconds": 15}));
 }
 
 #[test]
-fn a_patch_that_names_a_revision_is_held_to_it() {
+fn patch_that_names_a_revision_is_guarded_by_it() {
     let mut server = Server::new();
     let lease = server.held("x", "a");
     let seen = server.get(&*lease).revision().to_string();
     let patch = |label: &str| json!({"metadata": {"resourceVersion": seen, "labels": {label: "1"}}});
-    server.meanwhile(|s| drop(s.merge(&format!("{BASE}/x"), json!({"metadata": {"labels": {"a": "1"}}})).expect(200)));
-    assert_eq!(server.strategic(&lease, patch("b")).expect(409).reason(), "Conflict", "late by a moment");
-    assert_eq!(server.merge(&lease, patch("c")).expect(409).reason(), "Conflict", "late");
+    server.between(|s| drop(s.merge(&format!("{BASE}/x"), json!({"metadata": {"labels": {"a": "1"}}})).expect(200)));
+    assert_eq!(
+        server.strategic(&lease, patch("b")).expect(409).reason(),
+        "Conflict",
+        "a write came between plan and command"
+    );
+    assert_eq!(server.merge(&lease, patch("c")).expect(409).reason(), "Conflict", "the revision is outdated");
     let uid = json!({"metadata": {"uid": "11111111-1111-1111-1111-111111111111"}});
     assert_eq!(server.merge(&lease, uid).expect(409).reason(), "Conflict");
 }
@@ -53,7 +56,7 @@ fn json_patches_test_and_set() {
     };
     assert_eq!(server.send(&swap("b", "c")).expect(422).reason(), "Invalid");
     assert_eq!(server.send(&swap("a", "")).expect(200).holder(), "");
-    // A test of the revision is a precondition: the write is not a blind one.
+    // A test of the revision is a precondition: the write is not blind.
     let revision = server.send(&swap("", "a")).expect(200).revision().to_string();
     let guarded = json!([{"op": "test", "path": "/metadata/resourceVersion", "value": revision},
                          {"op": "replace", "path": "/spec/holderIdentity", "value": "c"}]);
@@ -63,7 +66,7 @@ fn json_patches_test_and_set() {
 }
 
 #[test]
-fn patches_that_make_no_object_are_refused() {
+fn patch_with_invalid_result_is_refused() {
     let mut server = Server::new();
     let lease = server.held("x", "a");
     server.merge(&lease, json!([])).expect(400);
@@ -74,14 +77,14 @@ fn patches_that_make_no_object_are_refused() {
     server.send(&request("PATCH", &*lease, json!({"op": "add"})).typed(JSON_PATCH)).expect(400);
     let empty = request("PATCH", &*lease, Value::Null).typed("application/merge-patch+json");
     server.send(&empty).expect(400);
-    // What the server owns may be in a patch, and is not taken from it.
+    // A patch may contain fields that the server owns; they are ignored.
     let system = json!({"metadata": {"creationTimestamp": null, "managedFields": null, "resourceVersion": null}});
     let before = server.get(&*lease);
     assert_eq!(server.merge(&lease, system).expect(200).json, before.json);
 }
 
 #[test]
-fn owners_go_by_their_uid() {
+fn owner_references_are_merged_by_uid() {
     let mut server = Server::new();
     let lease = server.held("x", "a");
     let owner = |uid: &str, name: &str| json!({"apiVersion": "v1", "kind": "Pod", "name": name, "uid": uid});
@@ -94,7 +97,7 @@ fn owners_go_by_their_uid() {
 }
 
 #[test]
-fn whoever_writes_without_a_name_is_called_by_its_program() {
+fn unnamed_writer_is_named_by_its_user_agent() {
     let mut server = Server::new();
     let post = request("POST", BASE, json!({"metadata": {"name": "x"}, "spec": {"holderIdentity": "a"}}));
     let created = server.send(&post.by("kubectl/v1.20.2 (linux/amd64) kubernetes/faecb19")).expect(201);
@@ -107,6 +110,6 @@ fn whoever_writes_without_a_name_is_called_by_its_program() {
     let seen = json!({"resourceVersion": created.revision().to_string()});
     let release = json!({"metadata": seen, "spec": {"holderIdentity": ""}});
     let named = server.merge(&format!("{BASE}/x?fieldManager=me"), release).expect(200);
-    assert_eq!(named.at("/metadata/managedFields/0/manager"), "me", "it owns the field alone");
+    assert_eq!(named.at("/metadata/managedFields/0/manager"), "me", "it is the only owner of the field");
     assert_eq!(named.at("/metadata/managedFields/1"), Value::Null);
 }

@@ -1,4 +1,4 @@
-//! What holds across all requests: media types, defaults, spellings of time, nulls, unknown fields.
+//! Rules for all requests: media types, defaults, formats of time, nulls, unknown fields.
 
 use serde_json::{Value, json};
 
@@ -31,13 +31,13 @@ fn what_client_go_sends_is_stored_and_answered_in_json() {
 }
 
 #[test]
-fn a_body_without_content_type_kind_or_namespace_is_json_of_what_the_path_says() {
+fn body_without_type_kind_or_namespace_follows_the_path() {
     let mut server = Server::new();
     let lease = server.post(BASE, json!({"metadata": {"name": "x"}})).expect(201);
     assert_eq!(lease.at("/kind"), "Lease");
     assert_eq!(lease.at("/apiVersion"), "coordination.k8s.io/v1");
     assert_eq!(lease.at("/metadata/namespace"), "ns");
-    assert_eq!(lease.at("/spec"), json!({}), "there is a spec though it is empty");
+    assert_eq!(lease.at("/spec"), json!({}), "spec is present although empty");
     let typed = request("POST", BASE, json!({"metadata": {"name": "y"}})).typed("application/json; charset=UTF-8");
     server.send(&typed).expect(201);
 }
@@ -65,7 +65,7 @@ fn bodies_that_contradict_the_path_are_refused() {
 }
 
 #[test]
-fn media_types_that_are_not_understood_are_refused_before_the_body_is_read() {
+fn unsupported_media_type_is_refused_before_the_body() {
     let cbor = request("POST", BASE, json!({})).typed("application/cbor").ask();
     assert_eq!(cbor.unwrap_err().reason.code(), 415);
     let patch = request("PATCH", format!("{BASE}/x"), json!({})).typed("application/json").ask();
@@ -75,7 +75,7 @@ fn media_types_that_are_not_understood_are_refused_before_the_body_is_read() {
 }
 
 #[test]
-fn times_are_taken_in_any_spelling_and_given_in_one() {
+fn times_are_accepted_in_any_format_and_written_in_one() {
     let mut server = Server::new();
     let lease = server.held("x", "a");
     let mut revision = server.get(&*lease).revision();
@@ -89,7 +89,7 @@ fn times_are_taken_in_any_spelling_and_given_in_one() {
         let meta = json!({"resourceVersion": revision.to_string(), "creationTimestamp": "2020-01-01T00:00:00.000Z"});
         let put = server.put(&lease, json!({"metadata": meta, "spec": {"renewTime": given}})).expect(200);
         assert_eq!(put.at("/spec/renewTime"), shown);
-        assert_eq!(put.at("/metadata/creationTimestamp"), "2026-11-21T00:00:01Z", "the client's is ignored");
+        assert_eq!(put.at("/metadata/creationTimestamp"), "2026-11-21T00:00:01Z", "the client's timestamp is ignored");
         revision = put.revision();
     }
 }
@@ -105,7 +105,7 @@ fn null_is_absent_and_empty_is_not() {
 }
 
 #[test]
-fn unknown_fields_are_dropped_unless_the_client_cares() {
+fn unknown_fields_are_dropped_unless_strict() {
     let mut server = Server::new();
     let body = |name: &str| json!({"metadata": {"name": name, "nme": 1}, "spec": {"holder": "x"}, "status": {}});
     let dropped = server.post(BASE, body("a")).expect(201);
@@ -121,26 +121,26 @@ fn unknown_fields_are_dropped_unless_the_client_cares() {
 
     let hostile = json!({"metadata": {"name": "d"}, "spec": {"a\r\nSet-Cookie: \"b\"": 1}});
     let warned = server.post(&format!("{BASE}?fieldValidation=Warn"), hostile).expect(201);
-    assert_eq!(warned.warnings, ["unknown field \"spec.a??Set-Cookie: ?b?\""], "fit for a header");
+    assert_eq!(warned.warnings, ["unknown field \"spec.a??Set-Cookie: ?b?\""], "safe for a header");
 }
 
 #[test]
-fn the_fencing_token_is_shown_and_never_taken_over() {
+fn fencing_token_is_shown_but_never_read() {
     let mut server = Server::new();
     let annotations = json!({"muster.dev/fencing-token": "999", "mine": "1"});
     let spec = json!({"holderIdentity": "a"});
     let first =
         server.post(BASE, json!({"metadata": {"name": "x", "annotations": annotations}, "spec": spec})).expect(201);
-    assert_eq!(first.token(), first.revision(), "the revision at which the holder got it");
+    assert_eq!(first.token(), first.revision(), "the revision at which the holder acquired it");
     assert_eq!(server.lease("x").meta.annotations.keys().collect::<Vec<_>>(), ["mine"]);
 
     let forged =
         server.merge(&format!("{BASE}/x"), json!({"metadata": {"annotations": {"muster.dev/fencing-token": "1000"}}}));
     assert_eq!((forged.token(), forged.revision()), (first.token(), first.revision()), "nothing has changed");
-    assert!(!first.at("/metadata/managedFields").to_string().contains("fencing"), "nobody owns it");
+    assert!(!first.at("/metadata/managedFields").to_string().contains("fencing"), "it has no owner");
 
     let free = server.post(BASE, json!({"metadata": {"name": "y"}})).expect(201);
-    assert_eq!(free.at("/metadata/annotations"), Value::Null, "nobody has held it");
+    assert_eq!(free.at("/metadata/annotations"), Value::Null, "it was never held");
 }
 
 #[test]
@@ -177,13 +177,13 @@ fn native_leases_keep_their_milliseconds() {
     body["metadata"]["labels"] = json!({"a": "b"});
     server.put(&target, body).expect(200);
     assert_eq!(server.lease("x").lease().unwrap().spec.duration_ms, Some(1200));
-    // Its session counts on the time that it acquired.
+    // Its session relies on the duration that it acquired.
     server.merge(&target, json!({"spec": {"leaseDurationSeconds": 3}})).expect(200);
     assert_eq!(server.lease("x").lease().unwrap().spec.duration_ms, Some(1200));
 }
 
 #[test]
-fn keys_that_come_twice_are_refused_when_strict() {
+fn duplicate_keys_are_refused_when_strict() {
     let mut server = Server::new();
     let send = |server: &mut Server, validation: &str| {
         let body = br#"{"metadata": {"name": "x"}, "spec": {"holderIdentity": "a", "holderIdentity": "b"}}"#.to_vec();
@@ -195,11 +195,11 @@ fn keys_that_come_twice_are_refused_when_strict() {
     assert_eq!(message, "strict decoding error: duplicate field \"spec.holderIdentity\"");
     let warned = send(&mut server, "Warn").expect(201);
     assert!(warned.warnings[0].contains("duplicate field"), "{:?}", warned.warnings);
-    assert_eq!(warned.holder(), "b", "the last one counts");
+    assert_eq!(warned.holder(), "b", "the last key counts");
 }
 
 #[test]
-fn who_asks_for_its_rules_is_told_them() {
+fn rules_review_is_answered() {
     let mut server = Server::new();
     let target = "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews";
     let rules = |server: &mut Server, namespace: &str| {
@@ -218,7 +218,7 @@ fn who_asks_for_its_rules_is_told_them() {
 }
 
 #[test]
-fn conflicts_are_worded_as_programs_look_for_them() {
+fn conflict_messages_match_kubernetes() {
     let mut server = Server::new();
     let lease = server.held("x", "a");
     let stale = json!({"metadata": {"resourceVersion": "999"}, "spec": {}});
@@ -230,7 +230,7 @@ fn conflicts_are_worded_as_programs_look_for_them() {
 }
 
 #[test]
-fn paths_that_lead_further_are_listed_at_the_root() {
+fn root_lists_the_discovery_paths() {
     let root = Server::new().get("/").expect(200);
     let paths = root.at("/paths").as_array().unwrap().clone();
     for path in paths.iter().filter(|path| path.as_str().is_some_and(|path| !path.starts_with("/openapi"))) {

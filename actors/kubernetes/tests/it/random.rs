@@ -1,4 +1,4 @@
-//! Any objects, in any order of writes.
+//! Arbitrary objects, in any order of writes.
 
 use muster_kubernetes::Context;
 use muster_messages::{
@@ -117,9 +117,9 @@ fn take(server: &mut Server, step: &Step) -> Reply {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 128, ..ProptestConfig::default() })]
 
-    /// What a client was shown, written back, is what was there.
+    /// Writing back what a client was shown changes nothing.
     #[test]
-    fn objects_survive_being_shown_and_written_back(object in object()) {
+    fn objects_written_back_are_unchanged(object in object()) {
         let mut server = Server::new();
         let kind = object.body.kind();
         server.natively(Change::CreateObject(Box::new(object)));
@@ -131,9 +131,9 @@ proptest! {
         prop_assert_eq!(server.object(kind, "x").cloned(), before, "not even the managers");
     }
 
-    /// A watcher's picture is the truth, whatever is written; fencing tokens and revisions grow.
+    /// A watcher's view matches the state, whatever is written; fencing tokens and revisions grow.
     #[test]
-    fn a_watcher_sees_what_is_there(steps in vec(step(), 1..24), selector in prop_oneof![Just(""), Just("&labelSelector=l1"), Just("&labelSelector=!l1")]) {
+    fn watcher_view_matches_the_state(steps in vec(step(), 1..24), selector in prop_oneof![Just(""), Just("&labelSelector=l1"), Just("&labelSelector=!l1")]) {
         let mut server = Server::new();
         let mut stream = server.watch(&format!("{BASE}?watch=1{selector}"));
         let (mut seen, mut revision, mut token): (Option<Value>, u64, u64) = (None, 0, 0);
@@ -162,9 +162,9 @@ proptest! {
         }
     }
 
-    /// Whatever arrives: an answer, and never a broken object.
+    /// Any input gets an answer, and never creates an invalid object.
     #[test]
-    fn no_bytes_break_a_write(method in 0..5usize, typed in 0..9usize, bytes in vec(any::<u8>(), 0..64), json in "[{}\\[\\]\":,a-z0-9 ]{0,48}", raw: bool) {
+    fn arbitrary_bytes_never_break_a_write(method in 0..5usize, typed in 0..9usize, bytes in vec(any::<u8>(), 0..64), json in "[{}\\[\\]\":,a-z0-9 ]{0,48}", raw: bool) {
         let methods = ["POST", "PUT", "PATCH", "DELETE", "DELETE"];
         let types = [
             "application/json", "application/yaml", "application/vnd.kubernetes.protobuf", "application/json-patch+json",
@@ -179,9 +179,9 @@ proptest! {
         prop_assert!((200..500).contains(&reply.status), "{}", reply.json);
     }
 
-    /// Plans are functions of what they are given.
+    /// A plan is a function of its inputs.
     #[test]
-    fn plans_are_the_same_everywhere(entropy: u128, now in 0..i64::MAX / 2) {
+    fn plans_are_deterministic(entropy: u128, now in 0..i64::MAX / 2) {
         let server = Server::new();
         let request = request("POST", BASE, json!({"metadata": {"generateName": "x-"}, "spec": {"holderIdentity": "a"}}));
         let ask = request.ask().unwrap();

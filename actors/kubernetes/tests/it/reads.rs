@@ -23,7 +23,7 @@ fn filled() -> Server {
 }
 
 #[test]
-fn lists_are_of_a_namespace_or_of_all() {
+fn lists_cover_one_namespace_or_all() {
     let mut server = filled();
     let all = server.get("/apis/coordination.k8s.io/v1/leases?limit=1").expect(200);
     assert_eq!(names(&all), ["one", "two", "one"], "a limit may be ignored");
@@ -31,7 +31,7 @@ fn lists_are_of_a_namespace_or_of_all() {
     assert_eq!(all.at("/items/0/kind"), "Lease");
     assert_eq!(names(&server.get("/apis/coordination.k8s.io/v1/namespaces/a/leases")), ["one", "two"]);
     let none = server.get("/apis/coordination.k8s.io/v1/namespaces/zzz/leases").expect(200);
-    assert_eq!(none.at("/items"), json!([]), "an empty list is a list");
+    assert_eq!(none.at("/items"), json!([]), "an empty list is present");
     assert_eq!(names(&server.get("/api/v1/configmaps")), ["map"]);
 }
 
@@ -53,7 +53,7 @@ fn lists_are_selected_by_labels_and_fields() {
 }
 
 #[test]
-fn a_list_of_an_exact_revision_is_of_that_one_or_none() {
+fn exact_list_is_of_its_revision_or_refused() {
     let mut server = filled();
     let now = server.tables.revision.0;
     let target = |revision: u64| {
@@ -74,7 +74,7 @@ fn what_is_missing_is_not_found() {
 }
 
 #[test]
-fn people_get_tables() {
+fn kubectl_gets_tables() {
     let mut server = Server::new();
     server.held("x", "me");
     server.now += 60_000;
@@ -111,7 +111,7 @@ fn tables_of_the_other_kinds_have_columns_of_their_own() {
 }
 
 #[test]
-fn metadata_alone_is_given_to_who_asks_for_it() {
+fn metadata_only_is_answered_on_request() {
     let mut server = Server::new();
     server.held("x", "me");
     let accept = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";

@@ -7,26 +7,26 @@ use serde_json::{Value, json};
 use crate::world::*;
 
 #[test]
-fn a_watch_without_a_revision_begins_with_what_is_there() {
+fn watch_without_revision_begins_with_existing_objects() {
     let mut server = Server::new();
     for name in ["a", "b", "c", "d", "e"] {
         server.held(name, "h");
     }
     for query in ["watch=true", "watch=1&resourceVersion=0"] {
         let mut stream = server.watch(&format!("{BASE}?{query}"));
-        assert_eq!(stream.told(&server), ["ADDED a", "ADDED b", "ADDED c", "ADDED d", "ADDED e"], "{query}");
+        assert_eq!(stream.observed(&server), ["ADDED a", "ADDED b", "ADDED c", "ADDED d", "ADDED e"], "{query}");
     }
     let mut stream = server.watch(&format!("{BASE}?watch=1"));
     stream.events(&server);
     server.merge(&format!("{BASE}/b"), json!({"metadata": {"labels": {"l": "1"}}})).expect(200);
     server.delete(&format!("{BASE}/c"), Value::Null).expect(200);
     server.held("f", "h");
-    assert_eq!(stream.told(&server), ["MODIFIED b", "DELETED c", "ADDED f"]);
-    assert_eq!(stream.told(&server), [""; 0], "each once");
+    assert_eq!(stream.observed(&server), ["MODIFIED b", "DELETED c", "ADDED f"]);
+    assert_eq!(stream.observed(&server), [""; 0], "each event once");
 }
 
 #[test]
-fn a_watch_from_a_revision_tells_what_came_after_it() {
+fn watch_from_a_revision_sends_later_changes() {
     let mut server = Server::new();
     let lease = server.held("a", "h");
     let seen = server.get(&*lease).revision();
@@ -44,34 +44,34 @@ fn a_watch_from_a_revision_tells_what_came_after_it() {
 }
 
 #[test]
-fn other_kinds_and_namespaces_are_not_told() {
+fn watch_omits_other_kinds_and_namespaces() {
     let mut server = Server::new();
     let mut stream = server.watch(&format!("{BASE}?watch=1"));
     server.post("/apis/coordination.k8s.io/v1/namespaces/other/leases", json!({"metadata": {"name": "a"}})).expect(201);
     server.post(MAPS, json!({"metadata": {"name": "a"}})).expect(201);
-    assert_eq!(stream.told(&server), [""; 0]);
+    assert_eq!(stream.observed(&server), [""; 0]);
     let mut everywhere = server.watch("/apis/coordination.k8s.io/v1/leases?watch=1");
-    assert_eq!(everywhere.told(&server), ["ADDED a"]);
+    assert_eq!(everywhere.observed(&server), ["ADDED a"]);
 }
 
 #[test]
-fn entering_a_selection_is_an_addition_and_leaving_it_a_deletion() {
+fn entering_a_selection_is_an_addition_leaving_a_deletion() {
     let mut server = Server::new();
     let lease = server.held("a", "h");
     let mut stream = server.watch(&format!("{BASE}?watch=1&labelSelector=team%3Dred"));
-    assert_eq!(stream.told(&server), [""; 0]);
+    assert_eq!(stream.observed(&server), [""; 0]);
     let team = |team: Value| json!({"metadata": {"labels": {"team": team}}});
     server.merge(&lease, team("red".into())).expect(200);
-    assert_eq!(stream.told(&server), ["ADDED a"]);
+    assert_eq!(stream.observed(&server), ["ADDED a"]);
     server.merge(&lease, json!({"metadata": {"labels": {"x": "y"}}})).expect(200);
-    assert_eq!(stream.told(&server), ["MODIFIED a"]);
+    assert_eq!(stream.observed(&server), ["MODIFIED a"]);
     let left = server.merge(&lease, team("blue".into())).expect(200).revision();
     let events = stream.events(&server);
     assert_eq!(events[0]["type"], "DELETED");
     assert_eq!(events[0]["object"]["metadata"]["labels"]["team"], "red", "as the client last saw it");
     assert_eq!(events[0]["object"]["metadata"]["resourceVersion"], left.to_string());
     server.delete(&lease, Value::Null).expect(200);
-    assert_eq!(stream.told(&server), [""; 0], "it was gone for this client already");
+    assert_eq!(stream.observed(&server), [""; 0], "the client had already seen its deletion");
 }
 
 #[test]
@@ -80,17 +80,17 @@ fn a_watch_of_one_name_and_of_one_lease() {
     let mut stream = server.watch(&format!("{BASE}?watch=1&fieldSelector=metadata.name%3Db"));
     server.held("a", "h");
     server.held("b", "h");
-    assert_eq!(stream.told(&server), ["ADDED b"]);
+    assert_eq!(stream.observed(&server), ["ADDED b"]);
     let mut stream = server.watch(&format!("{CANDIDATES}?watch=1&fieldSelector=spec.leaseName%3Dl"));
     for (name, lease) in [("c1", "l"), ("c2", "m")] {
         let spec = json!({"leaseName": lease, "binaryVersion": "1.0.0", "strategy": "a.b/c"});
         server.post(CANDIDATES, json!({"metadata": {"name": name}, "spec": spec})).expect(201);
     }
-    assert_eq!(stream.told(&server), ["ADDED c1"]);
+    assert_eq!(stream.observed(&server), ["ADDED c1"]);
 }
 
 #[test]
-fn a_streaming_list_ends_its_beginning_with_a_mark_also_when_there_is_nothing() {
+fn streaming_list_marks_the_end_of_initial_events() {
     let mut server = Server::new();
     let query = "watch=true&allowWatchBookmarks=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan";
     let target = format!("{CANDIDATES}?{query}&fieldSelector=metadata.name%3Dc");
@@ -105,32 +105,33 @@ fn a_streaming_list_ends_its_beginning_with_a_mark_also_when_there_is_nothing() 
     );
     let target = format!("{BASE}?{query}");
     let mut stream = server.watch(&target);
-    assert_eq!(stream.told(&server), ["ADDED unrelated", "BOOKMARK"]);
+    assert_eq!(stream.observed(&server), ["ADDED unrelated", "BOOKMARK"]);
     server.held("x", "h");
-    assert_eq!(stream.told(&server), ["ADDED x"], "the same stream goes on");
-    // Two at once fill a chunk exactly: the mark comes all the same.
-    assert_eq!(server.watch(&target).told(&server), ["ADDED unrelated", "ADDED x", "BOOKMARK"]);
+    assert_eq!(stream.observed(&server), ["ADDED x"], "the same stream continues");
+    // Two objects fill a batch exactly: the bookmark is sent all the same.
+    assert_eq!(server.watch(&target).observed(&server), ["ADDED unrelated", "ADDED x", "BOOKMARK"]);
 }
 
 #[test]
-fn without_initial_events_a_watch_begins_now() {
+fn watch_without_initial_events_begins_now() {
     let mut server = Server::new();
     server.held("a", "h");
     let query = "watch=1&sendInitialEvents=false&resourceVersionMatch=NotOlderThan";
     let mut stream = server.watch(&format!("{BASE}?{query}"));
-    assert_eq!(stream.told(&server), [""; 0]);
+    assert_eq!(stream.observed(&server), [""; 0]);
     server.held("b", "h");
-    assert_eq!(stream.told(&server), ["ADDED b"]);
+    assert_eq!(stream.observed(&server), ["ADDED b"]);
 }
 
 #[test]
-fn bookmarks_say_where_to_go_on_from() {
+fn bookmarks_state_the_revision_to_resume_from() {
     let mut server = Server::new();
     let mut stream = server.watch(&format!("{BASE}?watch=1&allowWatchBookmarks=true"));
     stream.events(&server);
     server.post(MAPS, json!({"metadata": {"name": "unrelated"}})).expect(201);
     stream.events(&server);
-    let bookmark: Value = serde_json::from_str(&stream.watcher().bookmark().expect("it was asked for")).unwrap();
+    let bookmark: Value =
+        serde_json::from_str(&stream.watcher().bookmark().expect("a bookmark was requested")).unwrap();
     let metadata = json!({"resourceVersion": server.tables.revision.to_string()});
     let object = json!({"kind": "Lease", "apiVersion": "coordination.k8s.io/v1", "metadata": metadata});
     assert_eq!(bookmark, json!({"type": "BOOKMARK", "object": object}));
@@ -140,7 +141,7 @@ fn bookmarks_say_where_to_go_on_from() {
 }
 
 #[test]
-fn a_stream_that_cannot_go_on_says_so() {
+fn stream_that_cannot_continue_sends_an_error() {
     let server = Server::new();
     let mut stream = server.watch(&format!("{BASE}?watch=1"));
     stream.events(&server);
@@ -153,17 +154,17 @@ fn a_stream_that_cannot_go_on_says_so() {
 }
 
 #[test]
-fn an_expiry_is_no_event() {
+fn lease_expiry_is_not_a_watch_event() {
     let mut server = Server::new();
     server.held("a", "h");
     let mut stream = server.watch(&format!("{BASE}?watch=1"));
     stream.events(&server);
     server.natively(Change::ExpireLease(ObjectKey::lease("ns", "a")));
-    assert_eq!(stream.told(&server), [""; 0], "clients see nothing of it, and no second event at one revision");
+    assert_eq!(stream.observed(&server), [""; 0], "invisible to clients, and no second event at one revision");
 }
 
 #[test]
-fn people_watch_tables() {
+fn kubectl_watches_tables() {
     let mut server = Server::new();
     server.held("a", "h");
     let target = format!("{BASE}?watch=true");
@@ -174,12 +175,12 @@ fn people_watch_tables() {
     assert_eq!(first[0]["object"]["columnDefinitions"].as_array().unwrap().len(), 3);
     server.held("b", "h2");
     let next = stream.events(&server);
-    assert_eq!(next[0]["object"]["columnDefinitions"], json!([]), "columns are told once");
+    assert_eq!(next[0]["object"]["columnDefinitions"], json!([]), "columns are sent once");
     assert_eq!(next[0]["object"]["rows"][0]["cells"], json!(["b", "h2", "0s"]));
 }
 
 #[test]
-fn a_portion_is_as_large_as_was_asked_and_one_object_more() {
+fn watch_batch_has_the_requested_size_and_one_object_more() {
     let mut server = Server::new();
     for n in 0..20 {
         let map = json!({"metadata": {"name": format!("m{n:02}")}, "data": {"k": "x".repeat(10_000)}});
@@ -187,37 +188,37 @@ fn a_portion_is_as_large_as_was_asked_and_one_object_more() {
     }
     let ask = request("GET", format!("{MAPS}?watch=1"), Value::Null).ask().unwrap();
     let mut watcher = Watcher::begin(&ask, &server.tables).unwrap();
-    let (mut told, mut portions) = (0, 0);
+    let (mut observed, mut batches) = (0, 0);
     while let Some(lines) = watcher.initial(25_000, server.wall()) {
         assert!(lines.len() < 40_000, "{} bytes", lines.len());
-        told += lines.lines().count();
-        portions += 1;
+        observed += lines.lines().count();
+        batches += 1;
     }
-    assert_eq!((told, portions), (20, 7));
-    // The same for what happens later.
+    assert_eq!((observed, batches), (20, 7));
+    // The same for later changes.
     let changes = server.history.since(Revision(0), usize::MAX).unwrap();
     let mut watcher = Watcher::begin(&ask, &Server::new().tables).unwrap();
     assert_eq!(watcher.initial(1, server.wall()), None);
     let lines = watcher.changes(&changes, 25_000, server.wall());
-    assert_eq!((lines.lines().count(), watcher.after()), (3, changes[2].revision), "the rest is told from there on");
+    assert_eq!((lines.lines().count(), watcher.after()), (3, changes[2].revision), "the rest follows from there");
 }
 
 #[test]
-fn no_watch_lasts_for_ever() {
+fn watch_duration_is_bounded() {
     for (asked, lasts) in [(300, 300), (i64::MAX, 3600)] {
         let ask = request("GET", format!("{BASE}?watch=1&timeoutSeconds={asked}"), Value::Null).ask().unwrap();
-        assert_eq!(ask.watch_for(), Some(std::time::Duration::from_secs(lasts)));
+        assert_eq!(ask.watch_duration(), Some(std::time::Duration::from_secs(lasts)));
     }
 }
 
-/// Ruby's client watches by the path that came before `?watch=true`.
+/// Ruby's client watches by the path that preceded `?watch=true`.
 #[test]
-fn older_path_of_watches_tells_the_same() {
+fn older_watch_path_sends_the_same() {
     let mut server = Server::new();
     let older = "/apis/coordination.k8s.io/v1/watch/namespaces/ns/leases";
     let (mut all, mut one) = (server.watch(older), server.watch(&format!("{older}/x?resourceVersion=0")));
     server.held("x", "a");
     server.held("y", "a");
-    assert_eq!(all.told(&server), ["ADDED x", "ADDED y"]);
-    assert_eq!(one.told(&server), ["ADDED x"]);
+    assert_eq!(all.observed(&server), ["ADDED x", "ADDED y"]);
+    assert_eq!(one.observed(&server), ["ADDED x"]);
 }

@@ -9,7 +9,7 @@ use muster_messages::{
     Change, Command, CommandRefusal, GuardMode, GuardScope, Moment, Object, ObjectChange, ObjectKey, ObjectKind,
     Principal, Revision, Tables, Term, WallTime,
 };
-use muster_store::{History, Place, apply_watched};
+use muster_store::{History, LogPosition, apply_watched};
 use serde_json::{Value, json};
 
 /// 2026-11-21T00:00:00Z.
@@ -18,7 +18,7 @@ pub const BASE: &str = "/apis/coordination.k8s.io/v1/namespaces/ns/leases";
 pub const CANDIDATES: &str = "/apis/coordination.k8s.io/v1beta1/namespaces/ns/leasecandidates";
 pub const MAPS: &str = "/api/v1/namespaces/ns/configmaps";
 
-/// A request on its way.
+/// A request to send.
 #[derive(Clone, Default)]
 pub struct Request {
     pub method: &'static str,
@@ -58,7 +58,7 @@ impl Request {
     }
 }
 
-/// What came back.
+/// The response.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Reply {
     pub status: u16,
@@ -98,8 +98,8 @@ impl Reply {
     }
 }
 
-/// Something that happens between a plan and its command.
-type Meanwhile = Box<dyn FnOnce(&mut Server)>;
+/// A step between a plan and its command.
+type BetweenSteps = Box<dyn FnOnce(&mut Server)>;
 
 #[derive(Default)]
 pub struct Server {
@@ -107,7 +107,7 @@ pub struct Server {
     pub history: History,
     pub now: i64,
     entropy: u128,
-    meanwhile: Vec<Meanwhile>,
+    between: Vec<BetweenSteps>,
 }
 
 impl Server {
@@ -119,9 +119,9 @@ impl Server {
         WallTime(T0.0 + self.now)
     }
 
-    /// The next write finds that this happened after it was planned.
-    pub fn meanwhile(&mut self, what: impl FnOnce(&mut Server) + 'static) {
-        self.meanwhile.push(Box::new(what));
+    /// Runs this after the next write has been planned.
+    pub fn between(&mut self, what: impl FnOnce(&mut Server) + 'static) {
+        self.between.push(Box::new(what));
     }
 
     pub fn send(&mut self, request: &Request) -> Reply {
@@ -156,7 +156,7 @@ impl Server {
             if plan.dry_run {
                 return Ok(plan.done(ask, None, self.wall()));
             }
-            for what in std::mem::take(&mut self.meanwhile) {
+            for what in std::mem::take(&mut self.between) {
                 what(self);
             }
             let mut command = Command::idempotent(self.wall(), Principal::Operator, ask.to_string());
@@ -168,23 +168,23 @@ impl Server {
                     return Ok(plan.done(ask, stored, self.wall()));
                 }
                 Err(refusal) => match plan.refused(&refusal) {
-                    Refused::Again => {}
-                    Refused::Finally(status) => return Err(status),
+                    Refused::Replan => {}
+                    Refused::Final(status) => return Err(status),
                 },
             }
         }
-        panic!("planned five times in vain");
+        panic!("five plans failed");
     }
 
     pub fn apply(&mut self, command: &Command) -> Result<Vec<ObjectChange>, CommandRefusal> {
         let revision = Revision(self.tables.revision.0 + 1);
         let mut changes = Vec::new();
-        let applied = apply_watched(&mut self.tables, Place { revision, term: Term(1) }, command, &mut changes);
+        let applied = apply_watched(&mut self.tables, LogPosition { revision, term: Term(1) }, command, &mut changes);
         self.history.record(Moment(0), revision, changes.clone());
         applied.map(|()| changes)
     }
 
-    /// A change that no Kubernetes client made.
+    /// A change made by a client other than a Kubernetes client.
     pub fn natively(&mut self, change: Change) {
         let command = Command::idempotent(self.wall(), Principal::Operator, "natively").change(change);
         self.apply(&command).expect("the change is allowed");
@@ -226,7 +226,7 @@ impl Server {
         self.send(&request("PATCH", target, body).typed("application/apply-patch+yaml"))
     }
 
-    /// A lease that is held, and its path.
+    /// Creates a held lease, and returns its path.
     pub fn held(&mut self, name: &str, holder: &str) -> String {
         let spec = json!({"holderIdentity": holder, "leaseDurationSeconds": 15, "renewTime": "2026-11-21T05:00:00Z"});
         self.post(BASE, json!({"metadata": {"name": name}, "spec": spec})).expect(201);
@@ -249,10 +249,10 @@ impl Stream {
     pub fn begin(server: &Server, request: &Request) -> Self {
         let ask = request.ask().unwrap_or_else(|e| panic!("{}", e.message));
         assert_eq!(ask.takes, Takes::Watch);
-        Self { watcher: Watcher::begin(&ask, &server.tables).expect("it begins"), begun: false }
+        Self { watcher: Watcher::begin(&ask, &server.tables).expect("the watch begins"), begun: false }
     }
 
-    /// Everything that has not been told yet.
+    /// All events not returned yet.
     pub fn events(&mut self, server: &Server) -> Vec<Value> {
         let mut lines = String::new();
         while let Some(more) = self.watcher.initial(600, server.wall()) {
@@ -267,8 +267,8 @@ impl Stream {
         lines.lines().map(|line| serde_json::from_str(line).expect("each line is one event")).collect()
     }
 
-    /// The same, in short: type and name.
-    pub fn told(&mut self, server: &Server) -> Vec<String> {
+    /// The same, in short form: type and name.
+    pub fn observed(&mut self, server: &Server) -> Vec<String> {
         let short = |event: Value| {
             let name = event.pointer("/object/metadata/name").and_then(Value::as_str).unwrap_or_default().to_owned();
             format!("{} {name}", event["type"].as_str().unwrap_or_default()).trim_end().to_owned()
@@ -277,7 +277,7 @@ impl Stream {
     }
 
     pub fn watcher(&self) -> &Watcher {
-        assert!(self.begun, "drain it first");
+        assert!(self.begun, "drain the initial events first");
         &self.watcher
     }
 }

@@ -1,4 +1,4 @@
-//! Creations, updates, deletions: what they store, what they demand, and how they meet each other.
+//! Creations, updates, deletions: what they store, what they require, and how they interact.
 
 use muster_messages::{GuardMode, ObjectKind};
 use serde_json::{Value, json};
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use crate::world::*;
 
 #[test]
-fn the_server_owns_what_it_names_an_object_by() {
+fn server_owns_identifying_fields() {
     let mut server = Server::new();
     let meta = json!({"name": "x", "uid": "11111111-1111-1111-1111-111111111111", "generation": 7,
                       "creationTimestamp": "2001-01-01T00:00:00Z", "selfLink": "/x", "managedFields": [{"manager": "m"}]});
@@ -14,18 +14,18 @@ fn the_server_owns_what_it_names_an_object_by() {
     assert_ne!(lease.at("/metadata/uid"), "11111111-1111-1111-1111-111111111111");
     assert_eq!(lease.at("/metadata/creationTimestamp"), "2026-11-21T00:00:01Z");
     assert_eq!(lease.at("/metadata/generation"), Value::Null);
-    assert_eq!(lease.at("/metadata/managedFields"), Value::Null, "nothing was written that could be owned");
+    assert_eq!(lease.at("/metadata/managedFields"), Value::Null, "no written field can be owned");
     assert_eq!(lease.revision(), server.tables.revision.0);
 }
 
 #[test]
-fn a_second_post_finds_that_it_exists() {
+fn second_post_conflicts_with_the_existing_object() {
     let mut server = Server::new();
     server.held("x", "a");
     let clash = server.post(BASE, json!({"metadata": {"name": "x"}})).expect(409);
     assert_eq!((clash.reason(), clash.at("/details/name")), (json!("AlreadyExists"), json!("x")));
-    // The same when somebody else was faster by a moment.
-    server.meanwhile(|s| drop(s.held("y", "b")));
+    // The same if another client was faster by a moment.
+    server.between(|s| drop(s.held("y", "b")));
     let clash = server.post(BASE, json!({"metadata": {"name": "y"}})).expect(409);
     assert_eq!(clash.reason(), "AlreadyExists");
     server.post(BASE, json!({"metadata": {"name": "z", "resourceVersion": "7"}})).expect(400);
@@ -56,11 +56,11 @@ fn a_put_replaces_the_revision_it_names() {
 
     let late = server.put(&lease, body.clone()).expect(409);
     assert_eq!(late.reason(), "Conflict");
-    // Late by a moment only: the plan was made on what the client saw.
+    // Only a moment too late: the plan was made on what the client saw.
     body["metadata"]["resourceVersion"] = put.revision().to_string().into();
-    server.meanwhile(|s| drop(s.merge(&format!("{BASE}/x"), json!({"metadata": {"labels": {"a": "b"}}})).expect(200)));
+    server.between(|s| drop(s.merge(&format!("{BASE}/x"), json!({"metadata": {"labels": {"a": "b"}}})).expect(200)));
     assert_eq!(server.put(&lease, body).expect(409).reason(), "Conflict");
-    assert_eq!(server.lease("x").meta.labels.len(), 1, "the other's write stands");
+    assert_eq!(server.lease("x").meta.labels.len(), 1, "the other client's write is kept");
 }
 
 #[test]
@@ -79,13 +79,13 @@ fn a_put_without_a_revision_is_refused_with_every_cause() {
 }
 
 #[test]
-fn a_put_creates_what_is_missing_unless_it_means_something_that_is_gone() {
+fn put_creates_a_missing_object_unless_it_names_a_deleted_one() {
     let mut server = Server::new();
     let lease = server.held("x", "a");
     let old = server.get(&*lease);
     server.delete(&lease, Value::Null).expect(200);
 
-    // The old leader's fast path: its cached object, uid included, must not bring the lock back.
+    // The old leader's fast path: its cached object, uid included, must not recreate the lock.
     let conflict = server.put(&lease, old.json.clone()).expect(409);
     assert!(conflict.at("/message").as_str().unwrap().contains("UID in precondition"), "{}", conflict.json);
     let fresh = server.put(&lease, json!({"spec": {"holderIdentity": "b"}})).expect(201);
@@ -97,9 +97,9 @@ fn a_put_creates_what_is_missing_unless_it_means_something_that_is_gone() {
 }
 
 #[test]
-fn two_puts_that_create_meet() {
+fn one_of_two_concurrent_creating_puts_succeeds() {
     let mut server = Server::new();
-    server.meanwhile(|s| drop(s.held("x", "faster")));
+    server.between(|s| drop(s.held("x", "faster")));
     let slower = server.put(&format!("{BASE}/x"), json!({"spec": {"holderIdentity": "slower"}})).expect(422);
     assert_eq!(slower.at("/details/causes/0/field"), "metadata.resourceVersion", "now it is an update");
     assert_eq!(server.lease("x").lease().unwrap().spec.held_by(), Some("faster"));
@@ -112,13 +112,13 @@ fn writing_the_same_again_changes_nothing() {
     let seen = server.get(&*lease);
     server.now += 60_000;
     let again = server.put(&lease, seen.json.clone()).expect(200);
-    assert_eq!(again.json, seen.json, "neither revision nor managers");
-    let watched = server.watch(&format!("{BASE}?watch=1&resourceVersion={}", seen.revision())).told(&server);
-    assert_eq!(watched, [""; 0], "nor is there an event");
+    assert_eq!(again.json, seen.json, "revision and managers are unchanged");
+    let watched = server.watch(&format!("{BASE}?watch=1&resourceVersion={}", seen.revision())).observed(&server);
+    assert_eq!(watched, [""; 0], "no event either");
 }
 
 #[test]
-fn dry_runs_are_answered_and_not_made() {
+fn dry_runs_are_answered_but_not_applied() {
     let mut server = Server::new();
     let lease = server.held("x", "a");
     let before = server.tables.clone();
@@ -133,7 +133,7 @@ fn dry_runs_are_answered_and_not_made() {
 }
 
 #[test]
-fn deletions_hold_their_preconditions() {
+fn deletions_respect_their_preconditions() {
     let mut server = Server::new();
     let lease = server.held("x", "a");
     let seen = server.get(&*lease);
@@ -141,8 +141,8 @@ fn deletions_hold_their_preconditions() {
     let other = json!({"preconditions": {"uid": "11111111-1111-1111-1111-111111111111"}});
     assert_eq!(server.delete(&lease, other).expect(409).reason(), "Conflict");
     server.delete(&lease, json!({"preconditions": {"resourceVersion": "1000"}})).expect(409);
-    // It is another object by the time the command is applied.
-    server.meanwhile(|s| {
+    // By the time the command is applied, another object has the name.
+    server.between(|s| {
         s.delete(&format!("{BASE}/x"), Value::Null).expect(200);
         s.held("x", "b");
     });
@@ -165,8 +165,8 @@ fn whole_collections_are_deleted() {
     }
     let other = "/apis/coordination.k8s.io/v1/namespaces/other/leases";
     server.post(other, json!({"metadata": {"name": "l0"}})).expect(201);
-    // One of them is gone by then: the rest goes all the same.
-    server.meanwhile(|s| drop(s.delete(&format!("{BASE}/l0"), Value::Null).expect(200)));
+    // One of them is already deleted by then: the others are deleted all the same.
+    server.between(|s| drop(s.delete(&format!("{BASE}/l0"), Value::Null).expect(200)));
     let deleted = server.delete(&format!("{BASE}?labelSelector=odd%3D0"), Value::Null).expect(200);
     assert_eq!((deleted.at("/kind"), deleted.at("/items/0/metadata/name")), (json!("LeaseList"), json!("l2")));
     let left = server.get("/apis/coordination.k8s.io/v1/leases");
@@ -176,7 +176,7 @@ fn whole_collections_are_deleted() {
 }
 
 #[test]
-fn finalizers_are_refused_in_so_many_words() {
+fn finalizers_are_refused_explicitly() {
     let mut server = Server::new();
     let refused = server.post(BASE, json!({"metadata": {"name": "x", "finalizers": ["a/b"]}})).expect(422);
     assert_eq!(refused.at("/details/causes/0/field"), "metadata.finalizers");
@@ -202,7 +202,7 @@ fn objects_do_not_grow_without_bound() {
 }
 
 #[test]
-fn a_guarded_lease_is_not_taken_by_who_does_not_look() {
+fn guarded_lease_is_not_taken_by_a_blind_write() {
     let mut server = Server::new();
     let lease = server.held("x", "a");
     let taking = json!({"spec": {"holderIdentity": "b"}});
@@ -210,41 +210,41 @@ fn a_guarded_lease_is_not_taken_by_who_does_not_look() {
     assert_eq!(refused.reason(), "Conflict");
     assert!(refused.at("/message").as_str().unwrap().contains("held by \"a\""), "{}", refused.json);
     let revision = server.get(&*lease).revision();
-    let looked = json!({"metadata": {"resourceVersion": revision.to_string()}, "spec": {"holderIdentity": "b"}});
-    let taken = server.merge(&lease, looked).expect(200);
+    let with_revision = json!({"metadata": {"resourceVersion": revision.to_string()}, "spec": {"holderIdentity": "b"}});
+    let taken = server.merge(&lease, with_revision).expect(200);
     assert_eq!(taken.warnings, [""; 0]);
 
     server.guard(GuardMode::Off);
     let taken = server.merge(&lease, json!({"spec": {"holderIdentity": "c"}})).expect(200);
     assert!(taken.warnings[0].contains("names no resourceVersion"), "{:?}", taken.warnings);
     server.guard(GuardMode::All);
-    let looked =
+    let with_revision =
         json!({"metadata": {"resourceVersion": taken.revision().to_string()}, "spec": {"holderIdentity": "d"}});
-    server.put(&lease, looked).expect(409);
+    server.put(&lease, with_revision).expect(409);
     assert!(server.object(ObjectKind::Lease, "x").is_some());
 }
 
 #[test]
-fn what_is_deleted_while_it_is_written_is_judged_as_missing() {
+fn object_deleted_during_a_write_counts_as_missing() {
     let mut server = Server::new();
     let gone = |s: &mut Server| drop(s.delete(&format!("{BASE}/x"), Value::Null).expect(200));
     let lease = server.held("x", "a");
-    server.meanwhile(gone);
+    server.between(gone);
     server.merge(&lease, json!({"metadata": {"labels": {"a": "b"}}})).expect(404);
 
     let lease = server.held("x", "a");
     let seen = server.get(&*lease).json;
-    server.meanwhile(gone);
+    server.between(gone);
     server.put(&lease, seen).expect(409);
 
     let lease = server.held("x", "a");
-    server.meanwhile(gone);
+    server.between(gone);
     server.delete(&lease, Value::Null).expect(404);
-    assert!(server.tables.objects.is_empty(), "nothing came back to life");
+    assert!(server.tables.objects.is_empty(), "no object was recreated");
 }
 
 #[test]
-fn a_made_up_name_that_is_taken_is_made_up_again() {
+fn taken_generated_name_is_generated_again() {
     use muster_kubernetes::{Context, Refused, plan};
     let refusal = |meta: Value| {
         let request = request("POST", BASE, json!({"metadata": meta}));
@@ -252,14 +252,12 @@ fn a_made_up_name_that_is_taken_is_made_up_again() {
         let plan = plan(&request.ask().unwrap(), &request.body, &Server::new().tables, context).unwrap();
         plan.refused(&muster_messages::CommandRefusal::Exists { what: "object".into(), id: "x".into() })
     };
-    assert_eq!(refusal(json!({"generateName": "x-"})), Refused::Again);
-    assert!(
-        matches!(refusal(json!({"name": "x"})), Refused::Finally(status) if status.reason.name() == "AlreadyExists")
-    );
+    assert_eq!(refusal(json!({"generateName": "x-"})), Refused::Replan);
+    assert!(matches!(refusal(json!({"name": "x"})), Refused::Final(status) if status.reason.name() == "AlreadyExists"));
 }
 
 #[test]
-fn a_large_collection_is_deleted_in_parts() {
+fn large_collection_is_deleted_in_several_commands() {
     use muster_kubernetes::{Context, plan};
     let mut server = Server::new();
     for n in 0..501 {

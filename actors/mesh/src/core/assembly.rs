@@ -1,15 +1,15 @@
-//! Assembly: a snapshot that arrives in pieces.
+//! Assembly of a snapshot that arrives in pieces.
 //!
-//! Owns   at most one transfer of one session; a new first piece replaces what was there.
-//! Hears  pieces, in order.     Says  taken, whole (with the data), or why the transfer ended.
-//! Keeps  MESH-9   memory is bounded by what has arrived, and that by the limit, whatever a head claims.
-//!        MESH-10  data is handed on only when its length and SHA-256 are those of its head.
+//! Owns        at most one transfer of one session; a new first piece replaces it.
+//! Inputs      pieces, in order.
+//! Outputs     incomplete, complete (with the data), or why the transfer ended.
+//! Invariants  MESH-9   memory is bounded by what has arrived, and that by the limit, whatever a head declares.
+//!             MESH-10  data is passed on only when its length and SHA-256 are those of its head.
 
 use muster_messages::RaftId;
 use muster_messages::wire::{PacketKind, RaftPacket, SnapshotHead};
 use sha2::{Digest, Sha256};
 
-/// One piece, as it came.
 #[derive(Clone, Debug)]
 pub struct Piece {
     pub head: SnapshotHead,
@@ -19,18 +19,17 @@ pub struct Piece {
     pub last: Option<Box<RaftPacket>>,
 }
 
-/// Why a transfer ended early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Spoiled {
-    #[error("a snapshot of {bytes} bytes; [mesh] max_snapshot_bytes allows {limit} here")]
+pub enum AssemblyError {
+    #[error("snapshot of {bytes} bytes exceeds this manager's [mesh] max_snapshot_bytes of {limit}")]
     TooLarge { bytes: u64, limit: u64 },
-    #[error("a piece out of order")]
+    #[error("snapshot piece out of order")]
     OutOfOrder,
-    #[error("more or fewer bytes than its head says")]
+    #[error("snapshot length differs from its head")]
     Length,
-    #[error("its digest is wrong")]
+    #[error("snapshot digest differs from its head")]
     Digest,
-    #[error("its last piece carries no packet for it")]
+    #[error("the last piece carries no packet for the snapshot")]
     Packet,
 }
 
@@ -42,25 +41,24 @@ struct Transfer {
     digest: Sha256,
 }
 
-/// A snapshot that arrived whole, and the Raft message it belongs to.
+/// A complete snapshot, and its Raft message.
 pub type Whole = (Box<RaftPacket>, Vec<u8>);
 
-/// The transfer of one session.
 #[derive(Debug, Default)]
 pub struct Assembly {
     transfer: Option<Transfer>,
 }
 
 impl Assembly {
-    /// Takes a piece. A snapshot may have `limit` bytes. `Some` is a whole snapshot with its packet.
-    pub fn take(&mut self, limit: u64, piece: Piece) -> Result<Option<Whole>, Spoiled> {
+    /// Adds a piece. `limit`: the most bytes of a snapshot. `Some`: the complete snapshot with its packet.
+    pub fn take(&mut self, limit: u64, piece: Piece) -> Result<Option<Whole>, AssemblyError> {
         let mut transfer = self.transfer_of(limit, &piece)?;
         let have = transfer.data.len() as u64;
         if piece.offset != have {
-            return Err(Spoiled::OutOfOrder);
+            return Err(AssemblyError::OutOfOrder);
         }
         if have + piece.data.len() as u64 > transfer.head.bytes {
-            return Err(Spoiled::Length);
+            return Err(AssemblyError::Length);
         }
         transfer.digest.update(&piece.data);
         transfer.data.extend_from_slice(&piece.data);
@@ -71,39 +69,38 @@ impl Assembly {
         whole(transfer, packet).map(Some)
     }
 
-    /// Bytes held.
     pub fn held(&self) -> usize {
         self.transfer.as_ref().map_or(0, |t| t.data.len())
     }
 
-    /// The running transfer that a piece belongs to, taken out: it is gone unless it is put back.
-    fn transfer_of(&mut self, limit: u64, piece: &Piece) -> Result<Transfer, Spoiled> {
+    /// Takes out the transfer that a piece belongs to: it ends unless it is put back.
+    fn transfer_of(&mut self, limit: u64, piece: &Piece) -> Result<Transfer, AssemblyError> {
         let running = self.transfer.take();
         if piece.head.bytes > limit {
-            return Err(Spoiled::TooLarge { bytes: piece.head.bytes, limit });
+            return Err(AssemblyError::TooLarge { bytes: piece.head.bytes, limit });
         }
         if piece.offset == 0 {
             let (head, from) = (piece.head.clone(), piece.from);
             return Ok(Transfer { head, from, data: Vec::new(), digest: Sha256::new() });
         }
-        let running = running.ok_or(Spoiled::OutOfOrder)?;
+        let running = running.ok_or(AssemblyError::OutOfOrder)?;
         if running.head != piece.head || running.from != piece.from {
-            return Err(Spoiled::OutOfOrder);
+            return Err(AssemblyError::OutOfOrder);
         }
         Ok(running)
     }
 }
 
-fn whole(transfer: Transfer, packet: Box<RaftPacket>) -> Result<Whole, Spoiled> {
+fn whole(transfer: Transfer, packet: Box<RaftPacket>) -> Result<Whole, AssemblyError> {
     let Transfer { head, from, data, digest } = transfer;
     if data.len() as u64 != head.bytes {
-        return Err(Spoiled::Length);
+        return Err(AssemblyError::Length);
     }
     if digest.finalize().as_slice() != head.digest {
-        return Err(Spoiled::Digest);
+        return Err(AssemblyError::Digest);
     }
     if packet.kind != PacketKind::Snapshot || packet.snapshot.as_ref() != Some(&head) || packet.from != from {
-        return Err(Spoiled::Packet);
+        return Err(AssemblyError::Packet);
     }
     Ok((packet, data))
 }
@@ -158,7 +155,7 @@ pub mod tests {
         };
         chunks.iter().enumerate().map(piece).collect()
     }
-    fn run(pieces: Vec<Piece>) -> Result<Option<Vec<u8>>, Spoiled> {
+    fn run(pieces: Vec<Piece>) -> Result<Option<Vec<u8>>, AssemblyError> {
         let (mut assembly, mut got) = (Assembly::default(), None);
         for piece in pieces {
             got = assembly.take(LIMIT, piece)?.map(|(_, data)| data);
@@ -167,18 +164,18 @@ pub mod tests {
     }
 
     #[test]
-    fn a_wrong_digest_is_never_handed_on() {
+    fn snapshot_with_wrong_digest_is_rejected() {
         let mut spoiled = pieces(&[7; 1000], 300);
         spoiled[1].data[5] ^= 1;
-        assert_eq!(run(spoiled), Err(Spoiled::Digest));
+        assert_eq!(run(spoiled), Err(AssemblyError::Digest));
     }
 
     #[test]
-    fn a_head_over_the_limit_is_refused_at_its_first_piece() {
+    fn snapshot_over_limit_is_rejected_at_first_piece() {
         let mut first = pieces(&[7; 1000], 300).remove(0);
         first.head.bytes = LIMIT + 1;
         let mut assembly = Assembly::default();
-        assert_eq!(assembly.take(LIMIT, first), Err(Spoiled::TooLarge { bytes: LIMIT + 1, limit: LIMIT }));
+        assert_eq!(assembly.take(LIMIT, first), Err(AssemblyError::TooLarge { bytes: LIMIT + 1, limit: LIMIT }));
         assert_eq!(assembly.held(), 0);
     }
 
@@ -187,19 +184,19 @@ pub mod tests {
         let data = [3u8; 1000];
         let mut missing = pieces(&data, 300);
         missing.remove(1);
-        assert_eq!(run(missing), Err(Spoiled::OutOfOrder));
+        assert_eq!(run(missing), Err(AssemblyError::OutOfOrder));
         let mut twice = pieces(&data, 300);
         twice.insert(1, twice[1].clone());
-        assert_eq!(run(twice), Err(Spoiled::OutOfOrder));
+        assert_eq!(run(twice), Err(AssemblyError::OutOfOrder));
         let mut long = pieces(&data, 300);
         long[3].data.push(1);
-        assert_eq!(run(long), Err(Spoiled::Length));
+        assert_eq!(run(long), Err(AssemblyError::Length));
         let mut short = pieces(&data, 300);
         short[3].data.pop();
-        assert_eq!(run(short), Err(Spoiled::Length));
+        assert_eq!(run(short), Err(AssemblyError::Length));
         let mut other = pieces(&data, 300);
         other[3].last = Some(Box::new(packet(Some(head(&data)), PacketKind::Append, 2)));
-        assert_eq!(run(other), Err(Spoiled::Packet));
+        assert_eq!(run(other), Err(AssemblyError::Packet));
     }
 
     #[test]
@@ -212,7 +209,7 @@ pub mod tests {
 
     proptest! {
         #[test]
-        fn what_went_in_comes_out(data in proptest::collection::vec(any::<u8>(), 0..2000), size in 1usize..700) {
+        fn assembled_snapshot_equals_the_original(data in proptest::collection::vec(any::<u8>(), 0..2000), size in 1usize..700) {
             prop_assert_eq!(run(pieces(&data, size)), Ok(Some(data)));
         }
     }

@@ -1,19 +1,19 @@
-//! Backlog: Raft messages that wait for a place in a peer's window.
+//! Backlog: Raft messages waiting for room in a peer's window.
 //!
-//! Keeps  MESH-11  a peer that takes nothing costs bounded memory: the oldest messages go, and Raft is told.
-//! Why drop the oldest: Raft sends again by itself, and what it said last is what still matters.
+//! Invariants  MESH-11  a peer that reads nothing costs bounded memory: the oldest messages are dropped, and Raft is informed.
+//! Why drop the oldest: Raft sends again by itself, and only its latest messages still matter.
 
 use std::collections::VecDeque;
 
 use muster_messages::RaftId;
 use muster_messages::wire::RaftPacket;
 
-/// The bytes that may wait (4 MiB): a few full appends; more would only be older when it arrives.
-pub const LIMIT: usize = 4 << 20;
-/// The bytes of one call (512 KiB): well under a frame, whatever the last packet adds.
-pub const BATCH: usize = 512 << 10;
+/// The bytes that may wait (4 MiB): a few full appends; more would only arrive later.
+pub const MAX_BACKLOG_BYTES: usize = 4 << 20;
+/// The bytes of one call (512 KiB): well below a frame, whatever the last packet adds.
+pub const MAX_BATCH_BYTES: usize = 512 << 10;
 
-/// Packets in the order they came.
+/// Packets in order of arrival.
 #[derive(Debug, Default)]
 pub struct Backlog {
     packets: VecDeque<(RaftPacket, usize)>,
@@ -22,7 +22,7 @@ pub struct Backlog {
 }
 
 impl Backlog {
-    /// Adds packets. The seats whose older packets had to go.
+    /// Adds packets. Returns the members whose older packets were dropped.
     pub fn push(&mut self, packets: Vec<RaftPacket>) -> Vec<RaftId> {
         let mut lost: Vec<RaftId> = Vec::new();
         for packet in packets {
@@ -30,7 +30,7 @@ impl Backlog {
             self.bytes += size;
             self.packets.push_back((packet, size));
         }
-        while self.bytes > LIMIT {
+        while self.bytes > MAX_BACKLOG_BYTES {
             let Some((oldest, size)) = self.packets.pop_front() else { break };
             self.bytes -= size;
             self.dropped += 1;
@@ -40,11 +40,11 @@ impl Backlog {
         }
         lost
     }
-    /// The packets of the next call: at least one, at most [`BATCH`] bytes unless one alone is larger.
+    /// The packets of the next call: at least one, at most [`MAX_BATCH_BYTES`] bytes unless one alone is larger.
     pub fn batch(&mut self) -> Vec<RaftPacket> {
         let (mut batch, mut bytes) = (Vec::new(), 0);
         while let Some((_, size)) = self.packets.front() {
-            if !batch.is_empty() && bytes + size > BATCH {
+            if !batch.is_empty() && bytes + size > MAX_BATCH_BYTES {
                 break;
             }
             bytes += size;
@@ -53,7 +53,7 @@ impl Backlog {
         }
         batch
     }
-    /// Everything goes. The seats that it was meant for.
+    /// Drops all packets. Returns the members that they were for.
     pub fn clear(&mut self) -> Vec<RaftId> {
         let mut lost: Vec<RaftId> = self.packets.drain(..).map(|(p, _)| p.to).collect();
         lost.sort();
@@ -67,13 +67,13 @@ impl Backlog {
     pub fn bytes(&self) -> usize {
         self.bytes
     }
-    /// Packets that went because the peer took none.
+    /// Packets dropped because the peer read none.
     pub fn dropped(&self) -> u64 {
         self.dropped
     }
 }
 
-/// What a packet takes, in memory and on the wire, near enough: numbers at their widest.
+/// The approximate size of a packet, in memory and on the wire, with numbers at their widest.
 fn size(packet: &RaftPacket) -> usize {
     let entries: usize = packet.entries.iter().map(|e| 40 + e.data.len() + e.context.len()).sum();
     let snapshot = packet.snapshot.as_ref().map_or(0, |s| 80 + 9 * (s.voters.len() + s.learners.len()));
@@ -102,14 +102,14 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_takes_nothing_costs_bounded_memory_and_the_newest_stay() {
+    fn backlog_is_bounded_and_keeps_newest_messages() {
         let mut backlog = Backlog::default();
-        let mut told = 0;
+        let mut reported = 0;
         for n in 0..100 {
-            told += backlog.push(vec![append(n, 100_000)]).len();
-            assert!(backlog.bytes() <= LIMIT);
+            reported += backlog.push(vec![append(n, 100_000)]).len();
+            assert!(backlog.bytes() <= MAX_BACKLOG_BYTES);
         }
-        assert!(told > 0 && backlog.dropped() >= 50);
+        assert!(reported > 0 && backlog.dropped() >= 50);
         let mut last = 0;
         while !backlog.is_empty() {
             last = backlog.batch().last().unwrap().index;
@@ -123,7 +123,7 @@ mod tests {
         backlog.push((0..5000).map(|n| append(n, (n % 977) as usize)).collect());
         while !backlog.is_empty() {
             let message = PeerMessage::Raft(backlog.batch());
-            assert!(wire::encode(&PeerEnvelope { tag: u128::MAX, message }).unwrap().len() <= BATCH);
+            assert!(wire::encode(&PeerEnvelope { tag: u128::MAX, message }).unwrap().len() <= MAX_BATCH_BYTES);
         }
     }
 }

@@ -1,12 +1,13 @@
 //! Filter: which frames of a peer reach the cluster library.
 //!
-//! Owns   what one session has said so far: how far its second handshake is, whether it is ready, how often it pinged.
-//! Hears  every inbound frame, whole.     Says  pass it on, or end the session and why.
-//! Keeps  MESH-3  a peer announces the one actor that its hello named, and no other.
-//!        MESH-4  a peer speaks to our door only, with this session's tag, and within a deadline.
-//!        MESH-5  a peer joins no process group, asks for no list of our sessions and names no node but itself.
-//!        MESH-6  what a peer can make us keep or send without our asking is bounded: no answers to calls that were
-//!                never made, no flood of pings.
+//! Owns        the state of one session: progress of its second handshake, whether it is ready, how often the peer pinged.
+//! Inputs      every inbound frame, whole.
+//! Outputs     pass it on, or end the session with a reason.
+//! Invariants  MESH-3  a peer announces the one actor that its hello named, and no other.
+//!             MESH-4  a peer calls only our RPC endpoint, with this session's tag, and within a deadline.
+//!             MESH-5  a peer joins no process group, requests no list of our sessions and names no node but itself.
+//!             MESH-6  what a peer can make us keep or send unasked is bounded: no answers to calls that were never made, no
+//!                     flood of pings.
 //! Why: the library trusts every authenticated peer fully. One that announced 100,000 actors cost 700 MB.
 
 use std::time::Duration;
@@ -15,14 +16,14 @@ use muster_messages::{Moment, NodeId, wire};
 
 use super::frames::{Fields, Malformed, Value};
 
-/// Which end of the connection we are: it fixes what the peer says in the second handshake.
+/// Our end of the connection, which determines the peer's part of the second handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
     Dialed,
     Accepted,
 }
 
-/// What may pass.
+/// An admitted frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Admitted {
     Handshake,
@@ -32,43 +33,42 @@ pub enum Admitted {
     Reply,
 }
 
-/// Why a session ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
 pub enum Violation {
     #[error("frame over the limit")]
     Oversized,
-    #[error("bytes that are no frame of this protocol")]
+    #[error("malformed frame")]
     Malformed,
-    #[error("a handshake out of order, or in another node's name")]
+    #[error("handshake message out of order, or with another node's name")]
     Handshake,
-    #[error("a message before the handshake was done")]
+    #[error("message before the end of the handshake")]
     Early,
-    #[error("an actor announced that is not its door")]
+    #[error("announcement of an actor other than the peer's RPC endpoint")]
     ForeignActor,
-    #[error("a process group")]
+    #[error("process group message")]
     Group,
-    #[error("a question for our other sessions")]
+    #[error("request for this manager's other sessions")]
     Sessions,
-    #[error("a message that is no call")]
+    #[error("message that is not a call")]
     Cast,
-    #[error("a message to an actor that is not our door")]
-    ForeignDoor,
-    #[error("a call without a deadline")]
+    #[error("message to an actor other than this manager's RPC endpoint")]
+    ForeignEndpoint,
+    #[error("call without a deadline, or with one that is too long")]
     NoDeadline,
-    #[error("a call with another session's tag")]
+    #[error("call with another session's tag")]
     WrongTag,
-    #[error("an answer to a call that was never made")]
+    #[error("answer to a call that was never made")]
     UnaskedReply,
     #[error("too many control messages")]
     Flood,
-    /// Not against the rules: its door stopped. The next door opens a new session.
-    #[error("its door stopped")]
-    DoorStopped,
+    /// Not an offence: its RPC endpoint stopped. The next one opens a new session.
+    #[error("the peer's RPC endpoint stopped")]
+    EndpointStopped,
 }
 
 impl Violation {
-    /// The word under which it is counted.
-    pub fn word(self) -> &'static str {
+    /// The key of its counter.
+    pub fn counter_key(self) -> &'static str {
         match self {
             Violation::Oversized => "oversized",
             Violation::Malformed => "malformed",
@@ -78,20 +78,20 @@ impl Violation {
             Violation::Group => "group",
             Violation::Sessions => "sessions",
             Violation::Cast => "cast",
-            Violation::ForeignDoor => "foreign_door",
+            Violation::ForeignEndpoint => "foreign_door",
             Violation::NoDeadline => "no_deadline",
             Violation::WrongTag => "wrong_tag",
             Violation::UnaskedReply => "unasked_reply",
             Violation::Flood => "flood",
-            Violation::DoorStopped => "door_stopped",
+            Violation::EndpointStopped => "door_stopped",
         }
     }
 }
 
 impl Violation {
-    /// Whether the peer did wrong.
+    /// Whether it is the peer's fault.
     pub fn is_offence(self) -> bool {
-        self != Violation::DoorStopped
+        self != Violation::EndpointStopped
     }
 }
 
@@ -101,25 +101,25 @@ impl From<Malformed> for Violation {
     }
 }
 
-/// A handshake or control frame holds a name and numbers.
-const SMALL: usize = 512;
-/// The name of a call's variant.
-const VARIANT: usize = 32;
-/// The longest deadline of a call: while it runs, the library keeps a task for it.
+/// Bytes of a handshake or control frame, which holds a name and numbers.
+const MAX_CONTROL_FRAME_BYTES: usize = 512;
+/// Bytes of the name of a call's variant.
+const MAX_VARIANT_NAME_BYTES: usize = 32;
+/// The longest deadline of a call: the library keeps a task for its duration.
 pub const MAX_CALL_MS: u64 = 120_000;
-/// Control messages that may come at once: a peer that was paused for as long as the idle limit allows sends 13 pings.
+/// Control messages accepted at once: a peer that was paused for the idle limit sends 13 pings.
 const CONTROL_BURST: u32 = 64;
-/// The peer pings every 1 to 5 s and answers ours; twice that much is plenty.
-const CONTROL_EVERY: Duration = Duration::from_millis(250);
+/// The peer pings every 1 to 5 s and answers our pings; this allows twice that.
+const CONTROL_INTERVAL: Duration = Duration::from_millis(250);
 
-/// The judge of one session's inbound frames.
+/// Checks one session's inbound frames.
 #[derive(Clone, Debug)]
 pub struct Filter {
     side: Side,
     peer: NodeId,
-    peer_door: u64,
-    own_door: u64,
-    /// How every message that carries our tag begins.
+    peer_endpoint: u64,
+    own_endpoint: u64,
+    /// The prefix of every message with our tag.
     prefix: Vec<u8>,
     handshakes: usize,
     ready: bool,
@@ -128,18 +128,18 @@ pub struct Filter {
     refilled: Moment,
 }
 
-/// The last words of the handshake: name, answer to the challenge; or status, challenge, acknowledgement.
-const SAID_BY_DIALER: [u32; 2] = [1, 5];
-const SAID_BY_ACCEPTOR: [u32; 3] = [2, 4, 6];
+/// The messages of the handshake: name, answer to the challenge; or status, challenge, acknowledgement.
+const DIALER_MESSAGES: [u32; 2] = [1, 5];
+const ACCEPTOR_MESSAGES: [u32; 3] = [2, 4, 6];
 
 impl Filter {
-    /// A filter for a session with `peer`, whose hello named `peer_door`; ours named `own_door` and `own_tag`.
-    pub fn new(side: Side, peer: NodeId, peer_door: u64, own_door: u64, own_tag: u128) -> Self {
+    /// A filter for a session with `peer`, whose hello named `peer_endpoint`; ours named `own_endpoint` and `own_tag`.
+    pub fn new(side: Side, peer: NodeId, peer_endpoint: u64, own_endpoint: u64, own_tag: u128) -> Self {
         Self {
             side,
             peer,
-            peer_door,
-            own_door,
+            peer_endpoint,
+            own_endpoint,
             prefix: wire::encode(&own_tag).expect("a number is far below the frame limit"),
             handshakes: 0,
             ready: false,
@@ -149,7 +149,7 @@ impl Filter {
         }
     }
 
-    /// Judges one frame's payload. `calls_sent` is how many calls this session has carried to the peer.
+    /// Checks one frame's payload. `calls_sent`: the number of calls that this session has carried to the peer.
     pub fn admit(&mut self, now: Moment, calls_sent: u64, payload: &[u8]) -> Result<Admitted, Violation> {
         match Fields::only(payload)? {
             (1, handshake) => self.handshake(handshake),
@@ -162,8 +162,8 @@ impl Filter {
 
     fn expected(&self) -> &'static [u32] {
         match self.side {
-            Side::Accepted => &SAID_BY_DIALER,
-            Side::Dialed => &SAID_BY_ACCEPTOR,
+            Side::Accepted => &DIALER_MESSAGES,
+            Side::Dialed => &ACCEPTOR_MESSAGES,
         }
     }
     fn authenticated(&self) -> bool {
@@ -172,7 +172,7 @@ impl Filter {
 
     fn handshake(&mut self, message: &[u8]) -> Result<Admitted, Violation> {
         let (kind, body) = Fields::only(message)?;
-        if message.len() > SMALL || self.expected().get(self.handshakes) != Some(&kind) {
+        if message.len() > MAX_CONTROL_FRAME_BYTES || self.expected().get(self.handshakes) != Some(&kind) {
             return Err(Violation::Handshake);
         }
         let mut named = None;
@@ -205,12 +205,12 @@ impl Filter {
                 (2, bytes) => what = bytes.bytes()?,
                 (3, Value::Number(_)) => {}
                 (4, ms) => deadline = Some(ms.number()?),
-                (5, Value::Bytes(variant)) if variant.len() <= VARIANT => {}
+                (5, Value::Bytes(variant)) if variant.len() <= MAX_VARIANT_NAME_BYTES => {}
                 _ => return Err(Violation::Malformed),
             }
         }
-        if to != self.own_door {
-            Err(Violation::ForeignDoor)
+        if to != self.own_endpoint {
+            Err(Violation::ForeignEndpoint)
         } else if deadline.is_none_or(|ms| ms > MAX_CALL_MS) {
             Err(Violation::NoDeadline)
         } else if !what.starts_with(&self.prefix) {
@@ -230,7 +230,7 @@ impl Filter {
             }
         }
         self.replies += 1;
-        if to != self.peer_door {
+        if to != self.peer_endpoint {
             Err(Violation::ForeignActor)
         } else if self.replies > calls_sent {
             Err(Violation::UnaskedReply)
@@ -245,7 +245,7 @@ impl Filter {
         match kind {
             1 => self.announcement(body)?,
             2 => return Err(self.departure(body)?),
-            3 | 4 if body.len() <= SMALL => {}
+            3 | 4 if body.len() <= MAX_CONTROL_FRAME_BYTES => {}
             5 | 6 => return Err(Violation::Group),
             7 | 8 => return Err(Violation::Sessions),
             9 if body.is_empty() && !self.ready => self.ready = true,
@@ -255,8 +255,8 @@ impl Filter {
         Ok(Admitted::Control)
     }
 
-    /// The actors it announces: exactly its door, without a name. A second actor is a second field 1: refused by the
-    /// reader, which takes each field once, so 100,000 of them cost the bytes of one frame.
+    /// The announced actors: exactly the peer's RPC endpoint, without a name. A second actor is a second field 1, which the
+    /// reader refuses because it accepts each field once: 100,000 of them cost the bytes of one frame.
     fn announcement(&self, body: &[u8]) -> Result<(), Violation> {
         let mut fields = Fields::of(body);
         let actor = match fields.next() {
@@ -273,24 +273,24 @@ impl Filter {
                 _ => return Err(Violation::ForeignActor),
             }
         }
-        if pid == self.peer_door { Ok(()) } else { Err(Violation::ForeignActor) }
+        if pid == self.peer_endpoint { Ok(()) } else { Err(Violation::ForeignActor) }
     }
 
     fn departure(&self, body: &[u8]) -> Result<Violation, Violation> {
         let mut left = None;
         for field in Fields::of(body) {
             left = match field? {
-                // Repeated numbers travel packed.
+                // Repeated numbers are packed.
                 (1, Value::Bytes(packed)) => Some(packed.len()),
                 (1, Value::Number(_)) => Some(1),
                 _ => return Err(Violation::Malformed),
             };
         }
-        left.map(|_| Violation::DoorStopped).ok_or(Violation::Malformed)
+        left.map(|_| Violation::EndpointStopped).ok_or(Violation::Malformed)
     }
 
     fn spend(&mut self, now: Moment) -> Result<(), Violation> {
-        let earned = now.since(self.refilled).as_micros() / CONTROL_EVERY.as_micros();
+        let earned = now.since(self.refilled).as_micros() / CONTROL_INTERVAL.as_micros();
         if earned > 0 {
             let earned = u32::try_from(earned).unwrap_or(u32::MAX);
             self.allowance = self.allowance.saturating_add(earned).min(CONTROL_BURST);
@@ -334,8 +334,8 @@ pub mod tests {
         parts.concat()
     }
 
-    const OWN_DOOR: u64 = 7;
-    const PEER_DOOR: u64 = 300;
+    const OWN_ENDPOINT: u64 = 7;
+    const PEER_ENDPOINT: u64 = 300;
     const TAG: u128 = 0x1234_5678_9abc_def0_1122_3344_5566_7788;
 
     fn peer() -> NodeId {
@@ -365,7 +365,7 @@ pub mod tests {
     }
     /// A filter of an accepted session whose handshake is done.
     fn open() -> Filter {
-        let mut filter = Filter::new(Side::Accepted, peer(), PEER_DOOR, OWN_DOOR, TAG);
+        let mut filter = Filter::new(Side::Accepted, peer(), PEER_ENDPOINT, OWN_ENDPOINT, TAG);
         let name = nested(1, peer().as_str().as_bytes());
         check(&mut filter, &auth(1, &name), Ok(Admitted::Handshake));
         check(&mut filter, &auth(5, &number(1, 77)), Ok(Admitted::Handshake));
@@ -376,19 +376,19 @@ pub mod tests {
     }
 
     #[test]
-    fn a_well_behaved_peer_passes() {
+    fn frames_of_correct_peer_pass() {
         let mut filter = open();
-        check(&mut filter, &announce(&[PEER_DOOR]), Ok(Admitted::Control));
+        check(&mut filter, &announce(&[PEER_ENDPOINT]), Ok(Admitted::Control));
         check(&mut filter, &control(9, b""), Ok(Admitted::Control));
         check(&mut filter, &control(3, &nested(1, &number(1, 5))), Ok(Admitted::Control));
         let what = tagged(TAG);
-        check(&mut filter, &call(OWN_DOOR, &what, Some(5000)), Ok(Admitted::Call(what.len())));
-        assert_eq!(filter.admit(Moment(1), 1, &reply(PEER_DOOR)), Ok(Admitted::Reply));
+        check(&mut filter, &call(OWN_ENDPOINT, &what, Some(5000)), Ok(Admitted::Call(what.len())));
+        assert_eq!(filter.admit(Moment(1), 1, &reply(PEER_ENDPOINT)), Ok(Admitted::Reply));
     }
 
     #[test]
-    fn the_accepting_side_speaks_its_own_part_of_the_handshake() {
-        let mut filter = Filter::new(Side::Dialed, peer(), PEER_DOOR, OWN_DOOR, TAG);
+    fn acceptor_handshake_messages_pass_in_order() {
+        let mut filter = Filter::new(Side::Dialed, peer(), PEER_ENDPOINT, OWN_ENDPOINT, TAG);
         check(&mut filter, &auth(2, b""), Ok(Admitted::Handshake));
         check(&mut filter, &auth(4, &nested(1, peer().as_str().as_bytes())), Ok(Admitted::Handshake));
         check(&mut filter, &control(9, b""), Err(Violation::Early));
@@ -398,24 +398,24 @@ pub mod tests {
 
     #[test]
     fn another_nodes_name_is_refused() {
-        let mut filter = Filter::new(Side::Accepted, peer(), PEER_DOOR, OWN_DOOR, TAG);
+        let mut filter = Filter::new(Side::Accepted, peer(), PEER_ENDPOINT, OWN_ENDPOINT, TAG);
         let other = NodeId::from_entropy(10);
         check(&mut filter, &auth(1, &nested(1, other.as_str().as_bytes())), Err(Violation::Handshake));
     }
 
     #[test]
     fn nothing_passes_before_the_handshake() {
-        let mut filter = Filter::new(Side::Accepted, peer(), PEER_DOOR, OWN_DOOR, TAG);
-        check(&mut filter, &announce(&[PEER_DOOR]), Err(Violation::Early));
-        check(&mut filter, &call(OWN_DOOR, &tagged(TAG), Some(1)), Err(Violation::Early));
+        let mut filter = Filter::new(Side::Accepted, peer(), PEER_ENDPOINT, OWN_ENDPOINT, TAG);
+        check(&mut filter, &announce(&[PEER_ENDPOINT]), Err(Violation::Early));
+        check(&mut filter, &call(OWN_ENDPOINT, &tagged(TAG), Some(1)), Err(Violation::Early));
     }
 
     #[test]
-    fn only_the_door_of_the_hello_may_be_announced() {
-        check(&mut open(), &announce(&[PEER_DOOR + 1]), Err(Violation::ForeignActor));
+    fn only_the_endpoint_of_the_hello_may_be_announced() {
+        check(&mut open(), &announce(&[PEER_ENDPOINT + 1]), Err(Violation::ForeignActor));
         let hundred_thousand: Vec<u64> = (0..100_000).collect();
         check(&mut open(), &announce(&hundred_thousand), Err(Violation::ForeignActor));
-        let named = control(1, &nested(1, &join(&[number(1, PEER_DOOR), nested(2, b"x")])));
+        let named = control(1, &nested(1, &join(&[number(1, PEER_ENDPOINT), nested(2, b"x")])));
         check(&mut open(), &named, Err(Violation::ForeignActor));
     }
 
@@ -425,28 +425,28 @@ pub mod tests {
         check(&mut open(), &control(6, &nested(1, b"g")), Err(Violation::Group));
         check(&mut open(), &control(7, &nested(1, b"n")), Err(Violation::Sessions));
         check(&mut open(), &control(8, b""), Err(Violation::Sessions));
-        check(&mut open(), &nested(2, &nested(1, &number(1, OWN_DOOR))), Err(Violation::Cast));
-        check(&mut open(), &control(2, &nested(1, &varint(PEER_DOOR))), Err(Violation::DoorStopped));
+        check(&mut open(), &nested(2, &nested(1, &number(1, OWN_ENDPOINT))), Err(Violation::Cast));
+        check(&mut open(), &control(2, &nested(1, &varint(PEER_ENDPOINT))), Err(Violation::EndpointStopped));
     }
 
     #[test]
-    fn a_call_needs_our_door_our_tag_and_a_deadline() {
-        check(&mut open(), &call(OWN_DOOR + 1, &tagged(TAG), Some(1)), Err(Violation::ForeignDoor));
-        check(&mut open(), &call(OWN_DOOR, &tagged(TAG), None), Err(Violation::NoDeadline));
-        check(&mut open(), &call(OWN_DOOR, &tagged(TAG), Some(MAX_CALL_MS + 1)), Err(Violation::NoDeadline));
-        check(&mut open(), &call(OWN_DOOR, &tagged(TAG ^ 1), Some(1)), Err(Violation::WrongTag));
-        check(&mut open(), &call(OWN_DOOR, b"", Some(1)), Err(Violation::WrongTag));
+    fn call_requires_endpoint_tag_and_deadline() {
+        check(&mut open(), &call(OWN_ENDPOINT + 1, &tagged(TAG), Some(1)), Err(Violation::ForeignEndpoint));
+        check(&mut open(), &call(OWN_ENDPOINT, &tagged(TAG), None), Err(Violation::NoDeadline));
+        check(&mut open(), &call(OWN_ENDPOINT, &tagged(TAG), Some(MAX_CALL_MS + 1)), Err(Violation::NoDeadline));
+        check(&mut open(), &call(OWN_ENDPOINT, &tagged(TAG ^ 1), Some(1)), Err(Violation::WrongTag));
+        check(&mut open(), &call(OWN_ENDPOINT, b"", Some(1)), Err(Violation::WrongTag));
     }
 
     #[test]
-    fn answers_need_questions() {
+    fn reply_without_call_is_refused() {
         let mut filter = open();
-        assert_eq!(filter.admit(Moment(1), 1, &reply(PEER_DOOR)), Ok(Admitted::Reply));
-        assert_eq!(filter.admit(Moment(1), 1, &reply(PEER_DOOR)), Err(Violation::UnaskedReply));
+        assert_eq!(filter.admit(Moment(1), 1, &reply(PEER_ENDPOINT)), Ok(Admitted::Reply));
+        assert_eq!(filter.admit(Moment(1), 1, &reply(PEER_ENDPOINT)), Err(Violation::UnaskedReply));
     }
 
     #[test]
-    fn pings_at_their_usual_pace_pass_and_a_flood_does_not() {
+    fn regular_pings_pass_and_a_flood_does_not() {
         let ping = control(3, &nested(1, &number(1, 5)));
         let mut filter = open();
         for second in 1..1000u64 {
@@ -460,17 +460,17 @@ pub mod tests {
     proptest! {
         #[test]
         fn random_payloads_never_panic_and_never_call(payload in proptest::collection::vec(any::<u8>(), 0..200)) {
-            let verdict = open().admit(Moment(1), 0, &payload);
-            prop_assert!(!matches!(verdict, Ok(Admitted::Call(_) | Admitted::Reply)));
+            let decision = open().admit(Moment(1), 0, &payload);
+            prop_assert!(!matches!(decision, Ok(Admitted::Call(_) | Admitted::Reply)));
         }
 
         #[test]
         fn a_changed_byte_never_reaches_another_actor(at in 0usize..80, to in any::<u8>()) {
-            let mut payload = call(OWN_DOOR, &tagged(TAG), Some(5000));
+            let mut payload = call(OWN_ENDPOINT, &tagged(TAG), Some(5000));
             let at = at % payload.len();
             payload[at] = to;
             if let Ok(Admitted::Call(_)) = open().admit(Moment(1), 0, &payload) {
-                // Still to our door and with our tag: the bytes of both are unchanged.
+                // Still to our RPC endpoint and with our tag: the bytes of both are unchanged.
                 let text = wire::encode(&TAG).unwrap();
                 prop_assert!(payload.windows(text.len()).any(|w| w == text));
             }

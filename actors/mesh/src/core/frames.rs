@@ -1,9 +1,9 @@
-//! Frames of the cluster library's wire: a length of eight bytes, big-endian, then one protobuf message.
+//! Frames of the cluster library's wire format: a length of eight bytes, big-endian, then one protobuf message.
 //!
-//! Keeps  MESH-1  a frame is handed on whole or not at all, so that nothing forbidden arrives even in part.
-//!        MESH-2  a length field alone reserves no memory: the buffer grows with the bytes that came.
-//! Why a protobuf reader of our own: the library's generated types are private, and a filter that reads just the
-//! fields it judges is smaller than the types. It is strict on purpose. A peer of ours writes every field once, in
+//! Invariants  MESH-1  a frame is passed on whole or not at all, so that no part of a forbidden one arrives.
+//!             MESH-2  a length field alone reserves no memory: the buffer grows with the bytes received.
+//! Why a protobuf reader of our own: the library's generated types are private, and a filter that reads only the
+//! fields it checks is smaller than the types. It is strict on purpose. A correct peer writes every field once, in
 //! the schema's types; anything else could mean one thing to this reader and another to the library's.
 
 use bytes::{Bytes, BytesMut};
@@ -14,18 +14,17 @@ pub const HEADER: usize = 8;
 /// The largest frame a session carries: a message and its envelope.
 pub const MAX_INBOUND: usize = MAX_FRAME + 1024;
 
-/// A frame that claims more than [`MAX_INBOUND`].
+/// A frame whose declared length exceeds [`MAX_INBOUND`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Oversized(pub u64);
 
-/// Cuts a stream of bytes into frames.
+/// Splits a stream of bytes into frames.
 #[derive(Debug, Default)]
 pub struct Deframer {
     bytes: BytesMut,
 }
 
 impl Deframer {
-    /// Takes what arrived.
     pub fn push(&mut self, arrived: &[u8]) {
         self.bytes.extend_from_slice(arrived);
     }
@@ -44,19 +43,19 @@ impl Deframer {
         }
         let frame = self.bytes.split_to(HEADER + length).freeze();
         if self.bytes.is_empty() {
-            self.bytes = BytesMut::new(); // a large frame must not be paid for by an idle session
+            self.bytes = BytesMut::new(); // an idle session must not keep the memory of a large frame
         }
         Ok(Some(frame))
     }
 }
 
-/// Follows outgoing bytes just closely enough to know when a message between actors has left: how much of what was
-/// queued for a peer is still in memory.
+/// Follows outgoing bytes to detect when a message between actors was sent: how much of what was queued for a peer is
+/// still in memory.
 #[derive(Debug, Default)]
 pub struct Departures {
     header: [u8; HEADER],
     have: usize,
-    /// Of the current frame: its length, what is still to come, and whether it is a message between actors.
+    /// Of the current frame: its length, the bytes still missing, and whether it is a message between actors.
     length: u64,
     left: u64,
     node: bool,
@@ -66,7 +65,7 @@ pub struct Departures {
 const NODE_KEY: u8 = 0x12;
 
 impl Departures {
-    /// Follows `bytes`; the payload bytes of the messages between actors that ended in them.
+    /// Follows `bytes`. Returns the payload bytes of the messages between actors that ended in them.
     pub fn follow(&mut self, mut bytes: &[u8]) -> u64 {
         let mut departed = 0;
         while !bytes.is_empty() {
@@ -97,11 +96,10 @@ impl Departures {
     }
 }
 
-/// Bytes that are not the protobuf we speak.
+/// Bytes that are not valid protobuf of this schema.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Malformed;
 
-/// One field's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Value<'a> {
     Number(u64),
@@ -123,7 +121,7 @@ impl<'a> Value<'a> {
     }
 }
 
-/// Walks the fields of one message. Each field at most once; fixed-width fields and groups do not occur in the schema.
+/// Iterates over the fields of one message. Each field at most once; the schema has no fixed-width fields or groups.
 #[derive(Clone, Debug)]
 pub struct Fields<'a> {
     rest: &'a [u8],
@@ -134,7 +132,7 @@ impl<'a> Fields<'a> {
     pub fn of(message: &'a [u8]) -> Self {
         Self { rest: message, seen: 0 }
     }
-    /// The only field of a message whose fields exclude each other.
+    /// The only field of a message with mutually exclusive fields.
     pub fn only(message: &'a [u8]) -> Result<(u32, &'a [u8]), Malformed> {
         let mut fields = Self::of(message);
         let (number, value) = fields.next().ok_or(Malformed)??;
@@ -145,13 +143,13 @@ impl<'a> Fields<'a> {
     }
     fn varint(&mut self) -> Result<u64, Malformed> {
         let mut value = 0u64;
-        for place in 0..10 {
+        for position in 0..10 {
             let (&byte, rest) = self.rest.split_first().ok_or(Malformed)?;
             self.rest = rest;
-            if place == 9 && byte > 1 {
+            if position == 9 && byte > 1 {
                 return Err(Malformed);
             }
-            value |= u64::from(byte & 0x7f) << (7 * place);
+            value |= u64::from(byte & 0x7f) << (7 * position);
             if byte & 0x80 == 0 {
                 return Ok(value);
             }
@@ -207,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claimed_length_over_the_limit_is_refused_before_its_bytes_arrive() {
+    fn declared_frame_length_over_limit_is_refused_at_once() {
         let mut deframer = Deframer::default();
         deframer.push(&(MAX_INBOUND as u64 + 1).to_be_bytes());
         assert_eq!(deframer.next_frame(), Err(Oversized(MAX_INBOUND as u64 + 1)));
@@ -225,14 +223,14 @@ mod tests {
         #[test]
         fn frames_come_out_alike_however_the_bytes_are_split(
             payloads in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..300), 0..8),
-            cuts in proptest::collection::vec(1usize..40, 0..200),
+            splits in proptest::collection::vec(1usize..40, 0..200),
         ) {
             let stream: Vec<u8> = payloads.iter().flat_map(|p| framed(p)).collect();
             let (mut deframer, mut departures) = (Deframer::default(), Departures::default());
             let (mut got, mut departed) = (Vec::new(), 0);
             let mut rest = stream.as_slice();
-            for cut in cuts.into_iter().chain(std::iter::repeat(usize::MAX)) {
-                let (now, later) = rest.split_at(cut.min(rest.len()));
+            for split_len in splits.into_iter().chain(std::iter::repeat(usize::MAX)) {
+                let (now, later) = rest.split_at(split_len.min(rest.len()));
                 deframer.push(now);
                 departed += departures.follow(now);
                 while let Some(frame) = deframer.next_frame().unwrap() {

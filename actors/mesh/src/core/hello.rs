@@ -1,47 +1,47 @@
-//! Hello: who may hold a mesh session, and which seat it may speak for.
+//! Hello: which nodes may have a mesh session, and for which member id.
 //!
-//! Hears  a peer's hello, its certificate, and what the local copy knows.     Says  the seat to believe, or a refusal.
-//! Keeps  MESH-7  a session's node is its certificate's, and that certificate says manager.
-//!        MESH-8  no session speaks for a seat that the local copy knows to be another node's.
-//!        MESH-17  certificate and copy must both say manager, as far as the copy can know.
-//! Why an old seat of its own is no refusal: a manager that was restored from an older disk must be able to ask for a
-//! seat again. It gets a session that speaks for no seat, so its Raft messages are dropped.
+//! Inputs      a peer's hello and certificate, and the local replica.
+//! Outputs     the accepted member id, or a refusal.
+//! Invariants  MESH-7  a session's node is its certificate's, and that certificate says manager.
+//!             MESH-8  no session speaks for a member id that the local replica assigns to another node.
+//!             MESH-17  certificate and replica must both say manager, as far as the replica can know.
+//! Why a node's own former member id is not refused: a manager that was restored from an older disk must be able to request a
+//! new one. It gets a session without a member id, so its Raft messages are dropped.
 
 use muster_messages::wire::{MESH_PROTOCOL, MeshHello, Refusal, Starts};
 use muster_messages::{
     CertIdentity, ClusterId, Incarnation, NodeId, RaftId, RefusalReason, Replica, Revision, Role, Tables,
 };
 
-/// What this side says of itself in every hello.
+/// This side's part of every hello.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Own {
     pub node: NodeId,
     pub cluster: ClusterId,
     pub incarnation: Incarnation,
-    pub seat: Option<RaftId>,
+    pub member_id: Option<RaftId>,
     pub door_pid: u64,
 }
 
 impl Own {
-    /// The hello of one session.
     pub fn hello(&self, tag: u128, probe: bool) -> MeshHello {
         MeshHello {
             protocol: MESH_PROTOCOL,
             cluster: self.cluster,
             incarnation: self.incarnation,
             node: self.node,
-            raft_id: self.seat,
+            raft_id: self.member_id,
             door_pid: self.door_pid,
             tag,
             probe,
-            // Whoever sends it fills in which process it is.
+            // The sender fills in its process.
             starts: Starts::first(0),
             advertise: String::new(),
         }
     }
 
-    /// Judges a peer's hello. The seat that its messages may come from, or why it gets no session.
-    pub fn judge(
+    /// Checks a peer's hello. Returns the member id that it may speak for, or why it gets no session.
+    pub fn decide(
         &self,
         hello: &MeshHello,
         certificate: &CertIdentity,
@@ -51,96 +51,103 @@ impl Own {
         if hello.protocol != MESH_PROTOCOL {
             return Err(no(
                 RefusalReason::Protocol,
-                format!("mesh protocol {} is not {MESH_PROTOCOL}", hello.protocol),
+                format!("mesh protocol {} is not supported, only {MESH_PROTOCOL}", hello.protocol),
             ));
         }
         if hello.cluster != self.cluster || certificate.cluster != self.cluster {
-            return Err(no(RefusalReason::Forbidden, "another cluster"));
+            return Err(no(RefusalReason::Forbidden, "the peer belongs to another cluster"));
         }
         if subject.is_none_or(|(node, _)| node != hello.node) {
-            return Err(no(RefusalReason::Forbidden, "the hello names another node than the certificate"));
+            return Err(no(RefusalReason::Forbidden, "the hello and the certificate name different nodes"));
         }
         if subject.is_none_or(|(_, role)| role != Role::Manager) {
-            return Err(no(RefusalReason::NotAManager, "the certificate is no manager's"));
+            return Err(no(RefusalReason::NotAManager, "the certificate is not a manager's"));
         }
         if hello.incarnation < self.incarnation {
-            return Err(no(RefusalReason::OldIncarnation, "an older incarnation of the cluster"));
+            return Err(no(RefusalReason::OldIncarnation, "the peer belongs to an older incarnation of the cluster"));
         }
         if hello.incarnation != self.incarnation || certificate.incarnation != self.incarnation {
-            return Err(no(RefusalReason::Protocol, "another incarnation of the cluster"));
+            return Err(no(RefusalReason::Protocol, "the peer belongs to another incarnation of the cluster"));
         }
         if hello.starts.this().is_none() {
-            return Err(no(RefusalReason::Protocol, "the hello names no start of its process"));
+            return Err(no(RefusalReason::Protocol, "the hello does not identify its process"));
         }
         if hello.node == self.node {
-            return Err(no(RefusalReason::Protocol, "this node itself"));
+            return Err(no(RefusalReason::Protocol, "the hello names this node itself"));
         }
         current(certificate, hello.node, replica)?;
-        self.seat(hello, &replica.tables)
+        self.member_id(hello, &replica.tables)
     }
 
-    fn seat(&self, hello: &MeshHello, copy: &Tables) -> Result<Option<RaftId>, Refusal> {
+    fn member_id(&self, hello: &MeshHello, local_replica: &Tables) -> Result<Option<RaftId>, Refusal> {
         let Some(claimed) = hello.raft_id else { return Ok(None) };
-        believed(claimed, hello.node, self.seat, copy).map_err(|why| no(RefusalReason::Forbidden, why.to_string()))
+        accepted_member_id(claimed, hello.node, self.member_id, local_replica)
+            .map_err(|why| no(RefusalReason::Forbidden, why.to_string()))
     }
 }
 
-/// A seat that is another node's.
+/// A member id of another node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("seat {0} is another node's")]
-pub struct Foreign(pub RaftId);
+#[error("member id {0} belongs to another node")]
+pub struct ForeignMemberId(pub RaftId);
 
-/// The seat to believe when `node` claims one. A newer seat than the copy knows is believed, for the copy may be old; an
-/// older one is not. `own` is this manager's.
-pub fn believed(claimed: RaftId, node: NodeId, own: Option<RaftId>, copy: &Tables) -> Result<Option<RaftId>, Foreign> {
-    if !may_be_of(node, claimed, own, copy) {
-        return Err(Foreign(claimed));
+/// The accepted member id when `node` claims one. A newer one than the replica knows is accepted, since the replica may be old;
+/// an older one is not. `own`: this manager's.
+pub fn accepted_member_id(
+    claimed: RaftId,
+    node: NodeId,
+    own: Option<RaftId>,
+    local_replica: &Tables,
+) -> Result<Option<RaftId>, ForeignMemberId> {
+    if !may_belong_to(node, claimed, own, local_replica) {
+        return Err(ForeignMemberId(claimed));
     }
-    let newer = copy.seat_of(node).is_none_or(|m| m.raft_id <= claimed);
-    let removed = copy.removed_raft_ids.contains(&claimed);
+    let newer = local_replica.member_of(node).is_none_or(|m| m.raft_id <= claimed);
+    let removed = local_replica.removed_raft_ids.contains(&claimed);
     Ok((newer && !removed).then_some(claimed))
 }
 
-/// Whether `node` may speak of `seat` and be honest. A seat that this copy does not know was given a moment ago, or is gone;
-/// seats change hands faster than copies hear of it. One that the copy knows to be another's cannot be an honest mistake:
-/// no seat is given twice.
-pub fn may_be_of(node: NodeId, seat: RaftId, own: Option<RaftId>, copy: &Tables) -> bool {
-    let holder = copy.members.get(&seat).map(|m| m.node);
-    seat != RaftId(0) && Some(seat) != own && holder.is_none_or(|n| n == node)
+/// Whether an honest `node` may use this member id. One that this replica does not know was assigned a moment ago, or is gone:
+/// membership may change faster than replicas follow. One that the replica assigns to another node cannot be an honest
+/// mistake: no member id is assigned twice.
+pub fn may_belong_to(node: NodeId, member_id: RaftId, own: Option<RaftId>, local_replica: &Tables) -> bool {
+    let holder = local_replica.members.get(&member_id).map(|m| m.node);
+    member_id != RaftId(0) && Some(member_id) != own && holder.is_none_or(|n| n == node)
 }
 
-/// Whether the node is a current manager. The gateway has judged whoever dialled us; whom we dialled is judged here, by
-/// the same rule: a copy that has applied the certificate's grant decides, an older one believes the certificate.
+/// Whether the node is a current manager. The gateway has checked nodes that dialled us; nodes that we dialled are checked here,
+/// by the same rule: a replica that has applied the certificate's grant decides, an older one accepts the certificate.
 fn current(certificate: &CertIdentity, node: NodeId, replica: &Replica) -> Result<(), Refusal> {
-    let (copy, raft) = (&replica.tables, &replica.raft);
-    if copy.blocklist.contains_key(&node) {
+    let (local_replica, raft) = (&replica.tables, &replica.raft);
+    if local_replica.blocklist.contains_key(&node) {
         return Err(no(RefusalReason::Blocked, format!("{node} is blocked")));
     }
-    // Without a leader the copy may be too old to know it, and by the leader itself it is brought up to date (ADMIT-3,
-    // ADMIT-7). Otherwise the next attempt finds the copy caught up.
+    // Without a leader the replica may be too old, and the leader itself updates it (ADMIT-3, ADMIT-7). Otherwise the replica
+    // has caught up by the next attempt.
     let may_be_newer = !raft.leading && (raft.leader.is_none() || raft.leader_node == Some(node));
     let applied = match certificate.granted {
-        Some(granted) => copy.revision >= granted,
-        None => copy.nodes.contains_key(&node),
+        Some(granted) => local_replica.revision >= granted,
+        None => local_replica.nodes.contains_key(&node),
     };
     if !applied {
-        let text = format!("this manager does not know the grant of {node}; it may be newer than its copy");
-        let empty = copy.revision == Revision(0) && !raft.leading;
+        let text = format!("this manager does not know the grant of {node}, which may be newer than its replica");
+        let empty = local_replica.revision == Revision(0) && !raft.leading;
         return if may_be_newer || empty { Ok(()) } else { Err(no(RefusalReason::NotKnownHereYet, text)) };
     }
-    match copy.nodes.get(&node) {
+    match local_replica.nodes.get(&node) {
         None => Err(no(RefusalReason::Removed, format!("{node} was removed"))),
         Some(record) if record.role != Role::Manager => {
-            Err(no(RefusalReason::Demoted, format!("{node} is no manager any more")))
+            Err(no(RefusalReason::Demoted, format!("{node} is no longer a manager")))
         }
-        Some(_) if copy.certificate_counts(node, certificate) => Ok(()),
+        Some(_) if local_replica.certificate_counts(node, certificate) => Ok(()),
         Some(_) if raft.leading => {
-            let text = format!("this certificate of {node} does not count: it was superseded, or was never recorded");
+            let text = format!("this certificate of {node} is not valid: it was superseded or never recorded");
             Err(no(RefusalReason::Unauthenticated, text))
         }
         Some(_) if may_be_newer => Ok(()),
         Some(_) => {
-            let text = format!("this manager does not know this certificate of {node}; it may be newer than its copy");
+            let text =
+                format!("this manager does not know this certificate of {node}, which may be newer than its replica");
             Err(no(RefusalReason::NotKnownHereYet, text))
         }
     }
@@ -166,7 +173,7 @@ mod tests {
             node: node(1),
             cluster: ClusterId::from_entropy(1),
             incarnation: Incarnation(2),
-            seat: Some(RaftId(1)),
+            member_id: Some(RaftId(1)),
             door_pid: 5,
         }
     }
@@ -181,14 +188,14 @@ mod tests {
             pin: None,
         }
     }
-    fn theirs(seat: Option<RaftId>) -> MeshHello {
-        Own { node: node(2), seat, ..own() }.hello(9, false)
+    fn theirs(member_id: Option<RaftId>) -> MeshHello {
+        Own { node: node(2), member_id, ..own() }.hello(9, false)
     }
-    fn copy() -> Tables {
+    fn local_replica() -> Tables {
         let mut tables = Tables::default();
-        for (seat, of) in [(1, 1), (4, 2), (5, 3)] {
-            let member = Member { node: node(of), raft_id: RaftId(seat), addr: String::new(), voter: true };
-            tables.members.insert(RaftId(seat), member);
+        for (member_id, of) in [(1, 1), (4, 2), (5, 3)] {
+            let member = Member { node: node(of), raft_id: RaftId(member_id), addr: String::new(), voter: true };
+            tables.members.insert(RaftId(member_id), member);
         }
         tables.removed_raft_ids.insert(RaftId(9));
         tables
@@ -197,17 +204,17 @@ mod tests {
         Replica { tables, ..Replica::default() }
     }
     fn check(hello: &MeshHello, of: NodeId, role: Role, expect: Result<Option<RaftId>, RefusalReason>) {
-        let got = own().judge(hello, &certificate(of, role), &replica(copy())).map_err(|r| r.reason);
+        let got = own().decide(hello, &certificate(of, role), &replica(local_replica())).map_err(|r| r.reason);
         assert_eq!(got, expect);
     }
 
     #[test]
-    fn a_seat_is_believed_unless_the_copy_knows_better() {
+    fn member_id_is_accepted_unless_replica_contradicts() {
         for (claimed, expect) in [
             (None, Ok(None)),
             (Some(4), Ok(Some(4))),
-            (Some(6), Ok(Some(6))), // given a moment ago, the copy is old
-            (Some(3), Ok(None)),    // an older one of its own
+            (Some(6), Ok(Some(6))), // assigned a moment ago: the replica is old
+            (Some(3), Ok(None)),    // its own former one
             (Some(9), Ok(None)),    // removed
             (Some(5), Err(RefusalReason::Forbidden)),
             (Some(1), Err(RefusalReason::Forbidden)), // ours
@@ -218,29 +225,29 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_that_has_applied_the_grant_decides_who_is_a_manager() {
-        let mut copy = copy();
-        copy.revision = Revision(50);
-        let judge = |granted, copy: &Tables| {
+    fn replica_with_the_grant_decides_who_is_manager() {
+        let mut local_replica = local_replica();
+        local_replica.revision = Revision(50);
+        let decide = |granted, local_replica: &Tables| {
             let certificate = CertIdentity { granted, ..certificate(node(2), Role::Manager) };
-            own().judge(&theirs(None), &certificate, &replica(copy.clone())).map_err(|r| r.reason)
+            own().decide(&theirs(None), &certificate, &replica(local_replica.clone())).map_err(|r| r.reason)
         };
-        assert_eq!(judge(Some(Revision(51)), &copy), Ok(None), "the copy is too old to know");
-        assert_eq!(judge(None, &copy), Ok(None), "a founder's first certificate");
-        assert_eq!(judge(Some(Revision(50)), &copy), Err(RefusalReason::Removed));
-        copy.nodes.insert(node(2), Arc::new(record(Role::Worker)));
-        assert_eq!(judge(Some(Revision(50)), &copy), Err(RefusalReason::Demoted));
-        copy.nodes.insert(node(2), Arc::new(record(Role::Manager)));
-        assert_eq!(judge(Some(Revision(50)), &copy), Ok(None));
+        assert_eq!(decide(Some(Revision(51)), &local_replica), Ok(None), "the replica is too old to know");
+        assert_eq!(decide(None, &local_replica), Ok(None), "a founder's first certificate");
+        assert_eq!(decide(Some(Revision(50)), &local_replica), Err(RefusalReason::Removed));
+        local_replica.nodes.insert(node(2), Arc::new(record(Role::Worker)));
+        assert_eq!(decide(Some(Revision(50)), &local_replica), Err(RefusalReason::Demoted));
+        local_replica.nodes.insert(node(2), Arc::new(record(Role::Manager)));
+        assert_eq!(decide(Some(Revision(50)), &local_replica), Ok(None));
         let blocked =
             Blocked { node: node(2), by: Principal::Operator, blocked_at: WallTime(0), expires_at: WallTime(0) };
-        copy.blocklist.insert(node(2), blocked);
-        assert_eq!(judge(Some(Revision(51)), &copy), Err(RefusalReason::Blocked));
+        local_replica.blocklist.insert(node(2), blocked);
+        assert_eq!(decide(Some(Revision(51)), &local_replica), Err(RefusalReason::Blocked));
     }
 
     #[test]
     fn a_dialled_manager_must_show_a_certificate_on_record() {
-        let mut tables = copy();
+        let mut tables = local_replica();
         tables.revision = Revision(60);
         let cluster = muster_messages::ClusterRecord {
             id: ClusterId::from_entropy(1),
@@ -264,44 +271,44 @@ mod tests {
         };
         let row = muster_messages::NodeCertificates { current: Some(current), ..Default::default() };
         tables.certificates.insert(node(2), Arc::new(row));
-        let judge = |serial: &str, replica: &Replica| {
+        let decide = |serial: &str, replica: &Replica| {
             let granted = Some(Revision(50));
             let certificate = CertIdentity { serial: serial.into(), granted, ..certificate(node(2), Role::Manager) };
-            own().judge(&theirs(None), &certificate, replica).map_err(|r| r.reason)
+            own().decide(&theirs(None), &certificate, replica).map_err(|r| r.reason)
         };
-        let mut copy = replica(tables);
-        assert_eq!(judge("02", &copy), Ok(None), "without a leader this copy may be too old");
-        copy.raft.leader = Some(RaftId(5));
-        assert_eq!(judge("01", &copy), Ok(None));
-        assert_eq!(judge("02", &copy), Err(RefusalReason::NotKnownHereYet));
-        copy.raft.leader_node = Some(node(2));
-        assert_eq!(judge("02", &copy), Ok(None), "the leader brings this copy up to date");
-        (copy.raft.leading, copy.raft.leader_node) = (true, Some(node(1)));
-        assert_eq!(judge("02", &copy), Err(RefusalReason::Unauthenticated));
+        let mut local_replica = replica(tables);
+        assert_eq!(decide("02", &local_replica), Ok(None), "without a leader this replica may be too old");
+        local_replica.raft.leader = Some(RaftId(5));
+        assert_eq!(decide("01", &local_replica), Ok(None));
+        assert_eq!(decide("02", &local_replica), Err(RefusalReason::NotKnownHereYet));
+        local_replica.raft.leader_node = Some(node(2));
+        assert_eq!(decide("02", &local_replica), Ok(None), "the leader updates this replica");
+        (local_replica.raft.leading, local_replica.raft.leader_node) = (true, Some(node(1)));
+        assert_eq!(decide("02", &local_replica), Err(RefusalReason::Unauthenticated));
     }
 
-    /// Whoever has the root key signs any grant, or none.
+    /// A holder of the root key can sign any grant, or none.
     #[test]
-    fn a_dialled_manager_shows_no_grant_that_is_not_known() {
-        let mut copy = replica(copy());
-        copy.tables.revision = Revision(60);
+    fn dialled_manager_must_present_a_known_grant() {
+        let mut local_replica = replica(local_replica());
+        local_replica.tables.revision = Revision(60);
         for granted in [None, Some(Revision(61))] {
-            let judge = |replica: &Replica| {
+            let decide = |replica: &Replica| {
                 let certificate = CertIdentity { granted, ..certificate(node(2), Role::Manager) };
-                own().judge(&theirs(None), &certificate, replica).map_err(|r| r.reason)
+                own().decide(&theirs(None), &certificate, replica).map_err(|r| r.reason)
             };
-            let mut copy = copy.clone();
-            assert_eq!(judge(&copy), Ok(None), "without a leader this copy may be too old");
-            copy.raft.leader = Some(RaftId(5));
-            assert_eq!(judge(&copy), Err(RefusalReason::NotKnownHereYet));
-            copy.raft.leader_node = Some(node(2));
-            assert_eq!(judge(&copy), Ok(None), "the leader brings this copy up to date");
-            copy.raft.leading = true;
-            assert_eq!(judge(&copy), Err(RefusalReason::NotKnownHereYet));
-            copy.tables.revision = Revision(0);
-            copy.raft.leading = false;
-            copy.raft.leader_node = None;
-            assert_eq!(judge(&copy), Ok(None), "an empty copy knows nobody");
+            let mut local_replica = local_replica.clone();
+            assert_eq!(decide(&local_replica), Ok(None), "without a leader this replica may be too old");
+            local_replica.raft.leader = Some(RaftId(5));
+            assert_eq!(decide(&local_replica), Err(RefusalReason::NotKnownHereYet));
+            local_replica.raft.leader_node = Some(node(2));
+            assert_eq!(decide(&local_replica), Ok(None), "the leader updates this replica");
+            local_replica.raft.leading = true;
+            assert_eq!(decide(&local_replica), Err(RefusalReason::NotKnownHereYet));
+            local_replica.tables.revision = Revision(0);
+            local_replica.raft.leading = false;
+            local_replica.raft.leader_node = None;
+            assert_eq!(decide(&local_replica), Ok(None), "an empty replica knows no node");
         }
     }
 
@@ -315,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hello_in_another_name_or_of_a_worker_is_refused() {
+    fn hello_with_foreign_name_or_worker_role_is_refused() {
         check(&theirs(None), node(3), Role::Manager, Err(RefusalReason::Forbidden));
         check(&theirs(None), node(2), Role::Worker, Err(RefusalReason::NotAManager));
         let itself = MeshHello { node: node(1), ..theirs(None) };

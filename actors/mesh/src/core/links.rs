@@ -1,14 +1,14 @@
 //! Links: which session of each manager stays, and when to dial.
 //!
-//! Owns   for each other manager: its address, where else it was found, its sessions, the dial in flight, how long it has
-//!        lacked a session; the [`Hints`].
-//! Hears  who is wanted; sessions opened, ready, ended; how a dial went; who is at a hinted address.
-//! Says   `Dial`, `Ask`, `End`, `Up`, `Down`, `LeaderGone`.
-//! Keeps  MESH-12  at most one session of a node is up.
-//!        MESH-13  a node that is wanted and lacks a session is dialled again, at the latest 2 s after both sides could.
-//!        MESH-14  both sides choose the same survivor of two sessions that they opened at the same time.
-//! Why the newest wins: a peer that restarted opens a new session while the old one is half dead. Why not always: when
-//! both dial at once, each side would see the other's as the newest and the two would end each other's session.
+//! Owns        for each other manager: its address and hinted address, its sessions, the dial in flight, how long it has been
+//!             without a session; the [`Hints`].
+//! Inputs      the wanted nodes; sessions opened, ready, ended; outcomes of dials; which node answers at a hinted address.
+//! Outputs     `Dial`, `Ask`, `End`, `Up`, `Down`, `LeaderGone`.
+//! Invariants  MESH-12  at most one session of a node is up.
+//!             MESH-13  a wanted node without a session is dialled again, at the latest 2 s after both sides could connect.
+//!             MESH-14  both sides choose the same survivor of two sessions that they opened at the same time.
+//! Why the newest wins: a restarted peer opens a new session while the old one is half dead. Why not always: when both
+//! dial at once, each side would see the other's as the newest, and each would end the other's session.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -17,36 +17,35 @@ use muster_messages::{Moment, NodeId};
 
 use super::hints::{Hints, Next};
 
-/// A session of this process. Grows.
+/// Identifies a session of this process; increasing.
 pub type SessionNumber = u64;
 
-/// Two sessions opened within this are taken for simultaneous dials: the one that the smaller id dialled stays.
-const SIMULTANEOUS: Duration = Duration::from_secs(3);
-/// How long the greater id leaves dialling to the smaller one, plus up to as much again.
-const PATIENCE: Duration = Duration::from_secs(1);
-/// The same when this process has just started: the others may not know that yet, and wait themselves. Those that start with it
-/// have dialled by then.
-const START_PATIENCE: Duration = Duration::from_millis(300);
-/// Pauses between dials: doubled after each failure, with up to half of it taken away at random.
+/// Two sessions opened within this time count as simultaneous dials: the one that the smaller id dialled stays.
+const SIMULTANEOUS_WINDOW: Duration = Duration::from_secs(3);
+/// How long the greater id waits for the smaller one to dial, plus up to as much again.
+const GREATER_ID_DELAY: Duration = Duration::from_secs(1);
+/// The same just after this process started: the others may not know that yet and wait themselves. Those that start at the same
+/// time have dialled by then.
+const START_DELAY: Duration = Duration::from_millis(300);
+/// Pauses between dials: doubled after each failure, shortened at random by up to half.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-/// A session that was ready for this long proves that dialling works: the pause starts over. A rolling restart ends
+const MAX_PAUSE: Duration = Duration::from_secs(1);
+/// A session that was ready for this long proves that dialling works, and resets the pause. A rolling restart ends
 /// sessions that are this young.
-const PROVEN: Duration = Duration::from_millis(500);
+const PROVEN_AFTER: Duration = Duration::from_millis(500);
 
-/// How long after the leader's session ended a refused address is worth telling: later Raft has noticed by itself.
-const HINT: Duration = Duration::from_secs(1);
-/// How soon the address of a leader whose session ended is dialled again, however often dials failed before: a dying process
-/// may still accept and reset, and each pause is added to the time without a leader.
-const SOON: Duration = Duration::from_millis(20);
+/// How long after the end of the leader's session a refused address is reported: later, Raft has noticed by itself.
+const LEADER_GONE_WINDOW: Duration = Duration::from_secs(1);
+/// How soon the address of a leader whose session ended is dialled again, regardless of earlier failures: a dying process may
+/// still accept and reset, and each pause prolongs the time without a leader.
+const LEADER_REDIAL_PAUSE: Duration = Duration::from_millis(20);
 
-/// How long an answered probe counts: a node is probed just before it becomes a member.
-const ANSWERED: Duration = Duration::from_secs(30);
+/// How long an answered probe is valid: a node is probed just before it becomes a member.
+const PROBE_VALIDITY: Duration = Duration::from_secs(30);
 
-/// What happened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Input {
-    /// The nodes to hold sessions with, and where they are dialled. All of them.
+    /// All nodes to have sessions with, and their addresses.
     Wanted(BTreeMap<NodeId, String>),
     /// The hello of a session was accepted by both sides.
     Opened {
@@ -54,42 +53,40 @@ pub enum Input {
         node: NodeId,
         dialed: bool,
     },
-    /// The peer's door can be reached through it.
+    /// The peer's RPC endpoint can be reached through it.
     Ready {
         number: SessionNumber,
     },
     Ended {
         number: SessionNumber,
     },
-    /// This node answered a probe: it listens, and may not know us yet.
+    /// This node answered a probe: it listens, and may not know this manager yet.
     Answered {
         node: NodeId,
     },
-    /// A dial ended. `Opened` comes before, when it succeeded.
+    /// A dial ended. If it succeeded, `Opened` came before.
     Dialed {
         node: NodeId,
         outcome: DialOutcome,
     },
-    /// A hinted address was asked who is there.
+    /// The query to a hinted address ended.
     Asked {
         addr: String,
         found: Option<NodeId>,
     },
-    /// The own hello changed (a new door): every session is opened anew.
+    /// This manager's hello changed (a new RPC endpoint): all sessions are reopened.
     Renew,
     Woke,
 }
 
-/// How a dial ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DialOutcome {
     Opened,
-    /// The address refused the connection at once: no process listens there.
+    /// The address refused the connection immediately: no process listens there.
     Refused,
     Failed,
 }
 
-/// Why the mesh ended a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Because {
     Superseded,
@@ -97,14 +94,13 @@ pub enum Because {
     Renewed,
 }
 
-/// What to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
     Dial {
         node: NodeId,
         addr: String,
     },
-    /// Find out which manager is at this address, if one is.
+    /// Find out which manager, if any, answers at this address.
     Ask {
         addr: String,
     },
@@ -112,7 +108,7 @@ pub enum Effect {
         number: SessionNumber,
         because: Because,
     },
-    /// Messages to `node` travel through this session from now on.
+    /// Messages to `node` use this session from now on.
     Up {
         node: NodeId,
         number: SessionNumber,
@@ -120,11 +116,11 @@ pub enum Effect {
     Down {
         node: NodeId,
     },
-    /// The leader's session ended and its address refused a connection at once.
+    /// The leader's session ended and its address refused a connection immediately.
     LeaderGone {
         node: NodeId,
     },
-    /// Nothing of this node is left to keep.
+    /// No state of this node remains.
     Forget {
         node: NodeId,
     },
@@ -141,43 +137,42 @@ struct Held {
 #[derive(Clone, Debug)]
 struct Link {
     addr: Option<String>,
-    /// Where it was found since, by a hint.
+    /// The hinted address at which it was found since.
     found: Option<String>,
-    /// A manager that no copy here knows as a member was found there: it is dialled once, so that it hears of this one.
+    /// A manager that the local replica does not know as a member was found here: it is dialled once, so that it learns of this one.
     introduce: Option<String>,
-    /// The next dial goes there.
+    /// The next dial uses `found`.
     by_hint: bool,
-    /// The dial in flight does.
+    /// The dial in flight uses it.
     dials_hint: bool,
     sessions: BTreeMap<SessionNumber, Held>,
     up: Option<SessionNumber>,
     dialing: bool,
     next_dial: Moment,
     failures: u32,
-    /// It led when its session ended, then: the next dials decide whether it is gone.
+    /// When its session ended while it was the leader: the next dials decide whether its process is gone.
     led: Option<Moment>,
 }
 
-/// All links of one manager.
 #[derive(Clone, Debug)]
 pub struct Links {
     own: NodeId,
     links: BTreeMap<NodeId, Link>,
     answered: BTreeMap<NodeId, Moment>,
-    /// The members were heard of before: those that come later are new.
+    /// The members were reported before: later additions are new members.
     started: bool,
     hints: Hints,
-    dice: u64,
+    rng: u64,
 }
 
 impl Links {
-    /// No link yet. `seed` drives the delays; at `hints` some manager may be found if none is where it should be.
+    /// No links. `seed` drives the delays; `hints` are addresses at which managers may be found.
     pub fn new(own: NodeId, seed: u64, hints: Vec<String>) -> Self {
         let (links, answered, hints) = (BTreeMap::new(), BTreeMap::new(), Hints::new(hints));
-        Self { own, links, answered, started: false, hints, dice: seed | 1 }
+        Self { own, links, answered, started: false, hints, rng: seed | 1 }
     }
 
-    /// One turn. `leader` is who leads, as far as is known.
+    /// Handles one input. `leader`: the leader, if known.
     pub fn step(&mut self, now: Moment, leader: Option<NodeId>, input: Input, out: &mut Vec<Effect>) {
         match input {
             Input::Wanted(wanted) => self.wanted(now, &wanted, out),
@@ -191,7 +186,7 @@ impl Links {
                 }
             }
             Input::Answered { node } => {
-                self.answered.retain(|_, at| now.since(*at) < ANSWERED);
+                self.answered.retain(|_, at| now.since(*at) < PROBE_VALIDITY);
                 self.answered.insert(node, now);
             }
             Input::Asked { addr, found } => self.asked(now, addr, found),
@@ -205,7 +200,7 @@ impl Links {
     pub fn up(&self, node: NodeId) -> Option<SessionNumber> {
         self.links.get(&node).and_then(|l| l.up)
     }
-    /// Every node that has a link: whether it is wanted, its address, whether it is being dialled, failed dials in a row.
+    /// Every node with a link: whether it is wanted, its address, whether it is being dialled, consecutive failed dials.
     pub fn each(&self) -> impl Iterator<Item = (NodeId, bool, &str, bool, u32)> {
         let row = |(node, l): (&NodeId, &Link)| (*node, l.addr.is_some(), l.dialing, l.failures);
         self.links.iter().map(move |entry| {
@@ -214,7 +209,7 @@ impl Links {
         })
     }
 
-    /// Where managers may be found beside their own addresses.
+    /// Addresses at which managers may be found, besides their own.
     pub fn hints(&self) -> &[String] {
         self.hints.addrs()
     }
@@ -228,10 +223,10 @@ impl Links {
                 let link = self.fresh(now, *node);
                 self.links.insert(*node, link);
             }
-            // This process has just started: the others may not know that for as long as they are patient.
-            let patience = if own < *node { Duration::ZERO } else { START_PATIENCE };
+            // This process has just started: the others may not know that during their own delay.
+            let dial_delay = if own < *node { Duration::ZERO } else { START_DELAY };
             if let Some(link) = self.links.get_mut(node).filter(|_| first) {
-                link.next_dial = now + patience;
+                link.next_dial = now + dial_delay;
             }
             if let Some(link) = self.links.get_mut(node)
                 && link.addr.as_ref() != Some(addr)
@@ -241,7 +236,7 @@ impl Links {
                 (link.found, link.by_hint) = (None, false);
             }
         }
-        // A cluster has a member; a copy without one is empty and does not know who left.
+        // Every cluster has a member: a replica without one is empty and does not know which nodes left.
         if wanted.is_empty() {
             return;
         }
@@ -254,10 +249,10 @@ impl Links {
         }
     }
 
-    /// A new member has an empty copy and knows nobody: whoever has just probed it dials at once, greater id or not.
+    /// A new member has an empty replica and knows no manager: the manager that just probed it dials immediately, greater id or not.
     fn fresh(&mut self, now: Moment, node: NodeId) -> Link {
-        let answered = self.answered.remove(&node).is_some_and(|at| now.since(at) < ANSWERED);
-        let patience = if answered { Duration::ZERO } else { self.patience(node) };
+        let answered = self.answered.remove(&node).is_some_and(|at| now.since(at) < PROBE_VALIDITY);
+        let dial_delay = if answered { Duration::ZERO } else { self.dial_delay(node) };
         Link {
             addr: None,
             found: None,
@@ -267,7 +262,7 @@ impl Links {
             sessions: BTreeMap::new(),
             up: None,
             dialing: false,
-            next_dial: now + patience,
+            next_dial: now + dial_delay,
             failures: 0,
             led: None,
         }
@@ -279,7 +274,7 @@ impl Links {
             self.links.insert(node, link);
         }
         let link = self.links.get_mut(&node).expect("inserted above");
-        // An older one of the same direction that never became ready is abandoned: sessions per node stay few.
+        // An older session of the same direction that never became ready is abandoned: sessions per node stay few.
         for (older, held) in &link.sessions {
             if held.dialed == dialed && held.ready.is_none() {
                 out.push(Effect::End { number: *older, because: Because::Superseded });
@@ -298,7 +293,7 @@ impl Links {
         if let Some(current) = link.up
             && let Some(old) = link.sessions.get(&current)
         {
-            let together = now.since(old.opened) < SIMULTANEOUS && old.dialed != new.dialed;
+            let together = now.since(old.opened) < SIMULTANEOUS_WINDOW && old.dialed != new.dialed;
             let smaller_dialed_old = old.dialed == (self.own < *node);
             if together && smaller_dialed_old {
                 out.push(Effect::End { number, because: Because::Superseded });
@@ -313,10 +308,10 @@ impl Links {
     fn ended(&mut self, now: Moment, leader: Option<NodeId>, number: SessionNumber, out: &mut Vec<Effect>) {
         let found = self.links.iter().find(|(_, l)| l.sessions.contains_key(&number)).map(|(n, _)| *n);
         let Some(node) = found else { return };
-        let patience = self.patience(node);
+        let dial_delay = self.dial_delay(node);
         let Some(link) = self.links.get_mut(&node) else { return };
         let held = link.sessions.remove(&number);
-        let proven = held.is_some_and(|h| h.ready.is_some_and(|at| now.since(at) >= PROVEN));
+        let proven = held.is_some_and(|h| h.ready.is_some_and(|at| now.since(at) >= PROVEN_AFTER));
         if proven {
             link.failures = 0;
         }
@@ -328,7 +323,7 @@ impl Links {
             link.up = None;
             out.push(Effect::Down { node });
         }
-        link.next_dial = now + patience.max(pause(link.failures));
+        link.next_dial = now + dial_delay.max(pause(link.failures));
         if !proven {
             link.failures += 1;
         }
@@ -339,11 +334,11 @@ impl Links {
     }
 
     fn dialed(&mut self, now: Moment, node: NodeId, outcome: DialOutcome, out: &mut Vec<Effect>) {
-        let jitter = self.roll(50);
+        let jitter = self.sample(50);
         let Some(link) = self.links.get_mut(&node) else { return };
         link.dialing = false;
-        // A dying process may still accept for a moment and then reset: such a dial says nothing, the next one does.
-        let just_led = link.led.is_some_and(|at| now.since(at) < HINT);
+        // A dying process may still accept for a moment and then reset: such a dial is inconclusive, and the next one decides.
+        let just_led = link.led.is_some_and(|at| now.since(at) < LEADER_GONE_WINDOW);
         if just_led && outcome == DialOutcome::Refused && link.up.is_none() {
             out.push(Effect::LeaderGone { node });
         }
@@ -351,15 +346,15 @@ impl Links {
             link.led = None;
         }
         if outcome != DialOutcome::Opened {
-            let pause = if link.led.is_some() { SOON } else { pause(link.failures) };
+            let pause = if link.led.is_some() { LEADER_REDIAL_PAUSE } else { pause(link.failures) };
             link.failures += 1;
             link.by_hint = !link.dials_hint && link.found.is_some();
             link.next_dial = now + pause.mul_f64(1.0 - jitter as f64 / 100.0);
         }
     }
 
-    /// Nobody is believed about where another one is: who answered has shown its own certificate. A manager that joined while
-    /// this one was away is no member to this copy. It may be the one that leads, and it cannot dial this one where it moved.
+    /// No node is trusted about another one's address: the node that answered presented its own certificate. A manager that joined
+    /// while this one was away is not a member in the local replica. It may be the leader, and it cannot dial this one after a move.
     fn asked(&mut self, now: Moment, addr: String, found: Option<NodeId>) {
         self.hints.asked(now);
         if let Some(node) = found.filter(|node| *node != self.own) {
@@ -402,7 +397,7 @@ impl Links {
             if link.dialing || !link.sessions.is_empty() {
                 continue;
             }
-            // One attempt for each time that it is found.
+            // One attempt each time that it is found.
             if let Some(addr) = link.introduce.take().filter(|_| link.addr.is_none()) {
                 link.dialing = true;
                 out.push(Effect::Dial { node: *node, addr });
@@ -429,15 +424,19 @@ impl Links {
         out.extend(wake.map(Effect::WakeAt));
     }
 
-    fn patience(&mut self, node: NodeId) -> Duration {
-        if self.own < node { Duration::ZERO } else { PATIENCE + PATIENCE.mul_f64(self.roll(100) as f64 / 100.0) }
+    fn dial_delay(&mut self, node: NodeId) -> Duration {
+        if self.own < node {
+            Duration::ZERO
+        } else {
+            GREATER_ID_DELAY + GREATER_ID_DELAY.mul_f64(self.sample(100) as f64 / 100.0)
+        }
     }
-    /// 0 to `sides` - 1 (xorshift: the delays need no better dice).
-    fn roll(&mut self, sides: u64) -> u64 {
-        self.dice ^= self.dice << 13;
-        self.dice ^= self.dice >> 7;
-        self.dice ^= self.dice << 17;
-        self.dice % sides
+    /// A sample from 0 to `sides` - 1 (xorshift: good enough for delays).
+    fn sample(&mut self, sides: u64) -> u64 {
+        self.rng ^= self.rng << 13;
+        self.rng ^= self.rng >> 7;
+        self.rng ^= self.rng << 17;
+        self.rng % sides
     }
 }
 
@@ -445,7 +444,7 @@ fn pause(failures: u32) -> Duration {
     if failures == 0 {
         return Duration::ZERO;
     }
-    LONGEST_PAUSE.min(FIRST_PAUSE * 2u32.saturating_pow(failures.min(10) - 1))
+    MAX_PAUSE.min(FIRST_PAUSE * 2u32.saturating_pow(failures.min(10) - 1))
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The mesh's peers, for the live tree.
+//! The mesh's peers in the live tree.
 
 use muster_messages::NodeId;
 use serde_json::{Value, json};
@@ -25,7 +25,7 @@ impl MeshShell {
 fn session_view(session: &Session) -> Value {
     json!({
         "number": session.number, "side": format!("{:?}", session.side).to_lowercase(), "remote": session.remote,
-        "since": session.since, "seat": session.seat(),
+        "since": session.since, "seat": session.member_id(),
         "bytes_read": session.meter.read(), "bytes_written": session.meter.written(),
         "bytes_unhandled": session.meter.unhandled(), "bytes_queued": session.meter.queued(),
         "gated": session.meter.gated(),

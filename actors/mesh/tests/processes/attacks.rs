@@ -1,11 +1,11 @@
-//! A manager with a good certificate, gone bad. Each attack costs it its session and is counted; the other managers
-//! never notice.
+//! A malicious manager with a valid certificate. Each attack costs it its session and is counted; the other managers
+//! are not affected.
 
 use muster_messages::RaftId;
 use muster_messages::wire::{PeerMessage, PeerReply, SnapshotHead};
 use serde_json::Value;
 
-use crate::client::{Client, DOOR, announce, call, control, envelope, nested, number};
+use crate::client::{Client, ENDPOINT, announce, call, control, envelope, nested, number};
 use crate::harness::{Node, connect};
 use crate::node::packet;
 
@@ -20,12 +20,12 @@ fn offences(view: &Value, kind: &str) -> u64 {
     let rows = view["offences"].as_array().into_iter().flatten();
     rows.filter(|r| r["offence"] == kind).filter_map(|r| r["count"].as_u64()).sum()
 }
-fn still_in_session(nodes: &mut [Node]) {
+fn assert_in_session(nodes: &mut [Node]) {
     nodes[1].tell("call 1 still");
     assert_eq!(nodes[1].wait_for("answer"), "answer ok still");
-    assert!(nodes[1].heard("session 1 down").is_empty());
+    assert!(nodes[1].received("session 1 down").is_empty());
 }
-/// One attack, by a node of its own: it ends the session, and is counted as `kind`.
+/// One attack, by a separate node: it ends that node's session, and is counted as `kind`.
 async fn check(nodes: &mut [Node], (by, kind): (u8, &str), payload: impl FnOnce(&Client) -> Vec<u8>) {
     let before = offences(&nodes[0].view("node/mesh"), kind);
     let mut client = Client::join(&nodes[0].addr, by).await;
@@ -36,12 +36,12 @@ async fn check(nodes: &mut [Node], (by, kind): (u8, &str), payload: impl FnOnce(
 }
 
 #[tokio::test]
-async fn what_a_bad_manager_says_costs_it_its_session_and_nobody_elses() {
+async fn malicious_manager_loses_only_its_own_session() {
     let (mut nodes, _) = pair();
     let nodes = nodes.as_mut_slice();
-    check(nodes, (10, "foreign_actor"), |_| announce([DOOR + 1])).await;
-    check(nodes, (11, "foreign_actor"), |_| announce([DOOR, DOOR + 1])).await;
-    let group = [nested(1, b"managers"), nested(2, &number(1, DOOR)), nested(3, b"mesh")].concat();
+    check(nodes, (10, "foreign_actor"), |_| announce([ENDPOINT + 1])).await;
+    check(nodes, (11, "foreign_actor"), |_| announce([ENDPOINT, ENDPOINT + 1])).await;
+    let group = [nested(1, b"managers"), nested(2, &number(1, ENDPOINT)), nested(3, b"mesh")].concat();
     check(nodes, (12, "group"), |_| control(5, &group)).await;
     check(nodes, (13, "sessions"), |_| control(7, &nested(1, b"me"))).await;
     check(nodes, (14, "sessions"), |_| control(8, &nested(1, &nested(3, b"127.0.0.1:1")))).await;
@@ -54,29 +54,29 @@ async fn what_a_bad_manager_says_costs_it_its_session_and_nobody_elses() {
     })
     .await;
     check(nodes, (18, "unasked_reply"), |_| {
-        nested(2, &nested(3, &[number(1, DOOR), number(2, 99), nested(3, b"x")].concat()))
+        nested(2, &nested(3, &[number(1, ENDPOINT), number(2, 99), nested(3, b"x")].concat()))
     })
     .await;
     check(nodes, (19, "malformed"), |_| vec![0xff; 50]).await;
-    still_in_session(nodes);
-    assert!(nodes[0].heard("packets").is_empty());
+    assert_in_session(nodes);
+    assert!(nodes[0].received("packets").is_empty());
 }
 
 #[tokio::test]
-async fn a_hundred_thousand_announcements_cost_the_session_and_little_memory() {
+async fn mass_announcements_cost_the_session_and_little_memory() {
     let (mut nodes, addr) = pair();
     let before = nodes[0].rss_mib();
-    // In one frame: as many as a frame holds, and one at a time.
+    // In one frame, and one at a time.
     check(&mut nodes, (8, "foreign_actor"), |_| announce(0..100_000)).await;
     let mut client = Client::join(&addr, 9).await;
-    let frame = announce([DOOR + 1]);
+    let frame = announce([ENDPOINT + 1]);
     let one = [&(frame.len() as u64).to_be_bytes()[..], &frame].concat();
     client.send_raw(&one.repeat(100_000)).await;
     client.wait_end().await;
     nodes[0].wait_view("node/mesh", |v| offences(v, "foreign_actor") == 2);
     let grown = nodes[0].rss_mib().saturating_sub(before);
     assert!(grown < 16, "100,000 announcements cost {grown} MiB");
-    still_in_session(&mut nodes);
+    assert_in_session(&mut nodes);
 }
 
 #[tokio::test]
@@ -88,7 +88,7 @@ async fn a_frame_over_the_limit_ends_the_session_before_it_is_read() {
         client.wait_end().await;
     }
     nodes[0].wait_view("node/mesh", |v| offences(v, "oversized") == 3);
-    still_in_session(&mut nodes);
+    assert_in_session(&mut nodes);
 }
 
 #[tokio::test]
@@ -100,7 +100,7 @@ async fn a_flood_of_pings_ends_the_session() {
     client.send_raw(&one.repeat(100_000)).await;
     client.wait_end().await;
     nodes[0].wait_view("node/mesh", |v| offences(v, "flood") == 1);
-    still_in_session(&mut nodes);
+    assert_in_session(&mut nodes);
 }
 
 #[tokio::test]
@@ -110,38 +110,38 @@ async fn another_nodes_name_opens_no_session() {
     client.authenticate(2).await;
     client.wait_end().await;
     nodes[0].wait_view("node/mesh", |v| offences(v, "handshake") == 1);
-    still_in_session(&mut nodes);
+    assert_in_session(&mut nodes);
 }
 
-/// It has got another seat, or had one: this copy does not know of it. Nothing of it is taken, and it is accused of nothing.
+/// Its member id changed and this replica does not know: its messages are dropped, without an offence.
 #[tokio::test]
-async fn messages_of_a_seat_that_is_not_known_here_are_dropped_and_no_offence() {
+async fn messages_with_unknown_member_id_are_no_offence() {
     let (mut nodes, addr) = pair();
     let mut client = Client::join(&addr, 9).await;
     let tag = client.victim.tag;
-    let other_seats =
+    let other_member_ids =
         envelope(tag, PeerMessage::Raft(vec![packet(30, 1, 1, 1), packet(8, 1, 2, 1), packet(9, 1, 3, 1)]));
-    assert_eq!(client.ask(&other_seats).await, Some(PeerReply::Taken));
+    assert_eq!(client.ask(&other_member_ids).await, Some(PeerReply::Taken));
     let head = SnapshotHead { index: 5, term: 1, voters: vec![1], learners: vec![], bytes: 1, digest: [0; 32] };
     let piece = PeerMessage::SnapshotChunk { head, from: RaftId(30), offset: 0, data: vec![1], last: None };
     let answer = client.ask(&envelope(tag, piece)).await;
     assert!(matches!(answer, Some(PeerReply::Refused { .. })), "{answer:?}");
     let view = nodes[0].wait_view("node/mesh", |v| v["door"]["dropped"]["unknown_seat"] == 3);
     assert_eq!((&view["door"]["dropped"]["foreign_seat"], &view["offences"]), (&0.into(), &serde_json::json!([])));
-    // What it says for the seat that it announced arrives, in the same breath.
+    // Messages of the announced member id, in the same batch, arrive.
     assert_eq!(nodes[0].wait_for("packets"), "packets 9 1 3");
-    still_in_session(&mut nodes);
+    assert_in_session(&mut nodes);
 }
 
 #[tokio::test]
-async fn a_raft_message_in_another_name_and_bytes_that_lie_are_dropped_and_counted() {
+async fn forged_and_malformed_messages_are_dropped_and_counted() {
     let (mut nodes, addr) = pair();
     let mut client = Client::join(&addr, 9).await;
     let tag = client.victim.tag;
     let forged = envelope(tag, PeerMessage::Raft(vec![packet(2, 1, 1, 1), packet(2, 1, 2, 1)]));
     assert_eq!(client.ask(&forged).await, Some(PeerReply::Taken));
     nodes[0].wait_view("node/mesh", |v| v["door"]["dropped"]["foreign_seat"] == 2);
-    // A message that is right up to its tag, then claims 2^46 packets.
+    // A message that is correct up to its tag, then declares 2^46 packets.
     let mut bomb = envelope(tag, PeerMessage::Raft(vec![]));
     bomb.pop();
     bomb.extend([253, 0, 0, 0, 0, 0, 64, 0, 0]);
@@ -151,31 +151,31 @@ async fn a_raft_message_in_another_name_and_bytes_that_lie_are_dropped_and_count
     garbage.extend([0xff; 1000]);
     assert_eq!(client.ask(&garbage).await, Some(refused));
     nodes[0].wait_view("node/mesh", |v| v["door"]["dropped"]["malformed"] == 2);
-    assert!(nodes[0].heard("packets").is_empty());
-    // Its own name still works: nothing of this ended the session.
+    assert!(nodes[0].received("packets").is_empty());
+    // Its own member id still works: the session is open.
     let own = envelope(tag, PeerMessage::Raft(vec![packet(9, 1, 1, 1)]));
     assert_eq!(client.ask(&own).await, Some(PeerReply::Taken));
     assert_eq!(nodes[0].wait_for("packets"), "packets 9 1 1");
-    still_in_session(&mut nodes);
+    assert_in_session(&mut nodes);
 }
 
 #[tokio::test]
-async fn calls_without_end_are_gated_and_cost_bounded_memory() {
+async fn endless_calls_are_gated_and_cost_bounded_memory() {
     let (mut nodes, addr) = pair();
     let mut client = Client::join(&addr, 9).await;
     let before = nodes[0].rss_mib();
-    let request = muster_messages::wire::SeatRequest {
+    let request = muster_messages::wire::MembershipRequest {
         advertise: "hold".into(),
         held: None,
         data_lost: None,
         feature_level: muster_messages::FEATURE_LEVEL,
     };
-    let asked = muster_messages::wire::PeerCall::Seat { node: crate::node::node(9), request };
+    let asked = muster_messages::wire::PeerCall::Membership { node: crate::node::node(9), request };
     let message = envelope(client.victim.tag, PeerMessage::Call(asked));
     let frame = call(client.victim.door_pid, &message, 1, 60_000);
     let one = [&(frame.len() as u64).to_be_bytes()[..], &frame].concat();
     let many = one.repeat(1000);
-    // 100,000 calls that nobody answers, from a client that reads nothing.
+    // 100,000 unanswered calls, from a client that reads nothing.
     let flooding = async {
         for _ in 0..100 {
             client.send_raw(&many).await;
@@ -184,22 +184,22 @@ async fn calls_without_end_are_gated_and_cost_bounded_memory() {
     let _stuck = tokio::time::timeout(std::time::Duration::from_secs(3), flooding).await;
     let grown = nodes[0].rss_mib().saturating_sub(before);
     assert!(grown < 48, "unanswered calls cost {grown} MiB");
-    still_in_session(&mut nodes);
+    assert_in_session(&mut nodes);
 }
 
 #[tokio::test]
-async fn a_manager_that_stops_reading_is_noticed_and_costs_bounded_memory() {
+async fn manager_that_stops_reading_costs_bounded_memory() {
     let (mut nodes, addr) = pair();
     let _mute = Client::join(&addr, 9).await;
     nodes[0].wait_for("session 9 up");
     let before = nodes[0].rss_mib();
-    nodes[0].tell("raft 9 40000 4000"); // 160 MB, were it all kept
+    nodes[0].tell("raft 9 40000 4000"); // 160 MB if all were kept
     nodes[0].wait_for("session 9 down");
     let grown = nodes[0].rss_mib().saturating_sub(before);
     assert!(grown < 48, "a mute peer cost {grown} MiB");
     let view = nodes[0].view("node/mesh");
     assert_eq!(view["sessions_ended"]["unanswered"], 1, "{view:#}");
-    still_in_session(&mut nodes);
+    assert_in_session(&mut nodes);
 }
 
 #[tokio::test]
@@ -207,5 +207,5 @@ async fn an_offender_waits_before_its_next_session() {
     let (mut nodes, addr) = pair();
     check(&mut nodes, (9, "malformed"), |_| vec![0xff; 50]).await;
     assert!(Client::try_greet(&addr, 9).await.is_none());
-    still_in_session(&mut nodes);
+    assert_in_session(&mut nodes);
 }

@@ -1,4 +1,4 @@
-//! ractor_cluster's frames, written and read by hand: whatever a test wants to say.
+//! ractor_cluster's frames, encoded and decoded by hand, so that tests can send anything.
 
 use muster_mesh::core::frames::{Fields, Value};
 use muster_messages::wire::{self, PeerEnvelope, PeerMessage};
@@ -33,7 +33,7 @@ pub fn envelope(tag: u128, message: PeerMessage) -> Vec<u8> {
     wire::encode(&PeerEnvelope { tag, message }).expect("small")
 }
 
-/// What the victim asks in its challenge.
+/// The value of the victim's challenge.
 pub fn challenge_in(frame: &[u8]) -> u32 {
     let (_, auth) = Fields::only(frame).expect("a frame");
     let (kind, body) = Fields::only(auth).expect("a handshake");

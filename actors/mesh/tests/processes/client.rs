@@ -1,10 +1,10 @@
-//! A manager gone bad: a client of the mesh protocol written by hand, which says whatever a test wants.
+//! A malicious manager: a handwritten client of the mesh protocol, which sends anything that a test wants.
 
 use std::time::Duration;
 
 use muster_gateway::{BoxStream, Framed};
 use muster_messages::wire::{
-    self, HelloVerdict, MESH_PROTOCOL, MeshHello, PeerEnvelope, PeerMessage, PeerReply, Refusal, Starts,
+    self, HelloDecision, MESH_PROTOCOL, MeshHello, PeerEnvelope, PeerMessage, PeerReply, Refusal, Starts,
 };
 use muster_messages::{ClusterId, Incarnation, RaftId};
 use sha2::{Digest, Sha256};
@@ -14,10 +14,10 @@ use tokio::net::TcpStream;
 pub use crate::bytes::*;
 use crate::node::{CLUSTER, node};
 
-/// The pid that the client's hello names for its door.
-pub const DOOR: u64 = 4242;
+/// The pid of the RPC endpoint in the client's hello.
+pub const ENDPOINT: u64 = 4242;
 
-/// What manager `own` says of itself, in its first process.
+/// The hello of manager `own`'s first process.
 pub fn hello_of(own: u8) -> MeshHello {
     MeshHello {
         protocol: MESH_PROTOCOL,
@@ -25,7 +25,7 @@ pub fn hello_of(own: u8) -> MeshHello {
         incarnation: Incarnation(0),
         node: node(own.into()),
         raft_id: Some(RaftId(own.into())),
-        door_pid: DOOR,
+        door_pid: ENDPOINT,
         tag: 1,
         probe: false,
         starts: Starts::first(own.into()),
@@ -35,13 +35,12 @@ pub fn hello_of(own: u8) -> MeshHello {
 
 pub struct Client {
     stream: BoxStream,
-    /// What the victim's hello said.
     pub victim: MeshHello,
     calls: u64,
 }
 
 impl Client {
-    /// A stream with a certificate of node `own`, and the hello done.
+    /// Connects with a certificate of node `own` and exchanges hellos.
     pub async fn greet(addr: &str, own: u8) -> Self {
         Self::try_greet(addr, own).await.expect("the victim answers the hello")
     }
@@ -52,22 +51,22 @@ impl Client {
         tcp.read_u8().await.expect("readable");
         Self::over(Box::pin(tcp), own).await
     }
-    /// On a stream whose other side knows already who this is.
+    /// On a stream that is already authenticated.
     pub async fn over(stream: BoxStream, own: u8) -> Option<Self> {
-        Self::saying(hello_of(own), stream).await.map(|client| client.expect("it is heard"))
+        Self::with_hello(hello_of(own), stream).await.map(|client| client.expect("the hello is accepted"))
     }
     /// `None`: the victim closed instead of answering.
-    pub async fn saying(hello: MeshHello, stream: BoxStream) -> Option<Result<Self, Refusal>> {
+    pub async fn with_hello(hello: MeshHello, stream: BoxStream) -> Option<Result<Self, Refusal>> {
         let mut framed = Framed::new(stream);
         framed.send(&hello).await.ok()?;
         let victim = framed.recv().await.ok()??;
-        framed.send(&HelloVerdict::Accepted).await.ok()?;
-        match framed.recv().await.expect("a verdict")? {
-            HelloVerdict::Accepted => Some(Ok(Self { stream: framed.into_inner(), victim, calls: 0 })),
-            HelloVerdict::Refused(refusal) => Some(Err(refusal)),
+        framed.send(&HelloDecision::Accepted).await.ok()?;
+        match framed.recv().await.expect("a decision")? {
+            HelloDecision::Accepted => Some(Ok(Self { stream: framed.into_inner(), victim, calls: 0 })),
+            HelloDecision::Refused(refusal) => Some(Err(refusal)),
         }
     }
-    /// As far as the second handshake, under the name of node `name`.
+    /// Completes the second handshake, with the name of node `name`.
     pub async fn authenticate(&mut self, name: u128) {
         let text = node(name).to_string();
         let fields = [nested(1, text.as_bytes()), nested(3, text.as_bytes()), number(4, 99)];
@@ -80,33 +79,34 @@ impl Client {
         self.send(&nested(1, &nested(5, &fields.concat()))).await;
         self.next().await.expect("an acknowledgement");
     }
-    /// A session like any other, until it misbehaves.
     pub async fn join(addr: &str, own: u8) -> Self {
         Self::greet(addr, own).await.open(own).await
     }
-    /// The rest of the way to a session.
+    /// Completes the session after the hello.
     pub async fn open(mut self, own: u8) -> Self {
         self.authenticate(own.into()).await;
-        self.send(&announce([DOOR])).await;
+        self.send(&announce([ENDPOINT])).await;
         self.send(&control(9, b"")).await;
         self
     }
     pub async fn send(&mut self, payload: &[u8]) {
         let frame = [&(payload.len() as u64).to_be_bytes()[..], payload].concat();
-        // A victim that has ended the session may close while we write.
+        // A victim that has ended the session may close during the write.
         let _ended = self.stream.write_all(&frame).await;
     }
     pub async fn send_raw(&mut self, bytes: &[u8]) {
         let _ended = self.stream.write_all(bytes).await;
     }
-    /// The next frame; `None` when the victim has ended the session. Claims are taken on the way, as any manager takes
-    /// them: they come when others come, and a session in which they are not answered ends.
+    /// The next frame; `None` when the victim has ended the session. Identity bindings are acknowledged on the way, as by any
+    /// manager: they arrive when other managers connect, and a session in which they are not answered ends.
     pub async fn next(&mut self) -> Option<Vec<u8>> {
         loop {
             let frame = self.read().await?;
             let Some((number, what)) = call_in(&frame) else { return Some(frame) };
             match wire::decode(&what).expect("the victim is honest") {
-                PeerEnvelope { message: PeerMessage::Claims(_), .. } => self.answer(number, &PeerReply::Taken).await,
+                PeerEnvelope { message: PeerMessage::IdentityBindings(_), .. } => {
+                    self.answer(number, &PeerReply::Taken).await
+                }
                 _ => return Some(frame),
             }
         }
@@ -118,13 +118,13 @@ impl Client {
             self.stream.read_exact(&mut payload).await.ok()?;
             Some(payload)
         };
-        tokio::time::timeout(Duration::from_secs(60), reading).await.expect("it answers or ends")
+        tokio::time::timeout(Duration::from_secs(60), reading).await.expect("the victim answers or ends the session")
     }
     /// Reads until the victim ends the session.
     pub async fn wait_end(&mut self) {
         while self.next().await.is_some() {}
     }
-    /// Calls the victim's door and waits for the reply.
+    /// Calls the victim's RPC endpoint and waits for the reply.
     pub async fn ask(&mut self, what: &[u8]) -> Option<PeerReply> {
         self.calls += 1;
         let tag = self.calls;
@@ -137,7 +137,7 @@ impl Client {
             }
         }
     }
-    /// The victim's next call: its number, and what it says.
+    /// The victim's next call: number and content.
     pub async fn called(&mut self) -> Option<(u64, PeerMessage)> {
         loop {
             let frame = self.next().await?;
@@ -149,7 +149,7 @@ impl Client {
     }
     pub async fn answer(&mut self, call: u64, reply: &PeerReply) {
         let what = wire::encode(reply).expect("small");
-        let fields = [number(1, DOOR), number(2, call), nested(3, &what)];
+        let fields = [number(1, ENDPOINT), number(2, call), nested(3, &what)];
         self.send(&nested(2, &nested(3, &fields.concat()))).await;
     }
 }

@@ -1,4 +1,4 @@
-//! Node processes, from outside. Each ends when its handle goes, and fails the test if its universe judges badly.
+//! Controls node processes. Each ends when its handle is dropped, and fails the test if its own checks fail.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-/// Generous: it is only waited out when something is broken.
+/// Generous: only a failing test waits this long.
 const DEADLINE: Duration = Duration::from_secs(60);
 
 #[derive(Default)]
-struct Heard {
+struct Output {
     lines: Mutex<Vec<String>>,
     more: Condvar,
 }
@@ -22,7 +22,7 @@ pub struct Node {
     pub addr: String,
     child: Child,
     stdin: ChildStdin,
-    heard: Arc<Heard>,
+    received: Arc<Output>,
     /// By the test.
     killed: bool,
 }
@@ -34,7 +34,7 @@ impl Node {
     pub fn start_with_idle(number: u128, idle: Duration) -> Self {
         Self::start_with(&format!("{number} {}", idle.as_millis()), number)
     }
-    /// It is told where to look for managers that are not where they should be.
+    /// With hinted addresses of managers.
     pub fn start_with_hints(number: u128, hints: &[&str]) -> Self {
         Self::start_with(&format!("{number} 13000 {}", hints.join(" ")), number)
     }
@@ -45,21 +45,21 @@ impl Node {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
-            .expect("it starts");
+            .expect("the process starts");
         let stdin = child.stdin.take().expect("piped");
         let stdout = BufReader::new(child.stdout.take().expect("piped"));
-        let heard = Arc::new(Heard::default());
-        let into = Arc::clone(&heard);
+        let received = Arc::new(Output::default());
+        let into = Arc::clone(&received);
         std::thread::spawn(move || {
             for line in stdout.lines().map_while(Result::ok) {
-                // The test harness writes lines of its own, sometimes before ours on the same line.
+                // The test harness prints too, sometimes before ours on the same line.
                 if let Some((_, line)) = line.split_once('@') {
                     into.lines.lock().unwrap_or_else(PoisonError::into_inner).push(line.to_owned());
                     into.more.notify_all();
                 }
             }
         });
-        let mut node = Self { number, addr: String::new(), child, stdin, heard, killed: false };
+        let mut node = Self { number, addr: String::new(), child, stdin, received, killed: false };
         node.addr = node.wait_for("listening ").split_off("listening ".len());
         node
     }
@@ -67,30 +67,30 @@ impl Node {
         Pid::from_child(&self.child)
     }
     pub fn tell(&mut self, line: &str) {
-        writeln!(self.stdin, "{line}").expect("it listens");
+        writeln!(self.stdin, "{line}").expect("the process reads its stdin");
     }
-    /// Lines heard so far that begin so.
-    pub fn heard(&self, prefix: &str) -> Vec<String> {
-        let lines = self.heard.lines.lock().unwrap_or_else(PoisonError::into_inner);
+    /// The received lines with this prefix.
+    pub fn received(&self, prefix: &str) -> Vec<String> {
+        let lines = self.received.lines.lock().unwrap_or_else(PoisonError::into_inner);
         lines.iter().filter(|l| l.starts_with(prefix)).cloned().collect()
     }
-    /// Waits for the first line that begins so; it is taken out.
+    /// Waits for the first line with this prefix and removes it.
     pub fn wait_for(&self, prefix: &str) -> String {
-        let mut lines = self.heard.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut lines = self.received.lines.lock().unwrap_or_else(PoisonError::into_inner);
         let until = Instant::now() + DEADLINE;
         loop {
             if let Some(at) = lines.iter().position(|l| l.starts_with(prefix)) {
                 return lines.remove(at);
             }
             let left = until.saturating_duration_since(Instant::now());
-            assert!(!left.is_zero(), "node {} never said `{prefix}`; it said {lines:#?}", self.number);
-            lines = self.heard.more.wait_timeout(lines, left).unwrap_or_else(PoisonError::into_inner).0;
+            assert!(!left.is_zero(), "node {} printed no `{prefix}`, only {lines:#?}", self.number);
+            lines = self.received.more.wait_timeout(lines, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
-    /// Waits until the lines that begin so satisfy `enough`; they are taken out.
+    /// Waits until the lines with this prefix satisfy `enough` and removes them.
     pub fn take_until(&self, prefix: &str, enough: impl Fn(&[String]) -> bool) {
         let until = Instant::now() + DEADLINE;
-        let mut lines = self.heard.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut lines = self.received.lines.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
             let found: Vec<String> = lines.iter().filter(|l| l.starts_with(prefix)).cloned().collect();
             if enough(&found) {
@@ -99,8 +99,8 @@ impl Node {
             }
             let left = until.saturating_duration_since(Instant::now());
             let tail = &found[found.len().saturating_sub(5)..];
-            assert!(!left.is_zero(), "node {}: never enough `{prefix}`; last {tail:#?}", self.number);
-            lines = self.heard.more.wait_timeout(lines, left).unwrap_or_else(PoisonError::into_inner).0;
+            assert!(!left.is_zero(), "node {}: not enough `{prefix}` lines; last {tail:#?}", self.number);
+            lines = self.received.more.wait_timeout(lines, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
     pub fn view(&mut self, path: &str) -> Value {
@@ -108,7 +108,7 @@ impl Node {
         let line = self.wait_for("view ");
         serde_json::from_str(&line["view ".len()..]).expect("a view is JSON")
     }
-    /// Looks at the view until it satisfies `right`.
+    /// Waits until the view satisfies `right`.
     pub fn wait_view(&mut self, path: &str, right: impl Fn(&Value) -> bool) -> Value {
         let until = Instant::now() + DEADLINE;
         loop {
@@ -116,40 +116,40 @@ impl Node {
             if right(&view) {
                 return view;
             }
-            assert!(Instant::now() < until, "node {}: the view never got there: {view:#}", self.number);
+            assert!(Instant::now() < until, "node {}: the view does not satisfy the condition: {view:#}", self.number);
         }
     }
     /// Resident memory, in MiB.
     pub fn rss_mib(&self) -> u64 {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).expect("it runs");
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).expect("the process runs");
         let line = status.lines().find(|l| l.starts_with("VmRSS")).expect("Linux");
         let kib: u64 = line.split_whitespace().nth(1).and_then(|n| n.parse().ok()).expect("a number");
         kib / 1024
     }
     pub fn pause(&self) {
-        kill_process(self.pid(), Signal::STOP).expect("it runs");
+        kill_process(self.pid(), Signal::STOP).expect("the process runs");
     }
     pub fn resume(&self) {
-        kill_process(self.pid(), Signal::CONT).expect("it runs");
+        kill_process(self.pid(), Signal::CONT).expect("the process runs");
     }
     pub fn kill(&mut self) {
         self.killed = true;
         let _gone = self.child.kill();
         let _status = self.child.wait();
     }
-    /// Has it stop its mesh and judge what it leaves.
+    /// Stops its mesh and lets it check for leaks.
     fn finish(&mut self) {
         self.tell("finish");
         let until = Instant::now() + DEADLINE;
         while Instant::now() < until {
-            if let Some(status) = self.child.try_wait().expect("it is ours") {
-                assert!(status.success(), "node {} ended badly: its stderr says how", self.number);
+            if let Some(status) = self.child.try_wait().expect("a child of this process") {
+                assert!(status.success(), "node {} failed: see its stderr", self.number);
                 return;
             }
             std::thread::sleep(Duration::from_millis(5));
         }
         self.kill();
-        panic!("node {} does not finish", self.number);
+        panic!("node {} did not finish", self.number);
     }
 }
 
@@ -163,7 +163,7 @@ impl Drop for Node {
     }
 }
 
-/// Tells every node who the members are, and waits until each has a session with each other.
+/// Sends the members to every node, and waits until all have sessions with each other.
 pub fn connect(nodes: &mut [Node]) {
     introduce(nodes);
     let numbers: Vec<u128> = nodes.iter().map(|n| n.number).collect();

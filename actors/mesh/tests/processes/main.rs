@@ -1,4 +1,4 @@
-//! The real mesh: one process per node, and one mesh in this process among managers written by hand.
+//! The real mesh: one process per node, and one mesh in this process with handwritten peers.
 
 mod attacks;
 mod bytes;
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use harness::{Node, connect, introduce};
 
-/// Not a test: what the tests start as a process of its own.
+/// Not a test: the entry point of the node processes.
 #[test]
 fn node_process() {
     let Ok(what) = std::env::var("MUSTER_MESH_NODE") else { return };
@@ -56,30 +56,30 @@ fn three_managers_exchange_messages_calls_and_snapshots() {
     assert_eq!(nodes[0].wait_for("sent"), "sent false");
 
     nodes[0].tell("forge 2 3");
-    // The claim, and the message where it left before the answer to the claim ended the session: nothing from it
-    // would be believed.
+    // The announcement is counted, and so is the message if it was sent before the answer to the announcement ended the
+    // session.
     let view = nodes[1].wait_view("node/mesh", |v| v["door"]["dropped"]["foreign_seat"].as_u64() >= Some(1));
     assert_eq!(view["offences"][0]["offence"], "foreign_seat");
-    assert!(nodes[1].heard("packets").is_empty());
+    assert!(nodes[1].received("packets").is_empty());
 }
 
-/// B7. A write that a follower forwards waits for that follower's own acknowledgement, which comes through the same session.
+/// B7. A write that a follower forwards waits for that follower's own acknowledgement, which uses the same session.
 #[test]
-fn large_calls_without_an_answer_do_not_hold_up_raft() {
+fn large_unanswered_calls_do_not_delay_raft() {
     let mut nodes = [Node::start(1), Node::start(2)];
     connect(&mut nodes);
     nodes[1].tell("hold 1 60 500000");
-    assert_eq!(nodes[1].wait_for("held"), "held unreachable", "more than may wait is refused at once");
+    assert_eq!(nodes[1].wait_for("held"), "held unreachable", "calls beyond the limit are refused immediately");
     nodes[1].tell("raft 1 100 1000");
     nodes[0].take_until("packets", |l| packets(l, 2) == 100);
-    let held = nodes[1].heard("held");
-    assert!(held.iter().all(|l| l == "held unreachable"), "the others still wait: {held:?}");
+    let held = nodes[1].received("held");
+    assert!(held.iter().all(|l| l == "held unreachable"), "calls still wait: {held:?}");
 }
 
 #[test]
-fn a_new_member_speaks_for_its_seat_in_the_session_it_has() {
+fn new_member_announces_its_id_in_existing_session() {
     let mut nodes = [Node::start(1), Node::start(2)];
-    // The leader has the greater id, and has just probed: it need not wait for the smaller one to dial.
+    // The leader has the greater id and has just probed: it need not wait for the smaller one to dial.
     let addr = nodes[0].addr.clone();
     nodes[1].tell(&format!("probe {addr} 1"));
     assert_eq!(nodes[1].wait_for("probe"), "probe ok");
@@ -94,15 +94,15 @@ fn a_new_member_speaks_for_its_seat_in_the_session_it_has() {
 }
 
 #[test]
-fn a_probe_says_who_answers() {
+fn probe_checks_who_answers() {
     let mut nodes = [Node::start(1), Node::start(2)];
-    introduce(&mut nodes[..1]); // node 2 has an empty copy and no seat
+    introduce(&mut nodes[..1]); // node 2 has an empty replica and no member id
     let addr = nodes[1].addr.clone();
     nodes[0].tell(&format!("probe {addr} 2"));
     assert_eq!(nodes[0].wait_for("probe"), "probe ok");
     nodes[0].tell(&format!("probe {addr} 3"));
     assert_eq!(nodes[0].wait_for("probe"), "probe unreachable");
-    // A leader that has moved asks for itself.
+    // A leader that has moved probes itself.
     let own = nodes[0].addr.clone();
     for (addr, answer) in [(&own, "probe ok"), (&addr, "probe unreachable")] {
         nodes[0].tell(&format!("probe {addr} 1"));
@@ -114,7 +114,7 @@ fn a_probe_says_who_answers() {
 }
 
 #[test]
-fn the_greater_id_dials_too_when_the_smaller_does_not_know_it() {
+fn greater_id_dials_if_smaller_does_not_know_it() {
     let mut nodes = [Node::start(1), Node::start(2)];
     let members = format!("members 1@{} 2@{}", nodes[0].addr, nodes[1].addr);
     nodes[1].tell(&members);
@@ -122,12 +122,12 @@ fn the_greater_id_dials_too_when_the_smaller_does_not_know_it() {
     nodes[0].wait_for("session 2 up");
 }
 
-/// E30. Each knows of the others only where they were; two of them were told where to look.
+/// E30. Each knows only the others' old addresses; two have a hint.
 #[test]
-fn managers_that_have_all_moved_find_each_other_where_they_were_told_to_look() {
+fn managers_that_all_moved_find_each_other_by_hints() {
     let first = Node::start(1);
-    let told = [2, 3].map(|number| Node::start_with_hints(number, &[&first.addr]));
-    let [second, third] = told;
+    let hinted = [2, 3].map(|number| Node::start_with_hints(number, &[&first.addr]));
+    let [second, third] = hinted;
     let mut nodes = [first, second, third];
     for node in &mut nodes {
         node.tell("members 1@127.0.0.1:1 2@127.0.0.1:2 3@127.0.0.1:3");
@@ -141,11 +141,11 @@ fn managers_that_have_all_moved_find_each_other_where_they_were_told_to_look() {
 }
 
 #[test]
-fn a_killed_leader_is_reported_gone_and_its_next_process_is_found() {
+fn killed_leader_is_reported_and_its_restart_is_found() {
     let mut nodes = vec![Node::start(1), Node::start(2)];
     connect(&mut nodes);
     nodes[0].tell("leader 2");
-    nodes[0].view("node/mesh"); // commands are obeyed in order: it knows now
+    nodes[0].view("node/mesh"); // commands are executed in order: it knows the leader now
     nodes[1].kill();
     nodes[0].wait_for("session 2 down");
     nodes[0].wait_for("leader_gone 2");
@@ -154,12 +154,12 @@ fn a_killed_leader_is_reported_gone_and_its_next_process_is_found() {
 }
 
 #[test]
-fn a_paused_peer_is_noticed_costs_bounded_memory_and_comes_back() {
+fn paused_peer_costs_bounded_memory_and_reconnects() {
     let mut nodes = vec![Node::start_with_idle(1, Duration::from_secs(7)), Node::start(2)];
     connect(&mut nodes);
     nodes[1].pause();
     let before = nodes[0].rss_mib();
-    nodes[0].tell("raft 2 40000 4000"); // 160 MB, were it all kept
+    nodes[0].tell("raft 2 40000 4000"); // 160 MB if all were kept
     nodes[0].wait_for("session 2 down");
     let grown = nodes[0].rss_mib().saturating_sub(before);
     assert!(grown < 48, "a paused peer cost {grown} MiB");
@@ -170,7 +170,7 @@ fn a_paused_peer_is_noticed_costs_bounded_memory_and_comes_back() {
 }
 
 #[test]
-fn a_crashed_door_peer_or_mesh_heals() {
+fn crashed_endpoint_peer_or_mesh_recovers() {
     let mut nodes = vec![Node::start(1), Node::start(2)];
     connect(&mut nodes);
     let peer = format!("node/mesh/peer-{}", node::node(2));
@@ -178,7 +178,7 @@ fn a_crashed_door_peer_or_mesh_heals() {
         nodes[0].tell(&format!("crash {path}"));
         nodes[0].wait_view(path, |v| v["incarnation"] == 2);
         let text = format!("after-{}", path.len());
-        // A call may fall into the gap; the level is that calls are answered again.
+        // A call may fail during the restart; the test waits until calls are answered again.
         let until = std::time::Instant::now() + Duration::from_secs(60);
         let mut answered = String::new();
         while !answered.starts_with("answer ok") && std::time::Instant::now() < until {
@@ -187,7 +187,7 @@ fn a_crashed_door_peer_or_mesh_heals() {
         }
         assert_eq!(answered, format!("answer ok {text}"), "after the crash of {path}");
         nodes[0].tell(&format!("view node/mesh/peer-{}", node::node(1)));
-        assert_eq!(nodes[0].wait_for("view"), "view {}", "it has made itself no peer after the crash of {path}");
+        assert_eq!(nodes[0].wait_for("view"), "view {}", "no peer actor for the node itself after the crash of {path}");
     }
     nodes[0].wait_view("node/mesh", |v| v["peers"][0]["state"] == "up");
 }

@@ -1,5 +1,5 @@
-//! A node in a process of its own: a real mesh over loopback TCP with made-up identities, driven by lines on stdin,
-//! telling what it hears in lines on stdout. (Pids and process groups are process-wide: one mesh per process.)
+//! A node in its own process: a real mesh over loopback TCP with made-up identities, driven by lines on stdin, which prints
+//! its events as lines on stdout. (Pids and process groups are process-wide: one mesh per process.)
 
 use std::io::{BufRead, Write};
 use std::net::SocketAddr;
@@ -13,10 +13,10 @@ use muster_messages::protocol::{
     IncomingCall, NodeCredentials, RaftMemberMsg, RaftTransport, Service, SnapshotOutcome,
 };
 use muster_messages::wire::{
-    EntryKind, PacketKind, PeerCall, RaftEntry, RaftPacket, SeatRequest, SnapshotHead, Starts,
+    EntryKind, MembershipRequest, PacketKind, PeerCall, RaftEntry, RaftPacket, SnapshotHead, Starts,
 };
 use muster_messages::*;
-use muster_tests::Universe;
+use muster_tests::ActorHarness;
 use sha2::{Digest, Sha256};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -31,7 +31,7 @@ pub fn node(n: u128) -> NodeId {
 fn number_of(id: NodeId) -> u128 {
     (0..100).find(|n| node(*n) == id).expect("tests use small numbers")
 }
-/// What a certificate would say. The private part of each connection is one byte: the number of who speaks.
+/// The content of a certificate. Each connection authenticates with one byte: the number of the node.
 pub fn identity(n: u128) -> CertIdentity {
     CertIdentity {
         cluster: ClusterId::from_entropy(CLUSTER),
@@ -43,7 +43,7 @@ pub fn identity(n: u128) -> CertIdentity {
         pin: None,
     }
 }
-fn say(line: std::fmt::Arguments<'_>) {
+fn print_line(line: std::fmt::Arguments<'_>) {
     let mut out = std::io::stdout().lock();
     writeln!(out, "@{line}").and_then(|()| out.flush()).expect("the parent reads");
 }
@@ -68,10 +68,10 @@ impl Dial for PlainDial {
     }
 }
 
-async fn listen(own: u8, services: Services, around: &mut JoinSet<()>) -> SocketAddr {
+async fn listen(own: u8, services: Services, background: &mut JoinSet<()>) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback");
     let addr = listener.local_addr().expect("bound");
-    around.spawn(async move {
+    background.spawn(async move {
         let mut greeting = JoinSet::new();
         while let Ok((mut stream, remote)) = listener.accept().await {
             let services = services.clone();
@@ -116,18 +116,18 @@ fn raft_probe() -> Recipient<RaftMemberMsg> {
         match msg {
             RaftMemberMsg::FromPeer { node, packets, .. } => {
                 let last = packets.last().map_or(0, |p| p.index);
-                say(format_args!("packets {} {} {last}", number_of(node), packets.len()));
+                print_line(format_args!("packets {} {} {last}", number_of(node), packets.len()));
             }
             RaftMemberMsg::SnapshotReceived { node, data, .. } => {
-                say(format_args!("snapshot {} {}", number_of(node), data.len()));
+                print_line(format_args!("snapshot {} {}", number_of(node), data.len()));
             }
             RaftMemberMsg::SnapshotSent { outcome, .. } => {
-                say(format_args!("sent {}", outcome == SnapshotOutcome::Delivered));
+                print_line(format_args!("sent {}", outcome == SnapshotOutcome::Delivered));
             }
             RaftMemberMsg::PeerSession { node, up } => {
-                say(format_args!("session {} {}", number_of(node), if up { "up" } else { "down" }));
+                print_line(format_args!("session {} {}", number_of(node), if up { "up" } else { "down" }));
             }
-            RaftMemberMsg::LeaderGone { node } => say(format_args!("leader_gone {}", number_of(node))),
+            RaftMemberMsg::LeaderGone { node } => print_line(format_args!("leader_gone {}", number_of(node))),
             _ => {}
         }
         Ok(())
@@ -135,16 +135,21 @@ fn raft_probe() -> Recipient<RaftMemberMsg> {
 }
 
 pub fn call(text: &str) -> PeerCall {
-    PeerCall::Seat {
+    PeerCall::Membership {
         node: node(0),
-        request: SeatRequest { advertise: text.to_owned(), held: None, data_lost: None, feature_level: FEATURE_LEVEL },
+        request: MembershipRequest {
+            advertise: text.to_owned(),
+            held: None,
+            data_lost: None,
+            feature_level: FEATURE_LEVEL,
+        },
     }
 }
 
 async fn answer(mut calls: mpsc::Receiver<IncomingCall>) {
     let mut held = Vec::new();
     while let Some(IncomingCall { call, reply, .. }) = calls.recv().await {
-        let PeerCall::Seat { request, .. } = call else { continue };
+        let PeerCall::Membership { request, .. } = call else { continue };
         if request.advertise.starts_with("hold") {
             held.push(reply);
         } else {
@@ -157,9 +162,9 @@ struct Running {
     own: u64,
     mesh: MeshHandle,
     replica: watch::Sender<Arc<Replica>>,
-    universe: Universe,
-    /// What is around the mesh: the listener, the services, calls of the test's.
-    around: JoinSet<()>,
+    harness: ActorHarness,
+    /// Tasks around the mesh: listener, services, calls of the test.
+    background: JoinSet<()>,
 }
 
 pub fn run(own: u8, idle: Duration, hints: Vec<String>) {
@@ -178,8 +183,8 @@ async fn serve(own: u8, idle: Duration, hints: Vec<String>) {
     let (_renewals, credentials) = watch::channel(Arc::new(credentials));
     let (replica, replica_rx) = watch::channel(Arc::new(Replica::default()));
     let (calls, incoming) = mpsc::channel(256);
-    let (universe, mut around) = (Universe::start().await, JoinSet::new());
-    around.spawn(answer(incoming));
+    let (harness, mut background) = (ActorHarness::start().await, JoinSet::new());
+    background.spawn(answer(incoming));
     let wiring = MeshWiring {
         starts: Starts::first(own.into()),
         advertise: String::new(),
@@ -193,13 +198,13 @@ async fn serve(own: u8, idle: Duration, hints: Vec<String>) {
         hints,
     };
     let mesh = Mesh::new(MeshConfig { idle, ..MeshConfig::default() }, wiring);
-    universe.start_actor(mesh.spec());
-    universe.healthy("node/mesh", 1).await;
-    // As the raft member says when it has no seat yet.
+    harness.start_actor(mesh.spec());
+    harness.healthy("node/mesh", 1).await;
+    // As the raft member reports while it has no member id.
     mesh.handle().members(vec![], None);
-    let addr = listen(own, services, &mut around).await;
-    let mut running = Running { own: own.into(), mesh: mesh.handle(), replica, universe, around };
-    say(format_args!("listening {addr}"));
+    let addr = listen(own, services, &mut background).await;
+    let mut running = Running { own: own.into(), mesh: mesh.handle(), replica, harness, background };
+    print_line(format_args!("listening {addr}"));
 
     let (lines, mut commands) = mpsc::unbounded_channel();
     std::thread::spawn(move || {
@@ -209,15 +214,15 @@ async fn serve(own: u8, idle: Duration, hints: Vec<String>) {
                 break;
             }
         }
-        std::process::exit(0); // the parent is gone
+        std::process::exit(0); // the parent has ended
     });
     while let Some(line) = commands.recv().await {
         let words: Vec<&str> = line.split(' ').collect();
         if words == ["finish"] {
-            running.around.shutdown().await;
-            return running.universe.finish().await;
+            running.background.shutdown().await;
+            return running.harness.finish().await;
         }
-        running.obey(&words).await;
+        running.execute(&words).await;
     }
 }
 
@@ -226,13 +231,13 @@ fn parse<T: std::str::FromStr>(word: &str) -> T {
 }
 
 impl Running {
-    async fn obey(&mut self, words: &[&str]) {
+    async fn execute(&mut self, words: &[&str]) {
         match words {
             ["members", members @ ..] => {
                 let member = |word: &&str| {
                     let (n, addr) = word.split_once('@').expect("n@addr");
-                    let seat = parse(n);
-                    Member { node: node(parse(n)), raft_id: RaftId(seat), addr: addr.to_owned(), voter: true }
+                    let member_id = parse(n);
+                    Member { node: node(parse(n)), raft_id: RaftId(member_id), addr: addr.to_owned(), voter: true }
                 };
                 let members: Vec<Member> = members.iter().map(member).collect();
                 self.replica.send_modify(|r| {
@@ -249,10 +254,10 @@ impl Running {
                     tokio::task::yield_now().await;
                 }
             }
-            // In the name of another seat.
-            ["forge", to, seat] => {
-                let (to, seat) = (parse(to), parse(seat));
-                self.mesh.send(node(to), "", vec![packet(seat, to as u64, 1, 1)]);
+            // With another member id.
+            ["forge", to, member_id] => {
+                let (to, member_id) = (parse(to), parse(member_id));
+                self.mesh.send(node(to), "", vec![packet(member_id, to as u64, 1, 1)]);
             }
             ["snapshot", to, bytes] => {
                 let (to, data) = (parse(to), vec![9u8; parse(bytes)]);
@@ -272,43 +277,46 @@ impl Running {
             }
             ["call", to, text] => {
                 let (mesh, to, text) = (self.mesh.clone(), node(parse(to)), (*text).to_owned());
-                // Nobody answers what is held.
+                // Held calls are not answered.
                 let deadline = Duration::from_secs(if text == "hold" { 3 } else { 20 });
-                self.around.spawn(async move {
+                self.background.spawn(async move {
                     match mesh.call(to, deadline, call(&text)).await {
-                        Ok(bytes) => say(format_args!("answer ok {}", String::from_utf8_lossy(&bytes))),
-                        Err(error) => say(format_args!("answer {}", error.code)),
+                        Ok(bytes) => print_line(format_args!("answer ok {}", String::from_utf8_lossy(&bytes))),
+                        Err(error) => print_line(format_args!("answer {}", error.code)),
                     }
                 });
             }
-            // Nobody answers them before their deadline.
+            // Not answered before their deadline.
             ["hold", to, count, bytes] => {
                 let (to, text) = (node(parse(to)), format!("hold{}", "x".repeat(parse(bytes))));
                 for _ in 0..parse(count) {
                     let (mesh, call) = (self.mesh.clone(), call(&text));
-                    self.around.spawn(async move {
+                    self.background.spawn(async move {
                         let ended = mesh.call(to, Duration::from_secs(30), call).await.map_err(|error| error.code);
-                        say(format_args!("held {}", ended.err().map_or("ok".to_owned(), |code| code.to_string())));
+                        print_line(format_args!(
+                            "held {}",
+                            ended.err().map_or("ok".to_owned(), |code| code.to_string())
+                        ));
                     });
                 }
             }
             ["probe", addr, expect] => {
                 let (addr, expect) = ((*addr).to_owned(), node(parse(expect)));
                 let msg = |reply| protocol::MeshMsg::Probe { addr, expect, reply };
-                let probed = self.mesh.recipient().ask(Duration::from_secs(60), msg).await.expect("it answers");
-                say(format_args!("probe {}", probed.map_or_else(|e| e.code.to_string(), |()| "ok".to_owned())));
+                let probed = self.mesh.recipient().ask(Duration::from_secs(60), msg).await.expect("the mesh answers");
+                print_line(format_args!("probe {}", probed.map_or_else(|e| e.code.to_string(), |()| "ok".to_owned())));
             }
-            ["crash", path] => self.universe.crash(path, CrashHow::Panic),
+            ["crash", path] => self.harness.crash(path, CrashHow::Panic),
             ["view", path] => {
                 let mut view = serde_json::json!({});
-                // An actor that is restarting has no view yet.
-                if let Ok(node) = self.universe.tree().inspect(path).await
+                // A restarting actor has no view yet.
+                if let Ok(node) = self.harness.tree().inspect(path).await
                     && node.view.is_object()
                 {
                     view = node.view;
                     view["incarnation"] = node.incarnation.into();
                 }
-                say(format_args!("view {view}"));
+                print_line(format_args!("view {view}"));
             }
             _ => panic!("unknown command {words:?}"),
         }

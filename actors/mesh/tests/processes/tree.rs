@@ -1,4 +1,4 @@
-//! The mesh's actors alone, in a universe: the other managers are written by hand, at the ends of in-memory pipes.
+//! The mesh's actors alone, in a test harness: the other managers are handwritten clients on in-memory pipes.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use muster_messages::protocol::{
 };
 use muster_messages::wire::{MeshHello, PeerMessage, PeerReply, Refusal, Starts};
 use muster_messages::*;
-use muster_tests::{PATIENCE, Probe, Universe};
+use muster_tests::{ActorHarness, Probe, WAIT_LIMIT};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
@@ -22,41 +22,41 @@ fn peer(n: u128) -> String {
     format!("{MESH}/peer-{}", node(n))
 }
 
-/// Nobody is there to be dialled: the others come by themselves.
-struct NobodyThere;
-impl Dial for NobodyThere {
+/// All dials fail: the other managers connect by themselves.
+struct NoListener;
+impl Dial for NoListener {
     fn dial<'a>(&'a self, _addr: &'a str, _expect: Option<NodeId>) -> Dialing<'a> {
-        let failure = DialFailure { text: "nobody there".to_owned(), refused_at_once: false, refusal: None };
+        let failure = DialFailure { text: "no listener".to_owned(), refused_at_once: false, refusal: None };
         Box::pin(async { Err(failure) })
     }
 }
 
-/// Node 1's mesh, of a cluster of three.
-struct Stage {
-    universe: Universe,
+/// Node 1's mesh in a cluster of three.
+struct Fixture {
+    harness: ActorHarness,
     raft: Probe<RaftMemberMsg>,
     agent: Probe<AgentMsg>,
     calls: mpsc::Receiver<IncomingCall>,
     mesh: MeshHandle,
     services: Services,
     renewals: watch::Sender<Arc<NodeCredentials>>,
-    _copy: watch::Sender<Arc<Replica>>,
+    _replica: watch::Sender<Arc<Replica>>,
 }
 
-impl Stage {
+impl Fixture {
     async fn set() -> Self {
-        Self::dialling(Arc::new(NobodyThere)).await
+        Self::with_dialer(Arc::new(NoListener)).await
     }
 
-    async fn dialling(dialer: Arc<dyn Dial>) -> Self {
-        let stage = Self::before_the_raft_member(dialer).await;
-        stage.raft_member_speaks();
-        stage
+    async fn with_dialer(dialer: Arc<dyn Dial>) -> Self {
+        let fixture = Self::without_members(dialer).await;
+        fixture.report_members();
+        fixture
     }
 
-    async fn before_the_raft_member(dialer: Arc<dyn Dial>) -> Self {
-        let universe = Universe::start().await;
-        let (raft, agent) = (universe.probe("raft-member"), universe.probe::<AgentMsg>("agent"));
+    async fn without_members(dialer: Arc<dyn Dial>) -> Self {
+        let harness = ActorHarness::start().await;
+        let (raft, agent) = (harness.probe("raft-member"), harness.probe::<AgentMsg>("agent"));
         let own = NodeCredentials {
             cert_pem: String::new(),
             key_pem: Secret::new(""),
@@ -80,35 +80,35 @@ impl Stage {
             hints: vec![],
         };
         let mesh = Mesh::new(MeshConfig::default(), wiring);
-        universe.start_actor(mesh.spec());
+        harness.start_actor(mesh.spec());
         for path in [MESH.to_owned(), format!("{MESH}/door")] {
-            universe.healthy(&path, 1).await;
+            harness.healthy(&path, 1).await;
         }
         let mesh = mesh.handle();
-        Self { universe, raft, agent, calls, mesh, services, renewals, _copy: publish }
+        Self { harness, raft, agent, calls, mesh, services, renewals, _replica: publish }
     }
 
-    fn raft_member_speaks(&self) {
+    fn report_members(&self) {
         let member = |n: u64| Member { node: node(n.into()), raft_id: RaftId(n), addr: format!("n{n}"), voter: true };
         self.mesh.members((1..=3).map(member).collect(), Some(RaftId(1)));
     }
 
-    /// Manager `n` opens a session, and is heard of.
+    /// Manager `n` opens a session, which is reported.
     async fn connect(&mut self, n: u8) -> Client {
-        let client = self.hello(n, hello_of(n)).await.expect("it is heard").open(n).await;
+        let client = self.hello(n, hello_of(n)).await.expect("the hello is accepted").open(n).await;
         self.session(n, true).await;
         client
     }
-    /// A process with manager `n`'s certificate says this.
+    /// A process with manager `n`'s certificate sends this hello.
     async fn hello(&self, n: u8, hello: MeshHello) -> Result<Client, Refusal> {
         let (ours, theirs) = tokio::io::duplex(1 << 16);
         let (who, address) = (Some(identity(n.into())), ([127, 0, 0, 1], 1).into());
         let connection = Connection::detached(Box::pin(theirs), Service::Mesh, who, address);
         let sink = self.services.sink(Service::Mesh).expect("the mesh serves");
-        assert!(sink.send(connection).await.is_ok(), "it takes the connection");
-        Client::saying(hello, Box::pin(ours)).await.expect("the hello is answered")
+        assert!(sink.send(connection).await.is_ok(), "the mesh accepts the connection");
+        Client::with_hello(hello, Box::pin(ours)).await.expect("the hello is answered")
     }
-    /// The raft member hears that a session is up, or is not any more.
+    /// The raft member is informed that a session is up or down.
     async fn session(&mut self, n: u8, is: bool) {
         let of = |msg: &RaftMemberMsg| match msg {
             RaftMemberMsg::PeerSession { node: of, up } => (*of, *up) == (node(n.into()), is),
@@ -116,38 +116,38 @@ impl Stage {
         };
         self.raft.until(&format!("a session with {n}: {is}"), of).await;
     }
-    /// Manager `n` says something to the raft member, and it is heard.
-    async fn hears(&mut self, n: u8, client: &mut Client) {
-        let said = envelope(client.victim.tag, PeerMessage::Raft(vec![packet(n.into(), 1, 7, 1)]));
-        assert_eq!(client.ask(&said).await, Some(PeerReply::Taken));
+    /// Manager `n` sends a message that reaches the raft member.
+    async fn receives_from(&mut self, n: u8, client: &mut Client) {
+        let sent = envelope(client.victim.tag, PeerMessage::Raft(vec![packet(n.into(), 1, 7, 1)]));
+        assert_eq!(client.ask(&sent).await, Some(PeerReply::Taken));
         let its =
             |msg: &RaftMemberMsg| matches!(msg, RaftMemberMsg::FromPeer { node: of, .. } if *of == node(n.into()));
         self.raft.until("its message", its).await;
     }
-    /// Manager 2 has been asked something, and does not answer.
+    /// Calls manager 2, which does not answer.
     async fn asks(&self, second: &mut Client) -> JoinHandle<Result<Vec<u8>, ErrorBody>> {
         let mesh = self.mesh.clone();
-        let asked = tokio::spawn(async move { mesh.call(node(2), PATIENCE, call("you")).await });
+        let asked = tokio::spawn(async move { mesh.call(node(2), WAIT_LIMIT, call("you")).await });
         second.called().await.expect("a call");
         asked
     }
     fn send(&self, n: u64, index: u64) {
         self.mesh.send(node(n.into()), "", vec![packet(1, n, index, 1)]);
     }
-    /// So many messages to `n` are on their way, and the rest waits behind those.
+    /// Fills the window of messages to `n`; the rest waits.
     async fn send_more_than_the_window(&self, n: u64) {
-        for index in 1..=MESSAGES {
+        for index in 1..=MESSAGE_COUNT {
             self.send(n, index);
         }
         let waits = |actor: &ActorNode| actor.view["window"]["raft"][0] == 8 && actor.mailbox == 0;
-        let peer = self.universe.until(&peer(n.into()), "its window is full", waits).await;
+        let peer = self.harness.until(&peer(n.into()), "its window is full", waits).await;
         assert!(peer.view["backlog_bytes"].as_u64() > Some(0), "{}", peer.view);
     }
 }
 
-const MESSAGES: u64 = 30;
+const MESSAGE_COUNT: u64 = 30;
 
-/// Takes Raft messages until this many have come; their indices.
+/// Receives this many Raft messages and returns their indices.
 async fn take(client: &mut Client, count: usize) -> Vec<u64> {
     let mut indices = Vec::new();
     while indices.len() < count {
@@ -160,38 +160,38 @@ async fn take(client: &mut Client, count: usize) -> Vec<u64> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_manager_is_heard_asks_and_is_asked_and_nothing_is_left_of_it() {
-    let mut stage = Stage::set().await;
-    let mut client = stage.connect(2).await;
-    stage.hears(2, &mut client).await;
+async fn peer_session_carries_calls_and_cleans_up() {
+    let mut fixture = Fixture::set().await;
+    let mut client = fixture.connect(2).await;
+    fixture.receives_from(2, &mut client).await;
     let asked = envelope(client.victim.tag, PeerMessage::Call(call("who")));
     let service = async {
-        let incoming = stage.calls.recv().await.expect("a call");
+        let incoming = fixture.calls.recv().await.expect("a call");
         assert_eq!(incoming.forwarder, node(2));
         let _gone = incoming.reply.send(Ok(b"me".to_vec()));
     };
     let (answer, ()) = tokio::join!(client.ask(&asked), service);
     assert_eq!(answer, Some(PeerReply::Answer(Ok(b"me".to_vec()))));
 
-    stage.send(2, 1);
+    fixture.send(2, 1);
     assert_eq!(take(&mut client, 1).await, [1]);
-    let asks = stage.mesh.call(node(2), PATIENCE, call("you"));
+    let asks = fixture.mesh.call(node(2), WAIT_LIMIT, call("you"));
     let answers = async {
         let (number, message) = client.called().await.expect("a call");
         assert_eq!(message, PeerMessage::Call(call("you")));
         client.answer(number, &PeerReply::Answer(Ok(b"it".to_vec()))).await;
     };
     assert_eq!(tokio::join!(asks, answers).0, Ok(b"it".to_vec()));
-    let view = stage.universe.tree().inspect(MESH).await.expect("it runs").view;
+    let view = fixture.harness.tree().inspect(MESH).await.expect("it runs").view;
     let up: Vec<bool> = view["peers"].as_array().expect("peers").iter().map(|peer| peer["state"] == "up").collect();
     assert_eq!(up.iter().filter(|up| **up).count(), 1, "{view:#}");
 
-    stage.universe.finish().await;
-    assert!(!stage.services.serves(Service::Mesh));
+    fixture.harness.finish().await;
+    assert!(!fixture.services.serves(Service::Mesh));
     client.wait_end().await;
 }
 
-/// Everybody answers with a refusal, when they are told to.
+/// All dials are refused once the test allows it.
 struct Refusing {
     dialled: watch::Sender<bool>,
     now: watch::Receiver<bool>,
@@ -201,7 +201,7 @@ impl Dial for Refusing {
         let mut now = self.now.clone();
         self.dialled.send_replace(true);
         Box::pin(async move {
-            let _told = now.wait_for(|now| *now).await;
+            let _allowed = now.wait_for(|now| *now).await;
             let refusal = Refusal {
                 reason: RefusalReason::OldIncarnation,
                 message: "the certificate is of an older incarnation".to_owned(),
@@ -213,131 +213,131 @@ impl Dial for Refusing {
     }
 }
 
-/// It would fence off the node for good: nothing is newer than its new certificate.
+/// Attributed to the new certificate, it would fence off the node permanently: nothing is newer than that.
 #[tokio::test(start_paused = true)]
-async fn a_refusal_that_comes_after_a_new_certificate_is_said_to_be_of_the_old_one() {
-    let (now, told) = watch::channel(false);
+async fn late_refusal_is_attributed_to_the_old_certificate() {
+    let (now, allowed) = watch::channel(false);
     let (dialled, mut dials) = watch::channel(false);
-    let mut stage = Stage::dialling(Arc::new(Refusing { dialled, now: told })).await;
-    dials.wait_for(|dials| *dials).await.expect("it dials");
+    let mut fixture = Fixture::with_dialer(Arc::new(Refusing { dialled, now: allowed })).await;
+    dials.wait_for(|dials| *dials).await.expect("a dial");
     let old = identity(1).serial;
     let newer = |own: &NodeCredentials| NodeCredentials {
         identity: CertIdentity { serial: "newer".to_owned(), ..own.identity.clone() },
         ..own.clone()
     };
-    stage.renewals.send_modify(|own| *own = Arc::new(newer(own)));
+    fixture.renewals.send_modify(|own| *own = Arc::new(newer(own)));
     now.send_replace(true);
-    let said = stage.agent.next("the refusal").await;
-    let AgentMsg::RefusedByPeer { serial, .. } = said else { panic!("{}", said.name()) };
+    let sent = fixture.agent.next("the refusal").await;
+    let AgentMsg::RefusedByPeer { serial, .. } = sent else { panic!("{}", sent.name()) };
     assert_eq!(serial, Some(old));
-    stage.universe.finish().await;
+    fixture.harness.finish().await;
 }
 
-/// E45. Whoever heard it without a seat would take a copy of its directory in its place later.
+/// E45. A manager that accepted it without a member id would later accept a copy of its directory instead.
 #[tokio::test(start_paused = true)]
-async fn nobody_is_greeted_before_the_raft_member_has_said_which_seat_it_has() {
-    let stage = Stage::before_the_raft_member(Arc::new(NobodyThere)).await;
+async fn hello_waits_for_own_member_id() {
+    let fixture = Fixture::without_members(Arc::new(NoListener)).await;
     let opens = async {
         let waits = |mesh: &ActorNode| mesh.view["hellos_under_way"] == 1;
-        stage.universe.until(MESH, "the hello waits", waits).await;
-        stage.raft_member_speaks();
+        fixture.harness.until(MESH, "the hello waits", waits).await;
+        fixture.report_members();
     };
-    let (client, ()) = tokio::join!(stage.hello(2, hello_of(2)), opens);
-    assert_eq!(client.expect("it is heard").victim.raft_id, Some(RaftId(1)));
-    stage.universe.finish().await;
+    let (client, ()) = tokio::join!(fixture.hello(2, hello_of(2)), opens);
+    assert_eq!(client.expect("the hello is accepted").victim.raft_id, Some(RaftId(1)));
+    fixture.harness.finish().await;
 }
 
-/// E45. Every process of a new manager gets its seat in the session that it has.
+/// E45. Every process of a new manager gets its member id in the session that it already has.
 #[tokio::test(start_paused = true)]
-async fn a_copy_is_refused_the_seat_that_its_original_got_after_the_hello() {
-    let mut stage = Stage::set().await;
+async fn copy_is_refused_after_original_got_its_member_id() {
+    let mut fixture = Fixture::set().await;
     let process = |start, raft_id| MeshHello { starts: Starts::first(2).next(start), raft_id, ..hello_of(2) };
-    let mut original = stage.hello(2, process(7, None)).await.expect("it is heard").open(2).await;
-    stage.session(2, true).await;
-    let seat = envelope(original.victim.tag, PeerMessage::Seat(RaftId(2)));
-    assert_eq!(original.ask(&seat).await, Some(PeerReply::Taken));
-    stage.hears(2, &mut original).await;
+    let mut original = fixture.hello(2, process(7, None)).await.expect("the hello is accepted").open(2).await;
+    fixture.session(2, true).await;
+    let member_id = envelope(original.victim.tag, PeerMessage::Membership(RaftId(2)));
+    assert_eq!(original.ask(&member_id).await, Some(PeerReply::Taken));
+    fixture.receives_from(2, &mut original).await;
     drop(original);
-    stage.session(2, false).await;
+    fixture.session(2, false).await;
 
-    let copy = MeshHello { advertise: "elsewhere".to_owned(), ..process(8, Some(RaftId(2))) };
-    let refusal = stage.hello(2, copy).await.err().expect("nobody vouches for what it voted");
+    let duplicate = MeshHello { advertise: "elsewhere".to_owned(), ..process(8, Some(RaftId(2))) };
+    let refusal = fixture.hello(2, duplicate).await.err().expect("a refusal: its earlier votes are unknown");
     assert_eq!(refusal.reason, RefusalReason::Duplicate);
     assert!(refusal.message.contains("a copy of an older state"), "{refusal}");
-    stage.universe.finish().await;
+    fixture.harness.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_peer_actor_that_crashes_keeps_its_session_and_costs_the_others_nothing() {
+async fn crashed_peer_actor_keeps_its_session() {
     for how in [CrashHow::Panic, CrashHow::Error, CrashHow::Kill] {
-        let mut stage = Stage::set().await;
-        let (mut second, mut third) = (stage.connect(2).await, stage.connect(3).await);
-        stage.send_more_than_the_window(3).await;
-        let asked = stage.asks(&mut second).await;
-        stage.universe.crash(&peer(2), how);
-        assert_eq!(asked.await.expect("no panic").unwrap_err().code, ErrorCode::Unreachable, "whoever asked is told");
-        stage.universe.healthy(&peer(2), 2).await;
-        stage.session(2, true).await;
-        stage.send(2, 1);
-        assert_eq!(take(&mut second, 1).await, [1], "in the session that it had");
-        stage.hears(2, &mut second).await;
-        let all: Vec<u64> = (1..=MESSAGES).collect();
-        assert_eq!(take(&mut third, all.len()).await, all, "what waited for the other, in order");
-        let heard = stage.universe.journal();
-        assert!(!heard.iter().any(|line| line.contains("unreachable")), "{heard:#?}");
-        stage.universe.finish().await;
+        let mut fixture = Fixture::set().await;
+        let (mut second, mut third) = (fixture.connect(2).await, fixture.connect(3).await);
+        fixture.send_more_than_the_window(3).await;
+        let asked = fixture.asks(&mut second).await;
+        fixture.harness.crash(&peer(2), how);
+        assert_eq!(asked.await.expect("no panic").unwrap_err().code, ErrorCode::Unreachable, "the caller is informed");
+        fixture.harness.healthy(&peer(2), 2).await;
+        fixture.session(2, true).await;
+        fixture.send(2, 1);
+        assert_eq!(take(&mut second, 1).await, [1], "in the same session");
+        fixture.receives_from(2, &mut second).await;
+        let all: Vec<u64> = (1..=MESSAGE_COUNT).collect();
+        assert_eq!(take(&mut third, all.len()).await, all, "the waiting messages, in order");
+        let received = fixture.harness.journal();
+        assert!(!received.iter().any(|line| line.contains("unreachable")), "{received:#?}");
+        fixture.harness.finish().await;
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_door_that_crashes_ends_the_sessions_and_what_waited_is_told_of() {
+async fn crashed_endpoint_ends_sessions_and_reports_losses() {
     for how in [CrashHow::Panic, CrashHow::Error, CrashHow::Kill] {
-        let mut stage = Stage::set().await;
-        let (mut second, mut third) = (stage.connect(2).await, stage.connect(3).await);
-        stage.send_more_than_the_window(3).await;
-        let door = format!("{MESH}/door");
-        stage.universe.crash(&door, how);
+        let mut fixture = Fixture::set().await;
+        let (mut second, mut third) = (fixture.connect(2).await, fixture.connect(3).await);
+        fixture.send_more_than_the_window(3).await;
+        let endpoint = format!("{MESH}/door");
+        fixture.harness.crash(&endpoint, how);
         for (n, client) in [(2, &mut second), (3, &mut third)] {
             client.wait_end().await;
-            stage.session(n, false).await;
+            fixture.session(n, false).await;
         }
         let lost = |msg: &RaftMemberMsg| matches!(msg, RaftMemberMsg::Unreachable { to: RaftId(3) });
-        stage.raft.until("what was to be sent is lost", lost).await;
-        stage.universe.healthy(&door, 2).await;
+        fixture.raft.until("the waiting messages are lost", lost).await;
+        fixture.harness.healthy(&endpoint, 2).await;
         for n in [2, 3] {
-            let mut again = stage.connect(n).await;
-            stage.hears(n, &mut again).await;
-            stage.send(n.into(), 99);
-            assert_eq!(take(&mut again, 1).await, [99], "nothing old comes late");
+            let mut again = fixture.connect(n).await;
+            fixture.receives_from(n, &mut again).await;
+            fixture.send(n.into(), 99);
+            assert_eq!(take(&mut again, 1).await, [99], "no old message arrives");
         }
-        let restarts = stage.universe.tree().inspect(MESH).await.expect("it runs").incarnation;
-        assert_eq!(restarts, 1, "nobody else was started again");
-        stage.universe.finish().await;
+        let restarts = fixture.harness.tree().inspect(MESH).await.expect("it runs").incarnation;
+        assert_eq!(restarts, 1, "no other actor restarted");
+        fixture.harness.finish().await;
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_mesh_that_crashes_comes_back_with_its_members_and_serves_again() {
+async fn crashed_mesh_restarts_with_its_members() {
     for how in [CrashHow::Panic, CrashHow::Error, CrashHow::Kill] {
-        let mut stage = Stage::set().await;
-        let (mut second, mut third) = (stage.connect(2).await, stage.connect(3).await);
-        stage.send_more_than_the_window(3).await;
-        let asked = stage.asks(&mut second).await;
-        stage.universe.crash(MESH, how);
-        assert_eq!(asked.await.expect("no panic").unwrap_err().code, ErrorCode::Unreachable, "whoever asked is told");
+        let mut fixture = Fixture::set().await;
+        let (mut second, mut third) = (fixture.connect(2).await, fixture.connect(3).await);
+        fixture.send_more_than_the_window(3).await;
+        let asked = fixture.asks(&mut second).await;
+        fixture.harness.crash(MESH, how);
+        assert_eq!(asked.await.expect("no panic").unwrap_err().code, ErrorCode::Unreachable, "the caller is informed");
         for client in [&mut second, &mut third] {
             client.wait_end().await;
         }
-        stage.universe.healthy(MESH, 2).await;
+        fixture.harness.healthy(MESH, 2).await;
         for n in [2, 3] {
-            stage.universe.healthy(&peer(n), 1).await; // as the raft member named them last
+            fixture.harness.healthy(&peer(n), 1).await; // the members that the raft member last reported
         }
         for n in [2, 3] {
-            let mut again = stage.connect(n).await;
-            stage.hears(n, &mut again).await;
-            stage.send(n.into(), 99);
+            let mut again = fixture.connect(n).await;
+            fixture.receives_from(n, &mut again).await;
+            fixture.send(n.into(), 99);
             assert_eq!(take(&mut again, 1).await, [99]);
         }
-        stage.universe.finish().await;
+        fixture.harness.finish().await;
     }
 }

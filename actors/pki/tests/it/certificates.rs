@@ -1,4 +1,4 @@
-//! What is signed, and what a certificate is believed to say.
+//! Signing certificates and reading them.
 use std::time::Duration;
 
 use crate::fixture::{Cluster, HOUR, ago, key, now};
@@ -30,7 +30,7 @@ fn a_node_certificate_round_trips() {
     }
 }
 
-/// A root with path length 0 could never vouch for its successor, and cannot be repaired after clients have it.
+/// A root with path length 0 could never sign its successor, and cannot be repaired once clients have it.
 #[test]
 fn a_new_root_has_no_path_length_and_signs_no_authority() {
     let root = Root::create(Cluster::new(1).id, now()).unwrap();
@@ -44,9 +44,9 @@ fn a_new_root_has_no_path_length_and_signs_no_authority() {
     assert!(!constraints(&der(&signed.cert_pem)).is_some_and(|(ca, _)| ca));
 }
 
-/// What a client that is not ours asks a server for.
+/// The server name that a foreign client requests.
 #[test]
-fn managers_alone_carry_the_name_of_managers() {
+fn only_managers_carry_the_manager_name() {
     let cluster = Cluster::new(1);
     let is_named = |pem: &str| {
         let der = der(pem);
@@ -61,7 +61,7 @@ fn managers_alone_carry_the_name_of_managers() {
 }
 
 #[test]
-fn a_certificate_is_recorded_as_it_is_shown() {
+fn recorded_certificate_equals_the_presented_one() {
     let cluster = Cluster::new(1);
     let signed = cluster.issuer.sign_node(&cluster.profile(2, Role::Worker), &key()).unwrap();
     assert_eq!(identity_of_pem(&signed.cert_pem).unwrap().pin, Some(signed.pin));
@@ -71,7 +71,7 @@ fn a_certificate_is_recorded_as_it_is_shown() {
 }
 
 #[test]
-fn users_and_operators_are_told_apart() {
+fn users_and_operators_are_distinguished() {
     let cluster = Cluster::new(1);
     let name: Name = "ada".parse().unwrap();
     for (kind, wanted) in [
@@ -96,12 +96,12 @@ fn users_and_operators_are_told_apart() {
 fn nothing_of_a_hostile_request_but_its_key_is_signed() {
     let cluster = Cluster::new(1);
     let hostile = KeyPair::generate().unwrap();
-    let mut wishes = CertificateParams::new(vec!["evil.example".to_owned()]).unwrap();
-    wishes.distinguished_name.push(DnType::CommonName, "root");
-    wishes.distinguished_name.push(DnType::OrganizationalUnitName, "manager");
-    wishes.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
-    wishes.subject_alt_names.push(SanType::URI("spiffe://x/admin/root".try_into().unwrap()));
-    let csr = wishes.serialize_request(&hostile).unwrap().pem().unwrap();
+    let mut hostile_params = CertificateParams::new(vec!["evil.example".to_owned()]).unwrap();
+    hostile_params.distinguished_name.push(DnType::CommonName, "root");
+    hostile_params.distinguished_name.push(DnType::OrganizationalUnitName, "manager");
+    hostile_params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    hostile_params.subject_alt_names.push(SanType::URI("spiffe://x/admin/root".try_into().unwrap()));
+    let csr = hostile_params.serialize_request(&hostile).unwrap().pem().unwrap();
     let profile = cluster.profile(5, Role::Worker);
     let signed = cluster.issuer.sign_node(&profile, &CsrKey::parse(&csr).unwrap()).unwrap();
 
@@ -182,7 +182,7 @@ fn rcgen_pem(label: &str, der: &[u8]) -> String {
     format!("-----BEGIN {label}-----\n{}\n-----END {label}-----\n", lines.join("\n"))
 }
 
-/// A certificate with these URIs and extensions, signed by nobody in particular.
+/// A self-signed certificate with these URIs and extensions.
 fn handmade(uris: &[&str], grant: Option<Vec<u8>>) -> Vec<u8> {
     let mut params = CertificateParams::default();
     for uri in uris {
@@ -228,7 +228,7 @@ fn only_one_well_formed_uri_identifies() {
 }
 
 #[test]
-fn a_root_identifies_nobody() {
+fn root_certificate_has_no_identity() {
     let cluster = Cluster::new(1);
     assert_eq!(identity_of_pem(&cluster.root.cert_pem), Err(BadCertificate::Authority));
 }
@@ -242,7 +242,7 @@ proptest! {
     #[test]
     fn identity_of_never_panics_on_a_damaged_certificate(
         damage in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
-        cut: Option<prop::sample::Index>,
+        truncation: Option<prop::sample::Index>,
     ) {
         static GOOD: std::sync::LazyLock<Vec<u8>> =
             std::sync::LazyLock::new(|| der(&Cluster::new(1).node(2, Role::Worker).cert_pem));
@@ -251,8 +251,8 @@ proptest! {
             let at = at.index(bytes.len());
             bytes[at] = value;
         }
-        if let Some(cut) = cut {
-            bytes.truncate(cut.index(bytes.len()));
+        if let Some(truncation) = truncation {
+            bytes.truncate(truncation.index(bytes.len()));
         }
         let _ = identity_of(&bytes);
     }
@@ -267,7 +267,7 @@ proptest! {
 }
 
 #[test]
-fn an_expired_node_proves_with_its_old_key_that_it_is_itself() {
+fn expired_node_proves_its_identity_with_old_key() {
     let cluster = Cluster::new(1);
     let mut profile = cluster.profile(9, Role::Manager);
     (profile.now, profile.lifetime) = (ago(HOUR * 24 * 200), HOUR);

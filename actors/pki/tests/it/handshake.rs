@@ -17,7 +17,7 @@ const ALPN: &[&[u8]] = &[b"muster-agent/1", b"muster-join/1"];
 type Client = client::TlsStream<tokio::io::DuplexStream>;
 type Server = server::TlsStream<tokio::io::DuplexStream>;
 
-/// Shakes hands and sends one byte each way: in TLS 1.3 a client learns only then that it was refused.
+/// Completes the handshake and sends one byte each way: in TLS 1.3 a client learns only then that it was refused.
 async fn connect(server: Arc<ServerConfig>, client: Arc<ClientConfig>) -> (io::Result<Client>, io::Result<Server>) {
     let (near, far) = duplex(64 * 1024);
     let name = ServerName::try_from("any.name.will.do").unwrap();
@@ -47,7 +47,7 @@ fn dialling(cluster: &Cluster, creds: Option<&NodeCredentials>) -> Arc<ClientCon
 }
 
 #[tokio::test]
-async fn both_sides_learn_who_the_other_is() {
+async fn both_sides_learn_the_peer_identity() {
     let cluster = Cluster::new(1);
     let (manager, worker) = (cluster.node(1, Role::Manager), cluster.node(2, Role::Worker));
     let (near, far) = connect(serving(&manager), dialling(&cluster, Some(&worker))).await;
@@ -76,7 +76,7 @@ async fn no_session_is_ever_resumed() {
         let (near, far) = connect(server.clone(), client.clone()).await;
         let (near, far) = (near.unwrap(), far.unwrap());
         for kind in [near.get_ref().1.handshake_kind(), far.get_ref().1.handshake_kind()] {
-            // With a second round trip or without, but always with the certificates.
+            // With or without a second round trip, but always with the certificates.
             assert!(matches!(kind, Some(HandshakeKind::Full | HandshakeKind::FullWithHelloRetryRequest)));
         }
         assert_eq!(near.get_ref().1.tls13_tickets_received(), 0);
@@ -86,8 +86,8 @@ async fn no_session_is_ever_resumed() {
 #[tokio::test]
 async fn a_client_of_another_cluster_fails_in_tls() {
     let (ours, theirs) = (Cluster::new(1), Cluster::new(2));
-    let stranger = theirs.node(2, Role::Manager);
-    let (near, far) = connect(serving(&ours.node(1, Role::Manager)), dialling(&ours, Some(&stranger))).await;
+    let foreign = theirs.node(2, Role::Manager);
+    let (near, far) = connect(serving(&ours.node(1, Role::Manager)), dialling(&ours, Some(&foreign))).await;
     assert!(near.is_err() && far.is_err());
 }
 
@@ -134,7 +134,7 @@ async fn a_user_certificate_cannot_serve() {
 }
 
 #[tokio::test]
-async fn the_root_can_be_fetched_from_whoever_answers() {
+async fn root_can_be_fetched_from_unverified_server() {
     let cluster = Cluster::new(1);
     let client = unverified_client_config(&[b"muster-join/1"]).unwrap();
     let (near, far) = connect(serving(&cluster.node(1, Role::Manager)), client).await;

@@ -1,4 +1,4 @@
-//! Identity on disk: whole or absent, and never half believed.
+//! Identity on disk: complete or absent, and never used in part.
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
@@ -18,7 +18,7 @@ fn fault<T: std::fmt::Debug>(result: Result<T, IdentityFault>) -> String {
 }
 
 #[test]
-fn an_empty_folder_holds_nobody() {
+fn empty_folder_has_no_identity() {
     let (_data, store) = store();
     assert!(store.load_credentials().unwrap().is_none());
     assert!(store.load_founding().unwrap().is_none());
@@ -26,7 +26,7 @@ fn an_empty_folder_holds_nobody() {
 }
 
 #[test]
-fn credentials_and_memory_survive_a_restart_and_are_private() {
+fn credentials_and_local_state_survive_a_restart() {
     let (data, store) = store();
     let cluster = Cluster::new(1);
     let creds = cluster.node(2, Role::Worker);
@@ -58,7 +58,7 @@ fn a_crash_while_renewing_leaves_the_old_identity() {
     let cluster = Cluster::new(1);
     let old = cluster.node(2, Role::Worker);
     store.save_credentials(&old).unwrap();
-    // The temporary file of a write that did not get to its rename.
+    // The temporary file of a write that ended before its rename.
     let tmp = data.path().join("identity/.credentials.pem.tmp");
     fs::write(&tmp, "-----BEGIN PRIVATE KEY-----\n").unwrap();
     assert_eq!(store.load_credentials().unwrap().unwrap().identity, old.identity);
@@ -80,7 +80,7 @@ fn expired_credentials_are_loaded_because_they_can_still_rekey() {
 }
 
 #[test]
-fn damaged_files_are_named_with_what_helps_and_without_content() {
+fn damaged_files_are_named_with_remedy_without_content() {
     let (data, store) = store();
     let cluster = Cluster::new(1);
     let creds = cluster.node(2, Role::Worker);
@@ -110,7 +110,7 @@ fn damaged_files_are_named_with_what_helps_and_without_content() {
 }
 
 #[test]
-fn credentials_that_do_not_fit_are_never_written() {
+fn inconsistent_credentials_are_never_written() {
     let (_data, store) = store();
     let cluster = Cluster::new(1);
     let good = cluster.node(2, Role::Worker);
@@ -122,7 +122,7 @@ fn credentials_that_do_not_fit_are_never_written() {
 }
 
 #[test]
-fn a_join_attempt_is_the_same_until_it_led_somewhere() {
+fn join_attempt_is_stable_until_it_succeeds() {
     let (_data, store) = store();
     let first = store.join_attempt(None).unwrap();
     assert_eq!(store.join_attempt(None).unwrap(), first);

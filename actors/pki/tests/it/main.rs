@@ -1,4 +1,4 @@
-//! Certificates, handshakes and the files of an identity.
+//! Certificates, handshakes and identity files.
 
 #![expect(clippy::unwrap_used, reason = "a test ends where what it relies on fails")]
 

@@ -1,7 +1,7 @@
 //! Applying committed entries.
 
-use muster_messages::{CommandRefusal, Moment, Revision, SeatChange, SeatChangeKind, Term};
-use muster_store::Place;
+use muster_messages::{CommandRefusal, MembershipChange, MembershipChangeKind, Moment, Revision, Term};
+use muster_store::LogPosition;
 use raft::eraftpb::Entry;
 use raft::{INVALID_ID, StateRole};
 
@@ -14,63 +14,64 @@ impl RaftCore {
         if committed.is_empty() {
             return Ok(());
         }
-        let mut unseated = false;
+        let mut member_removed = false;
         for entry in committed {
-            if self.outgrown().is_some() {
+            if self.incompatible().is_some() {
                 break;
             }
             let at = LogPoint { index: entry.index, term: entry.term };
             let before = self.tables.revision.0;
             if at.index != before + 1 {
-                // A member that went on would differ from the others for ever, and nobody would notice.
-                let text = format!("entry {} follows {before}: entries are applied in order, each once", at.index);
+                // A member that continued would differ from the others permanently and unnoticed.
+                let text = format!("entry {} follows {before}: entries must be applied in order, each once", at.index);
                 return Err(CoreFault(text));
             }
             self.bytes_since_snapshot += entry_bytes(&entry);
             self.size.applied(entry_bytes(&entry));
             let outcome =
-                match content(&entry).map_err(|e| CoreFault(format!("entry {} cannot be read: {e}", at.index)))? {
+                match content(&entry).map_err(|e| CoreFault(format!("cannot decode entry {}: {e}", at.index)))? {
                     None => {
                         muster_store::apply_empty(&mut self.tables, Revision(at.index));
                         Ok(())
                     }
                     Some(Content::Command1(command)) => {
-                        let place = Place { revision: Revision(at.index), term: Term(at.term) };
+                        let position = LogPosition { revision: Revision(at.index), term: Term(at.term) };
                         let (limits, changes) = (&self.config.limits, &mut self.out.changes);
-                        muster_store::apply_watched_within(limits, &mut self.tables, place, &command, changes)
+                        muster_store::apply_watched_within(limits, &mut self.tables, position, &command, changes)
                     }
-                    Some(Content::Seat1(change)) => {
-                        let outcome = self.apply_seat(at, &change);
-                        unseated |= outcome.is_ok() && self.removes_us(&change);
+                    Some(Content::Membership1(change)) => {
+                        let outcome = self.apply_membership(at, &change);
+                        member_removed |= outcome.is_ok() && self.removes_us(&change);
                         outcome
                     }
                 };
-            let seat = self.seat.as_mut().expect("entries come from a seat");
-            seat.raw.mut_store().set_applied(at);
+            let member = self.member.as_mut().expect("only a member has entries");
+            member.raw.mut_store().set_applied(at);
             self.consider_digest();
             self.proposals.applied(at, &outcome, &mut self.out.answers);
         }
-        self.seat.as_mut().expect("entries come from a seat").raw.advance_apply_to(self.tables.revision.0);
-        if self.outgrown().is_some() {
-            self.step_down_if_outgrown(now);
+        self.member.as_mut().expect("only a member has entries").raw.advance_apply_to(self.tables.revision.0);
+        if self.incompatible().is_some() {
+            self.step_down_if_incompatible(now);
         }
-        if unseated {
+        if member_removed {
             self.leave(now);
         }
         Ok(())
     }
 
-    /// Judged here, by every member alike. A refused change must not reach raft.
-    fn apply_seat(&mut self, at: LogPoint, change: &SeatChange) -> Result<(), CommandRefusal> {
+    /// Decided here, alike on every member. A refused change must not reach raft.
+    fn apply_membership(&mut self, at: LogPoint, change: &MembershipChange) -> Result<(), CommandRefusal> {
         let before = self.tables.clone();
-        let judged = muster_store::apply_seat_within(&self.config.limits, &mut self.tables, Revision(at.index), change);
-        let outcome = judged.and_then(|()| {
+        let checked =
+            muster_store::apply_membership_within(&self.config.limits, &mut self.tables, Revision(at.index), change);
+        let outcome = checked.and_then(|()| {
             let Some(change) = conf_change(&change.kind) else { return Ok(()) };
-            let seat = self.seat.as_mut().expect("entries come from a seat");
-            // Raft may build a snapshot message in here: it is completed when it leaves, from the state as it is then.
+            let member = self.member.as_mut().expect("only a member has entries");
+            // Raft may build a snapshot message here. It is completed when it is sent, from the state at that time.
             let conf =
-                seat.raw.apply_conf_change(&change).map_err(|e| CommandRefusal::Stale { what: e.to_string() })?;
-            seat.raw.mut_store().set_conf(conf);
+                member.raw.apply_conf_change(&change).map_err(|e| CommandRefusal::Stale { what: e.to_string() })?;
+            member.raw.mut_store().set_conf(conf);
             Ok(())
         });
         if let Err(refusal) = &outcome {
@@ -78,28 +79,28 @@ impl RaftCore {
                 self.tables = before;
                 muster_store::apply_empty(&mut self.tables, Revision(at.index));
             }
-            self.out.notices.push(Notice::SeatRefused { why: refusal.to_string() });
+            self.out.notices.push(Notice::MembershipRefused { why: refusal.to_string() });
         }
         outcome
     }
 
-    fn removes_us(&self, change: &SeatChange) -> bool {
-        let ours = self.seat.as_ref().map(|s| s.id);
-        matches!(&change.kind, SeatChangeKind::Remove { raft_id } if Some(*raft_id) == ours)
+    fn removes_us(&self, change: &MembershipChange) -> bool {
+        let ours = self.member.as_ref().map(|s| s.id);
+        matches!(&change.kind, MembershipChangeKind::Remove { raft_id } if Some(*raft_id) == ours)
     }
 
-    /// Our seat is gone. A leader has told the others of the commit in the same round; it leads no longer, because
-    /// raft must not commit anything as a leader that is no member.
+    /// This member was removed. A leader has sent the commit to the others in the same round; it steps down, because
+    /// raft must commit nothing as a leader that is not a member.
     fn leave(&mut self, now: Moment) {
-        let seat = self.seat.as_mut().expect("entries come from a seat");
-        seat.removed = true;
-        seat.hint = None;
-        let id = seat.id;
-        if seat.raw.raft.state == StateRole::Leader {
-            let term = seat.raw.raft.term;
-            seat.raw.raft.become_follower(term, INVALID_ID);
+        let member = self.member.as_mut().expect("only a member has entries");
+        member.removed = true;
+        member.hint = None;
+        let id = member.id;
+        if member.raw.raft.state == StateRole::Leader {
+            let term = member.raw.raft.term;
+            member.raw.raft.become_follower(term, INVALID_ID);
         }
-        self.out.notices.push(Notice::Unseated { raft_id: id });
+        self.out.notices.push(Notice::MemberRemoved { raft_id: id });
         self.settle(now);
     }
 }

@@ -1,110 +1,111 @@
-//! Every duration and bound of a member, each with its reason.
+//! The durations and bounds of a member, each with its reason.
 
 use std::time::Duration;
 
 use muster_messages::FEATURE_LEVEL;
 use muster_store::Limits;
 
-/// How a member behaves. All members of a cluster should agree on the timings.
+/// How a member behaves. All members of a cluster should use the same timings.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RaftConfig {
-    /// The newest encoding of commands and snapshots that is read here. Of a cluster at a higher one nothing is applied.
+    /// The newest encoding of commands and snapshots that this build reads. Of a cluster at a higher level it applies nothing.
     pub feature_level: u32,
-    /// How often the core hears `Tick`. Everything below that is a duration is counted in whole ticks or compared
-    /// with the moment handed in; 20 ms is a fifth of a heartbeat and costs nothing measurable.
+    /// How often the core gets `Tick`. The durations below are counted in whole ticks or compared with the moment handed in; 20
+    /// ms is a fifth of a heartbeat and costs nothing measurable.
     pub tick: Duration,
-    /// A leader's heartbeat: six of them fit into the shortest election timeout, so that one lost packet elects nobody.
+    /// The heartbeat interval: six fit into the shortest election timeout, so that one lost packet starts no election.
     pub heartbeat: Duration,
-    /// Election timeouts are drawn from one to two times this. It is also the lease of check-quorum: far above a
-    /// disk's hiccup and a scheduler's pause, far below what an operator notices.
+    /// Election timeouts are sampled from one to two times this. It is also the lease of check-quorum: far above disk hiccups
+    /// and scheduling pauses, far below what an operator notices.
     pub election_timeout: Duration,
     /// After a leader-loss hint a member campaigns within this time, at random, so that two followers rarely collide.
     pub hint_spread: Duration,
-    /// A hinted campaign without a leader after this long (plus a random share of it) is repeated, because the others
-    /// may have noticed later than we did, or two candidates split the vote.
+    /// A hinted campaign that has produced no leader is repeated after this time plus a random share of it: the others may have
+    /// noticed the loss later, or two candidates split the vote.
     pub hint_again: Duration,
     pub hint_tries: u8,
 
-    /// Append messages on their way to one follower. Each turn makes about one, so this is a window of turns; while a
-    /// follower catches up, this times `max_size_per_msg` is what waits in the mesh for it.
+    /// Append messages in flight to one follower. Each turn makes about one, so this is a window of turns. While a follower
+    /// catches up, the mesh holds up to this times `max_size_per_msg` for it.
     pub max_inflight_msgs: usize,
-    /// Entries of one append message. A message must fit a frame of 1 MiB together with one command of
-    /// `max_command` bytes that overshoots the limit. (Raft's `batch_append` would merge messages beyond any limit.)
+    /// Bytes of entries in one append message. A message must fit a frame of 1 MiB even if one command of `max_command` bytes
+    /// overshoots the limit. (Raft's `batch_append` would merge messages beyond any limit.)
     pub max_size_per_msg: u64,
-    /// Uncommitted bytes that a leader keeps before raft drops proposals: above `max_proposal_bytes`, so that our
-    /// own bound answers `Busy` first.
+    /// Uncommitted bytes that a leader keeps before raft drops proposals: above `max_proposal_bytes`, so that the core's own
+    /// bound answers `Busy` first.
     pub max_uncommitted: u64,
     /// Bytes of committed entries applied in one turn: a follower that catches up stays responsive.
     pub max_apply_bytes: u64,
 
-    /// Proposals in flight; more are refused as `Busy`. A second of the fastest load that is expected would be 25,000,
-    /// and a proposal takes a millisecond.
+    /// Proposals in flight; more are refused as `Busy`. The highest expected load is 25,000 a second, and a proposal takes a
+    /// millisecond.
     pub max_proposals: usize,
     pub max_proposal_bytes: usize,
     /// The largest encoded command. See `max_size_per_msg`.
     pub max_command: usize,
-    /// Reads in flight; more are refused as `Busy`. They cost only the waiting.
+    /// Reads in flight; more are refused as `Busy`. A read costs only its wait.
     pub max_reads: usize,
-    /// Read-index rounds on their way at the same time. Each carries all reads that waited when it left.
+    /// Concurrent read-index rounds. Each carries all reads that waited when it was sent.
     pub read_rounds: usize,
-    /// A round without an answer is asked again after this: two heartbeats.
+    /// A round without an answer is repeated after this time: two heartbeats.
     pub read_retry: Duration,
-    /// After the loss of leadership a proposal may still turn out to be committed, or to be replaced, within a few
-    /// round trips; only then its outcome is unknown.
+    /// After the loss of leadership a proposal may still turn out committed or replaced within a few round trips. After this
+    /// time its outcome is unknown.
     pub orphan_wait: Duration,
-    /// A transfer of leadership that has not come about after this has failed.
+    /// A leadership transfer that is not complete after this time has failed.
     pub transfer_wait: Duration,
-    /// A leader whose oldest disk write takes longer than this steps down: it can commit nothing by itself,
-    /// and another member's disk is probably well.
+    /// A leader whose oldest disk write takes longer than this steps down: alone it can commit nothing, and another member's
+    /// disk is probably healthy.
     pub disk_limit: Duration,
 
     /// A snapshot is taken after this many applied entries or bytes since the last one.
     pub snapshot_entries: u64,
     pub snapshot_bytes: u64,
-    /// The tail kept behind a snapshot, so that a follower that missed a moment needs no snapshot.
+    /// The tail of the log kept behind a snapshot, so that a follower that was briefly away needs no snapshot.
     pub keep_entries: u64,
     pub keep_bytes: u64,
-    /// The tail follows the rate of writes: what was written in this time stays, within `keep_bytes`.
+    /// The tail follows the write rate: entries of this time are kept, within `keep_bytes`.
     pub keep_time: Duration,
-    /// While a snapshot is on its way, and until its receiver has caught up, the log behind it stays, up to this many
-    /// bytes or twice those of the snapshot. Memory is what it costs.
+    /// While a snapshot is sent, and until its receiver has caught up, the log behind it is kept, up to the larger of this many
+    /// bytes and twice those of the snapshot. This costs memory.
     pub transfer_bytes: u64,
-    /// A snapshot of which nothing more arrives for this long counts as lost.
+    /// A snapshot transfer without progress for this long counts as lost.
     pub snapshot_limit: Duration,
-    /// The largest snapshot that the members take. The leader refuses writes that would make the state larger than a
-    /// share of it: see `size`.
+    /// The largest snapshot that members accept. The leader refuses writes that would make the state larger than a share of it:
+    /// see `size`.
     pub max_snapshot_bytes: u64,
     /// Members compare the digests of their states at every index that this divides. 0: never. All members need the same value.
-    /// A digest encodes the whole state, as a snapshot does: three snapshots' worth of entries keeps it well below their cost.
+    /// A digest encodes the whole state, as a snapshot does: an interval of three snapshots' worth of entries costs much less
+    /// than the snapshots.
     pub digest_every: u64,
-    /// How much the state remembers of the past. All members need the same value, and so does every earlier start of this one.
+    /// How much history the state keeps. All members need the same value, and so does every restart of one member.
     pub limits: Limits,
-    /// The followers learn of a commit from the next append, or from a message of its own after this long. Under load
-    /// the next append is there first, which halves the messages; without, a follower's copy is this much older.
+    /// Followers learn of a commit from the next append, or from a separate message after this time. Under load the next append
+    /// comes first, which halves the messages; otherwise a follower's replica is this much older.
     pub commit_news: Duration,
-    /// While leading, the progress of the peers is published at least this often.
+    /// A leader publishes its peers' progress at least this often.
     pub publish_every: Duration,
 
-    #[cfg(feature = "sabotage")]
-    pub sabotage: Sabotage,
+    #[cfg(feature = "bug-injection")]
+    pub bugs: BugInjection,
 }
 
-/// Promises that a test may break on purpose, so that it sees that breaking them is noticed.
+/// Bugs that a test injects to prove that the checks detect them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Sabotage {
+pub struct BugInjection {
     /// Entries count as durable before they are (breaks DURABLE-1).
     pub ack_before_sync: bool,
     /// Votes and answers leave before the disk has them (breaks DURABLE-2).
     pub vote_before_sync: bool,
-    /// A vote is given to everybody who asks, however often (breaks LEADER-1 of the cluster).
+    /// Votes for every candidate that asks, however often (breaks LEADER-1 of the cluster).
     pub vote_again: bool,
-    /// Reads are answered from whatever this member has (breaks READ-1).
+    /// Answers reads from the member's own state without a quorum (breaks READ-1).
     pub read_without_asking: bool,
-    /// With leadership, the proposals in flight are forgotten (breaks PROPOSE-1).
+    /// Forgets the proposals in flight when leadership is lost (breaks PROPOSE-1).
     pub forget_proposals: bool,
-    /// The log is cut behind a snapshot that is on its way (breaks SNAP-1).
+    /// Compacts the log behind a snapshot that is being sent (breaks SNAP-1).
     pub cut_behind_transfers: bool,
-    /// Another snapshot may follow one that was not taken at once (breaks SNAP-2).
+    /// Sends another snapshot immediately after one that was not installed (breaks SNAP-2).
     pub snapshots_without_pause: bool,
 }
 
@@ -143,8 +144,8 @@ impl Default for RaftConfig {
             limits: Limits::DEFAULT,
             commit_news: Duration::from_millis(2),
             publish_every: Duration::from_millis(100),
-            #[cfg(feature = "sabotage")]
-            sabotage: Sabotage::default(),
+            #[cfg(feature = "bug-injection")]
+            bugs: BugInjection::default(),
         }
     }
 }
@@ -161,7 +162,7 @@ impl RaftConfig {
         let min = self.ticks(self.election_timeout).max(self.heartbeat_ticks() + 1);
         (min, min * 2)
     }
-    /// For the `raft` crate. What is not named here keeps its safe default.
+    /// For the `raft` crate. Fields not named here keep their safe defaults.
     pub(crate) fn for_raft(&self, id: u64, applied: u64) -> raft::Config {
         let (min, max) = self.election_ticks();
         raft::Config {
@@ -180,12 +181,12 @@ impl RaftConfig {
             ..raft::Config::default()
         }
     }
-    #[cfg(feature = "sabotage")]
-    pub(crate) fn sabotaged(&self) -> Sabotage {
-        self.sabotage
+    #[cfg(feature = "bug-injection")]
+    pub(crate) fn injected_bugs(&self) -> BugInjection {
+        self.bugs
     }
-    #[cfg(not(feature = "sabotage"))]
-    pub(crate) fn sabotaged(&self) -> Sabotage {
-        Sabotage::default()
+    #[cfg(not(feature = "bug-injection"))]
+    pub(crate) fn injected_bugs(&self) -> BugInjection {
+        BugInjection::default()
     }
 }

@@ -1,13 +1,13 @@
 //! Members compare their states.
 //!
-//! Owns        the digests of this member's last states, and while it leads those of the others.
-//! Inputs      entries applied, digests computed, digests of other members, the leader's decision.
-//! Outputs     states to digest, packets, members whose state is another one; whether this member's own is.
-//! Invariants  STATE-1  a member whose state is not that of the majority of the voters at the same revision serves no longer.
-//!             STATE-2  without a majority for either state no member is stopped: the difference is shown.
-//! Why at all: every member applies the same entries by the same code, and a flipped bit in memory, or two builds that judge
-//! alike in all but one case, go unnoticed otherwise. Why only from feature level 3 on: an earlier build cannot read
-//! the packet. Why every few thousand entries: encoding a state costs as much as a snapshot of it.
+//! Owns        the digests of this member's last states, and those of the others while it leads.
+//! Inputs      applied entries, computed digests, digests of other members, the leader's decision.
+//! Outputs     states to digest, packets, members whose state differs; whether this member's own does.
+//! Invariants  STATE-1  a member whose state differs from that of the majority of the voters at the same revision stops serving.
+//!             STATE-2  without a majority for either state no member is stopped: the difference is reported.
+//! Why at all: every member applies the same entries by the same code, and a flipped bit in memory, or two builds that differ
+//! in one case, would go unnoticed. Why only from feature level 3 on: an earlier build cannot read the packet. Why every few
+//! thousand entries: encoding a state costs as much as a snapshot of it.
 
 use std::collections::BTreeMap;
 
@@ -19,19 +19,19 @@ use super::{Notice, Outbound, RaftCore, digest, packets};
 
 type StateDigest = [u8; 32];
 
-/// States that are remembered: a member that applies late still finds the one that it is asked about.
-const REMEMBERED: usize = 4;
+/// States that are remembered: a member that applies late can still compare.
+const MAX_DIGESTS: usize = 4;
 
 #[derive(Default)]
 pub(crate) struct StateDigests {
     own: BTreeMap<u64, StateDigest>,
     computing: bool,
-    /// Of the others, by index and member. While leading.
+    /// Of the other members, by index and member. While leading.
     others: BTreeMap<u64, BTreeMap<u64, StateDigest>>,
     diverged: BTreeMap<u64, (u64, Moment)>,
 }
 
-/// A state whose digest is wanted. Encoding it is the work of milliseconds to seconds, so not a core's.
+/// A state to digest. Encoding it takes milliseconds to seconds, too long for a core.
 #[derive(Clone, Debug)]
 pub struct DigestJob {
     pub index: u64,
@@ -46,12 +46,12 @@ impl DigestJob {
 }
 
 impl StateDigests {
-    /// This member leads no more, or begins to.
+    /// This member starts or stops leading.
     pub fn forget_others(&mut self) {
         self.others.clear();
         self.diverged.clear();
     }
-    /// Another state took the place of what was applied.
+    /// A snapshot replaced the applied state.
     pub fn forget_all(&mut self) {
         *self = Self { computing: self.computing, ..Self::default() };
     }
@@ -61,13 +61,13 @@ impl StateDigests {
 }
 
 fn remember<T>(of: &mut BTreeMap<u64, T>) {
-    while of.len() > REMEMBERED {
+    while of.len() > MAX_DIGESTS {
         of.pop_first();
     }
 }
 
 impl RaftCore {
-    /// After an entry was applied.
+    /// Called after an entry was applied.
     pub(super) fn consider_digest(&mut self) {
         let (index, every) = (self.tables.revision.0, self.config.digest_every);
         let level = self.tables.cluster.as_ref().map_or(0, |cluster| cluster.feature_level);
@@ -83,32 +83,32 @@ impl RaftCore {
         let Some(digest) = digest else { return };
         self.digests.own.insert(index, digest);
         remember(&mut self.digests.own);
-        let Some(seat) = self.seat.as_ref() else { return };
-        if seat.raw.raft.state == StateRole::Leader {
+        let Some(member) = self.member.as_ref() else { return };
+        if member.raw.raft.state == StateRole::Leader {
             self.compare_states(now, index);
-        } else if seat.raw.raft.leader_id != raft::INVALID_ID {
-            let leader = RaftId(seat.raw.raft.leader_id);
+        } else if member.raw.raft.leader_id != raft::INVALID_ID {
+            let leader = RaftId(member.raw.raft.leader_id);
             self.send_digest(leader, index, digest, false);
         }
     }
 
     fn send_digest(&mut self, to: RaftId, index: u64, digest: StateDigest, wrong: bool) {
-        let Some(seat) = self.seat.as_ref() else { return };
-        let packet = packets::state_digest(seat.id, to, seat.raw.raft.term, index, digest, wrong);
-        let place = match self.tables.members.get(&to) {
+        let Some(member) = self.member.as_ref() else { return };
+        let packet = packets::state_digest(member.id, to, member.raw.raft.term, index, digest, wrong);
+        let destination = match self.tables.members.get(&to) {
             Some(m) => Some((m.node, m.addr.clone())),
-            None => self.heard.get(&to).map(|by| (by.node, String::new())),
+            None => self.last_received.get(&to).map(|by| (by.node, String::new())),
         };
-        if let Some((node, addr)) = place {
+        if let Some((node, addr)) = destination {
             self.out.send.push(Outbound { node, addr, packet });
         }
     }
 
-    /// A member reports its digest to the leader, or the leader reports to a member that its digest is wrong.
-    pub(super) fn hear_digest(&mut self, now: Moment, packet: &RaftPacket) -> Result<(), packets::Dropped> {
+    /// A member reports its digest to the leader, or the leader informs a member that its digest is wrong.
+    pub(super) fn handle_digest(&mut self, now: Moment, packet: &RaftPacket) -> Result<(), packets::Dropped> {
         debug_assert_eq!(packet.kind, PacketKind::StateDigest);
         let digest: StateDigest = packet.context.as_slice().try_into().map_err(|_| "ill_formed")?;
-        let raft = &self.seat.as_ref().expect("take_seat leaves a seat").raw.raft;
+        let raft = &self.member.as_ref().expect("ensure_member leaves a member").raw.raft;
         if packet.term != raft.term {
             return Err("out_of_place");
         }
@@ -133,10 +133,10 @@ impl RaftCore {
         let (Some(own), Some(others)) = (self.digests.own.get(&index).copied(), self.digests.others.get(&index)) else {
             return;
         };
-        let Some(seat) = self.seat.as_ref() else { return };
-        let voters = &seat.raw.store().conf().voters;
+        let Some(member) = self.member.as_ref() else { return };
+        let voters = &member.raw.store().conf().voters;
         let with = |wanted: &StateDigest| {
-            let has = |id: &&u64| if **id == seat.id.0 { own == *wanted } else { others.get(id) == Some(wanted) };
+            let has = |id: &&u64| if **id == member.id.0 { own == *wanted } else { others.get(id) == Some(wanted) };
             voters.iter().filter(has).count() * 2 > voters.len()
         };
         let wrong: Vec<u64> = others.iter().filter(|(_, theirs)| **theirs != own).map(|(id, _)| *id).collect();
@@ -162,7 +162,7 @@ impl RaftCore {
     }
 
     #[cfg(test)]
-    pub(crate) fn digests_heard(&self) -> usize {
+    pub(crate) fn digests_received(&self) -> usize {
         self.digests.others.values().map(BTreeMap::len).sum()
     }
 
@@ -171,7 +171,7 @@ impl RaftCore {
         Some(PeerProblem {
             kind: PeerProblemKind::StateDiverged,
             message: format!(
-                "its state at revision {index} is not the leader's; if it does not get a new copy by itself, demote it and \
+                "its state at revision {index} is not the leader's; if its data is not replaced automatically, demote it and \
                  promote it again, and report this"
             ),
             since: self.wall_of(*since),

@@ -1,4 +1,4 @@
-//! Ticks, the leader-loss hint, and handing leadership over.
+//! Ticks, the leader-loss hint, and leadership transfers.
 
 use std::collections::BTreeSet;
 
@@ -9,99 +9,100 @@ use raft::{INVALID_ID, StateRole};
 use super::log::conf_state;
 use super::packets::Settling;
 use super::transfers::Matched;
-use super::{Answer, AskId, LogPoint, Notice, RaftCore, Standing};
+use super::{Answer, AskId, Leadership, LogPoint, Notice, RaftCore};
 
-/// Campaigns that a leader-loss hint asked for.
+/// Campaigns after a leader-loss hint.
 pub(super) struct Hint {
     pub at: Moment,
     left: u8,
 }
 
-/// A transfer of leadership under way.
+/// A leadership transfer in progress.
 pub(super) struct Transfer {
     ask: AskId,
     to: RaftId,
     until: Moment,
-    again: Moment,
+    retry_at: Moment,
 }
 
 impl RaftCore {
     pub(super) fn tick(&mut self, now: Moment) {
-        self.judge_disk(now);
-        self.judge_snapshots(now);
+        self.check_disk(now);
+        self.check_snapshots(now);
         self.mark_rate(now);
         self.fire_hint(now);
         let settling = self.settling();
         let idle_disk = self.in_flight.is_empty();
-        if let Some(seat) = self.seat.as_mut() {
-            let raft = &seat.raw.raft;
+        if let Some(member) = self.member.as_mut() {
+            let raft = &member.raw.raft;
             let alone = raft.prs().is_singleton() && raft.promotable();
             if raft.state == StateRole::Leader {
-                seat.raw.tick();
-            } else if alone && !seat.removed {
-                // The only voter needs nobody's vote, but raft asserts that its log is durable when it takes office.
+                member.raw.tick();
+            } else if alone && !member.removed {
+                // A lone voter needs no other vote, but raft asserts that its log is durable when it becomes leader.
                 if idle_disk {
-                    let _already_leads = seat.raw.campaign();
+                    let _already_leads = member.raw.campaign();
                 }
             } else if settling != Settling::Snapshot {
-                // While a snapshot settles, raft cannot look back at what it has not applied.
-                seat.raw.tick();
+                // While a snapshot is being written, raft cannot read entries that it has not applied.
+                member.raw.tick();
             }
         }
         self.settle(now);
         self.expire(now);
-        self.judge_transfer(now);
+        self.check_transfer(now);
     }
 
-    /// To be called after whatever may have changed raft's term, role or leader.
+    /// Call this after any change of raft's term, role or leader.
     pub(super) fn settle(&mut self, now: Moment) {
-        let Some(seat) = self.seat.as_mut() else { return };
-        let raft = &seat.raw.raft;
-        let is = Standing { term: raft.term, role: raft.state, leader: raft.leader_id };
-        let was = std::mem::replace(&mut seat.was, is);
+        let Some(member) = self.member.as_mut() else { return };
+        let raft = &member.raw.raft;
+        let is = Leadership { term: raft.term, role: raft.state, leader: raft.leader_id };
+        let was = std::mem::replace(&mut member.was, is);
         if (was.term, was.role) != (is.term, is.role) {
             let (low, high) = self.config.election_ticks();
-            seat.timeout = low + self.dice.index(high - low);
+            member.timeout = low + self.rng.index(high - low);
         }
-        // Raft drew a value of its own, from the thread's generator.
-        seat.raw.raft.set_randomized_election_timeout(seat.timeout);
+        // Raft sampled a timeout of its own, from the thread's generator.
+        member.raw.raft.set_randomized_election_timeout(member.timeout);
         if was == is {
             return;
         }
         if is.leader != INVALID_ID {
-            seat.hint = None;
+            member.hint = None;
         } else if was.leader != INVALID_ID {
-            seat.leaderless_since = now;
-            let acked = |id: &u64| seat.acked.get(id).copied().unwrap_or(seat.led_since);
-            let lost = |id: &u64| *id != seat.id.0 && now.since(acked(id)) >= self.config.election_timeout;
-            let voters = seat.raw.store().conf().voters.iter().copied();
-            seat.lost_touch = if was.role == StateRole::Leader { voters.filter(lost).collect() } else { Vec::new() };
+            member.leaderless_since = now;
+            let acked = |id: &u64| member.acked.get(id).copied().unwrap_or(member.led_since);
+            let lost = |id: &u64| *id != member.id.0 && now.since(acked(id)) >= self.config.election_timeout;
+            let voters = member.raw.store().conf().voters.iter().copied();
+            member.lost_contact =
+                if was.role == StateRole::Leader { voters.filter(lost).collect() } else { Vec::new() };
         }
         if was.role == StateRole::Leader && (is.role != StateRole::Leader || was.term != is.term) {
-            if self.config.sabotaged().forget_proposals {
+            if self.config.injected_bugs().forget_proposals {
                 self.proposals.lose();
             }
             self.proposals.orphan(now + self.config.orphan_wait);
         }
         if is.role == StateRole::Leader && (was.role != StateRole::Leader || was.term != is.term) {
-            seat.led_since = now;
+            member.led_since = now;
         }
         if is.role != StateRole::Leader || was.term != is.term {
-            seat.acked.clear();
+            member.acked.clear();
             self.digests.forget_others();
-            let stopped = seat.transfers.clear();
+            let stopped = member.transfers.clear();
             self.out.stop_snapshots.extend(stopped);
-            seat.raw.mut_store().set_offer(None);
-            seat.raw.mut_store().pause_snapshots(BTreeSet::new());
+            member.raw.mut_store().set_offer(None);
+            member.raw.mut_store().pause_snapshots(BTreeSet::new());
         }
         if (was.term, was.leader) != (is.term, is.leader) {
             self.reads.retry_all();
-            let me = seat.id.0;
+            let me = member.id.0;
             self.leader_changed(was, is, me);
         }
     }
 
-    fn leader_changed(&mut self, was: Standing, is: Standing, me: u64) {
+    fn leader_changed(&mut self, was: Leadership, is: Leadership, me: u64) {
         let term = Term(is.term);
         let notice = match is.leader {
             INVALID_ID if was.leader == INVALID_ID => return,
@@ -119,110 +120,110 @@ impl RaftCore {
         }
     }
 
-    /// A leader whose disk does not answer can commit nothing by itself, and its followers' disks are probably well.
-    fn judge_disk(&mut self, now: Moment) {
+    /// A leader whose disk does not answer can commit nothing by itself, and its followers' disks are probably healthy.
+    fn check_disk(&mut self, now: Moment) {
         let slow = self.in_flight.front().is_some_and(|w| now.since(w.issued) >= self.config.disk_limit);
         if slow && self.leads() {
-            let seat = self.seat.as_mut().expect("a leader has a seat");
-            let term = seat.raw.raft.term;
-            seat.raw.raft.become_follower(term, INVALID_ID);
+            let member = self.member.as_mut().expect("a leader is a member");
+            let term = member.raw.raft.term;
+            member.raw.raft.become_follower(term, INVALID_ID);
             self.out.notices.push(Notice::DiskTooSlow { term: Term(term) });
             self.settle(now);
         }
     }
 
-    /// Ends transfers that stand still or are not needed any more, and lets raft try again where a pause is over.
-    fn judge_snapshots(&mut self, now: Moment) {
+    /// Ends transfers that stalled or are not needed any more, and lets raft retry where a pause is over.
+    fn check_snapshots(&mut self, now: Moment) {
         let limit = self.config.snapshot_limit;
-        let Some(seat) = self.seat.as_mut().filter(|s| !s.transfers.is_empty()) else { return };
-        let (last, tail) = (seat.raw.raft.raft_log.last_index(), self.config.keep_entries);
-        let prs = seat.raw.raft.prs();
-        let stopped = seat.transfers.settle(|id| {
+        let Some(member) = self.member.as_mut().filter(|s| !s.transfers.is_empty()) else { return };
+        let (last, tail) = (member.raw.raft.raft_log.last_index(), self.config.keep_entries);
+        let prs = member.raw.raft.prs();
+        let stopped = member.transfers.settle(|id| {
             let index = prs.get(id)?.matched;
             Some(Matched { index, caught_up: index + tail >= last })
         });
-        for id in seat.transfers.stalled(now, limit) {
-            let why = format!("nothing more of it arrived for {} s", limit.as_secs());
+        for id in member.transfers.stalled(now, limit) {
+            let why = format!("no progress for {} s", limit.as_secs());
             self.transfer_ended(now, id, &SnapshotOutcome::Lost(why));
         }
-        let Some(seat) = self.seat.as_mut() else { return };
-        let offer = seat
+        let Some(member) = self.member.as_mut() else { return };
+        let offer = member
             .transfers
             .job()
             .map(|job| (LogPoint { index: job.index, term: job.term }, conf_state(&job.voters, &job.learners)));
-        seat.raw.mut_store().set_offer(offer);
+        member.raw.mut_store().set_offer(offer);
         self.pause_snapshots(now);
         self.out.stop_snapshots.extend(stopped);
     }
 
-    /// The leader is gone for certain: forget it at once (with check-quorum a member ignores everybody's pre-vote while
-    /// it has a leader), then ask for pre-votes after a random moment. Only a majority that has lost it elects anyone.
+    /// The leader is certainly gone: forget it at once (with check-quorum a member ignores pre-votes while it has a
+    /// leader), then ask for pre-votes after a random moment. Only a majority that has lost the leader elects another.
     pub(super) fn leader_gone(&mut self, now: Moment, node: NodeId) {
-        let leader = self.seat.as_ref().map_or(INVALID_ID, |s| s.raw.raft.leader_id);
+        let leader = self.member.as_ref().map_or(INVALID_ID, |s| s.raw.raft.leader_id);
         if leader == INVALID_ID || self.node_of(RaftId(leader)) != Some(node) || self.settling() == Settling::Snapshot {
             return;
         }
-        let delay = self.dice.up_to(self.config.hint_spread);
+        let delay = self.rng.up_to(self.config.hint_spread);
         let left = self.config.hint_tries;
-        let Some(seat) = self.seat.as_mut().filter(|s| s.raw.raft.state == StateRole::Follower && !s.removed) else {
+        let Some(member) = self.member.as_mut().filter(|s| s.raw.raft.state == StateRole::Follower && !s.removed)
+        else {
             return;
         };
-        let term = seat.raw.raft.term;
-        seat.raw.raft.become_follower(term, INVALID_ID);
-        if seat.raw.raft.promotable() {
-            seat.hint = Some(Hint { at: now + delay, left });
+        let term = member.raw.raft.term;
+        member.raw.raft.become_follower(term, INVALID_ID);
+        if member.raw.raft.promotable() {
+            member.hint = Some(Hint { at: now + delay, left });
         }
     }
 
     pub(super) fn fire_hint(&mut self, now: Moment) {
         let (settling, idle_disk) = (self.settling(), self.in_flight.is_empty());
-        let Some(seat) = self.seat.as_mut() else { return };
-        let Some(hint) = seat.hint.as_mut().filter(|h| h.at <= now) else { return };
-        let raft = &seat.raw.raft;
+        let Some(member) = self.member.as_mut() else { return };
+        let Some(hint) = member.hint.as_mut().filter(|h| h.at <= now) else { return };
+        let raft = &member.raw.raft;
         let may = raft.leader_id == INVALID_ID && raft.promotable() && settling != Settling::Snapshot;
         if !may || hint.left == 0 {
-            seat.hint = None;
+            member.hint = None;
             return;
         }
         hint.left -= 1;
-        hint.at = now + self.config.hint_again + self.dice.up_to(self.config.hint_again);
+        hint.at = now + self.config.hint_again + self.rng.up_to(self.config.hint_again);
         if idle_disk || !raft.prs().is_singleton() {
-            let _already_leads = seat.raw.campaign();
+            let _already_leads = member.raw.campaign();
         }
         self.settle(now);
     }
 
-    /// Somebody else got the vote: likely a second candidate, and neither will win. The sooner one of us tries again
-    /// the better, and again at random.
+    /// Another candidate got the vote, so probably neither wins. Retry soon, at random.
     pub(super) fn vote_refused(&mut self, now: Moment) {
-        let delay = self.dice.up_to(self.config.hint_spread);
-        let Some(seat) = self.seat.as_mut().filter(|s| s.raw.raft.state == StateRole::Candidate) else { return };
-        if let Some(hint) = seat.hint.as_mut() {
+        let delay = self.rng.up_to(self.config.hint_spread);
+        let Some(member) = self.member.as_mut().filter(|s| s.raw.raft.state == StateRole::Candidate) else { return };
+        if let Some(hint) = member.hint.as_mut() {
             hint.at = hint.at.min(now + delay);
         }
     }
 
-    /// Somebody who may win asks for our vote: two of us would only split it.
-    pub(super) fn vote_asked(&mut self, now: Moment, index: u64, log_term: u64) {
-        let delay = self.dice.up_to(self.config.hint_again);
-        let Some(seat) = self.seat.as_mut() else { return };
-        if let Some(hint) = seat.hint.as_mut().filter(|_| seat.raw.raft.raft_log.is_up_to_date(index, log_term)) {
+    /// A candidate that may win asks for this member's vote: a second candidate would only split the votes.
+    pub(super) fn vote_requested(&mut self, now: Moment, index: u64, log_term: u64) {
+        let delay = self.rng.up_to(self.config.hint_again);
+        let Some(member) = self.member.as_mut() else { return };
+        if let Some(hint) = member.hint.as_mut().filter(|_| member.raw.raft.raft_log.is_up_to_date(index, log_term)) {
             hint.at = hint.at.max(now + self.config.hint_again + delay);
         }
     }
 
-    /// Raft ignores an impossible target silently, so we judge it first and watch for the outcome.
+    /// Raft silently ignores an impossible target, so the core checks it first and watches the outcome.
     pub(super) fn transfer_leadership(&mut self, now: Moment, ask: AskId, to: Option<NodeId>) {
         match self.transfer_target(now, to) {
-            Ok(target) if Some(target) == self.seat.as_ref().map(|s| s.id) => {
+            Ok(target) if Some(target) == self.member.as_ref().map(|s| s.id) => {
                 self.out.answers.push(Answer::Transferred(ask, Ok(self.me)));
             }
             Ok(target) => {
-                self.flush_proposals(now); // raft takes none while it transfers; these came before
-                let seat = self.seat.as_mut().expect("a leader has a seat");
-                seat.raw.transfer_leader(target.0);
-                let (until, again) = (now + self.config.transfer_wait, now + self.config.hint_again);
-                self.transfer = Some(Transfer { ask, to: target, until, again });
+                self.flush_proposals(now); // raft accepts none during a transfer; these came before
+                let member = self.member.as_mut().expect("a leader is a member");
+                member.raw.transfer_leader(target.0);
+                let (until, retry_at) = (now + self.config.transfer_wait, now + self.config.hint_again);
+                self.transfer = Some(Transfer { ask, to: target, until, retry_at });
             }
             Err(refusal) => self.out.answers.push(Answer::Transferred(ask, Err(refusal))),
         }
@@ -235,14 +236,14 @@ impl RaftCore {
         if self.transfer.is_some() {
             return Err(ProposeError::Busy);
         }
-        let seat = self.seat.as_ref().expect("a leader has a seat");
-        let voters = seat.raw.raft.prs().conf().voters();
+        let member = self.member.as_ref().expect("a leader is a member");
+        let voters = member.raw.raft.prs().conf().voters();
         if let Some(node) = to {
-            let target = self.tables.seat_of(node).filter(|m| voters.contains(m.raft_id.0)).map(|m| m.raft_id);
+            let target = self.tables.member_of(node).filter(|m| voters.contains(m.raft_id.0)).map(|m| m.raft_id);
             return target.ok_or_else(|| Self::refused("voter", node));
         }
-        let recent = |id: u64| seat.acked.get(&id).is_some_and(|at| now.since(*at) < self.config.election_timeout);
-        let others = || seat.raw.raft.prs().iter().filter(|(id, _)| **id != seat.id.0 && voters.contains(**id));
+        let recent = |id: u64| member.acked.get(&id).is_some_and(|at| now.since(*at) < self.config.election_timeout);
+        let others = || member.raw.raft.prs().iter().filter(|(id, _)| **id != member.id.0 && voters.contains(**id));
         let best = others().filter(|(id, _)| recent(**id)).max_by_key(|(id, pr)| (pr.matched, std::cmp::Reverse(**id)));
         match best {
             Some((id, _)) => Ok(RaftId(*id)),
@@ -251,31 +252,33 @@ impl RaftCore {
         }
     }
 
-    /// The heir's first campaign may be lost as any message may. The ordinary timeout would be the next.
-    pub(super) fn told_to_lead(&mut self, now: Moment) {
-        let (delay, left) = (self.dice.up_to(self.config.hint_again), self.config.hint_tries);
-        let Some(seat) = self.seat.as_mut().filter(|s| s.raw.raft.state == StateRole::Candidate) else { return };
-        seat.hint = Some(Hint { at: now + self.config.hint_again + delay, left });
+    /// The transfer target's first campaign may be lost like any message. Without this, the next one would wait for the
+    /// election timeout.
+    pub(super) fn handle_timeout_now(&mut self, now: Moment) {
+        let (delay, left) = (self.rng.up_to(self.config.hint_again), self.config.hint_tries);
+        let Some(member) = self.member.as_mut().filter(|s| s.raw.raft.state == StateRole::Candidate) else { return };
+        member.hint = Some(Hint { at: now + self.config.hint_again + delay, left });
     }
 
-    fn judge_transfer(&mut self, now: Moment) {
+    fn check_transfer(&mut self, now: Moment) {
         let Some(transfer) = self.transfer.as_mut() else { return };
-        let Some(seat) = self.seat.as_mut() else { return };
-        let leads = seat.raw.raft.state == StateRole::Leader;
-        let given_up = leads && seat.raw.raft.lead_transferee.is_none();
+        let Some(member) = self.member.as_mut() else { return };
+        let leads = member.raw.raft.state == StateRole::Leader;
+        let given_up = leads && member.raw.raft.lead_transferee.is_none();
         if given_up || transfer.until <= now {
-            seat.raw.raft.abort_leader_transfer();
+            member.raw.raft.abort_leader_transfer();
             let ask = transfer.ask;
             self.transfer = None;
             let why = if leads { ProposeError::TimedOut } else { ProposeError::UnknownOutcome };
             self.out.answers.push(Answer::Transferred(ask, Err(why)));
-        } else if leads && transfer.again <= now {
-            // Raft says it once, and gives up after an election timeout. It is the same transfer: its time runs on.
-            transfer.again = now + self.config.hint_again;
-            let elapsed = seat.raw.raft.election_elapsed;
-            seat.raw.raft.abort_leader_transfer();
-            seat.raw.transfer_leader(transfer.to.0);
-            seat.raw.raft.election_elapsed = elapsed;
+        } else if leads && transfer.retry_at <= now {
+            // Raft sends the request once and gives up after an election timeout. This is the same transfer: its time
+            // continues.
+            transfer.retry_at = now + self.config.hint_again;
+            let elapsed = member.raw.raft.election_elapsed;
+            member.raw.raft.abort_leader_transfer();
+            member.raw.transfer_leader(transfer.to.0);
+            member.raw.raft.election_elapsed = elapsed;
         }
     }
 }

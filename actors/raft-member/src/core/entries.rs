@@ -1,7 +1,8 @@
-//! What a log entry carries: a versioned command, or a versioned seat change in a configuration entry's context.
+//! The content of a log entry: a versioned command, or a versioned membership change in the context of a
+//! configuration entry.
 
 use muster_messages::wire::{WireError, decode, encode};
-use muster_messages::{Command, SeatChange, SeatChangeKind};
+use muster_messages::{Command, MembershipChange, MembershipChangeKind};
 use protobuf::Message as _;
 use raft::eraftpb::{ConfChange, ConfChangeType, Entry, EntryType};
 use serde::{Deserialize, Serialize};
@@ -9,14 +10,14 @@ use serde::{Deserialize, Serialize};
 #[derive(Serialize)]
 enum Written<'a> {
     Command1(&'a Command),
-    Seat1(&'a SeatChange),
+    Membership1(&'a MembershipChange),
 }
 
-/// What an entry asks for.
+/// The request that an entry carries.
 #[derive(Deserialize)]
 pub(crate) enum Content {
     Command1(Box<Command>),
-    Seat1(Box<SeatChange>),
+    Membership1(Box<MembershipChange>),
 }
 
 pub(crate) fn command_entry(command: &Command) -> Result<Entry, WireError> {
@@ -24,9 +25,9 @@ pub(crate) fn command_entry(command: &Command) -> Result<Entry, WireError> {
     Ok(Entry { data: data.into(), ..Entry::default() })
 }
 
-/// `raft` reads the kind and the id to know that the configuration changes; we read the context.
-pub(crate) fn seat_entry(change: &SeatChange) -> Result<Entry, WireError> {
-    let context = encode(&Written::Seat1(change))?;
+/// `raft` reads the kind and the id of the configuration change; the core reads the context.
+pub(crate) fn membership_entry(change: &MembershipChange) -> Result<Entry, WireError> {
+    let context = encode(&Written::Membership1(change))?;
     let data = conf_change(&change.kind)
         .unwrap_or_default()
         .write_to_bytes()
@@ -36,20 +37,20 @@ pub(crate) fn seat_entry(change: &SeatChange) -> Result<Entry, WireError> {
     Ok(entry)
 }
 
-/// The change of the Raft configuration behind a seat change, if there is one.
-pub(crate) fn conf_change(kind: &SeatChangeKind) -> Option<ConfChange> {
+/// The Raft configuration change of a membership change, if there is one.
+pub(crate) fn conf_change(kind: &MembershipChangeKind) -> Option<ConfChange> {
     let (change_type, id) = match kind {
-        SeatChangeKind::AddLearner { raft_id, .. } => (ConfChangeType::AddLearnerNode, raft_id),
-        SeatChangeKind::PromoteLearner { raft_id, .. } => (ConfChangeType::AddNode, raft_id),
-        SeatChangeKind::Remove { raft_id } => (ConfChangeType::RemoveNode, raft_id),
-        SeatChangeKind::SetAddress { .. } => return None,
+        MembershipChangeKind::AddLearner { raft_id, .. } => (ConfChangeType::AddLearnerNode, raft_id),
+        MembershipChangeKind::PromoteLearner { raft_id, .. } => (ConfChangeType::AddNode, raft_id),
+        MembershipChangeKind::Remove { raft_id } => (ConfChangeType::RemoveNode, raft_id),
+        MembershipChangeKind::SetAddress { .. } => return None,
     };
     let mut change = ConfChange { node_id: id.0, ..ConfChange::default() };
     change.set_change_type(change_type);
     Some(change)
 }
 
-/// `None`: an entry that carries nothing (a leader's first, or a configuration change that raft replaced).
+/// `None`: an empty entry (a leader's first, or a configuration change that raft replaced).
 pub(crate) fn content(entry: &Entry) -> Result<Option<Content>, WireError> {
     let bytes = match entry.get_entry_type() {
         EntryType::EntryNormal => &entry.data,

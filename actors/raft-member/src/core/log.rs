@@ -1,6 +1,7 @@
-//! The log in memory: what the `raft` crate reads. Everything since the last compaction; the disk has the same.
+//! The log in memory, as the `raft` crate reads it: everything since the last compaction; the disk has the
+//! same.
 //!
-//! Keeps  LOG-1  entries are contiguous, from `before.index + 1` to `last()`.
+//! Invariants  LOG-1  entries are contiguous, from `before.index + 1` to `last()`.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -15,12 +16,12 @@ pub(crate) struct MemLog {
     before: LogPoint,
     entries: VecDeque<Entry>,
     bytes: u64,
-    /// Where the state machine is, and the configuration there: what a snapshot would stand for.
+    /// The position of the state machine, and the configuration there: the head of a snapshot taken now.
     applied: LogPoint,
     conf: ConfState,
-    /// A snapshot that was made for another member, or for an earlier attempt, and can still be used.
+    /// A snapshot that was made for another member or an earlier attempt and can still be used.
     offer: Option<(LogPoint, ConfState)>,
-    /// Members that get no snapshot for the moment.
+    /// Members that get no snapshot at the moment.
     snapshots_paused: BTreeSet<u64>,
     /// For the start only.
     hard: HardState,
@@ -66,12 +67,12 @@ impl MemLog {
         self.conf = conf;
     }
 
-    /// Appends; an overlap replaces what was there.
+    /// Appends; an overlap replaces the old entries.
     pub fn append(&mut self, entries: &[Entry]) {
         let Some(first) = entries.first() else { return };
         assert!(
             first.index > self.before.index && first.index <= self.last() + 1,
-            "LOG-1: appended entries join the log"
+            "LOG-1: appended entries follow the log without a gap"
         );
         let keep = (first.index - self.first()) as usize;
         for gone in self.entries.drain(keep..) {
@@ -80,61 +81,62 @@ impl MemLog {
         self.bytes += entries.iter().map(entry_bytes).sum::<u64>();
         self.entries.extend(entries.iter().cloned());
     }
-    /// A snapshot replaces the log. What is applied changes once it is durable.
+    /// A snapshot replaces the log. The applied position changes once the snapshot is durable.
     pub fn install(&mut self, at: LogPoint) {
         self.entries.clear();
         self.bytes = 0;
         self.before = at;
     }
-    /// How far the log may be cut if `applied` is in a snapshot: the newest `entries` or `bytes` stay.
-    pub fn cut_for(&self, snapshot: u64, entries: u64, bytes: u64) -> LogPoint {
-        let mut cut = snapshot.min(self.last());
+    /// How far the log may be compacted if a snapshot holds `applied`: the newest `entries` or `bytes` are
+    /// kept.
+    pub fn compaction_point(&self, snapshot: u64, entries: u64, bytes: u64) -> LogPoint {
+        let mut point = snapshot.min(self.last());
         let (mut kept, mut size) = (0, 0);
-        while cut > self.before.index {
-            let e = &self.entries[(cut - self.first()) as usize];
+        while point > self.before.index {
+            let e = &self.entries[(point - self.first()) as usize];
             kept += 1;
             size += entry_bytes(e);
             if kept > entries || size > bytes {
                 break;
             }
-            cut -= 1;
+            point -= 1;
         }
-        LogPoint { index: cut, term: self.term_at(cut).unwrap_or(self.before.term) }
+        LogPoint { index: point, term: self.term_at(point).unwrap_or(self.before.term) }
     }
-    /// The first place at or behind `floor` from which on the entries take no more than `bytes`.
-    pub fn place_within(&self, floor: u64, bytes: u64) -> LogPoint {
-        let (mut place, mut left) = (self.before, self.bytes);
+    /// The first position at or behind `floor` from which the entries take at most `bytes`.
+    pub fn position_within(&self, floor: u64, bytes: u64) -> LogPoint {
+        let (mut position, mut left) = (self.before, self.bytes);
         for entry in &self.entries {
-            if place.index >= floor && left <= bytes {
+            if position.index >= floor && left <= bytes {
                 break;
             }
             left -= entry_bytes(entry);
-            place = LogPoint { index: entry.index, term: entry.term };
+            position = LogPoint { index: entry.index, term: entry.term };
         }
-        place
+        position
     }
-    /// Whether a member that has everything up to `index` can be brought up to date by entries alone.
+    /// Whether entries alone can bring a member up to date that has everything up to `index`.
     pub fn reaches_back_to(&self, index: u64) -> bool {
         self.before.index <= index
     }
-    /// Raft is given this place for a snapshot, where it can be used, instead of the newest state.
+    /// Raft gets this position for a snapshot, where it can be used, instead of the newest state.
     pub fn set_offer(&mut self, offer: Option<(LogPoint, ConfState)>) {
         self.offer = offer;
     }
     pub fn pause_snapshots(&mut self, to: BTreeSet<u64>) {
         self.snapshots_paused = to;
     }
-    /// The offer, if it is for `to` and what follows it is in the log.
+    /// The offer, if it suits `to` and the log holds what follows it.
     fn offer_for(&self, to: u64, at_least: u64) -> Option<&(LogPoint, ConfState)> {
         let known = |conf: &ConfState| conf.voters.contains(&to) || conf.learners.contains(&to);
         let fits = |at: LogPoint| at.index >= at_least && self.reaches_back_to(at.index);
         self.offer.as_ref().filter(|(at, conf)| fits(*at) && known(conf))
     }
-    /// Whether a snapshot at this place is the one to send to `to`.
+    /// Whether a snapshot at this position is the one to send to `to`.
     pub fn offers(&self, to: u64, at: u64) -> bool {
         self.offer_for(to, 0).is_some_and(|(offer, _)| offer.index == at)
     }
-    pub fn cut(&mut self, after: LogPoint) {
+    pub fn compact(&mut self, after: LogPoint) {
         while self.before.index < after.index {
             let Some(gone) = self.entries.pop_front() else { break };
             self.bytes -= entry_bytes(&gone);
@@ -192,7 +194,7 @@ impl Storage for MemLog {
     fn last_index(&self) -> raft::Result<u64> {
         Ok(self.last())
     }
-    /// Only the head: the core adds the tables when the message leaves.
+    /// Only the head: the core adds the tables when the message is sent.
     fn snapshot(&self, request_index: u64, to: u64) -> raft::Result<Snapshot> {
         let paused = self.snapshots_paused.contains(&to);
         if paused || self.applied.index < request_index || self.applied.index == 0 {

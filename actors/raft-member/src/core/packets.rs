@@ -1,8 +1,8 @@
-//! Packets: the `raft` crate's messages as values of ours, and the checks that keep a peer from panicking it.
+//! Packets: Muster's form of the `raft` crate's messages, and the checks that keep a peer from making the crate panic.
 //!
-//! The crate trusts what it is stepped with: an index beyond the log, a message of the wrong shape or an empty
-//! proposal end the process. So each kind is checked against what the crate does with it, and what fails is
-//! dropped and counted.
+//! The crate trusts its input: an index beyond the log, a message of the wrong shape or an empty proposal ends the
+//! process. Each kind is therefore checked against what the crate does with it; packets that fail are dropped and
+//! counted.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,7 @@ use raft::{RawNode, StateRole};
 use super::log::{MemLog, conf_state};
 
 /// No honest counter gets here; above it arithmetic could overflow.
-const SANE: u64 = 1 << 62;
+const MAX_COUNTER: u64 = 1 << 62;
 /// Read contexts are 24 bytes.
 const MAX_CONTEXT: usize = 64;
 
@@ -40,7 +40,7 @@ fn kind_of(t: MessageType) -> Option<PacketKind> {
     })
 }
 
-/// `None`: not one of the crate's.
+/// `None`: not one of the crate's messages.
 fn type_of(kind: PacketKind) -> Option<MessageType> {
     Some(match kind {
         PacketKind::Append => MessageType::MsgAppend,
@@ -88,7 +88,7 @@ fn entry_in(e: RaftEntry) -> Entry {
     entry
 }
 
-/// What the crate wants to send, as a packet. `None`: a message that no member sends to another.
+/// A message of the crate as a packet. `None`: a message that members do not exchange.
 pub(crate) fn outgoing(m: &Message) -> Option<RaftPacket> {
     Some(RaftPacket {
         kind: kind_of(m.get_msg_type())?,
@@ -109,7 +109,7 @@ pub(crate) fn outgoing(m: &Message) -> Option<RaftPacket> {
     })
 }
 
-/// The digest of a state, or the leader's word that it is wrong. See `digests`.
+/// The digest of a state, or the leader's notice that it is wrong. See `digests`.
 pub(crate) fn state_digest(
     from: RaftId,
     to: RaftId,
@@ -164,21 +164,21 @@ pub(crate) fn incoming(p: RaftPacket) -> Option<Message> {
     Some(m)
 }
 
-/// What may come from a leader that gives this node a seat.
-pub(crate) fn is_leaders(kind: PacketKind) -> bool {
+/// The packets by which a leader gives this node its member id.
+pub(crate) fn is_from_leader(kind: PacketKind) -> bool {
     matches!(kind, PacketKind::Append | PacketKind::Heartbeat | PacketKind::Snapshot)
 }
 
-/// What only the shape tells.
+/// Checks that need only the packet.
 pub(crate) fn well_formed(p: &RaftPacket) -> Result<(), Dropped> {
     let counters = [p.from.0, p.to.0, p.term, p.log_term, p.index, p.commit, p.commit_term, p.reject_hint];
-    let sane = counters.iter().all(|n| *n < SANE) && p.from.0 != 0 && p.from != p.to;
+    let sane = counters.iter().all(|n| *n < MAX_COUNTER) && p.from.0 != 0 && p.from != p.to;
     let local = p.kind == PacketKind::ReadIndex; // forwarded without a term
     let shape = match p.kind {
         PacketKind::Append => entries_join(p),
         PacketKind::Snapshot => p.snapshot.as_ref().is_some_and(|head| head_is_sound(head, p.to)),
         PacketKind::ReadIndex | PacketKind::ReadIndexResponse => {
-            p.entries.len() == 1 && p.entries[0].data.len() <= MAX_CONTEXT && p.entries[0].index < SANE
+            p.entries.len() == 1 && p.entries[0].data.len() <= MAX_CONTEXT && p.entries[0].index < MAX_COUNTER
         }
         PacketKind::StateDigest => p.entries.is_empty() && p.context.len() == 32,
         PacketKind::TransferLeader => return Err("not_from_a_peer"),
@@ -205,34 +205,35 @@ fn entries_join(p: &RaftPacket) -> bool {
 fn head_is_sound(head: &SnapshotHead, to: RaftId) -> bool {
     let all: Vec<u64> = head.voters.iter().chain(&head.learners).copied().collect();
     let distinct: BTreeSet<u64> = all.iter().copied().collect();
-    let place = head.index > 0 && head.index < SANE && head.term > 0 && head.term < SANE;
-    place
+    let in_range = head.index > 0 && head.index < MAX_COUNTER && head.term > 0 && head.term < MAX_COUNTER;
+    in_range
         && !head.voters.is_empty()
         && distinct.len() == all.len()
         && !distinct.contains(&0)
         && distinct.contains(&to.0)
 }
 
-/// What only this member's state tells. `settling`: entries or a snapshot of ours are still on their way to the disk.
+/// Checks that need this member's state. `settling`: own entries or an own snapshot are not durable yet.
 pub(crate) fn acceptable(p: &RaftPacket, raw: &RawNode<MemLog>, settling: Settling) -> Result<(), Dropped> {
     let raft = &raw.raft;
     let current = p.term >= raft.term;
     let last = raft.raft_log.last_index();
     let from_leader = p.from.0 == raft.leader_id && p.term == raft.term;
     let fine = match p.kind {
-        // A commit beyond our log would be fatal. No honest leader sends one: it sends what we have acknowledged.
+        // A commit beyond the own log would be fatal. An honest leader announces only what this member has
+        // acknowledged.
         PacketKind::Heartbeat => !current || p.commit <= last,
         PacketKind::AppendResponse => p.reject || p.index <= last,
-        // Becoming leader with entries in flight is fatal. Our requests leave after them, so an answer cannot overtake.
+        // Becoming leader with entries in flight is fatal. Own requests leave after them, so an answer cannot overtake.
         PacketKind::RequestVoteResponse => settling == Settling::Nothing,
-        // Only the leader that we follow may make us campaign, and not while a snapshot settles.
-        // A lone voter would take office at once.
+        // Only the current leader may make this member campaign, and not while a snapshot is being written. A lone
+        // voter would become leader at once.
         PacketKind::TimeoutNow => {
             from_leader
                 && settling < Settling::Snapshot
                 && (settling == Settling::Nothing || !raft.prs().is_singleton())
         }
-        // A follower would forward it on, and on.
+        // A follower would forward it, again and again.
         PacketKind::ReadIndex => raft.state == StateRole::Leader && raft.prs().get(p.from.0).is_some(),
         PacketKind::ReadIndexResponse => from_leader,
         PacketKind::Snapshot => settling != Settling::Snapshot,
@@ -241,7 +242,7 @@ pub(crate) fn acceptable(p: &RaftPacket, raw: &RawNode<MemLog>, settling: Settli
     if fine { Ok(()) } else { Err("out_of_place") }
 }
 
-/// What of ours is on its way to the disk.
+/// The own writes in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Settling {
     Nothing,

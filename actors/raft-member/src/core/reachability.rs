@@ -1,8 +1,8 @@
 //! Reachability checks: which members respond to the leader now.
 //!
-//! Keeps  REACH-1  a member is reported reachable only if it acknowledged a heartbeat that was sent after the check began.
-//! Why the latest acknowledgement is not enough: it can be one election timeout old before the leader misses its sender, and a
-//! membership change that counts a dead member loses the quorum.
+//! Invariants  REACH-1  a member is reported reachable only if it acknowledged a heartbeat that was sent after the check began.
+//! Why the latest acknowledgement does not suffice: it can be one election timeout old before the leader misses its sender,
+//! and a membership change that counts a dead member loses the quorum.
 //! Why not a read index (Raft thesis, 6.4): a single voter answers its own reads without a heartbeat, and a read never waits
 //! for a learner.
 
@@ -32,7 +32,7 @@ pub(crate) struct ReachabilityChecks {
     open: Vec<ReachabilityCheck>,
     /// The last heartbeat round sent.
     round: u64,
-    /// The latest round that each member acknowledged. A member is in it only if it was sent a round.
+    /// The latest round that each member acknowledged. Holds only members that were sent a round.
     acknowledged: BTreeMap<RaftId, u64>,
 }
 
@@ -69,7 +69,7 @@ impl RaftCore {
         if checks.open.iter().all(|check| now < check.next_round_at) {
             return;
         }
-        let Some(seat) = self.seat.as_mut().filter(|s| s.raw.raft.state == StateRole::Leader) else { return };
+        let Some(member) = self.member.as_mut().filter(|s| s.raw.raft.state == StateRole::Leader) else { return };
         checks.round += 1;
         let mut targets: BTreeSet<RaftId> = BTreeSet::new();
         for check in checks.open.iter_mut().filter(|check| check.next_round_at <= now) {
@@ -77,16 +77,16 @@ impl RaftCore {
             check.next_round_at = now + self.config.read_retry;
             targets.extend(&check.members);
         }
-        let (from, term, committed) = (seat.id, seat.raw.raft.term, seat.raw.raft.raft_log.committed);
+        let (from, term, committed) = (member.id, member.raw.raft.term, member.raw.raft.raft_log.committed);
         let context = round_context(from, nonce_of_rounds(self.nonce), checks.round);
         for to in targets.into_iter().filter(|to| *to != from) {
-            let Some(progress) = seat.raw.raft.prs().get(to.0) else { continue };
-            // As raft does it: a follower must not commit what it may not have.
+            let Some(progress) = member.raw.raft.prs().get(to.0) else { continue };
+            // As in raft: a follower must not commit entries that it may not have.
             let commit = progress.matched.min(committed);
             let mut heartbeat = Message { to: to.0, from: from.0, term, commit, ..Message::default() };
             heartbeat.set_msg_type(MessageType::MsgHeartbeat);
             heartbeat.context = context.clone().into();
-            seat.raw.raft.msgs.push(heartbeat);
+            member.raw.raft.msgs.push(heartbeat);
         }
     }
 
@@ -96,7 +96,7 @@ impl RaftCore {
             self.reachability.acknowledged.clear();
             return;
         }
-        let own = self.seat.as_ref().map(|seat| seat.id);
+        let own = self.member.as_ref().map(|member| member.id);
         let refusal = (!self.leads()).then(|| self.not_leader(now));
         for check in std::mem::take(&mut self.reachability.open) {
             if let Some(refusal) = &refusal {
@@ -107,7 +107,7 @@ impl RaftCore {
                 let latest = self.reachability.acknowledged.get(member);
                 check.first_round.is_some_and(|first| latest.is_some_and(|latest| first <= *latest))
             };
-            // A member that answers and takes no snapshot commits nothing.
+            // A member that responds but takes no snapshot commits nothing.
             let follows = |member: &RaftId| acknowledged(member) && self.can_follow(*member);
             let is_reachable = |member: &RaftId| Some(*member) == own || follows(member);
             let reachable: BTreeSet<RaftId> = check.members.iter().copied().filter(is_reachable).collect();

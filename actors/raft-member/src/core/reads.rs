@@ -1,7 +1,8 @@
 //! Linearizable reads: each waits for one read-index round, and then until this member has applied that far.
 //!
-//! Keeps  READ-1  a read sees everything that was acknowledged before it was asked: its round starts after it came.
-//! Why rounds are shared: each costs a heartbeat to every peer, so all reads that wait when a round leaves ride along.
+//! Invariants  READ-1  a read sees everything that was acknowledged before it was requested: its round starts afterwards.
+//! Why rounds are shared: each costs a heartbeat to every peer, so one round serves all reads that wait when it is
+//! sent.
 
 use std::collections::BTreeMap;
 
@@ -22,11 +23,11 @@ struct Round {
 
 #[derive(Default)]
 pub(crate) struct Reads {
-    /// Came since the last round left.
+    /// Arrived since the last round was sent.
     waiting: Vec<Read>,
     /// By sequence number.
     rounds: BTreeMap<u64, Round>,
-    /// Confirmed; to be answered once this index is applied.
+    /// Confirmed; answered once this index is applied.
     confirmed: BTreeMap<u64, Vec<Read>>,
     next: u64,
     count: usize,
@@ -43,13 +44,13 @@ impl Reads {
     pub fn wants_round(&self, max: usize) -> bool {
         !self.waiting.is_empty() && self.rounds.len() < max
     }
-    /// A new round with everything that waits; its number goes into the context.
+    /// Starts a round with all waiting reads; its number goes into the context.
     pub fn start_round(&mut self, now: Moment) -> u64 {
         self.next += 1;
         self.rounds.insert(self.next, Round { reads: std::mem::take(&mut self.waiting), asked_at: now });
         self.next
     }
-    /// Rounds that began before `before` are asked again: their messages may be lost.
+    /// Repeats rounds that began before `before`: their messages may be lost.
     pub fn retry(&mut self, before: Moment) {
         while let Some(first) = self.rounds.first_entry()
             && first.get().asked_at < before
@@ -57,7 +58,7 @@ impl Reads {
             self.waiting.extend(first.remove().reads);
         }
     }
-    /// All rounds are asked again: whoever was to answer them no longer leads.
+    /// Repeats all rounds: the leader that was to answer them has changed.
     pub fn retry_all(&mut self) {
         for (_, round) in std::mem::take(&mut self.rounds) {
             self.waiting.extend(round.reads);
@@ -68,7 +69,7 @@ impl Reads {
             self.confirmed.entry(index).or_default().extend(round.reads);
         }
     }
-    /// Those that `applied` satisfies.
+    /// The reads that `applied` satisfies.
     pub fn take_ready(&mut self, applied: u64) -> Vec<AskId> {
         let mut ready = Vec::new();
         while let Some(first) = self.confirmed.first_entry()

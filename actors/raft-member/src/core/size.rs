@@ -1,14 +1,14 @@
-//! How large the state is, and what the leader refuses because of it.
+//! The size of the state, and the writes that the leader refuses because of it.
 //!
 //! Owns        the size of the last encoded snapshot, and the bytes of the entries applied since.
-//! Inputs      snapshots that were encoded, entries that were applied, commands that were proposed.
-//! Outputs     `StateFull` for a command for which there is no room; whether the size is to be measured.
-//! Invariants  SIZE-1  the state stays below what a snapshot may have: one that is larger can be given to no manager that has
-//!                     fallen behind, and redundancy is lost for good.
-//!             SIZE-2  what makes the state smaller, and what keeps a full cluster alive, is never refused.
-//! Why an estimate: encoding a large state takes a core for a second. An entry makes the state larger by about its own size
-//! at most, so that the estimate errs upwards; a measured size takes its place with every snapshot. The leader judges before
-//! it proposes: members need not agree.
+//! Inputs      encoded snapshots, applied entries, proposed commands.
+//! Outputs     `StateFull` for a command for which there is no room; whether the size should be measured.
+//! Invariants  SIZE-1  the state stays below the maximum size of a snapshot: a larger one could not be sent to a manager that fell
+//!                     behind, and redundancy would be lost for good.
+//!             SIZE-2  commands that shrink the state or keep a full cluster alive are never refused.
+//! Why an estimate: encoding a large state takes a core for a second. An entry grows the state by at most about its own size,
+//! so the estimate errs upwards; every snapshot replaces it by a measured size. The leader decides before it proposes:
+//! members need not agree.
 
 use muster_messages::protocol::ProposeError;
 use muster_messages::{Command, Tables};
@@ -18,17 +18,17 @@ use raft::eraftpb::Entry;
 use super::RaftConfig;
 use super::log::entry_bytes;
 
-/// What users write stays below this share of `max_snapshot_bytes`, in sixteenths.
-const DATA: u64 = 12;
-/// What the cluster writes itself, such as new nodes and roles, stays below this share.
-const CLUSTER: u64 = 14;
+/// Users' data stays below this share of `max_snapshot_bytes`, in sixteenths.
+const DATA_SIXTEENTHS: u64 = 12;
+/// The cluster's own data, such as new nodes and roles, stays below this share.
+const CLUSTER_SIXTEENTHS: u64 = 14;
 
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct StateSize {
     measured: u64,
-    /// Applied since the measured state.
+    /// Bytes applied since the measured state.
     grown: u64,
-    /// Of these, before the snapshot that is being encoded.
+    /// The part applied before the snapshot that is being encoded.
     before: u64,
 }
 
@@ -39,7 +39,7 @@ impl StateSize {
     pub fn applied(&mut self, bytes: u64) {
         self.grown += bytes;
     }
-    /// A snapshot is being encoded as of now.
+    /// A snapshot of the current state is being encoded.
     pub fn measuring(&mut self) {
         self.before = self.grown;
     }
@@ -51,9 +51,9 @@ impl StateSize {
     pub fn estimate(&self) -> u64 {
         self.measured + self.grown
     }
-    /// Whether something may be refused by an estimate that errs by more than a hundredth.
+    /// Whether a refusal would rest on an estimate that errs by more than a hundredth.
     pub fn wants_measure(&self, config: &RaftConfig) -> bool {
-        self.estimate() >= share(config, DATA) && self.grown > config.max_snapshot_bytes / 128
+        self.estimate() >= share(config, DATA_SIXTEENTHS) && self.grown > config.max_snapshot_bytes / 128
     }
     /// SIZE-1, SIZE-2. `waiting`: bytes of proposals that are not applied yet.
     pub fn refuse(
@@ -65,13 +65,13 @@ impl StateSize {
         entry: &Entry,
     ) -> Option<ProposeError> {
         let bytes = self.estimate() + waiting as u64 + entry_bytes(entry);
-        if bytes <= share(config, DATA) {
+        if bytes <= share(config, DATA_SIXTEENTHS) {
             return None;
         }
         let limit = match growth(tables, command) {
             Growth::None => return None,
-            Growth::Data => share(config, DATA),
-            Growth::Cluster => share(config, CLUSTER),
+            Growth::Data => share(config, DATA_SIXTEENTHS),
+            Growth::Cluster => share(config, CLUSTER_SIXTEENTHS),
         };
         (bytes > limit).then_some(ProposeError::StateFull { bytes, limit })
     }

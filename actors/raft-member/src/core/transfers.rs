@@ -1,15 +1,15 @@
-//! Snapshots for followers: which are on their way, what the log keeps for them, and when the next attempt may begin.
+//! Snapshot transfers to followers: which are in progress, what the log keeps for them, and when the next attempt may begin.
 //!
 //! Owns        one transfer per member, from the first snapshot until the member has caught up; the snapshot they share.
-//! Inputs      snapshots that raft wants sent, progress and outcomes of transfers, acknowledgements, lost sessions.
+//! Inputs      snapshots that raft wants to send, progress and outcomes of transfers, acknowledgements, lost sessions.
 //! Outputs     the index that the log must reach back to, members that get no snapshot yet, transfers to stop, problems.
-//! Invariants  SNAP-1  while a snapshot is on its way, and until its receiver has caught up, the log behind it is kept, up to
-//!                     a bound: a receiver needs one snapshot, however much is written meanwhile.
+//! Invariants  SNAP-1  during a transfer, and until its receiver has caught up, the log behind the snapshot is kept, up to a bound:
+//!                     a receiver needs one snapshot, however much is written meanwhile.
 //!             SNAP-2  between two attempts for one member there is a pause, which doubles up to `MAX_PAUSE`.
-//!             SNAP-3  a transfer ends by its outcome, by a lost session, by a receiver that needs it no more, or by
-//!                     a time without progress. How long it takes in all does not matter.
-//! Why the snapshot is shared: encoding it takes a core for as long as it is large. A second attempt, or a second member,
-//! can use it as long as the log reaches back to it.
+//!             SNAP-3  a transfer ends by its outcome, a lost session, a receiver that no longer needs it, or a time without
+//!                     progress. Its total duration is not limited.
+//! Why the snapshot is shared: encoding a large one takes a core for a long time. A second attempt, or a second member, can use it as
+//! long as the log reaches back to it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -19,14 +19,14 @@ use muster_messages::{Moment, NodeId, PeerProblem, PeerProblemKind, WallTime};
 
 use super::SnapshotJob;
 
-/// After the first attempt that failed. A receiver that was restarted is back by then.
+/// After the first failed attempt. A restarted receiver is back by then.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
-/// An operator who has mended something waits this long at most.
+/// The longest wait for an operator who has fixed the cause.
 const MAX_PAUSE: Duration = Duration::from_secs(10);
-/// Transfers that are lost on the way happen when a process is restarted. From this many in a row on it is a problem.
-const LOST_IN_A_ROW: u32 = 3;
+/// A restarted process loses transfers. From this many in a row on it is a problem.
+const PROBLEM_AFTER_LOST: u32 = 3;
 /// One refusal may come from a full mailbox.
-const REFUSED_IN_A_ROW: u32 = 2;
+const PROBLEM_AFTER_REFUSED: u32 = 2;
 
 /// All transfers of one leader, in one term.
 #[derive(Default)]
@@ -37,20 +37,20 @@ pub(crate) struct Transfers {
 
 struct Transfer {
     node: NodeId,
-    /// What the snapshot stands for.
+    /// The index of the snapshot.
     index: u64,
-    /// Since when nothing more has arrived; `None`: it is not on its way.
+    /// When it last made progress; `None`: no transfer is in progress.
     moved: Option<Moment>,
-    /// No other snapshot before this.
+    /// The earliest time for another snapshot.
     not_before: Moment,
-    /// Attempts in a row that did not bring the member further.
+    /// Attempts in a row that brought the member no progress.
     failures: u32,
     refused: bool,
     installed: bool,
     problem: Option<(String, Moment)>,
 }
 
-/// A transfer that must not go on.
+/// A transfer that must be stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoppedTransfer {
     pub node: NodeId,
@@ -58,10 +58,10 @@ pub struct StoppedTransfer {
 }
 
 impl Transfers {
-    /// A snapshot at `index` leaves for a member. The problem that an operator should hear of now, if the last one was not installed.
+    /// A snapshot at `index` is sent to a member. Returns the problem to report if the last one was not installed.
     pub fn begin(&mut self, now: Moment, to: u64, node: NodeId, index: u64) -> Option<String> {
         let earlier = self.to.remove(&to);
-        // Raft asks for another one although the last one arrived whole.
+        // Raft asks for another snapshot although the last one arrived completely.
         let not_installed = earlier.as_ref().is_some_and(|t| t.moved.is_none() && t.problem.is_none() && !t.installed);
         let mut transfer = earlier.unwrap_or(Transfer {
             node,
@@ -74,8 +74,8 @@ impl Transfers {
             problem: None,
         });
         transfer.installed = false;
-        let news = if not_installed && transfer.failures >= LOST_IN_A_ROW {
-            transfer.fail(now, "it arrived whole and was not installed; see the log of that node".to_owned(), true)
+        let news = if not_installed && transfer.failures >= PROBLEM_AFTER_LOST {
+            transfer.fail(now, "it arrived completely but was not installed; see the log of that node".to_owned(), true)
         } else {
             None
         };
@@ -84,7 +84,7 @@ impl Transfers {
         news
     }
 
-    /// Whether this snapshot is on its way to this member.
+    /// Whether this snapshot is being sent to this member.
     pub fn is_on_its_way(&self, to: u64, index: u64) -> bool {
         self.to.get(&to).is_some_and(|t| t.moved.is_some() && t.index == index)
     }
@@ -99,39 +99,39 @@ impl Transfers {
         }
     }
 
-    /// The transfer ended. The problem that an operator should hear of now.
+    /// The transfer ended. Returns the problem to report.
     pub fn ended(&mut self, now: Moment, to: u64, outcome: &SnapshotOutcome) -> Option<String> {
         let transfer = self.to.get_mut(&to)?;
         transfer.moved = None;
         transfer.failures += 1;
         transfer.not_before = now + pause(transfer.failures);
         match outcome {
-            // Raft probes now: if the receiver installs it, there is no other attempt.
+            // Raft now probes: if the receiver installs the snapshot, there is no other attempt.
             SnapshotOutcome::Delivered => {
                 (transfer.problem, transfer.refused) = (None, false);
                 None
             }
             SnapshotOutcome::Lost(why) => {
-                let is_problem = transfer.failures >= LOST_IN_A_ROW;
+                let is_problem = transfer.failures >= PROBLEM_AFTER_LOST;
                 transfer.fail(now, why.clone(), is_problem)
             }
             SnapshotOutcome::Refused(why) => {
                 transfer.refused = true;
-                let is_problem = transfer.failures >= REFUSED_IN_A_ROW;
+                let is_problem = transfer.failures >= PROBLEM_AFTER_REFUSED;
                 transfer.fail(now, why.clone(), is_problem)
             }
         }
     }
 
-    /// A member that begins a session may be a new process: there is no reason to make it wait, unless it refused.
+    /// A member that begins a session may be a new process and need not wait, unless it refused.
     pub fn session_began(&mut self, now: Moment, to: u64) {
         if let Some(transfer) = self.to.get_mut(&to).filter(|t| !t.refused) {
             transfer.not_before = now;
         }
     }
 
-    /// Forgets members that have caught up, or are no members. `matched` says what each has. Those that were still being sent a
-    /// snapshot are returned.
+    /// Forgets members that have caught up or were removed. `matched` returns what each has. Returns the transfers that are not
+    /// needed any more.
     pub fn settle(&mut self, matched: impl Fn(u64) -> Option<Matched>) -> Vec<StoppedTransfer> {
         let mut stopped = Vec::new();
         self.to.retain(|id, transfer| {
@@ -151,7 +151,7 @@ impl Transfers {
         stopped
     }
 
-    /// Transfers without progress since before `limit`.
+    /// Transfers without progress for `limit`.
     pub fn stalled(&self, now: Moment, limit: Duration) -> Vec<u64> {
         let stalled = |t: &Transfer| t.moved.is_some_and(|at| now.since(at) >= limit);
         self.to.iter().filter(|(_, t)| stalled(t)).map(|(id, _)| *id).collect()
@@ -167,12 +167,12 @@ impl Transfers {
         self.to.iter().filter(|(_, t)| t.moved.is_none() && now < t.not_before).map(|(id, _)| *id).collect()
     }
 
-    /// The last attempt failed, so that the member does not get on.
+    /// Why the last attempt failed, while the member makes no progress.
     pub fn problem(&self, wall: impl Fn(Moment) -> WallTime, to: u64) -> Option<PeerProblem> {
         let (why, since) = self.to.get(&to)?.problem.as_ref()?;
         Some(PeerProblem {
             kind: PeerProblemKind::SnapshotNotTaken,
-            message: format!("it needs a snapshot of the state and did not take the last one: {why}"),
+            message: format!("it needs a snapshot of the state and did not install the last one: {why}"),
             since: wall(*since),
         })
     }
@@ -198,11 +198,11 @@ impl Transfers {
     }
 }
 
-/// What a member has.
+/// The progress of a member.
 #[derive(Clone, Copy)]
 pub(crate) struct Matched {
     pub index: u64,
-    /// The ordinary tail of the log is enough for it from now on.
+    /// The regular tail of the log suffices for it from now on.
     pub caught_up: bool,
 }
 

@@ -1,4 +1,4 @@
-//! What goes into a member's core and what comes out of it.
+//! Inputs and outputs of a member's core.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, OnceLock};
@@ -6,33 +6,33 @@ use std::sync::{Arc, OnceLock};
 use muster_messages::protocol::{Applied, ProposeError, ReadError, SnapshotOutcome};
 use muster_messages::wire::{RaftPacket, SnapshotHead};
 use muster_messages::{
-    Command, Member, Moment, NodeId, ObjectChange, RaftId, Replica, Revision, SeatChange, Tables, Term,
+    Command, Member, MembershipChange, Moment, NodeId, ObjectChange, RaftId, Replica, Revision, Tables, Term,
 };
 pub use raft::eraftpb::Entry;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::{DigestJob, Outgrown, StoppedTransfer};
+use super::{DigestJob, Incompatible, StoppedTransfer};
 
-/// Names a parked reply port. The core never sees the port.
+/// Identifies a stored reply port. The core never sees the port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AskId(pub u64);
 
-/// What a core hears. Absorbed by `step`; the consequences come out of the next `turn`.
+/// Inputs of a core. `step` absorbs them; their consequences are in the batch of the next `turn`.
 #[derive(Debug)]
 pub enum Input {
-    /// Every [`RaftConfig::tick`](super::RaftConfig). After a pause the missed ones are not made up.
+    /// Every [`RaftConfig::tick`](super::RaftConfig). After a pause, missed ticks are not made up.
     Tick,
-    /// The moment that [`Batch::wake_at`] named.
+    /// At the moment that [`Batch::wake_at`] named.
     Woke,
     Propose {
         ask: AskId,
         command: Box<Command>,
         deadline: Moment,
     },
-    ProposeSeat {
+    ProposeMembership {
         ask: AskId,
-        change: Box<SeatChange>,
+        change: Box<MembershipChange>,
     },
     Read {
         ask: AskId,
@@ -45,16 +45,16 @@ pub enum Input {
         needed: usize,
         deadline: Moment,
     },
-    /// From an authenticated peer; `peer_seat` is the seat that its hello named.
+    /// From an authenticated peer; `peer_member` is the member id in its hello.
     Packets {
         node: NodeId,
-        peer_seat: Option<RaftId>,
+        peer_member: Option<RaftId>,
         packets: Vec<RaftPacket>,
     },
-    /// A snapshot that arrived whole, its digest verified.
+    /// A complete snapshot whose digest was verified.
     SnapshotReceived {
         node: NodeId,
-        peer_seat: Option<RaftId>,
+        peer_member: Option<RaftId>,
         packet: Box<RaftPacket>,
         data: Vec<u8>,
     },
@@ -64,7 +64,7 @@ pub enum Input {
         index: u64,
         outcome: SnapshotOutcome,
     },
-    /// More of it arrived.
+    /// A transfer made progress.
     SnapshotProgress {
         to: RaftId,
         index: u64,
@@ -100,55 +100,55 @@ pub enum Input {
     },
 }
 
-/// One turn's consequences. Whatever must not be known before it is durable is not in here: the core holds it
-/// back until `Persisted` says so, and a crash loses it together with what was not written.
+/// The consequences of one turn. Whatever must be durable before others learn of it is not included: the core holds it
+/// back until `Persisted`, and a crash loses it together with the unwritten data.
 #[derive(Debug, Default)]
 pub struct Batch {
-    /// May leave at once.
+    /// May be sent at once.
     pub send: Vec<Outbound>,
-    /// May leave at once: encode, cut into chunks, then the packet.
+    /// May be sent at once: encode, split into chunks, then the packet.
     pub send_snapshots: Vec<OutboundSnapshot>,
-    /// These are not needed any more.
+    /// Transfers that are not needed any more.
     pub stop_snapshots: Vec<StoppedTransfer>,
-    /// To be written in this order; each is answered by `Persisted`, or several by the last one's number.
+    /// To be written in this order; `Persisted` answers each, or several by the last one's number.
     pub make_durable: Vec<Durable>,
-    /// Encode and write a snapshot file, away from this thread; answered by `SnapshotTaken`.
+    /// Encode and write a snapshot file, on another thread; answered by `SnapshotTaken`.
     pub take_snapshot: Option<SnapshotJob>,
-    /// Encode and digest this state, away from this thread; answered by `StateDigested`.
+    /// Encode and digest this state, on another thread; answered by `StateDigested`.
     pub digest_state: Option<DigestJob>,
     /// Each ask is answered exactly once.
     pub answers: Vec<Answer>,
-    /// The newest level, if it changed.
+    /// The new replica, if it changed.
     pub publish: Option<Arc<Replica>>,
-    /// What was applied did to objects, in log order.
+    /// The changes of objects that were applied, in log order.
     pub changes: Vec<ObjectChange>,
-    /// A snapshot up to here took the place of what was applied before, which comes before `changes`.
+    /// A snapshot up to this revision replaced the applied state. It precedes `changes`.
     pub installed: Option<Revision>,
     /// The members changed.
     pub members: Option<(Vec<Member>, Option<RaftId>)>,
-    /// Say `Woke` then, if nothing newer was said.
+    /// When to input `Woke`, unless a newer batch says otherwise.
     pub wake_at: Option<Moment>,
-    /// There is more to do: take another turn after the inputs that wait by now.
+    /// There is more to do: take another turn after the inputs that wait now.
     pub again: bool,
-    /// This member's disk has lost entries that it had acknowledged, or its state is not that of the others. Its data must
-    /// not be used again.
+    /// This member's disk has lost entries that it had acknowledged, or its state differs from that of the others. Its
+    /// data must not be used again.
     pub lost: Option<String>,
-    /// This build does not speak what the cluster speaks.
-    pub outgrown: Option<Outgrown>,
+    /// This build does not support the cluster's feature level.
+    pub incompatible: Option<Incompatible>,
     /// For the log.
     pub notices: Vec<Notice>,
 }
 
-/// A packet and where it goes.
+/// A packet and its destination.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outbound {
     pub node: NodeId,
-    /// Where the node is dialled; empty if only a session that it opened can reach it.
+    /// The node's address; empty if only a session that the node opened can reach it.
     pub addr: String,
     pub packet: RaftPacket,
 }
 
-/// A snapshot and where it goes. `packet.snapshot` lacks length and digest until the job has run.
+/// A snapshot and its destination. `packet.snapshot` lacks length and digest until the job has run.
 #[derive(Clone, Debug)]
 pub struct OutboundSnapshot {
     pub node: NodeId,
@@ -157,7 +157,7 @@ pub struct OutboundSnapshot {
     pub job: SnapshotJob,
 }
 
-/// The tables at one point of the log, to be encoded: the work of milliseconds to tens of them, so not a core's.
+/// The tables at one log position, to be encoded. This takes milliseconds to tens of them, too long for a core.
 #[derive(Clone, Debug)]
 pub struct SnapshotJob {
     pub index: u64,
@@ -165,16 +165,16 @@ pub struct SnapshotJob {
     pub voters: Vec<u64>,
     pub learners: Vec<u64>,
     pub tables: Tables,
-    /// Shared by the copies of this job, so that the state is encoded once for all of them.
+    /// Shared by the clones of this job, so that the state is encoded once.
     pub encoded: Arc<OnceLock<(SnapshotHead, Arc<Vec<u8>>)>>,
 }
 
 impl SnapshotJob {
-    /// The tables at a place of the log, with the voters and learners there.
+    /// The tables at a log position, with the voters and learners there.
     pub fn new(at: LogPoint, (voters, learners): (Vec<u64>, Vec<u64>), tables: Tables) -> Self {
         Self { index: at.index, term: at.term, voters, learners, tables, encoded: Arc::default() }
     }
-    /// [`SnapshotJob::run`], once for all copies of this job. Blocks while another copy is encoding.
+    /// [`SnapshotJob::run`], once for all clones of this job. Blocks while another clone is encoding.
     pub fn run_shared(&self) -> (SnapshotHead, Arc<Vec<u8>>) {
         let run = || {
             let (head, data) = self.run();
@@ -212,28 +212,28 @@ pub struct HardMark {
     pub commit: u64,
 }
 
-/// A place in the log.
+/// A log position.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct LogPoint {
     pub index: u64,
     pub term: u64,
 }
 
-/// One write. Its parts are written in the order of the fields, as one atom.
+/// One write. Its parts are written in the order of the fields, atomically.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Durable {
     /// Grows by one with each write of this core.
     pub number: u64,
-    /// Must be on disk before `Persisted`; otherwise reaching the operating system is enough.
+    /// Must be on disk before `Persisted`; otherwise it is enough that the operating system has it.
     pub sync: bool,
-    /// Forget everything: from now on this is the data of this seat.
+    /// Discards everything: from now on this is the data of this member id.
     pub start_over: Option<RaftId>,
     /// A snapshot that replaces the log.
     pub install: Option<(SnapshotHead, Arc<Vec<u8>>)>,
     pub hard: HardMark,
-    /// The first one's index and everything after it is replaced.
+    /// Replaces the entries from the first one's index on.
     pub entries: Vec<Entry>,
-    /// The snapshot of this head is on disk: it is now the one to start from, and the entries up to `keep_after` may go.
+    /// The snapshot of this head is on disk: start from it, and drop the entries up to `keep_after`.
     pub compact: Option<Compaction>,
 }
 
@@ -243,20 +243,20 @@ pub struct Compaction {
     pub keep_after: LogPoint,
 }
 
-/// What a disk gave back.
+/// The state that a disk recovered.
 #[derive(Clone, Debug, Default)]
 pub struct Recovered {
-    /// `None`: this node has never held a seat in this data.
-    pub seat: Option<RaftId>,
+    /// `None`: this data has never belonged to a Raft member.
+    pub member_id: Option<RaftId>,
     pub hard: HardMark,
-    /// The state to start from, and what it stands for.
+    /// The state to start from, and its head.
     pub snapshot: Option<(SnapshotHead, Tables)>,
     /// The entry before the first of `entries`.
     pub truncated: LogPoint,
     pub entries: Vec<Entry>,
 }
 
-/// What became of an ask.
+/// The outcome of an ask.
 #[derive(Clone, Debug)]
 pub enum Answer {
     Proposed(AskId, Result<Applied, ProposeError>),
@@ -265,7 +265,7 @@ pub enum Answer {
     Transferred(AskId, Result<NodeId, ProposeError>),
 }
 
-/// Something for the log of the node. Levels are the shell's choice.
+/// An event for the node's log. The shell chooses the log levels.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Notice {
     Leads {
@@ -279,22 +279,22 @@ pub enum Notice {
     LostLeader {
         term: Term,
     },
-    /// A disk write took too long; leadership was given up.
+    /// A disk write took too long, so this leader stepped down.
     DiskTooSlow {
         term: Term,
     },
-    /// A leader's packet gave this node a seat.
-    Seated {
+    /// A leader's packet gave this node a member id.
+    BecameMember {
         raft_id: RaftId,
     },
-    /// This member's seat was removed.
-    Unseated {
+    /// This member was removed.
+    MemberRemoved {
         raft_id: RaftId,
     },
     Installed {
         index: u64,
     },
-    SeatRefused {
+    MembershipRefused {
         why: String,
     },
     SnapshotUnreadable {
@@ -305,20 +305,20 @@ pub enum Notice {
         to: RaftId,
         index: u64,
     },
-    /// A member's state at this revision is not the leader's.
+    /// A member's state at this revision differs from the leader's.
     StateDiverged {
         member: RaftId,
         node: Option<NodeId>,
         index: u64,
     },
-    /// A member needs a snapshot and did not take it. Once per reason.
+    /// A member needs a snapshot and did not install it. Once per reason.
     SnapshotNotTaken {
         to: RaftId,
         why: String,
     },
 }
 
-/// The core cannot go on: its data contradict themselves or what is written cannot be read.
+/// The core cannot continue: its data contradict themselves or cannot be decoded.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct CoreFault(pub String);

@@ -1,7 +1,7 @@
-//! The number of the last batch that was acknowledged, beside the log. See [`super`], "Torn or rotten".
+//! The number of the last acknowledged batch, beside the log. See [`super`], "Torn or rotten".
 //!
-//! Two slots, written in turn, so that a torn one leaves the other. Each: magic, number, checksum; where the file is kept
-//! outside of the directory, the checksum is also of the seat, so that it says nothing about another one's log.
+//! Two slots, written in turn, so that a torn one leaves the other. Each: magic, number, checksum. Outside of the
+//! directory the checksum also covers the member id, so that the file says nothing about another member's log.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
@@ -25,7 +25,7 @@ pub(crate) struct Acked {
     number: u64,
     next_slot: usize,
     unsynced: bool,
-    /// There was no number in it: the file is new, or was emptied.
+    /// The file contained no number: it is new, or was emptied.
     is_new: bool,
 }
 
@@ -34,7 +34,7 @@ fn encode(of: Option<RaftId>, number: u64) -> [u8; 32] {
     slot[..8].copy_from_slice(&MAGIC);
     slot[8..16].copy_from_slice(&number.to_le_bytes());
     let mut text = slot[..16].to_vec();
-    text.extend(of.iter().flat_map(|seat| seat.0.to_le_bytes()));
+    text.extend(of.iter().flat_map(|member_id| member_id.0.to_le_bytes()));
     let sum = digest(&text);
     slot[16..].copy_from_slice(&sum[..16]);
     slot
@@ -46,11 +46,11 @@ fn decode(of: Option<RaftId>, slot: [u8; 32]) -> Option<u64> {
 }
 
 impl Acked {
-    /// Opens or creates. A file without a single whole slot is damage: what was acknowledged cannot be told any more.
+    /// Opens or creates. A file without a single valid slot is damage: the acknowledged number is unknown.
     pub fn open(dir: &Path) -> Result<Self, LogFault> {
         Self::open_at(&dir.join("acked"), None)
     }
-    /// The same for another file. One that is of another seat counts as damaged.
+    /// The same for another file. A file of another member id counts as damaged.
     pub fn open_at(path: &Path, of: Option<RaftId>) -> Result<Self, LogFault> {
         let path = path.to_owned();
         let exists = path.exists();
@@ -84,7 +84,7 @@ impl Acked {
     pub fn path(&self) -> &Path {
         &self.path
     }
-    /// Survives this process at once, and the machine after the next `sync`.
+    /// Survives a crash of this process at once, and of the machine after the next `sync`.
     pub fn record(&mut self, number: u64) -> Result<(), LogFault> {
         let written = self.file.write_all_at(&encode(self.of, number), SLOTS[self.next_slot]);
         written.map_err(|e| LogFault::io(&self.path, e))?;
@@ -93,7 +93,7 @@ impl Acked {
         self.unsynced = true;
         Ok(())
     }
-    /// Whether there was anything to wait for.
+    /// Whether there was anything to sync.
     pub fn sync(&mut self) -> Result<bool, LogFault> {
         let unsynced = std::mem::take(&mut self.unsynced);
         if unsynced {
@@ -105,7 +105,7 @@ impl Acked {
 
 impl Drop for Acked {
     fn drop(&mut self) {
-        // An owner that goes in peace leaves nothing to a loss of power. If it fails, the file is merely older.
+        // An orderly shutdown leaves nothing to a power loss. If the sync fails, the file is merely older.
         let _older = self.sync();
     }
 }

@@ -1,5 +1,5 @@
-//! Marks in a member's directory that say that its data cannot be trusted, and the number of the last acknowledged batch
-//! that is kept outside of it. See [`super`].
+//! Marks in a member's directory that its data cannot be trusted, and the number of the last acknowledged batch that is
+//! stored outside of it. See [`super`].
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write as _};
@@ -15,22 +15,22 @@ use super::files::sync_dir;
 const DOUBTFUL: &str = "doubtful";
 const LOST: &str = "lost";
 
-/// The fault of a sync that failed.
+/// The fault of a failed sync.
 pub(crate) fn unsynced(dir: &Path) -> LogFault {
     let kind = super::FaultKind::Unsynced;
-    LogFault { file: dir.to_owned(), why: "a write could not be synced".to_owned(), kind }
+    LogFault { file: dir.to_owned(), why: "a sync failed".to_owned(), kind }
 }
 
-/// A sync failed. Best effort, because the disk fails: without the mark, a loss shows by the numbers in `acked`.
+/// Records a failed sync. Best effort, because the disk fails: without the mark, the numbers in `acked` reveal a loss.
 pub(crate) fn mark_doubtful(dir: &Path) {
-    if let Err(error) = mark(dir, DOUBTFUL, "a write could not be synced") {
-        tracing::warn!(dir = %dir.display(), %error, "the log could not be marked as doubtful");
+    if let Err(error) = mark(dir, DOUBTFUL, "a sync failed") {
+        tracing::warn!(dir = %dir.display(), %error, "cannot mark the Raft log as doubtful");
     }
 }
 pub(crate) fn is_doubtful(dir: &Path) -> bool {
     dir.join(DOUBTFUL).exists()
 }
-/// The log was written anew.
+/// Called after the log was rewritten.
 pub(crate) fn clear_doubt(dir: &Path) -> io::Result<()> {
     match fs::remove_file(dir.join(DOUBTFUL)) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
@@ -53,31 +53,32 @@ fn mark(dir: &Path, name: &str, why: &str) -> io::Result<()> {
     sync_dir(dir)
 }
 
-/// The number of the last acknowledged batch of a seat, beside the node's identity. Only where a node keeps its identity
+/// The number of a member's last acknowledged batch, beside the node's identity. Exists only if the node's identity is
 /// beside the directory: a copy of the directory has no witness.
 #[derive(Debug)]
 pub(crate) struct Witness {
     acked: Acked,
-    seat: RaftId,
+    member_id: RaftId,
 }
 
 impl Witness {
-    pub fn beside(dir: &Path) -> Option<PathBuf> {
+    pub fn identity_dir(dir: &Path) -> Option<PathBuf> {
         let identity = dir.parent()?.join("identity");
         identity.is_dir().then_some(identity)
     }
-    /// What is there of this seat. A file that cannot be read, or is of another seat, begins anew: it is a second opinion.
-    pub fn open(identity: &Path, seat: RaftId) -> Option<Self> {
+    /// The witness of this member. A file that cannot be read, or is of another member id, starts again: it is only a
+    /// second source.
+    pub fn open(identity: &Path, member_id: RaftId) -> Option<Self> {
         let path = identity.join("raft-acked");
-        let open = || Acked::open_at(&path, Some(seat));
+        let open = || Acked::open_at(&path, Some(member_id));
         let acked = open().or_else(|_| {
             let _gone = fs::remove_file(&path);
             open()
         });
-        acked.ok().map(|acked| Self { acked, seat })
+        acked.ok().map(|acked| Self { acked, member_id })
     }
-    pub fn seat(&self) -> RaftId {
-        self.seat
+    pub fn member_id(&self) -> RaftId {
+        self.member_id
     }
     pub fn number(&self) -> u64 {
         self.acked.number()

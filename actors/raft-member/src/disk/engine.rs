@@ -1,8 +1,8 @@
 //! The log on raft-engine.
 //!
-//! Two kinds of groups: group 1 holds one key, `meta`, written with every batch; the entries are in a group of their
-//! own per generation. A new seat or an installed snapshot begins a new generation, so that nothing old can show through.
-//! raft-engine may bring compacted entries back after a restart: `meta` says where the log begins.
+//! Group 1 holds one key, `meta`, written with every batch; the entries are in one group per generation. A new member id or an
+//! installed snapshot begins a new generation, so that no old entry can reappear. raft-engine may bring compacted entries back
+//! after a restart: `meta` records where the log begins.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ use crate::core::{Durable, Entry, HardMark, LogPoint, Recovered, SnapshotJob};
 
 const META_GROUP: u64 = 1;
 const META: &[u8] = b"meta";
-/// Batches between two looks for files that can go; a look costs microseconds.
+/// Batches between two checks for obsolete files; a check costs microseconds.
 const PURGE_EVERY: u64 = 4096;
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -30,7 +30,7 @@ struct Meta {
     /// Of this batch. Grows by one with each.
     number: u64,
     generation: u64,
-    seat: Option<RaftId>,
+    member_id: Option<RaftId>,
     hard: HardMark,
     snapshot: Option<SnapshotHead>,
     truncated: LogPoint,
@@ -50,32 +50,32 @@ impl MessageExt for Entries {
     }
 }
 
-/// raft-engine, which panics when a sync fails. Dropping it syncs once more: one that failed is forgotten instead, because a
-/// panic while another one unwinds aborts the process.
+/// raft-engine, which panics when a sync fails. Dropping it syncs once more: after a failure it is forgotten instead, because a
+/// panic during unwinding aborts the process.
 struct Log<F: FileSystem> {
     dir: PathBuf,
-    /// `None` after a sync that failed.
+    /// `None` after a failed sync.
     engine: Option<Engine<F>>,
 }
 
 impl<F: FileSystem> Log<F> {
     fn open(dir: &Path, name: &str, fs: &Arc<F>) -> Result<Self, LogFault> {
         let config = config(dir, name);
-        // A log that was tampered with may violate what raft-engine asserts.
+        // A log that was tampered with may violate raft-engine's assertions.
         match catch_unwind(AssertUnwindSafe(|| Engine::open_with_file_system(config, Arc::clone(fs)))) {
             Ok(Ok(engine)) => Ok(Self { dir: dir.to_owned(), engine: Some(engine) }),
             Ok(Err(raft_engine::Error::Io(e))) => Err(LogFault::io(dir.join(name), e)),
             Ok(Err(e)) if e.to_string().contains("lock file") => Err(LogFault::io(dir.join(name), e)),
             Ok(Err(e)) => Err(LogFault::damaged(suspect(dir), e)),
-            // It syncs a new file. That a disk fails says nothing about the data.
-            Err(panic) if names_an_io_error(&*panic) => Err(LogFault::io(dir.join(name), "a file could not be synced")),
-            Err(_) => Err(LogFault::damaged(suspect(dir), "it contradicts itself")),
+            // Opening syncs a new file. A failing disk says nothing about the data.
+            Err(panic) if names_an_io_error(&*panic) => Err(LogFault::io(dir.join(name), "cannot sync a file")),
+            Err(_) => Err(LogFault::damaged(suspect(dir), "the log contradicts itself")),
         }
     }
     fn engine(&self) -> Result<&Engine<F>, LogFault> {
         self.engine.as_ref().ok_or_else(|| doubt::unsynced(&self.dir))
     }
-    /// Whatever may sync. `Unsynced` after a panic: the directory is marked, and the engine is forgotten.
+    /// Runs an operation that may sync. `Unsynced` after a panic: the directory is marked, and the engine is forgotten.
     fn syncing<T>(&mut self, act: impl FnOnce(&Engine<F>) -> raft_engine::Result<T>) -> Result<(), LogFault> {
         let engine = self.engine()?;
         match catch_unwind(AssertUnwindSafe(|| act(engine).map(drop))) {
@@ -93,7 +93,7 @@ impl<F: FileSystem> Log<F> {
 }
 
 impl<F: FileSystem> Drop for Log<F> {
-    /// What was not to be synced may still fail to be.
+    /// Writes without `sync` may still fail here.
     fn drop(&mut self) {
         if self.engine.is_some() {
             let _forgotten_if_it_fails = self.syncing(|engine| engine.sync());
@@ -101,17 +101,17 @@ impl<F: FileSystem> Drop for Log<F> {
     }
 }
 
-/// Whether a panic of raft-engine came from an error of the operating system that it does not expect.
+/// Whether a panic of raft-engine was caused by an unexpected error of the operating system.
 fn names_an_io_error(panic: &(dyn std::any::Any + Send)) -> bool {
     panic.downcast_ref::<String>().is_some_and(|text| text.contains("Os { code"))
 }
 
-/// A directory, opened. Use it from one thread that opens nothing else (raft-engine caches blocks per thread, by position alone).
+/// An open directory. Use it from one thread that opens nothing else (raft-engine caches blocks per thread, by position alone).
 pub(crate) struct EngineDisk<F: FileSystem = DefaultFileSystem> {
     dir: PathBuf,
     log: Log<F>,
     acked: Acked,
-    /// Where a second record of what was acknowledged is kept.
+    /// Where the second record of acknowledged writes is stored.
     identity: Option<PathBuf>,
     witness: Option<Witness>,
     snapshots: SnapshotFiles,
@@ -120,23 +120,23 @@ pub(crate) struct EngineDisk<F: FileSystem = DefaultFileSystem> {
     _lock: Lock,
 }
 
-/// Where the log is, and where it is written anew.
+/// The directories of the log, of its rewritten form, and of the old log.
 const LOG: &str = "log";
-const ANEW: &str = "log.anew";
-const OLD: &str = "log.doubtful";
-/// Of entries that are written anew, in one batch.
+const NEW_LOG: &str = "log.anew";
+const OLD_LOG: &str = "log.doubtful";
+/// Bytes of entries in one batch of a rewrite.
 const BATCH_BYTES: usize = 4 << 20;
 
 fn config(dir: &Path, name: &str) -> Config {
     Config {
         dir: dir.join(name).to_string_lossy().into_owned(),
-        // The numbers in `acked` tell a torn tail from lost acknowledged data; `AbsoluteConsistency` would refuse to
-        // start after every kill, because files are allocated ahead and end in zeros.
+        // The numbers in `acked` distinguish a torn tail from lost acknowledged data; `AbsoluteConsistency` would refuse to start
+        // after every kill, because files are preallocated and end in zeros.
         recovery_mode: RecoveryMode::TolerateTailCorruption,
         recovery_threads: 1,
-        // Entries are small and latency counts.
+        // Entries are small and latency matters.
         batch_compression_threshold: ReadableSize(0),
-        // A snapshot is taken every 32 MiB at the latest: files a quarter of that, and purged once two snapshots' worth is there.
+        // A snapshot is taken every 32 MiB at the latest: files of a quarter of that, purged once they hold two snapshots' worth.
         target_file_size: ReadableSize::mb(8),
         purge_threshold: ReadableSize::mb(64),
         purge_rewrite_threshold: Some(ReadableSize::mb(16)),
@@ -152,7 +152,7 @@ impl EngineDisk {
 }
 
 impl<F: FileSystem> EngineDisk<F> {
-    /// Opens a directory whose log is kept in this file system. One that is in doubt is written anew first.
+    /// Opens a directory whose log is in this file system. A doubtful log is rewritten first.
     pub fn open_in(dir: &Path, fs: &Arc<F>) -> Result<Self, LogFault> {
         make_dir(dir)?;
         let lock = Lock::take(dir)?;
@@ -163,19 +163,19 @@ impl<F: FileSystem> EngineDisk<F> {
         if !doubt::is_doubtful(dir) {
             return Self::open_log(dir, fs, lock);
         }
-        replace_log(dir)?; // a crash came between the two steps of it
-        // An engine of this process that was forgotten still has it. That this directory has one owner is ensured by our own lock.
+        replace_log(dir)?; // a crash came between its two steps
+        // A forgotten engine of this process still holds it. The own lock ensures that this directory has one owner.
         let _not_there = std::fs::remove_file(dir.join(LOG).join("LOCK"));
         let disk = Self::open_log(dir, fs, lock)?;
         let entries = disk.read_entries()?;
         let Self { meta, log, acked, _lock: lock, .. } = disk;
         drop(log);
-        write_anew(dir, fs, &Meta { number: meta.number.max(acked.number()) + 1, ..meta }, &entries)?;
-        tracing::warn!(dir = %dir.display(), "the log was written anew, because an earlier write could not be synced");
+        rewrite_log(dir, fs, &Meta { number: meta.number.max(acked.number()) + 1, ..meta }, &entries)?;
+        tracing::warn!(dir = %dir.display(), "rewrote the Raft log, because an earlier sync had failed");
         Self::open_log(dir, fs, lock)
     }
 
-    /// Opens a directory in which a sync failed, for a member that knows what was in it: `write` is all of it. Blocks.
+    /// Reopens a directory in which a sync failed, for a member that has all of its data in memory: `write` is all of it. Blocks.
     pub fn renew(dir: &Path, fs: &Arc<F>, job: &SnapshotJob, write: &Durable) -> Result<Self, LogFault> {
         let lock = Lock::take(dir)?;
         let (head, data) = job.run();
@@ -183,13 +183,13 @@ impl<F: FileSystem> EngineDisk<F> {
         let meta = Meta {
             number: Acked::open(dir)?.number() + 1,
             generation: 0,
-            seat: write.start_over,
+            member_id: write.start_over,
             hard: write.hard,
             truncated: LogPoint { index: head.index, term: head.term },
             snapshot: Some(head),
         };
-        write_anew(dir, fs, &meta, &write.entries)?;
-        tracing::warn!(dir = %dir.display(), "a write could not be synced; the log was written anew into other files");
+        rewrite_log(dir, fs, &meta, &write.entries)?;
+        tracing::warn!(dir = %dir.display(), "a sync failed; rewrote the Raft log into new files");
         let disk = Self::open_log(dir, fs, lock)?;
         disk.snapshots.forget_before(job.index);
         Ok(disk)
@@ -197,39 +197,40 @@ impl<F: FileSystem> EngineDisk<F> {
 
     fn open_log(dir: &Path, fs: &Arc<F>, lock: Lock) -> Result<Self, LogFault> {
         let acked = Acked::open(dir)?;
-        if tail::cut_torn(&dir.join(LOG)).map_err(|e| LogFault::io(dir.join(LOG), e))? {
-            tracing::warn!(dir = %dir.display(), "the last record of the log was not whole, and was dropped");
+        if tail::drop_torn_record(&dir.join(LOG)).map_err(|e| LogFault::io(dir.join(LOG), e))? {
+            tracing::warn!(dir = %dir.display(), "dropped an incomplete record at the end of the Raft log");
         }
         let log = Log::open(dir, LOG, fs)?;
         sync_dir(dir).map_err(|e| LogFault::io(dir, e))?;
         let snapshots = SnapshotFiles::in_dir(dir);
-        let (meta, witness, identity) = (Meta::default(), None, Witness::beside(dir));
+        let (meta, witness, identity) = (Meta::default(), None, Witness::identity_dir(dir));
         let mut disk =
             Self { dir: dir.to_owned(), log, acked, identity, witness, snapshots, meta, syncs: 0, _lock: lock };
         disk.meta = disk.read_meta()?;
-        disk.ask_witness()?;
+        disk.check_witness()?;
         Ok(disk)
     }
 
-    /// The number beside the identity: another opinion, for a directory that was put back from an older copy.
-    fn ask_witness(&mut self) -> Result<(), LogFault> {
-        let (Some(identity), Some(seat)) = (&self.identity, self.meta.seat) else { return Ok(()) };
-        let Some(witness) = Witness::open(identity, seat) else { return Ok(()) };
+    /// Compares with the number beside the identity, to detect a directory restored from an older copy.
+    fn check_witness(&mut self) -> Result<(), LogFault> {
+        let (Some(identity), Some(member_id)) = (&self.identity, self.meta.member_id) else { return Ok(()) };
+        let Some(witness) = Witness::open(identity, member_id) else { return Ok(()) };
         let (found, acked) = (self.meta.number, witness.number());
         if acked > found {
             let file = witness.path().display();
-            let why = format!("the log ends with write {found}, but {file} says that write {acked} was acknowledged");
+            let why =
+                format!("the log ends with write {found}, but {file} records that write {acked} was acknowledged");
             return Err(self.damaged(why));
         }
         self.witness = Some(witness);
         Ok(())
     }
 
-    /// A new seat has a new witness.
-    fn tell_witness(&mut self) -> Result<(), LogFault> {
-        let (Some(identity), Some(seat)) = (&self.identity, self.meta.seat) else { return Ok(()) };
-        if self.witness.as_ref().is_none_or(|w| w.seat() != seat) {
-            self.witness = Witness::open(identity, seat);
+    /// A new member id has a new witness.
+    fn update_witness(&mut self) -> Result<(), LogFault> {
+        let (Some(identity), Some(member_id)) = (&self.identity, self.meta.member_id) else { return Ok(()) };
+        if self.witness.as_ref().is_none_or(|w| w.member_id() != member_id) {
+            self.witness = Witness::open(identity, member_id);
         }
         self.witness.as_mut().map_or(Ok(()), |witness| witness.record(self.meta.number))
     }
@@ -245,7 +246,7 @@ impl<F: FileSystem> EngineDisk<F> {
         };
         let (found, acked) = (meta.number, self.acked.number());
         if found > 0 && self.acked.is_new() {
-            let why = format!("no record of what was acknowledged, beside a log of {found} writes");
+            let why = format!("no record of acknowledged writes, beside a log of {found} writes");
             return Err(LogFault::damaged(self.acked.path(), why));
         }
         if found < acked {
@@ -268,7 +269,7 @@ impl<F: FileSystem> EngineDisk<F> {
         let mut term = self.meta.truncated.term;
         for (entry, index) in entries.iter().zip(begin..) {
             if entry.index != index || entry.term < term {
-                return Err(self.damaged(format!("entry {index} does not join the one before")));
+                return Err(self.damaged(format!("entry {index} does not follow the previous one")));
             }
             term = entry.term;
         }
@@ -278,15 +279,15 @@ impl<F: FileSystem> EngineDisk<F> {
         Ok(entries)
     }
 
-    /// Adds one write to a batch. What a snapshot needs is on disk before the batch names it.
+    /// Adds one write to a batch. A snapshot is on disk before the batch names it.
     fn add(&mut self, batch: &mut LogBatch, write: &Durable) -> Result<(), LogFault> {
         if write.start_over.is_some() || write.install.is_some() {
             batch.add_command(self.meta.entries_group(), Command::Clean);
             self.meta.generation += 1;
         }
-        if let Some(seat) = write.start_over {
+        if let Some(member_id) = write.start_over {
             let Meta { number, generation, .. } = self.meta;
-            self.meta = Meta { number, generation, seat: Some(seat), ..Meta::default() };
+            self.meta = Meta { number, generation, member_id: Some(member_id), ..Meta::default() };
         }
         if let Some((head, data)) = &write.install {
             self.snapshots.store(head, data)?;
@@ -313,8 +314,8 @@ impl<F: FileSystem> EngineDisk<F> {
         Ok(())
     }
 
-    /// How often the disk was waited for, by the log and by `acked`. Files of snapshots, every few thousand entries, and
-    /// what raft-engine rewrites then do not count.
+    /// How often the log and `acked` waited for the disk. Does not count snapshot files, every few thousand entries, and what
+    /// raft-engine rewrites then.
     pub fn syncs(&self) -> u64 {
         self.syncs
     }
@@ -323,7 +324,7 @@ impl<F: FileSystem> EngineDisk<F> {
 impl<F: FileSystem> LogDisk for EngineDisk<F> {
     fn recover(&mut self) -> Result<Recovered, LogFault> {
         let entries = self.read_entries()?;
-        let Meta { seat, hard, snapshot, truncated, .. } = self.meta.clone();
+        let Meta { member_id, hard, snapshot, truncated, .. } = self.meta.clone();
         let last = entries.last().map_or(truncated, |e| LogPoint { index: e.index, term: e.term });
         let base = snapshot.as_ref().map_or(0, |head| head.index);
         if last.index < hard.commit
@@ -332,7 +333,7 @@ impl<F: FileSystem> LogDisk for EngineDisk<F> {
             || last.index < base
         {
             return Err(self.damaged(format!(
-                "the log ends with entry {} of term {}; committed is {}, the term is {}, the snapshot is at {base}",
+                "the log ends with entry {} of term {}, but the commit index is {}, the term is {} and the snapshot is at {base}",
                 last.index, last.term, hard.commit, hard.term
             )));
         }
@@ -346,7 +347,7 @@ impl<F: FileSystem> LogDisk for EngineDisk<F> {
                 Some((head, tables))
             }
         };
-        Ok(Recovered { seat, hard, snapshot, truncated, entries })
+        Ok(Recovered { member_id, hard, snapshot, truncated, entries })
     }
 
     fn write(&mut self, writes: &[Durable]) -> Result<(), LogFault> {
@@ -366,7 +367,7 @@ impl<F: FileSystem> LogDisk for EngineDisk<F> {
         if sync {
             self.syncs += 1;
             self.acked.record(self.meta.number)?;
-            self.tell_witness()?;
+            self.update_witness()?;
         }
         let newer = self.meta.snapshot.as_ref().map(|head| head.index).filter(|index| Some(*index) != base);
         if let Some(index) = newer {
@@ -379,12 +380,12 @@ impl<F: FileSystem> LogDisk for EngineDisk<F> {
     }
 }
 
-/// Writes a log into new files, and puts them into the place of the old ones. Crash-safe: until the old directory is renamed it
-/// is the log, from then on the new one is.
-fn write_anew<F: FileSystem>(dir: &Path, fs: &Arc<F>, meta: &Meta, entries: &[Entry]) -> Result<(), LogFault> {
-    let io = |e| LogFault::io(dir.join(ANEW), e);
-    remove_all(&dir.join(ANEW)).map_err(io)?;
-    let mut log = Log::open(dir, ANEW, fs)?;
+/// Writes a log into new files that replace the old ones. Crash-safe: the old directory is the log until it is renamed, then the
+/// new one.
+fn rewrite_log<F: FileSystem>(dir: &Path, fs: &Arc<F>, meta: &Meta, entries: &[Entry]) -> Result<(), LogFault> {
+    let io = |e| LogFault::io(dir.join(NEW_LOG), e);
+    remove_all(&dir.join(NEW_LOG)).map_err(io)?;
+    let mut log = Log::open(dir, NEW_LOG, fs)?;
     let mut rest = entries;
     while !rest.is_empty() {
         let mut bytes = 0;
@@ -403,20 +404,20 @@ fn write_anew<F: FileSystem>(dir: &Path, fs: &Arc<F>, meta: &Meta, entries: &[En
     batch.put(META_GROUP, META.to_vec(), encoded).map_err(|e| LogFault::io(dir, e))?;
     log.write(&mut batch, true)?;
     drop(log);
-    sync_dir(&dir.join(ANEW)).map_err(io)?;
-    remove_all(&dir.join(OLD)).map_err(io)?;
-    std::fs::rename(dir.join(LOG), dir.join(OLD)).map_err(io)?;
+    sync_dir(&dir.join(NEW_LOG)).map_err(io)?;
+    remove_all(&dir.join(OLD_LOG)).map_err(io)?;
+    std::fs::rename(dir.join(LOG), dir.join(OLD_LOG)).map_err(io)?;
     replace_log(dir)
 }
 
-/// The second half of writing a log anew, if the first one was done.
+/// Completes a rewrite whose first half is done.
 fn replace_log(dir: &Path) -> Result<(), LogFault> {
     let replace = || -> std::io::Result<()> {
-        if !dir.join(LOG).exists() && dir.join(ANEW).exists() {
+        if !dir.join(LOG).exists() && dir.join(NEW_LOG).exists() {
             sync_dir(dir)?;
-            std::fs::rename(dir.join(ANEW), dir.join(LOG))?;
+            std::fs::rename(dir.join(NEW_LOG), dir.join(LOG))?;
             sync_dir(dir)?;
-            remove_all(&dir.join(OLD))?;
+            remove_all(&dir.join(OLD_LOG))?;
             doubt::clear_doubt(dir)?;
         }
         Ok(())
@@ -431,8 +432,8 @@ fn remove_all(dir: &Path) -> std::io::Result<()> {
     }
 }
 
-/// The file to name when the log is damaged: the first that cannot be read to its end, else the last, whose tail may
-/// have been dropped.
+/// The file to name when the log is damaged: the first that cannot be read to its end, else the last, whose tail may have been
+/// dropped.
 fn suspect(dir: &Path) -> PathBuf {
     let log = dir.join("log");
     let listing = std::fs::read_dir(&log).map(|l| l.flatten().map(|e| e.path()).collect::<Vec<_>>());

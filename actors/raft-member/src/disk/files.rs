@@ -1,4 +1,4 @@
-//! Plain files: the lock, snapshots, and the mark that asks for a wipe.
+//! Plain files: the lock, snapshots, and the mark that requests a wipe.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Read as _, Write as _};
@@ -11,11 +11,11 @@ use muster_messages::wire::SnapshotHead;
 use super::LogFault;
 use crate::core::digest;
 
-/// How long an earlier incarnation may take to let go: it ends with its current write. A disk that hangs longer makes
-/// the start fail, and the supervisor try again.
-const LOCK_PATIENCE: Duration = Duration::from_secs(5);
+/// How long an earlier incarnation may take to release the directory: it finishes its current write. If the disk
+/// hangs longer, the start fails, and the supervisor retries.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The directory's one owner.
+/// Ensures that the directory has one owner.
 #[derive(Debug)]
 pub(crate) struct Lock(#[expect(dead_code, reason = "held, never read")] File);
 
@@ -24,13 +24,13 @@ impl Lock {
         let path = dir.join("lock");
         let open = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&path);
         let file = open.map_err(|e| LogFault::io(&path, e))?;
-        let until = Instant::now() + LOCK_PATIENCE;
+        let until = Instant::now() + LOCK_TIMEOUT;
         loop {
             match file.try_lock() {
                 Ok(()) => return Ok(Self(file)),
                 Err(TryLockError::WouldBlock) if Instant::now() < until => std::thread::sleep(Duration::from_millis(5)),
                 Err(TryLockError::WouldBlock) => {
-                    return Err(LogFault::io(&path, "another owner has it, or its last write hangs"));
+                    return Err(LogFault::io(&path, "another process has the directory open, or its last write hangs"));
                 }
                 Err(TryLockError::Error(e)) => return Err(LogFault::io(&path, e)),
             }
@@ -43,7 +43,7 @@ pub(crate) fn holds_data(dir: &Path) -> bool {
     dir.join("log").exists() || dir.join("acked").exists()
 }
 
-/// From here on the directory counts as empty.
+/// From now on the directory counts as empty.
 pub(crate) fn mark_for_wipe(dir: &Path) -> Result<(), LogFault> {
     if !dir.exists() {
         return Ok(());
@@ -54,7 +54,7 @@ pub(crate) fn mark_for_wipe(dir: &Path) -> Result<(), LogFault> {
     marked.map_err(|e| LogFault::io(path, e))
 }
 
-/// Does what a mark asks for, if there is one. The caller holds the lock. The mark goes last.
+/// Wipes the directory if there is a mark. The caller holds the lock. The mark is deleted last.
 pub(crate) fn finish_wipe(dir: &Path) -> Result<(), LogFault> {
     let mark = dir.join("wipe");
     if !mark.exists() {
@@ -83,13 +83,13 @@ pub(crate) fn sync_parent(path: &Path) -> io::Result<()> {
     path.parent().filter(|p| !p.as_os_str().is_empty()).map_or(Ok(()), sync_dir)
 }
 
-/// Makes the directory, for its owner alone.
+/// Creates the directory, accessible only to its owner.
 pub(crate) fn make_dir(dir: &Path) -> Result<(), LogFault> {
     let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).and_then(|()| sync_parent(dir));
     made.map_err(|e| LogFault::io(dir, e))
 }
 
-/// Snapshot files. They hold the encoded tables as they are; what they stand for and their digest are in the log.
+/// Snapshot files. They hold only the encoded tables; their heads and digests are in the log.
 #[derive(Clone, Debug)]
 pub(crate) struct SnapshotFiles {
     dir: PathBuf,
@@ -99,20 +99,20 @@ impl SnapshotFiles {
     pub fn in_dir(dir: &Path) -> Self {
         Self { dir: dir.to_owned() }
     }
-    /// The digest is in the name: what an earlier incarnation may still be writing cannot land on ours.
+    /// The digest is in the name: a write of an earlier incarnation cannot overwrite this one's.
     fn path(&self, head: &SnapshotHead) -> PathBuf {
         let mark = u32::from_be_bytes([head.digest[0], head.digest[1], head.digest[2], head.digest[3]]);
         self.dir.join(format!("snapshot-{:020}-{mark:08x}", head.index))
     }
-    /// Atomic: written beside, synced, renamed, and the directory synced.
+    /// Atomic: written to a temporary file, synced, renamed, and the directory synced.
     pub fn store(&self, head: &SnapshotHead, data: &[u8]) -> Result<(), LogFault> {
         let path = self.path(head);
-        let beside = path.with_extension("tmp");
+        let temporary = path.with_extension("tmp");
         let write = || {
-            let mut file = OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(&beside)?;
+            let mut file = OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(&temporary)?;
             file.write_all(data)?;
             file.sync_all()?;
-            fs::rename(&beside, &path)?;
+            fs::rename(&temporary, &path)?;
             sync_dir(&self.dir)
         };
         write().map_err(|e| LogFault::io(&path, e))
@@ -133,12 +133,12 @@ impl SnapshotFiles {
         }
         Ok(data)
     }
-    /// Removes those older than `index`. Best effort: a leftover costs space, and the next call finds it.
+    /// Removes snapshots older than `index`. Best effort: a leftover costs space, and the next call finds it.
     pub fn forget_before(&self, index: u64) {
         let index_of = |name: &str| name.strip_prefix("snapshot-")?.get(..20)?.parse::<u64>().ok();
         self.remove(|name| index_of(name).is_some_and(|n| n < index));
     }
-    /// Removes what an interrupted write left. Only while nobody else writes here.
+    /// Removes the files of interrupted writes. Only while there is no other writer.
     pub fn forget_unfinished(&self) {
         self.remove(|name| name.ends_with(".tmp"));
     }
@@ -148,7 +148,7 @@ impl SnapshotFiles {
             if entry.file_name().to_str().is_some_and(&which)
                 && let Err(e) = fs::remove_file(entry.path())
             {
-                tracing::warn!(file = %entry.path().display(), error = %e, "an old snapshot could not be removed");
+                tracing::warn!(file = %entry.path().display(), error = %e, "cannot remove an old snapshot");
             }
         }
     }

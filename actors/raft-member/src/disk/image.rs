@@ -1,4 +1,4 @@
-//! What a sequence of writes adds up to: the meaning that every disk gives to a `Durable`.
+//! The result of a sequence of writes: the meaning of a `Durable` on every disk.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::core::{Durable, Entry, HardMark, LogPoint, Recovered, digest};
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Image {
-    pub seat: Option<RaftId>,
+    pub member_id: Option<RaftId>,
     pub hard: HardMark,
     pub snapshot: Option<(SnapshotHead, Arc<Vec<u8>>)>,
     pub truncated: LogPoint,
@@ -18,10 +18,10 @@ pub(crate) struct Image {
 }
 
 impl Image {
-    /// `stored` finds the data of a snapshot that was written beside the log.
+    /// `stored` returns the data of a snapshot that was written beside the log.
     pub fn apply(&mut self, write: &Durable, stored: impl Fn(&SnapshotHead) -> Option<Arc<Vec<u8>>>) {
-        if let Some(seat) = write.start_over {
-            *self = Self { seat: Some(seat), ..Self::default() };
+        if let Some(member_id) = write.start_over {
+            *self = Self { member_id: Some(member_id), ..Self::default() };
         }
         if let Some((head, data)) = &write.install {
             self.snapshot = Some((head.clone(), Arc::clone(data)));
@@ -53,7 +53,7 @@ impl Image {
             Some(_) => return Err(LogFault::damaged("snapshot", "its digest does not match")),
         };
         Ok(Recovered {
-            seat: self.seat,
+            member_id: self.member_id,
             hard: self.hard,
             snapshot,
             truncated: self.truncated,

@@ -1,30 +1,29 @@
-//! The disk of a member: log, hard state, seat and snapshot.
+//! The disk of a member: log, hard state, member id and snapshot.
 //!
-//! Owns   its directory: `log/` (raft-engine), `snapshot-<index>`, `acked`, `lock`, `wipe`.
-//! Keeps  DISK-1  what was reported durable is either recovered whole, or its loss is named: damaged data is never loaded.
-//!        DISK-2  one owner: a directory is opened once at a time, also across incarnations of the actor.
+//! Owns        its directory: `log/` (raft-engine), `snapshot-<index>`, `acked`, `lock`, `wipe`.
+//! Invariants  DISK-1  what was reported durable is recovered completely, or its loss is reported: damaged data is never loaded.
+//!             DISK-2  one owner: a directory is opened once at a time, also across incarnations of the actor.
 //! Why a thread of its own: every write of the log blocks, and a hung disk must not stall the runtime.
 //!
 //! # Torn or rotten
-//! A process or a machine that dies in a write leaves a torn record at the end of the log; that write was never
-//! acknowledged, and dropping it is right, whichever of its sectors are there (`tail`). Bit rot at the same place looks alike: both
-//! are dropped.
-//! So every batch carries a sequence number, and after each sync the number is also written to `acked`, a file of two
-//! checksummed slots. A recovered log that ends before the number in `acked` has lost something that was acknowledged:
-//! it is refused. `acked` itself is synced only now and then (it costs no second sync per write): after a loss of power
-//! it may be a few seconds old, and then rot in exactly those seconds' records would pass as a torn tail.
+//! A process or machine that dies during a write leaves a torn record at the end of the log. That write was never acknowledged, and
+//! dropping it is right, whichever of its sectors are there (`tail`). Bit rot at the same place looks alike: both are dropped.
+//! So every batch carries a sequence number, and after each sync the number is also written to `acked`, a file of two checksummed
+//! slots. A recovered log that ends before the number in `acked` has lost an acknowledged write: it is refused. `acked` itself is
+//! synced only now and then (it costs no second sync per write): after a power loss it may be a few seconds old, and then rot in
+//! exactly those seconds' records would pass as a torn tail.
 //! Rot anywhere else is found by raft-engine's checksums, by gaps in the log, or by the snapshot's digest.
-//! The number is also kept beside the node's identity (`witness`), for a directory that was put back from an older copy.
+//! The number is also stored beside the node's identity (`witness`), to detect a directory restored from an older copy.
 //!
 //! # A sync that fails
-//! The pages that it was for may be marked clean although they are not on the disk: nothing that was written to that file can
-//! be trusted any more, even if the next sync succeeds. The mark `doubtful` records this for the next open of the directory. The
-//! member that runs has everything in memory: it writes the log anew, into new files, and continues. A member that opens a
-//! directory with the mark does the same with what it reads.
+//! The affected pages may be marked clean although they are not on the disk: nothing written to that file can be trusted any more,
+//! even if the next sync succeeds. The mark `doubtful` records this for the next open of the directory. The running member has
+//! everything in memory: it rewrites the log into new files and continues. A member that opens a directory with the mark does the
+//! same with the data that it reads.
 //!
 //! # A loss that others see
-//! A leader that counts on entries which this log does not have shows that the disk has lost them. The mark `lost` makes the
-//! directory count as damaged: the node asks for a new seat.
+//! If a leader counts on entries that this log does not have, the disk has lost them. The mark `lost` makes the directory count as
+//! damaged: the node asks for a new membership.
 
 mod acked;
 mod doubt;
@@ -60,14 +59,14 @@ pub struct LogFault {
     pub kind: FaultKind,
 }
 
-/// What kind of trouble a disk has.
+/// The kind of a disk fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FaultKind {
-    /// What is there is not what was written.
+    /// The stored data differs from what was written.
     Damaged,
-    /// A newer build wrote it, and this one cannot read it. There is nothing wrong with it.
+    /// A newer build wrote it, and this one cannot read it. The data is not damaged.
     Newer,
-    /// Reading or writing failed, or somebody else has it open. Says nothing about the data.
+    /// Reading or writing failed, or another process has it open. Says nothing about the data.
     Io,
     /// A sync failed: see [`self`], "A sync that fails".
     Unsynced,
@@ -89,39 +88,39 @@ impl LogFault {
     }
 }
 
-/// What a directory holds, seen without starting the member.
+/// The content of a directory, read without starting the member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DirState {
-    /// No seat was ever held in it.
+    /// It has never belonged to a Raft member.
     Absent,
     Present {
         raft_id: RaftId,
-        /// Of the cluster, as far as a snapshot says: a copy that is still empty says nothing.
+        /// The cluster's incarnation, if there is a snapshot: an empty replica does not know it.
         incarnation: Option<Incarnation>,
     },
     Damaged(LogFault),
     /// A newer build wrote it.
     Newer(LogFault),
-    /// It could not be looked at: in use, or the disk fails. Says nothing about the data.
+    /// It cannot be read: in use, or the disk fails. Says nothing about the data.
     Unreadable(LogFault),
 }
 
-/// What a member needs of a disk. Calls may block.
+/// The operations that a member needs from a disk. Calls may block.
 pub trait LogDisk {
-    /// What is there.
+    /// Reads the stored data.
     fn recover(&mut self) -> Result<Recovered, LogFault>;
-    /// Writes these in order, each whole or not at all; those with `sync`, and those before them, are durable on return.
+    /// Writes these in order, each completely or not at all; those with `sync`, and those before them, are durable on return.
     fn write(&mut self, writes: &[Durable]) -> Result<(), LogFault>;
 }
 
-/// Looks at a member's directory without starting the member. Blocks.
+/// Examines a member's directory without starting the member. Blocks.
 pub fn state(dir: &Path) -> DirState {
     if !files::holds_data(dir) {
         return DirState::Absent;
     }
     match read(dir) {
-        Ok(Recovered { seat: Some(raft_id), snapshot, .. }) => {
-            // The founder's log begins behind a snapshot of nothing; every recovery begins with a snapshot that says more.
+        Ok(Recovered { member_id: Some(raft_id), snapshot, .. }) => {
+            // The founder's log begins behind an empty snapshot; every recovery begins with a snapshot that holds the cluster.
             let of = |tables: Tables| tables.cluster.map_or(FIRST_INCARNATION, |cluster| cluster.incarnation);
             DirState::Present { raft_id, incarnation: snapshot.map(|(_, tables)| of(tables)) }
         }
@@ -134,7 +133,7 @@ pub fn state(dir: &Path) -> DirState {
     }
 }
 
-/// Everything that a directory holds. Blocks.
+/// Reads everything in a directory. Blocks.
 pub fn read(dir: &Path) -> Result<Recovered, LogFault> {
     DiskThread::open(dir).map(|(_, recovered)| recovered)
 }
@@ -146,7 +145,7 @@ pub fn write(dir: &Path, write: Durable) -> Result<(), LogFault> {
     work.join().unwrap_or_else(|_| Err(doubt::unsynced(dir)))
 }
 
-/// The data has lost something that was acknowledged: from now on it counts as damaged. Blocks. A member may run in it.
+/// Records that the data has lost acknowledged entries: it counts as damaged from now on. Blocks. A member may run in it.
 pub fn mark_lost(dir: &Path, why: &str) -> Result<(), LogFault> {
     doubt::mark_lost(dir, why)
 }
@@ -156,7 +155,7 @@ pub fn lost(dir: &Path) -> Option<LogFault> {
     doubt::lost(dir)
 }
 
-/// Forgets everything in a directory, while no member runs in it. Blocks. Interrupted, it is finished by whoever opens it next.
+/// Deletes everything in a directory in which no member runs. Blocks. If interrupted, the next open completes it.
 pub fn wipe(dir: &Path) -> Result<(), LogFault> {
     if !dir.exists() {
         return Ok(());
@@ -166,7 +165,7 @@ pub fn wipe(dir: &Path) -> Result<(), LogFault> {
     files::finish_wipe(dir)
 }
 
-/// Has the next one who opens this directory find it empty: for a member that runs and is about to be restarted. Blocks.
+/// Makes the next open find this directory empty: for a running member that is about to be restarted. Blocks.
 pub fn mark_for_wipe(dir: &Path) -> Result<(), LogFault> {
     files::mark_for_wipe(dir)
 }

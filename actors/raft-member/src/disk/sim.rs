@@ -9,7 +9,8 @@ use super::image::Image;
 use super::{LogDisk, LogFault};
 use crate::core::{Durable, Recovered, SnapshotJob};
 
-/// See the module. As a [`LogDisk`] it syncs at once; a simulation that wants latency calls `put`, and `sync` later.
+/// A simulated disk. As a [`LogDisk`] it syncs at once; a simulation that wants latency calls `put`, and `sync`
+/// later.
 #[derive(Clone, Debug, Default)]
 pub struct SimDisk {
     durable: Image,
@@ -35,24 +36,24 @@ impl SimDisk {
             self.durable.apply(&write, |head| snapshots.get(&head.index).cloned());
         }
     }
-    /// The power goes; of what was not synced the first `survive` writes happen to have reached the platter.
+    /// Power loss; of the unsynced writes the first `survive` happen to be on disk.
     pub fn crash(&mut self, survive: usize) {
         if let Some(last) = self.loose.iter().take(survive).next_back().map(|w| w.number) {
             self.sync(last);
         }
         self.loose.clear();
     }
-    /// Runs a snapshot job and keeps its file; step the head as `Input::SnapshotTaken`.
+    /// Runs a snapshot job and stores its file; step the head as `Input::SnapshotTaken`.
     pub fn take_snapshot(&mut self, job: &SnapshotJob) -> SnapshotHead {
         let (head, data) = job.run();
         self.snapshots.insert(head.index, Arc::new(data));
         head
     }
-    /// Everything is gone.
+    /// Deletes everything.
     pub fn wipe(&mut self) {
         *self = Self::default();
     }
-    /// How many entries a crash without luck would leave.
+    /// How many entries survive a crash in the worst case.
     pub fn durable_entries(&self) -> usize {
         self.durable.entries.len()
     }

@@ -1,23 +1,23 @@
-//! The last record of a log, where the power went while it was written: sectors reach the platter in any order, so that its end may
-//! be there and its middle not.
+//! Repair of a last record that a power loss tore: sectors reach the disk in any order, so that its end may be there and its middle
+//! not.
 //!
-//! raft-engine drops a last record whose head or end is not whole. It reads the entries of a record when they are asked for, and
-//! names a log as corrupt whose last record lacks some of them, although nobody was told that it was written. Such a record is
-//! cut off here, before the log is opened. If it was acknowledged all the same, the number in `acked` says so. A record that is
-//! followed by another one is never torn: the disk had it before the next one was begun.
+//! raft-engine drops a last record whose head or end is incomplete. It reads the entries of a record only on demand, and reports a
+//! log as corrupt whose last record lacks some of them, although that write was never acknowledged. Such a record is cut off here,
+//! before the log is opened. If it was acknowledged after all, the number in `acked` shows it. A record that is followed by another
+//! one is never torn: the disk had it before the next one was begun.
 
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// How a file of raft-engine begins; its version follows, and from version 2 on an alignment.
+/// How a raft-engine file begins; its version follows, and from version 2 on an alignment.
 const MAGIC: &[u8] = b"RAFT-LOG-FILE-HEADER-9986AB3E47F320B394C8E84916EB0ED5";
-/// Of a record: its length and kind, and where its entries end.
+/// Head of a record: its length and kind, and where its entries end.
 const HEAD: usize = 16;
 const CHECKSUM: usize = 4;
 
 /// Cuts a torn record off the newest file. Blocks. True: there was one.
-pub(super) fn cut_torn(log: &Path) -> io::Result<bool> {
+pub(super) fn drop_torn_record(log: &Path) -> io::Result<bool> {
     let Some(newest) = newest_file(log)? else { return Ok(false) };
     let Some(at) = torn_record(&fs::read(&newest)?) else { return Ok(false) };
     let file = File::options().write(true).open(&newest)?;
@@ -35,7 +35,7 @@ fn newest_file(log: &Path) -> io::Result<Option<PathBuf>> {
     Ok(files.filter(|file| file.extension().is_some_and(|e| e == "raftlog")).max())
 }
 
-/// Where the last record begins, if it is there from end to end and its entries are not whole.
+/// Where the last record begins, if it is complete in length but its entries are not whole.
 fn torn_record(file: &[u8]) -> Option<usize> {
     let version = number(file.strip_prefix(MAGIC)?)?;
     let mut at = MAGIC.len() + if version > 1 { 16 } else { 8 };
@@ -50,7 +50,7 @@ fn torn_record(file: &[u8]) -> Option<usize> {
     }
 }
 
-/// Where the entries of this record end, and how long it is; `None`: there is none.
+/// Where the entries of this record end, and how long it is; `None`: no further record.
 fn head(record: &[u8]) -> Option<(usize, usize)> {
     let length = usize::try_from(number(record)? >> 8).ok()?;
     let entries_end = usize::try_from(number(record.get(8..)?)?).ok()?;

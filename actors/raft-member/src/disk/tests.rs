@@ -42,15 +42,15 @@ pub(super) fn append(from: u64, to: u64, term: u64, commit: u64) -> Durable {
     Durable { sync: true, hard: HardMark { term, vote: 1, commit }, entries, ..Durable::default() }
 }
 
-/// Writes on a thread of the disk's own, as the member does, and lets go of the directory.
+/// Writes on the disk's own thread, as the member does, and releases the directory.
 fn write(dir: &Path, writes: Vec<Durable>) {
     let (disk, _) = DiskThread::open(dir).unwrap();
     write_with(&disk, writes);
 }
 
 fn write_with(disk: &DiskThread, mut writes: Vec<Durable>) {
-    let (told, hears) = mpsc::channel();
-    disk.listen(Box::new(move |report| told.send(report).unwrap()));
+    let (sender, reports) = mpsc::channel();
+    disk.listen(Box::new(move |report| sender.send(report).unwrap()));
     for (i, w) in writes.iter_mut().enumerate() {
         w.number = disk.persisted() + 1 + i as u64;
     }
@@ -59,7 +59,7 @@ fn write_with(disk: &DiskThread, mut writes: Vec<Durable>) {
         disk.write(vec![w]).unwrap();
     }
     while disk.persisted() < last {
-        assert!(matches!(hears.recv().unwrap(), Report::Persisted));
+        assert!(matches!(reports.recv().unwrap(), Report::Persisted));
     }
 }
 
@@ -80,7 +80,7 @@ fn flip(file: &Path, at: usize) {
     fs::write(file, bytes).unwrap();
 }
 
-/// Where the last written batch begins and ends, by what is not zero.
+/// Where the last written batch ends, by the bytes that are not zero.
 fn written(file: &Path) -> usize {
     fs::read(file).unwrap().iter().rposition(|b| *b != 0).unwrap() + 1
 }
@@ -97,25 +97,25 @@ impl Temp {
 }
 
 #[test]
-fn what_was_written_is_there_after_a_restart() {
+fn written_data_is_there_after_a_restart() {
     let (temp, dir) = Temp::new();
     assert_eq!(state(&dir), DirState::Absent);
     write(&dir, vec![founded(), append(2, 10, 2, 5)]);
     write(&dir, vec![append(8, 12, 3, 9)]);
     let r = recover(&dir).unwrap();
     assert_eq!(
-        (r.seat, r.hard, r.truncated),
+        (r.member_id, r.hard, r.truncated),
         (Some(RaftId(1)), HardMark { term: 3, vote: 1, commit: 9 }, LogPoint { index: 1, term: 1 })
     );
     let terms: Vec<_> = r.entries.iter().map(|e| (e.index, e.term)).collect();
     let want: Vec<_> = (2..8).map(|i| (i, 2)).chain((8..=12).map(|i| (i, 3))).collect();
-    assert_eq!(terms, want, "an overlap replaces what was there");
+    assert_eq!(terms, want, "an overlap replaces the old entries");
     assert_eq!(state(&dir), DirState::Present { raft_id: RaftId(1), incarnation: Some(FIRST_INCARNATION) });
     drop(temp);
 }
 
 #[test]
-fn a_shorter_log_after_an_overlap_is_no_loss() {
+fn shorter_log_after_an_overlap_is_not_a_loss() {
     let (_temp, dir) = Temp::new();
     write(&dir, vec![founded(), append(2, 20, 2, 3)]);
     write(&dir, vec![append(4, 5, 3, 4)]);
@@ -157,8 +157,8 @@ fn the_disk_and_the_simulated_disk_agree() {
         sim.write(&writes[..upto]).unwrap();
         let (real, simulated) = (recover(&dir).unwrap(), sim.recover().unwrap());
         assert_eq!(
-            (real.seat, real.hard, real.truncated),
-            (simulated.seat, simulated.hard, simulated.truncated),
+            (real.member_id, real.hard, real.truncated),
+            (simulated.member_id, simulated.hard, simulated.truncated),
             "{upto}"
         );
         assert_eq!((real.snapshot, real.entries), (simulated.snapshot, simulated.entries), "{upto}");
@@ -170,7 +170,7 @@ fn make(dir: &Path) {
 }
 
 #[test]
-fn a_flipped_byte_in_an_acknowledged_record_is_named() {
+fn flipped_byte_in_acknowledged_record_is_reported() {
     let (_temp, dir) = Temp::new();
     write(&dir, vec![founded(), append(2, 10, 2, 5)]);
     write(&dir, vec![append(11, 30, 2, 20)]);
@@ -196,7 +196,7 @@ fn a_flipped_byte_in_an_acknowledged_record_is_named() {
 }
 
 #[test]
-fn a_torn_record_that_was_never_acknowledged_is_dropped() {
+fn torn_unacknowledged_record_is_dropped() {
     let (_temp, dir) = Temp::new();
     write(&dir, vec![founded(), append(2, 10, 2, 5)]);
     let log = find(&dir.join("log"), ".raftlog");
@@ -204,7 +204,7 @@ fn a_torn_record_that_was_never_acknowledged_is_dropped() {
     let acked = fs::read(dir.join("acked")).unwrap();
     write(&dir, vec![append(11, 30, 2, 20)]);
     let after = written(&log);
-    // The process died in the middle of the second write: no acknowledgement was noted.
+    // The process died in the middle of the second write, before it was acknowledged.
     let whole = fs::read(&log).unwrap();
     for end in [before + 1, before + 9, (before + after) / 2, after - 1] {
         let mut torn = whole[..end].to_vec();
@@ -215,9 +215,9 @@ fn a_torn_record_that_was_never_acknowledged_is_dropped() {
     }
 }
 
-/// Its sectors reached the platter in another order than they were written in: the end is there, and the middle is not.
+/// Its sectors reached the disk in a different order: the end is there, and the middle is not.
 #[test]
-fn a_last_record_without_its_middle_is_dropped() {
+fn last_record_without_its_middle_is_dropped() {
     let (_temp, dir) = Temp::new();
     write(&dir, vec![founded(), append(2, 10, 2, 5)]);
     let log = find(&dir.join("log"), ".raftlog");
@@ -236,7 +236,7 @@ fn a_last_record_without_its_middle_is_dropped() {
 }
 
 #[test]
-fn a_tail_that_was_acknowledged_and_is_gone_is_named() {
+fn lost_acknowledged_tail_is_reported() {
     let (_temp, dir) = Temp::new();
     write(&dir, vec![founded(), append(2, 10, 2, 5)]);
     let log = find(&dir.join("log"), ".raftlog");
@@ -252,7 +252,7 @@ fn a_tail_that_was_acknowledged_and_is_gone_is_named() {
 }
 
 #[test]
-fn a_damaged_snapshot_is_named() {
+fn damaged_snapshot_is_reported() {
     let (_temp, dir) = Temp::new();
     write(&dir, vec![founded(), append(2, 10, 2, 5)]);
     let snapshot = find(&dir, "snapshot-");
@@ -266,17 +266,17 @@ fn a_damaged_snapshot_is_named() {
 }
 
 #[test]
-fn the_data_of_a_newer_build_is_told_from_damaged_data() {
+fn data_of_a_newer_build_does_not_count_as_damaged() {
     let (_temp, dir) = Temp::new();
     let (mut head, mut data) = job(1, 1).run();
-    data[1] = 3; // the variant behind the newest one
+    data[1] = 3; // the variant after the newest one
     head.digest = digest(&data);
     write(&dir, vec![Durable { install: Some((head, Arc::new(data))), ..founded() }, append(2, 10, 2, 5)]);
     assert!(matches!(state(&dir), DirState::Newer(LogFault { why, .. }) if why.contains("a newer build wrote")));
 }
 
 #[test]
-fn a_torn_slot_of_the_acknowledgements_is_survived_and_two_are_damage() {
+fn one_torn_acked_slot_is_survived_and_two_are_damage() {
     let (_temp, dir) = Temp::new();
     write(&dir, vec![founded(), append(2, 10, 2, 5)]);
     flip(&dir.join("acked"), 12);
@@ -286,7 +286,7 @@ fn a_torn_slot_of_the_acknowledgements_is_survived_and_two_are_damage() {
 }
 
 #[test]
-fn a_wiped_directory_is_absent_and_a_mark_wipes_at_the_next_start() {
+fn wipe_mark_empties_the_directory_at_the_next_start() {
     let (_temp, dir) = Temp::new();
     write(&dir, vec![founded(), append(2, 10, 2, 5)]);
     wipe(&dir).unwrap();
@@ -296,12 +296,12 @@ fn a_wiped_directory_is_absent_and_a_mark_wipes_at_the_next_start() {
     mark_for_wipe(&dir).unwrap();
     write_with(&running, vec![append(11, 12, 2, 5)]);
     drop(running);
-    assert_eq!(recover(&dir).unwrap().seat, None);
+    assert_eq!(recover(&dir).unwrap().member_id, None);
     assert_eq!(state(&dir), DirState::Absent);
 }
 
 #[test]
-fn a_directory_has_one_owner_and_the_next_waits_for_it() {
+fn second_owner_of_a_directory_waits_for_the_first() {
     let (_temp, dir) = Temp::new();
     let (first, _) = DiskThread::open(&dir).unwrap();
     let path = dir.clone();
@@ -312,7 +312,7 @@ fn a_directory_has_one_owner_and_the_next_waits_for_it() {
 }
 
 #[test]
-fn the_log_does_not_grow_for_ever() {
+fn log_size_is_bounded() {
     let (_temp, dir) = Temp::new();
     write(&dir, vec![founded()]);
     let (disk, _) = DiskThread::open(&dir).unwrap();
@@ -344,7 +344,7 @@ fn the_log_does_not_grow_for_ever() {
 }
 
 #[test]
-fn writes_that_queue_up_together_cost_one_sync() {
+fn queued_writes_cost_one_sync() {
     let dir = tempfile::tempdir().unwrap();
     let mut disk = EngineDisk::open(dir.path()).unwrap();
     disk.recover().unwrap();
@@ -354,7 +354,7 @@ fn writes_that_queue_up_together_cost_one_sync() {
         disk.syncs() - before
     };
     assert_eq!(cost(&mut disk, &[founded(), append(2, 2, 1, 1), append(3, 3, 1, 2)]), 1);
-    assert_eq!(cost(&mut disk, &[Durable { sync: false, ..append(4, 4, 1, 3) }]), 0, "nobody waits for it");
+    assert_eq!(cost(&mut disk, &[Durable { sync: false, ..append(4, 4, 1, 3) }]), 0, "no caller waits for it");
     let written = disk.syncs();
     disk.rest().unwrap();
     disk.rest().unwrap();
@@ -363,7 +363,7 @@ fn writes_that_queue_up_together_cost_one_sync() {
 
 type Fd = <DefaultFileSystem as FileSystem>::Handle;
 
-/// The real one, whose syncs fail while it is told so.
+/// The real file system, whose syncs fail on demand.
 #[derive(Default)]
 struct FailingFs {
     fails: Arc<AtomicBool>,
@@ -429,9 +429,9 @@ fn files_of_the_log(dir: &Path) -> Vec<u64> {
     inodes
 }
 
-/// F9. The process lives, however often a sync fails; what is in doubt is written anew before it is used again.
+/// F9. The process survives, however often a sync fails; doubtful data is rewritten before it is used again.
 #[test]
-fn what_a_failed_sync_left_is_written_anew() {
+fn log_is_rewritten_after_a_failed_sync() {
     let (_temp, dir) = Temp::new();
     let fs = Arc::new(FailingFs::default());
     let mut disk = EngineDisk::open_in(&dir, &fs).unwrap();
@@ -445,7 +445,7 @@ fn what_a_failed_sync_left_is_written_anew() {
     assert_eq!(
         disk.write(&[append(11, 12, 2, 6)]).unwrap_err().kind,
         FaultKind::Unsynced,
-        "the next sync says nothing"
+        "the next sync reports no error"
     );
     fs.fails(true);
     drop(disk);
@@ -455,7 +455,7 @@ fn what_a_failed_sync_left_is_written_anew() {
     fs.fails(false);
     let mut disk = EngineDisk::open_in(&dir, &fs).unwrap();
     let entries = disk.recover().unwrap().entries.len();
-    assert!(entries == 9 || entries == 11, "what was acknowledged, and perhaps what was not: {entries}");
+    assert!(entries == 9 || entries == 11, "the acknowledged entries, perhaps with the unacknowledged ones: {entries}");
     let after = files_of_the_log(&dir);
     assert!(after.iter().all(|file| !before.contains(file)), "{before:?} {after:?}");
     let last = 1 + entries as u64;
@@ -465,9 +465,9 @@ fn what_a_failed_sync_left_is_written_anew() {
     assert_eq!(files_of_the_log(&dir)[..1], after[..1], "once is enough");
 }
 
-/// F9. A crash in the middle of writing it anew.
+/// F9. A crash in the middle of a rewrite.
 #[test]
-fn a_log_half_written_anew_is_finished_at_the_next_start() {
+fn interrupted_log_rewrite_is_finished_at_the_next_start() {
     let (_temp, dir) = Temp::new();
     write(&dir, vec![founded(), append(2, 10, 2, 5)]);
     fs::write(dir.join("doubtful"), "").unwrap();
@@ -479,37 +479,37 @@ fn a_log_half_written_anew_is_finished_at_the_next_start() {
     assert!(!dir.join("doubtful").exists() && !dir.join("log.anew").exists() && !dir.join("log.doubtful").exists());
 }
 
-/// F9. The member that runs knows everything that it handed to the disk.
+/// F9. The running member has everything that it handed to the disk.
 #[test]
-fn a_running_member_writes_its_log_anew_after_a_failed_sync() {
+fn running_member_rewrites_its_log_after_a_failed_sync() {
     let (_temp, dir) = Temp::new();
     let fs = Arc::new(FailingFs::default());
     let (disk, _) = DiskThread::open_in(&dir, &fs).unwrap();
     write_with(&disk, vec![founded(), append(2, 10, 2, 5)]);
-    let (told, hears) = mpsc::channel();
-    disk.listen(Box::new(move |report| told.send(report).unwrap()));
+    let (sender, reports) = mpsc::channel();
+    disk.listen(Box::new(move |report| sender.send(report).unwrap()));
     fs.fails(true);
     disk.write(vec![Durable { number: 3, ..append(11, 12, 2, 6) }]).unwrap();
-    let Report::Failed(fault) = hears.recv().unwrap() else { panic!("it cannot be durable") };
+    let Report::Failed(fault) = reports.recv().unwrap() else { panic!("it cannot be durable") };
     assert_eq!(fault.kind, FaultKind::Unsynced);
     fs.fails(false);
     let all = Durable { number: 3, start_over: Some(RaftId(1)), ..append(6, 12, 2, 6) };
     let renewed = DiskThread::renew(&dir, &fs, job(5, 2), all).unwrap();
-    let (told, hears) = mpsc::channel();
-    renewed.listen(Box::new(move |report| told.send(report).unwrap()));
+    let (sender, reports) = mpsc::channel();
+    renewed.listen(Box::new(move |report| sender.send(report).unwrap()));
     renewed.write(vec![Durable { number: 4, ..append(13, 13, 2, 6) }]).unwrap();
     while renewed.persisted() < 4 {
-        assert!(matches!(hears.recv().unwrap(), Report::Persisted));
+        assert!(matches!(reports.recv().unwrap(), Report::Persisted));
     }
     drop(renewed);
     let found = recover(&dir).unwrap();
-    assert_eq!((found.seat, found.truncated.index, found.entries.len()), (Some(RaftId(1)), 5, 8));
+    assert_eq!((found.member_id, found.truncated.index, found.entries.len()), (Some(RaftId(1)), 5, 8));
     assert_eq!(found.hard.vote, 1);
 }
 
 /// F10.
 #[test]
-fn a_log_without_the_record_of_what_was_acknowledged_is_damaged() {
+fn log_without_its_acked_file_is_damaged() {
     for empty in [false, true] {
         let (_temp, dir) = Temp::new();
         write(&dir, vec![founded(), append(2, 10, 2, 5)]);
@@ -535,9 +535,9 @@ pub(super) fn copy_dir(from: &Path, to: &Path) {
     }
 }
 
-/// F10. The directory is put back to an older copy, with all that it says of itself.
+/// F10. The directory is restored from an older copy, with all its own records.
 #[test]
-fn an_older_copy_of_the_directory_is_damage_beside_the_identity() {
+fn older_directory_is_detected_by_the_witness() {
     let (temp, dir) = Temp::new();
     let identity = temp._dir.path().join("identity");
     fs::create_dir(&identity).unwrap();
@@ -552,11 +552,11 @@ fn an_older_copy_of_the_directory_is_damage_beside_the_identity() {
     put_back();
     let fault = recover(&dir).unwrap_err();
     assert!(fault.kind == FaultKind::Damaged && fault.why.contains("raft-acked"), "{fault}");
-    // A new seat in an empty directory counts from the beginning.
+    // A new member id in an empty directory counts from the beginning.
     fs::remove_dir_all(&dir).unwrap();
     write(&dir, vec![Durable { start_over: Some(RaftId(9)), ..founded() }, append(2, 3, 2, 2)]);
-    assert_eq!(recover(&dir).unwrap().seat, Some(RaftId(9)));
-    // Without its identity beside it a copy is as good as any.
+    assert_eq!(recover(&dir).unwrap().member_id, Some(RaftId(9)));
+    // Without the identity beside it, a copy is as good as any.
     let alone = tempfile::tempdir().unwrap();
     copy_dir(&older, &alone.path().join("raft"));
     assert_eq!(recover(&alone.path().join("raft")).unwrap().entries.len(), 9);
@@ -564,7 +564,7 @@ fn an_older_copy_of_the_directory_is_damage_beside_the_identity() {
 
 /// F10.
 #[test]
-fn data_that_others_found_wanting_is_damaged() {
+fn data_marked_as_lost_is_damaged() {
     let (_temp, dir) = Temp::new();
     write(&dir, vec![founded(), append(2, 10, 2, 5)]);
     mark_lost(&dir, "entry 12 was acknowledged").unwrap();

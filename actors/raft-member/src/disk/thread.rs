@@ -17,22 +17,22 @@ use super::engine::EngineDisk;
 use super::{LogDisk, LogFault};
 use crate::core::{Durable, Recovered, SnapshotJob};
 
-/// After this long without work, what was acknowledged is noted for a loss of power, too.
-const REST_AFTER: Duration = Duration::from_millis(500);
+/// After this time without work, the acknowledged number is synced, too.
+const ACKED_SYNC_DELAY: Duration = Duration::from_millis(500);
 /// And after this many batches under constant load.
-const REST_EVERY: u64 = 10_000;
+const ACKED_SYNC_BATCHES: u64 = 10_000;
 
-const A_LONG_TIME: Duration = Duration::from_secs(3600);
+const IDLE_WAIT: Duration = Duration::from_secs(3600);
 
-/// How often a disk that was told to hang looks whether it still should.
-const STILL_HANGS: Duration = Duration::from_millis(10);
+/// How often a disk that a test made to hang checks whether it still should.
+const HANG_POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// What the thread says.
+/// Reports of the thread.
 #[derive(Debug)]
 pub(crate) enum Report {
-    /// Look at [`DiskThread::persisted`].
+    /// [`DiskThread::persisted`] changed.
     Persisted,
-    /// It cannot go on; nothing more will be written.
+    /// The thread failed; nothing more will be written.
     Failed(LogFault),
 }
 
@@ -45,13 +45,13 @@ enum Job {
     HangWhile(PathBuf),
 }
 
-/// The shell's end. Dropped: the thread finishes its current write and lets go of the directory.
+/// The shell's end. When it is dropped, the thread finishes its current write and releases the directory.
 pub(crate) struct DiskThread {
     jobs: Sender<Job>,
     counts: Arc<Counts>,
 }
 
-/// What the thread shows of its work.
+/// Counters and the failure that the thread publishes.
 #[derive(Default)]
 struct Counts {
     persisted: AtomicU64,
@@ -61,7 +61,7 @@ struct Counts {
 }
 
 impl DiskThread {
-    /// Opens the directory on a thread of its own and waits for what it holds. Blocks.
+    /// Opens the directory on its own thread and waits for the recovered data. Blocks.
     pub fn open(dir: &Path) -> Result<(Self, Recovered), LogFault> {
         Self::open_in(dir, &Arc::new(DefaultFileSystem))
     }
@@ -82,13 +82,12 @@ impl DiskThread {
                 None
             }
         })?;
-        let recovered =
-            answer.recv().unwrap_or_else(|_| Err(LogFault::damaged(dir, "reading it made the reader panic")))?;
+        let recovered = answer.recv().unwrap_or_else(|_| Err(LogFault::damaged(dir, "reading it panicked")))?;
         Ok((disk, recovered))
     }
 
-    /// After a failure that [`LogFault`] calls `Unsynced`: writes everything anew, into new files, on a thread of its own, and goes
-    /// on from there. Does not block: `Persisted` says when all of `write` is durable. What is queued meanwhile comes after it.
+    /// After an `Unsynced` [`LogFault`]: rewrites everything into new files, on its own thread, and continues from there. Does not
+    /// block: `Persisted` reports when all of `write` is durable. Writes queued meanwhile follow it.
     pub fn renew<F>(dir: &Path, fs: &Arc<F>, job: SnapshotJob, write: Durable) -> Result<Self, LogFault>
     where
         F: FileSystem + 'static,
@@ -97,7 +96,7 @@ impl DiskThread {
         Self::spawn(dir, number, move || Some(EngineDisk::renew(&path, &fs, &job, &write)))
     }
 
-    /// `number`: of the last write that is durable once the disk is open. `None` from `open`: its caller no longer waits.
+    /// `number`: the last write that is durable once the disk is open. `None` from `open`: its caller no longer waits.
     fn spawn<F>(
         dir: &Path,
         number: u64,
@@ -111,7 +110,7 @@ impl DiskThread {
         let (path, counted) = (dir.to_owned(), Arc::clone(&counts));
         let runtime = Handle::try_current();
         let run = move || {
-            // A panic or an error of this thread is one of its actor's runtime: that is where tests listen.
+            // A panic or error of this thread counts for its actor's runtime, where tests watch for them.
             let _entered = runtime.as_ref().ok().map(Handle::enter);
             let mut listener = None;
             let served = catch_unwind(AssertUnwindSafe(|| match open() {
@@ -128,26 +127,26 @@ impl DiskThread {
             });
             let Err(fault) = fault else { return };
             *counted.failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(fault.clone());
-            // It may not have been looked at yet.
+            // It may still be queued.
             let late =
                 inbox.try_iter().filter_map(|job| if let Job::Listen(new) = job { Some(new) } else { None }).last();
-            if let Some(tell) = late.or(listener) {
-                tell(Report::Failed(fault));
+            if let Some(notify) = late.or(listener) {
+                notify(Report::Failed(fault));
             }
         };
         let started = thread::Builder::new().name("raft-disk".to_owned()).spawn(run);
         started.map_err(|e| LogFault::io(dir, e))?;
         Ok(Self { jobs, counts })
     }
-    /// Whom it tells. `Report`s before this are not repeated, but `persisted` counts them.
+    /// Sets the listener. Earlier `Report`s are not repeated, but `persisted` counts them.
     pub fn listen(&self, listener: Listener) {
         let _gone = self.jobs.send(Job::Listen(listener));
     }
-    /// Where it shows what it is at: that is where a hung disk can be seen.
+    /// Where the thread shows its current work, so that a hung disk is visible.
     pub fn show(&self, beside: Beside) {
         let _gone = self.jobs.send(Job::Show(beside));
     }
-    /// From now on no write begins while this file exists: how a test makes a disk hang.
+    /// From now on no write begins while this file exists: for tests that make a disk hang.
     pub fn hang_while(&self, file: PathBuf) {
         let _gone = self.jobs.send(Job::HangWhile(file));
     }
@@ -155,7 +154,7 @@ impl DiskThread {
     pub fn write(&self, writes: Vec<Durable>) -> Result<(), LogFault> {
         self.jobs.send(Job::Write(writes)).map_err(|_| {
             let failed = self.counts.failed.lock().unwrap_or_else(PoisonError::into_inner).clone();
-            failed.unwrap_or_else(|| LogFault::io("raft", "the disk's thread is gone"))
+            failed.unwrap_or_else(|| LogFault::io("raft", "the disk thread has ended"))
         })
     }
     /// The number of the last write that is durable.
@@ -168,7 +167,7 @@ impl DiskThread {
     }
 }
 
-/// Writes whatever has queued up as one batch with one sync, until the other end is dropped.
+/// Writes everything queued as one batch with one sync, until the other end is dropped.
 fn serve<F: FileSystem>(
     mut disk: EngineDisk<F>,
     mut news: bool,
@@ -176,15 +175,15 @@ fn serve<F: FileSystem>(
     counts: &Counts,
     listener: &mut Option<Listener>,
 ) -> Result<(), LogFault> {
-    let (mut shown, mut hangs_while): (Option<Beside>, Option<PathBuf>) = (None, None);
+    let (mut row, mut hangs_while): (Option<Beside>, Option<PathBuf>) = (None, None);
     let mut batches = 0;
     let mut rested = true;
     loop {
-        let first = match inbox.recv_timeout(if rested { A_LONG_TIME } else { REST_AFTER }) {
+        let first = match inbox.recv_timeout(if rested { IDLE_WAIT } else { ACKED_SYNC_DELAY }) {
             Ok(job) => job,
             Err(RecvTimeoutError::Disconnected) => return Ok(()),
             Err(RecvTimeoutError::Timeout) => {
-                let _at_it = shown.as_ref().map(|shown| shown.begin("rest"));
+                let _activity = row.as_ref().map(|row| row.begin("rest"));
                 disk.rest()?;
                 counts.syncs.store(disk.syncs(), Ordering::Relaxed);
                 rested = true;
@@ -196,30 +195,30 @@ fn serve<F: FileSystem>(
             match job {
                 Job::Write(more) => writes.extend(more),
                 Job::Listen(new) => *listener = Some(new),
-                Job::Show(beside) => shown = Some(beside),
+                Job::Show(beside) => row = Some(beside),
                 Job::HangWhile(file) => hangs_while = Some(file),
             }
         }
-        // The directory was written anew before anybody listened.
-        if let Some(tell) = listener.as_ref().filter(|_| news) {
+        // The directory was rewritten before there was a listener.
+        if let Some(notify) = listener.as_ref().filter(|_| news) {
             news = false;
-            tell(Report::Persisted);
+            notify(Report::Persisted);
         }
         let Some(number) = writes.last().map(|w| w.number) else { continue };
-        let at_it = shown.as_ref().map(|shown| shown.begin("write"));
+        let activity = row.as_ref().map(|row| row.begin("write"));
         while hangs_while.as_ref().is_some_and(|file| file.exists()) {
-            thread::sleep(STILL_HANGS);
+            thread::sleep(HANG_POLL_INTERVAL);
         }
         disk.write(&writes)?;
-        drop(at_it);
+        drop(activity);
         counts.syncs.store(disk.syncs(), Ordering::Relaxed);
         counts.persisted.store(number, Ordering::Release);
-        if let Some(tell) = listener {
-            tell(Report::Persisted);
+        if let Some(notify) = listener {
+            notify(Report::Persisted);
         }
         batches += 1;
         rested = false;
-        if u64::is_multiple_of(batches, REST_EVERY) {
+        if u64::is_multiple_of(batches, ACKED_SYNC_BATCHES) {
             disk.rest()?;
         }
     }

@@ -1,5 +1,5 @@
-//! The power goes while the disk has not everything: of what was not synced any sectors have reached the platter, in whatever
-//! order. The real disk, over a file system that remembers what each write replaced.
+//! Power loss during writes: any of the unsynced sectors have reached the disk, in any order. The real disk code, over a file
+//! system that remembers what each write replaced.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -8,7 +8,7 @@ use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use muster_messages::Dice;
+use muster_messages::Rng;
 use raft_engine::env::{DefaultFileSystem, FileSystem, Handle, Permission, WriteExt};
 
 use super::engine::EngineDisk;
@@ -21,18 +21,18 @@ const SECTOR: usize = 512;
 type Fd = <DefaultFileSystem as FileSystem>::Handle;
 type RealWriter = <DefaultFileSystem as FileSystem>::Writer;
 
-/// A write that was not synced, and what was there before.
+/// An unsynced write, and the bytes that it replaced.
 struct Loose {
     path: PathBuf,
     offset: u64,
     was: Vec<u8>,
 }
 
-/// See the module.
+/// A file system that loses unsynced sectors.
 #[derive(Clone, Default)]
 struct TornFs {
     loose: Arc<Mutex<VecDeque<Loose>>>,
-    /// Syncs say that they are done, and do nothing.
+    /// Syncs report success, but do nothing.
     lies: bool,
 }
 
@@ -56,14 +56,14 @@ impl TornFs {
         self.loose.lock().unwrap().retain(|write| write.path != path);
     }
 
-    /// What a machine finds that starts again, in a directory of its own.
-    fn after_the_power_went(&self, dir: &Path, to: &Path, dice: &mut Dice) {
+    /// The files that a machine finds after it restarts, in a separate directory.
+    fn after_power_loss(&self, dir: &Path, to: &Path, rng: &mut Rng) {
         copy_dir(dir, to);
         for write in self.loose.lock().unwrap().iter().rev() {
             let Ok(inside) = write.path.strip_prefix(dir) else { continue };
             let Ok(file) = File::options().write(true).open(to.join(inside)) else { continue };
             for (n, sector) in write.was.chunks(SECTOR).enumerate() {
-                if dice.roll().is_multiple_of(2) {
+                if rng.sample().is_multiple_of(2) {
                     file.write_all_at(sector, write.offset + (n * SECTOR) as u64).unwrap();
                 }
             }
@@ -145,26 +145,26 @@ impl FileSystem for TornFs {
     }
 }
 
-/// A seat that is founded, and appends of which the later ones sometimes replace earlier entries; between them what needs no
-/// sync. The last append is on its way when the power goes: no other one is begun before it is synced.
-fn some_writes(dice: &mut Dice) -> (Vec<Durable>, usize) {
-    let (appends, notes) = (1 + dice.index(6), dice.index(3));
+/// A founded member, and appends, of which later ones sometimes replace earlier entries, with writes between them that need no
+/// sync. The last append is in progress at the power loss: none is begun before the previous one is synced.
+fn some_writes(rng: &mut Rng) -> (Vec<Durable>, usize) {
+    let (appends, unsynced) = (1 + rng.index(6), rng.index(3));
     let (mut last, mut term, mut commit) = (1, 1, 1);
     let mut writes = vec![founded()];
     let mut synced = 1;
     for n in 1..=appends {
         if n == appends {
             synced = writes.len();
-            for _ in 0..notes {
+            for _ in 0..unsynced {
                 let hard = HardMark { term, vote: 1, commit };
                 writes.push(Durable { hard, ..Durable::default() });
             }
         }
-        let first = (last + 1 - dice.index(3) as u64).max(commit + 1);
+        let first = (last + 1 - rng.index(3) as u64).max(commit + 1);
         term += u64::from(first <= last);
-        last = first + dice.index(25) as u64;
+        last = first + rng.index(25) as u64;
         let write = append(first, last, term, commit);
-        commit += dice.index((last - commit) as usize / 2 + 1) as u64;
+        commit += rng.index((last - commit) as usize / 2 + 1) as u64;
         writes.push(Durable { sync: n < appends, ..write });
     }
     for (number, write) in (1..).zip(&mut writes) {
@@ -173,8 +173,8 @@ fn some_writes(dice: &mut Dice) -> (Vec<Durable>, usize) {
     (writes, synced)
 }
 
-/// What the first so many writes add up to.
-fn adds_up_to(writes: &[Durable]) -> Recovered {
+/// The result of the first so many writes.
+fn result_of(writes: &[Durable]) -> Recovered {
     let mut sim = SimDisk::default();
     writes.iter().for_each(|write| sim.put(write.clone()));
     sim.sync(writes.len() as u64);
@@ -182,42 +182,45 @@ fn adds_up_to(writes: &[Durable]) -> Recovered {
 }
 
 fn same(a: &Recovered, b: &Recovered) -> bool {
-    (a.seat, a.hard, a.truncated) == (b.seat, b.hard, b.truncated) && a.snapshot == b.snapshot && a.entries == b.entries
+    (a.member_id, a.hard, a.truncated) == (b.member_id, b.hard, b.truncated)
+        && a.snapshot == b.snapshot
+        && a.entries == b.entries
 }
 
-/// Writes until the power goes: what is found, and what may be found.
-fn power_goes(seed: u64, lies: bool) -> (Result<Recovered, LogFault>, Vec<Recovered>) {
+/// Writes until the power loss. Returns the recovered state, and the states that are allowed.
+fn write_until_power_loss(seed: u64, lies: bool) -> (Result<Recovered, LogFault>, Vec<Recovered>) {
     let (temp, dir) = Temp::new();
     let after = dir.with_file_name("after");
-    let mut dice = Dice::seeded(seed);
-    let (writes, synced) = some_writes(&mut dice);
+    let mut rng = Rng::seeded(seed);
+    let (writes, synced) = some_writes(&mut rng);
     let fs = Arc::new(TornFs { lies, ..TornFs::default() });
     let mut disk = EngineDisk::open_in(&dir, &fs).unwrap();
     for write in &writes {
         disk.write(std::slice::from_ref(write)).unwrap();
     }
-    fs.after_the_power_went(&dir, &after, &mut dice);
+    fs.after_power_loss(&dir, &after, &mut rng);
     let found = recover(&after);
     drop((disk, temp));
-    (found, (synced..=writes.len()).map(|n| adds_up_to(&writes[..n])).collect())
+    (found, (synced..=writes.len()).map(|n| result_of(&writes[..n])).collect())
 }
 
-/// Each on a thread of its own: raft-engine remembers blocks by thread.
-fn each_seed(lies: bool, judge: impl Fn(u64, Result<Recovered, LogFault>, &[Recovered]) + Sync) {
+/// Each on its own thread: raft-engine caches blocks per thread.
+fn each_seed(lies: bool, check: impl Fn(u64, Result<Recovered, LogFault>, &[Recovered]) + Sync) {
     for seed in 1..=60 {
-        let judge = &judge;
+        let check = &check;
         std::thread::scope(|scope| {
             scope.spawn(move || {
-                let (found, may_be) = power_goes(seed, lies);
-                judge(seed, found, &may_be);
+                let (found, may_be) = write_until_power_loss(seed, lies);
+                check(seed, found, &may_be);
             });
         });
     }
 }
 
-/// DISK-1: what was synced is there, and of the rest a beginning. A record whose end is there and whose middle is not is none.
+/// DISK-1: synced writes are there, and of the others a prefix. A record whose end is there and whose middle is not does not
+/// count.
 #[test]
-fn torn_and_reordered_writes_leave_a_beginning_of_them() {
+fn torn_and_reordered_writes_leave_a_prefix() {
     each_seed(false, |seed, found, may_be| {
         let found = found.unwrap_or_else(|why| panic!("{seed}: {why}"));
         let last = found.entries.last().map(|e| (e.index, e.term));
@@ -225,12 +228,12 @@ fn torn_and_reordered_writes_leave_a_beginning_of_them() {
     });
 }
 
-/// DISK-1: a loss is named, where a disk says that it has synced and has not.
+/// DISK-1: if a disk reports a sync that did not happen, the loss is reported.
 #[test]
-fn what_a_lying_disk_has_lost_is_named() {
+fn loss_by_a_lying_disk_is_reported() {
     let named = std::sync::atomic::AtomicUsize::new(0);
     each_seed(true, |seed, found, may_be| match found {
-        Ok(found) => assert!(may_be.iter().any(|one| same(one, &found)), "{seed}: something is lost without a word"),
+        Ok(found) => assert!(may_be.iter().any(|one| same(one, &found)), "{seed}: a loss was not reported"),
         Err(why) => {
             assert_eq!(why.kind, FaultKind::Damaged, "{seed}: {why}");
             named.fetch_add(1, std::sync::atomic::Ordering::Relaxed);

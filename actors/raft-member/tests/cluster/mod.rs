@@ -1,4 +1,4 @@
-//! Members of one process on real disks, joined by a transport without sockets.
+//! Members of one process on real disks, connected by a transport without sockets.
 
 #![allow(clippy::unwrap_used, dead_code, reason = "helpers of tests and a benchmark, of which each uses a part")]
 
@@ -10,14 +10,14 @@ use muster_kernel::{Address, Backoff, Spec};
 use muster_messages::protocol::{Applied, ProposeError, RaftMemberMsg, RaftTransport, SnapshotOutcome};
 use muster_messages::wire::{RaftPacket, SnapshotHead};
 use muster_messages::{
-    Change, ClusterId, ClusterRecord, Command, Incarnation, Liveness, Member, Membership, Name, NodeId, NodeRecord,
-    Principal, RaftId, Replica, Revision, Role, SeatChange, SeatChangeKind, Secret, WallTime,
+    Change, ClusterId, ClusterRecord, Command, Incarnation, Liveness, Member, Membership, MembershipChange,
+    MembershipChangeKind, Name, NodeId, NodeRecord, Principal, RaftId, Replica, Revision, Role, Secret, WallTime,
 };
 use muster_raft_member::{Msg, ObjectFeed, RaftArgs, RaftConfig, RaftMember};
-use muster_tests::Universe;
+use muster_tests::ActorHarness;
 use tokio::sync::watch;
 
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const WAIT_LIMIT: Duration = Duration::from_secs(60);
 
 pub fn node_id(n: usize) -> NodeId {
     NodeId::from_entropy(0xabcd_0000 + n as u128)
@@ -57,7 +57,7 @@ pub fn label(value: &str) -> Command {
     })
 }
 
-/// Knows every member's address; what cannot be delivered is reported, as the mesh does.
+/// Knows every member's address; reports undeliverable messages, as the mesh does.
 #[derive(Clone, Default)]
 struct Wires(Arc<Mutex<BTreeMap<NodeId, Address<Msg>>>>);
 
@@ -76,34 +76,34 @@ impl Wire {
 
 impl RaftTransport for Wire {
     fn send(&self, to: NodeId, _addr: &str, packets: Vec<RaftPacket>) {
-        let (seat, peer_seat) = (packets[0].to, Some(packets[0].from));
-        if !self.deliver(to, RaftMemberMsg::FromPeer { node: self.from, peer_seat, packets }) {
-            let _down = self.own.tell(RaftMemberMsg::Unreachable { to: seat }.into());
+        let (member_id, peer_member) = (packets[0].to, Some(packets[0].from));
+        if !self.deliver(to, RaftMemberMsg::FromPeer { node: self.from, peer_member, packets }) {
+            let _down = self.own.tell(RaftMemberMsg::Unreachable { to: member_id }.into());
         }
     }
     fn send_snapshot(&self, to: NodeId, _addr: &str, head: SnapshotHead, data: Arc<Vec<u8>>, packet: RaftPacket) {
         assert_eq!(head.bytes, data.len() as u64);
-        let (seat, peer_seat, index) = (packet.to, Some(packet.from), head.index);
+        let (member_id, peer_member, index) = (packet.to, Some(packet.from), head.index);
         let data = data.as_ref().clone();
         let ok = self.deliver(
             to,
-            RaftMemberMsg::SnapshotReceived { node: self.from, peer_seat, packet: Box::new(packet), data },
+            RaftMemberMsg::SnapshotReceived { node: self.from, peer_member, packet: Box::new(packet), data },
         );
         let outcome = if ok { SnapshotOutcome::Delivered } else { SnapshotOutcome::Lost("it is down".to_owned()) };
-        let _down = self.own.tell(RaftMemberMsg::SnapshotSent { to: seat, index, outcome }.into());
+        let _down = self.own.tell(RaftMemberMsg::SnapshotSent { to: member_id, index, outcome }.into());
     }
     fn stop_snapshot(&self, _to: NodeId, _index: u64) {}
-    fn members(&self, _members: Vec<Member>, _own_seat: Option<RaftId>) {}
+    fn members(&self, _members: Vec<Member>, _own_member: Option<RaftId>) {}
 }
 
 pub struct Cluster {
-    pub universe: Universe,
+    pub harness: ActorHarness,
     wires: Wires,
     pub members: Members,
     dir: tempfile::TempDir,
 }
 
-/// Who is asked, and what each publishes.
+/// The members' addresses, and the replicas that they publish.
 pub type Members = BTreeMap<usize, (Address<Msg>, watch::Receiver<Arc<Replica>>)>;
 
 pub async fn leader_of(members: &Members) -> usize {
@@ -115,20 +115,20 @@ pub async fn leader_of(members: &Members) -> usize {
     }
 }
 
-/// Asks the leader until it was applied, as a client would: these commands are idempotent, and a busy machine may cost a leader
-/// its office.
+/// Proposes to the leader until the command was applied, as a client would: these commands are idempotent, and a busy machine
+/// may cost a leader its leadership.
 pub async fn write_to(members: &Members, command: Command) -> Applied {
     let applied = async {
         loop {
             let command = Box::new(command.clone());
             let make = |reply| RaftMemberMsg::Propose { command, deadline_ms: 5000, reply }.into();
-            if let Ok(Ok(applied)) = members[&leader_of(members).await].0.ask(PATIENCE, make).await {
+            if let Ok(Ok(applied)) = members[&leader_of(members).await].0.ask(WAIT_LIMIT, make).await {
                 return applied;
             }
             pause().await;
         }
     };
-    tokio::time::timeout(PATIENCE, applied).await.expect("it is applied")
+    tokio::time::timeout(WAIT_LIMIT, applied).await.expect("it is applied")
 }
 
 async fn pause() {
@@ -137,8 +137,8 @@ async fn pause() {
 
 impl Cluster {
     pub async fn new() -> Self {
-        let (universe, dir) = (Universe::start().await, tempfile::tempdir().unwrap());
-        Self { universe, wires: Wires::default(), members: BTreeMap::new(), dir }
+        let (harness, dir) = (ActorHarness::start().await, tempfile::tempdir().unwrap());
+        Self { harness, wires: Wires::default(), members: BTreeMap::new(), dir }
     }
     pub fn dir(&self, n: usize) -> std::path::PathBuf {
         self.dir.path().join(n.to_string()).join("raft")
@@ -157,7 +157,7 @@ impl Cluster {
             transport,
             publish,
             feed: ObjectFeed::default(),
-            outgrown: Arc::default(),
+            incompatible: Arc::default(),
             founding: n == 1,
             lost: None,
             disk_hangs_while: None,
@@ -165,45 +165,45 @@ impl Cluster {
         std::fs::create_dir_all(args.data_dir.parent().unwrap()).unwrap();
         let make = move || RaftMember::open(args.clone());
         let spec = Spec::actor(format!("m{n}"), address.clone(), make);
-        // Crashes are what it is here for: they neither count against its parent nor slow it down.
+        // These tests crash members on purpose: crashes neither count against the parent nor slow it down.
         let backoff = Backoff { cap: Backoff::QUICK.first, ..Backoff::QUICK };
-        self.universe.start_actor(spec.contained().backoff(backoff));
+        self.harness.start_actor(spec.contained().backoff(backoff));
         self.members.insert(n, (address, receiver));
     }
     pub async fn until(&self, n: usize, what: &str, holds: impl FnMut(&Arc<Replica>) -> bool) -> Arc<Replica> {
         let mut receiver = self.members[&n].1.clone();
-        let found = tokio::time::timeout(PATIENCE, receiver.wait_for(holds)).await;
+        let found = tokio::time::timeout(WAIT_LIMIT, receiver.wait_for(holds)).await;
         found.unwrap_or_else(|_| panic!("never: {what}")).expect("the sender lives").clone()
     }
     pub async fn leader(&self) -> usize {
-        tokio::time::timeout(PATIENCE, leader_of(&self.members)).await.expect("somebody leads")
+        tokio::time::timeout(WAIT_LIMIT, leader_of(&self.members)).await.expect("there is a leader")
     }
     pub async fn write(&self, command: Command) -> Applied {
         write_to(&self.members, command).await
     }
-    async fn seat(&self, kind: SeatChangeKind) {
-        let seated = async {
+    async fn change_membership(&self, kind: MembershipChangeKind) {
+        let done = async {
             loop {
-                let change = SeatChange { at: WallTime(0), by: Principal::Operator, kind: kind.clone() };
-                let make = |reply| RaftMemberMsg::ProposeSeat { change: Box::new(change), reply }.into();
-                match self.members[&self.leader().await].0.ask(PATIENCE, make).await {
+                let change = MembershipChange { at: WallTime(0), by: Principal::Operator, kind: kind.clone() };
+                let make = |reply| RaftMemberMsg::ProposeMembership { change: Box::new(change), reply }.into();
+                match self.members[&self.leader().await].0.ask(WAIT_LIMIT, make).await {
                     Ok(Ok(_)) => return,
-                    // What became of an earlier try is not always known.
-                    Ok(Err(ProposeError::Refused(_))) if self.is_seated(&kind).await => return,
+                    // The outcome of an earlier attempt is not always known.
+                    Ok(Err(ProposeError::Refused(_))) if self.is_applied(&kind).await => return,
                     Ok(Err(ProposeError::Refused(why))) => panic!("{kind:?}: {why}"),
                     Ok(Err(_)) | Err(_) => pause().await,
                 }
             }
         };
-        tokio::time::timeout(PATIENCE, seated).await.expect("never seated");
+        tokio::time::timeout(WAIT_LIMIT, done).await.expect("the membership change is applied");
     }
-    async fn is_seated(&self, kind: &SeatChangeKind) -> bool {
+    async fn is_applied(&self, kind: &MembershipChangeKind) -> bool {
         let leader = self.leader().await;
         let replica = Arc::clone(&self.members[&leader].1.borrow());
         let member = |raft_id| replica.tables.members.get(raft_id);
         match kind {
-            SeatChangeKind::AddLearner { raft_id, .. } => member(raft_id).is_some(),
-            SeatChangeKind::PromoteLearner { raft_id, .. } => member(raft_id).is_some_and(|member| member.voter),
+            MembershipChangeKind::AddLearner { raft_id, .. } => member(raft_id).is_some(),
+            MembershipChangeKind::PromoteLearner { raft_id, .. } => member(raft_id).is_some_and(|member| member.voter),
             _ => false,
         }
     }
@@ -211,22 +211,23 @@ impl Cluster {
         let read = async {
             loop {
                 let make = |reply| RaftMemberMsg::Read { deadline_ms: 10_000, reply }.into();
-                match self.members[&n].0.ask(PATIENCE, make).await {
+                match self.members[&n].0.ask(WAIT_LIMIT, make).await {
                     Ok(Ok(replica)) => return replica,
                     _ => pause().await,
                 }
             }
         };
-        tokio::time::timeout(PATIENCE, read).await.expect("it answers")
+        tokio::time::timeout(WAIT_LIMIT, read).await.expect("it answers")
     }
     pub async fn join(&mut self, n: usize) {
         self.write(command().change(Change::CreateNode(Box::new(record(n))))).await;
         self.start(n);
-        self.until(n, "it runs", |r| r.raft.raft_id.is_none()).await;
+        self.until(n, "the member to run", |r| r.raft.raft_id.is_none()).await;
         let raft_id = self.members[&self.leader().await].1.borrow().tables.next_raft_id;
-        self.seat(SeatChangeKind::AddLearner { node: node_id(n), raft_id, addr: String::new() }).await;
+        self.change_membership(MembershipChangeKind::AddLearner { node: node_id(n), raft_id, addr: String::new() })
+            .await;
         self.until(n, "it learns", |r| r.tables.membership_of(node_id(n)) == Membership::Learner).await;
-        self.seat(SeatChangeKind::PromoteLearner { node: node_id(n), raft_id }).await;
+        self.change_membership(MembershipChangeKind::PromoteLearner { node: node_id(n), raft_id }).await;
     }
     pub async fn three() -> Self {
         let mut c = Self::new().await;

@@ -1,10 +1,11 @@
-//! How far one participant is: from a lease of its own to serving, and out again.
+//! The state of one participant: from a lease of its own to serving, and out again.
 //!
-//! Hears  the lease won and lost, answers, that it is to leave.   Says  announce, admit, watch; where it is.
-//! Keeps  SERVE-1  it serves only between an admission that the cluster confirmed and the earliest of: its lease lost, its record
-//!                 gone, told to stop, its own wish to leave. Serving ends once.
-//! Why it never reads a gate itself: an admission that was judged here could be overtaken by a restriction on its way. It asks
-//! to be admitted, and the cluster judges both in the order of its log.
+//! Inputs      the lease won and lost, answers, the request to leave.
+//! Outputs     announce, admit, watch; its state.
+//! Invariants  SERVE-1  it serves only between an admission that the cluster confirmed and the earliest of: its lease lost, its
+//!                      record removed, asked to stop, its own decision to leave. Serving ends once.
+//! Why it never reads a gate itself: a restriction on its way could overtake an admission that was decided here. It asks to be
+//! admitted, and the cluster decides about both in the order of its log.
 
 use std::time::Duration;
 
@@ -15,44 +16,43 @@ use serde::Serialize;
 use super::retry::Backoff;
 
 /// How long a watch waits for news.
-pub const WATCH: Duration = Duration::from_secs(20);
-/// Two looks are at least this far apart, so that a busy scope does not keep its members busy.
-const BETWEEN_LOOKS: Duration = Duration::from_millis(100);
+pub const WATCH_WAIT: Duration = Duration::from_secs(20);
+/// Minimum pause between two reads: a busy scope must not keep its members busy.
+const MIN_READ_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Where it is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", tag = "phase")]
-pub enum Standing {
-    /// It has no lease, or has not told its release yet.
+pub enum AdmissionState {
+    /// It has no lease, or has not announced its release yet.
     Announcing {
         trouble: Option<String>,
     },
-    /// Announced; why it may not serve, where that is known.
+    /// Announced, with the reason why it may not serve, if known.
     Waiting {
         reason: String,
         message: String,
     },
     Serving,
-    /// It serves no more, and does not come back by itself.
+    /// It no longer serves, and does not resume by itself.
     Revoked {
         why: String,
     },
     /// It has left.
     Left,
-    /// The cluster will not have it.
+    /// The cluster refused it.
     Refused {
         why: String,
     },
 }
 
-impl Standing {
-    /// Whether nothing follows.
+impl AdmissionState {
+    /// Whether this state is final.
     pub fn is_over(&self) -> bool {
         matches!(self, Self::Revoked { .. } | Self::Left | Self::Refused { .. })
     }
 }
 
-/// What it asks for, in an order of its own: an answer to another question than the last one is late, and ignored.
+/// A numbered request: only the answer to the last one counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ask {
     Announce { number: u64, token: FencingToken },
@@ -60,24 +60,23 @@ pub enum Ask {
     Watch { number: u64, seen: Revision },
 }
 
-/// What it hears.
 #[derive(Clone, Debug)]
 pub enum Input {
-    /// Its lease is held, under this token.
+    /// Its lease is held, with this token.
     Held(FencingToken),
     Lost {
         why: String,
     },
-    /// To any of its questions.
+    /// The answer to any request.
     Answered {
         number: u64,
         result: Result<AdmissionView, ErrorBody>,
     },
-    /// Why it has no lease yet; it goes on trying.
+    /// Why it has no lease yet; it keeps trying.
     Blocked {
         why: String,
     },
-    /// It gets no lease, ever.
+    /// It will never get a lease.
     Refused {
         why: String,
     },
@@ -87,9 +86,9 @@ pub enum Input {
 
 #[derive(Clone, Debug, PartialEq)]
 enum Phase {
-    /// There is no lease.
+    /// It has no lease.
     Unleased,
-    /// A question is open, or due.
+    /// A request is open, or due.
     Announcing,
     Announced,
     Admitting,
@@ -104,33 +103,33 @@ pub struct Admission {
     serves: bool,
     phase: Phase,
     token: Option<FencingToken>,
-    standing: Standing,
+    admission_state: AdmissionState,
     seen: Revision,
     asked: Option<u64>,
     numbers: u64,
     try_at: Option<Moment>,
-    looks_from: Moment,
+    next_read_at: Moment,
     backoff: Backoff,
 }
 
 impl Admission {
-    /// One that waits for its lease. `serves`: whether it asks to be admitted, or is a candidate, whom it is enough to be known.
+    /// A participant that waits for its lease. `serves`: it asks to be admitted; a candidate only needs to be known.
     pub fn new(serves: bool, seed: u64) -> Self {
         Self {
             serves,
             phase: Phase::Unleased,
             token: None,
-            standing: Standing::Announcing { trouble: None },
+            admission_state: AdmissionState::Announcing { trouble: None },
             seen: Revision(0),
             asked: None,
             numbers: 0,
             try_at: None,
-            looks_from: Moment(0),
+            next_read_at: Moment(0),
             backoff: Backoff::new(seed),
         }
     }
 
-    /// Takes news; says what to ask.
+    /// Applies an input; returns the next request.
     pub fn step(&mut self, now: Moment, input: Input) -> Option<Ask> {
         match input {
             Input::Held(token) if self.phase != Phase::Over => {
@@ -144,36 +143,35 @@ impl Admission {
                 }
             }
             Input::Blocked { why } if self.phase == Phase::Unleased => {
-                self.standing = Standing::Announcing { trouble: Some(why) };
+                self.admission_state = AdmissionState::Announcing { trouble: Some(why) };
             }
-            Input::Refused { why } => self.over(Standing::Refused { why }),
-            Input::Leave => self.over(Standing::Left),
-            // With a lease, whatever is in the way of the next question is heard as its answer.
+            Input::Refused { why } => self.over(AdmissionState::Refused { why }),
+            Input::Leave => self.over(AdmissionState::Left),
+            // With a lease, anything that blocks the next request appears in its answer.
             Input::Held(_) | Input::Blocked { .. } | Input::Woke => {}
         }
         self.ask(now)
     }
 
-    /// Where it is.
-    pub fn standing(&self) -> &Standing {
-        &self.standing
+    pub fn admission_state(&self) -> &AdmissionState {
+        &self.admission_state
     }
-    /// Whether the cluster knows of it.
+    /// Whether the cluster knows it.
     pub fn is_announced(&self) -> bool {
         matches!(self.phase, Phase::Announced | Phase::Admitting | Phase::Serving)
     }
-    /// When to look at the clock again.
+    /// When to check the clock again.
     pub fn wake_at(&self) -> Option<Moment> {
         self.try_at.filter(|_| self.asked.is_none())
     }
 
     fn enter(&mut self, phase: Phase, now: Moment) {
         self.phase = phase;
-        self.asked = None; // what was asked before is answered too late
+        self.asked = None; // an open request is answered too late
         self.try_at = Some(now);
-        self.standing = match self.phase {
-            Phase::Announcing | Phase::Unleased => Standing::Announcing { trouble: None },
-            Phase::Serving => Standing::Serving,
+        self.admission_state = match self.phase {
+            Phase::Announcing | Phase::Unleased => AdmissionState::Announcing { trouble: None },
+            Phase::Serving => AdmissionState::Serving,
             _ => return,
         };
     }
@@ -182,19 +180,19 @@ impl Admission {
         self.token = None;
         match self.phase {
             Phase::Over => {}
-            Phase::Serving => self.over(Standing::Revoked { why }),
+            Phase::Serving => self.over(AdmissionState::Revoked { why }),
             _ => {
-                // Nobody relied on it yet: it announces itself again under its next lease.
+                // It did not serve yet: it announces itself again under its next lease.
                 (self.phase, self.asked, self.try_at) = (Phase::Unleased, None, None);
-                self.standing = Standing::Announcing { trouble: Some(why) };
+                self.admission_state = AdmissionState::Announcing { trouble: Some(why) };
             }
         }
     }
 
-    fn over(&mut self, standing: Standing) {
+    fn over(&mut self, admission_state: AdmissionState) {
         if self.phase != Phase::Over {
             (self.phase, self.asked, self.try_at) = (Phase::Over, None, None);
-            self.standing = standing;
+            self.admission_state = admission_state;
         }
     }
 
@@ -209,16 +207,16 @@ impl Admission {
                 self.backoff.reset();
                 self.wait(now, Some(Waiting { reason: "gate-closed".to_owned(), message: body.message }));
             }
-            // Its record went while the question was on its way; that the lease went with it is heard from there.
+            // Its record was removed during the request; a lost lease is reported separately.
             Err(body) if matches!(body.code, ErrorCode::NotFound | ErrorCode::Conflict) => {
                 self.missing(now, &body.message)
             }
             Err(body) if is_final(body.code) && self.phase != Phase::Serving => {
-                self.over(Standing::Refused { why: body.message });
+                self.over(AdmissionState::Refused { why: body.message });
             }
             Err(body) => {
                 self.try_at = Some(now + self.backoff.pause());
-                if let Standing::Announcing { trouble } = &mut self.standing {
+                if let AdmissionState::Announcing { trouble } = &mut self.admission_state {
                     *trouble = Some(body.message);
                 }
             }
@@ -229,16 +227,16 @@ impl Admission {
         let AdmissionView { phase, waiting, .. } = view;
         match (phase, &self.phase) {
             (_, Phase::Unleased | Phase::Over) => {}
-            (None, _) => self.missing(now, "it was forgotten"),
+            (None, _) => self.missing(now, "its record was removed"),
             (Some(ParticipantPhase::Draining), _) if self.serves => {
-                self.over(Standing::Revoked { why: "it was told to stop".to_owned() });
+                self.over(AdmissionState::Revoked { why: "it was asked to stop".to_owned() });
             }
             (Some(ParticipantPhase::Serving), Phase::Serving) => self.try_at = Some(now),
             (Some(ParticipantPhase::Serving), _) => self.enter(Phase::Serving, now),
-            // An answer from a copy that lags behind our admission.
+            // An answer from a replica that lags behind our admission.
             (Some(ParticipantPhase::Announced), Phase::Serving) => self.try_at = Some(now + self.backoff.pause()),
             (Some(_), Phase::Admitting) if waiting.is_none() => {
-                // The gate opened between the refusal and this answer, or closed again: the next try says which.
+                // The gate opened between the refusal and this answer, or closed again: the next attempt shows which.
                 self.phase = Phase::Announced;
                 self.try_at = Some(now + self.backoff.pause());
             }
@@ -246,30 +244,30 @@ impl Admission {
         }
     }
 
-    /// Announced. With nothing in the way it asks to be admitted, else it watches.
+    /// Announced. Unless something blocks it, it asks to be admitted; otherwise it watches.
     fn wait(&mut self, now: Moment, waiting: Option<Waiting>) {
         let free = waiting.is_none() && self.serves;
         self.phase = if free { Phase::Admitting } else { Phase::Announced };
         self.try_at = Some(now);
         let Waiting { reason, message } = waiting.unwrap_or_else(|| Waiting {
             reason: if self.serves { "admitting".to_owned() } else { "announced".to_owned() },
-            message: "nothing is in the way".to_owned(),
+            message: "not blocked".to_owned(),
         });
-        self.standing = Standing::Waiting { reason, message };
+        self.admission_state = AdmissionState::Waiting { reason, message };
     }
 
     /// The cluster has no record of it.
     fn missing(&mut self, now: Moment, why: &str) {
         if self.phase == Phase::Serving {
-            return self.over(Standing::Revoked { why: why.to_owned() });
+            return self.over(AdmissionState::Revoked { why: why.to_owned() });
         }
-        // Announced again, if the lease is still there; if not, that is heard soon.
+        // Announced again if the lease is still held; a lost lease is reported soon.
         self.phase = Phase::Announcing;
-        self.standing = Standing::Announcing { trouble: Some(why.to_owned()) };
+        self.admission_state = AdmissionState::Announcing { trouble: Some(why.to_owned()) };
         self.try_at = Some(now + self.backoff.pause());
     }
 
-    /// The only place that asks. One question at a time.
+    /// The only place that sends requests. One at a time.
     fn ask(&mut self, now: Moment) -> Option<Ask> {
         if self.asked.is_some() || self.try_at.is_none_or(|at| now < at) {
             return None;
@@ -278,12 +276,12 @@ impl Admission {
         let ask = match (&self.phase, self.token) {
             (Phase::Announcing, Some(token)) => Ask::Announce { number, token },
             (Phase::Admitting, _) => Ask::Admit { number },
-            (Phase::Announced | Phase::Serving, _) if now < self.looks_from => {
-                self.try_at = Some(self.looks_from);
+            (Phase::Announced | Phase::Serving, _) if now < self.next_read_at => {
+                self.try_at = Some(self.next_read_at);
                 return None;
             }
             (Phase::Announced | Phase::Serving, _) => {
-                self.looks_from = now + BETWEEN_LOOKS;
+                self.next_read_at = now + MIN_READ_INTERVAL;
                 Ask::Watch { number, seen: self.seen }
             }
             _ => return None,
@@ -293,7 +291,7 @@ impl Admission {
     }
 }
 
-/// Asked again, it would fare no better.
+/// A repetition would be refused too.
 fn is_final(code: ErrorCode) -> bool {
     use ErrorCode as C;
     matches!(code, C::Invalid | C::Unauthenticated | C::Forbidden | C::Blocked | C::Demoted | C::Removed | C::TooLarge)

@@ -1,4 +1,4 @@
-//! How a member gets in and out.
+//! How a member is admitted and leaves.
 
 use super::*;
 
@@ -19,44 +19,44 @@ fn error(code: ErrorCode) -> Result<AdmissionView, ErrorBody> {
 fn number(ask: Option<Ask>) -> u64 {
     match ask {
         Some(Ask::Announce { number, .. } | Ask::Admit { number } | Ask::Watch { number, .. }) => number,
-        None => panic!("it asks for nothing"),
+        None => panic!("it sends no request"),
     }
 }
 
 /// A member and the clock.
-struct Story(Admission, Moment);
+struct Scenario(Admission, Moment);
 
-impl Story {
+impl Scenario {
     fn new(serves: bool) -> Self {
         Self(Admission::new(serves, 7), NOW)
     }
-    fn hear(&mut self, input: Input) -> Option<Ask> {
+    fn receive(&mut self, input: Input) -> Option<Ask> {
         self.0.step(self.1, input)
     }
-    /// Answers the question before, and waits until the next one.
+    /// Answers the last request, and waits until the next one.
     fn answer(&mut self, asked: Option<Ask>, result: Result<AdmissionView, ErrorBody>) -> Option<Ask> {
-        let ask = self.hear(Input::Answered { number: number(asked), result });
+        let ask = self.receive(Input::Answered { number: number(asked), result });
         ask.or_else(|| self.woken())
     }
     fn woken(&mut self) -> Option<Ask> {
         loop {
             self.1 = self.1.max(self.0.wake_at()?);
-            let asked = self.hear(Input::Woke);
+            let asked = self.receive(Input::Woke);
             if asked.is_some() {
                 return asked;
             }
         }
     }
     fn serving(&mut self) -> Option<Ask> {
-        let announce = self.hear(Input::Held(FencingToken(3)));
+        let announce = self.receive(Input::Held(FencingToken(3)));
         let admit = self.answer(announce, view(4, ANNOUNCED, None));
         let watch = self.answer(admit, view(5, SERVING, None));
-        assert_eq!(self.0.standing(), &Standing::Serving);
+        assert_eq!(self.0.admission_state(), &AdmissionState::Serving);
         watch
     }
     fn reason(&self) -> &str {
-        match self.0.standing() {
-            Standing::Waiting { reason, .. } => reason,
+        match self.0.admission_state() {
+            AdmissionState::Waiting { reason, .. } => reason,
             other => panic!("{other:?}"),
         }
     }
@@ -65,157 +65,157 @@ impl Story {
 /// Scenario 2, the node's side.
 #[test]
 fn a_member_waits_for_each_reason_in_turn_and_then_serves() {
-    let mut story = Story::new(true);
-    assert_eq!(story.hear(Input::Woke), None, "without a lease there is nothing to tell");
-    let announce = story.hear(Input::Held(FencingToken(3)));
+    let mut scenario = Scenario::new(true);
+    assert_eq!(scenario.receive(Input::Woke), None, "without a lease it announces nothing");
+    let announce = scenario.receive(Input::Held(FencingToken(3)));
     assert_eq!(announce, Some(Ask::Announce { number: 1, token: FencingToken(3) }));
-    let watch = story.answer(announce, view(4, ANNOUNCED, Some("no-gate")));
+    let watch = scenario.answer(announce, view(4, ANNOUNCED, Some("no-gate")));
     assert_eq!(watch, Some(Ask::Watch { number: 2, seen: Revision(4) }));
-    assert_eq!(story.reason(), "no-gate");
-    let watch = story.answer(watch, view(5, ANNOUNCED, Some("reconciler-too-old")));
-    assert_eq!(story.reason(), "reconciler-too-old");
-    let watch = story.answer(watch, view(6, ANNOUNCED, Some("below-floor")));
-    assert_eq!(story.reason(), "below-floor");
-    let admit = story.answer(watch, view(7, ANNOUNCED, None));
+    assert_eq!(scenario.reason(), "no-gate");
+    let watch = scenario.answer(watch, view(5, ANNOUNCED, Some("reconciler-too-old")));
+    assert_eq!(scenario.reason(), "reconciler-too-old");
+    let watch = scenario.answer(watch, view(6, ANNOUNCED, Some("below-floor")));
+    assert_eq!(scenario.reason(), "below-floor");
+    let admit = scenario.answer(watch, view(7, ANNOUNCED, None));
     assert_eq!(admit, Some(Ask::Admit { number: 5 }));
-    assert!(matches!(story.0.standing(), Standing::Waiting { .. }), "not before the cluster says so");
-    story.answer(admit, view(8, SERVING, None));
-    assert_eq!(story.0.standing(), &Standing::Serving);
+    assert!(matches!(scenario.0.admission_state(), AdmissionState::Waiting { .. }), "not before the cluster admits it");
+    scenario.answer(admit, view(8, SERVING, None));
+    assert_eq!(scenario.0.admission_state(), &AdmissionState::Serving);
 }
 
 #[test]
-fn a_gate_that_closes_at_the_last_moment_sends_it_back_to_waiting() {
-    let mut story = Story::new(true);
-    let announce = story.hear(Input::Held(FencingToken(3)));
-    let admit = story.answer(announce, view(4, ANNOUNCED, None));
-    let watch = story.answer(admit, view(6, ANNOUNCED, Some("below-floor")));
-    assert_eq!(story.reason(), "below-floor");
-    // As a refusal, too.
-    let admit = story.answer(watch, view(7, ANNOUNCED, None));
-    let watch = story.answer(admit, error(ErrorCode::GateClosed));
+fn gate_closing_at_last_moment_returns_member_to_waiting() {
+    let mut scenario = Scenario::new(true);
+    let announce = scenario.receive(Input::Held(FencingToken(3)));
+    let admit = scenario.answer(announce, view(4, ANNOUNCED, None));
+    let watch = scenario.answer(admit, view(6, ANNOUNCED, Some("below-floor")));
+    assert_eq!(scenario.reason(), "below-floor");
+    // Also as a refusal.
+    let admit = scenario.answer(watch, view(7, ANNOUNCED, None));
+    let watch = scenario.answer(admit, error(ErrorCode::GateClosed));
     assert!(matches!(watch, Some(Ask::Watch { .. })));
-    assert_eq!(story.reason(), "gate-closed");
+    assert_eq!(scenario.reason(), "gate-closed");
 }
 
 #[test]
-fn a_question_without_an_answer_is_asked_again_later() {
-    let mut story = Story::new(true);
-    let announce = story.hear(Input::Held(FencingToken(3)));
-    let before = story.1;
-    let again = story.answer(announce, error(ErrorCode::NoQuorum));
-    assert!(matches!(again, Some(Ask::Announce { .. })) && story.1 > before);
-    assert_eq!(story.0.standing(), &Standing::Announcing { trouble: Some("no".into()) });
+fn unanswered_request_is_repeated_later() {
+    let mut scenario = Scenario::new(true);
+    let announce = scenario.receive(Input::Held(FencingToken(3)));
+    let before = scenario.1;
+    let again = scenario.answer(announce, error(ErrorCode::NoQuorum));
+    assert!(matches!(again, Some(Ask::Announce { .. })) && scenario.1 > before);
+    assert_eq!(scenario.0.admission_state(), &AdmissionState::Announcing { trouble: Some("no".into()) });
     // The late answer to the first one changes nothing.
-    assert_eq!(story.hear(Input::Answered { number: 1, result: view(9, SERVING, None) }), None);
-    assert!(!story.0.is_announced());
+    assert_eq!(scenario.receive(Input::Answered { number: 1, result: view(9, SERVING, None) }), None);
+    assert!(!scenario.0.is_announced());
 }
 
 #[test]
-fn why_it_has_no_lease_is_told_until_it_has_one() {
+fn missing_lease_reason_is_reported_until_acquired() {
     let blocked = |why: &str| Input::Blocked { why: why.into() };
-    let announcing = |why: Option<&str>| Standing::Announcing { trouble: why.map(str::to_owned) };
-    let mut story = Story::new(true);
-    assert_eq!(story.hear(blocked("no quorum")), None);
-    assert_eq!(story.0.standing(), &announcing(Some("no quorum")));
-    story.hear(Input::Held(FencingToken(3)));
-    assert_eq!(story.0.standing(), &announcing(None));
-    // Renewals that fail say nothing of why it waits.
-    story.hear(blocked("late news"));
-    assert_eq!(story.0.standing(), &announcing(None));
-    story.hear(Input::Lost { why: "lease".into() });
-    story.hear(blocked("no quorum again"));
-    assert_eq!(story.0.standing(), &announcing(Some("no quorum again")));
-    story.hear(Input::Leave);
-    story.hear(blocked("late news"));
-    assert_eq!(story.0.standing(), &Standing::Left);
+    let announcing = |why: Option<&str>| AdmissionState::Announcing { trouble: why.map(str::to_owned) };
+    let mut scenario = Scenario::new(true);
+    assert_eq!(scenario.receive(blocked("no quorum")), None);
+    assert_eq!(scenario.0.admission_state(), &announcing(Some("no quorum")));
+    scenario.receive(Input::Held(FencingToken(3)));
+    assert_eq!(scenario.0.admission_state(), &announcing(None));
+    // Failing renewals do not explain why it waits.
+    scenario.receive(blocked("late news"));
+    assert_eq!(scenario.0.admission_state(), &announcing(None));
+    scenario.receive(Input::Lost { why: "lease".into() });
+    scenario.receive(blocked("no quorum again"));
+    assert_eq!(scenario.0.admission_state(), &announcing(Some("no quorum again")));
+    scenario.receive(Input::Leave);
+    scenario.receive(blocked("late news"));
+    assert_eq!(scenario.0.admission_state(), &AdmissionState::Left);
 }
 
 /// SERVE-1.
 #[test]
 fn serving_ends_with_the_lease_for_good() {
-    let mut story = Story::new(true);
-    let watch = story.serving();
-    story.hear(Input::Lost { why: "lease".into() });
-    let revoked = Standing::Revoked { why: "lease".into() };
-    assert_eq!(story.0.standing(), &revoked);
-    assert_eq!(story.hear(Input::Answered { number: number(watch), result: view(9, SERVING, None) }), None);
-    assert_eq!(story.hear(Input::Held(FencingToken(10))), None, "another lease does not make it serve again");
-    assert_eq!(story.0.standing(), &revoked);
+    let mut scenario = Scenario::new(true);
+    let watch = scenario.serving();
+    scenario.receive(Input::Lost { why: "lease".into() });
+    let revoked = AdmissionState::Revoked { why: "lease".into() };
+    assert_eq!(scenario.0.admission_state(), &revoked);
+    assert_eq!(scenario.receive(Input::Answered { number: number(watch), result: view(9, SERVING, None) }), None);
+    assert_eq!(scenario.receive(Input::Held(FencingToken(10))), None, "another lease does not make it serve again");
+    assert_eq!(scenario.0.admission_state(), &revoked);
 }
 
 /// SERVE-1.
 #[test]
-fn serving_ends_when_told_to_stop_or_forgotten() {
-    for (seen, why) in [(DRAINING, "it was told to stop"), (None, "it was forgotten")] {
-        let mut story = Story::new(true);
-        let watch = story.serving();
-        story.answer(watch, view(9, seen, None));
-        assert_eq!(story.0.standing(), &Standing::Revoked { why: why.into() });
+fn serving_ends_when_asked_to_stop_or_record_removed() {
+    for (seen, why) in [(DRAINING, "it was asked to stop"), (None, "its record was removed")] {
+        let mut scenario = Scenario::new(true);
+        let watch = scenario.serving();
+        scenario.answer(watch, view(9, seen, None));
+        assert_eq!(scenario.0.admission_state(), &AdmissionState::Revoked { why: why.into() });
     }
 }
 
 #[test]
-fn serving_outlives_a_cluster_that_is_away_and_copies_that_lag() {
-    let mut story = Story::new(true);
-    let watch = story.serving();
-    let watch = story.answer(watch, error(ErrorCode::NoQuorum));
-    let watch = story.answer(watch, view(4, ANNOUNCED, Some("no-gate")));
-    let watch = story.answer(watch, error(ErrorCode::Forbidden));
+fn serving_outlives_unreachable_cluster_and_lagging_replica() {
+    let mut scenario = Scenario::new(true);
+    let watch = scenario.serving();
+    let watch = scenario.answer(watch, error(ErrorCode::NoQuorum));
+    let watch = scenario.answer(watch, view(4, ANNOUNCED, Some("no-gate")));
+    let watch = scenario.answer(watch, error(ErrorCode::Forbidden));
     assert!(matches!(watch, Some(Ask::Watch { .. })));
-    assert_eq!(story.0.standing(), &Standing::Serving, "its lease says how long");
+    assert_eq!(scenario.0.admission_state(), &AdmissionState::Serving, "its lease limits how long");
 }
 
 #[test]
-fn a_lease_lost_while_it_waits_is_no_end() {
-    let mut story = Story::new(true);
-    let announce = story.hear(Input::Held(FencingToken(3)));
-    let admit = story.answer(announce, view(4, ANNOUNCED, None));
-    story.hear(Input::Lost { why: "lease".into() });
-    // Admitted in the very last moment, but it has no lease to serve by.
-    assert_eq!(story.hear(Input::Answered { number: number(admit), result: view(9, SERVING, None) }), None);
-    assert!(!story.0.is_announced());
-    let announce = story.hear(Input::Held(FencingToken(12)));
+fn lease_lost_while_waiting_does_not_end_the_member() {
+    let mut scenario = Scenario::new(true);
+    let announce = scenario.receive(Input::Held(FencingToken(3)));
+    let admit = scenario.answer(announce, view(4, ANNOUNCED, None));
+    scenario.receive(Input::Lost { why: "lease".into() });
+    // Admitted at the last moment, but without a lease to serve under.
+    assert_eq!(scenario.receive(Input::Answered { number: number(admit), result: view(9, SERVING, None) }), None);
+    assert!(!scenario.0.is_announced());
+    let announce = scenario.receive(Input::Held(FencingToken(12)));
     assert!(matches!(announce, Some(Ask::Announce { token: FencingToken(12), .. })));
 }
 
 #[test]
 fn a_record_that_is_gone_is_written_again() {
-    let mut story = Story::new(false);
-    let announce = story.hear(Input::Held(FencingToken(3)));
-    let watch = story.answer(announce, view(4, ANNOUNCED, None));
-    assert!(story.0.is_announced());
-    let announce = story.answer(watch, view(9, None, None));
+    let mut scenario = Scenario::new(false);
+    let announce = scenario.receive(Input::Held(FencingToken(3)));
+    let watch = scenario.answer(announce, view(4, ANNOUNCED, None));
+    assert!(scenario.0.is_announced());
+    let announce = scenario.answer(watch, view(9, None, None));
     assert!(matches!(announce, Some(Ask::Announce { .. })));
-    assert!(!story.0.is_announced());
+    assert!(!scenario.0.is_announced());
 }
 
 #[test]
 fn a_candidate_is_known_and_never_asks_to_serve() {
-    let mut story = Story::new(false);
-    let mut ask = story.hear(Input::Held(FencingToken(3)));
+    let mut scenario = Scenario::new(false);
+    let mut ask = scenario.receive(Input::Held(FencingToken(3)));
     for revision in 4..40 {
         assert!(!matches!(ask, Some(Ask::Admit { .. })));
-        ask = story.answer(ask, view(revision, ANNOUNCED, None));
+        ask = scenario.answer(ask, view(revision, ANNOUNCED, None));
     }
-    assert!(story.0.is_announced());
-    assert!(story.1.since(NOW) > Duration::from_secs(3), "a busy scope does not keep it busy");
+    assert!(scenario.0.is_announced());
+    assert!(scenario.1.since(NOW) > Duration::from_secs(3), "a busy scope does not keep it busy");
 }
 
 #[test]
-fn a_refusal_for_good_ends_it() {
-    let mut story = Story::new(true);
-    let announce = story.hear(Input::Held(FencingToken(3)));
-    assert_eq!(story.answer(announce, error(ErrorCode::Forbidden)), None);
-    assert_eq!(story.0.standing(), &Standing::Refused { why: "no".into() });
-    assert_eq!(story.hear(Input::Held(FencingToken(4))), None);
+fn permanent_refusal_ends_the_member() {
+    let mut scenario = Scenario::new(true);
+    let announce = scenario.receive(Input::Held(FencingToken(3)));
+    assert_eq!(scenario.answer(announce, error(ErrorCode::Forbidden)), None);
+    assert_eq!(scenario.0.admission_state(), &AdmissionState::Refused { why: "no".into() });
+    assert_eq!(scenario.receive(Input::Held(FencingToken(4))), None);
 }
 
 #[test]
 fn leaving_ends_everything() {
-    let mut story = Story::new(true);
-    let watch = story.serving();
-    assert_eq!(story.hear(Input::Leave), None);
-    assert_eq!(story.hear(Input::Answered { number: number(watch), result: view(9, SERVING, None) }), None);
-    assert_eq!(story.0.standing(), &Standing::Left);
-    assert_eq!(story.0.wake_at(), None);
+    let mut scenario = Scenario::new(true);
+    let watch = scenario.serving();
+    assert_eq!(scenario.receive(Input::Leave), None);
+    assert_eq!(scenario.receive(Input::Answered { number: number(watch), result: view(9, SERVING, None) }), None);
+    assert_eq!(scenario.0.admission_state(), &AdmissionState::Left);
+    assert_eq!(scenario.0.wake_at(), None);
 }

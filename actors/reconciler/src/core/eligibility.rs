@@ -1,10 +1,11 @@
-//! Whether this candidate stands for running a reconciler.
+//! Whether this candidate campaigns to run a reconciler.
 //!
-//! Owns   who was a candidate lately; how long we keep out.   Hears  the view, whether we are announced, that we resign.
-//! Keeps  RUN-1  whoever sees a better candidate stands no more within the debounce; one that has gone counts for a while,
-//!               so that a restart of the newest member does not hand its work to an older release.
-//! Why a decision is debounced: members that come up together announce themselves one after the other, and each of them
-//! alone would look like a reason to move. Two that stand at once are harmless: one lease decides between them.
+//! Owns        which candidates were there lately; how long this one keeps out.
+//! Inputs      the view, whether this candidate is announced, its resignation.
+//! Invariants  RUN-1  a candidate that sees a better one stops campaigning within the debounce; one that has left counts for a
+//!                    while, so that a restart of the newest member does not hand its work to an older release.
+//! Why a decision is debounced: members that start together announce themselves one after the other, and each of them alone
+//! would look like a reason to move. Two that campaign at once are harmless: one lease decides between them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -13,7 +14,6 @@ use muster_messages::wire::RunnerView;
 use muster_messages::{Moment, NodeId, RunnerChoice, Triple};
 use serde::Serialize;
 
-/// Who we are.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Me {
     pub member: String,
@@ -21,54 +21,52 @@ pub struct Me {
     pub release: Triple,
 }
 
-/// The durations it works with.
+/// The durations of the decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Patience {
-    /// How long a candidate that has gone still counts. Bridges a restart.
+pub struct EligibilityTiming {
+    /// How long a candidate that has left still counts. Bridges a restart.
     pub hold_for: Duration,
-    /// How long a decision must be the same before it is acted upon.
+    /// How long a decision must stay the same before it takes effect.
     pub debounce: Duration,
-    /// How long somebody who resigned keeps out.
+    /// How long a candidate keeps out after it resigned.
     pub out_for: Duration,
 }
 
-impl Default for Patience {
+impl Default for EligibilityTiming {
     fn default() -> Self {
         Self { hold_for: Duration::from_secs(30), debounce: Duration::from_secs(1), out_for: Duration::from_secs(60) }
     }
 }
 
-/// Why it stands or does not.
+/// Why it campaigns or does not.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Why {
-    /// Nothing has been heard yet.
+    /// No view has arrived yet.
     Unknown,
-    /// There is no definition of our release, or none that this process can carry out.
+    /// Our release has no definition, or none that this process can carry out.
     NothingToRun,
-    /// The cluster does not know of us.
+    /// The cluster does not know this candidate.
     NotAnnounced,
-    /// Another one comes first. `gone`: it is not there any more, but may come back.
+    /// Another candidate comes first. `gone`: it has left, but may come back.
     Better { member: String, release: Triple, gone: bool },
-    /// Somebody else is to do it.
+    /// Another node is pinned.
     Pinned { node: NodeId },
-    /// It failed here too often, and there is another one to try.
+    /// It failed here too often, and an equal candidate can try.
     Resigned,
-    /// Nobody is better.
+    /// No candidate is better.
     Best,
 }
 
-/// What it has come to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Verdict {
+pub struct Decision {
     pub stands: bool,
     pub why: Why,
 }
 
-/// What it hears.
 #[derive(Clone, Copy, Debug)]
 pub enum Input<'a> {
-    /// `runnable`: this process can carry out its definition.
+    /// `runnable`: this process can carry out the definition.
     View {
         view: &'a RunnerView,
         runnable: bool,
@@ -82,7 +80,7 @@ pub enum Input<'a> {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Eligibility {
     me: Me,
-    patience: Patience,
+    timing: EligibilityTiming,
     /// `None`: there is nothing to run.
     terms: Option<(RunnerChoice, Option<NodeId>)>,
     seen_any: bool,
@@ -90,90 +88,89 @@ pub struct Eligibility {
     gone: BTreeMap<(String, Triple), Moment>,
     announced: bool,
     out_until: Option<Moment>,
-    verdict: Verdict,
-    /// Since when it would rather decide otherwise.
-    otherwise: Option<Moment>,
+    decision: Decision,
+    /// Since when the decision would differ.
+    differs_since: Option<Moment>,
 }
 
 impl Eligibility {
-    /// `stands`: whether it does already, thanks to an incarnation that crashed. `out_until`: what that has resigned until.
-    pub fn new(me: Me, patience: Patience, stands: bool, out_until: Option<Moment>) -> Self {
+    /// `stands`: whether a crashed incarnation already campaigned. `out_until`: until when it had resigned.
+    pub fn new(me: Me, timing: EligibilityTiming, stands: bool, out_until: Option<Moment>) -> Self {
         Self {
             me,
-            patience,
+            timing,
             terms: None,
             seen_any: false,
             live: BTreeSet::new(),
             gone: BTreeMap::new(),
             announced: false,
             out_until,
-            verdict: Verdict { stands, why: Why::Unknown },
-            otherwise: None,
+            decision: Decision { stands, why: Why::Unknown },
+            differs_since: None,
         }
     }
 
-    /// Takes news and decides anew.
-    pub fn step(&mut self, now: Moment, input: Input<'_>) -> &Verdict {
+    /// Applies an input and decides again.
+    pub fn step(&mut self, now: Moment, input: Input<'_>) -> &Decision {
         match input {
-            Input::View { view, runnable } => self.look(now, view, runnable),
+            Input::View { view, runnable } => self.observe(now, view, runnable),
             Input::Announced(announced) => self.announced = announced,
-            Input::Resign => self.out_until = Some(now + self.patience.out_for),
+            Input::Resign => self.out_until = Some(now + self.timing.out_for),
             Input::Woke => {}
         }
-        self.gone.retain(|_, since| now.since(*since) < self.patience.hold_for);
+        self.gone.retain(|_, since| now.since(*since) < self.timing.hold_for);
         self.out_until = self.out_until.filter(|until| now < *until);
         self.decide(now)
     }
 
-    /// What it has come to.
-    pub fn verdict(&self) -> &Verdict {
-        &self.verdict
+    pub fn decision(&self) -> &Decision {
+        &self.decision
     }
     /// Until when it keeps out.
     pub fn out_until(&self) -> Option<Moment> {
         self.out_until
     }
-    /// When to look at the clock again.
+    /// When to check the clock again.
     pub fn wake_at(&self) -> Option<Moment> {
-        let gone = self.gone.values().map(|since| *since + self.patience.hold_for);
-        let otherwise = self.otherwise.map(|since| since + self.patience.debounce);
-        gone.chain(otherwise).chain(self.out_until).min()
+        let gone = self.gone.values().map(|since| *since + self.timing.hold_for);
+        let differs_since = self.differs_since.map(|since| since + self.timing.debounce);
+        gone.chain(differs_since).chain(self.out_until).min()
     }
 
-    fn look(&mut self, now: Moment, view: &RunnerView, runnable: bool) {
+    fn observe(&mut self, now: Moment, view: &RunnerView, runnable: bool) {
         self.terms = view.definition.as_ref().filter(|_| runnable).map(|_| (view.choice, view.pinned));
         let live: BTreeSet<_> = view.candidates.iter().map(|c| (c.member.clone(), c.release.triple)).collect();
         for left in self.live.difference(&live) {
             self.gone.insert(left.clone(), now);
         }
-        // A member that is there has not gone, whatever its release was before.
+        // A member that is present has not left, whatever its release was before.
         self.gone.retain(|(member, _), _| !live.iter().any(|(there, _)| there == member));
         self.live = live;
         self.seen_any = true;
     }
 
-    fn decide(&mut self, now: Moment) -> &Verdict {
-        let why = self.weigh();
+    fn decide(&mut self, now: Moment) -> &Decision {
+        let why = self.evaluate();
         if why == Why::Unknown {
-            return &self.verdict;
+            return &self.decision;
         }
         let stands = why == Why::Best;
-        if stands == self.verdict.stands {
-            self.otherwise = None;
-            self.verdict.why = why;
-            return &self.verdict;
+        if stands == self.decision.stands {
+            self.differs_since = None;
+            self.decision.why = why;
+            return &self.decision;
         }
-        // What does not depend on who else is there needs no second look.
+        // A reason that does not depend on other candidates needs no debounce.
         let at_once = matches!(why, Why::NothingToRun | Why::Resigned);
-        let since = *self.otherwise.get_or_insert(now);
-        if at_once || now.since(since) >= self.patience.debounce {
-            self.otherwise = None;
-            self.verdict = Verdict { stands, why };
+        let since = *self.differs_since.get_or_insert(now);
+        if at_once || now.since(since) >= self.timing.debounce {
+            self.differs_since = None;
+            self.decision = Decision { stands, why };
         }
-        &self.verdict
+        &self.decision
     }
 
-    fn weigh(&self) -> Why {
+    fn evaluate(&self) -> Why {
         if !self.seen_any {
             return Why::Unknown;
         }

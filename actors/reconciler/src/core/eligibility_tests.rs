@@ -1,4 +1,4 @@
-//! Who stands, and when they change their mind.
+//! Which candidates campaign, and when that changes.
 
 use muster_messages::wire::{CandidateView, GateView};
 use muster_messages::{Action, Definition, Release, Revision};
@@ -15,24 +15,24 @@ fn node(n: u128) -> NodeId {
     NodeId::from_entropy(n)
 }
 
-/// Member `n1` at 2.0.0 among others, by a clock that the test moves.
-struct Story {
+/// Member `n1` at 2.0.0 among others, with a clock that the test moves.
+struct Scenario {
     core: Eligibility,
     now: Moment,
     definition: Option<Definition>,
     candidates: Vec<(&'static str, &'static str)>,
 }
 
-impl Story {
+impl Scenario {
     fn new() -> Self {
         let me = Me { member: "n1".into(), node: Some(node(1)), release: triple("2.0.0") };
-        let core = Eligibility::new(me, Patience::default(), false, None);
-        let mut story =
+        let core = Eligibility::new(me, EligibilityTiming::default(), false, None);
+        let mut scenario =
             Self { core, now: Moment(1_000_000), definition: Some(definition()), candidates: vec![("n1", "2.0.0")] };
-        story.core.step(story.now, Input::Announced(true));
-        story
+        scenario.core.step(scenario.now, Input::Announced(true));
+        scenario
     }
-    fn see(&mut self) {
+    fn observe(&mut self) {
         let candidate = |(member, release): &(&str, &str)| CandidateView {
             node: None,
             member: (*member).to_owned(),
@@ -55,13 +55,13 @@ impl Story {
         };
         self.core.step(self.now, Input::View { view: &view, runnable: true });
     }
-    fn with(&mut self, candidates: &[(&'static str, &'static str)]) -> &Verdict {
+    fn with(&mut self, candidates: &[(&'static str, &'static str)]) -> &Decision {
         self.candidates = candidates.to_vec();
-        self.see();
-        self.core.verdict()
+        self.observe();
+        self.core.decision()
     }
-    /// Lets time pass, waking it when it asks for it.
-    fn pass(&mut self, secs: u64) -> &Verdict {
+    /// Advances the clock, waking it when it asks for it.
+    fn pass(&mut self, secs: u64) -> &Decision {
         let end = self.now + Duration::from_secs(secs);
         while let Some(at) = self.core.wake_at().filter(|at| *at <= end) {
             self.now = self.now.max(at);
@@ -71,132 +71,132 @@ impl Story {
         self.core.step(self.now, Input::Woke)
     }
     fn stands(&self) -> bool {
-        self.core.verdict().stands
+        self.core.decision().stands
     }
 }
 
 /// Scenario 4.
 #[test]
-fn nobody_stands_beside_a_newer_candidate() {
-    let mut story = Story::new();
-    story.with(&[("n2", "2.0.1"), ("n1", "2.0.0")]);
-    let verdict = story.pass(3600).clone();
-    assert_eq!(verdict.why, Why::Better { member: "n2".into(), release: triple("2.0.1"), gone: false });
-    assert!(!verdict.stands);
+fn no_candidate_campaigns_beside_a_newer_one() {
+    let mut scenario = Scenario::new();
+    scenario.with(&[("n2", "2.0.1"), ("n1", "2.0.0")]);
+    let decision = scenario.pass(3600).clone();
+    assert_eq!(decision.why, Why::Better { member: "n2".into(), release: triple("2.0.1"), gone: false });
+    assert!(!decision.stands);
 }
 
 #[test]
-fn equals_stand_together_and_older_ones_are_no_reason() {
-    let mut story = Story::new();
-    story.with(&[("n1", "2.0.0"), ("n2", "2.0.0"), ("n3", "1.9.9")]);
-    assert!(!story.stands(), "not before a second has passed");
-    assert!(story.pass(1).stands);
+fn equal_candidates_campaign_and_older_ones_do_not_matter() {
+    let mut scenario = Scenario::new();
+    scenario.with(&[("n1", "2.0.0"), ("n2", "2.0.0"), ("n3", "1.9.9")]);
+    assert!(!scenario.stands(), "not before a second has passed");
+    assert!(scenario.pass(1).stands);
 }
 
 /// I6.
 #[test]
 fn a_newer_candidate_displaces_an_older_one_within_a_second() {
-    let mut story = Story::new();
-    story.see();
-    assert!(story.pass(1).stands);
-    assert!(story.with(&[("n2", "3.0.0"), ("n1", "2.0.0")]).stands, "it may be gone again at once");
-    assert!(!story.pass(1).stands);
+    let mut scenario = Scenario::new();
+    scenario.observe();
+    assert!(scenario.pass(1).stands);
+    assert!(scenario.with(&[("n2", "3.0.0"), ("n1", "2.0.0")]).stands, "it may leave again at once");
+    assert!(!scenario.pass(1).stands);
 }
 
 #[test]
-fn a_flicker_of_a_newer_candidate_changes_nothing_until_it_lasts() {
-    let mut story = Story::new();
-    story.see();
-    story.pass(1);
-    // Seen once and gone: it counts for a while, because it may be starting again.
-    story.with(&[("n2", "3.0.0"), ("n1", "2.0.0")]);
-    story.with(&[("n1", "2.0.0")]);
-    assert!(!story.pass(2).stands);
-    assert!(matches!(story.core.verdict().why, Why::Better { gone: true, .. }));
-    assert!(story.pass(30).stands);
+fn newer_candidate_must_persist_to_change_the_decision() {
+    let mut scenario = Scenario::new();
+    scenario.observe();
+    scenario.pass(1);
+    // Seen once and gone: it counts for a while, because it may be restarting.
+    scenario.with(&[("n2", "3.0.0"), ("n1", "2.0.0")]);
+    scenario.with(&[("n1", "2.0.0")]);
+    assert!(!scenario.pass(2).stands);
+    assert!(matches!(scenario.core.decision().why, Why::Better { gone: true, .. }));
+    assert!(scenario.pass(30).stands);
 }
 
 #[test]
 fn the_newest_member_is_waited_for_while_it_may_be_restarting() {
-    let mut story = Story::new();
-    story.with(&[("n2", "3.0.0"), ("n1", "2.0.0")]);
-    story.pass(10);
-    story.with(&[("n1", "2.0.0")]);
-    assert!(!story.pass(29).stands);
-    assert!(story.pass(3).stands, "30 s and a second");
+    let mut scenario = Scenario::new();
+    scenario.with(&[("n2", "3.0.0"), ("n1", "2.0.0")]);
+    scenario.pass(10);
+    scenario.with(&[("n1", "2.0.0")]);
+    assert!(!scenario.pass(29).stands);
+    assert!(scenario.pass(3).stands, "30 s and a second");
 
-    // It comes back within that time, as an older release: nothing to wait for.
-    let mut story = Story::new();
-    story.with(&[("n2", "3.0.0"), ("n1", "2.0.0")]);
-    story.pass(10);
-    story.with(&[("n1", "2.0.0")]);
-    story.pass(5);
-    story.with(&[("n1", "2.0.0"), ("n2", "1.0.0")]);
-    assert!(story.pass(1).stands);
+    // It returns within that time as an older release: nothing to wait for.
+    let mut scenario = Scenario::new();
+    scenario.with(&[("n2", "3.0.0"), ("n1", "2.0.0")]);
+    scenario.pass(10);
+    scenario.with(&[("n1", "2.0.0")]);
+    scenario.pass(5);
+    scenario.with(&[("n1", "2.0.0"), ("n2", "1.0.0")]);
+    assert!(scenario.pass(1).stands);
 }
 
 #[test]
-fn the_oldest_may_be_wanted_instead() {
-    let mut story = Story::new();
-    story.definition.as_mut().unwrap().choice = RunnerChoice::Oldest;
-    story.with(&[("n1", "2.0.0"), ("n2", "3.0.0")]);
-    assert!(story.pass(1).stands);
-    story.with(&[("n3", "1.0.0"), ("n1", "2.0.0")]);
-    assert!(!story.pass(1).stands);
+fn oldest_release_can_be_chosen_instead() {
+    let mut scenario = Scenario::new();
+    scenario.definition.as_mut().unwrap().choice = RunnerChoice::Oldest;
+    scenario.with(&[("n1", "2.0.0"), ("n2", "3.0.0")]);
+    assert!(scenario.pass(1).stands);
+    scenario.with(&[("n3", "1.0.0"), ("n1", "2.0.0")]);
+    assert!(!scenario.pass(1).stands);
 }
 
 #[test]
-fn a_pinned_reconciler_is_one_nodes_alone() {
-    let mut story = Story::new();
-    story.definition.as_mut().unwrap().pinned = Some(node(2));
-    story.see();
-    assert_eq!(story.pass(60).why, Why::Pinned { node: node(2) });
-    story.definition.as_mut().unwrap().pinned = Some(node(1));
-    story.with(&[("n2", "3.0.0"), ("n1", "2.0.0")]);
-    assert!(story.pass(1).stands, "whatever the others' releases");
+fn pinned_reconciler_runs_only_on_its_node() {
+    let mut scenario = Scenario::new();
+    scenario.definition.as_mut().unwrap().pinned = Some(node(2));
+    scenario.observe();
+    assert_eq!(scenario.pass(60).why, Why::Pinned { node: node(2) });
+    scenario.definition.as_mut().unwrap().pinned = Some(node(1));
+    scenario.with(&[("n2", "3.0.0"), ("n1", "2.0.0")]);
+    assert!(scenario.pass(1).stands, "whatever the others' releases");
 }
 
 #[test]
-fn whoever_resigned_keeps_out_for_a_minute_while_an_equal_lives() {
-    let mut story = Story::new();
-    story.with(&[("n1", "2.0.0"), ("n2", "2.0.0")]);
-    story.pass(1);
-    story.core.step(story.now, Input::Resign);
-    assert!(!story.stands(), "at once");
-    assert!(!story.pass(59).stands);
-    assert!(story.pass(2).stands);
+fn resigned_candidate_waits_a_minute_while_an_equal_lives() {
+    let mut scenario = Scenario::new();
+    scenario.with(&[("n1", "2.0.0"), ("n2", "2.0.0")]);
+    scenario.pass(1);
+    scenario.core.step(scenario.now, Input::Resign);
+    assert!(!scenario.stands(), "at once");
+    assert!(!scenario.pass(59).stands);
+    assert!(scenario.pass(2).stands);
 
-    story.core.step(story.now, Input::Resign);
-    story.with(&[("n1", "2.0.0")]);
-    assert!(story.pass(1).stands, "better a failing one than none");
+    scenario.core.step(scenario.now, Input::Resign);
+    scenario.with(&[("n1", "2.0.0")]);
+    assert!(scenario.pass(1).stands, "a failing runner is better than none");
 }
 
 #[test]
-fn without_anything_to_run_it_ends_at_once_and_unknown_is_no_reason() {
-    let mut story = Story::new();
-    assert_eq!(story.core.verdict().why, Why::Unknown);
-    assert!(!story.pass(60).stands);
-    story.see();
-    story.pass(1);
-    story.definition = None;
-    story.see();
-    assert_eq!(story.core.verdict(), &Verdict { stands: false, why: Why::NothingToRun });
+fn nothing_to_run_ends_candidacy_at_once_but_unknown_does_not() {
+    let mut scenario = Scenario::new();
+    assert_eq!(scenario.core.decision().why, Why::Unknown);
+    assert!(!scenario.pass(60).stands);
+    scenario.observe();
+    scenario.pass(1);
+    scenario.definition = None;
+    scenario.observe();
+    assert_eq!(scenario.core.decision(), &Decision { stands: false, why: Why::NothingToRun });
 }
 
 #[test]
-fn one_that_the_cluster_does_not_know_does_not_stand() {
-    let mut story = Story::new();
-    story.see();
-    story.pass(1);
-    story.core.step(story.now, Input::Announced(false));
-    assert!(!story.pass(1).stands);
-    assert_eq!(story.core.verdict().why, Why::NotAnnounced);
+fn unannounced_candidate_does_not_campaign() {
+    let mut scenario = Scenario::new();
+    scenario.observe();
+    scenario.pass(1);
+    scenario.core.step(scenario.now, Input::Announced(false));
+    assert!(!scenario.pass(1).stands);
+    assert_eq!(scenario.core.decision().why, Why::NotAnnounced);
 }
 
 #[test]
-fn what_a_crashed_incarnation_began_goes_on_until_something_speaks_against_it() {
+fn candidacy_survives_a_crash_until_there_is_a_reason_to_end() {
     let me = Me { member: "n1".into(), node: None, release: triple("2.0.0") };
-    let mut core = Eligibility::new(me, Patience::default(), true, None);
+    let mut core = Eligibility::new(me, EligibilityTiming::default(), true, None);
     let now = Moment(5_000_000);
     assert!(core.step(now, Input::Woke).stands);
     assert!(core.step(now, Input::Announced(false)).stands);

@@ -1,5 +1,5 @@
-//! What a node decides about reconcilers: whether it stands for running one, what it does while it runs one, and how far a
-//! participant is. None of it is safe by itself, and none of it has to be: the cluster judges every step when it is applied.
+//! What a node decides about reconcilers: whether it campaigns to run one, what it does while it runs one, and how far a
+//! participant has come. None of it is safe by itself, nor must it be: the cluster checks every step when it is applied.
 
 pub mod admission;
 pub mod eligibility;

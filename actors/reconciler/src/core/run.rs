@@ -1,15 +1,15 @@
-//! One time of running a reconciler: from the first look at its gate to keeping what was applied.
+//! One run of a reconciler, within one term: from the first read of its gate to keeping what was applied.
 //!
-//! Owns   the phase, attempts and failures of one term.
-//! Hears  the newest view, answers, how actions ended, that the term is over.
-//! Says   steps of the gate, waves of objects, actions to begin and to cancel; how far it is; that another should try.
-//! Keeps  RUN-2  it applies nothing unless the gate leads to its definition, as far as it knows: a step that is refused is followed by
-//!               a look at a newer view, never by an action.
-//!        RUN-3  one action at a time, and none once the term is over.
-//!        RUN-4  a run that has succeeded is not made again because an answer or a view comes late. A view from before the term
-//!               is not looked at: in one from after its beginning is everything that earlier runners could write.
-//! Why it remembers so little: gate and definition say where things stand. It is a value and can be cloned; an actor that
-//! crashed goes on from such a clone ([`Run::recover`]).
+//! Owns        the phase, attempts and failures of one term.
+//! Inputs      the newest view, answers, how actions ended, the end of the term.
+//! Outputs     steps of the gate, waves of objects, actions to begin and to cancel; progress; resignation.
+//! Invariants  RUN-2  it applies nothing unless the gate leads to its definition, as far as it knows: after a refused step it reads
+//!                    a newer view, and does not act.
+//!             RUN-3  one action at a time, and none once the term is over.
+//!             RUN-4  a run that has succeeded is not repeated because an answer or a view comes late. A view from before the
+//!                    term is ignored: one from after its beginning contains everything that earlier runners could write.
+//! Why it stores so little: gate and definition record the rest. It is a value and can be cloned; an actor that crashed
+//! continues from such a clone ([`Run::recover`]).
 
 mod decide;
 mod outcome;
@@ -31,21 +31,20 @@ use self::report::Reporting;
 pub use self::tally::Tally;
 use super::retry::{Backoff, LogRule};
 
-/// How long a view may stay older than our own last step before it is believed all the same.
-const LAG: Duration = Duration::from_secs(30);
-/// How long after a refusal a view as old as it is looked at again.
-const LOOK_AGAIN: Duration = Duration::from_secs(5);
-/// How much of a text that somebody else wrote is kept.
-const MOST_OF_AN_ERROR: usize = 2048;
+/// How long a view may stay older than our own last step before it is accepted anyway.
+const MAX_VIEW_LAG: Duration = Duration::from_secs(30);
+/// How long after a refusal an equally old view is evaluated again.
+const REFUSAL_RECHECK_DELAY: Duration = Duration::from_secs(5);
+/// Maximum length of a text from outside that is kept.
+const MAX_ERROR_BYTES: usize = 2048;
 
-/// Whose run it is.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Runner {
     pub reconciler: String,
     pub node: NodeId,
     pub member: String,
     pub release: Release,
-    /// Of the lease that it holds: its term.
+    /// The fencing token of its lease: its term.
     pub term: FencingToken,
 }
 
@@ -53,17 +52,17 @@ pub struct Runner {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     Done,
-    /// It asks to be tried again later (a command: exit status 75).
+    /// The action asked to be retried later (a command: exit status 75).
     Later(String),
     Failed(String),
-    /// Trying again is of no use (a command: exit status 78).
+    /// A retry cannot succeed (a command: exit status 78).
     Permanent(String),
 }
 
-/// What a wave came to.
+/// The result of a wave.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 pub struct Waved {
-    /// Not all of them.
+    /// A sample of the errors.
     #[serde(default)]
     pub errors: Vec<ObjectError>,
     #[serde(default)]
@@ -72,16 +71,16 @@ pub struct Waved {
 /// An object that could not be applied.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct ObjectError {
-    /// However the cluster writes it.
+    /// In the cluster's notation.
     pub key: serde_json::Value,
     pub message: String,
 }
 
-/// What a step came to.
+/// The result of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 pub struct Stepped {
     pub epoch: u64,
-    /// Where in the log. 0: it was not said.
+    /// Its log index. 0: not reported.
     #[serde(default)]
     pub revision: Revision,
 }
@@ -89,13 +88,12 @@ pub struct Stepped {
 /// An action to carry out here.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Work {
-    /// What has been applied before, where anything has.
+    /// The release applied before, if any.
     pub from: Option<Release>,
     pub definition: Arc<Definition>,
     pub attempt: u32,
 }
 
-/// What it hears.
 #[derive(Clone, Debug)]
 pub enum Input {
     View(Arc<RunnerView>),
@@ -107,7 +105,7 @@ pub enum Input {
         number: u64,
         result: Result<Waved, ErrorBody>,
     },
-    /// `output`: the end of what it wrote.
+    /// `output`: the end of what the action wrote.
     Acted {
         number: u64,
         outcome: Outcome,
@@ -121,7 +119,6 @@ pub enum Input {
     Ended,
 }
 
-/// What to do.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Effect {
     Step {
@@ -139,19 +136,19 @@ pub enum Effect {
         number: u64,
         work: Box<Work>,
     },
-    /// Answered by how it ended.
+    /// Answered by the end of the action.
     Cancel {
         number: u64,
     },
     Report(Box<Progress>),
-    /// Somebody else should try: it failed here too often.
+    /// Another candidate should try: it failed here too often.
     Resign,
-    Say(Line),
+    Log(LogLine),
 }
 
 /// A line for the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Line {
+pub enum LogLine {
     Info(String),
     Warn(String),
     Error(String),
@@ -159,12 +156,12 @@ pub enum Line {
 
 #[derive(Clone, Debug, PartialEq)]
 enum Phase {
-    /// Decides by the newest view, once it is newer than `after`, or some time has passed.
+    /// Decides by the newest view, once that is newer than `after`, or `until` has passed.
     Deciding {
         after: Revision,
         until: Moment,
     },
-    /// Nothing to do until the view changes.
+    /// Waits for a change of the view.
     Waiting(Wait),
     Stepping {
         number: u64,
@@ -190,7 +187,7 @@ enum Phase {
     Kept {
         next: Option<Moment>,
     },
-    /// Given up, until somebody says to try again.
+    /// Failed permanently, until an operator retries.
     Failed {
         why: String,
     },
@@ -207,7 +204,7 @@ struct Wait {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Cancelled {
     TimedOut,
-    /// Another definition has taken its place.
+    /// Another definition has replaced it.
     Superseded,
 }
 
@@ -216,22 +213,22 @@ enum Cancelled {
 struct Job {
     digest: String,
     from: Option<Release>,
-    /// The gate as this term's step has left it.
+    /// The gate's epoch after this term's step.
     stepped: Option<u64>,
     settled: bool,
-    /// Whether the gate must be told at the end.
+    /// Whether the gate must be completed at the end.
     completes: bool,
-    /// Made to repair what drifted: fails until the next one is due.
+    /// Repairs drift: after a failure it is retried when the next period is due.
     periodic: bool,
     wave: u32,
     attempt: u32,
-    /// It has succeeded, and the gate is to be told.
+    /// The action has succeeded, and the gate is to be completed.
     ran: bool,
-    /// The gate was not where we believed: a newer view says whether what has run counts.
+    /// The gate was not in the expected state: a newer view shows whether the action counts.
     refused: bool,
 }
 
-/// What has been applied in this term, or found so.
+/// What has been applied in this term, or found applied.
 #[derive(Clone, Debug, PartialEq)]
 struct Applied {
     digest: String,
@@ -246,11 +243,11 @@ pub struct Run {
     view: Option<Arc<RunnerView>>,
     job: Option<Job>,
     applied: Option<Applied>,
-    /// What our last step was answered with, and until when an older view is not believed.
+    /// The answer to our last step, and until when an older view is rejected.
     last_step: Option<(Stepped, Moment)>,
-    /// How often an operator has asked to begin again, as far as was heeded.
+    /// The number of operators' retries that have been handled.
     retries: Option<u64>,
-    /// An operator wants it applied, even if it is.
+    /// An operator wants it applied, even if it already is.
     again: bool,
     failures: u32,
     last_error: Option<String>,
@@ -258,7 +255,7 @@ pub struct Run {
     numbers: u64,
     backoff: Backoff,
     log: LogRule,
-    /// The releases in the way that were said last.
+    /// The blocking releases that were logged last.
     named: BTreeSet<String>,
     reporting: Reporting,
     tally: Tally,
@@ -290,21 +287,21 @@ impl Run {
         }
     }
 
-    /// Goes on after a crash. `acting`: the action that still runs. What was asked is asked again: all of it may be.
+    /// Continues after a crash. `acting`: the action that still runs. Open requests are repeated, which all of them allow.
     pub fn recover(&mut self, acting: Option<u64>) {
         self.reporting.forget();
         match &mut self.phase {
-            // Whether it has heard that it is to end is not known: it is told again.
+            // Whether the action received the cancellation is unknown: it is cancelled again.
             Phase::Acting { number, cancelled, .. } if acting == Some(*number) => *cancelled = None,
-            Phase::Acting { .. } | Phase::Stepping { .. } | Phase::Waving { .. } => self.look(),
+            Phase::Acting { .. } | Phase::Stepping { .. } | Phase::Waving { .. } => self.reconsider(),
             _ => {}
         }
     }
 
-    /// Takes news; says what to do.
+    /// Applies an input and returns effects.
     pub fn step(&mut self, now: Moment, wall: WallTime, input: Input, out: &mut Out) {
         match input {
-            Input::View(view) => self.see(view, out),
+            Input::View(view) => self.observe(view, out),
             Input::Stepped { number, result } => self.stepped(now, wall, number, result, out),
             Input::Waved { number, result } => self.waved(now, wall, number, result, out),
             Input::Acted { number, outcome, output } => self.acted(now, wall, (number, outcome, output), out),
@@ -316,15 +313,14 @@ impl Run {
         self.report(now, wall, out);
     }
 
-    /// Whose it is.
     pub fn who(&self) -> &Runner {
         &self.who
     }
-    /// Whether nothing of it goes on. Only after its term has ended.
+    /// Whether none of its work is running. Only after its term has ended.
     pub fn has_ended(&self) -> bool {
         self.phase == Phase::Ended
     }
-    /// When to look at the clock again.
+    /// When to check the clock again.
     pub fn wake_at(&self) -> Option<Moment> {
         let phase = match &self.phase {
             Phase::Deciding { until, .. } | Phase::Settling { until } => Some(*until),
@@ -338,7 +334,7 @@ impl Run {
         [phase, self.reporting.wake_at()].into_iter().flatten().min()
     }
 
-    /// The newest view, unless it is from before this term, whose token is where in the log it began.
+    /// The newest view, unless it predates this term, whose token is its first log index.
     fn current(&self) -> Option<&Arc<RunnerView>> {
         self.view.as_ref().filter(|view| view.revision.0 >= self.who.term.0)
     }
@@ -347,8 +343,8 @@ impl Run {
         self.numbers += 1;
         self.numbers
     }
-    /// Decides by what is known.
-    fn look(&mut self) {
+    /// Decides by the current view.
+    fn reconsider(&mut self) {
         self.phase = Phase::Deciding { after: Revision(0), until: Moment(0) };
     }
 
@@ -359,9 +355,9 @@ impl Run {
         self.phase = Phase::Ended;
     }
 
-    fn see(&mut self, view: Arc<RunnerView>, out: &mut Out) {
+    fn observe(&mut self, view: Arc<RunnerView>, out: &mut Out) {
         if self.view.as_ref().is_some_and(|known| view.revision < known.revision) || self.phase == Phase::Ended {
-            return; // of a copy that lags behind
+            return; // from a replica that lags behind
         }
         let again = self.retries.is_some_and(|heeded| view.retries > heeded);
         let digest = view.definition.as_ref().map(|d| d.digest.clone());
@@ -373,11 +369,11 @@ impl Run {
                 *cancelled = Some(Cancelled::Superseded);
                 out.push(Effect::Cancel { number: *number });
             }
-            // What they came to is judged when it is answered.
+            // Their result is evaluated when it arrives.
             Phase::Acting { .. } | Phase::Stepping { .. } | Phase::Waving { .. } | Phase::Ended => {}
             Phase::Retrying { .. } | Phase::Settling { .. } | Phase::Failed { .. } if !superseded && !again => {}
             Phase::Deciding { .. } => {}
-            _ => self.look(),
+            _ => self.reconsider(),
         }
         if again {
             self.backoff.reset();
@@ -388,17 +384,17 @@ impl Run {
         }
     }
 
-    /// What time brings about. The only place that begins anything.
+    /// The effects of time. The only place that begins anything.
     fn advance(&mut self, now: Moment, out: &mut Out) {
         match &mut self.phase {
             Phase::Settling { until } if *until <= now => {
                 if let Some(job) = &mut self.job {
                     job.settled = true;
                 }
-                self.look();
+                self.reconsider();
             }
-            Phase::Retrying { at, .. } if *at <= now => self.look(),
-            Phase::Kept { next: Some(next) } if *next <= now => self.look(),
+            Phase::Retrying { at, .. } if *at <= now => self.reconsider(),
+            Phase::Kept { next: Some(next) } if *next <= now => self.reconsider(),
             Phase::Acting { number, deadline: Some(deadline), cancelled: cancelled @ None } if *deadline <= now => {
                 *cancelled = Some(Cancelled::TimedOut);
                 out.push(Effect::Cancel { number: *number });
@@ -421,7 +417,7 @@ impl Run {
     }
 }
 
-/// The waves of a definition, at least one: with the last one goes what is not wanted any more.
+/// The number of waves, at least one: the last one also deletes unwanted objects.
 fn waves(view: &RunnerView) -> u32 {
     view.waves.max(1)
 }
@@ -431,8 +427,8 @@ fn is_object_set(definition: &Definition) -> bool {
 }
 
 #[cfg(test)]
-#[path = "run_story_tests.rs"]
-mod story;
+#[path = "run_scenario_tests.rs"]
+mod scenario;
 #[cfg(test)]
 #[path = "run_tests.rs"]
 mod tests;

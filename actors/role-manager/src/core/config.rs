@@ -2,45 +2,45 @@
 
 use std::time::Duration;
 
-/// How patient the role manager is. Every value is a key of the daemon's configuration.
+/// The role manager's settings. Every value is a key of the daemon's configuration.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
-    /// How often everything pending is tried again. Events do the work; this is for what no event announces.
+    /// How often all pending work is retried. Events normally drive it; this covers what no event reports.
     pub retry: Duration,
     /// A membership change that takes longer is shown as `conf_change_slow`.
     pub slow_change: Duration,
-    /// The shortest election timeout. An acknowledgement older than this proves nothing about the next election,
-    /// and a leader younger than this has not heard everybody yet.
+    /// The shortest election timeout. An older acknowledgement proves nothing about the next election, and a younger
+    /// leader has not received acknowledgements from all voters yet.
     pub election_timeout: Duration,
-    /// A learner that is silent for longer loses its seat until it asks again.
+    /// A learner that is silent for longer is removed until it asks again.
     pub learner_silence: Duration,
     /// How many entries a learner may lag behind the commit index when it becomes a voter. A thousand are some tens of
-    /// milliseconds at the highest rate the log takes, far below an election timeout.
+    /// milliseconds at the log's highest rate, far below an election timeout.
     pub catch_up_slack: u64,
-    /// How long a proposal may take before its caller is told.
+    /// How long a proposal may take before its caller gets an answer.
     pub propose_deadline: Duration,
     /// How long a successful dial-back counts. Longer than a queue of membership changes, shorter than a reboot.
     pub dial_back_counts: Duration,
-    /// How long a node that asks for a seat is kept waiting before it is told what it waits for.
-    pub seat_patience: Duration,
-    /// The pause suggested to a node that is told to ask again.
+    /// How long a node that asks for membership waits before it is answered with the reason for the wait.
+    pub membership_timeout: Duration,
+    /// The retry time suggested to a node that must ask again.
     pub ask_again: Duration,
-    /// How many asks for one removal may wait for its end; further ones are told to ask again.
+    /// How many callers may wait for the end of one removal; further ones are asked to retry.
     pub waiters_per_removal: usize,
-    /// Promises broken on purpose, so that a simulation can show that it notices.
-    #[cfg(feature = "sabotage")]
-    pub sabotage: Sabotage,
+    /// Injected bugs, so that a simulation can show that it detects them.
+    #[cfg(feature = "bug-injection")]
+    pub bugs: BugInjection,
 }
 
 /// Test-only switches.
-#[cfg(feature = "sabotage")]
+#[cfg(feature = "bug-injection")]
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Sabotage {
-    /// Breaks ROLE-3: no membership change is held back for quorum.
+pub struct BugInjection {
+    /// Breaks ROLE-3: no membership change waits for quorum.
     pub skip_quorum_gate: bool,
     /// Breaks ROLE-3: a recent acknowledgement counts as proof that a voter is alive.
     pub trust_recent_acks: bool,
-    /// Breaks WISH-1: a wish is answered when it is proposed.
+    /// Breaks INTENT-1: a request is answered when it is proposed.
     pub answer_before_written: bool,
 }
 
@@ -54,32 +54,32 @@ impl Default for Config {
             catch_up_slack: 1000,
             propose_deadline: Duration::from_secs(5),
             dial_back_counts: Duration::from_secs(10),
-            seat_patience: Duration::from_secs(2),
+            membership_timeout: Duration::from_secs(2),
             ask_again: Duration::from_secs(1),
             waiters_per_removal: 16,
-            #[cfg(feature = "sabotage")]
-            sabotage: Sabotage::default(),
+            #[cfg(feature = "bug-injection")]
+            bugs: BugInjection::default(),
         }
     }
 }
 
 impl Config {
     pub(crate) fn answers_before_written(&self) -> bool {
-        #[cfg(feature = "sabotage")]
-        return self.sabotage.answer_before_written;
-        #[cfg(not(feature = "sabotage"))]
+        #[cfg(feature = "bug-injection")]
+        return self.bugs.answer_before_written;
+        #[cfg(not(feature = "bug-injection"))]
         false
     }
     pub(crate) fn trusts_recent_acks(&self) -> bool {
-        #[cfg(feature = "sabotage")]
-        return self.sabotage.trust_recent_acks;
-        #[cfg(not(feature = "sabotage"))]
+        #[cfg(feature = "bug-injection")]
+        return self.bugs.trust_recent_acks;
+        #[cfg(not(feature = "bug-injection"))]
         false
     }
     pub(crate) fn skips_quorum_gate(&self) -> bool {
-        #[cfg(feature = "sabotage")]
-        return self.sabotage.skip_quorum_gate;
-        #[cfg(not(feature = "sabotage"))]
+        #[cfg(feature = "bug-injection")]
+        return self.bugs.skip_quorum_gate;
+        #[cfg(not(feature = "bug-injection"))]
         false
     }
 }

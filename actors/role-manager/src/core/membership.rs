@@ -1,23 +1,25 @@
-//! The lane: of all plans together one membership change at a time, in the order they came.
+//! The membership-change slot: one membership change at a time for all plans, in order of arrival.
 
 use std::collections::BTreeSet;
 
-use muster_messages::{NodeId, SeatChange, SeatChangeKind, WaitReason, Wants};
+use muster_messages::{MembershipChange, MembershipChangeKind, NodeId, WaitReason, Wants};
 
 use super::plan::{Next, Wait};
 use super::quorum::{Electorate, Gate};
 use super::{Effect, Held, Moment, Now, RoleManager, Sent, plan, queues};
 
 /// A membership change is decided in the step that delivers the check's result, so the result is never too old for it.
-const AT_ANY_TIME: Moment = Moment(0);
+const ANY_TIME: Moment = Moment(0);
 
 impl RoleManager {
-    /// Starts the next membership change whose gate is open. One that is held back for quorum lets others pass and
-    /// keeps its place; one that failed goes to the end.
+    /// Starts the next membership change whose quorum check passes. One blocked by quorum lets others pass and keeps its
+    /// position; a failed one goes to the end.
     pub(super) fn change_membership(&mut self, now: Now, out: &mut Vec<Effect>) {
         self.queue_up();
-        let leader_leaves =
-            self.plans.get(&self.me).is_some_and(|p| matches!(p.next, Some(Next::Seat(SeatChangeKind::Remove { .. }))));
+        let leader_leaves = self
+            .plans
+            .get(&self.me)
+            .is_some_and(|p| matches!(p.next, Some(Next::Membership(MembershipChangeKind::Remove { .. }))));
         if !leader_leaves {
             self.kept.tried.clear();
         }
@@ -26,9 +28,9 @@ impl RoleManager {
             return;
         }
         let electorate = self.electorate(now);
-        let lane: Vec<NodeId> = self.kept.lane.iter().copied().collect();
+        let change_slot: Vec<NodeId> = self.kept.change_slot.iter().copied().collect();
         let mut due = None;
-        for node in lane {
+        for node in change_slot {
             match self.gate(node, &electorate) {
                 Gate::Open => {
                     due = Some(node);
@@ -36,7 +38,7 @@ impl RoleManager {
                 }
                 Gate::Unconfirmed(required) => return self.check_reachable(now, Some(node), required, out),
                 Gate::Undecided => {}
-                // A check has just ended. The next one would end like it.
+                // A check has just ended. The next one would end the same way.
                 Gate::Closed(obstacle) if self.reachability.checked.is_some() => {
                     let wait = Some(Wait::new(obstacle.reason, obstacle.message));
                     self.held.insert(node, Held { until: now.at + self.config.ask_again, wait });
@@ -45,81 +47,85 @@ impl RoleManager {
             }
         }
         let Some(node) = due else { return };
-        let Some(kind) = self.seat_change_for(node) else { return };
-        self.kept.lane.retain(|n| *n != node);
-        let own = self.seen.raft.raft_id == Some(plan::seat_in(&kind));
-        // Who leaves by a wish that is still being written would have to hand the office on at once.
+        let Some(kind) = self.membership_change_for(node) else { return };
+        self.kept.change_slot.retain(|n| *n != node);
+        let own = self.seen.raft.raft_id == Some(plan::member_id_in(&kind));
+        // A node whose demotion or removal is still being written would have to hand leadership on at once.
         let leaving: BTreeSet<NodeId> = self.kept.outbox.leaving().collect();
         let may_lead = |n: &NodeId| !self.kept.tried.contains(n) && !leaving.contains(n);
-        let heir = (own && matches!(kind, SeatChangeKind::Remove { .. }))
-            .then(|| electorate.heirs(self.me).into_iter().find(may_lead))
+        let transfer_target = (own && matches!(kind, MembershipChangeKind::Remove { .. }))
+            .then(|| electorate.transfer_targets(self.me).into_iter().find(may_lead))
             .flatten();
-        let sent = match heir {
-            // The leader unseats itself only when nobody took leadership from it.
+        let sent = match transfer_target {
+            // The leader removes itself only when no other voter took leadership.
             Some(to) => Sent::Transfer { to },
-            None => Sent::Seat(SeatChange { at: now.wall, by: self.on_behalf_of(node), kind }),
+            None => Sent::Membership(MembershipChange { at: now.wall, by: self.on_behalf_of(node), kind }),
         };
         debug_assert!(self.kept.outbox.membership().is_none(), "ROLE-2");
         self.send(now, node, sent, out);
     }
 
-    /// A change that was rejected because another one was in flight is the next one, if it is still needed. It is decided on
-    /// again: the voters may have changed.
+    /// A change rejected because another was in flight goes first, if it is still needed. It is decided on again: the voters
+    /// may have changed.
     fn decide_again(&mut self, now: Now) {
         let Some((step, outgoing)) = self.kept.outbox.membership() else { return };
-        let (Some(again_at), Sent::Seat(change)) = (outgoing.again_at, &outgoing.sent) else { return };
+        let (Some(again_at), Sent::Membership(change)) = (outgoing.again_at, &outgoing.sent) else { return };
         let node = outgoing.node;
-        if self.seat_change_for(node).as_ref() != Some(&change.kind) {
+        if self.membership_change_for(node).as_ref() != Some(&change.kind) {
             self.kept.outbox.0.remove(&step);
         } else if again_at <= now.at {
             self.kept.outbox.0.remove(&step);
-            self.kept.lane.retain(|n| *n != node);
-            self.kept.lane.push_front(node);
+            self.kept.change_slot.retain(|n| *n != node);
+            self.kept.change_slot.push_front(node);
         }
     }
 
     fn queue_up(&mut self) {
         let wanting: BTreeSet<NodeId> = (self.plans.iter())
             .filter(|(node, p)| {
-                matches!(p.next, Some(Next::Seat(_)))
+                matches!(p.next, Some(Next::Membership(_)))
                     && !self.held.contains_key(node)
-                    && !self.kept.outbox.wish_for(**node)
+                    && !self.kept.outbox.request_for(**node)
             })
             .map(|(node, _)| *node)
             .collect();
-        self.kept.lane.retain(|node| wanting.contains(node));
-        let under_way = self.kept.outbox.membership().map(|(_, o)| o.node);
+        self.kept.change_slot.retain(|node| wanting.contains(node));
+        let in_flight = self.kept.outbox.membership().map(|(_, o)| o.node);
         for node in wanting {
-            if !self.kept.lane.contains(&node) && under_way != Some(node) {
-                self.kept.lane.push_back(node);
+            if !self.kept.change_slot.contains(&node) && in_flight != Some(node) {
+                self.kept.change_slot.push_back(node);
             }
         }
     }
 
-    fn seat_change_for(&self, node: NodeId) -> Option<SeatChangeKind> {
+    fn membership_change_for(&self, node: NodeId) -> Option<MembershipChangeKind> {
         match self.plans.get(&node)?.next.as_ref()? {
-            Next::Seat(kind) => Some(kind.clone()),
+            Next::Membership(kind) => Some(kind.clone()),
             Next::Write { .. } => None,
         }
     }
 
-    /// ROLE-3, judged on what is known now, just before the change.
+    /// ROLE-3, judged on present knowledge, just before the change.
     fn gate(&self, node: NodeId, electorate: &Electorate) -> Gate {
-        let Some(kind) = self.seat_change_for(node) else {
+        let Some(kind) = self.membership_change_for(node) else {
             return Gate::Open;
         };
         let name = queues::name_of(&self.seen.tables, node);
         match kind {
-            SeatChangeKind::AddLearner { .. } | SeatChangeKind::SetAddress { .. } => electorate.can_commit(),
-            SeatChangeKind::PromoteLearner { raft_id, .. } => electorate.can_gain(raft_id, name.as_str(), AT_ANY_TIME),
-            SeatChangeKind::Remove { raft_id } => {
+            MembershipChangeKind::AddLearner { .. } | MembershipChangeKind::SetAddress { .. } => {
+                electorate.can_commit()
+            }
+            MembershipChangeKind::PromoteLearner { raft_id, .. } => {
+                electorate.can_promote(raft_id, name.as_str(), ANY_TIME)
+            }
+            MembershipChangeKind::Remove { raft_id } => {
                 let voter = self.seen.tables.members.get(&raft_id).is_some_and(|m| m.voter);
                 let returns = self.plans.get(&node).is_some_and(|p| p.wants == Wants::Manager);
                 if voter && returns {
-                    electorate.can_spare(node, name.as_str(), AT_ANY_TIME)
+                    electorate.can_replace(node, name.as_str(), ANY_TIME)
                 } else if voter {
                     let leaving = BTreeSet::from([node]);
-                    electorate.can_lose(&leaving, node, name.as_str(), AT_ANY_TIME)
+                    electorate.can_remove(&leaving, node, name.as_str(), ANY_TIME)
                 } else {
                     electorate.can_commit()
                 }
@@ -146,20 +152,20 @@ impl RoleManager {
     fn wait_of(&self, node: NodeId, electorate: &Electorate, now: Now) -> Wait {
         let plan = &self.plans[&node];
         let held = self.held.get(&node).and_then(|h| h.wait.clone());
-        if !matches!(plan.next, Some(Next::Seat(_))) {
+        if !matches!(plan.next, Some(Next::Membership(_))) {
             return held.unwrap_or_else(|| plan.wait.clone());
         }
-        let under_way = self.kept.outbox.membership().map(|(_, o)| o);
-        if let Some(own) = under_way.filter(|o| o.node == node) {
+        let in_flight = self.kept.outbox.membership().map(|(_, o)| o);
+        if let Some(own) = in_flight.filter(|o| o.node == node) {
             return self.progress_of(own, &plan.wait, now);
         }
-        let other = under_way.map(|o| o.node).or(self.reachability.change()).filter(|other| *other != node);
+        let other = in_flight.map(|o| o.node).or(self.reachability.change()).filter(|other| *other != node);
         match (self.gate(node, electorate), other) {
             (Gate::Closed(obstacle), _) => Wait::new(obstacle.reason, obstacle.message),
             (_, _) if held.is_some() => held.unwrap_or_else(|| plan.wait.clone()),
             (_, Some(other)) => {
                 let name = queues::name_of(&self.seen.tables, other);
-                let message = format!("waits for the membership change of {name}");
+                let message = format!("waiting for the membership change of {name}");
                 Wait::new(WaitReason::MembershipBusy, message)
             }
             (_, None) => plan.wait.clone(),
@@ -169,14 +175,14 @@ impl RoleManager {
     fn progress_of(&self, own: &super::Outgoing, plain: &Wait, now: Now) -> Wait {
         if let Sent::Transfer { to } = own.sent {
             let name = queues::name_of(&self.seen.tables, to);
-            return Wait::new(WaitReason::TransferringLeadership, format!("leadership is offered to {name}"));
+            return Wait::new(WaitReason::TransferringLeadership, format!("transferring leadership to {name}"));
         }
         let age = now.at.since(own.since.at);
         if age < self.config.slow_change {
             return plain.clone();
         }
         let message = format!(
-            "the membership change is not applied after {} s; it is proposed again only once it is known to be lost",
+            "the membership change has not been applied after {} s; it is proposed again only once known to be lost",
             self.config.slow_change.as_secs()
         );
         Wait::new(WaitReason::ConfChangeSlow, message)

@@ -1,34 +1,32 @@
-//! Steps that were started and whose end is not known, or not seen in the replicated state yet.
+//! Steps that were started and whose outcome is unknown or not yet seen in the replicated state.
 
 use std::collections::BTreeMap;
 
-use muster_messages::{Command, Moment, NodeId, Revision, SeatChange};
+use muster_messages::{Command, MembershipChange, Moment, NodeId, Revision};
 use serde::{Deserialize, Serialize};
 
 use super::{Effect, Now, StepId};
 
-/// A step under way.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Outgoing {
     pub node: NodeId,
     pub sent: Sent,
     pub since: Now,
-    /// Applied at this revision. It ends when the replicated state is seen to be that new: until then the facts are old.
+    /// Applied at this revision. The step ends once the observed state is that new: until then the facts are old.
     pub applied: Option<Revision>,
-    /// Turned down because another membership change is in flight, perhaps this very one, proposed by an earlier
-    /// incarnation: proposed again at this moment if it is still wanted.
+    /// Rejected because another membership change is in flight, perhaps this one, proposed by an earlier incarnation:
+    /// proposed again at this time if still needed.
     pub again_at: Option<Moment>,
 }
 
-/// What was sent.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Sent {
-    /// Somebody's wish.
-    Wish { command: Box<Command>, leaves: bool },
+    /// A caller's request.
+    DesiredChange { command: Box<Command>, leaves: bool },
     /// A command of the role manager's own.
     Write(Box<Command>),
     /// A change of the Raft configuration.
-    Seat(SeatChange),
+    Membership(MembershipChange),
     /// Leadership was offered to this node.
     Transfer { to: NodeId },
 }
@@ -37,33 +35,34 @@ impl Outgoing {
     /// The effect that starts this step, or repeats it after a crash.
     pub(crate) fn effect(&self, step: StepId) -> Effect {
         match &self.sent {
-            Sent::Wish { command, .. } | Sent::Write(command) => Effect::Propose { step, command: command.clone() },
-            Sent::Seat(change) => Effect::ProposeSeat { step, change: change.clone() },
+            Sent::DesiredChange { command, .. } | Sent::Write(command) => {
+                Effect::Propose { step, command: command.clone() }
+            }
+            Sent::Membership(change) => Effect::ProposeMembership { step, change: change.clone() },
             Sent::Transfer { to } => Effect::TransferLeadership { step, to: *to },
         }
     }
     fn is_membership(&self) -> bool {
-        matches!(self.sent, Sent::Seat(_) | Sent::Transfer { .. })
+        matches!(self.sent, Sent::Membership(_) | Sent::Transfer { .. })
     }
 }
 
-/// All steps under way.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Outbox(pub BTreeMap<StepId, Outgoing>);
 
 impl Outbox {
-    /// ROLE-2: the one membership change (or transfer) under way, of all plans.
+    /// ROLE-2: the one membership change (or transfer) in flight for all plans.
     pub(crate) fn membership(&self) -> Option<(StepId, &Outgoing)> {
         self.0.iter().find(|(_, o)| o.is_membership()).map(|(s, o)| (*s, o))
     }
-    pub(crate) fn wish_for(&self, node: NodeId) -> bool {
-        self.0.values().any(|o| o.node == node && matches!(o.sent, Sent::Wish { .. }))
+    pub(crate) fn request_for(&self, node: NodeId) -> bool {
+        self.0.values().any(|o| o.node == node && matches!(o.sent, Sent::DesiredChange { .. }))
     }
     pub(crate) fn write_for(&self, node: NodeId) -> bool {
         self.0.values().any(|o| o.node == node && matches!(o.sent, Sent::Write(_)))
     }
-    /// Nodes that leave by wishes in flight.
+    /// Nodes that requests in flight demote or remove.
     pub(crate) fn leaving(&self) -> impl Iterator<Item = NodeId> {
-        (self.0.values()).filter(|o| matches!(o.sent, Sent::Wish { leaves: true, .. })).map(|o| o.node)
+        (self.0.values()).filter(|o| matches!(o.sent, Sent::DesiredChange { leaves: true, .. })).map(|o| o.node)
     }
 }

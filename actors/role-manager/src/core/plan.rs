@@ -1,34 +1,33 @@
-//! One small plan per node: from the four facts to the one next step, and a reason for not being done.
+//! One small plan per node: from the four facts to the one next step, and a reason for being unsettled.
 //!
-//! Pure and level-triggered: the same facts give the same plan, however they came about. That is why a flip at any
-//! interleaving, a crash or a new leader needs no code of its own.
+//! Pure and level-triggered: the same facts give the same plan, whatever led to them. So a flip at any interleaving, a
+//! crash or a new leader needs no special code.
 
 use muster_messages::{
-    Blocked, Change, Guard, Liveness, Member, NodeId, NodeRecord, RaftId, Role, SeatChangeKind, Tables, WaitReason,
-    WallTime, Wants,
+    Blocked, Change, Guard, Liveness, Member, MembershipChangeKind, NodeId, NodeRecord, RaftId, Role, Tables,
+    WaitReason, WallTime, Wants,
 };
 
-use super::notes::Note;
+use super::annotations::Annotation;
 use super::{Config, Moment, Now};
 
-/// What is to be done about a node that is not settled.
+/// What to do about a node that is not settled.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
     pub wants: Wants,
     pub next: Option<Next>,
     pub wait: Wait,
-    /// Somebody who waits for the node to settle waits for this. False for a node that is down and has nothing left
-    /// to be done for it: certificate and manager half are settled when it returns.
+    /// Whether callers that wait for the node to settle wait for this. False for a node that is down and needs nothing
+    /// more from others: certificate and manager runtime follow when it returns.
     pub holds: bool,
 }
 
-/// The one next step.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Next {
-    /// A guarded command. Idempotent: repeated, a guard refuses it.
+    /// A guarded command. Idempotent: a guard refuses a repetition.
     Write { reason: &'static str, guards: Vec<Guard>, changes: Vec<Change> },
     /// A change of the Raft configuration.
-    Seat(SeatChangeKind),
+    Membership(MembershipChangeKind),
 }
 
 /// Why a node is not settled yet.
@@ -48,7 +47,7 @@ impl Wait {
 /// A certificate outlives its node's block by this much, because clocks differ.
 const CLOCK_ALLOWANCE: std::time::Duration = std::time::Duration::from_secs(3600);
 
-/// What a plan may look at.
+/// The facts that a plan may use.
 pub(crate) struct Scene<'a> {
     pub tables: &'a Tables,
     pub commit: u64,
@@ -57,12 +56,12 @@ pub(crate) struct Scene<'a> {
 }
 
 /// The plan for `node`; `None` when it is settled.
-pub(crate) fn plan(scene: &Scene<'_>, node: NodeId, note: &Note) -> Option<Plan> {
-    let seat = scene.tables.seat_of(node);
+pub(crate) fn plan(scene: &Scene<'_>, node: NodeId, annotation: &Annotation) -> Option<Plan> {
+    let member = scene.tables.member_of(node);
     let Some(record) = scene.tables.nodes.get(&node) else {
-        return seat.map(orphan);
+        return member.map(orphan);
     };
-    let path = Path { scene, record, seat, note };
+    let path = Path { scene, record, member, annotation };
     if record.removing.is_some() {
         return Some(path.removal());
     }
@@ -72,18 +71,18 @@ pub(crate) fn plan(scene: &Scene<'_>, node: NodeId, note: &Note) -> Option<Plan>
     }
 }
 
-/// A seat whose node does not exist. There must be none (MEMBER-1); one that is there all the same is taken back.
-fn orphan(seat: &Member) -> Plan {
-    let message = "the node is gone; its seat is taken back";
-    unseat(Wants::Removed, seat, message)
+/// A member without a node. MEMBER-1 forbids it; one that exists nevertheless is removed.
+fn orphan(member: &Member) -> Plan {
+    let message = "the node has no record; its Raft member is being removed";
+    remove_member(Wants::Removed, member, message)
 }
 
-fn unseat(wants: Wants, seat: &Member, message: impl Into<String>) -> Plan {
-    let raft_id = seat.raft_id;
+fn remove_member(wants: Wants, member: &Member, message: impl Into<String>) -> Plan {
+    let raft_id = member.raft_id;
     Plan {
         wants,
-        next: Some(Next::Seat(SeatChangeKind::Remove { raft_id })),
-        wait: Wait::new(WaitReason::RemovingSeat, message),
+        next: Some(Next::Membership(MembershipChangeKind::Remove { raft_id })),
+        wait: Wait::new(WaitReason::RemovingMember, message),
         holds: true,
     }
 }
@@ -91,16 +90,16 @@ fn unseat(wants: Wants, seat: &Member, message: impl Into<String>) -> Plan {
 struct Path<'a> {
     scene: &'a Scene<'a>,
     record: &'a NodeRecord,
-    seat: Option<&'a Member>,
-    note: &'a Note,
+    member: Option<&'a Member>,
+    annotation: &'a Annotation,
 }
 
 impl Path<'_> {
     fn removal(&self) -> Plan {
         let (id, name) = (self.record.id, &self.record.name);
-        if let Some(seat) = self.seat {
-            let message = format!("{name} leaves the raft configuration before its record goes");
-            return unseat(Wants::Removed, seat, message);
+        if let Some(member) = self.member {
+            let message = format!("{name} leaves the Raft configuration before its record is deleted");
+            return remove_member(Wants::Removed, member, message);
         }
         let by = self.record.removing.as_ref().map(|r| r.by.clone());
         let now = self.scene.now.wall;
@@ -114,10 +113,10 @@ impl Path<'_> {
             wants: Wants::Removed,
             next: Some(Next::Write {
                 reason: "removed",
-                guards: vec![Guard::NodeExists(id), Guard::Removing { node: id, removing: true }, Guard::NoSeat(id)],
+                guards: vec![Guard::NodeExists(id), Guard::Removing { node: id, removing: true }, Guard::NotMember(id)],
                 changes: vec![Change::DeleteNode(id), Change::Block(block)],
             }),
-            wait: Wait::new(WaitReason::RemovingSeat, format!("the record of {name} is being deleted")),
+            wait: Wait::new(WaitReason::RemovingMember, format!("the record of {name} is being deleted")),
             holds: true,
         }
     }
@@ -126,54 +125,54 @@ impl Path<'_> {
         if self.record.role == Role::Worker {
             return Some(self.grant(Role::Manager));
         }
-        let Some(seat) = self.seat else {
-            return Some(self.seatless());
+        let Some(member) = self.member else {
+            return Some(self.without_membership());
         };
-        if let Some((raft_id, loss)) = &self.note.lost
-            && *raft_id == seat.raft_id
+        if let Some((raft_id, loss)) = &self.annotation.lost
+            && *raft_id == member.raft_id
         {
             let wait = Wait::new(loss_reason(loss), self.loss_message(loss));
-            return Some(Plan { wait, ..unseat(Wants::Manager, seat, "") });
+            return Some(Plan { wait, ..remove_member(Wants::Manager, member, "") });
         }
-        if let Some(proven) = self.note.proven_at(self.scene.now.at)
-            && proven.addr != seat.addr
+        if let Some(proven) = self.annotation.proven_at(self.scene.now.at)
+            && proven.addr != member.addr
         {
-            let (raft_id, addr) = (seat.raft_id, proven.addr.clone());
-            let message = format!("its address changes from {} to {addr}", seat.addr);
+            let (raft_id, addr) = (member.raft_id, proven.addr.clone());
+            let message = format!("its address changes from {} to {addr}", member.addr);
             return Some(Plan {
                 wants: Wants::Manager,
-                next: Some(Next::Seat(SeatChangeKind::SetAddress { raft_id, addr })),
+                next: Some(Next::Membership(MembershipChangeKind::SetAddress { raft_id, addr })),
                 wait: Wait::new(WaitReason::WaitingForJoin, message),
                 holds: true,
             });
         }
-        if seat.voter {
+        if member.voter {
             return self.certificate(Wants::Manager).or_else(|| self.absent());
         }
-        Some(self.learner(seat))
+        Some(self.learner(member))
     }
 
-    /// It has its seat and takes no part. Nothing is to be done here, and nobody waits for it.
+    /// It is a member and takes no part. No step is needed here, and no caller waits for it.
     fn absent(&self) -> Option<Plan> {
-        let why = self.note.too_old.as_ref().or(self.note.failure.as_ref())?;
+        let why = self.annotation.too_old.as_ref().or(self.annotation.failure.as_ref())?;
         let wait = Wait::new(WaitReason::WaitingForJoin, why.clone());
         Some(Plan { wants: Wants::Manager, next: None, wait, holds: false })
     }
 
-    /// Granted, but without a seat: it comes by itself, with a certificate for the role.
-    fn seatless(&self) -> Plan {
+    /// Granted, but not a member: it asks by itself, with a certificate for the role.
+    fn without_membership(&self) -> Plan {
         let name = &self.record.name;
         // A dial-back proves that it listens. A seat for a half that does not run would be one more silent learner.
-        let runs = self.note.failure.is_none();
-        if let Some(proven) = self.note.proven_at(self.scene.now.at).filter(|_| runs) {
+        let runs = self.annotation.failure.is_none();
+        if let Some(proven) = self.annotation.proven_at(self.scene.now.at).filter(|_| runs) {
             return Plan {
                 wants: Wants::Manager,
-                next: Some(Next::Seat(SeatChangeKind::AddLearner {
+                next: Some(Next::Membership(MembershipChangeKind::AddLearner {
                     node: self.record.id,
                     raft_id: self.scene.tables.next_raft_id,
                     addr: proven.addr.clone(),
                 })),
-                wait: Wait::new(WaitReason::WaitingForJoin, format!("{name} is being given a seat")),
+                wait: Wait::new(WaitReason::WaitingForJoin, format!("{name} is being added to the Raft configuration")),
                 holds: true,
             };
         }
@@ -182,49 +181,49 @@ impl Path<'_> {
         }
         let wait = if self.is_down() {
             Wait::new(WaitReason::WaitingForNode, format!("{name} is down; it asks for a seat when it returns"))
-        } else if let Some(why) = self.note.too_old.as_ref().or(self.note.failure.as_ref()) {
+        } else if let Some(why) = self.annotation.too_old.as_ref().or(self.annotation.failure.as_ref()) {
             Wait::new(WaitReason::WaitingForJoin, why.clone())
-        } else if let Some(why) = &self.note.dial_back {
+        } else if let Some(why) = &self.annotation.dial_back {
             Wait::new(WaitReason::DialBackFailed, why.clone())
-        } else if let Some((_, loss)) = &self.note.lost {
+        } else if let Some((_, loss)) = &self.annotation.lost {
             Wait::new(loss_reason(loss), self.loss_message(loss))
         } else {
             Wait::new(
                 WaitReason::WaitingForJoin,
-                format!("{name} has its certificate and has not asked for a seat yet"),
+                format!("{name} has its certificate but has not asked for membership yet"),
             )
         };
         let holds = wait.reason != WaitReason::WaitingForNode;
         Plan { wants: Wants::Manager, next: None, wait, holds }
     }
 
-    fn learner(&self, seat: &Member) -> Plan {
-        let (node, raft_id, name) = (self.record.id, seat.raft_id, &self.record.name);
+    fn learner(&self, member: &Member) -> Plan {
+        let (node, raft_id, name) = (self.record.id, member.raft_id, &self.record.name);
         let config = self.scene.config;
-        let wait = match &self.note.failure {
+        let wait = match &self.annotation.failure {
             Some(why) => Wait::new(WaitReason::WaitingForJoin, why.clone()),
-            None => Wait::new(WaitReason::CatchingUp, format!("{name} copies the log")),
+            None => Wait::new(WaitReason::CatchingUp, format!("{name} is copying the log")),
         };
         let mut plan = Plan { wants: Wants::Manager, next: None, wait, holds: true };
-        let Some(learner) = self.note.learner.as_ref().filter(|l| l.raft_id == raft_id) else {
+        let Some(learner) = self.annotation.learner.as_ref().filter(|l| l.raft_id == raft_id) else {
             return plan;
         };
-        if self.scene.now.at.since(learner.heard) >= config.learner_silence {
+        if self.scene.now.at.since(learner.last_ack) >= config.learner_silence {
             let quiet = config.learner_silence.as_secs();
-            let message = format!("{name} was silent for {quiet} s; its seat is taken back until it asks again");
-            plan.next = Some(Next::Seat(SeatChangeKind::Remove { raft_id }));
+            let message = format!("{name} was silent for {quiet} s and is removed as a learner until it asks again");
+            plan.next = Some(Next::Membership(MembershipChangeKind::Remove { raft_id }));
             plan.wait = Wait::new(WaitReason::CatchingUp, message);
         } else if learner.caught_up(self.scene.commit, self.scene.now.at, config) {
-            plan.next = Some(Next::Seat(SeatChangeKind::PromoteLearner { node, raft_id }));
-            plan.wait = Wait::new(WaitReason::CatchingUp, format!("{name} has caught up and is given a vote"));
+            plan.next = Some(Next::Membership(MembershipChangeKind::PromoteLearner { node, raft_id }));
+            plan.wait = Wait::new(WaitReason::CatchingUp, format!("{name} has caught up and is becoming a voter"));
         }
         plan
     }
 
     fn demotion(&self) -> Option<Plan> {
-        if let Some(seat) = self.seat {
-            let message = format!("{} leaves the raft configuration before it becomes a worker", self.record.name);
-            return Some(unseat(Wants::Worker, seat, message));
+        if let Some(member) = self.member {
+            let message = format!("{} leaves the Raft configuration before it becomes a worker", self.record.name);
+            return Some(remove_member(Wants::Worker, member, message));
         }
         if self.record.role == Role::Manager {
             return Some(self.grant(Role::Worker));
@@ -232,7 +231,8 @@ impl Path<'_> {
         self.certificate(Wants::Worker)
     }
 
-    /// ROLE-4: guarded by the wish and by the last grant, so that no role older than the newest wish ever lands.
+    /// ROLE-4: guarded by the request and by the last grant, so that no role older than the newest request is ever
+    /// written.
     fn grant(&self, role: Role) -> Plan {
         let node = self.record.id;
         let mut guards = vec![
@@ -246,7 +246,7 @@ impl Path<'_> {
             Role::Worker => ("demotion", Wants::Worker),
         };
         if role == Role::Worker {
-            guards.push(Guard::NoSeat(node));
+            guards.push(Guard::NotMember(node));
         }
         let message = format!("{} is being granted the role {role}", self.record.name);
         Plan {
@@ -283,7 +283,7 @@ impl Path<'_> {
     fn loss_message(&self, loss: &muster_messages::wire::DataLoss) -> String {
         let what = if loss.damaged { "are damaged" } else { "are missing" };
         format!(
-            "the raft data of {} {what} ({}); it gets a new seat once the old one is gone",
+            "the Raft data of {} {what} ({}); it becomes a new member once the old one is removed",
             self.record.name, loss.file
         )
     }
@@ -293,7 +293,7 @@ fn loss_reason(loss: &muster_messages::wire::DataLoss) -> WaitReason {
     if loss.damaged { WaitReason::RaftDataDamaged } else { WaitReason::RaftDataMissing }
 }
 
-/// Since when a node has been waiting, as far as the replicated state tells. Read by a leader that did not see it begin.
+/// Since when a node has been waiting, according to the replicated state. For a leader that did not see it begin.
 pub(crate) fn since(tables: &Tables, node: NodeId, plan: &Plan) -> WallTime {
     let Some(record) = tables.nodes.get(&node) else {
         return WallTime::default();
@@ -309,19 +309,19 @@ pub(crate) fn since(tables: &Tables, node: NodeId, plan: &Plan) -> WallTime {
     newest.map_or(record.created_at, |e| e.at)
 }
 
-/// The seat whose change this is, for the log and for messages.
-pub(crate) fn seat_in(kind: &SeatChangeKind) -> RaftId {
+/// The member id that a change concerns, for the log and for messages.
+pub(crate) fn member_id_in(kind: &MembershipChangeKind) -> RaftId {
     match kind {
-        SeatChangeKind::AddLearner { raft_id, .. }
-        | SeatChangeKind::PromoteLearner { raft_id, .. }
-        | SeatChangeKind::Remove { raft_id }
-        | SeatChangeKind::SetAddress { raft_id, .. } => *raft_id,
+        MembershipChangeKind::AddLearner { raft_id, .. }
+        | MembershipChangeKind::PromoteLearner { raft_id, .. }
+        | MembershipChangeKind::Remove { raft_id }
+        | MembershipChangeKind::SetAddress { raft_id, .. } => *raft_id,
     }
 }
 
-/// The plan as it follows from the replicated state alone: what a member that does not lead can say.
+/// The plan derived from the replicated state alone, as on a member that does not lead.
 pub(crate) fn bare(tables: &Tables, node: NodeId, config: &Config) -> Option<Plan> {
     let now = Now { at: Moment(0), wall: WallTime::default() };
     let scene = Scene { tables, commit: 0, config, now };
-    plan(&scene, node, &Note::default())
+    plan(&scene, node, &Annotation::default())
 }

@@ -1,4 +1,4 @@
-//! The two queues: what is left to do between wishes and facts, and why it is not done yet.
+//! The two queues: what remains to be done between requests and facts, and why it is not done yet.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,14 +17,14 @@ pub struct Pending {
     pub message: String,
     /// Since when for this reason.
     pub since: WallTime,
-    /// Since when for any, as this leader has seen it.
+    /// Since when for any reason, as seen by this leader.
     pub began: WallTime,
     pub retry_at: Option<WallTime>,
-    /// Somebody who waits for the node to settle waits for this.
+    /// Whether callers that wait for the node to settle wait for this.
     pub holds: bool,
 }
 
-/// A node is in one of them while anything is to be done about it, and in none once it is settled.
+/// A node is in one of them while work on it remains, and in neither once it is settled.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Queues {
     pub reconciliation: BTreeMap<NodeId, Pending>,
@@ -32,12 +32,10 @@ pub struct Queues {
 }
 
 impl Queues {
-    /// The entry of a node.
     pub fn get(&self, node: NodeId) -> Option<&Pending> {
         self.removal.get(&node).or_else(|| self.reconciliation.get(&node))
     }
 
-    /// Every pending node.
     pub fn iter(&self) -> impl Iterator<Item = (NodeId, &Pending)> {
         (self.reconciliation.iter()).chain(&self.removal).map(|(n, p)| (*n, p))
     }
@@ -56,20 +54,21 @@ impl Queues {
         let since = known.filter(|p| p.reason == wait.reason).map_or(since, |p| p.since);
         let pending =
             Pending { wants, reason: wait.reason, message: wait.message, since, began, retry_at: None, holds };
-        self.drop_one(node);
+        self.remove_node(node);
         match wants {
             Wants::Removed => self.removal.insert(node, pending),
             Wants::Manager | Wants::Worker => self.reconciliation.insert(node, pending),
         };
     }
 
-    /// Settled, or gone: what it was.
-    pub(crate) fn drop_one(&mut self, node: NodeId) -> Option<Pending> {
+    /// Removes a node that is settled or gone; returns its entry.
+    pub(crate) fn remove_node(&mut self, node: NodeId) -> Option<Pending> {
         let (change, removal) = (self.reconciliation.remove(&node), self.removal.remove(&node));
         removal.or(change)
     }
 
-    /// The next retry, for all that a retry can help. A node that is down is left to return by itself.
+    /// Sets the next retry of everything that a retry can help. A node that is down is left to return
+    /// by itself.
     pub(crate) fn set_retry(&mut self, retry_at: Option<WallTime>) {
         for pending in self.reconciliation.values_mut().chain(self.removal.values_mut()) {
             pending.retry_at = if retries(pending.reason) { retry_at } else { None };
@@ -80,7 +79,7 @@ impl Queues {
         self.iter().any(|(_, p)| retries(p.reason))
     }
 
-    /// As everybody else sees it.
+    /// As all other readers see it.
     pub(crate) fn view(&self, tables: &Tables, settled: &BTreeMap<Wants, SettleTimes>) -> RoleView {
         let mut pending = Vec::new();
         let mut conditions: BTreeMap<NodeId, Vec<Condition>> = BTreeMap::new();
@@ -125,7 +124,7 @@ pub(crate) fn condition_kind(wants: Wants) -> &'static str {
     }
 }
 
-/// A node's name; a node without a record goes by its id.
+/// A node's name; its id if it has no record.
 pub(crate) fn name_of(tables: &Tables, node: NodeId) -> Name {
     let record = tables.nodes.get(&node);
     record.map_or_else(|| Name::sanitized(node.as_str()), |r| r.name.clone())

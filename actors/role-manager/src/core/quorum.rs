@@ -1,9 +1,9 @@
-//! Who votes, who answered lately, and what a change would leave of the quorum.
+//! The voters, their recent acknowledgements, and the quorum that a change would leave.
 //!
 //! A voter answers if it acknowledged something within one election timeout: an older acknowledgement does not show that
 //! it would take part in the next commit or election. The leader itself always answers. Recent acknowledgements suffice to
-//! refuse a change. To allow one that removes or adds a voter, a majority of the resulting voters must pass a reachability
-//! check as well.
+//! refuse a change. Allowing one that removes or adds a voter also requires a majority of the resulting voters to pass a
+//! reachability check.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,7 +20,7 @@ pub struct Voter {
     pub name: String,
     pub answers: bool,
     pub matched: u64,
-    /// It is to stay a manager.
+    /// Its desired role is manager.
     pub stays: bool,
 }
 
@@ -28,7 +28,7 @@ pub struct Voter {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Electorate {
     voters: BTreeMap<RaftId, Voter>,
-    /// A leader younger than an election timeout has not heard everybody yet: silence proves nothing.
+    /// A leader younger than an election timeout lacks acknowledgements: silence proves nothing.
     fresh: bool,
     /// The reachability check that has just ended.
     checked: Option<Checked>,
@@ -40,7 +40,7 @@ pub struct Electorate {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Gate {
     Open,
-    /// Not yet known: the leader is too young to take silence for absence.
+    /// Unknown: the leader is too young to take silence for absence.
     Undecided,
     /// Allowed by recent acknowledgements. These must respond first.
     Unconfirmed(Required),
@@ -59,7 +59,7 @@ pub struct Obstacle {
 }
 
 impl Obstacle {
-    /// As whoever asked sees it.
+    /// The error for the caller.
     pub fn to_error(&self) -> ErrorBody {
         let code = match self.reason {
             WaitReason::LastManager => ErrorCode::LastManager,
@@ -84,7 +84,7 @@ fn list(names: &[String]) -> String {
 }
 
 impl Electorate {
-    /// Reads the newest replica. `fresh_until` is when this leader has led for an election timeout.
+    /// Reads the newest replica. `fresh_until` is when this leader will have led for an election timeout.
     pub fn of(
         replica: &Replica,
         seen_at: Now,
@@ -98,7 +98,7 @@ impl Electorate {
         for member in replica.tables.members.values().filter(|m| m.voter) {
             let progress = (replica.raft.progress.iter()).find(|p| p.raft_id == member.raft_id);
             let own = replica.raft.raft_id == Some(member.raft_id);
-            // One that answers and cannot follow commits nothing.
+            // A voter that answers but cannot follow commits nothing.
             let acked = progress.filter(|p| p.problem.is_none()).and_then(|p| p.acked_ago);
             let record = replica.tables.nodes.get(&member.node);
             let stays = record
@@ -117,14 +117,15 @@ impl Electorate {
         Self { voters, fresh, checked, skips_gate, trusts_recent_acks }
     }
 
-    /// Voters that answer and stay managers, best heir first: the most caught-up one.
-    pub fn heirs(&self, me: NodeId) -> Vec<NodeId> {
-        let mut heirs: Vec<_> = (self.voters.iter()).filter(|(_, v)| v.answers && v.stays && v.node != me).collect();
-        heirs.sort_by_key(|(id, v)| (std::cmp::Reverse(v.matched), **id));
-        heirs.into_iter().map(|(_, v)| v.node).collect()
+    /// Voters that answer and stay managers, best transfer target first: the most caught-up one.
+    pub fn transfer_targets(&self, me: NodeId) -> Vec<NodeId> {
+        let mut transfer_targets: Vec<_> =
+            (self.voters.iter()).filter(|(_, v)| v.answers && v.stays && v.node != me).collect();
+        transfer_targets.sort_by_key(|(id, v)| (std::cmp::Reverse(v.matched), **id));
+        transfer_targets.into_iter().map(|(_, v)| v.node).collect()
     }
 
-    /// May anything be changed at all? The current configuration must be able to commit it.
+    /// Whether any change is possible. The current configuration must be able to commit it.
     pub fn can_commit(&self) -> Gate {
         if self.skips_gate {
             return Gate::Open;
@@ -135,9 +136,9 @@ impl Electorate {
             return Gate::Open;
         }
         let message = format!(
-            "no membership change can be agreed on: {needed} of {} managers must answer and {answering} \
-             {}; missing: {}; retry while they restart, or bring one of them back; only if they are gone for good, stop \
-             this manager and start it with `musterd --force-new-cluster` to continue without them",
+            "no membership change can be committed: {needed} of {} managers must answer and {answering} \
+             {}; missing: {}; retry while they restart, or bring one of them back; only if they are permanently lost, \
+             stop this manager and start it with `musterd --force-new-cluster` to continue without them",
             self.voters.len(),
             if answering == 1 { "does" } else { "do" },
             list(&missing),
@@ -145,15 +146,14 @@ impl Electorate {
         self.closed(WaitReason::QuorumAtRisk, message, missing, needed, answering)
     }
 
-    /// May this voter lose its seat for a while, to get another one? It stays a manager, so somebody else need not.
-    pub fn can_spare(&self, whose: NodeId, name: &str, since: Moment) -> Gate {
+    /// Whether this voter may be removed for a while, to become a new member. It stays a manager, so no other node has to.
+    pub fn can_replace(&self, whose: NodeId, name: &str, since: Moment) -> Gate {
         self.can_do_without(&BTreeSet::from([whose]), whose, name, false, since)
     }
 
-    /// May `leaving` lose their seats? Judged against the current and the resulting configuration.
-    /// `whose` is the node this is about; the others are gone already. A reachability check is valid if it was
-    /// requested at `since` or later.
-    pub fn can_lose(&self, leaving: &BTreeSet<NodeId>, whose: NodeId, name: &str, since: Moment) -> Gate {
+    /// Whether `leaving` may be removed. Judged against the current and the resulting configuration. `whose` is the node
+    /// in question; the others are leaving already. A reachability check is valid if it was requested at `since` or later.
+    pub fn can_remove(&self, leaving: &BTreeSet<NodeId>, whose: NodeId, name: &str, since: Moment) -> Gate {
         self.can_do_without(leaving, whose, name, true, since)
     }
 
@@ -167,14 +167,14 @@ impl Electorate {
     ) -> Gate {
         let gone = |v: &Voter| leaving.contains(&v.node);
         let left = self.voters.values().filter(|v| !gone(v)).count();
-        let heir = self.voters.values().any(|v| !gone(v) && v.stays);
-        if left == 0 || (one_must_stay && !heir) {
+        let manager_stays = self.voters.values().any(|v| !gone(v) && v.stays);
+        if left == 0 || (one_must_stay && !manager_stays) {
             let others = self.voters.values().filter(|v| v.node != whose).count();
             let message = if others == 0 {
                 format!("{name} is the last manager; promote another node and let it join first")
             } else {
                 format!(
-                    "{name} would be the last manager: the others are leaving already; \
+                    "{name} would be the last manager: the others are already leaving; \
                      promote another node and let it join first"
                 )
             };
@@ -200,7 +200,7 @@ impl Electorate {
             let counting = if also.is_empty() {
                 String::new()
             } else {
-                format!(" (counting that {} is leaving already)", list(&also))
+                format!(" (counting that {} is already leaving)", list(&also))
             };
             let message = format!(
                 "without {name} there would be {left} managers of which {needed} must answer, and \
@@ -216,8 +216,8 @@ impl Electorate {
         self.confirmed(&after, since, refuse)
     }
 
-    /// May this learner become a voter?
-    pub fn can_gain(&self, learner: RaftId, name: &str, since: Moment) -> Gate {
+    /// Whether this learner may become a voter.
+    pub fn can_promote(&self, learner: RaftId, name: &str, since: Moment) -> Gate {
         match self.can_commit() {
             Gate::Open => {}
             closed => return closed,

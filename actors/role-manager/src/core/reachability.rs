@@ -1,8 +1,8 @@
 //! Reachability checks: a majority of the resulting voters must respond before a voter is removed or a learner promoted.
 //!
-//! Keeps  ROLE-3 where no clock helps: a voter that died a moment ago has a recent acknowledgement.
-//! Why one check per decision: its result is as old as its question, so it is valid for the decision that asked for it and for
-//! no later one. A healthy cluster responds within one round trip.
+//! Invariants  ROLE-3 where clocks do not help: a voter that died a moment ago has a recent acknowledgement.
+//! Why one check per decision: its result is as old as its request, so it is valid only for the decision that requested it. A
+//! healthy cluster responds within one round trip.
 
 use std::collections::BTreeSet;
 
@@ -18,7 +18,6 @@ pub(crate) struct Required {
     pub needed: usize,
 }
 
-/// The result of a check.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Checked {
     /// When the check was requested.
@@ -27,7 +26,6 @@ pub(crate) struct Checked {
     pub reachable: BTreeSet<RaftId>,
 }
 
-/// The check in progress.
 #[derive(Clone, Debug, PartialEq)]
 struct Open {
     step: StepId,

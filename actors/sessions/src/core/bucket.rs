@@ -1,19 +1,19 @@
-//! Bucket: how many may pass per second, and when the others should come back.
+//! Bucket: how many may pass per second, and when the others should retry.
 //!
-//! Keeps  SESSION-5  those who are refused are told different times, spread at the rate at which they can pass: a
-//!                   limiter that tells everybody the same time only moves the stampede.
+//! Invariants  SESSION-5  refused agents get different retry times, spread at the rate at which they can be admitted:
+//!                        one time for all only moves the stampede.
 
 use std::time::Duration;
 
 use muster_messages::Moment;
 
-/// A token bucket that also counts whom it sent away.
+/// A token bucket that also counts refusals.
 #[derive(Clone, Debug)]
 pub struct Bucket {
     rate: f64,
     burst: f64,
     level: f64,
-    /// Refused ones that are expected back.
+    /// Refused agents that are expected to retry.
     expected: f64,
     at: Moment,
 }
@@ -24,7 +24,7 @@ impl Bucket {
         Self { rate, burst, level: burst, expected: 0.0, at: Moment(0) }
     }
 
-    /// Lets one pass, or says when it should come back.
+    /// Admits one, or returns when it should retry.
     pub fn take(&mut self, now: Moment) -> Result<(), Duration> {
         self.fill(now);
         if self.level >= 1.0 {
@@ -35,7 +35,7 @@ impl Bucket {
         Err(Duration::from_secs_f64((self.expected - self.level) / self.rate))
     }
 
-    /// When the next one may pass.
+    /// When the next one is admitted.
     pub fn ready_at(&mut self, now: Moment) -> Moment {
         self.fill(now);
         let missing = (1.0 - self.level).max(0.0);
@@ -55,18 +55,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_refused_are_told_different_times_spread_at_the_rate() {
+    fn refused_agents_get_retry_times_spread_at_the_rate() {
         let mut bucket = Bucket::new(100.0, 10.0);
         let now = Moment(5_000_000);
-        let told: Vec<Duration> = (0..60).filter_map(|_| bucket.take(now).err()).collect();
-        assert_eq!(told.len(), 50);
-        assert!(told.is_sorted());
-        assert_eq!(told[0], Duration::from_millis(10));
-        assert_eq!(told[49], Duration::from_millis(500));
+        let retry_times: Vec<Duration> = (0..60).filter_map(|_| bucket.take(now).err()).collect();
+        assert_eq!(retry_times.len(), 50);
+        assert!(retry_times.is_sorted());
+        assert_eq!(retry_times[0], Duration::from_millis(10));
+        assert_eq!(retry_times[49], Duration::from_millis(500));
     }
 
     #[test]
-    fn honest_returners_pass() {
+    fn agents_retrying_on_time_are_admitted() {
         let mut bucket = Bucket::new(100.0, 10.0);
         let start = Moment(0);
         let mut waiting: Vec<Moment> = (0..1000).map(|_| start).collect();

@@ -1,11 +1,12 @@
-//! Digests: what the leader is told of this host's sessions.
+//! Digests: this host's reports about its sessions to the leader.
 //!
-//! Keeps  SESSION-7  the leader of now has a full digest of this host, or is being sent one: a change of leader, a failed
-//!                   digest and the passing of `digest_every` each lead to a full one.
-//!        SESSION-8  one digest is in flight to a leader at a time, so that they arrive in the order of their sequence; one
-//!                   that was meant for an earlier leader is given up, and ignored by its sequence should it arrive.
-//! Why pieces: ten thousand sessions do not fit one message. The first piece is the full digest, the others follow as
-//! changes; in between the leader takes the rest for absent, which does nothing before the grace has passed.
+//! Invariants  SESSION-7  the current leader has a full digest of this host, or is being sent one: a change of leader, a failed
+//!                        digest and the passing of `digest_every` each lead to a full one.
+//!             SESSION-8  one digest is in flight to a leader at a time, so they arrive in the order of their sequence; one
+//!                        meant for an earlier leader is given up, and ignored by its sequence if it arrives.
+//! Why pieces: ten thousand sessions do not fit into one message. The first piece is the full digest, the others follow as
+//! changes; in between the leader sees the remaining nodes as absent, which has no effect before the grace period has
+//! passed.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -15,12 +16,11 @@ use muster_messages::{Moment, NodeId};
 
 use crate::config::SessionsConfig;
 
-/// See the module.
 #[derive(Clone, Debug)]
 pub struct Digests {
     facts: BTreeMap<NodeId, SessionFact>,
     changed: BTreeSet<NodeId>,
-    /// Pieces of a full digest that wait for their turn.
+    /// Pieces of a full digest that are not sent yet.
     pieces: VecDeque<Vec<NodeId>>,
     need_full: bool,
     in_flight: Option<u64>,
@@ -30,7 +30,7 @@ pub struct Digests {
 }
 
 impl Digests {
-    /// `first`: larger than any sequence that an earlier life of this host has used.
+    /// `first`: larger than any sequence used before this host's last restart.
     pub fn new(first: u64) -> Self {
         Self {
             facts: BTreeMap::new(),
@@ -51,7 +51,7 @@ impl Digests {
         self.sequence
     }
 
-    /// What a session says of its node now. A fact that vanishes shows in the next full digest.
+    /// What a session reports about its node now. A fact that disappears shows in the next full digest.
     pub fn set(&mut self, node: NodeId, fact: Option<SessionFact>) -> Option<SessionFact> {
         match fact {
             Some(fact) if self.facts.get(&node) == Some(&fact) => Some(fact),
@@ -66,7 +66,7 @@ impl Digests {
         }
     }
 
-    /// Another leader, or the same one in another term: it knows nothing of us.
+    /// Another leader, or the same one in another term: it has no digest of this host.
     pub fn leader_changed(&mut self) {
         self.need_full = true;
         self.in_flight = None;
@@ -147,7 +147,7 @@ impl Digests {
     }
 }
 
-/// About how many bytes a fact takes on the wire.
+/// Roughly how many bytes a fact takes on the wire.
 fn size(fact: &SessionFact) -> usize {
     let labels: usize = fact.labels.iter().map(|(k, v)| k.len() + v.len() + 4).sum();
     128 + fact.addr.len() + fact.release.len() + labels
@@ -163,13 +163,13 @@ mod tests {
     }
 
     #[test]
-    fn a_change_leaves_at_once_and_those_that_follow_leave_together() {
+    fn first_change_is_sent_at_once_and_later_ones_batched() {
         let config = SessionsConfig::default();
         let mut d = Digests::new(0);
         assert!(d.due(at(1), &config).unwrap().full);
         d.answered(at(1), 1, true, &config);
         d.set(fact(1).node, Some(fact(1)));
-        assert_eq!(d.wake_at(), Some(at(21)), "the batch window after the digest before");
+        assert_eq!(d.wake_at(), Some(at(21)), "the batch window after the previous digest");
         let first = d.due(at(30), &config).unwrap();
         assert!(!first.full && first.sessions.len() == 1);
         for n in 2..50 {
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_digest_says_every_few_seconds_that_the_host_is_alive() {
+    fn full_digest_is_sent_every_few_seconds() {
         let config = SessionsConfig::default();
         let mut d = Digests::new(0);
         let mut fulls = 0;

@@ -1,18 +1,19 @@
-//! Dispatcher: which nodes are alive, from what the hosts of their sessions say. On the leader alone.
+//! Dispatcher: which nodes are alive, from the reports of their sessions' hosts. On the leader alone.
 //!
-//! Owns   the last digest of each host, the grace of nodes that nobody speaks of, the proposals under way.
-//! Hears  digests, copies of the replicated state, outcomes of proposals.
-//! Says   commands that set liveness and take over what a node reports of itself.
-//! Keeps  DISP-1  the replicated liveness changes only when it changes: a heartbeat costs no log entry.
-//!        DISP-2  one host that says ready outweighs every host that says down: the session has moved.
-//!        DISP-3  a new leader believes the record. A node that was ready stays so, marked stale, until its host speaks,
-//!                another one does, or the grace has passed.
-//!        DISP-4  a host that falls silent is one that says nothing: its nodes get the grace, counted from its last word.
-//!        DISP-5  of a node without a record nothing is written.
-//!        DISP-7  that two processes use the identity of one node is told in the event log once, and once that it is over; the
-//!                record does not follow them from one address to the other meanwhile.
-//!        DISP-6  time during which this process stood still counts against nobody.
-//! Why not by wall time: `since` comes from the hosts' clocks. It orders what a node reports of itself, never its liveness.
+//! Owns        each host's last digest, the grace periods of nodes that no host reports on, the proposals in flight.
+//! Inputs      digests, newer replicas, outcomes of proposals.
+//! Outputs     commands that set liveness and record what nodes report about themselves.
+//! Invariants  DISP-1  the replicated liveness is written only when it changes: a heartbeat costs no log entry.
+//!             DISP-2  one host that reports ready outweighs every host that reports down: the session has moved.
+//!             DISP-3  a new leader trusts the record. A node that was ready stays so, marked stale, until its host or another one
+//!                     reports, or the grace period has passed.
+//!             DISP-4  a silent host counts as one that reports nothing: its nodes get the grace period, counted from its last
+//!                     report.
+//!             DISP-5  nothing is written about a node without a record.
+//!             DISP-7  the event log records once that two processes use the identity of one node, and once that this is over;
+//!                     meanwhile the record does not follow them from one address to the other.
+//!             DISP-6  time during which this process was suspended counts against no node.
+//! Why not by wall time: `since` comes from the hosts' clocks. It orders a node's reports about itself, never its liveness.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,27 +24,25 @@ use muster_messages::{
 };
 
 use self::duplicates::Duplicates;
-use super::news;
+use super::node_update;
 use crate::config::DispatcherConfig;
 
-/// One command under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct BatchId(pub u64);
 
-/// How a command ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     Applied(Revision),
-    /// Applied as nothing: one of its nodes has gone.
+    /// Refused without effect: one of its nodes is gone.
     Refused,
-    /// Not proposed, or nobody knows.
+    /// Not proposed, or with unknown outcome.
     Failed,
 }
 
 #[derive(Clone, Debug)]
 pub enum Input {
     Digest { host: NodeId, digest: SessionDigest },
-    Copy(Tables),
+    Replica(Tables),
     Proposed { batch: BatchId, outcome: Outcome },
     Woke,
 }
@@ -54,58 +53,57 @@ pub enum Effect {
         batch: BatchId,
         command: Command,
     },
-    /// Two processes use the identity of this node, for the first time.
+    /// Two processes use the identity of this node; sent when first seen.
     Warn(NodeId),
-    /// They do not any more.
+    /// They no longer do.
     Over(NodeId),
 }
 
-/// Whether a digest was taken.
+/// Whether a digest was accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
-    Taken,
-    /// Changes of a host that this leader has never heard: send a full one.
+pub enum DigestOutcome {
+    Accepted,
+    /// Changes from a host of which this leader has no digest: send a full one.
     NeedFull,
 }
 
 #[derive(Clone, Debug)]
-struct Sight {
+struct SessionReport {
     fact: SessionFact,
-    /// Another host said ready after this one said down: the session has moved on, and this says nothing any more.
-    void: bool,
+    /// Another host reported ready after this one reported down: the session has moved, and this fact no longer counts.
+    superseded: bool,
 }
 
 #[derive(Clone, Debug)]
-struct HostSight {
+struct HostReport {
     sequence: u64,
-    heard: Moment,
-    sessions: BTreeMap<NodeId, Sight>,
+    received: Moment,
+    sessions: BTreeMap<NodeId, SessionReport>,
 }
 
-/// See the module.
 #[derive(Clone, Debug)]
 pub struct Dispatcher {
     config: DispatcherConfig,
     tables: Tables,
     started_wall: WallTime,
     stepped: Moment,
-    hosts: BTreeMap<NodeId, HostSight>,
-    /// Recorded ready, spoken of by nobody: down at this moment.
+    hosts: BTreeMap<NodeId, HostReport>,
+    /// Recorded ready, reported on by no host: down at this moment.
     grace: BTreeMap<NodeId, Moment>,
-    /// Nodes to look at.
+    /// Nodes to check.
     dirty: BTreeSet<NodeId>,
     batches: BTreeMap<BatchId, Vec<NodeId>>,
-    /// Written at this revision; looked at again once the copy has it.
+    /// Written at this revision; checked again once the replica has it.
     settling: BTreeMap<NodeId, Revision>,
     /// Nodes whose command was refused: proposed alone, after a pause.
-    alone: BTreeMap<NodeId, Moment>,
+    retry_alone: BTreeMap<NodeId, Moment>,
     retry_at: Option<Moment>,
     next_batch: u64,
     duplicates: Duplicates,
-    /// The process whose labels were taken over: an operator's later change of them stays.
+    /// The process whose labels were recorded: an operator's later change of them stays.
     labelled: BTreeMap<NodeId, u64>,
     labels_left_out: u64,
-    /// Nodes whose newest session has lost its connection, since when.
+    /// Nodes whose newest session has lost its connection, and since when.
     no_contact: BTreeMap<NodeId, WallTime>,
 }
 
@@ -121,7 +119,7 @@ impl Dispatcher {
             dirty: BTreeSet::new(),
             batches: BTreeMap::new(),
             settling: BTreeMap::new(),
-            alone: BTreeMap::new(),
+            retry_alone: BTreeMap::new(),
             retry_at: None,
             next_batch: 0,
             duplicates: Duplicates::default(),
@@ -131,30 +129,30 @@ impl Dispatcher {
         }
     }
 
-    pub fn step(&mut self, now: Moment, wall: WallTime, input: Input, out: &mut Vec<Effect>) -> Verdict {
+    pub fn step(&mut self, now: Moment, wall: WallTime, input: Input, out: &mut Vec<Effect>) -> DigestOutcome {
         self.stood_still(now);
-        let mut verdict = Verdict::Taken;
+        let mut digest_outcome = DigestOutcome::Accepted;
         match input {
-            Input::Digest { host, digest } => verdict = self.digest(now, host, digest),
-            Input::Copy(tables) => self.copy(tables),
+            Input::Digest { host, digest } => digest_outcome = self.digest(now, host, digest),
+            Input::Replica(tables) => self.copy(tables),
             Input::Proposed { batch, outcome } => self.proposed(now, batch, outcome),
             Input::Woke => {}
         }
         self.advance(now, wall, out);
-        verdict
+        digest_outcome
     }
 
-    /// When to be woken, if nothing happens before. What is due already waits for the outcome of a proposal.
+    /// When to wake it if there is no earlier input. Anything already due waits for the outcome of a proposal.
     pub fn wake_at(&self, now: Moment) -> Option<Moment> {
         let grace = self.grace.values().copied();
-        let hosts = self.hosts.values().map(|h| h.heard + self.config.grace);
-        let alone = self.alone.values().copied();
+        let hosts = self.hosts.values().map(|h| h.received + self.config.grace);
+        let retry_alone = self.retry_alone.values().copied();
         let duplicates = self.duplicates.times(&self.config);
-        let times = grace.chain(hosts).chain(alone).chain(duplicates).chain(self.retry_at);
+        let times = grace.chain(hosts).chain(retry_alone).chain(duplicates).chain(self.retry_at);
         times.filter(|at| *at > now).min()
     }
 
-    /// What people should be told with what is recorded.
+    /// What people should see beside the record.
     pub fn doubts(&self) -> NodeDoubts {
         NodeDoubts {
             unconfirmed: self.grace.keys().copied().collect(),
@@ -162,9 +160,9 @@ impl Dispatcher {
             no_contact: self.no_contact.clone(),
         }
     }
-    /// For the view: host, sequence, sessions, when heard.
+    /// For the view: host, sequence, sessions, time of the last digest.
     pub fn hosts(&self) -> impl Iterator<Item = (NodeId, u64, usize, Moment)> + '_ {
-        self.hosts.iter().map(|(id, h)| (*id, h.sequence, h.sessions.len(), h.heard))
+        self.hosts.iter().map(|(id, h)| (*id, h.sequence, h.sessions.len(), h.received))
     }
     pub fn in_flight(&self) -> usize {
         self.batches.len()
@@ -173,51 +171,54 @@ impl Dispatcher {
         self.dirty.len()
     }
 
-    /// DISP-6. Digests come far more often than this; a longer gap means that nobody here was listening.
+    /// DISP-6. Digests arrive far more often than this; a longer gap means that this process was suspended.
     fn stood_still(&mut self, now: Moment) {
         let gap = now.since(self.stepped);
         self.stepped = now;
         if gap >= self.config.stood_still {
-            self.hosts.values_mut().for_each(|h| h.heard = h.heard + gap);
+            self.hosts.values_mut().for_each(|h| h.received = h.received + gap);
             self.grace.values_mut().for_each(|at| *at = *at + gap);
         }
     }
 
-    fn digest(&mut self, now: Moment, host: NodeId, digest: SessionDigest) -> Verdict {
+    fn digest(&mut self, now: Moment, host: NodeId, digest: SessionDigest) -> DigestOutcome {
         let known = self.hosts.get_mut(&host);
         let fresh = match &known {
             None => digest.full,
-            // A host that restarted may count from below, should its clock have gone back; it begins with a full one.
-            Some(h) => digest.sequence > h.sequence || (digest.full && now.since(h.heard) >= self.config.grace / 4),
+            // A host that restarted may count from a lower number if its clock has gone back; it starts with a full digest.
+            Some(h) => digest.sequence > h.sequence || (digest.full && now.since(h.received) >= self.config.grace / 4),
         };
         if !fresh {
-            return if known.is_none() { Verdict::NeedFull } else { Verdict::Taken };
+            return if known.is_none() { DigestOutcome::NeedFull } else { DigestOutcome::Accepted };
         }
-        let sight =
-            self.hosts.entry(host).or_insert_with(|| HostSight { sequence: 0, heard: now, sessions: BTreeMap::new() });
-        sight.sequence = digest.sequence;
-        sight.heard = now;
-        let mut before = if digest.full { std::mem::take(&mut sight.sessions) } else { BTreeMap::new() };
+        let session_report = self.hosts.entry(host).or_insert_with(|| HostReport {
+            sequence: 0,
+            received: now,
+            sessions: BTreeMap::new(),
+        });
+        session_report.sequence = digest.sequence;
+        session_report.received = now;
+        let mut before = if digest.full { std::mem::take(&mut session_report.sessions) } else { BTreeMap::new() };
         for fact in digest.sessions {
             let node = fact.node;
-            self.duplicates.look_at(node);
-            let old = if digest.full { before.remove(&node) } else { sight.sessions.remove(&node) };
+            self.duplicates.mark(node);
+            let old = if digest.full { before.remove(&node) } else { session_report.sessions.remove(&node) };
             let same = old.as_ref().is_some_and(|old| old.fact == fact);
-            let void = same && old.is_some_and(|old| old.void);
+            let superseded = same && old.is_some_and(|old| old.superseded);
             if !same {
                 self.dirty.insert(node);
             }
-            sight.sessions.insert(node, Sight { fact, void });
+            session_report.sessions.insert(node, SessionReport { fact, superseded });
         }
         self.dirty.extend(before.keys()); // no longer named
-        Verdict::Taken
+        DigestOutcome::Accepted
     }
 
     fn copy(&mut self, tables: Tables) {
         if self.tables.revision == Revision(0) {
-            self.dirty.extend(tables.nodes.keys()); // DISP-3: look at everyone once
+            self.dirty.extend(tables.nodes.keys()); // DISP-3: check every node once
         } else {
-            self.dirty.extend(news::changed(&self.tables, &tables));
+            self.dirty.extend(node_update::changed(&self.tables, &tables));
         }
         self.tables = tables;
         let revision = self.tables.revision;
@@ -230,7 +231,7 @@ impl Dispatcher {
 
     fn proposed(&mut self, now: Moment, batch: BatchId, outcome: Outcome) {
         let nodes = self.batches.remove(&batch).unwrap_or_default();
-        self.duplicates.noted(batch, outcome != Outcome::Failed);
+        self.duplicates.recorded(batch, outcome != Outcome::Failed);
         match outcome {
             Outcome::Applied(revision) if revision > self.tables.revision => {
                 self.settling.extend(nodes.into_iter().map(|node| (node, revision)));
@@ -238,7 +239,7 @@ impl Dispatcher {
             Outcome::Applied(_) => self.dirty.extend(nodes),
             Outcome::Refused => {
                 let at = now + self.config.retry;
-                self.alone.extend(nodes.into_iter().map(|node| (node, at)));
+                self.retry_alone.extend(nodes.into_iter().map(|node| (node, at)));
             }
             Outcome::Failed => {
                 self.retry_at = Some(now + self.config.retry);
@@ -247,7 +248,7 @@ impl Dispatcher {
         }
     }
 
-    /// The only place that starts something.
+    /// The only place that starts proposals.
     fn advance(&mut self, now: Moment, wall: WallTime, out: &mut Vec<Effect>) {
         self.forget_silent_hosts(now);
         let over: Vec<NodeId> = self.grace.iter().filter(|(_, at)| now >= **at).map(|(n, _)| *n).collect();
@@ -257,7 +258,7 @@ impl Dispatcher {
             return;
         }
         self.retry_at = None;
-        self.note_duplicates(wall, out);
+        self.record_duplicates(wall, out);
         self.propose_singly(now, wall, out);
         self.propose(now, wall, out);
     }
@@ -265,27 +266,27 @@ impl Dispatcher {
     /// DISP-4.
     fn forget_silent_hosts(&mut self, now: Moment) {
         let grace = self.config.grace;
-        let silent = |h: &HostSight| now >= h.heard + grace;
+        let silent = |h: &HostReport| now >= h.received + grace;
         let gone: Vec<NodeId> = self.hosts.iter().filter(|(_, h)| silent(h)).map(|(id, _)| *id).collect();
         for host in gone.iter().filter_map(|id| self.hosts.remove(id)) {
             for node in host.sessions.into_keys() {
-                self.grace.entry(node).or_insert(host.heard + grace);
+                self.grace.entry(node).or_insert(host.received + grace);
                 self.dirty.insert(node);
             }
         }
     }
 
-    /// Looks at every dirty node that is not under way and writes what differs, many nodes to a command.
+    /// Checks every dirty node without a proposal in flight and writes the differences, many nodes per command.
     fn propose(&mut self, now: Moment, wall: WallTime, out: &mut Vec<Effect>) {
         while self.batches.len() < self.config.in_flight && !self.dirty.is_empty() {
             let (mut nodes, mut changes) = (Vec::new(), Vec::new());
             while changes.len() + 2 <= self.config.batch.max(2)
                 && let Some(node) = self.dirty.pop_first()
             {
-                if self.is_under_way(node) {
-                    continue; // it is looked at again when that has ended
+                if self.is_in_flight(node) {
+                    continue; // checked again when that has ended
                 }
-                let wanted = self.look(now, wall, node);
+                let wanted = self.changes_for(now, wall, node);
                 if !wanted.is_empty() {
                     nodes.push(node);
                     changes.extend(wanted);
@@ -298,13 +299,13 @@ impl Dispatcher {
     }
 
     fn propose_singly(&mut self, now: Moment, wall: WallTime, out: &mut Vec<Effect>) {
-        let due: Vec<NodeId> = self.alone.iter().filter(|(_, at)| now >= **at).map(|(n, _)| *n).collect();
+        let due: Vec<NodeId> = self.retry_alone.iter().filter(|(_, at)| now >= **at).map(|(n, _)| *n).collect();
         for node in due {
             if self.batches.len() >= self.config.in_flight {
                 return;
             }
-            self.alone.remove(&node);
-            let wanted = self.look(now, wall, node);
+            self.retry_alone.remove(&node);
+            let wanted = self.changes_for(now, wall, node);
             if !wanted.is_empty() {
                 self.send(wall, vec![node], wanted, out);
             }
@@ -320,14 +321,14 @@ impl Dispatcher {
         out.push(Effect::Propose { batch, command });
     }
 
-    fn is_under_way(&self, node: NodeId) -> bool {
+    fn is_in_flight(&self, node: NodeId) -> bool {
         self.settling.contains_key(&node)
-            || self.alone.contains_key(&node)
+            || self.retry_alone.contains_key(&node)
             || self.batches.values().any(|nodes| nodes.contains(&node))
     }
 
-    /// What should be written of one node, given what its hosts say. Level-triggered: the record against the facts.
-    fn look(&mut self, now: Moment, wall: WallTime, node: NodeId) -> Vec<Change> {
+    /// The changes to write for one node, given its hosts' reports. Level-triggered: the record against the facts.
+    fn changes_for(&mut self, now: Moment, wall: WallTime, node: NodeId) -> Vec<Change> {
         let newest = self.newest_ready(node).map(|fact| fact.liveness);
         if newest == Some(Liveness::Unknown) && self.tables.nodes.contains_key(&node) {
             self.no_contact.entry(node).or_insert(wall);
@@ -342,10 +343,10 @@ impl Dispatcher {
         };
         if let Some(fact) = self.newest_ready(node).cloned() {
             self.grace.remove(&node);
-            self.void_downs(node);
+            self.supersede_downs(node);
             return self.ready(&record, &fact);
         }
-        if self.is_said_down(node) {
+        if self.is_reported_down(node) {
             self.grace.remove(&node);
             return set(&record, Liveness::Down);
         }
@@ -376,7 +377,7 @@ impl Dispatcher {
         changes
     }
 
-    /// A node whose certificates were revoked is seen with its new one: from here on the old one is of no use to it.
+    /// A node whose certificates were revoked has connected with its new one: from now on it does not need the old one.
     fn renewed(&self, record: &NodeRecord, fact: &SessionFact) -> Option<Change> {
         let row = self.tables.certificates.get(&record.id)?;
         let newest = record.certificate.as_ref().filter(|newest| newest.state != CertificateState::Rotate)?;
@@ -384,7 +385,7 @@ impl Dispatcher {
         (row.revoking && newest.serial == fact.serial).then_some(seen)
     }
 
-    /// DISP-3, DISP-4: nobody speaks of it. Down and unknown stay what they are.
+    /// DISP-3, DISP-4: no host reports on it. Down and unknown stay as they are.
     fn silent(&mut self, now: Moment, record: &NodeRecord) -> Vec<Change> {
         if record.liveness != Liveness::Ready {
             self.grace.remove(&record.id);
@@ -394,22 +395,22 @@ impl Dispatcher {
         if now < until { Vec::new() } else { set(record, Liveness::Down) }
     }
 
-    /// DISP-2. One with a connection before one without, then by `since`, so that every look sees the same one.
+    /// DISP-2. One with a connection before one without, then by `since`, so that every check picks the same one.
     fn newest_ready(&self, node: NodeId) -> Option<&SessionFact> {
         let facts = self.hosts.values().filter_map(|h| h.sessions.get(&node));
         let ready = facts.filter(|s| s.fact.liveness != Liveness::Down);
         ready.map(|s| &s.fact).max_by_key(|f| (f.liveness == Liveness::Ready, f.since, f.instance))
     }
-    fn is_said_down(&self, node: NodeId) -> bool {
-        let mut sights = self.hosts.values().filter_map(|h| h.sessions.get(&node));
-        sights.any(|s| s.fact.liveness == Liveness::Down && !s.void)
+    fn is_reported_down(&self, node: NodeId) -> bool {
+        let mut session_reports = self.hosts.values().filter_map(|h| h.sessions.get(&node));
+        session_reports.any(|s| s.fact.liveness == Liveness::Down && !s.superseded)
     }
-    fn void_downs(&mut self, node: NodeId) {
+    fn supersede_downs(&mut self, node: NodeId) {
         for host in self.hosts.values_mut() {
-            if let Some(sight) = host.sessions.get_mut(&node)
-                && sight.fact.liveness == Liveness::Down
+            if let Some(session_report) = host.sessions.get_mut(&node)
+                && session_report.fact.liveness == Liveness::Down
             {
-                sight.void = true;
+                session_report.superseded = true;
             }
         }
     }

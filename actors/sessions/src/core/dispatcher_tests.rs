@@ -1,4 +1,4 @@
-//! Claims about who is alive.
+//! Tests of liveness.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use super::super::testing::{fact, node};
 use super::*;
 use crate::core::instances::Instance;
 
-/// A leader with a state that applies what is proposed, when the test lets it.
+/// A leader whose state applies proposals when the test lets it.
 struct World {
     dispatcher: Dispatcher,
     tables: Tables,
@@ -21,8 +21,8 @@ struct World {
     commands: usize,
     warned: Vec<NodeId>,
     over: Vec<NodeId>,
-    /// What the event log was told.
-    notes: Vec<Vec<String>>,
+    /// What was written to the event log.
+    recorded_duplicates: Vec<Vec<String>>,
 }
 
 type Edit = Box<dyn Fn(&mut NodeRecord)>;
@@ -56,17 +56,17 @@ impl World {
             commands: 0,
             warned: vec![],
             over: vec![],
-            notes: vec![],
+            recorded_duplicates: vec![],
         };
         world.publish();
         world
     }
-    fn step(&mut self, input: Input) -> Verdict {
+    fn step(&mut self, input: Input) -> DigestOutcome {
         self.dispatcher.step(self.now, WallTime(0), input, &mut self.out)
     }
     fn publish(&mut self) {
         let tables = self.tables.clone();
-        self.step(Input::Copy(tables));
+        self.step(Input::Replica(tables));
         self.settle();
     }
     /// Applies every proposal, as a healthy cluster would.
@@ -82,7 +82,7 @@ impl World {
                         let outcome = self.apply(&command);
                         self.step(Input::Proposed { batch, outcome });
                         let tables = self.tables.clone();
-                        self.step(Input::Copy(tables));
+                        self.step(Input::Replica(tables));
                     }
                 }
             }
@@ -114,8 +114,8 @@ impl World {
                         r.labels.extend(labels.clone());
                     }),
                 ),
-                Change::NoteDuplicate { node, processes } => {
-                    self.notes.push(processes);
+                Change::RecordDuplicate { node, processes } => {
+                    self.recorded_duplicates.push(processes);
                     (node, Box::new(|_| ()))
                 }
                 other => panic!("the dispatcher writes no {other:?}"),
@@ -130,15 +130,15 @@ impl World {
         self.tables = next;
         Outcome::Applied(self.tables.revision)
     }
-    fn digest(&mut self, host: u128, full: bool, facts: Vec<SessionFact>) -> Verdict {
+    fn digest(&mut self, host: u128, full: bool, facts: Vec<SessionFact>) -> DigestOutcome {
         let sequence = self.sequences.entry(node(host)).or_default();
         *sequence += 1;
         let digest = SessionDigest { sequence: *sequence, full, sessions: facts };
-        let verdict = self.step(Input::Digest { host: node(host), digest });
+        let digest_outcome = self.step(Input::Digest { host: node(host), digest });
         self.settle();
-        verdict
+        digest_outcome
     }
-    /// Time passes with every named host repeating its sessions each second.
+    /// Time passes while every named host repeats its sessions each second.
     fn run(&mut self, secs: u64, hosts: &[(u128, Vec<SessionFact>)]) {
         for _ in 0..secs {
             self.now = self.now + Duration::from_secs(1);
@@ -166,7 +166,7 @@ fn ready(n: u128) -> SessionFact {
 use Liveness::{Down, Ready, Unknown};
 
 #[test]
-fn a_change_of_liveness_is_written_once_and_repetition_costs_nothing() {
+fn liveness_change_is_written_once_and_repeats_are_free() {
     let mut w = World::new([(1, Unknown)]);
     w.digest(100, true, vec![ready(1)]);
     assert_eq!((w.liveness(1), w.commands), (Ready, 1));
@@ -178,7 +178,7 @@ fn a_change_of_liveness_is_written_once_and_repetition_costs_nothing() {
 
 /// E43: after a failover healthy nodes were unknown for half a minute, and could be removed without force.
 #[test]
-fn a_new_leader_keeps_ready_nodes_ready_until_the_grace_has_passed() {
+fn new_leader_keeps_ready_nodes_during_the_grace_period() {
     let mut w = World::new((1..=50).map(|n| (n, Ready)));
     assert!((1..=50).all(|n| w.is_stale(n) && w.liveness(n) == Ready));
     w.run(1, &[(100, (1..=49).map(ready).collect())]);
@@ -191,7 +191,7 @@ fn a_new_leader_keeps_ready_nodes_ready_until_the_grace_has_passed() {
 }
 
 #[test]
-fn down_and_unknown_nodes_stay_so_until_somebody_speaks_of_them() {
+fn down_and_unknown_nodes_stay_so_until_a_host_reports() {
     let mut w = World::new([(1, Down), (2, Unknown)]);
     w.run(60, &[(100, vec![])]);
     assert_eq!((w.liveness(1), w.liveness(2), w.commands), (Down, Unknown, 0));
@@ -200,13 +200,13 @@ fn down_and_unknown_nodes_stay_so_until_somebody_speaks_of_them() {
 }
 
 #[test]
-fn a_session_that_moved_to_another_host_is_never_seen_down() {
+fn node_whose_session_moves_is_never_reported_down() {
     let mut w = World::new([(1, Ready)]);
     w.digest(100, true, vec![ready(1)]);
     w.digest(101, true, vec![ready(1)]); // moved; the first host does not know yet
     w.digest(100, false, vec![down(1)]); // now it does, later by every clock
     assert_eq!((w.liveness(1), w.commands), (Ready, 0));
-    // The second host vanishes. What the first once said means nothing any more: the grace counts.
+    // The second host vanishes. The first host's old report no longer counts: the grace period does.
     w.run(10, &[(100, vec![down(1)])]);
     assert_eq!(w.liveness(1), Ready);
     w.run(12, &[(100, vec![down(1)])]);
@@ -214,11 +214,11 @@ fn a_session_that_moved_to_another_host_is_never_seen_down() {
 }
 
 #[test]
-fn nodes_of_a_host_that_died_get_the_grace_counted_from_its_last_word() {
+fn dead_hosts_nodes_get_grace_from_its_last_report() {
     let mut w = World::new((1..=20).map(|n| (n, Ready)));
     w.digest(100, true, (1..=20).map(ready).collect());
     w.digest(101, true, vec![]);
-    w.run(5, &[(101, (1..=19).map(ready).collect())]); // all but one have come over
+    w.run(5, &[(101, (1..=19).map(ready).collect())]); // all but one have moved
     w.run(14, &[(101, (1..=19).map(ready).collect())]);
     assert_eq!(w.liveness(20), Ready);
     w.run(2, &[(101, (1..=19).map(ready).collect())]);
@@ -237,13 +237,13 @@ fn a_host_that_restarts_empty_leaves_its_nodes_time_to_return() {
 }
 
 #[test]
-fn an_older_digest_is_ignored_and_a_host_never_heard_is_asked_for_a_full_one() {
+fn old_digest_is_ignored_and_unknown_host_must_send_full_one() {
     let mut w = World::new([(1, Ready)]);
     let changes = SessionDigest { sequence: 5, full: false, sessions: vec![down(1)] };
-    assert_eq!(w.step(Input::Digest { host: node(100), digest: changes.clone() }), Verdict::NeedFull);
+    assert_eq!(w.step(Input::Digest { host: node(100), digest: changes.clone() }), DigestOutcome::NeedFull);
     let full = SessionDigest { sequence: 6, full: true, sessions: vec![ready(1)] };
-    assert_eq!(w.step(Input::Digest { host: node(100), digest: full }), Verdict::Taken);
-    assert_eq!(w.step(Input::Digest { host: node(100), digest: changes }), Verdict::Taken);
+    assert_eq!(w.step(Input::Digest { host: node(100), digest: full }), DigestOutcome::Accepted);
+    assert_eq!(w.step(Input::Digest { host: node(100), digest: changes }), DigestOutcome::Accepted);
     w.settle();
     assert_eq!(w.liveness(1), Ready);
 }
@@ -278,7 +278,7 @@ fn a_removed_or_blocked_node_is_not_written_and_spoils_no_batch() {
     w.publish();
     w.digest(100, true, vec![ready(1), ready(2), ready(3)]);
     assert_eq!((w.liveness(1), w.liveness(3)), (Ready, Unknown));
-    // A node that vanishes between look and apply: the command is refused, the others are written alone.
+    // A node that vanishes between check and apply: the command is refused, the others are written alone.
     let mut w = World::new([(1, Unknown), (2, Unknown)]);
     w.tables.nodes.remove(&node(2));
     w.tables.revision = w.tables.revision.next();
@@ -304,7 +304,7 @@ fn a_failed_proposal_is_repeated_after_a_pause() {
 }
 
 #[test]
-fn an_applied_command_is_not_repeated_while_the_copy_lags() {
+fn applied_command_is_not_repeated_while_the_replica_lags() {
     let mut w = World::new([(1, Unknown)]);
     let digest = SessionDigest { sequence: 1, full: true, sessions: vec![ready(1)] };
     w.step(Input::Digest { host: node(100), digest });
@@ -312,27 +312,27 @@ fn an_applied_command_is_not_repeated_while_the_copy_lags() {
     let outcome = w.apply(&command);
     w.step(Input::Proposed { batch, outcome });
     w.step(Input::Woke);
-    assert!(w.out.is_empty(), "the record in our copy still says unknown");
+    assert!(w.out.is_empty(), "the record in the replica still says unknown");
     w.publish();
     assert_eq!(w.commands, 0);
 }
 
 #[test]
-fn what_a_node_reports_of_itself_is_taken_over_when_it_differs() {
+fn nodes_report_is_recorded_when_it_differs() {
     let mut w = World::new([(1, Ready), (2, Ready)]);
     let moved = SessionFact { addr: "10.9.9.9:1".to_owned(), release: "0.2.0".to_owned(), ..ready(1) };
     let namesake = SessionFact { name: Name::sanitized("n1"), ..ready(2) };
     w.digest(100, true, vec![moved.clone(), namesake.clone()]);
     let r = &w.tables.nodes[&node(1)];
     assert_eq!((r.addr.as_str(), r.release.as_str()), ("10.9.9.9:1", "0.2.0"));
-    assert_eq!(w.tables.nodes[&node(2)].name, Name::sanitized("n2"), "a name that is taken is not taken over");
+    assert_eq!(w.tables.nodes[&node(2)].name, Name::sanitized("n2"), "a taken name is not recorded");
     let commands = w.commands;
     w.run(30, &[(100, vec![moved, namesake])]);
-    assert_eq!(w.commands, commands, "and not asked for again and again");
+    assert_eq!(w.commands, commands, "and not proposed again and again");
 }
 
 #[test]
-fn labels_of_a_process_are_taken_over_once_so_that_an_operators_change_stays() {
+fn labels_are_recorded_once_so_operators_changes_stay() {
     let mut w = World::new([(1, Ready)]);
     let label = |v: &str| BTreeMap::from([("zone".to_owned(), v.to_owned())]);
     let labelled = SessionFact { labels: label("a"), ..ready(1) };
@@ -350,7 +350,7 @@ fn labels_of_a_process_are_taken_over_once_so_that_an_operators_change_stays() {
     assert_eq!(w.tables.nodes[&node(1)].labels, label("c"));
 }
 
-/// A worker's agent that says hello again and again, each time as another process with other labels.
+/// A worker's agent that sends hello again and again, each time as another process with other labels.
 #[test]
 fn labels_of_many_processes_fill_a_node_and_not_the_state() {
     let mut w = World::new([(1, Ready)]);
@@ -365,7 +365,7 @@ fn labels_of_many_processes_fill_a_node_and_not_the_state() {
     assert!((60..=64).contains(&labels.len()) && bytes <= 16 << 10, "{} labels, {bytes} bytes", labels.len());
     assert_eq!(w.dispatcher.labels_left_out(), 40 * 64 - labels.len() as u64);
 
-    // What it has may still change.
+    // Its recorded labels may still change.
     let key = labels.keys().next().unwrap().clone();
     let changed = SessionFact { instance: 99, labels: BTreeMap::from([(key.clone(), "y".to_owned())]), ..ready(1) };
     w.digest(100, false, vec![changed]);
@@ -373,7 +373,7 @@ fn labels_of_many_processes_fill_a_node_and_not_the_state() {
 }
 
 #[test]
-fn a_name_that_could_be_meant_for_another_node_is_not_taken_over() {
+fn name_that_denotes_another_node_is_not_recorded() {
     let mut w = World::new([(1, Ready), (2, Ready)]);
     let own = w.tables.nodes[&node(1)].name.clone();
     let other = node(2).to_string();
@@ -389,29 +389,29 @@ fn a_name_that_could_be_meant_for_another_node_is_not_taken_over() {
 
 /// E45 across hosts.
 #[test]
-fn two_hosts_that_hear_two_processes_of_one_node_for_long_name_both() {
+fn duplicates_on_two_hosts_are_named_after_the_overlap() {
     let mut w = World::new([(1, Ready)]);
     let other = SessionFact { instance: 2, addr: "10.2.0.1:1".to_owned(), ..ready(1) };
     w.run(20, &[(100, vec![ready(1)]), (101, vec![other.clone()])]);
-    assert!(w.warned.is_empty(), "the first may be a session that is dead and not yet known to be");
+    assert!(w.warned.is_empty(), "the first may be a dead session not yet known to be dead");
     w.run(70, &[(100, vec![ready(1)]), (101, vec![other.clone()])]);
     assert_eq!(w.warned, [node(1)], "once");
     let doubts = w.dispatcher.doubts();
     let named = doubts.duplicates[&node(1)].named();
     assert!(named.contains("10.1.0.1:4400") && named.contains("10.2.0.1:1"), "{named}");
-    assert_eq!(w.notes.len(), 1);
-    assert!(w.notes[0].iter().any(|p| p.contains("10.1.0.1:4400")), "{:?}", w.notes);
+    assert_eq!(w.recorded_duplicates.len(), 1);
+    assert!(w.recorded_duplicates[0].iter().any(|p| p.contains("10.1.0.1:4400")), "{:?}", w.recorded_duplicates);
     w.run(30, &[(100, vec![]), (101, vec![other.clone()])]);
-    assert_eq!(w.dispatcher.doubts().duplicates.len(), 1, "it may be on its way from one host to another");
+    assert_eq!(w.dispatcher.doubts().duplicates.len(), 1, "it may be moving from one host to another");
     w.run(40, &[(100, vec![]), (101, vec![other])]);
     assert!(w.dispatcher.doubts().duplicates.is_empty());
-    assert_eq!((w.over.len(), w.notes.len()), (1, 2));
-    assert!(w.notes[1].is_empty(), "it is over");
+    assert_eq!((w.over.len(), w.recorded_duplicates.len()), (1, 2));
+    assert!(w.recorded_duplicates[1].is_empty(), "it is over");
 }
 
 /// The record does not follow them from one address to the other, and the event log has it once.
 #[test]
-fn processes_that_take_turns_on_one_host_are_shown_until_they_do_not() {
+fn alternating_processes_are_shown_while_they_alternate() {
     let mut w = World::new([(1, Ready)]);
     let process = |n: u64| Instance { instance: n, addr: format!("10.{n}.0.1:4400"), remote: format!("10.{n}.0.1:5") };
     let fact = |n: u64| SessionFact {
@@ -425,7 +425,7 @@ fn processes_that_take_turns_on_one_host_are_shown_until_they_do_not() {
     for n in 0..100 {
         w.run(1, &[(100, vec![fact(1 + n % 2)])]);
     }
-    assert_eq!((w.warned.len(), w.notes.len(), w.commands), (1, 1, commands));
+    assert_eq!((w.warned.len(), w.recorded_duplicates.len(), w.commands), (1, 1, commands));
     assert_eq!(w.dispatcher.doubts().duplicates[&node(1)].processes.len(), 2);
     w.run(61, &[(100, vec![SessionFact { turns: vec![], ..fact(2) }])]);
     assert!(w.dispatcher.doubts().duplicates.is_empty());
@@ -433,7 +433,7 @@ fn processes_that_take_turns_on_one_host_are_shown_until_they_do_not() {
 }
 
 #[test]
-fn a_leader_that_stood_still_blames_nobody() {
+fn suspended_leader_marks_no_node_down() {
     let mut w = World::new((1..=20).map(|n| (n, Ready)));
     w.digest(100, true, (1..=20).map(ready).collect());
     w.now = w.now + Duration::from_secs(60);
@@ -445,17 +445,17 @@ fn a_leader_that_stood_still_blames_nobody() {
 }
 
 #[test]
-fn nothing_is_woken_for_what_is_under_way() {
+fn no_wakeup_for_proposals_in_flight() {
     let mut w = World::new([(1, Ready)]);
     for _ in 0..20 {
         w.now = w.now + Duration::from_secs(1);
         w.step(Input::Woke);
     }
-    assert_eq!(w.out.len(), 1, "the grace has passed: down is proposed");
+    assert_eq!(w.out.len(), 1, "the grace period has passed: down is proposed");
     assert_eq!(w.dispatcher.wake_at(w.now), None);
 }
 
-/// At the level at which reports have a table of their own.
+/// At the feature level at which reports have a table of their own.
 fn identified(nodes: impl IntoIterator<Item = (u128, Liveness)>) -> World {
     let mut w = World::new(nodes);
     w.tables.cluster = Some(Arc::new(ClusterRecord {
@@ -474,18 +474,18 @@ fn identified(nodes: impl IntoIterator<Item = (u128, Liveness)>) -> World {
 }
 
 #[test]
-fn at_level_three_a_report_is_recorded_once_and_renames_nobody() {
+fn at_level_three_report_is_recorded_once_without_rename() {
     let mut w = identified([(1, Ready)]);
     let labels = BTreeMap::from([("zone".to_owned(), "a".to_owned())]);
-    let said = SessionFact { name: "db-1".parse().unwrap(), labels: labels.clone(), ..ready(1) };
-    w.digest(100, true, vec![said.clone()]);
+    let first_fact = SessionFact { name: "db-1".parse().unwrap(), labels: labels.clone(), ..ready(1) };
+    w.digest(100, true, vec![first_fact.clone()]);
     let (record, reported) = (&w.tables.nodes[&node(1)], &w.tables.reported[&node(1)]);
     assert_eq!((record.name.as_str(), reported.name.as_str(), &reported.labels), ("n1", "db-1", &labels));
     let commands = w.commands;
-    w.run(30, &[(100, vec![said.clone()])]);
+    w.run(30, &[(100, vec![first_fact.clone()])]);
     assert_eq!(w.commands, commands, "once");
-    // The same process with other labels, as after a change of leader: what counts is what it says now.
-    w.digest(100, false, vec![SessionFact { labels: BTreeMap::new(), ..said }]);
+    // The same process with other labels, as after a change of leader: its present labels count.
+    w.digest(100, false, vec![SessionFact { labels: BTreeMap::new(), ..first_fact }]);
     assert!(w.tables.reported[&node(1)].labels.is_empty());
     assert_eq!(w.tables.nodes[&node(1)].generation, Generation(1));
 }
@@ -505,7 +505,7 @@ fn a_lost_connection_is_shown_at_once_and_changes_no_state() {
     w.digest(101, true, vec![ready(1)]);
     assert!(!shown(&w));
     w.digest(101, true, vec![]);
-    assert!(shown(&w), "the first host is all that speaks of it");
+    assert!(shown(&w), "only the first host reports on it");
     w.digest(100, false, vec![down(1)]);
     assert!(!shown(&w) && w.liveness(1) == Down);
 }

@@ -1,15 +1,16 @@
 //! Host: all agent sessions of one manager.
 //!
-//! Owns   who may open a session now, what each session says of its node, what the leader is told, whom to send away.
-//! Hears  arrivals, reports of sessions, the leader's comings and goings, answers to digests.
-//! Says   admit, refuse, move, digest.
-//! Keeps  SESSION-5…8 (see `bucket`, `instances`, `digest`).
-//!        SESSION-9  a manager that has had no leader for `leaderless_after` keeps no agents and takes none: it can tell
-//!                   them nothing, and they would look down to everybody else. It sends them away at the rate at which
-//!                   others can take them. One that has not followed a leader yet, because it has just started, takes
-//!                   none from the first moment on, and says to come back soon.
-//!        SESSION-11  a host that had no leader calls no node down before the node had `down_after` to come back since there
-//!                    is a leader again: the host sent the nodes away itself, so that their silence says nothing.
+//! Owns        admission of sessions, the sessions' facts about their nodes, the digests to the leader, the agents to send away.
+//! Inputs      arrivals, reports of sessions, changes of leader, answers to digests.
+//! Outputs     admit, refuse, move, digest.
+//! Invariants  SESSION-5…8 (see `bucket`, `instances`, `digest`).
+//!             SESSION-9  a manager that has had no leader for `leaderless_after` keeps and accepts no agents: it cannot inform
+//!                        them, and all other managers would see them as down. It sends them away at the rate at which others can
+//!                        take them. A manager that has just started and not yet followed a leader accepts none from the first
+//!                        moment on, and gives a short retry time.
+//!             SESSION-11  a host that had no leader reports no node down before the node had `down_after` to come back, counted
+//!                         from when there is a leader again: the host itself sent the nodes away, so their silence means
+//!                         nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -23,7 +24,6 @@ use super::instances::{Duplicate, Instance, Instances};
 use super::session::ConnId;
 use crate::config::SessionsConfig;
 
-/// What happens to the host.
 #[derive(Clone, Debug)]
 pub enum Input {
     Arrived {
@@ -35,7 +35,7 @@ pub enum Input {
         fact: Option<Box<SessionFact>>,
         connected: bool,
     },
-    /// The leader as the local copy knows it.
+    /// The leader according to the local replica.
     Leader {
         term: Term,
         leader: Option<NodeId>,
@@ -47,7 +47,6 @@ pub enum Input {
     Woke,
 }
 
-/// What the host wants done.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Effect {
     Admit {
@@ -62,13 +61,12 @@ pub enum Effect {
         node: NodeId,
     },
     Digest(SessionDigest),
-    /// Two processes with one identity, for the first time.
+    /// Two processes with one identity; sent when first seen.
     Warn(Duplicate),
-    /// They do not take turns any more.
+    /// They no longer alternate.
     Over(NodeId),
 }
 
-/// See the module.
 #[derive(Clone, Debug)]
 pub struct Host {
     config: SessionsConfig,
@@ -77,14 +75,14 @@ pub struct Host {
     digests: Digests,
     instances: Instances,
     connected: BTreeSet<NodeId>,
-    /// Connected nodes that still have to be sent away.
+    /// Connected nodes still to be sent away.
     moving: BTreeSet<NodeId>,
     leader: Option<(Term, NodeId)>,
     leaderless_since: Moment,
     /// Whether it has ever known a leader.
     followed: bool,
-    /// SESSION-11. Nodes not yet reported to the leader: they look down, and their heartbeats could not arrive.
-    unheard: BTreeMap<NodeId, SessionFact>,
+    /// SESSION-11. Nodes not yet reported to the leader: they look down, but their heartbeats could not arrive.
+    unreported: BTreeMap<NodeId, SessionFact>,
     believe_silence_at: Moment,
     refused: u64,
     swept: Moment,
@@ -104,7 +102,7 @@ impl Host {
             leader: None,
             leaderless_since: now,
             followed: false,
-            unheard: BTreeMap::new(),
+            unreported: BTreeMap::new(),
             believe_silence_at: Moment(0),
             refused: 0,
             swept: now,
@@ -125,7 +123,7 @@ impl Host {
 
     pub fn wake_at(&mut self, now: Moment) -> Option<Moment> {
         if self.leader.is_some() {
-            let believe = (!self.unheard.is_empty()).then_some(self.believe_silence_at);
+            let believe = (!self.unreported.is_empty()).then_some(self.believe_silence_at);
             return self.digests.wake_at().into_iter().chain(believe).min();
         }
         let given_up = self.leaderless_since + self.config.leaderless_after;
@@ -161,12 +159,12 @@ impl Host {
     fn arrived(&mut self, now: Moment, node: NodeId, conn: ConnId, out: &mut Vec<Effect>) {
         let turn = self.registrations.take(now);
         let refusal = if self.leaderless(now) {
-            // The rate decides when to come back here too: agents of a cluster without quorum must not hammer it.
+            // The rate sets the retry time here too: agents of a cluster without quorum must not hammer it.
             let pause = if self.followed { self.config.leaderless_retry } else { UNFOLLOWED_RETRY };
             let after = turn.err().unwrap_or_default().max(pause);
             refusal(RefusalReason::NotKnownHereYet, "this manager has no leader at the moment", after)
         } else if let Err(after) = turn {
-            refusal(RefusalReason::TooManyRequests, "too many agents open sessions here at once", after)
+            refusal(RefusalReason::TooManyRequests, "too many agents are opening sessions here; retry later", after)
         } else {
             return out.push(Effect::Admit { node, conn });
         };
@@ -202,16 +200,16 @@ impl Host {
         if let Some(fact) = &mut fact {
             fact.turns = self.instances.turns(node);
         }
-        self.tell(now, node, fact);
+        self.report_fact(now, node, fact);
     }
 
     /// SESSION-11.
-    fn tell(&mut self, now: Moment, node: NodeId, fact: Option<SessionFact>) {
-        self.unheard.remove(&node);
+    fn report_fact(&mut self, now: Moment, node: NodeId, fact: Option<SessionFact>) {
+        self.unreported.remove(&node);
         let is_down = |fact: &SessionFact| fact.liveness == Liveness::Down;
         let fact = match fact {
             Some(fact) if is_down(&fact) && (self.leaderless(now) || now < self.believe_silence_at) => {
-                self.unheard.insert(node, fact);
+                self.unreported.insert(node, fact);
                 None
             }
             fact => fact,
@@ -219,7 +217,7 @@ impl Host {
         self.digests.set(node, fact);
     }
 
-    /// Facts of before the leader was lost stay: the leader has heard them then.
+    /// Facts from before the leader was lost stay: it received them then.
     fn leader_is_back(&mut self, now: Moment) {
         self.believe_silence_at = now + self.config.down_after();
     }
@@ -252,7 +250,7 @@ impl Host {
             }
         }
         if self.leader.is_some() && now >= self.believe_silence_at {
-            for (node, fact) in std::mem::take(&mut self.unheard) {
+            for (node, fact) in std::mem::take(&mut self.unreported) {
                 self.digests.set(node, Some(fact));
             }
         }
@@ -275,7 +273,7 @@ impl Host {
     }
 }
 
-/// When an agent may try a host again that has just started: it will soon have heard from its leader.
+/// When an agent may retry a host that has just started: it will soon follow a leader.
 const UNFOLLOWED_RETRY: Duration = Duration::from_millis(50);
 
 fn refusal(reason: RefusalReason, message: &str, after: Duration) -> Refusal {
@@ -311,7 +309,7 @@ mod tests {
 
     /// E44: three registrations in eight seconds once were too many, and a leader change made an outage of it.
     #[test]
-    fn a_thousand_honest_agents_register_at_once_and_the_rest_are_told_when() {
+    fn thousand_agents_register_at_once_and_others_get_retry_times() {
         let mut host = host();
         let refused: Vec<u64> = (0..3000)
             .filter_map(|n| match arrive(&mut host, at(10), n) {
@@ -325,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_of_leader_moves_nobody_and_sends_a_full_digest() {
+    fn leader_change_moves_no_agent_and_sends_a_full_digest() {
         let mut host = host();
         for n in 0..50 {
             report(&mut host, at(1), n, 1);
@@ -338,9 +336,9 @@ mod tests {
         assert!(matches!(&out[..], [Effect::Digest(d)] if d.full && d.sessions.len() == 50), "{out:?}");
     }
 
-    /// Two managers that start at the same time used to take each other's agents, and to keep them for 5 s in vain.
+    /// Two managers that started at the same time used to take each other's agents, and to keep them for 5 s in vain.
     #[test]
-    fn a_host_that_has_just_started_takes_nobody_until_it_follows_a_leader() {
+    fn new_host_accepts_no_agent_until_it_follows_a_leader() {
         let mut host = Host::new(SessionsConfig::default(), at(0), 0);
         let refused = arrive(&mut host, at(1), 1);
         assert!(matches!(refused, Effect::Refuse { refusal, .. }
@@ -350,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_without_a_leader_sends_its_agents_away_at_a_limited_rate_and_takes_no_new_ones() {
+    fn leaderless_host_moves_agents_slowly_and_accepts_none() {
         let mut host = host();
         for n in 0..3000 {
             report(&mut host, at(1), n, 1);
@@ -380,9 +378,9 @@ mod tests {
         assert_eq!((gone, host.connected()), (3000, 0));
     }
 
-    /// SESSION-11. All agents were sent away, and the host has heard nothing of them for longer than a node is silent.
+    /// SESSION-11. All agents were sent away, and the host had no contact with them for longer than the down limit.
     #[test]
-    fn nodes_that_could_not_be_heard_are_not_called_down() {
+    fn nodes_without_contact_to_leaderless_host_are_not_down() {
         let mut host = host();
         let silent = |n: u128| Input::Reported {
             node: node(n),
@@ -411,11 +409,11 @@ mod tests {
         host.step(at(late), Input::Woke, &mut out);
         let mut both = vec![node(1), node(3)];
         both.sort();
-        assert_eq!(down(&host), both, "it had time to come back, and did not");
+        assert_eq!(down(&host), both, "it had time to come back and did not");
     }
 
     #[test]
-    fn processes_that_take_turns_are_named() {
+    fn alternating_processes_are_named() {
         let mut host = host();
         let mut warned = vec![];
         for round in 0..100 {
@@ -429,7 +427,7 @@ mod tests {
         assert_eq!(warned[0].instances.len(), 2);
         assert_eq!(host.duplicates().len(), 1);
         let turns = |host: &Host| host.digests.facts()[&node(1)].turns.len();
-        assert_eq!(turns(&host), 2, "the leader is told");
+        assert_eq!(turns(&host), 2, "a digest is sent to the leader");
         let mut out = vec![];
         for ms in [200_000, 300_000] {
             host.step(at(ms), Input::Woke, &mut out);

@@ -1,8 +1,8 @@
-//! Instances: two processes with one identity (a cloned disk) take one session from each other. Neither is at fault by
-//! itself, so that both must be named.
+//! Instances: two processes with one identity (a cloned disk) take one session from each other. Neither alone is at
+//! fault, so both must be named.
 //!
-//! Keeps  SESSION-6  a process that was replaced by a newer one of the same node is gone for good if the node was merely
-//!                   restarted; if it comes back, there are two.
+//! Invariants  SESSION-6  a process that a newer one of the same node replaced never comes back if the node was merely
+//!                        restarted; if it does, there are two.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,9 +15,9 @@ use serde::Serialize;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Instance {
     pub instance: u64,
-    /// Where it wants to be dialled.
+    /// The address at which it wants to be dialled.
     pub addr: String,
-    /// Where its connection comes from.
+    /// The remote address of its connection.
     pub remote: String,
 }
 
@@ -25,7 +25,7 @@ impl Instance {
     pub fn of(fact: &SessionFact) -> Self {
         Self { instance: fact.instance, addr: fact.addr.clone(), remote: fact.remote.clone() }
     }
-    /// As people see it.
+    /// The form shown to people.
     pub fn shown(&self) -> NodeProcess {
         let instance = format!("{:016x}", self.instance);
         NodeProcess { instance, addr: self.addr.clone(), remote: self.remote.clone() }
@@ -40,31 +40,31 @@ pub struct Duplicate {
 }
 
 /// The most displaced processes remembered per node, and how long.
-const MOST: usize = 4;
-const REMEMBERED: Duration = Duration::from_secs(600);
+const MAX_DISPLACED: usize = 4;
+const DISPLACED_RETENTION: Duration = Duration::from_secs(600);
 
 #[derive(Clone, Debug, Default)]
 struct History {
     displaced: Vec<(Instance, Moment)>,
-    /// When one came back last, while they take turns.
+    /// When one last came back, while they alternate.
     returned: Option<Moment>,
     newest: Option<Instance>,
 }
 
-/// Only nodes whose process changed take room here.
+/// Only nodes whose process changed are kept.
 #[derive(Clone, Debug, Default)]
 pub struct Instances {
     nodes: BTreeMap<NodeId, History>,
 }
 
 impl Instances {
-    /// The session of `node` went from one process to another. Returns what should be said aloud: that they take turns,
-    /// when they begin to.
+    /// The session of `node` went from one process to another. Returns what to report: that they alternate, once they
+    /// begin to.
     pub fn changed(&mut self, now: Moment, node: NodeId, old: Instance, new: Instance) -> Option<Duplicate> {
         let history = self.nodes.entry(node).or_default();
-        history.displaced.retain(|(i, at)| i.instance != old.instance && now.since(*at) < REMEMBERED);
+        history.displaced.retain(|(i, at)| i.instance != old.instance && now.since(*at) < DISPLACED_RETENTION);
         history.displaced.push((old, now));
-        if history.displaced.len() > MOST {
+        if history.displaced.len() > MAX_DISPLACED {
             history.displaced.remove(0);
         }
         let returned = history.displaced.iter().any(|(i, _)| i.instance == new.instance);
@@ -76,7 +76,7 @@ impl Instances {
         begins.then(|| history.duplicate(node))
     }
 
-    /// The processes that take turns as this node; none: it has one.
+    /// The processes that alternate as this node; empty: it has one.
     pub fn turns(&self, node: NodeId) -> Vec<NodeProcess> {
         let history = self.nodes.get(&node).filter(|history| history.returned.is_some());
         let mut turns: Vec<NodeProcess> =
@@ -85,13 +85,13 @@ impl Instances {
         turns
     }
 
-    /// Those that take turns, for the view.
+    /// Those that alternate, for the view.
     pub fn current(&self) -> Vec<Duplicate> {
         let shown = self.nodes.iter().filter(|(_, h)| h.returned.is_some());
         shown.map(|(node, h)| h.duplicate(*node)).collect()
     }
 
-    /// Forgets what no longer matters. Returns the nodes whose processes have taken no turns for so long.
+    /// Drops old entries. Returns the nodes whose processes have not alternated for so long.
     pub fn sweep(&mut self, now: Moment, settled: Duration) -> Vec<NodeId> {
         let (long, mut settled) = (settled, Vec::new());
         self.nodes.retain(|node, history| {
@@ -99,7 +99,7 @@ impl Instances {
                 history.returned = None;
                 settled.push(*node);
             }
-            history.displaced.retain(|(_, at)| now.since(*at) < REMEMBERED);
+            history.displaced.retain(|(_, at)| now.since(*at) < DISPLACED_RETENTION);
             !history.displaced.is_empty()
         });
         settled
@@ -131,26 +131,26 @@ mod tests {
         Moment(secs * 1_000_000)
     }
 
-    /// E45: cloned machines took one session from each other for ever, and nothing said so.
+    /// E45: cloned machines took one session from each other endlessly, without any message.
     #[test]
-    fn two_processes_with_one_identity_are_named_once_for_as_long_as_they_take_turns() {
+    fn duplicate_identity_is_reported_once_while_it_lasts() {
         let mut instances = Instances::default();
         let node = NodeId::from_entropy(1);
         let (mut old, mut new) = (process(1), process(2));
         for round in [0, 1000] {
-            let mut said = vec![];
+            let mut reported = vec![];
             for second in round..round + 180 {
-                said.extend(instances.changed(at(second), node, old.clone(), new.clone()));
+                reported.extend(instances.changed(at(second), node, old.clone(), new.clone()));
                 std::mem::swap(&mut old, &mut new);
                 assert_eq!(instances.sweep(at(second), SETTLED), []);
             }
-            assert_eq!(said.len(), 1, "not at every turn");
-            let mut named: Vec<u64> = said[0].instances.iter().map(|i| i.instance).collect();
+            assert_eq!(reported.len(), 1, "not at every change");
+            let mut named: Vec<u64> = reported[0].instances.iter().map(|i| i.instance).collect();
             named.sort_unstable();
             assert_eq!(named, [1, 2]);
             assert_eq!(instances.turns(node), [process(1).shown(), process(2).shown()]);
             assert_eq!(instances.sweep(at(round + 290), SETTLED), []);
-            assert_eq!(instances.sweep(at(round + 300), SETTLED), [node], "it was quiet for two minutes");
+            assert_eq!(instances.sweep(at(round + 300), SETTLED), [node], "no change for two minutes");
             assert!(instances.current().is_empty() && instances.turns(node).is_empty());
         }
         instances.sweep(at(3000), SETTLED);
@@ -165,6 +165,6 @@ mod tests {
             let warning = instances.changed(at(n), node, process(n), process(n + 1));
             assert_eq!(warning, None);
         }
-        assert!(instances.nodes[&node].displaced.len() <= MOST);
+        assert!(instances.nodes[&node].displaced.len() <= MAX_DISPLACED);
     }
 }

@@ -1,14 +1,14 @@
 //! AgentSession: the host's end of one node's session.
 //!
-//! Owns   the node's connection, what it said of itself, when it was heard last, the questions under way.
-//! Hears  connections, frames, the node's standing in the local copy, answers of the leader.
-//! Says   frames, questions to the leader, and to the sessions' host what it knows of the node.
-//! Keeps  SESSION-1  the newest connection of a node is its session; frames of older ones change nothing.
-//!        SESSION-2  an agent is shown every change of what it needs to know, always the whole of it, and nothing twice.
-//!        SESSION-3  a node without a record in a copy that has applied its certificate's grant is told so, and its
-//!                   connection closed, at once: a session must not outlive the node.
-//!        SESSION-4  a node is down only after its heartbeats were missed, or when it said that it stops; a connection
-//!                   that broke is not a node that is down. The leader is told at once that there is no contact.
+//! Owns        the node's connection, its hello, the time of its last frame, the requests in flight.
+//! Inputs      connections, frames, the node's record in the local replica, answers of the leader.
+//! Outputs     frames, requests to the leader, and reports about the node to the sessions' host.
+//! Invariants  SESSION-1  the newest connection of a node is its session; frames of older ones change nothing.
+//!             SESSION-2  an agent receives every change of what it needs to know, always as the whole view, and nothing twice.
+//!             SESSION-3  a node without a record in a replica that has applied its certificate's grant is informed at once, and its
+//!                        connection closed: a session must not outlive the node.
+//!             SESSION-4  a node is down only after missed heartbeats, or when it announced that it stops; a broken connection does
+//!                        not make it down. The leader learns at once that there is no contact.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -17,25 +17,24 @@ use std::time::Duration;
 
 use muster_messages::wire::{
     AGENT_PROTOCOL, ActorsAsk, AgentAnswer, AgentAsk, AgentFrame, AgentHello, BYE_SHUTDOWN, HostFrame, ManagerReport,
-    PeerCall, Refusal, SeatRequest, SessionFact,
+    MembershipRequest, PeerCall, Refusal, SessionFact,
 };
 use muster_messages::{
     CertIdentity, ErrorBody, ErrorCode, IDENTITY_LEVEL, Liveness, Moment, NodeId, RefusalReason, WallTime,
     check_labels, check_text, printable,
 };
 
-use super::news::{News, Standing};
+use super::node_update::{NodeRecordState, NodeUpdate};
 use crate::config::SessionsConfig;
 
 /// One connection. Later ones have larger numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ConnId(pub u64);
 
-/// A question to the node whose reply port the shell has parked.
+/// A request to the node whose reply port the shell has parked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct AskId(pub u64);
 
-/// What happens to a session.
 #[derive(Clone, Debug)]
 pub enum Input {
     Connected {
@@ -51,8 +50,8 @@ pub enum Input {
         conn: ConnId,
         why: String,
     },
-    /// The node's standing, of a copy that is not older than any before.
-    News(Box<News>),
+    /// The node's record, from a replica that is not older than any before.
+    NodeUpdate(Box<NodeUpdate>),
     LeaderAnswered {
         conn: ConnId,
         id: u64,
@@ -70,14 +69,13 @@ pub enum Input {
     Woke,
 }
 
-/// What a session wants done.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Effect {
     Send {
         conn: ConnId,
         frame: Box<HostFrame>,
     },
-    /// Closes after what was sent before has left.
+    /// Closes after earlier frames have been sent.
     Close {
         conn: ConnId,
     },
@@ -90,19 +88,19 @@ pub enum Effect {
         ask: AskId,
         result: Result<String, ErrorBody>,
     },
-    /// What the host of the sessions should know of this node now.
+    /// What the sessions' host should know about this node now.
     Report {
         fact: Option<Box<SessionFact>>,
         connected: bool,
     },
-    /// Nothing is left to remember: this session may end.
+    /// Nothing needs to be remembered: this session may end.
     Forget,
-    Note(Note),
+    LogEvent(LogEvent),
 }
 
 /// Decisions worth a line in the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Note {
+pub enum LogEvent {
     Opened { instance: u64 },
     Closed { why: String },
     Down { why: String },
@@ -113,7 +111,7 @@ pub enum Note {
 enum Phase {
     /// No connection.
     Away,
-    /// Connected, not a word yet.
+    /// Connected, no frame yet.
     Greeting {
         conn: ConnId,
         until: Moment,
@@ -135,7 +133,6 @@ struct Question {
     until: Moment,
 }
 
-/// See the module.
 #[derive(Clone, Debug)]
 pub struct AgentSession {
     config: Arc<SessionsConfig>,
@@ -143,21 +140,21 @@ pub struct AgentSession {
     phase: Phase,
     peer: Option<Peer>,
     fact: Option<Box<SessionFact>>,
-    /// The last frame of any kind.
-    heard: Moment,
+    /// When the last frame of any kind arrived.
+    received: Moment,
     down_at: Option<Moment>,
-    news: Option<Box<News>>,
-    /// What the agent was shown last on this connection.
-    shown: Option<Box<News>>,
-    /// Agents' questions at the leader, on this connection.
+    node_update: Option<Box<NodeUpdate>>,
+    /// What was last shown to the agent on this connection.
+    shown: Option<Box<NodeUpdate>>,
+    /// The agent's requests that await the leader, on this connection.
     asks: usize,
     questions: BTreeMap<u64, Question>,
     next_question: u64,
 }
 
-/// Bytes of an address or a release in a hello. More is a broken or hostile agent.
+/// The most bytes of an address or a release in a hello. More means a broken or hostile agent.
 const MAX_TEXT: usize = 256;
-/// Characters that are kept of what an agent gives as a reason.
+/// The most characters kept of a reason that an agent gives.
 const MAX_REASON: usize = 1024;
 
 impl AgentSession {
@@ -168,9 +165,9 @@ impl AgentSession {
             phase: Phase::Away,
             peer: None,
             fact: None,
-            heard: Moment(0),
+            received: Moment(0),
             down_at: None,
-            news: None,
+            node_update: None,
             shown: None,
             asks: 0,
             questions: BTreeMap::new(),
@@ -178,11 +175,11 @@ impl AgentSession {
         }
     }
 
-    /// After a crash: the connection is lost, what was known of the node is not; its heartbeats count from now. One that was down
-    /// is found down again, and reported again: the report may have been lost.
+    /// After a crash: the connection is lost, the knowledge of the node is not; its heartbeats count from now. A node that was
+    /// down is found down and reported again: the report may have been lost.
     pub fn resume(node: NodeId, config: Arc<SessionsConfig>, fact: Option<SessionFact>, now: Moment) -> Self {
         let mut session = Self::new(node, config);
-        session.heard = now;
+        session.received = now;
         session.fact = fact.map(Box::new);
         session
     }
@@ -194,7 +191,7 @@ impl AgentSession {
             }
             Input::Frame { conn, frame } => {
                 if self.conn() == Some(conn) {
-                    self.heard = now;
+                    self.received = now;
                     self.frame(now, wall, conn, frame, out);
                 }
             }
@@ -203,7 +200,7 @@ impl AgentSession {
                     self.away(why, out);
                 }
             }
-            Input::News(news) => self.news = Some(news),
+            Input::NodeUpdate(node_update) => self.node_update = Some(node_update),
             Input::LeaderAnswered { conn, id, result } => {
                 if self.conn() == Some(conn) {
                     self.asks = self.asks.saturating_sub(1);
@@ -225,14 +222,14 @@ impl AgentSession {
         self.advance(now, wall, out);
     }
 
-    /// When to be woken, if nothing happens before.
+    /// When to wake it if there is no earlier input.
     pub fn wake_at(&self) -> Option<Moment> {
         let own = match self.phase {
             Phase::Greeting { until, .. } => Some(until),
-            Phase::Live { .. } => Some(self.heard + self.config.down_after()),
+            Phase::Live { .. } => Some(self.received + self.config.down_after()),
             Phase::Away => match (&self.fact, self.down_at) {
                 (None, _) => None,
-                (Some(_), None) => Some(self.heard + self.config.down_after()),
+                (Some(_), None) => Some(self.received + self.config.down_after()),
                 (Some(_), Some(at)) => Some(at + self.config.remember_down),
             },
         };
@@ -243,8 +240,8 @@ impl AgentSession {
     pub fn fact(&self) -> Option<&SessionFact> {
         self.fact.as_deref()
     }
-    pub fn heard(&self) -> Moment {
-        self.heard
+    pub fn received(&self) -> Moment {
+        self.received
     }
     pub fn remote(&self) -> Option<SocketAddr> {
         self.peer.as_ref().map(|p| p.remote)
@@ -282,7 +279,7 @@ impl AgentSession {
         match (frame, &self.phase) {
             (AgentFrame::Hello(hello), Phase::Greeting { .. }) => self.greeted(wall, conn, hello, out),
             (AgentFrame::Heartbeat { .. }, Phase::Live { .. }) => {
-                let revision = self.news.as_ref().map(|n| n.revision).unwrap_or_default();
+                let revision = self.node_update.as_ref().map(|n| n.revision).unwrap_or_default();
                 let frame = Box::new(HostFrame::Heard { revision });
                 out.push(Effect::Send { conn, frame });
             }
@@ -326,13 +323,13 @@ impl AgentSession {
         }));
         self.down_at = None;
         self.phase = Phase::Live { conn };
-        out.push(Effect::Note(Note::Opened { instance }));
+        out.push(Effect::LogEvent(LogEvent::Opened { instance }));
         self.report(out);
     }
 
     fn relay(&mut self, conn: ConnId, id: u64, ask: AgentAsk, out: &mut Vec<Effect>) {
         if self.asks >= self.config.open_asks {
-            let error = ErrorBody::new(ErrorCode::TooManyRequests, "too many questions of this node wait already");
+            let error = ErrorBody::new(ErrorCode::TooManyRequests, "too many requests from this node are waiting");
             let result = Err(error.retry_after(Duration::from_millis(200)));
             let frame = Box::new(HostFrame::Answer { id, result });
             return out.push(Effect::Send { conn, frame });
@@ -344,10 +341,10 @@ impl AgentSession {
                 observed_addr: peer.remote.to_string(),
                 csr_pem,
             },
-            AgentAsk::Seat(request) => {
+            AgentAsk::Membership(request) => {
                 let advertise = reachable(&printable(&request.advertise, MAX_TEXT), peer.remote.ip());
-                let request = SeatRequest { advertise, ..request };
-                PeerCall::Seat { node: self.node, request }
+                let request = MembershipRequest { advertise, ..request };
+                PeerCall::Membership { node: self.node, request }
             }
             AgentAsk::ReportManager(report) => {
                 let failure = report.failure.map(|failure| printable(&failure, MAX_REASON));
@@ -368,7 +365,7 @@ impl AgentSession {
                 return out.push(Effect::Send { conn, frame });
             }
             Phase::Live { .. } => {
-                ErrorBody::new(ErrorCode::TooManyRequests, "too many questions to this node wait already")
+                ErrorBody::new(ErrorCode::TooManyRequests, "too many requests to this node are waiting")
                     .retry_after(Duration::from_millis(200))
             }
             // Another manager may host the node by now: the caller asks the others.
@@ -377,7 +374,7 @@ impl AgentSession {
         out.push(Effect::AnswerAsk { ask, result: Err(refusal) });
     }
 
-    /// The connection is gone. SESSION-4: the node is not down for that.
+    /// The connection is lost. SESSION-4: that does not make the node down.
     fn away(&mut self, why: String, out: &mut Vec<Effect>) {
         self.phase = Phase::Away;
         self.shown = None;
@@ -386,7 +383,7 @@ impl AgentSession {
             let result = Err(unanswered(self.node));
             out.push(Effect::AnswerAsk { ask: question.ask, result });
         }
-        out.push(Effect::Note(Note::Closed { why }));
+        out.push(Effect::LogEvent(LogEvent::Closed { why }));
         self.report(out);
     }
 
@@ -397,9 +394,9 @@ impl AgentSession {
         let (reason, why) = (refusal.reason, refusal.message.clone());
         out.push(Effect::Send { conn, frame: Box::new(HostFrame::Ended(refusal)) });
         out.push(Effect::Close { conn });
-        // One that never said a word was no session yet; whoever holds a certificate can open thousands.
+        // A connection that never sent a frame was not a session yet; any holder of a certificate can open thousands.
         if self.is_live() {
-            out.push(Effect::Note(Note::Ended { reason }));
+            out.push(Effect::LogEvent(LogEvent::Ended { reason }));
         }
         self.away(why, out);
     }
@@ -411,7 +408,7 @@ impl AgentSession {
             fact.liveness = Liveness::Down;
             fact.since = wall;
             self.down_at = Some(now);
-            out.push(Effect::Note(Note::Down { why: why.to_owned() }));
+            out.push(Effect::LogEvent(LogEvent::Down { why: why.to_owned() }));
             self.report(out);
         }
     }
@@ -426,15 +423,15 @@ impl AgentSession {
         out.push(Effect::Report { fact, connected: self.conn().is_some() });
     }
 
-    /// Its connection is gone, and it is not down yet. Leaders below feature level 3 would take it for a node without a host.
+    /// Its connection is lost, and it is not down yet. Leaders below feature level 3 would see it as a node without a host.
     fn without_contact(&self) -> bool {
-        let level = self.news.as_ref().map_or(0, |news| news.shared.feature_level);
+        let level = self.node_update.as_ref().map_or(0, |node_update| node_update.shared.feature_level);
         level >= IDENTITY_LEVEL && self.down_at.is_none() && self.conn().is_none()
     }
 
-    /// The only place that acts on time and on the node's standing.
+    /// The only place that acts on time and on the node's record.
     fn advance(&mut self, now: Moment, wall: WallTime, out: &mut Vec<Effect>) {
-        self.judge_standing(out);
+        self.check_record_state(out);
         self.judge_time(now, wall, out);
         self.show(out);
         if self.forgettable(now) {
@@ -445,18 +442,18 @@ impl AgentSession {
         }
     }
 
-    /// SESSION-3. A copy that has not applied the certificate's grant cannot know better than the certificate.
-    fn judge_standing(&mut self, out: &mut Vec<Effect>) {
-        let (Some(news), Some(peer)) = (&self.news, &self.peer) else {
+    /// SESSION-3. A replica that has not applied the certificate's grant cannot know better than the certificate.
+    fn check_record_state(&mut self, out: &mut Vec<Effect>) {
+        let (Some(node_update), Some(peer)) = (&self.node_update, &self.peer) else {
             return;
         };
-        let applied = peer.identity.granted.is_some_and(|granted| news.revision >= granted);
-        let refusal = match news.standing {
-            Standing::Absent if applied => {
+        let applied = peer.identity.granted.is_some_and(|granted| node_update.revision >= granted);
+        let refusal = match node_update.record_state {
+            NodeRecordState::Absent if applied => {
                 let message = format!("node {} was removed from the cluster", self.node);
                 refusal(RefusalReason::Removed, message)
             }
-            Standing::Blocked => refusal(RefusalReason::Blocked, format!("node {} is blocked", self.node)),
+            NodeRecordState::Blocked => refusal(RefusalReason::Blocked, format!("node {} is blocked", self.node)),
             _ => return,
         };
         self.end(refusal, out);
@@ -471,12 +468,12 @@ impl AgentSession {
         {
             self.end(refusal(RefusalReason::Protocol, "no hello in time"), out);
         }
-        let deadline = self.heard + self.config.down_after();
+        let deadline = self.received + self.config.down_after();
         if self.fact.is_some() && self.down_at.is_none() && now >= deadline + self.config.stood_still {
             let beat = self.config.heartbeat.mul_f64(1.0 + self.config.heartbeat_jitter);
-            self.heard = now - self.config.down_after() + beat;
+            self.received = now - self.config.down_after() + beat;
         }
-        let silent = now >= self.heard + self.config.down_after();
+        let silent = now >= self.received + self.config.down_after();
         if silent && self.fact.is_some() && !matches!(self.phase, Phase::Greeting { .. }) {
             if let Phase::Live { conn } = self.phase {
                 out.push(Effect::Close { conn });
@@ -493,19 +490,19 @@ impl AgentSession {
 
     /// SESSION-2.
     fn show(&mut self, out: &mut Vec<Effect>) {
-        let (Phase::Live { conn }, Some(news)) = (&self.phase, &self.news) else {
+        let (Phase::Live { conn }, Some(node_update)) = (&self.phase, &self.node_update) else {
             return;
         };
-        if self.shown.as_ref().is_some_and(|shown| shown.same_for_agent(news)) {
+        if self.shown.as_ref().is_some_and(|shown| shown.same_for_agent(node_update)) {
             return;
         }
-        if let Some(view) = news.view(self.node) {
+        if let Some(view) = node_update.view(self.node) {
             out.push(Effect::Send { conn: *conn, frame: Box::new(HostFrame::View(view)) });
-            self.shown = Some(news.clone());
+            self.shown = Some(node_update.clone());
         }
     }
 
-    /// Reported as down until the cluster has written that down; a node that nobody knows is not reported at all.
+    /// Reported as down until the cluster has recorded it; a node without a record is not reported at all.
     fn forgettable(&self, now: Moment) -> bool {
         if self.conn().is_some() {
             return false;
@@ -516,9 +513,9 @@ impl AgentSession {
         let Some(down_at) = self.down_at else {
             return false;
         };
-        let standing = self.news.as_ref().map(|n| &n.standing);
-        let recorded = matches!(standing, Some(Standing::Known { liveness: Liveness::Down, .. }));
-        let unknown = matches!(standing, Some(Standing::Absent | Standing::Blocked));
+        let record_state = self.node_update.as_ref().map(|n| &n.record_state);
+        let recorded = matches!(record_state, Some(NodeRecordState::Known { liveness: Liveness::Down, .. }));
+        let unknown = matches!(record_state, Some(NodeRecordState::Absent | NodeRecordState::Blocked));
         recorded || unknown || now >= down_at + self.config.remember_down
     }
 }
@@ -526,14 +523,14 @@ impl AgentSession {
 fn acceptable(hello: &AgentHello) -> Result<(), String> {
     if hello.protocol != AGENT_PROTOCOL {
         let theirs = hello.protocol;
-        return Err(format!("agent protocol {theirs}, this manager speaks {AGENT_PROTOCOL}"));
+        return Err(format!("agent protocol {theirs}, this manager supports {AGENT_PROTOCOL}"));
     }
     check_text("the address", &hello.advertise, MAX_TEXT)?;
     check_text("the release", &hello.release, MAX_TEXT)?;
     check_labels(&hello.labels)
 }
 
-/// The address that others should dial: an unspecified host is replaced by the one that was seen.
+/// The address that others should dial: an unspecified host is replaced by the observed one.
 pub fn reachable(advertise: &str, seen: IpAddr) -> String {
     let unspecified = match advertise.parse::<SocketAddr>() {
         Ok(addr) if addr.ip().is_unspecified() => Some(addr.port()),
@@ -554,7 +551,7 @@ fn refusal(reason: RefusalReason, message: impl Into<String>) -> Refusal {
 }
 
 fn unanswered(node: NodeId) -> ErrorBody {
-    let text = format!("the session of node {node} ended before it answered; what was asked for may have been done");
+    let text = format!("the session of node {node} ended before it answered; the request may have been carried out");
     ErrorBody::new(ErrorCode::Unreachable, text).retry_after(Duration::from_millis(500))
 }
 

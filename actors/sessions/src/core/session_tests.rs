@@ -1,11 +1,11 @@
-//! Claims about one node's session.
+//! Tests of one node's session.
 
 use std::collections::BTreeMap;
 
 use muster_messages::wire::{BYE_NEW_CERTIFICATE, SignReply};
 use muster_messages::{FEATURE_LEVEL, Incarnation, Name, Revision, Role, Subject};
 
-use super::super::news::Shared;
+use super::super::node_update::Shared;
 use super::super::testing::node;
 use super::*;
 
@@ -17,8 +17,15 @@ struct World {
     out: Vec<Effect>,
 }
 
-fn known(role: Role, granted: u64, liveness: Liveness) -> Standing {
-    Standing::Known { desired_role: role, role, granted: Revision(granted), rotate: false, serial: None, liveness }
+fn known(role: Role, granted: u64, liveness: Liveness) -> NodeRecordState {
+    NodeRecordState::Known {
+        desired_role: role,
+        role,
+        granted: Revision(granted),
+        rotate: false,
+        serial: None,
+        liveness,
+    }
 }
 
 impl World {
@@ -61,12 +68,12 @@ impl World {
         self.connect();
         self.hello(1);
     }
-    fn news(&mut self, revision: u64, standing: Standing) {
+    fn node_update(&mut self, revision: u64, record_state: NodeRecordState) {
         let shared = Shared { managers: vec!["m:1".to_owned()], ..Shared::default() };
-        let news = News { revision: Revision(revision), standing, shared: Arc::new(shared) };
-        self.step(Input::News(Box::new(news)));
+        let node_update = NodeUpdate { revision: Revision(revision), record_state, shared: Arc::new(shared) };
+        self.step(Input::NodeUpdate(Box::new(node_update)));
     }
-    /// From wake-up to wake-up, as the shell would; keeps the effects.
+    /// From wake-up to wake-up, as in the shell; keeps the effects.
     fn run_for(&mut self, d: Duration) {
         let end = self.now + d;
         let mut all = vec![];
@@ -74,7 +81,7 @@ impl World {
             let gap = at.since(self.now).max(Duration::from_micros(1));
             self.pass(gap);
             self.step(Input::Woke);
-            let forgotten = self.said(|e| matches!(e, Effect::Forget));
+            let forgotten = self.has_effect(|e| matches!(e, Effect::Forget));
             all.append(&mut self.out);
             if forgotten {
                 break;
@@ -88,7 +95,7 @@ impl World {
         self.now = self.now + d;
         self.wall = self.wall.plus(d);
     }
-    fn said(&self, want: impl Fn(&Effect) -> bool) -> bool {
+    fn has_effect(&self, want: impl Fn(&Effect) -> bool) -> bool {
         self.out.iter().any(want)
     }
     fn views(&self) -> usize {
@@ -110,13 +117,13 @@ impl World {
 }
 
 #[test]
-fn a_session_reports_what_the_agent_says_with_the_address_that_was_seen() {
+fn session_reports_hello_with_the_observed_address() {
     let mut w = World::new();
     w.open();
     let fact = w.session.fact().unwrap().clone();
     assert_eq!((fact.addr.as_str(), fact.instance), ("192.0.2.7:4400", 1));
     assert_eq!(fact.liveness, Liveness::Ready);
-    assert!(w.said(|e| matches!(e, Effect::Report { fact: Some(_), connected: true, .. })));
+    assert!(w.has_effect(|e| matches!(e, Effect::Report { fact: Some(_), connected: true, .. })));
 }
 
 #[test]
@@ -136,14 +143,14 @@ fn only_an_unspecified_host_is_replaced() {
 #[test]
 fn the_first_view_follows_the_hello_and_only_changes_follow_it() {
     let mut w = World::new();
-    w.news(9, known(Role::Worker, 5, Liveness::Unknown));
+    w.node_update(9, known(Role::Worker, 5, Liveness::Unknown));
     w.connect();
     assert_eq!(w.views(), 0, "nothing is shown before the hello");
     w.hello(1);
     assert_eq!(w.views(), 1);
-    w.news(10, known(Role::Worker, 5, Liveness::Ready));
-    assert_eq!(w.views(), 0, "its own liveness is no news to an agent");
-    w.news(11, known(Role::Manager, 11, Liveness::Ready));
+    w.node_update(10, known(Role::Worker, 5, Liveness::Ready));
+    assert_eq!(w.views(), 0, "its own liveness is not shown to an agent");
+    w.node_update(11, known(Role::Manager, 11, Liveness::Ready));
     assert_eq!(w.views(), 1);
     w.open();
     assert_eq!(w.views(), 1, "a new connection is shown everything again");
@@ -151,32 +158,32 @@ fn the_first_view_follows_the_hello_and_only_changes_follow_it() {
 
 /// E36: streams opened before the removal once survived it until their own timeout.
 #[test]
-fn a_removed_node_is_told_and_closed_at_once() {
+fn removed_node_is_informed_and_disconnected_at_once() {
     let mut w = World::new();
-    w.news(9, known(Role::Worker, 5, Liveness::Ready));
+    w.node_update(9, known(Role::Worker, 5, Liveness::Ready));
     w.open();
-    w.news(12, Standing::Absent);
+    w.node_update(12, NodeRecordState::Absent);
     assert_eq!(w.ended(), Some(RefusalReason::Removed));
-    assert!(w.said(|e| matches!(e, Effect::Close { .. })));
-    assert!(w.said(|e| matches!(e, Effect::Report { fact: None, connected: false, .. })));
-    assert!(w.said(|e| matches!(e, Effect::Forget)));
+    assert!(w.has_effect(|e| matches!(e, Effect::Close { .. })));
+    assert!(w.has_effect(|e| matches!(e, Effect::Report { fact: None, connected: false, .. })));
+    assert!(w.has_effect(|e| matches!(e, Effect::Forget)));
 }
 
 #[test]
-fn a_copy_too_old_to_know_a_node_does_not_call_it_removed() {
+fn replica_too_old_to_know_a_node_does_not_call_it_removed() {
     let mut w = World::new();
-    w.news(4, Standing::Absent); // the certificate was granted at 5
+    w.node_update(4, NodeRecordState::Absent); // the certificate was granted at 5
     w.open();
     assert_eq!(w.ended(), None);
     assert_eq!(w.views(), 0);
-    w.news(6, known(Role::Worker, 5, Liveness::Unknown));
+    w.node_update(6, known(Role::Worker, 5, Liveness::Unknown));
     assert_eq!(w.views(), 1);
 }
 
 #[test]
-fn a_node_is_down_after_three_missed_heartbeats_and_not_for_a_broken_connection() {
+fn node_is_down_after_three_missed_beats_not_a_broken_link() {
     let mut w = World::new();
-    w.news(9, known(Role::Worker, 5, Liveness::Ready));
+    w.node_update(9, known(Role::Worker, 5, Liveness::Ready));
     w.open();
     w.step(Input::Closed { conn: w.conn, why: "reset".to_owned() });
     assert_eq!(w.liveness(), Some(Liveness::Ready));
@@ -186,25 +193,27 @@ fn a_node_is_down_after_three_missed_heartbeats_and_not_for_a_broken_connection(
     assert_eq!(w.liveness(), Some(Liveness::Ready));
     w.run_for(Duration::from_millis(200));
     assert_eq!(w.liveness(), Some(Liveness::Down));
-    assert!(w.said(|e| matches!(e, Effect::Close { .. })));
+    assert!(w.has_effect(|e| matches!(e, Effect::Close { .. })));
 }
 
 #[test]
 fn heartbeats_are_answered_and_keep_a_node_ready() {
     let mut w = World::new();
-    w.news(9, known(Role::Worker, 5, Liveness::Ready));
+    w.node_update(9, known(Role::Worker, 5, Liveness::Ready));
     w.open();
     for _ in 0..100 {
         w.run_for(Duration::from_millis(5_500));
         w.frame(AgentFrame::Heartbeat { seen: Revision(9) });
-        assert!(w.said(|e| matches!(e, Effect::Send { frame, .. } if matches!(**frame, HostFrame::Heard { .. }))));
+        assert!(
+            w.has_effect(|e| matches!(e, Effect::Send { frame, .. } if matches!(**frame, HostFrame::Heard { .. })))
+        );
         assert_eq!(w.views(), 0);
     }
     assert_eq!(w.liveness(), Some(Liveness::Ready));
 }
 
 #[test]
-fn a_process_that_stood_still_blames_no_agent() {
+fn suspended_host_blames_no_agent() {
     let mut w = World::new();
     w.open();
     w.pass(Duration::from_secs(40)); // a frozen host: no timer fired
@@ -215,7 +224,7 @@ fn a_process_that_stood_still_blames_no_agent() {
 }
 
 #[test]
-fn a_node_that_says_it_stops_is_down_at_once_and_one_that_renews_is_not() {
+fn stopping_node_is_down_at_once_and_renewing_one_is_not() {
     let mut w = World::new();
     w.open();
     w.frame(AgentFrame::Bye { reason: BYE_NEW_CERTIFICATE.to_owned() });
@@ -228,22 +237,22 @@ fn a_node_that_says_it_stops_is_down_at_once_and_one_that_renews_is_not() {
 #[test]
 fn a_down_node_is_reported_until_the_cluster_has_recorded_it() {
     let mut w = World::new();
-    w.news(9, known(Role::Worker, 5, Liveness::Ready));
+    w.node_update(9, known(Role::Worker, 5, Liveness::Ready));
     w.open();
     w.frame(AgentFrame::Bye { reason: BYE_SHUTDOWN.to_owned() });
-    assert!(!w.said(|e| matches!(e, Effect::Forget)));
-    w.news(10, known(Role::Worker, 5, Liveness::Down));
-    assert!(w.said(|e| matches!(e, Effect::Report { fact: None, .. })));
-    assert!(w.said(|e| matches!(e, Effect::Forget)));
+    assert!(!w.has_effect(|e| matches!(e, Effect::Forget)));
+    w.node_update(10, known(Role::Worker, 5, Liveness::Down));
+    assert!(w.has_effect(|e| matches!(e, Effect::Report { fact: None, .. })));
+    assert!(w.has_effect(|e| matches!(e, Effect::Forget)));
     let mut w = World::new();
-    w.news(9, known(Role::Worker, 5, Liveness::Ready)); // it lives on elsewhere
+    w.node_update(9, known(Role::Worker, 5, Liveness::Ready)); // it is ready elsewhere
     w.open();
     w.step(Input::Closed { conn: w.conn, why: "moved".to_owned() });
     w.run_for(Duration::from_secs(90));
-    assert!(w.said(|e| matches!(e, Effect::Forget)), "but not for ever");
+    assert!(w.has_effect(|e| matches!(e, Effect::Forget)), "but not indefinitely");
 }
 
-/// E45's half of this actor: the newest connection wins, and frames of the old one change nothing.
+/// E45 in this actor: the newest connection wins, and frames of the old one change nothing.
 #[test]
 fn the_newest_connection_of_a_node_is_its_session() {
     let mut w = World::new();
@@ -260,7 +269,7 @@ fn the_newest_connection_of_a_node_is_its_session() {
 }
 
 #[test]
-fn a_connection_that_does_not_say_hello_is_closed() {
+fn connection_without_hello_is_closed() {
     let mut w = World::new();
     w.connect();
     w.run_for(Duration::from_millis(5_001));
@@ -276,7 +285,7 @@ fn a_connection_that_does_not_say_hello_is_closed() {
 }
 
 #[test]
-fn asks_are_relayed_with_the_identity_of_the_connection_and_bounded() {
+fn relayed_requests_carry_the_connections_identity() {
     let mut w = World::new();
     w.open();
     for id in 0..4 {
@@ -285,55 +294,61 @@ fn asks_are_relayed_with_the_identity_of_the_connection_and_bounded() {
             matches!(e, Effect::CallLeader { call, .. }
             if matches!(&**call, PeerCall::SignNode { identity, observed_addr, .. } if identity.serial == "aa" && observed_addr == "192.0.2.7:50123"))
         };
-        assert!(w.said(vouched));
+        assert!(w.has_effect(vouched));
     }
     w.frame(AgentFrame::Ask { id: 9, ask: AgentAsk::Sign { csr_pem: "csr".to_owned() } });
-    assert!(!w.said(|e| matches!(e, Effect::CallLeader { .. })));
+    assert!(!w.has_effect(|e| matches!(e, Effect::CallLeader { .. })));
     let reply = SignReply { cert_pem: String::new(), root_pem: String::new() };
     w.step(Input::LeaderAnswered { conn: w.conn, id: 0, result: Ok(AgentAnswer::Signed(reply)) });
-    assert!(w.said(|e| matches!(e, Effect::Send { frame, .. } if matches!(**frame, HostFrame::Answer { id: 0, .. }))));
-    let request =
-        SeatRequest { advertise: "0.0.0.0:4400".to_owned(), held: None, data_lost: None, feature_level: FEATURE_LEVEL };
-    w.frame(AgentFrame::Ask { id: 10, ask: AgentAsk::Seat(request.clone()) });
-    assert!(w.said(|e| matches!(e, Effect::CallLeader { call, .. }
-        if matches!(&**call, PeerCall::Seat { request, .. } if request.advertise == "192.0.2.7:4400"))));
+    assert!(
+        w.has_effect(|e| matches!(e, Effect::Send { frame, .. } if matches!(**frame, HostFrame::Answer { id: 0, .. })))
+    );
+    let request = MembershipRequest {
+        advertise: "0.0.0.0:4400".to_owned(),
+        held: None,
+        data_lost: None,
+        feature_level: FEATURE_LEVEL,
+    };
+    w.frame(AgentFrame::Ask { id: 10, ask: AgentAsk::Membership(request.clone()) });
+    assert!(w.has_effect(|e| matches!(e, Effect::CallLeader { call, .. }
+        if matches!(&**call, PeerCall::Membership { request, .. } if request.advertise == "192.0.2.7:4400"))));
     w.step(Input::LeaderAnswered { conn: w.conn, id: 10, result: Err(ErrorBody::new(ErrorCode::Unreachable, "")) });
     let failure = Some("no space\u{7} left".to_owned());
     let ask = AgentAsk::ReportManager(ManagerReport { feature_level: FEATURE_LEVEL, failure });
     w.frame(AgentFrame::Ask { id: 11, ask });
-    assert!(w.said(|e| matches!(e, Effect::CallLeader { call, .. }
+    assert!(w.has_effect(|e| matches!(e, Effect::CallLeader { call, .. }
         if matches!(&**call, PeerCall::ReportManager { node: of, report }
             if *of == node(1) && report.failure.as_ref().is_some_and(|why| !why.contains('\u{7}'))))));
 }
 
 #[test]
-fn a_question_to_a_node_ends_with_its_answer_its_deadline_or_its_session() {
+fn node_request_ends_by_answer_deadline_or_session_end() {
     let mut w = World::new();
     let ask = |w: &mut World, ask| {
         w.step(Input::AskNode { ask: AskId(ask), question: ActorsAsk::Tree, deadline: Duration::from_secs(1) });
     };
     let failed = |w: &World, id, code| {
-        w.said(|e| matches!(e, Effect::AnswerAsk { ask, result: Err(e) } if *ask == AskId(id) && e.code == code))
+        w.has_effect(|e| matches!(e, Effect::AnswerAsk { ask, result: Err(e) } if *ask == AskId(id) && e.code == code))
     };
     ask(&mut w, 1);
     assert!(failed(&w, 1, ErrorCode::NotFound), "for another manager to answer");
     w.open();
     ask(&mut w, 2);
     w.frame(AgentFrame::Answer { id: 1, result: Ok("{}".to_owned()) });
-    assert!(w.said(|e| *e == Effect::AnswerAsk { ask: AskId(2), result: Ok("{}".to_owned()) }));
+    assert!(w.has_effect(|e| *e == Effect::AnswerAsk { ask: AskId(2), result: Ok("{}".to_owned()) }));
     ask(&mut w, 3);
     w.run_for(Duration::from_millis(1_001));
     assert!(failed(&w, 3, ErrorCode::TimedOut));
     ask(&mut w, 4);
     w.step(Input::Closed { conn: w.conn, why: "reset".to_owned() });
     assert!(failed(&w, 4, ErrorCode::Unreachable));
-    // The node is not down yet, and may be in session with another manager already.
+    // The node is not down yet, and may have a session with another manager already.
     ask(&mut w, 5);
     assert!(failed(&w, 5, ErrorCode::NotFound));
 }
 
 #[test]
-fn a_session_that_restarts_keeps_the_node_ready_for_three_heartbeats() {
+fn restarted_session_keeps_node_ready_for_three_heartbeats() {
     let mut w = World::new();
     w.open();
     let fact = w.session.fact().cloned();
@@ -344,9 +359,9 @@ fn a_session_that_restarts_keeps_the_node_ready_for_three_heartbeats() {
     assert_eq!(w.liveness(), Some(Liveness::Down));
 }
 
-/// Whoever was to hear of it may not have.
+/// The report may have been lost.
 #[test]
-fn a_session_that_restarts_says_again_that_its_node_is_down() {
+fn restarted_session_reports_its_down_node_again() {
     let mut w = World::new();
     w.open();
     w.step(Input::Closed { conn: w.conn, why: "reset".to_owned() });
@@ -355,11 +370,11 @@ fn a_session_that_restarts_says_again_that_its_node_is_down() {
     let fact = w.session.fact().cloned();
     w.session = AgentSession::resume(node(1), Arc::new(SessionsConfig::default()), fact, w.now);
     w.run_for(Duration::from_secs(17));
-    assert!(w.said(|e| matches!(e, Effect::Report { .. })));
+    assert!(w.has_effect(|e| matches!(e, Effect::Report { .. })));
 }
 
 #[test]
-fn a_hello_beyond_measure_is_refused() {
+fn oversized_hello_is_refused() {
     let fine = AgentHello {
         protocol: AGENT_PROTOCOL,
         instance: 1,
@@ -386,14 +401,14 @@ fn a_hello_beyond_measure_is_refused() {
     }
 }
 
-/// The node is down 16 s after its process was killed; that its connection broke is known at once.
+/// The node is down 16 s after its process was killed; its broken connection is known at once.
 #[test]
 fn a_broken_connection_is_reported_before_the_node_is_down() {
     let mut w = World::new();
     w.open();
     let shared = Shared { feature_level: IDENTITY_LEVEL, ..Shared::default() };
-    let standing = known(Role::Worker, 5, Liveness::Ready);
-    w.step(Input::News(Box::new(News { revision: Revision(9), standing, shared: Arc::new(shared) })));
+    let record_state = known(Role::Worker, 5, Liveness::Ready);
+    w.step(Input::NodeUpdate(Box::new(NodeUpdate { revision: Revision(9), record_state, shared: Arc::new(shared) })));
     let reported = |w: &World| {
         w.out.iter().rev().find_map(|e| match e {
             Effect::Report { fact, .. } => fact.as_ref().map(|fact| fact.liveness),
@@ -408,13 +423,13 @@ fn a_broken_connection_is_reported_before_the_node_is_down() {
 }
 
 #[test]
-fn reasons_of_agents_reach_nobody_with_control_characters() {
+fn agents_reasons_are_stripped_of_control_characters() {
     let mut w = World::new();
     w.open();
     w.out.clear();
     w.frame(AgentFrame::Bye { reason: "gone\u{1b}[2J\n".to_owned() });
     let why = w.out.iter().find_map(|e| match e {
-        Effect::Note(Note::Closed { why }) => Some(why.clone()),
+        Effect::LogEvent(LogEvent::Closed { why }) => Some(why.clone()),
         _ => None,
     });
     assert_eq!(why.as_deref(), Some("gone\u{fffd}[2J\u{fffd}"));

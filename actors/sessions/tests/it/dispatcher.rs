@@ -1,4 +1,5 @@
-//! The dispatcher as an actor, alone: the test is every host of sessions, and the raft member is a probe.
+//! The dispatcher as an actor, alone: the test acts as every host of sessions, and the raft member is a
+//! probe.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,7 +9,7 @@ use muster_messages::protocol::{Applied, DispatcherMsg, ProposeError, RaftMember
 use muster_messages::wire::{SessionDigest, SessionFact};
 use muster_messages::*;
 use muster_sessions::{DispatcherConfig, DispatcherMailbox, DispatcherPorts, dispatcher_address, dispatcher_spec};
-use muster_tests::{PATIENCE, Probe, Universe};
+use muster_tests::{ActorHarness, Probe, WAIT_LIMIT};
 use tokio::sync::watch;
 
 const PATH: &str = "node/dispatcher";
@@ -18,7 +19,7 @@ fn id(n: u128) -> NodeId {
 }
 
 struct Stage {
-    universe: Universe,
+    harness: ActorHarness,
     raft: Probe<RaftMemberMsg>,
     dispatcher: Address<DispatcherMailbox>,
     tables: Tables,
@@ -29,8 +30,8 @@ struct Stage {
 impl Stage {
     /// One node, with this as its recorded liveness.
     async fn set(liveness: Liveness) -> Self {
-        let universe = Universe::start().await;
-        let raft = universe.probe("raft-member");
+        let harness = ActorHarness::start().await;
+        let raft = harness.probe("raft-member");
         let mut tables = Tables { revision: Revision(10), ..Tables::default() };
         let record =
             NodeRecord { liveness, ..NodeRecord::new(id(1), Name::sanitized("n1"), Role::Worker, WallTime(0)) };
@@ -40,10 +41,10 @@ impl Stage {
         let config = DispatcherConfig::default();
         let dispatcher = dispatcher_address(&config);
         let ports = DispatcherPorts { config, replica, raft: raft.recipient(), doubts: Arc::new(doubts) };
-        let stage = Self { universe, raft, dispatcher, tables, publish, doubts: seen };
+        let stage = Self { harness, raft, dispatcher, tables, publish, doubts: seen };
         stage.show();
-        stage.universe.start_actor(dispatcher_spec(stage.dispatcher.clone(), ports));
-        stage.universe.healthy(PATH, 1).await;
+        stage.harness.start_actor(dispatcher_spec(stage.dispatcher.clone(), ports));
+        stage.harness.healthy(PATH, 1).await;
         stage
     }
     fn show(&self) {
@@ -66,7 +67,7 @@ impl Stage {
         };
         let digest = SessionDigest { sequence, full, sessions: vec![fact] };
         let make = |reply| DispatcherMsg::Digest { host: id(100), digest, reply }.into();
-        self.dispatcher.ask(PATIENCE, make).await.unwrap().map_err(|refusal| refusal.code)
+        self.dispatcher.ask(WAIT_LIMIT, make).await.unwrap().map_err(|refusal| refusal.code)
     }
     async fn proposal(&mut self) -> (Command, Reply<Result<Applied, ProposeError>>) {
         let pick = |msg| match msg {
@@ -78,9 +79,9 @@ impl Stage {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_host_reports_is_written_once_however_often_it_says_so() {
+async fn hosts_repeated_report_is_written_once() {
     let mut stage = Stage::set(Liveness::Down).await;
-    assert_eq!(stage.digest(1, false, Liveness::Ready).await, Err(ErrorCode::Conflict), "changes of what?");
+    assert_eq!(stage.digest(1, false, Liveness::Ready).await, Err(ErrorCode::Conflict), "no such changes are expected");
     assert_eq!(stage.digest(2, true, Liveness::Ready).await, Ok(()));
     let (lost, reply) = stage.proposal().await;
     assert!(lost.changes.contains(&Change::SetLiveness { node: id(1), liveness: Liveness::Ready }));
@@ -99,11 +100,11 @@ async fn what_a_host_reports_is_written_once_however_often_it_says_so() {
     assert_eq!(stage.digest(3, false, Liveness::Down).await, Ok(()));
     let (command, _reply) = stage.proposal().await;
     assert!(command.changes.contains(&Change::SetLiveness { node: id(1), liveness: Liveness::Down }));
-    stage.universe.finish().await;
+    stage.harness.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn after_a_crash_a_node_is_in_doubt_until_a_host_has_told_everything() {
+async fn after_a_crash_a_node_is_in_doubt_until_a_full_digest() {
     let mut stage = Stage::set(Liveness::Ready).await;
     for incarnation in 1..=2 {
         stage.doubts.wait_for(|doubts| doubts.unconfirmed.contains(&id(1))).await.unwrap();
@@ -111,9 +112,9 @@ async fn after_a_crash_a_node_is_in_doubt_until_a_host_has_told_everything() {
         assert_eq!(stage.digest(8, true, Liveness::Ready).await, Ok(()));
         stage.doubts.wait_for(|doubts| doubts.unconfirmed.is_empty()).await.unwrap();
         if incarnation == 1 {
-            stage.universe.crash(PATH, CrashHow::Panic);
-            stage.universe.healthy(PATH, 2).await;
+            stage.harness.crash(PATH, CrashHow::Panic);
+            stage.harness.healthy(PATH, 2).await;
         }
     }
-    stage.universe.finish().await;
+    stage.harness.finish().await;
 }

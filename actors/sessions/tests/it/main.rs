@@ -1,9 +1,9 @@
 //! Real agents and real session hosts, joined by in-memory pipes instead of TLS.
 
-#![expect(clippy::unwrap_used, reason = "a test ends where what it relies on fails")]
+#![expect(clippy::unwrap_used, reason = "a test ends at the failure of anything it relies on")]
 
+mod crash_points;
 mod dispatcher;
-mod everywhere;
 mod stage;
 
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use muster_agent::TroubleReason;
 use muster_messages::protocol::{AgentMsg, Applied, RaftMemberMsg, SessionsMsg};
-use muster_messages::wire::{ActorsAsk, SeatReply, SeatRequest};
+use muster_messages::wire::{ActorsAsk, MembershipReply, MembershipRequest};
 use muster_messages::*;
 use muster_sessions::{DispatcherConfig, DispatcherPorts, dispatcher_address, dispatcher_spec};
 use muster_tests::{answered, eventually};
@@ -20,19 +20,19 @@ use tokio::time::Instant;
 use crate::stage::{M1, M2, Stage, node, session_path};
 
 #[tokio::test(start_paused = true)]
-async fn a_promoted_worker_gets_its_certificate_reopens_its_session_and_wants_its_manager_half() {
+async fn promoted_worker_gets_certificate_session_and_runtime() {
     let stage = Stage::set().await;
     let cluster = Arc::clone(&stage.cluster);
     let host = stage.host(M1).await;
     let agent = stage.agent(&[M1]).await;
     agent.has_session().await;
-    eventually("the leader hears of it", || cluster.liveness_heard(node(1)) == Some(Liveness::Ready)).await;
+    eventually("the leader receives its report", || cluster.reported_liveness(node(1)) == Some(Liveness::Ready)).await;
     assert_eq!(cluster.fact(node(1)).unwrap().addr, "192.0.2.7:4400");
     let wanted = agent.ports.wanted();
     assert!(!wanted.borrow().wanted);
     for role in [Role::Manager, Role::Worker, Role::Manager] {
         cluster.grant(node(1), role);
-        eventually("the manager half follows", || wanted.borrow().wanted == (role == Role::Manager)).await;
+        eventually("the manager runtime follows", || wanted.borrow().wanted == (role == Role::Manager)).await;
         let serial = agent.ports.credentials().borrow().identity.serial.clone();
         let heard = || cluster.fact(node(1)).is_some_and(|fact| fact.serial == serial);
         eventually("the session is reopened with the new certificate", heard).await;
@@ -41,12 +41,12 @@ async fn a_promoted_worker_gets_its_certificate_reopens_its_session_and_wants_it
     }
     assert!(cluster.ever_down.lock().unwrap().is_empty());
     agent.process.stop().await;
-    eventually("a stopped agent is down at once", || cluster.liveness_heard(node(1)) == Some(Liveness::Down)).await;
+    eventually("a stopped agent is down at once", || cluster.reported_liveness(node(1)) == Some(Liveness::Down)).await;
     stage.end([host.process]).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_removed_node_is_told_keeps_that_on_disk_and_dials_no_more() {
+async fn removed_node_records_its_removal_and_stops_dialling() {
     let mut stage = Stage::set().await;
     let cluster = Arc::clone(&stage.cluster);
     let host = stage.host(M1).await;
@@ -58,13 +58,13 @@ async fn a_removed_node_is_told_keeps_that_on_disk_and_dials_no_more() {
     });
     let trouble = agent.ports.trouble();
     let removed = || trouble.borrow().as_ref().is_some_and(|t| t.reason == TroubleReason::Removed);
-    eventually("the agent is told", removed).await;
+    eventually("the agent learns of the removal", removed).await;
     assert!(started.elapsed() < Duration::from_secs(1));
-    eventually("it remembers", || agent.memory.load().unwrap().ended.is_some()).await;
+    eventually("it keeps the removal on disk", || agent.memory.load().unwrap().ended.is_some()).await;
     let gone = || !host.process.tree().list().iter().any(|p| p.contains("session-"));
-    eventually("its session is gone", gone).await;
+    eventually("its session has ended", gone).await;
     // A crash of the agent does not make it forget.
-    stage.universe.crash_in(agent.process.tree(), "node/agent", CrashHow::Panic);
+    stage.harness.crash_in(agent.process.tree(), "node/agent", CrashHow::Panic);
     eventually("it is back", || {
         agent
             .agent
@@ -82,16 +82,20 @@ fn refusal(reason: RefusalReason) -> wire::Refusal {
 }
 
 #[tokio::test(start_paused = true)]
-async fn seats_and_questions_travel_both_ways_through_a_session() {
+async fn membership_and_actor_requests_pass_through_a_session() {
     let mut stage = Stage::set().await;
     let host = stage.host(M1).await;
     let agent = stage.agent(&[M1]).await;
     agent.has_session().await;
-    let request =
-        SeatRequest { advertise: "0.0.0.0:4400".to_owned(), held: None, data_lost: None, feature_level: FEATURE_LEVEL };
-    let make = |reply| AgentMsg::RequestSeat { request, reply }.into();
+    let request = MembershipRequest {
+        advertise: "0.0.0.0:4400".to_owned(),
+        held: None,
+        data_lost: None,
+        feature_level: FEATURE_LEVEL,
+    };
+    let make = |reply| AgentMsg::RequestMembership { request, reply }.into();
     let seat = agent.agent.ask(Duration::from_secs(5), make).await.unwrap();
-    assert_eq!(seat, Ok(SeatReply::Seated { raft_id: RaftId(7) }));
+    assert_eq!(seat, Ok(MembershipReply::IsMember { raft_id: RaftId(7) }));
     let ask = async |id| {
         let make = |reply| SessionsMsg::AskNode { node: id, ask: ActorsAsk::Tree, deadline_ms: 5000, reply }.into();
         host.sessions.ask(Duration::from_secs(6), make).await.unwrap()
@@ -99,7 +103,7 @@ async fn seats_and_questions_travel_both_ways_through_a_session() {
     assert_eq!(ask(node(1)).await, Ok("Tree".to_owned()));
     assert_eq!(ask(node(2)).await.map_err(|e| e.code), Err(ErrorCode::NotFound));
     // AGENT-9: also while the agent hangs.
-    stage.universe.crash_in(agent.process.tree(), "node/agent", CrashHow::Hang);
+    stage.harness.crash_in(agent.process.tree(), "node/agent", CrashHow::Hang);
     let hangs =
         || agent.process.tree().flat().iter().any(|actor| actor.path == "node/agent" && actor.handling.is_some());
     eventually("it hangs", hangs).await;
@@ -111,13 +115,13 @@ async fn seats_and_questions_travel_both_ways_through_a_session() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn whoever_makes_an_agent_crash_through_its_own_session_has_an_answer() {
+async fn agent_crash_through_its_own_session_is_answered() {
     let mut stage = Stage::set().await;
     let (host, agent) = (stage.host(M1).await, stage.agent(&[M1]).await);
     for incarnation in 2..7 {
         agent.has_session().await;
-        eventually("the host has it, too", || stage.cluster.liveness_heard(node(1)) == Some(Liveness::Ready)).await;
-        stage.universe.expects_panic("crashed on request");
+        eventually("the host has it, too", || stage.cluster.reported_liveness(node(1)) == Some(Liveness::Ready)).await;
+        stage.harness.expects_panic("crashed on request");
         let crash = ActorsAsk::Crash { path: "node/agent".to_owned(), how: CrashHow::Panic };
         let make = |reply| SessionsMsg::AskNode { node: node(1), ask: crash.clone(), deadline_ms: 5000, reply }.into();
         assert_eq!(host.sessions.ask(Duration::from_secs(6), make).await.unwrap(), Ok(format!("{crash:?}")));
@@ -129,7 +133,7 @@ async fn whoever_makes_an_agent_crash_through_its_own_session_has_an_answer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn crashes_of_session_host_and_agent_heal_without_the_node_ever_seeming_down() {
+async fn session_host_and_agent_crashes_never_mark_node_down() {
     let mut stage = Stage::set().await;
     let cluster = Arc::clone(&stage.cluster);
     let host = stage.host(M1).await;
@@ -138,17 +142,17 @@ async fn crashes_of_session_host_and_agent_heal_without_the_node_ever_seeming_do
     for path in [session.as_str(), "manager/sessions", session.as_str()] {
         for how in [CrashHow::Panic, CrashHow::Kill] {
             agent.has_session().await;
-            eventually("there is something to crash", || host.process.tree().list().iter().any(|p| p == path)).await;
+            eventually("the actor to crash exists", || host.process.tree().list().iter().any(|p| p == path)).await;
             let mut lost = agent.ports.session();
             lost.mark_unchanged();
-            stage.universe.crash_in(host.process.tree(), path, how);
+            stage.harness.crash_in(host.process.tree(), path, how);
             tokio::time::timeout(Duration::from_secs(10), lost.changed()).await.unwrap().unwrap();
         }
     }
     agent.has_session().await;
     let mut lost = agent.ports.session();
     lost.mark_unchanged();
-    stage.universe.crash_in(agent.process.tree(), "node/agent", CrashHow::Kill);
+    stage.harness.crash_in(agent.process.tree(), "node/agent", CrashHow::Kill);
     tokio::time::timeout(Duration::from_secs(10), lost.changed()).await.unwrap().unwrap();
     agent.has_session().await;
     assert!(cluster.ever_down.lock().unwrap().is_empty());
@@ -156,13 +160,13 @@ async fn crashes_of_session_host_and_agent_heal_without_the_node_ever_seeming_do
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_host_without_a_leader_loses_its_agents_to_one_that_has_one() {
+async fn leaderless_host_loses_its_agents_to_one_with_a_leader() {
     let stage = Stage::set().await;
     let cluster = Arc::clone(&stage.cluster);
     let first = stage.host(M1).await;
     let agent = stage.agent(&[M1]).await;
     agent.has_session().await;
-    // The second manager is known from a view on, and comes up; then the first one dies.
+    // A view names the second manager, which then starts; then the first one dies.
     cluster.apply(|replica| {
         for (seat, addr) in [(1, M1), (2, M2)] {
             let member = Member {
@@ -197,7 +201,7 @@ async fn a_host_without_a_leader_loses_its_agents_to_one_that_has_one() {
 async fn the_dispatcher_writes_what_hosts_report_and_only_that() {
     let mut stage = Stage::set().await;
     let cluster = Arc::clone(&stage.cluster);
-    let (state, raft) = (Arc::clone(&cluster), stage.universe.probe::<RaftMemberMsg>("raft-member"));
+    let (state, raft) = (Arc::clone(&cluster), stage.harness.probe::<RaftMemberMsg>("raft-member"));
     raft.on(move |msg| {
         let RaftMemberMsg::Propose { command, reply, .. } = msg else { return Some(msg) };
         for change in command.changes {
@@ -220,17 +224,17 @@ async fn the_dispatcher_writes_what_hosts_report_and_only_that() {
     };
     let doubts = ports.doubts.subscribe();
     let address = dispatcher_address(&ports.config);
-    stage.universe.start_actor(dispatcher_spec(address.clone(), ports));
+    stage.harness.start_actor(dispatcher_spec(address.clone(), ports));
     *cluster.dispatcher.lock().unwrap() = Some(address);
     let host = stage.host(M1).await;
     let agent = stage.agent(&[M1]).await;
     eventually("ready", || cluster.record(node(1)).liveness == Liveness::Ready).await;
     eventually("reported", || cluster.record(node(1)).addr == "192.0.2.7:4400").await;
     let before = raft.heard().len();
-    // The leader's dispatcher crashes: the record is believed until the next full digest confirms it.
-    stage.universe.crash("node/dispatcher", CrashHow::Panic);
+    // The leader's dispatcher crashes: the record is trusted until the next full digest confirms it.
+    stage.harness.crash("node/dispatcher", CrashHow::Panic);
     eventually("confirmed again", || {
-        doubts.borrow().unconfirmed.is_empty() && cluster.liveness_heard(node(1)).is_some()
+        doubts.borrow().unconfirmed.is_empty() && cluster.reported_liveness(node(1)).is_some()
     })
     .await;
     assert_eq!(raft.heard().len(), before);
@@ -240,7 +244,7 @@ async fn the_dispatcher_writes_what_hosts_report_and_only_that() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_node_removed_while_it_was_away_is_told_on_its_first_connection() {
+async fn node_removed_while_away_learns_it_on_first_connection() {
     let stage = Stage::set().await;
     let cluster = Arc::clone(&stage.cluster);
     let host = stage.host(M1).await;
@@ -256,19 +260,19 @@ async fn a_node_removed_while_it_was_away_is_told_on_its_first_connection() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_node_that_is_stopped_once_it_was_told_has_it_on_disk() {
+async fn node_stopped_after_removal_notice_has_it_on_disk() {
     let stage = Stage::set().await;
     let host = stage.host(M1).await;
     let agent = stage.agent(&[M1]).await;
     agent.has_session().await;
-    // A disk that takes its time for a write of somebody else.
+    // A disk that is slow with another write.
     let (taken, is_taken) = std::sync::mpsc::channel();
-    let (told, is_told) = std::sync::mpsc::channel::<()>();
+    let (release_write, is_released) = std::sync::mpsc::channel::<()>();
     let memory = agent.memory.clone();
     let disk = std::thread::spawn(move || {
         memory.update(|_| {
             taken.send(()).unwrap();
-            is_told.recv().unwrap();
+            is_released.recv().unwrap();
             std::thread::sleep(Duration::from_millis(100));
         })
     });
@@ -276,10 +280,10 @@ async fn a_node_that_is_stopped_once_it_was_told_has_it_on_disk() {
     stage.cluster.apply(|replica| {
         replica.tables.nodes.remove(&node(1));
     });
-    // Not by looking again: the clock of a test stands while a write waits for the disk.
+    // Not by polling: the clock of a test stands still while a write waits for the disk.
     let mut trouble = agent.ports.trouble();
     trouble.wait_for(|t| t.as_ref().is_some_and(|t| t.reason == TroubleReason::Removed)).await.unwrap();
-    told.send(()).unwrap();
+    release_write.send(()).unwrap();
     agent.process.stop().await;
     assert!(agent.memory.store().load_node().unwrap().ended.is_some());
     disk.join().unwrap().unwrap();

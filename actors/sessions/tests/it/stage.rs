@@ -1,4 +1,4 @@
-//! A cluster of a few lines, with hosts and agents that are the real ones. Pipes join them, the leader signs and takes digests.
+//! A cluster of a few lines with real hosts and agents. Pipes join them; the leader signs and takes digests.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -15,16 +15,16 @@ use muster_agent::{
 use muster_gateway::{BoxStream, Connection, Framed, Services};
 use muster_kernel::Address;
 use muster_messages::protocol::{DispatcherMsg, NodeCredentials, Service};
-use muster_messages::wire::{ActorsAsk, PeerCall, SeatReply, SessionFact, SignReply, encode};
+use muster_messages::wire::{ActorsAsk, MembershipReply, PeerCall, SessionFact, SignReply, encode};
 use muster_messages::*;
 use muster_pki::{IdentityStore, Issuer, NODE_LIFETIME, NodeProfile, Root};
 use muster_sessions::{
     DispatcherMailbox, LeaderCalls, SessionsConfig, SessionsMailbox, SessionsPorts, sessions_address, sessions_spec,
 };
-use muster_tests::{Host, Universe, eventually};
+use muster_tests::{ActorHarness, Host, eventually};
 use tokio::sync::watch;
 
-/// Of each its own number.
+/// A number for each process.
 static PROCESSES: AtomicU64 = AtomicU64::new(1);
 
 pub fn node(n: u128) -> NodeId {
@@ -37,14 +37,14 @@ fn wall() -> WallTime {
     muster_kernel::Clock.wall()
 }
 
-/// The cluster behind the hosts: one state, one root, one list of what the leader heard.
+/// The cluster behind the hosts: one state, one root, one list of what the leader received.
 pub struct Cluster {
     root: Root,
     pub state: watch::Sender<Arc<Replica>>,
     facts: Mutex<BTreeMap<NodeId, SessionFact>>,
     pub ever_down: Mutex<Vec<NodeId>>,
     pub dispatcher: Mutex<Option<Address<DispatcherMailbox>>>,
-    /// Nobody signs certificates.
+    /// The leader signs no certificates.
     pub signs_nothing: AtomicBool,
     /// `host:port` to the services behind it.
     pub hosts: Mutex<BTreeMap<String, Services>>,
@@ -146,16 +146,16 @@ impl Cluster {
         });
         signed.cert_pem
     }
-    /// What the hosts say of a node.
+    /// What the hosts report about a node.
     pub fn fact(&self, id: NodeId) -> Option<SessionFact> {
         self.facts.lock().unwrap().get(&id).cloned()
     }
-    pub fn liveness_heard(&self, id: NodeId) -> Option<Liveness> {
+    pub fn reported_liveness(&self, id: NodeId) -> Option<Liveness> {
         self.fact(id).map(|fact| fact.liveness)
     }
 }
 
-/// The leader, as a host reaches it.
+/// The leader as a host reaches it.
 struct Leader {
     host: NodeId,
     cluster: Arc<Cluster>,
@@ -175,7 +175,7 @@ impl LeaderCalls for Leader {
                     let root_pem = cluster.root.cert_pem.clone();
                     Ok(encode(&SignReply { cert_pem, root_pem }).unwrap())
                 }
-                PeerCall::Seat { .. } => Ok(encode(&SeatReply::Seated { raft_id: RaftId(7) }).unwrap()),
+                PeerCall::Membership { .. } => Ok(encode(&MembershipReply::IsMember { raft_id: RaftId(7) }).unwrap()),
                 PeerCall::Sessions(digest) => {
                     if digest.full {
                         cluster.facts.lock().unwrap().clear();
@@ -237,9 +237,9 @@ fn quick() -> SessionsConfig {
 pub const M1: &str = "m1:4400";
 pub const M2: &str = "m2:4400";
 
-/// A cluster that knows one node. What stands for its processes is started by the test.
+/// A cluster that knows one node. The test starts its processes.
 pub struct Stage {
-    pub universe: Universe,
+    pub harness: ActorHarness,
     pub cluster: Arc<Cluster>,
 }
 
@@ -262,11 +262,11 @@ impl Stage {
     pub async fn set() -> Self {
         let cluster = Cluster::new();
         cluster.admit(node(1));
-        Self { universe: Universe::start().await, cluster }
+        Self { harness: ActorHarness::start().await, cluster }
     }
 
     pub async fn host(&self, addr: &str) -> HostProcess {
-        let process = self.universe.another("manager").await;
+        let process = self.harness.another("manager").await;
         let services = Services::new();
         let leader = Arc::new(Leader { host: node(100), cluster: Arc::clone(&self.cluster) });
         let replica = self.cluster.state.subscribe();
@@ -293,14 +293,14 @@ impl Stage {
         let credentials = NodeCredentials { cert_pem, key_pem, root_pem, identity };
         memory.store().save_credentials(&credentials).unwrap();
         let credentials = Arc::new(watch::Sender::new(Arc::new(credentials)));
-        let process = self.universe.another("node").await;
+        let process = self.harness.another("node").await;
         let tree = process.tree().clone();
         let inspector: Inspector = Arc::new(move |ask| {
-            let poke = match &ask {
+            let admin_action = match &ask {
                 ActorsAsk::Crash { path, how } => tree.crash(path, *how).map(Some),
                 _ => Ok(None),
             };
-            Box::pin(async move { Ok((format!("{ask:?}"), poke?)) })
+            Box::pin(async move { Ok((format!("{ask:?}"), admin_action?)) })
         });
         let ports = AgentPorts::new(AgentSetup {
             config: AgentConfig::default(),
@@ -321,12 +321,12 @@ impl Stage {
         AgentProcess { process, agent, ports, memory, _dir: dir }
     }
 
-    /// Stops what still runs, in this order.
+    /// Stops the remaining processes, in this order.
     pub async fn end(self, processes: impl IntoIterator<Item = Host>) {
         for process in processes {
             process.stop().await;
         }
-        self.universe.finish().await;
+        self.harness.finish().await;
     }
 }
 

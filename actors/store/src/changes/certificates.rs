@@ -1,6 +1,6 @@
-//! Certificates on record, from feature level 3 on.
+//! Recorded certificates, from feature level 3 on.
 //!
-//! Keeps  CERT-7  a node that never received the newest certificate keeps the one that it holds, however often it asks.
+//! Invariants  CERT-7  a node that never received the newest certificate can still use the one that it holds, however often it asks.
 
 use muster_messages::{
     CertificateRecord, CertificateState, IDENTITY_LEVEL, IssuedCertificate, MAX_UNCLAIMED, NodeCertificates, UserPin,
@@ -9,8 +9,8 @@ use muster_messages::{
 use super::*;
 use crate::guards::not_found;
 
-/// What feature level 2 knows: the newest certificate of each node, and not what the node holds. Until the next one is
-/// recorded, none is refused.
+/// Starts from what feature level 2 knows: the newest certificate of each node, but not the one that the node holds. Until
+/// the next one is recorded, none is refused.
 pub(super) fn begin(tables: &mut Tables) {
     let rows = tables.nodes.iter().map(|(id, node)| {
         let current = node.certificate.as_ref().map(unpinned);
@@ -19,7 +19,7 @@ pub(super) fn begin(tables: &mut Tables) {
     tables.certificates = rows.collect();
 }
 
-/// After a recovery: the state that it goes on from may be older than certificates that nodes hold.
+/// After a recovery: its state may be older than the certificates that nodes hold.
 pub(crate) fn allow_unrecorded(tables: &mut Tables) {
     if !tables.records_identities() {
         return;
@@ -48,7 +48,7 @@ pub(super) fn issue(
     nodes::certify(tables, stamp, id, &record(certificate))?;
     let row = row_mut(tables, id);
     if !completes {
-        // `certify` has moved the newest one before to its place, unless the node says which it holds.
+        // `certify` has moved the previous newest one there, unless the node presents the one that it holds.
         row.previous = held.cloned().or_else(|| row.previous.take());
         row.unclaimed = before.map_or_else(Vec::new, |before| later_than(held, &before));
     }
@@ -57,16 +57,16 @@ pub(super) fn issue(
     Ok(())
 }
 
-/// CERT-7. What was issued after the certificate that the node shows now: an answer with one of them may still be on its way.
+/// CERT-7. The certificates issued after the one that the node presents: an answer with one of them may still be in transit.
 fn later_than(held: Option<&IssuedCertificate>, row: &NodeCertificates) -> Vec<IssuedCertificate> {
     let issued: Vec<&IssuedCertificate> = row.previous.iter().chain(&row.unclaimed).chain(&row.current).collect();
-    let shown = held.and_then(|held| issued.iter().position(|issued| issued.serial == held.serial));
-    let later = shown.map_or(&[][..], |shown| &issued[shown + 1..]);
+    let presented = held.and_then(|held| issued.iter().position(|issued| issued.serial == held.serial));
+    let later = presented.map_or(&[][..], |presented| &issued[presented + 1..]);
     let kept = later.len().saturating_sub(MAX_UNCLAIMED);
     later[kept..].iter().map(|issued| (*issued).clone()).collect()
 }
 
-/// Takes a certificate that was recorded in the words of feature level 2.
+/// Takes over a certificate recorded by a change of feature level 2.
 pub(super) fn recorded(tables: &mut Tables, id: NodeId, certificate: &CertificateRecord) {
     if !tables.records_identities() {
         return;
@@ -88,7 +88,7 @@ pub(super) fn revoke(tables: &mut Tables, stamp: &Stamp<'_>, id: NodeId) -> Resu
 pub(super) fn seen(tables: &mut Tables, stamp: &Stamp<'_>, id: NodeId, serial: &str) -> Result<(), CommandRefusal> {
     at_identity_level(tables)?;
     let record = super::node(tables, id)?;
-    // Asked to renew still: what it is seen with is what was revoked.
+    // Still asked to renew: it presents the revoked certificate.
     let renewed =
         record.certificate.as_ref().is_some_and(|c| c.serial == serial && c.state != CertificateState::Rotate);
     let revoking = tables.certificates.get(&id).is_some_and(|row| row.revoking);
@@ -98,8 +98,8 @@ pub(super) fn seen(tables: &mut Tables, stamp: &Stamp<'_>, id: NodeId, serial: &
     let row = row_mut(tables, id);
     row.revoking = false;
     row.unclaimed.clear();
-    let words = row.previous.take().map(|gone| format!("{} {} revoked", gone.role, gone.serial));
-    stamp.log(tables, EventKind::Certificate, Some(id), None, words);
+    let text = row.previous.take().map(|gone| format!("{} {} revoked", gone.role, gone.serial));
+    stamp.log(tables, EventKind::Certificate, Some(id), None, text);
     Ok(())
 }
 

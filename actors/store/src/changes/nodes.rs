@@ -17,7 +17,7 @@ pub(super) fn create(tables: &mut Tables, stamp: &Stamp<'_>, record: &NodeRecord
     Ok(())
 }
 
-/// Writes a new record. A certificate can only be signed for a grant, which happens here: it has none yet.
+/// Writes a new record. It has no certificate yet: one is signed only for a grant, which happens here.
 pub(super) fn insert(tables: &mut Tables, stamp: &Stamp<'_>, record: &NodeRecord) {
     let record = NodeRecord {
         granted: stamp.at,
@@ -34,7 +34,7 @@ pub(super) fn insert(tables: &mut Tables, stamp: &Stamp<'_>, record: &NodeRecord
     stamp.log(tables, EventKind::Node, Some(id), None, Some(after));
 }
 
-/// The labels of a new record are what its node said of itself: they are no operator's.
+/// The labels of a new record were reported by its node: they are not the operator's.
 pub(super) fn separate_report(tables: &mut Tables, id: NodeId) {
     if tables.feature_level() < IDENTITY_LEVEL {
         return;
@@ -47,7 +47,12 @@ pub(super) fn separate_report(tables: &mut Tables, id: NodeId) {
     }
 }
 
-pub(super) fn desire(tables: &mut Tables, stamp: &Stamp<'_>, id: NodeId, role: Role) -> Result<(), CommandRefusal> {
+pub(super) fn set_desired_role(
+    tables: &mut Tables,
+    stamp: &Stamp<'_>,
+    id: NodeId,
+    role: Role,
+) -> Result<(), CommandRefusal> {
     let record = node(tables, id)?;
     if role == Role::Manager {
         not_leaving(record)?;
@@ -65,8 +70,8 @@ pub(super) fn desire(tables: &mut Tables, stamp: &Stamp<'_>, id: NodeId, role: R
     Ok(())
 }
 
-/// A role that is held already is not granted again: that would make every certificate for it look old.
-/// ROLE-1: whoever has a seat stays manager until it is out.
+/// A role that the node already has is not granted again: that would make every certificate for it look old. ROLE-1: a Raft
+/// member stays manager until it is removed from the configuration.
 pub(super) fn grant(tables: &mut Tables, stamp: &Stamp<'_>, id: NodeId, role: Role) -> Result<(), CommandRefusal> {
     let record = node(tables, id)?;
     if role == Role::Manager {
@@ -77,7 +82,7 @@ pub(super) fn grant(tables: &mut Tables, stamp: &Stamp<'_>, id: NodeId, role: Ro
         return Ok(());
     }
     if role == Role::Worker {
-        no_seat(tables, id)?;
+        not_member(tables, id)?;
     }
     edit(tables, stamp, id, |r| {
         r.role = role;
@@ -88,27 +93,27 @@ pub(super) fn grant(tables: &mut Tables, stamp: &Stamp<'_>, id: NodeId, role: Ro
     Ok(())
 }
 
-/// The first wish stays, unless a later one adds force.
+/// The first request stays, unless a later one adds force.
 pub(super) fn removing(
     tables: &mut Tables,
     stamp: &Stamp<'_>,
     id: NodeId,
     removal: &Removal,
 ) -> Result<(), CommandRefusal> {
-    let words = |r: &Removal| if r.forced { "removing by force" } else { "removing" }.to_owned();
+    let text = |r: &Removal| if r.forced { "removing by force" } else { "removing" }.to_owned();
     let old = node(tables, id)?.removing.clone();
     if old.as_ref().is_some_and(|old| old.forced || !removal.forced) {
         return Ok(());
     }
     edit(tables, stamp, id, |r| r.removing = Some(removal.clone()));
-    let (was, is) = (old.as_ref().map(words), Some(words(removal)));
+    let (was, is) = (old.as_ref().map(text), Some(text(removal)));
     stamp.log(tables, EventKind::Node, Some(id), was, is);
     Ok(())
 }
 
 pub(super) fn delete(tables: &mut Tables, stamp: &Stamp<'_>, id: NodeId) -> Result<(), CommandRefusal> {
-    if !sabotaged(Sabotage::SkipNodeGuard) {
-        no_seat(tables, id)?;
+    if !injected(BugInjection::SkipNodeGuard) {
+        not_member(tables, id)?;
     }
     tables.reported.remove(&id);
     tables.certificates.remove(&id);
@@ -137,7 +142,7 @@ pub(super) fn label(
     let mut labels = labels.clone();
     labels.retain(|k, _| !remove.contains(k));
     labels.extend(add.clone());
-    // LABEL-1. A node that has more of them from before may lose some.
+    // LABEL-1. A node that already has more labels may still lose some.
     if level >= IDENTITY_LEVEL && sets {
         labels_fit(&labels).map_err(|why| CommandRefusal::TooManyLabels { node: id, why })?;
     }
@@ -148,7 +153,7 @@ pub(super) fn label(
     Ok(())
 }
 
-/// NAME-1, and no name that is the beginning of another node's id: a person would mean that one.
+/// NAME-1. The name must also not be the beginning of another node's id, which a person would take it for.
 pub(super) fn rename(tables: &mut Tables, stamp: &Stamp<'_>, id: NodeId, name: &Name) -> Result<(), CommandRefusal> {
     let old = node(tables, id)?.name.clone();
     if old == *name {
@@ -161,15 +166,15 @@ pub(super) fn rename(tables: &mut Tables, stamp: &Stamp<'_>, id: NodeId, name: &
         r.name = name.clone();
         r.generation = r.generation.next();
     });
-    let words = |name: &Name| Some(format!("named {name}"));
-    stamp.log(tables, EventKind::Node, Some(id), words(&old), words(name));
+    let text = |name: &Name| Some(format!("named {name}"));
+    stamp.log(tables, EventKind::Node, Some(id), text(&old), text(name));
     Ok(())
 }
 
 type Reported<'a> = (&'a Name, &'a str, &'a str, &'a BTreeMap<String, String>);
 
-/// Takes over what the node says of itself. Its name is recorded beside the operator's, and its labels replace those that it
-/// reported before: a node could otherwise take the name of a machine to come, and keep labels without limit.
+/// Takes over a node's report. Its name is recorded beside the operator's, and its labels replace the previously reported
+/// ones: otherwise a node could take the name of a future machine, or accumulate labels without limit.
 pub(super) fn report(
     tables: &mut Tables,
     stamp: &Stamp<'_>,
@@ -180,24 +185,24 @@ pub(super) fn report(
     if tables.feature_level() >= IDENTITY_LEVEL {
         let before = tables.reported.get(&id);
         let named_at = before.filter(|before| before.name == *name).map_or(stamp.wall, |before| before.named_at);
-        let fitting = if sabotaged(Sabotage::TakeAnyLabels) { labels.clone() } else { fitting_labels(labels) };
+        let fitting = if injected(BugInjection::AcceptAnyLabels) { labels.clone() } else { fitting_labels(labels) };
         let reported = ReportedNode { name: name.clone(), named_at, labels: fitting };
         let news = before.is_none_or(|before| **before != reported);
         if news {
             tables.reported.insert(id, Arc::new(reported));
         }
-        if sabotaged(Sabotage::TakeReportedNames) {
+        if injected(BugInjection::AcceptReportedNames) {
             edit(tables, stamp, id, |r| r.name = name.clone());
         }
-        return reached(tables, stamp, id, news, (addr, release));
+        return report_address(tables, stamp, id, news, (addr, release));
     }
     let renamed = old.name != *name && name_free(tables, name, Some(id)).is_ok();
     let relabelled = labels.iter().any(|(k, v)| old.labels.get(k) != Some(v));
     if !renamed && !relabelled && old.addr == addr && old.release == release {
         return Ok(());
     }
-    let words = |r: &NodeRecord| format!("{} at {}, release {}", r.name, r.addr, r.release);
-    let was = words(old);
+    let text = |r: &NodeRecord| format!("{} at {}, release {}", r.name, r.addr, r.release);
+    let was = text(old);
     edit(tables, stamp, id, |r| {
         if renamed {
             r.name = name.clone();
@@ -206,15 +211,15 @@ pub(super) fn report(
         r.release = release.to_owned();
         r.labels.extend(labels.clone());
     });
-    let is = words(node(tables, id)?);
+    let is = text(node(tables, id)?);
     if was != is {
         stamp.log_frequent(tables, EventKind::Node, Some(id), Some(was), Some(is));
     }
     Ok(())
 }
 
-/// Where a node is and what it runs. `news`: it reported something else of itself beside that.
-fn reached(
+/// Updates a node's address and release. `news`: the report changed something else, too.
+fn report_address(
     tables: &mut Tables,
     stamp: &Stamp<'_>,
     id: NodeId,
@@ -226,20 +231,20 @@ fn reached(
     if !moved && !news {
         return Ok(());
     }
-    let words = |r: &NodeRecord| Some(format!("{} at {}, release {}", r.name, r.addr, r.release));
-    let was = words(old);
+    let text = |r: &NodeRecord| Some(format!("{} at {}, release {}", r.name, r.addr, r.release));
+    let was = text(old);
     edit(tables, stamp, id, |r| {
         r.addr = addr.to_owned();
         r.release = release.to_owned();
     });
     if moved {
-        let is = words(node(tables, id)?);
+        let is = text(node(tables, id)?);
         stamp.log_frequent(tables, EventKind::Node, Some(id), was, is);
     }
     Ok(())
 }
 
-pub(super) fn live(
+pub(super) fn set_liveness(
     tables: &mut Tables,
     stamp: &Stamp<'_>,
     id: NodeId,
@@ -253,17 +258,17 @@ pub(super) fn live(
         r.liveness = liveness;
         r.liveness_since = stamp.wall;
     });
-    let words = |l| match l {
+    let text = |l| match l {
         Liveness::Unknown => "unknown",
         Liveness::Ready => "ready",
         Liveness::Down => "down",
     };
-    let (was, is) = (Some(words(old).to_owned()), Some(words(liveness).to_owned()));
+    let (was, is) = (Some(text(old).to_owned()), Some(text(liveness).to_owned()));
     stamp.log_frequent(tables, EventKind::Liveness, Some(id), was, is);
     Ok(())
 }
 
-/// Of a node that is gone there is nothing to tell.
+/// Nothing to record about a deleted node.
 pub(super) fn duplicate(
     tables: &mut Tables,
     stamp: &Stamp<'_>,
@@ -286,7 +291,7 @@ pub(super) fn certify(
     certificate: &CertificateRecord,
 ) -> Result<(), CommandRefusal> {
     let record = node(tables, id)?;
-    if !sabotaged(Sabotage::RecordAnyCertificate) {
+    if !injected(BugInjection::RecordAnyCertificate) {
         certificate_is_for_the_grant(tables, record, certificate)?;
     }
     let old = record.certificate.clone();
@@ -298,14 +303,14 @@ pub(super) fn certify(
         r.last_not_after = r.last_not_after.max(certificate.not_after);
         r.certificate = Some(certificate.clone());
     });
-    let words = |c: &CertificateRecord| format!("{} {}", c.role, c.serial);
-    let (was, is) = (old.as_ref().map(words), Some(words(certificate)));
+    let text = |c: &CertificateRecord| format!("{} {}", c.role, c.serial);
+    let (was, is) = (old.as_ref().map(text), Some(text(certificate)));
     stamp.log(tables, EventKind::Certificate, Some(id), was, is);
     Ok(())
 }
 
-/// CERT-1. The founder's first certificate was signed before there was a log, hence for no grant; who sits in the
-/// first seat is the founder, and has not been anything else since.
+/// CERT-1. The founder's first certificate was signed before there was a log, hence for no grant. Member 1 is the founder,
+/// and its role has not changed since.
 fn certificate_is_for_the_grant(
     tables: &Tables,
     record: &NodeRecord,
@@ -324,7 +329,7 @@ fn certificate_is_for_the_grant(
     )))
 }
 
-/// A node without a certificate has to fetch one anyway.
+/// A node without a certificate must fetch one anyway.
 pub(super) fn rotate(tables: &mut Tables, stamp: &Stamp<'_>, id: NodeId) -> Result<(), CommandRefusal> {
     certificate_state(tables, stamp, id, CertificateState::Rotate, "rotate")
 }
@@ -355,7 +360,7 @@ fn certificate_state(
     Ok(())
 }
 
-/// Writes to a record that exists.
+/// Edits an existing record.
 fn edit(tables: &mut Tables, stamp: &Stamp<'_>, id: NodeId, write: impl FnOnce(&mut NodeRecord)) {
     if let Some(record) = tables.nodes.get_mut(&id) {
         let record = Arc::make_mut(record);

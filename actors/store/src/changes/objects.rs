@@ -1,9 +1,9 @@
-//! Changes of objects: leases first of all.
+//! Changes of objects, mainly leases.
 //!
-//! Keeps  FENCE-1  a lease's token grows with every change of its holder, and no token is ever used again.
-//!        FENCE-2  a lease that is held has a token.
-//!        HELD-1   a lease that a native session holds alive passes to nobody else.
-//! Why the token is the revision: it only grows, cluster-wide, so nothing has to be remembered of deleted leases.
+//! Invariants  FENCE-1  a lease's token grows with every change of its holder, and no token is ever used again.
+//!             FENCE-2  a held lease has a token.
+//!             HELD-1   a lease that a native session keeps alive passes to no other holder.
+//! Why the token is the revision: revisions only grow, cluster-wide, so nothing has to be stored about deleted leases.
 
 use muster_messages::{
     AccessToken, ClientWrite, FencingToken, GuardMode, GuardScope, Holding, IDENTITY_LEVEL, Lease, LeaseSpec,
@@ -12,8 +12,8 @@ use muster_messages::{
 };
 
 use super::*;
-use crate::guards::{NAMED, lease_of, object};
-use crate::recovery::{NOT_KNOWN, recovered_at};
+use crate::guards::{MAX_NAME_CHARS, lease_of, object};
+use crate::recovery::{UNKNOWN_HOLDER, recovered_at};
 
 pub(super) fn create(tables: &mut Tables, stamp: &Stamp<'_>, object: &Object) -> Result<(), CommandRefusal> {
     let key = object.key();
@@ -25,7 +25,7 @@ pub(super) fn create(tables: &mut Tables, stamp: &Stamp<'_>, object: &Object) ->
         if lease.spec.held_by().is_some() {
             not_held_before_recovery(tables, stamp, &key, lease.spec.duration_ms)?;
             lease.holding.token = FencingToken(stamp.at.0);
-            passed(tables, stamp, &key, None, lease);
+            record_holder_change(tables, stamp, &key, None, lease);
         }
     }
     tables.objects.insert(key, Arc::new(object));
@@ -47,8 +47,8 @@ pub(super) fn update(
             not_held_before_recovery(tables, stamp, &key, lease.spec.duration_ms)?;
         }
         if was.is_live() && was.holding.session.is_some() {
-            // What its holder counts by. Shortened, it would be another's while the holder goes on; without one, nobody's
-            // for ever.
+            // The holder relies on the duration. If it were shortened, another could acquire the lease while the holder continues;
+            // without a duration, it would never expire.
             lease.spec.duration_ms = was.spec.duration_ms;
         }
         lease.holding = holding_after(stamp, was, &lease.spec);
@@ -64,7 +64,7 @@ pub(super) fn update(
         return Ok(());
     }
     if let (Some(was), ObjectBody::Lease(lease)) = (old.lease(), &body) {
-        passed(tables, stamp, &key, Some(was), lease);
+        record_holder_change(tables, stamp, &key, Some(was), lease);
     }
     let meta = ObjectMeta { revision: stamp.at, ..meta };
     let object = Object { namespace: old.namespace.clone(), name: old.name.clone(), meta, body };
@@ -73,10 +73,10 @@ pub(super) fn update(
 }
 
 /// The holder's field, as [`FieldManager::fields`](muster_messages::FieldManager) names it.
-const HOLDER: &str = "spec.holderIdentity";
+const HOLDER_FIELD: &str = "spec.holderIdentity";
 
-/// HELD-1, and the guard that the operator chose. What depends on a write's body is judged when it is planned: see
-/// `plan/guard.rs` of muster-kubernetes.
+/// HELD-1, and the guard that the operator chose. Checks that depend on a write's body are made when it is planned: see `plan/guard.rs`
+/// of muster-kubernetes.
 fn allowed(
     tables: &Tables,
     key: &ObjectKey,
@@ -90,13 +90,14 @@ fn allowed(
     let guard = tables.guard_of(key);
     let guarded = guard == GuardMode::All || guard == GuardMode::Blind && write.blind;
     let refused = if was.spec.held_by() != spec.held_by() {
-        // To give a lease up is the holder's right; who that is, a client of Kubernetes cannot prove. A session can.
+        // The holder may give up a lease. A Kubernetes client cannot prove to be the holder; a session can.
         was.holding.session.is_some() || guarded && spec.held_by().is_some()
     } else {
-        // A renewal of somebody else's lease keeps a dead holder alive.
+        // A renewal by another client keeps a dead holder alive.
         let renews = (spec.renewed, spec.acquired) != (was.spec.renewed, was.spec.acquired);
-        // Whoever wrote the holder down renews for it, under whatever name.
-        let wrote = |manager: &str| meta.managers.iter().any(|m| m.manager == manager && m.fields.contains(HOLDER));
+        // The client that wrote the holder may renew for it, under any name.
+        let wrote =
+            |manager: &str| meta.managers.iter().any(|m| m.manager == manager && m.fields.contains(HOLDER_FIELD));
         let others =
             write.manager.as_deref().is_some_and(|manager| Some(manager) != was.spec.held_by() && !wrote(manager));
         guarded && write.blind && renews && others
@@ -105,9 +106,9 @@ fn allowed(
 }
 
 /// RECOVER-9 for a lease that the recovered state does not show as held: a holder that acquired it after that state was saved may rely on
-/// it until its duration has passed since the recovery. That holder's duration is unknown; candidates for one lease use the
-/// same one. Judged by the proposer's wall clock, because nothing else is known of the time between recovery and now; the
-/// manager that recovers is the first proposer, and its clock was compared with the saved state's.
+/// it until its duration has passed since the recovery. That holder's duration is unknown; candidates for one lease use the same one.
+/// Decided by the proposer's wall clock, because nothing else is known about the time since the recovery; the recovering manager is the
+/// first proposer, and its clock was compared with the saved state's.
 fn not_held_before_recovery(
     tables: &Tables,
     stamp: &Stamp<'_>,
@@ -115,16 +116,16 @@ fn not_held_before_recovery(
     duration_ms: Option<u64>,
 ) -> Result<(), CommandRefusal> {
     let (Some(cluster), Some(duration_ms)) = (&tables.cluster, duration_ms) else { return Ok(()) };
-    if sabotaged(Sabotage::AcquireUnknownLeases) {
+    if injected(BugInjection::AcquireUnknownLeases) {
         return Ok(());
     }
-    // Below, builds that do not know this rule may apply the same entry. A participant's lease can only ever be its own.
+    // Below that level, builds without this rule may apply the same entry. A participant's lease is always its own.
     if cluster.feature_level < IDENTITY_LEVEL || key.namespace == MEMBERS_NAMESPACE {
         return Ok(());
     }
     match recovered_at(cluster) {
         Some(recovered) if stamp.wall.0 < recovered.0.saturating_add_unsigned(duration_ms) => {
-            let (holder, token) = (NOT_KNOWN.to_owned(), FencingToken(cluster.revision.0));
+            let (holder, token) = (UNKNOWN_HOLDER.to_owned(), FencingToken(cluster.revision.0));
             Err(CommandRefusal::LeaseHeld { key: key.clone(), holder, token })
         }
         _ => Ok(()),
@@ -132,19 +133,19 @@ fn not_held_before_recovery(
 }
 
 fn held(key: &ObjectKey, lease: &Lease) -> CommandRefusal {
-    let holder = in_short(lease.spec.held_by().unwrap_or_default(), NAMED);
+    let holder = in_short(lease.spec.held_by().unwrap_or_default(), MAX_NAME_CHARS);
     CommandRefusal::LeaseHeld { key: key.clone(), holder, token: lease.holding.token }
 }
 
-/// FENCE-1: what holding follows from a client's write.
+/// FENCE-1: the holding that results from a client's write.
 fn holding_after(stamp: &Stamp<'_>, was: &Lease, spec: &LeaseSpec) -> Holding {
     match (was.spec.held_by(), spec.held_by()) {
         (_, None) => Holding { session: None, expired: false, ..was.holding },
         (Some(old), Some(new)) if old == new => {
-            // Any write that shows a later time than the last one is a renewal.
+            // Any write with a later time than the last one is a renewal.
             let renewed = (spec.renewed, spec.acquired) != (was.spec.renewed, was.spec.acquired);
             match was.holding {
-                // The session that let it expire is over: this is somebody else under its name.
+                // The session that let it expire has ended: this is another process under its name.
                 Holding { expired: true, session: Some(_), .. } if renewed => {
                     Holding { token: FencingToken(stamp.at.0), session: None, expired: false }
                 }
@@ -166,13 +167,13 @@ pub(super) fn delete(
         if !force && lease.is_live() && lease.holding.session.is_some() {
             return Err(held(key, lease));
         }
-        passed(tables, stamp, key, Some(lease), &Lease::default());
+        record_holder_change(tables, stamp, key, Some(lease), &Lease::default());
     }
     tables.objects.remove(key);
     Ok(())
 }
 
-/// Who asks for a lease natively.
+/// A native acquirer.
 pub(super) struct Acquirer<'a> {
     pub holder: &'a str,
     pub session: SessionId,
@@ -187,7 +188,7 @@ pub(super) fn acquire(
     by: &Acquirer<'_>,
 ) -> Result<(), CommandRefusal> {
     if key.namespace == RUNNERS_NAMESPACE {
-        super::reconcilers::stands_here(tables, stamp, &key.name, by.holder)?;
+        super::reconcilers::check_candidate_node(tables, stamp, &key.name, by.holder)?;
     }
     let now = MicroTime::from(stamp.wall);
     let Some(old) = tables.objects.get(key).cloned() else {
@@ -202,7 +203,7 @@ pub(super) fn acquire(
         };
         let holding = Holding { token: FencingToken(stamp.at.0), session: Some(by.session), expired: false };
         let lease = Lease { spec, holding };
-        passed(tables, stamp, key, None, &lease);
+        record_holder_change(tables, stamp, key, None, &lease);
         let meta =
             ObjectMeta { created_at: stamp.wall, created: stamp.at, revision: stamp.at, ..ObjectMeta::fresh(by.uid) };
         put_lease(tables, key, meta, lease);
@@ -214,10 +215,10 @@ pub(super) fn acquire(
     }
     let own = was.spec.held_by() == Some(by.holder);
     let same = own && was.holding.session == Some(by.session);
-    // Another process under the same name takes over at once; but what a runner began may be at work until its lease ends,
-    // whoever comes next.
+    // Another process under the same name takes over at once. A runner's work, however, may continue until its lease ends,
+    // under any next holder.
     let takes_over = same || own && key.namespace != RUNNERS_NAMESPACE;
-    if was.is_live() && !takes_over && !sabotaged(Sabotage::TakeLiveLeases) {
+    if was.is_live() && !takes_over && !injected(BugInjection::TakeLiveLeases) {
         return Err(held(key, was));
     }
     let mut lease = was.clone();
@@ -234,7 +235,7 @@ pub(super) fn acquire(
     if !own {
         lease.spec.transitions = Some(was.spec.transitions.unwrap_or(0).saturating_add(1));
     }
-    passed(tables, stamp, key, Some(was), &lease);
+    record_holder_change(tables, stamp, key, Some(was), &lease);
     put_lease(tables, key, ObjectMeta { revision: stamp.at, ..old.meta.clone() }, lease);
     Ok(())
 }
@@ -259,7 +260,7 @@ pub(super) fn release(
     lease.spec.renewed = Some(MicroTime::from(stamp.wall));
     lease.spec.preferred_holder = None;
     lease.holding = Holding { session: None, expired: false, token };
-    passed(tables, stamp, key, Some(was), &lease);
+    record_holder_change(tables, stamp, key, Some(was), &lease);
     put_lease(tables, key, ObjectMeta { revision: stamp.at, ..old.meta.clone() }, lease);
     Ok(())
 }
@@ -272,7 +273,7 @@ pub(super) fn expire(tables: &mut Tables, stamp: &Stamp<'_>, key: &ObjectKey) ->
     }
     let mut lease = was.clone();
     lease.holding.expired = true;
-    passed(tables, stamp, key, Some(was), &lease);
+    record_holder_change(tables, stamp, key, Some(was), &lease);
     put_lease(tables, key, old.meta.clone(), lease);
     Ok(())
 }
@@ -283,14 +284,14 @@ fn put_lease(tables: &mut Tables, key: &ObjectKey, meta: ObjectMeta, lease: Leas
     tables.objects.insert(key.clone(), Arc::new(object));
 }
 
-/// Notes in the log of events who had it and who has it; renewals are no events.
-fn passed(tables: &mut Tables, stamp: &Stamp<'_>, key: &ObjectKey, was: Option<&Lease>, is: &Lease) {
-    let words = |lease: &Lease| {
-        let holder = in_short(lease.spec.held_by()?, NAMED);
+/// Records a change of holder as an event; renewals are not events.
+fn record_holder_change(tables: &mut Tables, stamp: &Stamp<'_>, key: &ObjectKey, was: Option<&Lease>, is: &Lease) {
+    let text = |lease: &Lease| {
+        let holder = in_short(lease.spec.held_by()?, MAX_NAME_CHARS);
         let expired = if lease.holding.expired { ", expired" } else { "" };
         Some(format!("{}/{} held by {holder}, token {}{expired}", key.namespace, key.name, lease.holding.token))
     };
-    let (was, is) = (was.and_then(words), words(is));
+    let (was, is) = (was.and_then(text), text(is));
     if was != is {
         stamp.log_frequent(tables, EventKind::Lease, None, was, is);
     }
@@ -302,17 +303,17 @@ pub(super) fn guard(tables: &mut Tables, stamp: &Stamp<'_>, scope: &GuardScope, 
         None => tables.guards.remove(scope),
     };
     if old != mode {
-        let place =
+        let scope_text =
             scope.lease.as_deref().map_or_else(|| scope.namespace.clone(), |l| format!("{}/{l}", scope.namespace));
-        let words = |mode: GuardMode| {
+        let text = |mode: GuardMode| {
             let word = match mode {
                 GuardMode::Off => "off",
                 GuardMode::Blind => "blind",
                 GuardMode::All => "all",
             };
-            format!("guard of {place}: {word}")
+            format!("guard of {scope_text}: {word}")
         };
-        stamp.log(tables, EventKind::Lease, None, old.map(words), mode.map(words));
+        stamp.log(tables, EventKind::Lease, None, old.map(text), mode.map(text));
     }
 }
 
@@ -328,18 +329,18 @@ pub(super) fn put_access_token(
     if tables.remembers_callers() {
         give_rights(tables, token);
     }
-    stamp.log(tables, EventKind::User, None, old.as_ref().map(token_words), Some(token_words(token)));
+    stamp.log(tables, EventKind::User, None, old.as_ref().map(token_text), Some(token_text(token)));
     Ok(())
 }
 
 pub(super) fn delete_access_token(tables: &mut Tables, stamp: &Stamp<'_>, id: &str) {
     tables.token_rights.remove(id);
     if let Some(old) = tables.access_tokens.remove(id) {
-        stamp.log(tables, EventKind::User, None, Some(token_words(&old)), None);
+        stamp.log(tables, EventKind::User, None, Some(token_text(&old)), None);
     }
 }
 
-/// RIGHTS-1. What its user may do now is all that the token will ever allow.
+/// RIGHTS-1. The token never allows more than its user may do now.
 pub(super) fn give_rights(tables: &mut Tables, token: &AccessToken) {
     if let Some(user) = tables.users.get(&token.user) {
         let rights = TokenRights { kind: user.kind, namespaces: user.namespaces.clone() };
@@ -347,9 +348,9 @@ pub(super) fn give_rights(tables: &mut Tables, token: &AccessToken) {
     }
 }
 
-/// RIGHTS-1, for a token of feature level 2, when the level rises. A token that is older than its user's record was made for an
-/// earlier user of that name, whose rights are not known any more: it is left without any. Otherwise its user had the kind it
-/// has now; which of the namespaces were added later is not known.
+/// RIGHTS-1, for a token of feature level 2, when the level rises. A token older than its user's record was made for an earlier user of
+/// that name, whose rights are unknown: it gets no rights. Otherwise its user had the current kind; which namespaces were added later is
+/// unknown.
 pub(super) fn keep_rights(tables: &mut Tables, token: &AccessToken) {
     let is_older = tables.users.get(&token.user).is_some_and(|user| token.created_at < user.created_at);
     if is_older {
@@ -359,7 +360,7 @@ pub(super) fn keep_rights(tables: &mut Tables, token: &AccessToken) {
     }
 }
 
-/// Never the secret, nor its digest.
-fn token_words(token: &AccessToken) -> String {
+/// Neither the secret nor its digest.
+fn token_text(token: &AccessToken) -> String {
     format!("access token {} of {}", token.id, token.user)
 }

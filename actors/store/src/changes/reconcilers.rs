@@ -1,16 +1,16 @@
 //! Changes of reconcilers, gates and participants.
 //!
-//! Keeps  RELEASE-1  nobody serves below the floor of a gate of their scope.
-//!        RELEASE-2  whoever begins to serve finds what they need applied.
-//!        RELEASE-3  while a gate is worked on, its floor is the higher and its release the lower of both ends.
-//!        RELEASE-4  epochs grow by one; a runner whose term is over writes nothing, neither gate nor object nor progress.
-//!        RELEASE-5  there is no gate before a run has succeeded, and no object is written that its gate does not lead to.
-//!        RELEASE-6  a gate that cannot be read lets nobody in and nobody run.
-//!        RELEASE-7  a participant's record goes with its lease.
-//! Why all of it is judged here: an admission and a restriction that were decided at the same time are applied one after
-//! the other, and the second one sees the first.
+//! Invariants  RELEASE-1  no participant serves below the floor of a gate of its scope.
+//!             RELEASE-2  a participant that begins to serve finds what it needs applied.
+//!             RELEASE-3  while a gate is working, its floor is the higher and its release the lower of both ends.
+//!             RELEASE-4  epochs grow by one; a runner whose term has ended writes neither gate nor object nor progress.
+//!             RELEASE-5  there is no gate before a run has succeeded, and only objects that the gate leads to are written.
+//!             RELEASE-6  an unreadable gate admits no participant and no runner.
+//!             RELEASE-7  a participant's record is deleted with its lease.
+//! Why all of this is checked here: an admission and a restriction decided at the same time are applied one after the
+//! other, and the second one sees the first.
 
-use muster_messages::wire::MOST_BLOCKERS;
+use muster_messages::wire::MAX_BLOCKERS;
 use muster_messages::{
     CANDIDATES_SCOPE, Controls, DefinitionKey, DesiredObject, FencingToken, GATE_FORMAT, Gate, GateEntry, GatePath,
     GateState, GateStep, MEMBERS_NAMESPACE, ManagedKey, ManagedObject, ObjectKey, Participant, ParticipantKey,
@@ -19,12 +19,12 @@ use muster_messages::{
 };
 
 use super::*;
-use crate::guards::{believed, lease_of, not_found, object};
+use crate::guards::{expected, lease_of, not_found, object};
 
 mod operators;
 
 /// Releases of one reconciler whose definitions are kept.
-const MOST_RELEASES: usize = 64;
+const MAX_RELEASES: usize = 64;
 
 pub(super) fn make(tables: &mut Tables, stamp: &Stamp<'_>, change: &ReconcilerChange) -> Result<(), CommandRefusal> {
     use ReconcilerChange as R;
@@ -84,37 +84,37 @@ fn define(
 ) -> Result<(), CommandRefusal> {
     let key = definition.key();
     let all = &mut tables.reconcilers;
-    let words = |d: &muster_messages::Definition| format!("{} {} ({})", d.reconciler, d.release, short(&d.digest));
+    let text = |d: &muster_messages::Definition| format!("{} {} ({})", d.reconciler, d.release, short(&d.digest));
     let old = all.definitions.get(&key).cloned();
     match &old {
         Some(old) if old.digest == definition.digest => return Ok(()),
-        Some(old) => absent("definition", words(old), !replace)?,
+        Some(old) => absent("definition", text(old), !replace)?,
         None => {}
     }
     let scopes = all.definitions_of(&key.reconciler).map(|d| &d.scope);
     let other = scopes.chain(all.gates.get(&key.reconciler).map(|gate| &gate.scope)).find(|s| **s != definition.scope);
     if let Some(other) = other {
-        // One gate stands for one scope.
+        // A gate belongs to one scope.
         return Err(stale(format!("{} belongs to scope {other}, not {}", key.reconciler, definition.scope)));
     }
     let mut new = definition.clone();
     (new.applied_at, new.revision) = (stamp.wall, stamp.at);
-    let is = words(&new);
+    let is = text(&new);
     let name = key.reconciler.clone();
     all.definitions.insert(key, Arc::new(new));
     forget_old(all, &name, definition.release.triple);
     all.changed = stamp.at;
-    stamp.log(tables, EventKind::Gate, None, old.map(|d| words(&d)), Some(is));
+    stamp.log(tables, EventKind::Gate, None, old.map(|d| text(&d)), Some(is));
     Ok(())
 }
 
-/// Of many releases the oldest go, but for the new one, what has been applied, and what is on the way.
+/// Of many releases the oldest are deleted, except for the new, the applied and the target one.
 fn forget_old(all: &mut muster_messages::Reconcilers, reconciler: &str, new: Triple) {
     let gate = all.gates.get(reconciler).map(|gate| &gate.now);
     let target = gate.and_then(|now| now.target.as_ref()).map(|target| target.release.triple);
     let kept = [Some(new), gate.map(|now| now.reconciled.triple), target];
     let keys: Vec<_> = all.definitions_of(reconciler).map(|d| d.key()).collect();
-    let too_many = keys.len().saturating_sub(MOST_RELEASES);
+    let too_many = keys.len().saturating_sub(MAX_RELEASES);
     for key in keys.into_iter().filter(|key| !kept.contains(&Some(key.release))).take(too_many) {
         all.definitions.remove(&key);
     }
@@ -136,7 +136,7 @@ fn forget(tables: &mut Tables, stamp: &Stamp<'_>, reconciler: &str) -> Result<()
     all.progress.remove(reconciler);
     all.controls.remove(reconciler);
     if last_epoch > 0 {
-        // Epochs go on where they stopped, should the name come back.
+        // If the name is used again, epochs continue from here.
         all.controls.insert(reconciler.to_owned(), Controls { last_epoch, ..Controls::default() });
     }
     let theirs = |(key, object): (&ManagedKey, &Arc<ManagedObject>)| {
@@ -165,19 +165,19 @@ fn known(tables: &Tables, reconciler: &str) -> Result<(), CommandRefusal> {
 
 fn announce(tables: &mut Tables, stamp: &Stamp<'_>, participant: &Participant) -> Result<(), CommandRefusal> {
     let key = &participant.key;
-    believed(key.fault().is_none(), || key.fault().unwrap_or_default().to_owned())?;
+    expected(key.fault().is_none(), || key.fault().unwrap_or_default().to_owned())?;
     if let Some(there) = tables.reconcilers.participants.get(key) {
         let said = |p: &Participant| (p.release.clone(), p.token, p.needs.clone());
-        return believed(said(there) == said(participant), || {
+        return expected(said(there) == said(participant), || {
             format!("{key} has announced {} already, with other needs or another lease", there.release)
         });
     }
     if key.scope.starts_with(CANDIDATES_SCOPE) {
-        // The runner's lease says no more than a member's name: it means one node.
+        // The runner's lease holds only a member's name: it must identify one node.
         let named = tables.reconcilers.participants_of(&key.scope).find(|p| p.key.member == key.member);
-        // Of programs that name no node nobody knows which of two it is.
+        // Programs that name no node cannot be told apart.
         let there_too = |there: &Arc<Participant>| there.node.is_some() && there.node == participant.node;
-        believed(named.is_none_or(there_too), || {
+        expected(named.is_none_or(there_too), || {
             let (member, scope) = (&key.member, &key.scope);
             format!(
                 "{member} stands for {scope} already, on another node or as another start; take another name, or wait"
@@ -186,7 +186,7 @@ fn announce(tables: &mut Tables, stamp: &Stamp<'_>, participant: &Participant) -
     }
     match participant.token {
         Some(token) => leased(tables, key, token)?,
-        None => believed(key.is_external(), || format!("{key} names no lease"))?,
+        None => expected(key.is_external(), || format!("{key} names no lease"))?,
     }
     let mut new = participant.clone();
     (new.phase, new.since, new.revision) = (ParticipantPhase::Announced, stamp.wall, stamp.at);
@@ -194,27 +194,27 @@ fn announce(tables: &mut Tables, stamp: &Stamp<'_>, participant: &Participant) -
     Ok(())
 }
 
-/// Its lease is held, by its own session, under this token.
+/// The participant's own session holds its lease under this token.
 fn leased(tables: &Tables, key: &ParticipantKey, token: FencingToken) -> Result<(), CommandRefusal> {
     let lease_key = key.lease();
     let lease = lease_of(object(tables, &lease_key)?, &lease_key)?;
     let own = lease.is_live() && lease.holding.token == token && lease.holding.session == Some(key.incarnation);
-    believed(own, || format!("{lease_key} is not held by this incarnation under token {token}"))
+    expected(own, || format!("{lease_key} is not held by this incarnation under token {token}"))
 }
 
 fn put_participant(tables: &mut Tables, stamp: &Stamp<'_>, new: Participant) {
-    let words = |p: &Participant| format!("{} {}, {}", p.key, p.release, phase_word(p.phase));
-    let (is, waits) = (Some(words(&new)), new.phase == ParticipantPhase::Announced);
+    let text = |p: &Participant| format!("{} {}, {}", p.key, p.release, phase_text(p.phase));
+    let (is, waits) = (Some(text(&new)), new.phase == ParticipantPhase::Announced);
     let all = &mut tables.reconcilers;
     let was = all.participants.insert(new.key.clone(), Arc::new(new));
     all.changed = stamp.at;
-    // Who only waits is no event. Who serves is one among those of leases: members start and end as often as they like.
+    // Waiting is not an event. Serving is one of the frequent class: members start and end as often as they like.
     if !waits {
-        stamp.log_frequent(tables, EventKind::Gate, None, was.map(|p| words(&p)), is);
+        stamp.log_frequent(tables, EventKind::Gate, None, was.map(|p| text(&p)), is);
     }
 }
 
-fn phase_word(phase: ParticipantPhase) -> &'static str {
+fn phase_text(phase: ParticipantPhase) -> &'static str {
     match phase {
         ParticipantPhase::Announced => "announced",
         ParticipantPhase::Serving => "serving",
@@ -237,7 +237,7 @@ fn admit(tables: &mut Tables, stamp: &Stamp<'_>, key: &ParticipantKey) -> Result
     if let Some(token) = found.token {
         leased(tables, key, token)?;
     }
-    if !sabotaged(Sabotage::AdmitUnseen) {
+    if !injected(BugInjection::AdmitWithoutCheck) {
         tables.reconcilers.admission(found).map_err(CommandRefusal::NotAdmitted)?;
     }
     let mut new = (**found).clone();
@@ -263,29 +263,29 @@ fn drain(tables: &mut Tables, stamp: &Stamp<'_>, key: &ParticipantKey) -> Result
 fn leave(tables: &mut Tables, stamp: &Stamp<'_>, key: &ParticipantKey) {
     if tables.reconcilers.participants.contains_key(key) {
         tables.objects.remove(&key.lease());
-        gone(tables, stamp, key);
+        remove_participant(tables, stamp, key);
     }
 }
 
-fn gone(tables: &mut Tables, stamp: &Stamp<'_>, key: &ParticipantKey) {
+fn remove_participant(tables: &mut Tables, stamp: &Stamp<'_>, key: &ParticipantKey) {
     let all = &mut tables.reconcilers;
     if let Some(old) = all.participants.remove(key) {
         all.changed = stamp.at;
         if old.phase != ParticipantPhase::Announced {
-            let was = format!("{} {}, {}", old.key, old.release, phase_word(old.phase));
+            let was = format!("{} {}, {}", old.key, old.release, phase_text(old.phase));
             stamp.log_frequent(tables, EventKind::Gate, None, Some(was), None);
         }
     }
 }
 
-/// RELEASE-7. A lease in the members' namespace that nobody holds any more: its object goes as well, so that a fleet that
-/// restarts for years leaves nothing behind.
+/// RELEASE-7. An unheld lease in the members' namespace: its object is deleted, too, so that a fleet that restarts for
+/// years leaves nothing behind.
 pub(super) fn lease_ended(tables: &mut Tables, stamp: &Stamp<'_>, key: &ObjectKey) {
     if key.namespace == RUNNERS_NAMESPACE {
-        // What a runner has told of itself ends with its term.
+        // A runner's progress is deleted when its term ends.
         let live = tables.objects.get(key).and_then(|object| object.lease()).filter(|lease| lease.is_live());
-        let told = tables.reconcilers.progress.get(&key.name).map(|progress| progress.term);
-        if told.is_some() && told != live.map(|lease| lease.holding.token) {
+        let reported_term = tables.reconcilers.progress.get(&key.name).map(|progress| progress.term);
+        if reported_term.is_some() && reported_term != live.map(|lease| lease.holding.token) {
             tables.reconcilers.progress.remove(&key.name);
             tables.reconcilers.changed = stamp.at;
         }
@@ -298,14 +298,14 @@ pub(super) fn lease_ended(tables: &mut Tables, stamp: &Stamp<'_>, key: &ObjectKe
     let Some(theirs) = ParticipantKey::of_lease(key) else { return };
     let bound = tables.reconcilers.participants.get(&theirs).is_some_and(|p| p.token.is_some() && p.token == live);
     if !bound {
-        gone(tables, stamp, &theirs);
+        remove_participant(tables, stamp, &theirs);
     }
     if live.is_none() {
         tables.objects.remove(key);
     }
 }
 
-/// Who applies a definition.
+/// The applier of a definition.
 struct Runner<'a> {
     reconciler: &'a str,
     release: Triple,
@@ -314,32 +314,31 @@ struct Runner<'a> {
 }
 
 impl Runner<'_> {
-    /// The definition that it applies, if that is the one there is.
+    /// The applied definition, if it is still the current one.
     fn definition(&self, tables: &Tables) -> Result<Arc<muster_messages::Definition>, CommandRefusal> {
         let key = DefinitionKey { reconciler: self.reconciler.to_owned(), release: self.release };
         let found = tables.reconcilers.definitions.get(&key).ok_or_else(|| not_found("definition", self.reconciler))?;
-        believed(found.digest == self.digest, || {
+        expected(found.digest == self.digest, || {
             format!("the definition of {} {} is another one by now", self.reconciler, self.release)
         })?;
         Ok(Arc::clone(found))
     }
 }
 
-/// RELEASE-4: the term is the one in force.
+/// RELEASE-4: the term is the current one.
 fn in_force(tables: &Tables, stamp: &Stamp<'_>, reconciler: &str, term: FencingToken) -> Result<(), CommandRefusal> {
-    if sabotaged(Sabotage::RunWithoutTerm) {
+    if injected(BugInjection::WriteAfterTerm) {
         return Ok(());
     }
     let key = runner_lease(reconciler);
     let lease = lease_of(object(tables, &key)?, &key)?;
     let holds = lease.holding.token == term && lease.is_live();
-    believed(holds, || format!("term {term} of {reconciler} is over"))?;
-    stands_here(tables, stamp, reconciler, lease.spec.held_by().unwrap_or_default())
+    expected(holds, || format!("term {term} of {reconciler} is over"))?;
+    check_candidate_node(tables, stamp, reconciler, lease.spec.held_by().unwrap_or_default())
 }
 
-/// A node acts by the terms of those that stand on it, and of nobody else: judged here, because a copy of the tables may be
-/// older than the term.
-pub(super) fn stands_here(
+/// A node acts only by the terms of candidates on that node: checked here, because a replica may be older than the term.
+pub(super) fn check_candidate_node(
     tables: &Tables,
     stamp: &Stamp<'_>,
     reconciler: &str,
@@ -348,7 +347,7 @@ pub(super) fn stands_here(
     let Principal::Node(node) = stamp.by else { return Ok(()) };
     let scope = candidates_scope(reconciler);
     let here = tables.reconcilers.participants_of(&scope).any(|p| p.key.member == member && p.node == Some(*node));
-    believed(here, || format!("{member} does not stand for {reconciler} on {node}"))
+    expected(here, || format!("{member} does not stand for {reconciler} on {node}"))
 }
 
 fn step(
@@ -367,18 +366,18 @@ fn step(
     let target = definition.target();
     let at_work = gate.as_ref().is_some_and(|g| g.now.target.as_ref() == Some(&target));
     let path = match (step, at_work) {
-        // What was begun ends, also when an operator has paused it since: half of it is worse than all of it.
+        // A step in progress is completed even if an operator has paused it since: half of it is worse than all of it.
         (GateStep::Complete, true) => GatePath::Open,
         _ => all.way(&definition).map_err(CommandRefusal::Held)?,
     };
     let blocked = || {
         let mut blockers = all.blockers(reconciler, &definition.scope, definition.release.triple, definition.floor);
         let in_all = blockers.len();
-        if in_all == 0 || sabotaged(Sabotage::RestrictUnseen) {
+        if in_all == 0 || injected(BugInjection::RestrictWithoutCheck) {
             Ok(())
         } else {
-            blockers.truncate(MOST_BLOCKERS);
-            Err(CommandRefusal::InTheWay { blockers, in_all })
+            blockers.truncate(MAX_BLOCKERS);
+            Err(CommandRefusal::BlockedByMembers { blockers, in_all })
         }
     };
     let taken = gate.as_ref().is_some_and(|g| g.now.term == term)
@@ -389,7 +388,7 @@ fn step(
     if taken {
         return Ok(());
     }
-    believed(epoch == actual, || format!("the gate of {reconciler} is at epoch {actual}, not {epoch}"))?;
+    expected(epoch == actual, || format!("the gate of {reconciler} is at epoch {actual}, not {epoch}"))?;
     let done = |why: &str| GateEntry {
         epoch: 0,
         state: GateState::Done,
@@ -404,7 +403,7 @@ fn step(
     };
     let entry = match (step, path, gate.as_deref()) {
         (GateStep::Work, GatePath::Open, Some(gate)) => {
-            // Nobody is admitted who could not live with it; but who was told to stop may serve still.
+            // No incompatible participant is admitted, but one that was asked to stop may still serve.
             blocked()?;
             GateEntry { state: GateState::Working, target: Some(target), ..done("begun").between(&gate.now) }
         }
@@ -427,13 +426,13 @@ fn step(
     if step == GateStep::Restrict
         && let Some(controls) = tables.reconcilers.controls.get_mut(reconciler)
     {
-        // It has been used.
+        // The finalization has been used.
         controls.finalized = None;
     }
     Ok(())
 }
 
-/// An entry that keeps what another one says of releases.
+/// An entry that keeps the releases of another one.
 trait Between {
     fn between(self, now: &GateEntry) -> Self;
 }
@@ -448,20 +447,20 @@ fn write_gate(tables: &mut Tables, stamp: &Stamp<'_>, reconciler: &str, scope: &
     let old = all.gates.get(reconciler).cloned();
     entry.epoch = all.epoch_of(reconciler) + 1;
     let mut history = old.as_ref().map(|g| g.history.clone()).unwrap_or_default();
-    // Runners that take one another's place on the same way leave one entry: what was done before stays in sight.
+    // Runners that replace each other on the same target leave one entry, so that earlier entries stay visible.
     let goes_on = |now: &GateEntry| entry.target.is_some() && now.target == entry.target && now.floor == entry.floor;
     history.extend(old.as_ref().map(|g| g.now.clone()).filter(|now| !goes_on(now)));
     Gate::remember(&mut history);
-    let is = words(reconciler, &entry);
+    let is = text(reconciler, &entry);
     let gate =
         Gate { reconciler: reconciler.to_owned(), scope: scope.to_owned(), format: GATE_FORMAT, now: entry, history };
     all.gates.insert(reconciler.to_owned(), Arc::new(gate));
     all.changed = stamp.at;
-    let was = old.map(|g| words(reconciler, &g.now));
+    let was = old.map(|g| text(reconciler, &g.now));
     stamp.log(tables, EventKind::Gate, None, was, Some(is));
 }
 
-fn words(reconciler: &str, entry: &GateEntry) -> String {
+fn text(reconciler: &str, entry: &GateEntry) -> String {
     let state = match entry.state {
         GateState::Done => "done",
         GateState::Working => "working",
@@ -481,12 +480,12 @@ fn apply_object(
 ) -> Result<(), CommandRefusal> {
     in_force(tables, stamp, by.reconciler, by.term)?;
     let definition = by.definition(tables)?.key();
-    believed(leads(tables, &definition)?, || format!("the gate of {} does not lead to {}", by.reconciler, by.release))?;
+    expected(leads(tables, &definition)?, || format!("the gate of {} does not lead to {}", by.reconciler, by.release))?;
     let there = tables.reconcilers.objects.get(key);
     let others = there.is_some_and(|there| there.owner.as_deref() != Some(by.reconciler));
     match (object, there) {
         (None, None) => {}
-        (None, Some(_)) if others => {} // not its own any more: somebody was quicker
+        (None, Some(_)) if others => {} // the object has got another owner meanwhile
         (None, Some(_)) => {
             tables.reconcilers.objects.remove(key);
             tables.reconcilers.changed = stamp.at;
@@ -497,8 +496,8 @@ fn apply_object(
     Ok(())
 }
 
-/// Whether a definition may be carried out now: its gate leads to it, or has arrived; before the first run, nobody serves
-/// that could not live with it.
+/// Whether a definition may be applied now: its gate leads to it, or has reached it; before the first run, no incompatible
+/// participant serves.
 pub(super) fn leads(tables: &Tables, key: &DefinitionKey) -> Result<bool, CommandRefusal> {
     let all = &tables.reconcilers;
     let definition = all.definitions.get(key).ok_or_else(|| not_found("definition", &key.reconciler))?;
@@ -510,7 +509,7 @@ pub(super) fn leads(tables: &Tables, key: &DefinitionKey) -> Result<bool, Comman
     })
 }
 
-/// Equal to what is there: nothing happens, but for the term, which is the last writer's who changed anything.
+/// If it equals the existing object, nothing changes, not even the term, which is that of the last effective write.
 fn put_object(tables: &mut Tables, stamp: &Stamp<'_>, desired: &DesiredObject, by: Option<&Runner<'_>>) {
     let all = &mut tables.reconcilers;
     let old = all.objects.get(&desired.key);

@@ -1,10 +1,10 @@
-//! What holds of gates and participants.
+//! Invariants of gates and participants.
 
 use muster_messages::{Gate, GateState, ParticipantPhase, Reconcilers, Tables};
 
-use super::{RELEASE_1, RELEASE_2, RELEASE_3, RELEASE_4, RELEASE_7, REVISION_1, Verdict, holds};
+use super::{CheckResult, RELEASE_1, RELEASE_2, RELEASE_3, RELEASE_4, RELEASE_7, REVISION_1, holds};
 
-pub(super) fn check(tables: &Tables) -> Verdict {
+pub(super) fn check(tables: &Tables) -> CheckResult {
     let all = &tables.reconcilers;
     for gate in all.gates.values() {
         let (name, now) = (&gate.reconciler, &gate.now);
@@ -22,7 +22,7 @@ pub(super) fn check(tables: &Tables) -> Verdict {
         }
     }
     for (key, participant) in &all.participants {
-        holds(*key == participant.key, REVISION_1, || format!("{key} says it is {}", participant.key))?;
+        holds(*key == participant.key, REVISION_1, || format!("{key} is recorded as {}", participant.key))?;
         let Some(token) = participant.token else { continue };
         let lease = tables.objects.get(&key.lease()).and_then(|object| object.lease());
         let held = lease
@@ -32,8 +32,8 @@ pub(super) fn check(tables: &Tables) -> Verdict {
     Ok(())
 }
 
-/// One entry, or several.
-pub(super) fn check_step(before: &Tables, after: &Tables) -> Verdict {
+/// Over one entry, or several.
+pub(super) fn check_step(before: &Tables, after: &Tables) -> CheckResult {
     let single = after.revision == before.revision.next();
     let (was, is) = (&before.reconcilers, &after.reconcilers);
     for (name, gate) in &is.gates {
@@ -54,14 +54,14 @@ pub(super) fn check_step(before: &Tables, after: &Tables) -> Verdict {
     if single { admissions(was, is) } else { Ok(()) }
 }
 
-fn by_a_runner(name: &str, old: &Gate, new: &Gate) -> Verdict {
+fn by_a_runner(name: &str, old: &Gate, new: &Gate) -> CheckResult {
     let Some(target) = &new.now.target else { return Ok(()) };
     let (reconciled, floor) = old.restricted_to(target);
     let between = new.now.floor == floor && new.now.reconciled.triple == reconciled.triple;
     holds(between, RELEASE_3, || format!("{name}: {} and {} for {target:?}", new.now.reconciled, new.now.floor))
 }
 
-fn admissions(was: &Reconcilers, is: &Reconcilers) -> Verdict {
+fn admissions(was: &Reconcilers, is: &Reconcilers) -> CheckResult {
     for (key, participant) in &is.participants {
         let serves = participant.phase == ParticipantPhase::Serving;
         let served = was.participants.get(key).is_some_and(|p| p.phase == ParticipantPhase::Serving);

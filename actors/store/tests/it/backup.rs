@@ -6,7 +6,7 @@ use muster_store::backup::{BadBackup, decode, encode};
 use crate::world::*;
 
 #[test]
-fn a_backup_holds_everything_and_says_what_it_is() {
+fn backup_holds_the_state_and_describes_itself() {
     let mut world = World::founded().with([(2, Role::Worker)]);
     world.must(acquire("leader", "me", 7));
     let backup = encode(&world.tables, Term(4), T0).unwrap();
@@ -18,7 +18,7 @@ fn a_backup_holds_everything_and_says_what_it_is() {
 }
 
 #[test]
-fn a_backup_that_was_damaged_is_never_believed() {
+fn damaged_backup_is_never_accepted() {
     let whole = encode(&World::founded().tables, Term(1), T0).unwrap();
     let line = whole.iter().position(|byte| *byte == b'\n').unwrap();
     for at in (line + 1..whole.len()).step_by(7) {
@@ -27,11 +27,11 @@ fn a_backup_that_was_damaged_is_never_believed() {
         assert_eq!(decode(&rotten).unwrap_err(), BadBackup::Digest, "byte {at}");
     }
     for end in (0..whole.len()).step_by(11) {
-        let cut = decode(&whole[..end]).unwrap_err();
-        assert!(matches!(cut, BadBackup::Foreign | BadBackup::CutOff { .. }), "{cut} at {end}");
+        let truncated = decode(&whole[..end]).unwrap_err();
+        assert!(matches!(truncated, BadBackup::Foreign | BadBackup::Truncated { .. }), "{truncated} at {end}");
     }
     let longer = [whole.as_slice(), b"more"].concat();
-    assert!(matches!(decode(&longer).unwrap_err(), BadBackup::CutOff { .. }));
+    assert!(matches!(decode(&longer).unwrap_err(), BadBackup::Truncated { .. }));
     let newer = String::from_utf8_lossy(&whole).replace("muster-backup/1", "muster-backup/2");
     assert_eq!(decode(newer.as_bytes()).unwrap_err(), BadBackup::Format("muster-backup/2".to_owned()));
     assert_eq!(decode(b"{}\n").unwrap_err(), BadBackup::Foreign);

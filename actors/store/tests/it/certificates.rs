@@ -1,4 +1,4 @@
-//! Certificates on record.
+//! Recorded certificates.
 
 use muster_messages::*;
 
@@ -25,7 +25,7 @@ fn issue(world: &World, n: u8, serial: &str, held: Option<&str>, replaces: Optio
     }])
 }
 
-/// The newest certificate and the one beside it.
+/// The newest certificate and the previous one.
 fn serials(world: &World, n: u8) -> (Option<String>, Option<String>) {
     let row = &world.tables.certificates[&id(n)];
     let serial = |issued: Option<&IssuedCertificate>| issued.map(|issued| issued.serial.clone());
@@ -42,7 +42,7 @@ fn world() -> World {
 
 /// CERT-7.
 #[test]
-fn the_certificate_in_use_stays_however_many_are_lost() {
+fn certificate_in_use_is_kept_however_many_are_lost() {
     let mut world = world();
     world.must(issue(&world, 2, "a", None, None));
     let mut newest = "a".to_owned();
@@ -68,7 +68,7 @@ fn late_request_leaves_the_certificate_in_use_on_record() {
     };
     assert_eq!(on_record(&world), ["a", "b", "c"], "the node may hold any of them");
     world.must(issue(&world, 2, "d", Some("b"), Some("c")));
-    assert_eq!(on_record(&world), ["b", "c", "d"], "what came before the one that it shows is over");
+    assert_eq!(on_record(&world), ["b", "c", "d"], "certificates before the presented one are dropped");
     for (serial, newest) in [("e", "d"), ("f", "e"), ("g", "f"), ("h", "g")] {
         world.must(issue(&world, 2, serial, Some("b"), Some(newest)));
     }
@@ -78,7 +78,7 @@ fn late_request_leaves_the_certificate_in_use_on_record() {
 }
 
 #[test]
-fn a_certificate_that_another_has_overtaken_is_not_recorded() {
+fn superseded_certificate_is_not_recorded() {
     let mut world = world();
     world.must(issue(&world, 2, "a", None, None));
     world.must(issue(&world, 2, "b", Some("a"), Some("a")));
@@ -87,11 +87,11 @@ fn a_certificate_that_another_has_overtaken_is_not_recorded() {
     assert!(matches!(refused, CommandRefusal::Stale { .. }), "{refused:?}");
     assert_eq!(world.tables.certificates, before);
     world.must(command([Change::DeleteNode(id(2))]));
-    assert!(world.tables.certificates.is_empty(), "a node that is gone has none");
+    assert!(world.tables.certificates.is_empty(), "a deleted node has none");
 }
 
 #[test]
-fn a_revoked_certificate_goes_once_the_next_is_seen() {
+fn revoked_certificate_is_dropped_once_the_next_is_used() {
     let mut world = world();
     world.must(issue(&world, 2, "a", None, None));
     let seen = |serial: &str| command([Change::CertificateSeen { node: id(2), serial: serial.to_owned() }]);
@@ -105,7 +105,7 @@ fn a_revoked_certificate_goes_once_the_next_is_seen() {
     assert!(!world.tables.certificates[&id(2)].revoking);
 }
 
-/// What the state of level 2 does not say is refused to nobody.
+/// The state of level 2 is incomplete, so no certificate is refused for it.
 #[test]
 fn raising_the_level_refuses_no_node() {
     let mut world = World::founded_at(1).with([(2, Role::Worker), (3, Role::Worker)]);
@@ -137,7 +137,7 @@ fn a_user_is_pinned_to_the_certificate_in_force() {
     world.must(put("a1", "a1"));
     assert!(matches!(world.refused(put("a2", "a1")), CommandRefusal::Stale { .. }));
     world.must(command([Change::PutUser(user("ann", "a3"))]));
-    assert!(world.tables.user_pins.is_empty(), "a pin is of one certificate");
+    assert!(world.tables.user_pins.is_empty(), "a pin belongs to one certificate");
     world.must(put("a4", "a4"));
     world.must(command([Change::DeleteUser(name("ann"))]));
     assert!(world.tables.user_pins.is_empty());

@@ -1,4 +1,4 @@
-//! Guards, outcomes, all or nothing.
+//! Guards, outcomes, atomicity.
 
 use muster_messages::*;
 use muster_store::{MAX_OUTCOMES, apply, apply_empty};
@@ -12,24 +12,24 @@ fn worker_wants_manager() -> Command {
 #[test]
 fn a_retry_gets_the_first_outcome_and_changes_nothing() {
     let mut world = World::founded().with([(2, Role::Worker)]);
-    let wish = worker_wants_manager().with_request(RequestId(9));
-    world.must(wish.clone());
+    let request = worker_wants_manager().with_request(RequestId(9));
+    world.must(request.clone());
     let back = command([Change::SetDesiredRole { node: id(2), role: Role::Worker }]);
     world.must(back);
     let before = world.tables.clone();
-    assert_eq!(world.apply(wish), Ok(()));
+    assert_eq!(world.apply(request), Ok(()));
     let revision = before.revision.next();
     assert_eq!(world.tables, Tables { revision, ..before });
     assert_eq!(world.record(2).desired_role, Role::Worker);
 }
 
 #[test]
-fn a_refusal_is_repeated_even_if_the_guard_would_hold_by_now() {
+fn refusal_is_repeated_even_if_the_guard_holds_now() {
     let mut world = World::founded();
-    let wish = (worker_wants_manager().with_request(RequestId(9))).guard(Guard::NodeExists(id(2)));
-    let first = world.refused(wish.clone());
+    let request = (worker_wants_manager().with_request(RequestId(9))).guard(Guard::NodeExists(id(2)));
+    let first = world.refused(request.clone());
     let mut world = world.with([(2, Role::Worker)]);
-    assert_eq!(world.apply(wish), Err(first));
+    assert_eq!(world.apply(request), Err(first));
     assert_eq!(world.record(2).desired_role, Role::Worker);
 }
 
@@ -57,7 +57,7 @@ fn only_the_recent_requests_are_remembered() {
 }
 
 #[test]
-fn a_command_happens_whole_or_not_at_all() {
+fn command_is_applied_completely_or_not_at_all() {
     let mut world = World::founded();
     let refusal = world.refused(command([
         Change::CreateNode(Box::new(node(2, Role::Worker))),
@@ -85,9 +85,9 @@ fn a_command_founds_a_cluster_only_once() {
     assert_eq!(world.clone().refused(guarded), CommandRefusal::AlreadyFounded);
 }
 
-/// Each guard with one command it lets through and one it stops.
+/// Each guard with a command that it lets through and one that it refuses.
 #[test]
-fn guards_hold_or_say_why_not() {
+fn guards_hold_or_give_a_reason() {
     let mut world = World::founded().with([(2, Role::Worker), (3, Role::Manager)]);
     let mut spent = token("spent", Role::Worker);
     spent.uses_left = Some(0);
@@ -128,7 +128,7 @@ fn guards_hold_or_say_why_not() {
         (revision(created), revision(created.next())),
         (removing(2, false), removing(2, true)),
         (removing(3, true), removing(3, false)),
-        (Guard::NoSeat(n2), Guard::NoSeat(id(1))),
+        (Guard::NotMember(n2), Guard::NotMember(id(1))),
         (Guard::NotBlocked(n2), Guard::NotBlocked(id(9))),
         (others(1), others(2)),
         (usable("good"), usable("spent")),
@@ -150,7 +150,7 @@ fn guards_hold_or_say_why_not() {
 }
 
 #[test]
-fn guards_about_a_node_that_is_gone_say_not_found() {
+fn guards_on_a_deleted_node_return_not_found() {
     let mut world = World::founded();
     let gone = command([]).guard(Guard::Generation { node: id(8), generation: Generation(1) });
     assert_eq!(world.refused(gone).to_string(), format!("no such node: {}", id(8)));

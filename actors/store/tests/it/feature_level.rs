@@ -11,7 +11,7 @@ fn definition(level: u32) -> Definition {
     definition
 }
 
-/// Managers with seats of their own, at level 2, who know how to get to 3.
+/// Raft members at level 2 that can all support level 3.
 struct Managers(World);
 
 impl Managers {
@@ -72,7 +72,7 @@ impl Managers {
         let digest = self.0.tables.reconcilers.definitions.get(&key).map(|d| d.digest.clone()).unwrap_or_default();
         ReconcilerChange::Step { reconciler, release, digest, term, epoch: gate.map_or(0, |g| g.now.epoch), step }
     }
-    /// What a runner of this term proposes.
+    /// The proposal of a runner of this term.
     fn raise(&self, level: u32, term: FencingToken) -> Command {
         let key = runner_lease(LEVEL_RECONCILER);
         command([Change::SetFeatureLevel(level)]).guard(Guard::LeaseToken { key, token: term })
@@ -80,19 +80,21 @@ impl Managers {
 }
 
 #[test]
-fn the_level_rises_once_no_manager_that_takes_part_speaks_less() {
+fn level_rises_once_all_participants_support_it() {
     let mut m = Managers::new(2);
     let (n1, n2) = (m.serve(1, 1, 2), m.serve(2, 2, 2));
     let old = m.acquire(&runner_lease(LEVEL_RECONCILER), "n1", 11);
     let early = m.raise(3, old);
-    assert!(matches!(m.0.refused(early), CommandRefusal::Stale { .. }), "no gate, and two are in the way");
+    assert!(matches!(m.0.refused(early), CommandRefusal::Stale { .. }), "no gate, and two blockers");
     m.must(m.step(2, old, GateStep::Complete));
 
     m.must(ReconcilerChange::Leave(n1));
     m.serve(1, 3, 3);
     m.0.must(command([Change::ExpireLease(runner_lease(LEVEL_RECONCILER))]));
     let term = m.acquire(&runner_lease(LEVEL_RECONCILER), "n1", 12);
-    let CommandRefusal::InTheWay { blockers, .. } = m.refused(m.step(3, term, GateStep::Restrict)) else { panic!() };
+    let CommandRefusal::BlockedByMembers { blockers, .. } = m.refused(m.step(3, term, GateStep::Restrict)) else {
+        panic!()
+    };
     assert_eq!(blockers.iter().map(|b| b.member.as_str()).collect::<Vec<_>>(), ["n2"]);
     let early = m.raise(3, term);
     assert!(matches!(m.0.refused(early), CommandRefusal::Stale { .. }), "the gate says 2");
@@ -100,7 +102,7 @@ fn the_level_rises_once_no_manager_that_takes_part_speaks_less() {
     m.must(ReconcilerChange::Leave(n2));
     m.must(m.step(3, term, GateStep::Restrict));
     let late = m.raise(3, old);
-    assert!(matches!(m.0.refused(late), CommandRefusal::Stale { .. }), "a runner whose term is over");
+    assert!(matches!(m.0.refused(late), CommandRefusal::Stale { .. }), "a runner whose term has ended");
     m.serve(2, 4, 3);
     assert_eq!(m.level(), 2);
     m.0.must(m.raise(3, term));
@@ -112,10 +114,10 @@ fn the_level_rises_once_no_manager_that_takes_part_speaks_less() {
     assert!(matches!(refusal, CommandRefusal::NotAdmitted(NotAdmitted::BelowFloor { .. })), "{refusal}");
     let revision = m.0.tables.cluster.as_ref().unwrap().revision;
     m.0.must(m.raise(3, term));
-    assert_eq!(m.0.tables.cluster.as_ref().unwrap().revision, revision, "the same again is no news");
+    assert_eq!(m.0.tables.cluster.as_ref().unwrap().revision, revision, "repeating it changes nothing");
 }
 
-/// All others speak 3, their gate is restricted, and `away` was not there: what it finds when it is back.
+/// All others support 3, their gate is restricted, and `away` was down meanwhile.
 fn restricted(managers: u8, away: u8) -> (Managers, FencingToken) {
     let mut m = Managers::new(managers);
     let n1 = m.serve(1, 1, 2);
@@ -134,13 +136,13 @@ fn why(refusal: CommandRefusal) -> String {
     refusal.to_string()
 }
 
-/// LEVEL-3. It was stopped for a moment while the gate was restricted, and has its vote again: one of two.
+/// LEVEL-3. It was stopped for a moment while the gate was restricted, and now votes again: one of two.
 #[test]
-fn an_older_manager_that_came_back_before_the_raise_is_waited_for_though_it_is_never_admitted() {
+fn level_raise_waits_for_a_returned_older_manager() {
     for managers in [2, 3] {
         let (mut m, term) = restricted(managers, 2);
         let raise = m.raise(3, term);
-        assert!(why(m.0.refused(raise.clone())).contains("n2 has a seat"), "it has not said what it speaks");
+        assert!(why(m.0.refused(raise.clone())).contains("n2 has a seat"), "it has not announced its level");
         let back = m.announce(2, 40, 2);
         assert!(matches!(m.refused(ReconcilerChange::Admit(back.clone())), CommandRefusal::NotAdmitted(_)));
         assert!(why(m.0.refused(raise.clone())).contains("n2 would read nothing of feature level 3"));
@@ -151,9 +153,9 @@ fn an_older_manager_that_came_back_before_the_raise_is_waited_for_though_it_is_n
     }
 }
 
-/// LEVEL-3. Whoever is down is not waited for, as long as the others are a majority.
+/// LEVEL-3. The level does not wait for managers that are down, as long as the others are a majority.
 #[test]
-fn the_level_does_not_rise_without_a_majority_that_takes_part_at_it() {
+fn level_raise_needs_a_majority_of_participating_voters() {
     for (managers, rises) in [(2, false), (3, true)] {
         let (mut m, term) = restricted(managers, 2);
         let down = Change::SetLiveness { node: id(2), liveness: Liveness::Down };
@@ -168,7 +170,7 @@ fn the_level_does_not_rise_without_a_majority_that_takes_part_at_it() {
 }
 
 #[test]
-fn a_pause_keeps_the_level_where_it_is_also_half_way() {
+fn pause_stops_a_level_raise_half_way() {
     let (mut m, term) = restricted(1, 0);
     let pause = |paused| ReconcilerChange::Pause { reconciler: LEVEL_RECONCILER.to_owned(), paused };
     m.must(pause(true));

@@ -1,4 +1,4 @@
-//! Release gates: who may serve, who may run, and in which order the log lets them.
+//! Release gates: who may serve, who may run, and in which order the log admits them.
 
 use std::collections::BTreeMap;
 
@@ -41,7 +41,7 @@ fn key(member: &str, incarnation: u128) -> ParticipantKey {
     ParticipantKey { scope: SCOPE.to_owned(), member: member.to_owned(), incarnation: SessionId(incarnation) }
 }
 
-/// A world with reconcilers, and what is said to it in this file.
+/// A world with reconcilers, and the changes that this file proposes.
 struct Gated(World);
 
 impl Gated {
@@ -66,7 +66,7 @@ impl Gated {
         self.must(ReconcilerChange::Define { definition: Box::new(definition.clone()), replace: false });
         definition
     }
-    /// Takes the runner's lease: from now on the term is its own.
+    /// Acquires the runner's lease: from now on the term belongs to it.
     fn runs(&mut self, node: &str, session: u128) -> FencingToken {
         self.acquire(&runner_lease(NAME), node, session)
     }
@@ -76,7 +76,7 @@ impl Gated {
         self.0.must(command([lease]));
         self.0.tables.objects[&key].lease().unwrap().holding.token
     }
-    /// The lease of a runner that is gone runs out.
+    /// The lease of an ended runner expires.
     fn expires(&mut self, key: ObjectKey) {
         self.0.must(command([Change::ExpireLease(key)]));
     }
@@ -84,7 +84,7 @@ impl Gated {
         let (reconciler, epoch) = (NAME.to_owned(), self.all().epoch_of(NAME));
         ReconcilerChange::Step { reconciler, release: triple(of), digest: self.digest(of), term, epoch, step }
     }
-    /// Of the definition that this release has.
+    /// Of the definition of this release.
     fn digest(&self, of: &str) -> String {
         let key = DefinitionKey { reconciler: NAME.to_owned(), release: triple(of) };
         self.all().definitions.get(&key).map(|d| d.digest.clone()).unwrap_or_default()
@@ -144,7 +144,7 @@ impl Gated {
     }
 }
 
-/// A state with something in every table.
+/// A state with an entry in every table.
 pub fn full() -> Tables {
     let mut world = Gated::new();
     let term = world.applied("1.0.0", "1.0.0");
@@ -177,7 +177,7 @@ pub fn full() -> Tables {
 
 /// The nine orderings of a release and of a floor, against a gate of 2.0.0 with floor 2.0.0.
 #[test]
-fn the_way_to_a_target_is_restricted_going_down_or_raising_the_floor() {
+fn downgrade_or_higher_floor_requires_restriction() {
     use GatePath::{Open, Reached, Restrict};
     for (of, floor, path, between) in [
         ("3.0.0", "3.0.0", Restrict, ("2.0.0", "3.0.0")),
@@ -202,7 +202,7 @@ fn the_way_to_a_target_is_restricted_going_down_or_raising_the_floor() {
 }
 
 #[test]
-fn a_participant_waits_for_a_first_success_for_its_release_and_above_the_floor() {
+fn participant_waits_for_first_success_release_and_floor() {
     let mut world = Gated::new();
     let waits = world.announce("m", 1, "2.0.0", &[(NAME, "2.0.0")]);
     let no_gate = NotAdmitted::NoGate { reconciler: NAME.to_owned() };
@@ -212,7 +212,10 @@ fn a_participant_waits_for_a_first_success_for_its_release_and_above_the_floor()
     assert!(matches!(refusal, CommandRefusal::NotAdmitted(NotAdmitted::ReconcilerTooOld { .. })), "{refusal:?}");
     world.define("2.0.0", "1.5.0");
     world.steps("2.0.0", term, GateStep::Restrict);
-    assert!(matches!(world.refused(ReconcilerChange::Admit(waits.clone())), CommandRefusal::NotAdmitted(_)), "working");
+    assert!(
+        matches!(world.refused(ReconcilerChange::Admit(waits.clone())), CommandRefusal::NotAdmitted(_)),
+        "a working gate admits none"
+    );
     world.steps("2.0.0", term, GateStep::Complete);
     world.must(ReconcilerChange::Admit(waits.clone()));
     world.must(ReconcilerChange::Admit(waits));
@@ -221,9 +224,9 @@ fn a_participant_waits_for_a_first_success_for_its_release_and_above_the_floor()
     assert!(matches!(refusal, CommandRefusal::NotAdmitted(NotAdmitted::BelowFloor { .. })), "{refusal:?}");
 }
 
-/// The race that reading and then writing cannot win: whoever comes second in the log sees the first.
+/// The race that reading and then writing cannot win: the second one in the log sees the first.
 #[test]
-fn an_admission_and_a_restriction_of_the_same_moment_exclude_each_other_in_both_orders() {
+fn admission_and_restriction_exclude_each_other() {
     let mut first = Gated::new();
     let term = first.applied("1.0.0", "1.0.0");
     first.define("2.0.0", "2.0.0");
@@ -232,7 +235,7 @@ fn an_admission_and_a_restriction_of_the_same_moment_exclude_each_other_in_both_
 
     first.must(ReconcilerChange::Admit(old.clone()));
     let restrict = first.step("2.0.0", term, GateStep::Restrict);
-    let CommandRefusal::InTheWay { blockers, .. } = first.refused(restrict) else { panic!("it serves") };
+    let CommandRefusal::BlockedByMembers { blockers, .. } = first.refused(restrict) else { panic!("it serves") };
     assert_eq!((blockers.len(), blockers[0].member.as_str()), (1, "old"));
     assert_eq!(first.gate(), (GateState::Done, "1.0.0".to_owned(), "1.0.0".to_owned()));
 
@@ -243,7 +246,7 @@ fn an_admission_and_a_restriction_of_the_same_moment_exclude_each_other_in_both_
 }
 
 #[test]
-fn announcing_blocks_nobody_and_draining_does() {
+fn announced_participant_blocks_nothing_draining_one_does() {
     let mut world = Gated::new();
     let term = world.applied("1.0.0", "1.0.0");
     world.define("2.0.0", "2.0.0");
@@ -251,20 +254,20 @@ fn announcing_blocks_nobody_and_draining_does() {
     let drains = world.serve("drains", 2, "1.0.0");
     world.must(ReconcilerChange::Drain(drains.clone()));
     let restrict = world.step("2.0.0", term, GateStep::Restrict);
-    assert!(matches!(world.refused(restrict.clone()), CommandRefusal::InTheWay { .. }));
+    assert!(matches!(world.refused(restrict.clone()), CommandRefusal::BlockedByMembers { .. }));
     world.must(ReconcilerChange::Leave(drains));
     world.must(restrict);
 }
 
 #[test]
-fn going_down_waits_for_those_that_need_more() {
+fn downgrade_waits_for_participants_that_need_more() {
     let mut world = Gated::new();
     let term = world.applied("2.0.0", "1.0.0");
     let needy = world.announce("needy", 1, "2.0.0", &[(NAME, "2.0.0")]);
     world.must(ReconcilerChange::Admit(needy.clone()));
     world.define("1.0.0", "1.0.0");
     let restrict = world.step("1.0.0", term, GateStep::Restrict);
-    let CommandRefusal::InTheWay { blockers, .. } = world.refused(restrict) else { panic!("it needs 2.0.0") };
+    let CommandRefusal::BlockedByMembers { blockers, .. } = world.refused(restrict) else { panic!("it needs 2.0.0") };
     assert!(blockers[0].why.contains("needs schema of 2.0.0"), "{blockers:?}");
     world.must(ReconcilerChange::Leave(needy));
     world.steps("1.0.0", term, GateStep::Restrict);
@@ -273,7 +276,7 @@ fn going_down_waits_for_those_that_need_more() {
 }
 
 #[test]
-fn a_participants_record_goes_with_its_lease_however_that_ends() {
+fn participant_record_is_deleted_with_its_lease() {
     for how in 0..4 {
         let mut world = Gated::new();
         let key = world.serve("m", 5, "1.0.0");
@@ -284,7 +287,7 @@ fn a_participants_record_goes_with_its_lease_however_that_ends() {
             1 => world.0.must(command([Change::ReleaseLease { key: lease.clone(), session: SessionId(5), token }])),
             2 => world.0.must(command([Change::DeleteObject { key: lease.clone(), force: true }])),
             _ => {
-                world.acquire(&lease, "m", 6); // somebody under its name
+                world.acquire(&lease, "m", 6); // another process under its name
             }
         }
         assert_eq!(world.phase(&key), None, "{how}");
@@ -295,33 +298,38 @@ fn a_participants_record_goes_with_its_lease_however_that_ends() {
 }
 
 #[test]
-fn a_member_that_started_again_counts_twice_until_its_first_start_is_over() {
+fn restarted_member_counts_twice_until_its_first_start_ends() {
     let mut world = Gated::new();
     let term = world.applied("1.0.0", "1.0.0");
     world.define("2.0.0", "2.0.0");
     let before = world.serve("m", 1, "1.0.0");
     world.serve("m", 2, "2.0.0");
     let restrict = world.step("2.0.0", term, GateStep::Restrict);
-    assert!(matches!(world.refused(restrict.clone()), CommandRefusal::InTheWay { .. }), "nobody saw the first one end");
+    assert!(
+        matches!(world.refused(restrict.clone()), CommandRefusal::BlockedByMembers { .. }),
+        "the end of the first one is not confirmed"
+    );
     world.expires(before.lease());
     world.must(restrict);
 }
 
 #[test]
-fn an_external_participant_blocks_until_somebody_vouches_for_its_end() {
+fn external_participant_blocks_until_its_end_is_confirmed() {
     let mut world = Gated::new();
     let term = world.applied("1.0.0", "1.0.0");
     world.define("2.0.0", "2.0.0");
     let external = world.serve("legacy", 0, "1.0.0");
     let restrict = world.step("2.0.0", term, GateStep::Restrict);
-    let CommandRefusal::InTheWay { blockers, .. } = world.refused(restrict.clone()) else { panic!("it serves") };
+    let CommandRefusal::BlockedByMembers { blockers, .. } = world.refused(restrict.clone()) else {
+        panic!("it serves")
+    };
     assert!(blockers[0].external);
     world.must(ReconcilerChange::Leave(external));
     world.must(restrict);
 }
 
 #[test]
-fn a_runner_whose_term_is_over_writes_nothing_any_more() {
+fn runner_writes_nothing_after_its_term() {
     let mut world = Gated::new();
     let old = world.applied("1.0.0", "1.0.0");
     world.define("1.1.0", "1.0.0");
@@ -337,7 +345,7 @@ fn a_runner_whose_term_is_over_writes_nothing_any_more() {
     ] {
         assert!(matches!(world.refused(late), CommandRefusal::Stale { .. }));
     }
-    // Half-way at the same release: nobody is waited for a second time.
+    // Half-way at the same release: no participant is waited for again.
     assert_eq!(world.way("1.1.0"), Ok(GatePath::Open));
     world.steps("1.1.0", new, GateStep::Work);
     let write = world.apply("1.1.0", new, "t", true);
@@ -347,7 +355,7 @@ fn a_runner_whose_term_is_over_writes_nothing_any_more() {
 }
 
 #[test]
-fn a_runner_that_repeats_itself_or_believes_in_an_old_gate_changes_nothing() {
+fn repeated_or_outdated_steps_change_nothing() {
     let mut world = Gated::new();
     let term = world.applied("1.0.0", "1.0.0");
     world.define("1.1.0", "1.0.0");
@@ -355,7 +363,7 @@ fn a_runner_that_repeats_itself_or_believes_in_an_old_gate_changes_nothing() {
     world.must(begin.clone());
     let gate = world.all().gates[NAME].clone();
     world.must(begin);
-    assert_eq!(world.all().gates[NAME], gate, "its answer was lost, its step was not");
+    assert_eq!(world.all().gates[NAME], gate, "the answer was lost, but the step was applied");
     world.must(ReconcilerChange::ForceFloor { reconciler: NAME.to_owned(), floor: triple("1.0.0") });
     let ReconcilerChange::Step { reconciler, release, digest, term, step, .. } =
         world.step("1.1.0", term, GateStep::Complete)
@@ -363,11 +371,11 @@ fn a_runner_that_repeats_itself_or_believes_in_an_old_gate_changes_nothing() {
         unreachable!()
     };
     let late = ReconcilerChange::Step { reconciler, release, digest, term, epoch: gate.now.epoch, step };
-    assert!(matches!(world.refused(late), CommandRefusal::Stale { .. }), "the gate has moved since it looked");
+    assert!(matches!(world.refused(late), CommandRefusal::Stale { .. }), "the gate has moved since it was read");
 }
 
 #[test]
-fn there_is_no_gate_before_a_first_success_and_nobody_below_the_floor_is_run_over() {
+fn first_gate_waits_for_participants_below_the_floor() {
     let mut world = Gated::new();
     world.define("1.0.0", "1.0.0");
     let old = world.serve("old", 1, "0.9.0");
@@ -375,7 +383,7 @@ fn there_is_no_gate_before_a_first_success_and_nobody_below_the_floor_is_run_ove
     let write = world.apply("1.0.0", term, "t", true);
     assert!(matches!(world.refused(write.clone()), CommandRefusal::Stale { .. }));
     let complete = world.step("1.0.0", term, GateStep::Complete);
-    assert!(matches!(world.refused(complete.clone()), CommandRefusal::InTheWay { .. }));
+    assert!(matches!(world.refused(complete.clone()), CommandRefusal::BlockedByMembers { .. }));
     assert!(world.all().gates.is_empty());
     world.must(ReconcilerChange::Leave(old));
     world.must(write);
@@ -385,7 +393,7 @@ fn there_is_no_gate_before_a_first_success_and_nobody_below_the_floor_is_run_ove
 }
 
 #[test]
-fn objects_are_written_only_towards_where_the_gate_leads() {
+fn only_objects_that_the_gate_leads_to_are_written() {
     let mut world = Gated::new();
     let term = world.applied("1.0.0", "1.0.0");
     world.define("2.0.0", "2.0.0");
@@ -394,11 +402,11 @@ fn objects_are_written_only_towards_where_the_gate_leads() {
     world.steps("2.0.0", term, GateStep::Restrict);
     world.must(early);
     let old = world.apply("1.0.0", term, "t", false);
-    assert!(matches!(world.refused(old), CommandRefusal::Stale { .. }), "the way leads elsewhere");
+    assert!(matches!(world.refused(old), CommandRefusal::Stale { .. }), "the gate leads elsewhere");
 }
 
 #[test]
-fn an_object_is_its_makers_until_it_is_forgotten_and_anybody_may_spoil_it() {
+fn object_keeps_its_owner_until_the_reconciler_is_forgotten() {
     let mut world = Gated::new();
     let term = world.applied("1.0.0", "1.0.0");
     world.must(ReconcilerChange::PutObject(Box::new(object("by-hand"))));
@@ -409,7 +417,7 @@ fn an_object_is_its_makers_until_it_is_forgotten_and_anybody_may_spoil_it() {
     let made = world.all().objects[&object("t").key].clone();
     assert_eq!((made.owner.as_deref(), made.labels[RECONCILER_LABEL].as_str(), made.term), (Some(NAME), NAME, term));
     world.must(write.clone());
-    assert_eq!(world.all().objects[&object("t").key], made, "nothing was different");
+    assert_eq!(world.all().objects[&object("t").key], made, "nothing changed");
     let drifted = DesiredObject { body: "{}".to_owned(), ..object("t") };
     world.must(ReconcilerChange::PutObject(Box::new(drifted)));
     assert_eq!(world.all().objects[&object("t").key].owner.as_deref(), Some(NAME));
@@ -421,7 +429,7 @@ fn an_object_is_its_makers_until_it_is_forgotten_and_anybody_may_spoil_it() {
 }
 
 #[test]
-fn what_an_operator_must_do_first_is_said_and_kept() {
+fn holds_name_the_required_operator_action() {
     let mut world = Gated::new();
     let term = world.applied("2.0.0", "1.0.0");
     let put = |world: &mut Gated, of: &str, edit: &dyn Fn(&mut Definition)| {
@@ -455,7 +463,7 @@ fn what_an_operator_must_do_first_is_said_and_kept() {
 }
 
 #[test]
-fn another_digest_of_a_release_is_refused_unless_it_is_meant_to_replace() {
+fn changed_definition_is_refused_without_replace() {
     let mut world = Gated::new();
     world.define("1.0.0", "1.0.0");
     let other = Definition { digest: "other".to_owned(), ..definition("1.0.0+b", "1.0.0") };
@@ -464,11 +472,11 @@ fn another_digest_of_a_release_is_refused_unless_it_is_meant_to_replace() {
     world.must(define(true));
     let elsewhere = Definition { scope: "elsewhere".to_owned(), ..definition("2.0.0", "1.0.0") };
     let define = ReconcilerChange::Define { definition: Box::new(elsewhere), replace: true };
-    assert!(matches!(world.refused(define), CommandRefusal::Stale { .. }), "one gate stands for one scope");
+    assert!(matches!(world.refused(define), CommandRefusal::Stale { .. }), "a gate belongs to one scope");
 }
 
 #[test]
-fn a_gate_that_cannot_be_read_lets_nobody_in_and_nobody_run_until_it_is_repaired() {
+fn unreadable_gate_admits_and_runs_nothing_until_repaired() {
     let mut world = Gated::new();
     let term = world.applied("1.0.0", "1.0.0");
     world.define("1.1.0", "1.0.0");
@@ -490,7 +498,7 @@ fn a_gate_that_cannot_be_read_lets_nobody_in_and_nobody_run_until_it_is_repaired
 }
 
 #[test]
-fn a_floor_by_hand_tells_whoever_is_below_it_to_stop() {
+fn forced_floor_drains_participants_below_it() {
     let mut world = Gated::new();
     world.applied("1.0.0", "1.0.0");
     let (old, new) = (world.serve("old", 1, "1.0.0"), world.serve("new", 2, "1.2.0"));
@@ -498,11 +506,11 @@ fn a_floor_by_hand_tells_whoever_is_below_it_to_stop() {
     assert_eq!(world.phase(&old), Some(ParticipantPhase::Draining));
     assert_eq!(world.phase(&new), Some(ParticipantPhase::Serving));
     let refusal = world.refused(ReconcilerChange::Admit(old));
-    assert!(matches!(refusal, CommandRefusal::Stale { .. }), "told to stop is told to stop");
+    assert!(matches!(refusal, CommandRefusal::Stale { .. }), "a draining participant is not admitted again");
 }
 
 #[test]
-fn a_deleted_gate_closes_for_newcomers_leaves_those_who_serve_and_counts_on() {
+fn deleted_gate_keeps_serving_participants_and_its_epoch() {
     let mut world = Gated::new();
     let term = world.applied("1.0.0", "1.0.0");
     let serves = world.serve("m", 1, "1.0.0");
@@ -528,7 +536,7 @@ fn a_gates_history_is_kept_and_bounded() {
 }
 
 #[test]
-fn before_every_manager_knows_reconcilers_there_are_none() {
+fn reconcilers_are_refused_below_their_feature_level() {
     let mut world = World::founded();
     let define = ReconcilerChange::Define { definition: Box::new(definition("1.0.0", "1.0.0")), replace: false };
     let refusal = world.refused(change(define));

@@ -1,12 +1,12 @@
 //! A recorded log, and the digests of the states that it leads to.
 //!
-//! Two builds of one feature level must judge every entry alike: otherwise members differ after a rolling upgrade, each of them
-//! sure of itself. A build that fails here judges differently from the one that recorded the log. A changed judgement needs a
-//! feature level of its own, and a log of that level, written by `UPDATE=1`.
+//! Two builds of one feature level must decide every entry alike: otherwise members differ unnoticed after a rolling upgrade. A
+//! build that fails here decides differently from the one that recorded the log. A changed decision needs its own feature
+//! level, and a log of that level, written by `UPDATE=1`.
 
 use muster_messages::wire::{decode, decode_stored, encode, encode_stored};
 use muster_messages::*;
-use muster_store::{Place, apply, apply_empty, apply_seat, snapshot};
+use muster_store::{LogPosition, apply, apply_empty, apply_membership, snapshot};
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use serde::{Deserialize, Serialize};
@@ -17,11 +17,11 @@ use crate::world::*;
 /// Entries in each log.
 const ENTRIES: usize = 1500;
 /// Entries between two digests.
-const EVERY: usize = 50;
+const DIGEST_EVERY: usize = 50;
 
 #[derive(Serialize, Deserialize)]
 struct Log {
-    /// As they are in a log. Empty: an entry that carries nothing.
+    /// As in a log. Empty: an entry without content.
     entries: Vec<Recorded>,
     digests: Vec<u64>,
 }
@@ -30,7 +30,7 @@ struct Log {
 enum Recorded {
     Nothing,
     Command(Vec<u8>),
-    Seat(Vec<u8>),
+    Membership(Vec<u8>),
 }
 
 /// FNV-1a of the canonical bytes.
@@ -39,17 +39,17 @@ fn digest(tables: &Tables) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
-/// Terms pass, as leaders do.
+/// Terms change, as leaders do.
 fn replay(tables: &mut Tables, recorded: &Recorded) {
     let revision = tables.revision.next();
-    let place = Place { revision, term: Term(1 + revision.0 / 200) };
+    let position = LogPosition { revision, term: Term(1 + revision.0 / 200) };
     let _outcome = match recorded {
         Recorded::Nothing => {
             apply_empty(tables, revision);
             Ok(())
         }
-        Recorded::Command(bytes) => apply(tables, place, &decode::<Command>(bytes).unwrap()),
-        Recorded::Seat(bytes) => apply_seat(tables, revision, &decode(bytes).unwrap()),
+        Recorded::Command(bytes) => apply(tables, position, &decode::<Command>(bytes).unwrap()),
+        Recorded::Membership(bytes) => apply_membership(tables, revision, &decode(bytes).unwrap()),
     };
 }
 
@@ -69,13 +69,13 @@ fn record(level: u32) -> Log {
         let recorded = match strategy.new_tree(&mut runner).unwrap().current() {
             Entry::Nothing => Recorded::Nothing,
             Entry::Command(mut command) => {
-                // Some are retries. Of a history as short as those of the other tests most would be.
+                // Some are retries. With a history as short as in the other tests, most would be.
                 if command.request.0 % 4 != 1 {
                     command.request = RequestId(1000 + log.entries.len() as u128);
                 }
                 Recorded::Command(encode(&command).unwrap())
             }
-            Entry::Seat(change) => Recorded::Seat(encode(&aimed(&tables, &change)).unwrap()),
+            Entry::Membership(change) => Recorded::Membership(encode(&aimed(&tables, &change)).unwrap()),
         };
         replay(&mut tables, &recorded);
         log.entries.push(recorded);
@@ -89,13 +89,13 @@ fn digests(log: &Log) -> Vec<u64> {
     let mut digests = Vec::new();
     for (n, recorded) in log.entries.iter().enumerate() {
         replay(&mut tables, recorded);
-        if (n + 1).is_multiple_of(EVERY) {
+        if (n + 1).is_multiple_of(DIGEST_EVERY) {
             digests.push(digest(&tables));
         }
     }
-    // Whole enough to mean something.
+    // Enough of it was applied to be meaningful.
     let several = digests.iter().collect::<std::collections::BTreeSet<_>>().len();
-    assert!(several > ENTRIES / EVERY / 2 && tables.events.len() > 20, "{several} states");
+    assert!(several > ENTRIES / DIGEST_EVERY / 2 && tables.events.len() > 20, "{several} states");
     assert!(tables.outcomes.len() > 20 || tables.requests != Requests::default(), "requests are remembered");
     digests
 }
@@ -109,7 +109,11 @@ fn golden(level: u32) {
     let now = digests(&log);
     let differs = now.iter().zip(&log.digests).position(|(now, then)| now != then);
     assert_eq!(
-        differs.map(|n| format!("entries {} to {} are judged differently", n * EVERY + 1, (n + 1) * EVERY)),
+        differs.map(|n| format!(
+            "entries {} to {} are decided differently",
+            n * DIGEST_EVERY + 1,
+            (n + 1) * DIGEST_EVERY
+        )),
         None,
         "feature level {level}"
     );

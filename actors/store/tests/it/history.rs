@@ -1,10 +1,10 @@
-//! Watching objects.
+//! Watches of objects.
 
 use std::time::Duration;
 
 use muster_messages::*;
 use muster_store::history::{Expired, KEEP_AT_LEAST, KEEP_FOR};
-use muster_store::{History, Place, apply_watched};
+use muster_store::{History, LogPosition, apply_watched};
 
 use crate::world::*;
 
@@ -20,7 +20,7 @@ impl Watched {
         Self { tables: World::founded().tables, history: History::default(), now: Moment(0) }
     }
     fn apply(&mut self, command: &Command) -> Result<(), CommandRefusal> {
-        let at = Place { revision: self.tables.revision.next(), term: Term(1) };
+        let at = LogPosition { revision: self.tables.revision.next(), term: Term(1) };
         let mut seen = Vec::new();
         let outcome = apply_watched(&mut self.tables, at, command, &mut seen);
         self.history.record(self.now, at.revision, seen);
@@ -31,17 +31,17 @@ impl Watched {
         self.tables.revision
     }
     fn since(&self, seen: Revision) -> Vec<String> {
-        let words = |object: &Option<std::sync::Arc<Object>>| {
+        let text = |object: &Option<std::sync::Arc<Object>>| {
             let lease = object.as_ref()?.lease()?;
             lease.spec.held_by().map(str::to_owned)
         };
-        let told = self.history.since(seen, usize::MAX).unwrap();
-        told.iter().map(|c| format!("{} {:?} {:?}", c.key.name, words(&c.before), words(&c.after))).collect()
+        let changes = self.history.since(seen, usize::MAX).unwrap();
+        changes.iter().map(|c| format!("{} {:?} {:?}", c.key.name, text(&c.before), text(&c.after))).collect()
     }
 }
 
 #[test]
-fn a_watcher_hears_every_change_in_the_order_of_the_log() {
+fn watch_gets_every_change_in_log_order() {
     let mut world = Watched::new();
     let begun = world.tables.revision;
     let first = world.acquire("a", "x");
@@ -50,12 +50,12 @@ fn a_watcher_hears_every_change_in_the_order_of_the_log() {
     world.acquire("a", "z");
     let all = [r#"a None Some("x")"#, r#"b None Some("y")"#, r#"a Some("x") None"#, r#"a None Some("z")"#];
     assert_eq!(world.since(begun), all);
-    assert_eq!(world.since(first), all[1..], "what it has seen is not told again");
+    assert_eq!(world.since(first), all[1..], "changes already seen are not repeated");
     assert_eq!(world.since(Revision(1_000)), Vec::<String>::new(), "another member is ahead");
 }
 
 #[test]
-fn what_changes_nothing_is_not_told() {
+fn commands_without_effect_cause_no_watch_event() {
     let mut world = Watched::new();
     let revision = world.acquire("a", "x");
     assert!(world.apply(&acquire("a", "other", 2)).is_err());
@@ -68,7 +68,7 @@ fn scope() -> GuardScope {
 }
 
 #[test]
-fn a_member_that_applies_its_log_again_tells_nothing_twice() {
+fn replayed_log_repeats_no_watch_event() {
     let mut world = Watched::new();
     let begun = world.tables.revision;
     world.acquire("a", "x");
@@ -78,7 +78,7 @@ fn a_member_that_applies_its_log_again_tells_nothing_twice() {
 }
 
 #[test]
-fn behind_an_installed_snapshot_watchers_list_again() {
+fn watches_must_list_again_after_a_snapshot() {
     let mut world = Watched::new();
     let seen = world.acquire("a", "x");
     let installed = Revision(seen.0 + 50);
@@ -86,20 +86,20 @@ fn behind_an_installed_snapshot_watchers_list_again() {
     assert_eq!(world.history.since(seen, 10), Err(Expired { oldest: installed }));
     assert_eq!(world.history.since(installed, 10), Ok(vec![]));
     world.history.begin_at(seen);
-    assert_eq!(world.history.newest(), installed, "an older snapshot takes nothing away");
+    assert_eq!(world.history.newest(), installed, "an older snapshot removes nothing");
 }
 
 #[test]
-fn the_history_keeps_ten_minutes_or_ten_thousand_changes_within_its_bytes() {
+fn history_is_bounded_by_age_count_and_bytes() {
     let mut world = Watched::new();
     let begun = world.tables.revision;
     for n in 0..KEEP_AT_LEAST + 10 {
         world.acquire(&format!("l{}", n % 7), &format!("h{n}"));
-        // The lease is taken over by giving it up in between.
+        // The lease is taken over after a release in between.
         let key = ObjectKey::lease("default", format!("l{}", n % 7));
         world.apply(&command([Change::ExpireLease(key)])).unwrap();
     }
-    assert!(world.history.since(begun, 1).is_ok(), "all of it is young");
+    assert!(world.history.since(begun, 1).is_ok(), "all changes are young");
     world.now = world.now + KEEP_FOR + Duration::from_secs(1);
     let last = world.acquire("later", "x");
     assert_eq!(world.history.len(), KEEP_AT_LEAST);
@@ -114,21 +114,21 @@ fn the_history_keeps_ten_minutes_or_ten_thousand_changes_within_its_bytes() {
 }
 
 #[test]
-fn a_slow_watcher_is_told_in_portions_of_whole_entries() {
+fn slow_watch_gets_pages_of_whole_entries() {
     let mut world = Watched::new();
     let begun = world.tables.revision;
     let [a, b] = ["a", "b"].map(|name| acquire(name, "x", 1).changes.remove(0));
     world.apply(&command([a, b])).unwrap();
     world.acquire("c", "x");
-    let portion = world.history.since(begun, 1).unwrap();
-    assert_eq!(portion.len(), 2, "both of one entry, although one was enough");
-    let rest = world.history.since(portion[1].revision, 1).unwrap();
+    let page = world.history.since(begun, 1).unwrap();
+    assert_eq!(page.len(), 2, "both changes of one entry, although one would suffice");
+    let rest = world.history.since(page[1].revision, 1).unwrap();
     assert_eq!(rest.len(), 1);
 }
 
-/// Who watches one object is told of it alone, whatever is forgotten meanwhile.
+/// A watch of one object gets only its changes, whatever was forgotten meanwhile.
 #[test]
-fn an_object_was_touched_as_its_kept_changes_say() {
+fn touched_since_agrees_with_the_kept_changes() {
     let mut world = Watched { history: History::bounded(8192), ..Watched::new() };
     for n in 0..60 {
         let name = format!("l{}", n * n % 11);
@@ -143,8 +143,8 @@ fn an_object_was_touched_as_its_kept_changes_say() {
         for seen in (0..=world.tables.revision.0).map(Revision) {
             for name in 0..11 {
                 let key = ObjectKey::lease("default", format!("l{name}"));
-                let told = world.history.since(seen, usize::MAX).map(|told| told.iter().any(|c| c.key == key));
-                assert_eq!(world.history.touched_since(&key, seen), told, "{key} after {seen:?}");
+                let changes = world.history.since(seen, usize::MAX).map(|changes| changes.iter().any(|c| c.key == key));
+                assert_eq!(world.history.touched_since(&key, seen), changes, "{key} after {seen:?}");
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Names and labels of nodes at feature level 3: the operator's, and what nodes report.
+//! Names and labels of nodes at feature level 3: the operator's, and those that nodes report.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ fn labels(of: &[(&str, &str)]) -> BTreeMap<String, String> {
     of.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect()
 }
 
-/// Node 1 founded it at this level, and node 2 is a worker that joined with a label.
+/// Node 1 founded the cluster at this level, and node 2 is a worker that joined with a label.
 fn at_level(feature_level: u32) -> World {
     let mut world = World::empty();
     let cluster = ClusterRecord { feature_level, ..cluster() };
@@ -38,22 +38,22 @@ fn label(n: u8, add: &[(&str, &str)], remove: &[&str]) -> Command {
     command([Change::UpdateLabels { node: id(n), add: labels(add), remove }])
 }
 
-fn shown(world: &World, n: u8) -> BTreeMap<String, String> {
+fn effective_labels(world: &World, n: u8) -> BTreeMap<String, String> {
     world.tables.labels_of(world.record(n))
 }
 
 #[test]
-fn a_report_replaces_the_report_before_and_no_operators_label() {
+fn report_replaces_the_last_report_and_no_operator_labels() {
     let mut w = at_level(IDENTITY_LEVEL);
-    assert_eq!(shown(&w, 2), labels(&[("zone", "a")]), "labels given at joining");
-    assert_eq!(shown(&w, 1), labels(&[("rack", "1")]), "labels of the founder");
+    assert_eq!(effective_labels(&w, 2), labels(&[("zone", "a")]), "labels given at joining");
+    assert_eq!(effective_labels(&w, 1), labels(&[("rack", "1")]), "labels of the founder");
     w.must(label(2, &[("zone", "b"), ("team", "x")], &[]));
     w.must(report(2, "n2", &[("zone", "c"), ("disk", "ssd")]));
-    assert_eq!(shown(&w, 2), labels(&[("disk", "ssd"), ("team", "x"), ("zone", "b")]));
+    assert_eq!(effective_labels(&w, 2), labels(&[("disk", "ssd"), ("team", "x"), ("zone", "b")]));
     w.must(report(2, "n2", &[("gpu", "no")]));
-    assert_eq!(shown(&w, 2), labels(&[("gpu", "no"), ("team", "x"), ("zone", "b")]));
+    assert_eq!(effective_labels(&w, 2), labels(&[("gpu", "no"), ("team", "x"), ("zone", "b")]));
     w.must(label(2, &[], &["zone", "team"]));
-    assert_eq!(shown(&w, 2), labels(&[("gpu", "no")]));
+    assert_eq!(effective_labels(&w, 2), labels(&[("gpu", "no")]));
 }
 
 #[test]
@@ -66,16 +66,16 @@ fn below_level_three_reports_are_added_as_before() {
 }
 
 #[test]
-fn a_reported_name_is_not_taken_over_and_leaves_no_event() {
+fn reported_name_is_not_used_and_causes_no_event() {
     let mut w = at_level(IDENTITY_LEVEL);
     let events = w.tables.events.len();
     w.must(report(2, "db-1", &[]));
     assert_eq!((w.record(2).name.as_str(), w.tables.events.len()), ("n2", events));
     assert_eq!(w.tables.reported[&id(2)].name, name("db-1"));
-    // The name stays free for the machine to come.
+    // The name stays free for a later machine.
     w.must(command([Change::CreateNode(Box::new(NodeRecord { name: name("db-1"), ..node(3, Role::Worker) }))]));
     w.must(command([Change::DeleteNode(id(2))]));
-    assert!(!w.tables.reported.contains_key(&id(2)), "it goes with the record");
+    assert!(!w.tables.reported.contains_key(&id(2)), "it is deleted with the record");
 }
 
 #[test]
@@ -86,7 +86,7 @@ fn an_operator_renames_a_node_to_a_free_name() {
     assert_eq!((w.record(2).name.as_str(), w.record(2).generation), ("db-1", Generation(2)));
     assert_eq!(w.tables.events.last().unwrap().after.as_deref(), Some("named db-1"));
     w.must(rename("db-1"));
-    assert_eq!(w.record(2).generation, Generation(2), "the same again is no change");
+    assert_eq!(w.record(2).generation, Generation(2), "repeating it changes nothing");
     for taken in ["n1", &id(1).as_str()[..8], &id(1).as_str()[..4], id(1).as_str()] {
         let refusal = w.refused(rename(taken));
         assert!(matches!(refusal, CommandRefusal::NameTaken { node, .. } if node == id(1)), "{taken}: {refusal}");
@@ -119,11 +119,11 @@ fn labels_of_level_two_become_the_operators() {
         w.must(report(2, "n2", &[("disk", "ssd")]));
         w
     };
-    // Nobody needs a gate to come from level 1.
+    // From level 1 no gate is needed.
     let mut w = World { tables: decode(&encode(&before.tables)).unwrap() };
     w.must(command([Change::SetFeatureLevel(IDENTITY_LEVEL)]));
     assert!(w.tables.reported.is_empty());
     w.must(report(2, "n2", &[("disk", "hdd"), ("gpu", "no")]));
-    assert_eq!(shown(&w, 2), labels(&[("disk", "ssd"), ("gpu", "no"), ("zone", "a")]));
+    assert_eq!(effective_labels(&w, 2), labels(&[("disk", "ssd"), ("gpu", "no"), ("zone", "a")]));
     assert_eq!(decode(&encode(&w.tables)), Ok(w.tables.clone()), "a snapshot keeps both");
 }

@@ -1,10 +1,10 @@
-//! Each invariant is found broken when it is.
+//! Each violated invariant is detected.
 
 use std::sync::Arc;
 
 use muster_messages::*;
+use muster_store::bugs::{self, BugInjection};
 use muster_store::invariants::*;
-use muster_store::sabotage::{self, Sabotage};
 
 use crate::world::*;
 
@@ -16,7 +16,7 @@ fn breaks(name: &str, by: impl FnOnce(&mut Tables)) {
 }
 
 #[test]
-fn every_broken_invariant_is_named() {
+fn every_violated_invariant_is_reported() {
     let edit = |tables: &mut Tables, write: fn(&mut NodeRecord)| {
         if let Some(record) = tables.nodes.get_mut(&id(2)) {
             write(Arc::make_mut(record));
@@ -57,10 +57,10 @@ fn every_broken_invariant_is_named() {
 }
 
 #[test]
-fn steps_that_go_back_are_named() {
+fn steps_backwards_are_reported() {
     let mut world = World::founded().with([(2, Role::Manager)]);
     world.learner(2, 2).unwrap();
-    world.unseat(2).unwrap();
+    world.remove_member(2).unwrap();
     world.must(command([block(9, WallTime(T0.0 + HOUR))]));
     let before = world.tables;
     let breaks = |name: &str, by: &dyn Fn(&mut Tables)| {
@@ -80,14 +80,14 @@ fn steps_that_go_back_are_named() {
     });
 }
 
-/// Each switch makes exactly the story possible that its invariant rules out.
+/// Each injected bug makes possible exactly what its invariant rules out.
 #[test]
-fn every_sabotage_breaks_its_invariant() {
-    let story = |switch: Sabotage| {
-        sabotage::set(Some(switch));
+fn every_injected_bug_breaks_its_invariant() {
+    let violated_by = |switch: BugInjection| {
+        bugs::set(Some(switch));
         let mut world = World::founded().with([(2, Role::Manager), (3, Role::Worker)]);
         let mut broken = Ok(());
-        let mut look = |world: &World| {
+        let mut check_state = |world: &World| {
             broken = broken.clone().and_then(|()| check(&world.tables));
         };
         world.learner(2, 2).unwrap();
@@ -95,15 +95,15 @@ fn every_sabotage_breaks_its_invariant() {
             node: id(3),
             certificate: certificate(Role::Manager, Some(world.record(3).granted), 9),
         }]));
-        look(&world);
+        check_state(&world);
         let _ = world.apply(command([Change::DeleteNode(id(2))]));
-        look(&world);
-        world.unseat(2).unwrap();
-        look(&world);
-        sabotage::set(None);
+        check_state(&world);
+        world.remove_member(2).unwrap();
+        check_state(&world);
+        bugs::set(None);
         broken.unwrap_err().name
     };
-    assert_eq!(story(Sabotage::RecordAnyCertificate), CERT_1);
-    assert_eq!(story(Sabotage::SkipNodeGuard), MEMBER_1);
-    assert_eq!(story(Sabotage::ReuseRaftId), RAFTID_1);
+    assert_eq!(violated_by(BugInjection::RecordAnyCertificate), CERT_1);
+    assert_eq!(violated_by(BugInjection::SkipNodeGuard), MEMBER_1);
+    assert_eq!(violated_by(BugInjection::ReuseRaftId), RAFTID_1);
 }

@@ -1,4 +1,4 @@
-//! What the store promises, told from outside.
+//! The store's promises, tested from outside.
 
 #![expect(clippy::unwrap_used, reason = "these are tests, also outside their test functions")]
 
@@ -12,11 +12,11 @@ mod history;
 mod identity;
 mod invariants;
 mod many;
+mod membership;
 mod objects;
 mod properties;
 mod records;
 mod recovery;
 mod requests;
-mod seats;
 mod snapshot;
 mod world;

@@ -11,7 +11,7 @@ fn far(n: u128) -> NodeId {
     NodeId::from_entropy(1 << 64 | n)
 }
 
-/// As many nodes as were ever removed are no reason for a command to be refused, for a snapshot to fail or for a sweep to stop.
+/// However many nodes were removed, commands are accepted, snapshots succeed, and sweeps finish.
 #[test]
 fn fifty_thousand_blocks_are_written_kept_and_swept() {
     let mut world = World::founded();
@@ -32,9 +32,9 @@ fn fifty_thousand_blocks_are_written_kept_and_swept() {
     let now = WallTime(T0.0 + HOUR);
     let over: Vec<NodeId> = world.tables.blocklist.values().filter(|b| b.expires_at <= now).map(|b| b.node).collect();
     assert_eq!(over.len(), 25_000);
-    for portion in over.chunks(256) {
-        let sweep = command(portion.iter().map(|node| Change::Unblock(*node)));
-        let sweep = portion.iter().fold(sweep, |c, node| c.guard(Guard::BlockExpired { node: *node, at: now }));
+    for page in over.chunks(256) {
+        let sweep = command(page.iter().map(|node| Change::Unblock(*node)));
+        let sweep = page.iter().fold(sweep, |c, node| c.guard(Guard::BlockExpired { node: *node, at: now }));
         world.apply(sweep).unwrap();
     }
     assert_eq!(world.tables.blocklist.len(), 25_000);
@@ -43,18 +43,18 @@ fn fifty_thousand_blocks_are_written_kept_and_swept() {
 }
 
 #[test]
-fn that_two_processes_use_one_identity_is_told_and_changes_nothing() {
+fn duplicate_identity_is_an_event_and_changes_nothing() {
     let mut world = World::founded().with([(2, Role::Worker)]);
     let before = world.record(2).clone();
-    let note = |n, processes: &[&str]| {
+    let duplicate = |n, processes: &[&str]| {
         let processes = processes.iter().map(|p| (*p).to_owned()).collect();
-        command([Change::NoteDuplicate { node: id(n), processes }])
+        command([Change::RecordDuplicate { node: id(n), processes }])
     };
-    world.must(note(2, &["10.0.0.1:4400", "10.0.0.2:4400"]));
-    world.must(note(2, &[]));
-    let told: Vec<_> = world.tables.events.iter().rev().take(2).map(|e| (e.kind, e.node, e.after.clone())).collect();
-    let words = |text: &str| (EventKind::Node, Some(id(2)), Some(text.to_owned()));
-    assert_eq!(told, [words("one process uses its identity"), words("10.0.0.1:4400 and 10.0.0.2:4400")]);
+    world.must(duplicate(2, &["10.0.0.1:4400", "10.0.0.2:4400"]));
+    world.must(duplicate(2, &[]));
+    let events: Vec<_> = world.tables.events.iter().rev().take(2).map(|e| (e.kind, e.node, e.after.clone())).collect();
+    let event = |text: &str| (EventKind::Node, Some(id(2)), Some(text.to_owned()));
+    assert_eq!(events, [event("one process uses its identity"), event("10.0.0.1:4400 and 10.0.0.2:4400")]);
     assert_eq!(*world.record(2), before);
-    world.refused(note(9, &["a", "b"]));
+    world.refused(duplicate(9, &["a", "b"]));
 }

@@ -1,7 +1,7 @@
-//! Leases: who holds them, under which token, and who may take them.
+//! Leases: their holders, their tokens, and who may acquire them.
 
 use muster_messages::*;
-use muster_store::{Place, apply};
+use muster_store::{LogPosition, apply};
 
 use crate::world::*;
 
@@ -21,7 +21,7 @@ fn token(world: &World) -> u64 {
     lease(world).holding.token.0
 }
 
-/// A lease as a client of Kubernetes creates it.
+/// A lease as a Kubernetes client creates it.
 fn created(holder: Option<&str>) -> World {
     let spec = LeaseSpec { holder: holder.map(str::to_owned), duration_ms: Some(15_000), ..LeaseSpec::default() };
     let object = Object {
@@ -65,7 +65,7 @@ fn is_held(refusal: &CommandRefusal) -> bool {
 }
 
 #[test]
-fn a_token_comes_with_each_change_of_holder_and_with_nothing_else() {
+fn token_changes_exactly_with_the_holder() {
     let mut world = created(Some("a"));
     let first = token(&world);
     assert_eq!(first, world.tables.revision.0);
@@ -75,17 +75,17 @@ fn a_token_comes_with_each_change_of_holder_and_with_nothing_else() {
     assert_eq!(token(&world), first, "a release");
     world.must(cas(&world, holds("a")));
     let second = token(&world);
-    assert!(second > first, "the same name after it had let go");
+    assert!(second > first, "the same name after a release");
     world.must(cas(&world, |spec| spec.holder = None));
     world.must(cas(&world, holds("b")));
-    assert!(token(&world) > second, "absent is as good as empty");
+    assert!(token(&world) > second, "an absent holder equals an empty one");
     let third = token(&world);
     world.must(cas(&world, holds("c")));
     assert!(token(&world) > third, "taken over");
 }
 
 #[test]
-fn tokens_go_on_growing_when_the_lease_was_deleted() {
+fn tokens_grow_across_deletion_of_the_lease() {
     let mut world = World::founded();
     world.must(acquire("l", "a", 1));
     let first = token(&world);
@@ -112,7 +112,7 @@ fn two_processes_with_one_name_do_not_share_a_token() {
     world.must(acquire("l", "a", 1));
     let first = token(&world);
     world.must(acquire("l", "a", 1));
-    assert_eq!(token(&world), first, "the same process asks again");
+    assert_eq!(token(&world), first, "the same process acquires again");
     world.must(acquire("l", "a", 2));
     assert!(token(&world) > first);
     assert_eq!(lease(&world).spec.transitions, Some(0), "the holder's name is the same");
@@ -122,7 +122,7 @@ fn two_processes_with_one_name_do_not_share_a_token() {
 }
 
 #[test]
-fn a_lease_held_by_a_session_passes_to_nobody_while_it_lives() {
+fn live_session_lease_cannot_be_taken() {
     let mut world = World::founded();
     world.must(acquire("l", "a", 1));
     assert!(is_held(&world.refused(acquire("l", "b", 2))));
@@ -156,34 +156,34 @@ fn an_expiry_that_was_decided_before_a_renewal_changes_nothing() {
 }
 
 #[test]
-fn what_a_deposed_leader_decided_does_not_count() {
+fn decisions_of_a_deposed_leader_are_refused() {
     let mut world = created(Some("a"));
     let expiry = command([Change::ExpireLease(key())]).guard(Guard::InTerm(Term(3)));
-    let place = |world: &World, term| Place { revision: world.next(), term: Term(term) };
-    let at = place(&world, 4);
+    let position = |world: &World, term| LogPosition { revision: world.next(), term: Term(term) };
+    let at = position(&world, 4);
     assert!(apply(&mut world.tables, at, &expiry).is_err());
-    let at = place(&world, 3);
+    let at = position(&world, 3);
     assert!(apply(&mut world.tables, at, &expiry).is_ok());
     assert!(lease(&world).holding.expired);
 }
 
 #[test]
-fn expiry_is_nothing_that_clients_see_and_ends_with_a_renewal() {
+fn expiry_is_invisible_to_clients_and_ends_with_renewal() {
     let mut world = created(Some("a"));
     let revision = object(&world).meta.revision;
     world.must(command([Change::ExpireLease(key())]));
     assert_eq!(object(&world).meta.revision, revision);
     let held = token(&world);
     world.must(cas(&world, |spec| spec.preferred_holder = Some("b".to_owned())));
-    assert!(lease(&world).holding.expired, "somebody else's remark is no renewal");
+    assert!(lease(&world).holding.expired, "another client's annotation is not a renewal");
     world.must(cas(&world, |spec| spec.renewed = Some(MicroTime(5))));
     assert!(lease(&world).is_live());
-    assert_eq!(token(&world), held, "nobody held it in between");
+    assert_eq!(token(&world), held, "there was no other holder in between");
 }
 
-/// A holder counts by the duration that it acquired the lease for.
+/// A holder relies on the duration with which it acquired the lease.
 #[test]
-fn nobody_changes_the_duration_of_a_lease_that_a_session_holds_alive() {
+fn duration_of_live_session_lease_cannot_change() {
     let mut world = World::founded();
     world.must(acquire("l", "a", 1));
     for duration in [Some(1_000), None] {
@@ -197,7 +197,7 @@ fn nobody_changes_the_duration_of_a_lease_that_a_session_holds_alive() {
 
 /// 65,536 refusals and 10,000 events are kept, each with a name in it.
 #[test]
-fn a_long_holder_is_cut_short_in_refusals_and_events() {
+fn long_holder_names_are_truncated_in_texts() {
     let mut world = created(Some(&"x".repeat(60_000)));
     let refusal = world.refused(blind(&world, "b", holds("b")));
     assert!(refusal.to_string().len() < 600, "{}", refusal.to_string().len());
@@ -206,14 +206,14 @@ fn a_long_holder_is_cut_short_in_refusals_and_events() {
 }
 
 #[test]
-fn a_client_that_revives_a_sessions_lease_holds_it_itself() {
+fn client_renewal_of_expired_session_lease_takes_it_over() {
     let mut world = World::founded();
     world.must(acquire("l", "a", 1));
     let old = token(&world);
     world.must(command([Change::ExpireLease(key())]));
     world.must(cas(&world, |spec| spec.renewed = Some(MicroTime(5))));
     assert_eq!(lease(&world).holding.session, None);
-    assert!(token(&world) > old, "two hold it under one name, and not under one token");
+    assert!(token(&world) > old, "two processes hold it under one name, but not under one token");
     world.must(cas(&world, holds("")));
 }
 
@@ -235,7 +235,7 @@ fn without_a_guard_a_blind_write_takes_a_live_lease() {
 }
 
 #[test]
-fn the_default_guard_stops_blind_writes_and_lets_careful_ones_pass() {
+fn default_guard_refuses_only_blind_writes() {
     let mut world = created(Some("a"));
     assert!(is_held(&world.refused(blind(&world, "b", holds("b")))));
     assert!(is_held(&world.refused(blind(&world, "b", |spec| spec.renewed = Some(MicroTime(7))))), "a's renewal by b");
@@ -249,7 +249,7 @@ fn the_default_guard_stops_blind_writes_and_lets_careful_ones_pass() {
 }
 
 #[test]
-fn whoever_wrote_the_holder_down_renews_under_a_name_of_its_own() {
+fn writer_of_the_holder_may_renew_under_its_own_name() {
     let mut world = created(Some("a"));
     let owns = |manager: &str| FieldManager {
         manager: manager.to_owned(),
@@ -266,7 +266,7 @@ fn whoever_wrote_the_holder_down_renews_under_a_name_of_its_own() {
 }
 
 #[test]
-fn the_strictest_guard_lets_nobody_take_a_live_lease_and_may_be_set_for_one() {
+fn strictest_guard_protects_one_live_lease() {
     let mut world = created(Some("a"));
     let scope = GuardScope { namespace: "default".to_owned(), lease: Some("l".to_owned()) };
     world.must(command([Change::SetGuard { scope: scope.clone(), mode: Some(GuardMode::All) }]));
@@ -278,9 +278,9 @@ fn the_strictest_guard_lets_nobody_take_a_live_lease_and_may_be_set_for_one() {
 }
 
 #[test]
-fn the_log_of_events_tells_who_held_what() {
+fn events_record_lease_holders() {
     let mut world = World::founded();
-    let told = |world: &World, seen: usize| {
+    let holder_changes = |world: &World, seen: usize| {
         let events = world.tables.events.iter().skip(seen).filter(|e| e.kind == EventKind::Lease);
         events.map(|e| (e.before.clone(), e.after.clone())).collect::<Vec<_>>()
     };
@@ -293,7 +293,7 @@ fn the_log_of_events_tells_who_held_what() {
         token: lease(&world).holding.token,
     }]));
     let held = Some(format!("default/l held by a, token {}", token(&world)));
-    assert_eq!(told(&world, seen), [(None, held.clone()), (held, None)]);
+    assert_eq!(holder_changes(&world, seen), [(None, held.clone()), (held, None)]);
 }
 
 #[test]

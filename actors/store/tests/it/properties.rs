@@ -1,10 +1,12 @@
-//! Random histories over few nodes, so that they meet.
+//! Random histories over few nodes, so that changes interact.
 
 use std::collections::BTreeSet;
 
 use muster_messages::*;
 use muster_store::invariants::{check, check_step};
-use muster_store::{History, Place, apply, apply_empty, apply_seat, apply_watched, judge_seat, snapshot};
+use muster_store::{
+    History, LogPosition, apply, apply_empty, apply_membership, apply_watched, check_membership, snapshot,
+};
 use proptest::prelude::*;
 
 use crate::world::*;
@@ -13,14 +15,14 @@ use crate::world::*;
 pub enum Entry {
     Nothing,
     Command(Command),
-    Seat(SeatChange),
+    Membership(MembershipChange),
 }
 
 fn role() -> impl Strategy<Value = Role> {
     prop_oneof![Just(Role::Worker), Just(Role::Manager)]
 }
 
-/// Mostly 1 to 5, which may exist; 6 never does.
+/// Mostly 1 to 5, which may exist; 6 never exists.
 fn any_id() -> impl Strategy<Value = NodeId> {
     (1..=6u8).prop_map(id)
 }
@@ -110,7 +112,7 @@ fn lease_change() -> impl Strategy<Value = Change> {
 fn guard() -> impl Strategy<Value = Guard> {
     prop_oneof![
         any_id().prop_map(Guard::NodeExists),
-        any_id().prop_map(Guard::NoSeat),
+        any_id().prop_map(Guard::NotMember),
         any_id().prop_map(Guard::NotBlocked),
         (any_id(), role()).prop_map(|(node, role)| Guard::DesiredRole { node, role }),
         (any_id(), wall()).prop_map(|(node, at)| Guard::BlockExpired { node, at }),
@@ -118,25 +120,25 @@ fn guard() -> impl Strategy<Value = Guard> {
     ]
 }
 
-fn seat() -> impl Strategy<Value = SeatChangeKind> {
+fn membership() -> impl Strategy<Value = MembershipChangeKind> {
     let raft_id = || (1..12u64).prop_map(RaftId);
     prop_oneof![
-        4 => (any_id(), raft_id()).prop_map(|(node, raft_id)| SeatChangeKind::AddLearner {
+        4 => (any_id(), raft_id()).prop_map(|(node, raft_id)| MembershipChangeKind::AddLearner {
             node,
             raft_id,
             addr: "a:1".to_owned(),
         }),
         3 => (any_id(), raft_id())
-            .prop_map(|(node, raft_id)| SeatChangeKind::PromoteLearner { node, raft_id }),
-        2 => raft_id().prop_map(|raft_id| SeatChangeKind::Remove { raft_id }),
-        1 => raft_id().prop_map(|raft_id| SeatChangeKind::SetAddress {
+            .prop_map(|(node, raft_id)| MembershipChangeKind::PromoteLearner { node, raft_id }),
+        2 => raft_id().prop_map(|raft_id| MembershipChangeKind::Remove { raft_id }),
+        1 => raft_id().prop_map(|raft_id| MembershipChangeKind::SetAddress {
             raft_id,
             addr: "b:1".to_owned(),
         }),
     ]
 }
 
-/// The feature level of the cluster before anything happens to it.
+/// The feature level of the cluster at the start of the history.
 #[derive(Clone, Debug)]
 struct Start(u32);
 
@@ -160,25 +162,25 @@ pub fn entry() -> impl Strategy<Value = Entry> {
             Command { request: RequestId(request), by, guards, ..command(changes) }
         },
     );
-    let seat = seat().prop_map(|kind| SeatChange { at: T0, by: Principal::Operator, kind });
+    let membership = membership().prop_map(|kind| MembershipChange { at: T0, by: Principal::Operator, kind });
     prop_oneof![
         1 => Just(Entry::Nothing),
         12 => command.prop_map(Entry::Command),
-        6 => seat.prop_map(Entry::Seat),
+        6 => membership.prop_map(Entry::Membership),
     ]
 }
 
-/// Half of the seats ask for the id that the counter would give and for a node that holds the seat, or hardly any
-/// would pass.
-pub fn aimed(tables: &Tables, change: &SeatChange) -> SeatChange {
+/// Half of the membership changes use the counter's next id and a node that is the member: otherwise few would be
+/// accepted.
+pub fn aimed(tables: &Tables, change: &MembershipChange) -> MembershipChange {
     let mut change = change.clone();
     match &mut change.kind {
-        SeatChangeKind::AddLearner { raft_id, .. } if raft_id.0 > 3 => {
+        MembershipChangeKind::AddLearner { raft_id, .. } if raft_id.0 > 3 => {
             *raft_id = tables.next_raft_id;
         }
-        SeatChangeKind::PromoteLearner { node, raft_id } => {
-            if let Some(seat) = tables.members.values().find(|m| !m.voter) {
-                (*node, *raft_id) = (seat.node, seat.raft_id);
+        MembershipChangeKind::PromoteLearner { node, raft_id } => {
+            if let Some(membership) = tables.members.values().find(|m| !m.voter) {
+                (*node, *raft_id) = (membership.node, membership.raft_id);
             }
         }
         _ => {}
@@ -194,19 +196,19 @@ fn step(tables: &mut Tables, entry: &Entry) -> Result<(), CommandRefusal> {
             Ok(())
         }
         Entry::Command(command) => apply(tables, at, command),
-        Entry::Seat(change) => {
+        Entry::Membership(change) => {
             let change = aimed(tables, change);
-            let judged = judge_seat(tables, &change);
-            let applied = apply_seat(tables, at, &change);
-            assert_eq!(judged, applied, "judged and applied differ");
+            let checked = check_membership(tables, &change);
+            let applied = apply_membership(tables, at, &change);
+            assert_eq!(checked, applied, "the check and the application differ");
             applied
         }
     }
 }
 
-/// What a watcher makes of what it is told.
+/// The state of a watch that applies these changes.
 fn followed(mut seen: Tables, history: &History) -> Tables {
-    for change in history.since(seen.revision, usize::MAX).expect("nothing was forgotten") {
+    for change in history.since(seen.revision, usize::MAX).expect("the history is complete") {
         assert!(change.revision >= seen.revision);
         assert_eq!(
             seen.objects.get(&change.key),
@@ -236,7 +238,7 @@ proptest! {
             prop_assert_eq!(check(&tables), Ok(()));
             prop_assert_eq!(check_step(&before, &tables), Ok(()));
             for id in tables.members.keys().filter(|id| !before.members.contains_key(id)) {
-                prop_assert!(handed_out.insert(*id), "seat {} handed out twice", id);
+                prop_assert!(handed_out.insert(*id), "member id {} handed out twice", id);
             }
         }
     }
@@ -246,13 +248,13 @@ proptest! {
     fn two_members_that_apply_the_same_log_are_equal(
         start in start(),
         entries in prop::collection::vec(entry(), 1..80),
-        cut in any::<prop::sample::Index>(),
+        split in any::<prop::sample::Index>(),
     ) {
         let mut one = start.tables();
         let mut other = one.clone();
-        let cut = cut.index(entries.len());
+        let split = split.index(entries.len());
         for (n, entry) in entries.iter().enumerate() {
-            if n == cut {
+            if n == split {
                 other = snapshot::decode(&snapshot::encode(&one)).unwrap();
             }
             prop_assert_eq!(step(&mut one, entry), step(&mut other, entry));
@@ -282,7 +284,7 @@ proptest! {
         }
     }
 
-    /// APPLY-3: the log as it is, and the log with every command proposed twice, tell the same story.
+    /// APPLY-3: the log as it is, and with every command proposed twice, lead to the same state.
     #[test]
     fn a_retried_request_counts_once(start in start(), entries in prop::collection::vec(entry(), 1..60)) {
         let mut tables = start.tables();
@@ -296,7 +298,7 @@ proptest! {
         }
     }
 
-    /// E32, over any order of certificates: a block outlives the longest one by an hour.
+    /// E32, for any order of certificates: a block outlives the longest one by an hour.
     #[test]
     fn a_block_outlives_every_certificate(until in prop::collection::vec(wall(), 1..6), asked in wall()) {
         let mut world = World::founded().with([(2, Role::Worker)]);
@@ -314,7 +316,7 @@ proptest! {
         prop_assert!(world.tables.blocklist[&id(2)].expires_at.0 >= longest.0 + HOUR);
     }
 
-    /// FENCE-1 and HELD-1, over whole histories: a lease that was deleted is remembered here, not there.
+    /// FENCE-1 and HELD-1, over whole histories: deleted leases are remembered here, not in the tables.
     #[test]
     fn tokens_grow_and_sessions_keep_what_they_hold(start in start(), entries in prop::collection::vec(entry(), 1..160)) {
         let mut tables = start.tables();
@@ -349,7 +351,7 @@ proptest! {
         history.begin_at(tables.revision);
         let mut states = vec![tables.clone()];
         for entry in &entries {
-            let at = Place { revision: tables.revision.next(), term: Term(1) };
+            let at = LogPosition { revision: tables.revision.next(), term: Term(1) };
             let mut seen = Vec::new();
             match entry {
                 Entry::Command(command) => drop(apply_watched(&mut tables, at, command, &mut seen)),

@@ -46,7 +46,7 @@ fn only_the_spec_raises_the_generation() {
     world.must(command([role(2, Role::Manager)]));
     world.must(command([labels(2, &[("zone", "a")], &[])]));
     assert_eq!(world.record(2).generation, Generation(3));
-    // E48: what a node's life writes must not get in the way of an operator who guards the generation.
+    // E48: what a node's liveness writes must not conflict with an operator who guards the generation.
     world.must(command([grant(2, Role::Manager)]));
     world.must(command([Change::SetLiveness { node: id(2), liveness: Liveness::Ready }]));
     assert_eq!(world.record(2).generation, Generation(3));
@@ -54,7 +54,7 @@ fn only_the_spec_raises_the_generation() {
 }
 
 #[test]
-fn what_changes_nothing_is_no_news() {
+fn changes_without_effect_cause_no_event() {
     let mut world = World::founded().with([(2, Role::Worker)]);
     world.must(command([labels(2, &[("zone", "a")], &[])]));
     let before = world.tables.clone();
@@ -86,18 +86,18 @@ fn a_grant_is_dated_and_repeating_it_keeps_the_date() {
 }
 
 #[test]
-fn a_seat_goes_before_the_role() {
+fn manager_role_cannot_end_before_membership() {
     let mut world = World::founded().with([(2, Role::Manager)]);
     world.learner(2, 2).unwrap();
     let refusal = world.refused(command([grant(2, Role::Worker)]));
     let raft_id = RaftId(2);
-    assert_eq!(refusal, CommandRefusal::HasSeat { node: id(2), raft_id });
-    world.unseat(2).unwrap();
+    assert_eq!(refusal, CommandRefusal::StillMember { node: id(2), raft_id });
+    world.remove_member(2).unwrap();
     world.must(command([grant(2, Role::Worker)]));
 }
 
 #[test]
-fn nobody_on_the_way_out_is_made_manager_but_may_be_demoted() {
+fn leaving_node_may_be_demoted_but_not_promoted() {
     let mut world = World::founded().with([(2, Role::Worker), (3, Role::Manager)]);
     world.must(command([removing(2, false), removing(3, true), role(3, Role::Worker)]));
     let refused = CommandRefusal::BeingRemoved { node: id(2) };
@@ -118,7 +118,7 @@ fn force_is_added_to_a_removal_and_never_taken_away() {
 }
 
 #[test]
-fn names_are_unique_and_a_node_keeps_its_own_when_another_holds_the_one_it_reports() {
+fn taken_reported_name_keeps_the_current_name() {
     let mut world = World::founded().with([(2, Role::Worker)]);
     let mut twin = node(3, Role::Worker);
     twin.name = name("n2");
@@ -158,7 +158,7 @@ fn certificates_are_recorded_for_the_grant_in_force_only() {
     }
     world.must(command([grant(2, Role::Manager)]));
     assert_eq!(world.record(2).certificate_state(), CertificateState::Pending);
-    // Signed before the grant, recorded after it: the authority has to sign again.
+    // Signed before the grant, recorded after it: the authority must sign again.
     world.refused(command([certify(2, certificate(Role::Worker, Some(first), T0.0))]));
     let granted = Some(world.record(2).granted);
     world.must(command([certify(2, certificate(Role::Manager, granted, T0.0))]));
@@ -175,7 +175,7 @@ fn the_founder_alone_has_a_certificate_without_a_grant() {
 }
 
 #[test]
-fn a_rotation_is_asked_and_a_failure_shown_until_the_next_certificate() {
+fn rotation_and_failure_last_until_the_next_certificate() {
     let mut world = World::founded().with([(2, Role::Worker)]);
     let granted = Some(world.record(2).granted);
     let issue = certify(2, certificate(Role::Worker, granted, T0.0));
@@ -190,9 +190,9 @@ fn a_rotation_is_asked_and_a_failure_shown_until_the_next_certificate() {
     assert_eq!(world.record(2).certificate_state(), CertificateState::Issued);
 }
 
-/// E32: the latest certificate may be a shorter one than those before it.
+/// E32: the latest certificate may expire before earlier ones.
 #[test]
-fn a_block_outlives_the_longest_certificate_ever_issued_by_an_hour() {
+fn block_outlives_the_longest_certificate_by_an_hour() {
     let last = T0.0 + 90 * 24 * HOUR;
     for block_first in [false, true] {
         let mut world = World::founded().with([(2, Role::Worker)]);
@@ -216,9 +216,9 @@ fn a_block_outlives_the_longest_certificate_ever_issued_by_an_hour() {
 #[test]
 fn a_block_is_lengthened_and_never_shortened() {
     let mut world = World::founded();
-    for (asked, stands) in [(5, 5), (9, 9), (2, 9)] {
+    for (asked, effective) in [(5, 5), (9, 9), (2, 9)] {
         world.must(command([block(2, WallTime(T0.0 + asked))]));
-        assert_eq!(world.tables.blocklist[&id(2)].expires_at, WallTime(T0.0 + stands));
+        assert_eq!(world.tables.blocklist[&id(2)].expires_at, WallTime(T0.0 + effective));
     }
 }
 
@@ -236,15 +236,15 @@ fn a_blocked_node_has_no_record() {
 }
 
 #[test]
-fn a_node_with_a_seat_is_not_deleted() {
+fn raft_member_node_is_not_deleted() {
     let mut world = World::founded();
     let raft_id = RaftId(1);
     let refusal = world.refused(command([Change::DeleteNode(id(1)), block(1, T0)]));
-    assert_eq!(refusal, CommandRefusal::HasSeat { node: id(1), raft_id });
+    assert_eq!(refusal, CommandRefusal::StillMember { node: id(1), raft_id });
 }
 
 #[test]
-fn tokens_count_down_to_nothing_and_one_per_role_is_the_default() {
+fn token_uses_count_down_and_each_role_has_one_default() {
     let mut world = World::founded();
     let mut twice = token("twice", Role::Worker);
     twice.uses_left = Some(2);
@@ -269,7 +269,7 @@ fn tokens_count_down_to_nothing_and_one_per_role_is_the_default() {
 }
 
 #[test]
-fn events_tell_the_story_and_no_secret() {
+fn events_record_changes_without_secrets() {
     let mut world = World::founded().with([(2, Role::Worker)]);
     world.must(command([Change::PutToken(token("t", Role::Worker)), role(2, Role::Manager), grant(2, Role::Manager)]));
     world.learner(2, 2).unwrap();
@@ -295,7 +295,7 @@ fn events_tell_the_story_and_no_secret() {
 }
 
 #[test]
-fn old_events_make_room() {
+fn old_events_are_evicted() {
     let mut world = World::founded().with([(2, Role::Worker)]);
     for n in 0..MAX_EVENTS as u64 + 5 {
         let liveness = if n % 2 == 0 { Liveness::Ready } else { Liveness::Down };

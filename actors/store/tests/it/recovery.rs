@@ -1,18 +1,18 @@
-//! A cluster goes on as one manager.
+//! A cluster continues as one manager.
 
 use muster_messages::*;
-use muster_store::recovery::{CannotRecover, NOT_KNOWN, Recovery, next_incarnation, recover};
+use muster_store::recovery::{CannotRecover, Recovery, UNKNOWN_HOLDER, next_incarnation, recover};
 use muster_store::{invariants, snapshot};
 
 use crate::world::*;
 
-/// Three managers in seats 1 to 3, a fourth on its way, a worker.
+/// Three managers, members 1 to 3, a fourth being promoted, a worker.
 fn three_managers() -> World {
     let manager = Role::Manager;
     let mut world = World::founded().with([(2, manager), (3, manager), (4, Role::Worker), (5, Role::Worker)]);
-    for (n, seat) in [(2, 2), (3, 3)] {
-        world.learner(n, seat).unwrap();
-        world.promote(n, seat).unwrap();
+    for (n, member_id) in [(2, 2), (3, 3)] {
+        world.learner(n, member_id).unwrap();
+        world.promote(n, member_id).unwrap();
     }
     world.must(command([Change::SetDesiredRole { node: id(4), role: manager }]));
     world
@@ -33,7 +33,7 @@ fn on_at(node: u8, tables: &Tables, at: WallTime) -> Recovery {
 }
 
 #[test]
-fn one_manager_goes_on_and_the_others_become_workers() {
+fn recovery_keeps_one_manager_and_demotes_the_others() {
     let World { tables: before } = three_managers();
     let mut tables = before.clone();
     let done = recover(&mut tables, &on(3, &before)).unwrap();
@@ -48,18 +48,21 @@ fn one_manager_goes_on_and_the_others_become_workers() {
     }
     let survivor = &tables.nodes[&id(3)];
     assert_eq!((survivor.role, survivor.addr.as_str()), (Role::Manager, "10.9.9.9:4400"));
-    let seats: Vec<_> = tables.members.values().map(|m| (m.node, m.voter)).collect();
-    assert_eq!(seats, [(id(3), true)]);
-    assert!([1, 2, 3].iter().all(|seat| tables.removed_raft_ids.contains(&RaftId(*seat))), "even the survivor's own");
+    let members: Vec<_> = tables.members.values().map(|m| (m.node, m.voter)).collect();
+    assert_eq!(members, [(id(3), true)]);
+    assert!(
+        [1, 2, 3].iter().all(|member_id| tables.removed_raft_ids.contains(&RaftId(*member_id))),
+        "also the survivor's own"
+    );
     let cluster = tables.cluster.as_ref().unwrap();
     assert_eq!((cluster.incarnation, cluster.id), (done.incarnation, before.cluster.as_ref().unwrap().id));
     assert!(tables.events.iter().any(|e| e.kind == EventKind::Cluster && e.revision == tables.revision));
     assert_eq!(snapshot::decode(&snapshot::encode(&tables)).unwrap(), tables);
 }
 
-/// A lost manager may have handed out tokens and seats that this copy has never seen.
+/// A lost manager may have handed out tokens and member ids unknown to this replica.
 #[test]
-fn revisions_and_raft_ids_leap_ahead_of_what_a_lost_manager_may_have_given_out() {
+fn recovery_skips_revisions_and_raft_ids_of_lost_managers() {
     let World { tables: mut behind } = three_managers();
     let mut ahead = World { tables: behind.clone() };
     for n in 0..500_u32 {
@@ -73,33 +76,33 @@ fn revisions_and_raft_ids_leap_ahead_of_what_a_lost_manager_may_have_given_out()
 }
 
 /// The same backup again on a better machine, the wrong manager first and then another, a backup from before a recovery: the
-/// recoveries start from copies that know nothing of each other.
+/// recoveries start from replicas that know nothing of each other.
 #[test]
-fn whatever_was_given_out_after_one_recovery_another_one_gives_out_more() {
-    let copy = three_managers();
-    let (mut revision, mut seat) = (copy.tables.revision, RaftId(0));
-    let mut recovered = copy.clone();
-    for (n, from_the_copy) in (0..).zip([true, true, false, true, false, false, true]) {
-        let mut world = if from_the_copy { copy.clone() } else { recovered };
-        // A second later each time, in which a cluster writes no million entries.
+fn later_recovery_hands_out_larger_numbers() {
+    let original = three_managers();
+    let (mut revision, mut member_id) = (original.tables.revision, RaftId(0));
+    let mut recovered = original.clone();
+    for (n, from_original) in (0..).zip([true, true, false, true, false, false, true]) {
+        let mut world = if from_original { original.clone() } else { recovered };
+        // A second later each time; no cluster writes a million entries in a second.
         let recovery = on_at(1 + n % 3, &world.tables, WallTime(T0.0 + HOUR + 1000 * i64::from(n)));
         let done = recover(&mut world.tables, &recovery).unwrap();
-        assert!(done.revision > revision && done.raft_id > seat, "recovery {n}: {done:?}");
+        assert!(done.revision > revision && done.raft_id > member_id, "recovery {n}: {done:?}");
         for writes in 0..300_u32 {
             let label = [("n".to_owned(), writes.to_string())].into();
             world.must(command([Change::UpdateLabels { node: id(5), add: label, remove: vec![] }]));
         }
-        (revision, seat) = (world.tables.revision, world.tables.next_raft_id);
+        (revision, member_id) = (world.tables.revision, world.tables.next_raft_id);
         invariants::check(&world.tables).unwrap();
         recovered = world;
     }
     let double = f64::from(u32::MAX) * f64::from(1 << 21); // 2⁵³
-    assert!((revision.0 as f64) < double, "JavaScript counts so far: {revision}");
+    assert!((revision.0 as f64) < double, "within JavaScript's exact integers: {revision}");
 }
 
-/// By the copy, one holds the lease and another one is free. Others may hold either since, and believe it for as long as it lasts.
+/// In the replica, one lease is held and another is free. Others may have acquired either since, and rely on it for its duration.
 #[test]
-fn no_lease_is_anybodys_before_its_duration_has_passed() {
+fn recovered_leases_are_withheld_for_their_duration() {
     let mut world = three_managers();
     world.must(acquire("held", "a", 1));
     world.must(acquire("free", "b", 2));
@@ -114,24 +117,28 @@ fn no_lease_is_anybodys_before_its_duration_has_passed() {
     assert_eq!(done.leases, 2);
     for name in ["held", "free"] {
         let now = lease(&world, name);
-        assert_eq!((now.spec.held_by(), now.is_live(), now.holding.session), (Some(NOT_KNOWN), true, None), "{name}");
+        assert_eq!(
+            (now.spec.held_by(), now.is_live(), now.holding.session),
+            (Some(UNKNOWN_HOLDER), true, None),
+            "{name}"
+        );
         assert!(now.holding.token.0 > given_out.0, "{name}: renewals under the old token are lost");
         for (holder, session) in [("a", 1), ("a", 7), ("b", 2), ("c", 3)] {
             let refused = world.refused(acquire(name, holder, session));
             assert!(matches!(refused, CommandRefusal::LeaseHeld { .. }), "{name} for {holder}: {refused:?}");
         }
-        // The leader's clock, which begins anew, runs out.
+        // The leader's clock, which starts anew, runs out.
         world.must(command([Change::ExpireLease(key(name))]));
         world.must(acquire(name, "a", 1));
         assert!(lease(&world, name).holding.token > now.holding.token, "{name}");
     }
     let lease_events = world.tables.events.iter().filter(|e| e.kind == EventKind::Lease && e.revision == done.revision);
-    assert_eq!(lease_events.count(), 1, "one for all of them");
+    assert_eq!(lease_events.count(), 1, "one event for all of them");
 }
 
-/// Another may have acquired it after the copy was made, and rely on it for as long as it lasts.
+/// Another holder may have acquired it after the replica was made, and rely on it for its duration.
 #[test]
-fn lease_unknown_to_the_copy_is_free_after_its_duration() {
+fn unknown_lease_is_free_after_its_duration() {
     let mut world = three_managers();
     world.must(command([Change::SetFeatureLevel(IDENTITY_LEVEL)]));
     let recovery = on(1, &world.tables);
@@ -160,7 +167,7 @@ fn lease_unknown_to_the_copy_is_free_after_its_duration() {
     for (who, attempt) in &attempts {
         let refused = world.refused(at(14_999, attempt.clone()));
         assert!(
-            matches!(&refused, CommandRefusal::LeaseHeld { holder, .. } if holder == NOT_KNOWN),
+            matches!(&refused, CommandRefusal::LeaseHeld { holder, .. } if holder == UNKNOWN_HOLDER),
             "{who}: {refused:?}"
         );
     }
@@ -170,7 +177,7 @@ fn lease_unknown_to_the_copy_is_free_after_its_duration() {
 }
 
 #[test]
-fn a_clock_that_is_behind_the_copy_recovers_nothing() {
+fn recovery_is_refused_with_a_clock_behind_the_replica() {
     let mut world = three_managers();
     let founded = on_at(1, &world.tables, WallTime(T0.0 - 1));
     assert_eq!(
@@ -184,22 +191,22 @@ fn a_clock_that_is_behind_the_copy_recovers_nothing() {
     assert!(refused.contains("set the clock right"), "{refused}");
 }
 
-/// Two operators, two copies: the two clusters that they make must not take each other for the same.
+/// Two operators, two replicas: the resulting clusters must not mistake each other for the same.
 #[test]
-fn of_two_recoveries_the_later_one_has_the_higher_incarnation() {
+fn later_recovery_has_the_higher_incarnation() {
     let World { tables } = three_managers();
     let cluster = tables.cluster.as_ref().unwrap();
     let at = |millis| next_incarnation(cluster, WallTime(millis));
     assert!(at(T0.0 + 1) > at(T0.0));
-    assert!(at(-5) > cluster.incarnation && at(0) > cluster.incarnation, "also with a clock that knows nothing");
+    assert!(at(-5) > cluster.incarnation && at(0) > cluster.incarnation, "also with an unset clock");
     let mut recovered = tables.clone();
     recover(&mut recovered, &on(1, &tables)).unwrap();
     let later = recovered.cluster.as_ref().unwrap();
-    assert!(next_incarnation(later, WallTime(0)) > later.incarnation, "a clock that went back");
+    assert!(next_incarnation(later, WallTime(0)) > later.incarnation, "a clock that was set back");
 }
 
 #[test]
-fn a_survivor_that_was_on_its_way_out_stays() {
+fn survivor_being_removed_stays() {
     let mut world = three_managers();
     let removal = Removal { by: Principal::Operator, forced: false, at: T0 };
     world.must(command([Change::SetDesiredRole { node: id(2), role: Role::Worker }]));
@@ -218,12 +225,12 @@ fn a_new_machine_is_admitted_under_a_name_that_is_free() {
     let done = recover(&mut world.tables, &restored).unwrap();
     assert_eq!(done.name.as_str(), "n1-2");
     assert_eq!(world.tables.nodes[&id(9)].granted, world.tables.revision, "a certificate can be signed for it");
-    assert_eq!(done.lost.len(), 4, "the machine that had the name is lost with the others");
+    assert_eq!(done.lost.len(), 4, "the machine with that name is lost like the others");
     invariants::check(&world.tables).unwrap();
 }
 
 #[test]
-fn what_cannot_be_recovered_is_refused_and_stays_as_it_was() {
+fn refused_recovery_changes_nothing() {
     let mut world = three_managers();
     world.must(command([block(9, T0)]));
     let tables = &world.tables;

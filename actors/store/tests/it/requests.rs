@@ -1,4 +1,4 @@
-//! Outcomes by caller: whose request an id stands for, and what becomes of a late retry.
+//! Outcomes by caller: whose request an id identifies, and how a late retry ends.
 
 use muster_messages::*;
 use muster_store::{MAX_CALLERS, MAX_EVENTS, MAX_OUTCOMES, invariants, snapshot};
@@ -18,7 +18,7 @@ fn request(n: u64) -> RequestId {
     RequestId::fresh(T0, u128::from(n + 1) << 48)
 }
 
-/// What a caller asks: to label node 2.
+/// A request to label node 2.
 fn labelled(by: &Principal, id: RequestId, label: &str) -> Command {
     let add = [("owner".to_owned(), label.to_owned())].into();
     let change = Change::UpdateLabels { node: super::world::id(2), add, remove: vec![] };
@@ -30,7 +30,7 @@ fn label(world: &World) -> &str {
     &world.record(2).labels["owner"]
 }
 
-/// Something of no consequence under an id of its own.
+/// An unimportant command with its own id.
 fn chatter(by: &Principal, id: RequestId) -> Command {
     Command { by: by.clone(), ..command([]) }.with_request(id).guard(Guard::Request { digest: 1 })
 }
@@ -66,7 +66,7 @@ fn ids_of_musters_actors_cannot_be_taken() {
     flood(&mut world, &who("ann"), 0..100);
     let own = |n| command([Change::AskRotate(id(2))]).with_request(request(n));
     let before = world.record(2).revision;
-    // The founder has no certificate record that could be rotated; a refusal shows as well that it was judged.
+    // The founder has no certificate record to rotate; a refusal also proves that the command was evaluated.
     let first = world.apply(own(5));
     assert_eq!(world.apply(own(5)), first, "its retry gets its own outcome");
     assert!(world.tables.requests.get(&Principal::Cluster, request(5)).is_some(), "{before}");
@@ -87,7 +87,7 @@ fn late_retry_is_refused_not_applied_again() {
 }
 
 #[test]
-fn a_flood_evicts_only_the_flooders_outcomes() {
+fn flood_evicts_only_outcomes_of_its_caller() {
     let mut world = world();
     let (ann, eve) = (who("ann"), who("eve"));
     world.must(labelled(&ann, request(0), "ann"));
@@ -97,7 +97,7 @@ fn a_flood_evicts_only_the_flooders_outcomes() {
     world.must(labelled(&ann, request(0), "ann"));
     assert_eq!(label(&world), "eve", "a retry after a flood by another is answered with its first outcome");
     let old = world.apply(labelled(&ann, request(1), "older than the flood"));
-    assert_eq!(old, Ok(()), "an id that a caller has never used is new, whatever others forgot");
+    assert_eq!(old, Ok(()), "an id that a caller has never used is new, whatever was forgotten of others");
     assert!(world.tables.requests.get(&Principal::Cluster, RequestId(7)).is_some());
 }
 
@@ -125,7 +125,7 @@ fn ids_of_the_future_are_refused() {
 }
 
 #[test]
-fn callers_without_number_are_forgotten_oldest_first() {
+fn excess_callers_are_forgotten_oldest_first() {
     let mut world = world();
     let caller = |n: u64| Principal::Node(NodeId::from_entropy(u128::from(n)));
     let all = MAX_CALLERS as u64 + 10;
@@ -138,7 +138,7 @@ fn callers_without_number_are_forgotten_oldest_first() {
 }
 
 #[test]
-fn outcomes_of_level_2_stay_until_they_make_room() {
+fn outcomes_of_level_2_stay_until_evicted() {
     let mut world = World::founded().with([(2, Role::Worker)]);
     let old = |n| labelled(&Principal::Operator, request(n), "old").with_request(request(n));
     for n in 0..3 {
@@ -165,7 +165,7 @@ fn a_retry_by_a_leader_that_knows_the_new_level_is_not_applied() {
 }
 
 #[test]
-fn lease_events_push_out_no_others() {
+fn lease_events_evict_no_others() {
     let mut world = world();
     world.must(command([Change::SetDesiredRole { node: id(2), role: Role::Manager }]));
     let roles = |world: &World| world.tables.events.iter().filter(|e| e.kind == EventKind::Role).count();
@@ -189,9 +189,9 @@ fn lease_events_push_out_no_others() {
     assert!(all.is_sorted_by(|a, b| a >= b) && all.len() == MAX_EVENTS + world.tables.events.len());
 }
 
-/// What a node causes by asking for certificates again and again, an operator by tokens, a runner by steps.
+/// Events caused by a node's repeated certificate requests, by an operator's tokens, by a runner's steps.
 #[test]
-fn certificate_events_push_out_no_others() {
+fn certificate_events_evict_no_others() {
     let mut world = world();
     world.must(command([Change::SetDesiredRole { node: id(2), role: Role::Manager }]));
     world.must(command([Change::GrantRole { node: id(2), role: Role::Manager }]));
@@ -222,7 +222,7 @@ fn certificate_events_push_out_no_others() {
 }
 
 #[test]
-fn events_of_level_2_are_told_apart_when_the_level_rises() {
+fn events_of_level_2_are_classified_when_the_level_rises() {
     let mut world = World::founded().with([(2, Role::Worker)]);
     world.must(command([Change::PutUser(user("ann", "a1"))]));
     world.must(acquire("l", "h", 1));
@@ -244,9 +244,9 @@ fn texts_of_events_are_bounded() {
     assert!(world.tables.last_event().unwrap().reason.len() < 1_000);
 }
 
-/// S8. Of a token that was made before its user was, nobody knows with which rights.
+/// S8. The rights of a token made before its user are unknown.
 #[test]
-fn an_earlier_users_tokens_lose_their_rights_at_the_rise() {
+fn tokens_of_an_earlier_user_lose_rights_at_level_raise() {
     let mut world = World::founded();
     let token = |id: &str, created_at| AccessToken {
         id: id.to_owned(),
@@ -255,7 +255,7 @@ fn an_earlier_users_tokens_lose_their_rights_at_the_rise() {
         created_at,
         expires_at: None,
     };
-    // The name was a token's alone; then an operator was made of it.
+    // Only a token had the name; then an operator was created with it.
     world.must(command([Change::PutUser(User { serial: String::new(), ..user("ann", "") })]));
     world.must(command([Change::PutAccessToken(token("old", T0))]));
     let later = WallTime(T0.0 + HOUR);

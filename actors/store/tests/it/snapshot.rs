@@ -43,27 +43,28 @@ fn full() -> Tables {
         world.must(command([Change::CreateObject(Box::new(object))]));
     }
     world.learner(2, 2).unwrap();
-    world.unseat(2).unwrap();
+    world.remove_member(2).unwrap();
     world.learner(2, 3).unwrap();
     world.tables
 }
 
 #[test]
-fn a_snapshot_gives_back_what_went_in() {
+fn snapshot_decodes_to_the_encoded_state() {
     for tables in [Tables::default(), full()] {
         let bytes = encode(&tables);
         assert_eq!(decode(&bytes), Ok(tables));
     }
 }
 
-/// The bytes are on disks and on wires: whoever changes them adds a version to the enum. Written by `UPDATE=1`.
+/// These bytes are on disks and on the wire: a change of them needs a new version in the enum. Written by
+/// `UPDATE=1`.
 fn golden(file: &str, tables: &Tables) {
     let path = format!("{}/tests/it/{file}", env!("CARGO_MANIFEST_DIR"));
     if std::env::var_os("UPDATE").is_some() {
         std::fs::write(&path, encode(tables)).unwrap();
     }
     let golden = std::fs::read(&path).unwrap();
-    // Not assert_eq: nobody reads two lists of thousands of numbers.
+    // Not assert_eq: its output would be two lists of thousands of numbers.
     assert!(encode(tables) == golden, "{file}: other bytes than before");
     assert!(decode(&golden).as_ref() == Ok(tables), "{file}: reads as something else");
 }
@@ -78,7 +79,7 @@ fn the_bytes_of_version_two_stay_readable() {
     golden("snapshot-v2.bin", &crate::gates::full());
 }
 
-/// One of everything that feature level 3 has in tables of its own.
+/// A state with everything that only feature level 3 has.
 fn full_of_identities() -> Tables {
     let mut world = World::founded_at(IDENTITY_LEVEL).with([(2, Role::Worker)]);
     let worker = id(2);
@@ -142,7 +143,7 @@ fn damaged_bytes_are_refused_and_never_panic() {
 }
 
 #[test]
-fn what_a_newer_build_wrote_is_told_from_damage() {
+fn snapshot_of_a_newer_build_is_not_reported_as_damage() {
     let mut bytes = encode(&full());
     bytes[1] = 3;
     assert_eq!(decode(&bytes), Err(SnapshotFault::Newer { version: 4 }));

@@ -1,7 +1,7 @@
-//! Builders, and a founded cluster to try things on.
+//! Builders, and a founded cluster for tests.
 
 use muster_messages::*;
-use muster_store::{apply, apply_seat};
+use muster_store::{apply, apply_membership};
 
 pub const HOUR: i64 = 3_600_000;
 pub const T0: WallTime = WallTime(1_700_000_000_000);
@@ -91,7 +91,7 @@ pub fn acquire(lease: &str, holder: &str, session: u128) -> Command {
     }])
 }
 
-/// Tables and the place in the log.
+/// Tables and the log position.
 #[derive(Clone, Debug)]
 pub struct World {
     pub tables: Tables,
@@ -102,7 +102,7 @@ impl World {
         Self { tables: Tables::default() }
     }
 
-    /// Node 1 founded it and sits in seat 1.
+    /// Node 1 founded it and is member 1.
     pub fn founded() -> Self {
         Self::founded_at(1)
     }
@@ -116,7 +116,7 @@ impl World {
         world
     }
 
-    /// With further nodes, none seated.
+    /// With further nodes, none of them Raft members.
     pub fn with(mut self, nodes: impl IntoIterator<Item = (u8, Role)>) -> Self {
         for (n, role) in nodes {
             self.must(command([Change::CreateNode(Box::new(node(n, role)))]));
@@ -133,13 +133,13 @@ impl World {
         apply(&mut self.tables, at, &command)
     }
 
-    /// Applies what must not be refused.
+    /// Applies a command that must be accepted.
     pub fn must(&mut self, command: Command) {
         self.apply(command).unwrap();
         muster_store::invariants::check(&self.tables).unwrap();
     }
 
-    /// Applies what must be refused, and shows that it left no trace.
+    /// Applies a command that must be refused, and checks that it left no trace.
     pub fn refused(&mut self, command: Command) -> CommandRefusal {
         let before = self.tables.clone();
         let refusal = self.apply(command).unwrap_err();
@@ -154,14 +154,14 @@ impl World {
         refusal
     }
 
-    pub fn seat(&mut self, kind: SeatChangeKind) -> Result<(), CommandRefusal> {
-        let change = SeatChange { at: T0, by: Principal::Operator, kind };
+    pub fn change_membership(&mut self, kind: MembershipChangeKind) -> Result<(), CommandRefusal> {
+        let change = MembershipChange { at: T0, by: Principal::Operator, kind };
         let at = self.next();
-        apply_seat(&mut self.tables, at, &change)
+        apply_membership(&mut self.tables, at, &change)
     }
 
     pub fn learner(&mut self, n: u8, raft_id: u64) -> Result<(), CommandRefusal> {
-        self.seat(SeatChangeKind::AddLearner {
+        self.change_membership(MembershipChangeKind::AddLearner {
             node: id(n),
             raft_id: RaftId(raft_id),
             addr: format!("10.0.0.{n}:4400"),
@@ -169,11 +169,11 @@ impl World {
     }
 
     pub fn promote(&mut self, n: u8, raft_id: u64) -> Result<(), CommandRefusal> {
-        self.seat(SeatChangeKind::PromoteLearner { node: id(n), raft_id: RaftId(raft_id) })
+        self.change_membership(MembershipChangeKind::PromoteLearner { node: id(n), raft_id: RaftId(raft_id) })
     }
 
-    pub fn unseat(&mut self, raft_id: u64) -> Result<(), CommandRefusal> {
-        self.seat(SeatChangeKind::Remove { raft_id: RaftId(raft_id) })
+    pub fn remove_member(&mut self, raft_id: u64) -> Result<(), CommandRefusal> {
+        self.change_membership(MembershipChangeKind::Remove { raft_id: RaftId(raft_id) })
     }
 
     pub fn record(&self, n: u8) -> &NodeRecord {

@@ -1,4 +1,4 @@
-//! What `muster lease` and `muster kubeconfig` accept.
+//! The arguments of `muster lease` and `muster kubeconfig`.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::cli::duration::parse_duration;
 
 #[derive(Debug, Args)]
 pub struct LeaseArgs {
-    /// The namespace
+    /// Namespace of the leases
     #[arg(short = 'n', long, global = true, value_name = "NAMESPACE", default_value = "default")]
     pub namespace: String,
     #[command(subcommand)]
@@ -18,40 +18,40 @@ pub struct LeaseArgs {
 
 #[derive(Debug, Subcommand)]
 pub enum LeaseCommand {
-    /// List the leases
+    /// List leases
     Ls {
-        /// Of every namespace
+        /// In every namespace
         #[arg(short = 'A', long)]
         all_namespaces: bool,
     },
-    /// One lease
+    /// Show a lease
     Get { name: String },
     /// Create a lease
     Create {
         name: String,
-        /// Who holds it from the start
+        /// Initial holder
         #[arg(long, value_name = "ID")]
         holder: Option<String>,
-        /// How long a renewal is good for
+        /// Validity of a renewal
         #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
         duration: Option<Duration>,
     },
     /// Delete a lease; its fencing tokens are never used again
     Delete {
         name: String,
-        /// Also if a running session holds it (`muster elect`). Its command is ended as after a loss, and the name stays taken
-        /// until the lease would have run out: waits for that
+        /// Delete even a lease held by a running session (`muster elect`), whose command is ended as after a loss. Waits
+        /// until the lease would have expired; until then the name stays in use
         #[arg(long)]
         force: bool,
     },
-    /// How much holders are protected from clients that take a lease while it lives
+    /// Show and set the protection of live holders from other clients
     #[command(subcommand)]
     Guard(GuardCommand),
 }
 
 #[derive(Debug, Subcommand)]
 pub enum GuardCommand {
-    /// List the guards that were set
+    /// List guards that were set
     Ls,
     /// Set the guard of a namespace, or of one lease in it
     Set {
@@ -63,18 +63,18 @@ pub enum GuardCommand {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum GuardArg {
-    /// Whatever a write's own preconditions allow
+    /// Allow every write whose own preconditions hold
     Off,
-    /// A write that names neither a resourceVersion nor the present holder does not take, renew or empty another's live lease
+    /// Reject taking, renewing or emptying another's live lease without naming a resourceVersion or the current holder
     Blind,
-    /// No write takes a live holder's lease, and none deletes it without a precondition
+    /// Reject taking a live holder's lease, and deleting it without a precondition
     All,
-    /// What the wider setting says; `blind` where there is none
+    /// Inherit the wider setting, else `blind`
     Default,
 }
 
 impl GuardArg {
-    /// The mode that is set; `None`: none of its own.
+    /// The mode to set; `None` removes the setting.
     pub fn mode(self) -> Option<GuardMode> {
         match self {
             GuardArg::Off => Some(GuardMode::Off),
@@ -97,19 +97,19 @@ impl std::fmt::Display for GuardArg {
 
 #[derive(Debug, Args)]
 pub struct KubeconfigArgs {
-    /// Whose; made if there is no such user [default: kube-NAMESPACE]
+    /// User, created if missing [default: kube-NAMESPACE]
     #[arg(long, value_name = "NAME")]
     pub user: Option<Name>,
-    /// The namespace that the user may touch and the file's context names
+    /// Namespace of the user's rights and of the file's context
     #[arg(short = 'n', long, value_name = "NS", default_value = "default")]
     pub namespace: Name,
-    /// Which node the clients talk to; any will do [default: a manager]
+    /// Node that the clients connect to; any node works [default: a manager]
     #[arg(long, value_name = "HOST:PORT")]
     pub server: Option<String>,
-    /// How long the token in it lives
+    /// Validity of the token
     #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "90d")]
     pub ttl: Duration,
-    /// Write it here, readable by you alone [default: stdout]
+    /// Output file, readable only by you [default: stdout]
     #[arg(long, value_name = "FILE")]
     pub out: Option<std::path::PathBuf>,
 }

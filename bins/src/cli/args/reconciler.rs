@@ -1,4 +1,4 @@
-//! What `muster reconciler`, `muster member` and `muster object` accept.
+//! The arguments of `muster reconciler`, `muster member` and `muster object`.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -7,28 +7,28 @@ use crate::cli::duration::parse_duration;
 use clap::{Args, Subcommand};
 use muster_messages::Triple;
 
-pub const RECONCILER_HELP: &str = "A rollout, as it is usually done:
-  muster reconciler apply -f schema-2.toml    # `apply --help` shows such a file
-  muster reconciler plan schema               # what it would do, and whom it would wait for
+pub const RECONCILER_HELP: &str = "A typical rollout:
+  muster reconciler apply -f schema-2.toml    # `apply --help` shows an example file
+  muster reconciler plan schema               # changes and blocking members
   muster reconciler status schema --watch
-  muster reconciler blockers schema           # who is in the way
+  muster reconciler blockers schema           # members that block it
 
-Who may serve meanwhile: `muster wait-ready --help`.";
+Which members may serve meanwhile: `muster wait-ready --help`.";
 
-const APPLY_HELP: &str = "The nodes that were started with `--release 2.0.0` apply this one, a node at a time:
+const APPLY_HELP: &str = "Nodes started with `--release 2.0.0` apply this definition, one node at a time:
   name = \"schema\"
   release = \"2.0.0\"
-  scope = \"db\"           # its members are asked: those of `muster wait-ready db`
-  floor = \"1.5.0\"        # the lowest release of a member that can live with it
+  scope = \"db\"           # gated on its members: those of `muster wait-ready db`
+  floor = \"1.5.0\"        # the lowest compatible release of a member
   [[objects]]             # or [command], with argv = [\"./migrate\", \"up\"]
   kind = \"table\"
   name = \"users\"
   body = { columns = [\"id\", \"name\"] }
 
-A file's name says its language: .toml, .yaml, .yml or .json. YAML may hold several documents. Another definition of a name and \
-release that are there is refused unless --replace is given, and is applied after `muster reconciler retry`.";
+The file extension selects the format: .toml, .yaml, .yml or .json. YAML may hold several documents. A different definition of an \
+existing name and release needs --replace, and is applied after `muster reconciler retry`.";
 
-/// Where a reconciler can be.
+/// The phases of a reconciler.
 const PHASES: [&str; 10] = [
     "no-candidate",
     "electing",
@@ -44,89 +44,89 @@ const PHASES: [&str; 10] = [
 
 #[derive(Debug, Subcommand)]
 pub enum ReconcilerCommand {
-    /// Bring definitions: TOML or YAML documents
+    /// Submit definitions: TOML or YAML documents
     #[command(after_help = APPLY_HELP)]
     Apply {
-        /// A file; `-` reads from stdin
+        /// A file, or `-` for stdin
         #[arg(short = 'f', long = "file", required = true, value_name = "FILE")]
         files: Vec<PathBuf>,
-        /// Also where another definition of this name and release is there already
+        /// Replace a different definition of the same name and release
         #[arg(long)]
         replace: bool,
     },
-    /// All reconcilers
+    /// List reconcilers
     #[command(alias = "ls")]
     List,
-    /// Where one is, who runs it, and what is in the way
+    /// Show phase, runner and blockers
     Status {
         #[command(flatten)]
         name: ReconcilerName,
-        /// Go on showing it as it changes
+        /// Print every change
         #[arg(long)]
         watch: bool,
-        /// Show it as it changes until it is there: idle, waiting, failed, …
+        /// Print every change until this phase is reached: idle, waiting, failed, …
         #[arg(long, value_name = "PHASE", value_parser = PHASES)]
         until: Option<String>,
         /// Give up waiting after this long (exit 3) [default: never]
         #[arg(long, value_name = "DURATION", requires = "until", value_parser = parse_duration)]
         within: Option<Duration>,
     },
-    /// What a definition would do now; changes nothing
+    /// Show what a definition would do now; changes nothing
     Plan {
         #[command(flatten)]
         name: ReconcilerName,
-        /// Of this release [default: the newest]
+        /// Release of the definition [default: the newest]
         #[arg(long)]
         release: Option<Triple>,
     },
-    /// Who serves and could not live with the next release
+    /// List serving members that are incompatible with the next release
     Blockers(ReconcilerName),
-    /// Pass the point of no return of a definition with `finalize = "manual"`: from then on older members are kept out
+    /// Pass the point of no return of a definition with `finalize = "manual"`: older members are no longer admitted
     Finalize {
         #[command(flatten)]
         name: ReconcilerName,
-        /// Of this release [default: the one that `status` shows]
+        /// Release of the definition [default: the one in `status`]
         #[arg(long)]
         release: Option<Triple>,
     },
-    /// Begin nothing new; what runs is finished
+    /// Start no new run; a current run finishes
     Pause(ReconcilerName),
-    /// Go on after `pause`
+    /// Resume after `pause`
     Resume(ReconcilerName),
-    /// Begin again what failed for good; apply another build of a release
+    /// Retry a permanent failure, or apply another build of a release
     Retry {
         #[command(flatten)]
         name: ReconcilerName,
-        /// Of this release [default: the one that `status` shows]
+        /// Release of the definition [default: the one in `status`]
         #[arg(long)]
         release: Option<Triple>,
     },
-    /// What its gate says and said before, each with its epoch
+    /// List current and earlier entries of the gate, with their epochs
     History(ReconcilerName),
-    /// Put an earlier entry of the gate's history in force: for a gate that is damaged
+    /// Restore an earlier entry of a damaged gate
     Repair {
         #[command(flatten)]
         name: ReconcilerName,
-        /// The entry's epoch, as `history` shows it
+        /// Epoch of the entry, as in `history`
         #[arg(long, value_name = "EPOCH")]
         from_history: u64,
     },
-    /// Set the lowest release that may serve; whoever is below it is told to stop
+    /// Set the lowest release that may serve; members below it must stop
     ForceFloor {
         #[command(flatten)]
         name: ReconcilerName,
         /// The lowest release that may serve
         release: Triple,
-        /// Do it; without this, only who would be told to stop is shown
+        /// Confirm; without this, only the members that would have to stop are shown
         #[arg(long)]
         yes_i_know: bool,
     },
-    /// Forget it: definitions, gate and progress; what it applied stays, and belongs to nobody
+    /// Delete definitions, gate and progress; applied objects stay, without an owner
     #[command(alias = "rm")]
     Delete {
         #[command(flatten)]
         name: ReconcilerName,
-        /// The gate alone: nobody is admitted until a run has succeeded
+        /// Delete only the gate: no member is admitted until a run has succeeded
         #[arg(long)]
         gate: bool,
     },
@@ -134,25 +134,25 @@ pub enum ReconcilerCommand {
 
 #[derive(Debug, Args)]
 pub struct ReconcilerName {
-    /// The reconciler, as `muster reconciler list` shows it
+    /// Reconciler, as shown by `muster reconciler list`
     pub name: String,
 }
 
-pub const MEMBER_HELP: &str = "Members are named SCOPE/MEMBER, as in `muster member drain db/n1`; `muster wait-ready` makes \
-them. A member that is drained gets TERM, and is in the way until it has gone. `forget` is for what nobody can ask any more, an \
-external member or a lost machine: if it serves all the same, it does so beside what it cannot live with.";
+pub const MEMBER_HELP: &str = "Members are named SCOPE/MEMBER, as in `muster member drain db/n1`; `muster wait-ready` creates \
+them. A drained member gets TERM, and blocks until it has ended. `forget` is for a member that cannot be reached: an external one, \
+or one on a lost machine. If it still serves, it serves state that it is incompatible with.";
 
 #[derive(Debug, Subcommand)]
 pub enum MemberCommand {
-    /// Participants of all scopes, or of one
+    /// List members of all scopes, or of one
     #[command(alias = "ls")]
     List {
-        /// Of this scope only
+        /// Only this scope
         scope: Option<String>,
     },
-    /// Vouch that one has ended: it is in the way no longer
+    /// Declare that a member has ended: it no longer blocks
     Forget(MemberName),
-    /// Tell one to stop serving
+    /// Ask a member to stop serving
     Drain(MemberName),
 }
 
@@ -165,47 +165,47 @@ pub struct MemberName {
 
 fn parse_member(text: &str) -> Result<(String, String), String> {
     let parts = text.split_once('/').filter(|(scope, member)| !scope.is_empty() && !member.is_empty());
-    let (scope, member) = parts.ok_or("write it as SCOPE/MEMBER; `muster member list` shows them")?;
+    let (scope, member) = parts.ok_or("expected SCOPE/MEMBER; `muster member list` shows members")?;
     Ok((scope.to_owned(), member.to_owned()))
 }
 
 pub const OBJECT_HELP: &str = "Examples:
   muster object ls table
   muster object get table users
-  muster object put table users '{\"columns\": [\"id\"]}'    # repaired soon, if a reconciler owns it";
+  muster object put table users '{\"columns\": [\"id\"]}'    # soon repaired if a reconciler owns it";
 
 #[derive(Debug, Subcommand)]
 pub enum ObjectCommand {
-    /// Objects that reconcilers keep
+    /// List objects that reconcilers keep
     #[command(alias = "list")]
     Ls {
-        /// Of this kind only
+        /// Only this kind
         kind: Option<String>,
     },
-    /// One of them
+    /// Show an object
     Get(ObjectName),
-    /// Write one by hand; a reconciler that owns it will repair it
+    /// Write an object by hand; a reconciler that owns it will repair it
     Put {
         #[command(flatten)]
         name: ObjectName,
-        /// Its body, a JSON object
+        /// Body, a JSON object
         #[arg(value_name = "JSON")]
         body: String,
-        /// Labels to write; those it had are replaced
+        /// Labels; they replace existing ones
         #[arg(long, value_name = "K=V", value_parser = super::parse_label)]
         label: Vec<(String, String)>,
     },
-    /// Delete one by hand; a reconciler that owns it will make it again
+    /// Delete an object by hand; a reconciler that owns it will recreate it
     #[command(alias = "rm")]
     Delete(ObjectName),
 }
 
 #[derive(Debug, Args)]
 pub struct ObjectName {
-    /// Its kind, a word such as `table`
+    /// Kind, such as `table`
     pub kind: String,
     pub name: String,
-    /// Its namespace
+    /// Namespace
     #[arg(short = 'n', long, value_name = "NAMESPACE", default_value = "default")]
     pub namespace: String,
 }

@@ -1,4 +1,4 @@
-//! How the load reaches the cluster, and leaving the cluster as it was.
+//! Credentials and transport of the load, and the cleanup after a run.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,24 +12,24 @@ use crate::cli::args::Global;
 use crate::cli::commands::user::{NewUser, create};
 use crate::cli::duration::millis;
 
-/// Where runs keep their leases; deleted again at the end.
+/// The namespace of a run's leases; they are deleted at the end.
 pub const NAMESPACE: &str = "muster-bench";
 
-/// The label that writes change; removed again at the end.
+/// The label that writes change; removed at the end.
 pub const LABEL: &str = "bench";
 
-/// How long the identity of a run lives if nobody takes it back: longer than any run.
-const LIFETIME: Duration = Duration::from_secs(24 * 3600);
+/// Validity of a run's identity if it is not revoked: longer than any run.
+const IDENTITY_TTL: Duration = Duration::from_secs(24 * 3600);
 
 /// See the module.
 pub struct Access {
     pub target: Target,
-    /// A user made for this run.
+    /// The user created for this run.
     user: Option<Name>,
 }
 
 impl Access {
-    /// An operator identity of its own, over TLS; the socket where no manager can be reached that way.
+    /// Connects over TLS with its own operator identity; over the socket if no manager is reachable over TLS.
     pub async fn prepare(control: &mut Client, global: &Global) -> Outcome<Self> {
         let (identity, user) = match &global.identity {
             Some(file) => (Identity::read(file)?, None),
@@ -48,7 +48,7 @@ impl Access {
         }
     }
 
-    /// A word for it.
+    /// The transport's name in reports.
     pub fn transport(&self) -> &'static str {
         match self.target {
             Target::Managers { .. } => "tls",
@@ -56,8 +56,8 @@ impl Access {
         }
     }
 
-    /// Leaves the cluster as it was. What cannot be taken back now expires within a day.
-    pub async fn give_back(&self, control: &mut Client, node: &NodeId) {
+    /// Removes everything that the run created. The user expires within a day if it cannot be revoked now.
+    pub async fn clean_up(&self, control: &mut Client, node: &NodeId) {
         for lease in leases(control).await {
             let _ = control.call(Request::Lease(LeaseRequest::Delete { lease })).await;
         }
@@ -70,19 +70,19 @@ impl Access {
     }
 }
 
-/// An operator made for a run.
+/// Creates an operator for a run.
 pub async fn own_identity(control: &mut Client) -> Outcome<Identity> {
     let name: Name = format!("bench-{:08x}", rand::random::<u32>()).parse().expect("a legal name");
-    let wanted = NewUser { name, kind: UserKind::Operator, namespaces: Vec::new(), ttl_ms: Some(millis(LIFETIME)) };
+    let wanted = NewUser { name, kind: UserKind::Operator, namespaces: Vec::new(), ttl_ms: Some(millis(IDENTITY_TTL)) };
     Ok(create(control, wanted).await?.0)
 }
 
-/// The lease of the client of this number.
+/// The lease of client `number`.
 pub fn lease_of(number: u32) -> LeaseRef {
     LeaseRef { namespace: NAMESPACE.to_owned(), name: format!("client-{number}") }
 }
 
-/// What runs have created.
+/// The leases that runs have created.
 async fn leases(control: &mut Client) -> Vec<LeaseRef> {
     #[derive(Deserialize)]
     struct Listed {
@@ -105,12 +105,12 @@ async fn leader_first(control: &mut Client, mut managers: Vec<String>) -> Outcom
     Ok(managers)
 }
 
-/// What a client of one run needs to know of it.
+/// The dialer and the managers, if the load goes over TLS.
 pub fn over_tls(target: &Target) -> Outcome<(&muster_gateway::Dialer, &[String])> {
     match target {
         Target::Managers { dialer, managers } => Ok((dialer, managers)),
         Target::Socket(_) => {
-            Err(Failure::new(ErrorCode::Unreachable, "no manager's TLS port can be reached, which HTTP needs"))
+            Err(Failure::new(ErrorCode::Unreachable, "HTTP needs a manager's TLS port, but none is reachable"))
         }
     }
 }

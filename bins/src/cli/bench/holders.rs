@@ -1,4 +1,4 @@
-//! Holders of leases: electors as a program embeds them, whose guarded work notes how long each renewal took.
+//! Holders of leases: embedded electors whose guarded work records the time of each renewal.
 
 use std::sync::Arc;
 use std::sync::Mutex;
@@ -20,45 +20,45 @@ use muster_messages::{ErrorCode, FencingToken, LeaseView};
 
 use super::stats::Times;
 
-/// Where their leases are.
+/// The namespace of their leases.
 const NAMESPACE: &str = "muster-bench-leases";
 
-/// How long all of them together may take to be where they are waited for.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// How long all leases may take to be acquired, and one to be read.
+const HOLD_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What the guarded works note. Cheap to clone.
+/// The record of all guarded works. Cheap to clone.
 #[derive(Clone, Default)]
-pub struct Book(Arc<Notes>);
+pub struct Record(Arc<RecordData>);
 
 #[derive(Default)]
-struct Notes {
+struct RecordData {
     measuring: AtomicBool,
     renewals: Mutex<Times>,
     holding: AtomicU32,
     lost: AtomicU64,
-    /// Why the first one was lost.
+    /// Why the first lost lease was lost.
     why: Mutex<Option<String>>,
 }
 
-impl Book {
-    /// Leases held now.
+impl Record {
+    /// The number of leases held now.
     fn holding(&self) -> u32 {
         self.0.holding.load(Ordering::Relaxed)
     }
-    /// From now on renewals count.
+    /// Starts recording renewals.
     pub fn open(&self) {
         self.0.measuring.store(true, Ordering::Relaxed);
     }
-    /// How long each renewal took that counted.
+    /// Stops recording; returns the times of the recorded renewals.
     pub fn close(&self) -> Times {
         self.0.measuring.store(false, Ordering::Relaxed);
         std::mem::take(&mut *self.0.renewals.lock().unwrap_or_else(PoisonError::into_inner))
     }
-    /// Leases lost by their holders' own records.
+    /// The number of leases lost, by their holders' own records.
     pub fn lost(&self) -> u64 {
         self.0.lost.load(Ordering::Relaxed)
     }
-    /// Why the first one was.
+    /// Why the first lost lease was lost.
     pub fn why(&self) -> Option<String> {
         self.0.why.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -69,36 +69,36 @@ impl Book {
     }
 }
 
-/// Work that lasts. What it sees of its hold are the confirmed renewals.
+/// Work that runs until its lease ends. Each change of its hold is a confirmed renewal.
 struct Work {
-    book: Book,
+    record: Record,
     renew_deadline: Duration,
 }
 
 impl Candidate for Work {
     fn on_started_leading(&self, term: Term) -> BoxFuture<'static, ()> {
-        let (book, renew_deadline) = (self.book.clone(), self.renew_deadline);
-        book.0.holding.fetch_add(1, Ordering::Relaxed);
+        let (record, renew_deadline) = (self.record.clone(), self.renew_deadline);
+        record.0.holding.fetch_add(1, Ordering::Relaxed);
         async move {
             let mut hold = term.hold();
             loop {
                 tokio::select! {
                     () = term.ended() => break,
                     Ok(()) = hold.changed() => {
-                        // Leadership counts from when the renewal was sent.
+                        // The hold is measured from when the renewal was sent.
                         let sent = hold.borrow_and_update().step_down_at - renew_deadline;
-                        book.renewed(term.now().since(sent));
+                        record.renewed(term.now().since(sent));
                     }
                 }
             }
-            book.0.holding.fetch_sub(1, Ordering::Relaxed);
+            record.0.holding.fetch_sub(1, Ordering::Relaxed);
         }
         .boxed()
     }
 
     fn on_stopped_leading(&self, ending: &Ending) {
-        self.book.0.lost.fetch_add(1, Ordering::Relaxed);
-        let mut why = self.book.0.why.lock().unwrap_or_else(PoisonError::into_inner);
+        self.record.0.lost.fetch_add(1, Ordering::Relaxed);
+        let mut why = self.record.0.why.lock().unwrap_or_else(PoisonError::into_inner);
         why.get_or_insert_with(|| ending.to_string());
     }
 }
@@ -107,44 +107,44 @@ impl Candidate for Work {
 pub struct Holders {
     link: Link,
     electors: Vec<LeaderElector>,
-    /// Their tokens, once all hold.
+    /// Their tokens, once all leases are held.
     tokens: Vec<Option<FencingToken>>,
     supervisor: Supervisor,
-    book: Book,
+    record: Record,
 }
 
 impl Holders {
-    /// A session that asks these managers, the first one first.
-    pub async fn new(dialer: Dialer, managers: Vec<String>, book: Book) -> Outcome<Self> {
+    /// A session that tries these managers in order.
+    pub async fn new(dialer: Dialer, managers: Vec<String>, record: Record) -> Outcome<Self> {
         let supervisor = Supervisor::root("bench", Tree::new(), Intensity::default()).await;
         let supervisor = supervisor.map_err(Failure::internal)?;
         let link = Link::new(Managers::new(dialer, managers));
-        Ok(Self { link, electors: Vec::new(), tokens: Vec::new(), supervisor, book })
+        Ok(Self { link, electors: Vec::new(), tokens: Vec::new(), supervisor, record })
     }
 
-    /// A config of the lease of this number.
+    /// The configuration of lease `number`.
     pub fn config(number: u32, lease_duration: Duration, every: Duration) -> ElectorConfig {
         let lease = LeaseRef { namespace: NAMESPACE.to_owned(), name: format!("lease-{number}") };
         ElectorConfig {
             lease_duration,
             renew_deadline: lease_duration * 2 / 3,
             retry_period: every,
-            stand_again: false,
+            campaign_again: false,
             ..ElectorConfig::new(lease, format!("holder-{number}"))
         }
     }
 
-    /// Its session, shared by its electors.
+    /// The session that its electors share.
     pub fn session(&self) -> Session {
         Session::new(Arc::new(self.link.clone()))
     }
 
-    /// One more elector.
-    pub fn stand(&mut self, session: &Session, config: ElectorConfig) -> Outcome {
+    /// Adds an elector.
+    pub fn start_electing(&mut self, session: &Session, config: ElectorConfig) -> Outcome {
         let name = config.lease.name.clone();
-        let work = Work { book: self.book.clone(), renew_deadline: config.renew_deadline };
+        let work = Work { record: self.record.clone(), renew_deadline: config.renew_deadline };
         let mut setup = Setup::new(config, Election::Native(session.clone()), Arc::new(work));
-        // Boot time costs a file per elector, and nobody suspends this machine.
+        // Boot time costs a file per elector, and this machine is not suspended during a benchmark.
         setup.clock = Arc::new(TokioTime);
         let (spec, elector) = LeaderElector::spec(&name, setup)
             .map_err(|refusal| Failure::new(ErrorCode::Invalid, refusal.to_string()))?;
@@ -153,22 +153,22 @@ impl Holders {
         Ok(())
     }
 
-    /// Notes under which tokens they hold.
-    pub fn remember(&mut self) {
+    /// Records the tokens of all holders.
+    pub fn record_tokens(&mut self) {
         self.tokens = self.electors.iter().map(LeaderElector::token).collect();
     }
 
-    /// Renewals that were not confirmed.
+    /// The number of unconfirmed renewals.
     pub fn failures(&self) -> u64 {
         self.electors.iter().map(|elector| elector.status().borrow().view.failures).sum()
     }
 
-    /// How many of the leases are still held by the cluster's own record, under the tokens that were remembered.
+    /// The number of leases still held in the cluster's own record, under the recorded tokens.
     pub async fn kept(&self) -> Outcome<u32> {
         let mut kept = 0;
         for (elector, token) in self.electors.iter().zip(&self.tokens) {
             let config = elector.config();
-            let seen = self.look(&config.lease).await?;
+            let seen = self.read_lease(&config.lease).await?;
             let held = seen.holder.as_deref() == Some(&config.identity) && !seen.expired;
             kept += u32::from(held && Some(seen.fencing_token) == *token);
         }
@@ -177,12 +177,12 @@ impl Holders {
 }
 
 impl Holders {
-    /// A lease as the cluster sees it, beside all the renewals that go on.
-    async fn look(&self, lease: &LeaseRef) -> Outcome<LeaseView> {
-        let until = Instant::now() + PATIENCE;
+    /// Reads a lease from the cluster, concurrently with all renewals.
+    async fn read_lease(&self, lease: &LeaseRef) -> Outcome<LeaseView> {
+        let until = Instant::now() + HOLD_TIMEOUT;
         loop {
             let get = LeaseRequest::Get { lease: lease.clone() };
-            match self.link.ask(get, PATIENCE).await {
+            match self.link.ask(get, HOLD_TIMEOUT).await {
                 Ok(text) => return parse(&text),
                 Err(body) if body.code == ErrorCode::TooManyRequests && Instant::now() < until => {
                     tokio::time::sleep(Duration::from_millis(200)).await;
@@ -193,14 +193,14 @@ impl Holders {
     }
 }
 
-/// Waits until so many leases are held.
-pub async fn all_hold(book: &Book, leases: u32) -> Outcome {
-    let until = Instant::now() + PATIENCE;
-    while book.holding() < leases {
+/// Waits until this many leases are held.
+pub async fn wait_until_held(record: &Record, leases: u32) -> Outcome {
+    let until = Instant::now() + HOLD_TIMEOUT;
+    while record.holding() < leases {
         if Instant::now() >= until {
-            let (held, lost) = (book.holding(), book.lost());
-            let why = book.why().map(|why| format!(" ({why})")).unwrap_or_default();
-            let text = format!("{held} of {leases} leases are held after {PATIENCE:?}, {lost} were lost{why}");
+            let (held, lost) = (record.holding(), record.lost());
+            let why = record.why().map(|why| format!(" ({why})")).unwrap_or_default();
+            let text = format!("{held} of {leases} leases are held after {HOLD_TIMEOUT:?}, {lost} were lost{why}");
             return Err(Failure::new(ErrorCode::TimedOut, text));
         }
         tokio::time::sleep(Duration::from_millis(20)).await;

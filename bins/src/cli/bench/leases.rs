@@ -1,7 +1,7 @@
-//! `muster bench leases`: what it costs to hold many leases, on a cluster of its own: three managers and two workers.
+//! `muster bench leases`: the cost of holding many leases, on a temporary cluster of three managers and two workers.
 //!
 //! The holders are electors of native sessions, watches included, spread over all managers: two thirds of the renewals
-//! reach the leader through another one. They begin evenly spread over the renewal period, so that few of them travel together.
+//! reach the leader through another manager. They start evenly spread over the renewal period, so that few are sent together.
 
 use std::time::{Duration, Instant};
 
@@ -12,12 +12,12 @@ use muster_messages::wire::{ActorsAsk, ActorsOf, Request};
 use serde_json::{Value, json};
 
 use super::access::own_identity;
-use super::holders::{Book, Holders, all_hold};
+use super::holders::{Holders, Record, wait_until_held};
 use super::stats::Times;
 use crate::cli::args::BenchLeases;
 use crate::cli::dev::cluster::LocalCluster;
 use crate::cli::dev::state::State;
-use crate::cli::dev::story::{kill_leader, leader};
+use crate::cli::dev::steps::{kill_leader, leader};
 use crate::cli::duration::millis;
 use crate::cli::output::{Out, Table};
 use crate::cli::signals::Interrupts;
@@ -27,13 +27,13 @@ pub async fn run(args: &BenchLeases, out: Out) -> Outcome<u8> {
     let folder = temporary_folder("bench")?;
     let state = State::plan(3, 2, free_address)?;
     let mut cluster = LocalCluster::prepare(folder.path(), state, Lifetime::Tied)?;
-    let told = tokio::select! {
-        told = measured(&mut cluster, args, out) => told,
+    let outcome = tokio::select! {
+        outcome = measured(&mut cluster, args, out) => outcome,
         word = interrupts.next() => Err(Failure::internal(word)),
     };
     cluster.kill_all().await;
     let removed = folder.close().map_err(|e| Failure::io("cannot remove the temporary folder", &e));
-    let document = told?;
+    let document = outcome?;
     removed?;
     out.document(&document.to_string(), String::new, || table(&document));
     Ok(0)
@@ -41,15 +41,15 @@ pub async fn run(args: &BenchLeases, out: Out) -> Outcome<u8> {
 
 async fn measured(cluster: &mut LocalCluster, args: &BenchLeases, out: Out) -> Outcome<Value> {
     cluster.up(&mut |_, _| ()).await?;
-    let book = Book::default();
+    let record = Record::default();
     let begun = Instant::now();
-    let mut holders = stand(cluster, args, &book).await?;
-    all_hold(&book, args.leases).await?;
-    holders.iter_mut().for_each(Holders::remember);
+    let mut holders = start_electing(cluster, args, &record).await?;
+    wait_until_held(&record, args.leases).await?;
+    holders.iter_mut().for_each(Holders::record_tokens);
     let held_after = begun.elapsed();
     out.say(format!("{} leases are held after {:.1} s", args.leases, held_after.as_secs_f64()));
     let (before, failures) = (Usage::of(cluster).await?, failures(&holders));
-    book.open();
+    record.open();
     let begun = Instant::now();
     let kill = args.kill_leader.filter(|after| *after < args.lasting);
     let mut killed = Value::Null;
@@ -60,10 +60,10 @@ async fn measured(cluster: &mut LocalCluster, args: &BenchLeases, out: Out) -> O
         killed = json!({"node": name, "writes_back_ms": millis(took)});
     }
     tokio::time::sleep(args.lasting.saturating_sub(begun.elapsed())).await;
-    let (renewals, took) = (book.close(), begun.elapsed());
+    let (renewals, took) = (record.close(), begun.elapsed());
     let usage = Usage::of(cluster).await?.since(&before, took);
     let failed = self::failures(&holders) - failures;
-    let lost = book.lost();
+    let lost = record.lost();
     let kept = futures_util::future::try_join_all(holders.iter().map(Holders::kept)).await?.into_iter().sum::<u32>();
     let mut document = document(renewals, took, &usage);
     for (key, value) in [
@@ -74,7 +74,7 @@ async fn measured(cluster: &mut LocalCluster, args: &BenchLeases, out: Out) -> O
         ("acquired_after_ms", json!(millis(held_after))),
         ("failures", json!(failed)),
         ("lost", json!(lost.max(u64::from(args.leases - kept)))),
-        ("why_lost", json!(book.why())),
+        ("why_lost", json!(record.why())),
         ("killed_leader", killed),
     ] {
         document[key] = value;
@@ -82,8 +82,8 @@ async fn measured(cluster: &mut LocalCluster, args: &BenchLeases, out: Out) -> O
     Ok(document)
 }
 
-/// Every session with its share of the leases, not held yet.
-async fn stand(cluster: &LocalCluster, args: &BenchLeases, book: &Book) -> Outcome<Vec<Holders>> {
+/// Starts every session with its share of the leases, which are not held yet.
+async fn start_electing(cluster: &LocalCluster, args: &BenchLeases, record: &Record) -> Outcome<Vec<Holders>> {
     let mut control = cluster.client(&leader(cluster).await?);
     let identity = own_identity(&mut control).await?;
     let dialer = identity.dialer()?;
@@ -92,14 +92,14 @@ async fn stand(cluster: &LocalCluster, args: &BenchLeases, book: &Book) -> Outco
         let mut managers = identity.managers.clone();
         let first = session as usize % managers.len().max(1);
         managers.rotate_left(first);
-        let made = Holders::new(dialer.clone(), managers, book.clone()).await?;
+        let made = Holders::new(dialer.clone(), managers, record.clone()).await?;
         holders.push((made.session(), made));
     }
     let begun = tokio::time::Instant::now();
     for number in 0..args.leases {
         tokio::time::sleep_until(begun + args.every * number / args.leases).await;
         let (session, made) = &mut holders[(number % args.sessions) as usize];
-        made.stand(session, Holders::config(number, args.lease_duration, args.every))?;
+        made.start_electing(session, Holders::config(number, args.lease_duration, args.every))?;
     }
     Ok(holders.into_iter().map(|(_, made)| made).collect())
 }
@@ -108,7 +108,7 @@ fn failures(holders: &[Holders]) -> u64 {
     holders.iter().map(Holders::failures).sum()
 }
 
-/// What the daemons, and this process, have used so far.
+/// Resources used so far by the daemons and by this process.
 struct Usage {
     daemons: Vec<Daemon>,
     load: Duration,
@@ -120,7 +120,7 @@ struct Daemon {
     syncs: u64,
 }
 
-/// Used by those daemons that have lived through it, in cores and syncs per second.
+/// Usage of the daemons that ran during the whole measurement, in cores and syncs per second.
 struct Rates {
     cores: f64,
     load_cores: f64,
@@ -158,13 +158,13 @@ impl Usage {
     }
 }
 
-/// How often a manager's log has waited for its disk.
+/// The number of disk syncs of a manager's log.
 async fn syncs(cluster: &LocalCluster, name: &str) -> Outcome<u64> {
     let ask = ActorsAsk::Inspect { path: "node/manager/raft-member".to_owned() };
     let text = cluster.client(name).call(Request::Actors { node: ActorsOf::Here, ask }).await?;
     let seen: Value = parse(&text)?;
     let syncs = seen.pointer("/view/disk/syncs").and_then(Value::as_u64);
-    syncs.ok_or_else(|| Failure::internal(format!("{name} does not say how often its disk was waited for")))
+    syncs.ok_or_else(|| Failure::internal(format!("{name} does not report its disk syncs")))
 }
 
 fn document(renewals: Times, took: Duration, usage: &Rates) -> Value {
@@ -181,14 +181,14 @@ fn document(renewals: Times, took: Duration, usage: &Rates) -> Value {
 
 fn table(document: &Value) -> String {
     let number = |key: &str, digits: usize| format!("{:.digits$}", document[key].as_f64().unwrap_or(0.0));
-    let mut table = Table::new(&["WHAT", "MEASURED", "PROMISED"]);
+    let mut table = Table::new(&["METRIC", "MEASURED", "LIMIT"]);
     table.row(["renewals per second".to_owned(), number("per_s", 0), String::new()]);
-    table.row(["a renewal, median".to_owned(), number("p50_ms", 1) + " ms", String::new()]);
-    table.row(["a renewal, 99 of 100".to_owned(), number("p99_ms", 1) + " ms", "under 100 ms".to_owned()]);
-    table.row(["the slowest renewal".to_owned(), number("max_ms", 1) + " ms", String::new()]);
-    table.row(["renewals that were not confirmed".to_owned(), number("failures", 0), String::new()]);
-    table.row(["processors, all daemons".to_owned(), number("cores", 2), "under 1 core".to_owned()]);
-    table.row(["processors, the holders".to_owned(), number("load_cores", 2), String::new()]);
+    table.row(["renewal, median".to_owned(), number("p50_ms", 1) + " ms", String::new()]);
+    table.row(["renewal, 99th percentile".to_owned(), number("p99_ms", 1) + " ms", "under 100 ms".to_owned()]);
+    table.row(["renewal, maximum".to_owned(), number("max_ms", 1) + " ms", String::new()]);
+    table.row(["unconfirmed renewals".to_owned(), number("failures", 0), String::new()]);
+    table.row(["cores, all daemons".to_owned(), number("cores", 2), "under 1 core".to_owned()]);
+    table.row(["cores, the holders".to_owned(), number("load_cores", 2), String::new()]);
     table.row(["disk syncs per second, all managers".to_owned(), number("syncs_per_s", 1), "under 200".to_owned()]);
     table.row(["leases lost".to_owned(), number("lost", 0), "0".to_owned()]);
     table.render()
@@ -199,7 +199,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_daemons_that_lived_through_it_count() {
+    fn only_daemons_that_ran_throughout_count() {
         let at = |pid, cpu_s, syncs| Daemon {
             process: ProcessId { pid, started: 1 },
             cpu: Duration::from_secs(cpu_s),

@@ -1,4 +1,4 @@
-//! Load: many clients, each asking again as soon as it has its answer, over TLS to the leader.
+//! Load: many clients, each with one request in flight, over TLS to the leader.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,12 +24,12 @@ pub async fn run(args: &BenchArgs, out: Out, global: &Global) -> Outcome<u8> {
     let mut control = discover::client(global).await?;
     let node = some_node(&mut control).await?;
     let access = Access::prepare(&mut control, global).await?;
-    let told = tokio::select! {
-        told = runs(args, out, &mut control, &access, &node) => told,
+    let outcome = tokio::select! {
+        outcome = runs(args, out, &mut control, &access, &node) => outcome,
         word = interrupts.next() => Err(Failure::internal(word)),
     };
-    access.give_back(&mut control, &node).await;
-    let (documents, exit) = told?;
+    access.clean_up(&mut control, &node).await;
+    let (documents, exit) = outcome?;
     if out.is_json() {
         print(&json!({"runs": documents}).to_string());
     }
@@ -60,11 +60,11 @@ async fn runs(
                 limit: args.lasting.map_or(Limit::Ops(args.ops), Limit::For),
                 done: AtomicU64::new(0),
             };
-            let ran = one_run(Arc::new(load), &access.target, *clients).await?;
+            let result = one_run(Arc::new(load), &access.target, *clients).await?;
             let changes = term(control).await?.saturating_sub(before);
-            let document = ran.document((op, args.via), *clients, access.transport(), changes);
+            let document = result.document((op, args.via), *clients, access.transport(), changes);
             out.say(line(&document));
-            if let Some(error) = ran.error {
+            if let Some(error) = result.error {
                 tally.note::<()>(out.format, Err(error));
             }
             documents.push(document);
@@ -88,19 +88,19 @@ struct Load {
     via: Via,
     node: NodeId,
     limit: Limit,
-    /// Operations begun by all clients together.
+    /// Operations started by all clients together.
     done: AtomicU64,
 }
 
 impl Load {
-    /// The next operation's number, if there is one.
+    /// The next operation's number, unless the run is over.
     fn next(&self, begun: Instant) -> Option<u64> {
         let number = self.done.fetch_add(1, Ordering::Relaxed);
-        let goes_on = match self.limit {
+        let continues = match self.limit {
             Limit::Ops(ops) => number < ops,
             Limit::For(time) => begun.elapsed() < time,
         };
-        goes_on.then_some(number)
+        continues.then_some(number)
     }
     async fn client(&self, target: &Target, number: u32) -> Outcome<AnyClient> {
         Ok(match self.via {
@@ -124,15 +124,15 @@ impl AnyClient {
     }
 }
 
-struct Ran {
+struct RunResult {
     times: Times,
     errors: u64,
-    /// One of the errors, to be shown.
+    /// The first error, to be shown.
     error: Option<Failure>,
     took: Duration,
 }
 
-impl Ran {
+impl RunResult {
     fn document(&self, (op, via): (BenchOp, Via), clients: u32, transport: &str, leader_changes: u64) -> Value {
         let summary = self.times.clone().summary();
         let op = match op {
@@ -153,8 +153,8 @@ impl Ran {
     }
 }
 
-async fn one_run(load: Arc<Load>, target: &Target, clients: u32) -> Outcome<Ran> {
-    // Everybody is connected before the clock starts.
+async fn one_run(load: Arc<Load>, target: &Target, clients: u32) -> Outcome<RunResult> {
+    // All clients are connected before the measurement starts.
     let mut ready = Vec::new();
     for number in 0..clients {
         ready.push(load.client(target, number).await?);
@@ -162,15 +162,15 @@ async fn one_run(load: Arc<Load>, target: &Target, clients: u32) -> Outcome<Ran>
     let begun = Instant::now();
     let start = |client| tokio::spawn(one_client(load.clone(), client, begun));
     let tasks: Vec<_> = ready.into_iter().map(start).collect();
-    let mut ran = Ran { times: Times::default(), errors: 0, error: None, took: Duration::ZERO };
+    let mut result = RunResult { times: Times::default(), errors: 0, error: None, took: Duration::ZERO };
     for task in tasks {
         let (times, errors, error) = task.await.map_err(Failure::internal)?;
-        ran.times.append(times);
-        ran.errors += errors;
-        ran.error = ran.error.or(error);
+        result.times.append(times);
+        result.errors += errors;
+        result.error = result.error.or(error);
     }
-    ran.took = begun.elapsed();
-    Ok(ran)
+    result.took = begun.elapsed();
+    Ok(result)
 }
 
 async fn one_client(load: Arc<Load>, mut client: AnyClient, begun: Instant) -> (Times, u64, Option<Failure>) {

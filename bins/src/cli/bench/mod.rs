@@ -1,4 +1,4 @@
-//! `muster bench`: load on a running cluster, the times of role changes, and what it costs to hold many leases.
+//! `muster bench`: load on a running cluster, times of role changes, and the cost of holding many leases.
 
 mod access;
 mod holders;

@@ -14,10 +14,10 @@ use crate::cli::args::BenchOp;
 /// See the module.
 pub struct NativeClient {
     client: Client,
-    asks: Asks,
+    operation: Operation,
 }
 
-enum Asks {
+enum Operation {
     Label(NodeId),
     Node(NodeId),
     Actors,
@@ -25,70 +25,70 @@ enum Asks {
     Lease(LeaseRef, Revision),
 }
 
-/// What a run needs of a lease.
+/// The part of a lease that a run needs.
 #[derive(Deserialize)]
-struct Seen {
+struct LeaseRevision {
     revision: Revision,
 }
 
 impl NativeClient {
-    /// Connected, and with a lease of its own if it changes one.
+    /// Connects, and creates its own lease if it changes one.
     pub async fn connect(target: Target, op: BenchOp, node: NodeId, number: u32) -> Outcome<Self> {
         let mut client = Client::to(target, Duration::from_secs(30));
         client.call(Request::Contact).await?;
-        let asks = match op {
-            BenchOp::Write => Asks::Label(node),
-            BenchOp::Read => Asks::Node(node),
-            BenchOp::Actors => Asks::Actors,
+        let operation = match op {
+            BenchOp::Write => Operation::Label(node),
+            BenchOp::Read => Operation::Node(node),
+            BenchOp::Actors => Operation::Actors,
             BenchOp::Cas => {
                 let lease = lease_of(number);
-                let revision = hold(&mut client, &lease).await?;
-                Asks::Lease(lease, revision)
+                let revision = ensure_lease(&mut client, &lease).await?;
+                Operation::Lease(lease, revision)
             }
         };
-        Ok(Self { client, asks })
+        Ok(Self { client, operation })
     }
 
     /// One operation, the `number`th of the run.
     pub async fn once(&mut self, number: u64) -> Outcome {
-        let request = match &self.asks {
-            Asks::Node(node) => Request::NodeInspect { node: node.to_string(), fresh: true },
-            Asks::Actors => Request::Actors { node: ActorsOf::Here, ask: ActorsAsk::Tree },
-            Asks::Label(node) => {
+        let request = match &self.operation {
+            Operation::Node(node) => Request::NodeInspect { node: node.to_string(), fresh: true },
+            Operation::Actors => Request::Actors { node: ActorsOf::Here, ask: ActorsAsk::Tree },
+            Operation::Label(node) => {
                 let add = BTreeMap::from([(LABEL.to_owned(), number.to_string())]);
                 Request::NodeUpdate { node: node.to_string(), add, remove: Vec::new(), generation: None }
             }
-            Asks::Lease(lease, revision) => {
+            Operation::Lease(lease, revision) => {
                 let (lease, revision) = (lease.clone(), *revision);
                 Request::Lease(LeaseRequest::Update { lease, revision, holder: None, duration_ms: None })
             }
         };
-        let Asks::Lease(lease, revision) = &mut self.asks else {
+        let Operation::Lease(lease, revision) = &mut self.operation else {
             return self.client.call(request).await.map(drop);
         };
-        let answer: Outcome<Seen> = self.client.ask(request).await;
+        let answer: Outcome<LeaseRevision> = self.client.ask(request).await;
         if answer.as_ref().is_err_and(|failure| failure.is(ErrorCode::Conflict)) {
-            // A change of unknown outcome was made after all.
-            *revision = see(&mut self.client, lease).await?;
+            // An earlier update of unknown outcome had been applied.
+            *revision = read_revision(&mut self.client, lease).await?;
         }
         *revision = answer?.revision;
         Ok(())
     }
 }
 
-/// Makes sure that the lease is there.
-async fn hold(client: &mut Client, lease: &LeaseRef) -> Outcome<Revision> {
+/// Ensures that the lease exists.
+async fn ensure_lease(client: &mut Client, lease: &LeaseRef) -> Outcome<Revision> {
     let holder = Some(lease.name.clone());
-    // A minute: what a run that was killed leaves behind is free soon.
+    // A minute: leases of a killed run become free soon.
     let create = LeaseRequest::Create { lease: lease.clone(), holder, duration_ms: Some(60_000) };
-    let seen: Outcome<Seen> = client.ask(Request::Lease(create)).await;
+    let seen: Outcome<LeaseRevision> = client.ask(Request::Lease(create)).await;
     match seen {
-        Err(failure) if failure.is(ErrorCode::Conflict) => see(client, lease).await,
+        Err(failure) if failure.is(ErrorCode::Conflict) => read_revision(client, lease).await,
         seen => Ok(seen?.revision),
     }
 }
 
-async fn see(client: &mut Client, lease: &LeaseRef) -> Outcome<Revision> {
-    let seen: Seen = client.ask(Request::Lease(LeaseRequest::Get { lease: lease.clone() })).await?;
+async fn read_revision(client: &mut Client, lease: &LeaseRef) -> Outcome<Revision> {
+    let seen: LeaseRevision = client.ask(Request::Lease(LeaseRequest::Get { lease: lease.clone() })).await?;
     Ok(seen.revision)
 }

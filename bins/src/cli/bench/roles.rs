@@ -1,4 +1,4 @@
-//! `muster bench roles`: how long joins, role changes and the loss of a leader take, on a cluster of its own.
+//! `muster bench roles`: the times of joins, role changes and leader loss, on a temporary cluster.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -12,12 +12,12 @@ use serde_json::{Value, json};
 use super::stats::Times;
 use crate::cli::dev::cluster::LocalCluster;
 use crate::cli::dev::state::State;
-use crate::cli::dev::story::{become_role, bring_back, kill_leader, leader};
+use crate::cli::dev::steps::{change_role, kill_leader, leader, restart_manager};
 use crate::cli::output::{Out, Table};
 use crate::cli::signals::Interrupts;
 
-/// What is timed, in the order of a round, with its budget in milliseconds (design: two cores, loopback, fsync on).
-const MEASURED: [(&str, Option<u64>); 7] = [
+/// The steps of a round, in order, with their budgets in milliseconds (design: two cores, loopback, fsync on).
+const STEPS: [(&str, Option<u64>); 7] = [
     ("join", Some(50)),
     ("promote", Some(150)),
     ("demote", Some(50)),
@@ -33,21 +33,21 @@ pub async fn run(rounds: u32, out: Out) -> Outcome<u8> {
     let state = State::plan(3, 0, free_address)?;
     let mut cluster = LocalCluster::prepare(folder.path(), state, Lifetime::Tied)?;
     let mut times = BTreeMap::new();
-    let told = tokio::select! {
-        told = all_rounds(&mut cluster, rounds, &mut times, out) => told,
+    let outcome = tokio::select! {
+        outcome = all_rounds(&mut cluster, rounds, &mut times, out) => outcome,
         word = interrupts.next() => Err(Failure::internal(word)),
     };
     cluster.kill_all().await;
     let removed = folder.close().map_err(|e| Failure::io("cannot remove the temporary folder", &e));
-    told.and(removed)?;
-    let steps: Vec<Value> = MEASURED.iter().map(|(what, budget)| summed(what, *budget, &times)).collect();
+    outcome.and(removed)?;
+    let steps: Vec<Value> = STEPS.iter().map(|(what, budget)| summed(what, *budget, &times)).collect();
     out.document(&json!({"rounds": rounds, "steps": steps}).to_string(), String::new, || table(&steps));
     Ok(0)
 }
 
-type Measured = BTreeMap<&'static str, Times>;
+type StepTimes = BTreeMap<&'static str, Times>;
 
-async fn all_rounds(cluster: &mut LocalCluster, rounds: u32, times: &mut Measured, out: Out) -> Outcome {
+async fn all_rounds(cluster: &mut LocalCluster, rounds: u32, times: &mut StepTimes, out: Out) -> Outcome {
     cluster.up(&mut |_, _| ()).await?;
     for round in 1..=rounds {
         one_round(cluster, times).await.map_err(|mut failure| {
@@ -59,27 +59,27 @@ async fn all_rounds(cluster: &mut LocalCluster, rounds: u32, times: &mut Measure
     Ok(())
 }
 
-/// Three managers before, three managers after: the newcomer stays, the demoted leader goes.
-async fn one_round(cluster: &mut LocalCluster, times: &mut Measured) -> Outcome {
+/// Three managers before and after: the new node stays, the demoted leader is removed.
+async fn one_round(cluster: &mut LocalCluster, times: &mut StepTimes) -> Outcome {
     let mut note = |what, took: Duration| times.entry(what).or_default().add(took);
     let begun = Instant::now();
     let newcomer = cluster.add(Role::Worker).await?;
     note("join", begun.elapsed());
-    note("promote", become_role(cluster, &newcomer, Role::Manager).await?);
-    note("demote", become_role(cluster, &newcomer, Role::Worker).await?);
-    note("promote again", become_role(cluster, &newcomer, Role::Manager).await?);
+    note("promote", change_role(cluster, &newcomer, Role::Manager).await?);
+    note("demote", change_role(cluster, &newcomer, Role::Worker).await?);
+    note("promote again", change_role(cluster, &newcomer, Role::Manager).await?);
     let old = leader(cluster).await?;
-    note("demote the leader", become_role(cluster, &old, Role::Worker).await?);
+    note("demote the leader", change_role(cluster, &old, Role::Worker).await?);
     let (killed, took) = kill_leader(cluster).await?;
     note("kill the leader", took);
-    bring_back(cluster, &killed).await?;
+    restart_manager(cluster, &killed).await?;
     let begun = Instant::now();
     cluster.ask(Request::NodeRemove { node: old.clone(), force: true }).await?;
     note("remove", begun.elapsed());
     cluster.kill(&old).await
 }
 
-fn summed(what: &str, budget: Option<u64>, times: &Measured) -> Value {
+fn summed(what: &str, budget: Option<u64>, times: &StepTimes) -> Value {
     let times = times.get(what).cloned().unwrap_or_default();
     let (count, summary) = (times.len(), times.summary());
     let mut document = json!({"step": what, "count": count, "budget_ms": budget});

@@ -1,14 +1,14 @@
-//! Times, summed up.
+//! Measured times and their summary.
 
 use std::time::Duration;
 
 use serde::Serialize;
 
-/// Measured times, in the order they were measured.
+/// Measured times, in order.
 #[derive(Clone, Debug, Default)]
 pub struct Times(Vec<Duration>);
 
-/// What is said of them.
+/// Percentiles and extremes of measured times.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Summary {
     pub p50_ms: f64,
@@ -27,7 +27,7 @@ impl Times {
     pub fn len(&self) -> usize {
         self.0.len()
     }
-    /// Nearest-rank percentiles; nothing measured is all zeros.
+    /// Nearest-rank percentiles; all zeros without measurements.
     pub fn summary(mut self) -> Summary {
         self.0.sort_unstable();
         let (Some(first), Some(last)) = (self.0.first(), self.0.last()) else {
@@ -38,7 +38,7 @@ impl Times {
     }
 }
 
-/// Milliseconds to the microsecond.
+/// Milliseconds, rounded to the microsecond.
 fn ms(d: Duration) -> f64 {
     (d.as_secs_f64() * 1_000_000.0).round() / 1000.0
 }

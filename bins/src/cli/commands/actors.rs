@@ -1,4 +1,4 @@
-//! `muster actors …`: the live tree.
+//! `muster actors …`: the live actor tree.
 
 use std::time::Duration;
 
@@ -8,78 +8,78 @@ use muster_messages::ID_LEN;
 use muster_messages::wire::{ActorsAsk, ActorsOf, Request};
 use serde_json::Value;
 
-use super::Asking;
-use crate::cli::args::{ActorAt, ActorsArgs, ActorsCommand};
+use super::Context;
+use crate::cli::args::{ActorTarget, ActorsArgs, ActorsCommand};
 use crate::cli::output::{cell, print, print_failure, printable};
 use crate::cli::render;
 use crate::cli::screen::Screen;
 use crate::cli::signals::Interrupts;
 
-/// How often `--watch` looks.
-const WATCH_EVERY: Duration = Duration::from_secs(1);
-/// And how long one look may take before the picture says that it is old.
-const LOOK_WITHIN: Duration = Duration::from_secs(3);
+/// How often `--watch` refreshes.
+const WATCH_INTERVAL: Duration = Duration::from_secs(1);
+/// How long one refresh may take before the screen shows that it is old.
+const REFRESH_TIMEOUT: Duration = Duration::from_secs(3);
 
-pub async fn run(asking: &mut Asking, args: ActorsArgs) -> Outcome<u8> {
+pub async fn run(ctx: &mut Context, args: ActorsArgs) -> Outcome<u8> {
     match args.command {
-        None => tree(asking, args).await,
+        None => tree(ctx, args).await,
         Some(ActorsCommand::Inspect(at)) => {
-            let request = at_path(asking, at, |path| ActorsAsk::Inspect { path }).await;
-            show(asking, request, |d| cell(&d["state"]), render::actor).await
+            let request = request_at(ctx, at, |path| ActorsAsk::Inspect { path }).await;
+            show(ctx, request, |d| cell(&d["state"]), render::actor).await
         }
         Some(ActorsCommand::Restart(at)) => {
             let path = at.path.clone();
-            let request = at_path(asking, at, |path| ActorsAsk::Restart { path }).await;
+            let request = request_at(ctx, at, |path| ActorsAsk::Restart { path }).await;
             let sentence = |d: &Value| format!("{} is being restarted{}", printable(&path), on_node(d));
-            asking.show(request, |_| String::new(), sentence).await
+            ctx.show(request, |_| String::new(), sentence).await
         }
         Some(ActorsCommand::Crash { at, how, times }) => {
-            let told = format!("{} was told to fail ({how:?})", at.path).to_lowercase();
-            let request = at_path(asking, at, |path| ActorsAsk::Crash { path, how: how.times(times) }).await;
-            let sentence = |d: &Value| format!("{}{}", printable(&told), on_node(d));
-            asking.show(request, |_| String::new(), sentence).await
+            let crashing = format!("{} is being crashed ({how:?})", at.path).to_lowercase();
+            let request = request_at(ctx, at, |path| ActorsAsk::Crash { path, how: how.times(times) }).await;
+            let sentence = |d: &Value| format!("{}{}", printable(&crashing), on_node(d));
+            ctx.show(request, |_| String::new(), sentence).await
         }
     }
 }
 
-/// Which node did it.
+/// The node that answered.
 fn on_node(document: &Value) -> String {
     document["node_name"].as_str().map_or_else(String::new, |name| format!(" on {}", printable(name)))
 }
 
-/// A tree or an actor, with nodes by their names for people.
+/// Shows a tree or an actor; tables have node names instead of ids.
 async fn show(
-    asking: &mut Asking,
+    ctx: &mut Context,
     request: Request,
     brief: impl FnOnce(&Value) -> String,
     table: impl FnOnce(&Value) -> String,
 ) -> Outcome<u8> {
-    let text = asking.client.call(request).await?;
+    let text = ctx.client.call(request).await?;
     let mut document: Value = parse(&text)?;
-    let names = asking.names().await;
+    let names = ctx.names().await;
     render::name_nodes(&mut document, &names);
-    asking.out.document(&text, || brief(&document), || table(&document));
+    ctx.out.document(&text, || brief(&document), || table(&document));
     Ok(0)
 }
 
-/// Where the daemon that answers matters: what only the leader runs is asked of the leader.
-async fn at_path(asking: &mut Asking, at: ActorAt, ask: impl FnOnce(String) -> ActorsAsk) -> Request {
+/// A request for one actor. Without `--node`, the leader answers for actors that only it runs, else the daemon of the socket.
+async fn request_at(ctx: &mut Context, at: ActorTarget, ask: impl FnOnce(String) -> ActorsAsk) -> Request {
     let node = match at.node {
-        None if is_the_leaders(&at.path) => ActorsOf::Leader,
-        node => whose(node, false),
+        None if runs_on_leader(&at.path) => ActorsOf::Leader,
+        node => nodes_of(node, false),
     };
     let path = match named_node(&at.path) {
-        Some((kind, name)) => with_id(asking, kind, name).await.unwrap_or(at.path),
+        Some((kind, name)) => with_id(ctx, kind, name).await.unwrap_or(at.path),
         None => at.path,
     };
     Request::Actors { node, ask: ask(path) }
 }
 
-fn is_the_leaders(path: &str) -> bool {
+fn runs_on_leader(path: &str) -> bool {
     path.strip_prefix("node/manager/leader").is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
-/// Of an actor named after a node: what is before the node's name, and that name. `…/session-n4`, as trees show it.
+/// Splits the path of an actor named after a node before the node's name: `…/session-n4`, as shown in trees.
 fn named_node(path: &str) -> Option<(&str, &str)> {
     let at = path.rfind('/')? + 1;
     let dash = at + path[at..].find('-')? + 1;
@@ -87,13 +87,13 @@ fn named_node(path: &str) -> Option<(&str, &str)> {
     matches!(&path[at..dash], "session-" | "peer-").then_some((kind, name)).filter(|(_, name)| name.len() < ID_LEN)
 }
 
-async fn with_id(asking: &mut Asking, kind: &str, name: &str) -> Option<String> {
+async fn with_id(ctx: &mut Context, kind: &str, name: &str) -> Option<String> {
     let request = Request::NodeInspect { node: name.to_owned(), fresh: false };
-    let node: muster_messages::NodeView = asking.client.ask(request).await.ok()?;
+    let node: muster_messages::NodeView = ctx.client.ask(request).await.ok()?;
     Some(format!("{kind}{}", node.id))
 }
 
-fn whose(node: Option<String>, all: bool) -> ActorsOf {
+fn nodes_of(node: Option<String>, all: bool) -> ActorsOf {
     match node {
         _ if all => ActorsOf::All,
         None => ActorsOf::Here,
@@ -102,66 +102,66 @@ fn whose(node: Option<String>, all: bool) -> ActorsOf {
     }
 }
 
-async fn tree(asking: &mut Asking, args: ActorsArgs) -> Outcome<u8> {
+async fn tree(ctx: &mut Context, args: ActorsArgs) -> Outcome<u8> {
     let of = match args.node.as_deref() {
         _ if args.all => "every node".to_owned(),
         None => "one node".to_owned(),
         Some("leader") => "the leader".to_owned(),
         Some(node) => printable(node),
     };
-    let request = Request::Actors { node: whose(args.node, args.all), ask: ActorsAsk::Tree };
+    let request = Request::Actors { node: nodes_of(args.node, args.all), ask: ActorsAsk::Tree };
     if args.watch {
-        return watch(asking, &request, &of).await;
+        return watch(ctx, &request, &of).await;
     }
-    show(asking, request, render::actor_paths, render::actors).await
+    show(ctx, request, render::actor_paths, render::actors).await
 }
 
-/// Looks again and again, on a screen of its own where there is a terminal. What passes, such as a node that starts again,
-/// is waited for.
-async fn watch(asking: &mut Asking, request: &Request, of: &str) -> Outcome<u8> {
+/// Refreshes until interrupted, on an alternate screen if there is a terminal. Transient failures, such as a node that
+/// restarts, are retried.
+async fn watch(ctx: &mut Context, request: &Request, of: &str) -> Outcome<u8> {
     let mut interrupts = Interrupts::listen()?;
-    let (mut screen, mut looks, mut picture) = (None, render::Looks::default(), Picture::default());
+    let (mut screen, mut baseline, mut frame) = (None, render::Baseline::default(), Frame::default());
     let mut pause = Duration::ZERO;
-    let names = asking.names().await;
+    let names = ctx.names().await;
     loop {
         let answer = {
-            let look = async {
+            let refresh = async {
                 tokio::time::sleep(pause).await;
-                asking.client.call_within(request.clone(), LOOK_WITHIN).await
+                ctx.client.call_within(request.clone(), REFRESH_TIMEOUT).await
             };
-            tokio::pin!(look);
+            tokio::pin!(refresh);
             loop {
                 tokio::select! {
-                    answer = &mut look => break answer,
+                    answer = &mut refresh => break answer,
                     _ = interrupts.next() => return Ok(0),
-                    () = changed(&mut screen) => picture.draw(screen.as_ref(), &mut looks),
+                    () = changed(&mut screen) => frame.draw(screen.as_ref(), &mut baseline),
                 }
             }
         };
-        pause = WATCH_EVERY;
+        pause = WATCH_INTERVAL;
         match answer {
-            Ok(text) if asking.out.is_json() => print(&text),
+            Ok(text) if ctx.out.is_json() => print(&text),
             Ok(text) => {
                 let mut document = parse(&text)?;
                 render::name_nodes(&mut document, &names);
-                if asking.out.quiet {
+                if ctx.out.quiet {
                     print(&render::actor_paths(&document));
                     continue;
                 }
-                if picture.document.is_null() {
+                if frame.document.is_null() {
                     screen = Screen::open()?;
                 }
                 let of = document["node_name"].as_str().map_or_else(|| of.to_owned(), printable);
-                picture = Picture { document, heading: format!("actors of {of} at {}", Clock.wall()) };
-                picture.draw(screen.as_ref(), &mut looks);
+                frame = Frame { document, heading: format!("actors of {of} at {}", Clock.wall()) };
+                frame.draw(screen.as_ref(), &mut baseline);
             }
-            // The picture stays, and says how old it is.
-            Err(failure) if failure.passes() && !picture.document.is_null() => {
-                let old = picture.heading.split("; ").next().unwrap_or_default();
-                picture.heading = format!("{old}; no answer since: {}", printable(&failure.message));
-                picture.draw(screen.as_ref(), &mut looks);
+            // The last tree stays on the screen, with its age.
+            Err(failure) if failure.is_transient() && !frame.document.is_null() => {
+                let old = frame.heading.split("; ").next().unwrap_or_default();
+                frame.heading = format!("{old}; no answer since: {}", printable(&failure.message));
+                frame.draw(screen.as_ref(), &mut baseline);
             }
-            Err(failure) if failure.passes() && asking.out.is_json() => print_failure(&failure, asking.out.format),
+            Err(failure) if failure.is_transient() && ctx.out.is_json() => print_failure(&failure, ctx.out.format),
             Err(failure) => return Err(failure),
         }
     }
@@ -174,22 +174,22 @@ async fn changed(screen: &mut Option<Screen>) {
     }
 }
 
-/// What was seen last.
+/// The last answer.
 #[derive(Default)]
-struct Picture {
+struct Frame {
     document: Value,
     heading: String,
 }
 
-impl Picture {
-    /// On the screen; without one the whole tree, below the trees before.
-    fn draw(&self, screen: Option<&Screen>, looks: &mut render::Looks) {
+impl Frame {
+    /// Draws on the screen; without one prints the whole tree.
+    fn draw(&self, screen: Option<&Screen>, baseline: &mut render::Baseline) {
         let Some(screen) = screen else {
             return print(&format!("{}\n{}", self.heading, render::actors(&self.document)));
         };
         let (width, height) = Screen::size();
         let mut lines = vec![self.heading.chars().take(width).collect()];
-        lines.extend(render::live(&self.document, looks, (width, height.saturating_sub(1))));
+        lines.extend(render::live(&self.document, baseline, (width, height.saturating_sub(1))));
         screen.draw(&lines);
     }
 }
@@ -199,17 +199,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn actors_of_the_leader_are_asked_of_the_leader() {
+    fn requests_for_leader_actors_go_to_the_leader() {
         for path in ["node/manager/leader", "node/manager/leader/role-manager"] {
-            assert!(is_the_leaders(path), "{path}");
+            assert!(runs_on_leader(path), "{path}");
         }
         for path in ["node", "node/manager", "node/manager/leader-switch", "node/agent"] {
-            assert!(!is_the_leaders(path), "{path}");
+            assert!(!runs_on_leader(path), "{path}");
         }
     }
 
     #[test]
-    fn an_actor_is_named_after_a_node_as_trees_show_it() {
+    fn actor_path_with_node_name_is_split() {
         assert_eq!(named_node("node/manager/sessions/session-n4"), Some(("node/manager/sessions/session-", "n4")));
         assert_eq!(named_node("node/manager/mesh/peer-web-1"), Some(("node/manager/mesh/peer-", "web-1")));
         for path in ["node/manager/raft-member", "node", "node/x/session-0000000000000000000000001"] {

@@ -1,4 +1,4 @@
-//! `muster backup FILE`: the state in a file, verified before it gets its name.
+//! `muster backup FILE`: writes the state to a file, verified before it gets its name.
 
 use std::io::Write as _;
 use std::path::Path;
@@ -15,33 +15,33 @@ use serde_json::json;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
 
-use super::Asking;
+use super::Context;
 
-pub async fn run(asking: &Asking, file: &Path) -> Outcome<u8> {
+pub async fn run(ctx: &Context, file: &Path) -> Outcome<u8> {
     let to_stdout = file == Path::new("-");
     if !to_stdout && file.exists() {
-        let message = format!("{} exists already; name another file", file.display());
+        let message = format!("{} already exists; choose another file", file.display());
         return Err(Failure::refused("file_exists", message));
     }
-    let late = || Failure::new(ErrorCode::TimedOut, "the backup did not arrive in time; a longer --timeout helps");
-    let fetched = tokio::time::timeout(asking.client.timeout(), fetch(asking.client.target())).await;
+    let late = || Failure::new(ErrorCode::TimedOut, "the backup did not arrive in time; retry with a longer --timeout");
+    let fetched = tokio::time::timeout(ctx.client.timeout(), fetch(ctx.client.target())).await;
     let backup = fetched.map_err(|_| late())??;
     let (head, _) = muster_store::backup::decode(&backup)
-        .map_err(|why| Failure::internal(format!("what arrived is no backup: {why}")))?;
+        .map_err(|why| Failure::internal(format!("received an invalid backup: {why}")))?;
     if to_stdout {
-        return std::io::stdout().write_all(&backup).map(|()| 0).map_err(|e| Failure::io("cannot write", &e));
+        return std::io::stdout().write_all(&backup).map(|()| 0).map_err(|e| Failure::io("cannot write to stdout", &e));
     }
-    // For its owner alone from its first byte, and whole or not there.
+    // Readable only by its owner from the first byte, and complete or absent.
     let write = || muster_pki::write_atomic(&std::path::absolute(file)?, &backup);
     write().map_err(|e| Failure::io(format!("cannot write {}", file.display()), &e))?;
     let mut document = serde_json::to_value(&head).map_err(Failure::internal)?;
     document["file"] = json!(file.display().to_string());
-    asking.out.document(
+    ctx.out.document(
         &document.to_string(),
         || file.display().to_string(),
         || {
             format!(
-                "{} as of revision {} is in {} ({} bytes); it holds the root key: whoever reads it can be the cluster",
+                "backup of {} at revision {} written to {} ({} bytes); it contains the root key: anyone who reads it can impersonate the cluster",
                 head.name,
                 head.revision,
                 file.display(),
@@ -56,12 +56,12 @@ async fn fetch(target: &Target) -> Outcome<Bytes> {
     match target {
         Target::Socket(path) => {
             let stream = UnixStream::connect(path).await.map_err(|e| {
-                Failure::new(ErrorCode::Unreachable, format!("nothing answers at {}: {e}", path.display()))
+                Failure::new(ErrorCode::Unreachable, format!("cannot connect to {}: {e}", path.display()))
             })?;
             ask(stream, "localhost").await
         }
         Target::Managers { dialer, managers } => {
-            let mut trouble = Failure::new(ErrorCode::Unreachable, "no manager is known");
+            let mut trouble = Failure::new(ErrorCode::Unreachable, "no manager address is known");
             for manager in managers {
                 let asked = match dialer.dial(manager, Service::Http, None).await {
                     Ok(dialed) => ask(dialed.stream.into_inner(), manager).await,
@@ -69,7 +69,7 @@ async fn fetch(target: &Target) -> Outcome<Bytes> {
                 };
                 match asked {
                     // Another manager may have a quorum.
-                    Err(failure) if failure.passes() => trouble = failure,
+                    Err(failure) if failure.is_transient() => trouble = failure,
                     answer => return answer,
                 }
             }
@@ -85,7 +85,7 @@ where
     let lost = |why: hyper::Error| Failure::new(ErrorCode::Unreachable, format!("the connection was lost: {why}"));
     let (mut sender, connection): (SendRequest<Empty<Bytes>>, _) =
         handshake(TokioIo::new(stream)).await.map_err(lost)?;
-    tokio::spawn(connection); // how it ends is told to whoever reads
+    tokio::spawn(connection); // the reader of the answer sees how it ends
     let request = Request::get("/v1/backup").header(header::HOST, host).body(Empty::new());
     let answer = sender.send_request(request.map_err(Failure::internal)?).await.map_err(lost)?;
     let status = answer.status();

@@ -1,4 +1,4 @@
-//! `muster kubeconfig`: what unmodified clients of Kubernetes need to use this cluster as their lock server.
+//! `muster kubeconfig`: the file with which unmodified Kubernetes clients use this cluster for their leases.
 
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -12,12 +12,12 @@ use rustix::fs::FileType;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::Asking;
+use super::Context;
 use crate::cli::args::KubeconfigArgs;
 use crate::cli::duration::millis;
 use crate::cli::output::print;
 
-/// What the leader made for this file.
+/// The leader's answer, for this file.
 #[derive(Deserialize)]
 struct Access {
     token: String,
@@ -26,34 +26,34 @@ struct Access {
     cluster: String,
 }
 
-pub async fn run(asking: &mut Asking, args: KubeconfigArgs) -> Outcome<u8> {
+pub async fn run(ctx: &mut Context, args: KubeconfigArgs) -> Outcome<u8> {
     let KubeconfigArgs { user, namespace, server, ttl, out } = args;
-    server.as_deref().map_or(Ok(()), server_is_sane)?;
+    server.as_deref().map_or(Ok(()), check_server)?;
     let file = out.filter(|path| path != Path::new("-"));
     if let Some(path) = file.as_deref().filter(|path| path.exists()) {
-        return Err(Failure::refused("file_exists", format!("{} exists already; name another file", path.display())));
+        return Err(Failure::refused("file_exists", format!("{} already exists; choose another file", path.display())));
     }
-    let user = user.map_or_else(|| user_of(&namespace), Ok)?;
+    let user = user.map_or_else(|| default_user(&namespace), Ok)?;
     let request =
         Request::AccessTokenCreate { user: user.clone(), namespace: namespace.to_string(), ttl_ms: Some(millis(ttl)) };
-    let access: Access = parse(&asking.client.call(request).await?)?;
+    let access: Access = parse(&ctx.client.call(request).await?)?;
     let server = server.or_else(|| access.managers.first().cloned()).unwrap_or_default();
     let document = kubeconfig(&access, &server, user.as_str(), namespace.as_str());
-    let text = if asking.out.is_json() { document.to_string() } else { yaml(&document, 0).trim_start().to_owned() };
+    let text = if ctx.out.is_json() { document.to_string() } else { yaml(&document, 0).trim_start().to_owned() };
     match file {
         Some(path) => {
             let write = || muster_pki::write_atomic(&std::path::absolute(&path)?, format!("{text}\n").as_bytes());
             write().map_err(|e| Failure::io(format!("cannot write {}", path.display()), &e))?;
             let written = json!({"file": path.display().to_string(), "user": user, "namespace": namespace});
-            asking.out.document(
+            ctx.out.document(
                 &written.to_string(),
                 || path.display().to_string(),
-                || format!("kubeconfig of {user} written to {}; it holds a bearer token", path.display()),
+                || format!("kubeconfig of {user} written to {}; it contains a bearer token", path.display()),
             );
         }
         None => {
-            if others_read(std::io::stdout()) {
-                asking.out.say("note: other users can read the file that this goes to, and it holds a bearer token; --out FILE writes one for you alone");
+            if readable_by_others(std::io::stdout()) {
+                ctx.out.say("note: other users can read the output file, and it contains a bearer token; --out FILE writes a file readable only by you");
             }
             print(&text);
         }
@@ -61,39 +61,39 @@ pub async fn run(asking: &mut Asking, args: KubeconfigArgs) -> Outcome<u8> {
     Ok(0)
 }
 
-/// Whether this is a file that other users may read.
-fn others_read(output: impl AsFd) -> bool {
+/// Whether this is a regular file that other users may read.
+fn readable_by_others(output: impl AsFd) -> bool {
     let Ok(found) = rustix::fs::fstat(output) else { return false };
     FileType::from_raw_mode(found.st_mode) == FileType::RegularFile && found.st_mode & 0o077 != 0
 }
 
-/// Refuses what is not a host and a port. (A path or a scheme would make a URL that no client understands.)
-fn server_is_sane(server: &str) -> Result<(), Failure> {
-    let sane = |host: &str| match host.strip_prefix('[').and_then(|host| host.strip_suffix(']')) {
+/// Refuses anything but a host and a port. A path or a scheme would make a URL that no client understands.
+fn check_server(server: &str) -> Result<(), Failure> {
+    let valid = |host: &str| match host.strip_prefix('[').and_then(|host| host.strip_suffix(']')) {
         Some(address) => address.parse::<std::net::Ipv6Addr>().is_ok(),
         None => !host.is_empty() && host.chars().all(|c| c.is_ascii_alphanumeric() || ".-_".contains(c)),
     };
     let parts = server.rsplit_once(':');
-    if parts.is_some_and(|(host, port)| sane(host) && port.parse::<u16>().is_ok_and(|port| port > 0)) {
+    if parts.is_some_and(|(host, port)| valid(host) && port.parse::<u16>().is_ok_and(|port| port > 0)) {
         return Ok(());
     }
-    let text = format!("{server:?} is not a server: it takes HOST:PORT, the address of a node (`muster node ls`)");
+    let text = format!("invalid server {server:?}: expected HOST:PORT, the address of a node (`muster node ls`)");
     Err(Failure::new(ErrorCode::Invalid, text))
 }
 
-/// The name that the server's certificate is checked against, where that is not the one it is reached by. A node's certificate
-/// has its addresses and `localhost` in it; host names of the network are in none.
+/// The name to verify the server's certificate against, if it is not the host of the URL. A node's certificate contains its IP
+/// addresses and `localhost`, but no host names of the network.
 fn tls_server_name(server: &str) -> Option<&'static str> {
     let host = server.rsplit_once(':').map_or(server, |(host, _)| host);
     let known = host == "localhost" || host.trim_matches(['[', ']']).parse::<std::net::IpAddr>().is_ok();
     (!known).then_some("localhost")
 }
 
-/// The user that is made for a namespace, where none is named.
-fn user_of(namespace: &Name) -> Result<Name, Failure> {
+/// The default user of a namespace.
+fn default_user(namespace: &Name) -> Result<Name, Failure> {
     let user = format!("kube-{namespace}");
     user.parse().map_err(|_| {
-        Failure::new(ErrorCode::Invalid, format!("{user} is too long for a user's name; name another with --user"))
+        Failure::new(ErrorCode::Invalid, format!("{user} is too long for a user name; choose another with --user"))
     })
 }
 
@@ -117,7 +117,7 @@ fn kubeconfig(access: &Access, server: &str, user: &str, namespace: &str) -> Val
     document
 }
 
-/// A document as YAML in block style. Every text is quoted as in JSON, which is YAML too.
+/// A document as YAML in block style. Strings are quoted as in JSON, which is valid YAML.
 fn yaml(value: &Value, depth: usize) -> String {
     let indent = "  ".repeat(depth);
     match value {
@@ -141,38 +141,38 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_namespace_too_long_for_a_users_name_asks_for_one() {
+    fn namespace_too_long_for_a_user_name_requires_user_flag() {
         let namespace = |length: usize| "n".repeat(length).parse::<Name>().unwrap();
-        assert_eq!(user_of(&namespace(58)).unwrap().as_str().len(), 63);
-        assert!(user_of(&namespace(59)).unwrap_err().message.contains("--user"));
+        assert_eq!(default_user(&namespace(58)).unwrap().as_str().len(), 63);
+        assert!(default_user(&namespace(59)).unwrap_err().message.contains("--user"));
     }
 
     #[test]
-    fn a_file_that_others_may_read_is_told_from_other_outputs() {
+    fn only_files_readable_by_others_are_reported() {
         use std::os::unix::fs::PermissionsExt;
         let file = tempfile::NamedTempFile::new().unwrap();
         let mode = |mode| std::fs::set_permissions(file.path(), std::fs::Permissions::from_mode(mode)).unwrap();
         mode(0o600);
-        assert!(!others_read(file.as_file()));
+        assert!(!readable_by_others(file.as_file()));
         mode(0o644);
-        assert!(others_read(file.as_file()));
-        assert!(!others_read(std::fs::File::open("/dev/null").unwrap()));
+        assert!(readable_by_others(file.as_file()));
+        assert!(!readable_by_others(std::fs::File::open("/dev/null").unwrap()));
     }
 
     #[test]
-    fn server_is_a_host_and_a_port() {
-        for sane in ["127.0.0.1:4400", "n1.example:4400", "[::1]:4400", "localhost:1"] {
-            assert!(server_is_sane(sane).is_ok(), "{sane}");
+    fn server_must_be_host_and_port() {
+        for valid in ["127.0.0.1:4400", "n1.example:4400", "[::1]:4400", "localhost:1"] {
+            assert!(check_server(valid).is_ok(), "{valid}");
         }
         for bad in
             ["nonsense", "", ":4400", "n1:", "n1:0", "n1:70000", "https://n1:4400", "n1:44/x", "::1:4400", "[n1]:1"]
         {
-            assert_eq!(server_is_sane(bad).unwrap_err().code, "invalid", "{bad}");
+            assert_eq!(check_server(bad).unwrap_err().code, "invalid", "{bad}");
         }
     }
 
     #[test]
-    fn host_names_are_checked_against_a_name_that_is_in_the_certificate() {
+    fn host_names_are_verified_as_localhost() {
         assert_eq!(tls_server_name("vm:4400"), Some("localhost"));
         for known in ["127.0.0.1:4400", "localhost:4400", "[::1]:4400"] {
             assert_eq!(tls_server_name(known), None, "{known}");

@@ -1,4 +1,4 @@
-//! The commands, one file per noun.
+//! The commands, one file per object.
 
 mod actors;
 mod backup;
@@ -23,22 +23,22 @@ use super::args::{Cli, Command, FreshArg, RecoveryCommand};
 use super::output::Out;
 use super::{bench, dev, discover, elect, render, wait_ready};
 
-/// How long the nodes' names may take: a manager without quorum answers from its copy after 1.5 s.
+/// The time limit for node names: a manager without a quorum answers from its replica after 1.5 s.
 const NAMES_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// What a command that asks a daemon works with.
-pub(super) struct Asking {
+/// The client and the output of a command that calls a daemon.
+pub(super) struct Context {
     pub client: Client,
     pub out: Out,
 }
 
-impl Asking {
-    /// What people call the nodes, by id. A daemon that cannot tell has its ids shown.
+impl Context {
+    /// The nodes' names, by id; empty if the daemon cannot list them.
     async fn names(&mut self) -> render::Names {
         if self.out.is_json() || self.out.quiet {
             return render::Names::new();
         }
-        // A cluster in trouble is looked into all the same, by its ids.
+        // A cluster without a quorum is still shown, with ids.
         let nodes = tokio::time::timeout(NAMES_TIMEOUT, self.client.list(ListOf::Nodes, false)).await;
         let nodes = nodes.ok().and_then(Result::ok).unwrap_or_default();
         let items = nodes["items"].as_array().map(Vec::as_slice).unwrap_or_default();
@@ -46,7 +46,7 @@ impl Asking {
         named.map(|(id, name)| (id.to_owned(), name.to_owned())).collect()
     }
 
-    /// [`Asking::show`], with nodes by their names for people.
+    /// [`Context::show`] with node names in tables.
     async fn show_named(
         &mut self,
         request: Request,
@@ -61,7 +61,7 @@ impl Asking {
         Ok(0)
     }
 
-    /// Asks and prints: the document, or what the functions make of it.
+    /// Sends the request and prints the document, or what the functions render from it.
     async fn show(
         &mut self,
         request: Request,
@@ -106,30 +106,30 @@ pub(super) async fn run(cli: Cli) -> Outcome<u8> {
             ));
         });
     }
-    let mut asking = Asking { client, out };
+    let mut ctx = Context { client, out };
     match cli.command {
-        Command::Status(fresh) => status(&mut asking, fresh).await,
-        Command::Node(command) => node::run(&mut asking, command).await,
-        Command::Token(command) => token::run(&mut asking, command).await,
-        Command::Cert(command) => security::cert(&mut asking, command).await,
-        Command::Ca(command) => security::ca(&mut asking, command).await,
-        Command::Blocklist(command) => security::blocklist(&mut asking, command).await,
-        Command::User(command) => user::run(&mut asking, command).await,
-        Command::Lease(args) => lease::run(&mut asking, args).await,
-        Command::Kubeconfig(args) => kubeconfig::run(&mut asking, args).await,
-        Command::Raft(command) => raft::run(&mut asking, command).await,
-        Command::Actors(args) => actors::run(&mut asking, args).await,
-        Command::Reconciler(command) => reconciler::run(&mut asking, command).await,
-        Command::Member(command) => reconciler::member(&mut asking, command).await,
-        Command::Object(command) => reconciler::object(&mut asking, command).await,
-        Command::Events(args) => events::run(&mut asking, args).await,
-        Command::Backup { file } => backup::run(&asking, &file).await,
+        Command::Status(fresh) => status(&mut ctx, fresh).await,
+        Command::Node(command) => node::run(&mut ctx, command).await,
+        Command::Token(command) => token::run(&mut ctx, command).await,
+        Command::Cert(command) => security::cert(&mut ctx, command).await,
+        Command::Ca(command) => security::ca(&mut ctx, command).await,
+        Command::Blocklist(command) => security::blocklist(&mut ctx, command).await,
+        Command::User(command) => user::run(&mut ctx, command).await,
+        Command::Lease(args) => lease::run(&mut ctx, args).await,
+        Command::Kubeconfig(args) => kubeconfig::run(&mut ctx, args).await,
+        Command::Raft(command) => raft::run(&mut ctx, command).await,
+        Command::Actors(args) => actors::run(&mut ctx, args).await,
+        Command::Reconciler(command) => reconciler::run(&mut ctx, command).await,
+        Command::Member(command) => reconciler::member(&mut ctx, command).await,
+        Command::Object(command) => reconciler::object(&mut ctx, command).await,
+        Command::Events(args) => events::run(&mut ctx, args).await,
+        Command::Backup { file } => backup::run(&ctx, &file).await,
         Command::Recovery(RecoveryCommand::Open) => {
             let sentence = |d: &serde_json::Value| match d["changed"].as_bool() {
                 Some(false) => "the cluster is already open".to_owned(),
                 _ => "the cluster is open: nodes, joins and users are admitted".to_owned(),
             };
-            asking.show(Request::OpenAdmission, sentence, sentence).await
+            ctx.show(Request::OpenAdmission, sentence, sentence).await
         }
         Command::Dev(_) | Command::Bench(_) | Command::Elect(_) | Command::WaitReady(_) => {
             unreachable!("these returned above")
@@ -137,23 +137,23 @@ pub(super) async fn run(cli: Cli) -> Outcome<u8> {
     }
 }
 
-async fn status(asking: &mut Asking, FreshArg { fresh }: FreshArg) -> Outcome<u8> {
-    let text = asking.client.call(Request::Status { fresh }).await?;
+async fn status(ctx: &mut Context, FreshArg { fresh }: FreshArg) -> Outcome<u8> {
+    let text = ctx.client.call(Request::Status { fresh }).await?;
     let status: muster_messages::StatusView = parse(&text)?;
-    if asking.out.is_json() || asking.out.quiet {
+    if ctx.out.is_json() || ctx.out.quiet {
         let brief = || status.raft.leader.map_or_else(|| "no leader".to_owned(), |id| id.to_string());
-        asking.out.document(&text, brief, String::new);
+        ctx.out.document(&text, brief, String::new);
         return Ok(0);
     }
-    // Names read better than ids. A daemon that cannot tell them still has a status.
+    // A daemon that cannot list the names still has a status, with ids.
     let mut names = BTreeMap::new();
     for id in status.raft.voters.iter().chain(&status.raft.learners) {
         let request = Request::NodeInspect { node: id.to_string(), fresh: false };
-        match asking.client.ask::<NodeView>(request).await {
+        match ctx.client.ask::<NodeView>(request).await {
             Ok(node) => names.insert(*id, node.name),
             Err(_) => break,
         };
     }
-    asking.out.document(&text, String::new, || render::status(&status, &names));
+    ctx.out.document(&text, String::new, || render::status(&status, &names));
     Ok(0)
 }

@@ -1,4 +1,4 @@
-//! `muster user …`: identity files. The key is made here and never travels.
+//! `muster user …`: identity files. The key is generated here and never sent.
 
 use std::fs::OpenOptions;
 use std::io::{ErrorKind, Write};
@@ -11,49 +11,49 @@ use muster_messages::{ErrorCode, Name, UserKind};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::Asking;
+use super::Context;
 use crate::cli::args::UserCommand;
 use crate::cli::duration::millis;
-use crate::cli::output::{try_print, unwritten};
+use crate::cli::output::{output_failure, try_print};
 use crate::cli::render;
 
-pub async fn run(asking: &mut Asking, command: UserCommand) -> Outcome<u8> {
+pub async fn run(ctx: &mut Context, command: UserCommand) -> Outcome<u8> {
     match command {
-        UserCommand::Ls => asking.show_list(ListOf::Users, true, "name", render::users).await,
+        UserCommand::Ls => ctx.show_list(ListOf::Users, true, "name", render::users).await,
         UserCommand::Revoke { name } => {
             let sentence = format!("{name} is revoked");
-            asking.show(Request::UserRevoke { name }, |_| String::new(), |_| sentence).await
+            ctx.show(Request::UserRevoke { name }, |_| String::new(), |_| sentence).await
         }
         UserCommand::Create { name, admin, read_only, namespace, ttl, out } => {
             let path = path_of(&name, out);
             let to_stdout = path == Path::new("-");
             if !to_stdout && path.exists() {
-                let message = format!("{} exists already; name another file with --out", path.display());
+                let message = format!("{} already exists; choose another file with --out", path.display());
                 return Err(Failure::refused("file_exists", message));
             }
-            // Before the user is made: a user whose key is nowhere can only be revoked.
-            let place = if to_stdout { None } else { Some(Place::reserve(&path)?) };
+            // Before the user is created: a user whose key is lost can only be revoked.
+            let reserved = if to_stdout { None } else { Some(ReservedFile::reserve(&path)?) };
             let kind = match (admin, read_only) {
                 (true, _) => UserKind::Operator,
                 (_, true) => UserKind::ReadOnly,
                 _ => UserKind::User,
             };
             let wanted = NewUser { name, kind, namespaces: namespace, ttl_ms: ttl.map(millis) };
-            let (identity, document) = create(&mut asking.client, wanted).await?;
-            let written = match &place {
+            let (identity, document) = create(&mut ctx.client, wanted).await?;
+            let written = match &reserved {
                 Some(_) => identity.write(&path),
-                None => try_print(&identity.to_json()).map_err(|error| unwritten(&error)),
+                None => try_print(&identity.to_json()).map_err(|error| output_failure(&error)),
             };
             if let Err(failure) = written {
-                return Err(undo(asking, &identity.name, failure).await);
+                return Err(undo(ctx, &identity.name, failure).await);
             }
-            if let Some(place) = place {
-                place.keep();
-                report(asking, &identity, document, &path);
+            if let Some(reserved) = reserved {
+                reserved.keep();
+                report(ctx, &identity, document, &path);
             }
             Ok(0)
         }
-        UserCommand::Renew { name, ttl, out } => renew(asking, name, ttl.map(millis), out).await,
+        UserCommand::Renew { name, ttl, out } => renew(ctx, name, ttl.map(millis), out).await,
     }
 }
 
@@ -61,62 +61,63 @@ fn path_of(name: &Name, out: Option<PathBuf>) -> PathBuf {
     out.unwrap_or_else(|| PathBuf::from(format!("{name}.identity.json")))
 }
 
-/// A fresh identity takes the place of the user's own one. Should it not get there, the user is renewed again.
-async fn renew(asking: &mut Asking, name: Name, ttl_ms: Option<u64>, out: Option<PathBuf>) -> Outcome<u8> {
+/// Replaces the user's identity file. If the new one cannot be written, the user must be renewed again.
+async fn renew(ctx: &mut Context, name: Name, ttl_ms: Option<u64>, out: Option<PathBuf>) -> Outcome<u8> {
     let path = path_of(&name, out);
     let to_stdout = path == Path::new("-");
     if !to_stdout && path.exists() {
         let own = Identity::read(&path).ok().filter(|identity| identity.name == name);
         if own.is_none() {
-            let message = format!("{} is no identity of {name}; name another file with --out", path.display());
+            let message = format!("{} is not an identity of {name}; choose another file with --out", path.display());
             return Err(Failure::refused("file_exists", message));
         }
     }
-    let beside = beside(&path);
-    // Before the certificate is replaced: the room for the new one.
-    let _place = if to_stdout { None } else { Some(Place::reserve(&beside)?) };
+    let reservation_path = reservation_path(&path);
+    // Reserves space for the new file before the certificate is replaced.
+    let _reserved = if to_stdout { None } else { Some(ReservedFile::reserve(&reservation_path)?) };
     let make = |name, csr_pem| Request::UserRenew { name, ttl_ms, csr_pem };
-    let (identity, document) = certified(&mut asking.client, name, make).await?;
+    let (identity, document) = certified(&mut ctx.client, name, make).await?;
     let written = match to_stdout {
-        true => try_print(&identity.to_json()).map_err(|error| unwritten(&error)),
+        true => try_print(&identity.to_json()).map_err(|error| output_failure(&error)),
         false => identity.write(&path),
     };
     if let Err(mut failure) = written {
         let name = &identity.name;
-        failure.message += &format!("; the old identity of {name} has ended: run `muster user renew {name}` again");
+        failure.message += &format!("; the old identity of {name} is invalid: run `muster user renew {name}` again");
         return Err(failure);
     }
     if !to_stdout {
-        report(asking, &identity, document, &path);
+        report(ctx, &identity, document, &path);
     }
     Ok(0)
 }
 
-/// Where room for a file is kept.
-fn beside(path: &Path) -> PathBuf {
+/// The file that reserves the space.
+fn reservation_path(path: &Path) -> PathBuf {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(".new");
     path.with_file_name(name)
 }
 
-/// The file that an identity will be in: made before the user is, so that it can be. Gone when dropped, unless it is kept.
-struct Place<'a>(Option<&'a Path>);
+/// The output file of an identity, created before the user, so that writing it cannot fail later. Removed when dropped, unless
+/// it is kept.
+struct ReservedFile<'a>(Option<&'a Path>);
 
-impl<'a> Place<'a> {
+impl<'a> ReservedFile<'a> {
     fn reserve(path: &'a Path) -> Outcome<Self> {
         let reserve = || {
             let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
-            // As much as an identity needs, so that a full disk is found out now.
+            // As much as an identity needs, so that a full disk is detected now.
             file.write_all(&[b' '; 8192])?;
             file.sync_all()
         };
-        let failed = |error| Failure::io(format!("cannot write {}; no certificate was made", path.display()), &error);
-        // The file goes again if it could be made and not filled.
-        let place = Self(Some(path));
+        let failed = |error| Failure::io(format!("cannot write {}; no certificate was issued", path.display()), &error);
+        // Removes a file that was created but could not be filled.
+        let reserved = Self(Some(path));
         match reserve() {
-            Ok(()) => Ok(place),
+            Ok(()) => Ok(reserved),
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {
-                place.keep();
+                reserved.keep();
                 Err(failed(error))
             }
             Err(error) => Err(failed(error)),
@@ -127,27 +128,27 @@ impl<'a> Place<'a> {
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for ReservedFile<'_> {
     fn drop(&mut self) {
         if let Some(path) = self.0 {
-            let _not_there = std::fs::remove_file(path);
+            let _missing = std::fs::remove_file(path);
         }
     }
 }
 
-/// The key of this user is lost: it is revoked, and the failure says so.
-async fn undo(asking: &mut Asking, name: &Name, mut failure: Failure) -> Failure {
-    failure.message += &match asking.client.call(Request::UserRevoke { name: name.clone() }).await {
-        Ok(_) => format!("; the user {name} was revoked again"),
+/// Revokes a user whose key could not be saved, and adds this to the failure.
+async fn undo(ctx: &mut Context, name: &Name, mut failure: Failure) -> Failure {
+    failure.message += &match ctx.client.call(Request::UserRevoke { name: name.clone() }).await {
+        Ok(_) => format!("; user {name} was revoked"),
         Err(error) => format!("; the key of user {name} was not saved: run `muster user revoke {name}` ({error})"),
     };
     failure
 }
 
-fn report(asking: &Asking, identity: &Identity, mut document: Value, path: &Path) {
+fn report(ctx: &Context, identity: &Identity, mut document: Value, path: &Path) {
     document["identity"] = json!(path.display().to_string());
     let not_after = render::when(&document["not_after"]);
-    asking.out.document(
+    ctx.out.document(
         &document.to_string(),
         || path.display().to_string(),
         || {
@@ -160,7 +161,7 @@ fn report(asking: &Asking, identity: &Identity, mut document: Value, path: &Path
     );
 }
 
-/// A user to be made.
+/// A user to create.
 pub struct NewUser {
     pub name: Name,
     pub kind: UserKind,
@@ -168,13 +169,13 @@ pub struct NewUser {
     pub ttl_ms: Option<u64>,
 }
 
-/// Makes a user: its identity, and the server's document.
+/// Creates a user; returns its identity and the server's document.
 pub async fn create(client: &mut Client, user: NewUser) -> Outcome<(Identity, Value)> {
     let NewUser { name, kind, namespaces, ttl_ms } = user;
     certified(client, name, |name, csr_pem| Request::UserCreate { name, kind, namespaces, ttl_ms, csr_pem }).await
 }
 
-/// Makes a key, has its certificate signed, and returns the identity with the server's document.
+/// Generates a key, has its certificate signed, and returns the identity with the server's document.
 async fn certified(
     client: &mut Client,
     name: Name,
@@ -188,7 +189,7 @@ async fn certified(
     }
     let key_pem = muster_pki::new_key();
     let csr_pem = muster_pki::make_csr(&key_pem)
-        .map_err(|e| Failure::new(ErrorCode::Internal, format!("cannot make a key: {e}")))?;
+        .map_err(|e| Failure::new(ErrorCode::Internal, format!("cannot create a certificate request: {e}")))?;
     let text = client.call(request(name.clone(), csr_pem)).await?;
     let Signed { cert_pem, root_pem, managers } = parse(&text)?;
     Ok((Identity { name, cert_pem, key_pem, root_pem, managers }, parse(&text)?))
@@ -199,15 +200,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reserved_file_goes_unless_it_is_kept() {
+    fn reserved_file_is_removed_unless_kept() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("ann.identity.json");
-        drop(Place::reserve(&path).unwrap());
+        drop(ReservedFile::reserve(&path).unwrap());
         assert!(!path.exists());
-        Place::reserve(&path).unwrap().keep();
-        assert!(Place::reserve(&path).is_err() && path.exists(), "what is there is left alone");
-        let failure = Place::reserve(&folder.path().join("no/such/folder")).err().unwrap();
-        assert!(failure.message.contains("no certificate was made"), "{failure}");
-        assert!(Place::reserve(Path::new("/dev/full")).is_err() && Path::new("/dev/full").exists());
+        ReservedFile::reserve(&path).unwrap().keep();
+        assert!(ReservedFile::reserve(&path).is_err() && path.exists(), "an existing file is left alone");
+        let failure = ReservedFile::reserve(&folder.path().join("no/such/folder")).err().unwrap();
+        assert!(failure.message.contains("no certificate was issued"), "{failure}");
+        assert!(ReservedFile::reserve(Path::new("/dev/full")).is_err() && Path::new("/dev/full").exists());
     }
 }

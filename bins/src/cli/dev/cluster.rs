@@ -1,4 +1,4 @@
-//! A cluster of processes on this machine: what `dev up`, `dev tour` and `bench roles` work with.
+//! A cluster of processes on this machine, for `dev up`, `dev tour` and `bench`.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
@@ -13,55 +13,56 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 use super::state::{NodeState, State};
-use super::story::nodes;
+use super::steps::nodes;
 
-/// Told when a node is ready, with the time since it was started.
+/// Called when a node is ready, with the time since its start.
 pub type Report<'a> = &'a mut dyn FnMut(&NodeState, Duration);
 
-/// How long a question to the cluster as a whole may take, elections included.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// For how long the tokens are good that let its nodes in. Each is used up long before, also on a busy machine.
-const TO_JOIN: Duration = Duration::from_secs(600);
+/// The time limit of a request to any node of the cluster, elections included.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
+/// Validity of the join tokens of its nodes. Each token is used up long before, even on a busy machine.
+const JOIN_TOKEN_TTL: Duration = Duration::from_secs(600);
 
-/// How often ends are looked for: soon for a person, and too rarely to cost anything in a cluster that runs for days.
+/// How often ended processes are looked for: short enough for a person, and long enough to cost nothing in a cluster that runs
+/// for days.
 const END_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// How often a node that does not get ready is asked why.
+/// How often a node that is not ready is asked for the reason.
 const ASK_INTERVAL: Duration = Duration::from_millis(200);
 
 /// The configuration of all nodes, in the cluster's folder.
-const CONFIG: &str = "musterd.toml";
+const CONFIG_FILE: &str = "musterd.toml";
 
-/// What a node answers that cannot do what another one can.
-const ELSEWHERE: [ErrorCode; 4] =
+/// Errors of a node after which another node is tried.
+const OTHER_NODE_ERRORS: [ErrorCode; 4] =
     [ErrorCode::Forbidden, ErrorCode::NotAManager, ErrorCode::Removed, ErrorCode::Blocked];
 
-/// The processes and what is written down about them.
+/// The processes and their recorded state.
 pub struct LocalCluster {
     dir: PathBuf,
     /// Whether the daemons end with this process.
     lifetime: Lifetime,
     state: State,
-    /// In the order of the state's.
+    /// In the order of `state.nodes`.
     nodes: Vec<LocalNode>,
-    /// Stopped in its tracks (SIGSTOP): its socket accepts and never answers, so it is not asked.
+    /// A node stopped with SIGSTOP: its socket accepts connections but never answers, so it is skipped.
     frozen: Option<String>,
 }
 
 impl LocalCluster {
-    /// A cluster in `dir`, resumed if one was there. Nothing is started yet.
+    /// A cluster in `dir`, resumed if one exists there. Starts no process.
     pub fn prepare(dir: &Path, state: State, lifetime: Lifetime) -> Outcome<Self> {
         let config = "# Written by `muster dev`: lets `muster actors crash` and commands of reconcilers work on this cluster.\n\
             [debug]\ncrash = true\n\n[reconcilers]\ncommands = true\n";
         let failed = |e| Failure::io(format!("cannot use {}", dir.display()), &e);
-        let write = || muster_pki::write_atomic(&std::path::absolute(dir.join(CONFIG))?, config.as_bytes());
+        let write = || muster_pki::write_atomic(&std::path::absolute(dir.join(CONFIG_FILE))?, config.as_bytes());
         write().map_err(failed)?;
         state.write(dir)?;
         let nodes = state.nodes.iter().map(|node| local_node(dir, node)).collect();
         Ok(Self { dir: dir.to_owned(), lifetime, state, nodes, frozen: None })
     }
 
-    /// What is written down.
+    /// The recorded state.
     pub fn state(&self) -> &State {
         &self.state
     }
@@ -73,10 +74,10 @@ impl LocalCluster {
 
     /// A client of one node.
     pub fn client(&self, name: &str) -> Client {
-        Client::to_socket(self.socket(name), PATIENCE)
+        Client::to_socket(self.socket(name), REQUEST_TIMEOUT)
     }
 
-    /// Starts every node and waits until each serves its role.
+    /// Starts all nodes and waits until each serves its role.
     pub async fn up(&mut self, report: Report<'_>) -> Outcome {
         let known: Vec<usize> = (0..self.state.nodes.len()).filter(|i| self.state.nodes[*i].joined).collect();
         if known.is_empty() {
@@ -95,7 +96,7 @@ impl LocalCluster {
         Ok(())
     }
 
-    /// Adds one node to a running cluster and waits until it serves; the result is its name.
+    /// Adds a node to a running cluster and waits until it serves; returns its name.
     pub async fn add(&mut self, role: Role) -> Outcome<String> {
         let name = format!("n{}", self.state.nodes.len() + 1);
         let node = NodeState { name: name.clone(), role, listen: free_address()?, joined: false, process: None };
@@ -106,28 +107,28 @@ impl LocalCluster {
         Ok(name)
     }
 
-    /// Starts a node again that has ended.
+    /// Restarts a node that has ended.
     pub async fn restart(&mut self, name: &str) -> Outcome {
         let index = self.index(name)?;
         self.start_all(&[index], &Entry::Resume, &mut |_, _| ()).await
     }
 
-    /// Starts a node that is expected to end by itself; the result is its exit status.
-    pub async fn restart_to_end(&mut self, name: &str) -> Outcome<Option<i32>> {
+    /// Starts a node that is expected to end by itself; returns its exit status.
+    pub async fn restart_until_exit(&mut self, name: &str) -> Outcome<Option<i32>> {
         let index = self.index(name)?;
         self.launch(index, &Entry::Resume)?;
         match self.nodes[index].process()?.ready().await? {
-            Ok(_) => Err(Failure::internal(format!("{name} serves again"))),
+            Ok(_) => Err(Failure::internal(format!("{name} became ready instead of ending"))),
             Err(status) => Ok(status.code()),
         }
     }
 
-    /// What lets so many new nodes in, and nobody else: not for long, and no further node.
-    async fn entry(&self, role: Role, nodes_to_come: usize) -> Outcome<Entry> {
-        let uses = u32::try_from(nodes_to_come).ok();
-        let request = Request::TokenCreate { role, ttl_ms: Some(muster_messages::millis(TO_JOIN)), uses };
+    /// An entry for exactly this many new nodes, valid for a short time.
+    async fn entry(&self, role: Role, new_nodes: usize) -> Outcome<Entry> {
+        let uses = u32::try_from(new_nodes).ok();
+        let request = Request::TokenCreate { role, ttl_ms: Some(muster_messages::millis(JOIN_TOKEN_TTL)), uses };
         let token = answers::token(&self.ask(request).await?)?;
-        // As the cluster sees them now: roles change, and those who were managers first may be gone.
+        // The current managers: roles change, and the first managers may be gone.
         let managers = nodes(self).await?.into_iter().filter(|node| node.role == Role::Manager);
         Ok(Entry::Join { seeds: managers.map(|node| node.addr).collect(), token })
     }
@@ -145,7 +146,7 @@ impl LocalCluster {
             let socket = dir.join(&nodes[i].name).join("muster.sock");
             let outcome = tokio::select! {
                 outcome = process.ready() => outcome.map(|ready| ready.map_or_else(Start::Ended, |_| Start::Ready)),
-                () = told_removed(&socket), if resumed => {
+                () = wait_until_removed(&socket), if resumed => {
                     process.stop().await;
                     Ok(Start::Removed)
                 }
@@ -169,7 +170,7 @@ impl LocalCluster {
                 self.state.nodes[index].joined = true;
                 return Ok(());
             }
-            // It was removed from the cluster in an earlier life of this folder.
+            // The node was removed from the cluster earlier.
             Ok(Start::Removed) => return Ok(()),
             Ok(Start::Ended(status)) if resumed && status.code() == Some(6) => return Ok(()),
             Ok(Start::Ended(status)) => match status.code() {
@@ -182,11 +183,11 @@ impl LocalCluster {
     }
 
     fn launch(&mut self, index: usize, entry: &Entry) -> Outcome {
-        let program = std::env::current_exe().map_err(|e| Failure::io("cannot find this program", &e))?;
+        let program = std::env::current_exe().map_err(|e| Failure::io("cannot find this program's path", &e))?;
         let node = &mut self.nodes[index];
         let mut command = Command::new(program);
-        command.arg("musterd").args(node.arguments()).arg("--config").arg(self.dir.join(CONFIG));
-        entry.tell(&mut command);
+        command.arg("musterd").args(node.arguments()).arg("--config").arg(self.dir.join(CONFIG_FILE));
+        entry.add_to(&mut command);
         self.state.nodes[index].process = Some(node.start(command, self.lifetime)?);
         self.state.write(&self.dir)
     }
@@ -198,17 +199,19 @@ impl LocalCluster {
         all[all.len().saturating_sub(lines)..].join("\n")
     }
 
-    /// Asks whichever running node can answer, going on while there is no leader.
+    /// Calls the running nodes in turn until one answers; retries while there is no leader.
     pub async fn ask(&self, request: Request) -> Outcome<Value> {
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + REQUEST_TIMEOUT;
         loop {
-            let mut last = Failure::new(ErrorCode::Unreachable, "no node of this cluster runs");
+            let mut last = Failure::new(ErrorCode::Unreachable, "no node of this cluster is running");
             let answers = |node: &&NodeState| node.running().is_some() && self.frozen.as_ref() != Some(&node.name);
             for node in self.state.nodes.iter().filter(answers) {
                 match self.client(&node.name).call_within(request.clone(), Duration::from_secs(2)).await {
                     Ok(text) => return parse(&text),
-                    // A worker sends us on, and without a leader there is nobody to ask yet.
-                    Err(failure) if matches!(failure.exit, 3 | 5) || ELSEWHERE.iter().any(|code| failure.is(*code)) => {
+                    // A worker redirects to a manager; without a leader no node can answer yet.
+                    Err(failure)
+                        if matches!(failure.exit, 3 | 5) || OTHER_NODE_ERRORS.iter().any(|code| failure.is(*code)) =>
+                    {
                         last = failure;
                     }
                     Err(failure) => return Err(failure),
@@ -223,7 +226,7 @@ impl LocalCluster {
 
     fn index(&self, name: &str) -> Outcome<usize> {
         let position = self.state.nodes.iter().position(|node| node.name == name);
-        position.ok_or_else(|| Failure::internal(format!("there is no node {name} here")))
+        position.ok_or_else(|| Failure::internal(format!("no node {name} in this cluster")))
     }
 
     fn process(&mut self, name: &str) -> Outcome<&mut NodeProcess> {
@@ -237,31 +240,31 @@ impl LocalCluster {
         Ok(())
     }
 
-    /// Stops a node in its tracks, until [`LocalCluster::thaw`].
+    /// Suspends a node until [`LocalCluster::thaw`].
     pub fn freeze(&mut self, name: &str) -> Outcome {
         self.frozen = Some(name.to_owned());
         self.signal(name, Signal::STOP)
     }
 
-    /// Lets the frozen node go on.
+    /// Resumes the frozen node.
     pub fn thaw(&mut self) -> Outcome {
         self.frozen.take().map_or(Ok(()), |name| self.signal(&name, Signal::CONT))
     }
 
-    /// kill -9, and waits until it is gone.
+    /// Kills a node with kill -9 and waits until it has ended.
     pub async fn kill(&mut self, name: &str) -> Outcome {
         self.process(name)?.kill().await;
         Ok(())
     }
 
     /// Stops one node: TERM, then KILL.
-    pub async fn stop_one(&mut self, name: &str) -> Outcome {
+    pub async fn stop_node(&mut self, name: &str) -> Outcome {
         self.process(name)?.stop().await;
         Ok(())
     }
 
-    /// Waits until some node ends; says which and how. `None` if none runs.
-    pub async fn next_end(&mut self) -> Option<(String, ExitStatus)> {
+    /// Waits until any node ends; returns its name and exit status. `None` if no node is running.
+    pub async fn next_exit(&mut self) -> Option<(String, ExitStatus)> {
         loop {
             let mut running = self.nodes.iter_mut().filter(|node| node.process_id().is_some()).peekable();
             running.peek()?;
@@ -274,44 +277,44 @@ impl LocalCluster {
         }
     }
 
-    /// Stops every node: TERM, then KILL. The result names those that needed KILL.
+    /// Stops all nodes: TERM, then KILL. Returns the names of those that needed KILL.
     pub async fn stop(&mut self) -> Vec<String> {
         let stops = self.nodes.iter_mut().map(async |node| (!node.stop().await).then(|| node.name.clone()));
-        let stubborn = join_all(stops).await.into_iter().flatten().collect();
-        self.forget();
-        stubborn
+        let unresponsive = join_all(stops).await.into_iter().flatten().collect();
+        self.clear_processes();
+        unresponsive
     }
 
-    /// Ends every node at once; for clusters whose folder goes too.
+    /// Kills all nodes; for clusters whose folder is removed too.
     pub async fn kill_all(&mut self) {
         join_all(self.nodes.iter_mut().map(LocalNode::kill)).await;
-        self.forget();
+        self.clear_processes();
     }
 
-    fn forget(&mut self) {
+    fn clear_processes(&mut self) {
         self.state.nodes.iter_mut().for_each(|node| node.process = None);
-        // Only a convenience: a dead process is recognised by its pid and start.
+        // A failure is harmless: a dead process is recognised by its pid and start time.
         let _ = self.state.write(&self.dir);
     }
 }
 
-/// What became of a node that was started.
+/// The outcome of a start.
 enum Start {
     Ready,
     Ended(ExitStatus),
-    /// The cluster has told it that it was removed.
+    /// The node learned from the cluster that it was removed.
     Removed,
 }
 
-/// Waits until a node says that it was removed from its cluster. One that was down meanwhile hears it only now, and then serves
-/// its socket with that reason until it is stopped: it never gets ready.
-async fn told_removed(socket: &Path) {
+/// Waits until a node reports that it was removed from its cluster. A node that was down during its removal learns of it only
+/// now. It then serves its socket with that reason until it is stopped, and never becomes ready.
+async fn wait_until_removed(socket: &Path) {
     loop {
         tokio::time::sleep(ASK_INTERVAL).await;
         let mut client = Client::to_socket(socket, Duration::from_secs(1));
-        let said = client.ask::<StatusView>(Request::Status { fresh: false }).await;
+        let answer = client.ask::<StatusView>(Request::Status { fresh: false }).await;
         let removed = |trouble: &str| trouble.starts_with("removed") || trouble.starts_with("blocked");
-        match said {
+        match answer {
             Ok(status) if status.this.trouble.as_deref().is_some_and(removed) => return,
             Err(failure) if failure.is(ErrorCode::Removed) || failure.is(ErrorCode::Blocked) => return,
             _ => {}
@@ -319,7 +322,7 @@ async fn told_removed(socket: &Path) {
     }
 }
 
-/// A node whose log is with its data.
+/// A node whose log file is in its data directory.
 fn local_node(dir: &Path, state: &NodeState) -> LocalNode {
     let mut node = LocalNode::new(dir, &state.name, state.listen);
     node.log_file = node.folder.join("musterd.log");

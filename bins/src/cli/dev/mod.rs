@@ -1,12 +1,12 @@
-//! `muster dev`: a real cluster of processes on this machine.
+//! `muster dev`: a cluster of real processes on this machine.
 //!
-//! Keeps  DEV-1  a cluster in front leaves no process behind, however this process ends.
-//!        DEV-2  one folder, one cluster: a second `dev up` says what runs and changes nothing.
+//! Invariants  DEV-1  a cluster in the foreground leaves no process behind, however this process ends.
+//!             DEV-2  one folder, one cluster: a second `dev up` reports what runs and changes nothing.
 
 pub mod cluster;
-mod contest;
+mod handover;
 pub mod state;
-pub mod story;
+pub mod steps;
 mod tour;
 
 use std::path::Path;
@@ -19,13 +19,13 @@ use serde_json::{Value, json};
 use self::cluster::LocalCluster;
 use self::state::{FolderLock, NodeState, State};
 use super::args::{DevCommand, Global};
-use super::duration::spoken;
+use super::duration::format_duration;
 use super::output::{Out, Table, print};
 use super::signals::Interrupts;
 
 pub(super) async fn run(command: DevCommand, out: Out, global: &Global) -> Outcome<u8> {
     if global.identity.is_some() {
-        out.say("note: --identity has no meaning here");
+        out.say("note: `muster dev` ignores --identity");
     }
     match command {
         DevCommand::Up { managers, workers, dir, detach } => up(&dir.dir, (managers, workers), detach, out).await,
@@ -38,7 +38,7 @@ async fn up(dir: &Path, (managers, workers): (u16, u16), detach: bool, out: Out)
     let mut interrupts = Interrupts::listen()?;
     state::make_folder(dir)?;
     state::check(dir)?;
-    let _lock = keep(dir).await?;
+    let _lock = lock_folder(dir).await?;
     let begun = Instant::now();
     let state = resume_or_plan(dir, managers, workers, out)?;
     let lifetime = if detach { Lifetime::Detached } else { Lifetime::Tied };
@@ -49,7 +49,7 @@ async fn up(dir: &Path, (managers, workers): (u16, u16), detach: bool, out: Out)
             node.name,
             node.role.to_string(),
             node.listen,
-            spoken(took)
+            format_duration(took)
         ));
     };
     let started = tokio::select! {
@@ -64,15 +64,15 @@ async fn up(dir: &Path, (managers, workers): (u16, u16), detach: bool, out: Out)
     if detach {
         return Ok(0);
     }
-    stay(&mut cluster, &mut interrupts, dir, out).await;
+    run_in_foreground(&mut cluster, &mut interrupts, dir, out).await;
     Ok(0)
 }
 
-/// Takes the folder, or says what runs in it.
-async fn keep(dir: &Path) -> Outcome<FolderLock> {
+/// Locks the folder, or reports what runs in it.
+async fn lock_folder(dir: &Path) -> Outcome<FolderLock> {
     let running = |state: &State| {
         let message = format!(
-            "a cluster is running in {} already ({} of {} nodes); `muster status` shows it, `muster dev down` stops it:\n{}",
+            "a cluster is already running in {} ({} of {} nodes); `muster status` shows it, `muster dev down` stops it:\n{}",
             dir.display(),
             state.running(),
             state.nodes.len(),
@@ -80,7 +80,7 @@ async fn keep(dir: &Path) -> Outcome<FolderLock> {
         );
         Failure::refused("already_running", message).with_details(document(dir, state))
     };
-    // A `dev up` in front needs a moment to notice that `dev down` has stopped its nodes.
+    // A `dev up` in the foreground needs a moment to notice that `dev down` has stopped its nodes.
     let until = Instant::now() + Duration::from_secs(1);
     loop {
         let lock = FolderLock::take(dir)?;
@@ -89,7 +89,7 @@ async fn keep(dir: &Path) -> Outcome<FolderLock> {
             _ if state.running() > 0 => return Err(running(&state)),
             Some(lock) => return Ok(lock),
             None if Instant::now() >= until => {
-                let message = format!("another `muster dev up` is at work in {}", dir.display());
+                let message = format!("another `muster dev up` is running in {}", dir.display());
                 return Err(Failure::refused("already_running", message));
             }
             None => tokio::time::sleep(Duration::from_millis(20)).await,
@@ -103,7 +103,7 @@ fn resume_or_plan(dir: &Path, managers: u16, workers: u16, out: Out) -> Outcome<
         return State::plan(managers, workers, free_address);
     }
     out.say(format!(
-        "resuming the cluster of {} nodes in {}; remove that folder to found a new one",
+        "resuming the cluster of {} nodes in {}; remove that folder to create a new one",
         state.nodes.len(),
         dir.display()
     ));
@@ -125,14 +125,14 @@ fn announce(dir: &Path, state: &State, took: Duration, detach: bool, out: Out) {
         return;
     }
     let mut table = Table::bare();
-    table.row(["muster status".to_owned(), "the cluster at a glance".to_owned()]);
-    table.row(["muster node ls".to_owned(), "its nodes".to_owned()]);
-    table.row(["muster actors".to_owned(), "the live tree of actors".to_owned()]);
+    table.row(["muster status".to_owned(), "show an overview of the cluster".to_owned()]);
+    table.row(["muster node ls".to_owned(), "list its nodes".to_owned()]);
+    table.row(["muster actors".to_owned(), "show the live actor tree".to_owned()]);
     if let Some(worker) = state.nodes.iter().find(|node| node.role == muster_messages::Role::Worker) {
-        table.row([format!("muster node promote {} --wait", worker.name), "make a worker a manager".to_owned()]);
+        table.row([format!("muster node promote {} --wait", worker.name), "promote a worker to manager".to_owned()]);
     }
     let end = if detach { "it runs in the background; `muster dev down` stops it" } else { "Ctrl-C stops it" };
-    let (nodes, took) = (state.nodes.len(), spoken(took));
+    let (nodes, took) = (state.nodes.len(), format_duration(took));
     out.say(format!(
         "\n{nodes} nodes are up after {took}, logs and data in {}. Try, from this folder:\n{}\n{end}",
         dir.display(),
@@ -140,12 +140,12 @@ fn announce(dir: &Path, state: &State, took: Duration, detach: bool, out: Out) {
     ));
 }
 
-/// In front until someone ends it, or until nothing is left to wait for.
-async fn stay(cluster: &mut LocalCluster, interrupts: &mut Interrupts, dir: &Path, out: Out) {
+/// Stays in the foreground until interrupted, or until every node has ended.
+async fn run_in_foreground(cluster: &mut LocalCluster, interrupts: &mut Interrupts, dir: &Path, out: Out) {
     loop {
         tokio::select! {
             _ = interrupts.next() => break,
-            end = cluster.next_end() => match end {
+            end = cluster.next_exit() => match end {
                 Some((name, how)) => out.say(format!("{name} ended: {how}")),
                 None => {
                     out.say("every node has ended");
@@ -156,14 +156,14 @@ async fn stay(cluster: &mut LocalCluster, interrupts: &mut Interrupts, dir: &Pat
     }
     out.say("stopping");
     tokio::select! {
-        stubborn = cluster.stop() => {
-            for name in stubborn {
+        unresponsive = cluster.stop() => {
+            for name in unresponsive {
                 out.say(format!("{name} did not end in time and was killed"));
             }
         }
         _ = interrupts.next() => {}
     }
-    cluster.kill_all().await; // whoever a second signal left over
+    cluster.kill_all().await; // the nodes left running after a second signal
     out.say(format!("stopped; the data stays in {}, `muster dev up` resumes it", dir.display()));
 }
 
@@ -177,7 +177,7 @@ async fn down(dir: &Path, out: Out) -> Outcome<u8> {
     if out.is_json() {
         print(&json!({"dir": dir.display().to_string(), "stopped": running.len(), "killed": killed}).to_string());
     } else if running.is_empty() {
-        out.say(format!("nothing runs in {}", dir.display()));
+        out.say(format!("no node is running in {}", dir.display()));
     } else {
         out.say(format!(
             "stopped {} nodes; the data stays in {}, `muster dev up` resumes it",

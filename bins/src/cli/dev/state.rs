@@ -1,4 +1,4 @@
-//! What runs in a dev folder: a small file that `dev up`, `dev down` and a second `dev up` read.
+//! The recorded state of a dev folder: a small file that `dev up` and `dev down` read.
 
 use std::fs::{DirBuilder, File, TryLockError};
 use std::net::SocketAddr;
@@ -21,23 +21,23 @@ pub struct State {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct NodeState {
     pub name: String,
-    /// What it was started to be; the cluster knows what it is now.
+    /// Its role at its first start; the cluster knows the current one.
     pub role: Role,
     pub listen: SocketAddr,
-    /// It has been ready once: its folder says who it is.
+    /// It has been ready once: its folder has its identity.
     pub joined: bool,
     pub process: Option<ProcessId>,
 }
 
 impl NodeState {
-    /// The process, if it still runs.
+    /// The process, if it is still running.
     pub fn running(&self) -> Option<ProcessId> {
         self.process.filter(|process| process.is_alive())
     }
 }
 
 impl State {
-    /// The nodes of a new cluster, without addresses taken yet.
+    /// The nodes of a new cluster.
     pub fn plan(managers: u16, workers: u16, mut address: impl FnMut() -> Outcome<SocketAddr>) -> Outcome<Self> {
         let roles = std::iter::repeat_n(Role::Manager, managers.into())
             .chain(std::iter::repeat_n(Role::Worker, workers.into()));
@@ -48,7 +48,7 @@ impl State {
         Ok(Self { nodes: roles.enumerate().map(node).collect::<Outcome<_>>()? })
     }
 
-    /// What was written in this folder; nothing yet is an empty state.
+    /// Reads the state of this folder; without a file it is empty.
     pub fn read(dir: &Path) -> Outcome<Self> {
         let path = file(dir);
         match std::fs::read_to_string(&path) {
@@ -59,14 +59,14 @@ impl State {
         }
     }
 
-    /// Writes it down.
+    /// Writes the state.
     pub fn write(&self, dir: &Path) -> Outcome {
         let text = serde_json::to_string_pretty(self).expect("a state is plain text");
         let write = || muster_pki::write_atomic(&std::path::absolute(file(dir))?, text.as_bytes());
         write().map_err(|e| Failure::io(format!("cannot write {}", file(dir).display()), &e))
     }
 
-    /// How many nodes run.
+    /// The number of running nodes.
     pub fn running(&self) -> usize {
         self.nodes.iter().filter(|node| node.running().is_some()).count()
     }
@@ -81,19 +81,19 @@ impl State {
     }
 }
 
-/// Makes the folder, for this user alone.
+/// Creates the folder, accessible only to this user.
 pub fn make_folder(dir: &Path) -> Outcome {
-    let failed = |e: std::io::Error| Failure::io(format!("cannot make {}", dir.display()), &e);
+    let failed = |e: std::io::Error| Failure::io(format!("cannot create {}", dir.display()), &e);
     DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(failed)
 }
 
-/// Refuses a folder that another user has prepared, or could: what is in it says which processes are stopped and which
+/// Refuses a folder that another user has prepared, or could: its content decides which processes are stopped and which
 /// programs are started.
 pub fn check(dir: &Path) -> Outcome {
     let above = std::path::absolute(dir).ok().and_then(|dir| dir.parent().map(Path::to_owned));
     let checked = above.map_or(Ok(()), |above| check_surroundings(&above)).and_then(|()| check_folder(dir));
     checked.map_err(|why| {
-        Failure::refused("not_private", format!("{why}; run it in a folder of your own, or name one with --dir"))
+        Failure::refused("not_private", format!("{why}; use a folder that only you can write, or name one with --dir"))
     })
 }
 
@@ -101,7 +101,7 @@ fn file(dir: &Path) -> PathBuf {
     dir.join("dev.json")
 }
 
-/// Held by the one `dev up` of a folder; ends with the process, however it ends.
+/// The lock of a folder's only `dev up`; released when the process ends, however it ends.
 pub struct FolderLock(#[expect(dead_code, reason = "held, not read: dropping it frees the folder")] File);
 
 impl FolderLock {
@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn managers_come_first_and_the_state_comes_back() {
+    fn managers_come_first_and_state_reads_back() {
         let dir = tempfile::tempdir().unwrap();
         let mut port = 4400;
         let plan = State::plan(3, 2, || {
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn one_folder_has_one_keeper() {
+    fn folder_lock_is_exclusive() {
         let dir = tempfile::tempdir().unwrap();
         let first = FolderLock::take(dir.path()).unwrap();
         assert!(first.is_some() && FolderLock::take(dir.path()).unwrap().is_none());

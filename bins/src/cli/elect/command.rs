@@ -1,4 +1,4 @@
-//! A command under its guardian, from its start to its end, and the signals that are meant for it.
+//! A command under its guardian, from start to end, and the signals forwarded to it.
 
 use futures_util::FutureExt;
 use muster_client::{Failure, Outcome};
@@ -11,35 +11,36 @@ use crate::cli::output::{Out, printable};
 use crate::guard::{Exit, Guarded, Launch, News, Number, Report};
 use crate::stderr::say;
 
-/// What is said to people, on stderr: stdout is the command's.
+/// Prints messages for people, on stderr: stdout belongs to the command.
 #[derive(Clone, Copy)]
 pub struct Speaker {
-    speaks: bool,
+    enabled: bool,
 }
 
 impl Speaker {
-    /// Silent where programs read, and with `-q`.
+    /// Silent with `-o json` and with `-q`.
     pub fn new(out: Out) -> Self {
-        Self { speaks: out.format == Format::Table && !out.quiet }
+        Self { enabled: out.format == Format::Table && !out.quiet }
     }
     pub fn say(self, text: &str) {
-        if self.speaks {
+        if self.enabled {
             say(format_args!("muster: {}", printable(text)));
         }
     }
 }
 
-/// How the command ended, in the end.
+/// How the command ended.
 #[derive(Clone, Debug)]
 pub enum End {
     Exited(Exit),
-    /// Its guardian ended it, because time ran out.
+    /// Its guardian ended it because its hold had expired.
     Lapsed,
     Failed(Failure),
 }
 
-/// Runs the command until nothing of it is left. It is told to end with `ended`, and killed before `hold`, as it was then,
-/// is over: the lease is kept for as long as it takes, so that later ones would never end what ignores being told.
+/// Runs the command until none of its processes is left. When `ended` resolves, the command gets TERM, and KILL before the
+/// `hold` of that moment expires. Later holds do not count: the lease is renewed until the command has ended, so a command
+/// that ignores TERM would never be killed.
 pub async fn guard(
     launch: &Launch,
     mut hold: watch::Receiver<Hold>,
@@ -51,7 +52,7 @@ pub async fn guard(
         Err(error) => return End::Failed(Failure::io("cannot start the guardian", &error)),
     };
     let mut ended = std::pin::pin!(ended);
-    let (mut told, mut lapsed) = (false, false);
+    let (mut asked_to_end, mut expired) = (false, false);
     let first = *hold.borrow_and_update();
     guarded.until(first).await;
     loop {
@@ -62,21 +63,21 @@ pub async fn guard(
             }
         };
         tokio::select! {
-            Ok(()) = hold.changed(), if !told => {
+            Ok(()) = hold.changed(), if !asked_to_end => {
                 let later = *hold.borrow_and_update();
                 guarded.until(later).await;
             }
-            () = &mut ended, if !told => {
-                told = true;
+            () = &mut ended, if !asked_to_end => {
+                asked_to_end = true;
                 guarded.end().await;
             }
             Some(number) = signalled => guarded.signal(number).await,
             news = guarded.next() => match news {
                 Some(News::Started { .. }) => {}
-                Some(News::Report(Report::Lapsed)) => lapsed = true,
-                Some(News::Report(Report::Ended(_))) if lapsed => return End::Lapsed,
+                Some(News::Report(Report::Lapsed)) => expired = true,
+                Some(News::Report(Report::Ended(_))) if expired => return End::Lapsed,
                 Some(News::Report(Report::Ended(exit))) => return End::Exited(exit),
-                None if lapsed && guarded.group().is_none() => return End::Lapsed, // it was never started
+                None if expired && guarded.group().is_none() => return End::Lapsed, // the command was never started
                 None => {
                     guarded.end_orphans().await;
                     if guarded.has_hung() {
@@ -89,13 +90,13 @@ pub async fn guard(
     }
 }
 
-/// The signals that are meant for the command.
+/// The signals that are forwarded to the command.
 pub struct Forwarded {
     all: Vec<(Number, Signal)>,
 }
 
-/// Those that end a `muster` which has no command yet: HUP, INT, QUIT, TERM.
-const ENDING: [i32; 4] = [1, 2, 3, 15];
+/// The signals that end a `muster` without a running command: HUP, INT, QUIT, TERM.
+const ENDING_SIGNALS: [i32; 4] = [1, 2, 3, 15];
 
 impl Forwarded {
     pub fn listen() -> Outcome<Self> {
@@ -108,21 +109,21 @@ impl Forwarded {
             SignalKind::user_defined2(),
             SignalKind::window_change(),
         ];
-        let hear = |kind: SignalKind| Ok((u8::try_from(kind.as_raw_value()).unwrap_or(0), signal(kind)?));
-        let all: std::io::Result<_> = kinds.into_iter().map(hear).collect();
+        let subscribe = |kind: SignalKind| Ok((u8::try_from(kind.as_raw_value()).unwrap_or(0), signal(kind)?));
+        let all: std::io::Result<_> = kinds.into_iter().map(subscribe).collect();
         all.map(|all| Self { all }).map_err(|e| Failure::io("cannot listen for signals", &e))
     }
 
-    /// Whether it ends a `muster` that has no command yet.
+    /// Whether this signal ends a `muster` without a running command.
     pub fn ends(&self, number: Number) -> bool {
-        ENDING.contains(&number.into())
+        ENDING_SIGNALS.contains(&number.into())
     }
 
-    /// Waits for the next one.
+    /// Waits for the next signal.
     pub async fn next(&mut self) -> Number {
         let waits = self.all.iter_mut().map(|(number, signal)| {
             async move {
-                let _heard = signal.recv().await;
+                let _received = signal.recv().await;
                 *number
             }
             .boxed()

@@ -1,8 +1,8 @@
 //! `muster elect`: runs a command only while holding a lease.
 //!
-//! Keeps  ELECT-5  the command runs only while the lease is held: it is told to end when leadership is lost, and killed before
-//!                 the lease can be another's, also when this process is killed or frozen (its guardian does it).
-//!        ELECT-6  the lease is released only when nothing of the command is left.
+//! Invariants  ELECT-5  the command runs only while the lease is held: it is asked to end when leadership is lost, and killed before
+//!                      the lease can be another's, also when this process is killed or frozen (its guardian does it).
+//!             ELECT-6  the lease is released only when nothing of the command is left.
 
 mod args;
 pub mod command;

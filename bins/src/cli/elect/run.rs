@@ -1,4 +1,4 @@
-//! From the flags to the exit status.
+//! Runs `muster elect`, from its flags to its exit status.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -12,7 +12,7 @@ use futures_util::future::BoxFuture;
 use muster_client::{Failure, Outcome, Target, no_socket};
 use muster_elector::{
     BY_PRIORITY, Candidacy, Candidate, Election, ElectorConfig, Ending, LeaderElector, Link, Managers, PRIORITY,
-    Session, Setup, Socket, Standing, StartError, Term,
+    RunningCandidacy, Session, Setup, Socket, StartError, Term,
 };
 use muster_messages::wire::LeaseRef;
 use muster_messages::{ErrorCode, Name};
@@ -26,7 +26,7 @@ use crate::cli::output::Out;
 use crate::guard::{self, Exit, Launch, Number};
 
 /// The exit status of a command that lost its lease while it ran.
-const LOST: u8 = 7;
+const EXIT_LEADERSHIP_LOST: u8 = 7;
 
 pub async fn run(args: ElectArgs, out: Out, global: &Global) -> Outcome<u8> {
     let (renew_deadline, retry_period) = args.deadlines();
@@ -36,40 +36,40 @@ pub async fn run(args: ElectArgs, out: Out, global: &Global) -> Outcome<u8> {
         lease_duration: args.lease_duration,
         renew_deadline,
         retry_period,
-        stand_again: false,
+        campaign_again: false,
         coordinated: args.priority.is_some(),
         ..ElectorConfig::new(lease, identity)
     };
     let invalid = |error: &dyn std::fmt::Display| Failure::new(ErrorCode::Invalid, error.to_string());
     config.validate().map_err(|refusal| invalid(&refusal))?;
     let mut signals = Forwarded::listen()?;
-    // What a killed guardian leaves behind becomes ours.
+    // Orphans of a killed guardian become children of this process.
     guard::adopt().map_err(|e| Failure::io("cannot become a subreaper", &e.into()))?;
     let link = match discover::client(global).await?.target() {
-        // A daemon that is away comes back to its socket. One that never was is a mistake, and would be waited for for ever.
+        // A daemon that is down returns to its socket. A socket that does not exist is a mistake: waiting for it has no end.
         Target::Socket(path) if !path.exists() => return Err(no_socket(path, &ErrorKind::NotFound.into()).into()),
         Target::Socket(path) => Link::new(Socket(path.clone())),
         Target::Managers { dialer, managers } => Link::new(Managers::new((**dialer).clone(), managers.clone())),
     };
-    let patience = args.timeout;
-    let (pass_on, passed_on) = mpsc::channel(16);
-    let standing = args.priority.map(|priority| candidacy(&config, priority).stand(Arc::new(link.clone())));
-    let work = Arc::new(Work::new(args.command, &config, Speaker::new(out), passed_on));
+    let timeout = args.timeout;
+    let (signal_sender, signal_receiver) = mpsc::channel(16);
+    let running_candidacy = args.priority.map(|priority| candidacy(&config, priority).start(Arc::new(link.clone())));
+    let work = Arc::new(Work::new(args.command, &config, Speaker::new(out), signal_receiver));
     let election = Election::Native(Session::new(Arc::new(link)));
     let elector = LeaderElector::start(Setup::new(config, election, Arc::clone(&work) as Arc<dyn Candidate>)).await;
     let elector = elector.map_err(|error| match error {
         StartError::Config(refusal) => invalid(&refusal),
         StartError::Fault(_) => Failure::internal(error),
     })?;
-    let trouble = standing.as_ref().map(Standing::trouble);
-    let interrupted = watch_over(&elector, &work, trouble, patience, &mut signals, &pass_on).await;
-    if let Some(standing) = standing {
-        standing.end().await;
+    let trouble = running_candidacy.as_ref().map(RunningCandidacy::trouble);
+    let interrupted = wait_for_end(&elector, &work, trouble, timeout, &mut signals, &signal_sender).await;
+    if let Some(running_candidacy) = running_candidacy {
+        running_candidacy.end().await;
     }
     work.outcome(interrupted?)
 }
 
-/// By priority, and as this release of muster: what the command is, it alone knows.
+/// By priority, with muster's own release as version: muster does not know the command's.
 fn candidacy(config: &ElectorConfig, priority: i32) -> Candidacy {
     Candidacy {
         name: config.identity.clone(),
@@ -81,28 +81,28 @@ fn candidacy(config: &ElectorConfig, priority: i32) -> Candidacy {
     }
 }
 
-/// Waits for the elector's end, passing signals on. What interrupted it before there was a command to have it, if anything.
-async fn watch_over(
+/// Waits for the elector to end and forwards signals. Returns the signal that ended it before the command ran, if any.
+async fn wait_for_end(
     elector: &LeaderElector,
     work: &Work,
     mut trouble: Option<watch::Receiver<Option<String>>>,
-    patience: Option<Duration>,
+    timeout: Option<Duration>,
     signals: &mut Forwarded,
-    pass_on: &mpsc::Sender<Number>,
+    signal_sender: &mpsc::Sender<Number>,
 ) -> Outcome<Option<Number>> {
     let mut interrupted = None;
     let mut status = elector.status();
     let mut blocked = None;
-    let limit = patience.map(|patience| tokio::time::Instant::now() + patience);
+    let limit = timeout.map(|timeout| tokio::time::Instant::now() + timeout);
     let mut gave_up = None;
     loop {
-        let over = async {
+        let deadline = async {
             match limit.filter(|_| gave_up.is_none() && !work.runs()) {
                 Some(limit) => tokio::time::sleep_until(limit).await,
                 None => std::future::pending().await,
             }
         };
-        let stands_badly = async {
+        let registration_failed = async {
             let Some(trouble) = &mut trouble else { return std::future::pending().await };
             match trouble.changed().await {
                 Ok(()) => trouble.borrow_and_update().clone(),
@@ -112,31 +112,31 @@ async fn watch_over(
         tokio::select! {
             ended = elector.ended() => {
                 let refused = ended.err().filter(|_| !work.has_run());
-                let late = gave_up.filter(|_| !work.has_run());
-                return refused.map(Failure::from).or(late).map_or(Ok(interrupted), Err);
+                let timed_out = gave_up.filter(|_| !work.has_run());
+                return refused.map(Failure::from).or(timed_out).map_or(Ok(interrupted), Err);
             }
-            () = over => {
-                let why = blocked.clone().or_else(|| work.held_by()).unwrap_or_else(|| "nobody leads yet".to_owned());
-                let text = format!("gave up before {} could be held: {why}", work.lease);
+            () = deadline => {
+                let why = blocked.clone().or_else(|| work.held_by()).unwrap_or_else(|| "no candidate holds it".to_owned());
+                let text = format!("timed out before acquiring {}: {why}", work.lease);
                 gave_up = Some(Failure::new(ErrorCode::TimedOut, text));
                 elector.stop();
             }
             Ok(()) = status.changed() => {
                 let now = status.borrow_and_update().view.blocked.clone();
-                // One line for one trouble, however often it is met.
+                // One line per failure, however often it recurs.
                 if let (Some(why), None) = (&now, &blocked) {
-                    work.speaker.say(&format!("{why}; trying again"));
+                    work.speaker.say(&format!("{why}; retrying"));
                 }
                 blocked = now;
             }
-            why = stands_badly => if let Some(why) = why {
-                work.speaker.say(&format!("not a candidate: {why}"));
+            why = registration_failed => if let Some(why) = why {
+                work.speaker.say(&format!("cannot register as a candidate: {why}"));
             },
             number = signals.next() => match work.runs() {
-                // A command that takes no signals any more has ended.
-                true => drop(pass_on.try_send(number)),
+                // A closed channel means that the command has ended.
+                true => drop(signal_sender.try_send(number)),
                 false if !signals.ends(number) => {}
-                // The second time nothing is waited for any more.
+                // A second signal ends muster at once.
                 false if interrupted.is_some() => return Ok(interrupted),
                 false => {
                     interrupted = Some(number);
@@ -149,12 +149,12 @@ async fn watch_over(
 
 /// Host name, pid and a random number.
 pub fn default_identity() -> String {
-    // A candidate is named like its identity: the name must be one that objects may have.
+    // The candidate object is named after the identity, so the identity must be a legal object name.
     let host = Name::sanitized(&rustix::system::uname().nodename().to_string_lossy());
     format!("{host}-{}-{:08x}", std::process::id(), rand::random::<u32>())
 }
 
-/// The guarded command, as the elector's work.
+/// The guarded command, as the work of the elector.
 struct Work {
     launch: Launch,
     lease: LeaseRef,
@@ -164,7 +164,7 @@ struct Work {
     running: AtomicBool,
     end: Arc<Mutex<Option<End>>>,
     ending: Mutex<Option<Ending>>,
-    /// Who else, as far as it is known.
+    /// The last known holder.
     holder: Mutex<Option<String>>,
 }
 
@@ -217,7 +217,7 @@ impl Work {
 
 fn lost_lease(lease: &LeaseRef, ending: &Ending) -> Failure {
     let message = format!("{lease} was lost while the command ran: {ending}; the command was ended");
-    Failure { code: "leadership_lost".to_owned(), exit: LOST, message, details: serde_json::json!({}) }
+    Failure { code: "leadership_lost".to_owned(), exit: EXIT_LEADERSHIP_LOST, message, details: serde_json::json!({}) }
 }
 
 impl Candidate for Work {

@@ -1,14 +1,14 @@
-//! The live tree.
+//! The live actor tree.
 
 use serde_json::Value;
 
 use super::{Names, items, when};
 use crate::cli::output::{Table, cell, printable, printable_lines, short};
 
-/// One tree, or each node's with `--all`.
+/// One tree, or with `--all` that of each node.
 pub fn actors(document: &Value) -> String {
     if !document["items"].is_array() {
-        return of_node(document) + &table(document);
+        return node_heading(document) + &table(document);
     }
     let each = items(document).iter().map(|item| {
         let node = if item["name"].is_string() { &item["name"] } else { &item["node"] };
@@ -42,15 +42,15 @@ pub(super) fn children(actor: &Value) -> &[Value] {
     actor["children"].as_array().map(Vec::as_slice).unwrap_or_default()
 }
 
-/// Whose actors these are. Daemons of earlier releases do not say it.
-fn of_node(document: &Value) -> String {
+/// The node of these actors. Daemons of earlier releases do not report it.
+fn node_heading(document: &Value) -> String {
     match document["node_name"].as_str() {
         Some(name) => format!("node {} ({})\n", printable(name), cell(&document["node"])),
         None => String::new(),
     }
 }
 
-/// Names nodes in the names of actors, where a document for people has ids: `session-n4`.
+/// Replaces node ids in actor names by node names: `session-n4`.
 pub fn name_nodes(document: &mut Value, names: &Names) {
     match document {
         Value::Array(items) => items.iter_mut().for_each(|item| name_nodes(item, names)),
@@ -78,7 +78,7 @@ fn table(root: &Value) -> String {
     table.render()
 }
 
-/// The last segment of its path. Ids in names (session-<node>) are long; their beginning tells them apart.
+/// The last segment of its path. Ids in names (session-<node>) are shortened.
 pub(super) fn name_of(actor: &Value) -> String {
     if let Some(shown) = actor["shown"].as_str() {
         return printable(shown);
@@ -118,7 +118,7 @@ pub(super) fn more_children(actor: &Value) -> impl Iterator<Item = String> {
     more.map(|(kind, count)| format!("{} more {kind}", cell(count)))
 }
 
-/// One actor with everything it says of itself.
+/// One actor with all of its details.
 pub fn actor(actor: &Value) -> String {
     let mut table = Table::bare();
     if let Some(name) = actor["node_name"].as_str() {
@@ -150,16 +150,16 @@ pub fn actor(actor: &Value) -> String {
         let names = children(actor).iter().map(name_of).chain(more_children(actor));
         table.row(["children".to_owned(), names.collect::<Vec<_>>().join(", ")]);
     }
-    let age = actor["view_age_ms"].as_u64().filter(|age| *age >= VIEW_IS_OLD);
-    let age = age.map_or_else(String::new, |age| format!(", as it was {age} ms ago"));
+    let age = actor["view_age_ms"].as_u64().filter(|age| *age >= OLD_VIEW_MS);
+    let age = age.map_or_else(String::new, |age| format!(", {age} ms old"));
     let view = serde_json::to_string_pretty(&actor["view"]).unwrap_or_default();
     format!("{}view{age}\n{}", table.render(), printable_lines(&view))
 }
 
-/// A view that is older was not made for this look: the actor was busy.
-const VIEW_IS_OLD: u64 = 100;
+/// In milliseconds. An older view was not made for this request: the actor was busy.
+const OLD_VIEW_MS: u64 = 100;
 
-/// How many messages took how long: `312 up to 0.1 ms, 4 up to 10 ms, 1 longer`.
+/// Numbers of messages by handling time: `312 up to 0.1 ms, 4 up to 10 ms, 1 longer`.
 fn times(times: &Value) -> String {
     let mut below = 0;
     let mut said = Vec::new();
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn one_actor_is_shown_with_what_it_is_at_what_became_of_it_and_how_long_its_work_takes() {
+    fn one_actor_is_shown_with_work_exits_and_handling_times() {
         let seen = json!({"path": "node/x", "kind": "Kind", "state": "healthy", "since": "2024-01-01T00:00:00Z",
             "incarnation": 2, "restarts": 1, "mailbox": 3, "mailbox_limit": 8, "refused": 5, "stale": 6, "handled": 9,
             "handling": {"message": "write", "for_ms": 4100}, "view": {"n": 1}, "view_age_ms": 4100,
@@ -218,7 +218,7 @@ mod tests {
             "took         7 up to 0.1 ms, 1 up to 1000 ms, 1 longer",
             "exit         2024-01-01T00:00:00Z panic: boom",
             "children     y, 7 more Session",
-            "view, as it was 4100 ms ago",
+            "view, 4100 ms old",
         ] {
             assert!(text.lines().any(|said| said == line), "{line}\n{text}");
         }
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn actors_named_after_nodes_are_shown_by_the_nodes_names() {
+    fn actor_names_show_node_names_instead_of_ids() {
         let mut tree = some_tree();
         tree["node"] = "0000000000000000000000009".into();
         tree["node_name"] = "n9".into();
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn of_all_nodes_each_tree_stands_below_its_node() {
+    fn each_tree_is_below_its_node_name() {
         let all = json!({"items": [{"node": "abc", "root": some_tree()}]});
         assert!(actors(&all).starts_with("abc\nACTOR"));
         assert_eq!(actor_paths(&all).lines().count(), 5);

@@ -1,5 +1,4 @@
-//! Documents of the contract as tables for people. Fields that a newer daemon adds are passed over, missing ones show
-//! as `-`.
+//! Renders JSON documents as tables. Fields that a newer daemon adds are ignored, missing ones are shown as `-`.
 
 mod actors;
 mod live;
@@ -7,17 +6,17 @@ mod nodes;
 mod reconcilers;
 
 pub use self::actors::{actor, actor_paths, actors, name_nodes};
-pub use self::live::{Looks, live};
+pub use self::live::{Baseline, live};
 pub use self::nodes::{node, nodes, status};
 pub use self::reconcilers::*;
 
 use serde_json::Value;
 
-use super::output::{Table, cell, printable, printable_lines, short, to_the_second};
+use super::output::{Table, cell, printable, printable_lines, short, without_fraction};
 
 /// A time, to the second.
 pub fn when(value: &Value) -> String {
-    value.as_str().map_or_else(|| cell(value), |time| printable(&to_the_second(time)))
+    value.as_str().map_or_else(|| cell(value), |time| printable(&without_fraction(time)))
 }
 
 fn items(document: &Value) -> &[Value] {
@@ -33,13 +32,13 @@ fn list(document: &Value, headings: &[&str], columns: &[fn(&Value) -> String], e
     for item in items(document) {
         table.row(columns.iter().map(|column| column(item)));
     }
-    stale_note(document) + &table.render()
+    stale_notice(document) + &table.render()
 }
 
-/// What people must know before they believe a table.
-fn stale_note(document: &Value) -> String {
+/// The notice above a stale table.
+fn stale_notice(document: &Value) -> String {
     match document["stale"].as_bool() {
-        Some(true) => format!("no quorum: this is the local copy as of {}\n", when(&document["as_of"])),
+        Some(true) => format!("no quorum: showing the local replica as of {}\n", when(&document["as_of"])),
         _ => String::new(),
     }
 }
@@ -181,7 +180,7 @@ pub fn guards(document: &Value) -> String {
             |g| if g["lease"].is_null() { "(all)".to_owned() } else { cell(&g["lease"]) },
             |g| cell(&g["mode"]),
         ],
-        "no guards are set: blind everywhere",
+        "no guards set: `blind` everywhere",
     )
 }
 
@@ -190,14 +189,14 @@ pub fn blocklist(document: &Value) -> String {
         document,
         &["NODE", "BLOCKED", "UNTIL"],
         &[|b| cell(&b["node_id"]), |b| when(&b["blocked_at"]), |b| when(&b["expires_at"])],
-        "nobody is blocked",
+        "no blocked nodes",
     )
 }
 
-/// What people call the nodes, by id.
+/// Node names, by id.
 pub type Names = std::collections::BTreeMap<String, String>;
 
-/// Puts names in the place of ids, in a document for people.
+/// Replaces node ids by names, in a document for tables.
 pub fn with_names(document: &mut Value, names: &Names) {
     match document {
         Value::Array(items) => items.iter_mut().for_each(|item| with_names(item, names)),
@@ -215,7 +214,7 @@ pub fn with_names(document: &mut Value, names: &Names) {
 
 pub fn raft(document: &Value) -> String {
     let leader = document["leader"].as_str().unwrap_or("");
-    let mut out = stale_note(document);
+    let mut out = stale_notice(document);
     out += &format!(
         "term {}, commit {}, applied {}\n",
         cell(&document["term"]),
@@ -235,7 +234,7 @@ pub fn raft(document: &Value) -> String {
 pub fn events(items: &Value) -> String {
     match items.as_array() {
         Some(events) if !events.is_empty() => event_lines(items),
-        _ => "nothing happened".to_owned(),
+        _ => "no events".to_owned(),
     }
 }
 
@@ -277,7 +276,7 @@ mod tests {
             "ID  ROLE    EXPIRES  USES LEFT  DEFAULT\na1  worker  never    3          yes\n\
              default tokens never expire; `muster token rotate ROLE` replaces one\n"
         );
-        assert_eq!(blocklist(&json!({"items": []})), "nobody is blocked");
+        assert_eq!(blocklist(&json!({"items": []})), "no blocked nodes");
         let users_seen = json!({"items": [
             {"name": "ann", "admin": true, "read_only": false, "namespaces": [], "not_after": null},
             {"name": "eye", "admin": false, "read_only": true, "namespaces": [], "not_after": null},
@@ -289,10 +288,10 @@ mod tests {
     }
 
     #[test]
-    fn a_stale_table_says_so_first() {
+    fn stale_table_starts_with_a_notice() {
         let document = json!({"stale": true, "as_of": "2024-01-01T00:00:00.5Z", "term": 4, "leader": null, "commit": 9,
             "applied": 9, "members": [{"node": "abc", "raft_id": 1, "addr": "h:1", "role": "voter", "match": 9, "reachable": true}]});
-        assert!(raft(&document).starts_with("no quorum: this is the local copy as of 2024-01-01T00:00:00Z\nterm 4"));
+        assert!(raft(&document).starts_with("no quorum: showing the local replica as of 2024-01-01T00:00:00Z\nterm 4"));
     }
 
     #[test]

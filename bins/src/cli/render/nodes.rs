@@ -1,12 +1,12 @@
-//! Nodes and the cluster at a glance.
+//! Nodes, and the overview of the cluster.
 
 use std::collections::BTreeMap;
 
 use muster_messages::{Name, NodeId, StatusView};
 use serde_json::Value;
 
-use super::{items, stale_note, when};
-use crate::cli::output::{Table, cell, short, to_the_second};
+use super::{items, stale_notice, when};
+use crate::cli::output::{Table, cell, short, without_fraction};
 
 pub fn nodes(document: &Value) -> String {
     let mut table =
@@ -24,10 +24,10 @@ pub fn nodes(document: &Value) -> String {
             pending(node),
         ]);
     }
-    stale_note(document) + &table.render()
+    stale_notice(document) + &table.render()
 }
 
-/// `worker`, or `worker -> manager` while the wish is not granted.
+/// `worker`, or `worker -> manager` until the desired role is granted.
 fn role(node: &Value) -> String {
     let (granted, desired) = (&node["role"], &node["desired_role"]);
     if granted == desired { cell(granted) } else { format!("{} -> {}", cell(granted), cell(desired)) }
@@ -36,14 +36,14 @@ fn role(node: &Value) -> String {
 fn state(node: &Value) -> String {
     let stale = node["stale"].as_bool() == Some(true);
     let conditions = node["conditions"].as_array().map(Vec::as_slice).unwrap_or_default();
-    let doubt = if conditions.iter().any(|c| c["reason"] == "no_contact") {
+    let qualifier = if conditions.iter().any(|c| c["reason"] == "no_contact") {
         " (no contact)"
     } else if stale {
         " (stale)"
     } else {
         ""
     };
-    cell(&node["state"]) + doubt
+    cell(&node["state"]) + qualifier
 }
 
 fn membership(node: &Value) -> String {
@@ -51,8 +51,8 @@ fn membership(node: &Value) -> String {
     match (node["membership"].as_str(), manager["leader"].as_bool()) {
         (None | Some("none"), _) => "-".to_owned(),
         (Some(_), Some(true)) => "leader".to_owned(),
-        (Some(seat), _) if manager["reachable"].as_bool() == Some(false) => format!("{seat}, unreachable"),
-        (Some(seat), _) => seat.to_owned(),
+        (Some(kind), _) if manager["reachable"].as_bool() == Some(false) => format!("{kind}, unreachable"),
+        (Some(kind), _) => kind.to_owned(),
     }
 }
 
@@ -146,7 +146,7 @@ pub fn status(status: &StatusView, names: &BTreeMap<NodeId, Name>) -> String {
     );
     for p in &status.pending {
         let text = serde_json::to_value(p).unwrap_or_default();
-        let since = to_the_second(&p.since.to_string());
+        let since = without_fraction(&p.since.to_string());
         row(
             "pending",
             format!(
@@ -160,14 +160,14 @@ pub fn status(status: &StatusView, names: &BTreeMap<NodeId, Name>) -> String {
     }
     for d in &status.duplicates {
         let processes = d.processes.iter().map(ToString::to_string).collect::<Vec<_>>().join(" and ");
-        let since = to_the_second(&d.since.to_string());
+        let since = without_fraction(&d.since.to_string());
         row("duplicate", format!("{} runs twice: {processes} (since {since})", d.name));
     }
-    let stale = status.as_of.map(|at| to_the_second(&at.to_string()));
+    let stale = status.as_of.map(|at| without_fraction(&at.to_string()));
     let note = match (status.stale, stale) {
         (false, _) => String::new(),
-        (true, Some(at)) => format!("no quorum: this is the local copy as of {at}\n"),
-        (true, None) => "no quorum: this is the local copy\n".to_owned(),
+        (true, Some(at)) => format!("no quorum: showing the local replica as of {at}\n"),
+        (true, None) => "no quorum: showing the local replica\n".to_owned(),
     };
     note + &table.render()
 }
@@ -178,7 +178,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn the_status_names_the_leader_and_who_is_missing() {
+    fn status_names_the_leader_and_missing_managers() {
         let view: StatusView = serde_json::from_value(json!({
             "cluster": {"id": "c", "name": "default", "incarnation": 1, "feature_level": 1}, "stale": false,
             "self": {"id": "0000000000000000000000001", "name": "n1", "role": "manager"},
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_without_contact_is_shown_before_it_is_down() {
+    fn node_without_contact_is_marked_before_it_is_down() {
         let document = json!({"items": [{"id": "x", "name": "n4", "role": "worker", "desired_role": "worker", "state": "ready",
             "stale": false, "membership": "none", "manager": null, "certificate": {"role": "worker", "state": "issued"},
             "addr": "h:1", "release": "0.1.0", "conditions": [{"type": "contact", "reason": "no_contact"}]}]});
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_on_its_way_shows_where_from_and_where_to() {
+    fn pending_role_change_shows_both_roles() {
         let document = json!({"items": [{"id": "x", "name": "n4", "role": "worker", "desired_role": "manager", "state": "ready",
             "stale": false, "membership": "none", "manager": null, "certificate": {"role": "worker", "state": "pending"},
             "addr": "h:1", "release": "0.1.0", "conditions": [{"reason": "waiting_for_certificate"}]}]});

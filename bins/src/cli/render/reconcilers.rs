@@ -1,4 +1,4 @@
-//! Reconcilers, members and objects for people.
+//! Tables of reconcilers, members and objects.
 
 use serde_json::Value;
 
@@ -21,11 +21,11 @@ pub fn reconcilers(document: &Value) -> String {
             |r| cell(&r["phase"]),
             |r| cell(&r["message"]),
         ],
-        "no reconcilers; `muster reconciler apply -f FILE` brings one",
+        "no reconcilers; `muster reconciler apply -f FILE` adds one",
     )
 }
 
-/// In one line, as it goes on.
+/// The status in one line, for `--watch`.
 pub fn reconciler_line(r: &Value) -> String {
     let gate = &r["gate"];
     let state = if gate.is_null() { "no gate".to_owned() } else { cell(&gate["state"]) };
@@ -37,21 +37,21 @@ pub fn reconciler_line(r: &Value) -> String {
 }
 
 pub fn reconciler(r: &Value) -> String {
-    let (gate, runner, people) = (&r["gate"], &r["runner"], &r["participants"]);
+    let (gate, runner, participants) = (&r["gate"], &r["runner"], &r["participants"]);
     let mut table = Table::bare();
     let applied = match gate["state"].as_str() {
         None => "nothing yet".to_owned(),
         Some("working") => format!(
-            "{} on the way to {}, floor {}",
+            "{}, changing to {}, floor {}",
             cell(&gate["reconciled"]),
             cell(&gate["target"]["release"]),
             cell(&gate["floor"])
         ),
-        Some("unreadable") => "the gate cannot be read".to_owned(),
+        Some("unreadable") => "unknown: the gate is unreadable".to_owned(),
         Some(_) => format!("{}, floor {}", cell(&gate["reconciled"]), cell(&gate["floor"])),
     };
     let runs = if runner.is_null() {
-        "nobody".to_owned()
+        "none".to_owned()
     } else {
         let who = if runner["node"].is_string() { &runner["node"] } else { &runner["member"] };
         format!("{} since {}, term {}", cell(who), when(&runner["since"]), cell(&runner["term"]))
@@ -59,9 +59,9 @@ pub fn reconciler(r: &Value) -> String {
     let scope = format!(
         "{}: {} serving, {} announced, {} draining",
         cell(&r["scope"]),
-        cell(&people["serving"]),
-        cell(&people["announced"]),
-        cell(&people["draining"])
+        cell(&participants["serving"]),
+        cell(&participants["announced"]),
+        cell(&participants["draining"])
     );
     let rows = [
         ("reconciler", cell(&r["name"])),
@@ -79,7 +79,7 @@ pub fn reconciler(r: &Value) -> String {
         }
     }
     let mut text = table.render();
-    text += &last_words(r["output"].as_str().unwrap_or_default());
+    text += &output_tail(r["output"].as_str().unwrap_or_default());
     let blocked = r["blockers"].as_array().is_some_and(|blockers| !blockers.is_empty());
     if blocked {
         text += &format!("\n{}", blockers(&r["blockers"]));
@@ -87,20 +87,20 @@ pub fn reconciler(r: &Value) -> String {
     text
 }
 
-/// Lines of a command's output that are shown; all that is kept of it is in the JSON.
+/// Shown lines of a command's output; the JSON has all retained lines.
 const LAST_LINES: usize = 10;
 
-fn last_words(output: &str) -> String {
+fn output_tail(output: &str) -> String {
     let lines: Vec<&str> = output.lines().collect();
     let shown = lines.get(lines.len().saturating_sub(LAST_LINES)..).unwrap_or_default();
     if shown.is_empty() {
         return String::new();
     }
     let shown: String = shown.iter().map(|line| format!("\n  {}", printable(line))).collect();
-    format!("\nit wrote{}{shown}", if lines.len() > LAST_LINES { ", last of all" } else { "" })
+    format!("\noutput{}{shown}", if lines.len() > LAST_LINES { ", last lines" } else { "" })
 }
 
-/// A member, with the name of the node whose id it is.
+/// A member, with the node's name if its name is a node id.
 fn named(member: &Value) -> String {
     let id = cell(&member["member"]);
     member["name"].as_str().map_or(id.clone(), |name| format!("{id} ({name})"))
@@ -112,13 +112,13 @@ pub fn blockers(blockers: &Value) -> String {
         &document,
         &["MEMBER", "RELEASE", "PHASE", "SINCE", "WHY"],
         &[named, |b| cell(&b["release"]), |b| cell(&b["phase"]), |b| when(&b["since"]), |b| cell(&b["why"])],
-        "nobody is in the way",
+        "no blocking members",
     )
 }
 
 pub fn applied(document: &Value) -> String {
     let line = |d: &Value| {
-        let changed = if d["changed"] == true { "is there" } else { "was there already" };
+        let changed = if d["changed"] == true { "submitted" } else { "already exists" };
         format!("{} {} {changed}\n", cell(&d["name"]), cell(&d["release"]))
     };
     document["definitions"].as_array().into_iter().flatten().map(line).collect()
@@ -128,10 +128,10 @@ pub fn plan(plan: &Value) -> String {
     let mut text = format!("{} {}\n", cell(&plan["name"]), cell(&plan["release"]));
     match plan["path"].as_str() {
         Some("first") => text += "it would be applied for the first time\n",
-        Some("reached") => text += "it has been applied; what differs would be repaired\n",
-        Some("open") => text += "it would begin at once: whoever is admitted can live with it\n",
-        Some(_) => text += "it would first keep out those that cannot live with it\n",
-        None => text += &format!("it would not begin: {}\n", cell(&plan["hold"]["message"])),
+        Some("reached") => text += "already applied; differences would be repaired\n",
+        Some("open") => text += "it would start at once: all admitted members are compatible\n",
+        Some(_) => text += "it would first stop admitting incompatible members\n",
+        None => text += &format!("it would not start: {}\n", cell(&plan["hold"]["message"])),
     }
     for object in plan["objects"].as_array().into_iter().flatten() {
         let key = format!("{} {}/{}", cell(&object["kind"]), cell(&object["namespace"]), cell(&object["name"]));
@@ -142,14 +142,14 @@ pub fn plan(plan: &Value) -> String {
         text += &format!("  run    {}\n", argv.iter().map(cell).collect::<Vec<_>>().join(" "));
     }
     if plan["blockers"].as_array().is_some_and(|blockers| !blockers.is_empty()) {
-        text += "these are in the way:\n";
+        text += "blocking members:\n";
         text += &blockers(&plan["blockers"]);
     }
     let gate = &plan["gate"];
-    text + &format!("then the gate says {}, floor {}\n", cell(&gate["reconciled"]), cell(&gate["floor"]))
+    text + &format!("gate afterwards: {}, floor {}\n", cell(&gate["reconciled"]), cell(&gate["floor"]))
 }
 
-/// What is there and what would be, as a unified diff of their JSON.
+/// The current and the planned object, as a unified diff of their JSON.
 fn diff(before: &Value, after: &Value) -> String {
     let text = |side: &Value| match side {
         Value::Null => String::new(),
@@ -183,15 +183,15 @@ pub fn gate_history(document: &Value) -> String {
     )
 }
 
-pub fn forced(document: &Value) -> String {
+pub fn forced_floor(document: &Value) -> String {
     let excluded = document["excluded"].as_array().map(Vec::as_slice).unwrap_or_default();
     let names: Vec<String> = excluded.iter().map(cell).collect();
-    let whom = if names.is_empty() { "nobody".to_owned() } else { names.join(", ") };
+    let affected = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
     if document["changed"] == true {
-        format!("the floor is {}; told to stop: {whom}", cell(&document["floor"]))
+        format!("the floor is {}; members asked to stop: {affected}", cell(&document["floor"]))
     } else {
         format!(
-            "with a floor of {} these would be told to stop: {whom}; say so with --yes-i-know",
+            "a floor of {} would stop these members: {affected}; confirm with --yes-i-know",
             cell(&document["floor"])
         )
     }
@@ -209,7 +209,7 @@ pub fn members(document: &Value) -> String {
             |m| when(&m["since"]),
             |m| if m["external"] == true { "external".to_owned() } else { "yes".to_owned() },
         ],
-        "nobody has announced itself; `muster wait-ready SCOPE` does",
+        "no members; `muster wait-ready SCOPE` announces one",
     )
 }
 
@@ -241,7 +241,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_plan_is_read_as_a_diff() {
+    fn plan_is_rendered_as_a_diff() {
         let plan = json!({
             "name": "schema", "release": "2.0.0", "path": "restrict", "blockers": [],
             "objects": [
@@ -253,14 +253,14 @@ mod tests {
         });
         let text = super::plan(&plan);
         assert!(text.contains("-    \"columns\": 1\n") && text.contains("+    \"columns\": 2\n"), "{text}");
-        assert!(text.ends_with("then the gate says 2.0.0, floor 2.0.0\n"), "{text}");
+        assert!(text.ends_with("gate afterwards: 2.0.0, floor 2.0.0\n"), "{text}");
     }
 
     #[test]
-    fn what_a_command_wrote_does_not_move_the_cursor() {
-        let shown = last_words(&format!("{}\x1b[2Jlast\n", "line\n".repeat(30)));
+    fn control_characters_in_command_output_are_replaced() {
+        let shown = output_tail(&format!("{}\x1b[2Jlast\n", "line\n".repeat(30)));
         assert_eq!(shown.trim_start().lines().count(), 1 + LAST_LINES);
-        assert!(shown.ends_with("\u{fffd}[2Jlast") && shown.starts_with("\nit wrote, last of all"), "{shown:?}");
-        assert_eq!(last_words(""), "");
+        assert!(shown.ends_with("\u{fffd}[2Jlast") && shown.starts_with("\noutput, last lines"), "{shown:?}");
+        assert_eq!(output_tail(""), "");
     }
 }

@@ -1,4 +1,4 @@
-//! What a directory that belongs to somebody makes of the flags it is started with.
+//! How a directory with an identity treats the flags that it is started with.
 
 use clap::Parser;
 use muster_messages::{ClusterId, WallTime};
@@ -21,21 +21,21 @@ fn token(root_pem: &str) -> String {
 
 /// S168, S169.
 #[tokio::test]
-async fn an_identity_wins_over_flags_but_not_over_a_token_of_another_cluster() {
+async fn identity_wins_over_flags_but_not_over_a_foreign_token() {
     let dir = tempfile::tempdir().unwrap();
     let founded = boot(&config(dir.path(), &["--init"]), ADVERTISE).await.unwrap();
     let node = founded.credentials.identity.node();
     let ours = token(&founded.credentials.root_pem);
     let other = token(&Root::create(ClusterId::from_entropy(9), Clock.wall()).unwrap().cert_pem);
 
-    let nobody = "127.0.0.1:9";
+    let unused_addr = "127.0.0.1:9";
     let fine: [&[&str]; 6] = [
         &[],
         &["--init"],
-        &["--join", nobody],
-        &["--join", nobody, "--token", &ours],
-        &["--join", nobody, "--token", "MSTR-1-cut"],
-        // In the environment of everything on that machine, perhaps: nothing was asked of it.
+        &["--join", unused_addr],
+        &["--join", unused_addr, "--token", &ours],
+        &["--join", unused_addr, "--token", "MSTR-1-cut"],
+        // Perhaps in the environment of every process on that machine: it requests nothing.
         &["--token", &other],
     ];
     for flags in fine {
@@ -44,8 +44,10 @@ async fn an_identity_wins_over_flags_but_not_over_a_token_of_another_cluster() {
         assert_eq!(resumed.credentials.identity.node(), node, "{flags:?}");
     }
 
-    let wrong: [&[&str]; 2] =
-        [&["--join", nobody, "--token", &other], &["--join", nobody, "--token", &other, "--force-new-cluster"]];
+    let wrong: [&[&str]; 2] = [
+        &["--join", unused_addr, "--token", &other],
+        &["--join", unused_addr, "--token", &other, "--force-new-cluster"],
+    ];
     for flags in wrong {
         let Err(exit) = boot(&config(dir.path(), flags), ADVERTISE).await else { panic!("{flags:?}: it resumed") };
         assert_eq!(exit.status, 6);
@@ -57,28 +59,28 @@ async fn an_identity_wins_over_flags_but_not_over_a_token_of_another_cluster() {
             assert!(exit.sentence.contains(word.as_str()), "{word}: {}", exit.sentence);
         }
     }
-    // Interrupted before it had a certificate, a founder is one all the same.
+    // A founder interrupted before it had a certificate still is one.
     std::fs::remove_file(dir.path().join("identity").join("credentials.pem")).unwrap();
     let exit = boot(&config(dir.path(), wrong[0]), ADVERTISE).await.err().unwrap();
     assert!(exit.status == 6 && exit.sentence.contains("has begun to found"), "{}", exit.sentence);
 }
 
-/// B17: the daemon took the host's name then, and the cluster took that over.
+/// B17: the daemon took the host's name then, and the cluster adopted it.
 #[tokio::test]
-async fn a_name_once_given_stays_without_the_flag() {
+async fn configured_name_stays_without_the_flag() {
     let dir = tempfile::tempdir().unwrap();
     boot(&config(dir.path(), &["--init"]), ADVERTISE).await.unwrap();
     let load = |flags: &[&str]| {
         let args = ["musterd", "--data-dir", dir.path().to_str().unwrap()].into_iter().chain(flags.iter().copied());
-        named(load(Args::try_parse_from(args).unwrap()).unwrap().0).unwrap().name
+        with_kept_name(load(Args::try_parse_from(args).unwrap()).unwrap().0).unwrap().name
     };
     assert_eq!(load(&[]), "n1");
     assert_eq!(load(&["--name", "n2"]), "n2");
 }
 
-/// S15: what a server said that nobody had verified came to a joiner's terminal byte for byte.
+/// S15: text of an unverified server reached a joiner's terminal byte for byte.
 #[test]
-fn what_a_stranger_says_is_one_printable_line() {
+fn unverified_server_text_is_one_printable_line() {
     let stage = muster_agent::JoinStage::Digest;
     let text = "x\n2026-11-23T05:59:59 INFO \u{1b}[32mnew certificate\u{1b}]0;title\u{7}\r".to_owned();
     let progress = muster_agent::JoinProgress { addr: "192.0.2.1:4400".to_owned(), stage, text, lasts: None };
@@ -86,9 +88,9 @@ fn what_a_stranger_says_is_one_printable_line() {
     assert!(said.contains("new certificate") && !said.chars().any(char::is_control), "{said:?}");
 }
 
-/// All managers can be told by one that lies that they were removed: then nobody is left to judge a token.
+/// One lying manager can report to all managers that they were removed: then none is left to check a token.
 #[tokio::test]
-async fn a_node_that_was_told_wrongly_goes_on_with_a_token() {
+async fn wrongly_removed_node_continues_with_a_token() {
     let dir = tempfile::tempdir().unwrap();
     let founded = boot(&config(dir.path(), &["--init"]), ADVERTISE).await.unwrap();
     let (node, _) = founded.credentials.identity.node().unwrap();
@@ -119,7 +121,7 @@ async fn a_node_that_was_told_wrongly_goes_on_with_a_token() {
 
 /// B14.
 #[test]
-fn a_certificate_of_the_future_is_not_valid_now() {
+fn future_certificate_is_not_valid_now() {
     let made = |at: WallTime| {
         let id = ClusterId::from_entropy(9);
         let root = Root::create(id, Clock.wall()).unwrap();

@@ -1,7 +1,7 @@
-//! Metrics of actors: what the live tree counts, by path.
+//! Metrics of actors: the live tree's counters, by path.
 //!
-//! A path that is gone has no series. Sessions, contests and reconcilers, of which there may be ten thousand, are one path each:
-//! `node/manager/sessions/session-*`. Their counters go on counting what those have counted that are gone.
+//! A path that no longer exists has no series. Sessions, contests and reconcilers, of which there may be ten thousand, share one path
+//! each: `node/manager/sessions/session-*`. Its counters include those of ended actors.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -29,15 +29,15 @@ pub(super) struct Actors(pub BTreeMap<String, ActorNumbers>);
 type Number = fn(&ActorNumbers) -> u64;
 
 const GAUGES: [(&str, &str, Number); 3] = [
-    ("actor_alive", "Actors that the path stands for: 1, or as many as are told together", |n| n.states.values().sum()),
-    ("actor_healthy", "How many of them are healthy", |n| n.states.get(&ActorState::Healthy).copied().unwrap_or(0)),
+    ("actor_alive", "Actors of the path: 1, or the number that share it", |n| n.states.values().sum()),
+    ("actor_healthy", "Healthy actors of the path", |n| n.states.get(&ActorState::Healthy).copied().unwrap_or(0)),
     ("actor_mailbox", "Messages waiting", |n| n.mailbox),
 ];
 const COUNTERS: [(&str, &str, Number); 4] = [
     ("actor_handled", "Messages handled", |n| n.handler_times.handled()),
     ("actor_restarts", "Restarts", |n| n.restarts),
     ("actor_refused", "Messages refused because the mailbox was full", |n| n.refused),
-    ("actor_stale", "Messages, timers and reports of older incarnations that were dropped", |n| n.stale),
+    ("actor_stale", "Dropped messages, timers and reports of older incarnations", |n| n.stale),
 ];
 
 impl Collector for Actors {
@@ -56,7 +56,7 @@ impl Collector for Actors {
                     .encode_counter::<NoLabelSet, _, u64>(&number(numbers), None)?;
             }
         }
-        let help = "How long the message in progress has been, the longest of several";
+        let help = "How long the current message has been in progress; the longest of several";
         let mut family = encoder.encode_descriptor("actor_handling_seconds", help, None, MetricType::Gauge)?;
         for (path, numbers) in &self.0 {
             let seconds = numbers.handling_ms as f64 / 1_000.0;
@@ -78,7 +78,7 @@ impl Actors {
         Ok(())
     }
 
-    /// Of the whole process: for whoever wants to hear of a stuck actor without knowing its path.
+    /// Of the whole process: for alerts on stuck actors that do not know their paths.
     fn encode_states(&self, encoder: &mut DescriptorEncoder) -> fmt::Result {
         use ActorState::{BackingOff, Dead, Done, Escalated, Healthy, Starting, Stopping, Stuck};
         let mut family = encoder.encode_descriptor("actors", "Actors by state", None, MetricType::Gauge)?;
@@ -90,7 +90,7 @@ impl Actors {
     }
 }
 
-/// One series of durations, counted by upper bounds; the last count is of those above all.
+/// One series of durations, counted by upper bounds; the last count is of those above all bounds.
 pub(super) fn histogram(
     mut series: MetricEncoder<'_>,
     bounds_ms: impl IntoIterator<Item = f64>,

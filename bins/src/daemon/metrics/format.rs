@@ -1,4 +1,4 @@
-//! The two text formats of metrics: OpenMetrics 1.0, which the registry speaks, and Prometheus 0.0.4.
+//! The two text formats of metrics: OpenMetrics 1.0, which the registry writes, and Prometheus 0.0.4.
 
 /// A format and its media type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -8,7 +8,7 @@ pub(super) enum Format {
 }
 
 impl Format {
-    /// What an `Accept` header prefers. A client that does not ask for OpenMetrics gets the Prometheus text format.
+    /// The format that an `Accept` header prefers. A client that does not ask for OpenMetrics gets the Prometheus text format.
     pub(super) fn accepted(header: &str) -> Self {
         let (mut open, mut plain) = (None, None);
         for range in header.split(',') {
@@ -34,7 +34,7 @@ impl Format {
         }
     }
 
-    /// From what the registry wrote.
+    /// Converts the registry's text to this format.
     pub(super) fn of(self, open_metrics: String) -> String {
         match self {
             Self::OpenMetrics => open_metrics,
@@ -43,7 +43,7 @@ impl Format {
     }
 }
 
-/// The older format names a counter with its suffix, knows no infos and no units, and does not say where it ends.
+/// The older format includes the suffix in a counter's name, has no infos or units, and no end marker.
 fn plain(open_metrics: &str) -> String {
     let suffix = |name: &str| {
         let is = |kind: &str| open_metrics.contains(&format!("# TYPE {name} {kind}\n"));
@@ -62,7 +62,7 @@ fn plain(open_metrics: &str) -> String {
         match words.as_slice() {
             ["#", "EOF"] | ["#", "UNIT", ..] => continue,
             ["#", what @ ("HELP" | "TYPE"), name, rest] => {
-                // The lines of one family follow each other: looked up once for both.
+                // The lines of one family are adjacent: one lookup serves both.
                 if last.0 != *name {
                     last = ((*name).to_owned(), suffix(name));
                 }
@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_asker_gets_the_format_it_prefers() {
+    fn each_client_gets_its_preferred_format() {
         let prometheus = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.2,*/*;q=0.1";
         assert_eq!(Format::accepted(prometheus), Format::OpenMetrics);
         assert_eq!(Format::accepted("application/openmetrics-text"), Format::OpenMetrics);

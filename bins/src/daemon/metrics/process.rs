@@ -1,4 +1,4 @@
-//! Metrics of this process and its build, under the names that every Prometheus client library uses.
+//! Metrics of this process and its build, under the names common to Prometheus client libraries.
 
 use std::sync::atomic::AtomicU64;
 
@@ -10,7 +10,7 @@ use prometheus_client::registry::Registry;
 
 use super::Number;
 
-/// What the kernel says of this process.
+/// The kernel's figures for this process.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Usage {
     cpu_seconds: f64,
@@ -18,11 +18,11 @@ struct Usage {
     start_seconds: f64,
 }
 
-/// Without a prefix. What the kernel does not tell has no series.
+/// Without a prefix. Values that the kernel does not report have no series.
 pub(super) fn register(registry: &mut Registry) {
     let read = |file: &str| std::fs::read_to_string(file).ok();
-    let told = || usage(&read("/proc/self/stat")?, &read("/proc/self/status")?, &read("/proc/stat")?);
-    if let Some(usage) = told() {
+    let current = || usage(&read("/proc/self/stat")?, &read("/proc/self/status")?, &read("/proc/stat")?);
+    if let Some(usage) = current() {
         let cpu = Counter::<f64, AtomicU64>::default();
         cpu.inc_by(usage.cpu_seconds);
         registry.register("process_cpu_seconds", "Processor time of this process, user and system", cpu);
@@ -31,7 +31,7 @@ pub(super) fn register(registry: &mut Registry) {
         registry.register("process_resident_memory_bytes", "Memory of this process that is in RAM", resident);
         let start = Gauge::<f64, AtomicU64>::default();
         start.set(usage.start_seconds);
-        registry.register("process_start_time_seconds", "When this process began, since the Unix epoch", start);
+        registry.register("process_start_time_seconds", "Start time of this process, since the Unix epoch", start);
     }
     if let Ok(files) = std::fs::read_dir("/proc/self/fd") {
         let open = Number::default();
@@ -42,11 +42,11 @@ pub(super) fn register(registry: &mut Registry) {
     if let Some(most) = limit.current {
         let gauge = Number::default();
         gauge.set(most);
-        registry.register("process_max_fds", "The limit of open file descriptors", gauge);
+        registry.register("process_max_fds", "Limit of open file descriptors", gauge);
     }
 }
 
-/// `muster_build_info`, and of a manager `muster_cluster_info`.
+/// `muster_build_info`, and for a manager `muster_cluster_info`.
 pub(super) fn infos(registry: &mut Registry, release: &str, cluster: Option<(String, String)>) {
     #[derive(Debug, Hash, PartialEq, Eq, Clone, EncodeLabelSet)]
     struct Build {
@@ -67,7 +67,7 @@ pub(super) fn infos(registry: &mut Registry, release: &str, cluster: Option<(Str
     }
 }
 
-/// Ticks of the kernel's clock in a second, as programs see them: the same on every machine that Linux runs on today.
+/// Kernel clock ticks per second, as programs see them: the same on every machine that runs Linux today.
 const USER_HZ: f64 = 100.0;
 
 /// From proc_pid_stat(5), proc_pid_status(5) and proc_stat(5). The second field of the first is the command in parentheses,
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernels_line_is_read_whatever_the_command_is_called() {
+    fn kernel_stat_is_read_for_any_command_name() {
         let stat = "7 (muster) d (x) S 1 7 7 0 -1 4194560 100 0 0 0 250 50 0 0 20 0 9 0 1000 900000 300 1844674";
         let seen = usage(stat, "Name:\tx\nVmRSS:\t    1200 kB\n", "cpu 1\nbtime 1700000000\n");
         let expected = Usage { cpu_seconds: 3.0, resident_bytes: 1200 * 1024, start_seconds: 1_700_000_010.0 };

@@ -1,7 +1,7 @@
-//! Metrics of reconcilers: what this manager's copy says about each, and what its runs on this node have come to.
+//! Metrics of reconcilers: their state in this manager's replica, and the results of their runs on this node.
 //!
-//! A label is the name of a reconciler, for at most [`MOST_NAMES`] of them, or of its scope, or one of a few words. A scope that no
-//! reconciler has is not told: any program may name one.
+//! A label is the name of a reconciler, for at most [`MAX_RECONCILER_SERIES`] of them, or of its scope, or one of a few words. A scope that no
+//! reconciler uses has no series: any program may name one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::AtomicU64;
@@ -17,10 +17,10 @@ use serde_json::Value;
 use super::Number;
 use crate::daemon::node::Shared;
 
-/// Reconcilers with series of their own, by name; how many there are in all is told too.
-const MOST_NAMES: usize = 200;
+/// Reconcilers with their own series, by name; the total number is reported too.
+const MAX_RECONCILER_SERIES: usize = 200;
 /// Where this node's runs are: its own, and the managers'.
-const RUN_HERE: [&str; 2] = ["node/reconcilers", "node/manager/feature-level/reconcilers"];
+const LOCAL_RUN_GROUPS: [&str; 2] = ["node/reconcilers", "node/manager/feature-level/reconcilers"];
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct Name {
@@ -47,26 +47,26 @@ struct Participants {
 type ByName = Family<Name, Number>;
 
 pub(super) async fn register(registry: &mut Registry, shared: &Shared) {
-    let copy = shared.manager.borrow().as_ref().map(|manager| manager.replica.borrow().clone());
-    if let Some(copy) = copy {
-        // Hundreds of reconcilers and thousands of members take a while: not on the threads that Raft lives on.
-        if let Ok((all, told)) = tokio::task::spawn_blocking(move || statuses(&copy.tables)).await {
-            seen(registry, all, &told);
+    let local_replica = shared.manager.borrow().as_ref().map(|manager| manager.replica.borrow().clone());
+    if let Some(local_replica) = local_replica {
+        // Hundreds of reconcilers and thousands of members take a while: not on the threads that Raft uses.
+        if let Ok((all, reported)) = tokio::task::spawn_blocking(move || statuses(&local_replica.tables)).await {
+            register_statuses(registry, all, &reported);
         }
     }
-    let mut here = Vec::new();
-    for group in RUN_HERE {
-        here.extend(shared.tree.inspect(group).await.map(|group| group.children).unwrap_or_default());
+    let mut local = Vec::new();
+    for group in LOCAL_RUN_GROUPS {
+        local.extend(shared.tree.inspect(group).await.map(|group| group.children).unwrap_or_default());
     }
-    run_here(registry, &here);
+    register_local_runs(registry, &local);
 }
 
-/// How many reconcilers there are, and what is told of those with series.
+/// The number of reconcilers, and the status of those with series.
 fn statuses(tables: &Tables) -> (usize, Vec<Value>) {
     let all = &tables.reconcilers;
     let names: BTreeSet<&String> = all.definitions.keys().map(|key| &key.reconciler).chain(all.gates.keys()).collect();
-    let told = names.iter().take(MOST_NAMES).filter_map(|name| muster_gates::status(tables, name));
-    (names.len(), told.collect())
+    let reported = names.iter().take(MAX_RECONCILER_SERIES).filter_map(|name| muster_gates::status(tables, name));
+    (names.len(), reported.collect())
 }
 
 fn text(value: &Value) -> String {
@@ -76,7 +76,7 @@ fn number(value: &Value) -> u64 {
     value.as_u64().unwrap_or(0)
 }
 
-fn seen(registry: &mut Registry, all: usize, statuses: &[Value]) {
+fn register_statuses(registry: &mut Registry, all: usize, statuses: &[Value]) {
     let (gates, phases) = (Family::<Gate, Number>::default(), Family::<Phase, Number>::default());
     let [epochs, blockers, failures, candidates] = [(); 4].map(|()| ByName::default());
     let mut scopes: BTreeMap<String, &Value> = BTreeMap::new();
@@ -102,24 +102,24 @@ fn seen(registry: &mut Registry, all: usize, statuses: &[Value]) {
             members.get_or_create(&labels).set(number(&counts[phase]));
         }
     }
-    let there = Number::default();
-    there.set(all as u64);
-    registry.register("reconcilers", "Reconcilers; the first 200 by name have series of their own", there);
-    registry.register("reconciler_gate_info", "1 for what the gate says", gates);
-    registry.register("reconciler_phase", "1 for the phase that it is in", phases);
+    let total = Number::default();
+    total.set(all as u64);
+    registry.register("reconcilers", "Reconcilers; only the first 200 by name have their own series", total);
+    registry.register("reconciler_gate_info", "1 for the gate's state", gates);
+    registry.register("reconciler_phase", "1 for the current phase", phases);
     for (name, help, family) in [
-        ("reconciler_gate_epoch", "How often the gate has been written; 0 without one", epochs),
-        ("reconciler_blockers", "Members that serve and could not live with the release to come", blockers),
-        ("reconciler_consecutive_failures", "Failures in a row of the runner, wherever it is", failures),
-        ("reconciler_candidates", "Live candidates for running it", candidates),
+        ("reconciler_gate_epoch", "Number of writes of the gate; 0 without a gate", epochs),
+        ("reconciler_blockers", "Serving members that are incompatible with the next release", blockers),
+        ("reconciler_consecutive_failures", "Consecutive failures of the runner, on any node", failures),
+        ("reconciler_candidates", "Live candidates for the runner", candidates),
     ] {
         registry.register(name, help, family);
     }
-    registry.register("reconciler_participants", "Members of scopes that reconcilers ask, by phase", members);
+    registry.register("reconciler_participants", "Members of scopes used by reconcilers, by phase", members);
 }
 
-/// Of these groups, one for each reconciler that this node may run: of those that the tree shows, a hundred below one actor.
-fn run_here(registry: &mut Registry, reconcilers: &[ActorNode]) {
+/// `reconcilers`: one group for each reconciler that this node may run, of those in the tree (a hundred below one actor).
+fn register_local_runs(registry: &mut Registry, reconcilers: &[ActorNode]) {
     let [attempts, failures] = [(); 2].map(|()| Family::<Name, Counter>::default());
     let last = Family::<Name, Gauge<f64, AtomicU64>>::default();
     for group in reconcilers {
@@ -133,9 +133,9 @@ fn run_here(registry: &mut Registry, reconcilers: &[ActorNode]) {
             last.get_or_create(&name).set(ms as f64 / 1_000.0);
         }
     }
-    registry.register("reconciler_attempts", "Attempts that this node has begun", attempts);
-    registry.register("reconciler_failures", "Attempts of this node that failed", failures);
-    let help = "How long the last attempt here took that came to something";
+    registry.register("reconciler_attempts", "Attempts started on this node", attempts);
+    registry.register("reconciler_failures", "Attempts on this node that failed", failures);
+    let help = "Duration of the last successful attempt on this node";
     registry.register("reconciler_last_run_seconds", help, last);
 }
 
@@ -193,20 +193,20 @@ mod tests {
 
     fn scraped(tables: &Tables) -> String {
         let mut registry = Registry::with_prefix("muster");
-        let (all, told) = statuses(tables);
-        seen(&mut registry, all, &told);
+        let (all, reported) = statuses(tables);
+        register_statuses(&mut registry, all, &reported);
         let mut text = String::new();
         encode(&mut text, &registry).unwrap();
         text
     }
 
     #[track_caller]
-    fn says(text: &str, line: &str) {
+    fn assert_line(text: &str, line: &str) {
         assert!(text.lines().any(|said| said == line), "{line}\n{text}");
     }
 
     #[test]
-    fn a_gate_its_blockers_and_the_members_of_its_scope_are_told_and_nothing_of_what_is_gone() {
+    fn gates_blockers_and_scope_members_have_series() {
         let mut tables = Tables::default();
         define(&mut tables, "schema");
         gate(&mut tables, "schema", 1);
@@ -225,28 +225,28 @@ mod tests {
             r#"muster_reconciler_participants{scope="db",phase="serving"} 2"#,
             r#"muster_reconciler_participants{scope="db",phase="draining"} 0"#,
         ] {
-            says(&text, line);
+            assert_line(&text, line);
         }
         assert!(!text.contains("elsewhere"), "{text}");
         gate(&mut tables, "schema", 99);
-        says(
+        assert_line(
             &scraped(&tables),
             r#"muster_reconciler_gate_info{reconciler="schema",state="unreadable",reconciled="",floor=""} 1"#,
         );
         let text = scraped(&Tables::default());
-        says(&text, "muster_reconcilers 0");
+        assert_line(&text, "muster_reconcilers 0");
         assert!(!text.contains("schema") && !text.contains("db"), "{text}");
     }
 
     #[test]
     fn there_are_series_for_a_bounded_number_of_reconcilers() {
         let mut tables = Tables::default();
-        for n in 0..2 * MOST_NAMES {
+        for n in 0..2 * MAX_RECONCILER_SERIES {
             define(&mut tables, &format!("r{n}"));
         }
         let text = scraped(&tables);
-        says(&text, "muster_reconcilers 400");
-        assert_eq!(text.matches("muster_reconciler_blockers{").count(), MOST_NAMES);
+        assert_line(&text, "muster_reconcilers 400");
+        assert_eq!(text.matches("muster_reconciler_blockers{").count(), MAX_RECONCILER_SERIES);
     }
 
     fn actor(path: &str, view: Value, children: Vec<ActorNode>) -> ActorNode {
@@ -254,19 +254,19 @@ mod tests {
     }
 
     #[test]
-    fn the_runs_of_this_node_are_counted_where_there_have_been_any() {
+    fn runs_of_this_node_are_counted() {
         let runs = json!({"term": null, "runs": {"attempts": 7, "failures": 2, "last_run_ms": 31}});
         let ran = actor("node/reconcilers/schema/run", runs, Vec::new());
         let never = actor("node/reconcilers/other/run", json!({"term": null, "runs": null}), Vec::new());
         let groups = [("node/reconcilers/schema", ran), ("node/reconcilers/other", never)];
         let groups = groups.map(|(path, run)| actor(path, Value::Null, vec![run]));
         let mut registry = Registry::with_prefix("muster");
-        run_here(&mut registry, &groups);
+        register_local_runs(&mut registry, &groups);
         let mut text = String::new();
         encode(&mut text, &registry).unwrap();
-        says(&text, r#"muster_reconciler_attempts_total{reconciler="schema"} 7"#);
-        says(&text, r#"muster_reconciler_failures_total{reconciler="schema"} 2"#);
-        says(&text, r#"muster_reconciler_last_run_seconds{reconciler="schema"} 0.031"#);
+        assert_line(&text, r#"muster_reconciler_attempts_total{reconciler="schema"} 7"#);
+        assert_line(&text, r#"muster_reconciler_failures_total{reconciler="schema"} 2"#);
+        assert_line(&text, r#"muster_reconciler_last_run_seconds{reconciler="schema"} 0.031"#);
         assert!(!text.contains("other"), "{text}");
     }
 }

@@ -32,12 +32,12 @@ impl Collector for Roles {
         for change in &self.0.pending {
             *pending.entry(Why { wants: word(change.wants), reason: word(change.reason) }).or_default() += 1;
         }
-        let help = "Role changes and removals that are not settled, by what they wait for";
+        let help = "Role changes and removals that are not settled, by reason";
         let mut family = encoder.encode_descriptor("role_changes_pending", help, None, MetricType::Gauge)?;
         for (why, count) in pending {
             family.encode_family(&why)?.encode_gauge(&count)?;
         }
-        let help = "How long role changes and removals were pending that this leader has brought to an end";
+        let help = "How long role changes and removals settled by this leader were pending";
         let mut family = encoder.encode_descriptor("role_change_settle_seconds", help, None, MetricType::Histogram)?;
         for (wants, times) in &self.0.settled {
             let what = What { wants: word(wants) };
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_pending_is_counted_by_what_it_waits_for_and_what_has_settled_by_how_long_it_took() {
+    fn pending_and_settled_role_changes_are_counted() {
         let pending = |n: u128, wants, reason| PendingView {
             node: NodeId::from_entropy(n),
             name: format!("n{n}").parse().unwrap(),

@@ -1,8 +1,8 @@
-//! The metrics port: few connections, short ones.
+//! The metrics port: few, short connections.
 //!
-//! Keeps  METRICS-1  whatever local users do here, this process has its files for the TLS port, the admin socket and the log: at
-//!                   most [`MAX_CONNECTIONS`] are open, each for [`ANSWER_TIMEOUT`] at most and for one request.
-//! Who must go when all are taken: the oldest. A scrape takes milliseconds; who floods ends its own.
+//! Invariants  METRICS-1  whatever local users do here, this process has its files for the TLS port, the admin socket and the log:
+//!                        at most [`MAX_CONNECTIONS`] are open, each for [`ANSWER_TIMEOUT`] at most and for one request.
+//! When all are taken, the oldest is closed. A scrape takes milliseconds; a flood closes its own connections.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -14,13 +14,13 @@ use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::AbortHandle;
 
-/// Scrapers, probes, and a person or two.
+/// Scrapers, probes, and one or two people.
 const MAX_CONNECTIONS: usize = 16;
 /// From the connection to the end of the request's headers.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
 /// From the connection to the last byte of the answer, which is some 100 KiB over loopback or a data center.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
-/// How long accepting pauses when it fails: out of files, most likely.
+/// Pause after a failed accept: most likely the process is out of files.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Serves until the process ends.
@@ -49,7 +49,7 @@ async fn connection(stream: TcpStream, router: Router) {
     let mut builder = Builder::new(hyper_util::rt::TokioExecutor::new()).http1_only();
     builder.http1().timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT).keep_alive(false);
     let served = builder.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
-    // Of a client that goes away, or is too slow, there is nothing to say.
+    // A client that disconnects or is too slow is not logged.
     let _gone = tokio::time::timeout(ANSWER_TIMEOUT, served).await;
 }
 
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn half_sent_requests_make_room_and_a_scrape_is_answered() {
+    async fn half_sent_requests_do_not_block_a_scrape() {
         let addr = port().await;
         let mut half = Vec::new();
         for _ in 0..3 * MAX_CONNECTIONS {
@@ -84,7 +84,7 @@ mod tests {
         let mut answer = String::new();
         scrape.read_to_string(&mut answer).await.unwrap();
         assert!(answer.starts_with("HTTP/1.1 200") && answer.ends_with("ok\n"), "{answer}");
-        // Ended, although nothing but their number was wrong with them.
+        // Closed only because of their number.
         for stream in half.iter_mut().take(2 * MAX_CONNECTIONS) {
             let mut byte = [0];
             assert!(matches!(stream.read(&mut byte).await, Ok(0) | Err(_)));
@@ -96,8 +96,8 @@ mod tests {
         let addr = port().await;
         let mut half = half_a_request(addr).await;
         let mut rest = Vec::new();
-        // hyper says 408, or nothing.
-        let _said = half.read_to_end(&mut rest).await;
+        // hyper answers 408, or nothing.
+        let _read = half.read_to_end(&mut rest).await;
         assert!(!String::from_utf8_lossy(&rest).contains("200 OK"));
     }
 }

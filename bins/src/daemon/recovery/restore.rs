@@ -1,4 +1,4 @@
-//! `--restore FILE`: a backup becomes a cluster of one, on a machine that is new to it.
+//! `--restore FILE`: a backup becomes a cluster of one node, on a machine that is new to the cluster.
 
 use std::path::Path;
 
@@ -12,10 +12,10 @@ use muster_store::backup;
 use super::{Exit, Survivor, answering, quorum_is_lost};
 use crate::daemon::config::Config;
 
-/// The events that it leaves say so.
-pub const RESTORED: &str = "--restore";
+/// The reason in the events that a restore writes.
+pub const RESTORE_FLAG: &str = "--restore";
 
-/// Decides a restore into a directory that holds nothing.
+/// Decides a restore into an empty directory.
 pub fn decide(config: &Config, advertise: &str, memory: &NodeMemory, file: &Path) -> Result<Recovering, Exit> {
     let store = memory.store();
     let empty = store.load_credentials()?.is_none()
@@ -25,7 +25,9 @@ pub fn decide(config: &Config, advertise: &str, memory: &NodeMemory, file: &Path
         let dir = config.data_dir.display();
         return Err(Exit::new(
             6,
-            format!("{dir} holds a node already, and {RESTORED} wants an empty directory; start it without {RESTORED}"),
+            format!(
+                "{dir} already holds a node, and {RESTORE_FLAG} needs an empty directory; start it without {RESTORE_FLAG}"
+            ),
         ));
     }
     let (tables, _) = read_from(file)?;
@@ -35,7 +37,7 @@ pub fn decide(config: &Config, advertise: &str, memory: &NodeMemory, file: &Path
     super::decide(config, who, tables, Clock.wall())
 }
 
-/// The state of the backup that was named now: the one that was named first, if the operator means well.
+/// The state of the backup named now. A correct operator names the same file as at first.
 pub fn read(config: &Config) -> Result<(Tables, u64), Exit> {
     let again = "a restore was begun here and not finished: start again with --restore and the same file";
     let file = config.restore.as_deref().ok_or_else(|| Exit::new(6, again))?;

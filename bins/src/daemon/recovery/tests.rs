@@ -23,7 +23,7 @@ struct Machine {
 }
 
 impl Machine {
-    /// A manager of two, stopped.
+    /// A stopped manager, one of two.
     fn manager() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let args = ["musterd", "--name", "n1", "--force-new-cluster", "--data-dir"];
@@ -58,7 +58,7 @@ impl Machine {
             revision: Revision(0),
         };
         let node = |n| NodeRecord {
-            // Port 9 of a network that is nobody's: refused or silent, never an answer.
+            // Port 9 of an unassigned network: refused or silent, never an answer.
             addr: "127.0.0.1:9".to_owned(),
             ..NodeRecord::new(NodeId::from_entropy(n), Name::sanitized(&format!("n{n}")), Role::Manager, AT)
         };
@@ -78,8 +78,8 @@ impl Machine {
         self.config.data_dir.join("raft")
     }
 
-    /// Decided and written down, nothing done: what a crash at the earliest leaves behind.
-    fn begun(&self) -> Recovering {
+    /// A recovery that was decided and recorded, with nothing done: what the earliest crash leaves behind.
+    fn begin(&self) -> Recovering {
         let survey = survey_of(&self.raft()).unwrap();
         let decided = force(&self.config, ADVERTISE, self.memory.store(), &survey).unwrap().unwrap();
         self.memory.store().begin_recovery(&decided).unwrap();
@@ -95,36 +95,36 @@ impl Machine {
     #[track_caller]
     fn has_recovered(&self, decided: &Recovering) {
         let survey = survey_of(&self.raft()).unwrap();
-        let (cluster, seats) = (survey.tables.cluster.clone().unwrap(), survey.tables.members.len());
-        assert_eq!((cluster.incarnation, seats), (decided.incarnation, 1));
+        let (cluster, member_count) = (survey.tables.cluster.clone().unwrap(), survey.tables.members.len());
+        assert_eq!((cluster.incarnation, member_count), (decided.incarnation, 1));
         let credentials = self.memory.store().load_credentials().unwrap().unwrap();
         assert_eq!(credentials.cert_pem, decided.cert_pem);
         assert_eq!(survey.tables.nodes[&self.node].certificate, Some(decided.certificate.clone()));
         let local = self.memory.load().unwrap();
-        assert_eq!((local.held_seat, local.managers), (Some(survey.seat), vec![]));
+        assert_eq!((local.held_seat, local.managers), (Some(survey.member_id), vec![]));
         assert_eq!(self.memory.store().load_recovery().unwrap(), None);
         muster_store::invariants::check(&survey.tables).unwrap();
     }
 }
 
 #[test]
-fn a_recovery_that_was_interrupted_is_finished_as_it_was_decided() {
+fn interrupted_recovery_is_finished_as_decided() {
     for forced in [false, true] {
         let mut before_anything = Machine::manager();
-        let decided = before_anything.begun();
+        let decided = before_anything.begin();
         before_anything.starts(forced);
         before_anything.has_recovered(&decided);
 
-        let mut behind_the_log = Machine::manager();
-        let decided = behind_the_log.begun();
-        let survey = survey_of(&behind_the_log.raft()).unwrap();
+        let mut after_the_log = Machine::manager();
+        let decided = after_the_log.begin();
+        let survey = survey_of(&after_the_log.raft()).unwrap();
         let (tables, done) = recovered(survey.tables, &decided).unwrap();
-        replace(&behind_the_log.raft(), done.raft_id, survey.term + 1, tables).unwrap();
-        behind_the_log.starts(forced);
-        behind_the_log.has_recovered(&decided);
+        replace(&after_the_log.raft(), done.raft_id, survey.term + 1, tables).unwrap();
+        after_the_log.starts(forced);
+        after_the_log.has_recovered(&decided);
 
         let mut before_the_end = Machine::manager();
-        let decided = before_the_end.begun();
+        let decided = before_the_end.begin();
         finish(&before_the_end.config, &before_the_end.memory, &decided).unwrap();
         before_the_end.memory.store().begin_recovery(&decided).unwrap();
         before_the_end.starts(forced);
@@ -138,11 +138,11 @@ fn the_only_manager_has_nothing_to_recover() {
     machine.starts(true);
     let once = survey_of(&machine.raft()).unwrap().tables;
     machine.starts(true);
-    assert_eq!(survey_of(&machine.raft()).unwrap().tables, once, "a flag that was left in a unit file");
+    assert_eq!(survey_of(&machine.raft()).unwrap().tables, once, "a flag left in a unit file");
 }
 
 #[test]
-fn what_cannot_be_gone_on_with_says_why_and_stays() {
+fn unusable_data_is_reported_and_kept() {
     let refusal = |machine: &Machine| settle(&machine.config, ADVERTISE, &machine.memory).unwrap_err();
     let machine = Machine::manager();
     std::fs::remove_dir_all(machine.raft()).unwrap();
@@ -158,7 +158,7 @@ fn what_cannot_be_gone_on_with_says_why_and_stays() {
     assert_eq!(machine.memory.store().load_recovery().unwrap(), None);
 }
 
-/// A directory that holds nothing, and a backup of the cluster that [`Machine::manager`] belongs to.
+/// An empty directory, and a backup of the cluster that [`Machine::manager`] belongs to.
 fn restoring(cluster: &Machine) -> (Machine, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("backup");
@@ -173,7 +173,7 @@ fn restoring(cluster: &Machine) -> (Machine, PathBuf) {
 }
 
 #[test]
-fn a_restore_that_was_interrupted_is_finished_with_its_file_and_not_without() {
+fn interrupted_restore_needs_its_file_to_finish() {
     let cluster = Machine::manager();
     let (mut machine, file) = restoring(&cluster);
     let decided = restore::decide(&machine.config, ADVERTISE, &machine.memory, &file).unwrap();
@@ -188,7 +188,7 @@ fn a_restore_that_was_interrupted_is_finished_with_its_file_and_not_without() {
     let tables = survey_of(&machine.raft()).unwrap().tables;
     assert_eq!(tables.nodes[&machine.node].name.as_str(), "n9");
     assert_eq!(tables.managers().count(), 1);
-    // Its log is there: the file is not needed any more.
+    // Its log exists: the file is no longer needed.
     machine.memory.store().begin_recovery(&decided).unwrap();
     machine.config.restore = None;
     machine.starts(false);
@@ -196,13 +196,13 @@ fn a_restore_that_was_interrupted_is_finished_with_its_file_and_not_without() {
 }
 
 #[test]
-fn a_restore_wants_an_empty_directory_and_a_whole_file() {
+fn restore_needs_an_empty_directory_and_an_intact_file() {
     let cluster = Machine::manager();
     let (machine, file) = restoring(&cluster);
     let mut used = Machine::manager();
     used.config.restore = Some(file.clone());
     let refused = settle(&used.config, ADVERTISE, &used.memory).unwrap_err();
-    assert!(refused.status == 6 && refused.sentence.contains("wants an empty directory"), "{refused:?}");
+    assert!(refused.status == 6 && refused.sentence.contains("needs an empty directory"), "{refused:?}");
     let mut bytes = std::fs::read(&file).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
     std::fs::write(&file, bytes).unwrap();
@@ -211,9 +211,9 @@ fn a_restore_wants_an_empty_directory_and_a_whole_file() {
     assert!(machine.memory.store().load_credentials().unwrap().is_none());
 }
 
-/// It fetched its certificate, and died before its manager half had stopped.
+/// The node fetched its certificate and crashed before its manager runtime had stopped.
 #[test]
-fn data_of_an_older_incarnation_than_the_certificate_are_set_aside_at_the_start() {
+fn data_older_than_the_certificate_is_set_aside_at_start() {
     use crate::daemon::boot::{RaftData, raft_data};
     let machine = Machine::manager();
     machine.memory.update(|node| node.held_seat = Some(RaftId(1))).unwrap();
@@ -222,18 +222,18 @@ fn data_of_an_older_incarnation_than_the_certificate_are_set_aside_at_the_start(
     assert_eq!(found(old.clone()), RaftData::Present);
     let mut new = old;
     new.identity.incarnation = new.identity.incarnation.next();
-    assert_eq!(found(new), RaftData::None, "not a loss: nobody is to miss that seat");
+    assert_eq!(found(new), RaftData::None, "not a loss: no member is to wait for that id");
     assert_eq!(machine.memory.load().unwrap().held_seat, None);
-    let aside = survey_of(&machine.config.data_dir.join(FENCED)).unwrap();
-    assert_eq!(aside.seat, RaftId(1), "it may be the better copy");
+    let set_aside_survey = survey_of(&machine.config.data_dir.join(FENCED)).unwrap();
+    assert_eq!(set_aside_survey.member_id, RaftId(1), "it may be the better data");
 }
 
 #[test]
-fn a_manager_whose_certificate_expired_signs_for_itself_and_for_nobody_else() {
+fn expired_manager_signs_only_for_itself() {
     let machine = Machine::manager();
     let expired = machine.memory.store().load_credentials().unwrap().unwrap();
-    let again = |machine: &Machine| sign_again(&machine.config, ADVERTISE, &machine.memory, &expired).unwrap();
-    let made = again(&machine).unwrap();
+    let sign = |machine: &Machine| self_sign(&machine.config, ADVERTISE, &machine.memory, &expired).unwrap();
+    let made = sign(&machine).unwrap();
     assert!(expired.identity.not_after < made.identity.not_after && made.identity.not_after > Clock.wall());
     assert_eq!((made.identity.granted, made.identity.incarnation), (None, expired.identity.incarnation));
     assert_eq!(made.identity.node(), expired.identity.node());
@@ -244,26 +244,26 @@ fn a_manager_whose_certificate_expired_signs_for_itself_and_for_nobody_else() {
     let mut demoted = tables.clone();
     let record = (*tables.nodes[&machine.node]).clone();
     demoted.nodes.insert(machine.node, std::sync::Arc::new(NodeRecord { role: Role::Worker, ..record }));
-    let mut unseated = tables.clone();
-    unseated.members.remove(&RaftId(1));
+    let mut not_member = tables.clone();
+    not_member.members.remove(&RaftId(1));
     let mut recovered = tables;
     let cluster = (*recovered.cluster.clone().unwrap()).clone();
     let cluster = ClusterRecord { incarnation: cluster.incarnation.next(), ..cluster };
     recovered.cluster = Some(std::sync::Arc::new(cluster));
-    for (why, tables) in [("demoted", demoted), ("unseated", unseated), ("recovered", recovered)] {
+    for (why, tables) in [("demoted", demoted), ("not a member", not_member), ("recovered", recovered)] {
         replace(&machine.raft(), RaftId(1), 9, tables).unwrap();
-        assert!(again(&machine).is_none(), "{why}");
+        assert!(sign(&machine).is_none(), "{why}");
     }
     std::fs::remove_dir_all(machine.raft()).unwrap();
-    assert!(again(&machine).is_none(), "without a copy it needs a token, as a worker does");
+    assert!(sign(&machine).is_none(), "without data it needs a token, as a worker does");
 }
 
-/// Secrets of the recovery are in one file, which nobody else may read.
+/// The recovery's secrets are in one file that only its owner may read.
 #[test]
-fn what_was_decided_is_readable_by_its_owner_alone_and_shows_no_key() {
+fn decided_recovery_is_private_and_hides_its_key() {
     use std::os::unix::fs::PermissionsExt as _;
     let machine = Machine::manager();
-    let decided = machine.begun();
+    let decided = machine.begin();
     let file = machine.config.data_dir.join("identity").join("recovery.json");
     assert_eq!(std::fs::metadata(file).unwrap().permissions().mode() & 0o777, 0o600);
     assert!(!format!("{decided:?}").contains("PRIVATE KEY"));
@@ -272,7 +272,7 @@ fn what_was_decided_is_readable_by_its_owner_alone_and_shows_no_key() {
 
 /// F13. A load balancer accepts connections for managers that are gone; so does another node at a reused address.
 #[test]
-fn only_a_manager_that_proves_itself_counts_as_there() {
+fn only_a_manager_that_proves_its_identity_counts() {
     let machine = Machine::manager();
     let tables = survey_of(&machine.raft()).unwrap().tables;
     let cluster = tables.cluster.clone().unwrap();
@@ -292,7 +292,7 @@ fn only_a_manager_that_proves_itself_counts_as_there() {
             let (mut tcp, _) = listener.accept().unwrap();
             let Some(config) = config else { return };
             let mut tls = rustls::ServerConnection::new(config).unwrap();
-            // As far as the end of the handshake; the greeting never comes.
+            // Only to the end of the handshake; the greeting never comes.
             while tls.is_handshaking() {
                 if tls.complete_io(&mut tcp).is_err() {
                     return;
@@ -301,7 +301,7 @@ fn only_a_manager_that_proves_itself_counts_as_there() {
         });
         answers(other, &addr, &cluster.root_cert_pem)
     };
-    assert!(answers_as(Some(other)), "it is there, whatever it says after that");
-    assert!(!answers_as(None), "a connection alone");
-    assert!(!answers_as(Some(NodeId::from_entropy(3))), "another node");
+    assert!(answers_as(Some(other)), "it counts, whatever follows the handshake");
+    assert!(!answers_as(None), "a connection alone does not count");
+    assert!(!answers_as(Some(NodeId::from_entropy(3))), "another node does not count");
 }

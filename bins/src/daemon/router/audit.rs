@@ -1,4 +1,4 @@
-//! Lines of the audit log for what reaches the leader on another way than the API: joins, and certificates of nodes.
+//! Audit lines for calls that reach the leader outside the API: joins, and certificates of nodes.
 
 use std::future::Future;
 
@@ -6,8 +6,8 @@ use muster_audit::{AuditLog, Class, Draft, Object, Origin, Outcome, Pending, Via
 use muster_messages::wire::PeerCall;
 use muster_messages::{CertIdentity, ErrorBody, NodeId, Principal};
 
-/// The line of a call. `forwarder`: the manager that answers the caller. `None`: the call changes nothing, has its line elsewhere, or there
-/// is no log.
+/// The audit line of a call. `forwarder`: the manager that answers the caller. `None`: the call changes nothing, another actor writes
+/// its line, or there is no log.
 pub fn begin(log: &AuditLog, forwarder: Option<NodeId>, call: &PeerCall) -> Option<Pending> {
     let via = |addr: &String| match forwarder {
         Some(_) => Via::Internal,
@@ -15,7 +15,7 @@ pub fn begin(log: &AuditLog, forwarder: Option<NodeId>, call: &PeerCall) -> Opti
     };
     match call {
         PeerCall::Join { observed_addr, request } => {
-            // A node whose certificate has expired must get back in, whatever becomes of the log.
+            // A node whose certificate has expired must be able to return, whatever happens to the log.
             let (class, verb) = match &request.rekey {
                 Some(_) => (Class::Vital, "node.rekey"),
                 None => (Class::Change, "node.join"),
@@ -40,7 +40,7 @@ pub fn begin(log: &AuditLog, forwarder: Option<NodeId>, call: &PeerCall) -> Opti
             })
         }
         PeerCall::Api { .. }
-        | PeerCall::Seat { .. }
+        | PeerCall::Membership { .. }
         | PeerCall::ReportManager { .. }
         | PeerCall::Sessions(_)
         | PeerCall::Actors(_)
@@ -48,7 +48,7 @@ pub fn begin(log: &AuditLog, forwarder: Option<NodeId>, call: &PeerCall) -> Opti
     }
 }
 
-/// Carries it out, if the log lets it be done, and writes the line.
+/// Carries out the call, if the log permits it, and writes the line.
 pub async fn close(
     line: Pending,
     work: impl Future<Output = Result<Vec<u8>, ErrorBody>>,

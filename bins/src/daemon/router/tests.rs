@@ -4,10 +4,10 @@ use muster_api::{ApiLimits, ApiPorts, LeaderPorts, NodeFacts, RETRY_PAUSE};
 use muster_gateway::Dialer;
 use muster_kernel::{Recipient, Tree, Undeliverable};
 use muster_messages::protocol::Reply;
-use muster_messages::wire::{ActorsAsk, ActorsCall, Request, SeatReply};
+use muster_messages::wire::{ActorsAsk, ActorsCall, MembershipReply, Request};
 use muster_messages::{CrashHow, FEATURE_LEVEL, NodeRecord, Principal, RaftId, RequestId, RoleView, WallTime};
 use muster_raft_member::ObjectFeed;
-use muster_tests::{PATIENCE, Probe, Universe, eventually};
+use muster_tests::{ActorHarness, Probe, WAIT_LIMIT, eventually};
 use tokio::sync::watch;
 
 use super::*;
@@ -19,7 +19,7 @@ struct Sent {
 }
 
 struct World {
-    universe: Universe,
+    harness: ActorHarness,
     router: Router,
     replica: watch::Sender<Arc<Replica>>,
     mesh: Probe<Sent>,
@@ -35,28 +35,28 @@ const OTHER: u128 = 9;
 fn node(n: u128) -> NodeId {
     NodeId::from_entropy(n)
 }
-fn seat_call() -> PeerCall {
+fn membership_call() -> PeerCall {
     let request =
-        wire::SeatRequest { advertise: String::new(), held: None, data_lost: None, feature_level: FEATURE_LEVEL };
-    PeerCall::Seat { node: node(7), request }
+        wire::MembershipRequest { advertise: String::new(), held: None, data_lost: None, feature_level: FEATURE_LEVEL };
+    PeerCall::Membership { node: node(7), request }
 }
 fn no_such_actor<P: Send + 'static>() -> Recipient<P> {
     Recipient::new(|_| Err(Undeliverable::Down))
 }
 fn code(answer: Result<Vec<u8>, ErrorBody>) -> ErrorCode {
     let error = answer.unwrap_err();
-    assert!(error.retry_after_ms.is_some(), "it says when to ask again: {error}");
+    assert!(error.retry_after_ms.is_some(), "it names a time to retry: {error}");
     error.code
 }
 
 impl World {
-    /// The router of node 1, which follows this node, or leads.
+    /// The router of node 1, with this leader.
     async fn new(leader: Option<u128>) -> Self {
-        let universe = Universe::start().await;
+        let harness = ActorHarness::start().await;
         let (replica, mesh, roles) = (
             watch::Sender::new(Arc::new(Replica::default())),
             Probe::showing("mesh", |sent: &Sent| sent.to.to_string()),
-            universe.probe("roles"),
+            harness.probe("roles"),
         );
         let ports = Arc::new(ManagerPorts {
             node: node(OWN),
@@ -94,15 +94,15 @@ impl World {
             limits: ApiLimits::default(),
         });
         let to_mesh = mesh.recipient();
-        let peers: PeerCalls = Arc::new(move |to, patience, _call| {
+        let peers: PeerCalls = Arc::new(move |to, timeout, _call| {
             let to_mesh = to_mesh.clone();
-            Box::pin(async move { to_mesh.ask(patience, |reply| Sent { to, reply }).await.map_err(ErrorBody::from)? })
+            Box::pin(async move { to_mesh.ask(timeout, |reply| Sent { to, reply }).await.map_err(ErrorBody::from)? })
         });
         let router = Router::new(api, ports, peers);
-        let (incoming, calls) = mpsc::channel(2 * IN_PROGRESS);
-        universe.start_actor(router.spec(calls));
-        universe.healthy(ROUTER, 1).await;
-        let world = Self { universe, router, replica, mesh, roles, incoming };
+        let (incoming, calls) = mpsc::channel(2 * MAX_CALLS_IN_PROGRESS);
+        harness.start_actor(router.spec(calls));
+        harness.healthy(ROUTER, 1).await;
+        let world = Self { harness, router, replica, mesh, roles, incoming };
         world.knows(OTHER, Role::Manager);
         world.led_by(leader);
         world
@@ -123,11 +123,11 @@ impl World {
     }
     /// Asks the leader, wherever it is.
     fn asks(&self) -> tokio::task::JoinHandle<Result<Vec<u8>, ErrorBody>> {
-        tokio::spawn(LeaderCalls::call(&self.router, seat_call()))
+        tokio::spawn(LeaderCalls::call(&self.router, membership_call()))
     }
     /// Another manager asks this one.
     async fn asked(&self) -> tokio::sync::oneshot::Receiver<Result<Vec<u8>, ErrorBody>> {
-        self.asked_by(OTHER, seat_call()).await
+        self.asked_by(OTHER, membership_call()).await
     }
     async fn asked_by(
         &self,
@@ -139,62 +139,66 @@ impl World {
         self.incoming.send(call).await.expect("the router's queue is there");
         answer
     }
-    /// The role manager answers the next question with this seat.
-    async fn seats(&mut self, seat: u64) -> NodeId {
-        let msg = self.roles.next("a request for a seat").await;
-        let RoleManagerMsg::RequestSeat { node, reply, .. } = msg else { panic!("{}", msg.name()) };
-        reply.send(Ok(SeatReply::Seated { raft_id: RaftId(seat) })).unwrap();
+    /// The role manager answers the next request with this member id.
+    async fn answer_membership(&mut self, member_id: u64) -> NodeId {
+        let msg = self.roles.next("a membership request").await;
+        let RoleManagerMsg::RequestMembership { node, reply, .. } = msg else { panic!("{}", msg.name()) };
+        reply.send(Ok(MembershipReply::IsMember { raft_id: RaftId(member_id) })).unwrap();
         node
     }
     async fn in_progress(&self, n: usize) {
         let holds = |actor: &muster_messages::ActorNode| actor.view["in_progress"].as_u64() == Some(n as u64);
-        self.universe.until(ROUTER, &format!("{n} in progress"), holds).await;
+        self.harness.until(ROUTER, &format!("{n} in progress"), holds).await;
     }
 }
 
-fn seat_in(answer: Result<Vec<u8>, ErrorBody>) -> SeatReply {
+fn reply_in(answer: Result<Vec<u8>, ErrorBody>) -> MembershipReply {
     wire::decode(&answer.unwrap()).unwrap()
 }
 
 #[tokio::test(start_paused = true)]
-async fn whoever_leads_answers_the_leader_itself_or_another() {
+async fn leader_call_is_answered_locally_or_forwarded() {
     let mut world = World::new(Some(OWN)).await;
     let asked = world.asks();
-    assert_eq!(world.seats(3).await, node(7));
-    assert_eq!(seat_in(asked.await.unwrap()), SeatReply::Seated { raft_id: RaftId(3) });
+    assert_eq!(world.answer_membership(3).await, node(7));
+    assert_eq!(reply_in(asked.await.unwrap()), MembershipReply::IsMember { raft_id: RaftId(3) });
     world.led_by(Some(2));
     let asked = world.asks();
     let sent = world.mesh.next("a call to n2").await;
     assert_eq!(sent.to, node(2));
     sent.reply.send(Ok(b"as n2 says".to_vec())).unwrap();
     assert_eq!(asked.await.unwrap().unwrap(), b"as n2 says");
-    world.universe.finish().await;
+    world.harness.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_outlives_an_election_and_is_asked_again_of_the_next_leader() {
+async fn call_survives_an_election_and_reaches_the_next_leader() {
     let mut world = World::new(Some(2)).await;
     let asked = world.asks();
-    // A frozen leader says nothing; its connection takes seconds to be given up.
+    // A frozen leader does not answer; its connection takes seconds to time out.
     let unanswered = world.mesh.next("a call to n2").await;
     world.led_by(None);
-    tokio::time::sleep(LIMIT / 2).await;
+    tokio::time::sleep(PEER_CALL_TIMEOUT / 2).await;
     world.led_by(Some(3));
     let sent = world.mesh.next("a call to n3").await;
     assert_eq!(sent.to, node(3));
     sent.reply.send(Ok(Vec::new())).unwrap();
     assert_eq!(asked.await.unwrap().unwrap(), b"");
     drop(unanswered);
-    world.universe.finish().await;
+    world.harness.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_finds_no_leader_is_told_so_after_ten_seconds_and_when_to_ask_again() {
+async fn call_without_leader_fails_after_ten_seconds_with_retry() {
     let world = World::new(None).await;
     let began = Instant::now();
     assert_eq!(code(world.asks().await.unwrap()), ErrorCode::Unreachable);
-    assert!((LIMIT - RETRY_PAUSE..LIMIT + RETRY_PAUSE).contains(&began.elapsed()), "{:?}", began.elapsed());
-    world.universe.finish().await;
+    assert!(
+        (PEER_CALL_TIMEOUT - RETRY_PAUSE..PEER_CALL_TIMEOUT + RETRY_PAUSE).contains(&began.elapsed()),
+        "{:?}",
+        began.elapsed()
+    );
+    world.harness.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -204,11 +208,11 @@ async fn a_refusal_of_the_leader_is_the_answer() {
     let refusal = ErrorBody::new(ErrorCode::Forbidden, "not for you");
     world.mesh.next("a call").await.reply.send(Err(refusal)).unwrap();
     assert_eq!(asked.await.unwrap().unwrap_err().code, ErrorCode::Forbidden);
-    world.universe.finish().await;
+    world.harness.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_does_not_lead_and_whose_actor_is_restarting_says_ask_again() {
+async fn follower_and_restarting_actor_answer_with_retry() {
     let mut world = World::new(Some(2)).await;
     assert_eq!(code(world.asked().await.await.unwrap()), ErrorCode::Unreachable);
     world.led_by(Some(OWN));
@@ -216,66 +220,66 @@ async fn who_does_not_lead_and_whose_actor_is_restarting_says_ask_again() {
     assert_eq!(code(world.asked().await.await.unwrap()), ErrorCode::Unreachable);
     world.roles.accept();
     let answer = world.asked().await;
-    world.seats(4).await;
-    assert_eq!(seat_in(answer.await.unwrap()), SeatReply::Seated { raft_id: RaftId(4) });
-    world.universe.finish().await;
+    world.answer_membership(4).await;
+    assert_eq!(reply_in(answer.await.unwrap()), MembershipReply::IsMember { raft_id: RaftId(4) });
+    world.harness.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn more_calls_than_it_has_places_for_are_refused_and_places_come_back() {
+async fn calls_beyond_the_permits_are_refused() {
     let mut world = World::new(Some(OWN)).await;
     let mut held = Vec::new();
-    for _ in 0..IN_PROGRESS {
+    for _ in 0..MAX_CALLS_IN_PROGRESS {
         held.push(world.asked().await);
     }
-    world.in_progress(IN_PROGRESS).await;
+    world.in_progress(MAX_CALLS_IN_PROGRESS).await;
     assert_eq!(code(world.asked().await.await.unwrap()), ErrorCode::TooManyRequests);
-    for _ in 0..IN_PROGRESS {
-        world.seats(5).await;
+    for _ in 0..MAX_CALLS_IN_PROGRESS {
+        world.answer_membership(5).await;
     }
     for answer in held {
-        assert_eq!(seat_in(answer.await.unwrap()), SeatReply::Seated { raft_id: RaftId(5) });
+        assert_eq!(reply_in(answer.await.unwrap()), MembershipReply::IsMember { raft_id: RaftId(5) });
     }
     world.in_progress(0).await;
-    world.universe.finish().await;
+    world.harness.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_router_that_crashed_leaves_nobody_waiting_and_takes_the_next_call() {
+async fn crashed_router_leaves_no_caller_waiting() {
     let mut world = World::new(Some(OWN)).await;
     for (incarnation, how) in (2..).zip([CrashHow::Panic, CrashHow::Error, CrashHow::Kill]) {
         let waiting = world.asked().await;
-        let unanswered = world.roles.next("what it was at").await;
-        world.universe.crash(ROUTER, how);
-        // The other manager hears at once that nobody will answer.
-        assert!(tokio::time::timeout(PATIENCE, waiting).await.expect("it is not kept waiting").is_err());
-        world.universe.healthy(ROUTER, incarnation).await;
+        let unanswered = world.roles.next("the call in progress").await;
+        world.harness.crash(ROUTER, how);
+        // The other manager learns at once that no answer will come.
+        assert!(tokio::time::timeout(WAIT_LIMIT, waiting).await.expect("the caller does not wait").is_err());
+        world.harness.healthy(ROUTER, incarnation).await;
         drop(unanswered);
         let next = world.asked().await;
-        world.seats(incarnation).await;
-        assert_eq!(seat_in(next.await.unwrap()), SeatReply::Seated { raft_id: RaftId(incarnation) });
+        world.answer_membership(incarnation).await;
+        assert_eq!(reply_in(next.await.unwrap()), MembershipReply::IsMember { raft_id: RaftId(incarnation) });
     }
-    eventually("nobody is left over", || world.mesh.waiting() == 0).await;
-    world.universe.finish().await;
+    eventually("no call is left over", || world.mesh.waiting() == 0).await;
+    world.harness.finish().await;
 }
 
-/// The mesh lets in who has a manager's certificate, also one that a copy does not know.
+/// The mesh admits any node with a manager's certificate, also one that a replica does not know.
 #[tokio::test(start_paused = true)]
-async fn nothing_is_done_for_whom_the_own_copy_does_not_know_as_a_manager() {
+async fn calls_from_unknown_managers_are_refused() {
     let world = World::new(Some(OWN)).await;
     world.knows(5, Role::Worker);
     let forged =
         |request| PeerCall::Api { caller: Principal::Operator, request_id: RequestId(1), timeout_ms: 1000, request };
-    for stranger in [4, 5] {
-        for call in [seat_call(), forged(Request::TokenShow { role: Role::Manager })] {
-            let error = world.asked_by(stranger, call).await.await.unwrap().unwrap_err();
+    for sender in [4, 5] {
+        for call in [membership_call(), forged(Request::TokenShow { role: Role::Manager })] {
+            let error = world.asked_by(sender, call).await.await.unwrap().unwrap_err();
             assert_eq!(error.code, ErrorCode::Forbidden, "{error}");
         }
     }
     assert_eq!(world.roles.waiting(), 0);
-    // A follower's copy may be too old to know, so it is not final; what followers answer is looked at no less.
+    // A follower's replica may be outdated, so its refusal is not final; calls that followers answer are checked the same way.
     world.led_by(Some(2));
     let look = PeerCall::Actors(ActorsCall { node: node(OWN), ask: ActorsAsk::Tree });
     assert_eq!(code(world.asked_by(4, look).await.await.unwrap()), ErrorCode::NotKnownHereYet);
-    world.universe.finish().await;
+    world.harness.finish().await;
 }

@@ -1,4 +1,4 @@
-//! What makes a configuration impossible. A sentence names the key, what is wrong, and what would be right.
+//! Rejects impossible configurations. Each sentence names the key, what is wrong, and what would be right.
 
 use std::time::Duration;
 
@@ -7,50 +7,50 @@ use muster_pki::MIN_NODE_LIFETIME;
 
 use super::{Settings, Span};
 
-/// Keys whose value may be nothing.
-const MAY_BE_NOTHING: [&str; 5] =
+/// Keys that may be zero.
+const MAY_BE_ZERO: [&str; 5] =
     ["agent.heartbeat_jitter", "raft.hint_spread", "raft.hint_tries", "roles.catch_up_slack", "raft.keep_entries"];
 
-/// Keys whose value is text. All others that look like it are spans.
-const TEXT: [&str; 2] = ["debug.disk_hangs_while", "audit.file"];
+/// Keys whose value is text. All other strings are durations.
+const TEXT_KEYS: [&str; 2] = ["debug.disk_hangs_while", "audit.file"];
 
-/// Longer than anybody waits, and far from where clocks overflow.
-const LONGEST: Duration = Duration::from_secs(36_500 * 24 * 3600);
+/// Longer than any useful wait, and far from where clocks overflow.
+const MAX_DURATION: Duration = Duration::from_secs(36_500 * 24 * 3600);
 
-/// More than any count or size may be.
-const MOST: i64 = 1 << 40;
+/// Above any useful count or size.
+const MAX_NUMBER: i64 = 1 << 40;
 
 impl Settings {
-    /// Every number is more than nothing and less than absurd.
+    /// Every number is above zero and below its limit.
     pub(super) fn within_range(&self) -> Result<(), String> {
         let sections = toml::Table::try_from(self).map_err(|e| e.to_string())?;
         for (section, keys) in &sections {
             for (key, value) in keys.as_table().into_iter().flatten() {
                 let name = format!("{section}.{key}");
-                let (nothing, absurd) = match value {
-                    toml::Value::String(_) if TEXT.contains(&name.as_str()) => continue,
-                    toml::Value::Integer(n) => (*n <= 0, *n > MOST),
-                    toml::Value::Float(x) => (*x <= 0.0, !x.is_finite() || *x > MOST as f64),
+                let (too_small, too_large) = match value {
+                    toml::Value::String(_) if TEXT_KEYS.contains(&name.as_str()) => continue,
+                    toml::Value::Integer(n) => (*n <= 0, *n > MAX_NUMBER),
+                    toml::Value::Float(x) => (*x <= 0.0, !x.is_finite() || *x > MAX_NUMBER as f64),
                     toml::Value::String(span) => {
                         let span: Span = span.parse()?;
-                        (span.0.is_zero(), span.0 > LONGEST)
+                        (span.0.is_zero(), span.0 > MAX_DURATION)
                     }
                     _ => (false, false),
                 };
                 let zero = matches!(value, toml::Value::Float(x) if *x == 0.0) || !value.is_float();
-                let excused = zero && MAY_BE_NOTHING.contains(&name.as_str());
-                if absurd {
-                    return Err(format!("[{section}] {key} = {value}: too much"));
+                let excused = zero && MAY_BE_ZERO.contains(&name.as_str());
+                if too_large {
+                    return Err(format!("[{section}] {key} = {value}: too large"));
                 }
-                if nothing && !excused {
-                    return Err(format!("[{section}] {key} = {value}: must be more than nothing"));
+                if too_small && !excused {
+                    return Err(format!("[{section}] {key} = {value}: must be more than zero"));
                 }
             }
         }
         Ok(())
     }
 
-    /// Values that depend on each other do not contradict each other.
+    /// Values that depend on each other are consistent.
     pub(super) fn consistent(&self) -> Result<(), String> {
         let span = |ms: u64| Span(Duration::from_millis(ms));
         at_least("[certificates] lifetime", self.certificates.lifetime, Span(MIN_NODE_LIFETIME), "")?;
@@ -67,12 +67,10 @@ impl Settings {
         }
         at_least("[raft] heartbeat", self.raft.heartbeat, span(20), "")?;
         if self.raft.heartbeat > span(1_000) {
-            return Err(
-                "[raft] heartbeat: at most 1s; a manager silent for 1500ms is shown as not reachable".to_owned()
-            );
+            return Err("[raft] heartbeat: at most 1s; a manager silent for 1500ms counts as unreachable".to_owned());
         }
         if self.audit.required && self.audit.file.is_empty() {
-            return Err("[audit] required = true: there is no log without [audit] file".to_owned());
+            return Err("[audit] required = true: needs [audit] file".to_owned());
         }
         at_least("[audit] max_bytes", Bytes(self.audit.max_bytes), Bytes(64 << 10), "")?;
         let three_beats = Span(self.raft.heartbeat.0 * 3);

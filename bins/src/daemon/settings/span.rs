@@ -26,7 +26,7 @@ impl From<Span> for Duration {
 impl std::str::FromStr for Span {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("{text:?} is no duration: write 150ms, 5s, 10m, 2h or 90d");
+        let wrong = || format!("{text:?} is not a duration: write 150ms, 5s, 10m, 2h or 90d");
         let digits = text.find(|c: char| !c.is_ascii_digit()).ok_or_else(wrong)?;
         let number: u64 = text[..digits].parse().map_err(|_| wrong())?;
         let (_, millis) = UNITS.iter().find(|(unit, _)| *unit == &text[digits..]).ok_or_else(wrong)?;
@@ -35,7 +35,7 @@ impl std::str::FromStr for Span {
 }
 
 impl std::fmt::Display for Span {
-    /// In the largest unit that it is a whole number of.
+    /// In the largest unit of which it is a whole number.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let millis = muster_messages::millis(self.0);
         let whole = |(_, unit): &&(&str, u64)| millis > 0 && millis.is_multiple_of(*unit);
@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_duration_is_refused() {
+    fn invalid_durations_are_refused() {
         for text in ["", "5", "s", "-1s", "1.5s", "5 s", "99999999999999999999d", "5S"] {
             assert!(text.parse::<Span>().is_err(), "{text:?}");
         }

@@ -52,7 +52,7 @@ fn a_key_reaches_the_actors_that_use_it() {
 }
 
 #[test]
-fn what_follows_other_keys_follows_them_until_it_is_written() {
+fn derived_keys_follow_their_source_until_set() {
     let s = settings("[gateway]\njoins_per_second = 3\n[sessions]\nregistrations_per_second = 10\n").unwrap();
     assert_eq!((s.gateway().join_rate.burst, s.sessions().registration_burst), (15, 20.0));
     let s = settings("[gateway]\njoins_per_second = 3\njoins_burst = 4\n[dispatcher]\ngrace = \"1m\"\n").unwrap();
@@ -67,7 +67,7 @@ fn what_follows_other_keys_follows_them_until_it_is_written() {
 fn values_that_cannot_work_are_refused_with_a_sentence() {
     for (text, words) in [
         ("[debug]\nfeature_level = 1", "[debug] feature_level = 1: at least 2, the first that gates can raise"),
-        ("[agent]\nheartbeat = \"5\"", "no duration"),
+        ("[agent]\nheartbeat = \"5\"", "not a duration"),
         ("[agent]\nheartbeat = 5", "string"),
         ("[agent]\nheartbeat = \"10ms\"", "[agent] heartbeat = 10ms: at least 50ms"),
         ("[agent]\nheartbeat_jitter = -0.1", "heartbeat_jitter"),
@@ -75,10 +75,10 @@ fn values_that_cannot_work_are_refused_with_a_sentence() {
         ("[agent]\nreconnect_cap = \"1ms\"", "reconnect_first"),
         ("[raft]\nelection_timeout = \"200ms\"", "at least 300ms, three times [raft] heartbeat"),
         ("[raft]\nheartbeat = \"5s\"", "at most 1s"),
-        ("[raft]\nmax_proposals = 0", "[raft] max_proposals = 0: must be more than nothing"),
+        ("[raft]\nmax_proposals = 0", "[raft] max_proposals = 0: must be more than zero"),
         ("[raft]\nmax_proposals = -1", "max_proposals"),
-        ("[raft]\nsnapshot_entries = 9000000000000000", "too much"),
-        ("[raft]\ntransfer_wait = \"99999d\"", "too much"),
+        ("[raft]\nsnapshot_entries = 9000000000000000", "too large"),
+        ("[raft]\ntransfer_wait = \"99999d\"", "too large"),
         ("[raft]\nsnapshot_bytes = 1000000000", "[mesh] max_snapshot_bytes"),
         ("[mesh]\nidle = \"5s\"", "[mesh] idle"),
         ("[elections]\nfresh = \"2s\"", "[elections] fresh = 2s: at least 3s, ack_window"),

@@ -1,19 +1,19 @@
-//! Guardian: ends a command in time, whatever becomes of the process that wanted it to run.
+//! Guardian: ends a command in time, whatever happens to the process that requested it.
 //!
-//! Owns   the instants by which the command must have been told to end, and must be gone.
-//! Hears  later instants, wishes to end it or to pass a signal on, the other side's end, the command's end, the clock.
-//! Says   start, signal, kill, and what became of it.
-//! Keeps  GUARD-1  the command runs only before the later of the instants that it was given; instants only move forward.
-//!        GUARD-2  its end is reported only when nothing of it is left, whatever it has started.
-//!        GUARD-3  the clock is looked at before anything else: after a freeze nothing is believed that waited.
+//! Owns        the instants by which the command must have been asked to end, and must be gone.
+//! Inputs      later instants, orders to end it or to forward a signal, the other side's end, the command's end, the clock.
+//! Outputs     start, signal, kill, and reports.
+//! Invariants  GUARD-1  the command runs only before the latest of the instants that it was given; instants only move forward.
+//!             GUARD-2  its end is reported only when none of its processes is left.
+//!             GUARD-3  the clock is checked before any input: after a freeze, inputs that waited cannot extend the time.
 
 use std::time::Duration;
 
 use muster_elector::Hold;
 use muster_messages::Moment;
 
-/// How soon whatever escaped a kill, by starting something in that moment, is killed again.
-pub const AGAIN: Duration = Duration::from_millis(5);
+/// Pause before killing again what escaped a kill by starting a process at that moment.
+pub const KILL_RETRY_PAUSE: Duration = Duration::from_millis(5);
 
 /// How a command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,7 +23,7 @@ pub enum Exit {
 }
 
 impl Exit {
-    /// As a shell would report it.
+    /// As a shell reports it.
     pub fn status(self) -> u8 {
         match self {
             Exit::Code(code) => code,
@@ -35,32 +35,32 @@ impl Exit {
 /// A signal's number.
 pub type Number = u8;
 
-/// What happened.
+/// Inputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Input {
-    /// The command may run until then. The first starts it.
+    /// The command may run until then. The first one starts it.
     Until(Hold),
-    /// Pass a signal on.
+    /// Forward a signal.
     Signal(Number),
-    /// Tell it to end: it is not wanted any more.
+    /// Ask the command to end: it is no longer wanted.
     End,
     /// The other side is gone.
     HungUp,
     /// The command itself has ended.
     Ended(Exit),
-    /// No process is left of it.
+    /// None of its processes is left.
     Gone,
     Woke,
 }
 
-/// What to do.
+/// Effects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
     Start,
     Signal(Number),
-    /// TERM, and CONT for what is stopped.
+    /// TERM, and CONT for stopped processes.
     Terminate,
-    /// KILL, for everything that it has started.
+    /// KILL, for all processes that it has started.
     Kill,
     Tell(Report),
     WakeAt(Moment),
@@ -68,10 +68,10 @@ pub enum Effect {
     Leave,
 }
 
-/// What the other side is told.
+/// Reports to the other side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Report {
-    /// Its time ran out, or never began; it is told to end.
+    /// Its time ran out, or never began; it is asked to end.
     Lapsed,
     Ended(Exit),
 }
@@ -80,7 +80,7 @@ pub enum Report {
 enum Phase {
     Waiting,
     Running,
-    /// It was told to end.
+    /// It was asked to end.
     Ending,
     /// It has ended, or must end now.
     Killing,
@@ -103,7 +103,7 @@ impl Default for Guardian {
 }
 
 impl Guardian {
-    /// Takes one input.
+    /// Handles one input.
     pub fn step(&mut self, now: Moment, input: Input, out: &mut Vec<Effect>) {
         self.check(now, out);
         match input {
@@ -113,7 +113,7 @@ impl Guardian {
             Input::End | Input::HungUp if self.phase == Phase::Running => self.terminate(out),
             Input::Ended(exit) => {
                 self.exit = Some(exit);
-                self.kill(out); // what it leaves behind does not outlive it
+                self.kill(out); // its remaining processes do not outlive it
             }
             Input::Gone if self.phase != Phase::Waiting => {
                 out.extend(self.exit.map(|exit| Effect::Tell(Report::Ended(exit))));
@@ -125,7 +125,7 @@ impl Guardian {
         let wake_at = match self.phase {
             Phase::Running => Some(self.hold.step_down_at),
             Phase::Ending => Some(self.hold.over_at),
-            Phase::Killing => Some(now + AGAIN),
+            Phase::Killing => Some(now + KILL_RETRY_PAUSE),
             Phase::Waiting | Phase::Left => None,
         };
         out.extend(wake_at.map(Effect::WakeAt));
@@ -191,7 +191,7 @@ mod tests {
         guardian.step(at(now), input, &mut out);
         out
     }
-    /// Since second 100, until told otherwise at 110, gone by 114.
+    /// Since second 100, to be ended at 110, gone by 114.
     fn running() -> Guardian {
         let mut guardian = Guardian::default();
         assert_eq!(step(&mut guardian, 100, until(110, 114)), [Effect::Start, Effect::WakeAt(at(110))]);
@@ -200,7 +200,7 @@ mod tests {
     const LAPSED: Effect = Effect::Tell(Report::Lapsed);
 
     #[test]
-    fn each_confirmed_renewal_moves_its_deadline_forward_and_nothing_moves_it_back() {
+    fn deadline_moves_only_forward_with_confirmed_renewals() {
         let mut guardian = running();
         assert_eq!(step(&mut guardian, 102, until(112, 116)), [Effect::WakeAt(at(112))]);
         assert_eq!(step(&mut guardian, 103, until(105, 107)), [Effect::WakeAt(at(112))]);
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_renewal_the_command_is_told_to_end_and_then_killed() {
+    fn without_renewal_the_command_is_terminated_then_killed() {
         let mut guardian = running();
         assert_eq!(step(&mut guardian, 110, Input::Woke), [LAPSED, Effect::Terminate, Effect::WakeAt(at(114))]);
         assert_eq!(step(&mut guardian, 113, Input::Woke), [Effect::WakeAt(at(114))]);
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn after_a_freeze_past_both_instants_it_kills_at_once_and_believes_nothing_that_waited() {
+    fn after_a_long_freeze_it_kills_before_reading_old_inputs() {
         let mut guardian = running();
         let out = step(&mut guardian, 200, until(220, 224));
         assert_eq!(out[..2], [LAPSED, Effect::Kill]);
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_renewal_after_the_end_began_wins_time_and_nothing_more() {
+    fn renewal_after_the_end_began_only_delays_the_kill() {
         let mut guardian = running();
         step(&mut guardian, 110, Input::Woke);
         assert_eq!(step(&mut guardian, 111, until(121, 125)), [Effect::WakeAt(at(125))]);
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn when_the_other_side_dies_the_command_gets_what_is_left_of_its_time() {
+    fn command_keeps_its_remaining_time_when_muster_dies() {
         let mut guardian = running();
         assert_eq!(step(&mut guardian, 101, Input::HungUp), [Effect::Terminate, Effect::WakeAt(at(114))]);
         assert_eq!(step(&mut guardian, 102, Input::HungUp), [Effect::WakeAt(at(114))]);
@@ -240,24 +240,24 @@ mod tests {
     }
 
     #[test]
-    fn an_end_that_was_asked_for_is_no_lapse() {
+    fn requested_end_is_not_a_lapse() {
         let mut guardian = running();
         assert_eq!(step(&mut guardian, 101, Input::End)[0], Effect::Terminate);
         assert_eq!(step(&mut guardian, 112, Input::Woke), [Effect::WakeAt(at(114))]);
     }
 
     #[test]
-    fn what_the_command_leaves_behind_is_killed_before_its_end_is_told() {
+    fn leftover_processes_are_killed_before_the_end_is_reported() {
         let mut guardian = running();
         let ended = Input::Ended(Exit::Code(3));
-        assert_eq!(step(&mut guardian, 101, ended), [Effect::Kill, Effect::WakeAt(at(101) + AGAIN)]);
+        assert_eq!(step(&mut guardian, 101, ended), [Effect::Kill, Effect::WakeAt(at(101) + KILL_RETRY_PAUSE)]);
         assert_eq!(step(&mut guardian, 102, Input::Woke)[0], Effect::Kill, "again: it may have started more");
-        let told = [Effect::Tell(Report::Ended(Exit::Code(3))), Effect::Leave];
-        assert_eq!(step(&mut guardian, 103, Input::Gone), told);
+        let expected = [Effect::Tell(Report::Ended(Exit::Code(3))), Effect::Leave];
+        assert_eq!(step(&mut guardian, 103, Input::Gone), expected);
     }
 
     #[test]
-    fn a_command_whose_time_is_over_before_it_began_is_not_started() {
+    fn command_whose_time_is_already_over_is_not_started() {
         let mut guardian = Guardian::default();
         assert_eq!(step(&mut guardian, 110, until(110, 114)), [LAPSED, Effect::Leave]);
         let mut guardian = Guardian::default();
@@ -265,13 +265,13 @@ mod tests {
     }
 
     #[test]
-    fn signals_are_passed_on_while_there_is_somebody_to_have_them() {
+    fn signals_are_forwarded_while_the_command_runs() {
         let mut guardian = Guardian::default();
         assert_eq!(step(&mut guardian, 100, Input::Signal(15)), []);
         let mut guardian = running();
         assert_eq!(step(&mut guardian, 101, Input::Signal(2))[0], Effect::Signal(2));
         step(&mut guardian, 102, Input::Ended(Exit::Signal(2)));
-        assert_eq!(step(&mut guardian, 103, Input::Signal(2)), [Effect::WakeAt(at(103) + AGAIN)]);
+        assert_eq!(step(&mut guardian, 103, Input::Signal(2)), [Effect::WakeAt(at(103) + KILL_RETRY_PAUSE)]);
     }
 
     #[test]

@@ -4,10 +4,10 @@
 //! muster, or a keeper ── socket ── guardian ── command, in a group of its own
 //! ```
 //!
-//! Three ends, and what each leads to: `muster` killed or frozen: the guardian ends the command in time. The guardian
-//! killed: the kernel kills the command (its parent-death signal), `muster` the rest. The command ended: the guardian kills
-//! what it left behind, then says so. The guardian has a session of its own: neither Ctrl-C nor Ctrl-Z in a terminal reaches
-//! it or the command; `muster` passes on what is meant for the command.
+//! `muster` is killed or frozen: the guardian ends the command in time. The guardian is killed: the kernel kills the command (its
+//! parent-death signal), `muster` the rest. The command ends: the guardian kills its remaining processes, then reports the end. The
+//! guardian has its own session: neither Ctrl-C nor Ctrl-Z in a terminal reaches it or the command; `muster` forwards signals for the
+//! command.
 
 mod core;
 
@@ -25,7 +25,7 @@ use tokio::net::UnixStream;
 use tokio::signal::unix::{Signal as Signals, SignalKind, signal};
 use tokio::sync::mpsc;
 
-pub use self::core::{AGAIN, Effect, Exit, Guardian, Input, Number, Report};
+pub use self::core::{Effect, Exit, Guardian, Input, KILL_RETRY_PAUSE, Number, Report};
 use super::line::{FRAME, News, news_frame, order_of};
 use super::{apart, family};
 
@@ -33,20 +33,20 @@ use crate::stderr::say;
 
 /// The first argument that makes a process a guardian. The command follows.
 pub const GUARDIAN: &str = "guard-guardian";
-/// The first argument that makes a process the command, once it is tied to its guardian. The guardian's pid and the command follow.
+/// The first argument that makes a process the command, tied to its guardian. The guardian's pid and the command follow.
 pub const COMMAND: &str = "guard-command";
 
-/// What a shell reports for a command that could not be run, and for one that is not there.
+/// A shell's exit codes for a command that cannot be run, and for one that is not found.
 const NOT_RUNNABLE: u8 = 126;
 const NOT_FOUND: u8 = 127;
 
-/// Runs the guardian of this command, until nothing is left to guard.
+/// Runs the guardian of this command until nothing is left to guard.
 pub fn main(command: &[OsString]) -> ExitCode {
     apart("guardian", async |socket, input| guard(socket, Stdio::from(input), command).await)
 }
 
 async fn guard(socket: UnixStream, input: Stdio, command: &[OsString]) -> io::Result<()> {
-    let _deaf = ignored()?;
+    let _ignored = ignored()?;
     let mut children = signal(SignalKind::child())?;
     let (reader, mut writer) = socket.into_split();
     let mut orders = Some(orders(reader));
@@ -79,7 +79,7 @@ async fn guard(socket: UnixStream, input: Stdio, command: &[OsString]) -> io::Re
             _ = children.recv() => inputs.extend(body.reap()),
             () = alarm => {}
         }
-        inputs.push_back(Input::Woke); // whatever it was, the clock is looked at
+        inputs.push_back(Input::Woke); // check the clock after every event
         while let Some(input) = inputs.pop_front() {
             let mut effects = Vec::new();
             core.step(clock.now(), input, &mut effects);
@@ -111,7 +111,7 @@ async fn guard(socket: UnixStream, input: Stdio, command: &[OsString]) -> io::Re
     }
 }
 
-/// Signals that are not for the guardian. Held: none of them ends it.
+/// Ignores signals that are not for the guardian. Kept alive: none of them ends it.
 pub(super) fn ignored() -> io::Result<Vec<Signals>> {
     let kinds = [
         SignalKind::interrupt(),
@@ -124,7 +124,7 @@ pub(super) fn ignored() -> io::Result<Vec<Signals>> {
     kinds.into_iter().map(signal).collect()
 }
 
-/// What the other side orders; ends with it. What is no order ends it as well.
+/// The other side's orders; ends with it, or at an invalid order.
 pub(super) fn orders(mut reader: tokio::net::unix::OwnedReadHalf) -> mpsc::Receiver<Input> {
     let (tell, orders) = mpsc::channel(1);
     tokio::spawn(async move {
@@ -140,7 +140,7 @@ pub(super) fn orders(mut reader: tokio::net::unix::OwnedReadHalf) -> mpsc::Recei
 }
 
 async fn tell(writer: &mut tokio::net::unix::OwnedWriteHalf, news: News) {
-    // Nobody may be there to hear it. That is heard from the other direction.
+    // The other side may be gone: the reader notices that.
     let _gone = writer.write_all(&news_frame(news)).await;
 }
 
@@ -180,7 +180,7 @@ impl Body<'_> {
     }
 }
 
-/// Becomes the command: dies with the guardian that started it, from the first instruction on.
+/// Becomes the command: it dies with the guardian that started it, from the first instruction on.
 pub fn become_command(args: &[OsString]) -> ExitCode {
     let guardian = args.first().and_then(|pid| pid.to_str()?.parse::<i32>().ok());
     let Some((program, rest)) = args.get(1..).and_then(|command| command.split_first()) else {
@@ -188,7 +188,7 @@ pub fn become_command(args: &[OsString]) -> ExitCode {
         return ExitCode::from(NOT_RUNNABLE);
     };
     let tied = set_parent_process_death_signal(Some(Signal::KILL));
-    // It may have died before the request took effect: then someone else is our parent by now.
+    // The guardian may have died before the request took effect: then this process has another parent.
     let orphan = getppid().map(|pid| pid.as_raw_nonzero().get()) != guardian;
     if orphan || tied.is_err() {
         return ExitCode::from(NOT_RUNNABLE);

@@ -1,10 +1,10 @@
-//! Attacks on a cluster of its own. The first argument `musterd` makes this process the daemon that is attacked.
+//! Attacks on a cluster that it starts. With `musterd` as first argument the process is the attacked daemon.
 
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use muster_attacks::cluster::Cluster;
-use muster_attacks::flood::{self, Door, Flood, Kind, Meanwhile, Row, Who};
+use muster_attacks::flood::{self, Door, Flood, HonestLoad, Kind, Row, Who};
 use muster_attacks::rush::{self, Rush};
 use muster_client::Outcome;
 
@@ -25,13 +25,13 @@ enum Command {
         /// Only these kinds
         #[arg(long, value_enum, value_delimiter = ',')]
         kind: Vec<Kind>,
-        /// Only these doors
+        /// Only these endpoints
         #[arg(long, value_enum, value_delimiter = ',')]
         door: Vec<Door>,
-        /// Only as these
+        /// Only with these identities
         #[arg(long, value_enum, value_delimiter = ',')]
         who: Vec<Who>,
-        /// All doors of one kind at the same time, instead of one after the other
+        /// All endpoints of one kind at the same time, instead of one after the other
         #[arg(long)]
         together: bool,
         /// Managers of the cluster
@@ -41,18 +41,18 @@ enum Command {
         #[arg(long, default_value_t = 2000)]
         join_every_ms: u64,
     },
-    /// One client asks the leader well-formed questions as fast as it can, door by door, and prints a table
+    /// Sends well-formed requests from one client at full speed, endpoint by endpoint, and prints a table
     Rush {
-        /// Questions of each rush
+        /// Requests of each run
         #[arg(long, default_value_t = 100_000)]
         requests: usize,
-        /// Connections of the client that rushes
+        /// Connections of the client
         #[arg(long, default_value_t = 64)]
         connections: usize,
-        /// Only at these doors
+        /// Only these endpoints
         #[arg(long, value_enum, value_delimiter = ',')]
         door: Vec<rush::Door>,
-        /// Only these questions
+        /// Only these requests
         #[arg(long, value_enum, value_delimiter = ',')]
         say: Vec<rush::Say>,
         /// Managers of the cluster
@@ -62,7 +62,7 @@ enum Command {
 }
 
 fn main() -> std::process::ExitCode {
-    muster_local_cluster::parent::obey();
+    muster_local_cluster::parent::die_with_parent();
     let args: Vec<std::ffi::OsString> = std::env::args_os().collect();
     if args.get(1).is_some_and(|first| first == "musterd") {
         return muster::daemon::main(args.into_iter().skip(1));
@@ -111,7 +111,7 @@ async fn run(command: Command) -> Outcome {
         }
     }
     println!("{}", flood::header());
-    let meanwhile = Meanwhile { join_every: Duration::from_millis(join_every_ms) };
+    let meanwhile = HonestLoad { join_every: Duration::from_millis(join_every_ms) };
     for group in groups {
         let floods: Vec<Flood> = group
             .iter()
@@ -122,12 +122,12 @@ async fn run(command: Command) -> Outcome {
             .collect();
         let what = match group.as_slice() {
             [(kind, door, who)] => format!("{kind:?} {door:?} {who:?}"),
-            many => format!("{:?} on {} doors at once", many[0].0, many.len()),
+            many => format!("{:?} on {} endpoints at once", many[0].0, many.len()),
         };
         let seen = flood::flood(&cluster, &victim, &floods, meanwhile).await?;
         println!("{}", Row { what, seen: &seen });
         let slow = seen.slow_joins.iter().take(2);
-        for line in seen.failed_joins.iter().chain(slow).chain(seen.logged.alarms.iter().take(3)) {
+        for line in seen.failed_joins.iter().chain(slow).chain(seen.logged.errors.iter().take(3)) {
             println!("<!-- {line} -->");
         }
         if seen.logged.worst.0 > 1 {
@@ -137,7 +137,7 @@ async fn run(command: Command) -> Outcome {
     Ok(())
 }
 
-/// Each against a cluster of its own, so that what it costs is its own.
+/// Each against its own cluster, so that costs are not mixed.
 async fn all_rushes(rushes: impl Iterator<Item = Rush>, managers: usize) -> Outcome {
     let program = std::env::current_exe().expect("this program has a path");
     println!("{}", rush::header());

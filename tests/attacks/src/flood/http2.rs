@@ -1,11 +1,11 @@
-//! HTTP/2 by hand: enough to be a nuisance (RFC 9113, RFC 7541).
+//! Hand-written HTTP/2, enough for attacks (RFC 9113, RFC 7541).
 
 /// The client's preface and empty settings.
 pub fn hello() -> Vec<u8> {
     [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".as_slice(), &frame(4, 0, 0, &[])].concat()
 }
 
-/// Says yes to the server's settings.
+/// Acknowledges the server's settings.
 pub fn settled() -> Vec<u8> {
     frame(4, 1, 0, &[])
 }
@@ -24,7 +24,7 @@ pub fn data(stream: u32, bytes: &[u8]) -> Vec<u8> {
     frame(0, 0, stream, bytes)
 }
 
-/// Takes a request back.
+/// Cancels a request.
 pub fn reset(stream: u32) -> Vec<u8> {
     frame(3, 0, stream, &8u32.to_be_bytes())
 }

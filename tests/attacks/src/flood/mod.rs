@@ -1,34 +1,34 @@
-//! Floods: many attackers do one kind of harm to one service for a while; meanwhile honest nodes join, and what it
-//! costs the manager is written down.
+//! Floods: many attackers run one kind of attack on one service for a while; meanwhile honest nodes join, and the
+//! manager's costs are recorded.
 
-mod blow;
+mod connection;
 mod http2;
 mod run;
 mod table;
 
 use std::time::Duration;
 
-pub use self::run::{Meanwhile, Outcomes, flood, raise_file_limit};
+pub use self::run::{HonestLoad, Outcomes, flood, raise_file_limit};
 pub use self::table::{Row, header};
 
-/// What is done to the victim.
+/// The kind of attack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
 pub enum Kind {
-    /// Random bytes, bare and inside well-formed frames.
+    /// Random bytes, raw and inside well-formed frames.
     Random,
-    /// Lengths that lie, and frames and headers over the limits.
+    /// Wrong lengths, and frames and headers over the limits.
     Oversized,
     /// Connections that stop inside the TLS handshake, or before it.
     HalfHandshake,
     /// Connections that stop after the handshake.
     HalfOpen,
-    /// Connections that send nearly a whole frame, or body, and never its end.
+    /// Connections that send nearly a whole frame or body, and never its end.
     Withheld,
-    /// Well-formed requests that are refused, as fast as they go.
+    /// Well-formed requests that are refused, at full speed.
     Requests,
 }
 
-/// Where it is done.
+/// The attacked endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
 pub enum Door {
     Mesh,
@@ -43,12 +43,12 @@ pub enum Door {
     Tcp,
 }
 
-/// As whom.
+/// The attacker's identity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
 pub enum Who {
     /// Without a certificate.
     Stranger,
-    /// With the certificate of a node that may use this door: a worker's, on the mesh a manager's.
+    /// With a certificate permitted at this endpoint: a worker's, on the mesh a manager's.
     Node,
 }
 
@@ -58,7 +58,7 @@ pub struct Flood {
     pub kind: Kind,
     pub door: Door,
     pub who: Who,
-    /// Connections at once.
+    /// Concurrent connections.
     pub connections: usize,
     pub lasts: Duration,
 }
@@ -67,8 +67,8 @@ impl Kind {
     pub const ALL: [Kind; 6] =
         [Kind::Random, Kind::Oversized, Kind::HalfHandshake, Kind::HalfOpen, Kind::Withheld, Kind::Requests];
 
-    /// How many at once. Half-open connections cost the attacker nothing, so there are very many; the others work
-    /// as hard as they can, and a few are enough to keep every core busy.
+    /// The number of concurrent connections. Half-open ones cost the attacker nothing, so there are very many; the others work
+    /// at full speed, and a few keep every core busy.
     pub fn connections(self) -> usize {
         match self {
             Kind::HalfHandshake | Kind::HalfOpen => 10_000,
@@ -94,26 +94,26 @@ impl Door {
         }
     }
 
-    /// Whether frames of ours are spoken there.
+    /// Whether the endpoint speaks native frames.
     pub fn is_native(self) -> bool {
         matches!(self, Door::Mesh | Door::Agent | Door::Join | Door::Api)
     }
 }
 
-/// Every flood that makes sense. (A certificate changes nothing for joiners, before the handshake, or without TLS.)
+/// Every useful flood. (A certificate changes nothing for joiners, before the handshake, or without TLS.)
 pub fn every() -> impl Iterator<Item = (Kind, Door, Who)> {
     let all = Kind::ALL.into_iter().flat_map(|kind| Door::ALL.into_iter().map(move |door| (kind, door)));
     all.flat_map(|(kind, door)| [Who::Stranger, Who::Node].into_iter().map(move |who| (kind, door, who)))
-        .filter(|(kind, door, who)| makes_sense(*kind, *door, *who))
+        .filter(|(kind, door, who)| is_applicable(*kind, *door, *who))
 }
 
-fn makes_sense(kind: Kind, door: Door, who: Who) -> bool {
+fn is_applicable(kind: Kind, door: Door, who: Who) -> bool {
     let with_certificate = matches!(door, Door::Mesh | Door::Agent | Door::Api | Door::H2 | Door::Http11);
     match (kind, door, who) {
         (Kind::HalfHandshake, _, Who::Node) => false,
         (_, _, Who::Node) if !with_certificate => false,
         (Kind::HalfHandshake, Door::Tcp, _) => true,
-        // The ALPN is in the first message: a handshake that stops in it is the same for all of them.
+        // The ALPN is in the first message: a handshake that stops in it is the same for all endpoints.
         (Kind::HalfHandshake, _, _) => matches!(door, Door::Mesh | Door::Join),
         (Kind::HalfOpen | Kind::Requests, Door::Tcp, _) => false,
         _ => true,

@@ -1,4 +1,4 @@
-//! The flood and what happens meanwhile.
+//! A flood and the joins during it.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -13,46 +13,46 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout_at};
 
-use super::blow::blow;
+use super::connection::connection;
 use super::{Door, Flood, Kind, Who};
 use crate::caller::Caller;
 use crate::cluster::Cluster;
 use crate::daemon::Daemon;
 use crate::watch::{LogMark, Logged, open_files, rss_kib};
 
-/// Connection attempts of one flood under way at once.
-const OPENING: usize = 256;
-/// Between two connections of one attacker: more attempts than this measure the attacker, not the victim.
-const BREATH: Duration = Duration::from_millis(2);
+/// Maximum number of concurrent connection attempts of one flood.
+const MAX_CONCURRENT_DIALS: usize = 256;
+/// Delay between two connections of one attacker: a higher rate would measure the attacker, not the victim.
+const RECONNECT_DELAY: Duration = Duration::from_millis(2);
 
-/// Lets this process hold tens of thousands of connections.
+/// Raises this process's file limit to tens of thousands of connections.
 pub fn raise_file_limit() {
     let limit = getrlimit(Resource::Nofile);
-    // Where it cannot be raised the floods hold fewer connections, and the table says how many.
+    // If it cannot be raised, the floods hold fewer connections, and the table shows how many.
     let _refused = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
 }
 
-/// A join that takes longer is worth a look.
-const SLOW: Duration = Duration::from_secs(1);
+/// Longer joins are shown with their logs.
+const SLOW_JOIN: Duration = Duration::from_secs(1);
 
-/// What honest nodes do meanwhile.
+/// The honest nodes' activity.
 #[derive(Clone, Copy, Debug)]
-pub struct Meanwhile {
+pub struct HonestLoad {
     /// Between two joins.
     pub join_every: Duration,
 }
 
-/// What was seen.
+/// The observations.
 #[derive(Clone, Debug, Default)]
 pub struct Outcomes {
     pub connections: usize,
-    /// The most that were open at once.
+    /// Maximum number of open connections.
     pub held: usize,
     pub bytes: usize,
     pub requests: usize,
     pub joins: Vec<Duration>,
     pub failed_joins: Vec<String>,
-    /// What those logged that took longer than `SLOW`.
+    /// The logs of joins that took longer than `SLOW_JOIN`.
     pub slow_joins: Vec<String>,
     pub rss_before_kib: u64,
     pub rss_most_kib: u64,
@@ -72,8 +72,8 @@ struct Tally {
     requests: AtomicUsize,
 }
 
-/// Runs these floods at the same time against one manager of the cluster.
-pub async fn flood(cluster: &Cluster, victim: &str, floods: &[Flood], meanwhile: Meanwhile) -> Outcome<Outcomes> {
+/// Runs these floods in parallel against one manager of the cluster.
+pub async fn flood(cluster: &Cluster, victim: &str, floods: &[Flood], meanwhile: HonestLoad) -> Outcome<Outcomes> {
     let node = cluster.node(victim);
     let pid = node.pid().ok_or_else(|| Failure::internal("the victim does not run"))?;
     let mark = LogMark::here(node.log_file.clone());
@@ -96,16 +96,16 @@ pub async fn flood(cluster: &Cluster, victim: &str, floods: &[Flood], meanwhile:
     let load = |counter: &AtomicUsize| counter.load(Ordering::Relaxed);
     (seen.connections, seen.held) = (load(&tally.connections), load(&tally.held));
     (seen.bytes, seen.requests) = (load(&tally.bytes), load(&tally.requests));
-    // What the removal of each joiner logs is theirs.
+    // Log lines about the removal of joiners belong to the joins.
     seen.logged = mark.read(|line| line.contains("muster_role_manager::shell: writes"));
     Ok(seen)
 }
 
-/// Who attacks there.
+/// The attacker's identity and target.
 fn caller(cluster: &Cluster, victim: &str, flood: Flood) -> Outcome<Caller> {
     let to = cluster.node(victim).listen;
     let caller = match flood.who {
-        Who::Stranger => Caller::stranger(to, flood.door.alpn()),
+        Who::Stranger => Caller::unauthenticated(to, flood.door.alpn()),
         Who::Node => {
             let wanted = if flood.door == Door::Mesh { "manager" } else { "worker" };
             let fits = |name: &&String| {
@@ -114,50 +114,53 @@ fn caller(cluster: &Cluster, victim: &str, flood: Flood) -> Outcome<Caller> {
                 name.as_str() != victim && role.as_deref() == Some(wanted)
             };
             let names = cluster.names();
-            let thief =
-                names.iter().rev().find(fits).ok_or_else(|| Failure::internal(format!("no {wanted} to rob")))?;
+            let thief = names
+                .iter()
+                .rev()
+                .find(fits)
+                .ok_or_else(|| Failure::internal(format!("no {wanted} to take credentials from")))?;
             Caller::with(to, flood.door.alpn(), &cluster.node(thief).credentials()?)?
         }
     };
-    // Join requests are limited by source: a source that floods them has used up its own share, and honest nodes come
-    // from another. Everything else comes from the very address that the honest nodes have.
+    // Join requests are limited by source: a flooding source has used up its share, and honest nodes come
+    // from another. Everything else comes from the same address as the honest nodes.
     let shared = !(flood.kind == Kind::Requests && flood.door == Door::Join);
     Ok(if shared { caller } else { caller.from(Ipv4Addr::new(127, 0, 0, 9)) })
 }
 
 async fn attack(flood: Flood, caller: Caller, until: Instant, tally: Arc<Tally>) {
-    let opening = Arc::new(Semaphore::new(OPENING));
+    let opening = Arc::new(Semaphore::new(MAX_CONCURRENT_DIALS));
     let mut connections = JoinSet::new();
     for _ in 0..flood.connections {
         let (caller, opening, tally) = (caller.clone(), opening.clone(), tally.clone());
         connections.spawn(async move {
             while Instant::now() < until {
-                let place = opening.clone().acquire_owned().await.expect("never closed");
+                let permit = opening.clone().acquire_owned().await.expect("never closed");
                 if Instant::now() >= until {
                     break;
                 }
-                let _open = Open(&tally);
+                let _open = OpenGuard(&tally);
                 let up = || {
                     tally.connections.fetch_add(1, Ordering::Relaxed);
                     let open = tally.open.fetch_add(1, Ordering::Relaxed) + 1;
                     tally.held.fetch_max(open, Ordering::Relaxed);
-                    drop(place);
+                    drop(permit);
                 };
-                let blow = timeout_at(until, Box::pin(blow(flood, &caller, until, up))).await;
-                if let Ok(Ok(done)) = blow {
+                let connection = timeout_at(until, Box::pin(connection(flood, &caller, until, up))).await;
+                if let Ok(Ok(done)) = connection {
                     tally.bytes.fetch_add(done.bytes, Ordering::Relaxed);
                     tally.requests.fetch_add(done.requests, Ordering::Relaxed);
                 }
-                sleep(BREATH).await;
+                sleep(RECONNECT_DELAY).await;
             }
         });
     }
     while connections.join_next().await.is_some() {}
 }
 
-/// Counts an open connection down; one that never came up was not counted up, so the count never goes below zero.
-struct Open<'a>(&'a Tally);
-impl Drop for Open<'_> {
+/// Counts an open connection down; one that failed to open was not counted up, so the count never goes below zero.
+struct OpenGuard<'a>(&'a Tally);
+impl Drop for OpenGuard<'_> {
     fn drop(&mut self) {
         let _none = self.0.open.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1));
     }
@@ -172,14 +175,14 @@ async fn sample(pid: i32, until: Instant) -> (u64, usize) {
     most
 }
 
-/// Times, failures, and the logs of the slow.
+/// Times, failures, and the logs of slow joins.
 type Joins = (Vec<Duration>, Vec<String>, Vec<String>);
 
-/// Nodes join one after the other, each in a process of its own, from start to ready; each is removed again.
-async fn joins(cluster: &Cluster, victim: &str, until: Instant, meanwhile: Meanwhile) -> Outcome<Joins> {
+/// Nodes join one after the other, each in its own process, from start to ready; each is removed again.
+async fn joins(cluster: &Cluster, victim: &str, until: Instant, meanwhile: HonestLoad) -> Outcome<Joins> {
     let (mut took, mut failed, mut slow) = (Vec::new(), Vec::new(), Vec::new());
     let (seed, token) = (cluster.node(victim).listen.to_string(), cluster.token(Role::Worker).await?);
-    // One join at least, however short the flood; the first once the flood is there.
+    // At least one join, however short the flood; the first once the flood has begun.
     sleep(meanwhile.join_every.min(Duration::from_millis(300))).await;
     let mut number = 0;
     while Instant::now() < until || number == 0 {
@@ -194,14 +197,14 @@ async fn joins(cluster: &Cluster, victim: &str, until: Instant, meanwhile: Meanw
         match result {
             Ok(time) => {
                 took.push(time);
-                if time > SLOW {
+                if time > SLOW_JOIN {
                     slow.push(format!("{time:?}: {}", node.log()));
                 }
             }
             Err(failure) => failed.push(failure.to_string()),
         }
         if let Some(node) = id {
-            // The socket is not flooded; a removal that fails leaves one more dead worker in the list.
+            // The socket is not flooded; a failed removal leaves one more dead worker in the list.
             let _kept = cluster.ask(victim, Request::NodeRemove { node, force: true }).await;
         }
         let _gone = std::fs::remove_dir_all(&node.folder);

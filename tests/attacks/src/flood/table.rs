@@ -1,11 +1,11 @@
-//! What a flood did, as a line of a table.
+//! A flood's results, as a table row.
 
 use std::fmt;
 use std::time::Duration;
 
 use super::Outcomes;
 
-/// One line.
+/// One row.
 pub struct Row<'a> {
     pub what: String,
     pub seen: &'a Outcomes,

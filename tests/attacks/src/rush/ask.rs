@@ -1,4 +1,4 @@
-//! Questions in frames, as many at once as the other side reads.
+//! Requests in frames, as many in flight as the other side reads.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -9,10 +9,10 @@ use muster_messages::{RequestId, Revision};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::timeout;
 
-use super::{Answers, PATIENCE, Say};
+use super::{ANSWER_TIMEOUT, Answers, Say};
 
-/// Questions in one write.
-const TOGETHER: usize = 64;
+/// Requests per write.
+const REQUESTS_PER_WRITE: usize = 64;
 
 fn question(say: Say, number: usize) -> Request {
     let node = "n1".to_owned();
@@ -29,7 +29,7 @@ fn question(say: Say, number: usize) -> Request {
     }
 }
 
-/// Asks all of these on one connection, and reads every answer.
+/// Sends all of these on one connection, and reads every answer.
 pub async fn ask<S>(stream: Framed<S>, say: Say, numbers: Range<usize>) -> Answers
 where
     S: AsyncRead + AsyncWrite + Send + Unpin,
@@ -38,7 +38,7 @@ where
     let ids: Vec<u64> = numbers.map(|number| number as u64).collect();
     let mut open: BTreeSet<u64> = ids.iter().copied().collect();
     let writing = async {
-        for some in ids.chunks(TOGETHER) {
+        for some in ids.chunks(REQUESTS_PER_WRITE) {
             for id in some {
                 let request = question(say, *id as usize);
                 let request_id = RequestId::fresh(muster_kernel::Clock.wall(), rand::random());
@@ -46,23 +46,23 @@ where
                 writer.feed(&call).expect("small");
             }
             if writer.flush().await.is_err() {
-                return; // the reader sees it, too
+                return; // the reader notices as well
             }
         }
     };
     let reading = async {
         let mut answers = Answers::default();
         while !open.is_empty() {
-            let Ok(Ok(Some(answer))) = timeout(PATIENCE, reader.recv::<ApiAnswer>()).await else { break };
+            let Ok(Ok(Some(answer))) = timeout(ANSWER_TIMEOUT, reader.recv::<ApiAnswer>()).await else { break };
             match open.remove(&answer.id) {
                 true => answers.of(answer.result.map(drop)),
-                false => answers.refused("an answer to nothing that was asked".to_owned()),
+                false => answers.refused("an answer without a request".to_owned()),
             }
         }
         answers.none = open.len();
         answers
     };
-    // Whoever gets no answer any more has nothing more to say.
+    // Without answers there is nothing more to send.
     tokio::pin!(reading);
     tokio::select! {
         answers = &mut reading => answers,

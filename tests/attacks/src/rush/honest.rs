@@ -1,4 +1,4 @@
-//! The other client: it renews a lease and reads, one thing after the other; at the join service, it joins.
+//! The other client: it renews a lease and reads, in turn; at the join service, it joins.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -13,15 +13,15 @@ use serde_json::Value;
 use tokio::time::{Instant, sleep};
 
 use super::join;
-use super::{Door, PATIENCE};
+use super::{ANSWER_TIMEOUT, Door};
 use crate::caller::Caller;
 use crate::cluster::Cluster;
 
-/// Between two requests, and between two joins: an address may join 20 times a second.
-const REST: Duration = Duration::from_millis(10);
-const BETWEEN_JOINS: Duration = Duration::from_millis(200);
+/// Delay between two requests, and between two joins: an address may join 20 times a second.
+const REQUEST_INTERVAL: Duration = Duration::from_millis(10);
+const JOIN_INTERVAL: Duration = Duration::from_millis(200);
 
-/// What its requests took, and which failed.
+/// Durations of its requests, and the failures.
 type Work = (Vec<Duration>, Vec<String>);
 
 /// Connected, and holder of a lease.
@@ -30,7 +30,7 @@ pub struct Honest {
     lease: LeaseRef,
     session: SessionId,
     token: FencingToken,
-    /// Where it joins, and as whom: made ahead, because signing requests cost processor time of ours.
+    /// Join targets and requests: prepared in advance, because signing requests costs processor time here.
     joins: Option<(Caller, Vec<join::Request>)>,
 }
 
@@ -47,7 +47,7 @@ impl Honest {
             Door::Join => {
                 let token = cluster.token(Role::Worker).await?;
                 let requests: Outcome<Vec<_>> = (0..500).map(|_| join::Request::new(cluster, token.clone())).collect();
-                Some((Caller::stranger(to, Service::Join.alpn()).from(from), requests?))
+                Some((Caller::unauthenticated(to, Service::Join.alpn()).from(from), requests?))
             }
             _ => None,
         };
@@ -61,12 +61,12 @@ impl Honest {
     async fn call(&mut self, request: Request) -> Result<Value, String> {
         let answer = self
             .connection
-            .call(request, RequestId::fresh(muster_kernel::Clock.wall(), rand::random()), PATIENCE)
+            .call(request, RequestId::fresh(muster_kernel::Clock.wall(), rand::random()), ANSWER_TIMEOUT)
             .await;
         serde_json::from_str(&answer.map_err(|e| e.to_string())?).map_err(|e| e.to_string())
     }
 
-    /// Until the rush is over, and once in any case.
+    /// Runs until the load ends, at least once.
     pub async fn work(mut self, over: Arc<AtomicBool>) -> Work {
         let joins = self.joins.take().map(|(caller, requests)| tokio::spawn(join_all(caller, requests, over.clone())));
         let (mut took, mut failed) = (Vec::new(), Vec::new());
@@ -86,7 +86,7 @@ impl Honest {
             if over.load(Ordering::Relaxed) {
                 break;
             }
-            sleep(REST).await;
+            sleep(REQUEST_INTERVAL).await;
         }
         if let Some(joins) = joins {
             let (joined, not) = joins.await.unwrap_or_default();
@@ -107,7 +107,7 @@ async fn join_all(caller: Caller, requests: Vec<join::Request>, over: Arc<Atomic
         if over.load(Ordering::Relaxed) {
             break;
         }
-        sleep(BETWEEN_JOINS).await;
+        sleep(JOIN_INTERVAL).await;
     }
     (took, failed)
 }

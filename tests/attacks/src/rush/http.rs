@@ -1,14 +1,14 @@
-//! Questions over HTTP/1.1, pipelined.
+//! Requests over HTTP/1.1, pipelined.
 
 use std::ops::Range;
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::time::timeout;
 
-use super::{Answers, PATIENCE, Say};
+use super::{ANSWER_TIMEOUT, Answers, Say};
 
-/// Questions in one write.
-const TOGETHER: usize = 64;
+/// Requests per write.
+const REQUESTS_PER_WRITE: usize = 64;
 
 /// Method, path and body.
 pub(super) fn question(say: Say, number: usize) -> (&'static str, &'static str, String) {
@@ -25,7 +25,7 @@ fn written(say: Say, number: usize) -> String {
     format!("{method} {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n\r\n{body}")
 }
 
-/// Asks all of these on one connection, and reads every answer.
+/// Sends all of these on one connection, and reads every answer.
 pub async fn ask<S>(stream: S, say: Say, numbers: Range<usize>) -> Answers
 where
     S: AsyncRead + AsyncWrite + Send + Unpin,
@@ -34,17 +34,17 @@ where
     let (mut reader, wanted) = (BufReader::with_capacity(16 * 1024, reader), numbers.len());
     let writing = async {
         let all: Vec<usize> = numbers.collect();
-        for some in all.chunks(TOGETHER) {
+        for some in all.chunks(REQUESTS_PER_WRITE) {
             let text: String = some.iter().map(|number| written(say, *number)).collect();
             if writer.write_all(text.as_bytes()).await.is_err() || writer.flush().await.is_err() {
-                return; // the reader sees it, too
+                return; // the reader notices as well
             }
         }
     };
     let reading = async {
         let mut answers = Answers::default();
         while answers.answered() < wanted {
-            let Ok(Some((status, later))) = timeout(PATIENCE, answer(&mut reader)).await else { break };
+            let Ok(Some((status, later))) = timeout(ANSWER_TIMEOUT, answer(&mut reader)).await else { break };
             answers.of_status(status, later);
         }
         answers.none = wanted - answers.answered();
@@ -57,7 +57,7 @@ where
     }
 }
 
-/// The next answer's status, and whether it says when to retry.
+/// The next answer's status, and whether it has a retry time.
 async fn answer<R: AsyncRead + Unpin>(reader: &mut BufReader<R>) -> Option<(u16, bool)> {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {

@@ -1,4 +1,4 @@
-//! Questions over HTTP/2, as many at once as the other side takes.
+//! Requests over HTTP/2, as many in flight as the other side allows.
 
 use std::ops::Range;
 
@@ -12,12 +12,12 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::timeout;
 
 use super::http::question;
-use super::{Answers, PATIENCE, Say};
+use super::{ANSWER_TIMEOUT, Answers, Say};
 
-/// Questions of a connection that are asked or wait to be: more than any server takes at once.
-const AHEAD: usize = 256;
+/// Requests of a connection in flight or queued: more than any server accepts at once.
+const MAX_QUEUED_REQUESTS: usize = 256;
 
-/// Asks all of these on one connection, and reads every answer.
+/// Sends all of these on one connection, and reads every answer.
 pub async fn ask<S>(stream: S, say: Say, numbers: Range<usize>) -> Answers
 where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
@@ -25,7 +25,8 @@ where
     let mut answers = Answers { none: numbers.len(), ..Answers::default() };
     let Ok((client, connection)) = handshake(TokioExecutor::new(), TokioIo::new(stream)).await else { return answers };
     let connection = tokio::spawn(connection);
-    let mut asked = stream::iter(numbers.map(|number| one(client.clone(), say, number))).buffer_unordered(AHEAD);
+    let mut asked =
+        stream::iter(numbers.map(|number| one(client.clone(), say, number))).buffer_unordered(MAX_QUEUED_REQUESTS);
     while let Some(answer) = asked.next().await {
         if let Some((status, later)) = answer {
             answers.none -= 1;
@@ -36,7 +37,7 @@ where
     answers
 }
 
-/// The status, and whether it says when to retry.
+/// The status, and whether it has a retry time.
 async fn one(mut client: SendRequest<Full<Bytes>>, say: Say, number: usize) -> Option<(u16, bool)> {
     let (method, path, body) = question(say, number);
     let request = hyper::Request::builder().method(method).uri(format!("https://x{path}"));
@@ -46,5 +47,5 @@ async fn one(mut client: SendRequest<Full<Bytes>>, say: Say, number: usize) -> O
         body.collect().await.ok()?;
         Some((head.status.as_u16(), head.headers.contains_key(RETRY_AFTER)))
     };
-    timeout(PATIENCE, answer).await.ok()?
+    timeout(ANSWER_TIMEOUT, answer).await.ok()?
 }

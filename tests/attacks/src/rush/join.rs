@@ -1,4 +1,4 @@
-//! Questions of strangers.
+//! Requests of unauthenticated clients.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -10,14 +10,14 @@ use muster_messages::wire::{JoinFrame, JoinReply, JoinRequest};
 use muster_messages::{NodeId, RefusalReason, RequestId, Secret};
 use tokio::time::timeout;
 
-use super::{Answers, PATIENCE};
-use crate::caller::{Caller, Greeted};
+use super::{ANSWER_TIMEOUT, Answers};
+use crate::caller::{Caller, HandshakeError};
 use crate::cluster::Cluster;
 
-/// How often a connection that asks for the root asks for it.
+/// How often one connection requests the root.
 const ROOTS: usize = 3;
 
-/// A request to become a node, with a token that is good.
+/// A join request with a valid token.
 #[derive(Clone)]
 pub struct Request(JoinRequest);
 
@@ -40,14 +40,14 @@ impl Request {
     }
 }
 
-/// Asks this often, for the root or to become a node, over as many connections as that takes.
+/// Sends this many requests, for the root or to join, over as many connections as needed.
 pub async fn ask(caller: Caller, request: Request, for_the_root: bool, numbers: Range<usize>) -> Answers {
     let (mut answers, wanted) = (Answers::default(), numbers.len());
     while answers.answered() + answers.none < wanted {
         let mut stream = match caller.greeted().await {
             Ok(stream) => stream,
-            // Said with a time to retry, always.
-            Err(Greeted::Refused(RefusalReason::TooManyRequests)) => {
+            // Always rejected with a retry time.
+            Err(HandshakeError::Refused(RefusalReason::TooManyRequests)) => {
                 answers.later += 1;
                 continue;
             }
@@ -81,10 +81,10 @@ async fn exchange(stream: &mut Framed<BoxStream>, frame: &JoinFrame) -> Option<J
         stream.send(frame).await.ok()?;
         stream.recv::<JoinReply>().await.ok()?
     };
-    timeout(PATIENCE, talk).await.ok()?
+    timeout(ANSWER_TIMEOUT, talk).await.ok()?
 }
 
-/// Becomes a node like any other, as far as the certificate; how long the answer took, from the first packet.
+/// Joins like any node, up to the certificate; returns the duration from the first packet to the answer.
 pub async fn join(caller: &Caller, request: Request) -> Result<Duration, String> {
     let begun = tokio::time::Instant::now();
     let mut stream = caller.greeted().await.map_err(|no| format!("{no:?}"))?;

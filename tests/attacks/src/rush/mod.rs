@@ -1,5 +1,5 @@
-//! Rushes: one client asks well-formed questions, as many at once as it may and as fast as it can, and never waits when it is
-//! told to; meanwhile another client does its work. Nobody's question may be left without an answer.
+//! Load from one client: it sends well-formed requests at full speed, as many in flight as permitted, and ignores
+//! retry times; meanwhile another client works. Every request must be answered.
 
 mod ask;
 mod honest;
@@ -25,7 +25,7 @@ use crate::caller::Caller;
 use crate::cluster::Cluster;
 use crate::watch::rss_kib;
 
-/// Where the questions are asked.
+/// The loaded endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
 pub enum Door {
     /// `muster-api/1` over TLS, as an operator with an identity file.
@@ -36,32 +36,32 @@ pub enum Door {
     Http2,
     /// The admin socket.
     Socket,
-    /// The join service, from one address: half of the connections ask for the root, three times; the others to become a node.
+    /// The join service, from one address: half of the connections request the root, three times; the others join.
     Join,
 }
 
-/// What is asked.
+/// The kind of request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
 pub enum Say {
-    /// Reads that a quorum confirms.
+    /// Quorum reads.
     Reads,
     /// Entries in the log.
     Writes,
-    /// Questions that wait for news: each keeps its place for a second.
+    /// Long polls: each holds its permit for a second.
     Polls,
 }
 
-/// One rush.
+/// One run.
 #[derive(Clone, Copy, Debug)]
 pub struct Rush {
     pub door: Door,
     pub say: Say,
     pub requests: usize,
-    /// All of them open at once, each with as many questions on it as it takes.
+    /// Concurrent connections, each with as many requests in flight as accepted.
     pub connections: usize,
 }
 
-/// Every rush that makes sense.
+/// Every useful run.
 pub fn every() -> impl Iterator<Item = (Door, Say)> {
     let asked = [Door::Api, Door::Http, Door::Http2, Door::Socket].into_iter().flat_map(|door| {
         let polls = matches!(door, Door::Api | Door::Socket).then_some(Say::Polls); // over HTTP they wait for 25 s
@@ -70,15 +70,15 @@ pub fn every() -> impl Iterator<Item = (Door, Say)> {
     asked.chain([(Door::Join, Say::Writes)])
 }
 
-/// How the questions were answered.
+/// The results of the requests.
 #[derive(Clone, Debug, Default)]
 pub struct Answers {
     pub ok: usize,
-    /// Refused, with a time to retry.
+    /// Rejected with a retry time.
     pub later: usize,
-    /// Refused otherwise, by what was said.
+    /// Other refusals, by message.
     pub other: BTreeMap<String, usize>,
-    /// No answer: the connection ended, or nothing came for a minute.
+    /// Without an answer: the connection ended, or was silent for a minute.
     pub none: usize,
 }
 
@@ -109,7 +109,7 @@ impl Answers {
     }
 }
 
-/// What was seen.
+/// The observations.
 #[derive(Clone, Debug, Default)]
 pub struct Seen {
     pub answers: Answers,
@@ -117,13 +117,13 @@ pub struct Seen {
     pub rss_before_kib: u64,
     pub rss_most_kib: u64,
     pub rss_after_kib: u64,
-    /// What the other client's requests took, sorted, and which of them failed.
+    /// Sorted durations of the other client's requests, and its failures.
     pub others: Vec<Duration>,
     pub failed: Vec<String>,
 }
 
 impl Seen {
-    /// What so many of a hundred of the other client's requests took at most.
+    /// A percentile of the other client's durations.
     pub fn within(&self, percent: usize) -> Duration {
         let at = (self.others.len() * percent / 100).min(self.others.len().saturating_sub(1));
         self.others.get(at).copied().unwrap_or_default()
@@ -133,10 +133,10 @@ impl Seen {
     }
 }
 
-/// No answer takes longer, and nobody goes on for longer without one.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Timeout of an answer.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Runs one rush against a manager.
+/// Runs one load against a manager.
 pub async fn rush(cluster: &Cluster, victim: &str, rush: Rush) -> Outcome<Seen> {
     let node = cluster.node(victim);
     let pid = node.pid().ok_or_else(|| Failure::internal("the victim does not run"))?;
@@ -155,7 +155,8 @@ pub async fn rush(cluster: &Cluster, victim: &str, rush: Rush) -> Outcome<Seen> 
     seen.lasted = begun.elapsed();
     over.store(true, Ordering::Relaxed);
     seen.rss_most_kib = sampler.await.unwrap_or(0);
-    (seen.others, seen.failed) = timeout(PATIENCE, meanwhile).await.map_err(Failure::internal)?.unwrap_or_default();
+    (seen.others, seen.failed) =
+        timeout(ANSWER_TIMEOUT, meanwhile).await.map_err(Failure::internal)?.unwrap_or_default();
     seen.others.sort_unstable();
     seen.rss_after_kib = rss(pid);
     Ok(seen)
@@ -172,7 +173,7 @@ async fn sample(pid: i32, over: Arc<AtomicBool>) -> u64 {
 
 type Worker = futures_util::future::BoxFuture<'static, Answers>;
 
-/// One per connection, connected already where it has one for all its questions.
+/// One per connection, already connected if it uses one connection for all requests.
 async fn workers(cluster: &Cluster, victim: &str, rush: Rush) -> Outcome<Vec<Worker>> {
     let to = cluster.node(victim).listen;
     let each = rush.requests.div_ceil(rush.connections);
@@ -205,7 +206,7 @@ async fn workers(cluster: &Cluster, victim: &str, rush: Rush) -> Outcome<Vec<Wor
                 Box::pin(ask::ask(greeted.map_err(|no| Failure::internal(format!("{no:?}")))?, rush.say, mine))
             }
             (Door::Join, _, Some(request)) => {
-                let caller = Caller::stranger(to, Service::Join.alpn()).from(Ipv4Addr::new(127, 0, 0, 9));
+                let caller = Caller::unauthenticated(to, Service::Join.alpn()).from(Ipv4Addr::new(127, 0, 0, 9));
                 Box::pin(join::ask(caller, request.clone(), number % 2 == 0, mine))
             }
             _ => {
@@ -217,7 +218,7 @@ async fn workers(cluster: &Cluster, victim: &str, rush: Rush) -> Outcome<Vec<Wor
     Ok(workers)
 }
 
-/// One line of the table.
+/// One table row.
 pub struct Row<'a>(pub Rush, pub &'a Seen);
 
 /// The table's head, in Markdown.

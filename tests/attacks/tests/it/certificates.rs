@@ -1,9 +1,9 @@
-//! Certificates that do not count: forged with a stolen root key, superseded, revoked, expired.
+//! Invalid certificates: forged with a stolen root key, superseded, revoked, expired.
 
 use std::path::Path;
 use std::time::Duration;
 
-use muster_attacks::caller::{Caller, Greeted};
+use muster_attacks::caller::{Caller, HandshakeError};
 use muster_attacks::cluster::{Cluster, until};
 use muster_kernel::Clock;
 use muster_local_cluster::answers;
@@ -24,18 +24,18 @@ fn node_of(credentials: &NodeCredentials) -> NodeId {
     credentials.identity.node().expect("a node's").0
 }
 
-/// What whoever reads the disk of a manager that is away learns: the root key is in its log.
+/// The content of a stopped manager's disk: the root key is in its log.
 fn stolen_root(cluster: &Cluster, name: &str) -> ClusterRecord {
     let read = muster_raft_member::recovery::survey(&cluster.node(name).folder.join("raft"));
     (*read.expect("whole").tables.cluster.expect("a cluster")).clone()
 }
 
-/// A certificate like the one of `of`, signed by the thief for a key of its own, and an hour old or more.
+/// A certificate like that of `of`, signed by the thief for another key, at least an hour old.
 fn forged(root: &ClusterRecord, of: &NodeCredentials, ago: Duration) -> NodeCredentials {
     forged_for(root, of, of.identity.granted, ago)
 }
 
-/// The same, with a grant of the thief's choice.
+/// The same, with a chosen grant.
 fn forged_for(root: &ClusterRecord, of: &NodeCredentials, granted: Option<Revision>, ago: Duration) -> NodeCredentials {
     let key_pem = new_key();
     let csr = CsrKey::parse(&make_csr(&key_pem).expect("a key")).expect("a request");
@@ -56,8 +56,13 @@ fn forged_for(root: &ClusterRecord, of: &NodeCredentials, granted: Option<Revisi
     NodeCredentials { cert_pem, key_pem, root_pem: root.root_cert_pem.clone(), identity }
 }
 
-/// How a manager greets these credentials. `None`: welcome.
-async fn greets(cluster: &Cluster, to: &str, service: Service, credentials: &NodeCredentials) -> Option<RefusalReason> {
+/// A manager's reason to refuse these credentials. `None`: welcome.
+async fn greeting_of(
+    cluster: &Cluster,
+    to: &str,
+    service: Service,
+    credentials: &NodeCredentials,
+) -> Option<RefusalReason> {
     let caller = Caller::with(cluster.node(to).listen, service.alpn(), credentials).expect("they fit TLS");
     match caller.greeted().await {
         Ok(_) => None,
@@ -67,22 +72,22 @@ async fn greets(cluster: &Cluster, to: &str, service: Service, credentials: &Nod
 
 const REFUSED: [RefusalReason; 2] = [RefusalReason::Unauthenticated, RefusalReason::NotKnownHereYet];
 
-/// Every service of every manager that runs refuses them, the leader for good.
+/// Every service of every running manager refuses them, the leader permanently.
 async fn open_nothing(cluster: &Cluster, managers: &[&str], credentials: &NodeCredentials) {
     for name in managers {
         for service in [Service::Mesh, Service::Agent, Service::Api] {
             if service == Service::Mesh && credentials.identity.node().is_some_and(|(_, role)| role == Role::Worker) {
                 continue;
             }
-            let reason = greets(cluster, name, service, credentials).await;
+            let reason = greeting_of(cluster, name, service, credentials).await;
             assert!(reason.is_some_and(|reason| REFUSED.contains(&reason)), "{name}, {service:?}: {reason:?}");
         }
     }
     let (leader, _) = cluster.leader(managers[0]).await.expect("a leader");
-    assert_eq!(greets(cluster, &leader, Service::Agent, credentials).await, Some(RefusalReason::Unauthenticated));
+    assert_eq!(greeting_of(cluster, &leader, Service::Agent, credentials).await, Some(RefusalReason::Unauthenticated));
 }
 
-/// What the cluster answers to whoever re-keys a node with an old key and a token.
+/// The result of a re-key with an old key and a token.
 async fn rekey(cluster: &Cluster, to: &str, old: &NodeCredentials, token: &str) -> Result<(), ErrorCode> {
     let csr_pem = make_csr(&new_key()).expect("a key");
     let signature = prove_rekey(&old.key_pem, &CsrKey::parse(&csr_pem).expect("a request")).expect("a key that signs");
@@ -97,7 +102,7 @@ async fn rekey(cluster: &Cluster, to: &str, old: &NodeCredentials, token: &str) 
         labels: Default::default(),
         rekey: Some(Rekey { old_cert_pem: old.cert_pem.clone(), signature }),
     };
-    let caller = Caller::stranger(cluster.node(to).listen, Service::Join.alpn());
+    let caller = Caller::unauthenticated(cluster.node(to).listen, Service::Join.alpn());
     let mut frames = caller.greeted().await.expect("joiners are welcome");
     frames.send(&JoinFrame::Join(request)).await.expect("sent");
     match frames.recv::<JoinReply>().await.expect("an answer").expect("an answer") {
@@ -107,7 +112,7 @@ async fn rekey(cluster: &Cluster, to: &str, old: &NodeCredentials, token: &str) 
     }
 }
 
-/// Asks for a new certificate and waits until the node has it.
+/// Requests a new certificate and waits until the node has it.
 async fn renewed(cluster: &Cluster, name: &str, request: Request) -> NodeCredentials {
     let before = cluster.node(name).credentials().expect("an identity").identity.serial;
     cluster.ask("n1", request).await.expect("asked");
@@ -116,11 +121,11 @@ async fn renewed(cluster: &Cluster, name: &str, request: Request) -> NodeCredent
         Ok((now.identity.serial != before).then_some(now))
     })
     .await
-    .expect("it renews")
+    .expect("the node renews")
 }
 
 #[tokio::test]
-async fn a_forged_certificate_of_an_absent_manager_opens_nothing() {
+async fn forged_certificate_of_absent_manager_is_rejected() {
     let mut cluster = cluster(3, 0).await;
     let (leader, _) = cluster.leader("n1").await.expect("a leader");
     let away = cluster.names().into_iter().find(|name| *name != leader).expect("another manager");
@@ -131,13 +136,13 @@ async fn a_forged_certificate_of_an_absent_manager_opens_nothing() {
     let stay: Vec<&str> = stay.iter().map(String::as_str).collect();
     let fresh = forged(&root, &real, Duration::ZERO);
     open_nothing(&cluster, &stay, &fresh).await;
-    assert_eq!(greets(&cluster, &leader, Service::Agent, &real).await, None, "the real one counts");
-    // A grant that nobody has made yet, or none: the cluster knows better.
+    assert_eq!(greeting_of(&cluster, &leader, Service::Agent, &real).await, None, "the real certificate is accepted");
+    // A future grant, or none: the cluster knows better.
     for granted in [Some(Revision(1 << 62)), None] {
         let ahead = forged_for(&root, &real, granted, Duration::ZERO);
         for name in &stay {
             for service in [Service::Mesh, Service::Agent, Service::Api] {
-                let reason = greets(&cluster, name, service, &ahead).await;
+                let reason = greeting_of(&cluster, name, service, &ahead).await;
                 assert!(
                     reason.is_some_and(|reason| REFUSED.contains(&reason)),
                     "{name} {service:?} {granted:?}: {reason:?}"
@@ -145,11 +150,11 @@ async fn a_forged_certificate_of_an_absent_manager_opens_nothing() {
             }
         }
     }
-    // One that has expired is let in by nobody, and is no reason to sign another, whatever token comes with it.
+    // An expired certificate is admitted nowhere, and justifies no new one, whatever token comes with it.
     let expired = forged(&root, &real, 2 * HOUR);
     for service in [Service::Mesh, Service::Agent, Service::Api] {
         let caller = Caller::with(cluster.node(&leader).listen, service.alpn(), &expired).expect("it fits TLS");
-        assert!(matches!(caller.greeted().await, Err(Greeted::Broken(_))), "{service:?}");
+        assert!(matches!(caller.greeted().await, Err(HandshakeError::Broken(_))), "{service:?}");
     }
     for role in [Role::Worker, Role::Manager] {
         let token = answers::token(&cluster.ask(&leader, Request::TokenShow { role }).await.expect("shown"));
@@ -160,17 +165,17 @@ async fn a_forged_certificate_of_an_absent_manager_opens_nothing() {
     }
 }
 
-/// A worker was promoted, and the key that it had as a worker may be in other hands: after a revocation it is no way to a manager's
-/// certificate. (Until then it is the one before the newest, which counts: the answer with the newest may have been lost.)
+/// A worker was promoted, and its former worker key may be stolen: after a revocation it must not lead to a manager's
+/// certificate. (Until then it is the certificate before the newest, which is valid: the answer with the newest may have been lost.)
 #[tokio::test]
-async fn the_certificate_of_a_worker_that_was_promoted_gets_none() {
+async fn worker_certificate_gets_no_manager_certificate() {
     let cluster = cluster(1, 1).await;
     let old = cluster.node("n2").credentials().expect("an identity");
     renewed(&cluster, "n2", Request::SetRole { node: "n2".into(), role: Role::Manager }).await;
     cluster.settled().await.expect("it is a manager");
     renewed(&cluster, "n2", Request::CertRevoke { node: "n2".into() }).await;
-    until("the worker's is refused", async || {
-        let refused = greets(&cluster, "n1", Service::Api, &old).await;
+    until("the worker's certificate is refused", async || {
+        let refused = greeting_of(&cluster, "n1", Service::Api, &old).await;
         Ok((refused == Some(RefusalReason::Unauthenticated)).then_some(()))
     })
     .await
@@ -212,12 +217,16 @@ async fn the_certificate_of_a_worker_that_was_promoted_gets_none() {
 }
 
 #[tokio::test]
-async fn old_keys_of_a_manager_get_no_certificate() {
+async fn old_manager_keys_get_no_certificate() {
     let mut cluster = cluster(3, 0).await;
     let first = cluster.node("n3").credentials().expect("an identity");
     let rotate = || Request::CertRotate { node: "n3".into() };
     let second = renewed(&cluster, "n3", rotate()).await;
-    assert_eq!(greets(&cluster, "n1", Service::Agent, &first).await, None, "the one before counts until the next");
+    assert_eq!(
+        greeting_of(&cluster, "n1", Service::Agent, &first).await,
+        None,
+        "the previous certificate is valid until the next"
+    );
     let third = renewed(&cluster, "n3", rotate()).await;
     assert_ne!(second.identity.serial, third.identity.serial);
     open_nothing(&cluster, &["n1", "n2"], &first).await;
@@ -226,28 +235,28 @@ async fn old_keys_of_a_manager_get_no_certificate() {
     let (worker, manager) =
         (cluster.token(worker).await.expect("a token"), cluster.token(manager).await.expect("a token"));
     cluster.node_mut("n3").kill().await;
-    // Superseded: with no token at all. The newest: with a manager's alone.
+    // Superseded: refused with any token. The newest: accepted with a manager's token alone.
     assert_eq!(rekey(&cluster, "n1", &first, &worker).await, Err(ErrorCode::BadToken));
     assert_eq!(rekey(&cluster, "n1", &first, &manager).await, Err(ErrorCode::Unauthenticated));
     assert_eq!(rekey(&cluster, "n1", &third, &worker).await, Err(ErrorCode::BadToken));
-    assert_eq!(rekey(&cluster, "n1", &third, &manager).await, Ok(()), "the operator's own way back");
+    assert_eq!(rekey(&cluster, "n1", &third, &manager).await, Ok(()), "an operator can recover this way");
 }
 
-/// The key is stolen, the machine is not: the thief is out as soon as the node is connected with its new certificate.
+/// The key is stolen, the machine is not: the thief is locked out once the node has connected with its new certificate.
 #[tokio::test]
-async fn revoked_certificates_stop_to_count_and_the_node_stays() {
+async fn revoked_certificate_is_rejected_and_node_stays() {
     let cluster = cluster(1, 1).await;
     let stolen = cluster.node("n2").credentials().expect("an identity");
-    assert_eq!(greets(&cluster, "n1", Service::Api, &stolen).await, None);
+    assert_eq!(greeting_of(&cluster, "n1", Service::Api, &stolen).await, None);
     let new = renewed(&cluster, "n2", Request::CertRevoke { node: "n2".into() }).await;
-    until("the stolen one is refused", async || {
-        let refused = greets(&cluster, "n1", Service::Api, &stolen).await;
+    until("the stolen certificate is refused", async || {
+        let refused = greeting_of(&cluster, "n1", Service::Api, &stolen).await;
         Ok((refused == Some(RefusalReason::Unauthenticated)).then_some(()))
     })
     .await
     .expect("it is");
     open_nothing(&cluster, &["n1"], &stolen).await;
-    cluster.settled().await.expect("the node is there");
+    cluster.settled().await.expect("the node is connected");
     let token = cluster.token(Role::Worker).await.expect("a token");
     assert_eq!(rekey(&cluster, "n1", &stolen, &token).await, Err(ErrorCode::Unauthenticated));
     let node = cluster.seen("n1", "n2").await.expect("an answer").expect("it is a node");

@@ -1,4 +1,4 @@
-//! HTTP by hand: what a careless or hostile client gets.
+//! Hand-written HTTP of a careless or malicious client.
 
 use std::path::Path;
 use std::time::Duration;
@@ -16,7 +16,7 @@ async fn cluster() -> Cluster {
     Cluster::up(Path::new(env!("CARGO_BIN_EXE_muster-attack")), 1, 1).await.expect("a cluster")
 }
 
-/// Sends these bytes and reads to the end, or for as long as anybody would wait.
+/// Sends these bytes and reads to the end, with a timeout.
 async fn say(caller: &Caller, bytes: &[u8]) -> String {
     let mut stream = caller.tls().await.expect("TLS");
     let mut answer = Vec::new();
@@ -40,12 +40,12 @@ fn request(line: &str) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn without_identity_there_is_liveness_and_the_description_alone() {
+async fn unauthenticated_http_serves_only_livez_and_openapi() {
     let cluster = cluster().await;
     for (node, with_manager_half) in [("n1", true), ("n2", false)] {
-        let stranger = Caller::stranger(cluster.node(node).listen, HTTP);
-        assert_eq!(status(&say(&stranger, &request("GET /livez")).await), 200);
-        let described = say(&stranger, &request("GET /v1/openapi.json")).await;
+        let unauthenticated = Caller::unauthenticated(cluster.node(node).listen, HTTP);
+        assert_eq!(status(&say(&unauthenticated, &request("GET /livez")).await), 200);
+        let described = say(&unauthenticated, &request("GET /v1/openapi.json")).await;
         let (_, body) = described.split_once("\r\n\r\n").expect("a body");
         let openapi: serde_json::Value = serde_json::from_str(body).expect("the description is JSON");
         let paths = openapi["paths"].as_object().expect("paths");
@@ -53,7 +53,7 @@ async fn without_identity_there_is_liveness_and_the_description_alone() {
         for (path, methods) in paths.iter().filter(|(path, _)| *path != "/v1/openapi.json" && *path != "/livez") {
             for method in methods.as_object().expect("methods").keys() {
                 let line = format!("{} {}", method.to_uppercase(), path.replace(['{', '}', '*'], "x"));
-                assert_eq!(status(&say(&stranger, &request(&line)).await), 401, "{node}: {line}");
+                assert_eq!(status(&say(&unauthenticated, &request(&line)).await), 401, "{node}: {line}");
             }
         }
         // With a worker's certificate: reads, and no more.
@@ -63,21 +63,21 @@ async fn without_identity_there_is_liveness_and_the_description_alone() {
         let promote = say(&worker, &request("POST /v1/nodes/n2/promote")).await;
         assert_eq!(status(&promote), 403, "{promote}");
         assert_eq!(status(&say(&worker, &request("GET /v1/nothing")).await), 404);
-        println!("{node} has a manager half: {with_manager_half}");
+        println!("{node} has a manager runtime: {with_manager_half}");
     }
 }
 
 #[tokio::test]
 #[ignore = "full tier"]
-async fn slow_headers_and_huge_bodies_are_let_go_and_requests_without_end_cost_nothing() {
+async fn slow_or_huge_http_requests_are_dropped_at_no_cost() {
     let cluster = cluster().await;
     let node = cluster.node("n1");
     let before = rss_kib(node.pid().expect("it runs")).expect("it runs");
-    let stranger = Caller::stranger(node.listen, HTTP);
+    let unauthenticated = Caller::unauthenticated(node.listen, HTTP);
     let worker = node_caller(&cluster);
 
-    // A header byte by byte is let go after ten seconds; meanwhile everything else below happens.
-    let slow = stranger.clone();
+    // A header sent byte by byte is dropped after ten seconds; meanwhile everything else below happens.
+    let slow = unauthenticated.clone();
     let slow = tokio::spawn(async move {
         let mut stream = slow.tls().await.expect("TLS");
         let begun = Instant::now();
@@ -94,10 +94,10 @@ async fn slow_headers_and_huge_bodies_are_let_go_and_requests_without_end_cost_n
         begun.elapsed()
     });
 
-    // Bodies: too long by its own words, endless in chunks, and never coming to an end. Nobody reads a stranger's at all.
+    // Bodies: too long as declared, endless in chunks, and never completed. Unauthenticated bodies are not read at all.
     let head = "POST /v1/tokens HTTP/1.1\r\nhost: x\r\nconnection: close\r\n";
-    let claims = format!("{head}content-length: 9000000000\r\n\r\n").into_bytes();
-    assert_eq!(status(&say(&stranger, &claims).await), 401);
+    let oversized = format!("{head}content-length: 9000000000\r\n\r\n").into_bytes();
+    assert_eq!(status(&say(&unauthenticated, &oversized).await), 401);
     let chunks = [format!("{head}transfer-encoding: chunked\r\n\r\n").into_bytes(), b"400\r\n".to_vec()].concat();
     let chunk = [[b'a'; 1024].as_slice(), b"\r\n400\r\n"].concat();
     let endless = [chunks, chunk.repeat(1024)].concat();
@@ -105,16 +105,16 @@ async fn slow_headers_and_huge_bodies_are_let_go_and_requests_without_end_cost_n
     let withheld = [format!("{head}content-length: 65536\r\n\r\n").into_bytes(), vec![b' '; 65_535]].concat();
     let begun = Instant::now();
     assert_eq!(status(&say(&worker, &withheld).await), 504);
-    assert!(begun.elapsed() > Duration::from_secs(5), "it had its time");
+    assert!(begun.elapsed() > Duration::from_secs(5), "it was not dropped at once");
     let long = [b"GET /livez HTTP/1.1\r\nx: ".to_vec(), vec![b'a'; 1 << 20]].concat();
-    let refused = say(&stranger, &long).await;
+    let refused = say(&unauthenticated, &long).await;
     assert!(refused.is_empty() || status(&refused) == 431, "{refused}");
 
-    // 100,000 requests without identity, on a few connections, pipelined.
+    // 100,000 unauthenticated requests on a few connections, pipelined.
     let many = b"GET /v1/nodes HTTP/1.1\r\nhost: x\r\n\r\n".repeat(100);
     let mut answered = 0;
     for _ in 0..4 {
-        let mut stream = stranger.tls().await.expect("TLS");
+        let mut stream = unauthenticated.tls().await.expect("TLS");
         let (mut read, mut write) = tokio::io::split(&mut stream);
         let writing = async {
             for _ in 0..250 {

@@ -1,9 +1,9 @@
-//! Stolen, outdated and foreign certificates, taken from the data directories of real daemons.
+//! Stolen, outdated and foreign certificates from the data directories of real daemons.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use muster_attacks::caller::{Caller, Greeted};
+use muster_attacks::caller::{Caller, HandshakeError};
 use muster_attacks::cluster::{Cluster, until};
 use muster_client::{CallError, Connection};
 use muster_messages::protocol::{NodeCredentials, Service};
@@ -12,9 +12,9 @@ use muster_messages::{CrashHow, ErrorCode, NodeId, RefusalReason, RequestId, Rev
 use muster_pki::IdentityStore;
 use rustix::process::Signal;
 
-/// Only a broken build serves somebody who was cut for so long. A second is promised: the simulation holds the cores to that in
-/// virtual time (OUT-1), and what real daemons take is printed.
-const STILL_SERVED: Duration = Duration::from_secs(60);
+/// Only a broken build serves a revoked identity this long. One second is promised: the simulation checks the cores in
+/// virtual time (OUT-1), and the times of real daemons are printed.
+const MAX_SERVED_AFTER_REVOCATION: Duration = Duration::from_secs(60);
 
 async fn cluster(managers: usize, workers: usize) -> Cluster {
     Cluster::up(Path::new(env!("CARGO_BIN_EXE_muster-attack")), managers, workers).await.expect("a cluster")
@@ -24,12 +24,12 @@ fn caller(cluster: &Cluster, to: &str, service: Service, credentials: &NodeCrede
     Caller::with(cluster.node(to).listen, service.alpn(), credentials).expect("good credentials")
 }
 
-/// Fails unless this service of a node turns these credentials away, for one of these reasons.
+/// Fails unless this service of a node refuses these credentials, for one of these reasons.
 async fn refused(cluster: &Cluster, to: &str, service: Service, credentials: &NodeCredentials, why: &[RefusalReason]) {
     match caller(cluster, to, service, credentials).greeted().await {
-        Err(Greeted::Refused(reason)) => assert!(why.contains(&reason), "{to} {service:?}: {reason:?}"),
-        Err(Greeted::Broken(error)) => panic!("{to} {service:?}: {error}"),
-        Ok(_) => panic!("{to} welcomes it on {service:?}"),
+        Err(HandshakeError::Refused(reason)) => assert!(why.contains(&reason), "{to} {service:?}: {reason:?}"),
+        Err(HandshakeError::Broken(error)) => panic!("{to} {service:?}: {error}"),
+        Ok(_) => panic!("{to} accepts it on {service:?}"),
     }
 }
 
@@ -51,7 +51,7 @@ fn node_of(credentials: &NodeCredentials) -> NodeId {
     credentials.identity.node().expect("a node's certificate").0
 }
 
-/// Everything that changes or shows what only operators may.
+/// Every request that is restricted to operators.
 fn forbidden_to_nodes(own: NodeId) -> Vec<Request> {
     let (node, name) = (own.to_string(), "eve".parse().expect("a name"));
     let csr_pem = muster_pki::make_csr(&muster_pki::new_key()).expect("a key");
@@ -84,11 +84,11 @@ fn forbidden_to_nodes(own: NodeId) -> Vec<Request> {
 }
 
 #[tokio::test]
-async fn certificates_open_only_what_their_holder_may_use() {
+async fn certificates_open_only_permitted_services() {
     let cluster = cluster(1, 1).await;
     let worker = cluster.node("n2").credentials().expect("an identity");
 
-    // A worker reaches no mesh, and at the API it reads.
+    // A worker cannot open the mesh, and may only read at the API.
     refused(&cluster, "n1", Service::Mesh, &worker, &[RefusalReason::Forbidden]).await;
     let mut api = welcomed(&cluster, "n1", Service::Api, &worker).await;
     for request in forbidden_to_nodes(node_of(&worker)) {
@@ -97,7 +97,7 @@ async fn certificates_open_only_what_their_holder_may_use() {
     }
     assert!(asked(&mut api, Request::NodeList { fresh: true }).await.is_ok(), "the connection lives, and reads work");
 
-    // Numbers at their ends and texts of great length are answered like others.
+    // Extreme numbers and very long texts are answered like others.
     let (since, long) = (Revision(u64::MAX), "x".repeat(30_000));
     let ends = [
         Request::Events { since, wait_ms: 0 },
@@ -112,7 +112,7 @@ async fn certificates_open_only_what_their_holder_may_use() {
     }
     assert!(!cluster.node("n1").log().contains("panicked"), "{}", cluster.node("n1").log());
 
-    // An operator's and a user's: the API, and nothing else. Revoked: nothing at all, not even on a live connection.
+    // An operator's and a user's certificate: the API only. Revoked: nothing at all, not even on a live connection.
     for (name, kind) in [("op", UserKind::Operator), ("alice", UserKind::User), ("eye", UserKind::ReadOnly)] {
         let user = cluster.user(name, kind).await.expect("n1 signs");
         for service in [Service::Mesh, Service::Agent] {
@@ -132,49 +132,52 @@ async fn certificates_open_only_what_their_holder_may_use() {
         let revoked = Request::UserRevoke { name: name.parse().expect("a name") };
         cluster.ask("n1", revoked).await.expect("n1 revokes");
         let revoked = Instant::now();
-        is_cut(&mut live).await;
-        println!("{name}: cut {:?} after the answer", revoked.elapsed());
+        is_disconnected(&mut live).await;
+        println!("{name}: disconnected {:?} after the answer", revoked.elapsed());
         refused(&cluster, "n1", Service::Api, &user, &[RefusalReason::Unauthenticated]).await;
     }
 
-    // Of another cluster: TLS itself refuses it, wherever it knocks.
+    // Of another cluster: TLS itself refuses it everywhere.
     let other = self::cluster(1, 1).await;
     for thief in ["n1", "n2"] {
         let foreign = other.node(thief).credentials().expect("an identity");
-        // It pretends to trust us: what counts is what we make of its certificate.
+        // It pretends to trust us: our verification counts.
         let foreign = NodeCredentials { root_pem: worker.root_pem.clone(), ..foreign };
         for service in [Service::Mesh, Service::Agent, Service::Api] {
             let greeted = caller(&cluster, "n1", service, &foreign).greeted().await;
-            assert!(matches!(greeted, Err(Greeted::Broken(_))), "{thief} {service:?}");
+            assert!(matches!(greeted, Err(HandshakeError::Broken(_))), "{thief} {service:?}");
         }
     }
 
-    // None: join and HTTP only.
+    // Without a certificate: join and HTTP only.
     for service in [Service::Mesh, Service::Agent, Service::Api] {
-        let stranger = Caller::stranger(cluster.node("n1").listen, service.alpn());
-        let reason = stranger.greeted().await.err().and_then(|no| no.reason());
+        let unauthenticated = Caller::unauthenticated(cluster.node("n1").listen, service.alpn());
+        let reason = unauthenticated.greeted().await.err().and_then(|no| no.reason());
         assert_eq!(reason, Some(RefusalReason::Unauthenticated), "{service:?}");
     }
 }
 
 /// Waits until the other side ends this connection.
-async fn is_cut(connection: &mut Connection) {
+async fn is_disconnected(connection: &mut Connection) {
     let begun = Instant::now();
     loop {
         let call = connection.call(Request::Contact, RequestId(1), Duration::from_millis(500)).await;
         if matches!(call, Err(CallError::Lost(_))) {
             break;
         }
-        assert!(begun.elapsed() < STILL_SERVED, "still served after {STILL_SERVED:?}: {call:?}");
+        assert!(
+            begun.elapsed() < MAX_SERVED_AFTER_REVOCATION,
+            "still served after {MAX_SERVED_AFTER_REVOCATION:?}: {call:?}"
+        );
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
 
 #[tokio::test]
-async fn a_removed_worker_is_cut_on_every_manager_and_its_certificate_is_dead() {
+async fn removed_worker_is_disconnected_and_its_certificate_rejected() {
     let mut cluster = cluster(3, 2).await;
     let managers = ["n1", "n2", "n3"];
-    // n4 is frozen while it is removed; n5 runs on, and attacks with its certificate meanwhile.
+    // n4 is frozen while it is removed; n5 runs, and attacks with its certificate meanwhile.
     for (victim, freeze) in [("n4", true), ("n5", false)] {
         let credentials = cluster.node(victim).credentials().expect("an identity");
         let node = node_of(&credentials);
@@ -191,9 +194,9 @@ async fn a_removed_worker_is_cut_on_every_manager_and_its_certificate_is_dead() 
         cluster.ask("n1", remove).await.expect("n1 removes it");
         let removed = Instant::now();
         for connection in &mut live {
-            is_cut(connection).await;
+            is_disconnected(connection).await;
         }
-        println!("{victim}: cut on every manager {:?} after the answer", removed.elapsed());
+        println!("{victim}: disconnected on every manager {:?} after the answer", removed.elapsed());
         let why = [RefusalReason::Blocked, RefusalReason::Removed];
         for manager in managers {
             for service in [Service::Agent, Service::Api] {
@@ -204,9 +207,9 @@ async fn a_removed_worker_is_cut_on_every_manager_and_its_certificate_is_dead() 
         if freeze {
             cluster.node(victim).signal(Signal::CONT);
         }
-        // Its own process learns it and writes it down, and a restart on the old files comes no further.
+        // Its own process learns and records it, and a restart on the old files fails as well.
         let files = IdentityStore::open(&cluster.node(victim).folder).expect("it has an identity");
-        until("it knows that it is out", async || Ok(files.load_node().ok().and_then(|known| known.ended)))
+        until("it knows that it is removed", async || Ok(files.load_node().ok().and_then(|known| known.ended)))
             .await
             .unwrap_or_else(|no| panic!("{victim}: {no}\n{}", cluster.node(victim).log()));
         let process = cluster.node_mut(victim);
@@ -214,12 +217,12 @@ async fn a_removed_worker_is_cut_on_every_manager_and_its_certificate_is_dead() 
         process.start(&[]).expect("it starts");
         assert_eq!(process.exit().await.expect("it ends").code(), Some(6), "{}", process.log());
         let seen = cluster.nodes_seen_by("n2").await.expect("n2 answers");
-        assert!(seen.iter().all(|n| n.id != node), "it is in nobody's list");
+        assert!(seen.iter().all(|n| n.id != node), "it is in no list");
     }
 }
 
 #[tokio::test]
-async fn a_demoted_managers_old_certificate_opens_no_mesh_session() {
+async fn demoted_manager_certificate_opens_no_mesh_session() {
     let cluster = cluster(3, 0).await;
     let (leader, _) = cluster.leader("n1").await.expect("a leader");
     let names = cluster.names();
@@ -229,14 +232,14 @@ async fn a_demoted_managers_old_certificate_opens_no_mesh_session() {
     let demote = Request::SetRole { node: node.to_string(), role: Role::Worker };
     cluster.ask(&leader, demote).await.expect("it is demoted");
     for manager in names.iter().filter(|name| *name != victim) {
-        until("its copy has the demotion", async || {
+        until("its replica has the demotion", async || {
             let seen = cluster.seen(manager, victim).await?;
             Ok(seen.filter(|n| n.role == Role::Worker).map(drop))
         })
         .await
         .expect("it is demoted");
         refused(&cluster, manager, Service::Mesh, &old, &[RefusalReason::Demoted]).await;
-        // Agent and API know it as a node still: it is one.
+        // Agent service and API still accept it as a node, which it is.
         drop(welcomed(&cluster, manager, Service::Api, &old).await);
     }
     // Promoted and removed: the same old certificate is blocked.

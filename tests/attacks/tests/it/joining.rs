@@ -1,4 +1,4 @@
-//! A token in the wrong hands: a server that is not the cluster's never sees its secret.
+//! A token sent to the wrong server: one outside the cluster never sees its secret.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -20,7 +20,7 @@ type Received = Arc<Mutex<Vec<Vec<u8>>>>;
 /// How many connections were opened.
 type Connections = Arc<AtomicUsize>;
 
-/// A server that speaks the join protocol with a certificate of its own cluster, says that its root is `root_pem`, and
+/// A server with a certificate of another cluster that speaks the join protocol, claims `root_pem` as its root, and
 /// keeps every frame that it receives.
 async fn fake(own: &NodeCredentials, root_pem: String) -> (SocketAddr, Received, Connections) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback");
@@ -54,7 +54,7 @@ async fn fake(own: &NodeCredentials, root_pem: String) -> (SocketAddr, Received,
 }
 
 #[tokio::test]
-async fn a_token_is_shown_to_nobody_but_the_cluster_that_it_is_for() {
+async fn join_token_is_sent_only_to_its_own_cluster() {
     let program = Path::new(env!("CARGO_BIN_EXE_muster-attack"));
     let cluster = Cluster::up(program, 1, 1).await.expect("a cluster");
     let liar = Cluster::up(program, 1, 0).await.expect("another cluster");
@@ -63,55 +63,55 @@ async fn a_token_is_shown_to_nobody_but_the_cluster_that_it_is_for() {
     let (ours, theirs) = (cluster.node("n1").credentials(), liar.node("n1").credentials());
     let (ours, theirs) = (ours.expect("an identity"), theirs.expect("an identity"));
 
-    // It shows its own root: the digest is wrong, and the joiner stops for good.
-    let (addr, honest_liar, _) = fake(&theirs, theirs.root_pem.clone()).await;
+    // It presents its own root: the digest is wrong, and the joiner stops permanently.
+    let (addr, impostor_server, _) = fake(&theirs, theirs.root_pem.clone()).await;
     let mut joiner = Daemon::new(program, cluster.folder(), "victim1").expect("a port");
     joiner.start(&["--join", &addr.to_string(), "--token", &token]).expect("it starts");
     assert_eq!(joiner.exit().await.expect("it ends").code(), Some(6), "{}", joiner.log());
     assert!(joiner.log().contains("digest"), "{}", joiner.log());
 
-    // It shows the real root, which is public, and cannot prove that it belongs to it; or it can, as a worker.
-    let mut all = vec![honest_liar];
+    // It presents the real root, which is public, but cannot prove that it belongs to it; or it can, as a worker.
+    let mut all = vec![impostor_server];
     let worker = cluster.node("n2").credentials().expect("an identity");
     for (name, liar, tells) in [("victim2", &theirs, "TLS"), ("victim3", &worker, "the certificate of a worker")] {
         let (addr, received, connections) = fake(liar, ours.root_pem.clone()).await;
         let mut joiner = Daemon::new(program, cluster.folder(), name).expect("a port");
         joiner.start(&["--join", &addr.to_string(), "--token", &token]).expect("it starts");
-        until("it has asked the liar for the root", async || {
+        until("it has requested the root from the impostor", async || {
             let asked = !received.lock().unwrap_or_else(PoisonError::into_inner).is_empty();
             Ok(asked.then_some(()))
         })
         .await
-        .expect("it asks");
-        // The second connection would carry the secret; with the sixth it is trying for the third time.
+        .expect("it sends the request");
+        // The second connection would carry the secret; the sixth belongs to the third attempt.
         until("it tries again", async || Ok((connections.load(Ordering::SeqCst) > 5).then_some(())))
             .await
-            .expect("it does");
+            .expect("it retries");
         let joined = tokio::time::timeout(Duration::ZERO, joiner.ready()).await;
-        assert!(!matches!(joined, Ok(Ok(_))), "it joined a liar");
+        assert!(!matches!(joined, Ok(Ok(_))), "it joined an impostor");
         joiner.kill().await;
-        assert!(joiner.log().contains(tells), "it says why: {}", joiner.log());
+        assert!(joiner.log().contains(tells), "it logs why: {}", joiner.log());
         all.push(received);
     }
 
     for received in all {
         let received = received.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        assert!(!received.is_empty(), "it was asked something");
+        assert!(!received.is_empty(), "it received a request");
         for frame in received {
             let what = wire::decode::<JoinFrame>(&frame);
-            assert!(matches!(what, Ok(JoinFrame::GetRoot)), "only the root was asked for");
+            assert!(matches!(what, Ok(JoinFrame::GetRoot)), "only the root was requested");
             assert!(!frame.windows(secret.len()).any(|bytes| bytes == secret.as_bytes()), "the secret was sent");
         }
     }
-    // The same token at the right door.
+    // The same token at the right server.
     let seed = cluster.node("n1").listen.to_string();
     let mut joiner = Daemon::new(program, cluster.folder(), "joiner").expect("a port");
     joiner.start_and_wait(&["--join", &seed, "--token", &token]).await.expect("it joins");
 }
 
-/// S15: a server of a stranger, who knows nothing of the cluster, writes on a joiner's terminal: what it says is one printable line.
+/// S15: text from an unauthenticated server must reach a joiner's terminal as one printable line.
 #[tokio::test]
-async fn a_stranger_writes_no_escapes_on_a_joiners_terminal() {
+async fn server_messages_print_no_terminal_escapes_when_joining() {
     let program = Path::new(env!("CARGO_BIN_EXE_muster-attack"));
     let cluster = Cluster::up(program, 1, 0).await.expect("a cluster");
     let liar = Cluster::up(program, 1, 0).await.expect("another cluster");
@@ -136,7 +136,7 @@ async fn a_stranger_writes_no_escapes_on_a_joiners_terminal() {
     });
     let mut joiner = Daemon::new(program, cluster.folder(), "victim").expect("a port");
     joiner.start(&["--join", &addr.to_string(), "--token", &token]).expect("it starts");
-    until("it says what it was told", async || Ok(joiner.log().contains("forged line").then_some(())))
+    until("it logs the server's message", async || Ok(joiner.log().contains("forged line").then_some(())))
         .await
         .unwrap_or_else(|no| panic!("{no}: {}", joiner.log()));
     joiner.kill().await;

@@ -1,4 +1,4 @@
-//! What other users of a node's machine can do: its metrics port, and folders that they prepare.
+//! Attacks by other users of a node's machine: on its metrics port, and with prepared folders.
 
 use std::io::Write;
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
@@ -18,27 +18,27 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_muster-attack");
-/// Another user. Only root can give files away; without that, a folder that everybody may write stands in.
-const OTHER: u32 = 65534;
+/// Another user. Only root can give files away; otherwise a world-writable folder stands in.
+const OTHER_UID: u32 = 65534;
 
 /// S9: 260 half-sent requests once took all 256 files of a daemon.
 #[tokio::test]
-async fn half_sent_scrapes_take_no_files_from_port_and_socket() {
+async fn partial_scrapes_do_not_exhaust_file_descriptors() {
     let cluster = Cluster::up(Path::new(PROGRAM), 1, 0).await.expect("a cluster");
     let node = cluster.node("n1");
     let pid = node.pid().and_then(Pid::from_raw).expect("it runs");
     let limit = Rlimit { current: Some(256), maximum: getrlimit(Resource::Nofile).maximum };
     prlimit(Some(pid), Resource::Nofile, limit).expect("it is our child");
     let metrics = node.metrics().expect("it serves them").to_owned();
-    let mut half = Vec::new();
+    let mut partial = Vec::new();
     for round in 0..300 {
         let mut stream = TcpStream::connect(&metrics).await.expect("the port listens");
         let _ended = stream.write_all(b"GET /metrics HTTP/1.1\r\nhost: ").await;
-        half.push(stream);
+        partial.push(stream);
         if round % 50 == 49 {
             let status = cluster.ask("n1", Request::Status { fresh: true }).await;
             assert!(status.is_ok(), "after {round} half-sent requests the socket answers: {status:?}");
-            let tls = Caller::stranger(node.listen, Service::Http.alpn()).tls().await;
+            let tls = Caller::unauthenticated(node.listen, Service::Http.alpn()).tls().await;
             assert!(tls.is_ok(), "after {round} half-sent requests the port answers: {:?}", tls.err());
         }
     }
@@ -54,7 +54,7 @@ fn muster(folder: &Path, args: &[&str]) -> Output {
 
 /// As another user would leave it.
 fn of_another_user(path: &Path) {
-    if chown(path, Some(OTHER), None).is_err() {
+    if chown(path, Some(OTHER_UID), None).is_err() {
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o777)).expect("it is ours");
     }
 }
@@ -65,9 +65,9 @@ fn refused(output: &Output) -> String {
     said
 }
 
-/// S13: links in a prepared folder once had files of root overwritten.
+/// S13: links in a prepared folder once overwrote files of root.
 #[test]
-fn a_folder_that_another_user_prepared_is_refused_untouched() {
+fn data_directory_of_another_user_is_refused_unchanged() {
     let folder = temporary_folder("prepared").expect("a temporary folder");
     let (precious, dir) = (folder.path().join("precious"), folder.path().join(".muster"));
     std::fs::write(&precious, "kept").expect("the folder is ours");
@@ -87,16 +87,16 @@ fn a_folder_that_another_user_prepared_is_refused_untouched() {
     assert_eq!(std::fs::read(&precious).expect("it is there"), b"kept");
 }
 
-/// S13: a socket in the current folder once showed root a token of the attacker's cluster.
+/// S13: a socket in the current folder once gave root a token of the attacker's cluster.
 #[test]
-fn a_socket_that_another_user_serves_is_not_asked() {
+fn socket_served_by_another_user_is_not_used() {
     let folder = temporary_folder("socket").expect("a temporary folder");
     let dir = folder.path().join(".muster");
     std::fs::create_dir_all(dir.join("x")).expect("the folder is ours");
     let listener = UnixListener::bind(dir.join("x/muster.sock")).expect("the folder is ours");
     of_another_user(&dir);
     std::thread::spawn(move || {
-        // Whoever is asked says something.
+        // The socket answers any request.
         while let Ok((mut asker, _)) = listener.accept() {
             let _gone = asker.write_all(b"MSTR-1-of-another-cluster");
         }
@@ -105,9 +105,9 @@ fn a_socket_that_another_user_serves_is_not_asked() {
     assert!(said.contains("--socket"), "{said}");
 }
 
-/// S10, S13: umask and earlier builds left the log of Raft, with the root key in it, readable to others.
+/// S10, S13: umask and earlier builds left Raft's log, with the root key, readable to others.
 #[tokio::test]
-async fn nothing_in_a_data_directory_is_open_to_others() {
+async fn data_directory_is_private_to_its_user() {
     let cluster = Cluster::up(Path::new(PROGRAM), 1, 0).await.expect("a cluster");
     let mut open = Vec::new();
     let mut folders = vec![cluster.node("n1").folder.clone()];
@@ -126,16 +126,16 @@ async fn nothing_in_a_data_directory_is_open_to_others() {
     tokio::time::timeout(Duration::from_secs(60), cluster.settled()).await.expect("in time").expect("it serves");
 }
 
-/// S3: another user looks at every process of a `muster dev up` and into its folder, from its first moment on, and once had a
-/// manager's token after a second.
+/// S3: another user watches every process of a `muster dev up` and its folder, from its first moment, and once had a
+/// manager's token within a second.
 #[test]
-fn another_user_finds_no_token_of_a_dev_cluster() {
-    // Another user can look into this folder; only root can become one.
+fn dev_cluster_tokens_are_hidden_from_other_users() {
+    // Another user can read this folder; only root can become one.
     let folder = temporary_folder("seen").expect("a temporary folder");
     std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o755)).expect("the folder is ours");
     let text = folder.path().to_str().expect("plain").to_owned();
     let (looked, stop) = (folder.path().join("looked"), folder.path().join("stop"));
-    // `[-]`: so that the spy does not find itself.
+    // `[-]`: so that the spy does not match itself.
     let script = r#"while [ ! -e "$1/stop" ]; do
         for process in /proc/[0-9]*; do
             if grep -qs "$1/.muster" "$process/cmdline"; then
@@ -149,16 +149,16 @@ fn another_user_finds_no_token_of_a_dev_cluster() {
     spy.args(["-c", script, "spy", &text]).stdout(std::fs::File::create(&looked).expect("the folder is ours"));
     spy.stderr(std::process::Stdio::null());
     if rustix::process::geteuid().is_root() {
-        spy.uid(OTHER).gid(OTHER);
+        spy.uid(OTHER_UID).gid(OTHER_UID);
     } else {
-        println!("not root: the spy has the same user, and so looks at nothing that it may read anyway");
+        println!("not root: the spy runs as the same user and skips what it may read anyway");
         return;
     }
     let mut spy = spy.spawn().expect("sh runs");
     let dir = format!("{text}/.muster");
     let up = ["dev", "up", "--dir", &dir, "--managers", "2", "--workers", "1", "--detach"];
     let up = muster(folder.path(), &up);
-    // Whether it has seen one is judged once the daemons are down.
+    // Its findings are checked once the daemons are down.
     let (saw, end) =
         (|| std::fs::read_to_string(&looked).is_ok_and(|text| text.contains("a process")), Instant::now() + WAIT_LIMIT);
     while up.status.success() && !saw() && Instant::now() < end {

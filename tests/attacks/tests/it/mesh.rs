@@ -1,5 +1,5 @@
-//! A manager gone bad, with its real certificate, against a real manager over TLS. The mesh's own tests attack it in
-//! more ways, without a daemon around it.
+//! A malicious manager with its real certificate, against a real manager over TLS. The mesh's own tests have
+//! more such attacks, without a daemon.
 
 use std::path::Path;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use muster_attacks::bytes::{announce, call, envelope};
 use muster_attacks::caller::dialer;
 use muster_attacks::cluster::{Cluster, until};
-use muster_attacks::manager::{BadManager, DOOR, Lies, Turned};
+use muster_attacks::manager::{BadManager, DialFailure, ENDPOINT_PID, Lies};
 use muster_attacks::watch::rss_kib;
 use muster_gateway::Dialer;
 use muster_kernel::Clock;
@@ -17,18 +17,18 @@ use muster_messages::{NodeId, Principal, RaftId, RefusalReason, RequestId, Revis
 use muster_pki::{CsrKey, Issuer, NodeProfile};
 use serde_json::Value;
 
-/// The leader, and the certificate of a manager that runs no more: nobody else speaks as it.
-struct Scene {
+/// The leader, and the certificate of a stopped manager.
+struct Fixture {
     cluster: Cluster,
     leader: String,
     thief: NodeCredentials,
     dialer: Dialer,
-    /// Whoever has the directory has its starts.
+    /// Data of the stolen directory: its starts.
     starts: Starts,
-    seat: RaftId,
+    member_id: RaftId,
 }
 
-impl Scene {
+impl Fixture {
     async fn new() -> Self {
         let program = Path::new(env!("CARGO_BIN_EXE_muster-attack"));
         let mut cluster = Cluster::up(program, 3, 0).await.expect("a cluster");
@@ -40,27 +40,28 @@ impl Scene {
         let status = cluster.ask(&leader, Request::RaftStatus { fresh: false }).await.expect("it answers");
         let own = thief.identity.node().expect("a node's").0.to_string();
         let members = status["members"].as_array().expect("members").clone();
-        let seat = members.iter().find(|m| m["node"] == own.as_str()).and_then(|m| m["raft_id"].as_u64());
-        let (dialer, seat) = (dialer(&thief), RaftId(seat.expect("it had a seat")));
-        Self { cluster, leader, thief, dialer, starts, seat }
+        let member_id = members.iter().find(|m| m["node"] == own.as_str()).and_then(|m| m["raft_id"].as_u64());
+        let (dialer, member_id) = (dialer(&thief), RaftId(member_id.expect("it had a member id")));
+        Self { cluster, leader, thief, dialer, starts, member_id }
     }
     fn addr(&self) -> String {
         self.cluster.node(&self.leader).listen.to_string()
     }
-    /// A session, as soon as the pause after the last offence is over.
+    /// Opens a session once the pause after the last offence is over.
     async fn join(&self) -> BadManager {
         until("a session", async || {
             let joined =
-                BadManager::join(&self.dialer, &self.thief.identity, &self.starts, Some(self.seat), &self.addr()).await;
+                BadManager::join(&self.dialer, &self.thief.identity, &self.starts, Some(self.member_id), &self.addr())
+                    .await;
             Ok(joined.ok())
         })
         .await
-        .expect("it gets in")
+        .expect("the session opens")
     }
     async fn mesh(&self) -> Value {
-        self.cluster.inspect(&self.leader, "node/manager/mesh").await.expect("the mesh shows itself")
+        self.cluster.inspect(&self.leader, "node/manager/mesh").await.expect("the mesh can be inspected")
     }
-    /// Waits until the mesh's own view says so.
+    /// Waits until the mesh's own view satisfies this.
     async fn shows(&self, what: &str, right: impl Fn(&Value) -> bool) {
         let shown = until(what, async || {
             let view = self.cluster.inspect(&self.leader, "node/manager/mesh").await?;
@@ -74,19 +75,19 @@ impl Scene {
         rss_kib(self.cluster.node(&self.leader).pid().expect("it runs")).expect("it runs") / 1024
     }
     /// The cluster works, under the same leader.
-    async fn unharmed(&self, term: u64) {
+    async fn assert_unaffected(&self, term: u64) {
         assert_eq!(self.cluster.leader(&self.leader).await.expect("a leader"), (self.leader.clone(), term));
         let log = self.cluster.node(&self.leader).log();
         assert!(!log.contains("panicked") && !log.contains("ERROR"), "{log}");
     }
 }
 
-fn offences(view: &Value, kind: &str) -> u64 {
+fn count_offences(view: &Value, kind: &str) -> u64 {
     let rows = view["offences"].as_array().into_iter().flatten();
     rows.filter(|r| r["offence"] == kind).filter_map(|r| r["count"].as_u64()).sum()
 }
 
-/// A vote for a term far ahead: what would depose a leader if anybody believed it.
+/// A vote for a term far ahead, which would depose a leader that accepts it.
 fn packet(from: u64, to: u64) -> RaftPacket {
     RaftPacket {
         kind: PacketKind::RequestVote,
@@ -108,72 +109,72 @@ fn packet(from: u64, to: u64) -> RaftPacket {
 }
 
 #[tokio::test]
-async fn a_manager_gone_bad_harms_its_own_sessions_alone() {
-    let scene = Scene::new().await;
-    let (_, term) = scene.cluster.leader(&scene.leader).await.expect("a leader");
-    let victim_seat = {
-        let manager = scene.join().await;
-        manager.victim.raft_id.expect("the leader has a seat").0
+async fn malicious_manager_harms_only_its_own_sessions() {
+    let fixture = Fixture::new().await;
+    let (_, term) = fixture.cluster.leader(&fixture.leader).await.expect("a leader");
+    let victim_member_id = {
+        let manager = fixture.join().await;
+        manager.victim.raft_id.expect("the leader has a member id").0
     };
 
     // 100,000 actors announced: in one frame, and one at a time.
-    let before = scene.rss_mib();
-    let mut manager = scene.join().await;
+    let before = fixture.rss_mib();
+    let mut manager = fixture.join().await;
     manager.send(&announce(0..100_000)).await;
     assert!(manager.ended().await, "the session ends");
-    scene.shows("it is counted", |v| offences(v, "foreign_actor") >= 1).await;
-    let mut manager = scene.join().await;
-    let frame = announce([DOOR + 1]);
+    fixture.shows("it is counted", |v| count_offences(v, "foreign_actor") >= 1).await;
+    let mut manager = fixture.join().await;
+    let frame = announce([ENDPOINT_PID + 1]);
     let one = [&(frame.len() as u64).to_be_bytes()[..], &frame].concat();
     manager.send_raw(&one.repeat(100_000)).await;
     assert!(manager.ended().await, "the session ends");
-    scene.shows("it is counted", |v| offences(v, "foreign_actor") >= 2).await;
-    let grown = scene.rss_mib().saturating_sub(before);
+    fixture.shows("it is counted", |v| count_offences(v, "foreign_actor") >= 2).await;
+    let grown = fixture.rss_mib().saturating_sub(before);
     assert!(grown < 16, "100,000 announcements cost {grown} MiB");
 
-    // Raft messages in another's name: dropped and counted, in the door's view and by node.
-    let other = (1..).find(|n| *n != scene.seat.0 && *n != victim_seat).expect("numbers do not end");
-    let mut manager = scene.join().await;
-    let forged = vec![packet(other, victim_seat), packet(victim_seat, victim_seat)];
+    // Raft messages in another's name: dropped and counted, in the endpoint's view and by node.
+    let other = (1..).find(|n| *n != fixture.member_id.0 && *n != victim_member_id).expect("numbers do not end");
+    let mut manager = fixture.join().await;
+    let forged = vec![packet(other, victim_member_id), packet(victim_member_id, victim_member_id)];
     let reply = manager.ask(&envelope(manager.victim.tag, PeerMessage::Raft(forged))).await;
     println!("forged: {reply:?}");
-    scene.shows("they are counted", |v| v["door"]["dropped"]["foreign_seat"].as_u64() >= Some(2)).await;
-    scene.unharmed(term).await;
+    fixture.shows("they are counted", |v| v["door"]["dropped"]["foreign_seat"].as_u64() >= Some(2)).await;
+    fixture.assert_unaffected(term).await;
 
-    // A hello in another node's name, and with another's seat.
-    let identity = &scene.thief.identity;
-    let lies = Lies { node: Some(manager.victim.node), seat: Some(scene.seat) };
-    for lies in [lies, Lies { node: None, seat: Some(RaftId(victim_seat)) }] {
-        let turned = until("an answer to the lie", async || {
-            match BadManager::greet(&scene.dialer, identity, &scene.addr(), &scene.starts, lies).await {
-                Err(Turned::Refused(refusal)) => Ok(Some(refusal.reason)),
-                Ok(_) => panic!("{lies:?} was believed"),
+    // A hello in another node's name, and with another's member id.
+    let identity = &fixture.thief.identity;
+    let lies = Lies { node: Some(manager.victim.node), member_id: Some(fixture.member_id) };
+    for lies in [lies, Lies { node: None, member_id: Some(RaftId(victim_member_id)) }] {
+        let turned = until("an answer to the forged hello", async || {
+            match BadManager::greet(&fixture.dialer, identity, &fixture.addr(), &fixture.starts, lies).await {
+                Err(DialFailure::Refused(refusal)) => Ok(Some(refusal.reason)),
+                Ok(_) => panic!("{lies:?} was accepted"),
                 Err(_) => Ok(None), // a pause after an offence
             }
         });
         assert_eq!(turned.await.expect("refused"), RefusalReason::Forbidden, "{lies:?}");
     }
 
-    // A good hello, and another's name in ractor_cluster's own handshake.
+    // A valid hello, and another's name in ractor_cluster's own handshake.
     let greeted = until("a hello", async || {
-        let lies = Lies { node: None, seat: Some(scene.seat) };
-        Ok(BadManager::greet(&scene.dialer, identity, &scene.addr(), &scene.starts, lies).await.ok())
+        let lies = Lies { node: None, member_id: Some(fixture.member_id) };
+        Ok(BadManager::greet(&fixture.dialer, identity, &fixture.addr(), &fixture.starts, lies).await.ok())
     });
     let mut manager = greeted.await.expect("it gets in");
     let name = manager.victim.node;
     manager.authenticate(name).await;
     assert!(manager.ended().await, "no session in another's name");
-    scene.shows("it is counted", |v| offences(v, "handshake") >= 1).await;
-    scene.unharmed(term).await;
+    fixture.shows("it is counted", |v| count_offences(v, "handshake") >= 1).await;
+    fixture.assert_unaffected(term).await;
 }
 
 #[tokio::test]
-async fn a_manager_that_floods_calls_costs_bounded_memory_and_one_that_vouches_is_believed() {
-    let scene = Scene::new().await;
-    let (_, term) = scene.cluster.leader(&scene.leader).await.expect("a leader");
+async fn manager_call_flood_is_bounded_and_forwarded_caller_trusted() {
+    let fixture = Fixture::new().await;
+    let (_, term) = fixture.cluster.leader(&fixture.leader).await.expect("a leader");
 
-    // A manager vouches for callers: what it relays as an operator is done. An invented worker is held to what workers may.
-    let mut manager = scene.join().await;
+    // A manager vouches for callers: a request relayed as an operator's is done. An invented worker has only a worker's rights.
+    let mut manager = fixture.join().await;
     let tag = manager.victim.tag;
     let relayed = |caller, request| {
         let asked = PeerCall::Api {
@@ -192,8 +193,8 @@ async fn a_manager_that_floods_calls_costs_bounded_memory_and_one_that_vouches_i
         assert!(matches!(reply, Some(PeerReply::Answer(Err(_)))), "{reply:?}");
     }
 
-    // Calls that take long, from a manager that reads no answer.
-    let before = scene.rss_mib();
+    // Slow calls, from a manager that reads no answer.
+    let before = fixture.rss_mib();
     let slow = relayed(Principal::Operator, Request::Events { since: Revision(u64::MAX), wait_ms: 9_000 });
     let frame = call(manager.victim.door_pid, &slow, 1, 60_000);
     let one = [&(frame.len() as u64).to_be_bytes()[..], &frame].concat();
@@ -203,32 +204,33 @@ async fn a_manager_that_floods_calls_costs_bounded_memory_and_one_that_vouches_i
             break;
         }
     }
-    let grown = scene.rss_mib().saturating_sub(before);
+    let grown = fixture.rss_mib().saturating_sub(before);
     assert!(grown < 64, "unread calls cost {grown} MiB");
-    scene.unharmed(term).await;
+    fixture.assert_unaffected(term).await;
 }
 
-/// Whoever has read the disk or the backup of a manager has the root key, and signs what it likes. A node that never was is no
-/// manager to the leader, whatever its certificate says of a grant.
+/// A thief of a manager's disk or backup has the root key, and signs at will. The leader rejects
+/// a node without a record as manager, whatever grant its certificate carries.
 #[tokio::test]
-async fn a_forged_manager_is_no_manager_to_the_leader() {
-    let scene = Scene::new().await;
-    let (_, term) = scene.cluster.leader(&scene.leader).await.expect("a leader");
-    let own = scene.thief.identity.node().expect("a node's").0;
-    let names = scene.cluster.names();
-    let stolen = names.iter().map(|name| scene.cluster.node(name)).find(|node| {
+async fn leader_rejects_forged_manager() {
+    let fixture = Fixture::new().await;
+    let (_, term) = fixture.cluster.leader(&fixture.leader).await.expect("a leader");
+    let own = fixture.thief.identity.node().expect("a node's").0;
+    let names = fixture.cluster.names();
+    let stolen = names.iter().map(|name| fixture.cluster.node(name)).find(|node| {
         node.credentials().is_ok_and(|credentials| credentials.identity.node().is_some_and(|(node, _)| node == own))
     });
     let read = muster_raft_member::recovery::survey(&stolen.expect("its files").folder.join("raft"));
     let cluster = read.expect("whole").tables.cluster.expect("a cluster");
     let issuer = Issuer::from_pem(&cluster.root_cert_pem, &cluster.root_key_pem).expect("the root's key");
-    let follower = names.iter().map(|name| scene.cluster.node(name)).find(|node| {
+    let follower = names.iter().map(|name| fixture.cluster.node(name)).find(|node| {
         let it = node.credentials().ok().and_then(|credentials| credentials.identity.node());
-        node.name != scene.leader && it.is_some_and(|(node, _)| node != own)
+        node.name != fixture.leader && it.is_some_and(|(node, _)| node != own)
     });
-    let follower = follower.expect("a manager that follows").listen.to_string();
+    let follower = follower.expect("a follower").listen.to_string();
     let grants = [Some(1 << 62), Some(1), None];
-    for (granted, addr) in grants.iter().flat_map(|granted| [(*granted, scene.addr()), (*granted, follower.clone())]) {
+    for (granted, addr) in grants.iter().flat_map(|granted| [(*granted, fixture.addr()), (*granted, follower.clone())])
+    {
         let key_pem = muster_pki::new_key();
         let csr = CsrKey::parse(&muster_pki::make_csr(&key_pem).expect("a key")).expect("a request");
         let profile = NodeProfile {
@@ -244,10 +246,12 @@ async fn a_forged_manager_is_no_manager_to_the_leader() {
         let cert_pem = issuer.sign_node(&profile, &csr).expect("signed").cert_pem;
         let identity = muster_pki::identity_of_pem(&cert_pem).expect("well-formed");
         let forged = NodeCredentials { cert_pem, key_pem, root_pem: cluster.root_cert_pem.clone(), identity };
-        let opened = BadManager::join(&dialer(&forged), &forged.identity, &scene.starts, None, &addr).await;
-        let Err(Turned::Away(error)) = opened else { panic!("{granted:?}: it got in at {addr}") };
+        let opened = BadManager::join(&dialer(&forged), &forged.identity, &fixture.starts, None, &addr).await;
+        let Err(DialFailure::RejectedByGateway(error)) = opened else {
+            panic!("{granted:?}: it was admitted at {addr}")
+        };
         let expected = if granted == Some(1) { RefusalReason::Removed } else { RefusalReason::NotKnownHereYet };
         assert_eq!(error.reason(), Some(expected), "{granted:?}: {error}");
     }
-    scene.unharmed(term).await;
+    fixture.assert_unaffected(term).await;
 }

@@ -1,4 +1,4 @@
-//! What a node says of itself: names that stand for others, and labels without end. S5 and S6 of the security review.
+//! A node's claims about itself: names that imitate others, and unbounded labels. S5 and S6 of the security review.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -16,7 +16,7 @@ async fn cluster(managers: usize, workers: usize) -> Cluster {
     Cluster::up(Path::new(PROGRAM), managers, workers).await.expect("a cluster")
 }
 
-/// Says this of itself in a session of its own. What the host answered first.
+/// Reports this in its own session; returns the host's first answer.
 async fn hello(cluster: &Cluster, thief: &NodeCredentials, name: &str, labels: BTreeMap<String, String>) -> HostFrame {
     let hello = AgentHello {
         protocol: AGENT_PROTOCOL,
@@ -42,9 +42,9 @@ async fn by_id(cluster: &Cluster, id: &str) -> NodeView {
     nodes.into_iter().find(|node| node.id.to_string() == id).expect("it is a node")
 }
 
-/// The operator types the first digits of an honest node's id, which the thief has taken for its name.
+/// The operator types the first digits of an honest node's id, which the thief has taken as its name.
 #[tokio::test]
-async fn a_node_named_like_anothers_id_is_not_promoted_for_it() {
+async fn node_named_like_another_id_is_not_promoted_instead() {
     let mut cluster = cluster(1, 2).await;
     let honest = cluster.seen("n1", "n2").await.expect("an answer").expect("a node").id.to_string();
     let thief = cluster.node("n3").credentials().expect("an identity");
@@ -65,13 +65,13 @@ async fn a_node_named_like_anothers_id_is_not_promoted_for_it() {
     for (id, named) in [(&thief_id, true), (&other, false)] {
         let node = by_id(&cluster, id).await;
         assert_eq!((node.role, node.desired_role), (Role::Worker, Role::Worker), "{digits}: {node:?}");
-        assert!(!named || node.name.as_str() == "n3", "it is called as it was: {node:?}");
+        assert!(!named || node.name.as_str() == "n3", "its name is unchanged: {node:?}");
     }
 }
 
 /// 40 hellos with 64 labels each once made the list of nodes larger than a frame.
 #[tokio::test]
-async fn forty_hellos_of_labels_leave_the_labels_of_one() {
+async fn repeated_hellos_keep_labels_bounded() {
     let mut cluster = cluster(1, 1).await;
     let thief = cluster.node("n2").credentials().expect("an identity");
     let id = thief.identity.node().expect("a node's").0.to_string();
@@ -89,7 +89,7 @@ async fn forty_hellos_of_labels_leave_the_labels_of_one() {
         labels.insert("rack".to_owned(), "mine".to_owned());
         views += usize::from(matches!(hello(&cluster, &thief, "n2", labels).await, HostFrame::View(_)));
     }
-    assert_eq!(views, 40, "each hello was taken");
+    assert_eq!(views, 40, "each hello was accepted");
     let node = by_id(&cluster, &id).await;
     assert!(node.labels.len() <= 64, "{} labels", node.labels.len());
     assert_eq!(

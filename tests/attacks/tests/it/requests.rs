@@ -1,4 +1,4 @@
-//! Request ids that were taken before the cluster's own actors could use them.
+//! Request ids taken before the cluster's own actors use them.
 
 use std::path::Path;
 use std::time::Duration;
@@ -12,26 +12,26 @@ use muster_messages::{RequestId, Role, SessionId};
 use tokio::task::JoinSet;
 
 const CONNECTIONS: u64 = 8;
-const EACH: u64 = 400;
-/// A promotion takes some ten entries. One that finds its ids taken writes an entry for each of them.
-const ENTRIES_OF_A_PROMOTION: u64 = 500;
+const REQUESTS_PER_TASK: u64 = 400;
+/// A promotion takes about ten entries. With its ids taken, each would cost another entry.
+const MAX_PROMOTION_ENTRIES: u64 = 500;
 
 async fn connected(cluster: &Cluster, user: &NodeCredentials) -> Connection {
     let caller = Caller::with(cluster.node("n1").listen, Service::Api.alpn(), user).expect("good credentials");
     Connection::over(caller.greeted().await.unwrap_or_else(|no| panic!("n1 does not welcome a user: {no:?}")))
 }
 
-/// Acquires a lease again and again, under the ids that role managers of this term once used.
+/// Repeatedly acquires a lease, under the ids that role managers of this term once used.
 async fn takes_ids(cluster: &Cluster, user: &NodeCredentials, term: u64) -> JoinSet<()> {
     let mut flood = JoinSet::new();
     for part in 0..CONNECTIONS {
         let mut connection = connected(cluster, user).await;
         flood.spawn(async move {
-            for n in 1..=EACH {
+            for n in 1..=REQUESTS_PER_TASK {
                 let lease = LeaseRef { namespace: "default".to_owned(), name: format!("l{part}") };
                 let (holder, session) = ("eve".to_owned(), SessionId(u128::from(n)));
                 let acquire = LeaseRequest::Acquire { lease, holder, session, duration_ms: 15_000 };
-                let id = RequestId(u128::from(term) << 64 | u128::from(part * EACH + n));
+                let id = RequestId(u128::from(term) << 64 | u128::from(part * REQUESTS_PER_TASK + n));
                 let _either = connection.call(Request::Lease(acquire), id, Duration::from_secs(60)).await;
             }
         });
@@ -45,7 +45,7 @@ async fn entries(cluster: &Cluster) -> u64 {
 }
 
 #[tokio::test]
-async fn ids_taken_by_a_user_of_leases_delay_no_role_change() {
+async fn request_ids_taken_by_lease_user_delay_no_role_change() {
     let cluster = Cluster::up(Path::new(env!("CARGO_BIN_EXE_muster-attack")), 1, 2).await.expect("a cluster");
     let (_, term) = cluster.leader("n1").await.expect("n1 leads");
     let eve = cluster.user("eve", muster_messages::UserKind::User).await.expect("n1 signs");
@@ -60,7 +60,7 @@ async fn ids_taken_by_a_user_of_leases_delay_no_role_change() {
     .await
     .expect("the promotion is carried out");
     let wrote = entries(&cluster).await - before;
-    assert!(wrote < ENTRIES_OF_A_PROMOTION, "{wrote} entries for one promotion");
+    assert!(wrote < MAX_PROMOTION_ENTRIES, "{wrote} entries for one promotion");
 
     let flood = takes_ids(&cluster, &eve, term).await;
     let removed = cluster.ask("n1", Request::NodeRemove { node: "n3".into(), force: true }).await;

@@ -1,4 +1,4 @@
-//! What tokens and nodes' certificates open beyond what they are for: S8, S11 and S16 of the security review.
+//! Rights of tokens and node certificates beyond their purpose: S8, S11 and S16 of the security review.
 
 use std::path::Path;
 use std::process::Command;
@@ -21,7 +21,7 @@ async fn cluster(managers: usize, workers: usize) -> Cluster {
 }
 
 /// The status of one request, and its answer.
-async fn says(caller: &Caller, method: &str, path: &str, bearer: Option<&str>, body: &str) -> (u16, String) {
+async fn send_request(caller: &Caller, method: &str, path: &str, bearer: Option<&str>, body: &str) -> (u16, String) {
     let bearer = bearer.map_or_else(String::new, |token| format!("authorization: Bearer {token}\r\n"));
     let length = format!("content-type: application/json\r\ncontent-length: {}\r\n", body.len());
     let request = format!("{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{bearer}{length}\r\n{body}");
@@ -48,17 +48,21 @@ fn lease(namespace: &str, name: &str, holder: &str) -> (String, String) {
 
 /// S8: bob's token is for one namespace; bob becomes an administrator.
 #[tokio::test]
-async fn an_old_token_of_a_new_administrator_opens_what_it_opened() {
+async fn old_token_keeps_its_scope_after_user_becomes_admin() {
     let cluster = cluster(1, 0).await;
     let bob = || "bob".parse().expect("a name");
     let ask = Request::AccessTokenCreate { user: bob(), namespace: "team-b".to_owned(), ttl_ms: None };
     let made = cluster.ask("n1", ask).await.expect("a token");
     let token = made["token"].as_str().unwrap_or_else(|| panic!("{made}")).to_owned();
-    let caller = Caller::stranger(cluster.node("n1").listen, HTTP);
+    let caller = Caller::unauthenticated(cluster.node("n1").listen, HTTP);
     let every = "/apis/coordination.k8s.io/v1/leases";
     let (theirs, body) = lease("team-a", "db", "bob");
     let (own, own_body) = lease("team-b", "db", "bob");
-    assert_eq!(says(&caller, "POST", &own, Some(token.as_str()), &own_body).await.0, 201, "it is good for its own");
+    assert_eq!(
+        send_request(&caller, "POST", &own, Some(token.as_str()), &own_body).await.0,
+        201,
+        "it is valid in its own namespace"
+    );
     for administrator in [false, true] {
         if administrator {
             let csr_pem = muster_pki::make_csr(&muster_pki::new_key()).expect("a key");
@@ -70,15 +74,15 @@ async fn an_old_token_of_a_new_administrator_opens_what_it_opened() {
         for (method, path, body) in
             [("GET", every, ""), ("POST", theirs.as_str(), body.as_str()), ("GET", "/v1/tokens", "")]
         {
-            let (status, answer) = says(&caller, method, path, Some(token.as_str()), body).await;
+            let (status, answer) = send_request(&caller, method, path, Some(token.as_str()), body).await;
             assert!([401, 403].contains(&status), "{method} {path}, administrator: {administrator}: {answer}");
         }
     }
 }
 
-/// S11: a worker's certificate against the locks of others.
+/// S11: a worker's certificate against other users' locks.
 #[tokio::test]
-async fn a_workers_certificate_takes_no_lease_of_another_namespace() {
+async fn worker_certificate_cannot_take_lease_in_other_namespace() {
     let cluster = cluster(1, 1).await;
     let held = LeaseRef { namespace: "team-a".to_owned(), name: "db-primary".to_owned() };
     let create = LeaseRequest::Create { lease: held.clone(), holder: Some("honest".to_owned()), duration_ms: None };
@@ -96,7 +100,7 @@ async fn a_workers_certificate_takes_no_lease_of_another_namespace() {
             ("POST", path.as_str(), body.as_str()),
             ("POST", "/api/v1/namespaces/kube-system/configmaps", config_map),
         ] {
-            let (status, answer) = says(&caller, method, path, None, body).await;
+            let (status, answer) = send_request(&caller, method, path, None, body).await;
             assert!([401, 403].contains(&status), "{node}: {method} {path}: {answer}");
         }
     }
@@ -104,9 +108,9 @@ async fn a_workers_certificate_takes_no_lease_of_another_namespace() {
     assert!(seen.to_string().contains("honest"), "{seen}");
 }
 
-/// S16: passwords among the arguments and in the environment of another node's command.
+/// S16: passwords in the arguments and environment of another node's command.
 #[tokio::test]
-async fn a_workers_certificate_reads_no_arguments_of_others_commands() {
+async fn worker_certificate_cannot_read_other_command_arguments() {
     let cluster = cluster(1, 1).await;
     let file = cluster.folder().join("job.toml");
     let definition = "name = \"job\"\nrelease = \"1.0.0\"\nscope = \"db\"\nfloor = \"1.0.0\"\n\n[command]\n\

@@ -1,5 +1,5 @@
-//! A user of one namespace, and a worker's certificate: each does the worst it can, everything at once, while the operator
-//! promotes, demotes and removes nodes. `MUSTER_SIEGE_SECS` is how long; docs/attacks.md has the figures of ten minutes.
+//! A user of one namespace, and a worker's certificate: each runs every attack at once, while the operator
+//! promotes, demotes and removes nodes. `MUSTER_SIEGE_SECS` is the duration; docs/attacks.md has the figures of ten minutes.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -8,18 +8,18 @@ use std::time::{Duration, Instant};
 
 use muster_attacks::cluster::{Cluster, until};
 use muster_attacks::flood;
-use muster_attacks::siege::{Besieger, Harm, Siege};
+use muster_attacks::siege::{Attacker, Siege, SiegeKind};
 use muster_attacks::watch::rss_kib;
 use muster_messages::wire::Request;
 use muster_messages::{Membership, NodeView, Revision, Role, UserKind};
 use tokio::task::JoinHandle;
 
 const MANAGERS: [&str; 3] = ["n1", "n2", "n3"];
-/// What a manager may take beyond what it had half-way: the state still remembers outcomes and events that it has room for.
-const MOST_MORE_KIB: u64 = 96 << 10;
+/// Allowed memory growth of a manager after half the time: the state still fills its room for outcomes and events.
+const MAX_GROWTH_KIB: u64 = 96 << 10;
 
-/// How long the siege may go on until each kind of harm has been answered once: a batch of requests takes long on a busy machine.
-const MOST_TIME: Duration = Duration::from_secs(300);
+/// Time limit until each kind of attack has been answered once: a batch of requests takes long on a busy machine.
+const MAX_SIEGE_TIME: Duration = Duration::from_secs(300);
 
 fn lasts() -> Duration {
     let secs = std::env::var("MUSTER_SIEGE_SECS").ok().map_or(20, |secs| secs.parse().expect("a number"));
@@ -53,7 +53,7 @@ async fn becomes(cluster: &Cluster, name: &str, role: Role) -> Duration {
 }
 
 /// A node joins, and is removed by force.
-async fn comes_and_goes(cluster: &mut Cluster) -> (Duration, Duration) {
+async fn join_and_remove(cluster: &mut Cluster) -> (Duration, Duration) {
     let begun = Instant::now();
     let name = until("a node joins", async || Ok(Some(cluster.join(Role::Worker).await?))).await.expect("it joins");
     let joined = begun.elapsed();
@@ -96,7 +96,7 @@ fn sampled(cluster: &Cluster) -> (Samples, JoinHandle<()>) {
     (samples, sampling)
 }
 
-/// The largest of each manager between two shares of the time.
+/// Each manager's maximum between two fractions of the time.
 fn most(samples: &[(Duration, Vec<u64>)], from: f64, to: f64) -> Vec<u64> {
     let last = samples.last().map_or(Duration::ZERO, |(at, _)| *at);
     let within = samples.iter().filter(|(at, _)| *at >= last.mul_f64(from) && *at <= last.mul_f64(to));
@@ -122,27 +122,27 @@ impl std::fmt::Display for Times {
     }
 }
 
-async fn besieged(mut cluster: Cluster, besieger: Besieger, harms: &[Harm]) {
+async fn besieged(mut cluster: Cluster, attacker: Attacker, harms: &[SiegeKind]) {
     for role in [Role::Manager, Role::Worker] {
         println!("before: n4 is a {role} after {:.1?}", becomes(&cluster, "n4", role).await);
     }
-    let (joined, removed) = comes_and_goes(&mut cluster).await;
+    let (joined, removed) = join_and_remove(&mut cluster).await;
     println!("before: a node joins in {joined:.1?} and is removed in {removed:.1?}");
     let before = role_events(&cluster).await;
     assert!(!before.is_empty(), "there are role events");
 
     let (samples, sampling) = sampled(&cluster);
-    let (siege, begun) = (Siege::begin(&besieger, harms), Instant::now());
+    let (siege, begun) = (Siege::begin(&attacker, harms), Instant::now());
     let (mut promotions, mut demotions, mut joins, mut removals) =
         (Times::default(), Times::default(), Times::default(), Times::default());
     let tried = |siege: &Siege| {
         let counts = siege.counts();
-        harms.iter().all(|harm| counts.get(harm).is_some_and(|(done, refused)| done + refused > 0))
+        harms.iter().all(|kind| counts.get(kind).is_some_and(|(done, refused)| done + refused > 0))
     };
-    while begun.elapsed() < lasts() || (!tried(&siege) && begun.elapsed() < MOST_TIME) {
+    while begun.elapsed() < lasts() || (!tried(&siege) && begun.elapsed() < MAX_SIEGE_TIME) {
         promotions.0.push(becomes(&cluster, "n4", Role::Manager).await);
         demotions.0.push(becomes(&cluster, "n4", Role::Worker).await);
-        let (joined, removed) = comes_and_goes(&mut cluster).await;
+        let (joined, removed) = join_and_remove(&mut cluster).await;
         joins.0.push(joined);
         removals.0.push(removed);
     }
@@ -152,36 +152,36 @@ async fn besieged(mut cluster: Cluster, besieger: Besieger, harms: &[Harm]) {
     println!("{lasted:.0?}: {counts:?} (done, refused or broken)");
     println!("promotions: {promotions}\ndemotions: {demotions}\njoins: {joins}\nremovals: {removals}");
     let samples = samples.lock().unwrap_or_else(PoisonError::into_inner).clone();
-    let (first, half, last) = (&samples[0].1, most(&samples, 0.45, 0.55), most(&samples, 0.9, 1.0));
-    println!("memory in KiB: {first:?} before, {half:?} half-way, {last:?} in the end");
+    let (first, middle, last) = (&samples[0].1, most(&samples, 0.45, 0.55), most(&samples, 0.9, 1.0));
+    println!("memory in KiB: {first:?} before, {middle:?} half-way, {last:?} in the end");
     let leaders: BTreeSet<u64> = samples.iter().flat_map(|(_, row)| row.iter().map(|kib| kib / 1024)).collect();
     println!("between {:?} and {:?} MiB", leaders.first(), leaders.last());
 
-    for harm in harms {
-        let (done, refused) = counts.get(harm).copied().unwrap_or_default();
-        assert!(done + refused > 0, "{harm:?} was tried");
+    for kind in harms {
+        let (done, refused) = counts.get(kind).copied().unwrap_or_default();
+        assert!(done + refused > 0, "{kind:?} was tried");
     }
     let after = role_events(&cluster).await;
     let lost: Vec<&u64> = before.difference(&after).collect();
-    assert!(lost.is_empty(), "role events of before are lost: {lost:?}");
+    assert!(lost.is_empty(), "earlier role events are lost: {lost:?}");
     for (n, name) in MANAGERS.iter().enumerate() {
-        let more = last[n].saturating_sub(half[n]);
-        assert!(more < MOST_MORE_KIB, "{name} has grown by {more} KiB since half-way");
+        let more = last[n].saturating_sub(middle[n]);
+        assert!(more < MAX_GROWTH_KIB, "{name} has grown by {more} KiB since half-way");
         let log = cluster.node(name).log();
-        let alarms: Vec<&str> = log.lines().filter(|l| l.contains(" ERROR ") || l.contains("panicked")).collect();
-        assert!(alarms.is_empty(), "{name}: {alarms:#?}");
+        let errors: Vec<&str> = log.lines().filter(|l| l.contains(" ERROR ") || l.contains("panicked")).collect();
+        assert!(errors.is_empty(), "{name}: {errors:#?}");
     }
 }
 
-async fn besieger(cluster: &Cluster, credentials: muster_messages::protocol::NodeCredentials) -> Besieger {
+async fn attacker(cluster: &Cluster, credentials: muster_messages::protocol::NodeCredentials) -> Attacker {
     let (_, term) = cluster.leader("n1").await.expect("a leader");
     let managers = MANAGERS.iter().map(|name| cluster.node(name).listen).collect();
-    Besieger { credentials, bearer: None, namespace: "default".to_owned(), term, managers }
+    Attacker { credentials, bearer: None, namespace: "default".to_owned(), term, managers }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "full tier"]
-async fn a_user_at_its_worst_holds_up_no_operator() {
+async fn abusive_user_does_not_block_operator() {
     let cluster = cluster().await;
     let eve = cluster.user("eve", UserKind::User).await.expect("n1 signs");
     let ask = Request::AccessTokenCreate {
@@ -192,16 +192,16 @@ async fn a_user_at_its_worst_holds_up_no_operator() {
     let made = cluster.ask("n1", ask).await.expect("a token");
     let bearer = made["token"].as_str().map(str::to_owned);
     assert!(bearer.is_some(), "{made}");
-    let besieger = Besieger { bearer, ..besieger(&cluster, eve).await };
-    besieged(cluster, besieger, &Harm::OF_A_USER).await;
+    let attacker = Attacker { bearer, ..attacker(&cluster, eve).await };
+    besieged(cluster, attacker, &SiegeKind::USER_ATTACKS).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "full tier"]
-async fn a_worker_at_its_worst_holds_up_no_operator() {
+async fn abusive_worker_does_not_block_operator() {
     let mut cluster = cluster().await;
     let thief = cluster.node("n5").credentials().expect("an identity");
     cluster.node_mut("n5").kill().await;
-    let besieger = besieger(&cluster, thief).await;
-    besieged(cluster, besieger, &Harm::OF_A_WORKER).await;
+    let attacker = attacker(&cluster, thief).await;
+    besieged(cluster, attacker, &SiegeKind::WORKER_ATTACKS).await;
 }

@@ -1,4 +1,4 @@
-//! A cluster of one: the core, a log that applies what it proposes, a real root, and ports that keep the answers.
+//! A cluster of one: the core, a log that applies its proposals, a real root, and ports that keep the answers.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -19,7 +19,7 @@ pub type Outcome = Result<Answer, ErrorBody>;
 
 pub struct World {
     pub core: CertAuthority,
-    /// What every member has applied.
+    /// The state that every member has applied.
     pub log: Tables,
     pub now: Moment,
     pub wall: WallTime,
@@ -29,11 +29,11 @@ pub struct World {
     /// While set, proposals wait in `proposals`.
     pub hold: bool,
     pub proposals: VecDeque<(StepId, Command)>,
-    /// While set, the copy of the core stays as it is.
+    /// While set, the core's replica does not change.
     pub blind: bool,
     pub alarm: Option<Moment>,
     pub signer_fails: bool,
-    /// How often it asked for the other managers' time.
+    /// How often it requested the other managers' time.
     pub compares: usize,
     issuer: Issuer,
     last: u64,
@@ -112,7 +112,7 @@ impl World {
         world
     }
 
-    /// Somebody else's entry.
+    /// An entry of another proposer.
     pub fn change(&mut self, change: Change) {
         let command = Command::idempotent(self.wall, Principal::Operator, "test").change(change);
         self.apply(&command).unwrap();
@@ -127,7 +127,7 @@ impl World {
         }
     }
 
-    /// A certificate of this serial is on record, and the one before it beside it.
+    /// Records a certificate with this serial; the previous one stays beside it.
     pub fn issue(&mut self, n: u128, serial: &str) {
         let record = self.node(n);
         let certificate = Box::new(IssuedCertificate {
@@ -161,10 +161,10 @@ impl World {
         muster_store::apply(&mut self.log, at, command).map(|()| at)
     }
 
-    /// Hands the applied copy to the core, unless it is kept blind.
+    /// Passes the applied state to the core, unless it is blind.
     pub fn show(&mut self) {
         if !self.blind {
-            self.input(Input::Copy(self.log.clone()));
+            self.input(Input::Replica(self.log.clone()));
         }
     }
 
@@ -198,14 +198,14 @@ impl World {
         }
     }
 
-    /// Applies the proposals that wait.
+    /// Applies all waiting proposals.
     pub fn settle(&mut self) {
         while !self.proposals.is_empty() {
             self.settle_one();
         }
     }
 
-    /// Applies the oldest proposal that waits.
+    /// Applies the oldest waiting proposal.
     pub fn settle_one(&mut self) {
         if let Some((step, command)) = self.proposals.pop_front() {
             let result = self.apply(&command).map_err(ProposeError::Refused);
@@ -220,9 +220,9 @@ impl World {
         self.input(Input::Proposed(step, Err(why)));
     }
 
-    pub fn ask(&mut self, wish: Wish) -> AskId {
+    pub fn ask(&mut self, cert_request: CertificateRequest) -> AskId {
         self.last += 1;
-        self.input(Input::Asked(AskId(self.last), wish));
+        self.input(Input::Asked(AskId(self.last), cert_request));
         AskId(self.last)
     }
 
@@ -234,35 +234,35 @@ impl World {
         &self.log.nodes[&id(n)]
     }
 
-    pub fn renewal(&self, n: u128) -> Wish {
+    pub fn renewal(&self, n: u128) -> CertificateRequest {
         let (role, granted) = self.log.nodes.get(&id(n)).map_or((Role::Worker, Revision(1)), |r| (r.role, r.granted));
         let serial = self.newest(n).map_or_else(|| "00".to_owned(), |newest| newest.serial.clone());
-        Wish::Node(NodeWish {
-            identity: CertIdentity { granted: Some(granted), ..shown(n, role, &serial) },
+        CertificateRequest::Node(NodeRequest {
+            identity: CertIdentity { granted: Some(granted), ..presented(n, role, &serial) },
             observed: Some("10.0.0.7:41000".parse().unwrap()),
             key: key(),
         })
     }
 
     pub fn renew(&mut self, n: u128) -> Outcome {
-        let wish = self.renewal(n);
-        let ask = self.ask(wish);
+        let cert_request = self.renewal(n);
+        let ask = self.ask(cert_request);
         self.answers[&ask].clone()
     }
 
-    pub fn join(&mut self, wish: JoinWish) -> Outcome {
-        let ask = self.ask(Wish::Join(Box::new(wish)));
+    pub fn join(&mut self, cert_request: VerifiedJoin) -> Outcome {
+        let ask = self.ask(CertificateRequest::Join(Box::new(cert_request)));
         self.answers[&ask].clone()
     }
 
-    pub fn user(&mut self, wish: UserWish) -> Outcome {
-        let ask = self.ask(Wish::User(wish));
+    pub fn user(&mut self, cert_request: UserRequest) -> Outcome {
+        let ask = self.ask(CertificateRequest::User(cert_request));
         self.answers[&ask].clone()
     }
 }
 
-/// A certificate that a node shows.
-pub fn shown(n: u128, role: Role, serial: &str) -> CertIdentity {
+/// A certificate that a node presents.
+pub fn presented(n: u128, role: Role, serial: &str) -> CertIdentity {
     CertIdentity {
         cluster: ClusterId::from_entropy(1),
         subject: Subject::Node { node: id(n), role },
@@ -276,7 +276,7 @@ pub fn shown(n: u128, role: Role, serial: &str) -> CertIdentity {
 
 /// The proof of a node that re-keys: it holds the key of this certificate.
 pub fn proof(n: u128, serial: &str) -> Option<Box<CertIdentity>> {
-    Some(Box::new(shown(n, Role::Manager, serial)))
+    Some(Box::new(presented(n, Role::Manager, serial)))
 }
 
 pub fn node_record(id: NodeId, name: &str, role: Role) -> NodeRecord {
@@ -287,8 +287,8 @@ pub fn node_record(id: NodeId, name: &str, role: Role) -> NodeRecord {
     }
 }
 
-pub fn joiner(n: u128, secret: &str) -> JoinWish {
-    JoinWish {
+pub fn joiner(n: u128, secret: &str) -> VerifiedJoin {
+    VerifiedJoin {
         request: RequestId(n),
         node: id(n),
         secret: Secret::new(secret),
@@ -302,8 +302,8 @@ pub fn joiner(n: u128, secret: &str) -> JoinWish {
     }
 }
 
-pub fn ada(request: u128) -> UserWish {
-    UserWish {
+pub fn ada(request: u128) -> UserRequest {
+    UserRequest {
         name: "ada".parse().unwrap(),
         rights: UserRights::New { kind: UserKind::Operator, namespaces: vec![] },
         lifetime: None,
@@ -317,7 +317,7 @@ pub fn code(outcome: &Outcome) -> ErrorCode {
     outcome.as_ref().unwrap_err().code
 }
 
-/// The certificate that was handed out.
+/// The certificate in an answer.
 pub fn certificate(outcome: &Outcome) -> CertIdentity {
     let pem = match outcome.as_ref().unwrap() {
         Answer::Signed(SignReply { cert_pem, .. })
@@ -328,7 +328,7 @@ pub fn certificate(outcome: &Outcome) -> CertIdentity {
     identity_of_pem(pem).unwrap()
 }
 
-/// What a certificate says of its role, and since when.
+/// A certificate's role, and since when it was granted.
 pub fn grant(outcome: &Outcome) -> (Role, Option<Revision>) {
     let identity = certificate(outcome);
     (identity.node().unwrap().1, identity.granted)

@@ -2,9 +2,9 @@
 
 use muster_messages::{Object, Revision, WallTime};
 
-/// Whose number is higher is preferred by [`super::rules::PRIORITY`].
+/// [`super::rules::PRIORITY`] prefers the higher number.
 pub const PRIORITY_ANNOTATION: &str = "muster.dev/priority";
-/// RFC 3339: from then on the priority counts as none. A date that a person chose, not a sign of life.
+/// RFC 3339: from then on the priority counts as none. A date chosen by a person, not a sign of life.
 pub const PRIORITY_UNTIL_ANNOTATION: &str = "muster.dev/priority-until";
 
 /// `major.minor.patch`, compared as numbers.
@@ -12,8 +12,7 @@ pub const PRIORITY_UNTIL_ANNOTATION: &str = "muster.dev/priority-until";
 pub struct Version(pub [u64; 3]);
 
 impl Version {
-    /// Reads what clients call a version: `1.30.2`, `v1.30`, `1.30.0-rc.1+build`. What follows the numbers is ignored,
-    /// numbers that are missing are 0.
+    /// Reads what clients call a version: `1.30.2`, `v1.30`, `1.30.0-rc.1+build`. Later text is ignored, missing numbers are 0.
     pub fn tolerant(text: &str) -> Option<Self> {
         let text = text.trim();
         let numbers = text.strip_prefix('v').unwrap_or(text);
@@ -34,17 +33,17 @@ impl std::fmt::Display for Version {
     }
 }
 
-/// What the rules ask of a candidate.
+/// A candidate's properties that the rules use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidate {
     pub name: String,
-    /// The older of two is created at the smaller revision; no two are at the same.
+    /// The smaller revision is the older candidate; no two are equal.
     pub created: Revision,
     pub binary: Option<Version>,
     pub emulation: Option<Version>,
     pub strategy: String,
     pub priority: i32,
-    /// When its priority ends, if that is still to come.
+    /// When its priority ends, if in the future.
     pub priority_until: Option<WallTime>,
 }
 
@@ -54,7 +53,7 @@ impl Candidate {
         let spec = object.candidate()?;
         let annotation = |name: &str| object.meta.annotations.get(name).map(String::as_str);
         let until = annotation(PRIORITY_UNTIL_ANNOTATION);
-        // A date that cannot be read is one that was meant to end it.
+        // An unreadable date was meant to end the priority.
         let ends = until.map(|text| serde_json::from_value(text.into()).unwrap_or(WallTime(i64::MIN)));
         let counts = ends.is_none_or(|at| wall < at);
         let priority = annotation(PRIORITY_ANNOTATION).and_then(|text| text.trim().parse().ok());

@@ -1,51 +1,51 @@
-//! From the scene and the signs of life to what is to be done now.
+//! From the scene and the signs of life to the next action.
 
 use std::collections::BTreeSet;
 
 use muster_messages::{Lease, Moment, WallTime};
 
-use super::Contest;
+use super::ContendedElection;
 use super::candidate::Candidate;
-use super::rules::{self, Conflict, Poll, Verdict};
-use super::signs::Standing;
+use super::rules::{self, Conflict, Poll, PollResult};
+use super::signs::CandidateState;
 
-/// What the lease's next write is for.
+/// The purpose of the lease's next write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Intent {
-    /// It has no holder: this one.
+    /// The lease has no holder: elect this one.
     Elect { name: String, strategy: String },
-    /// It has one: whom it is to make room for, if for anybody.
+    /// The lease has a holder: the candidate that it should yield to, if any.
     Prefer { name: Option<String>, strategy: Option<String> },
     /// Another coordinator's strategy.
     Label { strategy: String },
 }
 
-/// Where a contest stands, in words for people.
+/// The state of an election, for people.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Stance {
+pub enum ElectionState {
     #[default]
-    Looking,
-    /// The best one holds the lease.
+    Observing,
+    /// The best candidate holds the lease.
     Settled,
-    /// The holder is asked to make room.
+    /// The holder is asked to yield.
     Yielding,
     /// Candidates may still be starting.
     Settling,
-    /// Signs of life are awaited.
+    /// Waiting for signs of life.
     Asking { of: Vec<String> },
     /// The lease is being written.
     Writing,
-    /// Nobody has given a sign of life.
-    NobodyAnswers,
-    /// Candidates have no version that the strategy could judge.
-    NobodyElectable,
-    /// The strategy is another coordinator's.
+    /// No candidate has given a sign of life.
+    NoAnswer,
+    /// No candidate has a version that the strategy can evaluate.
+    NoneElectable,
+    /// The strategy belongs to another coordinator.
     NotOurs { strategy: String },
     /// The newest candidates want different strategies.
     Contradiction,
 }
 
-/// What a look brings.
+/// The result of an evaluation.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Decision {
     pub ping: Vec<String>,
@@ -53,90 +53,91 @@ pub(super) struct Decision {
     pub intent: Option<Intent>,
     pub skew: bool,
     pub conflict: Option<Conflict>,
-    pub stance: Stance,
-    /// Looked at again at these times; those that have passed do not count.
+    pub election_state: ElectionState,
+    /// Times of the next evaluation; past ones are ignored.
     pub wake: Vec<Moment>,
 }
 
-impl Contest {
+impl ContendedElection {
     fn lease(&self) -> Option<&Lease> {
         self.scene.lease.as_ref().and_then(|object| object.lease())
     }
-    fn standing(&self, now: Moment, name: &str) -> Standing {
-        self.memory.signs.standing(now, name, self.memory.departed.as_ref(), &self.config)
+    fn candidate_state(&self, now: Moment, name: &str) -> CandidateState {
+        self.memory.signs.candidate_state(now, name, self.memory.departed.as_ref(), &self.config)
     }
 
     pub(super) fn decide(&self, now: Moment, wall: WallTime) -> Decision {
         let mut decision = Decision::default();
         let all: Vec<Candidate> = self.scene.candidates.values().filter_map(|o| Candidate::of(o, wall)).collect();
-        self.bury(now, &mut decision);
+        self.delete_silent(now, &mut decision);
         self.times(now, wall, &all, &mut decision);
 
         let holder = self.memory.holder.as_deref();
         let incumbent = holder.or(self.memory.departed.as_ref().map(|d| d.name.as_str()));
         let usable = self.usable(now, &all, holder);
         let holds = |c: &&Candidate| Some(c.name.as_str()) == holder;
-        // Whom nobody would doubt: heard of within minutes. If by them the strategy is not ours, nobody needs to be asked
-        // for more than that.
+        // Candidates with a sign of life within minutes. If they want a strategy that is not ours, no ping is needed.
         let known = |c: &&Candidate| holds(c) || self.memory.signs.alive_within(now, &c.name, self.config.stale);
-        let heard: Vec<&Candidate> = usable.iter().copied().filter(known).collect();
-        let overall = Poll::of(&heard, incumbent);
-        let ours = matches!(overall.verdict(), Ok(Verdict::Elect { .. } | Verdict::Nobody));
-        // Whoever is to be elected has given a sign just now. One that is preferred already has, when it was.
+        let present: Vec<&Candidate> = usable.iter().copied().filter(known).collect();
+        let overall = Poll::of(&present, incumbent);
+        let ours = matches!(overall.poll_result(), Ok(PollResult::Elect { .. } | PollResult::NoCandidate));
+        // A candidate needs a recent sign of life to be elected. A preferred one had it when it was preferred.
         let preferred = self.lease().and_then(|l| l.spec.preferred_holder.as_deref()).filter(|_| holder.is_some());
         let fresh = |c: &&Candidate| {
-            holds(c) || preferred == Some(c.name.as_str()) || self.standing(now, &c.name) == Standing::Fresh
+            holds(c)
+                || preferred == Some(c.name.as_str())
+                || self.candidate_state(now, &c.name) == CandidateState::Fresh
         };
-        let voters: Vec<&Candidate> = if ours { usable.iter().copied().filter(fresh).collect() } else { heard };
+        let voters: Vec<&Candidate> = if ours { usable.iter().copied().filter(fresh).collect() } else { present };
         let poll = if ours { Poll::of(&voters, incumbent) } else { overall };
-        let verdict = poll.verdict();
+        let poll_result = poll.poll_result();
 
         let votes: BTreeSet<&str> = voters.iter().map(|c| c.name.as_str()).collect();
         let mut awaited = Vec::new();
         for candidate in usable.iter().filter(|c| !votes.contains(c.name.as_str())) {
             if !poll.hinges_on(candidate) {
-                continue; // dead or alive, it changes nothing
+                continue; // it changes nothing, dead or alive
             }
-            match self.standing(now, &candidate.name) {
-                Standing::Asked { until } => decision.wake.push(until),
+            match self.candidate_state(now, &candidate.name) {
+                CandidateState::Asked { until } => decision.wake.push(until),
                 _ => decision.ping.push(candidate.name.clone()),
             }
             awaited.push(candidate.name.clone());
         }
 
-        decision.conflict = verdict.as_ref().err().cloned();
+        decision.conflict = poll_result.as_ref().err().cloned();
         if !awaited.is_empty() {
-            decision.stance = Stance::Asking { of: awaited };
+            decision.election_state = ElectionState::Asking { of: awaited };
             return decision;
         }
         if let Some(until) = self.settling(now) {
             decision.wake.push(until);
-            decision.stance = Stance::Settling;
+            decision.election_state = ElectionState::Settling;
             return decision;
         }
-        decision.skew = self.skew(&verdict, &usable);
-        (decision.intent, decision.stance) = match holder {
-            Some(holder) => self.while_held(holder, verdict, &usable),
-            None => self.while_vacant(verdict, all.is_empty(), voters.is_empty()),
+        decision.skew = self.skew(&poll_result, &usable);
+        (decision.intent, decision.election_state) = match holder {
+            Some(holder) => self.while_held(holder, poll_result, &usable),
+            None => self.while_vacant(poll_result, all.is_empty(), voters.is_empty()),
         };
         if decision.intent.is_some() {
-            decision.stance = Stance::Writing;
+            decision.election_state = ElectionState::Writing;
         }
         decision
     }
 
-    /// Those that may count: not silent, and not sitting out while there are others.
+    /// The candidates that count: not silent, and not sitting out while there are others.
     fn usable<'a>(&self, now: Moment, all: &'a [Candidate], holder: Option<&str>) -> Vec<&'a Candidate> {
         let holds = |c: &Candidate| Some(c.name.as_str()) == holder;
-        let speaks = |c: &&Candidate| holds(c) || self.standing(now, &c.name) != Standing::Silent;
+        let not_silent = |c: &&Candidate| holds(c) || self.candidate_state(now, &c.name) != CandidateState::Silent;
         let sits_out =
             |c: &&Candidate| !holds(c) && self.memory.sitting_out.get(&c.name).is_some_and(|until| now < *until);
-        let (out, usable): (Vec<_>, Vec<_>) = all.iter().filter(speaks).partition(sits_out);
+        let (out, usable): (Vec<_>, Vec<_>) = all.iter().filter(not_silent).partition(sits_out);
         if usable.is_empty() { out } else { usable }
     }
 
-    /// Until when candidates may still be starting: those that came while nobody held the lease, or all, where nobody ever
-    /// has. Whoever was there when a holder left is elected at once.
+    /// Until when candidates may still be starting: those that arrived while the lease had no holder, or all if it never had
+    /// one. A candidate present when a holder left is elected at once.
     fn settling(&self, now: Moment) -> Option<Moment> {
         let vacant = self.memory.vacant_since?;
         let never_held = !self.memory.held_before && self.lease().is_none_or(|l| l.holding.token.0 == 0);
@@ -155,46 +156,50 @@ impl Contest {
 
     fn while_vacant(
         &self,
-        verdict: Result<Verdict, Conflict>,
-        nobody: bool,
-        nobody_fresh: bool,
-    ) -> (Option<Intent>, Stance) {
-        match verdict {
-            Ok(Verdict::Elect { name, strategy }) => (Some(Intent::Elect { name, strategy }), Stance::Writing),
-            Ok(Verdict::Foreign { strategy }) => self.foreign(strategy),
-            Ok(Verdict::Nobody) if nobody => (self.prefer(None, None), Stance::Looking),
-            Ok(Verdict::Nobody) if nobody_fresh => (None, Stance::NobodyAnswers),
-            Ok(Verdict::Nobody) => (None, Stance::NobodyElectable),
-            Err(_) => (None, Stance::Contradiction),
+        poll_result: Result<PollResult, Conflict>,
+        no_candidates: bool,
+        none_fresh: bool,
+    ) -> (Option<Intent>, ElectionState) {
+        match poll_result {
+            Ok(PollResult::Elect { name, strategy }) => {
+                (Some(Intent::Elect { name, strategy }), ElectionState::Writing)
+            }
+            Ok(PollResult::Foreign { strategy }) => self.foreign(strategy),
+            Ok(PollResult::NoCandidate) if no_candidates => (self.prefer(None, None), ElectionState::Observing),
+            Ok(PollResult::NoCandidate) if none_fresh => (None, ElectionState::NoAnswer),
+            Ok(PollResult::NoCandidate) => (None, ElectionState::NoneElectable),
+            Err(_) => (None, ElectionState::Contradiction),
         }
     }
 
     fn while_held(
         &self,
         holder: &str,
-        verdict: Result<Verdict, Conflict>,
+        poll_result: Result<PollResult, Conflict>,
         usable: &[&Candidate],
-    ) -> (Option<Intent>, Stance) {
-        match verdict {
-            Ok(Verdict::Elect { name, strategy }) if name == holder => {
-                (self.prefer(None, Some(strategy)), Stance::Settled)
+    ) -> (Option<Intent>, ElectionState) {
+        match poll_result {
+            Ok(PollResult::Elect { name, strategy }) if name == holder => {
+                (self.prefer(None, Some(strategy)), ElectionState::Settled)
             }
-            Ok(Verdict::Elect { name, strategy }) => (self.prefer(Some(name), Some(strategy)), Stance::Yielding),
-            Ok(Verdict::Foreign { strategy }) => self.foreign(strategy),
-            Ok(Verdict::Nobody) => {
-                // Whoever it was to make room for is not there any more.
+            Ok(PollResult::Elect { name, strategy }) => {
+                (self.prefer(Some(name), Some(strategy)), ElectionState::Yielding)
+            }
+            Ok(PollResult::Foreign { strategy }) => self.foreign(strategy),
+            Ok(PollResult::NoCandidate) => {
+                // The preferred candidate is no longer present.
                 let preferred = self.lease().and_then(|l| l.spec.preferred_holder.as_deref());
                 let gone = preferred.is_some_and(|name| !usable.iter().any(|c| c.name == name));
-                (self.prefer(None, None).filter(|_| gone), Stance::Settled)
+                (self.prefer(None, None).filter(|_| gone), ElectionState::Settled)
             }
-            Err(_) => (None, Stance::Contradiction),
+            Err(_) => (None, ElectionState::Contradiction),
         }
     }
 
-    fn foreign(&self, strategy: String) -> (Option<Intent>, Stance) {
-        let stance = Stance::NotOurs { strategy: strategy.clone() };
+    fn foreign(&self, strategy: String) -> (Option<Intent>, ElectionState) {
+        let election_state = ElectionState::NotOurs { strategy: strategy.clone() };
         let same = self.lease().is_some_and(|l| l.spec.strategy.as_ref() == Some(&strategy));
-        ((!same).then_some(Intent::Label { strategy }), stance)
+        ((!same).then_some(Intent::Label { strategy }), election_state)
     }
 
     /// A write of preference and strategy, if it would change anything.
@@ -204,15 +209,15 @@ impl Contest {
         (!same).then_some(Intent::Prefer { name, strategy })
     }
 
-    /// The winner is older than another that is there.
-    fn skew(&self, verdict: &Result<Verdict, Conflict>, usable: &[&Candidate]) -> bool {
-        let Ok(Verdict::Elect { name, .. }) = verdict else { return false };
+    /// Whether the winner is older than another candidate that is present.
+    fn skew(&self, poll_result: &Result<PollResult, Conflict>, usable: &[&Candidate]) -> bool {
+        let Ok(PollResult::Elect { name, .. }) = poll_result else { return false };
         let winner = usable.iter().find(|c| c.name == *name).and_then(|c| c.binary);
         winner.is_some_and(|binary| binary < rules::newest(usable))
     }
 
-    /// Candidates without a sign of life for so long that they are deleted.
-    fn bury(&self, now: Moment, decision: &mut Decision) {
+    /// Deletes candidates that have been silent for too long.
+    fn delete_silent(&self, now: Moment, decision: &mut Decision) {
         for (name, sign) in self.memory.signs.iter() {
             let end = sign.last() + self.config.candidate_lifetime;
             if end <= now {
@@ -223,7 +228,7 @@ impl Contest {
         }
     }
 
-    /// When time alone changes what the candidates are worth.
+    /// Times at which a candidate's value changes without an event.
     fn times(&self, now: Moment, wall: WallTime, all: &[Candidate], decision: &mut Decision) {
         decision.wake.extend(self.memory.sitting_out.values());
         let stale = |name: &String| self.memory.signs.get(name)?.alive_at.map(|at| at + self.config.stale);

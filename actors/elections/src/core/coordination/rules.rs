@@ -1,32 +1,32 @@
-//! Who is best, and by which rule. Pure functions of the candidates.
+//! Which candidate is best, and by which rule. Pure functions of the candidates.
 //!
-//! Keeps  ELECT-3  of the same candidates the same one is best, in whatever order they are looked at: ties go to whoever
-//!                 leads, then to the older, then to the smaller name.
+//! Invariants  ELECT-3  of the same candidates the same one is best, regardless of their order: ties go to the candidate that
+//!                      leads, then to the older, then to the smaller name.
 
 use std::cmp::Ordering;
 
 use super::candidate::{Candidate, Version};
 
-/// Kubernetes' own: nobody runs ahead of the oldest that is still there.
+/// Kubernetes' own: no candidate runs ahead of the oldest one present.
 pub const OLDEST_EMULATION_VERSION: &str = "OldestEmulationVersion";
 /// The newest binary leads.
 pub const NEWEST_RELEASE: &str = "muster.dev/NewestRelease";
 /// The highest priority leads; among equals as [`OLDEST_EMULATION_VERSION`].
 pub const PRIORITY: &str = "muster.dev/Priority";
 
-/// What follows from a set of candidates.
+/// The decision for a set of candidates.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum PollResult {
     Elect {
         name: String,
         strategy: String,
     },
-    /// Some other coordinator's strategy: it elects, not we.
+    /// Another coordinator's strategy: that coordinator elects.
     Foreign {
         strategy: String,
     },
-    /// No candidate, or none that the strategy could judge.
-    Nobody,
+    /// No candidate, or none that the strategy can evaluate.
+    NoCandidate,
 }
 
 /// The newest candidates do not agree on a strategy.
@@ -50,7 +50,7 @@ pub fn strategy<'a>(candidates: &[&'a Candidate]) -> Result<Option<&'a str>, Con
     }
 }
 
-/// `Less` means that `a` leads rather than `b`, by version or priority alone.
+/// `Less` means that `a` is preferred to `b`, by version or priority alone.
 pub fn compare(strategy: &str, a: &Candidate, b: &Candidate) -> Ordering {
     let (emulation, binary) =
         (|c: &Candidate| c.emulation.unwrap_or_default(), |c: &Candidate| c.binary.unwrap_or_default());
@@ -62,7 +62,7 @@ pub fn compare(strategy: &str, a: &Candidate, b: &Candidate) -> Ordering {
     }
 }
 
-/// Whether the strategy can judge it.
+/// Whether the strategy can evaluate the candidate.
 pub fn electable(strategy: &str, candidate: &Candidate) -> bool {
     match strategy {
         NEWEST_RELEASE => candidate.binary.is_some(),
@@ -71,7 +71,7 @@ pub fn electable(strategy: &str, candidate: &Candidate) -> bool {
     }
 }
 
-/// What a set of candidates comes to, where `incumbent` leads or was the last to.
+/// The evaluation of a set of candidates, where `incumbent` leads or led last.
 #[derive(Clone, Debug)]
 pub struct Poll<'a> {
     incumbent: Option<&'a str>,
@@ -99,17 +99,17 @@ impl<'a> Poll<'a> {
         compare(strategy, a, b).then_with(tie)
     }
 
-    pub fn verdict(&self) -> Result<Verdict, Conflict> {
-        let Some(strategy) = self.strategy.clone()? else { return Ok(Verdict::Nobody) };
+    pub fn poll_result(&self) -> Result<PollResult, Conflict> {
+        let Some(strategy) = self.strategy.clone()? else { return Ok(PollResult::NoCandidate) };
         let strategy = strategy.to_owned();
         Ok(match self.winner {
-            Some(winner) => Verdict::Elect { name: winner.name.clone(), strategy },
-            None if is_ours(&strategy) => Verdict::Nobody,
-            None => Verdict::Foreign { strategy },
+            Some(winner) => PollResult::Elect { name: winner.name.clone(), strategy },
+            None if is_ours(&strategy) => PollResult::NoCandidate,
+            None => PollResult::Foreign { strategy },
         })
     }
 
-    /// Whether one more would make a difference.
+    /// Whether this further candidate would change the decision.
     pub fn hinges_on(&self, candidate: &Candidate) -> bool {
         let version = candidate.binary.unwrap_or_default();
         match &self.strategy {
@@ -128,7 +128,7 @@ fn is_ours(strategy: &str) -> bool {
     [OLDEST_EMULATION_VERSION, NEWEST_RELEASE, PRIORITY].contains(&strategy)
 }
 
-/// The newest binary among them. A version that cannot be read counts as zero.
+/// The newest binary among them. An unreadable version counts as zero.
 pub fn newest(candidates: &[&Candidate]) -> Version {
     candidates.iter().map(|c| c.binary.unwrap_or_default()).max().unwrap_or_default()
 }

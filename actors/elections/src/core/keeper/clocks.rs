@@ -8,14 +8,14 @@ use muster_messages::{FencingToken, Lease, Moment, Object, ObjectKey, Revision, 
 /// One lease's clock.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct LeaseClock {
-    /// Of the lease, as last seen: what an expiry is guarded by.
+    /// The lease's revision when last seen: an expiry is guarded by it.
     pub revision: Revision,
     pub token: FencingToken,
     session: Option<SessionId>,
     pub deadline: Moment,
-    /// Its expiry was refused or could not be proposed: not again before.
+    /// Its expiry was refused or could not be proposed: not repeated before this time.
     pause: Moment,
-    /// Renewals that look good and are not confirmed yet. Its expiry waits for them.
+    /// Valid-looking renewals that are not confirmed yet. The expiry waits for them.
     holds: u32,
 }
 
@@ -23,23 +23,23 @@ impl LeaseClock {
     fn due_at(&self) -> Moment {
         self.deadline.max(self.pause)
     }
-    /// Past its deadline, and nobody speaks for it.
+    /// Past its deadline, without a pending renewal.
     pub fn is_due(&self, now: Moment) -> bool {
         self.holds == 0 && self.due_at() <= now
     }
 }
 
-/// The clocks, and from when on one of them may be due.
+/// The clocks, and the earliest time at which one of them may be due.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Clocks {
     clocks: BTreeMap<ObjectKey, LeaseClock>,
-    /// No clock is due before. A lower bound: a renewal does not touch it, so that it costs nothing but its own entry.
-    /// Each time it is reached all clocks are looked at once, which leases that are renewed make rarer than their durations.
+    /// No clock is due before. A lower bound: a renewal does not change it, and costs only its own entry. When it is reached,
+    /// all clocks are checked once; renewals make that rarer than the durations.
     soonest: Option<Moment>,
 }
 
 impl Clocks {
-    /// What one lease was and is in the replicated state.
+    /// Applies a lease's change in the replicated state.
     pub fn see(&mut self, now: Moment, key: &ObjectKey, was: Option<&Object>, is: Option<&Object>) {
         let Some((object, lease, duration)) = is.and_then(timed) else {
             self.clocks.remove(key);
@@ -64,13 +64,13 @@ impl Clocks {
                 clock.revision = object.meta.revision;
                 clock.session = lease.holding.session;
                 if was.is_none_or(|was| renews(was, object)) {
-                    // Never earlier than what a renewal was promised, should the duration have become shorter.
+                    // Never earlier than a renewal was promised, even if the duration has become shorter.
                     clock.deadline = clock.deadline.max(full);
                 }
                 clock.due_at()
             }
         };
-        self.note(deadline);
+        self.lower_soonest(deadline);
     }
 
     pub fn get(&self, key: &ObjectKey) -> Option<&LeaseClock> {
@@ -83,7 +83,7 @@ impl Clocks {
         self.clocks.len()
     }
 
-    /// A renewal that looks good begins to wait; whether it looks good.
+    /// Registers a waiting renewal, and returns whether it looks valid.
     pub fn hold(&mut self, key: &ObjectKey, session: SessionId, token: FencingToken) -> bool {
         let clock = self.clocks.get_mut(key).filter(|c| c.token == token && c.session == Some(session));
         if let Some(clock) = clock {
@@ -92,13 +92,13 @@ impl Clocks {
         }
         false
     }
-    /// It has been answered. The lease may have been another's meanwhile, who loses a hold by this and nothing else: while
-    /// an expiry is under way renewals wait.
-    pub fn let_go(&mut self, key: &ObjectKey) {
+    /// The renewal has been answered. If the lease is another's by now it loses one hold: harmless, since renewals wait during
+    /// an expiry.
+    pub fn release_hold(&mut self, key: &ObjectKey) {
         if let Some(clock) = self.clocks.get_mut(key) {
             clock.holds = clock.holds.saturating_sub(1);
             let at = clock.due_at();
-            self.note(at);
+            self.lower_soonest(at);
         }
     }
     /// A renewal was confirmed. A deadline never moves back.
@@ -111,10 +111,10 @@ impl Clocks {
         if let Some(clock) = self.clocks.get_mut(key) {
             clock.pause = until;
             let at = clock.due_at();
-            self.note(at);
+            self.lower_soonest(at);
         }
     }
-    /// All holders get this time back.
+    /// Returns this time to all holders.
     pub fn push_back(&mut self, by: Duration) {
         for clock in self.clocks.values_mut() {
             clock.deadline = clock.deadline + by;
@@ -122,15 +122,15 @@ impl Clocks {
         self.soonest = self.soonest.map(|at| at + by);
     }
 
-    /// This one was named and turned out not to be due.
-    pub fn look_again(&mut self, key: &ObjectKey) {
-        // One that is held up comes back when it is let go.
+    /// This lease was reported due and was not.
+    pub fn recheck(&mut self, key: &ObjectKey) {
+        // One with pending renewals returns when the last one is answered.
         if let Some(at) = self.clocks.get(key).filter(|clock| clock.holds == 0).map(LeaseClock::due_at) {
-            self.note(at);
+            self.lower_soonest(at);
         }
     }
 
-    /// The leases that are due. Each is named once: whoever does not expire it sees to it that it is looked at again.
+    /// The leases that are due, each reported once: a caller that does not expire it must arrange the next check.
     pub fn sweep(&mut self, now: Moment) -> Vec<ObjectKey> {
         if self.soonest.is_none_or(|at| at > now) {
             return Vec::new();
@@ -143,7 +143,7 @@ impl Clocks {
     pub fn soonest(&self) -> Option<Moment> {
         self.soonest
     }
-    fn note(&mut self, at: Moment) {
+    fn lower_soonest(&mut self, at: Moment) {
         self.soonest = Some(self.soonest.map_or(at, |soonest| soonest.min(at)));
     }
 
@@ -166,9 +166,9 @@ fn timed(object: &Object) -> Option<(&Object, &Lease, Duration)> {
     Some((object, lease, lease.spec.duration()?))
 }
 
-/// Whether a write of a lease, which has the same holder and token as before, speaks for that holder. What coordinators and
-/// people write beside it does not: a new preferred holder must not lengthen the old one's time. A write that changed
-/// nothing but the revision is a holder's that acquired again within a millisecond.
+/// Whether a write of a lease, with the same holder and token, is a renewal by that holder. Writes of coordinators and people
+/// are not: a new preferred holder must not lengthen the old one's time. A write that changed only the revision is a holder's
+/// that acquired again within a millisecond.
 fn renews(was: &Object, is: &Object) -> bool {
     let (Some(old), Some(new)) = (was.lease(), is.lease()) else { return true };
     let times = |lease: &Lease| (lease.spec.acquired, lease.spec.renewed, lease.spec.duration_ms);

@@ -1,4 +1,4 @@
-//! Renewals that wait: for a read that confirms this leader, or for the outcome of an expiry.
+//! Waiting renewals: for a read that confirms this leader, or for the outcome of an expiry.
 
 use std::collections::BTreeMap;
 
@@ -17,21 +17,21 @@ pub(super) struct Ask {
     pub until: Moment,
 }
 
-/// One lease of it.
+/// One lease of a renewal.
 #[derive(Clone, Debug)]
 pub(super) struct Held {
     pub key: ObjectKey,
     pub token: FencingToken,
-    /// It holds up this lease's expiry.
+    /// It delays this lease's expiry.
     pub holds: bool,
 }
 
 /// See the module.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Renewals {
-    /// Came since the last read began. Their read must begin after they came.
+    /// Arrived since the last read began. Their read must begin after their arrival.
     waiting: Vec<Ask>,
-    /// Confirmed, but an expiry of one of their leases is under way.
+    /// Confirmed, but an expiry of one of their leases is in progress.
     parked: Vec<Ask>,
     reads: BTreeMap<ReadId, Vec<Ask>>,
     last: LastRead,
@@ -45,7 +45,7 @@ struct LastRead {
 }
 
 impl Renewals {
-    /// Leases of all renewals that wait.
+    /// Leases of all waiting renewals.
     pub fn leases(&self) -> usize {
         self.leases
     }
@@ -56,12 +56,12 @@ impl Renewals {
     pub fn park(&mut self, ask: Ask) {
         self.parked.push(ask);
     }
-    /// An ask was answered.
+    /// A renewal was answered.
     pub fn gone(&mut self, ask: &Ask) {
         self.leases -= ask.held.len();
     }
 
-    /// Those that need not wait for an outcome any more are judged by another read, which has that outcome.
+    /// Renewals that no longer wait for an outcome are decided by another read, which contains it.
     pub fn unpark(&mut self, waits: impl Fn(&Ask) -> bool) {
         if !self.parked.is_empty() {
             let (parked, free) = std::mem::take(&mut self.parked).into_iter().partition(waits);
@@ -70,12 +70,12 @@ impl Renewals {
         }
     }
 
-    /// When the next read may begin, if one is wanted.
+    /// When the next read may begin, if one is needed.
     pub fn read_due(&self, config: &KeeperConfig) -> Option<Moment> {
         let wanted = !self.waiting.is_empty() && self.reads.len() < config.reads;
         wanted.then(|| self.last.at.map_or(Moment::default(), |at| at + config.gather))
     }
-    /// Begins a read for everybody who waits.
+    /// Begins a read for all waiting renewals.
     pub fn next_read(&mut self, now: Moment, config: &KeeperConfig) -> Option<ReadId> {
         self.read_due(config).filter(|at| *at <= now)?;
         self.last = LastRead { number: self.last.number + 1, at: Some(now) };
@@ -83,12 +83,12 @@ impl Renewals {
         self.reads.insert(read, std::mem::take(&mut self.waiting));
         Some(read)
     }
-    /// Those who waited for it.
+    /// The renewals that waited for this read.
     pub fn end_read(&mut self, read: ReadId) -> Vec<Ask> {
         self.reads.remove(&read).unwrap_or_default()
     }
 
-    /// Those whose asker has given up. Whoever waits for a read hears its end instead, which has a deadline of its own.
+    /// Renewals whose caller has given up. One that waits for a read gets the read's result, which has its own deadline.
     pub fn overdue(&mut self, now: Moment) -> Vec<Ask> {
         let mut overdue = Vec::new();
         for asks in [&mut self.waiting, &mut self.parked] {

@@ -1,26 +1,26 @@
-//! A cluster's certificates, a gateway on loopback in a universe of its own, and clients.
+//! A cluster's certificates, a gateway on loopback in its own test harness, and clients.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use muster_gateway::{
-    Connection, CopyGuard, DialError, Dialed, Dialer, Gateway, GatewayConfig, KnownManagers, LocalCopy, Msg, Port,
-    Registration, Services,
+    Connection, DialError, Dialed, Dialer, Gateway, GatewayConfig, KnownManagers, LocalReplica, Msg, Port,
+    Registration, ReplicaGuard, Services,
 };
 use muster_kernel::{Address, Clock, Spec};
 use muster_messages::protocol::{NodeCredentials, Service};
 use muster_messages::*;
 use muster_pki::{CsrKey, Issuer, NodeProfile, Root, UserProfile, make_csr, new_key};
-use muster_tests::Universe;
-pub use muster_tests::{PATIENCE, eventually};
+use muster_tests::ActorHarness;
+pub use muster_tests::{WAIT_LIMIT, eventually};
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 
 pub const PATH: &str = "node/gateway";
 pub const HOUR: Duration = Duration::from_secs(3600);
 
-/// A cluster's root and everything it signs.
+/// A cluster's root, and certificates that it signs.
 pub struct World {
     pub cluster: ClusterId,
     pub root: Root,
@@ -37,7 +37,7 @@ impl World {
     pub fn node(&self, n: u128, role: Role, granted: u64) -> Arc<NodeCredentials> {
         self.node_until(n, role, granted, HOUR * 24)
     }
-    /// A certificate that is valid for this much longer.
+    /// A certificate that is valid for this long from now.
     pub fn node_until(&self, n: u128, role: Role, granted: u64, left: Duration) -> Arc<NodeCredentials> {
         let (key_pem, csr) = key();
         let lifetime = left.max(HOUR * 2);
@@ -81,8 +81,8 @@ pub fn id(n: u128) -> NodeId {
     NodeId::from_entropy(n)
 }
 
-/// A copy of the state that follows a leader.
-pub fn copy_at(revision: u64) -> Replica {
+/// A replica that follows a leader.
+pub fn replica_at(revision: u64) -> Replica {
     let mut replica = Replica::default();
     replica.tables.revision = Revision(revision);
     replica.raft.leader = Some(RaftId(99));
@@ -127,58 +127,57 @@ pub fn with_user(mut replica: Replica, creds: &NodeCredentials) -> Replica {
 
 /// A gateway, with an inbox for each service.
 pub struct Gate {
-    pub universe: Universe,
+    pub harness: ActorHarness,
     pub port: Port,
     pub addr: String,
     pub services: Services,
     pub managers: KnownManagers,
-    pub copy: watch::Sender<Arc<Replica>>,
+    pub local_replica: watch::Sender<Arc<Replica>>,
     pub credentials: watch::Sender<Arc<NodeCredentials>>,
     pub gateway: Address<Msg>,
     pub inboxes: BTreeMap<Service, mpsc::Receiver<Connection>>,
     registered: Vec<Registration>,
-    attached: Option<CopyGuard>,
+    attached: Option<ReplicaGuard>,
 }
 
 impl Gate {
-    /// Node 1, a manager with this copy.
+    /// Node 1, a manager with this replica.
     pub async fn manager(world: &World, config: GatewayConfig, replica: Replica) -> Self {
         let credentials = world.node(1, Role::Manager, 1);
-        let place = LocalCopy::new();
-        let mut gate = Self::bare(config, credentials, place.clone(), replica).await;
-        gate.attached = Some(place.attach(gate.copy.subscribe()));
+        let holder = LocalReplica::new();
+        let mut gate = Self::bare(config, credentials, holder.clone(), replica).await;
+        gate.attached = Some(holder.attach(gate.local_replica.subscribe()));
         for service in Service::ALL {
             gate.serve(service, 64);
         }
         gate
     }
-    /// Node 1, a worker.
     pub async fn worker(world: &World) -> Self {
         let credentials = world.node(1, Role::Worker, 1);
-        let mut gate = Self::bare(GatewayConfig::default(), credentials, LocalCopy::new(), copy_at(0)).await;
+        let mut gate = Self::bare(GatewayConfig::default(), credentials, LocalReplica::new(), replica_at(0)).await;
         gate.serve(Service::Api, 64);
         gate.serve(Service::Http, 64);
         gate
     }
-    async fn bare(config: GatewayConfig, own: Arc<NodeCredentials>, place: LocalCopy, replica: Replica) -> Self {
+    async fn bare(config: GatewayConfig, own: Arc<NodeCredentials>, holder: LocalReplica, replica: Replica) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addr = listener.local_addr().unwrap().to_string();
         let (credentials, current) = watch::channel(own);
         let (services, managers) = (Services::new(), KnownManagers::default());
-        let mut universe = Universe::start().await;
-        let port = Port::new(config, listener, current, services.clone(), place, managers.clone()).unwrap();
-        port.runtimes().iter().for_each(|runtime| universe.includes(runtime));
+        let mut harness = ActorHarness::start().await;
+        let port = Port::new(config, listener, current, services.clone(), holder, managers.clone()).unwrap();
+        port.runtimes().iter().for_each(|runtime| harness.includes(runtime));
         let (gateway, shell_port) = (Address::new(1024), port.clone());
         let make = move || Ok(Gateway::on(shell_port.clone()));
-        universe.start_actor(Spec::actor("gateway", gateway.clone(), make));
-        universe.healthy(PATH, 1).await;
+        harness.start_actor(Spec::actor("gateway", gateway.clone(), make));
+        harness.healthy(PATH, 1).await;
         Self {
-            universe,
+            harness,
             port,
             addr,
             services,
             managers,
-            copy: watch::Sender::new(Arc::new(replica)),
+            local_replica: watch::Sender::new(Arc::new(replica)),
             credentials,
             gateway,
             inboxes: BTreeMap::new(),
@@ -192,19 +191,18 @@ impl Gate {
         self.inboxes.insert(service, receiver);
     }
     pub fn publish(&self, replica: Replica) {
-        self.copy.send_replace(Arc::new(replica));
+        self.local_replica.send_replace(Arc::new(replica));
     }
-    /// The next connection that this service received.
     pub async fn received(&mut self, service: Service) -> Connection {
         let inbox = self.inboxes.get_mut(&service).expect("served");
-        tokio::time::timeout(PATIENCE, inbox.recv()).await.expect("a connection in time").expect("served")
+        tokio::time::timeout(WAIT_LIMIT, inbox.recv()).await.expect("a connection in time").expect("served")
     }
     pub async fn dial(&self, who: &Arc<NodeCredentials>, service: Service) -> Result<Dialed, DialError> {
         dialer(who).dial(&self.addr, service, None).await
     }
-    /// Judges the test. Strangers who still wait are a leak: whoever holds one lets go of it before.
+    /// Runs the final checks. Waiting unauthenticated connections are leaks: tests close theirs before.
     pub async fn finish(self) {
-        self.universe.finish().await;
+        self.harness.finish().await;
     }
 }
 

@@ -1,4 +1,4 @@
-//! One child as its supervisor sees it.
+//! The supervisor's state of one child.
 
 use std::time::Duration;
 
@@ -6,7 +6,6 @@ use muster_messages::Moment;
 
 use crate::spec::{Backoff, Restart};
 
-/// How a child is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy {
     pub restart: Restart,
@@ -14,23 +13,23 @@ pub struct Policy {
     /// From launch to healthy.
     pub start_deadline: Duration,
     pub stop_deadline: Duration,
-    /// Its exits never escalate, and its siblings do not restart for them.
+    /// Its exits never escalate, and do not restart its siblings.
     pub contained: bool,
 }
 
-/// What follows when a child that is leaving has gone.
+/// What follows once a stopping child has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Then {
     Remove,
     Relaunch,
-    /// What follows a failure: it did not start in time.
+    /// What follows a failure: the child did not start in time.
     BackOff,
 }
 
-/// How far a child that must go has been told.
+/// How far a child has been asked to stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// Not yet: siblings that were started after it go first.
+    /// Not yet: siblings started after it stop first.
     Due,
     Asked,
     Killed,
@@ -38,7 +37,7 @@ pub(super) enum Stage {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// To be launched as soon as nothing is in the way.
+    /// To be launched as soon as no sibling blocks it.
     Waiting,
     /// Launched, not healthy yet.
     Starting,
@@ -56,17 +55,16 @@ pub(super) enum Phase {
 
 #[derive(Clone, Debug)]
 pub(super) struct Child {
-    /// Start order.
     pub order: u64,
     pub policy: Policy,
-    /// Siblings that are healthy before it is launched; only those count that were started before it.
+    /// Siblings that must be healthy before it is launched; only those started before it count.
     pub requires: Vec<String>,
     pub run: u64,
     pub incarnation: u64,
     pub phase: Phase,
     /// Failures since it was last stable.
     pub failures: u32,
-    /// What it was last said to wait for.
+    /// What it was last reported to wait for.
     pub waits_for: Vec<String>,
 }
 
@@ -79,7 +77,7 @@ impl Child {
     pub fn is_leaving(&self) -> bool {
         matches!(self.phase, Phase::Leaving { .. })
     }
-    /// Whoever requires it may start.
+    /// Whether children that require it may start.
     pub fn is_ready(&self) -> bool {
         matches!(self.phase, Phase::Running { .. } | Phase::Ended)
     }
@@ -93,12 +91,12 @@ impl Child {
         }
     }
 
-    /// What becomes of it when it goes because a sibling failed: a temporary one is never started twice.
+    /// What follows when it stops because a sibling failed: a temporary child is never started twice.
     pub fn with_its_group(&self) -> Then {
         if self.policy.restart == Restart::Temporary { Then::Remove } else { Then::Relaunch }
     }
 
-    /// It stops running: a run that was stable makes good for the failures before it.
+    /// It stops running: a stable run clears the failures before it.
     pub fn settle(&mut self, now: Moment) {
         if let Phase::Running { since } = self.phase
             && now.since(since) >= self.policy.backoff.stable_after

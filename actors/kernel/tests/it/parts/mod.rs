@@ -9,18 +9,18 @@ use muster_messages::protocol::{Named, Reply};
 use muster_messages::{ActorNode, ActorState, CrashHow};
 use tokio::sync::watch;
 
-/// What a part does with what it has.
-pub type Deed = Box<dyn FnOnce(&Cx<Msg>) + Send>;
+/// What a part does with its context.
+pub type Action = Box<dyn FnOnce(&Cx<Msg>) + Send>;
 
 pub enum Msg {
     Ready,
     Done,
-    /// Holds its thread until the other end is dropped: neither stop nor kill reaches it there. Then does what it was told,
-    /// in the same handler.
-    Block(mpsc::Receiver<()>, Deed),
+    /// Blocks its thread until the other end is dropped: neither stop nor kill reaches it there. Then does the given deed in the same
+    /// handler.
+    Block(mpsc::Receiver<()>, Action),
     /// Starts a child below itself.
     Child(Spec),
-    /// Runs a task for as long as the incarnation lives; the receiver sees its beginning and its end.
+    /// Runs a task for as long as the incarnation lives; the receiver sees its start and its end.
     Task(watch::Sender<()>),
     /// Which incarnation answers, and its own address.
     Who(Reply<(u64, Address<Msg>)>),
@@ -42,27 +42,27 @@ impl Named for Msg {
 
 /// How the incarnations of a part end.
 #[derive(Clone, Copy, PartialEq)]
-pub enum Farewell {
+pub enum StopBehavior {
     AtOnce,
     Late,
     Panics,
-    /// Not while they stop, but when what is left of them is dropped.
+    /// Not while they stop, but when the shell is dropped.
     PanicsInDrop,
 }
 
 struct Part {
     hand: Hand,
-    farewell: watch::Receiver<Farewell>,
+    stop_behavior: watch::Receiver<StopBehavior>,
 }
 impl Part {
     fn new(hand: &Hand) -> Self {
-        Self { hand: hand.clone(), farewell: hand.farewell.subscribe() }
+        Self { hand: hand.clone(), stop_behavior: hand.stop_behavior.subscribe() }
     }
 }
 impl Drop for Part {
     fn drop(&mut self) {
         self.hand.dropped.fetch_add(1, Ordering::SeqCst);
-        if *self.farewell.borrow() == Farewell::PanicsInDrop {
+        if *self.stop_behavior.borrow() == StopBehavior::PanicsInDrop {
             panic!("while it is dropped");
         }
     }
@@ -74,7 +74,7 @@ impl Shell for Part {
         if self.hand.bad_starts.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1)).is_ok() {
             return Err(Fault::new("a bad start"));
         }
-        self.hand.log.say(&self.hand.name, "up");
+        self.hand.log.record(&self.hand.name, "up");
         Ok(())
     }
     async fn handle(&mut self, cx: &Cx<Msg>, msg: Msg) -> Result<(), Fault> {
@@ -96,28 +96,28 @@ impl Shell for Part {
         Ok(())
     }
     async fn stopping(&mut self, _cx: &Cx<Msg>) {
-        if *self.farewell.borrow() == Farewell::Panics {
+        if *self.stop_behavior.borrow() == StopBehavior::Panics {
             panic!("while it stops");
         }
-        let _at_once = self.farewell.wait_for(|how| *how != Farewell::Late).await;
-        self.hand.log.say(&self.hand.name, "down");
+        let _at_once = self.stop_behavior.wait_for(|how| *how != StopBehavior::Late).await;
+        self.hand.log.record(&self.hand.name, "down");
     }
 }
 
 #[derive(Clone, Default)]
 pub struct Log(Arc<Mutex<Vec<String>>>);
 impl Log {
-    fn say(&self, name: &str, what: &str) {
-        self.0.lock().expect("nobody panics with the log in hand").push(format!("{name} {what}"));
+    fn record(&self, name: &str, what: &str) {
+        self.0.lock().expect("no thread panics while it holds the log").push(format!("{name} {what}"));
     }
     pub fn take(&self) -> Vec<String> {
-        std::mem::take(&mut self.0.lock().expect("nobody panics with the log in hand"))
+        std::mem::take(&mut self.0.lock().expect("no thread panics while it holds the log"))
     }
     pub fn has(&self, line: &str) -> bool {
-        self.0.lock().expect("nobody panics with the log in hand").iter().any(|l| l == line)
+        self.0.lock().expect("no thread panics while it holds the log").iter().any(|l| l == line)
     }
     pub fn len(&self) -> usize {
-        self.0.lock().expect("nobody panics with the log in hand").len()
+        self.0.lock().expect("no thread panics while it holds the log").len()
     }
 }
 
@@ -126,10 +126,10 @@ impl Log {
 pub struct Hand {
     pub name: String,
     pub address: Address<Msg>,
-    pub farewell: Arc<watch::Sender<Farewell>>,
-    /// As many of its next incarnations fail as they start.
+    pub stop_behavior: Arc<watch::Sender<StopBehavior>>,
+    /// How many of its next incarnations fail to start.
     pub bad_starts: Arc<AtomicU64>,
-    /// How many have been made and are no more, started or not.
+    /// How many have been made and dropped, started or not.
     pub dropped: Arc<AtomicU64>,
     log: Log,
 }
@@ -137,7 +137,7 @@ impl Hand {
     pub fn spec(&self) -> Spec {
         self.made(|| Ok(()))
     }
-    /// The same, made by a factory that does something first.
+    /// The same, made by a factory that first runs `first`.
     pub fn made(&self, first: impl Fn() -> Result<(), Fault> + Send + Sync + 'static) -> Spec {
         let hand = self.clone();
         let make = move || {
@@ -146,11 +146,11 @@ impl Hand {
         };
         Spec::actor(self.name.clone(), self.address.clone(), make)
     }
-    /// Says it as soon as there is somebody to hear it.
+    /// Sends it as soon as the part is running.
     pub async fn tell(&self, make: impl Fn() -> Msg) {
-        eventually("somebody hears it", || self.address.tell(make()).is_ok()).await;
+        eventually("the part takes the message", || self.address.tell(make()).is_ok()).await;
     }
-    /// Has its present incarnation hold its thread, and then do this; returns when it is at it. Dropped, what is returned lets it go.
+    /// Makes its present incarnation block its thread and then run `then`; returns once it blocks. Dropping the result releases it.
     pub async fn blocks(
         &self,
         yard: &Yard,
@@ -158,16 +158,16 @@ impl Hand {
         then: impl FnOnce(&Cx<Msg>) + Send + 'static,
     ) -> mpsc::Sender<()> {
         let (release, until) = mpsc::channel();
-        self.address.tell(Msg::Block(until, Box::new(then))).expect("it runs");
+        self.address.tell(Msg::Block(until, Box::new(then))).expect("the actor is running");
         let at_it = |node: ActorNode| node.handling.is_some_and(|handling| handling.message == "block");
         eventually(&format!("{path} blocks"), || yard.find(path).is_some_and(at_it)).await;
         release
     }
-    /// Has its present incarnation run a task for as long as it lives; returns when the task has begun.
+    /// Makes its present incarnation run a task for as long as it lives; returns once the task has begun.
     pub async fn runs_a_task(&self) -> watch::Receiver<()> {
         let (task, mut alive) = watch::channel(());
-        self.address.tell(Msg::Task(task)).expect("it runs");
-        assert!(alive.changed().await.is_ok(), "it has begun");
+        self.address.tell(Msg::Task(task)).expect("the actor is running");
+        assert!(alive.changed().await.is_ok(), "the task has begun");
         alive
     }
     pub async fn who(&self) -> Option<(u64, Address<Msg>)> {
@@ -186,9 +186,16 @@ impl Yard {
         Self { tree, root, log: Log::default() }
     }
     pub fn part(&self, name: &str) -> Hand {
-        let farewell = Arc::new(watch::Sender::new(Farewell::AtOnce));
+        let stop_behavior = Arc::new(watch::Sender::new(StopBehavior::AtOnce));
         let (bad_starts, dropped) = (Arc::default(), Arc::default());
-        Hand { name: name.to_owned(), address: Address::new(8), farewell, bad_starts, dropped, log: self.log.clone() }
+        Hand {
+            name: name.to_owned(),
+            address: Address::new(8),
+            stop_behavior,
+            bad_starts,
+            dropped,
+            log: self.log.clone(),
+        }
     }
     pub fn find(&self, path: &str) -> Option<ActorNode> {
         self.tree.flat().into_iter().find(|node| node.path == path)
@@ -199,17 +206,17 @@ impl Yard {
     pub async fn until(&self, path: &str, state: ActorState) {
         eventually(&format!("{path} is {state:?}"), || self.state(path) == Some(state)).await;
     }
-    /// It is healthy, and has been started as many times.
+    /// It is healthy, in this incarnation.
     pub async fn lives(&self, path: &str, incarnation: u64) {
         let lives = |node: ActorNode| (node.state, node.incarnation) == (ActorState::Healthy, incarnation);
-        eventually(&format!("{path} lives for the {incarnation}th time"), || self.find(path).is_some_and(lives)).await;
+        eventually(&format!("{path} runs in incarnation {incarnation}"), || self.find(path).is_some_and(lives)).await;
     }
     pub fn crash(&self, path: &str, how: CrashHow) {
-        self.tree.crash(path, how).expect("it runs");
+        self.tree.crash(path, how).expect("the actor is running");
     }
 }
 
-/// Looks again until it holds. Under paused time this takes none.
+/// Checks again until it holds. Takes no time when time is paused.
 pub async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     for _ in 0..60_000 {
         if holds() {
@@ -217,5 +224,5 @@ pub async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
         }
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    panic!("never: {what}");
+    panic!("condition never held: {what}");
 }

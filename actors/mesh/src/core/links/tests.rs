@@ -1,4 +1,4 @@
-//! Claims about links.
+//! Tests of links.
 
 use std::collections::VecDeque;
 
@@ -47,21 +47,21 @@ fn dials(effects: &[Effect]) -> Vec<NodeId> {
 }
 
 #[test]
-fn the_smaller_id_dials_at_once_and_the_greater_after_a_while() {
+fn smaller_id_dials_first() {
     assert_eq!(dials(&World::of(1).step(wanted(&[1, 2]))), [node(2)]);
     let mut greater = World::of(3);
-    greater.step(wanted(&[3])); // started before the other one was a member
+    greater.step(wanted(&[3])); // started before node 3 was a member
     assert_eq!(dials(&greater.step(wanted(&[2, 3]))), []);
     assert_eq!(dials(&greater.after(SECOND / 2)), []);
     assert_eq!(dials(&greater.after(SECOND * 2)), [node(2)]);
 }
 
 #[test]
-fn a_manager_dials_everybody_once_when_it_starts() {
+fn manager_dials_all_members_once_at_start() {
     let mut greatest = World::of(3);
     assert_eq!(dials(&greatest.step(wanted(&[]))), []);
-    assert_eq!(dials(&greatest.step(wanted(&[1, 2, 3]))), [], "those that start with it may dial first");
-    let mut dialed = dials(&greatest.after(START_PATIENCE));
+    assert_eq!(dials(&greatest.step(wanted(&[1, 2, 3]))), [], "nodes that start at the same time may dial first");
+    let mut dialed = dials(&greatest.after(START_DELAY));
     dialed.sort();
     let mut both = [node(1), node(2)];
     both.sort();
@@ -83,7 +83,7 @@ fn a_session_ready_for_half_a_second_resets_the_pause() {
     }
 }
 
-/// B11. A manager that moved knows none of today's members by address, and was told the way to one that it never heard of.
+/// B11. A manager that moved has no current member's address, and a hint to a manager that it does not know.
 #[test]
 fn manager_found_by_hint_is_dialled_before_it_is_a_member() {
     let mut world = World::of(3);
@@ -108,12 +108,12 @@ fn manager_found_by_hint_is_dialled_before_it_is_a_member() {
         }
         todo.extend(world.after(SECOND / 20));
     }
-    assert_eq!(introduced, 2, "once for each time that it was found, until there is a session");
+    assert_eq!(introduced, 2, "once each time that it was found, until there is a session");
     assert_eq!(world.links.up(node(4)), Some(1));
 }
 
 #[test]
-fn whoever_probed_a_new_member_dials_it_at_once() {
+fn manager_that_probed_a_new_member_dials_it_first() {
     let mut greater = World::of(3);
     greater.step(wanted(&[3]));
     assert_eq!(greater.step(Input::Answered { node: node(2) }), []);
@@ -121,12 +121,12 @@ fn whoever_probed_a_new_member_dials_it_at_once() {
     let mut late = World::of(3);
     late.step(wanted(&[3]));
     late.step(Input::Answered { node: node(2) });
-    late.now = late.now + ANSWERED;
+    late.now = late.now + PROBE_VALIDITY;
     assert_eq!(dials(&late.step(wanted(&[2, 3]))), []);
 }
 
 #[test]
-fn a_restarted_peers_new_session_replaces_the_half_dead_one() {
+fn new_session_of_restarted_peer_replaces_the_old_one() {
     let mut world = World::of(1);
     world.step(wanted(&[2]));
     world.session(1, 2, true);
@@ -139,8 +139,8 @@ fn a_restarted_peers_new_session_replaces_the_half_dead_one() {
 }
 
 #[test]
-fn both_sides_keep_the_same_one_of_two_simultaneous_sessions() {
-    // Session 10 was dialled by the smaller id, 20 by the greater; each side sees them in its own order.
+fn both_sides_keep_the_same_of_two_simultaneous_sessions() {
+    // The smaller id dialled session 10, the greater one 20; each side sees them in its own order.
     for (small_order, great_order) in [([10, 20], [20, 10]), ([20, 10], [10, 20]), ([10, 20], [10, 20])] {
         let (mut small, mut great) = (World::of(1), World::of(2));
         for number in small_order {
@@ -163,7 +163,7 @@ fn a_lost_session_is_dialled_again_with_growing_pauses() {
         let out = world.step(Input::Dialed { node: node(2), outcome: DialOutcome::Failed });
         assert!(dials(&out).len() <= 1);
         if dials(&out).is_empty() {
-            let Some(Effect::WakeAt(at)) = out.last() else { panic!("it waits for something: {out:?}") };
+            let Some(Effect::WakeAt(at)) = out.last() else { panic!("no wake-up: {out:?}") };
             waited += at.since(world.now);
             world.now = *at;
             assert_eq!(dials(&world.step(Input::Woke)), [node(2)]);
@@ -174,7 +174,7 @@ fn a_lost_session_is_dialled_again_with_growing_pauses() {
 }
 
 #[test]
-fn only_the_leaders_refused_address_is_news() {
+fn only_refused_dial_to_the_leader_is_reported() {
     for (leader, outcome, gone) in
         [(2, DialOutcome::Refused, true), (2, DialOutcome::Failed, false), (3, DialOutcome::Refused, false)]
     {
@@ -185,36 +185,40 @@ fn only_the_leaders_refused_address_is_news() {
         world.now = world.now + SECOND * 10;
         let out = world.step(Input::Ended { number: 1 });
         assert!(out.contains(&Effect::Down { node: node(2) }));
-        assert_eq!(dials(&out), if leader == 2 { vec![node(2)] } else { vec![] }, "at once, whoever is smaller");
+        assert_eq!(
+            dials(&out),
+            if leader == 2 { vec![node(2)] } else { vec![] },
+            "immediately, whichever id is smaller"
+        );
         let out = world.step(Input::Dialed { node: node(2), outcome });
         assert_eq!(out.contains(&Effect::LeaderGone { node: node(2) }), gone);
     }
 }
 
 #[test]
-fn a_dying_leader_that_still_accepts_is_dialled_again_soon_however_often_dials_failed_before() {
+fn dying_leader_is_redialled_soon_despite_earlier_failures() {
     let mut world = World::of(1);
     world.leader = Some(node(2));
     world.step(wanted(&[2]));
     for number in 0..8 {
         world.session(number, 2, true);
-        world.step(Input::Ended { number }); // each lived for too short a time to prove that dialling works
+        world.step(Input::Ended { number }); // each too short to prove that dialling works
     }
     for _ in 0..3 {
         world.step(Input::Dialed { node: node(2), outcome: DialOutcome::Failed });
-        assert_eq!(dials(&world.after(SOON)), [node(2)]);
+        assert_eq!(dials(&world.after(LEADER_REDIAL_PAUSE)), [node(2)]);
     }
     let out = world.step(Input::Dialed { node: node(2), outcome: DialOutcome::Refused });
     assert!(out.contains(&Effect::LeaderGone { node: node(2) }));
-    assert_eq!(dials(&world.after(SOON)), [], "who does not lead can wait");
+    assert_eq!(dials(&world.after(LEADER_REDIAL_PAUSE)), [], "a node that is not the leader can wait");
 }
 
 #[test]
-fn a_node_that_is_wanted_no_more_loses_its_sessions_and_is_forgotten() {
+fn unwanted_node_loses_its_sessions_and_its_link() {
     let mut world = World::of(1);
     world.step(wanted(&[2]));
     world.session(1, 2, true);
-    assert_eq!(world.step(wanted(&[])), [], "an empty copy knows of nobody's leaving");
+    assert_eq!(world.step(wanted(&[])), [], "an empty replica removes no node");
     let out = world.step(wanted(&[1]));
     assert_eq!(out, [Effect::End { number: 1, because: Because::NotWanted }]);
     let out = world.step(Input::Ended { number: 1 });
@@ -222,7 +226,7 @@ fn a_node_that_is_wanted_no_more_loses_its_sessions_and_is_forgotten() {
 }
 
 #[test]
-fn a_stranger_that_the_gateway_let_in_keeps_its_session() {
+fn admitted_unknown_node_keeps_its_session() {
     let mut world = World::of(1);
     world.step(wanted(&[2]));
     let out = world.session(1, 9, false);
@@ -231,7 +235,7 @@ fn a_stranger_that_the_gateway_let_in_keeps_its_session() {
 }
 
 #[test]
-fn sessions_that_never_get_ready_stay_few() {
+fn sessions_that_never_become_ready_are_bounded() {
     let mut world = World::of(1);
     let mut ended = 0;
     for number in 0..100 {
@@ -256,9 +260,9 @@ fn dialled_at(effects: &[Effect], n: u128) -> Option<&str> {
     })
 }
 
-/// E30. All of them have moved: nobody is where the copy says.
+/// E30. All managers have moved: no address in the replica is current.
 #[test]
-fn managers_that_have_all_moved_are_found_where_this_one_was_told_to_look() {
+fn managers_that_all_moved_are_found_by_hints() {
     let mut world = World::of(1);
     world.links = Links::new(node(1), 42, vec!["new-9:1".into(), "new-2:1".into()]);
     let out = world.step(wanted(&[1, 2, 3]));
@@ -284,31 +288,31 @@ fn managers_that_have_all_moved_are_found_where_this_one_was_told_to_look() {
         assert!(asked.len() < 5, "{asked:?}");
         todo.extend(world.after(SECOND / 20));
     }
-    assert_eq!(asked.last().map(String::as_str), Some("new-2:1"), "dialled as soon as it was found");
+    assert_eq!(asked.last().map(String::as_str), Some("new-2:1"), "dialled once found");
     let out = world.session(1, 2, true);
     assert!(out.contains(&Effect::Up { node: node(2), number: 1 }));
-    // Two of three: whoever leads tells the third one's address.
+    // Two of three: the leader provides the third one's address.
     for _ in 0..600 {
         let mut out = world.after(SECOND / 10);
         for n in dials(&out) {
             out.extend(world.step(Input::Dialed { node: n, outcome: DialOutcome::Refused }));
         }
-        assert_eq!(asks(&out), Vec::<&str>::new(), "nobody is asked with a majority");
+        assert_eq!(asks(&out), Vec::<&str>::new(), "no query with a majority");
     }
 }
 
-/// A hint that leads nowhere keeps nobody from the address that the cluster knows, nor the other way round.
+/// A useless hint does not prevent dials to the address in the replica, nor the other way round.
 #[test]
-fn both_addresses_of_a_node_have_their_turn_until_the_cluster_knows_a_new_one() {
+fn known_and_hinted_address_are_dialled_alternately() {
     let mut world = World::of(1);
     world.step(wanted(&[1, 2, 3]));
     world.step(Input::Dialed { node: node(2), outcome: DialOutcome::Failed });
     world.step(Input::Asked { addr: "hint:1".into(), found: Some(node(2)) });
-    // Where it is dialled after a failure: at once, or a little later.
+    // Where it is dialled after a failure: immediately, or a little later.
     let next = |world: &mut World| {
         let out = world.step(Input::Dialed { node: node(2), outcome: DialOutcome::Failed });
         let out = if dialled_at(&out, 2).is_some() { out } else { world.after(SECOND * 2) };
-        dialled_at(&out, 2).expect("it is wanted").to_owned()
+        dialled_at(&out, 2).expect("a dial").to_owned()
     };
     let tried: Vec<String> = (0..50).map(|_| next(&mut world)).collect();
     assert!(tried.windows(2).all(|two| two[0] != two[1]), "in turn: {:?}", &tried[..6]);
@@ -316,7 +320,7 @@ fn both_addresses_of_a_node_have_their_turn_until_the_cluster_knows_a_new_one() 
     let moved = [(node(1), "n1:1".to_owned()), (node(2), "moved:1".to_owned())];
     world.step(Input::Wanted(moved.into_iter().collect()));
     assert_eq!((0..5).map(|_| next(&mut world)).collect::<Vec<_>>(), ["moved:1"; 5]);
-    // Ourselves changes nothing; a manager that this copy does not know is dialled once.
+    // The node itself changes nothing; a manager that this replica does not know is dialled once.
     for (n, dialled) in [(1, vec![]), (7, vec![node(7)])] {
         let out = world.step(Input::Asked { addr: "other:1".into(), found: Some(node(n)) });
         assert_eq!(dials(&out), dialled);
@@ -325,19 +329,19 @@ fn both_addresses_of_a_node_have_their_turn_until_the_cluster_knows_a_new_one() 
 
 /// S94.
 #[test]
-fn a_member_that_moved_is_dialled_at_its_new_address_and_the_old_session_ends() {
+fn moved_member_is_dialled_at_its_new_address() {
     let mut world = World::of(1);
     world.step(wanted(&[1, 2]));
     world.session(1, 2, true);
     world.now = world.now + SECOND * 60;
-    // Its machine went away without a word: the old session is half dead when the new one is there.
+    // Its machine disappeared silently: the old session is half dead when the new one opens.
     let moved = |addr: &str| Input::Wanted([(node(1), "n1:1".to_owned()), (node(2), addr.to_owned())].into());
-    assert_eq!(dials(&world.step(moved("new:1"))), [], "what works is left alone");
+    assert_eq!(dials(&world.step(moved("new:1"))), [], "a working session stays");
     let out = world.session(2, 2, false);
     assert!(out.contains(&Effect::End { number: 1, because: Because::Superseded }), "{out:?}");
     assert!(out.contains(&Effect::Up { node: node(2), number: 2 }));
     world.step(Input::Ended { number: 1 });
-    // Or the old one has ended first: the new address it is.
+    // Or the old session ended first: the new address is dialled.
     let out = world.step(Input::Ended { number: 2 });
     let out = if dials(&out).is_empty() { world.after(SECOND) } else { out };
     assert_eq!(dialled_at(&out, 2), Some("new:1"));

@@ -29,15 +29,15 @@ fn a_leader_loss_hint_elects_within_200_ms() {
 }
 
 #[test]
-fn one_broken_link_elects_nobody() {
+fn one_broken_link_starts_no_election() {
     let mut w = World::cluster(22, 3);
     w.run(ms(500));
     let term = w.core(1).status(w.now).term;
-    w.cut.insert((1, 2));
-    w.cut.insert((2, 1));
+    w.cut_links.insert((1, 2));
+    w.cut_links.insert((2, 1));
     w.tell(2, Input::LeaderGone { node: node_id(1) });
     w.run(ms(400));
-    w.cut.clear();
+    w.cut_links.clear();
     w.run(ms(1000));
     assert_eq!((w.leading(), w.core(1).status(w.now).term), (Some(1), term));
 }
@@ -56,7 +56,7 @@ fn leadership_is_handed_over_on_request() {
 }
 
 #[test]
-fn leadership_goes_to_the_most_caught_up_voter_when_none_is_named() {
+fn transfer_without_target_picks_most_caught_up_voter() {
     let mut w = World::cluster(24, 3);
     w.run(ms(500));
     w.isolate(2);
@@ -69,36 +69,36 @@ fn leadership_goes_to_the_most_caught_up_voter_when_none_is_named() {
 }
 
 #[test]
-fn a_transfer_of_which_the_heir_has_not_heard_is_said_again() {
+fn lost_transfer_request_is_repeated() {
     let mut w = World::cluster(28, 3);
     w.run(ms(500));
     let (ask, asked) = (w.ask(), w.now);
-    w.cut.insert((1, 3));
+    w.cut_links.insert((1, 3));
     w.tell(1, Input::TransferLeadership { ask, to: Some(node_id(3)) });
     w.run(ms(20));
-    w.cut.clear();
+    w.cut_links.clear();
     w.until("answered", |w| w.answer(ask).is_some());
     assert!(matches!(w.answer(ask), Some(Answer::Transferred(_, Ok(node))) if *node == node_id(3)));
     assert!(w.now.since(asked) < ms(300), "{:?}", w.now.since(asked));
 }
 
 #[test]
-fn an_heir_whose_campaign_is_lost_campaigns_again_before_the_ordinary_timeout() {
+fn transfer_target_repeats_lost_campaign_early() {
     for seed in 0..20 {
         let mut w = World::cluster(2900 + seed, 3);
         w.run(ms(500));
         let (ask, asked) = (w.ask(), w.now);
-        w.cut.extend([(3, 1), (3, 2)]);
+        w.cut_links.extend([(3, 1), (3, 2)]);
         w.tell(1, Input::TransferLeadership { ask, to: Some(node_id(3)) });
         w.run(ms(20));
-        w.cut.clear();
+        w.cut_links.clear();
         w.until("it leads", |w| w.leading() == Some(3));
         assert!(w.now.since(asked) < ms(500), "seed {seed}: {:?}", w.now.since(asked));
     }
 }
 
 #[test]
-fn proposals_made_during_a_transfer_end_and_definite_refusals_are_true() {
+fn proposals_during_transfer_end_with_true_outcomes() {
     let mut w = World::cluster(25, 3);
     w.run(ms(500));
     let before: Vec<_> = (0..10).map(|i| w.propose(1, label("a", &i.to_string()))).collect();
@@ -111,7 +111,7 @@ fn proposals_made_during_a_transfer_end_and_definite_refusals_are_true() {
 }
 
 #[test]
-fn a_transfer_to_an_unreachable_voter_fails_and_the_leader_goes_on() {
+fn failed_transfer_to_unreachable_voter_keeps_leader() {
     let mut w = World::cluster(26, 3);
     w.run(ms(500));
     w.isolate(3);
@@ -140,7 +140,7 @@ fn a_leader_whose_disk_hangs_steps_down_and_another_serves() {
 }
 
 #[test]
-fn an_isolated_leader_steps_down_and_a_returning_member_disturbs_nobody() {
+fn returning_isolated_leader_causes_no_election() {
     let mut w = World::cluster(28, 3);
     w.run(ms(500));
     w.isolate(1);
@@ -148,19 +148,19 @@ fn an_isolated_leader_steps_down_and_a_returning_member_disturbs_nobody() {
     w.until("another leads", |w| w.leading().is_some());
     let (l, term) = (w.leading().unwrap(), w.core(w.leading().unwrap()).status(w.now).term);
     w.run(ms(5000));
-    w.heal();
+    w.clear_faults();
     w.run(ms(3000));
     assert_eq!((w.leading(), w.core(l).status(w.now).term), (Some(l), term), "pre-vote");
     assert_eq!(w.core(1).status(w.now).leader_node, Some(node_id(l)));
 }
 
-/// S69. Every message that it sends arrives, and none arrives there.
+/// S69. Every message that it sends arrives, but it receives none.
 #[test]
-fn a_member_that_sends_and_hears_nobody_does_not_lead_for_long_nor_a_second_time() {
+fn leader_that_receives_nothing_steps_down_for_good() {
     let mut w = World::cluster(30, 3);
     w.run(ms(500));
     assert_eq!(w.leading(), Some(1));
-    w.cut.extend([(2, 1), (3, 1)]);
+    w.cut_links.extend([(2, 1), (3, 1)]);
     w.until("it steps down", |w| w.core(1).status(w.now).role != RaftRole::Leader);
     w.until("another leads", |w| w.leading().is_some_and(|l| l != 1));
     let l = w.leading().unwrap();
@@ -172,13 +172,13 @@ fn a_member_that_sends_and_hears_nobody_does_not_lead_for_long_nor_a_second_time
     }
     let ask = w.propose(l, label("written", "meanwhile"));
     w.applied(ask);
-    w.heal();
+    w.clear_faults();
     w.until("it follows", |w| w.core(1).status(w.now).leader_node == Some(node_id(l)));
-    assert_eq!(w.core(l).status(w.now).term, term, "and deposed nobody");
+    assert_eq!(w.core(l).status(w.now).term, term, "and deposed no leader");
 }
 
 #[test]
-fn acknowledgement_ages_tell_who_is_alive() {
+fn acknowledgement_ages_show_live_members() {
     let mut w = World::cluster(29, 3);
     w.run(ms(1000));
     let age = |w: &World, n: usize| {

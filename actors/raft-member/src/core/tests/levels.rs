@@ -5,7 +5,7 @@ use muster_messages::{Change, FEATURE_LEVEL};
 use super::world::*;
 use crate::core::Input;
 
-/// Node 3 is of a build that speaks level 1, as the cluster does.
+/// Node 3 is of a build that supports level 1, the cluster's level.
 fn with_an_old_third(seed: u64) -> World {
     let mut w = World::seeded(seed);
     w.config.snapshot_entries = 50;
@@ -29,23 +29,23 @@ fn raise(w: &mut World) -> muster_messages::Revision {
 }
 
 #[test]
-fn nothing_is_applied_behind_the_entry_that_raised_the_level_above_a_builds_own() {
+fn nothing_is_applied_after_an_unsupported_level_raise() {
     let mut w = with_an_old_third(71);
     let at = raise(&mut w);
-    w.until("it has outgrown node 3", |w| w.core(3).outgrown() == Some(2));
+    w.until("node 3 is incompatible", |w| w.core(3).incompatible() == Some(2));
     w.run(ms(2_000));
     assert_eq!((w.core(3).tables().revision, w.label(3, "after")), (at, None));
-    assert_eq!((w.core(1).outgrown(), w.label(2, "after").as_deref()), (None, Some("29")));
+    assert_eq!((w.core(1).incompatible(), w.label(2, "after").as_deref()), (None, Some("29")));
     let read = w.read(3);
-    assert!(w.read_outcome(read).is_err(), "whoever asks it is answered");
+    assert!(w.read_outcome(read).is_err(), "its reads are refused");
 
-    // The same build again: from its disk it learns the same.
+    // The same build again: it learns the same from its disk.
     w.crash(3, usize::MAX);
     w.config.feature_level = 1;
     w.restart(3);
     w.run(ms(2_000));
     assert!(w.core(3).tables().revision <= at);
-    // A newer one goes on from the same data.
+    // A newer build continues from the same data.
     w.crash(3, usize::MAX);
     w.config.feature_level = FEATURE_LEVEL;
     w.restart(3);
@@ -53,7 +53,7 @@ fn nothing_is_applied_behind_the_entry_that_raised_the_level_above_a_builds_own(
 }
 
 #[test]
-fn a_leader_that_is_outgrown_leaves_the_lead_to_one_that_is_not() {
+fn incompatible_leader_steps_down_for_a_compatible_one() {
     let mut w = with_an_old_third(72);
     w.run(ms(500));
     let (transfer, to) = (w.ask(), Some(node_id(3)));
@@ -69,7 +69,7 @@ fn a_leader_that_is_outgrown_leaves_the_lead_to_one_that_is_not() {
 }
 
 #[test]
-fn a_snapshot_of_a_cluster_that_was_raised_meanwhile_is_the_last_thing_that_is_taken_in() {
+fn nothing_is_applied_after_a_snapshot_of_a_newer_level() {
     let mut w = with_an_old_third(73);
     w.isolate(3);
     raise(&mut w);
@@ -77,8 +77,8 @@ fn a_snapshot_of_a_cluster_that_was_raised_meanwhile_is_the_last_thing_that_is_t
         let ask = w.propose(w.leading().unwrap(), label("more", &i.to_string()));
         w.applied(ask);
     }
-    w.heal();
-    w.until("it has outgrown node 3", |w| w.core(3).outgrown().is_some());
+    w.clear_faults();
+    w.until("node 3 is incompatible", |w| w.core(3).incompatible().is_some());
     let at = w.core(3).tables().revision;
     let ask = w.propose(w.leading().unwrap(), label("after", "x"));
     w.applied(ask);

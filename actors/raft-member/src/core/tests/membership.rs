@@ -1,5 +1,5 @@
 use muster_messages::protocol::ProposeError;
-use muster_messages::{Change, CommandRefusal, Membership, RaftId, Role, SeatChangeKind};
+use muster_messages::{Change, CommandRefusal, Membership, MembershipChangeKind, RaftId, Role};
 
 use super::world::*;
 use crate::core::Notice;
@@ -9,25 +9,25 @@ fn a_newcomer_becomes_learner_then_voter() {
     let mut w = World::cluster(41, 1);
     w.create(2);
     w.start_empty(2);
-    assert_eq!(w.core(2).status(w.now).raft_id, None, "no seat until a leader speaks");
+    assert_eq!(w.core(2).status(w.now).raft_id, None, "no member id until a leader sends a packet");
     let id = w.add_learner(2);
     assert_eq!(id, RaftId(2));
     w.until("it learns", |w| w.core(2).tables().membership_of(node_id(2)) == Membership::Learner);
     assert_eq!(w.core(2).status(w.now).raft_id, Some(id));
-    let ask = w.propose_seat(1, SeatChangeKind::PromoteLearner { node: node_id(2), raft_id: id });
+    let ask = w.propose_membership(1, MembershipChangeKind::PromoteLearner { node: node_id(2), raft_id: id });
     w.applied(ask);
     assert_eq!(w.core(1).configuration(), (vec![1, 2], vec![]));
 }
 
 #[test]
-fn a_seat_whose_data_is_lost_is_never_taken_up_again() {
+fn member_id_with_lost_data_is_never_used_again() {
     let mut w = World::cluster(40, 3);
     w.run(ms(300));
-    let lost = w.seat(3).unwrap();
+    let lost = w.member_id(3).unwrap();
     w.start_empty_without(3, lost);
     w.run(ms(3000));
-    assert_eq!(w.core(3).status(w.now).raft_id, None, "the leader goes on talking to the seat");
-    let ask = w.propose_seat(1, SeatChangeKind::Remove { raft_id: lost });
+    assert_eq!(w.core(3).status(w.now).raft_id, None, "the leader still sends packets to the old member id");
+    let ask = w.propose_membership(1, MembershipChangeKind::Remove { raft_id: lost });
     w.applied(ask);
     let newer = w.add_learner(3);
     w.until("it learns", |w| w.core(3).tables().membership_of(node_id(3)) == Membership::Learner);
@@ -35,7 +35,7 @@ fn a_seat_whose_data_is_lost_is_never_taken_up_again() {
 }
 
 #[test]
-fn an_empty_copy_campaigns_for_nobody() {
+fn empty_replica_does_not_campaign() {
     let mut w = World::seeded(42);
     w.start_empty(2);
     w.run(ms(5000));
@@ -43,13 +43,14 @@ fn an_empty_copy_campaigns_for_nobody() {
 }
 
 #[test]
-fn a_refused_seat_change_is_a_no_op_on_all() {
+fn refused_membership_change_changes_no_member() {
     let mut w = World::cluster(43, 3);
     w.create(4);
-    // Proposed while it holds, refused when it is applied: the demotion is before it in the log.
+    // Valid when proposed, refused when applied: the demotion precedes it in the log.
     let demote = w.propose(1, command().change(Change::SetDesiredRole { node: node_id(4), role: Role::Worker }));
     let raft_id = w.core(1).tables().next_raft_id;
-    let ask = w.propose_seat(1, SeatChangeKind::AddLearner { node: node_id(4), raft_id, addr: "x:1".into() });
+    let ask =
+        w.propose_membership(1, MembershipChangeKind::AddLearner { node: node_id(4), raft_id, addr: "x:1".into() });
     w.applied(demote);
     assert!(matches!(w.outcome(ask), Err(ProposeError::Refused(_))));
     w.run(ms(500));
@@ -68,44 +69,46 @@ fn one_membership_change_at_a_time() {
     w.create(4);
     w.create(5);
     let raft_id = w.core(1).tables().next_raft_id;
-    let first = w.propose_seat(1, SeatChangeKind::AddLearner { node: node_id(4), raft_id, addr: "x:1".into() });
-    let second = w.propose_seat(1, SeatChangeKind::AddLearner { node: node_id(5), raft_id, addr: "x:1".into() });
+    let first =
+        w.propose_membership(1, MembershipChangeKind::AddLearner { node: node_id(4), raft_id, addr: "x:1".into() });
+    let second =
+        w.propose_membership(1, MembershipChangeKind::AddLearner { node: node_id(5), raft_id, addr: "x:1".into() });
     assert_eq!(w.outcome(second), Err(ProposeError::MembershipBusy));
     w.applied(first);
 }
 
 #[test]
-fn a_removed_follower_stops_campaigning_and_knows_it() {
+fn removed_follower_stops_campaigning_and_reports_it() {
     let mut w = World::cluster(45, 3);
     w.run(ms(200));
-    let ask = w.propose_seat(1, SeatChangeKind::Remove { raft_id: RaftId(3) });
+    let ask = w.propose_membership(1, MembershipChangeKind::Remove { raft_id: RaftId(3) });
     w.applied(ask);
-    w.until("it knows", |w| w.nodes[&3].notices.iter().any(|(_, n)| matches!(n, Notice::Unseated { .. })));
+    w.until("it knows", |w| w.nodes[&3].notices.iter().any(|(_, n)| matches!(n, Notice::MemberRemoved { .. })));
     assert_eq!(w.core(3).status(w.now).raft_id, None);
     let term = w.core(1).status(w.now).term;
     w.run(ms(5000));
     assert_eq!((w.core(3).status(w.now).term, w.core(1).status(w.now).term), (term, term));
 }
 
-/// Without a vote it never calls an election. It would name its last leader for ever, to its agents, too, whoever leads by then.
+/// It has no vote and never starts an election. It would name its last leader indefinitely, also to its agents.
 #[test]
-fn a_member_that_lost_its_seat_names_no_leader_that_it_does_not_hear() {
+fn removed_member_drops_a_silent_leader() {
     let mut w = World::cluster(45, 3);
     w.run(ms(200));
-    let ask = w.propose_seat(1, SeatChangeKind::Remove { raft_id: RaftId(3) });
+    let ask = w.propose_membership(1, MembershipChangeKind::Remove { raft_id: RaftId(3) });
     w.applied(ask);
     w.until("it knows", |w| w.core(3).status(w.now).raft_id.is_none());
-    assert_eq!(w.core(3).status(w.now).leader, Some(RaftId(1)), "whom its node may ask for another seat");
-    w.until("it has heard nothing for a while", |w| w.core(3).replica().raft.leader.is_none());
+    assert_eq!(w.core(3).status(w.now).leader, Some(RaftId(1)), "its node may ask that leader for another membership");
+    w.until("it has received nothing for a while", |w| w.core(3).replica().raft.leader.is_none());
     assert_eq!(w.core(3).replica().raft.leader_node, None);
 }
 
 #[test]
-fn a_leader_that_removes_itself_steps_down_and_the_rest_goes_on() {
+fn leader_that_removes_itself_steps_down_for_another() {
     for voters in [2, 3] {
         let mut w = World::cluster(46, voters);
         w.run(ms(300));
-        let ask = w.propose_seat(1, SeatChangeKind::Remove { raft_id: RaftId(1) });
+        let ask = w.propose_membership(1, MembershipChangeKind::Remove { raft_id: RaftId(1) });
         w.applied(ask);
         w.until("another leads", |w| w.leading().is_some_and(|l| l != 1));
         let l = w.leading().unwrap();
@@ -118,21 +121,21 @@ fn a_leader_that_removes_itself_steps_down_and_the_rest_goes_on() {
 #[test]
 fn the_last_voter_cannot_be_removed() {
     let mut w = World::cluster(47, 1);
-    let ask = w.propose_seat(1, SeatChangeKind::Remove { raft_id: RaftId(1) });
+    let ask = w.propose_membership(1, MembershipChangeKind::Remove { raft_id: RaftId(1) });
     assert_eq!(w.outcome(ask), Err(ProposeError::Refused(CommandRefusal::LastManager)));
 }
 
 #[test]
-fn a_node_that_lost_its_seat_while_away_takes_the_new_one() {
+fn node_removed_while_away_takes_its_new_member_id() {
     let mut w = World::cluster(48, 3);
     w.run(ms(300));
     w.isolate(3);
-    let ask = w.propose_seat(1, SeatChangeKind::Remove { raft_id: RaftId(3) });
+    let ask = w.propose_membership(1, MembershipChangeKind::Remove { raft_id: RaftId(3) });
     w.applied(ask);
     let id = w.add_learner(3);
     assert_eq!(id, RaftId(4), "RAFTID-1");
-    w.heal();
-    w.until("it sits on the new seat", |w| {
+    w.clear_faults();
+    w.until("it has the new member id", |w| {
         w.core(3).status(w.now).raft_id == Some(id)
             && w.core(3).tables().membership_of(node_id(3)) == Membership::Learner
     });
@@ -141,32 +144,32 @@ fn a_node_that_lost_its_seat_while_away_takes_the_new_one() {
     w.crash(3, 0);
     w.restart(3);
     w.run(ms(1000));
-    assert_eq!(w.core(3).status(w.now).raft_id, Some(id), "the seat is remembered on disk");
+    assert_eq!(w.core(3).status(w.now).raft_id, Some(id), "the member id is on disk");
 }
 
 #[test]
-fn an_old_copy_still_hears_a_leader_that_was_seated_anew() {
+fn old_replica_follows_leader_with_new_member_id() {
     let mut w = World::cluster(49, 4);
     w.run(ms(300));
     w.isolate(4);
-    // Node 2 loses seat 2, gets seat 5, and leads. Node 4 knows nothing of it.
-    let ask = w.propose_seat(1, SeatChangeKind::Remove { raft_id: RaftId(2) });
+    // Node 2 loses member id 2, gets 5, and leads. Node 4 has applied none of it.
+    let ask = w.propose_membership(1, MembershipChangeKind::Remove { raft_id: RaftId(2) });
     w.applied(ask);
     let id = w.add_learner(2);
     w.until("it learns", |w| {
         w.core(2).status(w.now).raft_id == Some(id)
             && w.core(2).tables().membership_of(node_id(2)) == Membership::Learner
     });
-    let ask = w.propose_seat(1, SeatChangeKind::PromoteLearner { node: node_id(2), raft_id: id });
+    let ask = w.propose_membership(1, MembershipChangeKind::PromoteLearner { node: node_id(2), raft_id: id });
     w.applied(ask);
     w.run(ms(300));
     let ask = w.ask();
     w.tell(1, crate::core::Input::TransferLeadership { ask, to: Some(node_id(2)) });
     w.until("node 2 leads", |w| w.leading() == Some(2));
-    w.heal();
+    w.clear_faults();
     let write = w.propose(2, label("a", "1"));
     let at = w.applied(write);
-    w.until("node 4 hears it", |w| w.core(4).tables().revision >= at);
+    w.until("node 4 applies it", |w| w.core(4).tables().revision >= at);
 }
 
 #[test]
@@ -178,21 +181,27 @@ fn random_membership_and_crashes_keep_every_invariant() {
             w.run(ms(150));
             let Some(l) = w.leading() else { continue };
             let members: Vec<_> = w.core(l).tables().members.values().cloned().collect();
-            let pick = members[(w.dice.roll() as usize) % members.len()].clone();
-            match w.dice.roll() % 5 {
+            let pick = members[(w.rng.sample() as usize) % members.len()].clone();
+            match w.rng.sample() % 5 {
                 0 if members.len() > 2 && World::number_of(pick.node) != l => {
-                    w.propose_seat(l, SeatChangeKind::Remove { raft_id: pick.raft_id });
+                    w.propose_membership(l, MembershipChangeKind::Remove { raft_id: pick.raft_id });
                 }
                 1 => {
                     let free = (1..=3).find(|n| !members.iter().any(|m| m.node == node_id(*n)));
                     if let Some(n) = free {
                         let raft_id = w.core(l).tables().next_raft_id;
-                        w.propose_seat(l, SeatChangeKind::AddLearner { node: node_id(n), raft_id, addr: "x:1".into() });
+                        w.propose_membership(
+                            l,
+                            MembershipChangeKind::AddLearner { node: node_id(n), raft_id, addr: "x:1".into() },
+                        );
                     }
                 }
                 2 => {
                     for m in members.iter().filter(|m| !m.voter) {
-                        w.propose_seat(l, SeatChangeKind::PromoteLearner { node: m.node, raft_id: m.raft_id });
+                        w.propose_membership(
+                            l,
+                            MembershipChangeKind::PromoteLearner { node: m.node, raft_id: m.raft_id },
+                        );
                     }
                 }
                 3 => {

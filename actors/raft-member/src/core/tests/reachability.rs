@@ -14,7 +14,7 @@ fn ids<const N: usize>(numbers: [u64; N]) -> BTreeSet<RaftId> {
     numbers.map(RaftId).into()
 }
 
-/// Asks node `n` to check three members, for half a second at most.
+/// Makes node `n` check three members, for half a second at most.
 fn check(w: &mut World, n: usize, needed: usize) -> (AskId, Moment) {
     check_within(w, n, needed, 500)
 }
@@ -55,10 +55,10 @@ fn check_ends_as_soon_as_enough_members_responded() {
 
 #[test]
 fn member_lost_a_moment_ago_is_unreachable() {
-    for cut in [false, true] {
+    for cut_links in [false, true] {
         let mut w = three(4);
-        if cut {
-            w.cut.insert((3, 1));
+        if cut_links {
+            w.cut_links.insert((3, 1));
         } else {
             w.crash(3, 0);
         }
@@ -84,7 +84,7 @@ fn acknowledgements_of_earlier_heartbeats_do_not_count() {
     let (before, (other, _)) = (w.packets, check(&mut w, 1, 3));
     w.read(1);
     w.until("both followers received both heartbeats", |w| w.packets >= before + 4);
-    w.cut.insert((1, 3));
+    w.cut_links.insert((1, 3));
     let (ask, _) = check(&mut w, 1, 3);
     assert_eq!(result(&mut w, ask), Ok(ids([1, 2])));
     assert_eq!(result(&mut w, other), Ok(ids([1, 2, 3])));

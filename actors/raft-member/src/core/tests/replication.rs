@@ -4,7 +4,7 @@ use muster_messages::{Change, CommandRefusal, RaftRole};
 use super::world::*;
 
 #[test]
-fn a_founder_leads_alone_and_three_nodes_replicate() {
+fn founder_leads_alone_and_three_members_replicate() {
     let mut w = World::cluster(1, 3);
     let ask = w.propose(1, label("a", "1"));
     let at = w.applied(ask);
@@ -30,7 +30,7 @@ fn a_follower_does_not_take_proposals() {
 }
 
 #[test]
-fn acknowledged_writes_survive_the_crash_of_everyone_with_what_was_not_synced() {
+fn acknowledged_writes_survive_power_loss_on_all_members() {
     for seed in 0..12 {
         let mut w = World::cluster(100 + seed, 3);
         let mut acknowledged = Vec::new();
@@ -40,13 +40,13 @@ fn acknowledged_writes_survive_the_crash_of_everyone_with_what_was_not_synced() 
                 continue;
             };
             let ask = w.propose(l, label("a", &i.to_string()));
-            let within = w.dice.roll() % 12;
+            let within = w.rng.sample() % 12;
             w.run(ms(within));
             if let Some(crate::core::Answer::Proposed(_, Ok(applied))) = w.answer(ask) {
                 acknowledged.push((applied.revision, i));
             }
-            let victim = 1 + (w.dice.roll() % 3) as usize;
-            match w.dice.roll() % 6 {
+            let victim = 1 + (w.rng.sample() % 3) as usize;
+            match w.rng.sample() % 6 {
                 0 if w.up().count() == 3 => w.crash(victim, (i % 2) as usize),
                 1 => {
                     let down: Vec<usize> = (1..=3).filter(|n| w.nodes[n].core.is_none()).collect();
@@ -61,7 +61,7 @@ fn acknowledged_writes_survive_the_crash_of_everyone_with_what_was_not_synced() 
             }
         }
         (1..=3).for_each(|n| w.restart(n));
-        w.until("someone leads again", |w| w.leading().is_some());
+        w.until("there is a leader again", |w| w.leading().is_some());
         assert!(!acknowledged.is_empty());
         let l = w.leading().unwrap();
         let last = acknowledged.last().unwrap();
@@ -99,11 +99,11 @@ fn a_proposal_ends_exactly_once_when_leadership_is_lost() {
         w.until("another leads", |w| w.leading().is_some_and(|l| l != 1));
         w.run(ms(3000));
         for ask in lost.iter().chain(&more) {
-            assert!(w.answer(*ask).is_some(), "seed {seed}: {ask:?} never ended");
+            assert!(w.answer(*ask).is_some(), "seed {seed}: {ask:?} was never answered");
         }
-        w.heal();
+        w.clear_faults();
         w.run(ms(1000));
-        // A definite "not applied" must be true: what the new leader has never contains it.
+        // A definite "not applied" must be true: the new leader's state never contains it.
         let l = w.leading().unwrap();
         for (i, ask) in more.iter().enumerate() {
             if matches!(w.answer(*ask), Some(crate::core::Answer::Proposed(_, Err(ProposeError::NotLeader { .. })))) {
@@ -124,7 +124,7 @@ fn without_quorum_a_write_names_the_missing_managers() {
     let started = w.now;
     let mut missing = vec![node_id(2), node_id(3)];
     missing.sort();
-    // It is in the log: those two may come back with it, and it may be committed yet.
+    // It is in the log: the other two members may restart with it and still commit it.
     assert_eq!(w.outcome(ask), Err(ProposeError::UnknownOutcome));
     assert!(w.now.since(started) <= ms(3000));
     w.run(ms(1500));
@@ -132,25 +132,26 @@ fn without_quorum_a_write_names_the_missing_managers() {
     assert_eq!(w.outcome(again), Err(ProposeError::NoQuorum { missing }));
 }
 
-/// A network that drops packets ends no session for seconds: who is missing is known by their silence, well within a caller's patience.
+/// A network that drops packets ends no session for seconds: missing members are known by their silence, well within a caller's
+/// deadline.
 #[test]
-fn who_is_cut_off_names_those_it_does_not_hear_although_its_sessions_stand() {
+fn isolated_member_names_silent_peers_with_open_sessions() {
     let mut w = World::cluster(7, 3);
     w.run(ms(300));
     for n in [2, 3] {
-        w.cut.extend([(1, n), (n, 1)]);
+        w.cut_links.extend([(1, n), (n, 1)]);
     }
     let mut missing = vec![node_id(2), node_id(3)];
     missing.sort();
     w.until("it steps down", |w| w.core(1).status(w.now).role != RaftRole::Leader);
-    assert_eq!(w.core(1).status(w.now).silent, missing, "at once: that is why");
+    assert_eq!(w.core(1).status(w.now).silent, missing, "at once: that is the reason for stepping down");
     w.run(ms(2000));
     let status = w.core(1).status(w.now);
     assert_eq!((status.leader, &status.silent), (None, &missing));
     let ask = w.propose(1, label("a", "1"));
     assert_eq!(w.outcome(ask), Err(ProposeError::NoQuorum { missing }));
     for n in [2, 3] {
-        assert!(w.core(n).status(w.now).silent.is_empty(), "whoever has a leader looks at nobody's silence");
+        assert!(w.core(n).status(w.now).silent.is_empty(), "a member with a leader reports no silent members");
     }
 }
 
@@ -178,7 +179,7 @@ fn proposals_of_one_turn_share_a_write_and_an_append() {
 }
 
 #[test]
-fn reads_on_leader_and_follower_see_what_was_acknowledged() {
+fn reads_on_leader_and_follower_see_acknowledged_writes() {
     let mut w = World::cluster(10, 3);
     for i in 0..20 {
         let ask = w.propose(1, label("a", &i.to_string()));
@@ -200,7 +201,7 @@ fn reads_survive_lost_packets_and_a_new_leader() {
     w.loss_percent = 0;
     w.crash(1, 0);
     let read = w.read(2);
-    assert!(w.read_outcome(read).is_ok(), "asked while nobody leads, answered by the next leader");
+    assert!(w.read_outcome(read).is_ok(), "requested without a leader, answered by the next one");
 }
 
 #[test]
@@ -226,7 +227,7 @@ fn the_same_seed_gives_the_same_run() {
 }
 
 #[test]
-fn a_follower_that_missed_megabytes_catches_up_in_packets_that_fit_a_frame() {
+fn large_catch_up_uses_packets_that_fit_a_frame() {
     let mut w = World::cluster(14, 3);
     w.run(ms(300));
     w.crash(3, 0);
@@ -243,7 +244,7 @@ fn a_follower_that_missed_megabytes_catches_up_in_packets_that_fit_a_frame() {
 }
 
 #[test]
-fn a_command_that_fits_no_frame_is_refused() {
+fn command_larger_than_a_frame_is_refused() {
     let mut w = World::cluster(15, 1);
     let ask = w.propose(1, label("a", &"x".repeat(600_000)));
     assert!(matches!(w.outcome(ask), Err(ProposeError::TooLarge { .. })));
@@ -251,12 +252,12 @@ fn a_command_that_fits_no_frame_is_refused() {
     assert!(matches!(w.outcome(ask), Err(ProposeError::TooLarge { .. })));
 }
 
-#[cfg(feature = "sabotage")]
+#[cfg(feature = "bug-injection")]
 #[test]
-fn acknowledging_before_the_sync_is_noticed() {
+fn acknowledging_before_the_sync_is_detected() {
     let lost = (0..10).any(|seed| {
         let mut w = World::seeded(300 + seed);
-        w.config.sabotage.ack_before_sync = true;
+        w.config.bugs.ack_before_sync = true;
         w.grow(1);
         w.run(ms(100));
         w.nodes.get_mut(&1).unwrap().disk_takes = None;

@@ -24,7 +24,7 @@ fn write_many(w: &mut World, count: usize) {
 }
 
 #[test]
-fn the_log_is_cut_and_a_restart_begins_from_the_snapshot() {
+fn log_is_compacted_and_restart_uses_the_snapshot() {
     let mut w = small();
     write_many(&mut w, 200);
     w.run(ms(200));
@@ -40,7 +40,7 @@ fn the_log_is_cut_and_a_restart_begins_from_the_snapshot() {
 }
 
 #[test]
-fn a_snapshot_that_finds_no_room_is_not_tried_with_every_entry() {
+fn snapshot_without_disk_space_is_retried_with_a_pause() {
     let mut w = small();
     w.run(ms(300));
     w.no_room = true;
@@ -58,7 +58,7 @@ fn a_snapshot_that_finds_no_room_is_not_tried_with_every_entry() {
 }
 
 #[test]
-fn a_follower_that_missed_too_much_catches_up_by_snapshot() {
+fn follower_behind_the_log_catches_up_by_snapshot() {
     let mut w = small();
     w.run(ms(300));
     w.crash(3, 0);
@@ -70,11 +70,11 @@ fn a_follower_that_missed_too_much_catches_up_by_snapshot() {
     w.crash(3, 0);
     w.restart(3);
     w.run(ms(500));
-    assert!(w.core(3).tables().revision >= at, "what was installed was durable");
+    assert!(w.core(3).tables().revision >= at, "the installed snapshot was durable");
 }
 
 #[test]
-fn a_follower_that_missed_little_needs_no_snapshot() {
+fn follower_within_the_log_needs_no_snapshot() {
     let mut w = World::cluster(62, 3);
     w.run(ms(300));
     w.crash(3, 0);
@@ -87,7 +87,7 @@ fn a_follower_that_missed_little_needs_no_snapshot() {
 }
 
 #[test]
-fn a_crash_while_a_snapshot_settles_loses_nothing() {
+fn crash_during_snapshot_write_loses_nothing() {
     for survive in 0..3 {
         let mut w = small();
         w.run(ms(300));
@@ -118,7 +118,7 @@ fn a_lost_snapshot_is_sent_again() {
     w.until("it catches up", |w| w.core(3).tables().revision >= at);
 }
 
-/// Writes to the leader all the time, without waiting for the answers, until this holds.
+/// Writes to the leader continuously, without waiting for the answers, until this holds.
 fn write_until(w: &mut World, mut holds: impl FnMut(&World) -> bool) {
     let end = w.now + ms(60_000);
     let mut i = 0;
@@ -130,7 +130,7 @@ fn write_until(w: &mut World, mut holds: impl FnMut(&World) -> bool) {
     }
 }
 
-/// SNAP-1. A transfer takes as long as some thousand entries, of which the leader keeps ten otherwise.
+/// SNAP-1. A transfer takes as long as some thousand entries, of which the leader otherwise keeps ten.
 #[test]
 fn slow_snapshot_under_load_brings_a_follower_up() {
     let mut w = small();
@@ -147,10 +147,10 @@ fn slow_snapshot_under_load_brings_a_follower_up() {
         last - first < 100
     });
     let follows = |w: &World| w.core(3).tables().revision.0 + 10 >= w.core(1).tables().revision.0;
-    assert!(follows(&w), "the log is short again, and it still follows");
+    assert!(follows(&w), "the log is short again, and the follower still follows");
 }
 
-/// SNAP-1 has a bound: a receiver that takes for ever does not fill the memory.
+/// SNAP-1 has a bound: a receiver that never finishes does not fill the memory.
 #[test]
 fn the_log_kept_for_a_snapshot_is_bounded() {
     let mut w = World::seeded(64);
@@ -168,14 +168,15 @@ fn the_log_kept_for_a_snapshot_is_bounded() {
         w.applied(ask);
     }
     w.run(ms(200));
-    assert_eq!(w.snapshots_sent.iter().filter(|(to, _)| *to == 3).count(), 2, "one when it joined, one on its way");
+    assert_eq!(w.snapshots_sent.iter().filter(|(to, _)| *to == 3).count(), 2, "one when it joined, one in progress");
     let (first, last, _) = w.core(1).log_span();
     assert!((20..150).contains(&(last - first)), "{first} to {last}");
 }
 
-/// SNAP-2, and F4: the leader learns of the refusal, waits between attempts, encodes once, and says which member does not follow.
+/// SNAP-2, and F4: the leader receives the refusal, waits between attempts, encodes once, and reports which member does not
+/// follow.
 #[test]
-fn a_refused_snapshot_is_shown_and_not_repeated_at_once() {
+fn refused_snapshot_is_reported_and_retried_with_a_pause() {
     let mut w = small();
     w.run(ms(300));
     w.crash(3, 0);
@@ -187,25 +188,25 @@ fn a_refused_snapshot_is_shown_and_not_repeated_at_once() {
     w.run(ms(30_000));
     assert!((3..=9).contains(&w.snapshots_sent.len()), "{} attempts in 30 s", w.snapshots_sent.len());
     assert_eq!(w.encoded.len(), 1, "one encoding serves all attempts");
-    let seat = w.seat(3).unwrap();
+    let member_id = w.member_id(3).unwrap();
     let progress = |w: &World| {
         let status = w.core(1).status(w.now);
-        status.progress.into_iter().find(|p| p.raft_id == seat).unwrap()
+        status.progress.into_iter().find(|p| p.raft_id == member_id).unwrap()
     };
-    let problem = progress(&w).problem.expect("it is shown");
+    let problem = progress(&w).problem.expect("the problem is reported");
     assert!(problem.message.contains("it is too large"), "{}", problem.message);
-    assert!(!progress(&w).answers_within(ms(100_000)), "it answers, and cannot follow");
-    let told = w.nodes[&1].notices.iter().filter(|(_, n)| matches!(n, Notice::SnapshotNotTaken { .. })).count();
-    assert_eq!(told, 1, "once in the log");
+    assert!(!progress(&w).answers_within(ms(100_000)), "it responds, but cannot follow");
+    let reported = w.nodes[&1].notices.iter().filter(|(_, n)| matches!(n, Notice::SnapshotNotTaken { .. })).count();
+    assert_eq!(reported, 1, "one notice");
     w.refuses_snapshots = None;
     let at = w.core(1).tables().revision;
     w.until("it catches up", |w| w.core(3).tables().revision >= at);
-    w.until("nothing is wrong with it", |w| progress(w).problem.is_none());
+    w.until("the problem is gone", |w| progress(w).problem.is_none());
 }
 
-/// SNAP-3. A transfer that takes longer than the limit, and moves, is not lost.
+/// SNAP-3. A transfer that takes longer than the limit, but makes progress, is not lost.
 #[test]
-fn a_snapshot_that_moves_is_not_given_up() {
+fn progressing_snapshot_transfer_is_not_given_up() {
     let mut w = small();
     w.config.snapshot_limit = ms(1000);
     w.run(ms(300));
@@ -224,7 +225,7 @@ fn a_snapshot_that_moves_is_not_given_up() {
 
 /// SIZE-1, SIZE-2.
 #[test]
-fn a_full_state_takes_what_makes_it_smaller() {
+fn full_state_accepts_commands_that_shrink_it() {
     let mut w = World::seeded(63);
     w.config.max_snapshot_bytes = 64 << 10;
     w.grow(1);
@@ -254,9 +255,9 @@ fn a_full_state_takes_what_makes_it_smaller() {
     w.applied(ask);
 }
 
-/// F9. The disk cannot be trusted any more, and the member goes on with a new one that gets everything at once.
+/// F9. The disk cannot be trusted any more, and the member continues with a new one that gets everything at once.
 #[test]
-fn everything_handed_to_the_disk_can_be_written_anew() {
+fn everything_handed_to_the_disk_can_be_rewritten() {
     let mut w = World::cluster(65, 3);
     write_many(&mut w, 50);
     w.nodes.get_mut(&2).unwrap().disk_takes = None;
@@ -278,10 +279,10 @@ fn everything_handed_to_the_disk_can_be_written_anew() {
     node.disk_takes = Some(ms(1));
     w.tell(2, Input::Persisted { number });
     let at = w.core(1).tables().revision;
-    w.until("it goes on", |w| w.core(2).tables().revision >= at);
+    w.until("it continues", |w| w.core(2).tables().revision >= at);
     let ask = w.propose(1, label("c", "d"));
     let at = w.applied(ask);
-    w.until("it goes on", |w| w.core(2).tables().revision >= at);
+    w.until("it continues", |w| w.core(2).tables().revision >= at);
     w.run(ms(100));
     w.crash(2, 0);
     w.restart(2);

@@ -1,4 +1,4 @@
-//! A small deterministic network of cores: virtual time, delays, cut links, disks that lose what they had not synced.
+//! A small deterministic network of cores: virtual time, delays, cut links, disks that lose unsynced writes.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -6,8 +6,8 @@ use std::time::Duration;
 use muster_messages::protocol::{Applied, ProposeError, ReadError, SnapshotOutcome};
 use muster_messages::wire::RaftPacket;
 use muster_messages::{
-    Change, ClusterId, ClusterRecord, Command, Dice, Incarnation, Liveness, Moment, Name, NodeId, NodeRecord,
-    Principal, RaftId, Revision, Role, SeatChange, SeatChangeKind, Secret, WallTime,
+    Change, ClusterId, ClusterRecord, Command, Incarnation, Liveness, MembershipChange, MembershipChangeKind, Moment,
+    Name, NodeId, NodeRecord, Principal, RaftId, Revision, Rng, Role, Secret, WallTime,
 };
 
 use crate::core::{Answer, AskId, Input, LogPoint, Notice, OutboundSnapshot, RaftConfig, RaftCore, Recovered};
@@ -57,8 +57,8 @@ pub fn label(key: &str, value: &str) -> Command {
     })
 }
 
-pub fn seat(kind: SeatChangeKind) -> SeatChange {
-    SeatChange { at: WallTime(0), by: Principal::Operator, kind }
+pub fn membership_change(kind: MembershipChangeKind) -> MembershipChange {
+    MembershipChange { at: WallTime(0), by: Principal::Operator, kind }
 }
 
 pub struct Node {
@@ -73,9 +73,9 @@ pub struct Node {
 }
 
 enum Event {
-    Packets { to: NodeId, from: NodeId, seat: RaftId, packets: Vec<RaftPacket>, snapshot: Option<Vec<u8>> },
+    Packets { to: NodeId, from: NodeId, member_id: RaftId, packets: Vec<RaftPacket>, snapshot: Option<Vec<u8>> },
     Synced { node: usize, life: u64, number: u64 },
-    Heard { node: usize, life: u64, input: Input },
+    Received { node: usize, life: u64, input: Input },
 }
 
 pub struct World {
@@ -84,10 +84,10 @@ pub struct World {
     events: BTreeMap<(Moment, u64), Event>,
     seq: u64,
     lives: BTreeMap<usize, u64>,
-    pub dice: Dice,
+    pub rng: Rng,
     pub config: RaftConfig,
-    /// Packets from one to the other are lost.
-    pub cut: BTreeSet<(usize, usize)>,
+    /// Packets from the first to the second node are lost.
+    pub cut_links: BTreeSet<(usize, usize)>,
     pub loss_percent: u64,
     pub answers: BTreeMap<AskId, Vec<Answer>>,
     next_ask: u64,
@@ -99,14 +99,14 @@ pub struct World {
     pub snapshots_take: Duration,
     /// This node refuses snapshots.
     pub refuses_snapshots: Option<usize>,
-    /// Snapshots that left, and the number of their encodings.
+    /// The snapshots sent, and the number of their encodings.
     pub snapshots_sent: Vec<(usize, u64)>,
     pub encoded: BTreeSet<u64>,
     /// Of the cluster that is founded.
     pub level: u32,
-    /// The states of members need not be equal.
+    /// The states of the members may differ.
     pub unequal: bool,
-    /// Members that said that their data cannot be trusted.
+    /// Members that reported that their data cannot be trusted.
     pub lost: BTreeMap<usize, String>,
     /// Transfers that the leader stopped, by receiver and index.
     pub stopped: BTreeSet<(usize, u64)>,
@@ -122,9 +122,9 @@ impl World {
             events: BTreeMap::new(),
             seq: 0,
             lives: BTreeMap::new(),
-            dice: Dice::seeded(seed),
+            rng: Rng::seeded(seed),
             config: RaftConfig::default(),
-            cut: BTreeSet::new(),
+            cut_links: BTreeSet::new(),
             loss_percent: 0,
             answers: BTreeMap::new(),
             next_ask: 0,
@@ -143,7 +143,7 @@ impl World {
         }
     }
 
-    /// Node 1 founds; nodes up to `n` join one after the other and vote.
+    /// Node 1 founds; nodes up to `n` join one after the other and become voters.
     pub fn cluster(seed: u64, n: usize) -> Self {
         let mut w = Self::seeded(seed);
         w.grow(n);
@@ -159,19 +159,19 @@ impl World {
         }
     }
     pub fn start_founder(&mut self) {
-        let seed = self.dice.roll();
+        let seed = self.rng.sample();
         let core = RaftCore::found(self.config.clone(), node_id(1), seed, self.now, logger()).unwrap();
         self.add(1, core, SimDisk::default());
     }
     pub fn start_empty(&mut self, n: usize) {
-        let seed = self.dice.roll();
+        let seed = self.rng.sample();
         let core =
             RaftCore::open(self.config.clone(), node_id(n), Recovered::default(), seed, self.now, logger()).unwrap();
         self.add(n, core, SimDisk::default());
     }
-    /// A node that comes back with an empty disk, and knows which seat it held.
+    /// A node that restarts with an empty disk, and knows its former member id.
     pub fn start_empty_without(&mut self, n: usize, lost: RaftId) {
-        let seed = self.dice.roll();
+        let seed = self.rng.sample();
         let core = RaftCore::open(self.config.clone(), node_id(n), Recovered::default(), seed, self.now, logger());
         self.add(n, core.unwrap().without(Some(lost)), SimDisk::default());
     }
@@ -202,7 +202,7 @@ impl World {
         self.until("the learner catches up", |w| {
             w.core(n).tables().membership_of(node_id(n)) == muster_messages::Membership::Learner
         });
-        let ask = self.propose_seat(l, SeatChangeKind::PromoteLearner { node: node_id(n), raft_id: id });
+        let ask = self.propose_membership(l, MembershipChangeKind::PromoteLearner { node: node_id(n), raft_id: id });
         self.applied(ask);
         id
     }
@@ -210,12 +210,12 @@ impl World {
         let l = self.leading().expect("a leader");
         let raft_id = self.core(l).tables().next_raft_id;
         let addr = format!("10.0.0.{n}:4400");
-        let ask = self.propose_seat(l, SeatChangeKind::AddLearner { node: node_id(n), raft_id, addr });
+        let ask = self.propose_membership(l, MembershipChangeKind::AddLearner { node: node_id(n), raft_id, addr });
         self.applied(ask);
         raft_id
     }
 
-    // ---- asking
+    // ---- requests
 
     pub fn ask(&mut self) -> AskId {
         self.next_ask += 1;
@@ -230,9 +230,9 @@ impl World {
         self.tell(n, Input::Propose { ask, command: Box::new(command), deadline });
         ask
     }
-    pub fn propose_seat(&mut self, n: usize, kind: SeatChangeKind) -> AskId {
+    pub fn propose_membership(&mut self, n: usize, kind: MembershipChangeKind) -> AskId {
         let ask = self.ask();
-        self.tell(n, Input::ProposeSeat { ask, change: Box::new(seat(kind)) });
+        self.tell(n, Input::ProposeMembership { ask, change: Box::new(membership_change(kind)) });
         ask
     }
     pub fn read(&mut self, n: usize) -> AskId {
@@ -246,7 +246,7 @@ impl World {
     }
     pub fn answer(&self, ask: AskId) -> Option<&Answer> {
         self.answers.get(&ask).map(|a| {
-            assert_eq!(a.len(), 1, "PROPOSE-1: {ask:?} ended {a:?}");
+            assert_eq!(a.len(), 1, "PROPOSE-1: {ask:?} was answered {a:?}");
             &a[0]
         })
     }
@@ -268,7 +268,7 @@ impl World {
         }
     }
 
-    // ---- looking
+    // ---- state
 
     pub fn core(&self, n: usize) -> &RaftCore {
         self.nodes[&n].core.as_ref().expect("it runs")
@@ -281,9 +281,9 @@ impl World {
         let leaders = self.up().map(|(n, c)| (n, c.status(self.now))).filter(|(_, s)| s.leading);
         leaders.max_by_key(|(_, s)| s.term).map(|(n, _)| n)
     }
-    /// The seat that a running node has heard of by itself.
-    pub fn seat(&self, n: usize) -> Option<RaftId> {
-        self.nodes[&n].core.as_ref()?.tables().seat_of(node_id(n)).map(|m| m.raft_id)
+    /// The member id of a running node, as it knows it.
+    pub fn member_id(&self, n: usize) -> Option<RaftId> {
+        self.nodes[&n].core.as_ref()?.tables().member_of(node_id(n)).map(|m| m.raft_id)
     }
     pub fn label(&self, n: usize, key: &str) -> Option<String> {
         self.core(n).tables().nodes.get(&node_id(1))?.labels.get(key).cloned()
@@ -292,7 +292,7 @@ impl World {
         (1..100).find(|n| node_id(*n) == node).expect("a node of the test")
     }
 
-    // ---- hurting
+    // ---- faults
 
     pub fn crash(&mut self, n: usize, survive: usize) {
         *self.lives.get_mut(&n).unwrap() += 1;
@@ -305,7 +305,7 @@ impl World {
         self.sessions(n, false);
     }
     pub fn restart(&mut self, n: usize) {
-        let seed = self.dice.roll();
+        let seed = self.rng.sample();
         let node = self.nodes.get_mut(&n).unwrap();
         let recovered = node.disk.recover().unwrap();
         node.disk_takes = Some(ms(1));
@@ -324,16 +324,16 @@ impl World {
     }
     pub fn isolate(&mut self, n: usize) {
         for m in self.nodes.keys().copied().collect::<Vec<_>>() {
-            self.cut.insert((n, m));
-            self.cut.insert((m, n));
+            self.cut_links.insert((n, m));
+            self.cut_links.insert((m, n));
             if m != n && self.nodes[&m].core.is_some() {
                 self.tell(m, Input::PeerSession { node: node_id(n), up: false });
                 self.tell(n, Input::PeerSession { node: node_id(m), up: false });
             }
         }
     }
-    pub fn heal(&mut self) {
-        self.cut.clear();
+    pub fn clear_faults(&mut self) {
+        self.cut_links.clear();
         for n in self.nodes.keys().copied().collect::<Vec<_>>() {
             if self.nodes[&n].core.is_some() {
                 self.sessions(n, true);
@@ -341,19 +341,19 @@ impl World {
         }
     }
 
-    // ---- running
+    // ---- time
 
     pub fn run(&mut self, d: Duration) {
         let end = self.now + d;
         while self.now < end {
-            self.pass();
+            self.advance();
         }
     }
     pub fn until(&mut self, what: &str, mut holds: impl FnMut(&World) -> bool) {
         let end = self.now + ms(30_000);
         while !holds(self) {
             assert!(self.now < end, "never: {what}\n{}", self.describe());
-            self.pass();
+            self.advance();
         }
     }
     pub fn describe(&self) -> String {
@@ -366,13 +366,13 @@ impl World {
     }
 
     /// One millisecond.
-    fn pass(&mut self) {
+    fn advance(&mut self) {
         self.now = self.now + ms(1);
         while let Some(first) = self.events.first_entry()
             && first.key().0 <= self.now
         {
             let event = first.remove();
-            self.happen(event);
+            self.handle_event(event);
         }
         let tick = (self.now.0 / 1000) % 20;
         for n in self.nodes.keys().copied().collect::<Vec<_>>() {
@@ -395,19 +395,22 @@ impl World {
         self.check();
     }
 
-    fn happen(&mut self, event: Event) {
+    fn handle_event(&mut self, event: Event) {
         match event {
-            Event::Packets { to, from, seat, packets, snapshot } => {
+            Event::Packets { to, from, member_id, packets, snapshot } => {
                 let n = Self::number_of(to);
                 if self.nodes.get(&n).is_none_or(|n| n.core.is_none()) {
                     return;
                 }
                 self.packets += packets.len() as u64;
                 match snapshot {
-                    None => self.tell(n, Input::Packets { node: from, peer_seat: Some(seat), packets }),
+                    None => self.tell(n, Input::Packets { node: from, peer_member: Some(member_id), packets }),
                     Some(data) => {
                         let packet = Box::new(packets.into_iter().next().unwrap());
-                        self.tell(n, Input::SnapshotReceived { node: from, peer_seat: Some(seat), packet, data });
+                        self.tell(
+                            n,
+                            Input::SnapshotReceived { node: from, peer_member: Some(member_id), packet, data },
+                        );
                     }
                 }
             }
@@ -420,7 +423,7 @@ impl World {
                     self.start_sync(node);
                 }
             }
-            Event::Heard { node, life, input } if self.lives[&node] == life => self.tell(node, input),
+            Event::Received { node, life, input } if self.lives[&node] == life => self.tell(node, input),
             _ => {}
         }
     }
@@ -454,7 +457,7 @@ impl World {
             self.start_sync(n);
             if let Some(head) = taken {
                 self.snapshots_tried += 1;
-                self.schedule(ms(5), Event::Heard { node: n, life, input: Input::SnapshotTaken { head } });
+                self.schedule(ms(5), Event::Received { node: n, life, input: Input::SnapshotTaken { head } });
             }
             for answer in batch.answers {
                 let ask = match &answer {
@@ -470,7 +473,7 @@ impl World {
             }
             if let Some(job) = batch.digest_state {
                 let input = Input::StateDigested { index: job.index, digest: Some(job.run()) };
-                self.schedule(ms(3), Event::Heard { node: n, life, input });
+                self.schedule(ms(3), Event::Received { node: n, life, input });
             }
             if let Some(why) = batch.lost {
                 self.lost.entry(n).or_insert(why);
@@ -503,10 +506,10 @@ impl World {
         };
         for tenth in 1..10 {
             let input = Input::SnapshotProgress { to, index };
-            self.schedule(self.snapshots_take / 10 * tenth, Event::Heard { node: n, life, input });
+            self.schedule(self.snapshots_take / 10 * tenth, Event::Received { node: n, life, input });
         }
         let input = Input::SnapshotSent { to, index, outcome };
-        self.schedule(self.snapshots_take + ms(5), Event::Heard { node: n, life, input });
+        self.schedule(self.snapshots_take + ms(5), Event::Received { node: n, life, input });
     }
 
     fn post(&mut self, from: usize, to: NodeId, packets: Vec<RaftPacket>, snapshot: Option<Vec<u8>>) -> bool {
@@ -526,13 +529,13 @@ impl World {
                 round.fill(0xff);
             }
         }
-        let lost = self.cut.contains(&(from, Self::number_of(to))) || self.dice.roll() % 100 < self.loss_percent;
+        let lost = self.cut_links.contains(&(from, Self::number_of(to))) || self.rng.sample() % 100 < self.loss_percent;
         if !lost {
-            let delay = Duration::from_micros(200 + self.dice.roll() % 1500);
-            let seat = packets[0].from;
+            let delay = Duration::from_micros(200 + self.rng.sample() % 1500);
+            let member_id = packets[0].from;
             let bytes = muster_messages::wire::encode(&packets).expect("it fits a frame").len();
             assert!(bytes < 900 << 10, "{bytes} bytes in one packet");
-            self.schedule(after + delay, Event::Packets { to, from: node_id(from), seat, packets, snapshot });
+            self.schedule(after + delay, Event::Packets { to, from: node_id(from), member_id, packets, snapshot });
         }
         !lost
     }
@@ -565,7 +568,7 @@ impl World {
             }
             let at = c.tables().revision;
             let known = tables.entry(at).or_insert_with(|| c.tables().clone());
-            assert!(self.unequal || known == c.tables(), "n{n}: another state at {at}");
+            assert!(self.unequal || known == c.tables(), "n{n}: its state at {at} differs");
             let (voters, learners) = c.configuration();
             let members = &c.tables().members;
             if !members.is_empty() {

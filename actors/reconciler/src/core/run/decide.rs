@@ -1,4 +1,4 @@
-//! What to do by the newest view: wait, lead the gate on, settle, or apply.
+//! The next action by the newest view: wait, advance the gate, settle, or apply.
 
 use muster_messages::wire::{RunnerView, Waiting};
 use muster_messages::{Definition, GateStep};
@@ -9,14 +9,14 @@ impl Run {
     /// The only reader of holds, paths and blockers.
     pub(super) fn decide(&mut self, now: Moment, view: &Arc<RunnerView>, out: &mut Out) {
         if let Some(job) = &mut self.job {
-            // What has run is not run again, as long as the gate is on its way there under our own term: an operator may
-            // have moved its floor meanwhile. Nor before there is a gate: as long as our term lasts nobody else has run anything.
+            // A completed action is not repeated while the gate is in transition under our own term: an operator may have moved
+            // its floor. Nor before a gate exists: no other runner has run during our term.
             let ours = view.gate.at_work && view.gate.term == self.who.term || view.gate.reconciled.is_none();
             job.ran &= !job.refused || ours;
             job.refused = false;
         }
         let Some(definition) = &view.definition else {
-            let message = format!("there is no definition of {} any more", self.who.release);
+            let message = format!("no definition of release {} exists", self.who.release);
             return self.wait("waiting", "no-definition", message);
         };
         if let Some(until) = self.lags(now, view) {
@@ -24,7 +24,7 @@ impl Run {
             return;
         }
         match &view.hold {
-            // The point of no return is not worth asking about while somebody is in the way of it.
+            // Finalization need not be offered while it is blocked.
             Some(hold) if hold.reason == "ready-to-finalize" && view.blockers_in_all > 0 => {
                 return self.wait_for_blockers(view, definition, out);
             }
@@ -33,7 +33,7 @@ impl Run {
         }
         match view.path.as_deref() {
             Some("reached") => self.reached(now, view, definition, out),
-            // Who was told to stop serves until it has.
+            // A member that was asked to stop serves until it has stopped.
             Some("open") if view.blockers_in_all > 0 && !self.has_begun(view) => {
                 self.wait_for_blockers(view, definition, out);
             }
@@ -45,18 +45,18 @@ impl Run {
             }
             Some("first") if view.blockers_in_all > 0 => self.wait_for_blockers(view, definition, out),
             Some("first") => {
-                // Nobody has applied anything before: what is there to land is an earlier try of the same.
+                // Nothing was applied before: a late write can only be an earlier attempt of the same definition.
                 self.job_of(view, definition, true).settled = true;
                 self.apply(now, view, definition, out);
             }
             other => {
-                let message = format!("the cluster names a way that this release does not know: {other:?}");
+                let message = format!("unknown gate path: {other:?}");
                 self.wait("blocked", "unknown-path", message);
             }
         }
     }
 
-    /// Until when a view is older than our own last step.
+    /// Until when a view counts as older than our own last step.
     fn lags(&self, now: Moment, view: &RunnerView) -> Option<Moment> {
         let (step, until) = self.last_step?;
         let older = match step.revision {
@@ -66,7 +66,7 @@ impl Run {
         (older && now < until).then_some(until)
     }
 
-    /// The job for this definition: the one in progress, or a new one.
+    /// The job for this definition: the current one, or a new one.
     fn job_of(&mut self, view: &RunnerView, definition: &Definition, completes: bool) -> &mut Job {
         let current = self.job.take().filter(|job| job.digest == definition.digest && job.completes == completes);
         self.job.insert(current.unwrap_or_else(|| Job {
@@ -83,8 +83,8 @@ impl Run {
         }))
     }
 
-    /// The gate says that it is applied. It is applied again each period, and once at the beginning of a term: only then is
-    /// it known that nothing has drifted meanwhile.
+    /// The gate is at the target. It is applied again each period, and once at the beginning of a term, to be sure that nothing
+    /// has drifted.
     fn reached(&mut self, now: Moment, view: &RunnerView, definition: &Definition, out: &mut Out) {
         if self.job.as_ref().is_some_and(|job| job.completes) {
             // Our own completion, whose answer was lost; or an operator's repair.
@@ -97,7 +97,7 @@ impl Run {
             let applied = self.applied.as_ref().filter(|applied| applied.digest == definition.digest);
             let (due, next, periodic) = match applied {
                 Some(applied) => (applied.next.is_some_and(|next| next <= now), applied.next, true),
-                // Once is once, whoever did it; unless somebody asks for it.
+                // `once` means once, in whichever term; unless an operator asks for it.
                 None => (definition.every_ms.is_some() || self.again, None, false),
             };
             if !due {
@@ -111,17 +111,17 @@ impl Run {
         self.apply(now, view, definition, out);
     }
 
-    /// Whether our own step has begun what is at work: then nobody is in its way any more.
+    /// Whether our own step began the current transition: then no member blocks it any more.
     fn has_begun(&self, view: &RunnerView) -> bool {
         self.job.as_ref().is_some_and(|job| job.stepped.is_some()) && view.gate.term == self.who.term
     }
 
-    /// The gate lets nobody in who could not live with the outcome.
+    /// The gate admits no member that is incompatible with the outcome.
     fn open(&mut self, now: Moment, view: &RunnerView, definition: &Definition, out: &mut Out) {
         let term = self.who.term;
         let (epoch, by) = (view.gate.epoch, view.gate.term);
         let job = self.job_of(view, definition, true);
-        // Written by nobody but us since our step.
+        // Written by no runner but us since our step.
         let ours = job.stepped.is_some_and(|stepped| stepped > epoch || stepped == epoch && by == term);
         if ours {
             self.apply(now, view, definition, out);
@@ -139,7 +139,7 @@ impl Run {
 
     /// Settles first; then the next attempt, or the end of the run.
     pub(super) fn apply(&mut self, now: Moment, view: &RunnerView, definition: &Definition, out: &mut Out) {
-        let Some(job) = &mut self.job else { return self.look() };
+        let Some(job) = &mut self.job else { return self.reconsider() };
         if !job.settled && definition.settle_ms > 0 {
             self.phase = Phase::Settling { until: now + Duration::from_millis(definition.settle_ms) };
             return;
@@ -183,7 +183,7 @@ impl Run {
         self.wait(phase, &hold.reason, hold.message.clone());
     }
 
-    /// Says who is in the way, once for each set of releases.
+    /// Names the blockers, and logs each set of releases once.
     fn wait_for_blockers(&mut self, view: &RunnerView, definition: &Definition, out: &mut Out) {
         let name = &self.who.reconciler;
         let members: Vec<_> =
@@ -192,12 +192,12 @@ impl Run {
         let more = if more > 0 { format!(" and {more} more") } else { String::new() };
         let who = members.join(", ");
         let message = format!(
-            "{who}{more} would not survive {}; stop or upgrade them; `muster reconciler blockers {name}` lists all",
+            "blocked by {who}{more}, incompatible with {}; stop or upgrade them; `muster reconciler blockers {name}` lists all",
             definition.release
         );
         let releases: BTreeSet<String> = view.blockers.iter().map(|b| b.release.to_string()).collect();
         if releases != self.named {
-            out.push(Effect::Say(Line::Info(format!("{name} waits: {message}"))));
+            out.push(Effect::Log(LogLine::Info(format!("{name} is waiting: {message}"))));
             self.named = releases;
         }
         self.wait("waiting", "blockers", message);

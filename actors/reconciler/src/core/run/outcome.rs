@@ -1,4 +1,4 @@
-//! What steps, waves and actions came to.
+//! Results of steps, waves and actions.
 
 use muster_messages::ErrorCode;
 
@@ -17,10 +17,10 @@ impl Run {
         if asked != number {
             return;
         }
-        let Some(view) = self.view.clone() else { return self.look() };
+        let Some(view) = self.view.clone() else { return self.reconsider() };
         match result {
             Ok(stepped) => {
-                self.last_step = Some((stepped, now + LAG));
+                self.last_step = Some((stepped, now + MAX_VIEW_LAG));
                 self.named.clear();
                 let definition = view.definition.as_ref();
                 let current = definition.filter(|d| self.job.as_ref().is_some_and(|job| job.digest == d.digest));
@@ -51,7 +51,7 @@ impl Run {
         if self.phase != (Phase::Waving { number }) {
             return;
         }
-        let (Some(view), Some(job)) = (self.view.clone(), &mut self.job) else { return self.look() };
+        let (Some(view), Some(job)) = (self.view.clone(), &mut self.job) else { return self.reconsider() };
         let current = view.definition.as_ref().filter(|definition| definition.digest == job.digest);
         match result {
             _ if current.is_none() => self.superseded(),
@@ -91,28 +91,28 @@ impl Run {
             return;
         }
         self.output = output;
-        let Some(view) = self.view.clone() else { return self.look() };
+        let Some(view) = self.view.clone() else { return self.reconsider() };
         let digest = self.job.as_ref().map(|job| job.digest.clone());
         let current = view.definition.as_ref().filter(|d| Some(&d.digest) == digest.as_ref());
         let Some(definition) = current else { return self.superseded() };
         match (outcome, cancelled) {
-            // What has succeeded has, however late.
+            // A success counts, however late.
             (Outcome::Done, _) => self.ran(now, &view, definition, out),
             (_, Some(Cancelled::Superseded)) => self.superseded(),
             (_, Some(Cancelled::TimedOut)) => {
                 let limit = Duration::from_millis(definition.run_timeout_ms);
-                self.failed(now, wall, format!("it did not end within {limit:?}"), out);
+                self.failed(now, wall, format!("the action did not end within {limit:?}"), out);
             }
             (Outcome::Later(why), None) => self.trouble(now, wall, why, out),
             (Outcome::Failed(why), None) => self.failed(now, wall, why, out),
-            (Outcome::Permanent(why), None) => self.given_up(now, &in_short(&why, MOST_OF_AN_ERROR), out),
+            (Outcome::Permanent(why), None) => self.given_up(now, &in_short(&why, MAX_ERROR_BYTES), out),
         }
     }
 
-    /// The action has succeeded; the gate is told, if it does not say so already.
+    /// The action has succeeded; the gate is completed unless it already is.
     fn ran(&mut self, now: Moment, view: &Arc<RunnerView>, definition: &Definition, out: &mut Out) {
         self.tally.ends(now, false);
-        let Some(job) = &mut self.job else { return self.look() };
+        let Some(job) = &mut self.job else { return self.reconsider() };
         if !job.completes {
             return self.succeeded(now, definition);
         }
@@ -120,7 +120,7 @@ impl Run {
         self.apply(now, view, definition, out);
     }
 
-    /// All of it: what is left is to keep it so.
+    /// The run is complete; the result is now kept.
     pub(super) fn succeeded(&mut self, now: Moment, definition: &Definition) {
         self.job = None;
         (self.failures, self.last_error, self.again) = (0, None, false);
@@ -131,21 +131,21 @@ impl Run {
         self.phase = Phase::Kept { next };
     }
 
-    /// Another definition has taken the place of the one at work.
+    /// Another definition has replaced the current one.
     fn superseded(&mut self) {
         self.job = None;
-        self.look();
+        self.reconsider();
     }
 
-    /// RUN-2. The gate is not where we believed, or somebody is in the way after all: a newer view says what there is.
+    /// RUN-2. The gate was not in the expected state, or a member blocks it after all: a newer view shows which.
     fn refused(&mut self, now: Moment, view: &RunnerView) {
         if let Some(job) = &mut self.job {
             (job.stepped, job.refused, job.wave) = (None, true, 0);
         }
-        self.phase = Phase::Deciding { after: view.revision, until: now + LOOK_AGAIN };
+        self.phase = Phase::Deciding { after: view.revision, until: now + REFUSAL_RECHECK_DELAY };
     }
 
-    /// Nobody's failure: it is tried again.
+    /// Not counted as a failure: it is retried.
     fn trouble(&mut self, now: Moment, wall: WallTime, why: String, out: &mut Out) {
         let pause = self.backoff.pause();
         self.retry(now, wall, pause, why, out);
@@ -158,7 +158,7 @@ impl Run {
         let definition = view.as_ref().and_then(|view| view.definition.as_ref());
         let periodic = self.job.as_ref().is_some_and(|job| job.periodic);
         let pause = match definition.and_then(|d| d.every_ms).filter(|_| periodic) {
-            // What was applied once still is, most likely; there is no hurry.
+            // What was applied once most likely still is; a later retry suffices.
             Some(every) => Duration::from_millis(every),
             None => self.backoff.pause(),
         };
@@ -166,15 +166,17 @@ impl Run {
         let enough = definition.is_some_and(|d| self.failures >= d.resign_after);
         if enough && self.has_equal() {
             let (name, n) = (&self.who.reconciler, self.failures);
-            out.push(Effect::Say(Line::Warn(format!("{name} has failed {n} times here; another node may try"))));
+            out.push(Effect::Log(LogLine::Warn(format!(
+                "{name} failed {n} times on this node; resigning for another"
+            ))));
             out.push(Effect::Resign);
         }
     }
 
     fn retry(&mut self, now: Moment, wall: WallTime, pause: Duration, why: String, out: &mut Out) {
-        let why = in_short(&why, MOST_OF_AN_ERROR);
-        if self.log.says(now, &why) {
-            out.push(Effect::Say(Line::Error(format!("{}: {why}", self.who.reconciler))));
+        let why = in_short(&why, MAX_ERROR_BYTES);
+        if self.log.should_log(now, &why) {
+            out.push(Effect::Log(LogLine::Error(format!("{}: attempt failed: {why}", self.who.reconciler))));
         }
         self.last_error = Some(why.clone());
         self.phase = Phase::Retrying { at: now + pause, wall: wall.plus(pause), why };
@@ -184,13 +186,13 @@ impl Run {
         self.tally.ends(now, true);
         self.failures = self.failures.saturating_add(1);
         let name = &self.who.reconciler;
-        out.push(Effect::Say(Line::Error(format!("{name} has failed for good: {why}"))));
+        out.push(Effect::Log(LogLine::Error(format!("{name} failed permanently: {why}"))));
         self.last_error = Some(why.to_owned());
         self.phase = Phase::Failed { why: why.to_owned() };
     }
 }
 
-/// The cluster has judged, and would again.
+/// The cluster has decided, and would decide the same again.
 fn is_refusal(code: ErrorCode) -> bool {
     matches!(code, ErrorCode::Conflict | ErrorCode::GateClosed | ErrorCode::NotFound)
 }

@@ -1,33 +1,33 @@
-//! How far a run is, for people. Written at most once a second, and only when there is something new.
+//! The progress of a run, for people. Written at most once a second, and only when it changed.
 
 use super::*;
 
-/// Two reports are at least this far apart.
-const BETWEEN: Duration = Duration::from_secs(1);
-/// After one that did not arrive.
-const AFTER_FAILURE: Duration = Duration::from_secs(5);
+/// Minimum interval between two reports.
+const MIN_REPORT_INTERVAL: Duration = Duration::from_secs(1);
+/// Pause after a report that failed.
+const FAILED_REPORT_PAUSE: Duration = Duration::from_secs(5);
 
-/// What was reported, and what is to be.
+/// What was reported, and what is pending.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Reporting {
-    told: Option<Progress>,
+    reported: Option<Progress>,
     not_before: Moment,
     open: bool,
     failed: bool,
-    /// Since when it is where it is.
+    /// Since when the phase and reason are the same.
     since: Option<(&'static str, String, WallTime)>,
     due: bool,
 }
 
 impl Reporting {
-    /// What was said last may not have arrived.
+    /// The last report may not have arrived.
     pub fn forget(&mut self) {
-        (self.told, self.open) = (None, false);
+        (self.reported, self.open) = (None, false);
     }
     pub fn answered(&mut self, ok: bool) {
         self.open = false;
         if !ok {
-            self.told = None;
+            self.reported = None;
             self.failed = true;
         }
     }
@@ -45,20 +45,19 @@ impl Run {
         let progress = self.progress(wall);
         let reporting = &mut self.reporting;
         if std::mem::take(&mut reporting.failed) {
-            reporting.not_before = now + AFTER_FAILURE;
+            reporting.not_before = now + FAILED_REPORT_PAUSE;
         }
-        reporting.due = reporting.told.as_ref() != Some(&progress);
+        reporting.due = reporting.reported.as_ref() != Some(&progress);
         if reporting.due && !reporting.open && reporting.not_before <= now {
-            reporting.told = Some(progress.clone());
+            reporting.reported = Some(progress.clone());
             (reporting.open, reporting.due) = (true, false);
-            reporting.not_before = now + BETWEEN;
+            reporting.not_before = now + MIN_REPORT_INTERVAL;
             out.push(Effect::Report(Box::new(progress)));
         }
     }
 
-    /// Where it is.
     pub fn progress(&mut self, wall: WallTime) -> Progress {
-        let (phase, reason, message) = self.words();
+        let (phase, reason, message) = self.describe();
         let since = match &self.reporting.since {
             Some((known, why, since)) if (*known, why) == (phase, &reason) => *since,
             _ => wall,
@@ -89,30 +88,30 @@ impl Run {
         }
     }
 
-    fn words(&self) -> (&'static str, String, String) {
+    fn describe(&self) -> (&'static str, String, String) {
         let name = &self.who.reconciler;
-        let said = |phase, reason: &str, message: String| (phase, reason.to_owned(), message);
+        let described = |phase, reason: &str, message: String| (phase, reason.to_owned(), message);
         match &self.phase {
-            Phase::Deciding { .. } | Phase::Ended => said("waiting", "reading", "it reads the gate".to_owned()),
-            Phase::Waiting(Wait { phase, reason, message }) => said(*phase, reason, message.clone()),
+            Phase::Deciding { .. } | Phase::Ended => described("waiting", "reading", "reading the gate".to_owned()),
+            Phase::Waiting(Wait { phase, reason, message }) => described(*phase, reason, message.clone()),
             Phase::Stepping { step: GateStep::Complete, .. } => {
-                said("running", "completing", "it has been applied; the gate is told".to_owned())
+                described("running", "completing", "applied; completing the gate".to_owned())
             }
-            Phase::Stepping { .. } => said("waiting", "restricting", "the gate is led on".to_owned()),
+            Phase::Stepping { .. } => described("waiting", "restricting", "advancing the gate".to_owned()),
             Phase::Settling { .. } => {
-                said("settling", "settling", "what an earlier runner has sent may still arrive".to_owned())
+                described("settling", "settling", "writes of an earlier runner may still arrive".to_owned())
             }
-            Phase::Waving { .. } => said("running", "objects", "objects are applied".to_owned()),
-            Phase::Acting { cancelled: None, .. } => said("running", "action", "its action runs".to_owned()),
-            Phase::Acting { .. } => said("running", "stopping", "its action is told to end".to_owned()),
-            Phase::Retrying { why, .. } => said(
+            Phase::Waving { .. } => described("running", "objects", "applying objects".to_owned()),
+            Phase::Acting { cancelled: None, .. } => described("running", "action", "the action is running".to_owned()),
+            Phase::Acting { .. } => described("running", "stopping", "stopping the action".to_owned()),
+            Phase::Retrying { why, .. } => described(
                 "running",
                 "retrying",
-                format!("{why}; it is tried again by itself, `muster reconciler retry {name}` tries at once"),
+                format!("{why}; retrying automatically, `muster reconciler retry {name}` retries at once"),
             ),
-            Phase::Kept { .. } => said("idle", "done", "it has been applied".to_owned()),
+            Phase::Kept { .. } => described("idle", "done", "applied".to_owned()),
             Phase::Failed { why } => {
-                said("failed", "permanent", format!("{why}; `muster reconciler retry {name}` begins again"))
+                described("failed", "permanent", format!("{why}; `muster reconciler retry {name}` starts it again"))
             }
         }
     }

@@ -1,16 +1,16 @@
-//! What the attempts of this process have come to, whatever the term, for those who count.
+//! Counters over all attempts of this process, across terms, for metrics.
 
 use serde::Serialize;
 
 use super::*;
 
-/// Only grows, but for the last duration.
+/// Counters; the last duration may also decrease.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Tally {
     pub attempts: u64,
-    /// Those that failed. One that asked to be tried later, or that the gate refused, has not.
+    /// Failed attempts, without those that asked to be retried later or that the gate refused.
     pub failures: u64,
-    /// How long the last one took that came to something.
+    /// The duration of the last attempt with a result.
     pub last_run_ms: Option<u64>,
     #[serde(skip)]
     begun: Option<Moment>,
@@ -30,7 +30,7 @@ impl Tally {
 }
 
 impl Run {
-    /// Goes on counting where the run of an earlier term has stopped.
+    /// Continues the counters of an earlier term's run.
     #[must_use]
     pub fn counting_on(mut self, earlier: &Run) -> Self {
         self.tally = Tally { begun: None, ..earlier.tally.clone() };
@@ -43,7 +43,7 @@ impl Run {
 
 #[cfg(test)]
 mod tests {
-    use super::super::story::{Story, command};
+    use super::super::scenario::{Scenario, command};
     use super::*;
 
     fn counted(run: &Run) -> (u64, u64, Option<u64>) {
@@ -52,24 +52,24 @@ mod tests {
     }
 
     #[test]
-    fn attempts_failures_and_the_last_duration_are_counted_across_terms() {
-        let mut story = Story::new(command(), "reached");
-        story.look();
-        story.pass(5_000);
+    fn attempts_failures_and_duration_are_counted_across_terms() {
+        let mut scenario = Scenario::new(command(), "reached");
+        scenario.unchanged_view();
+        scenario.pass(5_000);
         for (takes, outcome, expected) in [
             (1_500, Outcome::Failed("no".into()), (1, 1, Some(1_500))),
             (700, Outcome::Later("not yet".into()), (2, 1, Some(1_500))),
             (20, Outcome::Done, (3, 1, Some(20))),
         ] {
-            while !story.told.iter().any(|effect| matches!(effect, Effect::Act { .. })) {
-                story.pass(1); // until it is tried again
+            while !scenario.effects.iter().any(|effect| matches!(effect, Effect::Act { .. })) {
+                scenario.pass(1); // until it is retried
             }
-            let (number, _) = story.acts();
-            story.pass(takes);
-            story.end(number, outcome);
-            assert_eq!(counted(&story.run), expected);
+            let (number, _) = scenario.acts();
+            scenario.pass(takes);
+            scenario.end(number, outcome);
+            assert_eq!(counted(&scenario.run), expected);
         }
-        let next = Run::new(story.run.who().clone(), 4).counting_on(&story.run);
+        let next = Run::new(scenario.run.who().clone(), 4).counting_on(&scenario.run);
         assert_eq!(counted(&next), (3, 1, Some(20)));
     }
 }

@@ -1,7 +1,7 @@
-//! Duplicates: nodes whose identity two processes use, from what the hosts say.
+//! Duplicates: nodes whose identity two processes use, according to the hosts' reports.
 //!
-//! Two signs: processes that take turns on one host, and two hosts that call one node ready under different processes for longer
-//! than a session that is dead can look alive.
+//! Two signs: processes that alternate on one host, and two hosts that call one node ready with different processes for longer
+//! than a dead session can look alive.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,32 +11,31 @@ use super::{BatchId, Dispatcher, Effect};
 use crate::config::DispatcherConfig;
 use crate::core::instances::Instance;
 
-/// Processes that are named: nobody runs more copies of one directory.
-const MOST: usize = 8;
+/// The most processes named: no operator runs more copies of one directory.
+const MAX_PROCESSES_NAMED: usize = 8;
 
 #[derive(Clone, Debug)]
 struct Shown {
     what: Duplicated,
-    /// When there was a sign of it last.
+    /// When a sign of it was last seen.
     seen: Moment,
 }
 
-/// See the module.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Duplicates {
     /// Since when two hosts disagree.
     overlaps: BTreeMap<NodeId, Moment>,
     shown: BTreeMap<NodeId, Shown>,
-    /// Nodes that a digest named since the last look.
-    look: BTreeSet<NodeId>,
-    /// To be told in the event log; none: it is over.
-    tell: BTreeMap<NodeId, Vec<String>>,
-    telling: BTreeMap<BatchId, (NodeId, Vec<String>)>,
+    /// Nodes named in a digest since the last check.
+    to_check: BTreeSet<NodeId>,
+    /// Events to write; an empty list: it is over.
+    to_write: BTreeMap<NodeId, Vec<String>>,
+    being_written: BTreeMap<BatchId, (NodeId, Vec<String>)>,
 }
 
 impl Duplicates {
-    pub(super) fn look_at(&mut self, node: NodeId) {
-        self.look.insert(node);
+    pub(super) fn mark(&mut self, node: NodeId) {
+        self.to_check.insert(node);
     }
     pub(super) fn is_shown(&self, node: NodeId) -> bool {
         self.shown.contains_key(&node)
@@ -44,28 +43,28 @@ impl Duplicates {
     pub(super) fn shown(&self) -> BTreeMap<NodeId, Duplicated> {
         self.shown.iter().map(|(node, shown)| (*node, shown.what.clone())).collect()
     }
-    /// When to look again.
+    /// When to check again.
     pub(super) fn times(&self, config: &DispatcherConfig) -> impl Iterator<Item = Moment> {
         let (overlap, quiet) = (config.overlap, config.quiet);
         let overlaps = self.overlaps.values().map(move |since| *since + overlap);
         overlaps.chain(self.shown.values().map(move |shown| shown.seen + quiet))
     }
-    /// The event of this command is written, or will never be; otherwise it is told again.
-    pub(super) fn noted(&mut self, batch: BatchId, done: bool) {
-        if let Some((node, processes)) = self.telling.remove(&batch)
+    /// The event of this command was written, or never will be; otherwise it is written again.
+    pub(super) fn recorded(&mut self, batch: BatchId, done: bool) {
+        if let Some((node, processes)) = self.being_written.remove(&batch)
             && !done
         {
-            self.tell.entry(node).or_insert(processes);
+            self.to_write.entry(node).or_insert(processes);
         }
     }
 }
 
 impl Dispatcher {
     pub(super) fn judge_duplicates(&mut self, now: Moment, wall: WallTime, out: &mut Vec<Effect>) {
-        let mut look = std::mem::take(&mut self.duplicates.look);
-        look.extend(self.duplicates.shown.keys());
-        look.extend(self.duplicates.overlaps.keys());
-        for node in look {
+        let mut to_check = std::mem::take(&mut self.duplicates.to_check);
+        to_check.extend(self.duplicates.shown.keys());
+        to_check.extend(self.duplicates.overlaps.keys());
+        for node in to_check {
             let processes = self.processes(now, node);
             let known = self.tables.nodes.contains_key(&node);
             match self.duplicates.shown.get_mut(&node) {
@@ -78,10 +77,10 @@ impl Dispatcher {
                     self.duplicates.shown.remove(&node);
                     self.dirty.insert(node);
                     out.push(Effect::Over(node));
-                    self.duplicates.tell.insert(node, Vec::new());
+                    self.duplicates.to_write.insert(node, Vec::new());
                 }
                 None if processes.len() > 1 && known => {
-                    self.duplicates.tell.insert(node, processes.iter().map(ToString::to_string).collect());
+                    self.duplicates.to_write.insert(node, processes.iter().map(ToString::to_string).collect());
                     let what = Duplicated { since: wall, processes };
                     self.duplicates.shown.insert(node, Shown { what, seen: now });
                     out.push(Effect::Warn(node));
@@ -91,7 +90,7 @@ impl Dispatcher {
         }
     }
 
-    /// The processes of a node of which there are signs now, by their instance.
+    /// The processes of a node with present signs, by their instance.
     fn processes(&mut self, now: Moment, node: NodeId) -> Vec<NodeProcess> {
         let facts: Vec<_> = self.hosts.values().filter_map(|h| h.sessions.get(&node)).map(|s| &s.fact).collect();
         let ready: BTreeMap<u64, NodeProcess> = facts
@@ -109,14 +108,14 @@ impl Dispatcher {
                 named.extend(ready.into_values().map(|p| (p.instance.clone(), p)));
             }
         }
-        named.into_values().take(MOST).collect()
+        named.into_values().take(MAX_PROCESSES_NAMED).collect()
     }
 
-    pub(super) fn note_duplicates(&mut self, wall: WallTime, out: &mut Vec<Effect>) {
-        let ready = |node: &NodeId| !self.is_under_way(*node);
-        let nodes: Vec<NodeId> = self.duplicates.tell.keys().copied().filter(ready).collect();
+    pub(super) fn record_duplicates(&mut self, wall: WallTime, out: &mut Vec<Effect>) {
+        let ready = |node: &NodeId| !self.is_in_flight(*node);
+        let nodes: Vec<NodeId> = self.duplicates.to_write.keys().copied().filter(ready).collect();
         for node in nodes {
-            let Some(processes) = self.duplicates.tell.remove(&node) else { continue };
+            let Some(processes) = self.duplicates.to_write.remove(&node) else { continue };
             if !self.tables.nodes.contains_key(&node) {
                 continue;
             }
@@ -124,9 +123,9 @@ impl Dispatcher {
             self.next_batch += 1;
             let batch = BatchId(self.next_batch);
             let command = Command::idempotent(wall, Principal::Cluster, reason);
-            let command = command.change(Change::NoteDuplicate { node, processes: processes.clone() });
+            let command = command.change(Change::RecordDuplicate { node, processes: processes.clone() });
             self.batches.insert(batch, vec![node]);
-            self.duplicates.telling.insert(batch, (node, processes));
+            self.duplicates.being_written.insert(batch, (node, processes));
             out.push(Effect::Propose { batch, command });
         }
     }

@@ -1,20 +1,20 @@
-//! What is taken over of what a node says of itself.
+//! What is recorded of a node's reports about itself.
 //!
-//! Keeps  DISP-8  a node has at most so many labels, and takes no name that stands for another node: a name of another node,
-//!                an id, or the beginning of another's. From feature level 3 on it takes no name at all: the reported one is
-//!                recorded beside the operator's.
+//! Invariants  DISP-8  the labels of a node are bounded, and it takes no name that denotes another node: another's name, an id,
+//!                     or a prefix of another's id. From feature level 3 on it takes no name at all: the reported one is recorded
+//!                     beside the operator's.
 
 use std::collections::BTreeMap;
 
 use muster_messages::wire::SessionFact;
 use muster_messages::{
-    Change, MAX_NODE_LABEL_BYTES, MAX_NODE_LABELS, Name, NodeId, NodeRecord, SHORTEST_ID_PREFIX, fitting_labels,
+    Change, MAX_NODE_LABEL_BYTES, MAX_NODE_LABELS, MIN_ID_PREFIX, Name, NodeId, NodeRecord, fitting_labels,
 };
 
 use super::Dispatcher;
 
 impl Dispatcher {
-    /// From feature level 3 on: what the node says, if the record of its report says something else.
+    /// From feature level 3 on: the node's report, if the recorded one differs.
     pub(super) fn report(&mut self, record: &NodeRecord, fact: &SessionFact) -> Option<Change> {
         let labels = fitting_labels(&fact.labels);
         let before = self.tables.reported.get(&record.id);
@@ -32,10 +32,10 @@ impl Dispatcher {
         })
     }
 
-    /// The reported name, unless it stands for another node: then both keep the names they were admitted with.
+    /// The reported name, unless it denotes another node: then both keep the names they were admitted with.
     pub(super) fn free_name(&self, record: &NodeRecord, fact: &SessionFact) -> Name {
         let name = fact.name.as_str();
-        let begins = |id: &NodeId| name.len() >= SHORTEST_ID_PREFIX && id.as_str().starts_with(name);
+        let begins = |id: &NodeId| name.len() >= MIN_ID_PREFIX && id.as_str().starts_with(name);
         let taken = |n: &NodeRecord| n.id != record.id && (n.name == fact.name || begins(&n.id));
         let is_an_id = name.parse::<NodeId>().is_ok();
         if fact.name == record.name || is_an_id || self.tables.nodes.values().any(|n| taken(n)) {
@@ -45,8 +45,8 @@ impl Dispatcher {
         }
     }
 
-    /// Labels given to a process that started since this leader leads. Taken over once, so that an operator's change of
-    /// them stays.
+    /// Labels of a process that started during this leader's term. Recorded once, so that an operator's change of them
+    /// stays.
     pub(super) fn labels(&mut self, record: &NodeRecord, fact: &SessionFact) -> BTreeMap<String, String> {
         let first = self.labelled.insert(record.id, fact.instance) != Some(fact.instance);
         if !first || fact.since < self.started_wall {
@@ -68,7 +68,7 @@ impl Dispatcher {
         new
     }
 
-    /// Reported labels that a node had no room for.
+    /// Reported labels left out because the node has too many.
     pub fn labels_left_out(&self) -> u64 {
         self.labels_left_out
     }

@@ -1,4 +1,4 @@
-//! What operators say of a reconciler and its gate.
+//! Operators' actions on a reconciler and its gate.
 
 use muster_messages::{Controls, Gate, GateEntry, ParticipantPhase, Triple};
 
@@ -16,11 +16,11 @@ pub(super) fn control(
     let mut new = old.clone();
     set(&mut new);
     if new != old {
-        let words = |c: &Controls| {
+        let text = |c: &Controls| {
             let (paused, finalized) = (c.paused, c.finalized.as_deref().map_or("nothing", short));
             format!("{reconciler}: paused {paused}, finalized {finalized}, retries {}", c.retries)
         };
-        let (was, is) = (words(&old), words(&new));
+        let (was, is) = (text(&old), text(&new));
         all.controls.insert(reconciler.to_owned(), new);
         all.changed = stamp.at;
         stamp.log(tables, EventKind::Gate, None, Some(was), Some(is));
@@ -41,9 +41,9 @@ pub(super) fn repair(
     let gate = gate(tables, reconciler)?;
     let entry = gate.history.iter().chain([&gate.now]).find(|entry| entry.epoch == epoch);
     let entry = entry.ok_or_else(|| not_found("epoch", epoch))?.clone();
-    // RELEASE-3 holds for operators, too, as long as it can be read which way it is on.
+    // RELEASE-3 also applies to operators, as long as the gate's target is readable.
     let keeps_out = !gate.is_readable() || gate.now.target.is_none() || entry.floor >= gate.now.floor;
-    believed(keeps_out, || {
+    expected(keeps_out, || {
         let (floor, now) = (entry.floor, gate.now.floor);
         format!(
             "epoch {epoch} of {reconciler} lets {floor} in, and what is being applied is for {now} and newer; \
@@ -76,8 +76,8 @@ pub(super) fn force_floor(
     Ok(())
 }
 
-/// RELEASE-1, where an operator moved a gate: those go who could not be admitted any more by what it says. What others of the
-/// scope say of them is not looked at: nobody has moved those.
+/// RELEASE-1 after an operator moved a gate: participants that it no longer admits must stop. Other gates of the scope are
+/// not checked: they were not moved.
 fn exclude(tables: &mut Tables, stamp: &Stamp<'_>, reconciler: &str) {
     let all = &tables.reconcilers;
     let Some(gate) = all.gates.get(reconciler) else { return };
@@ -98,6 +98,6 @@ pub(super) fn delete_gate(tables: &mut Tables, stamp: &Stamp<'_>, reconciler: &s
     controls.last_epoch = gate.now.epoch;
     all.controls.insert(reconciler.to_owned(), controls);
     all.changed = stamp.at;
-    stamp.log(tables, EventKind::Gate, None, Some(words(reconciler, &gate.now)), None);
+    stamp.log(tables, EventKind::Gate, None, Some(text(reconciler, &gate.now)), None);
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! What somebody would try, or do by mistake: names that look like others', late steps, replaced definitions, moved floors.
+//! Attacks and mistakes: look-alike names, late steps, replaced definitions, moved floors.
 
 use std::collections::BTreeMap;
 
@@ -8,11 +8,11 @@ use super::{Gated, NAME, definition, release, triple};
 use crate::world::World;
 
 #[test]
-fn a_lease_that_only_looks_like_a_members_own_does_nothing_to_it() {
+fn look_alike_lease_does_not_affect_a_member() {
     let mut world = Gated::new();
     let member = world.serve("host-1", 0xabc, "1.0.0");
     let own = member.lease();
-    // The same number, written otherwise; another member of the same text; somebody's lease of any name.
+    // The same number, written differently; another member with the same text; a lease with any name.
     for name in [own.name.replacen("host-1.", "host-1.0", 1), format!("{}.x", own.name), "db.host-1".to_owned()] {
         let key = ObjectKey::lease(MEMBERS_NAMESPACE, name);
         world.acquire(&key, "host-1", 7);
@@ -24,7 +24,7 @@ fn a_lease_that_only_looks_like_a_members_own_does_nothing_to_it() {
 }
 
 #[test]
-fn names_that_could_not_be_read_back_from_a_lease_are_refused_and_an_alias_leaves_nothing() {
+fn ambiguous_member_names_and_aliases_are_refused() {
     let mut world = Gated::new();
     for (scope, member) in [("db.eu", "m"), ("", "m"), ("db", ""), ("db", "M"), ("db", "a..b"), ("candidates.a.b", "m")]
     {
@@ -46,11 +46,11 @@ fn names_that_could_not_be_read_back_from_a_lease_are_refused_and_an_alias_leave
     let alias = ParticipantKey { scope: "db.host".to_owned(), member: "a".to_owned(), incarnation: SessionId(9) };
     assert_eq!(alias.lease(), member.lease());
     world.must(ReconcilerChange::Leave(alias));
-    assert!(world.0.tables.objects.contains_key(&member.lease()), "its lease is where its record is");
+    assert!(world.0.tables.objects.contains_key(&member.lease()), "its lease is found by its record");
 }
 
 #[test]
-fn members_that_come_and_go_push_out_no_other_events() {
+fn member_events_evict_no_other_events() {
     let mut world = Gated(World::founded_at(IDENTITY_LEVEL));
     let before = world.0.tables.events.clone();
     for start in 1..=100 {
@@ -58,11 +58,11 @@ fn members_that_come_and_go_push_out_no_other_events() {
         world.must(ReconcilerChange::Leave(member));
     }
     assert_eq!(world.0.tables.events, before);
-    assert!(world.0.tables.frequent_events.len() >= 200, "they are told of apart");
+    assert!(world.0.tables.frequent_events.len() >= 200, "they have their own history");
 }
 
 #[test]
-fn who_was_told_to_stop_is_waited_for_also_on_an_open_way() {
+fn draining_participant_is_waited_for_on_an_open_path() {
     let mut world = Gated::new();
     let term = world.applied("1.0.0", "1.0.0");
     let old = world.serve("old", 2, "1.0.0");
@@ -71,13 +71,13 @@ fn who_was_told_to_stop_is_waited_for_also_on_an_open_way() {
     assert_eq!(world.phase(&old), Some(ParticipantPhase::Draining));
     assert_eq!(world.way("2.0.0"), Ok(GatePath::Open));
     let work = world.step("2.0.0", term, GateStep::Work);
-    assert!(matches!(world.refused(work.clone()), CommandRefusal::InTheWay { .. }), "it serves still");
+    assert!(matches!(world.refused(work.clone()), CommandRefusal::BlockedByMembers { .. }), "it still serves");
     world.must(ReconcilerChange::Leave(old));
     world.must(work);
 }
 
 #[test]
-fn a_floor_set_by_hand_stays_and_nothing_is_applied_again_for_it() {
+fn forced_floor_stays_without_a_new_run() {
     let mut world = Gated::new();
     world.applied("1.0.0", "1.0.0");
     world.must(ReconcilerChange::ForceFloor { reconciler: NAME.to_owned(), floor: triple("1.5.0") });
@@ -86,19 +86,19 @@ fn a_floor_set_by_hand_stays_and_nothing_is_applied_again_for_it() {
 }
 
 #[test]
-fn a_floor_set_by_hand_on_the_way_is_kept_by_the_outcome_and_no_other_is() {
+fn only_a_forced_floor_outlives_the_step() {
     let mut world = Gated::new();
     let mut term = world.applied("2.0.0", "2.0.0");
     world.define("1.0.0", "1.0.0");
     world.steps("1.0.0", term, GateStep::Restrict);
-    assert_eq!(world.gate().2, "2.0.0", "both ends are lived with");
+    assert_eq!(world.gate().2, "2.0.0", "it is compatible with both ends");
     world.steps("1.0.0", term, GateStep::Complete);
-    assert_eq!(world.gate().2, "1.0.0", "that was the way's, and nobody's wish");
+    assert_eq!(world.gate().2, "1.0.0", "that floor came from the step, not from an operator");
 
     world.define("3.0.0", "2.5.0");
     world.steps("3.0.0", term, GateStep::Restrict);
     world.must(ReconcilerChange::ForceFloor { reconciler: NAME.to_owned(), floor: triple("2.7.0") });
-    // Another runner takes over, and the way leads on to a newer release.
+    // Another runner takes over, and the gate leads on to a newer release.
     world.expires(runner_lease(NAME));
     term = world.runs("n2", 9);
     world.define("3.1.0", "2.6.0");
@@ -107,9 +107,9 @@ fn a_floor_set_by_hand_on_the_way_is_kept_by_the_outcome_and_no_other_is() {
     assert_eq!(world.gate(), (GateState::Done, "3.1.0".to_owned(), "2.7.0".to_owned()));
 }
 
-/// Step by step, so also with the gate deleted first: [`check_step`](super::check_step) looks at the epochs each time.
+/// Step by step, also with the gate deleted first: [`check_step`](super::check_step) checks the epochs each time.
 #[test]
-fn epochs_go_on_however_the_name_came_back() {
+fn epochs_continue_when_a_name_is_reused() {
     let mut world = Gated::new();
     let term = world.applied("1.0.0", "1.0.0");
     world.must(ReconcilerChange::ForceFloor { reconciler: NAME.to_owned(), floor: triple("1.5.0") });
@@ -122,7 +122,7 @@ fn epochs_go_on_however_the_name_came_back() {
 }
 
 #[test]
-fn of_many_releases_the_new_one_and_those_of_the_gate_are_kept() {
+fn newest_and_gate_releases_are_kept() {
     let mut world = Gated::new();
     let term = world.applied("1.0.0", "1.0.0");
     world.define("1.1.0", "1.0.0");
@@ -139,14 +139,14 @@ fn of_many_releases_the_new_one_and_those_of_the_gate_are_kept() {
 }
 
 #[test]
-fn without_the_gate_of_what_was_applied_nobody_is_admitted_whatever_they_need() {
+fn without_its_gate_no_participant_is_admitted() {
     let mut world = Gated::new();
     let term = world.applied("2.0.0", "2.0.0");
     world.must(ReconcilerChange::DeleteGate { reconciler: NAME.to_owned() });
     let old = world.announce("old", 2, "1.0.0", &[]);
     let CommandRefusal::NotAdmitted(why) = world.refused(ReconcilerChange::Admit(old)) else { panic!("not admitted") };
     assert_eq!(why.reason(), "no-gate");
-    // What was sent before the gate went does not bring it back.
+    // A step sent before the gate was deleted does not restore it.
     let late = ReconcilerChange::Step {
         reconciler: NAME.to_owned(),
         release: triple("2.0.0"),
@@ -160,7 +160,7 @@ fn without_the_gate_of_what_was_applied_nobody_is_admitted_whatever_they_need() 
 }
 
 #[test]
-fn half_way_up_a_release_that_may_not_go_back_does_not() {
+fn upgrade_in_progress_does_not_allow_a_denied_downgrade() {
     let mut world = Gated::new();
     let term = world.applied("2.0.0", "2.0.0");
     world.define("3.0.0", "3.0.0");
@@ -170,9 +170,9 @@ fn half_way_up_a_release_that_may_not_go_back_does_not() {
     assert!(matches!(world.way("2.0.0"), Err(Hold::DowngradeDenied { .. })));
 }
 
-/// The way down, begun and not ended: something of the release it leads away from is there still.
+/// The way down, begun and not completed: objects of the old release are still there.
 #[test]
-fn half_way_down_a_release_that_may_not_go_back_does_not_either() {
+fn downgrade_in_progress_allows_no_denied_downgrade() {
     let mut world = Gated::new();
     let term = world.applied("3.0.0", "1.0.0");
     for (of, step) in [("1.0.0", GateStep::Restrict), ("1.1.0", GateStep::Work), ("1.2.0", GateStep::Work)] {
@@ -181,14 +181,14 @@ fn half_way_down_a_release_that_may_not_go_back_does_not_either() {
     }
     let between = Definition { downgrade: false, ..definition("2.0.0", "1.0.0") };
     world.must(ReconcilerChange::Define { definition: Box::new(between), replace: false });
-    let Err(Hold::DowngradeDenied { reconciled, .. }) = world.way("2.0.0") else { panic!("it would go back") };
+    let Err(Hold::DowngradeDenied { reconciled, .. }) = world.way("2.0.0") else { panic!("it would downgrade") };
     assert_eq!(reconciled, release("3.0.0"));
     world.steps("1.2.0", term, GateStep::Complete);
-    assert!(world.way("2.0.0").is_ok(), "by now it goes up");
+    assert!(world.way("2.0.0").is_ok(), "it is now an upgrade");
 }
 
 #[test]
-fn a_way_that_was_changed_often_still_knows_where_it_began() {
+fn retargeted_gate_remembers_where_it_began() {
     let mut world = Gated::new();
     let term = world.applied("3.0.0", "1.0.0");
     for n in 0..40 {
@@ -201,7 +201,7 @@ fn a_way_that_was_changed_often_still_knows_where_it_began() {
 }
 
 #[test]
-fn a_runner_of_a_definition_that_was_replaced_completes_and_writes_nothing() {
+fn runner_of_replaced_definition_writes_nothing() {
     let mut world = Gated::new();
     world.define("1.0.0", "1.0.0");
     let term = world.runs("n1", 1);
@@ -209,12 +209,12 @@ fn a_runner_of_a_definition_that_was_replaced_completes_and_writes_nothing() {
     let other = Definition { digest: "other".to_owned(), ..definition("1.0.0", "1.0.0") };
     world.must(ReconcilerChange::Define { definition: Box::new(other), replace: true });
     for late in [complete, write] {
-        assert!(matches!(world.refused(late), CommandRefusal::Stale { .. }), "nobody has applied the new one");
+        assert!(matches!(world.refused(late), CommandRefusal::Stale { .. }), "the new one is not applied yet");
     }
 }
 
 #[test]
-fn what_members_of_other_scopes_need_is_not_taken_from_them() {
+fn needs_of_members_in_other_scopes_are_respected() {
     let mut world = Gated::new();
     let term = world.applied("2.0.0", "1.0.0");
     let other = ParticipantKey { scope: "web".to_owned(), member: "w".to_owned(), incarnation: SessionId(4) };
@@ -232,13 +232,13 @@ fn what_members_of_other_scopes_need_is_not_taken_from_them() {
     world.must(ReconcilerChange::Admit(other.clone()));
     world.define("1.0.0", "1.0.0");
     let down = world.step("1.0.0", term, GateStep::Restrict);
-    assert!(matches!(world.refused(down.clone()), CommandRefusal::InTheWay { .. }));
+    assert!(matches!(world.refused(down.clone()), CommandRefusal::BlockedByMembers { .. }));
     world.must(ReconcilerChange::Leave(other));
     world.must(down);
 }
 
 #[test]
-fn a_yes_to_the_point_of_no_return_is_used_up_by_it() {
+fn finalization_is_valid_once() {
     let mut world = Gated::new();
     let term = world.applied("1.0.0", "1.0.0");
     let manual = |of: &str| Definition { finalize: Finalize::Manual, ..definition(of, of) };
@@ -254,7 +254,7 @@ fn a_yes_to_the_point_of_no_return_is_used_up_by_it() {
 }
 
 #[test]
-fn runners_that_take_one_anothers_place_leave_what_was_done_in_the_history() {
+fn successive_runners_keep_completed_steps_in_history() {
     let mut world = Gated::new();
     let mut term = world.applied("1.0.0", "1.0.0");
     world.define("1.1.0", "1.0.0");

@@ -1,4 +1,4 @@
-//! What operators say of gates, and what it does to whom.
+//! Operators' actions on gates, and whom they affect.
 
 use super::*;
 
@@ -6,9 +6,10 @@ fn forces(floor: &str) -> ReconcilerChange {
     ReconcilerChange::ForceFloor { reconciler: NAME.to_owned(), floor: triple(floor) }
 }
 
-/// Two reconcilers of one scope: the gate of the other is gone, and nobody who serves is told to stop for that.
+/// Two reconcilers of one scope: the gate of the other is deleted, and no serving participant is stopped for
+/// that.
 #[test]
-fn a_floor_by_hand_is_about_its_own_gate_alone() {
+fn forced_floor_affects_only_its_own_gate() {
     let mut world = Gated::new();
     world.applied("1.0.0", "1.0.0");
     let (other, mut theirs) = ("other".to_owned(), definition("1.0.0", "1.0.0"));
@@ -27,7 +28,7 @@ fn a_floor_by_hand_is_about_its_own_gate_alone() {
 }
 
 #[test]
-fn who_needs_more_than_a_repaired_gate_has_is_told_to_stop() {
+fn repair_drains_participants_that_need_more() {
     let mut world = Gated::new();
     let term = world.applied("1.0.0", "1.0.0");
     world.define("2.0.0", "1.0.0");
@@ -41,9 +42,9 @@ fn who_needs_more_than_a_repaired_gate_has_is_told_to_stop() {
     assert_eq!(world.phase(&content), Some(ParticipantPhase::Serving));
 }
 
-/// On the way down what was there is there still: it keeps out whom it kept out.
+/// On the way down the old end still exists: it keeps out the same participants as before.
 #[test]
-fn on_the_way_down_no_floor_by_hand_lets_in_whom_the_old_end_keeps_out() {
+fn forced_floor_during_downgrade_keeps_the_old_exclusion() {
     let mut world = Gated::new();
     let term = world.applied("2.0.0", "2.0.0");
     world.define("1.0.0", "1.0.0");
@@ -56,7 +57,7 @@ fn on_the_way_down_no_floor_by_hand_lets_in_whom_the_old_end_keeps_out() {
 }
 
 #[test]
-fn half_way_up_no_repair_goes_back_to_what_lets_older_members_in() {
+fn repair_during_upgrade_does_not_admit_older_members() {
     let mut world = Gated::new();
     let term = world.applied("1.0.0", "1.0.0");
     world.define("3.0.0", "3.0.0");
@@ -66,9 +67,9 @@ fn half_way_up_no_repair_goes_back_to_what_lets_older_members_in() {
     assert_eq!(world.gate().2, "3.0.0");
 }
 
-/// The highest floor and the newest release of a way are not forgotten among many steps.
+/// The highest floor and the newest release of a change survive many steps.
 #[test]
-fn however_often_a_way_is_changed_it_knows_how_far_up_it_has_been() {
+fn retargeted_gate_remembers_its_highest_release() {
     let mut world = Gated::new();
     let term = world.applied("1.0.0", "1.0.0");
     world.define("3.0.0", "3.0.0");

@@ -1,4 +1,4 @@
-//! Random histories of runners and participants who say anything at all.
+//! Random histories of runners and participants with arbitrary proposals.
 
 use muster_messages::*;
 use muster_store::apply;
@@ -42,40 +42,40 @@ fn any_change() -> impl Strategy<Value = ReconcilerChange> {
 }
 
 #[derive(Clone, Debug)]
-enum Said {
+enum Proposal {
     Reconciler(ReconcilerChange),
     Lease(Change),
 }
 
-fn said() -> impl Strategy<Value = Said> {
+fn proposal() -> impl Strategy<Value = Proposal> {
     let lease = prop_oneof![
         Just(runner_lease(NAME)),
         (prop_oneof![Just("a"), Just("b")], 1..4u128).prop_map(|(member, n)| key(member, n).lease()),
     ];
     let acquired = (lease.clone(), 1..4u128).prop_map(|(key, n)| {
-        // A member's lease is taken by its own session, mostly.
+        // A member's lease is mostly acquired by its own session.
         let own = key.name.rsplit_once('.').and_then(|(_, hex)| u128::from_str_radix(hex, 16).ok()).unwrap_or(n);
         let holder = format!("h{own}");
         Change::AcquireLease { key, holder, session: SessionId(own), duration_ms: 1000, uid: Uid(2) }
     });
     prop_oneof![
-        3 => any_change().prop_map(Said::Reconciler),
-        1 => acquired.prop_map(Said::Lease),
-        1 => lease.prop_map(|key| Said::Lease(Change::ExpireLease(key))),
+        3 => any_change().prop_map(Proposal::Reconciler),
+        1 => acquired.prop_map(Proposal::Lease),
+        1 => lease.prop_map(|key| Proposal::Lease(Change::ExpireLease(key))),
     ]
 }
 
-/// What holds at every revision of a history in which runners and participants say anything at all; to get anywhere, the
-/// terms, tokens and epochs that they name are mostly those in force.
-fn holds_throughout(history: Vec<(Said, bool)>) -> Result<(), TestCaseError> {
+/// Properties at every revision of a history of arbitrary proposals by runners and participants; to make progress, the
+/// terms, tokens and epochs that they name are mostly the current ones.
+fn holds_throughout(history: Vec<(Proposal, bool)>) -> Result<(), TestCaseError> {
     let mut world = Gated::new();
     let mut newest_writer = FencingToken(0);
-    for (said, true_to_life) in history {
+    for (proposal, true_to_life) in history {
         let tables = &world.0.tables;
         let token = |key: &ObjectKey| tables.objects.get(key).and_then(|o| o.lease()).map(|l| l.holding.token);
-        let said = match said {
-            Said::Lease(change) => change,
-            Said::Reconciler(mut change) => {
+        let proposal = match proposal {
+            Proposal::Lease(change) => change,
+            Proposal::Reconciler(mut change) => {
                 let epoch_now = tables.reconcilers.epoch_of(NAME);
                 let digest_of = |release: &Triple| {
                     let key = DefinitionKey { reconciler: NAME.to_owned(), release: *release };
@@ -97,8 +97,8 @@ fn holds_throughout(history: Vec<(Said, bool)>) -> Result<(), TestCaseError> {
         };
         let before = world.0.tables.clone();
         let at = world.0.next();
-        let applied = apply(&mut world.0.tables, at, &command([said.clone()])).is_ok();
-        if let (true, Change::Reconciler(ReconcilerChange::Apply { term, .. })) = (applied, &said) {
+        let applied = apply(&mut world.0.tables, at, &command([proposal.clone()])).is_ok();
+        if let (true, Change::Reconciler(ReconcilerChange::Apply { term, .. })) = (applied, &proposal) {
             prop_assert!(*term >= newest_writer, "a term that was superseded wrote an object");
             newest_writer = *term;
         }
@@ -115,8 +115,8 @@ fn holds_throughout(history: Vec<(Said, bool)>) -> Result<(), TestCaseError> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
     #[test]
-    fn whatever_runners_and_participants_say_the_gates_promises_hold(
-        history in proptest::collection::vec((said(), proptest::bool::weighted(0.9)), 1..80)
+    fn gate_invariants_hold_for_arbitrary_proposals(
+        history in proptest::collection::vec((proposal(), proptest::bool::weighted(0.9)), 1..80)
     ) {
         holds_throughout(history)?;
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use muster_messages::{ActorState, ExitKind};
 
-use super::world::{Manner, POLICY, World, policy};
+use super::world::{Behavior, POLICY, World, policy};
 use crate::{Group, Intensity, Restart, Strategy};
 
 fn secs(secs: u64) -> Duration {
@@ -12,17 +12,17 @@ fn secs(secs: u64) -> Duration {
 }
 
 #[test]
-fn one_for_all_stops_the_siblings_in_reverse_order_and_starts_all_after_one_delay() {
+fn one_for_all_restarts_all_in_order_after_one_delay() {
     let mut w = World::of(Strategy::OneForAll, &["a", "b", "c"]);
     w.crash("b", ExitKind::Panic);
-    assert_eq!(w.take_log(), ["stop c", "stop a"], "nobody is launched before the delay is over");
+    assert_eq!(w.take_log(), ["stop c", "stop a"], "no child is launched before the delay is over");
     w.settle();
     assert_eq!(w.take_log(), ["start a", "start b", "start c"]);
     assert_eq!(w.delays.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["b"]);
 }
 
 #[test]
-fn rest_for_one_leaves_those_alone_that_were_started_before() {
+fn rest_for_one_keeps_earlier_siblings() {
     let mut w = World::of(Strategy::RestForOne, &["a", "b", "c", "d"]);
     w.crash("b", ExitKind::Error);
     w.settle();
@@ -33,9 +33,9 @@ fn rest_for_one_leaves_those_alone_that_were_started_before() {
 }
 
 #[test]
-fn a_sibling_goes_only_when_those_started_after_it_have_gone() {
+fn sibling_stops_only_after_those_started_later_have_ended() {
     let mut w = World::of(Strategy::OneForAll, &["a", "b", "c"]);
-    w.manners.insert("c".into(), Manner { ignores_stop: true, ..Manner::default() });
+    w.behaviors.insert("c".into(), Behavior { ignores_stop: true, ..Behavior::default() });
     w.crash("a", ExitKind::Panic);
     assert_eq!(w.take_log(), ["stop c"]);
     w.pass(secs(6));
@@ -43,28 +43,28 @@ fn a_sibling_goes_only_when_those_started_after_it_have_gone() {
 }
 
 #[test]
-fn going_because_of_a_sibling_is_no_failure_even_if_it_goes_badly() {
+fn stop_caused_by_a_sibling_is_no_failure_even_with_a_panic() {
     let limit = Group { strategy: Strategy::OneForAll, intensity: Intensity { max: 1, window: secs(60) } };
     let mut w = World::of(limit, &["a", "b", "c"]);
     for name in ["a", "b"] {
-        w.manners.insert(name.into(), Manner { stops_badly: true, ..Manner::default() });
+        w.behaviors.insert(name.into(), Behavior { stops_badly: true, ..Behavior::default() });
     }
     w.crash("c", ExitKind::Panic);
     w.settle();
     assert!(!w.escalated && w.alive().len() == 3);
-    // Neither has their own next delay grown.
+    // Their own next delays have not grown either.
     w.pass(secs(61));
     w.crash("a", ExitKind::Panic);
     assert!(w.delays.last().is_some_and(|(name, d)| name == "a" && *d <= Duration::from_millis(750)), "{:?}", w.delays);
 }
 
 #[test]
-fn a_second_failure_in_the_midst_of_a_restart_adds_neither_a_delay_nor_a_count() {
+fn second_failure_during_a_restart_adds_no_delay_or_count() {
     let limit = Group { strategy: Strategy::OneForAll, intensity: Intensity { max: 1, window: secs(60) } };
     let mut w = World::of(limit, &["a", "b", "c"]);
-    w.manners.insert("c".into(), Manner { ignores_stop: true, ..Manner::default() });
+    w.behaviors.insert("c".into(), Behavior { ignores_stop: true, ..Behavior::default() });
     w.crash("b", ExitKind::Panic);
-    // `a` is due, but `c` has not gone yet.
+    // `a` is due, but `c` has not ended yet.
     w.crash("a", ExitKind::Panic);
     w.settle();
     assert!(!w.escalated);
@@ -73,7 +73,7 @@ fn a_second_failure_in_the_midst_of_a_restart_adds_neither_a_delay_nor_a_count()
 }
 
 #[test]
-fn an_earlier_sibling_that_fails_while_a_child_backs_off_gives_one_delay_not_two() {
+fn earlier_siblings_failure_during_backoff_gives_one_delay() {
     let mut w = World::of(Strategy::RestForOne, &["a", "b", "c"]);
     for _ in 0..6 {
         w.crash("b", ExitKind::Panic);
@@ -86,10 +86,10 @@ fn an_earlier_sibling_that_fails_while_a_child_backs_off_gives_one_delay_not_two
     w.jump();
     let (name, delay) = w.delays.last().unwrap().clone();
     assert_eq!(name, "a");
-    assert!(w.now.since(began) <= delay && delay < secs(1), "the long delay of `b` is called off: {delay:?}");
+    assert!(w.now.since(began) <= delay && delay < secs(1), "the long delay of `b` is cancelled: {delay:?}");
     assert_eq!(w.take_log(), ["start a", "start b", "start c"]);
     w.settle();
-    assert_eq!((w.take_log(), w.alive().len()), (vec![], 3), "and does not come later");
+    assert_eq!((w.take_log(), w.alive().len()), (vec![], 3), "and it does not start later");
 }
 
 #[test]
@@ -106,7 +106,7 @@ fn a_done_sibling_of_a_dead_one_restarts_with_its_group() {
 }
 
 #[test]
-fn a_child_that_is_done_or_temporary_takes_nobody_along() {
+fn done_or_temporary_child_restarts_no_sibling() {
     let mut w = World::of(Strategy::OneForAll, &["a"]);
     w.start("transient", policy(Restart::Transient), &[]);
     w.start("temporary", policy(Restart::Temporary), &[]);
@@ -118,7 +118,7 @@ fn a_child_that_is_done_or_temporary_takes_nobody_along() {
 }
 
 #[test]
-fn a_temporary_sibling_goes_for_good_with_its_group() {
+fn temporary_sibling_stops_permanently_with_its_group() {
     let mut w = World::of(Strategy::OneForAll, &["a"]);
     w.start("once", policy(Restart::Temporary), &[]);
     w.take_log();
@@ -128,7 +128,7 @@ fn a_temporary_sibling_goes_for_good_with_its_group() {
 }
 
 #[test]
-fn a_contained_child_goes_along_and_takes_nobody_with_it() {
+fn contained_child_restarts_with_its_group_but_causes_none() {
     let mut w = World::of(Strategy::OneForAll, &["a", "b"]);
     w.start("apart", policy(Restart::Permanent), &[]);
     w.start("apart", super::super::Policy { contained: true, ..POLICY }, &[]);
@@ -139,7 +139,7 @@ fn a_contained_child_goes_along_and_takes_nobody_with_it() {
         w.settle();
     }
     assert_eq!(w.take_log(), ["start apart"; 20]);
-    // Its own delay holds nobody up, and is called off by the others' restart.
+    // Its own delay blocks no sibling, and the others' restart cancels it.
     w.crash("apart", ExitKind::Panic);
     w.crash("b", ExitKind::Panic);
     w.pass(secs(1));
@@ -147,7 +147,7 @@ fn a_contained_child_goes_along_and_takes_nobody_with_it() {
 }
 
 #[test]
-fn a_later_sibling_that_backs_off_holds_up_nobody_who_was_started_before() {
+fn backoff_of_a_later_sibling_delays_no_earlier_one() {
     let mut w = World::new(Strategy::RestForOne);
     w.start("apart", super::super::Policy { contained: true, ..POLICY }, &[]);
     w.start("b", POLICY, &[]);
@@ -163,22 +163,22 @@ fn a_later_sibling_that_backs_off_holds_up_nobody_who_was_started_before() {
 }
 
 #[test]
-fn a_child_that_is_late_when_a_sibling_fails_goes_along_and_has_not_failed_itself() {
+fn slow_start_ended_by_a_siblings_failure_is_no_failure() {
     let limit = Group { strategy: Strategy::OneForAll, intensity: Intensity { max: 1, window: secs(60) } };
     let mut w = World::of(limit, &["a"]);
-    w.manners.insert("late".into(), Manner { slow: true, ignores_stop: true, ..Manner::default() });
+    w.behaviors.insert("late".into(), Behavior { slow: true, ignores_stop: true, ..Behavior::default() });
     w.start("late", POLICY, &[]);
     w.pass(secs(11));
     assert_eq!(w.take_log(), ["start late", "stop late"]);
     w.crash("a", ExitKind::Panic);
-    w.manners.clear();
+    w.behaviors.clear();
     w.settle();
     assert_eq!(w.take_log(), ["kill late", "start a", "start late"]);
     assert_eq!((w.delays.len(), w.escalated), (1, false));
 }
 
 #[test]
-fn a_restart_that_is_asked_for_takes_the_same_siblings_along_without_delay() {
+fn requested_restart_includes_the_same_siblings_undelayed() {
     let mut w = World::of(Strategy::RestForOne, &["a", "b", "c"]);
     w.restart("b");
     assert_eq!(w.take_log(), ["stop c", "stop b", "start b", "start c"]);
@@ -188,7 +188,7 @@ fn a_restart_that_is_asked_for_takes_the_same_siblings_along_without_delay() {
 }
 
 #[test]
-fn a_child_that_is_removed_while_its_group_waits_for_it_holds_nobody_up() {
+fn child_removed_while_its_group_waits_blocks_no_sibling() {
     let mut w = World::of(Strategy::OneForAll, &["a", "b"]);
     w.crash("b", ExitKind::Panic);
     w.stop("b");
@@ -196,19 +196,19 @@ fn a_child_that_is_removed_while_its_group_waits_for_it_holds_nobody_up() {
 }
 
 #[test]
-fn a_child_that_is_started_while_its_group_restarts_starts_with_it() {
+fn child_added_during_a_group_restart_starts_with_the_group() {
     let mut w = World::of(Strategy::OneForAll, &["a", "b"]);
     w.crash("a", ExitKind::Panic);
     w.start("new", POLICY, &[]);
-    assert_eq!(w.waits["new"], ["a"], "and says for whom it waits");
+    assert_eq!(w.waits["new"], ["a"], "and reports which sibling it waits for");
     w.settle();
     assert_eq!(w.take_log(), ["stop b", "start a", "start b", "start new"]);
 }
 
 #[test]
-fn a_stuck_sibling_is_left_behind_and_the_group_goes_on() {
+fn stuck_sibling_is_abandoned_and_the_group_continues() {
     let mut w = World::of(Strategy::OneForAll, &["a", "b"]);
-    w.manners.insert("b".into(), Manner { ignores_stop: true, ignores_kill: true, ..Manner::default() });
+    w.behaviors.insert("b".into(), Behavior { ignores_stop: true, ignores_kill: true, ..Behavior::default() });
     w.crash("a", ExitKind::Panic);
     w.settle();
     assert_eq!(w.take_log(), ["stop b", "kill b", "stuck b", "start a", "start b"]);
@@ -218,7 +218,7 @@ fn a_stuck_sibling_is_left_behind_and_the_group_goes_on() {
 }
 
 #[test]
-fn more_failures_than_the_intensity_allows_escalate_whoever_they_are_of() {
+fn failures_of_any_child_beyond_the_intensity_escalate() {
     for strategy in [Strategy::OneForOne, Strategy::OneForAll, Strategy::RestForOne] {
         let mut w = World::of(Group { strategy, intensity: Intensity { max: 3, window: secs(60) } }, &["a", "b"]);
         for (n, name) in ["a", "b", "a", "b"].iter().enumerate() {
@@ -235,34 +235,34 @@ fn more_failures_than_the_intensity_allows_escalate_whoever_they_are_of() {
 #[test]
 fn a_later_sibling_waits_until_what_it_requires_is_healthy() {
     let mut w = World::new(Strategy::OneForOne);
-    w.manners.insert("disk".into(), Manner { slow: true, ..Manner::default() });
+    w.behaviors.insert("disk".into(), Behavior { slow: true, ..Behavior::default() });
     w.start("disk", POLICY, &[]);
     w.start("reader", POLICY, &["disk"]);
     w.start("other", POLICY, &[]);
     assert_eq!(w.take_log(), ["start disk", "start other"]);
     assert_eq!(w.waits["reader"], ["disk"]);
-    w.says_healthy("disk");
+    w.report_healthy("disk");
     assert_eq!(w.take_log(), ["start reader"]);
-    // Later it is not concerned; only its own next start is.
+    // Later changes do not affect it; only its own next start is checked.
     w.crash("disk", ExitKind::Panic);
     assert!(w.alive().contains("reader"));
     w.crash("reader", ExitKind::Panic);
     w.pass(secs(5));
-    assert!(!w.alive().contains("reader"), "`disk` never became healthy again");
+    assert!(!w.alive().contains("reader"), "`disk` has not become healthy again");
 }
 
 #[test]
-fn what_was_not_started_before_is_not_waited_for() {
+fn siblings_started_later_are_not_waited_for() {
     let mut w = World::new(Strategy::OneForAll);
     for name in ["a", "b"] {
-        w.manners.insert(name.into(), Manner { slow: true, ..Manner::default() });
+        w.behaviors.insert(name.into(), Behavior { slow: true, ..Behavior::default() });
     }
     w.start("a", POLICY, &["a", "b", "nobody"]);
     w.start("b", POLICY, &["a"]);
-    assert_eq!(w.take_log(), ["start a"], "`b` waits for `a`, and `a` for nobody: there is no cycle");
-    w.says_healthy("a");
+    assert_eq!(w.take_log(), ["start a"], "`b` waits for `a`, and `a` for no sibling: there is no cycle");
+    w.report_healthy("a");
     assert_eq!(w.take_log(), ["start b"]);
-    // Whoever waits for a child that is taken away waits no longer.
+    // A child stops waiting for a sibling that is removed.
     w.crash("a", ExitKind::Panic);
     w.stop("a");
     assert_eq!(w.take_log(), ["stop b", "gone a", "start b"]);
@@ -271,32 +271,32 @@ fn what_was_not_started_before_is_not_waited_for() {
 #[test]
 fn a_child_that_never_becomes_healthy_is_a_failed_start() {
     let mut w = World::new(Strategy::OneForOne);
-    w.manners.insert("a".into(), Manner { slow: true, ..Manner::default() });
+    w.behaviors.insert("a".into(), Behavior { slow: true, ..Behavior::default() });
     w.start("a", POLICY, &[]);
     for _ in 0..200 {
         w.jump();
     }
-    assert!(!w.escalated, "with its delays it fails less often than the intensity allows");
+    assert!(!w.escalated, "its delays keep its failures within the intensity");
     let states = &w.states["a"];
     assert!(states.contains(&ActorState::BackingOff) && !states.contains(&ActorState::Healthy));
 }
 
 #[test]
-fn a_child_whose_every_start_is_stuck_holds_two_threads_and_not_one_more() {
+fn child_stuck_at_every_start_holds_at_most_two_threads() {
     for contained in [false, true] {
         let mut w = World::new(Strategy::OneForOne);
-        w.manners
-            .insert("a".into(), Manner { slow: true, ignores_stop: true, ignores_kill: true, ..Manner::default() });
+        w.behaviors
+            .insert("a".into(), Behavior { slow: true, ignores_stop: true, ignores_kill: true, ..Behavior::default() });
         w.start("a", super::super::Policy { contained, ..POLICY }, &[]);
         w.settle();
         assert_eq!(w.take_log(), ["start a", "stop a", "kill a", "stuck a"].repeat(2), "contained: {contained}");
         assert_eq!(w.states["a"].last(), Some(&ActorState::Stuck));
         assert_eq!(w.waits["a"], ["a@1", "a@2"]);
-        // It is the same thread to hold, whoever starts it.
+        // The thread stays blocked across starts.
         w.stop("a");
         w.start("a", POLICY, &[]);
         assert_eq!(w.take_log(), ["gone a"]);
-        w.manners.clear();
+        w.behaviors.clear();
         w.the_stuck_end();
         w.settle();
         assert_eq!((w.take_log(), w.alive().len()), (vec!["start a".to_owned()], 1));
@@ -304,9 +304,9 @@ fn a_child_whose_every_start_is_stuck_holds_two_threads_and_not_one_more() {
 }
 
 #[test]
-fn a_child_that_is_started_again_while_one_of_its_name_is_left_behind_is_told_apart_from_it() {
+fn restarted_child_differs_from_its_abandoned_namesake() {
     let mut w = World::of(Strategy::OneForOne, &["a"]);
-    w.manners.insert("a".into(), Manner { ignores_stop: true, ignores_kill: true, ..Manner::default() });
+    w.behaviors.insert("a".into(), Behavior { ignores_stop: true, ignores_kill: true, ..Behavior::default() });
     for _ in 0..2 {
         w.stop("a");
         w.settle();
@@ -316,17 +316,17 @@ fn a_child_that_is_started_again_while_one_of_its_name_is_left_behind_is_told_ap
 }
 
 #[test]
-fn a_group_is_ready_once_all_that_it_was_filled_with_are_healthy_or_done() {
+fn group_is_ready_once_all_its_children_are_healthy_or_done() {
     let mut w = World::new(Strategy::OneForOne);
-    w.manners.insert("slow".into(), Manner { slow: true, ..Manner::default() });
+    w.behaviors.insert("slow".into(), Behavior { slow: true, ..Behavior::default() });
     w.start("a", policy(Restart::Transient), &[]);
     w.start("slow", POLICY, &[]);
-    w.hear(super::super::Input::Filled);
+    w.handle(super::super::Input::Filled);
     w.crash("a", ExitKind::Normal);
     assert!(!w.log.contains(&"ready".into()));
-    w.says_healthy("slow");
+    w.report_healthy("slow");
     w.crash("slow", ExitKind::Panic);
     w.pass(secs(1));
-    w.says_healthy("slow");
-    assert_eq!(w.log.iter().filter(|line| *line == "ready").count(), 1, "it is said once");
+    w.report_healthy("slow");
+    assert_eq!(w.log.iter().filter(|line| *line == "ready").count(), 1, "reported once");
 }

@@ -1,4 +1,4 @@
-//! What a supervisor decides: claims about one child, claims about groups, and properties of both.
+//! What a supervisor decides: tests of one child, tests of groups, and properties of both.
 
 mod group;
 mod model;

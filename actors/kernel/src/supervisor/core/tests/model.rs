@@ -1,5 +1,5 @@
-//! Properties: what follows from an exit is what follows from it in OTP, and whatever happens in whatever order, the
-//! invariants hold and the group comes to rest as it was wished for.
+//! Properties: an exit has the consequences it has in OTP, and for any events in any order the invariants hold and the group settles in the
+//! requested state.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -8,16 +8,16 @@ use muster_messages::{ExitKind, Moment};
 use proptest::prelude::*;
 
 use super::super::{Input, Policy, Timer};
-use super::world::{Manner, POLICY, World, policy};
+use super::world::{Behavior, POLICY, World, policy};
 use crate::{Group, Intensity, Restart, Strategy};
 
 const NAMES: [&str; 5] = ["a", "b", "c", "d", "e"];
 
-/// Erlang's supervisor, written down from its documentation: it does one thing at a time, waits for whatever it
-/// terminates, and restarts without delay.
+/// Erlang's supervisor, modelled on its documentation: it does one thing at a time, waits for each child it terminates, and restarts without
+/// delay.
 struct Otp {
     group: Group,
-    /// In start order; whether it runs. One that does not has ended normally.
+    /// In start order; whether it runs. A child that does not run has ended normally.
     children: Vec<(String, Restart, bool)>,
     restarts: Vec<Moment>,
     terminated: bool,
@@ -128,7 +128,7 @@ fn steps() -> impl Strategy_<Value = Vec<Step>> {
     prop::collection::vec(step, 1..40)
 }
 
-/// One of two names for the same thing: proptest's strategies, beside a supervisor's.
+/// Renamed: proptest's strategies, as opposed to a supervisor's.
 use proptest::strategy::Strategy as Strategy_;
 
 proptest! {
@@ -136,15 +136,15 @@ proptest! {
 
     /// Given time between failures to restart, a group does exactly what an OTP supervisor does, in the same order.
     #[test]
-    fn a_group_that_comes_to_rest_has_done_what_otp_does(group in group(), steps in steps()) {
+    fn settled_group_has_done_what_otp_does(group in group(), steps in steps()) {
         let (mut world, mut otp) = (World::new(group), Otp::new(group));
-        let mut exits_told = 0;
+        let mut exits_reported = 0;
         for step in steps {
-            let failing = |world: &World| world.manners.values().map(|m| m.failing_starts).sum::<u32>();
+            let failing = |world: &World| world.behaviors.values().map(|m| m.failing_starts).sum::<u32>();
             let to_fail = failing(&world);
             let mut spoilt = 0;
             match step {
-                // Erlang refuses a second child of a name where ours replaces: not compared.
+                // Erlang refuses a second child of the same name where we replace it: not compared.
                 Step::Start(child, _) if world.knows(NAMES[child]) => continue,
                 Step::Start(child, restart) => {
                     otp.start_child(NAMES[child], restart);
@@ -156,22 +156,22 @@ proptest! {
                 }
                 Step::Stop(_) => continue,
                 Step::Crash(child, kind) => world.crash(NAMES[child], kind),
-                // A first start that fails is an error of `start_child` in Erlang, and a failure to us: not compared.
+                // A first start that fails is an error of `start_child` in Erlang, and a failure here: not compared.
                 Step::Spoil(child, times) if world.knows(NAMES[child]) => {
-                    let manner = world.manners.entry(NAMES[child].to_owned()).or_default();
+                    let behavior = world.behaviors.entry(NAMES[child].to_owned()).or_default();
                     spoilt = times;
-                    manner.failing_starts += times;
+                    behavior.failing_starts += times;
                 }
                 Step::Spoil(..) => continue,
                 Step::Pass(secs) => world.pass(Duration::from_secs(secs)),
             }
             world.settle();
-            for (at, name, failed) in &world.exits[exits_told..] {
+            for (at, name, failed) in &world.exits[exits_reported..] {
                 if !otp.terminated {
                     otp.exited(*at, name, *failed);
                 }
             }
-            exits_told = world.exits.len();
+            exits_reported = world.exits.len();
             prop_assert_eq!(world.escalated, otp.terminated);
             if world.escalated {
                 return Ok(());
@@ -179,7 +179,7 @@ proptest! {
             prop_assert_eq!(world.alive(), otp.running());
             prop_assert_eq!(world.unsettled(), vec![]);
             let (ours, theirs) = (world.take_log(), std::mem::take(&mut otp.log));
-            // Where starts fail, Erlang gives the rest of the group up at once, and we give it up when we hear of it.
+            // Where starts fail, Erlang gives up the rest of the group at once, and we do when the failure is reported.
             if failing(&world) == to_fail + spoilt {
                 prop_assert_eq!(ours, theirs);
             }
@@ -232,36 +232,36 @@ fn stale(name: String, run: u64, what: u8) -> Input {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 1024, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Failures, wishes, stuck children and late reports in the midst of everything: `SUP-1`, `SUP-5` and `SUP-7` are asserted
-    /// at each launch, and the order of going at each stop; when the children behave again, whoever was wished for runs and nobody else does.
+    /// Failures, requests, stuck children and late reports at any moment: `SUP-1`, `SUP-5` and `SUP-7` are asserted at each launch, and the
+    /// stop order at each stop. Once the children behave again, exactly the requested ones run.
     #[test]
-    fn whatever_happens_in_between_the_last_wishes_hold_in_the_end(group in group(), steps in chaos()) {
+    fn any_event_order_ends_in_the_last_requested_state(group in group(), steps in chaos()) {
         let calm = Intensity { max: usize::MAX, ..group.intensity };
         let mut world = World::new(Group { intensity: calm, ..group });
-        let mut wished: BTreeMap<&str, Restart> = BTreeMap::new();
+        let mut requested: BTreeMap<&str, Restart> = BTreeMap::new();
         for step in steps {
             match step {
                 Chaos::Start { child, restart, contained, requires } => {
                     let requires: Vec<&str> = requires.into_iter().map(|r| NAMES[r]).collect();
-                    wished.insert(NAMES[child], restart);
+                    requested.insert(NAMES[child], restart);
                     world.start(NAMES[child], Policy { restart, contained, ..POLICY }, &requires);
                 }
                 Chaos::Stop(child) => {
-                    wished.remove(NAMES[child]);
+                    requested.remove(NAMES[child]);
                     world.stop(NAMES[child]);
                 }
                 Chaos::Restart(child) => world.restart(NAMES[child]),
                 Chaos::Crash(child, kind) => world.crash(NAMES[child], kind),
                 Chaos::Behave { child, slow, deaf, stuck, failing } => {
-                    let manner = Manner { slow, ignores_stop: deaf || stuck, ignores_kill: stuck, failing_starts: failing, stops_badly: deaf };
-                    world.manners.insert(NAMES[child].to_owned(), manner);
+                    let behavior = Behavior { slow, ignores_stop: deaf || stuck, ignores_kill: stuck, failing_starts: failing, stops_badly: deaf };
+                    world.behaviors.insert(NAMES[child].to_owned(), behavior);
                 }
                 Chaos::Stale { child, ago, what } => {
                     let earlier = world.core.run_of(NAMES[child]).map(|run| run.wrapping_sub(ago));
-                    // The end of one that was left behind is news.
-                    if let Some(run) = earlier.filter(|run| !world.is_left_behind(*run)) {
+                    // The end of an abandoned run is reported.
+                    if let Some(run) = earlier.filter(|run| !world.is_abandoned(*run)) {
                         let before = (world.alive(), world.unsettled(), world.stale);
-                        world.hear(stale(NAMES[child].to_owned(), run, what));
+                        world.handle(stale(NAMES[child].to_owned(), run, what));
                         prop_assert_eq!((world.alive(), world.unsettled(), world.stale), (before.0, before.1, before.2 + 1));
                     }
                 }
@@ -269,22 +269,22 @@ proptest! {
                 Chaos::Jump => drop(world.jump()),
             }
         }
-        world.manners.clear();
+        world.behaviors.clear();
         world.settle();
-        // Who was deaf when it was asked has been left behind by now, and may be what its own successor waits for.
+        // A child that ignored its stop has been abandoned by now, and may block its own successor.
         world.the_stuck_end();
         world.settle();
-        prop_assert_eq!(world.unsettled(), vec![], "everybody is healthy or done");
+        prop_assert_eq!(world.unsettled(), vec![], "every child is healthy or done");
         for name in NAMES {
-            match wished.get(name) {
+            match requested.get(name) {
                 None => prop_assert!(!world.knows(name), "{} was stopped", name),
-                Some(Restart::Permanent) => prop_assert!(world.alive().contains(name), "{} is to run", name),
-                // Whether one of these has ended by itself depends on what happened.
+                Some(Restart::Permanent) => prop_assert!(world.alive().contains(name), "{} should run", name),
+                // Whether a transient child has ended by itself depends on the events.
                 Some(Restart::Transient) => prop_assert!(world.knows(name)),
                 Some(Restart::Temporary) => {}
             }
         }
         let known: BTreeSet<String> = world.alive().into_iter().filter(|name| !world.knows(name)).collect();
-        prop_assert_eq!(known, BTreeSet::new(), "nobody runs whom the supervisor has forgotten");
+        prop_assert_eq!(known, BTreeSet::new(), "no forgotten child runs");
     }
 }

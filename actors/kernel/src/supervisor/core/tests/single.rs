@@ -110,7 +110,7 @@ fn a_child_asked_to_stop_is_not_restarted_for_it() {
 }
 
 #[test]
-fn a_child_that_ignores_stop_and_kill_is_stuck_and_left_behind() {
+fn child_that_ignores_stop_and_kill_is_abandoned_as_stuck() {
     let mut w = World::new();
     w.start(POLICY);
     w.step(Input::Restart { name: "a".into() });
@@ -119,7 +119,7 @@ fn a_child_that_ignores_stop_and_kill_is_stuck_and_left_behind() {
     let effects = w.timer(Timer::Kill);
     assert!(effects.contains(&Effect::State { name: "a".into(), state: ActorState::Stuck }));
     assert!(effects.iter().any(|e| matches!(e, Effect::Launch { incarnation: 2, .. })));
-    // The old one's exit, whenever it comes, changes nothing.
+    // The old run's late exit changes nothing.
     let late = Input::Exited { name: "a".into(), run: old, kind: ExitKind::Killed, text: String::new() };
     assert_eq!(w.step(late), [Effect::Stale { name: "a".into() }]);
 }
@@ -140,7 +140,7 @@ fn restart_kinds_differ_in_what_they_restart() {
 }
 
 #[test]
-fn a_contained_child_fails_as_often_as_it_likes() {
+fn contained_child_may_fail_any_number_of_times() {
     let mut w = World::new();
     w.start(Policy { contained: true, ..POLICY });
     for _ in 0..50 {
@@ -174,14 +174,14 @@ fn an_incarnation_that_starts_after_its_deadline_is_not_awaited() {
     w.timer(Timer::Stop);
     assert_eq!(w.core.fate("a", run), Fate::Kill);
     w.timer(Timer::Kill);
-    assert_eq!(w.core.fate("a", run), Fate::Kill, "it is left behind");
-    assert_eq!(w.exit(ExitKind::Killed), [Effect::Stale { name: "a".into() }], "its end does not cut the delay short");
+    assert_eq!(w.core.fate("a", run), Fate::Kill, "the late launch is abandoned");
+    assert_eq!(w.exit(ExitKind::Killed), [Effect::Stale { name: "a".into() }], "its end does not shorten the delay");
     w.timer(Timer::Backoff);
     assert_eq!((w.core.fate("a", run), w.core.fate("a", run + 1)), (Fate::Kill, Fate::Keep));
 }
 
 #[test]
-fn a_start_that_takes_too_long_is_stopped_and_counts_as_a_failure() {
+fn start_beyond_its_deadline_is_stopped_and_counts_as_failure() {
     let mut w = World::new();
     w.step(Input::Start { name: "a".into(), policy: POLICY, requires: Vec::new() });
     let effects = w.timer(Timer::Start);
@@ -192,7 +192,7 @@ fn a_start_that_takes_too_long_is_stopped_and_counts_as_a_failure() {
 }
 
 #[test]
-fn only_a_healthy_run_that_lasted_makes_good_for_earlier_failures() {
+fn only_a_stable_healthy_run_clears_earlier_failures() {
     let mut w = World::new();
     w.start(POLICY);
     for _ in 0..5 {
@@ -205,7 +205,7 @@ fn only_a_healthy_run_that_lasted_makes_good_for_earlier_failures() {
 }
 
 #[test]
-fn what_an_older_run_reports_is_dropped_and_counted() {
+fn reports_of_an_older_run_are_dropped_and_counted() {
     let mut w = World::new();
     w.start(POLICY);
     let old = w.run();
@@ -218,5 +218,5 @@ fn what_an_older_run_reports_is_dropped_and_counted() {
     for timer in [Timer::Start, Timer::Backoff, Timer::Stop, Timer::Kill] {
         assert_eq!(w.step(Input::Timer { name: name(), run: old, timer }), stale);
     }
-    assert_eq!(w.core.fate("a", w.run()), Fate::Keep, "the newer one goes on");
+    assert_eq!(w.core.fate("a", w.run()), Fate::Keep, "the newer run continues");
 }

@@ -22,10 +22,10 @@ pub fn policy(restart: Restart) -> Policy {
 
 /// How the incarnations of a child behave.
 #[derive(Clone, Copy, Default)]
-pub struct Manner {
-    /// As many of its next starts fail.
+pub struct Behavior {
+    /// How many of its next starts fail.
     pub failing_starts: u32,
-    /// It never says that it is healthy.
+    /// It never reports that it is healthy.
     pub slow: bool,
     pub ignores_stop: bool,
     pub ignores_kill: bool,
@@ -34,7 +34,7 @@ pub struct Manner {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Life {
+enum RunState {
     Wanted,
     Asked,
     Abandoned,
@@ -43,7 +43,7 @@ enum Life {
 pub struct World {
     pub core: Core,
     pub now: Moment,
-    pub manners: BTreeMap<String, Manner>,
+    pub behaviors: BTreeMap<String, Behavior>,
     /// `start a`, `stop a`, `kill a`, `stuck a`, `gone a`, `ready`, in the order in which they happened.
     pub log: Vec<String>,
     /// Unasked exits: when, whose, and whether it was a failure.
@@ -54,7 +54,7 @@ pub struct World {
     pub stale: usize,
     pub escalated: bool,
     strategy: Strategy,
-    running: BTreeMap<u64, (String, Life)>,
+    running: BTreeMap<u64, (String, RunState)>,
     timers: BTreeMap<String, (Moment, u64, Timer)>,
     events: VecDeque<Input>,
 }
@@ -65,7 +65,7 @@ impl World {
         Self {
             core: Core::new(group, 7),
             now: Moment(3_600_000_000),
-            manners: BTreeMap::new(),
+            behaviors: BTreeMap::new(),
             log: Vec::new(),
             exits: Vec::new(),
             delays: Vec::new(),
@@ -91,25 +91,25 @@ impl World {
 
     pub fn start(&mut self, name: &str, policy: Policy, requires: &[&str]) {
         let requires = requires.iter().map(|r| (*r).to_owned()).collect();
-        self.hear(Input::Start { name: name.to_owned(), policy, requires });
+        self.handle(Input::Start { name: name.to_owned(), policy, requires });
     }
     pub fn stop(&mut self, name: &str) {
-        self.hear(Input::Stop { name: name.to_owned() });
+        self.handle(Input::Stop { name: name.to_owned() });
     }
     pub fn restart(&mut self, name: &str) {
-        self.hear(Input::Restart { name: name.to_owned() });
+        self.handle(Input::Restart { name: name.to_owned() });
     }
-    /// The child's present incarnation says that it is healthy.
-    pub fn says_healthy(&mut self, name: &str) {
-        let run = self.core.run_of(name).expect("there is such a child");
-        self.hear(Input::Healthy { name: name.to_owned(), run });
+    /// The child's present incarnation reports that it is healthy.
+    pub fn report_healthy(&mut self, name: &str) {
+        let run = self.core.run_of(name).expect("the child exists");
+        self.handle(Input::Healthy { name: name.to_owned(), run });
     }
     /// The child's incarnation ends by itself, if it has one.
     pub fn crash(&mut self, name: &str, kind: ExitKind) {
         let Some(run) = self.core.run_of(name).filter(|run| self.running.contains_key(run)) else { return };
-        self.hear(Input::Exited { name: name.to_owned(), run, kind, text: "x".into() });
+        self.handle(Input::Exited { name: name.to_owned(), run, kind, text: "x".into() });
     }
-    pub fn hear(&mut self, input: Input) {
+    pub fn handle(&mut self, input: Input) {
         self.events.push_back(input);
         while let Some(input) = self.events.pop_front() {
             self.step(input);
@@ -118,7 +118,7 @@ impl World {
 
     fn step(&mut self, input: Input) {
         if let Input::Exited { name, run, kind, .. } = &input {
-            self.running.retain(|of, (whose, _)| of != run || whose != name);
+            self.running.retain(|of, (owner, _)| of != run || owner != name);
             let child = self.core.children.get(name).filter(|child| child.run == *run);
             if child.is_some_and(|child| matches!(child.phase, Phase::Starting | Phase::Running { .. })) {
                 self.exits.push((self.now, name.clone(), *kind != ExitKind::Normal));
@@ -127,28 +127,28 @@ impl World {
         let mut effects = Vec::new();
         self.core.step(self.now, input, &mut effects);
         for effect in effects {
-            self.perform(effect);
+            self.apply(effect);
         }
     }
 
-    fn perform(&mut self, effect: Effect) {
+    fn apply(&mut self, effect: Effect) {
         match effect {
             Effect::Launch { name, run, .. } => self.launch(name, run),
             Effect::Stop { name, run } => {
                 self.log.push(format!("stop {name}"));
                 let order = self.core.children[&name].order;
                 let later = |child: &Child| child.order > order && child.is_leaving();
-                let out_of_turn = self.strategy != Strategy::OneForOne && self.core.children.values().any(later);
-                assert!(!out_of_turn, "SUP-5: {name} is asked to go before those that were started after it have gone");
-                self.ask(&name, run, |manner| !manner.ignores_stop);
+                let out_of_order = self.strategy != Strategy::OneForOne && self.core.children.values().any(later);
+                assert!(!out_of_order, "SUP-5: {name} is asked to stop before those started after it have ended");
+                self.ask(&name, run, |behavior| !behavior.ignores_stop);
             }
             Effect::Kill { name, run } => {
                 self.log.push(format!("kill {name}"));
-                self.ask(&name, run, |manner| !manner.ignores_kill);
+                self.ask(&name, run, |behavior| !behavior.ignores_kill);
             }
             Effect::Abandon { name, run } => {
                 self.log.push(format!("stuck {name}"));
-                self.running.insert(run, (name, Life::Abandoned));
+                self.running.insert(run, (name, RunState::Abandoned));
             }
             Effect::SetTimer { name, run, timer, after } => {
                 if timer == Timer::Backoff {
@@ -175,15 +175,24 @@ impl World {
     }
 
     fn launch(&mut self, name: String, run: u64) {
-        let wanted: Vec<&String> =
-            self.running.values().filter(|(_, life)| *life != Life::Abandoned).map(|(name, _)| name).collect();
-        assert!(!wanted.contains(&&name), "SUP-1: {name} is launched beside an incarnation of its own");
-        let going: Vec<&String> = self.running.values().filter(|(_, l)| *l == Life::Asked).map(|(n, _)| n).collect();
+        let wanted: Vec<&String> = self
+            .running
+            .values()
+            .filter(|(_, run_state)| *run_state != RunState::Abandoned)
+            .map(|(name, _)| name)
+            .collect();
+        assert!(!wanted.contains(&&name), "SUP-1: {name} is launched beside its own earlier incarnation");
+        let going: Vec<&String> =
+            self.running.values().filter(|(_, l)| *l == RunState::Asked).map(|(n, _)| n).collect();
         if self.strategy != Strategy::OneForOne {
-            assert!(going.is_empty(), "SUP-5: {name} is launched before {going:?} have gone");
+            assert!(going.is_empty(), "SUP-5: {name} is launched before {going:?} have ended");
         }
-        let left = self.running.values().filter(|(whose, life)| *whose == name && *life == Life::Abandoned).count();
-        assert!(left < 2, "SUP-7: {name} is launched beside {left} that were left behind");
+        let abandoned = self
+            .running
+            .values()
+            .filter(|(owner, run_state)| *owner == name && *run_state == RunState::Abandoned)
+            .count();
+        assert!(abandoned < 2, "SUP-7: {name} is launched beside {abandoned} abandoned runs");
         let me = &self.core.children[&name];
         for (other, child) in &self.core.children {
             let earlier = child.order < me.order;
@@ -198,58 +207,59 @@ impl World {
             assert!(!awaited, "{name} is launched before {other}, which it requires, is healthy");
         }
         self.log.push(format!("start {name}"));
-        self.running.insert(run, (name.clone(), Life::Wanted));
-        let manner = self.manners.entry(name.clone()).or_default();
-        if manner.failing_starts > 0 {
-            manner.failing_starts -= 1;
+        self.running.insert(run, (name.clone(), RunState::Wanted));
+        let behavior = self.behaviors.entry(name.clone()).or_default();
+        if behavior.failing_starts > 0 {
+            behavior.failing_starts -= 1;
             self.events.push_back(Input::Exited { name, run, kind: ExitKind::Start, text: "no".into() });
-        } else if !manner.slow {
+        } else if !behavior.slow {
             self.events.push_back(Input::Healthy { name, run });
         }
     }
 
-    fn ask(&mut self, name: &str, run: u64, obeys: impl Fn(&Manner) -> bool) {
-        self.running.insert(run, (name.to_owned(), Life::Asked));
-        let manner = self.manners.get(name).copied().unwrap_or_default();
-        if obeys(&manner) {
-            let kind = if manner.stops_badly { ExitKind::Panic } else { ExitKind::Normal };
+    fn ask(&mut self, name: &str, run: u64, obeys: impl Fn(&Behavior) -> bool) {
+        self.running.insert(run, (name.to_owned(), RunState::Asked));
+        let behavior = self.behaviors.get(name).copied().unwrap_or_default();
+        if obeys(&behavior) {
+            let kind = if behavior.stops_badly { ExitKind::Panic } else { ExitKind::Normal };
             self.events.push_back(Input::Exited { name: name.to_owned(), run, kind, text: "asked".into() });
         }
     }
 
-    /// Whatever was left behind ends after all.
+    /// All abandoned runs end.
     pub fn the_stuck_end(&mut self) {
-        let stuck =
-            |(run, (name, life)): (&u64, &(String, Life))| (*life == Life::Abandoned).then(|| (*run, name.clone()));
+        let stuck = |(run, (name, run_state)): (&u64, &(String, RunState))| {
+            (*run_state == RunState::Abandoned).then(|| (*run, name.clone()))
+        };
         let all: Vec<(u64, String)> = self.running.iter().filter_map(stuck).collect();
         for (run, name) in all {
-            self.hear(Input::Exited { name, run, kind: ExitKind::Killed, text: "late".into() });
+            self.handle(Input::Exited { name, run, kind: ExitKind::Killed, text: "late".into() });
         }
     }
 
-    pub fn is_left_behind(&self, run: u64) -> bool {
-        self.running.get(&run).is_some_and(|(_, life)| *life == Life::Abandoned)
+    pub fn is_abandoned(&self, run: u64) -> bool {
+        self.running.get(&run).is_some_and(|(_, run_state)| *run_state == RunState::Abandoned)
     }
 
-    /// Jumps to the next timer; false: there is none.
+    /// Jumps to the next timer; false: none is set.
     pub fn jump(&mut self) -> bool {
         let next = self.timers.iter().min_by_key(|(name, (at, ..))| (*at, (*name).clone()));
         let Some((name, (at, run, timer))) = next.map(|(name, set)| (name.clone(), *set)) else { return false };
         self.timers.remove(&name);
         self.now = self.now.max(at);
-        self.hear(Input::Timer { name, run, timer });
+        self.handle(Input::Timer { name, run, timer });
         true
     }
-    /// Until no timer is set: nobody starts, stops or backs off.
+    /// Until no timer is set: no child starts, stops or backs off.
     pub fn settle(&mut self) {
         for _ in 0..10_000 {
             if !self.jump() {
                 return;
             }
         }
-        panic!("it never comes to rest: {:?}", self.log);
+        panic!("it never settles: {:?}", self.log);
     }
-    /// Time passes, and timers with it.
+    /// Advances time and fires its timers.
     pub fn pass(&mut self, time: Duration) {
         let until = self.now + time;
         while self.timers.values().any(|(at, ..)| *at <= until) {
@@ -258,9 +268,9 @@ impl World {
         self.now = until;
     }
 
-    /// Those that run and are not left behind.
+    /// The running children that are not abandoned.
     pub fn alive(&self) -> BTreeSet<String> {
-        let here = |(name, life): &(String, Life)| (*life != Life::Abandoned).then(|| name.clone());
+        let here = |(name, run_state): &(String, RunState)| (*run_state != RunState::Abandoned).then(|| name.clone());
         self.running.values().filter_map(here).collect()
     }
     /// The children that are neither healthy nor done.

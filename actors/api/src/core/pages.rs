@@ -1,0 +1,159 @@
+//! Pages of lists that may be too long for one answer.
+//!
+//! Invariants  API-5  a client that follows `continue` to its end gets each item that existed all the time exactly once, whatever
+//!                    is created or deleted meanwhile: a page starts after the last key of the one before, not after a number
+//!                    of items.
+
+use std::ops::Bound;
+
+use muster_messages::wire::{ListOf, Page};
+use muster_messages::{Blocked, ErrorBody, Name, NodeId, NodeRecord, User};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::views::{Source, token_listed};
+
+/// Bytes of items after which a page ends: a quarter of a frame, so that it does not delay the answers behind it.
+const MAX_PAGE_BYTES: usize = 256 * 1024;
+
+/// A page as text: what surrounds the list, and as many of its items as are requested and fit.
+pub fn list_page(source: &Source<'_>, of: ListOf, page: &Page) -> Result<String, ErrorBody> {
+    let tables = &source.replica.tables;
+    let staleness = json!({"stale": source.stale.is_some(), "as_of": source.stale});
+    let after = page.after.as_deref();
+    let mut items = Items::new(page.limit);
+    match of {
+        ListOf::Nodes => {
+            let after = after.map(node_position).transpose()?;
+            let mut nodes: Vec<((&str, NodeId), &NodeRecord)> =
+                tables.nodes.values().map(|n| ((n.name.as_str(), n.id), &**n)).collect();
+            nodes.retain(|(position, _)| after.is_none_or(|after| *position > after));
+            nodes.sort_unstable_by_key(|(position, _)| *position);
+            for ((name, id), node) in nodes {
+                if !items.add(&source.node(node), || format!("{name}/{id}"))? {
+                    break;
+                }
+            }
+            let mut head = json!({"revision": tables.revision, "stale": source.stale.is_some()});
+            if let Some(as_of) = source.stale {
+                head["as_of"] = json!(as_of);
+            }
+            Ok(items.document(&head))
+        }
+        ListOf::Blocklist => {
+            let after = key::<NodeId>(after)?;
+            items.add_all(tables.blocklist.range(after).map(|(id, b)| (id, blocked(b))))?;
+            Ok(items.document(&staleness))
+        }
+        ListOf::Certificates => {
+            let after = key::<NodeId>(after)?;
+            items.add_all(tables.nodes.range(after).map(|(id, n)| (id, certificate(n))))?;
+            Ok(items.document(&json!({})))
+        }
+        ListOf::Tokens => {
+            let after = key::<String>(after)?;
+            items.add_all(tables.tokens.range(after).map(|(id, t)| (id, token_listed(t))))?;
+            Ok(items.document(&json!({})))
+        }
+        ListOf::Users => {
+            let after = key::<Name>(after)?;
+            items.add_all(tables.users.range(after).map(|(name, u)| (name, user(u))))?;
+            Ok(items.document(&json!({})))
+        }
+    }
+}
+
+fn not_ours() -> ErrorBody {
+    ErrorBody::invalid("continue: pass the value from the previous page unchanged")
+}
+
+fn key<K: std::str::FromStr>(after: Option<&str>) -> Result<(Bound<K>, Bound<K>), ErrorBody> {
+    let after = after.map(|text| text.parse().map_err(|_| not_ours())).transpose()?;
+    Ok((after.map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded))
+}
+
+fn node_position(text: &str) -> Result<(&str, NodeId), ErrorBody> {
+    let (name, id) = text.rsplit_once('/').ok_or_else(not_ours)?;
+    Ok((name, id.parse().map_err(|_| not_ours())?))
+}
+
+/// The items so far, as JSON.
+struct Items {
+    text: String,
+    count: u32,
+    limit: u32,
+    last: String,
+    more: bool,
+}
+
+impl Items {
+    fn new(limit: u32) -> Self {
+        Self { text: String::new(), count: 0, limit, last: String::new(), more: false }
+    }
+
+    /// False: the item did not fit, and there is more.
+    fn add(&mut self, item: &impl Serialize, key: impl FnOnce() -> String) -> Result<bool, ErrorBody> {
+        if self.text.len() >= MAX_PAGE_BYTES || (self.limit > 0 && self.count >= self.limit) {
+            self.more = true;
+            return Ok(false);
+        }
+        if self.count > 0 {
+            self.text.push(',');
+        }
+        self.text += &crate::reads::to_text(item)?;
+        self.count += 1;
+        self.last = key();
+        Ok(true)
+    }
+
+    fn add_all<K: ToString>(&mut self, rows: impl Iterator<Item = (K, Value)>) -> Result<(), ErrorBody> {
+        for (key, item) in rows {
+            if !self.add(&item, || key.to_string())? {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// `head` is an object.
+    fn document(self, head: &Value) -> String {
+        let mut text = head.to_string();
+        text.pop();
+        if text.len() > 1 {
+            text.push(',');
+        }
+        text += "\"items\":[";
+        text += &self.text;
+        text.push(']');
+        if self.more {
+            text += &format!(",\"continue\":{}", Value::from(self.last));
+        }
+        text.push('}');
+        text
+    }
+}
+
+/// An item of `muster blocklist ls`.
+pub fn blocked(b: &Blocked) -> Value {
+    json!({"node_id": b.node, "blocked_at": b.blocked_at, "expires_at": b.expires_at})
+}
+
+/// An item of `muster cert ls`.
+pub fn certificate(n: &NodeRecord) -> Value {
+    let c = n.certificate.as_ref();
+    json!({
+        "node": n.id, "name": n.name, "role": c.map(|c| c.role), "state": n.certificate_state(),
+        "serial": c.map(|c| &c.serial), "granted": c.and_then(|c| c.granted), "not_after": c.map(|c| c.not_after),
+    })
+}
+
+/// An item of `muster user ls`.
+pub fn user(u: &User) -> Value {
+    let (admin, read_only) = (u.kind.is_operator(), u.kind.is_read_only());
+    json!({"name": u.name, "admin": admin, "read_only": read_only, "namespaces": u.namespaces, "serial": u.serial,
+           "created_at": u.created_at, "not_after": u.not_after})
+}
+
+#[cfg(test)]
+#[path = "pages_tests.rs"]
+mod tests;

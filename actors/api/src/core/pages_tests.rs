@@ -1,0 +1,148 @@
+//! Pages of long lists.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use muster_messages::wire::MAX_FRAME;
+use muster_messages::{NodeDoubts, Principal, Replica, ReportedNode, Role, RoleView, WallTime};
+
+use super::*;
+
+fn node(n: u128) -> NodeId {
+    NodeId::from_entropy(n * 7919)
+}
+
+fn replica(nodes: u128, blocks: u128) -> Replica {
+    let mut replica = Replica::default();
+    for n in 0..nodes {
+        let record = NodeRecord::new(node(n), Name::sanitized(&format!("n{n}")), Role::Worker, WallTime(0));
+        replica.tables.nodes.insert(record.id, Arc::new(record));
+    }
+    for n in nodes..nodes + blocks {
+        let blocked =
+            Blocked { node: node(n), by: Principal::Operator, blocked_at: WallTime(0), expires_at: WallTime(1) };
+        replica.tables.blocklist.insert(node(n), blocked);
+    }
+    replica
+}
+
+fn of(replica: &Replica, list: ListOf, page: &Page) -> Result<Value, ErrorBody> {
+    let (roles, peers, doubts) = (RoleView::default(), BTreeSet::new(), NodeDoubts::default());
+    let source = Source { replica, roles: &roles, this: node(0), peers: &peers, doubts: &doubts, stale: None };
+    let text = list_page(&source, list, page)?;
+    assert!(text.len() < MAX_FRAME / 2, "{} bytes", text.len());
+    Ok(serde_json::from_str(&text).unwrap())
+}
+
+/// All items, and the number of pages.
+fn follow_pages(replica: &Replica, list: ListOf, limit: u32) -> (Vec<Value>, usize) {
+    let (mut items, mut page, mut pages) = (vec![], Page { limit, after: None }, 0);
+    loop {
+        let mut document = of(replica, list, &page).unwrap();
+        pages += 1;
+        items.append(document["items"].as_array_mut().unwrap());
+        match document["continue"].as_str() {
+            Some(next) => page.after = Some(next.to_owned()),
+            None => return (items, pages),
+        }
+    }
+}
+
+/// E33.
+#[test]
+fn fifty_thousand_nodes_and_blocks_come_in_pages_of_a_frame() {
+    let replica = replica(50_000, 50_000);
+    for (list, key, limit) in
+        [(ListOf::Nodes, "id", 0), (ListOf::Blocklist, "node_id", 0), (ListOf::Certificates, "node", 7_000)]
+    {
+        let (items, pages) = follow_pages(&replica, list, limit);
+        let ids: BTreeSet<&str> = items.iter().filter_map(|item| item[key].as_str()).collect();
+        assert_eq!((items.len(), ids.len()), (50_000, 50_000), "{list:?}");
+        assert!(pages > 5, "{list:?}: {pages}");
+    }
+    let (nodes, _) = follow_pages(&replica, ListOf::Nodes, 0);
+    assert!(nodes.is_sorted_by_key(|n| n["name"].as_str().unwrap().to_owned()), "the order of `node ls`");
+}
+
+#[test]
+fn concurrent_changes_hide_no_item_that_stays_in_a_list() {
+    let mut replica = replica(100, 0);
+    let first = of(&replica, ListOf::Nodes, &Page { limit: 40, after: None }).unwrap();
+    let listed: BTreeSet<String> = first["items"].as_array().unwrap().iter().map(|n| n["id"].to_string()).collect();
+    let gone: Vec<NodeId> = (0..100).map(node).filter(|id| listed.contains(&json!(id).to_string())).take(30).collect();
+    for id in gone {
+        replica.tables.nodes.remove(&id);
+    }
+    let after = first["continue"].as_str().map(str::to_owned);
+    let rest = of(&replica, ListOf::Nodes, &Page { limit: 0, after }).unwrap();
+    assert_eq!(rest["items"].as_array().unwrap().len(), 60);
+    assert_eq!(rest["continue"], Value::Null);
+}
+
+#[test]
+fn page_matches_the_list_and_invented_continue_is_refused() {
+    let replica = replica(3, 2);
+    let (roles, peers, doubts) = (RoleView::default(), BTreeSet::new(), NodeDoubts::default());
+    let source =
+        Source { replica: &replica, roles: &roles, this: node(0), peers: &peers, doubts: &doubts, stale: None };
+    let whole: BTreeMap<&str, Value> = [
+        ("nodes", serde_json::to_value(source.node_list()).unwrap()),
+        ("blocklist", source.blocklist()),
+        ("certificates", source.certificates()),
+    ]
+    .into();
+    for (name, list) in
+        [("nodes", ListOf::Nodes), ("blocklist", ListOf::Blocklist), ("certificates", ListOf::Certificates)]
+    {
+        assert_eq!(of(&replica, list, &Page::default()).unwrap(), whole[name], "{name}");
+        for after in ["", "x", "n1/", "/", "\n", "n1"] {
+            let page = Page { limit: 1, after: Some(after.to_owned()) };
+            let refused = of(&replica, list, &page).unwrap_err();
+            assert_eq!(refused.code, muster_messages::ErrorCode::Invalid, "{name} {after:?}");
+        }
+    }
+}
+
+/// A state of feature level 2 may contain a node whose labels alone exceed a frame.
+#[test]
+fn node_larger_than_a_frame_is_shortened_in_a_list() {
+    let mut replica = Replica::default();
+    for n in 0..3u128 {
+        let name = Name::sanitized(&format!("n{n}"));
+        let mut record = NodeRecord::new(node(n), name, Role::Worker, WallTime(0));
+        if n == 1 {
+            record.labels = (0..5000).map(|k| (format!("k{k:05}"), "v".repeat(250))).collect();
+        }
+        replica.tables.nodes.insert(record.id, Arc::new(record));
+    }
+    let (items, _) = follow_pages(&replica, ListOf::Nodes, 0);
+    let shown: Vec<(&Value, u64)> =
+        items.iter().map(|item| (&item["name"], item["labels_left_out"].as_u64().unwrap_or_default())).collect();
+    assert_eq!((shown[0], shown[2]), ((&"n0".into(), 0), (&"n2".into(), 0)));
+    let labels = items[1]["labels"].as_object().unwrap().len() as u64;
+    assert_eq!((labels > 64, labels + shown[1].1), (true, 5000));
+}
+
+#[test]
+fn a_reported_name_is_a_condition_with_its_remedy() {
+    let mut replica = Replica::default();
+    for (n, name) in [(1, "web-1"), (2, "web-2")] {
+        let record = NodeRecord::new(node(n), name.parse().unwrap(), Role::Worker, WallTime(0));
+        replica.tables.nodes.insert(record.id, Arc::new(record));
+    }
+    let mut report_name = |n: u128, name: &str| {
+        let name = name.parse().unwrap();
+        let reported = ReportedNode { name, named_at: WallTime(7), labels: BTreeMap::new() };
+        replica.tables.reported.insert(node(n), Arc::new(reported));
+    };
+    report_name(1, "db-1");
+    report_name(2, "web-1");
+    let (items, _) = follow_pages(&replica, ListOf::Nodes, 0);
+    let condition =
+        |n: usize| (items[n]["conditions"][0]["reason"].clone(), items[n]["conditions"][0]["message"].to_string());
+    let (reason, message) = condition(0);
+    assert_eq!(reason, "reported_name_differs");
+    assert!(message.contains("muster node rename") && message.contains("db-1"), "{message}");
+    assert!(condition(1).1.contains("belongs to web-1"), "{}", condition(1).1);
+    assert_eq!(items[0]["name"], "web-1");
+}

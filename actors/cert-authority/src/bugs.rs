@@ -1,0 +1,28 @@
+//! Switches that break one promise each, so that the simulation can show that it notices. They can be set
+//! only with the feature `bugs`, and per thread: a simulation runs on one.
+
+use std::cell::Cell;
+
+/// A bug to inject.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BugInjection {
+    /// Signs for the desired role, and records the granted one (breaks CERT-1).
+    SignDesiredRole,
+    /// Renews a superseded certificate (breaks CERT-6).
+    RenewSuperseded,
+}
+
+thread_local! {
+    static ENGAGED: Cell<Option<BugInjection>> = const { Cell::new(None) };
+}
+
+/// Breaks this promise on the current thread from now on; `None` keeps them all again.
+#[cfg(feature = "bug-injection")]
+pub fn set(bug: Option<BugInjection>) {
+    ENGAGED.set(bug);
+}
+
+/// True while this promise is broken on the current thread; never without the feature.
+pub fn engaged(bug: BugInjection) -> bool {
+    cfg!(feature = "bug-injection") && ENGAGED.get() == Some(bug)
+}

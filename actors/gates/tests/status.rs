@@ -1,0 +1,280 @@
+//! What is shown of a state is what the state allows, tested on states that commands have made.
+
+#![expect(clippy::unwrap_used, reason = "these are tests, also outside their test functions")]
+
+use std::collections::BTreeMap;
+
+use muster_gates::{Waves, Write, admission, digest, drift, plan, runner_view, sealed, status, status_definition};
+use muster_messages::*;
+use muster_store::apply;
+
+const NAME: &str = "schema";
+
+fn object(name: &str, wave: u32) -> DesiredObject {
+    let key = ManagedKey { kind: "table".to_owned(), namespace: "default".to_owned(), name: name.to_owned() };
+    DesiredObject { key, labels: BTreeMap::new(), body: "{}".to_owned(), wave }
+}
+
+fn definition(of: &str, floor: &str, objects: Vec<DesiredObject>) -> Definition {
+    Definition::new(NAME, of.parse().unwrap(), "db", floor.parse().unwrap(), Action::Objects(objects))
+}
+
+struct World(Tables);
+
+impl World {
+    fn new() -> Self {
+        let cluster = ClusterRecord {
+            id: ClusterId::from_entropy(1),
+            name: "c".parse().unwrap(),
+            incarnation: Incarnation(1),
+            feature_level: FEATURE_LEVEL,
+            root_cert_pem: String::new(),
+            root_key_pem: Secret::new(""),
+            founded_at: WallTime(0),
+            revision: Revision(0),
+        };
+        Self(Tables { cluster: Some(cluster.into()), ..Tables::default() })
+    }
+    fn must(&mut self, change: Change) {
+        let command = Command::idempotent(WallTime(0), Principal::Operator, "a test").change(change);
+        let at = self.0.revision.next();
+        apply(&mut self.0, at, &command).unwrap();
+    }
+    fn propose(&mut self, change: ReconcilerChange) {
+        self.must(Change::Reconciler(change));
+    }
+    fn define(&mut self, definition: Definition) {
+        let definition = Box::new(sealed(definition).unwrap());
+        self.propose(ReconcilerChange::Define { definition, replace: true });
+    }
+    fn acquire(&mut self, key: ObjectKey, holder: &str, session: u128) -> FencingToken {
+        let (holder, session) = (holder.to_owned(), SessionId(session));
+        self.must(Change::AcquireLease { key: key.clone(), holder, session, duration_ms: 1000, uid: Uid(1) });
+        self.0.objects[&key].lease().unwrap().holding.token
+    }
+    fn announce(&mut self, scope: &str, member: &str, of: &str) -> ParticipantKey {
+        self.announce_on(None, scope, member, of)
+    }
+    fn announce_on(&mut self, node: Option<NodeId>, scope: &str, member: &str, of: &str) -> ParticipantKey {
+        let incarnation = u128::from(self.0.revision.0) + 100;
+        let key =
+            ParticipantKey { scope: scope.to_owned(), member: member.to_owned(), incarnation: SessionId(incarnation) };
+        let token = Some(self.acquire(key.lease(), member, incarnation));
+        self.propose(ReconcilerChange::Announce(Box::new(Participant {
+            key: key.clone(),
+            node,
+            release: of.parse().unwrap(),
+            needs: BTreeMap::new(),
+            phase: ParticipantPhase::Announced,
+            token,
+            since: WallTime(0),
+            revision: Revision(0),
+        })));
+        key
+    }
+    fn step(&mut self, of: &str, term: FencingToken, step: GateStep) {
+        let epoch = self.0.reconcilers.epoch_of(NAME);
+        self.propose(ReconcilerChange::Step {
+            reconciler: NAME.to_owned(),
+            release: of.parse().unwrap(),
+            digest: self.digest(of),
+            term,
+            epoch,
+            step,
+        });
+    }
+    fn make(&mut self, of: &str, term: FencingToken, write: Write) {
+        let (key, object) = match write {
+            Write::Create(object) | Write::Update(object) => (object.key.clone(), Some(Box::new(object))),
+            Write::Delete(key) => (key, None),
+            Write::Taken(_) | Write::Keep(_) => return,
+        };
+        let (reconciler, release) = (NAME.to_owned(), of.parse().unwrap());
+        let digest = self.digest(of);
+        self.propose(ReconcilerChange::Apply { reconciler, release, digest, term, key, object });
+    }
+    fn digest(&self, of: &str) -> String {
+        let key = DefinitionKey { reconciler: NAME.to_owned(), release: of.parse().unwrap() };
+        self.0.reconcilers.definitions[&key].digest.clone()
+    }
+    fn phase(&self) -> (String, String) {
+        let status = status(&self.0, NAME).unwrap();
+        let field_text = |field: &str| status[field].as_str().unwrap().to_owned();
+        (field_text("phase"), field_text("reason"))
+    }
+}
+
+fn ops(writes: &[Write]) -> Vec<(&str, &str)> {
+    writes.iter().map(|write| (write.op(), write.key().name.as_str())).collect()
+}
+
+#[test]
+fn digest_depends_on_meaning_and_not_on_notation() {
+    let one = definition("1.0.0", "1.0.0", vec![object("a", 0), object("b", 1)]);
+    let other = definition("1.0.0", "1.0.0", vec![object("b", 1), object("a", 0)]);
+    assert_eq!(digest(&one), digest(&other));
+    assert_eq!(digest(&one), digest(&Definition { applied_at: WallTime(9), digest: "x".to_owned(), ..one.clone() }));
+    assert_ne!(digest(&one), digest(&definition("1.0.0", "0.9.0", vec![object("a", 0), object("b", 1)])));
+}
+
+#[test]
+fn unworkable_definition_is_refused_with_the_reason() {
+    let bad = |edit: &dyn Fn(&mut Definition)| {
+        let mut definition = definition("1.0.0", "1.0.0", vec![object("a", 0)]);
+        edit(&mut definition);
+        sealed(definition).unwrap_err().to_string()
+    };
+    assert!(bad(&|d| d.floor = Triple::new(1, 0, 1)).contains("could then never serve"));
+    assert!(bad(&|d| d.scope = "a.b".to_owned()).contains("[a-z0-9-]"));
+    assert!(bad(&|d| d.depends_on = vec![NAME.to_owned()]).contains("itself"));
+    assert!(bad(&|d| d.every_ms = Some(10)).contains("once a second"));
+    assert!(bad(&|d| d.action = Action::Objects(vec![object("a", 0), object("a", 1)])).contains("twice"));
+    let body = DesiredObject { body: "[]".to_owned(), ..object("a", 0) };
+    assert!(bad(&|d| d.action = Action::Objects(vec![body.clone()])).contains("not a JSON object"));
+    assert!(bad(&|d| d.settle_ms = u64::MAX).contains("a year at most"));
+    assert!(bad(&|d| d.resign_after = 0).contains("1 at least"));
+    let command = |argv: &[&str], env: &str| CommandAction {
+        argv: argv.iter().map(|field_text| (*field_text).to_owned()).collect(),
+        env: [(env.to_owned(), String::new())].into(),
+    };
+    for (argv, env, why) in [
+        (&[][..], "A", "empty"),
+        (&["a", "\0"], "A", "zero byte"),
+        (&["a"], "A=B", "a variable is"),
+        (&["a"], "", "a variable is"),
+        (&["a"], "MUSTER_FENCING_TOKEN", "set by Muster"),
+    ] {
+        let refused = bad(&|d| d.action = Action::Command(command(argv, env)));
+        assert!(refused.contains(why), "{refused}");
+    }
+}
+
+#[test]
+fn plan_shows_each_write_with_before_and_after() {
+    let mut world = World::new();
+    let of = |name: &str, body: String| DesiredObject { body, ..object(name, 0) };
+    let small = |n: u32| format!("{{\"n\":{n}}}");
+    world.define(definition("1.0.0", "1.0.0", vec![of("gone", small(1)), of("kept", small(1)), of("other", small(1))]));
+    let term = world.acquire(runner_lease(NAME), "n1", 1);
+    let first = world.0.reconcilers.definitions_of(NAME).next().unwrap().clone();
+    drift(&world.0.reconcilers, &first, 0).into_iter().for_each(|write| world.make("1.0.0", term, write));
+    let large = format!("{{\"n\":\"{}\"}}", "x".repeat(300 * 1024));
+    world.define(definition("2.0.0", "1.0.0", vec![of("kept", small(1)), of("other", small(2)), of("vast", large)]));
+    let plan = plan(&world.0, NAME, None).unwrap();
+    let shown: Vec<String> = plan["objects"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|o| {
+            format!(
+                "{} {} {} {}",
+                o["op"].as_str().unwrap(),
+                o["name"].as_str().unwrap(),
+                o["before"]["body"],
+                o["after"]["body"]
+            )
+        })
+        .collect();
+    // An object that is too large to be shown is named.
+    assert_eq!(shown, [r#"update other {"n":1} {"n":2}"#, "create vast null null", "delete gone null null"]);
+}
+
+#[test]
+fn drift_creates_updates_and_deletes_in_the_last_wave() {
+    let mut world = World::new();
+    let first = definition("1.0.0", "1.0.0", vec![object("foo", 0), object("bar", 1), object("baz", 1)]);
+    assert_eq!(Waves::of(&first).numbers(), [0, 1]);
+    world.define(first.clone());
+    let term = world.acquire(runner_lease(NAME), "n1", 1);
+    for (nth, expected) in [(0, vec![("create", "foo")]), (1, vec![("create", "bar"), ("create", "baz")])] {
+        let writes = drift(&world.0.reconcilers, &first, nth);
+        assert_eq!(ops(&writes), expected);
+        writes.into_iter().for_each(|write| world.make("1.0.0", term, write));
+    }
+    world.step("1.0.0", term, GateStep::Complete);
+    assert!(drift(&world.0.reconcilers, &first, 0).iter().all(|write| write.op() == "keep"));
+
+    let drifted = DesiredObject { body: r#"{"by":"hand"}"#.to_owned(), ..object("bar", 0) };
+    world.propose(ReconcilerChange::PutObject(Box::new(drifted)));
+    world.propose(ReconcilerChange::PutObject(Box::new(object("mine", 0))));
+    let second = definition("1.1.0", "1.0.0", vec![object("bar", 0), object("mine", 0), object("new", 3)]);
+    assert_eq!(ops(&drift(&world.0.reconcilers, &second, 0)), [("update", "bar"), ("taken", "mine")]);
+    let last = drift(&world.0.reconcilers, &second, 1);
+    assert_eq!(ops(&last), [("create", "new"), ("delete", "baz"), ("delete", "foo")]);
+}
+
+#[test]
+fn status_shows_what_it_waits_for_and_what_would_help() {
+    let mut world = World::new();
+    assert_eq!(status(&world.0, NAME), None);
+    world.define(definition("1.0.0", "1.0.0", vec![object("a", 0)]));
+    assert_eq!(world.phase().0, "no-candidate");
+    world.announce(&candidates_scope(NAME), "n1", "1.0.0");
+    // A candidate of a release without a definition blocks no other.
+    world.announce(&candidates_scope(NAME), "stranger", "999.0.0");
+    assert_eq!(runner_view(&world.0, NAME, Triple::new(1, 0, 0)).candidates.len(), 1);
+    assert_eq!(world.phase().0, "electing");
+    let term = world.acquire(runner_lease(NAME), "n1", 1);
+    world.step("1.0.0", term, GateStep::Complete);
+    let old = world.announce("db", "old", "1.0.0");
+    world.propose(ReconcilerChange::Admit(old.clone()));
+    world.define(definition("2.0.0", "2.0.0", vec![object("a", 0)]));
+    world.announce(&candidates_scope(NAME), "n2", "2.0.0");
+    assert_eq!(world.phase(), ("waiting".to_owned(), "blockers".to_owned()));
+    let shown = status(&world.0, NAME).unwrap();
+    assert_eq!(shown["blockers"][0]["member"], "old");
+    assert!(shown["message"].as_str().unwrap().contains("muster reconciler blockers schema"));
+    world.propose(ReconcilerChange::Pause { reconciler: NAME.to_owned(), paused: true });
+    assert_eq!(world.phase(), ("paused".to_owned(), "paused".to_owned()));
+
+    let plan = plan(&world.0, NAME, Some(Triple::new(2, 0, 0))).unwrap();
+    assert_eq!((&plan["hold"]["reason"], &plan["objects"][0]["op"]), (&"paused".into(), &"create".into()));
+    assert_eq!(plan["gate"]["floor"], "2.0.0");
+    world.propose(ReconcilerChange::Pause { reconciler: NAME.to_owned(), paused: false });
+    let view = runner_view(&world.0, NAME, Triple::new(2, 0, 0));
+    assert_eq!((view.path.as_deref(), view.blockers.len(), view.blockers_in_all), (Some("restrict"), 1, 1));
+    let best: Vec<&str> = view.candidates.iter().map(|c| c.member.as_str()).collect();
+    assert_eq!(best, ["n2", "n1"]);
+
+    world.propose(ReconcilerChange::Leave(old));
+    let term = world.acquire(runner_lease(NAME), "n1", 1);
+    world.step("2.0.0", term, GateStep::Restrict);
+    let late = world.announce("db", "late", "1.0.0");
+    let waits = admission(&world.0, &late).waiting.unwrap();
+    assert_eq!(waits.reason, "below-floor");
+    assert!(waits.message.contains("start it as 2.0.0 or later"), "{}", waits.message);
+}
+
+/// One rule for all: otherwise a runner that an old definition has pinned would never resign for the next release.
+#[test]
+fn newest_definition_chooses_the_runner_for_all_releases() {
+    let mut world = World::new();
+    let pinned = NodeId::from_entropy(1);
+    let old = Definition { pinned: Some(pinned), choice: RunnerChoice::Oldest, ..definition("1.0.0", "1.0.0", vec![]) };
+    world.define(old);
+    let view = |world: &World, of| runner_view(&world.0, NAME, of);
+    assert_eq!(view(&world, Triple::new(1, 0, 0)).pinned, Some(pinned));
+    world.define(definition("2.0.0", "1.0.0", vec![]));
+    for (member, of) in [("n1", "1.0.0"), ("n2", "2.0.0")] {
+        world.announce(&candidates_scope(NAME), member, of);
+    }
+    for of in [Triple::new(1, 0, 0), Triple::new(2, 0, 0)] {
+        let view = view(&world, of);
+        let best: Vec<&str> = view.candidates.iter().map(|c| c.member.as_str()).collect();
+        assert_eq!((view.pinned, view.choice, best), (None, RunnerChoice::Newest, vec!["n2", "n1"]));
+    }
+}
+
+/// An operator's request without a release concerns the one that the runner works on.
+#[test]
+fn status_shows_the_release_of_the_pinned_candidate() {
+    let (pinned, other) = (NodeId::from_entropy(1), NodeId::from_entropy(2));
+    let mut world = World::new();
+    world.define(definition("1.0.0", "1.0.0", vec![]));
+    world.define(Definition { pinned: Some(pinned), ..definition("2.0.0", "1.0.0", vec![]) });
+    let shown = |world: &World| status_definition(&world.0, NAME).unwrap().release.to_string();
+    world.announce_on(Some(other), &candidates_scope(NAME), "n2", "2.0.0");
+    assert_eq!(shown(&world), "2.0.0", "no candidate may run it: the newest");
+    world.announce_on(Some(pinned), &candidates_scope(NAME), "n1", "1.0.0");
+    assert_eq!(shown(&world), "1.0.0", "n2 is newer, and does not run it");
+}

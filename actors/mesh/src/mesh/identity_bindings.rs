@@ -1,0 +1,74 @@
+//! The accepted process of each node: its effects on sessions, and the announcements to the other managers.
+
+use muster_kernel::Cx;
+use muster_messages::wire::{IdentityBinding, StartId};
+use muster_messages::{NodeId, RaftId};
+use tracing::warn;
+
+use super::{MeshShell, Msg};
+use crate::core::bindings::Reaction;
+use crate::peer::PeerMsg;
+use crate::session::EndReason;
+
+impl MeshShell {
+    /// MESH-22.
+    pub(super) fn end_other_processes(&self, node: NodeId, start: StartId) {
+        for session in self.sessions.all().iter().filter(|s| s.node == node && s.start != start) {
+            session.end(EndReason::Duplicate);
+        }
+    }
+
+    fn end_sessions_of(&self, start: StartId) {
+        for session in self.sessions.all().iter().filter(|s| s.start == start) {
+            session.end(EndReason::Duplicate);
+        }
+    }
+
+    pub(super) fn send_bindings(&self) {
+        for peer in self.handle.peers.up().into_iter().filter_map(|node| self.handle.peers.get(node)) {
+            let _down = peer.tell(PeerMsg::IdentityBindings(self.register.all()));
+        }
+    }
+
+    /// MESH-23.
+    pub(super) fn member_id_announced(&self, node: NodeId, start: StartId, member_id: RaftId) {
+        if self.register.member_id_announced(node, start, member_id) {
+            self.send_bindings();
+        }
+    }
+
+    /// MESH-24.
+    pub(super) fn bindings_reported(&self, cx: &Cx<Msg>, by: NodeId, bindings: Vec<IdentityBinding>) {
+        let reactions = self.register.reported(by, bindings);
+        let mut gave_way = false;
+        for reaction in reactions {
+            match reaction {
+                Reaction::GiveWay { node, from, to } => {
+                    warn!(%node, %by, accepted = %to.addr, since = %to.since, "another manager accepted a different process of this node");
+                    self.end_sessions_of(from);
+                    gave_way = true;
+                }
+                Reaction::Ask { own: binding, because } => {
+                    let (me, register) = (cx.me().clone(), self.register.clone());
+                    cx.spawn(async move {
+                        let alive = register.alive(&binding).await;
+                        let _gone = me.tell(Msg::ProcessChecked { binding, because, alive });
+                    });
+                }
+            }
+        }
+        if gave_way {
+            self.send_bindings();
+        }
+    }
+
+    pub(super) fn alive(&self, binding: &IdentityBinding, because: StartId, alive: bool) {
+        let (news, gone) = self.register.asked(binding, because, alive);
+        if let Some(start) = gone {
+            self.end_sessions_of(start);
+        }
+        if news {
+            self.send_bindings();
+        }
+    }
+}

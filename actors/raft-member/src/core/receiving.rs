@@ -1,0 +1,228 @@
+//! Packets from peers, snapshots, and the peers' sessions.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use muster_messages::protocol::SnapshotOutcome;
+use muster_messages::wire::{PacketKind, RaftPacket, SnapshotHead};
+use muster_messages::{Moment, NodeId, RaftId, Revision};
+use muster_store::snapshot::SnapshotFault;
+use raft::{SnapshotStatus, StateRole};
+
+use super::{
+    Durable, Incoming, Incompatible, Notice, RaftCore, Received, Recovered, Settling, packets, repair_progress,
+};
+
+impl RaftCore {
+    /// A packet from an authenticated node.
+    pub(super) fn handle_packet(
+        &mut self,
+        now: Moment,
+        node: NodeId,
+        peer_member: Option<RaftId>,
+        packet: RaftPacket,
+        data: Option<Vec<u8>>,
+    ) {
+        if let Err(why) = self.check_and_handle(now, node, peer_member, packet, data) {
+            *self.counters.entry(why).or_default() += 1;
+        }
+    }
+
+    fn check_and_handle(
+        &mut self,
+        now: Moment,
+        node: NodeId,
+        peer_member: Option<RaftId>,
+        packet: RaftPacket,
+        data: Option<Vec<u8>>,
+    ) -> Result<(), packets::Dropped> {
+        packets::well_formed(&packet)?;
+        if peer_member != Some(packet.from) || node == self.me {
+            return Err("not_its_seat");
+        }
+        self.check_sender(node, packet.from)?;
+        self.ensure_member(now, &packet)?;
+        self.detect_loss(&packet);
+        let settling = self.settling();
+        packets::acceptable(&packet, &self.member.as_ref().expect("ensure_member leaves a member").raw, settling)?;
+        let received = match (packet.kind, data) {
+            (PacketKind::Snapshot, data) => Some(self.open_snapshot(packet.snapshot.clone(), data)?),
+            _ => None,
+        };
+        self.record_received(packet.from, Received { node, at: now });
+        if packet.kind == PacketKind::StateDigest {
+            return self.handle_digest(now, &packet);
+        }
+        let member = self.member.as_mut().expect("ensure_member leaves a member");
+        let (from, kind, index, log_term) = (packet.from.0, packet.kind, packet.index, packet.log_term);
+        let acknowledges = packet.term == member.raw.raft.term
+            && matches!(kind, PacketKind::AppendResponse | PacketKind::HeartbeatResponse);
+        if acknowledges {
+            self.reachability.acknowledge(packet.from, member.id, self.nonce, &packet.context);
+        }
+        // An acknowledgement is final. Such a rejection is an old one, or its sender has lost a part of its log: the sender
+        // notices that by the next heartbeat, and must not silently get that part again.
+        if kind == PacketKind::AppendResponse && packet.reject && self.rejects_acknowledged(&packet) {
+            return Err("rejected_below_matched");
+        }
+        let member = self.member.as_mut().expect("ensure_member leaves a member");
+        let vote_refused = kind == PacketKind::RequestVoteResponse && packet.reject;
+        if self.config.injected_bugs().vote_again && kind == PacketKind::RequestVote {
+            member.raw.raft.vote = raft::INVALID_ID;
+        }
+        // Raft reports the answer of an unknown sender as an error. It is harmless: the sender was removed meanwhile.
+        let _unknown_sender = packets::incoming(packet).map(|message| member.raw.step(message));
+        if acknowledges && member.raw.raft.state == StateRole::Leader {
+            member.acked.insert(from, now);
+            repair_progress(member, from, &mut self.counters);
+        }
+        // Raft keeps the snapshot that it wants, which may be an earlier one not yet handed to the disk.
+        let wanted = member.raw.raft.snap().map(|s| s.get_metadata().index);
+        member.incoming =
+            received.into_iter().chain(member.incoming.take()).find(|(head, ..)| Some(head.index) == wanted);
+        self.settle(now);
+        if vote_refused {
+            self.vote_refused(now);
+        }
+        if matches!(kind, PacketKind::RequestVote | PacketKind::RequestPreVote) {
+            self.vote_requested(now, index, log_term);
+        }
+        if kind == PacketKind::TimeoutNow {
+            self.handle_timeout_now(now);
+        }
+        Ok(())
+    }
+
+    fn rejects_acknowledged(&self, packet: &RaftPacket) -> bool {
+        let Some(member) = self.member.as_ref().filter(|s| s.raw.raft.state == StateRole::Leader) else { return false };
+        let matched = member.raw.raft.prs().get(packet.from.0).map_or(0, |pr| pr.matched);
+        packet.term == member.raw.raft.term && packet.reject_hint < matched
+    }
+
+    /// A leader announces to each member only commits that this member has acknowledged in its term. A commit index beyond the
+    /// log proves that this disk has lost entries: the member must neither vote nor acknowledge any more.
+    fn detect_loss(&mut self, packet: &RaftPacket) {
+        let Some(member) = self.member.as_ref().filter(|_| packet.kind == PacketKind::Heartbeat) else { return };
+        let raft = &member.raw.raft;
+        let (leads, last) = (packet.term == raft.term && packet.from.0 == raft.leader_id, raft.raft_log.last_index());
+        // An empty replica has lost nothing: a late packet may name a member id that its node held before.
+        if leads && last > 0 && packet.commit > last {
+            self.out.lost =
+                Some(format!("the log ends with entry {last}, but entry {} was acknowledged", packet.commit));
+        }
+    }
+
+    fn record_received(&mut self, member_id: RaftId, by: Received) {
+        if self.last_received.get(&member_id).is_none_or(|before| before.node != by.node) {
+            self.last_received.retain(|_, other| other.node != by.node);
+        }
+        self.last_received.insert(member_id, by);
+    }
+
+    fn open_snapshot(
+        &mut self,
+        head: Option<SnapshotHead>,
+        data: Option<Vec<u8>>,
+    ) -> Result<Incoming, packets::Dropped> {
+        let (Some(head), Some(data)) = (head, data) else { return Err("ill_formed") };
+        let why = match muster_store::snapshot::decode(&data) {
+            Ok(tables) if tables.revision == Revision(head.index) => return Ok((head, tables, Arc::new(data))),
+            Ok(tables) => format!("its tables are at revision {}", tables.revision),
+            Err(fault) => {
+                if let SnapshotFault::Newer { version } = fault {
+                    self.out.incompatible = Some(Incompatible::Snapshot(version));
+                }
+                fault.to_string()
+            }
+        };
+        self.out.notices.push(Notice::SnapshotUnreadable { index: head.index, why });
+        Err("snapshot_unreadable")
+    }
+
+    /// Member ids grow and are never reused. A node that uses a newer id than the replica knows was given one that has not been
+    /// applied here yet: refusing it would cut an old replica off from the entries that it lacks.
+    fn check_sender(&self, node: NodeId, from: RaftId) -> Result<(), packets::Dropped> {
+        let others = self.tables.members.get(&from).is_some_and(|m| m.node != node);
+        let outdated = self.tables.member_of(node).is_some_and(|m| from < m.raft_id);
+        let removed = self.tables.removed_raft_ids.contains(&from);
+        if others || outdated || removed { Err("not_its_seat") } else { Ok(()) }
+    }
+
+    /// A leader's packet gives an empty replica its member id. One for a newer id means that the own id was removed: a node
+    /// gets an id only while it has none.
+    fn ensure_member(&mut self, now: Moment, packet: &RaftPacket) -> Result<(), packets::Dropped> {
+        match self.member.as_ref().map(|s| s.id) {
+            Some(id) if id == packet.to => return Ok(()),
+            Some(id) if packet.to < id => return Err("not_our_seat"),
+            None if self.lost.is_some_and(|lost| packet.to <= lost) => return Err("lost_seat"),
+            _ if !packets::is_from_leader(packet.kind) => return Err("not_our_seat"),
+            _ => {}
+        }
+        self.proposals.forget(&mut self.out.answers);
+        self.reads.retry_all();
+        self.held.clear();
+        for flight in &mut self.in_flight {
+            flight.ready = 0;
+            flight.settling = Settling::Nothing;
+        }
+        self.taking_snapshot = false;
+        self.init_member(now, packet.to, Recovered::default()).map_err(|_| "no_seat")?;
+        let write = Durable { sync: true, start_over: Some(packet.to), ..self.new_write() };
+        self.write(now, write, 0, Settling::Nothing);
+        self.out.notices.push(Notice::BecameMember { raft_id: packet.to });
+        Ok(())
+    }
+
+    pub(super) fn session(&mut self, now: Moment, node: NodeId, up: bool) {
+        if up {
+            self.sessions.insert(node);
+        } else {
+            self.sessions.remove(&node);
+        }
+        let Some(id) = self.tables.member_of(node).map(|m| m.raft_id.0) else { return };
+        let Some(member) = self.member.as_mut().filter(|s| s.raw.raft.state == StateRole::Leader && s.id.0 != id)
+        else {
+            return;
+        };
+        let Some(progress) = member.raw.raft.mut_prs().get_mut(id) else { return };
+        if up {
+            // Resume at once instead of with the next heartbeat.
+            member.transfers.session_began(now, id);
+            progress.resume();
+            self.pause_snapshots(now);
+            if let Some(member) = self.member.as_mut() {
+                member.raw.raft.send_append(id);
+            }
+        } else {
+            member.raw.report_unreachable(id);
+            self.transfer_ended(now, id, &SnapshotOutcome::Lost("the session ended".to_owned()));
+        }
+    }
+
+    pub(super) fn snapshot_sent(&mut self, now: Moment, to: RaftId, index: u64, outcome: &SnapshotOutcome) {
+        if self.member.as_ref().is_some_and(|s| s.transfers.is_on_its_way(to.0, index)) {
+            self.transfer_ended(now, to.0, outcome);
+        }
+    }
+
+    /// Reports the outcome to raft. Raft may ask for another snapshot at once, so the pause is set first.
+    pub(super) fn transfer_ended(&mut self, now: Moment, to: u64, outcome: &SnapshotOutcome) {
+        let Some(member) = self.member.as_mut().filter(|s| s.transfers.on_its_way(to)) else { return };
+        if let Some(why) = member.transfers.ended(now, to, outcome) {
+            self.out.notices.push(Notice::SnapshotNotTaken { to: RaftId(to), why });
+        }
+        self.pause_snapshots(now);
+        let delivered = *outcome == SnapshotOutcome::Delivered;
+        if let Some(member) = self.member.as_mut() {
+            member.raw.report_snapshot(to, if delivered { SnapshotStatus::Finish } else { SnapshotStatus::Failure });
+        }
+    }
+
+    /// SNAP-2. Raft gets no snapshot for members that must wait.
+    pub(super) fn pause_snapshots(&mut self, now: Moment) {
+        let without = self.config.injected_bugs().snapshots_without_pause;
+        let Some(member) = self.member.as_mut() else { return };
+        let paused = if without { BTreeSet::new() } else { member.transfers.paused(now) };
+        member.raw.mut_store().pause_snapshots(paused);
+    }
+}

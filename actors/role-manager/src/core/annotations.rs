@@ -1,0 +1,138 @@
+//! The role manager's annotations of nodes beside the replicated state: dial-backs, lost data, a learner's progress. All
+//! can be learned again, at worst when the node asks again.
+
+use std::collections::BTreeMap;
+
+use muster_messages::wire::DataLoss;
+use muster_messages::{Moment, NodeId, RaftId, Replica};
+use serde::{Deserialize, Serialize};
+
+use super::{Config, Now};
+
+/// The annotations of one node.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Annotation {
+    /// The advertised address was dialled back and the right node answered.
+    pub proven: Option<Proven>,
+    /// The error of the last dial-back, if it failed.
+    pub dial_back: Option<String>,
+    /// The member id whose data it lost. Kept until it holds another one.
+    pub lost: Option<(RaftId, DataLoss)>,
+    /// Its build does not support the cluster's feature level. Kept until a request or report of another build.
+    pub too_old: Option<String>,
+    /// Why its manager runtime does not run, as it reported. Kept until another report or a membership request.
+    pub failure: Option<String>,
+    /// Its progress as a learner.
+    pub learner: Option<Learner>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Proven {
+    pub addr: String,
+    pub until: Moment,
+}
+
+/// A learner on its way to voter.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Learner {
+    pub raft_id: RaftId,
+    /// The commit index when its membership was first seen: the learner must have at least this, so that an empty log in a
+    /// young cluster does not pass for a complete one.
+    pub target: u64,
+    pub matched: u64,
+    /// When it last acknowledged anything, or when its membership was first seen.
+    pub last_ack: Moment,
+    /// True once it has acknowledged anything.
+    pub answered: bool,
+    pub in_snapshot: bool,
+}
+
+impl Learner {
+    pub(crate) fn caught_up(&self, commit: u64, now: Moment, config: &Config) -> bool {
+        self.answered
+            && !self.in_snapshot
+            && now.since(self.last_ack) <= config.election_timeout
+            && self.matched >= self.target
+            && self.matched.saturating_add(config.catch_up_slack) >= commit
+    }
+}
+
+impl Annotation {
+    pub(crate) fn proven_at(&self, now: Moment) -> Option<&Proven> {
+        self.proven.as_ref().filter(|p| now < p.until)
+    }
+    fn is_blank(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// All annotations. A node without one has no entry.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Annotations(BTreeMap<NodeId, Annotation>);
+
+impl Annotations {
+    pub(crate) fn of(&self, node: NodeId) -> Annotation {
+        self.0.get(&node).cloned().unwrap_or_default()
+    }
+    pub(crate) fn nodes(&self) -> impl Iterator<Item = NodeId> {
+        self.0.keys().copied()
+    }
+    pub(crate) fn values(&self) -> impl Iterator<Item = &Annotation> {
+        self.0.values()
+    }
+    pub(crate) fn edit(&mut self, node: NodeId, write: impl FnOnce(&mut Annotation)) {
+        let annotation = self.0.entry(node).or_default();
+        write(annotation);
+        if annotation.is_blank() {
+            self.0.remove(&node);
+        }
+    }
+
+    /// Records the newest replica's facts, and drops annotations that it makes obsolete.
+    pub(crate) fn refresh(&mut self, replica: &Replica, now: Now) {
+        let tables = &replica.tables;
+        for member in tables.members.values() {
+            let learner = (!member.voter).then(|| self.learner(replica, member, now));
+            self.edit(member.node, |annotation| {
+                annotation.learner = learner;
+                annotation.dial_back = None;
+                annotation.lost.take_if(|(lost_id, _)| *lost_id != member.raft_id);
+                annotation.proven.take_if(|p| p.addr == member.addr);
+            });
+        }
+        let member_nodes: std::collections::BTreeSet<NodeId> = tables.members.values().map(|m| m.node).collect();
+        for (node, annotation) in &mut self.0 {
+            annotation.proven.take_if(|p| now.at >= p.until);
+            if !member_nodes.contains(node) {
+                annotation.learner = None;
+            }
+        }
+        let wanted = |node: &NodeId| {
+            (tables.nodes.get(node))
+                .is_some_and(|r| r.desired_role == muster_messages::Role::Manager && r.removing.is_none())
+        };
+        self.0.retain(|node, annotation| wanted(node) && !annotation.is_blank());
+    }
+
+    fn learner(&self, replica: &Replica, member: &muster_messages::Member, now: Now) -> Learner {
+        let known = (self.0.get(&member.node)).and_then(|n| n.learner.clone()).filter(|l| l.raft_id == member.raft_id);
+        let mut learner = known.unwrap_or(Learner {
+            raft_id: member.raft_id,
+            target: replica.raft.commit.0,
+            matched: 0,
+            last_ack: now.at,
+            answered: false,
+            in_snapshot: false,
+        });
+        let progress = replica.raft.progress.iter().find(|p| p.raft_id == member.raft_id);
+        if let Some(progress) = progress {
+            learner.matched = progress.matched;
+            learner.in_snapshot = progress.in_snapshot;
+            if let Some(ago) = progress.acked_ago {
+                learner.answered = true;
+                learner.last_ack = learner.last_ack.max(now.at - ago);
+            }
+        }
+        learner
+    }
+}

@@ -1,0 +1,142 @@
+//! How steps end: proposals, dial-backs, offers of leadership.
+
+use muster_messages::{ErrorBody, ErrorCode, WaitReason};
+
+use super::plan::Wait;
+use super::{
+    Answer, DesiredChange, Effect, Held, Now, Outgoing, Proven, RoleManager, Sent, StepId, StepOutcome,
+    membership_requests, not_leading, queues, refuse,
+};
+
+impl RoleManager {
+    /// An applied step ends once the state that contains it is observed: until then the facts are older than the step.
+    pub(super) fn end_observed_steps(&mut self, now: Now, out: &mut Vec<Effect>) {
+        let seen = self.seen.tables.revision;
+        let done: Vec<StepId> = (self.kept.outbox.0.iter())
+            .filter(|(_, o)| o.applied.is_some_and(|at| at <= seen))
+            .map(|(step, _)| *step)
+            .collect();
+        for step in done {
+            let Some(outgoing) = self.kept.outbox.0.remove(&step) else { continue };
+            self.dirty.insert(outgoing.node);
+            self.back_off(now, &outgoing);
+            let changed = matches!(&outgoing.sent, Sent::DesiredChange { command, .. } if !command.changes.is_empty());
+            let Some(pending_change) = self.requests.sent.remove(&step) else { continue };
+            match pending_change.change {
+                DesiredChange::Role(_) => out.push(Effect::Answer(pending_change.ask, Answer::Role(Ok(changed)))),
+                DesiredChange::Remove { .. } => self.follow(pending_change, out),
+            }
+        }
+    }
+
+    /// A write that was applied without changing its node would be planned again at once, endlessly. The first one may repeat a
+    /// write applied before a crash, so it has no delay.
+    fn back_off(&mut self, now: Now, outgoing: &Outgoing) {
+        let (Sent::Write(_), Some(applied)) = (&outgoing.sent, outgoing.applied) else { return };
+        let unchanged = self.seen.tables.nodes.get(&outgoing.node).is_some_and(|record| record.revision < applied);
+        if !unchanged {
+            self.fruitless.remove(&outgoing.node);
+        } else if !self.fruitless.insert(outgoing.node) {
+            self.held.insert(outgoing.node, Held { until: now.at + self.config.retry, wait: None });
+        }
+    }
+
+    pub(super) fn end_proposal(&mut self, now: Now, step: StepId, outcome: StepOutcome, out: &mut Vec<Effect>) {
+        let Some(outgoing) = self.kept.outbox.0.get_mut(&step) else { return };
+        match outcome {
+            StepOutcome::Applied(at) => {
+                outgoing.applied = Some(at);
+                return;
+            }
+            StepOutcome::MembershipBusy => {
+                outgoing.again_at = Some(now.at + self.config.ask_again / 5);
+                return;
+            }
+            _ => {}
+        }
+        let node = outgoing.node;
+        let is_request = matches!(outgoing.sent, Sent::DesiredChange { .. });
+        let is_membership_change = matches!(outgoing.sent, Sent::Membership(_));
+        self.kept.outbox.0.remove(&step);
+        if is_request {
+            if let Some(pending_change) = self.requests.sent.remove(&step) {
+                let error = self.proposal_error(&outcome);
+                out.push(refuse(&pending_change, error));
+            }
+            return;
+        }
+        let wait = match outcome {
+            StepOutcome::NoQuorum { .. } => {
+                let message = self.proposal_error(&outcome).message;
+                Some(Wait::new(WaitReason::QuorumAtRisk, message))
+            }
+            _ => None,
+        };
+        if is_membership_change && node == self.me {
+            self.kept.tried.clear();
+        }
+        self.held.insert(node, Held { until: now.at + self.config.retry, wait });
+    }
+
+    pub(super) fn end_probe(&mut self, now: Now, step: StepId, result: Result<(), ErrorBody>, out: &mut Vec<Effect>) {
+        let Some((node, addr)) = self.membership_requests.probes.remove(&step) else { return };
+        self.dirty.insert(node);
+        let failure = result.err().map(|error| {
+            let name = queues::name_of(&self.seen.tables, node);
+            format!(
+                "{name} could not be reached at {addr}, the address it advertises: {error}; every manager must be able to \
+                 dial it there (check its --advertise and its firewall)"
+            )
+        });
+        let until = now.at + self.config.dial_back_counts;
+        self.kept.annotations.edit(node, |annotation| {
+            annotation.proven = failure.is_none().then(|| Proven { addr: addr.clone(), until });
+            annotation.dial_back = failure.clone();
+        });
+        let open_request = self.membership_requests.open_requests.get(&node).filter(|k| k.request.advertise == addr);
+        if let (Some(message), Some(open_request)) = (failure, open_request) {
+            let reply = membership_requests::wait(WaitReason::DialBackFailed, message, self.config.ask_again);
+            out.push(Effect::Answer(open_request.ask, Answer::Membership(Ok(reply))));
+            self.membership_requests.open_requests.remove(&node);
+        }
+    }
+
+    pub(super) fn end_transfer(&mut self, now: Now, step: StepId, taken: bool) {
+        let Some(Outgoing { sent: Sent::Transfer { to }, .. }) = self.kept.outbox.0.remove(&step) else {
+            return;
+        };
+        if taken {
+            let message = format!("{} now leads", queues::name_of(&self.seen.tables, to));
+            let wait = Some(Wait::new(WaitReason::TransferringLeadership, message));
+            self.held.insert(self.me, Held { until: now.at + self.config.retry, wait });
+        } else {
+            self.kept.tried.insert(to);
+        }
+    }
+
+    pub(super) fn proposal_error(&self, outcome: &StepOutcome) -> ErrorBody {
+        let soon = self.config.ask_again / 5;
+        match outcome {
+            StepOutcome::Refused(refusal) => refusal.clone().into(),
+            StepOutcome::NoQuorum { missing } => {
+                let names: Vec<String> =
+                    (missing.iter()).map(|n| queues::name_of(&self.seen.tables, *n).to_string()).collect();
+                let message = format!("no quorum: waiting for {}", names.join(", "));
+                ErrorBody::new(ErrorCode::NoQuorum, message)
+                    .with_details(&serde_json::json!({ "missing": names }))
+                    .retry_after(self.config.ask_again)
+            }
+            StepOutcome::Crowded => {
+                ErrorBody::new(ErrorCode::TooManyRequests, "too many proposals in flight").retry_after(soon)
+            }
+            StepOutcome::NotLeader => not_leading().retry_after(soon),
+            StepOutcome::Applied(_) | StepOutcome::MembershipBusy | StepOutcome::TimedOut | StepOutcome::Unknown => {
+                ErrorBody::new(
+                    ErrorCode::UnknownOutcome,
+                    "not confirmed while this manager led; it may have been applied: check before repeating it",
+                )
+                .retry_after(soon)
+            }
+        }
+    }
+}

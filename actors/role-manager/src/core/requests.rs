@@ -1,0 +1,310 @@
+//! Requests to change a role or to remove a node: judged, written to the replicated state, and answered once they are seen
+//! there.
+//!
+//! Invariants  INTENT-1  an accepted request is in the replicated state before it is answered.
+//!             INTENT-2  requests for one node are written one after the other, so that the last one received is the last one
+//!                     written.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use muster_messages::{
+    Change, Command, CommandRefusal, ErrorBody, ErrorCode, Guard, Liveness, NodeId, NodeRecord, Principal, Removal,
+    RequestId, Role, Tables, removal_digest, request_digest,
+};
+
+use super::quorum::{Electorate, Gate};
+use super::reachability::Required;
+use super::{Answer, AskId, Effect, Moment, Now, RoleManager, Sent, StepId, not_leading, refuse};
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum DesiredChange {
+    Role(Role),
+    Remove { force: bool },
+}
+
+/// A request that has not been answered.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PendingChange {
+    pub ask: AskId,
+    pub node: NodeId,
+    pub change: DesiredChange,
+    pub by: Principal,
+    pub request: RequestId,
+}
+
+impl PendingChange {
+    /// Identifies the requested change among other uses of the same id.
+    pub(crate) fn digest(&self) -> u64 {
+        let role = match self.change {
+            DesiredChange::Remove { force } => return removal_digest(self.node, force),
+            DesiredChange::Role(Role::Manager) => "manager",
+            DesiredChange::Role(Role::Worker) => "worker",
+        };
+        request_digest(&[b"role", role.as_bytes(), self.node.as_str().as_bytes()])
+    }
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Decision {
+    /// Already so, or done before; true: by this very request.
+    Done {
+        changed: bool,
+    },
+    Refused(ErrorBody),
+    /// Write it. `leaves`: the node counts as leaving from now on.
+    Write {
+        command: Box<Command>,
+        leaves: bool,
+    },
+    /// The removal is in progress: wait for its end.
+    Follow,
+    /// The leader is too young to refuse.
+    Later,
+    /// A majority of the remaining voters must respond first.
+    CheckReachable(Required),
+}
+
+/// The facts for an admission check.
+pub(crate) struct AdmissionCheck<'a> {
+    pub tables: &'a Tables,
+    pub electorate: &'a Electorate,
+    /// Leaving nodes, by requests in flight too.
+    pub leaving: BTreeSet<NodeId>,
+    /// Nodes that are being added as members.
+    pub joining: BTreeSet<NodeId>,
+    pub now: Now,
+}
+
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Requests {
+    /// Undecided: each with its arrival time, in that order.
+    pub parked: VecDeque<(Moment, PendingChange)>,
+    pub sent: BTreeMap<StepId, PendingChange>,
+    /// Accepted removals, answered when member and record are removed and the id is blocked.
+    pub removals: BTreeMap<NodeId, Vec<AskId>>,
+    /// No request is refused for quorum before this: a young leader lacks acknowledgements.
+    pub fresh_until: Option<Moment>,
+}
+
+impl RoleManager {
+    pub(super) fn decide_requests(&mut self, now: Now, out: &mut Vec<Effect>) {
+        if self.requests.parked.is_empty() {
+            return;
+        }
+        let electorate = self.electorate(now);
+        let mut later = VecDeque::new();
+        let mut behind = BTreeSet::new();
+        while let Some((since, pending_change)) = self.requests.parked.pop_front() {
+            let node = pending_change.node;
+            if behind.contains(&node) || self.kept.outbox.request_for(node) {
+                behind.insert(node);
+                later.push_back((since, pending_change));
+                continue;
+            }
+            match self.admission_check(&electorate, now).judge(&pending_change, since) {
+                Decision::Done { changed } => out.push(match pending_change.change {
+                    DesiredChange::Role(_) => Effect::Answer(pending_change.ask, Answer::Role(Ok(changed))),
+                    DesiredChange::Remove { .. } => Effect::Answer(pending_change.ask, Answer::Removed(Ok(()))),
+                }),
+                Decision::Refused(error) => out.push(refuse(&pending_change, error)),
+                Decision::Follow => self.follow(pending_change, out),
+                Decision::Later => {
+                    behind.insert(node);
+                    later.push_back((since, pending_change));
+                }
+                Decision::CheckReachable(required) => {
+                    behind.insert(node);
+                    later.push_back((since, pending_change));
+                    self.check_reachable(now, None, required, out);
+                }
+                Decision::Write { command, leaves } => {
+                    let step = self.send(now, node, Sent::DesiredChange { command, leaves }, out);
+                    if self.config.answers_before_written() && matches!(pending_change.change, DesiredChange::Role(_)) {
+                        out.push(Effect::Answer(pending_change.ask, Answer::Role(Ok(true))));
+                        continue;
+                    }
+                    self.requests.sent.insert(step, pending_change);
+                }
+            }
+        }
+        self.requests.parked = later;
+    }
+
+    pub(super) fn admission_check<'a>(&'a self, electorate: &'a Electorate, now: Now) -> AdmissionCheck<'a> {
+        let tables = &self.seen.tables;
+        let going = |node: &NodeId| {
+            (tables.nodes.get(node))
+                .is_none_or(|r| r.desired_role != muster_messages::Role::Manager || r.removing.is_some())
+        };
+        let leaving = electorate.nodes().filter(going).chain(self.kept.outbox.leaving()).collect();
+        let proven =
+            (self.kept.annotations.nodes()).filter(|n| self.kept.annotations.of(*n).proven_at(now.at).is_some());
+        let joining = proven.chain(self.membership_requests.open_requests.keys().copied()).collect();
+        AdmissionCheck { tables, electorate, leaving, joining, now }
+    }
+
+    /// Waits for the end of an accepted removal, however it was accepted.
+    pub(super) fn follow(&mut self, pending_change: PendingChange, out: &mut Vec<Effect>) {
+        let waiters = self.requests.removals.entry(pending_change.node).or_default();
+        if waiters.len() >= self.config.waiters_per_removal {
+            let message = "the removal continues; too many callers are already waiting for its end";
+            let error = ErrorBody::new(ErrorCode::TooManyRequests, message).retry_after(self.config.retry);
+            out.push(refuse(&pending_change, error));
+        } else {
+            waiters.push(pending_change.ask);
+        }
+    }
+
+    pub(super) fn answer_removals(&mut self, out: &mut Vec<Effect>) {
+        let nodes = &self.seen.tables.nodes;
+        self.requests.removals.retain(|node, asks| {
+            let in_progress = nodes.contains_key(node);
+            if !in_progress {
+                out.extend(asks.drain(..).map(|ask| Effect::Answer(ask, Answer::Removed(Ok(())))));
+            }
+            in_progress
+        });
+    }
+
+    /// This member does not lead: it decides nothing. Requests in flight keep waiting for their outcome.
+    pub(super) fn reject(&mut self, out: &mut Vec<Effect>) {
+        for (_, pending_change) in std::mem::take(&mut self.requests.parked) {
+            out.push(refuse(&pending_change, not_leading()));
+        }
+        self.reachability = Default::default();
+        for ask in std::mem::take(&mut self.requests.removals).into_values().flatten() {
+            out.push(Effect::Answer(ask, Answer::Removed(Err(not_leading()))));
+        }
+        for (ask, ..) in std::mem::take(&mut self.membership_requests.reports) {
+            out.push(Effect::Answer(ask, Answer::Reported(Err(not_leading()))));
+        }
+        for open_request in std::mem::take(&mut self.membership_requests.open_requests).into_values() {
+            out.push(Effect::Answer(open_request.ask, Answer::Membership(Err(not_leading()))));
+        }
+    }
+}
+
+impl AdmissionCheck<'_> {
+    /// Decides on a request by the newest applied state, and by the reachability of voters after its arrival at `since`.
+    pub fn judge(&self, pending_change: &PendingChange, since: Moment) -> Decision {
+        if let Some(decision) = self.remembered(pending_change) {
+            return decision;
+        }
+        let Some(record) = self.tables.nodes.get(&pending_change.node) else {
+            let message = format!("no such node: {}", pending_change.node);
+            return Decision::Refused(ErrorBody::new(ErrorCode::NotFound, message));
+        };
+        match pending_change.change {
+            DesiredChange::Role(role) => self.role(pending_change, since, record, role),
+            DesiredChange::Remove { force } => self.removal(pending_change, since, record, force),
+        }
+    }
+
+    /// A request that was applied before: its retry gets the first outcome.
+    fn remembered(&self, pending_change: &PendingChange) -> Option<Decision> {
+        let outcome = self.tables.outcome_of(&pending_change.by, pending_change.request)?;
+        if outcome.digest.is_some_and(|digest| digest != pending_change.digest()) {
+            return Some(Decision::Refused(CommandRefusal::RequestReused(Box::new(pending_change.request)).into()));
+        }
+        Some(match (outcome.refused, pending_change.change) {
+            (Some(refusal), _) => Decision::Refused(refusal.clone().into()),
+            (None, DesiredChange::Remove { .. }) if self.tables.nodes.contains_key(&pending_change.node) => {
+                Decision::Follow
+            }
+            (None, _) => Decision::Done { changed: true },
+        })
+    }
+
+    fn role(&self, pending_change: &PendingChange, since: Moment, record: &NodeRecord, role: Role) -> Decision {
+        if record.removing.is_some() {
+            let message = format!("{} is being removed", record.name);
+            return Decision::Refused(ErrorBody::new(ErrorCode::Removed, message));
+        }
+        let node = record.id;
+        if record.desired_role == role {
+            // Decided through the log, not by this replica: a leader deposed while suspended has not noticed yet.
+            let command = self.command(pending_change, "unchanged").guard(Guard::DesiredRole { node, role });
+            return Decision::Write { command: Box::new(command), leaves: false };
+        }
+        let mut command = self.command(
+            pending_change,
+            match role {
+                Role::Manager => "promote",
+                Role::Worker => "demote",
+            },
+        );
+        if role == Role::Worker {
+            match self.may_leave(record, since) {
+                Gate::Open => {}
+                Gate::Undecided => return Decision::Later,
+                Gate::Unconfirmed(required) => return Decision::CheckReachable(required),
+                Gate::Closed(obstacle) => return Decision::Refused(obstacle.to_error()),
+            }
+            command = command.guard(Guard::OtherManagers { besides: node, at_least: 1 });
+        } else {
+            command = command.guard(Guard::NotBlocked(node));
+        }
+        let command = command.change(Change::SetDesiredRole { node, role });
+        Decision::Write { command: Box::new(command), leaves: role == Role::Worker }
+    }
+
+    fn removal(&self, pending_change: &PendingChange, since: Moment, record: &NodeRecord, force: bool) -> Decision {
+        if record.removing.is_some() {
+            return Decision::Follow;
+        }
+        let (node, name) = (record.id, &record.name);
+        let member = self.tables.member_of(node);
+        let down = record.liveness == Liveness::Down;
+        let manager = record.desired_role == Role::Manager && (member.is_some() || self.joining.contains(&node));
+        if manager && !(down && force) {
+            let holds = if member.is_some() { "is a member" } else { "is being added as a member" };
+            let help = if force {
+                "--force removes a manager only when it is down"
+            } else {
+                "if it is down, --force does both"
+            };
+            let message = format!("{name} {holds} of the Raft configuration: demote it first ({help})");
+            return Decision::Refused(ErrorBody::new(ErrorCode::DemoteFirst, message));
+        }
+        if !down && !force {
+            let message = format!("{name} is not down: stop it first, or use --force");
+            return Decision::Refused(ErrorBody::new(ErrorCode::NodeNotDown, message));
+        }
+        let mut command = self.command(pending_change, "remove");
+        if record.desired_role == Role::Manager {
+            match self.may_leave(record, since) {
+                Gate::Open => {}
+                Gate::Undecided => return Decision::Later,
+                Gate::Unconfirmed(required) => return Decision::CheckReachable(required),
+                Gate::Closed(obstacle) => return Decision::Refused(obstacle.to_error()),
+            }
+            command = command
+                .guard(Guard::OtherManagers { besides: node, at_least: 1 })
+                .change(Change::SetDesiredRole { node, role: Role::Worker });
+        }
+        let removal = Removal { by: pending_change.by.clone(), forced: force, at: self.now.wall };
+        let command = command.change(Change::SetRemoving { node, removal });
+        Decision::Write { command: Box::new(command), leaves: true }
+    }
+
+    fn command(&self, pending_change: &PendingChange, reason: &str) -> Command {
+        let mut command =
+            Command::idempotent(self.now.wall, pending_change.by.clone(), reason).with_request(pending_change.request);
+        if self.tables.remembers_callers() {
+            command = command.guard(Guard::Request { digest: pending_change.digest() });
+        }
+        command
+            .guard(Guard::NodeExists(pending_change.node))
+            .guard(Guard::Removing { node: pending_change.node, removing: false })
+    }
+
+    /// Whether this manager may leave, counting all that are leaving already. A node that is not a member removes no vote.
+    fn may_leave(&self, record: &NodeRecord, since: Moment) -> Gate {
+        if self.tables.member_of(record.id).is_none() {
+            return Gate::Open;
+        }
+        let mut leaving = self.leaving.clone();
+        leaving.insert(record.id);
+        self.electorate.can_remove(&leaving, record.id, record.name.as_str(), since)
+    }
+}

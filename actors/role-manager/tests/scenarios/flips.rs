@@ -1,0 +1,133 @@
+use muster_messages::*;
+
+use crate::world::*;
+
+// E5
+#[test]
+fn demotion_reversed_after_removal_rejoins_with_new_raft_id() {
+    let mut world = World::new(3, 0);
+    world.hold_membership_changes = true;
+    world.demote(3);
+    world.run_for(TICK);
+    // The flip is accepted while the membership change is in flight; then both are applied.
+    world.promote(3);
+    world.run_for(TICK);
+    world.hold_membership_changes = false;
+    world.run_for(secs(2));
+    assert!(world.is_manager(3), "{:?}", world.pending());
+    assert_eq!(world.tables.member_of(id(3)).unwrap().raft_id, RaftId(4));
+    assert!(world.tables.removed_raft_ids.contains(&RaftId(3)));
+    assert!(!world.log.iter().any(|l| l.contains("GrantRole")), "its role never changed");
+}
+
+// E6
+#[test]
+fn request_reversed_before_any_step_changes_nothing() {
+    let mut world = World::new(3, 0);
+    let (a, b) = (world.demote(3), world.promote(3));
+    world.hold_membership_changes = true;
+    world.run_for(TICK);
+    assert_eq!((world.role_answer(a), world.role_answer(b)), (Some(Ok(true)), Some(Ok(true))));
+    world.hold_membership_changes = false;
+    world.settle();
+    assert!(world.is_manager(3));
+    assert_eq!(world.tables.member_of(id(3)).unwrap().raft_id, RaftId(3), "it keeps its member id");
+}
+
+// E9
+#[test]
+fn role_flipping_faster_than_the_node_ends_at_last_request() {
+    let mut world = World::new(3, 1);
+    world.machine(4).no_certificates = true;
+    for _ in 0..3 {
+        world.promote(4);
+        world.run_for(TICK);
+        world.demote(4);
+        world.run_for(TICK);
+    }
+    assert_eq!(world.reason(4), Some(WaitReason::WaitingForCertificate));
+    world.machine(4).no_certificates = false;
+    world.settle();
+    assert!(world.is_worker(4));
+}
+
+// S8
+#[test]
+fn no_role_older_than_the_newest_request_is_written() {
+    let mut world = World::new(3, 1);
+    world.promote(4);
+    world.hold_commits = true;
+    world.run_moment();
+    world.hold_commits = false;
+    // The request is applied, and the opposite request overtakes the grant that follows it.
+    world.demote(4);
+    world.settle();
+    assert!(world.is_worker(4));
+    let events: Vec<_> = world.tables.events.iter().filter(|e| e.kind == EventKind::Role).collect();
+    let mut wanted = None;
+    for event in events {
+        let after = event.after.as_deref().unwrap();
+        match after.strip_prefix("wanted ") {
+            Some(role) => wanted = Some(role),
+            None => assert_eq!(Some(after), wanted, "a grant follows the request of its moment"),
+        }
+    }
+}
+
+// E6, E5: every interleaving of a flip, step by step.
+#[test]
+fn flip_at_any_moment_ends_at_the_last_request() {
+    for moment in 0..40 {
+        for up in [true, false] {
+            let mut world = if up { World::new(3, 0) } else { World::new(2, 1) };
+            if up {
+                world.demote(3);
+            } else {
+                world.promote(3);
+            }
+            for _ in 0..moment {
+                world.run_step();
+            }
+            if up {
+                world.promote(3);
+            } else {
+                world.demote(3);
+            }
+            world.settle();
+            let done = if up { world.is_manager(3) } else { world.is_worker(3) };
+            assert!(done, "flip after {moment} steps: {:#?}", world.log);
+        }
+    }
+}
+
+// E2: every interleaving of a promotion and a removal.
+#[test]
+fn a_removal_at_any_moment_of_a_promotion_leaves_nothing_behind() {
+    for moment in 0..40 {
+        let mut world = World::new(3, 1);
+        world.promote(4);
+        for _ in 0..moment {
+            world.run_step();
+        }
+        world.stop(4);
+        world.run_moment();
+        let ask = world.remove(4, true);
+        world.settle();
+        assert_eq!(world.removal_answer(ask), Some(Ok(())), "after {moment} steps");
+        assert!(world.is_gone(4), "after {moment} steps: {:#?}", world.log);
+        assert_eq!(world.voters(), 3);
+    }
+}
+
+#[test]
+fn a_write_that_changes_nothing_is_not_repeated_at_once() {
+    let mut world = World::new(3, 1);
+    world.ignore_writes = true;
+    world.promote(4);
+    world.run_for(secs(10));
+    let most = 2 + 10_000 / usize::try_from(world.config.retry.as_millis()).unwrap();
+    assert!((1..=most).contains(&world.swallowed), "{} writes in 10 s", world.swallowed);
+    world.ignore_writes = false;
+    world.settle();
+    assert!(world.is_manager(4));
+}

@@ -1,0 +1,159 @@
+//! The replicated state that concerns agents: each node's record, and what all of them share.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use imbl::ordmap::DiffItem;
+use muster_messages::wire::AgentView;
+use muster_messages::{CertificateState, Incarnation, Liveness, NodeId, Revision, Role, Tables};
+
+/// The part of a view that all agents share. Changes when a manager is added, removed or moves.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Shared {
+    pub incarnation: Incarnation,
+    pub managers: Vec<String>,
+    pub root_pem: String,
+    /// Not for the agents: limits what this host may send to the leader.
+    pub feature_level: u32,
+}
+
+impl Shared {
+    pub fn of(tables: &Tables) -> Self {
+        let cluster = tables.cluster.as_ref();
+        let mut managers: Vec<String> = tables
+            .members
+            .values()
+            .map(|member| {
+                let record = tables.nodes.get(&member.node);
+                let own = record.map(|r| r.addr.clone());
+                own.filter(|a| !a.is_empty()).unwrap_or_else(|| member.addr.clone())
+            })
+            .filter(|addr| !addr.is_empty())
+            .collect();
+        managers.sort();
+        managers.dedup();
+        Self {
+            incarnation: cluster.map(|c| c.incarnation).unwrap_or_default(),
+            managers,
+            root_pem: cluster.map(|c| c.root_cert_pem.clone()).unwrap_or_default(),
+            feature_level: tables.feature_level(),
+        }
+    }
+}
+
+/// A node in one replica.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NodeRecordState {
+    Known {
+        desired_role: Role,
+        role: Role,
+        granted: Revision,
+        rotate: bool,
+        serial: Option<String>,
+        liveness: Liveness,
+    },
+    /// No record. Final only if the replica has applied the grant of the node's certificate.
+    Absent,
+    Blocked,
+}
+
+impl NodeRecordState {
+    pub fn of(tables: &Tables, node: NodeId) -> Self {
+        if tables.blocklist.contains_key(&node) && !tables.nodes.contains_key(&node) {
+            return NodeRecordState::Absent; // removed, and blocked for that reason
+        }
+        if tables.blocklist.contains_key(&node) {
+            return NodeRecordState::Blocked;
+        }
+        let Some(record) = tables.nodes.get(&node) else {
+            return NodeRecordState::Absent;
+        };
+        let certificate = record.certificate.as_ref();
+        NodeRecordState::Known {
+            desired_role: record.desired_role,
+            role: record.role,
+            granted: record.granted,
+            rotate: certificate.is_some_and(|c| c.state == CertificateState::Rotate),
+            serial: certificate.map(|c| c.serial.clone()),
+            liveness: record.liveness,
+        }
+    }
+}
+
+/// What one session needs to know, as of one revision. Later ones replace earlier ones.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeUpdate {
+    pub revision: Revision,
+    pub record_state: NodeRecordState,
+    pub shared: Arc<Shared>,
+}
+
+impl NodeUpdate {
+    pub fn of(tables: &Tables, node: NodeId, shared: &Arc<Shared>) -> Self {
+        Self { revision: tables.revision, record_state: NodeRecordState::of(tables, node), shared: Arc::clone(shared) }
+    }
+
+    /// The full view for the agent, if the node is known.
+    pub fn view(&self, node: NodeId) -> Option<AgentView> {
+        let NodeRecordState::Known { desired_role, role, granted, rotate, serial, .. } = &self.record_state else {
+            return None;
+        };
+        Some(AgentView {
+            revision: self.revision,
+            incarnation: self.shared.incarnation,
+            node,
+            desired_role: *desired_role,
+            role: *role,
+            granted: *granted,
+            rotate: *rotate,
+            serial: serial.clone(),
+            managers: self.shared.managers.clone(),
+            root_pem: self.shared.root_pem.clone(),
+        })
+    }
+
+    /// Whether an agent that was shown `other` learns nothing from this.
+    pub fn same_for_agent(&self, other: &NodeUpdate) -> bool {
+        let same_shared = Arc::ptr_eq(&self.shared, &other.shared) || self.shared == other.shared;
+        same_shared && visible_part(&self.record_state) == visible_part(&other.record_state)
+    }
+}
+
+/// The part of a record that an agent sees: its own liveness is excluded.
+fn visible_part(record_state: &NodeRecordState) -> Option<(Role, Role, Revision, bool, Option<&str>)> {
+    match record_state {
+        NodeRecordState::Known { desired_role, role, granted, rotate, serial, .. } => {
+            Some((*desired_role, *role, *granted, *rotate, serial.as_deref()))
+        }
+        NodeRecordState::Absent | NodeRecordState::Blocked => None,
+    }
+}
+
+/// The nodes whose record or block differs between two replicas. The cost grows with the differences,
+/// not the size.
+pub fn changed(old: &Tables, new: &Tables) -> BTreeSet<NodeId> {
+    let mut nodes = BTreeSet::new();
+    if !old.nodes.ptr_eq(&new.nodes) {
+        for item in old.nodes.diff(&new.nodes) {
+            match item {
+                DiffItem::Add(id, _) | DiffItem::Remove(id, _) => nodes.insert(*id),
+                DiffItem::Update { new: (id, _), .. } => nodes.insert(*id),
+            };
+        }
+    }
+    if !old.blocklist.ptr_eq(&new.blocklist) {
+        for item in old.blocklist.diff(&new.blocklist) {
+            match item {
+                DiffItem::Add(id, _) | DiffItem::Remove(id, _) => nodes.insert(*id),
+                DiffItem::Update { new: (id, _), .. } => nodes.insert(*id),
+            };
+        }
+    }
+    nodes
+}
+
+/// Whether [`Shared`] may differ between two replicas, given the nodes that differ.
+pub fn shared_changed(old: &Tables, new: &Tables, nodes: &BTreeSet<NodeId>) -> bool {
+    let member = |node: &NodeId| new.members.values().any(|m| m.node == *node);
+    !old.members.ptr_eq(&new.members) || old.cluster != new.cluster || nodes.iter().any(member)
+}

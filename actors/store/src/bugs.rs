@@ -1,0 +1,64 @@
+//! Switches that break one promise each, so that the simulation can show that it notices. They can be set
+//! only with the feature `bugs`, and per thread: a simulation runs on one.
+
+use std::cell::Cell;
+
+/// A bug to inject.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BugInjection {
+    /// A freed raft id is handed out again (breaks RAFTID-1).
+    ReuseRaftId,
+    /// A node that is a Raft member may be deleted, and a deleted node may become a member (breaks MEMBER-1).
+    SkipNodeGuard,
+    /// A certificate is recorded for any role that it names (breaks CERT-1).
+    RecordAnyCertificate,
+    /// Now and then a member applies a command as nothing (breaks APPLY-1).
+    ApplyNondeterministically,
+    /// A live lease passes to any acquirer (breaks HELD-1).
+    TakeLiveLeases,
+    /// A participant is admitted by its own view of the gates, not by the gates (breaks RELEASE-1 and RELEASE-2).
+    AdmitWithoutCheck,
+    /// A gate is restricted by its runner's view of the serving participants (breaks RELEASE-1).
+    RestrictWithoutCheck,
+    /// A runner whose term has ended continues to write (breaks RELEASE-4).
+    WriteAfterTerm,
+    /// A recovery's revisions leap by a constant from its replica's (breaks RECOVER-3).
+    ConstantRevisionJump,
+    /// A recovery keeps leases as its replica shows them (breaks RECOVER-9).
+    ReviveLeases,
+    /// A lease that a recovered state does not know is acquired at once (breaks RECOVER-9).
+    AcquireUnknownLeases,
+    /// A request whose outcome was forgotten counts as new (breaks APPLY-3).
+    ReapplyForgotten,
+    /// All callers share one space of request ids (breaks APPLY-3).
+    ShareRequestIds,
+    /// A node's report is kept without bounds (breaks LABEL-1).
+    AcceptAnyLabels,
+    /// A node's reported name becomes its name (breaks NAME-1).
+    AcceptReportedNames,
+    /// Events of leases are kept among the others (breaks EVENT-1).
+    ShareEventQuota,
+}
+
+thread_local! {
+    static INJECTED: Cell<Option<BugInjection>> = const { Cell::new(None) };
+    static APPLIED: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Breaks this promise on the current thread from now on; `None` keeps them all again.
+#[cfg(feature = "bug-injection")]
+pub fn set(bug: Option<BugInjection>) {
+    INJECTED.set(bug);
+    APPLIED.set(0);
+}
+
+/// True once in a while, for breaking APPLY-1.
+pub(crate) fn sometimes() -> bool {
+    APPLIED.set(APPLIED.get() + 1);
+    APPLIED.get().is_multiple_of(401)
+}
+
+/// True while this promise is broken on the current thread; never without the feature.
+pub fn is_injected(bug: BugInjection) -> bool {
+    cfg!(feature = "bug-injection") && INJECTED.get() == Some(bug)
+}

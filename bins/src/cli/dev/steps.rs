@@ -1,0 +1,82 @@
+//! The steps of `dev tour` and `bench roles`: each function returns when its change has taken effect.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use muster_client::{Failure, Outcome};
+use muster_local_cluster::{WAIT_LIMIT, answers, until};
+use muster_messages::wire::{ActorsAsk, ActorsOf, Request};
+use muster_messages::{Membership, NodeView, Role};
+use serde_json::Value;
+
+use super::cluster::LocalCluster;
+use crate::cli::waiting::wait_until_settled;
+
+/// The nodes, read with a quorum.
+pub async fn nodes(cluster: &LocalCluster) -> Outcome<Vec<NodeView>> {
+    answers::nodes(cluster.ask(Request::NodeList { fresh: true }).await?)
+}
+
+/// The leader's name.
+pub async fn leader(cluster: &LocalCluster) -> Outcome<String> {
+    until("a leader", async || Ok(answers::leader(&nodes(cluster).await?))).await
+}
+
+/// A running manager other than `except`, to send requests to: its own role stays the same.
+pub async fn manager_except(cluster: &LocalCluster, except: &str) -> Outcome<String> {
+    let all = nodes(cluster).await?;
+    let runs = |name: &str| cluster.state().nodes.iter().any(|n| n.name == name && n.running().is_some());
+    let mut fit =
+        all.iter().filter(|n| n.membership == Membership::Voter && n.name.as_str() != except && runs(n.name.as_str()));
+    fit.next()
+        .map(|n| n.name.to_string())
+        .ok_or_else(|| Failure::internal(format!("no manager other than {except} is running")))
+}
+
+/// Requests a role and returns when it has settled.
+pub async fn change_role(cluster: &LocalCluster, node: &str, role: Role) -> Outcome<Duration> {
+    let mut client = cluster.client(&manager_except(cluster, node).await?);
+    let begun = Instant::now();
+    client.call(Request::SetRole { node: node.to_owned(), role }).await?;
+    wait_until_settled(&mut client, node, role, begun + WAIT_LIMIT, |_| {}).await?;
+    Ok(begun.elapsed())
+}
+
+/// Writes through one node: a label of that node itself.
+pub async fn write(cluster: &LocalCluster, via: &str, value: &str) -> Outcome {
+    let add = BTreeMap::from([("written".to_owned(), value.to_owned())]);
+    let request = Request::NodeUpdate { node: via.to_owned(), add, remove: Vec::new(), generation: None };
+    cluster.client(via).call_within(request, Duration::from_secs(5)).await.map(drop)
+}
+
+/// Kills the leader with kill -9; returns its name and the time until a write through another manager succeeded.
+pub async fn kill_leader(cluster: &mut LocalCluster) -> Outcome<(String, Duration)> {
+    let killed = leader(cluster).await?;
+    let via = manager_except(cluster, &killed).await?;
+    let begun = Instant::now();
+    cluster.signal(&killed, rustix::process::Signal::KILL)?;
+    until("a write without the killed leader", async || Ok(write(cluster, &via, &killed).await.ok())).await?;
+    let took = begun.elapsed();
+    cluster.kill(&killed).await?;
+    Ok((killed, took))
+}
+
+/// Restarts a killed manager and returns when it follows and is reachable.
+pub async fn restart_manager(cluster: &mut LocalCluster, name: &str) -> Outcome {
+    cluster.restart(name).await?;
+    until(&format!("{name} back among the managers"), async || {
+        let all = nodes(cluster).await?;
+        let node = all.iter().find(|node| node.name.as_str() == name);
+        let follows = node.is_some_and(|n| {
+            n.state == muster_messages::Liveness::Ready && n.manager.as_ref().is_some_and(|m| m.reachable && !m.leader)
+        });
+        Ok(follows.then_some(()))
+    })
+    .await
+}
+
+/// Inspects one actor of the leader.
+pub async fn leader_actor(cluster: &LocalCluster, path: &str) -> Outcome<Value> {
+    let ask = ActorsAsk::Inspect { path: path.to_owned() };
+    cluster.ask(Request::Actors { node: ActorsOf::Leader, ask }).await
+}

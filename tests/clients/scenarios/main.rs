@@ -1,0 +1,15 @@
+//! Scenarios of unmodified Kubernetes clients: a user's actions with each one on a real cluster, over TLS, with the
+//! file that `muster kubeconfig` prints, and what must hold afterwards.
+
+mod access;
+mod elector;
+mod handler;
+mod harness;
+mod javascript;
+mod kube_leader_election;
+mod kube_rs;
+mod kubectl;
+mod losses;
+mod manual;
+mod protobuf;
+mod python;

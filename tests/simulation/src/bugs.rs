@@ -1,0 +1,209 @@
+//! Bugs that a run can inject, to show that the simulation detects them.
+
+use muster_cert_authority::bugs as authority;
+use muster_gateway::bugs as gateway;
+use muster_store::bugs as store;
+
+use crate::simulation::Settings;
+
+/// One injected bug.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bug {
+    AckBeforeSync,
+    VoteBeforeSync,
+    VoteTwice,
+    ReadWithoutQuorum,
+    DropProposals,
+    ReuseRaftId,
+    SkipNodeGuard,
+    RecordAnyCertificate,
+    ApplyNondeterministically,
+    SignDesiredRole,
+    SkipQuorumCheck,
+    AnswerBeforeCommit,
+    /// Managers refuse nodes by a replica that is too old to know them.
+    RefuseOnStaleReplica,
+    /// A manager that lost its disk keeps its old member id.
+    ReuseLostMemberId,
+    /// A proxy repeats a client's request under another id, so that one write is applied twice.
+    RetryWithNewId,
+    /// A manager answers reads from its local replica.
+    ReadLocalReplica,
+    /// The leader's blocklist sweeps by a clock that is years ahead.
+    SweepEarly,
+    /// Managers that know a block neither refuse nor disconnect the node, and keep its session.
+    AllowBlocked,
+    /// A membership change counts voters by their last acknowledgement; they may have failed since.
+    TrustRecentAcks,
+    /// A leader renews leases without confirming its leadership.
+    RenewUnconfirmed,
+    /// A lease passes to any requester, even from a live holder.
+    TakeLiveLeases,
+    /// A member is admitted without a check of the gates at apply.
+    AdmitWithoutCheck,
+    /// A gate is restricted without a check of the serving members at apply.
+    RestrictWithoutCheck,
+    /// A runner keeps writing after its term.
+    WriteAfterTerm,
+    /// Each recovery raises revisions, and with them fencing tokens, by the same amount.
+    ConstantRevisionJump,
+    /// A recovery leaves leases to their holders.
+    ReviveLeases,
+    /// After a recovery a lease unknown to the recovered state can be acquired at once.
+    AcquireUnknownLeases,
+    /// A retry is applied again once its outcome is forgotten.
+    ReapplyForgotten,
+    /// Lease events share one history with other events.
+    ShareEventQuota,
+    /// Writes of a failed sync count as durable.
+    TrustFailedSyncs,
+    /// Candidates trust their leases to the end by their own clocks.
+    NoClockMargin,
+    /// All callers share one space of request ids.
+    ShareRequestIds,
+    /// A node's report is stored without limits.
+    AcceptAnyLabels,
+    /// A node is renamed to the name that it reports.
+    AcceptReportedNames,
+    /// A superseded certificate is accepted.
+    AdmitSuperseded,
+    /// A leader accepts grants that it has not applied.
+    AdmitForged,
+    /// A superseded certificate is renewed.
+    RenewSuperseded,
+    /// The log is compacted past a snapshot that is in transfer to a member.
+    CompactDuringTransfer,
+    /// A member that refuses a snapshot is sent another one at once.
+    SnapshotsWithoutBackoff,
+}
+
+impl Bug {
+    pub const ALL: [Bug; 39] = [
+        Bug::AckBeforeSync,
+        Bug::VoteBeforeSync,
+        Bug::VoteTwice,
+        Bug::ReadWithoutQuorum,
+        Bug::DropProposals,
+        Bug::ReuseRaftId,
+        Bug::SkipNodeGuard,
+        Bug::RecordAnyCertificate,
+        Bug::ApplyNondeterministically,
+        Bug::SignDesiredRole,
+        Bug::SkipQuorumCheck,
+        Bug::AnswerBeforeCommit,
+        Bug::RefuseOnStaleReplica,
+        Bug::RetryWithNewId,
+        Bug::ReadLocalReplica,
+        Bug::SweepEarly,
+        Bug::AllowBlocked,
+        Bug::TrustRecentAcks,
+        Bug::ReapplyForgotten,
+        Bug::TrustFailedSyncs,
+        Bug::ShareRequestIds,
+        Bug::AcceptAnyLabels,
+        Bug::AcceptReportedNames,
+        Bug::AdmitSuperseded,
+        Bug::AdmitForged,
+        Bug::RenewSuperseded,
+        Bug::ReuseLostMemberId,
+        Bug::RenewUnconfirmed,
+        Bug::TakeLiveLeases,
+        Bug::AdmitWithoutCheck,
+        Bug::RestrictWithoutCheck,
+        Bug::WriteAfterTerm,
+        Bug::ConstantRevisionJump,
+        Bug::ReviveLeases,
+        Bug::AcquireUnknownLeases,
+        Bug::NoClockMargin,
+        Bug::ShareEventQuota,
+        Bug::CompactDuringTransfer,
+        Bug::SnapshotsWithoutBackoff,
+    ];
+
+    /// The invariants of which the simulation must find one violated.
+    pub fn violates(self) -> &'static [&'static str] {
+        match self {
+            // The lost entry was applied where it was acknowledged.
+            Bug::AckBeforeSync => &["WRITE-1", "READ-1", "APPLY-1"],
+            Bug::VoteBeforeSync => &["LEADER-1", "WRITE-1", "READ-1", "APPLY-1"],
+            Bug::VoteTwice => &["LEADER-1"],
+            Bug::ReadWithoutQuorum => &["READ-1"],
+            Bug::DropProposals => &["PROPOSE-1"],
+            Bug::ReuseRaftId => &["RAFTID-1"],
+            Bug::SkipNodeGuard => &["MEMBER-1"],
+            Bug::RecordAnyCertificate | Bug::SignDesiredRole => &["CERT-1"],
+            Bug::ApplyNondeterministically => &["APPLY-1"],
+            Bug::SkipQuorumCheck | Bug::TrustRecentAcks => &["QUORUM-1"],
+            Bug::AnswerBeforeCommit => &["INTENT-1"],
+            Bug::RefuseOnStaleReplica => &["TOLD-1"],
+            Bug::ReuseLostMemberId => &["WRITE-1", "READ-1", "APPLY-1"],
+            Bug::RetryWithNewId | Bug::ReadLocalReplica => &["LINEAR-1"],
+            Bug::SweepEarly => &["BLOCK-2"],
+            Bug::AllowBlocked => &["OUT-1"],
+            Bug::RenewUnconfirmed | Bug::TakeLiveLeases => &["HOLD-1"],
+            Bug::AdmitWithoutCheck | Bug::RestrictWithoutCheck => &["RELEASE-1", "RELEASE-2"],
+            Bug::WriteAfterTerm => &["RELEASE-4"],
+            Bug::ConstantRevisionJump => &["RECOVER-3"],
+            Bug::ReviveLeases => &["FENCE-1", "HOLD-1"],
+            Bug::AcquireUnknownLeases => &["HOLD-1"],
+            Bug::ReapplyForgotten => &["WRITE-1"],
+            Bug::ShareEventQuota => &["EVENT-1"],
+            // Another client's write is taken for this one and acknowledged.
+            Bug::ShareRequestIds => &["WRITE-1", "READ-1"],
+            Bug::TrustFailedSyncs => &["WRITE-1", "READ-1", "APPLY-1", "LEADER-1"],
+            Bug::NoClockMargin => &["HOLD-1"],
+            Bug::AcceptAnyLabels => &["LABEL-1"],
+            Bug::AcceptReportedNames => &["NAME-1"],
+            Bug::AdmitSuperseded => &["ADMIT-7"],
+            Bug::AdmitForged => &["ADMIT-6"],
+            Bug::RenewSuperseded => &["CERT-6"],
+            Bug::CompactDuringTransfer => &["SNAP-1"],
+            Bug::SnapshotsWithoutBackoff => &["SNAP-2"],
+        }
+    }
+
+    /// Sets the switch, in the settings and on this thread.
+    pub(crate) fn enable(bug: Option<Bug>, settings: &mut Settings) {
+        let in_store = match bug {
+            Some(Bug::ReuseRaftId) => Some(store::BugInjection::ReuseRaftId),
+            Some(Bug::SkipNodeGuard) => Some(store::BugInjection::SkipNodeGuard),
+            Some(Bug::ApplyNondeterministically) => Some(store::BugInjection::ApplyNondeterministically),
+            Some(Bug::RecordAnyCertificate) => Some(store::BugInjection::RecordAnyCertificate),
+            Some(Bug::TakeLiveLeases) => Some(store::BugInjection::TakeLiveLeases),
+            Some(Bug::AdmitWithoutCheck) => Some(store::BugInjection::AdmitWithoutCheck),
+            Some(Bug::RestrictWithoutCheck) => Some(store::BugInjection::RestrictWithoutCheck),
+            Some(Bug::WriteAfterTerm) => Some(store::BugInjection::WriteAfterTerm),
+            Some(Bug::ConstantRevisionJump) => Some(store::BugInjection::ConstantRevisionJump),
+            Some(Bug::ReviveLeases) => Some(store::BugInjection::ReviveLeases),
+            Some(Bug::AcquireUnknownLeases) => Some(store::BugInjection::AcquireUnknownLeases),
+            Some(Bug::ReapplyForgotten) => Some(store::BugInjection::ReapplyForgotten),
+            Some(Bug::ShareRequestIds) => Some(store::BugInjection::ShareRequestIds),
+            Some(Bug::AcceptAnyLabels) => Some(store::BugInjection::AcceptAnyLabels),
+            Some(Bug::AcceptReportedNames) => Some(store::BugInjection::AcceptReportedNames),
+            Some(Bug::ShareEventQuota) => Some(store::BugInjection::ShareEventQuota),
+            _ => None,
+        };
+        store::set(in_store);
+        authority::set(match bug {
+            Some(Bug::SignDesiredRole) => Some(authority::BugInjection::SignDesiredRole),
+            Some(Bug::RenewSuperseded) => Some(authority::BugInjection::RenewSuperseded),
+            _ => None,
+        });
+        gateway::set(match bug {
+            Some(Bug::AdmitSuperseded) => Some(gateway::BugInjection::AdmitSuperseded),
+            Some(Bug::AdmitForged) => Some(gateway::BugInjection::AdmitForged),
+            _ => None,
+        });
+        let raft = &mut settings.raft.bugs;
+        raft.ack_before_sync = bug == Some(Bug::AckBeforeSync);
+        raft.vote_before_sync = bug == Some(Bug::VoteBeforeSync);
+        raft.vote_again = bug == Some(Bug::VoteTwice);
+        raft.read_without_asking = bug == Some(Bug::ReadWithoutQuorum);
+        raft.forget_proposals = bug == Some(Bug::DropProposals);
+        raft.cut_behind_transfers = bug == Some(Bug::CompactDuringTransfer);
+        raft.snapshots_without_pause = bug == Some(Bug::SnapshotsWithoutBackoff);
+        settings.roles.bugs.answer_before_written = bug == Some(Bug::AnswerBeforeCommit);
+        settings.roles.bugs.trust_recent_acks = bug == Some(Bug::TrustRecentAcks);
+        settings.roles.bugs.skip_quorum_gate = bug == Some(Bug::SkipQuorumCheck);
+    }
+}

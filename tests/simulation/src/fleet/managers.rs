@@ -1,0 +1,362 @@
+//! A manager's answers to a fleet: the API's logic over the real store and the real lease clock.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use muster_elections::core::keeper::{AskId, Input as KeeperInput};
+use muster_gates::{Write, admission, drift, runner_view};
+use muster_messages::protocol::{Applied, ProposeError, Renewal};
+use muster_messages::wire::ReconcilerRequest;
+use muster_messages::{
+    Change, Command, CommandRefusal, DefinitionKey, ErrorBody, ErrorCode, FencingToken, GateStep, Name, Principal,
+    ReconcilerChange, RequestId, Tables, Triple, Uid,
+};
+use muster_reconciler::core::run::{ObjectError, Stepped, Waved};
+
+use super::{Answer, HoldPoint, PendingRequest, Question, Reply, Requester, Wave};
+use crate::candidates::Renewer;
+use crate::machine::{Asker, MachineIdx};
+use crate::simulation::{Event, Simulation};
+
+/// Timeout of an answer.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long a read waits at its manager for a change.
+const VIEW_WAIT: Duration = Duration::from_millis(400);
+
+fn not_here() -> ErrorBody {
+    ErrorBody::new(ErrorCode::Unreachable, "this manager does not lead")
+}
+
+impl Simulation {
+    // ---- on the way -----------------------------------------------------------------------------------------------
+
+    /// Every request is answered: after a timeout at the latest.
+    pub(super) fn fleet_asks(&mut self, by: Option<(usize, u32)>, question: Question) {
+        let request = RequestId(self.rng.next_u128() | 1);
+        let pending = PendingRequest { by, sent: self.now(), request, question, waited: false };
+        if by.is_some() {
+            let reply = Err(ErrorBody::new(ErrorCode::TimedOut, "no answer came"));
+            self.time.after(
+                ANSWER_TIMEOUT,
+                Event::FleetReply { pending: Box::new(pending.clone()), reply: Box::new(reply) },
+            );
+        }
+        if self.fleet.held_back.iter().any(|point| point.is(&pending.question)) {
+            return self.fleet.parked.push(pending);
+        }
+        self.fleet_sends(pending);
+    }
+
+    pub(super) fn fleet_sends(&mut self, pending: PendingRequest) {
+        use ReconcilerRequest as R;
+        // A read accepts any replica, however stale.
+        let is_read = matches!(pending.question, Question::Reconciler(_, R::View { .. } | R::Admission { .. }));
+        // A scenario decides itself when this request arrives.
+        let restricts = !self.fleet.definitions.is_empty() && HoldPoint::Restriction.is(&pending.question);
+        let at = pending.by.and_then(|(process, _)| self.fleet.processes[process].at);
+        let idx = match at {
+            _ if is_read && self.rng.chance(600) => self.any_manager(),
+            Some(idx) if !self.rng.chance(100) => Some(idx),
+            _ if self.faults.active && self.rng.chance(250) => self.any_manager(),
+            _ => self.leading(),
+        };
+        if let Some((process, _)) = pending.by.filter(|_| !is_read) {
+            self.fleet.processes[process].at = idx;
+        }
+        let Some(idx) = idx else { return };
+        let conditions = self.net.conditions;
+        if !self.rng.chance(conditions.loss) {
+            // Widens the window between the read and the write based on it.
+            let often = match pending.question {
+                _ if restricts => 800,
+                Question::Reconciler(_, R::Admit { .. } | R::Step { .. }) => 350,
+                _ if is_read => 20,
+                _ => 100,
+            };
+            let late = (self.faults.active || restricts) && self.rng.chance(often);
+            let late = if late { self.rng.millis(10, 1500) } else { Duration::ZERO };
+            let delay = conditions.slow + self.rng.micros(80, 1500) + late;
+            self.time.after(delay, Event::FleetAsks { idx, pending: Box::new(pending.clone()) });
+        }
+        if let Some((process, _)) = pending.by.filter(|_| restricts) {
+            self.start_newcomer(process);
+        }
+        if self.faults.active && self.rng.chance(conditions.duplicate + 20) {
+            self.totals.count("fault: request repeated");
+            // Repeated by a connection, or sent anew by a client with the same stale belief.
+            let request = if self.rng.chance(500) { pending.request } else { RequestId(self.rng.next_u128() | 1) };
+            // Some so late that another runner has led meanwhile.
+            let most = if self.rng.chance(400) { 7000 } else { 2500 };
+            let delay = self.rng.millis(1, most);
+            let idx = self.any_manager().unwrap_or(idx);
+            self.time.after(delay, Event::FleetAsks { idx, pending: Box::new(PendingRequest { request, ..pending }) });
+        }
+    }
+
+    pub(crate) fn reply_to_fleet(&mut self, pending: PendingRequest, reply: Reply) {
+        if pending.by.is_some() && !self.rng.chance(self.net.conditions.loss) {
+            let delay = self.net.conditions.slow + self.rng.micros(80, 1500);
+            self.time.after(delay, Event::FleetReply { pending: Box::new(pending), reply: Box::new(reply) });
+        }
+    }
+
+    // ---- at a manager ---------------------------------------------------------------------------------------------
+
+    pub(crate) fn fleet_arrives(&mut self, idx: MachineIdx, mut pending: PendingRequest) {
+        let Some(runtime) = self.machines[idx].runtime.as_ref().filter(|_| self.machines[idx].up) else { return };
+        let tables = runtime.core.tables().clone();
+        let leads = runtime.core.replica().raft.leading;
+        match pending.question.clone() {
+            Question::Acquire { key, session, .. } => {
+                let holder =
+                    pending.by.map_or_else(String::new, |(process, _)| self.fleet.processes[process].name.clone());
+                let duration_ms = u64::try_from(self.fleet.timing.lease.as_millis()).expect("a lease is short");
+                let uid = Uid(pending.request.0);
+                self.fleet_change(idx, pending, Change::AcquireLease { key, holder, session, duration_ms, uid });
+            }
+            Question::Release { key, session, token } => {
+                self.fleet_change(idx, pending, Change::ReleaseLease { key, session, token });
+            }
+            Question::Renew { key, session, token, .. } => {
+                let ask = AskId(self.number());
+                let Some(clock) = self.lease_clock(idx) else { return self.reply_to_fleet(pending, Err(not_here())) };
+                clock.asks.insert(ask, Renewer::Fleet(Box::new(pending)));
+                self.clock_step(
+                    idx,
+                    KeeperInput::Renew { ask, session, held: vec![(key, token)], within: ANSWER_TIMEOUT },
+                );
+            }
+            Question::Reconciler(
+                _,
+                ReconcilerRequest::Admission { seen, .. } | ReconcilerRequest::View { seen, .. },
+            ) if !pending.waited && tables.reconcilers.changed <= seen => {
+                pending.waited = true;
+                self.time.after(VIEW_WAIT, Event::FleetAsks { idx, pending: Box::new(pending) });
+            }
+            Question::Reconciler(_, ReconcilerRequest::Admission { key, .. }) => {
+                self.reply_to_fleet(pending, Ok(Answer::Admission(admission(&tables, &key))));
+            }
+            Question::Reconciler(_, ReconcilerRequest::View { name, release, .. }) => {
+                self.reply_to_fleet(pending, Ok(Answer::View(Arc::new(runner_view(&tables, &name, release)))));
+            }
+            Question::Reconciler(_, ReconcilerRequest::Wave { name, release, digest, term, wave }) if leads => {
+                let key = DefinitionKey { reconciler: name, release };
+                self.fleet_wave(idx, pending, &tables, &key, (&digest, term), wave);
+            }
+            Question::Reconciler(_, ReconcilerRequest::Wave { .. }) => self.reply_to_fleet(pending, Err(not_here())),
+            Question::Reconciler(_, request) => {
+                if let Some(change) = change_of(request, &tables) {
+                    self.fleet_change(idx, pending, Change::Reconciler(change));
+                }
+            }
+        }
+    }
+
+    fn fleet_change(&mut self, idx: MachineIdx, pending: PendingRequest, change: Change) {
+        let command = self.fleet_command(idx, pending.request).change(change);
+        self.propose(idx, Asker::Fleet(Box::new(pending)), command, ANSWER_TIMEOUT);
+    }
+
+    fn fleet_command(&self, idx: MachineIdx, request: RequestId) -> Command {
+        let by = Principal::User(Name::sanitized("fleet"));
+        Command::idempotent(self.wall(idx), by, "fleet").with_request(request)
+    }
+
+    /// Writes each object by its own command.
+    fn fleet_wave(
+        &mut self,
+        idx: MachineIdx,
+        pending: PendingRequest,
+        tables: &Tables,
+        key: &DefinitionKey,
+        (digest, term): (&str, FencingToken),
+        wave: u32,
+    ) {
+        let all = &tables.reconcilers;
+        let Some(definition) = all.definitions.get(key).filter(|definition| definition.digest == digest) else {
+            let error = ErrorBody::new(ErrorCode::Conflict, "there is no such definition");
+            return self.reply_to_fleet(pending, Err(error));
+        };
+        let writes = drift(all, definition, wave as usize);
+        let taken = |write: &Write| matches!(write, Write::Taken(_));
+        let blocked = writes.iter().filter(|write| taken(write));
+        let errors = blocked.map(|write| failed(write.key().to_string(), "it has another owner")).collect();
+        let writes: Vec<Write> = writes.into_iter().filter(|w| !taken(w) && !matches!(w, Write::Keep(_))).collect();
+        let number = self.number();
+        let request = pending.request;
+        self.fleet
+            .waves
+            .insert(number, Wave { pending, open: writes.len(), result: Ok(Waved { errors, errors_in_all: 0 }) });
+        for (at, write) in writes.into_iter().enumerate() {
+            let object_key = write.key().clone();
+            let object = match write {
+                Write::Create(object) | Write::Update(object) => Some(Box::new(object)),
+                Write::Delete(_) | Write::Keep(_) | Write::Taken(_) => None,
+            };
+            let (reconciler, release) = (key.reconciler.clone(), key.release);
+            let digest = digest.to_owned();
+            let change = ReconcilerChange::Apply { reconciler, release, digest, term, key: object_key, object };
+            let request = RequestId(request.0.wrapping_add(1 + at as u128));
+            let command = self.fleet_command(idx, request).change(Change::Reconciler(change));
+            self.propose(idx, Asker::FleetWrite { wave: number }, command, ANSWER_TIMEOUT);
+        }
+        self.fleet_wave_ends(number);
+    }
+
+    fn fleet_wave_ends(&mut self, number: u64) {
+        if self.fleet.waves.get(&number).is_some_and(|wave| wave.open == 0)
+            && let Some(mut wave) = self.fleet.waves.remove(&number)
+        {
+            if let Ok(waved) = &mut wave.result {
+                waved.errors_in_all = u32::try_from(waved.errors.len()).unwrap_or(u32::MAX);
+            }
+            self.reply_to_fleet(wave.pending, wave.result.map(Answer::Waved));
+        }
+    }
+
+    /// The Raft member finished the write of an object.
+    pub(crate) fn fleet_wrote(&mut self, number: u64, result: Result<Applied, ProposeError>) {
+        self.totals.count(match &result {
+            Ok(_) => "objects written",
+            Err(ProposeError::Refused(_)) => "objects refused",
+            Err(_) => "objects of unknown outcome",
+        });
+        let Some(wave) = self.fleet.waves.get_mut(&number) else { return };
+        wave.open -= 1;
+        match (result, &mut wave.result) {
+            (Err(ProposeError::Refused(why)), Ok(waved)) => waved.errors.push(failed(String::new(), &why.to_string())),
+            (Err(error), _) => wave.result = Err(ErrorBody::from(error)),
+            (Ok(_), _) => {}
+        }
+        self.fleet_wave_ends(number);
+    }
+
+    /// The Raft member finished a proposal of the fleet.
+    pub(crate) fn fleet_ended(
+        &mut self,
+        idx: MachineIdx,
+        pending: PendingRequest,
+        result: Result<Applied, ProposeError>,
+    ) {
+        use ReconcilerRequest as R;
+        self.count_ended(&pending.question, &result);
+        let Some(runtime) = self.machines[idx].runtime.as_ref() else { return };
+        let tables = runtime.core.tables();
+        let reply = match (&pending.question, result) {
+            (Question::Acquire { key, session, .. }, Ok(_)) => {
+                let lease = tables.objects.get(key).and_then(|object| object.lease());
+                let own = lease.filter(|lease| lease.is_live() && lease.holding.session == Some(*session));
+                let gone = || ErrorBody::new(ErrorCode::Conflict, "the lease already ended");
+                own.map(|lease| Answer::Granted(lease.holding.token)).ok_or_else(gone)
+            }
+            (
+                Question::Reconciler(_, R::Admit { key }),
+                Ok(_) | Err(ProposeError::Refused(CommandRefusal::NotAdmitted(_))),
+            ) => Ok(Answer::Admission(admission(tables, key))),
+            (Question::Reconciler(_, R::Announce { participant }), Ok(_)) => {
+                Ok(Answer::Admission(admission(tables, &participant.key)))
+            }
+            (Question::Reconciler(_, R::Step { name, .. }), Ok(applied)) => {
+                let epoch = tables.reconcilers.gates.get(name).map_or(0, |gate| gate.now.epoch);
+                let revision = if self.seed.is_multiple_of(2) { applied.revision } else { Default::default() };
+                Ok(Answer::Stepped(Stepped { epoch, revision }))
+            }
+            (_, Ok(_)) => Ok(Answer::Done),
+            (_, Err(error)) => Err(ErrorBody::from(error)),
+        };
+        self.reply_to_fleet(pending, reply);
+    }
+
+    pub(crate) fn fleet_renewed(&mut self, pending: PendingRequest, answer: Option<&[Renewal]>) {
+        let reply = match answer {
+            Some([Renewal::Renewed { .. }]) => Ok(Answer::Renewed),
+            Some([Renewal::Lost { .. }]) => Ok(Answer::Lost),
+            _ => Err(not_here()),
+        };
+        self.reply_to_fleet(pending, reply);
+    }
+
+    fn count_ended(&mut self, question: &Question, result: &Result<Applied, ProposeError>) {
+        use ReconcilerRequest as R;
+        let refused = match result {
+            Ok(_) => None,
+            Err(ProposeError::Refused(refusal)) => Some(refusal),
+            Err(_) => return self.totals.count("requests of unknown outcome"),
+        };
+        let what = match (question, refused) {
+            (Question::Reconciler(_, R::Admit { .. }), None) => "admissions",
+            (Question::Reconciler(_, R::Admit { .. }), Some(CommandRefusal::NotAdmitted(_))) => {
+                "admissions refused by a gate"
+            }
+            (Question::Reconciler(_, R::Announce { .. }), None) => "members announced",
+            (Question::Reconciler(_, R::Leave { .. }), None) => "members left",
+            (Question::Reconciler(_, R::Step { step: GateStep::Work, .. }), None) => "gate work started",
+            (Question::Reconciler(_, R::Step { step: GateStep::Restrict, .. }), None) => "gates restricted",
+            (Question::Reconciler(_, R::Step { step: GateStep::Complete, .. }), None) => "gates completed",
+            (Question::Reconciler(_, R::Step { .. }), Some(CommandRefusal::BlockedByMembers { .. })) => {
+                "steps refused because of blockers"
+            }
+            (Question::Reconciler(_, R::Step { .. }), Some(CommandRefusal::Held(_))) => "steps held",
+            (Question::Reconciler(_, R::Step { .. }), Some(_)) => "stale steps",
+            (Question::Reconciler(_, R::Progress { .. }), Some(_)) => "stale reports",
+            (Question::Acquire { lease_kind: super::LeaseKind::Runner, .. }, None) => "runner leases acquired",
+            (Question::Reconciler(Requester::Discarded, _), Some(_)) => "operators refused",
+            _ => return,
+        };
+        self.totals.count(what);
+    }
+}
+
+fn failed(key: String, message: &str) -> ObjectError {
+    ObjectError { key: key.into(), message: message.to_owned() }
+}
+
+/// The requested change.
+fn change_of(request: ReconcilerRequest, tables: &Tables) -> Option<ReconcilerChange> {
+    use ReconcilerChange as C;
+    use ReconcilerRequest as R;
+    Some(match request {
+        R::Announce { participant } => C::Announce(Box::new(participant)),
+        R::Admit { key } => C::Admit(key),
+        R::Leave { key } => C::Leave(key),
+        R::Step { name, release, digest, term, epoch, step } => {
+            C::Step { reconciler: name, release, digest, term, epoch, step }
+        }
+        R::Progress { progress } => C::Progress(Box::new(progress)),
+        R::Apply { definitions, replace } => {
+            let definition = definitions.into_iter().next()?;
+            C::Define { definition: Box::new(definition), replace }
+        }
+        R::Pause { name, paused } => C::Pause { reconciler: name, paused },
+        R::Finalize { name, release } => {
+            C::Finalize { digest: referenced_definition(tables, &name, release)?, reconciler: name }
+        }
+        R::Retry { name, release } => {
+            C::Retry { digest: referenced_definition(tables, &name, release), reconciler: name }
+        }
+        R::Repair { name, epoch } => C::Repair { reconciler: name, epoch },
+        R::ForceFloor { name, floor, .. } => C::ForceFloor { reconciler: name, floor },
+        R::DeleteGate { name } => C::DeleteGate { reconciler: name },
+        R::MemberDrain { scope, member } => {
+            let serves = tables.reconcilers.participants_of(&scope).find(|p| p.key.member == member)?;
+            C::Drain(serves.key.clone())
+        }
+        R::ObjectPut { key, labels, body } => {
+            C::PutObject(Box::new(muster_messages::DesiredObject { key, labels, body, wave: 0 }))
+        }
+        R::ObjectDelete { key } => C::DeleteObject(key),
+        _ => return None,
+    })
+}
+
+/// The definition that an operator refers to.
+fn referenced_definition(tables: &Tables, name: &str, release: Option<Triple>) -> Option<String> {
+    let definition = match release {
+        Some(release) => {
+            let key = DefinitionKey { reconciler: name.to_owned(), release };
+            tables.reconcilers.definitions.get(&key)?
+        }
+        None => muster_gates::status_definition(tables, name)?,
+    };
+    Some(definition.digest.clone())
+}

@@ -1,0 +1,117 @@
+//! Scenario steps for gates.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use muster_messages::wire::ReconcilerRequest;
+use muster_messages::{Gate, GateState, GateStep, ParticipantPhase, Triple};
+use muster_reconciler::core::admission::AdmissionState;
+
+use super::operator::{release, sealed};
+use super::{Question, RECONCILER, SCOPE, Timing};
+use crate::simulation::{Event, Simulation};
+
+/// A request between its read and its write, which a scenario can hold back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HoldPoint {
+    /// A member's admission: it has read that no gate blocks it.
+    Admission,
+    /// A gate's restriction: its runner has read that no member blocks it.
+    Restriction,
+}
+
+impl HoldPoint {
+    pub(super) fn is(self, question: &Question) -> bool {
+        use ReconcilerRequest as R;
+        match (self, question) {
+            (HoldPoint::Admission, Question::Reconciler(_, R::Admit { .. })) => true,
+            (HoldPoint::Restriction, Question::Reconciler(_, R::Step { step, .. })) => *step == GateStep::Restrict,
+            _ => false,
+        }
+    }
+}
+
+impl Simulation {
+    /// Defines a release whose objects are incompatible with members below `floor`.
+    pub fn define(&mut self, of: &str, floor: &str) {
+        let definition = sealed(of, release(floor).triple, false, |_| {});
+        let (key, definitions) = (definition.key(), vec![definition]);
+        self.operator_asks(ReconcilerRequest::Apply { definitions, replace: true });
+        self.run_until("it is defined", |u| {
+            u.checks.newest().is_some_and(|tables| tables.reconcilers.definitions.contains_key(&key))
+        });
+    }
+    /// Starts a serving member; returns its number.
+    pub fn start_member(&mut self, runs: &str, needs: Option<&str>) -> usize {
+        let needs = needs.map(|needs| (RECONCILER.to_owned(), release(needs).triple)).into_iter();
+        let number = self.scripted_process(runs);
+        let member = self.new_member(number, SCOPE, needs.collect::<BTreeMap<String, Triple>>());
+        self.fleet.processes[number].serving = Some(member);
+        number
+    }
+    /// Starts a candidate for the reconciler; returns its number.
+    pub fn start_candidate(&mut self, runs: &str) -> usize {
+        let number = self.scripted_process(runs);
+        let candidacy = self.new_candidacy(number);
+        self.fleet.processes[number].candidacy = Some(candidacy);
+        number
+    }
+    fn scripted_process(&mut self, runs: &str) -> usize {
+        // As long as shipped leases: none is lost to a change of leaders.
+        self.fleet.timing = Timing::of(Duration::from_secs(15));
+        let number = self.new_process(release(runs));
+        let process = &mut self.fleet.processes[number];
+        (process.up, process.returns) = (true, false);
+        self.time.after(Duration::from_millis(1), Event::Process { process: number, life: 0 });
+        number
+    }
+    /// Releases its leases and ends.
+    pub fn stop_process(&mut self, number: usize) {
+        self.process_stops(number);
+    }
+
+    /// Holds back this request of every process that has read in its favour.
+    pub fn hold_back(&mut self, point: HoldPoint) {
+        self.fleet.held_back.push(point);
+    }
+    /// How many requests are held back.
+    pub fn held_back(&self, point: HoldPoint) -> usize {
+        self.fleet.parked.iter().filter(|pending| point.is(&pending.question)).count()
+    }
+    pub fn release_held(&mut self, point: HoldPoint) {
+        self.fleet.held_back.retain(|held| *held != point);
+        let (go, stay) =
+            std::mem::take(&mut self.fleet.parked).into_iter().partition(|pending| point.is(&pending.question));
+        self.fleet.parked = stay;
+        let go: Vec<_> = go;
+        for pending in go {
+            if let Some((process, _)) = pending.by {
+                self.fleet.processes[process].at = None; // to the current leader
+            }
+            self.fleet_sends(pending);
+        }
+    }
+
+    // ---- queries --------------------------------------------------------------------------------------------------
+
+    /// In the newest state that any member has applied.
+    pub fn gate(&self) -> Option<&Gate> {
+        self.checks.newest()?.reconcilers.gates.get(RECONCILER).map(AsRef::as_ref)
+    }
+    /// The gate is done for this release.
+    pub fn is_done(&self, of: &str) -> bool {
+        self.gate().is_some_and(|gate| gate.now.state == GateState::Done && gate.now.reconciled == release(of))
+    }
+    pub fn phase_of(&self, member: usize) -> Option<ParticipantPhase> {
+        let key = &self.fleet.processes[member].serving.as_ref()?.participant.key;
+        self.checks.newest()?.reconcilers.participants.get(key).map(|record| record.phase)
+    }
+    /// It believes to serve.
+    pub fn serves(&self, member: usize) -> bool {
+        let member = self.fleet.processes[member].serving.as_ref();
+        member.is_some_and(|member| *member.core.admission_state() == AdmissionState::Serving)
+    }
+    pub fn happened(&self, what: &str) -> u64 {
+        self.totals.of(what)
+    }
+}

@@ -1,0 +1,59 @@
+//! Deterministic simulation: whole nodes, made of the real cores of agent, sessions, dispatcher, certificate authority, role manager,
+//! Raft member, blocklist and elections, and the gateway's decisions, over a simulated network, clocks and disks. A seed
+//! determines a run.
+//!
+//! - [`Run`]: one random run of a [`Kind`]: a growing cluster under load and faults, many candidates for leases, or a
+//!   fleet under release gates; afterwards it must settle. [`sweep`] runs many seeds. This package's binary does both.
+//! - [`Simulation`] with the steps of `scenario`: a fault-free simulation with scripted faults.
+//! - [`Bug`]: injected bugs. `docs/invariants.md` lists the invariants.
+//!
+//! What a core cannot observe is simplified: connections between agents and hosts keep order and may break; the mesh
+//! carries packets that arrive, late, twice, out of order, or not at all. The membership agent and the manager switch
+//! belong to the daemon and are sketched in `agents`.
+
+mod adversaries;
+mod agents;
+mod authority;
+mod blocks;
+mod bugs;
+mod candidates;
+mod checks;
+mod clients;
+mod connections;
+mod disk;
+mod dispatch;
+mod events;
+mod faults;
+mod fleet;
+mod hosts;
+mod leaders;
+mod machine;
+mod members;
+mod model;
+mod network;
+mod outdated;
+mod recoveries;
+mod registers;
+mod report;
+mod rng;
+mod roles;
+mod run;
+mod scenario;
+mod schedule;
+mod simulate;
+mod simulation;
+mod snapshots;
+mod trace;
+mod watchers;
+
+pub use self::bugs::Bug;
+pub use self::clients::OpNumber;
+pub use self::fleet::HoldPoint;
+use self::fleet::run_gates;
+pub use self::report::{Failure, Report, Totals};
+pub use self::run::ROLE_CHANGES;
+use self::run::{run, run_leases};
+pub use self::scenario::Link;
+pub use self::simulate::{Kind, Run, Summary, sweep};
+pub use self::simulation::Simulation;
+use self::snapshots::run_snapshots;

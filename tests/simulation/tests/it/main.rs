@@ -1,0 +1,5 @@
+//! Simulated runs: samples, full runs, and runs with injected bugs.
+
+mod bugs;
+mod scenarios;
+mod simulation;

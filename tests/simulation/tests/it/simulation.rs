@@ -1,0 +1,99 @@
+//! Many simulated runs of each kind, one per seed.
+
+use muster_simulation::{Kind, ROLE_CHANGES, Run, Summary, sweep};
+
+/// Seeds of each kind in the quick tier.
+const SAMPLED_SEEDS: u64 = 50;
+
+/// Fails unless every seed passes, and prints the replay command of each failed one.
+fn check(kind: Kind, seeds: u64) -> Summary {
+    let summary = sweep(kind, 1..=seeds);
+    summary.print(kind);
+    assert!(summary.failures.is_empty(), "{} of {seeds} seeds failed", summary.failures.len());
+    assert_eq!(summary.passed, seeds);
+    if kind == Kind::Roles {
+        let changes = summary.totals.of("role changes accepted") + summary.totals.of("removals done");
+        assert!(changes >= seeds * ROLE_CHANGES as u64 && summary.simulated_secs >= 60.0 * seeds as f64);
+    }
+    summary
+}
+
+/// [`check`] with enough seeds for every required event of the kind.
+fn check_all(kind: Kind, seeds: u64) {
+    let missing = check(kind, seeds).totals.missing(kind.required_events());
+    assert!(missing.is_empty(), "never happened: {missing:?}");
+}
+
+#[test]
+fn sampled_seeds_of_role_changes_hold() {
+    check(Kind::Roles, SAMPLED_SEEDS);
+}
+
+#[test]
+fn sampled_seeds_of_leases_hold() {
+    check(Kind::Leases, SAMPLED_SEEDS);
+}
+
+#[test]
+fn sampled_seeds_of_gates_hold() {
+    check(Kind::Gates, SAMPLED_SEEDS);
+}
+
+#[test]
+fn sampled_seeds_of_snapshots_hold() {
+    check(Kind::Snapshots, SAMPLED_SEEDS);
+}
+
+#[test]
+#[ignore = "full tier"]
+fn all_role_seeds_hold_and_cover_every_event() {
+    check_all(Kind::Roles, 2000);
+}
+
+/// Twenty candidates for two leases: no two hold one at the same time, and each token is greater than those
+/// before it.
+#[test]
+#[ignore = "full tier"]
+fn all_lease_seeds_hold_and_cover_every_event() {
+    check_all(Kind::Leases, 1000);
+}
+
+/// Fleets of five whose members and runners act on stale reads: no member serves and no runner applies
+/// against the gates, and once faults end the newest release is applied.
+#[test]
+#[ignore = "full tier"]
+fn all_gate_seeds_hold_and_cover_every_event() {
+    check_all(Kind::Gates, 1000);
+}
+
+/// A follower that was away catches up, however slow or refused its snapshots, while clients write.
+#[test]
+#[ignore = "full tier"]
+fn all_snapshot_seeds_hold_and_cover_every_event() {
+    check_all(Kind::Snapshots, 1000);
+}
+
+#[test]
+fn seed_reproduces_the_same_run() {
+    for seed in [1, 2, 3] {
+        for kind in Kind::ALL {
+            let run = || Run::new(kind, seed).execute().map_err(|failure| failure.tail);
+            assert_eq!(run(), run(), "{kind} {seed}");
+        }
+    }
+}
+
+/// The command names the kind, the seed and the injected bug.
+#[test]
+fn failed_run_prints_its_replay_command() {
+    use muster_simulation::Bug;
+    for (kind, bug) in [(Kind::Roles, Bug::DropProposals), (Kind::Leases, Bug::TakeLiveLeases)] {
+        let run = |seed| Run { bug: Some(bug), ..Run::new(kind, seed) }.execute();
+        let failure = (1..=200).find_map(|seed| run(seed).err()).expect("some seed detects the bug");
+        let seed = failure.seed;
+        let command = format!("cargo run -p muster-simulation -- {kind} {seed} --bug {bug:?} --trace");
+        assert_eq!(failure.to_string().lines().last(), Some(format!("reproduce: {command}").as_str()));
+        let again = run(seed).expect_err("the same run fails again");
+        assert_eq!((again.name, again.detail, again.tail), (failure.name, failure.detail, failure.tail));
+    }
+}
