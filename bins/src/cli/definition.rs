@@ -79,7 +79,7 @@ mod tests {
             (TOML.replace("floor", "flor"), "flor"),
             (TOML.replace("2.0.0", "2.0"), "MAJOR.MINOR.PATCH"),
             (TOML.replace("10s", "10"), "once"),
-            (format!("{TOML}\n[command]\nargv = [\"x\"]\n"), "exclude"),
+            (format!("{TOML}\n[command]\nargv = [\"x\"]\n"), "mutually exclusive"),
             (TOML[..TOML.find("[[").unwrap()].to_owned(), "objects = []"),
         ] {
             let why = parse("d.toml", &text).unwrap_err();

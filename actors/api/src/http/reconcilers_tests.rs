@@ -196,7 +196,7 @@ async fn mistyped_input_is_named_and_proposes_nothing() {
             json!({"name": "x", "release": "2.0.0", "scope": "db", "floor": "2.0.0", "handler": true,
                    "command": {"argv": ["true"]}})
             .to_string(),
-            "exclude",
+            "mutually exclusive",
         ),
         ("POST", "/v1/reconcilers/schema/repair", String::new(), "from_history"),
         ("POST", "/v1/reconcilers/schema/force-floor", r#"{"release":"3.0.0","yes":true}"#.to_owned(), "yes_i_know"),
