@@ -55,7 +55,7 @@ impl Client {
         Self::to(Target::Socket(path.into()), timeout)
     }
 
-    /// Calls this once if an answer takes longer than [`SLOW_ANSWER`].
+    /// Calls this once if an answer takes longer than 3 s.
     #[must_use]
     pub fn when_slow(mut self, notify: fn(&Target)) -> Self {
         self.when_slow = Some(notify);
