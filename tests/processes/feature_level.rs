@@ -105,7 +105,7 @@ fn feature_level_rises_and_older_build_is_refused() {
 
     becomes(&mut world, "n2", 2);
     is_refused(&mut world, "n2", "n1");
-    let said = world.nodes_log("n2").matches("its manager half stops").count();
+    let said = world.nodes_log("n2").matches("its manager runtime stops").count();
     assert_eq!(said, 1, "once: {}", world.nodes_log("n2"));
     becomes(&mut world, "n2", 3);
     world.node("n2").ready();

@@ -7,15 +7,16 @@ use std::process::ExitCode;
 use muster_agent::{JoinArgs, NodeMemory, NodeTrouble, join, trouble_of};
 use muster_kernel::Clock;
 use muster_messages::protocol::NodeCredentials;
-use muster_messages::{ErrorCode, Name, RaftId};
+use muster_messages::{ErrorCode, Name};
 use muster_pki::{Founding, IdentityStore, JoinToken, LocalNode};
 use muster_raft_member::disk;
 
 use super::config::Config;
-use super::feature_level::sentence;
 use super::recovery;
 use crate::cli::output::printable;
 use crate::stderr;
+use muster_manager::RaftData;
+use muster_manager::feature_level::sentence;
 
 /// An identity, and what remains to be done with it.
 pub struct Booted {
@@ -26,24 +27,6 @@ pub struct Booted {
     pub raft: RaftData,
     /// The Raft data is of a newer build: why the manager runtime does not start.
     pub incompatible: Option<String>,
-}
-
-/// The state of this node's Raft data.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum RaftData {
-    /// Never had any.
-    None,
-    Present,
-    /// The data of this member is gone.
-    Missing {
-        held: RaftId,
-    },
-    /// The data cannot be trusted: file and reason.
-    Damaged {
-        held: Option<RaftId>,
-        file: String,
-        why: String,
-    },
 }
 
 /// Ends the daemon.

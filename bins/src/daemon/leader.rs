@@ -23,7 +23,7 @@ use tokio::sync::watch;
 
 use super::node::Shared;
 use super::settings::Settings;
-use super::switch::Plan;
+use muster_manager::switch::Plan;
 
 /// Addresses of the leader's actors, for every incarnation. `Down` while this member does not lead.
 #[derive(Clone)]

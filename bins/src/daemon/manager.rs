@@ -19,14 +19,15 @@ use muster_raft_member::{Incompatible, ObjectFeed, RaftArgs, RaftMember, disk};
 use muster_sessions::{SessionsPorts, sessions_address, sessions_spec};
 use tokio::sync::{mpsc, watch};
 
-use super::boot::RaftData;
-use super::feature_level::{self, LevelPorts, Runs};
+use super::feature_level;
 use super::leader::LeaderPlan;
-use super::membership::{MembershipAgent, MembershipAgentMsg, MembershipPorts};
 use super::node::Shared;
 use super::recovery;
-use super::router::{PeerCalls, Router};
-use super::switch::{Plan, Switch, SwitchMsg};
+use muster_manager::RaftData;
+use muster_manager::feature_level::{LevelPorts, Runs};
+use muster_manager::membership::{MembershipAgent, MembershipAgentMsg, MembershipPorts};
+use muster_manager::router::{PeerCalls, Router};
+use muster_manager::switch::{Plan, Switch, SwitchMsg};
 
 /// Pause before retrying a directory that could not be prepared, on a full disk for example.
 const TIDY_RETRY_PAUSE: Duration = Duration::from_secs(1);
@@ -217,7 +218,7 @@ fn fill(shared: &Shared, children: &Children) -> Result<(), Fault> {
     });
     // No membership is requested before the Raft member runs: a learner that never answers blocks other changes.
     children.start(membership_agent.requires("raft-member"));
-    children.start(feature_level::spec(level_ports(shared, &replica, &incompatible)));
+    children.start(muster_manager::feature_level::spec(level_ports(shared, &replica, &incompatible)));
     shared.manager.send_replace(Some(ports));
     Ok(())
 }

@@ -9,16 +9,13 @@ mod leader;
 mod lock;
 mod logging;
 mod manager;
-mod membership;
 mod metrics;
 mod node;
 mod ready;
 mod reconcilers;
 mod recovery;
-mod router;
 mod settings;
 mod startup_failure;
-mod switch;
 
 use std::ffi::OsString;
 use std::io::Write;

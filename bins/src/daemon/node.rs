@@ -17,16 +17,18 @@ use tokio::net::TcpListener;
 use tokio::sync::{Mutex, mpsc, watch};
 
 use super::audit;
-use super::boot::{Booted, Exit, RaftData, boot};
+use super::boot::{Booted, Exit, boot};
 use super::config::Config;
-use super::feature_level::{self, Runs};
+use super::feature_level;
 use super::manager::ManagerPlan;
 use super::metrics;
 use super::ready::{self, Readiness};
 use super::reconcilers;
 use super::recovery;
 use super::startup_failure;
-use super::switch::{Switch, SwitchMsg};
+use muster_manager::RaftData;
+use muster_manager::feature_level::Runs;
+use muster_manager::switch::{Switch, SwitchMsg};
 
 /// What all parts of this node share. Made once; outlives their restarts.
 #[derive(Clone)]
@@ -349,7 +351,8 @@ fn api_spec(shared: &Shared, socket: Arc<AdminSocket>) -> Spec {
 
 fn manager_switch(shared: &Shared, agent: &AgentPorts, siblings: muster_kernel::Children) -> Spec {
     let (wanted, incompatible) = (agent.wanted(), shared.incompatible.subscribe());
-    let (shared, runs) = (shared.clone(), feature_level::runs(wanted, incompatible, shared.credentials.clone()));
+    let (shared, runs) =
+        (shared.clone(), muster_manager::feature_level::runs(wanted, incompatible, shared.credentials.clone()));
     let address: Address<SwitchMsg<Runs>> = Address::new(64);
     Spec::actor("manager-switch", address, move || {
         Ok(Switch::new(Arc::new(ManagerPlan::new(shared.clone())), siblings.clone(), runs.clone()))

@@ -42,7 +42,7 @@ pub(crate) enum RequestState {
     Answer(Box<Result<MembershipReply, ErrorBody>>),
     /// Its build does not support the cluster's feature level.
     TooOld(ErrorBody),
-    /// It holds this seat.
+    /// It is a member with this id.
     IsMember(RaftId),
     /// It holds this member id, but is dialled at another address.
     Moved(RaftId),
@@ -188,7 +188,7 @@ impl RoleManager {
                 let too_old = too_old(tables, &record.name, report.feature_level).map(|error| error.message);
                 let failure = report.failure.map(|why| {
                     let why: String = why.chars().take(MAX_FAILURE).collect();
-                    format!("the manager runtime of {} does not run: {why}", record.name)
+                    format!("the manager runtime of {} is not running: {why}", record.name)
                 });
                 self.note_runtime(node, too_old, failure);
             }

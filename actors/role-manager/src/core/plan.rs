@@ -162,7 +162,7 @@ impl Path<'_> {
     /// Granted, but not a member: it asks by itself, with a certificate for the role.
     fn without_membership(&self) -> Plan {
         let name = &self.record.name;
-        // A dial-back proves that it listens. A seat for a half that does not run would be one more silent learner.
+        // A dial-back proves that it listens. A runtime that does not run would be one more silent learner.
         let runs = self.annotation.failure.is_none();
         if let Some(proven) = self.annotation.proven_at(self.scene.now.at).filter(|_| runs) {
             return Plan {
@@ -180,7 +180,7 @@ impl Path<'_> {
             return plan;
         }
         let wait = if self.is_down() {
-            Wait::new(WaitReason::WaitingForNode, format!("{name} is down; it asks for a seat when it returns"))
+            Wait::new(WaitReason::WaitingForNode, format!("{name} is down; it requests membership when it returns"))
         } else if let Some(why) = self.annotation.too_old.as_ref().or(self.annotation.failure.as_ref()) {
             Wait::new(WaitReason::WaitingForJoin, why.clone())
         } else if let Some(why) = &self.annotation.dial_back {

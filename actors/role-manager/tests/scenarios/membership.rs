@@ -138,7 +138,7 @@ fn reported_failure_is_shown_until_membership_is_requested() {
     let failing = |why: &str| ManagerReport { feature_level: FEATURE_LEVEL, failure: Some(why.to_owned()) };
     let running = ManagerReport { feature_level: FEATURE_LEVEL, failure: None };
     report(&mut world, 4, failing("DIR/raft: permission denied")).unwrap();
-    let sentence = "the manager runtime of n4 does not run: DIR/raft: permission denied";
+    let sentence = "the manager runtime of n4 is not running: DIR/raft: permission denied";
     assert_eq!(world.reason(4), Some(WaitReason::WaitingForJoin));
     assert_eq!(world.message(4), sentence);
     assert!(world.tables.member_of(id(4)).is_none(), "a node that cannot run it does not become a member");

@@ -214,7 +214,8 @@ fn restore_needs_an_empty_directory_and_an_intact_file() {
 /// The node fetched its certificate and crashed before its manager runtime had stopped.
 #[test]
 fn data_older_than_the_certificate_is_set_aside_at_start() {
-    use crate::daemon::boot::{RaftData, raft_data};
+    use crate::daemon::boot::raft_data;
+    use muster_manager::RaftData;
     let machine = Machine::manager();
     machine.memory.update(|node| node.held_seat = Some(RaftId(1))).unwrap();
     let found = |credentials| raft_data(&machine.config, &machine.memory, &credentials, false).unwrap().0;

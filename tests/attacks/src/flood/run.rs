@@ -97,7 +97,7 @@ pub async fn flood(cluster: &Cluster, victim: &str, floods: &[Flood], meanwhile:
     (seen.connections, seen.held) = (load(&tally.connections), load(&tally.held));
     (seen.bytes, seen.requests) = (load(&tally.bytes), load(&tally.requests));
     // Log lines about the removal of joiners belong to the joins.
-    seen.logged = mark.read(|line| line.contains("muster_role_manager::shell: writes"));
+    seen.logged = mark.read(|line| line.contains("muster_role_manager::shell: proposing a command"));
     Ok(seen)
 }
 

@@ -43,44 +43,88 @@ pub trait Plan<L>: Send + Sync + 'static {
     fn name(&self) -> &'static str;
 }
 
+/// What a switch does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    Start,
+    Stop,
+    Tidy,
+}
+
+/// The decisions of a switch: one step at a time, towards the newest value.
+#[derive(Debug)]
+struct SwitchCore {
+    /// The key of the child that runs.
+    running: Option<u64>,
+    /// A stop or a preparation is in progress. It is when the switch starts: a child left by an earlier incarnation, whose key is
+    /// unknown, is stopped first.
+    busy: bool,
+}
+
+impl Default for SwitchCore {
+    fn default() -> Self {
+        Self { running: None, busy: true }
+    }
+}
+
+impl SwitchCore {
+    fn next(&mut self, wanted: Option<u64>, disorder: bool) -> Option<Step> {
+        let runs = self.running.is_some();
+        if self.busy || wanted == self.running && (runs || !disorder) {
+            return None;
+        }
+        if runs || disorder {
+            self.busy = true;
+            return Some(if runs { Step::Stop } else { Step::Tidy });
+        }
+        self.running = wanted;
+        Some(Step::Start)
+    }
+
+    /// A stop or a preparation ended: nothing runs.
+    fn stopped(&mut self) {
+        (self.running, self.busy) = (None, false);
+    }
+}
+
 /// A switch over its own siblings.
 pub struct Switch<L, P> {
+    core: SwitchCore,
     plan: Arc<P>,
     siblings: Children,
     values: watch::Receiver<L>,
-    running: Option<u64>,
-    stopping: bool,
     latest: Option<L>,
 }
 
 impl<L: Clone + Send + Sync + 'static, P: Plan<L>> Switch<L, P> {
     pub fn new(plan: Arc<P>, siblings: Children, values: watch::Receiver<L>) -> Self {
-        Self { plan, siblings, values, running: None, stopping: false, latest: None }
+        Self { core: SwitchCore::default(), plan, siblings, values, latest: None }
     }
 
     fn settle(&mut self, cx: &Cx<SwitchMsg<L>>) {
         let Some(value) = self.latest.clone() else { return };
-        let wanted = self.plan.wanted(&value);
-        let (runs, disorder) = (self.running.is_some(), self.plan.disorder(&value));
-        if self.stopping || wanted == self.running && (runs || !disorder) {
-            return;
-        }
-        if runs || disorder {
-            self.stopping = true;
-            let (children, plan, me) = (self.siblings.clone(), Arc::clone(&self.plan), cx.me().clone());
-            cx.spawn(async move {
-                if runs {
+        let step = self.core.next(self.plan.wanted(&value), self.plan.disorder(&value));
+        match step {
+            None => {}
+            Some(Step::Start) => {
+                self.siblings.start(self.plan.child(&value));
+            }
+            Some(Step::Stop) => {
+                let (children, plan, me) = (self.siblings.clone(), Arc::clone(&self.plan), cx.me().clone());
+                cx.spawn(async move {
                     children.stop_and_wait(plan.name()).await;
                     plan.after_stop(value).await;
-                } else {
+                    let _stopping = me.tell(SwitchMsg::Stopped);
+                });
+            }
+            Some(Step::Tidy) => {
+                let (plan, me) = (Arc::clone(&self.plan), cx.me().clone());
+                cx.spawn(async move {
                     plan.tidy(value).await;
-                }
-                let _stopping = me.tell(SwitchMsg::Stopped);
-            });
-            return;
+                    let _stopping = me.tell(SwitchMsg::Stopped);
+                });
+            }
         }
-        self.running = wanted;
-        self.siblings.start(self.plan.child(&value));
     }
 }
 
@@ -90,7 +134,6 @@ impl<L: Clone + Send + Sync + 'static, P: Plan<L>> Shell for Switch<L, P> {
 
     async fn started(&mut self, cx: &Cx<Self::Msg>) -> Result<(), Fault> {
         // A child left by an earlier incarnation is stopped first: its key is unknown.
-        self.stopping = true;
         let (children, plan, me) = (self.siblings.clone(), Arc::clone(&self.plan), cx.me().clone());
         let fresh = cx.incarnation() == 1;
         let mut values = self.values.clone();
@@ -116,19 +159,17 @@ impl<L: Clone + Send + Sync + 'static, P: Plan<L>> Shell for Switch<L, P> {
     async fn handle(&mut self, cx: &Cx<Self::Msg>, msg: Self::Msg) -> Result<(), Fault> {
         match msg {
             SwitchMsg::Changed(value) => self.latest = Some(value),
-            SwitchMsg::Stopped => {
-                self.stopping = false;
-                self.running = None;
-            }
+            SwitchMsg::Stopped => self.core.stopped(),
         }
         self.settle(cx);
         Ok(())
     }
 
     fn view(&self) -> Value {
-        json!({"child": self.plan.name(), "running": self.running.is_some(), "stopping": self.stopping})
+        json!({"child": self.plan.name(), "running": self.core.running.is_some(), "stopping": self.core.busy})
     }
 }
 
 #[cfg(test)]
+#[path = "switch_tests.rs"]
 mod tests;

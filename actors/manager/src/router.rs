@@ -271,4 +271,5 @@ impl Shell for RouterShell {
 
 mod audit;
 #[cfg(test)]
+#[path = "router_tests.rs"]
 mod tests;

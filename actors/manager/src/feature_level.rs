@@ -1,0 +1,305 @@
+//! The managers as participants of Muster's own scope, and the end of the manager runtime of an incompatible build.
+//!
+//! Owns        this manager's membership of the scope `muster`, at the level that its build supports, and its candidacy for raising
+//!             the cluster's level: both are children and use the public library.
+//! Inputs      its local replica; the state of its membership; incompatibility found by its Raft member.
+//! Outputs     the definition of its level, until the cluster has it; the end of the manager runtime, with the reason.
+//!
+//! Raft does not wait for the admission, which needs the quorum that this manager may be part of. An old build is safe because it
+//! applies nothing after the raise (LEVEL-2); the gate keeps the level at one that every participant supports.
+//! A manager that loses its lease is no longer waited for, and takes part again as soon as it can.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use muster_agent::ManagerWanted;
+use muster_elector::BootTime;
+use muster_kernel::{Address, Cx, Fault, Shell, Spec};
+use muster_messages::protocol::{Named, NodeCredentials};
+use muster_messages::wire::ReconcilerRequest;
+use muster_messages::{
+    Definition, DefinitionKey, ErrorBody, Incarnation, LEVEL_RECONCILER, MANAGERS_SCOPE, NodeId, Release, Replica,
+    level_release,
+};
+use muster_raft_member::Incompatible;
+use muster_reconciler::{
+    AdmissionState, ApplyCtx, Cluster, Handler, HandlerError, LeaseTiming, Member, MemberSetup, MemberView,
+    ReconcilerSpec, Reconcilers, Setup, member_spec, reconcilers_spec,
+};
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use tracing::info;
+
+use crate::ReportIncompatible;
+
+/// The leader answers from memory.
+const LEADER_ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+/// Pause after a refusal or without a leader: nothing waits for these attempts.
+const RETRY_PAUSE: Duration = Duration::from_secs(2);
+
+/// Whether the manager runtime runs: a watched value.
+#[derive(Clone, Debug)]
+pub struct Runs {
+    pub wanted: ManagerWanted,
+    /// The cluster's feature level is above this build's: final for this process.
+    pub incompatible: bool,
+    /// The certificate's. A manager runtime does not outlive it: its Raft data belongs to another history.
+    pub incarnation: Incarnation,
+}
+
+/// The certificate says manager, and this build supports the cluster's level.
+pub fn runs(
+    mut wanted: watch::Receiver<ManagerWanted>,
+    mut incompatible: watch::Receiver<Option<String>>,
+    mut credentials: watch::Receiver<Arc<NodeCredentials>>,
+) -> watch::Receiver<Runs> {
+    type Sources<'a> = (
+        &'a watch::Receiver<ManagerWanted>,
+        &'a watch::Receiver<Option<String>>,
+        &'a watch::Receiver<Arc<NodeCredentials>>,
+    );
+    let now = |(wanted, incompatible, credentials): Sources<'_>| Runs {
+        wanted: wanted.borrow().clone(),
+        incompatible: incompatible.borrow().is_some(),
+        incarnation: credentials.borrow().identity.incarnation,
+    };
+    let (tell, level) = watch::channel(now((&wanted, &incompatible, &credentials)));
+    tokio::spawn(async move {
+        loop {
+            tell.send_replace(now((&wanted, &incompatible, &credentials)));
+            let changed = tokio::select! {
+                changed = wanted.changed() => changed,
+                changed = incompatible.changed() => changed,
+                changed = credentials.changed() => changed,
+            };
+            if changed.is_err() {
+                return;
+            }
+        }
+    });
+    level
+}
+
+/// The sentence for operators, whichever actor detected the incompatibility.
+pub fn sentence(what: impl std::fmt::Display, supported: u32) -> String {
+    format!(
+        "{what}, and this build of musterd supports feature level {supported} at most; install the build that the other managers run"
+    )
+}
+
+/// The definition of this level. All builds of a level bring the same one: it is never changed.
+fn definition(level: u32) -> Definition {
+    ReconcilerSpec::handler(LEVEL_RECONCILER, level_release(level).into(), MANAGERS_SCOPE)
+        .floor(level_release(level))
+        .once()
+        // The gate and the term judge the entry that raises the level when it is applied.
+        .settle(Duration::ZERO)
+        .definition()
+}
+
+/// Raises the cluster's level to what the definition says.
+struct Raise(Arc<dyn Cluster>);
+
+impl Handler for Raise {
+    fn apply(&self, ctx: ApplyCtx) -> BoxFuture<'static, Result<(), HandlerError>> {
+        let cluster = Arc::clone(&self.0);
+        async move {
+            let level = u32::try_from(ctx.target.triple.major)
+                .map_err(|_| HandlerError::Permanent(format!("{} is not a feature level", ctx.target)))?;
+            let request = ReconcilerRequest::RaiseLevel { level, term: ctx.fence };
+            let raised = cluster.reconcile(request, LEADER_ANSWER_TIMEOUT).await;
+            raised
+                .map(|_| info!(level, "cluster feature level raised"))
+                // Not a failure: some member has not reported its level yet, or there is no leader.
+                .map_err(|e| HandlerError::Later(e.message))
+        }
+        .boxed()
+    }
+}
+
+/// Inputs of the actor. It sends all of them to itself.
+pub enum Msg {
+    /// The local replica knows this node: it is one of the managers.
+    Known,
+    Register,
+    Registered(Result<(), ErrorBody>),
+    Member,
+    Announce,
+}
+
+impl Named for Msg {
+    fn name(&self) -> &'static str {
+        match self {
+            Msg::Known => "known",
+            Msg::Register => "bring",
+            Msg::Registered(_) => "brought",
+            Msg::Member => "member",
+            Msg::Announce => "announce",
+        }
+    }
+}
+
+/// Ports of the actor.
+#[derive(Clone)]
+pub struct LevelPorts {
+    pub me: NodeId,
+    /// The highest level that this build supports.
+    pub level: u32,
+    pub cluster: Arc<dyn Cluster>,
+    pub replicas: watch::Receiver<Arc<Replica>>,
+    /// The Raft member was sent something it cannot read.
+    pub incompatible: watch::Receiver<Option<Incompatible>>,
+    /// This manager's candidacy for raising the level, while it is a candidate.
+    pub raising: Arc<Mutex<Option<Reconcilers>>>,
+    pub report_incompatible: ReportIncompatible,
+}
+
+/// See the module.
+pub struct FeatureLevel {
+    ports: LevelPorts,
+    member: Option<watch::Receiver<MemberView>>,
+    reported: String,
+}
+
+/// The actor's spec.
+pub fn spec(ports: LevelPorts) -> Spec {
+    let make = move || Ok(FeatureLevel { ports: ports.clone(), member: None, reported: String::new() });
+    Spec::actor("feature-level", Address::new(64), make).contained().with_children()
+}
+
+impl FeatureLevel {
+    fn release(&self) -> Release {
+        level_release(self.ports.level).into()
+    }
+
+    /// Campaigns for raising the level. The library decides when, and does nothing beside a newer candidate.
+    fn campaign(&mut self, cx: &Cx<Msg>) -> Result<(), Fault> {
+        let raise: Arc<dyn Handler> = Arc::new(Raise(Arc::clone(&self.ports.cluster)));
+        let me = self.ports.me;
+        let (spec, reconcilers) = reconcilers_spec(Setup {
+            node: Some(me),
+            handlers: BTreeMap::from([(LEVEL_RECONCILER.to_owned(), raise)]),
+            ..Setup::new(Arc::clone(&self.ports.cluster), me.to_string(), self.release())
+        })?;
+        cx.children().start(spec);
+        *self.ports.raising.lock().unwrap_or_else(PoisonError::into_inner) = Some(reconcilers);
+        Ok(())
+    }
+
+    fn announce(&mut self, cx: &Cx<Msg>) {
+        let me = self.ports.me;
+        let member = Member::new(MANAGERS_SCOPE, me.to_string().as_str(), self.release()).on(me).safe_without_lease();
+        let (cluster, lease) = (Arc::clone(&self.ports.cluster), LeaseTiming::default());
+        let setup = MemberSetup { cluster, clock: Arc::new(BootTime), lease, member };
+        // The member leaves when its lease ends, not before.
+        let (spec, view, _leave) = member_spec("member", setup);
+        cx.children().start(spec);
+        let (mut news, me) = (view.clone(), cx.me().clone());
+        cx.spawn(async move { while news.changed().await.is_ok() && me.tell(Msg::Member).is_ok() {} });
+        self.member = Some(view);
+    }
+
+    fn register_definition(&self, cx: &Cx<Msg>) {
+        let definition = definition(self.ports.level);
+        let key = DefinitionKey { reconciler: definition.reconciler.clone(), release: definition.release.triple };
+        if self.ports.replicas.borrow().tables.reconcilers.definitions.contains_key(&key) {
+            return;
+        }
+        let (cluster, me) = (Arc::clone(&self.ports.cluster), cx.me().clone());
+        cx.spawn(async move {
+            let request = ReconcilerRequest::Apply { definitions: vec![definition], replace: false };
+            let registered = cluster.reconcile(request, LEADER_ANSWER_TIMEOUT).await.map(drop);
+            let _stopping = me.tell(Msg::Registered(registered));
+        });
+    }
+
+    /// One log line per change.
+    fn log_change(&mut self, text: String) {
+        if self.reported != text {
+            info!("{text}");
+            self.reported = text;
+        }
+    }
+
+    fn log_membership(&mut self, cx: &Cx<Msg>) {
+        let Some(admission_state) = self.member.as_mut().map(|view| view.borrow_and_update().admission_state.clone())
+        else {
+            return;
+        };
+        let level = self.ports.level;
+        match admission_state {
+            AdmissionState::Serving => {
+                self.log_change(format!("participating in the scope {MANAGERS_SCOPE} at feature level {level}"))
+            }
+            AdmissionState::Waiting { reason, message } => {
+                self.log_change(format!("waiting to participate in the scope {MANAGERS_SCOPE}: {reason}: {message}"));
+            }
+            AdmissionState::Revoked { why } | AdmissionState::Refused { why } => {
+                self.log_change(format!("not participating in the scope {MANAGERS_SCOPE} for now: {why}"));
+                cx.after(RETRY_PAUSE, Msg::Announce);
+            }
+            AdmissionState::Announcing { .. } | AdmissionState::Left => {}
+        }
+    }
+}
+
+impl Shell for FeatureLevel {
+    type Msg = Msg;
+    const KIND: &'static str = "FeatureLevel";
+
+    async fn started(&mut self, cx: &Cx<Msg>) -> Result<(), Fault> {
+        let LevelPorts { report_incompatible, mut incompatible, level, .. } = self.ports.clone();
+        cx.spawn(async move {
+            let reported = incompatible
+                .wait_for(|what| matches!(what, Some(Incompatible::Level(_))))
+                .await
+                .ok()
+                .and_then(|what| *what);
+            if let Some(what) = reported {
+                report_incompatible(&sentence(what, level));
+            }
+        });
+        let (mut replicas, me, id) = (self.ports.replicas.clone(), cx.me().clone(), self.ports.me);
+        cx.spawn(async move {
+            let known = replicas.wait_for(|local_replica| {
+                local_replica.tables.cluster.is_some() && local_replica.tables.nodes.contains_key(&id)
+            });
+            if known.await.is_ok() {
+                let _stopping = me.tell(Msg::Known);
+            }
+        });
+        Ok(())
+    }
+
+    async fn handle(&mut self, cx: &Cx<Msg>, msg: Msg) -> Result<(), Fault> {
+        match msg {
+            Msg::Known => {
+                self.campaign(cx)?;
+                self.announce(cx);
+                self.register_definition(cx);
+            }
+            Msg::Register => self.register_definition(cx),
+            Msg::Registered(Ok(())) => {}
+            Msg::Registered(Err(why)) => {
+                tracing::debug!(%why, "cannot register the definition of this feature level yet");
+                cx.after(RETRY_PAUSE, Msg::Register);
+            }
+            Msg::Member => self.log_membership(cx),
+            Msg::Announce => self.announce(cx),
+        }
+        Ok(())
+    }
+
+    fn view(&self) -> Value {
+        let admission_state = self.member.as_ref().map(|view| view.borrow().admission_state.clone());
+        let cluster = self.ports.replicas.borrow().tables.cluster.as_ref().map(|cluster| cluster.feature_level);
+        json!({"speaks": self.ports.level, "cluster": cluster, "standing": admission_state})
+    }
+}
+
+#[cfg(test)]
+#[path = "feature_level_tests.rs"]
+mod tests;

@@ -1,0 +1,32 @@
+//! The actors that make a node's manager runtime: whether it runs, its Raft membership, its feature level, and the calls that
+//! other managers send it. See `OVERVIEW.md`.
+
+pub mod feature_level;
+pub mod membership;
+pub mod router;
+pub mod switch;
+
+use std::sync::Arc;
+
+use muster_messages::RaftId;
+
+/// Ends the manager runtime for good, with a reason: handed to the actors that may detect one.
+pub type ReportIncompatible = Arc<dyn Fn(&str) + Send + Sync>;
+
+/// The state of this node's Raft data.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RaftData {
+    /// Never had any.
+    None,
+    Present,
+    /// The data of this member is gone.
+    Missing {
+        held: RaftId,
+    },
+    /// The data cannot be trusted: file and reason.
+    Damaged {
+        held: Option<RaftId>,
+        file: String,
+        why: String,
+    },
+}
