@@ -31,9 +31,13 @@ fn rust(path: &str) -> bool {
     path.ends_with(".rs")
 }
 
+/// Libraries that decide and do nothing else.
+const PURE_CRATES: [&str; 3] = ["actors/store/src/", "actors/kubernetes/src/", "actors/gates/src/"];
+
 fn is_core(path: &str) -> bool {
-    let in_actors = path.starts_with("actors/") && rust(path);
-    in_actors && (path.contains("/core/") || path.ends_with("/core.rs") || path.starts_with("actors/store/src/"))
+    let shipped = (path.starts_with("actors/") || path.starts_with("bins/src/")) && rust(path);
+    let by_name = path.contains("/core/") || path.ends_with("/core.rs");
+    shipped && (by_name || PURE_CRATES.iter().any(|pure| path.starts_with(pure)))
 }
 
 /// Test code by its path.

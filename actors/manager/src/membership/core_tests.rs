@@ -87,7 +87,7 @@ fn one_request_at_a_time() {
 }
 
 #[test]
-fn incompatible_level_is_final_and_an_unreachable_address_is_shown() {
+fn incompatible_level_is_final_and_bad_address_is_shown() {
     let (mut core, mut data) = (core(), RaftData::None);
     let answer = Err(ErrorBody::new(ErrorCode::GateClosed, "level 4"));
     let effects = step(&mut core, &mut data, Input::Answered { answer, member_id: None });
