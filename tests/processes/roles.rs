@@ -21,6 +21,29 @@ pub fn four(role: &str) -> (String, String, String, String) {
     (role.into(), role.into(), role.into(), member_id.into())
 }
 
+/// docs/walks/promotion.md ends with the steps that the replicated state records of a promotion.
+#[test]
+fn promotion_records_the_steps_of_its_walk() {
+    const WALK: &str = include_str!("../../docs/walks/promotion.md");
+    let documented =
+        WALK.split("```text\n").nth(1).and_then(|rest| rest.split("\n```").next()).expect("its last block");
+    let world = World::with(3, 1);
+    let node = world.seen("n1", "n4").expect("it has joined").id.to_string();
+    let before = world.muster(&["events"]).ended(0).json()["revision"].to_string();
+    world.muster(&["node", "promote", "n4", "--wait=300s"]).ended(0);
+    let events = world.muster(&["events", "--since", &before]).ended(0).json();
+    // A certificate's serial says nothing of the walk.
+    let fact = |value: &Value| {
+        let words = value.as_str().unwrap_or("-").split(' ').filter(|word| word.len() < 32);
+        words.collect::<Vec<_>>().join(" ")
+    };
+    let recorded: Vec<String> = (events["items"].as_array().into_iter().flatten())
+        .filter(|event| event["node"] == node && event["kind"] != "liveness" && event["kind"] != "node")
+        .map(|event| format!("{}: {} → {}", fact(&event["kind"]), fact(&event["before"]), fact(&event["after"])))
+        .collect();
+    assert_eq!(recorded.join("\n"), documented);
+}
+
 #[test]
 fn promote_demote_promote_settles_each_time() {
     let world = World::with(3, 1);

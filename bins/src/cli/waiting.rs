@@ -17,15 +17,23 @@ const WATCH_TIMEOUT: Duration = Duration::from_secs(5);
 /// A reason that lasts for less is not printed.
 const MIN_REASON_DURATION: Duration = Duration::from_millis(500);
 
+/// How far a settled change is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Settled {
+    Fully,
+    /// The node is down; this is left for it to do when it returns.
+    PendingReturn(String),
+}
+
 /// Watches a node until its change is in force, and reports what it waits for, once for each reason. An accepted change
-/// continues when the time is up. Returns what is left for a node that is down to do when it returns.
+/// continues when the time is up.
 pub async fn wait_until_settled(
     client: &mut Client,
     node: &str,
     role: Role,
     until: Instant,
     mut say: impl FnMut(&str),
-) -> Outcome<Option<String>> {
+) -> Outcome<Settled> {
     let mut last = "no manager has answered yet".to_owned();
     let mut reasons = Reasons::new(Instant::now());
     let mut seen = 0;
@@ -47,7 +55,9 @@ pub async fn wait_until_settled(
                 let watched = parse::<NodeWatched>(&text)?;
                 seen = watched.seen;
                 match progress(&watched.node, role) {
-                    Progress::Settled => return Ok(remaining_work(&watched.node, role)),
+                    Progress::Settled => {
+                        return Ok(remaining_work(&watched.node, role).map_or(Settled::Fully, Settled::PendingReturn));
+                    }
                     Progress::Waiting(reason) => last = reason,
                     Progress::Overridden => {
                         let other = format!("the desired role was changed to {} by another request", other_than(role));

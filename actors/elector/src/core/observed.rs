@@ -48,7 +48,7 @@ pub struct Answer {
 enum Step {
     Read,
     /// A renewal of the last observation, without reading first.
-    RenewUnseen,
+    RenewWithoutRead,
     Write,
     ReadToRelease,
     Release,
@@ -58,11 +58,11 @@ enum Step {
 enum Phase {
     Campaigning {
         try_at: Option<Moment>,
-        defers_until: Option<Moment>,
+        no_attempt_before: Option<Moment>,
     },
-    Holding(Box<Tenure>),
+    Leading(Box<Tenure>),
     /// The work has returned.
-    Leaving {
+    Releasing {
         yielded: bool,
         give_up_at: Moment,
         failures: u32,
@@ -89,8 +89,8 @@ pub struct ObservedElector {
     rng: Rng,
     asked: u64,
     in_progress: Option<(u64, Moment, Step)>,
-    /// When the next attempt begins, while leading or leaving.
-    again_at: Moment,
+    /// When the next attempt begins, while leading or releasing.
+    retry_at: Moment,
     phase: Phase,
     seen: Option<Observation>,
     leader: Option<String>,
@@ -114,8 +114,8 @@ impl ObservedElector {
             rng: Rng::seeded(seed),
             asked: 0,
             in_progress: None,
-            again_at: Moment(0),
-            phase: Phase::Campaigning { try_at: Some(quiet_until.unwrap_or_default()), defers_until: None },
+            retry_at: Moment(0),
+            phase: Phase::Campaigning { try_at: Some(quiet_until.unwrap_or_default()), no_attempt_before: None },
             seen: None,
             leader: None,
             challenged_by: None,
@@ -133,13 +133,13 @@ impl ObservedElector {
             Signal::Nudged => self.nudged(now),
             Signal::Drained => self.drained(now, out),
             Signal::Challenge { by, yields } => {
-                if let (Phase::Holding(tenure), true) = (&mut self.phase, yields) {
+                if let (Phase::Leading(tenure), true) = (&mut self.phase, yields) {
                     tenure.end(Ending::Yielded { to: by }, out);
                 }
             }
             Signal::Cancelled => {
                 self.cancelled = true;
-                if let Phase::Holding(tenure) = &mut self.phase {
+                if let Phase::Leading(tenure) = &mut self.phase {
                     tenure.end(Ending::Cancelled, out);
                 }
             }
@@ -151,7 +151,7 @@ impl ObservedElector {
     pub fn answer(&mut self, now: Moment, wall: MicroTime, answer: Answer, out: &mut Out) {
         self.check(now, out);
         if let Some((_, sent, step)) = self.in_progress.take_if(|(number, ..)| *number == answer.number) {
-            self.answered(now, wall, sent, step, answer.result, out);
+            self.on_answer(now, wall, sent, step, answer.result, out);
         }
         self.advance(now, wall, out);
     }
@@ -159,9 +159,9 @@ impl ObservedElector {
     pub fn view(&self) -> ElectorView {
         let (phase, tenure) = match &self.phase {
             Phase::Campaigning { .. } => ("campaigning", None),
-            Phase::Holding(tenure) if tenure.ending.is_none() => ("leading", Some(tenure)),
-            Phase::Holding(tenure) => ("draining", Some(tenure)),
-            Phase::Leaving { .. } => ("releasing", None),
+            Phase::Leading(tenure) if tenure.ending.is_none() => ("leading", Some(tenure)),
+            Phase::Leading(tenure) => ("draining", Some(tenure)),
+            Phase::Releasing { .. } => ("releasing", None),
             Phase::Stopped => ("stopped", None),
         };
         ElectorView {
@@ -178,7 +178,7 @@ impl ObservedElector {
     }
 
     fn check(&mut self, now: Moment, out: &mut Out) {
-        if let Phase::Holding(tenure) = &mut self.phase {
+        if let Phase::Leading(tenure) = &mut self.phase {
             tenure.check(now, out);
         }
     }
@@ -186,8 +186,8 @@ impl ObservedElector {
     fn nudged(&mut self, now: Moment) {
         match &mut self.phase {
             Phase::Campaigning { try_at, .. } => *try_at = Some(now),
-            Phase::Holding(_) => self.again_at = now,
-            Phase::Leaving { .. } | Phase::Stopped => {}
+            Phase::Leading(_) => self.retry_at = now,
+            Phase::Releasing { .. } | Phase::Stopped => {}
         }
     }
 
@@ -197,20 +197,20 @@ impl ObservedElector {
             match &self.phase {
                 Phase::Campaigning { .. } if self.cancelled => self.stop(out),
                 Phase::Campaigning { try_at: Some(at), .. } if *at <= now => self.attempt(now, wall, out),
-                Phase::Holding(tenure) if self.again_at <= now && tenure.renews() => self.attempt(now, wall, out),
-                Phase::Leaving { give_up_at, .. } if *give_up_at <= now => self.left(now, out),
-                Phase::Leaving { .. } if self.again_at <= now => self.ask(now, Step::ReadToRelease, What::Get, out),
+                Phase::Leading(tenure) if self.retry_at <= now && tenure.renews() => self.attempt(now, wall, out),
+                Phase::Releasing { give_up_at, .. } if *give_up_at <= now => self.on_released(now, out),
+                Phase::Releasing { .. } if self.retry_at <= now => self.ask(now, Step::ReadToRelease, What::Get, out),
                 _ => {}
             }
         }
         let idle = self.in_progress.is_none();
         let next = match &self.phase {
             Phase::Campaigning { try_at, .. } => try_at.filter(|_| idle),
-            Phase::Holding(tenure) => {
-                let renew_at = (idle && tenure.renews()).then_some(self.again_at);
+            Phase::Leading(tenure) => {
+                let renew_at = (idle && tenure.renews()).then_some(self.retry_at);
                 [renew_at, tenure.next_check()].into_iter().flatten().min()
             }
-            Phase::Leaving { give_up_at, .. } => idle.then_some(self.again_at.min(*give_up_at)),
+            Phase::Releasing { give_up_at, .. } => idle.then_some(self.retry_at.min(*give_up_at)),
             Phase::Stopped => None,
         };
         out.extend(next.map(Effect::WakeAt));
@@ -229,17 +229,18 @@ impl ObservedElector {
         if let Phase::Campaigning { try_at, .. } = &mut self.phase {
             *try_at = None;
         }
-        let unseen = self.seen.as_ref().filter(|seen| seen.record.holder == self.me && seen.is_live(now));
-        match unseen {
+        // 1. Fast path: our own lease, seen last and still valid, is renewed without reading it.
+        let own_live_lease = self.seen.as_ref().filter(|seen| seen.record.holder == self.me && seen.is_live(now));
+        match own_live_lease {
             Some(seen) if !self.coordinated => {
                 let what = What::Update(self.renewal_of(&seen.record, wall));
-                self.ask(now, Step::RenewUnseen, what, out);
+                self.ask(now, Step::RenewWithoutRead, what, out);
             }
             _ => self.ask(now, Step::Read, What::Get, out),
         }
     }
 
-    fn answered(
+    fn on_answer(
         &mut self,
         now: Moment,
         wall: MicroTime,
@@ -253,19 +254,20 @@ impl ObservedElector {
             Err(error) => Some(error.to_string()),
         };
         match (step, result) {
-            (Step::Read, Ok(found)) => self.found(now, wall, found, out),
-            (Step::Read, Err(LockError::NotFound)) if !self.coordinated && !self.leaves() => {
+            // 2. The lease was read, or is created if there is none.
+            (Step::Read, Ok(found)) => self.on_read(now, wall, found, out),
+            (Step::Read, Err(LockError::NotFound)) if !self.coordinated && !self.is_over() => {
                 let record =
                     Record { transitions: 0, acquired: Some(wall), ..self.renewal_of(&Record::default(), wall) };
                 self.ask(now, Step::Write, What::Create(record), out);
             }
-            (Step::RenewUnseen, Err(_)) if !self.leaves() => {
+            (Step::RenewWithoutRead, Err(_)) if !self.is_over() => {
                 self.tally.slow_path += 1;
                 self.ask(now, Step::Read, What::Get, out);
             }
-            (Step::RenewUnseen | Step::Write, Ok(written)) => self.wrote(now, sent, written, out),
-            (Step::Read | Step::RenewUnseen | Step::Write, Err(_)) if self.leaves() => {}
-            (Step::Read | Step::RenewUnseen | Step::Write, Err(_)) => self.failed(now),
+            (Step::RenewWithoutRead | Step::Write, Ok(written)) => self.on_written(now, sent, written, out),
+            (Step::Read | Step::RenewWithoutRead | Step::Write, Err(_)) if self.is_over() => {}
+            (Step::Read | Step::RenewWithoutRead | Step::Write, Err(_)) => self.retry_later(now),
             (Step::ReadToRelease, Ok(found)) if found.record.holder == self.me => {
                 let record = Record {
                     holder: String::new(),
@@ -276,22 +278,23 @@ impl ObservedElector {
                 };
                 self.ask(now, Step::Release, What::Update(record), out);
             }
-            (Step::ReadToRelease, Ok(_) | Err(LockError::NotFound)) => self.left(now, out),
+            (Step::ReadToRelease, Ok(_) | Err(LockError::NotFound)) => self.on_released(now, out),
             (Step::Release, Ok(written)) => {
                 self.seen = Some(Observation { record: written.record, at: now });
                 notice(&mut self.leader, None, out);
-                self.left(now, out);
+                self.on_released(now, out);
             }
-            (Step::ReadToRelease | Step::Release, Err(_)) => self.failed(now),
+            (Step::ReadToRelease | Step::Release, Err(_)) => self.retry_later(now),
         }
     }
 
     /// Whether the work has returned: earlier requests are not followed up.
-    fn leaves(&self) -> bool {
-        matches!(self.phase, Phase::Leaving { .. } | Phase::Stopped)
+    fn is_over(&self) -> bool {
+        matches!(self.phase, Phase::Releasing { .. } | Phase::Stopped)
     }
 
-    fn found(&mut self, now: Moment, wall: MicroTime, found: Versioned, out: &mut Out) {
+    fn on_read(&mut self, now: Moment, wall: MicroTime, found: Versioned, out: &mut Out) {
+        // 3. The record is observed: who holds it, and since when it has not changed by the local clock.
         let record = found.record;
         let transitions = self.seen.as_ref().map(|seen| seen.record.transitions);
         if self.seen.as_ref().is_none_or(|seen| seen.record != record) {
@@ -303,24 +306,25 @@ impl ObservedElector {
             notice(&mut self.leader, Some(&record.holder), out);
         }
         match &mut self.phase {
-            Phase::Holding(tenure) if !ours && !vacant => {
+            Phase::Leading(tenure) if !ours && !vacant => {
                 tenure.end(Ending::Overtaken { by: Some(record.holder) }, out);
                 return;
             }
             // The lease has no holder now, but had one since our last write, which may have done work of its own.
-            Phase::Holding(tenure) if vacant && transitions != Some(record.transitions) => {
+            Phase::Leading(tenure) if vacant && transitions != Some(record.transitions) => {
                 tenure.end(Ending::Overtaken { by: None }, out);
                 return;
             }
-            Phase::Campaigning { defers_until, .. } if !vacant => *defers_until = None,
-            Phase::Campaigning { defers_until: Some(_), .. } => return self.failed(now),
-            Phase::Leaving { .. } | Phase::Stopped => return,
+            Phase::Campaigning { no_attempt_before, .. } if !vacant => *no_attempt_before = None,
+            Phase::Campaigning { no_attempt_before: Some(_), .. } => return self.retry_later(now),
+            Phase::Releasing { .. } | Phase::Stopped => return,
             _ => {}
         }
-        let chosen = ours && live && !self.preferred(&record, out);
+        // 4. It is overwritten if it is ours, vacant or expired; a coordinator's choice overrides that.
+        let chosen = ours && live && !self.check_preference(&record, out);
         let may = if self.coordinated { chosen } else { ours || vacant || !live };
         if !may || self.cancelled && matches!(self.phase, Phase::Campaigning { .. }) {
-            return self.failed(now);
+            return self.retry_later(now);
         }
         let mut next = self.renewal_of(&record, wall);
         if !ours {
@@ -331,11 +335,11 @@ impl ObservedElector {
     }
 
     /// Whether a coordinator prefers another holder.
-    fn preferred(&mut self, record: &Record, out: &mut Out) -> bool {
+    fn check_preference(&mut self, record: &Record, out: &mut Out) -> bool {
         let by = record.preferred_holder.clone().filter(|name| *name != self.me);
         if self.challenged_by != by {
             self.challenged_by = by.clone();
-            if let (Phase::Holding(_), Some(by)) = (&self.phase, by.clone()) {
+            if let (Phase::Leading(_), Some(by)) = (&self.phase, by.clone()) {
                 out.push(Effect::Challenged { by });
             }
         }
@@ -352,44 +356,44 @@ impl ObservedElector {
         }
     }
 
-    fn wrote(&mut self, now: Moment, sent: Moment, written: Versioned, out: &mut Out) {
+    fn on_written(&mut self, now: Moment, sent: Moment, written: Versioned, out: &mut Out) {
         let (token, of_cluster) = (written.fencing_token(), written.token);
         self.seen = Some(Observation { record: written.record, at: now });
-        self.again_at = sent + self.timing.retry;
+        self.retry_at = sent + self.timing.retry;
         match &mut self.phase {
-            Phase::Campaigning { .. } if self.cancelled => self.leave(now, false),
+            Phase::Campaigning { .. } if self.cancelled => self.begin_release(now, false),
             // Too late to lead under it; the next write is a renewal.
             Phase::Campaigning { try_at, .. } if now >= sent + self.timing.renew => *try_at = Some(now),
             Phase::Campaigning { .. } => {
                 self.tally.terms += 1;
                 notice(&mut self.leader, Some(&self.me), out);
-                self.phase = Phase::Holding(Box::new(Tenure::begin(&self.timing, sent, token, out)));
+                self.phase = Phase::Leading(Box::new(Tenure::begin(&self.timing, sent, token, out)));
             }
             // The cluster began another tenure of ours: the lease was free or another's in between, and a resource that checks
             // tokens may have seen a later one than the work has.
-            Phase::Holding(tenure) if of_cluster.is_some() && of_cluster != tenure.token => {
+            Phase::Leading(tenure) if of_cluster.is_some() && of_cluster != tenure.token => {
                 tenure.end(Ending::Overtaken { by: None }, out);
             }
-            Phase::Holding(tenure) => {
+            Phase::Leading(tenure) => {
                 self.tally.renewals += 1;
                 tenure.confirm(&self.timing, sent, out);
             }
-            Phase::Leaving { .. } | Phase::Stopped => {}
+            Phase::Releasing { .. } | Phase::Stopped => {}
         }
     }
 
-    fn failed(&mut self, now: Moment) {
+    fn retry_later(&mut self, now: Moment) {
         let poll = now + self.rng.stretched(self.timing.retry, JITTER);
-        self.tally.failures += u64::from(matches!(self.phase, Phase::Holding(_)));
+        self.tally.failures += u64::from(matches!(self.phase, Phase::Leading(_)));
         match &mut self.phase {
-            Phase::Campaigning { try_at, defers_until } => {
+            Phase::Campaigning { try_at, no_attempt_before } => {
                 // It waits no longer than it deferred.
-                defers_until.take_if(|until| *until <= poll);
+                no_attempt_before.take_if(|until| *until <= poll);
                 *try_at = Some(poll);
             }
-            Phase::Holding(_) => self.again_at = now + self.timing.retry,
-            Phase::Leaving { failures, .. } => {
-                self.again_at = now + self.timing.pause(*failures);
+            Phase::Leading(_) => self.retry_at = now + self.timing.retry,
+            Phase::Releasing { failures, .. } => {
+                self.retry_at = now + self.timing.pause(*failures);
                 *failures += 1;
             }
             Phase::Stopped => {}
@@ -397,30 +401,30 @@ impl ObservedElector {
     }
 
     fn drained(&mut self, now: Moment, out: &mut Out) {
-        let Phase::Holding(tenure) = &self.phase else { return };
+        let Phase::Leading(tenure) = &self.phase else { return };
         let ending = tenure.ending.clone().unwrap_or(Ending::Done);
         self.cancelled |= ending == Ending::Done;
         let releases = ending.may_hold() && (self.release_on_cancel || !self.cancelled);
-        self.leave(now, matches!(ending, Ending::Yielded { .. }));
+        self.begin_release(now, matches!(ending, Ending::Yielded { .. }));
         out.push(Effect::Over(ending));
         if !releases {
-            self.left(now, out);
+            self.on_released(now, out);
         }
     }
 
-    fn leave(&mut self, now: Moment, yielded: bool) {
-        self.again_at = now;
-        self.phase = Phase::Leaving { yielded, give_up_at: now + self.timing.renew, failures: 0 };
+    fn begin_release(&mut self, now: Moment, yielded: bool) {
+        self.retry_at = now;
+        self.phase = Phase::Releasing { yielded, give_up_at: now + self.timing.renew, failures: 0 };
     }
 
-    fn left(&mut self, now: Moment, out: &mut Out) {
-        let Phase::Leaving { yielded, .. } = self.phase else { return };
+    fn on_released(&mut self, now: Moment, out: &mut Out) {
+        let Phase::Releasing { yielded, .. } = self.phase else { return };
         if self.cancelled || !self.campaign_again {
             return self.stop(out);
         }
         let try_at = Some(now + self.rng.stretched(self.timing.retry, JITTER));
-        let defers_until = yielded.then_some(now + self.timing.lease);
-        self.phase = Phase::Campaigning { try_at, defers_until };
+        let no_attempt_before = yielded.then_some(now + self.timing.lease);
+        self.phase = Phase::Campaigning { try_at, no_attempt_before };
         self.challenged_by = None;
     }
 

@@ -13,7 +13,7 @@ use crate::cli::args::{NodeCommand, RoleChange};
 use crate::cli::output::{cell, printable};
 use crate::cli::render;
 use crate::cli::tally::Tally;
-use crate::cli::waiting::wait_until_settled;
+use crate::cli::waiting::{Settled, wait_until_settled};
 
 pub async fn run(ctx: &mut Context, command: NodeCommand) -> Outcome<u8> {
     match command {
@@ -107,7 +107,7 @@ async fn set_role(ctx: &mut Context, change: RoleChange, role: Role) -> Outcome<
     if role == Role::Worker && nodes.len() > 1 {
         own_node_last(ctx, &mut nodes).await;
     }
-    let (several, mut tally, mut done, mut waiting) = (nodes.len() > 1, Tally::default(), Vec::new(), Vec::new());
+    let (several, mut tally, mut results) = (nodes.len() > 1, Tally::default(), Vec::new());
     let until = wait.map(|wait| Instant::now() + wait);
     for node in nodes {
         let request = Request::SetRole { node: node.clone(), role };
@@ -115,24 +115,37 @@ async fn set_role(ctx: &mut Context, change: RoleChange, role: Role) -> Outcome<
         if let Some(document) = tally.note(ctx.out.format, answer.and_then(|text| parse::<Value>(&text))) {
             // By id from here on: another node could take the name.
             let id = document["node"].as_str().map_or(node, str::to_owned);
-            waiting.push(id);
-            done.push(document);
+            results.push(RoleChangeResult { id, document });
         }
     }
     if let Some(until) = until {
-        for (id, document) in waiting.iter().zip(&mut done) {
-            let name = cell(&document["name"]);
+        for result in &mut results {
+            let name = cell(&result.document["name"]);
             let say = |reason: &str| ctx.out.note(format!("{name}: {reason}"));
-            let outcome = wait_until_settled(&mut ctx.client, id, role, until, say).await;
-            let waited = tally.note(ctx.out.format, outcome.map_err(|f| with_node(&name, several, f)));
-            document["settled"] = (waited == Some(None)).into();
-            if let Some(Some(left)) = waited {
-                document["pending"] = left.into();
-            }
+            let outcome = wait_until_settled(&mut ctx.client, &result.id, role, until, say).await;
+            result.record(tally.note(ctx.out.format, outcome.map_err(|f| with_node(&name, several, f))));
         }
     }
-    print_done(ctx, several, done, |document| role_change_sentence(document, role));
+    let documents = results.into_iter().map(|result| result.document).collect();
+    print_done(ctx, several, documents, |document| role_change_sentence(document, role));
     Ok(tally.exit())
+}
+
+/// An accepted role change of one node.
+struct RoleChangeResult {
+    id: String,
+    /// What is printed of it.
+    document: Value,
+}
+
+impl RoleChangeResult {
+    /// How waiting for it ended; `None`: it failed, which is reported already.
+    fn record(&mut self, settled: Option<Settled>) {
+        self.document["settled"] = (settled == Some(Settled::Fully)).into();
+        if let Some(Settled::PendingReturn(left)) = settled {
+            self.document["pending"] = left.into();
+        }
+    }
 }
 
 /// Puts the socket's own node last: the socket of a node that has become a worker may not demote others.
