@@ -100,7 +100,7 @@ impl Renewal {
         }
     }
 
-    /// A manager reported that the role manager is revoked.
+    /// A manager reported that the manager role of this node is revoked.
     pub fn demoted(&mut self) {
         self.demotion_reported = true;
         self.retry_now();
