@@ -220,7 +220,7 @@ fn learner_stops_cleanly_and_votes_later() {
     std::fs::remove_file(&hang).expect("it was there");
     world.node("n2").signal(Signal::STOP);
     wait_until(world.node("n3").start(&[]), &when_file_exists("muster.sock"));
-    let member_id = ActorsAsk::Inspect { path: "node/manager/seat".to_owned() };
+    let member_id = ActorsAsk::Inspect { path: "node/manager/membership".to_owned() };
     eventually_so("its manager runtime runs and requests membership", || {
         let seen = world.ask("n3", Request::Actors { node: ActorsOf::Here, ask: member_id.clone() });
         seen.is_ok_and(|member_id| member_id["state"] == "healthy")

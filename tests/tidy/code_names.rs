@@ -20,7 +20,9 @@ fn tokens(text: &str) -> impl Iterator<Item = &str> {
 fn is_camel_case(token: &str) -> bool {
     let begins = token.chars().next().is_some_and(char::is_uppercase);
     let pairs = token.as_bytes().windows(2);
-    begins && !token.contains('_') && pairs.filter(|p| p[0].is_ascii_uppercase() && p[1].is_ascii_lowercase()).count() > 1
+    begins
+        && !token.contains('_')
+        && pairs.filter(|p| p[0].is_ascii_uppercase() && p[1].is_ascii_lowercase()).count() > 1
 }
 
 /// The links of a line: text and target.
@@ -36,7 +38,8 @@ fn links(line: &str) -> Vec<(&str, &str)> {
 #[test]
 fn documents_name_code_that_exists() {
     let code = texts(|path| {
-        [".rs", ".toml", ".json", ".py", ".mjs"].iter().any(|end| path.ends_with(end)) && !path.starts_with("tests/tidy/")
+        [".rs", ".toml", ".json", ".py", ".mjs"].iter().any(|end| path.ends_with(end))
+            && !path.starts_with("tests/tidy/")
     });
     let known: BTreeSet<&str> = code.iter().flat_map(|file| tokens(&file.text)).collect();
     let files: BTreeSet<&str> = code.iter().filter_map(|file| file.path.rsplit('/').next()).collect();
@@ -60,7 +63,10 @@ fn documents_name_code_that_exists() {
                 }
                 let metric = text.split(['{', ' ']).next().unwrap_or_default();
                 let ends = ["_total", "_seconds", "_bytes"];
-                if metric.starts_with("muster_") && ends.iter().any(|end| metric.ends_with(end)) && !series.contains(metric) {
+                if metric.starts_with("muster_")
+                    && ends.iter().any(|end| metric.ends_with(end))
+                    && !series.contains(metric)
+                {
                     wrong.push(format!("{at}: `{metric}` is not in docs/metrics.md"));
                 }
             }
@@ -78,7 +84,9 @@ fn documents_name_code_that_exists() {
 #[test]
 fn code_names_are_recognised() {
     assert!(is_camel_case("RaftMember") && is_camel_case("NotMember"));
-    assert!(!is_camel_case("Raft") && !is_camel_case("raft_member") && !is_camel_case("HTTP") && !is_camel_case("JSON"));
+    assert!(
+        !is_camel_case("Raft") && !is_camel_case("raft_member") && !is_camel_case("HTTP") && !is_camel_case("JSON")
+    );
     assert_eq!(links("see [a.rs](x/a.rs) and [b](c#d)"), [("a.rs", "x/a.rs"), ("b", "c#d")]);
     assert_eq!(quoted("a `b` c `d`").collect::<Vec<_>>(), ["b", "d"]);
 }

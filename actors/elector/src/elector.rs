@@ -16,8 +16,8 @@ use tracing::{error, info};
 
 use crate::clock::{BootTime, Timekeeper};
 use crate::config::{ConfigRefusal, ElectorConfig};
-use crate::core::native::{self, NativeElector, OutstandingToken};
-use crate::core::observed::{self, ObservedElector, What};
+use crate::core::kubernetes_lease::{self, KubernetesElector, What};
+use crate::core::muster_lease::{self, MusterElector, OutstandingToken};
 use crate::core::{Effect, ElectorView, Hold, LockError, Signal};
 use crate::health::{Unhealthy, evaluate};
 use crate::ports::Lock;
@@ -31,7 +31,7 @@ const MAILBOX: usize = 256;
 #[derive(Clone)]
 pub enum Election {
     /// A Muster cluster.
-    Native(Session),
+    Muster(Session),
     /// A record in Kubernetes.
     Kubernetes(Arc<dyn Lock>),
 }
@@ -87,7 +87,7 @@ impl LeaderElector {
     /// An elector for an existing tree.
     pub fn spec(name: &str, setup: Setup) -> Result<(Spec, Self), ConfigRefusal> {
         match setup.election {
-            Election::Native(_) => setup.config.validate()?,
+            Election::Muster(_) => setup.config.validate()?,
             Election::Kubernetes(_) => setup.config.validate_for_kubernetes()?,
         }
         let memory = Slot::new();
@@ -155,8 +155,8 @@ pub enum StartError {
 /// Messages of the actor, all sent by itself.
 pub enum Msg {
     Woke,
-    Native(native::Answer),
-    Observed(observed::Answer),
+    Muster(muster_lease::Answer),
+    Kubernetes(kubernetes_lease::Answer),
     Changed,
     Drained,
     Stop,
@@ -166,7 +166,7 @@ impl Named for Msg {
     fn name(&self) -> &'static str {
         match self {
             Self::Woke => "woke",
-            Self::Native(_) | Self::Observed(_) => "answer",
+            Self::Muster(_) | Self::Kubernetes(_) => "answer",
             Self::Changed => "changed",
             Self::Drained => "drained",
             Self::Stop => "stop",
@@ -175,29 +175,29 @@ impl Named for Msg {
 }
 
 enum Machine {
-    Native(NativeElector),
-    Observed(ObservedElector),
+    Muster(MusterElector),
+    Kubernetes(KubernetesElector),
 }
 
 impl Machine {
     fn new(setup: &Setup, left: Option<Held>) -> Self {
         let seed = rand::random();
         match &setup.election {
-            Election::Native(_) => {
+            Election::Muster(_) => {
                 let outstanding =
                     left.and_then(|held| Some(OutstandingToken { token: held.token?, until: held.hold.over_at }));
-                Self::Native(NativeElector::new(&setup.config, seed, outstanding))
+                Self::Muster(MusterElector::new(&setup.config, seed, outstanding))
             }
             Election::Kubernetes(_) => {
                 let quiet_until = left.map(|held| held.hold.over_at);
-                Self::Observed(ObservedElector::new(&setup.config, seed, quiet_until))
+                Self::Kubernetes(KubernetesElector::new(&setup.config, seed, quiet_until))
             }
         }
     }
     fn view(&self) -> ElectorView {
         match self {
-            Self::Native(machine) => machine.view(),
-            Self::Observed(machine) => machine.view(),
+            Self::Muster(machine) => machine.view(),
+            Self::Kubernetes(machine) => machine.view(),
         }
     }
 }
@@ -235,8 +235,8 @@ struct ElectorShell {
 
 enum Input {
     Signal(Signal),
-    Native(native::Answer),
-    Observed(observed::Answer),
+    Muster(muster_lease::Answer),
+    Kubernetes(kubernetes_lease::Answer),
 }
 
 impl ElectorShell {
@@ -255,23 +255,23 @@ impl ElectorShell {
         let wall = self.setup.clock.wall();
         let mut effects = Vec::new();
         match (&mut self.machine, input) {
-            (Machine::Native(machine), input) => {
+            (Machine::Muster(machine), input) => {
                 let mut out = Vec::new();
                 match input {
                     Input::Signal(signal) => machine.step(now, signal, &mut out),
-                    Input::Native(answer) => machine.answer(now, answer, &mut out),
-                    Input::Observed(_) => {}
+                    Input::Muster(answer) => machine.answer(now, answer, &mut out),
+                    Input::Kubernetes(_) => {}
                 }
                 for effect in out {
                     effect.sort(&mut effects, |ask| self.setup.ask_cluster(cx, ask));
                 }
             }
-            (Machine::Observed(machine), input) => {
+            (Machine::Kubernetes(machine), input) => {
                 let mut out = Vec::new();
                 match input {
                     Input::Signal(signal) => machine.step(now, wall, signal, &mut out),
-                    Input::Observed(answer) => machine.answer(now, wall, answer, &mut out),
-                    Input::Native(_) => {}
+                    Input::Kubernetes(answer) => machine.answer(now, wall, answer, &mut out),
+                    Input::Muster(_) => {}
                 }
                 for effect in out {
                     effect.sort(&mut effects, |ask| self.setup.ask_lock(cx, ask));
@@ -356,17 +356,17 @@ impl ElectorShell {
 }
 
 impl Setup {
-    fn ask_cluster(&self, cx: &Cx<Msg>, ask: native::Ask) {
-        let Election::Native(session) = &self.election else { return };
+    fn ask_cluster(&self, cx: &Cx<Msg>, ask: muster_lease::Ask) {
+        let Election::Muster(session) = &self.election else { return };
         let ElectorConfig { lease, identity, lease_duration, .. } = &self.config;
         let (session, lease, holder, duration) = (session.clone(), lease.clone(), identity.clone(), *lease_duration);
         let me = cx.me().clone();
         cx.spawn(async move {
-            let _gone = me.tell(Msg::Native(session.ask(lease, holder, duration, ask).await));
+            let _gone = me.tell(Msg::Muster(session.ask(lease, holder, duration, ask).await));
         });
     }
 
-    fn ask_lock(&self, cx: &Cx<Msg>, ask: observed::Ask) {
+    fn ask_lock(&self, cx: &Cx<Msg>, ask: kubernetes_lease::Ask) {
         let Election::Kubernetes(lock) = &self.election else { return };
         let (lock, me) = (Arc::clone(lock), cx.me().clone());
         cx.spawn(async move {
@@ -377,7 +377,7 @@ impl Setup {
             };
             let result = tokio::time::timeout(ask.timeout, asked).await;
             let result = result.unwrap_or_else(|_| Err(LockError::Other("no answer in time".to_owned())));
-            let _gone = me.tell(Msg::Observed(observed::Answer { number: ask.number, result }));
+            let _gone = me.tell(Msg::Kubernetes(kubernetes_lease::Answer { number: ask.number, result }));
         });
     }
 }
@@ -440,8 +440,8 @@ impl Shell for ElectorShell {
         let input = match msg {
             Msg::Woke => Input::Signal(Signal::Woke),
             Msg::Changed => Input::Signal(Signal::Nudged),
-            Msg::Native(answer) => Input::Native(answer),
-            Msg::Observed(answer) => Input::Observed(answer),
+            Msg::Muster(answer) => Input::Muster(answer),
+            Msg::Kubernetes(answer) => Input::Kubernetes(answer),
             Msg::Stop => Input::Signal(Signal::Cancelled),
             Msg::Drained => {
                 (self.running, self.hold) = (None, None);

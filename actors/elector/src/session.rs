@@ -12,7 +12,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::core::native::{Answer, Ask, RenewalOutcome, Seen, Trouble};
+use crate::core::muster_lease::{Answer, Ask, RenewalOutcome, Seen, Trouble};
 use crate::ports::Cluster;
 
 /// How long a renewal waits for others: negligible against the shortest period, a batch when there are many.

@@ -20,7 +20,7 @@ struct World {
     _dir: TempDir,
 }
 
-const MEMBERSHIP_PATH: &str = "node/seat";
+const MEMBERSHIP_PATH: &str = "node/membership";
 
 impl World {
     /// A manager that found its data in this state, and whose Raft member starts with this id.
@@ -59,7 +59,7 @@ impl World {
         harness.healthy("node/raft-member", 1).await;
         let made = ports.clone();
         harness.start_actor(
-            Spec::actor("seat", Address::new(64), move || Ok(MembershipAgent::new(made.clone()))).contained(),
+            Spec::actor("membership", Address::new(64), move || Ok(MembershipAgent::new(made.clone()))).contained(),
         );
         harness.healthy(MEMBERSHIP_PATH, 1).await;
         Self { harness, agent, replica, incompatible, ports, over, _dir: dir }

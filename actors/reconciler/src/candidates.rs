@@ -168,7 +168,7 @@ impl Candidates {
         };
         // A new session for each candidacy: a lease is never given back to a session that released it.
         let cluster: Arc<dyn muster_elector::Cluster> = setup.cluster.clone();
-        let election = Election::Native(Session::new(cluster));
+        let election = Election::Muster(Session::new(cluster));
         let clock = Arc::clone(&setup.clock);
         let made = LeaderElector::spec(ELECT, ElectorSetup { config, election, candidate: Arc::new(candidate), clock });
         let Ok((spec, elector)) = made else { return }; // the durations were validated at startup

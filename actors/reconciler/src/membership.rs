@@ -344,7 +344,7 @@ impl Shell for MemberShell {
             self.core.step(cx.now(), Input::Leave);
             return Ok(());
         }
-        // The type that `Election::Native` takes.
+        // The type that `Election::Muster` takes.
         let cluster: Arc<dyn muster_elector::Cluster> = self.setup.cluster.clone();
         let session = Session::new(cluster);
         self.session = Some(session.clone());
@@ -359,7 +359,7 @@ impl Shell for MemberShell {
             must_end_in_time: member.serves && member.relies_on_lease,
         };
         let clock = Arc::clone(&self.setup.clock);
-        let setup = ElectorSetup { config, election: Election::Native(session), candidate: Arc::new(holder), clock };
+        let setup = ElectorSetup { config, election: Election::Muster(session), candidate: Arc::new(holder), clock };
         let (spec, elector) = LeaderElector::spec("lease", setup)?;
         cx.children().start(spec);
         cx.spawn(report_blocked(elector.status(), cx.me().clone()));

@@ -12,10 +12,10 @@
 //! Why level-triggered: everything follows from the four facts of a node as they are now. A request that flips half-way, a
 //! lost answer, a crash or a new leader lead back to the same facts, and so to the same plan.
 
-mod annotations;
 mod config;
 mod membership;
 mod membership_requests;
+mod observations;
 mod observe;
 mod outbox;
 mod outcomes;
@@ -34,11 +34,11 @@ use muster_messages::{
     Tables,
 };
 
-pub use self::annotations::{Annotation, Annotations, Learner, Proven};
 #[cfg(feature = "bug-injection")]
 pub use self::config::BugInjection;
 pub use self::config::Config;
 use self::membership_requests::MembershipRequests;
+pub use self::observations::{Learner, Observation, Observations, Proven};
 pub use self::outbox::{Outbox, Outgoing, Sent};
 use self::plan::{Next, Plan, Scene, Wait};
 pub use self::queues::{Pending, Queues};
@@ -176,7 +176,7 @@ impl RoleManager {
         let mut concerned = std::mem::take(&mut self.dirty);
         concerned.extend(self.plans.keys());
         for node in concerned {
-            match plan::plan(&scene, node, &self.kept.annotations.of(node)) {
+            match plan::plan(&scene, node, &self.kept.observations.of(node)) {
                 Some(plan) => self.plans.insert(node, plan),
                 None => {
                     if let Some(settled) = self.kept.queues.remove_node(node) {
@@ -251,8 +251,9 @@ impl RoleManager {
         let c = &self.config;
         let slow = self.kept.outbox.membership().map(|(_, o)| o.since.at + c.slow_change);
         let fresh = self.requests.fresh_until.filter(|_| !self.requests.parked.is_empty() || !self.plans.is_empty());
-        let silences =
-            (self.kept.annotations.values()).filter_map(|n| n.learner.as_ref()).map(|l| l.last_ack + c.learner_silence);
+        let silences = (self.kept.observations.values())
+            .filter_map(|n| n.learner.as_ref())
+            .map(|l| l.last_ack + c.learner_silence);
         let open_requests = self.membership_requests.open_requests.values().map(|k| k.since + c.membership_timeout);
         let held = self.held.values().map(|h| h.until);
         let again =

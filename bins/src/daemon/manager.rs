@@ -211,7 +211,7 @@ fn fill(shared: &Shared, children: &Children) -> Result<(), Fault> {
     }));
     let membership: Address<MembershipAgentMsg> = Address::new(64);
     let membership_ports = membership_ports(shared, &replica, &incompatible, children);
-    let membership_agent = Spec::actor("seat", membership, move || {
+    let membership_agent = Spec::actor("membership", membership, move || {
         // The replica stays attached exactly as long as an actor of this incarnation lives.
         let _attached = &local_replica;
         Ok(MembershipAgent::new(membership_ports.clone()))

@@ -73,7 +73,7 @@ impl Versioned {
             ..ElectorConfig::new(lease.clone(), name.clone())
         };
         let running_candidacy = candidacy.start(Arc::new(link.clone()));
-        let election = Election::Native(Session::new(Arc::new(link)));
+        let election = Election::Muster(Session::new(Arc::new(link)));
         let work = Arc::new(Reporter { name, tell: tell.clone() });
         let elector = LeaderElector::start(Setup::new(config, election, work)).await.expect("it can be configured");
         Self { elector, running_candidacy }

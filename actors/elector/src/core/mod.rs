@@ -1,12 +1,12 @@
-//! The decisions of an elector. Two state machines with one interface: [`native`] asks a Muster cluster, which decides who
-//! holds a lease and until when; [`observed`] reads and writes a record that any client may write, and trusts only its own
+//! The decisions of an elector. Two state machines with one interface: [`muster_lease`] asks a Muster cluster, which decides who
+//! holds a lease and until when; [`kubernetes_lease`] reads and writes a record that any client may write, and trusts only its own
 //! clock.
 //!
 //! Both receive `now` from a clock that counts while the machine is suspended, and check it before anything else: a process
 //! that was frozen past its time must not act on earlier news.
 
-pub mod native;
-pub mod observed;
+pub mod kubernetes_lease;
+pub mod muster_lease;
 pub mod record;
 mod requests;
 mod tenure;

@@ -228,7 +228,7 @@ impl World {
         self.candidate_as(self.config(name), Worker { name, ..self.worker.clone() }).await
     }
     async fn candidate_as(&self, config: ElectorConfig, worker: Worker) -> LeaderElector {
-        let election = Election::Native(Session::new(Arc::new(self.judge.clone())));
+        let election = Election::Muster(Session::new(Arc::new(self.judge.clone())));
         let setup = Setup { config, election, candidate: Arc::new(worker), clock: Arc::new(TokioTime) };
         LeaderElector::start(setup).await.unwrap()
     }
@@ -285,7 +285,7 @@ async fn callbacks_run_once_and_in_order() {
             async {}.boxed()
         }
     }
-    let election = Election::Native(Session::new(Arc::new(world.judge.clone())));
+    let election = Election::Muster(Session::new(Arc::new(world.judge.clone())));
     let setup = Setup { clock: Arc::new(TokioTime), ..Setup::new(world.config("b"), election, Arc::new(Deaf)) };
     let elector = LeaderElector::start(setup).await.unwrap();
     assert_eq!(elector.ended().await, Ok(()), "work that returns by itself ends the elector");

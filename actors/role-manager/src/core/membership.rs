@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use muster_messages::{MembershipChange, MembershipChangeKind, NodeId, WaitReason, Wants};
 
 use super::plan::{Next, Wait};
-use super::quorum::{Electorate, Gate};
+use super::quorum::{Electorate, QuorumCheck};
 use super::{Effect, Held, Moment, Now, RoleManager, Sent, plan, queues};
 
 /// A membership change is decided in the step that delivers the check's result, so the result is never too old for it.
@@ -28,27 +28,27 @@ impl RoleManager {
             return;
         }
         let electorate = self.electorate(now);
-        let change_slot: Vec<NodeId> = self.kept.change_slot.iter().copied().collect();
+        let waiting_changes: Vec<NodeId> = self.kept.waiting_changes.iter().copied().collect();
         let mut due = None;
-        for node in change_slot {
+        for node in waiting_changes {
             match self.gate(node, &electorate) {
-                Gate::Open => {
+                QuorumCheck::Open => {
                     due = Some(node);
                     break;
                 }
-                Gate::Unconfirmed(required) => return self.check_reachable(now, Some(node), required, out),
-                Gate::Undecided => {}
+                QuorumCheck::Unconfirmed(required) => return self.check_reachable(now, Some(node), required, out),
+                QuorumCheck::Undecided => {}
                 // A check has just ended. The next one would end the same way.
-                Gate::Closed(obstacle) if self.reachability.checked.is_some() => {
+                QuorumCheck::Closed(obstacle) if self.reachability.checked.is_some() => {
                     let wait = Some(Wait::new(obstacle.reason, obstacle.message));
                     self.held.insert(node, Held { until: now.at + self.config.ask_again, wait });
                 }
-                Gate::Closed(_) => {}
+                QuorumCheck::Closed(_) => {}
             }
         }
         let Some(node) = due else { return };
         let Some(kind) = self.membership_change_for(node) else { return };
-        self.kept.change_slot.retain(|n| *n != node);
+        self.kept.waiting_changes.retain(|n| *n != node);
         let own = self.seen.raft.raft_id == Some(plan::member_id_in(&kind));
         // A node whose demotion or removal is still being written would have to hand leadership on at once.
         let leaving: BTreeSet<NodeId> = self.kept.outbox.leaving().collect();
@@ -75,8 +75,8 @@ impl RoleManager {
             self.kept.outbox.0.remove(&step);
         } else if again_at <= now.at {
             self.kept.outbox.0.remove(&step);
-            self.kept.change_slot.retain(|n| *n != node);
-            self.kept.change_slot.push_front(node);
+            self.kept.waiting_changes.retain(|n| *n != node);
+            self.kept.waiting_changes.push_front(node);
         }
     }
 
@@ -89,11 +89,11 @@ impl RoleManager {
             })
             .map(|(node, _)| *node)
             .collect();
-        self.kept.change_slot.retain(|node| wanting.contains(node));
+        self.kept.waiting_changes.retain(|node| wanting.contains(node));
         let in_flight = self.kept.outbox.membership().map(|(_, o)| o.node);
         for node in wanting {
-            if !self.kept.change_slot.contains(&node) && in_flight != Some(node) {
-                self.kept.change_slot.push_back(node);
+            if !self.kept.waiting_changes.contains(&node) && in_flight != Some(node) {
+                self.kept.waiting_changes.push_back(node);
             }
         }
     }
@@ -106,9 +106,9 @@ impl RoleManager {
     }
 
     /// ROLE-3, judged on present knowledge, just before the change.
-    fn gate(&self, node: NodeId, electorate: &Electorate) -> Gate {
+    fn gate(&self, node: NodeId, electorate: &Electorate) -> QuorumCheck {
         let Some(kind) = self.membership_change_for(node) else {
-            return Gate::Open;
+            return QuorumCheck::Open;
         };
         let name = queues::name_of(&self.seen.tables, node);
         match kind {
@@ -161,7 +161,7 @@ impl RoleManager {
         }
         let other = in_flight.map(|o| o.node).or(self.reachability.change()).filter(|other| *other != node);
         match (self.gate(node, electorate), other) {
-            (Gate::Closed(obstacle), _) => Wait::new(obstacle.reason, obstacle.message),
+            (QuorumCheck::Closed(obstacle), _) => Wait::new(obstacle.reason, obstacle.message),
             (_, _) if held.is_some() => held.unwrap_or_else(|| plan.wait.clone()),
             (_, Some(other)) => {
                 let name = queues::name_of(&self.seen.tables, other);

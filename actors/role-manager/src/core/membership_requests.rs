@@ -160,14 +160,16 @@ impl RoleManager {
             };
             self.note_runtime(node, too_old, None);
             match request_state {
-                RequestState::Answer(answer) => self.open(node, ask, *answer, out),
-                RequestState::TooOld(error) => self.open(node, ask, Err(error), out),
-                RequestState::IsMember(raft_id) => self.open(node, ask, Ok(MembershipReply::IsMember { raft_id }), out),
+                RequestState::Answer(answer) => self.answer_request(node, ask, *answer, out),
+                RequestState::TooOld(error) => self.answer_request(node, ask, Err(error), out),
+                RequestState::IsMember(raft_id) => {
+                    self.answer_request(node, ask, Ok(MembershipReply::IsMember { raft_id }), out)
+                }
                 RequestState::Lost(raft_id, _) if eligible => {
-                    self.open(node, ask, Ok(MembershipReply::IsMember { raft_id }), out);
+                    self.answer_request(node, ask, Ok(MembershipReply::IsMember { raft_id }), out);
                 }
                 RequestState::Lost(raft_id, loss) => {
-                    self.kept.annotations.edit(node, |annotation| annotation.lost = Some((raft_id, loss)));
+                    self.kept.observations.edit(node, |observation| observation.lost = Some((raft_id, loss)));
                     self.dirty.insert(node);
                 }
                 RequestState::Eligible => {
@@ -198,16 +200,16 @@ impl RoleManager {
 
     /// What the newest request or report of a node says of its manager runtime.
     fn note_runtime(&mut self, node: NodeId, too_old: Option<String>, failure: Option<String>) {
-        let before = self.kept.annotations.of(node);
+        let before = self.kept.observations.of(node);
         if (&before.too_old, &before.failure) != (&too_old, &failure) {
             self.kept
-                .annotations
-                .edit(node, |annotation| (annotation.too_old, annotation.failure) = (too_old, failure));
+                .observations
+                .edit(node, |observation| (observation.too_old, observation.failure) = (too_old, failure));
             self.dirty.insert(node);
         }
     }
 
-    pub(super) fn open(
+    pub(super) fn answer_request(
         &mut self,
         node: NodeId,
         ask: AskId,
@@ -220,7 +222,7 @@ impl RoleManager {
 
     /// No node becomes a voter unless it is reachable at its advertised address.
     pub(super) fn dial_back(&mut self, now: Now, node: NodeId, addr: String, out: &mut Vec<Effect>) {
-        let proven = self.kept.annotations.of(node).proven_at(now.at).is_some_and(|p| p.addr == addr);
+        let proven = self.kept.observations.of(node).proven_at(now.at).is_some_and(|p| p.addr == addr);
         if proven || self.membership_requests.is_probing(node, &addr) {
             return;
         }

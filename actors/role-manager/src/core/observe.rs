@@ -22,8 +22,8 @@ impl RoleManager {
             self.mark_changed(&old.tables);
         }
         let seen = Arc::clone(&self.seen);
-        self.kept.annotations.refresh(&seen, now);
-        self.dirty.extend(self.kept.annotations.nodes());
+        self.kept.observations.refresh(&seen, now);
+        self.dirty.extend(self.kept.observations.nodes());
     }
 
     /// Takes one consistent view. Steps of this term continue; those of older terms are applied or lost, because a leader

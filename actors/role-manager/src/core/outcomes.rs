@@ -89,9 +89,9 @@ impl RoleManager {
             )
         });
         let until = now.at + self.config.dial_back_counts;
-        self.kept.annotations.edit(node, |annotation| {
-            annotation.proven = failure.is_none().then(|| Proven { addr: addr.clone(), until });
-            annotation.dial_back = failure.clone();
+        self.kept.observations.edit(node, |observation| {
+            observation.proven = failure.is_none().then(|| Proven { addr: addr.clone(), until });
+            observation.dial_back = failure.clone();
         });
         let open_request = self.membership_requests.open_requests.get(&node).filter(|k| k.request.advertise == addr);
         if let (Some(message), Some(open_request)) = (failure, open_request) {

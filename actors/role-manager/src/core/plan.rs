@@ -8,7 +8,7 @@ use muster_messages::{
     WaitReason, WallTime, Wants,
 };
 
-use super::annotations::Annotation;
+use super::observations::Observation;
 use super::{Config, Moment, Now};
 
 /// What to do about a node that is not settled.
@@ -56,12 +56,12 @@ pub(crate) struct Scene<'a> {
 }
 
 /// The plan for `node`; `None` when it is settled.
-pub(crate) fn plan(scene: &Scene<'_>, node: NodeId, annotation: &Annotation) -> Option<Plan> {
+pub(crate) fn plan(scene: &Scene<'_>, node: NodeId, observation: &Observation) -> Option<Plan> {
     let member = scene.tables.member_of(node);
     let Some(record) = scene.tables.nodes.get(&node) else {
         return member.map(orphan);
     };
-    let path = Path { scene, record, member, annotation };
+    let path = Path { scene, record, member, observation };
     if record.removing.is_some() {
         return Some(path.removal());
     }
@@ -91,7 +91,7 @@ struct Path<'a> {
     scene: &'a Scene<'a>,
     record: &'a NodeRecord,
     member: Option<&'a Member>,
-    annotation: &'a Annotation,
+    observation: &'a Observation,
 }
 
 impl Path<'_> {
@@ -128,13 +128,13 @@ impl Path<'_> {
         let Some(member) = self.member else {
             return Some(self.without_membership());
         };
-        if let Some((raft_id, loss)) = &self.annotation.lost
+        if let Some((raft_id, loss)) = &self.observation.lost
             && *raft_id == member.raft_id
         {
             let wait = Wait::new(loss_reason(loss), self.loss_message(loss));
             return Some(Plan { wait, ..remove_member(Wants::Manager, member, "") });
         }
-        if let Some(proven) = self.annotation.proven_at(self.scene.now.at)
+        if let Some(proven) = self.observation.proven_at(self.scene.now.at)
             && proven.addr != member.addr
         {
             let (raft_id, addr) = (member.raft_id, proven.addr.clone());
@@ -154,7 +154,7 @@ impl Path<'_> {
 
     /// It is a member and takes no part. No step is needed here, and no caller waits for it.
     fn absent(&self) -> Option<Plan> {
-        let why = self.annotation.too_old.as_ref().or(self.annotation.failure.as_ref())?;
+        let why = self.observation.too_old.as_ref().or(self.observation.failure.as_ref())?;
         let wait = Wait::new(WaitReason::WaitingForJoin, why.clone());
         Some(Plan { wants: Wants::Manager, next: None, wait, holds: false })
     }
@@ -163,8 +163,8 @@ impl Path<'_> {
     fn without_membership(&self) -> Plan {
         let name = &self.record.name;
         // A dial-back proves that it listens. A runtime that does not run would be one more silent learner.
-        let runs = self.annotation.failure.is_none();
-        if let Some(proven) = self.annotation.proven_at(self.scene.now.at).filter(|_| runs) {
+        let runs = self.observation.failure.is_none();
+        if let Some(proven) = self.observation.proven_at(self.scene.now.at).filter(|_| runs) {
             return Plan {
                 wants: Wants::Manager,
                 next: Some(Next::Membership(MembershipChangeKind::AddLearner {
@@ -181,11 +181,11 @@ impl Path<'_> {
         }
         let wait = if self.is_down() {
             Wait::new(WaitReason::WaitingForNode, format!("{name} is down; it requests membership when it returns"))
-        } else if let Some(why) = self.annotation.too_old.as_ref().or(self.annotation.failure.as_ref()) {
+        } else if let Some(why) = self.observation.too_old.as_ref().or(self.observation.failure.as_ref()) {
             Wait::new(WaitReason::WaitingForJoin, why.clone())
-        } else if let Some(why) = &self.annotation.dial_back {
+        } else if let Some(why) = &self.observation.dial_back {
             Wait::new(WaitReason::DialBackFailed, why.clone())
-        } else if let Some((_, loss)) = &self.annotation.lost {
+        } else if let Some((_, loss)) = &self.observation.lost {
             Wait::new(loss_reason(loss), self.loss_message(loss))
         } else {
             Wait::new(
@@ -200,12 +200,12 @@ impl Path<'_> {
     fn learner(&self, member: &Member) -> Plan {
         let (node, raft_id, name) = (self.record.id, member.raft_id, &self.record.name);
         let config = self.scene.config;
-        let wait = match &self.annotation.failure {
+        let wait = match &self.observation.failure {
             Some(why) => Wait::new(WaitReason::WaitingForJoin, why.clone()),
             None => Wait::new(WaitReason::CatchingUp, format!("{name} is copying the log")),
         };
         let mut plan = Plan { wants: Wants::Manager, next: None, wait, holds: true };
-        let Some(learner) = self.annotation.learner.as_ref().filter(|l| l.raft_id == raft_id) else {
+        let Some(learner) = self.observation.learner.as_ref().filter(|l| l.raft_id == raft_id) else {
             return plan;
         };
         if self.scene.now.at.since(learner.last_ack) >= config.learner_silence {
@@ -323,5 +323,5 @@ pub(crate) fn member_id_in(kind: &MembershipChangeKind) -> RaftId {
 pub(crate) fn bare(tables: &Tables, node: NodeId, config: &Config) -> Option<Plan> {
     let now = Now { at: Moment(0), wall: WallTime::default() };
     let scene = Scene { tables, commit: 0, config, now };
-    plan(&scene, node, &Annotation::default())
+    plan(&scene, node, &Observation::default())
 }

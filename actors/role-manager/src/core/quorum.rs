@@ -38,7 +38,7 @@ pub struct Electorate {
 
 /// Whether a membership change may happen.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Gate {
+pub enum QuorumCheck {
     Open,
     /// Unknown: the leader is too young to take silence for absence.
     Undecided,
@@ -126,14 +126,14 @@ impl Electorate {
     }
 
     /// Whether any change is possible. The current configuration must be able to commit it.
-    pub fn can_commit(&self) -> Gate {
+    pub fn can_commit(&self) -> QuorumCheck {
         if self.skips_gate {
-            return Gate::Open;
+            return QuorumCheck::Open;
         }
         let (answering, missing) = self.count(|_| true);
         let needed = majority(self.voters.len());
         if answering >= needed {
-            return Gate::Open;
+            return QuorumCheck::Open;
         }
         let message = format!(
             "no membership change can be committed: {needed} of {} managers must answer and {answering} \
@@ -147,13 +147,13 @@ impl Electorate {
     }
 
     /// Whether this voter may be removed for a while, to become a new member. It stays a manager, so no other node has to.
-    pub fn can_replace(&self, whose: NodeId, name: &str, since: Moment) -> Gate {
+    pub fn can_replace(&self, whose: NodeId, name: &str, since: Moment) -> QuorumCheck {
         self.can_do_without(&BTreeSet::from([whose]), whose, name, false, since)
     }
 
     /// Whether `leaving` may be removed. Judged against the current and the resulting configuration. `whose` is the node
     /// in question; the others are leaving already. A reachability check is valid if it was requested at `since` or later.
-    pub fn can_remove(&self, leaving: &BTreeSet<NodeId>, whose: NodeId, name: &str, since: Moment) -> Gate {
+    pub fn can_remove(&self, leaving: &BTreeSet<NodeId>, whose: NodeId, name: &str, since: Moment) -> QuorumCheck {
         self.can_do_without(leaving, whose, name, true, since)
     }
 
@@ -164,7 +164,7 @@ impl Electorate {
         name: &str,
         one_must_stay: bool,
         since: Moment,
-    ) -> Gate {
+    ) -> QuorumCheck {
         let gone = |v: &Voter| leaving.contains(&v.node);
         let left = self.voters.values().filter(|v| !gone(v)).count();
         let manager_stays = self.voters.values().any(|v| !gone(v) && v.stays);
@@ -179,7 +179,7 @@ impl Electorate {
                 )
             };
             let (answering, missing) = self.count(|_| true);
-            return Gate::Closed(Obstacle {
+            return QuorumCheck::Closed(Obstacle {
                 reason: WaitReason::LastManager,
                 message,
                 missing,
@@ -188,7 +188,7 @@ impl Electorate {
             });
         }
         match self.can_commit() {
-            Gate::Open => {}
+            QuorumCheck::Open => {}
             closed => return closed,
         }
         let after: BTreeMap<RaftId, &str> =
@@ -217,9 +217,9 @@ impl Electorate {
     }
 
     /// Whether this learner may become a voter.
-    pub fn can_promote(&self, learner: RaftId, name: &str, since: Moment) -> Gate {
+    pub fn can_promote(&self, learner: RaftId, name: &str, since: Moment) -> QuorumCheck {
         match self.can_commit() {
-            Gate::Open => {}
+            QuorumCheck::Open => {}
             closed => return closed,
         }
         let refuse = |answering: usize, missing: Vec<String>| {
@@ -245,13 +245,13 @@ impl Electorate {
         &self,
         after: &BTreeMap<RaftId, &str>,
         since: Moment,
-        refuse: impl FnOnce(usize, Vec<String>) -> Gate,
-    ) -> Gate {
+        refuse: impl FnOnce(usize, Vec<String>) -> QuorumCheck,
+    ) -> QuorumCheck {
         if self.skips_gate || self.trusts_recent_acks {
-            return Gate::Open;
+            return QuorumCheck::Open;
         }
         let needed = majority(after.len());
-        let unconfirmed = || Gate::Unconfirmed(Required { members: after.keys().copied().collect(), needed });
+        let unconfirmed = || QuorumCheck::Unconfirmed(Required { members: after.keys().copied().collect(), needed });
         let Some(checked) = self.checked.as_ref().filter(|checked| since <= checked.since) else {
             return unconfirmed();
         };
@@ -260,7 +260,7 @@ impl Electorate {
             after.iter().filter(|(id, _)| is_missing(id)).map(|(_, name)| (*name).to_owned()).collect();
         let reachable = after.len() - missing.len();
         if reachable >= needed {
-            Gate::Open
+            QuorumCheck::Open
         } else if checked.members.iter().eq(after.keys()) {
             refuse(reachable, missing)
         } else {
@@ -275,11 +275,11 @@ impl Electorate {
         missing: Vec<String>,
         needed: usize,
         answering: usize,
-    ) -> Gate {
+    ) -> QuorumCheck {
         if self.fresh {
-            return Gate::Undecided;
+            return QuorumCheck::Undecided;
         }
-        Gate::Closed(Obstacle { reason, message, missing, needed, answering })
+        QuorumCheck::Closed(Obstacle { reason, message, missing, needed, answering })
     }
 
     fn count(&self, counted: impl Fn(&Voter) -> bool) -> (usize, Vec<String>) {

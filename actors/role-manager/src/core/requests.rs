@@ -12,7 +12,7 @@ use muster_messages::{
     RequestId, Role, Tables, removal_digest, request_digest,
 };
 
-use super::quorum::{Electorate, Gate};
+use super::quorum::{Electorate, QuorumCheck};
 use super::reachability::Required;
 use super::{Answer, AskId, Effect, Moment, Now, RoleManager, Sent, StepId, not_leading, refuse};
 
@@ -138,7 +138,7 @@ impl RoleManager {
         };
         let leaving = electorate.nodes().filter(going).chain(self.kept.outbox.leaving()).collect();
         let proven =
-            (self.kept.annotations.nodes()).filter(|n| self.kept.annotations.of(*n).proven_at(now.at).is_some());
+            (self.kept.observations.nodes()).filter(|n| self.kept.observations.of(*n).proven_at(now.at).is_some());
         let joining = proven.chain(self.membership_requests.open_requests.keys().copied()).collect();
         AdmissionCheck { tables, electorate, leaving, joining, now }
     }
@@ -235,10 +235,10 @@ impl AdmissionCheck<'_> {
         );
         if role == Role::Worker {
             match self.may_leave(record, since) {
-                Gate::Open => {}
-                Gate::Undecided => return Decision::Later,
-                Gate::Unconfirmed(required) => return Decision::CheckReachable(required),
-                Gate::Closed(obstacle) => return Decision::Refused(obstacle.to_error()),
+                QuorumCheck::Open => {}
+                QuorumCheck::Undecided => return Decision::Later,
+                QuorumCheck::Unconfirmed(required) => return Decision::CheckReachable(required),
+                QuorumCheck::Closed(obstacle) => return Decision::Refused(obstacle.to_error()),
             }
             command = command.guard(Guard::OtherManagers { besides: node, at_least: 1 });
         } else {
@@ -273,10 +273,10 @@ impl AdmissionCheck<'_> {
         let mut command = self.command(pending_change, "remove");
         if record.desired_role == Role::Manager {
             match self.may_leave(record, since) {
-                Gate::Open => {}
-                Gate::Undecided => return Decision::Later,
-                Gate::Unconfirmed(required) => return Decision::CheckReachable(required),
-                Gate::Closed(obstacle) => return Decision::Refused(obstacle.to_error()),
+                QuorumCheck::Open => {}
+                QuorumCheck::Undecided => return Decision::Later,
+                QuorumCheck::Unconfirmed(required) => return Decision::CheckReachable(required),
+                QuorumCheck::Closed(obstacle) => return Decision::Refused(obstacle.to_error()),
             }
             command = command
                 .guard(Guard::OtherManagers { besides: node, at_least: 1 })
@@ -299,9 +299,9 @@ impl AdmissionCheck<'_> {
     }
 
     /// Whether this manager may leave, counting all that are leaving already. A node that is not a member removes no vote.
-    fn may_leave(&self, record: &NodeRecord, since: Moment) -> Gate {
+    fn may_leave(&self, record: &NodeRecord, since: Moment) -> QuorumCheck {
         if self.tables.member_of(record.id).is_none() {
-            return Gate::Open;
+            return QuorumCheck::Open;
         }
         let mut leaving = self.leaving.clone();
         leaving.insert(record.id);

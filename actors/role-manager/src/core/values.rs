@@ -11,7 +11,7 @@ use muster_messages::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::{Annotations, Outbox, PendingChange, Queues};
+use super::{Observations, Outbox, PendingChange, Queues};
 
 /// Both clocks at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -151,9 +151,9 @@ pub struct Checkpoint {
     pub steps: u64,
     pub queues: Queues,
     pub outbox: Outbox,
-    pub annotations: Annotations,
+    pub observations: Observations,
     /// The order of membership changes.
-    pub change_slot: VecDeque<NodeId>,
+    pub waiting_changes: VecDeque<NodeId>,
     /// Transfer targets that did not take leadership.
     pub tried: BTreeSet<NodeId>,
     /// How long completed changes were pending.

@@ -143,7 +143,7 @@ impl Holders {
     pub fn start_electing(&mut self, session: &Session, config: ElectorConfig) -> Outcome {
         let name = config.lease.name.clone();
         let work = Work { record: self.record.clone(), renew_deadline: config.renew_deadline };
-        let mut setup = Setup::new(config, Election::Native(session.clone()), Arc::new(work));
+        let mut setup = Setup::new(config, Election::Muster(session.clone()), Arc::new(work));
         // Boot time costs a file per elector, and this machine is not suspended during a benchmark.
         setup.clock = Arc::new(TokioTime);
         let (spec, elector) = LeaderElector::spec(&name, setup)

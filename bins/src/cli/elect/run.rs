@@ -55,7 +55,7 @@ pub async fn run(args: ElectArgs, out: Out, global: &Global) -> Outcome<u8> {
     let (signal_sender, signal_receiver) = mpsc::channel(16);
     let running_candidacy = args.priority.map(|priority| candidacy(&config, priority).start(Arc::new(link.clone())));
     let work = Arc::new(Work::new(args.command, &config, Speaker::new(out), signal_receiver));
-    let election = Election::Native(Session::new(Arc::new(link)));
+    let election = Election::Muster(Session::new(Arc::new(link)));
     let elector = LeaderElector::start(Setup::new(config, election, Arc::clone(&work) as Arc<dyn Candidate>)).await;
     let elector = elector.map_err(|error| match error {
         StartError::Config(refusal) => invalid(&refusal),

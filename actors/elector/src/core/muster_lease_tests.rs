@@ -41,7 +41,7 @@ fn lease(holder: Option<&str>, token: u64) -> LeaseView {
 /// The machine and its unanswered requests.
 struct World {
     now: Moment,
-    elector: NativeElector,
+    elector: MusterElector,
     asks: Vec<Ask>,
     effects: Vec<Effect<Ask>>,
     wake: Option<Moment>,
@@ -52,7 +52,7 @@ impl World {
         Self::with_outstanding(config, None)
     }
     fn with_outstanding(config: &ElectorConfig, outstanding: Option<OutstandingToken>) -> Self {
-        let elector = NativeElector::new(config, 7, outstanding);
+        let elector = MusterElector::new(config, 7, outstanding);
         let mut world = Self { now: Moment(3_600_000_000), elector, asks: Vec::new(), effects: Vec::new(), wake: None };
         world.signal(Signal::Started);
         world
@@ -362,5 +362,5 @@ fn an_answer_of_an_old_session_changes_nothing() {
     assert_eq!(world.elector.view(), before.view());
 }
 
-#[path = "native_ending_tests.rs"]
+#[path = "muster_lease_ending_tests.rs"]
 mod ending;

@@ -100,7 +100,7 @@ struct Watch {
 
 /// See the module.
 #[derive(Clone, Debug, PartialEq)]
-pub struct NativeElector {
+pub struct MusterElector {
     timing: Timing,
     me: String,
     release_on_cancel: bool,
@@ -120,7 +120,7 @@ pub struct NativeElector {
 
 type Out = Vec<Effect<Ask>>;
 
-impl NativeElector {
+impl MusterElector {
     /// An elector that has not started yet. `outstanding`: what an earlier incarnation may hold.
     pub fn new(config: &ElectorConfig, seed: u64, outstanding: Option<OutstandingToken>) -> Self {
         let phase = match outstanding {
@@ -534,5 +534,5 @@ impl Holding {
 }
 
 #[cfg(test)]
-#[path = "native_tests.rs"]
+#[path = "muster_lease_tests.rs"]
 mod tests;

@@ -26,7 +26,7 @@ fn verb(what: &What) -> &'static str {
 
 struct World {
     now: Moment,
-    elector: ObservedElector,
+    elector: KubernetesElector,
     server: Option<Versioned>,
     revision: u64,
     /// The token that the cluster reports with each write, if it is Muster's.
@@ -45,7 +45,7 @@ impl World {
     fn new(config: &ElectorConfig) -> Self {
         Self {
             now: Moment(3_600_000_000),
-            elector: ObservedElector::new(config, 7, None),
+            elector: KubernetesElector::new(config, 7, None),
             server: None,
             revision: 40,
             token: None,

@@ -11,7 +11,7 @@ use super::{Config, Now};
 
 /// The annotations of one node.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Annotation {
+pub struct Observation {
     /// The advertised address was dialled back and the right node answered.
     pub proven: Option<Proven>,
     /// The error of the last dial-back, if it failed.
@@ -57,7 +57,7 @@ impl Learner {
     }
 }
 
-impl Annotation {
+impl Observation {
     pub(crate) fn proven_at(&self, now: Moment) -> Option<&Proven> {
         self.proven.as_ref().filter(|p| now < p.until)
     }
@@ -68,22 +68,22 @@ impl Annotation {
 
 /// All annotations. A node without one has no entry.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Annotations(BTreeMap<NodeId, Annotation>);
+pub struct Observations(BTreeMap<NodeId, Observation>);
 
-impl Annotations {
-    pub(crate) fn of(&self, node: NodeId) -> Annotation {
+impl Observations {
+    pub(crate) fn of(&self, node: NodeId) -> Observation {
         self.0.get(&node).cloned().unwrap_or_default()
     }
     pub(crate) fn nodes(&self) -> impl Iterator<Item = NodeId> {
         self.0.keys().copied()
     }
-    pub(crate) fn values(&self) -> impl Iterator<Item = &Annotation> {
+    pub(crate) fn values(&self) -> impl Iterator<Item = &Observation> {
         self.0.values()
     }
-    pub(crate) fn edit(&mut self, node: NodeId, write: impl FnOnce(&mut Annotation)) {
-        let annotation = self.0.entry(node).or_default();
-        write(annotation);
-        if annotation.is_blank() {
+    pub(crate) fn edit(&mut self, node: NodeId, write: impl FnOnce(&mut Observation)) {
+        let observation = self.0.entry(node).or_default();
+        write(observation);
+        if observation.is_blank() {
             self.0.remove(&node);
         }
     }
@@ -93,25 +93,25 @@ impl Annotations {
         let tables = &replica.tables;
         for member in tables.members.values() {
             let learner = (!member.voter).then(|| self.learner(replica, member, now));
-            self.edit(member.node, |annotation| {
-                annotation.learner = learner;
-                annotation.dial_back = None;
-                annotation.lost.take_if(|(lost_id, _)| *lost_id != member.raft_id);
-                annotation.proven.take_if(|p| p.addr == member.addr);
+            self.edit(member.node, |observation| {
+                observation.learner = learner;
+                observation.dial_back = None;
+                observation.lost.take_if(|(lost_id, _)| *lost_id != member.raft_id);
+                observation.proven.take_if(|p| p.addr == member.addr);
             });
         }
         let member_nodes: std::collections::BTreeSet<NodeId> = tables.members.values().map(|m| m.node).collect();
-        for (node, annotation) in &mut self.0 {
-            annotation.proven.take_if(|p| now.at >= p.until);
+        for (node, observation) in &mut self.0 {
+            observation.proven.take_if(|p| now.at >= p.until);
             if !member_nodes.contains(node) {
-                annotation.learner = None;
+                observation.learner = None;
             }
         }
         let wanted = |node: &NodeId| {
             (tables.nodes.get(node))
                 .is_some_and(|r| r.desired_role == muster_messages::Role::Manager && r.removing.is_none())
         };
-        self.0.retain(|node, annotation| wanted(node) && !annotation.is_blank());
+        self.0.retain(|node, observation| wanted(node) && !observation.is_blank());
     }
 
     fn learner(&self, replica: &Replica, member: &muster_messages::Member, now: Now) -> Learner {

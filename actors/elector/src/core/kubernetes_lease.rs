@@ -79,7 +79,7 @@ struct Observation {
 
 /// See the module.
 #[derive(Clone, Debug, PartialEq)]
-pub struct ObservedElector {
+pub struct KubernetesElector {
     timing: Timing,
     me: String,
     /// A coordinator chooses the holder: never create, never take.
@@ -102,7 +102,7 @@ pub struct ObservedElector {
 
 type Out = Vec<Effect<Ask>>;
 
-impl ObservedElector {
+impl KubernetesElector {
     /// An elector that has not started yet. `quiet_until`: until when an earlier incarnation's work may be draining.
     pub fn new(config: &ElectorConfig, seed: u64, quiet_until: Option<Moment>) -> Self {
         Self {
@@ -441,5 +441,5 @@ impl Observation {
 }
 
 #[cfg(test)]
-#[path = "observed_tests.rs"]
+#[path = "kubernetes_lease_tests.rs"]
 mod tests;
