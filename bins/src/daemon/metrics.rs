@@ -187,10 +187,19 @@ fn duplicates(registry: &mut Registry, doubts: &NodeDoubts) {
     registry.register("duplicate_identity", "Processes that share one node's identity, if more than one", family);
 }
 
+/// Maps in views that count by reason.
+const BY_REASON: [&str; 1] = ["/refused"];
+
 /// A number in an actor's view. Without it the series is left out, which an alert notices and the list of all series
 /// (`docs/metrics.md`) forbids; a zero would pass for a figure.
 fn number_at(actor: &ActorNode, pointer: &str) -> Option<u64> {
-    actor.view.pointer(pointer).and_then(serde_json::Value::as_u64)
+    let (map, key) = pointer.rsplit_once('/')?;
+    match actor.view.pointer(pointer) {
+        Some(value) => value.as_u64(),
+        // A map of counts by reason has no entry before the first one.
+        None if BY_REASON.contains(&map) && actor.view.pointer(map)?.get(key).is_none() => Some(0),
+        None => None,
+    }
 }
 
 fn counter(registry: &mut Registry, actor: &ActorNode, pointer: &str, name: &str, help: &str) {
