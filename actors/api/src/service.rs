@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use muster_audit::Origin;
 use muster_messages::wire::{ApiCall, LeaseRequest, ReconcilerRequest, Refusal, Request};
-use muster_messages::{ErrorBody, ErrorCode, Principal, RefusalReason, RequestId, millis};
+use muster_messages::{ErrorBody, ErrorCode, NodeId, Principal, RefusalReason, RequestId, millis};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
@@ -300,39 +300,53 @@ impl Service {
 
     /// An error that names the managers missing for a quorum.
     pub(crate) fn no_quorum(&self, manager: &ManagerPorts, why: &str) -> ErrorBody {
-        let replica = manager.replica.borrow().clone();
-        let peers = (manager.peers)();
-        let (roles, doubts) = (muster_messages::RoleView::default(), muster_messages::NodeDoubts::default());
-        let source = crate::core::Source {
-            replica: &replica,
-            roles: &roles,
-            this: manager.node,
-            peers: &peers,
-            doubts: &doubts,
-            stale: None,
-        };
-        let missing = source.missing();
-        let named: Vec<String> = missing
-            .iter()
-            .map(|id| {
-                replica.tables.nodes.get(id).map_or_else(|| id.to_string(), |n| format!("{} ({})", n.name, n.addr))
-            })
-            .collect();
+        self.no_quorum_without(&missing_managers(manager), why)
+    }
+
+    pub(crate) fn no_quorum_without(&self, missing: &MissingManagers, why: &str) -> ErrorBody {
+        let MissingManagers { ids, names } = missing;
         let sentence = if let Some(fault) = self.manager_runtime_fault() {
             format!("{why}: this node's manager runtime keeps failing ({fault}) and is being restarted")
-        } else if named.is_empty() {
+        } else if names.is_empty() {
             format!("{why}: no leader at the moment; retry")
         } else {
             format!(
                 "{why}: these managers do not answer: {}; retry while they restart, or start them or restore their network; only if \
                  they are gone for good, stop this one and start it with `musterd --force-new-cluster` to continue without them",
-                named.join(", ")
+                names.join(", ")
             )
         };
         ErrorBody::new(ErrorCode::NoQuorum, sentence)
-            .with_details(&serde_json::json!({"missing": missing, "missing_names": named}))
+            .with_details(&serde_json::json!({"missing": ids, "missing_names": names}))
             .retry_after(Duration::from_millis(500))
     }
+}
+
+/// The managers whose silence may cost the quorum.
+pub(crate) struct MissingManagers {
+    pub ids: Vec<NodeId>,
+    /// For people: name and address.
+    pub names: Vec<String>,
+}
+
+pub(crate) fn missing_managers(manager: &ManagerPorts) -> MissingManagers {
+    let replica = manager.replica.borrow().clone();
+    let peers = (manager.peers)();
+    let (roles, doubts) = (muster_messages::RoleView::default(), muster_messages::NodeDoubts::default());
+    let source = crate::core::Source {
+        replica: &replica,
+        roles: &roles,
+        this: manager.node,
+        peers: &peers,
+        doubts: &doubts,
+        stale: None,
+    };
+    let ids = source.missing();
+    let name = |id: &NodeId| {
+        replica.tables.nodes.get(id).map_or_else(|| id.to_string(), |n| format!("{} ({})", n.name, n.addr))
+    };
+    let names = ids.iter().map(name).collect();
+    MissingManagers { ids, names }
 }
 
 /// Whether the request may wait for changes: then it takes long and is not work.
@@ -340,6 +354,7 @@ pub(crate) fn waits(request: &Request) -> bool {
     matches!(
         request,
         Request::Events { wait_ms: 1.., .. }
+            | Request::NodeWatch { wait_ms: 1.., .. }
             | Request::Lease(LeaseRequest::Watch { wait_ms: 1.., .. })
             | Request::Reconciler(ReconcilerRequest::View { wait_ms: 1.., .. })
     )

@@ -22,7 +22,7 @@ use crate::core::{
 use crate::leader::{Leader, LeaderSearch};
 use crate::ports::ManagerPorts;
 use crate::reads::{is_unavailable, not_leading, to_text};
-use crate::service::{Asked, Service};
+use crate::service::{Asked, Service, missing_managers};
 use crate::users;
 
 /// How a proposal ended.
@@ -116,8 +116,9 @@ impl Service {
         let check_with = check_command(&asked.request);
         let text =
             format!("the outcome is not known, and it may still happen (check {check_with} before you repeat it)");
-        let no_quorum = self.no_quorum(manager, &text);
-        let message = match no_quorum.details.contains("\"missing\":[]") {
+        let missing = missing_managers(manager);
+        let no_quorum = self.no_quorum_without(&missing, &text);
+        let message = match missing.ids.is_empty() {
             true => format!("{text}: {why}"),
             false => no_quorum.message.clone(),
         };

@@ -246,7 +246,7 @@ pub fn no_socket(path: &Path, error: &std::io::Error) -> ErrorBody {
 
 /// Whether the answer may take long because the server waits for changes.
 fn is_long_poll(request: &Request) -> bool {
-    matches!(request, Request::Events { .. } | Request::Lease(_) | Request::Reconciler(_))
+    matches!(request, Request::Events { .. } | Request::NodeWatch { .. } | Request::Lease(_) | Request::Reconciler(_))
 }
 
 /// Appends a page. Other fields stay those of the first page, but one stale page makes the whole document stale.
