@@ -100,3 +100,51 @@ fn variants_are_parsed_with_their_comments() {
     assert_eq!(found.iter().map(|e| e.name).collect::<Vec<_>>(), ["AMsg"]);
     assert_eq!(read, [("Ask", 6, " Asks one thing."), ("Bare", 10, "")]);
 }
+
+/// Where a message has another name than its variant: one variant with several names, or several with one.
+const OTHER_NAMES: [(&str, &str); 3] = [("elector.rs", "Muster"), ("elector.rs", "Kubernetes"), ("msg.rs", "Session")];
+
+/// `RequestMembership` is `request_membership` in traces, views and metrics.
+fn snake_case(variant: &str) -> String {
+    let mut name = String::new();
+    for c in variant.chars() {
+        if c.is_uppercase() && !name.is_empty() {
+            name.push('_');
+        }
+        name.extend(c.to_lowercase());
+    }
+    name
+}
+
+/// The arms of implementations of `Named`: variant and name.
+fn names(text: &str) -> Vec<(String, String)> {
+    let mut found = Vec::new();
+    for body in text.split(" Named for ").skip(1) {
+        for line in body.split("\n}\n").next().unwrap_or_default().lines() {
+            let Some((pattern, name)) = line.split_once(" => \"") else { continue };
+            let name = name.split('"').next().unwrap_or_default();
+            for path in pattern.split('|').map(str::trim).filter(|path| path.contains("::")) {
+                let path = path.split([' ', '(', '{']).next().unwrap_or_default();
+                let variant = path.rsplit("::").next().unwrap_or_default();
+                found.push((variant.to_owned(), name.to_owned()));
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn messages_are_named_after_their_variants() {
+    let (mut wrong, mut checked) = (Vec::new(), 0);
+    for file in texts(|path| path.ends_with(".rs") && (path.starts_with("actors/") || path.starts_with("messages/"))) {
+        for (variant, name) in names(&file.text) {
+            checked += 1;
+            let other = OTHER_NAMES.iter().any(|(end, of)| file.path.ends_with(end) && *of == variant);
+            if name != snake_case(&variant) && !other && !file.path.contains("/tests/") {
+                wrong.push(format!("{}: `{variant}` is called {name:?}", file.path));
+            }
+        }
+    }
+    assert!(checked > 100, "the rule has found {checked} messages only");
+    report("a message is called in traces and views what it is called in the code", &wrong);
+}

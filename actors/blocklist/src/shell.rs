@@ -30,7 +30,7 @@ pub enum Msg {
 impl Named for Msg {
     fn name(&self) -> &'static str {
         match self {
-            Self::NewReplica { .. } => "looked",
+            Self::NewReplica { .. } => "new_replica",
             Self::Retry => "retry",
             Self::Tick => "tick",
             Self::Swept(_) => "swept",

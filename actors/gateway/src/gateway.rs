@@ -34,7 +34,7 @@ impl Named for Msg {
     fn name(&self) -> &'static str {
         match self {
             Msg::Protocol(msg) => msg.name(),
-            Msg::ReplicaChanged => "copy_changed",
+            Msg::ReplicaChanged => "replica_changed",
             Msg::Tick => "tick",
         }
     }

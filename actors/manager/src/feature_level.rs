@@ -134,8 +134,8 @@ impl Named for Msg {
     fn name(&self) -> &'static str {
         match self {
             Msg::Known => "known",
-            Msg::Register => "bring",
-            Msg::Registered(_) => "brought",
+            Msg::Register => "register",
+            Msg::Registered(_) => "registered",
             Msg::Member => "member",
             Msg::Announce => "announce",
         }

@@ -44,7 +44,7 @@ impl Named for MembershipAgentMsg {
     fn name(&self) -> &'static str {
         match self {
             MembershipAgentMsg::Ask => "ask",
-            MembershipAgentMsg::NoLeader => "alone",
+            MembershipAgentMsg::NoLeader => "no_leader",
             MembershipAgentMsg::Answered(_) => "answered",
             MembershipAgentMsg::Holds(_) => "holds",
             MembershipAgentMsg::Emptied(_) => "emptied",

@@ -17,7 +17,7 @@ pub enum SwitchMsg<L> {
 impl<L> Named for SwitchMsg<L> {
     fn name(&self) -> &'static str {
         match self {
-            SwitchMsg::Changed(_) => "level",
+            SwitchMsg::Changed(_) => "changed",
             SwitchMsg::Stopped => "stopped",
         }
     }

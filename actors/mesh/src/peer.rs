@@ -88,7 +88,7 @@ impl Named for PeerMsg {
             Self::Snapshot { .. } => "snapshot",
             Self::StopSnapshot { .. } => "stop_snapshot",
             Self::Call { .. } => "call",
-            Self::IdentityBindings(_) => "claims",
+            Self::IdentityBindings(_) => "identity_bindings",
             Self::Link(_) => "link",
             Self::Done { .. } => "done",
             Self::Overdue => "overdue",

@@ -173,7 +173,7 @@ impl Named for Msg {
             Self::Refused(_) => "refused",
             Self::Answered { .. } => "answered",
             Self::Leave => "leave",
-            Self::LeaseReleased => "gone",
+            Self::LeaseReleased => "lease_released",
             Self::Woke => "woke",
         }
     }

@@ -64,7 +64,7 @@ impl Named for Msg {
     fn name(&self) -> &'static str {
         match self {
             Self::Protocol(msg) => msg.name(),
-            Self::ReplicaChanged => "look",
+            Self::ReplicaChanged => "replica_changed",
             Self::Committed(..) => "committed",
             Self::Probed(..) => "probed",
             Self::Transferred(..) => "transferred",

@@ -77,7 +77,7 @@ pub enum Msg {
 impl Named for Msg {
     fn name(&self) -> &'static str {
         match self {
-            Msg::InboxChanged => "look",
+            Msg::InboxChanged => "inbox_changed",
             Msg::AskNode { .. } => "ask_node",
             Msg::Move { .. } => "move",
             Msg::Heard { received, .. } => match &*received.frame {

@@ -23,7 +23,7 @@ pub enum AgentMsg {
 impl Named for AgentMsg {
     fn name(&self) -> &'static str {
         match self {
-            Self::RequestMembership { .. } => "request_seat",
+            Self::RequestMembership { .. } => "request_membership",
             Self::ReportManager { .. } => "report_manager",
             Self::RefusedByPeer { .. } => "refused_by_peer",
         }

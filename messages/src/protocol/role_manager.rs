@@ -43,7 +43,7 @@ impl Named for RoleManagerMsg {
         match self {
             Self::SetRole { .. } => "set_role",
             Self::Remove { .. } => "remove",
-            Self::RequestMembership { .. } => "request_seat",
+            Self::RequestMembership { .. } => "request_membership",
             Self::ReportManager { .. } => "report_manager",
         }
     }
