@@ -104,6 +104,11 @@ impl Checks {
         Ok(())
     }
 
+    /// Whether a member has become the leader of a later term, which this one may not have noticed.
+    pub fn is_replaced(&self, term: u64) -> bool {
+        self.leaders.range(term + 1..).next().is_some()
+    }
+
     /// LEADER-1: a term has one leader, and a crashed leader does not lead its term again.
     pub fn leads(&mut self, term: u64, idx: MachineIdx, runtime: u32) -> CheckResult {
         let first = *self.leaders.entry(term).or_insert((idx, runtime));

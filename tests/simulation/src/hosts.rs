@@ -33,7 +33,7 @@ pub struct Hosts {
     shared: Arc<Shared>,
     /// An observation of the newest replica is scheduled.
     observe_due: bool,
-    /// The replica that was observed, or whose observation is scheduled.
+    /// The replica that was observed last.
     shown: Option<(Revision, Term, Option<NodeId>)>,
     wakes: Option<Moment>,
 }
@@ -67,7 +67,7 @@ impl Simulation {
         let Replica { tables, raft } = runtime.core.replica().as_ref();
         let newest = Some((tables.revision, raft.term, raft.leader.and(raft.leader_node)));
         if runtime.hosts.shown != newest {
-            (runtime.hosts.observe_due, runtime.hosts.shown) = (true, newest);
+            runtime.hosts.observe_due = true;
             let (runtime, soon) = (runtime.number, self.rng.micros(0, 1500));
             self.time.after(soon, Event::ObserveInHosts { idx, runtime });
         }
@@ -78,6 +78,9 @@ impl Simulation {
         let Some(h) = self.machines[idx].runtime_mut(runtime) else { return };
         let (replica, hosts) = (h.core.replica().clone(), &mut h.hosts);
         hosts.observe_due = false;
+        let leader = replica.raft.leader.and(replica.raft.leader_node);
+        // What is observed, and not what was scheduled: the replica may have changed in between, and may change back.
+        hosts.shown = Some((replica.tables.revision, replica.raft.term, leader));
         let old = std::mem::replace(&mut hosts.local, replica.tables.clone());
         let mut nodes = changed(&old, &hosts.local);
         if shared_changed(&old, &hosts.local, &nodes) {
@@ -96,7 +99,6 @@ impl Simulation {
         for (node, node_update) in updates {
             self.session_step(idx, node, session::Input::NodeUpdate(Box::new(node_update)));
         }
-        let leader = replica.raft.leader.and(replica.raft.leader_node);
         self.host_step(idx, host::Input::Leader { term: replica.raft.term, leader });
     }
 
