@@ -163,14 +163,16 @@ fn block_node(tables: &mut Tables, before: Option<&Tables>, stamp: &Stamp<'_>, b
         None => Blocked { expires_at, ..block.clone() },
     };
     tables.blocklist.insert(id, new);
-    let text = |until: WallTime| format!("blocked until {until}");
-    let (was, is) = (old.map(|b| text(b.expires_at)), Some(text(expires_at)));
+    let (was, is) = (old.map(|b| blocked_until(b.expires_at)), Some(blocked_until(expires_at)));
     stamp.log(tables, EventKind::Node, Some(id), was, is);
 }
 
 fn unblock(tables: &mut Tables, stamp: &Stamp<'_>, id: NodeId) {
     if let Some(old) = tables.blocklist.remove(&id) {
-        let was = Some(format!("blocked until {}", old.expires_at));
-        stamp.log(tables, EventKind::Node, Some(id), was, None);
+        stamp.log(tables, EventKind::Node, Some(id), Some(blocked_until(old.expires_at)), None);
     }
+}
+
+fn blocked_until(expires_at: WallTime) -> String {
+    format!("blocked until {}", expires_at.without_trailing_zeros())
 }

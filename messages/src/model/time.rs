@@ -1,19 +1,25 @@
 //! Two times that must never be confused: wall time, for people and certificates, and monotonic moments, for deadlines.
 
 use std::fmt;
+use std::num::NonZeroU8;
 use std::ops::{Add, Sub};
 use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use time::OffsetDateTime;
-use time::format_description::well_known::Rfc3339;
+use time::format_description::well_known::iso8601::{Config, EncodedConfig, TimePrecision};
+use time::format_description::well_known::{Iso8601, Rfc3339};
 
 /// Whole milliseconds, as the wire carries them.
 pub fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Milliseconds since 1970-01-01 UTC. In JSON an RFC 3339 text. Chosen by the proposer; never used for ordering.
+/// RFC 3339 with three decimals always, so that texts sort as their times do.
+const MILLISECONDS: EncodedConfig =
+    Config::DEFAULT.set_time_precision(TimePrecision::Second { decimal_digits: NonZeroU8::new(3) }).encode();
+
+/// Milliseconds since 1970-01-01 UTC. In JSON an RFC 3339 text with three decimals. Chosen by the proposer; never used for ordering.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WallTime(pub i64);
 
@@ -27,13 +33,18 @@ impl WallTime {
     pub fn from_unix_secs(secs: i64) -> Self {
         Self(secs.saturating_mul(1000))
     }
+    /// RFC 3339 without trailing zeros, as feature level 3 records a time inside an event's text.
+    pub fn without_trailing_zeros(self) -> String {
+        let text = self.calendar().and_then(|at| at.format(&Rfc3339).ok());
+        text.unwrap_or_else(|| self.to_string())
+    }
+    fn calendar(self) -> Option<OffsetDateTime> {
+        OffsetDateTime::from_unix_timestamp_nanos(i128::from(self.0) * 1_000_000).ok()
+    }
 }
 impl fmt::Display for WallTime {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let text = OffsetDateTime::from_unix_timestamp_nanos(i128::from(self.0) * 1_000_000)
-            .ok()
-            .and_then(|t| t.format(&Rfc3339).ok());
-        match text {
+        match self.calendar().and_then(|at| at.format(&Iso8601::<MILLISECONDS>).ok()) {
             Some(text) => f.write_str(&text),
             None => write!(f, "{} ms since 1970", self.0),
         }
@@ -101,5 +112,13 @@ mod tests {
         let json = serde_json::to_string(&t).unwrap();
         assert_eq!(json, "\"2023-11-14T22:13:20.123Z\"");
         assert_eq!(serde_json::from_str::<WallTime>(&json).unwrap(), t);
+    }
+
+    /// `35.8Z` would sort after `35.805Z`.
+    #[test]
+    fn texts_sort_as_their_times() {
+        let texts: Vec<String> = (0..2000).map(|ms| WallTime(1_700_000_000_000 + ms).to_string()).collect();
+        assert!(texts.is_sorted() && texts[0] == "2023-11-14T22:13:20.000Z", "{:?}", &texts[..3]);
+        assert_eq!(WallTime(1_700_000_000_800).without_trailing_zeros(), "2023-11-14T22:13:20.8Z");
     }
 }
