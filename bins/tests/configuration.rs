@@ -48,7 +48,8 @@ fn printed_configuration_is_an_equivalent_file() {
     assert_eq!(musterd(&["--config", &reprinted, "--print-config"], &[]).stdout, first);
     let config: toml::Table = first.parse().unwrap();
     assert_eq!(config["labels"]["zone"].as_str(), Some("a,b"));
-    assert_eq!(config["gateway"]["joins_burst"].as_integer(), Some(15), "a derived key is filled in");
+    // Three missed heartbeats of 770 ms, the agent's longest pause, and time for the digest: less than two digests.
+    assert_eq!(config["dispatcher"]["grace"].as_str(), Some("10s"), "a derived key is filled in");
 }
 
 #[test]
@@ -171,7 +172,7 @@ fn every_key_is_documented_with_its_default_and_no_other() {
             _ => assert!(DOCUMENT.contains(&format!("| `{section}` |")), "{section} is in the table of flags"),
         }
     }
-    assert!(actual.len() > 100, "the configuration is printed whole");
+    assert!(actual.len() > 35, "the configuration is printed whole");
     assert_eq!(documented(), actual);
     assert!(Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/configuration.md").exists());
 }

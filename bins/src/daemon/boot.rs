@@ -4,7 +4,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::process::ExitCode;
 
-use muster_agent::{JoinArgs, NodeMemory, NodeTrouble, join, trouble_of};
+use muster_agent::{JoinArgs, JoinConfig, NodeMemory, NodeTrouble, join, trouble_of};
 use muster_kernel::Clock;
 use muster_messages::protocol::NodeCredentials;
 use muster_messages::{ErrorCode, Name};
@@ -268,7 +268,7 @@ async fn joined(
         rekey,
     };
     let say = |progress: &muster_agent::JoinProgress| say(progress);
-    match join(memory, args, &config.settings.joining(), say).await {
+    match join(memory, args, &JoinConfig::default(), say).await {
         Ok(joined) => Ok(joined.credentials),
         Err(error) => Err(Exit::new(error.exit_status(), muster_kernel::Fault::from(error).0)),
     }

@@ -8,7 +8,7 @@ use futures_util::future::BoxFuture;
 use muster_api::ManagerPorts;
 use muster_cert_authority::{CertAuthorityShell, Clocks};
 use muster_elections::{ElectionsPorts, elections_address, elections_spec};
-use muster_kernel::{Address, Backoff, Clock, Recipient, Slot, Spec};
+use muster_kernel::{Address, Backoff, Clock, Intensity, Recipient, Slot, Spec};
 use muster_mesh::MeshHandle;
 use muster_messages::protocol::RaftMemberMsg;
 use muster_messages::wire::{self, PeerCall};
@@ -99,8 +99,8 @@ impl Plan<Arc<Replica>> for LeaderPlan {
             tokio::spawn(write_first_entry(self.shared.clone(), founding, self.ports.raft.clone()));
         }
         let settings = &self.shared.config.settings;
-        let (authority_config, dispatcher_config, roles_config, intensity) =
-            (settings.certificates(), settings.dispatcher(), settings.roles(), settings.intensity());
+        let (authority_config, dispatcher_config, roles_config) =
+            (settings.certificates(), settings.dispatcher(), settings.roles());
         let (addresses, ports, mesh, me) =
             (self.addresses.clone(), Arc::clone(&self.ports), self.mesh.clone(), self.shared.me);
         let (view, doubts) = (Arc::clone(&self.view), Arc::clone(&self.doubts));
@@ -108,7 +108,7 @@ impl Plan<Arc<Replica>> for LeaderPlan {
             let (replica, raft) = (ports.replica.clone(), ports.raft.clone());
             (Slot::new(), ElectionsPorts::new(settings.elections(), level.raft.term, replica, raft))
         });
-        Spec::group("leader", intensity, move |children| {
+        Spec::group("leader", Intensity::default(), move |children| {
             let (raft, replica) = (ports.raft.clone(), ports.replica.clone());
             let (view, slot, probe) = (Arc::clone(&view), slot.clone(), mesh.recipient());
             let (r, c, config) = (raft.clone(), replica.clone(), roles_config.clone());

@@ -10,8 +10,8 @@ use futures_util::future::BoxFuture;
 use muster_agent::WantedBecause;
 use muster_api::{LeaderPorts, ManagerPorts};
 use muster_blocklist::BlocklistShell;
-use muster_join::{JoinPorts, JoinService};
-use muster_kernel::{Address, Children, Fault, Slot, Spec};
+use muster_join::{JoinLimits, JoinPorts, JoinService};
+use muster_kernel::{Address, Children, Fault, Intensity, Slot, Spec};
 use muster_mesh::{Mesh, MeshHandle, MeshWiring};
 use muster_messages::protocol::RaftMemberMsg;
 use muster_messages::{Incarnation, RaftId, Replica, RoleView};
@@ -51,9 +51,10 @@ impl Plan<Runs> for ManagerPlan {
         tracing::info!("starting the manager runtime");
         let shared = self.shared.clone();
         // Its failures are contained: it may restart any number of times without ending the process.
-        let settings = &shared.config.settings;
-        let (limit, backoff) = (settings.intensity(), settings.backoff());
-        Spec::group("manager", limit, move |children| fill(&shared, children)).backoff(backoff).contained()
+        let backoff = shared.config.settings.backoff();
+        Spec::group("manager", Intensity::default(), move |children| fill(&shared, children))
+            .backoff(backoff)
+            .contained()
     }
     /// MESH-22: a start that is not on disk yet. RECOVER-8: boot has checked data older than its certificate's incarnation, and
     /// stopping checks again; but a runtime that was no longer wanted before it had started has left its data untouched.
@@ -199,7 +200,7 @@ fn fill(shared: &Shared, children: &Children) -> Result<(), Fault> {
         services: shared.services.clone(),
         leader: router.leader_calls(),
         root_pem: root_of(shared),
-        limits: shared.config.settings.join_service(),
+        limits: JoinLimits::default(),
     };
     children.start(Spec::actor("join", Address::new(256), move || Ok(JoinService::new(join.clone()))));
     children.start(router.spec(incoming));

@@ -7,7 +7,7 @@ use std::time::Duration;
 use muster_agent::{AgentPorts, AgentSetup, NodeMemory, agent_address, agent_spec, trouble_of};
 use muster_api::{AdminSocket, ApiPorts, ApiShell, ManagerPorts, NodeFacts, Service as Api};
 use muster_gateway::{Dialer, Gateway, KnownManagers, LocalReplica, Port, Services};
-use muster_kernel::{Address, Fault, Recipient, Spec, Supervisor, Tree};
+use muster_kernel::{Address, Fault, Intensity, Recipient, Spec, Supervisor, Tree};
 use muster_messages::protocol::{AgentMsg, GatewayMsg, NodeCredentials, Service};
 use muster_messages::wire::{ActorsAsk, Starts};
 use muster_messages::{NodeId, Principal, Role};
@@ -96,8 +96,7 @@ impl Node {
         let metrics_listener = metrics::listen(&config.metrics).await?;
 
         let tree = Tree::new();
-        let intensity = config.settings.intensity();
-        let root = Supervisor::root("node", tree.clone(), intensity).await.map_err(|f| Exit::new(1, f.0))?;
+        let root = Supervisor::root("node", tree.clone(), Intensity::default()).await.map_err(|f| Exit::new(1, f.0))?;
         let wired = wire(config, advertise, booted, tree)?;
         let shared = wired.shared.clone();
         let readiness = Readiness::new(&shared, wired.agent_ports.session());
@@ -181,7 +180,7 @@ fn wire(config: Config, advertise: String, booted: Booted, tree: Tree) -> Result
     let instance = rand::random();
     let credentials = Arc::new(watch::Sender::new(Arc::new(credentials)));
     let config = Arc::new(config);
-    let dialer = Dialer::new(credentials.subscribe()).with_timeouts(config.settings.dial());
+    let dialer = Dialer::new(credentials.subscribe());
 
     let mut seeds = config.join.clone();
     // It may be the only manager: its agent must find its own host.

@@ -5,8 +5,7 @@ use super::World;
 /// Raft timing for scenarios that are not about timing: on a busy machine a leader without processor time for a moment
 /// stays leader. A killed leader is still noticed at once, because its address refuses connections. Scenarios
 /// about timing clear [`World::settings`] and use the shipped values.
-pub const SLOW_RAFT_TIMING: &str =
-    "[raft]\nheartbeat = \"200ms\"\nelection_timeout = \"3s\"\ntransfer_wait = \"10s\"\n";
+pub const SLOW_RAFT_TIMING: &str = "[raft]\nheartbeat = \"200ms\"\nelection_timeout = \"3s\"\n";
 
 impl World {
     /// A running cluster with shipped timing.

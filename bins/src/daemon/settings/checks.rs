@@ -8,8 +8,7 @@ use muster_pki::MIN_NODE_LIFETIME;
 use super::{Settings, Span};
 
 /// Keys that may be zero.
-const MAY_BE_ZERO: [&str; 5] =
-    ["agent.heartbeat_jitter", "raft.hint_spread", "raft.hint_tries", "roles.catch_up_slack", "raft.keep_entries"];
+const MAY_BE_ZERO: [&str; 1] = ["raft.keep_entries"];
 
 /// Keys whose value is text. All other strings are durations.
 const TEXT_KEYS: [&str; 2] = ["debug.disk_hangs_while", "audit.file"];
@@ -62,9 +61,6 @@ impl Settings {
             "the first that gates can raise",
         )?;
         at_least("[agent] heartbeat", self.agent.heartbeat, span(50), "")?;
-        if self.agent.heartbeat_jitter > 0.5 {
-            return Err("[agent] heartbeat_jitter: at most 0.5, a share of the heartbeat".to_owned());
-        }
         at_least("[raft] heartbeat", self.raft.heartbeat, span(20), "")?;
         if self.raft.heartbeat > span(1_000) {
             return Err("[raft] heartbeat: at most 1s; a manager silent for 1500ms counts as unreachable".to_owned());
@@ -75,32 +71,24 @@ impl Settings {
         at_least("[audit] max_bytes", Bytes(self.audit.max_bytes), Bytes(64 << 10), "")?;
         let three_beats = Span(self.raft.heartbeat.0 * 3);
         at_least("[raft] election_timeout", self.raft.election_timeout, three_beats, "three times [raft] heartbeat")?;
-        at_least("[raft] max_proposal_bytes", Bytes(self.raft.max_proposal_bytes as u64), Bytes(1 << 20), "")?;
-        at_least("[raft] max_apply_bytes", Bytes(self.raft.max_apply_bytes), Bytes(64 << 10), "")?;
-        at_least("[mesh] idle", self.mesh.idle, span(10_500), "two pings of a quiet peer and time to arrive")?;
         let (whole, piece) = (Bytes(self.mesh.max_snapshot_bytes), Bytes(self.raft.snapshot_bytes));
         at_least("[mesh] max_snapshot_bytes", whole, piece, "[raft] snapshot_bytes")?;
-        at_least("[dial] greeting", self.dial.greeting, self.gateway.catch_up, "[gateway] catch_up")?;
-        at_least("[agent] reconnect_cap", self.agent.reconnect_cap, self.agent.reconnect_first, "reconnect_first")?;
-        at_least("[agent] sign_retry_cap", self.agent.sign_retry_cap, self.agent.sign_retry_first, "sign_retry_first")?;
-        at_least("[joining] retry_cap", self.joining.retry_cap, self.joining.retry_first, "retry_first")?;
         let supervision = &self.supervision;
         at_least("[supervision] backoff_cap", supervision.backoff_cap, supervision.backoff_first, "backoff_first")?;
         if let Some(grace) = self.dispatcher.grace {
-            let (down, digest) = (Span(self.sessions().down_after()), self.sessions.digest_every);
-            at_least("[dispatcher] grace", grace, down, "the time after which a silent node is down")?;
-            at_least("[dispatcher] grace", grace, Span(digest.0 * 2), "twice [sessions] digest_every")?;
-        }
-        let elections = &self.elections;
-        at_least("[elections] fresh", elections.fresh, elections.ack_window, "ack_window")?;
-        at_least("[elections] ack_window", elections.ack_window, elections.departed_window, "departed_window")?;
-        let beats = Span(self.elections().keeper.tick * 2);
-        at_least("[elections] stood_still", elections.stood_still, beats, "two beats of the clock")?;
-        if self.sessions.digest_bytes > 512 << 10 {
-            return Err("[sessions] digest_bytes: at most 524288, a frame holds 1 MiB".to_owned());
-        }
-        if self.certificates.max_joins > self.certificates.max_pending {
-            return Err("[certificates] max_joins: at most max_pending, of which they are a part".to_owned());
+            let sessions = self.sessions();
+            at_least(
+                "[dispatcher] grace",
+                grace,
+                Span(sessions.down_after()),
+                "the time after which a silent node is down",
+            )?;
+            at_least(
+                "[dispatcher] grace",
+                grace,
+                Span(sessions.digest_every * 2),
+                "twice the time between two digests",
+            )?;
         }
         if self.api.max_body > 1 << 20 {
             return Err("[api] max_body: at most 1048576, a frame holds 1 MiB".to_owned());
