@@ -1,4 +1,4 @@
-//! A manager that must catch up by a snapshot over slow links, while clients keep writing.
+//! Slow and long links: a manager that must catch up by a snapshot while clients keep writing, and role changes.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -95,6 +95,37 @@ fn catches_up_over_slow_links(speeds: &[u32]) {
     let writer = Writer::start(vec![world.socket(&leader)], node);
     eventually_so("writes continue", || writer.acknowledged() > 20);
     assert_kept(&writer.stop(), &world.seen(&leader, "n1").expect("n1 is a node"));
+}
+
+/// Half a round trip of 100 ms, as between continents.
+const DISTANCE: Duration = Duration::from_millis(50);
+
+/// The shipped timing suits distant managers. The printed times, of one to three changes each, are counted in round trips in
+/// docs/performance.md.
+#[test]
+#[ignore = "full tier"]
+fn roles_change_between_distant_managers() {
+    let world = World::with_a_network_and("[raft]\n", 3, 1);
+    let by = world.other_than(&[&world.leader_seen_by("n1"), "n4"]);
+    world.network().lengthen(DISTANCE);
+    let term = raft_member(&world, &by)["term"].clone();
+    let timed = |what: &str, by: &str, args: &[&str]| {
+        let begun = Instant::now();
+        world.muster_at(by, args).ended(0);
+        let took = begun.elapsed();
+        println!(
+            "{what}: {} ms, {:.1} round trips",
+            took.as_millis(),
+            took.as_secs_f64() / (DISTANCE * 2).as_secs_f64()
+        );
+    };
+    for _ in 0..3 {
+        timed("promotion", &by, &["node", "promote", "n4", "--wait=300s"]);
+        timed("demotion", &by, &["node", "demote", "n4", "--wait=300s"]);
+    }
+    assert_eq!(raft_member(&world, &by)["term"], term, "the distance is no reason for an election");
+    let leader = world.leader_seen_by(&by);
+    timed("demotion of the leader", &by, &["node", "demote", &leader, "--wait=300s"]);
 }
 
 #[test]

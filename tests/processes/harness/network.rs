@@ -1,10 +1,12 @@
-//! A network between the nodes of one test whose links can be cut or slowed down.
+//! A network between the nodes of one test whose links can be cut, slowed down or made longer.
 //!
 //! Owns        one proxy per node: the address that it advertises. A connection to a proxy is forwarded to its node.
 //! Invariants  NETWORK-1  nothing crosses a cut link, in new and existing connections, and neither end is notified: as with a firewall
 //!                        that drops packets. Once the link is restored, held data arrives in order, as TCP would retransmit it.
 //!             NETWORK-2  every connection is attributed: one with an unknown dialler is closed.
 //!             NETWORK-3  all connections of one link together carry at most the set number of bytes per second, in each direction.
+//!             NETWORK-4  all data takes the set time from end to end, however much is on its way; a new connection takes it twice
+//!                        before its first byte, as TCP's handshake does.
 //! Why no network namespaces: they need root. The kernel tells which process owns the other end of a loopback connection, so a
 //! proxy knows the dialler.
 //!
@@ -12,13 +14,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener as StdListener};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Runtime;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
 /// From and to.
@@ -26,6 +29,8 @@ pub type Link = (String, String);
 
 /// Buffer of one direction of a connection.
 const BUFFER: usize = 64 << 10;
+/// How many of them may be on their way at once.
+const ON_THE_WAY: usize = 256;
 
 /// On drop every connection through it ends.
 pub struct Network {
@@ -35,9 +40,14 @@ pub struct Network {
     speed: Arc<Speed>,
 }
 
-/// The speed of every link, and until when sent data keeps it busy.
+/// Speed and length of every link.
 #[derive(Default)]
-struct Speed(Mutex<(Option<u32>, BTreeMap<Link, Instant>)>);
+struct Speed {
+    /// Bytes per second, and until when sent data keeps each link busy.
+    rate: Mutex<(Option<u32>, BTreeMap<Link, Instant>)>,
+    /// Microseconds from end to end.
+    delay: AtomicU32,
+}
 
 /// The node of each process.
 #[derive(Default)]
@@ -92,7 +102,12 @@ impl Network {
 
     /// Limits a link to this many bytes per second in each direction.
     pub fn slow(&self, bytes_per_second: u32) {
-        self.speed.0.lock().unwrap_or_else(PoisonError::into_inner).0 = Some(bytes_per_second);
+        self.speed.rate.lock().unwrap_or_else(PoisonError::into_inner).0 = Some(bytes_per_second);
+    }
+
+    /// What is sent from now on arrives this much later: half a round trip.
+    pub fn lengthen(&self, delay: Duration) {
+        self.speed.delay.store(u32::try_from(delay.as_micros()).expect("a short time"), Ordering::Relaxed);
     }
 
     /// Restores every link.
@@ -139,13 +154,17 @@ impl Speed {
     /// Waits while these bytes keep the link busy, after earlier ones.
     async fn wait_for_capacity(&self, link: &Link, bytes: usize) {
         let until = {
-            let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut state = self.rate.lock().unwrap_or_else(PoisonError::into_inner);
             let Some(rate) = state.0 else { return };
             let until = state.1.entry(link.clone()).or_insert_with(Instant::now);
             *until = (*until).max(Instant::now()) + Duration::from_secs_f64(bytes as f64 / f64::from(rate));
             *until
         };
         tokio::time::sleep_until(until).await;
+    }
+
+    fn delay(&self) -> Duration {
+        Duration::from_micros(self.delay.load(Ordering::Relaxed).into())
     }
 }
 
@@ -159,6 +178,7 @@ async fn relay_connection(
 ) {
     let back = (link.1.clone(), link.0.clone());
     whole(&link, &mut cut.clone()).await;
+    tokio::time::sleep(speed.delay() * 2).await;
     // No listener: the dialler's connection ends.
     let Ok(node) = TcpStream::connect(listens).await else { return };
     let [_, _] = [&dialler, &node].map(|stream| stream.set_nodelay(true));
@@ -177,16 +197,34 @@ async fn carry(
     mut cut: watch::Receiver<BTreeSet<Link>>,
     speed: &Speed,
 ) {
-    let mut buffer = vec![0; BUFFER];
-    loop {
-        let read = from.read(&mut buffer).await.unwrap_or(0);
-        whole(link, &mut cut).await;
-        speed.wait_for_capacity(link, read).await;
-        if read == 0 || to.write_all(&buffer[..read]).await.is_err() {
-            break;
+    let (sent, mut arriving) = mpsc::channel::<(Instant, Vec<u8>)>(ON_THE_WAY);
+    let mut sending = cut.clone();
+    let send = async {
+        let mut buffer = vec![0; BUFFER];
+        loop {
+            let read = from.read(&mut buffer).await.unwrap_or(0);
+            whole(link, &mut sending).await;
+            speed.wait_for_capacity(link, read).await;
+            // An empty one is the end.
+            if sent.send((Instant::now() + speed.delay(), buffer[..read].to_vec())).await.is_err() || read == 0 {
+                break std::future::pending().await;
+            }
         }
+    };
+    let receive = async {
+        while let Some((at, data)) = arriving.recv().await {
+            tokio::time::sleep_until(at).await;
+            whole(link, &mut cut).await;
+            if data.is_empty() || to.write_all(&data).await.is_err() {
+                break;
+            }
+        }
+        let _gone_already = to.shutdown().await;
+    };
+    tokio::select! {
+        () = send => {}
+        () = receive => {}
     }
-    let _gone_already = to.shutdown().await;
 }
 
 async fn whole(link: &Link, cut: &mut watch::Receiver<BTreeSet<Link>>) {
@@ -253,6 +291,24 @@ mod tests {
         is_unanswered(&mut new);
         network.restore();
         new.read_exact(&mut [0]).unwrap();
+    }
+
+    #[test]
+    fn data_takes_its_time_on_a_long_link() {
+        let (network, proxy) = echo();
+        network.known().runs("n1", std::process::id().cast_signed());
+        let delay = Duration::from_millis(30);
+        network.lengthen(delay);
+        let begun = Instant::now();
+        let mut stream = dial(proxy);
+        answers(&mut stream).unwrap();
+        assert!(begun.elapsed() >= delay * 4, "connected, there and back");
+        let begun = Instant::now();
+        stream.write_all(b"x").unwrap();
+        std::thread::sleep(delay / 2);
+        stream.write_all(b"y").unwrap();
+        stream.read_exact(&mut [0; 2]).unwrap();
+        assert!(begun.elapsed() >= delay * 2 + delay / 2);
     }
 
     #[test]
