@@ -4,7 +4,7 @@
 //! cost as much as the change itself. A change that only replaces something by no more bytes counts as none.
 
 use muster_messages::wire::encode_stored;
-use muster_messages::{Change, Command, DesiredObject, ManagedKey, Object, ObjectBody, ReconcilerChange, Tables};
+use muster_messages::{Change, Command, DesiredObject, ManagedKey, Object, ObjectBody, ReconcilerChange, Tables, User};
 use serde::Serialize;
 
 /// How a command adds to the state.
@@ -36,7 +36,8 @@ fn of(tables: &Tables, change: &Change) -> Growth {
             unless(labels.iter().all(|(key, value)| known.get(key) == Some(value)), Growth::Cluster)
         }
         Change::PutToken(token) => unless(tables.tokens.contains_key(&token.id), Growth::Cluster),
-        Change::PutUser(_) | Change::PutAccessToken(_) => Growth::Cluster,
+        Change::PutUser(user) => unless(user_fits(tables, user), Growth::Cluster),
+        Change::PutAccessToken(_) => Growth::Cluster,
         Change::SetGuard { mode, .. } => unless(mode.is_none(), Growth::Cluster),
         Change::CreateObject(_) => Growth::Data,
         Change::UpdateObject { object, .. } => unless(object_fits(tables, object), Growth::Data),
@@ -107,6 +108,42 @@ fn object_fits(tables: &Tables, new: &Object) -> bool {
     size <= bytes(old.as_ref()) || (matches!(new.body, ObjectBody::Lease(_)) && size <= MAX_RENEWED_LEASE_BYTES)
 }
 
+/// A renewal replaces the serial and the end of the certificate.
+fn user_fits(tables: &Tables, new: &User) -> bool {
+    tables.users.get(&new.name).is_some_and(|old| bytes(&new.namespaces) <= bytes(&old.namespaces))
+}
+
 fn bytes(record: &impl Serialize) -> usize {
     encode_stored(record).map_or(usize::MAX, |bytes| bytes.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use muster_messages::{Name, Principal, Revision, UserKind, WallTime};
+
+    use super::*;
+
+    /// An operator whose certificate ends must be able to work when there is no room.
+    #[test]
+    fn renewed_user_adds_nothing() {
+        let user = |name: &str, serial: &str, namespaces: &[&str]| User {
+            name: name.parse::<Name>().unwrap(),
+            kind: UserKind::User,
+            namespaces: namespaces.iter().map(|n| (*n).to_owned()).collect(),
+            serial: serial.to_owned(),
+            created_at: WallTime(0),
+            not_after: WallTime(0),
+            revision: Revision(1),
+        };
+        let mut tables = Tables::default();
+        let ann = user("ann", "", &["default"]);
+        tables.users.insert(ann.name.clone(), ann);
+        let grows = |user: User| {
+            let command = Command::idempotent(WallTime(0), Principal::Operator, "test").change(Change::PutUser(user));
+            growth(&tables, &command)
+        };
+        assert_eq!(grows(user("ann", &"a".repeat(40), &["default"])), Growth::None);
+        assert_eq!(grows(user("ann", "", &["default", "other"])), Growth::Cluster);
+        assert_eq!(grows(user("bob", "", &["default"])), Growth::Cluster);
+    }
 }
