@@ -384,7 +384,8 @@ impl Service {
         let all = &replica.tables.reconcilers;
         let keys: Vec<ParticipantKey> =
             all.participants_of(scope).filter(|p| p.key.member == member).map(|p| p.key.clone()).collect();
-        if keys.is_empty() {
+        // A retry of what was done before gets the first outcome.
+        if keys.is_empty() && replica.tables.outcome_of(&asked.caller, asked.request_id).is_none() {
             let text = format!("no member {member} in scope {scope}; `muster member list` lists the existing ones");
             return Err(ErrorBody::new(ErrorCode::NotFound, text));
         }

@@ -65,6 +65,24 @@ async fn other_node_cannot_act_for_candidate_participant_or_run() {
     }
 }
 
+/// Its member is gone then, which says nothing about whether it was ever there.
+#[tokio::test]
+async fn retry_of_forgotten_member_gets_the_first_outcome() {
+    let world = World::with(tables_of(definition(vec![])), |tables, command| {
+        let at = tables.revision.next();
+        Some(muster_store::apply(tables, at, command))
+    });
+    let forget = |member: &str| ReconcilerRequest::MemberForget { scope: "db".to_owned(), member: member.to_owned() };
+    let (status, answer, _) = world.reconciler(&Principal::Operator, forget("m2")).await;
+    assert_eq!(status.as_u16(), 404, "{answer}");
+    for starts in [1, 0] {
+        let (status, answer, _) = world.reconciler(&Principal::Operator, forget("m1")).await;
+        assert_eq!((status.as_u16(), &answer["starts"]), (200, &starts.into()), "{answer}");
+    }
+    let (status, answer, _) = world.reconciler(&Principal::Operator, forget("m2")).await;
+    assert_eq!(status.as_u16(), 409, "the id belongs to another request: {answer}");
+}
+
 /// Refusals, which the log remembers, repeat the names in a request.
 #[tokio::test]
 async fn run_name_longer_than_label_and_digest_is_refused() {
