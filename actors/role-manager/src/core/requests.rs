@@ -244,7 +244,11 @@ impl AdmissionCheck<'_> {
         } else {
             command = command.guard(Guard::NotBlocked(node));
         }
-        let command = command.change(Change::SetDesiredRole { node, role });
+        command = command.change(Change::SetDesiredRole { node, role });
+        // Nothing may forbid a promotion between the request and the grant, so one entry of the log carries both.
+        if role == Role::Manager && record.role == Role::Worker {
+            command = command.change(Change::GrantRole { node, role });
+        }
         Decision::Write { command: Box::new(command), leaves: role == Role::Worker }
     }
 

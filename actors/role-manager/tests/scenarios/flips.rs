@@ -121,13 +121,13 @@ fn a_removal_at_any_moment_of_a_promotion_leaves_nothing_behind() {
 
 #[test]
 fn a_write_that_changes_nothing_is_not_repeated_at_once() {
-    let mut world = World::new(3, 1);
+    let mut world = World::new(4, 0);
     world.ignore_writes = true;
-    world.promote(4);
+    world.demote(4);
     world.run_for(secs(10));
     let most = 2 + 10_000 / usize::try_from(world.config.retry.as_millis()).unwrap();
     assert!((1..=most).contains(&world.swallowed), "{} writes in 10 s", world.swallowed);
     world.ignore_writes = false;
     world.settle();
-    assert!(world.is_manager(4));
+    assert!(world.is_worker(4));
 }

@@ -10,6 +10,9 @@ fn a_worker_is_promoted_until_it_votes() {
     assert!(world.is_manager(4));
     assert_eq!(world.role_answer(ask), Some(Ok(true)));
     assert_eq!(world.voters(), 4);
+    let proposed: Vec<&String> = world.log.iter().filter(|line| line.contains(" proposes ")).collect();
+    assert_eq!(proposed.len(), 3, "request and grant are one entry, then learner, then voter: {proposed:#?}");
+    assert!(proposed[0].contains("SetDesiredRole") && proposed[0].contains("GrantRole"), "{proposed:#?}");
 }
 
 #[test]
