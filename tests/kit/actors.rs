@@ -5,6 +5,8 @@ use std::time::Duration;
 use muster_kernel::{Address, Backoff, Cx, Fault, Shell, Spec};
 use muster_messages::protocol::{Named, Reply};
 
+#[derive(Named)]
+#[strum(serialize_all = "snake_case")]
 pub enum Msg {
     Panic(&'static str),
     Error(&'static str),
@@ -17,19 +19,6 @@ pub enum Msg {
     Who(Reply<u64>),
     /// Panics in a task that is not the actor's own.
     Apart(&'static str),
-}
-impl Named for Msg {
-    fn name(&self) -> &'static str {
-        match self {
-            Msg::Panic(_) => "panic",
-            Msg::Error(_) => "error",
-            Msg::Fault(_) => "fault",
-            Msg::Leak => "leak",
-            Msg::Work => "work",
-            Msg::Who(_) => "who",
-            Msg::Apart(_) => "apart",
-        }
-    }
 }
 
 pub struct Rogue;

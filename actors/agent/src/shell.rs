@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, join_all};
 use muster_kernel::{Address, AdminAction, Alarm, Cx, Fault, Shell, Slot, Spec};
 use muster_messages::protocol::{AgentMsg, Named, NodeCredentials, Reply};
 use muster_messages::wire::{
@@ -126,12 +126,25 @@ impl AgentPorts {
 }
 
 /// The messages of the agent, including those of its own timers and tasks.
+#[derive(Named)]
+#[strum(serialize_all = "snake_case")]
 pub enum Msg {
+    #[strum(transparent)]
     Protocol(AgentMsg),
     Wake,
-    Connected { attempt: Attempt, host: NodeId, incarnation: Incarnation },
-    Heard { attempt: Attempt, received: Heard },
-    Lost { attempt: Attempt, why: Loss },
+    Connected {
+        attempt: Attempt,
+        host: NodeId,
+        incarnation: Incarnation,
+    },
+    Heard {
+        attempt: Attempt,
+        received: Heard,
+    },
+    Lost {
+        attempt: Attempt,
+        why: Loss,
+    },
     Installed(Arc<NodeCredentials>),
     InstallFailed(String),
 }
@@ -139,20 +152,6 @@ pub enum Msg {
 impl From<AgentMsg> for Msg {
     fn from(msg: AgentMsg) -> Self {
         Msg::Protocol(msg)
-    }
-}
-
-impl Named for Msg {
-    fn name(&self) -> &'static str {
-        match self {
-            Msg::Protocol(msg) => msg.name(),
-            Msg::Wake => "wake",
-            Msg::Connected { .. } => "connected",
-            Msg::Heard { .. } => "heard",
-            Msg::Lost { .. } => "lost",
-            Msg::Installed(_) => "installed",
-            Msg::InstallFailed(_) => "install_failed",
-        }
     }
 }
 
@@ -196,7 +195,8 @@ pub struct AgentShell {
     next_ask: u64,
     /// The key of the latest certificate request.
     key: Option<(u64, Secret)>,
-    line: Option<Line>,
+    /// At most two: the session's, and that of the former one (AGENT-12).
+    lines: Vec<Line>,
     alarm: Alarm,
     last_log_event: Option<LogEvent>,
     /// Pending writes to the node's memory.
@@ -235,7 +235,7 @@ impl AgentShell {
             asks: BTreeMap::new(),
             next_ask: 0,
             key: None,
-            line: None,
+            lines: Vec::new(),
             alarm: Alarm::default(),
             last_log_event: None,
             writes: JoinSet::new(),
@@ -258,7 +258,7 @@ impl AgentShell {
             Effect::Dial { attempt, addr } => self.dial(cx, attempt, addr),
             Effect::Send { attempt, frame } => self.send(cx, attempt, frame),
             Effect::HangUp { attempt } => {
-                self.line.take_if(|line| line.attempt == attempt);
+                self.lines.retain(|line| line.attempt != attempt);
             }
             Effect::AskForCertificate { attempt, id, because } => {
                 debug!(?because, "requesting a certificate");
@@ -309,16 +309,16 @@ impl AgentShell {
             open_questions: config.open_questions,
             me: cx.me().clone(),
         });
-        self.line = Some(line);
+        self.lines.push(line);
         cx.spawn(task);
     }
 
     fn send(&mut self, cx: &Cx<Msg>, attempt: Attempt, frame: Box<AgentFrame>) {
-        let Some(line) = self.line.as_ref().filter(|line| line.attempt == attempt) else {
+        let Some(line) = self.lines.iter().find(|line| line.attempt == attempt) else {
             return;
         };
         if line.outbox.try_send((frame, None)).is_err() {
-            self.line = None;
+            self.lines.retain(|line| line.attempt != attempt);
             let why = Loss::Broken("the host reads too slowly".to_owned());
             let _ended = cx.me().tell(Msg::Lost { attempt, why });
         }
@@ -409,7 +409,10 @@ impl Shell for AgentShell {
             }
             Msg::Connected { attempt, host, incarnation } => Input::Connected { attempt, host, incarnation },
             Msg::Heard { attempt, received } => Input::Heard { attempt, frame: received.frame },
-            Msg::Lost { attempt, why } => Input::Lost { attempt, why },
+            Msg::Lost { attempt, why } => {
+                self.lines.retain(|line| line.attempt != attempt);
+                Input::Lost { attempt, why }
+            }
             Msg::Installed(credentials) => Input::Installed(facts(&credentials)?),
             Msg::InstallFailed(why) => Input::InstallFailed(why),
         };
@@ -440,12 +443,10 @@ impl Shell for AgentShell {
     }
 
     async fn stopping(&mut self, cx: &Cx<Msg>) {
-        let closing = self.line.as_mut().and_then(|line| line.closed.take());
-        if self.step(cx, Input::Stop).is_ok()
-            && let Some(closed) = closing
-        {
-            // Resolves in any case once the connection is closed.
-            let _late = timeout(LAST_FRAME_TIMEOUT, closed).await;
+        let closing: Vec<_> = self.lines.iter_mut().filter_map(|line| line.closed.take()).collect();
+        if self.step(cx, Input::Stop).is_ok() {
+            // Each resolves in any case once its connection is closed.
+            let _late = timeout(LAST_FRAME_TIMEOUT, join_all(closing)).await;
         }
         // A node that was finally refused knows it at its next start, however soon it was stopped.
         if timeout(PENDING_WRITES_TIMEOUT, async { while self.writes.join_next().await.is_some() {} }).await.is_err() {

@@ -18,16 +18,11 @@ use crate::service::Service;
 use crate::socket::{AdminSocket, ClientProtocol, origin_of, recognise};
 
 /// The API's private messages. Requests arrive through its connections.
+#[derive(Named)]
+#[strum(serialize_all = "snake_case")]
 pub enum ApiMsg {
     /// The gateway's channel ended: the gateway restarts, and a new registration follows with a new incarnation.
     GatewayGone,
-}
-impl Named for ApiMsg {
-    fn name(&self) -> &'static str {
-        match self {
-            ApiMsg::GatewayGone => "gateway_gone",
-        }
-    }
 }
 
 /// Connections from the gateway, shared by the incarnations of this actor.

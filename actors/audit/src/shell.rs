@@ -19,7 +19,10 @@ const MAILBOX: usize = 4096;
 /// For the last write when the process stops. The stop deadline of an actor is 5 s.
 const LAST_WRITE_TIMEOUT: Duration = Duration::from_secs(2);
 
+#[derive(Named)]
+#[strum(serialize_all = "snake_case")]
 pub enum Msg {
+    #[strum(transparent)]
     Protocol(AuditMsg),
     Tick,
     /// A job ended. `None`: its thread panicked and lost the file.
@@ -31,15 +34,6 @@ pub enum Msg {
 impl From<AuditMsg> for Msg {
     fn from(msg: AuditMsg) -> Self {
         Msg::Protocol(msg)
-    }
-}
-impl Named for Msg {
-    fn name(&self) -> &'static str {
-        match self {
-            Msg::Protocol(msg) => msg.name(),
-            Msg::Tick => "tick",
-            Msg::Ended { .. } => "ended",
-        }
     }
 }
 

@@ -16,6 +16,8 @@ use crate::core::{Blocklist, Cut, Effect, Input, Memory, SWEEP_INTERVAL};
 const SWEEP_DEADLINE: Duration = Duration::from_secs(10);
 
 /// Inputs; the actor sends all of them to itself.
+#[derive(Named)]
+#[strum(serialize_all = "snake_case")]
 pub enum Msg {
     /// A newer replica; `seen` is dropped once it was processed.
     NewReplica {
@@ -25,17 +27,6 @@ pub enum Msg {
     Retry,
     Tick,
     Swept(Option<Revision>),
-}
-
-impl Named for Msg {
-    fn name(&self) -> &'static str {
-        match self {
-            Self::NewReplica { .. } => "new_replica",
-            Self::Retry => "retry",
-            Self::Tick => "tick",
-            Self::Swept(_) => "swept",
-        }
-    }
 }
 
 /// One incarnation.

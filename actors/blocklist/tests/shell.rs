@@ -150,7 +150,7 @@ async fn leader_deletes_expired_blocks_by_timer() {
 async fn its_view_names_the_next_expiry() {
     let mut world = World::start().await;
     world.block(9, WallTime(1_700_000_000_000));
-    world.view(|view| view["next_expiry"] == "2023-11-14T22:13:20Z").await;
+    world.view(|view| view["next_expiry"] == "2023-11-14T22:13:20.000Z").await;
     let actor = world.harness.tree().inspect(PATH).await.expect("it runs");
     assert_eq!(actor.kind, "Blocklist");
     world.harness.finish().await;

@@ -27,7 +27,10 @@ const PROPOSAL_DEADLINE: Duration = Duration::from_secs(5);
 const COMPARE_EVERY: Duration = Duration::from_secs(30);
 
 /// Inputs of the actor.
+#[derive(Named)]
+#[strum(serialize_all = "snake_case")]
 pub enum Msg {
+    #[strum(transparent)]
     Protocol(CertAuthorityMsg),
     /// A proposal ended.
     Proposed(StepId, Result<Revision, ProposeError>),
@@ -42,19 +45,6 @@ pub enum Msg {
 impl From<CertAuthorityMsg> for Msg {
     fn from(msg: CertAuthorityMsg) -> Self {
         Msg::Protocol(msg)
-    }
-}
-
-impl Named for Msg {
-    fn name(&self) -> &'static str {
-        match self {
-            Msg::Protocol(msg) => msg.name(),
-            Msg::Proposed(..) => "proposed",
-            Msg::CaughtUp => "caught_up",
-            Msg::Compare => "compare",
-            Msg::Compared(_) => "compared",
-            Msg::Wake => "wake",
-        }
     }
 }
 

@@ -17,21 +17,13 @@ use crate::core::coordination::{
     ContendedElection, Effect, ElectionEvent, ElectionState, Input, Memory, Outcome, StepId,
 };
 
+#[derive(Named)]
+#[strum(serialize_all = "snake_case")]
 pub enum Msg {
     /// A newer scene is in the slot.
     SceneChanged,
     Ended(StepId, Outcome),
     Woke,
-}
-
-impl Named for Msg {
-    fn name(&self) -> &'static str {
-        match self {
-            Msg::SceneChanged => "scene_changed",
-            Msg::Ended(..) => "ended",
-            Msg::Woke => "woke",
-        }
-    }
 }
 
 /// Counters of all contended elections of one leadership.

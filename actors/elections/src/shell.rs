@@ -53,7 +53,10 @@ impl ElectionsPorts {
     }
 }
 
+#[derive(Named)]
+#[strum(serialize_all = "snake_case")]
 pub enum Msg {
+    #[strum(transparent)]
     Protocol(ElectionsMsg),
     /// The replica has changed.
     ReplicaChanged,
@@ -67,19 +70,6 @@ pub enum Msg {
 impl From<ElectionsMsg> for Msg {
     fn from(msg: ElectionsMsg) -> Self {
         Msg::Protocol(msg)
-    }
-}
-
-impl Named for Msg {
-    fn name(&self) -> &'static str {
-        match self {
-            Msg::Protocol(msg) => msg.name(),
-            Msg::ReplicaChanged => "replica_changed",
-            Msg::Read(..) => "read",
-            Msg::Proposed(..) => "proposed",
-            Msg::Tick => "tick",
-            Msg::Woke => "woke",
-        }
     }
 }
 

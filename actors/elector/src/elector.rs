@@ -153,6 +153,8 @@ pub enum StartError {
 }
 
 /// Messages of the actor, all sent by itself.
+#[derive(Named)]
+#[strum(serialize_all = "snake_case")]
 pub enum Msg {
     Woke,
     Muster(muster_lease::Answer),
@@ -160,18 +162,6 @@ pub enum Msg {
     Changed,
     Drained,
     Stop,
-}
-
-impl Named for Msg {
-    fn name(&self) -> &'static str {
-        match self {
-            Self::Woke => "woke",
-            Self::Muster(_) | Self::Kubernetes(_) => "answer",
-            Self::Changed => "changed",
-            Self::Drained => "drained",
-            Self::Stop => "stop",
-        }
-    }
 }
 
 enum Machine {

@@ -18,7 +18,10 @@ use serde_json::Value;
 use crate::accept::accept_all;
 use crate::port::Port;
 
+#[derive(Named)]
+#[strum(serialize_all = "snake_case")]
 pub enum Msg {
+    #[strum(transparent)]
     Protocol(GatewayMsg),
     ReplicaChanged,
     Tick,
@@ -27,16 +30,6 @@ pub enum Msg {
 impl From<GatewayMsg> for Msg {
     fn from(msg: GatewayMsg) -> Self {
         Msg::Protocol(msg)
-    }
-}
-
-impl Named for Msg {
-    fn name(&self) -> &'static str {
-        match self {
-            Msg::Protocol(msg) => msg.name(),
-            Msg::ReplicaChanged => "replica_changed",
-            Msg::Tick => "tick",
-        }
     }
 }
 

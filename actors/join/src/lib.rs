@@ -57,15 +57,10 @@ pub struct JoinPorts {
 }
 
 /// Inputs of the service.
+#[derive(Named)]
+#[strum(serialize_all = "snake_case")]
 pub enum JoinMsg {
     Connection(Box<Connection>),
-}
-impl Named for JoinMsg {
-    fn name(&self) -> &'static str {
-        match self {
-            JoinMsg::Connection(_) => "connection",
-        }
-    }
 }
 
 #[derive(Default)]

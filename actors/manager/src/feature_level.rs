@@ -121,6 +121,8 @@ impl Handler for Raise {
 }
 
 /// Inputs of the actor. It sends all of them to itself.
+#[derive(Named)]
+#[strum(serialize_all = "snake_case")]
 pub enum Msg {
     /// The local replica knows this node: it is one of the managers.
     Known,
@@ -128,18 +130,6 @@ pub enum Msg {
     Registered(Result<(), ErrorBody>),
     Member,
     Announce,
-}
-
-impl Named for Msg {
-    fn name(&self) -> &'static str {
-        match self {
-            Msg::Known => "known",
-            Msg::Register => "register",
-            Msg::Registered(_) => "registered",
-            Msg::Member => "member",
-            Msg::Announce => "announce",
-        }
-    }
 }
 
 /// Ports of the actor.

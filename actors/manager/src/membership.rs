@@ -30,6 +30,8 @@ const MEMBERSHIP_ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 const NO_LEADER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Messages of the membership agent, all of them its own.
+#[derive(Named)]
+#[strum(serialize_all = "snake_case")]
 pub enum MembershipAgentMsg {
     Ask,
     /// The Raft member has had no leader for a while, or was sent something it cannot read.
@@ -39,17 +41,6 @@ pub enum MembershipAgentMsg {
     Holds(Option<RaftId>),
     /// The old data is out of the way and the Raft member runs on an empty state.
     Emptied(Result<(), String>),
-}
-impl Named for MembershipAgentMsg {
-    fn name(&self) -> &'static str {
-        match self {
-            MembershipAgentMsg::Ask => "ask",
-            MembershipAgentMsg::NoLeader => "no_leader",
-            MembershipAgentMsg::Answered(_) => "answered",
-            MembershipAgentMsg::Holds(_) => "holds",
-            MembershipAgentMsg::Emptied(_) => "emptied",
-        }
-    }
 }
 
 /// Ports of the membership agent.

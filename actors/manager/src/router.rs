@@ -210,13 +210,10 @@ impl LeaderCalls for Router {
 }
 
 /// Inputs of the router's actor.
+#[derive(Named)]
+#[strum(serialize_all = "snake_case")]
 pub enum RouterMsg {
     Call(Box<IncomingCall>),
-}
-impl Named for RouterMsg {
-    fn name(&self) -> &'static str {
-        "call"
-    }
 }
 
 struct RouterShell {

@@ -409,17 +409,11 @@ pub enum EndpointEvent {
     },
 }
 
+#[derive(Named)]
+#[strum(serialize_all = "snake_case")]
 pub enum EndpointShellMsg {
     /// The actor behind it ended.
     Ended,
-}
-
-impl Named for EndpointShellMsg {
-    fn name(&self) -> &'static str {
-        match self {
-            Self::Ended => "ended",
-        }
-    }
 }
 
 /// Keeps the RPC endpoint in the supervision tree. Each incarnation is a new actor with a new pid, so the mesh opens new

@@ -96,6 +96,13 @@ impl Greeter {
         tokio::time::timeout(DIAL_DEADLINE, opening).await.unwrap_or(Err(NotOpened::TimedOut))
     }
 
+    /// A leader that has moved dials itself back as it does any other node. No node has a session with itself: an answer with
+    /// its certificate is enough.
+    pub async fn finds_itself(self, addr: &str, own: NodeId) -> Result<(), NotOpened> {
+        self.dialer.dial(addr, Some(own)).await?;
+        Ok(())
+    }
+
     /// Exchanges hellos on a connection that the gateway admitted.
     pub async fn accept(self, connection: Connection) -> Result<Opened, NotOpened> {
         let Connection { stream, identity, remote, kill, permit, .. } = connection;

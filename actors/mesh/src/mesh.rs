@@ -15,7 +15,7 @@ use muster_messages::protocol::{AgentMsg, MeshMsg, RaftMemberMsg, Reply, Service
 use muster_messages::{CertIdentity, ErrorBody, NodeId, RefusalReason};
 use ractor::{Actor, ActorRef};
 use ractor_cluster::NodeServerMessage;
-use serde_json::{Value, json};
+use serde_json::Value;
 use tokio::sync::{mpsc, watch};
 use tracing::{debug, info, warn};
 
@@ -469,27 +469,36 @@ impl MeshShell {
     fn probe(&self, cx: &Cx<Msg>, addr: String, expect: NodeId, reply: Reply<Result<(), ErrorBody>>) {
         let own = self.wiring.credentials.borrow().identity.node().map(|(node, _)| node);
         if own == Some(expect) {
-            return self.probe_itself(cx, addr, expect, reply);
+            let greeter = self.greeter();
+            cx.spawn(async move {
+                let answered = greeter.finds_itself(&addr, expect).await;
+                let _gone = reply.send(answered.map_err(|why| why.body(&addr)));
+            });
+            return;
         }
-        let opening = self.greeter().dial(addr.clone(), Some(expect), true);
+        // The stream of a node that is about to become a member stays as its session.
+        let stays = self.links.may_introduce(expect) && !self.context.offences.paused(cx.now(), expect);
+        let opening = self.greeter().dial(addr.clone(), Some(expect), !stays);
         let me = cx.me().clone();
         cx.spawn(async move {
-            let answered = opening.await.map(|_| ()).map_err(|why| why.body(&addr));
-            if answered.is_ok() {
-                let _gone = me.tell(Msg::Answered(expect));
-            }
+            let answered = match opening.await {
+                Ok(opened) => {
+                    let _gone = me.tell(Msg::Probed { node: expect, opened: Box::new(opened) });
+                    Ok(())
+                }
+                Err(why) => Err(why.body(&addr)),
+            };
             let _gone = reply.send(answered);
         });
     }
 
-    /// A leader that has moved dials itself back as it does any other node. No node has a session with itself: an answer with
-    /// this node's certificate is enough.
-    fn probe_itself(&self, cx: &Cx<Msg>, addr: String, own: NodeId, reply: Reply<Result<(), ErrorBody>>) {
-        let dialer = Arc::clone(&self.wiring.dialer);
-        cx.spawn(async move {
-            let answered = dialer.dial(&addr, Some(own)).await.map(|_| ());
-            let _gone = reply.send(answered.map_err(|why| NotOpened::from(why).body(&addr)));
-        });
+    fn probed(&mut self, cx: &Cx<Msg>, node: NodeId, opened: Opened) {
+        self.step(cx, Input::Answered { node });
+        // A session that was opened meanwhile is as good.
+        let stays = !opened.agreed.probe && self.links.may_introduce(node);
+        if stays && Some(opened.own.door_pid) == self.endpoint {
+            self.open(cx, true, opened);
+        }
     }
 }
 
@@ -560,7 +569,7 @@ impl Shell for MeshShell {
             Msg::ProcessChecked { binding, because, alive } => self.alive(&binding, because, alive),
             Msg::PeerStarted(node) => self.link(node),
             Msg::Greeted(greeted) => self.greeted(cx, *greeted),
-            Msg::Answered(node) => self.step(cx, Input::Answered { node }),
+            Msg::Probed { node, opened } => self.probed(cx, node, *opened),
             Msg::Asked { addr, serial, result } => self.asked(cx, (addr, serial), *result),
             Msg::Session(event) => self.session(cx, event),
             Msg::ReadyBy(number) => {
@@ -578,20 +587,6 @@ impl Shell for MeshShell {
     }
 
     fn view(&self) -> Value {
-        let own = *self.own_hello.borrow();
-        let peers: Vec<Value> = self
-            .links
-            .each()
-            .map(|(node, wanted, addr, dialing, failures)| self.peer_view(node, wanted, addr, dialing, failures))
-            .collect();
-        json!({
-            "node": own.map(|o| o.node), "seat": own.and_then(|o| o.member_id), "door_pid": self.endpoint,
-            "peers": peers, "hints": self.links.hints(),
-            "sessions_ended": self.end_reasons,
-            "offences": self.context.offences.view(),
-            "door": self.context.counters.view(),
-            "hellos_under_way": self.greeting.values().sum::<usize>(),
-            "identity": self.register.view(),
-        })
+        self.shown()
     }
 }

@@ -7,11 +7,14 @@ use muster_messages::wire::{IdentityBinding, StartId};
 
 use crate::core::links::SessionNumber;
 use crate::endpoint::EndpointEvent;
-use crate::greeting::{Greeted, NotOpened};
+use crate::greeting::{Greeted, NotOpened, Opened};
 use crate::peer::PeerStarted;
 use crate::session_server::SessionEvent;
 
+#[derive(Named)]
+#[strum(serialize_all = "snake_case")]
 pub enum Msg {
+    #[strum(transparent)]
     Protocol(MeshMsg),
     /// The members changed: read the slot.
     Members,
@@ -20,7 +23,11 @@ pub enum Msg {
     Endpoint(EndpointEvent),
     PeerStarted(NodeId),
     Greeted(Box<Greeted>),
-    Answered(NodeId),
+    /// This node answered a probe.
+    Probed {
+        node: NodeId,
+        opened: Box<Opened>,
+    },
     /// The query to a hinted address ended.
     Asked {
         addr: String,
@@ -54,26 +61,5 @@ impl From<EndpointEvent> for Msg {
 impl From<PeerStarted> for Msg {
     fn from(PeerStarted(node): PeerStarted) -> Self {
         Msg::PeerStarted(node)
-    }
-}
-impl Named for Msg {
-    fn name(&self) -> &'static str {
-        match self {
-            Msg::Protocol(msg) => msg.name(),
-            Msg::Members => "members",
-            Msg::Replica => "replica",
-            Msg::Connection(_) => "connection",
-            Msg::Endpoint(_) => "endpoint",
-            Msg::PeerStarted(_) => "peer_started",
-            Msg::Greeted(_) => "greeted",
-            Msg::Answered(_) => "answered",
-            Msg::Asked { .. } => "asked",
-            Msg::Session(SessionEvent::Ready { .. }) => "session_ready",
-            Msg::Session(SessionEvent::Ended { .. }) => "session_ended",
-            Msg::ProcessChecked { .. } => "process_checked",
-            Msg::ReadyBy(_) => "ready_by",
-            Msg::ServerEnded => "server_ended",
-            Msg::Woke => "woke",
-        }
     }
 }

@@ -49,6 +49,8 @@ pub struct Link {
 /// A peer actor has just started and has no link yet.
 pub struct PeerStarted(pub NodeId);
 
+#[derive(Named)]
+#[strum(serialize_all = "snake_case")]
 pub enum PeerMsg {
     /// Raft messages. Without a session: dropped, `Unreachable`.
     Send(Vec<RaftPacket>),
@@ -79,21 +81,6 @@ pub enum PeerMsg {
     },
     /// A waiting call may be overdue.
     Overdue,
-}
-
-impl Named for PeerMsg {
-    fn name(&self) -> &'static str {
-        match self {
-            Self::Send(_) => "send",
-            Self::Snapshot { .. } => "snapshot",
-            Self::StopSnapshot { .. } => "stop_snapshot",
-            Self::Call { .. } => "call",
-            Self::IdentityBindings(_) => "identity_bindings",
-            Self::Link(_) => "link",
-            Self::Done { .. } => "done",
-            Self::Overdue => "overdue",
-        }
-    }
 }
 
 pub enum CallContent {
@@ -414,10 +401,12 @@ impl PeerShell {
             return;
         }
         let deadline = deadline.min(Duration::from_millis(MAX_CALL_MS));
-        if self.open_calls >= CALL_WINDOW {
+        self.waiting.push_back(Waiting { until: cx.now() + deadline, call, reply });
+        self.pump(cx);
+        // It waits behind others, or for room in the session's queue.
+        if !self.waiting.is_empty() {
             cx.after(deadline, PeerMsg::Overdue);
         }
-        self.waiting.push_back(Waiting { until: cx.now() + deadline, call, reply });
     }
 
     fn drop_overdue(&mut self, now: Moment) {

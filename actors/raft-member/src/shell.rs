@@ -87,15 +87,24 @@ enum Port {
 }
 
 /// Messages of the actor. Other actors send [`RaftMemberMsg`]; the rest is internal.
+#[derive(Named)]
+#[strum(serialize_all = "snake_case")]
 pub enum Msg {
+    #[strum(transparent)]
     Protocol(RaftMemberMsg),
     Turn,
     Tick,
     Wake,
     Disk(DiskNews),
     SnapshotTaken(Option<SnapshotHead>),
-    StateDigested { index: u64, digest: Option<[u8; 32]> },
-    SnapshotLost { to: muster_messages::RaftId, index: u64 },
+    StateDigested {
+        index: u64,
+        digest: Option<[u8; 32]>,
+    },
+    SnapshotLost {
+        to: muster_messages::RaftId,
+        index: u64,
+    },
 }
 
 /// A report of the disk thread, and the number of renewals before that thread.
@@ -104,21 +113,6 @@ pub struct DiskNews(Report, u32);
 impl From<RaftMemberMsg> for Msg {
     fn from(msg: RaftMemberMsg) -> Self {
         Self::Protocol(msg)
-    }
-}
-
-impl Named for Msg {
-    fn name(&self) -> &'static str {
-        match self {
-            Self::Protocol(msg) => msg.name(),
-            Self::Turn => "turn",
-            Self::Tick => "tick",
-            Self::Wake => "wake",
-            Self::Disk(_) => "disk",
-            Self::SnapshotTaken(_) => "snapshot_taken",
-            Self::StateDigested { .. } => "state_digested",
-            Self::SnapshotLost { .. } => "snapshot_lost",
-        }
     }
 }
 

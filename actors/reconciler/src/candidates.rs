@@ -45,6 +45,8 @@ impl Memory {
 }
 
 /// Messages of the actor, all sent by itself except `Resign`.
+#[derive(Named)]
+#[strum(serialize_all = "snake_case")]
 pub enum Msg {
     ViewChanged,
     Member,
@@ -55,20 +57,6 @@ pub enum Msg {
     Retry,
     Retire,
     Woke,
-}
-
-impl Named for Msg {
-    fn name(&self) -> &'static str {
-        match self {
-            Self::ViewChanged => "view_changed",
-            Self::Member => "member",
-            Self::Resign => "resign",
-            Self::ElectEnded => "elect_ended",
-            Self::Retry => "retry",
-            Self::Retire => "retire",
-            Self::Woke => "woke",
-        }
-    }
 }
 
 /// The address for resignations.

@@ -153,6 +153,8 @@ pub fn member_spec(name: &str, setup: MemberSetup) -> (Spec, watch::Receiver<Mem
 }
 
 /// Messages of the actor, all sent by itself.
+#[derive(Named)]
+#[strum(serialize_all = "snake_case")]
 pub enum Msg {
     Held(Term),
     Lost(String),
@@ -162,21 +164,6 @@ pub enum Msg {
     Leave,
     LeaseReleased,
     Woke,
-}
-
-impl Named for Msg {
-    fn name(&self) -> &'static str {
-        match self {
-            Self::Held(_) => "held",
-            Self::Lost(_) => "lost",
-            Self::Blocked(_) => "blocked",
-            Self::Refused(_) => "refused",
-            Self::Answered { .. } => "answered",
-            Self::Leave => "leave",
-            Self::LeaseReleased => "lease_released",
-            Self::Woke => "woke",
-        }
-    }
 }
 
 /// One incarnation, of the actor and of the member.

@@ -83,20 +83,12 @@ pub fn reconcilers_spec(setup: Setup) -> Result<(Spec, Reconcilers), ConfigRefus
 }
 
 /// Messages of the actor, all sent by itself.
+#[derive(Named)]
+#[strum(serialize_all = "snake_case")]
 pub enum Msg {
     Definitions(Result<Definitions, ErrorBody>),
     Stopped(String),
     Retire,
-}
-
-impl Named for Msg {
-    fn name(&self) -> &'static str {
-        match self {
-            Self::Definitions(_) => "definitions",
-            Self::Stopped(_) => "stopped",
-            Self::Retire => "retire",
-        }
-    }
 }
 
 struct Group {

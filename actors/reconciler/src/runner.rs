@@ -32,6 +32,8 @@ const MAILBOX: usize = 64;
 const WAVE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Messages of the actor, all sent by itself.
+#[derive(Named)]
+#[strum(serialize_all = "snake_case")]
 pub enum Msg {
     ViewChanged,
     Term,
@@ -41,21 +43,6 @@ pub enum Msg {
     Acted { term: FencingToken, number: u64, ended: Ended },
     Reported { term: FencingToken, ok: bool },
     Woke,
-}
-
-impl Named for Msg {
-    fn name(&self) -> &'static str {
-        match self {
-            Self::ViewChanged => "view_changed",
-            Self::Term => "term",
-            Self::Ended(_) => "ended",
-            Self::Stepped { .. } => "stepped",
-            Self::Waved { .. } => "waved",
-            Self::Acted { .. } => "acted",
-            Self::Reported { .. } => "reported",
-            Self::Woke => "woke",
-        }
-    }
 }
 
 pub(crate) fn runner_spec(wiring: Wiring) -> Spec {

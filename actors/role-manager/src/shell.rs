@@ -45,7 +45,10 @@ pub struct Ports {
     pub view: Arc<watch::Sender<Arc<RoleView>>>,
 }
 
+#[derive(Named)]
+#[strum(serialize_all = "snake_case")]
 pub enum Msg {
+    #[strum(transparent)]
     Protocol(RoleManagerMsg),
     ReplicaChanged,
     Committed(StepId, StepOutcome),
@@ -58,19 +61,6 @@ pub enum Msg {
 impl From<RoleManagerMsg> for Msg {
     fn from(msg: RoleManagerMsg) -> Self {
         Self::Protocol(msg)
-    }
-}
-impl Named for Msg {
-    fn name(&self) -> &'static str {
-        match self {
-            Self::Protocol(msg) => msg.name(),
-            Self::ReplicaChanged => "replica_changed",
-            Self::Committed(..) => "committed",
-            Self::Probed(..) => "probed",
-            Self::Transferred(..) => "transferred",
-            Self::ReachabilityChecked(..) => "reachability_checked",
-            Self::Woke => "woke",
-        }
     }
 }
 

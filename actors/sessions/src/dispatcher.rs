@@ -12,27 +12,22 @@ use tracing::{debug, info, warn};
 use crate::config::DispatcherConfig;
 use crate::core::dispatcher::{BatchId, DigestOutcome, Dispatcher, Effect, Input, Outcome};
 
+#[derive(Named)]
+#[strum(serialize_all = "snake_case")]
 pub enum Msg {
+    #[strum(transparent)]
     Protocol(DispatcherMsg),
     Replica,
-    Proposed { batch: BatchId, outcome: Outcome },
+    Proposed {
+        batch: BatchId,
+        outcome: Outcome,
+    },
     Wake,
 }
 
 impl From<DispatcherMsg> for Msg {
     fn from(msg: DispatcherMsg) -> Self {
         Msg::Protocol(msg)
-    }
-}
-
-impl Named for Msg {
-    fn name(&self) -> &'static str {
-        match self {
-            Msg::Protocol(msg) => msg.name(),
-            Msg::Replica => "replica",
-            Msg::Proposed { .. } => "proposed",
-            Msg::Wake => "wake",
-        }
     }
 }
 

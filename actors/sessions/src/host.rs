@@ -22,7 +22,10 @@ use crate::core::session::ConnId;
 use crate::line::reject;
 use crate::session::{self, Inbox, LeaderCalls, SessionPorts, session_name, session_spec};
 
+#[derive(Named)]
+#[strum(serialize_all = "snake_case")]
 pub enum Msg {
+    #[strum(transparent)]
     Protocol(SessionsMsg),
     Arrived(Box<Arrival>),
     Replica,
@@ -52,20 +55,6 @@ pub struct Arrival {
 impl From<SessionsMsg> for Msg {
     fn from(msg: SessionsMsg) -> Self {
         Msg::Protocol(msg)
-    }
-}
-
-impl Named for Msg {
-    fn name(&self) -> &'static str {
-        match self {
-            Msg::Protocol(msg) => msg.name(),
-            Msg::Arrived(_) => "arrived",
-            Msg::Replica => "replica",
-            Msg::Reported { .. } => "reported",
-            Msg::Forget { .. } => "forget",
-            Msg::DigestAnswered { .. } => "digest_answered",
-            Msg::Wake => "wake",
-        }
     }
 }
 

@@ -5,6 +5,8 @@ use crate::model::ErrorBody;
 use crate::wire::{ManagerReport, MembershipReply, MembershipRequest, Refusal};
 
 /// Messages of the agent.
+#[derive(Named)]
+#[strum(serialize_all = "snake_case")]
 pub enum AgentMsg {
     /// Forwards the manager runtime's request for a Raft member id to the leader, through the agent's session. Answered
     /// with the leader's reply, or `unreachable` without a session or when it ends first. Lost: ask again. Repeated:
@@ -18,14 +20,4 @@ pub enum AgentMsg {
     /// that was refused, where known. Lost: the next refusal counts. Repeated: same effect. Late: ignored once another
     /// certificate is in force.
     RefusedByPeer { refusal: Refusal, serial: Option<String> },
-}
-
-impl Named for AgentMsg {
-    fn name(&self) -> &'static str {
-        match self {
-            Self::RequestMembership { .. } => "request_membership",
-            Self::ReportManager { .. } => "report_manager",
-            Self::RefusedByPeer { .. } => "refused_by_peer",
-        }
-    }
 }

@@ -7,6 +7,8 @@ use super::{Named, Reply};
 pub struct AuditFault(pub String);
 
 /// Messages of the audit log (`node/audit`).
+#[derive(Named)]
+#[strum(serialize_all = "snake_case")]
 pub enum AuditMsg {
     /// Appends one line, without its line break. `Ok`: handed to the file system. `Err`: the file cannot be written,
     /// and the line is written once it can be; or too many lines wait, and it is dropped and counted. Lost: not
@@ -21,15 +23,4 @@ pub enum AuditMsg {
     /// Closes the file and opens the one that its path names now. Lost, repeated or late: the next line opens the file
     /// again anyway if its path names another one.
     Reopen,
-}
-
-impl Named for AuditMsg {
-    fn name(&self) -> &'static str {
-        match self {
-            Self::Record { .. } => "record",
-            Self::RecordUnauthenticated { .. } => "record_unauthenticated",
-            Self::Check { .. } => "check",
-            Self::Reopen => "reopen",
-        }
-    }
 }

@@ -6,6 +6,8 @@ use crate::wire::{JoinReply, JoinRequest, SignReply};
 
 /// Messages of the certificate authority. It signs for the role granted in its own applied state, whatever was asked. A
 /// request that is not answered within its deadline is answered `timed_out`; its record may still be applied.
+#[derive(Named)]
+#[strum(serialize_all = "snake_case")]
 pub enum CertAuthorityMsg {
     /// A node asks for a certificate for its granted role. Answered once the record of the certificate is applied.
     /// Lost: ask again. Repeated: another certificate with another serial; an older request of the node that is still
@@ -52,16 +54,6 @@ pub struct UserCertificate {
     pub root_pem: String,
     pub serial: String,
     pub not_after: WallTime,
-}
-
-impl Named for CertAuthorityMsg {
-    fn name(&self) -> &'static str {
-        match self {
-            Self::SignNode { .. } => "sign_node",
-            Self::Join { .. } => "join",
-            Self::SignUser { .. } => "sign_user",
-        }
-    }
 }
 
 /// Certificate, key and root of this process, as it presents itself in TLS.

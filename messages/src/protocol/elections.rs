@@ -7,6 +7,8 @@ use crate::model::{ErrorBody, FencingToken, ObjectKey, SessionId};
 
 /// Messages of the elections (`node/manager/leader/elections`). It learns from the replicated state which leases were
 /// acquired, written or released.
+#[derive(Named)]
+#[strum(serialize_all = "snake_case")]
 pub enum ElectionsMsg {
     /// A native session renews what it holds. Answered with one outcome per lease, in the order of `held`, once a
     /// quorum has confirmed this leader after the message arrived. Lost: renew again. Repeated: renewed twice, each
@@ -29,13 +31,4 @@ pub enum Renewal {
     Renewed { expires_in_ms: u64 },
     /// It is not this session's under this token, or its time has run out. Final: acquire it anew.
     Lost { message: String },
-}
-
-impl Named for ElectionsMsg {
-    fn name(&self) -> &'static str {
-        match self {
-            Self::Renew { .. } => "renew",
-            Self::Remaining { .. } => "remaining",
-        }
-    }
 }

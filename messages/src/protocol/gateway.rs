@@ -30,17 +30,11 @@ impl Service {
 }
 
 /// Messages of the gateway.
+#[derive(Named)]
+#[strum(serialize_all = "snake_case")]
 pub enum GatewayMsg {
     /// Disconnects a principal's live connections on the named services (empty: all). Lost: the gateway checks all live
     /// connections against each newer replica by itself. Repeated: none is left. Late: ends connections that were
     /// opened since, too; a principal that may connect does so again.
     Cut { principal: Principal, services: Vec<Service>, reason: RefusalReason },
-}
-
-impl Named for GatewayMsg {
-    fn name(&self) -> &'static str {
-        match self {
-            Self::Cut { .. } => "cut",
-        }
-    }
 }

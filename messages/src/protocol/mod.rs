@@ -29,8 +29,20 @@ pub use self::sessions::*;
 /// A reply port. Dropped without an answer: the asker sees a closed port.
 pub type Reply<T> = ractor::RpcReplyPort<T>;
 
+/// Derives the name of each variant: `#[strum(serialize_all = "snake_case")]` gives it the form that the live tree shows, and
+/// `#[strum(transparent)]` the name of the message inside.
+pub use strum::IntoStaticStr as Named;
+
 /// A message with a name, for logs, spans and the live tree.
 pub trait Named {
-    /// The variant's name, in the snake case that the live tree shows.
     fn name(&self) -> &'static str;
+}
+
+impl<M> Named for M
+where
+    for<'a> &'a M: Into<&'static str>,
+{
+    fn name(&self) -> &'static str {
+        self.into()
+    }
 }

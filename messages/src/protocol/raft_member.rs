@@ -101,6 +101,8 @@ pub enum ReadError {
 }
 
 /// Messages of the Raft member.
+#[derive(Named)]
+#[strum(serialize_all = "snake_case")]
 pub enum RaftMemberMsg {
     /// Proposes a command. Accepted only while leading; answered once it is applied, or with a [`ProposeError`] by the
     /// deadline. Lost: the port closes; retry with the same request id. Repeated with the same request id: applied
@@ -154,25 +156,6 @@ pub enum RaftMemberMsg {
     /// Lost: see who leads before asking again. Repeated: `Busy` while one is in progress, `NotLeader` afterwards.
     /// Late: the leader of that time hands over, unless it is the one named.
     TransferLeadership { to: Option<NodeId>, reply: Reply<Result<NodeId, ProposeError>> },
-}
-
-impl Named for RaftMemberMsg {
-    fn name(&self) -> &'static str {
-        match self {
-            Self::Propose { .. } => "propose",
-            Self::ProposeMembership { .. } => "propose_membership",
-            Self::Read { .. } => "read",
-            Self::CheckReachable { .. } => "check_reachable",
-            Self::FromPeer { .. } => "from_peer",
-            Self::SnapshotReceived { .. } => "snapshot_received",
-            Self::SnapshotSent { .. } => "snapshot_sent",
-            Self::SnapshotProgress { .. } => "snapshot_progress",
-            Self::PeerSession { .. } => "peer_session",
-            Self::Unreachable { .. } => "unreachable",
-            Self::LeaderGone { .. } => "leader_gone",
-            Self::TransferLeadership { .. } => "transfer_leadership",
-        }
-    }
 }
 
 /// The Raft member's interface to the mesh: a transport trait, so that tests in one process need no sockets.

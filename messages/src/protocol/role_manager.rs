@@ -12,6 +12,8 @@ pub struct RequestAccepted {
 }
 
 /// Messages of the role manager.
+#[derive(Named)]
+#[strum(serialize_all = "snake_case")]
 pub enum RoleManagerMsg {
     /// Asks that `node` hold `role`. Accepted means written to the replicated state, not yet in force. Lost: ask again
     /// with the same request id. Repeated with it: accepted without another write, `changed` is true. Repeated under
@@ -36,15 +38,4 @@ pub enum RoleManagerMsg {
     /// manager is dropped. Lost: a failure is reported again every 5 s. Repeated or late: the newest report or
     /// membership request of the node counts.
     ReportManager { node: NodeId, report: ManagerReport, reply: Reply<Result<(), ErrorBody>> },
-}
-
-impl Named for RoleManagerMsg {
-    fn name(&self) -> &'static str {
-        match self {
-            Self::SetRole { .. } => "set_role",
-            Self::Remove { .. } => "remove",
-            Self::RequestMembership { .. } => "request_membership",
-            Self::ReportManager { .. } => "report_manager",
-        }
-    }
 }

@@ -4,13 +4,10 @@ use muster_kernel::{Address, Cx, Fault, Shell, Spec};
 use muster_messages::protocol::{Named, Reply};
 use muster_tests::{ActorHarness, WAIT_LIMIT};
 
+#[derive(Named)]
+#[strum(serialize_all = "snake_case")]
 enum Msg {
     Count(Reply<u32>),
-}
-impl Named for Msg {
-    fn name(&self) -> &'static str {
-        "count"
-    }
 }
 
 #[derive(Default)]

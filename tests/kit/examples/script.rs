@@ -3,14 +3,11 @@
 use muster_messages::protocol::{Named, Reply};
 use muster_tests::{Probe, WAIT_LIMIT, answered};
 
+#[derive(Named)]
+#[strum(serialize_all = "snake_case")]
 enum SumsMsg {
     Double { n: u32, reply: Reply<u32> },
     Forget,
-}
-impl Named for SumsMsg {
-    fn name(&self) -> &'static str {
-        if let Self::Forget = self { "forget" } else { "double" }
-    }
 }
 
 #[tokio::test(start_paused = true)]

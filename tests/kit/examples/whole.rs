@@ -8,23 +8,17 @@ use muster_messages::protocol::{Named, Reply};
 use muster_tests::{ActorHarness, WAIT_LIMIT};
 
 // Messages of the actor under test: orders, which it counts and passes on.
+#[derive(Named)]
+#[strum(serialize_all = "snake_case")]
 enum WaiterMsg {
     Order { dish: String, reply: Reply<u32> },
 }
-impl Named for WaiterMsg {
-    fn name(&self) -> &'static str {
-        "order"
-    }
-}
 
 // Messages of its collaborator.
+#[derive(Named)]
+#[strum(serialize_all = "snake_case")]
 enum KitchenMsg {
     Cook { dish: String },
-}
-impl Named for KitchenMsg {
-    fn name(&self) -> &'static str {
-        "cook"
-    }
 }
 
 struct Waiter {

@@ -1,7 +1,8 @@
 //! Agent: keeps one session to some manager, keeps the node's certificate up to date with the cluster's grant, and decides
 //! whether the manager runtime should run.
 //!
-//! Owns        the managers it knows, its session or the search for one, the need for a certificate, final refusals.
+//! Owns        the managers it knows, its session or the search for one, the need for a certificate, the manager runtime's
+//!             requests, final refusals.
 //! Inputs      views and answers of its host, ends of connections, membership requests, refusals that the manager runtime
 //!             received.
 //! Outputs     dial, send, hang up, make a signing request, install a certificate, whether the manager runtime should run.
@@ -12,9 +13,12 @@
 //!             AGENT-6  after `blocked` or `removed` the agent stops dialling.
 //!             AGENT-10  no view makes genuine views of other hosts permanently old: an incarnation counts only where the host's
 //!                       certificate vouches for it, and a revision is forgotten when all views stay behind it.
+//!             AGENT-12  a new certificate opens its session before the former one is closed, so that the manager runtime's requests
+//!                       do not wait for it. The former session ends with the first attempt to replace it, however that ends.
 //!             AGENT-7  the manager runtime is wanted exactly while the certificate says manager and AGENT-5 does not forbid it.
 //! Why one session to any manager: a session carries views, never state, so losing one costs a reconnect.
 
+mod asks;
 mod managers;
 mod pause;
 mod renewal;
@@ -25,16 +29,16 @@ mod values;
 #[cfg(test)]
 mod views_tests;
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use muster_messages::wire::{
-    AgentAnswer, AgentAsk, AgentFrame, AgentHello, AgentView, BYE_NEW_CERTIFICATE, BYE_SHUTDOWN, HostFrame, Refusal,
+    AgentAnswer, AgentFrame, AgentHello, AgentView, BYE_NEW_CERTIFICATE, BYE_SHUTDOWN, HostFrame, Refusal,
 };
 use muster_messages::{
     ErrorBody, ErrorCode, Incarnation, Moment, NodeId, RefusalReason, Revision, Rng, Role, WallTime,
 };
 
+use self::asks::Asks;
 pub use self::managers::ManagerBook;
 pub use self::renewal::Because;
 use self::renewal::Renewal;
@@ -51,12 +55,14 @@ pub struct Agent {
     certificate: CertificateFacts,
     book: ManagerBook,
     phase: Phase,
+    /// AGENT-12: the connection of the session that the next one replaces.
+    former: Option<Attempt>,
     attempts: Attempt,
     /// Failed connections since a session was last stable.
     failures: u32,
     renewal: Renewal,
-    /// Membership requests by their id on the session.
-    asks: BTreeMap<u64, AskId>,
+    asks: Asks,
+    /// The id of the last request to a host, on any connection.
     next_id: u64,
     /// The newest view of any host.
     seen: (Incarnation, Revision),
@@ -95,9 +101,10 @@ impl Agent {
             config,
             rng,
             phase: if start.ended.is_some() { Phase::Over } else { resting },
+            former: None,
             attempts: Attempt(0),
             failures: 0,
-            asks: BTreeMap::new(),
+            asks: Asks::default(),
             next_id: 0,
             ended: start.ended,
             fenced: false,
@@ -116,7 +123,7 @@ impl Agent {
             }
             Input::Heard { attempt, frame } => self.received(now, wall, attempt, *frame, out),
             Input::Lost { attempt, why } => self.lost(now, wall, attempt, why, out),
-            Input::AskLeader { ask, question } => self.ask_leader(ask, question, out),
+            Input::AskLeader { ask, question } => self.asks.wait(now, ask, question, self.config.open_asks, out),
             Input::RefusedByPeer { refusal, serial } => {
                 if serial.is_none_or(|s| s == self.certificate.serial) {
                     if refusal.reason == RefusalReason::OldIncarnation {
@@ -138,15 +145,12 @@ impl Agent {
 
     /// When to wake the agent if there is no earlier input.
     pub fn wake_at(&self) -> Option<Moment> {
-        let renewal = || self.renewal.wake_at();
-        match &self.phase {
-            Phase::Resting { until } => Some(*until),
-            Phase::Live(live) => {
-                let own = live.wake_at(&self.config);
-                Some(renewal().map_or(own, |r| r.min(own)))
-            }
-            Phase::Connecting { .. } | Phase::Over => None,
-        }
+        let (session, renewal) = match &self.phase {
+            Phase::Resting { until } => (Some(*until), None),
+            Phase::Live(live) => (Some(live.wake_at(&self.config)), self.renewal.wake_at()),
+            Phase::Connecting { .. } | Phase::Over => (None, None),
+        };
+        [session, renewal, self.asks.wake_at()].into_iter().flatten().min()
     }
 
     pub fn certificate(&self) -> &CertificateFacts {
@@ -217,6 +221,9 @@ impl Agent {
     }
 
     fn received(&mut self, now: Moment, wall: WallTime, attempt: Attempt, frame: HostFrame, out: &mut Vec<Effect>) {
+        if self.former == Some(attempt) {
+            return self.received_on_former(now, frame, out);
+        }
         let Phase::Live(live) = &mut self.phase else {
             return;
         };
@@ -241,6 +248,22 @@ impl Agent {
         }
     }
 
+    /// Its views say nothing about the new certificate, and its end is expected.
+    fn received_on_former(&mut self, now: Moment, frame: HostFrame, out: &mut Vec<Effect>) {
+        match frame {
+            HostFrame::Answer { id, result } => self.answered(now, id, result, out),
+            HostFrame::Move { .. } | HostFrame::Ended(_) => self.close_former(out),
+            HostFrame::View(_) | HostFrame::Heard { .. } | HostFrame::Ask { .. } => {}
+        }
+    }
+
+    fn close_former(&mut self, out: &mut Vec<Effect>) {
+        if let Some(attempt) = self.former.take() {
+            hang_up(attempt, BYE_NEW_CERTIFICATE, out);
+            self.asks.lost(attempt, out);
+        }
+    }
+
     /// AGENT-3: each view is judged by itself. One older than any seen before, from any host, is ignored, unless views have
     /// been older for longer than a host lags behind: then the revision seen before was false (AGENT-10).
     fn viewed(&mut self, now: Moment, wall: WallTime, attempt: Attempt, view: &AgentView, out: &mut Vec<Effect>) {
@@ -260,6 +283,7 @@ impl Agent {
             self.renewal.retry_now();
             let (host, addr) = (live.host, live.addr.clone());
             out.push(Effect::LogEvent(LogEvent::SessionOpened { host, addr }));
+            self.close_former(out);
         }
         if let Phase::Live(live) = &mut self.phase {
             live.incarnation = view.incarnation;
@@ -281,7 +305,7 @@ impl Agent {
     }
 
     fn answered(&mut self, now: Moment, id: u64, result: Result<AgentAnswer, ErrorBody>, out: &mut Vec<Effect>) {
-        if let Some(ask) = self.asks.remove(&id) {
+        if let Some(ask) = self.asks.answered(id) {
             out.push(Effect::LeaderAnswered { ask, result });
             return;
         }
@@ -304,33 +328,17 @@ impl Agent {
         out.push(Effect::LogEvent(LogEvent::SignFailed { why: error.message.clone() }));
     }
 
-    fn ask_leader(&mut self, ask: AskId, question: AgentAsk, out: &mut Vec<Effect>) {
-        let refusal = match &self.phase {
-            Phase::Live(live) if live.viewed && self.asks.len() < self.config.open_asks => {
-                let attempt = live.attempt;
-                self.next_id += 1;
-                self.asks.insert(self.next_id, ask);
-                let frame = Box::new(AgentFrame::Ask { id: self.next_id, ask: question });
-                out.push(Effect::Send { attempt, frame });
-                return;
-            }
-            Phase::Live(live) if live.viewed => {
-                ErrorBody::new(ErrorCode::TooManyRequests, "too many questions of the manager runtime are waiting")
-            }
-            Phase::Over => ErrorBody::new(ErrorCode::Unreachable, "this node no longer keeps a session"),
-            _ => no_session(),
-        };
-        out.push(Effect::LeaderAnswered { ask, result: Err(refusal) });
-    }
-
     /// A connection ended or failed to open.
     fn lost(&mut self, now: Moment, wall: WallTime, attempt: Attempt, why: Loss, out: &mut Vec<Effect>) {
+        if self.former == Some(attempt) {
+            return self.close_former(out);
+        }
         let (addr, opened, was_session) = match &self.phase {
             Phase::Connecting { attempt: current, addr } if *current == attempt => (addr.clone(), None, false),
             Phase::Live(live) if live.attempt == attempt => (live.addr.clone(), Some(live.opened), live.viewed),
             _ => return,
         };
-        self.end_requests(out);
+        self.session_lost(attempt, out);
         if opened.is_some_and(|at| now.since(at) >= self.config.stable_after) {
             self.failures = 0;
         }
@@ -368,12 +376,11 @@ impl Agent {
         self.phase = Phase::Resting { until: now + pause };
     }
 
-    /// Requests on the lost session are repeated by their callers.
-    fn end_requests(&mut self, out: &mut Vec<Effect>) {
+    /// Requests on a lost session are repeated by their callers.
+    fn session_lost(&mut self, attempt: Attempt, out: &mut Vec<Effect>) {
         self.renewal.session_lost();
-        for (_, ask) in std::mem::take(&mut self.asks) {
-            out.push(Effect::LeaderAnswered { ask, result: Err(no_session()) });
-        }
+        self.asks.lost(attempt, out);
+        self.close_former(out);
     }
 
     /// AGENT-5: what a refusal means beyond its connection.
@@ -400,16 +407,17 @@ impl Agent {
         if self.ended.is_some() {
             return;
         }
-        self.end_requests(out);
         if let Some(attempt) = self.phase.attempt() {
             out.push(Effect::HangUp { attempt });
+            self.session_lost(attempt, out);
         }
+        self.close_former(out);
         self.phase = Phase::Over;
         out.push(Effect::KeepTrouble(trouble.clone()));
         self.ended = Some(trouble);
     }
 
-    /// A new certificate: the session is reopened with it, at once and to the same manager.
+    /// A new certificate: a session is opened with it, at once and to the same manager (AGENT-12).
     fn installed(&mut self, now: Moment, certificate: CertificateFacts, out: &mut Vec<Effect>) {
         let (role, serial) = (certificate.role, certificate.serial.clone());
         out.push(Effect::LogEvent(LogEvent::CertificateInForce { role, serial }));
@@ -422,25 +430,29 @@ impl Agent {
         if matches!(self.phase, Phase::Over) {
             return;
         }
-        self.send_bye(BYE_NEW_CERTIFICATE, out);
-        self.end_requests(out);
-        self.phase = Phase::Resting { until: now };
+        self.close_former(out);
+        match std::mem::replace(&mut self.phase, Phase::Resting { until: now }) {
+            Phase::Live(live) if live.viewed => self.former = Some(live.attempt),
+            Phase::Live(live) => hang_up(live.attempt, BYE_NEW_CERTIFICATE, out),
+            Phase::Connecting { attempt, .. } => out.push(Effect::HangUp { attempt }),
+            Phase::Resting { .. } | Phase::Over => {}
+        }
     }
 
     fn stop(&mut self, out: &mut Vec<Effect>) {
-        self.send_bye(BYE_SHUTDOWN, out);
-        self.end_requests(out);
+        let live = match &self.phase {
+            Phase::Live(live) => Some(live.attempt),
+            Phase::Connecting { attempt, .. } => {
+                out.push(Effect::HangUp { attempt: *attempt });
+                None
+            }
+            Phase::Resting { .. } | Phase::Over => None,
+        };
+        for attempt in self.former.take().into_iter().chain(live) {
+            hang_up(attempt, BYE_SHUTDOWN, out);
+            self.asks.lost(attempt, out);
+        }
         self.phase = Phase::Over;
-    }
-
-    fn send_bye(&self, reason: &str, out: &mut Vec<Effect>) {
-        if let Phase::Live(live) = &self.phase {
-            let frame = Box::new(AgentFrame::Bye { reason: reason.to_owned() });
-            out.push(Effect::Send { attempt: live.attempt, frame });
-        }
-        if let Some(attempt) = self.phase.attempt() {
-            out.push(Effect::HangUp { attempt });
-        }
     }
 
     /// The only place that starts a dial, a heartbeat or a certificate request.
@@ -452,6 +464,7 @@ impl Agent {
             self.dial(now, out);
         }
         self.renew(now, wall, out);
+        self.send_asks(now, out);
     }
 
     fn keep_session(&mut self, now: Moment, wall: WallTime, out: &mut Vec<Effect>) {
@@ -503,6 +516,17 @@ impl Agent {
         }
     }
 
+    fn send_asks(&mut self, now: Moment, out: &mut Vec<Effect>) {
+        match &self.phase {
+            Phase::Live(live) if live.viewed => self.asks.send(live.attempt, &mut self.next_id, out),
+            Phase::Over => self.asks.refuse_all(out),
+            _ => match self.former {
+                Some(attempt) => self.asks.send(attempt, &mut self.next_id, out),
+                None => self.asks.expire(now, out),
+            },
+        }
+    }
+
     /// Watched values for the rest of the process: published when they differ from the last ones.
     fn publish(&mut self, wall: WallTime, out: &mut Vec<Effect>) {
         let session = self.session();
@@ -550,9 +574,11 @@ impl Agent {
     }
 }
 
-fn no_session() -> ErrorBody {
-    ErrorBody::new(ErrorCode::Unreachable, "no session to a manager at the moment")
-        .retry_after(Duration::from_millis(100))
+/// Ends a connection, with the reason for the host.
+fn hang_up(attempt: Attempt, reason: &str, out: &mut Vec<Effect>) {
+    let frame = Box::new(AgentFrame::Bye { reason: reason.to_owned() });
+    out.push(Effect::Send { attempt, frame });
+    out.push(Effect::HangUp { attempt });
 }
 
 fn mixed_up() -> ErrorBody {

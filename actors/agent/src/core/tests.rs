@@ -1,6 +1,8 @@
 //! Tests of the agent's decisions.
 
-use muster_messages::wire::{MembershipReply, MembershipRequest, SignReply};
+use std::collections::BTreeMap;
+
+use muster_messages::wire::{AgentAsk, MembershipReply, MembershipRequest, SignReply};
 use muster_messages::{FEATURE_LEVEL, Name, WaitReason};
 
 use super::*;
@@ -151,6 +153,29 @@ impl World {
         self.answer(id, Ok(AgentAnswer::Signed(reply)));
         assert!(self.out.iter().any(|e| matches!(e, Effect::Install { .. })));
         self.step(Input::Installed(new));
+    }
+    /// The manager runtime asks for membership.
+    pub(super) fn ask(&mut self, ask: u64) {
+        let question = AgentAsk::Membership(MembershipRequest {
+            advertise: "10.0.0.9:4400".to_owned(),
+            held: None,
+            data_lost: None,
+            feature_level: FEATURE_LEVEL,
+        });
+        self.step(Input::AskLeader { ask: AskId(ask), question });
+    }
+    /// The connection and the id of the request that the last step sent.
+    pub(super) fn asked(&self) -> Option<(Attempt, u64)> {
+        self.out.iter().find_map(|e| match e {
+            Effect::Send { attempt, frame } => match **frame {
+                AgentFrame::Ask { id, .. } => Some((*attempt, id)),
+                _ => None,
+            },
+            _ => None,
+        })
+    }
+    pub(super) fn refused(&self, ask: u64) -> bool {
+        self.has_effect(|e| matches!(e, Effect::LeaderAnswered { ask: a, result: Err(_) } if *a == AskId(ask)))
     }
     pub(super) fn wanted(&self) -> bool {
         self.agent.wanted().wanted
@@ -348,7 +373,7 @@ fn founders_first_certificate_is_renewed_on_its_first_view() {
 }
 
 #[test]
-fn promoted_worker_reopens_its_session_with_new_certificate() {
+fn promoted_worker_opens_a_session_with_its_new_certificate() {
     let mut w = World::worker();
     w.open();
     w.show(view(9, Role::Worker, 5));
@@ -357,9 +382,11 @@ fn promoted_worker_reopens_its_session_with_new_certificate() {
     let (id, _) = w.certificate_requested().unwrap();
     w.signed(id, certificate(Role::Manager, 11, "bb"));
     assert!(w.has_effect(|e| matches!(e, Effect::PublishWanted(m) if m.wanted)));
-    let bye = |e: &Effect| matches!(e, Effect::Send { frame, .. } if **frame == AgentFrame::Bye { reason: BYE_NEW_CERTIFICATE.to_owned() });
-    assert!(w.has_effect(bye));
     assert_eq!(w.dialled().as_deref(), Some(MANAGER), "no pause, same manager");
+    w.open();
+    w.show(view(12, Role::Manager, 11));
+    let bye = |e: &Effect| matches!(e, Effect::Send { frame, .. } if **frame == AgentFrame::Bye { reason: BYE_NEW_CERTIFICATE.to_owned() });
+    assert!(w.has_effect(bye), "the former session ends");
 }
 
 #[test]
@@ -540,34 +567,21 @@ fn lost_session_does_not_stop_the_manager_runtime() {
 #[test]
 fn membership_request_is_relayed_and_ends_with_its_session() {
     let mut w = World::new(certificate(Role::Manager, 5, "aa"), &[MANAGER]);
-    let membership = MembershipRequest {
-        advertise: "10.0.0.9:4400".to_owned(),
-        held: None,
-        data_lost: None,
-        feature_level: FEATURE_LEVEL,
-    };
-    let request = || AgentAsk::Membership(membership.clone());
-    w.step(Input::AskLeader { ask: AskId(1), question: request() });
-    assert!(w.has_effect(
-        |e| matches!(e, Effect::LeaderAnswered { result: Err(e), .. } if e.code == ErrorCode::Unreachable)
-    ));
     w.open();
     w.show(view(9, Role::Manager, 5));
-    w.step(Input::AskLeader { ask: AskId(2), question: request() });
-    let id = w.agent.next_id;
+    w.ask(2);
+    let (_, id) = w.asked().expect("it is sent");
     let wait = MembershipReply::Wait { reason: WaitReason::MembershipBusy, message: String::new(), retry_after_ms: 50 };
     w.answer(id, Ok(AgentAnswer::Membership(wait.clone())));
     assert!(w.has_effect(
         |e| *e == Effect::LeaderAnswered { ask: AskId(2), result: Ok(AgentAnswer::Membership(wait.clone())) }
     ));
-    w.step(Input::AskLeader { ask: AskId(3), question: request() });
-    w.lose();
-    assert!(w.has_effect(|e| matches!(e, Effect::LeaderAnswered { ask: AskId(3), result: Err(_) })));
-    for n in 0..20 {
-        w.open();
+    for ask in 3..30 {
+        w.open_if_lost();
         w.show(view(9, Role::Manager, 5));
-        w.step(Input::AskLeader { ask: AskId(10 + n), question: request() });
+        w.ask(ask);
+        assert!(w.asked().is_some(), "the places of earlier requests are free");
         w.lose();
+        assert!(w.refused(ask));
     }
-    assert!(w.agent.asks.is_empty());
 }

@@ -215,7 +215,7 @@ mod tests {
     fn line_has_the_fields_in_their_order() {
         let node = NodeId::from_entropy(1);
         let expected = format!(
-            r#"{{"at":"1970-01-01T00:00:00Z","request":"000000000000000000000000000000ab","node":"{node}","by":{{"kind":"operator","id":null,"serial":null}},"via":{{"socket":{{"uid":1000,"pid":812}}}},"forwarder":null,"verb":"node.promote","object":{{"kind":"node","id":"x","name":"n4"}},"outcome":"accepted","code":null,"reason":null,"revision":120,"took_ms":3}}"#
+            r#"{{"at":"1970-01-01T00:00:00.000Z","request":"000000000000000000000000000000ab","node":"{node}","by":{{"kind":"operator","id":null,"serial":null}},"via":{{"socket":{{"uid":1000,"pid":812}}}},"forwarder":null,"verb":"node.promote","object":{{"kind":"node","id":"x","name":"n4"}},"outcome":"accepted","code":null,"reason":null,"revision":120,"took_ms":3}}"#
         );
         let parsed: serde_json::Value = serde_json::from_str(&line(&entry())).unwrap();
         assert_eq!(parsed, serde_json::from_str::<serde_json::Value>(&expected).unwrap());

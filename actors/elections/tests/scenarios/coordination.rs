@@ -304,7 +304,7 @@ fn a_priority_leads_until_its_date() {
     let annotations = vec![("muster.dev/priority", "3"), ("muster.dev/priority-until", until)];
     s.start_with("b", muster, 0, annotated(annotations));
     let start = serde_json::to_value(s.wall()).unwrap();
-    assert_eq!(start, "2023-11-14T23:13:20Z");
+    assert_eq!(start, "2023-11-14T23:13:20.000Z");
     s.until("the one with a priority", ms(2000), |s| s.holder().as_deref() == Some("b"));
     s.pass(ms(50_000));
     assert_eq!(s.holder().as_deref(), Some("b"));

@@ -11,23 +11,14 @@ use muster_messages::protocol::{Named, Reply};
 use muster_messages::{ActorNode, ActorState, CrashHow, ExitKind};
 use serde_json::json;
 
+#[derive(Named)]
+#[strum(serialize_all = "snake_case")]
 enum Msg {
     Work(Duration),
     Fail(String),
     Child(Spec),
     Disk(Reply<Beside>),
     Me(Reply<Address<Msg>>),
-}
-impl Named for Msg {
-    fn name(&self) -> &'static str {
-        match self {
-            Msg::Work(_) => "work",
-            Msg::Fail(_) => "fail",
-            Msg::Child(_) => "child",
-            Msg::Disk(_) => "disk",
-            Msg::Me(_) => "me",
-        }
-    }
 }
 
 #[derive(Default)]

@@ -10,23 +10,14 @@ use muster_kernel::{
 use muster_messages::protocol::{Named, Reply};
 use muster_messages::{ActorState, CrashHow, ExitKind, Moment};
 
+#[derive(Named)]
+#[strum(serialize_all = "snake_case")]
 enum Msg {
     Add(u64),
     Get(Reply<u64>),
     SpawnPanic,
     StartChild(&'static str),
     Block,
-}
-impl Named for Msg {
-    fn name(&self) -> &'static str {
-        match self {
-            Msg::Add(_) => "add",
-            Msg::Get(_) => "get",
-            Msg::SpawnPanic => "spawn_panic",
-            Msg::StartChild(_) => "start_child",
-            Msg::Block => "block",
-        }
-    }
 }
 
 struct Counter {
@@ -227,19 +218,12 @@ struct Sleeper {
     near: Option<Moment>,
     rung: u64,
 }
+#[derive(Named)]
+#[strum(serialize_all = "snake_case")]
 enum SleeperMsg {
     Soon(Duration),
     Rung(Reply<u64>),
     Woke,
-}
-impl Named for SleeperMsg {
-    fn name(&self) -> &'static str {
-        match self {
-            SleeperMsg::Soon(_) => "soon",
-            SleeperMsg::Rung(_) => "rung",
-            SleeperMsg::Woke => "woke",
-        }
-    }
 }
 impl Shell for Sleeper {
     type Msg = SleeperMsg;

@@ -200,6 +200,12 @@ impl Links {
     pub fn up(&self, node: NodeId) -> Option<SessionNumber> {
         self.links.get(&node).and_then(|l| l.up)
     }
+    /// No session with this node exists or is being opened, and it is no member in the local replica: a stream to it that both
+    /// sides accepted may become its session.
+    pub fn may_introduce(&self, node: NodeId) -> bool {
+        let link = self.links.get(&node);
+        link.is_none_or(|link| link.addr.is_none() && link.sessions.is_empty() && !link.dialing)
+    }
     /// Every node with a link: whether it is wanted, its address, whether it is being dialled, consecutive failed dials.
     pub fn each(&self) -> impl Iterator<Item = (NodeId, bool, &str, bool, u32)> {
         let row = |(node, l): (&NodeId, &Link)| (*node, l.addr.is_some(), l.dialing, l.failures);

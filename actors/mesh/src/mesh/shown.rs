@@ -1,4 +1,4 @@
-//! The mesh's peers in the live tree.
+//! The mesh and its peers in the live tree.
 
 use muster_messages::NodeId;
 use serde_json::{Value, json};
@@ -7,7 +7,25 @@ use super::MeshShell;
 use crate::session::Session;
 
 impl MeshShell {
-    pub(super) fn peer_view(&self, node: NodeId, wanted: bool, addr: &str, dialing: bool, failures: u32) -> Value {
+    pub(super) fn shown(&self) -> Value {
+        let own = *self.own_hello.borrow();
+        let peers: Vec<Value> = self
+            .links
+            .each()
+            .map(|(node, wanted, addr, dialing, failures)| self.peer_view(node, wanted, addr, dialing, failures))
+            .collect();
+        json!({
+            "node": own.map(|o| o.node), "seat": own.and_then(|o| o.member_id), "door_pid": self.endpoint,
+            "peers": peers, "hints": self.links.hints(),
+            "sessions_ended": self.end_reasons,
+            "offences": self.context.offences.view(),
+            "door": self.context.counters.view(),
+            "hellos_under_way": self.greeting.values().sum::<usize>(),
+            "identity": self.register.view(),
+        })
+    }
+
+    fn peer_view(&self, node: NodeId, wanted: bool, addr: &str, dialing: bool, failures: u32) -> Value {
         let up = self.links.up(node).and_then(|n| self.sessions.get(n));
         let state = match (&up, dialing) {
             (Some(_), _) => "up",

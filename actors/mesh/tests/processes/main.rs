@@ -83,10 +83,10 @@ fn new_member_announces_its_id_in_existing_session() {
     let addr = nodes[0].addr.clone();
     nodes[1].tell(&format!("probe {addr} 1"));
     assert_eq!(nodes[1].wait_for("probe"), "probe ok");
+    nodes[0].wait_for("session 2 up"); // the stream of the probe stays
     introduce(&mut nodes[1..]);
     let members = format!("members 1@{addr} 2@{}", nodes[1].addr);
     nodes[1].tell(&members);
-    nodes[0].wait_for("session 2 up");
     nodes[0].tell("raft 2 3 10");
     nodes[1].take_until("packets", |l| packets(l, 1) == 3);
     let ended = nodes[1].view("node/mesh")["sessions_ended"].clone();

@@ -267,7 +267,8 @@ impl AgentSession {
                 return;
             }
             let message = format!("node {} opened a newer session from {}", self.node, peer.remote);
-            self.end(refusal(RefusalReason::TooManyRequests, message), out);
+            // Ordinary: an agent with a new certificate opens its session before it closes the former one.
+            self.close(old, refusal(RefusalReason::TooManyRequests, message), out);
         }
         self.peer = Some(peer);
         self.shown = None;
@@ -391,13 +392,17 @@ impl AgentSession {
         let Some(conn) = self.conn() else {
             return;
         };
-        let (reason, why) = (refusal.reason, refusal.message.clone());
-        out.push(Effect::Send { conn, frame: Box::new(HostFrame::Ended(refusal)) });
-        out.push(Effect::Close { conn });
         // A connection that never sent a frame was not a session yet; any holder of a certificate can open thousands.
         if self.is_live() {
-            out.push(Effect::LogEvent(LogEvent::Ended { reason }));
+            out.push(Effect::LogEvent(LogEvent::Ended { reason: refusal.reason }));
         }
+        self.close(conn, refusal, out);
+    }
+
+    fn close(&mut self, conn: ConnId, refusal: Refusal, out: &mut Vec<Effect>) {
+        let why = refusal.message.clone();
+        out.push(Effect::Send { conn, frame: Box::new(HostFrame::Ended(refusal)) });
+        out.push(Effect::Close { conn });
         self.away(why, out);
     }
 

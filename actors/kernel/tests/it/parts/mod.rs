@@ -12,6 +12,8 @@ use tokio::sync::watch;
 /// What a part does with its context.
 pub type Action = Box<dyn FnOnce(&Cx<Msg>) + Send>;
 
+#[derive(Named)]
+#[strum(serialize_all = "snake_case")]
 pub enum Msg {
     Ready,
     Done,
@@ -25,19 +27,6 @@ pub enum Msg {
     /// Which incarnation answers, and its own address.
     Who(Reply<(u64, Address<Msg>)>),
     Echo,
-}
-impl Named for Msg {
-    fn name(&self) -> &'static str {
-        match self {
-            Msg::Ready => "ready",
-            Msg::Done => "done",
-            Msg::Block(..) => "block",
-            Msg::Child(_) => "child",
-            Msg::Task(_) => "task",
-            Msg::Who(_) => "who",
-            Msg::Echo => "echo",
-        }
-    }
 }
 
 /// How the incarnations of a part end.

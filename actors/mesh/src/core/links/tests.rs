@@ -125,6 +125,23 @@ fn manager_that_probed_a_new_member_dials_it_first() {
     assert_eq!(dials(&late.step(wanted(&[2, 3]))), []);
 }
 
+/// The stream of the probe is its session: nothing is dialled twice.
+#[test]
+fn probed_stream_stays_as_the_new_members_session() {
+    let mut world = World::of(3);
+    world.step(wanted(&[3]));
+    assert!(world.links.may_introduce(node(2)));
+    world.step(Input::Answered { node: node(2) });
+    world.step(Input::Opened { number: 1, node: node(2), dialed: true });
+    assert!(!world.links.may_introduce(node(2)), "one session is enough");
+    world.step(Input::Ready { number: 1 });
+    assert_eq!(dials(&world.step(wanted(&[2, 3]))), []);
+    assert_eq!(world.links.up(node(2)), Some(1));
+    world.step(Input::Ended { number: 1 });
+    assert_eq!(dials(&world.after(SECOND * 3)), [node(2)], "a member is dialled again");
+    assert!(!world.links.may_introduce(node(2)));
+}
+
 #[test]
 fn new_session_of_restarted_peer_replaces_the_old_one() {
     let mut world = World::of(1);
