@@ -125,6 +125,19 @@ fn exceptions_to_lints_give_their_reason() {
     report("each exception to a lint has a reason", &violations);
 }
 
+/// What is read and changed behind the raft crate's own interface is listed in `internals.rs`, each with its reason.
+#[test]
+fn raft_internals_are_reached_in_one_file() {
+    let inside = |path: &str| path.starts_with("actors/raft-member/src/") && rust(path) && !path.contains("/tests/");
+    let mut violations = Vec::new();
+    for file in texts(|path| inside(path) && !path.ends_with("/core/internals.rs")) {
+        let reaches = |(_, line): &(usize, &str)| line.contains("raw.raft");
+        let lines = file.text.lines().enumerate().filter(reaches).map(|(at, _)| format!("{}:{}", file.path, at + 1));
+        violations.extend(lines);
+    }
+    report("the raft crate's internals are reached through `Internals` only", &violations);
+}
+
 #[test]
 fn source_files_stay_within_size_limit() {
     let mut violations = Vec::new();

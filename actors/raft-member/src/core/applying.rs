@@ -3,9 +3,9 @@
 use muster_messages::{CommandRefusal, MembershipChange, MembershipChangeKind, Moment, Revision, Term};
 use muster_store::LogPosition;
 use raft::eraftpb::Entry;
-use raft::{INVALID_ID, StateRole};
 
 use super::entries::{Content, conf_change, content};
+use super::internals::Internals;
 use super::log::entry_bytes;
 use super::{CoreFault, LogPoint, Notice, RaftCore};
 
@@ -96,9 +96,8 @@ impl RaftCore {
         member.removed = true;
         member.hint = None;
         let id = member.id;
-        if member.raw.raft.state == StateRole::Leader {
-            let term = member.raw.raft.term;
-            member.raw.raft.become_follower(term, INVALID_ID);
+        if member.raw.leads() {
+            member.raw.step_down();
         }
         self.out.notices.push(Notice::MemberRemoved { raft_id: id });
         self.settle(now);

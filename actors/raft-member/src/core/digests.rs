@@ -13,8 +13,8 @@ use std::collections::BTreeMap;
 
 use muster_messages::wire::{PacketKind, RaftPacket};
 use muster_messages::{IDENTITY_LEVEL, Moment, PeerProblem, PeerProblemKind, RaftId, Tables};
-use raft::StateRole;
 
+use super::internals::Internals;
 use super::{Notice, Outbound, RaftCore, digest, packets};
 
 type StateDigest = [u8; 32];
@@ -84,17 +84,17 @@ impl RaftCore {
         self.digests.own.insert(index, digest);
         remember(&mut self.digests.own);
         let Some(member) = self.member.as_ref() else { return };
-        if member.raw.raft.state == StateRole::Leader {
+        if member.raw.leads() {
             self.compare_states(now, index);
-        } else if member.raw.raft.leader_id != raft::INVALID_ID {
-            let leader = RaftId(member.raw.raft.leader_id);
+        } else if member.raw.leader_id() != raft::INVALID_ID {
+            let leader = RaftId(member.raw.leader_id());
             self.send_digest(leader, index, digest, false);
         }
     }
 
     fn send_digest(&mut self, to: RaftId, index: u64, digest: StateDigest, wrong: bool) {
         let Some(member) = self.member.as_ref() else { return };
-        let packet = packets::state_digest(member.id, to, member.raw.raft.term, index, digest, wrong);
+        let packet = packets::state_digest(member.id, to, member.raw.term(), index, digest, wrong);
         let destination = match self.tables.members.get(&to) {
             Some(m) => Some((m.node, m.addr.clone())),
             None => self.last_received.get(&to).map(|by| (by.node, String::new())),
@@ -108,18 +108,18 @@ impl RaftCore {
     pub(super) fn handle_digest(&mut self, now: Moment, packet: &RaftPacket) -> Result<(), packets::Dropped> {
         debug_assert_eq!(packet.kind, PacketKind::StateDigest);
         let digest: StateDigest = packet.context.as_slice().try_into().map_err(|_| "ill_formed")?;
-        let raft = &self.member.as_ref().expect("ensure_member leaves a member").raw.raft;
-        if packet.term != raft.term {
+        let raw = &self.member.as_ref().expect("ensure_member leaves a member").raw;
+        if packet.term != raw.term() {
             return Err("out_of_place");
         }
         if packet.reject {
             let own = self.digests.own.get(&packet.index);
-            if packet.from.0 == raft.leader_id && own.is_some_and(|own| *own != digest) {
+            if packet.from.0 == raw.leader_id() && own.is_some_and(|own| *own != digest) {
                 self.out.lost = Some(diverged_here(packet.index));
             }
             return Ok(());
         }
-        if raft.state != StateRole::Leader || raft.prs().get(packet.from.0).is_none() {
+        if !raw.leads() || raw.tracker().get(packet.from.0).is_none() {
             return Err("out_of_place");
         }
         self.digests.others.entry(packet.index).or_default().insert(packet.from.0, digest);

@@ -6,6 +6,7 @@ use muster_messages::protocol::{ProposeError, SnapshotOutcome};
 use muster_messages::{CommandRefusal, Moment, NodeId, RaftId, Term};
 use raft::{INVALID_ID, StateRole};
 
+use super::internals::Internals;
 use super::log::conf_state;
 use super::packets::Settling;
 use super::transfers::Matched;
@@ -34,9 +35,8 @@ impl RaftCore {
         let settling = self.settling();
         let idle_disk = self.in_flight.is_empty();
         if let Some(member) = self.member.as_mut() {
-            let raft = &member.raw.raft;
-            let alone = raft.prs().is_singleton() && raft.promotable();
-            if raft.state == StateRole::Leader {
+            let alone = member.raw.is_only_voter() && member.raw.promotable();
+            if member.raw.leads() {
                 member.raw.tick();
             } else if alone && !member.removed {
                 // A lone voter needs no other vote, but raft asserts that its log is durable when it becomes leader.
@@ -56,15 +56,14 @@ impl RaftCore {
     /// Call this after any change of raft's term, role or leader.
     pub(super) fn settle(&mut self, now: Moment) {
         let Some(member) = self.member.as_mut() else { return };
-        let raft = &member.raw.raft;
-        let is = Leadership { term: raft.term, role: raft.state, leader: raft.leader_id };
+        let is = Leadership::of(&member.raw);
         let was = std::mem::replace(&mut member.was, is);
         if (was.term, was.role) != (is.term, is.role) {
             let (low, high) = self.config.election_ticks();
             member.timeout = low + self.rng.index(high - low);
         }
         // Raft sampled a timeout of its own, from the thread's generator.
-        member.raw.raft.set_randomized_election_timeout(member.timeout);
+        member.raw.set_election_ticks(member.timeout);
         if was == is {
             return;
         }
@@ -125,9 +124,9 @@ impl RaftCore {
         let slow = self.in_flight.front().is_some_and(|w| now.since(w.issued) >= self.config.disk_limit);
         if slow && self.leads() {
             let member = self.member.as_mut().expect("a leader is a member");
-            let term = member.raw.raft.term;
-            member.raw.raft.become_follower(term, INVALID_ID);
-            self.out.notices.push(Notice::DiskTooSlow { term: Term(term) });
+            member.raw.step_down();
+            let term = Term(member.raw.term());
+            self.out.notices.push(Notice::DiskTooSlow { term });
             self.settle(now);
         }
     }
@@ -136,8 +135,8 @@ impl RaftCore {
     fn check_snapshots(&mut self, now: Moment) {
         let limit = self.config.snapshot_limit;
         let Some(member) = self.member.as_mut().filter(|s| !s.transfers.is_empty()) else { return };
-        let (last, tail) = (member.raw.raft.raft_log.last_index(), self.config.keep_entries);
-        let prs = member.raw.raft.prs();
+        let (last, tail) = (member.raw.last_index(), self.config.keep_entries);
+        let prs = member.raw.tracker();
         let stopped = member.transfers.settle(|id| {
             let index = prs.get(id)?.matched;
             Some(Matched { index, caught_up: index + tail >= last })
@@ -159,19 +158,17 @@ impl RaftCore {
     /// The leader is certainly gone: forget it at once (with check-quorum a member ignores pre-votes while it has a
     /// leader), then ask for pre-votes after a random moment. Only a majority that has lost the leader elects another.
     pub(super) fn leader_gone(&mut self, now: Moment, node: NodeId) {
-        let leader = self.member.as_ref().map_or(INVALID_ID, |s| s.raw.raft.leader_id);
+        let leader = self.member.as_ref().map_or(INVALID_ID, |s| s.raw.leader_id());
         if leader == INVALID_ID || self.node_of(RaftId(leader)) != Some(node) || self.settling() == Settling::Snapshot {
             return;
         }
         let delay = self.rng.up_to(self.config.hint_spread);
         let left = self.config.hint_tries;
-        let Some(member) = self.member.as_mut().filter(|s| s.raw.raft.state == StateRole::Follower && !s.removed)
-        else {
+        let Some(member) = self.member.as_mut().filter(|s| s.raw.role() == StateRole::Follower && !s.removed) else {
             return;
         };
-        let term = member.raw.raft.term;
-        member.raw.raft.become_follower(term, INVALID_ID);
-        if member.raw.raft.promotable() {
+        member.raw.step_down();
+        if member.raw.promotable() {
             member.hint = Some(Hint { at: now + delay, left });
         }
     }
@@ -180,15 +177,15 @@ impl RaftCore {
         let (settling, idle_disk) = (self.settling(), self.in_flight.is_empty());
         let Some(member) = self.member.as_mut() else { return };
         let Some(hint) = member.hint.as_mut().filter(|h| h.at <= now) else { return };
-        let raft = &member.raw.raft;
-        let may = raft.leader_id == INVALID_ID && raft.promotable() && settling != Settling::Snapshot;
+        let raw = &member.raw;
+        let may = raw.leader_id() == INVALID_ID && raw.promotable() && settling != Settling::Snapshot;
         if !may || hint.left == 0 {
             member.hint = None;
             return;
         }
         hint.left -= 1;
         hint.at = now + self.config.hint_again + self.rng.up_to(self.config.hint_again);
-        if idle_disk || !raft.prs().is_singleton() {
+        if idle_disk || !raw.is_only_voter() {
             let _already_leads = member.raw.campaign();
         }
         self.settle(now);
@@ -197,7 +194,7 @@ impl RaftCore {
     /// Another candidate got the vote, so probably neither wins. Retry soon, at random.
     pub(super) fn vote_refused(&mut self, now: Moment) {
         let delay = self.rng.up_to(self.config.hint_spread);
-        let Some(member) = self.member.as_mut().filter(|s| s.raw.raft.state == StateRole::Candidate) else { return };
+        let Some(member) = self.member.as_mut().filter(|s| s.raw.role() == StateRole::Candidate) else { return };
         if let Some(hint) = member.hint.as_mut() {
             hint.at = hint.at.min(now + delay);
         }
@@ -207,7 +204,7 @@ impl RaftCore {
     pub(super) fn vote_requested(&mut self, now: Moment, index: u64, log_term: u64) {
         let delay = self.rng.up_to(self.config.hint_again);
         let Some(member) = self.member.as_mut() else { return };
-        if let Some(hint) = member.hint.as_mut().filter(|_| member.raw.raft.raft_log.is_up_to_date(index, log_term)) {
+        if let Some(hint) = member.hint.as_mut().filter(|_| member.raw.is_up_to_date(index, log_term)) {
             hint.at = hint.at.max(now + self.config.hint_again + delay);
         }
     }
@@ -237,13 +234,13 @@ impl RaftCore {
             return Err(ProposeError::Busy);
         }
         let member = self.member.as_ref().expect("a leader is a member");
-        let voters = member.raw.raft.prs().conf().voters();
+        let voters = member.raw.tracker().conf().voters();
         if let Some(node) = to {
             let target = self.tables.member_of(node).filter(|m| voters.contains(m.raft_id.0)).map(|m| m.raft_id);
             return target.ok_or_else(|| Self::refused("voter", node));
         }
         let recent = |id: u64| member.acked.get(&id).is_some_and(|at| now.since(*at) < self.config.election_timeout);
-        let others = || member.raw.raft.prs().iter().filter(|(id, _)| **id != member.id.0 && voters.contains(**id));
+        let others = || member.raw.tracker().iter().filter(|(id, _)| **id != member.id.0 && voters.contains(**id));
         let best = others().filter(|(id, _)| recent(**id)).max_by_key(|(id, pr)| (pr.matched, std::cmp::Reverse(**id)));
         match best {
             Some((id, _)) => Ok(RaftId(*id)),
@@ -256,29 +253,24 @@ impl RaftCore {
     /// election timeout.
     pub(super) fn handle_timeout_now(&mut self, now: Moment) {
         let (delay, left) = (self.rng.up_to(self.config.hint_again), self.config.hint_tries);
-        let Some(member) = self.member.as_mut().filter(|s| s.raw.raft.state == StateRole::Candidate) else { return };
+        let Some(member) = self.member.as_mut().filter(|s| s.raw.role() == StateRole::Candidate) else { return };
         member.hint = Some(Hint { at: now + self.config.hint_again + delay, left });
     }
 
     fn check_transfer(&mut self, now: Moment) {
         let Some(transfer) = self.transfer.as_mut() else { return };
         let Some(member) = self.member.as_mut() else { return };
-        let leads = member.raw.raft.state == StateRole::Leader;
-        let given_up = leads && member.raw.raft.lead_transferee.is_none();
+        let leads = member.raw.leads();
+        let given_up = leads && !member.raw.is_transferring();
         if given_up || transfer.until <= now {
-            member.raw.raft.abort_leader_transfer();
+            member.raw.abort_transfer();
             let ask = transfer.ask;
             self.transfer = None;
             let why = if leads { ProposeError::TimedOut } else { ProposeError::UnknownOutcome };
             self.out.answers.push(Answer::Transferred(ask, Err(why)));
         } else if leads && transfer.retry_at <= now {
-            // Raft sends the request once and gives up after an election timeout. This is the same transfer: its time
-            // continues.
             transfer.retry_at = now + self.config.hint_again;
-            let elapsed = member.raw.raft.election_elapsed;
-            member.raw.raft.abort_leader_transfer();
-            member.raw.transfer_leader(transfer.to.0);
-            member.raw.raft.election_elapsed = elapsed;
+            member.raw.repeat_transfer(transfer.to.0);
         }
     }
 }

@@ -6,8 +6,8 @@
 
 use muster_messages::Moment;
 use muster_messages::protocol::ReadError;
-use raft::{INVALID_ID, StateRole};
 
+use super::internals::Internals;
 use super::{Answer, Input, RaftCore};
 
 /// What this build does not support.
@@ -45,11 +45,10 @@ impl RaftCore {
 
     /// An incompatible leader steps down, so that the others elect a compatible one.
     pub(super) fn step_down_if_incompatible(&mut self, now: Moment) {
-        let Some(member) = self.member.as_mut().filter(|member| member.raw.raft.state == StateRole::Leader) else {
+        let Some(member) = self.member.as_mut().filter(|member| member.raw.leads()) else {
             return;
         };
-        let term = member.raw.raft.term;
-        member.raw.raft.become_follower(term, INVALID_ID);
+        member.raw.step_down();
         self.settle(now);
     }
 }

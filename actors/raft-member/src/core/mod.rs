@@ -31,6 +31,7 @@ mod digests;
 mod elections;
 mod entries;
 mod incompatible;
+mod internals;
 mod log;
 mod packets;
 mod proposals;
@@ -67,6 +68,7 @@ use self::elections::{Hint, Transfer};
 pub(crate) use self::entries::command_entry;
 pub(crate) use self::entries::{Content, content};
 pub use self::incompatible::Incompatible;
+use self::internals::Internals as _;
 use self::log::{MemLog, conf_state, entry_bytes};
 use self::packets::Settling;
 use self::proposals::{Proposals, Queued};
@@ -170,6 +172,12 @@ struct Leadership {
     term: u64,
     role: StateRole,
     leader: u64,
+}
+
+impl Leadership {
+    fn of(raw: &RawNode<MemLog>) -> Self {
+        Self { term: raw.term(), role: raw.role(), leader: raw.leader_id() }
+    }
 }
 
 type Incoming = (SnapshotHead, Tables, Arc<Vec<u8>>);
@@ -318,7 +326,7 @@ impl RaftCore {
         let log = MemLog::recovered(hard, truncated, entries, at, conf);
         let raw = RawNode::new(&self.config.for_raft(id.0, at.index), log, &self.logger)
             .map_err(|e| CoreFault(format!("cannot start raft: {e}")))?;
-        let was = Leadership { term: raw.raft.term, role: raw.raft.state, leader: raw.raft.leader_id };
+        let was = Leadership::of(&raw);
         let (low, high) = self.config.election_ticks();
         let timeout = low + self.rng.index(high - low);
         let mut member = OwnMember {
@@ -340,7 +348,7 @@ impl RaftCore {
         };
         // See `announce_commit`.
         member.raw.skip_bcast_commit(true);
-        member.raw.raft.set_randomized_election_timeout(timeout);
+        member.raw.set_election_ticks(timeout);
         self.member = Some(member);
         Ok(())
     }
@@ -415,7 +423,7 @@ impl RaftCore {
     }
 
     fn propose_membership(&mut self, now: Moment, ask: AskId, change: &MembershipChange) {
-        let unsettled = self.member.as_ref().is_some_and(|s| s.raw.raft.has_pending_conf());
+        let unsettled = self.member.as_ref().is_some_and(|s| s.raw.has_pending_conf());
         let result = if !self.leads() {
             Err(self.not_leader(now))
         } else if unsettled || self.proposals.membership_in_flight() {
@@ -465,7 +473,7 @@ impl RaftCore {
     }
     /// Whether it is the leader. It may decide only once `RaftStatus::leading` is set.
     pub fn leads(&self) -> bool {
-        self.member.as_ref().is_some_and(|s| s.raw.raft.state == StateRole::Leader)
+        self.member.as_ref().is_some_and(|s| s.raw.leads())
     }
     /// Proposals, reads and disk writes in flight.
     pub fn in_flight(&self) -> (usize, usize, usize) {
@@ -473,9 +481,7 @@ impl RaftCore {
     }
     /// First and last index of the log in memory, and the index of the snapshot before it.
     pub fn log_span(&self) -> (u64, u64, u64) {
-        self.member
-            .as_ref()
-            .map_or((0, 0, 0), |s| (s.raw.store().first(), s.raw.raft.raft_log.last_index(), self.snapshot_index))
+        self.member.as_ref().map_or((0, 0, 0), |s| (s.raw.store().first(), s.raw.last_index(), self.snapshot_index))
     }
     /// The terms of the entries in memory from `first` on, for invariants (log matching).
     pub fn log_terms(&self) -> Vec<LogPoint> {
@@ -490,15 +496,5 @@ impl RaftCore {
         conf.voters.sort_unstable();
         conf.learners.sort_unstable();
         (conf.voters, conf.learners)
-    }
-}
-
-/// A peer's next index must stay above its matched index (raft 0.7.0 lets a late rejection push it below).
-fn repair_progress(member: &mut OwnMember, id: u64, counters: &mut BTreeMap<&'static str, u64>) {
-    if let Some(pr) = member.raw.raft.mut_prs().get_mut(id)
-        && pr.next_idx <= pr.matched
-    {
-        pr.next_idx = pr.matched + 1;
-        *counters.entry("progress_mended").or_default() += 1;
     }
 }

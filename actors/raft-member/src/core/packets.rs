@@ -8,9 +8,10 @@ use std::collections::BTreeSet;
 
 use muster_messages::RaftId;
 use muster_messages::wire::{EntryKind, PacketKind, RaftEntry, RaftPacket, SnapshotHead};
+use raft::RawNode;
 use raft::eraftpb::{Entry, EntryType, Message, MessageType, Snapshot};
-use raft::{RawNode, StateRole};
 
+use super::internals::Internals;
 use super::log::{MemLog, conf_state};
 
 /// No honest counter gets here; above it arithmetic could overflow.
@@ -215,10 +216,9 @@ fn head_is_sound(head: &SnapshotHead, to: RaftId) -> bool {
 
 /// Checks that need this member's state. `settling`: own entries or an own snapshot are not durable yet.
 pub(crate) fn acceptable(p: &RaftPacket, raw: &RawNode<MemLog>, settling: Settling) -> Result<(), Dropped> {
-    let raft = &raw.raft;
-    let current = p.term >= raft.term;
-    let last = raft.raft_log.last_index();
-    let from_leader = p.from.0 == raft.leader_id && p.term == raft.term;
+    let current = p.term >= raw.term();
+    let last = raw.last_index();
+    let from_leader = p.from.0 == raw.leader_id() && p.term == raw.term();
     let fine = match p.kind {
         // A commit beyond the own log would be fatal. An honest leader announces only what this member has
         // acknowledged.
@@ -229,12 +229,10 @@ pub(crate) fn acceptable(p: &RaftPacket, raw: &RawNode<MemLog>, settling: Settli
         // Only the current leader may make this member campaign, and not while a snapshot is being written. A lone
         // voter would become leader at once.
         PacketKind::TimeoutNow => {
-            from_leader
-                && settling < Settling::Snapshot
-                && (settling == Settling::Nothing || !raft.prs().is_singleton())
+            from_leader && settling < Settling::Snapshot && (settling == Settling::Nothing || !raw.is_only_voter())
         }
         // A follower would forward it, again and again.
-        PacketKind::ReadIndex => raft.state == StateRole::Leader && raft.prs().get(p.from.0).is_some(),
+        PacketKind::ReadIndex => raw.leads() && raw.tracker().get(p.from.0).is_some(),
         PacketKind::ReadIndexResponse => from_leader,
         PacketKind::Snapshot => settling != Settling::Snapshot,
         _ => true,

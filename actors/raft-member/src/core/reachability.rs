@@ -9,9 +9,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use muster_messages::{Moment, RaftId};
-use raft::StateRole;
 use raft::eraftpb::{Message, MessageType};
 
+use super::internals::Internals;
 use super::turn::{round_context, round_of};
 use super::{Answer, AskId, RaftCore};
 
@@ -69,7 +69,7 @@ impl RaftCore {
         if checks.open.iter().all(|check| now < check.next_round_at) {
             return;
         }
-        let Some(member) = self.member.as_mut().filter(|s| s.raw.raft.state == StateRole::Leader) else { return };
+        let Some(member) = self.member.as_mut().filter(|s| s.raw.leads()) else { return };
         checks.round += 1;
         let mut targets: BTreeSet<RaftId> = BTreeSet::new();
         for check in checks.open.iter_mut().filter(|check| check.next_round_at <= now) {
@@ -77,16 +77,16 @@ impl RaftCore {
             check.next_round_at = now + self.config.read_retry;
             targets.extend(&check.members);
         }
-        let (from, term, committed) = (member.id, member.raw.raft.term, member.raw.raft.raft_log.committed);
+        let (from, term, committed) = (member.id, member.raw.term(), member.raw.committed());
         let context = round_context(from, nonce_of_rounds(self.nonce), checks.round);
         for to in targets.into_iter().filter(|to| *to != from) {
-            let Some(progress) = member.raw.raft.prs().get(to.0) else { continue };
+            let Some(progress) = member.raw.tracker().get(to.0) else { continue };
             // As in raft: a follower must not commit entries that it may not have.
             let commit = progress.matched.min(committed);
             let mut heartbeat = Message { to: to.0, from: from.0, term, commit, ..Message::default() };
             heartbeat.set_msg_type(MessageType::MsgHeartbeat);
             heartbeat.context = context.clone().into();
-            member.raw.raft.msgs.push(heartbeat);
+            member.raw.send_heartbeat(heartbeat);
         }
     }
 

@@ -7,8 +7,9 @@ use muster_messages::protocol::SnapshotOutcome;
 use muster_messages::wire::{PacketKind, RaftPacket, SnapshotHead};
 use muster_messages::{Moment, NodeId, RaftId, Revision};
 use muster_store::snapshot::SnapshotFault;
-use raft::{SnapshotStatus, StateRole};
+use raft::SnapshotStatus;
 
+use super::internals::Internals;
 use super::{
     Durable, Incoming, Incompatible, Notice, RaftCore, Received, Recovered, Settling, packets, repair_progress,
 };
@@ -55,7 +56,7 @@ impl RaftCore {
         }
         let member = self.member.as_mut().expect("ensure_member leaves a member");
         let (from, kind, index, log_term) = (packet.from.0, packet.kind, packet.index, packet.log_term);
-        let acknowledges = packet.term == member.raw.raft.term
+        let acknowledges = packet.term == member.raw.term()
             && matches!(kind, PacketKind::AppendResponse | PacketKind::HeartbeatResponse);
         if acknowledges {
             self.reachability.acknowledge(packet.from, member.id, self.nonce, &packet.context);
@@ -68,16 +69,17 @@ impl RaftCore {
         let member = self.member.as_mut().expect("ensure_member leaves a member");
         let vote_refused = kind == PacketKind::RequestVoteResponse && packet.reject;
         if self.config.injected_bugs().vote_again && kind == PacketKind::RequestVote {
-            member.raw.raft.vote = raft::INVALID_ID;
+            member.raw.forget_vote();
         }
         // Raft reports the answer of an unknown sender as an error. It is harmless: the sender was removed meanwhile.
         let _unknown_sender = packets::incoming(packet).map(|message| member.raw.step(message));
-        if acknowledges && member.raw.raft.state == StateRole::Leader {
+        if acknowledges && member.raw.leads() {
             member.acked.insert(from, now);
-            repair_progress(member, from, &mut self.counters);
+            if member.raw.repair_next_index(from) {
+                *self.counters.entry("progress_mended").or_default() += 1;
+            }
         }
-        // Raft keeps the snapshot that it wants, which may be an earlier one not yet handed to the disk.
-        let wanted = member.raw.raft.snap().map(|s| s.get_metadata().index);
+        let wanted = member.raw.wanted_snapshot();
         member.incoming =
             received.into_iter().chain(member.incoming.take()).find(|(head, ..)| Some(head.index) == wanted);
         self.settle(now);
@@ -94,17 +96,17 @@ impl RaftCore {
     }
 
     fn rejects_acknowledged(&self, packet: &RaftPacket) -> bool {
-        let Some(member) = self.member.as_ref().filter(|s| s.raw.raft.state == StateRole::Leader) else { return false };
-        let matched = member.raw.raft.prs().get(packet.from.0).map_or(0, |pr| pr.matched);
-        packet.term == member.raw.raft.term && packet.reject_hint < matched
+        let Some(member) = self.member.as_ref().filter(|s| s.raw.leads()) else { return false };
+        let matched = member.raw.tracker().get(packet.from.0).map_or(0, |pr| pr.matched);
+        packet.term == member.raw.term() && packet.reject_hint < matched
     }
 
     /// A leader announces to each member only commits that this member has acknowledged in its term. A commit index beyond the
     /// log proves that this disk has lost entries: the member must neither vote nor acknowledge any more.
     fn detect_loss(&mut self, packet: &RaftPacket) {
         let Some(member) = self.member.as_ref().filter(|_| packet.kind == PacketKind::Heartbeat) else { return };
-        let raft = &member.raw.raft;
-        let (leads, last) = (packet.term == raft.term && packet.from.0 == raft.leader_id, raft.raft_log.last_index());
+        let raw = &member.raw;
+        let (leads, last) = (packet.term == raw.term() && packet.from.0 == raw.leader_id(), raw.last_index());
         // An empty replica has lost nothing: a late packet may name a member id that its node held before.
         if leads && last > 0 && packet.commit > last {
             self.out.lost =
@@ -180,18 +182,18 @@ impl RaftCore {
             self.sessions.remove(&node);
         }
         let Some(id) = self.tables.member_of(node).map(|m| m.raft_id.0) else { return };
-        let Some(member) = self.member.as_mut().filter(|s| s.raw.raft.state == StateRole::Leader && s.id.0 != id)
-        else {
+        let Some(member) = self.member.as_mut().filter(|s| s.raw.leads() && s.id.0 != id) else {
             return;
         };
-        let Some(progress) = member.raw.raft.mut_prs().get_mut(id) else { return };
+        if member.raw.tracker().get(id).is_none() {
+            return;
+        }
         if up {
-            // Resume at once instead of with the next heartbeat.
             member.transfers.session_began(now, id);
-            progress.resume();
+            member.raw.resume(id);
             self.pause_snapshots(now);
             if let Some(member) = self.member.as_mut() {
-                member.raw.raft.send_append(id);
+                member.raw.send_append(id);
             }
         } else {
             member.raw.report_unreachable(id);

@@ -8,6 +8,7 @@ use muster_messages::{
 };
 use raft::{INVALID_ID, ProgressState, StateRole};
 
+use super::internals::Internals;
 use super::{Answer, RaftCore};
 
 impl RaftCore {
@@ -41,23 +42,23 @@ impl RaftCore {
     /// The current status, not the published one.
     pub fn status(&self, now: Moment) -> RaftStatus {
         let Some(member) = &self.member else { return RaftStatus::default() };
-        let raft = &member.raw.raft;
-        let leads = raft.state == StateRole::Leader;
+        let raw = &member.raw;
+        let leads = raw.leads();
         let leader = self.leader();
         RaftStatus {
             raft_id: Some(member.id).filter(|_| !member.removed),
-            role: match raft.state {
+            role: match raw.role() {
                 StateRole::Follower => RaftRole::Follower,
                 StateRole::PreCandidate => RaftRole::PreCandidate,
                 StateRole::Candidate => RaftRole::Candidate,
                 StateRole::Leader => RaftRole::Leader,
             },
-            term: Term(raft.term),
+            term: Term(raw.term()),
             leader,
             leader_node: leader.and_then(|l| self.node_of(l)),
-            commit: Revision(raft.raft_log.committed),
+            commit: Revision(raw.committed()),
             applied: self.tables.revision,
-            leading: leads && member.raw.store().applied().term == raft.term,
+            leading: leads && raw.store().applied().term == raw.term(),
             progress: if leads { self.progress(now) } else { Vec::new() },
             silent: self.silent(now).filter_map(|id| self.node_of(RaftId(id))).collect(),
         }
@@ -66,14 +67,14 @@ impl RaftCore {
     /// The leader as far as this member knows. A member without a vote starts no election, and raft would name its last leader
     /// indefinitely: a leader that was silent for an election timeout is dropped.
     pub(super) fn leader(&self) -> Option<RaftId> {
-        let raft = &self.member.as_ref()?.raw.raft;
-        let leader_silent = raft.state == StateRole::Follower && !raft.promotable() && raft.pass_election_timeout();
-        Some(RaftId(raft.leader_id)).filter(|leader| leader.0 != INVALID_ID && !leader_silent)
+        let raw = &self.member.as_ref()?.raw;
+        let leader_silent = raw.role() == StateRole::Follower && !raw.promotable() && raw.passed_election_timeout();
+        Some(RaftId(raw.leader_id())).filter(|leader| leader.0 != INVALID_ID && !leader_silent)
     }
 
     fn progress(&self, now: Moment) -> Vec<PeerProgress> {
         let Some(member) = &self.member else { return Vec::new() };
-        let prs = member.raw.raft.prs();
+        let prs = member.raw.tracker();
         let mut sorted: Vec<(u64, &raft::Progress)> = prs.iter().map(|(id, pr)| (*id, pr)).collect();
         sorted.sort_unstable_by_key(|(id, _)| *id);
         let peer = |(id, pr): (u64, &raft::Progress)| PeerProgress {
@@ -108,7 +109,7 @@ impl RaftCore {
     /// has campaigned; and those that a leader had lost contact with when it stepped down, until they send something.
     fn silent(&self, now: Moment) -> impl Iterator<Item = u64> {
         let long = self.config.election_timeout * 3;
-        let leaderless = self.member.iter().filter(|member| member.raw.raft.leader_id == INVALID_ID);
+        let leaderless = self.member.iter().filter(|member| member.raw.leader_id() == INVALID_ID);
         leaderless.flat_map(move |member| {
             let last_received =
                 |id: &u64| self.last_received.get(&RaftId(*id)).map_or(member.leaderless_since, |by| by.at);
@@ -124,7 +125,7 @@ impl RaftCore {
     pub(super) fn missing_voters(&self, now: Moment) -> (bool, Vec<NodeId>) {
         let Some(member) = &self.member else { return (false, Vec::new()) };
         let voters = &member.raw.store().conf().voters;
-        let leads = member.raw.raft.state == StateRole::Leader;
+        let leads = member.raw.leads();
         let fresh = self.config.election_timeout;
         let silent: Vec<u64> = self.silent(now).collect();
         let in_reach = |id: u64| {

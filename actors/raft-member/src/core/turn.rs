@@ -9,6 +9,7 @@ use muster_messages::{Moment, RaftId, Revision};
 use raft::eraftpb::{Message, MessageType};
 use raft::{GetEntriesContext, INVALID_ID, Ready, SnapshotStatus, StateRole, Storage as _};
 
+use super::internals::Internals;
 use super::log::{conf_state, entry_bytes};
 use super::packets::{self, Settling};
 use super::transfers::Matched;
@@ -74,7 +75,7 @@ impl RaftCore {
             return;
         }
         let member = self.member.as_mut().expect("a leader is a member");
-        if member.raw.raft.lead_transferee.is_some() {
+        if member.raw.is_transferring() {
             return; // raft would drop them; they wait for the outcome of the transfer
         }
         let queued = self.proposals.take_queued();
@@ -82,12 +83,12 @@ impl RaftCore {
         message.set_msg_type(MessageType::MsgPropose);
         message.from = member.id.0;
         message.set_entries(queued.iter().map(|q| q.entry.clone()).collect::<Vec<_>>().into());
-        let first = member.raw.raft.raft_log.last_index() + 1;
-        match member.raw.raft.step(message) {
+        let first = member.raw.last_index() + 1;
+        match member.raw.propose_all(message) {
             Ok(()) => {
-                let term = member.raw.raft.term;
+                let term = member.raw.term();
                 // The appends carry the commit index.
-                member.announced_commit = member.raw.raft.raft_log.committed;
+                member.announced_commit = member.raw.committed();
                 member.announce_commit_at = None;
                 let entered =
                     queued.into_iter().map(|q| (q.ask, q.deadline, entry_bytes(&q.entry) as usize, q.membership));
@@ -107,16 +108,15 @@ impl RaftCore {
             return;
         };
         member.announce_commit_at = None;
-        if member.raw.raft.state == StateRole::Leader && member.raw.raft.raft_log.committed > member.announced_commit {
-            member.announced_commit = member.raw.raft.raft_log.committed;
-            member.raw.raft.bcast_append();
+        if member.raw.leads() && member.raw.committed() > member.announced_commit {
+            member.announced_commit = member.raw.committed();
+            member.raw.announce_commit();
         }
     }
 
     fn plan_commit_announcement(&mut self, now: Moment) {
         let Some(member) = self.member.as_mut() else { return };
-        let raft = &member.raw.raft;
-        let news = raft.state == StateRole::Leader && raft.raft_log.committed > member.announced_commit;
+        let news = member.raw.leads() && member.raw.committed() > member.announced_commit;
         member.announce_commit_at = news.then(|| member.announce_commit_at.unwrap_or(now + self.config.commit_news));
     }
 
@@ -129,11 +129,10 @@ impl RaftCore {
                 self.reads.confirmed(round, 0);
                 continue;
             }
-            let raft = &member.raw.raft;
             // Raft would drop the read without an answer.
-            let answered = match raft.state {
-                StateRole::Leader => raft.commit_to_current_term(),
-                StateRole::Follower => raft.leader_id != INVALID_ID,
+            let answered = match member.raw.role() {
+                StateRole::Leader => member.raw.has_committed_in_its_term(),
+                StateRole::Follower => member.raw.leader_id() != INVALID_ID,
                 _ => false,
             };
             if !answered {
@@ -148,8 +147,8 @@ impl RaftCore {
     fn round(&mut self, now: Moment) -> Result<(), CoreFault> {
         let bugs = self.config.injected_bugs();
         let member = self.member.as_mut().expect("only a member has rounds");
-        let leads = member.raw.raft.state == StateRole::Leader;
-        let term = member.raw.raft.term;
+        let leads = member.raw.leads();
+        let term = member.raw.term();
         let mut ready = member.raw.ready();
         let number = ready.number();
         let write = self.write_of(&mut ready);
@@ -334,7 +333,7 @@ impl RaftCore {
     pub(super) fn mark_rate(&mut self, now: Moment) {
         let Some(member) = self.member.as_ref() else { return };
         if self.marks.back().is_none_or(|(at, _)| now.since(*at) >= RATE_MARK_EVERY) {
-            self.marks.push_back((now, member.raw.raft.raft_log.last_index()));
+            self.marks.push_back((now, member.raw.last_index()));
         }
         while self.marks.front().is_some_and(|(at, _)| now.since(*at) > self.config.keep_time) {
             self.marks.pop_front();
@@ -367,11 +366,11 @@ impl RaftCore {
         if let Some(head) = &head {
             self.size.measured_now(head.bytes);
         }
-        let entries = self.member.as_ref().map_or(0, |s| self.kept_entries(s.raw.raft.raft_log.last_index()));
+        let entries = self.member.as_ref().map_or(0, |s| self.kept_entries(s.raw.last_index()));
         let Some(member) = self.member.as_mut() else { return };
         let Some(head) = head.filter(|h| h.index > self.snapshot_index && member.installing.is_none()) else { return };
         let log = member.raw.store();
-        let prs = member.raw.raft.prs();
+        let prs = member.raw.tracker();
         let needed = member.transfers.floor(|id| Some(Matched { index: prs.get(id)?.matched, caught_up: false }));
         let mut keep_after = log.compaction_point(head.index, entries, self.config.keep_bytes);
         // SNAP-1
