@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, join_all};
-use muster_kernel::{Address, AdminAction, Alarm, Cx, Fault, Shell, Slot, Spec};
+use muster_kernel::{Address, AdminAction, Alarm, Cx, Fault, Parked, Shell, Slot, Spec};
 use muster_messages::protocol::{AgentMsg, Named, NodeCredentials, Reply};
 use muster_messages::wire::{
     AGENT_PROTOCOL, ActorsAsk, AgentAnswer, AgentAsk, AgentFrame, AgentHello, MembershipReply,
@@ -19,7 +19,7 @@ use tokio::time::timeout;
 use tracing::{debug, info, warn};
 
 use crate::config::AgentConfig;
-use crate::core::{Agent, AskId, Attempt, CertificateFacts, Effect, Input, LogEvent, Loss, SessionStatus, Start};
+use crate::core::{Agent, Attempt, CertificateFacts, Effect, Input, LogEvent, Loss, SessionStatus, Start};
 use crate::install::{self, issued_at};
 use crate::line::{Dial, Heard, Line, LineArgs, line};
 use crate::memory::NodeMemory;
@@ -175,7 +175,7 @@ impl Port {
     }
 }
 
-/// Messages that wait at most: seat requests and refusals; its own tasks are not counted.
+/// Messages that wait at most: membership requests and refusals; its own tasks are not counted.
 const MAILBOX_CAPACITY: usize = 64;
 
 /// An address for an agent that does not exist yet.
@@ -191,8 +191,7 @@ pub struct AgentShell {
     core: Agent,
     ports: AgentPorts,
     effects: Vec<Effect>,
-    asks: BTreeMap<AskId, Port>,
-    next_ask: u64,
+    asks: Parked<Port>,
     /// The key of the latest certificate request.
     key: Option<(u64, Secret)>,
     /// At most two: the session's, and that of the former one (AGENT-12).
@@ -232,8 +231,7 @@ impl AgentShell {
             core: Agent::new(start, ports.config.clone()),
             ports,
             effects: Vec::new(),
-            asks: BTreeMap::new(),
-            next_ask: 0,
+            asks: Parked::default(),
             key: None,
             lines: Vec::new(),
             alarm: Alarm::default(),
@@ -270,7 +268,7 @@ impl AgentShell {
             }
             Effect::Install { id, reply } => self.install(cx, id, reply.cert_pem),
             Effect::LeaderAnswered { ask, result } => {
-                if let Some(port) = self.asks.remove(&ask) {
+                if let Some(port) = self.asks.take(ask) {
                     port.answer(result);
                 }
             }
@@ -358,13 +356,6 @@ impl AgentShell {
         });
     }
 
-    fn park(&mut self, port: Port) -> AskId {
-        self.next_ask += 1;
-        let ask = AskId(self.next_ask);
-        self.asks.insert(ask, port);
-        ask
-    }
-
     /// A repeated note is logged once.
     fn log_event(&mut self, log_event: LogEvent) {
         let repeated = self.last_log_event.as_ref() == Some(&log_event);
@@ -395,11 +386,11 @@ impl Shell for AgentShell {
     async fn handle(&mut self, cx: &Cx<Msg>, msg: Msg) -> Result<(), Fault> {
         let input = match msg {
             Msg::Protocol(AgentMsg::RequestMembership { request, reply }) => {
-                let ask = self.park(Port::Membership(reply));
+                let ask = self.asks.park(Port::Membership(reply));
                 Input::AskLeader { ask, question: AgentAsk::Membership(request) }
             }
             Msg::Protocol(AgentMsg::ReportManager { report, reply }) => {
-                let ask = self.park(Port::Report(reply));
+                let ask = self.asks.park(Port::Report(reply));
                 Input::AskLeader { ask, question: AgentAsk::ReportManager(report) }
             }
             Msg::Protocol(AgentMsg::RefusedByPeer { refusal, serial }) => Input::RefusedByPeer { refusal, serial },

@@ -1,15 +1,14 @@
 //! The actor `node/audit`: passes one write at a time to a thread that may block, and answers the callers that wait for it.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use muster_kernel::{Address, Cx, Fault, Shell, Slot, Spec};
+use muster_kernel::{Address, Cx, Fault, Parked, Shell, Slot, Spec};
 use muster_messages::protocol::{AuditFault, AuditMsg, Named, Reply};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
-use crate::core::{AskId, AuditState, Effect, Input, Job, Queue};
+use crate::core::{AuditState, Effect, Input, Job, Queue};
 use crate::file::Sink;
 
 /// The interval of syncs, and of retries of a failed file.
@@ -66,22 +65,14 @@ struct AuditShell {
     queue: Queue,
     /// `None` while a thread uses it.
     sink: Option<Box<dyn Sink>>,
-    asks: BTreeMap<AskId, Reply<Result<(), AuditFault>>>,
-    next_ask: u64,
+    asks: Parked<Reply<Result<(), AuditFault>>>,
 }
 
 impl AuditShell {
     fn new(ports: AuditPorts) -> Self {
         let queue = ports.slot.get().unwrap_or_default().resume();
         let sink = Some((ports.open)());
-        Self { ports, queue, sink, asks: BTreeMap::new(), next_ask: 0 }
-    }
-
-    fn park(&mut self, reply: Reply<Result<(), AuditFault>>) -> AskId {
-        self.next_ask += 1;
-        let ask = AskId(self.next_ask);
-        self.asks.insert(ask, reply);
-        ask
+        Self { ports, queue, sink, asks: Parked::default() }
     }
 
     fn step(&mut self, cx: &Cx<Msg>, input: Input) {
@@ -103,7 +94,7 @@ impl AuditShell {
         match effect {
             Effect::Run(job) => self.run(cx, job),
             Effect::Answer(ask, result) => {
-                if let Some(reply) = self.asks.remove(&ask) {
+                if let Some(reply) = self.asks.take(ask) {
                     let _gave_up = reply.send(result.map_err(AuditFault));
                 }
             }
@@ -145,13 +136,13 @@ impl Shell for AuditShell {
     async fn handle(&mut self, cx: &Cx<Msg>, msg: Msg) -> Result<(), Fault> {
         let input = match msg {
             Msg::Protocol(AuditMsg::Record { line, reply }) => {
-                let ask = reply.map(|reply| self.park(reply));
+                let ask = reply.map(|reply| self.asks.park(reply));
                 Input::Record { line, ask, unauthenticated: false }
             }
             Msg::Protocol(AuditMsg::RecordUnauthenticated { line }) => {
                 Input::Record { line, ask: None, unauthenticated: true }
             }
-            Msg::Protocol(AuditMsg::Check { reply }) => Input::Check(self.park(reply)),
+            Msg::Protocol(AuditMsg::Check { reply }) => Input::Check(self.asks.park(reply)),
             Msg::Protocol(AuditMsg::Reopen) => Input::Reopen,
             Msg::Tick => {
                 cx.after(TICK_INTERVAL, Msg::Tick);

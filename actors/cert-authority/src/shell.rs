@@ -1,11 +1,10 @@
 //! The actor around the core: reply ports, the signing key, proposals, the local replica.
 
-use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use muster_kernel::{AskError, Cx, Fault, Recipient, Shell};
+use muster_kernel::{AskError, Cx, Fault, Parked, Recipient, Shell};
 use muster_messages::protocol::{CertAuthorityMsg, Named, ProposeError, RaftMemberMsg, Reply, UserCertificate};
 use muster_messages::wire::{JoinReply, SignReply};
 use muster_messages::{Command, ErrorBody, Replica, Revision, Tables, millis};
@@ -16,7 +15,7 @@ use tracing::{debug, info, warn};
 
 use crate::Config;
 use crate::core::{
-    Answer, AskId, CertAuthority, CertificateRequest, Effect, Input, NodeRequest, Profile, StepId, UserRequest,
+    Answer, CertAuthority, CertificateRequest, Effect, Input, NodeRequest, Profile, StepId, UserRequest,
 };
 use crate::verify;
 
@@ -62,8 +61,7 @@ pub struct CertAuthorityShell {
     replica: watch::Receiver<Arc<Replica>>,
     /// The signing root, with the certificate from which it was made.
     issuer: Option<(String, Issuer)>,
-    ports: BTreeMap<AskId, Port>,
-    last_ask: AskId,
+    asks: Parked<Port>,
     clocks: Option<Clocks>,
     clock_trouble: Option<String>,
 }
@@ -106,8 +104,7 @@ impl CertAuthorityShell {
             raft,
             replica,
             issuer: None,
-            ports: BTreeMap::new(),
-            last_ask: AskId(0),
+            asks: Parked::default(),
             clocks: None,
             clock_trouble: None,
         }
@@ -148,9 +145,8 @@ impl CertAuthorityShell {
         };
         match cert_request {
             Ok(cert_request) => {
-                self.last_ask = AskId(self.last_ask.0 + 1);
-                self.ports.insert(self.last_ask, port);
-                self.step(cx, Input::Asked(self.last_ask, cert_request));
+                let ask = self.asks.park(port);
+                self.step(cx, Input::Asked(ask, cert_request));
             }
             Err(refusal) => reply(port, Err(refusal)),
         }
@@ -176,7 +172,7 @@ impl CertAuthorityShell {
             Effect::Propose { step, command } => self.propose(cx, step, command),
             Effect::CatchUp(until) => self.watch_for(cx, until),
             Effect::Answer(ask, answer) => {
-                if let Some(port) = self.ports.remove(&ask) {
+                if let Some(port) = self.asks.take(ask) {
                     reply(port, answer);
                 }
             }

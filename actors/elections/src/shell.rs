@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use muster_kernel::{Address, Alarm, AskError, Clock, Cx, Fault, Recipient, Shell, Slot, Spec};
+use muster_kernel::{Address, Alarm, AskError, Clock, Cx, Fault, Parked, Recipient, Shell, Slot, Spec};
 use muster_messages::protocol::{Applied, ElectionsMsg, Named, ProposeError, RaftMemberMsg, ReadError, Renewal, Reply};
 use muster_messages::{Command, ErrorBody, ErrorCode, Moment, ObjectKey, Replica, RequestId, Term, millis};
 use serde_json::{Value, json};
@@ -17,7 +17,7 @@ use tokio::sync::{Notify, watch};
 
 use crate::config::ElectionsConfig;
 use crate::contended::ContendedElections;
-use crate::core::keeper::{AskId, Effect, Input, Keeper, OpenExpiry, Outcome, ReadId, Tally};
+use crate::core::keeper::{Effect, Input, Keeper, OpenExpiry, Outcome, ReadId, Tally};
 use crate::election::Counters;
 
 /// Minimum pause between two reads of the replica: a busy log must not keep the elections busy.
@@ -89,8 +89,7 @@ pub struct ElectionsShell {
     keeper: Keeper,
     contended: ContendedElections,
     ports: ElectionsPorts,
-    asks: BTreeMap<AskId, Reply<Result<Vec<Renewal>, ErrorBody>>>,
-    next_ask: u64,
+    asks: Parked<Reply<Result<Vec<Renewal>, ErrorBody>>>,
     observed: Arc<Notify>,
     alarm: Alarm,
     rate: Rate,
@@ -111,8 +110,7 @@ impl ElectionsShell {
             keeper: Keeper::new(ports.config.keeper.clone(), ports.term, now, rand::random(), open),
             contended: ContendedElections::new(ports.clone()),
             ports,
-            asks: BTreeMap::new(),
-            next_ask: 0,
+            asks: Parked::default(),
             observed: Arc::default(),
             alarm: Alarm::default(),
             rate: Rate { since: now, tally: Tally::default(), renewed: 0, reads: 0 },
@@ -125,7 +123,7 @@ impl ElectionsShell {
         for effect in effects {
             match effect {
                 Effect::Answer { ask, answer } => {
-                    if let Some(reply) = self.asks.remove(&ask) {
+                    if let Some(reply) = self.asks.take(ask) {
                         // The caller may have given up.
                         let _gone = reply.send(answer);
                     }
@@ -141,9 +139,7 @@ impl ElectionsShell {
     fn handle_protocol(&mut self, cx: &Cx<Msg>, msg: ElectionsMsg) {
         match msg {
             ElectionsMsg::Renew { session, held, deadline_ms, reply } => {
-                self.next_ask += 1;
-                let ask = AskId(self.next_ask);
-                self.asks.insert(ask, reply);
+                let ask = self.asks.park(reply);
                 let within = Duration::from_millis(deadline_ms);
                 self.step(cx, Input::Renew { ask, session, held, within });
             }

@@ -2,6 +2,7 @@
 //!
 //! - [`Shell`]: an actor's thin shell; [`Cx`] is what its handler may use.
 //! - [`Address`], [`Recipient`]: counted, bounded mailboxes that survive the restarts of their actor.
+//! - [`Parked`]: the reply ports of requests that an actor's core has not answered yet.
 //! - [`Alarm`]: one timer for an actor whose core says when to wake it.
 //! - [`Supervisor`], [`Spec`]: the supervision tree.
 //! - [`Tree`]: the live tree, answered while the actors themselves are busy or stuck.
@@ -20,6 +21,7 @@ mod context;
 mod fence;
 mod fuse;
 mod host;
+mod parked;
 mod shell;
 mod slot;
 mod spec;
@@ -33,6 +35,7 @@ pub use beside::{AtWork, Beside};
 pub use clock::Clock;
 pub use context::Cx;
 pub use fuse::Fuse;
+pub use parked::Parked;
 pub use shell::{Fault, Shell};
 pub use slot::Slot;
 pub use spec::{Backoff, Group, Intensity, Restart, Spec, Strategy};

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use muster_kernel::{Address, Alarm, Clock, Cx, Fault, Shell};
+use muster_kernel::{Address, Alarm, Clock, Cx, Fault, Parked, Shell};
 use muster_messages::protocol::{
     Applied, Named, ProposeError, RaftMemberMsg, RaftTransport, ReadError, Reply, SnapshotOutcome,
 };
@@ -20,7 +20,7 @@ use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 
 use crate::core::{
-    Answer, AskId, Batch, DigestJob, Incompatible, Input, Notice, Outbound, OutboundSnapshot, RaftConfig, RaftCore,
+    Answer, Batch, DigestJob, Incompatible, Input, Notice, Outbound, OutboundSnapshot, RaftConfig, RaftCore,
     SnapshotJob,
 };
 use crate::disk::{self, DiskThread, FaultKind, LogFault, Report, SnapshotFiles};
@@ -70,8 +70,7 @@ pub struct RaftMember {
     feed: ObjectFeed,
     incompatible: Arc<watch::Sender<Option<Incompatible>>>,
     tick: Duration,
-    ports: BTreeMap<AskId, Port>,
-    next_ask: u64,
+    asks: Parked<Port>,
     turn_due: bool,
     alarm: Alarm,
     persisted: u64,
@@ -155,8 +154,7 @@ impl RaftMember {
             feed,
             incompatible,
             tick,
-            ports: BTreeMap::new(),
-            next_ask: 0,
+            asks: Parked::default(),
             turn_due: false,
             alarm: Alarm::default(),
             persisted: 0,
@@ -165,27 +163,20 @@ impl RaftMember {
         })
     }
 
-    fn store_port(&mut self, port: Port) -> AskId {
-        self.next_ask += 1;
-        let ask = AskId(self.next_ask);
-        self.ports.insert(ask, port);
-        ask
-    }
-
     fn input(&mut self, now: Moment, msg: RaftMemberMsg) -> Input {
         let by = |ms: u64| now + Duration::from_millis(ms);
         match msg {
             RaftMemberMsg::Propose { command, deadline_ms, reply } => {
-                Input::Propose { ask: self.store_port(Port::Propose(reply)), command, deadline: by(deadline_ms) }
+                Input::Propose { ask: self.asks.park(Port::Propose(reply)), command, deadline: by(deadline_ms) }
             }
             RaftMemberMsg::ProposeMembership { change, reply } => {
-                Input::ProposeMembership { ask: self.store_port(Port::Propose(reply)), change }
+                Input::ProposeMembership { ask: self.asks.park(Port::Propose(reply)), change }
             }
             RaftMemberMsg::Read { deadline_ms, reply } => {
-                Input::Read { ask: self.store_port(Port::Read(reply)), deadline: by(deadline_ms) }
+                Input::Read { ask: self.asks.park(Port::Read(reply)), deadline: by(deadline_ms) }
             }
             RaftMemberMsg::CheckReachable { members, needed, deadline_ms, reply } => {
-                let ask = self.store_port(Port::Reachable(reply));
+                let ask = self.asks.park(Port::Reachable(reply));
                 Input::CheckReachable { ask, members, needed, deadline: by(deadline_ms) }
             }
             RaftMemberMsg::FromPeer { node, peer_member, packets } => Input::Packets { node, peer_member, packets },
@@ -198,7 +189,7 @@ impl RaftMember {
             RaftMemberMsg::Unreachable { to } => Input::Unreachable { to },
             RaftMemberMsg::LeaderGone { node } => Input::LeaderGone { node },
             RaftMemberMsg::TransferLeadership { to, reply } => {
-                Input::TransferLeadership { ask: self.store_port(Port::Transfer(reply)), to }
+                Input::TransferLeadership { ask: self.asks.park(Port::Transfer(reply)), to }
             }
         }
     }
@@ -318,22 +309,22 @@ impl RaftMember {
         // The caller may have given up and closed its port.
         match answer {
             Answer::Proposed(ask, result) => {
-                if let Some(Port::Propose(port)) = self.ports.remove(&ask) {
+                if let Some(Port::Propose(port)) = self.asks.take(ask) {
                     let _gave_up = port.send(result);
                 }
             }
             Answer::Read(ask, result) => {
-                if let Some(Port::Read(port)) = self.ports.remove(&ask) {
+                if let Some(Port::Read(port)) = self.asks.take(ask) {
                     let _gave_up = port.send(result);
                 }
             }
             Answer::Reachable(ask, result) => {
-                if let Some(Port::Reachable(port)) = self.ports.remove(&ask) {
+                if let Some(Port::Reachable(port)) = self.asks.take(ask) {
                     let _gave_up = port.send(result);
                 }
             }
             Answer::Transferred(ask, result) => {
-                if let Some(Port::Transfer(port)) = self.ports.remove(&ask) {
+                if let Some(Port::Transfer(port)) = self.asks.take(ask) {
                     let _gave_up = port.send(result);
                 }
             }

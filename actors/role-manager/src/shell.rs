@@ -7,11 +7,11 @@
 //! caller sees a closed port and asks again: a request with the same request id gets the first outcome, a removal in
 //! progress is joined, and a node that asks for membership asks again by itself.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use muster_kernel::{Alarm, AskError, Cx, Fault, Recipient, Shell, Slot};
+use muster_kernel::{Alarm, AskError, Cx, Fault, Parked, Recipient, Shell, Slot};
 use muster_messages::protocol::{MeshMsg, Named, ProposeError, RaftMemberMsg, Reply, RequestAccepted, RoleManagerMsg};
 use muster_messages::wire::MembershipReply;
 use muster_messages::{ErrorBody, ErrorCode, NodeId, RaftId, Replica, RoleView, millis};
@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use tokio::sync::{Notify, watch};
 
 use crate::core::{
-    Answer, AskId, Checkpoint, Config, DesiredChange, Effect, Input, Now, PendingChange, RoleManager, Sent, StepId,
+    Answer, Checkpoint, Config, DesiredChange, Effect, Input, Now, PendingChange, RoleManager, Sent, StepId,
     StepOutcome,
 };
 
@@ -108,8 +108,7 @@ pub struct RoleManagerShell {
     propose_deadline: Duration,
     ports: Ports,
     slot: Slot<Checkpoint>,
-    asks: BTreeMap<AskId, Port>,
-    next_ask: u64,
+    asks: Parked<Port>,
     observed: Arc<Notify>,
     alarm: Alarm,
 }
@@ -122,8 +121,7 @@ impl RoleManagerShell {
             core: RoleManager::new(me, config, slot.get()),
             ports,
             slot,
-            asks: BTreeMap::new(),
-            next_ask: 0,
+            asks: Parked::default(),
             observed: Arc::new(Notify::new()),
             alarm: Alarm::default(),
         }
@@ -158,8 +156,7 @@ impl RoleManagerShell {
 
     /// Parks the reply port and returns the core's input; `None` if too many requests are open.
     fn park(&mut self, msg: RoleManagerMsg) -> Option<Input> {
-        self.next_ask += 1;
-        let ask = AskId(self.next_ask);
+        let ask = self.asks.next_id();
         let (port, input) = match msg {
             RoleManagerMsg::SetRole { node, role, by, request, reply } => {
                 let change = DesiredChange::Role(role);
@@ -177,14 +174,14 @@ impl RoleManagerShell {
             }
         };
         if self.asks.len() >= MAX_OPEN_ASKS {
-            self.asks.retain(|_, port| !port.is_closed());
+            self.asks.retain(|port| !port.is_closed());
         }
         if self.asks.len() >= MAX_OPEN_ASKS {
             let error = ErrorBody::new(ErrorCode::TooManyRequests, "too many role requests are open; retry later");
             port.refuse(error.retry_after(Duration::from_secs(1)));
             return None;
         }
-        self.asks.insert(ask, port);
+        self.asks.park(port);
         Some(input)
     }
 
@@ -234,7 +231,7 @@ impl RoleManagerShell {
                 });
             }
             Effect::Answer(ask, answer) => {
-                if let Some(port) = self.asks.remove(&ask) {
+                if let Some(port) = self.asks.take(ask) {
                     tracing::debug!(?answer, "answering a request");
                     port.answer(answer);
                 }

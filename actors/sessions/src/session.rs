@@ -1,12 +1,11 @@
 //! AgentSession's shell: one connection, reply ports, timers. [`crate::core::session`] decides.
 
-use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use muster_gateway::Connection;
-use muster_kernel::{Address, Alarm, Cx, Fault, Shell, Slot, Spec};
+use muster_kernel::{Address, Alarm, Cx, Fault, Parked, Shell, Slot, Spec};
 use muster_messages::protocol::{Named, Reply};
 use muster_messages::wire::{
     ActorsAsk, AgentAnswer, HostFrame, MembershipReply, PeerCall, SessionFact, SignReply, WireError, decode,
@@ -18,7 +17,7 @@ use tracing::{debug, info};
 
 use crate::config::SessionsConfig;
 use crate::core::node_update::NodeUpdate;
-use crate::core::session::{AgentSession, AskId, ConnId, Effect, Input, LogEvent};
+use crate::core::session::{AgentSession, ConnId, Effect, Input, LogEvent};
 use crate::host;
 use crate::line::{Heard, Line, line};
 
@@ -121,8 +120,7 @@ pub struct SessionShell {
     line: Option<Line>,
     /// The line that a newer one replaces, while its final frame is sent.
     leaving: Option<Line>,
-    asks: BTreeMap<AskId, Reply<Result<String, ErrorBody>>>,
-    next_ask: u64,
+    asks: Parked<Reply<Result<String, ErrorBody>>>,
     alarm: Alarm,
     /// When the log last reported that a session was ended.
     last_logged: Option<Moment>,
@@ -137,8 +135,7 @@ impl SessionShell {
             ports,
             line: None,
             leaving: None,
-            asks: BTreeMap::new(),
-            next_ask: 0,
+            asks: Parked::default(),
             alarm: Alarm::default(),
             last_logged: None,
         }
@@ -196,7 +193,7 @@ impl SessionShell {
             }
             Effect::CallLeader { conn, id, call } => self.call(cx, conn, id, *call),
             Effect::AnswerAsk { ask, result } => {
-                if let Some(reply) = self.asks.remove(&ask) {
+                if let Some(reply) = self.asks.take(ask) {
                     let _gone = reply.send(result);
                 }
             }
@@ -250,13 +247,6 @@ impl SessionShell {
         });
     }
 
-    fn park(&mut self, reply: Reply<Result<String, ErrorBody>>) -> AskId {
-        self.next_ask += 1;
-        let ask = AskId(self.next_ask);
-        self.asks.insert(ask, reply);
-        ask
-    }
-
     fn log_event(&mut self, now: Moment, log_event: LogEvent) {
         let node = self.ports.node;
         match log_event {
@@ -287,7 +277,7 @@ impl Shell for SessionShell {
         match msg {
             Msg::InboxChanged => self.take_inbox(cx),
             Msg::AskNode { ask: question, deadline, reply } => {
-                let ask = self.park(reply);
+                let ask = self.asks.park(reply);
                 self.step(cx, Input::AskNode { ask, question, deadline })
             }
             Msg::Move { reason } => self.step(cx, Input::Move { reason }),

@@ -30,6 +30,10 @@ fn base36(mut n: u128) -> [u8; ID_LEN] {
     out
 }
 
+/// A request whose reply port an actor's shell keeps. Its core answers under this id and never sees the port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct AskId(pub u64);
+
 macro_rules! base36_id {
     ($(#[$doc:meta])* $name:ident, $what:literal) => {
         $(#[$doc])*

@@ -1,5 +1,6 @@
 //! The agent's inputs and outputs as values.
 
+pub use muster_messages::AskId;
 use muster_messages::wire::{AgentAnswer, AgentAsk, AgentFrame, AgentHello, HostFrame, Refusal, SignReply};
 use muster_messages::{CertIdentity, ErrorBody, Incarnation, NodeId, RefusalReason, Revision, Role, WallTime};
 
@@ -10,10 +11,6 @@ use crate::status::{ManagerWanted, NodeTrouble};
 /// ignored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Attempt(pub u64);
-
-/// A request whose reply port the shell has parked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct AskId(pub u64);
 
 /// The facts about the certificate in force that decisions need.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use imbl::Vector;
+pub use muster_messages::AskId;
 use muster_messages::Moment;
 
 /// Lines that may wait for the file: those of a few seconds of a busy API, in a few MB.
@@ -27,10 +28,6 @@ const WARN_INTERVAL: Duration = Duration::from_secs(60);
 /// connection, and must not fill the disk.
 const UNAUTHENTICATED_BURST: u32 = 100;
 const UNAUTHENTICATED_PER_TICK: u32 = 10;
-
-/// Identifies a reply port that the shell keeps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct AskId(pub u64);
 
 #[derive(Debug)]
 pub enum Input {

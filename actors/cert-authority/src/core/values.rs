@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+pub use muster_messages::AskId;
 use muster_messages::protocol::{ProposeError, UserCertificate, UserRights};
 use muster_messages::wire::{JoinReply, SignReply};
 use muster_messages::{
@@ -13,10 +14,6 @@ use muster_pki::{CsrKey, NodeProfile, SignError, Signed, UserProfile};
 use sha2::{Digest, Sha256};
 
 use super::CertificateRequest;
-
-/// A request whose reply port the shell keeps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct AskId(pub u64);
 
 /// A signature or a proposal in progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

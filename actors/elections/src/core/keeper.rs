@@ -28,6 +28,7 @@ use std::time::Duration;
 
 use imbl::OrdMap;
 use imbl::ordmap::DiffItem;
+pub use muster_messages::AskId;
 use muster_messages::protocol::Renewal;
 use muster_messages::{
     Command, ErrorBody, ErrorCode, FencingToken, Lease, Moment, Object, ObjectKey, ObjectKind, Replica, RequestId,
@@ -39,10 +40,6 @@ use self::expiries::Expiries;
 pub use self::expiries::{OpenExpiry, Outcome};
 use self::renewals::{Ask, Held, Renewals};
 use crate::config::KeeperConfig;
-
-/// A renewal's reply port, kept by the shell.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct AskId(pub u64);
 
 /// A linearizable read in progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::{Arc, OnceLock};
 
+pub use muster_messages::AskId;
 use muster_messages::protocol::{Applied, ProposeError, ReadError, SnapshotOutcome};
 use muster_messages::wire::{RaftPacket, SnapshotHead};
 use muster_messages::{
@@ -13,10 +14,6 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::{DigestJob, Incompatible, StoppedTransfer};
-
-/// Identifies a stored reply port. The core never sees the port.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct AskId(pub u64);
 
 /// Inputs of a core. `step` absorbs them; their consequences are in the batch of the next `turn`.
 #[derive(Debug)]

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use muster_messages::AskId;
 use muster_messages::wire::{ManagerReport, MembershipReply, MembershipRequest};
 use muster_messages::{
     Command, CommandRefusal, ErrorBody, MembershipChange, Moment, NodeId, RaftId, Replica, Revision, SettleTimes, Term,
@@ -25,10 +26,6 @@ impl Now {
         Self { at: self.at + d, wall: self.wall.plus(d) }
     }
 }
-
-/// A request whose reply port the shell has parked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct AskId(pub u64);
 
 /// A step that was started and ends exactly once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]

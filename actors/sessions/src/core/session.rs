@@ -15,6 +15,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use muster_messages::AskId;
 use muster_messages::wire::{
     AGENT_PROTOCOL, ActorsAsk, AgentAnswer, AgentAsk, AgentFrame, AgentHello, BYE_SHUTDOWN, HostFrame, ManagerReport,
     MembershipRequest, PeerCall, Refusal, SessionFact,
@@ -30,10 +31,6 @@ use crate::config::SessionsConfig;
 /// One connection. Later ones have larger numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ConnId(pub u64);
-
-/// A request to the node whose reply port the shell has parked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct AskId(pub u64);
 
 #[derive(Clone, Debug)]
 pub enum Input {
