@@ -187,16 +187,7 @@ impl ElectionsShell {
     }
 
     fn watch_replica(&self, cx: &Cx<Msg>) {
-        let (mut news, me, observed) = (self.ports.replica.clone(), cx.me().clone(), Arc::clone(&self.observed));
-        cx.spawn(async move {
-            while news.changed().await.is_ok() {
-                if me.tell(Msg::ReplicaChanged).is_err() {
-                    return;
-                }
-                observed.notified().await;
-                tokio::time::sleep(OBSERVE_PAUSE).await;
-            }
-        });
+        cx.on_change_taken(self.ports.replica.clone(), &self.observed, OBSERVE_PAUSE, || Msg::ReplicaChanged);
     }
 
     fn measure(&mut self, now: Moment) {

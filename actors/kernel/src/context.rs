@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use muster_messages::{Moment, WallTime};
+use tokio::sync::{Notify, watch};
 use tokio::task::{AbortHandle, JoinHandle};
 use tokio_util::sync::CancellationToken;
 
@@ -141,6 +142,33 @@ impl<M: Send + 'static> Cx<M> {
                     if let Err(panic) = done {
                         tracing::error!(path = %path.path, text = %panic_text(panic.as_ref()), "a task panicked");
                     }
+                }
+            }
+        });
+    }
+
+    /// Sends a message after each change of a watched value, while its sender lives. For the present value too:
+    /// `mark_changed`.
+    pub fn on_change<T: Send + Sync + 'static>(&self, mut watched: watch::Receiver<T>, msg: fn() -> M) {
+        let me = self.me.clone();
+        self.spawn(async move { while watched.changed().await.is_ok() && me.tell(msg()).is_ok() {} });
+    }
+
+    /// The same, one message at a time: the next one follows once the actor has notified `taken` and a pause is over. However
+    /// often the value changes meanwhile, the actor reads the newest.
+    pub fn on_change_taken<T: Send + Sync + 'static>(
+        &self,
+        mut watched: watch::Receiver<T>,
+        taken: &Arc<Notify>,
+        pause: Duration,
+        msg: fn() -> M,
+    ) {
+        let (me, taken) = (self.me.clone(), Arc::clone(taken));
+        self.spawn(async move {
+            while watched.changed().await.is_ok() && me.tell(msg()).is_ok() {
+                taken.notified().await;
+                if !pause.is_zero() {
+                    tokio::time::sleep(pause).await;
                 }
             }
         });

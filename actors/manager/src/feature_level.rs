@@ -187,8 +187,7 @@ impl FeatureLevel {
         // The member leaves when its lease ends, not before.
         let (spec, view, _leave) = member_spec("member", setup);
         cx.children().start(spec);
-        let (mut news, me) = (view.clone(), cx.me().clone());
-        cx.spawn(async move { while news.changed().await.is_ok() && me.tell(Msg::Member).is_ok() {} });
+        cx.on_change(view.clone(), || Msg::Member);
         self.member = Some(view);
     }
 

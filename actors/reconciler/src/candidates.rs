@@ -199,8 +199,7 @@ impl Candidates {
         let (cluster, clock, lease) = (Arc::clone(&setup.cluster), Arc::clone(&setup.clock), setup.lease);
         let (spec, view, leave) = member_spec("record", MemberSetup { cluster, clock, lease, member });
         cx.children().start(spec);
-        let (mut news, me) = (view.clone(), cx.me().clone());
-        cx.spawn(async move { while news.changed().await.is_ok() && me.tell(Msg::Member).is_ok() {} });
+        cx.on_change(view.clone(), || Msg::Member);
         self.member = Some((view, leave));
     }
 }
@@ -226,9 +225,9 @@ impl Shell for Candidates {
             }
             _ => {}
         }
-        let (mut views, me) = (self.wiring.views.clone(), cx.me().clone());
+        let mut views = self.wiring.views.clone();
         views.mark_changed();
-        cx.spawn(async move { while views.changed().await.is_ok() && me.tell(Msg::ViewChanged).is_ok() {} });
+        cx.on_change(views, || Msg::ViewChanged);
         let (retire, me) = (self.wiring.retire.clone(), cx.me().clone());
         cx.spawn(async move {
             retire.cancelled().await;

@@ -255,11 +255,10 @@ impl Shell for RunnerShell {
     const KIND: &'static str = "Runner";
 
     async fn started(&mut self, cx: &Cx<Msg>) -> Result<(), Fault> {
-        let (mut terms, me) = (self.wiring.terms.subscribe(), cx.me().clone());
+        let mut terms = self.wiring.terms.subscribe();
         terms.mark_changed();
-        cx.spawn(async move { while terms.changed().await.is_ok() && me.tell(Msg::Term).is_ok() {} });
-        let (mut views, me) = (self.wiring.views.clone(), cx.me().clone());
-        cx.spawn(async move { while views.changed().await.is_ok() && me.tell(Msg::ViewChanged).is_ok() {} });
+        cx.on_change(terms, || Msg::Term);
+        cx.on_change(self.wiring.views.clone(), || Msg::ViewChanged);
         Ok(())
     }
 

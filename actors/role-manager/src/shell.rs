@@ -282,16 +282,7 @@ impl Shell for RoleManagerShell {
     async fn started(&mut self, cx: &Cx<Msg>) -> Result<(), Fault> {
         let replica = self.ports.replica.borrow_and_update().clone();
         self.handle_input(cx, Input::Seen(replica));
-        let (mut news, me, observed) = (self.ports.replica.clone(), cx.me().clone(), Arc::clone(&self.observed));
-        cx.spawn(async move {
-            while news.changed().await.is_ok() {
-                if me.tell(Msg::ReplicaChanged).is_err() {
-                    return;
-                }
-                observed.notified().await;
-                tokio::time::sleep(OBSERVE_INTERVAL).await;
-            }
-        });
+        cx.on_change_taken(self.ports.replica.clone(), &self.observed, OBSERVE_INTERVAL, || Msg::ReplicaChanged);
         Ok(())
     }
 

@@ -102,15 +102,9 @@ impl DispatcherShell {
     }
 
     fn watch_replica(&self, cx: &Cx<Msg>) {
-        let (me, mut replica, taken) = (cx.me().clone(), self.ports.replica.clone(), Arc::clone(&self.taken));
-        cx.spawn(async move {
-            while me.tell(Msg::Replica).is_ok() {
-                taken.notified().await;
-                if replica.changed().await.is_err() {
-                    return;
-                }
-            }
-        });
+        let mut replica = self.ports.replica.clone();
+        replica.mark_changed();
+        cx.on_change_taken(replica, &self.taken, Duration::ZERO, || Msg::Replica);
     }
 }
 
