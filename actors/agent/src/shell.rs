@@ -425,11 +425,11 @@ impl Shell for AgentShell {
                 "wanted_because": self.core.need(muster_kernel::Clock.wall()),
             },
             "managers": self.core.managers(),
-            "manager_half": *self.ports.wanted.borrow(),
+            "manager_runtime": *self.ports.wanted.borrow(),
             "trouble": *self.ports.trouble.borrow(),
             "last_refusal": self.core.last_refusal(),
             "last_loss": self.core.last_loss(),
-            "seat_requests": self.asks.len(),
+            "requests_to_leader": self.asks.len(),
         })
     }
 

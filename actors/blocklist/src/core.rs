@@ -89,7 +89,7 @@ pub enum Effect {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Memory {
     seen: Tables,
-    owed: BTreeSet<Principal>,
+    pending_disconnects: BTreeSet<Principal>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,7 +112,7 @@ pub struct Blocklist {
     retrying: bool,
     leading: bool,
     sweep: Sweep,
-    cuts: u64,
+    disconnects: u64,
     swept: u64,
 }
 
@@ -123,9 +123,9 @@ pub struct BlocklistView {
     pub entries: usize,
     pub next_expiry: Option<WallTime>,
     /// Disconnects that the gateway accepted, of this incarnation.
-    pub cuts: u64,
+    pub disconnects: u64,
     /// Principals whose disconnect the gateway has not accepted yet.
-    pub owed: usize,
+    pub pending_disconnects: usize,
     pub leading: bool,
     /// Sweeps applied, of this incarnation.
     pub sweeps: u64,
@@ -134,7 +134,7 @@ pub struct BlocklistView {
 impl Blocklist {
     /// A new incarnation, with the previous one's memory, if any.
     pub fn resume(memory: Memory) -> Self {
-        Self { memory, fresh: true, retrying: false, leading: false, sweep: Sweep::Idle, cuts: 0, swept: 0 }
+        Self { memory, fresh: true, retrying: false, leading: false, sweep: Sweep::Idle, disconnects: 0, swept: 0 }
     }
 
     /// The memory for the next incarnation. Cheap: the tables are shared.
@@ -154,8 +154,8 @@ impl Blocklist {
                 }
             }
             Input::Told(principal) => {
-                self.memory.owed.remove(&principal);
-                self.cuts += 1;
+                self.memory.pending_disconnects.remove(&principal);
+                self.disconnects += 1;
             }
             Input::NotTold if self.retrying => {}
             Input::NotTold => {
@@ -178,8 +178,8 @@ impl Blocklist {
             revision: self.memory.seen.revision,
             entries: blocks.len(),
             next_expiry: blocks.values().map(|b| b.expires_at).min(),
-            cuts: self.cuts,
-            owed: self.memory.owed.len(),
+            disconnects: self.disconnects,
+            pending_disconnects: self.memory.pending_disconnects.len(),
             leading: self.leading,
             sweeps: self.swept,
         }
@@ -194,19 +194,19 @@ impl Blocklist {
         let mut lost = departed(&self.memory.seen, tables);
         if std::mem::take(&mut self.fresh) {
             lost.extend(due(tables).map(|cut| cut.principal));
-            lost.append(&mut self.memory.owed);
+            lost.append(&mut self.memory.pending_disconnects);
         } else {
             lost.extend(newly_due(&self.memory.seen, tables));
         }
         self.memory.seen = tables.clone();
         for principal in lost {
-            self.memory.owed.insert(principal.clone());
+            self.memory.pending_disconnects.insert(principal.clone());
             self.disconnect(&principal, out);
         }
     }
 
     fn tell(&mut self, out: &mut Vec<Effect>) {
-        for principal in self.memory.owed.clone() {
+        for principal in self.memory.pending_disconnects.clone() {
             self.disconnect(&principal, out);
         }
     }
@@ -222,7 +222,7 @@ impl Blocklist {
         };
         match cut {
             Some(cut) => out.push(Effect::Cut(cut)),
-            None => drop(self.memory.owed.remove(principal)),
+            None => drop(self.memory.pending_disconnects.remove(principal)),
         }
     }
 

@@ -96,7 +96,7 @@ async fn blocked_node_is_disconnected_and_counted() {
     assert_eq!(world.cut().await, blocked(9));
     world.block(8, NEVER);
     assert_eq!(world.cut().await, blocked(8));
-    world.view(|view| view["entries"] == 2 && view["cuts"] == 2 && view["owed"] == 0).await;
+    world.view(|view| view["entries"] == 2 && view["disconnects"] == 2 && view["pending_disconnects"] == 0).await;
     world.harness.finish().await;
 }
 
@@ -116,12 +116,12 @@ async fn disconnect_survives_a_full_gateway_and_a_crash() {
     let written = world.apply(Change::PutUser(revoked.clone()));
     world.view(|view| view["revision"] == written.0).await;
     world.apply(Change::DeleteUser(revoked.name.clone()));
-    world.view(|view| view["owed"] == 1).await;
+    world.view(|view| view["pending_disconnects"] == 1).await;
     world.harness.crash(PATH, CrashHow::Panic);
-    world.until(|actor| actor.incarnation == 2 && actor.view["owed"] == 1).await;
+    world.until(|actor| actor.incarnation == 2 && actor.view["pending_disconnects"] == 1).await;
     world.gateway.accept();
     assert_eq!(world.cut().await, (Principal::User(revoked.name), RefusalReason::Unauthenticated));
-    world.view(|view| view["owed"] == 0).await;
+    world.view(|view| view["pending_disconnects"] == 0).await;
     world.harness.finish().await;
 }
 

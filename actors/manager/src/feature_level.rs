@@ -285,7 +285,7 @@ impl Shell for FeatureLevel {
     fn view(&self) -> Value {
         let admission_state = self.member.as_ref().map(|view| view.borrow().admission_state.clone());
         let cluster = self.ports.replicas.borrow().tables.cluster.as_ref().map(|cluster| cluster.feature_level);
-        json!({"speaks": self.ports.level, "cluster": cluster, "standing": admission_state})
+        json!({"supports": self.ports.level, "cluster": cluster, "admission": admission_state})
     }
 }
 

@@ -125,7 +125,7 @@ async fn known_manager_joins_scope_and_registers_its_level() {
     world.answers_definition(Ok("{}".to_owned())).await;
     world.registered.expect_none(Duration::from_secs(3600)).await;
     let view = world.harness.tree().inspect(PATH).await.unwrap().view;
-    assert_eq!((view["speaks"].as_u64(), view["cluster"].as_u64()), (Some(2), Some(1)));
+    assert_eq!((view["supports"].as_u64(), view["cluster"].as_u64()), (Some(2), Some(1)));
     world.harness.finish().await;
 }
 

@@ -233,7 +233,7 @@ impl Shell for MembershipAgent {
 
     fn view(&self) -> Value {
         json!({
-            "holds": self.core.holds(), "seated": self.core.assigned(), "waiting": self.core.waiting(),
+            "holds": self.core.holds(), "assigned": self.core.assigned(), "waiting": self.core.waiting(),
             "data": format!("{:?}", self.data()),
         })
     }

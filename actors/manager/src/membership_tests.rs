@@ -125,7 +125,7 @@ async fn new_manager_requests_membership_until_it_is_member() {
     world.waits_with("this manager is Raft member 7").await;
     let both = |actor: &ActorNode| {
         let member_id = |field: &str| actor.view[field].as_u64();
-        (member_id("holds"), member_id("seated")) == (Some(7), Some(7))
+        (member_id("holds"), member_id("assigned")) == (Some(7), Some(7))
     };
     world.harness.until(MEMBERSHIP_PATH, "its member has that id", both).await;
     assert_eq!(world.data(), RaftData::Present);

@@ -77,9 +77,9 @@ pub struct Counters {
     pub malformed: AtomicU64,
     pub unknown_tag: AtomicU64,
     /// Raft messages with another node's member id.
-    pub foreign_seat: AtomicU64,
+    pub foreign_member_id: AtomicU64,
     /// Raft messages with a member id that the session does not speak for, but that may have been or may become the peer's.
-    pub unknown_seat: AtomicU64,
+    pub unknown_member_id: AtomicU64,
     /// The raft member or the router did not accept it.
     pub busy: AtomicU64,
     pub spoiled: AtomicU64,
@@ -99,7 +99,7 @@ impl Counters {
             "snapshots": n(&self.snapshots),
             "dropped": {
                 "malformed": n(&self.malformed), "unknown_tag": n(&self.unknown_tag),
-                "foreign_seat": n(&self.foreign_seat), "unknown_seat": n(&self.unknown_seat), "busy": n(&self.busy),
+                "foreign_member_id": n(&self.foreign_member_id), "unknown_member_id": n(&self.unknown_member_id), "busy": n(&self.busy),
                 "spoiled": n(&self.spoiled), "unread": n(&self.unread),
             },
         })
@@ -179,10 +179,10 @@ impl EndpointContext {
     }
 
     fn count_dropped(&self, session: &Session, foreign: usize, unknown: usize) {
-        add(&self.counters.unknown_seat, unknown);
+        add(&self.counters.unknown_member_id, unknown);
         if foreign > 0 {
-            add(&self.counters.foreign_seat, foreign);
-            self.offence(session, "foreign_seat");
+            add(&self.counters.foreign_member_id, foreign);
+            self.offence(session, "foreign_member_id");
         }
     }
 
@@ -449,7 +449,7 @@ impl EndpointShell {
 
 impl Shell for EndpointShell {
     type Msg = EndpointShellMsg;
-    const KIND: &'static str = "Door";
+    const KIND: &'static str = "RpcEndpoint";
 
     async fn started(&mut self, cx: &Cx<EndpointShellMsg>) -> Result<(), Fault> {
         let (actor, joined) = Actor::spawn(None, EndpointActor, Arc::clone(&self.context)).await?;

@@ -101,8 +101,8 @@ async fn talk(
     let agreed = Agreed {
         node: theirs.node,
         member_id,
-        peer_endpoint: theirs.door_pid,
-        own_endpoint: ours.door_pid,
+        peer_endpoint: theirs.endpoint_pid,
+        own_endpoint: ours.endpoint_pid,
         peer_tag: theirs.tag,
         own_tag: ours.tag,
         probe: ours.probe || theirs.probe,
@@ -145,7 +145,7 @@ mod tests {
             cluster: ClusterId::from_entropy(1),
             incarnation: Incarnation(0),
             member_id: Some(RaftId(n as u64)),
-            door_pid: 10 + n as u64,
+            endpoint_pid: 10 + n as u64,
         }
     }
     struct NoListener;

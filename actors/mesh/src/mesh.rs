@@ -135,7 +135,7 @@ impl MeshShell {
             cluster: credentials.identity.cluster,
             incarnation: credentials.identity.incarnation,
             member_id: member_set.own,
-            door_pid: self.endpoint?,
+            endpoint_pid: self.endpoint?,
         })
     }
 
@@ -302,7 +302,7 @@ impl MeshShell {
         }
         let outcome = match result {
             // Opened with an old hello: the RPC endpoint that it named is gone.
-            Ok(opened) if Some(opened.own.door_pid) != self.endpoint => DialOutcome::Failed,
+            Ok(opened) if Some(opened.own.endpoint_pid) != self.endpoint => DialOutcome::Failed,
             Ok(opened) => {
                 if !opened.agreed.probe {
                     self.open(cx, matches!(who, GreetedPeer::Dialed(_)), opened);
@@ -433,7 +433,7 @@ impl MeshShell {
         let own = self.own();
         let own_hello = self.own_hello.send_replace(own);
         // A new member id is announced within the session; a new RPC endpoint is another actor and needs new sessions.
-        if own_hello.is_some() && own_hello.map(|o| o.door_pid) != self.endpoint {
+        if own_hello.is_some() && own_hello.map(|o| o.endpoint_pid) != self.endpoint {
             self.step(cx, Input::Renew);
         }
         let replica = self.wiring.replica.borrow().clone();
@@ -496,7 +496,7 @@ impl MeshShell {
         self.step(cx, Input::Answered { node });
         // A session that was opened meanwhile is as good.
         let stays = !opened.agreed.probe && self.links.may_introduce(node);
-        if stays && Some(opened.own.door_pid) == self.endpoint {
+        if stays && Some(opened.own.endpoint_pid) == self.endpoint {
             self.open(cx, true, opened);
         }
     }
@@ -527,8 +527,9 @@ impl Shell for MeshShell {
 
         let (context, opened) = (Arc::clone(&self.context), cx.me().recipient());
         let endpoint: Address<EndpointShellMsg> = Address::new(4);
-        cx.children()
-            .start(Spec::actor("door", endpoint, move || Ok(EndpointShell::new(Arc::clone(&context), opened.clone()))));
+        cx.children().start(Spec::actor("endpoint", endpoint, move || {
+            Ok(EndpointShell::new(Arc::clone(&context), opened.clone()))
+        }));
 
         let (sink, mut connections) = mpsc::channel(CONNECTION_QUEUE);
         self.registration = Some(self.wiring.services.register(Service::Mesh, sink));

@@ -198,7 +198,7 @@ impl Register {
 
 fn binding_view(binding: &IdentityBinding) -> Value {
     json!({
-        "node": binding.node, "addr": binding.addr, "remote": binding.remote, "seat": binding.member_id, "since": binding.since,
+        "node": binding.node, "addr": binding.addr, "remote": binding.remote, "member_id": binding.member_id, "since": binding.since,
         "process": process(&binding.starts),
     })
 }

@@ -59,7 +59,7 @@ fn register(there: OldProcess) -> Register {
         cluster: ClusterId::from_entropy(1),
         incarnation: Incarnation(1),
         member_id: Some(RaftId(1)),
-        door_pid: 1,
+        endpoint_pid: 1,
     };
     let own_hello = watch::Sender::new(Some(own)).subscribe();
     let this = (Starts::first(1), "10.0.0.1:4400".to_owned());

@@ -405,7 +405,7 @@ impl Shell for MemberShell {
         let key = self.key();
         json!({
             "scope": key.scope, "member": key.member, "incarnation": key.incarnation.to_string(),
-            "release": self.setup.member.release, "standing": self.core.admission_state(),
+            "release": self.setup.member.release, "admission": self.core.admission_state(),
             "token": self.term.as_ref().and_then(Term::token),
         })
     }

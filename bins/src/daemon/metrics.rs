@@ -292,7 +292,7 @@ const INGRESS: [(&str, &str, &str, &str); 9] = [
     ("node/manager/join", "/refused", "join_requests_refused", "Join requests that were refused"),
     (
         "node/manager/mesh",
-        "/door/dropped/busy",
+        "/endpoint/dropped/busy",
         "mesh_calls_turned_away",
         "Messages of managers rejected for lack of a permit",
     ),

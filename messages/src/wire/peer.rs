@@ -23,7 +23,7 @@ pub struct MeshHello {
     /// Its Raft member id, if it has one. Must be that node's, if the local replica knows it.
     pub raft_id: Option<RaftId>,
     /// The pid of its RPC endpoint: the only actor that this session may announce.
-    pub door_pid: u64,
+    pub endpoint_pid: u64,
     /// Random; every message to the RPC endpoint carries it, because ractor_cluster does not identify the sender of a message.
     pub tag: u128,
     /// True if the dialer only wants to know who answers (dial-back): the stream closes after the hellos.

@@ -81,7 +81,7 @@ impl BadManager {
             incarnation: own.incarnation,
             node: lies.node.unwrap_or(node),
             raft_id: lies.member_id,
-            door_pid: ENDPOINT_PID,
+            endpoint_pid: ENDPOINT_PID,
             tag: 1,
             probe: false,
             starts: starts.clone(),
@@ -163,7 +163,7 @@ impl BadManager {
     pub async fn ask(&mut self, what: &[u8]) -> Option<PeerReply> {
         self.calls += 1;
         let tag = self.calls;
-        self.send(&call(self.victim.door_pid, what, tag, 5000)).await;
+        self.send(&call(self.victim.endpoint_pid, what, tag, 5000)).await;
         loop {
             let frame = self.next().await?;
             if let Some(reply) = reply_in(&frame) {

@@ -126,7 +126,7 @@ mod tests {
         assert_eq!(outcome("node/gateway", start), "the process ends, 1");
         assert_eq!(outcome("node/manager", start), "alone");
         assert_eq!(outcome("node/manager/join", start), "the manager runtime");
-        assert_eq!(outcome("node/manager/mesh/door", start), "alone");
+        assert_eq!(outcome("node/manager/mesh/endpoint", start), "alone");
         assert_eq!(outcome("node/manager/leader-switch", CrashHow::Error), "alone, then `node/manager/leader`");
         assert_eq!(outcome("node/manager/leader/role-manager", start), "`node/manager/leader`");
         assert_eq!(outcome("node/manager/leader/elections", start), "alone");

@@ -413,7 +413,7 @@ mod tests {
             assert!(!are_independent(&failure("n2", session, how), &failure("n1", "node/agent", how), how));
         }
         assert!(are_independent(
-            &failure("n1", "node/manager/mesh/door", start),
+            &failure("n1", "node/manager/mesh/endpoint", start),
             &failure("n2", session, start),
             start
         ));

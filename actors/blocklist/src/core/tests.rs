@@ -254,14 +254,14 @@ fn undelivered_disconnect_is_repeated_until_accepted() {
     world.apply(remove(3));
     world.apply([Change::DeleteUser(name("ann"))]);
     assert_eq!(world.observe(), []);
-    assert_eq!(world.blocklist.view().owed, 2);
+    assert_eq!(world.blocklist.view().pending_disconnects, 2);
     assert_eq!(world.retry(), []);
     world.crash();
     world.retry = false;
     world.gateway_up = true;
     let ann = everything(Principal::User(name("ann")), RefusalReason::Unauthenticated);
     assert_eq!(world.observe(), [blocked(3), ann]);
-    assert_eq!(world.blocklist.view().owed, 0);
+    assert_eq!(world.blocklist.view().pending_disconnects, 0);
 }
 
 #[test]
@@ -274,7 +274,7 @@ fn pending_disconnect_lapses_with_its_reason() {
     world.observe();
     world.gateway_up = true;
     assert_eq!(world.retry(), [], "it is a manager again: its new sessions stay");
-    assert_eq!(world.blocklist.view().owed, 0);
+    assert_eq!(world.blocklist.view().pending_disconnects, 0);
 }
 
 /// A manager whose Raft data was lost starts from an empty state in the same process.

@@ -78,7 +78,7 @@ impl Violation {
             Violation::Group => "group",
             Violation::Sessions => "sessions",
             Violation::Cast => "cast",
-            Violation::ForeignEndpoint => "foreign_door",
+            Violation::ForeignEndpoint => "foreign_endpoint",
             Violation::NoDeadline => "no_deadline",
             Violation::WrongTag => "wrong_tag",
             Violation::UnaskedReply => "unasked_reply",

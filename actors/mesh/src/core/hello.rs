@@ -20,7 +20,7 @@ pub struct Own {
     pub cluster: ClusterId,
     pub incarnation: Incarnation,
     pub member_id: Option<RaftId>,
-    pub door_pid: u64,
+    pub endpoint_pid: u64,
 }
 
 impl Own {
@@ -31,7 +31,7 @@ impl Own {
             incarnation: self.incarnation,
             node: self.node,
             raft_id: self.member_id,
-            door_pid: self.door_pid,
+            endpoint_pid: self.endpoint_pid,
             tag,
             probe,
             // The sender fills in its process.
@@ -174,7 +174,7 @@ mod tests {
             cluster: ClusterId::from_entropy(1),
             incarnation: Incarnation(2),
             member_id: Some(RaftId(1)),
-            door_pid: 5,
+            endpoint_pid: 5,
         }
     }
     fn certificate(of: NodeId, role: Role) -> CertIdentity {

@@ -15,11 +15,11 @@ impl MeshShell {
             .map(|(node, wanted, addr, dialing, failures)| self.peer_view(node, wanted, addr, dialing, failures))
             .collect();
         json!({
-            "node": own.map(|o| o.node), "seat": own.and_then(|o| o.member_id), "door_pid": self.endpoint,
+            "node": own.map(|o| o.node), "member_id": own.and_then(|o| o.member_id), "endpoint_pid": self.endpoint,
             "peers": peers, "hints": self.links.hints(),
             "sessions_ended": self.end_reasons,
             "offences": self.context.offences.view(),
-            "door": self.context.counters.view(),
+            "endpoint": self.context.counters.view(),
             "hellos_under_way": self.greeting.values().sum::<usize>(),
             "identity": self.register.view(),
         })
@@ -43,7 +43,7 @@ impl MeshShell {
 fn session_view(session: &Session) -> Value {
     json!({
         "number": session.number, "side": format!("{:?}", session.side).to_lowercase(), "remote": session.remote,
-        "since": session.since, "seat": session.member_id(),
+        "since": session.since, "member_id": session.member_id(),
         "bytes_read": session.meter.read(), "bytes_written": session.meter.written(),
         "bytes_unhandled": session.meter.unhandled(), "bytes_queued": session.meter.queued(),
         "gated": session.meter.gated(),

@@ -45,12 +45,12 @@ async fn malicious_manager_loses_only_its_own_session() {
     check(nodes, (12, "group"), |_| control(5, &group)).await;
     check(nodes, (13, "sessions"), |_| control(7, &nested(1, b"me"))).await;
     check(nodes, (14, "sessions"), |_| control(8, &nested(1, &nested(3, b"127.0.0.1:1")))).await;
-    check(nodes, (15, "cast"), |c| nested(2, &nested(1, &number(1, c.victim.door_pid)))).await;
+    check(nodes, (15, "cast"), |c| nested(2, &nested(1, &number(1, c.victim.endpoint_pid)))).await;
     let message = envelope(1, PeerMessage::Raft(vec![]));
-    check(nodes, (16, "foreign_door"), |c| call(c.victim.door_pid + 1, &message, 1, 100)).await;
+    check(nodes, (16, "foreign_endpoint"), |c| call(c.victim.endpoint_pid + 1, &message, 1, 100)).await;
     check(nodes, (17, "wrong_tag"), |c| {
         let message = envelope(c.victim.tag ^ 1, PeerMessage::Raft(vec![packet(17, 1, 1, 1)]));
-        call(c.victim.door_pid, &message, 1, 100)
+        call(c.victim.endpoint_pid, &message, 1, 100)
     })
     .await;
     check(nodes, (18, "unasked_reply"), |_| {
@@ -126,8 +126,11 @@ async fn messages_with_unknown_member_id_are_no_offence() {
     let piece = PeerMessage::SnapshotChunk { head, from: RaftId(30), offset: 0, data: vec![1], last: None };
     let answer = client.ask(&envelope(tag, piece)).await;
     assert!(matches!(answer, Some(PeerReply::Refused { .. })), "{answer:?}");
-    let view = nodes[0].wait_view("node/mesh", |v| v["door"]["dropped"]["unknown_seat"] == 3);
-    assert_eq!((&view["door"]["dropped"]["foreign_seat"], &view["offences"]), (&0.into(), &serde_json::json!([])));
+    let view = nodes[0].wait_view("node/mesh", |v| v["endpoint"]["dropped"]["unknown_member_id"] == 3);
+    assert_eq!(
+        (&view["endpoint"]["dropped"]["foreign_member_id"], &view["offences"]),
+        (&0.into(), &serde_json::json!([]))
+    );
     // Messages of the announced member id, in the same batch, arrive.
     assert_eq!(nodes[0].wait_for("packets"), "packets 9 1 3");
     assert_in_session(&mut nodes);
@@ -140,7 +143,7 @@ async fn forged_and_malformed_messages_are_dropped_and_counted() {
     let tag = client.victim.tag;
     let forged = envelope(tag, PeerMessage::Raft(vec![packet(2, 1, 1, 1), packet(2, 1, 2, 1)]));
     assert_eq!(client.ask(&forged).await, Some(PeerReply::Taken));
-    nodes[0].wait_view("node/mesh", |v| v["door"]["dropped"]["foreign_seat"] == 2);
+    nodes[0].wait_view("node/mesh", |v| v["endpoint"]["dropped"]["foreign_member_id"] == 2);
     // A message that is correct up to its tag, then declares 2^46 packets.
     let mut bomb = envelope(tag, PeerMessage::Raft(vec![]));
     bomb.pop();
@@ -150,7 +153,7 @@ async fn forged_and_malformed_messages_are_dropped_and_counted() {
     let mut garbage = envelope(tag, PeerMessage::Raft(vec![]));
     garbage.extend([0xff; 1000]);
     assert_eq!(client.ask(&garbage).await, Some(refused));
-    nodes[0].wait_view("node/mesh", |v| v["door"]["dropped"]["malformed"] == 2);
+    nodes[0].wait_view("node/mesh", |v| v["endpoint"]["dropped"]["malformed"] == 2);
     assert!(nodes[0].received("packets").is_empty());
     // Its own member id still works: the session is open.
     let own = envelope(tag, PeerMessage::Raft(vec![packet(9, 1, 1, 1)]));
@@ -172,7 +175,7 @@ async fn endless_calls_are_gated_and_cost_bounded_memory() {
     };
     let asked = muster_messages::wire::PeerCall::Membership { node: crate::node::node(9), request };
     let message = envelope(client.victim.tag, PeerMessage::Call(asked));
-    let frame = call(client.victim.door_pid, &message, 1, 60_000);
+    let frame = call(client.victim.endpoint_pid, &message, 1, 60_000);
     let one = [&(frame.len() as u64).to_be_bytes()[..], &frame].concat();
     let many = one.repeat(1000);
     // 100,000 unanswered calls, from a client that reads nothing.

@@ -25,7 +25,7 @@ pub fn hello_of(own: u8) -> MeshHello {
         incarnation: Incarnation(0),
         node: node(own.into()),
         raft_id: Some(RaftId(own.into())),
-        door_pid: ENDPOINT,
+        endpoint_pid: ENDPOINT,
         tag: 1,
         probe: false,
         starts: Starts::first(own.into()),
@@ -128,7 +128,7 @@ impl Client {
     pub async fn ask(&mut self, what: &[u8]) -> Option<PeerReply> {
         self.calls += 1;
         let tag = self.calls;
-        self.send(&call(self.victim.door_pid, what, tag, 5000)).await;
+        self.send(&call(self.victim.endpoint_pid, what, tag, 5000)).await;
         loop {
             let frame = self.next().await?;
             // node = 2 { reply = 3 { to = 1, tag = 2, what = 3 } }; everything else is control traffic.

@@ -58,8 +58,8 @@ fn three_managers_exchange_messages_calls_and_snapshots() {
     nodes[0].tell("forge 2 3");
     // The announcement is counted, and so is the message if it was sent before the answer to the announcement ended the
     // session.
-    let view = nodes[1].wait_view("node/mesh", |v| v["door"]["dropped"]["foreign_seat"].as_u64() >= Some(1));
-    assert_eq!(view["offences"][0]["offence"], "foreign_seat");
+    let view = nodes[1].wait_view("node/mesh", |v| v["endpoint"]["dropped"]["foreign_member_id"].as_u64() >= Some(1));
+    assert_eq!(view["offences"][0]["offence"], "foreign_member_id");
     assert!(nodes[1].received("packets").is_empty());
 }
 
@@ -174,7 +174,7 @@ fn crashed_endpoint_peer_or_mesh_recovers() {
     let mut nodes = vec![Node::start(1), Node::start(2)];
     connect(&mut nodes);
     let peer = format!("node/mesh/peer-{}", node::node(2));
-    for path in ["node/mesh/door", peer.as_str(), "node/mesh"] {
+    for path in ["node/mesh/endpoint", peer.as_str(), "node/mesh"] {
         nodes[0].tell(&format!("crash {path}"));
         nodes[0].wait_view(path, |v| v["incarnation"] == 2);
         let text = format!("after-{}", path.len());

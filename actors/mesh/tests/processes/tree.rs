@@ -81,7 +81,7 @@ impl Fixture {
         };
         let mesh = Mesh::new(MeshConfig::default(), wiring);
         harness.start_actor(mesh.spec());
-        for path in [MESH.to_owned(), format!("{MESH}/door")] {
+        for path in [MESH.to_owned(), format!("{MESH}/endpoint")] {
             harness.healthy(&path, 1).await;
         }
         let mesh = mesh.handle();
@@ -295,7 +295,7 @@ async fn crashed_endpoint_ends_sessions_and_reports_losses() {
         let mut fixture = Fixture::set().await;
         let (mut second, mut third) = (fixture.connect(2).await, fixture.connect(3).await);
         fixture.send_more_than_the_window(3).await;
-        let endpoint = format!("{MESH}/door");
+        let endpoint = format!("{MESH}/endpoint");
         fixture.harness.crash(&endpoint, how);
         for (n, client) in [(2, &mut second), (3, &mut third)] {
             client.wait_end().await;

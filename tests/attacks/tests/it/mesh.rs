@@ -138,7 +138,7 @@ async fn malicious_manager_harms_only_its_own_sessions() {
     let forged = vec![packet(other, victim_member_id), packet(victim_member_id, victim_member_id)];
     let reply = manager.ask(&envelope(manager.victim.tag, PeerMessage::Raft(forged))).await;
     println!("forged: {reply:?}");
-    fixture.shows("they are counted", |v| v["door"]["dropped"]["foreign_seat"].as_u64() >= Some(2)).await;
+    fixture.shows("they are counted", |v| v["endpoint"]["dropped"]["foreign_member_id"].as_u64() >= Some(2)).await;
     fixture.assert_unaffected(term).await;
 
     // A hello in another node's name, and with another's member id.
@@ -196,7 +196,7 @@ async fn manager_call_flood_is_bounded_and_forwarded_caller_trusted() {
     // Slow calls, from a manager that reads no answer.
     let before = fixture.rss_mib();
     let slow = relayed(Principal::Operator, Request::Events { since: Revision(u64::MAX), wait_ms: 9_000 });
-    let frame = call(manager.victim.door_pid, &slow, 1, 60_000);
+    let frame = call(manager.victim.endpoint_pid, &slow, 1, 60_000);
     let one = [&(frame.len() as u64).to_be_bytes()[..], &frame].concat();
     let many = one.repeat(1000);
     for _ in 0..50 {
