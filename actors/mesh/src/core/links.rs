@@ -257,7 +257,7 @@ impl Links {
 
     /// A new member has an empty replica and knows no manager: the manager that just probed it dials immediately, greater id or not.
     fn fresh(&mut self, now: Moment, node: NodeId) -> Link {
-        let answered = self.answered.remove(&node).is_some_and(|at| now.since(at) < PROBE_VALIDITY);
+        let answered = self.answered.get(&node).is_some_and(|at| now.since(*at) < PROBE_VALIDITY);
         let dial_delay = if answered { Duration::ZERO } else { self.dial_delay(node) };
         Link {
             addr: None,

@@ -142,6 +142,18 @@ fn probed_stream_stays_as_the_new_members_session() {
     assert!(!world.links.may_introduce(node(2)));
 }
 
+/// It does not know this manager and cannot dial.
+#[test]
+fn new_member_whose_probed_stream_broke_is_dialled_at_once() {
+    let mut world = World::of(3);
+    world.step(wanted(&[3]));
+    world.step(Input::Answered { node: node(2) });
+    world.step(Input::Opened { number: 1, node: node(2), dialed: true });
+    world.step(Input::Ended { number: 1 });
+    assert!(world.links.may_introduce(node(2)));
+    assert_eq!(dials(&world.step(wanted(&[2, 3]))), [node(2)]);
+}
+
 #[test]
 fn new_session_of_restarted_peer_replaces_the_old_one() {
     let mut world = World::of(1);
