@@ -14,6 +14,7 @@ mod backup;
 pub mod core;
 mod http;
 mod kube;
+mod lead;
 mod leader;
 mod leases;
 mod log_quota;
