@@ -1,5 +1,5 @@
 //! Switches that break one promise each, so that the simulation can show that it notices. They can be set
-//! only with the feature `bugs`, and per thread: a simulation runs on one.
+//! only with the feature `bug-injection`, and per thread: a simulation runs on one.
 
 use std::cell::Cell;
 
@@ -13,16 +13,16 @@ pub enum BugInjection {
 }
 
 thread_local! {
-    static ENGAGED: Cell<Option<BugInjection>> = const { Cell::new(None) };
+    static INJECTED: Cell<Option<BugInjection>> = const { Cell::new(None) };
 }
 
 /// Breaks this promise on the current thread from now on; `None` keeps them all again.
 #[cfg(feature = "bug-injection")]
 pub fn set(bug: Option<BugInjection>) {
-    ENGAGED.set(bug);
+    INJECTED.set(bug);
 }
 
 /// True while this promise is broken on the current thread; never without the feature.
-pub fn engaged(bug: BugInjection) -> bool {
-    cfg!(feature = "bug-injection") && ENGAGED.get() == Some(bug)
+pub fn is_injected(bug: BugInjection) -> bool {
+    cfg!(feature = "bug-injection") && INJECTED.get() == Some(bug)
 }

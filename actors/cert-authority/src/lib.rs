@@ -28,4 +28,4 @@ pub use self::config::{BadConfig, Config};
 pub use self::shell::{CertAuthorityShell, Clocks, Msg};
 
 /// True while a test has broken this promise on purpose.
-use self::bugs::engaged as injected;
+use self::bugs::is_injected as injected;
