@@ -19,6 +19,7 @@ use serde_json::Value;
 use tokio::sync::{mpsc, watch};
 use tracing::{debug, info, warn};
 
+use self::strangers::Strangers;
 use crate::core::filter::Side;
 use crate::core::hello::Own;
 use crate::core::links::{DialOutcome, Effect, Input, Links, SessionNumber};
@@ -36,6 +37,7 @@ use crate::wiring::{MeshConfig, MeshWiring};
 
 mod identity_bindings;
 mod shown;
+mod strangers;
 
 /// From the hello until both RPC endpoints are known: a few frames.
 const READY_DEADLINE: Duration = Duration::from_secs(5);
@@ -75,6 +77,7 @@ pub(crate) struct MeshShell {
     greeting: BTreeMap<NodeId, usize>,
     /// The peers' RPC endpoints of sessions that are ready.
     endpoints: BTreeMap<SessionNumber, ActorRef<EndpointMsg>>,
+    strangers: Strangers,
     alarm: Alarm,
     last_errors: BTreeMap<NodeId, String>,
     /// Managers that accept another process of this node.
@@ -116,6 +119,7 @@ impl MeshShell {
             next_session: 1,
             greeting: BTreeMap::new(),
             endpoints: BTreeMap::new(),
+            strangers: Strangers::default(),
             alarm: Alarm::default(),
             last_errors: BTreeMap::new(),
             refused_by: BTreeSet::new(),
@@ -377,6 +381,9 @@ impl MeshShell {
         let _gone = server.0.cast(NodeServerMessage::ConnectionOpenedExternal { stream, is_server: !dialed });
         cx.after(READY_DEADLINE, Msg::ReadyBy(number));
         let valid = opened.identity.not_after.0.saturating_sub(cx.wall().0);
+        if dialed && !self.links.is_member(agreed.node) {
+            self.watch_stranger(cx, number, agreed.node, opened.identity);
+        }
         let valid = Duration::from_millis(u64::try_from(valid).unwrap_or(0));
         cx.spawn(async move {
             tokio::select! {
@@ -457,9 +464,7 @@ impl MeshShell {
                     Some(peer) => {
                         let _full = peer.tell(PeerMsg::Call { deadline, call, reply });
                     }
-                    None => {
-                        let _gone = reply.send(Err(no_session(to)));
-                    }
+                    None => drop(reply.send(Err(no_session(to)))),
                 }
             }
             MeshMsg::Probe { addr, expect, reply } => self.probe(cx, addr, expect, reply),
@@ -578,6 +583,7 @@ impl Shell for MeshShell {
                     session.end(EndReason::NotReady);
                 }
             }
+            Msg::CheckStrangers => self.check_strangers(cx),
             Msg::ServerEnded => return Err(Fault::new("the session server ended")),
             Msg::Woke => {
                 self.alarm.fired();

@@ -44,6 +44,8 @@ pub enum Msg {
     },
     /// The ready deadline of a session.
     ReadyBy(SessionNumber),
+    /// See `strangers`.
+    CheckStrangers,
     ServerEnded,
     Woke,
 }

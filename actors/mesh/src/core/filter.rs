@@ -83,7 +83,7 @@ impl Violation {
             Violation::WrongTag => "wrong_tag",
             Violation::UnaskedReply => "unasked_reply",
             Violation::Flood => "flood",
-            Violation::EndpointStopped => "door_stopped",
+            Violation::EndpointStopped => "endpoint_stopped",
         }
     }
 }

@@ -117,7 +117,7 @@ pub fn may_belong_to(node: NodeId, member_id: RaftId, own: Option<RaftId>, local
 
 /// Whether the node is a current manager. The gateway has checked nodes that dialled us; nodes that we dialled are checked here,
 /// by the same rule: a replica that has applied the certificate's grant decides, an older one accepts the certificate.
-fn current(certificate: &CertIdentity, node: NodeId, replica: &Replica) -> Result<(), Refusal> {
+pub(crate) fn current(certificate: &CertIdentity, node: NodeId, replica: &Replica) -> Result<(), Refusal> {
     let (local_replica, raft) = (&replica.tables, &replica.raft);
     if local_replica.blocklist.contains_key(&node) {
         return Err(no(RefusalReason::Blocked, format!("{node} is blocked")));

@@ -200,6 +200,10 @@ impl Links {
     pub fn up(&self, node: NodeId) -> Option<SessionNumber> {
         self.links.get(&node).and_then(|l| l.up)
     }
+    /// It is a member in the local replica.
+    pub fn is_member(&self, node: NodeId) -> bool {
+        self.links.get(&node).is_some_and(|link| link.addr.is_some())
+    }
     /// No session with this node exists or is being opened, and it is no member in the local replica: a stream to it that both
     /// sides accepted may become its session.
     pub fn may_introduce(&self, node: NodeId) -> bool {
@@ -257,8 +261,7 @@ impl Links {
 
     /// A new member has an empty replica and knows no manager: the manager that just probed it dials immediately, greater id or not.
     fn fresh(&mut self, now: Moment, node: NodeId) -> Link {
-        let answered = self.answered.get(&node).is_some_and(|at| now.since(*at) < PROBE_VALIDITY);
-        let dial_delay = if answered { Duration::ZERO } else { self.dial_delay(node) };
+        let dial_delay = if self.has_answered(now, node) { Duration::ZERO } else { self.dial_delay(node) };
         Link {
             addr: None,
             found: None,
@@ -314,7 +317,8 @@ impl Links {
     fn ended(&mut self, now: Moment, leader: Option<NodeId>, number: SessionNumber, out: &mut Vec<Effect>) {
         let found = self.links.iter().find(|(_, l)| l.sessions.contains_key(&number)).map(|(n, _)| *n);
         let Some(node) = found else { return };
-        let dial_delay = self.dial_delay(node);
+        // It may not know this manager yet.
+        let dial_delay = if self.has_answered(now, node) { Duration::ZERO } else { self.dial_delay(node) };
         let Some(link) = self.links.get_mut(&node) else { return };
         let held = link.sessions.remove(&number);
         let proven = held.is_some_and(|h| h.ready.is_some_and(|at| now.since(at) >= PROVEN_AFTER));
@@ -428,6 +432,11 @@ impl Links {
             Next::At(at) => wake = Some(wake.map_or(at, |w| w.min(at))),
         }
         out.extend(wake.map(Effect::WakeAt));
+    }
+
+    /// A probe, a moment ago.
+    fn has_answered(&self, now: Moment, node: NodeId) -> bool {
+        self.answered.get(&node).is_some_and(|at| now.since(*at) < PROBE_VALIDITY)
     }
 
     fn dial_delay(&mut self, node: NodeId) -> Duration {
