@@ -1,6 +1,7 @@
 //! The dispatcher's shell: digests in, proposals out. [`crate::core::dispatcher`] decides.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use muster_kernel::{Address, Alarm, AskError, Cx, Fault, Recipient, Shell, Spec};
 use muster_messages::protocol::{Applied, DispatcherMsg, Named, ProposeError, RaftMemberMsg};

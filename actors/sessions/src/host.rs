@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use muster_gateway::{Connection, Registration, Services};
 use muster_kernel::{Address, Alarm, Cx, Fault, Shell, Slot, Spec};

@@ -2,7 +2,8 @@
 //!
 //! Owns        which request was sent on which connection, and which requests wait.
 //! Invariants  AGENT-11  a request waits at most [`WAIT_FOR_SESSION`] for a session, and at most `open_asks` requests exist at
-//!                       once; each is answered exactly once. One that was sent is never sent again: its caller repeats it.
+//!                       once; each is answered exactly once. One that was sent is sent again only if a new certificate's session
+//!                       replaced its own; otherwise its caller repeats it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -19,9 +20,16 @@ pub(super) const WAIT_FOR_SESSION: Duration = Duration::from_secs(2);
 #[derive(Clone, Debug, Default)]
 pub(super) struct Asks {
     /// By their ids on the connection.
-    sent: BTreeMap<u64, (Attempt, AskId)>,
+    sent: BTreeMap<u64, Sent>,
     /// The oldest first.
     waiting: VecDeque<Waiting>,
+}
+
+#[derive(Clone, Debug)]
+struct Sent {
+    on: Attempt,
+    ask: AskId,
+    question: AgentAsk,
 }
 
 #[derive(Clone, Debug)]
@@ -44,30 +52,45 @@ impl Asks {
     pub fn send(&mut self, attempt: Attempt, next_id: &mut u64, out: &mut Vec<Effect>) {
         for Waiting { ask, question, .. } in std::mem::take(&mut self.waiting) {
             *next_id += 1;
-            self.sent.insert(*next_id, (attempt, ask));
+            self.sent.insert(*next_id, Sent { on: attempt, ask, question: question.clone() });
             let frame = Box::new(AgentFrame::Ask { id: *next_id, ask: question });
             out.push(Effect::Send { attempt, frame });
         }
     }
 
-    /// The request that was sent under this id, if it still awaits its answer.
-    pub fn answered(&mut self, id: u64) -> Option<AskId> {
-        self.sent.remove(&id).map(|(_, ask)| ask)
+    /// The request that was sent under this id on this connection, if it still awaits its answer.
+    pub fn answered(&mut self, attempt: Attempt, id: u64) -> Option<AskId> {
+        self.sent.get(&id).filter(|sent| sent.on == attempt)?;
+        self.sent.remove(&id).map(|sent| sent.ask)
     }
 
     /// The connection is gone, with every answer still to come.
     pub fn lost(&mut self, attempt: Attempt, out: &mut Vec<Effect>) {
-        self.sent.retain(|_, (on, ask)| {
-            if *on == attempt {
-                refuse(*ask, no_session(), out);
-            }
-            *on != attempt
-        });
+        for sent in self.take_sent(attempt) {
+            refuse(sent.ask, no_session(), out);
+        }
+    }
+
+    /// The connection is replaced: its unanswered requests wait for the next one, before any other. The leader answers a
+    /// repeated request of the manager runtime like the first.
+    pub fn repeat(&mut self, now: Moment, attempt: Attempt) {
+        for Sent { ask, question, .. } in self.take_sent(attempt).into_iter().rev() {
+            self.waiting.push_front(Waiting { ask, question, until: now + WAIT_FOR_SESSION });
+        }
+    }
+
+    fn take_sent(&mut self, attempt: Attempt) -> Vec<Sent> {
+        let sent = std::mem::take(&mut self.sent).into_iter();
+        let (taken, left): (BTreeMap<u64, Sent>, BTreeMap<u64, Sent>) = sent.partition(|(_, sent)| sent.on == attempt);
+        self.sent = left;
+        taken.into_values().collect()
     }
 
     pub fn expire(&mut self, now: Moment, out: &mut Vec<Effect>) {
-        let over = self.waiting.iter().take_while(|waiting| waiting.until <= now).count();
-        for waiting in self.waiting.drain(..over) {
+        let (over, waiting) = std::mem::take(&mut self.waiting).into_iter().partition(|waiting| waiting.until <= now);
+        self.waiting = waiting;
+        let over: VecDeque<Waiting> = over;
+        for waiting in over {
             refuse(waiting.ask, no_session(), out);
         }
     }
@@ -81,7 +104,7 @@ impl Asks {
     }
 
     pub fn wake_at(&self) -> Option<Moment> {
-        self.waiting.front().map(|waiting| waiting.until)
+        self.waiting.iter().map(|waiting| waiting.until).min()
     }
 }
 

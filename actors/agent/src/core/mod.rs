@@ -222,7 +222,7 @@ impl Agent {
 
     fn received(&mut self, now: Moment, wall: WallTime, attempt: Attempt, frame: HostFrame, out: &mut Vec<Effect>) {
         if self.former == Some(attempt) {
-            return self.received_on_former(now, frame, out);
+            return self.received_on_former(now, attempt, frame, out);
         }
         let Phase::Live(live) = &mut self.phase else {
             return;
@@ -233,7 +233,7 @@ impl Agent {
         live.received = now;
         match frame {
             HostFrame::View(view) => self.viewed(now, wall, attempt, &view, out),
-            HostFrame::Answer { id, result } => self.answered(now, id, result, out),
+            HostFrame::Answer { id, result } => self.answered(now, attempt, id, result, out),
             // Requests are answered where they arrive: AGENT-9.
             HostFrame::Heard { .. } | HostFrame::Ask { .. } => {}
             HostFrame::Move { reason } => {
@@ -249,18 +249,18 @@ impl Agent {
     }
 
     /// Its views say nothing about the new certificate, and its end is expected.
-    fn received_on_former(&mut self, now: Moment, frame: HostFrame, out: &mut Vec<Effect>) {
+    fn received_on_former(&mut self, now: Moment, attempt: Attempt, frame: HostFrame, out: &mut Vec<Effect>) {
         match frame {
-            HostFrame::Answer { id, result } => self.answered(now, id, result, out),
-            HostFrame::Move { .. } | HostFrame::Ended(_) => self.close_former(out),
+            HostFrame::Answer { id, result } => self.answered(now, attempt, id, result, out),
+            HostFrame::Move { .. } | HostFrame::Ended(_) => self.close_former(now, out),
             HostFrame::View(_) | HostFrame::Heard { .. } | HostFrame::Ask { .. } => {}
         }
     }
 
-    fn close_former(&mut self, out: &mut Vec<Effect>) {
+    fn close_former(&mut self, now: Moment, out: &mut Vec<Effect>) {
         if let Some(attempt) = self.former.take() {
             hang_up(attempt, BYE_NEW_CERTIFICATE, out);
-            self.asks.lost(attempt, out);
+            self.asks.repeat(now, attempt);
         }
     }
 
@@ -283,7 +283,7 @@ impl Agent {
             self.renewal.retry_now();
             let (host, addr) = (live.host, live.addr.clone());
             out.push(Effect::LogEvent(LogEvent::SessionOpened { host, addr }));
-            self.close_former(out);
+            self.close_former(now, out);
         }
         if let Phase::Live(live) = &mut self.phase {
             live.incarnation = view.incarnation;
@@ -304,8 +304,15 @@ impl Agent {
         self.renewal.viewed(&self.certificate, view);
     }
 
-    fn answered(&mut self, now: Moment, id: u64, result: Result<AgentAnswer, ErrorBody>, out: &mut Vec<Effect>) {
-        if let Some(ask) = self.asks.answered(id) {
+    fn answered(
+        &mut self,
+        now: Moment,
+        attempt: Attempt,
+        id: u64,
+        result: Result<AgentAnswer, ErrorBody>,
+        out: &mut Vec<Effect>,
+    ) {
+        if let Some(ask) = self.asks.answered(attempt, id) {
             out.push(Effect::LeaderAnswered { ask, result });
             return;
         }
@@ -331,14 +338,14 @@ impl Agent {
     /// A connection ended or failed to open.
     fn lost(&mut self, now: Moment, wall: WallTime, attempt: Attempt, why: Loss, out: &mut Vec<Effect>) {
         if self.former == Some(attempt) {
-            return self.close_former(out);
+            return self.close_former(now, out);
         }
         let (addr, opened, was_session) = match &self.phase {
             Phase::Connecting { attempt: current, addr } if *current == attempt => (addr.clone(), None, false),
             Phase::Live(live) if live.attempt == attempt => (live.addr.clone(), Some(live.opened), live.viewed),
             _ => return,
         };
-        self.session_lost(attempt, out);
+        self.session_lost(now, attempt, out);
         if opened.is_some_and(|at| now.since(at) >= self.config.stable_after) {
             self.failures = 0;
         }
@@ -377,10 +384,10 @@ impl Agent {
     }
 
     /// Requests on a lost session are repeated by their callers.
-    fn session_lost(&mut self, attempt: Attempt, out: &mut Vec<Effect>) {
+    fn session_lost(&mut self, now: Moment, attempt: Attempt, out: &mut Vec<Effect>) {
         self.renewal.session_lost();
         self.asks.lost(attempt, out);
-        self.close_former(out);
+        self.close_former(now, out);
     }
 
     /// AGENT-5: what a refusal means beyond its connection.
@@ -409,9 +416,13 @@ impl Agent {
         }
         if let Some(attempt) = self.phase.attempt() {
             out.push(Effect::HangUp { attempt });
-            self.session_lost(attempt, out);
+            self.asks.lost(attempt, out);
         }
-        self.close_former(out);
+        self.renewal.session_lost();
+        if let Some(attempt) = self.former.take() {
+            out.push(Effect::HangUp { attempt });
+            self.asks.lost(attempt, out);
+        }
         self.phase = Phase::Over;
         out.push(Effect::KeepTrouble(trouble.clone()));
         self.ended = Some(trouble);
@@ -430,7 +441,7 @@ impl Agent {
         if matches!(self.phase, Phase::Over) {
             return;
         }
-        self.close_former(out);
+        self.close_former(now, out);
         match std::mem::replace(&mut self.phase, Phase::Resting { until: now }) {
             Phase::Live(live) if live.viewed => self.former = Some(live.attempt),
             Phase::Live(live) => hang_up(live.attempt, BYE_NEW_CERTIFICATE, out),

@@ -10,9 +10,7 @@ use muster_store::snapshot::SnapshotFault;
 use raft::SnapshotStatus;
 
 use super::internals::Internals;
-use super::{
-    Durable, Incoming, Incompatible, Notice, RaftCore, Received, Recovered, Settling, packets, repair_progress,
-};
+use super::{Durable, Incoming, Incompatible, Notice, RaftCore, Received, Recovered, Settling, packets};
 
 impl RaftCore {
     /// A packet from an authenticated node.

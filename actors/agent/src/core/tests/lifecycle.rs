@@ -110,9 +110,11 @@ fn requests_use_the_former_session_until_the_new_one_is_open() {
     w.open();
     assert!(!w.hung_up(former), "the new host has not shown that it knows this node");
     w.show(view(9, Role::Manager, 8));
-    assert!(w.hung_up(former) && w.refused(2), "{:?}", w.out);
-    w.ask(3);
-    assert_eq!(w.asked().map(|(attempt, _)| attempt), Some(w.attempt()));
+    assert!(w.hung_up(former) && !w.refused(2), "{:?}", w.out);
+    let (attempt, id) = w.asked().expect("the request without an answer is repeated");
+    assert_eq!(attempt, w.attempt());
+    w.answer(id, Ok(AgentAnswer::Reported));
+    assert!(w.has_effect(|e| matches!(e, Effect::LeaderAnswered { ask: AskId(2), result: Ok(_) })));
 }
 
 /// The host itself ends it when the new connection arrives there.
@@ -122,12 +124,12 @@ fn end_of_the_former_session_is_neither_a_failure_nor_a_refusal() {
     w.ask(1);
     let ended = HostFrame::Ended(refusal(RefusalReason::TooManyRequests));
     w.step(Input::Heard { attempt: former, frame: Box::new(ended) });
-    assert!(w.hung_up(former) && w.refused(1), "{:?}", w.out);
+    assert!(w.hung_up(former) && !w.refused(1), "{:?}", w.out);
     w.step(Input::Lost { attempt: former, why: Loss::Broken("closed".to_owned()) });
     assert_eq!((w.agent.failures(), w.agent.last_refusal(), w.agent.last_loss()), (0, None, None));
     w.open();
     w.show(view(9, Role::Manager, 8));
-    assert!(w.agent.session().is_some());
+    assert!(w.agent.session().is_some() && w.asked().is_some(), "the request is repeated: {:?}", w.out);
 }
 
 #[test]
@@ -135,7 +137,9 @@ fn former_session_ends_with_the_first_attempt_to_replace_it() {
     let (mut w, former) = World::promoted();
     w.ask(1);
     w.lose();
-    assert!(w.hung_up(former) && w.refused(1), "{:?}", w.out);
+    assert!(w.hung_up(former) && !w.refused(1), "{:?}", w.out);
+    w.step(Input::RefusedByPeer { refusal: refusal(RefusalReason::Removed), serial: None });
+    assert!(w.refused(1), "no session will follow");
 
     let (mut w, former) = World::promoted();
     w.step(Input::Stop);
