@@ -1,5 +1,5 @@
 //! Switches that break one promise each, so that the simulation can show that it notices. They can be set
-//! only with the feature `bugs`, and per thread: a simulation runs on one.
+//! only with the feature `bug-injection`, and per thread: a simulation runs on one.
 
 use std::cell::Cell;
 

@@ -351,6 +351,8 @@ impl Settings {
         config.heartbeat = self.agent.heartbeat.0;
         config.heartbeat_jitter = self.agent().heartbeat_jitter;
         config.registration_burst = config.registrations_per_sec * 2.0;
+        // Far above an election: twice the longest one.
+        config.leaderless_after = config.leaderless_after.max(self.raft.election_timeout.0 * 4);
         config
     }
 

@@ -65,6 +65,9 @@ impl Settings {
         if self.raft.heartbeat > span(1_000) {
             return Err("[raft] heartbeat: at most 1s; a manager silent for 1500ms counts as unreachable".to_owned());
         }
+        if self.raft.election_timeout > span(10_000) {
+            return Err("[raft] election_timeout: at most 10s; calls between managers end after that".to_owned());
+        }
         if self.audit.required && self.audit.file.is_empty() {
             return Err("[audit] required = true: needs [audit] file".to_owned());
         }

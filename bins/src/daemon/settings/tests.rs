@@ -67,6 +67,7 @@ fn a_key_reaches_the_actors_that_use_it() {
     assert_eq!(s.raft().transfer_wait, RaftConfig::default().transfer_wait, "never shorter");
     let s = settings("[raft]\nelection_timeout = \"3s\"\n").unwrap();
     assert_eq!(s.raft().transfer_wait, Duration::from_secs(10));
+    assert_eq!(s.sessions().leaderless_after, Duration::from_secs(12));
 }
 
 #[test]
@@ -90,6 +91,7 @@ fn values_that_cannot_work_are_refused_with_a_sentence() {
         ("[agent]\nheartbeat = \"10ms\"", "[agent] heartbeat = 10ms: at least 50ms"),
         ("[raft]\nelection_timeout = \"200ms\"", "at least 300ms, three times [raft] heartbeat"),
         ("[raft]\nheartbeat = \"5s\"", "at most 1s"),
+        ("[raft]\nelection_timeout = \"11s\"", "at most 10s"),
         ("[raft]\nsnapshot_bytes = 0", "[raft] snapshot_bytes = 0: must be more than zero"),
         ("[raft]\nkeep_entries = -1", "keep_entries"),
         ("[raft]\nmax_proposals = 100", "unknown field `max_proposals`"),
