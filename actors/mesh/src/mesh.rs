@@ -19,7 +19,7 @@ use serde_json::Value;
 use tokio::sync::{mpsc, watch};
 use tracing::{debug, info, warn};
 
-use self::strangers::Strangers;
+use self::non_members::NonMembers;
 use crate::core::filter::Side;
 use crate::core::hello::Own;
 use crate::core::links::{DialOutcome, Effect, Input, Links, SessionNumber};
@@ -36,8 +36,8 @@ use crate::stream::Guarded;
 use crate::wiring::{MeshConfig, MeshWiring};
 
 mod identity_bindings;
+mod non_members;
 mod shown;
-mod strangers;
 
 /// From the hello until both RPC endpoints are known: a few frames.
 const READY_DEADLINE: Duration = Duration::from_secs(5);
@@ -77,7 +77,7 @@ pub(crate) struct MeshShell {
     greeting: BTreeMap<NodeId, usize>,
     /// The peers' RPC endpoints of sessions that are ready.
     endpoints: BTreeMap<SessionNumber, ActorRef<EndpointMsg>>,
-    strangers: Strangers,
+    non_members: NonMembers,
     alarm: Alarm,
     last_errors: BTreeMap<NodeId, String>,
     /// Managers that accept another process of this node.
@@ -119,7 +119,7 @@ impl MeshShell {
             next_session: 1,
             greeting: BTreeMap::new(),
             endpoints: BTreeMap::new(),
-            strangers: Strangers::default(),
+            non_members: NonMembers::default(),
             alarm: Alarm::default(),
             last_errors: BTreeMap::new(),
             refused_by: BTreeSet::new(),
@@ -382,7 +382,7 @@ impl MeshShell {
         cx.after(READY_DEADLINE, Msg::ReadyBy(number));
         let valid = opened.identity.not_after.0.saturating_sub(cx.wall().0);
         if dialed && !self.links.is_member(agreed.node) {
-            self.watch_stranger(cx, number, agreed.node, opened.identity);
+            self.watch_non_member(cx, number, agreed.node, opened.identity);
         }
         let valid = Duration::from_millis(u64::try_from(valid).unwrap_or(0));
         cx.spawn(async move {
@@ -583,7 +583,7 @@ impl Shell for MeshShell {
                     session.end(EndReason::NotReady);
                 }
             }
-            Msg::CheckStrangers => self.check_strangers(cx),
+            Msg::CheckNonMembers => self.check_non_members(cx),
             Msg::ServerEnded => return Err(Fault::new("the session server ended")),
             Msg::Woke => {
                 self.alarm.fired();

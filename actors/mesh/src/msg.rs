@@ -44,8 +44,8 @@ pub enum Msg {
     },
     /// The ready deadline of a session.
     ReadyBy(SessionNumber),
-    /// See `strangers`.
-    CheckStrangers,
+    /// See `non_members`.
+    CheckNonMembers,
     ServerEnded,
     Woke,
 }

@@ -1,4 +1,4 @@
-//! Strangers: sessions that this manager dialled to nodes that are no members in its replica. A new member is one for a moment: the
+//! Non-members: sessions that this manager dialled to nodes that are no members in its replica. A new member is one for a moment: the
 //! stream of its dial-back stays.
 //!
 //! Owns        the certificate that each showed.
@@ -22,9 +22,9 @@ use crate::session::EndReason;
 pub(super) const CHECK_EVERY: Duration = Duration::from_millis(100);
 
 #[derive(Default)]
-pub(super) struct Strangers(BTreeMap<SessionNumber, (NodeId, CertIdentity)>);
+pub(super) struct NonMembers(BTreeMap<SessionNumber, (NodeId, CertIdentity)>);
 
-impl Strangers {
+impl NonMembers {
     /// True: it is the first, and checks must begin.
     pub fn add(&mut self, number: SessionNumber, node: NodeId, certificate: CertIdentity) -> bool {
         self.0.insert(number, (node, certificate));
@@ -53,22 +53,22 @@ impl Strangers {
 }
 
 impl MeshShell {
-    pub(super) fn watch_stranger(&mut self, cx: &Cx<Msg>, number: SessionNumber, node: NodeId, shown: CertIdentity) {
-        if self.strangers.add(number, node, shown) {
-            cx.after(CHECK_EVERY, Msg::CheckStrangers);
+    pub(super) fn watch_non_member(&mut self, cx: &Cx<Msg>, number: SessionNumber, node: NodeId, shown: CertIdentity) {
+        if self.non_members.add(number, node, shown) {
+            cx.after(CHECK_EVERY, Msg::CheckNonMembers);
         }
     }
 
-    pub(super) fn check_strangers(&mut self, cx: &Cx<Msg>) {
+    pub(super) fn check_non_members(&mut self, cx: &Cx<Msg>) {
         let (links, sessions, replica) = (&self.links, &self.sessions, self.wiring.replica.borrow().clone());
         let remains = |number, node| sessions.get(number).is_some() && !links.is_member(node);
-        for (number, refusal) in self.strangers.refused(&replica, remains) {
+        for (number, refusal) in self.non_members.refused(&replica, remains) {
             if let Some(session) = sessions.get(number) {
                 session.end(EndReason::Cut(refusal.message));
             }
         }
-        if !self.strangers.is_empty() {
-            cx.after(CHECK_EVERY, Msg::CheckStrangers);
+        if !self.non_members.is_empty() {
+            cx.after(CHECK_EVERY, Msg::CheckNonMembers);
         }
     }
 }
@@ -109,24 +109,27 @@ mod tests {
     }
 
     #[test]
-    fn demoted_removed_or_blocked_stranger_loses_its_session() {
+    fn demoted_removed_or_blocked_node_loses_its_session() {
         let mut replica = Replica::default();
         replica.tables.revision = GRANTED;
         replica.tables.nodes.insert(node(), record(Role::Manager));
-        let mut strangers = Strangers::default();
-        assert!(strangers.add(7, node(), certificate()) && !strangers.add(8, node(), certificate()));
-        let refused = |strangers: &mut Strangers, replica: &Replica| {
-            let refused = strangers.refused(replica, |number, _| number == 7);
+        let mut non_members = NonMembers::default();
+        assert!(non_members.add(7, node(), certificate()) && !non_members.add(8, node(), certificate()));
+        let refused = |non_members: &mut NonMembers, replica: &Replica| {
+            let refused = non_members.refused(replica, |number, _| number == 7);
             refused.into_iter().map(|(number, refusal)| (number, refusal.reason)).collect::<Vec<_>>()
         };
-        assert_eq!(refused(&mut strangers, &replica), []);
+        assert_eq!(refused(&mut non_members, &replica), []);
         replica.tables.nodes.insert(node(), record(Role::Worker));
-        assert_eq!(refused(&mut strangers, &replica), [(7, RefusalReason::Demoted)]);
+        assert_eq!(refused(&mut non_members, &replica), [(7, RefusalReason::Demoted)]);
         replica.tables.nodes.remove(&node());
-        assert_eq!(refused(&mut strangers, &replica), [(7, RefusalReason::Removed)]);
+        assert_eq!(refused(&mut non_members, &replica), [(7, RefusalReason::Removed)]);
         let (by, at) = (Principal::Operator, WallTime(0));
         replica.tables.blocklist.insert(node(), Blocked { node: node(), by, blocked_at: at, expires_at: at });
-        assert_eq!(refused(&mut strangers, &replica), [(7, RefusalReason::Blocked)]);
-        assert!(strangers.refused(&replica, |_, _| false).is_empty() && strangers.is_empty(), "it has become a member");
+        assert_eq!(refused(&mut non_members, &replica), [(7, RefusalReason::Blocked)]);
+        assert!(
+            non_members.refused(&replica, |_, _| false).is_empty() && non_members.is_empty(),
+            "it has become a member"
+        );
     }
 }
