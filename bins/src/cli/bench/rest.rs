@@ -13,7 +13,7 @@ use muster_client::{Failure, Outcome, Target};
 use muster_gateway::Dialer;
 use muster_kernel::Clock;
 use muster_messages::protocol::Service;
-use muster_messages::{ErrorCode, NodeId, WallTime};
+use muster_messages::{ErrorCode, NodeId};
 use serde_json::{Value, json};
 
 use super::access::{LABEL, NAMESPACE, lease_of, over_tls};
@@ -153,10 +153,8 @@ fn leases() -> String {
 
 /// The current time with made-up microseconds, so that two updates within a millisecond differ.
 fn now(micros: u64) -> Value {
-    let wall = Clock.wall().0;
-    let millis = wall.rem_euclid(1000);
-    let second = WallTime(wall - millis).to_string();
-    json!(format!("{}.{millis:03}{:03}Z", second.trim_end_matches('Z'), micros % 1000))
+    let now = Clock.wall().to_string();
+    json!(format!("{}{:03}Z", now.trim_end_matches('Z'), micros % 1000))
 }
 
 fn lost(why: impl std::fmt::Display) -> Failure {

@@ -78,7 +78,7 @@ fn table(root: &Value) -> String {
     table.render()
 }
 
-/// The last segment of its path. Ids in names (session-<node>) are shortened.
+/// The last segment of its path. Ids in names (`session-<node>`) are shortened.
 pub(super) fn name_of(actor: &Value) -> String {
     if let Some(shown) = actor["shown"].as_str() {
         return printable(shown);
