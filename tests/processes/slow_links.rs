@@ -123,7 +123,7 @@ fn roles_change_between_distant_managers() {
         timed("promotion", &by, &["node", "promote", "n4", "--wait=300s"]);
         timed("demotion", &by, &["node", "demote", "n4", "--wait=300s"]);
     }
-    assert_eq!(raft_member(&world, &by)["term"], term, "the distance is no reason for an election");
+    assert_eq!(raft_member(&world, &by)["term"], term, "the distance causes no election");
     let leader = world.leader_seen_by(&by);
     timed("demotion of the leader", &by, &["node", "demote", &leader, "--wait=300s"]);
 }

@@ -356,7 +356,7 @@ impl AgentShell {
         });
     }
 
-    /// A repeated note is logged once.
+    /// A repeated event is logged once.
     fn log_event(&mut self, log_event: LogEvent) {
         let repeated = self.last_log_event.as_ref() == Some(&log_event);
         match &log_event {

@@ -123,7 +123,7 @@ mod tests {
 
     use super::*;
 
-    /// An operator whose certificate ends must be able to work when there is no room.
+    /// Otherwise an operator whose certificate expires could not work on a full state.
     #[test]
     fn renewed_user_adds_nothing() {
         let user = |name: &str, serial: &str, namespaces: &[&str]| User {

@@ -14,7 +14,7 @@ pub enum MeshMsg {
     /// Late: the peer may still carry it out.
     Call { to: NodeId, deadline_ms: u64, call: Box<PeerCall>, reply: Reply<Result<Vec<u8>, ErrorBody>> },
     /// Dials an address and exchanges hellos: does `expect` answer there? (The dial-back of a promotion.) The connection stays
-    /// as the session of a node that is no member yet and has none; any other is closed. Lost: counts as a failed dial-back; the
+    /// as the session of a node that is not a member yet and has no session; any other is closed. Lost: counts as a failed dial-back; the
     /// node asks again. Repeated: dials again. Late: the answer holds for when it was dialled.
     Probe { addr: String, expect: NodeId, reply: Reply<Result<(), ErrorBody>> },
 }

@@ -204,7 +204,7 @@ impl Links {
     pub fn is_member(&self, node: NodeId) -> bool {
         self.links.get(&node).is_some_and(|link| link.addr.is_some())
     }
-    /// No session with this node exists or is being opened, and it is no member in the local replica: a stream to it that both
+    /// No session with this node exists or is being opened, and it is not a member in the local replica: a stream to it that both
     /// sides accepted may become its session.
     pub fn may_introduce(&self, node: NodeId) -> bool {
         let link = self.links.get(&node);

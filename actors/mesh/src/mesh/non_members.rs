@@ -1,8 +1,8 @@
-//! Non-members: sessions that this manager dialled to nodes that are no members in its replica. A new member is one for a moment: the
+//! Non-members: sessions that this manager dialled to nodes that are not members in its replica. A new member is one for a moment: the
 //! stream of its dial-back stays.
 //!
 //! Owns        the certificate that each showed.
-//! Invariants  MESH-26  a session dialled to a node that is no member ends within [`CHECK_EVERY`] of a replica that blocks, removes
+//! Invariants  MESH-26  a session dialled to a node that is not a member ends within [`CHECK_EVERY`] of a replica that blocks, removes
 //!                      or demotes the node, or replaces its certificate. The gateway ends accepted sessions, and a change of
 //!                      members those of members; neither sees these.
 
@@ -35,7 +35,7 @@ impl NonMembers {
         self.0.is_empty()
     }
 
-    /// The sessions that must end, and why. `remains`: whether it exists and its node is still no member; another one is
+    /// The sessions that must end, and why. `remains`: whether it exists and its node is still not a member; another one is
     /// forgotten.
     pub fn refused(
         &mut self,
@@ -45,7 +45,7 @@ impl NonMembers {
         self.0.retain(|number, (node, _)| remains(*number, *node));
         let refused = |(number, (node, certificate)): (&SessionNumber, &(NodeId, CertIdentity))| {
             let refusal = hello::current(certificate, *node, replica).err()?;
-            // A replica that is too old to know is no reason.
+            // A replica that is too old to decide ends no session.
             (refusal.reason != RefusalReason::NotKnownHereYet).then_some((*number, refusal))
         };
         self.0.iter().filter_map(refused).collect()
