@@ -381,10 +381,10 @@ impl MeshShell {
         let _gone = server.0.cast(NodeServerMessage::ConnectionOpenedExternal { stream, is_server: !dialed });
         cx.after(READY_DEADLINE, Msg::ReadyBy(number));
         let valid = opened.identity.not_after.0.saturating_sub(cx.wall().0);
+        let valid = Duration::from_millis(u64::try_from(valid).unwrap_or(0));
         if dialed && !self.links.is_member(agreed.node) {
             self.watch_non_member(cx, number, agreed.node, opened.identity);
         }
-        let valid = Duration::from_millis(u64::try_from(valid).unwrap_or(0));
         cx.spawn(async move {
             tokio::select! {
                 () = session.ended().cancelled() => {}

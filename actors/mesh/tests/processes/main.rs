@@ -93,6 +93,20 @@ fn new_member_announces_its_id_in_existing_session() {
     assert_eq!(ended, serde_json::json!({}));
 }
 
+/// MESH-26. No change of members concerns this session, and no gateway knows it.
+#[test]
+fn session_of_a_probe_ends_when_its_node_is_demoted() {
+    let mut nodes = [Node::start(1), Node::start(2)];
+    let addr = nodes[0].addr.clone();
+    nodes[1].tell(&format!("probe {addr} 1"));
+    assert_eq!(nodes[1].wait_for("probe"), "probe ok");
+    nodes[0].wait_for("session 2 up");
+    nodes[1].tell("demoted 1");
+    nodes[0].wait_for("session 2 down");
+    let ended = nodes[1].view("node/mesh")["sessions_ended"].clone();
+    assert_eq!(ended, serde_json::json!({"cut": 1}));
+}
+
 #[test]
 fn probe_checks_who_answers() {
     let mut nodes = [Node::start(1), Node::start(2)];

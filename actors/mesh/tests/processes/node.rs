@@ -246,6 +246,11 @@ impl Running {
                 });
                 self.mesh.members(members, Some(RaftId(self.own)));
             }
+            ["demoted", n] => self.replica.send_modify(|r| {
+                let tables = &mut Arc::make_mut(r).tables;
+                let record = NodeRecord::new(node(parse(n)), Name::sanitized("n"), Role::Worker, WallTime(0));
+                tables.nodes.insert(record.id, Arc::new(record));
+            }),
             ["leader", n] => self.replica.send_modify(|r| Arc::make_mut(r).raft.leader_node = Some(node(parse(n)))),
             ["raft", to, count, bytes] => {
                 let (to, bytes) = (parse(to), parse(bytes));
