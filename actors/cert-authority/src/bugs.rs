@@ -10,6 +10,8 @@ pub enum BugInjection {
     SignDesiredRole,
     /// Renews a superseded certificate (breaks CERT-6).
     RenewSuperseded,
+    /// Records certificates as of feature level 3, whatever the cluster's (breaks LEVEL-4).
+    IgnoreLevel,
 }
 
 thread_local! {

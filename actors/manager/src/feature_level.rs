@@ -91,7 +91,7 @@ pub fn sentence(what: impl std::fmt::Display, supported: u32) -> String {
 }
 
 /// The definition of this level. All builds of a level bring the same one: it is never changed.
-fn definition(level: u32) -> Definition {
+pub fn definition(level: u32) -> Definition {
     ReconcilerSpec::handler(LEVEL_RECONCILER, level_release(level).into(), MANAGERS_SCOPE)
         .floor(level_release(level))
         .once()

@@ -38,6 +38,8 @@ pub enum BugInjection {
     AcceptReportedNames,
     /// Events of leases are kept among the others (breaks EVENT-1).
     ShareEventQuota,
+    /// The feature level is raised without a check at apply (breaks LEVEL-3).
+    RaiseWithoutCheck,
 }
 
 thread_local! {

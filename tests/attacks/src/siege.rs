@@ -19,7 +19,7 @@ use muster_messages::{
 };
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::task::JoinSet;
+use tokio::runtime::Runtime;
 use tokio::time::{sleep, timeout};
 
 use crate::caller::{ANSWER_TIMEOUT, Caller};
@@ -117,23 +117,41 @@ pub struct Attacker {
 type DoneRefused = (u64, u64);
 type Counts = Arc<Mutex<BTreeMap<SiegeKind, DoneRefused>>>;
 
-/// Runs until dropped or ended.
+/// Runs until dropped or ended, on threads of the lowest priority. Attackers have machines of their own: they must cost the
+/// managers what managers do for them, not the processor time that attacking takes.
 pub struct Siege {
     over: Arc<AtomicBool>,
     counts: Counts,
-    tasks: JoinSet<()>,
+    /// `Some` until the end.
+    runtime: Option<Runtime>,
+}
+
+/// The priority that gets only processor time which no other thread wants (nice 19, setpriority(2)).
+const LOWEST_PRIORITY: i32 = 19;
+
+fn low_priority_runtime() -> Runtime {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .thread_name("siege")
+        .on_thread_start(|| {
+            // On Linux, "this process" is the calling thread.
+            rustix::process::setpriority_process(None, LOWEST_PRIORITY).expect("every thread may lower its priority");
+        })
+        .build()
+        .expect("a runtime for the attackers")
 }
 
 impl Siege {
     pub fn begin(attacker: &Attacker, harms: &[SiegeKind]) -> Self {
         let (over, counts) = (Arc::new(AtomicBool::new(false)), Counts::default());
-        let mut tasks = JoinSet::new();
+        let runtime = low_priority_runtime();
         let number = Arc::new(AtomicU64::new(1));
         for (kind, to) in harms.iter().flat_map(|kind| attacker.managers.iter().map(move |to| (*kind, *to))) {
             for task in 0..kind.tasks() {
                 let (over, number, counts) = (Arc::clone(&over), Arc::clone(&number), Arc::clone(&counts));
                 let one = SiegeTask { attacker: attacker.clone(), kind, to, task, number, counts };
-                tasks.spawn(async move {
+                runtime.spawn(async move {
                     while !over.load(Ordering::Relaxed) {
                         let (done, refused) = one.once(&over).await;
                         one.count((done, refused));
@@ -144,7 +162,7 @@ impl Siege {
                 });
             }
         }
-        Self { over, counts, tasks }
+        Self { over, counts, runtime: Some(runtime) }
     }
 
     /// Counts of done and refused operations per kind so far.
@@ -153,10 +171,17 @@ impl Siege {
     }
 
     /// Ends it.
-    pub async fn end(mut self) -> BTreeMap<SiegeKind, DoneRefused> {
-        self.over.store(true, Ordering::Relaxed);
-        self.tasks.shutdown().await;
+    pub fn end(self) -> BTreeMap<SiegeKind, DoneRefused> {
         self.counts()
+    }
+}
+
+impl Drop for Siege {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Relaxed);
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background(); // each task ends where it waits next
+        }
     }
 }
 

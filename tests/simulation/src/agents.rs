@@ -9,7 +9,7 @@ use muster_messages::wire::{
     Refusal,
 };
 use muster_messages::{
-    CertIdentity, ErrorBody, ErrorCode, FEATURE_LEVEL, Incarnation, NodeId, RaftId, RefusalReason, Revision, Role,
+    CertIdentity, ErrorBody, ErrorCode, Incarnation, NodeId, RaftId, RefusalReason, Revision, Role,
     Subject, WallTime,
 };
 use muster_role_manager::core as roles;
@@ -388,7 +388,7 @@ impl Simulation {
         let lost = disk.lost.clone().filter(|_| h.keeper.assigned <= disk.held);
         let held = if lost.is_some() { self.machines[idx].disk.held } else { h.keeper.holds };
         let advertise = self.machines[idx].addr.clone();
-        let request = MembershipRequest { advertise, held, data_lost: lost, feature_level: FEATURE_LEVEL };
+        let request = MembershipRequest { advertise, held, data_lost: lost, feature_level: self.machines[idx].build };
         let ask = self.number();
         if let Some(h) = self.machines[idx].runtime_mut(runtime) {
             h.keeper.asking = Some(ask);
@@ -452,6 +452,7 @@ impl Simulation {
                 self.ask_again(idx, pause);
             }
             Ok(MembershipReply::NotWanted { .. }) => self.ask_again(idx, MAX_PAUSE),
+            Err(error) if error.code == ErrorCode::GateClosed => self.stop_incompatible(idx, "the leader says so"),
             Err(_) => {
                 let pause = runtime.keeper.pause;
                 runtime.keeper.pause = pause.mul_f64(1.5).min(MAX_PAUSE);

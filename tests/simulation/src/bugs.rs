@@ -75,10 +75,16 @@ pub enum Bug {
     CompactDuringTransfer,
     /// A member that refuses a snapshot is sent another one at once.
     SnapshotsWithoutBackoff,
+    /// The feature level is raised without a check at apply.
+    RaiseWithoutCheck,
+    /// A member continues beyond the feature level of its build.
+    IgnoreLevel,
+    /// The certificate authority records certificates as of the newest feature level.
+    RecordAheadOfLevel,
 }
 
 impl Bug {
-    pub const ALL: [Bug; 39] = [
+    pub const ALL: [Bug; 42] = [
         Bug::AckBeforeSync,
         Bug::VoteBeforeSync,
         Bug::VoteTwice,
@@ -118,6 +124,9 @@ impl Bug {
         Bug::ShareEventQuota,
         Bug::CompactDuringTransfer,
         Bug::SnapshotsWithoutBackoff,
+        Bug::RaiseWithoutCheck,
+        Bug::IgnoreLevel,
+        Bug::RecordAheadOfLevel,
     ];
 
     /// The invariants of which the simulation must find one violated.
@@ -159,6 +168,9 @@ impl Bug {
             Bug::RenewSuperseded => &["CERT-6"],
             Bug::CompactDuringTransfer => &["SNAP-1"],
             Bug::SnapshotsWithoutBackoff => &["SNAP-2"],
+            Bug::RaiseWithoutCheck => &["LEVEL-1", "LEVEL-3"],
+            Bug::IgnoreLevel => &["LEVEL-2"],
+            Bug::RecordAheadOfLevel => &["LEVEL-4"],
         }
     }
 
@@ -181,12 +193,14 @@ impl Bug {
             Some(Bug::AcceptAnyLabels) => Some(store::BugInjection::AcceptAnyLabels),
             Some(Bug::AcceptReportedNames) => Some(store::BugInjection::AcceptReportedNames),
             Some(Bug::ShareEventQuota) => Some(store::BugInjection::ShareEventQuota),
+            Some(Bug::RaiseWithoutCheck) => Some(store::BugInjection::RaiseWithoutCheck),
             _ => None,
         };
         store::set(in_store);
         authority::set(match bug {
             Some(Bug::SignDesiredRole) => Some(authority::BugInjection::SignDesiredRole),
             Some(Bug::RenewSuperseded) => Some(authority::BugInjection::RenewSuperseded),
+            Some(Bug::RecordAheadOfLevel) => Some(authority::BugInjection::IgnoreLevel),
             _ => None,
         });
         gateway::set(match bug {
@@ -201,6 +215,7 @@ impl Bug {
         raft.read_without_asking = bug == Some(Bug::ReadWithoutQuorum);
         raft.forget_proposals = bug == Some(Bug::DropProposals);
         raft.cut_behind_transfers = bug == Some(Bug::CompactDuringTransfer);
+        raft.ignore_level = bug == Some(Bug::IgnoreLevel);
         raft.snapshots_without_pause = bug == Some(Bug::SnapshotsWithoutBackoff);
         settings.roles.bugs.answer_before_written = bug == Some(Bug::AnswerBeforeCommit);
         settings.roles.bugs.trust_recent_acks = bug == Some(Bug::TrustRecentAcks);

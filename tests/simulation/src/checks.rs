@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use muster_messages::{
-    Event, EventKind, Incarnation, MembershipChangeKind, NodeId, Principal, RaftId, Revision, Role, Tables, WallTime,
+    Event, EventKind, IDENTITY_LEVEL, Incarnation, MembershipChangeKind, NodeId, Principal, RaftId, Revision, Role, Tables, WallTime,
 };
 use muster_store::invariants::{self, Broken, CERT_1, RAFTID_1};
 
@@ -240,7 +240,8 @@ fn step(before: &Tables, after: &Tables, model: &Model) -> CheckResult {
 /// EVENT-1: an event disappears only if as many younger events as are kept exist that neither a lease nor a liveness change caused.
 fn events_stay(before: &Tables, after: &Tables, kept: usize) -> CheckResult {
     let oldest = |tables: &Tables| tables.events.front().map(|event| event.revision);
-    if oldest(before).is_none() || oldest(before) == oldest(after) {
+    // Below that feature level all events share one history.
+    if before.feature_level() < IDENTITY_LEVEL || oldest(before).is_none() || oldest(before) == oldest(after) {
         return Ok(());
     }
     // Events made by an operator (a recovery reports all leases at once) are exempt.

@@ -191,7 +191,8 @@ impl Simulation {
     pub(crate) fn late_write(&mut self, writer: usize, write: Write, recoveries: u32) {
         let idx = self.leading().filter(|p| self.machines[*p].runs());
         let (Some(idx), Some(ledger)) = (idx, self.model.ledger) else { return };
-        if recoveries != self.recoveries.done() || self.clients.resting {
+        // Below that feature level a retry is applied again once its outcome is forgotten.
+        if recoveries != self.recoveries.done() || self.clients.resting || !self.digested(idx) {
             return;
         }
         self.log(format!("writer {writer} repeats k{}={}", write.0.0, write.1));

@@ -260,6 +260,8 @@ pub enum Event {
         recoveries: u32,
     },
     Adversary,
+    /// An operator restarts some manager, mostly with the newer build.
+    Upgrade,
     Watcher(usize),
     Backup,
     /// All managers are lost.
@@ -349,6 +351,7 @@ impl Event {
             E::Process { .. } | E::FleetReply { .. } | E::FleetOperator => return None,
             E::LateWrite { .. }
             | E::Adversary
+            | E::Upgrade
             | E::Watcher(_)
             | E::Backup
             | E::Disaster

@@ -117,11 +117,14 @@ impl Simulation {
             return;
         }
         self.last_fault_at = self.now();
+        let now = self.now();
         // A monotonic clock belongs to one start of the machine.
         let clock = self.rng.sample() % 1_000_000_000_000;
         let moves = self.faults.active && self.rng.chance(120);
         let machine = &mut self.machines[idx];
         machine.up = true;
+        machine.started_at = now;
+        machine.incompatible = false;
         machine.clock = clock;
         machine.agent.asking = None;
         machine.disk.speed = DiskSpeed::Good;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use muster_cert_authority::core as authority;
 use muster_messages::{
-    Change, ClusterRecord, Command, FEATURE_LEVEL, Guard, Incarnation, IssuedCertificate, Name, NodeRecord, Principal,
+    Change, ClusterRecord, Command, Guard, IDENTITY_LEVEL, Incarnation, IssuedCertificate, Name, NodeRecord, Principal,
     Revision, Role, Secret, Token, WaitReason, WallTime,
 };
 use muster_raft_member::core::Input;
@@ -74,7 +74,7 @@ impl Simulation {
             id: crate::members::cluster(),
             name: Name::sanitized("universe"),
             incarnation: Incarnation(1),
-            feature_level: FEATURE_LEVEL,
+            feature_level: self.machines[idx].build,
             root_cert_pem: "root".to_owned(),
             root_key_pem: Secret::new("key"),
             founded_at: now,
@@ -93,7 +93,8 @@ impl Simulation {
         let founder = Box::new(self.record(idx, now));
         let found = Change::Found { cluster: Box::new(cluster), founder, tokens: TOKENS.map(token).to_vec() };
         let command = Command::idempotent(now, Principal::Operator, "founded").guard(Guard::NotFounded).change(found);
-        let Some(first) = &self.machines[idx].agent.certificate else { return command };
+        let records = self.machines[idx].build >= IDENTITY_LEVEL;
+        let Some(first) = self.machines[idx].agent.certificate.as_ref().filter(|_| records) else { return command };
         let certificate = Box::new(IssuedCertificate {
             serial: first.serial.clone(),
             role: Role::Manager,
@@ -116,6 +117,7 @@ impl Simulation {
     }
 
     pub(crate) fn propose(&mut self, idx: MachineIdx, asker: Asker, command: Command, within: Duration) {
+        self.check_encoding(idx, &command);
         let deadline = self.clock(idx) + within;
         if let Some(ask) = self.await_answer(idx, asker) {
             self.deliver(idx, Input::Propose { ask, command: Box::new(command), deadline });

@@ -2,8 +2,8 @@
 //! Raft member, blocklist and elections, and the gateway's decisions, over a simulated network, clocks and disks. A seed
 //! determines a run.
 //!
-//! - [`Run`]: one random run of a [`Kind`]: a growing cluster under load and faults, many candidates for leases, or a
-//!   fleet under release gates; afterwards it must settle. [`sweep`] runs many seeds. This package's binary does both.
+//! - [`Run`]: one random run of a [`Kind`]: a growing cluster under load and faults, many candidates for leases, a
+//!   fleet under release gates, or an upgrade of manager after manager; afterwards it must settle. [`sweep`] runs many seeds. This package's binary does both.
 //! - [`Simulation`] with the steps of `scenario`: a fault-free simulation with scripted faults.
 //! - [`Bug`]: injected bugs. `docs/invariants.md` lists the invariants.
 //!
@@ -44,6 +44,7 @@ mod simulate;
 mod simulation;
 mod snapshots;
 mod trace;
+mod upgrades;
 mod watchers;
 
 pub use self::bugs::Bug;
@@ -57,3 +58,4 @@ pub use self::scenario::Link;
 pub use self::simulate::{Kind, Run, Summary, sweep};
 pub use self::simulation::Simulation;
 use self::snapshots::run_snapshots;
+use self::upgrades::run_upgrades;

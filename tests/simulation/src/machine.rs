@@ -32,6 +32,11 @@ pub struct Machine {
     pub name: Name,
     pub addr: String,
     pub up: bool,
+    /// The feature level that the build of its current process supports.
+    pub build: u32,
+    pub started_at: Moment,
+    /// The cluster's feature level is too new for this process: no manager runtime starts.
+    pub incompatible: bool,
     /// The current process. Events of an earlier one are ignored.
     pub life: u32,
     /// Frozen until then: its events wait.
@@ -93,6 +98,8 @@ pub struct ManagerRuntime {
     pub observe_due: bool,
     /// A step of the core is due.
     pub step_due: bool,
+    /// The revision that its data had at its start.
+    pub opened_at: Revision,
     /// The revision checked last.
     pub checked: Revision,
     /// Since when it has no leader.
@@ -244,6 +251,6 @@ impl Machine {
         Some(self.agent.certificate.as_ref()?.node()?.1)
     }
     pub fn wants_manager(&self) -> bool {
-        self.up && self.agent.wanted
+        self.up && self.agent.wanted && !self.incompatible
     }
 }

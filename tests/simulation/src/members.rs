@@ -33,8 +33,9 @@ impl Simulation {
 
     pub(crate) fn start_runtime(&mut self, idx: MachineIdx, founding: bool) {
         let (seed, now) = (self.rng.sample(), self.clock(idx));
-        let (config, logger) = (self.settings.raft.clone(), self.logger.clone());
+        let (mut config, logger) = (self.settings.raft.clone(), self.logger.clone());
         let machine = &mut self.machines[idx];
+        config.feature_level = machine.build;
         let recovered = machine.disk.recover();
         let is_member = recovered.member_id.is_some();
         let core = if founding && !is_member {
@@ -50,8 +51,9 @@ impl Simulation {
         };
         self.runtimes += 1;
         let number = self.runtimes;
+        let opened_at = core.tables().revision;
         let mut history = History::default();
-        history.begin_at(core.tables().revision);
+        history.begin_at(opened_at);
         let sessions = self.settings.sessions.clone();
         // Larger than any of an earlier process of this host.
         let first_sequence = self.now().0;
@@ -66,6 +68,7 @@ impl Simulation {
             blocks: Blocks::new(),
             observe_due: false,
             step_due: true,
+            opened_at,
             checked: Revision(0),
             leaderless_since: None,
             history,
@@ -113,6 +116,7 @@ impl Simulation {
             return;
         }
         machine.silent_since.get_or_insert(now);
+        self.level_part_ends(idx);
         self.connections_end(idx, true, noticed);
         if !noticed {
             return;
@@ -183,6 +187,7 @@ impl Simulation {
             lost,
             changes,
             installed,
+            incompatible,
             ..
         } = batch;
         if let Some(why) = lost {
@@ -214,6 +219,9 @@ impl Simulation {
             let head = self.machines[idx].disk.take_snapshot(&job);
             let (delay, input) = (self.rng.micros(500, 20_000), Box::new(Input::SnapshotTaken { head: Some(head) }));
             self.time.after(delay, Event::Local { idx, runtime: number, input });
+        }
+        if let Some(what) = incompatible {
+            self.found_incompatible(idx, what);
         }
         if let Some(at) = wake_at {
             let at = self.moment(idx, at);
@@ -250,6 +258,7 @@ impl Simulation {
             false => Ok(()),
         });
         self.require(outcome);
+        self.check_level(idx);
         self.check_serving();
         for change in std::mem::take(&mut self.checks.changes) {
             self.membership_changed(change);
@@ -483,6 +492,7 @@ impl Simulation {
         match snapshot {
             None => self.deliver(to, Input::Packets { node, peer_member: Some(member_id), packets }),
             Some((_, data)) => {
+                let data = self.as_read_by(to, data);
                 let packet = Box::new(packets.into_iter().next().expect("a snapshot comes with its packet"));
                 self.deliver(to, Input::SnapshotReceived { node, peer_member: Some(member_id), packet, data });
             }

@@ -96,6 +96,21 @@ pub const SNAPSHOTS_MUST_SEE: [&str; 5] = [
     "fault: leader killed while it sent a snapshot",
 ];
 
+/// Events that a full run of upgrades must contain.
+pub const UPGRADES_MUST_SEE: [&str; 11] = [
+    "feature level raises applied",
+    "feature level raises refused",
+    "fault: manager restarted with the newer build",
+    "fault: manager restarted with the older build",
+    "fault: manager restarted with the older build while a gate is restricted",
+    "incompatible managers stopped",
+    "snapshots too new for the older build",
+    "certificates rotated",
+    "members announced",
+    "steps refused because of blockers",
+    "writes acknowledged",
+];
+
 /// Events that a full run of gates must contain.
 pub const GATES_MUST_SEE: [&str; 31] = [
     "actions begun",

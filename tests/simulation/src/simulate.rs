@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::bugs::Bug;
-use crate::report::{Failure, GATES_MUST_SEE, LEASES_MUST_SEE, ROLES_MUST_SEE, Report, SNAPSHOTS_MUST_SEE, Totals};
-use crate::{run, run_gates, run_leases, run_snapshots};
+use crate::report::{Failure, GATES_MUST_SEE, LEASES_MUST_SEE, ROLES_MUST_SEE, Report, SNAPSHOTS_MUST_SEE, Totals, UPGRADES_MUST_SEE};
+use crate::{run, run_gates, run_leases, run_snapshots, run_upgrades};
 
 /// The subject of a simulated run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -24,10 +24,12 @@ pub enum Kind {
     Gates,
     /// A follower must catch up by slow snapshots while clients write.
     Snapshots,
+    /// Managers of two builds in one cluster: restarted with the newer one, and back, until all have it.
+    Upgrades,
 }
 
 impl Kind {
-    pub const ALL: [Kind; 4] = [Kind::Roles, Kind::Leases, Kind::Gates, Kind::Snapshots];
+    pub const ALL: [Kind; 5] = [Kind::Roles, Kind::Leases, Kind::Gates, Kind::Snapshots, Kind::Upgrades];
 
     /// Events that the full tier must contain; otherwise it proves nothing about them.
     pub fn required_events(self) -> &'static [&'static str] {
@@ -36,6 +38,7 @@ impl Kind {
             Kind::Leases => &LEASES_MUST_SEE,
             Kind::Gates => &GATES_MUST_SEE,
             Kind::Snapshots => &SNAPSHOTS_MUST_SEE,
+            Kind::Upgrades => &UPGRADES_MUST_SEE,
         }
     }
 }
@@ -47,6 +50,7 @@ impl fmt::Display for Kind {
             Kind::Leases => "leases",
             Kind::Gates => "gates",
             Kind::Snapshots => "snapshots",
+            Kind::Upgrades => "upgrades",
         })
     }
 }
@@ -55,7 +59,7 @@ impl FromStr for Kind {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
         let found = Kind::ALL.into_iter().find(|kind| kind.to_string() == text);
-        found.ok_or_else(|| format!("unknown kind {text:?}: expected roles, leases, gates or snapshots"))
+        found.ok_or_else(|| format!("unknown kind {text:?}: expected roles, leases, gates, snapshots or upgrades"))
     }
 }
 
@@ -82,6 +86,7 @@ impl Run {
             Kind::Leases => run_leases,
             Kind::Gates => run_gates,
             Kind::Snapshots => run_snapshots,
+            Kind::Upgrades => run_upgrades,
         };
         let outcome = catch_unwind(AssertUnwindSafe(|| run(self.seed, self.bug, self.trace)));
         let outcome = outcome.unwrap_or_else(|panic| {

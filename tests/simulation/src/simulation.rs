@@ -31,6 +31,7 @@ use crate::rng::Rng;
 use crate::schedule::Schedule;
 use crate::snapshots::Snapshots;
 use crate::trace::Trace;
+use crate::upgrades::Levels;
 use crate::watchers::Watcher;
 
 /// Start of wall clocks; nothing depends on it.
@@ -111,6 +112,7 @@ pub struct Simulation {
     pub(crate) adversaries: Adversaries,
     pub(crate) snapshots: Snapshots,
     pub(crate) fleet: Fleet,
+    pub(crate) levels: Levels,
     pub(crate) faults: Faults,
     pub(crate) model: Model,
     pub(crate) checks: Checks,
@@ -168,6 +170,7 @@ impl Simulation {
             adversaries: Adversaries::default(),
             snapshots,
             fleet: Fleet::default(),
+            levels: Levels::default(),
             faults: Faults::default(),
             model: Model::default(),
             checks,
@@ -337,6 +340,7 @@ impl Simulation {
             E::DisconnectLeader => self.disconnect_leader(),
             E::LateWrite { writer, write, recoveries } => self.late_write(writer, write, recoveries),
             E::Adversary => self.adversary(),
+            E::Upgrade => self.upgrade(),
             E::Watcher(watcher) => self.watcher(watcher),
             E::Backup => self.make_backup(),
             E::Disaster => self.disaster(),

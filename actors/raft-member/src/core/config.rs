@@ -105,6 +105,8 @@ pub struct BugInjection {
     pub forget_proposals: bool,
     /// Compacts the log behind a snapshot that is being sent (breaks SNAP-1).
     pub cut_behind_transfers: bool,
+    /// A member continues beyond the feature level of its build (breaks LEVEL-2).
+    pub ignore_level: bool,
     /// Sends another snapshot immediately after one that was not installed (breaks SNAP-2).
     pub snapshots_without_pause: bool,
 }

@@ -25,7 +25,7 @@ impl RaftCore {
     /// The feature level of the replica, if it is above this build's.
     pub fn incompatible(&self) -> Option<u32> {
         let level = self.tables.cluster.as_ref().map_or(0, |cluster| cluster.feature_level);
-        (level > self.config.feature_level).then_some(level)
+        (level > self.config.feature_level && !self.config.injected_bugs().ignore_level).then_some(level)
     }
 
     /// Replaces [`RaftCore::step`]: requests get a refusal, other inputs are ignored.

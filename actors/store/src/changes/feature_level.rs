@@ -16,6 +16,7 @@ use muster_messages::{
 
 use super::*;
 use crate::apply::is_routine;
+use crate::bugs::{BugInjection, is_injected};
 use crate::guards::{expected, not_found};
 use crate::limits::MAX_OUTCOMES;
 
@@ -32,7 +33,7 @@ pub(super) fn raise(tables: &mut Tables, stamp: &Stamp<'_>, level: u32) -> Resul
     }
     if level > old {
         // Below that level there is no gate, and no caller: no release was ever made of level 1.
-        if old >= RECONCILERS_LEVEL {
+        if old >= RECONCILERS_LEVEL && !is_injected(BugInjection::RaiseWithoutCheck) {
             check_gate(tables, level)?;
             check_votes(tables, level)?;
         }
@@ -82,13 +83,13 @@ fn check_votes(tables: &Tables, level: u32) -> Result<(), CommandRefusal> {
     let supported = level_release(level);
     let managers = || tables.reconcilers.participants_of(MANAGERS_SCOPE);
     let less: Vec<_> = managers().filter(|p| p.release.triple < supported).map(|p| named(tables, p.node)).collect();
-    expected(less.is_empty(), || format!("{} would read nothing of feature level {level}; {REMEDY}", listed(&less)))?;
+    expected(less.is_empty(), || format!("{} supports less than feature level {level}; {REMEDY}", listed(&less)))?;
     let takes_part = |node: NodeId| managers().any(|p| p.node == Some(node));
     let is_down = |node: &NodeId| tables.nodes.get(node).is_some_and(|record| record.liveness == Liveness::Down);
     let silent = tables.members.values().map(|member| member.node).filter(|node| !takes_part(*node) && !is_down(node));
     let silent: Vec<_> = silent.map(|node| named(tables, Some(node))).collect();
     expected(silent.is_empty(), || {
-        format!("{} has a seat, and has not said that it speaks feature level {level}; {REMEDY}", listed(&silent))
+        format!("{} is a Raft member and has not announced support for feature level {level}; {REMEDY}", listed(&silent))
     })?;
     let voters = || tables.members.values().filter(|member| member.voter);
     let (all, with) = (voters().count(), voters().filter(|member| takes_part(member.node)).count());

@@ -152,7 +152,7 @@ async fn besieged(mut cluster: Cluster, attacker: Attacker, harms: &[SiegeKind])
         removals.0.push(removed);
     }
     let lasted = begun.elapsed();
-    let counts = siege.end().await;
+    let counts = siege.end();
     sampling.abort();
     println!("{lasted:.0?}: {counts:?} (done, refused or broken)");
     println!("promotions: {promotions}\ndemotions: {demotions}\njoins: {joins}\nremovals: {removals}");

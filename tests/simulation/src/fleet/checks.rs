@@ -7,7 +7,7 @@ use muster_messages::{
 use muster_reconciler::core::admission::AdmissionState;
 use muster_store::invariants::{RELEASE_2, RELEASE_4};
 
-use super::{RECONCILER, SCOPE};
+use super::Subject;
 use crate::candidates::HOLD_1;
 use crate::checks::{CheckResult, violation};
 use crate::simulation::Simulation;
@@ -121,18 +121,19 @@ impl Simulation {
         }
         let Some(tables) = self.checks.newest() else { return };
         let all = &tables.reconcilers;
-        let lease = tables.objects.get(&runner_lease(RECONCILER)).and_then(|object| object.lease());
+        let Subject { reconciler, scope } = self.fleet.subject;
+        let lease = tables.objects.get(&runner_lease(reconciler)).and_then(|object| object.lease());
         // A late request of its own earlier start takes the lease under its own name: no other holder, and
         // noticed with the next renewal.
         let name = self.fleet.processes[number].name.as_str();
         let lease = lease.filter(|lease| lease.is_live());
         let in_force = lease.is_some_and(|l| l.holding.token == term || l.spec.held_by() == Some(name));
         // An operator may have moved the gate since the runner read it.
-        let gate = all.gates.get(RECONCILER).filter(|_| !self.fleet.wild);
+        let gate = all.gates.get(reconciler).filter(|_| !self.fleet.wild);
         let target = definition.target();
         let leads = gate
             .is_none_or(|gate| gate.now.target.as_ref() == Some(&target) || gate.path_to(&target) == GatePath::Reached);
-        let blockers = gate.map(|_| all.blockers(RECONCILER, SCOPE, target.release.triple, target.floor));
+        let blockers = gate.map(|_| all.blockers(reconciler, scope, target.release.triple, target.floor));
         let detail = match blockers.filter(|blockers| !blockers.is_empty()) {
             _ if !in_force => format!("term {term} acts after its end"),
             _ if !leads => format!("term {term} acts for {target:?}: {gate:?}"),
@@ -147,15 +148,15 @@ impl Simulation {
         let (Some(tables), Some(target)) = (self.checks.newest(), &self.fleet.target) else {
             return Some("no applied state, or no target release".to_owned());
         };
-        let all = &tables.reconcilers;
-        let Some(definition) = all.definitions_of(RECONCILER).find(|d| d.release == *target) else {
+        let (all, reconciler) = (&tables.reconcilers, self.fleet.subject.reconciler);
+        let Some(definition) = all.definitions_of(reconciler).find(|d| d.release == *target) else {
             return Some(format!("no definition of {target}"));
         };
-        let Some(gate) = all.gates.get(RECONCILER) else { return Some("no gate".to_owned()) };
+        let Some(gate) = all.gates.get(reconciler) else { return Some("no gate".to_owned()) };
         if gate.path_to(&definition.target()) != GatePath::Reached {
             return Some(format!("the gate is {:?}, not done for {target}", gate.now));
         }
-        let lease = tables.objects.get(&runner_lease(RECONCILER)).and_then(|object| object.lease());
+        let lease = tables.objects.get(&runner_lease(reconciler)).and_then(|object| object.lease());
         let runner = lease.filter(|lease| lease.is_live()).and_then(|lease| lease.spec.held_by());
         let runs = self.fleet.processes.iter().find(|process| Some(process.name.as_str()) == runner);
         if runs.is_none_or(|process| process.release != *target) {

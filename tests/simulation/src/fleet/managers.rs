@@ -8,8 +8,8 @@ use muster_gates::{Write, admission, drift, runner_view};
 use muster_messages::protocol::{Applied, ProposeError, Renewal};
 use muster_messages::wire::ReconcilerRequest;
 use muster_messages::{
-    Change, Command, CommandRefusal, DefinitionKey, ErrorBody, ErrorCode, FencingToken, GateStep, Name, Principal,
-    ReconcilerChange, RequestId, Tables, Triple, Uid,
+    Change, Command, CommandRefusal, DefinitionKey, ErrorBody, ErrorCode, FencingToken, GateStep, Guard, Name,
+    Principal, ReconcilerChange, RequestId, Tables, Triple, Uid, runner_lease,
 };
 use muster_reconciler::core::run::{ObjectError, Stepped, Waved};
 
@@ -69,7 +69,7 @@ impl Simulation {
             // Widens the window between the read and the write based on it.
             let often = match pending.question {
                 _ if restricts => 800,
-                Question::Reconciler(_, R::Admit { .. } | R::Step { .. }) => 350,
+                Question::Reconciler(_, R::Admit { .. } | R::Step { .. }) | Question::Raise { .. } => 350,
                 _ if is_read => 20,
                 _ => 100,
             };
@@ -116,6 +116,12 @@ impl Simulation {
             }
             Question::Release { key, session, token } => {
                 self.fleet_change(idx, pending, Change::ReleaseLease { key, session, token });
+            }
+            Question::Raise { level, term, .. } => {
+                let in_force = Guard::LeaseToken { key: runner_lease(self.fleet.subject.reconciler), token: term };
+                let command = self.fleet_command(idx, pending.request).guard(in_force);
+                let command = command.change(Change::SetFeatureLevel(level));
+                self.propose(idx, Asker::Fleet(Box::new(pending)), command, ANSWER_TIMEOUT);
             }
             Question::Renew { key, session, token, .. } => {
                 let ask = AskId(self.number());
@@ -284,6 +290,8 @@ impl Simulation {
             Err(_) => return self.totals.count("requests of unknown outcome"),
         };
         let what = match (question, refused) {
+            (Question::Raise { .. }, None) => "feature level raises applied",
+            (Question::Raise { .. }, Some(_)) => "feature level raises refused",
             (Question::Reconciler(_, R::Admit { .. }), None) => "admissions",
             (Question::Reconciler(_, R::Admit { .. }), Some(CommandRefusal::NotAdmitted(_))) => {
                 "admissions refused by a gate"

@@ -5,10 +5,11 @@
 //! until a margin before its time, counted from before its last request, by its own clock. Each of its requests
 //! travels to some manager as a packet: lost, repeated, late, to a deposed leader, or from a process that has ended.
 //!
-//! - `process`: a process.   `managers`: a manager's answers.
+//! - `process`: a process.   `levels`: managers as processes of their own scope.   `managers`: a manager's answers.
 //! - `operator`: definitions, and interference.   `checks`: invariants.   `scenario`: scripted scenarios.
 
 mod checks;
+mod levels;
 mod managers;
 mod operator;
 mod process;
@@ -21,7 +22,8 @@ use std::time::Duration;
 
 use muster_messages::wire::{AdmissionView, ReconcilerRequest, RunnerView};
 use muster_messages::{
-    Definition, ErrorBody, FencingToken, Moment, NodeId, ObjectKey, Participant, Release, RequestId, SessionId,
+    Definition, ErrorBody, FencingToken, LEVEL_RECONCILER, MANAGERS_SCOPE, Moment, NodeId, ObjectKey, Participant,
+    Release, RequestId, SessionId,
 };
 use muster_reconciler::core::admission::Admission;
 use muster_reconciler::core::eligibility::Eligibility;
@@ -33,8 +35,23 @@ pub use self::scenario::HoldPoint;
 use crate::machine::MachineIdx;
 
 /// The only reconciler, and the scope of its members.
-pub const RECONCILER: &str = "schema";
-pub const SCOPE: &str = "db";
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Subject {
+    pub reconciler: &'static str,
+    pub scope: &'static str,
+}
+
+/// Programs with a schema migration.
+pub const SCHEMA: Subject = Subject { reconciler: "schema", scope: "db" };
+/// The managers themselves, and the raise of the cluster's feature level.
+pub const LEVELS: Subject = Subject { reconciler: LEVEL_RECONCILER, scope: MANAGERS_SCOPE };
+
+impl Default for Subject {
+    fn default() -> Self {
+        SCHEMA
+    }
+}
+
 pub const RELEASES: [&str; 3] = ["1.0.0", "2.0.0", "3.0.0"];
 
 /// Lifetime of leases, and how long they are trusted.
@@ -102,6 +119,8 @@ pub struct Process {
     name: String,
     node: NodeId,
     release: Release,
+    /// A manager runtime's part in the fleet: it lives and dies with that, and its release is the feature level of the build.
+    runtime_of: Option<MachineIdx>,
     life: u32,
     up: bool,
     /// It is restarted after it ends.
@@ -139,6 +158,8 @@ pub enum Question {
     Acquire { lease_kind: LeaseKind, key: ObjectKey, session: SessionId },
     Renew { lease_kind: LeaseKind, key: ObjectKey, session: SessionId, token: FencingToken },
     Release { key: ObjectKey, session: SessionId, token: FencingToken },
+    /// The runner's action `number`: raises the cluster's feature level.
+    Raise { level: u32, term: FencingToken, number: u64 },
     Reconciler(Requester, ReconcilerRequest),
 }
 
@@ -179,6 +200,7 @@ struct Wave {
 /// The fleet.
 #[derive(Default)]
 pub struct Fleet {
+    subject: Subject,
     processes: Vec<Process>,
     timing: Timing,
     /// As operators define them.

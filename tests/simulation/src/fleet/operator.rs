@@ -9,7 +9,7 @@ use muster_messages::{
     Release, Triple,
 };
 
-use super::{Question, RECONCILER, RELEASES, Requester, SCOPE};
+use super::{LEVELS, Question, RELEASES, Requester, SCHEMA, Subject};
 use crate::simulation::{Event, Simulation};
 
 pub(super) fn release(text: &str) -> Release {
@@ -31,7 +31,7 @@ fn objects(of: &str) -> Action {
 pub(super) fn sealed(of: &str, floor: Triple, commands: bool, shape: impl FnOnce(&mut Definition)) -> Definition {
     let command = || Action::Command(CommandAction { argv: vec!["migrate".to_owned()], env: BTreeMap::new() });
     let action = if commands { command() } else { objects(of) };
-    let mut definition = Definition::new(RECONCILER, release(of), SCOPE, floor, action);
+    let mut definition = Definition::new(SCHEMA.reconciler, release(of), SCHEMA.scope, floor, action);
     // Every release may be downgraded. Actions without fencing settle for as long as a simulated minute allows.
     (definition.downgrade, definition.settle_ms) = (true, if commands { 200 } else { 0 });
     shape(&mut definition);
@@ -75,7 +75,7 @@ impl Simulation {
         }
     }
 
-    pub(super) fn operator_asks(&mut self, request: ReconcilerRequest) {
+    pub(crate) fn operator_asks(&mut self, request: ReconcilerRequest) {
         self.log(format!("operator request: {request:?}"));
         self.fleet_asks(None, Question::Reconciler(Requester::Discarded, request));
     }
@@ -83,6 +83,9 @@ impl Simulation {
     pub(crate) fn fleet_operator(&mut self) {
         let next = self.rng.millis(200, 900);
         self.time.after(next, Event::FleetOperator);
+        if self.fleet.subject == LEVELS {
+            return self.register_levels();
+        }
         let all = self.checks.newest().map(|tables| tables.reconcilers.clone()).unwrap_or_default();
         let wanted = self.fleet.definitions.clone();
         let there = |d: &Definition| all.definitions.get(&d.key()).is_some_and(|there| there.digest == d.digest);
@@ -99,22 +102,23 @@ impl Simulation {
 
     fn disturb_other_processes(&mut self) {
         use ReconcilerRequest as R;
-        let name = RECONCILER.to_owned();
+        let Subject { reconciler, scope } = self.fleet.subject;
+        let name = reconciler.to_owned();
         let tables = self.checks.newest().cloned().unwrap_or_default();
         let all = &tables.reconcilers;
-        let gate = all.gates.get(RECONCILER).cloned();
+        let gate = all.gates.get(reconciler).cloned();
         let owned: Vec<ManagedKey> = all.objects.keys().cloned().collect();
         let (what, request) = match self.rng.below(16) {
             0 | 1 => ("operator: paused or resumed", R::Pause { name, paused: self.rng.chance(300) }),
             2 => ("operator: finalized", R::Finalize { name, release: None }),
             3 => ("operator: retried", R::Retry { name, release: None }),
             4 | 5 => {
-                let serving: Vec<&str> = (all.participants_of(SCOPE))
+                let serving: Vec<&str> = (all.participants_of(scope))
                     .filter(|p| p.phase == ParticipantPhase::Serving)
                     .map(|p| p.key.member.as_str())
                     .collect();
                 let Some(member) = self.rng.pick(&serving) else { return };
-                ("operator: drained", R::MemberDrain { scope: SCOPE.to_owned(), member: member.to_owned() })
+                ("operator: drained", R::MemberDrain { scope: scope.to_owned(), member: member.to_owned() })
             }
             6 => {
                 let Some(key) = owned.get(self.rng.below(owned.len())).cloned() else { return };
@@ -155,9 +159,10 @@ impl Simulation {
         let tables = self.checks.newest().cloned().unwrap_or_default();
         let all = &tables.reconcilers;
         let Some(target) = self.fleet.target.clone() else { return };
-        let key = DefinitionKey { reconciler: RECONCILER.to_owned(), release: target.triple };
+        let Subject { reconciler, scope } = self.fleet.subject;
+        let key = DefinitionKey { reconciler: reconciler.to_owned(), release: target.triple };
         let Some(definition) = all.definitions.get(&key) else { return };
-        let (name, release) = (RECONCILER.to_owned(), Some(target.triple));
+        let (name, release) = (reconciler.to_owned(), Some(target.triple));
         match all.way(definition) {
             Err(Hold::Paused { .. }) => return self.operator_asks(R::Pause { name, paused: false }),
             Err(Hold::ReadyToFinalize { .. }) => self.operator_asks(R::Finalize { name, release }),
@@ -167,9 +172,9 @@ impl Simulation {
         if let Some(orphan) = all.objects.values().find(|object| object.owner.is_none()) {
             return self.operator_asks(R::ObjectDelete { key: orphan.key.clone() });
         }
-        for blocker in all.blockers(RECONCILER, SCOPE, target.triple, definition.floor) {
+        for blocker in all.blockers(reconciler, scope, target.triple, definition.floor) {
             if blocker.phase == ParticipantPhase::Serving {
-                self.operator_asks(R::MemberDrain { scope: SCOPE.to_owned(), member: blocker.member });
+                self.operator_asks(R::MemberDrain { scope: scope.to_owned(), member: blocker.member });
             }
         }
     }

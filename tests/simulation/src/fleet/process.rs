@@ -8,7 +8,7 @@ use std::time::Duration;
 use muster_messages::wire::ReconcilerRequest;
 use muster_messages::{
     Definition, ErrorBody, ErrorCode, FencingToken, Moment, NodeId, Participant, ParticipantKey, ParticipantPhase,
-    Release, Revision, SessionId, Triple, WallTime, candidates_scope, runner_lease,
+    Release, Revision, SessionId, Triple, WallTime, candidates_scope, level_release, runner_lease,
 };
 use muster_reconciler::core::admission::{Admission, Ask, Input as AdmissionInput};
 use muster_reconciler::core::eligibility::{Eligibility, EligibilityTiming, Input as Facts, Me};
@@ -16,9 +16,9 @@ use muster_reconciler::core::run::{Effect, Input, Outcome, Run, Runner};
 
 use super::operator::release;
 use super::{
-    Answer, Candidacy, Keeper, LeaseKind, Member, PendingRequest, Process, Question, RECONCILER, RELEASES, Reply,
-    Requester, SCOPE,
+    Answer, Candidacy, Keeper, LeaseKind, Member, PendingRequest, Process, Question, RELEASES, Reply, Requester, Subject,
 };
+use crate::machine::MachineIdx;
 use crate::simulation::{Event, Simulation};
 
 /// As the reconciler's, shortened for a simulated minute.
@@ -27,6 +27,11 @@ const ELIGIBILITY_DELAYS: EligibilityTiming = EligibilityTiming {
     debounce: Duration::from_millis(200),
     out_for: Duration::from_secs(4),
 };
+
+/// How often a manager's part looks for a new manager runtime.
+const RUNTIME_POLL: Duration = Duration::from_millis(50);
+/// A raise without an answer is tried again after this.
+const RAISE_TIMEOUT: Duration = Duration::from_secs(2);
 
 fn unexpected<T>(answer: Answer) -> Result<T, ErrorBody> {
     Err(ErrorBody::new(ErrorCode::Internal, format!("an answer of another kind: {answer:?}")))
@@ -41,8 +46,9 @@ impl Simulation {
         let node = NodeId::from_entropy(self.rng.next_u128());
         let (serving, candidacy, frozen, at, next) = (None, None, None, None, None);
         let name = format!("p{}", number + 1);
-        let (life, up, returns) = (0, false, true);
-        let process = Process { name, node, release, life, up, returns, next, frozen, at, serving, candidacy };
+        let (life, up, returns, runtime_of) = (0, false, true, None);
+        let process =
+            Process { name, node, release, runtime_of, life, up, returns, next, frozen, at, serving, candidacy };
         self.fleet.processes.push(process);
         number
     }
@@ -61,11 +67,12 @@ impl Simulation {
             since: WallTime(0),
             revision: Revision(0),
         };
-        Member { keeper: Keeper::new(key.lease(), session), core: Admission::new(scope == SCOPE, seed), participant }
+        let serves = scope == self.fleet.subject.scope;
+        Member { keeper: Keeper::new(key.lease(), session), core: Admission::new(serves, seed), participant }
     }
 
     pub(super) fn new_candidacy(&mut self, number: usize) -> Candidacy {
-        let record = self.new_member(number, &candidates_scope(RECONCILER), BTreeMap::new());
+        let record = self.new_member(number, &candidates_scope(self.fleet.subject.reconciler), BTreeMap::new());
         let Process { name, node, release, .. } = &self.fleet.processes[number];
         let me = Me { member: name.clone(), node: Some(*node), release: release.triple };
         let eligibility = Eligibility::new(me, ELIGIBILITY_DELAYS, false, None);
@@ -73,30 +80,46 @@ impl Simulation {
     }
 
     fn boot(&mut self, number: usize) {
+        if let Some(idx) = self.fleet.processes[number].runtime_of {
+            return self.boot_with_runtime(number, idx);
+        }
         let next = self.next_release();
         let certain = self.fleet.processes[number].next.take();
         let needs_target = certain.as_ref().map(|(_, needs)| *needs);
         let release = certain.map_or(next, |(release, _)| release);
         let own = release.triple;
+        let Subject { reconciler, scope } = self.fleet.subject;
         let process = &mut self.fleet.processes[number];
         (process.release, process.up) = (release.clone(), true);
         let name = process.name.clone();
         let needs = match self.rng.below(4) {
             _ if needs_target == Some(false) => BTreeMap::new(),
-            _ if needs_target == Some(true) => BTreeMap::from([(RECONCILER.to_owned(), own)]),
-            0 => BTreeMap::from([(RECONCILER.to_owned(), own)]),
-            1 => BTreeMap::from([(RECONCILER.to_owned(), Triple::new(1, 0, 0))]),
+            _ if needs_target == Some(true) => BTreeMap::from([(reconciler.to_owned(), own)]),
+            0 => BTreeMap::from([(reconciler.to_owned(), own)]),
+            1 => BTreeMap::from([(reconciler.to_owned(), Triple::new(1, 0, 0))]),
             _ => BTreeMap::new(),
         };
         self.log(format!("{name} starts as {release}, needs {needs:?}"));
-        let serving = self.new_member(number, SCOPE, needs);
+        let serving = self.new_member(number, scope, needs);
+        let candidacy = self.new_candidacy(number);
+        let process = &mut self.fleet.processes[number];
+        (process.serving, process.candidacy) = (Some(serving), Some(candidacy));
+    }
+
+    /// The level of the build is the release. Such members need no gate.
+    fn boot_with_runtime(&mut self, number: usize, idx: MachineIdx) {
+        let process = &mut self.fleet.processes[number];
+        (process.release, process.up) = (level_release(self.machines[idx].build).into(), true);
+        let line = format!("{} takes part at feature level {}", process.name, process.release);
+        self.log(line);
+        let serving = self.new_member(number, self.fleet.subject.scope, BTreeMap::new());
         let candidacy = self.new_candidacy(number);
         let process = &mut self.fleet.processes[number];
         (process.serving, process.candidacy) = (Some(serving), Some(candidacy));
     }
 
     /// Another start follows.
-    fn process_ends(&mut self, number: usize, back: Duration) {
+    pub(super) fn process_ends(&mut self, number: usize, back: Duration) {
         let process = &mut self.fleet.processes[number];
         process.life += 1;
         (process.up, process.frozen, process.at) = (false, None, None);
@@ -111,9 +134,13 @@ impl Simulation {
     /// Starts a process at the worst moment: the gate still admits it, while a runner that saw no blocker is about
     /// to restrict the gate.
     pub(super) fn start_newcomer(&mut self, runner: usize) {
+        if self.fleet.processes[runner].runtime_of.is_some() {
+            return self.roll_back_beside(runner);
+        }
         let others: Vec<usize> = (0..self.fleet.processes.len()).filter(|number| *number != runner).collect();
         let chosen = self.rng.pick(&others).filter(|_| self.rng.chance(400));
-        let gate = self.checks.newest().and_then(|tables| tables.reconcilers.gates.get(RECONCILER));
+        let reconciler = self.fleet.subject.reconciler;
+        let gate = self.checks.newest().and_then(|tables| tables.reconcilers.gates.get(reconciler));
         let (Some(number), Some(gate)) = (chosen, gate) else { return };
         let (now, target) = (&gate.now, &self.fleet.processes[runner].release);
         let next = if target.triple < now.reconciled.triple {
@@ -149,7 +176,9 @@ impl Simulation {
 
     pub(crate) fn step_process(&mut self, number: usize, life: u32) {
         let now = self.now();
-        let faults_active = self.faults.active;
+        // A manager's part lives, freezes and dies with its machine.
+        let runtime_of = self.fleet.processes[number].runtime_of;
+        let faults_active = self.faults.active && runtime_of.is_none();
         let (dies, freezes, stops) = (
             faults_active && self.rng.chance(8),
             faults_active && self.rng.chance(8),
@@ -159,11 +188,17 @@ impl Simulation {
         if process.life != life {
             return;
         }
+        if let Some(idx) = runtime_of {
+            process.frozen = self.machines[idx].thaws;
+        }
         if let Some(thaws) = process.frozen.filter(|thaws| *thaws > now) {
             return self.time.at(thaws, Event::Process { process: number, life });
         }
         process.frozen = None;
         if !process.up {
+            if runtime_of.is_some_and(|idx| !self.knows_itself(idx)) {
+                return self.time.after(RUNTIME_POLL, Event::Process { process: number, life });
+            }
             self.boot(number);
         } else if dies {
             self.totals.count("fault: fleet process killed");
@@ -209,20 +244,23 @@ impl Simulation {
     fn step_candidacy(&mut self, number: usize) {
         let now = self.now();
         let next = now + self.rng.millis(150, 500);
+        let reconciler = self.fleet.subject.reconciler;
         let process = &mut self.fleet.processes[number];
+        let process_raises = process.runtime_of.is_some();
         let Some(candidacy) = &mut process.candidacy else { return };
         candidacy.eligibility.step(now, Facts::Woke);
         let ended = candidacy.acting.take_if(|(.., ends)| *ends <= now);
         if candidacy.view_at <= now {
             candidacy.view_at = next;
             let seen = candidacy.view.as_ref().map_or(Revision(0), |view| view.revision);
-            let (name, release) = (RECONCILER.to_owned(), process.release.triple);
+            let (name, release) = (reconciler.to_owned(), process.release.triple);
             let request = ReconcilerRequest::View { name, release, seen, wait_ms: 0 };
             self.process_asks(number, Question::Reconciler(Requester::Candidate, request));
         }
         self.update_candidacy(number);
         if let Some((_, action, _)) = ended {
             let outcome = match self.rng.below(8) {
+                _ if process_raises => Outcome::Later("no answer".to_owned()),
                 0 if self.faults.active => Outcome::Failed("no".to_owned()),
                 1 if self.faults.active => Outcome::Later("later".to_owned()),
                 _ => Outcome::Done,
@@ -238,9 +276,10 @@ impl Simulation {
     /// Decides from the other candidates whether to run.
     fn update_candidacy(&mut self, number: usize) {
         let session = SessionId(self.rng.next_u128() | 1);
+        let reconciler = self.fleet.subject.reconciler;
         let Some(candidacy) = &mut self.fleet.processes[number].candidacy else { return };
         match (&candidacy.runner, candidacy.eligibility.decision().stands) {
-            (None, true) => candidacy.runner = Some(Keeper::new(runner_lease(RECONCILER), session)),
+            (None, true) => candidacy.runner = Some(Keeper::new(runner_lease(reconciler), session)),
             (Some(_), false) => self.lose(number, LeaseKind::Runner, true),
             _ => {}
         }
@@ -260,6 +299,9 @@ impl Simulation {
         if process.life != life || !process.up {
             return;
         }
+        if let Some(idx) = process.runtime_of {
+            process.frozen = self.machines[idx].thaws;
+        }
         if let Some(thaws) = process.frozen.filter(|thaws| *thaws > now) {
             return self.time.at(thaws, Event::FleetReply { pending: Box::new(pending), reply: Box::new(reply) });
         }
@@ -275,6 +317,7 @@ impl Simulation {
             (Question::Renew { lease_kind, token, .. }, Ok(answer)) => {
                 self.renewed(number, lease_kind, token, pending.sent, &answer)
             }
+            (Question::Raise { term, number: action, .. }, reply) => self.raise_answered(number, (term, action), reply),
             (Question::Reconciler(Requester::Member(lease_kind, ask), _), reply) => {
                 let result = reply.and_then(|answer| match answer {
                     Answer::Admission(view) => Ok(view),
@@ -427,11 +470,25 @@ impl Simulation {
         }
     }
 
+    /// As the product's handler: a refusal is not a failure, the run tries again.
+    fn raise_answered(&mut self, number: usize, (term, action): (FencingToken, u64), reply: Reply) {
+        let Some(candidacy) = &mut self.fleet.processes[number].candidacy else { return };
+        if candidacy.acting.take_if(|(of, n, _)| (*of, *n) == (term, action)).is_none() {
+            return;
+        }
+        let outcome = match reply {
+            Ok(_) => Outcome::Done,
+            Err(error) => Outcome::Later(error.message),
+        };
+        self.drive(number, Input::Acted { number: action, outcome, output: String::new() });
+    }
+
     fn begin(&mut self, number: usize, term: FencingToken) {
+        let reconciler = self.fleet.subject.reconciler.to_owned();
         let process = &mut self.fleet.processes[number];
         let Process { name, node, release, candidacy: Some(candidacy), .. } = process else { return };
         let who = Runner {
-            reconciler: RECONCILER.to_owned(),
+            reconciler,
             node: *node,
             member: name.clone(),
             release: release.clone(),
@@ -449,6 +506,7 @@ impl Simulation {
         let now = self.now();
         let wall = WallTime(i64::try_from(now.0 / 1000).unwrap_or(i64::MAX));
         let crashes = self.faults.active && self.rng.chance(20);
+        let reconciler = self.fleet.subject.reconciler;
         let process = &mut self.fleet.processes[number];
         let Some(candidacy) = &mut process.candidacy else { return };
         let Some(run) = &mut candidacy.run else { return };
@@ -459,7 +517,7 @@ impl Simulation {
             run.step(now, wall, Input::Woke, &mut out);
         }
         run.step(now, wall, input, &mut out);
-        let (term, release, name) = (run.who().term, process.release.triple, RECONCILER.to_owned());
+        let (term, release, name) = (run.who().term, process.release.triple, reconciler.to_owned());
         for effect in out {
             let (name, mut ask) = (name.clone(), 0);
             let request = match effect {
@@ -500,7 +558,12 @@ impl Simulation {
     fn act(&mut self, number: usize, term: FencingToken, action: u64, definition: &Definition) {
         self.totals.count("actions begun");
         self.check_action(number, term, definition);
-        let ends = self.now() + self.rng.millis(10, 900);
+        let mut ends = self.now() + self.rng.millis(10, 900);
+        if self.fleet.processes[number].runtime_of.is_some() {
+            ends = self.now() + RAISE_TIMEOUT;
+            let level = u32::try_from(definition.release.triple.major).expect("feature levels are small");
+            self.process_asks(number, Question::Raise { level, term, number: action });
+        }
         if let Some(candidacy) = &mut self.fleet.processes[number].candidacy {
             candidacy.acting = Some((term, action, ends));
         }

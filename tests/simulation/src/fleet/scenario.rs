@@ -8,7 +8,7 @@ use muster_messages::{Gate, GateState, GateStep, ParticipantPhase, Triple};
 use muster_reconciler::core::admission::AdmissionState;
 
 use super::operator::{release, sealed};
-use super::{Question, RECONCILER, SCOPE, Timing};
+use super::{Question, SCHEMA, Timing};
 use crate::simulation::{Event, Simulation};
 
 /// A request between its read and its write, which a scenario can hold back.
@@ -43,9 +43,9 @@ impl Simulation {
     }
     /// Starts a serving member; returns its number.
     pub fn start_member(&mut self, runs: &str, needs: Option<&str>) -> usize {
-        let needs = needs.map(|needs| (RECONCILER.to_owned(), release(needs).triple)).into_iter();
+        let needs = needs.map(|needs| (SCHEMA.reconciler.to_owned(), release(needs).triple)).into_iter();
         let number = self.scripted_process(runs);
-        let member = self.new_member(number, SCOPE, needs.collect::<BTreeMap<String, Triple>>());
+        let member = self.new_member(number, SCHEMA.scope, needs.collect::<BTreeMap<String, Triple>>());
         self.fleet.processes[number].serving = Some(member);
         number
     }
@@ -96,7 +96,7 @@ impl Simulation {
 
     /// In the newest state that any member has applied.
     pub fn gate(&self) -> Option<&Gate> {
-        self.checks.newest()?.reconcilers.gates.get(RECONCILER).map(AsRef::as_ref)
+        self.checks.newest()?.reconcilers.gates.get(SCHEMA.reconciler).map(AsRef::as_ref)
     }
     /// The gate is done for this release.
     pub fn is_done(&self, of: &str) -> bool {

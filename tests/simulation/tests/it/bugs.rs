@@ -32,7 +32,7 @@ macro_rules! bugs_detected {
 
         #[test]
         fn every_bug_has_a_test() {
-            // A scenario tests the loss of a member's data; leases, gates and snapshots have runs of their own.
+            // A scenario tests the loss of a member's data; the other kinds of runs have bugs of their own.
             let others = [
                 Bug::ReuseLostMemberId,
                 Bug::RenewUnconfirmed,
@@ -47,6 +47,9 @@ macro_rules! bugs_detected {
                 Bug::ShareEventQuota,
                 Bug::CompactDuringTransfer,
                 Bug::SnapshotsWithoutBackoff,
+                Bug::RaiseWithoutCheck,
+                Bug::IgnoreLevel,
+                Bug::RecordAheadOfLevel,
             ];
             assert_eq!([[$(Bug::$bug,)*].as_slice(), others.as_slice()].concat(), Bug::ALL.as_slice());
         }
@@ -111,6 +114,21 @@ fn detects_log_compaction_during_snapshot_transfer() {
 #[test]
 fn detects_snapshots_resent_without_backoff() {
     check(Kind::Snapshots, Bug::SnapshotsWithoutBackoff);
+}
+
+#[test]
+fn detects_levels_raised_without_check() {
+    check(Kind::Upgrades, Bug::RaiseWithoutCheck);
+}
+
+#[test]
+fn detects_members_that_run_beyond_their_level() {
+    check(Kind::Upgrades, Bug::IgnoreLevel);
+}
+
+#[test]
+fn detects_records_ahead_of_the_level() {
+    check(Kind::Upgrades, Bug::RecordAheadOfLevel);
 }
 
 bugs_detected! {

@@ -45,6 +45,11 @@ fn sampled_seeds_of_snapshots_hold() {
 }
 
 #[test]
+fn sampled_seeds_of_upgrades_hold() {
+    check(Kind::Upgrades, SAMPLED_SEEDS);
+}
+
+#[test]
 #[ignore = "full tier"]
 fn all_role_seeds_hold_and_cover_every_event() {
     check_all(Kind::Roles, 2000);
@@ -71,6 +76,14 @@ fn all_gate_seeds_hold_and_cover_every_event() {
 #[ignore = "full tier"]
 fn all_snapshot_seeds_hold_and_cover_every_event() {
     check_all(Kind::Snapshots, 1000);
+}
+
+/// Managers are restarted with the newer build and back, one by one: the level rises once all have it, and no build runs
+/// beyond the level that it supports.
+#[test]
+#[ignore = "full tier"]
+fn all_upgrade_seeds_hold_and_cover_every_event() {
+    check_all(Kind::Upgrades, 1000);
 }
 
 #[test]
