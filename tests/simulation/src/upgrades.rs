@@ -31,7 +31,7 @@ const OLD_BUILD: u32 = FEATURE_LEVEL - 1;
 
 const SECOND: u64 = 1_000_000;
 const UPGRADES_BEGIN: Moment = Moment(3 * SECOND);
-const FAULTS_END: Moment = Moment(17 * SECOND);
+const FAULTS_END: Moment = Moment(20 * SECOND);
 /// After faults end and every manager has the newer build, the level must be raised, and the cluster settled, within this: as
 /// for gates, and the pauses of managers that asked too early.
 const CONVERGENCE_LIMIT: Duration = Duration::from_secs(40);
@@ -138,7 +138,7 @@ impl Simulation {
         let next = self.rng.millis(300, 2500);
         self.time.after(next, Event::Upgrade);
         let idx = self.rng.below(self.machines.len());
-        let build = if self.rng.chance(700) { FEATURE_LEVEL } else { OLD_BUILD };
+        let build = if self.rng.chance(850) { FEATURE_LEVEL } else { OLD_BUILD };
         if self.machines[idx].build != build {
             self.totals.count(match build {
                 FEATURE_LEVEL => "fault: manager restarted with the newer build",
@@ -161,7 +161,7 @@ impl Simulation {
         let others: Vec<MachineIdx> = (0..self.machines.len())
             .filter(|idx| Some(*idx) != runs && self.machines[*idx].up && self.machines[*idx].build == FEATURE_LEVEL)
             .collect();
-        let chosen = self.rng.pick(&others).filter(|_| self.faults.active && self.rng.chance(300));
+        let chosen = self.rng.pick(&others).filter(|_| self.faults.active && self.rng.chance(200));
         if let Some(idx) = chosen {
             self.totals.count("fault: manager restarted with the older build while a gate is restricted");
             self.restart_as(idx, OLD_BUILD);

@@ -13,7 +13,7 @@ use muster_messages::{
 };
 use muster_reconciler::core::run::{ObjectError, Stepped, Waved};
 
-use super::{Answer, HoldPoint, PendingRequest, Question, Reply, Requester, Wave};
+use super::{Answer, HoldPoint, PendingRequest, Question, Reply, Requester, SCHEMA, Wave};
 use crate::candidates::Renewer;
 use crate::machine::{Asker, MachineIdx};
 use crate::simulation::{Event, Simulation};
@@ -52,7 +52,8 @@ impl Simulation {
         // A read accepts any replica, however stale.
         let is_read = matches!(pending.question, Question::Reconciler(_, R::View { .. } | R::Admission { .. }));
         // A scenario decides itself when this request arrives.
-        let restricts = !self.fleet.definitions.is_empty() && HoldPoint::Restriction.is(&pending.question);
+        let scripted = self.fleet.definitions.is_empty() && self.fleet.subject == SCHEMA;
+        let restricts = !scripted && HoldPoint::Restriction.is(&pending.question);
         let at = pending.by.and_then(|(process, _)| self.fleet.processes[process].at);
         let idx = match at {
             _ if is_read && self.rng.chance(600) => self.any_manager(),
