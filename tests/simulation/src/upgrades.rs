@@ -138,7 +138,9 @@ impl Simulation {
         let next = self.rng.millis(300, 2500);
         self.time.after(next, Event::Upgrade);
         let idx = self.rng.below(self.machines.len());
-        let build = if self.rng.chance(850) { FEATURE_LEVEL } else { OLD_BUILD };
+        // Before the raise nearly all restarts lead to it; after it the older build is what is to be refused.
+        let newer = if self.levels.raised < FEATURE_LEVEL { 930 } else { 500 };
+        let build = if self.rng.chance(newer) { FEATURE_LEVEL } else { OLD_BUILD };
         if self.machines[idx].build != build {
             self.totals.count(match build {
                 FEATURE_LEVEL => "fault: manager restarted with the newer build",
