@@ -36,12 +36,22 @@ impl CertAuthority {
     ) -> Result<(), ErrorBody> {
         self.cluster()?;
         self.not_blocked(cert_request.node)?;
-        let token = self.token(cert_request)?.clone();
+        let tried = self.pending.get(&ask).map_or(0, |p| p.tries);
+        let history = self.history(cert_request, tried);
+        let token = match (self.token(cert_request), &history) {
+            (Ok(token), _) => token.clone(),
+            // Its token was valid when it was admitted; only the holder of the same key can repeat the request.
+            (Err(_), History::Admitted) if cert_request.rekey.is_none() => {
+                self.mark_admitted(ask);
+                self.advance(ask, wall, out);
+                return Ok(());
+            }
+            (Err(bad_token), _) => return Err(bad_token),
+        };
         if let Some(proven) = &cert_request.rekey {
             self.check_rekey(cert_request.node, proven, &token, wall)?;
         }
-        let tried = self.pending.get(&ask).map_or(0, |p| p.tries);
-        let request = match self.history(cert_request, tried) {
+        let request = match history {
             History::Admitted => {
                 self.mark_admitted(ask);
                 self.advance(ask, wall, out);

@@ -88,6 +88,21 @@ fn a_repeated_join_is_the_same_node_and_one_use() {
     assert_eq!(world.log.nodes.len(), 2);
 }
 
+/// The answer may have been lost. Otherwise the node would be a member that can never start.
+#[test]
+fn admitted_join_is_repeated_after_its_token_is_revoked() {
+    let mut world = World::new();
+    let cert_request = joiner(5, WORKER);
+    let first = world.join(cert_request.clone());
+    world.change(Change::DeleteToken("w".to_owned()));
+    let second = world.join(cert_request.clone());
+    assert_eq!(certificate(&first).subject, certificate(&second).subject);
+    assert_eq!(world.log.nodes.len(), 2);
+    let thief = VerifiedJoin { key: key(), ..cert_request };
+    assert_eq!(code(&world.join(thief)), ErrorCode::BadToken);
+    assert_eq!(code(&world.join(joiner(6, WORKER))), ErrorCode::BadToken);
+}
+
 #[test]
 fn join_with_unknown_outcome_is_safe_to_repeat() {
     for applied in [false, true] {
