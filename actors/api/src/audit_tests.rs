@@ -6,7 +6,7 @@ use muster_audit::{AuditLog, AuditSetup, AuditState, Via};
 use muster_messages::protocol::{AuditFault, AuditMsg};
 use muster_messages::wire::ApiCall;
 use muster_messages::{NodeId, Role};
-use muster_tests::{ActorHarness, Probe};
+use muster_testkit::{ActorHarness, Probe};
 use serde_json::json;
 use tokio::sync::watch;
 

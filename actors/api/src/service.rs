@@ -397,7 +397,7 @@ pub(crate) fn refusal_error(refusal: &Refusal) -> ErrorBody {
 mod tests {
     use muster_messages::protocol::MeshMsg;
     use muster_messages::{NodeId, RaftStatus, Replica};
-    use muster_tests::{ActorHarness, Probe, eventually};
+    use muster_testkit::{ActorHarness, Probe, eventually};
     use tokio::sync::watch;
     use tokio::task::JoinSet;
 

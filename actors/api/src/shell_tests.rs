@@ -15,7 +15,7 @@ use muster_messages::{
     CertIdentity, ClusterId, CrashHow, ErrorCode, Incarnation, NodeId, Principal, Progress, RefusalReason, RequestId,
     Role, Subject, WallTime,
 };
-use muster_tests::{ActorHarness, Probe, WAIT_LIMIT, answered, eventually};
+use muster_testkit::{ActorHarness, Probe, WAIT_LIMIT, answered, eventually};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::net::UnixStream;
 use tokio::sync::watch;

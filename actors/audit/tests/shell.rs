@@ -12,7 +12,7 @@ use muster_audit::{AuditPorts, FileConfig, LogFile, Msg, Sink, audit_address, au
 use muster_kernel::Address;
 use muster_messages::CrashHow;
 use muster_messages::protocol::{AuditFault, AuditMsg};
-use muster_tests::{ActorHarness, at_every_point, eventually};
+use muster_testkit::{ActorHarness, at_every_point, eventually};
 
 const PATH: &str = "node/audit";
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);

@@ -8,7 +8,7 @@ use muster_blocklist::{BlocklistShell, Msg};
 use muster_kernel::{Address, Slot, Spec, Undeliverable};
 use muster_messages::protocol::{Applied, GatewayMsg, ProposeError, RaftMemberMsg, Reply};
 use muster_messages::*;
-use muster_tests::{ActorHarness, Probe};
+use muster_testkit::{ActorHarness, Probe};
 use tokio::sync::watch;
 
 const PATH: &str = "node/manager/blocklist";

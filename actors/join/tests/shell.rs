@@ -10,7 +10,7 @@ use muster_kernel::{Address, Spec};
 use muster_messages::protocol::Service;
 use muster_messages::wire::{JoinFrame, JoinReply, JoinRequest};
 use muster_messages::{CrashHow, ErrorCode, Name, NodeId, RequestId, Secret};
-use muster_tests::ActorHarness;
+use muster_testkit::ActorHarness;
 use tokio::io::DuplexStream;
 use tokio::time::Instant;
 

@@ -4,7 +4,7 @@ use muster_messages::{
     ActorState, ClusterId, ClusterRecord, CrashHow, ErrorCode, Incarnation, NodeRecord, Revision, Role, Secret,
     WallTime,
 };
-use muster_tests::{ActorHarness, Probe};
+use muster_testkit::{ActorHarness, Probe};
 
 use super::*;
 
@@ -77,7 +77,7 @@ impl World {
         let registered = Probe::showing("brought", |asked: &Asked| format!("{:?}", asked.request));
         registered.on(|asked: Asked| match asked.request {
             ReconcilerRequest::Apply { .. } => Some(asked),
-            _ => muster_tests::answered(asked.reply, Err(no_leader())),
+            _ => muster_testkit::answered(asked.reply, Err(no_leader())),
         });
         let over = Probe::showing("over", String::clone);
         let (replicas, incompatible) = (watch::Sender::new(Arc::new(Replica::default())), watch::Sender::new(None));

@@ -3,7 +3,7 @@ use muster_messages::protocol::Reply;
 use muster_messages::wire::{DataLoss, MembershipRequest};
 use muster_messages::{ActorNode, CrashHow, ErrorCode, WaitReason};
 use muster_pki::IdentityStore;
-use muster_tests::{ActorHarness, Idle, Probe, answered, at_every_point, eventually};
+use muster_testkit::{ActorHarness, Idle, Probe, answered, at_every_point, eventually};
 use tempfile::TempDir;
 
 use super::*;

@@ -7,7 +7,7 @@ use muster_messages::protocol::Reply;
 use muster_messages::wire::{ActorsAsk, ActorsCall, MembershipReply, Request};
 use muster_messages::{CrashHow, FEATURE_LEVEL, NodeRecord, Principal, RaftId, RequestId, RoleView, WallTime};
 use muster_raft_member::ObjectFeed;
-use muster_tests::{ActorHarness, Probe, WAIT_LIMIT, eventually};
+use muster_testkit::{ActorHarness, Probe, WAIT_LIMIT, eventually};
 use tokio::sync::watch;
 
 use super::*;

@@ -2,7 +2,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use muster_kernel::Address;
 use muster_messages::CrashHow;
-use muster_tests::{ActorHarness, Idle, Probe};
+use muster_testkit::{ActorHarness, Idle, Probe};
 use tokio::sync::watch;
 
 use super::*;

@@ -6,7 +6,7 @@ use muster_kernel::Fuse;
 use muster_messages::protocol::{ProposeError, RaftMemberMsg};
 use muster_messages::{CrashHow, RaftId};
 use muster_raft_member::disk;
-use muster_tests::eventually;
+use muster_testkit::eventually;
 
 use crate::cluster::*;
 

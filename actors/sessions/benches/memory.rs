@@ -13,7 +13,7 @@ use std::sync::Arc;
 use muster_gateway::{BoxStream, Connection, Framed};
 use muster_messages::protocol::Service;
 use muster_messages::*;
-use muster_tests::eventually;
+use muster_testkit::eventually;
 
 use crate::stage::{M1, Stage, node};
 

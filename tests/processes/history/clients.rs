@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use muster_client::{Client, Failure, Outcome};
 use muster_messages::wire::Request;
 use muster_messages::{NodeId, NodeView, Rng};
-use muster_tests::history::{End, History, MAX_CLIENTS, StartedOp, Value};
+use muster_testkit::history::{End, History, MAX_CLIENTS, StartedOp, Value};
 use tokio::runtime::Runtime;
 
 use crate::harness::between_checks;

@@ -2,6 +2,6 @@
 
 mod clients;
 
-pub use muster_tests::history::History;
+pub use muster_testkit::history::History;
 
 pub use self::clients::{Clients, Refusal};

@@ -10,7 +10,7 @@ use std::time::Duration;
 use muster_messages::protocol::{Applied, ProposeError, ReadError};
 use muster_messages::{Change, Command, CommandRefusal, Guard, NodeId, Principal, Replica, RequestId, request_digest};
 use muster_raft_member::core::Input;
-use muster_tests::history::{End, History, MAX_CLIENTS, StartedOp, Value};
+use muster_testkit::history::{End, History, MAX_CLIENTS, StartedOp, Value};
 
 use crate::bugs::Bug;
 use crate::checks::{WRITE_1, violation};

@@ -1,7 +1,7 @@
 //! Streams whose readers do not read.
 
 use http_body_util::BodyExt;
-use muster_tests::ActorHarness;
+use muster_testkit::ActorHarness;
 
 use super::super::tests::{MAPS, ManagerRuntime, ann, ask, replica, tables_with_maps};
 use super::*;

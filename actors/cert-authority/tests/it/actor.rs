@@ -8,7 +8,7 @@ use muster_messages::protocol::{Applied, CertAuthorityMsg, ProposeError, RaftMem
 use muster_messages::wire::{JoinReply, JoinRequest, Rekey, SignReply};
 use muster_messages::*;
 use muster_pki::*;
-use muster_tests::{ActorHarness, Probe, WAIT_LIMIT, answered, at_every_point, insisting};
+use muster_testkit::{ActorHarness, Probe, WAIT_LIMIT, answered, at_every_point, insisting};
 use tokio::sync::watch;
 
 const PATH: &str = "node/cert-authority";

@@ -5,7 +5,7 @@ use std::time::Duration;
 use muster_kernel::Fuse;
 use muster_messages::protocol::{Applied, ElectionsMsg, ProposeError, RaftMemberMsg, Renewal};
 use muster_messages::*;
-use muster_tests::{WAIT_LIMIT, at_every_point, at_every_point_twice, insisting};
+use muster_testkit::{WAIT_LIMIT, at_every_point, at_every_point_twice, insisting};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 

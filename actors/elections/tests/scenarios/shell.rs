@@ -7,7 +7,7 @@ use muster_kernel::{Address, AskError};
 use muster_messages::protocol::{Applied, ElectionsMsg, ProposeError, RaftMemberMsg, ReadError, Renewal, Reply};
 use muster_messages::*;
 use muster_store::LogPosition;
-use muster_tests::{ActorHarness, Probe, WAIT_LIMIT, eventually};
+use muster_testkit::{ActorHarness, Probe, WAIT_LIMIT, eventually};
 use tokio::sync::watch;
 
 use crate::world::{ONE, lease};

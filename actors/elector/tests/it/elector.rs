@@ -13,7 +13,7 @@ use muster_elector::{
 };
 use muster_messages::wire::{LeaseRef, LeaseRequest};
 use muster_messages::{ErrorBody, ErrorCode, FencingToken, LeaseView, Revision, SessionId};
-use muster_tests::ActorHarness;
+use muster_testkit::ActorHarness;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};

@@ -10,7 +10,7 @@ use muster_elector::kubernetes::{ApiError, ApiRequest, KubeApi, LeaseLock};
 use muster_elector::{Candidate, ConfigRefusal, Election, ElectorConfig, LeaderElector, Setup, StartError, Term};
 use muster_messages::FencingToken;
 use muster_messages::wire::LeaseRef;
-use muster_tests::ActorHarness;
+use muster_testkit::ActorHarness;
 use serde_json::{Value, json};
 use tokio::time::{Instant, timeout};
 

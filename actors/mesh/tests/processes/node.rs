@@ -16,7 +16,7 @@ use muster_messages::wire::{
     EntryKind, MembershipRequest, PacketKind, PeerCall, RaftEntry, RaftPacket, SnapshotHead, Starts,
 };
 use muster_messages::*;
-use muster_tests::ActorHarness;
+use muster_testkit::ActorHarness;
 use sha2::{Digest, Sha256};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};

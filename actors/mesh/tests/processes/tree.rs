@@ -9,7 +9,7 @@ use muster_messages::protocol::{
 };
 use muster_messages::wire::{MeshHello, PeerMessage, PeerReply, Refusal, Starts};
 use muster_messages::*;
-use muster_tests::{ActorHarness, Probe, WAIT_LIMIT};
+use muster_testkit::{ActorHarness, Probe, WAIT_LIMIT};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 

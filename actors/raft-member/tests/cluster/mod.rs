@@ -14,7 +14,7 @@ use muster_messages::{
     MembershipChangeKind, Name, NodeId, NodeRecord, Principal, RaftId, Replica, Revision, Role, Secret, WallTime,
 };
 use muster_raft_member::{Msg, ObjectFeed, RaftArgs, RaftConfig, RaftMember};
-use muster_tests::ActorHarness;
+use muster_testkit::ActorHarness;
 use tokio::sync::watch;
 
 pub const WAIT_LIMIT: Duration = Duration::from_secs(60);

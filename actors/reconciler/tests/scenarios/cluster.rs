@@ -14,7 +14,7 @@ use muster_elector::{Cluster as Leases, Timekeeper};
 use muster_messages::wire::{LeaseRequest, ReconcilerRequest};
 use muster_messages::{ErrorBody, ErrorCode, Revision};
 use muster_reconciler::Cluster;
-use muster_tests::ActorHarness;
+use muster_testkit::ActorHarness;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, sleep_until};

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use muster_kernel::Fuse;
 use muster_messages::{GateState, ReconcilerChange};
-use muster_tests::at_every_point;
+use muster_testkit::at_every_point;
 use tokio::time::{Instant, sleep};
 
 use crate::cluster::World;

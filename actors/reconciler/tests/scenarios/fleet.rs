@@ -15,7 +15,7 @@ use muster_reconciler::{
     Admission, CommandEnd, CommandExit, CommandOrder, CommandRunner, LeaseTiming, Member, ReconcilerSpec, Reconcilers,
     Setup, Waiting, reconcilers_spec,
 };
-use muster_tests::Host;
+use muster_testkit::Host;
 
 use crate::cluster::World;
 use crate::judge::{release, triple};

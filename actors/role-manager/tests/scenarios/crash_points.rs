@@ -8,7 +8,7 @@ use muster_messages::protocol::{Applied, MeshMsg, ProposeError, RaftMemberMsg, R
 use muster_messages::wire::{MembershipReply, MembershipRequest};
 use muster_messages::*;
 use muster_role_manager::Msg;
-use muster_tests::{WAIT_LIMIT, at_every_point, at_every_point_twice, insisting};
+use muster_testkit::{WAIT_LIMIT, at_every_point, at_every_point_twice, insisting};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 

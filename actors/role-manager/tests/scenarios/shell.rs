@@ -10,7 +10,7 @@ use muster_messages::protocol::{
 use muster_messages::wire::{MembershipReply, MembershipRequest};
 use muster_messages::*;
 use muster_role_manager::{Config, Msg, Ports, RoleManagerShell};
-use muster_tests::{ActorHarness, Probe, WAIT_LIMIT};
+use muster_testkit::{ActorHarness, Probe, WAIT_LIMIT};
 use tokio::sync::watch;
 
 use crate::world::{World, id};

@@ -8,7 +8,7 @@ use muster_kernel::{Address, Fuse};
 use muster_messages::protocol::{AgentMsg, Reply, SessionsMsg};
 use muster_messages::wire::{ActorsAsk, MembershipReply, MembershipRequest};
 use muster_messages::*;
-use muster_tests::{WAIT_LIMIT, at_every_point, eventually, insisting};
+use muster_testkit::{WAIT_LIMIT, at_every_point, eventually, insisting};
 use tokio::time::{Instant, sleep};
 
 use crate::refusal;

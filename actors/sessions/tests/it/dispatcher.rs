@@ -9,7 +9,7 @@ use muster_messages::protocol::{Applied, DispatcherMsg, ProposeError, RaftMember
 use muster_messages::wire::{SessionDigest, SessionFact};
 use muster_messages::*;
 use muster_sessions::{DispatcherConfig, DispatcherMailbox, DispatcherPorts, dispatcher_address, dispatcher_spec};
-use muster_tests::{ActorHarness, Probe, WAIT_LIMIT};
+use muster_testkit::{ActorHarness, Probe, WAIT_LIMIT};
 use tokio::sync::watch;
 
 const PATH: &str = "node/dispatcher";

@@ -14,7 +14,7 @@ use muster_messages::protocol::{AgentMsg, Applied, RaftMemberMsg, SessionsMsg};
 use muster_messages::wire::{ActorsAsk, MembershipReply, MembershipRequest};
 use muster_messages::*;
 use muster_sessions::{DispatcherConfig, DispatcherPorts, dispatcher_address, dispatcher_spec};
-use muster_tests::{answered, eventually};
+use muster_testkit::{answered, eventually};
 use tokio::time::Instant;
 
 use crate::stage::{M1, M2, Stage, node, session_path};

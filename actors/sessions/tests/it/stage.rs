@@ -21,7 +21,7 @@ use muster_pki::{IdentityStore, Issuer, NODE_LIFETIME, NodeProfile, Root};
 use muster_sessions::{
     DispatcherMailbox, LeaderCalls, SessionsConfig, SessionsMailbox, SessionsPorts, sessions_address, sessions_spec,
 };
-use muster_tests::{ActorHarness, Host, eventually};
+use muster_testkit::{ActorHarness, Host, eventually};
 use tokio::sync::watch;
 
 /// A number for each process.

@@ -12,8 +12,8 @@ use muster_kernel::{Address, Clock, Spec};
 use muster_messages::protocol::{NodeCredentials, Service};
 use muster_messages::*;
 use muster_pki::{CsrKey, Issuer, NodeProfile, Root, UserProfile, make_csr, new_key};
-use muster_tests::ActorHarness;
-pub use muster_tests::{WAIT_LIMIT, eventually};
+use muster_testkit::ActorHarness;
+pub use muster_testkit::{WAIT_LIMIT, eventually};
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 

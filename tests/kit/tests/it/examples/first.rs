@@ -1,8 +1,8 @@
-//! The first example of `tests/OVERVIEW.md`, which shows it from the first import on.
+//! The first example of `tests/kit/OVERVIEW.md`, which shows it from the first import on.
 
 use muster_kernel::{Address, Cx, Fault, Shell, Spec};
 use muster_messages::protocol::{Named, Reply};
-use muster_tests::{ActorHarness, WAIT_LIMIT};
+use muster_testkit::{ActorHarness, WAIT_LIMIT};
 
 #[derive(Named)]
 #[strum(serialize_all = "snake_case")]

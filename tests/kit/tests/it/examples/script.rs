@@ -1,7 +1,7 @@
 //! A probe whose script answers some of the messages.
 
 use muster_messages::protocol::{Named, Reply};
-use muster_tests::{Probe, WAIT_LIMIT, answered};
+use muster_testkit::{Probe, WAIT_LIMIT, answered};
 
 #[derive(Named)]
 #[strum(serialize_all = "snake_case")]

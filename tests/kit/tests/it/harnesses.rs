@@ -2,7 +2,7 @@
 
 use muster_kernel::{Address, Fault, Spec};
 use muster_messages::CrashHow;
-use muster_tests::{ActorHarness, WAIT_LIMIT, at_every_point};
+use muster_testkit::{ActorHarness, WAIT_LIMIT, at_every_point};
 
 use crate::actors::{Msg, Rogue, rogue};
 use crate::failure;
@@ -129,7 +129,7 @@ fn unexpected_panic_fails_even_after_restart() {
         rogue.tell(Msg::Panic("no such seat")).unwrap();
         harness.healthy("node/rogue", 2).await;
     });
-    assert!(why.starts_with("unexpected panic: no such seat (tests/kit/actors.rs:"), "{why}");
+    assert!(why.starts_with("unexpected panic: no such seat (tests/kit/tests/it/actors.rs:"), "{why}");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use muster_kernel::{Address, Cx, Fault, Shell, Slot, Spec};
 use muster_messages::protocol::{Named, Reply};
-use muster_tests::{ActorHarness, at_every_point, insisting};
+use muster_testkit::{ActorHarness, at_every_point, insisting};
 
 struct Add {
     number: u64,

@@ -103,7 +103,7 @@ impl<M: Send + 'static> Probe<M> {
     /// those not meant for it to the next script, then to the test. A script must not send to its own probe.
     ///
     /// ```ignore
-    #[doc = include_str!("../kit/examples/script.rs")]
+    #[doc = include_str!("../tests/it/examples/script.rs")]
     /// ```
     pub fn on(&self, script: impl FnMut(M) -> Option<M> + Send + 'static) {
         locked(&self.inbox.scripts).push(Box::new(script));

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use muster_kernel::{AskError, Undeliverable};
-use muster_tests::{ActorHarness, Probe, WAIT_LIMIT, answered};
+use muster_testkit::{ActorHarness, Probe, WAIT_LIMIT, answered};
 use tokio::time::Instant;
 
 use crate::actors::Msg;
@@ -155,7 +155,7 @@ async fn actor_in_front_of_probe_may_crash() {
 
 #[tokio::test(start_paused = true)]
 async fn probe_formats_messages_with_given_function() {
-    let mut numbers = muster_tests::Probe::showing("numbers", |n: &u32| n.to_string());
+    let mut numbers = muster_testkit::Probe::showing("numbers", |n: &u32| n.to_string());
     numbers.recipient().tell(7).unwrap();
     assert_eq!(numbers.heard(), ["numbers: 7"]);
     assert_eq!(numbers.next("a number").await, 7);

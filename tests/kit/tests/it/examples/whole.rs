@@ -5,7 +5,7 @@ use std::time::Duration;
 use muster_kernel::{Address, Cx, Fault, Recipient, Shell, Spec};
 use muster_messages::CrashHow;
 use muster_messages::protocol::{Named, Reply};
-use muster_tests::{ActorHarness, WAIT_LIMIT};
+use muster_testkit::{ActorHarness, WAIT_LIMIT};
 
 // Messages of the actor under test: orders, which it counts and passes on.
 #[derive(Named)]

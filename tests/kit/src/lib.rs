@@ -11,7 +11,7 @@
 //! Everything that a test of a new actor needs; copy it and replace the waiter by your actor.
 //!
 //! ```ignore
-#![doc = include_str!("../kit/examples/whole.rs")]
+#![doc = include_str!("../tests/it/examples/whole.rs")]
 //! ```
 //!
 //! # A crash at every point
