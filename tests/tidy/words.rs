@@ -6,7 +6,7 @@ use std::process::Command;
 use super::{report, texts, top};
 
 /// Words of a private dialect, and what the field says instead. They appear neither in identifiers nor in documents.
-const BANNED: [(&str, &str); 30] = [
+const BANNED: [(&str, &str); 37] = [
     ("universe", "simulation, harness"),
     ("universes", "simulations"),
     ("dice", "rng"),
@@ -37,11 +37,20 @@ const BANNED: [(&str, &str); 30] = [
     ("lacking", "missing"),
     ("strangers", "unauthenticated"),
     ("patience", "a timeout, by what it bounds"),
+    ("story", "scenario"),
+    ("stories", "scenarios"),
+    ("hears", "receives"),
+    ("lane", "membership-change slot"),
+    ("hall", "handshake pool"),
+    ("owed", "pending"),
+    ("seats", "Raft members, member ids"),
 ];
 
 /// Where a banned word stays, and why. This list only shrinks.
-const ALLOWED: [(&str, &str, &str); 2] = [
+const ALLOWED: [(&str, &str, &str); 4] = [
     ("docs/attacks.md", "strangers", "the file name of a decision"),
+    ("docs/changes/0095-renamed-actors-and-view-fields.md", "owed", "a former field, for readers of old views"),
+    ("docs/decisions/README.md", "strangers", "the file name of a decision"),
     ("tests/simulation/src/leaders.rs", "universe", "the cluster's name; another one changes what every seed does"),
 ];
 
@@ -86,8 +95,8 @@ fn banned(path: &str, text: &str) -> BTreeMap<String, (usize, &'static str)> {
 fn the_fields_words_are_used() {
     let mut wrong = Vec::new();
     let checked = |path: &str| {
-        let kept = path.starts_with("docs/changes/") || path.starts_with("docs/decisions/");
-        (path.ends_with(".rs") || path.ends_with(".md")) && !kept && path != "tests/tidy/words.rs"
+        let quotes = path == "docs/changes/0088-plain-words.md" || path == "tests/tidy/words.rs";
+        (path.ends_with(".rs") || path.ends_with(".md")) && !quotes
     };
     for file in texts(checked) {
         for (token, (times, instead)) in banned(&file.path, &file.text) {

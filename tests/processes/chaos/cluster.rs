@@ -237,12 +237,12 @@ impl Cluster {
 
     /// Notes nodes that exited by themselves: only a removed node may.
     pub fn notice_ends(&mut self) {
-        let owed = |cleanups: &[(Instant, Cleanup)], name: &str| {
+        let start_pending = |cleanups: &[(Instant, Cleanup)], name: &str| {
             cleanups.iter().any(|(_, cleanup)| matches!(cleanup, Cleanup::Start(who) if who == name))
         };
         let ended = |cluster: &mut Self, name: &String| {
             cluster.machines[name].ended.is_none()
-                && !owed(&cluster.cleanups, name)
+                && !start_pending(&cluster.cleanups, name)
                 && !cluster.world.node(name).is_running()
         };
         let names: Vec<String> = self.machines.keys().cloned().collect();
