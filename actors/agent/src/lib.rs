@@ -16,7 +16,7 @@ pub use self::config::{AgentConfig, JoinConfig};
 pub use self::core::SessionStatus;
 pub use self::install::issued_at;
 pub use self::join::{JoinArgs, JoinError, JoinProgress, JoinStage, Joined, join};
-pub use self::line::{Dial, Dialled, Heard};
+pub use self::line::{Dial, Dialled, Incoming};
 pub use self::memory::NodeMemory;
 pub use self::shell::{
     AgentPorts, AgentSetup, AgentShell, Inspected, Inspector, Msg, agent_address, agent_spec, trouble_of,

@@ -68,7 +68,7 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
 }
 
 /// A frame that passes through the agent's mailbox.
-pub struct Heard {
+pub struct Incoming {
     pub frame: Box<HostFrame>,
     _room: OwnedSemaphorePermit,
 }
@@ -159,8 +159,8 @@ async fn read(mut reader: FramedReader<ReadHalf<BoxStream>>, args: &LineArgs, an
         };
         let permit = Arc::clone(&room).acquire_owned().await;
         let permit = permit.expect("the semaphore of a line is never closed");
-        let received = Heard { frame, _room: permit };
-        if me.tell(Msg::Heard { attempt, received }).is_err() {
+        let received = Incoming { frame, _room: permit };
+        if me.tell(Msg::Received { attempt, received }).is_err() {
             return "the agent is restarting".to_owned();
         }
     }

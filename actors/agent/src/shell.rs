@@ -21,7 +21,7 @@ use tracing::{debug, info, warn};
 use crate::config::AgentConfig;
 use crate::core::{Agent, Attempt, CertificateFacts, Effect, Input, LogEvent, Loss, SessionStatus, Start};
 use crate::install::{self, issued_at};
-use crate::line::{Dial, Heard, Line, LineArgs, line};
+use crate::line::{Dial, Incoming, Line, LineArgs, line};
 use crate::memory::NodeMemory;
 use crate::status::{ManagerWanted, NodeTrouble, TroubleReason, WantedBecause};
 
@@ -137,9 +137,9 @@ pub enum Msg {
         host: NodeId,
         incarnation: Incarnation,
     },
-    Heard {
+    Received {
         attempt: Attempt,
-        received: Heard,
+        received: Incoming,
     },
     Lost {
         attempt: Attempt,
@@ -399,7 +399,7 @@ impl Shell for AgentShell {
                 Input::Woke
             }
             Msg::Connected { attempt, host, incarnation } => Input::Connected { attempt, host, incarnation },
-            Msg::Heard { attempt, received } => Input::Heard { attempt, frame: received.frame },
+            Msg::Received { attempt, received } => Input::Received { attempt, frame: received.frame },
             Msg::Lost { attempt, why } => {
                 self.lines.retain(|line| line.attempt != attempt);
                 Input::Lost { attempt, why }
@@ -441,7 +441,7 @@ impl Shell for AgentShell {
         }
         // A node that was finally refused knows it at its next start, however soon it was stopped.
         if timeout(PENDING_WRITES_TIMEOUT, async { while self.writes.join_next().await.is_some() {} }).await.is_err() {
-            warn!("stopping before the disk has taken the last refusal or manager list");
+            warn!("stopping with unwritten node state (last refusal, manager list)");
         }
     }
 }

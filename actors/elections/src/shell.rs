@@ -292,7 +292,7 @@ impl Shell for ElectionsShell {
                 "renewals_total": tally.renewed,
                 "renewals_lost_total": tally.lost,
                 "renewals_unconfirmed_total": tally.unconfirmed,
-                "renewals_turned_away_total": tally.rejected,
+                "renewals_rejected_total": tally.rejected,
                 "reads_total": tally.reads,
                 "expired_total": tally.expired,
                 "expiries_failed_total": tally.expiries_failed,

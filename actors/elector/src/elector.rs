@@ -160,7 +160,7 @@ pub enum Msg {
     Muster(muster_lease::Answer),
     Kubernetes(kubernetes_lease::Answer),
     Changed,
-    Drained,
+    WorkEnded,
     Stop,
 }
 
@@ -306,7 +306,7 @@ impl ElectorShell {
                 let (work, me) = (candidate.on_started_leading(term), cx.me().clone());
                 cx.spawn(async move {
                     work.await;
-                    let _gone = me.tell(Msg::Drained);
+                    let _gone = me.tell(Msg::WorkEnded);
                 });
             }
             Effect::Extend(hold) => {
@@ -429,13 +429,13 @@ impl Shell for ElectorShell {
     async fn handle(&mut self, cx: &Cx<Msg>, msg: Msg) -> Result<(), Fault> {
         let input = match msg {
             Msg::Woke => Input::Signal(Signal::Woke),
-            Msg::Changed => Input::Signal(Signal::Nudged),
+            Msg::Changed => Input::Signal(Signal::RetryNow),
             Msg::Muster(answer) => Input::Muster(answer),
             Msg::Kubernetes(answer) => Input::Kubernetes(answer),
             Msg::Stop => Input::Signal(Signal::Cancelled),
-            Msg::Drained => {
+            Msg::WorkEnded => {
                 (self.running, self.hold) = (None, None);
-                Input::Signal(Signal::Drained)
+                Input::Signal(Signal::WorkEnded)
             }
         };
         self.step(cx, input);

@@ -11,10 +11,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use futures_util::future::BoxFuture;
 use muster_gateway::{Connection, Framed, JOIN_FRAME_LIMIT, Registration, Services};
 use muster_kernel::{Cx, Fault, Shell};
-use muster_messages::protocol::{Named, Service};
+use muster_messages::protocol::{LeaderCalls, Named, Service};
 use muster_messages::wire::{self, JoinFrame, JoinReply, JoinRequest, PeerCall};
 use muster_messages::{ErrorBody, ErrorCode};
 use serde_json::{Value, json};
@@ -43,14 +42,11 @@ const MAX_FRAMES: usize = 3;
 /// Time to retry after a rejection for lack of a permit.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// Asks the leader, wherever it is.
-pub type AskLeader = Arc<dyn Fn(PeerCall) -> BoxFuture<'static, Result<Vec<u8>, ErrorBody>> + Send + Sync>;
-
 /// Ports of a conversation.
 #[derive(Clone)]
 pub struct JoinPorts {
     pub services: Services,
-    pub leader: AskLeader,
+    pub leader: Arc<dyn LeaderCalls>,
     /// The root certificate as this node trusts it.
     pub root_pem: Arc<dyn Fn() -> String + Send + Sync>,
     pub limits: JoinLimits,
@@ -169,7 +165,7 @@ async fn converse(
 
 async fn ask(ports: &JoinPorts, remote: SocketAddr, request: JoinRequest) -> JoinReply {
     let call = PeerCall::Join { observed_addr: remote.to_string(), request };
-    match (ports.leader)(call).await {
+    match ports.leader.call(call).await {
         Ok(bytes) => wire::decode(&bytes).unwrap_or_else(|e| {
             JoinReply::Refused(ErrorBody::new(ErrorCode::Internal, format!("the leader's answer: {e}")))
         }),
@@ -182,6 +178,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use muster_gateway::BoxStream;
+    use muster_messages::protocol::PeerAnswer;
     use muster_messages::{Name, NodeId, RequestId, Secret};
 
     use super::*;
@@ -189,7 +186,7 @@ mod tests {
     fn ports(answer: Result<Vec<u8>, ErrorBody>) -> JoinPorts {
         JoinPorts {
             services: Services::new(),
-            leader: Arc::new(move |_| {
+            leader: Arc::new(move |_| -> PeerAnswer {
                 let answer = answer.clone();
                 Box::pin(async move { answer })
             }),

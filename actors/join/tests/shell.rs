@@ -7,7 +7,7 @@ use std::time::Duration;
 use muster_gateway::{BoxStream, Connection, Framed, Services};
 use muster_join::{JoinLimits, JoinPorts, JoinService};
 use muster_kernel::{Address, Spec};
-use muster_messages::protocol::Service;
+use muster_messages::protocol::{PeerAnswer, Service};
 use muster_messages::wire::{JoinFrame, JoinReply, JoinRequest};
 use muster_messages::{CrashHow, ErrorCode, Name, NodeId, RequestId, Secret};
 use muster_testkit::ActorHarness;
@@ -21,7 +21,7 @@ async fn service(harness: &ActorHarness) -> Services {
     let services = Services::new();
     let ports = JoinPorts {
         services: services.clone(),
-        leader: Arc::new(|_| Box::pin(std::future::pending())),
+        leader: Arc::new(|_| -> PeerAnswer { Box::pin(std::future::pending()) }),
         root_pem: Arc::new(|| "root".to_owned()),
         limits: JoinLimits { conversation: CONVERSATION_TIMEOUT, conversations: 1 },
     };

@@ -149,7 +149,7 @@ impl MembershipAgent {
                 let news = replica.wait_for(|r| r.raft.raft_id.is_some_and(|held| written != Some(held))).await;
                 let Some(held) = news.ok().and_then(|local_replica| local_replica.raft.raft_id) else { return };
                 let memory = memory.clone();
-                let write = move || memory.update(|node| node.held_seat = Some(held));
+                let write = move || memory.update(|node| node.held_member_id = Some(held));
                 if let Ok(Err(error)) = tokio::task::spawn_blocking(write).await {
                     warn!(%error, "cannot record the Raft member id");
                 }

@@ -130,7 +130,7 @@ async fn new_manager_requests_membership_until_it_is_member() {
     world.harness.until(MEMBERSHIP_PATH, "its member has that id", both).await;
     assert_eq!(world.data(), RaftData::Present);
     let memory = world.ports.memory.clone();
-    eventually("it records its member id", || memory.load().unwrap().held_seat == Some(RaftId(7))).await;
+    eventually("it records its member id", || memory.load().unwrap().held_member_id == Some(RaftId(7))).await;
     world.settles().await;
 }
 

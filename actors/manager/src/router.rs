@@ -9,10 +9,11 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use muster_api::{Leader, ManagerPorts, Service as Api};
 use muster_kernel::{Address, Clock, Cx, Fault, Shell, Spec};
-use muster_messages::protocol::{CertAuthorityMsg, DispatcherMsg, IncomingCall, Named, RoleManagerMsg};
+use muster_messages::protocol::{
+    CertAuthorityMsg, DispatcherMsg, IncomingCall, LeaderCalls, Named, PeerAnswer, RoleManagerMsg,
+};
 use muster_messages::wire::{self, PeerCall};
 use muster_messages::{CertIdentity, ErrorBody, ErrorCode, ErrorMark, NodeId, Replica, Role};
-use muster_sessions::LeaderCalls;
 use serde_json::{Value, json};
 use tokio::sync::{Mutex, Semaphore, mpsc};
 use tokio::time::Instant;
@@ -48,15 +49,6 @@ impl Router {
                 incoming: Arc::clone(&incoming),
                 permits: Arc::new(Semaphore::new(MAX_CALLS_IN_PROGRESS)),
             })
-        })
-    }
-
-    /// Asks the leader, wherever it is, in the form that the services need.
-    pub fn leader_calls(&self) -> muster_join::AskLeader {
-        let router = self.clone();
-        Arc::new(move |call| {
-            let router = router.clone();
-            Box::pin(async move { router.to_leader(call).await })
         })
     }
 
@@ -203,7 +195,7 @@ fn encoded<T: serde::Serialize>(answer: Result<T, ErrorBody>) -> Result<Vec<u8>,
 }
 
 impl LeaderCalls for Router {
-    fn call(&self, call: PeerCall) -> BoxFuture<'static, Result<Vec<u8>, ErrorBody>> {
+    fn call(&self, call: PeerCall) -> PeerAnswer {
         let router = self.clone();
         Box::pin(async move { router.to_leader(call).await })
     }

@@ -30,11 +30,11 @@ pub trait Plan<L>: Send + Sync + 'static {
     /// Makes the child.
     fn child(&self, value: &L) -> Spec;
     /// Whether something must be prepared before a child of this value may run, or because none runs.
-    fn disorder(&self, _level: &L) -> bool {
+    fn needs_preparation(&self, _value: &L) -> bool {
         false
     }
     /// Prepares it while no child runs; retried until nothing is left to prepare. Runs outside the actor.
-    fn tidy(&self, _level: L) -> BoxFuture<'static, ()> {
+    fn prepare(&self, _value: L) -> BoxFuture<'static, ()> {
         Box::pin(async {})
     }
     /// After a child has stopped because the value no longer wants it. Runs outside the actor.
@@ -48,7 +48,7 @@ pub trait Plan<L>: Send + Sync + 'static {
 enum Step {
     Start,
     Stop,
-    Tidy,
+    Prepare,
 }
 
 /// The decisions of a switch: one step at a time, towards the newest value.
@@ -68,14 +68,14 @@ impl Default for SwitchCore {
 }
 
 impl SwitchCore {
-    fn next(&mut self, wanted: Option<u64>, disorder: bool) -> Option<Step> {
+    fn next(&mut self, wanted: Option<u64>, needs_preparation: bool) -> Option<Step> {
         let runs = self.running.is_some();
-        if self.busy || wanted == self.running && (runs || !disorder) {
+        if self.busy || wanted == self.running && (runs || !needs_preparation) {
             return None;
         }
-        if runs || disorder {
+        if runs || needs_preparation {
             self.busy = true;
-            return Some(if runs { Step::Stop } else { Step::Tidy });
+            return Some(if runs { Step::Stop } else { Step::Prepare });
         }
         self.running = wanted;
         Some(Step::Start)
@@ -103,7 +103,7 @@ impl<L: Clone + Send + Sync + 'static, P: Plan<L>> Switch<L, P> {
 
     fn settle(&mut self, cx: &Cx<SwitchMsg<L>>) {
         let Some(value) = self.latest.clone() else { return };
-        let step = self.core.next(self.plan.wanted(&value), self.plan.disorder(&value));
+        let step = self.core.next(self.plan.wanted(&value), self.plan.needs_preparation(&value));
         match step {
             None => {}
             Some(Step::Start) => {
@@ -117,10 +117,10 @@ impl<L: Clone + Send + Sync + 'static, P: Plan<L>> Switch<L, P> {
                     let _stopping = me.tell(SwitchMsg::Stopped);
                 });
             }
-            Some(Step::Tidy) => {
+            Some(Step::Prepare) => {
                 let (plan, me) = (Arc::clone(&self.plan), cx.me().clone());
                 cx.spawn(async move {
-                    plan.tidy(value).await;
+                    plan.prepare(value).await;
                     let _stopping = me.tell(SwitchMsg::Stopped);
                 });
             }

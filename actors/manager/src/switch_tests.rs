@@ -10,7 +10,7 @@ use super::*;
 /// A child with this number; none at 0 and from 100 on.
 struct Plans {
     stopped: muster_kernel::Recipient<u64>,
-    /// Up to this number everything is in order; tidying is tried this often and succeeds the last time.
+    /// Up to this number everything is in order; preparing is tried this often and succeeds the last time.
     in_order: AtomicU64,
     tries: AtomicU64,
 }
@@ -21,10 +21,10 @@ impl Plan<u64> for Plans {
     fn child(&self, _level: &u64) -> Spec {
         Spec::actor("half", Address::new(1), || Ok(Idle))
     }
-    fn disorder(&self, value: &u64) -> bool {
+    fn needs_preparation(&self, value: &u64) -> bool {
         *value > self.in_order.load(Ordering::SeqCst)
     }
-    fn tidy(&self, value: u64) -> BoxFuture<'static, ()> {
+    fn prepare(&self, value: u64) -> BoxFuture<'static, ()> {
         if self.tries.fetch_sub(1, Ordering::SeqCst) == 1 {
             self.in_order.store(value, Ordering::SeqCst);
         }

@@ -50,7 +50,8 @@ pub struct LocalNode {
     /// Its name. `None`: not recorded, by an earlier build.
     pub name: Option<Name>,
     /// Its last Raft member id. If this is set and the Raft data is missing, the data was lost.
-    pub held_seat: Option<RaftId>,
+    #[serde(alias = "held_seat")]
+    pub held_member_id: Option<RaftId>,
     /// The cluster's final refusal: this node is no longer part of it.
     pub ended: Option<Ended>,
     /// This node restored a backup, and its operator has not yet opened the cluster to others.

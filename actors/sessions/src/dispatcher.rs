@@ -71,13 +71,13 @@ impl DispatcherShell {
         for effect in effects {
             match effect {
                 Effect::Propose { batch, command } => self.propose(cx, batch, command),
-                Effect::Warn(node) => {
+                Effect::DuplicateFound(node) => {
                     let named = self.core.doubts().duplicates.get(&node).map(Duplicated::named).unwrap_or_default();
                     warn!(%node, processes = named,
                         "two processes use the identity of one node; stop the one on the copied data directory, empty that, \
                          and join it as a new node");
                 }
-                Effect::Over(node) => info!(%node, "one process uses the identity of this node again"),
+                Effect::DuplicateResolved(node) => info!(%node, "duplicate node identity resolved"),
             }
         }
         let doubts = self.core.doubts();

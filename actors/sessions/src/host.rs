@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use muster_gateway::{Connection, Registration, Services};
 use muster_kernel::{Address, Alarm, Cx, Fault, Shell, Slot, Spec};
-use muster_messages::protocol::{Named, Reply, Service, SessionsMsg};
+use muster_messages::protocol::{LeaderCalls, Named, Reply, Service, SessionsMsg};
 use muster_messages::wire::{ActorsAsk, HostFrame, PeerCall, SessionDigest, SessionFact};
 use muster_messages::{ErrorBody, ErrorCode, NodeId, Replica, Tables};
 use serde_json::{Value, json};
@@ -21,7 +21,7 @@ use crate::core::instances::Duplicate;
 use crate::core::node_update::{NodeUpdate, Shared, changed, shared_changed};
 use crate::core::session::ConnId;
 use crate::line::reject;
-use crate::session::{self, Inbox, LeaderCalls, SessionPorts, session_name, session_spec};
+use crate::session::{self, Inbox, SessionPorts, session_name, session_spec};
 
 #[derive(Named)]
 #[strum(serialize_all = "snake_case")]
@@ -155,8 +155,8 @@ impl SessionsShell {
                 }
             }
             Effect::Digest(digest) => self.send_digest(cx, digest),
-            Effect::Warn(duplicate) => warn_of(&duplicate),
-            Effect::Over(node) => info!(%node, "one process uses the identity of this node again"),
+            Effect::DuplicateFound(duplicate) => warn_of(&duplicate),
+            Effect::DuplicateResolved(node) => info!(%node, "duplicate node identity resolved"),
         }
     }
 

@@ -15,5 +15,5 @@ pub use self::dispatcher::{
     DispatcherPorts, DispatcherShell, Msg as DispatcherMailbox, dispatcher_address, dispatcher_spec,
 };
 pub use self::host::{Arrival, Msg as SessionsMailbox, SessionsPorts, SessionsShell, sessions_address, sessions_spec};
-pub use self::line::Heard;
-pub use self::session::{LeaderCalls, Msg as SessionMailbox, SessionShell};
+pub use self::line::Incoming;
+pub use self::session::{Msg as SessionMailbox, SessionShell};

@@ -20,7 +20,7 @@ use crate::session::Msg;
 const UNHANDLED: usize = 8;
 
 /// A frame that passes through the mailbox.
-pub struct Heard {
+pub struct Incoming {
     pub frame: Box<AgentFrame>,
     _room: OwnedSemaphorePermit,
 }
@@ -69,8 +69,8 @@ async fn read(mut reader: FramedReader<ReadHalf<BoxStream>>, conn: ConnId, me: &
             Ok(None) => return "the agent closed the connection".to_owned(),
             Err(error) => return error.to_string(),
         };
-        let received = Heard { frame, _room: permit };
-        if me.tell(Msg::Heard { conn, received }).is_err() {
+        let received = Incoming { frame, _room: permit };
+        if me.tell(Msg::Received { conn, received }).is_err() {
             return "the session is restarting".to_owned();
         }
     }

@@ -3,10 +3,9 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use futures_util::future::BoxFuture;
 use muster_gateway::Connection;
 use muster_kernel::{Address, Alarm, Cx, Fault, Parked, Shell, Slot, Spec};
-use muster_messages::protocol::{Named, Reply};
+use muster_messages::protocol::{LeaderCalls, Named, Reply};
 use muster_messages::wire::{
     ActorsAsk, AgentAnswer, HostFrame, MembershipReply, PeerCall, SessionFact, SignReply, WireError, decode,
 };
@@ -19,13 +18,7 @@ use crate::config::SessionsConfig;
 use crate::core::node_update::NodeUpdate;
 use crate::core::session::{AgentSession, ConnId, Effect, Input, LogEvent};
 use crate::host;
-use crate::line::{Heard, Line, line};
-
-/// How a host reaches the leader: its own services while it leads, the mesh otherwise.
-pub trait LeaderCalls: Send + Sync + 'static {
-    /// Calls the current leader. Every call is safe to repeat. `unreachable` or `no_quorum` without a leader.
-    fn call(&self, call: PeerCall) -> BoxFuture<'static, Result<Vec<u8>, ErrorBody>>;
-}
+use crate::line::{Incoming, Line, line};
 
 /// One line per node and minute reports that its session was ended: a holder of its certificate can cause that many
 /// times a second.
@@ -67,7 +60,7 @@ pub enum Msg {
     InboxChanged,
     AskNode { ask: ActorsAsk, deadline: Duration, reply: Reply<Result<String, ErrorBody>> },
     Move { reason: String },
-    Heard { conn: ConnId, received: Heard },
+    Received { conn: ConnId, received: Incoming },
     Closed { conn: ConnId, why: String },
     LeaderAnswered { conn: ConnId, id: u64, result: Result<AgentAnswer, ErrorBody> },
     Wake,
@@ -79,7 +72,7 @@ impl Named for Msg {
             Msg::InboxChanged => "inbox_changed",
             Msg::AskNode { .. } => "ask_node",
             Msg::Move { .. } => "move",
-            Msg::Heard { received, .. } => match &*received.frame {
+            Msg::Received { received, .. } => match &*received.frame {
                 muster_messages::wire::AgentFrame::Hello(_) => "hello",
                 muster_messages::wire::AgentFrame::Heartbeat { .. } => "heartbeat",
                 muster_messages::wire::AgentFrame::Ask { .. } => "ask",
@@ -281,7 +274,7 @@ impl Shell for SessionShell {
                 self.step(cx, Input::AskNode { ask, question, deadline })
             }
             Msg::Move { reason } => self.step(cx, Input::Move { reason }),
-            Msg::Heard { conn, received } => self.step(cx, Input::Frame { conn, frame: *received.frame }),
+            Msg::Received { conn, received } => self.step(cx, Input::Frame { conn, frame: *received.frame }),
             Msg::Closed { conn, why } => self.step(cx, Input::Closed { conn, why }),
             Msg::LeaderAnswered { conn, id, result } => self.step(cx, Input::LeaderAnswered { conn, id, result }),
             Msg::Wake => {

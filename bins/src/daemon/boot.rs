@@ -289,10 +289,10 @@ pub(super) fn raft_data(
     let mut found = disk::state(&config.data_dir.join("raft"));
     if recovery::is_outlived(&found, credentials.identity.incarnation) {
         recovery::set_aside(&config.data_dir, recovery::FENCED)?;
-        memory.update(|node| node.held_seat = None)?;
+        memory.update(|node| node.held_member_id = None)?;
         found = disk::DirState::Absent;
     }
-    let found = match (found, memory.load()?.held_seat) {
+    let found = match (found, memory.load()?.held_member_id) {
         // The data is intact and stays where it is.
         (disk::DirState::Newer(fault), _) => {
             let why = sentence(fault, config.settings.debug.feature_level);

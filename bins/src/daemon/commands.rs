@@ -123,7 +123,7 @@ async fn run(order: CommandOrder, socket: String, unwanted: impl Future<Output =
     // It waits for a process that has closed its connection.
     let collected = tokio::task::spawn_blocking(move || guarded.collect()).await;
     if !matches!(collected, Ok(Ok(()))) {
-        tracing::warn!(?collected, "cannot collect a command's keeper");
+        tracing::warn!(?collected, "cannot reap the supervisor process of a command");
     }
     let exit = match ended {
         Some(Exit::Code(code)) => CommandExit::Code(code),

@@ -88,12 +88,12 @@ impl LeaderPlan {
 }
 
 impl Plan<Arc<Replica>> for LeaderPlan {
-    fn wanted(&self, level: &Arc<Replica>) -> Option<u64> {
-        level.raft.leading.then_some(level.raft.term.0)
+    fn wanted(&self, replica: &Arc<Replica>) -> Option<u64> {
+        replica.raft.leading.then_some(replica.raft.term.0)
     }
 
-    fn child(&self, level: &Arc<Replica>) -> Spec {
-        tracing::info!(term = level.raft.term.0, "this manager leads");
+    fn child(&self, replica: &Arc<Replica>) -> Spec {
+        tracing::info!(term = replica.raft.term.0, "this manager leads");
         let founding = self.shared.founding.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if let Some(founding) = founding {
             tokio::spawn(write_first_entry(self.shared.clone(), founding, self.ports.raft.clone()));
@@ -104,9 +104,10 @@ impl Plan<Arc<Replica>> for LeaderPlan {
         let (addresses, ports, mesh, me) =
             (self.addresses.clone(), Arc::clone(&self.ports), self.mesh.clone(), self.shared.me);
         let (view, doubts) = (Arc::clone(&self.view), Arc::clone(&self.doubts));
-        let (slot, elections) = self.kept.of(level.raft.term, || {
-            let (replica, raft) = (ports.replica.clone(), ports.raft.clone());
-            (Slot::new(), ElectionsPorts::new(settings.elections(), level.raft.term, replica, raft))
+        let term = replica.raft.term;
+        let (slot, elections) = self.kept.of(term, || {
+            let (replicas, raft) = (ports.replica.clone(), ports.raft.clone());
+            (Slot::new(), ElectionsPorts::new(settings.elections(), term, replicas, raft))
         });
         Spec::group("leader", Intensity::default(), move |children| {
             let (raft, replica) = (ports.raft.clone(), ports.replica.clone());
@@ -135,7 +136,7 @@ impl Plan<Arc<Replica>> for LeaderPlan {
         .backoff(Backoff::QUICK)
     }
 
-    fn after_stop(&self, _level: Arc<Replica>) -> BoxFuture<'static, ()> {
+    fn after_stop(&self, _replica: Arc<Replica>) -> BoxFuture<'static, ()> {
         let view = Arc::clone(&self.view);
         Box::pin(async move {
             view.send_replace(Arc::new(RoleView::default()));

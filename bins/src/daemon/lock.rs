@@ -47,7 +47,7 @@ impl DirLock {
         for held in ["raft", FENCED, DAMAGED].map(|name| dir.join(name)) {
             // Some file systems have no permissions.
             if let Err(error) = close_to_others(&held) {
-                tracing::warn!(folder = %held.display(), %error, "cannot close these Raft data to other users");
+                tracing::warn!(folder = %held.display(), %error, "cannot restrict the permissions of the Raft data directory");
             }
         }
         // Used only in the sentence above: on a full disk the pid is missing there, and the daemon starts anyway.

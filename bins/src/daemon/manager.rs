@@ -44,10 +44,10 @@ impl ManagerPlan {
 }
 
 impl Plan<Runs> for ManagerPlan {
-    fn wanted(&self, level: &Runs) -> Option<u64> {
-        (level.wanted.wanted && !level.incompatible).then_some(level.incarnation.0)
+    fn wanted(&self, runs: &Runs) -> Option<u64> {
+        (runs.wanted.wanted && !runs.incompatible).then_some(runs.incarnation.0)
     }
-    fn child(&self, _level: &Runs) -> Spec {
+    fn child(&self, _runs: &Runs) -> Spec {
         tracing::info!("starting the manager runtime");
         let shared = self.shared.clone();
         // Its failures are contained: it may restart any number of times without ending the process.
@@ -58,16 +58,16 @@ impl Plan<Runs> for ManagerPlan {
     }
     /// MESH-22: a start that is not on disk yet. RECOVER-8: boot has checked data older than its certificate's incarnation, and
     /// stopping checks again; but a runtime that was no longer wanted before it had started has left its data untouched.
-    fn disorder(&self, level: &Runs) -> bool {
-        let unwritten = self.wanted(level).is_some() && self.shared.starts.get().is_none();
-        unwritten || level.incarnation.0 > self.shared.raft_checked.load(Ordering::Acquire)
+    fn needs_preparation(&self, runs: &Runs) -> bool {
+        let unwritten = self.wanted(runs).is_some() && self.shared.starts.get().is_none();
+        unwritten || runs.incarnation.0 > self.shared.raft_checked.load(Ordering::Acquire)
     }
-    fn tidy(&self, level: Runs) -> BoxFuture<'static, ()> {
+    fn prepare(&self, runs: Runs) -> BoxFuture<'static, ()> {
         let shared = self.shared.clone();
         Box::pin(async move {
             let disk = shared.clone();
-            let tidied = tokio::task::spawn_blocking(move || tidy(&disk, level.incarnation));
-            let why = match tidied.await {
+            let prepared = tokio::task::spawn_blocking(move || prepare(&disk, runs.incarnation));
+            let why = match prepared.await {
                 Ok(Ok(())) => return drop(shared.raft_trouble.send_replace(None)),
                 Ok(Err(why)) => why,
                 Err(crashed) => Fault::from(crashed),
@@ -77,12 +77,12 @@ impl Plan<Runs> for ManagerPlan {
             tokio::time::sleep(TIDY_RETRY_PAUSE).await;
         })
     }
-    fn after_stop(&self, level: Runs) -> BoxFuture<'static, ()> {
+    fn after_stop(&self, runs: Runs) -> BoxFuture<'static, ()> {
         let shared = self.shared.clone();
         Box::pin(async move {
             shared.manager.send_replace(None);
             shared.raft_trouble.send_replace(None);
-            let Runs { wanted, incompatible, incarnation } = level;
+            let Runs { wanted, incompatible, incarnation } = runs;
             tracing::info!(because = ?wanted.because, incompatible, "manager runtime stopped");
             let old_incarnation = wanted.because == WantedBecause::OldIncarnation;
             let wiped = tokio::task::spawn_blocking(move || {
@@ -103,7 +103,7 @@ impl Plan<Runs> for ManagerPlan {
 }
 
 /// What must be on disk, or deleted, before this process acts as a manager.
-fn tidy(shared: &Shared, newest: Incarnation) -> Result<(), Fault> {
+fn prepare(shared: &Shared, newest: Incarnation) -> Result<(), Fault> {
     set_aside_outlived(shared, newest)?;
     if shared.starts.get().is_none() {
         let starts = shared.memory.store().begin_start(shared.instance)?;
@@ -126,7 +126,7 @@ fn set_aside_outlived(shared: &Shared, newest: Incarnation) -> Result<(), Fault>
 /// The member was removed for good: its data is worthless, and must not look like lost data later.
 pub fn wipe(shared: &Shared) -> Result<(), Fault> {
     disk::wipe(&shared.config.data_dir.join("raft"))?;
-    shared.memory.update(|node| node.held_seat = None)?;
+    shared.memory.update(|node| node.held_member_id = None)?;
     *shared.raft_data.lock().unwrap_or_else(PoisonError::into_inner) = RaftData::None;
     Ok(())
 }
@@ -198,7 +198,7 @@ fn fill(shared: &Shared, children: &Children) -> Result<(), Fault> {
     ));
     let join = JoinPorts {
         services: shared.services.clone(),
-        leader: router.leader_calls(),
+        leader: Arc::new(router.clone()),
         root_pem: root_of(shared),
         limits: JoinLimits::default(),
     };
@@ -309,7 +309,7 @@ fn raft_spec(
 /// Damaged data is moved aside, and the node requests a new member id, as after a start that found damage.
 fn set_aside_lost(shared: &Shared) -> Result<(), Fault> {
     let Some(fault) = disk::lost(&shared.config.data_dir.join("raft")) else { return Ok(()) };
-    let held = shared.memory.load()?.held_seat;
+    let held = shared.memory.load()?.held_member_id;
     let (file, why) = (fault.file.display().to_string(), fault.why);
     recovery::set_aside(&shared.config.data_dir, "raft.damaged")?;
     *shared.raft_data.lock().unwrap_or_else(PoisonError::into_inner) = RaftData::Damaged { held, file, why };

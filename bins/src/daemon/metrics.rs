@@ -225,8 +225,8 @@ const ELECTIONS: [(&str, &str, &str); 13] = [
     ),
     ("/counters/renewals_unconfirmed_total", "lease_renewals_unconfirmed", "Lease renewals that no quorum confirmed"),
     (
-        "/counters/renewals_turned_away_total",
-        "lease_renewals_turned_away",
+        "/counters/renewals_rejected_total",
+        "lease_renewals_rejected",
         "Lease renewals rejected because too many were waiting",
     ),
     ("/counters/reads_total", "lease_reads", "Reads that confirmed renewals"),
@@ -275,7 +275,7 @@ async fn elections(registry: &mut Registry, shared: &Shared) {
 const INGRESS: [(&str, &str, &str, &str); 9] = [
     ("node/api", "/answered", "api_requests_answered", "Requests answered successfully"),
     ("node/api", "/refused", "api_requests_refused", "Requests answered with an error"),
-    ("node/api", "/overloaded", "api_requests_turned_away", "Requests rejected for lack of a permit"),
+    ("node/api", "/overloaded", "api_requests_rejected", "Requests rejected for lack of a permit"),
     (
         "node/api",
         "/events_dropped",
@@ -285,7 +285,7 @@ const INGRESS: [(&str, &str, &str, &str); 9] = [
     (
         "node/gateway",
         "/refused/too_many_requests",
-        "gateway_turned_away",
+        "gateway_rejected",
         "Connections and join requests rejected for lack of a permit",
     ),
     ("node/gateway", "/evicted", "gateway_evicted", "Unauthenticated connections closed in favour of a newer one"),
@@ -293,7 +293,7 @@ const INGRESS: [(&str, &str, &str, &str); 9] = [
     (
         "node/manager/mesh",
         "/endpoint/dropped/busy",
-        "mesh_calls_turned_away",
+        "mesh_calls_rejected",
         "Messages of managers rejected for lack of a permit",
     ),
     (

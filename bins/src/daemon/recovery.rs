@@ -197,7 +197,7 @@ fn finish(config: &Config, memory: &NodeMemory, decided: &Recovering) -> Result<
         decided.credentials().map_err(|why| Exit::new(1, format!("the recovery's certificate: {why}")))?;
     memory.store().save_credentials(&credentials)?;
     memory.update(|node| {
-        node.held_seat = Some(member_id);
+        node.held_member_id = Some(member_id);
         // The known managers are lost or obsolete. Those that return connect to this one.
         node.managers.clear();
         // The backup still accepts nodes, users and tokens that were removed after it was made.

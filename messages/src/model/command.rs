@@ -439,7 +439,7 @@ pub enum CommandRefusal {
     #[error("node {node} would have {why}")]
     TooManyLabels { node: NodeId, why: String },
     /// The same caller used the id for another request. (Boxed: the alignment of 128 bits would make every refusal larger.)
-    #[error("the request id {0} already stands for another of your requests: use a new one for each request")]
+    #[error("request id {0} was already used for a different request: use a new id for each request")]
     RequestReused(Box<RequestId>),
     /// Its outcome, if any, is forgotten.
     #[error(

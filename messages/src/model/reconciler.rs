@@ -353,7 +353,7 @@ pub enum Hold {
     )]
     GateUnreadable { reconciler: String },
     #[error(
-        "{reconciled} has been applied, and {release} does not allow to go back; apply its definition with downgrade = \"allow\""
+        "{reconciled} is applied, and the definition of {release} forbids downgrades; apply its definition with downgrade = \"allow\""
     )]
     DowngradeDenied { release: Release, reconciled: Release },
     #[error(

@@ -1,5 +1,7 @@
 //! Messages to the mesh, beside connections from the gateway.
 
+use std::pin::Pin;
+
 use super::{Named, Reply};
 use crate::model::{ErrorBody, NodeId};
 use crate::wire::PeerCall;
@@ -24,4 +26,19 @@ pub struct IncomingCall {
     pub forwarder: NodeId,
     pub call: PeerCall,
     pub reply: Reply<Result<Vec<u8>, ErrorBody>>,
+}
+
+/// The answer to a [`PeerCall`], to come.
+pub type PeerAnswer = Pin<Box<dyn Future<Output = Result<Vec<u8>, ErrorBody>> + Send>>;
+
+/// How a service reaches the leader: by message while this process leads, over the mesh otherwise. Closures implement it.
+pub trait LeaderCalls: Send + Sync + 'static {
+    /// Calls the current leader. Every call is safe to repeat. `unreachable` or `no_quorum` without a leader.
+    fn call(&self, call: PeerCall) -> PeerAnswer;
+}
+
+impl<F: Fn(PeerCall) -> PeerAnswer + Send + Sync + 'static> LeaderCalls for F {
+    fn call(&self, call: PeerCall) -> PeerAnswer {
+        self(call)
+    }
 }

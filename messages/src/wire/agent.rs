@@ -94,7 +94,7 @@ pub enum HostFrame {
     Ended(super::Refusal),
     /// Answers a heartbeat: the host is alive, and its replica has applied this. Lost: the next one counts; three
     /// periods without any frame end the session. Repeated or late: one more sign of life.
-    Heard { revision: Revision },
+    HeartbeatAck { revision: Revision },
 }
 
 /// Everything an agent needs to know, always complete.

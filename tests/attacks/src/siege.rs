@@ -117,8 +117,7 @@ pub struct Attacker {
 type DoneRefused = (u64, u64);
 type Counts = Arc<Mutex<BTreeMap<SiegeKind, DoneRefused>>>;
 
-/// Runs until dropped or ended, on threads of the lowest priority. Attackers have machines of their own: they must cost the
-/// managers what managers do for them, not the processor time that attacking takes.
+/// Runs until dropped or ended, on threads of its own.
 pub struct Siege {
     over: Arc<AtomicBool>,
     counts: Counts,
@@ -129,23 +128,36 @@ pub struct Siege {
 /// The priority that gets only processor time which no other thread wants (nice 19, setpriority(2)).
 const LOWEST_PRIORITY: i32 = 19;
 
-fn low_priority_runtime() -> Runtime {
+/// Where the attackers' processor time comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Machine {
+    /// They compete with the managers for it.
+    Shared,
+    /// They get what the managers leave, which comes near to machines of their own: an attack costs the managers what they do
+    /// for it, not what attacking takes. On a machine without idle time they hardly attack.
+    Own,
+}
+
+fn runtime(machine: Machine) -> Runtime {
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
         .thread_name("siege")
-        .on_thread_start(|| {
-            // On Linux, "this process" is the calling thread.
-            rustix::process::setpriority_process(None, LOWEST_PRIORITY).expect("every thread may lower its priority");
+        .on_thread_start(move || {
+            if machine == Machine::Own {
+                // On Linux, "this process" is the calling thread.
+                let lowered = rustix::process::setpriority_process(None, LOWEST_PRIORITY);
+                lowered.expect("every thread may lower its priority");
+            }
         })
         .build()
         .expect("a runtime for the attackers")
 }
 
 impl Siege {
-    pub fn begin(attacker: &Attacker, harms: &[SiegeKind]) -> Self {
+    pub fn begin(attacker: &Attacker, harms: &[SiegeKind], machine: Machine) -> Self {
         let (over, counts) = (Arc::new(AtomicBool::new(false)), Counts::default());
-        let runtime = low_priority_runtime();
+        let runtime = runtime(machine);
         let number = Arc::new(AtomicU64::new(1));
         for (kind, to) in harms.iter().flat_map(|kind| attacker.managers.iter().map(move |to| (*kind, *to))) {
             for task in 0..kind.tasks() {

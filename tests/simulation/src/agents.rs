@@ -9,8 +9,7 @@ use muster_messages::wire::{
     Refusal,
 };
 use muster_messages::{
-    CertIdentity, ErrorBody, ErrorCode, Incarnation, NodeId, RaftId, RefusalReason, Revision, Role,
-    Subject, WallTime,
+    CertIdentity, ErrorBody, ErrorCode, Incarnation, NodeId, RaftId, RefusalReason, Revision, Role, Subject, WallTime,
 };
 use muster_role_manager::core as roles;
 

@@ -16,7 +16,7 @@ use crate::machine::{Asker, MachineIdx};
 use crate::report::Failure;
 use crate::simulation::{Event, Simulation};
 
-pub const OUT_1: &str = "OUT-1";
+pub const BLOCKED_1: &str = "BLOCKED-1";
 
 /// Interval of the search for expired blocks: shorter than in the product, as every interval of a simulated minute.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(4);
@@ -222,7 +222,7 @@ impl Simulation {
         (known > DISCONNECT_DEADLINE && awake && self.machines[idx].runs()).then_some(known)
     }
 
-    /// OUT-1: a blocked node has no session with a manager that has known the block for a while.
+    /// BLOCKED-1: a blocked node has no session with a manager that has known the block for a while.
     pub(crate) fn check_blocked_sessions(&mut self, idx: MachineIdx) {
         let Some(runtime) = self.machines[idx].runtime.as_ref() else { return };
         let (runtime, nodes) = (runtime.number, runtime.blocks.known.keys().copied().collect::<Vec<_>>());
@@ -232,27 +232,27 @@ impl Simulation {
                 let (name, known) = (self.name(node), known.as_millis());
                 let detail =
                     format!("{name} has a session with n{}, which has known its block for {known} ms", idx + 1);
-                self.require(Err(violation(OUT_1, detail)));
+                self.require(Err(violation(BLOCKED_1, detail)));
             }
         }
     }
 
-    /// OUT-1: its mesh packets are not accepted.
+    /// BLOCKED-1: its mesh packets are not accepted.
     pub(crate) fn check_blocked_packets(&mut self, idx: MachineIdx, node: NodeId) {
         if let Some(known) = self.known_for(idx, node) {
             let (name, known) = (self.name(node), known.as_millis());
             let detail = format!("n{} accepts {name}, whose block it has known for {known} ms", idx + 1);
-            self.require(Err(violation(OUT_1, detail)));
+            self.require(Err(violation(BLOCKED_1, detail)));
         }
     }
 
-    /// OUT-1: it receives no certificate. BLOCK-2 counts from the newest certificate issued anywhere.
+    /// BLOCKED-1: it receives no certificate. BLOCK-2 counts from the newest certificate issued anywhere.
     pub(crate) fn check_signed(&mut self, idx: MachineIdx, node: NodeId, not_after: WallTime) {
         self.checks.signed(node, not_after);
         if let Some(known) = self.known_for(idx, node) {
             let (name, known) = (self.name(node), known.as_millis());
             let detail = format!("n{} signs for {name}, whose block it has known for {known} ms", idx + 1);
-            self.require(Err(violation(OUT_1, detail)));
+            self.require(Err(violation(BLOCKED_1, detail)));
         }
     }
 

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use muster_messages::{
-    Event, EventKind, IDENTITY_LEVEL, Incarnation, MembershipChangeKind, NodeId, Principal, RaftId, Revision, Role, Tables, WallTime,
+    Event, EventKind, IDENTITY_LEVEL, Incarnation, MembershipChangeKind, NodeId, Principal, RaftId, Revision, Role,
+    Tables, WallTime,
 };
 use muster_store::invariants::{self, Broken, CERT_1, RAFTID_1};
 
@@ -20,7 +21,7 @@ pub const INTENT_1: &str = "INTENT-1";
 pub const PROPOSE_1: &str = "PROPOSE-1";
 pub const QUORUM_1: &str = "QUORUM-1";
 pub const APPLY_1: &str = "APPLY-1";
-pub const TOLD_1: &str = "TOLD-1";
+pub const NOTIFY_1: &str = "NOTIFY-1";
 pub const DOWN_1: &str = "DOWN-1";
 pub const MEMBER_2: &str = "MEMBER-2";
 pub const EVENT_1: &str = "EVENT-1";
@@ -181,7 +182,7 @@ impl Checks {
         *newest = not_after.max(*newest);
     }
 
-    /// TOLD-1: a node is informed of a demotion or removal only if some applied state newer than its grant contains it.
+    /// NOTIFY-1: a node is informed of a demotion or removal only if some applied state newer than its grant contains it.
     pub fn notified(&self, node: NodeId, granted: Option<Revision>, removed: bool) -> CheckResult {
         let since = granted.unwrap_or_default();
         let so = self.states.range(since..).any(|(_, t)| match t.nodes.get(&node) {
@@ -192,7 +193,7 @@ impl Checks {
             return Ok(());
         }
         let what = if removed { "removed" } else { "demoted" };
-        Err(violation(TOLD_1, format!("{node} was informed that it is {what}, but no applied state says so")))
+        Err(violation(NOTIFY_1, format!("{node} was informed that it is {what}, but no applied state says so")))
     }
 
     /// The node of a member id, in any applied state.

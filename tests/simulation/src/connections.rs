@@ -245,7 +245,7 @@ impl Simulation {
             ConnectionMsg::Welcome => {
                 agent::Input::Connected { attempt, host: self.machines[host].id, incarnation: self.incarnation(host) }
             }
-            ConnectionMsg::FromHost(frame) => agent::Input::Heard { attempt, frame },
+            ConnectionMsg::FromHost(frame) => agent::Input::Received { attempt, frame },
             ConnectionMsg::Refused(refusal) => {
                 connection.agent_open = false;
                 agent::Input::Lost { attempt, why: agent::Loss::Refused(refusal) }

@@ -145,7 +145,7 @@ impl Simulation {
                 self.session_step(idx, node, session::Input::Move { reason });
             }
             host::Effect::Digest(digest) => self.send_digest(idx, runtime, digest),
-            host::Effect::Warn(_) | host::Effect::Over(_) => {}
+            host::Effect::DuplicateFound(_) | host::Effect::DuplicateResolved(_) => {}
         }
     }
 

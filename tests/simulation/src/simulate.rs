@@ -9,7 +9,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::bugs::Bug;
-use crate::report::{Failure, GATES_MUST_SEE, LEASES_MUST_SEE, ROLES_MUST_SEE, Report, SNAPSHOTS_MUST_SEE, Totals, UPGRADES_MUST_SEE};
+use crate::report::{
+    Failure, GATES_MUST_SEE, LEASES_MUST_SEE, ROLES_MUST_SEE, Report, SNAPSHOTS_MUST_SEE, Totals, UPGRADES_MUST_SEE,
+};
 use crate::{run, run_gates, run_leases, run_snapshots, run_upgrades};
 
 /// The subject of a simulated run.

@@ -8,8 +8,7 @@ use std::time::Duration;
 
 use muster_messages::wire::ReconcilerRequest;
 use muster_messages::{
-    Change, Command, DefinitionKey, FEATURE_LEVEL, Guard, IDENTITY_LEVEL, Liveness, Moment, Role, Tables,
-    level_release,
+    Change, Command, DefinitionKey, FEATURE_LEVEL, Guard, IDENTITY_LEVEL, Liveness, Moment, Role, Tables, level_release,
 };
 use muster_raft_member::core::Incompatible;
 use muster_store::Limits;
@@ -216,7 +215,8 @@ impl Simulation {
         let Some(runtime) = &self.machines[idx].runtime else { return };
         let (needs, level) = (required_level(command), runtime.core.tables().feature_level());
         if needs > level && level > 0 {
-            let detail = format!("n{} proposes at feature level {level} what level {needs} introduces: {command:?}", idx + 1);
+            let detail =
+                format!("n{} proposes at feature level {level} what level {needs} introduces: {command:?}", idx + 1);
             self.require(Err(violation(LEVEL_4, detail)));
         }
     }

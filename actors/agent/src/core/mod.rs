@@ -121,7 +121,7 @@ impl Agent {
             Input::Connected { attempt, host, incarnation } => {
                 self.connected(now, wall, attempt, (host, incarnation), out);
             }
-            Input::Heard { attempt, frame } => self.received(now, wall, attempt, *frame, out),
+            Input::Received { attempt, frame } => self.received(now, wall, attempt, *frame, out),
             Input::Lost { attempt, why } => self.lost(now, wall, attempt, why, out),
             Input::AskLeader { ask, question } => self.asks.wait(now, ask, question, self.config.open_asks, out),
             Input::RefusedByPeer { refusal, serial } => {
@@ -235,7 +235,7 @@ impl Agent {
             HostFrame::View(view) => self.viewed(now, wall, attempt, &view, out),
             HostFrame::Answer { id, result } => self.answered(now, attempt, id, result, out),
             // Requests are answered where they arrive: AGENT-9.
-            HostFrame::Heard { .. } | HostFrame::Ask { .. } => {}
+            HostFrame::HeartbeatAck { .. } | HostFrame::Ask { .. } => {}
             HostFrame::Move { reason } => {
                 let why = format!("the host asked this node to use another manager: {reason}");
                 self.lost(now, wall, attempt, Loss::Broken(why), out);
@@ -253,7 +253,7 @@ impl Agent {
         match frame {
             HostFrame::Answer { id, result } => self.answered(now, attempt, id, result, out),
             HostFrame::Move { .. } | HostFrame::Ended(_) => self.close_former(now, out),
-            HostFrame::View(_) | HostFrame::Heard { .. } | HostFrame::Ask { .. } => {}
+            HostFrame::View(_) | HostFrame::HeartbeatAck { .. } | HostFrame::Ask { .. } => {}
         }
     }
 

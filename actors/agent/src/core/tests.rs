@@ -120,7 +120,7 @@ impl World {
     }
     pub(super) fn receive(&mut self, frame: HostFrame) {
         let attempt = self.attempt();
-        self.step(Input::Heard { attempt, frame: Box::new(frame) });
+        self.step(Input::Received { attempt, frame: Box::new(frame) });
     }
     pub(super) fn show(&mut self, view: AgentView) {
         self.receive(HostFrame::View(view));
@@ -252,12 +252,12 @@ fn failed_renewal_retries_in_seconds_or_on_a_new_signal() {
         assert!(w.now.since(last) <= Duration::from_secs(5), "{:?}", w.now.since(last));
         last = w.now;
         w.answer(id, Err(unavailable()));
-        w.receive(HostFrame::Heard { revision: Revision(9) }); // the host stays alive
+        w.receive(HostFrame::HeartbeatAck { revision: Revision(9) }); // the host stays alive
         while w.certificate_requested().is_none() {
             let at = w.agent.wake_at().unwrap();
             w.after(at.since(w.now));
             if w.certificate_requested().is_none() {
-                w.receive(HostFrame::Heard { revision: Revision(9) });
+                w.receive(HostFrame::HeartbeatAck { revision: Revision(9) });
             }
         }
     }
@@ -276,7 +276,7 @@ fn a_promised_retry_never_waits_longer_than_the_cap() {
     let (id, _) = w.certificate_requested().unwrap();
     w.answer(id, Err(unavailable().retry_after(Duration::from_secs(3600))));
     w.after(Duration::from_secs(4));
-    w.receive(HostFrame::Heard { revision: Revision(9) });
+    w.receive(HostFrame::HeartbeatAck { revision: Revision(9) });
     w.after(Duration::from_secs(1));
     assert!(w.certificate_requested().is_some());
 }
@@ -403,7 +403,7 @@ fn heartbeats_keep_their_period_and_a_silent_host_is_left() {
     for _ in 0..100 {
         w.run_for(Duration::from_secs(5));
         total += beats(&w);
-        w.receive(HostFrame::Heard { revision: Revision(9) });
+        w.receive(HostFrame::HeartbeatAck { revision: Revision(9) });
     }
     assert!((90..=111).contains(&total), "{total} heartbeats in 500 s");
     w.run_for(Duration::from_millis(16_400));

@@ -58,7 +58,7 @@ pub enum Input {
         /// The cluster's, according to the host's certificate.
         incarnation: Incarnation,
     },
-    Heard {
+    Received {
         attempt: Attempt,
         frame: Box<HostFrame>,
     },

@@ -1,6 +1,6 @@
 //! Resolves a node reference: an id, a unique prefix of one, or a unique name.
 //!
-//! Invariants  MEANT-1  a text that is the name of one node and the prefix of another's id names neither. Nodes choose their
+//! Invariants  NODEREF-1  a text that is the name of one node and the prefix of another's id names neither. Nodes choose their
 //!                      names: a node must not be promoted for having chosen the eight digits that a list shows for another.
 
 use std::sync::Arc;

@@ -8,6 +8,15 @@
 //! This is client-go's algorithm, step by step, with three differences: a leader that sees another's name steps down at once,
 //! not at its renew deadline; the lease is renewed until the guarded work has returned, and released only then; leadership
 //! counts from before a write was sent.
+//!
+//! An attempt is client-go's `tryAcquireOrRenew` with its request as a value: numbered comments mark its steps.
+//!
+//! | phase | attempt is due | lease read: another's | read: ours or free | written | write failed |
+//! |---|---|---|---|---|---|
+//! | campaigning | each retry period | observe, retry | write | **lead** | retry |
+//! | leading | each retry period | **end: overtaken** | write | renewed | retry, until the renew deadline ends it |
+//! | releasing (the work has returned) | at once | released | write it empty | released | retry, until the lease would expire |
+//! | stopped | never | | | | |
 
 use std::time::Duration;
 
@@ -130,8 +139,8 @@ impl KubernetesElector {
         self.check(now, out);
         match signal {
             Signal::Started | Signal::Woke => {}
-            Signal::Nudged => self.nudged(now),
-            Signal::Drained => self.drained(now, out),
+            Signal::RetryNow => self.retry_now(now),
+            Signal::WorkEnded => self.work_ended(now, out),
             Signal::Challenge { by, yields } => {
                 if let (Phase::Leading(tenure), true) = (&mut self.phase, yields) {
                     tenure.end(Ending::Yielded { to: by }, out);
@@ -183,7 +192,7 @@ impl KubernetesElector {
         }
     }
 
-    fn nudged(&mut self, now: Moment) {
+    fn retry_now(&mut self, now: Moment) {
         match &mut self.phase {
             Phase::Campaigning { try_at, .. } => *try_at = Some(now),
             Phase::Leading(_) => self.retry_at = now,
@@ -321,9 +330,15 @@ impl KubernetesElector {
             _ => {}
         }
         // 4. It is overwritten if it is ours, vacant or expired; a coordinator's choice overrides that.
-        let chosen = ours && live && !self.check_preference(&record, out);
-        let may = if self.coordinated { chosen } else { ours || vacant || !live };
-        if !may || self.cancelled && matches!(self.phase, Phase::Campaigning { .. }) {
+        let challenger = record.preferred_holder.clone().filter(|name| *name != self.me);
+        let may_write = match self.coordinated {
+            true => ours && live && challenger.is_none(),
+            false => ours || vacant || !live,
+        };
+        if ours && live {
+            self.note_challenger(challenger, out);
+        }
+        if !may_write || self.cancelled && matches!(self.phase, Phase::Campaigning { .. }) {
             return self.retry_later(now);
         }
         let mut next = self.renewal_of(&record, wall);
@@ -334,16 +349,15 @@ impl KubernetesElector {
         self.ask(now, Step::Write, What::Update(next), out);
     }
 
-    /// Whether a coordinator prefers another holder.
-    fn check_preference(&mut self, record: &Record, out: &mut Out) -> bool {
-        let by = record.preferred_holder.clone().filter(|name| *name != self.me);
-        if self.challenged_by != by {
-            self.challenged_by = by.clone();
-            if let (Phase::Leading(_), Some(by)) = (&self.phase, by.clone()) {
-                out.push(Effect::Challenged { by });
-            }
+    /// A coordinator prefers this holder to us, or none. Reported once to a leader.
+    fn note_challenger(&mut self, by: Option<String>, out: &mut Out) {
+        if self.challenged_by == by {
+            return;
         }
-        by.is_some()
+        self.challenged_by = by;
+        if let (Phase::Leading(_), Some(by)) = (&self.phase, self.challenged_by.clone()) {
+            out.push(Effect::Challenged { by });
+        }
     }
 
     fn renewal_of(&self, record: &Record, wall: MicroTime) -> Record {
@@ -357,6 +371,7 @@ impl KubernetesElector {
     }
 
     fn on_written(&mut self, now: Moment, sent: Moment, written: Versioned, out: &mut Out) {
+        // 5. It was written: leadership and renewals count from before the write was sent, not from its answer.
         let (token, of_cluster) = (written.fencing_token(), written.token);
         self.seen = Some(Observation { record: written.record, at: now });
         self.retry_at = sent + self.timing.retry;
@@ -400,7 +415,7 @@ impl KubernetesElector {
         }
     }
 
-    fn drained(&mut self, now: Moment, out: &mut Out) {
+    fn work_ended(&mut self, now: Moment, out: &mut Out) {
         let Phase::Leading(tenure) = &self.phase else { return };
         let ending = tenure.ending.clone().unwrap_or(Ending::Done);
         self.cancelled |= ending == Ending::Done;

@@ -133,7 +133,7 @@ impl World {
     }
     /// The attempt of a poll, without waiting for it.
     fn attempt(&mut self) {
-        self.signal(Signal::Nudged);
+        self.signal(Signal::RetryNow);
     }
 
     fn record(&self) -> &Record {
@@ -280,7 +280,7 @@ fn coordinated_creates_nothing_and_preference_is_a_challenge() {
     assert_eq!(world.count_effects(|e| *e == Effect::Challenged { by: "bing".into() }), 1);
     world.signal(Signal::Challenge { by: "bing".into(), yields: true });
     assert_eq!(world.endings(), [&Ending::Yielded { to: "bing".into() }]);
-    world.signal(Signal::Drained);
+    world.signal(Signal::WorkEnded);
     let record = world.record();
     assert_eq!((record.holder.as_str(), record.preferred_holder.as_deref()), ("", Some("bing")), "kept on release");
 }
@@ -291,7 +291,7 @@ fn what_was_acquired_is_released() {
     let mut world = World::with(held_by(""));
     world.start();
     world.signal(Signal::Cancelled);
-    world.signal(Signal::Drained);
+    world.signal(Signal::WorkEnded);
     assert_eq!(world.verbs, ["get", "update", "get", "update"]);
     assert_eq!((world.record().holder.as_str(), world.record().lease_duration), ("", secs(1)));
     assert_eq!(world.record().transitions, 1, "kept");
@@ -305,7 +305,7 @@ fn release_reads_the_lease_first() {
     let mut world = leading();
     world.signal(Signal::Cancelled);
     world.write(held_by("bing"));
-    world.signal(Signal::Drained);
+    world.signal(Signal::WorkEnded);
     assert_eq!(world.verbs, ["get", "create", "get"]);
     assert_eq!(world.record(), &held_by("bing"));
     assert_eq!(world.effects.last(), Some(&Effect::Stopped(Ok(()))));
@@ -317,7 +317,7 @@ fn a_release_that_lost_a_race_is_tried_again() {
     let mut world = leading();
     world.fails.push_back(("update", LockError::Conflict));
     world.signal(Signal::Cancelled);
-    world.signal(Signal::Drained);
+    world.signal(Signal::WorkEnded);
     world.pass(secs(10));
     assert_eq!(world.verbs, ["get", "create", "get", "update", "get", "update"]);
     assert_eq!(world.record().holder, "");
@@ -331,7 +331,7 @@ fn a_renewal_in_flight_at_the_end_is_followed_by_a_release() {
     world.pass(secs(2));
     assert_eq!(world.verbs, ["get", "create", "update"]);
     world.signal(Signal::Cancelled);
-    world.signal(Signal::Drained);
+    world.signal(Signal::WorkEnded);
     let interrupted = world.pending.remove(0);
     world.holds_answers = false;
     world.answer(interrupted.number, Err(LockError::Other("cancelled".into())));
@@ -347,7 +347,7 @@ fn release_that_cannot_read_ends_at_the_renew_deadline() {
     let mut world = leading();
     world.fails.extend((0..100).map(|_| ("get", LockError::Other("cancelled".into()))));
     world.signal(Signal::Cancelled);
-    world.signal(Signal::Drained);
+    world.signal(Signal::WorkEnded);
     world.pass(secs(10));
     assert_eq!(world.effects.last(), Some(&Effect::Stopped(Ok(()))));
     assert_eq!(world.record().holder, "baz", "until it runs out");
@@ -384,7 +384,7 @@ fn a_leader_that_sees_another_steps_down_within_one_period() {
     assert_eq!(world.endings(), [&Ending::Overtaken { by: Some("bing".into()) }]);
     assert_eq!(world.leaders(), [Some("baz"), Some("bing")]);
     let asked = world.verbs.len();
-    world.signal(Signal::Drained);
+    world.signal(Signal::WorkEnded);
     assert_eq!(world.verbs.len(), asked, "it has nothing to release");
     assert!(world.count_effects(|e| matches!(e, Effect::Over(Ending::Overtaken { .. }))) == 1);
 }
@@ -405,7 +405,7 @@ fn holder_between_two_reads_ends_leadership() {
     world.fails.push_back(("update", LockError::Conflict));
     world.pass(secs(2));
     assert_eq!(world.endings(), [&Ending::Overtaken { by: None }]);
-    world.signal(Signal::Drained);
+    world.signal(Signal::WorkEnded);
     world.pass(secs(5));
     assert!(world.leads() && world.record().transitions == 2, "it campaigned again");
 }
@@ -438,7 +438,7 @@ fn leadership_does_not_outlast_its_token() {
         }
         world.pass(secs(2));
         assert_eq!(world.endings(), [&Ending::Overtaken { by: None }], "{deleted}");
-        world.signal(Signal::Drained);
+        world.signal(Signal::WorkEnded);
         world.pass(secs(5));
         let token =
             world.effects.iter().rev().find_map(|e| if let Effect::Begin { token, .. } = e { *token } else { None });

@@ -95,7 +95,7 @@ impl std::fmt::Display for Ending {
 pub enum Effect<A> {
     /// Send a request; each one gets an answer, even if only a failure.
     Ask(A),
-    /// We lead: start the guarded work. Report `Drained` when it has returned.
+    /// We lead: start the guarded work. Report `WorkEnded` when it has returned.
     Begin { token: Option<FencingToken>, hold: Hold },
     /// A renewal was confirmed.
     Extend(Hold),
@@ -139,9 +139,9 @@ pub enum Signal {
     Started,
     Woke,
     /// The lease may have changed: read it now.
-    Nudged,
+    RetryNow,
     /// The guarded work has returned.
-    Drained,
+    WorkEnded,
     /// Whether the work yields to the preferred holder.
     Challenge {
         by: String,

@@ -158,8 +158,8 @@ impl MusterElector {
     pub fn step(&mut self, now: Moment, signal: Signal, out: &mut Out) {
         self.check(now, out);
         match signal {
-            Signal::Started | Signal::Woke | Signal::Nudged => {}
-            Signal::Drained => self.drained(now, out),
+            Signal::Started | Signal::Woke | Signal::RetryNow => {}
+            Signal::WorkEnded => self.work_ended(now, out),
             Signal::Challenge { by, yields } => {
                 if let (Phase::Holding(holding), true) = (&mut self.phase, yields) {
                     holding.tenure.end(Ending::Yielded { to: by }, out);
@@ -284,7 +284,7 @@ impl MusterElector {
         }
     }
 
-    fn drained(&mut self, now: Moment, out: &mut Out) {
+    fn work_ended(&mut self, now: Moment, out: &mut Out) {
         let Phase::Holding(holding) = &mut self.phase else { return };
         let Tenure { token, ending, .. } = holding.tenure.clone();
         let token = token.expect("a native lease is held under a token");

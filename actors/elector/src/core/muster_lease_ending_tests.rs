@@ -13,7 +13,7 @@ fn lease_is_renewed_while_the_work_drains_then_released() {
     }
     assert_eq!(world.asks_of(|ask| matches!(ask, Ask::Release { .. })), 0);
     assert!(!world.effects.contains(&Effect::Overdue));
-    world.signal(Signal::Drained);
+    world.signal(Signal::WorkEnded);
     assert_eq!(world.asks_of(|ask| matches!(ask, Ask::Renew { .. })), 0);
     world.release(Ok(()));
     let effects = &world.effects[world.effects.len() - 3..];
@@ -23,7 +23,7 @@ fn lease_is_renewed_while_the_work_drains_then_released() {
 #[test]
 fn returning_work_releases_the_lease_and_ends_the_elector() {
     let mut world = World::leading();
-    world.signal(Signal::Drained);
+    world.signal(Signal::WorkEnded);
     world.release(Ok(()));
     assert_eq!(world.effects.last(), Some(&Effect::Stopped(Ok(()))));
     assert!(world.effects.contains(&Effect::Over(Ending::Done)) && world.endings().is_empty());
@@ -33,7 +33,7 @@ fn returning_work_releases_the_lease_and_ends_the_elector() {
 fn conflicting_release_is_done_and_unanswered_one_repeated() {
     let mut world = World::leading();
     world.signal(Signal::Cancelled);
-    world.signal(Signal::Drained);
+    world.signal(Signal::WorkEnded);
     world.release(Err(error(ErrorCode::Unreachable)));
     world.pass(ms(200));
     world.release(Err(error(ErrorCode::Conflict)));
@@ -44,7 +44,7 @@ fn conflicting_release_is_done_and_unanswered_one_repeated() {
 fn a_release_is_given_up_when_the_lease_has_run_out() {
     let mut world = World::leading();
     world.signal(Signal::Cancelled);
-    world.signal(Signal::Drained);
+    world.signal(Signal::WorkEnded);
     for _ in 0..20 {
         if world.asks_of(|ask| matches!(ask, Ask::Release { .. })) > 0 {
             world.release(Err(error(ErrorCode::NoQuorum)));
@@ -59,7 +59,7 @@ fn after_a_lapse_it_campaigns_once_token_outcome_is_known() {
     let mut world = World::leading();
     world.pass(secs(10));
     world.asks.clear();
-    world.signal(Signal::Drained);
+    world.signal(Signal::WorkEnded);
     let (number, token) = world.asked_release();
     assert_eq!((token, world.acquisitions()), (FencingToken(10), 0));
     world.answer(Answer::Released { number, result: Ok(()) });
@@ -73,7 +73,7 @@ fn expired_lease_is_released_before_it_is_requested_again() {
     let expired = LeaseView { expired: true, ..lease(Some(ME), 10) };
     let mut world = World::leading();
     world.sees(12, Some(expired.clone()));
-    world.signal(Signal::Drained);
+    world.signal(Signal::WorkEnded);
     assert_eq!(world.acquisitions(), 0, "it would be granted under the old token");
     world.release(Err(error(ErrorCode::Conflict))); // another acquired it first
     world.sees(13, Some(expired));
@@ -85,7 +85,7 @@ fn elector_set_to_end_on_loss_does_not_campaign_again() {
     let mut world = World::new(&ElectorConfig { campaign_again: false, ..config() });
     world.acquire(Ok(lease(Some(ME), 10)));
     world.sees(11, Some(lease(Some("bing"), 11)));
-    world.signal(Signal::Drained);
+    world.signal(Signal::WorkEnded);
     assert_eq!(world.effects.last(), Some(&Effect::Stopped(Ok(()))));
 }
 
@@ -98,7 +98,7 @@ fn lease_in_our_name_is_taken_over_only_at_the_start() {
     // Later another process with our name appears.
     world.sees(11, Some(lease(Some(ME), 11)));
     assert_eq!(world.endings(), [&Ending::Overtaken { by: Some(ME.into()) }]);
-    world.signal(Signal::Drained);
+    world.signal(Signal::WorkEnded);
     world.sees(12, Some(lease(Some(ME), 11)));
     world.pass(secs(60));
     assert_eq!(world.acquisitions(), 0, "two processes of one name do not take it from each other in turns");
@@ -162,7 +162,7 @@ fn lease_held_by_a_namesake_does_not_count_as_chosen() {
     world.sees(9, Some(lease(Some(ME), 9)));
     world.acquire(Ok(lease(Some(ME), 10)));
     world.sees(11, Some(lease(Some(ME), 11)));
-    world.signal(Signal::Drained);
+    world.signal(Signal::WorkEnded);
     world.sees(12, Some(lease(Some(ME), 11)));
     assert_eq!(world.acquisitions(), 0);
     world.sees(13, Some(lease(Some(ME), 13)));
@@ -174,7 +174,7 @@ fn elector_that_yielded_lets_the_other_acquire() {
     let mut world = World::leading();
     world.sees(11, Some(LeaseView { preferred_holder: Some("bing".into()), ..lease(Some(ME), 10) }));
     world.signal(Signal::Challenge { by: "bing".into(), yields: true });
-    world.signal(Signal::Drained);
+    world.signal(Signal::WorkEnded);
     world.release(Ok(()));
     world.sees(14, Some(lease(None, 10)));
     assert_eq!(world.acquisitions(), 0);
@@ -200,7 +200,7 @@ fn permanently_refused_leader_ends_its_work_first() {
     world.renew(Err(error(ErrorCode::Forbidden)));
     assert!(matches!(world.endings()[..], [Ending::Refused { .. }]));
     assert!(!world.effects.iter().any(|e| matches!(e, Effect::Stopped(_))));
-    world.signal(Signal::Drained);
+    world.signal(Signal::WorkEnded);
     assert!(matches!(world.effects.last(), Some(Effect::Stopped(Err(_)))));
 }
 

@@ -289,7 +289,7 @@ fn overtaken_leader_steps_down_at_once_by_watch() {
     world.sees(11, Some(lease(Some("bing"), 11)));
     assert_eq!(world.endings(), [&Ending::Overtaken { by: Some("bing".into()) }]);
     assert_eq!(world.leaders(), [Some(ME), Some("bing")]);
-    world.signal(Signal::Drained);
+    world.signal(Signal::WorkEnded);
     assert_eq!(world.asks_of(|ask| matches!(ask, Ask::Release { .. })), 0, "the lease is another's");
 }
 
@@ -351,7 +351,7 @@ fn an_answer_of_an_old_session_changes_nothing() {
     world.pass(secs(2));
     let (old, _) = world.asked_renew();
     world.sees(11, Some(lease(Some("bing"), 11)));
-    world.signal(Signal::Drained);
+    world.signal(Signal::WorkEnded);
     world.sees(12, Some(lease(None, 11)));
     world.acquire(Ok(lease(Some(ME), 13)));
     let before = world.elector.clone();

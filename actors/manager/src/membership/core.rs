@@ -3,7 +3,7 @@
 //! Owns        the member id that the Raft member holds, the one that the leader assigned last, the request in progress.
 //! Inputs      `Input`.
 //! Outputs     `Effect`.
-//! Invariants  SEAT-1  a manager whose Raft data is missing or damaged never reuses its member id: it requests a new one, and
+//! Invariants  MEMBERID-1  a manager whose Raft data is missing or damaged never reuses its member id: it requests a new one, and
 //!                     the old member is removed first.
 
 use std::time::Duration;
@@ -175,7 +175,7 @@ impl MembershipCore {
             }
             Ok(MembershipReply::NotWanted { message }) => {
                 // The agent learns the same from its view and will stop the manager runtime; until then there is nothing to do.
-                self.log(format!("this node is not to be a manager: {message}"), out);
+                self.log(format!("Raft membership request denied: {message}"), out);
                 self.ask_after(MAX_PAUSE, out);
             }
             Err(error) if error.code == ErrorCode::GateClosed => out.push(Effect::ReportIncompatible(error.message)),

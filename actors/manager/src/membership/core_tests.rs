@@ -22,7 +22,7 @@ fn requested(core: &mut MembershipCore, data: &mut RaftData) -> MembershipReques
     }
 }
 
-/// SEAT-1: the old id is named, so that the leader removes it first, until a newer one is assigned.
+/// MEMBERID-1: the old id is named, so that the leader removes it first, until a newer one is assigned.
 #[test]
 fn lost_data_is_reported_until_a_newer_id_is_assigned() {
     let (mut core, mut data) = (core(), RaftData::Missing { held: RaftId(4) });

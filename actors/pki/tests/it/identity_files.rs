@@ -33,7 +33,7 @@ fn credentials_and_local_state_survive_a_restart() {
     let node = LocalNode {
         managers: vec!["127.0.0.1:4400".to_owned()],
         name: Some("web-1".parse().unwrap()),
-        held_seat: Some(RaftId(4)),
+        held_member_id: Some(RaftId(4)),
         ended: Some(Ended { reason: RefusalReason::Removed, message: "gone".to_owned(), at: now() }),
         admission_closed: true,
     };

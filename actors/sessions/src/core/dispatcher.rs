@@ -54,9 +54,9 @@ pub enum Effect {
         command: Command,
     },
     /// Two processes use the identity of this node; sent when first seen.
-    Warn(NodeId),
+    DuplicateFound(NodeId),
     /// They no longer do.
-    Over(NodeId),
+    DuplicateResolved(NodeId),
 }
 
 /// Whether a digest was accepted.

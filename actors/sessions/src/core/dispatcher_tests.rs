@@ -74,8 +74,8 @@ impl World {
         while !self.out.is_empty() {
             for effect in std::mem::take(&mut self.out) {
                 match effect {
-                    Effect::Warn(node) => self.warned.push(node),
-                    Effect::Over(node) => self.over.push(node),
+                    Effect::DuplicateFound(node) => self.warned.push(node),
+                    Effect::DuplicateResolved(node) => self.over.push(node),
                     Effect::Propose { batch, command } => {
                         self.commands += 1;
                         assert!(command.changes.len() <= 100);

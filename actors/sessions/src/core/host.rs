@@ -62,9 +62,9 @@ pub enum Effect {
     },
     Digest(SessionDigest),
     /// Two processes with one identity; sent when first seen.
-    Warn(Duplicate),
+    DuplicateFound(Duplicate),
     /// They no longer alternate.
-    Over(NodeId),
+    DuplicateResolved(NodeId),
 }
 
 #[derive(Clone, Debug)]
@@ -195,7 +195,7 @@ impl Host {
             && old.instance != new.instance
         {
             let (old, new) = (Instance::of(old), Instance::of(new));
-            out.extend(self.instances.changed(now, node, old, new).map(Effect::Warn));
+            out.extend(self.instances.changed(now, node, old, new).map(Effect::DuplicateFound));
         }
         if let Some(fact) = &mut fact {
             fact.turns = self.instances.turns(node);
@@ -246,7 +246,7 @@ impl Host {
             for node in self.instances.sweep(now, 2 * self.config.warn_every) {
                 let fact = self.digests.facts().get(&node).cloned();
                 self.digests.set(node, fact.map(|fact| SessionFact { turns: Vec::new(), ..fact }));
-                out.push(Effect::Over(node));
+                out.push(Effect::DuplicateResolved(node));
             }
         }
         if self.leader.is_some() && now >= self.believe_silence_at {
@@ -419,7 +419,7 @@ mod tests {
         for round in 0..100 {
             let out = report(&mut host, at(round * 1000), 1, 1 + round % 2);
             warned.extend(out.into_iter().filter_map(|e| match e {
-                Effect::Warn(duplicate) => Some(duplicate),
+                Effect::DuplicateFound(duplicate) => Some(duplicate),
                 _ => None,
             }));
         }
@@ -432,6 +432,6 @@ mod tests {
         for ms in [200_000, 300_000] {
             host.step(at(ms), Input::Woke, &mut out);
         }
-        assert!(out.contains(&Effect::Over(node(1))) && turns(&host) == 0 && host.duplicates().is_empty());
+        assert!(out.contains(&Effect::DuplicateResolved(node(1))) && turns(&host) == 0 && host.duplicates().is_empty());
     }
 }

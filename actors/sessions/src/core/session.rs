@@ -278,7 +278,7 @@ impl AgentSession {
             (AgentFrame::Hello(hello), Phase::Greeting { .. }) => self.greeted(wall, conn, hello, out),
             (AgentFrame::Heartbeat { .. }, Phase::Live { .. }) => {
                 let revision = self.node_update.as_ref().map(|n| n.revision).unwrap_or_default();
-                let frame = Box::new(HostFrame::Heard { revision });
+                let frame = Box::new(HostFrame::HeartbeatAck { revision });
                 out.push(Effect::Send { conn, frame });
             }
             (AgentFrame::Ask { id, ask }, Phase::Live { .. }) => self.relay(conn, id, ask, out),

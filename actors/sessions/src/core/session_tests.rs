@@ -204,9 +204,9 @@ fn heartbeats_are_answered_and_keep_a_node_ready() {
     for _ in 0..100 {
         w.run_for(Duration::from_millis(5_500));
         w.frame(AgentFrame::Heartbeat { seen: Revision(9) });
-        assert!(
-            w.has_effect(|e| matches!(e, Effect::Send { frame, .. } if matches!(**frame, HostFrame::Heard { .. })))
-        );
+        assert!(w.has_effect(
+            |e| matches!(e, Effect::Send { frame, .. } if matches!(**frame, HostFrame::HeartbeatAck { .. }))
+        ));
         assert_eq!(w.views(), 0);
     }
     assert_eq!(w.liveness(), Some(Liveness::Ready));

@@ -14,12 +14,12 @@ use muster_agent::{
 };
 use muster_gateway::{BoxStream, Connection, Framed, Services};
 use muster_kernel::Address;
-use muster_messages::protocol::{DispatcherMsg, NodeCredentials, Service};
+use muster_messages::protocol::{DispatcherMsg, LeaderCalls, NodeCredentials, PeerAnswer, Service};
 use muster_messages::wire::{ActorsAsk, MembershipReply, PeerCall, SessionFact, SignReply, encode};
 use muster_messages::*;
 use muster_pki::{IdentityStore, Issuer, NODE_LIFETIME, NodeProfile, Root};
 use muster_sessions::{
-    DispatcherMailbox, LeaderCalls, SessionsConfig, SessionsMailbox, SessionsPorts, sessions_address, sessions_spec,
+    DispatcherMailbox, SessionsConfig, SessionsMailbox, SessionsPorts, sessions_address, sessions_spec,
 };
 use muster_testkit::{ActorHarness, Host, eventually};
 use tokio::sync::watch;
@@ -162,7 +162,7 @@ struct Leader {
 }
 
 impl LeaderCalls for Leader {
-    fn call(&self, call: PeerCall) -> BoxFuture<'static, Result<Vec<u8>, ErrorBody>> {
+    fn call(&self, call: PeerCall) -> PeerAnswer {
         let (host, cluster) = (self.host, Arc::clone(&self.cluster));
         Box::pin(async move {
             match call {

@@ -89,13 +89,16 @@ fn check_votes(tables: &Tables, level: u32) -> Result<(), CommandRefusal> {
     let silent = tables.members.values().map(|member| member.node).filter(|node| !takes_part(*node) && !is_down(node));
     let silent: Vec<_> = silent.map(|node| named(tables, Some(node))).collect();
     expected(silent.is_empty(), || {
-        format!("{} is a Raft member and has not announced support for feature level {level}; {REMEDY}", listed(&silent))
+        format!(
+            "{} is a Raft member and has not announced support for feature level {level}; {REMEDY}",
+            listed(&silent)
+        )
     })?;
     let voters = || tables.members.values().filter(|member| member.voter);
     let (all, with) = (voters().count(), voters().filter(|member| takes_part(member.node)).count());
     expected(2 * with > all, || {
         format!(
-            "{with} of {all} voters take part at feature level {level}: without a majority nobody could write any more"
+            "only {with} of {all} voters support feature level {level}: raising it would leave no majority to commit writes"
         )
     })
 }

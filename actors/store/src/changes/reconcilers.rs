@@ -180,7 +180,8 @@ fn announce(tables: &mut Tables, stamp: &Stamp<'_>, participant: &Participant) -
         expected(named.is_none_or(there_too), || {
             let (member, scope) = (&key.member, &key.scope);
             format!(
-                "{member} stands for {scope} already, on another node or as another start; take another name, or wait"
+                "member {member} is already registered in scope {scope} by another process; use another name, or wait until \
+                 its lease expires"
             )
         })?;
     }
@@ -347,7 +348,7 @@ pub(super) fn check_candidate_node(
     let Principal::Node(node) = stamp.by else { return Ok(()) };
     let scope = candidates_scope(reconciler);
     let here = tables.reconcilers.participants_of(&scope).any(|p| p.key.member == member && p.node == Some(*node));
-    expected(here, || format!("{member} does not stand for {reconciler} on {node}"))
+    expected(here, || format!("{member} is not a candidate for {reconciler} on node {node}"))
 }
 
 fn step(

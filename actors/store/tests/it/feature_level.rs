@@ -142,10 +142,10 @@ fn level_raise_waits_for_a_returned_older_manager() {
     for managers in [2, 3] {
         let (mut m, term) = restricted(managers, 2);
         let raise = m.raise(3, term);
-        assert!(why(m.0.refused(raise.clone())).contains("n2 has a seat"), "it has not announced its level");
+        assert!(why(m.0.refused(raise.clone())).contains("n2 is a Raft member"), "it has not announced its level");
         let back = m.announce(2, 40, 2);
         assert!(matches!(m.refused(ReconcilerChange::Admit(back.clone())), CommandRefusal::NotAdmitted(_)));
-        assert!(why(m.0.refused(raise.clone())).contains("n2 would read nothing of feature level 3"));
+        assert!(why(m.0.refused(raise.clone())).contains("n2 supports less than feature level 3"));
         m.must(ReconcilerChange::Leave(back));
         m.announce(2, 41, 3);
         m.0.must(raise);

@@ -101,7 +101,7 @@ impl Machine {
         assert_eq!(credentials.cert_pem, decided.cert_pem);
         assert_eq!(survey.tables.nodes[&self.node].certificate, Some(decided.certificate.clone()));
         let local = self.memory.load().unwrap();
-        assert_eq!((local.held_seat, local.managers), (Some(survey.member_id), vec![]));
+        assert_eq!((local.held_member_id, local.managers), (Some(survey.member_id), vec![]));
         assert_eq!(self.memory.store().load_recovery().unwrap(), None);
         muster_store::invariants::check(&survey.tables).unwrap();
     }
@@ -217,14 +217,14 @@ fn data_older_than_the_certificate_is_set_aside_at_start() {
     use crate::daemon::boot::raft_data;
     use muster_manager::RaftData;
     let machine = Machine::manager();
-    machine.memory.update(|node| node.held_seat = Some(RaftId(1))).unwrap();
+    machine.memory.update(|node| node.held_member_id = Some(RaftId(1))).unwrap();
     let found = |credentials| raft_data(&machine.config, &machine.memory, &credentials, false).unwrap().0;
     let old = machine.memory.store().load_credentials().unwrap().unwrap();
     assert_eq!(found(old.clone()), RaftData::Present);
     let mut new = old;
     new.identity.incarnation = new.identity.incarnation.next();
     assert_eq!(found(new), RaftData::None, "not a loss: no member is to wait for that id");
-    assert_eq!(machine.memory.load().unwrap().held_seat, None);
+    assert_eq!(machine.memory.load().unwrap().held_member_id, None);
     let set_aside_survey = survey_of(&machine.config.data_dir.join(FENCED)).unwrap();
     assert_eq!(set_aside_survey.member_id, RaftId(1), "it may be the better data");
 }

@@ -13,7 +13,7 @@ use muster_pki::IdentityStore;
 use rustix::process::Signal;
 
 /// Only a broken build serves a revoked identity this long. One second is promised: the simulation checks the cores in
-/// virtual time (OUT-1), and the times of real daemons are printed.
+/// virtual time (BLOCKED-1), and the times of real daemons are printed.
 const MAX_SERVED_AFTER_REVOCATION: Duration = Duration::from_secs(60);
 
 async fn cluster(managers: usize, workers: usize) -> Cluster {

@@ -61,7 +61,7 @@ async fn api_answers_every_request_under_load() {
     assert!(polls.answers.later > 0, "some are rejected with a retry time");
     let counted = overloaded().await.as_u64().zip(before).map(|(after, before)| after - before);
     assert_eq!(counted, Some(polls.answers.later as u64), "the tree counts them");
-    let metric = cluster.node("n1").metric("muster_api_requests_turned_away_total").await.expect("a metric");
+    let metric = cluster.node("n1").metric("muster_api_requests_rejected_total").await.expect("a metric");
     assert_eq!(Some(metric), overloaded().await.as_u64(), "the metrics count them");
     no_errors_logged(&cluster);
 }
@@ -91,7 +91,7 @@ async fn join_service_answers_every_request_under_load() {
     assert!(seen.answers.later > 0, "an address joins 20 times a second");
     // The gateway rejects most of them; the join service rejects the rest beyond its capacity.
     let mut shown = 0;
-    for name in ["muster_gateway_turned_away_total", "muster_join_requests_refused_total"] {
+    for name in ["muster_gateway_rejected_total", "muster_join_requests_refused_total"] {
         shown += cluster.node("n1").metric(name).await.expect("a metric");
     }
     assert!(shown >= seen.answers.later as u64, "the metrics show {shown} of {}", seen.answers.later);

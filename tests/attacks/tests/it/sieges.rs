@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use muster_attacks::cluster::{Cluster, until};
 use muster_attacks::flood;
-use muster_attacks::siege::{Attacker, Siege, SiegeKind};
+use muster_attacks::siege::{Attacker, Machine, Siege, SiegeKind};
 use muster_attacks::watch::rss_kib;
 use muster_messages::wire::Request;
 use muster_messages::{Membership, NodeView, Revision, Role, UserKind};
@@ -21,9 +21,12 @@ const MAX_GROWTH_KIB: u64 = 96 << 10;
 /// Time limit until each kind of attack has been answered once: a batch of requests takes long on a busy machine.
 const MAX_SIEGE_TIME: Duration = Duration::from_secs(300);
 
-fn lasts() -> Duration {
-    let secs = std::env::var("MUSTER_SIEGE_SECS").ok().map_or(20, |secs| secs.parse().expect("a number"));
-    Duration::from_secs(secs)
+/// How long it lasts at least. A run that is measured has attackers apart.
+fn lasts() -> (Duration, Machine) {
+    match std::env::var("MUSTER_SIEGE_SECS") {
+        Ok(secs) => (Duration::from_secs(secs.parse().expect("a number")), Machine::Own),
+        Err(_) => (Duration::from_secs(20), Machine::Shared),
+    }
 }
 
 async fn cluster() -> Cluster {
@@ -137,14 +140,15 @@ async fn besieged(mut cluster: Cluster, attacker: Attacker, harms: &[SiegeKind])
     assert!(!before.is_empty(), "there are role events");
 
     let (samples, sampling) = sampled(&cluster);
-    let (siege, begun) = (Siege::begin(&attacker, harms), Instant::now());
+    let (lasts, machine) = lasts();
+    let (siege, begun) = (Siege::begin(&attacker, harms, machine), Instant::now());
     let (mut promotions, mut demotions, mut joins, mut removals) =
         (Times::default(), Times::default(), Times::default(), Times::default());
     let tried = |siege: &Siege| {
         let counts = siege.counts();
         harms.iter().all(|kind| counts.get(kind).is_some_and(|(done, refused)| done + refused > 0))
     };
-    while begun.elapsed() < lasts() || (!tried(&siege) && begun.elapsed() < MAX_SIEGE_TIME) {
+    while begun.elapsed() < lasts || (!tried(&siege) && begun.elapsed() < MAX_SIEGE_TIME) {
         promotions.0.push(becomes(&cluster, "n4", Role::Manager).await);
         demotions.0.push(becomes(&cluster, "n4", Role::Worker).await);
         let (joined, removed) = join_and_remove(&mut cluster).await;

@@ -155,11 +155,28 @@ pub enum Requester {
 /// A request to a manager.
 #[derive(Clone, Debug)]
 pub enum Question {
-    Acquire { lease_kind: LeaseKind, key: ObjectKey, session: SessionId },
-    Renew { lease_kind: LeaseKind, key: ObjectKey, session: SessionId, token: FencingToken },
-    Release { key: ObjectKey, session: SessionId, token: FencingToken },
+    Acquire {
+        lease_kind: LeaseKind,
+        key: ObjectKey,
+        session: SessionId,
+    },
+    Renew {
+        lease_kind: LeaseKind,
+        key: ObjectKey,
+        session: SessionId,
+        token: FencingToken,
+    },
+    Release {
+        key: ObjectKey,
+        session: SessionId,
+        token: FencingToken,
+    },
     /// The runner's action `number`: raises the cluster's feature level.
-    Raise { level: u32, term: FencingToken, number: u64 },
+    Raise {
+        level: u32,
+        term: FencingToken,
+        number: u64,
+    },
     Reconciler(Requester, ReconcilerRequest),
 }
 

@@ -16,7 +16,8 @@ use muster_reconciler::core::run::{Effect, Input, Outcome, Run, Runner};
 
 use super::operator::release;
 use super::{
-    Answer, Candidacy, Keeper, LeaseKind, Member, PendingRequest, Process, Question, RELEASES, Reply, Requester, Subject,
+    Answer, Candidacy, Keeper, LeaseKind, Member, PendingRequest, Process, Question, RELEASES, Reply, Requester,
+    Subject,
 };
 use crate::machine::MachineIdx;
 use crate::simulation::{Event, Simulation};
@@ -487,13 +488,7 @@ impl Simulation {
         let reconciler = self.fleet.subject.reconciler.to_owned();
         let process = &mut self.fleet.processes[number];
         let Process { name, node, release, candidacy: Some(candidacy), .. } = process else { return };
-        let who = Runner {
-            reconciler,
-            node: *node,
-            member: name.clone(),
-            release: release.clone(),
-            term,
-        };
+        let who = Runner { reconciler, node: *node, member: name.clone(), release: release.clone(), term };
         candidacy.run = Some(Run::new(who, term.0));
         let (view, line) = (candidacy.view.clone(), format!("{name}, {release}, runs under term {term}"));
         self.log(line);

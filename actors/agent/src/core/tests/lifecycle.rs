@@ -40,7 +40,7 @@ fn reports_of_an_older_connection_change_nothing() {
     w.step(Input::Lost { attempt: old, why: Loss::Broken("late".to_owned()) });
     assert!(w.agent.session().is_some());
     let removed = HostFrame::Ended(refusal(RefusalReason::Removed));
-    w.step(Input::Heard { attempt: old, frame: Box::new(removed) });
+    w.step(Input::Received { attempt: old, frame: Box::new(removed) });
     assert!(w.agent.session().is_some());
 }
 
@@ -101,7 +101,7 @@ fn requests_use_the_former_session_until_the_new_one_is_open() {
     w.ask(1);
     let (attempt, id) = w.asked().expect("the former session carries the request");
     assert_eq!(attempt, former);
-    w.step(Input::Heard {
+    w.step(Input::Received {
         attempt: former,
         frame: Box::new(HostFrame::Answer { id, result: Ok(AgentAnswer::Reported) }),
     });
@@ -123,7 +123,7 @@ fn end_of_the_former_session_is_neither_a_failure_nor_a_refusal() {
     let (mut w, former) = World::promoted();
     w.ask(1);
     let ended = HostFrame::Ended(refusal(RefusalReason::TooManyRequests));
-    w.step(Input::Heard { attempt: former, frame: Box::new(ended) });
+    w.step(Input::Received { attempt: former, frame: Box::new(ended) });
     assert!(w.hung_up(former) && !w.refused(1), "{:?}", w.out);
     w.step(Input::Lost { attempt: former, why: Loss::Broken("closed".to_owned()) });
     assert_eq!((w.agent.failures(), w.agent.last_refusal(), w.agent.last_loss()), (0, None, None));

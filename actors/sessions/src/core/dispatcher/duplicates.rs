@@ -76,14 +76,14 @@ impl Dispatcher {
                 Some(_) => {
                     self.duplicates.shown.remove(&node);
                     self.dirty.insert(node);
-                    out.push(Effect::Over(node));
+                    out.push(Effect::DuplicateResolved(node));
                     self.duplicates.to_write.insert(node, Vec::new());
                 }
                 None if processes.len() > 1 && known => {
                     self.duplicates.to_write.insert(node, processes.iter().map(ToString::to_string).collect());
                     let what = Duplicated { since: wall, processes };
                     self.duplicates.shown.insert(node, Shown { what, seen: now });
-                    out.push(Effect::Warn(node));
+                    out.push(Effect::DuplicateFound(node));
                 }
                 None => {}
             }

@@ -46,8 +46,8 @@ pub(super) fn repair(
     expected(keeps_out, || {
         let (floor, now) = (entry.floor, gate.now.floor);
         format!(
-            "epoch {epoch} of {reconciler} lets {floor} in, and what is being applied is for {now} and newer; \
-             apply a definition that leads out of it"
+            "epoch {epoch} of {reconciler} admits release {floor}, but a change that requires {now} is in progress; apply \
+             a definition that completes or reverses it first"
         )
     })?;
     let why = format!("repaired from epoch {epoch}");
