@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use muster_kernel::Clock;
 use muster_messages::{
-    AccessToken, Change, ErrorBody, ErrorCode, Guard, Name, Principal, Revision, Tables, User, UserKind, WallTime,
+    AccessToken, AccessTokenView, Change, ErrorBody, ErrorCode, Guard, Name, Principal, Revision, Tables, User,
+    UserKind, WallTime,
 };
 use muster_pki::BearerToken;
-use serde_json::{Value, json};
 
 use crate::core::check_lease_name;
 use crate::ports::ManagerPorts;
@@ -25,7 +25,7 @@ impl Service {
         user: &Name,
         namespace: &str,
         ttl_ms: Option<u64>,
-    ) -> Result<Value, ErrorBody> {
+    ) -> Result<AccessTokenView, ErrorBody> {
         check_lease_name(&muster_messages::wire::LeaseRef { namespace: namespace.to_owned(), name: "any".to_owned() })?;
         let replica = self.replica(manager, asked.left()).await?;
         let tables = &replica.tables;
@@ -76,16 +76,16 @@ impl Service {
             return Err(ErrorBody::new(ErrorCode::Conflict, text));
         }
         let cluster = replica.tables.cluster.as_ref();
-        Ok(json!({
-            "user": user,
-            "namespace": namespace,
-            "id": token.id,
-            "token": bearer.to_text(),
-            "expires_at": token.expires_at,
-            "root_pem": cluster.map(|c| &c.root_cert_pem),
-            "cluster": cluster.map(|c| c.name.as_str()),
-            "managers": replica.tables.members.values().map(|m| &m.addr).collect::<Vec<_>>(),
-        }))
+        Ok(AccessTokenView {
+            user: user.clone(),
+            namespace: namespace.to_owned(),
+            id: token.id,
+            token: bearer.to_text(),
+            expires_at: token.expires_at,
+            root_pem: cluster.map(|c| c.root_cert_pem.clone()),
+            cluster: cluster.map(|c| c.name.clone()),
+            managers: replica.tables.members.values().map(|member| member.addr.clone()).collect(),
+        })
     }
 }
 

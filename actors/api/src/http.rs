@@ -27,7 +27,7 @@ use hyper_util::server::conn::auto;
 use muster_audit::Origin;
 use muster_kernel::Clock;
 use muster_messages::wire::{ActorsAsk, ActorsOf, ApiCall, ListOf, Page, Refusal, Request};
-use muster_messages::{CrashHow, ErrorBody, ErrorCode, Principal, RequestId, Revision, Role};
+use muster_messages::{CrashHow, ErrorBody, ErrorCode, EventsView, Principal, RequestId, Revision, Role};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -547,17 +547,18 @@ async fn events(Extension(peer): Extension<Peer>, Query(q): Query<Since>) -> Res
 
 /// Every page as one document: HTTP clients have no frame limit.
 async fn all_events(peer: &Peer, since: u64, wait_ms: u64) -> Result<String, ErrorBody> {
-    let mut whole: Option<serde_json::Value> = None;
+    // As values: the answer may be that of a newer manager.
+    let mut whole: Option<EventsView<serde_json::Value>> = None;
     let (mut since, mut wait_ms) = (since, wait_ms);
     loop {
         let request = Request::Events { since: Revision(since), wait_ms };
         let call = ApiCall { id: 0, request_id: RequestId(0), timeout_ms: 30_000, request };
         let page = peer.service.answer_from(&peer.origin, peer.caller.clone(), call).await?;
         let page = serde_json::from_str(&page).map_err(|e| ErrorBody::new(ErrorCode::Internal, e.to_string()))?;
-        let (document, next) = core::events_joined(whole, page);
+        let (document, next) = EventsView::joined(whole, page);
         match next {
-            Some(next) if next > since => (since, wait_ms) = (next, 0),
-            _ => return Ok(document.to_string()),
+            Some(Revision(next)) if next > since => (since, wait_ms) = (next, 0),
+            _ => return crate::reads::to_text(&document),
         }
         whole = Some(document);
     }

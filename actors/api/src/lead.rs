@@ -8,10 +8,12 @@ use muster_kernel::Clock;
 use muster_messages::protocol::{RaftMemberMsg, RoleManagerMsg, UserRights};
 use muster_messages::wire::{ListOf, Page, Request};
 use muster_messages::{
-    Change, Command, CommandRefusal, ErrorBody, ErrorCode, Generation, Guard, IDENTITY_LEVEL, Name, NodeDoubts, NodeId,
-    NodeRecord, Replica, Revision, Role, RoleView, Tables, Token, check_labels, removal_digest,
+    CertificateRotationView, CertificateState, Change, Command, CommandRefusal, ErrorBody, ErrorCode, Generation,
+    Guard, IDENTITY_LEVEL, LeaderView, ListView, Name, NodeDoubts, NodeId, NodeRecord, NodeRemovedView,
+    NodeRenamedView, Replica, Revision, Role, RoleChangeView, RoleView, Tables, Token, TokenTextView, TokenView,
+    check_labels, removal_digest,
 };
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::core::{self, Source, check_lifetime, check_removed_labels, resolve, resolve_for_irreversible};
 use crate::ports::ManagerPorts;
@@ -34,55 +36,52 @@ impl<'a> Lead<'a> {
 
     pub(crate) async fn answer(self) -> Result<String, ErrorBody> {
         let (service, manager, asked) = (self.service, self.manager, self.asked);
-        let answer = match &asked.request {
-            Request::SetRole { node, role } => self.set_role(node, *role).await?,
-            Request::NodeRemove { node, force } => self.remove(node, *force).await?,
-            Request::NodeRename { node, name } => self.rename(node, name).await?,
-            Request::NodeUpdate { node, add, remove, generation } => {
-                return self.update(node, add, remove, *generation).await;
-            }
-            Request::CertRotate { node } => self.rotate(node).await?,
-            Request::CertRevoke { node } => self.revoke(node).await?,
+        match &asked.request {
+            Request::SetRole { node, role } => to_text(&self.set_role(node, *role).await?),
+            Request::NodeRemove { node, force } => to_text(&self.remove(node, *force).await?),
+            Request::NodeRename { node, name } => to_text(&self.rename(node, name).await?),
+            Request::NodeUpdate { node, add, remove, generation } => self.update(node, add, remove, *generation).await,
+            Request::CertRotate { node } => to_text(&self.rotate(node).await?),
+            Request::CertRevoke { node } => to_text(&self.revoke(node).await?),
             Request::TokenList => {
                 let replica = self.confirmed().await?;
-                json!({"items": replica.tables.tokens.values().map(core::token_listed).collect::<Vec<_>>()})
+                to_text(&ListView::of(replica.tables.tokens.values().map(TokenView::from)))
             }
-            Request::Page { of: ListOf::Tokens, page, .. } => return self.page_of_tokens(page).await,
-            Request::TokenShow { role } => self.show_token(*role).await?,
-            Request::TokenCreate { role, ttl_ms, uses } => self.create_token(*role, *ttl_ms, *uses).await?,
+            Request::Page { of: ListOf::Tokens, page, .. } => self.page_of_tokens(page).await,
+            Request::TokenShow { role } => to_text(&self.show_token(*role).await?),
+            Request::TokenCreate { role, ttl_ms, uses } => to_text(&self.create_token(*role, *ttl_ms, *uses).await?),
             Request::TokenRotate { role } => {
                 let old = self.tables().default_token(*role).map(|t| t.id.clone());
-                self.put_token(self.new_token(*role, true, None, None), old).await?
+                to_text(&self.put_token(self.new_token(*role, true, None, None), old).await?)
             }
             Request::TokenRevoke { id } => {
                 let command = self.command("token revoked").guard(Guard::TokenExists(id.clone()));
                 self.propose(command.change(Change::DeleteToken(id.clone()))).await?;
-                json!({"id": id, "revoked": true})
+                Ok(json!({"id": id, "revoked": true}).to_string())
             }
             Request::UserCreate { name, kind, namespaces, ttl_ms, csr_pem } => {
                 let rights = UserRights::New { kind: *kind, namespaces: namespaces.clone() };
-                service.sign_user(manager, asked, name, rights, *ttl_ms, csr_pem).await?
+                to_text(&service.sign_user(manager, asked, name, rights, *ttl_ms, csr_pem).await?)
             }
             Request::UserRenew { name, ttl_ms, csr_pem } => {
                 users::check_not_own_certificate(&asked.caller, name)?;
-                service.sign_user(manager, asked, name, UserRights::Kept, *ttl_ms, csr_pem).await?
+                to_text(&service.sign_user(manager, asked, name, UserRights::Kept, *ttl_ms, csr_pem).await?)
             }
             Request::UserRevoke { name } => {
                 let command = self.command("user revoked").guard(Guard::UserExists(name.clone()));
                 self.propose(command.change(Change::DeleteUser(name.clone()))).await?;
-                json!({"name": name, "revoked": true})
+                Ok(json!({"name": name, "revoked": true}).to_string())
             }
             Request::AccessTokenCreate { user, namespace, ttl_ms } => {
                 check_lifetime(*ttl_ms)?;
-                service.create_access(manager, asked, user, namespace, *ttl_ms).await?
+                to_text(&service.create_access(manager, asked, user, namespace, *ttl_ms).await?)
             }
-            Request::TransferLeader { to } => self.transfer(to.as_deref()).await?,
-            Request::Lease(request) => return service.lead_lease(manager, asked, request).await,
-            Request::Reconciler(request) => return service.lead_reconciler(manager, asked, request).await,
-            Request::Kube(call) => return service.lead_kube(manager, asked, call).await,
-            _ => return Box::pin(service.staleable_read(manager, asked, true)).await,
-        };
-        Ok(answer.to_string())
+            Request::TransferLeader { to } => to_text(&self.transfer(to.as_deref()).await?),
+            Request::Lease(request) => service.lead_lease(manager, asked, request).await,
+            Request::Reconciler(request) => service.lead_reconciler(manager, asked, request).await,
+            Request::Kube(call) => service.lead_kube(manager, asked, call).await,
+            _ => Box::pin(service.staleable_read(manager, asked, true)).await,
+        }
     }
 
     fn tables(&self) -> &Tables {
@@ -115,30 +114,40 @@ impl<'a> Lead<'a> {
         resolve_for_irreversible(&self.confirmed().await?.tables, reference).cloned()
     }
 
-    async fn set_role(&self, node: &str, role: Role) -> Result<Value, ErrorBody> {
+    async fn set_role(&self, node: &str, role: Role) -> Result<RoleChangeView, ErrorBody> {
         let record = self.node_for_irreversible(node).await?;
         let (id, by, request) = (record.id, self.asked.caller.clone(), self.asked.request_id);
         let make = |reply| RoleManagerMsg::SetRole { node: id, role, by, request, reply };
         let accepted = self.service.ask(self.asked, &self.manager.leader.roles, make).await?;
-        Ok(json!({
-            "node": id, "name": record.name, "addr": record.addr, "member_since": record.created_at,
-            "role": record.role, "desired_role": role, "changed": accepted.changed,
-        }))
+        Ok(RoleChangeView {
+            node: id,
+            name: record.name.clone(),
+            addr: Some(record.addr.clone()),
+            member_since: Some(record.created_at),
+            role: Some(record.role),
+            desired_role: Some(role),
+            changed: accepted.changed,
+        })
     }
 
-    async fn remove(&self, node: &str, force: bool) -> Result<Value, ErrorBody> {
+    async fn remove(&self, node: &str, force: bool) -> Result<NodeRemovedView, ErrorBody> {
         let record = match self.node_for_irreversible(node).await {
             Err(gone) if gone.code == ErrorCode::NotFound && self.removed_before(force) => {
-                return Ok(json!({"node": node, "name": node, "removed": true}));
+                let (node, name) = (node.to_owned(), node.to_owned());
+                return Ok(NodeRemovedView { node, name, addr: None, member_since: None, removed: true });
             }
             found => found?,
         };
         let (id, by, request) = (record.id, self.asked.caller.clone(), self.asked.request_id);
         let make = |reply| RoleManagerMsg::Remove { node: id, force, by, request, reply };
         self.service.ask(self.asked, &self.manager.leader.roles, make).await?;
-        Ok(json!({
-            "node": id, "name": record.name, "addr": record.addr, "member_since": record.created_at, "removed": true,
-        }))
+        Ok(NodeRemovedView {
+            node: id.to_string(),
+            name: record.name.to_string(),
+            addr: Some(record.addr.clone()),
+            member_since: Some(record.created_at),
+            removed: true,
+        })
     }
 
     /// The removal that this request asked for was accepted earlier, and its node is gone: it is done. Of a removed node
@@ -152,12 +161,12 @@ impl<'a> Lead<'a> {
         })
     }
 
-    async fn rename(&self, node: &str, name: &Name) -> Result<Value, ErrorBody> {
+    async fn rename(&self, node: &str, name: &Name) -> Result<NodeRenamedView, ErrorBody> {
         let record = self.node_for_irreversible(node).await?;
-        let (id, old) = (record.id, record.name.clone());
+        let (id, before) = (record.id, record.name.clone());
         let command = self.command("renamed").guard(Guard::NodeExists(id));
         self.propose(command.change(Change::RenameNode { node: id, name: name.clone() })).await?;
-        Ok(json!({"node": id, "name": name, "before": old, "changed": old != *name}))
+        Ok(NodeRenamedView { node: id, name: name.clone(), changed: before != *name, before })
     }
 
     async fn update(
@@ -185,14 +194,14 @@ impl<'a> Lead<'a> {
         to_text(&source.node(record.ok_or_else(gone)?))
     }
 
-    async fn rotate(&self, node: &str) -> Result<Value, ErrorBody> {
+    async fn rotate(&self, node: &str) -> Result<CertificateRotationView, ErrorBody> {
         let id = self.node(node).await?.id;
         let command = self.command("rotation requested").guard(Guard::NodeExists(id));
         self.propose(command.change(Change::AskRotate(id))).await?;
-        Ok(json!({"node": id, "state": "rotate"}))
+        Ok(CertificateRotationView { node: id, state: CertificateState::Rotate, revoking: false })
     }
 
-    async fn revoke(&self, node: &str) -> Result<Value, ErrorBody> {
+    async fn revoke(&self, node: &str) -> Result<CertificateRotationView, ErrorBody> {
         let id = self.node(node).await?.id;
         let tables = self.tables();
         if !tables.records_identities() {
@@ -201,7 +210,7 @@ impl<'a> Lead<'a> {
         }
         let command = self.command("revoked").guard(Guard::NodeExists(id));
         self.propose(command.change(Change::RevokeCertificates(id))).await?;
-        Ok(json!({"node": id, "state": "rotate", "revoking": true}))
+        Ok(CertificateRotationView { node: id, state: CertificateState::Rotate, revoking: true })
     }
 
     async fn page_of_tokens(&self, page: &Page) -> Result<String, ErrorBody> {
@@ -212,7 +221,7 @@ impl<'a> Lead<'a> {
         core::list_page(&source, ListOf::Tokens, page)
     }
 
-    async fn show_token(&self, role: Role) -> Result<Value, ErrorBody> {
+    async fn show_token(&self, role: Role) -> Result<TokenTextView, ErrorBody> {
         let replica = self.confirmed().await?;
         let none = || {
             let text = format!("no default token for {role}; `muster token rotate {role}` creates one");
@@ -221,7 +230,12 @@ impl<'a> Lead<'a> {
         shown(&replica, replica.tables.default_token(role).ok_or_else(none)?)
     }
 
-    async fn create_token(&self, role: Role, ttl_ms: Option<u64>, uses: Option<u32>) -> Result<Value, ErrorBody> {
+    async fn create_token(
+        &self,
+        role: Role,
+        ttl_ms: Option<u64>,
+        uses: Option<u32>,
+    ) -> Result<TokenTextView, ErrorBody> {
         check_lifetime(ttl_ms)?;
         if uses == Some(0) {
             let text = "a token with 0 uses admits no node; set at least 1 or omit the limit";
@@ -245,7 +259,7 @@ impl<'a> Lead<'a> {
         }
     }
 
-    async fn put_token(&self, token: Token, old: Option<String>) -> Result<Value, ErrorBody> {
+    async fn put_token(&self, token: Token, old: Option<String>) -> Result<TokenTextView, ErrorBody> {
         let id = token.id.clone();
         let mut command = self.command(if old.is_some() { "token rotated" } else { "token created" });
         if let Some(old) = old.filter(|old| *old != id) {
@@ -256,7 +270,7 @@ impl<'a> Lead<'a> {
         shown(&replica, replica.tables.tokens.get(&id).ok_or_else(gone)?)
     }
 
-    async fn transfer(&self, to: Option<&str>) -> Result<Value, ErrorBody> {
+    async fn transfer(&self, to: Option<&str>) -> Result<LeaderView, ErrorBody> {
         let to = match to {
             Some(node) => Some(self.node(node).await?.id),
             None => None,
@@ -267,7 +281,7 @@ impl<'a> Lead<'a> {
         let make = |reply| RaftMemberMsg::TransferLeadership { to, reply };
         let transferred = self.manager.raft.ask(self.asked.left(), make).await.map_err(ErrorBody::from)?;
         let leader = transferred.map_err(|e| self.service.proposal_error(self.manager, e))?;
-        Ok(json!({"leader": leader}))
+        Ok(LeaderView { leader: Some(leader) })
     }
 
     /// Refuses at once what would otherwise time out: an unreachable node cannot take over.
@@ -284,10 +298,16 @@ impl<'a> Lead<'a> {
     }
 }
 
-fn shown(replica: &Replica, token: &Token) -> Result<Value, ErrorBody> {
+fn shown(replica: &Replica, token: &Token) -> Result<TokenTextView, ErrorBody> {
     let none = || ErrorBody::new(ErrorCode::Internal, "this node does not know the cluster's root");
     let root = &replica.tables.cluster.as_ref().ok_or_else(none)?.root_cert_pem;
     let full = muster_pki::JoinToken::new(root, token.secret.clone());
     let full = full.map_err(|e| ErrorBody::new(ErrorCode::Internal, e.to_string()))?;
-    Ok(core::token_with_text(token, &full.to_text()))
+    Ok(TokenTextView {
+        id: token.id.clone(),
+        role: token.role,
+        token: full.to_text(),
+        expires_at: token.expires_at,
+        uses_left: token.uses_left,
+    })
 }

@@ -9,8 +9,9 @@ use muster_kernel::AskError;
 use muster_messages::protocol::{ElectionsMsg, Renewal};
 use muster_messages::wire::{LeaseRef, LeaseRequest};
 use muster_messages::{
-    Change, ClientWrite, Command, ErrorBody, ErrorCode, FencingToken, Guard, GuardScope, Lease, LeaseSpec, LeaseView,
-    MicroTime, Object, ObjectBody, ObjectKey, ObjectMeta, Principal, Replica, Revision, SessionId, Tables, Uid,
+    Change, ClientWrite, Command, ErrorBody, ErrorCode, FencingToken, Guard, GuardScope, GuardView, Lease,
+    LeaseDeletedView, LeaseSpec, LeaseView, ListView, MicroTime, Object, ObjectBody, ObjectKey, ObjectMeta, Principal,
+    Replica, Revision, SessionId, Tables, Uid,
 };
 use serde_json::{Value, json};
 
@@ -90,7 +91,7 @@ impl Service {
             }
             LeaseRequest::Guards => {
                 let replica = self.replica(manager, asked.left()).await?;
-                Ok(guards(&replica.tables, &asked.caller).to_string())
+                to_text(&guards(&replica.tables, &asked.caller))
             }
             LeaseRequest::SetGuard { scope, mode } => {
                 check_guard_scope(scope)?;
@@ -123,7 +124,7 @@ impl Service {
                     ErrorCode::NotFound => no_such(lease),
                     _ => error,
                 })?;
-                Ok(deleted(lease).to_string())
+                to_text(&deleted(lease))
             }
             LeaseRequest::DeleteHeld { lease } => self.delete_held(manager, asked, lease).await,
             LeaseRequest::Update { lease, revision, holder, duration_ms } => {
@@ -178,7 +179,7 @@ impl Service {
         let command = command.change(Change::DeleteObject { key: key.clone(), force: true });
         let Some((revision, was)) = held_by_session(&replica.tables, &key) else {
             self.propose(manager, asked, command).await?;
-            return Ok(deleted(lease).to_string());
+            return to_text(&deleted(lease));
         };
         let holder = format!("{} (deleted)", was.spec.held_by().unwrap_or_default());
         let duration_ms = was.spec.duration_ms.unwrap_or(MAX_LEASE_MS);
@@ -187,10 +188,8 @@ impl Service {
         let guard = Guard::ObjectRevision { key, revision };
         let command = command.guard(guard).change(Change::CreateObject(Box::new(barrier)));
         self.propose(manager, asked, command).await?;
-        let mut answer = deleted(lease);
-        answer["held_by"] = holder.into();
-        answer["available_in_ms"] = duration_ms.into();
-        Ok(answer.to_string())
+        let (held_by, available_in_ms) = (Some(holder), Some(duration_ms));
+        to_text(&LeaseDeletedView { held_by, available_in_ms, ..deleted(lease) })
     }
 
     /// A lease as in this replica, with the remaining time by the leader's clock.
@@ -222,9 +221,8 @@ impl Service {
         };
         let objects: Vec<&Arc<Object>> = replica.tables.objects.values().filter(readable).collect();
         let left = self.remaining(manager, asked, objects.iter().map(|object| object.key()).collect()).await;
-        let items: Vec<LeaseView> =
-            objects.iter().filter_map(|object| LeaseView::of(object, left.get(&object.key()).copied())).collect();
-        Ok(json!({"revision": replica.tables.revision, "items": items}).to_string())
+        let items = objects.iter().filter_map(|object| LeaseView::of(object, left.get(&object.key()).copied()));
+        to_text(&ListView::at(replica.tables.revision, items))
     }
 
     /// The remaining time by the leader's clock. None while `elections` starts; a lease can be shown without it.
@@ -345,8 +343,9 @@ fn held_by_session<'a>(tables: &'a Tables, key: &ObjectKey) -> Option<(Revision,
     Some((object.meta.revision, lease))
 }
 
-fn deleted(lease: &LeaseRef) -> Value {
-    json!({"namespace": lease.namespace, "name": lease.name, "deleted": true})
+fn deleted(lease: &LeaseRef) -> LeaseDeletedView {
+    let LeaseRef { namespace, name } = lease.clone();
+    LeaseDeletedView { namespace, name, deleted: true, held_by: None, available_in_ms: None }
 }
 
 fn new_lease(asked: &Asked, lease: &LeaseRef, holder: Option<String>, duration_ms: Option<u64>) -> Object {
@@ -380,11 +379,12 @@ fn renewal(lease: &LeaseRef, outcome: Renewal) -> Value {
 }
 
 /// The guards of the namespaces that the caller may access.
-fn guards(tables: &Tables, caller: &Principal) -> Value {
+fn guards(tables: &Tables, caller: &Principal) -> ListView<GuardView> {
     let own = |(scope, _): &(&GuardScope, _)| may_access(tables, caller, &scope.namespace).is_ok();
-    let item =
-        |(scope, mode): (&GuardScope, _)| json!({"namespace": scope.namespace, "lease": scope.lease, "mode": mode});
-    json!({"items": tables.guards.iter().filter(own).map(item).collect::<Vec<_>>()})
+    ListView::of(tables.guards.iter().filter(own).map(|(scope, mode)| {
+        let GuardScope { namespace, lease } = scope.clone();
+        GuardView { namespace, lease, mode: *mode }
+    }))
 }
 
 fn check_guard_scope(scope: &GuardScope) -> Result<(), ErrorBody> {
@@ -452,8 +452,7 @@ mod tests {
         };
         tables.users.insert(name.clone(), user);
         let found = |caller: Principal| {
-            let items = guards(&tables, &caller)["items"].as_array().cloned().unwrap();
-            items.into_iter().map(|item| item["namespace"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+            guards(&tables, &caller).items.into_iter().map(|guard| guard.namespace).collect::<Vec<_>>()
         };
         assert_eq!(found(Principal::User(name)), ["own", "own"]);
         assert_eq!(found(Principal::Operator).len(), 3);

@@ -6,8 +6,10 @@ use std::time::Duration;
 
 use muster_messages::protocol::{RaftMemberMsg, ReadError};
 use muster_messages::wire::{ListOf, Request};
-use muster_messages::{ErrorBody, ErrorCode, ErrorMark, NodeDoubts, Replica, RoleView, SelfView, millis};
-use serde_json::{Value, json};
+use muster_messages::{
+    CaView, ErrorBody, ErrorCode, ErrorMark, ListView, NodeDoubts, Replica, RoleView, SelfView, UserView, millis,
+};
+use serde_json::Value;
 
 use crate::core::{self, Source, resolve};
 use crate::ports::ManagerPorts;
@@ -52,14 +54,13 @@ impl Service {
             doubts: &doubts,
             stale: None,
         };
-        let answer = match &asked.request {
-            Request::Page { of, page, .. } => return core::list_page(&source, *of, page),
-            Request::CertList => source.certificates(),
-            Request::CaShow => ca(&replica)?,
-            Request::UserList => users(&replica),
-            other => return Err(ErrorBody::new(ErrorCode::Internal, format!("not a read: {other:?}"))),
-        };
-        Ok(answer.to_string())
+        match &asked.request {
+            Request::Page { of, page, .. } => core::list_page(&source, *of, page),
+            Request::CertList => to_text(&source.certificates()),
+            Request::CaShow => to_text(&ca(&replica)?),
+            Request::UserList => to_text(&ListView::of(replica.tables.users.values().map(UserView::from))),
+            other => Err(ErrorBody::new(ErrorCode::Internal, format!("not a read: {other:?}"))),
+        }
     }
 
     /// Reads that the local replica may answer without quorum. The conditions of nodes are known only to the leader, so
@@ -146,7 +147,7 @@ impl Service {
             Request::Page { of, page, .. } => core::list_page(&source, *of, page),
             Request::NodeList { .. } => to_text(&source.node_list()),
             Request::NodeInspect { node, .. } => to_text(&source.node(resolve(&replica.tables, node)?)),
-            Request::BlocklistList { .. } => Ok(source.blocklist().to_string()),
+            Request::BlocklistList { .. } => to_text(&source.blocklist()),
             Request::RaftStatus { .. } => to_text(&source.raft_status()),
             other => Err(ErrorBody::new(ErrorCode::Internal, format!("not a read: {other:?}"))),
         }
@@ -198,7 +199,7 @@ impl Service {
             Ok(Ok(replica)) => replica.clone(),
             _ => replica,
         };
-        Ok(core::events_page(&replica.tables, since, MAX_EVENTS_PAGE_BYTES).to_string())
+        to_text(&core::events_page(&replica.tables, since, MAX_EVENTS_PAGE_BYTES))
     }
 }
 
@@ -234,7 +235,7 @@ pub(crate) fn to_json<T: serde::Serialize>(view: &T) -> Result<Value, ErrorBody>
     serde_json::to_value(view).map_err(|e| ErrorBody::new(ErrorCode::Internal, e.to_string()))
 }
 
-fn ca(replica: &Replica) -> Result<Value, ErrorBody> {
+fn ca(replica: &Replica) -> Result<CaView, ErrorBody> {
     let cluster = replica.tables.cluster.as_ref();
     let cluster = cluster.ok_or_else(|| {
         ErrorBody::new(ErrorCode::NoQuorum, "the cluster's first entry has not been applied on this node yet")
@@ -242,12 +243,7 @@ fn ca(replica: &Replica) -> Result<Value, ErrorBody> {
     let bad = |why: String| ErrorBody::new(ErrorCode::Internal, format!("unreadable root certificate: {why}"));
     let digest = muster_pki::digest(&cluster.root_cert_pem).map_err(|e| bad(e.to_string()))?;
     let not_after = muster_pki::not_after_of_pem(&cluster.root_cert_pem).map_err(|e| bad(e.to_string()))?;
-    Ok(json!({"digest": digest, "not_after": not_after, "pem": cluster.root_cert_pem}))
-}
-
-fn users(replica: &Replica) -> Value {
-    let items: Vec<Value> = replica.tables.users.values().map(core::user).collect();
-    json!({"items": items})
+    Ok(CaView { digest, not_after, pem: cluster.root_cert_pem.clone() })
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use muster_audit::Origin;
 use muster_messages::wire::{ApiCall, LeaseRequest, ReconcilerRequest, Refusal, Request};
-use muster_messages::{ErrorBody, ErrorCode, NodeId, Principal, RefusalReason, RequestId, millis};
+use muster_messages::{AdmissionOpenedView, ErrorBody, ErrorCode, NodeId, Principal, RefusalReason, RequestId, millis};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
@@ -14,6 +14,7 @@ use crate::core::{Kind, authorize, kind_of};
 use crate::kube::refused_tokens::RefusedTokens;
 use crate::log_quota::LogQuota;
 use crate::ports::{ApiPorts, ManagerPorts};
+use crate::reads::to_text;
 use crate::relay::Relay;
 use crate::shares::{Share, Shares};
 
@@ -270,7 +271,7 @@ impl Service {
         let opened = tokio::task::spawn_blocking(move || open()).await;
         let opened = opened.unwrap_or_else(|_| Err("the daemon is shutting down".to_owned()));
         let failed = |why| ErrorBody::new(ErrorCode::Internal, format!("the cluster stays closed: {why}"));
-        opened.map(|changed| serde_json::json!({"changed": changed}).to_string()).map_err(failed)
+        to_text(&AdmissionOpenedView { changed: opened.map_err(failed)? })
     }
 
     /// A worker forwards its own node's requests to a manager. It vouches for no other caller.

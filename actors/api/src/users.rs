@@ -1,10 +1,9 @@
 //! Certificates of users: created and renewed by the authority, returned with what a client needs to use them.
 
 use muster_messages::protocol::{CertAuthorityMsg, UserRights};
-use muster_messages::{ErrorBody, Name, Principal};
-use serde_json::{Value, json};
+use muster_messages::{ErrorBody, Name, Principal, UserCertificateView, UserView};
 
-use crate::core::{self, check_lifetime};
+use crate::core::check_lifetime;
 use crate::ports::ManagerPorts;
 use crate::service::{Asked, Service};
 
@@ -18,7 +17,7 @@ impl Service {
         rights: UserRights,
         lifetime_ms: Option<u64>,
         csr_pem: &str,
-    ) -> Result<Value, ErrorBody> {
+    ) -> Result<UserCertificateView, ErrorBody> {
         check_lifetime(lifetime_ms)?;
         let (name, csr_pem) = (name.clone(), csr_pem.to_owned());
         let (by, request) = (asked.caller.clone(), asked.request_id);
@@ -27,13 +26,19 @@ impl Service {
         let signed = self.ask(asked, &manager.leader.authority, make).await?;
         // The signed certificate is applied here, but may have changed again since.
         let replica = manager.replica.borrow().clone();
-        let mut view = replica.tables.users.get(&name).map_or_else(|| json!({"name": name}), core::user);
-        view["cert_pem"] = json!(signed.cert_pem);
-        view["root_pem"] = json!(signed.root_pem);
-        view["serial"] = json!(signed.serial);
-        view["not_after"] = json!(signed.not_after);
-        view["managers"] = json!(replica.tables.members.values().map(|m| &m.addr).collect::<Vec<_>>());
-        Ok(view)
+        let user = replica.tables.users.get(&name).map(UserView::from);
+        Ok(UserCertificateView {
+            name,
+            admin: user.as_ref().map(|user| user.admin),
+            read_only: user.as_ref().map(|user| user.read_only),
+            created_at: user.as_ref().map(|user| user.created_at),
+            namespaces: user.map(|user| user.namespaces),
+            serial: signed.serial,
+            not_after: signed.not_after,
+            cert_pem: signed.cert_pem,
+            root_pem: signed.root_pem,
+            managers: replica.tables.members.values().map(|member| member.addr.clone()).collect(),
+        })
     }
 }
 

@@ -9,16 +9,15 @@ use muster_kernel::{AskError, Clock};
 use muster_messages::protocol::{MeshMsg, ProposeError, RaftMemberMsg};
 use muster_messages::wire::{PeerCall, Request, encode, encode_stored};
 use muster_messages::{
-    Command, CommandRefusal, ErrorBody, ErrorCode, ErrorMark, Guard, IDENTITY_LEVEL, NodeId, Replica, RequestId,
-    Revision, Tables, in_short, request_digest,
+    Command, CommandRefusal, ErrorBody, ErrorCode, ErrorMark, Guard, IDENTITY_LEVEL, LeaderView, NodeId, Replica,
+    RequestId, Revision, Tables, in_short, request_digest,
 };
-use serde_json::json;
 
 use crate::core::{Kind, kind_of, resolve};
 use crate::lead::Lead;
 use crate::leader::{Leader, LeaderSearch};
 use crate::ports::ManagerPorts;
-use crate::reads::{is_unavailable, not_leading};
+use crate::reads::{is_unavailable, not_leading, to_text};
 use crate::service::{Asked, Service, missing_managers};
 
 /// How a proposal ended.
@@ -78,7 +77,7 @@ impl Service {
             });
             asked_first = asked_first.or(leader_node);
             if let Some(done) = transferred(manager, asked, asked_first, leader_node) {
-                return Ok(done);
+                return to_text(&done);
             }
             let answer = match leader {
                 Some(Leader::Here) => Some(Lead::new(self, manager, asked).answer().await),
@@ -265,14 +264,19 @@ fn check_supported_by_all(tables: &Tables, request: &Request) -> Result<(), Erro
 
 /// A transfer is the one request that ends the leadership of the leader it was sent to, and asking the next leader
 /// again would end that one's. Once another manager leads, as requested, the transfer is done.
-fn transferred(manager: &ManagerPorts, asked: &Asked, before: Option<NodeId>, now: Option<NodeId>) -> Option<String> {
+fn transferred(
+    manager: &ManagerPorts,
+    asked: &Asked,
+    before: Option<NodeId>,
+    now: Option<NodeId>,
+) -> Option<LeaderView> {
     let Request::TransferLeader { to } = &asked.request else { return None };
     let now = now.filter(|now| before.is_some_and(|before| before != *now))?;
     let as_requested = match to {
         Some(to) => resolve(&manager.replica.borrow().tables, to).is_ok_and(|node| node.id == now),
         None => true,
     };
-    as_requested.then(|| json!({"leader": now}).to_string())
+    as_requested.then_some(LeaderView { leader: Some(now) })
 }
 
 fn lost_leadership(error: &ErrorBody) -> bool {

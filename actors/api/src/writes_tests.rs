@@ -157,21 +157,21 @@ fn events_come_in_pages_that_a_frame_holds() {
     let (mut whole, mut since, mut pages) = (None, Revision(0), 0);
     loop {
         let page = core::events_page(&tables, since, 512 * 1024);
-        assert!(page.to_string().len() < 600 * 1024, "a page of {} bytes", page.to_string().len());
-        let (document, next) = core::events_joined(whole.take(), page);
+        let bytes = serde_json::to_string(&page).unwrap().len();
+        assert!(bytes < 600 * 1024, "a page of {bytes} bytes");
+        let (document, next) = EventsView::joined(whole.take(), page);
         pages += 1;
         whole = Some(document);
         let Some(next) = next else { break };
-        assert!(since < Revision(next));
-        since = Revision(next);
+        assert!(since < next);
+        since = next;
     }
     let whole = whole.unwrap();
-    let revisions: Vec<u64> =
-        whole["items"].as_array().unwrap().iter().map(|e| e["revision"].as_u64().unwrap()).collect();
+    let revisions: Vec<Revision> = whole.items.iter().map(|event| event.revision).collect();
     assert!(
         pages > 3 && revisions.is_sorted() && revisions.len() == 6_000,
         "{pages} pages, {} events",
         revisions.len()
     );
-    assert_eq!((&whole["revision"], whole.get("more")), (&json!(5_000), None));
+    assert_eq!((whole.revision, whole.more), (Revision(5_000), false));
 }

@@ -40,20 +40,6 @@ impl Principal {
             other => other.clone(),
         }
     }
-    /// `{"kind","id"}`, as events show it.
-    pub fn to_json(&self) -> serde_json::Value {
-        let (kind, id) = match self {
-            Principal::Node(id) => ("node", Some(id.to_string())),
-            Principal::User(name) => ("user", Some(name.to_string())),
-            Principal::Admin(name) => ("admin", Some(name.to_string())),
-            Principal::Operator => ("operator", None),
-            Principal::Anonymous => ("anonymous", None),
-            Principal::Cluster => ("cluster", None),
-            Principal::Bearer { user, .. } => ("user", Some(user.to_string())),
-            Principal::Reader(name) => ("reader", Some(name.to_string())),
-        };
-        serde_json::json!({"kind": kind, "id": id})
-    }
 }
 impl fmt::Display for Principal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

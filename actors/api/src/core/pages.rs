@@ -7,11 +7,13 @@
 use std::ops::Bound;
 
 use muster_messages::wire::{ListOf, Page};
-use muster_messages::{Blocked, ErrorBody, Name, NodeId, NodeRecord, User};
+use muster_messages::{
+    BlockedView, ErrorBody, ListView, Name, NodeCertificateView, NodeId, NodeRecord, TokenView, UserView,
+};
 use serde::Serialize;
-use serde_json::{Value, json};
+use serde_json::Value;
 
-use super::views::{Source, token_listed};
+use super::views::Source;
 
 /// Bytes of items after which a page ends: a quarter of a frame, so that it does not delay the answers behind it.
 const MAX_PAGE_BYTES: usize = 256 * 1024;
@@ -19,7 +21,6 @@ const MAX_PAGE_BYTES: usize = 256 * 1024;
 /// A page as text: what surrounds the list, and as many of its items as are requested and fit.
 pub fn list_page(source: &Source<'_>, of: ListOf, page: &Page) -> Result<String, ErrorBody> {
     let tables = &source.replica.tables;
-    let staleness = json!({"stale": source.stale.is_some(), "as_of": source.stale});
     let after = page.after.as_deref();
     let mut items = Items::new(page.limit);
     match of {
@@ -34,31 +35,27 @@ pub fn list_page(source: &Source<'_>, of: ListOf, page: &Page) -> Result<String,
                     break;
                 }
             }
-            let mut head = json!({"revision": tables.revision, "stale": source.stale.is_some()});
-            if let Some(as_of) = source.stale {
-                head["as_of"] = json!(as_of);
-            }
-            Ok(items.document(&head))
+            items.document(&source.node_list_of(Vec::new()))
         }
         ListOf::Blocklist => {
             let after = key::<NodeId>(after)?;
-            items.add_all(tables.blocklist.range(after).map(|(id, b)| (id, blocked(b))))?;
-            Ok(items.document(&staleness))
+            items.add_all(tables.blocklist.range(after).map(|(id, b)| (id, BlockedView::from(b))))?;
+            items.document(&source.blocklist_of(Vec::new()))
         }
         ListOf::Certificates => {
             let after = key::<NodeId>(after)?;
-            items.add_all(tables.nodes.range(after).map(|(id, n)| (id, certificate(n))))?;
-            Ok(items.document(&json!({})))
+            items.add_all(tables.nodes.range(after).map(|(id, n)| (id, NodeCertificateView::from(&**n))))?;
+            items.document(&ListView::<NodeCertificateView>::of([]))
         }
         ListOf::Tokens => {
             let after = key::<String>(after)?;
-            items.add_all(tables.tokens.range(after).map(|(id, t)| (id, token_listed(t))))?;
-            Ok(items.document(&json!({})))
+            items.add_all(tables.tokens.range(after).map(|(id, t)| (id, TokenView::from(t))))?;
+            items.document(&ListView::<TokenView>::of([]))
         }
         ListOf::Users => {
             let after = key::<Name>(after)?;
-            items.add_all(tables.users.range(after).map(|(name, u)| (name, user(u))))?;
-            Ok(items.document(&json!({})))
+            items.add_all(tables.users.range(after).map(|(name, u)| (name, UserView::from(u))))?;
+            items.document(&ListView::<UserView>::of([]))
         }
     }
 }
@@ -106,7 +103,7 @@ impl Items {
         Ok(true)
     }
 
-    fn add_all<K: ToString>(&mut self, rows: impl Iterator<Item = (K, Value)>) -> Result<(), ErrorBody> {
+    fn add_all<K: ToString>(&mut self, rows: impl Iterator<Item = (K, impl Serialize)>) -> Result<(), ErrorBody> {
         for (key, item) in rows {
             if !self.add(&item, || key.to_string())? {
                 break;
@@ -115,43 +112,19 @@ impl Items {
         Ok(())
     }
 
-    /// `head` is an object.
-    fn document(self, head: &Value) -> String {
-        let mut text = head.to_string();
-        text.pop();
-        if text.len() > 1 {
-            text.push(',');
-        }
-        text += "\"items\":[";
+    /// `empty` is a list without items, which are its last field.
+    fn document(self, empty: &impl Serialize) -> Result<String, ErrorBody> {
+        let mut text = crate::reads::to_text(empty)?;
+        debug_assert!(text.ends_with("\"items\":[]}"), "{text}");
+        text.truncate(text.len().saturating_sub("]}".len()));
         text += &self.text;
         text.push(']');
         if self.more {
             text += &format!(",\"continue\":{}", Value::from(self.last));
         }
         text.push('}');
-        text
+        Ok(text)
     }
-}
-
-/// An item of `muster blocklist ls`.
-pub fn blocked(b: &Blocked) -> Value {
-    json!({"node_id": b.node, "blocked_at": b.blocked_at, "expires_at": b.expires_at})
-}
-
-/// An item of `muster cert ls`.
-pub fn certificate(n: &NodeRecord) -> Value {
-    let c = n.certificate.as_ref();
-    json!({
-        "node": n.id, "name": n.name, "role": c.map(|c| c.role), "state": n.certificate_state(),
-        "serial": c.map(|c| &c.serial), "granted": c.and_then(|c| c.granted), "not_after": c.map(|c| c.not_after),
-    })
-}
-
-/// An item of `muster user ls`.
-pub fn user(u: &User) -> Value {
-    let (admin, read_only) = (u.kind.is_operator(), u.kind.is_read_only());
-    json!({"name": u.name, "admin": admin, "read_only": read_only, "namespaces": u.namespaces, "serial": u.serial,
-           "created_at": u.created_at, "not_after": u.not_after})
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use muster_messages::wire::MAX_FRAME;
-use muster_messages::{NodeDoubts, Principal, Replica, ReportedNode, Role, RoleView, WallTime};
+use muster_messages::{Blocked, NodeDoubts, Principal, Replica, ReportedNode, Role, RoleView, WallTime};
 
 use super::*;
 
@@ -69,7 +69,8 @@ fn concurrent_changes_hide_no_item_that_stays_in_a_list() {
     let mut replica = replica(100, 0);
     let first = of(&replica, ListOf::Nodes, &Page { limit: 40, after: None }).unwrap();
     let listed: BTreeSet<String> = first["items"].as_array().unwrap().iter().map(|n| n["id"].to_string()).collect();
-    let gone: Vec<NodeId> = (0..100).map(node).filter(|id| listed.contains(&json!(id).to_string())).take(30).collect();
+    let gone: Vec<NodeId> =
+        (0..100).map(node).filter(|id| listed.contains(&Value::from(id.as_str()).to_string())).take(30).collect();
     for id in gone {
         replica.tables.nodes.remove(&id);
     }
@@ -87,8 +88,8 @@ fn page_matches_the_list_and_invented_continue_is_refused() {
         Source { replica: &replica, roles: &roles, this: node(0), peers: &peers, doubts: &doubts, stale: None };
     let whole: BTreeMap<&str, Value> = [
         ("nodes", serde_json::to_value(source.node_list()).unwrap()),
-        ("blocklist", source.blocklist()),
-        ("certificates", source.certificates()),
+        ("blocklist", serde_json::to_value(source.blocklist()).unwrap()),
+        ("certificates", serde_json::to_value(source.certificates()).unwrap()),
     ]
     .into();
     for (name, list) in

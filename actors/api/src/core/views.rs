@@ -5,16 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster_messages::{
-    CertificateView, ClusterView, Condition, DuplicateView, Duplicated, Event, Liveness, MAX_DUPLICATES,
-    MAX_NODE_LABEL_BYTES, MAX_NODE_LABELS, Membership, Name, NodeCounts, NodeDoubts, NodeId, NodeListView,
-    NodeManagerView, NodeRecord, NodeView, PeerProblemKind, PeerProgress, QuorumView, RaftMemberView, RaftRole,
-    RaftStatusView, RaftView, Replica, Revision, Role, RoleView, SelfView, StatusView, Tables, Token, WaitReason,
-    WallTime,
+    BlockedListView, BlockedView, CertificateView, ClusterView, Condition, DuplicateView, Duplicated, Event, EventView,
+    EventsView, ListView, Liveness, MAX_DUPLICATES, MAX_NODE_LABEL_BYTES, MAX_NODE_LABELS, Membership, Name,
+    NodeCertificateView, NodeCounts, NodeDoubts, NodeId, NodeListView, NodeManagerView, NodeRecord, NodeView,
+    PeerProblemKind, PeerProgress, QuorumView, RaftMemberView, RaftRole, RaftStatusView, RaftView, Replica, Revision,
+    Role, RoleView, SelfView, StatusView, Tables, WaitReason, WallTime,
 };
 use muster_store::MAX_EVENTS;
-use serde_json::{Value, json};
-
-use super::pages::{blocked, certificate};
 
 /// A peer that acknowledged within this time counts as reachable: two and a half election timeouts, so that a busy
 /// machine is not shown as lost.
@@ -153,6 +150,11 @@ impl Source<'_> {
     pub fn node_list(&self) -> NodeListView {
         let mut items: Vec<NodeView> = self.tables().nodes.values().map(|n| self.node(n)).collect();
         items.sort_by(|a, b| (a.name.as_str(), a.id).cmp(&(b.name.as_str(), b.id)));
+        self.node_list_of(items)
+    }
+
+    /// A list of these nodes.
+    pub fn node_list_of(&self, items: Vec<NodeView>) -> NodeListView {
         NodeListView { revision: self.tables().revision, stale: self.stale.is_some(), as_of: self.stale, items }
     }
 
@@ -238,15 +240,18 @@ impl Source<'_> {
     }
 
     /// `muster blocklist ls`.
-    pub fn blocklist(&self) -> Value {
-        let items: Vec<Value> = self.tables().blocklist.values().map(blocked).collect();
-        json!({"stale": self.stale.is_some(), "as_of": self.stale, "items": items})
+    pub fn blocklist(&self) -> BlockedListView {
+        self.blocklist_of(self.tables().blocklist.values().map(BlockedView::from).collect())
+    }
+
+    /// A list of these blocks.
+    pub fn blocklist_of(&self, items: Vec<BlockedView>) -> BlockedListView {
+        BlockedListView { stale: self.stale.is_some(), as_of: self.stale, items }
     }
 
     /// `muster cert ls`.
-    pub fn certificates(&self) -> Value {
-        let items: Vec<Value> = self.tables().nodes.values().map(|n| certificate(n)).collect();
-        json!({"items": items})
+    pub fn certificates(&self) -> ListView<NodeCertificateView> {
+        ListView::of(self.tables().nodes.values().map(|node| NodeCertificateView::from(&**node)))
     }
 }
 
@@ -280,64 +285,30 @@ fn size(labels: &BTreeMap<String, String>) -> usize {
     labels.iter().map(|(key, value)| key.len() + value.len()).sum()
 }
 
-/// One event, as `muster events` prints it.
-pub fn event(event: &Event) -> Value {
-    json!({
-        "revision": event.revision, "at": event.at, "kind": event.kind, "node": event.node, "by": event.by.to_json(),
-        "reason": event.reason, "before": event.before, "after": event.after,
-    })
-}
-
-/// Events after `since`, oldest first, as many as fit in `bytes`. `revision`: where the next page begins; `more`: later
-/// events exist already. `incomplete_before`: events of some kinds before that revision are no longer kept.
-pub fn events_page(tables: &Tables, since: Revision, bytes: usize) -> Value {
+/// Events after `since`, oldest first, as many as fit in `bytes`.
+pub fn events_page(tables: &Tables, since: Revision, bytes: usize) -> EventsView<EventView> {
     let mut newer: Vec<&Arc<Event>> = tables.events_after(since).collect();
     newer.reverse();
-    let (mut items, mut size, mut upto, mut more) = (Vec::new(), 0, tables.revision, false);
+    let (mut items, mut size, mut revision, mut more) = (Vec::new(), 0, tables.revision, false);
     let mut last = since;
     for of_one_revision in newer.chunk_by(|one, other| one.revision == other.revision) {
-        let shown: Vec<Value> = of_one_revision.iter().map(|e| event(e)).collect();
-        size += shown.iter().map(|item| item.to_string().len() + 1).sum::<usize>();
+        let shown: Vec<EventView> = of_one_revision.iter().map(|event| EventView::from(&***event)).collect();
+        size += shown.iter().map(size_of_event).sum::<usize>();
         if !items.is_empty() && size > bytes {
-            (upto, more) = (last, true);
+            (revision, more) = (last, true);
             break;
         }
         last = of_one_revision[0].revision;
         items.extend(shown);
     }
-    let mut page = json!({"items": items, "revision": upto});
-    if more {
-        page["more"] = true.into();
-    }
     let full =
         [&tables.routine_events, &tables.frequent_events].into_iter().filter(|history| history.len() >= MAX_EVENTS);
     let oldest = full.filter_map(|history| history.front()).map(|event| event.revision).max();
-    if let Some(oldest) = oldest.filter(|oldest| since.next() < *oldest) {
-        page["incomplete_before"] = json!(oldest);
-    }
-    page
+    let incomplete_before = oldest.filter(|oldest| since.next() < *oldest);
+    EventsView { items, revision, more, incomplete_before, rest: serde_json::Map::new() }
 }
 
-/// Appends a page to the pages before it, and returns where the next one begins, if there is one.
-pub fn events_joined(whole: Option<Value>, mut page: Value) -> (Value, Option<u64>) {
-    let next = page.as_object_mut().and_then(|page| page.remove("more")).and_then(|_| page["revision"].as_u64());
-    let Some(mut whole) = whole else { return (page, next) };
-    if let (Some(items), Some(more)) = (whole["items"].as_array_mut(), page["items"].as_array_mut()) {
-        items.append(more);
-    }
-    whole["revision"] = page["revision"].take();
-    (whole, next)
-}
-
-/// A token as `token ls` shows it: without its secret.
-pub fn token_listed(token: &Token) -> Value {
-    json!({
-        "id": token.id, "role": token.role, "default": token.default, "created_at": token.created_at,
-        "expires_at": token.expires_at, "uses_left": token.uses_left,
-    })
-}
-
-/// A token as `token create` and `token show` print it.
-pub fn token_with_text(token: &Token, text: &str) -> Value {
-    json!({"id": token.id, "role": token.role, "token": text, "expires_at": token.expires_at, "uses_left": token.uses_left})
+/// Bytes of an event in a page, with the comma after it.
+fn size_of_event(event: &EventView) -> usize {
+    serde_json::to_vec(event).map_or(0, |text| text.len() + 1)
 }

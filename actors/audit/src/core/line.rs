@@ -6,7 +6,7 @@
 //! Invariants  AUDIT-2  no secret, no token and no body is in a line: texts of callers are bounded, and anything in them that looks
 //!                      like a token or a key is removed.
 
-use muster_messages::{ErrorCode, NodeId, Principal, RequestId, Revision, WallTime, printable};
+use muster_messages::{ErrorCode, NodeId, Principal, PrincipalView, RequestId, Revision, WallTime, printable};
 use serde::Serialize;
 
 /// Characters of a name or an id in a line. The longest name of a Kubernetes object has 253.
@@ -122,15 +122,14 @@ struct Line {
 
 #[derive(Serialize)]
 struct By {
-    kind: serde_json::Value,
-    id: serde_json::Value,
+    #[serde(flatten)]
+    who: PrincipalView,
     serial: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     token: Option<String>,
 }
 
 pub fn line(entry: &Entry) -> String {
-    let mut by = entry.by.to_json();
     let token = match &entry.by {
         Principal::Bearer { token, .. } => Some(text(token, MAX_NAME)),
         _ => None,
@@ -145,7 +144,7 @@ pub fn line(entry: &Entry) -> String {
         at: entry.at,
         request: entry.request.map(|id| id.to_string()),
         node: entry.node,
-        by: By { kind: by["kind"].take(), id: by["id"].take(), serial: name(&entry.origin.serial), token },
+        by: By { who: PrincipalView::from(&entry.by), serial: name(&entry.origin.serial), token },
         via,
         forwarder: entry.origin.forwarder,
         verb: text(&entry.verb, MAX_NAME),

@@ -1,0 +1,127 @@
+//! The cluster in short, and its Raft group.
+
+use serde::{Deserialize, Serialize};
+
+use super::PendingView;
+use crate::model::{Membership, Name, NodeId, NodeProcess, RaftId, Revision, Role, Term, WallTime};
+
+/// `muster status`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StatusView {
+    pub cluster: ClusterView,
+    pub stale: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub as_of: Option<WallTime>,
+    #[serde(rename = "self")]
+    pub this: SelfView,
+    pub raft: RaftView,
+    pub quorum: QuorumView,
+    pub nodes: NodeCounts,
+    pub pending: Vec<PendingView>,
+    /// Nodes whose identity two processes use: at most [`MAX_DUPLICATES`] of them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub duplicates: Vec<DuplicateView>,
+}
+
+/// Duplicates that `status` names.
+pub const MAX_DUPLICATES: usize = 100;
+
+/// A node whose data directory runs twice.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DuplicateView {
+    pub node: NodeId,
+    pub name: Name,
+    pub since: WallTime,
+    pub processes: Vec<NodeProcess>,
+}
+
+/// The cluster, as its first entry and its feature level describe it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClusterView {
+    pub id: String,
+    pub name: String,
+    pub incarnation: u64,
+    pub feature_level: u32,
+}
+
+/// The node that answers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SelfView {
+    pub id: NodeId,
+    pub name: Name,
+    pub role: Role,
+    /// Why this node cannot serve, if so: `blocked`, `removed`, `raft_data_missing`, …
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trouble: Option<String>,
+}
+
+/// The Raft group in short.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RaftView {
+    pub term: Term,
+    pub leader: Option<NodeId>,
+    pub commit: Revision,
+    pub applied: Revision,
+    pub voters: Vec<NodeId>,
+    pub learners: Vec<NodeId>,
+}
+
+/// How many voters a quorum needs, and how many are reachable.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QuorumView {
+    pub needed: usize,
+    pub reachable: usize,
+    /// Names of the voters that do not answer.
+    pub missing: Vec<Name>,
+}
+
+/// Numbers of nodes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeCounts {
+    pub total: usize,
+    pub managers: usize,
+    pub workers: usize,
+    pub ready: usize,
+    pub down: usize,
+}
+
+/// `muster raft status`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RaftStatusView {
+    pub term: Term,
+    pub leader: Option<NodeId>,
+    pub commit: Revision,
+    pub applied: Revision,
+    pub stale: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub as_of: Option<WallTime>,
+    pub members: Vec<RaftMemberView>,
+    pub removed_raft_ids: Vec<RaftId>,
+}
+
+/// One member of the Raft configuration.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RaftMemberView {
+    pub node: NodeId,
+    pub raft_id: RaftId,
+    pub addr: String,
+    pub role: Membership,
+    /// The index of the last entry that it has, as far as the answering node knows.
+    #[serde(rename = "match")]
+    pub matched: u64,
+    pub reachable: bool,
+}
+
+/// `muster raft transfer-leader`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LeaderView {
+    /// The leader afterwards, if one is known.
+    pub leader: Option<NodeId>,
+}
+
+/// `muster recovery open`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AdmissionOpenedView {
+    /// False: the cluster was open already.
+    pub changed: bool,
+}

@@ -1,0 +1,92 @@
+//! Events, as `muster events` prints them.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use super::word;
+use crate::model::{Event, NodeId, Principal, Revision, WallTime};
+
+/// The author of a change.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PrincipalView {
+    /// `node`, `user`, `admin`, `operator`, `anonymous`, `cluster`, `reader`, or a word of a newer release.
+    pub kind: String,
+    /// The node's id or the user's name, if the kind has one.
+    pub id: Option<String>,
+}
+
+impl From<&Principal> for PrincipalView {
+    fn from(principal: &Principal) -> Self {
+        let (kind, id) = match principal {
+            Principal::Node(id) => ("node", Some(id.to_string())),
+            Principal::User(name) => ("user", Some(name.to_string())),
+            Principal::Admin(name) => ("admin", Some(name.to_string())),
+            Principal::Operator => ("operator", None),
+            Principal::Anonymous => ("anonymous", None),
+            Principal::Cluster => ("cluster", None),
+            Principal::Bearer { user, .. } => ("user", Some(user.to_string())),
+            Principal::Reader(name) => ("reader", Some(name.to_string())),
+        };
+        Self { kind: kind.to_owned(), id }
+    }
+}
+
+/// One change.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EventView {
+    pub revision: Revision,
+    pub at: WallTime,
+    /// The word of an [`EventKind`](crate::EventKind), or one of a newer release.
+    pub kind: String,
+    /// The node that changed, if it was one.
+    pub node: Option<NodeId>,
+    pub by: PrincipalView,
+    pub reason: String,
+    /// What changed, before and after; `None` where there was nothing.
+    pub before: Option<String>,
+    pub after: Option<String>,
+}
+
+impl From<&Event> for EventView {
+    fn from(event: &Event) -> Self {
+        Self {
+            revision: event.revision,
+            at: event.at,
+            kind: word(event.kind),
+            node: event.node,
+            by: PrincipalView::from(&event.by),
+            reason: event.reason.clone(),
+            before: event.before.clone(),
+            after: event.after.clone(),
+        }
+    }
+}
+
+/// A page of events, or all of them. Programs that pass events on read them as [`Value`]: unknown fields are kept.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct EventsView<E> {
+    /// Oldest first.
+    pub items: Vec<E>,
+    /// Where the next page begins.
+    pub revision: Revision,
+    /// Whether later events exist already. Absent: no.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub more: bool,
+    /// Events of some kinds before this revision are no longer kept. Absent: all are listed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub incomplete_before: Option<Revision>,
+    /// Fields of newer releases.
+    #[serde(flatten)]
+    pub rest: Map<String, Value>,
+}
+
+impl<E> EventsView<E> {
+    /// Appends a page to the pages before it, and returns where the next one begins, if there is one.
+    pub fn joined(whole: Option<Self>, mut page: Self) -> (Self, Option<Revision>) {
+        let next = std::mem::take(&mut page.more).then_some(page.revision);
+        let Some(mut whole) = whole else { return (page, next) };
+        whole.items.append(&mut page.items);
+        whole.revision = page.revision;
+        (whole, next)
+    }
+}

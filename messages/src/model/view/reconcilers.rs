@@ -1,0 +1,327 @@
+//! Reconcilers, their gates, the members of their scopes, and the objects that they make.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::model::{
+    Blocker, FencingToken, GateEntry, GateState, GateTarget, Name, NodeId, ParticipantPhase, Release, Revision, Triple,
+    WallTime,
+};
+
+/// GATE: the content of a gate, now or earlier.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GateEntryView {
+    /// The number of the write.
+    pub epoch: u64,
+    pub state: GateState,
+    /// The applied release; while working the lower end of the way.
+    pub reconciled: Release,
+    /// The lowest release that may serve.
+    pub floor: Triple,
+    /// Only while working.
+    pub target: Option<GateTarget>,
+    pub digest: String,
+    /// Of the runner that wrote it; its predecessor's if an operator did.
+    pub term: FencingToken,
+    pub at: WallTime,
+    #[serde(default)]
+    pub why: String,
+}
+
+impl From<&GateEntry> for GateEntryView {
+    fn from(entry: &GateEntry) -> Self {
+        Self {
+            epoch: entry.epoch,
+            state: entry.state,
+            reconciled: entry.reconciled.clone(),
+            floor: entry.floor,
+            target: entry.target.clone(),
+            digest: entry.digest.clone(),
+            term: entry.term,
+            at: entry.at,
+            why: entry.why.clone(),
+        }
+    }
+}
+
+/// The gate in STATUS.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum GateStatusView {
+    Readable(GateEntryView),
+    /// Its format is newer than the answering daemon, or its content newer than the reader.
+    Unreadable {
+        epoch: u64,
+        /// `unreadable`.
+        state: String,
+    },
+}
+
+impl GateStatusView {
+    /// The gate of this epoch, which the answering daemon cannot read.
+    pub fn unreadable(epoch: u64) -> Self {
+        Self::Unreadable { epoch, state: "unreadable".to_owned() }
+    }
+    /// Its content; `None` if it is unreadable.
+    pub fn entry(&self) -> Option<&GateEntryView> {
+        match self {
+            Self::Readable(entry) => Some(entry),
+            Self::Unreadable { .. } => None,
+        }
+    }
+    /// The number of its last write.
+    pub fn epoch(&self) -> u64 {
+        match self {
+            Self::Readable(entry) => entry.epoch,
+            Self::Unreadable { epoch, .. } => *epoch,
+        }
+    }
+    /// The word for its state: `done`, `working`, `unreadable`.
+    pub fn state(&self) -> String {
+        match self {
+            Self::Readable(entry) => super::word(entry.state),
+            Self::Unreadable { state, .. } => state.clone(),
+        }
+    }
+}
+
+/// The runner of a reconciler.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RunnerStatusView {
+    /// The holder of the runner's lease.
+    pub member: Option<String>,
+    /// The name of its node. `None`: it has not reported yet, as for the release.
+    pub node: Option<Name>,
+    pub release: Option<Release>,
+    pub term: FencingToken,
+    /// When it acquired the lease.
+    pub since: Option<WallTime>,
+}
+
+/// Numbers of a scope's members by phase.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ParticipantCounts {
+    pub serving: usize,
+    pub announced: usize,
+    pub draining: usize,
+}
+
+/// A blocking member, with the name of the node whose id is the member's name: managers participate under their id.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BlockerView {
+    #[serde(flatten)]
+    pub blocker: Blocker,
+    pub name: Option<Name>,
+}
+
+/// A reconciler in short: an item of `muster reconciler list`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReconcilerView {
+    pub name: String,
+    pub scope: String,
+    /// `None`: nothing has been applied yet.
+    pub gate: Option<GateStatusView>,
+    /// `None`: no candidate holds the runner's lease.
+    pub runner: Option<RunnerStatusView>,
+    /// A word for scripts.
+    pub phase: String,
+    /// Why it is in this phase, for scripts. Empty: no reason is needed.
+    pub reason: String,
+    /// The same for people.
+    pub message: String,
+    /// Serving members that are incompatible with the next release.
+    #[serde(default)]
+    pub blockers_in_all: usize,
+    #[serde(default)]
+    pub participants: ParticipantCounts,
+    /// Live candidates for the runner.
+    #[serde(default)]
+    pub candidates: usize,
+    /// Attempts of the current runner.
+    #[serde(default)]
+    pub attempt: u32,
+    /// The current runner's failures since its last success.
+    #[serde(default)]
+    pub consecutive_failures: u32,
+    pub last_error: Option<String>,
+    pub next_retry_at: Option<WallTime>,
+    /// The current wave and the number of waves.
+    pub wave: Option<(u32, u32)>,
+}
+
+/// A definition of one release.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReleaseDefinitionView {
+    pub release: Release,
+    pub digest: String,
+    pub floor: Triple,
+    pub applied_at: WallTime,
+}
+
+/// STATUS: `muster reconciler status`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReconcilerStatusView {
+    #[serde(flatten)]
+    pub brief: ReconcilerView,
+    /// The first of the blocking members.
+    #[serde(default)]
+    pub blockers: Vec<BlockerView>,
+    /// The end of the command's output.
+    #[serde(default)]
+    pub output: String,
+    #[serde(default)]
+    pub definitions: Vec<ReleaseDefinitionView>,
+    /// Oldest first; the last is the present one.
+    #[serde(default)]
+    pub history: Vec<GateEntryView>,
+    /// The replicated state from which it was made.
+    pub revision: Revision,
+}
+
+/// `muster reconciler history`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GateHistoryView {
+    /// The reconciler.
+    pub name: String,
+    /// Oldest first; the last is the present one.
+    pub history: Vec<GateEntryView>,
+}
+
+/// One side of a planned write.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlannedSideView {
+    // In the order of the keys' names: plans are shown as a diff of this text.
+    pub body: Value,
+    /// Without the owner's label.
+    pub labels: BTreeMap<String, String>,
+}
+
+/// One write of a plan. A side is `None` if the object does not exist there, or if it is too large to be shown.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlannedObjectView {
+    /// `create`, `update`, `delete`, or `taken`.
+    pub op: String,
+    pub kind: String,
+    pub namespace: String,
+    pub name: String,
+    pub before: Option<PlannedSideView>,
+    pub after: Option<PlannedSideView>,
+}
+
+/// Why a release would not begin.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HoldView {
+    /// For scripts.
+    pub reason: String,
+    /// For people.
+    pub message: String,
+}
+
+/// The gate once a definition is applied.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlannedGateView {
+    pub state: GateState,
+    pub reconciled: Release,
+    pub floor: Triple,
+    pub digest: String,
+}
+
+/// `muster reconciler plan`: what a definition would do now.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlanView {
+    /// The reconciler.
+    pub name: String,
+    pub release: Release,
+    /// `first`, `reached`, `open`, `restrict`. `None`: it would not begin.
+    pub path: Option<String>,
+    /// Why it would not begin. `None`: it would.
+    pub hold: Option<HoldView>,
+    pub objects: Vec<PlannedObjectView>,
+    /// The command to run, if it is one.
+    pub command: Option<Vec<String>>,
+    pub blockers: Vec<BlockerView>,
+    pub gate: PlannedGateView,
+}
+
+/// A definition to which a request referred.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DefinitionView {
+    /// The reconciler.
+    pub name: String,
+    pub release: Release,
+    pub digest: String,
+}
+
+/// A definition that was submitted.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AppliedDefinitionView {
+    #[serde(flatten)]
+    pub definition: DefinitionView,
+    /// False: it existed already.
+    pub changed: bool,
+}
+
+/// `muster reconciler apply`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AppliedView {
+    pub definitions: Vec<AppliedDefinitionView>,
+}
+
+/// `muster reconciler force-floor`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ForcedFloorView {
+    /// The reconciler.
+    pub name: String,
+    pub floor: Triple,
+    /// Serving members below the floor: they are asked to stop.
+    pub excluded: Vec<String>,
+    /// False: it was only tried.
+    pub changed: bool,
+}
+
+/// MEMBER: one start of a member of a scope.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ParticipantView {
+    pub scope: String,
+    pub member: String,
+    /// Random per start, in hexadecimal; zero for an external member.
+    pub incarnation: String,
+    /// Whether an operator vouches for it instead of a lease.
+    pub external: bool,
+    /// Its node, if it runs on one.
+    pub node: Option<NodeId>,
+    pub release: Release,
+    /// The lowest release of each reconciler's outcome that it needs to serve.
+    pub needs: BTreeMap<String, Triple>,
+    pub phase: ParticipantPhase,
+    /// When the phase began.
+    pub since: WallTime,
+    /// The name of the node whose id is the member's name.
+    pub name: Option<Name>,
+}
+
+/// The metadata of an object.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ObjectMetadataView {
+    pub namespace: String,
+    pub name: String,
+    pub labels: BTreeMap<String, String>,
+    pub revision: Revision,
+    /// Of the runner that wrote it last. 0: another writer.
+    pub term: FencingToken,
+}
+
+/// OBJECT: an object of Muster's own store.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ObjectView {
+    /// `muster.dev/v1`.
+    pub api_version: String,
+    pub kind: String,
+    pub metadata: ObjectMetadataView,
+    /// Free-form.
+    pub body: Value,
+}
