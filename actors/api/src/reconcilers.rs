@@ -9,11 +9,12 @@ use futures_util::stream;
 use muster_gates::{Write, drift, sealed};
 use muster_messages::wire::ReconcilerRequest;
 use muster_messages::{
-    Action, Change, CommandRefusal, Definition, DefinitionKey, DesiredObject, ErrorBody, ErrorCode, FencingToken, Gate,
-    Guard, LEVEL_RECONCILER, Participant, ParticipantKey, ParticipantPhase, Principal, Progress, ReconcilerChange,
-    Reconcilers, Replica, RequestId, Revision, Tables, Triple, is_dns_label, runner_lease,
+    Action, AppliedDefinitionView, AppliedView, Change, CommandRefusal, Definition, DefinitionKey, DefinitionView,
+    DesiredObject, ErrorBody, ErrorCode, FencingToken, ForcedFloorView, Gate, Guard, LEVEL_RECONCILER, ListView,
+    Participant, ParticipantKey, ParticipantPhase, PlanView, Principal, Progress, ReconcilerChange, Reconcilers,
+    Replica, RequestId, Revision, Tables, Triple, is_dns_label, runner_lease,
 };
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::time::Instant;
 
 use crate::core::{on_behalf, reserved};
@@ -50,18 +51,16 @@ fn no_gate(all: &Reconcilers, name: &str) -> ErrorBody {
 }
 
 /// Every reader of a plan sees the program of its command. Operators also see its arguments and environment.
-fn hide_arguments(plan: &mut Value) {
-    if let Some(arguments) = plan["command"].as_array_mut()
-        && arguments.len() > 1
-    {
+fn hide_arguments(plan: &mut PlanView) {
+    if let Some(arguments) = plan.command.as_mut().filter(|arguments| arguments.len() > 1) {
         arguments.truncate(1);
-        arguments.push(json!("(arguments: shown to operators)"));
+        arguments.push("(arguments: shown to operators)".to_owned());
     }
 }
 
-fn named(definition: &Definition) -> Value {
+fn named(definition: &Definition) -> DefinitionView {
     let Definition { reconciler, release, digest, .. } = definition;
-    json!({"name": reconciler, "release": release, "digest": digest})
+    DefinitionView { name: reconciler.clone(), release: release.clone(), digest: digest.clone() }
 }
 
 impl Service {
@@ -95,39 +94,34 @@ impl Service {
             _ => self.replica(manager, asked.left()).await?,
         };
         let tables = &replica.tables;
-        let answer = match request {
-            R::List => muster_gates::statuses(tables),
-            R::Status { name, .. } => {
-                let mut status = muster_gates::status(tables, name).ok_or_else(|| no_such(name))?;
-                status["revision"] = json!(tables.revision);
-                status
-            }
+        match request {
+            R::List => to_text(&muster_gates::statuses(tables)),
+            R::Status { name, .. } => to_text(&muster_gates::status(tables, name).ok_or_else(|| no_such(name))?),
             R::Plan { name, release } => {
                 let mut plan = muster_gates::plan(tables, name, *release).ok_or_else(|| no_such(name))?;
                 if !asked.caller.is_operator() {
                     hide_arguments(&mut plan);
                 }
-                plan
+                to_text(&plan)
             }
             R::History { name } => {
-                muster_gates::history(tables, name).ok_or_else(|| no_gate(&tables.reconcilers, name))?
+                to_text(&muster_gates::history(tables, name).ok_or_else(|| no_gate(&tables.reconcilers, name))?)
             }
-            R::MemberList { scope } => muster_gates::members(tables, scope.as_deref()),
+            R::MemberList { scope } => to_text(&muster_gates::members(tables, scope.as_deref())),
             R::ObjectList { kind, namespace } => {
                 let wanted = |object: &&Arc<muster_messages::ManagedObject>| {
                     kind.as_ref().is_none_or(|kind| object.key.kind == *kind)
                         && namespace.as_ref().is_none_or(|namespace| object.key.namespace == *namespace)
                 };
-                let items: Vec<Value> =
-                    tables.reconcilers.objects.values().filter(wanted).map(|o| muster_gates::object(o)).collect();
-                json!({"revision": tables.revision, "items": items})
+                let items = tables.reconcilers.objects.values().filter(wanted).map(|o| muster_gates::object(o));
+                to_text(&ListView::at(tables.revision, items))
             }
             R::ObjectGet { key } => match tables.reconcilers.objects.get(key) {
-                Some(object) => muster_gates::object(object),
-                None => return Err(ErrorBody::new(ErrorCode::NotFound, format!("no such object: {key}"))),
+                Some(object) => to_text(&muster_gates::object(object)),
+                None => Err(ErrorBody::new(ErrorCode::NotFound, format!("no such object: {key}"))),
             },
-            R::Admission { key, .. } => return to_text(&muster_gates::admission(tables, key)),
-            R::Definitions { release, .. } => return to_text(&muster_gates::definitions(tables, *release)),
+            R::Admission { key, .. } => to_text(&muster_gates::admission(tables, key)),
+            R::Definitions { release, .. } => to_text(&muster_gates::definitions(tables, *release)),
             R::View { name, release, .. } => {
                 let mut view = muster_gates::runner_view(tables, name, *release);
                 if !on_behalf::is_runner(tables, &asked.caller, name)
@@ -135,11 +129,10 @@ impl Service {
                 {
                     *command = command.redacted();
                 }
-                return to_text(&view);
+                to_text(&view)
             }
-            other => return Err(ErrorBody::new(ErrorCode::Internal, format!("not a read: {other:?}"))),
-        };
-        Ok(answer.to_string())
+            other => Err(ErrorBody::new(ErrorCode::Internal, format!("not a read: {other:?}"))),
+        }
     }
 
     /// A confirmed replica in which something has changed, or the newest one at the end of the wait.
@@ -193,13 +186,13 @@ impl Service {
                 let referenced_definition = self.referenced_definition(manager, asked, name, *release).await?;
                 let (reconciler, digest) = (name_of(name), referenced_definition.digest.clone());
                 self.change(manager, asked, ReconcilerChange::Finalize { reconciler, digest }).await?;
-                return Ok(named(&referenced_definition).to_string());
+                return to_text(&named(&referenced_definition));
             }
             R::Retry { name, release } => {
                 let referenced_definition = self.referenced_definition(manager, asked, name, *release).await?;
                 let (reconciler, digest) = (name_of(name), Some(referenced_definition.digest.clone()));
                 self.change(manager, asked, ReconcilerChange::Retry { reconciler, digest }).await?;
-                return Ok(named(&referenced_definition).to_string());
+                return to_text(&named(&referenced_definition));
             }
             R::Repair { name, epoch } => ReconcilerChange::Repair { reconciler: name_of(name), epoch: *epoch },
             R::ForceFloor { name, floor, dry_run } => {
@@ -214,7 +207,7 @@ impl Service {
                 muster_gates::sound_object(&object).map_err(ErrorBody::invalid)?;
                 let replica = self.change(manager, asked, ReconcilerChange::PutObject(Box::new(object))).await?;
                 let object = replica.tables.reconcilers.objects.get(key);
-                return Ok(object.map_or(Value::Null, |object| muster_gates::object(object)).to_string());
+                return to_text(&object.map(|object| muster_gates::object(object)));
             }
             R::ObjectDelete { key } => ReconcilerChange::DeleteObject(key.clone()),
             R::Announce { participant } => {
@@ -319,14 +312,11 @@ impl Service {
         if let Proposed::Refused(refusal) = self.try_propose(manager, asked, command).await? {
             return Err(explained(refusal));
         }
-        let shown: Vec<Value> = (sealed.iter())
-            .map(|d| {
-                let same =
-                    before.tables.reconcilers.definitions.get(&d.key()).is_some_and(|old| old.digest == d.digest);
-                json!({"name": d.reconciler, "release": d.release, "digest": d.digest, "changed": !same})
-            })
-            .collect();
-        Ok(json!({"definitions": shown}).to_string())
+        let shown = |d: &Definition| {
+            let same = before.tables.reconcilers.definitions.get(&d.key()).is_some_and(|old| old.digest == d.digest);
+            AppliedDefinitionView { definition: named(d), changed: !same }
+        };
+        to_text(&AppliedView { definitions: sealed.iter().map(shown).collect() })
     }
 
     /// The definition that an operator refers to.
@@ -368,7 +358,7 @@ impl Service {
             let replica = self.change(manager, asked, change).await?;
             floor = replica.tables.reconcilers.gates.get(name).map_or(floor, |gate| gate.now.floor);
         }
-        Ok(json!({"name": name, "floor": floor, "excluded": excluded, "changed": !dry_run}).to_string())
+        to_text(&ForcedFloorView { name: name.to_owned(), floor, excluded, changed: !dry_run })
     }
 
     /// Forgets all starts of a member, or requests them to stop.

@@ -7,6 +7,7 @@ use muster_messages::{
     Action, CommandAction, FencingToken, GateStep, MANAGERS_SCOPE, ManagedKey, NodeId, Participant, Release, WallTime,
     candidates_scope, level_release,
 };
+use serde_json::Value;
 
 use super::*;
 use crate::tests::{REQUEST, TERM, World, candidate, definition, node, participant, tables_of, triple};

@@ -13,5 +13,5 @@ mod view;
 
 pub use self::define::{BadDefinition, digest, fault_of_progress, sealed, sound_object};
 pub use self::objects::{Waves, Write, drift};
-pub use self::status::{history, member, members, object, plan, status, status_definition, statuses};
+pub use self::status::{history, members, object, plan, status, status_definition, statuses};
 pub use self::view::{admission, definitions, runner_view};

@@ -4,34 +4,32 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use muster_messages::{
-    Action, Blocker, Definition, DefinitionKey, Gate, GateEntry, GatePath, GateState, Hold, ManagedObject, Participant,
-    ParticipantPhase, Progress, RECONCILER_LABEL, Reconcilers, Tables, Triple, WallTime, runner_lease,
+    Action, Blocker, BlockerView, Definition, DefinitionKey, Gate, GateEntryView, GateHistoryView, GatePath, GateState,
+    GateStatusView, Hold, HoldView, ListView, ManagedObject, Name, ObjectMetadataView, ObjectView, Participant,
+    ParticipantCounts, ParticipantPhase, ParticipantView, PlanView, PlannedGateView, PlannedObjectView,
+    PlannedSideView, Progress, RECONCILER_LABEL, ReconcilerStatusView, ReconcilerView, Reconcilers,
+    ReleaseDefinitionView, RunnerStatusView, Tables, Triple, WallTime, runner_lease,
 };
-use serde_json::{Value, json};
 
 use crate::objects::{Waves, Write};
 use crate::view::{best_candidate, candidates, path_word};
 
-fn gate_view(entry: &GateEntry) -> Value {
-    json!({
-        "epoch": entry.epoch, "state": entry.state, "reconciled": entry.reconciled, "floor": entry.floor,
-        "target": entry.target.as_ref().map(|t| json!({"release": t.release, "digest": t.digest, "floor": t.floor})),
-        "digest": entry.digest, "term": entry.term, "at": entry.at, "why": entry.why,
-    })
+fn gate(gate: &Gate) -> GateStatusView {
+    if gate.is_readable() {
+        GateStatusView::Readable(GateEntryView::from(&gate.now))
+    } else {
+        GateStatusView::unreadable(gate.now.epoch)
+    }
 }
 
-fn gate(gate: &Gate) -> Value {
-    if gate.is_readable() { gate_view(&gate.now) } else { json!({"epoch": gate.now.epoch, "state": "unreadable"}) }
-}
-
-/// `{"name","history":[GATE…]}`, newest last. `None`: no gate exists.
-pub fn history(tables: &Tables, name: &str) -> Option<Value> {
+/// `None`: no gate exists.
+pub fn history(tables: &Tables, name: &str) -> Option<GateHistoryView> {
     let gate = tables.reconcilers.gates.get(name)?;
-    Some(json!({"name": name, "history": gate_history(gate)}))
+    Some(GateHistoryView { name: name.to_owned(), history: gate_history(gate) })
 }
 
-fn gate_history(gate: &Gate) -> Vec<Value> {
-    gate.history.iter().chain([&gate.now]).map(gate_view).collect()
+fn gate_history(gate: &Gate) -> Vec<GateEntryView> {
+    gate.history.iter().chain([&gate.now]).map(GateEntryView::from).collect()
 }
 
 /// The state of a reconciler, as a word for scripts and a sentence for people.
@@ -45,7 +43,37 @@ struct Phase {
 const MAX_LISTED_BLOCKERS: usize = 1_000;
 
 /// STATUS. `None`: no reconciler of this name exists.
-pub fn status(tables: &Tables, name: &str) -> Option<Value> {
+pub fn status(tables: &Tables, name: &str) -> Option<ReconcilerStatusView> {
+    let all = &tables.reconcilers;
+    let (brief, blockers) = brief(tables, name)?;
+    let definition = |d: &Arc<Definition>| ReleaseDefinitionView {
+        release: d.release.clone(),
+        digest: d.digest.clone(),
+        floor: d.floor,
+        applied_at: d.applied_at,
+    };
+    Some(ReconcilerStatusView {
+        brief,
+        blockers: named(tables, blockers),
+        output: current_progress(tables, name).map(|p| p.output.clone()).unwrap_or_default(),
+        definitions: all.definitions_of(name).map(definition).collect(),
+        history: all.gates.get(name).map(|g| gate_history(g)).unwrap_or_default(),
+        revision: tables.revision,
+    })
+}
+
+/// `muster reconciler list`.
+pub fn statuses(tables: &Tables) -> ListView<ReconcilerView> {
+    let all = &tables.reconcilers;
+    let mut names: Vec<&String> = all.definitions.keys().map(|key| &key.reconciler).chain(all.gates.keys()).collect();
+    names.sort_unstable();
+    names.dedup();
+    let items = names.into_iter().filter_map(|name| Some(brief(tables, name)?.0));
+    ListView::at(tables.revision, items)
+}
+
+/// The state in short, and the blocking members that are listed.
+fn brief(tables: &Tables, name: &str) -> Option<(ReconcilerView, Vec<Blocker>)> {
     let all = &tables.reconcilers;
     let newest = all.definitions_of(name).last().cloned();
     let gate_now = all.gates.get(name);
@@ -57,53 +85,29 @@ pub fn status(tables: &Tables, name: &str) -> Option<Value> {
     blockers.truncate(MAX_LISTED_BLOCKERS);
     let phase = phase(tables, name, shown.map(AsRef::as_ref), progress, blockers_in_all);
     let count = |wanted| all.participants_of(&scope).filter(|p| p.phase == wanted).count();
-    let definitions: Vec<Value> = (all.definitions_of(name))
-        .map(|d| json!({"release": d.release, "digest": d.digest, "floor": d.floor, "applied_at": d.applied_at}))
-        .collect();
-    Some(json!({
-        "name": name,
-        "scope": scope,
-        "gate": gate_now.map(|g| gate(g)),
-        "runner": runner(tables, name, progress),
-        "phase": phase.phase,
-        "reason": phase.reason,
-        "message": phase.message,
-        "blockers": named(tables, &blockers),
-        "blockers_in_all": blockers_in_all,
-        "participants": {
-            "serving": count(ParticipantPhase::Serving),
-            "announced": count(ParticipantPhase::Announced),
-            "draining": count(ParticipantPhase::Draining),
-        },
-        "candidates": candidates(tables, name).len(),
-        "attempt": progress.map_or(0, |p| p.attempt),
-        "consecutive_failures": progress.map_or(0, |p| p.consecutive_failures),
-        "last_error": progress.and_then(|p| p.last_error.clone()),
-        "next_retry_at": progress.and_then(|p| p.next_retry_at),
-        "wave": progress.and_then(|p| p.wave),
-        "output": progress.map_or("", |p| &p.output),
-        "definitions": definitions,
-        "history": gate_now.map(|g| gate_history(g)).unwrap_or_default(),
-    }))
-}
-
-/// `{"revision","items":[STATUS…]}`.
-pub fn statuses(tables: &Tables) -> Value {
-    let all = &tables.reconcilers;
-    let mut names: Vec<&String> = all.definitions.keys().map(|key| &key.reconciler).chain(all.gates.keys()).collect();
-    names.sort_unstable();
-    names.dedup();
-    let brief = |name: &String| {
-        let mut status = status(tables, name)?;
-        // Long, and available one by one.
-        let fields = status.as_object_mut()?;
-        for long in ["output", "history", "definitions", "blockers"] {
-            fields.remove(long);
-        }
-        Some(status)
+    let participants = ParticipantCounts {
+        serving: count(ParticipantPhase::Serving),
+        announced: count(ParticipantPhase::Announced),
+        draining: count(ParticipantPhase::Draining),
     };
-    let items: Vec<Value> = names.into_iter().filter_map(brief).collect();
-    json!({"revision": tables.revision, "items": items})
+    let view = ReconcilerView {
+        name: name.to_owned(),
+        scope,
+        gate: gate_now.map(|g| gate(g)),
+        runner: runner(tables, name, progress),
+        phase: phase.phase.to_owned(),
+        reason: phase.reason,
+        message: phase.message,
+        blockers_in_all,
+        participants,
+        candidates: candidates(tables, name).len(),
+        attempt: progress.map_or(0, |p| p.attempt),
+        consecutive_failures: progress.map_or(0, |p| p.consecutive_failures),
+        last_error: progress.and_then(|p| p.last_error.clone()),
+        next_retry_at: progress.and_then(|p| p.next_retry_at),
+        wave: progress.and_then(|p| p.wave),
+    };
+    Some((view, blockers))
 }
 
 /// The report of the current runner; that of an earlier one is outdated.
@@ -113,18 +117,16 @@ fn current_progress<'a>(tables: &'a Tables, name: &str) -> Option<&'a Progress> 
     (lease.is_live() && lease.holding.token == progress.term).then_some(progress.as_ref())
 }
 
-fn runner(tables: &Tables, name: &str, progress: Option<&Progress>) -> Option<Value> {
+fn runner(tables: &Tables, name: &str, progress: Option<&Progress>) -> Option<RunnerStatusView> {
     let object = tables.objects.get(&runner_lease(name))?;
     let lease = object.lease().filter(|lease| lease.is_live())?;
-    let member = lease.spec.held_by();
-    let node = progress.and_then(|p| tables.nodes.get(&p.node)).map(|node| node.name.clone());
-    Some(json!({
-        "member": member,
-        "node": node,
-        "release": progress.map(|p| &p.release),
-        "term": lease.holding.token,
-        "since": lease.spec.acquired.map(|at| WallTime(at.0 / 1000)),
-    }))
+    Some(RunnerStatusView {
+        member: lease.spec.held_by().map(str::to_owned),
+        node: progress.and_then(|p| tables.nodes.get(&p.node)).map(|node| node.name.clone()),
+        release: progress.map(|p| p.release.clone()),
+        term: lease.holding.token,
+        since: lease.spec.acquired.map(|at| WallTime(at.0 / 1000)),
+    })
 }
 
 /// The definition of STATUS, and of an operator's request without a release: that of the best live candidate's release, else
@@ -138,18 +140,14 @@ pub fn status_definition<'a>(tables: &'a Tables, name: &'a str) -> Option<&'a Ar
 }
 
 /// Managers participate under their id: adds the name of the node with this id, if any.
-fn named(tables: &Tables, blockers: &[Blocker]) -> Vec<Value> {
-    let with_name = |blocker: &Blocker| {
-        let mut shown = json!(blocker);
-        shown["name"] = json!(node_name(tables, &blocker.member));
-        shown
-    };
-    blockers.iter().map(with_name).collect()
+fn named(tables: &Tables, blockers: Vec<Blocker>) -> Vec<BlockerView> {
+    let with_name = |blocker: Blocker| BlockerView { name: node_name(tables, &blocker.member), blocker };
+    blockers.into_iter().map(with_name).collect()
 }
 
-fn node_name<'a>(tables: &'a Tables, member: &str) -> Option<&'a str> {
+fn node_name(tables: &Tables, member: &str) -> Option<Name> {
     let node = tables.nodes.get(&member.parse().ok()?)?;
-    Some(node.name.as_str())
+    Some(node.name.clone())
 }
 
 /// The serving members that block a definition, unless its path is open.
@@ -224,9 +222,8 @@ fn phase(
 /// Maximum bytes of bodies in one plan; further objects are only named.
 const MAX_BODY_BYTES: usize = 256 * 1024;
 
-/// `{"name","release","path","hold","objects":[{"op","kind","namespace","name","before","after"}…],"command","blockers",
-/// "gate"}`: what a definition would do now, and the gate afterwards. `None`: the definition does not exist.
-pub fn plan(tables: &Tables, name: &str, release: Option<Triple>) -> Option<Value> {
+/// What a definition would do now, and the gate afterwards. `None`: the definition does not exist.
+pub fn plan(tables: &Tables, name: &str, release: Option<Triple>) -> Option<PlanView> {
     let all = &tables.reconcilers;
     let definition = match release {
         Some(release) => all.definitions.get(&DefinitionKey { reconciler: name.to_owned(), release })?,
@@ -248,23 +245,29 @@ pub fn plan(tables: &Tables, name: &str, release: Option<Triple>) -> Option<Valu
         }
     }
     let command = match &definition.action {
-        Action::Command(command) => Some(&command.argv),
+        Action::Command(command) => Some(command.argv.clone()),
         Action::Objects(_) | Action::Handler => None,
     };
-    Some(json!({
-        "name": name,
-        "release": definition.release,
-        "path": way.as_ref().ok().map(|path| path_word(*path)),
-        "hold": way.as_ref().err().map(|hold| json!({"reason": hold.reason(), "message": hold.to_string()})),
-        "objects": objects,
-        "command": command,
-        "blockers": named(tables, &blockers),
-        "gate": {"state": GateState::Done, "reconciled": definition.release, "floor": definition.floor, "digest": definition.digest},
-    }))
+    let hold = way.as_ref().err();
+    Some(PlanView {
+        name: name.to_owned(),
+        release: definition.release.clone(),
+        path: way.as_ref().ok().map(|path| path_word(*path).to_owned()),
+        hold: hold.map(|hold| HoldView { reason: hold.reason().to_owned(), message: hold.to_string() }),
+        objects,
+        command,
+        blockers: named(tables, blockers),
+        gate: PlannedGateView {
+            state: GateState::Done,
+            reconciled: definition.release.clone(),
+            floor: definition.floor,
+            digest: definition.digest.clone(),
+        },
+    })
 }
 
 /// One write, with the existing object and the resulting one.
-fn planned(all: &Reconcilers, write: &Write, bytes_left: &mut usize) -> Value {
+fn planned(all: &Reconcilers, write: &Write, bytes_left: &mut usize) -> PlannedObjectView {
     let key = write.key();
     let before = all.objects.get(key).map(|object| (&object.labels, &object.body));
     let after = match write {
@@ -276,48 +279,60 @@ fn planned(all: &Reconcilers, write: &Write, bytes_left: &mut usize) -> Value {
     *bytes_left = left.unwrap_or(0);
     let shown = |side: Option<(&BTreeMap<String, String>, &String)>| {
         let (labels, body) = side.filter(|_| left.is_some())?;
-        let labels: BTreeMap<_, _> = labels.iter().filter(|(label, _)| *label != RECONCILER_LABEL).collect();
-        Some(json!({"labels": labels, "body": serde_json::from_str::<Value>(body).unwrap_or_default()}))
+        let mut labels = labels.clone();
+        labels.remove(RECONCILER_LABEL);
+        Some(PlannedSideView { body: serde_json::from_str(body).unwrap_or_default(), labels })
     };
-    json!({
-        "op": write.op(), "kind": key.kind, "namespace": key.namespace, "name": key.name,
-        "before": shown(before), "after": shown(after),
-    })
+    PlannedObjectView {
+        op: write.op().to_owned(),
+        kind: key.kind.clone(),
+        namespace: key.namespace.clone(),
+        name: key.name.clone(),
+        before: shown(before),
+        after: shown(after),
+    }
 }
 
 /// MEMBER: one start of a member.
-pub fn member(participant: &Participant) -> Value {
+fn member(tables: &Tables, participant: &Participant) -> ParticipantView {
     let key = &participant.key;
-    json!({
-        "scope": key.scope, "member": key.member, "incarnation": key.incarnation.to_string(),
-        "external": key.is_external(), "node": participant.node, "release": participant.release,
-        "needs": participant.needs, "phase": participant.phase, "since": participant.since,
-    })
+    ParticipantView {
+        scope: key.scope.clone(),
+        member: key.member.clone(),
+        incarnation: key.incarnation.to_string(),
+        external: key.is_external(),
+        node: participant.node,
+        release: participant.release.clone(),
+        needs: participant.needs.clone(),
+        phase: participant.phase,
+        since: participant.since,
+        name: node_name(tables, &key.member),
+    }
 }
 
-/// `{"revision","items":[MEMBER…]}`, without candidates.
-pub fn members(tables: &Tables, scope: Option<&str>) -> Value {
-    let all = &tables.reconcilers;
-    let wanted = |p: &&std::sync::Arc<Participant>| match scope {
+/// The members of a scope, or of all scopes; without candidates unless their scope is given.
+pub fn members(tables: &Tables, scope: Option<&str>) -> ListView<ParticipantView> {
+    let wanted = |p: &&Arc<Participant>| match scope {
         Some(scope) => p.key.scope == scope,
         None => !p.key.scope.starts_with(muster_messages::CANDIDATES_SCOPE),
     };
-    let shown = |p: &std::sync::Arc<Participant>| {
-        let mut shown = member(p);
-        shown["name"] = json!(node_name(tables, &p.key.member));
-        shown
-    };
-    let items: Vec<Value> = all.participants.values().filter(wanted).map(shown).collect();
-    json!({"revision": tables.revision, "items": items})
+    let wanted = tables.reconcilers.participants.values().filter(wanted);
+    ListView::at(tables.revision, wanted.map(|participant| member(tables, participant)))
 }
 
 /// OBJECT.
-pub fn object(object: &ManagedObject) -> Value {
+pub fn object(object: &ManagedObject) -> ObjectView {
     let key = &object.key;
-    let labels: BTreeMap<&str, &str> = object.labels.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect();
-    json!({
-        "apiVersion": "muster.dev/v1", "kind": key.kind,
-        "metadata": {"namespace": key.namespace, "name": key.name, "labels": labels, "revision": object.revision, "term": object.term},
-        "body": serde_json::from_str::<Value>(&object.body).unwrap_or_default(),
-    })
+    ObjectView {
+        api_version: "muster.dev/v1".to_owned(),
+        kind: key.kind.clone(),
+        metadata: ObjectMetadataView {
+            namespace: key.namespace.clone(),
+            name: key.name.clone(),
+            labels: object.labels.clone(),
+            revision: object.revision,
+            term: object.term,
+        },
+        body: serde_json::from_str(&object.body).unwrap_or_default(),
+    }
 }

@@ -99,8 +99,7 @@ impl World {
     }
     fn phase(&self) -> (String, String) {
         let status = status(&self.0, NAME).unwrap();
-        let field_text = |field: &str| status[field].as_str().unwrap().to_owned();
-        (field_text("phase"), field_text("reason"))
+        (status.brief.phase, status.brief.reason)
     }
 }
 
@@ -161,20 +160,9 @@ fn plan_shows_each_write_with_before_and_after() {
     let large = format!("{{\"n\":\"{}\"}}", "x".repeat(300 * 1024));
     world.define(definition("2.0.0", "1.0.0", vec![of("kept", small(1)), of("other", small(2)), of("vast", large)]));
     let plan = plan(&world.0, NAME, None).unwrap();
-    let shown: Vec<String> = plan["objects"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|o| {
-            format!(
-                "{} {} {} {}",
-                o["op"].as_str().unwrap(),
-                o["name"].as_str().unwrap(),
-                o["before"]["body"],
-                o["after"]["body"]
-            )
-        })
-        .collect();
+    let body = |side: &Option<PlannedSideView>| side.as_ref().map_or("null".to_owned(), |side| side.body.to_string());
+    let shown: Vec<String> =
+        plan.objects.iter().map(|o| format!("{} {} {} {}", o.op, o.name, body(&o.before), body(&o.after))).collect();
     // An object that is too large to be shown is named.
     assert_eq!(shown, [r#"update other {"n":1} {"n":2}"#, "create vast null null", "delete gone null null"]);
 }
@@ -222,14 +210,14 @@ fn status_shows_what_it_waits_for_and_what_would_help() {
     world.announce(&candidates_scope(NAME), "n2", "2.0.0");
     assert_eq!(world.phase(), ("waiting".to_owned(), "blockers".to_owned()));
     let shown = status(&world.0, NAME).unwrap();
-    assert_eq!(shown["blockers"][0]["member"], "old");
-    assert!(shown["message"].as_str().unwrap().contains("muster reconciler blockers schema"));
+    assert_eq!(shown.blockers[0].blocker.member, "old");
+    assert!(shown.brief.message.contains("muster reconciler blockers schema"));
     world.propose(ReconcilerChange::Pause { reconciler: NAME.to_owned(), paused: true });
     assert_eq!(world.phase(), ("paused".to_owned(), "paused".to_owned()));
 
     let plan = plan(&world.0, NAME, Some(Triple::new(2, 0, 0))).unwrap();
-    assert_eq!((&plan["hold"]["reason"], &plan["objects"][0]["op"]), (&"paused".into(), &"create".into()));
-    assert_eq!(plan["gate"]["floor"], "2.0.0");
+    assert_eq!((plan.hold.unwrap().reason.as_str(), plan.objects[0].op.as_str()), ("paused", "create"));
+    assert_eq!(plan.gate.floor, Triple::new(2, 0, 0));
     world.propose(ReconcilerChange::Pause { reconciler: NAME.to_owned(), paused: false });
     let view = runner_view(&world.0, NAME, Triple::new(2, 0, 0));
     assert_eq!((view.path.as_deref(), view.blockers.len(), view.blockers_in_all), (Some("restrict"), 1, 1));

@@ -30,7 +30,7 @@ pub use muster_messages::{Release, Triple};
 pub use self::admission::{Admission, NotServing, ServingGuard, Waiting};
 pub use self::core::admission::AdmissionState;
 pub use self::core::eligibility::EligibilityTiming;
-pub use self::core::run::Outcome;
+pub use self::core::run::{Outcome, Tally};
 pub use self::embedded::Embedded;
 pub use self::gate_watch::{GateSeen, GateStatus, GateWatch};
 pub use self::membership::{LeaseTiming, Leave, Member, MemberSetup, MemberView, member_spec};
@@ -39,5 +39,6 @@ pub use self::ports::{
     MAX_OUTPUT_BYTES,
 };
 pub use self::reconcilers::{Reconcilers, reconcilers_spec};
+pub use self::runner::RunView;
 pub use self::spec::ReconcilerSpec;
 pub use self::wiring::Setup;

@@ -15,7 +15,8 @@ use muster_elector::Term;
 use muster_kernel::{Address, Alarm, Cx, Fault, Shell, Spec};
 use muster_messages::protocol::Named;
 use muster_messages::wire::ReconcilerRequest;
-use muster_messages::{Action, ErrorBody, FencingToken, NodeId};
+use muster_messages::{Action, ErrorBody, FencingToken, NodeId, Progress};
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
@@ -23,7 +24,7 @@ use tracing::{error, info, warn};
 use crate::action_slot::{Ended, RunningAction};
 use crate::candidates;
 use crate::cluster_requests::{ANSWER_TIMEOUT, ask};
-use crate::core::run::{Effect, Input, LogLine, Outcome, Run, Runner, Stepped, Waved, Work};
+use crate::core::run::{Effect, Input, LogLine, Outcome, Run, Runner, Stepped, Tally, Waved, Work};
 use crate::ports::{ApplyCtx, CommandEnd, CommandOrder, CommandRunner, environment};
 use crate::wiring::Wiring;
 
@@ -49,6 +50,18 @@ pub(crate) fn runner_spec(wiring: Wiring) -> Spec {
     Spec::actor("run", Address::new(MAILBOX), move || {
         Ok(RunnerShell { wiring: wiring.clone(), running: None, alarm: Alarm::default() })
     })
+}
+
+/// The actor's view in the tree, from which metrics are made too.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct RunView {
+    /// The current term's fencing token. `None`: nothing runs.
+    pub term: Option<FencingToken>,
+    /// Absent if nothing runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub progress: Option<Progress>,
+    /// Over all terms of this process. `None`: nothing has run yet.
+    pub runs: Option<Tally>,
 }
 
 /// See the module.
@@ -282,14 +295,14 @@ impl Shell for RunnerShell {
     }
 
     fn view(&self) -> Value {
-        let last = self.wiring.run.get().flatten();
-        let runs = last.as_ref().map(Run::tally);
-        match &self.running {
+        let runs = self.wiring.run.get().flatten().map(|run| run.tally().clone());
+        let view = match &self.running {
             Some((run, term)) if !run.has_ended() => {
                 let progress = run.clone().progress(muster_kernel::Clock.wall());
-                json!({"term": term.token(), "progress": progress, "runs": runs})
+                RunView { term: term.token(), progress: Some(progress), runs }
             }
-            _ => json!({"term": null, "runs": runs}),
-        }
+            _ => RunView { term: None, progress: None, runs },
+        };
+        json!(view)
     }
 }

@@ -218,9 +218,8 @@ impl Judge {
             }
             R::Status { name, .. } => {
                 let status = status(&self.tables, &name);
-                let mut status = status.ok_or_else(|| ErrorBody::new(ErrorCode::NotFound, "no such reconciler"))?;
-                status["revision"] = json!(self.tables.revision);
-                Ok(status.to_string())
+                let status = status.ok_or_else(|| ErrorBody::new(ErrorCode::NotFound, "no such reconciler"))?;
+                Ok(json!(status).to_string())
             }
             R::Apply { definitions, replace } => {
                 for definition in definitions {

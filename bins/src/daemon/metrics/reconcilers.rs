@@ -6,13 +6,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::AtomicU64;
 
-use muster_messages::{ActorNode, Tables};
+use muster_messages::{ActorNode, ParticipantCounts, ReconcilerStatusView, Tables};
+use muster_reconciler::RunView;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
-use serde_json::Value;
+use serde::Deserialize;
 
 use super::Number;
 use crate::daemon::node::Shared;
@@ -62,44 +63,40 @@ pub(super) async fn register(registry: &mut Registry, shared: &Shared) {
 }
 
 /// The number of reconcilers, and the status of those with series.
-fn statuses(tables: &Tables) -> (usize, Vec<Value>) {
+fn statuses(tables: &Tables) -> (usize, Vec<ReconcilerStatusView>) {
     let all = &tables.reconcilers;
     let names: BTreeSet<&String> = all.definitions.keys().map(|key| &key.reconciler).chain(all.gates.keys()).collect();
     let reported = names.iter().take(MAX_RECONCILER_SERIES).filter_map(|name| muster_gates::status(tables, name));
     (names.len(), reported.collect())
 }
 
-fn text(value: &Value) -> String {
-    value.as_str().unwrap_or_default().to_owned()
-}
-fn number(value: &Value) -> u64 {
-    value.as_u64().unwrap_or(0)
-}
-
-fn register_statuses(registry: &mut Registry, all: usize, statuses: &[Value]) {
+fn register_statuses(registry: &mut Registry, all: usize, statuses: &[ReconcilerStatusView]) {
     let (gates, phases) = (Family::<Gate, Number>::default(), Family::<Phase, Number>::default());
     let [epochs, blockers, failures, candidates] = [(); 4].map(|()| ByName::default());
-    let mut scopes: BTreeMap<String, &Value> = BTreeMap::new();
-    for status in statuses {
-        let (reconciler, gate) = (text(&status["name"]), &status["gate"]);
-        if !gate.is_null() {
-            let (state, floor) = (text(&gate["state"]), text(&gate["floor"]));
-            let reconciled = text(&gate["reconciled"]);
+    let mut scopes: BTreeMap<&str, ParticipantCounts> = BTreeMap::new();
+    for ReconcilerStatusView { brief, blockers: listed, .. } in statuses {
+        let (reconciler, gate) = (brief.name.clone(), brief.gate.as_ref());
+        if let Some(gate) = gate {
+            let entry = gate.entry();
+            let reconciled = entry.map(|entry| entry.reconciled.to_string()).unwrap_or_default();
+            let floor = entry.map(|entry| entry.floor.to_string()).unwrap_or_default();
+            let state = gate.state();
             gates.get_or_create(&Gate { reconciler: reconciler.clone(), state, reconciled, floor }).set(1);
         }
-        phases.get_or_create(&Phase { reconciler: reconciler.clone(), phase: text(&status["phase"]) }).set(1);
+        phases.get_or_create(&Phase { reconciler: reconciler.clone(), phase: brief.phase.clone() }).set(1);
         let name = Name { reconciler };
-        epochs.get_or_create(&name).set(number(&gate["epoch"]));
-        blockers.get_or_create(&name).set(status["blockers"].as_array().map_or(0, |all| all.len() as u64));
-        failures.get_or_create(&name).set(number(&status["consecutive_failures"]));
-        candidates.get_or_create(&name).set(number(&status["candidates"]));
-        scopes.insert(text(&status["scope"]), &status["participants"]);
+        epochs.get_or_create(&name).set(gate.map_or(0, |gate| gate.epoch()));
+        blockers.get_or_create(&name).set(listed.len() as u64);
+        failures.get_or_create(&name).set(brief.consecutive_failures.into());
+        candidates.get_or_create(&name).set(brief.candidates as u64);
+        scopes.insert(&brief.scope, brief.participants);
     }
     let members = Family::<Participants, Number>::default();
     for (scope, counts) in scopes {
-        for phase in ["announced", "serving", "draining"] {
-            let labels = Participants { scope: scope.clone(), phase: phase.to_owned() };
-            members.get_or_create(&labels).set(number(&counts[phase]));
+        let ParticipantCounts { serving, announced, draining } = counts;
+        for (phase, count) in [("announced", announced), ("serving", serving), ("draining", draining)] {
+            let labels = Participants { scope: scope.to_owned(), phase: phase.to_owned() };
+            members.get_or_create(&labels).set(count as u64);
         }
     }
     let total = Number::default();
@@ -125,11 +122,11 @@ fn register_local_runs(registry: &mut Registry, reconcilers: &[ActorNode]) {
     for group in reconcilers {
         let Some(reconciler) = group.path.rsplit('/').next().map(str::to_owned) else { continue };
         let run = group.children.iter().find(|child| child.path.ends_with("/run"));
-        let Some(runs) = run.map(|run| &run.view["runs"]).filter(|runs| runs.is_object()) else { continue };
+        let Some(runs) = run.and_then(|run| RunView::deserialize(&run.view).ok()?.runs) else { continue };
         let name = Name { reconciler };
-        attempts.get_or_create(&name).inc_by(number(&runs["attempts"]));
-        failures.get_or_create(&name).inc_by(number(&runs["failures"]));
-        if let Some(ms) = runs["last_run_ms"].as_u64() {
+        attempts.get_or_create(&name).inc_by(runs.attempts);
+        failures.get_or_create(&name).inc_by(runs.failures);
+        if let Some(ms) = runs.last_run_ms {
             last.get_or_create(&name).set(ms as f64 / 1_000.0);
         }
     }
@@ -148,7 +145,7 @@ mod tests {
         ParticipantPhase, Revision, SessionId, WallTime,
     };
     use prometheus_client::encoding::text::encode;
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
 

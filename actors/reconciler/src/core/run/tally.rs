@@ -1,16 +1,17 @@
 //! Counters over all attempts of this process, across terms, for metrics.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::*;
 
 /// Counters; the last duration may also decrease.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tally {
+    /// Attempts that began.
     pub attempts: u64,
     /// Failed attempts, without those that asked to be retried later or that the gate refused.
     pub failures: u64,
-    /// The duration of the last attempt with a result.
+    /// The duration of the last attempt with a result, in milliseconds.
     pub last_run_ms: Option<u64>,
     #[serde(skip)]
     begun: Option<Moment>,
