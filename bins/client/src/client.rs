@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 use muster_gateway::Dialer;
 use muster_kernel::Clock;
 use muster_messages::wire::{ListOf, Page, Request};
-use muster_messages::{ErrorBody, ErrorCode, RequestId, Revision};
+use muster_messages::{ErrorBody, ErrorCode, EventsView, RequestId, Revision};
 use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 use crate::connection::{CallError, Connection};
 use crate::failure::{Failure, Outcome};
@@ -134,42 +135,33 @@ impl Client {
         parse(&self.call(request).await?)
     }
 
-    /// A whole list as one document, fetched in pages.
-    pub async fn list(&mut self, of: ListOf, fresh: bool) -> Outcome<Value> {
-        let (mut whole, mut page): (Option<Value>, _) = (None, Page::default());
+    /// A whole list as one JSON text, fetched in pages.
+    pub async fn list(&mut self, of: ListOf, fresh: bool) -> Outcome<String> {
+        let (mut whole, mut page) = (None, Page::default());
         loop {
-            let mut next_page: Value = self.ask(Request::Page { of, page: page.clone(), fresh }).await?;
-            let next = next_page.as_object_mut().and_then(|p| p.remove("continue"));
-            match &mut whole {
-                None => whole = Some(next_page),
-                Some(whole) => append(whole, next_page),
-            }
+            let mut next_page: ListPage = self.ask(Request::Page { of, page: page.clone(), fresh }).await?;
+            let next = next_page.next.take();
+            let document = match whole.take() {
+                None => next_page,
+                Some(whole) => joined(whole, next_page),
+            };
             match next {
-                Some(Value::String(next)) if page.after.as_ref() != Some(&next) => page.after = Some(next),
-                _ => return Ok(whole.unwrap_or_default()),
+                Some(next) if page.after.as_ref() != Some(&next) => page.after = Some(next),
+                _ => return serde_json::to_string(&document).map_err(Failure::internal),
             }
+            whole = Some(document);
         }
     }
 
-    /// All events after a revision as one document, fetched in pages.
-    pub async fn events(&mut self, since: Revision) -> Outcome<Value> {
-        let (mut whole, mut since) = (None::<Value>, since);
+    /// All events after a revision, fetched in pages.
+    pub async fn events(&mut self, since: Revision) -> Outcome<EventsView<Value>> {
+        let (mut whole, mut since) = (None, since);
         loop {
-            let mut page: Value = self.ask(Request::Events { since, wait_ms: 0 }).await?;
-            let more = page.as_object_mut().and_then(|page| page.remove("more")).is_some();
-            let next = page["revision"].as_u64().map_or(since, Revision);
-            let document = match whole.take() {
-                None => page,
-                Some(mut whole) => {
-                    append(&mut whole, page);
-                    whole["revision"] = next.0.into();
-                    whole
-                }
-            };
-            if !more || next <= since {
-                return Ok(document);
+            let page = self.ask(Request::Events { since, wait_ms: 0 }).await?;
+            match EventsView::joined(whole.take(), page) {
+                (document, Some(next)) if next > since => (whole, since) = (Some(document), next),
+                (document, _) => return Ok(document),
             }
-            (whole, since) = (Some(document), next);
         }
     }
 
@@ -249,15 +241,27 @@ fn is_long_poll(request: &Request) -> bool {
     matches!(request, Request::Events { .. } | Request::NodeWatch { .. } | Request::Lease(_) | Request::Reconciler(_))
 }
 
-/// Appends a page. Other fields stay those of the first page, but one stale page makes the whole document stale.
-fn append(whole: &mut Value, mut next_page: Value) {
-    if let (Some(items), Some(more)) = (whole["items"].as_array_mut(), next_page["items"].as_array_mut()) {
-        items.append(more);
+/// A page of any list. Items and unknown fields are passed on as they came.
+#[derive(Serialize, Deserialize)]
+struct ListPage {
+    items: Vec<Value>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    stale: Option<bool>,
+    #[serde(rename = "continue", default, skip_serializing_if = "Option::is_none")]
+    next: Option<String>,
+    #[serde(flatten)]
+    rest: Map<String, Value>,
+}
+
+/// Appends a page. Other fields stay those of the first page, but one stale page makes the whole list stale.
+fn joined(mut whole: ListPage, mut next_page: ListPage) -> ListPage {
+    whole.items.append(&mut next_page.items);
+    if next_page.stale == Some(true) && whole.stale != Some(true) {
+        whole.stale = Some(true);
+        let as_of = "as_of";
+        whole.rest.insert(as_of.to_owned(), next_page.rest.remove(as_of).unwrap_or_default());
     }
-    if next_page["stale"] == true && whole["stale"] != true {
-        whole["stale"] = true.into();
-        whole["as_of"] = next_page["as_of"].take();
-    }
+    whole
 }
 
 /// Parses a server's JSON text.

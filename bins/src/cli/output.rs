@@ -1,5 +1,6 @@
 //! Output to stdout: verbatim JSON, aligned tables, or only the essential value.
 
+use std::fmt::Display;
 use std::io::{ErrorKind, Write};
 use std::sync::OnceLock;
 
@@ -155,6 +156,21 @@ pub fn cell(value: &Value) -> String {
         Value::Array(items) => items.iter().map(cell).collect::<Vec<_>>().join(","),
         other => printable(&other.to_string()),
     }
+}
+
+/// A value for a table cell or a sentence; `-` if there is none.
+pub fn or_dash(value: Option<impl Display>) -> String {
+    value.map_or_else(|| "-".to_owned(), |value| printable(&value.to_string()))
+}
+
+/// `yes` or `no`.
+pub fn yes_or_no(value: bool) -> String {
+    if value { "yes" } else { "no" }.to_owned()
+}
+
+/// Values, one per line.
+pub fn lines(values: impl IntoIterator<Item = impl Display>) -> String {
+    values.into_iter().map(|value| printable(&value.to_string())).collect::<Vec<_>>().join("\n")
 }
 
 /// A time without fractions of a second: `2025-01-31T12:00:00Z`.

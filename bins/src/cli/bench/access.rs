@@ -74,7 +74,7 @@ impl Access {
 pub async fn own_identity(control: &mut Client) -> Outcome<Identity> {
     let name: Name = format!("bench-{:08x}", rand::random::<u32>()).parse().expect("a legal name");
     let wanted = NewUser { name, kind: UserKind::Operator, namespaces: Vec::new(), ttl_ms: Some(millis(IDENTITY_TTL)) };
-    Ok(create(control, wanted).await?.0)
+    Ok(create(control, wanted).await?.identity)
 }
 
 /// The lease of client `number`.

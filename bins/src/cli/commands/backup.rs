@@ -11,11 +11,20 @@ use hyper_util::rt::TokioIo;
 use muster_client::{Failure, Outcome, Target};
 use muster_messages::ErrorCode;
 use muster_messages::protocol::Service;
-use serde_json::json;
+use muster_store::backup::BackupHead;
+use serde::Serialize;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
 
 use super::Context;
+
+/// The backup's first line, and where it was written.
+#[derive(Serialize)]
+struct Written<'a> {
+    #[serde(flatten)]
+    head: &'a BackupHead,
+    file: String,
+}
 
 pub async fn run(ctx: &Context, file: &Path) -> Outcome<u8> {
     let to_stdout = file == Path::new("-");
@@ -34,10 +43,9 @@ pub async fn run(ctx: &Context, file: &Path) -> Outcome<u8> {
     // Readable only by its owner from the first byte, and complete or absent.
     let write = || muster_pki::write_atomic(&std::path::absolute(file)?, &backup);
     write().map_err(|e| Failure::io(format!("cannot write {}", file.display()), &e))?;
-    let mut document = serde_json::to_value(&head).map_err(Failure::internal)?;
-    document["file"] = json!(file.display().to_string());
+    let document = serde_json::to_string(&Written { head: &head, file: file.display().to_string() });
     ctx.out.document(
-        &document.to_string(),
+        &document.map_err(Failure::internal)?,
         || file.display().to_string(),
         || {
             format!(

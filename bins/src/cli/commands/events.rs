@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use muster_client::{Failure, Outcome, parse};
 use muster_messages::wire::Request;
-use muster_messages::{ErrorCode, Revision};
+use muster_messages::{ErrorCode, EventKind, EventView, EventsView, Revision, word};
 use serde_json::Value;
 use tokio::time::Instant;
 
 use super::Context;
 use crate::cli::args::EventsArgs;
 use crate::cli::duration::millis;
-use crate::cli::output::{cell, print};
+use crate::cli::output::print;
 use crate::cli::render;
 
 /// The pause between two attempts of a watch whose daemon restarts.
@@ -19,12 +19,13 @@ const RETRY_PAUSE: Duration = Duration::from_millis(200);
 
 pub async fn run(ctx: &mut Context, args: EventsArgs) -> Outcome<u8> {
     if !args.watch {
-        let mut document = ctx.client.events(Revision(args.since)).await?;
-        let text = document.to_string();
-        if !ctx.out.is_json() {
-            render::with_names(&mut document, &ctx.names().await);
+        let events = ctx.client.events(Revision(args.since)).await?;
+        if ctx.out.is_json() {
+            print(&serde_json::to_string(&events).map_err(Failure::internal)?);
+            return Ok(0);
         }
-        ctx.out.document(&text, || cell(&document["revision"]), || render::events(&document["items"]));
+        let (revision, items, names) = (events.revision, read(events.items)?, ctx.names().await);
+        ctx.out.document("", || revision.to_string(), || render::events(&items, &names));
         return Ok(0);
     }
     watch(ctx, args.since).await
@@ -39,7 +40,7 @@ async fn watch(ctx: &mut Context, mut since: u64) -> Outcome<u8> {
     let mut answered = Instant::now();
     loop {
         let request = Request::Events { since: Revision(since), wait_ms };
-        let mut document: Value = match ctx.client.call(request).await {
+        let page: EventsView<Value> = match ctx.client.call(request).await {
             Ok(text) => parse(&text)?,
             Err(failure) if is_transient(&failure) && answered.elapsed() < ctx.client.timeout() => {
                 tokio::time::sleep(RETRY_PAUSE).await;
@@ -48,23 +49,23 @@ async fn watch(ctx: &mut Context, mut since: u64) -> Outcome<u8> {
             Err(failure) => return Err(failure),
         };
         answered = Instant::now();
-        let items = document["items"].as_array().map(Vec::as_slice).unwrap_or_default();
-        for event in items {
-            since = since.max(event["revision"].as_u64().unwrap_or(0));
-            if ctx.out.is_json() {
-                print(&event.to_string());
-            }
-        }
-        since = since.max(document["revision"].as_u64().unwrap_or(0));
-        if !ctx.out.is_json() && !items.is_empty() {
+        since = since.max(page.revision.0);
+        if ctx.out.is_json() {
+            page.items.iter().for_each(|event| print(&event.to_string()));
+        } else if !page.items.is_empty() {
+            let events = read(page.items)?;
             // Nodes join and are renamed.
-            if items.iter().any(|event| event["kind"] == "node") {
+            if events.iter().any(|event| event.kind == word(EventKind::Node)) {
                 names.extend(ctx.names().await);
             }
-            render::with_names(&mut document, &names);
-            print(&render::event_lines(&document["items"]));
+            print(&render::event_lines(&events, &names));
         }
     }
+}
+
+/// The events, for tables. As JSON they are printed as they came.
+fn read(items: Vec<Value>) -> Outcome<Vec<EventView>> {
+    items.into_iter().map(|item| serde_json::from_value(item).map_err(Failure::internal)).collect()
 }
 
 /// Whether the failure is transient: a daemon that restarts, a leader change, a full pool.

@@ -7,24 +7,14 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use muster_client::{Failure, Outcome, parse};
 use muster_messages::wire::Request;
-use muster_messages::{ErrorCode, Name};
+use muster_messages::{AccessTokenView, ErrorCode, Name};
 use rustix::fs::FileType;
-use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::Context;
 use crate::cli::args::KubeconfigArgs;
 use crate::cli::duration::millis;
 use crate::cli::output::print;
-
-/// The leader's answer, for this file.
-#[derive(Deserialize)]
-struct Access {
-    token: String,
-    root_pem: String,
-    managers: Vec<String>,
-    cluster: String,
-}
 
 pub async fn run(ctx: &mut Context, args: KubeconfigArgs) -> Outcome<u8> {
     let KubeconfigArgs { user, namespace, server, ttl, out } = args;
@@ -36,9 +26,9 @@ pub async fn run(ctx: &mut Context, args: KubeconfigArgs) -> Outcome<u8> {
     let user = user.map_or_else(|| default_user(&namespace), Ok)?;
     let request =
         Request::AccessTokenCreate { user: user.clone(), namespace: namespace.to_string(), ttl_ms: Some(millis(ttl)) };
-    let access: Access = parse(&ctx.client.call(request).await?)?;
+    let access: AccessTokenView = parse(&ctx.client.call(request).await?)?;
     let server = server.or_else(|| access.managers.first().cloned()).unwrap_or_default();
-    let document = kubeconfig(&access, &server, user.as_str(), namespace.as_str());
+    let document = kubeconfig(&access, &server, user.as_str(), namespace.as_str())?;
     let text = if ctx.out.is_json() { document.to_string() } else { yaml(&document, 0).trim_start().to_owned() };
     match file {
         Some(path) => {
@@ -97,15 +87,18 @@ fn default_user(namespace: &Name) -> Result<Name, Failure> {
     })
 }
 
-fn kubeconfig(access: &Access, server: &str, user: &str, namespace: &str) -> Value {
-    let cluster = format!("muster-{}", access.cluster);
+fn kubeconfig(access: &AccessTokenView, server: &str, user: &str, namespace: &str) -> Outcome<Value> {
+    let (Some(cluster), Some(root_pem)) = (&access.cluster, &access.root_pem) else {
+        return Err(Failure::internal("the daemon does not know its cluster yet; retry later"));
+    };
+    let cluster = format!("muster-{cluster}");
     let context = format!("{user}@{cluster}");
     let mut document = json!({
         "apiVersion": "v1",
         "kind": "Config",
         "clusters": [{"name": cluster, "cluster": {
             "server": format!("https://{server}"),
-            "certificate-authority-data": STANDARD.encode(&access.root_pem),
+            "certificate-authority-data": STANDARD.encode(root_pem),
         }}],
         "users": [{"name": user, "user": {"token": access.token}}],
         "contexts": [{"name": context, "context": {"cluster": cluster, "user": user, "namespace": namespace}}],
@@ -114,7 +107,7 @@ fn kubeconfig(access: &Access, server: &str, user: &str, namespace: &str) -> Val
     if let Some(name) = tls_server_name(server) {
         document["clusters"][0]["cluster"]["tls-server-name"] = name.into();
     }
-    document
+    Ok(document)
 }
 
 /// A document as YAML in block style. Strings are quoted as in JSON, which is valid YAML.
@@ -139,6 +132,12 @@ fn yaml(value: &Value, depth: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn access() -> AccessTokenView {
+        let answer = json!({"user": "ann", "namespace": "prod", "id": "abc", "token": "muster-abc-def", "expires_at": null,
+            "root_pem": "PEM", "cluster": "xyz", "managers": []});
+        serde_json::from_value(answer).unwrap()
+    }
 
     #[test]
     fn namespace_too_long_for_a_user_name_requires_user_flag() {
@@ -177,19 +176,15 @@ mod tests {
         for known in ["127.0.0.1:4400", "localhost:4400", "[::1]:4400"] {
             assert_eq!(tls_server_name(known), None, "{known}");
         }
-        let access = Access { token: String::new(), root_pem: String::new(), managers: vec![], cluster: String::new() };
-        assert_eq!(kubeconfig(&access, "vm:1", "u", "n")["clusters"][0]["cluster"]["tls-server-name"], "localhost");
+        assert_eq!(
+            kubeconfig(&access(), "vm:1", "u", "n").unwrap()["clusters"][0]["cluster"]["tls-server-name"],
+            "localhost"
+        );
     }
 
     #[test]
     fn a_kubeconfig_is_block_style_yaml_with_quoted_texts() {
-        let access = Access {
-            token: "muster-abc-def".to_owned(),
-            root_pem: "PEM".to_owned(),
-            managers: vec![],
-            cluster: "xyz".to_owned(),
-        };
-        let text = yaml(&kubeconfig(&access, "127.0.0.1:1", "ann", "prod"), 0);
+        let text = yaml(&kubeconfig(&access(), "127.0.0.1:1", "ann", "prod").unwrap(), 0);
         let expected = r#"
 apiVersion: "v1"
 clusters:

@@ -4,13 +4,12 @@ use std::time::{Duration, Instant};
 
 use muster_client::{Failure, Outcome, parse};
 use muster_messages::wire::{LeaseRef, LeaseRequest, Request};
-use muster_messages::{ErrorCode, GuardScope, LeaseView};
-use serde_json::Value;
+use muster_messages::{ErrorCode, GuardScope, GuardView, LeaseDeletedView, LeaseView, ListView};
 
 use super::Context;
-use super::node::ids;
 use crate::cli::args::{GuardCommand, LeaseArgs, LeaseCommand};
 use crate::cli::duration::{format_duration, millis};
+use crate::cli::output::lines;
 use crate::cli::render;
 
 pub async fn run(ctx: &mut Context, LeaseArgs { namespace, command }: LeaseArgs) -> Outcome<u8> {
@@ -18,7 +17,8 @@ pub async fn run(ctx: &mut Context, LeaseArgs { namespace, command }: LeaseArgs)
     match command {
         LeaseCommand::Ls { all_namespaces } => {
             let namespace = (!all_namespaces).then_some(namespace);
-            ctx.show(lease(LeaseRequest::List { namespace }), |d| ids(&d["items"], "name"), render::leases).await
+            let names = |list: &ListView<LeaseView>| lines(list.items.iter().map(|lease| &lease.name));
+            ctx.show(lease(LeaseRequest::List { namespace }), names, render::leases).await
         }
         LeaseCommand::Get { name } => one(ctx, LeaseRequest::Get { lease: named(name) }).await,
         LeaseCommand::Create { name, holder, duration } => {
@@ -28,10 +28,11 @@ pub async fn run(ctx: &mut Context, LeaseArgs { namespace, command }: LeaseArgs)
         LeaseCommand::Delete { name, force: true } => delete_held(ctx, named(name)).await,
         LeaseCommand::Delete { name, force: false } => {
             let sentence = format!("{namespace}/{name} is deleted");
-            ctx.show(lease(LeaseRequest::Delete { lease: named(name) }), |_| String::new(), |_| sentence).await
+            ctx.done(lease(LeaseRequest::Delete { lease: named(name) }), &sentence).await
         }
         LeaseCommand::Guard(GuardCommand::Ls) => {
-            ctx.show(lease(LeaseRequest::Guards), |d| ids(&d["items"], "namespace"), render::guards).await
+            let namespaces = |list: &ListView<GuardView>| lines(list.items.iter().map(|guard| &guard.namespace));
+            ctx.show(lease(LeaseRequest::Guards), namespaces, render::guards).await
         }
         LeaseCommand::Guard(GuardCommand::Set { mode, name }) => {
             let target = name.as_ref().map_or_else(|| namespace.clone(), |name| format!("{namespace}/{name}"));
@@ -41,7 +42,7 @@ pub async fn run(ctx: &mut Context, LeaseArgs { namespace, command }: LeaseArgs)
             };
             let scope = GuardScope { namespace, lease: name };
             let request = LeaseRequest::SetGuard { scope, mode: mode.mode() };
-            ctx.show(lease(request), |_| String::new(), |_| sentence).await
+            ctx.done(lease(request), &sentence).await
         }
     }
 }
@@ -57,8 +58,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(200);
 async fn delete_held(ctx: &mut Context, named: LeaseRef) -> Outcome<u8> {
     let until = Instant::now() + ctx.client.timeout();
     let text = ctx.client.call(lease(LeaseRequest::DeleteHeld { lease: named.clone() })).await?;
-    let document: Value = parse(&text)?;
-    if let (Some(placeholder), Some(ms)) = (document["held_by"].as_str(), document["available_in_ms"].as_u64()) {
+    let deleted: LeaseDeletedView = parse(&text)?;
+    if let (Some(placeholder), Some(ms)) = (&deleted.held_by, deleted.available_in_ms) {
         let left = format_duration(Duration::from_millis(ms));
         ctx.out.note(format!("{named} was held; it stays unavailable for up to {left}, until its command has ended"));
         while is_name_taken(ctx, &named, placeholder).await? {
@@ -98,10 +99,5 @@ async fn is_name_taken(ctx: &mut Context, named: &LeaseRef, placeholder: &str) -
 }
 
 async fn one(ctx: &mut Context, request: LeaseRequest) -> Outcome<u8> {
-    let text = ctx.client.call(lease(request)).await?;
-    let view: LeaseView = parse(&text)?;
-    let holder = view.holder.clone().unwrap_or_default();
-    let document: Value = parse(&text)?;
-    ctx.out.document(&text, || holder, || render::lease(&document));
-    Ok(0)
+    ctx.show(lease(request), |lease: &LeaseView| lease.holder.clone().unwrap_or_default(), render::lease).await
 }

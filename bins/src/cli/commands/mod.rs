@@ -16,11 +16,12 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use muster_client::{Client, Outcome, parse};
-use muster_messages::NodeView;
 use muster_messages::wire::{ListOf, Request};
+use muster_messages::{AdmissionOpenedView, NodeListView, NodeView};
+use serde::de::DeserializeOwned;
 
 use super::args::{Cli, Command, FreshArg, RecoveryCommand};
-use super::output::Out;
+use super::output::{Out, print};
 use super::{bench, dev, discover, elect, render, wait_ready};
 
 /// The time limit for node names: a manager without a quorum answers from its replica after 1.5 s.
@@ -40,50 +41,65 @@ impl Context {
         }
         // A cluster without a quorum is still shown, with ids.
         let nodes = tokio::time::timeout(NAMES_TIMEOUT, self.client.list(ListOf::Nodes, false)).await;
-        let nodes = nodes.ok().and_then(Result::ok).unwrap_or_default();
-        let items = nodes["items"].as_array().map(Vec::as_slice).unwrap_or_default();
-        let named = items.iter().filter_map(|node| Some((node["id"].as_str()?, node["name"].as_str()?)));
-        named.map(|(id, name)| (id.to_owned(), name.to_owned())).collect()
+        let nodes = nodes.ok().and_then(|text| parse::<NodeListView>(&text.ok()?).ok());
+        nodes.into_iter().flat_map(|nodes| nodes.items).map(|node| (node.id, node.name)).collect()
     }
 
-    /// [`Context::show`] with node names in tables.
-    async fn show_named(
+    /// [`Context::show`] with node names for tables.
+    async fn show_named<T: DeserializeOwned>(
         &mut self,
         request: Request,
-        brief: impl FnOnce(&serde_json::Value) -> String,
-        table: impl FnOnce(&serde_json::Value) -> String,
+        brief: impl FnOnce(&T) -> String,
+        table: impl FnOnce(&T, &render::Names) -> String,
     ) -> Outcome<u8> {
         let text = self.client.call(request).await?;
-        let document: serde_json::Value = parse(&text)?;
-        let mut named = document.clone();
-        render::with_names(&mut named, &self.names().await);
-        self.out.document(&text, || brief(&document), || table(&named));
-        Ok(0)
+        let names = self.names().await;
+        self.print(&text, brief, |document| table(document, &names))
     }
 
-    /// Sends the request and prints the document, or what the functions render from it.
-    async fn show(
+    /// Sends the request and prints the answer, or what the functions render from it.
+    async fn show<T: DeserializeOwned>(
         &mut self,
         request: Request,
-        brief: impl FnOnce(&serde_json::Value) -> String,
-        table: impl FnOnce(&serde_json::Value) -> String,
+        brief: impl FnOnce(&T) -> String,
+        table: impl FnOnce(&T) -> String,
     ) -> Outcome<u8> {
         let text = self.client.call(request).await?;
-        let document: serde_json::Value = parse(&text)?;
-        self.out.document(&text, || brief(&document), || table(&document));
-        Ok(0)
+        self.print(&text, brief, table)
     }
 
     /// The same for a list, which may take several answers.
-    async fn show_list(
+    async fn show_list<T: DeserializeOwned>(
         &mut self,
         of: ListOf,
         fresh: bool,
-        key: &str,
-        table: impl FnOnce(&serde_json::Value) -> String,
+        brief: impl FnOnce(&T) -> String,
+        table: impl FnOnce(&T) -> String,
     ) -> Outcome<u8> {
-        let document = self.client.list(of, fresh).await?;
-        self.out.document(&document.to_string(), || node::ids(&document["items"], key), || table(&document));
+        let text = self.client.list(of, fresh).await?;
+        self.print(&text, brief, table)
+    }
+
+    /// Sends the request and prints the answer as JSON, or a sentence.
+    async fn done(&mut self, request: Request, sentence: &str) -> Outcome<u8> {
+        let text = self.client.call(request).await?;
+        self.out.document(&text, String::new, || sentence.to_owned());
+        Ok(0)
+    }
+
+    /// Prints an answer: as JSON the daemon's text, unchanged, with what only its release knows; otherwise what is read from it.
+    fn print<T: DeserializeOwned>(
+        &self,
+        text: &str,
+        brief: impl FnOnce(&T) -> String,
+        table: impl FnOnce(&T) -> String,
+    ) -> Outcome<u8> {
+        if self.out.is_json() {
+            print(text);
+            return Ok(0);
+        }
+        let document = parse(text)?;
+        self.out.document(text, || brief(&document), || table(&document));
         Ok(0)
     }
 }
@@ -125,9 +141,9 @@ pub(super) async fn run(cli: Cli) -> Outcome<u8> {
         Command::Events(args) => events::run(&mut ctx, args).await,
         Command::Backup { file } => backup::run(&ctx, &file).await,
         Command::Recovery(RecoveryCommand::Open) => {
-            let sentence = |d: &serde_json::Value| match d["changed"].as_bool() {
-                Some(false) => "the cluster is already open".to_owned(),
-                _ => "the cluster is open: nodes, joins and users are admitted".to_owned(),
+            let sentence = |opened: &AdmissionOpenedView| match opened.changed {
+                false => "the cluster is already open".to_owned(),
+                true => "the cluster is open: nodes, joins and users are admitted".to_owned(),
             };
             ctx.show(Request::OpenAdmission, sentence, sentence).await
         }

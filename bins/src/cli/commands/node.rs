@@ -5,33 +5,48 @@ use std::time::Instant;
 
 use muster_client::{Failure, Outcome, parse};
 use muster_messages::wire::{ListOf, Request};
-use muster_messages::{ErrorCode, Generation, NodeView, Role, StatusView};
-use serde_json::{Value, json};
+use muster_messages::{
+    ErrorCode, Generation, NodeListView, NodeRemovedView, NodeRenamedView, NodeView, Role, RoleChangeView, StatusView,
+    WallTime,
+};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value, json};
 
 use super::Context;
 use crate::cli::args::{NodeCommand, RoleChange};
-use crate::cli::output::{cell, printable};
+use crate::cli::output::{lines, printable};
 use crate::cli::render;
 use crate::cli::tally::Tally;
 use crate::cli::waiting::{Settled, wait_until_settled};
 
 pub async fn run(ctx: &mut Context, command: NodeCommand) -> Outcome<u8> {
     match command {
-        NodeCommand::Ls(fresh) => ctx.show_list(ListOf::Nodes, fresh.fresh, "id", render::nodes).await,
+        NodeCommand::Ls(fresh) => {
+            let ids = |list: &NodeListView| lines(list.items.iter().map(|node| node.id));
+            ctx.show_list(ListOf::Nodes, fresh.fresh, ids, render::nodes).await
+        }
         NodeCommand::Inspect { node, fresh } => {
             let request = Request::NodeInspect { node, fresh: fresh.fresh };
-            ctx.show(request, |d| cell(&d["id"]), render::node).await
+            ctx.show(request, |node: &NodeView| node.id.to_string(), render::node).await
         }
         NodeCommand::Promote(change) => set_role(ctx, change, Role::Manager).await,
         NodeCommand::Demote(change) => set_role(ctx, change, Role::Worker).await,
         NodeCommand::Rm { nodes, force } => {
-            let done = |d: &Value| format!("{} was removed", describe_node(d));
+            let done = |removed: &NodeRemovedView| {
+                let NodeRemovedView { node, name, addr, member_since, .. } = removed;
+                format!("{} was removed", describe_node(node, name, addr.as_deref(), *member_since))
+            };
             each(ctx, nodes, done, |node| Request::NodeRemove { node, force }).await
         }
         NodeCommand::Rename { node, name } => {
-            let sentence = |d: &Value| match d["changed"].as_bool() {
-                Some(false) => format!("{} already has that name", cell(&d["name"])),
-                _ => format!("{} ({}) was renamed to {}", cell(&d["before"]), cell(&d["node"]), cell(&d["name"])),
+            let sentence = |renamed: &NodeRenamedView| {
+                let NodeRenamedView { node, name, before, changed } = renamed;
+                if *changed {
+                    format!("{before} ({node}) was renamed to {name}")
+                } else {
+                    format!("{name} already has that name")
+                }
             };
             ctx.show(Request::NodeRename { node, name }, |_| String::new(), sentence).await
         }
@@ -43,25 +58,20 @@ pub async fn run(ctx: &mut Context, command: NodeCommand) -> Outcome<u8> {
     }
 }
 
-/// The ids in a list, one per line.
-pub fn ids(items: &Value, key: &str) -> String {
-    let items = items.as_array().map(Vec::as_slice).unwrap_or_default();
-    items.iter().map(|item| cell(&item[key])).collect::<Vec<_>>().join("\n")
-}
-
 /// Sends the same request for each node. Prints one node's document, or `{"items":[…]}` for several.
-pub async fn each(
+pub async fn each<T: DeserializeOwned>(
     ctx: &mut Context,
     nodes: Vec<String>,
-    sentence: impl Fn(&Value) -> String,
+    sentence: impl Fn(&T) -> String,
     request: impl Fn(String) -> Request,
 ) -> Outcome<u8> {
     let (several, mut tally, mut done) = (nodes.len() > 1, Tally::default(), Vec::new());
     for node in nodes {
         let answer = ctx.client.call(request(node.clone())).await.map_err(|f| with_node(&node, several, f));
-        done.extend(tally.note(ctx.out.format, answer.and_then(|text| parse::<Value>(&text))));
+        let done_with = answer.and_then(|text| Ok((sentence(&parse(&text)?), text)));
+        done.extend(tally.note(ctx.out.format, done_with));
     }
-    print_done(ctx, several, done, sentence);
+    print_done(ctx, several, done);
     Ok(tally.exit())
 }
 
@@ -76,25 +86,19 @@ fn with_node(node: &str, several: bool, mut failure: Failure) -> Failure {
     failure
 }
 
-fn print_done(ctx: &Context, several: bool, mut done: Vec<Value>, sentence: impl Fn(&Value) -> String) {
-    let sentences = done.iter().map(sentence).collect::<Vec<_>>().join("\n");
-    let document = match (several, done.pop()) {
-        (false, None) => return,
-        (false, Some(only)) => only,
-        (true, last) => {
-            done.extend(last);
-            json!({"items": done})
-        }
-    };
-    ctx.out.document(&document.to_string(), String::new, || sentences);
+/// Prints what was done: sentences, or the documents that go with them.
+fn print_done(ctx: &Context, several: bool, done: Vec<(String, String)>) {
+    let (sentences, documents): (Vec<String>, Vec<String>) = done.into_iter().unzip();
+    let documents = documents.join(",");
+    let document = if several { format!("{{\"items\":[{documents}]}}") } else { documents };
+    ctx.out.document(&document, String::new, || sentences.join("\n"));
 }
 
 /// A node with its distinguishing facts: `n4 (<id>, 127.0.0.1:4404, member since 2024-…)`.
-fn describe_node(document: &Value) -> String {
-    let (id, addr, since) = (cell(&document["node"]), &document["addr"], &document["member_since"]);
-    let addr = addr.as_str().map_or_else(String::new, |addr| format!(", {}", printable(addr)));
-    let since = since.as_str().map_or_else(String::new, |_| format!(", member since {}", render::when(since)));
-    format!("{} ({id}{addr}{since})", cell(&document["name"]))
+fn describe_node(id: &str, name: &str, addr: Option<&str>, since: Option<WallTime>) -> String {
+    let addr = addr.map_or_else(String::new, |addr| format!(", {addr}"));
+    let since = since.map_or_else(String::new, |since| format!(", member since {}", render::when(since)));
+    printable(&format!("{name} ({id}{addr}{since})"))
 }
 
 async fn set_role(ctx: &mut Context, change: RoleChange, role: Role) -> Outcome<u8> {
@@ -112,38 +116,48 @@ async fn set_role(ctx: &mut Context, change: RoleChange, role: Role) -> Outcome<
     for node in nodes {
         let request = Request::SetRole { node: node.clone(), role };
         let answer = ctx.client.call(request).await.map_err(|f| with_node(&node, several, f));
-        if let Some(document) = tally.note(ctx.out.format, answer.and_then(|text| parse::<Value>(&text))) {
-            // By id from here on: another node could take the name.
-            let id = document["node"].as_str().map_or(node, str::to_owned);
-            results.push(RoleChangeResult { id, document });
-        }
+        results.extend(tally.note(ctx.out.format, answer.and_then(|text| RoleChangeResult::read(&text))));
     }
     if let Some(until) = until {
         for result in &mut results {
-            let name = cell(&result.document["name"]);
+            let (id, name) = (result.accepted.node.to_string(), result.accepted.name.to_string());
             let say = |reason: &str| ctx.out.note(format!("{name}: {reason}"));
-            let outcome = wait_until_settled(&mut ctx.client, &result.id, role, until, say).await;
+            // By id: another node could take the name.
+            let outcome = wait_until_settled(&mut ctx.client, &id, role, until, say).await;
             result.record(tally.note(ctx.out.format, outcome.map_err(|f| with_node(&name, several, f))));
         }
     }
-    let documents = results.into_iter().map(|result| result.document).collect();
-    print_done(ctx, several, documents, |document| role_change_sentence(document, role));
+    let documents: Result<Vec<_>, _> =
+        results.iter().map(|result| Ok((role_change_sentence(result, role), serde_json::to_string(result)?))).collect();
+    print_done(ctx, several, documents.map_err(|e: serde_json::Error| Failure::internal(e))?);
     Ok(tally.exit())
 }
 
-/// An accepted role change of one node.
+/// An accepted role change of one node, as it is printed.
+#[derive(Serialize)]
 struct RoleChangeResult {
-    id: String,
-    /// What is printed of it.
-    document: Value,
+    /// The answer, with fields of newer daemons.
+    #[serde(flatten)]
+    answer: Map<String, Value>,
+    #[serde(skip)]
+    accepted: RoleChangeView,
+    /// Whether it is complete; absent without `--wait`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    settled: Option<bool>,
+    /// What the node does when it returns.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pending: Option<String>,
 }
 
 impl RoleChangeResult {
+    fn read(text: &str) -> Outcome<Self> {
+        Ok(Self { answer: parse(text)?, accepted: parse(text)?, settled: None, pending: None })
+    }
     /// How waiting for it ended; `None`: it failed, which is reported already.
     fn record(&mut self, settled: Option<Settled>) {
-        self.document["settled"] = (settled == Some(Settled::Fully)).into();
+        self.settled = Some(settled == Some(Settled::Fully));
         if let Some(Settled::PendingReturn(left)) = settled {
-            self.document["pending"] = left.into();
+            self.pending = Some(left);
         }
     }
 }
@@ -161,18 +175,17 @@ async fn own_node_last(ctx: &mut Context, nodes: &mut [String]) {
     }
 }
 
-fn role_change_sentence(document: &Value, role: Role) -> String {
-    let name = describe_node(document);
-    match (document["changed"].as_bool(), document["settled"].as_bool()) {
-        (_, Some(true)) => format!("{name} is a {role}"),
-        _ if document["pending"].is_string() => {
-            format!("{name} will be a {role} when it returns ({})", cell(&document["pending"]))
-        }
-        (Some(false), _) if document["role"].as_str().is_some_and(|now| now != role.to_string()) => {
+fn role_change_sentence(result: &RoleChangeResult, role: Role) -> String {
+    let RoleChangeView { node, name, addr, member_since, role: granted, changed, .. } = &result.accepted;
+    let name = describe_node(node.as_str(), name.as_str(), addr.as_deref(), *member_since);
+    match (&result.pending, changed) {
+        _ if result.settled == Some(true) => format!("{name} is a {role}"),
+        (Some(pending), _) => format!("{name} will be a {role} when it returns ({})", printable(pending)),
+        (None, true) => format!("{name} will be a {role}"),
+        (None, false) if granted.is_some_and(|granted| granted != role) => {
             format!("{name} is already becoming a {role}")
         }
-        (Some(false), _) => format!("{name} is already a {role}"),
-        _ => format!("{name} will be a {role}"),
+        (None, false) => format!("{name} is already a {role}"),
     }
 }
 
@@ -182,16 +195,29 @@ mod tests {
 
     #[test]
     fn answers_identify_the_node_by_more_than_its_name() {
+        let read = |document: Value| RoleChangeResult::read(&document.to_string()).unwrap();
         let answer = |changed: bool, role: &str| {
-            json!({"node": "0000000000000000000000001", "name": "n4", "addr": "10.0.0.4:4400",
-                "member_since": "2024-01-01T00:00:00.5Z", "role": role, "desired_role": "manager", "changed": changed})
+            read(json!({"node": "0000000000000000000000001", "name": "n4", "addr": "10.0.0.4:4400",
+                "member_since": "2024-01-01T00:00:00.5Z", "role": role, "desired_role": "manager", "changed": changed}))
         };
         let known = "n4 (0000000000000000000000001, 10.0.0.4:4400, member since 2024-01-01T00:00:00Z)";
         let sentence_of = |changed, role| role_change_sentence(&answer(changed, role), Role::Manager);
         assert_eq!(sentence_of(true, "worker"), format!("{known} will be a manager"));
         assert_eq!(sentence_of(false, "manager"), format!("{known} is already a manager"));
         assert_eq!(sentence_of(false, "worker"), format!("{known} is already becoming a manager"));
-        let old = json!({"node": "1", "name": "n4", "changed": true});
-        assert_eq!(role_change_sentence(&old, Role::Worker), "n4 (1) will be a worker", "of an earlier release");
+        let old = json!({"node": "0000000000000000000000001", "name": "n4", "changed": true});
+        let sentence = role_change_sentence(&read(old), Role::Worker);
+        assert_eq!(sentence, "n4 (0000000000000000000000001) will be a worker", "of an earlier release");
+    }
+
+    #[test]
+    fn json_keeps_fields_of_newer_daemons_and_gains_the_outcome() {
+        let text = r#"{"node":"0000000000000000000000001","name":"n4","changed":true,"newer":1}"#;
+        let mut result = RoleChangeResult::read(text).unwrap();
+        assert_eq!(serde_json::to_value(&result).unwrap(), parse::<Value>(text).unwrap());
+        result.record(Some(Settled::PendingReturn("it is down".to_owned())));
+        let document = json!({"node": "0000000000000000000000001", "name": "n4", "changed": true, "newer": 1,
+            "settled": false, "pending": "it is down"});
+        assert_eq!(serde_json::to_value(&result).unwrap(), document);
     }
 }

@@ -6,17 +6,20 @@ use std::time::Duration;
 
 use muster_client::{Failure, Outcome, parse};
 use muster_messages::wire::{ReconcilerRequest, Request};
-use muster_messages::{ErrorCode, ManagedKey, Revision};
-use serde_json::Value;
+use muster_messages::{
+    AppliedView, DefinitionView, ErrorCode, ListView, ManagedKey, ObjectView, ParticipantView, PlanView,
+    ReconcilerStatusView, ReconcilerView, Revision,
+};
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
 
 use super::Context;
-use super::node::ids;
 use crate::cli::args::{
     MemberCommand, MemberName, ObjectCommand, ObjectName, ReconcilerCommand, ReconcilerName as Named,
 };
 use crate::cli::definition;
 use crate::cli::duration::millis;
-use crate::cli::output::{cell, print, print_failure};
+use crate::cli::output::{lines, or_dash, print, print_failure, printable};
 use crate::cli::render;
 
 pub async fn run(ctx: &mut Context, command: ReconcilerCommand) -> Outcome<u8> {
@@ -29,11 +32,17 @@ pub async fn run(ctx: &mut Context, command: ReconcilerCommand) -> Outcome<u8> {
                 definitions.extend(read(&file)?);
             }
             let request = ReconcilerRequest::Apply { definitions, replace };
-            show(ctx, request, |d| ids(&d["definitions"], "name"), render::applied).await
+            let names =
+                |applied: &AppliedView| lines(applied.definitions.iter().map(|applied| &applied.definition.name));
+            show(ctx, request, names, render::applied).await
         }
-        C::List => show(ctx, ReconcilerRequest::List, |d| ids(&d["items"], "name"), render::reconcilers).await,
+        C::List => {
+            let names = |list: &ListView<ReconcilerView>| lines(list.items.iter().map(|reconciler| &reconciler.name));
+            show(ctx, ReconcilerRequest::List, names, render::reconcilers).await
+        }
         C::Status { name: Named { name }, watch: false, until: None, .. } => {
-            show(ctx, status_of(name), |d| cell(&d["phase"]), render::reconciler).await
+            let phase = |status: &ReconcilerStatusView| printable(&status.brief.phase);
+            show(ctx, status_of(name), phase, render::reconciler).await
         }
         C::Status { name: Named { name }, until, within, .. } => {
             let mut last = format!("no status of {name} yet");
@@ -50,22 +59,22 @@ pub async fn run(ctx: &mut Context, command: ReconcilerCommand) -> Outcome<u8> {
         }
         C::Plan { name: Named { name }, release } => {
             let request = ReconcilerRequest::Plan { name, release };
-            show(ctx, request, |d| cell(&d["path"]), render::plan).await
+            show(ctx, request, |plan: &PlanView| or_dash(plan.path.as_ref()), render::plan).await
         }
         C::Blockers(Named { name }) => {
-            let brief = |d: &Value| ids(&d["blockers"], "member");
-            show(ctx, status_of(name), brief, |d| render::blockers(&d["blockers"])).await
+            let members = |status: &ReconcilerStatusView| lines(status.blockers.iter().map(|b| &b.blocker.member));
+            show(ctx, status_of(name), members, |status| render::blockers(&status.blockers)).await
         }
         C::History(Named { name }) => {
             show(ctx, ReconcilerRequest::History { name }, |_| String::new(), render::gate_history).await
         }
         C::Finalize { name: Named { name }, release } => {
             let message =
-                |d: &Value| format!("{} {} may pass the point of no return", cell(&d["name"]), cell(&d["release"]));
+                |d: &DefinitionView| format!("{} {} may pass the point of no return", printable(&d.name), d.release);
             show(ctx, ReconcilerRequest::Finalize { name, release }, |_| String::new(), message).await
         }
         C::Retry { name: Named { name }, release } => {
-            let message = |d: &Value| format!("{} {} will be retried", cell(&d["name"]), cell(&d["release"]));
+            let message = |d: &DefinitionView| format!("{} {} will be retried", printable(&d.name), d.release);
             show(ctx, ReconcilerRequest::Retry { name, release }, |_| String::new(), message).await
         }
         C::Pause(Named { name }) => {
@@ -98,15 +107,16 @@ pub async fn member(ctx: &mut Context, command: MemberCommand) -> Outcome<u8> {
     match command {
         MemberCommand::List { scope } => {
             let request = ReconcilerRequest::MemberList { scope };
-            show(ctx, request, |d| ids(&d["items"], "member"), render::members).await
+            let members = |list: &ListView<ParticipantView>| lines(list.items.iter().map(|member| &member.member));
+            show(ctx, request, members, render::members).await
         }
         MemberCommand::Forget(MemberName { member: (scope, member) }) => {
             let sentence = format!("{scope}/{member} is forgotten");
-            show(ctx, ReconcilerRequest::MemberForget { scope, member }, |_| String::new(), |_| sentence).await
+            ctx.done(Request::Reconciler(ReconcilerRequest::MemberForget { scope, member }), &sentence).await
         }
         MemberCommand::Drain(MemberName { member: (scope, member) }) => {
             let sentence = format!("{scope}/{member} was asked to stop");
-            show(ctx, ReconcilerRequest::MemberDrain { scope, member }, |_| String::new(), |_| sentence).await
+            ctx.done(Request::Reconciler(ReconcilerRequest::MemberDrain { scope, member }), &sentence).await
         }
     }
 }
@@ -119,17 +129,19 @@ pub async fn object(ctx: &mut Context, command: ObjectCommand) -> Outcome<u8> {
             show(ctx, request, |_| String::new(), render::objects).await
         }
         ObjectCommand::Get(name) => {
-            show(ctx, ReconcilerRequest::ObjectGet { key: key(name) }, |d| d["body"].to_string(), render::object).await
+            let body = |object: &ObjectView| object.body.to_string();
+            show(ctx, ReconcilerRequest::ObjectGet { key: key(name) }, body, render::object).await
         }
         ObjectCommand::Put { name, body, label } => {
             let labels = label.into_iter().collect();
             let request = ReconcilerRequest::ObjectPut { key: key(name), labels, body };
-            show(ctx, request, |_| String::new(), render::object).await
+            // `None`: it was deleted again meanwhile.
+            show(ctx, request, |_: &Option<ObjectView>| String::new(), render::object).await
         }
         ObjectCommand::Delete(name) => {
             let key = key(name);
             let sentence = format!("{key} is deleted");
-            show(ctx, ReconcilerRequest::ObjectDelete { key }, |_| String::new(), |_| sentence).await
+            ctx.done(Request::Reconciler(ReconcilerRequest::ObjectDelete { key }), &sentence).await
         }
     }
 }
@@ -152,11 +164,11 @@ fn read_all(from: impl Read) -> std::io::Result<String> {
     String::from_utf8(bytes).map_err(|_| std::io::Error::other("not UTF-8 text"))
 }
 
-async fn show(
+async fn show<T: DeserializeOwned>(
     ctx: &mut Context,
     request: ReconcilerRequest,
-    brief: impl FnOnce(&Value) -> String,
-    table: impl FnOnce(&Value) -> String,
+    brief: impl FnOnce(&T) -> String,
+    table: impl FnOnce(&T) -> String,
 ) -> Outcome<u8> {
     ctx.show(Request::Reconciler(request), brief, table).await
 }
@@ -167,8 +179,7 @@ async fn done(
     message: &str,
     request: impl FnOnce(String) -> ReconcilerRequest,
 ) -> Outcome<u8> {
-    let sentence = format!("{name} {message}");
-    show(ctx, request(name.to_owned()), |_| String::new(), |_| sentence).await
+    ctx.done(Request::Reconciler(request(name.to_owned())), &format!("{name} {message}")).await
 }
 
 /// The pause between two attempts while the cluster does not answer: short enough for a person who watches.
@@ -194,12 +205,12 @@ async fn watch(ctx: &mut Context, name: String, until: Option<&str>, last: &mut 
             }
             Err(failure) => return Err(failure),
         };
-        let document: Value = parse(&text)?;
-        seen = Revision(document["revision"].as_u64().unwrap_or(seen.0));
-        *last = render::reconciler_line(&document);
-        let reached = until.is_some_and(|phase| document["phase"] == phase);
+        let status: ReconcilerStatusView = parse(&text)?;
+        seen = status.revision;
+        *last = render::reconciler_line(&status.brief);
+        let reached = until.is_some_and(|phase| status.brief.phase == phase);
         let json = ctx.out.is_json();
-        let now = if json { without_revision(document) } else { render::reconciler_line(&document) };
+        let now = if json { without_revision(parse(&text)?) } else { last.clone() };
         // Printed again after a failure, to show that it has passed.
         let changed = shown.as_ref() != Some(&now) || (trouble.is_some() && !json);
         if changed {
@@ -213,12 +224,10 @@ async fn watch(ctx: &mut Context, name: String, until: Option<&str>, last: &mut 
     }
 }
 
-/// The document without its revision, which is the cluster's and not the reconciler's.
-fn without_revision(mut document: Value) -> String {
-    if let Some(fields) = document.as_object_mut() {
-        fields.remove("revision");
-    }
-    document.to_string()
+/// The document, with fields of newer daemons, without its revision, which is the cluster's and not the reconciler's.
+fn without_revision(mut document: Map<String, Value>) -> String {
+    document.remove("revision");
+    Value::Object(document).to_string()
 }
 
 #[cfg(test)]
@@ -239,7 +248,9 @@ mod tests {
 
     #[test]
     fn json_watch_prints_every_change_and_nothing_else() {
-        let at = |revision: u64, wave: u64| serde_json::json!({"name": "s", "wave": wave, "revision": revision});
+        let at = |revision: u64, wave: u64| {
+            parse(&serde_json::json!({"name": "s", "wave": wave, "revision": revision}).to_string()).unwrap()
+        };
         assert_eq!(without_revision(at(1, 1)), without_revision(at(2, 1)));
         assert_ne!(without_revision(at(1, 1)), without_revision(at(1, 2)));
     }

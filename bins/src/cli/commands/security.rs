@@ -2,27 +2,28 @@
 
 use muster_client::Outcome;
 use muster_messages::wire::{ListOf, Request};
+use muster_messages::{BlockedListView, CaView, CertificateRotationView, ListView, NodeCertificateView};
 
 use super::Context;
 use super::node::each;
 use crate::cli::args::{BlocklistCommand, CaCommand, CertCommand};
-use crate::cli::output::cell;
+use crate::cli::output::lines;
 use crate::cli::render;
 
 pub async fn cert(ctx: &mut Context, command: CertCommand) -> Outcome<u8> {
     match command {
-        CertCommand::Ls => ctx.show_list(ListOf::Certificates, true, "node", render::certs).await,
+        CertCommand::Ls => {
+            let nodes = |list: &ListView<NodeCertificateView>| lines(list.items.iter().map(|item| item.node));
+            ctx.show_list(ListOf::Certificates, true, nodes, render::certs).await
+        }
         CertCommand::Rotate { nodes, revoke: true } => {
-            let sentence = |d: &serde_json::Value| {
-                format!("{} will renew its certificate; earlier ones are then revoked", cell(&d["node"]))
+            let sentence = |rotation: &CertificateRotationView| {
+                format!("{} will renew its certificate; earlier ones are then revoked", rotation.node)
             };
             each(ctx, nodes, sentence, |node| Request::CertRevoke { node }).await
         }
         CertCommand::Rotate { nodes, revoke: false } => {
-            let sentence = |d: &serde_json::Value| {
-                let name = if d["name"].is_null() { &d["node"] } else { &d["name"] };
-                format!("{} will renew its certificate", cell(name))
-            };
+            let sentence = |rotation: &CertificateRotationView| format!("{} will renew its certificate", rotation.node);
             each(ctx, nodes, sentence, |node| Request::CertRotate { node }).await
         }
     }
@@ -30,14 +31,15 @@ pub async fn cert(ctx: &mut Context, command: CertCommand) -> Outcome<u8> {
 
 pub async fn ca(ctx: &mut Context, command: CaCommand) -> Outcome<u8> {
     match command {
-        CaCommand::Show => ctx.show(Request::CaShow, |d| cell(&d["digest"]), render::ca).await,
+        CaCommand::Show => ctx.show(Request::CaShow, |ca: &CaView| ca.digest.clone(), render::ca).await,
     }
 }
 
 pub async fn blocklist(ctx: &mut Context, command: BlocklistCommand) -> Outcome<u8> {
     match command {
         BlocklistCommand::Ls(fresh) => {
-            ctx.show_list(ListOf::Blocklist, fresh.fresh, "node_id", render::blocklist).await
+            let nodes = |list: &BlockedListView| lines(list.items.iter().map(|item| item.node_id));
+            ctx.show_list(ListOf::Blocklist, fresh.fresh, nodes, render::blocklist).await
         }
     }
 }

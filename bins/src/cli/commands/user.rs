@@ -7,22 +7,25 @@ use std::path::{Path, PathBuf};
 
 use muster_client::{Client, Failure, Identity, Outcome, parse};
 use muster_messages::wire::{ListOf, Request};
-use muster_messages::{ErrorCode, Name, UserKind};
-use serde::Deserialize;
-use serde_json::{Value, json};
+use muster_messages::{ErrorCode, ListView, Name, UserCertificateView, UserKind, UserView, WallTime};
+use serde::Serialize;
+use serde_json::{Map, Value};
 
 use super::Context;
 use crate::cli::args::UserCommand;
 use crate::cli::duration::millis;
-use crate::cli::output::{output_failure, try_print};
+use crate::cli::output::{lines, output_failure, try_print};
 use crate::cli::render;
 
 pub async fn run(ctx: &mut Context, command: UserCommand) -> Outcome<u8> {
     match command {
-        UserCommand::Ls => ctx.show_list(ListOf::Users, true, "name", render::users).await,
+        UserCommand::Ls => {
+            let names = |list: &ListView<UserView>| lines(list.items.iter().map(|user| &user.name));
+            ctx.show_list(ListOf::Users, true, names, render::users).await
+        }
         UserCommand::Revoke { name } => {
             let sentence = format!("{name} is revoked");
-            ctx.show(Request::UserRevoke { name }, |_| String::new(), |_| sentence).await
+            ctx.done(Request::UserRevoke { name }, &sentence).await
         }
         UserCommand::Create { name, admin, read_only, namespace, ttl, out } => {
             let path = path_of(&name, out);
@@ -39,7 +42,7 @@ pub async fn run(ctx: &mut Context, command: UserCommand) -> Outcome<u8> {
                 _ => UserKind::User,
             };
             let wanted = NewUser { name, kind, namespaces: namespace, ttl_ms: ttl.map(millis) };
-            let (identity, document) = create(&mut ctx.client, wanted).await?;
+            let Issued { identity, not_after, answer } = create(&mut ctx.client, wanted).await?;
             let written = match &reserved {
                 Some(_) => identity.write(&path),
                 None => try_print(&identity.to_json()).map_err(|error| output_failure(&error)),
@@ -49,7 +52,7 @@ pub async fn run(ctx: &mut Context, command: UserCommand) -> Outcome<u8> {
             }
             if let Some(reserved) = reserved {
                 reserved.keep();
-                report(ctx, &identity, document, &path);
+                report(ctx, &identity.name, not_after, &Written { answer, identity: path.display().to_string() })?;
             }
             Ok(0)
         }
@@ -76,7 +79,7 @@ async fn renew(ctx: &mut Context, name: Name, ttl_ms: Option<u64>, out: Option<P
     // Reserves space for the new file before the certificate is replaced.
     let _reserved = if to_stdout { None } else { Some(ReservedFile::reserve(&reservation_path)?) };
     let make = |name, csr_pem| Request::UserRenew { name, ttl_ms, csr_pem };
-    let (identity, document) = certified(&mut ctx.client, name, make).await?;
+    let Issued { identity, not_after, answer } = certified(&mut ctx.client, name, make).await?;
     let written = match to_stdout {
         true => try_print(&identity.to_json()).map_err(|error| output_failure(&error)),
         false => identity.write(&path),
@@ -87,7 +90,7 @@ async fn renew(ctx: &mut Context, name: Name, ttl_ms: Option<u64>, out: Option<P
         return Err(failure);
     }
     if !to_stdout {
-        report(ctx, &identity, document, &path);
+        report(ctx, &identity.name, not_after, &Written { answer, identity: path.display().to_string() })?;
     }
     Ok(0)
 }
@@ -145,20 +148,24 @@ async fn undo(ctx: &mut Context, name: &Name, mut failure: Failure) -> Failure {
     failure
 }
 
-fn report(ctx: &Context, identity: &Identity, mut document: Value, path: &Path) {
-    document["identity"] = json!(path.display().to_string());
-    let not_after = render::when(&document["not_after"]);
+/// A user whose identity was written to a file, as it is printed.
+#[derive(Serialize)]
+struct Written {
+    /// The answer, with fields of newer daemons.
+    #[serde(flatten)]
+    answer: Map<String, Value>,
+    /// The file.
+    identity: String,
+}
+
+fn report(ctx: &Context, name: &Name, not_after: WallTime, written: &Written) -> Outcome<()> {
+    let (file, until) = (&written.identity, render::when(not_after));
     ctx.out.document(
-        &document.to_string(),
-        || path.display().to_string(),
-        || {
-            format!(
-                "identity of {} written to {} (valid until {not_after}); use it with --identity",
-                identity.name,
-                path.display()
-            )
-        },
+        &serde_json::to_string(written).map_err(Failure::internal)?,
+        || file.clone(),
+        || format!("identity of {name} written to {file} (valid until {until}); use it with --identity"),
     );
+    Ok(())
 }
 
 /// A user to create.
@@ -169,30 +176,28 @@ pub struct NewUser {
     pub ttl_ms: Option<u64>,
 }
 
-/// Creates a user; returns its identity and the server's document.
-pub async fn create(client: &mut Client, user: NewUser) -> Outcome<(Identity, Value)> {
+/// A new identity, and the answer with its certificate.
+pub struct Issued {
+    pub identity: Identity,
+    not_after: WallTime,
+    answer: Map<String, Value>,
+}
+
+/// Creates a user.
+pub async fn create(client: &mut Client, user: NewUser) -> Outcome<Issued> {
     let NewUser { name, kind, namespaces, ttl_ms } = user;
     certified(client, name, |name, csr_pem| Request::UserCreate { name, kind, namespaces, ttl_ms, csr_pem }).await
 }
 
-/// Generates a key, has its certificate signed, and returns the identity with the server's document.
-async fn certified(
-    client: &mut Client,
-    name: Name,
-    request: impl FnOnce(Name, String) -> Request,
-) -> Outcome<(Identity, Value)> {
-    #[derive(Deserialize)]
-    struct Signed {
-        cert_pem: String,
-        root_pem: String,
-        managers: Vec<String>,
-    }
+/// Generates a key, and has its certificate signed.
+async fn certified(client: &mut Client, name: Name, request: impl FnOnce(Name, String) -> Request) -> Outcome<Issued> {
     let key_pem = muster_pki::new_key();
     let csr_pem = muster_pki::make_csr(&key_pem)
         .map_err(|e| Failure::new(ErrorCode::Internal, format!("cannot create a certificate request: {e}")))?;
     let text = client.call(request(name.clone(), csr_pem)).await?;
-    let Signed { cert_pem, root_pem, managers } = parse(&text)?;
-    Ok((Identity { name, cert_pem, key_pem, root_pem, managers }, parse(&text)?))
+    let UserCertificateView { cert_pem, root_pem, managers, not_after, .. } = parse(&text)?;
+    let identity = Identity { name, cert_pem, key_pem, root_pem, managers };
+    Ok(Issued { identity, not_after, answer: parse(&text)? })
 }
 
 #[cfg(test)]

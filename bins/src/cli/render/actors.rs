@@ -2,8 +2,8 @@
 
 use serde_json::Value;
 
-use super::{Names, items, when};
-use crate::cli::output::{Table, cell, printable, printable_lines, short};
+use super::Names;
+use crate::cli::output::{Table, cell, printable, printable_lines, short, without_fraction};
 
 /// One tree, or with `--all` that of each node.
 pub fn actors(document: &Value) -> String {
@@ -16,6 +16,15 @@ pub fn actors(document: &Value) -> String {
         format!("{}\n{}", cell(node), trouble.unwrap_or_else(|| table(&item["root"])))
     });
     each.collect::<Vec<_>>().join("\n")
+}
+
+pub(super) fn items(document: &Value) -> &[Value] {
+    document["items"].as_array().map(Vec::as_slice).unwrap_or_default()
+}
+
+/// A time, to the second.
+pub(super) fn when(value: &Value) -> String {
+    value.as_str().map_or_else(|| cell(value), |time| printable(&without_fraction(time)))
 }
 
 /// Every path, one per line.
@@ -57,7 +66,7 @@ pub fn name_nodes(document: &mut Value, names: &Names) {
         Value::Object(fields) => {
             let shown = fields.get("path").and_then(Value::as_str).and_then(|path| {
                 let (kind, id) = path.rsplit('/').next()?.split_once('-')?;
-                Some(format!("{kind}-{}", names.get(id)?))
+                Some(format!("{kind}-{}", names.get(&id.parse().ok()?)?))
             });
             if let Some(shown) = shown {
                 fields.insert("shown".to_owned(), shown.into());
@@ -230,7 +239,7 @@ mod tests {
         let mut tree = some_tree();
         tree["node"] = "0000000000000000000000009".into();
         tree["node_name"] = "n9".into();
-        name_nodes(&mut tree, &[("0000000000000000000000001".to_owned(), "web-1".to_owned())].into());
+        name_nodes(&mut tree, &[("0000000000000000000000001".parse().unwrap(), "web-1".parse().unwrap())].into());
         let text = actors(&tree);
         assert!(text.starts_with("node n9 (0000000000000000000000009)\nACTOR"), "{text}");
         assert!(text.contains("└─ session-web-1 "), "{text}");

@@ -7,8 +7,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::actors::{children, more_children, name_of};
-use super::{items, when};
+use super::actors::{children, items, more_children, name_of, when};
 use crate::cli::output::{Table, cell};
 
 /// In milliseconds. A message handled for this long gets a line.

@@ -10,144 +10,153 @@ pub use self::live::{Baseline, live};
 pub use self::nodes::{node, nodes, status};
 pub use self::reconcilers::*;
 
-use serde_json::Value;
+use std::collections::BTreeMap;
 
-use super::output::{Table, cell, printable, printable_lines, short, without_fraction};
+use muster_messages::{
+    BlockedListView, BlockedView, CaView, EventView, GuardView, LeaseView, ListView, Name, NodeCertificateView, NodeId,
+    RaftStatusView, TokenTextView, TokenView, UserView, WallTime, word,
+};
 
-/// A time, to the second.
-pub fn when(value: &Value) -> String {
-    value.as_str().map_or_else(|| cell(value), |time| printable(&without_fraction(time)))
+use super::output::{Table, or_dash, printable_lines, short, without_fraction, yes_or_no};
+
+/// A time, to the second; `-` if there is none.
+pub fn when(at: impl Into<Option<WallTime>>) -> String {
+    or_dash(at.into().map(|at| without_fraction(&at.to_string())))
 }
 
-fn items(document: &Value) -> &[Value] {
-    document["items"].as_array().map(Vec::as_slice).unwrap_or_default()
-}
-
-/// A table of `items`, one column per heading.
-fn list(document: &Value, headings: &[&str], columns: &[fn(&Value) -> String], empty: &str) -> String {
-    if items(document).is_empty() {
+/// A table of items, one column per heading.
+fn list<T>(items: &[T], headings: &[&str], columns: &[fn(&T) -> String], empty: &str) -> String {
+    if items.is_empty() {
         return empty.to_owned();
     }
     let mut table = Table::new(headings);
-    for item in items(document) {
+    for item in items {
         table.row(columns.iter().map(|column| column(item)));
     }
-    stale_notice(document) + &table.render()
+    table.render()
 }
 
 /// The notice above a stale table.
-fn stale_notice(document: &Value) -> String {
-    match document["stale"].as_bool() {
-        Some(true) => format!("no quorum: showing the local replica as of {}\n", when(&document["as_of"])),
-        _ => String::new(),
+fn stale_notice(stale: bool, as_of: Option<WallTime>) -> String {
+    match stale {
+        true => format!("no quorum: showing the local replica as of {}\n", when(as_of)),
+        false => String::new(),
     }
 }
 
-fn never(value: &Value, word: &str) -> String {
-    if value.is_null() { word.to_owned() } else { when(value) }
+fn never(at: Option<WallTime>) -> String {
+    at.map_or_else(|| "never".to_owned(), when)
 }
 
-pub fn tokens(document: &Value) -> String {
+fn uses(left: Option<u32>) -> String {
+    left.map_or_else(|| "unlimited".to_owned(), |left| left.to_string())
+}
+
+pub fn tokens(tokens: &ListView<TokenView>) -> String {
     let mut text = list(
-        document,
+        &tokens.items,
         &["ID", "ROLE", "EXPIRES", "USES LEFT", "DEFAULT"],
         &[
-            |t| cell(&t["id"]),
-            |t| cell(&t["role"]),
-            |t| never(&t["expires_at"], "never"),
-            |t| never(&t["uses_left"], "unlimited"),
-            |t| cell(&t["default"]),
+            |t| t.id.clone(),
+            |t| t.role.to_string(),
+            |t| never(t.expires_at),
+            |t| uses(t.uses_left),
+            |t| yes_or_no(t.default),
         ],
         "no tokens",
     );
-    let endless = |t: &Value| t["default"] == true && t["expires_at"].is_null();
-    if document["items"].as_array().is_some_and(|items| items.iter().any(endless)) {
+    if tokens.items.iter().any(|token| token.default && token.expires_at.is_none()) {
         text += "default tokens never expire; `muster token rotate ROLE` replaces one\n";
     }
     text
 }
 
-pub fn token(document: &Value) -> String {
+pub fn token(token: &TokenTextView) -> String {
     let mut table = Table::bare();
-    table.row(["token".to_owned(), cell(&document["token"])]);
-    table.row(["id".to_owned(), cell(&document["id"])]);
-    table.row(["role".to_owned(), cell(&document["role"])]);
-    table.row(["expires".to_owned(), never(&document["expires_at"], "never")]);
-    table.row(["uses left".to_owned(), never(&document["uses_left"], "unlimited")]);
+    table.row(["token".to_owned(), token.token.clone()]);
+    table.row(["id".to_owned(), token.id.clone()]);
+    table.row(["role".to_owned(), token.role.to_string()]);
+    table.row(["expires".to_owned(), never(token.expires_at)]);
+    table.row(["uses left".to_owned(), uses(token.uses_left)]);
     table.render()
 }
 
-pub fn certs(document: &Value) -> String {
+pub fn certs(certificates: &ListView<NodeCertificateView>) -> String {
     list(
-        document,
+        &certificates.items,
         &["NODE", "ROLE", "STATE", "NOT AFTER", "GRANTED", "SERIAL"],
         &[
-            |c| if c["name"].is_string() { cell(&c["name"]) } else { cell(&c["node"]) },
-            |c| cell(&c["role"]),
-            |c| cell(&c["state"]),
-            |c| when(&c["not_after"]),
-            |c| cell(&c["granted"]),
-            |c| cell(&c["serial"]),
+            |c| c.name.as_ref().map_or_else(|| c.node.to_string(), Name::to_string),
+            |c| or_dash(c.role),
+            |c| word(c.state),
+            |c| when(c.not_after),
+            |c| or_dash(c.granted),
+            |c| or_dash(c.serial.as_ref()),
         ],
         "no certificates",
     )
 }
 
-pub fn ca(document: &Value) -> String {
+pub fn ca(ca: &CaView) -> String {
     let mut table = Table::bare();
-    table.row(["digest".to_owned(), cell(&document["digest"])]);
-    table.row(["not after".to_owned(), when(&document["not_after"])]);
-    table.render() + &printable_lines(document["pem"].as_str().unwrap_or_default())
+    table.row(["digest".to_owned(), ca.digest.clone()]);
+    table.row(["not after".to_owned(), when(ca.not_after)]);
+    table.render() + &printable_lines(&ca.pem)
 }
 
-pub fn users(document: &Value) -> String {
+pub fn users(users: &ListView<UserView>) -> String {
     list(
-        document,
+        &users.items,
         &["NAME", "RIGHTS", "NAMESPACES", "NOT AFTER"],
-        &[|u| cell(&u["name"]), |u| rights(u).to_owned(), |u| cell(&u["namespaces"]), |u| when(&u["not_after"])],
+        &[
+            |u| u.name.to_string(),
+            |u| rights(u).to_owned(),
+            |u| if u.namespaces.is_empty() { "-".to_owned() } else { u.namespaces.join(",") },
+            |u| when(u.not_after),
+        ],
         "no users",
     )
 }
 
-fn rights(user: &Value) -> &'static str {
-    match (user["admin"].as_bool(), user["read_only"].as_bool()) {
-        (Some(true), _) => "operator",
-        (_, Some(true)) => "read-only",
-        _ => "user",
+fn rights(user: &UserView) -> &'static str {
+    match (user.admin, user.read_only) {
+        (true, _) => "operator",
+        (false, true) => "read-only",
+        (false, false) => "user",
     }
 }
 
-pub fn leases(document: &Value) -> String {
+pub fn leases(leases: &ListView<LeaseView>) -> String {
     list(
-        document,
+        &leases.items,
         &["NAMESPACE", "NAME", "HOLDER", "STATE", "EXPIRES IN", "TOKEN"],
         &[
-            |l| cell(&l["namespace"]),
-            |l| cell(&l["name"]),
-            |l| cell(&l["holder"]),
+            |l| l.namespace.clone(),
+            |l| l.name.clone(),
+            |l| or_dash(l.holder.as_ref()),
             |l| lease_state(l).to_owned(),
-            |l| expires_in(l),
-            |l| cell(&l["fencing_token"]),
+            |l| seconds(l.expires_in_ms),
+            |l| l.fencing_token.to_string(),
         ],
         "no leases",
     )
 }
 
-pub fn lease(lease: &Value) -> String {
+pub fn lease(lease: &LeaseView) -> String {
     let mut table = Table::bare();
     let rows = [
-        ("lease", format!("{}/{}", cell(&lease["namespace"]), cell(&lease["name"]))),
-        ("holder", cell(&lease["holder"])),
+        ("lease", format!("{}/{}", lease.namespace, lease.name)),
+        ("holder", or_dash(lease.holder.as_ref())),
         ("state", lease_state(lease).to_owned()),
-        ("expires in", expires_in(lease)),
-        ("duration", lease["lease_duration_ms"].as_u64().map_or_else(|| "-".to_owned(), seconds)),
-        ("fencing token", cell(&lease["fencing_token"])),
-        ("transitions", cell(&lease["transitions"])),
-        ("acquired", when(&lease["acquired_at"])),
-        ("renewed", when(&lease["renewed_at"])),
-        ("strategy", cell(&lease["strategy"])),
-        ("preferred holder", cell(&lease["preferred_holder"])),
-        ("revision", cell(&lease["revision"])),
+        ("expires in", seconds(lease.expires_in_ms)),
+        ("duration", seconds(lease.lease_duration_ms)),
+        ("fencing token", lease.fencing_token.to_string()),
+        ("transitions", lease.transitions.to_string()),
+        ("acquired", when(lease.acquired_at)),
+        ("renewed", when(lease.renewed_at)),
+        ("strategy", or_dash(lease.strategy.as_ref())),
+        ("preferred holder", or_dash(lease.preferred_holder.as_ref())),
+        ("revision", lease.revision.to_string()),
     ];
     for (key, value) in rows {
         table.row([key.to_owned(), value]);
@@ -155,108 +164,87 @@ pub fn lease(lease: &Value) -> String {
     table.render().trim_end().to_owned()
 }
 
-fn lease_state(lease: &Value) -> &'static str {
-    match (lease["holder"].is_string(), lease["expired"].as_bool()) {
-        (false, _) => "free",
-        (true, Some(true)) => "expired",
-        _ => "held",
+fn lease_state(lease: &LeaseView) -> &'static str {
+    match (&lease.holder, lease.expired) {
+        (None, _) => "free",
+        (Some(_), true) => "expired",
+        (Some(_), false) => "held",
     }
 }
 
-fn expires_in(lease: &Value) -> String {
-    lease["expires_in_ms"].as_u64().map_or_else(|| "-".to_owned(), seconds)
+fn seconds(ms: Option<u64>) -> String {
+    or_dash(ms.map(|ms| format!("{}.{} s", ms / 1000, ms % 1000 / 100)))
 }
 
-fn seconds(ms: u64) -> String {
-    format!("{}.{} s", ms / 1000, ms % 1000 / 100)
-}
-
-pub fn guards(document: &Value) -> String {
+pub fn guards(guards: &ListView<GuardView>) -> String {
     list(
-        document,
+        &guards.items,
         &["NAMESPACE", "LEASE", "MODE"],
-        &[
-            |g| cell(&g["namespace"]),
-            |g| if g["lease"].is_null() { "(all)".to_owned() } else { cell(&g["lease"]) },
-            |g| cell(&g["mode"]),
-        ],
+        &[|g| g.namespace.clone(), |g| g.lease.clone().unwrap_or_else(|| "(all)".to_owned()), |g| word(g.mode)],
         "no guards set: `blind` everywhere",
     )
 }
 
-pub fn blocklist(document: &Value) -> String {
-    list(
-        document,
-        &["NODE", "BLOCKED", "UNTIL"],
-        &[|b| cell(&b["node_id"]), |b| when(&b["blocked_at"]), |b| when(&b["expires_at"])],
-        "no blocked nodes",
-    )
+pub fn blocklist(blocked: &BlockedListView) -> String {
+    let (headings, empty) = (["NODE", "BLOCKED", "UNTIL"], "no blocked nodes");
+    let columns: &[fn(&BlockedView) -> String] =
+        &[|b| b.node_id.to_string(), |b| when(b.blocked_at), |b| when(b.expires_at)];
+    let notice = if blocked.items.is_empty() { String::new() } else { stale_notice(blocked.stale, blocked.as_of) };
+    notice + &list(&blocked.items, &headings, columns, empty)
 }
 
 /// Node names, by id.
-pub type Names = std::collections::BTreeMap<String, String>;
+pub type Names = BTreeMap<NodeId, Name>;
 
-/// Replaces node ids by names, in a document for tables.
-pub fn with_names(document: &mut Value, names: &Names) {
-    match document {
-        Value::Array(items) => items.iter_mut().for_each(|item| with_names(item, names)),
-        Value::Object(fields) => fields.iter_mut().for_each(|(key, value)| match value {
-            Value::String(id) if matches!(key.as_str(), "node" | "leader" | "id") => {
-                if let Some(name) = names.get(id) {
-                    name.clone_into(id);
-                }
-            }
-            value => with_names(value, names),
-        }),
-        _ => {}
-    }
+/// A node's name; its id if the name is unknown.
+pub fn node_name(id: NodeId, names: &Names) -> String {
+    names.get(&id).map_or_else(|| id.to_string(), Name::to_string)
 }
 
-pub fn raft(document: &Value) -> String {
-    let leader = document["leader"].as_str().unwrap_or("");
-    let mut out = stale_notice(document);
-    out += &format!(
-        "term {}, commit {}, applied {}\n",
-        cell(&document["term"]),
-        cell(&document["commit"]),
-        cell(&document["applied"])
-    );
+pub fn raft(status: &RaftStatusView, names: &Names) -> String {
+    let mut out = stale_notice(status.stale, status.as_of);
+    out += &format!("term {}, commit {}, applied {}\n", status.term, status.commit, status.applied);
     let mut table = Table::new(&["RAFT ID", "NODE", "ADDRESS", "ROLE", "MATCH", "REACHABLE"]);
-    for member in document["members"].as_array().map(Vec::as_slice).unwrap_or_default() {
-        let leads = !leader.is_empty() && member["node"] == leader;
-        let role = cell(&member["role"]) + if leads { ", leader" } else { "" };
-        let columns = ["raft_id", "node", "addr"].map(|key| cell(&member[key]));
-        table.row(columns.into_iter().chain([role, cell(&member["match"]), cell(&member["reachable"])]));
+    for member in &status.members {
+        let leads = if status.leader == Some(member.node) { ", leader" } else { "" };
+        table.row([
+            member.raft_id.to_string(),
+            node_name(member.node, names),
+            member.addr.clone(),
+            word(member.role) + leads,
+            member.matched.to_string(),
+            yes_or_no(member.reachable),
+        ]);
     }
     out + &table.render()
 }
 
-pub fn events(items: &Value) -> String {
-    match items.as_array() {
-        Some(events) if !events.is_empty() => event_lines(items),
-        _ => "no events".to_owned(),
-    }
+pub fn events(events: &[EventView], names: &Names) -> String {
+    if events.is_empty() { "no events".to_owned() } else { event_lines(events, names) }
 }
 
-pub fn event_lines(items: &Value) -> String {
+pub fn event_lines(events: &[EventView], names: &Names) -> String {
+    let named = |id: &str| match id.parse().ok().and_then(|id| names.get(&id)) {
+        Some(name) => name.to_string(),
+        None => short(id),
+    };
     let mut table = Table::bare();
-    for event in items.as_array().map(Vec::as_slice).unwrap_or_default() {
-        let change = match (&event["before"], &event["after"]) {
-            (Value::Null, Value::Null) => String::new(),
-            (before, after) => format!("{} -> {}", cell(before), cell(after)),
+    for event in events {
+        let change = match (&event.before, &event.after) {
+            (None, None) => String::new(),
+            (before, after) => format!("{} -> {}", or_dash(before.as_ref()), or_dash(after.as_ref())),
         };
-        let node = event["node"].as_str().map_or_else(|| "-".to_owned(), short);
-        let by = match event["by"]["id"].as_str() {
-            Some(id) => format!("{} {}", cell(&event["by"]["kind"]), short(id)),
-            None => cell(&event["by"]["kind"]),
+        let by = match &event.by.id {
+            Some(id) => format!("{} {}", event.by.kind, named(id)),
+            None => event.by.kind.clone(),
         };
         table.row([
-            cell(&event["revision"]),
-            when(&event["at"]),
-            cell(&event["kind"]),
-            node,
+            event.revision.to_string(),
+            when(event.at),
+            event.kind.clone(),
+            or_dash(event.node.map(|id| named(id.as_str()))),
             change,
-            format!("{} (by {by})", cell(&event["reason"])),
+            format!("{} (by {by})", event.reason),
         ]);
     }
     table.render()
@@ -265,23 +253,30 @@ pub fn event_lines(items: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use serde::de::DeserializeOwned;
+    use serde_json::{Value, json};
+
+    fn read<T: DeserializeOwned>(document: Value) -> T {
+        serde_json::from_value(document).unwrap()
+    }
 
     #[test]
     fn lists_are_tables_and_empty_lists_are_sentences() {
         let tokens_seen =
             json!({"items": [{"id": "a1", "role": "worker", "expires_at": null, "uses_left": 3, "default": true}]});
         assert_eq!(
-            tokens(&tokens_seen),
+            tokens(&read(tokens_seen)),
             "ID  ROLE    EXPIRES  USES LEFT  DEFAULT\na1  worker  never    3          yes\n\
              default tokens never expire; `muster token rotate ROLE` replaces one\n"
         );
-        assert_eq!(blocklist(&json!({"items": []})), "no blocked nodes");
-        let users_seen = json!({"items": [
-            {"name": "ann", "admin": true, "read_only": false, "namespaces": [], "not_after": null},
-            {"name": "eye", "admin": false, "read_only": true, "namespaces": [], "not_after": null},
-            {"name": "job", "admin": false, "read_only": false, "namespaces": ["shop"], "not_after": null}]});
-        let rights = users(&users_seen);
+        assert_eq!(blocklist(&read(json!({"stale": false, "as_of": null, "items": []}))), "no blocked nodes");
+        let user = |name: &str, admin: bool, read_only: bool, namespaces: &[&str]| {
+            json!({"name": name, "admin": admin, "read_only": read_only, "namespaces": namespaces, "serial": "a1",
+                "not_after": "2024-01-01T00:00:00Z"})
+        };
+        let users_seen = json!({"items": [user("ann", true, false, &[]), user("eye", false, true, &[]),
+            user("job", false, false, &["shop"])]});
+        let rights = users(&read(users_seen));
         for (line, kind) in rights.lines().zip(["RIGHTS", "operator", "read-only", "user"]) {
             assert!(line.contains(kind), "{rights}");
         }
@@ -290,20 +285,26 @@ mod tests {
     #[test]
     fn stale_table_starts_with_a_notice() {
         let document = json!({"stale": true, "as_of": "2024-01-01T00:00:00.5Z", "term": 4, "leader": null, "commit": 9,
-            "applied": 9, "members": [{"node": "abc", "raft_id": 1, "addr": "h:1", "role": "voter", "match": 9, "reachable": true}]});
-        assert!(raft(&document).starts_with("no quorum: showing the local replica as of 2024-01-01T00:00:00Z\nterm 4"));
+            "applied": 9, "members": [{"node": "0000000000000000000000001", "raft_id": 1, "addr": "h:1", "role": "voter", "match": 9,
+            "reachable": true}], "removed_raft_ids": []});
+        assert!(
+            raft(&read(document), &Names::new())
+                .starts_with("no quorum: showing the local replica as of 2024-01-01T00:00:00Z\nterm 4")
+        );
     }
 
     #[test]
     fn events_name_who_did_what() {
-        let items = json!([{"revision": 7, "at": "2024-01-01T00:00:00Z", "kind": "role", "node": "0123456789abcdefghijklmno",
-            "by": {"kind": "admin", "id": "alice-of-the-night-shift"}, "reason": "promote", "before": "worker", "after": "manager"}]);
+        let items: Vec<EventView> = read(
+            json!([{"revision": 7, "at": "2024-01-01T00:00:00Z", "kind": "role", "node": "0123456789abcdefghijklmno",
+            "by": {"kind": "admin", "id": "alice-of-the-night-shift"}, "reason": "promote", "before": "worker", "after": "manager"}]),
+        );
         assert_eq!(
-            event_lines(&items),
+            event_lines(&items, &Names::new()),
             "7  2024-01-01T00:00:00Z  role  01234567  worker -> manager  promote (by admin alice-of-the-night-shift)\n"
         );
-        let mut named = items;
-        with_names(&mut named, &[("0123456789abcdefghijklmno".to_owned(), "web-1".to_owned())].into());
-        assert!(event_lines(&named).contains("  role  web-1  worker -> manager"), "{}", event_lines(&named));
+        let names = [("0123456789abcdefghijklmno".parse().unwrap(), "web-1".parse().unwrap())].into();
+        let named = event_lines(&items, &names);
+        assert!(named.contains("  role  web-1  worker -> manager"), "{named}");
     }
 }

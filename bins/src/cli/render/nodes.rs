@@ -2,112 +2,108 @@
 
 use std::collections::BTreeMap;
 
-use muster_messages::{Name, NodeId, StatusView};
-use serde_json::Value;
+use muster_messages::{
+    CertificateState, Condition, Membership, Name, NodeId, NodeListView, NodeView, StatusView, WaitReason, word,
+};
 
-use super::{items, stale_notice, when};
-use crate::cli::output::{Table, cell, short, without_fraction};
+use super::{stale_notice, when};
+use crate::cli::output::{Table, or_dash, short, without_fraction};
 
-pub fn nodes(document: &Value) -> String {
+pub fn nodes(nodes: &NodeListView) -> String {
     let mut table =
         Table::new(&["ID", "NAME", "ROLE", "STATE", "RAFT", "CERTIFICATE", "ADDRESS", "RELEASE", "PENDING"]);
-    for node in items(document) {
+    for node in &nodes.items {
         table.row([
-            cell(&node["id"]),
-            cell(&node["name"]),
+            node.id.to_string(),
+            node.name.to_string(),
             role(node),
             state(node),
             membership(node),
             certificate(node),
-            cell(&node["addr"]),
-            cell(&node["release"]),
+            node.addr.clone(),
+            node.release.clone(),
             pending(node),
         ]);
     }
-    stale_notice(document) + &table.render()
+    stale_notice(nodes.stale, nodes.as_of) + &table.render()
 }
 
 /// `worker`, or `worker -> manager` until the desired role is granted.
-fn role(node: &Value) -> String {
-    let (granted, desired) = (&node["role"], &node["desired_role"]);
-    if granted == desired { cell(granted) } else { format!("{} -> {}", cell(granted), cell(desired)) }
+fn role(node: &NodeView) -> String {
+    let (granted, desired) = (node.role, node.desired_role);
+    if granted == desired { granted.to_string() } else { format!("{granted} -> {desired}") }
 }
 
-fn state(node: &Value) -> String {
-    let stale = node["stale"].as_bool() == Some(true);
-    let conditions = node["conditions"].as_array().map(Vec::as_slice).unwrap_or_default();
-    let qualifier = if conditions.iter().any(|c| c["reason"] == "no_contact") {
+fn is_contact_lost(condition: &Condition) -> bool {
+    condition.reason == WaitReason::NoContact
+}
+
+fn state(node: &NodeView) -> String {
+    let qualifier = if node.conditions.iter().any(is_contact_lost) {
         " (no contact)"
-    } else if stale {
+    } else if node.stale {
         " (stale)"
     } else {
         ""
     };
-    cell(&node["state"]) + qualifier
+    word(node.state) + qualifier
 }
 
-fn membership(node: &Value) -> String {
-    let manager = &node["manager"];
-    match (node["membership"].as_str(), manager["leader"].as_bool()) {
-        (None | Some("none"), _) => "-".to_owned(),
-        (Some(_), Some(true)) => "leader".to_owned(),
-        (Some(kind), _) if manager["reachable"].as_bool() == Some(false) => format!("{kind}, unreachable"),
-        (Some(kind), _) => kind.to_owned(),
+fn membership(node: &NodeView) -> String {
+    match (node.membership, &node.manager) {
+        (Membership::None, _) => "-".to_owned(),
+        (_, Some(manager)) if manager.leader => "leader".to_owned(),
+        (kind, Some(manager)) if !manager.reachable => format!("{}, unreachable", word(kind)),
+        (kind, _) => word(kind),
     }
 }
 
-fn certificate(node: &Value) -> String {
-    let certificate = &node["certificate"];
-    match certificate["state"].as_str() {
-        Some("issued") => cell(&certificate["role"]),
-        Some(other) => format!("{} ({other})", cell(&certificate["role"])),
-        None => "-".to_owned(),
+fn certificate(node: &NodeView) -> String {
+    let role = or_dash(node.certificate.role);
+    match node.certificate.state {
+        CertificateState::Issued => role,
+        other => format!("{role} ({})", word(other)),
     }
 }
 
-fn pending(node: &Value) -> String {
-    let conditions = node["conditions"].as_array().map(Vec::as_slice).unwrap_or_default();
-    let pending = conditions.iter().filter(|c| c["reason"] != "no_contact");
-    pending.map(|c| cell(&c["reason"])).collect::<Vec<_>>().join(",")
+fn pending(node: &NodeView) -> String {
+    let pending = node.conditions.iter().filter(|condition| !is_contact_lost(condition));
+    pending.map(|condition| word(condition.reason)).collect::<Vec<_>>().join(",")
 }
 
-pub fn node(node: &Value) -> String {
+pub fn node(node: &NodeView) -> String {
     let mut table = Table::bare();
     let mut row = |key: &str, value: String| table.row([key.to_owned(), value]);
-    row("id", cell(&node["id"]));
-    row("name", cell(&node["name"]));
-    row("address", cell(&node["addr"]));
-    row("release", cell(&node["release"]));
+    row("id", node.id.to_string());
+    row("name", node.name.to_string());
+    row("address", node.addr.clone());
+    row("release", node.release.clone());
     row("role", role(node));
-    row("state", format!("{} since {}", state(node), when(&node["state_since"])));
+    row("state", format!("{} since {}", state(node), when(node.state_since)));
     row(
         "raft",
-        match node["manager"]["raft_id"].as_u64() {
-            Some(id) => format!("{}, raft id {id}", membership(node)),
+        match &node.manager {
+            Some(manager) => format!("{}, raft id {}", membership(node), manager.raft_id),
             None => membership(node),
         },
     );
-    row("certificate", format!("{}, until {}", certificate(node), when(&node["certificate"]["not_after"])));
-    row("serial", cell(&node["certificate"]["serial"]));
-    let labels = node["labels"].as_object().into_iter().flatten();
-    row("labels", labels.map(|(k, v)| format!("{k}={}", cell(v))).collect::<Vec<_>>().join(" "));
-    if let Some(more) = node["labels_left_out"].as_u64() {
-        row("more labels", more.to_string());
+    row("certificate", format!("{}, until {}", certificate(node), when(node.certificate.not_after)));
+    row("serial", or_dash(node.certificate.serial.as_ref()));
+    row("labels", node.labels.iter().map(|(k, v)| format!("{k}={v}")).collect::<Vec<_>>().join(" "));
+    if node.labels_left_out > 0 {
+        row("more labels", node.labels_left_out.to_string());
     }
-    row("generation", cell(&node["generation"]));
-    row("revision", cell(&node["revision"]));
-    for condition in node["conditions"].as_array().map(Vec::as_slice).unwrap_or_default() {
-        let retry = match &condition["retry_at"] {
-            Value::Null => String::new(),
-            at => format!(", next try {}", when(at)),
-        };
-        let since = when(&condition["since"]);
-        let kind = match condition["type"].as_str() {
-            Some("duplicate_identity") => "duplicate",
-            Some(kind @ ("contact" | "name")) => kind,
+    row("generation", node.generation.to_string());
+    row("revision", node.revision.to_string());
+    for condition in &node.conditions {
+        let retry = condition.retry_at.map_or_else(String::new, |at| format!(", next try {}", when(at)));
+        let kind = match condition.kind.as_str() {
+            "duplicate_identity" => "duplicate",
+            kind @ ("contact" | "name") => kind,
             _ => "pending",
         };
-        row(kind, format!("{}: {} (since {since}{retry})", cell(&condition["reason"]), cell(&condition["message"])));
+        let (reason, since) = (word(condition.reason), when(condition.since));
+        row(kind, format!("{reason}: {} (since {since}{retry})", condition.message));
     }
     table.render()
 }
@@ -145,23 +141,12 @@ pub fn status(status: &StatusView, names: &BTreeMap<NodeId, Name>) -> String {
         format!("{}: {} managers, {} workers; {} ready, {} down", n.total, n.managers, n.workers, n.ready, n.down),
     );
     for p in &status.pending {
-        let text = serde_json::to_value(p).unwrap_or_default();
-        let since = without_fraction(&p.since.to_string());
-        row(
-            "pending",
-            format!(
-                "{} wants {}: {}: {} (since {since})",
-                p.name,
-                cell(&text["wants"]),
-                cell(&text["reason"]),
-                p.message
-            ),
-        );
+        let (wants, reason, since) = (word(p.wants), word(p.reason), when(p.since));
+        row("pending", format!("{} wants {wants}: {reason}: {} (since {since})", p.name, p.message));
     }
     for d in &status.duplicates {
         let processes = d.processes.iter().map(ToString::to_string).collect::<Vec<_>>().join(" and ");
-        let since = without_fraction(&d.since.to_string());
-        row("duplicate", format!("{} runs twice: {processes} (since {since})", d.name));
+        row("duplicate", format!("{} runs twice: {processes} (since {})", d.name, when(d.since)));
     }
     let stale = status.as_of.map(|at| without_fraction(&at.to_string()));
     let note = match (status.stale, stale) {
@@ -175,7 +160,7 @@ pub fn status(status: &StatusView, names: &BTreeMap<NodeId, Name>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     #[test]
     fn status_names_the_leader_and_missing_managers() {
@@ -196,21 +181,38 @@ mod tests {
         assert!(text.contains("n2 wants manager: waiting_for_node: not heard of"), "{text}");
     }
 
+    fn listed(fields: Value) -> NodeListView {
+        let mut node = json!({"id": "0000000000000000000000004", "name": "n4", "role": "worker", "desired_role": "worker",
+            "state": "ready", "state_since": "2024-01-01T00:00:00Z", "stale": false, "membership": "none", "manager": null,
+            "certificate": {"role": "worker", "state": "issued", "serial": "a1", "not_after": "2024-02-01T00:00:00Z"},
+            "addr": "h:1", "release": "0.1.0", "labels": {}, "generation": 1, "revision": 9});
+        node.as_object_mut().unwrap().append(&mut fields.as_object().unwrap().clone());
+        serde_json::from_value(json!({"revision": 9, "stale": false, "items": [node]})).unwrap()
+    }
+
     #[test]
     fn node_without_contact_is_marked_before_it_is_down() {
-        let document = json!({"items": [{"id": "x", "name": "n4", "role": "worker", "desired_role": "worker", "state": "ready",
-            "stale": false, "membership": "none", "manager": null, "certificate": {"role": "worker", "state": "issued"},
-            "addr": "h:1", "release": "0.1.0", "conditions": [{"type": "contact", "reason": "no_contact"}]}]});
-        let text = nodes(&document);
+        let condition = json!({"type": "contact", "reason": "no_contact", "message": "its connection is lost",
+            "since": "2024-01-01T00:00:00Z", "retry_at": null});
+        let text = nodes(&listed(json!({"conditions": [condition]})));
         assert!(text.contains("ready (no contact)") && !text.contains("no_contact"), "{text}");
     }
 
     #[test]
     fn pending_role_change_shows_both_roles() {
-        let document = json!({"items": [{"id": "x", "name": "n4", "role": "worker", "desired_role": "manager", "state": "ready",
-            "stale": false, "membership": "none", "manager": null, "certificate": {"role": "worker", "state": "pending"},
-            "addr": "h:1", "release": "0.1.0", "conditions": [{"reason": "waiting_for_certificate"}]}]});
-        let text = nodes(&document);
+        let condition = json!({"type": "role_change", "reason": "waiting_for_certificate", "message": "it is signed",
+            "since": "2024-01-01T00:00:00Z", "retry_at": null});
+        let certificate = json!({"role": "worker", "state": "pending", "serial": null, "not_after": null});
+        let fields = json!({"desired_role": "manager", "certificate": certificate, "conditions": [condition]});
+        let text = nodes(&listed(fields));
         assert!(text.contains("worker -> manager") && text.contains("waiting_for_certificate"), "{text}");
+    }
+
+    #[test]
+    fn reason_of_a_newer_release_does_not_hide_the_list() {
+        let condition = json!({"type": "role_change", "reason": "not_invented_yet", "message": "later",
+            "since": "2024-01-01T00:00:00Z", "retry_at": null});
+        let text = nodes(&listed(json!({"conditions": [condition]})));
+        assert!(text.contains(" n4 ") && text.contains(" other"), "{text}");
     }
 }

@@ -1,77 +1,81 @@
 //! Tables of reconcilers, members and objects.
 
-use serde_json::Value;
+use muster_messages::{
+    AppliedView, BlockerView, ForcedFloorView, GateHistoryView, GateState, GateStatusView, ListView, Name, ObjectView,
+    ParticipantView, PlanView, PlannedSideView, RECONCILER_LABEL, ReconcilerStatusView, ReconcilerView, word,
+};
+use serde::Serialize;
 
-use super::{items, list, when};
-use crate::cli::output::{Table, cell, printable, printable_lines};
+use super::{list, when};
+use crate::cli::output::{Table, or_dash, printable, printable_lines};
 
-fn release(gate: &Value) -> String {
-    if gate.is_null() { "-".to_owned() } else { cell(&gate["reconciled"]) }
+/// The applied release.
+fn release(gate: Option<&GateStatusView>) -> String {
+    or_dash(gate.and_then(GateStatusView::entry).map(|entry| &entry.reconciled))
 }
 
-pub fn reconcilers(document: &Value) -> String {
+fn floor(gate: Option<&GateStatusView>) -> String {
+    or_dash(gate.and_then(GateStatusView::entry).map(|entry| entry.floor))
+}
+
+pub fn reconcilers(reconcilers: &ListView<ReconcilerView>) -> String {
     list(
-        document,
+        &reconcilers.items,
         &["NAME", "SCOPE", "APPLIED", "FLOOR", "PHASE", "WHY"],
         &[
-            |r| cell(&r["name"]),
-            |r| cell(&r["scope"]),
-            |r| release(&r["gate"]),
-            |r| cell(&r["gate"]["floor"]),
-            |r| cell(&r["phase"]),
-            |r| cell(&r["message"]),
+            |r| r.name.clone(),
+            |r| r.scope.clone(),
+            |r| release(r.gate.as_ref()),
+            |r| floor(r.gate.as_ref()),
+            |r| r.phase.clone(),
+            |r| r.message.clone(),
         ],
         "no reconcilers; `muster reconciler apply -f FILE` adds one",
     )
 }
 
 /// The status in one line, for `--watch`.
-pub fn reconciler_line(r: &Value) -> String {
-    let gate = &r["gate"];
-    let state = if gate.is_null() { "no gate".to_owned() } else { cell(&gate["state"]) };
-    let why = match r["message"].as_str() {
-        Some("") | None => String::new(),
-        Some(message) => format!(": {message}"),
-    };
-    format!("{} {state} {} floor {}  {}{why}", cell(&r["name"]), release(gate), cell(&gate["floor"]), cell(&r["phase"]))
+pub fn reconciler_line(r: &ReconcilerView) -> String {
+    let gate = r.gate.as_ref();
+    let state = gate.map_or_else(|| "no gate".to_owned(), GateStatusView::state);
+    let why = if r.message.is_empty() { String::new() } else { format!(": {}", r.message) };
+    let line = format!("{} {state} {} floor {}  {}{why}", r.name, release(gate), floor(gate), r.phase);
+    printable(&line)
 }
 
-pub fn reconciler(r: &Value) -> String {
-    let (gate, runner, participants) = (&r["gate"], &r["runner"], &r["participants"]);
+pub fn reconciler(status: &ReconcilerStatusView) -> String {
+    let r = &status.brief;
     let mut table = Table::bare();
-    let applied = match gate["state"].as_str() {
+    let applied = match &r.gate {
         None => "nothing yet".to_owned(),
-        Some("working") => format!(
-            "{}, changing to {}, floor {}",
-            cell(&gate["reconciled"]),
-            cell(&gate["target"]["release"]),
-            cell(&gate["floor"])
-        ),
-        Some("unreadable") => "unknown: the gate is unreadable".to_owned(),
-        Some(_) => format!("{}, floor {}", cell(&gate["reconciled"]), cell(&gate["floor"])),
+        Some(GateStatusView::Unreadable { .. }) => "unknown: the gate is unreadable".to_owned(),
+        Some(GateStatusView::Readable(gate)) if gate.state == GateState::Working => {
+            let target = or_dash(gate.target.as_ref().map(|target| &target.release));
+            format!("{}, changing to {target}, floor {}", gate.reconciled, gate.floor)
+        }
+        Some(GateStatusView::Readable(gate)) => format!("{}, floor {}", gate.reconciled, gate.floor),
     };
-    let runs = if runner.is_null() {
-        "none".to_owned()
-    } else {
-        let who = if runner["node"].is_string() { &runner["node"] } else { &runner["member"] };
-        format!("{} since {}, term {}", cell(who), when(&runner["since"]), cell(&runner["term"]))
+    let runs = match &r.runner {
+        None => "none".to_owned(),
+        Some(runner) => {
+            let who = runner.node.as_ref().map(Name::as_str).or(runner.member.as_deref());
+            format!("{} since {}, term {}", or_dash(who), when(runner.since), runner.term)
+        }
     };
+    let counts = &r.participants;
     let scope = format!(
         "{}: {} serving, {} announced, {} draining",
-        cell(&r["scope"]),
-        cell(&participants["serving"]),
-        cell(&participants["announced"]),
-        cell(&participants["draining"])
+        r.scope, counts.serving, counts.announced, counts.draining
     );
     let rows = [
-        ("reconciler", cell(&r["name"])),
+        ("reconciler", r.name.clone()),
         ("scope", scope),
         ("applied", applied),
-        ("phase", cell(&r["phase"])),
-        ("why", cell(&r["message"])),
+        ("phase", r.phase.clone()),
+        ("why", r.message.clone()),
         ("runner", runs),
-        ("failures", cell(&r["consecutive_failures"])),
-        ("last error", cell(&r["last_error"])),
+        ("failures", r.consecutive_failures.to_string()),
+        ("last error", or_dash(r.last_error.as_ref())),
     ];
     for (name, value) in rows {
         if !value.is_empty() {
@@ -79,10 +83,9 @@ pub fn reconciler(r: &Value) -> String {
         }
     }
     let mut text = table.render();
-    text += &output_tail(r["output"].as_str().unwrap_or_default());
-    let blocked = r["blockers"].as_array().is_some_and(|blockers| !blockers.is_empty());
-    if blocked {
-        text += &format!("\n{}", blockers(&r["blockers"]));
+    text += &output_tail(&status.output);
+    if !status.blockers.is_empty() {
+        text += &format!("\n{}", blockers(&status.blockers));
     }
     text
 }
@@ -101,60 +104,68 @@ fn output_tail(output: &str) -> String {
 }
 
 /// A member, with the node's name if its name is a node id.
-fn named(member: &Value) -> String {
-    let id = cell(&member["member"]);
-    member["name"].as_str().map_or(id.clone(), |name| format!("{id} ({name})"))
+fn named(member: &str, name: Option<&Name>) -> String {
+    name.map_or_else(|| member.to_owned(), |name| format!("{member} ({name})"))
 }
 
-pub fn blockers(blockers: &Value) -> String {
-    let document = serde_json::json!({"items": blockers});
+pub fn blockers(blockers: &[BlockerView]) -> String {
     list(
-        &document,
+        blockers,
         &["MEMBER", "RELEASE", "PHASE", "SINCE", "WHY"],
-        &[named, |b| cell(&b["release"]), |b| cell(&b["phase"]), |b| when(&b["since"]), |b| cell(&b["why"])],
+        &[
+            |b| named(&b.blocker.member, b.name.as_ref()),
+            |b| b.blocker.release.to_string(),
+            |b| word(b.blocker.phase),
+            |b| when(b.blocker.since),
+            |b| b.blocker.why.clone(),
+        ],
         "no blocking members",
     )
 }
 
-pub fn applied(document: &Value) -> String {
-    let line = |d: &Value| {
-        let changed = if d["changed"] == true { "submitted" } else { "already exists" };
-        format!("{} {} {changed}\n", cell(&d["name"]), cell(&d["release"]))
-    };
-    document["definitions"].as_array().into_iter().flatten().map(line).collect()
+pub fn applied(applied: &AppliedView) -> String {
+    let lines = applied.definitions.iter().map(|applied| {
+        let changed = if applied.changed { "submitted" } else { "already exists" };
+        format!("{} {} {changed}\n", printable(&applied.definition.name), applied.definition.release)
+    });
+    lines.collect()
 }
 
-pub fn plan(plan: &Value) -> String {
-    let mut text = format!("{} {}\n", cell(&plan["name"]), cell(&plan["release"]));
-    match plan["path"].as_str() {
+pub fn plan(plan: &PlanView) -> String {
+    let mut text = format!("{} {}\n", printable(&plan.name), plan.release);
+    match plan.path.as_deref() {
         Some("first") => text += "it would be applied for the first time\n",
         Some("reached") => text += "already applied; differences would be repaired\n",
         Some("open") => text += "it would start at once: all admitted members are compatible\n",
         Some(_) => text += "it would first stop admitting incompatible members\n",
-        None => text += &format!("it would not start: {}\n", cell(&plan["hold"]["message"])),
+        None => {
+            let why = or_dash(plan.hold.as_ref().map(|hold| &hold.message));
+            text += &format!("it would not start: {why}\n");
+        }
     }
-    for object in plan["objects"].as_array().into_iter().flatten() {
-        let key = format!("{} {}/{}", cell(&object["kind"]), cell(&object["namespace"]), cell(&object["name"]));
-        text += &format!("  {:<6} {key}\n", cell(&object["op"]));
-        text += &diff(&object["before"], &object["after"]);
+    for object in &plan.objects {
+        let line = format!("  {:<6} {} {}/{}", object.op, object.kind, object.namespace, object.name);
+        text += &(printable(&line) + "\n");
+        text += &diff(object.before.as_ref(), object.after.as_ref());
     }
-    if let Some(argv) = plan["command"].as_array() {
-        text += &format!("  run    {}\n", argv.iter().map(cell).collect::<Vec<_>>().join(" "));
+    if let Some(argv) = &plan.command {
+        text += &format!("  run    {}\n", printable(&argv.join(" ")));
     }
-    if plan["blockers"].as_array().is_some_and(|blockers| !blockers.is_empty()) {
+    if !plan.blockers.is_empty() {
         text += "blocking members:\n";
-        text += &blockers(&plan["blockers"]);
+        text += &blockers(&plan.blockers);
     }
-    let gate = &plan["gate"];
-    text + &format!("gate afterwards: {}, floor {}\n", cell(&gate["reconciled"]), cell(&gate["floor"]))
+    text + &format!("gate afterwards: {}, floor {}\n", plan.gate.reconciled, plan.gate.floor)
+}
+
+/// As indented JSON.
+fn pretty(value: &impl Serialize) -> String {
+    serde_json::to_string_pretty(value).unwrap_or_default()
 }
 
 /// The current and the planned object, as a unified diff of their JSON.
-fn diff(before: &Value, after: &Value) -> String {
-    let text = |side: &Value| match side {
-        Value::Null => String::new(),
-        side => serde_json::to_string_pretty(side).unwrap_or_default() + "\n",
-    };
+fn diff(before: Option<&PlannedSideView>, after: Option<&PlannedSideView>) -> String {
+    let text = |side: Option<&PlannedSideView>| side.map_or_else(String::new, |side| pretty(side) + "\n");
     let (before, after) = (text(before), text(after));
     let diff = similar::TextDiff::from_lines(&before, &after);
     diff.unified_diff()
@@ -164,75 +175,67 @@ fn diff(before: &Value, after: &Value) -> String {
         .fold(String::new(), |all, line| all + "         " + &printable(line) + "\n")
 }
 
-pub fn gate_history(document: &Value) -> String {
-    let document = serde_json::json!({"items": document["history"]});
+pub fn gate_history(gate: &GateHistoryView) -> String {
     list(
-        &document,
+        &gate.history,
         &["EPOCH", "STATE", "APPLIED", "FLOOR", "TARGET", "TERM", "AT", "WHY"],
         &[
-            |g| cell(&g["epoch"]),
-            |g| cell(&g["state"]),
-            |g| cell(&g["reconciled"]),
-            |g| cell(&g["floor"]),
-            |g| cell(&g["target"]["release"]),
-            |g| cell(&g["term"]),
-            |g| when(&g["at"]),
-            |g| cell(&g["why"]),
+            |g| g.epoch.to_string(),
+            |g| word(g.state),
+            |g| g.reconciled.to_string(),
+            |g| g.floor.to_string(),
+            |g| or_dash(g.target.as_ref().map(|target| &target.release)),
+            |g| g.term.to_string(),
+            |g| when(g.at),
+            |g| g.why.clone(),
         ],
         "no history",
     )
 }
 
-pub fn forced_floor(document: &Value) -> String {
-    let excluded = document["excluded"].as_array().map(Vec::as_slice).unwrap_or_default();
-    let names: Vec<String> = excluded.iter().map(cell).collect();
-    let affected = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
-    if document["changed"] == true {
-        format!("the floor is {}; members asked to stop: {affected}", cell(&document["floor"]))
+pub fn forced_floor(forced: &ForcedFloorView) -> String {
+    let affected = if forced.excluded.is_empty() { "none".to_owned() } else { printable(&forced.excluded.join(", ")) };
+    if forced.changed {
+        format!("the floor is {}; members asked to stop: {affected}", forced.floor)
     } else {
-        format!(
-            "a floor of {} would stop these members: {affected}; confirm with --yes-i-know",
-            cell(&document["floor"])
-        )
+        format!("a floor of {} would stop these members: {affected}; confirm with --yes-i-know", forced.floor)
     }
 }
 
-pub fn members(document: &Value) -> String {
+pub fn members(members: &ListView<ParticipantView>) -> String {
     list(
-        document,
+        &members.items,
         &["SCOPE", "MEMBER", "RELEASE", "PHASE", "SINCE", "LEASED"],
         &[
-            |m| cell(&m["scope"]),
-            named,
-            |m| cell(&m["release"]),
-            |m| cell(&m["phase"]),
-            |m| when(&m["since"]),
-            |m| if m["external"] == true { "external".to_owned() } else { "yes".to_owned() },
+            |m| m.scope.clone(),
+            |m| named(&m.member, m.name.as_ref()),
+            |m| m.release.to_string(),
+            |m| word(m.phase),
+            |m| when(m.since),
+            |m| if m.external { "external" } else { "yes" }.to_owned(),
         ],
         "no members; `muster wait-ready SCOPE` announces one",
     )
 }
 
-pub fn objects(document: &Value) -> String {
-    let mut table = Table::new(&["KIND", "NAMESPACE", "NAME", "OF", "REVISION"]);
-    if items(document).is_empty() {
-        return "no objects".to_owned();
-    }
-    for object in items(document) {
-        let meta = &object["metadata"];
-        table.row([
-            cell(&object["kind"]),
-            cell(&meta["namespace"]),
-            cell(&meta["name"]),
-            cell(&meta["labels"]["muster.dev/reconciler"]),
-            cell(&meta["revision"]),
-        ]);
-    }
-    table.render()
+pub fn objects(objects: &ListView<ObjectView>) -> String {
+    list(
+        &objects.items,
+        &["KIND", "NAMESPACE", "NAME", "OF", "REVISION"],
+        &[
+            |o| o.kind.clone(),
+            |o| o.metadata.namespace.clone(),
+            |o| o.metadata.name.clone(),
+            |o| or_dash(o.metadata.labels.get(RECONCILER_LABEL)),
+            |o| o.metadata.revision.to_string(),
+        ],
+        "no objects",
+    )
 }
 
-pub fn object(object: &Value) -> String {
-    printable_lines(&serde_json::to_string_pretty(object).unwrap_or_default())
+/// An object as JSON, with its keys in order.
+pub fn object(object: &impl Serialize) -> String {
+    printable_lines(&pretty(&serde_json::to_value(object).unwrap_or_default()))
 }
 
 #[cfg(test)]
@@ -249,9 +252,9 @@ mod tests {
                  "before": {"labels": {}, "body": {"columns": 1}}, "after": {"labels": {}, "body": {"columns": 2}}},
                 {"op": "delete", "kind": "table", "namespace": "default", "name": "old", "before": null, "after": null},
             ],
-            "gate": {"reconciled": "2.0.0", "floor": "2.0.0"},
+            "gate": {"state": "done", "reconciled": "2.0.0", "floor": "2.0.0", "digest": "ab"},
         });
-        let text = super::plan(&plan);
+        let text = super::plan(&serde_json::from_value(plan).unwrap());
         assert!(text.contains("-    \"columns\": 1\n") && text.contains("+    \"columns\": 2\n"), "{text}");
         assert!(text.ends_with("gate afterwards: 2.0.0, floor 2.0.0\n"), "{text}");
     }
