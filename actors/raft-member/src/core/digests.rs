@@ -2,7 +2,7 @@
 //!
 //! Owns        the digests of this member's last states, and those of the others while it leads.
 //! Inputs      applied entries, computed digests, digests of other members, the leader's decision.
-//! Outputs     states to digest, packets, members whose state differs; whether this member's own does.
+//! Outputs     states to digest, members whose state differs, members to inform; whether this member's own state differs.
 //! Invariants  STATE-1  a member whose state differs from that of the majority of the voters at the same revision stops serving.
 //!             STATE-2  without a majority for either state no member is stopped: the difference is reported.
 //! Why at all: every member applies the same entries by the same code, and a flipped bit in memory, or two builds that differ
@@ -11,13 +11,11 @@
 
 use std::collections::BTreeMap;
 
-use muster_messages::wire::{PacketKind, RaftPacket};
-use muster_messages::{IDENTITY_LEVEL, Moment, PeerProblem, PeerProblemKind, RaftId, Tables};
+use muster_messages::{Moment, PeerProblem, PeerProblemKind, RaftId, Tables, WallTime};
 
-use super::internals::Internals;
-use super::{Notice, Outbound, RaftCore, digest, packets};
+use super::digest;
 
-type StateDigest = [u8; 32];
+pub(crate) type StateDigest = [u8; 32];
 
 /// States that are remembered: a member that applies late can still compare.
 const MAX_DIGESTS: usize = 4;
@@ -45,7 +43,39 @@ impl DigestJob {
     }
 }
 
+/// What this leader's digest shows about the others.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Comparison {
+    /// STATE-1: a majority of the voters has another state than this member.
+    pub own_is_wrong: bool,
+    /// Members found to differ for the first time.
+    pub diverged: Vec<u64>,
+    /// Members to inform that a majority has this state, which is not theirs.
+    pub inform: Option<(StateDigest, Vec<u64>)>,
+}
+
 impl StateDigests {
+    /// The state at an index that members compare was applied. `None` while an earlier one is being digested.
+    pub fn begin(&mut self, index: u64, tables: &Tables) -> Option<DigestJob> {
+        let begins = !std::mem::replace(&mut self.computing, true);
+        begins.then(|| DigestJob { index, tables: tables.clone() })
+    }
+    /// `None`: it could not be computed.
+    pub fn computed(&mut self, index: u64, digest: Option<StateDigest>) -> Option<StateDigest> {
+        self.computing = false;
+        self.own.insert(index, digest?);
+        remember(&mut self.own);
+        digest
+    }
+    /// While leading: the digest of another member.
+    pub fn received(&mut self, index: u64, from: u64, digest: StateDigest) {
+        self.others.entry(index).or_default().insert(from, digest);
+        remember(&mut self.others);
+    }
+    /// Whether this member had another state at this index.
+    pub fn contradicts(&self, index: u64, digest: StateDigest) -> bool {
+        self.own.get(&index).is_some_and(|own| *own != digest)
+    }
     /// This member starts or stops leading.
     pub fn forget_others(&mut self) {
         self.others.clear();
@@ -55,8 +85,45 @@ impl StateDigests {
     pub fn forget_all(&mut self) {
         *self = Self { computing: self.computing, ..Self::default() };
     }
+
+    /// STATE-1, STATE-2.
+    pub fn compare(&mut self, now: Moment, index: u64, me: RaftId, voters: &[u64]) -> Comparison {
+        let mut comparison = Comparison::default();
+        let (Some(own), Some(others)) = (self.own.get(&index).copied(), self.others.get(&index)) else {
+            return comparison;
+        };
+        let with = |wanted: &StateDigest| {
+            let has = |id: &&u64| if **id == me.0 { own == *wanted } else { others.get(id) == Some(wanted) };
+            voters.iter().filter(has).count() * 2 > voters.len()
+        };
+        let (right, wrong): (Vec<u64>, Vec<u64>) = others.keys().copied().partition(|id| others[id] == own);
+        self.diverged.retain(|id, _| !right.contains(id));
+        comparison.own_is_wrong = others.values().any(|theirs| *theirs != own && with(theirs));
+        if !comparison.own_is_wrong {
+            comparison.diverged = wrong.iter().copied().filter(|id| !self.diverged.contains_key(id)).collect();
+            comparison.inform = with(&own).then(|| (own, wrong.clone()));
+            self.diverged.extend(wrong.into_iter().map(|id| (id, (index, now))));
+        }
+        comparison
+    }
+
     pub fn is_diverged(&self, member: u64) -> bool {
         self.diverged.contains_key(&member)
+    }
+    pub fn problem(&self, wall: impl Fn(Moment) -> WallTime, member: u64) -> Option<PeerProblem> {
+        let (index, since) = self.diverged.get(&member)?;
+        Some(PeerProblem {
+            kind: PeerProblemKind::StateDiverged,
+            message: format!(
+                "its state at revision {index} is not the leader's; if its data is not replaced automatically, demote it and \
+                 promote it again, and report this"
+            ),
+            since: wall(*since),
+        })
+    }
+    #[cfg(test)]
+    pub fn received_count(&self) -> usize {
+        self.others.values().map(BTreeMap::len).sum()
     }
 }
 
@@ -66,119 +133,36 @@ fn remember<T>(of: &mut BTreeMap<u64, T>) {
     }
 }
 
-impl RaftCore {
-    /// Called after an entry was applied.
-    pub(super) fn consider_digest(&mut self) {
-        let (index, every) = (self.tables.revision.0, self.config.digest_every);
-        let level = self.tables.cluster.as_ref().map_or(0, |cluster| cluster.feature_level);
-        if every > 0 && index.is_multiple_of(every) && level >= IDENTITY_LEVEL && !self.digests.computing {
-            self.digests.computing = true;
-            self.out.digest_state = Some(DigestJob { index, tables: self.tables.clone() });
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const VOTERS: [u64; 3] = [1, 2, 3];
+
+    fn compared(own: u8, others: &[(u64, u8)]) -> (StateDigests, Comparison) {
+        let mut digests = StateDigests::default();
+        digests.computed(8, Some([own; 32]));
+        for (from, digest) in others {
+            digests.received(8, *from, [*digest; 32]);
         }
+        let comparison = digests.compare(Moment(5), 8, RaftId(1), &VOTERS);
+        (digests, comparison)
     }
 
-    /// `None`: it could not be computed.
-    pub(super) fn state_digested(&mut self, now: Moment, index: u64, digest: Option<StateDigest>) {
-        self.digests.computing = false;
-        let Some(digest) = digest else { return };
-        self.digests.own.insert(index, digest);
-        remember(&mut self.digests.own);
-        let Some(member) = self.member.as_ref() else { return };
-        if member.raw.leads() {
-            self.compare_states(now, index);
-        } else if member.raw.leader_id() != raft::INVALID_ID {
-            let leader = RaftId(member.raw.leader_id());
-            self.send_digest(leader, index, digest, false);
-        }
+    #[test]
+    fn majority_decides_which_state_is_wrong() {
+        let (digests, comparison) = compared(1, &[(2, 1), (3, 9)]);
+        assert_eq!((comparison.diverged, comparison.inform), (vec![3], Some(([1; 32], vec![3]))));
+        assert!(digests.is_diverged(3) && !digests.is_diverged(2));
+        let (digests, comparison) = compared(1, &[(2, 9), (3, 9)]);
+        assert!(comparison.own_is_wrong && comparison.inform.is_none() && !digests.is_diverged(2));
     }
 
-    fn send_digest(&mut self, to: RaftId, index: u64, digest: StateDigest, wrong: bool) {
-        let Some(member) = self.member.as_ref() else { return };
-        let packet = packets::state_digest(member.id, to, member.raw.term(), index, digest, wrong);
-        let destination = match self.tables.members.get(&to) {
-            Some(m) => Some((m.node, m.addr.clone())),
-            None => self.last_received.get(&to).map(|by| (by.node, String::new())),
-        };
-        if let Some((node, addr)) = destination {
-            self.out.send.push(Outbound { node, addr, packet });
-        }
+    #[test]
+    fn without_a_majority_a_difference_is_only_reported() {
+        let (mut digests, comparison) = compared(1, &[(2, 9)]);
+        assert_eq!(comparison, Comparison { diverged: vec![2], ..Comparison::default() });
+        let again = digests.compare(Moment(6), 8, RaftId(1), &VOTERS);
+        assert_eq!(again, Comparison::default(), "it is reported once");
     }
-
-    /// A member reports its digest to the leader, or the leader informs a member that its digest is wrong.
-    pub(super) fn handle_digest(&mut self, now: Moment, packet: &RaftPacket) -> Result<(), packets::Dropped> {
-        debug_assert_eq!(packet.kind, PacketKind::StateDigest);
-        let digest: StateDigest = packet.context.as_slice().try_into().map_err(|_| "ill_formed")?;
-        let raw = &self.member.as_ref().expect("ensure_member leaves a member").raw;
-        if packet.term != raw.term() {
-            return Err("out_of_place");
-        }
-        if packet.reject {
-            let own = self.digests.own.get(&packet.index);
-            if packet.from.0 == raw.leader_id() && own.is_some_and(|own| *own != digest) {
-                self.out.lost = Some(diverged_here(packet.index));
-            }
-            return Ok(());
-        }
-        if !raw.leads() || raw.tracker().get(packet.from.0).is_none() {
-            return Err("out_of_place");
-        }
-        self.digests.others.entry(packet.index).or_default().insert(packet.from.0, digest);
-        remember(&mut self.digests.others);
-        self.compare_states(now, packet.index);
-        Ok(())
-    }
-
-    /// STATE-1, STATE-2.
-    fn compare_states(&mut self, now: Moment, index: u64) {
-        let (Some(own), Some(others)) = (self.digests.own.get(&index).copied(), self.digests.others.get(&index)) else {
-            return;
-        };
-        let Some(member) = self.member.as_ref() else { return };
-        let voters = &member.raw.store().conf().voters;
-        let with = |wanted: &StateDigest| {
-            let has = |id: &&u64| if **id == member.id.0 { own == *wanted } else { others.get(id) == Some(wanted) };
-            voters.iter().filter(has).count() * 2 > voters.len()
-        };
-        let wrong: Vec<u64> = others.iter().filter(|(_, theirs)| **theirs != own).map(|(id, _)| *id).collect();
-        let right: Vec<u64> = others.keys().filter(|id| !wrong.contains(id)).copied().collect();
-        let (own_is_right, own_is_wrong) = (with(&own), others.values().any(|theirs| *theirs != own && with(theirs)));
-        for id in right {
-            self.digests.diverged.remove(&id);
-        }
-        if own_is_wrong {
-            self.out.lost = Some(diverged_here(index));
-            return;
-        }
-        for id in wrong {
-            if self.digests.diverged.insert(id, (index, now)).is_none() {
-                *self.counters.entry("state_diverged").or_default() += 1;
-                let node = self.node_of(RaftId(id));
-                self.out.notices.push(Notice::StateDiverged { member: RaftId(id), node, index });
-            }
-            if own_is_right {
-                self.send_digest(RaftId(id), index, own, true);
-            }
-        }
-    }
-
-    #[cfg(test)]
-    pub(crate) fn digests_received(&self) -> usize {
-        self.digests.others.values().map(BTreeMap::len).sum()
-    }
-
-    pub(super) fn divergence_of(&self, id: u64) -> Option<PeerProblem> {
-        let (index, since) = self.digests.diverged.get(&id)?;
-        Some(PeerProblem {
-            kind: PeerProblemKind::StateDiverged,
-            message: format!(
-                "its state at revision {index} is not the leader's; if its data is not replaced automatically, demote it and \
-                 promote it again, and report this"
-            ),
-            since: self.wall_of(*since),
-        })
-    }
-}
-
-fn diverged_here(index: u64) -> String {
-    format!("the state of this manager at revision {index} is not that of the majority")
 }

@@ -1,16 +1,12 @@
 //! Ticks, the leader-loss hint, and leadership transfers.
 
-use std::collections::BTreeSet;
-
-use muster_messages::protocol::{ProposeError, SnapshotOutcome};
+use muster_messages::protocol::ProposeError;
 use muster_messages::{CommandRefusal, Moment, NodeId, RaftId, Term};
 use raft::{INVALID_ID, StateRole};
 
 use super::internals::Internals;
-use super::log::conf_state;
-use super::packets::Settling;
-use super::transfers::Matched;
-use super::{Answer, AskId, Leadership, LogPoint, Notice, RaftCore};
+use super::member::Leadership;
+use super::{Answer, AskId, Notice, RaftCore, Settling};
 
 /// Campaigns after a leader-loss hint.
 pub(super) struct Hint {
@@ -29,11 +25,13 @@ pub(super) struct Transfer {
 impl RaftCore {
     pub(super) fn tick(&mut self, now: Moment) {
         self.check_disk(now);
-        self.check_snapshots(now);
-        self.mark_rate(now);
+        if let Some(member) = self.member.as_mut() {
+            member.check_transfers(now, &self.config, &mut self.out);
+            self.snapshots.mark(now, member.raw.last_index(), self.config.keep_time);
+        }
         self.fire_hint(now);
-        let settling = self.settling();
-        let idle_disk = self.in_flight.is_empty();
+        let settling = self.writes.settling();
+        let idle_disk = self.writes.in_flight() == 0;
         if let Some(member) = self.member.as_mut() {
             let alone = member.raw.is_only_voter() && member.raw.promotable();
             if member.raw.leads() {
@@ -56,26 +54,15 @@ impl RaftCore {
     /// Call this after any change of raft's term, role or leader.
     pub(super) fn settle(&mut self, now: Moment) {
         let Some(member) = self.member.as_mut() else { return };
-        let is = Leadership::of(&member.raw);
-        let was = std::mem::replace(&mut member.was, is);
-        if (was.term, was.role) != (is.term, is.role) {
-            let (low, high) = self.config.election_ticks();
-            member.timeout = low + self.rng.index(high - low);
-        }
-        // Raft sampled a timeout of its own, from the thread's generator.
-        member.raw.set_election_ticks(member.timeout);
+        let (was, is) = member.leadership_change(&self.config, &mut self.rng);
         if was == is {
             return;
         }
         if is.leader != INVALID_ID {
             member.hint = None;
         } else if was.leader != INVALID_ID {
-            member.leaderless_since = now;
-            let acked = |id: &u64| member.acked.get(id).copied().unwrap_or(member.led_since);
-            let lost = |id: &u64| *id != member.id.0 && now.since(acked(id)) >= self.config.election_timeout;
-            let voters = member.raw.store().conf().voters.iter().copied();
-            member.lost_contact =
-                if was.role == StateRole::Leader { voters.filter(lost).collect() } else { Vec::new() };
+            let led = (was.role == StateRole::Leader).then(|| member.voters());
+            self.peers.leader_lost(now, member.id, led, self.config.election_timeout);
         }
         if was.role == StateRole::Leader && (is.role != StateRole::Leader || was.term != is.term) {
             if self.config.injected_bugs().forget_proposals {
@@ -84,15 +71,12 @@ impl RaftCore {
             self.proposals.orphan(now + self.config.orphan_wait);
         }
         if is.role == StateRole::Leader && (was.role != StateRole::Leader || was.term != is.term) {
-            member.led_since = now;
+            self.peers.leads(now);
         }
         if is.role != StateRole::Leader || was.term != is.term {
-            member.acked.clear();
+            self.peers.forget_acknowledgements();
             self.digests.forget_others();
-            let stopped = member.transfers.clear();
-            self.out.stop_snapshots.extend(stopped);
-            member.raw.mut_store().set_offer(None);
-            member.raw.mut_store().pause_snapshots(BTreeSet::new());
+            member.stop_transfers(&mut self.out);
         }
         if (was.term, was.leader) != (is.term, is.leader) {
             self.reads.retry_all();
@@ -121,9 +105,10 @@ impl RaftCore {
 
     /// A leader whose disk does not answer can commit nothing by itself, and its followers' disks are probably healthy.
     fn check_disk(&mut self, now: Moment) {
-        let slow = self.in_flight.front().is_some_and(|w| now.since(w.issued) >= self.config.disk_limit);
-        if slow && self.leads() {
-            let member = self.member.as_mut().expect("a leader is a member");
+        if !self.writes.is_slow(now, self.config.disk_limit) {
+            return;
+        }
+        if let Some(member) = self.member.as_mut().filter(|s| s.raw.leads()) {
             member.raw.step_down();
             let term = Term(member.raw.term());
             self.out.notices.push(Notice::DiskTooSlow { term });
@@ -131,35 +116,14 @@ impl RaftCore {
         }
     }
 
-    /// Ends transfers that stalled or are not needed any more, and lets raft retry where a pause is over.
-    fn check_snapshots(&mut self, now: Moment) {
-        let limit = self.config.snapshot_limit;
-        let Some(member) = self.member.as_mut().filter(|s| !s.transfers.is_empty()) else { return };
-        let (last, tail) = (member.raw.last_index(), self.config.keep_entries);
-        let prs = member.raw.tracker();
-        let stopped = member.transfers.settle(|id| {
-            let index = prs.get(id)?.matched;
-            Some(Matched { index, caught_up: index + tail >= last })
-        });
-        for id in member.transfers.stalled(now, limit) {
-            let why = format!("no progress for {} s", limit.as_secs());
-            self.transfer_ended(now, id, &SnapshotOutcome::Lost(why));
-        }
-        let Some(member) = self.member.as_mut() else { return };
-        let offer = member
-            .transfers
-            .job()
-            .map(|job| (LogPoint { index: job.index, term: job.term }, conf_state(&job.voters, &job.learners)));
-        member.raw.mut_store().set_offer(offer);
-        self.pause_snapshots(now);
-        self.out.stop_snapshots.extend(stopped);
-    }
-
     /// The leader is certainly gone: forget it at once (with check-quorum a member ignores pre-votes while it has a
     /// leader), then ask for pre-votes after a random moment. Only a majority that has lost the leader elects another.
     pub(super) fn leader_gone(&mut self, now: Moment, node: NodeId) {
         let leader = self.member.as_ref().map_or(INVALID_ID, |s| s.raw.leader_id());
-        if leader == INVALID_ID || self.node_of(RaftId(leader)) != Some(node) || self.settling() == Settling::Snapshot {
+        if leader == INVALID_ID
+            || self.node_of(RaftId(leader)) != Some(node)
+            || self.writes.settling() == Settling::Snapshot
+        {
             return;
         }
         let delay = self.rng.up_to(self.config.hint_spread);
@@ -174,7 +138,7 @@ impl RaftCore {
     }
 
     pub(super) fn fire_hint(&mut self, now: Moment) {
-        let (settling, idle_disk) = (self.settling(), self.in_flight.is_empty());
+        let (settling, idle_disk) = (self.writes.settling(), self.writes.in_flight() == 0);
         let Some(member) = self.member.as_mut() else { return };
         let Some(hint) = member.hint.as_mut().filter(|h| h.at <= now) else { return };
         let raw = &member.raw;
@@ -236,10 +200,11 @@ impl RaftCore {
         let member = self.member.as_ref().expect("a leader is a member");
         let voters = member.raw.tracker().conf().voters();
         if let Some(node) = to {
-            let target = self.tables.member_of(node).filter(|m| voters.contains(m.raft_id.0)).map(|m| m.raft_id);
+            let target =
+                self.state.tables().member_of(node).filter(|m| voters.contains(m.raft_id.0)).map(|m| m.raft_id);
             return target.ok_or_else(|| Self::refused("voter", node));
         }
-        let recent = |id: u64| member.acked.get(&id).is_some_and(|at| now.since(*at) < self.config.election_timeout);
+        let recent = |id: u64| self.peers.acked_at(id).is_some_and(|at| now.since(at) < self.config.election_timeout);
         let others = || member.raw.tracker().iter().filter(|(id, _)| **id != member.id.0 && voters.contains(**id));
         let best = others().filter(|(id, _)| recent(**id)).max_by_key(|(id, pr)| (pr.matched, std::cmp::Reverse(**id)));
         match best {

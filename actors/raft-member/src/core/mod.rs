@@ -1,12 +1,9 @@
 //! RaftCore: one member of the replicated log, as a pure state machine around the `raft` crate.
 //!
-//! Owns        the log since the last snapshot, the tables, proposals and reads in flight, what is known about the peers.
+//! Owns        its parts, each with its own state: see the fields of [`RaftCore`]. It decides which part learns of what, and when.
 //! Inputs      `Input`.
 //! Outputs     `Batch`.
-//! Invariants  DURABLE-1  this member acknowledges nothing before its disk has it.
-//!             DURABLE-2  a vote, an answer and a leader's messages of a term leave only once that vote, entry or term is durable.
-//!             PROPOSE-1, PROPOSE-2 (see `proposals`), READ-1 (see `reads`), REACH-1 (see `reachability`), LOG-1 (see `log`).
-//!             MEMBER-2   the Raft configuration follows the applied membership changes; a refused one changes nothing on any member.
+//! Invariants  those of its parts; `step` only absorbs an input, and every effect leaves with the batch of a `turn`.
 //!
 //! # Driving it
 //! ```text
@@ -25,37 +22,43 @@
 //! core and what the disk has not synced, then `open` with what the disk recovers. [`crate::disk::SimDisk`] is such a disk. The
 //! same seed, inputs and moments give the same batches.
 
-mod applying;
+mod commit_news;
 mod config;
 mod digests;
 mod elections;
 mod entries;
 mod incompatible;
+mod installation;
 mod internals;
 mod log;
+mod member;
 mod packets;
+mod peers;
 mod proposals;
+mod publication;
 mod reachability;
 mod reads;
 mod receiving;
 mod size;
+mod snapshot_schedule;
+mod state_machine;
 mod status;
 #[cfg(test)]
 mod tests;
 mod transfers;
 mod turn;
 mod values;
+mod writes;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use muster_messages::protocol::{ProposeError, ReadError};
-use muster_messages::wire::{MAX_FRAME, SnapshotHead};
+use muster_messages::wire::MAX_FRAME;
 use muster_messages::{
-    Command, CommandRefusal, Member, MembershipChange, Moment, NodeId, RaftId, Replica, Revision, Rng, Tables, WallTime,
+    Command, CommandRefusal, MembershipChange, Moment, NodeId, RaftId, Replica, Revision, Rng, Tables, WallTime,
 };
 use raft::eraftpb::ConfState;
-use raft::{RawNode, StateRole};
 use slog::Logger;
 
 #[cfg(feature = "bug-injection")]
@@ -63,21 +66,24 @@ pub use self::config::BugInjection;
 pub use self::config::RaftConfig;
 pub use self::digests::DigestJob;
 use self::digests::StateDigests;
-use self::elections::{Hint, Transfer};
+use self::elections::Transfer;
 #[cfg(test)]
 pub(crate) use self::entries::command_entry;
 pub(crate) use self::entries::{Content, content};
 pub use self::incompatible::Incompatible;
 use self::internals::Internals as _;
 use self::log::{MemLog, conf_state, entry_bytes};
-use self::packets::Settling;
+use self::member::OwnMember;
+use self::peers::Peers;
 use self::proposals::{Proposals, Queued};
+use self::publication::Publication;
 use self::reachability::ReachabilityChecks;
 use self::reads::Reads;
-use self::size::StateSize;
+use self::snapshot_schedule::SnapshotSchedule;
+use self::state_machine::StateMachine;
 pub use self::transfers::StoppedTransfer;
-use self::transfers::Transfers;
 pub use self::values::*;
+use self::writes::{Settling, Writes};
 
 /// A proposal without a deadline (a membership change): it ends when it is applied or when leadership is lost.
 const NO_DEADLINE: Moment = Moment(u64::MAX);
@@ -90,112 +96,28 @@ pub struct RaftCore {
     rng: Rng,
     /// Makes read contexts of one incarnation different from those of another.
     nonce: u64,
-    tables: Tables,
+    /// A moment and its wall time, for display only.
+    wall: (Moment, WallTime),
+
     /// `None`: an empty replica that waits for a leader's packet.
     member: Option<OwnMember>,
     /// The promises made under this member id and earlier ones are lost: none of these ids is used again.
     lost: Option<RaftId>,
-
-    next_write: u64,
-    in_flight: VecDeque<InFlight>,
-    /// Messages that wait for the write of this number.
-    held: VecDeque<(u64, Vec<Outbound>)>,
-    /// As last handed to the disk, and as the disk has it.
-    hard: HardMark,
-    durable: HardMark,
+    state: StateMachine,
+    digests: StateDigests,
+    writes: Writes,
+    snapshots: SnapshotSchedule,
+    peers: Peers,
 
     proposals: Proposals,
     reads: Reads,
     reachability: ReachabilityChecks,
+    /// A leadership transfer in progress.
     transfer: Option<Transfer>,
 
-    /// The nodes in session with this one.
-    sessions: BTreeSet<NodeId>,
-    /// The node that last sent packets for each member id, and when: an empty replica answers its leader before it knows the
-    /// members. Each node has at most one entry, so that a peer cannot fill the map with invented ids.
-    last_received: BTreeMap<RaftId, Received>,
-
-    snapshot_index: u64,
-    bytes_since_snapshot: u64,
-    taking_snapshot: bool,
-    size: StateSize,
-    digests: StateDigests,
-    /// The end of the log, once a second: shows how many entries `keep_time` is worth.
-    marks: VecDeque<(Moment, u64)>,
-    snapshot_failed: Option<Moment>,
-
-    /// A moment and its wall time, for display only.
-    wall: (Moment, WallTime),
-    replica: Arc<Replica>,
-    published_at: Option<Moment>,
-    published_members: Option<(Vec<Member>, Option<RaftId>)>,
+    publication: Publication,
     counters: BTreeMap<&'static str, u64>,
     out: Batch,
-}
-
-/// Ends when the node gets another member id.
-struct Received {
-    node: NodeId,
-    at: Moment,
-}
-
-struct OwnMember {
-    id: RaftId,
-    raw: RawNode<MemLog>,
-    /// The election timeout in force, sampled by this core.
-    timeout: usize,
-    was: Leadership,
-    /// This member was removed. It no longer campaigns, but still votes: the others may need its vote to commit the removal.
-    removed: bool,
-    /// A received snapshot, until it is durable.
-    installing: Option<Installing>,
-    /// A received snapshot while raft decides whether to install it.
-    incoming: Option<Incoming>,
-    /// When each peer last acknowledged something in the term that this member leads.
-    acked: BTreeMap<u64, Moment>,
-    led_since: Moment,
-    /// When the last leader was lost, if there is none now.
-    leaderless_since: Moment,
-    /// The voters that had acknowledged nothing for an election timeout when this leader stepped down.
-    lost_contact: Vec<u64>,
-    transfers: Transfers,
-    hint: Option<Hint>,
-    /// The commit index last sent to all peers.
-    announced_commit: u64,
-    /// When the leader sends them a newer one.
-    announce_commit_at: Option<Moment>,
-}
-
-/// The part of raft's state whose changes matter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Leadership {
-    term: u64,
-    role: StateRole,
-    leader: u64,
-}
-
-impl Leadership {
-    fn of(raw: &RawNode<MemLog>) -> Self {
-        Self { term: raw.term(), role: raw.role(), leader: raw.leader_id() }
-    }
-}
-
-type Incoming = (SnapshotHead, Tables, Arc<Vec<u8>>);
-
-struct Installing {
-    write: u64,
-    at: LogPoint,
-    conf: ConfState,
-    tables: Tables,
-}
-
-struct InFlight {
-    write: u64,
-    /// The last raft `Ready` that this write and those before it make durable; 0: none of this member's.
-    ready: u64,
-    issued: Moment,
-    settling: Settling,
-    hard: HardMark,
 }
 
 impl RaftCore {
@@ -218,9 +140,9 @@ impl RaftCore {
             entries: vec![],
         };
         let mut core = Self::open(config, me, recovered, seed, now, logger)?;
-        core.durable = HardMark::default();
+        core.writes.found();
         let write =
-            Durable { sync: true, start_over: Some(id), install: Some((head, Arc::new(data))), ..core.new_write() };
+            Durable { sync: true, start_over: Some(id), install: Some((head, Arc::new(data))), ..core.writes.next() };
         core.write(now, write, 0, Settling::Entries);
         Ok(core)
     }
@@ -242,31 +164,19 @@ impl RaftCore {
             logger,
             rng,
             nonce,
-            tables: Tables::default(),
+            wall: (now, WallTime(0)),
             member: None,
             lost: None,
-            next_write: 1,
-            in_flight: VecDeque::new(),
-            held: VecDeque::new(),
-            hard: HardMark::default(),
-            durable: HardMark::default(),
+            state: StateMachine::default(),
+            digests: StateDigests::default(),
+            writes: Writes::default(),
+            snapshots: SnapshotSchedule::default(),
+            peers: Peers::default(),
             proposals: Proposals::default(),
             reads: Reads::default(),
             reachability: ReachabilityChecks::default(),
             transfer: None,
-            sessions: BTreeSet::new(),
-            last_received: BTreeMap::new(),
-            snapshot_index: 0,
-            bytes_since_snapshot: 0,
-            taking_snapshot: false,
-            size: StateSize::default(),
-            digests: StateDigests::default(),
-            marks: VecDeque::new(),
-            snapshot_failed: None,
-            wall: (now, WallTime(0)),
-            replica: Arc::default(),
-            published_at: None,
-            published_members: None,
+            publication: Publication::default(),
             counters: BTreeMap::new(),
             out: Batch::default(),
         };
@@ -316,39 +226,13 @@ impl RaftCore {
                 at.index, hard.commit
             )));
         }
-        self.bytes_since_snapshot = entries.iter().map(entry_bytes).sum();
-        self.size = StateSize::measured(measured);
-        self.snapshot_index = at.index;
-        let removed = tables.removed_raft_ids.contains(&id);
-        self.tables = tables;
-        self.hard = hard;
-        self.durable = hard;
+        self.snapshots.start(at.index, entries.iter().map(entry_bytes).sum(), measured);
+        self.state.install(tables);
+        self.writes.start(hard);
         let log = MemLog::recovered(hard, truncated, entries, at, conf);
-        let raw = RawNode::new(&self.config.for_raft(id.0, at.index), log, &self.logger)
-            .map_err(|e| CoreFault(format!("cannot start raft: {e}")))?;
-        let was = Leadership::of(&raw);
-        let (low, high) = self.config.election_ticks();
-        let timeout = low + self.rng.index(high - low);
-        let mut member = OwnMember {
-            id,
-            raw,
-            timeout,
-            was,
-            removed,
-            installing: None,
-            incoming: None,
-            acked: BTreeMap::new(),
-            led_since: now,
-            leaderless_since: now,
-            lost_contact: Vec::new(),
-            transfers: Transfers::default(),
-            hint: None,
-            announced_commit: 0,
-            announce_commit_at: None,
-        };
-        // See `announce_commit`.
-        member.raw.skip_bcast_commit(true);
-        member.raw.set_election_ticks(timeout);
+        let mut member = OwnMember::start(id, log, &self.config, &mut self.rng, &self.logger)?;
+        member.removed = self.state.is_removed(id);
+        self.peers.start(now);
         self.member = Some(member);
         Ok(())
     }
@@ -365,7 +249,7 @@ impl RaftCore {
             Input::ProposeMembership { ask, change } => self.propose_membership(now, ask, &change),
             Input::Read { ask, deadline } => self.read(ask, deadline),
             Input::CheckReachable { ask, members, needed, deadline } => {
-                self.check_reachable(now, ask, (members, needed), deadline);
+                self.reachability.begin(now, ask, members, needed, deadline);
             }
             Input::Packets { node, peer_member, packets } => {
                 for packet in packets {
@@ -396,6 +280,27 @@ impl RaftCore {
         self.settle(now);
     }
 
+    /// The feature level of the replica, if it is above this build's.
+    pub fn incompatible(&self) -> Option<u32> {
+        let level = self.state.feature_level();
+        (level > self.config.feature_level && !self.config.injected_bugs().ignore_level).then_some(level)
+    }
+
+    /// LEVEL-2. Requests get a refusal, other inputs are ignored.
+    fn decline(&mut self, now: Moment, input: Input) {
+        let answer = match input {
+            Input::Propose { ask, .. } | Input::ProposeMembership { ask, .. } => {
+                Answer::Proposed(ask, Err(self.not_leader(now)))
+            }
+            Input::TransferLeadership { ask, .. } => Answer::Transferred(ask, Err(self.not_leader(now))),
+            Input::Read { ask, .. } => Answer::Read(ask, Err(ReadError::NoLeader)),
+            Input::CheckReachable { ask, .. } => Answer::Reachable(ask, Err(self.not_leader(now))),
+            Input::Tick => return self.expire(now),
+            _ => return,
+        };
+        self.out.answers.push(answer);
+    }
+
     fn propose(&mut self, now: Moment, ask: AskId, command: &Command, deadline: Moment) {
         let refusal = match entries::command_entry(command) {
             Err(_) => Some(ProposeError::TooLarge { bytes: MAX_FRAME, limit: self.config.max_command }),
@@ -404,8 +309,13 @@ impl RaftCore {
             }
             Ok(_) if !self.leads() => Some(self.not_leader(now)),
             Ok(e)
-                if let Some(full) =
-                    self.size.refuse(&self.config, self.proposals.bytes(), &self.tables, command, &e) =>
+                if let Some(full) = self.snapshots.size().refuse(
+                    &self.config,
+                    self.proposals.bytes(),
+                    self.state.tables(),
+                    command,
+                    &e,
+                ) =>
             {
                 Some(full)
             }
@@ -429,7 +339,7 @@ impl RaftCore {
         } else if unsettled || self.proposals.membership_in_flight() {
             Err(ProposeError::MembershipBusy)
         } else {
-            muster_store::check_membership(&self.tables, change).map_err(ProposeError::Refused)
+            muster_store::check_membership(self.state.tables(), change).map_err(ProposeError::Refused)
         };
         let entry = result.and_then(|()| {
             let too_large = |_| ProposeError::TooLarge { bytes: MAX_FRAME, limit: self.config.max_command };
@@ -457,15 +367,15 @@ impl RaftCore {
 
     /// The node of a member id, from the replica or from its packets.
     fn node_of(&self, id: RaftId) -> Option<NodeId> {
-        self.tables.members.get(&id).map(|m| m.node).or_else(|| self.last_received.get(&id).map(|by| by.node))
+        self.state.tables().members.get(&id).map(|m| m.node).or_else(|| self.peers.node_of(id))
     }
     /// The last published replica.
     pub fn replica(&self) -> &Arc<Replica> {
-        &self.replica
+        self.publication.replica()
     }
     /// The tables as applied.
     pub fn tables(&self) -> &Tables {
-        &self.tables
+        self.state.tables()
     }
     /// Dropped packets and similar events, by reason.
     pub fn counters(&self) -> &BTreeMap<&'static str, u64> {
@@ -477,11 +387,11 @@ impl RaftCore {
     }
     /// Proposals, reads and disk writes in flight.
     pub fn in_flight(&self) -> (usize, usize, usize) {
-        (self.proposals.in_flight(), self.reads.in_flight(), self.in_flight.len())
+        (self.proposals.in_flight(), self.reads.in_flight(), self.writes.in_flight())
     }
     /// First and last index of the log in memory, and the index of the snapshot before it.
     pub fn log_span(&self) -> (u64, u64, u64) {
-        self.member.as_ref().map_or((0, 0, 0), |s| (s.raw.store().first(), s.raw.last_index(), self.snapshot_index))
+        self.member.as_ref().map_or((0, 0, 0), |s| (s.raw.store().first(), s.raw.last_index(), self.snapshots.index()))
     }
     /// The terms of the entries in memory from `first` on, for invariants (log matching).
     pub fn log_terms(&self) -> Vec<LogPoint> {

@@ -13,6 +13,7 @@ use raft::eraftpb::{Entry, EntryType, Message, MessageType, Snapshot};
 
 use super::internals::Internals;
 use super::log::{MemLog, conf_state};
+use super::writes::Settling;
 
 /// No honest counter gets here; above it arithmetic could overflow.
 const MAX_COUNTER: u64 = 1 << 62;
@@ -238,12 +239,4 @@ pub(crate) fn acceptable(p: &RaftPacket, raw: &RawNode<MemLog>, settling: Settli
         _ => true,
     };
     if fine { Ok(()) } else { Err("out_of_place") }
-}
-
-/// The own writes in flight.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Settling {
-    Nothing,
-    Entries,
-    Snapshot,
 }

@@ -7,13 +7,17 @@
 //! for a learner.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
+use muster_messages::protocol::ProposeError;
 use muster_messages::{Moment, RaftId};
+use raft::RawNode;
 use raft::eraftpb::{Message, MessageType};
 
 use super::internals::Internals;
-use super::turn::{round_context, round_of};
-use super::{Answer, AskId, RaftCore};
+use super::log::MemLog;
+use super::reads::{round_context, round_of};
+use super::{Answer, AskId};
 
 struct ReachabilityCheck {
     ask: AskId,
@@ -37,6 +41,10 @@ pub(crate) struct ReachabilityChecks {
 }
 
 impl ReachabilityChecks {
+    pub fn begin(&mut self, now: Moment, ask: AskId, members: BTreeSet<RaftId>, needed: usize, deadline: Moment) {
+        self.open.push(ReachabilityCheck { ask, members, needed, deadline, first_round: None, next_round_at: now });
+    }
+
     /// Records an acknowledgement, if its context names a round that this member sent.
     pub fn acknowledge(&mut self, from: RaftId, own: RaftId, nonce: u64, context: &[u8]) {
         let round = round_of(context, own, nonce_of_rounds(nonce));
@@ -44,78 +52,64 @@ impl ReachabilityChecks {
         let latest = self.acknowledged.entry(from).or_default();
         *latest = round.max(*latest);
     }
+
+    /// While leading: sends the heartbeats that are due.
+    pub fn send_rounds(&mut self, now: Moment, own: RaftId, nonce: u64, retry: Duration, raw: &mut RawNode<MemLog>) {
+        if self.open.iter().all(|check| now < check.next_round_at) {
+            return;
+        }
+        self.round += 1;
+        let mut targets: BTreeSet<RaftId> = BTreeSet::new();
+        for check in self.open.iter_mut().filter(|check| check.next_round_at <= now) {
+            check.first_round.get_or_insert(self.round);
+            check.next_round_at = now + retry;
+            targets.extend(&check.members);
+        }
+        let (term, committed) = (raw.term(), raw.committed());
+        let context = round_context(own, nonce_of_rounds(nonce), self.round);
+        for to in targets.into_iter().filter(|to| *to != own) {
+            let Some(progress) = raw.tracker().get(to.0) else { continue };
+            // As in raft: a follower must not commit entries that it may not have.
+            let commit = progress.matched.min(committed);
+            let mut heartbeat = Message { to: to.0, from: own.0, term, commit, ..Message::default() };
+            heartbeat.set_msg_type(MessageType::MsgHeartbeat);
+            heartbeat.context = context.clone().into();
+            raw.send_heartbeat(heartbeat);
+        }
+    }
+
+    /// Answers the checks that have enough acknowledgements, and those past their deadline. A member that responds but
+    /// cannot follow commits nothing.
+    pub fn end(&mut self, now: Moment, own: RaftId, can_follow: impl Fn(RaftId) -> bool) -> Vec<Answer> {
+        if self.open.is_empty() {
+            self.acknowledged.clear();
+        }
+        let (acknowledged, mut answers) = (&self.acknowledged, Vec::new());
+        self.open.retain(|check| {
+            let responds = |member: &RaftId| {
+                let latest = acknowledged.get(member);
+                check.first_round.is_some_and(|first| latest.is_some_and(|latest| first <= *latest))
+            };
+            let is_reachable = |member: &RaftId| *member == own || responds(member) && can_follow(*member);
+            let reachable: BTreeSet<RaftId> = check.members.iter().copied().filter(is_reachable).collect();
+            let ends = reachable.len() >= check.needed || check.deadline <= now;
+            if ends {
+                answers.push(Answer::Reachable(check.ask, Ok(reachable)));
+            }
+            !ends
+        });
+        answers
+    }
+    /// This member does not lead.
+    pub fn refuse(&mut self, refusal: impl Fn() -> ProposeError) -> Vec<Answer> {
+        if self.open.is_empty() {
+            self.acknowledged.clear();
+        }
+        self.open.drain(..).map(|check| Answer::Reachable(check.ask, Err(refusal()))).collect()
+    }
 }
 
 /// Keeps these rounds apart from the rounds of reads.
 fn nonce_of_rounds(nonce: u64) -> u64 {
     !nonce
-}
-
-impl RaftCore {
-    pub(super) fn check_reachable(
-        &mut self,
-        now: Moment,
-        ask: AskId,
-        (members, needed): (BTreeSet<RaftId>, usize),
-        deadline: Moment,
-    ) {
-        let check = ReachabilityCheck { ask, members, needed, deadline, first_round: None, next_round_at: now };
-        self.reachability.open.push(check);
-    }
-
-    /// Sends the heartbeats that are due.
-    pub(super) fn send_reachability_rounds(&mut self, now: Moment) {
-        let checks = &mut self.reachability;
-        if checks.open.iter().all(|check| now < check.next_round_at) {
-            return;
-        }
-        let Some(member) = self.member.as_mut().filter(|s| s.raw.leads()) else { return };
-        checks.round += 1;
-        let mut targets: BTreeSet<RaftId> = BTreeSet::new();
-        for check in checks.open.iter_mut().filter(|check| check.next_round_at <= now) {
-            check.first_round.get_or_insert(checks.round);
-            check.next_round_at = now + self.config.read_retry;
-            targets.extend(&check.members);
-        }
-        let (from, term, committed) = (member.id, member.raw.term(), member.raw.committed());
-        let context = round_context(from, nonce_of_rounds(self.nonce), checks.round);
-        for to in targets.into_iter().filter(|to| *to != from) {
-            let Some(progress) = member.raw.tracker().get(to.0) else { continue };
-            // As in raft: a follower must not commit entries that it may not have.
-            let commit = progress.matched.min(committed);
-            let mut heartbeat = Message { to: to.0, from: from.0, term, commit, ..Message::default() };
-            heartbeat.set_msg_type(MessageType::MsgHeartbeat);
-            heartbeat.context = context.clone().into();
-            member.raw.send_heartbeat(heartbeat);
-        }
-    }
-
-    /// Answers the checks that have enough acknowledgements, and those past their deadline.
-    pub(super) fn end_reachability_checks(&mut self, now: Moment) {
-        if self.reachability.open.is_empty() {
-            self.reachability.acknowledged.clear();
-            return;
-        }
-        let own = self.member.as_ref().map(|member| member.id);
-        let refusal = (!self.leads()).then(|| self.not_leader(now));
-        for check in std::mem::take(&mut self.reachability.open) {
-            if let Some(refusal) = &refusal {
-                self.out.answers.push(Answer::Reachable(check.ask, Err(refusal.clone())));
-                continue;
-            }
-            let acknowledged = |member: &RaftId| {
-                let latest = self.reachability.acknowledged.get(member);
-                check.first_round.is_some_and(|first| latest.is_some_and(|latest| first <= *latest))
-            };
-            // A member that responds but takes no snapshot commits nothing.
-            let follows = |member: &RaftId| acknowledged(member) && self.can_follow(*member);
-            let is_reachable = |member: &RaftId| Some(*member) == own || follows(member);
-            let reachable: BTreeSet<RaftId> = check.members.iter().copied().filter(is_reachable).collect();
-            if reachable.len() >= check.needed || check.deadline <= now {
-                self.out.answers.push(Answer::Reachable(check.ask, Ok(reachable)));
-            } else {
-                self.reachability.open.push(check);
-            }
-        }
-    }
 }

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use muster_messages::Moment;
+use muster_messages::{Moment, RaftId};
 
 use super::AskId;
 
@@ -97,4 +97,16 @@ impl Reads {
         self.count -= expired.len();
         expired
     }
+}
+
+/// The context of a round's heartbeats; the answers return it.
+pub(super) fn round_context(member_id: RaftId, nonce: u64, round: u64) -> Vec<u8> {
+    [member_id.0, nonce, round].iter().flat_map(|n| n.to_be_bytes()).collect()
+}
+
+/// The round of a context that this member sent.
+pub(super) fn round_of(context: &[u8], member_id: RaftId, nonce: u64) -> Option<u64> {
+    let (own, round) = context.split_at_checked(16)?;
+    let ours = own[..8] == member_id.0.to_be_bytes() && own[8..] == nonce.to_be_bytes();
+    ours.then_some(u64::from_be_bytes(round.try_into().ok()?))
 }

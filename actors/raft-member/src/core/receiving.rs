@@ -1,16 +1,16 @@
 //! Packets from peers, snapshots, and the peers' sessions.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use muster_messages::protocol::SnapshotOutcome;
 use muster_messages::wire::{PacketKind, RaftPacket, SnapshotHead};
 use muster_messages::{Moment, NodeId, RaftId, Revision};
 use muster_store::snapshot::SnapshotFault;
-use raft::SnapshotStatus;
 
+use super::digests::StateDigest;
+use super::installation::ReceivedSnapshot;
 use super::internals::Internals;
-use super::{Durable, Incoming, Incompatible, Notice, RaftCore, Received, Recovered, Settling, packets};
+use super::{Durable, Incompatible, Notice, Outbound, RaftCore, Recovered, Settling, packets};
 
 impl RaftCore {
     /// A packet from an authenticated node.
@@ -42,13 +42,13 @@ impl RaftCore {
         self.check_sender(node, packet.from)?;
         self.ensure_member(now, &packet)?;
         self.detect_loss(&packet);
-        let settling = self.settling();
+        let settling = self.writes.settling();
         packets::acceptable(&packet, &self.member.as_ref().expect("ensure_member leaves a member").raw, settling)?;
         let received = match (packet.kind, data) {
             (PacketKind::Snapshot, data) => Some(self.open_snapshot(packet.snapshot.clone(), data)?),
             _ => None,
         };
-        self.record_received(packet.from, Received { node, at: now });
+        self.peers.received(now, packet.from, node);
         if packet.kind == PacketKind::StateDigest {
             return self.handle_digest(now, &packet);
         }
@@ -72,14 +72,13 @@ impl RaftCore {
         // Raft reports the answer of an unknown sender as an error. It is harmless: the sender was removed meanwhile.
         let _unknown_sender = packets::incoming(packet).map(|message| member.raw.step(message));
         if acknowledges && member.raw.leads() {
-            member.acked.insert(from, now);
+            self.peers.acknowledged(now, from);
             if member.raw.repair_next_index(from) {
                 *self.counters.entry("progress_mended").or_default() += 1;
             }
         }
         let wanted = member.raw.wanted_snapshot();
-        member.incoming =
-            received.into_iter().chain(member.incoming.take()).find(|(head, ..)| Some(head.index) == wanted);
+        member.installation.consider(received, wanted);
         self.settle(now);
         if vote_refused {
             self.vote_refused(now);
@@ -112,18 +111,11 @@ impl RaftCore {
         }
     }
 
-    fn record_received(&mut self, member_id: RaftId, by: Received) {
-        if self.last_received.get(&member_id).is_none_or(|before| before.node != by.node) {
-            self.last_received.retain(|_, other| other.node != by.node);
-        }
-        self.last_received.insert(member_id, by);
-    }
-
     fn open_snapshot(
         &mut self,
         head: Option<SnapshotHead>,
         data: Option<Vec<u8>>,
-    ) -> Result<Incoming, packets::Dropped> {
+    ) -> Result<ReceivedSnapshot, packets::Dropped> {
         let (Some(head), Some(data)) = (head, data) else { return Err("ill_formed") };
         let why = match muster_store::snapshot::decode(&data) {
             Ok(tables) if tables.revision == Revision(head.index) => return Ok((head, tables, Arc::new(data))),
@@ -142,9 +134,10 @@ impl RaftCore {
     /// Member ids grow and are never reused. A node that uses a newer id than the replica knows was given one that has not been
     /// applied here yet: refusing it would cut an old replica off from the entries that it lacks.
     fn check_sender(&self, node: NodeId, from: RaftId) -> Result<(), packets::Dropped> {
-        let others = self.tables.members.get(&from).is_some_and(|m| m.node != node);
-        let outdated = self.tables.member_of(node).is_some_and(|m| from < m.raft_id);
-        let removed = self.tables.removed_raft_ids.contains(&from);
+        let tables = self.state.tables();
+        let others = tables.members.get(&from).is_some_and(|m| m.node != node);
+        let outdated = tables.member_of(node).is_some_and(|m| from < m.raft_id);
+        let removed = self.state.is_removed(from);
         if others || outdated || removed { Err("not_its_seat") } else { Ok(()) }
     }
 
@@ -160,69 +153,86 @@ impl RaftCore {
         }
         self.proposals.forget(&mut self.out.answers);
         self.reads.retry_all();
-        self.held.clear();
-        for flight in &mut self.in_flight {
-            flight.ready = 0;
-            flight.settling = Settling::Nothing;
-        }
-        self.taking_snapshot = false;
+        self.writes.start_over();
         self.init_member(now, packet.to, Recovered::default()).map_err(|_| "no_seat")?;
-        let write = Durable { sync: true, start_over: Some(packet.to), ..self.new_write() };
+        let write = Durable { sync: true, start_over: Some(packet.to), ..self.writes.next() };
         self.write(now, write, 0, Settling::Nothing);
         self.out.notices.push(Notice::BecameMember { raft_id: packet.to });
         Ok(())
     }
 
     pub(super) fn session(&mut self, now: Moment, node: NodeId, up: bool) {
-        if up {
-            self.sessions.insert(node);
-        } else {
-            self.sessions.remove(&node);
-        }
-        let Some(id) = self.tables.member_of(node).map(|m| m.raft_id.0) else { return };
-        let Some(member) = self.member.as_mut().filter(|s| s.raw.leads() && s.id.0 != id) else {
-            return;
-        };
-        if member.raw.tracker().get(id).is_none() {
-            return;
-        }
-        if up {
-            member.transfers.session_began(now, id);
-            member.raw.resume(id);
-            self.pause_snapshots(now);
-            if let Some(member) = self.member.as_mut() {
-                member.raw.send_append(id);
-            }
-        } else {
-            member.raw.report_unreachable(id);
-            self.transfer_ended(now, id, &SnapshotOutcome::Lost("the session ended".to_owned()));
+        self.peers.session(node, up);
+        let Some(id) = self.state.tables().member_of(node).map(|m| m.raft_id) else { return };
+        if let Some(member) = self.member.as_mut().filter(|s| s.raw.leads() && s.id != id) {
+            member.peer_session(now, id.0, up, &self.config, &mut self.out);
         }
     }
 
     pub(super) fn snapshot_sent(&mut self, now: Moment, to: RaftId, index: u64, outcome: &SnapshotOutcome) {
-        if self.member.as_ref().is_some_and(|s| s.transfers.is_on_its_way(to.0, index)) {
-            self.transfer_ended(now, to.0, outcome);
+        if let Some(member) = self.member.as_mut().filter(|s| s.transfers.is_on_its_way(to.0, index)) {
+            member.end_transfer(now, to.0, outcome, &self.config, &mut self.out);
         }
     }
 
-    /// Reports the outcome to raft. Raft may ask for another snapshot at once, so the pause is set first.
-    pub(super) fn transfer_ended(&mut self, now: Moment, to: u64, outcome: &SnapshotOutcome) {
-        let Some(member) = self.member.as_mut().filter(|s| s.transfers.on_its_way(to)) else { return };
-        if let Some(why) = member.transfers.ended(now, to, outcome) {
-            self.out.notices.push(Notice::SnapshotNotTaken { to: RaftId(to), why });
-        }
-        self.pause_snapshots(now);
-        let delivered = *outcome == SnapshotOutcome::Delivered;
-        if let Some(member) = self.member.as_mut() {
-            member.raw.report_snapshot(to, if delivered { SnapshotStatus::Finish } else { SnapshotStatus::Failure });
+    /// `None`: it could not be computed.
+    pub(super) fn state_digested(&mut self, now: Moment, index: u64, digest: Option<StateDigest>) {
+        let Some(digest) = self.digests.computed(index, digest) else { return };
+        let Some(member) = self.member.as_ref() else { return };
+        if member.raw.leads() {
+            self.compare_states(now, index);
+        } else if member.raw.leader_id() != raft::INVALID_ID {
+            let leader = RaftId(member.raw.leader_id());
+            self.send_digest(leader, index, digest, false);
         }
     }
 
-    /// SNAP-2. Raft gets no snapshot for members that must wait.
-    pub(super) fn pause_snapshots(&mut self, now: Moment) {
-        let without = self.config.injected_bugs().snapshots_without_pause;
-        let Some(member) = self.member.as_mut() else { return };
-        let paused = if without { BTreeSet::new() } else { member.transfers.paused(now) };
-        member.raw.mut_store().pause_snapshots(paused);
+    /// A member reports its digest to the leader, or the leader informs a member that its digest is wrong.
+    fn handle_digest(&mut self, now: Moment, packet: &RaftPacket) -> Result<(), packets::Dropped> {
+        debug_assert_eq!(packet.kind, PacketKind::StateDigest);
+        let digest: StateDigest = packet.context.as_slice().try_into().map_err(|_| "ill_formed")?;
+        let raw = &self.member.as_ref().expect("ensure_member leaves a member").raw;
+        if packet.term != raw.term() {
+            return Err("out_of_place");
+        }
+        if packet.reject {
+            if packet.from.0 == raw.leader_id() && self.digests.contradicts(packet.index, digest) {
+                self.out.lost = Some(diverged_here(packet.index));
+            }
+            return Ok(());
+        }
+        if !raw.leads() || raw.tracker().get(packet.from.0).is_none() {
+            return Err("out_of_place");
+        }
+        self.digests.received(packet.index, packet.from.0, digest);
+        self.compare_states(now, packet.index);
+        Ok(())
     }
+
+    fn compare_states(&mut self, now: Moment, index: u64) {
+        let Some(member) = self.member.as_ref() else { return };
+        let comparison = self.digests.compare(now, index, member.id, member.voters());
+        if comparison.own_is_wrong {
+            self.out.lost = Some(diverged_here(index));
+        }
+        for id in comparison.diverged.into_iter().map(RaftId) {
+            *self.counters.entry("state_diverged").or_default() += 1;
+            self.out.notices.push(Notice::StateDiverged { member: id, node: self.node_of(id), index });
+        }
+        if let Some((own, wrong)) = comparison.inform {
+            wrong.into_iter().for_each(|id| self.send_digest(RaftId(id), index, own, true));
+        }
+    }
+
+    fn send_digest(&mut self, to: RaftId, index: u64, digest: StateDigest, wrong: bool) {
+        let Some(member) = self.member.as_ref() else { return };
+        let packet = packets::state_digest(member.id, to, member.raw.term(), index, digest, wrong);
+        if let Some((node, addr)) = self.peers.destination(self.state.tables(), to) {
+            self.out.send.push(Outbound { node, addr, packet });
+        }
+    }
+}
+
+fn diverged_here(index: u64) -> String {
+    format!("the state of this manager at revision {index} is not that of the majority")
 }

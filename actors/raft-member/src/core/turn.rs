@@ -1,31 +1,23 @@
 //! One turn: the inputs since the last one become messages, writes, applied entries and answers.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use muster_messages::protocol::ProposeError;
 use muster_messages::wire::SnapshotHead;
-use muster_messages::{Moment, RaftId, Revision};
-use raft::eraftpb::{Message, MessageType};
+use muster_messages::{CommandRefusal, IDENTITY_LEVEL, MembershipChangeKind, Moment, RaftId, Revision};
+use raft::eraftpb::{Entry, Message, MessageType};
 use raft::{GetEntriesContext, INVALID_ID, Ready, SnapshotStatus, StateRole, Storage as _};
 
 use super::internals::Internals;
-use super::log::{conf_state, entry_bytes};
-use super::packets::{self, Settling};
-use super::transfers::Matched;
+use super::log::entry_bytes;
+use super::reads::{round_context, round_of};
 use super::{
-    Answer, Batch, Compaction, CoreFault, Durable, HardMark, InFlight, Incompatible, Installing, LogPoint, Notice,
-    Outbound, OutboundSnapshot, RaftCore, SnapshotJob, StateSize,
+    Answer, Batch, Compaction, CoreFault, Durable, HardMark, Incompatible, LogPoint, Notice, Outbound,
+    OutboundSnapshot, RaftCore, Settling, SnapshotJob, packets,
 };
 
 /// Raft `Ready` rounds in one turn; the remaining ones run in the next turn, so that inputs are handled in between.
 const MAX_ROUNDS: usize = 16;
-
-/// The pause after a snapshot that could not be written. Otherwise every entry would trigger another one, and encoding takes a
-/// core: a full disk must cost only space.
-const SNAPSHOT_RETRY_PAUSE: Duration = Duration::from_secs(10);
-/// The write rate is averaged over `keep_time`: thirty marks suffice.
-const RATE_MARK_EVERY: Duration = Duration::from_secs(1);
 
 impl RaftCore {
     /// Handles the inputs since the last turn.
@@ -35,7 +27,10 @@ impl RaftCore {
         if self.incompatible().is_none() {
             self.announce_commit(now);
             self.start_reads(now);
-            self.send_reachability_rounds(now);
+            if let Some(member) = self.member.as_mut().filter(|s| s.raw.leads()) {
+                let retry = self.config.read_retry;
+                self.reachability.send_rounds(now, member.id, self.nonce, retry, &mut member.raw);
+            }
         }
         // LEVEL-2
         while self.incompatible().is_none()
@@ -50,16 +45,17 @@ impl RaftCore {
             Some(level) => self.out.incompatible = Some(Incompatible::Level(level)),
             None => self.consider_snapshot(now),
         }
-        self.publish(now);
-        let applied = self.tables.revision.0;
-        for ask in self.reads.take_ready(applied) {
-            self.out.answers.push(Answer::Read(ask, Ok(Arc::clone(&self.replica))));
+        let status = self.status(now);
+        self.publication.update(now, self.state.tables(), status, self.config.publish_every, &mut self.out);
+        for ask in self.reads.take_ready(self.state.applied()) {
+            self.out.answers.push(Answer::Read(ask, Ok(Arc::clone(self.publication.replica()))));
         }
         self.end_reachability_checks(now);
         self.out.again = rounds == MAX_ROUNDS;
-        self.plan_commit_announcement(now);
-        self.out.wake_at =
-            self.member.as_ref().and_then(|s| s.hint.iter().map(|h| h.at).chain(s.announce_commit_at).min());
+        if let Some(member) = self.member.as_mut() {
+            member.commit_news.plan(now, member.committed_as_leader(), self.config.commit_news);
+            self.out.wake_at = member.hint.iter().map(|h| h.at).chain(member.commit_news.at()).min();
+        }
         Ok(std::mem::take(&mut self.out))
     }
 
@@ -88,8 +84,7 @@ impl RaftCore {
             Ok(()) => {
                 let term = member.raw.term();
                 // The appends carry the commit index.
-                member.announced_commit = member.raw.committed();
-                member.announce_commit_at = None;
+                member.commit_news.carried(member.raw.committed());
                 let entered =
                     queued.into_iter().map(|q| (q.ask, q.deadline, entry_bytes(&q.entry) as usize, q.membership));
                 self.proposals.entered(first, term, entered);
@@ -101,23 +96,11 @@ impl RaftCore {
         }
     }
 
-    /// Followers learn of a commit with the next append. A separate message is sent only if no append follows within
-    /// `commit_news`. (Raft would send one to each follower at every commit.)
     fn announce_commit(&mut self, now: Moment) {
-        let Some(member) = self.member.as_mut().filter(|s| s.announce_commit_at.is_some_and(|at| at <= now)) else {
-            return;
-        };
-        member.announce_commit_at = None;
-        if member.raw.leads() && member.raw.committed() > member.announced_commit {
-            member.announced_commit = member.raw.committed();
+        let Some(member) = self.member.as_mut() else { return };
+        if member.commit_news.take_due(now, member.committed_as_leader()) {
             member.raw.announce_commit();
         }
-    }
-
-    fn plan_commit_announcement(&mut self, now: Moment) {
-        let Some(member) = self.member.as_mut() else { return };
-        let news = member.raw.leads() && member.raw.committed() > member.announced_commit;
-        member.announce_commit_at = news.then(|| member.announce_commit_at.unwrap_or(now + self.config.commit_news));
     }
 
     fn start_reads(&mut self, now: Moment) {
@@ -147,8 +130,7 @@ impl RaftCore {
     fn round(&mut self, now: Moment) -> Result<(), CoreFault> {
         let bugs = self.config.injected_bugs();
         let member = self.member.as_mut().expect("only a member has rounds");
-        let leads = member.raw.leads();
-        let term = member.raw.term();
+        let leads = member.raw.leads().then(|| member.raw.term());
         let mut ready = member.raw.ready();
         let number = ready.number();
         let write = self.write_of(&mut ready);
@@ -170,23 +152,14 @@ impl RaftCore {
                     self.persisted(write_number);
                 }
             }
-            // Nothing to write: as durable as the writes in flight before it.
-            None => match self.in_flight.back_mut() {
-                Some(flight) => flight.ready = number,
-                None => self.member.as_mut().expect("only a member has rounds").raw.on_persist_ready(number),
-            },
+            None if self.writes.join(number) => {}
+            None => member.raw.on_persist_ready(number),
         }
         let outbound = self.address(now, messages);
-        // DURABLE-2. A leader replicates before its own write is durable, but only once its term is: a lone voter is elected at
-        // once, and would otherwise lead the same term twice after a crash.
-        let waits_for = self
-            .in_flight
-            .back()
-            .map(|f| f.write)
-            .filter(|_| !(bugs.vote_before_sync || leads && self.durable.term == term));
-        match waits_for {
-            Some(write) => self.held.push_back((write, outbound)),
-            None => self.out.send.extend(outbound),
+        if bugs.vote_before_sync {
+            self.out.send.extend(outbound);
+        } else {
+            self.writes.send(outbound, leads, &mut self.out.send);
         }
         self.apply(now, committed)
     }
@@ -194,23 +167,15 @@ impl RaftCore {
     /// Moves what must be durable from a `Ready` into the log in memory and into a write.
     fn write_of(&mut self, ready: &mut Ready) -> Option<(Durable, Settling)> {
         let hard = ready.hs().map(|hs| HardMark { term: hs.term, vote: hs.vote, commit: hs.commit });
-        // A new commit index alone can wait for the next write: after a crash raft finds it again.
-        let promised = hard.is_some_and(|h| (h.term, h.vote) != (self.hard.term, self.hard.vote));
-        self.hard = hard.unwrap_or(self.hard);
-        let mut write = Durable { sync: ready.must_sync(), entries: ready.take_entries(), ..self.new_write() };
+        let promised = hard.is_some_and(|hard| self.writes.promise(hard));
+        let mut write = Durable { sync: ready.must_sync(), entries: ready.take_entries(), ..self.writes.next() };
         let member = self.member.as_mut().expect("only a member has rounds");
         let mut settling = if write.entries.is_empty() { Settling::Nothing } else { Settling::Entries };
         if !ready.snapshot().is_empty() {
-            let (head, tables, data) = member.incoming.take().expect("raft installs the received snapshot");
-            let at = LogPoint { index: head.index, term: head.term };
-            assert_eq!(ready.snapshot().get_metadata().index, head.index, "raft installs the snapshot kept for it");
-            member.raw.mut_store().install(at);
-            let conf = conf_state(&head.voters, &head.learners);
-            member.installing = Some(Installing { write: write.number, at, conf, tables });
+            let index = ready.snapshot().get_metadata().index;
+            let (head, data) = member.installation.begin(write.number, index, member.raw.mut_store());
             settling = Settling::Snapshot;
-            self.snapshot_index = head.index;
-            self.bytes_since_snapshot = 0;
-            self.size = StateSize::measured(head.bytes);
+            self.snapshots.installed(&head);
             write.install = Some((head, data));
         }
         member.raw.mut_store().append(&write.entries);
@@ -218,81 +183,46 @@ impl RaftCore {
         anything.then_some((write, settling))
     }
 
-    /// The next write, empty.
-    pub(super) fn new_write(&self) -> Durable {
-        Durable { number: self.next_write, hard: self.hard, ..Durable::default() }
-    }
     pub(super) fn write(&mut self, now: Moment, write: Durable, ready: u64, settling: Settling) {
-        debug_assert_eq!(write.number, self.next_write);
-        self.next_write += 1;
-        self.in_flight.push_back(InFlight { write: write.number, ready, issued: now, settling, hard: write.hard });
+        self.writes.issue(now, &write, ready, settling);
         self.out.make_durable.push(write);
-    }
-    /// The most critical kind of write in flight.
-    pub(super) fn settling(&self) -> Settling {
-        self.in_flight.iter().map(|f| f.settling).max().unwrap_or(Settling::Nothing)
     }
 
     /// The disk has everything up to this write.
     pub(super) fn persisted(&mut self, number: u64) {
-        let mut ready = 0;
-        while let Some(flight) = self.in_flight.front()
-            && flight.write <= number
-        {
-            ready = ready.max(flight.ready);
-            self.durable = flight.hard;
-            self.in_flight.pop_front();
+        let ready = self.writes.persisted(number, &mut self.out.send);
+        let Some(member) = self.member.as_mut() else { return };
+        if ready > 0 {
+            member.raw.on_persist_ready(ready);
         }
-        if let Some(member) = self.member.as_mut() {
-            if ready > 0 {
-                member.raw.on_persist_ready(ready);
-            }
-            if let Some(done) = member.installing.take_if(|i| i.write <= number) {
-                member.raw.advance_apply_to(done.at.index);
-                member.raw.mut_store().set_applied(done.at);
-                member.raw.mut_store().set_conf(done.conf);
-                member.removed = done.tables.removed_raft_ids.contains(&member.id);
-                self.tables = done.tables;
-                self.digests.forget_all();
-                self.proposals.forget(&mut self.out.answers);
-                self.out.installed = Some(Revision(done.at.index));
-                self.out.notices.push(Notice::Installed { index: done.at.index });
-            }
-        }
-        while let Some((write, _)) = self.held.front()
-            && *write <= number
-        {
-            let (_, outbound) = self.held.pop_front().expect("there is a front");
-            self.out.send.extend(outbound);
+        if let Some((tables, index)) = member.installation.persisted(number, &mut member.raw) {
+            self.state.install(tables);
+            member.removed = self.state.is_removed(member.id);
+            self.digests.forget_all();
+            self.proposals.forget(&mut self.out.answers);
+            self.out.installed = Some(Revision(index));
+            self.out.notices.push(Notice::Installed { index });
         }
     }
 
     /// Turns raft's messages into packets with a destination.
     fn address(&mut self, now: Moment, messages: Vec<Message>) -> Vec<Outbound> {
         let mut outbound = Vec::with_capacity(messages.len());
+        let member = self.member.as_mut().expect("only a member sends messages");
         for message in messages {
             let to = RaftId(message.to);
-            let destination = match self.tables.members.get(&to) {
-                Some(m) => Some((m.node, m.addr.clone())),
-                None => self.last_received.get(&to).map(|by| (by.node, String::new())),
-            };
+            let destination = self.peers.destination(self.state.tables(), to);
             let is_snapshot = message.get_msg_type() == MessageType::MsgSnapshot;
             match (destination, packets::outgoing(&message)) {
                 (Some((node, addr)), Some(mut packet)) if is_snapshot => {
-                    let job = self.shared_job(to.0);
+                    let job = member.begin_transfer(now, (to, node), self.state.tables(), &mut self.out);
                     packet.snapshot = Some(job.head(0, [0; 32]));
-                    let member = self.member.as_mut().expect("only a member sends messages");
-                    self.out.notices.push(Notice::Sending { to, index: job.index });
-                    if let Some(why) = member.transfers.begin(now, to.0, node, job.index) {
-                        self.out.notices.push(Notice::SnapshotNotTaken { to, why });
-                    }
                     self.out.send_snapshots.push(OutboundSnapshot { node, addr, packet, job });
                 }
                 (Some((node, addr)), Some(packet)) => outbound.push(Outbound { node, addr, packet }),
                 _ => {
                     *self.counters.entry("sent_nowhere").or_default() += 1;
                     if is_snapshot {
-                        let member = self.member.as_mut().expect("only a member sends messages");
                         member.raw.report_snapshot(to.0, SnapshotStatus::Failure);
                     }
                 }
@@ -301,95 +231,103 @@ impl RaftCore {
         outbound
     }
 
-    /// The applied state. It may be newer than what raft asked for: it is committed.
-    fn snapshot_job(&self) -> SnapshotJob {
-        let log = self.member.as_ref().expect("only a member takes snapshots").raw.store();
-        let (at, conf) = (log.applied(), log.conf());
-        assert_eq!(at.index, self.tables.revision.0, "a snapshot holds the state applied at its index");
-        SnapshotJob::new(at, (conf.voters.clone(), conf.learners.clone()), self.tables.clone())
-    }
-
-    /// The snapshot to send to a member: an earlier one if it can still be used.
-    fn shared_job(&mut self, to: u64) -> SnapshotJob {
-        let member = self.member.as_ref().expect("only a member takes snapshots");
-        let usable = member.transfers.job().filter(|job| member.raw.store().offers(to, job.index)).cloned();
-        usable.unwrap_or_else(|| {
-            let job = self.snapshot_job();
-            let member = self.member.as_mut().expect("only a member takes snapshots");
-            let offer = (LogPoint { index: job.index, term: job.term }, conf_state(&job.voters, &job.learners));
-            member.raw.mut_store().set_offer(Some(offer));
-            member.transfers.share(job.clone());
-            job
-        })
-    }
-
-    /// How many entries behind a snapshot are kept: enough for a follower that was away for `keep_time`, within `keep_bytes`.
-    fn kept_entries(&self, last: u64) -> u64 {
-        let written = self.marks.front().map_or(0, |(_, index)| last.saturating_sub(*index));
-        self.config.keep_entries.max(written)
-    }
-
-    /// Records the end of the log once a second.
-    pub(super) fn mark_rate(&mut self, now: Moment) {
-        let Some(member) = self.member.as_ref() else { return };
-        if self.marks.back().is_none_or(|(at, _)| now.since(*at) >= RATE_MARK_EVERY) {
-            self.marks.push_back((now, member.raw.last_index()));
+    fn apply(&mut self, now: Moment, committed: Vec<Entry>) -> Result<(), CoreFault> {
+        if committed.is_empty() {
+            return Ok(());
         }
-        while self.marks.front().is_some_and(|(at, _)| now.since(*at) > self.config.keep_time) {
-            self.marks.pop_front();
+        let mut removed = false;
+        for entry in committed {
+            if self.incompatible().is_some() {
+                break;
+            }
+            self.snapshots.applied(entry_bytes(&entry));
+            let member = self.member.as_mut().expect("only a member has entries");
+            let applied = self.state.apply(&entry, &self.config.limits, &mut self.out.changes, |change| {
+                // Raft may build a snapshot message here. It is completed when it is sent, from the state at that time.
+                let conf = member.raw.apply_conf_change(change);
+                let conf = conf.map_err(|e| CommandRefusal::Stale { what: e.to_string() })?;
+                member.raw.mut_store().set_conf(conf);
+                Ok(())
+            })?;
+            if let Some(change) = &applied.membership {
+                let own = MembershipChangeKind::Remove { raft_id: member.id };
+                match &applied.outcome {
+                    Ok(()) => removed |= change.kind == own,
+                    Err(refusal) => self.out.notices.push(Notice::MembershipRefused { why: refusal.to_string() }),
+                }
+            }
+            member.raw.mut_store().set_applied(applied.at);
+            self.consider_digest();
+            self.proposals.applied(applied.at, &applied.outcome, &mut self.out.answers);
         }
+        let member = self.member.as_mut().expect("only a member has entries");
+        member.raw.advance_apply_to(self.state.applied());
+        // LEVEL-2. The others elect a compatible leader.
+        if self.incompatible().is_some() && self.leads() {
+            self.member.as_mut().expect("a leader is a member").raw.step_down();
+            self.settle(now);
+        }
+        if removed {
+            self.leave(now);
+        }
+        Ok(())
+    }
+
+    /// Members compare their states at some indices. An earlier build cannot read the digests.
+    fn consider_digest(&mut self) {
+        let (index, every) = (self.state.applied(), self.config.digest_every);
+        let compared = every > 0 && index.is_multiple_of(every) && self.state.feature_level() >= IDENTITY_LEVEL;
+        if compared && let Some(job) = self.digests.begin(index, self.state.tables()) {
+            self.out.digest_state = Some(job);
+        }
+    }
+
+    /// This member was removed. A leader has sent the commit to the others in the same round; it steps down, because
+    /// raft must commit nothing as a leader that is not a member.
+    fn leave(&mut self, now: Moment) {
+        let member = self.member.as_mut().expect("only a member has entries");
+        member.removed = true;
+        member.hint = None;
+        if member.raw.leads() {
+            member.raw.step_down();
+        }
+        self.out.notices.push(Notice::MemberRemoved { raft_id: member.id });
+        self.settle(now);
     }
 
     fn consider_snapshot(&mut self, now: Moment) {
-        let Some(member) = self.member.as_ref() else { return };
-        let since = self.tables.revision.0.saturating_sub(self.snapshot_index);
-        // A write is refused for lack of room only by a measured size.
-        let measure = since > 0 && self.size.wants_measure(&self.config);
-        let due = measure
-            || since >= self.config.snapshot_entries
-            || (since > 0 && self.bytes_since_snapshot >= self.config.snapshot_bytes);
-        let later = self.snapshot_failed.is_some_and(|at| now.since(at) < SNAPSHOT_RETRY_PAUSE);
-        if due && !later && !self.taking_snapshot && member.installing.is_none() {
-            self.taking_snapshot = true;
-            self.bytes_since_snapshot = 0;
-            self.size.measuring();
-            self.out.take_snapshot = Some(self.snapshot_job());
+        let Some(member) = self.member.as_ref().filter(|s| !s.installation.is_writing()) else { return };
+        if self.snapshots.is_due(now, self.state.applied(), &self.config) {
+            self.snapshots.begin();
+            self.out.take_snapshot = Some(member.snapshot_job(self.state.tables()));
         }
     }
 
     /// The snapshot file is durable: start from it, and discard most of the log before it.
     pub(super) fn snapshot_taken(&mut self, now: Moment, head: Option<SnapshotHead>) {
-        if !std::mem::take(&mut self.taking_snapshot) {
-            return;
-        }
-        self.snapshot_failed = head.is_none().then_some(now);
-        if let Some(head) = &head {
-            self.size.measured_now(head.bytes);
-        }
-        let entries = self.member.as_ref().map_or(0, |s| self.kept_entries(s.raw.last_index()));
-        let Some(member) = self.member.as_mut() else { return };
-        let Some(head) = head.filter(|h| h.index > self.snapshot_index && member.installing.is_none()) else { return };
-        let log = member.raw.store();
-        let prs = member.raw.tracker();
-        let needed = member.transfers.floor(|id| Some(Matched { index: prs.get(id)?.matched, caught_up: false }));
-        let mut keep_after = log.compaction_point(head.index, entries, self.config.keep_bytes);
-        // SNAP-1
-        let needed = needed.filter(|_| !self.config.injected_bugs().cut_behind_transfers);
-        if let Some(floor) = needed.filter(|floor| *floor < keep_after.index) {
-            keep_after = log.position_within(floor, self.config.transfer_bytes.max(2 * head.bytes)).min(keep_after);
-        }
-        member.raw.mut_store().compact(keep_after);
-        self.snapshot_index = head.index;
-        let write = Durable { sync: true, compact: Some(Compaction { head, keep_after }), ..self.new_write() };
+        let Some(head) = self.snapshots.end(now, head) else { return };
+        let Some(member) = self.member.as_mut().filter(|s| !s.installation.is_writing()) else { return };
+        let entries = self.snapshots.kept_entries(member.raw.last_index(), &self.config);
+        let keep_after = member.compact(&head, entries, &self.config);
+        self.snapshots.starts_from(head.index);
+        let write = Durable { sync: true, compact: Some(Compaction { head, keep_after }), ..self.writes.next() };
         self.write(now, write, 0, Settling::Nothing);
     }
-}
 
-impl RaftCore {
+    fn end_reachability_checks(&mut self, now: Moment) {
+        let mut checks = std::mem::take(&mut self.reachability);
+        let answers = match self.member.as_ref().filter(|s| s.raw.leads()) {
+            Some(member) => checks.end(now, member.id, |id| self.can_follow(id)),
+            None => checks.refuse(|| self.not_leader(now)),
+        };
+        self.reachability = checks;
+        self.out.answers.extend(answers);
+    }
+
     /// Everything handed to the disk so far, as a snapshot and one write: for replacing a disk that cannot be trusted. `None`
     /// while a received snapshot is being written to that disk. Later writes follow it.
     pub fn everything(&mut self) -> Option<(SnapshotJob, Durable)> {
-        let member = self.member.as_mut().filter(|s| s.installing.is_none())?;
+        let member = self.member.as_mut().filter(|s| !s.installation.is_writing())?;
         let log = member.raw.store();
         let (at, last) = (log.applied(), log.last());
         let whole = |at: LogPoint| log.entries(at.index + 1, last + 1, None, GetEntriesContext::empty(false)).ok();
@@ -397,23 +335,8 @@ impl RaftCore {
         // The new log begins here.
         member.raw.mut_store().compact(at);
         let id = member.id;
-        self.snapshot_index = at.index;
-        self.bytes_since_snapshot = entries.iter().map(entry_bytes).sum();
-        let number = self.next_write - 1;
-        let write =
-            Durable { number, sync: true, start_over: Some(id), entries, hard: self.hard, ..Durable::default() };
-        Some((self.snapshot_job(), write))
+        self.snapshots.rewritten(at.index, entries.iter().map(entry_bytes).sum());
+        let write = Durable { sync: true, start_over: Some(id), entries, ..self.writes.repeated() };
+        Some((member.snapshot_job(self.state.tables()), write))
     }
-}
-
-/// The context of a round's heartbeats; the answers return it.
-pub(super) fn round_context(member_id: RaftId, nonce: u64, round: u64) -> Vec<u8> {
-    [member_id.0, nonce, round].iter().flat_map(|n| n.to_be_bytes()).collect()
-}
-
-/// The round of a context that this member sent.
-pub(super) fn round_of(context: &[u8], member_id: RaftId, nonce: u64) -> Option<u64> {
-    let (own, round) = context.split_at_checked(16)?;
-    let ours = own[..8] == member_id.0.to_be_bytes() && own[8..] == nonce.to_be_bytes();
-    ours.then_some(u64::from_be_bytes(round.try_into().ok()?))
 }

@@ -21,10 +21,12 @@ fn write_to(w: &mut World, leader: usize, count: usize) {
 
 /// A change that no entry describes.
 fn corrupt_state(w: &mut World, n: usize) {
-    let tables = &mut w.nodes.get_mut(&n).unwrap().core.as_mut().unwrap().tables;
+    let state = &mut w.nodes.get_mut(&n).unwrap().core.as_mut().unwrap().state;
+    let mut tables = state.tables().clone();
     let cluster =
         ClusterRecord { founded_at: muster_messages::WallTime(7), ..(**tables.cluster.as_ref().unwrap()).clone() };
     tables.cluster = Some(cluster.into());
+    state.install(tables);
 }
 
 /// STATE-1.
@@ -33,7 +35,7 @@ fn equal_states_are_compared_without_notice() {
     let mut w = comparing(3);
     write_to(&mut w, 1, 100);
     w.run(ms(200));
-    let compared = w.core(1).digests_received();
+    let compared = w.core(1).digests.received_count();
     assert!(compared >= 2, "only {compared} digests were compared");
     assert!(w.lost.is_empty());
     assert!(w.core(1).status(w.now).progress.iter().all(|p| p.problem.is_none()));
@@ -91,7 +93,7 @@ fn states_are_not_compared_below_level_three() {
     w.grow(3);
     write_to(&mut w, 1, 60);
     w.run(ms(200));
-    assert_eq!(w.core(1).digests_received(), 0);
+    assert_eq!(w.core(1).digests.received_count(), 0);
 }
 
 /// F10. A follower's directory is restored from an older copy while it is down: it must not silently be filled up
