@@ -53,6 +53,9 @@ pub(super) trait Internals {
     /// The peer's session has begun: resume at once instead of with the next heartbeat.
     fn resume(&mut self, peer: u64);
     fn send_append(&mut self, peer: u64);
+    /// A new member's log is empty: its id was never used. Raft would first probe it with the end of the leader's log, and wait for the
+    /// rejection, a round trip.
+    fn send_first_append(&mut self, peer: u64);
     /// A peer's next index must stay above its matched index (raft 0.7.0 lets a late rejection push it below). True: it was not.
     fn repair_next_index(&mut self, peer: u64) -> bool;
     /// For an injected bug.
@@ -130,6 +133,14 @@ impl Internals for RawNode<MemLog> {
         }
     }
     fn send_append(&mut self, peer: u64) {
+        self.raft.send_append(peer);
+    }
+    fn send_first_append(&mut self, peer: u64) {
+        self.raft.msgs.retain(|message| message.to != peer);
+        if let Some(progress) = self.raft.mut_prs().get_mut(peer) {
+            progress.next_idx = progress.matched + 1;
+            progress.resume();
+        }
         self.raft.send_append(peer);
     }
     fn repair_next_index(&mut self, peer: u64) -> bool {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use muster_messages::protocol::ProposeError;
 use muster_messages::wire::SnapshotHead;
 use muster_messages::{CommandRefusal, IDENTITY_LEVEL, MembershipChangeKind, Moment, RaftId, Revision};
-use raft::eraftpb::{Entry, Message, MessageType};
+use raft::eraftpb::{ConfChangeType, Entry, Message, MessageType};
 use raft::{GetEntriesContext, INVALID_ID, Ready, SnapshotStatus, StateRole, Storage as _};
 
 use super::internals::Internals;
@@ -247,6 +247,9 @@ impl RaftCore {
                 let conf = member.raw.apply_conf_change(change);
                 let conf = conf.map_err(|e| CommandRefusal::Stale { what: e.to_string() })?;
                 member.raw.mut_store().set_conf(conf);
+                if change.get_change_type() == ConfChangeType::AddLearnerNode && member.raw.leads() {
+                    member.raw.send_first_append(change.node_id);
+                }
                 Ok(())
             })?;
             if let Some(change) = &applied.membership {

@@ -120,7 +120,7 @@ async fn second_process_crashes_and_stops_independently() {
 #[test]
 fn unexpected_error_event_fails_the_test() {
     let why = ends_badly(async |_, rogue| rogue.tell(Msg::Error("the seat is gone")).unwrap());
-    assert_eq!(why, "unexpected ERROR event: kit::actors: the seat is gone seat=7");
+    assert_eq!(why, "unexpected ERROR event: it::actors: the seat is gone seat=7");
 }
 
 #[test]
@@ -154,7 +154,7 @@ fn errors_in_factories_and_actor_threads_fail_the_test() {
         harness.start_actor(Spec::actor("late", Address::new(1), make));
         harness.healthy("node/late", 1).await;
     });
-    assert_eq!(why, "unexpected ERROR event: kit::harnesses: no such directory");
+    assert_eq!(why, "unexpected ERROR event: it::harnesses: no such directory");
     let why = ends_badly(async |_, _| {
         let runtime = tokio::runtime::Handle::current();
         let disk = move || {
@@ -163,7 +163,7 @@ fn errors_in_factories_and_actor_threads_fail_the_test() {
         };
         std::thread::spawn(disk).join().unwrap();
     });
-    assert_eq!(why, "unexpected ERROR event: kit::harnesses: no such sector");
+    assert_eq!(why, "unexpected ERROR event: it::harnesses: no such sector");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

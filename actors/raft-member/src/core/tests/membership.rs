@@ -19,6 +19,30 @@ fn a_newcomer_becomes_learner_then_voter() {
     assert_eq!(w.core(1).configuration(), (vec![1, 2], vec![]));
 }
 
+/// Raft would probe it at the end of the leader's log first.
+#[test]
+fn new_learner_is_not_probed_before_its_first_append() {
+    for compacted in [false, true] {
+        let mut w = World::cluster(45, 1);
+        if compacted {
+            (w.config.snapshot_entries, w.config.keep_entries) = (10, 0);
+            w.crash(1, usize::MAX);
+            w.restart(1);
+            w.until("it leads", |w| w.leading() == Some(1));
+        }
+        for n in 0..40 {
+            let ask = w.propose(1, label("n", &n.to_string()));
+            w.applied(ask);
+        }
+        w.create(2);
+        w.start_empty(2);
+        w.add_learner(2);
+        w.until("it learns", |w| w.core(2).tables().membership_of(node_id(2)) == Membership::Learner);
+        assert_eq!(w.rejected_appends, 0, "compacted: {compacted}");
+        assert_eq!(w.snapshots_sent.is_empty(), !compacted, "by a snapshot only if the log does not reach back");
+    }
+}
+
 #[test]
 fn member_id_with_lost_data_is_never_used_again() {
     let mut w = World::cluster(40, 3);

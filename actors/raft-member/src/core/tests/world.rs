@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use muster_messages::protocol::{Applied, ProposeError, ReadError, SnapshotOutcome};
-use muster_messages::wire::RaftPacket;
+use muster_messages::wire::{PacketKind, RaftPacket};
 use muster_messages::{
     Change, ClusterId, ClusterRecord, Command, Incarnation, Liveness, MembershipChange, MembershipChangeKind, Moment,
     Name, NodeId, NodeRecord, Principal, RaftId, Revision, Rng, Role, Secret, WallTime,
@@ -92,6 +92,8 @@ pub struct World {
     pub answers: BTreeMap<AskId, Vec<Answer>>,
     next_ask: u64,
     pub packets: u64,
+    /// Rejected appends among them.
+    pub rejected_appends: u64,
     /// Snapshots cannot be written.
     pub no_room: bool,
     pub snapshots_tried: u64,
@@ -129,6 +131,7 @@ impl World {
             answers: BTreeMap::new(),
             next_ask: 0,
             packets: 0,
+            rejected_appends: 0,
             no_room: false,
             snapshots_tried: 0,
             snapshots_take: ms(1),
@@ -403,6 +406,8 @@ impl World {
                     return;
                 }
                 self.packets += packets.len() as u64;
+                let rejected = packets.iter().filter(|p| p.reject && p.kind == PacketKind::AppendResponse);
+                self.rejected_appends += rejected.count() as u64;
                 match snapshot {
                     None => self.tell(n, Input::Packets { node: from, peer_member: Some(member_id), packets }),
                     Some(data) => {
