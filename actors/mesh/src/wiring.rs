@@ -79,7 +79,7 @@ impl Mesh {
     pub fn spec(&self) -> Spec {
         let (config, wiring, handle) = (self.config.clone(), self.wiring.clone(), self.handle.clone());
         Spec::actor("mesh", self.handle.mesh.clone(), move || {
-            Ok(MeshShell::new(config.clone(), wiring.clone(), handle.clone()))
+            Ok(MeshShell::new(&config, wiring.clone(), handle.clone()))
         })
         .with_children()
     }

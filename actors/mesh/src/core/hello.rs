@@ -1,7 +1,7 @@
 //! Hello: which nodes may have a mesh session, and for which member id.
 //!
 //! Inputs      a peer's hello and certificate, and the local replica.
-//! Outputs     the accepted member id, or a refusal.
+//! Outputs     the accepted member id, or a refusal; whether the stream becomes a session.
 //! Invariants  MESH-7  a session's node is its certificate's, and that certificate says manager.
 //!             MESH-8  no session speaks for a member id that the local replica assigns to another node.
 //!             MESH-17  certificate and replica must both say manager, as far as the replica can know.
@@ -79,11 +79,32 @@ impl Own {
         self.member_id(hello, &replica.tables)
     }
 
+    /// What the stream is for, after both sides accepted the hello. `endpoint`: this side's open RPC endpoint. `probe`: either side
+    /// sent a probe.
+    pub fn stream_use(&self, endpoint: Option<u64>, probe: bool) -> StreamUse {
+        if Some(self.endpoint_pid) != endpoint {
+            StreamUse::Outdated
+        } else if probe {
+            StreamUse::Probe
+        } else {
+            StreamUse::Session
+        }
+    }
+
     fn member_id(&self, hello: &MeshHello, local_replica: &Tables) -> Result<Option<RaftId>, Refusal> {
         let Some(claimed) = hello.raft_id else { return Ok(None) };
         accepted_member_id(claimed, hello.node, self.member_id, local_replica)
             .map_err(|why| no(RefusalReason::Forbidden, why.to_string()))
     }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StreamUse {
+    Session,
+    /// It has shown that the peer listens.
+    Probe,
+    /// The RPC endpoint that this side's hello named is closed: the peer could not reach the present one.
+    Outdated,
 }
 
 /// A member id of another node.
@@ -243,6 +264,15 @@ mod tests {
             Blocked { node: node(2), by: Principal::Operator, blocked_at: WallTime(0), expires_at: WallTime(0) };
         local_replica.blocklist.insert(node(2), blocked);
         assert_eq!(decide(Some(Revision(51)), &local_replica), Err(RefusalReason::Blocked));
+    }
+
+    #[test]
+    fn stream_stays_while_the_hello_names_the_open_endpoint() {
+        let used = |endpoint, probe| own().stream_use(endpoint, probe);
+        assert_eq!((used(Some(5), false), used(Some(5), true)), (StreamUse::Session, StreamUse::Probe));
+        for endpoint in [None, Some(6)] {
+            assert_eq!((used(endpoint, false), used(endpoint, true)), (StreamUse::Outdated, StreamUse::Outdated));
+        }
     }
 
     #[test]

@@ -8,22 +8,8 @@ use tracing::warn;
 use super::{MeshShell, Msg};
 use crate::core::bindings::Reaction;
 use crate::peer::PeerMsg;
-use crate::session::EndReason;
 
 impl MeshShell {
-    /// MESH-22.
-    pub(super) fn end_other_processes(&self, node: NodeId, start: StartId) {
-        for session in self.sessions.all().iter().filter(|s| s.node == node && s.start != start) {
-            session.end(EndReason::Duplicate);
-        }
-    }
-
-    fn end_sessions_of(&self, start: StartId) {
-        for session in self.sessions.all().iter().filter(|s| s.start == start) {
-            session.end(EndReason::Duplicate);
-        }
-    }
-
     pub(super) fn send_bindings(&self) {
         for peer in self.handle.peers.up().into_iter().filter_map(|node| self.handle.peers.get(node)) {
             let _down = peer.tell(PeerMsg::IdentityBindings(self.register.all()));
@@ -45,7 +31,7 @@ impl MeshShell {
             match reaction {
                 Reaction::GiveWay { node, from, to } => {
                     warn!(%node, %by, accepted = %to.addr, since = %to.since, "another manager accepted a different process of this node");
-                    self.end_sessions_of(from);
+                    self.sessions.end_process(from);
                     gave_way = true;
                 }
                 Reaction::Ask { own: binding, because } => {
@@ -65,7 +51,7 @@ impl MeshShell {
     pub(super) fn alive(&self, binding: &IdentityBinding, because: StartId, alive: bool) {
         let (news, gone) = self.register.asked(binding, because, alive);
         if let Some(start) = gone {
-            self.end_sessions_of(start);
+            self.sessions.end_process(start);
         }
         if news {
             self.send_bindings();

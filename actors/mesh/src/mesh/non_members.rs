@@ -63,9 +63,7 @@ impl MeshShell {
         let (links, sessions, replica) = (&self.links, &self.sessions, self.wiring.replica.borrow().clone());
         let remains = |number, node| sessions.get(number).is_some() && !links.is_member(node);
         for (number, refusal) in self.non_members.refused(&replica, remains) {
-            if let Some(session) = sessions.get(number) {
-                session.end(EndReason::Cut(refusal.message));
-            }
+            sessions.end(number, EndReason::Cut(refusal.message));
         }
         if !self.non_members.is_empty() {
             cx.after(CHECK_EVERY, Msg::CheckNonMembers);

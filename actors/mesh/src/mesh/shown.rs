@@ -8,19 +8,19 @@ use crate::session::Session;
 
 impl MeshShell {
     pub(super) fn shown(&self) -> Value {
-        let own = *self.own_hello.borrow();
+        let own = self.greetings.own();
         let peers: Vec<Value> = self
             .links
             .each()
             .map(|(node, wanted, addr, dialing, failures)| self.peer_view(node, wanted, addr, dialing, failures))
             .collect();
         json!({
-            "node": own.map(|o| o.node), "member_id": own.and_then(|o| o.member_id), "endpoint_pid": self.endpoint,
+            "node": own.map(|o| o.node), "member_id": own.and_then(|o| o.member_id), "endpoint_pid": self.greetings.endpoint(),
             "peers": peers, "hints": self.links.hints(),
-            "sessions_ended": self.end_reasons,
+            "sessions_ended": self.sessions.end_reasons(),
             "offences": self.context.offences.view(),
             "endpoint": self.context.counters.view(),
-            "hellos_under_way": self.greeting.values().sum::<usize>(),
+            "hellos_under_way": self.greetings.under_way(),
             "identity": self.register.view(),
         })
     }
@@ -34,7 +34,7 @@ impl MeshShell {
         };
         json!({
             "node": node, "wanted": wanted, "addr": addr, "state": state, "failed_dials": failures,
-            "last_error": self.last_errors.get(&node),
+            "last_error": self.greetings.last_error(node),
             "session": up.map(|s| session_view(&s)),
         })
     }
