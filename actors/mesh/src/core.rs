@@ -10,5 +10,7 @@ pub mod frames;
 pub mod hello;
 pub mod hints;
 pub mod links;
+pub mod outgoing;
 pub mod pace;
 pub mod refusals;
+pub mod windows;

@@ -26,8 +26,8 @@ use tokio::sync::{mpsc, oneshot, watch};
 use crate::core::assembly::Piece;
 use crate::core::filter::MAX_CALL_MS;
 use crate::core::hello::{accepted_member_id, may_belong_to};
+use crate::core::windows::RAFT_WINDOW;
 use crate::offences::Offences;
-use crate::peer::RAFT_WINDOW;
 use crate::session::{MAX_QUEUED_BYTES, MAX_UNHANDLED_BYTES, Session, Sessions};
 
 /// Unanswered calls of one peer: twice its window.

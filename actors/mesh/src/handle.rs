@@ -11,7 +11,8 @@ use muster_messages::{ErrorBody, Member, NodeId, RaftId};
 use tokio::sync::oneshot;
 
 use crate::msg::Msg;
-use crate::peer::{PeerMsg, no_session};
+use crate::peer::PeerMsg;
+use crate::peer_call::no_session;
 use crate::register::BindingStore;
 
 /// The addresses of the peer actors, and which peers have a session.

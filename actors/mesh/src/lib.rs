@@ -14,6 +14,7 @@ mod msg;
 mod offences;
 mod open_sessions;
 mod peer;
+mod peer_call;
 mod register;
 mod session;
 mod session_server;

@@ -19,7 +19,7 @@ use crate::core::links::SessionNumber;
 use crate::endpoint::EndpointMsg;
 use crate::greeting::Opened;
 use crate::msg::Msg;
-use crate::peer::Link;
+use crate::peer_call::Link;
 use crate::session::{EndReason, Facts, Session, Sessions};
 use crate::session_server::SessionServer;
 use crate::stream::Guarded;
