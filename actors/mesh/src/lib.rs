@@ -9,6 +9,7 @@ mod greeting;
 mod greetings;
 mod handle;
 mod handshake;
+mod incoming;
 mod mesh;
 mod msg;
 mod offences;
