@@ -1,5 +1,7 @@
 //! Rules for Rust sources.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use super::{Text, has_word, report, texts};
 
 /// Forbidden in a core: runtimes, clocks, concurrency, unordered collections, hidden randomness.
@@ -26,6 +28,29 @@ const MAX_LINES: usize = 600;
 
 /// Longer files, each with its maximum. This list only shrinks.
 const LONGER_FILES: [(&str, usize); 0] = [];
+
+/// Maximum lines of a file with a shell: what it decides belongs in a core, and state of its own in a type.
+const MAX_SHELL_LINES: usize = 400;
+
+/// Longer files with a shell, each with its lines. This list only shrinks.
+const LONGER_SHELLS: [(&str, usize); 4] = [
+    ("actors/agent/src/shell.rs", 472),
+    ("actors/elector/src/elector.rs", 482),
+    ("actors/raft-member/src/shell.rs", 500),
+    ("actors/reconciler/src/membership.rs", 412),
+];
+
+/// Maximum files of a crate that a type's inherent `impl` blocks are spread over.
+const MAX_IMPL_FILES: usize = 4;
+
+/// Types spread over more files: crate, type, files. This list only shrinks.
+const SPREAD_TYPES: [(&str, &str, usize); 5] = [
+    ("actors/api", "Service", 12),
+    ("actors/raft-member", "RaftCore", 9),
+    ("actors/reconciler", "Run", 5),
+    ("actors/role-manager", "RoleManager", 7),
+    ("tests/simulation", "Simulation", 29),
+];
 
 fn rust(path: &str) -> bool {
     path.ends_with(".rs")
@@ -166,4 +191,113 @@ fn code_under_test_configuration_does_not_ship() {
     let file = Text { path: "x.rs".into(), text: text.into() };
     let lines: Vec<&str> = shipped(&file).into_iter().map(|(_, line)| line.trim_end()).collect();
     assert_eq!(lines, ["fn a() {}", "fn d() {}", "fn g() {}"]);
+}
+
+/// Compares what was counted with a limit, and with the listed exceptions: a listed value is the present one, and more than the
+/// limit.
+fn over_limit(counted: &BTreeMap<String, usize>, most: usize, listed: &BTreeMap<String, usize>) -> Vec<String> {
+    let mut wrong = Vec::new();
+    for (name, count) in counted.iter().filter(|(_, count)| **count > most) {
+        let allowed = listed.get(name).copied().unwrap_or(most);
+        if *count > allowed {
+            wrong.push(format!("{name}: {count}, at most {allowed}"));
+        }
+    }
+    for (name, allowed) in listed {
+        let count = counted.get(name).copied().unwrap_or(0);
+        if count <= most {
+            wrong.push(format!("{name}: {count}, within the limit of {most}: remove it from the list"));
+        } else if count < *allowed {
+            wrong.push(format!("{name}: {count}, listed with {allowed}: lower the listed value"));
+        }
+    }
+    wrong
+}
+
+/// What follows `impl` and its generic parameters, on a line that begins an implementation.
+fn implementation(line: &str) -> Option<&str> {
+    let line = line.trim_start();
+    let rest = line.strip_prefix("impl").or_else(|| line.strip_prefix("unsafe impl"))?;
+    let Some(parameters) = rest.strip_prefix('<') else { return rest.strip_prefix(' ') };
+    let (mut depth, mut before) = (1usize, ' ');
+    for (at, c) in parameters.char_indices() {
+        match c {
+            '<' => depth += 1,
+            '>' if before != '-' => depth -= 1,
+            _ => {}
+        }
+        if depth == 0 {
+            return Some(parameters[at + 1..].trim_start());
+        }
+        before = c;
+    }
+    None
+}
+
+/// The type of an inherent implementation that begins on this line.
+fn inherent(line: &str) -> Option<&str> {
+    let head = implementation(line)?;
+    let path = head.split(|c: char| !c.is_alphanumeric() && c != '_' && c != ':').next()?;
+    let name = path.rsplit("::").next().filter(|name| name.starts_with(char::is_uppercase))?;
+    (!has_word(head, "for")).then_some(name)
+}
+
+fn implements_shell(line: &str) -> bool {
+    implementation(line).is_some_and(|head| head.starts_with("Shell for "))
+}
+
+/// The folder of the crate that a source file belongs to.
+fn crate_of(path: &str) -> &str {
+    let inside = ["/src/", "/tests/", "/benches/", "/examples/"].iter().filter_map(|folder| path.find(folder)).min();
+    inside.map_or("", |at| &path[..at])
+}
+
+#[test]
+fn files_with_a_shell_stay_within_their_limit() {
+    let has_shell = |file: &&Text| file.text.lines().any(implements_shell);
+    let files = texts(|path| rust(path) && !is_test_file(path));
+    let lines = |file: &Text| (file.path.clone(), file.text.lines().count());
+    let counted: BTreeMap<String, usize> = files.iter().filter(has_shell).map(lines).collect();
+    assert!(counted.len() > 20, "the shells are found");
+    let listed = LONGER_SHELLS.iter().map(|(path, lines)| ((*path).to_owned(), *lines)).collect();
+    report(
+        "a long file with a shell holds a decision for a core, or state for a type",
+        &over_limit(&counted, MAX_SHELL_LINES, &listed),
+    );
+}
+
+#[test]
+fn a_type_is_implemented_in_few_files() {
+    let mut found: BTreeMap<String, usize> = BTreeMap::new();
+    for file in texts(rust) {
+        let types: BTreeSet<&str> = file.text.lines().filter_map(inherent).collect();
+        for name in types {
+            *found.entry(format!("{}: {name}", crate_of(&file.path))).or_default() += 1;
+        }
+    }
+    let listed = SPREAD_TYPES.iter().map(|(at, name, files)| (format!("{at}: {name}"), *files)).collect();
+    report(
+        "a type whose methods are spread over many files of a crate is several types",
+        &over_limit(&found, MAX_IMPL_FILES, &listed),
+    );
+}
+
+#[test]
+fn implementations_are_recognised() {
+    assert_eq!(inherent("impl MeshShell {"), Some("MeshShell"));
+    assert_eq!(inherent("    impl<'a, F: Fn(u8) -> u8> super::Lead<'a, F> {"), Some("Lead"));
+    assert_eq!((inherent("impl Shell for MeshShell {"), inherent("implements")), (None, None));
+    assert_eq!((inherent("impl $name {"), inherent("fn f() -> impl Iterator {")), (None, None));
+    assert!(implements_shell("impl Shell for A {") && implements_shell("impl<T: B<C>> Shell for A<T> {"));
+    assert!(!implements_shell("impl ShellOf for A {") && !implements_shell("impl A {"));
+    assert_eq!((crate_of("actors/api/src/core/a.rs"), crate_of("tests/tidy/b.rs")), ("actors/api", ""));
+}
+
+#[test]
+fn a_listed_exception_has_its_present_value() {
+    let map = |of: &[(&str, usize)]| of.iter().map(|(name, n)| ((*name).to_owned(), *n)).collect::<BTreeMap<_, _>>();
+    let wrong = |counted: &[(&str, usize)], listed: &[(&str, usize)]| over_limit(&map(counted), 4, &map(listed)).len();
+    assert_eq!((wrong(&[("a", 4)], &[]), wrong(&[("a", 5)], &[]), wrong(&[("a", 5)], &[("a", 5)])), (0, 1, 0));
+    assert_eq!((wrong(&[("a", 6)], &[("a", 5)]), wrong(&[("a", 5)], &[("a", 6)])), (1, 1), "above, and too large");
+    assert_eq!((wrong(&[("a", 4)], &[("a", 5)]), wrong(&[], &[("a", 5)])), (1, 1), "no longer an exception");
 }
