@@ -1,6 +1,7 @@
 //! RoleManager: promotion, demotion, removal.
 //!
-//! Owns        what remains to be done between requests and facts: two queues, and the steps in flight.
+//! Owns        its parts, each with its own state: see the fields of [`RoleManager`]. Together they are what remains to be done
+//!             between requests and facts. `advance` is the one place that orders them.
 //! Inputs      requests, membership requests, the newest replicated state, outcomes of its steps.
 //! Outputs     guarded commands, membership changes, dial-backs, offers of leadership, answers.
 //! Invariants  INTENT-1 and INTENT-2 (see `requests`); the store keeps ROLE-1, a member's node is a manager.
@@ -12,18 +13,22 @@
 //! Why level-triggered: everything follows from the four facts of a node as they are now. A request that flips half-way, a
 //! lost answer, a crash or a new leader lead back to the same facts, and so to the same plan.
 
+mod backoff;
 mod config;
 mod membership;
 mod membership_requests;
+mod membership_slot;
 mod observations;
 mod observe;
 mod outbox;
 mod outcomes;
 mod plan;
+mod plans;
 mod queues;
 mod quorum;
 mod reachability;
 mod requests;
+mod serving;
 mod values;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -31,29 +36,25 @@ use std::sync::Arc;
 
 use muster_messages::{
     Command, Condition, ErrorBody, ErrorCode, ErrorMark, Moment, NodeId, Principal, Replica, RequestId, RoleView,
-    Tables,
+    Tables, Term, WaitReason,
 };
 
+use self::backoff::Backoff;
 #[cfg(feature = "bug-injection")]
 pub use self::config::BugInjection;
 pub use self::config::Config;
 use self::membership_requests::MembershipRequests;
+pub use self::membership_slot::MembershipSlot;
 pub use self::observations::{Learner, Observation, Observations, Proven};
 pub use self::outbox::{Outbox, Outgoing, Sent};
-use self::plan::{Next, Plan, Scene, Wait};
+use self::plan::{Next, Scene};
+use self::plans::Plans;
 pub use self::queues::{Pending, Queues};
 use self::quorum::Electorate;
-use self::reachability::Reachability;
+use self::reachability::{Reachability, Required};
 use self::requests::Requests;
 pub use self::requests::{DesiredChange, PendingChange};
 pub use self::values::*;
-
-/// A node whose last step failed: no further step until its facts change or this time is reached.
-#[derive(Clone, Debug, PartialEq)]
-struct Held {
-    until: Moment,
-    wait: Option<Wait>,
-}
 
 /// Decides which node holds which role. Works only on values.
 #[derive(Clone, Debug)]
@@ -65,17 +66,13 @@ pub struct RoleManager {
     seen_at: Now,
     /// It has taken over in `kept.term`.
     started: bool,
+    /// No request is refused for quorum before this: a young leader lacks acknowledgements.
+    fresh_until: Option<Moment>,
     requests: Requests,
     membership_requests: MembershipRequests,
     reachability: Reachability,
-    /// One per node that is not settled.
-    plans: BTreeMap<NodeId, Plan>,
-    /// Nodes whose facts changed since they were last planned for.
-    dirty: BTreeSet<NodeId>,
-    held: BTreeMap<NodeId, Held>,
-    /// Nodes whose last write was applied and changed nothing.
-    fruitless: BTreeSet<NodeId>,
-    retry: Option<Now>,
+    plans: Plans,
+    backoff: Backoff,
     armed: Option<Moment>,
 }
 
@@ -89,14 +86,12 @@ impl RoleManager {
             seen: Arc::default(),
             seen_at: Now::default(),
             started: false,
+            fresh_until: None,
             requests: Requests::default(),
             membership_requests: MembershipRequests::default(),
             reachability: Reachability::default(),
-            plans: BTreeMap::new(),
-            dirty: BTreeSet::new(),
-            held: BTreeMap::new(),
-            fruitless: BTreeSet::new(),
-            retry: None,
+            plans: Plans::default(),
+            backoff: Backoff::default(),
             armed: None,
         }
     }
@@ -104,18 +99,26 @@ impl RoleManager {
     /// Handles one input. The effects are applied after [`RoleManager::checkpoint`] has been kept.
     pub fn step(&mut self, now: Now, input: Input, out: &mut Vec<Effect>) {
         match input {
-            Input::PendingChange(pending_change) => self.requests.parked.push_back((now.at, pending_change)),
-            Input::MembershipRequested { ask, node, request } => self.open_request(now, ask, node, request, out),
-            Input::Reported { ask, node, report } => self.membership_requests.reports.push((ask, node, report)),
+            Input::PendingChange(pending_change) => self.requests.park(now.at, pending_change),
+            Input::MembershipRequested { ask, node, request } => {
+                if let Some(older) = self.membership_requests.open(now.at, ask, node, request) {
+                    let (reason, again) = (WaitReason::WaitingForJoin, self.config.ask_again);
+                    let reply = membership_requests::wait(reason, "replaced by a newer request", again);
+                    out.push(Effect::Answer(older, Answer::Membership(Ok(reply))));
+                }
+            }
+            Input::Reported { ask, node, report } => self.membership_requests.report(ask, node, report),
             Input::Seen(replica) => self.see(now, replica, out),
             Input::Committed { step, outcome } => self.end_proposal(now, step, outcome, out),
             Input::Probed { step, result } => self.end_probe(now, step, result, out),
-            Input::ReachabilityChecked { step, reachable } => self.end_reachability_check(now, step, reachable),
+            Input::ReachabilityChecked { step, reachable } => {
+                self.reachability.end(step, reachable, now.at + self.config.ask_again / 5);
+            }
             Input::Transferred { step, taken } => self.end_transfer(now, step, taken),
             Input::Woke => self.armed = None,
         }
         self.advance(now, out);
-        self.reachability.checked = None;
+        self.reachability.forget_result();
     }
 
     /// The state from which the next incarnation starts.
@@ -140,16 +143,14 @@ impl RoleManager {
     fn advance(&mut self, now: Now, out: &mut Vec<Effect>) {
         self.end_observed_steps(now, out);
         if !self.started || !self.leads() {
-            self.reject(out);
+            self.requests.reject(out);
+            self.membership_requests.reject(out);
+            self.reachability = Reachability::default();
             return;
         }
-        if self.retry.is_some_and(|at| at.at <= now.at) {
-            self.retry = None;
-            self.held.clear();
-        }
-        self.held.retain(|_, held| now.at < held.until);
+        self.backoff.expire(now.at);
         self.decide_requests(now, out);
-        self.answer_removals(out);
+        self.requests.answer_removals(&self.seen.tables, out);
         self.take_reports(out);
         self.serve_open_requests(now, out);
         self.replan(now);
@@ -165,38 +166,71 @@ impl RoleManager {
     }
 
     fn electorate(&self, now: Now) -> Electorate {
-        let checked = self.reachability.checked.clone();
-        Electorate::of(&self.seen, self.seen_at, now, self.requests.fresh_until, checked, &self.config)
+        let checked = self.reachability.result().cloned();
+        Electorate::of(&self.seen, self.seen_at, now, self.fresh_until, checked, &self.config)
     }
+
+    // ---- the replicated state -------------------------------------------------------------------------------------
+
+    fn see(&mut self, now: Now, replica: Arc<Replica>, out: &mut Vec<Effect>) {
+        let old = std::mem::replace(&mut self.seen, replica);
+        self.seen_at = now;
+        if !self.leads() {
+            return;
+        }
+        let term = self.seen.raft.term;
+        if !self.started || self.kept.term != term {
+            self.take_over(now, term, out);
+        } else {
+            for node in observe::changed_nodes(&old.tables, &self.seen.tables) {
+                self.backoff.release(node);
+                self.plans.mark(node);
+            }
+        }
+        let seen = Arc::clone(&self.seen);
+        self.kept.observations.refresh(&seen, now);
+        self.kept.observations.nodes().for_each(|node| self.plans.mark(node));
+    }
+
+    /// Takes one consistent view. Steps of this term continue; those of older terms are applied or lost, because a leader
+    /// that decides has applied an entry of its own term.
+    fn take_over(&mut self, now: Now, term: Term, out: &mut Vec<Effect>) {
+        if self.kept.term != term {
+            // Step numbers continue: the result of an earlier term's step must not end a step of this one.
+            let (queues, steps) = (std::mem::take(&mut self.kept.queues), self.kept.steps);
+            self.kept = Checkpoint { term, queues, steps, ..Checkpoint::default() };
+        }
+        self.kept.outbox.repeat(now.at, out);
+        self.started = true;
+        self.backoff.release_all();
+        self.reachability = Reachability::default();
+        self.fresh_until = Some(now.at + self.config.election_timeout);
+        let tables = &self.seen.tables;
+        let everybody = tables.nodes.keys().copied().chain(tables.members.values().map(|m| m.node));
+        self.plans.start_over(everybody.chain(self.kept.queues.iter().map(|(n, _)| n)).collect());
+    }
+
     // ---- plans ----------------------------------------------------------------------------------------------------
 
     fn replan(&mut self, now: Now) {
-        let tables = &self.seen.tables;
+        let (kept, tables) = (&mut self.kept, &self.seen.tables);
         let scene = Scene { tables, commit: self.seen.raft.commit.0, config: &self.config, now };
-        let mut concerned = std::mem::take(&mut self.dirty);
-        concerned.extend(self.plans.keys());
-        for node in concerned {
-            match plan::plan(&scene, node, &self.kept.observations.of(node)) {
-                Some(plan) => self.plans.insert(node, plan),
-                None => {
-                    if let Some(settled) = self.kept.queues.remove_node(node) {
-                        // Below zero if the clock was set back.
-                        let took = u64::try_from(now.wall.0.saturating_sub(settled.began.0)).unwrap_or(0);
-                        self.kept.settled.entry(settled.wants).or_default().add(took);
-                    }
-                    self.plans.remove(&node)
-                }
-            };
-        }
+        self.plans.renew(&scene, &kept.observations, |node| {
+            if let Some(settled) = kept.queues.remove_node(node) {
+                // Below zero if the clock was set back.
+                let took = u64::try_from(now.wall.0.saturating_sub(settled.began.0)).unwrap_or(0);
+                kept.settled.entry(settled.wants).or_default().add(took);
+            }
+        });
     }
 
     fn write(&mut self, now: Now, out: &mut Vec<Effect>) {
         let outbox = &self.kept.outbox;
         let idle =
-            |node: &NodeId| !outbox.write_for(*node) && !outbox.request_for(*node) && !self.held.contains_key(node);
+            |node: &NodeId| !outbox.write_for(*node) && !outbox.request_for(*node) && !self.backoff.is_held(*node);
         let due: Vec<(NodeId, Next)> = (self.plans.iter())
             .filter(|(node, _)| idle(node))
-            .filter_map(|(node, p)| p.next.clone().map(|next| (*node, next)))
+            .filter_map(|(node, p)| p.next.clone().map(|next| (node, next)))
             .collect();
         for (node, next) in due {
             let Next::Write { reason, guards, changes } = next else { continue };
@@ -234,37 +268,36 @@ impl RoleManager {
         let step = self.next_step();
         let outgoing = Outgoing { node, sent, since: now, applied: None, again_at: None };
         out.push(outgoing.effect(step));
-        self.kept.outbox.0.insert(step, outgoing);
+        self.kept.outbox.put(step, outgoing);
         step
+    }
+
+    /// Requests a check for a request (`change` is `None`) or for the membership change of a node.
+    fn check_reachable(&mut self, now: Now, change: Option<NodeId>, required: Required, out: &mut Vec<Effect>) {
+        if self.reachability.may_begin(now.at) {
+            let step = self.next_step();
+            out.push(self.reachability.begin(now.at, step, change, required, self.config.election_timeout));
+        }
     }
 
     // ---- time -----------------------------------------------------------------------------------------------------
 
     /// Sets a wake-up at the next deadline. Without pending work no timer is set.
     fn arm(&mut self, now: Now, out: &mut Vec<Effect>) {
-        if !self.kept.queues.want_retry() {
-            self.retry = None;
-        } else if self.retry.is_none() {
-            self.retry = Some(now.plus(self.config.retry));
-        }
-        self.kept.queues.set_retry(self.retry.map(|at| at.wall));
         let c = &self.config;
-        let slow = self.kept.outbox.membership().map(|(_, o)| o.since.at + c.slow_change);
-        let fresh = self.requests.fresh_until.filter(|_| !self.requests.parked.is_empty() || !self.plans.is_empty());
+        let retry_at = self.backoff.plan_retry(now, self.kept.queues.want_retry(), c.retry);
+        self.kept.queues.set_retry(retry_at);
+        let membership = self.kept.outbox.membership().map(|(_, o)| o);
+        let slow = membership.map(|o| o.since.at + c.slow_change);
+        let again = membership.and_then(|o| o.again_at);
+        let fresh = self.fresh_until.filter(|_| self.requests.has_parked() || !self.plans.is_empty());
         let silences = (self.kept.observations.values())
             .filter_map(|n| n.learner.as_ref())
             .map(|l| l.last_ack + c.learner_silence);
-        let open_requests = self.membership_requests.open_requests.values().map(|k| k.since + c.membership_timeout);
-        let held = self.held.values().map(|h| h.until);
-        let again =
-            self.kept.outbox.membership().and_then(|(_, o)| o.again_at).into_iter().chain(self.reachability.again_at);
-        let deadlines = (self.retry.map(|at| at.at).into_iter())
-            .chain(slow)
-            .chain(again)
-            .chain(fresh)
+        let deadlines = (self.backoff.deadlines())
+            .chain(self.membership_requests.deadlines(c.membership_timeout))
             .chain(silences)
-            .chain(open_requests)
-            .chain(held);
+            .chain([slow, again, self.reachability.again_at(), fresh].into_iter().flatten());
         let next = deadlines.filter(|at| *at > now.at).min();
         self.armed.take_if(|at| *at <= now.at);
         if let Some(next) = next

@@ -315,7 +315,7 @@ impl Shell for RoleManagerShell {
             json!({"node": node, "wants": p.wants, "reason": p.reason, "message": p.message, "since": p.since,
                    "retry_at": p.retry_at})
         };
-        let steps: Vec<Value> = (self.core.outbox().0.iter())
+        let steps: Vec<Value> = (self.core.outbox().iter())
             .map(|(step, o)| {
                 let what = match &o.sent {
                     Sent::DesiredChange { .. } => "desired_change",

@@ -352,7 +352,7 @@ impl Simulation {
         let busy = self.leading().and_then(|l| {
             let reaches = voters.iter().all(|v| *v == l || self.net.both_open(l, *v));
             let roles = self.machines[l].runtime.as_ref()?.leader.as_ref()?.roles.as_ref().filter(|_| reaches)?;
-            Some(roles.core.outbox().0.values().any(|o| matches!(o.sent, Sent::Membership(_))))
+            Some(roles.core.outbox().iter().any(|(_, o)| matches!(o.sent, Sent::Membership(_))))
         });
         if let Some(member_id) = member_id.filter(|_| voters.len() >= 2 && busy == Some(false)) {
             self.faults.lost = Some(member_id);

@@ -1,12 +1,12 @@
-//! The membership-change slot: one membership change at a time for all plans, in order of arrival.
+//! Membership changes: one at a time for all plans, in order of arrival, each only if its quorum check passes.
 
 use std::collections::BTreeSet;
 
 use muster_messages::{MembershipChange, MembershipChangeKind, NodeId, WaitReason, Wants};
 
-use super::plan::{Next, Wait};
+use super::plan::{Next, Plan, Wait};
 use super::quorum::{Electorate, QuorumCheck};
-use super::{Effect, Held, Moment, Now, RoleManager, Sent, plan, queues};
+use super::{Effect, Moment, Now, RoleManager, Sent, plan, queues};
 
 /// A membership change is decided in the step that delivers the check's result, so the result is never too old for it.
 const ANY_TIME: Moment = Moment(0);
@@ -16,21 +16,16 @@ impl RoleManager {
     /// position; a failed one goes to the end.
     pub(super) fn change_membership(&mut self, now: Now, out: &mut Vec<Effect>) {
         self.queue_up();
-        let leader_leaves = self
-            .plans
-            .get(&self.me)
-            .is_some_and(|p| matches!(p.next, Some(Next::Membership(MembershipChangeKind::Remove { .. }))));
-        if !leader_leaves {
-            self.kept.tried.clear();
+        if !matches!(self.plans.membership_change(self.me), Some(MembershipChangeKind::Remove { .. })) {
+            self.kept.slot.forget_transfers();
         }
         self.decide_again(now);
         if self.kept.outbox.membership().is_some() {
             return;
         }
         let electorate = self.electorate(now);
-        let waiting_changes: Vec<NodeId> = self.kept.waiting_changes.iter().copied().collect();
         let mut due = None;
-        for node in waiting_changes {
+        for node in self.kept.slot.waiting().collect::<Vec<_>>() {
             match self.gate(node, &electorate) {
                 QuorumCheck::Open => {
                     due = Some(node);
@@ -39,20 +34,20 @@ impl RoleManager {
                 QuorumCheck::Unconfirmed(required) => return self.check_reachable(now, Some(node), required, out),
                 QuorumCheck::Undecided => {}
                 // A check has just ended. The next one would end the same way.
-                QuorumCheck::Closed(obstacle) if self.reachability.checked.is_some() => {
+                QuorumCheck::Closed(obstacle) if self.reachability.result().is_some() => {
                     let wait = Some(Wait::new(obstacle.reason, obstacle.message));
-                    self.held.insert(node, Held { until: now.at + self.config.ask_again, wait });
+                    self.backoff.hold(node, now.at + self.config.ask_again, wait);
                 }
                 QuorumCheck::Closed(_) => {}
             }
         }
         let Some(node) = due else { return };
-        let Some(kind) = self.membership_change_for(node) else { return };
-        self.kept.waiting_changes.retain(|n| *n != node);
+        let Some(kind) = self.plans.membership_change(node).cloned() else { return };
+        self.kept.slot.remove(node);
         let own = self.seen.raft.raft_id == Some(plan::member_id_in(&kind));
         // A node whose demotion or removal is still being written would have to hand leadership on at once.
         let leaving: BTreeSet<NodeId> = self.kept.outbox.leaving().collect();
-        let may_lead = |n: &NodeId| !self.kept.tried.contains(n) && !leaving.contains(n);
+        let may_lead = |n: &NodeId| self.kept.slot.may_lead(*n) && !leaving.contains(n);
         let transfer_target = (own && matches!(kind, MembershipChangeKind::Remove { .. }))
             .then(|| electorate.transfer_targets(self.me).into_iter().find(may_lead))
             .flatten();
@@ -71,56 +66,35 @@ impl RoleManager {
         let Some((step, outgoing)) = self.kept.outbox.membership() else { return };
         let (Some(again_at), Sent::Membership(change)) = (outgoing.again_at, &outgoing.sent) else { return };
         let node = outgoing.node;
-        if self.membership_change_for(node).as_ref() != Some(&change.kind) {
-            self.kept.outbox.0.remove(&step);
+        if self.plans.membership_change(node) != Some(&change.kind) {
+            self.kept.outbox.remove(step);
         } else if again_at <= now.at {
-            self.kept.outbox.0.remove(&step);
-            self.kept.waiting_changes.retain(|n| *n != node);
-            self.kept.waiting_changes.push_front(node);
+            self.kept.outbox.remove(step);
+            self.kept.slot.put_first(node);
         }
     }
 
     fn queue_up(&mut self) {
-        let wanting: BTreeSet<NodeId> = (self.plans.iter())
-            .filter(|(node, p)| {
-                matches!(p.next, Some(Next::Membership(_)))
-                    && !self.held.contains_key(node)
-                    && !self.kept.outbox.request_for(**node)
-            })
-            .map(|(node, _)| *node)
-            .collect();
-        self.kept.waiting_changes.retain(|node| wanting.contains(node));
+        let idle = |node: &NodeId| !self.backoff.is_held(*node) && !self.kept.outbox.request_for(*node);
+        let wanting: BTreeSet<NodeId> = self.plans.membership_changes().filter(idle).collect();
         let in_flight = self.kept.outbox.membership().map(|(_, o)| o.node);
-        for node in wanting {
-            if !self.kept.waiting_changes.contains(&node) && in_flight != Some(node) {
-                self.kept.waiting_changes.push_back(node);
-            }
-        }
-    }
-
-    fn membership_change_for(&self, node: NodeId) -> Option<MembershipChangeKind> {
-        match self.plans.get(&node)?.next.as_ref()? {
-            Next::Membership(kind) => Some(kind.clone()),
-            Next::Write { .. } => None,
-        }
+        self.kept.slot.queue_up(&wanting, in_flight);
     }
 
     /// ROLE-3, judged on present knowledge, just before the change.
     fn gate(&self, node: NodeId, electorate: &Electorate) -> QuorumCheck {
-        let Some(kind) = self.membership_change_for(node) else {
-            return QuorumCheck::Open;
-        };
+        let Some(kind) = self.plans.membership_change(node) else { return QuorumCheck::Open };
         let name = queues::name_of(&self.seen.tables, node);
         match kind {
             MembershipChangeKind::AddLearner { .. } | MembershipChangeKind::SetAddress { .. } => {
                 electorate.can_commit()
             }
             MembershipChangeKind::PromoteLearner { raft_id, .. } => {
-                electorate.can_promote(raft_id, name.as_str(), ANY_TIME)
+                electorate.can_promote(*raft_id, name.as_str(), ANY_TIME)
             }
             MembershipChangeKind::Remove { raft_id } => {
-                let voter = self.seen.tables.members.get(&raft_id).is_some_and(|m| m.voter);
-                let returns = self.plans.get(&node).is_some_and(|p| p.wants == Wants::Manager);
+                let voter = self.seen.tables.members.get(raft_id).is_some_and(|m| m.voter);
+                let returns = self.plans.get(node).is_some_and(|p| p.wants == Wants::Manager);
                 if voter && returns {
                     electorate.can_replace(node, name.as_str(), ANY_TIME)
                 } else if voter {
@@ -136,10 +110,8 @@ impl RoleManager {
     /// ROLE-5: writes into the queues what every unsettled node waits for.
     pub(super) fn explain(&mut self, now: Now) {
         let electorate = self.electorate(now);
-        let nodes: Vec<NodeId> = self.plans.keys().copied().collect();
-        for node in nodes {
-            let wait = self.wait_of(node, &electorate, now);
-            let plan = &self.plans[&node];
+        for (node, plan) in self.plans.iter() {
+            let wait = self.wait_of(node, plan, &electorate, now);
             let since = if self.kept.queues.get(node).is_none() {
                 plan::since(&self.seen.tables, node, plan).min(now.wall)
             } else {
@@ -149,9 +121,8 @@ impl RoleManager {
         }
     }
 
-    fn wait_of(&self, node: NodeId, electorate: &Electorate, now: Now) -> Wait {
-        let plan = &self.plans[&node];
-        let held = self.held.get(&node).and_then(|h| h.wait.clone());
+    fn wait_of(&self, node: NodeId, plan: &Plan, electorate: &Electorate, now: Now) -> Wait {
+        let held = self.backoff.wait(node).cloned();
         if !matches!(plan.next, Some(Next::Membership(_))) {
             return held.unwrap_or_else(|| plan.wait.clone());
         }

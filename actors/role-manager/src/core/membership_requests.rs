@@ -1,38 +1,91 @@
 //! Requests for Raft membership: which nodes are eligible, which member id each holds already, and what blocks it.
+//!
+//! Owns        open requests, dial-backs in progress, reports of manager runtimes.
+//! Invariants  a node has at most one open request: a newer one replaces it.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use muster_messages::wire::{DataLoss, ManagerReport, MembershipReply, MembershipRequest};
 use muster_messages::{ErrorBody, ErrorCode, Member, Name, NodeId, RaftId, Replica, Role, Tables, WaitReason, millis};
 
-use super::{Answer, AskId, Effect, Moment, Now, RoleManager, StepId};
+use super::{Answer, AskId, Effect, Moment, StepId, not_leading};
 
 /// Characters of a reported failure that are kept and shown: a path and an error fit.
-const MAX_FAILURE: usize = 500;
+pub(crate) const MAX_FAILURE: usize = 500;
 
-/// A pending join request. One per node: a newer request of the same node replaces an older one.
-#[derive(Clone, Debug, PartialEq)]
-pub struct OpenRequest {
+/// A request that has not been answered.
+#[derive(Clone, Debug)]
+pub(crate) struct OpenRequest {
     pub ask: AskId,
     pub request: MembershipRequest,
-    pub since: Moment,
+    since: Moment,
     /// It was found eligible: a member id that the node has had since then was given to this very request.
     pub eligible: bool,
 }
 
-/// Open requests and dial-backs.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct MembershipRequests {
-    pub open_requests: BTreeMap<NodeId, OpenRequest>,
+    open: BTreeMap<NodeId, OpenRequest>,
     /// Dial-backs in progress, with the address each dials.
-    pub probes: BTreeMap<StepId, (NodeId, String)>,
+    probes: BTreeMap<StepId, (NodeId, String)>,
     /// Reports that no leader has taken in yet.
-    pub reports: Vec<(AskId, NodeId, ManagerReport)>,
+    reports: Vec<(AskId, NodeId, ManagerReport)>,
 }
 
 impl MembershipRequests {
+    /// Returns the older request that this one replaces.
+    pub fn open(&mut self, now: Moment, ask: AskId, node: NodeId, request: MembershipRequest) -> Option<AskId> {
+        let open_request = OpenRequest { ask, request, since: now, eligible: false };
+        self.open.insert(node, open_request).map(|older| older.ask)
+    }
+    pub fn get(&self, node: NodeId) -> Option<&OpenRequest> {
+        self.open.get(&node)
+    }
+    /// The nodes with an open request.
+    pub fn nodes(&self) -> impl Iterator<Item = NodeId> {
+        self.open.keys().copied()
+    }
+    pub fn found_eligible(&mut self, node: NodeId) {
+        self.open.entry(node).and_modify(|open_request| open_request.eligible = true);
+    }
+    /// It is answered.
+    pub fn close(&mut self, node: NodeId) -> Option<OpenRequest> {
+        self.open.remove(&node)
+    }
+    /// The nodes whose requests have waited this long.
+    pub fn overdue(&self, now: Moment, limit: Duration) -> Vec<NodeId> {
+        self.open.iter().filter(|(_, k)| now.since(k.since) >= limit).map(|(node, _)| *node).collect()
+    }
+    pub fn deadlines(&self, limit: Duration) -> impl Iterator<Item = Moment> {
+        self.open.values().map(move |open_request| open_request.since + limit)
+    }
+
     pub fn is_probing(&self, node: NodeId, addr: &str) -> bool {
         self.probes.values().any(|(n, a)| *n == node && a == addr)
+    }
+    pub fn begin_probe(&mut self, step: StepId, node: NodeId, addr: String) -> Effect {
+        self.probes.insert(step, (node, addr.clone()));
+        Effect::Probe { step, addr, node }
+    }
+    pub fn end_probe(&mut self, step: StepId) -> Option<(NodeId, String)> {
+        self.probes.remove(&step)
+    }
+
+    pub fn report(&mut self, ask: AskId, node: NodeId, report: ManagerReport) {
+        self.reports.push((ask, node, report));
+    }
+    pub fn take_reports(&mut self) -> Vec<(AskId, NodeId, ManagerReport)> {
+        std::mem::take(&mut self.reports)
+    }
+
+    /// This member does not lead: it takes in nothing.
+    pub fn reject(&mut self, out: &mut Vec<Effect>) {
+        let reports = self.reports.drain(..);
+        out.extend(reports.map(|(ask, ..)| Effect::Answer(ask, Answer::Reported(Err(not_leading())))));
+        for open_request in std::mem::take(&mut self.open).into_values() {
+            out.push(Effect::Answer(open_request.ask, Answer::Membership(Err(not_leading()))));
+        }
     }
 }
 
@@ -83,7 +136,7 @@ pub(crate) fn judge(replica: &Replica, node: NodeId, request: &MembershipRequest
 }
 
 /// Also for a node that is already a member: it could apply no further entries.
-fn too_old(tables: &Tables, name: &Name, speaks: u32) -> Option<ErrorBody> {
+pub(crate) fn too_old(tables: &Tables, name: &Name, speaks: u32) -> Option<ErrorBody> {
     let level = tables.cluster.as_ref().map_or(0, |cluster| cluster.feature_level);
     let message = format!(
         "the cluster is at feature level {level}, and {name} supports {speaks} at most; install a build of Muster that \
@@ -127,132 +180,6 @@ fn dialable(addr: &str) -> Result<(), &'static str> {
 }
 
 /// "Not now", with the reason.
-pub(crate) fn wait(reason: WaitReason, message: impl Into<String>, again: std::time::Duration) -> MembershipReply {
+pub(crate) fn wait(reason: WaitReason, message: impl Into<String>, again: Duration) -> MembershipReply {
     MembershipReply::Wait { reason, message: message.into(), retry_after_ms: millis(again) }
-}
-
-impl RoleManager {
-    pub(super) fn open_request(
-        &mut self,
-        now: Now,
-        ask: AskId,
-        node: NodeId,
-        request: MembershipRequest,
-        out: &mut Vec<Effect>,
-    ) {
-        let open_request = OpenRequest { ask, request, since: now.at, eligible: false };
-        if let Some(older) = self.membership_requests.open_requests.insert(node, open_request) {
-            let reply = wait(WaitReason::WaitingForJoin, "replaced by a newer request", self.config.ask_again);
-            out.push(Effect::Answer(older.ask, Answer::Membership(Ok(reply))));
-        }
-    }
-
-    pub(super) fn serve_open_requests(&mut self, now: Now, out: &mut Vec<Effect>) {
-        let nodes: Vec<NodeId> = self.membership_requests.open_requests.keys().copied().collect();
-        for node in nodes {
-            let Some(open_request) = self.membership_requests.open_requests.get(&node) else { continue };
-            let (ask, addr, eligible) =
-                (open_request.ask, open_request.request.advertise.clone(), open_request.eligible);
-            let request_state = judge(&self.seen, node, &open_request.request);
-            let too_old = match &request_state {
-                RequestState::TooOld(error) => Some(error.message.clone()),
-                _ => None,
-            };
-            self.note_runtime(node, too_old, None);
-            match request_state {
-                RequestState::Answer(answer) => self.answer_request(node, ask, *answer, out),
-                RequestState::TooOld(error) => self.answer_request(node, ask, Err(error), out),
-                RequestState::IsMember(raft_id) => {
-                    self.answer_request(node, ask, Ok(MembershipReply::IsMember { raft_id }), out)
-                }
-                RequestState::Lost(raft_id, _) if eligible => {
-                    self.answer_request(node, ask, Ok(MembershipReply::IsMember { raft_id }), out);
-                }
-                RequestState::Lost(raft_id, loss) => {
-                    self.kept.observations.edit(node, |observation| observation.lost = Some((raft_id, loss)));
-                    self.dirty.insert(node);
-                }
-                RequestState::Eligible => {
-                    self.membership_requests.open_requests.entry(node).and_modify(|k| k.eligible = true);
-                    self.dial_back(now, node, addr, out);
-                }
-                RequestState::Moved(_) => self.dial_back(now, node, addr, out),
-            }
-        }
-    }
-
-    /// Takes in what nodes report of their manager runtimes.
-    pub(super) fn take_reports(&mut self, out: &mut Vec<Effect>) {
-        for (ask, node, report) in std::mem::take(&mut self.membership_requests.reports) {
-            let tables = &self.seen.tables;
-            let record = (tables.nodes.get(&node)).filter(|r| r.desired_role == Role::Manager && r.removing.is_none());
-            if let Some(record) = record.filter(|_| !tables.blocklist.contains_key(&node)) {
-                let too_old = too_old(tables, &record.name, report.feature_level).map(|error| error.message);
-                let failure = report.failure.map(|why| {
-                    let why: String = why.chars().take(MAX_FAILURE).collect();
-                    format!("the manager runtime of {} is not running: {why}", record.name)
-                });
-                self.note_runtime(node, too_old, failure);
-            }
-            out.push(Effect::Answer(ask, Answer::Reported(Ok(()))));
-        }
-    }
-
-    /// What the newest request or report of a node says of its manager runtime.
-    fn note_runtime(&mut self, node: NodeId, too_old: Option<String>, failure: Option<String>) {
-        let before = self.kept.observations.of(node);
-        if (&before.too_old, &before.failure) != (&too_old, &failure) {
-            self.kept
-                .observations
-                .edit(node, |observation| (observation.too_old, observation.failure) = (too_old, failure));
-            self.dirty.insert(node);
-        }
-    }
-
-    pub(super) fn answer_request(
-        &mut self,
-        node: NodeId,
-        ask: AskId,
-        answer: Result<MembershipReply, ErrorBody>,
-        out: &mut Vec<Effect>,
-    ) {
-        self.membership_requests.open_requests.remove(&node);
-        out.push(Effect::Answer(ask, Answer::Membership(answer)));
-    }
-
-    /// No node becomes a voter unless it is reachable at its advertised address.
-    pub(super) fn dial_back(&mut self, now: Now, node: NodeId, addr: String, out: &mut Vec<Effect>) {
-        let proven = self.kept.observations.of(node).proven_at(now.at).is_some_and(|p| p.addr == addr);
-        if proven || self.membership_requests.is_probing(node, &addr) {
-            return;
-        }
-        let step = self.next_step();
-        self.membership_requests.probes.insert(step, (node, addr.clone()));
-        out.push(Effect::Probe { step, addr, node });
-    }
-
-    /// No request waits for long: it is answered with the reason for the wait, the node asks again, and keeps its
-    /// position meanwhile.
-    pub(super) fn answer_waiting_requests(&mut self, now: Now, out: &mut Vec<Effect>) {
-        let limit = self.config.membership_timeout;
-        let tired: Vec<NodeId> = (self.membership_requests.open_requests.iter())
-            .filter(|(_, k)| now.at.since(k.since) >= limit)
-            .map(|(node, _)| *node)
-            .collect();
-        for node in tired {
-            let Some(open_request) = self.membership_requests.open_requests.remove(&node) else { continue };
-            let reply = match judge(&self.seen, node, &open_request.request) {
-                // It is a member and has its data. Keeping it out until others know its new address could exclude the
-                // very vote needed to publish that address.
-                RequestState::Moved(raft_id) => MembershipReply::IsMember { raft_id },
-                _ => match self.kept.queues.get(node) {
-                    Some(p) => wait(p.reason, p.message.clone(), self.config.ask_again),
-                    None => {
-                        wait(WaitReason::WaitingForJoin, "its address is being dialled back", self.config.ask_again)
-                    }
-                },
-            };
-            out.push(Effect::Answer(open_request.ask, Answer::Membership(Ok(reply))));
-        }
-    }
 }

@@ -1,4 +1,6 @@
 //! Steps that were started and whose outcome is unknown or not yet seen in the replicated state.
+//!
+//! Owns        these steps. An applied one ends with the state that contains it; the next incarnation repeats the others.
 
 use std::collections::BTreeMap;
 
@@ -48,9 +50,42 @@ impl Outgoing {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Outbox(pub BTreeMap<StepId, Outgoing>);
+pub struct Outbox(BTreeMap<StepId, Outgoing>);
 
 impl Outbox {
+    pub fn iter(&self) -> impl Iterator<Item = (StepId, &Outgoing)> {
+        self.0.iter().map(|(step, outgoing)| (*step, outgoing))
+    }
+    pub(crate) fn put(&mut self, step: StepId, outgoing: Outgoing) {
+        self.0.insert(step, outgoing);
+    }
+    pub(crate) fn get_mut(&mut self, step: StepId) -> Option<&mut Outgoing> {
+        self.0.get_mut(&step)
+    }
+    pub(crate) fn remove(&mut self, step: StepId) -> Option<Outgoing> {
+        self.0.remove(&step)
+    }
+    /// Removes the steps that a state of this revision contains.
+    pub(crate) fn take_seen(&mut self, revision: Revision) -> Vec<(StepId, Outgoing)> {
+        let (seen, left) = std::mem::take(&mut self.0)
+            .into_iter()
+            .partition::<Vec<_>, _>(|(_, o)| o.applied.is_some_and(|at| at <= revision));
+        self.0 = left.into_iter().collect();
+        seen
+    }
+    /// After a crash: repeats the steps whose outcome is unknown, under their old request ids.
+    pub(crate) fn repeat(&mut self, now: Moment, out: &mut Vec<Effect>) {
+        for (step, outgoing) in &mut self.0 {
+            if outgoing.applied.is_some() || outgoing.again_at.is_some() {
+                continue;
+            }
+            match outgoing.sent {
+                // Its reachability check belongs to the previous incarnation. If it was proposed, the next proposal is busy.
+                Sent::Membership(_) => outgoing.again_at = Some(now),
+                _ => out.push(outgoing.effect(*step)),
+            }
+        }
+    }
     /// ROLE-2: the one membership change (or transfer) in flight for all plans.
     pub(crate) fn membership(&self) -> Option<(StepId, &Outgoing)> {
         self.0.iter().find(|(_, o)| o.is_membership()).map(|(s, o)| (*s, o))

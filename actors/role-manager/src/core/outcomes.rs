@@ -4,45 +4,32 @@ use muster_messages::{ErrorBody, ErrorCode, WaitReason};
 
 use super::plan::Wait;
 use super::{
-    Answer, DesiredChange, Effect, Held, Now, Outgoing, Proven, RoleManager, Sent, StepId, StepOutcome,
-    membership_requests, not_leading, queues, refuse,
+    Answer, DesiredChange, Effect, Now, Outgoing, Proven, RoleManager, Sent, StepId, StepOutcome, membership_requests,
+    not_leading, queues, refuse,
 };
 
 impl RoleManager {
     /// An applied step ends once the state that contains it is observed: until then the facts are older than the step.
     pub(super) fn end_observed_steps(&mut self, now: Now, out: &mut Vec<Effect>) {
-        let seen = self.seen.tables.revision;
-        let done: Vec<StepId> = (self.kept.outbox.0.iter())
-            .filter(|(_, o)| o.applied.is_some_and(|at| at <= seen))
-            .map(|(step, _)| *step)
-            .collect();
-        for step in done {
-            let Some(outgoing) = self.kept.outbox.0.remove(&step) else { continue };
-            self.dirty.insert(outgoing.node);
-            self.back_off(now, &outgoing);
+        for (step, outgoing) in self.kept.outbox.take_seen(self.seen.tables.revision) {
+            let node = outgoing.node;
+            self.plans.mark(node);
+            if let (Sent::Write(_), Some(applied)) = (&outgoing.sent, outgoing.applied) {
+                let record = self.seen.tables.nodes.get(&node);
+                let changed = record.is_none_or(|record| record.revision >= applied);
+                self.backoff.wrote(node, changed, now.at + self.config.retry);
+            }
             let changed = matches!(&outgoing.sent, Sent::DesiredChange { command, .. } if !command.changes.is_empty());
-            let Some(pending_change) = self.requests.sent.remove(&step) else { continue };
+            let Some(pending_change) = self.requests.take_sent(step) else { continue };
             match pending_change.change {
                 DesiredChange::Role(_) => out.push(Effect::Answer(pending_change.ask, Answer::Role(Ok(changed)))),
-                DesiredChange::Remove { .. } => self.follow(pending_change, out),
+                DesiredChange::Remove { .. } => self.requests.follow(&pending_change, &self.config, out),
             }
         }
     }
 
-    /// A write that was applied without changing its node would be planned again at once, endlessly. The first one may repeat a
-    /// write applied before a crash, so it has no delay.
-    fn back_off(&mut self, now: Now, outgoing: &Outgoing) {
-        let (Sent::Write(_), Some(applied)) = (&outgoing.sent, outgoing.applied) else { return };
-        let unchanged = self.seen.tables.nodes.get(&outgoing.node).is_some_and(|record| record.revision < applied);
-        if !unchanged {
-            self.fruitless.remove(&outgoing.node);
-        } else if !self.fruitless.insert(outgoing.node) {
-            self.held.insert(outgoing.node, Held { until: now.at + self.config.retry, wait: None });
-        }
-    }
-
     pub(super) fn end_proposal(&mut self, now: Now, step: StepId, outcome: StepOutcome, out: &mut Vec<Effect>) {
-        let Some(outgoing) = self.kept.outbox.0.get_mut(&step) else { return };
+        let Some(outgoing) = self.kept.outbox.get_mut(step) else { return };
         match outcome {
             StepOutcome::Applied(at) => {
                 outgoing.applied = Some(at);
@@ -57,9 +44,9 @@ impl RoleManager {
         let node = outgoing.node;
         let is_request = matches!(outgoing.sent, Sent::DesiredChange { .. });
         let is_membership_change = matches!(outgoing.sent, Sent::Membership(_));
-        self.kept.outbox.0.remove(&step);
+        self.kept.outbox.remove(step);
         if is_request {
-            if let Some(pending_change) = self.requests.sent.remove(&step) {
+            if let Some(pending_change) = self.requests.take_sent(step) {
                 let error = self.proposal_error(&outcome);
                 out.push(refuse(&pending_change, error));
             }
@@ -73,14 +60,14 @@ impl RoleManager {
             _ => None,
         };
         if is_membership_change && node == self.me {
-            self.kept.tried.clear();
+            self.kept.slot.forget_transfers();
         }
-        self.held.insert(node, Held { until: now.at + self.config.retry, wait });
+        self.backoff.hold(node, now.at + self.config.retry, wait);
     }
 
     pub(super) fn end_probe(&mut self, now: Now, step: StepId, result: Result<(), ErrorBody>, out: &mut Vec<Effect>) {
-        let Some((node, addr)) = self.membership_requests.probes.remove(&step) else { return };
-        self.dirty.insert(node);
+        let Some((node, addr)) = self.membership_requests.end_probe(step) else { return };
+        self.plans.mark(node);
         let failure = result.err().map(|error| {
             let name = queues::name_of(&self.seen.tables, node);
             format!(
@@ -93,24 +80,24 @@ impl RoleManager {
             observation.proven = failure.is_none().then(|| Proven { addr: addr.clone(), until });
             observation.dial_back = failure.clone();
         });
-        let open_request = self.membership_requests.open_requests.get(&node).filter(|k| k.request.advertise == addr);
+        let open_request = self.membership_requests.get(node).filter(|k| k.request.advertise == addr);
         if let (Some(message), Some(open_request)) = (failure, open_request) {
             let reply = membership_requests::wait(WaitReason::DialBackFailed, message, self.config.ask_again);
             out.push(Effect::Answer(open_request.ask, Answer::Membership(Ok(reply))));
-            self.membership_requests.open_requests.remove(&node);
+            self.membership_requests.close(node);
         }
     }
 
     pub(super) fn end_transfer(&mut self, now: Now, step: StepId, taken: bool) {
-        let Some(Outgoing { sent: Sent::Transfer { to }, .. }) = self.kept.outbox.0.remove(&step) else {
+        let Some(Outgoing { sent: Sent::Transfer { to }, .. }) = self.kept.outbox.remove(step) else {
             return;
         };
         if taken {
             let message = format!("{} now leads", queues::name_of(&self.seen.tables, to));
             let wait = Some(Wait::new(WaitReason::TransferringLeadership, message));
-            self.held.insert(self.me, Held { until: now.at + self.config.retry, wait });
+            self.backoff.hold(self.me, now.at + self.config.retry, wait);
         } else {
-            self.kept.tried.insert(to);
+            self.kept.slot.transfer_failed(to);
         }
     }
 

@@ -1,6 +1,9 @@
 //! Requests to change a role or to remove a node: judged, written to the replicated state, and answered once they are seen
 //! there.
 //!
+//! Owns        the requests that have not been answered: undecided, being written, or waiting for the end of a removal.
+//! Inputs      requests, the steps that write them, the replicated state.
+//! Outputs     a decision on each request by the facts of the moment, answers.
 //! Invariants  INTENT-1  an accepted request is in the replicated state before it is answered.
 //!             INTENT-2  requests for one node are written one after the other, so that the last one received is the last one
 //!                     written.
@@ -14,7 +17,7 @@ use muster_messages::{
 
 use super::quorum::{Electorate, QuorumCheck};
 use super::reachability::Required;
-use super::{Answer, AskId, Effect, Moment, Now, RoleManager, Sent, StepId, not_leading, refuse};
+use super::{Answer, AskId, Config, Effect, Moment, Now, StepId, not_leading, refuse};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum DesiredChange {
@@ -75,90 +78,52 @@ pub(crate) struct AdmissionCheck<'a> {
     pub now: Now,
 }
 
-#[derive(Clone, Debug, Default, PartialEq)]
+/// The requests that have not been answered.
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Requests {
     /// Undecided: each with its arrival time, in that order.
-    pub parked: VecDeque<(Moment, PendingChange)>,
-    pub sent: BTreeMap<StepId, PendingChange>,
+    parked: VecDeque<(Moment, PendingChange)>,
+    /// Being written.
+    sent: BTreeMap<StepId, PendingChange>,
     /// Accepted removals, answered when member and record are removed and the id is blocked.
-    pub removals: BTreeMap<NodeId, Vec<AskId>>,
-    /// No request is refused for quorum before this: a young leader lacks acknowledgements.
-    pub fresh_until: Option<Moment>,
+    removals: BTreeMap<NodeId, Vec<AskId>>,
 }
 
-impl RoleManager {
-    pub(super) fn decide_requests(&mut self, now: Now, out: &mut Vec<Effect>) {
-        if self.requests.parked.is_empty() {
-            return;
-        }
-        let electorate = self.electorate(now);
-        let mut later = VecDeque::new();
-        let mut behind = BTreeSet::new();
-        while let Some((since, pending_change)) = self.requests.parked.pop_front() {
-            let node = pending_change.node;
-            if behind.contains(&node) || self.kept.outbox.request_for(node) {
-                behind.insert(node);
-                later.push_back((since, pending_change));
-                continue;
-            }
-            match self.admission_check(&electorate, now).judge(&pending_change, since) {
-                Decision::Done { changed } => out.push(match pending_change.change {
-                    DesiredChange::Role(_) => Effect::Answer(pending_change.ask, Answer::Role(Ok(changed))),
-                    DesiredChange::Remove { .. } => Effect::Answer(pending_change.ask, Answer::Removed(Ok(()))),
-                }),
-                Decision::Refused(error) => out.push(refuse(&pending_change, error)),
-                Decision::Follow => self.follow(pending_change, out),
-                Decision::Later => {
-                    behind.insert(node);
-                    later.push_back((since, pending_change));
-                }
-                Decision::CheckReachable(required) => {
-                    behind.insert(node);
-                    later.push_back((since, pending_change));
-                    self.check_reachable(now, None, required, out);
-                }
-                Decision::Write { command, leaves } => {
-                    let step = self.send(now, node, Sent::DesiredChange { command, leaves }, out);
-                    if self.config.answers_before_written() && matches!(pending_change.change, DesiredChange::Role(_)) {
-                        out.push(Effect::Answer(pending_change.ask, Answer::Role(Ok(true))));
-                        continue;
-                    }
-                    self.requests.sent.insert(step, pending_change);
-                }
-            }
-        }
-        self.requests.parked = later;
+impl Requests {
+    pub fn park(&mut self, since: Moment, pending_change: PendingChange) {
+        self.parked.push_back((since, pending_change));
     }
-
-    pub(super) fn admission_check<'a>(&'a self, electorate: &'a Electorate, now: Now) -> AdmissionCheck<'a> {
-        let tables = &self.seen.tables;
-        let going = |node: &NodeId| {
-            (tables.nodes.get(node))
-                .is_none_or(|r| r.desired_role != muster_messages::Role::Manager || r.removing.is_some())
-        };
-        let leaving = electorate.nodes().filter(going).chain(self.kept.outbox.leaving()).collect();
-        let proven =
-            (self.kept.observations.nodes()).filter(|n| self.kept.observations.of(*n).proven_at(now.at).is_some());
-        let joining = proven.chain(self.membership_requests.open_requests.keys().copied()).collect();
-        AdmissionCheck { tables, electorate, leaving, joining, now }
+    pub fn has_parked(&self) -> bool {
+        !self.parked.is_empty()
+    }
+    /// Takes all undecided ones. Those that stay undecided are parked again, in this order.
+    pub fn take_parked(&mut self) -> VecDeque<(Moment, PendingChange)> {
+        std::mem::take(&mut self.parked)
+    }
+    /// A step writes it.
+    pub fn sent(&mut self, step: StepId, pending_change: PendingChange) {
+        self.sent.insert(step, pending_change);
+    }
+    /// The step has ended.
+    pub fn take_sent(&mut self, step: StepId) -> Option<PendingChange> {
+        self.sent.remove(&step)
     }
 
     /// Waits for the end of an accepted removal, however it was accepted.
-    pub(super) fn follow(&mut self, pending_change: PendingChange, out: &mut Vec<Effect>) {
-        let waiters = self.requests.removals.entry(pending_change.node).or_default();
-        if waiters.len() >= self.config.waiters_per_removal {
+    pub fn follow(&mut self, pending_change: &PendingChange, config: &Config, out: &mut Vec<Effect>) {
+        let waiters = self.removals.entry(pending_change.node).or_default();
+        if waiters.len() >= config.waiters_per_removal {
             let message = "the removal continues; too many callers are already waiting for its end";
-            let error = ErrorBody::new(ErrorCode::TooManyRequests, message).retry_after(self.config.retry);
-            out.push(refuse(&pending_change, error));
+            let error = ErrorBody::new(ErrorCode::TooManyRequests, message).retry_after(config.retry);
+            out.push(refuse(pending_change, error));
         } else {
             waiters.push(pending_change.ask);
         }
     }
-
-    pub(super) fn answer_removals(&mut self, out: &mut Vec<Effect>) {
-        let nodes = &self.seen.tables.nodes;
-        self.requests.removals.retain(|node, asks| {
-            let in_progress = nodes.contains_key(node);
+    /// Answers those whose node has no record any more.
+    pub fn answer_removals(&mut self, tables: &Tables, out: &mut Vec<Effect>) {
+        self.removals.retain(|node, asks| {
+            let in_progress = tables.nodes.contains_key(node);
             if !in_progress {
                 out.extend(asks.drain(..).map(|ask| Effect::Answer(ask, Answer::Removed(Ok(())))));
             }
@@ -167,19 +132,10 @@ impl RoleManager {
     }
 
     /// This member does not lead: it decides nothing. Requests in flight keep waiting for their outcome.
-    pub(super) fn reject(&mut self, out: &mut Vec<Effect>) {
-        for (_, pending_change) in std::mem::take(&mut self.requests.parked) {
-            out.push(refuse(&pending_change, not_leading()));
-        }
-        self.reachability = Default::default();
-        for ask in std::mem::take(&mut self.requests.removals).into_values().flatten() {
+    pub fn reject(&mut self, out: &mut Vec<Effect>) {
+        out.extend(self.parked.drain(..).map(|(_, pending_change)| refuse(&pending_change, not_leading())));
+        for ask in std::mem::take(&mut self.removals).into_values().flatten() {
             out.push(Effect::Answer(ask, Answer::Removed(Err(not_leading()))));
-        }
-        for (ask, ..) in std::mem::take(&mut self.membership_requests.reports) {
-            out.push(Effect::Answer(ask, Answer::Reported(Err(not_leading()))));
-        }
-        for open_request in std::mem::take(&mut self.membership_requests.open_requests).into_values() {
-            out.push(Effect::Answer(open_request.ask, Answer::Membership(Err(not_leading()))));
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The values that the core and its shell exchange.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use muster_messages::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::{Observations, Outbox, PendingChange, Queues};
+use super::{MembershipSlot, Observations, Outbox, PendingChange, Queues};
 
 /// Both clocks at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -149,10 +149,7 @@ pub struct Checkpoint {
     pub queues: Queues,
     pub outbox: Outbox,
     pub observations: Observations,
-    /// The order of membership changes.
-    pub waiting_changes: VecDeque<NodeId>,
-    /// Transfer targets that did not take leadership.
-    pub tried: BTreeSet<NodeId>,
+    pub slot: MembershipSlot,
     /// How long completed changes were pending.
     pub settled: BTreeMap<Wants, SettleTimes>,
 }

@@ -212,9 +212,9 @@ fn request_without_quorum_names_missing_voters() {
     world.hold_commits = true;
     world.promote(4);
     world.run_moment();
-    let (step, _) = world.core.as_ref().unwrap().outbox().0.iter().next().unwrap();
+    let (step, _) = world.core.as_ref().unwrap().outbox().iter().next().unwrap();
     let missing = vec![id(2), id(3)];
-    let input = Input::Committed { step: *step, outcome: StepOutcome::NoQuorum { missing } };
+    let input = Input::Committed { step, outcome: StepOutcome::NoQuorum { missing } };
     let mut effects = Vec::new();
     world.core.as_mut().unwrap().step(world.now, input, &mut effects);
     let text = format!("{effects:?}");

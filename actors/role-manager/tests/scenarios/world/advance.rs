@@ -45,7 +45,7 @@ impl World {
     pub fn run_until_accepted(&mut self) {
         for _ in 0..100 {
             let waiting =
-                self.core.as_ref().unwrap().outbox().0.values().any(|o| matches!(o.sent, Sent::DesiredChange { .. }));
+                self.core.as_ref().unwrap().outbox().iter().any(|(_, o)| matches!(o.sent, Sent::DesiredChange { .. }));
             if !waiting && self.inputs.iter().all(|i| !matches!(i, Input::PendingChange(_))) {
                 return;
             }
@@ -415,8 +415,8 @@ impl World {
             self.violation.get_or_insert_with(|| format!("{violation:?}"));
         }
         if let Some(core) = &self.core {
-            let changes = |o: &&Outgoing| matches!(o.sent, Sent::Membership(_) | Sent::Transfer { .. });
-            if core.outbox().0.values().filter(changes).count() > 1 {
+            let changes = |(_, o): &(StepId, &Outgoing)| matches!(o.sent, Sent::Membership(_) | Sent::Transfer { .. });
+            if core.outbox().iter().filter(changes).count() > 1 {
                 self.violation.get_or_insert_with(|| "ROLE-2".to_owned());
             }
         }
