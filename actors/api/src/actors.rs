@@ -8,12 +8,13 @@ use futures_util::future::join_all;
 use muster_kernel::AdminAction;
 use muster_messages::protocol::{MeshMsg, SessionsMsg};
 use muster_messages::wire::{ActorsAsk, ActorsCall, ActorsOf, PeerCall};
-use muster_messages::{ErrorBody, ErrorCode, Name, NodeId, Replica, millis};
+use muster_messages::{ActorActionView, ErrorBody, ErrorCode, Name, NodeId, OfNodeView, Replica, millis};
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::core::{Kind, kind_of, resolve};
 use crate::ports::ManagerPorts;
-use crate::reads::to_json;
+use crate::reads::to_text;
 use crate::service::{Asked, Service};
 
 /// How long another process may take before it is reported as not answering.
@@ -66,13 +67,13 @@ impl Service {
 
     /// The tree of this process: the answer, and the admin action to run once the answer has been sent.
     pub async fn inspect(&self, ask: &ActorsAsk) -> Result<(String, Option<AdminAction>), ErrorBody> {
-        let (mut answer, admin_action) = self.ask_tree(ask).await.map_err(|error| self.with_location(error, ask))?;
-        if let Some(answer) = answer.as_object_mut() {
-            let (id, name) = self.own_name();
-            answer.insert("node".to_owned(), json!(id));
-            answer.insert("node_name".to_owned(), json!(name));
-        }
-        Ok((answer.to_string(), admin_action))
+        self.ask_tree(ask).await.map_err(|error| self.with_location(error, ask))
+    }
+
+    /// An answer of this process, as text.
+    fn of_this_node<T: Serialize>(&self, answer: T) -> Result<String, ErrorBody> {
+        let (id, name) = self.own_name();
+        to_text(&OfNodeView { node: Some(id), node_name: Some(name), answer })
     }
 
     /// This node's name in the cluster, where it is known here; otherwise its own.
@@ -104,13 +105,14 @@ impl Service {
         error
     }
 
-    async fn ask_tree(&self, ask: &ActorsAsk) -> Result<(Value, Option<AdminAction>), ErrorBody> {
+    async fn ask_tree(&self, ask: &ActorsAsk) -> Result<(String, Option<AdminAction>), ErrorBody> {
         Ok(match ask {
-            ActorsAsk::Tree => (to_json(&self.ports.tree.snapshot().await)?, None),
-            ActorsAsk::Inspect { path } => (to_json(&self.ports.tree.inspect(path).await?)?, None),
+            ActorsAsk::Tree => (self.of_this_node(self.ports.tree.snapshot().await)?, None),
+            ActorsAsk::Inspect { path } => (self.of_this_node(self.ports.tree.inspect(path).await?)?, None),
             ActorsAsk::Restart { path } => {
                 let admin_action = self.ports.tree.restart(path)?;
-                (json!({"path": path, "restarting": true}), Some(admin_action))
+                let view = ActorActionView { path: path.clone(), restarting: true, crashed: None };
+                (self.of_this_node(view)?, Some(admin_action))
             }
             ActorsAsk::Crash { path, how } => {
                 if !self.ports.crash_allowed {
@@ -118,7 +120,8 @@ impl Service {
                     return Err(ErrorBody::forbidden(text));
                 }
                 let admin_action = self.ports.tree.crash(path, *how)?;
-                (json!({"path": path, "crashed": how}), Some(admin_action))
+                let view = ActorActionView { path: path.clone(), restarting: false, crashed: Some(*how) };
+                (self.of_this_node(view)?, Some(admin_action))
             }
         })
     }

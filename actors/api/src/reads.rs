@@ -231,7 +231,7 @@ pub(crate) fn to_text<T: serde::Serialize>(view: &T) -> Result<String, ErrorBody
     serde_json::to_string(view).map_err(|e| ErrorBody::new(ErrorCode::Internal, e.to_string()))
 }
 
-pub(crate) fn to_json<T: serde::Serialize>(view: &T) -> Result<Value, ErrorBody> {
+fn to_json<T: serde::Serialize>(view: &T) -> Result<Value, ErrorBody> {
     serde_json::to_value(view).map_err(|e| ErrorBody::new(ErrorCode::Internal, e.to_string()))
 }
 

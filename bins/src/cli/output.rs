@@ -5,7 +5,6 @@ use std::io::{ErrorKind, Write};
 use std::sync::OnceLock;
 
 use muster_client::Failure;
-use serde_json::Value;
 
 use super::args::{Format, Global};
 
@@ -145,19 +144,6 @@ pub fn printable_lines(text: &str) -> String {
     text.split('\n').map(printable).collect::<Vec<_>>().join("\n")
 }
 
-/// A JSON value as one line, for a table cell or a sentence.
-pub fn cell(value: &Value) -> String {
-    match value {
-        Value::Null => "-".to_owned(),
-        Value::String(text) => printable(text),
-        Value::Bool(true) => "yes".to_owned(),
-        Value::Bool(false) => "no".to_owned(),
-        Value::Array(items) if items.is_empty() => "-".to_owned(),
-        Value::Array(items) => items.iter().map(cell).collect::<Vec<_>>().join(","),
-        other => printable(&other.to_string()),
-    }
-}
-
 /// A value for a table cell or a sentence; `-` if there is none.
 pub fn or_dash(value: Option<impl Display>) -> String {
     value.map_or_else(|| "-".to_owned(), |value| printable(&value.to_string()))
@@ -203,14 +189,17 @@ mod tests {
         let mut table = Table::new(&["NAME", "PHASE"]);
         table.row(["m\x1b[2J", "x\nm2  serving"]);
         assert_eq!(table.render(), "NAME   PHASE\nm\u{fffd}[2J  x\u{fffd}m2  serving\n");
-        assert_eq!(cell(&serde_json::json!({"a": "\u{9b}2J"})), "{\"a\":\"\u{fffd}2J\"}");
+        assert_eq!(or_dash(Some("\u{9b}2J")), "\u{fffd}2J");
         assert_eq!(printable_lines("a\r\n\tb\n"), "a\u{fffd}\n\tb\n");
     }
 
     #[test]
-    fn json_values_become_readable_cells() {
-        assert_eq!(cell(&Value::Null), "-");
-        assert_eq!(cell(&serde_json::json!(["a", 2])), "a,2");
+    fn values_become_readable_cells() {
+        assert_eq!(or_dash(None::<u64>), "-");
+        assert_eq!(
+            (or_dash(Some(2)), yes_or_no(true), lines(["a", "b"])),
+            ("2".to_owned(), "yes".to_owned(), "a\nb".to_owned())
+        );
         assert_eq!(without_fraction("2023-11-14T22:13:20.123Z"), "2023-11-14T22:13:20Z");
     }
 }

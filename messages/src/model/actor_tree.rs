@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::WallTime;
+use super::{Name, NodeId, WallTime};
 
 /// An actor's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -56,8 +56,8 @@ pub struct Handling {
 pub const HANDLER_BOUNDS_MS: [f64; 6] = [0.1, 1.0, 10.0, 100.0, 1_000.0, 10_000.0];
 
 /// How long an actor's handlers took, over all its incarnations.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-#[serde(into = "HandlerTimesView")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(from = "HandlerTimesView", into = "HandlerTimesView")]
 pub struct HandlerTimes {
     /// By bound; the last are those above all bounds.
     pub counts: [u64; HANDLER_BOUNDS_MS.len() + 1],
@@ -85,12 +85,12 @@ impl HandlerTimes {
 }
 
 /// [`HandlerTimes`] as people and programs read them: like a Prometheus histogram, each bucket counts those before it.
-#[derive(Serialize)]
+#[derive(Serialize, Deserialize)]
 struct HandlerTimesView {
     sum_ms: f64,
     buckets: Vec<Bucket>,
 }
-#[derive(Serialize)]
+#[derive(Serialize, Deserialize)]
 struct Bucket {
     /// `null`: no bound.
     le_ms: Option<f64>,
@@ -108,8 +108,23 @@ impl From<HandlerTimes> for HandlerTimesView {
         Self { sum_ms: times.sum.as_micros() as f64 / 1_000.0, buckets }
     }
 }
-/// One actor and its children. Only serialised, as JSON: the view is free-form.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+
+impl From<HandlerTimesView> for HandlerTimes {
+    /// A bucket with another bound than this release's counts in the next one.
+    fn from(view: HandlerTimesView) -> Self {
+        let bounds = HANDLER_BOUNDS_MS.iter().copied().map(Some).chain([None]);
+        let (mut counts, mut below) = ([0; HANDLER_BOUNDS_MS.len() + 1], 0);
+        for (count, bound) in counts.iter_mut().zip(bounds) {
+            let upto = view.buckets.iter().find(|bucket| bucket.le_ms == bound).map_or(below, |bucket| bucket.count);
+            *count = upto.saturating_sub(below);
+            below = below.max(upto);
+        }
+        Self { counts, sum: Duration::try_from_secs_f64(view.sum_ms / 1_000.0).unwrap_or_default() }
+    }
+}
+
+/// One actor and its children, only as JSON: the view is free-form.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ActorNode {
     pub path: String,
     pub kind: String,
@@ -122,11 +137,14 @@ pub struct ActorNode {
     /// The mailbox's bound. `None`: it has no mailbox of this kind (supervisors, threads).
     pub mailbox_limit: Option<u64>,
     /// Messages refused because the mailbox was full, ever.
+    #[serde(default)]
     pub refused: u64,
     /// Messages, timers and reports of older incarnations that were dropped, ever.
+    #[serde(default)]
     pub stale: u64,
     pub handled: u64,
     pub handling: Option<Handling>,
+    #[serde(default)]
     pub handler_times: HandlerTimes,
     /// The last eight, oldest first.
     pub last_exits: Vec<ActorExit>,
@@ -135,6 +153,7 @@ pub struct ActorNode {
     pub view_age_ms: Option<u64>,
     pub children: Vec<ActorNode>,
     /// Children that are omitted because there are too many of their kind, by kind.
+    #[serde(default)]
     pub more_children: BTreeMap<String, u64>,
 }
 
@@ -162,6 +181,44 @@ impl ActorNode {
             more_children: BTreeMap::new(),
         }
     }
+}
+
+/// An answer about actors, and the node that gave it. Earlier releases do not report the node.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct OfNodeView<T> {
+    pub node: Option<NodeId>,
+    pub node_name: Option<Name>,
+    #[serde(flatten)]
+    pub answer: T,
+}
+
+/// An actor that is being restarted or crashed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ActorActionView {
+    pub path: String,
+    /// Present and true: it is being restarted.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub restarting: bool,
+    /// How it is being crashed. Absent: it is not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub crashed: Option<CrashHow>,
+}
+
+/// The actors of one node, of all nodes: an item of `muster actors --all`.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+pub struct NodeActorsView {
+    pub node: NodeId,
+    pub name: Option<Name>,
+    /// `None`: the node did not answer.
+    pub root: Option<ActorNode>,
+    /// Why the node did not answer. `None`: it did.
+    pub error: Option<NodeErrorView>,
+}
+
+/// Why a node did not answer.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct NodeErrorView {
+    pub message: String,
 }
 
 /// How `muster actors crash` ends an actor.
@@ -199,6 +256,7 @@ mod tests {
         assert_eq!(json["sum_ms"], 69_202.0);
         assert_eq!(json["buckets"][3], serde_json::json!({"le_ms": 100.0, "count": 5}));
         assert_eq!(json["buckets"][6], serde_json::json!({"le_ms": null, "count": 7}));
+        assert_eq!(serde_json::from_value::<HandlerTimes>(json).unwrap(), times);
         let mut both = times;
         both.merge(&times);
         assert_eq!((both.handled(), both.sum), (14, times.sum * 2));

@@ -4,14 +4,13 @@ use std::time::Duration;
 
 use muster_client::{Outcome, parse};
 use muster_kernel::Clock;
-use muster_messages::ID_LEN;
 use muster_messages::wire::{ActorsAsk, ActorsOf, Request};
-use serde_json::Value;
+use muster_messages::{ActorActionView, ActorNode, ID_LEN, Name, OfNodeView, word};
 
 use super::Context;
 use crate::cli::args::{ActorTarget, ActorsArgs, ActorsCommand};
-use crate::cli::output::{cell, print, print_failure, printable};
-use crate::cli::render;
+use crate::cli::output::{print, print_failure, printable};
+use crate::cli::render::{self, Trees};
 use crate::cli::screen::Screen;
 use crate::cli::signals::Interrupts;
 
@@ -25,41 +24,34 @@ pub async fn run(ctx: &mut Context, args: ActorsArgs) -> Outcome<u8> {
         None => tree(ctx, args).await,
         Some(ActorsCommand::Inspect(at)) => {
             let request = request_at(ctx, at, |path| ActorsAsk::Inspect { path }).await;
-            show(ctx, request, |d| cell(&d["state"]), render::actor).await
+            let state = |of: &OfNodeView<ActorNode>| word(of.answer.state);
+            ctx.show_named(request, state, render::actor).await
         }
         Some(ActorsCommand::Restart(at)) => {
             let path = at.path.clone();
             let request = request_at(ctx, at, |path| ActorsAsk::Restart { path }).await;
-            let sentence = |d: &Value| format!("{} is being restarted{}", printable(&path), on_node(d));
+            let sentence = |done: &Done| format!("{} is being restarted{}", printable(&path), on_node(done));
             ctx.show(request, |_| String::new(), sentence).await
         }
         Some(ActorsCommand::Crash { at, how, times }) => {
             let crashing = format!("{} is being crashed ({how:?})", at.path).to_lowercase();
             let request = request_at(ctx, at, |path| ActorsAsk::Crash { path, how: how.times(times) }).await;
-            let sentence = |d: &Value| format!("{}{}", printable(&crashing), on_node(d));
+            let sentence = |done: &Done| format!("{}{}", printable(&crashing), on_node(done));
             ctx.show(request, |_| String::new(), sentence).await
         }
     }
 }
 
+type Done = OfNodeView<ActorActionView>;
+
 /// The node that answered.
-fn on_node(document: &Value) -> String {
-    document["node_name"].as_str().map_or_else(String::new, |name| format!(" on {}", printable(name)))
+fn on_node(done: &Done) -> String {
+    done.node_name.as_ref().map_or_else(String::new, |name| format!(" on {name}"))
 }
 
-/// Shows a tree or an actor; tables have node names instead of ids.
-async fn show(
-    ctx: &mut Context,
-    request: Request,
-    brief: impl FnOnce(&Value) -> String,
-    table: impl FnOnce(&Value) -> String,
-) -> Outcome<u8> {
-    let text = ctx.client.call(request).await?;
-    let mut document: Value = parse(&text)?;
-    let names = ctx.names().await;
-    render::name_nodes(&mut document, &names);
-    ctx.out.document(&text, || brief(&document), || table(&document));
-    Ok(0)
+/// The answer to a request for one tree, or for each node's.
+fn read(text: &str, all: bool) -> Outcome<Trees> {
+    Ok(if all { Trees::All(parse(text)?) } else { Trees::One(parse(text)?) })
 }
 
 /// A request for one actor. Without `--node`, the leader answers for actors that only it runs, else the daemon of the socket.
@@ -111,18 +103,26 @@ async fn tree(ctx: &mut Context, args: ActorsArgs) -> Outcome<u8> {
     };
     let request = Request::Actors { node: nodes_of(args.node, args.all), ask: ActorsAsk::Tree };
     if args.watch {
-        return watch(ctx, &request, &of).await;
+        return watch(ctx, &request, &of, args.all).await;
     }
-    show(ctx, request, render::actor_paths, render::actors).await
+    let text = ctx.client.call(request).await?;
+    if ctx.out.is_json() {
+        print(&text);
+        return Ok(0);
+    }
+    let (trees, names) = (read(&text, args.all)?, ctx.names().await);
+    ctx.out.document(&text, || render::actor_paths(&trees), || render::actors(&trees, &names));
+    Ok(0)
 }
 
 /// Refreshes until interrupted, on an alternate screen if there is a terminal. Transient failures, such as a node that
 /// restarts, are retried.
-async fn watch(ctx: &mut Context, request: &Request, of: &str) -> Outcome<u8> {
+async fn watch(ctx: &mut Context, request: &Request, of: &str, all: bool) -> Outcome<u8> {
     let mut interrupts = Interrupts::listen()?;
-    let (mut screen, mut baseline, mut frame) = (None, render::Baseline::default(), Frame::default());
-    let mut pause = Duration::ZERO;
     let names = ctx.names().await;
+    let (mut screen, mut baseline) = (None, render::Baseline::default());
+    let mut frame = Frame { trees: None, names, heading: String::new() };
+    let mut pause = Duration::ZERO;
     loop {
         let answer = {
             let refresh = async {
@@ -142,21 +142,25 @@ async fn watch(ctx: &mut Context, request: &Request, of: &str) -> Outcome<u8> {
         match answer {
             Ok(text) if ctx.out.is_json() => print(&text),
             Ok(text) => {
-                let mut document = parse(&text)?;
-                render::name_nodes(&mut document, &names);
+                let trees = read(&text, all)?;
                 if ctx.out.quiet {
-                    print(&render::actor_paths(&document));
+                    print(&render::actor_paths(&trees));
                     continue;
                 }
-                if frame.document.is_null() {
+                if frame.trees.is_none() {
                     screen = Screen::open()?;
                 }
-                let of = document["node_name"].as_str().map_or_else(|| of.to_owned(), printable);
-                frame = Frame { document, heading: format!("actors of {of} at {}", Clock.wall()) };
+                let node = match &trees {
+                    Trees::One(one) => one.node_name.as_ref(),
+                    Trees::All(_) => None,
+                };
+                let of = node.map_or_else(|| of.to_owned(), Name::to_string);
+                frame.heading = format!("actors of {of} at {}", Clock.wall());
+                frame.trees = Some(trees);
                 frame.draw(screen.as_ref(), &mut baseline);
             }
             // The last tree stays on the screen, with its age.
-            Err(failure) if failure.is_transient() && !frame.document.is_null() => {
+            Err(failure) if failure.is_transient() && frame.trees.is_some() => {
                 let old = frame.heading.split("; ").next().unwrap_or_default();
                 frame.heading = format!("{old}; no answer since: {}", printable(&failure.message));
                 frame.draw(screen.as_ref(), &mut baseline);
@@ -175,21 +179,23 @@ async fn changed(screen: &mut Option<Screen>) {
 }
 
 /// The last answer.
-#[derive(Default)]
 struct Frame {
-    document: Value,
+    /// `None`: there was none yet.
+    trees: Option<Trees>,
+    names: render::Names,
     heading: String,
 }
 
 impl Frame {
     /// Draws on the screen; without one prints the whole tree.
     fn draw(&self, screen: Option<&Screen>, baseline: &mut render::Baseline) {
+        let Some(trees) = &self.trees else { return };
         let Some(screen) = screen else {
-            return print(&format!("{}\n{}", self.heading, render::actors(&self.document)));
+            return print(&format!("{}\n{}", self.heading, render::actors(trees, &self.names)));
         };
         let (width, height) = Screen::size();
         let mut lines = vec![self.heading.chars().take(width).collect()];
-        lines.extend(render::live(&self.document, baseline, (width, height.saturating_sub(1))));
+        lines.extend(render::live(trees, &self.names, baseline, (width, height.saturating_sub(1))));
         screen.draw(&lines);
     }
 }

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use muster_client::{Failure, Outcome};
 use muster_local_cluster::{ProcessId, parent, until};
+use muster_messages::LeaseView;
 use muster_messages::wire::{LeaseRef, LeaseRequest, Request};
 use rustix::process::Signal;
-use serde_json::Value;
 use tokio::process::{Child, Command};
 
 use super::cluster::LocalCluster;
@@ -56,9 +56,10 @@ pub async fn contend(cluster: &mut LocalCluster, folder: &Path) -> Outcome<Hando
         return Err(Failure::internal(format!("the lease passed from {from:?} to {to:?}")));
     }
     let lease = LeaseRef { namespace: "default".to_owned(), name: LEASE.to_owned() };
-    let shown: Value = cluster.ask(Request::Lease(LeaseRequest::Get { lease })).await?;
-    if shown["fencing_token"] != to.token {
-        return Err(Failure::internal(format!("the cluster shows {shown}, but the holder has token {}", to.token)));
+    let shown = cluster.ask(Request::Lease(LeaseRequest::Get { lease })).await?;
+    let shown: LeaseView = serde_json::from_value(shown).map_err(Failure::internal)?;
+    if shown.fencing_token.0 != to.token {
+        return Err(Failure::internal(format!("the cluster shows {shown:?}, but the holder has token {}", to.token)));
     }
     for candidate in &mut candidates {
         candidate.end(Signal::TERM).await?;

@@ -6,8 +6,7 @@ use std::time::{Duration, Instant};
 use muster_client::{Failure, Outcome};
 use muster_local_cluster::{WAIT_LIMIT, answers, until};
 use muster_messages::wire::{ActorsAsk, ActorsOf, Request};
-use muster_messages::{Membership, NodeView, Role};
-use serde_json::Value;
+use muster_messages::{ActorNode, Membership, NodeView, Role};
 
 use super::cluster::LocalCluster;
 use crate::cli::waiting::wait_until_settled;
@@ -76,7 +75,8 @@ pub async fn restart_manager(cluster: &mut LocalCluster, name: &str) -> Outcome 
 }
 
 /// Inspects one actor of the leader.
-pub async fn leader_actor(cluster: &LocalCluster, path: &str) -> Outcome<Value> {
+pub async fn leader_actor(cluster: &LocalCluster, path: &str) -> Outcome<ActorNode> {
     let ask = ActorsAsk::Inspect { path: path.to_owned() };
-    cluster.ask(Request::Actors { node: ActorsOf::Leader, ask }).await
+    let actor = cluster.ask(Request::Actors { node: ActorsOf::Leader, ask }).await?;
+    serde_json::from_value(actor).map_err(Failure::internal)
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use muster_client::{Failure, Outcome};
 use muster_local_cluster::{Lifetime, WAIT_LIMIT, free_address, temporary_folder, until};
 use muster_messages::wire::{ActorsAsk, ActorsOf, Request};
-use muster_messages::{CrashHow, ErrorCode, Membership, Role};
+use muster_messages::{ActorNode, CrashHow, ErrorCode, Membership, Role};
 use serde_json::{Value, json};
 
 use super::cluster::LocalCluster;
@@ -177,8 +177,8 @@ async fn remove_worker(cluster: &mut LocalCluster) -> Outcome<StepReport> {
     // Its agent, not its API: only the agent remembers the removal across a restart.
     let trouble = until("n5 learns that it was removed", async || {
         let ask = ActorsAsk::Inspect { path: "node/agent".to_owned() };
-        let agent: Value = cluster.client("n5").ask(Request::Actors { node: ActorsOf::Here, ask }).await?;
-        Ok(agent["view"]["trouble"]["reason"].as_str().map(str::to_owned))
+        let agent: ActorNode = cluster.client("n5").ask(Request::Actors { node: ActorsOf::Here, ask }).await?;
+        Ok(agent.view["trouble"]["reason"].as_str().map(str::to_owned))
     })
     .await?;
     StepReport::timed(took, format!("n5 is removed and blocked; its own process reports: {trouble}"))
@@ -223,13 +223,13 @@ struct CrashRecovery {
 /// Returns once the new incarnation shows the pending work.
 async fn crash_while_pending(cluster: &LocalCluster, name: &str, id: &str) -> Outcome<CrashRecovery> {
     cluster.ask(Request::SetRole { node: name.to_owned(), role: Role::Manager }).await?;
-    let is_pending = |actor: &Value| {
-        let queue = actor["view"]["pending_reconciliation"].as_array();
+    let is_pending = |actor: &ActorNode| {
+        let queue = actor.view["pending_reconciliation"].as_array();
         queue.is_some_and(|queue| queue.iter().any(|item| item["node"] == id))
     };
     let before = until("the promotion is pending", async || {
         let actor = leader_actor(cluster, ROLE_MANAGER).await?;
-        Ok(is_pending(&actor).then(|| actor["incarnation"].as_u64().unwrap_or(0)))
+        Ok(is_pending(&actor).then_some(actor.incarnation))
     })
     .await?;
     let begun = Instant::now();
@@ -241,8 +241,7 @@ async fn crash_while_pending(cluster: &LocalCluster, name: &str, id: &str) -> Ou
             Err(failure) if failure.is(ErrorCode::NotFound) => return Ok(None),
             other => other?,
         };
-        let incarnation = actor["incarnation"].as_u64().unwrap_or(0);
-        Ok((incarnation > before && is_pending(&actor)).then_some(incarnation))
+        Ok((actor.incarnation > before && is_pending(&actor)).then_some(actor.incarnation))
     })
     .await?;
     Ok(CrashRecovery { before, after, took: begun.elapsed() })

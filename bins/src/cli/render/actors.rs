@@ -1,167 +1,140 @@
 //! The live actor tree.
 
-use serde_json::Value;
+use muster_messages::{ActorNode, HANDLER_BOUNDS_MS, HandlerTimes, ListView, Name, NodeActorsView, OfNodeView, word};
 
-use super::Names;
-use crate::cli::output::{Table, cell, printable, printable_lines, short, without_fraction};
+use super::{Names, when};
+use crate::cli::output::{Table, lines, or_dash, printable_lines, short};
 
-/// One tree, or with `--all` that of each node.
-pub fn actors(document: &Value) -> String {
-    if !document["items"].is_array() {
-        return node_heading(document) + &table(document);
-    }
-    let each = items(document).iter().map(|item| {
-        let node = if item["name"].is_string() { &item["name"] } else { &item["node"] };
-        let trouble = item["error"]["message"].as_str().map(|why| format!("no answer: {why}\n"));
-        format!("{}\n{}", cell(node), trouble.unwrap_or_else(|| table(&item["root"])))
+/// The actors of one node, or with `--all` of each node.
+pub enum Trees {
+    One(OfNodeView<ActorNode>),
+    All(ListView<NodeActorsView>),
+}
+
+pub fn actors(trees: &Trees, names: &Names) -> String {
+    let all = match trees {
+        Trees::One(of) => return node_heading(of) + &table(&of.answer, names),
+        Trees::All(all) => all,
+    };
+    let each = all.items.iter().map(|item| {
+        let node = item.name.as_ref().map_or_else(|| item.node.to_string(), Name::to_string);
+        let trouble = item.error.as_ref().map(|error| format!("no answer: {}\n", error.message));
+        let shown = trouble.unwrap_or_else(|| item.root.as_ref().map(|root| table(root, names)).unwrap_or_default());
+        format!("{node}\n{shown}")
     });
     each.collect::<Vec<_>>().join("\n")
 }
 
-pub(super) fn items(document: &Value) -> &[Value] {
-    document["items"].as_array().map(Vec::as_slice).unwrap_or_default()
-}
-
-/// A time, to the second.
-pub(super) fn when(value: &Value) -> String {
-    value.as_str().map_or_else(|| cell(value), |time| printable(&without_fraction(time)))
-}
-
 /// Every path, one per line.
-pub fn actor_paths(document: &Value) -> String {
+pub fn actor_paths(trees: &Trees) -> String {
     let mut paths = Vec::new();
-    let roots = match document["items"].as_array() {
-        Some(items) => items.iter().map(|item| &item["root"]).collect(),
-        None => vec![document],
-    };
-    for root in roots {
-        collect_paths(root, &mut paths);
+    match trees {
+        Trees::One(of) => collect_paths(&of.answer, &mut paths),
+        Trees::All(all) => {
+            for item in &all.items {
+                match &item.root {
+                    Some(root) => collect_paths(root, &mut paths),
+                    None => paths.push("-"),
+                }
+            }
+        }
     }
-    paths.join("\n")
+    lines(paths)
 }
 
-fn collect_paths(actor: &Value, paths: &mut Vec<String>) {
-    paths.push(cell(&actor["path"]));
-    for child in children(actor) {
+fn collect_paths<'a>(actor: &'a ActorNode, paths: &mut Vec<&'a str>) {
+    paths.push(&actor.path);
+    for child in &actor.children {
         collect_paths(child, paths);
     }
 }
 
-pub(super) fn children(actor: &Value) -> &[Value] {
-    actor["children"].as_array().map(Vec::as_slice).unwrap_or_default()
-}
-
 /// The node of these actors. Daemons of earlier releases do not report it.
-fn node_heading(document: &Value) -> String {
-    match document["node_name"].as_str() {
-        Some(name) => format!("node {} ({})\n", printable(name), cell(&document["node"])),
-        None => String::new(),
-    }
+fn node_heading(of: &OfNodeView<ActorNode>) -> String {
+    of.node_name.as_ref().map_or_else(String::new, |name| format!("node {name} ({})\n", or_dash(of.node)))
 }
 
-/// Replaces node ids in actor names by node names: `session-n4`.
-pub fn name_nodes(document: &mut Value, names: &Names) {
-    match document {
-        Value::Array(items) => items.iter_mut().for_each(|item| name_nodes(item, names)),
-        Value::Object(fields) => {
-            let shown = fields.get("path").and_then(Value::as_str).and_then(|path| {
-                let (kind, id) = path.rsplit('/').next()?.split_once('-')?;
-                Some(format!("{kind}-{}", names.get(&id.parse().ok()?)?))
-            });
-            if let Some(shown) = shown {
-                fields.insert("shown".to_owned(), shown.into());
-            }
-            for key in ["children", "items", "root"] {
-                if let Some(below) = fields.get_mut(key) {
-                    name_nodes(below, names);
-                }
-            }
-        }
-        _ => {}
-    }
-}
-
-fn table(root: &Value) -> String {
+fn table(root: &ActorNode, names: &Names) -> String {
     let mut table = Table::new(&["ACTOR", "KIND", "STATE", "INCARNATION", "RESTARTS", "MAILBOX", "HANDLED", "NOW"]);
-    branch(&mut table, root, "", "");
+    branch(&mut table, root, names, "", "");
     table.render()
 }
 
-/// The last segment of its path. Ids in names (`session-<node>`) are shortened.
-pub(super) fn name_of(actor: &Value) -> String {
-    if let Some(shown) = actor["shown"].as_str() {
-        return printable(shown);
-    }
-    let path = actor["path"].as_str().unwrap_or("?");
-    let name = path.rsplit('/').next().unwrap_or(path);
-    match name.split_once('-') {
-        Some((kind, id)) if id.len() == muster_messages::ID_LEN => format!("{kind}-{}", short(id)),
-        _ => name.to_owned(),
+/// The last segment of its path. Ids in names (`session-<node>`) are replaced by node names, or shortened.
+pub(super) fn name_of(actor: &ActorNode, names: &Names) -> String {
+    let name = actor.path.rsplit('/').next().unwrap_or(&actor.path);
+    let Some((kind, id)) = name.split_once('-') else { return name.to_owned() };
+    match id.parse().ok().and_then(|id| names.get(&id)) {
+        Some(node) => format!("{kind}-{node}"),
+        None if id.len() == muster_messages::ID_LEN => format!("{kind}-{}", short(id)),
+        None => name.to_owned(),
     }
 }
 
-fn branch(table: &mut Table, actor: &Value, lead: &str, below: &str) {
-    let name = name_of(actor);
-    let handling = &actor["handling"];
-    let now = match handling["message"].as_str() {
-        Some(message) => format!("{message} for {} ms", cell(&handling["for_ms"])),
-        None => String::new(),
-    };
-    let columns = ["kind", "state", "incarnation", "restarts", "mailbox", "handled"].map(|key| cell(&actor[key]));
-    table.row([format!("{lead}{name}")].into_iter().chain(columns).chain([now]));
+/// The message in progress.
+fn handling(actor: &ActorNode) -> Option<String> {
+    actor.handling.as_ref().map(|handling| format!("{} for {} ms", handling.message, handling.for_ms))
+}
+
+fn branch(table: &mut Table, actor: &ActorNode, names: &Names, lead: &str, below: &str) {
+    table.row([
+        format!("{lead}{}", name_of(actor, names)),
+        actor.kind.clone(),
+        word(actor.state),
+        actor.incarnation.to_string(),
+        actor.restarts.to_string(),
+        actor.mailbox.to_string(),
+        actor.handled.to_string(),
+        handling(actor).unwrap_or_default(),
+    ]);
     let more: Vec<String> = more_children(actor).collect();
-    let last = (children(actor).len() + more.len()).saturating_sub(1);
-    for (index, child) in children(actor).iter().enumerate() {
+    let last = (actor.children.len() + more.len()).saturating_sub(1);
+    for (index, child) in actor.children.iter().enumerate() {
         let (bend, bar) = if index == last { ("└─ ", "   ") } else { ("├─ ", "│  ") };
-        branch(table, child, &format!("{below}{bend}"), &format!("{below}{bar}"));
+        branch(table, child, names, &format!("{below}{bend}"), &format!("{below}{bar}"));
     }
     for (index, more) in more.into_iter().enumerate() {
-        let bend = if children(actor).len() + index == last { "└─ " } else { "├─ " };
+        let bend = if actor.children.len() + index == last { "└─ " } else { "├─ " };
         table.row([format!("{below}{bend}({more})")]);
     }
 }
 
 /// Children that are not shown.
-pub(super) fn more_children(actor: &Value) -> impl Iterator<Item = String> {
-    let more = actor["more_children"].as_object().into_iter().flatten();
-    more.map(|(kind, count)| format!("{} more {kind}", cell(count)))
+pub(super) fn more_children(actor: &ActorNode) -> impl Iterator<Item = String> {
+    actor.more_children.iter().map(|(kind, count)| format!("{count} more {kind}"))
 }
 
 /// One actor with all of its details.
-pub fn actor(actor: &Value) -> String {
+pub fn actor(of: &OfNodeView<ActorNode>, names: &Names) -> String {
+    let actor = &of.answer;
     let mut table = Table::bare();
-    if let Some(name) = actor["node_name"].as_str() {
-        table.row(["node".to_owned(), format!("{name} ({})", cell(&actor["node"]))]);
+    let mut row = |key: &str, value: String| table.row([key.to_owned(), value]);
+    if let Some(name) = &of.node_name {
+        row("node", format!("{name} ({})", or_dash(of.node)));
     }
-    for key in ["path", "kind", "state"] {
-        table.row([key.to_owned(), cell(&actor[key])]);
+    row("path", actor.path.clone());
+    row("kind", actor.kind.clone());
+    row("state", word(actor.state));
+    row("since", when(actor.since));
+    row("incarnation", actor.incarnation.to_string());
+    row("restarts", actor.restarts.to_string());
+    let limit = actor.mailbox_limit.map_or_else(String::new, |limit| format!(" of {limit}"));
+    row("mailbox", format!("{}{limit}", actor.mailbox));
+    row("refused", actor.refused.to_string());
+    row("stale", actor.stale.to_string());
+    row("handled", actor.handled.to_string());
+    row("handling", or_dash(handling(actor)));
+    row("took", times(&actor.handler_times));
+    for exit in &actor.last_exits {
+        row("exit", format!("{} {}: {}", when(exit.at), word(exit.kind), exit.text));
     }
-    table.row(["since".to_owned(), when(&actor["since"])]);
-    for key in ["incarnation", "restarts"] {
-        table.row([key.to_owned(), cell(&actor[key])]);
+    if !actor.children.is_empty() {
+        let shown = actor.children.iter().map(|child| name_of(child, names)).chain(more_children(actor));
+        row("children", shown.collect::<Vec<_>>().join(", "));
     }
-    let limit = actor["mailbox_limit"].as_u64().map_or_else(String::new, |limit| format!(" of {limit}"));
-    table.row(["mailbox".to_owned(), format!("{}{limit}", cell(&actor["mailbox"]))]);
-    for key in ["refused", "stale", "handled"] {
-        table.row([key.to_owned(), cell(&actor[key])]);
-    }
-    let handling = &actor["handling"];
-    let now = handling["message"].as_str().map(|message| format!("{message} for {} ms", cell(&handling["for_ms"])));
-    table.row(["handling".to_owned(), now.unwrap_or_else(|| "-".to_owned())]);
-    table.row(["took".to_owned(), times(&actor["handler_times"])]);
-    for exit in actor["last_exits"].as_array().map(Vec::as_slice).unwrap_or_default() {
-        table.row([
-            "exit".to_owned(),
-            format!("{} {}: {}", when(&exit["at"]), cell(&exit["kind"]), cell(&exit["text"])),
-        ]);
-    }
-    if !children(actor).is_empty() {
-        let names = children(actor).iter().map(name_of).chain(more_children(actor));
-        table.row(["children".to_owned(), names.collect::<Vec<_>>().join(", ")]);
-    }
-    let age = actor["view_age_ms"].as_u64().filter(|age| *age >= OLD_VIEW_MS);
+    let age = actor.view_age_ms.filter(|age| *age >= OLD_VIEW_MS);
     let age = age.map_or_else(String::new, |age| format!(", {age} ms old"));
-    let view = serde_json::to_string_pretty(&actor["view"]).unwrap_or_default();
+    let view = serde_json::to_string_pretty(&actor.view).unwrap_or_default();
     format!("{}view{age}\n{}", table.render(), printable_lines(&view))
 }
 
@@ -169,41 +142,36 @@ pub fn actor(actor: &Value) -> String {
 const OLD_VIEW_MS: u64 = 100;
 
 /// Numbers of messages by handling time: `312 up to 0.1 ms, 4 up to 10 ms, 1 longer`.
-fn times(times: &Value) -> String {
-    let mut below = 0;
-    let mut said = Vec::new();
-    for bucket in times["buckets"].as_array().map(Vec::as_slice).unwrap_or_default() {
-        let count = bucket["count"].as_u64().unwrap_or(0);
-        let bound = bucket["le_ms"].as_f64().map_or_else(|| "longer".to_owned(), |ms| format!("up to {ms} ms"));
-        if count > below {
-            said.push(format!("{} {bound}", count - below));
-        }
-        below = count.max(below);
-    }
+fn times(times: &HandlerTimes) -> String {
+    let bounds = HANDLER_BOUNDS_MS.iter().map(|ms| format!("up to {ms} ms")).chain(["longer".to_owned()]);
+    let counted = times.counts.iter().zip(bounds).filter(|(count, _)| **count > 0);
+    let said: Vec<String> = counted.map(|(count, bound)| format!("{count} {bound}")).collect();
     if said.is_empty() { "-".to_owned() } else { said.join(", ") }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use muster_messages::ActorState;
     use serde_json::json;
 
-    fn some_tree() -> Value {
-        let leaf = |path: &str| {
-            json!({"path": path, "kind": "Kind", "incarnation": 1, "state": "healthy", "restarts": 0,
-            "mailbox": 0, "handled": 3, "handling": null, "children": []})
-        };
-        let mut root = leaf("node");
-        let mut manager = leaf("node/manager");
-        manager["children"] =
-            json!([leaf("node/manager/raft-member"), leaf("node/manager/session-0000000000000000000000001")]);
-        root["children"] = json!([leaf("node/agent"), manager]);
-        root
+    fn actor_at(path: &str, children: Vec<ActorNode>) -> ActorNode {
+        ActorNode { kind: "Kind".to_owned(), state: ActorState::Healthy, children, ..ActorNode::unknown(path) }
+    }
+
+    fn some_tree() -> ActorNode {
+        let leaf = |path: &str| actor_at(path, Vec::new());
+        let manager = vec![leaf("node/manager/raft-member"), leaf("node/manager/session-0000000000000000000000001")];
+        actor_at("node", vec![leaf("node/agent"), actor_at("node/manager", manager)])
+    }
+
+    fn one(answer: ActorNode) -> Trees {
+        Trees::One(OfNodeView { node: None, node_name: None, answer })
     }
 
     #[test]
     fn the_tree_is_drawn_with_branches() {
-        let text = actors(&some_tree());
+        let text = actors(&one(some_tree()), &Names::new());
         let first: Vec<&str> = text.lines().map(|l| l.split("  ").next().unwrap_or("")).collect();
         assert_eq!(&first[1..4], ["node", "├─ agent", "└─ manager"]);
         assert!(text.contains("   ├─ raft-member") && text.contains("   └─ session-00000000 "), "{text}");
@@ -217,8 +185,9 @@ mod tests {
             "handler_times": {"sum_ms": 60.0, "buckets": [{"le_ms": 0.1, "count": 7}, {"le_ms": 100.0, "count": 7},
                 {"le_ms": 1000.0, "count": 8}, {"le_ms": null, "count": 9}]},
             "last_exits": [{"kind": "panic", "text": "boom", "at": "2024-01-01T00:00:00Z"}],
-            "children": [{"path": "node/x/y"}], "more_children": {"Session": 7}});
-        let text = actor(&seen);
+            "children": [some_tree()], "more_children": {"Session": 7}});
+        let seen: OfNodeView<ActorNode> = serde_json::from_value(seen).unwrap();
+        let text = actor(&seen, &Names::new());
         for line in [
             "mailbox      3 of 8",
             "refused      5",
@@ -226,32 +195,33 @@ mod tests {
             "handling     write for 4100 ms",
             "took         7 up to 0.1 ms, 1 up to 1000 ms, 1 longer",
             "exit         2024-01-01T00:00:00Z panic: boom",
-            "children     y, 7 more Session",
+            "children     node, 7 more Session",
             "view, 4100 ms old",
         ] {
             assert!(text.lines().any(|said| said == line), "{line}\n{text}");
         }
-        assert!(actors(&seen).contains("└─ (7 more Session)"));
+        assert!(actors(&Trees::One(seen), &Names::new()).contains("└─ (7 more Session)"));
     }
 
     #[test]
     fn actor_names_show_node_names_instead_of_ids() {
-        let mut tree = some_tree();
-        tree["node"] = "0000000000000000000000009".into();
-        tree["node_name"] = "n9".into();
-        name_nodes(&mut tree, &[("0000000000000000000000001".parse().unwrap(), "web-1".parse().unwrap())].into());
-        let text = actors(&tree);
+        let names = [("0000000000000000000000001".parse().unwrap(), "web-1".parse().unwrap())].into();
+        let (node, node_name) = ("0000000000000000000000009".parse().ok(), "n9".parse().ok());
+        let tree = Trees::One(OfNodeView { node, node_name, answer: some_tree() });
+        let text = actors(&tree, &names);
         assert!(text.starts_with("node n9 (0000000000000000000000009)\nACTOR"), "{text}");
         assert!(text.contains("└─ session-web-1 "), "{text}");
         assert_eq!(actor_paths(&tree).lines().last(), Some("node/manager/session-0000000000000000000000001"));
-        let all = json!({"items": [{"node": "0000000000000000000000001", "name": "n4", "root": some_tree()}]});
-        assert!(actors(&all).starts_with("n4\nACTOR"));
     }
 
     #[test]
     fn each_tree_is_below_its_node_name() {
-        let all = json!({"items": [{"node": "abc", "root": some_tree()}]});
-        assert!(actors(&all).starts_with("abc\nACTOR"));
-        assert_eq!(actor_paths(&all).lines().count(), 5);
+        let all = |name: Option<&str>| {
+            let item = json!({"node": "0000000000000000000000001", "name": name, "root": some_tree()});
+            Trees::All(serde_json::from_value(json!({"items": [item]})).unwrap())
+        };
+        assert!(actors(&all(None), &Names::new()).starts_with("0000000000000000000000001\nACTOR"));
+        assert!(actors(&all(Some("n4")), &Names::new()).starts_with("n4\nACTOR"));
+        assert_eq!(actor_paths(&all(None)).lines().count(), 5);
     }
 }

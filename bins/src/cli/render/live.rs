@@ -5,10 +5,11 @@
 
 use std::collections::BTreeMap;
 
-use serde_json::Value;
+use muster_messages::{ActorNode, ActorState, Name, word};
 
-use super::actors::{children, items, more_children, name_of, when};
-use crate::cli::output::{Table, cell};
+use super::actors::{Trees, more_children, name_of};
+use super::{Names, when};
+use crate::cli::output::{Table, or_dash, printable};
 
 /// In milliseconds. A message handled for this long gets a line.
 const LONG_HANDLING_MS: u64 = 100;
@@ -23,7 +24,8 @@ pub struct Baseline(BTreeMap<(String, String), u64>);
 
 /// One actor to be drawn.
 struct Row<'a> {
-    actor: &'a Value,
+    /// `None`: its node did not answer.
+    actor: Option<&'a ActorNode>,
     /// The row of its parent.
     parent: Option<usize>,
     depth: usize,
@@ -33,8 +35,8 @@ struct Row<'a> {
 }
 
 /// The lines of one tree, or of every node's: at most `height` lines, none wider than `width`.
-pub fn live(document: &Value, baseline: &mut Baseline, (width, height): (usize, usize)) -> Vec<String> {
-    let rows = rows(document, baseline);
+pub fn live(trees: &Trees, names: &Names, baseline: &mut Baseline, (width, height): (usize, usize)) -> Vec<String> {
+    let rows = rows(trees, names, baseline);
     let kept = choose(&rows, height.saturating_sub(EXTRA_LINES));
     let mut lines = draw(&rows, &kept);
     let left_out = rows.len() - kept.iter().filter(|kept| **kept).count();
@@ -46,79 +48,90 @@ pub fn live(document: &Value, baseline: &mut Baseline, (width, height): (usize, 
     lines.iter().map(|line| line.chars().take(width).collect()).collect()
 }
 
-fn rows<'a>(document: &'a Value, baseline: &mut Baseline) -> Vec<Row<'a>> {
-    let mut rows = Vec::new();
-    let mut now = BTreeMap::new();
-    if !document["items"].is_array() {
-        add(&mut rows, document, None, "", baseline, &mut now);
-    }
-    for item in items(document) {
-        let node = item["name"].as_str().unwrap_or("?");
-        let begin = rows.len();
-        match item["error"]["message"].as_str() {
-            Some(why) => {
-                let details = vec![format!("no answer: {why}")];
-                rows.push(Row { actor: &Value::Null, parent: None, depth: 0, name: String::new(), details, weight: 3 });
+fn rows<'a>(trees: &'a Trees, names: &Names, baseline: &mut Baseline) -> Vec<Row<'a>> {
+    let mut adding = Adding { rows: Vec::new(), names, baseline: &*baseline, now: BTreeMap::new() };
+    match trees {
+        Trees::One(of) => adding.add(&of.answer, None, ""),
+        Trees::All(all) => {
+            for item in &all.items {
+                let node = item.name.as_ref().map_or("?", Name::as_str);
+                let begin = adding.rows.len();
+                match &item.root {
+                    Some(root) => adding.add(root, None, node),
+                    None => adding.add_missing(item.error.as_ref().map_or("-", |error| &error.message)),
+                }
+                node.clone_into(&mut adding.rows[begin].name);
             }
-            None => add(&mut rows, &item["root"], None, node, baseline, &mut now),
         }
-        rows[begin].name = node.to_owned();
     }
+    let Adding { rows, now, .. } = adding;
     *baseline = Baseline(now);
     rows
 }
 
-fn add<'a>(
-    rows: &mut Vec<Row<'a>>,
-    actor: &'a Value,
-    parent: Option<usize>,
-    node: &str,
-    baseline: &Baseline,
-    now: &mut BTreeMap<(String, String), u64>,
-) {
-    let incarnation = actor["incarnation"].as_u64().unwrap_or(0);
-    let key = (node.to_owned(), cell(&actor["path"]));
-    let first = baseline.0.get(&key).copied().unwrap_or(incarnation);
-    now.insert(key, first);
-    let details = details(actor, incarnation > first);
-    let healthy = matches!(actor["state"].as_str(), Some("healthy" | "done"));
-    let queued = actor["mailbox"].as_u64() > Some(0);
-    let weight = if !healthy {
-        3
-    } else if !details.is_empty() {
-        2
-    } else {
-        u8::from(queued)
-    };
-    let depth = parent.map_or(0, |parent: usize| rows[parent].depth + 1);
-    rows.push(Row { actor, parent, depth, name: name_of(actor), details, weight });
-    let own_index = rows.len() - 1;
-    for child in children(actor) {
-        add(rows, child, Some(own_index), node, baseline, now);
+/// The rows so far.
+struct Adding<'a, 'b> {
+    rows: Vec<Row<'a>>,
+    names: &'b Names,
+    baseline: &'b Baseline,
+    /// The next baseline.
+    now: BTreeMap<(String, String), u64>,
+}
+
+impl<'a> Adding<'a, '_> {
+    /// An actor and what is below it.
+    fn add(&mut self, actor: &'a ActorNode, parent: Option<usize>, node: &str) {
+        let key = (node.to_owned(), actor.path.clone());
+        let first = self.baseline.0.get(&key).copied().unwrap_or(actor.incarnation);
+        self.now.insert(key, first);
+        let details = details(actor, actor.incarnation > first);
+        let weight = if !is_healthy(actor) {
+            3
+        } else if !details.is_empty() {
+            2
+        } else {
+            u8::from(actor.mailbox > 0)
+        };
+        let depth = parent.map_or(0, |parent| self.rows[parent].depth + 1);
+        let name = name_of(actor, self.names);
+        self.rows.push(Row { actor: Some(actor), parent, depth, name, details, weight });
+        let own_index = self.rows.len() - 1;
+        for child in &actor.children {
+            self.add(child, Some(own_index), node);
+        }
+    }
+
+    /// A node that did not answer.
+    fn add_missing(&mut self, why: &str) {
+        let details = vec![format!("no answer: {why}")];
+        self.rows.push(Row { actor: None, parent: None, depth: 0, name: String::new(), details, weight: 3 });
     }
 }
 
+fn is_healthy(actor: &ActorNode) -> bool {
+    matches!(actor.state, ActorState::Healthy | ActorState::Done)
+}
+
 /// The further lines of an actor.
-fn details(actor: &Value, restarted: bool) -> Vec<String> {
+fn details(actor: &ActorNode, restarted: bool) -> Vec<String> {
     let mut details = Vec::new();
-    let handling = &actor["handling"];
-    if let Some(ms) = handling["for_ms"].as_u64().filter(|ms| *ms >= LONG_HANDLING_MS) {
-        details.push(format!("handling {} for {}.{} s", cell(&handling["message"]), ms / 1000, ms % 1000 / 100));
+    if let Some(handling) = actor.handling.as_ref().filter(|handling| handling.for_ms >= LONG_HANDLING_MS) {
+        let ms = handling.for_ms;
+        details.push(format!("handling {} for {}.{} s", printable(&handling.message), ms / 1000, ms % 1000 / 100));
     }
-    if let Some(view) = actor["view"].as_object() {
+    // The view is free-form: pending work is what it calls so.
+    if let Some(view) = actor.view.as_object() {
         let pending = view.iter().filter(|(key, _)| key.starts_with("pending"));
         for (key, work) in pending.filter_map(|(key, value)| Some((key, value.as_array().filter(|v| !v.is_empty())?))) {
             let why = work[0]["reason"].as_str().map_or_else(String::new, |why| format!(" ({why})"));
             details.push(format!("{}: {}{why}", key.replace('_', " "), work.len()));
         }
     }
-    let healthy = matches!(actor["state"].as_str(), Some("healthy" | "done"));
-    let last = actor["last_exits"].as_array().and_then(|exits| exits.last());
-    if let Some(exit) = last.filter(|_| restarted || !healthy) {
-        let at = when(&exit["at"]);
+    if let Some(exit) = actor.last_exits.last().filter(|_| restarted || !is_healthy(actor)) {
+        let at = when(exit.at);
         // The heading shows the date.
         let time = at.split_once('T').map_or(at.as_str(), |(_, time)| time);
-        details.push(format!("{} at {time}: {}", cell(&exit["kind"]), cell(&exit["text"])));
+        details.push(format!("{} at {time}: {}", word(exit.kind), printable(&exit.text)));
     }
     details.extend(more_children(actor));
     details
@@ -165,8 +178,9 @@ fn draw(rows: &[Row<'_>], kept: &[bool]) -> Vec<String> {
             }
         };
         let name: String = format!("{lead}{}", row.name).chars().take(NAME_WIDTH).collect();
-        let columns = ["state", "incarnation", "restarts", "mailbox", "handled"].map(|key| cell(&row.actor[key]));
-        table.row([name].into_iter().chain(columns));
+        let numbers = row.actor.map(|a| [a.incarnation, a.restarts, a.mailbox, a.handled]);
+        let numbers = (0..4).map(|at| or_dash(numbers.map(|numbers| numbers[at])));
+        table.row([name, or_dash(row.actor.map(|actor| word(actor.state)))].into_iter().chain(numbers));
         let bar = if has_later_row(Some(at)) { "│  " } else { "   " };
         details.push(row.details.iter().map(|detail| format!("{}{bar}{detail}", below[at])).collect());
     }
@@ -178,26 +192,37 @@ fn draw(rows: &[Row<'_>], kept: &[bool]) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use muster_messages::{ActorExit, ExitKind, Handling, OfNodeView};
     use serde_json::json;
 
     use super::*;
 
-    fn leaf(path: &str) -> Value {
-        json!({"path": path, "kind": "Kind", "incarnation": 1, "state": "healthy", "restarts": 0, "mailbox": 0,
-            "handled": 3, "handling": null, "last_exits": [], "view": {}, "children": []})
+    fn actor(path: &str, children: Vec<ActorNode>) -> ActorNode {
+        let (kind, state) = ("Kind".to_owned(), ActorState::Healthy);
+        ActorNode { kind, state, incarnation: 1, handled: 3, children, ..ActorNode::unknown(path) }
     }
 
-    fn tree(workers: usize) -> Value {
-        let (mut root, mut manager, mut leader) = (leaf("node"), leaf("node/manager"), leaf("node/manager/leader"));
-        leader["children"] = json!([leaf("node/manager/leader/role-manager")]);
-        let mut children: Vec<Value> = (0..workers).map(|n| leaf(&format!("node/manager/w{n:02}"))).collect();
-        children.insert(0, leader);
-        manager["children"] = Value::Array(children);
-        root["children"] = json!([leaf("node/agent"), manager]);
-        root
+    fn root(workers: usize, role_manager: ActorNode) -> ActorNode {
+        let mut manager = vec![actor("node/manager/leader", vec![role_manager])];
+        manager.extend((0..workers).map(|n| actor(&format!("node/manager/w{n:02}"), Vec::new())));
+        actor("node", vec![actor("node/agent", Vec::new()), actor("node/manager", manager)])
     }
 
-    const ROLE_MANAGER_POINTER: &str = "/children/1/children/0/children/0";
+    fn role_manager() -> ActorNode {
+        actor("node/manager/leader/role-manager", Vec::new())
+    }
+
+    fn one(answer: ActorNode) -> Trees {
+        Trees::One(OfNodeView { node: None, node_name: None, answer })
+    }
+
+    fn tree(workers: usize) -> Trees {
+        one(root(workers, role_manager()))
+    }
+
+    fn live(trees: &Trees, baseline: &mut Baseline, size: (usize, usize)) -> Vec<String> {
+        super::live(trees, &Names::new(), baseline, size)
+    }
 
     #[test]
     fn tree_that_fits_is_drawn_completely() {
@@ -212,14 +237,22 @@ mod tests {
     #[test]
     fn restarted_actor_stays_on_a_small_screen_with_details() {
         let mut baseline = Baseline::default();
-        let mut now = tree(40);
-        let before = live(&now, &mut baseline, (80, 24));
+        let before = live(&tree(40), &mut baseline, (80, 24));
         assert!(before.len() <= 24 && !before.iter().any(|line| line.contains("role-manager")), "{before:#?}");
         assert_eq!(before.last().map(String::as_str), Some("23 more actors, healthy and idle"));
-        *now.pointer_mut(ROLE_MANAGER_POINTER).unwrap() = json!({"path": "node/manager/leader/role-manager", "incarnation": 2,
-            "restarts": 1, "state": "healthy", "mailbox": 0, "handled": 9, "handling": {"message": "tick", "for_ms": 2500},
-            "view": {"pending_reconciliation": [{"reason": "waiting_for_node"}], "pending_removal": []},
-            "last_exits": [{"kind": "panic", "at": "2024-01-01T00:00:09.5Z", "text": "crashed\non request"}]});
+        let at = serde_json::from_value(json!("2024-01-01T00:00:09.5Z")).unwrap();
+        let now = one(root(
+            40,
+            ActorNode {
+                incarnation: 2,
+                restarts: 1,
+                handled: 9,
+                handling: Some(Handling { message: "tick".to_owned(), for_ms: 2500 }),
+                view: json!({"pending_reconciliation": [{"reason": "waiting_for_node"}], "pending_removal": []}),
+                last_exits: vec![ActorExit { kind: ExitKind::Panic, at, text: "crashed\non request".to_owned() }],
+                ..role_manager()
+            },
+        ));
         let after = live(&now, &mut baseline, (80, 24));
         assert!(after.len() <= 24 && after.iter().all(|line| line.chars().count() <= 80), "{after:#?}");
         let at = after.iter().position(|line| line.contains("role-manager")).expect("it is there now");
@@ -245,8 +278,9 @@ mod tests {
 
     #[test]
     fn each_tree_has_its_node_name_or_the_reason_for_no_answer() {
-        let all = json!({"items": [{"node": "1", "name": "n1", "root": tree(1)},
-            {"node": "2", "name": "n2", "root": null, "error": {"message": "it is down"}}]});
+        let items = json!([{"node": "0000000000000000000000001", "name": "n1", "root": root(1, role_manager())},
+            {"node": "0000000000000000000000002", "name": "n2", "root": null, "error": {"message": "it is down"}}]);
+        let all = Trees::All(serde_json::from_value(json!({"items": items})).unwrap());
         let lines = live(&all, &mut Baseline::default(), (80, 24));
         assert!(lines[1].starts_with("n1 ") && lines.iter().any(|line| line.starts_with("n2 ")), "{lines:#?}");
         assert_eq!(lines.last().map(|line| line.trim()), Some("no answer: it is down"));

@@ -5,7 +5,7 @@ mod live;
 mod nodes;
 mod reconcilers;
 
-pub use self::actors::{actor, actor_paths, actors, name_nodes};
+pub use self::actors::{Trees, actor, actor_paths, actors};
 pub use self::live::{Baseline, live};
 pub use self::nodes::{node, nodes, status};
 pub use self::reconcilers::*;
