@@ -4,7 +4,9 @@
 
 use std::collections::BTreeMap;
 
-use muster_gates::{Waves, Write, admission, digest, drift, plan, runner_view, sealed, status, status_definition};
+use muster_gates::{
+    Waves, Write, admission, digest, drift, plan, runner_view, sealed, status, status_definition, statuses,
+};
 use muster_messages::*;
 use muster_store::apply;
 
@@ -231,6 +233,48 @@ fn status_shows_what_it_waits_for_and_what_would_help() {
     let waits = admission(&world.0, &late).waiting.unwrap();
     assert_eq!(waits.reason, "below-floor");
     assert!(waits.message.contains("start it as 2.0.0 or later"), "{}", waits.message);
+}
+
+/// The field names, and which fields are present, are promises to scripts.
+#[test]
+fn documents_keep_their_fields_and_nulls() {
+    let mut world = World::new();
+    world.define(definition("1.0.0", "1.0.0", vec![object("a", 0)]));
+    let keys = |value: &serde_json::Value| value.as_object().unwrap().keys().cloned().collect::<Vec<_>>().join(" ");
+    let of_status = |tables: &Tables| serde_json::to_value(status(tables, NAME).unwrap()).unwrap();
+    let of_list = |tables: &Tables| serde_json::to_value(statuses(tables)).unwrap();
+    let of_plan = |tables: &Tables| serde_json::to_value(plan(tables, NAME, None).unwrap()).unwrap();
+    let brief = "attempt blockers_in_all candidates consecutive_failures gate last_error message name next_retry_at \
+        participants phase reason runner scope wave";
+    let (full, list) = (of_status(&world.0), of_list(&world.0));
+    assert_eq!((keys(&list).as_str(), keys(&list["items"][0]).as_str()), ("items revision", brief));
+    let long = ["blockers", "definitions", "history", "output", "revision"];
+    let mut all: Vec<&str> = brief.split(' ').chain(long).collect();
+    all.sort_unstable();
+    assert_eq!(keys(&full), all.join(" "));
+    for absent in ["gate", "runner", "last_error", "next_retry_at", "wave"] {
+        assert!(full[absent].is_null(), "{absent}");
+    }
+    let planned = of_plan(&world.0);
+    assert_eq!(keys(&planned), "blockers command gate hold name objects path release");
+    assert_eq!(keys(&planned["objects"][0]), "after before kind name namespace op");
+    assert_eq!(keys(&planned["objects"][0]["after"]), "body labels");
+
+    let term = world.acquire(runner_lease(NAME), "n1", 1);
+    world.step("1.0.0", term, GateStep::Complete);
+    let gate = "at digest epoch floor reconciled state target term why";
+    let full = of_status(&world.0);
+    assert_eq!((keys(&full["gate"]).as_str(), &full["gate"]["target"]), (gate, &serde_json::Value::Null));
+    assert_eq!(
+        (keys(&full["history"][0]).as_str(), keys(&full["runner"]).as_str()),
+        (gate, "member node release since term")
+    );
+    let mut newer = Gate::clone(&world.0.reconcilers.gates[NAME]);
+    newer.format = GATE_FORMAT + 1;
+    world.0.reconcilers.gates.insert(NAME.to_owned(), newer.into());
+    assert_eq!(of_status(&world.0)["gate"], serde_json::json!({"epoch": 1, "state": "unreadable"}));
+    let read: ReconcilerStatusView = serde_json::from_value(of_status(&world.0)).unwrap();
+    assert_eq!(Some(read), status(&world.0, NAME), "what was written can be read");
 }
 
 /// One rule for all: otherwise a runner that an old definition has pinned would never resign for the next release.

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use muster_client::{Client, Outcome, parse};
 use muster_messages::wire::{ListOf, Request};
-use muster_messages::{AdmissionOpenedView, NodeListView, NodeView};
+use muster_messages::{AdmissionOpenedView, NodeListView, NodeView, StatusView};
 use serde::de::DeserializeOwned;
 
 use super::args::{Cli, Command, FreshArg, RecoveryCommand};
@@ -155,12 +155,12 @@ pub(super) async fn run(cli: Cli) -> Outcome<u8> {
 
 async fn status(ctx: &mut Context, FreshArg { fresh }: FreshArg) -> Outcome<u8> {
     let text = ctx.client.call(Request::Status { fresh }).await?;
-    let status: muster_messages::StatusView = parse(&text)?;
     if ctx.out.is_json() || ctx.out.quiet {
-        let brief = || status.raft.leader.map_or_else(|| "no leader".to_owned(), |id| id.to_string());
-        ctx.out.document(&text, brief, String::new);
-        return Ok(0);
+        let leader =
+            |status: &StatusView| status.raft.leader.map_or_else(|| "no leader".to_owned(), |id| id.to_string());
+        return ctx.print(&text, leader, |_| String::new());
     }
+    let status: StatusView = parse(&text)?;
     // A daemon that cannot list the names still has a status, with ids.
     let mut names = BTreeMap::new();
     for id in status.raft.voters.iter().chain(&status.raft.learners) {
