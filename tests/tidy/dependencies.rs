@@ -143,6 +143,24 @@ fn every_direct_dependency_is_used() {
     report("every dependency of a manifest is named in its code", &violations);
 }
 
+/// A library without a test target compiles its unit tests never: they would seem to pass.
+#[test]
+fn libraries_without_a_test_target_have_no_unit_tests() {
+    let mut violations = Vec::new();
+    for file in texts(|path| path.ends_with("/Cargo.toml")) {
+        let manifest: toml::Table = file.text.parse().expect("a manifest is TOML");
+        let untested =
+            manifest.get("lib").and_then(|lib| lib.get("test")).and_then(toml::Value::as_bool) == Some(false);
+        let sources = format!("{}src/", file.path.trim_end_matches("Cargo.toml"));
+        for source in texts(|path| untested && path.starts_with(&sources) && path.ends_with(".rs")) {
+            if source.text.lines().any(|line| line.trim_start().starts_with("#[cfg(test)]")) {
+                violations.push(format!("{}: its crate has `test = false`", source.path));
+            }
+        }
+    }
+    report("a unit test lies in a crate whose library has a test target", &violations);
+}
+
 #[test]
 fn examples_of_the_documentation_are_tests() {
     let mut violations = Vec::new();
@@ -150,8 +168,9 @@ fn examples_of_the_documentation_are_tests() {
         texts(|path| path.ends_with("Cargo.toml") && path != "Cargo.toml" && !path.starts_with("tests/clients/"))
     {
         let manifest: toml::Table = file.text.parse().expect("a manifest is TOML");
-        if file.path == "tests/Cargo.toml" {
-            continue; // it has no library
+        let library = top().join(&file.path).with_file_name("src").join("lib.rs");
+        if !manifest.contains_key("lib") && !library.exists() {
+            continue;
         }
         let doctest = manifest.get("lib").and_then(|lib| lib.get("doctest")).and_then(toml::Value::as_bool);
         if doctest != Some(false) {

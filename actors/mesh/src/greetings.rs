@@ -246,7 +246,7 @@ impl Greetings {
     /// A session with the node is up.
     pub fn up(&mut self, node: NodeId) {
         self.last_errors.remove(&node);
-        self.refusals.accepted_by(node);
+        self.refusals.forget(node);
     }
     /// The node's last session or dial failed.
     pub fn failed(&mut self, node: NodeId, why: String) {
@@ -254,6 +254,7 @@ impl Greetings {
     }
     pub fn forget(&mut self, node: NodeId) {
         self.last_errors.remove(&node);
+        self.refusals.forget(node);
     }
 
     /// The serial of the certificate that the next hello presents, read before it is presented: a renewal in between attributes a

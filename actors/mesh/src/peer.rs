@@ -3,8 +3,8 @@
 //! Owns        the link, the backlog of Raft messages, the windows of unanswered calls, the snapshot being sent, waiting calls.
 //! Inputs      what to send; the current session; how each call ended.
 //! Outputs     calls to the peer's RPC endpoint; `Unreachable`, `SnapshotSent`; answers to callers.
-//! Invariants  MESH-21  every outgoing message is a call with a deadline, inside a small window: a peer that answers nothing
-//!                      costs bounded memory, and is detected.
+//! Invariants  MESH-21  every outgoing message is a call with a deadline: a peer that answers nothing is detected, and costs bounded
+//!                      memory, because windows limit the calls. Announcements are outside of them: one without an answer ends the session.
 //! Why separate windows: a snapshot must not delay heartbeats, nor a slow API call the log.
 
 use std::collections::VecDeque;
@@ -43,7 +43,7 @@ pub enum PeerMsg {
         data: Arc<Vec<u8>>,
         packet: Box<RaftPacket>,
     },
-    /// The snapshot at this index is no longer needed. Repeated or late: no effect.
+    /// The snapshot at this index is not needed any more. Repeated or late: no effect.
     StopSnapshot {
         index: u64,
     },

@@ -158,7 +158,7 @@ impl Simulation {
         self.settle_within(Duration::from_secs(40))
     }
 
-    fn settle_within(&mut self, limit_after: Duration) -> Result<(), Failure> {
+    pub(crate) fn settle_within(&mut self, limit_after: Duration) -> Result<(), Failure> {
         let limit = self.now() + limit_after;
         while let Some(detail) = self.unsettled() {
             if self.now() >= limit {

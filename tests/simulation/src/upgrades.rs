@@ -108,13 +108,7 @@ impl Simulation {
             self.run_to(next)?;
         }
         self.clients.resting = true;
-        while let Some(why) = self.unsettled() {
-            if self.now() >= limit {
-                return Err(self.failure(&violation(CONVERGE_1, why)));
-            }
-            let next = self.now() + Duration::from_millis(100);
-            self.run_to(next)?;
-        }
+        self.settle_within(CONVERGENCE_LIMIT)?;
         let simulated_secs = self.now().0 as f64 / 1e6;
         Ok(Report { seed: self.seed, hash: self.trace.hash(), simulated_secs, totals: self.totals.clone() })
     }

@@ -137,7 +137,7 @@ impl OutgoingSnapshot {
         Some(Report::Ended { to: transfer.packet.to, index: transfer.head.index, outcome })
     }
 
-    /// The snapshot at this index is no longer needed.
+    /// The snapshot at this index is not needed any more.
     pub fn stop(&mut self, index: u64) {
         self.transfer.take_if(|t| t.head.index == index);
     }

@@ -48,8 +48,8 @@ impl Refusals {
         }
     }
 
-    /// A session with the manager is up: it accepts this process.
-    pub fn accepted_by(&mut self, node: NodeId) {
+    /// The manager accepts this process, or is gone.
+    pub fn forget(&mut self, node: NodeId) {
         self.refused_by.remove(&node);
     }
 }
@@ -100,7 +100,7 @@ mod tests {
         let mut refused = |by| refusals.of_session(node(by), RefusalReason::Duplicate);
         assert_eq!((refused(2), refused(2)), (Reaction::LogDuplicate, Reaction::Ignore));
         assert_eq!((refused(3), refused(3)), (Reaction::LogDuplicate, Reaction::Ignore), "each manager by itself");
-        refusals.accepted_by(node(2));
+        refusals.forget(node(2));
         assert_eq!(refusals.of_session(node(2), RefusalReason::Duplicate), Reaction::LogDuplicate);
         assert_eq!(refusals.of_session(node(3), RefusalReason::Duplicate), Reaction::Ignore);
     }

@@ -28,7 +28,7 @@ impl CommitNews {
         self.sent = newer.unwrap_or(self.sent);
         newer.is_some()
     }
-    /// Sets the time of the message, or none if there is no news.
+    /// Sets the time of the message, or none without news.
     pub fn plan(&mut self, now: Moment, committed: Option<u64>, within: Duration) {
         let news = committed.is_some_and(|committed| committed > self.sent);
         self.at = news.then(|| self.at.unwrap_or(now + within));

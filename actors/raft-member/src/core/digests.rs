@@ -102,7 +102,10 @@ impl StateDigests {
         if !comparison.own_is_wrong {
             comparison.diverged = wrong.iter().copied().filter(|id| !self.diverged.contains_key(id)).collect();
             comparison.inform = with(&own).then(|| (own, wrong.clone()));
-            self.diverged.extend(wrong.into_iter().map(|id| (id, (index, now))));
+            for id in wrong {
+                let since = self.diverged.get(&id).map_or(now, |(_, since)| *since);
+                self.diverged.insert(id, (index, since));
+            }
         }
         comparison
     }
@@ -164,5 +167,11 @@ mod tests {
         assert_eq!(comparison, Comparison { diverged: vec![2], ..Comparison::default() });
         let again = digests.compare(Moment(6), 8, RaftId(1), &VOTERS);
         assert_eq!(again, Comparison::default(), "it is reported once");
+        digests.computed(16, Some([1; 32]));
+        digests.received(16, 2, [9; 32]);
+        assert_eq!(digests.compare(Moment(7), 16, RaftId(1), &VOTERS), Comparison::default());
+        let problem = digests.problem(|at| WallTime(at.0 as i64), 2).expect("it differs");
+        assert_eq!(problem.since, WallTime(5), "since the first comparison");
+        assert!(problem.message.contains("revision 16"), "{}", problem.message);
     }
 }

@@ -53,8 +53,8 @@ pub(super) trait Internals {
     /// The peer's session has begun: resume at once instead of with the next heartbeat.
     fn resume(&mut self, peer: u64);
     fn send_append(&mut self, peer: u64);
-    /// A new member's log is empty: its id was never used. Raft would first probe it with the end of the leader's log, and wait for the
-    /// rejection, a round trip.
+    /// To a member whose log is empty. Raft would first probe it with the end of the leader's log, and wait for the rejection, a round
+    /// trip.
     fn send_first_append(&mut self, peer: u64);
     /// A peer's next index must stay above its matched index (raft 0.7.0 lets a late rejection push it below). True: it was not.
     fn repair_next_index(&mut self, peer: u64) -> bool;

@@ -62,7 +62,7 @@ impl Peers {
     pub fn forget_acknowledgements(&mut self) {
         self.acked.clear();
     }
-    /// There is no leader any more. `led`: it was this member, of these voters.
+    /// The leader was lost. `led`: it was this member, of these voters.
     pub fn leader_lost(&mut self, now: Moment, own: RaftId, led: Option<&[u64]>, timeout: Duration) {
         self.leaderless_since = now;
         let lost = |id: &u64| *id != own.0 && !self.answers(now, *id, timeout);
@@ -89,7 +89,7 @@ impl Peers {
     pub fn answers(&self, now: Moment, id: u64, timeout: Duration) -> bool {
         now.since(self.acked_at(id).unwrap_or(self.led_since)) < timeout
     }
-    /// While there is no leader: the other voters that were silent for three election timeouts, because within two every live voter
+    /// Without a leader: the other voters that were silent for three election timeouts, because within two every live voter
     /// has campaigned; and those that a leader had lost contact with when it stepped down, until they send something.
     pub fn silent(&self, now: Moment, own: RaftId, voters: &[u64], timeout: Duration) -> Vec<u64> {
         let since = |id: u64| {

@@ -37,7 +37,7 @@ impl RaftCore {
     ) -> Result<(), packets::Dropped> {
         packets::well_formed(&packet)?;
         if peer_member != Some(packet.from) || node == self.me {
-            return Err("not_its_seat");
+            return Err("foreign_member_id");
         }
         self.check_sender(node, packet.from)?;
         self.ensure_member(now, &packet)?;
@@ -138,7 +138,7 @@ impl RaftCore {
         let others = tables.members.get(&from).is_some_and(|m| m.node != node);
         let outdated = tables.member_of(node).is_some_and(|m| from < m.raft_id);
         let removed = self.state.is_removed(from);
-        if others || outdated || removed { Err("not_its_seat") } else { Ok(()) }
+        if others || outdated || removed { Err("foreign_member_id") } else { Ok(()) }
     }
 
     /// A leader's packet gives an empty replica its member id. One for a newer id means that the own id was removed: a node
@@ -146,15 +146,15 @@ impl RaftCore {
     fn ensure_member(&mut self, now: Moment, packet: &RaftPacket) -> Result<(), packets::Dropped> {
         match self.member.as_ref().map(|s| s.id) {
             Some(id) if id == packet.to => return Ok(()),
-            Some(id) if packet.to < id => return Err("not_our_seat"),
-            None if self.lost.is_some_and(|lost| packet.to <= lost) => return Err("lost_seat"),
-            _ if !packets::is_from_leader(packet.kind) => return Err("not_our_seat"),
+            Some(id) if packet.to < id => return Err("not_addressed_to_us"),
+            None if self.lost.is_some_and(|lost| packet.to <= lost) => return Err("lost_member_id"),
+            _ if !packets::is_from_leader(packet.kind) => return Err("not_addressed_to_us"),
             _ => {}
         }
         self.proposals.forget(&mut self.out.answers);
         self.reads.retry_all();
         self.writes.start_over();
-        self.init_member(now, packet.to, Recovered::default()).map_err(|_| "no_seat")?;
+        self.init_member(now, packet.to, Recovered::default()).map_err(|_| "member_not_started")?;
         let write = Durable { sync: true, start_over: Some(packet.to), ..self.writes.next() };
         self.write(now, write, 0, Settling::Nothing);
         self.out.notices.push(Notice::BecameMember { raft_id: packet.to });

@@ -71,7 +71,7 @@ impl RaftCore {
         self.member.as_ref().is_some_and(|s| !s.transfers.has_problem(id.0) && !self.digests.is_diverged(id.0))
     }
 
-    /// While there is no leader: the voters that are silent.
+    /// Without a leader: the voters that are silent.
     fn silent(&self, now: Moment) -> Vec<u64> {
         let leaderless = self.member.as_ref().filter(|member| member.raw.leader_id() == INVALID_ID);
         leaderless.map_or_else(Vec::new, |member| {

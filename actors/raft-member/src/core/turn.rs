@@ -247,7 +247,10 @@ impl RaftCore {
                 let conf = member.raw.apply_conf_change(change);
                 let conf = conf.map_err(|e| CommandRefusal::Stale { what: e.to_string() })?;
                 member.raw.mut_store().set_conf(conf);
-                if change.get_change_type() == ConfChangeType::AddLearnerNode && member.raw.leads() {
+                // Its id is as new as this leader's term, so its log is empty. One that an earlier leader added may hold much of the log.
+                let is_new =
+                    change.get_change_type() == ConfChangeType::AddLearnerNode && entry.term == member.raw.term();
+                if is_new && member.raw.leads() {
                     member.raw.send_first_append(change.node_id);
                 }
                 Ok(())

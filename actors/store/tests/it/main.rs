@@ -8,6 +8,7 @@ mod commands;
 mod feature_level;
 mod gates;
 mod golden_log;
+mod growth;
 mod history;
 mod identity;
 mod invariants;

@@ -173,6 +173,13 @@ impl Simulation {
         self.process_ends(number, back);
     }
 
+    /// A manager's part is frozen with its machine.
+    fn frozen_until(&self, number: usize) -> Option<Moment> {
+        let process = &self.fleet.processes[number];
+        let thaws = process.runtime_of.map_or(process.frozen, |idx| self.machines[idx].thaws);
+        thaws.filter(|thaws| *thaws > self.now())
+    }
+
     // ---- its turns ------------------------------------------------------------------------------------------------
 
     pub(crate) fn step_process(&mut self, number: usize, life: u32) {
@@ -189,12 +196,10 @@ impl Simulation {
         if process.life != life {
             return;
         }
-        if let Some(idx) = runtime_of {
-            process.frozen = self.machines[idx].thaws;
-        }
-        if let Some(thaws) = process.frozen.filter(|thaws| *thaws > now) {
+        if let Some(thaws) = self.frozen_until(number) {
             return self.time.at(thaws, Event::Process { process: number, life });
         }
+        let process = &mut self.fleet.processes[number];
         process.frozen = None;
         if !process.up {
             if runtime_of.is_some_and(|idx| !self.knows_itself(idx)) {
@@ -247,7 +252,7 @@ impl Simulation {
         let next = now + self.rng.millis(150, 500);
         let reconciler = self.fleet.subject.reconciler;
         let process = &mut self.fleet.processes[number];
-        let process_raises = process.runtime_of.is_some();
+        let raises = process.runtime_of.is_some();
         let Some(candidacy) = &mut process.candidacy else { return };
         candidacy.eligibility.step(now, Facts::Woke);
         let ended = candidacy.acting.take_if(|(.., ends)| *ends <= now);
@@ -261,7 +266,7 @@ impl Simulation {
         self.update_candidacy(number);
         if let Some((_, action, _)) = ended {
             let outcome = match self.rng.below(8) {
-                _ if process_raises => Outcome::Later("no answer".to_owned()),
+                _ if raises => Outcome::Later("no answer".to_owned()),
                 0 if self.faults.active => Outcome::Failed("no".to_owned()),
                 1 if self.faults.active => Outcome::Later("later".to_owned()),
                 _ => Outcome::Done,
@@ -296,19 +301,16 @@ impl Simulation {
     pub(crate) fn fleet_reply(&mut self, pending: PendingRequest, reply: Reply) {
         let Some((number, life)) = pending.by else { return };
         let now = self.now();
-        let process = &mut self.fleet.processes[number];
+        let process = &self.fleet.processes[number];
         if process.life != life || !process.up {
             return;
         }
-        if let Some(idx) = process.runtime_of {
-            process.frozen = self.machines[idx].thaws;
-        }
-        if let Some(thaws) = process.frozen.filter(|thaws| *thaws > now) {
+        if let Some(thaws) = self.frozen_until(number) {
             return self.time.at(thaws, Event::FleetReply { pending: Box::new(pending), reply: Box::new(reply) });
         }
         let elsewhere = [ErrorCode::Unreachable, ErrorCode::TimedOut, ErrorCode::NoQuorum, ErrorCode::UnknownOutcome];
         if reply.as_ref().is_err_and(|error| elsewhere.contains(&error.code)) {
-            process.at = None;
+            self.fleet.processes[number].at = None;
         }
         self.check_clock(number);
         match (pending.question, reply) {

@@ -55,7 +55,7 @@ fn packet_must_carry_the_member_id_of_its_sender() {
         w.tell(2, input);
     }
     w.run(ms(100));
-    assert_eq!(dropped(&w, 2, "not_its_seat"), 3);
+    assert_eq!(dropped(&w, 2, "foreign_member_id"), 3);
     assert_eq!(w.core(2).status(w.now).term, term);
 }
 
