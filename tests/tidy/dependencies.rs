@@ -143,21 +143,19 @@ fn every_direct_dependency_is_used() {
     report("every dependency of a manifest is named in its code", &violations);
 }
 
-/// A library without a test target compiles its unit tests never: they would seem to pass.
+/// A library without a test target never compiles its unit tests: they would seem to pass.
 #[test]
 fn libraries_without_a_test_target_have_no_unit_tests() {
-    let mut violations = Vec::new();
-    for file in texts(|path| path.ends_with("/Cargo.toml")) {
+    let untested = |file: &Text| {
         let manifest: toml::Table = file.text.parse().expect("a manifest is TOML");
-        let untested =
-            manifest.get("lib").and_then(|lib| lib.get("test")).and_then(toml::Value::as_bool) == Some(false);
-        let sources = format!("{}src/", file.path.trim_end_matches("Cargo.toml"));
-        for source in texts(|path| untested && path.starts_with(&sources) && path.ends_with(".rs")) {
-            if source.text.lines().any(|line| line.trim_start().starts_with("#[cfg(test)]")) {
-                violations.push(format!("{}: its crate has `test = false`", source.path));
-            }
-        }
-    }
+        manifest.get("lib").and_then(|lib| lib.get("test")).and_then(toml::Value::as_bool) == Some(false)
+    };
+    let manifests = texts(|path| path.ends_with("/Cargo.toml")).into_iter().filter(untested);
+    let sources: Vec<String> = manifests.map(|file| file.path.replace("Cargo.toml", "src/")).collect();
+    let is_untested = |path: &str| path.ends_with(".rs") && sources.iter().any(|folder| path.starts_with(folder));
+    let has_tests = |file: &Text| file.text.lines().any(|line| line.trim_start().starts_with("#[cfg(test)]"));
+    let violations: Vec<String> =
+        texts(is_untested).into_iter().filter(has_tests).map(|file| format!("{}: `test = false`", file.path)).collect();
     report("a unit test lies in a crate whose library has a test target", &violations);
 }
 
