@@ -147,24 +147,22 @@ pub(crate) fn check_result(tables: &Tables, changes: &[Change]) -> Result<(), Co
     Ok(())
 }
 
-/// Writes or extends a block. The same command may have deleted the record with the latest `not_after`.
+/// Writes or extends a block. The same command may have deleted the record with the latest `not_after`, or the block
+/// that this one may not shorten.
 fn block_node(tables: &mut Tables, before: Option<&Tables>, stamp: &Stamp<'_>, block: &Blocked) {
     let id = block.node;
     let record = (tables.nodes.get(&id)).or_else(|| before.and_then(|b| b.nodes.get(&id)));
     let certificates = record.map_or(WallTime(i64::MIN), |r| r.last_not_after.plus(BLOCK_MARGIN));
-    let old = tables.blocklist.get(&id).cloned();
-    let lasting = old.as_ref().map_or(WallTime(i64::MIN), |b| b.expires_at);
-    let expires_at = block.expires_at.max(certificates).max(lasting);
-    if lasting == expires_at {
+    let now = tables.blocklist.get(&id);
+    let first = now.or_else(|| before.and_then(|b| b.blocklist.get(&id))).unwrap_or(block);
+    let expires_at = block.expires_at.max(certificates).max(first.expires_at);
+    let was = now.map(|b| b.expires_at);
+    if was == Some(expires_at) {
         return;
     }
-    let new = match &old {
-        Some(old) => Blocked { expires_at, ..old.clone() },
-        None => Blocked { expires_at, ..block.clone() },
-    };
+    let new = Blocked { expires_at, ..first.clone() };
     tables.blocklist.insert(id, new);
-    let (was, is) = (old.map(|b| blocked_until(b.expires_at)), Some(blocked_until(expires_at)));
-    stamp.log(tables, EventKind::Node, Some(id), was, is);
+    stamp.log(tables, EventKind::Node, Some(id), was.map(blocked_until), Some(blocked_until(expires_at)));
 }
 
 fn unblock(tables: &mut Tables, stamp: &Stamp<'_>, id: NodeId) {

@@ -223,6 +223,17 @@ fn a_block_is_lengthened_and_never_shortened() {
 }
 
 #[test]
+fn unblock_and_block_in_one_command_do_not_shorten() {
+    let mut world = World::founded();
+    world.must(command([block(2, WallTime(T0.0 + 9))]));
+    world.must(command([Change::Unblock(id(2)), block(2, WallTime(T0.0 + 5))]));
+    assert_eq!(world.tables.blocklist[&id(2)].expires_at, WallTime(T0.0 + 9));
+    world.must(command([Change::Unblock(id(2))]));
+    world.must(command([block(2, WallTime(T0.0 + 5))]));
+    assert_eq!(world.tables.blocklist[&id(2)].expires_at, WallTime(T0.0 + 5));
+}
+
+#[test]
 fn a_blocked_node_has_no_record() {
     let mut world = World::founded().with([(2, Role::Worker)]);
     world.refused(command([block(2, T0)]));
