@@ -15,7 +15,7 @@ use muster_messages::protocol::{NodeCredentials, Service};
 use muster_messages::wire::{Greeting, Refusal};
 use muster_messages::{CertIdentity, NodeId, RefusalReason, Role};
 use muster_pki::TlsFault;
-use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::pki_types::ServerName;
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::timeout;
@@ -25,7 +25,7 @@ use tokio_rustls::client::TlsStream;
 use crate::dial_error_text::ClockFault;
 use crate::framed::{FrameError, Framed};
 use crate::stream::BoxStream;
-use crate::tls::{self, ClientTls};
+use crate::tls::ClientTls;
 
 /// How long each stage may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -223,19 +223,16 @@ impl Dialer {
         Ok(Dialed { stream, identity, node, remote, local })
     }
 
-    /// A join connection to an unverified server at `addr`, for fetching the root. No secret may be sent on it. The presented
-    /// certificates are kept, so that [`Unverified::verify`] can check later whether they belong to the fetched root.
+    /// A join connection to an unverified server at `addr`, for fetching the root. No secret may be sent on it.
     pub async fn dial_unverified(addr: &str, timeouts: DialTimeouts) -> Result<Unverified, DialError> {
         let dialer = Self { trust: Trust::Root { root_pem: "".into() }, timeouts };
         let config = muster_pki::unverified_client_config(Service::Join.alpn())?;
         let tcp = dialer.connect(addr).await?;
         let (remote, local) = addresses(addr, &tcp)?;
         let tls = dialer.handshake(addr, tcp, config, ANY_NODE).await?;
-        let chain = tls.get_ref().1.peer_certificates().unwrap_or_default();
-        let presented: Vec<_> = chain.iter().map(|c| c.clone().into_owned()).collect();
         let mut stream: Framed<BoxStream> = Framed::new(Box::pin(tls));
         dialer.greeting(addr, &mut stream).await?;
-        Ok(Unverified { stream, presented, remote, local })
+        Ok(Unverified { stream, remote, local })
     }
 
     /// A connection to an unverified server at `addr`, without a service and a greeting.
@@ -305,17 +302,8 @@ impl Dialer {
 #[derive(Debug)]
 pub struct Unverified {
     pub stream: Framed<BoxStream>,
-    /// The certificates that were presented, leaf first.
-    presented: Vec<CertificateDer<'static>>,
     pub remote: SocketAddr,
     pub local: SocketAddr,
-}
-
-impl Unverified {
-    /// The identity of the presented leaf, if `root_pem` signed it and it is currently valid.
-    pub fn verify(&self, root_pem: &str) -> Result<CertIdentity, String> {
-        tls::verify_server(&self.presented, root_pem)
-    }
 }
 
 /// The server name for any node, in each node's certificate. For managers it is [`muster_pki::MANAGER_NAME`]. The identity is

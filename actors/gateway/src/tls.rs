@@ -3,14 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use muster_messages::CertIdentity;
 use muster_messages::protocol::{NodeCredentials, Service};
 use muster_pki::TlsFault;
-use rustls::client::verify_server_cert_signed_by_trust_anchor;
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, UnixTime};
-use rustls::server::ParsedCertificate;
-use rustls::{ClientConfig, RootCertStore, ServerConfig};
+use rustls::{ClientConfig, ServerConfig};
 
 /// A configuration and the credentials that it was built for.
 type Built<C> = (Arc<NodeCredentials>, Arc<C>);
@@ -67,22 +62,4 @@ pub(crate) fn service_of(alpn: Option<&[u8]>) -> Option<Service> {
         None => Some(Service::Http),
         Some(alpn) => Service::ALL.into_iter().find(|s| s.alpn().contains(&alpn)),
     }
-}
-
-/// The identity in the first of the presented certificates, if `root_pem` issued it and it is currently valid.
-pub(crate) fn verify_server(presented: &[CertificateDer<'static>], root_pem: &str) -> Result<CertIdentity, String> {
-    let leaf = presented.first().ok_or("the peer presented no certificate")?;
-    let root = CertificateDer::from_pem_slice(root_pem.as_bytes()).map_err(|_| "the root certificate is not PEM")?;
-    let mut roots = RootCertStore::empty();
-    let checked = roots.add(root).and_then(|()| {
-        verify_server_cert_signed_by_trust_anchor(
-            &ParsedCertificate::try_from(leaf)?,
-            &roots,
-            &[],
-            UnixTime::now(),
-            rustls::crypto::aws_lc_rs::default_provider().signature_verification_algorithms.all,
-        )
-    });
-    checked.map_err(|e| e.to_string())?;
-    muster_pki::identity_of(leaf).map_err(|e| e.to_string())
 }

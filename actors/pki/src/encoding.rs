@@ -16,6 +16,8 @@ pub enum BadPem {
     TooLarge(usize),
     #[error("expected exactly one PEM block of type {0}")]
     NotOne(&'static str),
+    #[error("expected 1 to {0} certificates in PEM")]
+    NotSome(usize),
 }
 
 pub(crate) fn certificate(pem: &str) -> Result<CertificateDer<'static>, BadPem> {
@@ -26,6 +28,22 @@ pub(crate) fn certificate(pem: &str) -> Result<CertificateDer<'static>, BadPem> 
         (Some(Ok(der)), None) if der.len() <= MAX_DER => Ok(der),
         _ => Err(wrong),
     }
+}
+
+/// One or more certificates, at most `most`.
+pub(crate) fn certificates(pem: &str, most: usize) -> Result<Vec<CertificateDer<'static>>, BadPem> {
+    bounded(pem)?;
+    let wrong = BadPem::NotSome(most);
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem.as_bytes()).take(most + 1).collect();
+    match found {
+        Ok(found) if (1..=most).contains(&found.len()) && found.iter().all(|der| der.len() <= MAX_DER) => Ok(found),
+        _ => Err(wrong),
+    }
+}
+
+pub(crate) fn certificate_pem(der: &CertificateDer<'_>) -> String {
+    let lines = pem::EncodeConfig::new().set_line_ending(pem::LineEnding::LF);
+    pem::encode_config(&pem::Pem::new("CERTIFICATE", der.as_ref()), lines)
 }
 
 pub(crate) fn private_key(pem: &str) -> Result<PrivateKeyDer<'static>, BadPem> {

@@ -1,7 +1,9 @@
 //! From a certificate to its identity.
 
 use muster_messages::{BadId, CertIdentity, CertificatePin, ClusterId, Role, RootId, Subject, WallTime};
+use rcgen::{DistinguishedName, DnType, DnValue};
 use sha2::{Digest, Sha256};
+use x509_parser::asn1_rs::Tag;
 use x509_parser::certificate::X509Certificate;
 use x509_parser::extensions::GeneralName;
 use x509_parser::oid_registry::Oid;
@@ -9,6 +11,7 @@ use x509_parser::prelude::FromDer;
 
 use crate::encoding::{self, BadPem, MAX_DER, hex};
 use crate::grant::{self, Grant};
+use crate::trust::MAX_CHAIN;
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadCertificate {
@@ -32,8 +35,10 @@ pub enum BadCertificate {
     BadGrant,
 }
 
+/// Reads the identity in the first of the certificates in `pem`; the others lead from it to older roots.
 pub fn identity_of_pem(pem: &str) -> Result<CertIdentity, BadCertificate> {
-    identity_of(&encoding::certificate(pem).map_err(BadCertificate::Pem)?)
+    let chain = encoding::certificates(pem, MAX_CHAIN).map_err(BadCertificate::Pem)?;
+    identity_of(chain.first().expect("at least one was read"))
 }
 
 /// When a PEM certificate (of a root, for example) expires.
@@ -93,6 +98,24 @@ pub(crate) fn parse(der: &[u8]) -> Result<X509Certificate<'_>, BadCertificate> {
         Ok(([], cert)) => Ok(cert),
         _ => Err(BadCertificate::Malformed),
     }
+}
+
+/// The subject of a certificate, to be written again. `None`: it has a part that rcgen cannot write.
+pub(crate) fn subject(cert: &X509Certificate<'_>) -> Option<DistinguishedName> {
+    let mut name = DistinguishedName::new();
+    for part in cert.subject().iter() {
+        let mut attributes = part.iter();
+        let (Some(attribute), None) = (attributes.next(), attributes.next()) else { return None };
+        let oid: Vec<u64> = attribute.attr_type().iter()?.collect();
+        let text = attribute.as_str().ok()?;
+        let value = match attribute.attr_value().tag() {
+            Tag::Utf8String => DnValue::Utf8String(text.to_owned()),
+            Tag::PrintableString => DnValue::PrintableString(text.try_into().ok()?),
+            _ => return None,
+        };
+        name.push(DnType::from_oid(&oid), value);
+    }
+    Some(name)
 }
 
 fn only_uri<'a>(cert: &'a X509Certificate<'_>) -> Result<&'a str, BadCertificate> {

@@ -8,7 +8,7 @@ use muster_messages::{
 };
 use rcgen::{
     BasicConstraints, CertificateParams, CustomExtension, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
-    KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, SanType, SerialNumber,
+    KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, SanType, SerialNumber, SigningKey,
 };
 use time::OffsetDateTime;
 
@@ -17,6 +17,7 @@ use crate::encoding::{self, BadPem, hex};
 use crate::grant::{self, Grant};
 use crate::identity;
 use crate::random::entropy;
+use crate::trust::{self, Voucher};
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
 pub const ROOT_LIFETIME: Duration = Duration::from_secs(20 * 365 * DAY.as_secs());
@@ -39,6 +40,8 @@ pub enum SignError {
     RootPem(BadPem),
     #[error("the root certificate is malformed")]
     Root,
+    #[error("the name of the root cannot be copied: only one text per part is supported, UTF-8 or printable")]
+    RootName,
     #[error("the root key is not an ECDSA P-256 key in PEM")]
     Key,
     #[error("the root key does not belong to the root certificate")]
@@ -172,6 +175,36 @@ impl Issuer {
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
         let grant = Grant { incarnation: profile.incarnation, granted: None };
         self.sign(params, grant, key)
+    }
+
+    /// Vouches for another root, whose certificate this is: members of the cluster that trust this root may add it.
+    pub fn vouch(&self, cluster: ClusterId, root_pem: &str) -> Result<Voucher, SignError> {
+        let der = encoding::certificate(root_pem).map_err(SignError::RootPem)?;
+        let signature = self.inner.key().sign(&trust::statement(cluster, &der)).map_err(signer)?;
+        Ok(Voucher { by: self.id, signature })
+    }
+
+    /// A certificate of another root's key and name, signed by this root, for those that trust only this one: presented after
+    /// a certificate that the other root signed. It ends with the earlier of both roots, at `until` at the latest.
+    pub fn cross_sign(&self, root_pem: &str, now: WallTime, until: WallTime) -> Result<String, SignError> {
+        let der = encoding::certificate(root_pem).map_err(SignError::RootPem)?;
+        let root = identity::parse(&der).map_err(|_| SignError::Root)?;
+        if !root.is_ca() {
+            return Err(SignError::Root);
+        }
+        let ends = WallTime::from_unix_secs(root.validity().not_after.timestamp());
+        let mut params = dated(now, until.min(ends).min(self.expires))?;
+        params.distinguished_name = identity::subject(&root).ok_or(SignError::RootName)?;
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.use_authority_key_identifier_extension = true;
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        params.serial_number = Some(SerialNumber::from_slice(&new_serial()));
+        let public = rcgen::SubjectPublicKeyInfo::from_der(root.public_key().raw).map_err(signer)?;
+        let cross = params.signed_by(&public, &self.inner).map_err(signer)?;
+        // A verifier compares the bytes of this name with those in the certificates that the other root signed.
+        let same_name =
+            identity::parse(cross.der()).is_ok_and(|cross| cross.subject().as_raw() == root.subject().as_raw());
+        if same_name { Ok(cross.pem()) } else { Err(SignError::RootName) }
     }
 
     fn lasting(&self, now: WallTime, asked: Duration, minimum: Duration) -> Result<CertificateParams, SignError> {

@@ -27,6 +27,7 @@ mod rekey;
 mod store;
 mod tls;
 mod token;
+mod trust;
 
 pub use self::access::BearerToken;
 pub use self::csr::{BadCsr, CsrKey, make_csr, new_key};
@@ -47,3 +48,4 @@ pub use self::rekey::{BadRekey, prove_rekey, verify_rekey};
 pub use self::store::{Ended, IdentityFault, IdentityStore, LocalNode, credentials};
 pub use self::tls::{TlsFault, client_config, server_config, unverified_client_config};
 pub use self::token::{BadToken, JoinToken, digest, new_token_id, new_token_secret, secrets_equal};
+pub use self::trust::{BadBundle, Bundle, MAX_CHAIN, MAX_ROOTS, OfferedRoot, Voucher};

@@ -8,6 +8,7 @@ use crate::csr::{CsrKey, key_pair};
 use crate::encoding::{self, BadPem};
 use crate::identity::{self, BadCertificate, identity_of};
 use crate::tls;
+use crate::trust::MAX_CHAIN;
 
 /// Prefix of the request, so that a signature for this purpose is invalid for any other.
 const CONTEXT: &[u8] = b"muster-rekey/1\0";
@@ -45,15 +46,16 @@ pub fn verify_rekey(
     signature: &[u8],
     new_key: &CsrKey,
 ) -> Result<CertIdentity, BadRekey> {
-    let old = encoding::certificate(old_cert_pem).map_err(BadRekey::Pem)?;
-    let found = identity_of(&old)?;
+    let presented = encoding::certificates(old_cert_pem, MAX_CHAIN).map_err(BadRekey::Pem)?;
+    let old = presented.first().expect("at least one was read");
+    let found = identity_of(old)?;
     if found.node().is_none() {
         return Err(BadRekey::NotANode);
     }
-    if !tls::issued_by(root_pem, &old) {
+    if !tls::issued_by(root_pem, &presented) {
         return Err(BadRekey::Foreign);
     }
-    if !signed_by(&old, &statement(new_key), signature) {
+    if !signed_by(old, &statement(new_key), signature) {
         return Err(BadRekey::Signature);
     }
     Ok(found)
@@ -63,7 +65,8 @@ fn statement(new_key: &CsrKey) -> Vec<u8> {
     [CONTEXT, new_key.request()].concat()
 }
 
-fn signed_by(cert: &[u8], message: &[u8], signature: &[u8]) -> bool {
+/// Whether the key of a certificate signed a message.
+pub(crate) fn signed_by(cert: &[u8], message: &[u8], signature: &[u8]) -> bool {
     let Ok(cert) = identity::parse(cert) else {
         return false;
     };

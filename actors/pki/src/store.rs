@@ -1,7 +1,7 @@
 //! A node's identity on disk, below `<data>/identity/`.
 //!
-//! Owns        `credentials.pem` (private key, certificate and root in one file, so that they change together), `node.json`
-//!             (the node's other local state), `join.json` (an attempt to join, while it lasts), `founding.json` (a cluster being
+//! Owns        `credentials.pem` (private key, certificate and its root in one file, so that they change together), `roots.pem`
+//!             (all trusted roots, while there are several), `node.json` (the node's other local state), `join.json` (an attempt to join, while it lasts), `founding.json` (a cluster being
 //!             founded, until its first entry is applied), `recovery.json` (a recovery in progress), `starts.json` (the
 //!             processes that ran on this directory). All 0600, all written whole or not at all.
 //! Invariants  PKI-6: after a crash at any moment, either the old or the new credentials exist, and they are consistent.
@@ -17,10 +17,12 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::csr::key_pair;
+use crate::encoding;
 use crate::files;
 use crate::identity::{self, identity_of_pem};
 use crate::private::{NotPrivate, check_folder};
 use crate::tls;
+use crate::trust::{Bundle, MAX_CHAIN};
 
 /// Why the identity on disk cannot be used. The text names the file and the remedy.
 #[derive(Debug, thiserror::Error)]
@@ -35,6 +37,8 @@ pub enum IdentityFault {
 
 const HELP_CREDENTIALS: &str = "restore the file from a backup, or remove the node from the cluster, empty the data \
      directory and join again";
+const HELP_ROOTS: &str =
+    "delete the file: the node then trusts only the root in credentials.pem until a manager sends the others";
 const HELP_STARTS: &str =
     "delete the file, and `raft` beside its folder if the managers then reject this directory as a copy";
 const HELP_NODE: &str = "delete the file: the node then starts without its record of managers and member id";
@@ -85,22 +89,35 @@ impl IdentityStore {
         let Some(text) = self.read(&path, HELP_CREDENTIALS)? else {
             return Ok(None);
         };
-        parse_credentials(&text).map(Some).map_err(|why| IdentityFault::Damaged {
+        let mut found = parse_credentials(&text).map_err(|why| IdentityFault::Damaged {
             path,
             why: why.to_owned(),
             help: HELP_CREDENTIALS,
-        })
+        })?;
+        let path = self.path("roots.pem");
+        if let Some(roots) = self.read(&path, HELP_ROOTS)? {
+            let bundle = Bundle::from_pem(&roots).and_then(|bundle| bundle.with(&found.root_pem));
+            let bundle =
+                bundle.map_err(|why| IdentityFault::Damaged { path, why: why.to_string(), help: HELP_ROOTS })?;
+            found.root_pem = bundle.to_pem();
+        }
+        Ok(Some(found))
     }
 
     /// Replaces the credentials in one step. Refuses those that `load_credentials` would report as damaged.
     pub fn save_credentials(&self, creds: &NodeCredentials) -> Result<(), IdentityFault> {
         let path = self.path("credentials.pem");
-        let parts = [creds.key_pem.expose(), &creds.cert_pem, &creds.root_pem];
+        let refused =
+            |why| IdentityFault::Io { path: path.clone(), source: io::Error::new(io::ErrorKind::InvalidData, why) };
+        let (root, alone) = issuing_root(&creds.cert_pem, &creds.root_pem).map_err(refused)?;
+        let parts = [creds.key_pem.expose(), &creds.cert_pem, &root];
         let text: String = parts.iter().map(|p| format!("{}\n", p.trim_end())).collect();
-        match parse_credentials(&text) {
-            Ok(_) => write(&path, text.as_bytes()),
-            Err(why) => Err(IdentityFault::Io { path, source: io::Error::new(io::ErrorKind::InvalidData, why) }),
-        }
+        parse_credentials(&text).map_err(refused)?;
+        write(&path, text.as_bytes())?;
+        // Last: until then the root in the file above is trusted beside the former ones, so that a crash between the two leaves
+        // no certificate whose root is not trusted.
+        let roots = self.path("roots.pem");
+        if alone { self.remove(&roots) } else { write(&roots, creds.root_pem.as_bytes()) }
     }
 
     /// The node's local state; the default if none was written.
@@ -182,24 +199,34 @@ fn check(identity: &CertIdentity, key_pem: &Secret, cert_pem: &str, root_pem: &s
     identity.node().ok_or("the certificate is not a node's")?;
     let key = key_pair(key_pem).ok_or("the private key cannot be read")?;
     let unreadable = "the certificate cannot be read";
-    let der = crate::encoding::certificate(cert_pem).map_err(|_| unreadable)?;
-    let cert = identity::parse(&der).map_err(|_| unreadable)?;
+    let presented = encoding::certificates(cert_pem, MAX_CHAIN).map_err(|_| unreadable)?;
+    let leaf = presented.first().expect("at least one was read");
+    let cert = identity::parse(leaf).map_err(|_| unreadable)?;
     if cert.public_key().subject_public_key.data.as_ref() != key.public_key_raw() {
         return Err("the private key does not belong to the certificate");
     }
-    if tls::issued_by(root_pem, &der) { Ok(()) } else { Err("the certificate was not issued by the root") }
+    if tls::issued_by(root_pem, &presented) { Ok(()) } else { Err("the certificate was not issued by a trusted root") }
+}
+
+const CONTENT: &str =
+    "it must contain a private key, a certificate (with those that lead to older roots) and a root, in this order";
+
+/// The trusted root that issued a certificate, and whether it is the only one.
+fn issuing_root(cert_pem: &str, root_pem: &str) -> Result<(String, bool), &'static str> {
+    let presented = encoding::certificates(cert_pem, MAX_CHAIN).map_err(|_| "the certificate cannot be read")?;
+    let bundle = Bundle::from_pem(root_pem).map_err(|_| "the roots cannot be read")?;
+    let by = tls::issuer(&bundle, &presented).ok_or("the certificate was not issued by a trusted root")?;
+    let root = bundle.root_pem(by).expect("the bundle has the root that it named");
+    Ok((root, bundle.ids().count() == 1))
 }
 
 fn parse_credentials(text: &str) -> Result<NodeCredentials, &'static str> {
-    let mut parts = pem_blocks(text).into_iter();
-    let three = "it must contain a private key, a certificate and a root, in this order";
-    let (Some(key), Some(cert), Some(root), None) = (parts.next(), parts.next(), parts.next(), parts.next()) else {
-        return Err(three);
-    };
-    if !key.contains("PRIVATE KEY") {
-        return Err(three);
+    let blocks = pem_blocks(text);
+    let [key, chain @ .., root] = &blocks[..] else { return Err(CONTENT) };
+    if chain.is_empty() || !key.contains("PRIVATE KEY") {
+        return Err(CONTENT);
     }
-    credentials(Secret::new(key), cert, root)
+    credentials(Secret::new(key.as_str()), chain.concat(), root.clone())
 }
 
 /// The PEM blocks of a text, each with its armour; an unterminated block is ignored.

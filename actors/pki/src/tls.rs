@@ -6,6 +6,7 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use muster_messages::RootId;
 use muster_messages::protocol::NodeCredentials;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{Resumption, verify_server_cert_signed_by_trust_anchor};
@@ -16,13 +17,16 @@ use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, RootCertStor
 
 use crate::encoding::{self, BadPem, MAX_DER};
 use crate::identity;
+use crate::trust::{BadBundle, Bundle, MAX_CHAIN};
 
 /// Why a TLS configuration cannot be built from given credentials.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsFault {
     #[error("the {what} of this node is not PEM")]
     Pem { what: &'static str, source: BadPem },
-    #[error("cannot use the root certificate as a trust anchor")]
+    #[error("this node's root certificates cannot be used")]
+    Bundle(#[from] BadBundle),
+    #[error("cannot use the root certificates as trust anchors")]
     Root(#[source] rustls::Error),
     #[error("TLS does not accept this node's certificate and key")]
     Credentials(#[source] rustls::Error),
@@ -73,24 +77,20 @@ pub fn unverified_client_config(alpn: &[&[u8]]) -> Result<Arc<ClientConfig>, Tls
     client(Chain { roots: None }, None, alpn)
 }
 
-/// Whether a root issued a node's certificate, even if it has expired since: the chain is checked at the first second at
-/// which both were valid.
-pub(crate) fn issued_by(root_pem: &str, cert: &CertificateDer<'_>) -> bool {
-    let chain_at_first_validity = || {
-        let root = encoding::certificate(root_pem).ok()?;
-        let when = valid_from(cert)?.max(valid_from(&root)?);
-        let mut roots = RootCertStore::empty();
-        roots.add(root).ok()?;
-        verify_server_cert_signed_by_trust_anchor(
-            &ParsedCertificate::try_from(cert).ok()?,
-            &roots,
-            &[],
-            UnixTime::since_unix_epoch(when),
-            provider().signature_verification_algorithms.all,
-        )
-        .ok()
+/// Whether one of the roots issued a node's certificate (the first presented), even if it has expired since.
+pub(crate) fn issued_by(root_pem: &str, presented: &[CertificateDer<'_>]) -> bool {
+    Bundle::from_pem(root_pem).is_ok_and(|bundle| issuer(&bundle, presented).is_some())
+}
+
+/// The root that issued a certificate, even if it has expired since: the chain is checked at the first second at which all of
+/// it was valid.
+pub(crate) fn issuer(bundle: &Bundle, presented: &[CertificateDer<'_>]) -> Option<RootId> {
+    let issued = |chain: &[CertificateDer<'_>]| {
+        let begins: Option<Vec<Duration>> = chain.iter().map(valid_from).collect();
+        bundle.issuer_of(chain, UnixTime::since_unix_epoch(begins?.into_iter().max()?))
     };
-    chain_at_first_validity().is_some()
+    // Alone first: the certificates that lead from it to older roots may have begun after it ended.
+    issued(presented.get(..1)?).or_else(|| issued(presented))
 }
 
 fn valid_from(der: &CertificateDer<'_>) -> Option<Duration> {
@@ -118,18 +118,16 @@ fn client(verifier: Chain, creds: Option<&NodeCredentials>, alpn: &[&[u8]]) -> R
 }
 
 fn roots(root_pem: &str) -> Result<RootCertStore, TlsFault> {
-    let der = encoding::certificate(root_pem).map_err(|source| TlsFault::Pem { what: "root certificate", source })?;
-    let mut roots = RootCertStore::empty();
-    roots.add(der).map_err(TlsFault::Root)?;
-    Ok(roots)
+    Bundle::from_pem(root_pem)?.anchors().map_err(TlsFault::Root)
 }
 
+/// The own certificate with those that lead from it to older roots, and the key.
 fn own(creds: &NodeCredentials) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>), TlsFault> {
-    let cert =
-        encoding::certificate(&creds.cert_pem).map_err(|source| TlsFault::Pem { what: "certificate", source })?;
+    let chain = encoding::certificates(&creds.cert_pem, MAX_CHAIN)
+        .map_err(|source| TlsFault::Pem { what: "certificate", source })?;
     let key = encoding::private_key(creds.key_pem.expose())
         .map_err(|source| TlsFault::Pem { what: "private key", source })?;
-    Ok((vec![cert], key))
+    Ok((chain, key))
 }
 
 fn protocols(alpn: &[&[u8]]) -> Vec<Vec<u8>> {

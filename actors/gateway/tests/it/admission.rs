@@ -285,16 +285,13 @@ async fn dialer_names_the_failed_stage() {
 }
 
 #[tokio::test]
-async fn joiner_can_fetch_and_verify_the_root() {
-    let (world, other) = (World::new(1), World::new(2));
+async fn joiner_reaches_the_join_service_of_an_unverified_server() {
+    let world = World::new(1);
     let mut gate = Gate::manager(&world, quick(), replica_at(10)).await;
     let mut unverified = Dialer::dial_unverified(&gate.addr, Default::default()).await.unwrap();
     unverified.stream.send(&JoinFrame::GetRoot).await.unwrap();
     let connection = gate.received(Service::Join).await;
     let mut served = muster_gateway::Framed::new(connection.stream);
     assert_eq!(served.recv::<JoinFrame>().await.unwrap(), Some(JoinFrame::GetRoot));
-    let server = unverified.verify(&world.root.cert_pem).unwrap();
-    assert_eq!(server.node(), Some((id(1), Role::Manager)));
-    assert!(unverified.verify(&other.root.cert_pem).is_err());
     gate.finish().await;
 }

@@ -18,7 +18,7 @@ type Client = client::TlsStream<tokio::io::DuplexStream>;
 type Server = server::TlsStream<tokio::io::DuplexStream>;
 
 /// Completes the handshake and sends one byte each way: in TLS 1.3 a client learns only then that it was refused.
-async fn connect(server: Arc<ServerConfig>, client: Arc<ClientConfig>) -> (io::Result<Client>, io::Result<Server>) {
+pub async fn connect(server: Arc<ServerConfig>, client: Arc<ClientConfig>) -> (io::Result<Client>, io::Result<Server>) {
     let (near, far) = duplex(64 * 1024);
     let name = ServerName::try_from("any.name.will.do").unwrap();
     let dial = async {

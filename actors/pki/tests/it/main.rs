@@ -6,3 +6,4 @@ mod certificates;
 mod fixture;
 mod handshake;
 mod identity_files;
+mod trust;

@@ -1,0 +1,222 @@
+//! Several roots: who issued a certificate, who may add a root, and clients that know only an older one.
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::fixture::{Cluster, HOUR, key, now};
+use crate::handshake::connect;
+use muster_messages::protocol::NodeCredentials;
+use muster_messages::{ClusterId, NodeId, Role};
+use muster_pki::*;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, UnixTime};
+
+const ALPN: &[&[u8]] = &[b"muster-agent/1"];
+
+/// The successive roots of one cluster.
+struct Roots(Vec<Cluster>);
+
+impl Roots {
+    fn new(count: usize) -> Self {
+        Self((0..count).map(|_| Cluster::new(1)).collect())
+    }
+    fn id(&self) -> ClusterId {
+        self.0[0].id
+    }
+    fn pem(&self, which: usize) -> &str {
+        &self.0[which].root.cert_pem
+    }
+    fn root_id(&self, which: usize) -> muster_messages::RootId {
+        root_id_of_pem(self.pem(which)).unwrap()
+    }
+    fn bundle(&self, which: &[usize]) -> Bundle {
+        Bundle::from_pem(&which.iter().map(|i| self.pem(*i)).collect::<String>()).unwrap()
+    }
+    /// `of`, vouched for by `by`.
+    fn offer(&self, of: usize, by: &[usize]) -> OfferedRoot {
+        let vouchers = by.iter().map(|by| self.0[*by].issuer.vouch(self.id(), self.pem(of)).unwrap()).collect();
+        OfferedRoot { cert_pem: self.pem(of).to_owned(), vouchers, trusted: true }
+    }
+    fn cross(&self, of: usize, by: usize) -> String {
+        self.0[by].issuer.cross_sign(self.pem(of), now(), now().plus(HOUR * 24 * 91)).unwrap()
+    }
+    /// A node's certificate by the root `by`, with the certificates that lead to the root `to`, one root at a time.
+    fn chain(&self, by: usize, to: usize) -> NodeCredentials {
+        let mut found = self.0[by].node(7, Role::Manager);
+        for of in (to + 1..=by).rev() {
+            found.cert_pem.push_str(&self.cross(of, of - 1));
+        }
+        found
+    }
+}
+
+fn presented(pem: &str) -> Vec<CertificateDer<'static>> {
+    CertificateDer::pem_slice_iter(pem.as_bytes()).map(Result::unwrap).collect()
+}
+
+#[test]
+fn bundle_is_extended_by_vouched_roots_only() {
+    let (roots, foreign) = (Roots::new(3), Roots::new(2));
+    let first = roots.bundle(&[0]);
+    let both = first.accept(roots.id(), &[roots.offer(0, &[]), roots.offer(1, &[0])]).unwrap();
+    assert_eq!(both.ids().collect::<Vec<_>>(), [roots.root_id(0), roots.root_id(1)]);
+    assert_eq!(Bundle::from_pem(&both.to_pem()).unwrap(), both);
+    // A smaller one, later.
+    let last = both.accept(roots.id(), &[roots.offer(1, &[])]).unwrap();
+    assert_eq!(last, roots.bundle(&[1]));
+
+    let not_vouched = |offer: &[OfferedRoot]| first.accept(roots.id(), offer).unwrap_err();
+    assert_eq!(not_vouched(&[roots.offer(1, &[])]), BadBundle::NotVouched(roots.root_id(1)));
+    assert_eq!(not_vouched(&[roots.offer(1, &[1])]), BadBundle::NotVouched(roots.root_id(1)), "itself");
+    let mut claimed = roots.offer(1, &[1]);
+    claimed.vouchers[0].by = roots.root_id(0);
+    assert_eq!(not_vouched(&[claimed]), BadBundle::NotVouched(roots.root_id(1)), "another root's name");
+    let other_root = OfferedRoot { vouchers: roots.offer(1, &[0]).vouchers, ..foreign.offer(0, &[]) };
+    assert!(matches!(not_vouched(&[other_root]), BadBundle::NotVouched(_)), "a voucher for another root");
+    let voucher = roots.0[0].issuer.vouch(ClusterId::from_entropy(9), roots.pem(1)).unwrap();
+    let other_cluster = OfferedRoot { vouchers: vec![voucher], ..roots.offer(1, &[]) };
+    assert_eq!(not_vouched(&[other_cluster]), BadBundle::NotVouched(roots.root_id(1)), "for another cluster");
+    assert!(matches!(not_vouched(&[]), BadBundle::Pem(_)), "nothing to trust");
+    assert!(matches!(not_vouched(&vec![roots.offer(0, &[]); MAX_ROOTS + 1]), BadBundle::Pem(_)));
+    assert!(matches!(not_vouched(&[roots.offer(0, &[]), roots.offer(0, &[])]), BadBundle::Twice(_)));
+    let leaf = OfferedRoot { cert_pem: roots.0[0].node(1, Role::Manager).cert_pem, vouchers: vec![], trusted: true };
+    assert_eq!(not_vouched(&[leaf]), BadBundle::Malformed, "a manager is no root");
+}
+
+#[test]
+fn node_that_missed_two_rotations_is_led_to_the_last_root() {
+    let roots = Roots::new(3);
+    let between = OfferedRoot { trusted: false, ..roots.offer(1, &[0]) };
+    let offer = [roots.offer(2, &[1]), between.clone()];
+    assert_eq!(roots.bundle(&[0]).accept(roots.id(), &offer).unwrap(), roots.bundle(&[2]));
+    let not_vouched = roots.bundle(&[0]).accept(roots.id(), &offer[..1]);
+    assert_eq!(not_vouched, Err(BadBundle::NotVouched(roots.root_id(2))), "the root between is missing");
+    let useless = [roots.offer(0, &[]), OfferedRoot { vouchers: vec![], ..between }];
+    assert_eq!(roots.bundle(&[0]).accept(roots.id(), &useless).unwrap(), roots.bundle(&[0]), "it leads nowhere");
+}
+
+#[test]
+fn second_certificate_of_a_known_key_is_refused() {
+    let roots = Roots::new(2);
+    let same_key = roots.cross(0, 1); // the key of root 0, signed by root 1
+    let offer = OfferedRoot { cert_pem: same_key, ..roots.offer(0, &[]) };
+    assert_eq!(roots.bundle(&[0]).accept(roots.id(), &[offer]), Err(BadBundle::Twice(roots.root_id(0))));
+}
+
+#[test]
+fn issuer_is_the_root_whose_signature_holds() {
+    // All roots of a cluster have one name.
+    let roots = Roots::new(3);
+    let both = roots.bundle(&[0, 1]);
+    let by = |which: usize| presented(&roots.0[which].node(7, Role::Manager).cert_pem);
+    assert_eq!(both.issuer_of(&by(0), UnixTime::now()), Some(roots.root_id(0)));
+    assert_eq!(both.issuer_of(&by(1), UnixTime::now()), Some(roots.root_id(1)));
+    assert_eq!(both.issuer_of(&by(2), UnixTime::now()), None);
+    assert_eq!(both.issuer_of(&[], UnixTime::now()), None);
+    let later = UnixTime::since_unix_epoch(Duration::from_millis(now().0 as u64) + HOUR * 24 * 91);
+    assert_eq!(both.issuer_of(&by(0), later), None, "expired");
+
+    // Over two cross certificates; and in the wrong order, with one missing, or with too many.
+    let first = roots.bundle(&[0]);
+    let chain = presented(&roots.chain(2, 0).cert_pem);
+    assert_eq!(chain.len(), 3);
+    assert_eq!(first.issuer_of(&chain, UnixTime::now()), Some(roots.root_id(0)));
+    let swapped = [chain[0].clone(), chain[2].clone(), chain[1].clone()];
+    assert_eq!(first.issuer_of(&swapped, UnixTime::now()), Some(roots.root_id(0)));
+    assert_eq!(first.issuer_of(&chain[..2], UnixTime::now()), None);
+    let many: Vec<_> = chain.iter().cycle().take(MAX_CHAIN + 1).cloned().collect();
+    assert_eq!(first.issuer_of(&many, UnixTime::now()), None);
+    assert_eq!(roots.bundle(&[2]).issuer_of(&chain, UnixTime::now()), Some(roots.root_id(2)), "the shortest way");
+    // A node's certificate signs nothing.
+    let leaf = roots.0[0].node(7, Role::Manager);
+    let posing = Issuer::from_pem(&leaf.cert_pem, &leaf.key_pem);
+    assert!(matches!(posing, Err(SignError::Root)));
+}
+
+#[tokio::test]
+async fn peers_with_an_older_root_accept_the_chain() {
+    let roots = Roots::new(3);
+    let server = server_config(&roots.chain(2, 0), ALPN).unwrap();
+    let client = |root_pem: &str| client_config(root_pem, None, ALPN).unwrap();
+    assert!(connect(Arc::clone(&server), client(roots.pem(0))).await.0.is_ok());
+    assert!(connect(Arc::clone(&server), client(&roots.bundle(&[1, 0]).to_pem())).await.0.is_ok());
+    assert!(connect(server, client(Roots::new(1).pem(0))).await.0.is_err());
+    let bare = server_config(&roots.0[2].node(7, Role::Manager), ALPN).unwrap();
+    assert!(connect(bare, client(roots.pem(0))).await.0.is_err(), "without the chain");
+    // The other way round: a server that knows only the older root, and one that knows both.
+    let old_server = |root_pem: String| {
+        server_config(&NodeCredentials { root_pem, ..roots.0[0].node(1, Role::Manager) }, ALPN).unwrap()
+    };
+    let dialling = client_config(roots.pem(0), Some(&roots.chain(1, 0)), ALPN).unwrap();
+    assert!(connect(old_server(roots.pem(0).to_owned()), dialling).await.1.is_ok());
+    let dialling = client_config(roots.pem(0), Some(&roots.0[1].node(7, Role::Worker)), ALPN).unwrap();
+    assert!(connect(old_server(roots.pem(0).to_owned()), dialling.clone()).await.1.is_err());
+    assert!(connect(old_server(roots.bundle(&[0, 1]).to_pem()), dialling).await.1.is_ok());
+}
+
+#[test]
+fn cross_certificate_ends_with_both_roots() {
+    let roots = Roots::new(2);
+    let until = |cross: &str| not_after_of_pem(cross).unwrap();
+    let day = now().plus(HOUR * 24);
+    assert_eq!(until(&roots.0[0].issuer.cross_sign(roots.pem(1), now(), day).unwrap()).0 / 1000, day.0 / 1000);
+    let century = now().plus(ROOT_LIFETIME * 5);
+    let longest = roots.0[0].issuer.cross_sign(roots.pem(1), now(), century).unwrap();
+    assert!(until(&longest) <= until(roots.pem(0)).min(until(roots.pem(1))));
+    let leaf = roots.0[0].node(1, Role::Manager).cert_pem;
+    assert_eq!(roots.0[0].issuer.cross_sign(&leaf, now(), day), Err(SignError::Root));
+}
+
+#[test]
+fn expired_certificate_of_an_earlier_root_can_rekey() {
+    let roots = Roots::new(2);
+    let lifetime = MIN_NODE_LIFETIME;
+    let profile = NodeProfile { lifetime, now: crate::fixture::ago(HOUR * 48), ..roots.0[0].profile(7, Role::Worker) };
+    let old = roots.0[0].credentials(&profile);
+    let new_key = key();
+    let proof = prove_rekey(&old.key_pem, &new_key).unwrap();
+    let both = roots.bundle(&[1, 0]).to_pem();
+    assert_eq!(
+        verify_rekey(&both, &old.cert_pem, &proof, &new_key).unwrap().node().unwrap().0,
+        NodeId::from_entropy(7)
+    );
+    // The certificates that lead to older roots are younger than the one that has expired.
+    let with_chain = format!("{}{}", old.cert_pem, roots.cross(1, 0));
+    assert!(verify_rekey(&both, &with_chain, &proof, &new_key).is_ok());
+    assert_eq!(verify_rekey(roots.pem(1), &old.cert_pem, &proof, &new_key), Err(BadRekey::Foreign));
+}
+
+#[test]
+fn bundle_and_chain_survive_a_restart_and_each_crash() {
+    let data = tempfile::TempDir::new().unwrap();
+    let store = IdentityStore::open(data.path()).unwrap();
+    let file = |name: &str| data.path().join("identity").join(name);
+    let roots = Roots::new(3);
+    let old = roots.0[0].node(7, Role::Manager);
+    store.save_credentials(&old).unwrap();
+    assert!(!file("roots.pem").exists(), "one root is in credentials.pem");
+
+    let both = roots.bundle(&[0, 1]).to_pem();
+    store.save_credentials(&NodeCredentials { root_pem: both.clone(), ..old.clone() }).unwrap();
+    assert_eq!(store.load_credentials().unwrap().unwrap().root_pem, both);
+    let new = NodeCredentials { root_pem: both.clone(), ..roots.chain(1, 0) };
+    store.save_credentials(&new).unwrap();
+    let read = store.load_credentials().unwrap().unwrap();
+    assert_eq!((read.cert_pem, read.root_pem), (new.cert_pem.clone(), both));
+
+    // A crash between the two files: the new certificate with the former bundle, which lacks its root.
+    let last = NodeCredentials { root_pem: roots.bundle(&[2]).to_pem(), ..roots.0[2].node(7, Role::Manager) };
+    let former = std::fs::read(file("roots.pem")).unwrap();
+    store.save_credentials(&last).unwrap();
+    assert!(!file("roots.pem").exists());
+    std::fs::write(file("roots.pem"), former).unwrap();
+    std::fs::set_permissions(file("roots.pem"), std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    let read = store.load_credentials().unwrap().unwrap();
+    assert_eq!(Bundle::from_pem(&read.root_pem).unwrap(), roots.bundle(&[0, 1, 2]));
+
+    std::fs::write(file("roots.pem"), "garbage").unwrap();
+    let fault = store.load_credentials().unwrap_err().to_string();
+    assert!(fault.contains("roots.pem is damaged") && fault.contains("delete the file"), "{fault}");
+    // A certificate that no trusted root issued is never written.
+    let foreign = NodeCredentials { root_pem: roots.pem(0).to_owned(), ..last };
+    assert!(store.save_credentials(&foreign).is_err());
+}
