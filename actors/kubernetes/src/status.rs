@@ -296,6 +296,9 @@ impl From<&ErrorBody> for Status {
             | ErrorCode::TokenExpired
             | ErrorCode::TokenUsedUp
             | ErrorCode::GateClosed
+            | ErrorCode::SameKey
+            | ErrorCode::TooManyRoots
+            | ErrorCode::RootInUse
             | ErrorCode::DigestMismatch => (Reason::Conflict, false),
         };
         let status = Self::new(reason, error.message.clone());

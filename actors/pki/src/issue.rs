@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
 use muster_messages::{
-    CertificatePin, ClusterId, Incarnation, Name, NodeId, Revision, Role, RootId, Secret, UserKind, WallTime,
+    CertificatePin, ClusterId, Incarnation, Name, NodeId, Revision, Role, RootId, Secret, UserKind, Voucher, WallTime,
 };
 use rcgen::{
     BasicConstraints, CertificateParams, CustomExtension, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
@@ -17,7 +17,7 @@ use crate::encoding::{self, BadPem, hex};
 use crate::grant::{self, Grant};
 use crate::identity;
 use crate::random::entropy;
-use crate::trust::{self, Voucher};
+use crate::trust;
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
 pub const ROOT_LIFETIME: Duration = Duration::from_secs(20 * 365 * DAY.as_secs());

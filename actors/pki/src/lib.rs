@@ -48,4 +48,4 @@ pub use self::rekey::{BadRekey, prove_rekey, verify_rekey};
 pub use self::store::{Ended, IdentityFault, IdentityStore, LocalNode, credentials};
 pub use self::tls::{TlsFault, client_config, server_config, unverified_client_config};
 pub use self::token::{BadToken, JoinToken, digest, new_token_id, new_token_secret, secrets_equal};
-pub use self::trust::{BadBundle, Bundle, MAX_CHAIN, MAX_ROOTS, OfferedRoot, Voucher};
+pub use self::trust::{BadBundle, Bundle, MAX_CHAIN, OfferedRoot};

@@ -5,7 +5,7 @@
 //!             PKI-9  a bundle gains a root only through a voucher of a root already in it, directly or over other vouched
 //!                    roots.
 
-use muster_messages::{ClusterId, RootId};
+use muster_messages::{ClusterId, MAX_ROOTS, RootId, Voucher};
 use rustls::RootCertStore;
 use rustls::client::verify_server_cert_signed_by_trust_anchor;
 use rustls::pki_types::{CertificateDer, UnixTime};
@@ -17,8 +17,6 @@ use crate::identity;
 use crate::rekey::signed_by;
 use crate::tls::provider;
 
-/// The most roots that a cluster has on record, in whatever state.
-pub const MAX_ROOTS: usize = 8;
 /// The most certificates that are presented together: the own one and those that lead from it to older roots.
 pub const MAX_CHAIN: usize = 5;
 
@@ -36,15 +34,6 @@ pub enum BadBundle {
     Twice(RootId),
     #[error("no trusted root vouches for the root {0}")]
     NotVouched(RootId),
-}
-
-/// A statement of one root about another: members of this cluster may trust it. Nodes demand it before they add a root.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Voucher {
-    /// The root that signed it.
-    pub by: RootId,
-    /// ECDSA P-256 over SHA-256, DER.
-    pub signature: Vec<u8>,
 }
 
 /// What a root signs: the cluster, and the whole certificate of the other root.

@@ -13,8 +13,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster_messages::{
-    Blocked, Change, CommandRefusal, EventKind, Generation, Name, NodeId, NodeRecord, Role, Tables, Token, User,
-    WallTime,
+    Blocked, Change, CommandRefusal, EventKind, Generation, Name, NodeId, NodeRecord, Revision, Role, Tables, Token,
+    User, WallTime,
 };
 
 use crate::apply::Stamp;
@@ -22,6 +22,7 @@ use crate::bugs::BugInjection;
 use crate::guards::{absent, name_free, node, not_blocked, not_leaving, not_member, stale};
 use crate::injected;
 
+mod authorities;
 mod certificates;
 mod cluster;
 mod feature_level;
@@ -127,6 +128,7 @@ pub(crate) fn make(
         Change::RevokeCertificates(node) => certificates::revoke(tables, stamp, *node),
         Change::CertificateSeen { node, serial } => certificates::seen(tables, stamp, *node, serial),
         Change::PinUser { name, pin } => certificates::pin_user(tables, name, pin),
+        Change::Authority(change) => authorities::make(tables, stamp, change),
     }
 }
 

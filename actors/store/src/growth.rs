@@ -67,7 +67,8 @@ fn of(tables: &Tables, change: &Change) -> Growth {
         | Change::IssueCertificate { .. }
         | Change::RevokeCertificates(_)
         | Change::CertificateSeen { .. }
-        | Change::PinUser { .. } => Growth::None,
+        | Change::PinUser { .. }
+        | Change::Authority(_) => Growth::None,
     }
 }
 

@@ -1,6 +1,7 @@
 //! Invariants of the replicated state after every entry. The simulation checks them after every step; a violation is a
 //! bug in Muster, never an operator's mistake.
 
+mod authorities;
 mod gates;
 
 use std::collections::BTreeMap;
@@ -48,6 +49,11 @@ pub const APPLY_3: &str = "APPLY-3";
 /// Revisions only grow, and no object is newer than the state that contains it.
 pub const REVISION_1: &str = "REVISION-1";
 
+/// Exactly one authority is active: it alone signs.
+pub const ROOT_1: &str = "ROOT-1";
+/// A retired or revoked authority has no key.
+pub const ROOT_4: &str = "ROOT-4";
+
 /// A violated invariant.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{name} is broken: {detail}")]
@@ -66,6 +72,7 @@ pub fn check(tables: &Tables) -> CheckResult {
     nodes(tables)?;
     objects(tables)?;
     gates::check(tables)?;
+    authorities::check(tables)?;
     bounds(tables)
 }
 
@@ -102,7 +109,8 @@ pub fn check_step(before: &Tables, after: &Tables) -> CheckResult {
         let passed = was.spec.held_by() != now.spec.held_by() && now.spec.held_by().is_some();
         holds(new > old || new == old && !passed, FENCE_1, || format!("{key}: token {new} after {old}"))?;
     }
-    gates::check_step(before, after)
+    gates::check_step(before, after)?;
+    authorities::check_step(before, after)
 }
 
 fn holds(fact: bool, name: &'static str, detail: impl FnOnce() -> String) -> CheckResult {

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use imbl::{OrdMap, OrdSet, Vector};
 use muster_messages::wire::{WIRE_VERSION, WireError, decode_stored, encode_stored};
 use muster_messages::{
-    AccessToken, Blocked, ClusterRecord, Event, GuardMode, GuardScope, IDENTITY_LEVEL, Member, Name, NodeId,
-    NodeRecord, Object, ObjectKey, Outcome, RECONCILERS_LEVEL, RaftId, Reconcilers, RequestId, Requests, Revision,
-    Tables, Token, User,
+    AccessToken, Authorities, Blocked, ClusterRecord, Event, GuardMode, GuardScope, IDENTITY_LEVEL, Member, Name,
+    NodeCertificates, NodeId, NodeRecord, Object, ObjectKey, Outcome, RECONCILERS_LEVEL, RaftId, Reconcilers,
+    ReportedNode, RequestId, Requests, Revision, Tables, Token, TokenRights, User, UserPin,
 };
 use serde::{Deserialize, Serialize};
 
@@ -18,7 +18,8 @@ use serde::{Deserialize, Serialize};
 enum Snapshot {
     V1(Box<TablesV1>),
     V2(Box<TablesV2>),
-    V3(Box<Tables>),
+    V3(Box<TablesV3>),
+    V4(Box<Tables>),
 }
 
 /// The tables without reconcilers.
@@ -62,6 +63,34 @@ struct TablesV2 {
     events: Vector<Arc<Event>>,
 }
 
+/// The tables without authorities.
+#[derive(Serialize, Deserialize)]
+struct TablesV3 {
+    revision: Revision,
+    cluster: Option<Arc<ClusterRecord>>,
+    nodes: OrdMap<NodeId, Arc<NodeRecord>>,
+    members: OrdMap<RaftId, Member>,
+    next_raft_id: RaftId,
+    removed_raft_ids: OrdSet<RaftId>,
+    tokens: OrdMap<String, Token>,
+    users: OrdMap<Name, User>,
+    blocklist: OrdMap<NodeId, Blocked>,
+    objects: OrdMap<ObjectKey, Arc<Object>>,
+    guards: OrdMap<GuardScope, GuardMode>,
+    access_tokens: OrdMap<String, AccessToken>,
+    reconcilers: Reconcilers,
+    reported: OrdMap<NodeId, Arc<ReportedNode>>,
+    outcomes: OrdMap<RequestId, Outcome>,
+    outcome_order: Vector<RequestId>,
+    events: Vector<Arc<Event>>,
+    requests: Requests,
+    frequent_events: Vector<Arc<Event>>,
+    token_rights: OrdMap<String, TokenRights>,
+    certificates: OrdMap<NodeId, Arc<NodeCertificates>>,
+    user_pins: OrdMap<Name, UserPin>,
+    routine_events: Vector<Arc<Event>>,
+}
+
 /// Converts between two versions field by field: neither can gain or lose a field unnoticed.
 macro_rules! same_fields {
     ($from:ident => $to:ident { $($field:ident),* } $(, $extra:ident: $value:expr)*) => {{
@@ -85,11 +114,11 @@ impl From<TablesV1> for Tables {
             access_tokens, outcomes, outcome_order, events
         }, reconcilers: Reconcilers::default(), requests: Requests::default(), frequent_events: Vector::new(),
             token_rights: OrdMap::new(), reported: OrdMap::new(), certificates: OrdMap::new(),
-            user_pins: OrdMap::new(), routine_events: Vector::new())
+            user_pins: OrdMap::new(), routine_events: Vector::new(), authorities: Authorities::default())
     }
 }
 
-/// Below [`IDENTITY_LEVEL`] the tables that only version 3 has are empty: nothing writes them.
+/// Below [`IDENTITY_LEVEL`] the tables that only later versions have are empty: nothing writes them.
 impl From<Tables> for TablesV2 {
     fn from(t: Tables) -> Self {
         same_fields!(t => TablesV2 {
@@ -105,12 +134,32 @@ impl From<TablesV2> for Tables {
             access_tokens, reconcilers, outcomes, outcome_order, events
         }, requests: Requests::default(), frequent_events: Vector::new(), token_rights: OrdMap::new(),
             reported: OrdMap::new(), certificates: OrdMap::new(), user_pins: OrdMap::new(),
-            routine_events: Vector::new())
+            routine_events: Vector::new(), authorities: Authorities::default())
+    }
+}
+
+/// Without a rotation, no root is on record.
+impl From<Tables> for TablesV3 {
+    fn from(t: Tables) -> Self {
+        same_fields!(t => TablesV3 {
+            revision, cluster, nodes, members, next_raft_id, removed_raft_ids, tokens, users, blocklist, objects, guards,
+            access_tokens, reconcilers, reported, outcomes, outcome_order, events, requests, frequent_events,
+            token_rights, certificates, user_pins, routine_events
+        })
+    }
+}
+impl From<TablesV3> for Tables {
+    fn from(t: TablesV3) -> Self {
+        same_fields!(t => Tables {
+            revision, cluster, nodes, members, next_raft_id, removed_raft_ids, tokens, users, blocklist, objects, guards,
+            access_tokens, reconcilers, reported, outcomes, outcome_order, events, requests, frequent_events,
+            token_rights, certificates, user_pins, routine_events
+        }, authorities: Authorities::default())
     }
 }
 
 /// The newest version that this build reads.
-const NEWEST_VERSION: u8 = 3;
+const NEWEST_VERSION: u8 = 4;
 
 /// Why this build cannot read the bytes as a snapshot.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -135,7 +184,9 @@ pub fn encode(tables: &Tables) -> Vec<u8> {
     let snapshot = match level {
         ..RECONCILERS_LEVEL => Snapshot::V1(Box::new(tables.into())),
         RECONCILERS_LEVEL..IDENTITY_LEVEL => Snapshot::V2(Box::new(tables.into())),
-        IDENTITY_LEVEL.. => Snapshot::V3(Box::new(tables)),
+        // Version 4 only after the first rotation, which every manager's build must support.
+        IDENTITY_LEVEL.. if tables.authorities == Authorities::default() => Snapshot::V3(Box::new(tables.into())),
+        IDENTITY_LEVEL.. => Snapshot::V4(Box::new(tables)),
     };
     encode_stored(&snapshot).expect("every table can be encoded")
 }
@@ -145,7 +196,8 @@ pub fn decode(bytes: &[u8]) -> Result<Tables, SnapshotFault> {
     match decode_stored(bytes) {
         Ok(Snapshot::V1(tables)) => Ok((*tables).into()),
         Ok(Snapshot::V2(tables)) => Ok((*tables).into()),
-        Ok(Snapshot::V3(tables)) => Ok(*tables),
+        Ok(Snapshot::V3(tables)) => Ok((*tables).into()),
+        Ok(Snapshot::V4(tables)) => Ok(*tables),
         Err(source) => Err(match version(bytes) {
             Some(version) if version > NEWEST_VERSION => SnapshotFault::Newer { version },
             _ => SnapshotFault::Unreadable { bytes: bytes.len(), source },

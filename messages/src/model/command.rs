@@ -9,10 +9,10 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    AccessToken, Blocked, Blocker, CertificateRecord, ClusterRecord, Definition, DesiredObject, FencingToken, GateStep,
-    Generation, GuardMode, GuardScope, Hold, IssuedCertificate, Liveness, ManagedKey, Name, NodeId, NodeRecord,
-    NotAdmitted, Object, ObjectKey, Participant, ParticipantKey, Principal, Progress, RaftId, Removal, RequestId,
-    Revision, Role, SessionId, Term, Token, Triple, Uid, User, UserPin, WallTime,
+    AccessToken, AuthorityChange, AuthorityRefusal, Blocked, Blocker, CertificateRecord, ClusterRecord, Definition,
+    DesiredObject, FencingToken, GateStep, Generation, GuardMode, GuardScope, Hold, IssuedCertificate, Liveness,
+    ManagedKey, Name, NodeId, NodeRecord, NotAdmitted, Object, ObjectKey, Participant, ParticipantKey, Principal,
+    Progress, RaftId, Removal, RequestId, Revision, Role, SessionId, Term, Token, Triple, Uid, User, UserPin, WallTime,
 };
 
 /// The changes of one log entry.
@@ -300,6 +300,8 @@ pub enum Change {
         name: Name,
         pin: UserPin,
     },
+    /// Feature level 3.
+    Authority(Box<AuthorityChange>),
 }
 
 impl Change {
@@ -453,6 +455,8 @@ pub enum CommandRefusal {
          milliseconds since 1970 (as a UUID of version 7 does), and at most a day ahead", .id.time()
     )]
     RequestAhead { id: Box<RequestId>, now: WallTime },
+    #[error("{0}")]
+    Authority(AuthorityRefusal),
 }
 
 impl From<CommandRefusal> for super::ErrorBody {
@@ -479,6 +483,11 @@ impl From<CommandRefusal> for super::ErrorBody {
             CommandRefusal::RequestReused(_) => ErrorCode::Conflict,
             CommandRefusal::OutcomeForgotten(_) => ErrorCode::UnknownOutcome,
             CommandRefusal::RequestAhead { .. } => ErrorCode::Invalid,
+            CommandRefusal::Authority(AuthorityRefusal::SameKey(_)) => ErrorCode::SameKey,
+            CommandRefusal::Authority(AuthorityRefusal::TooManyRoots) => ErrorCode::TooManyRoots,
+            CommandRefusal::Authority(AuthorityRefusal::RootInUse { .. } | AuthorityRefusal::MayBeValid { .. }) => {
+                ErrorCode::RootInUse
+            }
         };
         let error = super::ErrorBody::new(code, refusal.to_string());
         // No leader will ever know more.

@@ -52,6 +52,11 @@ codes! {
     StateFull => 507, 6;
     /// The audit log of this daemon is required and cannot be written: nothing was done.
     AuditUnavailable => 503, 5;
+    /// The cluster has a root with this key already.
+    SameKey => 409, 6;
+    TooManyRoots => 409, 6;
+    /// Managers, or certificates that are valid, depend on the root.
+    RootInUse => 409, 6;
 }
 
 impl std::fmt::Display for ErrorCode {

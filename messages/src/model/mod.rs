@@ -1,6 +1,7 @@
 //! The data model: values only. Nothing here knows a clock, a socket or an actor.
 
 mod actor_tree;
+mod authority;
 mod certificate;
 mod command;
 mod dns;
@@ -25,6 +26,7 @@ mod time;
 mod view;
 
 pub use self::actor_tree::*;
+pub use self::authority::*;
 pub use self::certificate::*;
 pub use self::command::*;
 pub use self::dns::*;

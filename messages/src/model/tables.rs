@@ -9,9 +9,9 @@ use imbl::{OrdMap, OrdSet, Vector};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    AccessToken, Blocked, ClusterRecord, Event, GuardMode, GuardScope, Member, Membership, Name, NodeCertificates,
-    NodeId, NodeRecord, Object, ObjectKey, Outcome, RaftId, Reconcilers, ReportedNode, RequestId, Requests, Revision,
-    Role, Token, TokenRights, User, UserPin,
+    AccessToken, Authorities, Blocked, ClusterRecord, Event, GuardMode, GuardScope, Member, Membership, Name,
+    NodeCertificates, NodeId, NodeRecord, Object, ObjectKey, Outcome, RaftId, Reconcilers, ReportedNode, RequestId,
+    Requests, Revision, Role, Token, TokenRights, User, UserPin,
 };
 
 /// The shortest id prefix that stands for a node. Shorter ones are names, as in `a` and `b`.
@@ -60,6 +60,8 @@ pub struct Tables {
     /// Events of certificates, tokens, users and gates: kept apart from `events`, so that a node that keeps requesting certificates
     /// pushes out no event of roles and membership. Oldest first (bounded by count).
     pub routine_events: Vector<Arc<Event>>,
+    /// From feature level 3 on; empty below, and until the first rotation.
+    pub authorities: Authorities,
 }
 
 impl Tables {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::fixture::{Cluster, HOUR, key, now};
 use crate::handshake::connect;
 use muster_messages::protocol::NodeCredentials;
-use muster_messages::{ClusterId, NodeId, Role};
+use muster_messages::{ClusterId, MAX_ROOTS, NodeId, Role};
 use muster_pki::*;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, UnixTime};

@@ -3,7 +3,8 @@
 //! Invariants  CERT-7  a node that never received the newest certificate can still use the one that it holds, however often it asks.
 
 use muster_messages::{
-    CertificateRecord, CertificateState, IDENTITY_LEVEL, IssuedCertificate, MAX_UNCLAIMED, NodeCertificates, UserPin,
+    CertificateRecord, CertificateState, IDENTITY_LEVEL, IssuedCertificate, MAX_UNCLAIMED, NodeCertificates, RootId,
+    UserPin,
 };
 
 use super::*;
@@ -38,6 +39,7 @@ pub(super) fn issue(
     replaces: Option<&str>,
 ) -> Result<(), CommandRefusal> {
     at_identity_level(tables)?;
+    signs(tables, certificate.issuer)?;
     let row = tables.certificates.get(&id);
     let newest = row.and_then(|row| row.current.as_ref()).map(|current| current.serial.as_str());
     let completes = newest == Some(certificate.serial.as_str());
@@ -106,6 +108,7 @@ pub(super) fn seen(tables: &mut Tables, stamp: &Stamp<'_>, id: NodeId, serial: &
 pub(super) fn pin_user(tables: &mut Tables, name: &Name, pin: &UserPin) -> Result<(), CommandRefusal> {
     at_identity_level(tables)?;
     let user = tables.users.get(name).ok_or_else(|| not_found("user", name))?;
+    signs(tables, Some(pin.issuer))?;
     if user.serial != pin.serial {
         return Err(stale(format!("user {name} has another certificate")));
     }
@@ -113,7 +116,16 @@ pub(super) fn pin_user(tables: &mut Tables, name: &Name, pin: &UserPin) -> Resul
     Ok(())
 }
 
-fn at_identity_level(tables: &Tables) -> Result<(), CommandRefusal> {
+/// ROOT-10.
+fn signs(tables: &Tables, issuer: Option<RootId>) -> Result<(), CommandRefusal> {
+    if tables.signs(issuer) {
+        Ok(())
+    } else {
+        Err(stale("another root signs since: the certificate must be signed again"))
+    }
+}
+
+pub(super) fn at_identity_level(tables: &Tables) -> Result<(), CommandRefusal> {
     let level = tables.cluster.as_ref().map_or(0, |cluster| cluster.feature_level);
     if level < IDENTITY_LEVEL {
         return Err(CommandRefusal::FeatureLevel { needs: IDENTITY_LEVEL, level });

@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "these are tests, also outside their test functions")]
 
+mod authorities;
 mod backup;
 mod certificates;
 mod commands;

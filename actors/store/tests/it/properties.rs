@@ -77,6 +77,20 @@ fn change() -> impl Strategy<Value = Change> {
         1 => text().prop_map(|who| Change::DeleteUser(name(&who))),
         1 => (1..4u32).prop_map(Change::SetFeatureLevel),
         9 => lease_change(),
+        3 => authority_change(),
+    ]
+}
+
+fn authority_change() -> impl Strategy<Value = Change> {
+    use crate::authorities::{abort, activate, forget, prepare, retire, revoke};
+    let n = || 7..10u8;
+    prop_oneof![
+        2 => (n(), n()).prop_map(|(signer, n)| prepare(signer, n)),
+        1 => Just(abort()),
+        2 => n().prop_map(activate),
+        1 => (n(), any::<bool>()).prop_map(|(n, force)| retire(n, force)),
+        1 => n().prop_map(revoke),
+        1 => n().prop_map(forget),
     ]
 }
 

@@ -1,0 +1,253 @@
+//! Roots, from feature level 3 on: published, signing, retired, revoked, deleted.
+//!
+//! Invariants  ROOT-7   a root is deleted only when no certificate of it on record can still be valid.
+//!             ROOT-10  a certificate is recorded only while its root signs: after an activation, none of the former root is.
+
+use muster_messages::{
+    Authority, AuthorityChange, AuthorityOrigin, AuthorityRefusal, AuthorityState, CrossCertificate, MAX_ROOTS, RootId,
+    Rotation,
+};
+
+use super::*;
+
+pub(super) fn make(tables: &mut Tables, stamp: &Stamp<'_>, change: &AuthorityChange) -> Result<(), CommandRefusal> {
+    certificates::at_identity_level(tables)?;
+    match change {
+        AuthorityChange::Prepare { signer, root, cert_pem, key_pem, origin, vouchers, rotation } => {
+            let new = Authority {
+                key_pem: Some(key_pem.clone()),
+                vouchers: vouchers.clone(),
+                created_at: stamp.wall,
+                ..authority(cert_pem, *origin, AuthorityState::Prepared)
+            };
+            prepare(tables, stamp, *signer, (*root, new), rotation)
+        }
+        AuthorityChange::Abort => {
+            abort(tables, stamp);
+            Ok(())
+        }
+        AuthorityChange::Activate { root, crosses } => activate(tables, stamp, *root, crosses),
+        AuthorityChange::Retire { root, force } => retire(tables, stamp, *root, *force),
+        AuthorityChange::Revoke { root } => revoke(tables, stamp, *root),
+        AuthorityChange::Forget { root } => forget(tables, stamp, *root),
+    }
+}
+
+fn authority(cert_pem: &str, origin: AuthorityOrigin, state: AuthorityState) -> Authority {
+    Authority {
+        cert_pem: cert_pem.to_owned(),
+        key_pem: None,
+        state,
+        origin,
+        vouchers: Vec::new(),
+        crosses: Vec::new(),
+        created_at: WallTime(0),
+        activated_at: None,
+        retired_at: None,
+        revision: Revision(0),
+    }
+}
+
+fn prepare(
+    tables: &mut Tables,
+    stamp: &Stamp<'_>,
+    signer: RootId,
+    (id, new): (RootId, Authority),
+    rotation: &Rotation,
+) -> Result<(), CommandRefusal> {
+    if let Some((active, _)) = tables.authorities.active()
+        && active != signer
+    {
+        return Err(stale(format!("the root {active} signs, not {signer}")));
+    }
+    if let Some(known) = tables.authorities.roots.get(&id) {
+        let same = known.state == AuthorityState::Prepared && known.cert_pem == new.cert_pem;
+        return if same { Ok(()) } else { Err(CommandRefusal::Authority(AuthorityRefusal::SameKey(id))) };
+    }
+    if id == signer {
+        return Err(CommandRefusal::Authority(AuthorityRefusal::SameKey(id)));
+    }
+    let kept = tables.authorities.roots.values().filter(|root| root.state != AuthorityState::Prepared).count();
+    if kept.max(1) >= MAX_ROOTS {
+        return Err(CommandRefusal::Authority(AuthorityRefusal::TooManyRoots));
+    }
+    if tables.authorities.roots.is_empty() {
+        let cluster = tables.cluster.as_ref().ok_or_else(|| stale("no cluster is founded"))?;
+        let founded = Authority {
+            key_pem: Some(cluster.root_key_pem.clone()),
+            created_at: cluster.founded_at,
+            activated_at: Some(cluster.founded_at),
+            revision: stamp.at,
+            ..authority(&cluster.root_cert_pem, AuthorityOrigin::Founded, AuthorityState::Active)
+        };
+        tables.authorities.roots.insert(signer, Arc::new(founded));
+    }
+    abort(tables, stamp);
+    tables.authorities.roots.insert(id, Arc::new(Authority { revision: stamp.at, ..new }));
+    tables.authorities.rotation = Some(rotation.clone());
+    tables.authorities.generation = stamp.at;
+    log(tables, stamp, None, Some(format!("root {id} prepared")));
+    Ok(())
+}
+
+/// A prepared root never signed, and no cross certificate of it exists: deleting it leaves nothing behind.
+fn abort(tables: &mut Tables, stamp: &Stamp<'_>) {
+    let Some((id, _)) = tables.authorities.in_state(AuthorityState::Prepared) else { return };
+    tables.authorities.roots.remove(&id);
+    tables.authorities.rotation.take_if(|rotation| rotation.target == id);
+    tables.authorities.generation = stamp.at;
+    log(tables, stamp, Some(format!("root {id} prepared")), None);
+}
+
+fn activate(
+    tables: &mut Tables,
+    stamp: &Stamp<'_>,
+    id: RootId,
+    crosses: &[CrossCertificate],
+) -> Result<(), CommandRefusal> {
+    let was = known(tables, id)?;
+    if was.state == AuthorityState::Active {
+        return Ok(());
+    }
+    if !was.state.trusted() {
+        return Err(stale(format!("the root {id} is {:?}: it has no key any more", was.state)));
+    }
+    let (cert_pem, key) = (was.cert_pem.clone(), was.key_pem.clone());
+    let key = key.ok_or_else(|| stale(format!("the root {id} has no key")))?;
+    if let Some((former, _)) = tables.authorities.active() {
+        set_state(tables, stamp, former, AuthorityState::Retiring);
+    }
+    set_state(tables, stamp, id, AuthorityState::Active);
+    let root = root_mut(tables, id);
+    root.activated_at = Some(stamp.wall);
+    root.crosses.retain(|old| crosses.iter().all(|new| new.by != old.by));
+    root.crosses.extend_from_slice(crosses);
+    if let Some(cluster) = &mut tables.cluster {
+        let cluster = Arc::make_mut(cluster);
+        (cluster.root_cert_pem, cluster.root_key_pem, cluster.revision) = (cert_pem, key, stamp.at);
+    }
+    // Back to a former root: the rotation to the one that signed meanwhile is over, and this one begins.
+    if tables.authorities.rotation.as_ref().is_none_or(|rotation| rotation.target != id) {
+        let by = stamp.by.clone();
+        tables.authorities.rotation =
+            Some(Rotation { target: id, automatic: true, compromised: false, by, at: stamp.wall });
+    }
+    Ok(())
+}
+
+fn retire(tables: &mut Tables, stamp: &Stamp<'_>, id: RootId, force: bool) -> Result<(), CommandRefusal> {
+    match known(tables, id)?.state {
+        AuthorityState::Retired => return Ok(()),
+        AuthorityState::Retiring => {}
+        other => return Err(stale(format!("the root {id} is {other:?}, not retiring"))),
+    }
+    let using: Vec<NodeId> =
+        tables.members.values().map(|member| member.node).filter(|node| issued_newest(tables, id, *node)).collect();
+    if let (Some(node), false) = (using.first(), force) {
+        return Err(in_use(id, *node, using.len()));
+    }
+    withdraw(tables, stamp, id, AuthorityState::Retired);
+    Ok(())
+}
+
+fn revoke(tables: &mut Tables, stamp: &Stamp<'_>, id: RootId) -> Result<(), CommandRefusal> {
+    match known(tables, id)?.state {
+        AuthorityState::Revoked => return Ok(()),
+        AuthorityState::Retiring | AuthorityState::Retired => {}
+        other => return Err(stale(format!("the root {id} is {other:?}: activate another one first"))),
+    }
+    let voters: Vec<NodeId> = tables.members.values().filter(|member| member.voter).map(|member| member.node).collect();
+    let shut_out: Vec<NodeId> = voters.iter().copied().filter(|node| issued_newest(tables, id, *node)).collect();
+    if let Some(node) = shut_out.first()
+        && 2 * (voters.len() - shut_out.len()) <= voters.len()
+    {
+        return Err(in_use(id, *node, shut_out.len()));
+    }
+    withdraw(tables, stamp, id, AuthorityState::Revoked);
+    Ok(())
+}
+
+fn forget(tables: &mut Tables, stamp: &Stamp<'_>, id: RootId) -> Result<(), CommandRefusal> {
+    let Some(root) = tables.authorities.roots.get(&id) else { return Ok(()) };
+    if !matches!(root.state, AuthorityState::Retired | AuthorityState::Revoked) {
+        return Err(stale(format!("the root {id} is {:?}", root.state)));
+    }
+    let until = last_of(tables, id).map(|not_after| not_after.plus(BLOCK_MARGIN));
+    if let Some(until) = until.filter(|until| stamp.wall < *until) {
+        return Err(CommandRefusal::Authority(AuthorityRefusal::MayBeValid { root: id, until }));
+    }
+    let text = Some(format!("root {id} {}", word(root.state)));
+    tables.authorities.roots.remove(&id);
+    log(tables, stamp, text, None);
+    Ok(())
+}
+
+/// Deletes the key of a root that nodes no longer trust. Ends the rotation with the last such root.
+fn withdraw(tables: &mut Tables, stamp: &Stamp<'_>, id: RootId, state: AuthorityState) {
+    if known(tables, id).is_ok_and(|root| root.state.trusted()) {
+        tables.authorities.generation = stamp.at;
+    }
+    set_state(tables, stamp, id, state);
+    let root = root_mut(tables, id);
+    root.key_pem = None;
+    root.retired_at = root.retired_at.or(Some(stamp.wall));
+    let left = [AuthorityState::Prepared, AuthorityState::Retiring];
+    if left.into_iter().all(|state| tables.authorities.in_state(state).is_none()) {
+        tables.authorities.rotation = None;
+    }
+}
+
+fn set_state(tables: &mut Tables, stamp: &Stamp<'_>, id: RootId, state: AuthorityState) {
+    let root = root_mut(tables, id);
+    let was = std::mem::replace(&mut root.state, state);
+    root.revision = stamp.at;
+    log(tables, stamp, Some(format!("root {id} {}", word(was))), Some(format!("root {id} {}", word(state))));
+}
+
+/// Roots belong to the cluster's history: certificates, which nodes can request often, never push them out.
+fn log(tables: &mut Tables, stamp: &Stamp<'_>, before: Option<String>, after: Option<String>) {
+    stamp.log(tables, EventKind::Cluster, None, before, after);
+}
+
+fn word(state: AuthorityState) -> String {
+    format!("{state:?}").to_lowercase()
+}
+
+fn known(tables: &Tables, id: RootId) -> Result<&Authority, CommandRefusal> {
+    tables.authorities.roots.get(&id).map(|root| &**root).ok_or_else(|| crate::guards::not_found("root", id))
+}
+
+fn root_mut(tables: &mut Tables, id: RootId) -> &mut Authority {
+    Arc::make_mut(tables.authorities.roots.get_mut(&id).expect("the caller has found it"))
+}
+
+fn in_use(root: RootId, node: NodeId, in_all: usize) -> CommandRefusal {
+    CommandRefusal::Authority(AuthorityRefusal::RootInUse { root, node, in_all })
+}
+
+/// Whether `issuer`, as recorded, is this root. Not recorded: before feature level 3, by the founding root.
+fn is(tables: &Tables, id: RootId, issuer: Option<RootId>) -> bool {
+    let founded = || known(tables, id).is_ok_and(|root| root.origin == AuthorityOrigin::Founded);
+    issuer.map_or_else(founded, |issuer| issuer == id)
+}
+
+fn issued_newest(tables: &Tables, id: RootId, node: NodeId) -> bool {
+    let newest = tables.certificates.get(&node).and_then(|row| row.current.as_ref());
+    is(tables, id, newest.and_then(|newest| newest.issuer))
+}
+
+/// When the last certificate of this root on record expires.
+fn last_of(tables: &Tables, id: RootId) -> Option<WallTime> {
+    let rows = tables.certificates.iter().flat_map(|(node, row)| {
+        let issued = row.current.iter().chain(&row.previous).chain(&row.unclaimed);
+        let recorded = issued.filter(|issued| is(tables, id, issued.issuer)).map(|issued| issued.not_after);
+        // It may hold one that is not on record: at the latest, the last one that it was ever issued.
+        let unknown = tables.nodes.get(node).filter(|_| row.incomplete && is(tables, id, None));
+        recorded.chain(unknown.map(|record| record.last_not_after)).collect::<Vec<_>>()
+    });
+    let users = tables.users.values().filter(|user| {
+        let pin = tables.user_pins.get(&user.name).filter(|pin| pin.serial == user.serial);
+        is(tables, id, pin.map(|pin| pin.issuer))
+    });
+    rows.chain(users.map(|user| user.not_after)).max()
+}

@@ -1,0 +1,49 @@
+//! Invariants of the roots.
+
+use muster_messages::{AuthorityState, MAX_ROOTS, Tables};
+
+use super::{CheckResult, ROOT_1, ROOT_4, holds};
+
+pub(super) fn check(tables: &Tables) -> CheckResult {
+    let all = &tables.authorities;
+    if all.roots.is_empty() {
+        return holds(all.rotation.is_none(), ROOT_1, || "a rotation without a root".to_owned());
+    }
+    let in_state = |state| all.roots.values().filter(|root| root.state == state).count();
+    let (active, prepared) = (in_state(AuthorityState::Active), in_state(AuthorityState::Prepared));
+    holds(active == 1 && prepared <= 1, ROOT_1, || format!("{active} active roots, {prepared} prepared ones"))?;
+    holds(all.roots.len() <= MAX_ROOTS, ROOT_1, || format!("{} roots", all.roots.len()))?;
+    if let (Some((id, root)), Some(cluster)) = (all.active(), &tables.cluster) {
+        let same = (&cluster.root_cert_pem, Some(&cluster.root_key_pem)) == (&root.cert_pem, root.key_pem.as_ref());
+        holds(same, ROOT_1, || format!("the cluster does not sign with the active root {id}"))?;
+    }
+    for (id, root) in &all.roots {
+        holds(root.key_pem.is_some() == root.state.trusted(), ROOT_4, || {
+            format!(
+                "the root {id} is {:?}, and its key {}",
+                root.state,
+                if root.key_pem.is_some() { "stays" } else { "is gone" }
+            )
+        })?;
+    }
+    let target = all.rotation.as_ref().map(|rotation| rotation.target);
+    let ahead = target.is_none_or(|id| {
+        let state = all.roots.get(&id).map(|root| root.state);
+        matches!(state, Some(AuthorityState::Prepared | AuthorityState::Active))
+    });
+    holds(ahead, ROOT_1, || format!("the rotation leads to {target:?}, which neither signs nor will"))
+}
+
+/// A root whose key was deleted never signs or is trusted again.
+pub(super) fn check_step(before: &Tables, after: &Tables) -> CheckResult {
+    for (id, was) in &before.authorities.roots {
+        let now = after.authorities.roots.get(id);
+        let only_forward = was.state.trusted() || now.is_none_or(|now| now.state >= was.state);
+        holds(only_forward, ROOT_4, || {
+            format!("the root {id} went from {:?} to {:?}", was.state, now.map(|n| n.state))
+        })?;
+        let same_key = now.is_none_or(|now| now.cert_pem == was.cert_pem);
+        holds(same_key, ROOT_1, || format!("the certificate of the root {id} changed"))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,258 @@
+//! Roots: which one signs, and when the others lose their keys.
+
+use muster_messages::*;
+
+use crate::certificates::issued;
+use crate::world::*;
+
+pub fn root(n: u8) -> RootId {
+    RootId([n; 8])
+}
+
+/// Root `n` is prepared; root 7 has signed since the founding.
+pub fn prepare(signer: u8, n: u8) -> Change {
+    let rotation = Rotation { target: root(n), automatic: true, compromised: false, by: Principal::Operator, at: T0 };
+    Change::Authority(Box::new(AuthorityChange::Prepare {
+        signer: root(signer),
+        root: root(n),
+        cert_pem: format!("root {n}"),
+        key_pem: Secret::new(format!("key {n}")),
+        origin: AuthorityOrigin::Made,
+        vouchers: vec![Voucher { by: root(signer), signature: vec![n] }],
+        rotation,
+    }))
+}
+
+pub fn activate(n: u8) -> Change {
+    let crosses = vec![CrossCertificate { by: root(7), cert_pem: format!("cross {n}") }];
+    Change::Authority(Box::new(AuthorityChange::Activate { root: root(n), crosses }))
+}
+
+pub fn retire(n: u8, force: bool) -> Change {
+    Change::Authority(Box::new(AuthorityChange::Retire { root: root(n), force }))
+}
+
+pub fn revoke(n: u8) -> Change {
+    Change::Authority(Box::new(AuthorityChange::Revoke { root: root(n) }))
+}
+
+pub fn forget(n: u8) -> Change {
+    Change::Authority(Box::new(AuthorityChange::Forget { root: root(n) }))
+}
+
+pub fn abort() -> Change {
+    Change::Authority(Box::new(AuthorityChange::Abort))
+}
+
+fn states(world: &World) -> Vec<(u8, AuthorityState)> {
+    world.tables.authorities.roots.iter().map(|(id, root)| (id.0[0], root.state)).collect()
+}
+
+fn must(world: &mut World, change: Change) {
+    world.must(command([change]));
+}
+
+fn refusal(world: &mut World, change: Change) -> AuthorityRefusal {
+    match world.refused(command([change])) {
+        CommandRefusal::Authority(refusal) => refusal,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Node 1 has a certificate of this root.
+fn renew(world: &mut World, by: u8, serial: &str, replaces: Option<&str>) -> Result<(), CommandRefusal> {
+    let certificate = IssuedCertificate { issuer: Some(root(by)), ..issued(1, world, serial) };
+    world.apply(command([Change::IssueCertificate {
+        node: id(1),
+        certificate: Box::new(certificate),
+        held: None,
+        replaces: replaces.map(str::to_owned),
+    }]))
+}
+
+fn world() -> World {
+    let mut world = World::founded_at(3);
+    renew(&mut world, 7, "a", None).unwrap();
+    world
+}
+
+/// The keys in the state, as text.
+fn keys(world: &World) -> Vec<String> {
+    let roots = world.tables.authorities.roots.values();
+    roots.filter_map(|root| root.key_pem.as_ref()).map(|key| key.expose().to_owned()).collect()
+}
+
+use AuthorityState::{Active, Prepared, Retired, Retiring, Revoked};
+
+#[test]
+fn rotation_leads_from_one_root_to_the_next() {
+    let mut world = world();
+    must(&mut world, prepare(7, 8));
+    assert_eq!(states(&world), [(7, Active), (8, Prepared)]);
+    let published = world.tables.authorities.generation;
+    assert_eq!(published, world.tables.revision, "nodes have to learn of it");
+    assert_eq!(world.tables.cluster.as_ref().unwrap().root_cert_pem, "root", "it does not sign yet");
+
+    must(&mut world, activate(8));
+    assert_eq!(states(&world), [(7, Retiring), (8, Active)]);
+    let cluster = world.tables.cluster.clone().unwrap();
+    assert_eq!((cluster.root_cert_pem.as_str(), cluster.root_key_pem.expose()), ("root 8", "key 8"));
+    assert_eq!(world.tables.authorities.generation, published, "the same roots are trusted");
+    assert_eq!(world.tables.authorities.roots[&root(8)].crosses.len(), 1);
+
+    let in_use = AuthorityRefusal::RootInUse { root: root(7), node: id(1), in_all: 1 };
+    assert_eq!(refusal(&mut world, retire(7, false)), in_use, "the manager has not renewed");
+    renew(&mut world, 8, "b", Some("a")).unwrap();
+    must(&mut world, retire(7, false));
+    assert_eq!((states(&world), keys(&world)), (vec![(7, Retired), (8, Active)], vec!["key 8".to_owned()]));
+    assert_eq!(world.tables.authorities.generation, world.tables.revision);
+    assert_eq!(world.tables.authorities.rotation, None, "it has ended");
+    assert!(!format!("{:?}", world.tables.events).contains("key"), "no event shows a key");
+}
+
+/// ROOT-10. Signed before the activation, and applied after it.
+#[test]
+fn certificate_of_a_former_root_is_not_recorded() {
+    let mut world = world();
+    world.must(command([Change::PutUser(user("ann", "a1"))]));
+    must(&mut world, prepare(7, 8));
+    renew(&mut world, 7, "b", Some("a")).unwrap();
+    let early = renew(&mut world, 8, "c", Some("b"));
+    assert!(matches!(early, Err(CommandRefusal::Stale { .. })), "{early:?}");
+    must(&mut world, activate(8));
+    let late = renew(&mut world, 7, "c", Some("b"));
+    assert!(matches!(late, Err(CommandRefusal::Stale { .. })), "{late:?}");
+    let pin = |by| {
+        let pin = CertificatePin { fingerprint: [1; 32], key: [2; 32] };
+        Change::PinUser { name: name("ann"), pin: UserPin { serial: "a1".to_owned(), pin, issuer: root(by) } }
+    };
+    world.refused(command([pin(7)]));
+    must(&mut world, pin(8));
+    renew(&mut world, 8, "c", Some("b")).unwrap();
+}
+
+#[test]
+fn aborted_rotation_leaves_nothing() {
+    let mut world = world();
+    must(&mut world, prepare(7, 8));
+    must(&mut world, abort());
+    assert_eq!((states(&world), keys(&world)), (vec![(7, Active)], vec!["key".to_owned()]));
+    assert_eq!(world.tables.authorities.rotation, None);
+    assert_eq!(world.tables.authorities.generation, world.tables.revision);
+    let revision = world.tables.events.len();
+    must(&mut world, abort());
+    assert_eq!(world.tables.events.len(), revision, "repeated: no change");
+    let refused = world.refused(command([activate(8)]));
+    assert!(matches!(refused, CommandRefusal::NotFound { .. }), "{refused:?}");
+}
+
+#[test]
+fn newest_request_for_a_root_wins() {
+    let mut world = world();
+    for n in [8, 9, 10] {
+        must(&mut world, prepare(7, n));
+    }
+    assert_eq!(states(&world), [(7, Active), (10, Prepared)]);
+    must(&mut world, prepare(7, 10));
+    must(&mut world, activate(10));
+    let refused = world.refused(command([prepare(7, 11)]));
+    assert!(matches!(refused, CommandRefusal::Stale { .. }), "vouched for by a root that no longer signs: {refused:?}");
+    must(&mut world, prepare(10, 11));
+    must(&mut world, activate(11));
+    assert_eq!(states(&world), [(7, Retiring), (10, Retiring), (11, Active)]);
+    assert_eq!(refusal(&mut world, prepare(11, 7)), AuthorityRefusal::SameKey(root(7)));
+    assert_eq!(refusal(&mut world, prepare(11, 11)), AuthorityRefusal::SameKey(root(11)));
+}
+
+#[test]
+fn former_root_can_sign_again_while_it_has_its_key() {
+    let mut world = world();
+    must(&mut world, prepare(7, 8));
+    must(&mut world, activate(8));
+    must(&mut world, activate(7));
+    assert_eq!(states(&world), [(7, Active), (8, Retiring)]);
+    assert_eq!(world.tables.authorities.rotation.as_ref().map(|rotation| rotation.target), Some(root(7)));
+    assert_eq!(world.tables.cluster.as_ref().unwrap().root_cert_pem, "root");
+    must(&mut world, retire(8, false));
+    let gone = world.refused(command([activate(8)]));
+    assert!(gone.to_string().contains("has no key"), "{gone}");
+}
+
+#[test]
+fn roots_on_record_are_bounded() {
+    let mut world = world();
+    for n in 8..15 {
+        must(&mut world, prepare(n - 1, n));
+        must(&mut world, activate(n));
+    }
+    assert_eq!(world.tables.authorities.roots.len(), MAX_ROOTS);
+    assert_eq!(refusal(&mut world, prepare(14, 15)), AuthorityRefusal::TooManyRoots);
+}
+
+#[test]
+fn root_is_not_revoked_while_the_majority_needs_it() {
+    let mut world = world().with([(2, Role::Manager), (3, Role::Manager)]);
+    for n in [2, 3] {
+        world.learner(n, u64::from(n)).unwrap();
+        world.promote(n, u64::from(n)).unwrap();
+    }
+    let renew = |world: &mut World, n: u8, by: u8, serial: &str, replaces: Option<&str>| {
+        let certificate = IssuedCertificate { issuer: Some(root(by)), ..issued(n, world, serial) };
+        let replaces = replaces.map(str::to_owned);
+        let certificate = Box::new(certificate);
+        world.must(command([Change::IssueCertificate { node: id(n), certificate, held: None, replaces }]));
+    };
+    renew(&mut world, 2, 7, "a2", None);
+    renew(&mut world, 3, 7, "a3", None);
+    let signs = world.refused(command([revoke(7)]));
+    assert!(matches!(signs, CommandRefusal::NotFound { .. }), "no root is on record yet: {signs:?}");
+    must(&mut world, prepare(7, 8));
+    let signs = world.refused(command([revoke(7)]));
+    assert!(signs.to_string().contains("activate another one first"), "{signs}");
+    must(&mut world, activate(8));
+    renew(&mut world, 1, 8, "b1", Some("a"));
+    assert!(matches!(refusal(&mut world, revoke(7)), AuthorityRefusal::RootInUse { in_all: 2, .. }));
+    assert!(matches!(refusal(&mut world, retire(7, false)), AuthorityRefusal::RootInUse { in_all: 2, .. }));
+    renew(&mut world, 2, 8, "b2", Some("a2"));
+    must(&mut world, revoke(7));
+    assert_eq!((states(&world), keys(&world).len()), (vec![(7, Revoked), (8, Active)], 1));
+    must(&mut world, revoke(7));
+    let refused = world.refused(command([retire(7, true)]));
+    assert!(matches!(refused, CommandRefusal::Stale { .. }), "{refused:?}");
+}
+
+/// ROOT-7.
+#[test]
+fn root_is_forgotten_after_its_last_certificate() {
+    let mut world = world();
+    must(&mut world, prepare(7, 8));
+    must(&mut world, activate(8));
+    let refused = world.refused(command([forget(7)]));
+    assert!(matches!(refused, CommandRefusal::Stale { .. }), "{refused:?}");
+    must(&mut world, retire(7, true));
+    let until = WallTime(T0.0 + 2 * HOUR);
+    assert_eq!(refusal(&mut world, forget(7)), AuthorityRefusal::MayBeValid { root: root(7), until });
+    let later = Command { at: until, ..command([forget(7)]) };
+    world.must(later.clone());
+    assert_eq!(states(&world), [(8, Active)]);
+    world.must(later);
+}
+
+#[test]
+fn roots_need_feature_level_three() {
+    let mut world = World::founded();
+    let refused = world.refused(command([prepare(7, 8)]));
+    assert!(matches!(refused, CommandRefusal::FeatureLevel { needs: 3, level: 1 }), "{refused:?}");
+}
+
+#[test]
+fn roots_survive_a_snapshot() {
+    let mut world = world();
+    must(&mut world, prepare(7, 8));
+    must(&mut world, activate(8));
+    let bytes = muster_store::snapshot::encode(&world.tables);
+    assert_eq!(muster_store::snapshot::decode(&bytes).unwrap().authorities, world.tables.authorities);
+    must(&mut world, retire(7, true));
+    let bytes = muster_store::snapshot::encode(&world.tables);
+    assert!(!bytes.windows(4).any(|four| four == b"key\0") && !String::from_utf8_lossy(&bytes).contains("key 7"));
+}
