@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use muster_messages::{Moment, WallTime};
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::{AbortHandle, JoinHandle};
 use tokio_util::sync::CancellationToken;
 
@@ -131,6 +131,15 @@ impl<M: Send + 'static> Cx<M> {
         });
     }
 
+    /// Runs a task that ends with this incarnation, and sends its result to it as a message. The result is lost if the mailbox
+    /// is full.
+    pub fn report(&self, task: impl Future<Output = M> + Send + 'static) {
+        let me = self.me.clone();
+        self.spawn(async move {
+            let _ended = me.tell(task.await);
+        });
+    }
+
     /// Runs a task that ends with this incarnation and whose panic stays in the task: for work on behalf of one peer, which
     /// must not affect the others. The panic is logged as an error.
     pub fn spawn_apart(&self, task: impl Future<Output = ()> + Send + 'static) {
@@ -170,6 +179,39 @@ impl<M: Send + 'static> Cx<M> {
                 if !pause.is_zero() {
                     tokio::time::sleep(pause).await;
                 }
+            }
+        });
+    }
+
+    /// Sends a message for the present value, and after each change of a part of it.
+    pub fn on_change_of<T: Send + Sync + 'static, P: PartialEq + Send + 'static>(
+        &self,
+        mut watched: watch::Receiver<T>,
+        part: fn(&T) -> P,
+        msg: fn() -> M,
+    ) {
+        let me = self.me.clone();
+        self.spawn(async move {
+            let mut seen = None;
+            loop {
+                let now = Some(part(&watched.borrow_and_update()));
+                if seen != now {
+                    seen = now;
+                    let _gone = me.tell(msg());
+                }
+                if watched.changed().await.is_err() {
+                    return;
+                }
+            }
+        });
+    }
+
+    /// Sends everything that arrives in a channel as messages. What a full mailbox refuses is dropped.
+    pub fn forward<T: Send + 'static>(&self, mut arriving: mpsc::Receiver<T>, msg: fn(T) -> M) {
+        let me = self.me.clone();
+        self.spawn(async move {
+            while let Some(arrived) = arriving.recv().await {
+                let _full = me.tell(msg(arrived));
             }
         });
     }

@@ -37,8 +37,8 @@ impl<E: std::error::Error> From<E> for Fault {
 
 /// The part of an actor that owns ports, timers and files, and makes no domain decision.
 ///
-/// One handler runs at a time. It never awaits I/O or another actor's answer: slow work goes into [`Cx::spawn`]
-/// and reports by message.
+/// One handler runs at a time. It never awaits I/O or another actor's answer: slow work goes into
+/// [`Cx::report`] or [`Cx::spawn`] and reports by message.
 pub trait Shell: Sized + Send + 'static {
     /// Its messages, private timers included.
     type Msg: Named + Send + 'static;
