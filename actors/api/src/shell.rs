@@ -8,6 +8,7 @@ use std::time::Duration;
 use muster_audit::{Origin, Via};
 use muster_gateway::{Connection, Framed};
 use muster_kernel::{Cx, Fault, Shell};
+use muster_messages::ApiView;
 use muster_messages::protocol::{Named, Service as Port};
 use serde_json::{Value, json};
 use tokio::sync::{Mutex, Semaphore, mpsc};
@@ -153,9 +154,13 @@ impl Shell for ApiShell {
     fn view(&self) -> Value {
         let c = &self.service.counters;
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        json!({
-            "connections": load(&self.open), "in_progress": load(&c.in_progress), "answered": load(&c.answered),
-            "refused": load(&c.refused), "overloaded": load(&c.overloaded), "events_dropped": load(&c.events_dropped),
+        json!(ApiView {
+            connections: load(&self.open),
+            in_progress: load(&c.in_progress),
+            answered: load(&c.answered),
+            refused: load(&c.refused),
+            overloaded: load(&c.overloaded),
+            events_dropped: load(&c.events_dropped),
         })
     }
 }

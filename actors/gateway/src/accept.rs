@@ -316,7 +316,7 @@ impl Newcomer {
     fn reserve(&self, service: Service) -> Option<mpsc::OwnedPermit<Connection>> {
         let permit = self.port.services.sink(service)?.try_reserve_owned().ok();
         if permit.is_none() {
-            self.port.count(|c| *c.refused.entry(word(RefusalReason::TooManyRequests)).or_default() += 1);
+            self.port.count(|c| *c.refused.entry(RefusalReason::TooManyRequests).or_default() += 1);
         }
         permit
     }
@@ -333,7 +333,7 @@ impl Newcomer {
 
     /// Refuses the connection: with a frame on native services, through the HTTP service otherwise.
     async fn refuse(self, mut arrival: Arrival, reason: RefusalReason, sentence: String) {
-        self.port.count(|c| *c.refused.entry(word(reason)).or_default() += 1);
+        self.port.count(|c| *c.refused.entry(reason).or_default() += 1);
         self.report_offence(arrival.identity.as_ref(), word(reason));
         let refusal = self.port.refusal(reason, sentence);
         if arrival.service != Service::Http {
@@ -359,7 +359,7 @@ impl Newcomer {
     }
 
     async fn refuse_joiner(self, mut arrival: Arrival, body: ErrorBody, what: &'static str) {
-        self.port.count(|c| *c.refused.entry(word(RefusalReason::TooManyRequests)).or_default() += 1);
+        self.port.count(|c| *c.refused.entry(RefusalReason::TooManyRequests).or_default() += 1);
         self.report_offence(None, what);
         let _ = send(&mut arrival.tls, &JoinReply::Refused(body)).await;
         let _ = timeout(GREETING_DEADLINE, arrival.tls.shutdown()).await;

@@ -13,9 +13,10 @@ use std::time::Duration;
 
 use muster_kernel::{Cx, Fault, Shell};
 use muster_messages::protocol::{GatewayMsg, Named};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::accept::accept_all;
+use crate::metrics::GatewayView;
 use crate::port::Port;
 
 #[derive(Named)]
@@ -91,15 +92,10 @@ impl Shell for Gateway {
     }
 
     fn view(&self) -> Value {
-        let running = self.port.inner.services.running();
-        let listens = self.port.local_addr().map(|a| a.to_string()).ok();
-        match serde_json::to_value(self.port.metrics()) {
-            Ok(Value::Object(mut view)) => {
-                view.insert("listens".to_owned(), listens.into());
-                view.insert("services".to_owned(), serde_json::to_value(running).unwrap_or_default());
-                Value::Object(view)
-            }
-            _ => Value::Null,
-        }
+        json!(GatewayView {
+            metrics: self.port.metrics(),
+            listens: self.port.local_addr().map(|a| a.to_string()).ok(),
+            services: self.port.inner.services.running(),
+        })
     }
 }

@@ -39,7 +39,7 @@ pub use self::gateway::{Gateway, Msg};
 pub use self::kill::Kill;
 pub use self::local_replica::{LocalReplica, ReplicaGuard, ReplicaWatch};
 pub use self::managers::KnownManagers;
-pub use self::metrics::GatewayMetrics;
+pub use self::metrics::{GatewayMetrics, GatewayView};
 pub use self::port::{GatewayConfig, Port};
 pub use self::services::{Registration, Services};
 pub use self::stream::{BoxStream, Duplex, Killable, Prefixed};

@@ -23,7 +23,7 @@ use crate::handshake_pool::HandshakePool;
 use crate::kill::Kill;
 use crate::local_replica::LocalReplica;
 use crate::managers::KnownManagers;
-use crate::metrics::{GatewayMetrics, word};
+use crate::metrics::GatewayMetrics;
 use crate::services::Services;
 use crate::tls::ServerTls;
 
@@ -264,7 +264,7 @@ impl Inner {
         for (switch, reason) in switches {
             if switch.disconnect_reason().is_none() {
                 switch.cut(reason);
-                self.count(|c| *c.cut.entry(word(reason)).or_default() += 1);
+                self.count(|c| *c.cut.entry(reason).or_default() += 1);
                 triggered += 1;
             }
         }

@@ -15,7 +15,7 @@ use muster_gateway::{Connection, Framed, JOIN_FRAME_LIMIT, Registration, Service
 use muster_kernel::{Cx, Fault, Shell};
 use muster_messages::protocol::{LeaderCalls, Named, Service};
 use muster_messages::wire::{self, JoinFrame, JoinReply, JoinRequest, PeerCall};
-use muster_messages::{ErrorBody, ErrorCode};
+use muster_messages::{ErrorBody, ErrorCode, JoinView};
 use serde_json::{Value, json};
 use tokio::sync::{Semaphore, mpsc};
 
@@ -87,16 +87,9 @@ impl Shell for JoinService {
     const KIND: &'static str = "JoinService";
 
     async fn started(&mut self, cx: &Cx<JoinMsg>) -> Result<(), Fault> {
-        let (sink, mut connections) = mpsc::channel(64);
+        let (sink, connections) = mpsc::channel(64);
         self.registration = Some(self.ports.services.register(Service::Join, sink));
-        let me = cx.me().clone();
-        cx.spawn(async move {
-            while let Some(connection) = connections.recv().await {
-                if me.tell(JoinMsg::Connection(Box::new(connection))).is_err() {
-                    break;
-                }
-            }
-        });
+        cx.forward(connections, |connection| JoinMsg::Connection(Box::new(connection)));
         Ok(())
     }
 
@@ -115,9 +108,11 @@ impl Shell for JoinService {
 
     fn view(&self) -> Value {
         let load = |c: &AtomicU64| c.load(Ordering::Relaxed);
-        json!({
-            "conversations": self.ports.limits.conversations - self.permits.available_permits(), "roots": load(&self.counters.roots),
-            "joined": load(&self.counters.joined), "refused": load(&self.counters.refused),
+        json!(JoinView {
+            conversations: self.ports.limits.conversations - self.permits.available_permits(),
+            roots: load(&self.counters.roots),
+            joined: load(&self.counters.joined),
+            refused: load(&self.counters.refused),
         })
     }
 }
@@ -174,94 +169,4 @@ async fn ask(ports: &JoinPorts, remote: SocketAddr, request: JoinRequest) -> Joi
 }
 
 #[cfg(test)]
-mod tests {
-    use std::collections::BTreeMap;
-
-    use muster_gateway::BoxStream;
-    use muster_messages::protocol::PeerAnswer;
-    use muster_messages::{Name, NodeId, RequestId, Secret};
-
-    use super::*;
-
-    fn ports(answer: Result<Vec<u8>, ErrorBody>) -> JoinPorts {
-        JoinPorts {
-            services: Services::new(),
-            leader: Arc::new(move |_| -> PeerAnswer {
-                let answer = answer.clone();
-                Box::pin(async move { answer })
-            }),
-            root_pem: Arc::new(|| "root".to_owned()),
-            limits: JoinLimits::default(),
-        }
-    }
-
-    fn request() -> JoinFrame {
-        JoinFrame::Join(JoinRequest {
-            request_id: RequestId(1),
-            node: NodeId::from_entropy(50),
-            token_secret: Secret::new("secret"),
-            csr_pem: String::new(),
-            name: Name::sanitized("n50"),
-            advertise: String::new(),
-            release: String::new(),
-            labels: BTreeMap::new(),
-            rekey: None,
-        })
-    }
-
-    fn joined() -> JoinReply {
-        let (node, root_pem) = (NodeId::from_entropy(50), "root".to_owned());
-        JoinReply::Joined { node, cert_pem: String::new(), root_pem, managers: vec![] }
-    }
-
-    /// The replies to these frames, in order, with permits for this many join requests.
-    async fn talk(permits: usize, frames: Vec<JoinFrame>) -> Vec<JoinReply> {
-        let ports = ports(Ok(wire::encode(&joined()).unwrap()));
-        let (ours, theirs) = tokio::io::duplex(1 << 16);
-        let serving = tokio::spawn(async move {
-            let stream = Framed::new(Box::pin(theirs) as BoxStream);
-            let (counters, permits) = (Counters::default(), Semaphore::new(permits));
-            converse(stream, "127.0.0.1:9".parse().unwrap(), &ports, &counters, &permits).await;
-        });
-        let mut client = Framed::new(ours);
-        let mut replies = Vec::new();
-        for frame in frames {
-            if client.send(&frame).await.is_err() {
-                break;
-            }
-            match client.recv().await {
-                Ok(Some(reply)) => replies.push(reply),
-                _ => break,
-            }
-        }
-        drop(client);
-        serving.await.unwrap();
-        replies
-    }
-
-    #[tokio::test]
-    async fn root_is_public_and_a_conversation_is_short() {
-        let replies = talk(0, vec![JoinFrame::GetRoot; 6]).await;
-        assert_eq!(replies, vec![JoinReply::Root { root_pem: "root".into() }; MAX_FRAMES]);
-        assert_eq!(
-            talk(1, vec![request(), JoinFrame::GetRoot]).await,
-            vec![joined()],
-            "a join request ends the conversation"
-        );
-    }
-
-    #[tokio::test]
-    async fn full_join_service_names_a_retry_time() {
-        let replies = talk(0, vec![request()]).await;
-        let [JoinReply::Refused(error)] = replies.as_slice() else { panic!("{replies:?}") };
-        assert_eq!((error.code, error.retry_after_ms), (ErrorCode::TooManyRequests, Some(1000)));
-    }
-
-    /// The gateway charged no rate for it.
-    #[tokio::test]
-    async fn join_request_after_another_frame_is_refused() {
-        let replies = talk(1, vec![JoinFrame::GetRoot, request(), request()]).await;
-        let [JoinReply::Root { .. }, JoinReply::Refused(error)] = replies.as_slice() else { panic!("{replies:?}") };
-        assert_eq!((error.code, error.retry_after_ms), (ErrorCode::TooManyRequests, Some(1000)));
-    }
-}
+mod tests;

@@ -158,7 +158,7 @@ impl ErrorBody {
 }
 
 /// Why a connection or a call is refused right after the handshake.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RefusalReason {
     /// Final, from a replica that has applied the certificate's grant.

@@ -4,7 +4,7 @@ use super::Named;
 use crate::model::{Principal, RefusalReason};
 
 /// The services behind the one port, as ALPN names them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Service {
     Mesh,

@@ -66,7 +66,7 @@ async fn each_identity_reaches_its_services() {
         assert_eq!(reason(silent_client.dial(&gate.addr, service, None).await), Some(R::Unauthenticated));
     }
     let metrics = gate.port.metrics();
-    assert_eq!((metrics.refused["blocked"], metrics.refused["demoted"]), (3, 1));
+    assert_eq!((metrics.refused[&RefusalReason::Blocked], metrics.refused[&RefusalReason::Demoted]), (3, 1));
     gate.finish().await;
 }
 
@@ -218,7 +218,7 @@ async fn excess_connections_get_retry_after_and_others_pass() {
     }
     let last = &others[2];
     assert_eq!(rejection(gate.dial(last, Service::Agent).await.unwrap_err().refusal()), later, "there are three");
-    assert_eq!(gate.port.metrics().refused["too_many_requests"], 3);
+    assert_eq!(gate.port.metrics().refused[&RefusalReason::TooManyRequests], 3);
     // CONN-5: the mesh has its own permits.
     held.push((gate.dial(&manager, Service::Mesh).await.unwrap(), gate.received(Service::Mesh).await));
     held.remove(0);

@@ -67,7 +67,7 @@ async fn disconnect_ends_named_services_of_one_principal() {
     gate.gateway.tell(cut(Vec::new()).into()).unwrap();
     agent.ends(RefusalReason::Demoted).await;
     other.works().await;
-    eventually("both are counted", || gate.port.metrics().cut["demoted"] == 2).await;
+    eventually("both are counted", || gate.port.metrics().cut[&RefusalReason::Demoted] == 2).await;
     eventually("both are closed", || gate.port.metrics().identified == 1).await;
     gate.finish().await;
 }

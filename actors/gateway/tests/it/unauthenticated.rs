@@ -6,7 +6,7 @@ use crate::support::*;
 use muster_gateway::{Dialer, GatewayConfig, JOIN_FRAME_LIMIT, Rate};
 use muster_messages::protocol::Service;
 use muster_messages::wire::{JoinFrame, JoinReply, JoinRequest};
-use muster_messages::{ErrorCode, Name, Replica, RequestId, Role, Secret};
+use muster_messages::{ErrorCode, Name, RefusalReason, Replica, RequestId, Role, Secret};
 use rand::{RngCore, SeedableRng};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -218,6 +218,6 @@ async fn http_client_over_capacity_gets_retry_after() {
         let answer = String::from_utf8(answer).unwrap();
         assert!(answer.starts_with("HTTP/1.1 503 ") && answer.contains("retry-after: 1"), "{answer}");
     }
-    assert_eq!(gate.port.metrics().refused.get("too_many_requests"), Some(&2));
+    assert_eq!(gate.port.metrics().refused.get(&RefusalReason::TooManyRequests), Some(&2));
     gate.finish().await;
 }

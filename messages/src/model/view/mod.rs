@@ -3,6 +3,7 @@
 //! The API builds its answers from these types, and the command line reads them. A reader ignores unknown fields, so a newer
 //! daemon may add some; a field that an earlier release lacks has a default.
 
+mod actors;
 mod cluster;
 mod events;
 mod leases;
@@ -11,6 +12,7 @@ mod reconcilers;
 mod roles;
 mod security;
 
+pub use self::actors::*;
 pub use self::cluster::*;
 pub use self::events::*;
 pub use self::leases::*;
