@@ -8,7 +8,7 @@ use muster_messages::wire::LeaseRef;
 
 use crate::config::ElectorConfig;
 use crate::core::ElectorView;
-use crate::elector::LeaderElector;
+use crate::handle::LeaderElector;
 
 /// An elector that considers itself the leader on a lease that ran out long ago: its process hangs.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -158,7 +158,8 @@ pub struct ElectorView {
     pub phase: &'static str,
     pub leader: Option<String>,
     pub token: Option<FencingToken>,
-    /// When the last confirmed renewal was sent.
+    /// When the last confirmed renewal was sent, by the elector's clock: it means nothing elsewhere.
+    #[serde(skip)]
     pub renewed: Option<Moment>,
     /// Why there is no progress, if an operator must act.
     pub blocked: Option<String>,

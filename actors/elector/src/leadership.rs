@@ -1,0 +1,90 @@
+//! The current term of an elector: the work that it guards, and how long it is valid.
+//!
+//! Owns        the work's end and hold; the slot from which the next incarnation learns which work may still run.
+
+use std::sync::Arc;
+
+use muster_kernel::Slot;
+use muster_messages::{FencingToken, Moment};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::clock::Timekeeper;
+use crate::core::Hold;
+use crate::work::Term;
+
+/// What the next incarnation must know about this one's work.
+#[derive(Clone, Copy)]
+pub struct Held {
+    pub token: Option<FencingToken>,
+    pub hold: Hold,
+}
+
+/// The work in progress. When dropped, also by a crash, the work is cancelled.
+struct Running {
+    hold: watch::Sender<Hold>,
+    ended: CancellationToken,
+}
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.ended.cancel();
+    }
+}
+
+/// See the module.
+pub struct Leadership {
+    memory: Slot<Option<Held>>,
+    running: Option<Running>,
+    hold: Option<Hold>,
+}
+
+impl Leadership {
+    pub fn new(memory: Slot<Option<Held>>) -> Self {
+        Self { memory, running: None, hold: None }
+    }
+
+    /// While leading: how long leadership is valid.
+    pub fn hold(&self) -> Option<Hold> {
+        self.hold
+    }
+
+    pub fn begin(&mut self, token: Option<FencingToken>, hold: Hold, clock: &Arc<dyn Timekeeper>) -> Term {
+        self.memory.set(Some(Held { token, hold }));
+        let (holds, seen) = watch::channel(hold);
+        let ended = CancellationToken::new();
+        self.running = Some(Running { hold: holds, ended: ended.clone() });
+        self.hold = Some(hold);
+        Term { token, ended, hold: seen, clock: Arc::clone(clock) }
+    }
+
+    pub fn extend(&mut self, hold: Hold) {
+        self.remember(hold);
+        if let Some(running) = &self.running {
+            running.hold.send_replace(hold);
+        }
+        self.hold = self.hold.map(|_| hold);
+    }
+
+    /// Cancels the work.
+    pub fn end(&mut self) {
+        self.hold = None;
+        if let Some(running) = &self.running {
+            running.ended.cancel();
+        }
+    }
+
+    pub fn work_ended(&mut self) {
+        (self.running, self.hold) = (None, None);
+    }
+
+    /// None of its work is running any more, but its token is still pending.
+    pub fn over(&mut self, now: Moment) {
+        self.remember(Hold { step_down_at: now, over_at: now });
+        self.work_ended();
+    }
+
+    fn remember(&self, hold: Hold) {
+        let token = self.memory.get().flatten().and_then(|held| held.token);
+        self.memory.set(Some(Held { token, hold }));
+    }
+}
