@@ -21,7 +21,9 @@ mod bugs;
 pub mod bugs;
 mod config;
 pub mod core;
+mod requests;
 mod shell;
+mod signer;
 mod verify;
 
 pub use self::config::{BadConfig, Config};

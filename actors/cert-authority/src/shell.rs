@@ -1,23 +1,20 @@
-//! The actor around the core: reply ports, the signing key, proposals, the local replica.
+//! The actor around the core: proposals, the local replica, the other managers' clocks.
 
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use muster_kernel::{AskError, Cx, Fault, Parked, Recipient, Shell};
-use muster_messages::protocol::{CertAuthorityMsg, Named, ProposeError, RaftMemberMsg, Reply, UserCertificate};
-use muster_messages::wire::{JoinReply, SignReply};
-use muster_messages::{Command, ErrorBody, Replica, Revision, Tables, millis};
-use muster_pki::{CsrKey, Issuer, SignError, Signed};
+use muster_messages::protocol::{CertAuthorityMsg, Named, ProposeError, RaftMemberMsg};
+use muster_messages::{Command, Replica, Revision, Tables, millis};
 use serde_json::{Value, json};
 use tokio::sync::watch;
-use tracing::{debug, info, warn};
+use tracing::{info, warn};
 
 use crate::Config;
-use crate::core::{
-    Answer, CertAuthority, CertificateRequest, Effect, Input, NodeRequest, Profile, StepId, UserRequest,
-};
-use crate::verify;
+use crate::core::{CertAuthority, ClockNews, Effect, Input, StepId};
+use crate::requests::{self, Port};
+use crate::signer::Signer;
 
 /// Bound of a proposal: within the deadline of the request that it serves.
 const PROPOSAL_DEADLINE: Duration = Duration::from_secs(5);
@@ -47,23 +44,14 @@ impl From<CertAuthorityMsg> for Msg {
     }
 }
 
-/// The reply port of a request.
-enum Port {
-    Sign(Reply<Result<SignReply, ErrorBody>>),
-    Join(Reply<Result<JoinReply, ErrorBody>>),
-    User(Reply<Result<UserCertificate, ErrorBody>>),
-}
-
 /// The certificate authority's shell.
 pub struct CertAuthorityShell {
     core: CertAuthority,
     raft: Recipient<RaftMemberMsg>,
     replica: watch::Receiver<Arc<Replica>>,
-    /// The signing root, with the certificate from which it was made.
-    issuer: Option<(String, Issuer)>,
+    signer: Signer,
     asks: Parked<Port>,
     clocks: Option<Clocks>,
-    clock_trouble: Option<String>,
 }
 
 /// Asks the other managers for their time: by how many milliseconds each answering manager is ahead of this one.
@@ -79,22 +67,8 @@ impl CertAuthorityShell {
 
     fn compare(&self, cx: &Cx<Msg>) {
         if let Some(clocks) = self.clocks.clone() {
-            let me = cx.me().clone();
-            cx.spawn(async move {
-                let _gone = me.tell(Msg::Compared(clocks().await));
-            });
+            cx.report(async move { Msg::Compared(clocks().await) });
         }
-    }
-
-    /// Logs once when the clock check starts to fail, and once when it passes again.
-    fn log_clock_check(&mut self) {
-        let trouble = self.core.clock_trouble();
-        match (&trouble, &self.clock_trouble) {
-            (Some(why), None) => warn!(%why, "clock check failed"),
-            (None, Some(_)) => info!("clock check passed"),
-            _ => {}
-        }
-        self.clock_trouble = trouble;
     }
 
     /// A shell without pending requests: they do not survive a crash; their callers see a closed port and ask again.
@@ -103,10 +77,9 @@ impl CertAuthorityShell {
             core: CertAuthority::new(config),
             raft,
             replica,
-            issuer: None,
+            signer: Signer::default(),
             asks: Parked::default(),
             clocks: None,
-            clock_trouble: None,
         }
     }
 
@@ -122,33 +95,13 @@ impl CertAuthorityShell {
         self.step(cx, Input::Replica(newest));
     }
 
-    fn handle_request(&mut self, cx: &Cx<Msg>, msg: CertAuthorityMsg) {
-        let (port, cert_request) = match msg {
-            CertAuthorityMsg::SignNode { identity, observed_addr, csr_pem, reply } => {
-                let cert_request = verify::key(&csr_pem).map(|key| {
-                    let observed = observed_addr.parse().ok();
-                    CertificateRequest::Node(NodeRequest { identity: *identity, observed, key })
-                });
-                (Port::Sign(reply), cert_request)
-            }
-            CertAuthorityMsg::Join { observed_addr, request, reply } => {
-                let observed = observed_addr.parse().ok();
-                let cert_request = verify::join(*request, observed, self.core.tables());
-                (Port::Join(reply), cert_request.map(|w| CertificateRequest::Join(Box::new(w))))
-            }
-            CertAuthorityMsg::SignUser { name, rights, lifetime_ms, csr_pem, by, request, reply } => {
-                let lifetime = lifetime_ms.map(Duration::from_millis);
-                let cert_request = verify::key(&csr_pem)
-                    .map(|key| CertificateRequest::User(UserRequest { name, rights, lifetime, by, request, key }));
-                (Port::User(reply), cert_request)
-            }
-        };
-        match cert_request {
-            Ok(cert_request) => {
+    fn request(&mut self, cx: &Cx<Msg>, msg: CertAuthorityMsg) {
+        match requests::read(msg, self.core.tables()) {
+            (port, Ok(cert_request)) => {
                 let ask = self.asks.park(port);
                 self.step(cx, Input::Asked(ask, cert_request));
             }
-            Err(refusal) => reply(port, Err(refusal)),
+            (port, Err(refusal)) => port.answer(Err(refusal)),
         }
     }
 
@@ -167,49 +120,27 @@ impl CertAuthorityShell {
     fn apply(&mut self, cx: &Cx<Msg>, effect: Effect) -> Option<Input> {
         match effect {
             Effect::Sign { step, profile, key } => {
-                return Some(Input::Signed(step, self.sign(&profile, &key)));
+                return Some(Input::Signed(step, self.signer.sign(self.core.tables(), &profile, &key)));
             }
             Effect::Propose { step, command } => self.propose(cx, step, command),
             Effect::CatchUp(until) => self.watch_for(cx, until),
             Effect::Answer(ask, answer) => {
                 if let Some(port) = self.asks.take(ask) {
-                    reply(port, answer);
+                    port.answer(answer);
                 }
             }
             Effect::CompareClocks => self.compare(cx),
+            Effect::ClockNews(ClockNews::Failed { why }) => warn!(%why, "clock check failed"),
+            Effect::ClockNews(ClockNews::Passed) => info!("clock check passed"),
             Effect::WakeAt(at) => cx.after(at.since(cx.now()), Msg::Wake),
         }
         None
     }
 
-    fn sign(&mut self, profile: &Profile, key: &CsrKey) -> Result<Signed, SignError> {
-        let issuer = self.issuer()?;
-        let signed = match profile {
-            Profile::Node(profile) => issuer.sign_node(profile, key),
-            Profile::User(profile) => issuer.sign_user(profile, key),
-        };
-        if let Err(why) = &signed {
-            warn!(%why, "certificate signing failed");
-        }
-        signed
-    }
-
-    fn issuer(&mut self) -> Result<&Issuer, SignError> {
-        let cluster = self.core.tables().cluster.as_ref().ok_or(SignError::Root)?;
-        let current = matches!(&self.issuer, Some((pem, _)) if *pem == cluster.root_cert_pem);
-        if !current {
-            let issuer = Issuer::from_pem(&cluster.root_cert_pem, &cluster.root_key_pem)?;
-            self.issuer = Some((cluster.root_cert_pem.clone(), issuer));
-        }
-        let (_, issuer) = self.issuer.as_ref().ok_or(SignError::Root)?;
-        Ok(issuer)
-    }
-
     fn propose(&self, cx: &Cx<Msg>, step: StepId, command: Command) {
-        let (raft, me) = (self.raft.clone(), cx.me().clone());
-        cx.spawn(async move {
-            let deadline_ms = millis(PROPOSAL_DEADLINE);
-            let command = Box::new(command);
+        let raft = self.raft.clone();
+        cx.report(async move {
+            let (deadline_ms, command) = (millis(PROPOSAL_DEADLINE), Box::new(command));
             let asked = raft.ask(PROPOSAL_DEADLINE, |reply| RaftMemberMsg::Propose { command, deadline_ms, reply });
             let result = match asked.await {
                 Ok(result) => result.map(|applied| applied.revision),
@@ -218,7 +149,7 @@ impl CertAuthorityShell {
                 Err(AskError::Closed) => Err(ProposeError::UnknownOutcome),
                 Err(AskError::TimedOut) => Err(ProposeError::TimedOut),
             };
-            let _gone = me.tell(Msg::Proposed(step, result));
+            Msg::Proposed(step, result)
         });
     }
 
@@ -248,17 +179,14 @@ impl Shell for CertAuthorityShell {
     async fn handle(&mut self, cx: &Cx<Msg>, msg: Msg) -> Result<(), Fault> {
         self.refresh(cx);
         match msg {
-            Msg::Protocol(msg) => self.handle_request(cx, msg),
+            Msg::Protocol(msg) => self.request(cx, msg),
             Msg::Proposed(step, result) => self.step(cx, Input::Proposed(step, result)),
             Msg::CaughtUp => {} // `refresh` has passed the replica to the core
             Msg::Compare => {
                 self.compare(cx);
                 cx.after(COMPARE_EVERY, Msg::Compare);
             }
-            Msg::Compared(ahead_ms) => {
-                self.step(cx, Input::Clocks(ahead_ms));
-                self.log_clock_check();
-            }
+            Msg::Compared(ahead_ms) => self.step(cx, Input::Clocks(ahead_ms)),
             Msg::Wake => self.step(cx, Input::Woke),
         }
         Ok(())
@@ -269,40 +197,6 @@ impl Shell for CertAuthorityShell {
             .map(|p| json!({"kind": p.cert_request.kind(), "for": p.cert_request.who(), "phase": p.phase(), "since": p.since}))
             .collect();
         let (issued, refused) = self.core.counts();
-        json!({"pending": pending, "issued": issued, "refused": refused, "clock": self.clock_trouble})
+        json!({"pending": pending, "issued": issued, "refused": refused, "clock": self.core.clock_trouble()})
     }
-}
-
-/// Answers and logs the answer. A caller that is gone asks again.
-fn reply(port: Port, answer: Result<Answer, ErrorBody>) {
-    match &answer {
-        Ok(Answer::Signed(_)) => debug!("certificate signed"),
-        Ok(Answer::Joined(JoinReply::Joined { node, .. })) => info!(%node, "node joined"),
-        Ok(Answer::Joined(_)) => {}
-        Ok(Answer::User(user)) => info!(serial = %user.serial, "user certificate signed"),
-        Err(refusal) => debug!(code = %refusal.code, why = %refusal.message, "certificate refused"),
-    }
-    match port {
-        Port::Sign(port) => deliver(port, answer, |a| match a {
-            Answer::Signed(reply) => Some(reply),
-            _ => None,
-        }),
-        Port::Join(port) => deliver(port, answer, |a| match a {
-            Answer::Joined(reply) => Some(reply),
-            _ => None,
-        }),
-        Port::User(port) => deliver(port, answer, |a| match a {
-            Answer::User(user) => Some(user),
-            _ => None,
-        }),
-    }
-}
-
-fn deliver<T>(
-    port: Reply<Result<T, ErrorBody>>,
-    answer: Result<Answer, ErrorBody>,
-    pick: impl FnOnce(Answer) -> Option<T>,
-) {
-    let answer = answer.map(|a| pick(a).expect("the core answers in the kind of the request"));
-    let _gone = port.send(answer);
 }

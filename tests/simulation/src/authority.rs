@@ -77,8 +77,8 @@ impl Simulation {
                     .print_if_verbose(self.time.now(), || format!("the authority proposes {:?}", command.changes));
                 self.propose(idx, Asker::Authority { incarnation, step }, command, Duration::from_secs(5));
             }
-            authority::Effect::CompareClocks => {} // clocks are not compared here
-            authority::Effect::CatchUp(_) => {}    // every newer replica is passed in anyway
+            authority::Effect::CompareClocks | authority::Effect::ClockNews(_) => {} // clocks are not compared here
+            authority::Effect::CatchUp(_) => {} // every newer replica is passed in anyway
             authority::Effect::Answer(ask, answer) => {
                 let Some((caller, node)) = self.authority(idx).and_then(|a| a.asks.remove(&ask)) else { return };
                 if self.adversary_answered(caller.ask, answer.is_ok()) {

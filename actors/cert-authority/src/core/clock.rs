@@ -2,7 +2,7 @@
 //!
 //! Owns        the last comparison with the clocks of the other managers.
 //! Inputs      how far their clocks are from this one; both times of this process.
-//! Outputs     a refusal that names the clock, or nothing.
+//! Outputs     a refusal that names the clock, or nothing; when the result of the check changed.
 //! Invariants  CERT-9  nothing is signed while most of the other managers' clocks differ from this one's by more than
 //!                     [`CLOCK_TOLERANCE`], nor after this clock was set by more, until they are compared again.
 //! Why: a leader whose clock is a day ahead signs certificates that begin tomorrow. A node that installs one is refused everywhere.
@@ -23,6 +23,15 @@ pub struct ClockCheck {
     compared: Option<Compared>,
     /// A comparison was requested and has not been answered.
     pub(super) asked: bool,
+    /// Why nothing could be signed at the last comparison.
+    trouble: Option<String>,
+}
+
+/// The result of a comparison, if it differs from that of the one before.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ClockNews {
+    Failed { why: String },
+    Passed,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -35,7 +44,7 @@ struct Compared {
 
 impl ClockCheck {
     /// The clocks of the answering managers are this many milliseconds ahead of this one.
-    pub fn compare(&mut self, now: Moment, wall: WallTime, mut ahead_ms: Vec<i64>) {
+    pub fn compare(&mut self, now: Moment, wall: WallTime, mut ahead_ms: Vec<i64>) -> Option<ClockNews> {
         ahead_ms.sort_unstable();
         let wrong = ahead_ms.iter().filter(|ms| is_off(**ms)).count();
         // This clock counts as one that agrees: of two clocks, it is unknown which one is right.
@@ -43,6 +52,18 @@ impl ClockCheck {
         let off_ms = ahead_ms.get(ahead_ms.len() / 2).copied().filter(|_| is_wrong);
         self.compared = Some(Compared { now, wall, off_ms });
         self.asked = false;
+        let trouble = self.may_sign(now, wall).err().map(|refusal| refusal.message);
+        let before = std::mem::replace(&mut self.trouble, trouble.clone());
+        match (trouble, before) {
+            (Some(why), None) => Some(ClockNews::Failed { why }),
+            (None, Some(_)) => Some(ClockNews::Passed),
+            _ => None,
+        }
+    }
+
+    /// Why nothing could be signed at the last comparison.
+    pub fn trouble(&self) -> Option<&str> {
+        self.trouble.as_deref()
     }
 
     /// Whether certificates may be signed now. Before the first comparison they may: a single manager has no other clock to ask.
@@ -113,5 +134,14 @@ mod tests {
         assert!(check.may_sign(hour, WallTime(3_600_000 + DAY)).is_err());
         check.compare(hour, WallTime(3_600_000 + DAY), vec![0, 0]);
         assert!(check.may_sign(hour, WallTime(3_600_000 + DAY)).is_ok(), "the others were set too");
+    }
+
+    #[test]
+    fn only_changes_of_the_result_are_news() {
+        let mut check = ClockCheck::default();
+        let mut news = |ahead_ms: &[i64]| check.compare(Moment(0), WallTime(DAY), ahead_ms.to_vec());
+        assert_eq!(news(&[0, 0]), None);
+        assert!(matches!(news(&[DAY, DAY]), Some(ClockNews::Failed { .. })));
+        assert_eq!((news(&[DAY, DAY]), news(&[0, 0]), news(&[0, 0])), (None, Some(ClockNews::Passed), None));
     }
 }

@@ -26,6 +26,7 @@ use crate::Config;
 use crate::bugs::BugInjection;
 
 use self::clock::ClockCheck;
+pub use self::clock::ClockNews;
 use self::early::EarlyRenewals;
 use self::pending::Phase;
 pub use self::pending::{CertificateRequest, Pending};
@@ -91,7 +92,7 @@ impl CertAuthority {
     pub fn step(&mut self, now: Moment, wall: WallTime, input: Input, out: &mut Vec<Effect>) {
         self.now = (now, wall);
         match input {
-            Input::Clocks(ahead_ms) => self.clock.compare(now, wall, ahead_ms),
+            Input::Clocks(ahead_ms) => out.extend(self.clock.compare(now, wall, ahead_ms).map(Effect::ClockNews)),
             Input::Replica(tables) => self.learn(tables, wall, out),
             Input::Asked(ask, cert_request) => self.take(now, wall, ask, cert_request, out),
             Input::Signed(step, result) => self.signed(step, result, wall, out),
@@ -211,10 +212,9 @@ impl CertAuthority {
         self.clock.may_sign(now, wall)
     }
 
-    /// Why nothing is signed, if this manager's clock is the reason.
-    pub fn clock_trouble(&self) -> Option<String> {
-        let (now, wall) = self.now;
-        self.clock.may_sign(now, wall).err().map(|refusal| refusal.message)
+    /// Why nothing is signed, if this manager's clock was the reason at the last comparison.
+    pub fn clock_trouble(&self) -> Option<&str> {
+        self.clock.trouble()
     }
 
     fn sign_member(

@@ -13,7 +13,7 @@ use muster_messages::{
 use muster_pki::{CsrKey, NodeProfile, SignError, Signed, UserProfile};
 use sha2::{Digest, Sha256};
 
-use super::CertificateRequest;
+use super::{CertificateRequest, ClockNews};
 
 /// A signature or a proposal in progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -104,6 +104,7 @@ pub enum Effect {
     Answer(AskId, Result<Answer, ErrorBody>),
     /// Ask the other managers for their time, and report as `Clocks`.
     CompareClocks,
+    ClockNews(ClockNews),
     WakeAt(Moment),
 }
 

@@ -189,6 +189,7 @@ impl World {
                     }
                 }
                 Effect::CompareClocks => self.compares += 1,
+                Effect::ClockNews(_) => {}
                 Effect::CatchUp(_) => self.show(),
                 Effect::Answer(ask, answer) => {
                     assert!(self.answers.insert(ask, answer).is_none(), "answered once");
