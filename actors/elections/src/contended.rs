@@ -2,12 +2,10 @@
 //! stopped after its last.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError};
 
 use muster_kernel::{Address, Children, Slot};
-use muster_messages::{ObjectKey, Tables};
-use serde_json::{Value, json};
+use muster_messages::{CoordinationCounts, ObjectKey, Tables};
 
 use crate::core::board::{Board, BoardChange, Scene};
 use crate::election::{ElectionPorts, Msg, election_name, election_spec};
@@ -65,7 +63,7 @@ impl ContendedElections {
             raft: self.ports.raft.clone(),
             scene: slot.clone(),
             memory: Slot::new(),
-            counters: Arc::clone(&self.ports.counters),
+            counts: Arc::clone(&self.ports.counts),
         };
         group().start(election_spec(&key, address.clone(), ports));
         self.children.insert(key, Child { address, scene: slot });
@@ -89,16 +87,7 @@ impl ContendedElections {
         (self.children.len(), self.unattended.len())
     }
 
-    /// The counters, under Kubernetes' names.
-    pub fn counters(&self) -> Value {
-        let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let counters = &self.ports.counters;
-        json!({
-            "leader_changes_total": of(&counters.leader_changes),
-            "leader_preemptions_total": of(&counters.leader_preemptions),
-            "failures_total": of(&counters.failures),
-            "skew_preventions_total": of(&counters.skew_preventions),
-            "candidates_cleaned_up_total": of(&counters.candidates_cleaned_up),
-        })
+    pub fn counts(&self) -> CoordinationCounts {
+        *self.ports.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,12 +1,11 @@
 //! The actor of one contended election: proposals, timers, counters. [`crate::core::coordination`] decides.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use muster_kernel::{Address, Alarm, Clock, Cx, Fault, Recipient, Shell, Slot, Spec};
 use muster_messages::protocol::{Named, RaftMemberMsg};
-use muster_messages::{Command, ObjectKey, Term, millis};
+use muster_messages::{Command, CoordinationCounts, ObjectKey, Term, millis};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
@@ -26,16 +25,6 @@ pub enum Msg {
     Woke,
 }
 
-/// Counters of all contended elections of one leadership.
-#[derive(Debug, Default)]
-pub struct Counters {
-    pub leader_changes: AtomicU64,
-    pub leader_preemptions: AtomicU64,
-    pub failures: AtomicU64,
-    pub skew_preventions: AtomicU64,
-    pub candidates_cleaned_up: AtomicU64,
-}
-
 /// What every incarnation of one contended election shares.
 #[derive(Clone)]
 pub(crate) struct ElectionPorts {
@@ -45,7 +34,8 @@ pub(crate) struct ElectionPorts {
     /// The newest scene: a watched value, so that neither a start nor a crash in between loses it.
     pub scene: Slot<Arc<Scene>>,
     pub memory: Slot<Memory>,
-    pub counters: Arc<Counters>,
+    /// Of all contended elections of one leadership.
+    pub counts: Arc<Mutex<CoordinationCounts>>,
 }
 
 /// A lease's election among its siblings: a digest, because a lease's name may contain what a path may not.
@@ -97,8 +87,8 @@ impl ElectionShell {
     }
 
     fn propose(&self, cx: &Cx<Msg>, step: StepId, command: Box<Command>) {
-        let (me, raft, limit) = (cx.me().clone(), self.ports.raft.clone(), self.ports.config.propose_deadline);
-        cx.spawn(async move {
+        let (raft, limit) = (self.ports.raft.clone(), self.ports.config.propose_deadline);
+        cx.report(async move {
             let deadline_ms = millis(limit);
             let ask_timeout = limit + Duration::from_millis(500);
             let asked = raft.ask(ask_timeout, |reply| RaftMemberMsg::Propose { command, deadline_ms, reply }).await;
@@ -113,32 +103,33 @@ impl ElectionShell {
                     Outcome::Failed
                 }
             };
-            let _ended = me.tell(Msg::Ended(step, outcome));
+            Msg::Ended(step, outcome)
         });
     }
 
     fn event(&self, event: &ElectionEvent) {
-        let (counters, lease) = (&self.ports.counters, &self.core.scene().key);
+        let lease = &self.core.scene().key;
+        let mut counts = self.ports.counts.lock().unwrap_or_else(PoisonError::into_inner);
         let counter = match event {
             ElectionEvent::Elected { name } => {
                 tracing::info!(%lease, holder = %name, "candidate elected");
-                &counters.leader_changes
+                &mut counts.leader_changes_total
             }
             ElectionEvent::Preferred { name } => {
                 tracing::info!(%lease, preferred = %name, "holder asked to yield to the preferred candidate");
-                &counters.leader_preemptions
+                &mut counts.leader_preemptions_total
             }
-            ElectionEvent::SkewPrevented { .. } => &counters.skew_preventions,
+            ElectionEvent::SkewPrevented { .. } => &mut counts.skew_preventions_total,
             ElectionEvent::Failed { why } => {
                 tracing::debug!(%lease, %why, "election failed");
-                &counters.failures
+                &mut counts.failures_total
             }
             ElectionEvent::CleanedUp { name } => {
                 tracing::info!(%lease, candidate = %name, "silent candidate deleted");
-                &counters.candidates_cleaned_up
+                &mut counts.candidates_cleaned_up_total
             }
         };
-        counter.fetch_add(1, Ordering::Relaxed);
+        *counter += 1;
     }
 }
 

@@ -6,6 +6,7 @@ pub mod config;
 mod contended;
 pub mod core;
 pub mod election;
+mod outcomes;
 pub mod shell;
 
 pub use self::config::{CoordinationConfig, ElectionsConfig, KeeperConfig};

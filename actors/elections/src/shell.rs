@@ -6,19 +6,23 @@
 //! ports and deadlines: the caller sees a closed port and renews again, and every lease starts over in full.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use muster_kernel::{Address, Alarm, AskError, Clock, Cx, Fault, Parked, Recipient, Shell, Slot, Spec};
-use muster_messages::protocol::{Applied, ElectionsMsg, Named, ProposeError, RaftMemberMsg, ReadError, Renewal, Reply};
-use muster_messages::{Command, ErrorBody, ErrorCode, Moment, ObjectKey, Replica, RequestId, Term, millis};
+use muster_kernel::{Address, Alarm, Clock, Cx, Fault, Parked, Recipient, Shell, Slot, Spec};
+use muster_messages::protocol::{ElectionsMsg, Named, RaftMemberMsg, Renewal, Reply};
+use muster_messages::{
+    Command, CoordinationCounts, ElectionsView, ErrorBody, ExpiringLeaseView, ObjectKey, Replica, RequestId, Term,
+    millis,
+};
 use serde_json::{Value, json};
 use tokio::sync::{Notify, watch};
 
 use crate::config::ElectionsConfig;
 use crate::contended::ContendedElections;
-use crate::core::keeper::{Effect, Input, Keeper, OpenExpiry, Outcome, ReadId, Tally};
-use crate::election::Counters;
+use crate::core::keeper::{Effect, Input, Keeper, OpenExpiry, Outcome, ReadId};
+use crate::core::rate::Rate;
+use crate::outcomes::{outcome, unconfirmed};
 
 /// Minimum pause between two reads of the replica: a busy log must not keep the elections busy.
 const OBSERVE_PAUSE: Duration = Duration::from_millis(1);
@@ -38,7 +42,7 @@ pub struct ElectionsPorts {
     replica: watch::Receiver<Arc<Replica>>,
     pub(crate) raft: Recipient<RaftMemberMsg>,
     open: Slot<BTreeMap<ObjectKey, OpenExpiry>>,
-    pub(crate) counters: Arc<Counters>,
+    pub(crate) counts: Arc<Mutex<CoordinationCounts>>,
 }
 
 impl ElectionsPorts {
@@ -49,7 +53,7 @@ impl ElectionsPorts {
         replica: watch::Receiver<Arc<Replica>>,
         raft: Recipient<RaftMemberMsg>,
     ) -> Self {
-        Self { config, term, replica, raft, open: Slot::new(), counters: Arc::default() }
+        Self { config, term, replica, raft, open: Slot::new(), counts: Arc::default() }
     }
 }
 
@@ -95,14 +99,6 @@ pub struct ElectionsShell {
     rate: Rate,
 }
 
-/// Renewals per second, over the last second or two.
-struct Rate {
-    since: Moment,
-    tally: Tally,
-    renewed: u64,
-    reads: u64,
-}
-
 impl ElectionsShell {
     fn new(ports: ElectionsPorts) -> Self {
         let (now, open) = (Clock.now(), ports.open.get().unwrap_or_default());
@@ -113,7 +109,7 @@ impl ElectionsShell {
             asks: Parked::default(),
             observed: Arc::default(),
             alarm: Alarm::default(),
-            rate: Rate { since: now, tally: Tally::default(), renewed: 0, reads: 0 },
+            rate: Rate::new(now),
         }
     }
 
@@ -163,76 +159,30 @@ impl ElectionsShell {
     }
 
     fn read(&self, cx: &Cx<Msg>, read: ReadId) {
-        let (me, raft, limit) = (cx.me().clone(), self.ports.raft.clone(), self.ports.config.keeper.read_deadline);
-        cx.spawn(async move {
+        let (raft, limit) = (self.ports.raft.clone(), self.ports.config.keeper.read_deadline);
+        cx.report(async move {
             let deadline_ms = millis(limit);
             let asked = raft.ask(limit + DEADLINE_MARGIN, |reply| RaftMemberMsg::Read { deadline_ms, reply }).await;
             let result = match asked {
                 Ok(read) => read.map_err(unconfirmed),
                 Err(why) => Err(why.into()),
             };
-            let _ended = me.tell(Msg::Read(read, result));
+            Msg::Read(read, result)
         });
     }
 
     fn propose(&self, cx: &Cx<Msg>, command: Box<Command>) {
-        let (me, raft, limit) = (cx.me().clone(), self.ports.raft.clone(), self.ports.config.keeper.propose_deadline);
-        let request = command.request;
-        cx.spawn(async move {
-            let deadline_ms = millis(limit);
+        let (raft, limit) = (self.ports.raft.clone(), self.ports.config.keeper.propose_deadline);
+        cx.report(async move {
+            let (request, deadline_ms) = (command.request, millis(limit));
             let asked =
                 raft.ask(limit + DEADLINE_MARGIN, |reply| RaftMemberMsg::Propose { command, deadline_ms, reply }).await;
-            let _ended = me.tell(Msg::Proposed(request, outcome(asked)));
+            Msg::Proposed(request, outcome(asked))
         });
     }
 
     fn watch_replica(&self, cx: &Cx<Msg>) {
         cx.on_change_taken(self.ports.replica.clone(), &self.observed, OBSERVE_PAUSE, || Msg::ReplicaChanged);
-    }
-
-    fn measure(&mut self, now: Moment) {
-        let (passed, tally) = (now.since(self.rate.since), self.keeper.tally());
-        if passed >= Duration::from_secs(1) {
-            let per_second = |n: u64| (n as f64 / passed.as_secs_f64()).round() as u64;
-            let before = self.rate.tally;
-            let (renewed, reads) = (tally.renewed - before.renewed, tally.reads - before.reads);
-            self.rate = Rate { since: now, tally, renewed: per_second(renewed), reads: per_second(reads) };
-        }
-    }
-}
-
-/// A failed read only means that this leader was not confirmed.
-fn unconfirmed(why: ReadError) -> ErrorBody {
-    let soon = Duration::from_millis(200);
-    let text = format!("this leader was not confirmed ({why}); retry");
-    match why {
-        ReadError::Busy => ErrorBody::new(ErrorCode::TooManyRequests, text),
-        ReadError::NoQuorum { missing } => {
-            ErrorBody::new(ErrorCode::NoQuorum, text).with_details(&json!({ "missing": missing }))
-        }
-        ReadError::NoLeader | ReadError::TimedOut => ErrorBody::new(ErrorCode::NoQuorum, text),
-    }
-    .retry_after(soon)
-}
-
-/// Unknown unless it is certain that the log will never contain it.
-fn outcome(asked: Result<Result<Applied, ProposeError>, AskError>) -> Outcome {
-    match asked {
-        Ok(Ok(_)) => Outcome::Applied,
-        Ok(Err(ProposeError::Refused(why))) => {
-            tracing::debug!(%why, "lease expiry refused");
-            Outcome::Refused
-        }
-        Ok(Err(
-            ProposeError::NotLeader { .. }
-            | ProposeError::Busy
-            | ProposeError::MembershipBusy
-            | ProposeError::TooLarge { .. }
-            | ProposeError::StateFull { .. },
-        ))
-        | Err(AskError::Full | AskError::Down) => Outcome::NotTaken,
-        Ok(Err(ProposeError::UnknownOutcome | ProposeError::NoQuorum { .. } | ProposeError::TimedOut))
-        | Err(AskError::Closed | AskError::TimedOut) => Outcome::Unknown,
     }
 }
 
@@ -258,7 +208,7 @@ impl Shell for ElectionsShell {
             Msg::Proposed(request, outcome) => self.step(cx, Input::Proposed { request, outcome }),
             Msg::Tick => {
                 self.step(cx, Input::Tick);
-                self.measure(cx.now());
+                self.rate.measure(cx.now(), self.keeper.tally());
                 cx.after(self.ports.config.keeper.tick, Msg::Tick);
             }
             Msg::Woke => {
@@ -271,33 +221,26 @@ impl Shell for ElectionsShell {
 
     fn view(&self) -> Value {
         let soonest = self.keeper.soonest(Clock.now(), MAX_LISTED_LEASES).into_iter();
-        let soonest: Vec<Value> = soonest
-            .map(|(key, left)| json!({"namespace": key.namespace, "name": key.name, "expires_in_ms": millis(left)}))
-            .collect();
-        let tally = self.keeper.tally();
-        let (contended, unattended) = self.contended.count();
-        json!({
-            "term": self.ports.term,
-            "revision": self.keeper.revision(),
-            "leases": self.keeper.timed(),
-            "soonest": soonest,
-            "waiting": self.keeper.waiting(),
-            "expiring": self.keeper.open_expiries().len(),
-            "renewed_per_second": self.rate.renewed,
-            "reads_per_second": self.rate.reads,
-            "contests": contended,
-            "contests_unattended": unattended,
-            "coordinated": self.contended.counters(),
-            "counters": {
-                "renewals_total": tally.renewed,
-                "renewals_lost_total": tally.lost,
-                "renewals_unconfirmed_total": tally.unconfirmed,
-                "renewals_rejected_total": tally.rejected,
-                "reads_total": tally.reads,
-                "expired_total": tally.expired,
-                "expiries_failed_total": tally.expiries_failed,
-                "pauses_total": tally.pauses,
-            },
-        })
+        let (contests, contests_unattended) = self.contended.count();
+        let view = ElectionsView {
+            term: self.ports.term,
+            revision: self.keeper.revision(),
+            leases: self.keeper.timed(),
+            soonest: soonest
+                .map(|(ObjectKey { namespace, name, .. }, left)| {
+                    let expires_in_ms = millis(left);
+                    ExpiringLeaseView { namespace, name, expires_in_ms }
+                })
+                .collect(),
+            waiting: self.keeper.waiting(),
+            expiring: self.keeper.open_expiries().len(),
+            renewed_per_second: self.rate.renewed,
+            reads_per_second: self.rate.reads,
+            contests,
+            contests_unattended,
+            coordinated: self.contended.counts(),
+            counters: self.keeper.tally(),
+        };
+        json!(view)
     }
 }

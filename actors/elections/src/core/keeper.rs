@@ -31,8 +31,8 @@ use imbl::ordmap::DiffItem;
 pub use muster_messages::AskId;
 use muster_messages::protocol::Renewal;
 use muster_messages::{
-    Command, ErrorBody, ErrorCode, FencingToken, Lease, Moment, Object, ObjectKey, ObjectKind, Replica, RequestId,
-    Revision, SessionId, Term, WallTime, millis,
+    Command, ErrorBody, ErrorCode, FencingToken, Lease, LeaseCounts, Moment, Object, ObjectKey, ObjectKind, Replica,
+    RequestId, Revision, SessionId, Term, WallTime, millis,
 };
 
 use self::clocks::Clocks;
@@ -86,23 +86,6 @@ pub enum Effect {
     Keep(BTreeMap<ObjectKey, OpenExpiry>),
 }
 
-/// Counters, for people.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Tally {
-    pub renewed: u64,
-    pub lost: u64,
-    /// Leases whose renewal was not confirmed.
-    pub unconfirmed: u64,
-    /// Leases of renewals that were rejected because too many waited.
-    pub rejected: u64,
-    pub reads: u64,
-    pub expired: u64,
-    /// Proposals of expiries with another result.
-    pub expiries_failed: u64,
-    /// How often this process was found to have been suspended.
-    pub pauses: u64,
-}
-
 /// The promise for a lease without a duration. No clock ends it; its holder renews earlier.
 const WITHOUT_DURATION: Duration = Duration::from_secs(24 * 3600);
 
@@ -120,7 +103,7 @@ pub struct Keeper {
     expiries: Expiries,
     /// The expiries that the next incarnation would find.
     kept: BTreeMap<ObjectKey, OpenExpiry>,
-    tally: Tally,
+    tally: LeaseCounts,
 }
 
 impl Keeper {
@@ -143,7 +126,7 @@ impl Keeper {
             renewals: Renewals::default(),
             expiries: Expiries::resumed(entropy, open.clone(), now),
             kept: open,
-            tally: Tally::default(),
+            tally: LeaseCounts::default(),
         }
     }
 
@@ -218,7 +201,7 @@ impl Keeper {
     pub fn waiting(&self) -> usize {
         self.renewals.leases()
     }
-    pub fn tally(&self) -> Tally {
+    pub fn tally(&self) -> LeaseCounts {
         self.tally
     }
     pub fn revision(&self) -> Revision {

@@ -4,3 +4,4 @@
 pub mod board;
 pub mod coordination;
 pub mod keeper;
+pub mod rate;
