@@ -93,12 +93,12 @@ impl DispatcherShell {
     }
 
     fn propose(&self, cx: &Cx<Msg>, batch: BatchId, command: Command) {
-        let (me, raft, limit) = (cx.me().clone(), self.ports.raft.clone(), self.ports.config.propose_deadline);
-        cx.spawn(async move {
+        let (raft, limit) = (self.ports.raft.clone(), self.ports.config.propose_deadline);
+        cx.report(async move {
             let deadline_ms = millis(limit);
             let command = Box::new(command);
             let asked = raft.ask(limit, |reply| RaftMemberMsg::Propose { command, deadline_ms, reply }).await;
-            let _ended = me.tell(Msg::Proposed { batch, outcome: outcome(asked) });
+            Msg::Proposed { batch, outcome: outcome(asked) }
         });
     }
 

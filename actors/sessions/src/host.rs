@@ -1,15 +1,15 @@
-//! The shell of the sessions' host: takes the gateway's connections, keeps one child per node, sends digests to
+//! The shell of the sessions' host: takes the gateway's connections, passes them to the nodes' sessions, sends digests to
 //! the leader. [`crate::core::host`] decides.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use muster_gateway::{Connection, Registration, Services};
-use muster_kernel::{Address, Alarm, Cx, Fault, Shell, Slot, Spec};
-use muster_messages::protocol::{LeaderCalls, Named, Reply, Service, SessionsMsg};
-use muster_messages::wire::{ActorsAsk, HostFrame, PeerCall, SessionDigest, SessionFact};
-use muster_messages::{ErrorBody, ErrorCode, NodeId, Replica, Tables};
+use muster_kernel::{Address, Alarm, Cx, Fault, Shell, Spec};
+use muster_messages::protocol::{LeaderCalls, Named, Service, SessionsMsg};
+use muster_messages::wire::{HostFrame, PeerCall, SessionDigest, SessionFact};
+use muster_messages::{NodeId, Replica};
 use serde_json::{Value, json};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::time::timeout;
@@ -18,10 +18,10 @@ use tracing::{debug, info, warn};
 use crate::config::SessionsConfig;
 use crate::core::host::{Effect, Host, Input};
 use crate::core::instances::Duplicate;
-use crate::core::node_update::{NodeUpdate, Shared, changed, shared_changed};
+use crate::core::node_update::SeenState;
 use crate::core::session::ConnId;
+use crate::hosted::HostedSessions;
 use crate::line::reject;
-use crate::session::{self, Inbox, SessionPorts, session_name, session_spec};
 
 #[derive(Named)]
 #[strum(serialize_all = "snake_case")]
@@ -80,24 +80,14 @@ pub fn sessions_spec(address: Address<Msg>, ports: SessionsPorts) -> Spec {
     Spec::actor("sessions", address, move || Ok(SessionsShell::new(ports.clone(), report_to.clone()))).with_children()
 }
 
-struct Child {
-    address: Address<session::Msg>,
-    inbox: Inbox,
-    /// The newest connection that was handed over.
-    newest: ConnId,
-}
-
 pub struct SessionsShell {
     core: Host,
     ports: SessionsPorts,
-    config: Arc<SessionsConfig>,
-    me: Address<Msg>,
+    sessions: HostedSessions,
     registration: Option<Registration>,
-    children: BTreeMap<NodeId, Child>,
     waiting: BTreeMap<ConnId, Connection>,
     next_conn: u64,
-    copy: Tables,
-    shared: Arc<Shared>,
+    seen: SeenState,
     /// Reports that the newest replica was taken, so that the watcher may bring the next.
     taken: Arc<Notify>,
     alarm: Alarm,
@@ -110,15 +100,12 @@ impl SessionsShell {
         let first = u64::try_from(clock.wall().0).unwrap_or(0).saturating_mul(1000);
         Self {
             core: Host::new(ports.config.clone(), clock.now(), first),
-            config: Arc::new(ports.config.clone()),
+            sessions: HostedSessions::new(&ports, me),
             ports,
-            me,
             registration: None,
-            children: BTreeMap::new(),
             waiting: BTreeMap::new(),
             next_conn: 0,
-            copy: Tables::default(),
-            shared: Arc::default(),
+            seen: SeenState::default(),
             taken: Arc::default(),
             alarm: Alarm::default(),
         }
@@ -137,50 +124,20 @@ impl SessionsShell {
         match effect {
             Effect::Admit { node, conn } => {
                 if let Some(connection) = self.waiting.remove(&conn) {
-                    self.admit(cx, node, conn, connection);
+                    self.sessions.admit(cx, node, (conn, connection), self.seen.update_of(node));
                 }
             }
             Effect::Refuse { conn, mut refusal } => {
                 if let Some(connection) = self.waiting.remove(&conn) {
-                    refusal.managers = self.shared.managers.clone();
-                    let limit = self.config.write_deadline;
-                    cx.spawn(reject(connection, HostFrame::Ended(refusal), limit));
+                    refusal.managers = self.seen.shared().managers.clone();
+                    cx.spawn(reject(connection, HostFrame::Ended(refusal), self.ports.config.write_deadline));
                 }
             }
-            Effect::Move { node } => {
-                if let Some(child) = self.children.get(&node) {
-                    let reason = "this manager has no leader".to_owned();
-                    // A session that is restarting has no connection to move.
-                    let _restarting = child.address.tell(session::Msg::Move { reason });
-                }
-            }
+            Effect::Move { node } => self.sessions.send_away(node),
             Effect::Digest(digest) => self.send_digest(cx, digest),
             Effect::DuplicateFound(duplicate) => warn_of(&duplicate),
             Effect::DuplicateResolved(node) => info!(%node, "duplicate node identity resolved"),
         }
-    }
-
-    /// Hands the connection to the node's session, which is started if needed.
-    fn admit(&mut self, cx: &Cx<Msg>, node: NodeId, conn: ConnId, connection: Connection) {
-        let node_update = NodeUpdate::of(&self.copy, node, &self.shared);
-        let child = self.children.entry(node).or_insert_with(|| {
-            let address = Address::new(self.config.session_mailbox);
-            let inbox = Inbox::default();
-            inbox.tell(node_update);
-            let ports = SessionPorts {
-                node,
-                config: Arc::clone(&self.config),
-                inbox: inbox.clone(),
-                memory: Slot::new(),
-                leader: Arc::clone(&self.ports.leader),
-                host: self.me.clone(),
-            };
-            cx.children().start(session_spec(address.clone(), ports));
-            Child { address, inbox, newest: conn }
-        });
-        child.newest = conn;
-        child.inbox.put_connection(conn, connection);
-        let _it_reads_the_inbox_on_start = child.address.tell(session::Msg::InboxChanged);
     }
 
     fn arrived(&mut self, cx: &Cx<Msg>, connection: Connection) {
@@ -194,65 +151,29 @@ impl SessionsShell {
         self.step(cx, Input::Arrived { node, conn });
     }
 
-    /// A session that has not seen its newest connection yet stays.
-    fn forget(&mut self, cx: &Cx<Msg>, node: NodeId, seen: ConnId) {
-        if self.children.get(&node).is_some_and(|child| child.newest == seen) {
-            self.children.remove(&node);
-            cx.children().stop(&session_name(node));
-        }
-    }
-
     fn replica(&mut self, cx: &Cx<Msg>) {
         let replica = Arc::clone(&self.ports.replica.borrow_and_update());
-        let old = std::mem::replace(&mut self.copy, replica.tables.clone());
-        let mut nodes = changed(&old, &self.copy);
-        if shared_changed(&old, &self.copy, &nodes) {
-            let shared = Shared::of(&self.copy);
-            if shared != *self.shared {
-                self.shared = Arc::new(shared);
-                nodes = self.children.keys().copied().collect();
-            }
-        }
-        self.update_sessions(nodes);
+        let changed = self.seen.replace(replica.tables.clone());
+        self.sessions.update(changed, &self.seen);
         let leader = replica.raft.leader.and(replica.raft.leader_node);
         self.step(cx, Input::Leader { term: replica.raft.term, leader });
         self.taken.notify_one();
     }
 
-    fn update_sessions(&self, nodes: BTreeSet<NodeId>) {
-        for node in nodes {
-            if let Some(child) = self.children.get(&node) {
-                child.inbox.tell(NodeUpdate::of(&self.copy, node, &self.shared));
-                let _it_reads_the_inbox_on_start = child.address.tell(session::Msg::InboxChanged);
-            }
-        }
-    }
-
     fn send_digest(&self, cx: &Cx<Msg>, digest: SessionDigest) {
-        let (me, limit, sequence) = (cx.me().clone(), self.config.digest_deadline, digest.sequence);
+        let (limit, sequence) = (self.ports.config.digest_deadline, digest.sequence);
         let calling = self.ports.leader.call(PeerCall::Sessions(digest));
-        cx.spawn(async move {
+        cx.report(async move {
             let ok = matches!(timeout(limit, calling).await, Ok(Ok(_)));
-            let _ended = me.tell(Msg::DigestAnswered { sequence, ok });
+            Msg::DigestAnswered { sequence, ok }
         });
-    }
-
-    fn ask_node(&self, node: NodeId, ask: ActorsAsk, deadline_ms: u64, reply: Reply<Result<String, ErrorBody>>) {
-        let Some(child) = self.children.get(&node) else {
-            let error = ErrorBody::new(ErrorCode::NotFound, format!("node {node} has no session on this manager"));
-            let _gone = reply.send(Err(error));
-            return;
-        };
-        let deadline = std::time::Duration::from_millis(deadline_ms);
-        // Undeliverable: the port closes, which the caller sees.
-        let _closed = child.address.tell(session::Msg::AskNode { ask, deadline, reply });
     }
 
     /// From here on the gateway's connections arrive as messages, a bounded number at a time.
     fn listen(&mut self, cx: &Cx<Msg>) {
-        let (sink, mut connections) = mpsc::channel(self.config.arrivals);
+        let (sink, mut connections) = mpsc::channel(self.ports.config.arrivals);
         self.registration = Some(self.ports.services.register(Service::Agent, sink));
-        let (me, room) = (cx.me().clone(), Arc::new(Semaphore::new(self.config.arrivals)));
+        let (me, room) = (cx.me().clone(), Arc::new(Semaphore::new(self.ports.config.arrivals)));
         cx.spawn(async move {
             while let Some(connection) = connections.recv().await {
                 let permit = Arc::clone(&room).acquire_owned().await;
@@ -293,12 +214,12 @@ impl Shell for SessionsShell {
     async fn handle(&mut self, cx: &Cx<Msg>, msg: Msg) -> Result<(), Fault> {
         match msg {
             Msg::Protocol(SessionsMsg::AskNode { node, ask, deadline_ms, reply }) => {
-                self.ask_node(node, ask, deadline_ms, reply);
+                self.sessions.ask(node, ask, Duration::from_millis(deadline_ms), reply);
             }
             Msg::Arrived(arrival) => self.arrived(cx, arrival.connection),
             Msg::Replica => self.replica(cx),
             Msg::Reported { node, fact, connected } => self.step(cx, Input::Reported { node, fact, connected }),
-            Msg::Forget { node, seen } => self.forget(cx, node, seen),
+            Msg::Forget { node, seen } => self.sessions.forget(cx, node, seen),
             Msg::DigestAnswered { sequence, ok } => self.step(cx, Input::DigestAnswered { sequence, ok }),
             Msg::Wake => {
                 self.alarm.fired();
@@ -316,7 +237,7 @@ impl Shell for SessionsShell {
             "digest_sequence": self.core.sequence(),
             "refused": self.core.refused(),
             "duplicate_identities": self.core.duplicates(),
-            "revision": self.copy.revision,
+            "revision": self.seen.revision(),
         })
     }
 

@@ -7,6 +7,9 @@ pub mod config;
 pub mod core;
 mod dispatcher;
 mod host;
+mod hosted;
+mod inbox;
+mod leader;
 mod line;
 mod session;
 

@@ -1,60 +1,26 @@
 //! AgentSession's shell: one connection, reply ports, timers. [`crate::core::session`] decides.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use muster_gateway::Connection;
 use muster_kernel::{Address, Alarm, Cx, Fault, Parked, Shell, Slot, Spec};
 use muster_messages::protocol::{LeaderCalls, Named, Reply};
-use muster_messages::wire::{
-    ActorsAsk, AgentAnswer, HostFrame, MembershipReply, PeerCall, SessionFact, SignReply, WireError, decode,
-};
-use muster_messages::{ErrorBody, ErrorCode, Moment, NodeId, millis};
+use muster_messages::wire::{ActorsAsk, AgentAnswer, AgentFrame, HostFrame, SessionFact};
+use muster_messages::{ErrorBody, NodeId, millis};
 use serde_json::{Value, json};
 use tokio::time::timeout;
 use tracing::{debug, info};
 
 use crate::config::SessionsConfig;
-use crate::core::node_update::NodeUpdate;
 use crate::core::session::{AgentSession, ConnId, Effect, Input, LogEvent};
 use crate::host;
+use crate::inbox::Inbox;
+use crate::leader::ask_leader;
 use crate::line::{Incoming, Line, line};
-
-/// One line per node and minute reports that its session was ended: a holder of its certificate can cause that many
-/// times a second.
-const ENDED_LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// How long a stopping session waits until its last frame has been sent.
 const LAST_FRAME_TIMEOUT: Duration = Duration::from_millis(200);
-
-/// The inbox of a session, filled by the host. A watched value, so that no start or crash in between loses it.
-#[derive(Clone, Default)]
-pub(crate) struct Inbox(Arc<Mutex<InboxContent>>);
-
-#[derive(Default)]
-struct InboxContent {
-    connection: Option<(ConnId, Connection)>,
-    /// Stays in the inbox: an incarnation that starts after a crash needs it too.
-    node_update: Option<NodeUpdate>,
-    last_taken: ConnId,
-}
-
-impl Inbox {
-    /// The newest connection replaces one that was not taken yet.
-    pub(crate) fn put_connection(&self, conn: ConnId, connection: Connection) {
-        self.content().connection = Some((conn, connection));
-    }
-    pub(crate) fn tell(&self, node_update: NodeUpdate) {
-        self.content().node_update = Some(node_update);
-    }
-    /// The newest connection that a session has taken, over all its incarnations.
-    fn last_taken(&self) -> ConnId {
-        self.content().last_taken
-    }
-    fn content(&self) -> MutexGuard<'_, InboxContent> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
 
 pub enum Msg {
     InboxChanged,
@@ -73,11 +39,11 @@ impl Named for Msg {
             Msg::AskNode { .. } => "ask_node",
             Msg::Move { .. } => "move",
             Msg::Received { received, .. } => match &*received.frame {
-                muster_messages::wire::AgentFrame::Hello(_) => "hello",
-                muster_messages::wire::AgentFrame::Heartbeat { .. } => "heartbeat",
-                muster_messages::wire::AgentFrame::Ask { .. } => "ask",
-                muster_messages::wire::AgentFrame::Answer { .. } => "answer",
-                muster_messages::wire::AgentFrame::Bye { .. } => "bye",
+                AgentFrame::Hello(_) => "hello",
+                AgentFrame::Heartbeat { .. } => "heartbeat",
+                AgentFrame::Ask { .. } => "ask",
+                AgentFrame::Answer { .. } => "answer",
+                AgentFrame::Bye { .. } => "bye",
             },
             Msg::Closed { .. } => "closed",
             Msg::LeaderAnswered { .. } => "leader_answered",
@@ -115,35 +81,18 @@ pub struct SessionShell {
     leaving: Option<Line>,
     asks: Parked<Reply<Result<String, ErrorBody>>>,
     alarm: Alarm,
-    /// When the log last reported that a session was ended.
-    last_logged: Option<Moment>,
 }
 
 impl SessionShell {
     fn new(ports: SessionPorts) -> Self {
         let now = muster_kernel::Clock.now();
         let core = AgentSession::resume(ports.node, Arc::clone(&ports.config), ports.memory.get(), now);
-        Self {
-            core,
-            ports,
-            line: None,
-            leaving: None,
-            asks: Parked::default(),
-            alarm: Alarm::default(),
-            last_logged: None,
-        }
+        Self { core, ports, line: None, leaving: None, asks: Parked::default(), alarm: Alarm::default() }
     }
 
     /// Takes the content of the inbox. The connection first: without one the session may have no reason to stay.
     fn take_inbox(&mut self, cx: &Cx<Msg>) -> Result<(), Fault> {
-        let (connection, node_update) = {
-            let mut content = self.ports.inbox.content();
-            let connection = content.connection.take();
-            if let Some((conn, _)) = &connection {
-                content.last_taken = *conn;
-            }
-            (connection, content.node_update.clone())
-        };
+        let (connection, node_update) = self.ports.inbox.take();
         if let Some((conn, connection)) = connection {
             self.take(cx, conn, connection)?;
         }
@@ -184,7 +133,10 @@ impl SessionShell {
             Effect::Close { conn } => {
                 self.line.take_if(|line| line.conn == conn);
             }
-            Effect::CallLeader { conn, id, call } => self.call(cx, conn, id, *call),
+            Effect::CallLeader { conn, id, call } => {
+                let answer = ask_leader(&*self.ports.leader, *call, self.ports.config.leader_deadline);
+                cx.report(async move { Msg::LeaderAnswered { conn, id, result: answer.await } });
+            }
             Effect::AnswerAsk { ask, result } => {
                 if let Some(reply) = self.asks.take(ask) {
                     let _gone = reply.send(result);
@@ -203,7 +155,7 @@ impl SessionShell {
                 let node = self.ports.node;
                 self.ports.host.tell(host::Msg::Forget { node, seen: self.ports.inbox.last_taken() })?;
             }
-            Effect::LogEvent(log_event) => self.log_event(cx.now(), log_event),
+            Effect::LogEvent(log_event) => self.log_event(log_event),
         }
         Ok(())
     }
@@ -220,39 +172,14 @@ impl SessionShell {
         }
     }
 
-    fn call(&self, cx: &Cx<Msg>, conn: ConnId, id: u64, call: PeerCall) {
-        let (me, limit) = (cx.me().clone(), self.ports.config.leader_deadline);
-        let read: fn(&[u8]) -> Result<AgentAnswer, WireError> = match call {
-            PeerCall::SignNode { .. } => |bytes| decode::<SignReply>(bytes).map(AgentAnswer::Signed),
-            PeerCall::ReportManager { .. } => |_| Ok(AgentAnswer::Reported),
-            _ => |bytes| decode::<MembershipReply>(bytes).map(AgentAnswer::Membership),
-        };
-        let calling = self.ports.leader.call(call);
-        cx.spawn(async move {
-            let result = match timeout(limit, calling).await {
-                Ok(Ok(bytes)) => read(&bytes).map_err(|error| {
-                    ErrorBody::new(ErrorCode::Internal, format!("the leader's answer cannot be read: {error}"))
-                }),
-                Ok(Err(error)) => Err(error),
-                Err(_) => Err(ErrorBody::new(ErrorCode::TimedOut, "the leader did not answer in time")),
-            };
-            let _ended = me.tell(Msg::LeaderAnswered { conn, id, result });
-        });
-    }
-
-    fn log_event(&mut self, now: Moment, log_event: LogEvent) {
+    fn log_event(&self, log_event: LogEvent) {
         let node = self.ports.node;
         match log_event {
             LogEvent::Opened { instance } => debug!(%node, instance, "session opened"),
             LogEvent::Closed { why } => debug!(%node, why, "session closed"),
             LogEvent::Down { why } => info!(%node, why, "node is down"),
-            LogEvent::Ended { reason } if self.last_logged.is_some_and(|at| now.since(at) < ENDED_LOG_INTERVAL) => {
-                debug!(%node, %reason, "session ended");
-            }
-            LogEvent::Ended { reason } => {
-                self.last_logged = Some(now);
-                info!(%node, %reason, "session ended");
-            }
+            LogEvent::Ended { reason, repeated: true } => debug!(%node, %reason, "session ended"),
+            LogEvent::Ended { reason, repeated: false } => info!(%node, %reason, "session ended"),
         }
     }
 }

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster_messages::wire::{AgentAnswer, PeerCall, SessionDigest, SignReply};
-use muster_messages::{CertIdentity, ErrorBody, ErrorCode, Moment, NodeId, Replica, Revision, Tables, Term};
+use muster_messages::{CertIdentity, ErrorBody, ErrorCode, Moment, NodeId, Replica, Revision, Term};
 use muster_sessions::SessionsConfig;
 use muster_sessions::core::host::{self, Host};
-use muster_sessions::core::node_update::{NodeUpdate, Shared, changed, shared_changed};
+use muster_sessions::core::node_update::{NodeUpdate, SeenState};
 use muster_sessions::core::session::{self, AgentSession, ConnId};
 
 use crate::bugs::Bug;
@@ -29,8 +29,7 @@ pub struct Hosts {
     pub waiting: BTreeMap<ConnId, CertIdentity>,
     /// Agents' questions to the leader, by their numbers.
     calls: BTreeMap<u64, (NodeId, ConnId, u64)>,
-    local: Tables,
-    shared: Arc<Shared>,
+    seen: SeenState,
     /// An observation of the newest replica is scheduled.
     observe_due: bool,
     /// The replica that was observed last.
@@ -51,8 +50,7 @@ impl Hosts {
             sessions: BTreeMap::new(),
             waiting: BTreeMap::new(),
             calls: BTreeMap::new(),
-            local: Tables::default(),
-            shared: Arc::default(),
+            seen: SeenState::default(),
             observe_due: false,
             shown: None,
             wakes: None,
@@ -81,20 +79,13 @@ impl Simulation {
         let leader = replica.raft.leader.and(replica.raft.leader_node);
         // What is observed, and not what was scheduled: the replica may have changed in between, and may change back.
         hosts.shown = Some((replica.tables.revision, replica.raft.term, leader));
-        let old = std::mem::replace(&mut hosts.local, replica.tables.clone());
-        let mut nodes = changed(&old, &hosts.local);
-        if shared_changed(&old, &hosts.local, &nodes) {
-            let shared = Shared::of(&hosts.local);
-            if shared != *hosts.shared {
-                hosts.shared = Arc::new(shared);
-                nodes = hosts.sessions.keys().copied().collect();
-            }
-        }
+        let nodes = hosts.seen.replace(replica.tables.clone());
+        let nodes = nodes.unwrap_or_else(|| hosts.sessions.keys().copied().collect());
         let updates: Vec<(NodeId, NodeUpdate)> = nodes
             .into_iter()
             .filter(|node| hosts.sessions.contains_key(node))
-            .filter(|node| !(stays && hosts.local.blocklist.contains_key(node)))
-            .map(|node| (node, NodeUpdate::of(&hosts.local, node, &hosts.shared)))
+            .filter(|node| !(stays && replica.tables.blocklist.contains_key(node)))
+            .map(|node| (node, hosts.seen.update_of(node)))
             .collect();
         for (node, node_update) in updates {
             self.session_step(idx, node, session::Input::NodeUpdate(Box::new(node_update)));
@@ -133,7 +124,7 @@ impl Simulation {
             host::Effect::Refuse { conn, mut refusal } => {
                 if let Some(runtime) = self.machines[idx].runtime.as_mut() {
                     runtime.hosts.waiting.remove(&conn);
-                    refusal.managers = runtime.hosts.shared.managers.clone();
+                    refusal.managers = runtime.hosts.seen.shared().managers.clone();
                 }
                 self.totals.count("sessions refused");
                 self.host_sends(conn, Box::new(muster_messages::wire::HostFrame::Ended(refusal)));
@@ -155,7 +146,7 @@ impl Simulation {
         let Some(runtime) = self.machines[idx].runtime.as_mut() else { return };
         let hosts = &mut runtime.hosts;
         let Some(identity) = hosts.waiting.remove(&conn) else { return };
-        let node_update = NodeUpdate::of(&hosts.local, node, &hosts.shared);
+        let node_update = hosts.seen.update_of(node);
         let config = Arc::clone(&hosts.config);
         let fresh = || Session { core: AgentSession::new(node, config), wakes: None };
         hosts.sessions.entry(node).or_insert_with(fresh);

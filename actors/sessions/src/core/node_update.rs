@@ -129,9 +129,42 @@ fn visible_part(record_state: &NodeRecordState) -> Option<(Role, Role, Revision,
     }
 }
 
+/// The newest replica that the host has seen.
+#[derive(Clone, Debug, Default)]
+pub struct SeenState {
+    tables: Tables,
+    shared: Arc<Shared>,
+}
+
+impl SeenState {
+    pub fn revision(&self) -> Revision {
+        self.tables.revision
+    }
+    pub fn shared(&self) -> &Shared {
+        &self.shared
+    }
+    pub fn update_of(&self, node: NodeId) -> NodeUpdate {
+        NodeUpdate::of(&self.tables, node, &self.shared)
+    }
+
+    /// Takes a newer replica. The nodes whose sessions must learn of it; `None`: all.
+    pub fn replace(&mut self, tables: Tables) -> Option<BTreeSet<NodeId>> {
+        let old = std::mem::replace(&mut self.tables, tables);
+        let nodes = changed(&old, &self.tables);
+        if shared_changed(&old, &self.tables, &nodes) {
+            let shared = Shared::of(&self.tables);
+            if shared != *self.shared {
+                self.shared = Arc::new(shared);
+                return None;
+            }
+        }
+        Some(nodes)
+    }
+}
+
 /// The nodes whose record or block differs between two replicas. The cost grows with the differences,
 /// not the size.
-pub fn changed(old: &Tables, new: &Tables) -> BTreeSet<NodeId> {
+pub(super) fn changed(old: &Tables, new: &Tables) -> BTreeSet<NodeId> {
     let mut nodes = BTreeSet::new();
     if !old.nodes.ptr_eq(&new.nodes) {
         for item in old.nodes.diff(&new.nodes) {
@@ -153,7 +186,30 @@ pub fn changed(old: &Tables, new: &Tables) -> BTreeSet<NodeId> {
 }
 
 /// Whether [`Shared`] may differ between two replicas, given the nodes that differ.
-pub fn shared_changed(old: &Tables, new: &Tables, nodes: &BTreeSet<NodeId>) -> bool {
+fn shared_changed(old: &Tables, new: &Tables, nodes: &BTreeSet<NodeId>) -> bool {
     let member = |node: &NodeId| new.members.values().any(|m| m.node == *node);
     !old.members.ptr_eq(&new.members) || old.cluster != new.cluster || nodes.iter().any(member)
+}
+
+#[cfg(test)]
+mod tests {
+    use muster_messages::{Member, Name, NodeRecord, RaftId, WallTime};
+
+    use super::super::testing::node;
+    use super::*;
+
+    #[test]
+    fn sessions_learn_of_their_node_and_all_of_a_new_manager() {
+        let mut seen = SeenState::default();
+        let mut tables = Tables::default();
+        let record = NodeRecord::new(node(1), Name::sanitized("n1"), Role::Worker, WallTime(0));
+        tables.nodes.insert(node(1), Arc::new(record.clone()));
+        assert_eq!(seen.replace(tables.clone()), Some(BTreeSet::from([node(1)])));
+        assert_eq!(seen.replace(tables.clone()), Some(BTreeSet::new()), "nothing changed");
+        tables.nodes.insert(node(1), Arc::new(NodeRecord { liveness: Liveness::Down, ..record }));
+        assert_eq!(seen.replace(tables.clone()), Some(BTreeSet::from([node(1)])));
+        let addr = "a:1".to_owned();
+        tables.members.insert(RaftId(1), Member { raft_id: RaftId(1), node: node(2), addr, voter: true });
+        assert_eq!((seen.replace(tables), seen.shared().managers.as_slice()), (None, ["a:1".to_owned()].as_slice()));
+    }
 }

@@ -95,13 +95,27 @@ pub enum Effect {
     LogEvent(LogEvent),
 }
 
+/// One line per node and minute reports that its session was ended: a holder of its certificate can cause that many
+/// times a second.
+const ENDED_LOG_INTERVAL: Duration = Duration::from_secs(60);
+
 /// Decisions worth a line in the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LogEvent {
-    Opened { instance: u64 },
-    Closed { why: String },
-    Down { why: String },
-    Ended { reason: RefusalReason },
+    Opened {
+        instance: u64,
+    },
+    Closed {
+        why: String,
+    },
+    Down {
+        why: String,
+    },
+    /// `repeated`: one of this node was reported within [`ENDED_LOG_INTERVAL`].
+    Ended {
+        reason: RefusalReason,
+        repeated: bool,
+    },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -147,6 +161,8 @@ pub struct AgentSession {
     asks: usize,
     questions: BTreeMap<u64, Question>,
     next_question: u64,
+    /// When an ended session was last reported to the log.
+    ended_logged: Option<Moment>,
 }
 
 /// The most bytes of an address or a release in a hello. More means a broken or hostile agent.
@@ -169,6 +185,7 @@ impl AgentSession {
             asks: 0,
             questions: BTreeMap::new(),
             next_question: 0,
+            ended_logged: None,
         }
     }
 
@@ -275,7 +292,7 @@ impl AgentSession {
 
     fn frame(&mut self, now: Moment, wall: WallTime, conn: ConnId, frame: AgentFrame, out: &mut Vec<Effect>) {
         match (frame, &self.phase) {
-            (AgentFrame::Hello(hello), Phase::Greeting { .. }) => self.greeted(wall, conn, hello, out),
+            (AgentFrame::Hello(hello), Phase::Greeting { .. }) => self.greeted(now, wall, conn, hello, out),
             (AgentFrame::Heartbeat { .. }, Phase::Live { .. }) => {
                 let revision = self.node_update.as_ref().map(|n| n.revision).unwrap_or_default();
                 let frame = Box::new(HostFrame::HeartbeatAck { revision });
@@ -296,13 +313,13 @@ impl AgentSession {
                     self.down(now, wall, "it was stopped", out);
                 }
             }
-            _ => self.end(refusal(RefusalReason::Protocol, "unexpected frame"), out),
+            _ => self.end(now, refusal(RefusalReason::Protocol, "unexpected frame"), out),
         }
     }
 
-    fn greeted(&mut self, wall: WallTime, conn: ConnId, hello: AgentHello, out: &mut Vec<Effect>) {
+    fn greeted(&mut self, now: Moment, wall: WallTime, conn: ConnId, hello: AgentHello, out: &mut Vec<Effect>) {
         if let Err(why) = acceptable(&hello) {
-            return self.end(refusal(RefusalReason::Protocol, why), out);
+            return self.end(now, refusal(RefusalReason::Protocol, why), out);
         }
         let peer = self.peer.as_ref().expect("a session in greeting has a peer");
         let (instance, serial) = (hello.instance, peer.identity.serial.clone());
@@ -385,13 +402,17 @@ impl AgentSession {
         self.report(out);
     }
 
-    fn end(&mut self, refusal: Refusal, out: &mut Vec<Effect>) {
+    fn end(&mut self, now: Moment, refusal: Refusal, out: &mut Vec<Effect>) {
         let Some(conn) = self.conn() else {
             return;
         };
         // A connection that never sent a frame was not a session yet; any holder of a certificate can open thousands.
         if self.is_live() {
-            out.push(Effect::LogEvent(LogEvent::Ended { reason: refusal.reason }));
+            let repeated = self.ended_logged.is_some_and(|at| now.since(at) < ENDED_LOG_INTERVAL);
+            if !repeated {
+                self.ended_logged = Some(now);
+            }
+            out.push(Effect::LogEvent(LogEvent::Ended { reason: refusal.reason, repeated }));
         }
         self.close(conn, refusal, out);
     }
@@ -433,7 +454,7 @@ impl AgentSession {
 
     /// The only place that acts on time and on the node's record.
     fn advance(&mut self, now: Moment, wall: WallTime, out: &mut Vec<Effect>) {
-        self.check_record_state(out);
+        self.check_record_state(now, out);
         self.judge_time(now, wall, out);
         self.show(out);
         if self.forgettable(now) {
@@ -445,7 +466,7 @@ impl AgentSession {
     }
 
     /// SESSION-3. A replica that has not applied the certificate's grant cannot know better than the certificate.
-    fn check_record_state(&mut self, out: &mut Vec<Effect>) {
+    fn check_record_state(&mut self, now: Moment, out: &mut Vec<Effect>) {
         let (Some(node_update), Some(peer)) = (&self.node_update, &self.peer) else {
             return;
         };
@@ -458,7 +479,7 @@ impl AgentSession {
             NodeRecordState::Blocked => refusal(RefusalReason::Blocked, format!("node {} is blocked", self.node)),
             _ => return,
         };
-        self.end(refusal, out);
+        self.end(now, refusal, out);
         if self.fact.take().is_some() {
             self.report(out);
         }
@@ -468,7 +489,7 @@ impl AgentSession {
         if let Phase::Greeting { until, .. } = self.phase
             && now >= until
         {
-            self.end(refusal(RefusalReason::Protocol, "no hello in time"), out);
+            self.end(now, refusal(RefusalReason::Protocol, "no hello in time"), out);
         }
         let deadline = self.received + self.config.down_after();
         if self.fact.is_some() && self.down_at.is_none() && now >= deadline + self.config.stood_still {

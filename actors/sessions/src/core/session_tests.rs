@@ -285,6 +285,22 @@ fn connection_without_hello_is_closed() {
 }
 
 #[test]
+fn ended_session_is_logged_once_a_minute() {
+    let mut w = World::new();
+    let repeated = |w: &mut World| {
+        w.open();
+        w.hello(1);
+        w.out.iter().find_map(|e| match e {
+            Effect::LogEvent(LogEvent::Ended { repeated, .. }) => Some(*repeated),
+            _ => None,
+        })
+    };
+    assert_eq!((repeated(&mut w), repeated(&mut w)), (Some(false), Some(true)));
+    w.now = w.now + Duration::from_secs(60);
+    assert_eq!((repeated(&mut w), repeated(&mut w)), (Some(false), Some(true)));
+}
+
+#[test]
 fn relayed_requests_carry_the_connections_identity() {
     let mut w = World::new();
     w.open();
