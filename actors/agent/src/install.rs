@@ -1,11 +1,16 @@
-//! Puts a new certificate into force: verified and written before it is used.
+//! Requests certificates and puts them into force: verified and written before they are used.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use muster_kernel::Fault;
 use muster_messages::protocol::NodeCredentials;
 use muster_messages::{Secret, WallTime};
 use muster_pki::IdentityStore;
+use tokio::sync::watch;
+
+use crate::core::CertificateFacts;
+use crate::shell::Msg;
 
 /// How far certificates are back-dated, for clocks that are behind.
 const BACK_DATING: Duration = Duration::from_secs(3600);
@@ -19,10 +24,60 @@ pub fn issued_at(cert_pem: &str) -> Option<WallTime> {
     Some(WallTime::from_unix_secs(from + back))
 }
 
+/// The facts of the certificate in force that the core knows.
+pub(crate) fn facts(credentials: &NodeCredentials) -> Result<CertificateFacts, Fault> {
+    let issued = issued_at(&credentials.cert_pem).ok_or_else(|| Fault::new("the certificate cannot be read"))?;
+    CertificateFacts::of(&credentials.identity, issued)
+        .ok_or_else(|| Fault::new("the certificate of this process is not a node's"))
+}
+
+/// Certificate requests, and the certificates that answer them.
+pub(crate) struct Installer {
+    store: IdentityStore,
+    publish: Arc<watch::Sender<Arc<NodeCredentials>>>,
+    /// The key of the latest request.
+    key: Option<(u64, Secret)>,
+}
+
+impl Installer {
+    pub fn new(store: IdentityStore, publish: Arc<watch::Sender<Arc<NodeCredentials>>>) -> Self {
+        Self { store, publish, key: None }
+    }
+
+    /// A signing request under a new key.
+    pub fn request(&mut self, id: u64) -> Result<String, Fault> {
+        let key = muster_pki::new_key();
+        let csr_pem = muster_pki::make_csr(&key)?;
+        self.key = Some((id, key));
+        Ok(csr_pem)
+    }
+
+    /// Installs and publishes the answer to request `id`.
+    pub fn install(&mut self, id: u64, cert_pem: String) -> impl Future<Output = Msg> + Send + 'static {
+        let key = self.key.take_if(|(asked, _)| *asked == id).map(|(_, key)| key);
+        let (store, publish) = (self.store.clone(), Arc::clone(&self.publish));
+        let current = publish.borrow().clone();
+        async move {
+            let Some(key) = key else {
+                return Msg::InstallFailed("the key of this certificate request was lost".to_owned());
+            };
+            let install = move || install(&store, &current, key, cert_pem);
+            match tokio::task::spawn_blocking(install).await {
+                Ok(Ok(credentials)) => {
+                    publish.send_replace(Arc::clone(&credentials));
+                    Msg::Installed(credentials)
+                }
+                Ok(Err(why)) => Msg::InstallFailed(why),
+                Err(why) => Msg::InstallFailed(why.to_string()),
+            }
+        }
+    }
+}
+
 /// Checks that the certificate is for this node, this key and this root, and writes all three in one step. Blocking.
 ///
 /// The root stays the one that this node already trusts: an answer cannot replace it.
-pub(crate) fn install(
+fn install(
     store: &IdentityStore,
     current: &NodeCredentials,
     key_pem: Secret,

@@ -3,12 +3,15 @@
 //!
 //! See `OVERVIEW.md`.
 
+mod asks;
 pub mod config;
 pub mod core;
 mod install;
 mod join;
 mod line;
+mod log;
 mod memory;
+mod ports;
 mod shell;
 mod status;
 
@@ -18,7 +21,6 @@ pub use self::install::issued_at;
 pub use self::join::{JoinArgs, JoinError, JoinProgress, JoinStage, Joined, join};
 pub use self::line::{Dial, Dialled, Incoming};
 pub use self::memory::NodeMemory;
-pub use self::shell::{
-    AgentPorts, AgentSetup, AgentShell, Inspected, Inspector, Msg, agent_address, agent_spec, trouble_of,
-};
-pub use self::status::{ManagerWanted, NodeTrouble, TroubleReason, WantedBecause};
+pub use self::ports::{AgentPorts, AgentSetup, Inspected, Inspector};
+pub use self::shell::{AgentShell, Msg, agent_address, agent_spec};
+pub use self::status::{ManagerWanted, NodeTrouble, TroubleReason, WantedBecause, trouble_of};

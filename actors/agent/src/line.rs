@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use muster_gateway::{BoxStream, DialError, Dialer, FrameError, Framed, FramedReader, FramedWriter};
-use muster_kernel::{Address, AdminAction};
+use muster_kernel::{Address, AdminAction, Cx};
 use muster_messages::protocol::Service;
 use muster_messages::wire::{ActorsAsk, AgentFrame, HostFrame, MAX_FRAME};
 use muster_messages::{ErrorBody, ErrorCode, Incarnation, NodeId};
@@ -20,7 +20,8 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::core::{Attempt, Loss};
-use crate::shell::{Inspector, Msg};
+use crate::ports::{AgentPorts, Inspector};
+use crate::shell::Msg;
 
 /// Frames of one host that wait in the mailbox. A host sends one view or answer at a time.
 const UNHANDLED: usize = 16;
@@ -74,30 +75,57 @@ pub struct Incoming {
 }
 
 /// An outgoing frame, and the admin action to carry out once it has been sent.
-pub(crate) type Outgoing = (Box<AgentFrame>, Option<AdminAction>);
+type Outgoing = (Box<AgentFrame>, Option<AdminAction>);
 
 /// The agent's end of a line. Dropping it closes the connection after earlier frames have been sent.
-pub(crate) struct Line {
-    pub attempt: Attempt,
-    pub outbox: mpsc::Sender<Outgoing>,
+struct Line {
+    attempt: Attempt,
+    outbox: mpsc::Sender<Outgoing>,
     /// Resolves when the connection is closed. Taken by the caller that waits for it.
-    pub closed: Option<oneshot::Receiver<()>>,
+    closed: Option<oneshot::Receiver<()>>,
 }
 
-pub(crate) struct LineArgs {
-    pub attempt: Attempt,
-    pub addr: String,
-    pub dial: Arc<dyn Dial>,
-    pub deadline: Duration,
-    pub outbox: usize,
-    pub inspector: Inspector,
-    /// Requests that may be in progress at once.
-    pub open_questions: usize,
-    pub me: Address<Msg>,
+/// The open lines. At most two: the session's, and that of the former one (AGENT-12).
+#[derive(Default)]
+pub(crate) struct Lines(Vec<Line>);
+
+impl Lines {
+    pub fn dial(&mut self, cx: &Cx<Msg>, ports: &AgentPorts, attempt: Attempt, addr: String) {
+        let (line, task) = line(LineArgs { attempt, addr, ports: ports.clone(), me: cx.me().clone() });
+        self.0.push(line);
+        cx.spawn(task);
+    }
+
+    pub fn send(&mut self, cx: &Cx<Msg>, attempt: Attempt, frame: Box<AgentFrame>) {
+        let Some(line) = self.0.iter().find(|line| line.attempt == attempt) else {
+            return;
+        };
+        if line.outbox.try_send((frame, None)).is_err() {
+            self.hang_up(attempt);
+            let why = Loss::Broken("the host reads too slowly".to_owned());
+            let _ended = cx.me().tell(Msg::Lost { attempt, why });
+        }
+    }
+
+    pub fn hang_up(&mut self, attempt: Attempt) {
+        self.0.retain(|line| line.attempt != attempt);
+    }
+
+    /// Each resolves once its connection is closed.
+    pub fn closing(&mut self) -> Vec<oneshot::Receiver<()>> {
+        self.0.iter_mut().filter_map(|line| line.closed.take()).collect()
+    }
 }
 
-pub(crate) fn line(args: LineArgs) -> (Line, impl Future<Output = ()> + Send + 'static) {
-    let (outbox, frames) = mpsc::channel(args.outbox);
+struct LineArgs {
+    attempt: Attempt,
+    addr: String,
+    ports: AgentPorts,
+    me: Address<Msg>,
+}
+
+fn line(args: LineArgs) -> (Line, impl Future<Output = ()> + Send + 'static) {
+    let (outbox, frames) = mpsc::channel(args.ports.config.outbox);
     let (done, closed) = oneshot::channel();
     // Weak: the agent hangs up by dropping its own.
     let answers = outbox.downgrade();
@@ -115,12 +143,13 @@ pub(crate) fn line(args: LineArgs) -> (Line, impl Future<Output = ()> + Send + '
 
 /// Dials and carries frames both ways. `None`: the agent hung up.
 async fn run(args: LineArgs, answers: Answers, frames: mpsc::Receiver<Outgoing>) -> Option<Loss> {
-    let dialling = timeout(args.deadline, args.dial.dial(args.addr.clone())).await;
+    let deadline = args.ports.config.dial_deadline;
+    let dialling = timeout(deadline, args.ports.dial.dial(args.addr.clone())).await;
     let dialled = match dialling {
         Ok(Ok(dialled)) => dialled,
         Ok(Err(loss)) => return Some(loss),
         Err(_) => {
-            let limit = args.deadline.as_secs();
+            let limit = deadline.as_secs();
             return Some(Loss::Broken(format!("{} did not send its greeting within {limit} s", args.addr)));
         }
     };
@@ -129,7 +158,7 @@ async fn run(args: LineArgs, answers: Answers, frames: mpsc::Receiver<Outgoing>)
     let (reader, writer) = dialled.stream.split();
     tokio::select! {
         why = read(reader, &args, &answers) => Some(Loss::Broken(why)),
-        why = write(writer, frames, args.deadline) => why.map(Loss::Broken),
+        why = write(writer, frames, deadline) => why.map(Loss::Broken),
     }
 }
 
@@ -138,7 +167,9 @@ type Answers = mpsc::WeakSender<Outgoing>;
 
 async fn read(mut reader: FramedReader<ReadHalf<BoxStream>>, args: &LineArgs, answers: &Answers) -> String {
     let LineArgs { attempt, ref me, .. } = *args;
-    let (room, questions) = (Arc::new(Semaphore::new(UNHANDLED)), Arc::new(Semaphore::new(args.open_questions)));
+    // `open_questions`: requests that may be in progress at once.
+    let questions = Arc::new(Semaphore::new(args.ports.config.open_questions));
+    let room = Arc::new(Semaphore::new(UNHANDLED));
     // They end with the line.
     let mut asked = JoinSet::new();
     loop {
@@ -150,7 +181,7 @@ async fn read(mut reader: FramedReader<ReadHalf<BoxStream>>, args: &LineArgs, an
         let frame = match reader.recv::<HostFrame>().await {
             Ok(Some(HostFrame::Ask { id, ask })) => {
                 let permit = Arc::clone(&questions).try_acquire_owned().ok();
-                asked.spawn(answer(Arc::clone(&args.inspector), answers.clone(), id, ask, permit));
+                asked.spawn(answer(Arc::clone(&args.ports.inspector), answers.clone(), id, ask, permit));
                 continue;
             }
             Ok(Some(frame)) => Box::new(frame),

@@ -1,6 +1,7 @@
 //! What the agent publishes to the rest of its process: small watched values.
 
-use muster_messages::WallTime;
+use muster_messages::{RefusalReason, WallTime};
+use muster_pki::Ended;
 use serde::{Deserialize, Serialize};
 
 /// Why this node cannot do its work.
@@ -41,6 +42,26 @@ impl NodeTrouble {
     pub fn new(reason: TroubleReason, message: String, at: WallTime) -> Self {
         Self { reason, message, at }
     }
+}
+
+/// What the node keeps of a final trouble.
+pub(crate) fn ended_of(trouble: &NodeTrouble) -> Option<Ended> {
+    let reason = match trouble.reason {
+        TroubleReason::Blocked => RefusalReason::Blocked,
+        TroubleReason::Removed => RefusalReason::Removed,
+        TroubleReason::CertificateExpired => return None,
+    };
+    Some(Ended { reason, message: trouble.message.clone(), at: trouble.at })
+}
+
+/// The trouble of a kept final refusal.
+pub fn trouble_of(ended: &Ended) -> Option<NodeTrouble> {
+    let reason = match ended.reason {
+        RefusalReason::Blocked => TroubleReason::Blocked,
+        RefusalReason::Removed => TroubleReason::Removed,
+        _ => return None,
+    };
+    Some(NodeTrouble::new(reason, ended.message.clone(), ended.at))
 }
 
 /// Why the manager runtime should or should not run.

@@ -195,7 +195,7 @@ impl Simulation {
             agent::Effect::PublishSession(session) => {
                 self.totals.add("sessions opened", u64::from(session.is_some()));
             }
-            agent::Effect::PublishTrouble(_) | agent::Effect::LogEvent(_) => {}
+            agent::Effect::PublishTrouble(_) | agent::Effect::LogEvent { .. } => {}
         }
     }
 

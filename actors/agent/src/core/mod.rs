@@ -74,6 +74,7 @@ pub struct Agent {
     last_refusal: Option<RefusalSeen>,
     last_loss: Option<String>,
     published: Published,
+    log: EventLog,
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -111,6 +112,7 @@ impl Agent {
             last_refusal: None,
             last_loss: None,
             published: Published::default(),
+            log: EventLog::default(),
         }
     }
 
@@ -135,7 +137,7 @@ impl Agent {
             Input::Installed(certificate) => self.installed(now, certificate, out),
             Input::InstallFailed(why) => {
                 self.renewal.failed(now, None, &self.config, &mut self.rng);
-                out.push(Effect::LogEvent(LogEvent::SignFailed { why }));
+                self.log.add(LogEvent::SignFailed { why }, out);
             }
             Input::Stop => self.stop(out),
         }
@@ -282,7 +284,7 @@ impl Agent {
             self.book.worked(&live.addr);
             self.renewal.retry_now();
             let (host, addr) = (live.host, live.addr.clone());
-            out.push(Effect::LogEvent(LogEvent::SessionOpened { host, addr }));
+            self.log.add(LogEvent::SessionOpened { host, addr }, out);
             self.close_former(now, out);
         }
         if let Phase::Live(live) = &mut self.phase {
@@ -332,7 +334,7 @@ impl Agent {
     fn sign_failed(&mut self, now: Moment, error: &ErrorBody, out: &mut Vec<Effect>) {
         let retry_after = error.retry_after_ms.map(Duration::from_millis);
         self.renewal.failed(now, retry_after, &self.config, &mut self.rng);
-        out.push(Effect::LogEvent(LogEvent::SignFailed { why: error.message.clone() }));
+        self.log.add(LogEvent::SignFailed { why: error.message.clone() }, out);
     }
 
     /// A connection ended or failed to open.
@@ -363,10 +365,10 @@ impl Agent {
                 self.judge_refusal(&addr, wall, &refusal, out);
             }
             Loss::Broken(_) if was_session => {
-                out.push(Effect::LogEvent(LogEvent::SessionLost { addr, why: text.clone() }));
+                self.log.add(LogEvent::SessionLost { addr, why: text.clone() }, out);
             }
             Loss::Broken(_) => {
-                out.push(Effect::LogEvent(LogEvent::DialFailed { addr, why: text.clone() }));
+                self.log.add(LogEvent::DialFailed { addr, why: text.clone() }, out);
             }
         }
         self.last_loss = Some(text);
@@ -394,7 +396,7 @@ impl Agent {
     fn judge_refusal(&mut self, from: &str, wall: WallTime, refusal: &Refusal, out: &mut Vec<Effect>) {
         let (reason, message) = (refusal.reason, refusal.message.clone());
         let (from, at) = (from.to_owned(), wall);
-        out.push(Effect::LogEvent(LogEvent::Refused { addr: from.clone(), reason, message: message.clone() }));
+        self.log.add(LogEvent::Refused { addr: from.clone(), reason, message: message.clone() }, out);
         self.last_refusal = Some(RefusalSeen { from, reason, message: message.clone(), at });
         match reason {
             RefusalReason::Blocked => self.end(NodeTrouble::new(TroubleReason::Blocked, message, at), out),
@@ -431,7 +433,7 @@ impl Agent {
     /// A new certificate: a session is opened with it, at once and to the same manager (AGENT-12).
     fn installed(&mut self, now: Moment, certificate: CertificateFacts, out: &mut Vec<Effect>) {
         let (role, serial) = (certificate.role, certificate.serial.clone());
-        out.push(Effect::LogEvent(LogEvent::CertificateInForce { role, serial }));
+        self.log.add(LogEvent::CertificateInForce { role, serial }, out);
         self.fenced &= certificate.incarnation == self.certificate.incarnation;
         self.certificate = certificate;
         self.renewal.installed(now, &self.certificate, &self.config, &mut self.rng);

@@ -122,7 +122,11 @@ pub enum Effect {
     PublishTrouble(Option<NodeTrouble>),
     PublishSession(Option<SessionStatus>),
     /// For the log.
-    LogEvent(LogEvent),
+    /// `repeated`: the event before it was the same.
+    LogEvent {
+        event: LogEvent,
+        repeated: bool,
+    },
 }
 
 /// Decisions worth a line in the log.
@@ -134,6 +138,18 @@ pub enum LogEvent {
     Refused { addr: String, reason: RefusalReason, message: String },
     SignFailed { why: String },
     CertificateInForce { role: Role, serial: String },
+}
+
+/// The last event, so that a repeated one is recognised.
+#[derive(Clone, Debug, Default)]
+pub(super) struct EventLog(Option<LogEvent>);
+
+impl EventLog {
+    pub fn add(&mut self, event: LogEvent, out: &mut Vec<Effect>) {
+        let repeated = self.0.as_ref() == Some(&event);
+        self.0 = Some(event.clone());
+        out.push(Effect::LogEvent { event, repeated });
+    }
 }
 
 /// The session in force, for the `ready` line and for callers that need a manager's address.
@@ -165,4 +181,23 @@ pub struct Start {
     pub demotion_reported: bool,
     /// The final refusal of this node, if any.
     pub ended: Option<NodeTrouble>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_event_before_makes_a_repetition() {
+        let failed = |addr: &str| LogEvent::DialFailed { addr: addr.into(), why: "refused".into() };
+        let (mut log, mut out) = (EventLog::default(), Vec::new());
+        for event in [failed("a:1"), failed("a:1"), failed("b:1"), failed("a:1")] {
+            log.add(event, &mut out);
+        }
+        let repeated: Vec<bool> = out
+            .iter()
+            .filter_map(|e| if let Effect::LogEvent { repeated, .. } = e { Some(*repeated) } else { None })
+            .collect();
+        assert_eq!(repeated, [false, true, false, false]);
+    }
 }
