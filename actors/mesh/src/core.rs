@@ -13,4 +13,5 @@ pub mod links;
 pub mod outgoing;
 pub mod pace;
 pub mod refusals;
+pub mod waiting;
 pub mod windows;

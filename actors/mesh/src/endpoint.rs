@@ -9,6 +9,7 @@
 
 use std::sync::Arc;
 
+use futures_util::FutureExt;
 use muster_kernel::{Cx, Fault, Recipient, Shell};
 use muster_messages::protocol::Named;
 use muster_messages::wire::{IdentityBinding, StartId};
@@ -134,11 +135,7 @@ impl Shell for EndpointShell {
 
     async fn started(&mut self, cx: &Cx<EndpointShellMsg>) -> Result<(), Fault> {
         let (actor, joined) = Actor::spawn(None, EndpointActor, Arc::clone(&self.context)).await?;
-        let me = cx.me().clone();
-        cx.spawn(async move {
-            let _how = joined.await;
-            let _gone = me.tell(EndpointShellMsg::Ended);
-        });
+        cx.report(joined.map(|_how| EndpointShellMsg::Ended));
         let running = Running { actor, news: self.news.clone() };
         self.news.tell(EndpointEvent::Opened(running.pid()))?;
         self.running = Some(running);
@@ -151,7 +148,7 @@ impl Shell for EndpointShell {
     }
     fn view(&self) -> Value {
         let pid = self.running.as_ref().map(Running::pid);
-        let mut view = self.context.counters.view();
+        let mut view = json!(self.context.counts());
         view["pid"] = json!(pid);
         view
     }

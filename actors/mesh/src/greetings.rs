@@ -116,22 +116,21 @@ impl Greetings {
     }
 
     pub fn dial(&self, cx: &Cx<Msg>, node: NodeId, addr: String) {
-        let (me, serial) = (cx.me().clone(), self.serial());
-        let paused = self.offences.paused(cx.now(), node);
+        let (serial, paused) = (self.serial(), self.offences.paused(cx.now(), node));
         let opening = self.greeter().dial(addr, Some(node), false);
-        cx.spawn(async move {
+        cx.report(async move {
             let result = if paused { Err(NotOpened::Paused) } else { opening.await };
-            let _gone = me.tell(Msg::Greeted(Box::new(Greeted { who: GreetedPeer::Dialed(node), serial, result })));
+            Msg::Greeted(Box::new(Greeted { who: GreetedPeer::Dialed(node), serial, result }))
         });
     }
 
     /// Finds out which manager answers at `addr`.
     pub fn ask(&self, cx: &Cx<Msg>, addr: String) {
         let opening = self.greeter().dial(addr.clone(), None, true);
-        let (me, serial) = (cx.me().clone(), self.serial());
-        cx.spawn(async move {
+        let serial = self.serial();
+        cx.report(async move {
             let result = Box::new(opening.await.map(|opened| opened.agreed.node));
-            let _gone = me.tell(Msg::Asked { addr, serial, result });
+            Msg::Asked { addr, serial, result }
         });
     }
 
@@ -174,10 +173,10 @@ impl Greetings {
             return; // dropped: the peer dials again
         }
         *under_way += 1;
-        let (me, serial, greeting) = (cx.me().clone(), self.serial(), self.greeter().accept(connection));
-        cx.spawn(async move {
+        let (serial, greeting) = (self.serial(), self.greeter().accept(connection));
+        cx.report(async move {
             let result = greeting.await;
-            let _gone = me.tell(Msg::Greeted(Box::new(Greeted { who: GreetedPeer::Accepted(node), serial, result })));
+            Msg::Greeted(Box::new(Greeted { who: GreetedPeer::Accepted(node), serial, result }))
         });
     }
 

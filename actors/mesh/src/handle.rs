@@ -11,7 +11,7 @@ use muster_messages::{ErrorBody, Member, NodeId, RaftId};
 use tokio::sync::oneshot;
 
 use crate::msg::Msg;
-use crate::peer::PeerMsg;
+use crate::msg::PeerMsg;
 use crate::peer_call::no_session;
 use crate::register::BindingStore;
 

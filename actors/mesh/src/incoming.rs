@@ -6,16 +6,15 @@
 //! Invariants  MESH-18  a message is attributed to the peer whose session carries its tag, and to no other Raft member.
 //!             MESH-19  the RPC endpoint never waits: slow work runs in tasks, bounded per peer.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use muster_kernel::{Clock, Recipient};
 use muster_messages::protocol::{IncomingCall, RaftMemberMsg};
 use muster_messages::wire::{self, IdentityBinding, PeerCall, PeerEnvelope, PeerMessage, PeerReply, RaftPacket};
-use muster_messages::{ErrorBody, ErrorCode, RaftId, Replica};
+use muster_messages::{EndpointCounts, ErrorBody, ErrorCode, RaftId, Replica};
 use ractor::RpcReplyPort;
-use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::core::assembly::Piece;
@@ -37,45 +36,6 @@ const ACK_BATCH: usize = RAFT_WINDOW / 2;
 /// The latest time of an acknowledgement. Only the window waits for it.
 const ACK_DELAY: Duration = Duration::from_millis(10);
 
-/// What the RPC endpoint accepted and dropped.
-#[derive(Debug, Default)]
-pub struct Counters {
-    pub packets: AtomicU64,
-    pub calls: AtomicU64,
-    pub chunks: AtomicU64,
-    pub snapshots: AtomicU64,
-    pub malformed: AtomicU64,
-    pub unknown_tag: AtomicU64,
-    /// Raft messages with another node's member id.
-    pub foreign_member_id: AtomicU64,
-    /// Raft messages with a member id that the session does not speak for, but that may have been or may become the peer's.
-    pub unknown_member_id: AtomicU64,
-    /// The raft member or the router did not accept it.
-    pub busy: AtomicU64,
-    pub spoiled: AtomicU64,
-    /// Answers dropped because the peer does not read.
-    pub unread: AtomicU64,
-}
-
-fn add(counter: &AtomicU64, n: usize) {
-    counter.fetch_add(n as u64, Ordering::Relaxed);
-}
-
-impl Counters {
-    pub fn view(&self) -> Value {
-        let n = |c: &AtomicU64| c.load(Ordering::Relaxed);
-        json!({
-            "packets": n(&self.packets), "calls": n(&self.calls), "chunks": n(&self.chunks),
-            "snapshots": n(&self.snapshots),
-            "dropped": {
-                "malformed": n(&self.malformed), "unknown_tag": n(&self.unknown_tag),
-                "foreign_member_id": n(&self.foreign_member_id), "unknown_member_id": n(&self.unknown_member_id), "busy": n(&self.busy),
-                "spoiled": n(&self.spoiled), "unread": n(&self.unread),
-            },
-        })
-    }
-}
-
 /// The RPC endpoint's dependencies. Shared by its incarnations.
 pub struct EndpointContext {
     pub sessions: Sessions,
@@ -83,18 +43,25 @@ pub struct EndpointContext {
     pub raft: Recipient<RaftMemberMsg>,
     pub calls: mpsc::Sender<IncomingCall>,
     pub snapshot_limit: u64,
-    pub counters: Counters,
+    pub counts: Mutex<EndpointCounts>,
     pub offences: Arc<Offences>,
     /// Receives the peers' bindings and member ids.
     pub news: Recipient<EndpointEvent>,
 }
 
 impl EndpointContext {
+    pub fn counts(&self) -> EndpointCounts {
+        self.counts.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+    fn count(&self, count: impl FnOnce(&mut EndpointCounts)) {
+        count(&mut self.counts.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
     /// Handles one message. Never waits.
     pub fn take(self: &Arc<Self>, bytes: Vec<u8>, reply: RpcReplyPort<Vec<u8>>) {
         let session = tag_of(&bytes).and_then(|tag| self.sessions.find_by_tag(tag));
         let Some(session) = session else {
-            add(&self.counters.unknown_tag, 1);
+            self.count(|c| c.dropped.unknown_tag += 1);
             return refuse_unknown(reply);
         };
         let answer = match wire::decode::<PeerEnvelope>(&bytes) {
@@ -116,7 +83,7 @@ impl EndpointContext {
                 self.piece(&session, Piece { head, from, offset, data, last })
             }
             Err(_) => {
-                add(&self.counters.malformed, 1);
+                self.count(|c| c.dropped.malformed += 1);
                 self.offence(&session, "malformed");
                 refused("malformed")
             }
@@ -127,7 +94,7 @@ impl EndpointContext {
 
     /// A message that is not a call.
     pub fn unreadable(&self) {
-        add(&self.counters.malformed, 1);
+        self.count(|c| c.dropped.malformed += 1);
     }
 
     fn raft(&self, session: &Session, mut packets: Vec<RaftPacket>) -> PeerReply {
@@ -142,7 +109,7 @@ impl EndpointContext {
         if packets.is_empty() {
             return PeerReply::Taken;
         }
-        add(&self.counters.packets, packets.len());
+        self.count(|c| c.packets += packets.len() as u64);
         self.forward_to_raft(RaftMemberMsg::FromPeer { node: session.node, peer_member: member_id, packets })
     }
 
@@ -154,9 +121,9 @@ impl EndpointContext {
     }
 
     fn count_dropped(&self, session: &Session, foreign: usize, unknown: usize) {
-        add(&self.counters.unknown_member_id, unknown);
+        self.count(|c| c.dropped.unknown_member_id += unknown as u64);
         if foreign > 0 {
-            add(&self.counters.foreign_member_id, foreign);
+            self.count(|c| c.dropped.foreign_member_id += foreign as u64);
             self.offence(session, "foreign_member_id");
         }
     }
@@ -191,14 +158,14 @@ impl EndpointContext {
                 PeerReply::Taken
             }
             Err(why) => {
-                add(&self.counters.busy, 1);
+                self.count(|c| c.dropped.busy += 1);
                 PeerReply::Refused { reason: why.to_string() }
             }
         }
     }
 
     fn piece(&self, session: &Session, piece: Piece) -> PeerReply {
-        add(&self.counters.chunks, 1);
+        self.count(|c| c.chunks += 1);
         if piece.last.as_ref().is_some_and(|p| p.from != piece.from) {
             self.count_dropped(session, 1, 0);
             return refused("member id of another node");
@@ -216,12 +183,12 @@ impl EndpointContext {
         match assembly.take(self.snapshot_limit, piece) {
             Ok(None) => PeerReply::Taken,
             Ok(Some((packet, data))) => {
-                add(&self.counters.snapshots, 1);
+                self.count(|c| c.snapshots += 1);
                 let (node, peer_member) = (session.node, session.member_id());
                 self.forward_to_raft(RaftMemberMsg::SnapshotReceived { node, peer_member, packet, data })
             }
             Err(spoiled) => {
-                add(&self.counters.spoiled, 1);
+                self.count(|c| c.dropped.spoiled += 1);
                 PeerReply::Refused { reason: spoiled.to_string() }
             }
         }
@@ -231,14 +198,14 @@ impl EndpointContext {
         match self.raft.tell(msg) {
             Ok(()) => PeerReply::Taken,
             Err(why) => {
-                add(&self.counters.busy, 1);
+                self.count(|c| c.dropped.busy += 1);
                 PeerReply::Refused { reason: why.to_string() }
             }
         }
     }
 
     fn call(self: &Arc<Self>, session: Arc<Session>, call: PeerCall, size: usize, reply: RpcReplyPort<Vec<u8>>) {
-        add(&self.counters.calls, 1);
+        self.count(|c| c.calls += 1);
         let (tx, answer) = oneshot::channel();
         let incoming = IncomingCall { forwarder: session.node, call, reply: tx.into() };
         let bytes = size as u64;
@@ -251,7 +218,7 @@ impl EndpointContext {
         };
         if full || self.calls.try_send(incoming).is_err() {
             done(&session);
-            add(&self.counters.busy, 1);
+            self.count(|c| c.dropped.busy += 1);
             return self.answer(&session, &refused("too many calls are waiting"), reply);
         }
         let context = Arc::clone(self);
@@ -305,7 +272,7 @@ impl EndpointContext {
         });
         let Ok(bytes) = bytes else { return };
         if session.meter.queued() > MAX_QUEUED_BYTES {
-            add(&self.counters.unread, 1);
+            self.count(|c| c.dropped.unread += 1);
             return;
         }
         session.meter.answer_leaves(bytes.len());

@@ -16,6 +16,8 @@ mod offences;
 mod open_sessions;
 mod peer;
 mod peer_call;
+mod peers;
+mod raft_reports;
 mod register;
 mod session;
 mod session_server;

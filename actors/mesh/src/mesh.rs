@@ -6,14 +6,14 @@
 //! Invariants  at most one session of a node is up (MESH-12); no session outlives the RPC endpoint that its hello named.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use muster_gateway::Registration;
-use muster_kernel::{Address, Alarm, Cx, Fault, Shell, Spec};
-use muster_messages::NodeId;
+use muster_kernel::{Address, Alarm, Cx, Fault, Shell, Slot, Spec};
 use muster_messages::protocol::{MeshMsg, RaftMemberMsg, Service};
-use serde_json::Value;
+use muster_messages::{NodeId, Replica};
+use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 use tracing::{debug, info};
 
@@ -23,13 +23,12 @@ use crate::core::links::{Effect, Input, Links, SessionNumber};
 use crate::endpoint::{EndpointEvent, EndpointShell, EndpointShellMsg};
 use crate::greeting::{Greeted, GreetedPeer, Opened};
 use crate::greetings::Greetings;
-use crate::handle::MeshHandle;
-use crate::incoming::{Counters, EndpointContext};
+use crate::handle::{MemberSet, MeshHandle};
+use crate::incoming::EndpointContext;
 use crate::msg::Msg;
 use crate::offences::Offences;
 use crate::open_sessions::OpenSessions;
-use crate::peer::{PeerMsg, PeerShell};
-use crate::peer_call::no_session;
+use crate::peers::PeerActors;
 use crate::register::Register;
 use crate::session::{EndReason, Session, Sessions};
 use crate::session_server::SessionEvent;
@@ -41,12 +40,11 @@ mod shown;
 
 /// Connections waiting for this actor.
 const CONNECTION_QUEUE: usize = 64;
-/// Messages waiting for a peer actor: Raft sends a few per tick and batch.
-const PEER_MAILBOX: usize = 4096;
 
 pub(crate) struct MeshShell {
     wiring: MeshWiring,
-    handle: MeshHandle,
+    member_set: Slot<MemberSet>,
+    peers: PeerActors,
     context: Arc<EndpointContext>,
     links: Links,
     sessions: OpenSessions,
@@ -66,20 +64,19 @@ impl MeshShell {
             raft: wiring.raft.clone(),
             calls: wiring.calls.clone(),
             snapshot_limit: config.snapshot_limit,
-            counters: Counters::default(),
+            counts: Mutex::default(),
             offences: Arc::new(Offences::default()),
             news: handle.mesh.recipient(),
         };
         let own = wiring.credentials.borrow().identity.node().map(|(node, _)| node);
-        // Peer actors of an earlier incarnation ended with it.
-        handle.peers.clear();
         let own_hello = watch::Sender::new(None);
         let (this, dialer) = ((wiring.starts.clone(), wiring.advertise.clone()), Arc::clone(&wiring.dialer));
         let register =
             Register::new(this, handle.binding_store.clone(), sessions.clone(), dialer, own_hello.subscribe());
         Self {
             greetings: Greetings::new(&wiring, own_hello, register.clone(), Arc::clone(&context.offences)),
-            handle,
+            peers: PeerActors::new(handle.peers, wiring.raft.clone()),
+            member_set: handle.member_set,
             context: Arc::new(context),
             links: Links::new(own.unwrap_or(NodeId::from_entropy(0)), rand::random(), wiring.hints.clone()),
             sessions: OpenSessions::new(sessions, config.idle),
@@ -106,64 +103,34 @@ impl MeshShell {
             Effect::Ask { addr } => self.greetings.ask(cx, addr),
             Effect::End { number, because } => self.sessions.end(number, because.into()),
             Effect::Up { node, number } => self.up(cx, node, number),
-            Effect::Down { node } => {
-                self.handle.peers.set_up(node, false);
-                if let Some(peer) = self.handle.peers.get(node) {
-                    let _gone = peer.tell(PeerMsg::Link(None));
-                }
-                self.send_to_raft(RaftMemberMsg::PeerSession { node, up: false });
-            }
+            Effect::Down { node } => self.peers.down(node),
             Effect::LeaderGone { node } => {
                 info!(%node, "leader's address refuses connections: its process is gone");
-                self.send_to_raft(RaftMemberMsg::LeaderGone { node });
+                // Lost when its mailbox is full: its own timeouts detect the same.
+                let _full = self.wiring.raft.tell(RaftMemberMsg::LeaderGone { node });
             }
             Effect::Forget { node } => {
-                self.handle.peers.remove(node);
+                self.peers.stop(cx, node);
                 self.greetings.forget(node);
                 self.register.forget(node);
-                cx.children().stop(&peer_name(node));
             }
             Effect::WakeAt(at) => self.alarm.set(cx, Some(at), Msg::Woke),
         }
-    }
-
-    fn send_to_raft(&self, msg: RaftMemberMsg) {
-        // Lost when its mailbox is full: its own timeouts detect the same.
-        let _full = self.wiring.raft.tell(msg);
     }
 
     fn up(&mut self, cx: &Cx<Msg>, node: NodeId, number: SessionNumber) {
         let Some(session) = self.sessions.get(number) else { return };
         info!(%node, session = number, remote = %session.remote, side = ?session.side, "mesh session up");
         self.greetings.up(node);
-        self.peer(cx, node);
+        self.peers.start(cx, node);
         self.link(node);
     }
 
-    /// Sends the current link to the peer actor, then informs the raft member, whose messages arrive from then on. A peer
-    /// actor that is still starting asks for its link when it has started.
+    /// A peer actor that is still starting asks for its link when it has started.
     fn link(&self, node: NodeId) {
-        let link = self.links.up(node).and_then(|number| self.sessions.link(number));
-        let (Some(peer), Some(link)) = (self.handle.peers.get(node), link) else { return };
-        if peer.tell(PeerMsg::Link(Some(Box::new(link)))).is_ok() {
-            let _down = peer.tell(PeerMsg::IdentityBindings(self.register.all()));
-            self.handle.peers.set_up(node, true);
-            self.send_to_raft(RaftMemberMsg::PeerSession { node, up: true });
+        if let Some(link) = self.links.up(node).and_then(|number| self.sessions.link(number)) {
+            self.peers.link(node, link, self.register.all());
         }
-    }
-
-    /// The peer actor of a node, started on first use.
-    fn peer(&mut self, cx: &Cx<Msg>, node: NodeId) -> Address<PeerMsg> {
-        if let Some(peer) = self.handle.peers.get(node) {
-            return peer;
-        }
-        let address = Address::new(PEER_MAILBOX);
-        let (raft, started) = (self.wiring.raft.clone(), cx.me().recipient());
-        cx.children().start(Spec::actor(peer_name(node), address.clone(), move || {
-            Ok(PeerShell::new(node, raft.clone(), started.clone()))
-        }));
-        self.handle.peers.insert(node, address.clone());
-        address
     }
 
     fn greeted(&mut self, cx: &Cx<Msg>, greeted: Greeted) {
@@ -185,7 +152,7 @@ impl MeshShell {
         };
         self.sessions.end_other_processes(node, start);
         if news {
-            self.send_bindings();
+            self.peers.send_bindings(&self.register);
         }
         let certificate = opened.identity.clone();
         let Some(number) = self.sessions.open(cx, dialed, start, opened) else { return };
@@ -235,16 +202,16 @@ impl MeshShell {
 
     fn observe(&mut self, cx: &Cx<Msg>) {
         // A new member id is announced within the session; a new RPC endpoint is another actor and needs new sessions.
-        if self.greetings.renew(self.handle.member_set.get().map(|members| members.own)) {
+        if self.greetings.renew(self.member_set.get().map(|members| members.own)) {
             self.step(cx, Input::Renew);
         }
         let replica = self.wiring.replica.borrow().clone();
-        let member_set = self.handle.member_set.get().unwrap_or_default();
+        let member_set = self.member_set.get().unwrap_or_default();
         let members = replica.tables.members.values().chain(member_set.members.iter());
         let wanted: BTreeMap<NodeId, String> = members.map(|m| (m.node, m.addr.clone())).collect();
         let me = self.greetings.node();
         for node in wanted.keys().filter(|node| Some(**node) != me) {
-            self.peer(cx, *node);
+            self.peers.start(cx, *node);
         }
         self.step(cx, Input::Wanted(wanted));
     }
@@ -252,14 +219,7 @@ impl MeshShell {
     fn protocol(&mut self, cx: &Cx<Msg>, msg: MeshMsg) {
         match msg {
             MeshMsg::Call { to, deadline_ms, call, reply } => {
-                let deadline = Duration::from_millis(deadline_ms);
-                match self.handle.peers.get(to) {
-                    // A full or restarting peer actor drops the reply port: the caller sees a closed port.
-                    Some(peer) => {
-                        let _full = peer.tell(PeerMsg::Call { deadline, call, reply });
-                    }
-                    None => drop(reply.send(Err(no_session(to)))),
-                }
+                self.peers.call(to, Duration::from_millis(deadline_ms), call, reply);
             }
             MeshMsg::Probe { addr, expect, reply } => {
                 // The stream of a node that is about to become a member stays as its session.
@@ -277,10 +237,6 @@ impl MeshShell {
     }
 }
 
-fn peer_name(node: NodeId) -> String {
-    format!("peer-{node}")
-}
-
 impl Shell for MeshShell {
     type Msg = Msg;
     const KIND: &'static str = "Mesh";
@@ -296,33 +252,12 @@ impl Shell for MeshShell {
             Ok(EndpointShell::new(Arc::clone(&context), opened.clone()))
         }));
 
-        let (sink, mut connections) = mpsc::channel(CONNECTION_QUEUE);
+        let (sink, connections) = mpsc::channel(CONNECTION_QUEUE);
         self.registration = Some(self.wiring.services.register(Service::Mesh, sink));
-        let me = cx.me().clone();
-        cx.spawn(async move {
-            while let Some(connection) = connections.recv().await {
-                let _gone = me.tell(Msg::Connection(Box::new(connection)));
-            }
-        });
-
-        let (me, mut replica) = (cx.me().clone(), self.wiring.replica.clone());
-        cx.spawn(async move {
-            let mut seen = None;
-            loop {
-                // Only the parts that the mesh uses: the members and its own member id. The rest changes with every write.
-                let now = {
-                    let replica = replica.borrow_and_update();
-                    (replica.tables.members.clone(), replica.raft.raft_id)
-                };
-                if seen.as_ref() != Some(&now) {
-                    seen = Some(now);
-                    let _gone = me.tell(Msg::Replica);
-                }
-                if replica.changed().await.is_err() {
-                    return;
-                }
-            }
-        });
+        cx.forward(connections, |connection| Msg::Connection(Box::new(connection)));
+        // Only the parts that the mesh uses: the rest changes with every write.
+        let parts = |replica: &Arc<Replica>| (replica.tables.members.clone(), replica.raft.raft_id);
+        cx.on_change_of(self.wiring.replica.clone(), parts, || Msg::Replica);
         Ok(())
     }
 
@@ -353,6 +288,6 @@ impl Shell for MeshShell {
     }
 
     fn view(&self) -> Value {
-        self.shown()
+        json!(self.shown())
     }
 }

@@ -64,7 +64,7 @@ impl Offences {
         let pauses = self.pauses.lock().unwrap_or_else(PoisonError::into_inner);
         pauses.get(&node).is_some_and(|p| now < p.until)
     }
-    pub fn view(&self) -> Value {
+    pub fn view(&self) -> Vec<Value> {
         let records = self.records.lock().unwrap_or_else(PoisonError::into_inner);
         let row = |((node, what), r): (&(NodeId, &'static str), &Record)| json!({"node": node, "offence": what, "count": r.count});
         records.iter().map(row).collect()

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use muster_kernel::{Cx, Fault};
 use muster_messages::NodeId;
 use muster_messages::wire::StartId;
@@ -35,7 +36,7 @@ pub struct OpenSessions {
     next: SessionNumber,
     /// The peers' RPC endpoints of sessions that are ready.
     endpoints: BTreeMap<SessionNumber, ActorRef<EndpointMsg>>,
-    end_reasons: BTreeMap<&'static str, u64>,
+    end_reasons: BTreeMap<String, u64>,
 }
 
 /// The session server of this incarnation, which stops it when it ends.
@@ -61,11 +62,7 @@ impl OpenSessions {
         });
         let (server, joined) = Actor::spawn(None, SessionServer { own_name, tell }, ()).await?;
         self.server = Some(Server(server, self.sessions.clone()));
-        let me = cx.me().clone();
-        cx.spawn(async move {
-            let _how = joined.await;
-            let _gone = me.tell(Msg::ServerEnded);
-        });
+        cx.report(joined.map(|_how| Msg::ServerEnded));
         Ok(())
     }
 
@@ -120,7 +117,7 @@ impl OpenSessions {
         Some(Link { session, endpoint })
     }
     /// How many sessions ended, by reason.
-    pub fn end_reasons(&self) -> &BTreeMap<&'static str, u64> {
+    pub fn end_reasons(&self) -> &BTreeMap<String, u64> {
         &self.end_reasons
     }
 
@@ -157,7 +154,7 @@ impl OpenSessions {
         let session = self.sessions.remove(number)?;
         let why = session.end_reason();
         session.end(why.clone());
-        *self.end_reasons.entry(why.counter_key()).or_default() += 1;
+        *self.end_reasons.entry(why.counter_key().to_owned()).or_default() += 1;
         Some((session, why))
     }
 }

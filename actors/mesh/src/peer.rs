@@ -7,73 +7,34 @@
 //!                      memory, because windows limit the calls. Announcements are outside of them: one without an answer ends the session.
 //! Why separate windows: a snapshot must not delay heartbeats, nor a slow API call the log.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
 use muster_kernel::{Cx, Fault, Recipient, Shell};
-use muster_messages::protocol::{Named, RaftMemberMsg, Reply, SnapshotOutcome};
-use muster_messages::wire::{IdentityBinding, PeerCall, PeerMessage, PeerReply, RaftPacket, SnapshotHead};
+use muster_messages::protocol::{RaftMemberMsg, Reply, SnapshotOutcome};
+use muster_messages::wire::{PeerCall, PeerMessage, PeerReply, RaftPacket, SnapshotHead};
 use muster_messages::{ErrorBody, ErrorCode, Moment, NodeId, RaftId};
 use serde_json::{Value, json};
 
 use crate::core::backlog::Backlog;
-use crate::core::filter::MAX_CALL_MS;
 use crate::core::links::SessionNumber;
-use crate::core::outgoing::{OutgoingSnapshot, Piece, PieceEnd, Report, TransferNumber};
+use crate::core::outgoing::{OutgoingSnapshot, Piece, Report, TransferNumber};
+use crate::core::waiting::WaitingCalls;
 use crate::core::windows::{Kind, PIECE_DEADLINE, RAFT_DEADLINE, Windows};
+use crate::msg::{PeerMsg, PeerStarted};
 use crate::peer_call::{CallContent, End, Link, no_session, result_of, send};
+use crate::raft_reports::RaftReports;
 use crate::session::{EndReason, MAX_QUEUED_BYTES};
 
-/// Calls to services that wait for room in their window.
-const MAX_WAITING_CALLS: usize = 256;
-
-/// A peer actor has just started and has no link yet.
-pub struct PeerStarted(pub NodeId);
-
-#[derive(Named)]
-#[strum(serialize_all = "snake_case")]
-pub enum PeerMsg {
-    /// Raft messages. Without a session: dropped, `Unreachable`.
-    Send(Vec<RaftPacket>),
-    /// A snapshot. One `SnapshotSent` follows, unless it is stopped. It replaces another one in transfer; the same one continues
-    /// from the pieces that have arrived.
-    Snapshot {
-        head: SnapshotHead,
-        data: Arc<Vec<u8>>,
-        packet: Box<RaftPacket>,
-    },
-    /// The snapshot at this index is not needed any more. Repeated or late: no effect.
-    StopSnapshot {
-        index: u64,
-    },
-    Call {
-        deadline: Duration,
-        call: Box<PeerCall>,
-        reply: Reply<Result<Vec<u8>, ErrorBody>>,
-    },
-    /// All identity bindings of this manager. Lost: the session ends.
-    IdentityBindings(Vec<IdentityBinding>),
-    Link(Option<Box<Link>>),
-    /// A call that went through session `number` ended.
-    Done {
-        number: SessionNumber,
-        what: CallContent,
-        end: End,
-    },
-    /// A waiting call may be overdue.
-    Overdue,
-}
-
-struct Waiting {
-    until: Moment,
+/// A call to a service of the peer.
+struct Call {
     call: Box<PeerCall>,
     reply: Reply<Result<Vec<u8>, ErrorBody>>,
 }
 
 pub struct PeerShell {
     node: NodeId,
-    raft: Recipient<RaftMemberMsg>,
+    reports: RaftReports,
     started: Recipient<PeerStarted>,
     link: Option<Link>,
     /// The member id to which the peer attributes our messages.
@@ -81,49 +42,28 @@ pub struct PeerShell {
     backlog: Backlog,
     windows: Windows,
     outgoing: OutgoingSnapshot,
-    waiting: VecDeque<Waiting>,
+    waiting: WaitingCalls<Call>,
     refused: u64,
-    unreachable: u64,
 }
 
 impl PeerShell {
     pub fn new(node: NodeId, raft: Recipient<RaftMemberMsg>, started: Recipient<PeerStarted>) -> Self {
         Self {
             node,
-            raft,
+            reports: RaftReports::new(raft),
             started,
             link: None,
             announced: None,
             backlog: Backlog::default(),
             windows: Windows::default(),
             outgoing: OutgoingSnapshot::default(),
-            waiting: VecDeque::new(),
+            waiting: WaitingCalls::default(),
             refused: 0,
-            unreachable: 0,
         }
-    }
-
-    fn unreachable(&mut self, member_ids: Vec<RaftId>) {
-        for to in member_ids {
-            self.unreachable += 1;
-            // Lost when the raft member's mailbox is full: the next one is reported again.
-            let _full = self.raft.tell(RaftMemberMsg::Unreachable { to });
-        }
-    }
-
-    /// The raft member has timeouts of its own for what is lost because its mailbox is full.
-    fn report(&self, report: Option<Report>) {
-        let msg = match report {
-            Some(Report::Progress { to, index }) => RaftMemberMsg::SnapshotProgress { to, index },
-            Some(Report::Ended { to, index, outcome }) => RaftMemberMsg::SnapshotSent { to, index, outcome },
-            None => return,
-        };
-        let _full = self.raft.tell(msg);
     }
 
     fn snapshot_lost(&mut self, why: &str) {
-        let report = self.outgoing.lost(why);
-        self.report(report);
+        self.reports.snapshot(self.outgoing.lost(why));
     }
 
     fn begin_snapshot(&mut self, now: Moment, head: SnapshotHead, data: Arc<Vec<u8>>, packet: Box<RaftPacket>) {
@@ -133,21 +73,14 @@ impl PeerShell {
         } else {
             self.outgoing.begin(now, head, data, packet)
         };
-        self.report(report);
+        self.reports.snapshot(report);
     }
 
     fn piece_done(&mut self, now: Moment, (number, sent): (TransferNumber, Moment), end: End) {
-        if self.outgoing.is_current(number) && matches!(end, End::Answered(PeerReply::Taken)) {
+        if self.outgoing.is_current(number) && end.is_taken() {
             self.windows.piece_taken(now.since(sent));
         }
-        let end = match end {
-            End::Answered(PeerReply::Taken) => PieceEnd::Taken,
-            End::Answered(PeerReply::Refused { reason }) => PieceEnd::Refused(reason),
-            End::Answered(PeerReply::Answer(_)) | End::Failed => PieceEnd::Lost("the session ended".to_owned()),
-            End::TimedOut => PieceEnd::Lost(format!("no answer in {} s", PIECE_DEADLINE.as_secs())),
-        };
-        let report = self.outgoing.piece_ended(now, number, end);
-        self.report(report);
+        self.reports.snapshot(self.outgoing.piece_ended(now, number, end.of_piece()));
     }
 
     fn relink(&mut self, cx: &Cx<PeerMsg>, link: Option<Link>) {
@@ -163,10 +96,9 @@ impl PeerShell {
         self.announced = link.as_ref().and_then(|l| l.session.own_member);
         self.link = link;
         if self.link.is_none() {
-            let lost = self.backlog.clear();
-            self.unreachable(lost);
-            for waiting in std::mem::take(&mut self.waiting) {
-                let _gone = waiting.reply.send(Err(no_session(self.node)));
+            self.reports.unreachable(self.backlog.clear());
+            for Call { reply, .. } in self.waiting.clear() {
+                let _gone = reply.send(Err(no_session(self.node)));
             }
         }
     }
@@ -176,28 +108,20 @@ impl PeerShell {
         let Some(link) = self.link.clone() else { return };
         while self.may_send(&link, Kind::Raft) && !self.backlog.is_empty() {
             let batch = self.backlog.batch();
-            let mut member_ids: Vec<RaftId> = batch.iter().map(|p| p.to).collect();
-            member_ids.dedup();
+            let content = CallContent::Raft(member_ids(&batch));
             self.announce_member_id(cx, &link, batch.last().map(|p| p.from));
-            match send(cx, &link, PeerMessage::Raft(batch), RAFT_DEADLINE, CallContent::Raft(member_ids)) {
-                Ok(()) => self.windows.sent(Kind::Raft),
-                Err(CallContent::Raft(member_ids)) => self.unreachable(member_ids),
-                Err(_) => {}
-            }
+            self.send(cx, &link, PeerMessage::Raft(batch), RAFT_DEADLINE, content);
         }
-        self.pump_pieces(cx, &link);
-        while self.may_send(&link, Kind::Call)
-            && let Some(next) = self.waiting.pop_front()
+        while self.may_send(&link, Kind::Piece)
+            && let Some(Piece { transfer, from, message }) = self.outgoing.next_piece()
         {
-            let left = next.until.since(cx.now());
-            match send(cx, &link, PeerMessage::Call(*next.call), left, CallContent::Call(next.reply)) {
-                Ok(()) => self.windows.sent(Kind::Call),
-                Err(CallContent::Call(reply)) => {
-                    let text = "the call exceeds the size limit between managers, or the session just ended";
-                    let _gone = reply.send(Err(ErrorBody::new(ErrorCode::Unreachable, text)));
-                }
-                Err(_) => {}
-            }
+            self.announce_member_id(cx, &link, Some(from));
+            self.send(cx, &link, message, PIECE_DEADLINE, CallContent::Piece(transfer, cx.now()));
+        }
+        while self.may_send(&link, Kind::Call)
+            && let Some((until, Call { call, reply })) = self.waiting.pop()
+        {
+            self.send(cx, &link, PeerMessage::Call(*call), until.since(cx.now()), CallContent::Call(reply));
         }
     }
 
@@ -211,21 +135,22 @@ impl PeerShell {
     fn announce_member_id(&mut self, cx: &Cx<PeerMsg>, link: &Link, member_id: Option<RaftId>) {
         if let Some(member_id) = member_id.filter(|s| self.announced != Some(*s)) {
             self.announced = Some(member_id);
-            if send(cx, link, PeerMessage::Membership(member_id), RAFT_DEADLINE, CallContent::Membership).is_err() {
-                link.session.end(EndReason::Closed);
-            }
+            self.send(cx, link, PeerMessage::Membership(member_id), RAFT_DEADLINE, CallContent::Membership);
         }
     }
 
-    fn pump_pieces(&mut self, cx: &Cx<PeerMsg>, link: &Link) {
-        while self.may_send(link, Kind::Piece)
-            && let Some(Piece { transfer, from, message }) = self.outgoing.next_piece()
-        {
-            self.announce_member_id(cx, link, Some(from));
-            match send(cx, link, message, PIECE_DEADLINE, CallContent::Piece(transfer, cx.now())) {
-                Ok(()) => self.windows.sent(Kind::Piece),
-                Err(_) => self.snapshot_lost("the session ended"),
+    /// Sends one call. It fails if the session just ended, or if a message exceeds the size limit.
+    fn send(&mut self, cx: &Cx<PeerMsg>, link: &Link, message: PeerMessage, deadline: Duration, what: CallContent) {
+        let kind = what.kind();
+        match send(cx, link, message, deadline, what) {
+            Ok(()) => self.windows.sent(kind),
+            Err(CallContent::Raft(member_ids)) => self.reports.unreachable(member_ids),
+            Err(CallContent::Piece(..)) => self.snapshot_lost("the session ended"),
+            Err(CallContent::Call(reply)) => {
+                let text = "the call exceeds the size limit between managers, or the session just ended";
+                let _gone = reply.send(Err(ErrorBody::new(ErrorCode::Unreachable, text)));
             }
+            Err(CallContent::Membership | CallContent::IdentityBindings) => link.session.end(EndReason::Closed),
         }
     }
 
@@ -236,11 +161,11 @@ impl PeerShell {
         }
         let refused = matches!(end, End::Answered(PeerReply::Refused { .. }));
         self.refused += u64::from(refused);
-        let taken = matches!(end, End::Answered(PeerReply::Taken));
+        let taken = end.is_taken();
         match what {
             CallContent::Raft(member_ids) => {
                 if !taken {
-                    self.unreachable(member_ids);
+                    self.reports.unreachable(member_ids);
                 }
             }
             // Rejected or lost: all further messages would be dropped.
@@ -287,36 +212,34 @@ impl PeerShell {
         call: Box<PeerCall>,
         reply: Reply<Result<Vec<u8>, ErrorBody>>,
     ) {
-        let refusal = if self.link.is_none() {
-            Some(no_session(self.node))
-        } else if self.waiting.len() >= MAX_WAITING_CALLS {
+        let call = Call { call, reply };
+        if self.link.is_none() {
+            let _gone = call.reply.send(Err(no_session(self.node)));
+        } else if let Err(Call { reply, .. }) = self.waiting.push(cx.now(), deadline, call) {
             let text = "too many calls to this manager are waiting; retry later";
-            Some(ErrorBody::new(ErrorCode::TooManyRequests, text).retry_after(Duration::from_millis(200)))
-        } else {
-            None
-        };
-        if let Some(refusal) = refusal {
+            let refusal = ErrorBody::new(ErrorCode::TooManyRequests, text).retry_after(Duration::from_millis(200));
             let _gone = reply.send(Err(refusal));
-            return;
-        }
-        let deadline = deadline.min(Duration::from_millis(MAX_CALL_MS));
-        self.waiting.push_back(Waiting { until: cx.now() + deadline, call, reply });
-        self.pump(cx);
-        // It waits behind others, or for room in the session's queue.
-        if !self.waiting.is_empty() {
-            cx.after(deadline, PeerMsg::Overdue);
+        } else {
+            self.pump(cx);
+            // It waits behind others, or for room in the session's queue.
+            if let Some(until) = self.waiting.newest() {
+                cx.after(until.since(cx.now()), PeerMsg::Overdue);
+            }
         }
     }
 
     fn drop_overdue(&mut self, now: Moment) {
-        let (late, waiting) = std::mem::take(&mut self.waiting).into_iter().partition(|w| w.until <= now);
-        self.waiting = waiting;
-        let late: VecDeque<Waiting> = late;
-        for waiting in late {
+        for Call { reply, .. } in self.waiting.overdue(now) {
             let text = "the call timed out behind other calls to this manager";
-            let _gone = waiting.reply.send(Err(ErrorBody::new(ErrorCode::TimedOut, text)));
+            let _gone = reply.send(Err(ErrorBody::new(ErrorCode::TimedOut, text)));
         }
     }
+}
+
+fn member_ids(packets: &[RaftPacket]) -> Vec<RaftId> {
+    let mut member_ids: Vec<RaftId> = packets.iter().map(|p| p.to).collect();
+    member_ids.dedup();
+    member_ids
 }
 
 impl Shell for PeerShell {
@@ -330,29 +253,14 @@ impl Shell for PeerShell {
 
     async fn handle(&mut self, cx: &Cx<PeerMsg>, msg: PeerMsg) -> Result<(), Fault> {
         match msg {
-            PeerMsg::Send(packets) if self.link.is_none() => {
-                let mut member_ids: Vec<RaftId> = packets.iter().map(|p| p.to).collect();
-                member_ids.dedup();
-                self.unreachable(member_ids);
-            }
-            PeerMsg::Send(packets) => {
-                let lost = self.backlog.push(packets);
-                self.unreachable(lost);
-            }
+            PeerMsg::Send(packets) if self.link.is_none() => self.reports.unreachable(member_ids(&packets)),
+            PeerMsg::Send(packets) => self.reports.unreachable(self.backlog.push(packets)),
             PeerMsg::Snapshot { head, data, packet } => self.begin_snapshot(cx.now(), head, data, packet),
             PeerMsg::StopSnapshot { index } => self.outgoing.stop(index),
             PeerMsg::IdentityBindings(bindings) => {
-                if let Some(link) = &self.link
-                    && send(
-                        cx,
-                        link,
-                        PeerMessage::IdentityBindings(bindings),
-                        RAFT_DEADLINE,
-                        CallContent::IdentityBindings,
-                    )
-                    .is_err()
-                {
-                    link.session.end(EndReason::Closed);
+                if let Some(link) = self.link.clone() {
+                    let message = PeerMessage::IdentityBindings(bindings);
+                    self.send(cx, &link, message, RAFT_DEADLINE, CallContent::IdentityBindings);
                 }
             }
             PeerMsg::Call { deadline, call, reply } => self.ask(cx, deadline, call, reply),
@@ -365,19 +273,15 @@ impl Shell for PeerShell {
     }
 
     fn view(&self) -> Value {
-        let window = |kind| {
-            let (open, window) = self.windows.of(kind);
-            [open, window]
-        };
         let session = self.link.as_ref().map(|l| l.session.number);
         json!({
             "node": self.node,
             "session": session,
             "backlog_bytes": self.backlog.bytes(),
             "window": {
-                "raft": window(Kind::Raft),
-                "calls": window(Kind::Call),
-                "pieces": window(Kind::Piece),
+                "raft": self.windows.of(Kind::Raft),
+                "calls": self.windows.of(Kind::Call),
+                "pieces": self.windows.of(Kind::Piece),
             },
             "calls_waiting": self.waiting.len(),
             "snapshot_bytes_sent": self.outgoing.bytes_sent(),
@@ -385,7 +289,7 @@ impl Shell for PeerShell {
                 "overflow": self.backlog.dropped(),
                 "unanswered": self.windows.unanswered(),
                 "refused": self.refused,
-                "unreachable": self.unreachable,
+                "unreachable": self.reports.unreachable_count(),
             },
         })
     }

@@ -13,10 +13,10 @@ use muster_messages::{ErrorBody, ErrorCode, ErrorMark, Moment, NodeId, RaftId};
 use ractor::ActorRef;
 use tokio::sync::oneshot;
 
-use crate::core::outgoing::TransferNumber;
-use crate::core::windows::Kind;
+use crate::core::outgoing::{PieceEnd, TransferNumber};
+use crate::core::windows::{Kind, PIECE_DEADLINE};
 use crate::endpoint::EndpointMsg;
-use crate::peer::PeerMsg;
+use crate::msg::PeerMsg;
 use crate::session::Session;
 
 /// The current session, and the peer's RPC endpoint behind it.
@@ -55,6 +55,22 @@ pub enum End {
     Failed,
 }
 
+impl End {
+    /// The peer acknowledged the message.
+    pub fn is_taken(&self) -> bool {
+        matches!(self, End::Answered(PeerReply::Taken))
+    }
+    /// What it means for a piece of a snapshot.
+    pub fn of_piece(self) -> PieceEnd {
+        match self {
+            End::Answered(PeerReply::Taken) => PieceEnd::Taken,
+            End::Answered(PeerReply::Refused { reason }) => PieceEnd::Refused(reason),
+            End::Answered(PeerReply::Answer(_)) | End::Failed => PieceEnd::Lost("the session ended".to_owned()),
+            End::TimedOut => PieceEnd::Lost(format!("no answer in {} s", PIECE_DEADLINE.as_secs())),
+        }
+    }
+}
+
 /// Sends one call. It is sent before this returns, so calls keep their order; its end is reported as `Done`.
 pub fn send(
     cx: &Cx<PeerMsg>,
@@ -72,14 +88,14 @@ pub fn send(
     if link.endpoint.cast(EndpointMsg::Call(bytes, (tx, deadline).into())).is_err() {
         return Err(what);
     }
-    let (me, number) = (cx.me().clone(), session.number);
-    cx.spawn(async move {
+    let number = session.number;
+    cx.report(async move {
         let end = match tokio::time::timeout(deadline, answer).await {
             Ok(Ok(bytes)) => wire::decode(&bytes).map_or(End::Failed, End::Answered),
             Ok(Err(_)) => End::Failed,
             Err(_) => End::TimedOut,
         };
-        let _gone = me.tell(PeerMsg::Done { number, what, end });
+        PeerMsg::Done { number, what, end }
     });
     Ok(())
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use muster_gateway::Framed;
 use muster_kernel::Clock;
 use muster_messages::wire::{IdentityBinding, MeshHello, Refusal, StartId, Starts};
-use muster_messages::{Moment, NodeId, RaftId, RefusalReason};
+use muster_messages::{IdentitiesView, Moment, NodeId, RaftId, RefusalReason};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::timeout;
@@ -180,19 +180,20 @@ impl Register {
         Refusal { reason: RefusalReason::Duplicate, message, managers: Vec::new(), retry_after_ms: Some(1000) }
     }
 
-    pub fn view(&self) -> Value {
+    pub fn view(&self) -> IdentitiesView {
         let (stored, now) = (self.binding_store.lock(), Clock.now());
-        let bindings: Vec<Value> = stored.bindings.all().iter().map(binding_view).collect();
         let rejected = stored.rejected.values().filter(|t| now.since(t.last) < REJECTION_RETENTION);
-        let rejected: Vec<Value> = rejected
-            .map(|t| {
-                json!({
-                    "node": t.newcomer.node, "since": t.since, "heard": binding_view(&t.binding),
-                    "refused": {"addr": t.newcomer.addr, "remote": t.newcomer.remote, "process": process(&t.newcomer.starts)},
-                })
+        let duplicates = rejected.map(|t| {
+            json!({
+                "node": t.newcomer.node, "since": t.since, "heard": binding_view(&t.binding),
+                "refused": {"addr": t.newcomer.addr, "remote": t.newcomer.remote, "process": process(&t.newcomer.starts)},
             })
-            .collect();
-        json!({"processes": bindings, "duplicates": rejected, "duplicates_refused": stored.refused})
+        });
+        IdentitiesView {
+            processes: stored.bindings.all().iter().map(binding_view).collect(),
+            duplicates: duplicates.collect(),
+            duplicates_refused: stored.refused,
+        }
     }
 }
 

@@ -7,19 +7,12 @@ use tracing::warn;
 
 use super::{MeshShell, Msg};
 use crate::core::bindings::Reaction;
-use crate::peer::PeerMsg;
 
 impl MeshShell {
-    pub(super) fn send_bindings(&self) {
-        for peer in self.handle.peers.up().into_iter().filter_map(|node| self.handle.peers.get(node)) {
-            let _down = peer.tell(PeerMsg::IdentityBindings(self.register.all()));
-        }
-    }
-
     /// MESH-23.
     pub(super) fn member_id_announced(&self, node: NodeId, start: StartId, member_id: RaftId) {
         if self.register.member_id_announced(node, start, member_id) {
-            self.send_bindings();
+            self.peers.send_bindings(&self.register);
         }
     }
 
@@ -35,16 +28,16 @@ impl MeshShell {
                     gave_way = true;
                 }
                 Reaction::Ask { own: binding, because } => {
-                    let (me, register) = (cx.me().clone(), self.register.clone());
-                    cx.spawn(async move {
+                    let register = self.register.clone();
+                    cx.report(async move {
                         let alive = register.alive(&binding).await;
-                        let _gone = me.tell(Msg::ProcessChecked { binding, because, alive });
+                        Msg::ProcessChecked { binding, because, alive }
                     });
                 }
             }
         }
         if gave_way {
-            self.send_bindings();
+            self.peers.send_bindings(&self.register);
         }
     }
 
@@ -54,7 +47,7 @@ impl MeshShell {
             self.sessions.end_process(start);
         }
         if news {
-            self.send_bindings();
+            self.peers.send_bindings(&self.register);
         }
     }
 }

@@ -1,28 +1,28 @@
 //! The mesh and its peers in the live tree.
 
-use muster_messages::NodeId;
+use muster_messages::{MeshView, NodeId};
 use serde_json::{Value, json};
 
 use super::MeshShell;
 use crate::session::Session;
 
 impl MeshShell {
-    pub(super) fn shown(&self) -> Value {
+    pub(super) fn shown(&self) -> MeshView {
         let own = self.greetings.own();
-        let peers: Vec<Value> = self
-            .links
-            .each()
-            .map(|(node, wanted, addr, dialing, failures)| self.peer_view(node, wanted, addr, dialing, failures))
-            .collect();
-        json!({
-            "node": own.map(|o| o.node), "member_id": own.and_then(|o| o.member_id), "endpoint_pid": self.greetings.endpoint(),
-            "peers": peers, "hints": self.links.hints(),
-            "sessions_ended": self.sessions.end_reasons(),
-            "offences": self.context.offences.view(),
-            "endpoint": self.context.counters.view(),
-            "hellos_under_way": self.greetings.under_way(),
-            "identity": self.register.view(),
-        })
+        MeshView {
+            node: own.map(|own| own.node),
+            member_id: own.and_then(|own| own.member_id),
+            endpoint_pid: self.greetings.endpoint(),
+            peers: (self.links.each())
+                .map(|(node, wanted, addr, dialing, failures)| self.peer_view(node, wanted, addr, dialing, failures))
+                .collect(),
+            hints: self.links.hints().to_vec(),
+            sessions_ended: self.sessions.end_reasons().clone(),
+            offences: self.context.offences.view(),
+            endpoint: self.context.counts(),
+            hellos_under_way: self.greetings.under_way(),
+            identity: self.register.view(),
+        }
     }
 
     fn peer_view(&self, node: NodeId, wanted: bool, addr: &str, dialing: bool, failures: u32) -> Value {
