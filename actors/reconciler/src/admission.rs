@@ -13,7 +13,8 @@ use muster_messages::FencingToken;
 use tokio::sync::watch;
 
 use crate::core::admission::AdmissionState;
-use crate::membership::{LeaseTiming, Leave, Member, MemberSetup, MemberView, member_spec};
+use crate::member::{LeaseTiming, Leave, Member, MemberSetup, MemberView};
+use crate::membership::member_spec;
 use crate::ports::Cluster;
 
 /// Time limit for leaving; afterwards the lease runs out.

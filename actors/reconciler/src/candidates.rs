@@ -8,32 +8,29 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use muster_elector::{Election, LeaderElector, Session, Setup as ElectorSetup};
+use futures_util::FutureExt;
+use muster_elector::LeaderElector;
 use muster_kernel::{Address, Alarm, Children, Cx, Fault, Shell, Slot, Spec};
 use muster_messages::protocol::Named;
-use muster_messages::wire::LeaseRef;
-use muster_messages::{Moment, candidates_scope, runner_lease};
+use muster_messages::{Moment, candidates_scope};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tracing::info;
 
+use crate::campaign::Campaign;
 use crate::core::eligibility::{Eligibility, Input, Me};
-use crate::elect::RunnerCandidate;
-use crate::membership::{Leave, Member, MemberSetup, MemberView, member_spec};
+use crate::member::{Leave, Member, MemberSetup, MemberView};
+use crate::membership::member_spec;
 use crate::wiring::Wiring;
 
-/// The elector's name among its siblings.
-pub const ELECT: &str = "elect";
 const MAILBOX: usize = 64;
 /// Pause after a refusal that the cluster gave as final.
-const REFUSAL_PAUSE: Duration = Duration::from_secs(10);
-/// Time limit for a term to end before its elector is stopped. A command has 5 s from TERM to KILL.
-const TERM_END_TIMEOUT: Duration = Duration::from_secs(20);
+pub(crate) const REFUSAL_PAUSE: Duration = Duration::from_secs(10);
 
 /// What outlives a crash of the actor.
 #[derive(Clone, Default)]
 pub struct Memory {
-    elector: Slot<Option<LeaderElector>>,
+    pub(crate) elector: Slot<Option<LeaderElector>>,
     out_until: Slot<Option<Moment>>,
 }
 
@@ -69,19 +66,11 @@ pub fn candidates_spec(wiring: Wiring, siblings: Children) -> Spec {
     Spec::actor("candidates", address, move || Ok(Candidates::new(wiring.clone(), siblings.clone()))).with_children()
 }
 
-enum Elect {
-    None,
-    Running(LeaderElector),
-    /// It was asked to end; nothing starts before it has.
-    Ending,
-}
-
 /// See the module.
 pub struct Candidates {
     wiring: Wiring,
-    siblings: Children,
     core: Eligibility,
-    elect: Elect,
+    campaign: Campaign,
     member: Option<(watch::Receiver<MemberView>, Leave)>,
     /// This process can run the definition.
     runnable: bool,
@@ -93,13 +82,9 @@ impl Candidates {
     fn new(wiring: Wiring, siblings: Children) -> Self {
         let setup = &wiring.setup;
         let me = Me { member: setup.member.clone(), node: setup.node, release: setup.release.triple };
-        let memory = &wiring.memory;
-        // An elector that an earlier incarnation started continues.
-        let going = |elector: &LeaderElector| elector.status().borrow().outcome.is_none();
-        let elector = memory.elector.get().flatten().filter(going);
-        let core = Eligibility::new(me, setup.timing, elector.is_some(), memory.out_until.get().flatten());
-        let elect = elector.map_or(Elect::None, Elect::Running);
-        Self { wiring, siblings, core, elect, member: None, runnable: false, retiring: false, alarm: Alarm::default() }
+        let campaign = Campaign::new(wiring.clone(), siblings);
+        let core = Eligibility::new(me, setup.timing, campaign.is_running(), wiring.memory.out_until.get().flatten());
+        Self { wiring, core, campaign, member: None, runnable: false, retiring: false, alarm: Alarm::default() }
     }
 
     fn step(&mut self, cx: &Cx<Msg>, input: Input<'_>) {
@@ -115,23 +100,9 @@ impl Candidates {
 
     /// Applies the decision. The only place that starts or ends anything.
     fn act(&mut self, cx: &Cx<Msg>) {
-        let stands = self.core.decision().stands && !self.retiring;
-        match &self.elect {
-            Elect::None if stands => self.campaign(cx),
-            Elect::Running(elector) if !stands => {
-                let (elector, me, siblings) = (elector.clone(), cx.me().clone(), self.siblings.clone());
-                self.elect = Elect::Ending;
-                elector.stop();
-                cx.spawn(async move {
-                    let _late = tokio::time::timeout(TERM_END_TIMEOUT, elector.ended()).await;
-                    siblings.stop_and_wait(ELECT).await;
-                    let _gone = me.tell(Msg::ElectEnded);
-                });
-            }
-            _ => {}
-        }
+        self.campaign.follow(cx, self.core.decision().stands && !self.retiring);
         // A candidate with nothing left to run must not hold back the others.
-        if (self.retiring || !self.runnable) && matches!(self.elect, Elect::None) {
+        if (self.retiring || !self.runnable) && self.campaign.is_over() {
             if let Some((_, leave)) = &self.member {
                 leave.leave();
             }
@@ -144,36 +115,6 @@ impl Candidates {
         }
     }
 
-    fn campaign(&mut self, cx: &Cx<Msg>) {
-        let setup = &self.wiring.setup;
-        let lease = runner_lease(&self.wiring.name);
-        let lease = LeaseRef { namespace: lease.namespace, name: lease.name };
-        let config = setup.lease.config(lease, &setup.member);
-        let candidate = RunnerCandidate {
-            reconciler: self.wiring.name.clone(),
-            terms: Arc::clone(&self.wiring.terms),
-            action_slot: self.wiring.action_slot.clone(),
-        };
-        // A new session for each candidacy: a lease is never given back to a session that released it.
-        let cluster: Arc<dyn muster_elector::Cluster> = setup.cluster.clone();
-        let election = Election::Muster(Session::new(cluster));
-        let clock = Arc::clone(&setup.clock);
-        let made = LeaderElector::spec(ELECT, ElectorSetup { config, election, candidate: Arc::new(candidate), clock });
-        let Ok((spec, elector)) = made else { return }; // the durations were validated at startup
-        self.siblings.start(spec);
-        self.adopt(cx, elector);
-    }
-
-    fn adopt(&mut self, cx: &Cx<Msg>, elector: LeaderElector) {
-        self.wiring.memory.elector.set(Some(elector.clone()));
-        self.elect = Elect::Running(elector.clone());
-        let me = cx.me().clone();
-        cx.spawn(async move {
-            let _how = elector.ended().await;
-            let _gone = me.tell(Msg::Retry);
-        });
-    }
-
     fn observe(&mut self, cx: &Cx<Msg>) {
         let view = self.wiring.views.borrow_and_update().clone();
         let Some(view) = view else { return };
@@ -183,6 +124,12 @@ impl Candidates {
             self.announce(cx);
         }
         self.step(cx, Input::View { view: &view, runnable });
+    }
+
+    /// Its record has ended, and is still needed.
+    fn announces_again(&self) -> bool {
+        let over = self.member.as_ref().is_some_and(|(view, _)| view.borrow().admission_state.is_over());
+        over && self.runnable && !self.retiring
     }
 
     fn announce(&mut self, cx: &Cx<Msg>) {
@@ -209,30 +156,11 @@ impl Shell for Candidates {
     const KIND: &'static str = "Candidates";
 
     async fn started(&mut self, cx: &Cx<Msg>) -> Result<(), Fault> {
-        match &self.elect {
-            Elect::Running(elector) => {
-                let elector = elector.clone();
-                self.adopt(cx, elector);
-            }
-            // An earlier incarnation may have started one that it did not record.
-            _ if cx.incarnation() > 1 => {
-                self.elect = Elect::Ending;
-                let (siblings, me) = (self.siblings.clone(), cx.me().clone());
-                cx.spawn(async move {
-                    siblings.stop_and_wait(ELECT).await;
-                    let _gone = me.tell(Msg::ElectEnded);
-                });
-            }
-            _ => {}
-        }
+        self.campaign.resume(cx);
         let mut views = self.wiring.views.clone();
         views.mark_changed();
         cx.on_change(views, || Msg::ViewChanged);
-        let (retire, me) = (self.wiring.retire.clone(), cx.me().clone());
-        cx.spawn(async move {
-            retire.cancelled().await;
-            let _gone = me.tell(Msg::Retire);
-        });
+        cx.report(self.wiring.retire.clone().cancelled_owned().map(|()| Msg::Retire));
         Ok(())
     }
 
@@ -241,33 +169,21 @@ impl Shell for Candidates {
             Msg::ViewChanged => self.observe(cx),
             Msg::Member => {
                 let view = self.member.as_mut().map(|(view, _)| view.borrow_and_update().clone());
-                if view.as_ref().is_some_and(|view| view.admission_state.is_over()) && self.runnable && !self.retiring {
+                if self.announces_again() {
                     cx.after(REFUSAL_PAUSE, Msg::Retry);
                 }
                 self.step(cx, Input::Announced(view.is_some_and(|view| view.announced)));
             }
             Msg::Resign => self.step(cx, Input::Resign),
             Msg::ElectEnded => {
-                self.wiring.memory.elector.set(None);
-                self.elect = Elect::None;
+                self.campaign.ended();
                 self.act(cx);
             }
             Msg::Retry => {
-                let over = self.member.as_ref().is_some_and(|(view, _)| view.borrow().admission_state.is_over());
-                if over && self.runnable && !self.retiring {
+                if self.announces_again() {
                     self.announce(cx);
                 }
-                if let Elect::Running(elector) = &self.elect
-                    && elector.status().borrow().outcome.is_some()
-                {
-                    self.elect = Elect::Ending;
-                    let (siblings, me) = (self.siblings.clone(), cx.me().clone());
-                    cx.spawn(async move {
-                        siblings.stop_and_wait(ELECT).await;
-                        tokio::time::sleep(REFUSAL_PAUSE).await;
-                        let _gone = me.tell(Msg::ElectEnded);
-                    });
-                }
+                self.campaign.check(cx);
             }
             Msg::Retire => {
                 self.retiring = true;
@@ -283,11 +199,6 @@ impl Shell for Candidates {
 
     fn view(&self) -> Value {
         let member = self.member.as_ref().map(|(view, _)| view.borrow().admission_state.clone());
-        let elect = match &self.elect {
-            Elect::None => "none",
-            Elect::Running(_) => "running",
-            Elect::Ending => "ending",
-        };
-        json!({"decision": self.core.decision(), "record": member, "elect": elect, "retiring": self.retiring})
+        json!({"decision": self.core.decision(), "record": member, "elect": self.campaign.word(), "retiring": self.retiring})
     }
 }

@@ -8,14 +8,18 @@
 //!
 //! See `OVERVIEW.md`.
 
+mod action;
 mod action_slot;
 mod admission;
+mod campaign;
 mod candidates;
 mod cluster_requests;
 pub mod core;
 mod elect;
 mod embedded;
 mod gate_watch;
+mod member;
+mod member_lease;
 mod membership;
 mod participants;
 pub mod ports;
@@ -33,7 +37,8 @@ pub use self::core::eligibility::EligibilityTiming;
 pub use self::core::run::{Outcome, Tally};
 pub use self::embedded::Embedded;
 pub use self::gate_watch::{GateSeen, GateStatus, GateWatch};
-pub use self::membership::{LeaseTiming, Leave, Member, MemberSetup, MemberView, member_spec};
+pub use self::member::{LeaseTiming, Leave, Member, MemberSetup, MemberView};
+pub use self::membership::member_spec;
 pub use self::ports::{
     ApplyCtx, Cluster, CommandEnd, CommandExit, CommandOrder, CommandRunner, GRACE, Handler, HandlerError,
     MAX_OUTPUT_BYTES,

@@ -17,6 +17,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use muster_elector::ConfigRefusal;
 use muster_kernel::{Address, Backoff, Cx, Fault, Intensity, Shell, Spec};
 use muster_messages::protocol::Named;
@@ -121,14 +122,14 @@ impl ReconcilersShell {
         for (name, group) in &mut self.groups {
             let unwanted = retiring || !self.wanted.contains(name);
             if unwanted && !std::mem::replace(&mut group.stopping, true) {
-                let (children, me, name) = (cx.children().clone(), cx.me().clone(), name.clone());
+                let (children, name) = (cx.children().clone(), name.clone());
                 let mut retired = group.wiring.retired.subscribe();
                 group.wiring.retire.cancel();
-                cx.spawn(async move {
+                cx.report(async move {
                     let _in_time =
                         tokio::time::timeout(RETIRE_TIMEOUT, retired.wait_for(|retired| *retired)).await.is_ok();
                     children.stop_and_wait(&name).await;
-                    let _gone = me.tell(Msg::Stopped(name));
+                    Msg::Stopped(name)
                 });
             }
         }
@@ -164,11 +165,7 @@ impl Shell for ReconcilersShell {
             let delivered = me.tell(Msg::Definitions(answer)).is_ok();
             async move { delivered }
         }));
-        let (retire, me) = (self.retire.clone(), cx.me().clone());
-        cx.spawn(async move {
-            retire.cancelled().await;
-            let _gone = me.tell(Msg::Retire);
-        });
+        cx.report(self.retire.clone().cancelled_owned().map(|()| Msg::Retire));
         Ok(())
     }
 

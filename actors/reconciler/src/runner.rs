@@ -9,23 +9,20 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::FutureExt;
-use futures_util::future::BoxFuture;
 use muster_elector::Term;
 use muster_kernel::{Address, Alarm, Cx, Fault, Shell, Spec};
 use muster_messages::protocol::Named;
 use muster_messages::wire::ReconcilerRequest;
-use muster_messages::{Action, ErrorBody, FencingToken, NodeId, Progress};
+use muster_messages::{ErrorBody, FencingToken, NodeId, Progress};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
+use crate::action::action;
 use crate::action_slot::{Ended, RunningAction};
 use crate::candidates;
 use crate::cluster_requests::{ANSWER_TIMEOUT, ask};
-use crate::core::run::{Effect, Input, LogLine, Outcome, Run, Runner, Stepped, Tally, Waved, Work};
-use crate::ports::{ApplyCtx, CommandEnd, CommandOrder, CommandRunner, environment};
+use crate::core::run::{Effect, Input, LogLine, Run, Runner, Stepped, Tally, Waved, Work};
 use crate::wiring::Wiring;
 
 const MAILBOX: usize = 64;
@@ -96,18 +93,18 @@ impl RunnerShell {
 
     fn apply_effect(&self, cx: &Cx<Msg>, held: &Term, effect: Effect) {
         let Wiring { name, setup, .. } = &self.wiring;
-        let (cluster, me) = (Arc::clone(&setup.cluster), cx.me().clone());
+        let cluster = Arc::clone(&setup.cluster);
         let (name, release, term) = (name.clone(), setup.release.triple, held.token().unwrap_or_default());
         match effect {
-            Effect::Step { number, digest, epoch, step } => cx.spawn(async move {
+            Effect::Step { number, digest, epoch, step } => cx.report(async move {
                 let request = ReconcilerRequest::Step { name, release, digest, term, epoch, step };
                 let result = ask(&*cluster, request, ANSWER_TIMEOUT).await;
-                let _gone = me.tell(Msg::Stepped { term, number, result });
+                Msg::Stepped { term, number, result }
             }),
-            Effect::Wave { number, digest, wave } => cx.spawn(async move {
+            Effect::Wave { number, digest, wave } => cx.report(async move {
                 let request = ReconcilerRequest::Wave { name, release, digest, term, wave };
                 let result = ask(&*cluster, request, WAVE_TIMEOUT).await;
-                let _gone = me.tell(Msg::Waved { term, number, result });
+                Msg::Waved { term, number, result }
             }),
             Effect::Act { number, work } => self.begin(cx, held, number, *work),
             Effect::Cancel { number } => {
@@ -117,10 +114,10 @@ impl RunnerShell {
                     running_action.cancel.cancel();
                 }
             }
-            Effect::Report(progress) => cx.spawn(async move {
+            Effect::Report(progress) => cx.report(async move {
                 let request = ReconcilerRequest::Progress { progress: *progress };
                 let reported: Result<Value, ErrorBody> = ask(&*cluster, request, ANSWER_TIMEOUT).await;
-                let _gone = me.tell(Msg::Reported { term, ok: reported.is_ok() });
+                Msg::Reported { term, ok: reported.is_ok() }
             }),
             Effect::Resign => {
                 let _repeated_later = self.wiring.candidates.tell(candidates::Msg::Resign);
@@ -138,53 +135,14 @@ impl RunnerShell {
     fn begin(&self, cx: &Cx<Msg>, held: &Term, number: u64, work: Work) {
         let Wiring { name, setup, action_slot, .. } = &self.wiring;
         let term = held.token().unwrap_or_default();
-        let Work { from, definition, attempt } = work;
-        let ctx = ApplyCtx {
-            reconciler: name.clone(),
-            fence: term,
-            from,
-            target: definition.release.clone(),
-            attempt,
-            cancelled: CancellationToken::new(),
-            term: Some(held.clone()),
-        };
-        let nothing = |why: &str| {
-            let ended = (Outcome::Failed(why.to_owned()), String::new());
-            std::future::ready(ended).boxed()
-        };
-        let limit = Some(definition.run_timeout_ms).filter(|ms| *ms > 0).map(Duration::from_millis);
-        let deadline = limit.map(|limit| cx.wall().plus(limit));
-        let (commands, handler) = (setup.commands.clone(), setup.handlers.get(name).cloned());
-        let action = move |cancelled: CancellationToken| -> BoxFuture<'static, Ended> {
-            let ctx = ApplyCtx { cancelled, ..ctx };
-            match (&definition.action, commands, handler) {
-                // The term was over in the replica that this definition comes from.
-                (Action::Command(command), ..) if command.is_redacted() => {
-                    nothing("the command's arguments are redacted on this node")
-                }
-                (Action::Command(command), Some(commands), _) => {
-                    let mut env = command.env.clone();
-                    env.extend(environment(&ctx, deadline));
-                    run_command(commands, command.argv.clone(), env, ctx)
-                }
-                (Action::Handler, _, Some(handler)) => async move {
-                    let applied = handler.apply(ctx).await;
-                    (applied.map_or_else(Outcome::from, |()| Outcome::Done), String::new())
-                }
-                .boxed(),
-                _ => nothing("this process cannot carry out this kind of action"),
-            }
-        };
+        let action = action(setup, name, held, work, cx.wall());
         let running_action = action_slot.start((term, number), &held.cancellation(), action);
         self.await_end(cx, running_action);
     }
 
     fn await_end(&self, cx: &Cx<Msg>, running_action: RunningAction) {
-        let (me, term, number) = (cx.me().clone(), running_action.term, running_action.number);
-        cx.spawn(async move {
-            let ended = running_action.ended().await;
-            let _gone = me.tell(Msg::Acted { term, number, ended });
-        });
+        let (term, number) = (running_action.term, running_action.number);
+        cx.report(async move { Msg::Acted { term, number, ended: running_action.ended().await } });
     }
 
     /// Follows a change of term.
@@ -218,10 +176,9 @@ impl RunnerShell {
         };
         info!(reconciler = %self.wiring.name, term = %token, "reconciler term started");
         self.running = Some((run, term.clone()));
-        let me = cx.me().clone();
-        cx.spawn(async move {
+        cx.report(async move {
             term.ended().await;
-            let _gone = me.tell(Msg::Ended(token));
+            Msg::Ended(token)
         });
         self.step(cx, None, Input::Woke);
         self.observe(cx);
@@ -244,23 +201,6 @@ impl RunnerShell {
             self.step(cx, None, Input::View(view));
         }
     }
-}
-
-fn run_command(
-    commands: Arc<dyn CommandRunner>,
-    argv: Vec<String>,
-    env: std::collections::BTreeMap<String, String>,
-    ctx: ApplyCtx,
-) -> BoxFuture<'static, Ended> {
-    async move {
-        let Some(term) = &ctx.term else {
-            return (Outcome::Failed("the command has no term".to_owned()), String::new());
-        };
-        let order = CommandOrder { argv, env, hold: term.hold(), cancelled: ctx.cancelled.clone() };
-        let CommandEnd { exit, output } = commands.run(order).await.kept();
-        (exit.outcome(), output)
-    }
-    .boxed()
 }
 
 impl Shell for RunnerShell {

@@ -14,7 +14,7 @@ use crate::action_slot::ActionSlot;
 use crate::candidates::{self, Memory};
 use crate::core::eligibility::EligibilityTiming;
 use crate::core::run::Run;
-use crate::membership::LeaseTiming;
+use crate::member::LeaseTiming;
 use crate::participants::Views;
 use crate::ports::{Cluster, CommandRunner, Handler};
 

@@ -1,0 +1,142 @@
+//! A candidate's campaign: the sibling `elect`, of which there is one at most.
+//!
+//! A crash of the candidate does not end it: its handle is in a slot.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use muster_elector::{Election, LeaderElector, Session, Setup as ElectorSetup};
+use muster_kernel::{Children, Cx};
+use muster_messages::runner_lease;
+use muster_messages::wire::LeaseRef;
+
+use crate::candidates::{Msg, REFUSAL_PAUSE};
+use crate::elect::RunnerCandidate;
+use crate::wiring::Wiring;
+
+/// The elector's name among its siblings.
+pub const ELECT: &str = "elect";
+/// Time limit for a term to end before its elector is stopped. A command has 5 s from TERM to KILL.
+const TERM_END_TIMEOUT: Duration = Duration::from_secs(20);
+
+enum Elect {
+    None,
+    Running(LeaderElector),
+    /// It was asked to end; nothing starts before it has.
+    Ending,
+}
+
+/// See the module.
+pub(crate) struct Campaign {
+    wiring: Wiring,
+    siblings: Children,
+    elect: Elect,
+}
+
+impl Campaign {
+    /// An elector that an earlier incarnation started continues.
+    pub fn new(wiring: Wiring, siblings: Children) -> Self {
+        let elector = wiring.memory.elector.get().flatten().filter(|elector| !has_ended(elector));
+        Self { wiring, siblings, elect: elector.map_or(Elect::None, Elect::Running) }
+    }
+
+    pub fn is_running(&self) -> bool {
+        matches!(self.elect, Elect::Running(_))
+    }
+    pub fn is_over(&self) -> bool {
+        matches!(self.elect, Elect::None)
+    }
+    pub fn word(&self) -> &'static str {
+        match &self.elect {
+            Elect::None => "none",
+            Elect::Running(_) => "running",
+            Elect::Ending => "ending",
+        }
+    }
+
+    /// Called when the candidate starts.
+    pub fn resume(&mut self, cx: &Cx<Msg>) {
+        match &self.elect {
+            Elect::Running(elector) => {
+                let elector = elector.clone();
+                self.adopt(cx, elector);
+            }
+            // An earlier incarnation may have started one that it did not record.
+            _ if cx.incarnation() > 1 => self.end(cx, None, Duration::ZERO),
+            _ => {}
+        }
+    }
+
+    /// Starts or ends it, as decided.
+    pub fn follow(&mut self, cx: &Cx<Msg>, stands: bool) {
+        match &self.elect {
+            Elect::None if stands => self.begin(cx),
+            Elect::Running(elector) if !stands => {
+                let elector = elector.clone();
+                elector.stop();
+                self.end(cx, Some(elector), Duration::ZERO);
+            }
+            _ => {}
+        }
+    }
+
+    /// An elector that the cluster refused is stopped, and another one may follow after a pause.
+    pub fn check(&mut self, cx: &Cx<Msg>) {
+        if matches!(&self.elect, Elect::Running(elector) if has_ended(elector)) {
+            self.end(cx, None, REFUSAL_PAUSE);
+        }
+    }
+
+    /// `ElectEnded` has arrived.
+    pub fn ended(&mut self) {
+        self.wiring.memory.elector.set(None);
+        self.elect = Elect::None;
+    }
+
+    /// Waits for the end of this term, if any, stops the sibling, and pauses.
+    fn end(&mut self, cx: &Cx<Msg>, elector: Option<LeaderElector>, pause: Duration) {
+        self.elect = Elect::Ending;
+        let siblings = self.siblings.clone();
+        cx.report(async move {
+            if let Some(elector) = elector {
+                let _late = tokio::time::timeout(TERM_END_TIMEOUT, elector.ended()).await;
+            }
+            siblings.stop_and_wait(ELECT).await;
+            tokio::time::sleep(pause).await;
+            Msg::ElectEnded
+        });
+    }
+
+    fn begin(&mut self, cx: &Cx<Msg>) {
+        let setup = &self.wiring.setup;
+        let lease = runner_lease(&self.wiring.name);
+        let lease = LeaseRef { namespace: lease.namespace, name: lease.name };
+        let config = setup.lease.config(lease, &setup.member);
+        let candidate = RunnerCandidate {
+            reconciler: self.wiring.name.clone(),
+            terms: Arc::clone(&self.wiring.terms),
+            action_slot: self.wiring.action_slot.clone(),
+        };
+        // A new session for each candidacy: a lease is never given back to a session that released it.
+        let cluster: Arc<dyn muster_elector::Cluster> = setup.cluster.clone();
+        let election = Election::Muster(Session::new(cluster));
+        let clock = Arc::clone(&setup.clock);
+        let made = LeaderElector::spec(ELECT, ElectorSetup { config, election, candidate: Arc::new(candidate), clock });
+        let Ok((spec, elector)) = made else { return }; // the durations were validated at startup
+        self.siblings.start(spec);
+        self.adopt(cx, elector);
+    }
+
+    fn adopt(&mut self, cx: &Cx<Msg>, elector: LeaderElector) {
+        self.wiring.memory.elector.set(Some(elector.clone()));
+        self.elect = Elect::Running(elector.clone());
+        cx.report(async move {
+            let _how = elector.ended().await;
+            Msg::Retry
+        });
+    }
+}
+
+fn has_ended(elector: &LeaderElector) -> bool {
+    elector.status().borrow().outcome.is_some()
+}
