@@ -9,115 +9,40 @@
 //! applies nothing after the raise (LEVEL-2); the gate keeps the level at one that every participant supports.
 //! A manager that loses its lease is no longer waited for, and takes part again as soon as it can.
 
+mod raise;
+
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use futures_util::FutureExt;
-use futures_util::future::BoxFuture;
-use muster_agent::ManagerWanted;
 use muster_elector::BootTime;
 use muster_kernel::{Address, Cx, Fault, Shell, Spec};
-use muster_messages::protocol::{Named, NodeCredentials};
+use muster_messages::protocol::Named;
 use muster_messages::wire::ReconcilerRequest;
 use muster_messages::{
-    Definition, DefinitionKey, ErrorBody, Incarnation, LEVEL_RECONCILER, MANAGERS_SCOPE, NodeId, Release, Replica,
-    level_release,
+    DefinitionKey, ErrorBody, LEVEL_RECONCILER, MANAGERS_SCOPE, NodeId, Release, Replica, level_release,
 };
 use muster_raft_member::Incompatible;
 use muster_reconciler::{
-    AdmissionState, ApplyCtx, Cluster, Handler, HandlerError, LeaseTiming, Member, MemberSetup, MemberView,
-    ReconcilerSpec, Reconcilers, Setup, member_spec, reconcilers_spec,
+    AdmissionState, Cluster, Handler, LeaseTiming, Member, MemberSetup, MemberView, Reconcilers, Setup, member_spec,
+    reconcilers_spec,
 };
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tracing::info;
 
+pub use self::raise::definition;
+use self::raise::{LEADER_ANSWER_TIMEOUT, Raise};
 use crate::ReportIncompatible;
 
-/// The leader answers from memory.
-const LEADER_ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Pause after a refusal or without a leader: nothing waits for these attempts.
 const RETRY_PAUSE: Duration = Duration::from_secs(2);
-
-/// Whether the manager runtime runs: a watched value.
-#[derive(Clone, Debug)]
-pub struct Runs {
-    pub wanted: ManagerWanted,
-    /// The cluster's feature level is above this build's: final for this process.
-    pub incompatible: bool,
-    /// The certificate's. A manager runtime does not outlive it: its Raft data belongs to another history.
-    pub incarnation: Incarnation,
-}
-
-/// The certificate says manager, and this build supports the cluster's level.
-pub fn runs(
-    mut wanted: watch::Receiver<ManagerWanted>,
-    mut incompatible: watch::Receiver<Option<String>>,
-    mut credentials: watch::Receiver<Arc<NodeCredentials>>,
-) -> watch::Receiver<Runs> {
-    type Sources<'a> = (
-        &'a watch::Receiver<ManagerWanted>,
-        &'a watch::Receiver<Option<String>>,
-        &'a watch::Receiver<Arc<NodeCredentials>>,
-    );
-    let now = |(wanted, incompatible, credentials): Sources<'_>| Runs {
-        wanted: wanted.borrow().clone(),
-        incompatible: incompatible.borrow().is_some(),
-        incarnation: credentials.borrow().identity.incarnation,
-    };
-    let (tell, level) = watch::channel(now((&wanted, &incompatible, &credentials)));
-    tokio::spawn(async move {
-        loop {
-            tell.send_replace(now((&wanted, &incompatible, &credentials)));
-            let changed = tokio::select! {
-                changed = wanted.changed() => changed,
-                changed = incompatible.changed() => changed,
-                changed = credentials.changed() => changed,
-            };
-            if changed.is_err() {
-                return;
-            }
-        }
-    });
-    level
-}
 
 /// The sentence for operators, whichever actor detected the incompatibility.
 pub fn sentence(what: impl std::fmt::Display, supported: u32) -> String {
     format!(
         "{what}, and this build of musterd supports feature level {supported} at most; install the build that the other managers run"
     )
-}
-
-/// The definition of this level. All builds of a level bring the same one: it is never changed.
-pub fn definition(level: u32) -> Definition {
-    ReconcilerSpec::handler(LEVEL_RECONCILER, level_release(level).into(), MANAGERS_SCOPE)
-        .floor(level_release(level))
-        .once()
-        // The gate and the term judge the entry that raises the level when it is applied.
-        .settle(Duration::ZERO)
-        .definition()
-}
-
-/// Raises the cluster's level to what the definition says.
-struct Raise(Arc<dyn Cluster>);
-
-impl Handler for Raise {
-    fn apply(&self, ctx: ApplyCtx) -> BoxFuture<'static, Result<(), HandlerError>> {
-        let cluster = Arc::clone(&self.0);
-        async move {
-            let level = u32::try_from(ctx.target.triple.major)
-                .map_err(|_| HandlerError::Permanent(format!("{} is not a feature level", ctx.target)))?;
-            let request = ReconcilerRequest::RaiseLevel { level, term: ctx.fence };
-            let raised = cluster.reconcile(request, LEADER_ANSWER_TIMEOUT).await;
-            raised
-                .map(|_| info!(level, "cluster feature level raised"))
-                // Not a failure: some member has not reported its level yet, or there is no leader.
-                .map_err(|e| HandlerError::Later(e.message))
-        }
-        .boxed()
-    }
 }
 
 /// Inputs of the actor. It sends all of them to itself.
@@ -197,11 +122,10 @@ impl FeatureLevel {
         if self.ports.replicas.borrow().tables.reconcilers.definitions.contains_key(&key) {
             return;
         }
-        let (cluster, me) = (Arc::clone(&self.ports.cluster), cx.me().clone());
-        cx.spawn(async move {
+        let cluster = Arc::clone(&self.ports.cluster);
+        cx.report(async move {
             let request = ReconcilerRequest::Apply { definitions: vec![definition], replace: false };
-            let registered = cluster.reconcile(request, LEADER_ANSWER_TIMEOUT).await.map(drop);
-            let _stopping = me.tell(Msg::Registered(registered));
+            Msg::Registered(cluster.reconcile(request, LEADER_ANSWER_TIMEOUT).await.map(drop))
         });
     }
 
@@ -214,24 +138,30 @@ impl FeatureLevel {
     }
 
     fn log_membership(&mut self, cx: &Cx<Msg>) {
-        let Some(admission_state) = self.member.as_mut().map(|view| view.borrow_and_update().admission_state.clone())
-        else {
-            return;
-        };
-        let level = self.ports.level;
-        match admission_state {
-            AdmissionState::Serving => {
-                self.log_change(format!("participating in the scope {MANAGERS_SCOPE} at feature level {level}"))
-            }
-            AdmissionState::Waiting { reason, message } => {
-                self.log_change(format!("waiting to participate in the scope {MANAGERS_SCOPE}: {reason}: {message}"));
-            }
-            AdmissionState::Revoked { why } | AdmissionState::Refused { why } => {
-                self.log_change(format!("not participating in the scope {MANAGERS_SCOPE} for now: {why}"));
-                cx.after(RETRY_PAUSE, Msg::Announce);
-            }
-            AdmissionState::Announcing { .. } | AdmissionState::Left => {}
+        let view = self.member.as_mut().map(|view| view.borrow_and_update().admission_state.clone());
+        let Some(admission_state) = view else { return };
+        if let Some(text) = participation(&admission_state, self.ports.level) {
+            self.log_change(text);
         }
+        if matches!(admission_state, AdmissionState::Revoked { .. } | AdmissionState::Refused { .. }) {
+            cx.after(RETRY_PAUSE, Msg::Announce);
+        }
+    }
+}
+
+/// How this manager takes part in the scope, for people.
+fn participation(admission_state: &AdmissionState, level: u32) -> Option<String> {
+    match admission_state {
+        AdmissionState::Serving => {
+            Some(format!("participating in the scope {MANAGERS_SCOPE} at feature level {level}"))
+        }
+        AdmissionState::Waiting { reason, message } => {
+            Some(format!("waiting to participate in the scope {MANAGERS_SCOPE}: {reason}: {message}"))
+        }
+        AdmissionState::Revoked { why } | AdmissionState::Refused { why } => {
+            Some(format!("not participating in the scope {MANAGERS_SCOPE} for now: {why}"))
+        }
+        AdmissionState::Announcing { .. } | AdmissionState::Left => None,
     }
 }
 

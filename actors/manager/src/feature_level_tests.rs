@@ -1,3 +1,5 @@
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use muster_messages::protocol::Reply;
 use muster_messages::wire::LeaseRequest;
 use muster_messages::{

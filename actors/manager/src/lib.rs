@@ -4,6 +4,7 @@
 pub mod feature_level;
 pub mod membership;
 pub mod router;
+pub mod runs;
 pub mod switch;
 
 use std::sync::Arc;

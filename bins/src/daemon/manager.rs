@@ -24,9 +24,10 @@ use super::leader::LeaderPlan;
 use super::node::Shared;
 use super::recovery;
 use muster_manager::RaftData;
-use muster_manager::feature_level::{LevelPorts, Runs};
+use muster_manager::feature_level::LevelPorts;
 use muster_manager::membership::{MembershipAgent, MembershipAgentMsg, MembershipPorts};
 use muster_manager::router::{PeerCalls, Router};
+use muster_manager::runs::Runs;
 use muster_manager::switch::{Plan, Switch, SwitchMsg};
 
 /// Pause before retrying a directory that could not be prepared, on a full disk for example.

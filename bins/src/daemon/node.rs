@@ -27,7 +27,7 @@ use super::reconcilers;
 use super::recovery;
 use super::startup_failure;
 use muster_manager::RaftData;
-use muster_manager::feature_level::Runs;
+use muster_manager::runs::Runs;
 use muster_manager::switch::{Switch, SwitchMsg};
 
 /// What all parts of this node share. Made once; outlives their restarts.
@@ -350,8 +350,7 @@ fn api_spec(shared: &Shared, socket: Arc<AdminSocket>) -> Spec {
 
 fn manager_switch(shared: &Shared, agent: &AgentPorts, siblings: muster_kernel::Children) -> Spec {
     let (wanted, incompatible) = (agent.wanted(), shared.incompatible.subscribe());
-    let (shared, runs) =
-        (shared.clone(), muster_manager::feature_level::runs(wanted, incompatible, shared.credentials.clone()));
+    let (shared, runs) = (shared.clone(), muster_manager::runs::runs(wanted, incompatible, shared.credentials.clone()));
     let address: Address<SwitchMsg<Runs>> = Address::new(64);
     Spec::actor("manager-switch", address, move || {
         Ok(Switch::new(Arc::new(ManagerPlan::new(shared.clone())), siblings.clone(), runs.clone()))
