@@ -2,8 +2,11 @@
 //!
 //! [`core`] decides, [`shell`] applies. `OVERVIEW.md` describes it on one page.
 
+mod asks;
 pub mod core;
+mod outcomes;
 pub mod shell;
+mod view;
 
 pub use self::core::{Checkpoint, Config, RoleManager, conditions};
 pub use self::shell::{Msg, Ports, RoleManagerShell};

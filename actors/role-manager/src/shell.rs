@@ -11,20 +11,17 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use muster_kernel::{Alarm, AskError, Cx, Fault, Parked, Recipient, Shell, Slot};
-use muster_messages::protocol::{MeshMsg, Named, ProposeError, RaftMemberMsg, Reply, RequestAccepted, RoleManagerMsg};
-use muster_messages::wire::MembershipReply;
-use muster_messages::{ErrorBody, ErrorCode, NodeId, RaftId, Replica, RoleView, millis};
-use serde_json::{Value, json};
+use muster_kernel::{Alarm, Cx, Fault, Recipient, Shell, Slot};
+use muster_messages::protocol::{Applied, MeshMsg, Named, ProposeError, RaftMemberMsg, Reply, RoleManagerMsg};
+use muster_messages::{ErrorBody, NodeId, RaftId, Replica, RoleView, millis};
+use serde_json::Value;
 use tokio::sync::{Notify, watch};
 
-use crate::core::{
-    Answer, Checkpoint, Config, DesiredChange, Effect, Input, Now, PendingChange, RoleManager, Sent, StepId,
-    StepOutcome,
-};
+use crate::asks::Asks;
+use crate::core::{Checkpoint, Config, Effect, Input, Now, RoleManager, StepId, StepOutcome};
+use crate::outcomes::outcome;
+use crate::view::view;
 
-/// Open requests at once. Each is a person's request or a join request; a cluster of 10,000 nodes has a few.
-const MAX_OPEN_ASKS: usize = 1024;
 /// The replica is read at most this often unless another message arrives, so that a busy log does not keep the role
 /// manager busy.
 const OBSERVE_INTERVAL: Duration = Duration::from_millis(1);
@@ -64,51 +61,12 @@ impl From<RoleManagerMsg> for Msg {
     }
 }
 
-enum Port {
-    Role(Reply<Result<RequestAccepted, ErrorBody>>),
-    Removed(Reply<Result<(), ErrorBody>>),
-    Membership(Reply<Result<MembershipReply, ErrorBody>>),
-    Reported(Reply<Result<(), ErrorBody>>),
-}
-
-impl Port {
-    fn is_closed(&self) -> bool {
-        match self {
-            Self::Role(port) => port.is_closed(),
-            Self::Removed(port) => port.is_closed(),
-            Self::Membership(port) => port.is_closed(),
-            Self::Reported(port) => port.is_closed(),
-        }
-    }
-    /// The caller may have given up: that is not a fault.
-    fn answer(self, answer: Answer) {
-        match (self, answer) {
-            (Self::Role(port), Answer::Role(result)) => {
-                let _gone = port.send(result.map(|changed| RequestAccepted { changed }));
-            }
-            (Self::Removed(port), Answer::Removed(result)) => drop(port.send(result)),
-            (Self::Membership(port), Answer::Membership(result)) => drop(port.send(result)),
-            (Self::Reported(port), Answer::Reported(result)) => drop(port.send(result)),
-            (_, answer) => debug_assert!(false, "an answer of another kind: {answer:?}"),
-        }
-    }
-    fn refuse(self, error: ErrorBody) {
-        let answer = match &self {
-            Self::Role(_) => Answer::Role(Err(error)),
-            Self::Removed(_) => Answer::Removed(Err(error)),
-            Self::Membership(_) => Answer::Membership(Err(error)),
-            Self::Reported(_) => Answer::Reported(Err(error)),
-        };
-        self.answer(answer);
-    }
-}
-
 pub struct RoleManagerShell {
     core: RoleManager,
     propose_deadline: Duration,
     ports: Ports,
     slot: Slot<Checkpoint>,
-    asks: Parked<Port>,
+    asks: Asks,
     observed: Arc<Notify>,
     alarm: Alarm,
 }
@@ -121,7 +79,7 @@ impl RoleManagerShell {
             core: RoleManager::new(me, config, slot.get()),
             ports,
             slot,
-            asks: Parked::default(),
+            asks: Asks::default(),
             observed: Arc::new(Notify::new()),
             alarm: Alarm::default(),
         }
@@ -154,37 +112,6 @@ impl RoleManagerShell {
         }
     }
 
-    /// Parks the reply port and returns the core's input; `None` if too many requests are open.
-    fn park(&mut self, msg: RoleManagerMsg) -> Option<Input> {
-        let ask = self.asks.next_id();
-        let (port, input) = match msg {
-            RoleManagerMsg::SetRole { node, role, by, request, reply } => {
-                let change = DesiredChange::Role(role);
-                (Port::Role(reply), Input::PendingChange(PendingChange { ask, node, change, by, request }))
-            }
-            RoleManagerMsg::Remove { node, force, by, request, reply } => {
-                let change = DesiredChange::Remove { force };
-                (Port::Removed(reply), Input::PendingChange(PendingChange { ask, node, change, by, request }))
-            }
-            RoleManagerMsg::RequestMembership { node, request, reply } => {
-                (Port::Membership(reply), Input::MembershipRequested { ask, node, request })
-            }
-            RoleManagerMsg::ReportManager { node, report, reply } => {
-                (Port::Reported(reply), Input::Reported { ask, node, report })
-            }
-        };
-        if self.asks.len() >= MAX_OPEN_ASKS {
-            self.asks.retain(|port| !port.is_closed());
-        }
-        if self.asks.len() >= MAX_OPEN_ASKS {
-            let error = ErrorBody::new(ErrorCode::TooManyRequests, "too many role requests are open; retry later");
-            port.refuse(error.retry_after(Duration::from_secs(1)));
-            return None;
-        }
-        self.asks.park(port);
-        Some(input)
-    }
-
     fn apply(&mut self, cx: &Cx<Msg>, effect: Effect) {
         match effect {
             Effect::Propose { step, command } => {
@@ -206,36 +133,29 @@ impl RoleManagerShell {
                 });
             }
             Effect::Probe { step, addr, node } => {
-                let (mesh, me) = (self.ports.mesh.clone(), cx.me().clone());
-                cx.spawn(async move {
+                let mesh = self.ports.mesh.clone();
+                cx.report(async move {
                     let asked = mesh.ask(DIAL_BACK_TIMEOUT, |reply| MeshMsg::Probe { addr, expect: node, reply }).await;
-                    let _gone = me.tell(Msg::Probed(step, asked.unwrap_or_else(|why| Err(why.into()))));
+                    Msg::Probed(step, asked.unwrap_or_else(|why| Err(why.into())))
                 });
             }
             Effect::TransferLeadership { step, to } => {
                 tracing::info!(%step, %to, "offering leadership to another manager");
-                let (raft, me) = (self.ports.raft.clone(), cx.me().clone());
-                cx.spawn(async move {
+                let raft = self.ports.raft.clone();
+                cx.report(async move {
                     let make = |reply| RaftMemberMsg::TransferLeadership { to: Some(to), reply };
-                    let taken = matches!(raft.ask(TRANSFER_TIMEOUT, make).await, Ok(Ok(_)));
-                    let _gone = me.tell(Msg::Transferred(step, taken));
+                    Msg::Transferred(step, matches!(raft.ask(TRANSFER_TIMEOUT, make).await, Ok(Ok(_))))
                 });
             }
             Effect::CheckReachable { step, members, needed, within } => {
-                let (raft, me) = (self.ports.raft.clone(), cx.me().clone());
-                let deadline_ms = millis(within);
-                cx.spawn(async move {
+                let (raft, deadline_ms) = (self.ports.raft.clone(), millis(within));
+                cx.report(async move {
                     let make = |reply| RaftMemberMsg::CheckReachable { members, needed, deadline_ms, reply };
                     let reachable = raft.ask(within + Duration::from_secs(1), make).await;
-                    let _gone = me.tell(Msg::ReachabilityChecked(step, reachable.ok().and_then(Result::ok)));
+                    Msg::ReachabilityChecked(step, reachable.ok().and_then(Result::ok))
                 });
             }
-            Effect::Answer(ask, answer) => {
-                if let Some(port) = self.asks.take(ask) {
-                    tracing::debug!(?answer, "answering a request");
-                    port.answer(answer);
-                }
-            }
+            Effect::Answer(ask, answer) => self.asks.answer(ask, answer),
             Effect::WakeAt(at) => self.alarm.set(cx, Some(at), Msg::Woke),
         }
     }
@@ -245,33 +165,10 @@ impl RoleManagerShell {
         cx: &Cx<Msg>,
         step: StepId,
         deadline: Duration,
-        make: impl FnOnce(Reply<Result<muster_messages::protocol::Applied, ProposeError>>) -> RaftMemberMsg + Send + 'static,
+        make: impl FnOnce(Reply<Result<Applied, ProposeError>>) -> RaftMemberMsg + Send + 'static,
     ) {
-        let (raft, me) = (self.ports.raft.clone(), cx.me().clone());
-        cx.spawn(async move {
-            let outcome = match raft.ask(deadline, make).await {
-                Ok(Ok(applied)) => StepOutcome::Applied(applied.revision),
-                Ok(Err(error)) => outcome_of(error),
-                Err(AskError::Full) => StepOutcome::Crowded,
-                Err(AskError::Down) => StepOutcome::NotLeader,
-                Err(AskError::Closed | AskError::TimedOut) => StepOutcome::Unknown,
-            };
-            let _gone = me.tell(Msg::Committed(step, outcome));
-        });
-    }
-}
-
-fn outcome_of(error: ProposeError) -> StepOutcome {
-    match error {
-        ProposeError::Refused(refusal) => StepOutcome::Refused(refusal),
-        ProposeError::NotLeader { .. } => StepOutcome::NotLeader,
-        ProposeError::Busy => StepOutcome::Crowded,
-        ProposeError::MembershipBusy => StepOutcome::MembershipBusy,
-        ProposeError::NoQuorum { missing } => StepOutcome::NoQuorum { missing },
-        ProposeError::TimedOut => StepOutcome::TimedOut,
-        ProposeError::TooLarge { .. } | ProposeError::StateFull { .. } | ProposeError::UnknownOutcome => {
-            StepOutcome::Unknown
-        }
+        let raft = self.ports.raft.clone();
+        cx.report(async move { Msg::Committed(step, outcome(raft.ask(deadline, make).await)) });
     }
 }
 
@@ -290,7 +187,7 @@ impl Shell for RoleManagerShell {
         self.observe(cx);
         match msg {
             Msg::Protocol(msg) => {
-                if let Some(input) = self.park(msg) {
+                if let Some(input) = self.asks.park(msg) {
                     self.handle_input(cx, input);
                 }
             }
@@ -310,28 +207,7 @@ impl Shell for RoleManagerShell {
     }
 
     fn view(&self) -> Value {
-        let queues = self.core.queues();
-        let entry = |(node, p): (&NodeId, &crate::core::Pending)| {
-            json!({"node": node, "wants": p.wants, "reason": p.reason, "message": p.message, "since": p.since,
-                   "retry_at": p.retry_at})
-        };
-        let steps: Vec<Value> = (self.core.outbox().iter())
-            .map(|(step, o)| {
-                let what = match &o.sent {
-                    Sent::DesiredChange { .. } => "desired_change",
-                    Sent::Write(_) => "write",
-                    Sent::Membership(_) => "membership",
-                    Sent::Transfer { .. } => "transfer",
-                };
-                json!({"step": step.0, "node": o.node, "what": what, "since": o.since.wall, "applied": o.applied})
-            })
-            .collect();
-        json!({
-            "pending_reconciliation": queues.reconciliation.iter().map(entry).collect::<Vec<_>>(),
-            "pending_removal": queues.removal.keys().collect::<Vec<_>>(),
-            "steps": steps,
-            "open_asks": self.asks.len(),
-        })
+        view(&self.core, self.asks.len())
     }
 
     async fn stopping(&mut self, _cx: &Cx<Msg>) {
