@@ -6,12 +6,18 @@
 //! - [`recovery`]: continues a cluster from one member's data.
 //! - [`RaftMember`]: the actor that connects core, disk and network.
 
+mod asks;
 pub mod core;
 pub mod disk;
 mod drain;
 mod feed;
+mod log;
+mod member_disk;
+mod published;
 pub mod recovery;
 mod shell;
+mod snapshots;
+mod view;
 
 pub use self::core::{Incompatible, RaftConfig};
 pub use self::drain::logger;

@@ -22,6 +22,7 @@
 //! core and what the disk has not synced, then `open` with what the disk recovers. [`crate::disk::SimDisk`] is such a disk. The
 //! same seed, inputs and moments give the same batches.
 
+mod bundles;
 mod commit_news;
 mod config;
 mod digests;
@@ -61,6 +62,7 @@ use muster_messages::{
 use raft::eraftpb::ConfState;
 use slog::Logger;
 
+pub use self::bundles::{Bundle, bundles};
 #[cfg(feature = "bug-injection")]
 pub use self::config::BugInjection;
 pub use self::config::RaftConfig;

@@ -2,7 +2,7 @@ use muster_messages::RaftId;
 use muster_messages::wire::{EntryKind, PacketKind, RaftEntry, RaftPacket, SnapshotHead};
 
 use super::world::*;
-use crate::core::Input;
+use crate::core::{Bundle, Input, Outbound, bundles};
 
 const KINDS: [PacketKind; 13] = [
     PacketKind::Append,
@@ -42,6 +42,24 @@ fn heartbeat(from: u64, to: u64, term: u64) -> RaftPacket {
 
 fn dropped(w: &World, n: usize, why: &str) -> u64 {
     w.core(n).counters().get(why).copied().unwrap_or(0)
+}
+
+#[test]
+fn packets_of_a_turn_are_bundled_by_node_and_size() {
+    let out = |node, addr: &str, bytes| {
+        let data = vec![0; bytes];
+        let entries = vec![RaftEntry { kind: EntryKind::Normal, index: 1, term: 1, data, context: vec![] }];
+        Outbound { node: node_id(node), addr: addr.into(), packet: RaftPacket { entries, ..heartbeat(1, 2, 1) } }
+    };
+    let sizes = |outbound| -> Vec<(u64, String, usize)> {
+        let row = |Bundle { node, addr, packets }: Bundle| (u64::from(node == node_id(2)), addr, packets.len());
+        bundles(outbound).into_iter().map(row).collect()
+    };
+    assert_eq!(sizes(vec![out(3, "c", 1), out(2, "b", 1), out(3, "c", 1)]), [(1, "b".into(), 1), (0, "c".into(), 2)]);
+    let large = muster_messages::wire::MAX_FRAME / 2;
+    let (first, rest) = ((1, "b".into(), 1), (1, "later".into(), 2));
+    assert_eq!(sizes(vec![out(2, "b", large), out(2, "later", large), out(2, "later", 1)]), [first, rest]);
+    assert_eq!(sizes(vec![out(2, "b", 2 * large), out(2, "b", 1)]).len(), 2, "a larger packet is alone");
 }
 
 #[test]

@@ -1,0 +1,91 @@
+//! The member's disk: the thread that writes it, and the new files that follow a failed sync.
+//!
+//! Owns        the disk thread, and how often this incarnation of the actor replaced it.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use muster_kernel::{Cx, Fault};
+use muster_messages::RaftDiskView;
+use raft_engine::env::DefaultFileSystem;
+
+use crate::core::{Durable, RaftCore, Recovered};
+use crate::disk::{self, DiskThread, FaultKind, LogFault, Report};
+use crate::shell::Msg;
+
+/// How often one incarnation of the actor rewrites its log after failed syncs. A disk that fails more often is left to the
+/// supervisor, which waits longer each time.
+const MAX_RENEWALS: u32 = 8;
+
+/// A report of the disk thread, and the number of renewals before that thread.
+pub struct DiskNews(Report, u32);
+
+/// See the module.
+pub(crate) struct MemberDisk {
+    dir: PathBuf,
+    file_system: Arc<DefaultFileSystem>,
+    thread: DiskThread,
+    renewals: u32,
+    persisted: u64,
+}
+
+impl MemberDisk {
+    /// Blocks.
+    pub fn open(dir: &Path, hangs_while: Option<PathBuf>) -> Result<(Self, Recovered), LogFault> {
+        let (thread, recovered) = DiskThread::open(dir)?;
+        if let Some(file) = hangs_while {
+            thread.hang_while(file);
+        }
+        let file_system = Arc::new(DefaultFileSystem);
+        Ok((Self { dir: dir.to_owned(), file_system, thread, renewals: 0, persisted: 0 }, recovered))
+    }
+
+    pub fn watch(&self, cx: &Cx<Msg>) {
+        self.thread.show(cx.beside("disk", "Disk"));
+        let (me, thread) = (cx.me().clone(), self.renewals);
+        self.thread.listen(Box::new(move |report| {
+            // A hint. The next tick makes up for one that a full mailbox refuses, and for the failure that follows it.
+            let _full = me.tell(Msg::Disk(DiskNews(report, thread)));
+        }));
+    }
+
+    /// The number of the last write that is durable, if it is news.
+    pub fn newly_persisted(&mut self) -> Option<u64> {
+        let persisted = Some(self.thread.persisted()).filter(|number| *number > self.persisted)?;
+        self.persisted = persisted;
+        Some(persisted)
+    }
+
+    pub fn write(&self, writes: Vec<Durable>) -> Result<(), LogFault> {
+        self.thread.write(writes)
+    }
+
+    /// Why the present thread ended, if this says so.
+    pub fn failure(&self, DiskNews(report, thread): DiskNews) -> Option<LogFault> {
+        match report {
+            Report::Failed(fault) if thread == self.renewals => Some(fault),
+            Report::Failed(_) | Report::Persisted => None,
+        }
+    }
+
+    /// A sync failed: nothing written to those files can be trusted, but the core still has everything. Any other failure ends
+    /// the actor.
+    pub fn renew(&mut self, cx: &Cx<Msg>, fault: LogFault, core: &mut RaftCore) -> Result<(), Fault> {
+        let everything = (fault.kind == FaultKind::Unsynced).then(|| core.everything()).flatten();
+        let (Some((job, write)), true) = (everything, self.renewals < MAX_RENEWALS) else { return Err(fault.into()) };
+        tracing::error!(%fault, "a sync failed; rewriting the Raft log into new files");
+        self.renewals += 1;
+        self.thread = DiskThread::renew(&self.dir, &self.file_system, job, write)?;
+        self.watch(cx);
+        Ok(())
+    }
+
+    /// The data will not be used again.
+    pub fn mark_lost(&self, why: &str) -> Result<(), LogFault> {
+        disk::mark_lost(&self.dir, why)
+    }
+
+    pub fn view(&self) -> RaftDiskView {
+        RaftDiskView { syncs: self.thread.syncs(), renewals: self.renewals }
+    }
+}

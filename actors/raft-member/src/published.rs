@@ -1,0 +1,57 @@
+//! What the member publishes: its replica, the feed of changed objects, and that this build is incompatible.
+
+use std::sync::Arc;
+
+use muster_messages::{Moment, RaftStatus, Replica, Revision};
+use tokio::sync::watch;
+
+use crate::core::{Batch, Incompatible};
+use crate::feed::ObjectFeed;
+
+pub(crate) struct Published {
+    replica: Arc<watch::Sender<Arc<Replica>>>,
+    feed: ObjectFeed,
+    incompatible: Arc<watch::Sender<Option<Incompatible>>>,
+}
+
+impl Published {
+    /// `revision`: that of the recovered state, where the feed begins.
+    pub fn new(
+        replica: Arc<watch::Sender<Arc<Replica>>>,
+        feed: ObjectFeed,
+        incompatible: Arc<watch::Sender<Option<Incompatible>>>,
+        revision: Revision,
+    ) -> Self {
+        feed.begin_at(revision);
+        Self { replica, feed, incompatible }
+    }
+
+    /// Publishes the news of a batch, with the revision after it.
+    pub fn update(&self, now: Moment, revision: Revision, batch: &mut Batch) {
+        if let Some(installed) = batch.installed {
+            self.feed.begin_at(installed);
+        }
+        if !batch.changes.is_empty() || batch.publish.is_some() {
+            self.feed.record(now, revision, std::mem::take(&mut batch.changes));
+        }
+        if let Some(replica) = batch.publish.take() {
+            self.replica.send_replace(replica);
+        }
+        if batch.incompatible.is_some() {
+            // Of several snapshots the first is enough.
+            self.incompatible
+                .send_if_modified(|said| std::mem::replace(said, batch.incompatible) != batch.incompatible);
+        }
+    }
+}
+
+impl Drop for Published {
+    /// A member that does not run must not be published as leader.
+    fn drop(&mut self) {
+        self.replica.send_modify(|replica| {
+            let RaftStatus { raft_id, term, commit, applied, .. } = replica.raft.clone();
+            let raft = RaftStatus { raft_id, term, commit, applied, ..RaftStatus::default() };
+            *replica = Arc::new(Replica { tables: replica.tables.clone(), raft });
+        });
+    }
+}
