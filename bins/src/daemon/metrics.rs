@@ -15,13 +15,18 @@ use axum::Router;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::IntoResponse;
 use axum::routing::get;
-use muster_messages::{ActorNode, Liveness, NodeDoubts, PeerProblemKind, PeerProgress};
+use muster_gateway::GatewayView;
+use muster_messages::{
+    ApiView, ElectionsView, JoinView, Liveness, MeshView, NodeDoubts, PeerProblemKind, PeerProgress, RaftActorView,
+    RefusalReason,
+};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
+use serde::de::DeserializeOwned;
 use tokio::net::TcpListener;
 
 use self::actors::Actors;
@@ -117,13 +122,10 @@ fn audit(registry: &mut Registry, shared: &Shared) {
         ("audit_dropped", "Lines that were never written", state.dropped),
         ("audit_suppressed", "Refusals of callers without identity beyond the rate that is logged", state.suppressed),
     ] {
-        let counter = Counter::<u64>::default();
-        counter.inc_by(value);
-        registry.register(name, help, counter);
+        count(registry, name, help, value);
     }
-    let failing = Number::default();
-    failing.set(u64::from(state.failing.is_some()));
-    registry.register("audit_failing", "1 while the audit log cannot be written", failing);
+    let failing = u64::from(state.failing.is_some());
+    gauge(registry, "audit_failing", "1 while the audit log cannot be written", failing);
 }
 
 fn problems(registry: &mut Registry, progress: &[PeerProgress]) {
@@ -151,9 +153,7 @@ fn replica(registry: &mut Registry, shared: &Shared) {
         ("blocklist_entries", "Blocked node ids", replica.tables.blocklist.len() as u64),
     ];
     for (name, help, value) in gauges {
-        let gauge = Number::default();
-        gauge.set(value);
-        registry.register(name, help, gauge);
+        gauge(registry, name, help, value);
     }
     let nodes: Family<State, Number> = Family::default();
     for (state, liveness) in [("ready", Liveness::Ready), ("down", Liveness::Down), ("unknown", Liveness::Unknown)] {
@@ -187,130 +187,92 @@ fn duplicates(registry: &mut Registry, doubts: &NodeDoubts) {
     registry.register("duplicate_identity", "Processes that share one node's identity, if more than one", family);
 }
 
-/// Maps in views that count by reason.
-const BY_REASON: [&str; 1] = ["/refused"];
-
-/// A number in an actor's view. Without it the series is left out, which an alert notices and the list of all series
+/// An actor's view. Without it the series are left out, which an alert notices and the list of all series
 /// (`docs/metrics.md`) forbids; a zero would pass for a figure.
-fn number_at(actor: &ActorNode, pointer: &str) -> Option<u64> {
-    let (map, key) = pointer.rsplit_once('/')?;
-    match actor.view.pointer(pointer) {
-        Some(value) => value.as_u64(),
-        // A map of counts by reason has no entry before the first one.
-        None if BY_REASON.contains(&map) && actor.view.pointer(map)?.get(key).is_none() => Some(0),
-        None => None,
-    }
+async fn view<V: DeserializeOwned>(shared: &Shared, path: &str) -> Option<V> {
+    let actor = shared.tree.inspect(path).await.ok()?;
+    serde_json::from_value(actor.view).ok()
 }
 
-fn counter(registry: &mut Registry, actor: &ActorNode, pointer: &str, name: &str, help: &str) {
-    let Some(value) = number_at(actor, pointer) else { return };
+fn count(registry: &mut Registry, name: &str, help: &str, value: u64) {
     let counter = Counter::<u64>::default();
     counter.inc_by(value);
     registry.register(name, help, counter);
 }
 
+fn gauge(registry: &mut Registry, name: &str, help: &str, value: u64) {
+    let gauge = Number::default();
+    gauge.set(value);
+    registry.register(name, help, gauge);
+}
+
 async fn disk(registry: &mut Registry, shared: &Shared) {
-    let Ok(actor) = shared.tree.inspect("node/manager/raft-member").await else { return };
-    counter(registry, &actor, "/disk/syncs", "raft_disk_syncs", "Times that the log waited for the disk");
+    let Some(member) = view::<RaftActorView>(shared, "node/manager/raft-member").await else { return };
+    count(registry, "raft_disk_syncs", "Times that the log waited for the disk", member.disk.syncs);
 }
 
-/// Counters of the leader's elections: JSON pointer into their view, metric name, help. Those of the second part have Kubernetes'
-/// names.
-const ELECTIONS: [(&str, &str, &str); 13] = [
-    ("/counters/renewals_total", "lease_renewals", "Leases renewed without a log entry"),
-    (
-        "/counters/renewals_lost_total",
-        "lease_renewals_lost",
-        "Lease renewals that were too late or not from the holder",
-    ),
-    ("/counters/renewals_unconfirmed_total", "lease_renewals_unconfirmed", "Lease renewals that no quorum confirmed"),
-    (
-        "/counters/renewals_rejected_total",
-        "lease_renewals_rejected",
-        "Lease renewals rejected because too many were waiting",
-    ),
-    ("/counters/reads_total", "lease_reads", "Reads that confirmed renewals"),
-    ("/counters/expired_total", "lease_expiries", "Leases that expired"),
-    ("/counters/expiries_failed_total", "lease_expiries_failed", "Lease expiries that were refused or not proposed"),
-    ("/counters/pauses_total", "lease_clock_pauses", "Times this process was found to have been paused"),
-    ("/coordinated/leader_changes_total", "coordinated_leader_election_leader_changes", "Holders elected"),
-    (
-        "/coordinated/leader_preemptions_total",
-        "coordinated_leader_election_leader_preemptions",
-        "Holders asked to release the lease",
-    ),
-    ("/coordinated/failures_total", "coordinated_leader_election_failures", "Elections that failed"),
-    (
-        "/coordinated/skew_preventions_total",
-        "coordinated_leader_election_skew_preventions",
-        "Elections that preferred an older candidate to a newer one",
-    ),
-    (
-        "/coordinated/candidates_cleaned_up_total",
-        "coordinated_leader_election_candidates_cleaned_up",
-        "Dead candidates deleted",
-    ),
-];
-
-/// While this manager leads.
+/// Of the leader's elections, while this manager leads. Those of coordinated elections have Kubernetes' names.
 async fn elections(registry: &mut Registry, shared: &Shared) {
-    let Ok(actor) = shared.tree.inspect("node/manager/leader/elections").await else { return };
-    for (pointer, name, help) in ELECTIONS {
-        counter(registry, &actor, pointer, name, help);
+    let Some(view) = view::<ElectionsView>(shared, "node/manager/leader/elections").await else { return };
+    let (leases, coordinated) = (view.counters, view.coordinated);
+    for (name, help, value) in [
+        ("lease_renewals", "Leases renewed without a log entry", leases.renewed),
+        ("lease_renewals_lost", "Lease renewals that were too late or not from the holder", leases.lost),
+        ("lease_renewals_unconfirmed", "Lease renewals that no quorum confirmed", leases.unconfirmed),
+        ("lease_renewals_rejected", "Lease renewals rejected because too many were waiting", leases.rejected),
+        ("lease_reads", "Reads that confirmed renewals", leases.reads),
+        ("lease_expiries", "Leases that expired", leases.expired),
+        ("lease_expiries_failed", "Lease expiries that were refused or not proposed", leases.expiries_failed),
+        ("lease_clock_pauses", "Times this process was found to have been paused", leases.pauses),
+        ("coordinated_leader_election_leader_changes", "Holders elected", coordinated.leader_changes_total),
+        (
+            "coordinated_leader_election_leader_preemptions",
+            "Holders asked to release the lease",
+            coordinated.leader_preemptions_total,
+        ),
+        ("coordinated_leader_election_failures", "Elections that failed", coordinated.failures_total),
+        (
+            "coordinated_leader_election_skew_preventions",
+            "Elections that preferred an older candidate to a newer one",
+            coordinated.skew_preventions_total,
+        ),
+        (
+            "coordinated_leader_election_candidates_cleaned_up",
+            "Dead candidates deleted",
+            coordinated.candidates_cleaned_up_total,
+        ),
+    ] {
+        count(registry, name, help, value);
     }
-    let gauges = [
-        ("/leases", "leases_held", "Leases with a running expiry timer"),
-        ("/waiting", "lease_renewals_waiting", "Lease renewals waiting for confirmation"),
-        ("/contests", "leases_contested", "Leases with candidates"),
-    ];
-    for (pointer, name, help) in gauges {
-        let Some(value) = number_at(&actor, pointer) else { continue };
-        let gauge = Number::default();
-        gauge.set(value);
-        registry.register(name, help, gauge);
-    }
+    gauge(registry, "leases_held", "Leases with a running expiry timer", view.leases as u64);
+    gauge(registry, "lease_renewals_waiting", "Lease renewals waiting for confirmation", view.waiting as u64);
+    gauge(registry, "leases_contested", "Leases with candidates", view.contests as u64);
 }
 
-/// Counters of incoming load: the actor's path, JSON pointer into its view, metric name, help.
-const INGRESS: [(&str, &str, &str, &str); 9] = [
-    ("node/api", "/answered", "api_requests_answered", "Requests answered successfully"),
-    ("node/api", "/refused", "api_requests_refused", "Requests answered with an error"),
-    ("node/api", "/overloaded", "api_requests_rejected", "Requests rejected for lack of a permit"),
-    (
-        "node/api",
-        "/events_dropped",
-        "api_events_dropped",
-        "Events of Kubernetes clients that were accepted but not stored",
-    ),
-    (
-        "node/gateway",
-        "/refused/too_many_requests",
-        "gateway_rejected",
-        "Connections and join requests rejected for lack of a permit",
-    ),
-    ("node/gateway", "/evicted", "gateway_evicted", "Unauthenticated connections closed in favour of a newer one"),
-    ("node/manager/join", "/refused", "join_requests_refused", "Join requests that were refused"),
-    (
-        "node/manager/mesh",
-        "/endpoint/dropped/busy",
-        "mesh_calls_rejected",
-        "Messages of managers rejected for lack of a permit",
-    ),
-    (
-        "node/manager/mesh",
-        "/identity/duplicates_refused",
-        "mesh_duplicates_refused",
-        "Sessions refused to a second process of one manager",
-    ),
-];
-
+/// Counters of incoming load.
 async fn ingress(registry: &mut Registry, shared: &Shared) {
-    let mut views = std::collections::BTreeMap::new();
-    for (path, pointer, name, help) in INGRESS {
-        if !views.contains_key(path) {
-            views.insert(path, shared.tree.inspect(path).await.ok());
-        }
-        let Some(Some(actor)) = views.get(path) else { continue };
-        counter(registry, actor, pointer, name, help);
+    if let Some(api) = view::<ApiView>(shared, "node/api").await {
+        count(registry, "api_requests_answered", "Requests answered successfully", api.answered);
+        count(registry, "api_requests_refused", "Requests answered with an error", api.refused);
+        count(registry, "api_requests_rejected", "Requests rejected for lack of a permit", api.overloaded);
+        let help = "Events of Kubernetes clients that were accepted but not stored";
+        count(registry, "api_events_dropped", help, api.events_dropped);
+    }
+    if let Some(GatewayView { metrics, .. }) = view(shared, "node/gateway").await {
+        // Without an entry before the first one.
+        let rejected = metrics.refused.get(&RefusalReason::TooManyRequests).copied().unwrap_or(0);
+        let help = "Connections and join requests rejected for lack of a permit";
+        count(registry, "gateway_rejected", help, rejected);
+        let help = "Unauthenticated connections closed in favour of a newer one";
+        count(registry, "gateway_evicted", help, metrics.evicted);
+    }
+    if let Some(join) = view::<JoinView>(shared, "node/manager/join").await {
+        count(registry, "join_requests_refused", "Join requests that were refused", join.refused);
+    }
+    if let Some(mesh) = view::<MeshView>(shared, "node/manager/mesh").await {
+        let help = "Messages of managers rejected for lack of a permit";
+        count(registry, "mesh_calls_rejected", help, mesh.endpoint.dropped.busy);
+        let help = "Sessions refused to a second process of one manager";
+        count(registry, "mesh_duplicates_refused", help, mesh.identity.duplicates_refused);
     }
 }
