@@ -30,15 +30,11 @@ const MAX_LINES: usize = 600;
 const LONGER_FILES: [(&str, usize); 0] = [];
 
 /// Maximum lines of a file with a shell: what it decides belongs in a core, and state of its own in a type.
-const MAX_SHELL_LINES: usize = 400;
+const MAX_SHELL_LINES: usize = 250;
 
 /// Longer files with a shell, each with its lines. This list only shrinks.
-const LONGER_SHELLS: [(&str, usize); 4] = [
-    ("actors/agent/src/shell.rs", 472),
-    ("actors/elector/src/elector.rs", 482),
-    ("actors/raft-member/src/shell.rs", 500),
-    ("actors/reconciler/src/membership.rs", 412),
-];
+const LONGER_SHELLS: [(&str, usize); 3] =
+    [("actors/manager/src/router.rs", 264), ("actors/mesh/src/mesh.rs", 293), ("actors/mesh/src/peer.rs", 296)];
 
 /// Maximum files of a crate that a type's inherent `impl` blocks are spread over.
 const MAX_IMPL_FILES: usize = 4;
