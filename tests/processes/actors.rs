@@ -6,7 +6,7 @@ use muster_messages::Role;
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::harness::{World, Writer, assert_kept, eventually, eventually_so};
+use crate::harness::{SLOW_HEARTBEAT, World, Writer, assert_kept, eventually, eventually_so};
 
 /// Every actor of a tree by path.
 fn by_path(root: &Value) -> BTreeMap<String, Value> {
@@ -43,7 +43,7 @@ fn actors_are_separate_and_inspectable() {
         roots.iter().map(|item| by_path(&item["root"]).values().filter(|a| is_session(a)).count()).sum::<usize>() == 5
     });
     let path = "node/manager/leader/role-manager";
-    let one = world.muster(&["actors", "inspect", path, "--node", "leader"]).ended(0).json();
+    let one = world.muster_insists(&["actors", "inspect", path, "--node", "leader"]);
     assert!(one["view"]["pending_reconciliation"].is_array() && one["view"]["pending_removal"].is_array(), "{one}");
     let missing = world.muster(&["actors", "inspect", "node/nobody"]).ended(4);
     assert_eq!(missing.error_code(), "not_found");
@@ -56,9 +56,13 @@ fn crashed(path: &str) {
     let node = world.seen("n1", "n1").expect("n1 is a node").id;
     let writer = Writer::start(["n1", "n2", "n3"].map(|name| world.socket(name)).to_vec(), node);
     for how in ["panic", "error", "kill"] {
-        let now = world.leader_seen_by("n1");
-        let before = tree(&world, &now);
-        let old = before[path]["incarnation"].as_u64().expect("a number");
+        // A new leader's own actors follow a moment after its election.
+        let (now, before, old) = eventually("the actor runs on the leader", || {
+            let now = world.leader_seen_by("n1");
+            let before = tree(&world, &now);
+            let old = before.get(path).filter(|actor| actor["state"] == "healthy")?["incarnation"].as_u64()?;
+            Some((now, before, old))
+        });
         let written = writer.acknowledged();
         world.muster_at(&now, &["actors", "crash", path, "--how", how]).ended(0);
         let holder = eventually("the tree is healthy again", || {
@@ -108,8 +112,8 @@ fn crashed_raft_member_recovers_under_load() {
 
 #[test]
 fn pending_work_survives_the_crash_of_its_role_manager() {
-    let mut world = World::with(3, 1);
-    world.node("n4").signal(Signal::STOP);
+    let mut world = World::with_settings(SLOW_HEARTBEAT, 3, 1);
+    world.node("n4").freeze();
     world.muster(&["node", "promote", "n4"]).ended(0);
     let path = "node/manager/leader/role-manager";
     let pending = |world: &World| {
@@ -119,7 +123,7 @@ fn pending_work_survives_the_crash_of_its_role_manager() {
         (queue == 1).then(|| actor["incarnation"].as_u64())?
     };
     let before = eventually("the promotion is pending", || pending(&world));
-    world.muster(&["actors", "crash", path, "--node", "leader"]).ended(0);
+    world.muster_at(&world.leader_seen_by("n1"), &["actors", "crash", path]).ended(0);
     eventually("the next incarnation keeps it pending", || pending(&world).filter(|now| *now > before));
     world.node("n4").signal(Signal::CONT);
     eventually_so("the next incarnation completes it", || {

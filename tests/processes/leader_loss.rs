@@ -81,7 +81,7 @@ fn a_frozen_leader_is_replaced_and_follows_when_it_thaws() {
     let mut world = World::with(3, 0);
     let leader = world.leader_seen_by("n1");
     let by = world.other_than(&[&leader]);
-    world.node(&leader).signal(Signal::STOP);
+    world.node(&leader).freeze();
     eventually_so("another node leads", || {
         let seen = world.ask(&by, Request::RaftStatus { fresh: true }).ok();
         let leads = seen.and_then(|status| status["leader"].as_str().map(str::to_owned));

@@ -4,12 +4,13 @@ use muster_messages::{Membership, NodeView, Role};
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::harness::{EndedMuster, World, eventually, eventually_so};
+use crate::harness::{EndedMuster, SLOW_HEARTBEAT, World, eventually, eventually_so};
 use crate::introspection::scraped;
 
-/// Desired role, role, certificate and member id, as `node ls -o json` shows them.
+/// Desired role, role, certificate and member id, as `node ls -o json` shows them. Without `--fresh` a replica may answer after a
+/// second and a half.
 pub fn facts(world: &World, by: &str, name: &str) -> (String, String, String, String) {
-    let list = world.muster_at(by, &["node", "ls"]).ended(0).json();
+    let list = world.muster_at(by, &["node", "ls", "--fresh"]).ended(0).json();
     let items = list["items"].as_array().expect("items");
     let node = items.iter().find(|node| node["name"] == name).expect("the node is listed");
     let text = |value: &Value| value.as_str().unwrap_or("-").to_owned();
@@ -88,14 +89,22 @@ fn demotion_that_would_lose_quorum_is_refused() {
     let down = world.other_than(&[&leader]);
     let up = world.other_than(&[&leader, &down]);
     world.node(&down).kill();
-    let refused = world.muster_at(&leader, &["node", "demote", &up]).ended(6);
-    assert_eq!(refused.error_code(), "quorum_at_risk");
-    assert!(refused.stderr.contains(&format!("missing: {down}")), "{}", refused.stderr);
+    // On a busy machine the other one may be silent for an election timeout, and is named as well.
+    eventually_so("the refusal names the missing one", || {
+        let refused = world.muster_at(&leader, &["node", "demote", &up]).ended(6);
+        assert_eq!(refused.error_code(), "quorum_at_risk");
+        refused.stderr.contains(&format!("missing: {down}"))
+    });
     assert_eq!(world.seen(&leader, &up).map(|n| n.desired_role), Some(Role::Manager), "the desired role is unchanged");
     eventually_so("the leader reports it missing", || {
         world.seen(&leader, &down).and_then(|n| n.manager).is_some_and(|m| !m.reachable)
     });
-    world.muster_at(&leader, &["node", "demote", &down, "--wait=300s"]).ended(0);
+    // Refused as well while the remaining manager is silent for an election timeout, as on a busy machine.
+    eventually_so("the missing one may leave", || {
+        let ran = world.muster_at(&leader, &["node", "demote", &down, "--wait=300s"]);
+        assert!(ran.code == 0 || ran.error_code() == "quorum_at_risk", "{}", ran.stderr);
+        ran.code == 0
+    });
 }
 
 #[test]
@@ -126,14 +135,14 @@ fn alternating_role_changes_end_in_the_last_request() {
 #[test]
 #[ignore = "full tier"]
 fn frozen_node_is_pending_and_promoted_after_thaw() {
-    let mut world = World::with(3, 1);
-    world.node("n4").signal(Signal::STOP);
+    let mut world = World::with_settings(SLOW_HEARTBEAT, 3, 1);
+    world.node("n4").freeze();
     let gave_up = world.muster(&["node", "promote", "n4", "--wait=2s"]).ended(3);
     assert_eq!(gave_up.error_code(), "timed_out");
     let pending = |node: &NodeView| !node.conditions.is_empty();
     assert!(world.seen("n1", "n4").is_some_and(|node| pending(&node)), "the pending change has a reason");
     let socket = world.socket("n1");
-    let asked = ["--socket", socket.to_str().expect("text"), "node", "promote", "n4", "--wait=2s"];
+    let asked = ["--socket", socket.to_str().expect("text"), "node", "promote", "n4", "--wait=6s"];
     let output = EndedMuster::new(world.folder(), &asked).ended(3).stderr;
     let said: Vec<&str> = output.lines().filter(|line| line.starts_with("n4: waiting_for_certificate: ")).collect();
     assert_eq!(said.len(), 1, "the reason is printed once: {output}");

@@ -9,7 +9,7 @@ use muster_messages::wire::{ActorsAsk, ActorsOf, Request};
 use muster_messages::{Membership, Role, WaitReason};
 use rustix::process::Signal;
 
-use crate::harness::{ForegroundMuster, Node, World, Writer, assert_kept, eventually, eventually_so};
+use crate::harness::{ForegroundMuster, Node, SLOW_HEARTBEAT, World, Writer, assert_kept, eventually, eventually_so};
 
 /// When the signal comes, for a start at that time.
 type Trigger = Box<dyn Fn(&Node, Instant) -> bool>;
@@ -118,7 +118,7 @@ fn joiner_stops_cleanly_at_any_moment_and_joins_once() {
     }
 
     // No answer: the manager is frozen.
-    world.node("n1").signal(Signal::STOP);
+    world.node("n1").freeze();
     wait_until(world.node("held").start(&flags), &when_file_exists("identity/join.json"));
     took.push(world.node("held").stops_cleanly());
     names.push("held".to_owned());
@@ -172,19 +172,19 @@ fn node_stops_cleanly_during_role_change_and_completes_it() {
 #[test]
 #[ignore = "full tier"]
 fn node_awaiting_certificate_stops_cleanly_and_gets_it_later() {
-    let mut world = World::with(2, 1);
+    let mut world = World::with_settings(SLOW_HEARTBEAT, 2, 1);
     let mut took = Vec::new();
     for (verb, role, membership) in
         [("promote", Role::Manager, Membership::Voter), ("demote", Role::Worker, Membership::None)]
     {
-        world.node("n3").signal(Signal::STOP);
+        world.node("n3").freeze();
         world.muster(&["node", verb, "n3"]).ended(0);
         eventually_so("all but the certificate is done", || {
             let seen = world.seen("n1", "n3").expect("n3 is a node");
             let waits = seen.conditions.iter().any(|c| c.reason == WaitReason::WaitingForCertificate);
             seen.role == role && waits && seen.membership == Membership::None
         });
-        world.node("n2").signal(Signal::STOP);
+        world.node("n2").freeze();
         world.node("n3").signal(Signal::CONT);
         // It asks for the missing certificate; then again after a restart in this state.
         eventually_so("it asks for its certificate", || world.ask("n3", Request::NodeList { fresh: false }).is_ok());
@@ -218,7 +218,7 @@ fn learner_stops_cleanly_and_votes_later() {
 
     // Its disk works again, but no quorum can make it a voter.
     std::fs::remove_file(&hang).expect("it was there");
-    world.node("n2").signal(Signal::STOP);
+    world.node("n2").freeze();
     wait_until(world.node("n3").start(&[]), &when_file_exists("muster.sock"));
     let member_id = ActorsAsk::Inspect { path: "node/manager/membership".to_owned() };
     eventually_so("its manager runtime runs and requests membership", || {
@@ -245,7 +245,7 @@ fn followers_and_leaders_stop_cleanly_during_writes() {
     let leader = world.leader_seen_by("n1");
     let follower = world.other_than(&[&leader, "n4"]);
     // A pending promotion is work in progress of the leader.
-    world.node("n4").signal(Signal::STOP);
+    world.node("n4").freeze();
     world.muster(&["node", "promote", "n4"]).ended(0);
     for (state, name) in [("following", &follower), ("leading", &leader)] {
         makes_progress();
@@ -281,7 +281,7 @@ fn leader_without_target_or_with_hung_disk_stops_cleanly() {
     };
     lead(&world);
     for name in ["n2", "n3"] {
-        world.node(name).signal(Signal::STOP);
+        world.node(name).freeze();
     }
     let without_target = world.node("n1").stops_cleanly();
     for name in ["n2", "n3"] {
@@ -307,7 +307,7 @@ fn leader_without_target_or_with_hung_disk_stops_cleanly() {
 fn nodes_without_quorum_stop_cleanly_and_return() {
     let mut world = World::with(2, 1);
     let (seed, token) = (world.node("n1").listen.to_string(), world.token(Role::Worker));
-    world.node("n2").signal(Signal::STOP);
+    world.node("n2").freeze();
     // Requests that cannot be answered: a write, and a join.
     let write = ["--timeout", "60s", "node", "update", "n1", "--label-add", "a=b"];
     let socket = world.socket("n1");

@@ -24,7 +24,7 @@ pub use self::network::Network;
 pub use self::node::Node;
 pub use self::permit::{Permit, exclusive_use, permit, share};
 pub use self::ran::{EndedMuster, ForegroundMuster, muster};
-pub use self::timing::SLOW_RAFT_TIMING;
+pub use self::timing::{SLOW_HEARTBEAT, SLOW_RAFT_TIMING};
 pub use self::wall_clock::{WallClock, WallClocks};
 pub use self::world::World;
 pub use self::writer::{Writer, assert_kept};

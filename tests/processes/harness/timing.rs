@@ -7,6 +7,10 @@ use super::World;
 /// about timing clear [`World::settings`] and use the shipped values.
 pub const SLOW_RAFT_TIMING: &str = "[raft]\nheartbeat = \"200ms\"\nelection_timeout = \"3s\"\n";
 
+/// Heartbeats so rare that a frozen node is not recorded as down for a minute and a half: for scenarios about what waits for such a
+/// node. Whatever waits for a node that is down has another reason.
+pub const SLOW_HEARTBEAT: &str = "[agent]\nheartbeat = \"30s\"\n";
+
 impl World {
     /// A running cluster with shipped timing.
     pub fn with_default_timing(managers: usize, workers: usize) -> Self {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use muster_client::{Client, Failure, parse};
 use muster_local_cluster::{answers, temporary_folder};
 use muster_messages::wire::Request;
-use muster_messages::{NodeView, Role};
+use muster_messages::{Liveness, NodeView, Role};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -132,6 +132,16 @@ impl World {
         self.muster_at("n1", args)
     }
 
+    /// Runs `muster` against n1 until it succeeds, and returns its document: for requests that another process answers, which on a
+    /// busy machine may take longer than is waited for it.
+    #[track_caller]
+    pub fn muster_insists(&self, args: &[&str]) -> Value {
+        eventually(&format!("muster {}", args.join(" ")), || {
+            let ran = self.muster(args);
+            (ran.code == 0).then(|| ran.json())
+        })
+    }
+
     /// Asks one node without starting a process.
     pub fn ask(&self, name: &str, request: Request) -> Result<Value, Failure> {
         let mut client = Client::to_socket(self.socket(name), Duration::from_secs(10));
@@ -171,6 +181,15 @@ impl World {
     #[track_caller]
     pub fn leader_seen_by(&self, name: &str) -> String {
         eventually("a leader", || answers::leader(&self.nodes_seen_by(name)))
+    }
+
+    /// Waits until a node that has returned is recorded as ready. It is ready itself a moment earlier; until then its record may
+    /// say that it is down, and nothing waits for a node that is down.
+    #[track_caller]
+    pub fn is_recorded_as_ready(&self, by: &str, name: &str) {
+        eventually_so(&format!("{name} is recorded as ready"), || {
+            self.seen(by, name).is_some_and(|node| node.state == Liveness::Ready)
+        });
     }
 
     /// A running node other than these.
