@@ -64,6 +64,7 @@ fn wait_for_down_node_prints_what_remains() {
     assert_eq!((&promoted["changed"], &promoted["settled"]), (&true.into(), &false.into()));
     assert!(promoted["pending"].as_str().is_some_and(|why| why.starts_with("waiting_for_node: ")), "{promoted}");
     world.node("n2").start(&[]).ready();
+    world.is_recorded_as_ready("n1", "n2");
     let now = world.muster(&["node", "promote", "n2", "--wait=300s"]).ended(0).json();
     assert_eq!((&now["changed"], &now["settled"], &now["pending"]), (&false.into(), &true.into(), &Value::Null));
 }
