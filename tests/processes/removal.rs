@@ -28,8 +28,11 @@ fn removed_worker_is_disconnected_and_never_returns() {
     eventually_so("no manager hosts its session", || !hosts(&world));
     for name in ["n1", "n2", "n3"] {
         assert!(world.seen(name, "n4").is_none(), "{name} no longer lists it");
-        let blocked = world.muster_at(name, &["blocklist", "ls"]).ended(0).json();
-        assert!(blocked["items"].as_array().is_some_and(|items| items.iter().any(|b| b["node_id"] == id.as_str())));
+        // By its own replica, which may be older than the leader's answers so far.
+        eventually_so("it lists it as blocked", || {
+            let blocked = world.muster_at(name, &["blocklist", "ls"]).ended(0).json();
+            blocked["items"].as_array().is_some_and(|items| items.iter().any(|b| b["node_id"] == id.as_str()))
+        });
     }
     eventually("it learns the reason", || removal_reason(&world, "n4"));
     let ran = world.muster_at("n4", &["node", "ls"]).ended(6);
