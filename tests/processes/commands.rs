@@ -216,7 +216,10 @@ fn leadership_transfers_to_named_node() {
     let world = World::with(3, 0);
     let leader = world.leader_seen_by("n1");
     let transfer_target = world.other_than(&[&leader]);
-    world.muster(&["raft", "transfer-leader", &transfer_target]).ended(0);
+    // Refused while the target is not caught up or does not answer.
+    eventually_so("leadership is transferred", || {
+        world.muster(&["raft", "transfer-leader", &transfer_target]).code == 0
+    });
     eventually_so("the transfer target leads", || world.leader_seen_by("n1") == transfer_target);
 }
 

@@ -142,6 +142,8 @@ impl Departures {
         eventually("the departure is accepted or refused", || match self.world.ask(asked, request.clone()) {
             Ok(_) => Some(None),
             Err(failure) if refusals.iter().any(|code| failure.is(*code)) => Some(Some(failure.code)),
+            // The answer to an earlier request did not arrive in time.
+            Err(failure) if change == Change::Removal && failure.is(ErrorCode::NotFound) => Some(None),
             Err(failure) => {
                 assert!(failure.is_transient() || failure.is(ErrorCode::Internal), "{leaving}: {failure:?}");
                 None
