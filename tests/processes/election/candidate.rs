@@ -139,6 +139,11 @@ impl Family {
         Frozen { family: self, killer }
     }
 
+    /// Whether all of them run, frozen or not.
+    pub fn is_alive(self) -> bool {
+        [self.muster, self.guardian, self.command].into_iter().all(ProcessId::is_alive)
+    }
+
     /// Signals the process group of the command.
     pub fn signal_group(self, signal: Signal) {
         if self.command.is_alive() {

@@ -16,7 +16,8 @@ fn candidate<'a>(world: &'a World, socket: &'a str, id: &'a str) -> Candidate {
         id,
         asks: ["--socket", socket],
         lease: "job",
-        flags: &["--lease-duration", "4s", "--renew-deadline", "3s", "--retry-period", "500ms"],
+        // Long enough that no lease is lost by itself.
+        flags: &["--lease-duration", "10s", "--renew-deadline", "8s", "--retry-period", "500ms"],
         command: vec!["sh".into(), "-c".into(), COMMAND.into()],
         clock: None,
     })

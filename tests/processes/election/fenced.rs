@@ -106,13 +106,12 @@ fn term_ignoring_writer(addr: &str) -> Vec<OsString> {
     ["sh", "-c", script, "sh", addr].into_iter().map(OsString::from).chain(writer).collect()
 }
 
-/// The processes of the writer whose write the resource received last.
-fn family(candidates: &[Candidate], result: &WriteResult) -> (usize, Family) {
+/// The processes of the writer of a write, if they still run: its lease lasts a second.
+fn family(candidates: &[Candidate], result: &WriteResult) -> Option<(usize, Family)> {
     let words: Vec<&str> = result.text.split(' ').collect();
     let number = |index: usize| words[index].parse::<u32>().ok();
-    let index = candidates.iter().position(|candidate| candidate.id == words[0]).expect("one of the two");
-    let shown = candidates[index].family(number(1), number(2));
-    (index, shown.expect("it has just written"))
+    let index = candidates.iter().position(|candidate| candidate.id == words[0])?;
+    Some((index, candidates[index].family(number(1), number(2))?))
 }
 
 struct Scenario {
@@ -149,14 +148,20 @@ impl Scenario {
 
     /// Freezes the writing candidate until the other one writes. Returns its processes, token and index.
     fn freeze(&mut self) -> (usize, Frozen, u64) {
-        self.fill_up();
-        let holds = self.resource.wait_for_request("a candidate writes", |result| result.accepted);
-        let (index, family) = family(&self.candidates, &holds);
-        let frozen = family.freeze();
-        self.resource
-            .wait_for_request("the other candidate writes", |result| result.accepted && result.token > holds.token);
-        assert!(family.command.is_alive() && family.guardian.is_alive(), "frozen processes do not notice");
-        (index, frozen, holds.token)
+        let (index, frozen, token) = eventually("a writing candidate is frozen", || {
+            self.fill_up();
+            let holds = self.resource.wait_for_request("a candidate writes", |result| result.accepted);
+            let (index, family) = family(&self.candidates, &holds)?;
+            let frozen = family.freeze();
+            if family.is_alive() {
+                return Some((index, frozen, holds.token));
+            }
+            frozen.thaw(); // it lost its lease before it was frozen
+            None
+        });
+        self.resource.wait_for_request("the other candidate writes", |result| result.accepted && result.token > token);
+        assert!(frozen.family.is_alive(), "frozen processes do not notice");
+        (index, frozen, token)
     }
 }
 
