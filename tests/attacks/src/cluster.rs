@@ -13,18 +13,38 @@ use tempfile::TempDir;
 
 use crate::daemon::Daemon;
 
+/// Raft timing for attacks whose harm shows in term and leader: on a busy machine a leader without processor time for a moment stays
+/// leader.
+const SLOW_RAFT_TIMING: &str = "[raft]\nheartbeat = \"200ms\"\nelection_timeout = \"3s\"\n";
+
 /// On drop every process is killed and the folder is deleted.
 pub struct Cluster {
     program: PathBuf,
+    config: Option<PathBuf>,
     nodes: Vec<Daemon>,
     folder: TempDir,
 }
 
 impl Cluster {
-    /// n1 founds, the others join, managers first.
+    /// n1 founds, the others join, managers first. A leader that is slow for a moment stays leader.
     pub async fn up(program: &Path, managers: usize, workers: usize) -> Outcome<Self> {
-        let mut cluster = Self { program: program.to_owned(), nodes: Vec::new(), folder: temporary_folder("attack")? };
-        let mut first = Daemon::new(program, cluster.folder.path(), "n1")?;
+        Self::configured(program, Some(SLOW_RAFT_TIMING), managers, workers).await
+    }
+
+    /// The same with the shipped timing, for attacks whose load could cost a leader its leadership.
+    pub async fn with_shipped_timing(program: &Path, managers: usize, workers: usize) -> Outcome<Self> {
+        Self::configured(program, None, managers, workers).await
+    }
+
+    async fn configured(program: &Path, settings: Option<&str>, managers: usize, workers: usize) -> Outcome<Self> {
+        let folder = temporary_folder("attack")?;
+        let config = settings.map(|settings| (folder.path().join("cluster.toml"), settings));
+        if let Some((file, settings)) = &config {
+            std::fs::write(file, settings).map_err(|e| Failure::io("cannot write the configuration", &e))?;
+        }
+        let config = config.map(|(file, _)| file);
+        let mut cluster = Self { program: program.to_owned(), config, nodes: Vec::new(), folder };
+        let mut first = cluster.daemon("n1")?;
         first.start_and_wait(&["--init"]).await?;
         cluster.nodes.push(first);
         for (count, role) in [(managers - 1, Role::Manager), (workers, Role::Worker)] {
@@ -39,11 +59,17 @@ impl Cluster {
     /// Joins one more node; returns its name.
     pub async fn join(&mut self, role: Role) -> Outcome<String> {
         let name = format!("n{}", self.nodes.len() + 1);
-        let mut node = Daemon::new(&self.program, self.folder.path(), &name)?;
+        let mut node = self.daemon(&name)?;
         let (seed, token) = (self.node("n1").listen.to_string(), self.token(role).await?);
         node.start_and_wait(&["--join", &seed, "--token", &token]).await?;
         self.nodes.push(node);
         Ok(name)
+    }
+
+    fn daemon(&self, name: &str) -> Outcome<Daemon> {
+        let mut daemon = Daemon::new(&self.program, self.folder.path(), name)?;
+        daemon.config.clone_from(&self.config);
+        Ok(daemon)
     }
 
     pub fn folder(&self) -> &Path {

@@ -1,5 +1,6 @@
 //! One daemon to attack.
 
+use std::ffi::OsStr;
 use std::ops::{Deref, DerefMut};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -16,6 +17,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 pub struct Daemon {
     local: LocalNode,
     program: PathBuf,
+    /// Its configuration file, if any.
+    pub config: Option<PathBuf>,
     /// Its metrics address, once it serves.
     metrics: Option<String>,
 }
@@ -36,13 +39,15 @@ impl DerefMut for Daemon {
 impl Daemon {
     /// A daemon run by `program musterd …`. Not started.
     pub fn new(program: &Path, folder: &Path, name: &str) -> Outcome<Self> {
-        Ok(Self { local: LocalNode::at_free_address(folder, name)?, program: program.to_owned(), metrics: None })
+        let local = LocalNode::at_free_address(folder, name)?;
+        Ok(Self { local, program: program.to_owned(), config: None, metrics: None })
     }
 
     /// Starts it with these flags in addition to directory, name and address.
     pub fn start(&mut self, flags: &[&str]) -> Outcome {
         let mut command = Command::new(&self.program);
         command.arg("musterd").args(self.arguments()).args(flags);
+        command.args(self.config.iter().flat_map(|file| [OsStr::new("--config"), file.as_os_str()]));
         self.local.start(command, Lifetime::Tied).map(drop)
     }
 

@@ -96,7 +96,7 @@ async fn run(command: Command) -> Outcome {
         }
     };
     let program = std::env::current_exe().expect("this program has a path");
-    let cluster = Cluster::up(&program, managers, 1).await?;
+    let cluster = Cluster::with_shipped_timing(&program, managers, 1).await?;
     let (victim, _) = cluster.leader("n1").await?;
     let wanted = |(k, d, w): &(Kind, Door, Who)| {
         (kind.is_empty() || kind.contains(k))
@@ -142,7 +142,7 @@ async fn all_rushes(rushes: impl Iterator<Item = Rush>, managers: usize) -> Outc
     let program = std::env::current_exe().expect("this program has a path");
     println!("{}", rush::header());
     for rush in rushes {
-        let cluster = Cluster::up(&program, managers, 0).await?;
+        let cluster = Cluster::with_shipped_timing(&program, managers, 0).await?;
         let (victim, _) = cluster.leader("n1").await?;
         let seen = rush::rush(&cluster, &victim, rush).await?;
         println!("{}", rush::Row(rush, &seen));

@@ -230,6 +230,15 @@ async fn old_manager_keys_get_no_certificate() {
     assert_eq!(greeting.await, Ok(None), "the previous certificate is valid until the next");
     let third = renewed(&cluster, "n3", rotate()).await;
     assert_ne!(second.identity.serial, third.identity.serial);
+    // A follower knows that the first is superseded once its replica has the third.
+    for name in ["n1", "n2"] {
+        until("the first certificate is refused", async || {
+            let reason = greeting_of(&cluster, name, Service::Agent, &first).await;
+            Ok(reason.is_some_and(|reason| REFUSED.contains(&reason)).then_some(()))
+        })
+        .await
+        .expect("it is superseded");
+    }
     open_nothing(&cluster, &["n1", "n2"], &first).await;
 
     let [worker, manager] = [Role::Worker, Role::Manager];

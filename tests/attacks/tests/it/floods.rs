@@ -14,7 +14,8 @@ const MAX_RSS_MB: u64 = 220;
 #[ignore = "full tier"]
 async fn flooded_manager_admits_joins_with_bounded_memory_and_log() {
     flood::raise_file_limit();
-    let cluster = Cluster::up(Path::new(env!("CARGO_BIN_EXE_muster-attack")), 2, 1).await.expect("a cluster");
+    let cluster =
+        Cluster::with_shipped_timing(Path::new(env!("CARGO_BIN_EXE_muster-attack")), 2, 1).await.expect("a cluster");
     let (victim, _) = cluster.leader("n1").await.expect("a leader");
     println!("{}", flood::header());
     for kind in Kind::ALL {

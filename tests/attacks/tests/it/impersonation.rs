@@ -32,16 +32,10 @@ fn locked(record: &Record) -> MutexGuard<'_, Seen> {
     record.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A server with a worker's certificate at a manager's address. On drop the address is free again.
+/// A server with a worker's certificate at a manager's address.
 struct Impostor {
     record: Record,
     serving: JoinHandle<()>,
-}
-
-impl Drop for Impostor {
-    fn drop(&mut self) {
-        self.serving.abort();
-    }
 }
 
 impl Impostor {
@@ -61,6 +55,12 @@ impl Impostor {
             }
         });
         Self { record, serving }
+    }
+
+    /// Ends it: the address is free again.
+    async fn end(self) {
+        self.serving.abort();
+        let _aborted = self.serving.await;
     }
 }
 
@@ -139,7 +139,9 @@ async fn worker_posing_as_manager_ends_no_node_and_sees_no_token() {
     }
 
     // The managers return, and the victim is a node as before, with its process and after a restart.
-    drop(impostors);
+    for impostor in impostors {
+        impostor.end().await;
+    }
     for name in ["n1", "n2"] {
         cluster.node_mut(name).start(&[]).expect("it starts");
     }

@@ -27,7 +27,7 @@ async fn rushes(cluster: &Cluster, victim: &str, rush: Rush) -> Seen {
 async fn cluster(managers: usize) -> Cluster {
     flood::raise_file_limit();
     println!("{}", rush::header());
-    Cluster::up(Path::new(env!("CARGO_BIN_EXE_muster-attack")), managers, 0).await.expect("a cluster")
+    Cluster::with_shipped_timing(Path::new(env!("CARGO_BIN_EXE_muster-attack")), managers, 0).await.expect("a cluster")
 }
 
 fn no_errors_logged(cluster: &Cluster) {

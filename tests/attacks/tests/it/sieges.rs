@@ -31,7 +31,7 @@ fn lasts() -> (Duration, Machine) {
 
 async fn cluster() -> Cluster {
     flood::raise_file_limit();
-    Cluster::up(Path::new(env!("CARGO_BIN_EXE_muster-attack")), 3, 3).await.expect("a cluster")
+    Cluster::with_shipped_timing(Path::new(env!("CARGO_BIN_EXE_muster-attack")), 3, 3).await.expect("a cluster")
 }
 
 /// Asks until there is an answer: a cluster under load may change its leader.
