@@ -159,16 +159,20 @@ async fn join_requests_per_address_are_rate_limited() {
     let world = World::new(1);
     let strict = GatewayConfig { join_rate: Rate { per_second: 1, burst: 2 }, ..small() };
     let mut gate = Gate::manager(&world, strict, known()).await;
-    let mut replies = Vec::new();
-    for _ in 0..3 {
+    // On a busy machine the address may be allowed more before it has sent three within a second.
+    let mut admitted = 0;
+    let error = loop {
         let mut dialed = joiner(&world, &gate).await;
         dialed.stream.send(&join_request()).await.unwrap();
-        replies.push(dialed);
-    }
-    gate.received(Service::Join).await;
-    gate.received(Service::Join).await;
-    let refused = replies[2].stream.recv::<JoinReply>().await.unwrap();
-    let Some(JoinReply::Refused(error)) = refused else { panic!("{refused:?}") };
+        tokio::select! {
+            refused = dialed.stream.recv::<JoinReply>() => match refused.unwrap() {
+                Some(JoinReply::Refused(error)) => break error,
+                other => panic!("{other:?}"),
+            },
+            _admitted = gate.received(Service::Join) => admitted += 1,
+        }
+    };
+    assert!(admitted >= 2, "two at once are allowed: {admitted}");
     assert_eq!(error.code, ErrorCode::TooManyRequests);
     assert!(error.retry_after_ms.is_some_and(|ms| (1..=1000).contains(&ms)), "{error:?}");
     // Requests for the root are not limited.

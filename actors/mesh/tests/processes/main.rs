@@ -9,7 +9,7 @@ mod tree;
 
 use std::time::Duration;
 
-use harness::{Node, connect, introduce};
+use harness::{DEADLINE, Node, connect, introduce};
 
 /// Not a test: the entry point of the node processes.
 #[test]
@@ -193,7 +193,7 @@ fn crashed_endpoint_peer_or_mesh_recovers() {
         nodes[0].wait_view(path, |v| v["incarnation"] == 2);
         let text = format!("after-{}", path.len());
         // A call may fail during the restart; the test waits until calls are answered again.
-        let until = std::time::Instant::now() + Duration::from_secs(60);
+        let until = std::time::Instant::now() + DEADLINE;
         let mut answered = String::new();
         while !answered.starts_with("answer ok") && std::time::Instant::now() < until {
             nodes[1].tell(&format!("call 1 {text}"));

@@ -138,7 +138,7 @@ impl Stage {
 
 type RequestResult = Result<Result<RequestAccepted, ErrorBody>, AskError>;
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn demotion_runs_from_request_to_worker() {
     let mut stage = Stage::set(3, 0).await;
     let ask = tokio::spawn(stage.set_role(3, Role::Worker, 9));
@@ -163,7 +163,7 @@ async fn demotion_runs_from_request_to_worker() {
     stage.harness.finish().await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_crash_with_work_pending_loses_neither_queue() {
     for how in [CrashHow::Panic, CrashHow::Error, CrashHow::Kill] {
         let mut stage = Stage::set(4, 1).await;
@@ -222,7 +222,7 @@ async fn a_crash_with_work_pending_loses_neither_queue() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn membership_is_granted_after_the_dial_back() {
     let mut stage = Stage::set(3, 1).await;
     let ask = tokio::spawn(stage.set_role(4, Role::Manager, 9));
@@ -261,7 +261,7 @@ async fn membership_is_granted_after_the_dial_back() {
     stage.harness.finish().await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn lost_raft_member_leaves_the_outcome_unknown() {
     let mut stage = Stage::set(3, 0).await;
     let ask = tokio::spawn(stage.set_role(3, Role::Worker, 9));
@@ -278,7 +278,7 @@ async fn lost_raft_member_leaves_the_outcome_unknown() {
     stage.harness.finish().await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn published_view_ends_with_the_role_manager() {
     let mut stage = Stage::set(3, 0).await;
     let ask = tokio::spawn(stage.set_role(3, Role::Worker, 9));
