@@ -62,11 +62,14 @@ fn catches_up_over_slow_links(speeds: &[u32]) {
     fill(&world, &leader, mebibytes);
     let before = raft_member(&world, &leader);
     for (nth, speed) in speeds.iter().enumerate() {
+        // Until then it may be installing an earlier snapshot, and the leader keeps the log that it needs.
+        let last = |world: &World, name: &str| number(&raft_member(world, name), "/log/last");
+        eventually_so("it has every entry", || last(&world, &away) >= last(&world, &leader));
         // Not those that were sent: a transfer ends with its session, and two managers that dial each other at the same time
         // replace one by the other.
         let installs = |world: &World| world.nodes_log(&away).matches("installed a snapshot").count();
         let installed = installs(&world);
-        let had = number(&raft_member(&world, &away), "/log/last");
+        let had = last(&world, &away);
         world.node(&away).kill();
         let writers: Vec<Writer> = (0..writers).map(|_| Writer::start(vec![world.socket(&leader)], node)).collect();
         let written = || writers.iter().map(Writer::acknowledged).sum::<u64>();
@@ -76,7 +79,7 @@ fn catches_up_over_slow_links(speeds: &[u32]) {
         world.network().slow(*speed);
         let (begun, at_first) = (Instant::now(), written());
         world.node(&away).start(&[]);
-        let behind = number(&raft_member(&world, &leader), "/log/last");
+        let behind = last(&world, &leader);
         eventually("it has caught up", || {
             // A request has a cost; what is waited for takes seconds.
             sleep(Duration::from_millis(100));
@@ -91,9 +94,6 @@ fn catches_up_over_slow_links(speeds: &[u32]) {
         for writer in writers {
             writer.stop();
         }
-        // Until then the leader keeps the log that this follower needs, and the next round would not compact it.
-        let last = || number(&raft_member(&world, &leader), "/log/last");
-        eventually_so("it has every entry", || number(&raft_member(&world, &away), "/log/last") >= last());
     }
     let writer = Writer::start(vec![world.socket(&leader)], node);
     eventually_so("writes continue", || writer.acknowledged() > 20);
