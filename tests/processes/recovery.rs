@@ -2,14 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::time::SystemTime;
+use std::process::{Command, Stdio};
+use std::time::{Instant, SystemTime};
 
+use muster_local_cluster::parent;
 use muster_messages::wire::Request;
 use muster_messages::{Liveness, Membership, NodeView, Role};
 use serde_json::Value;
 
-use crate::harness::{MUSTERD, World, eventually, eventually_so};
+use crate::harness::{MUSTERD, WAIT_LIMIT, World, between_checks, eventually, eventually_so};
 
 const FORCE: &str = "--force-new-cluster";
 
@@ -31,11 +32,19 @@ fn all_files(folder: &Path) -> BTreeMap<PathBuf, (Vec<u8>, SystemTime)> {
     files
 }
 
-/// Runs a daemon that exits at once: status, stdout, stderr.
+/// Runs a daemon that exits at once: status, stdout, stderr. One that serves instead is killed.
 fn at_once(folder: &Path, flags: &[&str]) -> (Option<i32>, String, String) {
     let mut command = Command::new(MUSTERD);
     command.arg("--data-dir").arg(folder).args(["--listen", "127.0.0.1:0"]).args(flags);
-    let ended = command.output().expect("musterd runs");
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    parent::tie(&mut command);
+    let mut daemon = command.spawn().expect("musterd runs");
+    let end = Instant::now() + WAIT_LIMIT;
+    while daemon.try_wait().expect("it is our child").is_none() && Instant::now() < end {
+        between_checks();
+    }
+    let _ended = daemon.kill();
+    let ended = daemon.wait_with_output().expect("it is our child");
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     (ended.status.code(), text(&ended.stdout), text(&ended.stderr))
 }
