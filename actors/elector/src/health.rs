@@ -78,7 +78,7 @@ mod tests {
             terms: 1,
             renewals: 0,
             failures: 0,
-            slow_path: 0,
+            read_after_failed_renewal: 0,
         };
         evaluate(&view, &config(), renewed + Duration::from_secs(secs), TOLERANCE)
     }

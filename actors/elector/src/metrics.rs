@@ -29,7 +29,7 @@ pub fn describe(registry: &mut Registry, electors: &[LeaderElector]) {
         let name = Name { name: elector.config().lease.to_string() };
         let view = elector.status().borrow().view.clone();
         leading.get_or_create(&name).set(u64::from(elector.is_leader()));
-        let values = [view.slow_path, view.terms, view.renewals, view.failures];
+        let values = [view.read_after_failed_renewal, view.terms, view.renewals, view.failures];
         for ((_, _, family), value) in counters.iter().zip(values) {
             family.get_or_create(&name).inc_by(value);
         }

@@ -37,7 +37,7 @@ mod tests {
             terms: 1,
             renewals: 2,
             failures: 0,
-            slow_path: 0,
+            read_after_failed_renewal: 0,
         };
         let seen = shown(&view, Moment(3_793_939_536 + 1_500_000));
         assert_eq!((&seen["renewed_ms_ago"], &seen["renewed"]), (&1_500.into(), &Value::Null));

@@ -182,7 +182,7 @@ impl KubernetesElector {
             terms: self.tally.terms,
             renewals: self.tally.renewals,
             failures: self.tally.failures,
-            slow_path: self.tally.slow_path,
+            read_after_failed_renewal: self.tally.read_after_failed_renewal,
         }
     }
 
@@ -271,7 +271,7 @@ impl KubernetesElector {
                 self.ask(now, Step::Write, What::Create(record), out);
             }
             (Step::RenewWithoutRead, Err(_)) if !self.is_over() => {
-                self.tally.slow_path += 1;
+                self.tally.read_after_failed_renewal += 1;
                 self.ask(now, Step::Read, What::Get, out);
             }
             (Step::RenewWithoutRead | Step::Write, Ok(written)) => self.on_written(now, sent, written, out),

@@ -360,7 +360,7 @@ fn leader_renews_without_reading() {
     let mut world = leading();
     world.pass(secs(4));
     assert_eq!(world.verbs, ["get", "create", "update", "update"]);
-    assert_eq!(world.elector.view().slow_path, 0);
+    assert_eq!(world.elector.view().read_after_failed_renewal, 0);
 }
 
 /// Case 20.
@@ -372,7 +372,7 @@ fn conflicting_renewal_reads_and_continues() {
     world.pass(secs(4));
     assert_eq!(world.verbs, ["get", "create", "update", "update", "get", "update", "update"]);
     assert!(world.leads());
-    assert_eq!((world.elector.view().slow_path, world.record().transitions), (1, 0));
+    assert_eq!((world.elector.view().read_after_failed_renewal, world.record().transitions), (1, 0));
 }
 
 #[test]

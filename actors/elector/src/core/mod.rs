@@ -167,8 +167,9 @@ pub struct ElectorView {
     pub renewals: u64,
     /// Attempts to renew that were not confirmed.
     pub failures: u64,
-    /// Kubernetes only: renewals that first had to read the lease.
-    pub slow_path: u64,
+    /// Kubernetes only: renewals that first had to read the lease. Under client-go's name in the live tree.
+    #[serde(rename = "read_after_failed_renewal")]
+    pub read_after_failed_renewal: u64,
 }
 
 /// Counters of a machine.
@@ -177,7 +178,7 @@ struct Tally {
     terms: u64,
     renewals: u64,
     failures: u64,
-    slow_path: u64,
+    read_after_failed_renewal: u64,
 }
 
 /// Reports each change of the leader once, including the first observation. Initially none is known.

@@ -203,7 +203,7 @@ impl MusterElector {
             terms: self.tally.terms,
             renewals: self.tally.renewals,
             failures: self.tally.failures,
-            slow_path: 0,
+            read_after_failed_renewal: 0,
         }
     }
 

@@ -117,7 +117,7 @@ async fn a_leader_costs_one_write_each_period() {
     tokio::time::sleep(Duration::from_secs(20)).await;
     let writes = server.0.lock().unwrap().writes;
     assert!((10..=12).contains(&writes), "{writes}");
-    assert_eq!(elector.status().borrow().view.slow_path, 0);
+    assert_eq!(elector.status().borrow().view.read_after_failed_renewal, 0);
     drop(elector);
     harness.finish().await;
 }
