@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use muster_messages::wire::{LeaseRef, LeaseRequest, Request};
 use muster_messages::{
-    Action, CommandAction, FencingToken, GateStep, MANAGERS_SCOPE, ManagedKey, NodeId, Participant, Release, WallTime,
-    candidates_scope, level_release,
+    Action, CommandAction, FencingToken, GateStep, MANAGERS_SCOPE, ManagedKey, NodeId, Participant, PhaseReason,
+    ReconcilerPhase, Release, WallTime, candidates_scope, level_release,
 };
 use serde_json::Value;
 
@@ -18,8 +18,8 @@ fn progress() -> Progress {
         term: TERM,
         node: NodeId::from_entropy(1),
         release: triple("2.0.0").into(),
-        phase: "running".into(),
-        reason: String::new(),
+        phase: ReconcilerPhase::Running.into(),
+        reason: PhaseReason::Unneeded.into(),
         message: String::new(),
         since: WallTime(0),
         attempt: 1,

@@ -13,7 +13,7 @@ use muster_messages::protocol::RaftMemberMsg;
 use muster_messages::wire::{self, ApiAnswer, ApiCall, KubeCall, ReconcilerRequest, Refusal, Request};
 use muster_messages::{
     CertIdentity, ClusterId, CrashHow, ErrorCode, Incarnation, NodeId, Principal, Progress, RefusalReason, RequestId,
-    Role, Subject, WallTime,
+    Role, Subject, WallTime, Word,
 };
 use muster_testkit::{ActorHarness, Probe, WAIT_LIMIT, answered, eventually};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
@@ -151,8 +151,8 @@ async fn largest_request_of_a_node_fits_its_frame() {
         term: TERM,
         node: id,
         release: triple("2.0.0").into(),
-        phase: text(64),
-        reason: text(64),
+        phase: Word::Other(text(64)),
+        reason: Word::Other(text(64)),
         message: text(2 * 1024),
         since: WallTime(0),
         attempt: u32::MAX,

@@ -150,13 +150,13 @@ const MAX_OUTPUT_BYTES: usize = 64 * 1024;
 /// The error in a report, if any: it is replicated, and shown to people.
 pub fn fault_of_progress(progress: &Progress) -> Option<String> {
     let texts = [
-        ("reconciler", &progress.reconciler, MAX_WORD_BYTES),
-        ("phase", &progress.phase, MAX_WORD_BYTES),
-        ("reason", &progress.reason, MAX_WORD_BYTES),
-        ("message", &progress.message, MAX_SENTENCE_BYTES),
-        ("output", &progress.output, MAX_OUTPUT_BYTES),
+        ("reconciler", progress.reconciler.as_str(), MAX_WORD_BYTES),
+        ("phase", progress.phase.text(), MAX_WORD_BYTES),
+        ("reason", progress.reason.text(), MAX_WORD_BYTES),
+        ("message", progress.message.as_str(), MAX_SENTENCE_BYTES),
+        ("output", progress.output.as_str(), MAX_OUTPUT_BYTES),
     ];
-    let error = progress.last_error.as_ref().map(|error| ("last_error", error, MAX_SENTENCE_BYTES));
+    let error = progress.last_error.as_ref().map(|error| ("last_error", error.as_str(), MAX_SENTENCE_BYTES));
     let long = texts.into_iter().chain(error).find(|(_, text, most)| text.len() > *most);
     long.map(|(what, text, most)| format!("{what}: {} bytes; {most} is the limit", text.len()))
 }

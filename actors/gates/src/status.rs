@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use muster_messages::{
     Action, Blocker, BlockerView, Definition, DefinitionKey, Gate, GateEntryView, GateHistoryView, GatePath, GateState,
-    GateStatusView, Hold, HoldView, ListView, ManagedObject, Name, ObjectMetadataView, ObjectView, Participant,
-    ParticipantCounts, ParticipantPhase, ParticipantView, PlanView, PlannedGateView, PlannedObjectView,
-    PlannedSideView, Progress, RECONCILER_LABEL, ReconcilerStatusView, ReconcilerView, Reconcilers,
-    ReleaseDefinitionView, RunnerStatusView, Tables, Triple, WallTime, runner_lease,
+    GateStatusView, HoldReason, HoldView, ListView, ManagedObject, Name, ObjectMetadataView, ObjectView, Participant,
+    ParticipantCounts, ParticipantPhase, ParticipantView, PhaseReason, PlanView, PlannedGateView, PlannedObjectView,
+    PlannedSideView, Progress, RECONCILER_LABEL, ReconcilerPhase, ReconcilerStatusView, ReconcilerView, Reconcilers,
+    ReleaseDefinitionView, RunnerStatusView, Tables, Triple, WallTime, Word, runner_lease,
 };
 
 use crate::objects::{Waves, Write};
-use crate::view::{best_candidate, candidates, path_word};
+use crate::view::{best_candidate, candidates};
 
 fn gate(gate: &Gate) -> GateStatusView {
     if gate.is_readable() {
@@ -32,11 +32,21 @@ fn gate_history(gate: &Gate) -> Vec<GateEntryView> {
     gate.history.iter().chain([&gate.now]).map(GateEntryView::from).collect()
 }
 
-/// The state of a reconciler, as a word for scripts and a sentence for people.
+/// The state of a reconciler, for scripts, and as a sentence for people.
 struct Phase {
-    phase: &'static str,
-    reason: String,
+    phase: ReconcilerPhase,
+    reason: Word<PhaseReason>,
     message: String,
+}
+
+impl Phase {
+    fn new(phase: ReconcilerPhase, reason: PhaseReason, message: String) -> Self {
+        Self { phase, reason: reason.into(), message }
+    }
+    /// As its runner says.
+    fn reported(phase: ReconcilerPhase, progress: &Progress) -> Self {
+        Self { phase, reason: progress.reason.clone(), message: progress.message.clone() }
+    }
 }
 
 /// Maximum blockers that are listed.
@@ -95,7 +105,7 @@ fn brief(tables: &Tables, name: &str) -> Option<(ReconcilerView, Vec<Blocker>)> 
         scope,
         gate: gate_now.map(|g| gate(g)),
         runner: runner(tables, name, progress),
-        phase: phase.phase.to_owned(),
+        phase: phase.phase.into(),
         reason: phase.reason,
         message: phase.message,
         blockers_in_all,
@@ -169,24 +179,19 @@ fn phase(
     blockers: usize,
 ) -> Phase {
     let all = &tables.reconcilers;
-    let phase_of = |phase, reason: &str, message: String| Phase { phase, reason: reason.to_owned(), message };
     let Some(definition) = definition else {
         let message = format!(
             "no release has a definition; `muster reconciler apply` adds one, `delete {name}` removes the reconciler"
         );
-        return phase_of("blocked", "no-definition", message);
+        return Phase::new(ReconcilerPhase::Blocked, PhaseReason::NoDefinition, message);
     };
     let way = all.way(definition);
-    match &way {
-        Err(hold @ Hold::Paused { .. }) => return phase_of("paused", hold.reason(), hold.to_string()),
+    if let Err(hold) = &way {
+        let reason = hold.reason();
         // Finalization need not be offered while it is blocked.
-        Err(hold @ Hold::ReadyToFinalize { .. }) if blockers == 0 => {
-            return phase_of("ready-to-finalize", hold.reason(), hold.to_string());
+        if reason != HoldReason::ReadyToFinalize || blockers == 0 {
+            return Phase::new(reason.phase(), PhaseReason::Held(reason), hold.to_string());
         }
-        Err(Hold::ReadyToFinalize { .. }) => {}
-        Err(hold @ Hold::Dependency { .. }) => return phase_of("waiting", hold.reason(), hold.to_string()),
-        Err(hold) => return phase_of("blocked", hold.reason(), hold.to_string()),
-        Ok(_) => {}
     }
     if candidates(tables, name).is_empty() {
         let of: Vec<String> = all.definitions_of(name).map(|d| d.release.to_string()).collect();
@@ -194,28 +199,36 @@ fn phase(
             "no live node has a release with a definition ({}); start one with --release, or apply a definition for a release that runs",
             of.join(", ")
         );
-        return phase_of("no-candidate", "no-candidate", message);
+        return Phase::new(ReconcilerPhase::NoCandidate, PhaseReason::NoCandidate, message);
     }
     if blockers > 0 {
         let message = format!(
             "serving members incompatible with {}: {blockers}; update or stop them: `muster reconciler blockers {name}`",
             definition.release
         );
-        return phase_of("waiting", "blockers", message);
+        return Phase::new(ReconcilerPhase::Waiting, PhaseReason::Blockers, message);
     }
     let Some(progress) = progress else {
-        return phase_of("electing", "electing", "no candidate has taken the runner's lease yet".to_owned());
+        let message = "no candidate has taken the runner's lease yet".to_owned();
+        return Phase::new(ReconcilerPhase::Electing, PhaseReason::Electing, message);
     };
-    match progress.phase.as_str() {
+    use ReconcilerPhase as P;
+    match progress.phase.known() {
         // The result of an earlier definition says nothing about this one.
-        "idle" if matches!(way, Ok(GatePath::Reached)) => phase_of("idle", "", String::new()),
-        "idle" | "paused" | "blocked" => {
-            phase_of("electing", "taking-up", "its runner has not started on this definition yet".to_owned())
+        Some(P::Idle) if matches!(way, Ok(GatePath::Reached)) => {
+            Phase::new(P::Idle, PhaseReason::Unneeded, String::new())
         }
-        "failed" => phase_of("failed", "permanent-failure", progress.message.clone()),
-        "settling" => phase_of("settling", "settling", progress.message.clone()),
-        "waiting" => phase_of("waiting", &progress.reason, progress.message.clone()),
-        _ => phase_of("running", &progress.reason, progress.message.clone()),
+        Some(P::Idle | P::Paused | P::Blocked) => {
+            let message = "its runner has not started on this definition yet".to_owned();
+            Phase::new(P::Electing, PhaseReason::TakingUp, message)
+        }
+        Some(P::Failed) => Phase::new(P::Failed, PhaseReason::PermanentFailure, progress.message.clone()),
+        Some(P::Settling) => Phase::new(P::Settling, PhaseReason::Settling, progress.message.clone()),
+        Some(P::Waiting) => Phase::reported(P::Waiting, progress),
+        // It has not read yet that it may pass the point of no return, or the phase is a newer release's.
+        Some(P::Running | P::NoCandidate | P::Electing | P::ReadyToFinalize) | None => {
+            Phase::reported(P::Running, progress)
+        }
     }
 }
 
@@ -252,8 +265,8 @@ pub fn plan(tables: &Tables, name: &str, release: Option<Triple>) -> Option<Plan
     Some(PlanView {
         name: name.to_owned(),
         release: definition.release.clone(),
-        path: way.as_ref().ok().map(|path| path_word(*path).to_owned()),
-        hold: hold.map(|hold| HoldView { reason: hold.reason().to_owned(), message: hold.to_string() }),
+        path: way.as_ref().ok().copied().map(Word::from),
+        hold: hold.map(HoldView::from),
         objects,
         command,
         blockers: named(tables, blockers),

@@ -2,8 +2,8 @@
 
 use muster_messages::wire::{AdmissionView, CandidateView, Definitions, GateView, MAX_BLOCKERS, RunnerView, Waiting};
 use muster_messages::{
-    Definition, DefinitionKey, GatePath, Hold, NodeId, NotAdmitted, Participant, ParticipantKey, RunnerChoice, Tables,
-    Triple, candidates_scope,
+    Definition, DefinitionKey, HoldView, NodeId, NotAdmitted, Participant, ParticipantKey, RunnerChoice, Tables,
+    Triple, Word, candidates_scope,
 };
 
 use crate::objects::Waves;
@@ -40,8 +40,8 @@ pub fn runner_view(tables: &Tables, name: &str, release: Triple) -> RunnerView {
         candidates: candidates(tables, name),
         choice,
         pinned,
-        hold: way.as_ref().and_then(|way| way.as_ref().err()).map(waits_for),
-        path: way.and_then(Result::ok).map(|path| path_word(path).to_owned()),
+        hold: way.as_ref().and_then(|way| way.as_ref().err()).map(HoldView::from),
+        path: way.and_then(Result::ok).map(Word::from),
         blockers,
         blockers_in_all,
         retries: all.controls.get(name).map_or(0, |c| c.retries),
@@ -52,19 +52,6 @@ pub fn runner_view(tables: &Tables, name: &str, release: Triple) -> RunnerView {
 
 fn waves(definition: &Definition) -> u32 {
     u32::try_from(Waves::of(definition).count()).unwrap_or(u32::MAX)
-}
-
-pub(crate) fn path_word(path: GatePath) -> &'static str {
-    match path {
-        GatePath::First => "first",
-        GatePath::Reached => "reached",
-        GatePath::Open => "open",
-        GatePath::Restrict => "restrict",
-    }
-}
-
-pub(crate) fn waits_for(hold: &Hold) -> Waiting {
-    Waiting { reason: hold.reason().to_owned(), message: hold.to_string() }
 }
 
 /// Who shall run it: the newest definition's rule, for candidates of every release.
@@ -111,7 +98,7 @@ pub fn admission(tables: &Tables, key: &ParticipantKey) -> AdmissionView {
     AdmissionView {
         revision: tables.revision,
         phase: found.map(|p| p.phase),
-        waiting: refused.map(|why| Waiting { reason: why.reason().to_owned(), message: with_hint(&why) }),
+        waiting: refused.map(|why| Waiting { reason: why.reason().into(), message: with_hint(&why) }),
     }
 }
 

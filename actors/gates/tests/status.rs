@@ -101,7 +101,7 @@ impl World {
     }
     fn phase(&self) -> (String, String) {
         let status = status(&self.0, NAME).unwrap();
-        (status.brief.phase, status.brief.reason)
+        (status.brief.phase.text().to_owned(), status.brief.reason.text().to_owned())
     }
 }
 
@@ -218,11 +218,14 @@ fn status_shows_what_it_waits_for_and_what_would_help() {
     assert_eq!(world.phase(), ("paused".to_owned(), "paused".to_owned()));
 
     let plan = plan(&world.0, NAME, Some(Triple::new(2, 0, 0))).unwrap();
-    assert_eq!((plan.hold.unwrap().reason.as_str(), plan.objects[0].op.as_str()), ("paused", "create"));
+    assert_eq!((plan.hold.unwrap().reason.text(), plan.objects[0].op.as_str()), ("paused", "create"));
     assert_eq!(plan.gate.floor, Triple::new(2, 0, 0));
     world.propose(ReconcilerChange::Pause { reconciler: NAME.to_owned(), paused: false });
     let view = runner_view(&world.0, NAME, Triple::new(2, 0, 0));
-    assert_eq!((view.path.as_deref(), view.blockers.len(), view.blockers_in_all), (Some("restrict"), 1, 1));
+    assert_eq!(
+        (view.path.as_ref().map(Word::text), view.blockers.len(), view.blockers_in_all),
+        (Some("restrict"), 1, 1)
+    );
     let best: Vec<&str> = view.candidates.iter().map(|c| c.member.as_str()).collect();
     assert_eq!(best, ["n2", "n1"]);
 
@@ -231,7 +234,7 @@ fn status_shows_what_it_waits_for_and_what_would_help() {
     world.step("2.0.0", term, GateStep::Restrict);
     let late = world.announce("db", "late", "1.0.0");
     let waits = admission(&world.0, &late).waiting.unwrap();
-    assert_eq!(waits.reason, "below-floor");
+    assert_eq!(waits.reason, AdmissionReason::BelowFloor);
     assert!(waits.message.contains("start it as 2.0.0 or later"), "{}", waits.message);
 }
 

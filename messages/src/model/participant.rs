@@ -6,6 +6,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::dns::{label_rule, subdomain_rule};
+use super::word::words;
 use super::{
     CANDIDATES_SCOPE, FencingToken, MEMBERS_NAMESPACE, NodeId, ObjectKey, Release, Revision, SessionId, Triple,
     WallTime, is_dns_label, is_dns_subdomain,
@@ -105,14 +106,29 @@ pub enum NotAdmitted {
 }
 
 impl NotAdmitted {
-    /// The word for scripts.
-    pub fn reason(&self) -> &'static str {
+    pub fn reason(&self) -> AdmissionReason {
         match self {
-            NotAdmitted::NoGate { .. } => "no-gate",
-            NotAdmitted::GateUnreadable { .. } => "gate-unreadable",
-            NotAdmitted::BelowFloor { .. } => "below-floor",
-            NotAdmitted::ReconcilerTooOld { .. } => "reconciler-too-old",
+            NotAdmitted::NoGate { .. } => AdmissionReason::NoGate,
+            NotAdmitted::GateUnreadable { .. } => AdmissionReason::GateUnreadable,
+            NotAdmitted::BelowFloor { .. } => AdmissionReason::BelowFloor,
+            NotAdmitted::ReconcilerTooOld { .. } => AdmissionReason::ReconcilerTooOld,
         }
+    }
+}
+
+words! {
+    /// Why a participant does not serve yet.
+    AdmissionReason {
+        NoGate => "no-gate",
+        GateUnreadable => "gate-unreadable",
+        BelowFloor => "below-floor",
+        ReconcilerTooOld => "reconciler-too-old",
+        /// The cluster refused to admit it; the sentence says why.
+        GateClosed => "gate-closed",
+        /// Nothing is known to block it: it asks to be admitted.
+        Admitting => "admitting",
+        /// It only wants to be announced.
+        Announced => "announced",
     }
 }
 

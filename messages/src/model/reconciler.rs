@@ -14,8 +14,8 @@ use imbl::OrdMap;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Blocker, FencingToken, NodeId, NotAdmitted, ObjectKey, Participant, ParticipantKey, ParticipantPhase, Release,
-    Revision, SessionId, Triple, WallTime,
+    Blocker, FencingToken, GatePath, Hold, NodeId, NotAdmitted, ObjectKey, Participant, ParticipantKey,
+    ParticipantPhase, Progress, Release, Revision, SessionId, Triple, WallTime,
 };
 
 /// Leases of participants and candidates: one per incarnation, gone with it.
@@ -241,19 +241,6 @@ pub struct GateEntry {
     pub why: String,
 }
 
-/// How a gate reaches a target.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum GatePath {
-    /// There is no gate: it is created once the first run has succeeded. No member below the floor may serve meanwhile.
-    First,
-    /// It has reached it.
-    Reached,
-    /// All members admitted now are compatible with the outcome: no waiting is needed.
-    Open,
-    /// Some releases admitted now are not: their members are waited for, then excluded, before anything is applied.
-    Restrict,
-}
-
 impl Gate {
     /// Whether this build can read it.
     pub fn is_readable(&self) -> bool {
@@ -345,48 +332,6 @@ pub enum GateStep {
     Complete,
 }
 
-/// Why a reconciler's release does not begin, apart from serving members.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
-pub enum Hold {
-    #[error(
-        "its gate cannot be read by this release of Muster; `muster reconciler repair {reconciler}` restores an earlier one"
-    )]
-    GateUnreadable { reconciler: String },
-    #[error(
-        "{reconciled} is applied, and the definition of {release} forbids downgrades; apply its definition with downgrade = \"allow\""
-    )]
-    DowngradeDenied { release: Release, reconciled: Release },
-    #[error(
-        "{reconciled} has been applied, and {release} follows {from} at the lowest; run a release in between first"
-    )]
-    SkipsReleases { release: Release, reconciled: Release, from: Triple },
-    #[error(
-        "another build of {release} has been applied; `muster reconciler retry {reconciler}` applies this one, so does a new release"
-    )]
-    DigestMismatch { reconciler: String, release: Release },
-    #[error("it is paused; `muster reconciler resume {reconciler}` lets it go on")]
-    Paused { reconciler: String },
-    #[error("it waits for `muster reconciler finalize {reconciler}`")]
-    ReadyToFinalize { reconciler: String },
-    #[error("it runs after {dependency}, whose gate is not done")]
-    Dependency { dependency: String },
-}
-
-impl Hold {
-    /// The word for scripts.
-    pub fn reason(&self) -> &'static str {
-        match self {
-            Hold::GateUnreadable { .. } => "gate-unreadable",
-            Hold::DowngradeDenied { .. } => "downgrade-denied",
-            Hold::SkipsReleases { .. } => "skips-releases",
-            Hold::DigestMismatch { .. } => "digest-mismatch",
-            Hold::Paused { .. } => "paused",
-            Hold::ReadyToFinalize { .. } => "ready-to-finalize",
-            Hold::Dependency { .. } => "dependency",
-        }
-    }
-}
-
 /// An operator's settings of a reconciler.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Controls {
@@ -399,28 +344,6 @@ pub struct Controls {
     pub retried: Option<String>,
     /// The last epoch of a deleted gate.
     pub last_epoch: u64,
-}
-
-/// A runner's progress. Advisory: not used for decisions.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Progress {
-    pub reconciler: String,
-    pub term: FencingToken,
-    pub node: NodeId,
-    pub release: Release,
-    /// As in `status`.
-    pub phase: String,
-    pub reason: String,
-    pub message: String,
-    pub since: WallTime,
-    pub attempt: u32,
-    pub consecutive_failures: u32,
-    pub last_error: Option<String>,
-    pub next_retry_at: Option<WallTime>,
-    /// The current wave and the number of waves.
-    pub wave: Option<(u32, u32)>,
-    /// The end of the command's output.
-    pub output: String,
 }
 
 /// An object's key: definitions name kinds of `muster.dev/v1`.

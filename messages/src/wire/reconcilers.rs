@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::model::{
-    Blocker, Definition, FencingToken, GateStep, ManagedKey, NodeId, Participant, ParticipantKey, ParticipantPhase,
-    Progress, Release, Revision, RunnerChoice, Triple,
+    AdmissionReason, Blocker, Definition, FencingToken, GatePath, GateStep, HoldView, ManagedKey, NodeId, Participant,
+    ParticipantKey, ParticipantPhase, Progress, Release, Revision, RunnerChoice, Triple, Word,
 };
 
 /// Requests about reconcilers. Reads and writes behave as described at [`super::Request`]. A remembered refusal is repeated under
@@ -114,11 +114,11 @@ pub struct AdmissionView {
     pub waiting: Option<Waiting>,
 }
 
-/// A reason and its meaning.
+/// Why a participant is not admitted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Waiting {
     /// For scripts.
-    pub reason: String,
+    pub reason: Word<AdmissionReason>,
     /// For people, with what would help.
     pub message: String,
 }
@@ -145,9 +145,9 @@ pub struct RunnerView {
     /// Only this node, if the newest definition says so.
     pub pinned: Option<NodeId>,
     /// What an operator must do first.
-    pub hold: Option<Waiting>,
-    /// How the definition's gate would be reached: `first`, `reached`, `open`, `restrict`.
-    pub path: Option<String>,
+    pub hold: Option<HoldView>,
+    /// How the definition's gate would be reached.
+    pub path: Option<Word<GatePath>>,
     /// At most [`MAX_BLOCKERS`] of them.
     pub blockers: Vec<Blocker>,
     pub blockers_in_all: usize,

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, join_all, ready};
 use muster_messages::wire::ReconcilerRequest;
-use muster_messages::{ErrorBody, ErrorCode, Release, Rng, Triple};
+use muster_messages::{AdmissionReason, ErrorBody, ErrorCode, Release, Rng, Triple};
 use muster_reconciler::{
     Admission, AdmissionState, ApplyCtx, Cluster, Embedded, Handler, HandlerError, Link, Member, ReconcilerSpec, Setup,
     Socket,
@@ -154,7 +154,8 @@ impl Race {
                 assert_eq!(admit["waiting"]["reason"], "below-floor", "{admit}");
                 let is_below_floor = |admission_state: &AdmissionState| {
                     let AdmissionState::Waiting { reason, message } = admission_state else { return false };
-                    reason == "below-floor" && message.contains(&format!("start it as {}.0.0 or later", floor + 1))
+                    *reason == AdmissionReason::BelowFloor
+                        && message.contains(&format!("start it as {}.0.0 or later", floor + 1))
                 };
                 within_limit(
                     "the member is informed",

@@ -1,7 +1,7 @@
 use muster_messages::wire::{ActorsOf, KubeCall, ListOf, Page};
 use muster_messages::{
     Action, CrashHow, Definition, FencingToken, GateStep, GuardScope, ManagedKey, Participant, ParticipantKey,
-    ParticipantPhase, Progress, Release, Revision, SessionId, Triple, User, UserKind, WallTime,
+    ParticipantPhase, Progress, Release, Revision, SessionId, Triple, User, UserKind, WallTime, Word,
 };
 
 use super::*;
@@ -215,8 +215,8 @@ fn progress() -> Progress {
         term: FencingToken(1),
         node: NodeId::from_entropy(1),
         release: Release::from(release()),
-        phase: text(),
-        reason: text(),
+        phase: Word::Other(text()),
+        reason: Word::Other(text()),
         message: text(),
         since: WallTime(0),
         attempt: 1,

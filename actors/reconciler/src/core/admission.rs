@@ -10,7 +10,7 @@
 use std::time::Duration;
 
 use muster_messages::wire::{AdmissionView, Waiting};
-use muster_messages::{ErrorBody, ErrorCode, FencingToken, Moment, ParticipantPhase, Revision};
+use muster_messages::{AdmissionReason, ErrorBody, ErrorCode, FencingToken, Moment, ParticipantPhase, Revision, Word};
 use serde::Serialize;
 
 use super::retry::Backoff;
@@ -29,7 +29,7 @@ pub enum AdmissionState {
     },
     /// Announced, with the reason why it may not serve, if known.
     Waiting {
-        reason: String,
+        reason: Word<AdmissionReason>,
         message: String,
     },
     Serving,
@@ -205,7 +205,7 @@ impl Admission {
             }
             Err(body) if body.code == ErrorCode::GateClosed => {
                 self.backoff.reset();
-                self.wait(now, Some(Waiting { reason: "gate-closed".to_owned(), message: body.message }));
+                self.wait(now, Some(Waiting { reason: AdmissionReason::GateClosed.into(), message: body.message }));
             }
             // Its record was removed during the request; a lost lease is reported separately.
             Err(body) if matches!(body.code, ErrorCode::NotFound | ErrorCode::Conflict) => {
@@ -250,7 +250,7 @@ impl Admission {
         self.phase = if free { Phase::Admitting } else { Phase::Announced };
         self.try_at = Some(now);
         let Waiting { reason, message } = waiting.unwrap_or_else(|| Waiting {
-            reason: if self.serves { "admitting".to_owned() } else { "announced".to_owned() },
+            reason: if self.serves { AdmissionReason::Admitting } else { AdmissionReason::Announced }.into(),
             message: "not blocked".to_owned(),
         });
         self.admission_state = AdmissionState::Waiting { reason, message };

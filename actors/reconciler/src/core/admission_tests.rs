@@ -56,7 +56,7 @@ impl Scenario {
     }
     fn reason(&self) -> &str {
         match self.0.admission_state() {
-            AdmissionState::Waiting { reason, .. } => reason,
+            AdmissionState::Waiting { reason, .. } => reason.text(),
             other => panic!("{other:?}"),
         }
     }

@@ -12,6 +12,7 @@
 //! continues from such a clone ([`Run::recover`]).
 
 mod decide;
+mod failures;
 mod outcome;
 mod report;
 mod tally;
@@ -22,14 +23,14 @@ use std::time::Duration;
 
 use muster_messages::wire::RunnerView;
 use muster_messages::{
-    Action, Definition, ErrorBody, FencingToken, GateStep, Moment, NodeId, Progress, Release, Revision, WallTime,
-    in_short,
+    Action, Definition, ErrorBody, FencingToken, GateStep, Moment, NodeId, PhaseReason, Progress, ReconcilerPhase,
+    Release, Revision, WallTime, in_short,
 };
 use serde::Deserialize;
 
-use self::report::Reporting;
+use self::failures::Failures;
+use self::report::{Described, Reporting};
 pub use self::tally::Tally;
-use super::retry::{Backoff, LogRule};
 
 /// How long a view may stay older than our own last step before it is accepted anyway.
 const MAX_VIEW_LAG: Duration = Duration::from_secs(30);
@@ -162,7 +163,7 @@ enum Phase {
         until: Moment,
     },
     /// Waits for a change of the view.
-    Waiting(Wait),
+    Waiting(Described),
     Stepping {
         number: u64,
         step: GateStep,
@@ -192,13 +193,6 @@ enum Phase {
         why: String,
     },
     Ended,
-}
-
-#[derive(Clone, Debug, PartialEq)]
-struct Wait {
-    phase: &'static str,
-    reason: String,
-    message: String,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -249,12 +243,9 @@ pub struct Run {
     retries: Option<u64>,
     /// An operator wants it applied, even if it already is.
     again: bool,
-    failures: u32,
-    last_error: Option<String>,
+    failures: Failures,
     output: String,
     numbers: u64,
-    backoff: Backoff,
-    log: LogRule,
     /// The blocking releases that were logged last.
     named: BTreeSet<String>,
     reporting: Reporting,
@@ -275,16 +266,20 @@ impl Run {
             last_step: None,
             retries: None,
             again: false,
-            failures: 0,
-            last_error: None,
+            failures: Failures::new(seed),
             output: String::new(),
             numbers: 0,
-            backoff: Backoff::new(seed),
-            log: LogRule::default(),
             named: BTreeSet::new(),
             reporting: Reporting::default(),
             tally: Tally::default(),
         }
+    }
+
+    /// Continues the counters of an earlier term's run.
+    #[must_use]
+    pub fn counting_on(mut self, earlier: &Run) -> Self {
+        self.tally = earlier.tally.continued();
+        self
     }
 
     /// Continues after a crash. `acting`: the action that still runs. Open requests are repeated, which all of them allow.
@@ -319,6 +314,9 @@ impl Run {
     /// Whether none of its work is running. Only after its term has ended.
     pub fn has_ended(&self) -> bool {
         self.phase == Phase::Ended
+    }
+    pub fn tally(&self) -> &Tally {
+        &self.tally
     }
     /// When to check the clock again.
     pub fn wake_at(&self) -> Option<Moment> {
@@ -376,7 +374,7 @@ impl Run {
             _ => self.reconsider(),
         }
         if again {
-            self.backoff.reset();
+            self.failures.hurry();
             (self.again, self.applied) = (true, None);
         }
         if superseded && !matches!(self.phase, Phase::Acting { .. }) {
@@ -406,6 +404,44 @@ impl Run {
             && (view.revision > after || until <= now)
         {
             self.decide(now, &view, out);
+        }
+    }
+
+    fn report(&mut self, now: Moment, wall: WallTime, out: &mut Out) {
+        if self.phase == Phase::Ended || self.view.is_none() {
+            return self.reporting.pause();
+        }
+        let progress = self.progress(wall);
+        out.extend(self.reporting.next(now, progress).map(|progress| Effect::Report(Box::new(progress))));
+    }
+
+    /// Where it stands, for people.
+    pub fn progress(&mut self, wall: WallTime) -> Progress {
+        let described = self.phase.describe(&self.who.reconciler);
+        let since = self.reporting.since(&described, wall);
+        let next_retry_at = match &self.phase {
+            Phase::Retrying { wall, .. } => Some(*wall),
+            _ => None,
+        };
+        let objects = self.view.as_ref().and_then(|v| v.definition.as_ref()).is_some_and(is_object_set);
+        let all = self.view.as_ref().map_or(1, |view| waves(view));
+        let wave = self.job.as_ref().filter(|_| objects).map(|job| ((job.wave + 1).min(all), all));
+        let Described { phase, reason, message } = described;
+        Progress {
+            reconciler: self.who.reconciler.clone(),
+            term: self.who.term,
+            node: self.who.node,
+            release: self.who.release.clone(),
+            phase: phase.into(),
+            reason,
+            message,
+            since,
+            attempt: self.job.as_ref().map_or(0, |job| job.attempt),
+            consecutive_failures: self.failures.in_a_row,
+            last_error: self.failures.last_error.clone(),
+            next_retry_at,
+            wave,
+            output: self.output.clone(),
         }
     }
 

@@ -1,7 +1,7 @@
 //! What the tests of a run share: views that they write, a clock that they move, and the recorded effects.
 
 use muster_messages::wire::GateView;
-use muster_messages::{Blocker, CommandAction, ErrorCode, ParticipantPhase, Triple};
+use muster_messages::{Blocker, CommandAction, ErrorCode, GatePath, ParticipantPhase, Triple};
 
 use super::*;
 
@@ -40,7 +40,7 @@ pub(super) struct Scenario {
 }
 
 impl Scenario {
-    pub(super) fn new(action: Action, path: &str) -> Self {
+    pub(super) fn new(action: Action, path: GatePath) -> Self {
         let who = Runner {
             reconciler: "schema".into(),
             node: NodeId::from_entropy(1),
@@ -49,9 +49,9 @@ impl Scenario {
             term: TERM,
         };
         let gate = GateView {
-            epoch: if path == "first" { 0 } else { 4 },
+            epoch: if path == GatePath::First { 0 } else { 4 },
             readable: true,
-            reconciled: (path != "first").then(|| "1.0.0".parse().unwrap()),
+            reconciled: (path != GatePath::First).then(|| "1.0.0".parse().unwrap()),
             term: FencingToken(20),
             at_work: false,
         };
@@ -123,7 +123,7 @@ impl Scenario {
         let Effect::Step { number, epoch, step, .. } = self.only() else { panic!("it requests no step") };
         assert_eq!((step, epoch), (expected, self.view.gate.epoch));
         self.view.gate = GateView { epoch: epoch + 1, term: TERM, ..self.view.gate.clone() };
-        self.view.path = Some(if step == GateStep::Complete { "reached" } else { "open" }.to_owned());
+        self.view.path = Some(if step == GateStep::Complete { GatePath::Reached } else { GatePath::Open }.into());
         self.view.revision = self.view.revision.next();
         let stepped = Stepped { epoch: epoch + 1, revision: self.view.revision };
         self.receive(Input::Stepped { number, result: Ok(stepped) });
@@ -158,7 +158,7 @@ impl Scenario {
     }
     pub(super) fn phase_and_reason(&mut self) -> (String, String) {
         let progress = self.run.progress(WallTime(0));
-        (progress.phase, progress.reason)
+        (progress.phase.text().to_owned(), progress.reason.text().to_owned())
     }
     pub(super) fn is(&mut self, phase: &str, reason: &str) {
         assert_eq!(self.phase_and_reason(), (phase.to_owned(), reason.to_owned()));

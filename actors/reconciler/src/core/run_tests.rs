@@ -1,7 +1,7 @@
 //! One term of running a reconciler, against views that the test writes.
 
-use muster_messages::ErrorCode;
-use muster_messages::wire::{CandidateView, GateView, Waiting};
+use muster_messages::wire::{CandidateView, GateView};
+use muster_messages::{ErrorCode, GatePath, HoldReason, HoldView};
 
 use super::scenario::*;
 use super::*;
@@ -9,7 +9,7 @@ use super::*;
 /// Scenarios 5 and 6.
 #[test]
 fn nothing_is_applied_while_an_incompatible_member_serves() {
-    let mut scenario = Scenario::new(command(), "restrict");
+    let mut scenario = Scenario::new(command(), GatePath::Restrict);
     scenario.change_view(|view| (view.blockers, view.blockers_in_all) = (vec![blocker("b", "1.0.0")], 1));
     scenario.is("waiting", "blockers");
     scenario.pass(3_600_000);
@@ -30,7 +30,7 @@ fn nothing_is_applied_while_an_incompatible_member_serves() {
 /// Scenario 18.
 #[test]
 fn blockers_are_logged_once_for_each_set_of_releases() {
-    let mut scenario = Scenario::new(command(), "restrict");
+    let mut scenario = Scenario::new(command(), GatePath::Restrict);
     let lines = |scenario: &mut Scenario| scenario.effects().iter().filter(|e| matches!(e, Effect::Log(_))).count();
     scenario.change_view(|view| {
         (view.blockers, view.blockers_in_all) = (vec![blocker("a", "1.0.0"), blocker("b", "1.0.0")], 2)
@@ -45,7 +45,7 @@ fn blockers_are_logged_once_for_each_set_of_releases() {
 /// Scenario 7: no member is waited for.
 #[test]
 fn open_path_begins_at_once_and_settles_first() {
-    let mut scenario = Scenario::new(command(), "open");
+    let mut scenario = Scenario::new(command(), GatePath::Open);
     scenario.unchanged_view();
     scenario.grant(GateStep::Work, false);
     scenario.is("settling", "settling");
@@ -59,7 +59,7 @@ fn open_path_begins_at_once_and_settles_first() {
 /// A member was asked to stop and still serves.
 #[test]
 fn open_path_also_waits_for_members_that_still_serve() {
-    let mut scenario = Scenario::new(command(), "open");
+    let mut scenario = Scenario::new(command(), GatePath::Open);
     scenario.change_view(|view| (view.blockers, view.blockers_in_all) = (vec![blocker("b", "1.0.0")], 1));
     scenario.is("waiting", "blockers");
     scenario.change_view(|view| (view.blockers, view.blockers_in_all) = (vec![], 0));
@@ -69,14 +69,14 @@ fn open_path_also_waits_for_members_that_still_serve() {
 /// Scenario 14.
 #[test]
 fn successor_during_a_transition_takes_the_open_path() {
-    let mut scenario = Scenario::new(command(), "open"); // the path of a restricted gate, for its runner
+    let mut scenario = Scenario::new(command(), GatePath::Open); // the path of a restricted gate, for its runner
     scenario.unchanged_view();
     scenario.grant(GateStep::Work, true);
 }
 
 #[test]
 fn the_first_run_ever_writes_no_gate_before_it_has_succeeded() {
-    let mut scenario = Scenario::new(command(), "first");
+    let mut scenario = Scenario::new(command(), GatePath::First);
     scenario.unchanged_view();
     let (number, work) = scenario.acts();
     assert_eq!(work.from, None);
@@ -87,7 +87,7 @@ fn the_first_run_ever_writes_no_gate_before_it_has_succeeded() {
 
 #[test]
 fn waves_follow_each_other_only_after_success() {
-    let mut scenario = Scenario::new(Action::Objects(vec![]), "first");
+    let mut scenario = Scenario::new(Action::Objects(vec![]), GatePath::First);
     scenario.view.definition.as_mut().unwrap().settle_ms = 0;
     scenario.unchanged_view();
     let errors = vec![ObjectError { key: "a".into(), message: "no".into() }];
@@ -107,7 +107,7 @@ fn waves_follow_each_other_only_after_success() {
 
 #[test]
 fn applied_definition_is_reapplied_without_gate_steps() {
-    let mut scenario = Scenario::new(command(), "reached");
+    let mut scenario = Scenario::new(command(), GatePath::Reached);
     scenario.unchanged_view();
     scenario.is("settling", "settling");
     scenario.pass(5_000);
@@ -127,7 +127,7 @@ fn applied_definition_is_reapplied_without_gate_steps() {
 
 #[test]
 fn failing_repair_waits_a_period_and_leaves_the_gate() {
-    let mut scenario = Scenario::new(command(), "reached");
+    let mut scenario = Scenario::new(command(), GatePath::Reached);
     scenario.unchanged_view();
     scenario.pass(5_000);
     let (number, _) = scenario.acts();
@@ -143,7 +143,7 @@ fn failing_repair_waits_a_period_and_leaves_the_gate() {
 
 #[test]
 fn once_is_once_in_whichever_term() {
-    let mut scenario = Scenario::new(command(), "reached");
+    let mut scenario = Scenario::new(command(), GatePath::Reached);
     scenario.view.definition.as_mut().unwrap().every_ms = None;
     scenario.unchanged_view();
     scenario.pass(3_600_000);
@@ -163,7 +163,7 @@ fn once_is_once_in_whichever_term() {
 #[test]
 fn refused_step_leads_to_a_newer_view_and_not_to_an_action() {
     for code in [ErrorCode::Conflict, ErrorCode::GateClosed] {
-        let mut scenario = Scenario::new(command(), "restrict");
+        let mut scenario = Scenario::new(command(), GatePath::Restrict);
         scenario.unchanged_view();
         scenario.refuse(code);
         scenario.nothing();
@@ -172,7 +172,7 @@ fn refused_step_leads_to_a_newer_view_and_not_to_an_action() {
         scenario.is("waiting", "blockers");
     }
     // A refusal that no newer view explains is tried again after a while.
-    let mut scenario = Scenario::new(command(), "open");
+    let mut scenario = Scenario::new(command(), GatePath::Open);
     scenario.unchanged_view();
     scenario.refuse(ErrorCode::Conflict);
     scenario.pass(4_999);
@@ -186,7 +186,7 @@ fn refused_step_leads_to_a_newer_view_and_not_to_an_action() {
 #[test]
 fn completed_action_is_not_repeated_for_a_moved_floor() {
     for (at_work, again) in [(true, false), (false, true)] {
-        let mut scenario = Scenario::new(command(), "open");
+        let mut scenario = Scenario::new(command(), GatePath::Open);
         scenario.unchanged_view();
         scenario.grant(GateStep::Work, true);
         scenario.pass(5_000);
@@ -205,12 +205,13 @@ fn completed_action_is_not_repeated_for_a_moved_floor() {
 /// No other runner can have run anything in our term, even before a gate exists.
 #[test]
 fn first_run_is_not_repeated_when_its_completion_is_delayed() {
-    let mut scenario = Scenario::new(command(), "first");
+    let mut scenario = Scenario::new(command(), GatePath::First);
     scenario.unchanged_view();
     let (number, _) = scenario.acts();
     scenario.end(number, Outcome::Done);
     scenario.refuse(ErrorCode::Conflict); // a new blocker, or an operator's pause
-    scenario.change_view(|view| view.hold = Some(Waiting { reason: "paused".into(), message: "paused".into() }));
+    scenario
+        .change_view(|view| view.hold = Some(HoldView { reason: HoldReason::Paused.into(), message: "paused".into() }));
     scenario.nothing();
     scenario.change_view(|view| view.hold = None);
     scenario.grant(GateStep::Complete, true);
@@ -220,7 +221,7 @@ fn first_run_is_not_repeated_when_its_completion_is_delayed() {
 #[test]
 fn a_view_from_before_its_completion_begins_no_second_run() {
     for seen in [true, false] {
-        let mut scenario = Scenario::new(command(), "first");
+        let mut scenario = Scenario::new(command(), GatePath::First);
         scenario.unchanged_view();
         let old = scenario.view.clone();
         let (number, _) = scenario.acts();
@@ -238,7 +239,7 @@ fn a_view_from_before_its_completion_begins_no_second_run() {
 /// RUN-4.
 #[test]
 fn view_from_before_the_term_is_ignored() {
-    let mut scenario = Scenario::new(command(), "first");
+    let mut scenario = Scenario::new(command(), GatePath::First);
     scenario.view.revision = Revision(TERM.0 - 2);
     scenario.unchanged_view(); // it misses what the previous runner completed since
     scenario.pass(60_000);
@@ -250,7 +251,7 @@ fn view_from_before_the_term_is_ignored() {
 /// RUN-4.
 #[test]
 fn unanswered_completion_is_repeated_without_a_new_run() {
-    let mut scenario = Scenario::new(command(), "first");
+    let mut scenario = Scenario::new(command(), GatePath::First);
     scenario.unchanged_view();
     let (number, _) = scenario.acts();
     scenario.end(number, Outcome::Done);
@@ -259,14 +260,14 @@ fn unanswered_completion_is_repeated_without_a_new_run() {
     assert!(matches!(scenario.only(), Effect::Step { step: GateStep::Complete, .. }));
 
     // It had arrived, and the view shows it.
-    let mut scenario = Scenario::new(command(), "first");
+    let mut scenario = Scenario::new(command(), GatePath::First);
     scenario.unchanged_view();
     let (number, _) = scenario.acts();
     scenario.end(number, Outcome::Done);
     scenario.refuse(ErrorCode::UnknownOutcome);
     scenario.change_view(|view| {
         view.gate = GateView { epoch: 1, term: TERM, ..view.gate.clone() };
-        view.path = Some("reached".into());
+        view.path = Some(GatePath::Reached.into());
     });
     scenario.pass(29_000);
     scenario.nothing();
@@ -275,10 +276,10 @@ fn unanswered_completion_is_repeated_without_a_new_run() {
 
 #[test]
 fn failures_are_retried_after_growing_pauses_and_reported() {
-    let mut scenario = Scenario::new(command(), "first");
+    let mut scenario = Scenario::new(command(), GatePath::First);
     scenario.unchanged_view();
     scenario.effects();
-    scenario = Scenario::new(command(), "first");
+    scenario = Scenario::new(command(), GatePath::First);
     scenario.unchanged_view();
     let mut attempts = 0;
     let began = scenario.now;
@@ -307,7 +308,7 @@ fn failing_runner_resigns_only_for_an_equal_candidate() {
         revision: Revision(1),
     };
     for (other, resigns) in [("2.0.0+other", true), ("1.0.0", false)] {
-        let mut scenario = Scenario::new(command(), "first");
+        let mut scenario = Scenario::new(command(), GatePath::First);
         scenario.change_view(|view| view.candidates = vec![candidate("n1", "2.0.0"), candidate("n2", other)]);
         for attempt in 1..=3 {
             let (number, _) = scenario.acts();
@@ -321,7 +322,7 @@ fn failing_runner_resigns_only_for_an_equal_candidate() {
 
 #[test]
 fn later_is_not_a_failure_and_needs_no_manual_retry() {
-    let mut scenario = Scenario::new(command(), "first");
+    let mut scenario = Scenario::new(command(), GatePath::First);
     scenario.unchanged_view();
     let (number, _) = scenario.acts();
     scenario.end(number, Outcome::Later("not yet".into()));
@@ -340,7 +341,7 @@ fn later_is_not_a_failure_and_needs_no_manual_retry() {
 
 #[test]
 fn timed_out_action_is_cancelled_and_counts_as_a_failure() {
-    let mut scenario = Scenario::new(command(), "first");
+    let mut scenario = Scenario::new(command(), GatePath::First);
     scenario.unchanged_view();
     let (number, _) = scenario.acts();
     scenario.pass(59_999);
@@ -359,7 +360,7 @@ fn timed_out_action_is_cancelled_and_counts_as_a_failure() {
 
 #[test]
 fn timed_out_action_is_cancelled_again_after_a_crash() {
-    let mut scenario = Scenario::new(command(), "first");
+    let mut scenario = Scenario::new(command(), GatePath::First);
     scenario.unchanged_view();
     let (number, _) = scenario.acts();
     scenario.pass(60_000);
@@ -372,7 +373,7 @@ fn timed_out_action_is_cancelled_again_after_a_crash() {
 /// RUN-3.
 #[test]
 fn end_of_term_cancels_the_action_and_nothing_else_begins() {
-    let mut scenario = Scenario::new(command(), "first");
+    let mut scenario = Scenario::new(command(), GatePath::First);
     scenario.unchanged_view();
     let (number, _) = scenario.acts();
     scenario.receive(Input::Ended);
@@ -387,7 +388,7 @@ fn end_of_term_cancels_the_action_and_nothing_else_begins() {
 
 #[test]
 fn another_definition_replaces_the_one_in_progress() {
-    let mut scenario = Scenario::new(command(), "first");
+    let mut scenario = Scenario::new(command(), GatePath::First);
     scenario.unchanged_view();
     let (number, _) = scenario.acts();
     scenario.change_view(|view| view.definition.as_mut().unwrap().digest = "e".into());
@@ -410,21 +411,21 @@ fn holds_are_named_and_waited_out() {
         ("ready-to-finalize", "ready-to-finalize"),
     ];
     for (reason, phase) in cases {
-        let mut scenario = Scenario::new(command(), "open");
-        let hold = Waiting { reason: reason.into(), message: "m".into() };
+        let mut scenario = Scenario::new(command(), GatePath::Open);
+        let hold = HoldView { reason: reason.into(), message: "m".into() };
         scenario.change_view(|view| (view.hold, view.path) = (Some(hold), None));
         scenario.is(phase, reason);
         scenario.pass(3_600_000);
         scenario.nothing();
-        scenario.change_view(|view| (view.hold, view.path) = (None, Some("open".into())));
+        scenario.change_view(|view| (view.hold, view.path) = (None, Some(GatePath::Open.into())));
         assert!(matches!(scenario.only(), Effect::Step { .. }), "{reason}");
     }
 }
 
 #[test]
 fn blockers_take_precedence_over_manual_finalization() {
-    let mut scenario = Scenario::new(command(), "restrict");
-    let hold = Waiting { reason: "ready-to-finalize".into(), message: "m".into() };
+    let mut scenario = Scenario::new(command(), GatePath::Restrict);
+    let hold = HoldView { reason: HoldReason::ReadyToFinalize.into(), message: "m".into() };
     scenario.change_view(|view| {
         (view.hold, view.path) = (Some(hold), None);
         (view.blockers, view.blockers_in_all) = (vec![blocker("b", "1.0.0")], 1);
@@ -436,12 +437,12 @@ fn blockers_take_precedence_over_manual_finalization() {
 
 #[test]
 fn a_pause_lets_what_was_begun_end_and_begins_nothing() {
-    let mut scenario = Scenario::new(command(), "open");
+    let mut scenario = Scenario::new(command(), GatePath::Open);
     scenario.unchanged_view();
     scenario.grant(GateStep::Work, true);
     scenario.pass(5_000);
     let (number, _) = scenario.acts();
-    let paused = Waiting { reason: "paused".into(), message: "m".into() };
+    let paused = HoldView { reason: HoldReason::Paused.into(), message: "m".into() };
     scenario.change_view(|view| (view.hold, view.path) = (Some(paused), None));
     scenario.nothing();
     scenario.end(number, Outcome::Done);
@@ -450,7 +451,7 @@ fn a_pause_lets_what_was_begun_end_and_begins_nothing() {
 
 #[test]
 fn crash_repeats_requests_and_waits_for_the_running_action() {
-    let mut scenario = Scenario::new(command(), "open");
+    let mut scenario = Scenario::new(command(), GatePath::Open);
     scenario.unchanged_view();
     scenario.effects();
     scenario.run.recover(None);
@@ -476,7 +477,7 @@ fn crash_repeats_requests_and_waits_for_the_running_action() {
 
 #[test]
 fn reports_come_once_a_second_at_most_and_again_after_a_failure() {
-    let mut scenario = Scenario::new(command(), "restrict");
+    let mut scenario = Scenario::new(command(), GatePath::Restrict);
     for n in 0..50 {
         scenario
             .change_view(|view| (view.blockers, view.blockers_in_all) = (vec![blocker(&format!("m{n}"), "1.0.0")], 1));
@@ -495,7 +496,7 @@ fn reports_come_once_a_second_at_most_and_again_after_a_failure() {
 
 #[test]
 fn external_texts_are_truncated() {
-    let mut scenario = Scenario::new(command(), "first");
+    let mut scenario = Scenario::new(command(), GatePath::First);
     scenario.unchanged_view();
     let long = "ö".repeat(100_000);
     scenario.fails(&long);

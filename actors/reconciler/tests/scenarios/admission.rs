@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use muster_elector::clock::TokioTime;
-use muster_messages::{CrashHow, ReconcilerChange, SessionId};
+use muster_messages::{CrashHow, HoldReason, PhaseReason, ReconcilerChange, SessionId};
 use muster_reconciler::{
     Admission, AdmissionState, GateSeen, GateWatch, LeaseTiming, Member, MemberSetup, ServingGuard, Waiting,
     member_spec,
@@ -18,8 +18,9 @@ use crate::judge::{release, triple};
 
 async fn reason(waiting: &Waiting, wanted: &str) {
     let mut admission_state = waiting.admission_state();
-    let found = admission_state
-        .wait_for(|view| matches!(&view.admission_state, AdmissionState::Waiting { reason, .. } if reason == wanted));
+    let found = admission_state.wait_for(
+        |view| matches!(&view.admission_state, AdmissionState::Waiting { reason, .. } if reason.text() == wanted),
+    );
     timeout(Duration::from_secs(60), found.map(|found| drop(found.unwrap()))).await.unwrap();
 }
 async fn ready(waiting: Waiting) -> ServingGuard {
@@ -154,7 +155,9 @@ async fn damaged_gate_admits_no_member_and_permits_no_run() {
     let runs = commands.with(|ledger| ledger.begun.len());
     let waiting = announce(&world, "m1", "1.0.0", Some("1.0.0")).await;
     reason(&waiting, "gate-unreadable").await;
-    world.until("blocked", |judge| judge.progress["schema"].reason == "gate-unreadable").await;
+    world
+        .until("blocked", |judge| judge.progress["schema"].reason == PhaseReason::Held(HoldReason::GateUnreadable))
+        .await;
     sleep(Duration::from_secs(120)).await;
     assert_eq!(commands.with(|ledger| ledger.begun.len()), runs);
     world.with(|judge| judge.change(ReconcilerChange::DeleteGate { reconciler: "schema".into() }).unwrap());

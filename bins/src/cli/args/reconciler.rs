@@ -4,8 +4,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::cli::duration::parse_duration;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand};
-use muster_messages::Triple;
+use muster_messages::{ReconcilerPhase, Triple, Words};
 
 pub const RECONCILER_HELP: &str = "A typical rollout:
   muster reconciler apply -f schema-2.toml    # `apply --help` shows an example file
@@ -28,19 +29,11 @@ const APPLY_HELP: &str = "Nodes started with `--release 2.0.0` apply this defini
 The file extension selects the format: .toml, .yaml, .yml or .json. YAML may hold several documents. A different definition of an \
 existing name and release needs --replace, and is applied after `muster reconciler retry`.";
 
-/// The phases of a reconciler.
-const PHASES: [&str; 10] = [
-    "no-candidate",
-    "electing",
-    "waiting",
-    "ready-to-finalize",
-    "settling",
-    "running",
-    "idle",
-    "paused",
-    "blocked",
-    "failed",
-];
+/// Reads one of the phases, which help lists.
+fn phases() -> impl TypedValueParser<Value = ReconcilerPhase> {
+    let words = ReconcilerPhase::ALL.iter().map(|phase| phase.text());
+    PossibleValuesParser::new(words).try_map(|word| ReconcilerPhase::of(&word).ok_or("no such phase"))
+}
 
 #[derive(Debug, Subcommand)]
 pub enum ReconcilerCommand {
@@ -65,8 +58,8 @@ pub enum ReconcilerCommand {
         #[arg(long)]
         watch: bool,
         /// Print every change until this phase is reached: idle, waiting, failed, …
-        #[arg(long, value_name = "PHASE", value_parser = PHASES)]
-        until: Option<String>,
+        #[arg(long, value_name = "PHASE", value_parser = phases())]
+        until: Option<ReconcilerPhase>,
         /// Give up waiting after this long (exit 3) [default: never]
         #[arg(long, value_name = "DURATION", requires = "until", value_parser = parse_duration)]
         within: Option<Duration>,

@@ -8,7 +8,7 @@ use muster_client::{Failure, Outcome, parse};
 use muster_messages::wire::{ReconcilerRequest, Request};
 use muster_messages::{
     AppliedView, DefinitionView, ErrorCode, ListView, ManagedKey, ObjectView, ParticipantView, PlanView,
-    ReconcilerStatusView, ReconcilerView, Revision,
+    ReconcilerPhase, ReconcilerStatusView, ReconcilerView, Revision,
 };
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
@@ -41,12 +41,12 @@ pub async fn run(ctx: &mut Context, command: ReconcilerCommand) -> Outcome<u8> {
             show(ctx, ReconcilerRequest::List, names, render::reconcilers).await
         }
         C::Status { name: Named { name }, watch: false, until: None, .. } => {
-            let phase = |status: &ReconcilerStatusView| printable(&status.brief.phase);
+            let phase = |status: &ReconcilerStatusView| printable(status.brief.phase.text());
             show(ctx, status_of(name), phase, render::reconciler).await
         }
         C::Status { name: Named { name }, until, within, .. } => {
             let mut last = format!("no status of {name} yet");
-            let watching = watch(ctx, name, until.as_deref(), &mut last);
+            let watching = watch(ctx, name, until, &mut last);
             match within {
                 None => watching.await,
                 Some(within) => tokio::time::timeout(within, watching).await.unwrap_or_else(|_| {
@@ -187,7 +187,7 @@ const RETRY_PAUSE: Duration = Duration::from_secs(1);
 
 /// Prints the status whenever it changes. A cluster temporarily without a quorum, or a daemon that restarts, is waited for and
 /// reported once. Ends in the phase `until`, if given; `last` receives the last status.
-async fn watch(ctx: &mut Context, name: String, until: Option<&str>, last: &mut String) -> Outcome<u8> {
+async fn watch(ctx: &mut Context, name: String, until: Option<ReconcilerPhase>, last: &mut String) -> Outcome<u8> {
     // Half of the time limit: a quiet cluster answers well before the call times out.
     let wait_ms = millis(ctx.client.timeout() / 2);
     let (mut seen, mut shown, mut trouble) = (Revision(0), None, None);

@@ -1,8 +1,9 @@
 //! Tables of reconcilers, members and objects.
 
 use muster_messages::{
-    AppliedView, BlockerView, ForcedFloorView, GateHistoryView, GateState, GateStatusView, ListView, Name, ObjectView,
-    ParticipantView, PlanView, PlannedSideView, RECONCILER_LABEL, ReconcilerStatusView, ReconcilerView, word,
+    AppliedView, BlockerView, ForcedFloorView, GateHistoryView, GatePath, GateState, GateStatusView, ListView, Name,
+    ObjectView, ParticipantView, PlanView, PlannedSideView, RECONCILER_LABEL, ReconcilerStatusView, ReconcilerView,
+    Word, word,
 };
 use serde::Serialize;
 
@@ -27,7 +28,7 @@ pub fn reconcilers(reconcilers: &ListView<ReconcilerView>) -> String {
             |r| r.scope.clone(),
             |r| release(r.gate.as_ref()),
             |r| floor(r.gate.as_ref()),
-            |r| r.phase.clone(),
+            |r| r.phase.to_string(),
             |r| r.message.clone(),
         ],
         "no reconcilers; `muster reconciler apply -f FILE` adds one",
@@ -71,7 +72,7 @@ pub fn reconciler(status: &ReconcilerStatusView) -> String {
         ("reconciler", r.name.clone()),
         ("scope", scope),
         ("applied", applied),
-        ("phase", r.phase.clone()),
+        ("phase", r.phase.to_string()),
         ("why", r.message.clone()),
         ("runner", runs),
         ("failures", r.consecutive_failures.to_string()),
@@ -133,11 +134,13 @@ pub fn applied(applied: &AppliedView) -> String {
 
 pub fn plan(plan: &PlanView) -> String {
     let mut text = format!("{} {}\n", printable(&plan.name), plan.release);
-    match plan.path.as_deref() {
-        Some("first") => text += "it would be applied for the first time\n",
-        Some("reached") => text += "already applied; differences would be repaired\n",
-        Some("open") => text += "it would start at once: all admitted members are compatible\n",
-        Some(_) => text += "it would first stop admitting incompatible members\n",
+    match &plan.path {
+        Some(Word::Known(GatePath::First)) => text += "it would be applied for the first time\n",
+        Some(Word::Known(GatePath::Reached)) => text += "already applied; differences would be repaired\n",
+        Some(Word::Known(GatePath::Open)) => text += "it would start at once: all admitted members are compatible\n",
+        Some(Word::Known(GatePath::Restrict) | Word::Other(_)) => {
+            text += "it would first stop admitting incompatible members\n";
+        }
         None => {
             let why = or_dash(plan.hold.as_ref().map(|hold| &hold.message));
             text += &format!("it would not start: {why}\n");

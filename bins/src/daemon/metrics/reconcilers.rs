@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::AtomicU64;
 
-use muster_messages::{ActorNode, ParticipantCounts, ReconcilerStatusView, Tables};
+use muster_messages::{ActorNode, ParticipantCounts, ParticipantPhase, ReconcilerStatusView, Tables, word};
 use muster_reconciler::RunView;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -83,7 +83,7 @@ fn register_statuses(registry: &mut Registry, all: usize, statuses: &[Reconciler
             let state = gate.state();
             gates.get_or_create(&Gate { reconciler: reconciler.clone(), state, reconciled, floor }).set(1);
         }
-        phases.get_or_create(&Phase { reconciler: reconciler.clone(), phase: brief.phase.clone() }).set(1);
+        phases.get_or_create(&Phase { reconciler: reconciler.clone(), phase: brief.phase.to_string() }).set(1);
         let name = Name { reconciler };
         epochs.get_or_create(&name).set(gate.map_or(0, |gate| gate.epoch()));
         blockers.get_or_create(&name).set(listed.len() as u64);
@@ -94,8 +94,9 @@ fn register_statuses(registry: &mut Registry, all: usize, statuses: &[Reconciler
     let members = Family::<Participants, Number>::default();
     for (scope, counts) in scopes {
         let ParticipantCounts { serving, announced, draining } = counts;
-        for (phase, count) in [("announced", announced), ("serving", serving), ("draining", draining)] {
-            let labels = Participants { scope: scope.to_owned(), phase: phase.to_owned() };
+        use ParticipantPhase as P;
+        for (phase, count) in [(P::Announced, announced), (P::Serving, serving), (P::Draining, draining)] {
+            let labels = Participants { scope: scope.to_owned(), phase: word(phase) };
             members.get_or_create(&labels).set(count as u64);
         }
     }

@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::model::{
-    Blocker, FencingToken, GateEntry, GateState, GateTarget, Name, NodeId, ParticipantPhase, Release, Revision, Triple,
-    WallTime,
+    Blocker, FencingToken, GateEntry, GatePath, GateState, GateTarget, Hold, HoldReason, Name, NodeId,
+    ParticipantPhase, PhaseReason, ReconcilerPhase, Release, Revision, Triple, WallTime, Word,
 };
 
 /// GATE: the content of a gate, now or earlier.
@@ -126,10 +126,10 @@ pub struct ReconcilerView {
     pub gate: Option<GateStatusView>,
     /// `None`: no candidate holds the runner's lease.
     pub runner: Option<RunnerStatusView>,
-    /// A word for scripts.
-    pub phase: String,
+    /// For scripts.
+    pub phase: Word<ReconcilerPhase>,
     /// Why it is in this phase, for scripts. Empty: no reason is needed.
-    pub reason: String,
+    pub reason: Word<PhaseReason>,
     /// The same for people.
     pub message: String,
     /// Serving members that are incompatible with the next release.
@@ -211,13 +211,19 @@ pub struct PlannedObjectView {
     pub after: Option<PlannedSideView>,
 }
 
-/// Why a release would not begin.
+/// Why a release does not begin: what an operator must do first.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HoldView {
     /// For scripts.
-    pub reason: String,
-    /// For people.
+    pub reason: Word<HoldReason>,
+    /// For people, with what would help.
     pub message: String,
+}
+
+impl From<&Hold> for HoldView {
+    fn from(hold: &Hold) -> Self {
+        Self { reason: hold.reason().into(), message: hold.to_string() }
+    }
 }
 
 /// The gate once a definition is applied.
@@ -235,8 +241,8 @@ pub struct PlanView {
     /// The reconciler.
     pub name: String,
     pub release: Release,
-    /// `first`, `reached`, `open`, `restrict`. `None`: it would not begin.
-    pub path: Option<String>,
+    /// `None`: it would not begin.
+    pub path: Option<Word<GatePath>>,
     /// Why it would not begin. `None`: it would.
     pub hold: Option<HoldView>,
     pub objects: Vec<PlannedObjectView>,

@@ -1,7 +1,7 @@
 //! The next action by the newest view: wait, advance the gate, settle, or apply.
 
-use muster_messages::wire::{RunnerView, Waiting};
-use muster_messages::{Definition, GateStep};
+use muster_messages::wire::RunnerView;
+use muster_messages::{Definition, GatePath, GateStep, HoldReason, HoldView, Word};
 
 use super::*;
 
@@ -17,7 +17,7 @@ impl Run {
         }
         let Some(definition) = &view.definition else {
             let message = format!("no definition of release {} exists", self.who.release);
-            return self.wait("waiting", "no-definition", message);
+            return self.wait(ReconcilerPhase::Waiting, PhaseReason::NoDefinition, message);
         };
         if let Some(until) = self.lags(now, view) {
             self.phase = Phase::Deciding { after: view.revision, until };
@@ -25,33 +25,31 @@ impl Run {
         }
         match &view.hold {
             // Finalization need not be offered while it is blocked.
-            Some(hold) if hold.reason == "ready-to-finalize" && view.blockers_in_all > 0 => {
+            Some(hold) if hold.reason == HoldReason::ReadyToFinalize && view.blockers_in_all > 0 => {
                 return self.wait_for_blockers(view, definition, out);
             }
             Some(hold) => return self.hold(hold),
             None => {}
         }
-        match view.path.as_deref() {
-            Some("reached") => self.reached(now, view, definition, out),
+        let Some(path) = view.path.as_ref().and_then(Word::known) else {
+            let message = format!("unknown gate path: {:?}", view.path.as_ref().map(Word::text));
+            return self.wait(ReconcilerPhase::Blocked, PhaseReason::UnknownPath, message);
+        };
+        let blocked = view.blockers_in_all > 0;
+        match path {
+            GatePath::Reached => self.reached(now, view, definition, out),
             // A member that was asked to stop serves until it has stopped.
-            Some("open") if view.blockers_in_all > 0 && !self.has_begun(view) => {
-                self.wait_for_blockers(view, definition, out);
-            }
-            Some("open") => self.open(now, view, definition, out),
-            Some("restrict") if view.blockers_in_all > 0 => self.wait_for_blockers(view, definition, out),
-            Some("restrict") => {
+            GatePath::Open if blocked && !self.has_begun(view) => self.wait_for_blockers(view, definition, out),
+            GatePath::Open => self.open(now, view, definition, out),
+            GatePath::Restrict | GatePath::First if blocked => self.wait_for_blockers(view, definition, out),
+            GatePath::Restrict => {
                 self.job_of(view, definition, true);
                 self.take(view.gate.epoch, GateStep::Restrict, out);
             }
-            Some("first") if view.blockers_in_all > 0 => self.wait_for_blockers(view, definition, out),
-            Some("first") => {
+            GatePath::First => {
                 // Nothing was applied before: a late write can only be an earlier attempt of the same definition.
                 self.job_of(view, definition, true).settled = true;
                 self.apply(now, view, definition, out);
-            }
-            other => {
-                let message = format!("unknown gate path: {other:?}");
-                self.wait("blocked", "unknown-path", message);
             }
         }
     }
@@ -169,18 +167,15 @@ impl Run {
         out.push(Effect::Wave { number, digest, wave });
     }
 
-    fn wait(&mut self, phase: &'static str, reason: &str, message: String) {
-        self.phase = Phase::Waiting(Wait { phase, reason: reason.to_owned(), message });
+    fn wait(&mut self, phase: ReconcilerPhase, reason: PhaseReason, message: String) {
+        self.phase = Phase::Waiting(Described { phase, reason: reason.into(), message });
     }
 
-    fn hold(&mut self, hold: &Waiting) {
-        let phase = match hold.reason.as_str() {
-            "paused" => "paused",
-            "ready-to-finalize" => "ready-to-finalize",
-            "dependency" => "waiting",
-            _ => "blocked",
-        };
-        self.wait(phase, &hold.reason, hold.message.clone());
+    fn hold(&mut self, hold: &HoldView) {
+        // An operator must resolve whatever only a newer release knows.
+        let phase = hold.reason.known().map_or(ReconcilerPhase::Blocked, HoldReason::phase);
+        let reason = hold.reason.within(PhaseReason::Held);
+        self.phase = Phase::Waiting(Described { phase, reason, message: hold.message.clone() });
     }
 
     /// Names the blockers, and logs each set of releases once.
@@ -200,6 +195,6 @@ impl Run {
             out.push(Effect::Log(LogLine::Info(format!("{name} is waiting: {message}"))));
             self.named = releases;
         }
-        self.wait("waiting", "blockers", message);
+        self.wait(ReconcilerPhase::Waiting, PhaseReason::Blockers, message);
     }
 }

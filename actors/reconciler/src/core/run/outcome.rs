@@ -123,9 +123,8 @@ impl Run {
     /// The run is complete; the result is now kept.
     pub(super) fn succeeded(&mut self, now: Moment, definition: &Definition) {
         self.job = None;
-        (self.failures, self.last_error, self.again) = (0, None, false);
-        self.backoff.reset();
-        self.log.reset();
+        self.again = false;
+        self.failures.end();
         let next = definition.every_ms.map(|ms| now + Duration::from_millis(ms));
         self.applied = Some(Applied { digest: definition.digest.clone(), next });
         self.phase = Phase::Kept { next };
@@ -147,25 +146,25 @@ impl Run {
 
     /// Not counted as a failure: it is retried.
     fn trouble(&mut self, now: Moment, wall: WallTime, why: String, out: &mut Out) {
-        let pause = self.backoff.pause();
+        let pause = self.failures.pause();
         self.retry(now, wall, pause, why, out);
     }
 
     fn failed(&mut self, now: Moment, wall: WallTime, why: String, out: &mut Out) {
         self.tally.ends(now, true);
-        self.failures = self.failures.saturating_add(1);
+        self.failures.count();
         let view = self.view.clone();
         let definition = view.as_ref().and_then(|view| view.definition.as_ref());
         let periodic = self.job.as_ref().is_some_and(|job| job.periodic);
         let pause = match definition.and_then(|d| d.every_ms).filter(|_| periodic) {
             // What was applied once most likely still is; a later retry suffices.
             Some(every) => Duration::from_millis(every),
-            None => self.backoff.pause(),
+            None => self.failures.pause(),
         };
         self.retry(now, wall, pause, why, out);
-        let enough = definition.is_some_and(|d| self.failures >= d.resign_after);
+        let enough = definition.is_some_and(|d| self.failures.in_a_row >= d.resign_after);
         if enough && self.has_equal() {
-            let (name, n) = (&self.who.reconciler, self.failures);
+            let (name, n) = (&self.who.reconciler, self.failures.in_a_row);
             out.push(Effect::Log(LogLine::Warn(format!(
                 "{name} failed {n} times on this node; resigning for another"
             ))));
@@ -175,19 +174,18 @@ impl Run {
 
     fn retry(&mut self, now: Moment, wall: WallTime, pause: Duration, why: String, out: &mut Out) {
         let why = in_short(&why, MAX_ERROR_BYTES);
-        if self.log.should_log(now, &why) {
+        if self.failures.remember(now, &why) {
             out.push(Effect::Log(LogLine::Error(format!("{}: attempt failed: {why}", self.who.reconciler))));
         }
-        self.last_error = Some(why.clone());
         self.phase = Phase::Retrying { at: now + pause, wall: wall.plus(pause), why };
     }
 
     fn given_up(&mut self, now: Moment, why: &str, out: &mut Out) {
         self.tally.ends(now, true);
-        self.failures = self.failures.saturating_add(1);
+        self.failures.count();
         let name = &self.who.reconciler;
         out.push(Effect::Log(LogLine::Error(format!("{name} failed permanently: {why}"))));
-        self.last_error = Some(why.to_owned());
+        self.failures.last_error = Some(why.to_owned());
         self.phase = Phase::Failed { why: why.to_owned() };
     }
 }

@@ -18,6 +18,10 @@ pub struct Tally {
 }
 
 impl Tally {
+    /// The counters at the beginning of a later term.
+    pub(super) fn continued(&self) -> Self {
+        Self { begun: None, ..self.clone() }
+    }
     pub(super) fn begins(&mut self, now: Moment) {
         self.attempts += 1;
         self.begun = Some(now);
@@ -30,20 +34,10 @@ impl Tally {
     }
 }
 
-impl Run {
-    /// Continues the counters of an earlier term's run.
-    #[must_use]
-    pub fn counting_on(mut self, earlier: &Run) -> Self {
-        self.tally = Tally { begun: None, ..earlier.tally.clone() };
-        self
-    }
-    pub fn tally(&self) -> &Tally {
-        &self.tally
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use muster_messages::GatePath;
+
     use super::super::scenario::{Scenario, command};
     use super::*;
 
@@ -54,7 +48,7 @@ mod tests {
 
     #[test]
     fn attempts_failures_and_duration_are_counted_across_terms() {
-        let mut scenario = Scenario::new(command(), "reached");
+        let mut scenario = Scenario::new(command(), GatePath::Reached);
         scenario.unchanged_view();
         scenario.pass(5_000);
         for (takes, outcome, expected) in [

@@ -145,7 +145,7 @@ fn without_its_gate_no_participant_is_admitted() {
     world.must(ReconcilerChange::DeleteGate { reconciler: NAME.to_owned() });
     let old = world.announce("old", 2, "1.0.0", &[]);
     let CommandRefusal::NotAdmitted(why) = world.refused(ReconcilerChange::Admit(old)) else { panic!("not admitted") };
-    assert_eq!(why.reason(), "no-gate");
+    assert_eq!(why.reason(), AdmissionReason::NoGate);
     // A step sent before the gate was deleted does not restore it.
     let late = ReconcilerChange::Step {
         reconciler: NAME.to_owned(),
