@@ -6,62 +6,65 @@ use std::time::Duration;
 use muster_cert_authority::core as authority;
 use muster_messages::protocol::{Applied, ProposeError};
 use muster_messages::wire::JoinReply;
-use muster_messages::{CertificatePin, RootId};
+use muster_messages::{CertificatePin, ErrorBody, ErrorCode, RootId};
 use muster_pki::Signed;
 
+use crate::adversaries::Adversaries;
 use crate::agents::read_certificate;
-use crate::machine::{Asker, Authority, MachineIdx};
-use crate::simulation::{Answered, Event, Simulation};
+use crate::blocks::Blocks;
+use crate::events::{Answered, Event};
+use crate::machine::{Asker, Authority, Caller, MachineIdx};
+use crate::world::World;
 
-impl Simulation {
-    pub(crate) fn authority(&mut self, idx: MachineIdx) -> Option<&mut Authority> {
-        self.machines[idx].runtime.as_mut()?.leader.as_mut()?.authority.as_mut()
+impl Authority {
+    pub(crate) fn at(world: &mut World, idx: MachineIdx) -> Option<&mut Authority> {
+        world.machines[idx].runtime.as_mut()?.leader.as_mut()?.authority.as_mut()
     }
 
-    pub(crate) fn authority_back(&mut self, idx: MachineIdx, runtime: u32) {
-        self.incarnations += 1;
-        let incarnation = self.incarnations;
-        let config = self.settings.authority.clone();
-        let Some(h) = self.machines[idx].runtime_mut(runtime) else { return };
+    pub(crate) fn restart(world: &mut World, idx: MachineIdx, runtime: u32) {
+        world.incarnations += 1;
+        let incarnation = world.incarnations;
+        let config = world.settings.authority.clone();
+        let Some(h) = world.machines[idx].runtime_mut(runtime) else { return };
         let tables = h.core.replica().tables.clone();
         let Some(leader) = h.leader.as_mut().filter(|l| l.authority.is_none()) else { return };
         let core = authority::CertAuthority::new(config);
         leader.authority = Some(Authority { incarnation, core, asks: BTreeMap::new() });
-        self.authority_step(idx, authority::Input::Replica(tables));
+        Self::step(world, idx, authority::Input::Replica(tables));
     }
 
-    pub(crate) fn crash_authority(&mut self, idx: MachineIdx) {
-        let Some(runtime) = self.machines[idx].runtime.as_mut() else { return };
+    pub(crate) fn crash(world: &mut World, idx: MachineIdx) {
+        let Some(runtime) = world.machines[idx].runtime.as_mut() else { return };
         let number = runtime.number;
         if runtime.leader.as_mut().is_some_and(|l| l.authority.take().is_some()) {
-            self.log(format!("the certificate authority of n{} crashes", idx + 1));
-            let back = self.rng.millis(1, 400);
-            self.time.after(back, Event::AuthorityBack { idx, runtime: number });
+            world.log(format!("the certificate authority of n{} crashes", idx + 1));
+            let back = world.rng.millis(1, 400);
+            world.time.after(back, Event::AuthorityBack { idx, runtime: number });
         }
     }
 
-    pub(crate) fn authority_woke(&mut self, idx: MachineIdx, incarnation: u32) {
-        if self.authority(idx).is_some_and(|a| a.incarnation == incarnation) {
-            self.authority_step(idx, authority::Input::Woke);
+    pub(crate) fn woke(world: &mut World, idx: MachineIdx, incarnation: u32) {
+        if Self::at(world, idx).is_some_and(|a| a.incarnation == incarnation) {
+            Self::step(world, idx, authority::Input::Woke);
         }
     }
 
-    pub(crate) fn authority_step(&mut self, idx: MachineIdx, input: authority::Input) {
-        let (now, wall) = (self.clock(idx), self.wall(idx));
-        let Some(authority) = self.authority(idx) else { return };
+    pub(crate) fn step(world: &mut World, idx: MachineIdx, input: authority::Input) {
+        let (now, wall) = (world.clock(idx), world.wall(idx));
+        let Some(authority) = Self::at(world, idx) else { return };
         let incarnation = authority.incarnation;
         let mut effects = Vec::new();
         authority.core.step(now, wall, input, &mut effects);
         for effect in effects {
-            self.apply_authority_effect(idx, incarnation, effect);
+            Self::apply_effect(world, idx, incarnation, effect);
         }
     }
 
-    fn apply_authority_effect(&mut self, idx: MachineIdx, incarnation: u32, effect: authority::Effect) {
+    fn apply_effect(world: &mut World, idx: MachineIdx, incarnation: u32, effect: authority::Effect) {
         match effect {
             authority::Effect::Sign { step, profile, .. } => {
                 let authority::Profile::Node(profile) = profile else { return };
-                let serial = format!("{:08x}", self.number());
+                let serial = format!("{:08x}", world.number());
                 let not_after = profile.now.plus(profile.lifetime);
                 let granted = profile.granted.unwrap_or_default();
                 // What a node reads from its certificate.
@@ -70,18 +73,19 @@ impl Simulation {
                 // Serials identify certificates here: those that nodes present have no pin.
                 let pin = CertificatePin { fingerprint: [0; 32], key: [0; 32] };
                 let signed = Signed { cert_pem, serial, not_after, pin, issuer: RootId([0; 8]) };
-                self.authority_step(idx, authority::Input::Signed(step, Ok(signed)));
+                Self::step(world, idx, authority::Input::Signed(step, Ok(signed)));
             }
             authority::Effect::Propose { step, command } => {
-                self.trace
-                    .print_if_verbose(self.time.now(), || format!("the authority proposes {:?}", command.changes));
-                self.propose(idx, Asker::Authority { incarnation, step }, command, Duration::from_secs(5));
+                world
+                    .trace
+                    .print_if_verbose(world.time.now(), || format!("the authority proposes {:?}", command.changes));
+                world.propose(idx, Asker::Authority { incarnation, step }, command, Duration::from_secs(5));
             }
             authority::Effect::CompareClocks | authority::Effect::ClockNews(_) => {} // clocks are not compared here
             authority::Effect::CatchUp(_) => {} // every newer replica is passed in anyway
             authority::Effect::Answer(ask, answer) => {
-                let Some((caller, node)) = self.authority(idx).and_then(|a| a.asks.remove(&ask)) else { return };
-                if self.adversary_answered(caller.ask, answer.is_ok()) {
+                let Some((caller, node)) = Self::at(world, idx).and_then(|a| a.asks.remove(&ask)) else { return };
+                if Adversaries::answered(world, caller, answer.is_ok()) {
                     return;
                 }
                 let pem = answer.map(|a| match a {
@@ -90,33 +94,52 @@ impl Simulation {
                     _ => String::new(),
                 });
                 if let (Some(node), Err(error)) = (node, &pem) {
-                    self.trace.print_if_verbose(self.time.now(), || {
+                    world.trace.print_if_verbose(world.time.now(), || {
                         format!("{node} receives no certificate: {}", error.message)
                     });
                 }
                 if let (Some(node), Ok(text)) = (node, &pem)
                     && let Some((certificate, _)) = read_certificate(node, text)
                 {
-                    self.check_signed(idx, node, certificate.not_after);
+                    Blocks::check_signed(world, idx, node, certificate.not_after);
                 }
-                self.reply(idx, caller, Answered::Certificate(pem));
+                world.reply(idx, caller, Answered::Certificate(pem));
             }
             authority::Effect::WakeAt(at) => {
-                let at = self.moment(idx, at);
-                self.time.at(at, Event::AuthorityWoke { idx, incarnation });
+                let at = world.moment(idx, at);
+                world.time.at(at, Event::AuthorityWoke { idx, incarnation });
             }
         }
     }
 
-    pub(crate) fn authority_step_ended(
-        &mut self,
+    pub(crate) fn step_ended(
+        world: &mut World,
         idx: MachineIdx,
         incarnation: u32,
         step: authority::StepId,
         result: Result<Applied, ProposeError>,
     ) {
-        if self.authority(idx).is_some_and(|a| a.incarnation == incarnation) {
-            self.authority_step(idx, authority::Input::Proposed(step, result.map(|a| a.revision)));
+        if Self::at(world, idx).is_some_and(|a| a.incarnation == incarnation) {
+            Self::step(world, idx, authority::Input::Proposed(step, result.map(|a| a.revision)));
+        }
+    }
+
+    pub(crate) fn request(world: &mut World, to: MachineIdx, caller: Caller, request: authority::CertificateRequest) {
+        let node = match &request {
+            authority::CertificateRequest::Node(request) => request.identity.node().map(|(node, _)| node),
+            authority::CertificateRequest::Join(request) => Some(request.node),
+            _ => None,
+        };
+        match Self::at(world, to) {
+            Some(authority) => {
+                let ask = authority::AskId(caller.ask);
+                authority.asks.insert(ask, (caller, node));
+                Self::step(world, to, authority::Input::Asked(ask, request));
+            }
+            None => {
+                let unreachable = ErrorBody::new(ErrorCode::Unreachable, "this manager does not lead");
+                world.reply(to, caller, Answered::Certificate(Err(unreachable)));
+            }
         }
     }
 }

@@ -4,7 +4,7 @@ use muster_cert_authority::bugs as authority;
 use muster_gateway::bugs as gateway;
 use muster_store::bugs as store;
 
-use crate::simulation::Settings;
+use crate::settings::Settings;
 
 /// One injected bug.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

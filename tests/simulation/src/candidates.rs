@@ -1,5 +1,4 @@
-//! Candidates for leases, as native clients: each acquires, renews, releases, dies, freezes and returns. Also the leader's
-//! lease clock, the real core of the elections.
+//! Candidates for leases, as native clients: each acquires, renews, releases, dies, freezes and returns.
 //!
 //! A candidate believes that it holds a lease until the lease's time, counted from before its request, has passed by its own
 //! clock. That clock has its own offset and rate. No two beliefs may overlap
@@ -8,20 +7,18 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use muster_elections::KeeperConfig;
-use muster_elections::core::keeper::{AskId, Effect, Input as KeeperInput, Keeper, OpenExpiry, Outcome, ReadId};
-use muster_messages::protocol::{ProposeError, ReadError, Renewal};
+use muster_elections::core::keeper::{AskId, Input as KeeperInput};
+use muster_messages::protocol::ProposeError;
 use muster_messages::{
-    Change, Command, ErrorBody, FencingToken, Guard, Moment, Name, ObjectKey, Principal, Replica, RequestId, SessionId,
-    Term, Uid,
+    Change, Command, FencingToken, Guard, Moment, Name, ObjectKey, Principal, RequestId, SessionId, Uid,
 };
-use muster_raft_member::core::Input;
 
 use crate::bugs::Bug;
 use crate::checks::violation;
-use crate::fleet;
+use crate::events::Event;
+use crate::lease_clock::{Clock, Renewer};
 use crate::machine::{Asker, MachineIdx, on_a_clock};
-use crate::simulation::{Event, Simulation};
+use crate::world::World;
 
 pub const HOLD_1: &str = "HOLD-1";
 
@@ -37,6 +34,7 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PendingRequest {
     pub candidate: usize,
+    lease: usize,
     life: u32,
     session: SessionId,
     sent: Moment,
@@ -88,79 +86,62 @@ pub struct Candidates {
     granted: BTreeMap<usize, (FencingToken, usize, SessionId)>,
 }
 
-/// The requester of a renewal.
-pub enum Renewer {
-    Candidate(PendingRequest),
-    Fleet(Box<fleet::PendingRequest>),
-}
-
-/// A leader's lease clock, one incarnation of it.
-pub struct Clock {
-    pub incarnation: u32,
-    keeper: Keeper,
-    /// State for the next incarnation.
-    slot: BTreeMap<ObjectKey, OpenExpiry>,
-    pub asks: BTreeMap<AskId, Renewer>,
-    /// Its next wake-up.
-    wakes: Option<Moment>,
-}
-
 pub fn lease_key(lease: usize) -> ObjectKey {
     ObjectKey::lease("default", format!("lease-{lease}"))
 }
 
-impl Simulation {
+impl Candidates {
     /// Starts candidates, assigned to the leases in turn. None sends a request before `first_ask`.
-    pub fn start_candidates(&mut self, candidates: usize, leases: usize, first_ask: Duration) {
+    pub fn start(&mut self, world: &mut World, candidates: usize, leases: usize, first_ask: Duration) {
         for number in 0..candidates {
-            let session = SessionId(self.rng.next_u128());
-            let (lease, rate) = (number % leases, self.rate());
-            self.candidates.all.push(Candidate { lease, rate, life: 0, session, frozen: None, at: None, held: None });
-            let soon = first_ask + self.rng.millis(1, 400);
-            self.time.after(soon, Event::Candidate { candidate: number, life: 0 });
+            let session = SessionId(world.rng.next_u128());
+            let (lease, rate) = (number % leases, world.rate());
+            self.all.push(Candidate { lease, rate, life: 0, session, frozen: None, at: None, held: None });
+            let soon = first_ask + world.rng.millis(1, 400);
+            world.time.after(soon, Event::Candidate { candidate: number, life: 0 });
         }
     }
 
     /// The candidate that believes to hold a lease now.
-    pub fn holder_of(&self, lease: usize) -> Option<(usize, FencingToken)> {
-        let now = self.now();
+    pub fn holder_of(&self, world: &World, lease: usize) -> Option<(usize, FencingToken)> {
+        let now = world.now();
         let holds = |(number, c): (usize, &Candidate)| {
             let held_lease = c.held.filter(|held_lease| c.lease == lease && held_lease.until > now)?;
             Some((number, held_lease.token))
         };
-        self.candidates.all.iter().enumerate().find_map(holds)
+        self.all.iter().enumerate().find_map(holds)
     }
 
     // ---- candidates -----------------------------------------------------------------------------------------------
 
     /// One step of a candidate.
-    pub(crate) fn candidate(&mut self, number: usize, life: u32) {
-        let now = self.now();
-        let faults_active = self.faults.active;
-        let dies = faults_active && self.rng.chance(12);
-        let freezes = faults_active && self.rng.chance(15);
-        let releases = self.rng.chance(25);
-        let another = SessionId(self.rng.next_u128());
-        let fresh = self.request();
-        let candidate = &mut self.candidates.all[number];
+    pub(crate) fn step(&mut self, world: &mut World, number: usize, life: u32) {
+        let now = world.now();
+        let faults_active = world.faults_active;
+        let dies = faults_active && world.rng.chance(12);
+        let freezes = faults_active && world.rng.chance(15);
+        let releases = world.rng.chance(25);
+        let another = SessionId(world.rng.next_u128());
+        let fresh = world.request();
+        let candidate = &mut self.all[number];
         if candidate.life != life {
             return;
         }
-        if self.clients.resting {
-            return self.time.after(RENEW_INTERVAL, Event::Candidate { candidate: number, life });
+        if world.resting {
+            return world.time.after(RENEW_INTERVAL, Event::Candidate { candidate: number, life });
         }
         if let Some(thaws) = candidate.frozen.filter(|thaws| *thaws > now) {
-            return self.time.at(thaws, Event::Candidate { candidate: number, life });
+            return world.time.at(thaws, Event::Candidate { candidate: number, life });
         }
         candidate.frozen = None;
         if dies {
-            return self.candidate_dies(number);
+            return self.die(world, number);
         }
         if freezes {
-            self.totals.count("fault: candidate frozen");
-            let thaws = now + self.rng.millis(100, 4500);
-            self.candidates.all[number].frozen = Some(thaws);
-            return self.time.at(thaws, Event::Candidate { candidate: number, life });
+            world.totals.count("fault: candidate frozen");
+            let thaws = now + world.rng.millis(100, 4500);
+            self.all[number].frozen = Some(thaws);
+            return world.time.at(thaws, Event::Candidate { candidate: number, life });
         }
         let session = candidate.session;
         // It reads its own clock before it acts under the lease.
@@ -175,52 +156,53 @@ impl Simulation {
             Some(held_lease) => LeaseOperation::Renew(held_lease.token),
             None => LeaseOperation::Acquire(fresh),
         };
-        self.candidate_asks(PendingRequest { candidate: number, life, session, sent: now, operation });
-        let pause = RENEW_INTERVAL.mul_f64(0.7) + self.rng.micros(0, 300_000);
-        self.time.after(pause, Event::Candidate { candidate: number, life });
+        let lease = candidate.lease;
+        self.ask(world, PendingRequest { candidate: number, lease, life, session, sent: now, operation });
+        let pause = RENEW_INTERVAL.mul_f64(0.7) + world.rng.micros(0, 300_000);
+        world.time.after(pause, Event::Candidate { candidate: number, life });
     }
 
     /// Another process replaces it under the same name.
-    fn candidate_dies(&mut self, number: usize) {
-        self.totals.count("fault: candidate killed");
-        let session = SessionId(self.rng.next_u128());
-        let back = self.rng.millis(10, 3000);
-        let candidate = &mut self.candidates.all[number];
+    fn die(&mut self, world: &mut World, number: usize) {
+        world.totals.count("fault: candidate killed");
+        let session = SessionId(world.rng.next_u128());
+        let back = world.rng.millis(10, 3000);
+        let candidate = &mut self.all[number];
         candidate.life += 1;
         candidate.session = session;
         candidate.held = None;
         let life = candidate.life;
-        self.time.after(back, Event::Candidate { candidate: number, life });
+        world.time.after(back, Event::Candidate { candidate: number, life });
     }
 
-    fn candidate_asks(&mut self, pending: PendingRequest) {
+    fn ask(&mut self, world: &mut World, pending: PendingRequest) {
         // Without a bad answer it keeps its manager, for example a deposed leader that does not know it. Otherwise it mostly finds
         // the leader.
-        let stays = !self.rng.chance(150);
-        let idx = match self.candidates.all[pending.candidate].at.filter(|_| stays) {
+        let stays = !world.rng.chance(150);
+        let idx = match self.all[pending.candidate].at.filter(|_| stays) {
             Some(idx) => Some(idx),
-            None if self.rng.chance(250) => self.any_manager(),
-            None => self.leading(),
+            None if world.rng.chance(250) => world.any_manager(),
+            None => world.leading(),
         };
-        self.candidates.all[pending.candidate].at = idx;
-        if let Some(idx) = idx.filter(|_| !self.rng.chance(self.net.conditions.loss)) {
-            let delay = self.net.conditions.slow + self.rng.micros(80, 1500);
-            self.time.after(delay, Event::CandidateAsks { idx, pending });
+        self.all[pending.candidate].at = idx;
+        if let Some(idx) = idx.filter(|_| !world.rng.chance(world.net.conditions.loss)) {
+            let delay = world.net.conditions.slow + world.rng.micros(80, 1500);
+            world.time.after(delay, Event::CandidateAsks { idx, pending });
         }
     }
 
-    pub(crate) fn candidate_reply(&mut self, pending: PendingRequest, reply: Reply) {
-        let now = self.now();
+    pub(crate) fn reply(&mut self, world: &mut World, pending: PendingRequest, reply: Reply) {
+        let now = world.now();
         let number = pending.candidate;
-        let margin = if self.settings.bug == Some(Bug::NoClockMargin) { Duration::ZERO } else { CLOCK_MARGIN };
+        let margin = if world.settings.bug == Some(Bug::NoClockMargin) { Duration::ZERO } else { CLOCK_MARGIN };
         let good_for = u64::try_from((LEASE_DURATION - margin).as_micros()).unwrap_or(0);
-        let until = Moment(pending.sent.0 + on_a_clock(self.candidates.all[number].rate, good_for));
-        let candidate = &mut self.candidates.all[number];
+        let until = Moment(pending.sent.0 + on_a_clock(self.all[number].rate, good_for));
+        let candidate = &mut self.all[number];
         if candidate.life != pending.life {
             return;
         }
         if let Some(thaws) = candidate.frozen.filter(|thaws| *thaws > now) {
-            return self.time.at(thaws, Event::CandidateReply { pending, reply });
+            return world.time.at(thaws, Event::CandidateReply { pending, reply });
         }
         let lease = candidate.lease;
         if reply == Reply::Failed {
@@ -231,67 +213,66 @@ impl Simulation {
                 if until > now && candidate.session == pending.session =>
             {
                 candidate.held = Some(HeldLease { token, until });
-                self.totals.count("leases acquired");
-                self.log(format!("lease acquired candidate={number} lease={lease} token={token}"));
-                self.granted((number, pending.session), lease, token);
+                world.totals.count("leases acquired");
+                world.log(format!("lease acquired candidate={number} lease={lease} token={token}"));
+                self.granted(world, (number, pending.session), lease, token);
             }
             (Reply::Renewed, LeaseOperation::Renew(token)) => {
                 if let Some(held_lease) =
                     candidate.held.as_mut().filter(|held_lease| held_lease.token == token && held_lease.until > now)
                 {
                     held_lease.until = held_lease.until.max(until);
-                    self.totals.count("leases renewed");
-                    self.check_single_holder(number, lease);
+                    world.totals.count("leases renewed");
+                    self.check_single_holder(world, number, lease);
                 }
             }
             (Reply::Lost, LeaseOperation::Renew(token))
                 if candidate.held.is_some_and(|held_lease| held_lease.token == token) =>
             {
                 candidate.held = None;
-                self.totals.count("leases lost");
-                self.log(format!("lease lost candidate={number} lease={lease}"));
+                world.totals.count("leases lost");
+                world.log(format!("lease lost candidate={number} lease={lease}"));
             }
             _ => {}
         }
     }
 
     /// FENCE-1, as lease holders see it. The answer to a repeated request may arrive late.
-    fn granted(&mut self, (number, session): (usize, SessionId), lease: usize, token: FencingToken) {
+    fn granted(&mut self, world: &mut World, (number, session): (usize, SessionId), lease: usize, token: FencingToken) {
         let is = (token, number, session);
-        let greatest = self.candidates.granted.entry(lease).or_insert(is);
+        let greatest = self.granted.entry(lease).or_insert(is);
         let before = *greatest;
         if token > before.0 {
             *greatest = is;
         } else if is != before {
             let (was, other, _) = before;
             let detail = format!("candidate {number} holds lease {lease} under {token}, after {other} did under {was}");
-            self.require(Err(violation(muster_store::invariants::FENCE_1, detail)));
+            world.require(Err(violation(muster_store::invariants::FENCE_1, detail)));
         }
-        self.check_single_holder(number, lease);
+        self.check_single_holder(world, number, lease);
     }
 
     /// HOLD-1.
-    fn check_single_holder(&mut self, number: usize, lease: usize) {
-        let now = self.now();
-        let others = self.candidates.all.iter().enumerate().filter(|(other, _)| *other != number);
+    fn check_single_holder(&mut self, world: &mut World, number: usize, lease: usize) {
+        let now = world.now();
+        let others = self.all.iter().enumerate().filter(|(other, _)| *other != number);
         let holds = |c: &Candidate| c.lease == lease && c.held.is_some_and(|held_lease| held_lease.until > now);
         if let Some((other, _)) = others.clone().find(|(_, c)| holds(c)) {
             let detail = format!("candidates {number} and {other} both hold lease {lease}");
-            self.require(Err(violation(HOLD_1, detail)));
+            world.require(Err(violation(HOLD_1, detail)));
         }
     }
 
     // ---- managers -------------------------------------------------------------------------------------------------
 
-    pub(crate) fn candidate_arrives(&mut self, idx: MachineIdx, pending: PendingRequest) {
-        if !self.machines[idx].up || self.machines[idx].runtime.is_none() {
+    pub(crate) fn arrive(world: &mut World, idx: MachineIdx, pending: PendingRequest) {
+        if !world.machines[idx].up || world.machines[idx].runtime.is_none() {
             return;
         }
-        let candidate = &self.candidates.all[pending.candidate];
-        let (key, session) = (lease_key(candidate.lease), pending.session);
+        let (key, session) = (lease_key(pending.lease), pending.session);
         let by = Principal::User(Name::sanitized("candidate"));
-        let wall = self.wall(idx);
-        let digested = self.digested(idx);
+        let wall = world.wall(idx);
+        let digested = world.digested(idx);
         let command = |request: RequestId| {
             let command = Command::idempotent(wall, by, "candidate").with_request(request);
             if digested { command.guard(Guard::Request { digest: pending.candidate as u64 + 1 }) } else { command }
@@ -302,31 +283,33 @@ impl Simulation {
                 let duration_ms = u64::try_from(LEASE_DURATION.as_millis()).expect("a lease is short");
                 let change = Change::AcquireLease { key, holder, session, duration_ms, uid: Uid(request.0) };
                 let command = command(request).change(change);
-                self.propose(idx, Asker::Candidate(pending), command, REQUEST_TIMEOUT);
+                world.propose(idx, Asker::Candidate(pending), command, REQUEST_TIMEOUT);
             }
             LeaseOperation::Release(request, token) => {
-                self.totals.count("leases released");
+                world.totals.count("leases released");
                 let command = command(request).change(Change::ReleaseLease { key, session, token });
-                self.propose(idx, Asker::Candidate(pending), command, REQUEST_TIMEOUT);
+                world.propose(idx, Asker::Candidate(pending), command, REQUEST_TIMEOUT);
             }
-            LeaseOperation::Renew(token) if self.settings.bug == Some(Bug::RenewUnconfirmed) => {
-                let replica = self.machines[idx].runtime.as_ref().map(|h| h.core.replica().clone());
+            LeaseOperation::Renew(token) if world.settings.bug == Some(Bug::RenewUnconfirmed) => {
+                let replica = world.machines[idx].runtime.as_ref().map(|h| h.core.replica().clone());
                 let lease = replica.as_ref().and_then(|r| r.tables.objects.get(&key)?.lease().cloned());
                 let leads = replica.is_some_and(|r| r.raft.leading);
                 let holds = lease.is_some_and(|l| l.is_live() && l.holding.token == token);
-                self.reply_to_candidate(pending, if leads && holds { Reply::Renewed } else { Reply::Failed });
+                Self::reply_to(world, pending, if leads && holds { Reply::Renewed } else { Reply::Failed });
                 // The lease clock processes the renewal too; only its answer is not awaited.
-                let ask = AskId(self.number());
-                self.clock_step(
+                let ask = AskId(world.number());
+                Clock::step(
+                    world,
                     idx,
                     KeeperInput::Renew { ask, session, held: vec![(key, token)], within: REQUEST_TIMEOUT },
                 );
             }
             LeaseOperation::Renew(token) => {
-                let ask = AskId(self.number());
-                let Some(clock) = self.lease_clock(idx) else { return };
+                let ask = AskId(world.number());
+                let Some(clock) = Clock::at(world, idx) else { return };
                 clock.asks.insert(ask, Renewer::Candidate(pending));
-                self.clock_step(
+                Clock::step(
+                    world,
                     idx,
                     KeeperInput::Renew { ask, session, held: vec![(key, token)], within: REQUEST_TIMEOUT },
                 );
@@ -335,160 +318,27 @@ impl Simulation {
     }
 
     /// The Raft member finished a candidate's proposal.
-    pub(crate) fn candidate_ended<T>(
-        &mut self,
+    pub(crate) fn ended<T>(
+        world: &mut World,
         idx: MachineIdx,
         pending: PendingRequest,
         result: Result<T, ProposeError>,
     ) {
-        let candidate = &self.candidates.all[pending.candidate];
-        let lease = self.machines[idx].runtime.as_ref().and_then(|runtime| {
-            runtime.core.tables().objects.get(&lease_key(candidate.lease)).and_then(|object| object.lease().cloned())
+        let lease = world.machines[idx].runtime.as_ref().and_then(|runtime| {
+            runtime.core.tables().objects.get(&lease_key(pending.lease)).and_then(|object| object.lease().cloned())
         });
         let own = lease.filter(|lease| lease.is_live() && lease.holding.session == Some(pending.session));
         let reply = match (result, own) {
             (Ok(_), Some(lease)) => Reply::Granted(lease.holding.token),
             _ => Reply::Failed,
         };
-        self.reply_to_candidate(pending, reply);
+        Self::reply_to(world, pending, reply);
     }
 
-    fn reply_to_candidate(&mut self, pending: PendingRequest, reply: Reply) {
-        if !self.rng.chance(self.net.conditions.loss) {
-            let delay = self.net.conditions.slow + self.rng.micros(80, 1500);
-            self.time.after(delay, Event::CandidateReply { pending, reply });
+    pub(crate) fn reply_to(world: &mut World, pending: PendingRequest, reply: Reply) {
+        if !world.rng.chance(world.net.conditions.loss) {
+            let delay = world.net.conditions.slow + world.rng.micros(80, 1500);
+            world.time.after(delay, Event::CandidateReply { pending, reply });
         }
-    }
-
-    // ---- the leader's clock ---------------------------------------------------------------------------------------
-
-    pub(crate) fn lease_clock(&mut self, idx: MachineIdx) -> Option<&mut Clock> {
-        self.machines[idx].runtime.as_mut()?.leader.as_mut()?.clock.as_mut()
-    }
-
-    /// An incarnation starts with the open expiries of its predecessor.
-    pub(crate) fn clock_back(&mut self, idx: MachineIdx, term: Term, open: BTreeMap<ObjectKey, OpenExpiry>) {
-        self.incarnations += 1;
-        let (incarnation, now, entropy) = (self.incarnations, self.clock(idx), self.rng.next_u128());
-        let Some(runtime) = self.machines[idx].runtime.as_mut() else { return };
-        let replica = runtime.core.replica().clone();
-        let Some(leader) = runtime.leader.as_mut() else { return };
-        let keeper = Keeper::new(KeeperConfig::default(), term, now, entropy, open.clone());
-        leader.clock = Some(Clock { incarnation, keeper, slot: open, asks: BTreeMap::new(), wakes: None });
-        self.clock_step(idx, KeeperInput::Replica(replica));
-        self.time.after(KeeperConfig::default().tick, Event::Beat { idx, incarnation });
-    }
-
-    pub(crate) fn beat(&mut self, idx: MachineIdx, incarnation: u32) {
-        if self.lease_clock(idx).is_none_or(|clock| clock.incarnation != incarnation) {
-            return;
-        }
-        if self.faults.active && self.rng.chance(3) {
-            self.totals.count("fault: elections crashed");
-            let leader = self.machines[idx].runtime.as_mut().and_then(|runtime| runtime.leader.as_mut());
-            let Some(leader) = leader else { return };
-            let open = leader.clock.take().map(|clock| clock.slot).unwrap_or_default();
-            let term = leader.term;
-            return self.clock_back(idx, term, open);
-        }
-        self.time.after(KeeperConfig::default().tick, Event::Beat { idx, incarnation });
-        self.clock_step(idx, KeeperInput::Tick);
-    }
-
-    pub(crate) fn clock_woke(&mut self, idx: MachineIdx, incarnation: u32) {
-        if let Some(clock) = self.lease_clock(idx).filter(|clock| clock.incarnation == incarnation) {
-            clock.wakes = None;
-            self.clock_step(idx, KeeperInput::Tick);
-        }
-    }
-
-    pub(crate) fn clock_step(&mut self, idx: MachineIdx, input: KeeperInput) {
-        let (now, wall) = (self.clock(idx), self.wall(idx));
-        let Some(clock) = self.lease_clock(idx) else { return };
-        let mut effects = Vec::new();
-        clock.keeper.step(now, wall, input, &mut effects);
-        let incarnation = clock.incarnation;
-        let wakes = clock.keeper.wake_at().filter(|at| clock.wakes.is_none_or(|scheduled| *at < scheduled));
-        if let Some(at) = wakes {
-            clock.wakes = Some(at);
-            let at = self.moment(idx, at).max(self.now());
-            self.time.at(at, Event::ClockWoke { idx, incarnation });
-        }
-        for effect in effects {
-            self.clock_effect(idx, incarnation, effect);
-        }
-    }
-
-    fn clock_effect(&mut self, idx: MachineIdx, incarnation: u32, effect: Effect) {
-        match effect {
-            Effect::Keep(open) => {
-                if let Some(clock) = self.lease_clock(idx) {
-                    clock.slot = open;
-                }
-            }
-            Effect::Answer { ask, answer } => {
-                let pending = match self.lease_clock(idx).and_then(|clock| clock.asks.remove(&ask)) {
-                    Some(Renewer::Candidate(pending)) => pending,
-                    Some(Renewer::Fleet(pending)) => return self.fleet_renewed(*pending, answer.as_deref().ok()),
-                    None => return,
-                };
-                let reply = match answer.as_deref() {
-                    Ok([Renewal::Renewed { .. }]) => Reply::Renewed,
-                    Ok([Renewal::Lost { .. }]) => Reply::Lost,
-                    _ => Reply::Failed,
-                };
-                self.reply_to_candidate(pending, reply);
-            }
-            Effect::Read(read) => {
-                let deadline = self.clock(idx) + KeeperConfig::default().read_deadline;
-                if let Some(ask) = self.await_answer(idx, Asker::ClockRead { incarnation, read }) {
-                    self.deliver(idx, Input::Read { ask, deadline });
-                }
-            }
-            Effect::Propose(command) => {
-                self.totals.count("expiries proposed");
-                let request = command.request;
-                let within = KeeperConfig::default().propose_deadline;
-                self.propose(idx, Asker::Expiry { incarnation, request }, *command, within);
-            }
-        }
-    }
-
-    pub(crate) fn clock_read_ended(
-        &mut self,
-        idx: MachineIdx,
-        incarnation: u32,
-        read: ReadId,
-        result: Result<std::sync::Arc<Replica>, ReadError>,
-    ) {
-        if self.lease_clock(idx).is_some_and(|clock| clock.incarnation == incarnation) {
-            let unread = |why: ReadError| ErrorBody::new(muster_messages::ErrorCode::NoQuorum, why.to_string());
-            self.clock_step(idx, KeeperInput::Read { read, result: result.map_err(unread) });
-        }
-    }
-
-    pub(crate) fn expiry_ended<T>(
-        &mut self,
-        idx: MachineIdx,
-        incarnation: u32,
-        request: RequestId,
-        result: Result<T, ProposeError>,
-    ) {
-        if self.lease_clock(idx).is_none_or(|clock| clock.incarnation != incarnation) {
-            return;
-        }
-        // PROPOSE-2: which refusals prove that the entry is not in the log.
-        let outcome = match result {
-            Ok(_) => Outcome::Applied,
-            Err(ProposeError::Refused(_)) => Outcome::Refused,
-            Err(ProposeError::NotLeader { .. } | ProposeError::Busy | ProposeError::TooLarge { .. }) => {
-                Outcome::NotTaken
-            }
-            Err(_) => Outcome::Unknown,
-        };
-        if outcome == Outcome::Applied {
-            self.totals.count("leases expired");
-        }
-        self.clock_step(idx, KeeperInput::Proposed { request, outcome });
     }
 }

@@ -14,8 +14,10 @@ use muster_sessions::core::session::ConnId;
 use muster_sessions::core::{host, session};
 
 use crate::agents::MANAGERS;
-use crate::machine::MachineIdx;
-use crate::simulation::{Event, Simulation};
+use crate::events::Event;
+use crate::hosts::Hosts;
+use crate::machine::{Agent, MachineIdx};
+use crate::world::World;
 
 /// Delay before a retry on a disconnected link.
 const RESEND_DELAY: Duration = Duration::from_millis(200);
@@ -78,21 +80,19 @@ impl AgentConnections {
     pub fn len(&self) -> usize {
         self.0.len()
     }
-}
 
-impl Simulation {
     // ---- dialling -------------------------------------------------------------------------------------------------
 
     /// An agent dials. One name stands for all managers, as operators configure it.
-    pub(crate) fn dial(&mut self, idx: MachineIdx, attempt: agent::Attempt, addr: &str) {
+    pub(crate) fn dial(world: &mut World, idx: MachineIdx, attempt: agent::Attempt, addr: &str) {
         let at_home = |m: &crate::machine::Machine| if addr == MANAGERS { m.runtime.is_some() } else { m.addr == addr };
-        let there: Vec<MachineIdx> = (0..self.machines.len()).filter(|p| at_home(&self.machines[*p])).collect();
-        let Some(host) = self.rng.pick(&there) else {
-            return self.dial_failed(idx, attempt, "connection refused", Duration::from_millis(1));
+        let there: Vec<MachineIdx> = (0..world.machines.len()).filter(|p| at_home(&world.machines[*p])).collect();
+        let Some(host) = world.rng.pick(&there) else {
+            return Self::dial_failed(world, idx, attempt, "connection refused", Duration::from_millis(1));
         };
-        let id = self.number();
-        let node = self.machines[idx].id;
-        let runtime = self.machines[host].runtime.as_ref().map_or(0, |h| h.number);
+        let id = world.number();
+        let node = world.machines[idx].id;
+        let runtime = world.machines[host].runtime.as_ref().map_or(0, |h| h.number);
         let connection = AgentConnection {
             agent: idx,
             attempt,
@@ -105,59 +105,59 @@ impl Simulation {
             to_agent: VecDeque::new(),
             to_host: VecDeque::new(),
         };
-        self.connections.0.insert(id, connection);
-        let delay = self.net.conditions.slow + self.rng.micros(300, 2500);
-        self.time.after(delay, Event::DialArrives { connection: id, idx: host });
+        world.connections.0.insert(id, connection);
+        let delay = world.net.conditions.slow + world.rng.micros(300, 2500);
+        world.time.after(delay, Event::DialArrives { connection: id, idx: host });
     }
 
-    fn dial_failed(&mut self, idx: MachineIdx, attempt: agent::Attempt, why: &str, after: Duration) {
-        let life = self.machines[idx].life;
+    fn dial_failed(world: &mut World, idx: MachineIdx, attempt: agent::Attempt, why: &str, after: Duration) {
+        let life = world.machines[idx].life;
         let lost = agent::Input::Lost { attempt, why: agent::Loss::Broken(why.to_owned()) };
-        self.time.after(after, Event::AgentInput { idx, life, input: Box::new(lost) });
+        world.time.after(after, Event::AgentInput { idx, life, input: Box::new(lost) });
     }
 
     /// The dial reached the host, which decides by its own replica whether to admit the node.
-    pub(crate) fn dial_arrives(&mut self, id: ConnectionNumber) {
-        let Some(connection) = self.connections.0.get(&id) else { return };
+    pub(crate) fn dial_arrives(world: &mut World, id: ConnectionNumber) {
+        let Some(connection) = world.connections.0.get(&id) else { return };
         let (idx, attempt, node, host, runtime) =
             (connection.agent, connection.attempt, connection.node, connection.host, connection.runtime);
-        if !self.net.both_open(idx, host) || !self.machines[host].up {
-            let refused = self.net.both_open(idx, host);
-            self.connections.0.remove(&id);
+        if !world.net.both_open(idx, host) || !world.machines[host].up {
+            let refused = world.net.both_open(idx, host);
+            world.connections.0.remove(&id);
             let after = if refused { Duration::from_millis(1) } else { DIAL_TIMEOUT };
-            return self.dial_failed(idx, attempt, "no answer", after);
+            return Self::dial_failed(world, idx, attempt, "no answer", after);
         }
-        let replica = self.machines[host].runtime(runtime).map(|h| h.core.replica().clone());
-        let here = LocalFacts { manager: replica.is_some(), ..self.here(host) };
-        let certificate = self.machines[idx].agent.certificate.clone();
-        let admission = admit(certificate.as_ref(), Service::Agent, replica.as_deref(), &here, self.wall(host));
-        let node_stays = replica.as_deref().is_some_and(|replica| self.lets_stay(replica, node));
+        let replica = world.machines[host].runtime(runtime).map(|h| h.core.replica().clone());
+        let here = LocalFacts { manager: replica.is_some(), ..world.here(host) };
+        let certificate = world.machines[idx].agent.certificate.clone();
+        let admission = admit(certificate.as_ref(), Service::Agent, replica.as_deref(), &here, world.wall(host));
+        let node_stays = replica.as_deref().is_some_and(|replica| world.lets_stay(replica, node));
         let admission = if node_stays { Admission::Accept } else { admission };
         match (admission, certificate) {
             (Admission::Refuse(reason, message), _) => {
-                let (by, whom) = (self.machines[host].name.clone(), self.machines[idx].name.clone());
-                self.trace.print_if_verbose(self.time.now(), || {
+                let (by, whom) = (world.machines[host].name.clone(), world.machines[idx].name.clone());
+                world.trace.print_if_verbose(world.time.now(), || {
                     format!("{by} refuses the agent of {whom}: {reason:?}, {message}")
                 });
                 let refusal = Refusal { reason, message, managers: Vec::new(), retry_after_ms: None };
-                self.send_message(id, false, ConnectionMsg::Refused(refusal));
-                self.host_closes(id);
+                Self::send_message(world, id, false, ConnectionMsg::Refused(refusal));
+                Self::host_closes(world, id);
             }
             (_, Some(identity)) => {
-                if let Some(connection) = self.connections.0.get_mut(&id) {
+                if let Some(connection) = world.connections.0.get_mut(&id) {
                     connection.accepted = true;
                 }
-                self.send_message(id, false, ConnectionMsg::Welcome);
-                self.arrived(host, id, node, identity);
+                Self::send_message(world, id, false, ConnectionMsg::Welcome);
+                Self::arrived(world, host, id, node, identity);
             }
-            (_, None) => self.host_closes(id),
+            (_, None) => Self::host_closes(world, id),
         }
     }
 
-    fn arrived(&mut self, host: MachineIdx, id: ConnectionNumber, node: NodeId, identity: CertIdentity) {
-        let Some(runtime) = self.machines[host].runtime.as_mut() else { return };
+    fn arrived(world: &mut World, host: MachineIdx, id: ConnectionNumber, node: NodeId, identity: CertIdentity) {
+        let Some(runtime) = world.machines[host].runtime.as_mut() else { return };
         runtime.hosts.waiting.insert(ConnId(id), identity);
-        self.host_step(host, host::Input::Arrived { node, conn: ConnId(id) });
+        Hosts::step(world, host, host::Input::Arrived { node, conn: ConnId(id) });
     }
 
     /// The apparent source address of a node.
@@ -167,83 +167,83 @@ impl Simulation {
 
     // ---- sending --------------------------------------------------------------------------------------------------
 
-    pub(crate) fn agent_sends(&mut self, idx: MachineIdx, attempt: agent::Attempt, frame: AgentFrame) {
-        if let Some(id) = self.connections.of_agent(idx, attempt) {
-            self.send_message(id, true, ConnectionMsg::FromAgent(frame));
+    pub(crate) fn agent_sends(world: &mut World, idx: MachineIdx, attempt: agent::Attempt, frame: AgentFrame) {
+        if let Some(id) = world.connections.of_agent(idx, attempt) {
+            Self::send_message(world, id, true, ConnectionMsg::FromAgent(frame));
         }
     }
 
-    pub(crate) fn agent_closes(&mut self, idx: MachineIdx, attempt: agent::Attempt) {
-        if let Some(id) = self.connections.of_agent(idx, attempt) {
-            self.send_message(id, true, ConnectionMsg::Closed("the agent has hung up"));
-            if let Some(connection) = self.connections.0.get_mut(&id) {
+    pub(crate) fn agent_closes(world: &mut World, idx: MachineIdx, attempt: agent::Attempt) {
+        if let Some(id) = world.connections.of_agent(idx, attempt) {
+            Self::send_message(world, id, true, ConnectionMsg::Closed("the agent has hung up"));
+            if let Some(connection) = world.connections.0.get_mut(&id) {
                 connection.agent_open = false;
                 connection.to_agent.clear();
             }
-            self.connections.sweep(id);
+            world.connections.sweep(id);
         }
     }
 
-    pub(crate) fn host_sends(&mut self, conn: ConnId, frame: Box<HostFrame>) {
-        self.send_message(conn.0, false, ConnectionMsg::FromHost(frame));
+    pub(crate) fn host_sends(world: &mut World, conn: ConnId, frame: Box<HostFrame>) {
+        Self::send_message(world, conn.0, false, ConnectionMsg::FromHost(frame));
     }
 
-    pub(crate) fn host_closes(&mut self, id: ConnectionNumber) {
-        self.send_message(id, false, ConnectionMsg::Closed("the host has hung up"));
-        if let Some(connection) = self.connections.0.get_mut(&id) {
+    pub(crate) fn host_closes(world: &mut World, id: ConnectionNumber) {
+        Self::send_message(world, id, false, ConnectionMsg::Closed("the host has hung up"));
+        if let Some(connection) = world.connections.0.get_mut(&id) {
             connection.host_open = false;
             connection.to_host.clear();
         }
-        self.connections.sweep(id);
+        world.connections.sweep(id);
     }
 
-    fn send_message(&mut self, id: ConnectionNumber, to_host: bool, message: ConnectionMsg) {
-        let Some(queue) = self.connections.queue(id, to_host) else { return };
+    fn send_message(world: &mut World, id: ConnectionNumber, to_host: bool, message: ConnectionMsg) {
+        let Some(queue) = world.connections.queue(id, to_host) else { return };
         queue.push_back(message);
         if queue.len() == 1 {
-            self.schedule_delivery(id, to_host, Duration::ZERO);
+            Self::schedule_delivery(world, id, to_host, Duration::ZERO);
         }
     }
 
     /// Sends the first message of a queue.
-    fn schedule_delivery(&mut self, id: ConnectionNumber, to_host: bool, pause: Duration) {
-        let Some(connection) = self.connections.0.get(&id) else { return };
+    fn schedule_delivery(world: &mut World, id: ConnectionNumber, to_host: bool, pause: Duration) {
+        let Some(connection) = world.connections.0.get(&id) else { return };
         let idx = if to_host { connection.host } else { connection.agent };
-        let delay = pause + self.net.conditions.slow + self.rng.micros(80, 900);
-        self.time.after(delay, Event::DataArrives { connection: id, idx, to_host });
+        let delay = pause + world.net.conditions.slow + world.rng.micros(80, 900);
+        world.time.after(delay, Event::DataArrives { connection: id, idx, to_host });
     }
 
     /// A message arrives if the link is up.
-    pub(crate) fn data_arrives(&mut self, id: ConnectionNumber, to_host: bool) {
-        let Some(connection) = self.connections.0.get_mut(&id) else { return };
+    pub(crate) fn data_arrives(world: &mut World, id: ConnectionNumber, to_host: bool) {
+        let Some(connection) = world.connections.0.get_mut(&id) else { return };
         let (from, to) =
             if to_host { (connection.agent, connection.host) } else { (connection.host, connection.agent) };
-        if !self.net.both_open(from, to) || !self.machines[to].up {
+        if !world.net.both_open(from, to) || !world.machines[to].up {
             // No acknowledgement.
-            return self.schedule_delivery(id, to_host, RESEND_DELAY);
+            return Self::schedule_delivery(world, id, to_host, RESEND_DELAY);
         }
-        let Some(queue) = self.connections.queue(id, to_host) else { return };
+        let Some(queue) = world.connections.queue(id, to_host) else { return };
         let Some(message) = queue.pop_front() else { return };
         if !queue.is_empty() {
-            self.schedule_delivery(id, to_host, Duration::ZERO);
+            Self::schedule_delivery(world, id, to_host, Duration::ZERO);
         }
         if to_host {
-            self.host_receives(id, message)
+            Self::host_receives(world, id, message)
         } else {
-            self.agent_receives(id, message)
+            Self::agent_receives(world, id, message)
         }
-        self.connections.sweep(id);
+        world.connections.sweep(id);
     }
 
-    fn agent_receives(&mut self, id: ConnectionNumber, message: ConnectionMsg) {
-        let Some(connection) = self.connections.0.get_mut(&id).filter(|connection| connection.agent_open) else {
+    fn agent_receives(world: &mut World, id: ConnectionNumber, message: ConnectionMsg) {
+        let Some(connection) = world.connections.0.get_mut(&id).filter(|connection| connection.agent_open) else {
             return;
         };
         let (idx, attempt, host) = (connection.agent, connection.attempt, connection.host);
         let broken = |why: &str| agent::Loss::Broken(why.to_owned());
         let input = match message {
             ConnectionMsg::Welcome => {
-                agent::Input::Connected { attempt, host: self.machines[host].id, incarnation: self.incarnation(host) }
+                agent::Input::Connected { attempt, host: world.machines[host].id, incarnation: world.incarnation(host) }
             }
             ConnectionMsg::FromHost(frame) => agent::Input::Received { attempt, frame },
             ConnectionMsg::Refused(refusal) => {
@@ -256,17 +256,17 @@ impl Simulation {
             }
             ConnectionMsg::FromAgent(_) => return,
         };
-        self.agent_step(idx, input);
+        Agent::step(world, idx, input);
     }
 
-    fn host_receives(&mut self, id: ConnectionNumber, message: ConnectionMsg) {
-        let Some(connection) = self.connections.0.get_mut(&id).filter(|connection| connection.host_open) else {
+    fn host_receives(world: &mut World, id: ConnectionNumber, message: ConnectionMsg) {
+        let Some(connection) = world.connections.0.get_mut(&id).filter(|connection| connection.host_open) else {
             return;
         };
         let (host, runtime, node, conn) = (connection.host, connection.runtime, connection.node, ConnId(id));
-        if self.machines[host].runtime(runtime).is_none() {
+        if world.machines[host].runtime(runtime).is_none() {
             // The host's process does not know this connection.
-            return self.host_closes(id);
+            return Self::host_closes(world, id);
         }
         let input = match message {
             ConnectionMsg::FromAgent(frame) => session::Input::Frame { conn, frame },
@@ -276,11 +276,11 @@ impl Simulation {
             }
             _ => return,
         };
-        self.session_step(host, node, input);
+        Hosts::session_step(world, host, node, input);
     }
 
     /// The gateway closes a node's connections to this manager runtime; returns how many.
-    pub(crate) fn close_connections(&mut self, idx: MachineIdx, runtime: u32, node: NodeId) -> u64 {
+    pub(crate) fn close_of_node(world: &mut World, idx: MachineIdx, runtime: u32, node: NodeId) -> u64 {
         let of = |connection: &AgentConnection| {
             connection.host == idx
                 && connection.runtime == runtime
@@ -289,14 +289,14 @@ impl Simulation {
                 && connection.host_open
         };
         let ids: Vec<ConnectionNumber> =
-            self.connections.0.iter().filter(|(_, connection)| of(connection)).map(|(id, _)| *id).collect();
+            world.connections.0.iter().filter(|(_, connection)| of(connection)).map(|(id, _)| *id).collect();
         for id in &ids {
             let conn = ConnId(*id);
-            if let Some(runtime) = self.machines[idx].runtime.as_mut() {
+            if let Some(runtime) = world.machines[idx].runtime.as_mut() {
                 runtime.hosts.waiting.remove(&conn);
             }
-            self.session_step(idx, node, session::Input::Closed { conn, why: "cut".to_owned() });
-            self.host_closes(*id);
+            Hosts::session_step(world, idx, node, session::Input::Closed { conn, why: "cut".to_owned() });
+            Self::host_closes(world, *id);
         }
         ids.len() as u64
     }
@@ -305,7 +305,7 @@ impl Simulation {
 
     /// An agent's process, or a host's manager runtime, ended. `noticed`: its machine still closes its connections;
     /// otherwise the other side must notice by itself, or learns it when the machine is back.
-    pub(crate) fn connections_end(&mut self, idx: MachineIdx, as_host: bool, noticed: bool) {
+    pub(crate) fn process_ends(world: &mut World, idx: MachineIdx, as_host: bool, noticed: bool) {
         let of = |connection: &AgentConnection| {
             if as_host {
                 connection.host == idx && connection.host_open
@@ -314,12 +314,12 @@ impl Simulation {
             }
         };
         let ids: Vec<ConnectionNumber> =
-            self.connections.0.iter().filter(|(_, connection)| of(connection)).map(|(id, _)| *id).collect();
+            world.connections.0.iter().filter(|(_, connection)| of(connection)).map(|(id, _)| *id).collect();
         for id in ids {
             if noticed {
-                self.send_message(id, !as_host, ConnectionMsg::Closed("the process has ended"));
+                Self::send_message(world, id, !as_host, ConnectionMsg::Closed("the process has ended"));
             }
-            let Some(connection) = self.connections.0.get_mut(&id) else { continue };
+            let Some(connection) = world.connections.0.get_mut(&id) else { continue };
             if as_host {
                 connection.to_host.clear();
                 // An unnoticed end is answered with a reset once data reaches the restarted machine.
@@ -327,9 +327,9 @@ impl Simulation {
             } else {
                 connection.to_agent.clear();
                 connection.agent_open = false;
-                connection.host_open &= self.machines[connection.host].runtime(connection.runtime).is_some();
+                connection.host_open &= world.machines[connection.host].runtime(connection.runtime).is_some();
             }
-            self.connections.sweep(id);
+            world.connections.sweep(id);
         }
     }
 }

@@ -8,12 +8,15 @@ use muster_messages::{
     Change, ClusterRecord, Command, Guard, IDENTITY_LEVEL, Incarnation, IssuedCertificate, Name, NodeRecord, Principal,
     Revision, Role, Secret, Token, WaitReason, WallTime,
 };
-use muster_raft_member::core::Input;
 use muster_role_manager::core::{self as roles};
 use muster_sessions::core::dispatcher;
 
-use crate::machine::{Asker, Caller, Leader, MachineIdx};
-use crate::simulation::{Answered, Event, Simulation};
+use crate::blocks::Blocks;
+use crate::events::Event;
+use crate::hosts::Hosts;
+use crate::lease_clock::Clock;
+use crate::machine::{Asker, Authority, Dispatch, Keeper, Leader, MachineIdx, Roles};
+use crate::world::World;
 
 /// Interval of the count of waiting changes.
 const TALLY_INTERVAL: Duration = Duration::from_millis(500);
@@ -24,10 +27,10 @@ pub(crate) fn token_secret(role: Role) -> Secret {
     Secret::new(format!("secret-of-{role}"))
 }
 
-impl Simulation {
+impl Leader {
     /// The member's replica changed: starts or stops the leader's actors and schedules their observation.
-    pub(crate) fn replica_published(&mut self, idx: MachineIdx) {
-        let Some(runtime) = self.machines[idx].runtime.as_mut() else { return };
+    pub(crate) fn replica_published(world: &mut World, idx: MachineIdx) {
+        let Some(runtime) = world.machines[idx].runtime.as_mut() else { return };
         let replica = runtime.core.replica().clone();
         let wanted = replica.raft.leading.then_some(replica.raft.term);
         if runtime.leader.as_ref().map(|l| l.term) != wanted {
@@ -42,39 +45,39 @@ impl Simulation {
             });
             let number = runtime.number;
             if let Some(term) = wanted {
-                self.start_leader(idx, number);
-                self.clock_back(idx, term, BTreeMap::new());
+                Self::start(world, idx, number);
+                Clock::restart(world, idx, term, BTreeMap::new());
             }
         }
-        if let Some(runtime) = self.machines[idx].runtime.as_mut().filter(|h| h.leader.is_some() && !h.observe_due) {
+        if let Some(runtime) = world.machines[idx].runtime.as_mut().filter(|h| h.leader.is_some() && !h.observe_due) {
             runtime.observe_due = true;
-            let (runtime, soon) = (runtime.number, self.rng.micros(0, 1500));
-            self.time.after(soon, Event::Observe { idx, runtime });
+            let (runtime, soon) = (runtime.number, world.rng.micros(0, 1500));
+            world.time.after(soon, Event::Observe { idx, runtime });
         }
-        self.schedule_observe_in_hosts(idx);
-        self.schedule_observe_in_blocks(idx);
-        self.keep_member_id(idx, replica.raft.raft_id);
+        Hosts::schedule_observe(world, idx);
+        Blocks::schedule_observe(world, idx);
+        Keeper::keep(world, idx, replica.raft.raft_id);
     }
 
-    fn start_leader(&mut self, idx: MachineIdx, runtime: u32) {
-        let tables = self.machines[idx].runtime.as_ref().map(|h| h.core.tables().clone()).unwrap_or_default();
+    fn start(world: &mut World, idx: MachineIdx, runtime: u32) {
+        let tables = world.machines[idx].runtime.as_ref().map(|h| h.core.tables().clone()).unwrap_or_default();
         if tables.cluster.is_none() {
-            let command = self.founding(idx);
-            self.propose(idx, Asker::Internal, command, Duration::from_secs(5));
+            let command = Self::founding(world, idx);
+            world.propose(idx, Asker::Internal, command, Duration::from_secs(5));
         }
-        self.roles_back(idx, runtime);
-        self.authority_back(idx, runtime);
-        self.dispatcher_back(idx, runtime);
-        self.time.after(TALLY_INTERVAL, Event::Tally { idx, runtime });
+        Roles::restart(world, idx, runtime);
+        Authority::restart(world, idx, runtime);
+        Dispatch::restart(world, idx, runtime);
+        world.time.after(TALLY_INTERVAL, Event::Tally { idx, runtime });
     }
 
-    fn founding(&self, idx: MachineIdx) -> Command {
-        let now = self.wall(idx);
+    fn founding(world: &World, idx: MachineIdx) -> Command {
+        let now = world.wall(idx);
         let cluster = ClusterRecord {
             id: crate::members::cluster(),
             name: Name::sanitized("universe"),
             incarnation: Incarnation(1),
-            feature_level: self.machines[idx].build,
+            feature_level: world.machines[idx].build,
             root_cert_pem: "root".to_owned(),
             root_key_pem: Secret::new("key"),
             founded_at: now,
@@ -90,11 +93,11 @@ impl Simulation {
             uses_left: None,
             revision: Revision(0),
         };
-        let founder = Box::new(self.record(idx, now));
+        let founder = Box::new(Self::record(world, idx, now));
         let found = Change::Found { cluster: Box::new(cluster), founder, tokens: TOKENS.map(token).to_vec() };
         let command = Command::idempotent(now, Principal::Operator, "founded").guard(Guard::NotFounded).change(found);
-        let records = self.machines[idx].build >= IDENTITY_LEVEL;
-        let Some(first) = self.machines[idx].agent.certificate.as_ref().filter(|_| records) else { return command };
+        let records = world.machines[idx].build >= IDENTITY_LEVEL;
+        let Some(first) = world.machines[idx].agent.certificate.as_ref().filter(|_| records) else { return command };
         let certificate = Box::new(IssuedCertificate {
             serial: first.serial.clone(),
             role: Role::Manager,
@@ -103,12 +106,12 @@ impl Simulation {
             pin: None,
             issuer: None,
         });
-        let node = self.machines[idx].id;
+        let node = world.machines[idx].id;
         command.change(Change::IssueCertificate { node, certificate, held: None, replaces: None })
     }
 
-    fn record(&self, idx: MachineIdx, now: WallTime) -> NodeRecord {
-        let machine = &self.machines[idx];
+    fn record(world: &World, idx: MachineIdx, now: WallTime) -> NodeRecord {
+        let machine = &world.machines[idx];
         NodeRecord {
             addr: machine.addr.clone(),
             release: "0.1.0".to_owned(),
@@ -116,61 +119,32 @@ impl Simulation {
         }
     }
 
-    pub(crate) fn propose(&mut self, idx: MachineIdx, asker: Asker, command: Command, within: Duration) {
-        self.check_encoding(idx, &command);
-        let deadline = self.clock(idx) + within;
-        if let Some(ask) = self.await_answer(idx, asker) {
-            self.deliver(idx, Input::Propose { ask, command: Box::new(command), deadline });
-        }
-    }
-
     /// The leader's actors observe the newest replica.
-    pub(crate) fn observe(&mut self, idx: MachineIdx, runtime: u32) {
-        let Some(h) = self.machines[idx].runtime_mut(runtime) else { return };
+    pub(crate) fn observe(world: &mut World, idx: MachineIdx, runtime: u32) {
+        let Some(h) = world.machines[idx].runtime_mut(runtime) else { return };
         h.observe_due = false;
         let replica = h.core.replica().clone();
         let newest = replica.tables.revision;
         if let Some(leader) = h.leader.as_mut() {
             // Actors that read only tables see no change without a new revision; a restarted one is shown them at its start.
             let fresh = std::mem::replace(&mut leader.shown, newest) != newest;
-            self.roles_step(idx, roles::Input::Seen(replica.clone()));
+            Roles::step(world, idx, roles::Input::Seen(replica.clone()));
             if fresh {
-                self.authority_step(idx, authority::Input::Replica(replica.tables.clone()));
-                self.dispatcher_step(idx, dispatcher::Input::Replica(replica.tables.clone()));
+                Authority::step(world, idx, authority::Input::Replica(replica.tables.clone()));
+                Dispatch::step(world, idx, dispatcher::Input::Replica(replica.tables.clone()));
             }
-            self.clock_step(idx, muster_elections::core::keeper::Input::Replica(replica));
+            Clock::step(world, idx, muster_elections::core::keeper::Input::Replica(replica));
         }
     }
 
     /// Counts demotions that wait for a quorum.
-    pub(crate) fn tally(&mut self, idx: MachineIdx, runtime: u32) {
-        if self.machines[idx].runtime(runtime).is_none_or(|h| h.leader.is_none()) {
+    pub(crate) fn tally(world: &mut World, idx: MachineIdx, runtime: u32) {
+        if world.machines[idx].runtime(runtime).is_none_or(|h| h.leader.is_none()) {
             return;
         }
-        let waits =
-            self.roles(idx).is_some_and(|r| r.core.queues().iter().any(|(_, p)| p.reason == WaitReason::QuorumAtRisk));
-        self.totals.add("waits for quorum", u64::from(waits));
-        self.time.after(TALLY_INTERVAL, Event::Tally { idx, runtime });
-    }
-
-    /// Directly, or through a manager in between.
-    pub(crate) fn reaches(&self, from: MachineIdx, to: MachineIdx) -> bool {
-        let between = |via: &MachineIdx| {
-            let machine = &self.machines[*via];
-            machine.runs()
-                && machine.runtime.is_some()
-                && self.net.both_open(from, *via)
-                && self.net.both_open(*via, to)
-        };
-        from == to || self.net.both_open(from, to) || (0..self.machines.len()).any(|via| between(&via))
-    }
-
-    /// Sends an answer back.
-    pub(crate) fn reply(&mut self, from: MachineIdx, to: Caller, answer: Answered) {
-        let lost = !self.reaches(from, to.idx) || self.rng.chance(self.net.conditions.loss);
-        if !lost {
-            let delay = self.net.conditions.slow + self.rng.micros(100, 1800);
-            self.time.after(delay, Event::Answered { to, answer: Box::new(answer) });
-        }
+        let waits = Roles::at(world, idx)
+            .is_some_and(|r| r.core.queues().iter().any(|(_, p)| p.reason == WaitReason::QuorumAtRisk));
+        world.totals.add("waits for quorum", u64::from(waits));
+        world.time.after(TALLY_INTERVAL, Event::Tally { idx, runtime });
     }
 }

@@ -5,6 +5,9 @@
 //! - [`Run`]: one random run of a [`Kind`]: a growing cluster under load and faults, many candidates for leases, a
 //!   fleet under release gates, or an upgrade of manager after manager; afterwards it must settle. [`sweep`] runs many seeds. This package's binary does both.
 //! - [`Simulation`] with the steps of `scenario`: a fault-free simulation with scripted faults.
+//!   It drives the `world`, which is what exists: machines with their actors, connections and the processes of a fleet. Beside
+//!   the world are what acts on it and is never seen by it: `clients`, `candidates`, `registers`, `watchers`, `adversaries`,
+//!   `recoveries` and `faults`. Each part's functions take the world.
 //! - [`Bug`]: injected bugs. `docs/invariants.md` lists the invariants.
 //!
 //! What a core cannot observe is simplified: connections between agents and hosts keep order and may break; the mesh
@@ -27,11 +30,13 @@ mod faults;
 mod fleet;
 mod hosts;
 mod leaders;
+mod lease_clock;
 mod machine;
 mod members;
 mod model;
 mod network;
 mod outdated;
+mod processes;
 mod recoveries;
 mod registers;
 mod report;
@@ -40,22 +45,20 @@ mod roles;
 mod run;
 mod scenario;
 mod schedule;
+mod settings;
 mod simulate;
 mod simulation;
 mod snapshots;
 mod trace;
 mod upgrades;
 mod watchers;
+mod world;
 
 pub use self::bugs::Bug;
 pub use self::clients::OpNumber;
 pub use self::fleet::HoldPoint;
-use self::fleet::run_gates;
 pub use self::report::{Failure, Report, Totals};
 pub use self::run::ROLE_CHANGES;
-use self::run::{run, run_leases};
 pub use self::scenario::Link;
 pub use self::simulate::{Kind, Run, Summary, sweep};
 pub use self::simulation::Simulation;
-use self::snapshots::run_snapshots;
-use self::upgrades::run_upgrades;

@@ -15,12 +15,13 @@ use muster_store::History;
 use muster_elections::core::keeper::ReadId;
 
 use crate::blocks::Blocks;
-use crate::candidates::{Clock, PendingRequest};
-use crate::clients::{OpNumber, WriteAttempt};
+use crate::candidates::PendingRequest;
+use crate::clients::{ChangeAttempt, WriteAttempt};
 use crate::disk::Disk;
 use crate::fleet;
 use crate::hosts::Hosts;
-use crate::model::Floor;
+use crate::lease_clock::Clock;
+use crate::model::{Floor, Key};
 use crate::registers;
 
 /// A machine's index in the simulation.
@@ -41,6 +42,8 @@ pub struct Machine {
     pub life: u32,
     /// Frozen until then: its events wait.
     pub thaws: Option<Moment>,
+    /// When it thawed last.
+    pub thawed_at: Option<Moment>,
     /// A monotonic clock starts at a random value with each process; wall clocks differ.
     pub clock: u64,
     /// How much faster than the simulation's clock it runs, in millionths.
@@ -163,15 +166,21 @@ pub struct Caller {
     pub ask: u64,
 }
 
+impl Caller {
+    /// The `life` of an adversary, which is no machine's.
+    pub const ADVERSARY: u32 = u32::MAX;
+}
+
 /// The requester of a role manager's answer.
 pub enum RoleAsker {
-    Operator { op: OpNumber, attempt: u32 },
+    Operator(ChangeAttempt),
     Membership(Caller),
 }
 
 /// The requester of a Raft member's answer.
 pub enum Asker {
-    Writer(WriteAttempt),
+    /// The key and the number that the attempt writes.
+    Writer(WriteAttempt, Key, u64),
     Reader(Box<Floor>),
     RoleStep {
         incarnation: u32,

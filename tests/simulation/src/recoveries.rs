@@ -17,8 +17,9 @@ use muster_store::{apply_within, backup};
 
 use crate::candidates::lease_key;
 use crate::checks::violation;
-use crate::machine::MachineIdx;
-use crate::simulation::{Event, Simulation};
+use crate::events::Event;
+use crate::machine::{Machine, MachineIdx};
+use crate::world::World;
 
 pub const RECOVER_3: &str = "RECOVER-3";
 
@@ -48,144 +49,132 @@ pub struct Recoveries {
     restored: u32,
     /// How many leases the recovered state must hold.
     leases: usize,
-    done: u32,
     /// When the last recovery was made, by its machine's clock.
     last: Option<WallTime>,
     /// A manager from before a recovery has returned. A second one could complete a majority of the old cluster, which would
     /// continue (docs/gaps.md).
     one_is_back: bool,
-    /// All wall clocks show the same time, so that leases may be newer than the backup.
-    clocks_agree: bool,
 }
 
 impl Recoveries {
-    /// Whether all wall clocks show the same time.
-    pub fn clocks_agree(&self) -> bool {
-        self.clocks_agree
-    }
-    /// The number of recoveries.
-    pub fn done(&self) -> u32 {
-        self.done
-    }
-}
-
-impl Simulation {
-    /// From now on all wall clocks show the same time.
-    pub(crate) fn clocks_agree(&mut self) {
-        self.recoveries.clocks_agree = true;
-    }
-
     /// Schedules one or two disasters. The recovered state must know this many leases.
-    pub(crate) fn plan_disasters(&mut self, leases: usize) {
-        self.recoveries.leases = leases;
-        let first = self.rng.millis(3500, 8000);
+    pub(crate) fn plan(&mut self, world: &mut World, leases: usize) {
+        self.leases = leases;
+        let first = world.rng.millis(3500, 8000);
         let backup = if leases == 0 { 2000 } else { 2500 };
-        self.time.after(Duration::from_millis(backup), Event::Backup);
-        self.time.after(first, Event::Disaster);
+        world.time.after(Duration::from_millis(backup), Event::Backup);
+        world.time.after(first, Event::Disaster);
     }
 
     fn holds_all(&self, tables: &Tables) -> bool {
-        tables.cluster.is_some() && (0..self.recoveries.leases).all(|n| tables.objects.contains_key(&lease_key(n)))
+        tables.cluster.is_some() && (0..self.leases).all(|n| tables.objects.contains_key(&lease_key(n)))
     }
 
     /// Backs up the state that a random manager has applied.
-    pub(crate) fn make_backup(&mut self) {
-        let too_late = self.recoveries.leases == 0 && self.recoveries.backup.is_some();
-        if self.recoveries.done > 0 || too_late {
+    pub(crate) fn make_backup(&mut self, world: &mut World) {
+        let too_late = self.leases == 0 && self.backup.is_some();
+        if world.recoveries_done > 0 || too_late {
             return;
         }
-        let again = self.rng.millis(300, 2500);
-        self.time.after(again, Event::Backup);
-        let Some(idx) = self.any_manager().filter(|p| self.machines[*p].runs()) else { return };
-        let Some(runtime) = self.machines[idx].runtime.as_ref() else { return };
+        let again = world.rng.millis(300, 2500);
+        world.time.after(again, Event::Backup);
+        let Some(idx) = world.any_manager().filter(|p| world.machines[*p].runs()) else { return };
+        let Some(runtime) = world.machines[idx].runtime.as_ref() else { return };
         let replica = runtime.core.replica().clone();
         if !self.holds_all(&replica.tables) {
             return;
         }
-        if let Ok(file) = backup::encode(&replica.tables, replica.raft.term, self.wall(idx)) {
-            self.totals.count("backups created");
-            self.log(format!("a backup of revision {}", replica.tables.revision));
-            self.recoveries.backup = Some(file);
+        if let Ok(file) = backup::encode(&replica.tables, replica.raft.term, world.wall(idx)) {
+            world.totals.count("backups created");
+            world.log(format!("a backup of revision {}", replica.tables.revision));
+            self.backup = Some(file);
         }
     }
 
     /// All managers are lost, or stopped by an operator who recovers one.
-    pub(crate) fn disaster(&mut self) {
-        let ready = self.checks.newest().is_some_and(|tables| self.holds_all(tables));
+    pub(crate) fn disaster(&mut self, world: &mut World) {
+        let ready = world.checks.newest().is_some_and(|tables| self.holds_all(tables));
         if !ready {
-            return self.time.after(RECOVERY_RETRY, Event::Disaster);
+            return world.time.after(RECOVERY_RETRY, Event::Disaster);
         }
-        self.log("a disaster");
-        let power = self.rng.chance(500);
-        for idx in 0..self.machines.len() {
-            self.crash(idx, power);
-            self.machines[idx].gone = true;
+        world.log("a disaster");
+        let power = world.rng.chance(500);
+        for idx in 0..world.machines.len() {
+            Machine::crash(world, idx, power);
+            world.machines[idx].gone = true;
         }
-        let soon = self.rng.millis(20, 900);
-        self.time.after(soon, Event::Recover { attempt: 0 });
+        let soon = world.rng.millis(20, 900);
+        world.time.after(soon, Event::Recover { attempt: 0 });
     }
 
     /// One machine recovers alone.
-    pub(crate) fn recover_alone(&mut self, attempt: u32) {
-        let Some((idx, source, tables, term)) = self.recovery_source() else {
+    pub(crate) fn recover_alone(&mut self, world: &mut World, attempt: u32) {
+        let Some((idx, source, tables, term)) = self.recovery_source(world) else {
             if attempt < MAX_RECOVERY_ATTEMPTS {
-                return self.time.after(RECOVERY_RETRY, Event::Recover { attempt: attempt + 1 });
+                return world.time.after(RECOVERY_RETRY, Event::Recover { attempt: attempt + 1 });
             }
-            self.totals.count("disasters without recoverable data");
-            for idx in 0..self.machines.len() {
-                self.machines[idx].gone = false;
-                self.start(idx);
+            world.totals.count("disasters without recoverable data");
+            for idx in 0..world.machines.len() {
+                world.machines[idx].gone = false;
+                Machine::start(world, idx);
             }
             return;
         };
-        if self.recover_at(idx, source, tables, term).is_none() {
+        if self.recover_at(world, idx, source, tables, term).is_none() {
             return;
         }
-        for _ in 0..self.rng.below(3) {
-            self.join_machine(Role::Manager);
+        for _ in 0..world.rng.below(3) {
+            world.join_machine(Role::Manager);
         }
-        if self.recoveries.done < 2 && self.rng.chance(600) {
-            let next = MIN_RECOVERY_SPACING + self.rng.millis(1000, 3500);
-            self.time.after(next, Event::Disaster);
+        if world.recoveries_done < 2 && world.rng.chance(600) {
+            let next = MIN_RECOVERY_SPACING + world.rng.millis(1000, 3500);
+            world.time.after(next, Event::Disaster);
         }
-        let late = self.rng.millis(400, 2500);
-        self.time.after(late, Event::Straggler);
+        let late = world.rng.millis(400, 2500);
+        world.time.after(late, Event::Straggler);
     }
 
     /// Data that satisfy the plan, on a machine whose clock is right.
-    fn recovery_source(&mut self) -> Option<(MachineIdx, Source, Tables, u64)> {
-        let again = self.recoveries.restored > 0 && self.rng.chance(700);
-        if let Some(file) = self.recoveries.backup.clone().filter(|_| again || self.rng.chance(400)) {
+    fn recovery_source(&mut self, world: &mut World) -> Option<(MachineIdx, Source, Tables, u64)> {
+        let again = self.restored > 0 && world.rng.chance(700);
+        if let Some(file) = self.backup.clone().filter(|_| again || world.rng.chance(400)) {
             let (head, tables) = backup::decode(&file).ok()?;
-            let idx = self.new_machine(Role::Manager);
-            (self.machines[idx].up, self.machines[idx].gone) = (false, true);
-            return self.clock_is_right(idx).then_some((idx, Source::Backup, tables, head.term.0));
+            let idx = world.new_machine(Role::Manager);
+            (world.machines[idx].up, world.machines[idx].gone) = (false, true);
+            return self.clock_is_right(world, idx).then_some((idx, Source::Backup, tables, head.term.0));
         }
-        let all: Vec<MachineIdx> = (0..self.machines.len()).collect();
-        let idx = self.rng.pick(&all).filter(|p| self.clock_is_right(*p))?;
-        let Survey { tables, term, .. } = self.survey(idx)?;
-        let id = self.machines[idx].id;
+        let all: Vec<MachineIdx> = (0..world.machines.len()).collect();
+        let idx = world.rng.pick(&all).filter(|p| self.clock_is_right(world, *p))?;
+        let Survey { tables, term, .. } = Self::survey(world, idx)?;
+        let id = world.machines[idx].id;
         let known = tables.nodes.contains_key(&id) && !tables.blocklist.contains_key(&id);
         (known && self.holds_all(&tables)).then_some((idx, Source::Disk(idx), tables, term))
     }
 
-    fn clock_is_right(&self, idx: MachineIdx) -> bool {
-        self.recoveries.last.is_none_or(|last| self.wall(idx) >= last.plus(MIN_RECOVERY_SPACING))
+    fn clock_is_right(&self, world: &World, idx: MachineIdx) -> bool {
+        self.last.is_none_or(|last| world.wall(idx) >= last.plus(MIN_RECOVERY_SPACING))
     }
 
-    fn survey(&mut self, idx: MachineIdx) -> Option<Survey> {
-        let disk = &mut self.machines[idx].disk;
+    fn survey(world: &mut World, idx: MachineIdx) -> Option<Survey> {
+        let disk = &mut world.machines[idx].disk;
         if disk.held.is_none() || disk.lost.is_some() {
             return None;
         }
-        survey_of(&self.settings.raft.limits, disk.recover()).ok()
+        survey_of(&world.settings.raft.limits, disk.recover()).ok()
     }
 
     /// In the daemon's order.
-    fn recover_at(&mut self, idx: MachineIdx, source: Source, mut tables: Tables, term: u64) -> Option<()> {
-        let at = self.wall(idx);
+    fn recover_at(
+        &mut self,
+        world: &mut World,
+        idx: MachineIdx,
+        source: Source,
+        mut tables: Tables,
+        term: u64,
+    ) -> Option<()> {
+        let at = world.wall(idx);
         let (node, name, addr) = {
-            let machine = &self.machines[idx];
+            let machine = &world.machines[idx];
             (machine.id, machine.name.clone(), machine.addr.clone())
         };
         let cluster = tables.cluster.clone()?;
@@ -196,14 +185,14 @@ impl Simulation {
         let done = match recover(&mut tables, &recovery) {
             Ok(done) => done,
             Err(why) => {
-                self.require(Err(violation("FAULT", format!("n{} cannot recover: {why}", idx + 1))));
+                world.require(Err(violation("FAULT", format!("n{} cannot recover: {why}", idx + 1))));
                 return None;
             }
         };
-        let certificate = self.sign_for_itself(idx, &mut tables, incarnation, at)?;
-        self.log(format!("n{} recovers alone from {source:?} at revision {}", idx + 1, tables.revision));
+        let certificate = Self::sign_for_itself(world, idx, &mut tables, incarnation, at)?;
+        world.log(format!("n{} recovers alone from {source:?} at revision {}", idx + 1, tables.revision));
         let write = replacement_write(done.raft_id, term + 1, tables.clone());
-        let machine = &mut self.machines[idx];
+        let machine = &mut world.machines[idx];
         machine.disk.rewrite(write);
         machine.disk.held = Some(done.raft_id);
         machine.agent.certificate = Some(certificate);
@@ -212,36 +201,36 @@ impl Simulation {
         (machine.agent.demotion_reported, machine.agent.ended) = (None, None);
         machine.gone = false;
         if source == Source::Backup {
-            self.recoveries.restored += 1;
-            self.totals.add("recoveries from a backup restored before", u64::from(self.recoveries.restored > 1));
-            let open = self.now() + self.rng.millis(50, 700);
-            self.machines[idx].closed_until = open;
+            self.restored += 1;
+            world.totals.add("recoveries from a backup restored before", u64::from(self.restored > 1));
+            let open = world.now() + world.rng.millis(50, 700);
+            world.machines[idx].closed_until = open;
         }
-        self.totals.count(if source == Source::Backup {
+        world.totals.count(if source == Source::Backup {
             "recoveries from a backup"
         } else {
             "recoveries from a local replica"
         });
-        self.totals.add("repeated recoveries", u64::from(self.recoveries.done > 0));
-        self.recoveries.done += 1;
-        self.recoveries.last = Some(at);
-        self.model.recovered(&tables);
-        let outcome = self.checks.recovered(&tables);
-        self.require(outcome);
-        self.start(idx);
+        world.totals.add("repeated recoveries", u64::from(world.recoveries_done > 0));
+        world.recoveries_done += 1;
+        self.last = Some(at);
+        world.model.recovered(&tables);
+        let outcome = world.checks.recovered(&tables);
+        world.require(outcome);
+        Machine::start(world, idx);
         Some(())
     }
 
     fn sign_for_itself(
-        &mut self,
+        world: &mut World,
         idx: MachineIdx,
         tables: &mut Tables,
         incarnation: Incarnation,
         at: WallTime,
     ) -> Option<muster_messages::CertIdentity> {
-        let node = self.machines[idx].id;
+        let node = world.machines[idx].id;
         let granted = tables.nodes.get(&node)?.granted;
-        let (serial, not_after) = (format!("{:08x}", self.number()), at.plus(SELF_SIGNED_LIFETIME));
+        let (serial, not_after) = (format!("{:08x}", world.number()), at.plus(SELF_SIGNED_LIFETIME));
         let replaces = tables.certificates.get(&node).and_then(|row| Some(row.current.as_ref()?.serial.clone()));
         let issued = IssuedCertificate {
             serial: serial.clone(),
@@ -254,37 +243,26 @@ impl Simulation {
         let change = Change::IssueCertificate { node, certificate: Box::new(issued), held: None, replaces };
         let command = Command::idempotent(at, Principal::Operator, "a disaster").change(change);
         let next = tables.revision.next().into();
-        if let Err(why) = apply_within(&self.settings.raft.limits, tables, next, &command) {
-            self.require(Err(violation("FAULT", format!("the certificate of the recovery: {why}"))));
+        if let Err(why) = apply_within(&world.settings.raft.limits, tables, next, &command) {
+            world.require(Err(violation("FAULT", format!("the certificate of the recovery: {why}"))));
             return None;
         }
         Some(crate::agents::certificate(node, Role::Manager, Some(granted), (serial, incarnation), not_after))
     }
 
     /// One lost manager returns with its disk. It must not be a majority of its own configuration.
-    pub(crate) fn straggler(&mut self) {
-        let gone: Vec<MachineIdx> = (0..self.machines.len()).filter(|p| self.machines[*p].gone).collect();
-        let may = !self.recoveries.one_is_back;
-        let Some(idx) = self.rng.pick(&gone).filter(|_| may && self.rng.chance(500)) else { return };
+    pub(crate) fn straggler(&mut self, world: &mut World) {
+        let gone: Vec<MachineIdx> = (0..world.machines.len()).filter(|p| world.machines[*p].gone).collect();
+        let may = !self.one_is_back;
+        let Some(idx) = world.rng.pick(&gone).filter(|_| may && world.rng.chance(500)) else { return };
         let few = |survey: &Survey| survey.tables.members.values().filter(|m| m.voter).count() < 3;
-        if self.machines[idx].agent.certificate.is_none() || self.survey(idx).as_ref().is_none_or(few) {
+        if world.machines[idx].agent.certificate.is_none() || Self::survey(world, idx).as_ref().is_none_or(few) {
             return;
         }
-        self.totals.count("managers returned from before a recovery");
-        self.recoveries.one_is_back = true;
-        self.machines[idx].gone = false;
-        self.start(idx);
-    }
-
-    /// The restored cluster is closed until its operator opens it.
-    pub(crate) fn is_closed(&self, idx: MachineIdx) -> bool {
-        self.now() < self.machines[idx].closed_until
-    }
-
-    /// The newest incarnation known to a machine.
-    pub(crate) fn incarnation(&self, idx: MachineIdx) -> Incarnation {
-        let machine = &self.machines[idx];
-        machine.agent.certificate.as_ref().map_or(Incarnation(1), |certificate| certificate.incarnation)
+        world.totals.count("managers returned from before a recovery");
+        self.one_is_back = true;
+        world.machines[idx].gone = false;
+        Machine::start(world, idx);
     }
 }
 

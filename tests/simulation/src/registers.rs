@@ -14,8 +14,9 @@ use muster_testkit::history::{End, History, MAX_CLIENTS, StartedOp, Value};
 
 use crate::bugs::Bug;
 use crate::checks::{WRITE_1, violation};
+use crate::events::Event;
 use crate::machine::{Asker, MachineIdx};
-use crate::simulation::{Event, Simulation};
+use crate::world::World;
 
 pub const LINEAR_1: &str = "LINEAR-1";
 
@@ -77,49 +78,47 @@ impl Registers {
     pub fn open(&self) -> bool {
         self.clients.iter().any(|c| c.begun.is_some())
     }
-}
 
-impl Simulation {
-    pub(crate) fn start_registers(&mut self, clients: usize) {
+    pub(crate) fn start(&mut self, world: &mut World, clients: usize) {
         assert!(clients <= MAX_CLIENTS, "more clients would exceed the checker's limit of open operations");
-        self.registers.history = Some(History::new("r"));
-        self.registers.clients = vec![Client::default(); clients];
+        self.history = Some(History::new("r"));
+        self.clients = vec![Client::default(); clients];
         for client in 0..clients {
-            let soon = self.rng.millis(1, 300);
-            self.time.after(soon, Event::Register(client));
+            let soon = world.rng.millis(1, 300);
+            world.time.after(soon, Event::Register(client));
         }
     }
 
     /// LINEAR-1: for each key some register gave all answers and holds the current value.
-    pub(crate) fn check_registers(&mut self) {
-        let (Some(history), Some(tables)) = (&self.registers.history, self.checks.newest()) else { return };
-        let Some(record) = self.model.ledger.and_then(|node| tables.nodes.get(&node)) else { return };
+    pub(crate) fn check(&mut self, world: &mut World) {
+        let (Some(history), Some(tables)) = (&self.history, world.checks.newest()) else { return };
+        let Some(record) = world.model.ledger.and_then(|node| tables.nodes.get(&node)) else { return };
         history.read_all(|key| record.labels.get(key).and_then(|text| text.parse().ok()));
         let checked_ops = history.check();
         match checked_ops {
-            Ok(ops) => self.totals.add("register operations checked", ops),
-            Err(why) => self.require(Err(violation(LINEAR_1, why))),
+            Ok(ops) => world.totals.add("register operations checked", ops),
+            Err(why) => world.require(Err(violation(LINEAR_1, why))),
         }
     }
 
     // ---- clients --------------------------------------------------------------------------------------------------
 
     /// One step of a client: its next operation, or the next attempt of the open one.
-    pub(crate) fn register(&mut self, number: usize) {
-        let idle = self.registers.clients[number].begun.is_none();
-        if idle && (self.clients.resting || self.checks.newest().is_none()) {
-            return self.time.after(Duration::from_millis(100), Event::Register(number));
+    pub(crate) fn step(&mut self, world: &mut World, number: usize) {
+        let idle = self.clients[number].begun.is_none();
+        if idle && (world.resting || world.checks.newest().is_none()) {
+            return world.time.after(Duration::from_millis(100), Event::Register(number));
         }
         if idle {
-            self.begin_register(number);
+            self.begin(world, number);
         }
-        let guess = self.rng.chance(250);
-        let hinted = self.registers.clients[number].hint.and_then(|node| self.idx_of(node));
+        let guess = world.rng.chance(250);
+        let hinted = self.clients[number].hint.and_then(|node| world.idx_of(node));
         let idx = match hinted.filter(|_| !guess) {
             Some(idx) => Some(idx),
-            None => self.any_manager(),
+            None => world.any_manager(),
         };
-        let client = &mut self.registers.clients[number];
+        let client = &mut self.clients[number];
         client.attempt += 1;
         client.awaiting = true;
         let Some(begun) = client.begun.as_ref() else { return };
@@ -132,25 +131,26 @@ impl Simulation {
             key: begun.key.clone(),
             writes: begun.writes,
         };
-        self.time
+        world
+            .time
             .after(ATTEMPT_TIMEOUT, Event::RegisterReply { pending: Box::new(pending.clone()), reply: Reply::Unknown });
-        if let Some(idx) = idx.filter(|_| !self.rng.chance(self.net.conditions.loss)) {
-            let delay = self.net.conditions.slow + self.rng.micros(80, 1500);
-            if self.settings.bug == Some(Bug::RetryWithNewId) {
+        if let Some(idx) = idx.filter(|_| !world.rng.chance(world.net.conditions.loss)) {
+            let delay = world.net.conditions.slow + world.rng.micros(80, 1500);
+            if world.settings.bug == Some(Bug::RetryWithNewId) {
                 let again = PendingRequest { request: RequestId(pending.request.0.wrapping_add(1)), ..pending.clone() };
-                let later = delay + self.rng.millis(100, 900);
-                self.time.after(later, Event::RegisterAsks { idx, pending: Box::new(again) });
+                let later = delay + world.rng.millis(100, 900);
+                world.time.after(later, Event::RegisterAsks { idx, pending: Box::new(again) });
             }
-            self.time.after(delay, Event::RegisterAsks { idx, pending: Box::new(pending) });
+            world.time.after(delay, Event::RegisterAsks { idx, pending: Box::new(pending) });
         }
     }
 
-    fn begin_register(&mut self, number: usize) {
-        let (idx, writes) = (self.rng.below(usize::MAX), self.rng.chance(500));
-        let request = self.request().0;
-        let tries = 1 + self.rng.below(4) as u32;
-        let Some(history) = &self.registers.history else { return };
-        let client = &mut self.registers.clients[number];
+    fn begin(&mut self, world: &mut World, number: usize) {
+        let (idx, writes) = (world.rng.below(usize::MAX), world.rng.chance(500));
+        let request = world.request().0;
+        let tries = 1 + world.rng.below(4) as u32;
+        let Some(history) = &self.history else { return };
+        let client = &mut self.clients[number];
         let begun = match client.removes.take() {
             Some(old) => history.begin_removal(&old),
             None if writes => history.begin_write(idx),
@@ -169,8 +169,8 @@ impl Simulation {
         };
     }
 
-    pub(crate) fn register_reply(&mut self, pending: &PendingRequest, reply: Reply) {
-        let client = &mut self.registers.clients[pending.client];
+    pub(crate) fn reply(&mut self, world: &mut World, pending: &PendingRequest, reply: Reply) {
+        let client = &mut self.clients[pending.client];
         if client.op != pending.op || client.begun.is_none() {
             return;
         }
@@ -195,67 +195,67 @@ impl Simulation {
         let gives_up = client.attempt >= client.tries;
         let otherwise = if client.maybe { End::Unknown } else { End::Nothing };
         if let Some(end) = end.or(gives_up.then_some(otherwise)) {
-            self.end_register(pending.client, end);
+            self.end(world, pending.client, end);
         }
         if under_way {
-            let pause = if done { self.rng.millis(10, 250) } else { self.rng.millis(1, 60) };
-            self.time.after(pause, Event::Register(pending.client));
+            let pause = if done { world.rng.millis(10, 250) } else { world.rng.millis(1, 60) };
+            world.time.after(pause, Event::Register(pending.client));
         }
     }
 
-    fn end_register(&mut self, number: usize, end: End) {
-        let client = &mut self.registers.clients[number];
-        let (Some(begun), Some(history)) = (client.begun.take(), &self.registers.history) else { return };
+    fn end(&mut self, world: &mut World, number: usize, end: End) {
+        let client = &mut self.clients[number];
+        let (Some(begun), Some(history)) = (client.begun.take(), &self.history) else { return };
         client.removes = history.end(&begun, end);
-        self.totals.count(match (end, begun.writes) {
+        world.totals.count(match (end, begun.writes) {
             (End::Wrote, _) => "registers written",
             (End::ReadValue(_), _) => "registers read",
             (_, Some(_)) => "registers: writes with unknown outcome, or none",
             (_, None) => "registers: reads given up",
         });
-        self.totals.add("register keys retired", u64::from(self.registers.clients[number].removes.is_some()));
+        world.totals.add("register keys retired", u64::from(self.clients[number].removes.is_some()));
     }
 
     // ---- managers -------------------------------------------------------------------------------------------------
 
-    pub(crate) fn register_arrives(&mut self, idx: MachineIdx, pending: Box<PendingRequest>) {
-        let Some(ledger) = self.model.ledger else { return };
-        let listens = self.machines[idx].up && self.machines[idx].runtime.is_some();
+    pub(crate) fn arrive(world: &mut World, idx: MachineIdx, pending: Box<PendingRequest>) {
+        let Some(ledger) = world.model.ledger else { return };
+        let listens = world.machines[idx].up && world.machines[idx].runtime.is_some();
         if !listens {
-            return self.reply_to_register(pending, Reply::NotTaken { leader: None });
+            return Self::reply_to(world, pending, Reply::NotTaken { leader: None });
         }
-        let Some(value) = pending.writes else { return self.read_register(idx, pending) };
+        let Some(value) = pending.writes else { return Self::read(world, idx, pending) };
         let key = pending.key.clone();
         let (add, remove) = match value {
             Some(number) => ([(key, number.to_string())].into(), Vec::new()),
             None => (Default::default(), vec![key]),
         };
         let command =
-            Command::idempotent(self.wall(idx), Principal::Operator, "register").with_request(pending.request);
+            Command::idempotent(world.wall(idx), Principal::Operator, "register").with_request(pending.request);
         let digest = request_digest(&[pending.key.as_bytes(), format!("{:?}", pending.writes).as_bytes()]);
-        let command = if self.digested(idx) { command.guard(Guard::Request { digest }) } else { command };
+        let command = if world.digested(idx) { command.guard(Guard::Request { digest }) } else { command };
         let command = command.change(Change::UpdateLabels { node: ledger, add, remove });
-        self.propose(idx, Asker::Register(pending), command, DEADLINE);
+        world.propose(idx, Asker::Register(pending), command, DEADLINE);
     }
 
-    fn read_register(&mut self, idx: MachineIdx, pending: Box<PendingRequest>) {
-        if self.settings.bug == Some(Bug::ReadLocalReplica) {
-            let reply = self.machines[idx].runtime.as_ref().map(|h| self.seen(h.core.replica(), &pending));
-            return self.reply_to_register(pending, reply.unwrap_or(Reply::Unknown));
+    fn read(world: &mut World, idx: MachineIdx, pending: Box<PendingRequest>) {
+        if world.settings.bug == Some(Bug::ReadLocalReplica) {
+            let reply = world.machines[idx].runtime.as_ref().map(|h| Self::seen(world, h.core.replica(), &pending));
+            return Self::reply_to(world, pending, reply.unwrap_or(Reply::Unknown));
         }
-        let deadline = self.clock(idx) + DEADLINE;
-        if let Some(ask) = self.await_answer(idx, Asker::Register(pending)) {
-            self.deliver(idx, Input::Read { ask, deadline });
+        let deadline = world.clock(idx) + DEADLINE;
+        if let Some(ask) = world.await_answer(idx, Asker::Register(pending)) {
+            world.deliver(idx, Input::Read { ask, deadline });
         }
     }
 
-    fn seen(&self, replica: &Replica, pending: &PendingRequest) -> Reply {
-        let record = self.model.ledger.and_then(|node| replica.tables.nodes.get(&node));
+    fn seen(world: &World, replica: &Replica, pending: &PendingRequest) -> Reply {
+        let record = world.model.ledger.and_then(|node| replica.tables.nodes.get(&node));
         Reply::ReadValue(record.and_then(|r| r.labels.get(&pending.key)).and_then(|text| text.parse().ok()))
     }
 
     /// The Raft member finished a client's proposal.
-    pub(crate) fn register_ended(&mut self, pending: Box<PendingRequest>, result: Result<Applied, ProposeError>) {
+    pub(crate) fn ended(world: &mut World, pending: Box<PendingRequest>, result: Result<Applied, ProposeError>) {
         let reply = match result {
             Ok(_) => Reply::Wrote,
             Err(ProposeError::NotLeader { leader }) => Reply::NotTaken { leader },
@@ -263,26 +263,26 @@ impl Simulation {
             Err(ProposeError::Refused(CommandRefusal::OutcomeForgotten(_))) => Reply::Unknown,
             Err(ProposeError::Refused(why)) => {
                 let detail = format!("a valid write of {} was refused: {why}", pending.key);
-                return self.require(Err(violation(WRITE_1, detail)));
+                return world.require(Err(violation(WRITE_1, detail)));
             }
             Err(_) => Reply::Unknown,
         };
-        self.reply_to_register(pending, reply);
+        Self::reply_to(world, pending, reply);
     }
 
-    pub(crate) fn register_read(
-        &mut self,
+    pub(crate) fn read_ended(
+        world: &mut World,
         pending: Box<PendingRequest>,
         result: Result<std::sync::Arc<Replica>, ReadError>,
     ) {
-        let reply = result.map_or(Reply::Unknown, |replica| self.seen(&replica, &pending));
-        self.reply_to_register(pending, reply);
+        let reply = result.map_or(Reply::Unknown, |replica| Self::seen(world, &replica, &pending));
+        Self::reply_to(world, pending, reply);
     }
 
-    fn reply_to_register(&mut self, pending: Box<PendingRequest>, reply: Reply) {
-        if !self.rng.chance(self.net.conditions.loss) {
-            let delay = self.net.conditions.slow + self.rng.micros(80, 1500);
-            self.time.after(delay, Event::RegisterReply { pending, reply });
+    fn reply_to(world: &mut World, pending: Box<PendingRequest>, reply: Reply) {
+        if !world.rng.chance(world.net.conditions.loss) {
+            let delay = world.net.conditions.slow + world.rng.micros(80, 1500);
+            world.time.after(delay, Event::RegisterReply { pending, reply });
         }
     }
 }

@@ -2,14 +2,15 @@
 
 use std::time::Duration;
 
-use muster_messages::{Incarnation, Liveness, Membership, Moment, NodeId, NodeRecord, Role, WallTime};
+use muster_messages::{Liveness, Membership, Moment, NodeRecord, Role, Tables};
 
-use crate::bugs::Bug;
+use crate::blocks::SWEEP_INTERVAL;
 use crate::checks::{CONVERGE_1, PROPOSE_1, READ_1, WRITE_1, violation};
-use crate::machine::{Agent, Machine, MachineIdx};
-use crate::recoveries::NEVER_CLOSED;
-use crate::report::{Failure, Report};
-use crate::simulation::{Event, Simulation};
+use crate::events::Event;
+use crate::faults::Faults;
+use crate::machine::{Machine, MachineIdx};
+use crate::report::Failure;
+use crate::simulation::Simulation;
 
 const SECOND: u64 = 1_000_000;
 /// When fault injection ends.
@@ -21,25 +22,6 @@ const SETTLE_DEADLINE: Moment = Moment(130 * SECOND);
 /// Minimum number of role changes in a run.
 pub const ROLE_CHANGES: usize = 3;
 
-/// Runs one seed. `Err`: an invariant is violated.
-pub fn run(seed: u64, bug: Option<Bug>, verbose: bool) -> Result<Report, Failure> {
-    let mut simulation = Simulation::with_bug(seed, bug);
-    simulation.trace.verbose = verbose;
-    let outcome = simulation.simulate_roles();
-    Bug::enable(None, &mut simulation.settings);
-    outcome
-}
-
-/// Runs one seed with many candidates for few leases on three managers under continuous faults. `Err`: an invariant is
-/// violated.
-pub fn run_leases(seed: u64, bug: Option<Bug>, verbose: bool) -> Result<Report, Failure> {
-    let mut simulation = Simulation::with_bug(seed, bug);
-    simulation.trace.verbose = verbose;
-    let outcome = simulation.simulate_leases();
-    Bug::enable(None, &mut simulation.settings);
-    outcome
-}
-
 /// Candidates and leases.
 const CANDIDATES: usize = 20;
 const LEASES: usize = 2;
@@ -48,237 +30,168 @@ const LEASE_FAULTS_BEGIN: Moment = Moment(2 * SECOND);
 const LEASE_FAULTS_END: Moment = Moment(14 * SECOND);
 const LEASES_HELD_DEADLINE: Moment = Moment(40 * SECOND);
 
+/// Many candidates for few leases on three managers under continuous faults. `Err`: an invariant is violated.
+pub fn leases(sim: &mut Simulation) -> Result<(), Failure> {
+    sim.world.clocks_drift = true;
+    let disasters = sim.world.rng.chance(400);
+    let young_leases = disasters && sim.world.rng.chance(400);
+    if young_leases {
+        sim.world.clocks_agree = true;
+    }
+    sim.world.found();
+    sim.clients.start(&mut sim.world, 1);
+    for _ in 0..2 {
+        sim.world.join_machine(Role::Manager);
+    }
+    let first_ask = if young_leases { Duration::from_millis(2500) } else { Duration::ZERO };
+    sim.candidates.start(&mut sim.world, CANDIDATES, LEASES, first_ask);
+    sim.watchers.start(&mut sim.world, 2);
+    if disasters {
+        sim.recoveries.plan(&mut sim.world, if young_leases { 0 } else { LEASES });
+    }
+    sim.run_to(LEASE_FAULTS_BEGIN)?;
+    sim.world.faults_active = true;
+    sim.world.time.after(Duration::from_millis(1), Event::Fault);
+    let soon = sim.world.rng.millis(500, 8000);
+    sim.world.time.after(soon, Event::DisconnectLeader);
+    sim.run_to(LEASE_FAULTS_END)?;
+    Faults::clear(&mut sim.world);
+    while let Some(lease) = (0..LEASES).find(|lease| sim.candidates.holder_of(&sim.world, *lease).is_none()) {
+        if sim.world.now() >= LEASES_HELD_DEADLINE {
+            return Err(sim.world.failure(&violation(CONVERGE_1, format!("lease {lease} is not acquired"))));
+        }
+        let next = sim.world.now() + Duration::from_millis(100);
+        sim.run_to(next)?;
+    }
+    Ok(())
+}
+
+/// A growing cluster under load and faults, with callers that lie. `Err`: an invariant is violated.
+pub fn roles(sim: &mut Simulation) -> Result<(), Failure> {
+    let managers = 3 + sim.world.rng.below(3);
+    let workers = (5usize.saturating_sub(managers)).max(1 + sim.world.rng.below(2));
+    sim.world.found();
+    sim.clients.start(&mut sim.world, 2);
+    sim.registers.start(&mut sim.world, 3);
+    sim.candidates.start(&mut sim.world, 3, 1, Duration::ZERO);
+    sim.adversaries.start(&mut sim.world);
+    for idx in 1..managers + workers {
+        let role = if idx < managers { Role::Manager } else { Role::Worker };
+        sim.world.join_machine(role);
+    }
+    // Faults begin while the cluster still grows.
+    let quiet = sim.world.rng.millis(300, 3500);
+    sim.world.faults_active = true;
+    sim.world.time.after(quiet, Event::Fault);
+    sim.world.time.after(Duration::from_millis(1500), Event::Operator);
+    sim.run_to(FAULTS_END)?;
+    Faults::clear(&mut sim.world);
+    while sim.clients.accepted() < ROLE_CHANGES && sim.world.now() < MIN_RUN_TIME {
+        let next = sim.world.now() + Duration::from_millis(500);
+        sim.run_to(next)?;
+    }
+    sim.world.resting = true;
+    let mut unsettled = Some(String::new());
+    while unsettled.is_some() || sim.world.now() < MIN_RUN_TIME {
+        if sim.world.now() >= SETTLE_DEADLINE {
+            let detail = unsettled.unwrap_or_default();
+            return Err(sim.world.failure(&violation(CONVERGE_1, detail)));
+        }
+        let next = sim.world.now() + Duration::from_millis(200);
+        sim.run_to(next)?;
+        unsettled = sim.unsettled();
+    }
+    lose_minority(sim)?;
+    expire_certificates(sim)?;
+    sim.settle_within(Duration::from_secs(10))?;
+    check_final_state(sim)?;
+    Ok(())
+}
+
+/// The settled cluster loses as many managers as it tolerates, and must keep working.
+fn lose_minority(sim: &mut Simulation) -> Result<(), Failure> {
+    let members: Vec<MachineIdx> =
+        (0..sim.world.machines.len()).filter(|p| sim.world.machines[*p].member_id().is_some()).collect();
+    let bears = (members.len() - 1) / 2;
+    let leader = sim.world.leading();
+    let mut victims = members;
+    victims.sort_by_key(|p| Some(*p) != leader);
+    victims.truncate(bears);
+    for idx in &victims {
+        Machine::crash(&mut sim.world, *idx, false);
+    }
+    let before = sim.world.totals.of("writes acknowledged");
+    sim.world.resting = false;
+    let limit = sim.world.now() + Duration::from_secs(8);
+    while sim.world.totals.of("writes acknowledged") < before + 3 {
+        if sim.world.now() >= limit {
+            let detail = format!("no write is acknowledged with {} voters down", victims.len());
+            return Err(sim.world.failure(&violation(CONVERGE_1, detail)));
+        }
+        let next = sim.world.now() + Duration::from_millis(50);
+        sim.run_to(next)?;
+    }
+    sim.world.resting = true;
+    sim.clients.reading = false;
+    for idx in victims {
+        Machine::start(&mut sim.world, idx);
+    }
+    sim.settle_within(Duration::from_secs(40))
+}
+
 impl Simulation {
-    fn simulate_leases(&mut self) -> Result<Report, Failure> {
-        self.clocks_drift = true;
-        let disasters = self.rng.chance(400);
-        let young_leases = disasters && self.rng.chance(400);
-        if young_leases {
-            self.clocks_agree();
-        }
-        self.found();
-        self.start_clients(1);
-        for _ in 0..2 {
-            self.join_machine(Role::Manager);
-        }
-        let first_ask = if young_leases { Duration::from_millis(2500) } else { Duration::ZERO };
-        self.start_candidates(CANDIDATES, LEASES, first_ask);
-        self.start_watchers(2);
-        if disasters {
-            self.plan_disasters(if young_leases { 0 } else { LEASES });
-        }
-        self.run_to(LEASE_FAULTS_BEGIN)?;
-        self.faults.active = true;
-        self.time.after(Duration::from_millis(1), Event::Fault);
-        let soon = self.rng.millis(500, 8000);
-        self.time.after(soon, Event::DisconnectLeader);
-        self.run_to(LEASE_FAULTS_END)?;
-        self.clear_faults();
-        while let Some(lease) = (0..LEASES).find(|lease| self.holder_of(*lease).is_none()) {
-            if self.now() >= LEASES_HELD_DEADLINE {
-                return Err(self.failure(&violation(CONVERGE_1, format!("lease {lease} is not acquired"))));
-            }
-            let next = self.now() + Duration::from_millis(100);
-            self.run_to(next)?;
-        }
-        let simulated_secs = self.now().0 as f64 / 1e6;
-        Ok(Report { seed: self.seed, hash: self.trace.hash(), simulated_secs, totals: self.totals.clone() })
-    }
-
-    fn simulate_roles(&mut self) -> Result<Report, Failure> {
-        let managers = 3 + self.rng.below(3);
-        let workers = (5usize.saturating_sub(managers)).max(1 + self.rng.below(2));
-        self.found();
-        self.start_clients(2);
-        self.start_registers(3);
-        self.start_candidates(3, 1, Duration::ZERO);
-        self.start_adversaries();
-        for idx in 1..managers + workers {
-            let role = if idx < managers { Role::Manager } else { Role::Worker };
-            self.join_machine(role);
-        }
-        // Faults begin while the cluster still grows.
-        let quiet = self.rng.millis(300, 3500);
-        self.faults.active = true;
-        self.time.after(quiet, Event::Fault);
-        self.time.after(Duration::from_millis(1500), Event::Operator);
-        self.run_to(FAULTS_END)?;
-        self.clear_faults();
-        while self.clients.accepted() < ROLE_CHANGES && self.now() < MIN_RUN_TIME {
-            let next = self.now() + Duration::from_millis(500);
-            self.run_to(next)?;
-        }
-        self.clients.resting = true;
-        let mut unsettled = Some(String::new());
-        while unsettled.is_some() || self.now() < MIN_RUN_TIME {
-            if self.now() >= SETTLE_DEADLINE {
-                let detail = unsettled.unwrap_or_default();
-                return Err(self.failure(&violation(CONVERGE_1, detail)));
-            }
-            let next = self.now() + Duration::from_millis(200);
-            self.run_to(next)?;
-            unsettled = self.unsettled();
-        }
-        self.lose_minority()?;
-        self.expire_certificates()?;
-        self.settle_within(Duration::from_secs(10))?;
-        self.check_final_state()?;
-        let simulated_secs = self.now().0 as f64 / 1e6;
-        Ok(Report { seed: self.seed, hash: self.trace.hash(), simulated_secs, totals: self.totals.clone() })
-    }
-
-    /// The settled cluster loses as many managers as it tolerates, and must keep working.
-    fn lose_minority(&mut self) -> Result<(), Failure> {
-        let members: Vec<MachineIdx> =
-            (0..self.machines.len()).filter(|p| self.machines[*p].member_id().is_some()).collect();
-        let bears = (members.len() - 1) / 2;
-        let leader = self.leading();
-        let mut victims = members;
-        victims.sort_by_key(|p| Some(*p) != leader);
-        victims.truncate(bears);
-        for idx in &victims {
-            self.crash(*idx, false);
-        }
-        let before = self.totals.of("writes acknowledged");
-        self.clients.resting = false;
-        let limit = self.now() + Duration::from_secs(8);
-        while self.totals.of("writes acknowledged") < before + 3 {
-            if self.now() >= limit {
-                let detail = format!("no write is acknowledged with {} voters down", victims.len());
-                return Err(self.failure(&violation(CONVERGE_1, detail)));
-            }
-            let next = self.now() + Duration::from_millis(50);
-            self.run_to(next)?;
-        }
-        self.clients.resting = true;
-        self.clients.reading = false;
-        for idx in victims {
-            self.start(idx);
-        }
-        self.settle_within(Duration::from_secs(40))
-    }
-
     pub(crate) fn settle_within(&mut self, limit_after: Duration) -> Result<(), Failure> {
-        let limit = self.now() + limit_after;
+        let limit = self.world.now() + limit_after;
         while let Some(detail) = self.unsettled() {
-            if self.now() >= limit {
-                return Err(self.failure(&violation(CONVERGE_1, detail)));
+            if self.world.now() >= limit {
+                return Err(self.world.failure(&violation(CONVERGE_1, detail)));
             }
-            let next = self.now() + Duration::from_millis(100);
+            let next = self.world.now() + Duration::from_millis(100);
             self.run_to(next)?;
         }
         Ok(())
     }
+}
 
-    fn check_final_state(&mut self) -> Result<(), Failure> {
-        // Every deadline has passed by then.
-        self.run_to(self.now() + Duration::from_secs(6))?;
-        let tables = self.checks.newest().cloned().unwrap_or_default();
-        if let Err(why) = self.model.check(&self.model.floor(), &tables) {
-            let name = if why.starts_with('k') { WRITE_1 } else { READ_1 };
-            return Err(self.failure(&violation(name, format!("at the end: {why}"))));
-        }
-        self.check_registers();
-        if let Some(violation) = self.violation.clone() {
-            return Err(self.failure(&violation));
-        }
-        // One per agent, and as many that are closing.
-        if self.connections.len() > 2 * self.machines.len() {
-            let detail = format!("{} agents have {} connections", self.machines.len(), self.connections.len());
-            return Err(self.failure(&violation(CONVERGE_1, detail)));
-        }
-        for machine in &self.machines {
-            let Some(runtime) = &machine.runtime else { continue };
-            let (proposals, reads, _) = runtime.core.in_flight();
-            if !runtime.asks.is_empty() || proposals + reads > 0 {
-                let n = runtime.asks.len();
-                let detail = format!(
-                    "{n} requests to {} were never answered; {proposals} proposals are in flight",
-                    machine.name
-                );
-                return Err(self.failure(&violation(PROPOSE_1, detail)));
-            }
-        }
-        Ok(())
+fn check_final_state(sim: &mut Simulation) -> Result<(), Failure> {
+    // Every deadline has passed by then.
+    sim.run_to(sim.world.now() + Duration::from_secs(6))?;
+    let tables = sim.world.checks.newest().cloned().unwrap_or_default();
+    if let Err(why) = sim.world.model.check(&sim.world.model.floor(), &tables) {
+        let name = if why.starts_with('k') { WRITE_1 } else { READ_1 };
+        return Err(sim.world.failure(&violation(name, format!("at the end: {why}"))));
     }
-
-    // ---- machines -------------------------------------------------------------------------------------------------
-
-    /// The first machine founds the cluster. Its labels are the ledger, so it is never removed.
-    pub(crate) fn found(&mut self) {
-        let idx = self.new_machine(Role::Manager);
-        let (id, wall) = (self.machines[idx].id, self.wall(idx));
-        let later = wall.plus(Duration::from_secs(90 * 24 * 3600));
-        let first = crate::agents::certificate(id, Role::Manager, None, ("founder".to_owned(), Incarnation(1)), later);
-        self.machines[idx].agent.certificate = Some(first);
-        self.machines[idx].agent.issued_at = wall;
-        self.model.ledger = Some(id);
-        self.start_runtime(idx, true);
-        self.start_agent(idx);
-        self.time.after(Duration::from_millis(5), Event::Agent { idx, life: 0 });
+    sim.registers.check(&mut sim.world);
+    if let Some(violation) = sim.world.violation.clone() {
+        return Err(sim.world.failure(&violation));
     }
-
-    /// Adds a machine that joins with a token for this role.
-    pub(crate) fn join_machine(&mut self, role: Role) -> MachineIdx {
-        let idx = self.new_machine(role);
-        self.log(format!("n{} wants to join as {role}", idx + 1));
-        let soon = self.rng.millis(1, 50);
-        self.time.after(soon, Event::Agent { idx, life: 0 });
-        idx
+    // One per agent, and as many that are closing.
+    if sim.world.connections.len() > 2 * sim.world.machines.len() {
+        let detail = format!("{} agents have {} connections", sim.world.machines.len(), sim.world.connections.len());
+        return Err(sim.world.failure(&violation(CONVERGE_1, detail)));
     }
-
-    pub(crate) fn new_machine(&mut self, joins_as: Role) -> MachineIdx {
-        let idx = self.machines.len();
-        let id = NodeId::from_entropy(self.rng.next_u128());
-        let name = muster_messages::Name::sanitized(&format!("n{}", idx + 1));
-        let machine = Machine {
-            id,
-            name,
-            addr: format!("10.0.0.{}:4400", idx + 1),
-            up: true,
-            build: self.settings.raft.feature_level,
-            started_at: self.now(),
-            incompatible: false,
-            life: 0,
-            thaws: None,
-            clock: self.rng.sample() % 1_000_000_000_000,
-            rate: self.rate(),
-            wall_skew: (self.rng.sample() % 4000) as i64 - 2000,
-            disk: crate::disk::Disk::default(),
-            agent: Agent {
-                core: None,
-                certificate: None,
-                issued_at: WallTime(0),
-                former: Vec::new(),
-                demotion_reported: None,
-                ended: None,
-                known: Vec::new(),
-                wanted: false,
-                wakes: None,
-                asking: None,
-                joins_as,
-                request: muster_messages::RequestId(self.rng.next_u128() | 1),
-            },
-            runtime: None,
-            silent_since: Some(Moment(0)),
-            max_snapshot_bytes: None,
-            gone: false,
-            closed_until: NEVER_CLOSED,
-        };
-        self.machines.push(machine);
-        self.idx_by_node.insert(id, idx);
-        self.net.grow(self.machines.len());
-        idx
+    for machine in &sim.world.machines {
+        let Some(runtime) = &machine.runtime else { continue };
+        let (proposals, reads, _) = runtime.core.in_flight();
+        if !runtime.asks.is_empty() || proposals + reads > 0 {
+            let n = runtime.asks.len();
+            let detail =
+                format!("{n} requests to {} were never answered; {proposals} proposals are in flight", machine.name);
+            return Err(sim.world.failure(&violation(PROPOSE_1, detail)));
+        }
     }
+    Ok(())
+}
 
+impl Simulation {
     /// Describes why a node may not be ready.
     fn describe_session(&self, idx: MachineIdx, leader: MachineIdx, record: &NodeRecord) -> String {
-        let machine = &self.machines[idx];
+        let machine = &self.world.machines[idx];
         let core = machine.agent.core.as_ref();
-        let session = core.and_then(|c| c.session()).map(|s| self.name(s.host));
+        let session = core.and_then(|c| c.session()).map(|s| self.world.name(s.host));
         let (at, why) = (core.and_then(|c| c.connecting_to()), core.and_then(|c| c.last_loss()));
-        let hosts = self.machines[leader].runtime.as_ref().and_then(|h| h.leader.as_ref()?.dispatch.as_ref());
-        let hosts: Vec<_> = hosts.into_iter().flat_map(|d| d.core.hosts()).map(|(h, ..)| self.name(h)).collect();
+        let hosts = self.world.machines[leader].runtime.as_ref().and_then(|h| h.leader.as_ref()?.dispatch.as_ref());
+        let hosts: Vec<_> = hosts.into_iter().flat_map(|d| d.core.hosts()).map(|(h, ..)| self.world.name(h)).collect();
         let (name, is) = (&machine.name, record.liveness);
         format!("{name} is {is:?}; session={session:?} dialling={at:?} last_loss={why:?} hosts={hosts:?}")
     }
@@ -287,12 +200,12 @@ impl Simulation {
 
     /// Why the cluster is not settled; `None` if it is.
     pub fn unsettled(&self) -> Option<String> {
-        let Some(leader) = self.leading() else { return Some("no leader".to_owned()) };
-        let runtime = self.machines[leader].runtime.as_ref()?;
+        let Some(leader) = self.world.leading() else { return Some("no leader".to_owned()) };
+        let runtime = self.world.machines[leader].runtime.as_ref()?;
         let tables = runtime.core.tables();
         for record in tables.nodes.values() {
-            let Some(idx) = self.idx_of(record.id) else { continue };
-            let machine = &self.machines[idx];
+            let Some(idx) = self.world.idx_of(record.id) else { continue };
+            let machine = &self.world.machines[idx];
             if !machine.up {
                 continue;
             }
@@ -318,7 +231,7 @@ impl Simulation {
                 ));
             }
         }
-        for machine in self.machines.iter().filter(|m| m.up) {
+        for machine in self.world.machines.iter().filter(|m| m.up) {
             let known = tables.nodes.contains_key(&machine.id);
             if !known && machine.runtime.is_some() {
                 return Some(format!("{} was removed and still runs its manager runtime", machine.name));
@@ -340,7 +253,7 @@ impl Simulation {
         match pending {
             None => return Some("the role manager is down".to_owned()),
             Some(pending) => {
-                let up = |node| self.idx_of(node).is_some_and(|p| self.machines[p].up);
+                let up = |node| self.world.idx_of(node).is_some_and(|p| self.world.machines[p].up);
                 if let Some(p) = pending.iter().find(|p| up(p.node)) {
                     return Some(format!("pending: {p:?}"));
                 }
@@ -349,12 +262,33 @@ impl Simulation {
         if let Some((op, asked)) = self.clients.open_ops().next() {
             return Some(format!("{op:?} is unanswered: {asked:?}"));
         }
-        if self.clients.resting && self.registers.open() {
+        if self.world.resting && self.registers.open() {
             return Some("a register operation is open".to_owned());
         }
         self.clients.writes_open().then(|| {
-            let (name, flight) = (&self.machines[leader].name, runtime.core.in_flight());
+            let (name, flight) = (&self.world.machines[leader].name, runtime.core.in_flight());
             format!("a write is in flight: {:?}; leader {name}: {flight:?}", self.clients.writers)
         })
     }
+}
+
+/// Advances all calendars by more than a certificate lifetime, a day at a time: certificates are renewed and blocks expire.
+fn expire_certificates(sim: &mut Simulation) -> Result<(), Failure> {
+    const DAY: Duration = Duration::from_secs(24 * 3600);
+    // A certificate issued today, plus the margin of its block.
+    let lifetime = sim.world.settings.authority.node_lifetime + DAY * 3;
+    sim.world.log("calendars advance by a certificate lifetime");
+    sim.world.model.swept = true;
+    for _ in 0..lifetime.as_secs().div_ceil(DAY.as_secs()) {
+        sim.world.calendar = sim.world.calendar.saturating_add(DAY);
+        sim.run_to(sim.world.now() + Duration::from_millis(60))?;
+    }
+    sim.run_to(sim.world.now() + SWEEP_INTERVAL + Duration::from_secs(1))?;
+    let now = sim.world.today();
+    let over = |t: &Tables| t.blocklist.values().find(|b| b.expires_at.plus(DAY) < now).map(|b| b.node);
+    if let Some(node) = sim.world.checks.newest().and_then(over) {
+        let detail = format!("the block of {node} expired and was not deleted");
+        return Err(sim.world.failure(&violation(CONVERGE_1, detail)));
+    }
+    Ok(())
 }

@@ -12,7 +12,8 @@ use crate::bugs::Bug;
 use crate::report::{
     Failure, GATES_MUST_SEE, LEASES_MUST_SEE, ROLES_MUST_SEE, Report, SNAPSHOTS_MUST_SEE, Totals, UPGRADES_MUST_SEE,
 };
-use crate::{run, run_gates, run_leases, run_snapshots, run_upgrades};
+use crate::simulation::Simulation;
+use crate::{fleet, run, snapshots, upgrades};
 
 /// The subject of a simulated run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -83,14 +84,20 @@ impl Run {
 
     /// Runs it to its end. A panic of a core is a failure.
     pub fn execute(self) -> Result<Report, Failure> {
-        let run = match self.kind {
-            Kind::Roles => run,
-            Kind::Leases => run_leases,
-            Kind::Gates => run_gates,
-            Kind::Snapshots => run_snapshots,
-            Kind::Upgrades => run_upgrades,
+        let simulate: fn(&mut Simulation) -> Result<(), Failure> = match self.kind {
+            Kind::Roles => run::roles,
+            Kind::Leases => run::leases,
+            Kind::Gates => fleet::simulate,
+            Kind::Snapshots => snapshots::simulate,
+            Kind::Upgrades => upgrades::simulate,
         };
-        let outcome = catch_unwind(AssertUnwindSafe(|| run(self.seed, self.bug, self.trace)));
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            let mut simulation = Simulation::with_bug(self.seed, self.bug);
+            simulation.world.trace.verbose = self.trace;
+            let outcome = simulate(&mut simulation);
+            Bug::enable(None, &mut simulation.world.settings);
+            outcome.map(|()| simulation.world.report())
+        }));
         let outcome = outcome.unwrap_or_else(|panic| {
             let text = panic.downcast_ref::<String>().map(String::as_str);
             let detail = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("without a message");

@@ -13,12 +13,14 @@ use muster_messages::{
 use muster_raft_member::core::Incompatible;
 use muster_store::Limits;
 
-use crate::bugs::Bug;
 use crate::checks::{CONVERGE_1, violation};
-use crate::fleet::LEVELS;
-use crate::machine::MachineIdx;
-use crate::report::{Failure, Report};
-use crate::simulation::{Event, Simulation};
+use crate::events::Event;
+use crate::faults::Faults;
+use crate::fleet::{Fleet, LEVELS};
+use crate::machine::{Machine, MachineIdx, ManagerRuntime};
+use crate::report::Failure;
+use crate::simulation::Simulation;
+use crate::world::World;
 
 pub const LEVEL_1: &str = "LEVEL-1";
 pub const LEVEL_2: &str = "LEVEL-2";
@@ -47,17 +49,8 @@ pub struct Levels {
     raised: u32,
 }
 
-/// Runs one seed in which managers are upgraded one by one. `Err`: an invariant is violated.
-pub fn run_upgrades(seed: u64, bug: Option<Bug>, verbose: bool) -> Result<Report, Failure> {
-    let mut simulation = Simulation::with_bug(seed, bug);
-    simulation.trace.verbose = verbose;
-    let outcome = simulation.simulate_upgrades();
-    Bug::enable(None, &mut simulation.settings);
-    outcome
-}
-
 /// The feature level from which on every build can decode the command.
-fn required_level(command: &Command) -> u32 {
+pub(crate) fn required_level(command: &Command) -> u32 {
     let change = |change: &Change| {
         matches!(
             change,
@@ -73,151 +66,138 @@ fn required_level(command: &Command) -> u32 {
     if newer { IDENTITY_LEVEL } else { 0 }
 }
 
-impl Simulation {
-    fn simulate_upgrades(&mut self) -> Result<Report, Failure> {
-        self.settings.raft.feature_level = OLD_BUILD;
-        // The shipped bounds: level 2 forgets outcomes in the order of their requests, whatever their age.
-        self.settings.raft.limits = Limits::DEFAULT;
-        self.found();
-        self.start_clients(2);
-        self.start_candidates(3, 1, Duration::ZERO);
-        for _ in 0..2 + self.rng.below(2) {
-            self.join_machine(Role::Manager);
-        }
-        self.join_machine(Role::Worker);
-        self.start_level_parts();
-        self.run_to(UPGRADES_BEGIN)?;
-        self.faults.active = true;
-        self.time.after(Duration::from_millis(1), Event::Fault);
-        self.time.after(Duration::from_millis(1), Event::Upgrade);
-        self.run_to(FAULTS_END)?;
-        self.clear_faults();
-        for idx in 0..self.machines.len() {
-            if self.machines[idx].build < FEATURE_LEVEL {
-                self.restart_as(idx, FEATURE_LEVEL);
-                let next = self.now() + self.rng.millis(50, 3000);
-                self.run_to(next)?;
-            }
-        }
-        let limit = self.now() + CONVERGENCE_LIMIT;
-        while let Some(why) = self.upgrade_unsettled() {
-            if self.now() >= limit {
-                return Err(self.failure(&violation(CONVERGE_1, why)));
-            }
-            let next = self.now() + Duration::from_millis(100);
-            self.run_to(next)?;
-        }
-        self.clients.resting = true;
-        self.settle_within(CONVERGENCE_LIMIT)?;
-        let simulated_secs = self.now().0 as f64 / 1e6;
-        Ok(Report { seed: self.seed, hash: self.trace.hash(), simulated_secs, totals: self.totals.clone() })
+/// Managers are upgraded one by one. `Err`: an invariant is violated.
+pub fn simulate(sim: &mut Simulation) -> Result<(), Failure> {
+    sim.world.settings.raft.feature_level = OLD_BUILD;
+    // The shipped bounds: level 2 forgets outcomes in the order of their requests, whatever their age.
+    sim.world.settings.raft.limits = Limits::DEFAULT;
+    sim.world.found();
+    sim.clients.start(&mut sim.world, 2);
+    sim.candidates.start(&mut sim.world, 3, 1, Duration::ZERO);
+    for _ in 0..2 + sim.world.rng.below(2) {
+        sim.world.join_machine(Role::Manager);
     }
-
-    fn upgrade_unsettled(&self) -> Option<String> {
-        let level = self.checks.newest().map_or(0, Tables::feature_level);
-        if level != FEATURE_LEVEL {
-            return Some(format!("the feature level is {level}, although every manager supports {FEATURE_LEVEL}"));
+    sim.world.join_machine(Role::Worker);
+    Fleet::start_level_parts(&mut sim.world);
+    sim.run_to(UPGRADES_BEGIN)?;
+    sim.world.faults_active = true;
+    sim.world.time.after(Duration::from_millis(1), Event::Fault);
+    sim.world.time.after(Duration::from_millis(1), Event::Upgrade);
+    sim.run_to(FAULTS_END)?;
+    Faults::clear(&mut sim.world);
+    for idx in 0..sim.world.machines.len() {
+        if sim.world.machines[idx].build < FEATURE_LEVEL {
+            Levels::restart_as(&mut sim.world, idx, FEATURE_LEVEL);
+            let next = sim.world.now() + sim.world.rng.millis(50, 3000);
+            sim.run_to(next)?;
         }
-        let outdated = self.machines.iter().find(|machine| machine.incompatible);
-        outdated.map(|machine| format!("{} counts as incompatible", machine.name))
     }
+    let limit = sim.world.now() + CONVERGENCE_LIMIT;
+    while let Some(why) = unsettled(sim) {
+        if sim.world.now() >= limit {
+            return Err(sim.world.failure(&violation(CONVERGE_1, why)));
+        }
+        let next = sim.world.now() + Duration::from_millis(100);
+        sim.run_to(next)?;
+    }
+    sim.world.resting = true;
+    sim.settle_within(CONVERGENCE_LIMIT)?;
+    Ok(())
+}
 
+fn unsettled(sim: &Simulation) -> Option<String> {
+    let level = sim.world.checks.newest().map_or(0, Tables::feature_level);
+    if level != FEATURE_LEVEL {
+        return Some(format!("the feature level is {level}, although every manager supports {FEATURE_LEVEL}"));
+    }
+    let outdated = sim.world.machines.iter().find(|machine| machine.incompatible);
+    outdated.map(|machine| format!("{} counts as incompatible", machine.name))
+}
+
+impl Levels {
     // ---- the operator ---------------------------------------------------------------------------------------------
 
-    pub(crate) fn upgrade(&mut self) {
-        if !self.faults.active {
+    pub(crate) fn upgrade(world: &mut World) {
+        if !world.faults_active {
             return;
         }
-        let next = self.rng.millis(300, 2500);
-        self.time.after(next, Event::Upgrade);
-        let idx = self.rng.below(self.machines.len());
+        let next = world.rng.millis(300, 2500);
+        world.time.after(next, Event::Upgrade);
+        let idx = world.rng.below(world.machines.len());
         // Before the raise nearly all restarts lead to it; after it the older build is what is to be refused.
-        let newer = if self.levels.raised < FEATURE_LEVEL { 930 } else { 500 };
-        let build = if self.rng.chance(newer) { FEATURE_LEVEL } else { OLD_BUILD };
-        if self.machines[idx].build != build {
-            self.totals.count(match build {
+        let newer = if world.levels.raised < FEATURE_LEVEL { 930 } else { 500 };
+        let build = if world.rng.chance(newer) { FEATURE_LEVEL } else { OLD_BUILD };
+        if world.machines[idx].build != build {
+            world.totals.count(match build {
                 FEATURE_LEVEL => "fault: manager restarted with the newer build",
                 _ => "fault: manager restarted with the older build",
             });
-            self.restart_as(idx, build);
+            Self::restart_as(world, idx, build);
         }
     }
 
-    fn restart_as(&mut self, idx: MachineIdx, build: u32) {
-        self.log(format!("n{} gets the build of feature level {build}", idx + 1));
-        self.crash(idx, false);
-        self.machines[idx].build = build;
-        self.start(idx);
+    fn restart_as(world: &mut World, idx: MachineIdx, build: u32) {
+        world.log(format!("n{} gets the build of feature level {build}", idx + 1));
+        Machine::crash(world, idx, false);
+        world.machines[idx].build = build;
+        Machine::start(world, idx);
     }
 
     /// At the worst moment: the runner has seen that every manager supports the level, and its request is on the way.
-    pub(crate) fn roll_back_beside(&mut self, runner: usize) {
-        let runs = self.runtime_of(runner);
-        let others: Vec<MachineIdx> = (0..self.machines.len())
-            .filter(|idx| Some(*idx) != runs && self.machines[*idx].up && self.machines[*idx].build == FEATURE_LEVEL)
+    pub(crate) fn roll_back_beside(world: &mut World, runner: usize) {
+        let runs = Fleet::runtime_of(world, runner);
+        let others: Vec<MachineIdx> = (0..world.machines.len())
+            .filter(|idx| Some(*idx) != runs && world.machines[*idx].up && world.machines[*idx].build == FEATURE_LEVEL)
             .collect();
-        let chosen = self.rng.pick(&others).filter(|_| self.faults.active && self.rng.chance(200));
+        let chosen = world.rng.pick(&others).filter(|_| world.faults_active && world.rng.chance(200));
         if let Some(idx) = chosen {
-            self.totals.count("fault: manager restarted with the older build while a gate is restricted");
-            self.restart_as(idx, OLD_BUILD);
+            world.totals.count("fault: manager restarted with the older build while a gate is restricted");
+            Self::restart_as(world, idx, OLD_BUILD);
         }
     }
 
     // ---- an incompatible build ------------------------------------------------------------------------------------
 
     /// The manager runtime knows its node.
-    pub(crate) fn knows_itself(&self, idx: MachineIdx) -> bool {
-        let machine = &self.machines[idx];
+    pub(crate) fn knows_itself(world: &World, idx: MachineIdx) -> bool {
+        let machine = &world.machines[idx];
         let knows = |tables: &Tables| tables.cluster.is_some() && tables.nodes.contains_key(&machine.id);
         machine.up && machine.runtime.as_ref().is_some_and(|runtime| knows(runtime.core.tables()))
     }
 
     /// A build decodes no snapshot of a later level.
-    pub(crate) fn as_read_by(&mut self, idx: MachineIdx, mut data: Vec<u8>) -> Vec<u8> {
+    pub(crate) fn as_read_by(world: &mut World, idx: MachineIdx, mut data: Vec<u8>) -> Vec<u8> {
         let level = muster_store::snapshot::decode(&data).map_or(0, |tables| tables.feature_level());
-        if level > self.machines[idx].build {
-            self.totals.count("snapshots too new for the older build");
+        if level > world.machines[idx].build {
+            world.totals.count("snapshots too new for the older build");
             data[1] = NEWER_SNAPSHOT; // behind the version of the wire
         }
         data
     }
 
-    pub(crate) fn found_incompatible(&mut self, idx: MachineIdx, what: Incompatible) {
+    pub(crate) fn found_incompatible(world: &mut World, idx: MachineIdx, what: Incompatible) {
         match what {
-            Incompatible::Level(level) => self.stop_incompatible(idx, &format!("feature level {level}")),
+            Incompatible::Level(level) => Self::stop_incompatible(world, idx, &format!("feature level {level}")),
             // One peer's claim: the leader is asked.
             Incompatible::Snapshot(_) => {
-                if let Some(runtime) = self.machines[idx].runtime.as_ref().map(|runtime| runtime.number) {
-                    self.time.after(Duration::ZERO, Event::AskMembership { idx, runtime, unanswered: None });
+                if let Some(runtime) = world.machines[idx].runtime.as_ref().map(|runtime| runtime.number) {
+                    world.time.after(Duration::ZERO, Event::AskMembership { idx, runtime, unanswered: None });
                 }
             }
         }
     }
 
     /// The manager runtime ends for this process; its data stays.
-    pub(crate) fn stop_incompatible(&mut self, idx: MachineIdx, why: &str) {
-        self.totals.count("incompatible managers stopped");
-        self.log(format!("n{} stops its manager runtime: incompatible: {why}", idx + 1));
-        self.machines[idx].incompatible = true;
-        self.stop_runtime(idx, true);
-    }
-
-    // ---- invariants -----------------------------------------------------------------------------------------------
-
-    /// LEVEL-4.
-    pub(crate) fn check_encoding(&mut self, idx: MachineIdx, command: &Command) {
-        let Some(runtime) = &self.machines[idx].runtime else { return };
-        let (needs, level) = (required_level(command), runtime.core.tables().feature_level());
-        if needs > level && level > 0 {
-            let detail =
-                format!("n{} proposes at feature level {level} what level {needs} introduces: {command:?}", idx + 1);
-            self.require(Err(violation(LEVEL_4, detail)));
-        }
+    pub(crate) fn stop_incompatible(world: &mut World, idx: MachineIdx, why: &str) {
+        world.totals.count("incompatible managers stopped");
+        world.log(format!("n{} stops its manager runtime: incompatible: {why}", idx + 1));
+        world.machines[idx].incompatible = true;
+        ManagerRuntime::stop(world, idx, true);
     }
 
     /// LEVEL-1, LEVEL-2 and LEVEL-3, seen from outside, after a member has applied entries.
-    pub(crate) fn check_level(&mut self, idx: MachineIdx) {
-        let machine = &self.machines[idx];
+    pub(crate) fn check(world: &mut World, idx: MachineIdx) {
+        let machine = &world.machines[idx];
         let Some(tables) = machine.runtime.as_ref().map(|runtime| runtime.core.tables().clone()) else { return };
         let Some(cluster) = tables.cluster.as_ref() else { return };
         let level = cluster.feature_level;
@@ -225,24 +205,24 @@ impl Simulation {
         if level > machine.build && tables.revision > cluster.revision.max(opened_at) {
             let detail =
                 format!("n{}, of level {}, applies {} at level {level}", idx + 1, machine.build, tables.revision);
-            return self.require(Err(violation(LEVEL_2, detail)));
+            return world.require(Err(violation(LEVEL_2, detail)));
         }
-        if self.levels.raised >= level {
+        if world.levels.raised >= level {
             return;
         }
-        self.levels.raised = level;
-        let now = self.now();
-        for (idx, machine) in self.machines.iter().enumerate() {
+        world.levels.raised = level;
+        let now = world.now();
+        for (idx, machine) in world.machines.iter().enumerate() {
             let behind = machine.build < level && machine.up;
-            if behind && self.level_part_serves(idx) {
+            if behind && Fleet::level_part_serves(world, idx) {
                 let detail = format!("level {level} while n{} takes part at level {}", idx + 1, machine.build);
-                return self.require(Err(violation(LEVEL_1, detail)));
+                return world.require(Err(violation(LEVEL_1, detail)));
             }
             let ready = tables.nodes.get(&machine.id).is_some_and(|record| record.liveness == Liveness::Ready);
             let votes = tables.member_of(machine.id).is_some_and(|member| member.voter);
             if behind && ready && votes && now.since(machine.started_at) >= ANNOUNCED_AFTER {
                 let detail = format!("level {level} takes the vote from n{}, of level {}", idx + 1, machine.build);
-                return self.require(Err(violation(LEVEL_3, detail)));
+                return world.require(Err(violation(LEVEL_3, detail)));
             }
         }
     }
@@ -250,16 +230,16 @@ impl Simulation {
     // ---- parts of the managers in their scope ---------------------------------------------------------------------
 
     /// Registers the definition of each level, as managers do for their own.
-    pub(crate) fn register_levels(&mut self) {
-        let all = self.checks.newest().map(|tables| tables.reconcilers.clone()).unwrap_or_default();
-        let mut builds: Vec<u32> = self.machines.iter().filter(|m| m.up).map(|m| m.build).collect();
+    pub(crate) fn register_levels(world: &mut World) {
+        let all = world.checks.newest().map(|tables| tables.reconcilers.clone()).unwrap_or_default();
+        let mut builds: Vec<u32> = world.machines.iter().filter(|m| m.up).map(|m| m.build).collect();
         builds.sort_unstable();
         builds.dedup();
         for build in builds {
             let key = DefinitionKey { reconciler: LEVELS.reconciler.to_owned(), release: level_release(build) };
             if !all.definitions.contains_key(&key) {
                 let definitions = vec![muster_manager::feature_level::definition(build)];
-                self.operator_asks(ReconcilerRequest::Apply { definitions, replace: false });
+                Fleet::operator_asks(world, ReconcilerRequest::Apply { definitions, replace: false });
             }
         }
     }

@@ -7,7 +7,8 @@ use std::collections::BTreeMap;
 use muster_messages::{Lease, ObjectKey, Revision, Tables};
 
 use crate::checks::violation;
-use crate::simulation::{Event, Simulation};
+use crate::events::Event;
+use crate::world::World;
 
 pub const WATCH_1: &str = "WATCH-1";
 pub const WATCH_2: &str = "WATCH-2";
@@ -23,37 +24,41 @@ pub struct Watcher {
     leases: BTreeMap<ObjectKey, Lease>,
 }
 
+/// All watchers.
+#[derive(Clone, Debug, Default)]
+pub struct Watchers(Vec<Watcher>);
+
 fn leases(tables: &Tables) -> BTreeMap<ObjectKey, Lease> {
     tables.objects.iter().filter_map(|(key, object)| Some((key.clone(), object.lease()?.clone()))).collect()
 }
 
-impl Simulation {
-    pub(crate) fn start_watchers(&mut self, watchers: usize) {
-        self.watchers = vec![Watcher::default(); watchers];
+impl Watchers {
+    pub(crate) fn start(&mut self, world: &mut World, watchers: usize) {
+        self.0 = vec![Watcher::default(); watchers];
         for watcher in 0..watchers {
-            let soon = self.rng.millis(1, 400);
-            self.time.after(soon, Event::Watcher(watcher));
+            let soon = world.rng.millis(1, 400);
+            world.time.after(soon, Event::Watcher(watcher));
         }
     }
 
     /// One step of a watcher.
-    pub(crate) fn watcher(&mut self, number: usize) {
-        let next = self.rng.millis(40, 400);
-        self.time.after(next, Event::Watcher(number));
-        let Some(idx) = self.any_manager().filter(|p| self.machines[*p].runs()) else { return };
-        let Some(runtime) = self.machines[idx].runtime.as_ref() else { return };
+    pub(crate) fn step(&mut self, world: &mut World, number: usize) {
+        let next = world.rng.millis(40, 400);
+        world.time.after(next, Event::Watcher(number));
+        let Some(idx) = world.any_manager().filter(|p| world.machines[*p].runs()) else { return };
+        let Some(runtime) = world.machines[idx].runtime.as_ref() else { return };
         let tables = runtime.core.tables();
         if tables.cluster.is_none() {
             return;
         }
-        let watcher = &mut self.watchers[number];
+        let watcher = &mut self.0[number];
         let Some(seen) = watcher.seen else {
             (watcher.seen, watcher.leases) = (Some(tables.revision), leases(tables));
             return;
         };
         let Ok(changes) = runtime.history.since(seen, MAX_CHANGES) else {
             watcher.seen = None;
-            return self.totals.count("watches restarted");
+            return world.totals.count("watches restarted");
         };
         let last = changes.last().map_or(seen, |change| change.revision);
         let whole = changes.len() < MAX_CHANGES;
@@ -73,14 +78,14 @@ impl Simulation {
         let seen = if whole { last.max(newest) } else { last };
         watcher.seen = Some(seen);
         let differs = whole && seen == tables.revision && watcher.leases != leases(tables);
-        self.totals.add("changes watched", changes.len() as u64);
+        world.totals.add("changes watched", changes.len() as u64);
         if let Some((revision, key)) = missed {
             let detail =
                 format!("a watcher at n{} receives {key} at {revision} and has missed earlier changes", idx + 1);
-            self.require(Err(violation(WATCH_2, detail)));
+            world.require(Err(violation(WATCH_2, detail)));
         } else if differs {
             let detail = format!("a watcher at n{} followed all changes up to {seen}, but its leases differ", idx + 1);
-            self.require(Err(violation(WATCH_1, detail)));
+            world.require(Err(violation(WATCH_1, detail)));
         }
     }
 }

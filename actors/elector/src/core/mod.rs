@@ -168,7 +168,7 @@ pub struct ElectorView {
     /// Attempts to renew that were not confirmed.
     pub failures: u64,
     /// Kubernetes only: renewals that first had to read the lease. Under client-go's name in the live tree.
-    #[serde(rename = "read_after_failed_renewal")]
+    #[serde(rename = "slow_path")]
     pub read_after_failed_renewal: u64,
 }
 

@@ -7,10 +7,10 @@ use muster_messages::{
 use muster_reconciler::core::admission::AdmissionState;
 use muster_store::invariants::{RELEASE_2, RELEASE_4};
 
-use super::Subject;
+use super::{Fleet, Subject};
 use crate::candidates::HOLD_1;
 use crate::checks::{CheckResult, violation};
-use crate::simulation::Simulation;
+use crate::world::World;
 
 pub const RELEASE_5: &str = "RELEASE-5";
 pub const RUN_2: &str = "RUN-2";
@@ -87,13 +87,13 @@ fn needs(all: &Reconcilers) -> CheckResult {
     Ok(())
 }
 
-impl Simulation {
+impl Fleet {
     /// SERVE-1, seen from outside: a member that believes to serve is recorded as serving.
-    pub(crate) fn check_serving(&mut self) {
-        let (now, timing) = (self.now(), self.fleet.timing);
-        let Some(tables) = self.checks.newest() else { return };
+    pub(crate) fn check_serving(world: &mut World) {
+        let (now, timing) = (world.now(), world.fleet.timing);
+        let Some(tables) = world.checks.newest() else { return };
         let mut outcome = Ok(());
-        for process in &self.fleet.processes {
+        for process in &world.fleet.processes {
             let Some(member) = &process.serving else { continue };
             if *member.core.admission_state() != AdmissionState::Serving || !member.keeper.is_good(now, timing) {
                 continue;
@@ -104,32 +104,32 @@ impl Simulation {
                 outcome = Err(violation(SERVE_1, format!("{key} serves, but is recorded as {phase:?}")));
             }
         }
-        self.require(outcome);
+        world.require(outcome);
     }
 
     /// RUN-2, as far as it is observable: one runner at a time acts, it holds the lease, the gate leads to its release, and no
     /// incompatible member serves.
-    pub(super) fn check_action(&mut self, number: usize, term: FencingToken, definition: &Definition) {
-        let (now, timing) = (self.now(), self.fleet.timing);
-        let others = self.fleet.processes.iter().enumerate().filter(|(other, _)| *other != number);
+    pub(super) fn check_action(world: &mut World, number: usize, term: FencingToken, definition: &Definition) {
+        let (now, timing) = (world.now(), world.fleet.timing);
+        let others = world.fleet.processes.iter().enumerate().filter(|(other, _)| *other != number);
         let acts = others.filter_map(|(_, process)| Some((process, process.candidacy.as_ref()?))).find(|(_, other)| {
             other.acting.is_some() && other.runner.as_ref().is_some_and(|keeper| keeper.is_good(now, timing))
         });
         if let Some((other, _)) = acts {
-            let detail = format!("{} and {} act at the same time", self.fleet.processes[number].name, other.name);
-            return self.require(Err(violation(HOLD_1, detail)));
+            let detail = format!("{} and {} act at the same time", world.fleet.processes[number].name, other.name);
+            return world.require(Err(violation(HOLD_1, detail)));
         }
-        let Some(tables) = self.checks.newest() else { return };
+        let Some(tables) = world.checks.newest() else { return };
         let all = &tables.reconcilers;
-        let Subject { reconciler, scope } = self.fleet.subject;
+        let Subject { reconciler, scope } = world.fleet.subject;
         let lease = tables.objects.get(&runner_lease(reconciler)).and_then(|object| object.lease());
         // A late request of its own earlier start takes the lease under its own name: no other holder, and
         // noticed with the next renewal.
-        let name = self.fleet.processes[number].name.as_str();
+        let name = world.fleet.processes[number].name.as_str();
         let lease = lease.filter(|lease| lease.is_live());
         let in_force = lease.is_some_and(|l| l.holding.token == term || l.spec.held_by() == Some(name));
         // An operator may have moved the gate since the runner read it.
-        let gate = all.gates.get(reconciler).filter(|_| !self.fleet.wild);
+        let gate = all.gates.get(reconciler).filter(|_| !world.fleet.wild);
         let target = definition.target();
         let leads = gate
             .is_none_or(|gate| gate.now.target.as_ref() == Some(&target) || gate.path_to(&target) == GatePath::Reached);
@@ -140,15 +140,15 @@ impl Simulation {
             Some(blockers) => format!("term {term} acts despite blockers {blockers:?}"),
             None => return,
         };
-        self.require(Err(violation(RUN_2, detail)));
+        world.require(Err(violation(RUN_2, detail)));
     }
 
     /// Why the fleet has not reached its newest candidate's release; `None` if it has.
-    pub(super) fn fleet_unsettled(&self) -> Option<String> {
-        let (Some(tables), Some(target)) = (self.checks.newest(), &self.fleet.target) else {
+    pub(super) fn unsettled(world: &World) -> Option<String> {
+        let (Some(tables), Some(target)) = (world.checks.newest(), &world.fleet.target) else {
             return Some("no applied state, or no target release".to_owned());
         };
-        let (all, reconciler) = (&tables.reconcilers, self.fleet.subject.reconciler);
+        let (all, reconciler) = (&tables.reconcilers, world.fleet.subject.reconciler);
         let Some(definition) = all.definitions_of(reconciler).find(|d| d.release == *target) else {
             return Some(format!("no definition of {target}"));
         };
@@ -158,14 +158,14 @@ impl Simulation {
         }
         let lease = tables.objects.get(&runner_lease(reconciler)).and_then(|object| object.lease());
         let runner = lease.filter(|lease| lease.is_live()).and_then(|lease| lease.spec.held_by());
-        let runs = self.fleet.processes.iter().find(|process| Some(process.name.as_str()) == runner);
+        let runs = world.fleet.processes.iter().find(|process| Some(process.name.as_str()) == runner);
         if runs.is_none_or(|process| process.release != *target) {
             return Some(format!(
                 "{runner:?} holds the runner lease, release {:?}",
                 runs.map(|process| &process.release)
             ));
         }
-        for process in &self.fleet.processes {
+        for process in &world.fleet.processes {
             let Some(member) = &process.serving else { return Some(format!("{} does not run", process.name)) };
             let serves = *member.core.admission_state() == AdmissionState::Serving;
             if !serves && all.admission(&member.participant).is_ok() {

@@ -13,10 +13,12 @@ use muster_messages::{
 };
 use muster_reconciler::core::run::{ObjectError, Stepped, Waved};
 
-use super::{Answer, HoldPoint, PendingRequest, Question, Reply, Requester, SCHEMA, Wave};
-use crate::candidates::Renewer;
+use super::{Answer, HoldPoint, PendingRequest, Process, Question, Reply, Requester, SCHEMA, Wave};
+
+use crate::events::Event;
+use crate::lease_clock::{Clock, Renewer};
 use crate::machine::{Asker, MachineIdx};
-use crate::simulation::{Event, Simulation};
+use crate::world::World;
 
 /// Timeout of an answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
@@ -27,46 +29,46 @@ fn not_here() -> ErrorBody {
     ErrorBody::new(ErrorCode::Unreachable, "this manager does not lead")
 }
 
-impl Simulation {
+impl PendingRequest {
     // ---- on the way -----------------------------------------------------------------------------------------------
 
     /// Every request is answered: after a timeout at the latest.
-    pub(super) fn fleet_asks(&mut self, by: Option<(usize, u32)>, question: Question) {
-        let request = RequestId(self.rng.next_u128() | 1);
-        let pending = PendingRequest { by, sent: self.now(), request, question, waited: false };
+    pub(super) fn ask(world: &mut World, by: Option<(usize, u32)>, question: Question) {
+        let request = RequestId(world.rng.next_u128() | 1);
+        let pending = PendingRequest { by, sent: world.now(), request, question, waited: false };
         if by.is_some() {
             let reply = Err(ErrorBody::new(ErrorCode::TimedOut, "no answer came"));
-            self.time.after(
+            world.time.after(
                 ANSWER_TIMEOUT,
                 Event::FleetReply { pending: Box::new(pending.clone()), reply: Box::new(reply) },
             );
         }
-        if self.fleet.held_back.iter().any(|point| point.is(&pending.question)) {
-            return self.fleet.parked.push(pending);
+        if world.fleet.held_back.iter().any(|point| point.is(&pending.question)) {
+            return world.fleet.parked.push(pending);
         }
-        self.fleet_sends(pending);
+        Self::send(world, pending);
     }
 
-    pub(super) fn fleet_sends(&mut self, pending: PendingRequest) {
+    pub(super) fn send(world: &mut World, pending: PendingRequest) {
         use ReconcilerRequest as R;
         // A read accepts any replica, however stale.
         let is_read = matches!(pending.question, Question::Reconciler(_, R::View { .. } | R::Admission { .. }));
         // A scenario decides itself when this request arrives.
-        let scripted = self.fleet.definitions.is_empty() && self.fleet.subject == SCHEMA;
+        let scripted = world.fleet.definitions.is_empty() && world.fleet.subject == SCHEMA;
         let restricts = !scripted && HoldPoint::Restriction.is(&pending.question);
-        let at = pending.by.and_then(|(process, _)| self.fleet.processes[process].at);
+        let at = pending.by.and_then(|(process, _)| world.fleet.processes[process].at);
         let idx = match at {
-            _ if is_read && self.rng.chance(600) => self.any_manager(),
-            Some(idx) if !self.rng.chance(100) => Some(idx),
-            _ if self.faults.active && self.rng.chance(250) => self.any_manager(),
-            _ => self.leading(),
+            _ if is_read && world.rng.chance(600) => world.any_manager(),
+            Some(idx) if !world.rng.chance(100) => Some(idx),
+            _ if world.faults_active && world.rng.chance(250) => world.any_manager(),
+            _ => world.leading(),
         };
         if let Some((process, _)) = pending.by.filter(|_| !is_read) {
-            self.fleet.processes[process].at = idx;
+            world.fleet.processes[process].at = idx;
         }
         let Some(idx) = idx else { return };
-        let conditions = self.net.conditions;
-        if !self.rng.chance(conditions.loss) {
+        let conditions = world.net.conditions;
+        if !world.rng.chance(conditions.loss) {
             // Widens the window between the read and the write based on it.
             let often = match pending.question {
                 _ if restricts => 800,
@@ -74,61 +76,67 @@ impl Simulation {
                 _ if is_read => 20,
                 _ => 100,
             };
-            let late = (self.faults.active || restricts) && self.rng.chance(often);
-            let late = if late { self.rng.millis(10, 1500) } else { Duration::ZERO };
-            let delay = conditions.slow + self.rng.micros(80, 1500) + late;
-            self.time.after(delay, Event::FleetAsks { idx, pending: Box::new(pending.clone()) });
+            let late = (world.faults_active || restricts) && world.rng.chance(often);
+            let late = if late { world.rng.millis(10, 1500) } else { Duration::ZERO };
+            let delay = conditions.slow + world.rng.micros(80, 1500) + late;
+            world.time.after(delay, Event::FleetAsks { idx, pending: Box::new(pending.clone()) });
         }
         if let Some((process, _)) = pending.by.filter(|_| restricts) {
-            self.start_newcomer(process);
+            Process::start_newcomer(world, process);
         }
-        if self.faults.active && self.rng.chance(conditions.duplicate + 20) {
-            self.totals.count("fault: request repeated");
+        if world.faults_active && world.rng.chance(conditions.duplicate + 20) {
+            world.totals.count("fault: request repeated");
             // Repeated by a connection, or sent anew by a client with the same stale belief.
-            let request = if self.rng.chance(500) { pending.request } else { RequestId(self.rng.next_u128() | 1) };
+            let request = if world.rng.chance(500) { pending.request } else { RequestId(world.rng.next_u128() | 1) };
             // Some so late that another runner has led meanwhile.
-            let most = if self.rng.chance(400) { 7000 } else { 2500 };
-            let delay = self.rng.millis(1, most);
-            let idx = self.any_manager().unwrap_or(idx);
-            self.time.after(delay, Event::FleetAsks { idx, pending: Box::new(PendingRequest { request, ..pending }) });
+            let most = if world.rng.chance(400) { 7000 } else { 2500 };
+            let delay = world.rng.millis(1, most);
+            let idx = world.any_manager().unwrap_or(idx);
+            world.time.after(delay, Event::FleetAsks { idx, pending: Box::new(PendingRequest { request, ..pending }) });
         }
     }
 
-    pub(crate) fn reply_to_fleet(&mut self, pending: PendingRequest, reply: Reply) {
-        if pending.by.is_some() && !self.rng.chance(self.net.conditions.loss) {
-            let delay = self.net.conditions.slow + self.rng.micros(80, 1500);
-            self.time.after(delay, Event::FleetReply { pending: Box::new(pending), reply: Box::new(reply) });
+    pub(crate) fn reply(world: &mut World, pending: PendingRequest, reply: Reply) {
+        if pending.by.is_some() && !world.rng.chance(world.net.conditions.loss) {
+            let delay = world.net.conditions.slow + world.rng.micros(80, 1500);
+            world.time.after(delay, Event::FleetReply { pending: Box::new(pending), reply: Box::new(reply) });
         }
     }
 
     // ---- at a manager ---------------------------------------------------------------------------------------------
 
-    pub(crate) fn fleet_arrives(&mut self, idx: MachineIdx, mut pending: PendingRequest) {
-        let Some(runtime) = self.machines[idx].runtime.as_ref().filter(|_| self.machines[idx].up) else { return };
+    pub(crate) fn arrive(world: &mut World, idx: MachineIdx, mut pending: PendingRequest) {
+        let Some(runtime) = world.machines[idx].runtime.as_ref().filter(|_| world.machines[idx].up) else { return };
         let tables = runtime.core.tables().clone();
         let leads = runtime.core.replica().raft.leading;
         match pending.question.clone() {
             Question::Acquire { key, session, .. } => {
                 let holder =
-                    pending.by.map_or_else(String::new, |(process, _)| self.fleet.processes[process].name.clone());
-                let duration_ms = u64::try_from(self.fleet.timing.lease.as_millis()).expect("a lease is short");
+                    pending.by.map_or_else(String::new, |(process, _)| world.fleet.processes[process].name.clone());
+                let duration_ms = u64::try_from(world.fleet.timing.lease.as_millis()).expect("a lease is short");
                 let uid = Uid(pending.request.0);
-                self.fleet_change(idx, pending, Change::AcquireLease { key, holder, session, duration_ms, uid });
+                Self::propose_change(
+                    world,
+                    idx,
+                    pending,
+                    Change::AcquireLease { key, holder, session, duration_ms, uid },
+                );
             }
             Question::Release { key, session, token } => {
-                self.fleet_change(idx, pending, Change::ReleaseLease { key, session, token });
+                Self::propose_change(world, idx, pending, Change::ReleaseLease { key, session, token });
             }
             Question::Raise { level, term, .. } => {
-                let in_force = Guard::LeaseToken { key: runner_lease(self.fleet.subject.reconciler), token: term };
-                let command = self.fleet_command(idx, pending.request).guard(in_force);
+                let in_force = Guard::LeaseToken { key: runner_lease(world.fleet.subject.reconciler), token: term };
+                let command = Self::command(world, idx, pending.request).guard(in_force);
                 let command = command.change(Change::SetFeatureLevel(level));
-                self.propose(idx, Asker::Fleet(Box::new(pending)), command, ANSWER_TIMEOUT);
+                world.propose(idx, Asker::Fleet(Box::new(pending)), command, ANSWER_TIMEOUT);
             }
             Question::Renew { key, session, token, .. } => {
-                let ask = AskId(self.number());
-                let Some(clock) = self.lease_clock(idx) else { return self.reply_to_fleet(pending, Err(not_here())) };
+                let ask = AskId(world.number());
+                let Some(clock) = Clock::at(world, idx) else { return Self::reply(world, pending, Err(not_here())) };
                 clock.asks.insert(ask, Renewer::Fleet(Box::new(pending)));
-                self.clock_step(
+                Clock::step(
+                    world,
                     idx,
                     KeeperInput::Renew { ask, session, held: vec![(key, token)], within: ANSWER_TIMEOUT },
                 );
@@ -138,40 +146,40 @@ impl Simulation {
                 ReconcilerRequest::Admission { seen, .. } | ReconcilerRequest::View { seen, .. },
             ) if !pending.waited && tables.reconcilers.changed <= seen => {
                 pending.waited = true;
-                self.time.after(VIEW_WAIT, Event::FleetAsks { idx, pending: Box::new(pending) });
+                world.time.after(VIEW_WAIT, Event::FleetAsks { idx, pending: Box::new(pending) });
             }
             Question::Reconciler(_, ReconcilerRequest::Admission { key, .. }) => {
-                self.reply_to_fleet(pending, Ok(Answer::Admission(admission(&tables, &key))));
+                Self::reply(world, pending, Ok(Answer::Admission(admission(&tables, &key))));
             }
             Question::Reconciler(_, ReconcilerRequest::View { name, release, .. }) => {
-                self.reply_to_fleet(pending, Ok(Answer::View(Arc::new(runner_view(&tables, &name, release)))));
+                Self::reply(world, pending, Ok(Answer::View(Arc::new(runner_view(&tables, &name, release)))));
             }
             Question::Reconciler(_, ReconcilerRequest::Wave { name, release, digest, term, wave }) if leads => {
                 let key = DefinitionKey { reconciler: name, release };
-                self.fleet_wave(idx, pending, &tables, &key, (&digest, term), wave);
+                Self::write_wave(world, idx, pending, &tables, &key, (&digest, term), wave);
             }
-            Question::Reconciler(_, ReconcilerRequest::Wave { .. }) => self.reply_to_fleet(pending, Err(not_here())),
+            Question::Reconciler(_, ReconcilerRequest::Wave { .. }) => Self::reply(world, pending, Err(not_here())),
             Question::Reconciler(_, request) => {
                 if let Some(change) = change_of(request, &tables) {
-                    self.fleet_change(idx, pending, Change::Reconciler(change));
+                    Self::propose_change(world, idx, pending, Change::Reconciler(change));
                 }
             }
         }
     }
 
-    fn fleet_change(&mut self, idx: MachineIdx, pending: PendingRequest, change: Change) {
-        let command = self.fleet_command(idx, pending.request).change(change);
-        self.propose(idx, Asker::Fleet(Box::new(pending)), command, ANSWER_TIMEOUT);
+    fn propose_change(world: &mut World, idx: MachineIdx, pending: PendingRequest, change: Change) {
+        let command = Self::command(world, idx, pending.request).change(change);
+        world.propose(idx, Asker::Fleet(Box::new(pending)), command, ANSWER_TIMEOUT);
     }
 
-    fn fleet_command(&self, idx: MachineIdx, request: RequestId) -> Command {
+    fn command(world: &World, idx: MachineIdx, request: RequestId) -> Command {
         let by = Principal::User(Name::sanitized("fleet"));
-        Command::idempotent(self.wall(idx), by, "fleet").with_request(request)
+        Command::idempotent(world.wall(idx), by, "fleet").with_request(request)
     }
 
     /// Writes each object by its own command.
-    fn fleet_wave(
-        &mut self,
+    fn write_wave(
+        world: &mut World,
         idx: MachineIdx,
         pending: PendingRequest,
         tables: &Tables,
@@ -182,16 +190,17 @@ impl Simulation {
         let all = &tables.reconcilers;
         let Some(definition) = all.definitions.get(key).filter(|definition| definition.digest == digest) else {
             let error = ErrorBody::new(ErrorCode::Conflict, "there is no such definition");
-            return self.reply_to_fleet(pending, Err(error));
+            return Self::reply(world, pending, Err(error));
         };
         let writes = drift(all, definition, wave as usize);
         let taken = |write: &Write| matches!(write, Write::Taken(_));
         let blocked = writes.iter().filter(|write| taken(write));
         let errors = blocked.map(|write| failed(write.key().to_string(), "it has another owner")).collect();
         let writes: Vec<Write> = writes.into_iter().filter(|w| !taken(w) && !matches!(w, Write::Keep(_))).collect();
-        let number = self.number();
+        let number = world.number();
         let request = pending.request;
-        self.fleet
+        world
+            .fleet
             .waves
             .insert(number, Wave { pending, open: writes.len(), result: Ok(Waved { errors, errors_in_all: 0 }) });
         for (at, write) in writes.into_iter().enumerate() {
@@ -204,50 +213,50 @@ impl Simulation {
             let digest = digest.to_owned();
             let change = ReconcilerChange::Apply { reconciler, release, digest, term, key: object_key, object };
             let request = RequestId(request.0.wrapping_add(1 + at as u128));
-            let command = self.fleet_command(idx, request).change(Change::Reconciler(change));
-            self.propose(idx, Asker::FleetWrite { wave: number }, command, ANSWER_TIMEOUT);
+            let command = Self::command(world, idx, request).change(Change::Reconciler(change));
+            world.propose(idx, Asker::FleetWrite { wave: number }, command, ANSWER_TIMEOUT);
         }
-        self.fleet_wave_ends(number);
+        Self::wave_ends(world, number);
     }
 
-    fn fleet_wave_ends(&mut self, number: u64) {
-        if self.fleet.waves.get(&number).is_some_and(|wave| wave.open == 0)
-            && let Some(mut wave) = self.fleet.waves.remove(&number)
+    fn wave_ends(world: &mut World, number: u64) {
+        if world.fleet.waves.get(&number).is_some_and(|wave| wave.open == 0)
+            && let Some(mut wave) = world.fleet.waves.remove(&number)
         {
             if let Ok(waved) = &mut wave.result {
                 waved.errors_in_all = u32::try_from(waved.errors.len()).unwrap_or(u32::MAX);
             }
-            self.reply_to_fleet(wave.pending, wave.result.map(Answer::Waved));
+            Self::reply(world, wave.pending, wave.result.map(Answer::Waved));
         }
     }
 
     /// The Raft member finished the write of an object.
-    pub(crate) fn fleet_wrote(&mut self, number: u64, result: Result<Applied, ProposeError>) {
-        self.totals.count(match &result {
+    pub(crate) fn wrote(world: &mut World, number: u64, result: Result<Applied, ProposeError>) {
+        world.totals.count(match &result {
             Ok(_) => "objects written",
             Err(ProposeError::Refused(_)) => "objects refused",
             Err(_) => "objects of unknown outcome",
         });
-        let Some(wave) = self.fleet.waves.get_mut(&number) else { return };
+        let Some(wave) = world.fleet.waves.get_mut(&number) else { return };
         wave.open -= 1;
         match (result, &mut wave.result) {
             (Err(ProposeError::Refused(why)), Ok(waved)) => waved.errors.push(failed(String::new(), &why.to_string())),
             (Err(error), _) => wave.result = Err(ErrorBody::from(error)),
             (Ok(_), _) => {}
         }
-        self.fleet_wave_ends(number);
+        Self::wave_ends(world, number);
     }
 
     /// The Raft member finished a proposal of the fleet.
-    pub(crate) fn fleet_ended(
-        &mut self,
+    pub(crate) fn ended(
+        world: &mut World,
         idx: MachineIdx,
         pending: PendingRequest,
         result: Result<Applied, ProposeError>,
     ) {
         use ReconcilerRequest as R;
-        self.count_ended(&pending.question, &result);
-        let Some(runtime) = self.machines[idx].runtime.as_ref() else { return };
+        Self::count_ended(world, &pending.question, &result);
+        let Some(runtime) = world.machines[idx].runtime.as_ref() else { return };
         let tables = runtime.core.tables();
         let reply = match (&pending.question, result) {
             (Question::Acquire { key, session, .. }, Ok(_)) => {
@@ -265,30 +274,30 @@ impl Simulation {
             }
             (Question::Reconciler(_, R::Step { name, .. }), Ok(applied)) => {
                 let epoch = tables.reconcilers.gates.get(name).map_or(0, |gate| gate.now.epoch);
-                let revision = if self.seed.is_multiple_of(2) { applied.revision } else { Default::default() };
+                let revision = if world.seed.is_multiple_of(2) { applied.revision } else { Default::default() };
                 Ok(Answer::Stepped(Stepped { epoch, revision }))
             }
             (_, Ok(_)) => Ok(Answer::Done),
             (_, Err(error)) => Err(ErrorBody::from(error)),
         };
-        self.reply_to_fleet(pending, reply);
+        Self::reply(world, pending, reply);
     }
 
-    pub(crate) fn fleet_renewed(&mut self, pending: PendingRequest, answer: Option<&[Renewal]>) {
+    pub(crate) fn renewed(world: &mut World, pending: PendingRequest, answer: Option<&[Renewal]>) {
         let reply = match answer {
             Some([Renewal::Renewed { .. }]) => Ok(Answer::Renewed),
             Some([Renewal::Lost { .. }]) => Ok(Answer::Lost),
             _ => Err(not_here()),
         };
-        self.reply_to_fleet(pending, reply);
+        Self::reply(world, pending, reply);
     }
 
-    fn count_ended(&mut self, question: &Question, result: &Result<Applied, ProposeError>) {
+    fn count_ended(world: &mut World, question: &Question, result: &Result<Applied, ProposeError>) {
         use ReconcilerRequest as R;
         let refused = match result {
             Ok(_) => None,
             Err(ProposeError::Refused(refusal)) => Some(refusal),
-            Err(_) => return self.totals.count("requests of unknown outcome"),
+            Err(_) => return world.totals.count("requests of unknown outcome"),
         };
         let what = match (question, refused) {
             (Question::Raise { .. }, None) => "feature level raises applied",
@@ -312,7 +321,7 @@ impl Simulation {
             (Question::Reconciler(Requester::Discarded, _), Some(_)) => "operators refused",
             _ => return,
         };
-        self.totals.count(what);
+        world.totals.count(what);
     }
 }
 

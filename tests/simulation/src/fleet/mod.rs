@@ -30,7 +30,7 @@ use muster_reconciler::core::eligibility::Eligibility;
 use muster_reconciler::core::run::{Run, Stepped, Waved};
 
 pub use self::checks::step as check_step;
-pub use self::run::run_gates;
+pub use self::run::simulate;
 pub use self::scenario::HoldPoint;
 use crate::machine::MachineIdx;
 

@@ -9,8 +9,10 @@ use muster_messages::{
     Release, Triple,
 };
 
-use super::{LEVELS, Question, RELEASES, Requester, SCHEMA, Subject};
-use crate::simulation::{Event, Simulation};
+use super::{Fleet, LEVELS, PendingRequest, Process, Question, RELEASES, Requester, SCHEMA, Subject};
+use crate::events::Event;
+use crate::upgrades::Levels;
+use crate::world::World;
 
 pub(super) fn release(text: &str) -> Release {
     text.parse().expect("releases of the simulation are well-formed")
@@ -38,27 +40,27 @@ pub(super) fn sealed(of: &str, floor: Triple, commands: bool, shape: impl FnOnce
     muster_gates::sealed(definition).expect("definitions of the simulation are valid")
 }
 
-impl Simulation {
-    pub(super) fn start_fleet(&mut self, processes: usize) {
-        self.fleet.wild = self.rng.chance(500);
-        let commands = self.rng.chance(400);
+impl Fleet {
+    pub(super) fn start(world: &mut World, processes: usize) {
+        world.fleet.wild = world.rng.chance(500);
+        let commands = world.rng.chance(400);
         for of in RELEASES {
-            let definition = self.some_definition(of, commands);
-            self.fleet.definitions.push(definition);
+            let definition = Self::some_definition(world, of, commands);
+            world.fleet.definitions.push(definition);
         }
         for _ in 0..processes {
-            let release = self.next_release();
-            let number = self.new_process(release);
-            let soon = self.rng.millis(1, 400);
-            self.time.after(soon, Event::Process { process: number, life: 0 });
+            let release = Self::next_release(world);
+            let number = Process::add(world, release);
+            let soon = world.rng.millis(1, 400);
+            world.time.after(soon, Event::Process { process: number, life: 0 });
         }
-        self.time.after(Duration::from_millis(1), Event::FleetOperator);
+        world.time.after(Duration::from_millis(1), Event::FleetOperator);
     }
 
-    fn some_definition(&mut self, of: &str, commands: bool) -> Definition {
-        let floor = self.rng.pick(&["0.0.0", of, of]).unwrap_or(of);
-        let every = self.rng.pick(&[None, Some(1000), Some(3000)]).flatten();
-        let manual = self.rng.chance(150);
+    fn some_definition(world: &mut World, of: &str, commands: bool) -> Definition {
+        let floor = world.rng.pick(&["0.0.0", of, of]).unwrap_or(of);
+        let every = world.rng.pick(&[None, Some(1000), Some(3000)]).flatten();
+        let manual = world.rng.chance(150);
         sealed(of, release(floor).triple, commands, |definition| {
             definition.every_ms = every;
             if manual {
@@ -68,48 +70,48 @@ impl Simulation {
     }
 
     /// The release of the next start.
-    pub(super) fn next_release(&mut self) -> Release {
-        match &self.fleet.target {
+    pub(super) fn next_release(world: &mut World) -> Release {
+        match &world.fleet.target {
             Some(target) => target.clone(),
-            None => release(self.rng.pick(&RELEASES).unwrap_or(RELEASES[0])),
+            None => release(world.rng.pick(&RELEASES).unwrap_or(RELEASES[0])),
         }
     }
 
-    pub(crate) fn operator_asks(&mut self, request: ReconcilerRequest) {
-        self.log(format!("operator request: {request:?}"));
-        self.fleet_asks(None, Question::Reconciler(Requester::Discarded, request));
+    pub(crate) fn operator_asks(world: &mut World, request: ReconcilerRequest) {
+        world.log(format!("operator request: {request:?}"));
+        PendingRequest::ask(world, None, Question::Reconciler(Requester::Discarded, request));
     }
 
-    pub(crate) fn fleet_operator(&mut self) {
-        let next = self.rng.millis(200, 900);
-        self.time.after(next, Event::FleetOperator);
-        if self.fleet.subject == LEVELS {
-            return self.register_levels();
+    pub(crate) fn operator(world: &mut World) {
+        let next = world.rng.millis(200, 900);
+        world.time.after(next, Event::FleetOperator);
+        if world.fleet.subject == LEVELS {
+            return Levels::register_levels(world);
         }
-        let all = self.checks.newest().map(|tables| tables.reconcilers.clone()).unwrap_or_default();
-        let wanted = self.fleet.definitions.clone();
+        let all = world.checks.newest().map(|tables| tables.reconcilers.clone()).unwrap_or_default();
+        let wanted = world.fleet.definitions.clone();
         let there = |d: &Definition| all.definitions.get(&d.key()).is_some_and(|there| there.digest == d.digest);
         if let Some(missing) = wanted.into_iter().find(|definition| !there(definition)) {
             let definitions = vec![missing];
-            return self.operator_asks(ReconcilerRequest::Apply { definitions, replace: true });
+            return Self::operator_asks(world, ReconcilerRequest::Apply { definitions, replace: true });
         }
-        if self.fleet.target.is_some() {
-            self.settle_gates();
-        } else if self.faults.active {
-            self.disturb_other_processes();
+        if world.fleet.target.is_some() {
+            Self::settle_gates(world);
+        } else if world.faults_active {
+            Self::disturb_other_processes(world);
         }
     }
 
-    fn disturb_other_processes(&mut self) {
+    fn disturb_other_processes(world: &mut World) {
         use ReconcilerRequest as R;
-        let Subject { reconciler, scope } = self.fleet.subject;
+        let Subject { reconciler, scope } = world.fleet.subject;
         let name = reconciler.to_owned();
-        let tables = self.checks.newest().cloned().unwrap_or_default();
+        let tables = world.checks.newest().cloned().unwrap_or_default();
         let all = &tables.reconcilers;
         let gate = all.gates.get(reconciler).cloned();
         let owned: Vec<ManagedKey> = all.objects.keys().cloned().collect();
-        let (what, request) = match self.rng.below(16) {
-            0 | 1 => ("operator: paused or resumed", R::Pause { name, paused: self.rng.chance(300) }),
+        let (what, request) = match world.rng.below(16) {
+            0 | 1 => ("operator: paused or resumed", R::Pause { name, paused: world.rng.chance(300) }),
             2 => ("operator: finalized", R::Finalize { name, release: None }),
             3 => ("operator: retried", R::Retry { name, release: None }),
             4 | 5 => {
@@ -117,64 +119,64 @@ impl Simulation {
                     .filter(|p| p.phase == ParticipantPhase::Serving)
                     .map(|p| p.key.member.as_str())
                     .collect();
-                let Some(member) = self.rng.pick(&serving) else { return };
+                let Some(member) = world.rng.pick(&serving) else { return };
                 ("operator: drained", R::MemberDrain { scope: scope.to_owned(), member: member.to_owned() })
             }
             6 => {
-                let Some(key) = owned.get(self.rng.below(owned.len())).cloned() else { return };
+                let Some(key) = owned.get(world.rng.below(owned.len())).cloned() else { return };
                 let body = "{\"is\":\"by hand\"}".to_owned();
                 ("operator: changed an object", R::ObjectPut { key, labels: BTreeMap::new(), body })
             }
             7 => {
-                let Some(key) = owned.get(self.rng.below(owned.len())).cloned() else { return };
+                let Some(key) = owned.get(world.rng.below(owned.len())).cloned() else { return };
                 ("operator: deleted an object", R::ObjectDelete { key })
             }
             8 => {
-                let at = self.rng.below(RELEASES.len());
-                let commands = matches!(self.fleet.definitions[at].action, Action::Command(_));
-                self.fleet.definitions[at] = self.some_definition(RELEASES[at], commands);
-                return self.totals.count("operator: replaced a definition");
+                let at = world.rng.below(RELEASES.len());
+                let commands = matches!(world.fleet.definitions[at].action, Action::Command(_));
+                world.fleet.definitions[at] = Self::some_definition(world, RELEASES[at], commands);
+                return world.totals.count("operator: replaced a definition");
             }
-            _ if !self.fleet.wild => return,
+            _ if !world.fleet.wild => return,
             9 => ("operator: deleted a gate", R::DeleteGate { name }),
             10 | 11 => {
-                let floor = release(self.rng.pick(&RELEASES).unwrap_or(RELEASES[0])).triple;
+                let floor = release(world.rng.pick(&RELEASES).unwrap_or(RELEASES[0])).triple;
                 ("operator: forced a floor", R::ForceFloor { name, floor, dry_run: false })
             }
             12 => {
                 let epochs: Vec<u64> = gate.iter().flat_map(|gate| &gate.history).map(|entry| entry.epoch).collect();
-                let Some(epoch) = self.rng.pick(&epochs) else { return };
+                let Some(epoch) = world.rng.pick(&epochs) else { return };
                 ("operator: repaired a gate", R::Repair { name, epoch })
             }
             _ => return,
         };
-        self.totals.count(what);
-        self.operator_asks(request);
+        world.totals.count(what);
+        Self::operator_asks(world, request);
     }
 
     /// Restores order step by step: resumes, finalizes, retries, deletes orphaned objects, and drains blockers, which
     /// return as the target release.
-    fn settle_gates(&mut self) {
+    fn settle_gates(world: &mut World) {
         use ReconcilerRequest as R;
-        let tables = self.checks.newest().cloned().unwrap_or_default();
+        let tables = world.checks.newest().cloned().unwrap_or_default();
         let all = &tables.reconcilers;
-        let Some(target) = self.fleet.target.clone() else { return };
-        let Subject { reconciler, scope } = self.fleet.subject;
+        let Some(target) = world.fleet.target.clone() else { return };
+        let Subject { reconciler, scope } = world.fleet.subject;
         let key = DefinitionKey { reconciler: reconciler.to_owned(), release: target.triple };
         let Some(definition) = all.definitions.get(&key) else { return };
         let (name, release) = (reconciler.to_owned(), Some(target.triple));
         match all.way(definition) {
-            Err(Hold::Paused { .. }) => return self.operator_asks(R::Pause { name, paused: false }),
-            Err(Hold::ReadyToFinalize { .. }) => self.operator_asks(R::Finalize { name, release }),
-            Err(Hold::DigestMismatch { .. }) => return self.operator_asks(R::Retry { name, release }),
+            Err(Hold::Paused { .. }) => return Self::operator_asks(world, R::Pause { name, paused: false }),
+            Err(Hold::ReadyToFinalize { .. }) => Self::operator_asks(world, R::Finalize { name, release }),
+            Err(Hold::DigestMismatch { .. }) => return Self::operator_asks(world, R::Retry { name, release }),
             _ => {}
         }
         if let Some(orphan) = all.objects.values().find(|object| object.owner.is_none()) {
-            return self.operator_asks(R::ObjectDelete { key: orphan.key.clone() });
+            return Self::operator_asks(world, R::ObjectDelete { key: orphan.key.clone() });
         }
         for blocker in all.blockers(reconciler, scope, target.triple, definition.floor) {
             if blocker.phase == ParticipantPhase::Serving {
-                self.operator_asks(R::MemberDrain { scope: scope.to_owned(), member: blocker.member });
+                Self::operator_asks(world, R::MemberDrain { scope: scope.to_owned(), member: blocker.member });
             }
         }
     }
