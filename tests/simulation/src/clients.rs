@@ -431,7 +431,8 @@ impl Clients {
         let (few, many) = (managers.len() <= 3, managers.len() >= 6);
         match world.rng.below(12) {
             0..=3 if !many => {
-                drop(world.rng.pick(&workers).map(|n| self.change(world, n, DesiredChange::Role(Role::Manager))))
+                let _asked =
+                    world.rng.pick(&workers).map(|n| self.change(world, n, DesiredChange::Role(Role::Manager)));
             }
             4..=7 if !few || world.rng.chance(200) => {
                 let _asked =
