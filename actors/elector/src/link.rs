@@ -227,7 +227,7 @@ impl Link {
         };
         used.store(connection.number, Ordering::Relaxed);
         let (reply, answer) = oneshot::channel();
-        let lost = || ErrorBody::new(ErrorCode::UnknownOutcome, "the connection was lost");
+        let lost = || ErrorBody::unknown_outcome("the connection was lost");
         if connection.calls.send(PendingCall { call, reply }).await.is_err() {
             self.leave(connection.number).await;
             return Attempt::Failed(lost());

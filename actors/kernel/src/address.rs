@@ -57,11 +57,9 @@ impl From<AskError> for ErrorBody {
             AskError::Down => {
                 ErrorBody::new(ErrorCode::Unreachable, "the service is restarting; retry").retry_after(retry)
             }
-            AskError::Closed => ErrorBody::new(
-                ErrorCode::UnknownOutcome,
-                "the service restarted during the request, which may have been applied: check before repeating it",
-            )
-            .retry_after(retry),
+            AskError::Closed => {
+                ErrorBody::unknown_outcome("the service restarted during the request").retry_after(retry)
+            }
         }
     }
 }

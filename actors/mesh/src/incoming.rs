@@ -230,11 +230,8 @@ impl EndpointContext {
             };
             done(&session);
             let Some(answered) = answered else { return };
-            let result = answered.unwrap_or_else(|_| {
-                let text =
-                    "the service restarted during the call, which may have taken effect: check before repeating it";
-                Err(ErrorBody::new(ErrorCode::UnknownOutcome, text))
-            });
+            let restarted = |_| Err(ErrorBody::unknown_outcome("the service restarted during the call"));
+            let result = answered.unwrap_or_else(restarted);
             context.answer(&session, &PeerReply::Answer(result), reply);
         });
     }

@@ -196,8 +196,7 @@ impl Client {
     }
 
     fn lost(&self, why: &str) -> Failure {
-        let message = format!("lost the connection to {} ({why}): the outcome of the request is unknown", self.target);
-        Failure::new(ErrorCode::UnknownOutcome, message)
+        ErrorBody::unknown_outcome(format!("lost the connection to {} ({why})", self.target)).into()
     }
 }
 

@@ -112,6 +112,11 @@ impl ErrorBody {
     pub fn forbidden(message: impl Into<String>) -> Self {
         Self::new(ErrorCode::Forbidden, message)
     }
+    /// A request that may have been carried out, or may still be: `why` says what is missing to know it.
+    pub fn unknown_outcome(why: impl std::fmt::Display) -> Self {
+        let text = format!("{why}; it may have been done or may still happen: check before you repeat it");
+        Self::new(ErrorCode::UnknownOutcome, text)
+    }
     /// Marks that the same request will never get another answer: a relay must not ask again.
     #[must_use]
     pub fn finally(self) -> Self {

@@ -22,7 +22,7 @@ pub enum ProposeError {
     Busy,
     /// It entered the log, but was not committed in time or leadership was lost: it may or may not be applied. Retry with the
     /// same request id.
-    #[error("not confirmed while this manager led; it may still happen")]
+    #[error("not confirmed while this manager led")]
     UnknownOutcome,
     /// This member cannot reach a quorum. The proposal never entered the log.
     #[error("no quorum: waiting for {}", names(.missing))]
@@ -69,7 +69,7 @@ impl From<ProposeError> for ErrorBody {
             ProposeError::Busy | ProposeError::MembershipBusy => {
                 ErrorBody::new(ErrorCode::TooManyRequests, text).retry_after(soon)
             }
-            ProposeError::UnknownOutcome => ErrorBody::new(ErrorCode::UnknownOutcome, text).retry_after(soon),
+            ProposeError::UnknownOutcome => ErrorBody::unknown_outcome(text).retry_after(soon),
             ProposeError::NoQuorum { missing } => ErrorBody::new(ErrorCode::NoQuorum, text)
                 .with_details(&serde_json::json!({"missing": missing}))
                 .retry_after(soon),

@@ -62,8 +62,8 @@ pub(super) async fn forward(
             Err(_) => break,
         };
         let ended = |why: String| {
-            let text = format!("{addr} ended the connection: {why}; check the outcome before you retry");
-            ErrorBody::new(ErrorCode::UnknownOutcome, text).retry_after(Duration::from_secs(1))
+            ErrorBody::unknown_outcome(format!("{addr} ended the connection: {why}"))
+                .retry_after(Duration::from_secs(1))
         };
         let io = TokioIo::new(dialed.stream.into_inner());
         let (mut sender, connection) =

@@ -118,11 +118,7 @@ impl RoleManager {
             }
             StepOutcome::NotLeader => not_leading().retry_after(soon),
             StepOutcome::Applied(_) | StepOutcome::MembershipBusy | StepOutcome::TimedOut | StepOutcome::Unknown => {
-                ErrorBody::new(
-                    ErrorCode::UnknownOutcome,
-                    "not confirmed while this manager led; it may have been applied: check before repeating it",
-                )
-                .retry_after(soon)
+                ErrorBody::unknown_outcome("not confirmed while this manager led").retry_after(soon)
             }
         }
     }
