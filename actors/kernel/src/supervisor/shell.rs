@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster_messages::{ActorState, CrashHow, ExitKind};
-use ractor::{Actor, ActorCell, ActorId, ActorProcessingErr, ActorRef, ActorStatus, SupervisionEvent};
+use ractor::{Actor, ActorCell, ActorId, ActorProcessingErr, ActorRef, ActorStatus, Signal, SupervisionEvent};
 use serde_json::json;
 use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
@@ -153,8 +153,8 @@ impl Actor for SupervisorActor {
             }
             SupervisionEvent::ActorTerminated(cell, state, reason) => {
                 let text = reason.unwrap_or_default();
-                // The second is the text of a task that its runtime has dropped.
-                let killed = matches!(text.as_str(), "killed" | "actor_task_cancelled");
+                // A task that its runtime has dropped leaves no state.
+                let killed = state.is_none() || text == Signal::Kill.to_string();
                 let kind = if killed { ExitKind::Killed } else { ExitKind::Normal };
                 if let (ExitKind::Killed, Some(state)) = (kind, state) {
                     // It was not asked to release what it holds. That may panic, or take its time: not here. It has ended once
