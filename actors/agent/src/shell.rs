@@ -7,7 +7,7 @@ use futures_util::future::join_all;
 use muster_kernel::{Address, Alarm, Cx, Fault, Parked, Shell, Spec};
 use muster_messages::protocol::{AgentMsg, Named, NodeCredentials};
 use muster_messages::wire::{AgentAsk, AgentFrame};
-use muster_messages::{Incarnation, NodeId};
+use muster_messages::{Incarnation, NodeId, Trouble};
 use serde_json::{Value, json};
 use tokio::time::timeout;
 use tracing::{debug, info, warn};
@@ -150,7 +150,7 @@ impl AgentShell {
             }
             Effect::PublishTrouble(trouble) => {
                 if let Some(t) = &trouble {
-                    warn!(reason = t.reason.word(), why = t.message, "this node cannot serve its role");
+                    warn!(reason = %Trouble::from(t.reason), why = t.message, "this node cannot serve its role");
                 }
                 self.ports.trouble.send_replace(trouble);
             }

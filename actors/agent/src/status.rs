@@ -1,6 +1,6 @@
 //! What the agent publishes to the rest of its process: small watched values.
 
-use muster_messages::{RefusalReason, WallTime};
+use muster_messages::{RefusalReason, Trouble, WallTime};
 use muster_pki::Ended;
 use serde::{Deserialize, Serialize};
 
@@ -16,15 +16,17 @@ pub enum TroubleReason {
     CertificateExpired,
 }
 
-impl TroubleReason {
-    /// The word that `status` shows.
-    pub fn word(self) -> &'static str {
-        match self {
-            TroubleReason::Blocked => "blocked",
-            TroubleReason::Removed => "removed",
-            TroubleReason::CertificateExpired => "certificate_expired",
+impl From<TroubleReason> for Trouble {
+    fn from(reason: TroubleReason) -> Self {
+        match reason {
+            TroubleReason::Blocked => Trouble::Blocked,
+            TroubleReason::Removed => Trouble::Removed,
+            TroubleReason::CertificateExpired => Trouble::CertificateExpired,
         }
     }
+}
+
+impl TroubleReason {
     /// Only a new identity ends it; the daemon exits 6 when it is started again.
     pub fn is_final(self) -> bool {
         matches!(self, TroubleReason::Blocked | TroubleReason::Removed)

@@ -11,7 +11,7 @@ use muster_kernel::{Recipient, Tree};
 use muster_messages::protocol::{
     CertAuthorityMsg, DispatcherMsg, ElectionsMsg, MeshMsg, RaftMemberMsg, RoleManagerMsg, SessionsMsg,
 };
-use muster_messages::{Name, NodeDoubts, NodeId, Principal, Replica, Role, RoleView};
+use muster_messages::{Name, NodeDoubts, NodeId, Principal, Replica, Role, RoleView, Trouble};
 use muster_raft_member::ObjectFeed;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -30,7 +30,7 @@ pub struct NodeFacts {
     pub cluster: String,
     pub root_pem: String,
     /// Why it cannot do its work, if so.
-    pub trouble: Option<String>,
+    pub trouble: Option<Trouble>,
 }
 
 /// Everything the API is wired to.

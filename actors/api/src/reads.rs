@@ -7,7 +7,8 @@ use std::time::Duration;
 use muster_messages::protocol::{RaftMemberMsg, ReadError};
 use muster_messages::wire::{ListOf, Request};
 use muster_messages::{
-    CaView, ErrorBody, ErrorCode, ErrorMark, ListView, NodeDoubts, Replica, RoleView, SelfView, UserView, millis,
+    CaView, ErrorBody, ErrorCode, ErrorMark, ListView, NodeDoubts, Replica, RoleView, SelfView, Trouble, UserView,
+    millis,
 };
 use serde_json::Value;
 
@@ -155,8 +156,8 @@ impl Service {
 
     fn this(&self) -> SelfView {
         let facts = (self.ports.facts)();
-        let failing = || self.manager_runtime_fault().map(|why| format!("manager_half_failing: {why}"));
-        SelfView { id: facts.id, name: facts.name, role: facts.role, trouble: facts.trouble.or_else(failing) }
+        let trouble = facts.trouble.or_else(|| self.manager_runtime_fault().map(Trouble::ManagerFailing));
+        SelfView { id: facts.id, name: facts.name, role: facts.role, trouble: trouble.map(|t| t.to_string()) }
     }
 
     /// The answering manager wrote itself into `self` of `status`; it is replaced by the node that was asked.

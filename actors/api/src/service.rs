@@ -284,11 +284,11 @@ impl Service {
             };
             return Err(ErrorBody::new(ErrorCode::NotAManager, sentence).with_details(&details));
         }
-        if let Some(trouble) = &facts.trouble {
-            // Final: no manager will answer this node again.
-            if let Some(code) = final_code(trouble) {
-                return Err(ErrorBody::new(code, format!("this node is {trouble}: the managers no longer talk to it")));
-            }
+        // Final: no manager will answer this node again.
+        if let Some(trouble) = &facts.trouble
+            && let Some(code) = trouble.final_code()
+        {
+            return Err(ErrorBody::new(code, format!("this node is {trouble}: the managers no longer talk to it")));
         }
         let answer = self.relay.to_any_manager(asked, &facts.managers).await?;
         self.localize(asked, answer)
@@ -359,14 +359,6 @@ pub(crate) fn waits(request: &Request) -> bool {
             | Request::Lease(LeaseRequest::Watch { wait_ms: 1.., .. })
             | Request::Reconciler(ReconcilerRequest::View { wait_ms: 1.., .. })
     )
-}
-
-fn final_code(trouble: &str) -> Option<ErrorCode> {
-    match trouble {
-        "blocked" => Some(ErrorCode::Blocked),
-        "removed" => Some(ErrorCode::Removed),
-        _ => None,
-    }
 }
 
 pub(crate) struct WatchPermit(Arc<Counters>, #[expect(dead_code, reason = "dropped with it")] Share);

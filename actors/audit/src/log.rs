@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use muster_kernel::{Clock, Recipient};
 use muster_messages::protocol::{AuditFault, AuditMsg};
-use muster_messages::{ErrorBody, ErrorCode, NodeId, Principal, RequestId, Revision, millis};
+use muster_messages::{ErrorBody, ErrorCode, NodeId, Principal, RequestId, Revision, Trouble, millis};
 use tokio::sync::watch;
 
 use crate::core::{AuditState, Entry, Object, Origin, Outcome, line};
@@ -79,10 +79,9 @@ impl AuditLog {
         Some(state)
     }
 
-    /// The text of `status` while lines cannot be written.
-    pub fn trouble(&self) -> Option<String> {
-        let why = self.0.as_ref()?.setup.state.borrow().failing.clone()?;
-        Some(format!("audit_failing: {why}"))
+    /// What `status` shows while lines cannot be written.
+    pub fn trouble(&self) -> Option<Trouble> {
+        self.0.as_ref()?.setup.state.borrow().failing.clone().map(Trouble::AuditFailing)
     }
 
     /// Closes the file and reopens its path.
@@ -170,7 +169,7 @@ impl Pending {
             return Err(unavailable(&why));
         }
         let text = format!(
-            "the request was carried out, but its line is not in the audit log: {why}; check before repeating it"
+            "the request was carried out, but its line is not in the audit log: {why}; check before you repeat it"
         );
         // Final: a manager that forwarded it must not retry, and receive a refusal.
         Err(ErrorBody::new(ErrorCode::UnknownOutcome, text).finally())
@@ -212,7 +211,7 @@ impl Drop for Pending {
         if self.class == Class::Read && !self.inner.setup.reads {
             return;
         }
-        let why = ErrorBody::new(ErrorCode::UnknownOutcome, "the caller disconnected before the answer");
+        let why = ErrorBody::unknown_outcome("the caller disconnected before the answer");
         let line = self.line(draft, Outcome::UnknownOutcome, Some(&why), None);
         self.inner.tell(AuditMsg::Record { line, reply: None });
     }

@@ -15,7 +15,7 @@ use muster_agent::NodeMemory;
 use muster_kernel::{Children, Cx, Fault, Recipient, Shell};
 use muster_messages::protocol::{AgentMsg, Named};
 use muster_messages::wire::MembershipReply;
-use muster_messages::{ErrorBody, RaftId, Replica};
+use muster_messages::{ErrorBody, RaftId, Replica, Trouble};
 use muster_raft_member::{Incompatible, disk};
 use serde_json::{Value, json};
 use tokio::sync::watch;
@@ -57,7 +57,7 @@ pub struct MembershipPorts {
     /// The state of this node's Raft data, shared by its actors.
     pub data: Arc<Mutex<RaftData>>,
     /// For `status`, while the data is lost or this manager cannot be dialled.
-    pub trouble: Arc<watch::Sender<Option<String>>>,
+    pub trouble: Arc<watch::Sender<Option<Trouble>>>,
     /// Where other nodes reach this manager.
     pub advertise: String,
     /// The highest level that this build supports.

@@ -142,7 +142,7 @@ async fn failed_dial_back_shows_in_own_status_until_reached() {
     let wait =
         |reason, message: &str| Ok(MembershipReply::Wait { reason, message: message.to_owned(), retry_after_ms: 100 });
     world.answer(wait(WaitReason::DialBackFailed, "n2 could not be reached at 10.0.0.1:4400")).await;
-    let expected = Some("dial_back_failed: n2 could not be reached at 10.0.0.1:4400".to_owned());
+    let expected = Some(Trouble::DialBackFailed("n2 could not be reached at 10.0.0.1:4400".to_owned()));
     eventually("its status says so", || *trouble.borrow() == expected).await;
     // Whatever else it waits for meanwhile: no manager has reached it yet.
     world.answer(wait(WaitReason::MembershipBusy, "n3 is being added")).await;
@@ -157,7 +157,7 @@ async fn failed_dial_back_shows_in_own_status_until_reached() {
 #[tokio::test(start_paused = true)]
 async fn lost_data_is_reported_until_the_new_member_has_data() {
     let mut world = World::new(RaftData::Missing { held: RaftId(3) }, None).await;
-    assert_eq!(*world.ports.trouble.borrow(), Some("raft_data_missing".to_owned()));
+    assert_eq!(*world.ports.trouble.borrow(), Some(Trouble::RaftDataMissing));
     for answer in [unreachable(), assigned(8)] {
         let request = world.answer(answer).await;
         assert_eq!((request.held, request.data_lost.unwrap().damaged), (Some(RaftId(3)), false));
@@ -180,7 +180,7 @@ async fn damaged_file_is_reported_to_the_leader() {
     let mut world = World::new(data, None).await;
     let request = world.answer(unreachable()).await;
     assert_eq!(request.data_lost, Some(DataLoss { damaged: true, file }));
-    assert_eq!(*world.ports.trouble.borrow(), Some("raft_data_damaged".to_owned()));
+    assert_eq!(*world.ports.trouble.borrow(), Some(Trouble::RaftDataDamaged));
     world.harness.finish().await;
 }
 

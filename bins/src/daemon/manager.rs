@@ -14,7 +14,7 @@ use muster_join::{JoinLimits, JoinPorts, JoinService};
 use muster_kernel::{Address, Children, Fault, Intensity, Slot, Spec};
 use muster_mesh::{Mesh, MeshHandle, MeshWiring};
 use muster_messages::protocol::RaftMemberMsg;
-use muster_messages::{Incarnation, RaftId, Replica, RoleView};
+use muster_messages::{Incarnation, RaftId, Replica, RoleView, Trouble};
 use muster_raft_member::{Incompatible, ObjectFeed, RaftArgs, RaftMember, disk};
 use muster_sessions::{SessionsPorts, sessions_address, sessions_spec};
 use tokio::sync::{mpsc, watch};
@@ -74,7 +74,7 @@ impl Plan<Runs> for ManagerPlan {
                 Err(crashed) => Fault::from(crashed),
             };
             tracing::error!(%why, "cannot prepare the Raft data directory; retrying before starting the manager runtime");
-            shared.raft_trouble.send_replace(Some(format!("disk_failed: the manager runtime cannot start yet: {why}")));
+            shared.raft_trouble.send_replace(Some(Trouble::DiskFailed(why.to_string())));
             tokio::time::sleep(TIDY_RETRY_PAUSE).await;
         })
     }

@@ -10,7 +10,7 @@ use muster_gateway::{Dialer, Gateway, KnownManagers, LocalReplica, Port, Service
 use muster_kernel::{Address, Fault, Intensity, Recipient, Spec, Supervisor, Tree};
 use muster_messages::protocol::{AgentMsg, GatewayMsg, NodeCredentials, Service};
 use muster_messages::wire::{ActorsAsk, Starts};
-use muster_messages::{NodeId, Principal, Role};
+use muster_messages::{NodeId, Principal, Role, Trouble};
 use muster_pki::IdentityStore;
 use muster_reconciler::Reconcilers;
 use tokio::net::TcpListener;
@@ -52,7 +52,7 @@ pub struct Shared {
     /// The manager runtime's ports while it runs.
     pub manager: Arc<watch::Sender<Option<Arc<ManagerPorts>>>>,
     /// What is wrong with this node's Raft data, as `status` shows it.
-    pub raft_trouble: Arc<watch::Sender<Option<String>>>,
+    pub raft_trouble: Arc<watch::Sender<Option<Trouble>>>,
     /// Why this build can no longer be a manager of this cluster. Final for this process.
     pub incompatible: Arc<watch::Sender<Option<String>>>,
     /// The manager runtime's candidacy for raising the feature level, while it is a candidate.
@@ -66,9 +66,6 @@ pub struct Shared {
 }
 
 /// What `status` shows on a manager that restored a backup.
-const RESTORED_AND_CLOSED: &str =
-    "admission_closed: restored from a backup; run `muster recovery open` to admit others";
-
 /// A running node.
 pub struct Node {
     root: Supervisor,
@@ -209,10 +206,10 @@ fn wire(config: Config, advertise: String, booted: Booted, tree: Tree) -> Result
         move || {
             let credentials = credentials.borrow();
             let reported: Option<&watch::Receiver<Option<muster_agent::NodeTrouble>>> = trouble.get();
-            let reported = reported.and_then(|t| t.borrow().as_ref().map(|t| t.reason.word().to_owned()));
+            let reported = reported.and_then(|t| t.borrow().as_ref().map(|t| t.reason.into()));
             let unaudited = || audit.trouble();
-            let closed = || services.is_closed_to_others().then(|| RESTORED_AND_CLOSED.to_owned());
-            let too_old = too_old.borrow().as_ref().map(|why| format!("feature_level_too_low: {why}"));
+            let closed = || services.is_closed_to_others().then_some(Trouble::AdmissionClosed);
+            let too_old = too_old.borrow().clone().map(Trouble::FeatureLevelTooLow);
             NodeFacts {
                 id: me,
                 name: muster_messages::Name::sanitized(&config.name),

@@ -24,6 +24,7 @@ mod secret;
 mod tables;
 mod text;
 mod time;
+mod trouble;
 mod view;
 mod word;
 
@@ -51,5 +52,6 @@ pub use self::secret::*;
 pub use self::tables::*;
 pub use self::text::*;
 pub use self::time::*;
+pub use self::trouble::*;
 pub use self::view::*;
 pub use self::word::{Word, Words};

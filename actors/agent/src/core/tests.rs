@@ -489,14 +489,16 @@ fn temporary_refusals_lead_to_another_manager_only() {
 
 #[test]
 fn blocked_and_removed_persist_and_stop_manager_runtime() {
-    for (reason, word) in [(RefusalReason::Blocked, "blocked"), (RefusalReason::Removed, "removed")] {
+    for (reason, trouble) in
+        [(RefusalReason::Blocked, TroubleReason::Blocked), (RefusalReason::Removed, TroubleReason::Removed)]
+    {
         let mut w = World::new(certificate(Role::Manager, 5, "aa"), &[MANAGER, OTHER]);
         w.open();
         w.show(view(9, Role::Manager, 5));
         assert!(w.wanted());
         w.receive(HostFrame::Ended(refusal(reason)));
         assert!(!w.wanted());
-        assert!(w.has_effect(|e| matches!(e, Effect::KeepTrouble(t) if t.reason.word() == word)));
+        assert!(w.has_effect(|e| matches!(e, Effect::KeepTrouble(t) if t.reason == trouble)));
         assert!(w.has_effect(|e| matches!(e, Effect::PublishTrouble(Some(t)) if t.reason.is_final())));
         assert_eq!(w.agent.wake_at(), None, "the agent dials no more");
         w.after(Duration::from_secs(3600));

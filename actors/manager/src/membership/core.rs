@@ -9,7 +9,7 @@
 use std::time::Duration;
 
 use muster_messages::wire::{DataLoss, MembershipReply, MembershipRequest};
-use muster_messages::{ErrorBody, ErrorCode, RaftId, WaitReason, word};
+use muster_messages::{ErrorBody, ErrorCode, RaftId, Trouble, WaitReason, word};
 
 use crate::RaftData;
 
@@ -53,7 +53,7 @@ pub enum Effect {
     /// Stop the Raft member, wipe its data and restart it on an empty state; then [`Input::Emptied`].
     Empty,
     /// For `status`: what only an operator of this machine can repair.
-    ShowTrouble(Option<String>),
+    ShowTrouble(Option<Trouble>),
     /// The cluster's feature level is too high for this build. Final: the level never falls.
     ReportIncompatible(String),
     /// Why this manager is no member yet, or that it is one. `warn`: an operator of this machine must act.
@@ -242,11 +242,9 @@ impl MembershipCore {
 
     fn show_trouble(&self, data: &RaftData, out: &mut Vec<Effect>) {
         out.push(Effect::ShowTrouble(match data {
-            RaftData::Missing { .. } => Some("raft_data_missing".to_owned()),
-            RaftData::Damaged { .. } => Some("raft_data_damaged".to_owned()),
-            RaftData::None | RaftData::Present => {
-                self.unreachable.as_ref().map(|why| format!("{}: {why}", word(WaitReason::DialBackFailed)))
-            }
+            RaftData::Missing { .. } => Some(Trouble::RaftDataMissing),
+            RaftData::Damaged { .. } => Some(Trouble::RaftDataDamaged),
+            RaftData::None | RaftData::Present => self.unreachable.clone().map(Trouble::DialBackFailed),
         }));
     }
 }

@@ -98,6 +98,6 @@ fn incompatible_level_is_final_and_bad_address_is_shown() {
         retry_after_ms: 400,
     });
     let effects = step(&mut core, &mut data, Input::Answered { answer, member_id: None });
-    assert_eq!(effects[0], Effect::ShowTrouble(Some("dial_back_failed: a:1 does not answer".to_owned())));
+    assert_eq!(effects[0], Effect::ShowTrouble(Some(Trouble::DialBackFailed("a:1 does not answer".to_owned()))));
     assert!(matches!(&effects[1], Effect::Log { warn: true, .. }), "{effects:?}");
 }

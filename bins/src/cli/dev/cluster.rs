@@ -8,7 +8,7 @@ use futures_util::future::join_all;
 use muster_client::{Client, Failure, Outcome, parse};
 use muster_local_cluster::{Entry, Lifetime, LocalNode, NodeProcess, answers, free_address, pause};
 use muster_messages::wire::Request;
-use muster_messages::{ErrorCode, Role, StatusView};
+use muster_messages::{ErrorCode, Role, StatusView, Trouble};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -313,7 +313,7 @@ async fn wait_until_removed(socket: &Path) {
         tokio::time::sleep(ASK_INTERVAL).await;
         let mut client = Client::to_socket(socket, Duration::from_secs(1));
         let answer = client.ask::<StatusView>(Request::Status { fresh: false }).await;
-        let removed = |trouble: &str| trouble.starts_with("removed") || trouble.starts_with("blocked");
+        let removed = |trouble: &str| [Trouble::Blocked, Trouble::Removed].iter().any(|end| end.to_string() == trouble);
         match answer {
             Ok(status) if status.this.trouble.as_deref().is_some_and(removed) => return,
             Err(failure) if failure.is(ErrorCode::Removed) || failure.is(ErrorCode::Blocked) => return,
