@@ -1,101 +1,9 @@
-//! Access tokens: created for a user on request, checked on every HTTP request that carries one.
+//! Access tokens: checked on every HTTP request that carries one.
 
-use std::time::Duration;
-
-use muster_kernel::Clock;
-use muster_messages::{
-    AccessToken, AccessTokenView, Change, ErrorBody, ErrorCode, Guard, Name, Principal, Revision, Tables, User,
-    UserKind, WallTime,
-};
+use muster_messages::{AccessToken, Principal, Tables, UserKind, WallTime};
 use muster_pki::BearerToken;
 
-use crate::core::check_lease_name;
-use crate::ports::ManagerPorts;
-use crate::service::{Asked, Service};
-
-/// Maximum number of tokens of one user; a new token replaces no older one.
-const MAX_TOKENS_PER_USER: usize = 64;
-
-impl Service {
-    /// Creates a token for a user who may access `namespace`.
-    pub(crate) async fn create_access(
-        &self,
-        manager: &ManagerPorts,
-        asked: &Asked,
-        user: &Name,
-        namespace: &str,
-        ttl_ms: Option<u64>,
-    ) -> Result<AccessTokenView, ErrorBody> {
-        check_lease_name(&muster_messages::wire::LeaseRef { namespace: namespace.to_owned(), name: "any".to_owned() })?;
-        let replica = self.replica(manager, asked.left()).await?;
-        let tables = &replica.tables;
-        let now = Clock.wall();
-        let of_user = |token: &&AccessToken| token.user == *user;
-        if tables.access_tokens.values().filter(of_user).filter(|token| !is_over(token, now)).count()
-            >= MAX_TOKENS_PER_USER
-        {
-            let text =
-                format!("{user} has {MAX_TOKENS_PER_USER} access tokens; `muster user revoke {user}` revokes them all");
-            return Err(ErrorBody::new(ErrorCode::Conflict, text));
-        }
-        let bearer = BearerToken::random();
-        let token = AccessToken {
-            id: bearer.id.clone(),
-            user: user.clone(),
-            digest: bearer.digest(),
-            created_at: now,
-            expires_at: ttl_ms.map(|ms| now.plus(Duration::from_millis(ms))),
-        };
-        let mut command = self.command(asked, "access token created");
-        command = match tables.users.get(user) {
-            Some(known) => {
-                let command = command.guard(Guard::UserSerial { name: user.clone(), serial: known.serial.clone() });
-                let reaches =
-                    known.kind.reads_everything() || known.namespaces.iter().any(|own| own == namespace || own == "*");
-                if reaches { command } else { command.change(Change::PutUser(with_namespace(known, namespace))) }
-            }
-            None => {
-                let made = User {
-                    name: user.clone(),
-                    kind: UserKind::User,
-                    namespaces: vec![namespace.to_owned()],
-                    serial: String::new(),
-                    created_at: now,
-                    not_after: now,
-                    revision: Revision(0),
-                };
-                command.guard(Guard::UserAbsent(user.clone())).change(Change::PutUser(made))
-            }
-        };
-        let over = tables.access_tokens.values().filter(of_user).filter(|token| is_over(token, now));
-        command = over.fold(command, |command, token| command.change(Change::DeleteAccessToken(token.id.clone())));
-        let replica = self.propose(manager, asked, command.change(Change::PutAccessToken(token.clone()))).await?;
-        if !replica.tables.access_tokens.get(&token.id).is_some_and(|kept| bearer.is(&kept.digest)) {
-            // The retry of a request that was carried out: its token was written, but the token's text is kept nowhere.
-            let text = "the token was created but its text was lost with the answer; create another token";
-            return Err(ErrorBody::new(ErrorCode::Conflict, text));
-        }
-        let cluster = replica.tables.cluster.as_ref();
-        Ok(AccessTokenView {
-            user: user.clone(),
-            namespace: namespace.to_owned(),
-            id: token.id,
-            token: bearer.to_text(),
-            expires_at: token.expires_at,
-            root_pem: cluster.map(|c| c.root_cert_pem.clone()),
-            cluster: cluster.map(|c| c.name.clone()),
-            managers: replica.tables.members.values().map(|member| member.addr.clone()).collect(),
-        })
-    }
-}
-
-fn with_namespace(known: &User, namespace: &str) -> User {
-    let mut user = known.clone();
-    user.namespaces.push(namespace.to_owned());
-    user
-}
-
-fn is_over(token: &AccessToken, now: WallTime) -> bool {
+pub(crate) fn is_over(token: &AccessToken, now: WallTime) -> bool {
     token.expires_at.is_some_and(|at| at <= now)
 }
 
@@ -139,6 +47,8 @@ fn known<'a>(tables: &'a Tables, header: &str) -> Option<&'a AccessToken> {
 
 #[cfg(test)]
 mod tests {
+    use muster_messages::{Name, Revision, User};
+
     use super::*;
 
     fn tables(bearer: &BearerToken, expires_at: Option<WallTime>) -> Tables {

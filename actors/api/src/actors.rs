@@ -1,21 +1,21 @@
 //! Inspects processes: this one, another manager through the mesh, a worker through the manager that hosts its session.
 //! Answers while the inspected actor is busy or stuck, and without quorum.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use muster_kernel::AdminAction;
-use muster_messages::protocol::{MeshMsg, SessionsMsg};
+use muster_messages::protocol::SessionsMsg;
 use muster_messages::wire::{ActorsAsk, ActorsCall, ActorsOf, PeerCall};
 use muster_messages::{ActorActionView, ErrorBody, ErrorCode, Name, NodeId, OfNodeView, Replica, millis};
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::core::{Kind, kind_of, resolve};
-use crate::ports::ManagerPorts;
+use crate::ports::{ApiPorts, ManagerPorts};
 use crate::reads::to_text;
 use crate::service::{Asked, Service};
+use crate::writes::as_text;
 
 /// How long another process may take before it is reported as not answering.
 const REMOTE_ACTORS_TIMEOUT: Duration = Duration::from_secs(3);
@@ -25,18 +25,25 @@ fn is_leader_actor(path: &str) -> bool {
     path.strip_prefix("node/manager/leader").is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
-impl Service {
-    pub(crate) async fn actors(&self, asked: &Asked, of: &ActorsOf, ask: &ActorsAsk) -> Result<String, ErrorBody> {
-        if *of == ActorsOf::Here {
-            return self.local_actors(ask).await;
-        }
-        let manager = self.ports.manager.borrow().clone();
+/// A request about actors.
+#[derive(Clone, Copy)]
+pub(crate) struct ActorRequests<'a> {
+    pub service: &'a Service,
+    pub ask: &'a ActorsAsk,
+}
+
+impl ActorRequests<'_> {
+    pub async fn answer(&self, asked: &Asked, of: &ActorsOf) -> Result<String, ErrorBody> {
+        let manager = self.service.ports.manager.borrow().clone();
         let Some(manager) = manager else {
-            let facts = (self.ports.facts)();
-            if let ActorsOf::Node(node) = of
-                && (node == facts.name.as_str() || node == facts.id.as_str())
-            {
-                return self.local_actors(ask).await;
+            let facts = (self.service.ports.facts)();
+            let here = match of {
+                ActorsOf::Here => true,
+                ActorsOf::Node(node) => node == facts.name.as_str() || node == facts.id.as_str(),
+                _ => false,
+            };
+            if here {
+                return self.here().await;
             }
             if kind_of(&asked.request) == Kind::ActorsAdmin {
                 return Err(ErrorBody::new(
@@ -44,30 +51,30 @@ impl Service {
                     "this node is not a manager; restart or crash other nodes' actors from a manager",
                 ));
             }
-            return self.relay.to_any_manager(asked, &facts.managers).await;
+            return self.service.relay.to_any_manager(asked, &facts.managers).await;
         };
         let node = match of {
             ActorsOf::Here => manager.node,
             ActorsOf::Leader => {
                 let leader = manager.replica.borrow().raft.leader_node;
-                leader.ok_or_else(|| self.no_quorum(&manager, "no leader is known"))?
+                leader.ok_or_else(|| self.service.no_quorum(&manager, "no leader is known"))?
             }
             ActorsOf::Id(id) => *id,
             ActorsOf::Node(node) => resolve(&manager.replica.borrow().tables, node)?.id,
-            ActorsOf::All => return self.actors_everywhere(&manager, asked, ask).await,
+            ActorsOf::All => return self.everywhere(&manager, asked.left()).await,
         };
-        self.actors_of(&manager, node, ask, asked.left()).await
+        self.of_node(&manager, node, asked.left()).await
     }
 
-    /// The tree of this process; also answers other managers' requests. An admin action runs at once: if the answer
-    /// passes through an actor that the action ends, it may be lost.
-    pub(crate) async fn local_actors(&self, ask: &ActorsAsk) -> Result<String, ErrorBody> {
-        self.inspect(ask).await.map(|(answer, _admin_action)| answer)
+    /// The tree of this process. An admin action runs at once: if the answer passes through an actor that the action
+    /// ends, it may be lost.
+    pub async fn here(&self) -> Result<String, ErrorBody> {
+        self.inspect().await.map(|(answer, _admin_action)| answer)
     }
 
     /// The tree of this process: the answer, and the admin action to run once the answer has been sent.
-    pub async fn inspect(&self, ask: &ActorsAsk) -> Result<(String, Option<AdminAction>), ErrorBody> {
-        self.ask_tree(ask).await.map_err(|error| self.with_location(error, ask))
+    pub async fn inspect(&self) -> Result<(String, Option<AdminAction>), ErrorBody> {
+        self.ask_tree().await.map_err(|error| self.with_location(error))
     }
 
     /// An answer of this process, as text.
@@ -78,15 +85,15 @@ impl Service {
 
     /// This node's name in the cluster, where it is known here; otherwise its own.
     fn own_name(&self) -> (NodeId, Name) {
-        let facts = (self.ports.facts)();
-        let manager = self.ports.manager.borrow().clone();
+        let facts = (self.service.ports.facts)();
+        let manager = self.service.ports.manager.borrow().clone();
         let named = manager.and_then(|m| m.replica.borrow().tables.nodes.get(&facts.id).map(|n| n.name.clone()));
         (facts.id, named.unwrap_or(facts.name))
     }
 
     /// An actor that is not here may be elsewhere: the error names this node and the leader.
-    fn with_location(&self, mut error: ErrorBody, ask: &ActorsAsk) -> ErrorBody {
-        let path = match ask {
+    fn with_location(&self, mut error: ErrorBody) -> ErrorBody {
+        let path = match self.ask {
             ActorsAsk::Inspect { path } | ActorsAsk::Restart { path } | ActorsAsk::Crash { path, .. } => path.as_str(),
             ActorsAsk::Tree => return error,
         };
@@ -94,7 +101,7 @@ impl Service {
             return error;
         }
         error.message = format!("on {}: {}", self.own_name().1, error.message);
-        let manager = self.ports.manager.borrow().clone();
+        let manager = self.service.ports.manager.borrow().clone();
         if let Some(manager) = manager.filter(|_| is_leader_actor(path)) {
             let replica = manager.replica.borrow().clone();
             let leader = replica.raft.leader_node.filter(|leader| *leader != manager.node);
@@ -105,57 +112,46 @@ impl Service {
         error
     }
 
-    async fn ask_tree(&self, ask: &ActorsAsk) -> Result<(String, Option<AdminAction>), ErrorBody> {
-        Ok(match ask {
-            ActorsAsk::Tree => (self.of_this_node(self.ports.tree.snapshot().await)?, None),
-            ActorsAsk::Inspect { path } => (self.of_this_node(self.ports.tree.inspect(path).await?)?, None),
-            ActorsAsk::Restart { path } => {
-                let admin_action = self.ports.tree.restart(path)?;
-                let view = ActorActionView { path: path.clone(), restarting: true, crashed: None };
-                (self.of_this_node(view)?, Some(admin_action))
+    async fn ask_tree(&self) -> Result<(String, Option<AdminAction>), ErrorBody> {
+        let ApiPorts { tree, crash_allowed, .. } = &self.service.ports;
+        let (admin_action, path, crashed) = match self.ask {
+            ActorsAsk::Tree => return Ok((self.of_this_node(tree.snapshot().await)?, None)),
+            ActorsAsk::Inspect { path } => return Ok((self.of_this_node(tree.inspect(path).await?)?, None)),
+            ActorsAsk::Restart { path } => (tree.restart(path)?, path, None),
+            ActorsAsk::Crash { .. } if !crash_allowed => {
+                let text = "crashing actors is off in this daemon; set `[debug] crash = true` in its configuration";
+                return Err(ErrorBody::forbidden(text));
             }
-            ActorsAsk::Crash { path, how } => {
-                if !self.ports.crash_allowed {
-                    let text = "crashing actors is off in this daemon; set `[debug] crash = true` in its configuration";
-                    return Err(ErrorBody::forbidden(text));
-                }
-                let admin_action = self.ports.tree.crash(path, *how)?;
-                let view = ActorActionView { path: path.clone(), restarting: false, crashed: Some(*how) };
-                (self.of_this_node(view)?, Some(admin_action))
-            }
-        })
+            ActorsAsk::Crash { path, how } => (tree.crash(path, *how)?, path, Some(*how)),
+        };
+        let view = ActorActionView { path: path.clone(), restarting: crashed.is_none(), crashed };
+        Ok((self.of_this_node(view)?, Some(admin_action)))
     }
 
     /// Asks a node by whichever way reaches it.
-    pub(crate) async fn actors_of(
-        &self,
-        manager: &ManagerPorts,
-        node: NodeId,
-        ask: &ActorsAsk,
-        left: Duration,
-    ) -> Result<String, ErrorBody> {
+    async fn of_node(&self, manager: &ManagerPorts, node: NodeId, left: Duration) -> Result<String, ErrorBody> {
         if node == manager.node {
-            return self.local_actors(ask).await;
+            return self.here().await;
         }
         let peers = (manager.peers)();
         if peers.contains(&node) {
-            return self.over_mesh(manager, node, node, ask, left).await;
+            return self.over_mesh(manager, node, node, left).await;
         }
         // A worker: ask the host of its session. This manager first, then the others. A session whose connection is
         // dead undetected proves nothing: the node may have a newer one elsewhere. But an admin action may have been
         // carried out here.
-        let reads = matches!(ask, ActorsAsk::Tree | ActorsAsk::Inspect { .. });
+        let reads = matches!(self.ask, ActorsAsk::Tree | ActorsAsk::Inspect { .. });
         let elsewhere = |error: &ErrorBody| match error.code {
             ErrorCode::NotFound => true,
             ErrorCode::Unreachable | ErrorCode::TimedOut => reads,
             _ => false,
         };
-        let silent = match self.ask_hosted_node(manager, node, ask, left).await {
+        let silent = match self.hosted(manager, node, left).await {
             Err(error) if elsewhere(&error) => Some(error).filter(|error| error.code == ErrorCode::TimedOut),
             done => return done,
         };
         for host in peers {
-            match self.over_mesh(manager, host, node, ask, left.min(REMOTE_ACTORS_TIMEOUT)).await {
+            match self.over_mesh(manager, host, node, left).await {
                 Err(error) if matches!(error.code, ErrorCode::NotFound | ErrorCode::Unreachable) => {}
                 done => return done,
             }
@@ -170,21 +166,11 @@ impl Service {
     }
 
     /// Asks a node in session with this manager.
-    pub(crate) async fn ask_hosted_node(
-        &self,
-        manager: &ManagerPorts,
-        node: NodeId,
-        ask: &ActorsAsk,
-        left: Duration,
-    ) -> Result<String, ErrorBody> {
-        let deadline_ms = millis(left.min(REMOTE_ACTORS_TIMEOUT));
-        let ask = ask.clone();
+    pub async fn hosted(&self, manager: &ManagerPorts, node: NodeId, left: Duration) -> Result<String, ErrorBody> {
+        let left = left.min(REMOTE_ACTORS_TIMEOUT);
+        let (deadline_ms, ask) = (millis(left), self.ask.clone());
         let make = |reply| SessionsMsg::AskNode { node, ask, deadline_ms, reply };
-        manager
-            .sessions
-            .ask(left.min(REMOTE_ACTORS_TIMEOUT) + Duration::from_millis(200), make)
-            .await
-            .map_err(ErrorBody::from)?
+        manager.sessions.ask(left + Duration::from_millis(200), make).await.map_err(ErrorBody::from)?
     }
 
     async fn over_mesh(
@@ -192,44 +178,30 @@ impl Service {
         manager: &ManagerPorts,
         to: NodeId,
         node: NodeId,
-        ask: &ActorsAsk,
         left: Duration,
     ) -> Result<String, ErrorBody> {
-        let left = left.min(REMOTE_ACTORS_TIMEOUT);
-        let deadline_ms = millis(left);
-        let call = Box::new(PeerCall::Actors(ActorsCall { node, ask: ask.clone() }));
-        let make = |reply| MeshMsg::Call { to, deadline_ms, call, reply };
-        let answer = manager.mesh.ask(left + Duration::from_millis(200), make).await.map_err(ErrorBody::from)??;
-        String::from_utf8(answer).map_err(|_| ErrorBody::new(ErrorCode::Internal, "the answer is not UTF-8 text"))
+        let call = PeerCall::Actors(ActorsCall { node, ask: self.ask.clone() });
+        as_text((manager.call)(to, left.min(REMOTE_ACTORS_TIMEOUT), call).await?)
     }
 
-    async fn actors_everywhere(
-        &self,
-        manager: &Arc<ManagerPorts>,
-        asked: &Asked,
-        ask: &ActorsAsk,
-    ) -> Result<String, ErrorBody> {
+    async fn everywhere(&self, manager: &ManagerPorts, left: Duration) -> Result<String, ErrorBody> {
         let named =
             |replica: &Replica| replica.tables.nodes.iter().map(|(id, node)| (*id, node.name.clone())).collect();
         let mut nodes: Vec<(NodeId, Name)> = named(&manager.replica.borrow());
         nodes.sort_unstable_by(|(_, a), (_, b)| a.cmp(b));
-        let left = asked.left().min(REMOTE_ACTORS_TIMEOUT);
+        let left = left.min(REMOTE_ACTORS_TIMEOUT);
         let mut items: Vec<Value> = Vec::with_capacity(nodes.len());
         // In groups: ten thousand nodes do not cause ten thousand requests at once.
         for group in nodes.chunks(64) {
-            let asking = group.iter().map(|(node, _)| self.actors_of(manager, *node, ask, left));
+            let asking = group.iter().map(|(node, _)| self.of_node(manager, *node, left));
             for ((node, name), answer) in group.iter().zip(join_all(asking).await) {
-                items.push(
-                    match answer.and_then(|text| {
-                        serde_json::from_str::<Value>(&text)
-                            .map_err(|e| ErrorBody::new(ErrorCode::Internal, e.to_string()))
-                    }) {
-                        Ok(root) => json!({"node": node, "name": name, "root": root}),
-                        Err(error) => {
-                            json!({"node": node, "name": name, "root": null, "error": error.to_json()["error"]})
-                        }
-                    },
-                );
+                let parsed = |text: String| {
+                    serde_json::from_str::<Value>(&text).map_err(|e| ErrorBody::new(ErrorCode::Internal, e.to_string()))
+                };
+                items.push(match answer.and_then(parsed) {
+                    Ok(root) => json!({"node": node, "name": name, "root": root}),
+                    Err(error) => json!({"node": node, "name": name, "root": null, "error": error.to_json()["error"]}),
+                });
             }
         }
         Ok(json!({"items": items}).to_string())
@@ -239,6 +211,7 @@ impl Service {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
+    use std::sync::Arc;
 
     use muster_messages::ActorNode;
 
@@ -267,21 +240,20 @@ mod tests {
             Ok(())
         });
         let count = Arc::clone(&asked);
-        let mesh = muster_kernel::Recipient::new(move |msg| {
-            if let MeshMsg::Call { to, reply, .. } = msg {
-                assert_eq!(to, other);
-                count.fetch_add(1, Ordering::Relaxed);
-                let _gone = reply.send(Ok(b"{}".to_vec()));
-            }
-            Ok(())
+        let call: crate::ports::PeerCalls = Arc::new(move |to, _, _| {
+            assert_eq!(to, other);
+            count.fetch_add(1, Ordering::Relaxed);
+            Box::pin(async { Ok(b"{}".to_vec()) })
         });
         let peers = Arc::new(move || BTreeSet::from([other]));
-        let manager = Arc::new(ManagerPorts { sessions, mesh, peers, ..runtime });
+        let manager = Arc::new(ManagerPorts { sessions, call, peers, ..runtime });
         let service = crate::tests::service(tokio::sync::watch::channel(Some(Arc::clone(&manager))).1);
-        let answer = service.actors_of(&manager, worker, &ActorsAsk::Tree, REMOTE_ACTORS_TIMEOUT).await;
+        let ask = async |ask: ActorsAsk| {
+            ActorRequests { service: &service, ask: &ask }.of_node(&manager, worker, REMOTE_ACTORS_TIMEOUT).await
+        };
+        let answer = ask(ActorsAsk::Tree).await;
         assert_eq!((answer, asked.load(Ordering::Relaxed)), (Ok("{}".to_owned()), 1));
-        let crash = ActorsAsk::Restart { path: "node/agent".to_owned() };
-        let answer = service.actors_of(&manager, worker, &crash, REMOTE_ACTORS_TIMEOUT).await;
+        let answer = ask(ActorsAsk::Restart { path: "node/agent".to_owned() }).await;
         assert_eq!(answer.map_err(|error| error.code), Err(ErrorCode::TimedOut), "it may have been carried out");
         assert_eq!(asked.load(Ordering::Relaxed), 1);
     }

@@ -24,7 +24,7 @@ pub(crate) async fn backup(Extension(peer): Extension<Peer>) -> Response {
         Ok(share) => share,
         Err(error) => return error_response(&error),
     };
-    let work = peer.service.backup(&peer.caller);
+    let work = copy(&peer.service, &peer.caller);
     match peer.service.with_secret_line((&peer.origin, &peer.caller), "backup", work).await {
         Ok(bytes) => {
             let mut response = Response::new(until_read(Body::from(bytes), Some(share)));
@@ -36,23 +36,21 @@ pub(crate) async fn backup(Extension(peer): Extension<Peer>) -> Response {
     }
 }
 
-impl Service {
-    /// A consistent copy, at least as new as the request, from any manager.
-    async fn backup(&self, caller: &Principal) -> Result<Vec<u8>, ErrorBody> {
-        let facts = (self.ports.facts)();
-        let manager = self.ports.manager.borrow().clone();
-        let as_node = Principal::Node(facts.id);
-        // A node without a manager runtime acts only for itself, as everywhere in this API.
-        let caller = if manager.is_none() && *caller == Principal::Operator { &as_node } else { caller };
-        // A caller that may see the tokens' secrets may see the rest.
-        authorize(caller, &Request::TokenShow { role: Role::Manager }, &facts.managers)?;
-        let manager = manager
-            .ok_or_else(|| ErrorBody::new(ErrorCode::NotAManager, "this node is not a manager; ask a manager"))?;
-        let _permit = self.enter(caller, false)?;
-        let replica = self.replica(&manager, CONFIRMATION_TIMEOUT).await?;
-        let internal = |why: String| ErrorBody::new(ErrorCode::Internal, why);
-        let encode = move || muster_store::backup::encode(&replica.tables, replica.raft.term, Clock.wall());
-        let encoded = tokio::task::spawn_blocking(encode).await.map_err(|e| internal(e.to_string()))?;
-        encoded.map_err(|e| internal(e.to_string()))
-    }
+/// A consistent copy, at least as new as the request, from any manager.
+async fn copy(service: &Service, caller: &Principal) -> Result<Vec<u8>, ErrorBody> {
+    let facts = (service.ports.facts)();
+    let manager = service.ports.manager.borrow().clone();
+    let as_node = Principal::Node(facts.id);
+    // A node without a manager runtime acts only for itself, as everywhere in this API.
+    let caller = if manager.is_none() && *caller == Principal::Operator { &as_node } else { caller };
+    // A caller that may see the tokens' secrets may see the rest.
+    authorize(caller, &Request::TokenShow { role: Role::Manager }, &facts.managers)?;
+    let manager =
+        manager.ok_or_else(|| ErrorBody::new(ErrorCode::NotAManager, "this node is not a manager; ask a manager"))?;
+    let _permit = service.enter(caller, false)?;
+    let replica = service.replica(&manager, CONFIRMATION_TIMEOUT).await?;
+    let internal = |why: String| ErrorBody::new(ErrorCode::Internal, why);
+    let encode = move || muster_store::backup::encode(&replica.tables, replica.raft.term, Clock.wall());
+    let encoded = tokio::task::spawn_blocking(encode).await.map_err(|e| internal(e.to_string()))?;
+    encoded.map_err(|e| internal(e.to_string()))
 }

@@ -18,7 +18,8 @@ use serde_json::{Value, json};
 use crate::core::{check_lease_name, may_access, may_write, on_behalf};
 use crate::ports::ManagerPorts;
 use crate::reads::{not_leading, to_text};
-use crate::service::{Asked, Service};
+use crate::service::Asked;
+use crate::work::Work;
 
 /// The shortest lease: below it, response times decide who holds it.
 const MIN_LEASE_MS: u64 = 100;
@@ -66,51 +67,52 @@ fn unreadable(what: &str) -> ErrorBody {
     ErrorBody::new(ErrorCode::Internal, format!("{what} is not a lease"))
 }
 
-impl Service {
-    /// The leader's part of a lease request.
-    pub(crate) async fn lead_lease(
-        &self,
-        manager: &ManagerPorts,
-        asked: &Asked,
-        request: &LeaseRequest,
-    ) -> Result<String, ErrorBody> {
-        let known = manager.replica.borrow().clone();
-        match may_ask(&known, &self.ports.limits.node_namespaces, asked, request) {
+/// A request about leases.
+pub(crate) struct LeaseRequests<'a> {
+    pub work: Work<'a>,
+    pub request: &'a LeaseRequest,
+}
+
+impl LeaseRequests<'_> {
+    /// The leader's part.
+    pub async fn lead(&self) -> Result<String, ErrorBody> {
+        let Work { manager, asked, .. } = self.work;
+        match self.permitted(&self.work.local()) {
             // A new leader may not have applied yet what would permit this node's request.
             Err(_) if matches!(asked.caller, Principal::Node(_)) => {
-                let replica = self.replica(manager, asked.left()).await?;
-                may_ask(&replica, &self.ports.limits.node_namespaces, asked, request)?;
+                let replica = self.work.confirmed().await?;
+                self.permitted(&replica)?;
             }
             checked => checked?,
         }
-        match request {
-            LeaseRequest::List { namespace } => self.lease_list(manager, asked, namespace.as_deref()).await,
+        match self.request {
+            LeaseRequest::List { namespace } => self.lease_list(namespace.as_deref()).await,
             LeaseRequest::Get { lease } => {
-                let replica = self.replica(manager, asked.left()).await?;
-                self.lease_view(manager, asked, &replica, lease).await
+                let replica = self.work.confirmed().await?;
+                self.lease_view(&replica, lease).await
             }
             LeaseRequest::Guards => {
-                let replica = self.replica(manager, asked.left()).await?;
+                let replica = self.work.confirmed().await?;
                 to_text(&guards(&replica.tables, &asked.caller))
             }
             LeaseRequest::SetGuard { scope, mode } => {
                 check_guard_scope(scope)?;
-                let command = self.command(asked, "guard set");
+                let command = self.work.command("guard set");
                 let change = Change::SetGuard { scope: scope.clone(), mode: *mode };
-                self.propose(manager, asked, command.change(change)).await?;
+                self.work.propose(command.change(change)).await?;
                 Ok("{}".to_owned())
             }
             LeaseRequest::Create { lease, holder, duration_ms } => {
                 holder.as_deref().map_or(Ok(()), check_holder)?;
                 duration_ms.map_or(Ok(()), check_duration)?;
                 check_quota(manager, lease)?;
-                let command = self.lease_command(asked, lease, "lease created");
+                let command = self.command(lease, "lease created");
                 let change = Change::CreateObject(Box::new(new_lease(asked, lease, holder.clone(), *duration_ms)));
-                let replica = self.propose(manager, asked, command.change(change)).await?;
-                self.lease_view(manager, asked, &replica, lease).await
+                let replica = self.work.propose(command.change(change)).await?;
+                self.lease_view(&replica, lease).await
             }
             LeaseRequest::Delete { lease } => {
-                let replica = self.replica(manager, asked.left()).await?;
+                let replica = self.work.confirmed().await?;
                 if held_by_session(&replica.tables, &key(lease)).is_some() {
                     let text = format!(
                         "{lease} is held by a running session: end the session first, or delete the lease with --force, which lets \
@@ -118,19 +120,19 @@ impl Service {
                     );
                     return Err(ErrorBody::new(ErrorCode::Conflict, text));
                 }
-                let command = self.lease_command(asked, lease, "lease deleted");
+                let command = self.command(lease, "lease deleted");
                 let change = Change::DeleteObject { key: key(lease), force: false };
-                self.propose(manager, asked, command.change(change)).await.map_err(|error| match error.code {
+                self.work.propose(command.change(change)).await.map_err(|error| match error.code {
                     ErrorCode::NotFound => no_such(lease),
                     _ => error,
                 })?;
                 to_text(&deleted(lease))
             }
-            LeaseRequest::DeleteHeld { lease } => self.delete_held(manager, asked, lease).await,
+            LeaseRequest::DeleteHeld { lease } => self.delete_held(lease).await,
             LeaseRequest::Update { lease, revision, holder, duration_ms } => {
                 holder.as_deref().map_or(Ok(()), check_holder)?;
                 duration_ms.map_or(Ok(()), check_duration)?;
-                self.update_lease(manager, asked, lease, *revision, (holder.as_deref(), *duration_ms)).await
+                self.update_lease(lease, *revision, (holder.as_deref(), *duration_ms)).await
             }
             LeaseRequest::Acquire { lease, holder, session, duration_ms } => {
                 check_holder(holder)?;
@@ -143,42 +145,80 @@ impl Service {
                     duration_ms: *duration_ms,
                     uid: Uid::from_entropy(asked.request_id.0),
                 };
-                let command = self.lease_command(asked, lease, "lease acquired");
-                let replica = self.propose(manager, asked, command.change(change)).await?;
+                let command = self.command(lease, "lease acquired");
+                let replica = self.work.propose(command.change(change)).await?;
                 let held = replica.tables.objects.get(&key(lease)).and_then(|object| object.lease());
                 if held.is_none_or(|l| l.holding.session != Some(*session) || !l.is_live()) {
                     let text = format!("{lease} was acquired but lost before the request was answered");
                     return Err(ErrorBody::new(ErrorCode::Conflict, text));
                 }
-                self.lease_view(manager, asked, &replica, lease).await
+                self.lease_view(&replica, lease).await
             }
             LeaseRequest::Release { lease, session, token } => {
-                let command = self.lease_command(asked, lease, "lease released");
+                let command = self.command(lease, "lease released");
                 let change = Change::ReleaseLease { key: key(lease), session: *session, token: *token };
-                let replica = self.propose(manager, asked, command.change(change)).await?;
-                self.lease_view(manager, asked, &replica, lease).await
+                let replica = self.work.propose(command.change(change)).await?;
+                self.lease_view(&replica, lease).await
             }
-            LeaseRequest::Renew { session, held } => self.renew(manager, asked, *session, held).await,
+            LeaseRequest::Renew { session, held } => self.renew(*session, held).await,
             LeaseRequest::Watch { .. } => Err(ErrorBody::new(ErrorCode::Internal, "a watch does not need the leader")),
         }
     }
 
-    fn lease_command(&self, asked: &Asked, lease: &LeaseRef, what: &str) -> Command {
-        self.command(asked, &format!("{what}: {lease}"))
+    /// Refuses requests that this caller may not make, according to this replica.
+    fn permitted(&self, replica: &Replica) -> Result<(), ErrorBody> {
+        let (tables, caller) = (&replica.tables, &self.work.asked.caller);
+        let granted = &self.work.service.ports.limits.node_namespaces;
+        let touch = |namespace: &str| may_access(tables, caller, namespace);
+        let write = |namespace: &str| may_write(tables, granted, caller, namespace);
+        let own = || on_behalf::lease(tables, caller, self.request);
+        match self.request {
+            LeaseRequest::List { namespace } => namespace.as_deref().map_or(Ok(()), touch),
+            LeaseRequest::Get { lease } | LeaseRequest::Watch { lease, .. } => {
+                check_lease_name(lease)?;
+                touch(&lease.namespace)?;
+                own()
+            }
+            LeaseRequest::Create { lease, .. }
+            | LeaseRequest::Delete { lease }
+            | LeaseRequest::DeleteHeld { lease }
+            | LeaseRequest::Update { lease, .. }
+            | LeaseRequest::Acquire { lease, .. }
+            | LeaseRequest::Release { lease, .. } => {
+                check_lease_name(lease)?;
+                touch(&lease.namespace)?;
+                write(&lease.namespace)?;
+                own()
+            }
+            LeaseRequest::Renew { held, .. } if held.len() > MAX_RENEWED_LEASES => {
+                Err(ErrorBody::invalid(format!("at most {MAX_RENEWED_LEASES} leases may be renewed in one request")))
+            }
+            LeaseRequest::Renew { held, .. } => {
+                held.iter()
+                    .try_for_each(|(lease, _)| touch(&lease.namespace).and_then(|()| write(&lease.namespace)))?;
+                own()
+            }
+            LeaseRequest::Guards | LeaseRequest::SetGuard { .. } => Ok(()),
+        }
+    }
+
+    fn command(&self, lease: &LeaseRef, what: &str) -> Command {
+        self.work.command(&format!("{what}: {lease}"))
     }
 
     /// Deletes a lease that a session may keep alive. The command under the lease learns of it when the session renews,
     /// and has ended by the time the lease would have expired. Until then, a placeholder lease of the same name keeps
     /// every candidate out: it belongs to no session, so nothing renews it, and no candidate has its holder's name.
-    async fn delete_held(&self, manager: &ManagerPorts, asked: &Asked, lease: &LeaseRef) -> Result<String, ErrorBody> {
+    async fn delete_held(&self, lease: &LeaseRef) -> Result<String, ErrorBody> {
+        let asked = self.work.asked;
         if !asked.caller.is_operator() {
             return Err(ErrorBody::forbidden("only an operator may delete a lease with --force"));
         }
-        let (key, replica) = (key(lease), self.replica(manager, asked.left()).await?);
-        let command = self.lease_command(asked, lease, "lease deleted by force");
+        let (key, replica) = (key(lease), self.work.confirmed().await?);
+        let command = self.command(lease, "lease deleted by force");
         let command = command.change(Change::DeleteObject { key: key.clone(), force: true });
         let Some((revision, was)) = held_by_session(&replica.tables, &key) else {
-            self.propose(manager, asked, command).await?;
+            self.work.propose(command).await?;
             return to_text(&deleted(lease));
         };
         let holder = format!("{} (deleted)", was.spec.held_by().unwrap_or_default());
@@ -187,51 +227,36 @@ impl Service {
         // If it passes to another session meanwhile, that session's duration counts.
         let guard = Guard::ObjectRevision { key, revision };
         let command = command.guard(guard).change(Change::CreateObject(Box::new(barrier)));
-        self.propose(manager, asked, command).await?;
+        self.work.propose(command).await?;
         let (held_by, available_in_ms) = (Some(holder), Some(duration_ms));
         to_text(&LeaseDeletedView { held_by, available_in_ms, ..deleted(lease) })
     }
 
     /// A lease as in this replica, with the remaining time by the leader's clock.
-    async fn lease_view(
-        &self,
-        manager: &ManagerPorts,
-        asked: &Asked,
-        replica: &Replica,
-        lease: &LeaseRef,
-    ) -> Result<String, ErrorBody> {
+    async fn lease_view(&self, replica: &Replica, lease: &LeaseRef) -> Result<String, ErrorBody> {
         let key = key(lease);
         let object = replica.tables.objects.get(&key).ok_or_else(|| no_such(lease))?;
-        let left = self.remaining(manager, asked, vec![key.clone()]).await;
+        let left = self.remaining(vec![key.clone()]).await;
         let view = LeaseView::of(object, left.get(&key).copied());
         to_text(&view.ok_or_else(|| unreadable(&key.to_string()))?)
     }
 
-    async fn lease_list(
-        &self,
-        manager: &ManagerPorts,
-        asked: &Asked,
-        namespace: Option<&str>,
-    ) -> Result<String, ErrorBody> {
-        let replica = self.replica(manager, asked.left()).await?;
+    async fn lease_list(&self, namespace: Option<&str>) -> Result<String, ErrorBody> {
+        let replica = self.work.confirmed().await?;
         let readable = |object: &&Arc<Object>| {
             object.lease().is_some()
                 && namespace.is_none_or(|namespace| object.namespace == namespace)
-                && may_access(&replica.tables, &asked.caller, &object.namespace).is_ok()
+                && may_access(&replica.tables, &self.work.asked.caller, &object.namespace).is_ok()
         };
         let objects: Vec<&Arc<Object>> = replica.tables.objects.values().filter(readable).collect();
-        let left = self.remaining(manager, asked, objects.iter().map(|object| object.key()).collect()).await;
+        let left = self.remaining(objects.iter().map(|object| object.key()).collect()).await;
         let items = objects.iter().filter_map(|object| LeaseView::of(object, left.get(&object.key()).copied()));
         to_text(&ListView::at(replica.tables.revision, items))
     }
 
     /// The remaining time by the leader's clock. None while `elections` starts; a lease can be shown without it.
-    async fn remaining(
-        &self,
-        manager: &ManagerPorts,
-        asked: &Asked,
-        leases: Vec<ObjectKey>,
-    ) -> BTreeMap<ObjectKey, u64> {
+    async fn remaining(&self, leases: Vec<ObjectKey>) -> BTreeMap<ObjectKey, u64> {
+        let Work { manager, asked, .. } = self.work;
         let clock_timeout = asked.left().min(Duration::from_millis(500));
         let make = |reply| ElectionsMsg::Remaining { leases, reply };
         manager.leader.elections.ask(clock_timeout, make).await.unwrap_or_default()
@@ -239,29 +264,20 @@ impl Service {
 
     async fn update_lease(
         &self,
-        manager: &ManagerPorts,
-        asked: &Asked,
         lease: &LeaseRef,
         revision: Revision,
         (holder, duration_ms): (Option<&str>, Option<u64>),
     ) -> Result<String, ErrorBody> {
         let key = key(lease);
-        let current = manager.replica.borrow().tables.objects.get(&key).cloned();
+        let current = self.work.local().tables.objects.get(&key).cloned();
         let current = match current {
             Some(object) if object.meta.revision >= revision => object,
             // The replica may be older than what the caller saw on another manager.
-            _ => self
-                .replica(manager, asked.left())
-                .await?
-                .tables
-                .objects
-                .get(&key)
-                .cloned()
-                .ok_or_else(|| no_such(lease))?,
+            _ => self.work.confirmed().await?.tables.objects.get(&key).cloned().ok_or_else(|| no_such(lease))?,
         };
         let mut new = Object::clone(&current);
         let ObjectBody::Lease(body) = &mut new.body else { return Err(unreadable(&key.to_string())) };
-        let command = self.lease_command(asked, lease, "lease written");
+        let command = self.command(lease, "lease written");
         body.spec.renewed = Some(MicroTime::from(command.at));
         body.spec.duration_ms = duration_ms.or(body.spec.duration_ms);
         if let Some(holder) = holder
@@ -273,19 +289,14 @@ impl Service {
         }
         let change = Change::UpdateObject { object: Box::new(new), write: ClientWrite::default() };
         let command = command.guard(Guard::ObjectRevision { key: key.clone(), revision }).change(change);
-        let replica = self.propose(manager, asked, command).await?;
+        let replica = self.work.propose(command).await?;
         let object = replica.tables.objects.get(&key).ok_or_else(|| no_such(lease))?;
         to_text(&LeaseView::of(object, None).ok_or_else(|| unreadable(&key.to_string()))?)
     }
 
-    async fn renew(
-        &self,
-        manager: &ManagerPorts,
-        asked: &Asked,
-        session: SessionId,
-        held: &[(LeaseRef, FencingToken)],
-    ) -> Result<String, ErrorBody> {
+    async fn renew(&self, session: SessionId, held: &[(LeaseRef, FencingToken)]) -> Result<String, ErrorBody> {
         let leases: Vec<(ObjectKey, FencingToken)> = held.iter().map(|(lease, token)| (key(lease), *token)).collect();
+        let Work { manager, asked, .. } = self.work;
         let deadline_ms = asked.left_ms();
         let make = |reply| ElectionsMsg::Renew { session, held: leases, deadline_ms, reply };
         let renewed = match manager.leader.elections.ask(asked.left(), make).await {
@@ -298,22 +309,14 @@ impl Service {
     }
 
     /// Waits for a change of one lease, in this member's own replica.
-    pub(crate) async fn watch_lease(
-        &self,
-        manager: &ManagerPorts,
-        asked: &Asked,
-        request: &LeaseRequest,
-    ) -> Result<String, ErrorBody> {
-        let LeaseRequest::Watch { lease, seen, wait_ms } = request else {
-            return Err(ErrorBody::new(ErrorCode::Internal, "this request needs the leader"));
-        };
-        may_ask(&manager.replica.borrow().clone(), &self.ports.limits.node_namespaces, asked, request)?;
-        let (seen, wait) = (*seen, Duration::from_millis(*wait_ms));
+    pub async fn watch(&self, lease: &LeaseRef, seen: Revision, wait: Duration) -> Result<String, ErrorBody> {
+        let Work { manager, asked, .. } = self.work;
+        self.permitted(&self.work.local())?;
         let key = key(lease);
         let limit = tokio::time::Instant::now() + wait.min(asked.left());
         let mut news = manager.feed.news_of(key.clone());
         // A member that is ahead of this one may have given the caller `seen`.
-        let mut replica = self.replica(manager, asked.left()).await?;
+        let mut replica = self.work.confirmed().await?;
         let lease_in = |replica: &Replica| replica.tables.objects.get(&key).cloned();
         let before = lease_in(&replica);
         // Further back than this member's history: answer with the replica's current state.
@@ -390,40 +393,6 @@ fn guards(tables: &Tables, caller: &Principal) -> ListView<GuardView> {
 fn check_guard_scope(scope: &GuardScope) -> Result<(), ErrorBody> {
     let name = scope.lease.clone().unwrap_or_else(|| "any".to_owned());
     check_lease_name(&LeaseRef { namespace: scope.namespace.clone(), name })
-}
-
-/// Refuses requests that this caller may not make, according to this replica.
-fn may_ask(replica: &Replica, granted: &[String], asked: &Asked, request: &LeaseRequest) -> Result<(), ErrorBody> {
-    let touch = |namespace: &str| may_access(&replica.tables, &asked.caller, namespace);
-    let write = |namespace: &str| may_write(&replica.tables, granted, &asked.caller, namespace);
-    let own = || on_behalf::lease(&replica.tables, &asked.caller, request);
-    match request {
-        LeaseRequest::List { namespace } => namespace.as_deref().map_or(Ok(()), touch),
-        LeaseRequest::Get { lease } | LeaseRequest::Watch { lease, .. } => {
-            check_lease_name(lease)?;
-            touch(&lease.namespace)?;
-            own()
-        }
-        LeaseRequest::Create { lease, .. }
-        | LeaseRequest::Delete { lease }
-        | LeaseRequest::DeleteHeld { lease }
-        | LeaseRequest::Update { lease, .. }
-        | LeaseRequest::Acquire { lease, .. }
-        | LeaseRequest::Release { lease, .. } => {
-            check_lease_name(lease)?;
-            touch(&lease.namespace)?;
-            write(&lease.namespace)?;
-            own()
-        }
-        LeaseRequest::Renew { held, .. } if held.len() > MAX_RENEWED_LEASES => {
-            Err(ErrorBody::invalid(format!("at most {MAX_RENEWED_LEASES} leases may be renewed in one request")))
-        }
-        LeaseRequest::Renew { held, .. } => {
-            held.iter().try_for_each(|(lease, _)| touch(&lease.namespace).and_then(|()| write(&lease.namespace)))?;
-            own()
-        }
-        LeaseRequest::Guards | LeaseRequest::SetGuard { .. } => Ok(()),
-    }
 }
 
 #[cfg(test)]

@@ -8,7 +8,6 @@
 
 mod access;
 mod actors;
-mod answer;
 mod audit;
 mod backup;
 pub mod core;
@@ -30,12 +29,13 @@ mod socket;
 #[cfg(test)]
 mod tests;
 mod users;
+mod work;
 mod writes;
 
 pub use http::definition;
-pub use leader::{Leader, LeaderSearch, RETRY_PAUSE};
+pub use leader::{LeaderSearch, RETRY_PAUSE};
 pub use native::{Caller, serve_native};
-pub use ports::{ApiLimits, ApiPorts, LeaderPorts, ManagerPorts, NodeFacts};
+pub use ports::{ApiLimits, ApiPorts, LeaderPorts, ManagerPorts, NodeFacts, PeerCalls};
 pub use service::Service;
 pub use shell::{ApiMsg, ApiShell};
 pub use socket::{AdminSocket, SocketFault};

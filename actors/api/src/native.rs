@@ -110,15 +110,9 @@ where
 
 /// Whether the answer grows with the cluster.
 fn may_be_long(request: &Request) -> bool {
-    matches!(
+    let other = matches!(
         request,
-        Request::NodeList { .. }
-            | Request::Page { .. }
-            | Request::TokenList
-            | Request::CertList
-            | Request::UserList
-            | Request::BlocklistList { .. }
-            | Request::RaftStatus { .. }
+        Request::RaftStatus { .. }
             | Request::Status { .. }
             | Request::Actors { .. }
             | Request::Events { .. }
@@ -131,7 +125,8 @@ fn may_be_long(request: &Request) -> bool {
                     | ReconcilerRequest::View { .. }
             )
             | Request::Kube(_)
-    )
+    );
+    other || request.list().is_some()
 }
 
 /// An answer over the frame limit becomes an error: the caller learns of it, and the connection stays open.

@@ -9,14 +9,14 @@ use muster_audit::AuditLog;
 use muster_gateway::Dialer;
 use muster_kernel::{Recipient, Tree};
 use muster_messages::protocol::{
-    CertAuthorityMsg, DispatcherMsg, ElectionsMsg, MeshMsg, RaftMemberMsg, RoleManagerMsg, SessionsMsg,
+    CertAuthorityMsg, DispatcherMsg, ElectionsMsg, PeerAnswer, RaftMemberMsg, RoleManagerMsg, SessionsMsg,
 };
+use muster_messages::wire::PeerCall;
 use muster_messages::{Name, NodeDoubts, NodeId, Principal, Replica, Role, RoleView, Trouble};
 use muster_raft_member::ObjectFeed;
 use tokio::sync::watch;
-use tokio::time::Instant;
 
-use crate::leader::LeaderSearch;
+use crate::core::Source;
 
 /// What this process knows about itself.
 #[derive(Clone, Debug)]
@@ -120,6 +120,10 @@ impl ApiLimits {
     }
 }
 
+/// Calls another manager, which has this long to answer: `timed_out`, or `unreachable`, with `not_sent` if it was not sent.
+/// Cancelled when dropped.
+pub type PeerCalls = Arc<dyn Fn(NodeId, Duration, PeerCall) -> PeerAnswer + Send + Sync>;
+
 /// The manager runtime.
 pub struct ManagerPorts {
     pub node: NodeId,
@@ -127,7 +131,8 @@ pub struct ManagerPorts {
     /// Changes of leases and other objects, as this member applies them.
     pub feed: ObjectFeed,
     pub raft: Recipient<RaftMemberMsg>,
-    pub mesh: Recipient<MeshMsg>,
+    /// Calls another manager over the mesh.
+    pub call: PeerCalls,
     pub sessions: Recipient<SessionsMsg>,
     /// The managers with a live mesh session.
     pub peers: Arc<dyn Fn() -> BTreeSet<NodeId> + Send + Sync>,
@@ -136,9 +141,17 @@ pub struct ManagerPorts {
 }
 
 impl ManagerPorts {
-    /// The way to the leader for one request.
-    pub fn leader_search(&self, deadline: Instant) -> LeaderSearch {
-        LeaderSearch::new(self.node, self.replica.clone(), deadline)
+    /// What answers are built from: this replica, and what only this manager knows.
+    pub(crate) fn source<'a>(&self, replica: &'a Replica) -> Source<'a> {
+        let leading = replica.raft.leading;
+        Source {
+            replica,
+            roles: if leading { self.leader.view.borrow().clone() } else { Arc::default() },
+            this: self.node,
+            peers: (self.peers)(),
+            doubts: if leading { self.leader.doubts.borrow().clone() } else { Arc::default() },
+            stale: None,
+        }
     }
 }
 

@@ -9,19 +9,17 @@ use futures_util::stream;
 use muster_gates::{Write, drift, sealed};
 use muster_messages::wire::ReconcilerRequest;
 use muster_messages::{
-    Action, AppliedDefinitionView, AppliedView, Change, CommandRefusal, Definition, DefinitionKey, DefinitionView,
-    DesiredObject, ErrorBody, ErrorCode, FencingToken, ForcedFloorView, Gate, Guard, LEVEL_RECONCILER, ListView,
-    Participant, ParticipantKey, ParticipantPhase, PlanView, Principal, Progress, ReconcilerChange, Reconcilers,
-    Replica, RequestId, Revision, Tables, Triple, is_dns_label, runner_lease,
+    Action, AppliedDefinitionView, AppliedView, Change, Command, CommandRefusal, Definition, DefinitionKey,
+    DefinitionView, DesiredObject, ErrorBody, ErrorCode, FencingToken, ForcedFloorView, Gate, Guard, LEVEL_RECONCILER,
+    ListView, Participant, ParticipantKey, ParticipantPhase, PlanView, Principal, Progress, ReconcilerChange,
+    Reconcilers, Replica, RequestId, Revision, Tables, Triple, is_dns_label, runner_lease,
 };
 use serde_json::json;
 use tokio::time::Instant;
 
 use crate::core::{on_behalf, reserved};
-use crate::ports::ManagerPorts;
 use crate::reads::to_text;
-use crate::service::{Asked, Service};
-use crate::writes::Proposed;
+use crate::work::{Proposed, Work};
 
 /// The length of a SHA-256 in hexadecimal.
 const DIGEST_CHARS: usize = 64;
@@ -63,18 +61,20 @@ fn named(definition: &Definition) -> DefinitionView {
     DefinitionView { name: reconciler.clone(), release: release.clone(), digest: digest.clone() }
 }
 
-impl Service {
+/// A request about reconcilers.
+pub(crate) struct ReconcilerRequests<'a> {
+    pub work: Work<'a>,
+    pub request: &'a ReconcilerRequest,
+}
+
+impl ReconcilerRequests<'_> {
     /// Reads, and polls that wait for a change.
-    pub(crate) async fn read_reconciler(
-        &self,
-        manager: &ManagerPorts,
-        asked: &Asked,
-        request: &ReconcilerRequest,
-    ) -> Result<String, ErrorBody> {
+    pub async fn read(&self) -> Result<String, ErrorBody> {
         use ReconcilerRequest as R;
-        let replica = match request {
+        let caller = &self.work.asked.caller;
+        let replica = match self.request {
             R::Definitions { seen, wait_ms, .. } => {
-                self.changed(manager, asked, *wait_ms, |tables| tables.reconcilers.changed > *seen).await?
+                self.changed(*wait_ms, |tables| tables.reconcilers.changed > *seen).await?
             }
             R::View { name, seen, wait_ms, .. } => {
                 // A runner waits for a view that is not older than its term.
@@ -82,24 +82,24 @@ impl Service {
                 let term =
                     |tables: &Tables| tables.objects.get(&lease).map_or(Revision(0), |object| object.meta.revision);
                 let newest = |tables: &Tables| tables.reconcilers.changed.max(term(tables));
-                self.changed(manager, asked, *wait_ms, |tables| newest(tables) > *seen).await?
+                self.changed(*wait_ms, |tables| newest(tables) > *seen).await?
             }
             R::Status { seen, wait_ms, .. } => {
                 let newest = |tables: &Tables| tables.reconcilers.changed.max(tables.reconcilers.progressed);
-                self.changed(manager, asked, *wait_ms, |tables| newest(tables) > *seen).await?
+                self.changed(*wait_ms, |tables| newest(tables) > *seen).await?
             }
             R::Admission { key, seen, wait_ms } => {
-                self.changed(manager, asked, *wait_ms, |tables| concerns(tables, key, *seen)).await?
+                self.changed(*wait_ms, |tables| concerns(tables, key, *seen)).await?
             }
-            _ => self.replica(manager, asked.left()).await?,
+            _ => self.work.confirmed().await?,
         };
         let tables = &replica.tables;
-        match request {
+        match self.request {
             R::List => to_text(&muster_gates::statuses(tables)),
             R::Status { name, .. } => to_text(&muster_gates::status(tables, name).ok_or_else(|| no_such(name))?),
             R::Plan { name, release } => {
                 let mut plan = muster_gates::plan(tables, name, *release).ok_or_else(|| no_such(name))?;
-                if !asked.caller.is_operator() {
+                if !caller.is_operator() {
                     hide_arguments(&mut plan);
                 }
                 to_text(&plan)
@@ -124,7 +124,7 @@ impl Service {
             R::Definitions { release, .. } => to_text(&muster_gates::definitions(tables, *release)),
             R::View { name, release, .. } => {
                 let mut view = muster_gates::runner_view(tables, name, *release);
-                if !on_behalf::is_runner(tables, &asked.caller, name)
+                if !on_behalf::is_runner(tables, caller, name)
                     && let Some(Definition { action: Action::Command(command), .. }) = &mut view.definition
                 {
                     *command = command.redacted();
@@ -138,16 +138,15 @@ impl Service {
     /// A confirmed replica in which something has changed, or the newest one at the end of the wait.
     async fn changed(
         &self,
-        manager: &ManagerPorts,
-        asked: &Asked,
         wait_ms: u64,
         mut has_news: impl FnMut(&Tables) -> bool,
     ) -> Result<Arc<Replica>, ErrorBody> {
+        let Work { service, manager, asked } = self.work;
         let limit = Instant::now() + Duration::from_millis(wait_ms).min(asked.left());
         // A waiting request holds a permit for long, so each caller has a limited share of them.
         let _permit = match wait_ms {
             0 => None,
-            _ => Some(self.watch_permit(&asked.caller).ok_or_else(|| {
+            _ => Some(service.watch_permit(&asked.caller).ok_or_else(|| {
                 ErrorBody::new(
                     ErrorCode::TooManyRequests,
                     "per-client limit of concurrent watches reached; retry later",
@@ -155,7 +154,7 @@ impl Service {
                 .retry_after(CHANGE_GATHER_TIME)
             })?),
         };
-        let replica = self.replica(manager, asked.left()).await?;
+        let replica = self.work.confirmed().await?;
         if has_news(&replica.tables) {
             return Ok(replica);
         }
@@ -165,153 +164,124 @@ impl Service {
         if something {
             tokio::time::sleep_until(limit.min(Instant::now() + CHANGE_GATHER_TIME)).await;
         }
-        let newest = manager.replica.borrow().clone();
+        let newest = self.work.local();
         Ok(if newest.tables.revision > replica.tables.revision { newest } else { replica })
     }
 
     /// The leader's part.
-    pub(crate) async fn lead_reconciler(
-        &self,
-        manager: &ManagerPorts,
-        asked: &Asked,
-        request: &ReconcilerRequest,
-    ) -> Result<String, ErrorBody> {
+    pub async fn lead(&self) -> Result<String, ErrorBody> {
         use ReconcilerRequest as R;
-        reserved::check(&manager.replica.borrow().tables, &asked.caller, request)?;
+        let (known, caller) = (self.work.local(), &self.work.asked.caller);
+        reserved::check(&known.tables, caller, self.request)?;
         let name_of = |name: &String| name.clone();
-        let change = match request {
-            R::Apply { definitions, replace } => return self.define(manager, asked, definitions, *replace).await,
+        let change = match self.request {
+            R::Apply { definitions, replace } => return self.define(definitions, *replace).await,
             R::Pause { name, paused } => ReconcilerChange::Pause { reconciler: name_of(name), paused: *paused },
             R::Finalize { name, release } => {
-                let referenced_definition = self.referenced_definition(manager, asked, name, *release).await?;
+                let referenced_definition = self.referenced_definition(name, *release).await?;
                 let (reconciler, digest) = (name_of(name), referenced_definition.digest.clone());
-                self.change(manager, asked, ReconcilerChange::Finalize { reconciler, digest }).await?;
+                self.change(ReconcilerChange::Finalize { reconciler, digest }).await?;
                 return to_text(&named(&referenced_definition));
             }
             R::Retry { name, release } => {
-                let referenced_definition = self.referenced_definition(manager, asked, name, *release).await?;
+                let referenced_definition = self.referenced_definition(name, *release).await?;
                 let (reconciler, digest) = (name_of(name), Some(referenced_definition.digest.clone()));
-                self.change(manager, asked, ReconcilerChange::Retry { reconciler, digest }).await?;
+                self.change(ReconcilerChange::Retry { reconciler, digest }).await?;
                 return to_text(&named(&referenced_definition));
             }
             R::Repair { name, epoch } => ReconcilerChange::Repair { reconciler: name_of(name), epoch: *epoch },
             R::ForceFloor { name, floor, dry_run } => {
-                return self.force_floor(manager, asked, name, *floor, *dry_run).await;
+                return self.force_floor(name, *floor, *dry_run).await;
             }
             R::DeleteGate { name } => ReconcilerChange::DeleteGate { reconciler: name_of(name) },
             R::Delete { name } => ReconcilerChange::Forget { reconciler: name_of(name) },
-            R::MemberForget { scope, member } => return self.members(manager, asked, scope, member, true).await,
-            R::MemberDrain { scope, member } => return self.members(manager, asked, scope, member, false).await,
+            R::MemberForget { scope, member } => return self.members(scope, member, true).await,
+            R::MemberDrain { scope, member } => return self.members(scope, member, false).await,
             R::ObjectPut { key, labels, body } => {
                 let object = DesiredObject { key: key.clone(), labels: labels.clone(), body: body.clone(), wave: 0 };
                 muster_gates::sound_object(&object).map_err(ErrorBody::invalid)?;
-                let replica = self.change(manager, asked, ReconcilerChange::PutObject(Box::new(object))).await?;
+                let replica = self.change(ReconcilerChange::PutObject(Box::new(object))).await?;
                 let object = replica.tables.reconcilers.objects.get(key);
                 return to_text(&object.map(|object| muster_gates::object(object)));
             }
             R::ObjectDelete { key } => ReconcilerChange::DeleteObject(key.clone()),
             R::Announce { participant } => {
-                let participant = on_behalf::announced(participant.clone(), &asked.caller)?;
+                let participant = on_behalf::announced(participant.clone(), caller)?;
                 let key = participant.key.clone();
-                let replica = self.change(manager, asked, ReconcilerChange::Announce(Box::new(participant))).await?;
+                let replica = self.change(ReconcilerChange::Announce(Box::new(participant))).await?;
                 return to_text(&muster_gates::admission(&replica.tables, &key));
             }
             R::Admit { key } => {
-                on_behalf::for_participant(&self.replica(manager, asked.left()).await?.tables, &asked.caller, key)?;
-                return self.admit(manager, asked, key).await;
+                on_behalf::for_participant(&self.work.confirmed().await?.tables, caller, key)?;
+                return self.admit(key).await;
             }
             R::Leave { key } => {
-                on_behalf::for_participant(&self.replica(manager, asked.left()).await?.tables, &asked.caller, key)?;
+                on_behalf::for_participant(&self.work.confirmed().await?.tables, caller, key)?;
                 ReconcilerChange::Leave(key.clone())
             }
             R::Step { name, release, digest, term, epoch, step } => {
                 check_run_name(name, digest)?;
-                on_behalf::for_runner(&manager.replica.borrow().tables, &asked.caller, name, *term)?;
+                on_behalf::for_runner(&known.tables, caller, name, *term)?;
                 let (reconciler, release, digest) = (name_of(name), *release, digest.clone());
                 let (term, epoch, step) = (*term, *epoch, *step);
                 let change = ReconcilerChange::Step { reconciler, release, digest, term, epoch, step };
-                let replica = self.change(manager, asked, change).await?;
+                let replica = self.change(change).await?;
                 let (epoch, revision) = (replica.tables.reconcilers.epoch_of(name), replica.tables.revision);
                 return Ok(json!({"epoch": epoch, "revision": revision}).to_string());
             }
             R::Wave { name, release, digest, term, wave } => {
                 check_run_name(name, digest)?;
-                on_behalf::for_runner(&manager.replica.borrow().tables, &asked.caller, name, *term)?;
+                on_behalf::for_runner(&known.tables, caller, name, *term)?;
                 let key = DefinitionKey { reconciler: name_of(name), release: *release };
-                return self.wave(manager, asked, &key, (digest, *term), *wave).await;
+                return self.wave(&key, (digest, *term), *wave).await;
             }
             R::Progress { progress } => {
-                on_behalf::for_runner(
-                    &manager.replica.borrow().tables,
-                    &asked.caller,
-                    &progress.reconciler,
-                    progress.term,
-                )?;
+                on_behalf::for_runner(&known.tables, caller, &progress.reconciler, progress.term)?;
                 if let Some(fault) = muster_gates::fault_of_progress(progress) {
                     return Err(ErrorBody::invalid(fault));
                 }
-                let node = if let Principal::Node(id) = asked.caller { id } else { progress.node };
+                let node = if let Principal::Node(id) = *caller { id } else { progress.node };
                 ReconcilerChange::Progress(Box::new(Progress { node, ..progress.clone() }))
             }
-            R::RaiseLevel { level, term } => return self.raise_level(manager, asked, *level, *term).await,
+            R::RaiseLevel { level, term } => return self.raise_level(*level, *term).await,
             other => return Err(ErrorBody::new(ErrorCode::Internal, format!("not a change: {other:?}"))),
         };
-        self.change(manager, asked, change).await?;
+        self.change(change).await?;
         Ok("{}".to_owned())
     }
 
     /// Proposes one change. The details also state why a gate refuses it.
-    async fn change(
-        &self,
-        manager: &ManagerPorts,
-        asked: &Asked,
-        change: ReconcilerChange,
-    ) -> Result<Arc<Replica>, ErrorBody> {
-        let command = self.command(asked, "reconciler").change(Change::Reconciler(change));
-        match self.try_propose(manager, asked, command).await? {
+    async fn change(&self, change: ReconcilerChange) -> Result<Arc<Replica>, ErrorBody> {
+        self.propose(self.work.command("reconciler").change(Change::Reconciler(change))).await
+    }
+
+    async fn propose(&self, command: Command) -> Result<Arc<Replica>, ErrorBody> {
+        match self.work.try_propose(command).await? {
             Proposed::Applied(_, replica) => Ok(replica),
             Proposed::Refused(refusal) => Err(explained(refusal)),
         }
     }
 
     /// The step of the built-in reconciler. The store judges whether its gate permits it.
-    async fn raise_level(
-        &self,
-        manager: &ManagerPorts,
-        asked: &Asked,
-        level: u32,
-        term: FencingToken,
-    ) -> Result<String, ErrorBody> {
+    async fn raise_level(&self, level: u32, term: FencingToken) -> Result<String, ErrorBody> {
         let in_force = Guard::LeaseToken { key: runner_lease(LEVEL_RECONCILER), token: term };
-        let command = self.command(asked, "feature level").guard(in_force).change(Change::SetFeatureLevel(level));
-        match self.try_propose(manager, asked, command).await? {
-            Proposed::Applied(_, replica) => {
-                let level = replica.tables.cluster.as_ref().map(|cluster| cluster.feature_level);
-                Ok(json!({"feature_level": level}).to_string())
-            }
-            Proposed::Refused(refusal) => Err(explained(refusal)),
-        }
+        let command = self.work.command("feature level").guard(in_force).change(Change::SetFeatureLevel(level));
+        let replica = self.propose(command).await?;
+        let level = replica.tables.cluster.as_ref().map(|cluster| cluster.feature_level);
+        Ok(json!({"feature_level": level}).to_string())
     }
 
-    async fn define(
-        &self,
-        manager: &ManagerPorts,
-        asked: &Asked,
-        definitions: &[Definition],
-        replace: bool,
-    ) -> Result<String, ErrorBody> {
+    async fn define(&self, definitions: &[Definition], replace: bool) -> Result<String, ErrorBody> {
         if definitions.is_empty() || definitions.len() > MAX_DEFINITIONS {
             return Err(ErrorBody::invalid(format!("a request must contain 1 to {MAX_DEFINITIONS} definitions")));
         }
         let sealed: Result<Vec<Definition>, _> = definitions.iter().cloned().map(sealed).collect();
         let sealed = sealed.map_err(|bad| ErrorBody::invalid(bad.to_string()))?;
-        let before = self.replica(manager, asked.left()).await?;
+        let before = self.work.confirmed().await?;
         let define =
             |d: &Definition| Change::Reconciler(ReconcilerChange::Define { definition: Box::new(d.clone()), replace });
-        let command = sealed.iter().map(define).fold(self.command(asked, "defined"), |c, change| c.change(change));
-        if let Proposed::Refused(refusal) = self.try_propose(manager, asked, command).await? {
-            return Err(explained(refusal));
-        }
+        let command = sealed.iter().map(define).fold(self.work.command("defined"), |c, change| c.change(change));
+        self.propose(command).await?;
         let shown = |d: &Definition| {
             let same = before.tables.reconcilers.definitions.get(&d.key()).is_some_and(|old| old.digest == d.digest);
             AppliedDefinitionView { definition: named(d), changed: !same }
@@ -320,14 +290,8 @@ impl Service {
     }
 
     /// The definition that an operator refers to.
-    async fn referenced_definition(
-        &self,
-        manager: &ManagerPorts,
-        asked: &Asked,
-        name: &str,
-        release: Option<Triple>,
-    ) -> Result<Arc<Definition>, ErrorBody> {
-        let replica = self.replica(manager, asked.left()).await?;
+    async fn referenced_definition(&self, name: &str, release: Option<Triple>) -> Result<Arc<Definition>, ErrorBody> {
+        let replica = self.work.confirmed().await?;
         let Some(release) = release else {
             return muster_gates::status_definition(&replica.tables, name).cloned().ok_or_else(|| no_such(name));
         };
@@ -336,15 +300,8 @@ impl Service {
         found.ok_or_else(|| ErrorBody::new(ErrorCode::NotFound, format!("{name} has no definition of {release}")))
     }
 
-    async fn force_floor(
-        &self,
-        manager: &ManagerPorts,
-        asked: &Asked,
-        name: &str,
-        floor: Triple,
-        dry_run: bool,
-    ) -> Result<String, ErrorBody> {
-        let replica = self.replica(manager, asked.left()).await?;
+    async fn force_floor(&self, name: &str, floor: Triple, dry_run: bool) -> Result<String, ErrorBody> {
+        let replica = self.work.confirmed().await?;
         let all = &replica.tables.reconcilers;
         let gate = all.gates.get(name).ok_or_else(|| no_gate(all, name))?;
         let mut floor = floor.max(gate.least_floor());
@@ -355,26 +312,20 @@ impl Service {
             all.participants_of(&gate.scope).filter(out).map(|p| p.key.member.clone()).collect();
         if !dry_run {
             let change = ReconcilerChange::ForceFloor { reconciler: name.to_owned(), floor };
-            let replica = self.change(manager, asked, change).await?;
+            let replica = self.change(change).await?;
             floor = replica.tables.reconcilers.gates.get(name).map_or(floor, |gate| gate.now.floor);
         }
         to_text(&ForcedFloorView { name: name.to_owned(), floor, excluded, changed: !dry_run })
     }
 
     /// Forgets all starts of a member, or requests them to stop.
-    async fn members(
-        &self,
-        manager: &ManagerPorts,
-        asked: &Asked,
-        scope: &str,
-        member: &str,
-        forget: bool,
-    ) -> Result<String, ErrorBody> {
-        let replica = self.replica(manager, asked.left()).await?;
+    async fn members(&self, scope: &str, member: &str, forget: bool) -> Result<String, ErrorBody> {
+        let replica = self.work.confirmed().await?;
         let all = &replica.tables.reconcilers;
         let keys: Vec<ParticipantKey> =
             all.participants_of(scope).filter(|p| p.key.member == member).map(|p| p.key.clone()).collect();
         // A retry of what was done before gets the first outcome.
+        let asked = self.work.asked;
         if keys.is_empty() && replica.tables.outcome_of(&asked.caller, asked.request_id).is_none() {
             let text = format!("no member {member} in scope {scope}; `muster member list` lists the existing ones");
             return Err(ErrorBody::new(ErrorCode::NotFound, text));
@@ -383,19 +334,17 @@ impl Service {
             let key = key.clone();
             Change::Reconciler(if forget { ReconcilerChange::Leave(key) } else { ReconcilerChange::Drain(key) })
         };
-        let command = keys.iter().map(change).fold(self.command(asked, "by hand"), |c, change| c.change(change));
-        match self.try_propose(manager, asked, command).await? {
-            Proposed::Applied(..) => Ok(json!({"scope": scope, "member": member, "starts": keys.len()}).to_string()),
-            Proposed::Refused(refusal) => Err(explained(refusal)),
-        }
+        let command = keys.iter().map(change).fold(self.work.command("by hand"), |c, change| c.change(change));
+        self.propose(command).await?;
+        Ok(json!({"scope": scope, "member": member, "starts": keys.len()}).to_string())
     }
 
     /// A denied admission is an answer rather than an error: the waiting participant gets the reason.
-    async fn admit(&self, manager: &ManagerPorts, asked: &Asked, key: &ParticipantKey) -> Result<String, ErrorBody> {
-        let command = self.command(asked, "admission").change(Change::Reconciler(ReconcilerChange::Admit(key.clone())));
-        let replica = match self.try_propose(manager, asked, command).await? {
+    async fn admit(&self, key: &ParticipantKey) -> Result<String, ErrorBody> {
+        let command = self.work.command("admission").change(Change::Reconciler(ReconcilerChange::Admit(key.clone())));
+        let replica = match self.work.try_propose(command).await? {
             Proposed::Applied(_, replica) => replica,
-            Proposed::Refused(CommandRefusal::NotAdmitted(_)) => self.replica(manager, asked.left()).await?,
+            Proposed::Refused(CommandRefusal::NotAdmitted(_)) => self.work.confirmed().await?,
             Proposed::Refused(refusal) => return Err(explained(refusal)),
         };
         to_text(&muster_gates::admission(&replica.tables, key))
@@ -405,13 +354,11 @@ impl Service {
     /// hold up the others.
     async fn wave(
         &self,
-        manager: &ManagerPorts,
-        asked: &Asked,
         key: &DefinitionKey,
         (digest, term): (&str, FencingToken),
         wave: u32,
     ) -> Result<String, ErrorBody> {
-        let replica = self.replica(manager, asked.left()).await?;
+        let replica = self.work.confirmed().await?;
         let all = &replica.tables.reconcilers;
         let definition = all.definitions.get(key).ok_or_else(|| no_such(&key.reconciler))?;
         if definition.digest != digest {
@@ -422,7 +369,7 @@ impl Service {
         let writes = drift(all, definition, nth);
         let unchanged = writes.iter().filter(|write| matches!(write, Write::Keep(_))).count();
         let made = stream::iter(writes.into_iter().filter(|write| !matches!(write, Write::Keep(_))))
-            .map(|write| self.make(manager, asked, key, (digest, term), write))
+            .map(|write| self.make(key, (digest, term), write))
             .buffer_unordered(MAX_CONCURRENT_WRITES);
         let (mut created, mut updated, mut deleted, mut errors) = (0u32, 0u32, 0u32, Vec::new());
         let mut errors_in_all = 0u32;
@@ -451,8 +398,6 @@ impl Service {
 
     async fn make(
         &self,
-        manager: &ManagerPorts,
-        asked: &Asked,
         key: &DefinitionKey,
         (digest, term): (&str, FencingToken),
         write: Write,
@@ -476,8 +421,8 @@ impl Service {
         };
         // A new request id each time: a repeated wave has other writes at the same positions.
         let request = RequestId::fresh(muster_kernel::Clock.wall(), rand::random());
-        let command = self.command(asked, "applied").with_request(request).change(Change::Reconciler(change));
-        let result = match self.try_propose(manager, asked, command).await {
+        let command = self.work.command("applied").with_request(request).change(Change::Reconciler(change));
+        let result = match self.work.try_propose(command).await {
             Ok(Proposed::Applied(..)) => Ok(()),
             Ok(Proposed::Refused(refusal @ CommandRefusal::Exists { .. })) => Err(Failed::Object(refusal.to_string())),
             Ok(Proposed::Refused(refusal)) => Err(Failed::Wave(explained(refusal))),

@@ -5,18 +5,28 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use muster_audit::Origin;
-use muster_messages::wire::{ApiCall, LeaseRequest, ReconcilerRequest, Refusal, Request};
-use muster_messages::{AdmissionOpenedView, ErrorBody, ErrorCode, NodeId, Principal, RefusalReason, RequestId, millis};
+use muster_kernel::AdminAction;
+use muster_messages::protocol::{RaftMemberMsg, ReadError};
+use muster_messages::wire::{ActorsAsk, ActorsCall, ApiCall, LeaseRequest, ReconcilerRequest, Refusal, Request};
+use muster_messages::{
+    AdmissionOpenedView, ErrorBody, ErrorCode, NodeId, Principal, RefusalReason, Replica, RequestId, SelfView, Trouble,
+    millis,
+};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
+use crate::actors::ActorRequests;
 use crate::core::{Kind, authorize, kind_of};
 use crate::kube::refused_tokens::RefusedTokens;
+use crate::leases::LeaseRequests;
 use crate::log_quota::LogQuota;
 use crate::ports::{ApiPorts, ManagerPorts};
-use crate::reads::to_text;
+use crate::reads::{Reads, not_leading, to_text};
+use crate::reconcilers::ReconcilerRequests;
 use crate::relay::Relay;
 use crate::shares::{Share, Shares};
+use crate::work::Work;
+use crate::writes::Writes;
 
 /// One caller may hold this fraction of all watches and of all permits for waiting requests, so that others find some.
 const WAITING_SHARE_DIVISOR: u64 = 4;
@@ -216,9 +226,9 @@ impl Service {
                 _ = stopped => {}
             }
             if kind_of(&asked.request) == Kind::Write {
-                let text = "this node's manager runtime stopped during the request; ask another manager";
+                let why = "this node's manager runtime stopped during the request (ask another manager)";
                 let managers = serde_json::json!({"managers": (self.ports.facts)().managers});
-                return Err(ErrorBody::new(ErrorCode::UnknownOutcome, text).with_details(&managers));
+                return Err(ErrorBody::unknown_outcome(why).with_details(&managers));
             }
         }
     }
@@ -243,26 +253,25 @@ impl Service {
                 let answer = serde_json::json!({"managers": facts.managers, "root_pem": facts.root_pem, "cluster": facts.cluster});
                 return Ok(answer.to_string());
             }
-            Request::Actors { node, ask } => return self.actors(asked, node, ask).await,
+            Request::Actors { node, ask } => return ActorRequests { service: self, ask }.answer(asked, node).await,
             Request::OpenAdmission => return self.open_admission().await,
             _ => {}
         }
         let Some(manager) = manager else {
             return self.without_manager_runtime(asked, &facts).await;
         };
-        if let Request::NodeWatch { node, seen, wait_ms } = &asked.request {
-            return self.watch_node(&manager, asked, node, *seen, Duration::from_millis(*wait_ms)).await;
-        }
-        if let Request::Lease(watch @ LeaseRequest::Watch { .. }) = &asked.request {
-            return self.watch_lease(&manager, asked, watch).await;
-        }
-        if let (Request::Reconciler(request), Kind::Read) = (&asked.request, kind_of(&asked.request)) {
-            return self.read_reconciler(&manager, asked, request).await;
-        }
-        match kind_of(&asked.request) {
-            Kind::Write | Kind::SecretRead | Kind::LeaderRead => self.write(&manager, asked, relayed).await,
-            Kind::StaleableRead => self.staleable_read(&manager, asked, relayed).await,
-            _ => self.read(&manager, asked).await,
+        let work = Work { service: self, manager: &manager, asked };
+        match (&asked.request, kind_of(&asked.request)) {
+            (Request::NodeWatch { node, seen, wait_ms }, _) => {
+                Reads { work }.watch_node(node, *seen, Duration::from_millis(*wait_ms)).await
+            }
+            (Request::Lease(request @ LeaseRequest::Watch { lease, seen, wait_ms }), _) => {
+                LeaseRequests { work, request }.watch(lease, *seen, Duration::from_millis(*wait_ms)).await
+            }
+            (Request::Reconciler(request), Kind::Read) => ReconcilerRequests { work, request }.read().await,
+            (_, Kind::Write | Kind::SecretRead | Kind::LeaderRead) => Writes { work }.answer(relayed).await,
+            (_, Kind::StaleableRead) => Reads { work }.staleable(relayed).await,
+            _ => Reads { work }.confirmed().await,
         }
     }
 
@@ -292,6 +301,70 @@ impl Service {
         }
         let answer = self.relay.to_any_manager(asked, &facts.managers).await?;
         self.localize(asked, answer)
+    }
+
+    /// A request that another manager forwards for a caller it has authenticated. Answered only while leading.
+    pub async fn answer_forwarded(
+        &self,
+        forwarder: NodeId,
+        caller: Principal,
+        request_id: RequestId,
+        timeout_ms: u64,
+        request: Request,
+    ) -> Result<String, ErrorBody> {
+        let call = ApiCall { id: 0, request_id, timeout_ms, request };
+        self.answer_from(&Origin::forwarded_by(forwarder), caller, call).await
+    }
+
+    /// Another manager's request about the actors of this process, or of a node in session with it.
+    pub async fn answer_actors(&self, call: &ActorsCall, left: Duration) -> Result<String, ErrorBody> {
+        let actors = ActorRequests { service: self, ask: &call.ask };
+        if call.node == (self.ports.facts)().id {
+            return actors.here().await;
+        }
+        let manager = self.ports.manager.borrow().clone().ok_or_else(not_leading)?;
+        actors.hosted(&manager, call.node, left).await
+    }
+
+    /// The actors of this process: the answer, and the admin action to run once the answer has been sent.
+    pub async fn inspect(&self, ask: &ActorsAsk) -> Result<(String, Option<AdminAction>), ErrorBody> {
+        ActorRequests { service: self, ask }.inspect().await
+    }
+
+    /// A linearizable replica.
+    pub(crate) async fn replica(&self, manager: &ManagerPorts, limit: Duration) -> Result<Arc<Replica>, ErrorBody> {
+        let deadline_ms = millis(limit);
+        let margin = limit + Duration::from_millis(200);
+        let read = manager.raft.ask(margin, |reply| RaftMemberMsg::Read { deadline_ms, reply }).await;
+        match read {
+            Ok(Ok(replica)) => Ok(replica),
+            Ok(Err(ReadError::Busy)) => {
+                let busy = ErrorBody::new(ErrorCode::TooManyRequests, "too many reads are in flight; retry");
+                Err(busy.retry_after(Duration::from_millis(200)))
+            }
+            Ok(Err(why)) => Err(self.no_quorum(manager, &format!("the read was not confirmed ({why})"))),
+            Err(why) => Err(why.into()),
+        }
+    }
+
+    /// This node, as `status` shows it.
+    pub(crate) fn this(&self) -> SelfView {
+        let facts = (self.ports.facts)();
+        let trouble = facts.trouble.or_else(|| self.manager_runtime_fault().map(Trouble::ManagerFailing));
+        SelfView { id: facts.id, name: facts.name, role: facts.role, trouble: trouble.map(|t| t.to_string()) }
+    }
+
+    /// The answering manager wrote itself into `self` of `status`; it is replaced by the node that was asked.
+    pub(crate) fn localize(&self, asked: &Asked, answer: String) -> Result<String, ErrorBody> {
+        if !matches!(asked.request, Request::Status { .. }) {
+            return Ok(answer);
+        }
+        let internal = |e: serde_json::Error| ErrorBody::new(ErrorCode::Internal, e.to_string());
+        let mut value: serde_json::Value = serde_json::from_str(&answer).map_err(internal)?;
+        if let Some(map) = value.as_object_mut() {
+            map.insert("self".to_owned(), serde_json::to_value(self.this()).map_err(internal)?);
+        }
+        Ok(value.to_string())
     }
 
     /// Why this node's manager runtime is missing although it should run (a full disk, for example).
@@ -332,17 +405,7 @@ pub(crate) struct MissingManagers {
 
 pub(crate) fn missing_managers(manager: &ManagerPorts) -> MissingManagers {
     let replica = manager.replica.borrow().clone();
-    let peers = (manager.peers)();
-    let (roles, doubts) = (muster_messages::RoleView::default(), muster_messages::NodeDoubts::default());
-    let source = crate::core::Source {
-        replica: &replica,
-        roles: &roles,
-        this: manager.node,
-        peers: &peers,
-        doubts: &doubts,
-        stale: None,
-    };
-    let ids = source.missing();
+    let ids = manager.source(&replica).missing();
     let name = |id: &NodeId| {
         replica.tables.nodes.get(id).map_or_else(|| id.to_string(), |n| format!("{} ({})", n.name, n.addr))
     };
@@ -388,14 +451,17 @@ pub(crate) fn refusal_error(refusal: &Refusal) -> ErrorBody {
 
 #[cfg(test)]
 mod tests {
-    use muster_messages::protocol::MeshMsg;
-    use muster_messages::{NodeId, RaftStatus, Replica};
-    use muster_testkit::{ActorHarness, Probe, eventually};
+    use muster_messages::RaftStatus;
+    use muster_messages::protocol::Reply;
+    use muster_testkit::{Probe, eventually};
     use tokio::sync::watch;
     use tokio::task::JoinSet;
 
     use super::*;
     use crate::tests::{World, runtime, service, tables, unreachable_actor};
+
+    /// A call to another manager.
+    struct SentCall(Reply<Result<Vec<u8>, ErrorBody>>);
 
     #[tokio::test]
     async fn one_callers_requests_leave_permits_for_other_callers() {
@@ -418,12 +484,16 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn one_callers_leader_calls_leave_permits_for_others() {
-        let harness = ActorHarness::start().await;
-        let mut mesh: Probe<MeshMsg> = harness.probe("mesh");
+        let mut mesh = Probe::showing("mesh", |_: &SentCall| String::new());
         let raft = RaftStatus { leader_node: Some(NodeId::from_entropy(2)), ..RaftStatus::default() };
         let published = watch::Sender::new(Arc::new(Replica { tables: tables(), raft }));
         let follower = runtime(published.subscribe(), unreachable_actor());
-        let follower = ManagerPorts { mesh: mesh.recipient(), ..Arc::into_inner(follower).unwrap() };
+        let to_mesh = mesh.recipient();
+        let call: crate::PeerCalls = Arc::new(move |_, timeout, _| {
+            let to_mesh = to_mesh.clone();
+            Box::pin(async move { to_mesh.ask(timeout, SentCall).await.map_err(ErrorBody::from)? })
+        });
+        let follower = ManagerPorts { call, ..Arc::into_inner(follower).unwrap() };
         let in_force = watch::Sender::new(Some(Arc::new(follower)));
         let service = service(in_force.subscribe());
         let ask = |who: &Principal| {
@@ -441,14 +511,12 @@ mod tests {
         asked.spawn(ask(&bob));
         eventually("another caller's request waits too", || mesh.waiting() == MAX_LEADER_CALLS_PER_CALLER + 1).await;
         for call in mesh.drain() {
-            let MeshMsg::Call { reply, .. } = call else { panic!("unexpected message to the mesh") };
-            reply.send(Ok(b"{}".to_vec())).unwrap();
+            call.0.send(Ok(b"{}".to_vec())).unwrap();
         }
         assert!(asked.join_all().await.iter().all(Result::is_ok));
         asked = JoinSet::new();
         asked.spawn(ask(&ann));
         eventually("answered requests return their permits", || mesh.waiting() == 1).await;
         drop((asked, mesh));
-        harness.finish().await;
     }
 }

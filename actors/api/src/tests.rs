@@ -35,7 +35,7 @@ pub fn runtime(replica: watch::Receiver<Arc<Replica>>, raft: Recipient<RaftMembe
         replica,
         feed: ObjectFeed::default(),
         raft,
-        mesh: unreachable_actor(),
+        call: Arc::new(|_, _, _| Box::pin(async { Err(ErrorBody::new(ErrorCode::Unreachable, "no session")) })),
         sessions: unreachable_actor(),
         peers: Arc::new(BTreeSet::new),
         leader,

@@ -6,8 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::BoxFuture;
-use muster_api::{Leader, ManagerPorts, Service as Api};
+use muster_api::{ManagerPorts, Service as Api};
 use muster_kernel::{Address, Clock, Cx, Fault, Shell, Spec};
 use muster_messages::protocol::{
     CertAuthorityMsg, DispatcherMsg, IncomingCall, LeaderCalls, Named, PeerAnswer, RoleManagerMsg,
@@ -23,21 +22,16 @@ const PEER_CALL_TIMEOUT: Duration = Duration::from_secs(10);
 /// Calls of other managers that may be in progress here.
 const MAX_CALLS_IN_PROGRESS: usize = 1024;
 
-/// Asks another manager, within this time; cancelled when dropped.
-pub type PeerCalls =
-    Arc<dyn Fn(NodeId, Duration, PeerCall) -> BoxFuture<'static, Result<Vec<u8>, ErrorBody>> + Send + Sync>;
-
 /// Routes calls. Cheap to clone.
 #[derive(Clone)]
 pub struct Router {
     api: Api,
     ports: Arc<ManagerPorts>,
-    peers: PeerCalls,
 }
 
 impl Router {
-    pub fn new(api: Api, ports: Arc<ManagerPorts>, peers: PeerCalls) -> Self {
-        Self { api, ports, peers }
+    pub fn new(api: Api, ports: Arc<ManagerPorts>) -> Self {
+        Self { api, ports }
     }
 
     /// The child that answers other managers' calls.
@@ -64,27 +58,23 @@ impl Router {
 
     async fn ask_leader(&self, call: PeerCall) -> Result<Vec<u8>, ErrorBody> {
         let mut search = self.ports.leader_search(Instant::now() + PEER_CALL_TIMEOUT);
-        loop {
-            let left = search.left();
-            let answer = match search.leader() {
-                Some(Leader::Here) => self.answer(self.ports.node, call.clone(), left).await,
-                Some(Leader::At(leader)) => {
-                    let is_read = self.ports.replica.borrow().tables.records_identities();
-                    let answer = (self.peers)(leader, left, with_pin(call.clone(), is_read));
-                    // Every call may be repeated.
-                    search.while_leading(leader, answer).await.unwrap_or_else(|| Err(no_leader()))
-                }
-                None => Err(no_leader()),
+        let mut last = no_leader();
+        while let Some(leader) = search.next().await {
+            let (call, left) = (call.clone(), search.left());
+            let answer = if leader == self.ports.node {
+                self.answer(leader, call, left).await
+            } else {
+                let is_read = self.ports.replica.borrow().tables.records_identities();
+                let answer = self.ports.call_leader(leader, left, with_pin(call, is_read)).await;
+                // Every call may be repeated.
+                answer.unwrap_or_else(|| Err(no_leader()))
             };
             match answer {
-                Err(error) if error.code == ErrorCode::Unreachable => {
-                    if !search.retry().await {
-                        return Err(error);
-                    }
-                }
+                Err(error) if error.code == ErrorCode::Unreachable => last = error,
                 done => return done,
             }
         }
+        Err(last)
     }
 
     /// Answers a call of another manager, with the leader's line beside that manager's.

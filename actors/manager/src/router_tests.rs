@@ -58,12 +58,18 @@ impl World {
             Probe::showing("mesh", |sent: &Sent| sent.to.to_string()),
             harness.probe("roles"),
         );
+        let to_mesh = mesh.recipient();
         let ports = Arc::new(ManagerPorts {
             node: node(OWN),
             replica: replica.subscribe(),
             feed: ObjectFeed::default(),
             raft: no_such_actor(),
-            mesh: no_such_actor(),
+            call: Arc::new(move |to, timeout, _call| {
+                let to_mesh = to_mesh.clone();
+                Box::pin(
+                    async move { to_mesh.ask(timeout, |reply| Sent { to, reply }).await.map_err(ErrorBody::from)? },
+                )
+            }),
             sessions: no_such_actor(),
             peers: Arc::new(BTreeSet::new),
             leader: LeaderPorts {
@@ -93,12 +99,7 @@ impl World {
             audit: muster_audit::AuditLog::default(),
             limits: ApiLimits::default(),
         });
-        let to_mesh = mesh.recipient();
-        let peers: PeerCalls = Arc::new(move |to, timeout, _call| {
-            let to_mesh = to_mesh.clone();
-            Box::pin(async move { to_mesh.ask(timeout, |reply| Sent { to, reply }).await.map_err(ErrorBody::from)? })
-        });
-        let router = Router::new(api, ports, peers);
+        let router = Router::new(api, ports);
         let (incoming, calls) = mpsc::channel(2 * MAX_CALLS_IN_PROGRESS);
         harness.start_actor(router.spec(calls));
         harness.healthy(ROUTER, 1).await;

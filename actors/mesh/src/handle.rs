@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 
 use crate::msg::Msg;
 use crate::msg::PeerMsg;
-use crate::peer_call::no_session;
+use crate::peer_call::{End, no_session, result_of};
 use crate::register::BindingStore;
 
 /// The addresses of the peer actors, and which peers have a session.
@@ -88,7 +88,9 @@ impl MeshHandle {
         self.peers.up()
     }
 
-    /// Calls another manager's services. `unreachable` without a session. Safe to repeat, as every call is.
+    /// Calls another manager's services. Answered with the peer's answer, `timed_out` after the deadline, or `unreachable`:
+    /// with `not_sent` when there was no session, without it when the session or the peer's actor ended and the call may have
+    /// been carried out. Safe to repeat, as every call is.
     pub async fn call(&self, to: NodeId, deadline: Duration, call: PeerCall) -> Result<Vec<u8>, ErrorBody> {
         let (tx, answer) = oneshot::channel();
         let asked = self
@@ -98,7 +100,10 @@ impl MeshHandle {
         if !matches!(asked, Some(Ok(()))) {
             return Err(no_session(to));
         }
-        answer.await.unwrap_or_else(|_| Err(no_session(to)))
+        match tokio::time::timeout(deadline, answer).await {
+            Ok(answered) => answered.unwrap_or_else(|_| result_of(to, End::Failed)),
+            Err(_) => result_of(to, End::TimedOut),
+        }
     }
 }
 

@@ -7,7 +7,6 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use muster_gateway::Registration;
 use muster_kernel::{Address, Alarm, Cx, Fault, Shell, Slot, Spec};
@@ -217,15 +216,9 @@ impl MeshShell {
     }
 
     fn protocol(&mut self, cx: &Cx<Msg>, msg: MeshMsg) {
-        match msg {
-            MeshMsg::Call { to, deadline_ms, call, reply } => {
-                self.peers.call(to, Duration::from_millis(deadline_ms), call, reply);
-            }
-            MeshMsg::Probe { addr, expect, reply } => {
-                // The stream of a node that is about to become a member stays as its session.
-                self.greetings.probe(cx, (addr, expect), self.links.may_introduce(expect), reply);
-            }
-        }
+        let MeshMsg::Probe { addr, expect, reply } = msg;
+        // The stream of a node that is about to become a member stays as its session.
+        self.greetings.probe(cx, (addr, expect), self.links.may_introduce(expect), reply);
     }
 
     fn probed(&mut self, cx: &Cx<Msg>, node: NodeId, opened: Opened) {

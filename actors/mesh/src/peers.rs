@@ -1,16 +1,14 @@
 //! The peer actors below the mesh: one per node, started on first use.
 
-use std::time::Duration;
-
 use muster_kernel::{Address, Cx, Recipient, Spec};
-use muster_messages::protocol::{RaftMemberMsg, Reply};
-use muster_messages::wire::{IdentityBinding, PeerCall};
-use muster_messages::{ErrorBody, NodeId};
+use muster_messages::protocol::RaftMemberMsg;
+use muster_messages::wire::IdentityBinding;
+use muster_messages::NodeId;
 
 use crate::handle::Peers;
 use crate::msg::{Msg, PeerMsg};
 use crate::peer::PeerShell;
-use crate::peer_call::{Link, no_session};
+use crate::peer_call::Link;
 use crate::register::Register;
 
 /// Messages waiting for a peer actor: Raft sends a few per tick and batch.
@@ -74,16 +72,6 @@ impl PeerActors {
     pub fn send_bindings(&self, register: &Register) {
         for peer in self.addresses.up().into_iter().filter_map(|node| self.addresses.get(node)) {
             let _down = peer.tell(PeerMsg::IdentityBindings(register.all()));
-        }
-    }
-
-    pub fn call(&self, to: NodeId, deadline: Duration, call: Box<PeerCall>, reply: Reply<Result<Vec<u8>, ErrorBody>>) {
-        match self.addresses.get(to) {
-            // A full or restarting peer actor drops the reply port: the caller sees a closed port.
-            Some(peer) => {
-                let _full = peer.tell(PeerMsg::Call { deadline, call, reply });
-            }
-            None => drop(reply.send(Err(no_session(to)))),
         }
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use muster_agent::WantedBecause;
-use muster_api::{LeaderPorts, ManagerPorts};
+use muster_api::{LeaderPorts, ManagerPorts, PeerCalls};
 use muster_blocklist::BlocklistShell;
 use muster_join::{JoinLimits, JoinPorts, JoinService};
 use muster_kernel::{Address, Children, Fault, Intensity, Slot, Spec};
@@ -26,7 +26,7 @@ use super::recovery;
 use muster_manager::RaftData;
 use muster_manager::feature_level::LevelPorts;
 use muster_manager::membership::{MembershipAgent, MembershipAgentMsg, MembershipPorts};
-use muster_manager::router::{PeerCalls, Router};
+use muster_manager::router::Router;
 use muster_manager::runs::Runs;
 use muster_manager::switch::{Plan, Switch, SwitchMsg};
 
@@ -167,7 +167,7 @@ fn fill(shared: &Shared, children: &Children) -> Result<(), Fault> {
         replica: replica.subscribe(),
         feed: feed.clone(),
         raft: raft.recipient(),
-        mesh: handle.recipient(),
+        call: peer_calls(&handle),
         sessions: sessions.recipient(),
         peers: peers_of(&handle),
         leader: LeaderPorts {
@@ -179,7 +179,7 @@ fn fill(shared: &Shared, children: &Children) -> Result<(), Fault> {
             doubts: doubts.subscribe(),
         },
     });
-    let router = Router::new(shared.api.clone(), Arc::clone(&ports), peer_calls(&handle));
+    let router = Router::new(shared.api.clone(), Arc::clone(&ports));
 
     children.start(mesh.spec());
     children.start(raft_spec(shared, &raft, &handle, &replica, (feed, Arc::clone(&incompatible))));

@@ -10,11 +10,6 @@ use crate::wire::PeerCall;
 #[derive(Named)]
 #[strum(serialize_all = "snake_case")]
 pub enum MeshMsg {
-    /// Calls another manager's services. Answered with the peer's answer, `timed_out` after `deadline_ms`, or
-    /// `unreachable`: with `not_sent` when there was no session, without it when the session ended and the call may
-    /// have been carried out. Lost: the port closes; call again. Repeated: reaches the peer again, see [`PeerCall`].
-    /// Late: the peer may still carry it out.
-    Call { to: NodeId, deadline_ms: u64, call: Box<PeerCall>, reply: Reply<Result<Vec<u8>, ErrorBody>> },
     /// Dials an address and exchanges hellos: does `expect` answer there? (The dial-back of a promotion.) The connection stays
     /// as the session of a node that is not a member yet and has no session; any other is closed. Lost: counts as a failed dial-back; the
     /// node asks again. Repeated: dials again. Late: the answer holds for when it was dialled.

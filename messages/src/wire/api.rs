@@ -134,6 +134,22 @@ pub enum Request {
     NodeWatch { node: NodeRef, seen: u64, wait_ms: u64 },
 }
 
+impl Request {
+    /// The list that it asks for, and which page of it; without a page, the whole list.
+    pub fn list(&self) -> Option<(ListOf, Option<&Page>)> {
+        let whole = |of| Some((of, None));
+        match self {
+            Request::Page { of, page, .. } => Some((*of, Some(page))),
+            Request::NodeList { .. } => whole(ListOf::Nodes),
+            Request::BlocklistList { .. } => whole(ListOf::Blocklist),
+            Request::CertList => whole(ListOf::Certificates),
+            Request::TokenList => whole(ListOf::Tokens),
+            Request::UserList => whole(ListOf::Users),
+            _ => None,
+        }
+    }
+}
+
 /// A list that may be too long for one answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ListOf {

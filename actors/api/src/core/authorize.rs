@@ -42,40 +42,18 @@ pub fn kind_of(request: &Request) -> Kind {
         | Request::NodeWatch { .. }
         | Request::BlocklistList { .. }
         | Request::RaftStatus { .. } => Kind::StaleableRead,
-        Request::CertList | Request::CaShow | Request::UserList | Request::Events { .. } | Request::Contact => {
-            Kind::Read
-        }
         Request::TokenList | Request::TokenShow { .. } => Kind::SecretRead,
-        Request::Reconciler(request) if reads(request) => Kind::Read,
         Request::Lease(LeaseRequest::Watch { .. }) => Kind::Read,
         Request::Lease(
             LeaseRequest::List { .. } | LeaseRequest::Get { .. } | LeaseRequest::Guards | LeaseRequest::Renew { .. },
         ) => Kind::LeaderRead,
         Request::Actors { ask: ActorsAsk::Tree | ActorsAsk::Inspect { .. }, .. } => Kind::Actors,
         Request::Actors { .. } => Kind::ActorsAdmin,
-        Request::SetRole { .. }
-        | Request::NodeRemove { .. }
-        | Request::NodeUpdate { .. }
-        | Request::NodeRename { .. }
-        | Request::TokenCreate { .. }
-        | Request::TokenRevoke { .. }
-        | Request::TokenRotate { .. }
-        | Request::CertRotate { .. }
-        | Request::CertRevoke { .. }
-        | Request::UserCreate { .. }
-        | Request::UserRenew { .. }
-        | Request::UserRevoke { .. }
-        | Request::AccessTokenCreate { .. }
-        | Request::TransferLeader { .. }
-        | Request::Lease(_)
-        | Request::Reconciler(_)
-        | Request::Kube(_)
-        | Request::OpenAdmission => Kind::Write,
+        other => match right_to(other) {
+            Right::Identity | Right::Read | Right::OperatorRead | Right::Secrets | Right::LeaseRead => Kind::Read,
+            Right::LeaseWrite | Right::Participate | Right::Change => Kind::Write,
+        },
     }
-}
-
-fn reads(request: &ReconcilerRequest) -> bool {
-    right_to_reconcile(request) == Right::Read
 }
 
 /// Requests that a participant, candidate or runner makes on its own behalf. `on_behalf` checks which of them the caller

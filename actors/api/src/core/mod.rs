@@ -15,6 +15,6 @@ pub use self::authorize::{
     Kind, NO_IDENTITY, authorize, caller_is_read_only, check_lease_name, kind_of, may_access, may_write,
 };
 pub use self::checks::{check_lifetime, check_removed_labels};
-pub use self::pages::list_page;
+pub use self::pages::list;
 pub use self::resolve::{check_node_ref, node_digest, node_of, resolve, resolve_for_irreversible};
 pub use self::views::*;

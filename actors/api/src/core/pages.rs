@@ -18,11 +18,11 @@ use super::views::Source;
 /// Bytes of items after which a page ends: a quarter of a frame, so that it does not delay the answers behind it.
 const MAX_PAGE_BYTES: usize = 256 * 1024;
 
-/// A page as text: what surrounds the list, and as many of its items as are requested and fit.
-pub fn list_page(source: &Source<'_>, of: ListOf, page: &Page) -> Result<String, ErrorBody> {
+/// A list as text: what surrounds it, and as many of its items as the page requests and fit; without a page, all of them.
+pub fn list(source: &Source<'_>, of: ListOf, page: Option<&Page>) -> Result<String, ErrorBody> {
     let tables = &source.replica.tables;
-    let after = page.after.as_deref();
-    let mut items = Items::new(page.limit);
+    let after = page.and_then(|page| page.after.as_deref());
+    let mut items = Items::new(page);
     match of {
         ListOf::Nodes => {
             let after = after.map(node_position).transpose()?;
@@ -35,12 +35,12 @@ pub fn list_page(source: &Source<'_>, of: ListOf, page: &Page) -> Result<String,
                     break;
                 }
             }
-            items.document(&source.node_list_of(Vec::new()))
+            items.document(&source.no_nodes())
         }
         ListOf::Blocklist => {
             let after = key::<NodeId>(after)?;
             items.add_all(tables.blocklist.range(after).map(|(id, b)| (id, BlockedView::from(b))))?;
-            items.document(&source.blocklist_of(Vec::new()))
+            items.document(&source.no_blocks())
         }
         ListOf::Certificates => {
             let after = key::<NodeId>(after)?;
@@ -78,19 +78,22 @@ fn node_position(text: &str) -> Result<(&str, NodeId), ErrorBody> {
 struct Items {
     text: String,
     count: u32,
-    limit: u32,
+    max_items: u32,
+    max_bytes: usize,
     last: String,
     more: bool,
 }
 
 impl Items {
-    fn new(limit: u32) -> Self {
-        Self { text: String::new(), count: 0, limit, last: String::new(), more: false }
+    fn new(page: Option<&Page>) -> Self {
+        let max_items = page.map(|page| page.limit).filter(|limit| *limit > 0).unwrap_or(u32::MAX);
+        let max_bytes = page.map_or(usize::MAX, |_| MAX_PAGE_BYTES);
+        Self { text: String::new(), count: 0, max_items, max_bytes, last: String::new(), more: false }
     }
 
     /// False: the item did not fit, and there is more.
     fn add(&mut self, item: &impl Serialize, key: impl FnOnce() -> String) -> Result<bool, ErrorBody> {
-        if self.text.len() >= MAX_PAGE_BYTES || (self.limit > 0 && self.count >= self.limit) {
+        if self.text.len() >= self.max_bytes || self.count >= self.max_items {
             self.more = true;
             return Ok(false);
         }

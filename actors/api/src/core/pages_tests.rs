@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use muster_messages::wire::MAX_FRAME;
-use muster_messages::{Blocked, NodeDoubts, Principal, Replica, ReportedNode, Role, RoleView, WallTime};
+use muster_messages::{Blocked, Principal, Replica, ReportedNode, Role, WallTime};
 
 use super::*;
 
@@ -27,11 +27,14 @@ fn replica(nodes: u128, blocks: u128) -> Replica {
 }
 
 fn of(replica: &Replica, list: ListOf, page: &Page) -> Result<Value, ErrorBody> {
-    let (roles, peers, doubts) = (RoleView::default(), BTreeSet::new(), NodeDoubts::default());
-    let source = Source { replica, roles: &roles, this: node(0), peers: &peers, doubts: &doubts, stale: None };
-    let text = list_page(&source, list, page)?;
+    let text = super::list(&source(replica), list, Some(page))?;
     assert!(text.len() < MAX_FRAME / 2, "{} bytes", text.len());
     Ok(serde_json::from_str(&text).unwrap())
+}
+
+fn source(replica: &Replica) -> Source<'_> {
+    let (roles, peers, doubts) = (Arc::default(), BTreeSet::new(), Arc::default());
+    Source { replica, roles, this: node(0), peers, doubts, stale: None }
 }
 
 /// All items, and the number of pages.
@@ -83,23 +86,13 @@ fn concurrent_changes_hide_no_item_that_stays_in_a_list() {
 #[test]
 fn page_matches_the_list_and_invented_continue_is_refused() {
     let replica = replica(3, 2);
-    let (roles, peers, doubts) = (RoleView::default(), BTreeSet::new(), NodeDoubts::default());
-    let source =
-        Source { replica: &replica, roles: &roles, this: node(0), peers: &peers, doubts: &doubts, stale: None };
-    let whole: BTreeMap<&str, Value> = [
-        ("nodes", serde_json::to_value(source.node_list()).unwrap()),
-        ("blocklist", serde_json::to_value(source.blocklist()).unwrap()),
-        ("certificates", serde_json::to_value(source.certificates()).unwrap()),
-    ]
-    .into();
-    for (name, list) in
-        [("nodes", ListOf::Nodes), ("blocklist", ListOf::Blocklist), ("certificates", ListOf::Certificates)]
-    {
-        assert_eq!(of(&replica, list, &Page::default()).unwrap(), whole[name], "{name}");
+    for list in [ListOf::Nodes, ListOf::Blocklist, ListOf::Certificates] {
+        let whole: Value = serde_json::from_str(&super::list(&source(&replica), list, None).unwrap()).unwrap();
+        assert_eq!(of(&replica, list, &Page::default()).unwrap(), whole, "{list:?}");
         for after in ["", "x", "n1/", "/", "\n", "n1"] {
             let page = Page { limit: 1, after: Some(after.to_owned()) };
             let refused = of(&replica, list, &page).unwrap_err();
-            assert_eq!(refused.code, muster_messages::ErrorCode::Invalid, "{name} {after:?}");
+            assert_eq!(refused.code, muster_messages::ErrorCode::Invalid, "{list:?} {after:?}");
         }
     }
 }

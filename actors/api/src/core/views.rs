@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster_messages::{
-    BlockedListView, BlockedView, CertificateView, ClusterView, Condition, DuplicateView, Duplicated, Event, EventView,
-    EventsView, ListView, Liveness, MAX_DUPLICATES, MAX_NODE_LABEL_BYTES, MAX_NODE_LABELS, Membership, Name,
-    NodeCertificateView, NodeCounts, NodeDoubts, NodeId, NodeListView, NodeManagerView, NodeRecord, NodeView,
-    PeerProblemKind, PeerProgress, QuorumView, RaftMemberView, RaftRole, RaftStatusView, RaftView, Replica, Revision,
-    Role, RoleView, SelfView, StatusView, Tables, WaitReason, WallTime,
+    BlockedListView, CertificateView, ClusterView, Condition, DuplicateView, Duplicated, Event, EventView, EventsView,
+    Liveness, MAX_DUPLICATES, MAX_NODE_LABEL_BYTES, MAX_NODE_LABELS, Membership, Name, NodeCounts, NodeDoubts, NodeId,
+    NodeListView, NodeManagerView, NodeRecord, NodeView, PeerProblemKind, PeerProgress, QuorumView, RaftMemberView,
+    RaftRole, RaftStatusView, RaftView, Replica, Revision, Role, RoleView, SelfView, StatusView, Tables, WaitReason,
+    WallTime,
 };
 use muster_store::MAX_EVENTS;
 
@@ -21,13 +21,13 @@ const REACHABLE_TIMEOUT: Duration = Duration::from_millis(1500);
 pub struct Source<'a> {
     pub replica: &'a Replica,
     /// From the role manager; empty unless this process leads.
-    pub roles: &'a RoleView,
+    pub roles: Arc<RoleView>,
     /// The answering node.
     pub this: NodeId,
     /// Managers with a live mesh session, for replicas without a leader.
-    pub peers: &'a BTreeSet<NodeId>,
+    pub peers: BTreeSet<NodeId>,
     /// From the dispatcher; empty unless this process leads.
-    pub doubts: &'a NodeDoubts,
+    pub doubts: Arc<NodeDoubts>,
     /// `Some`: answered from the local replica without quorum; the time at which it was last current.
     pub stale: Option<WallTime>,
 }
@@ -146,16 +146,10 @@ impl Source<'_> {
         self.tables().nodes.get(&id).map_or_else(|| Name::sanitized(id.as_str()), |node| node.name.clone())
     }
 
-    /// `muster node ls`.
-    pub fn node_list(&self) -> NodeListView {
-        let mut items: Vec<NodeView> = self.tables().nodes.values().map(|n| self.node(n)).collect();
-        items.sort_by(|a, b| (a.name.as_str(), a.id).cmp(&(b.name.as_str(), b.id)));
-        self.node_list_of(items)
-    }
-
-    /// A list of these nodes.
-    pub fn node_list_of(&self, items: Vec<NodeView>) -> NodeListView {
-        NodeListView { revision: self.tables().revision, stale: self.stale.is_some(), as_of: self.stale, items }
+    /// `muster node ls` without its items.
+    pub fn no_nodes(&self) -> NodeListView {
+        let (revision, items) = (self.tables().revision, Vec::new());
+        NodeListView { revision, stale: self.stale.is_some(), as_of: self.stale, items }
     }
 
     /// The unreachable voters.
@@ -239,19 +233,9 @@ impl Source<'_> {
         }
     }
 
-    /// `muster blocklist ls`.
-    pub fn blocklist(&self) -> BlockedListView {
-        self.blocklist_of(self.tables().blocklist.values().map(BlockedView::from).collect())
-    }
-
-    /// A list of these blocks.
-    pub fn blocklist_of(&self, items: Vec<BlockedView>) -> BlockedListView {
-        BlockedListView { stale: self.stale.is_some(), as_of: self.stale, items }
-    }
-
-    /// `muster cert ls`.
-    pub fn certificates(&self) -> ListView<NodeCertificateView> {
-        ListView::of(self.tables().nodes.values().map(|node| NodeCertificateView::from(&**node)))
+    /// `muster blocklist ls` without its items.
+    pub fn no_blocks(&self) -> BlockedListView {
+        BlockedListView { stale: self.stale.is_some(), as_of: self.stale, items: Vec::new() }
     }
 }
 

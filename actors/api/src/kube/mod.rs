@@ -9,6 +9,8 @@ pub(crate) mod refused_tokens;
 mod watch;
 mod write;
 
+pub(crate) use self::write::ObjectWrite;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;

@@ -7,6 +7,7 @@ use tokio::sync::watch;
 
 use super::*;
 use crate::service::Asked as OnItsWay;
+use crate::work::Work;
 
 pub(super) const LEASE: &str = "/apis/coordination.k8s.io/v1/namespaces/ns/leases/l";
 pub(super) const MAPS: &str = "/api/v1/namespaces/ns/configmaps";
@@ -141,7 +142,9 @@ async fn write_applied_under_an_earlier_leader_ends_with_final_error() {
         request: Asked::Kube(call.clone()),
         applied: Default::default(),
     };
-    let answer = runtime.service().lead_kube(&runtime.ports, &asked, &call).await;
+    let (service, manager) = (runtime.service(), &runtime.ports);
+    let work = Work { service: &service, manager, asked: &asked };
+    let answer = ObjectWrite { work, call: &call }.lead().await;
     let answer: KubeAnswer = serde_json::from_str(&answer.expect("a final answer")).unwrap();
     assert_eq!((answer.status, answer.retry_after_s), (503, Some(1)));
 }

@@ -11,9 +11,8 @@ use muster_messages::{CommandRefusal, ErrorBody, ErrorCode, Replica, RequestId};
 
 use super::{may, name_of};
 use crate::core::may_write;
-use crate::ports::ManagerPorts;
-use crate::service::{Asked, Service};
-use crate::writes::Proposed;
+use crate::service::Asked;
+use crate::work::{Proposed, Work};
 
 /// How often a write is planned again on a newer replica; each time another client has written first.
 const MAX_ATTEMPTS: u128 = 64;
@@ -37,15 +36,15 @@ impl From<ErrorBody> for Failed {
     }
 }
 
-impl Service {
-    /// The leader's part of a write.
-    pub(crate) async fn lead_kube(
-        &self,
-        manager: &ManagerPorts,
-        asked: &Asked,
-        call: &KubeCall,
-    ) -> Result<String, ErrorBody> {
-        let answer = match self.write_object(manager, asked, call).await {
+/// A write, on the leader.
+pub(crate) struct ObjectWrite<'a> {
+    pub work: Work<'a>,
+    pub call: &'a KubeCall,
+}
+
+impl ObjectWrite<'_> {
+    pub async fn lead(&self) -> Result<String, ErrorBody> {
+        let answer = match self.write().await {
             Ok(answer) => answer,
             Err(Failed::Status(status)) => status.into(),
             Err(Failed::Error(error)) => return Err(error),
@@ -53,12 +52,13 @@ impl Service {
         crate::reads::to_text(&answer)
     }
 
-    async fn write_object(&self, manager: &ManagerPorts, asked: &Asked, call: &KubeCall) -> Result<KubeAnswer, Failed> {
-        let ask = muster_kubernetes::route(Head::from(call))?;
+    async fn write(&self) -> Result<KubeAnswer, Failed> {
+        let ask = muster_kubernetes::route(Head::from(self.call))?;
         if !ask.is_write() {
             return Err(ErrorBody::new(ErrorCode::Internal, "only writes are forwarded to the leader").into());
         }
-        let mut replica = manager.replica.borrow().clone();
+        let asked = self.work.asked;
+        let mut replica = self.work.local();
         let attempts = asked.request_id..id(asked, MAX_ATTEMPTS);
         if replica.tables.has_applied(&asked.caller, attempts) {
             // An attempt under an earlier leader was applied and its answer lost. A new plan would conflict with that
@@ -71,14 +71,14 @@ impl Service {
         for attempt in 0..MAX_ATTEMPTS {
             // A new plan is a new request.
             let request_id = id(asked, attempt);
-            let planned = self.planned(&ask, asked, call, &replica, request_id);
+            let planned = self.plan(&ask, &replica, request_id);
             let plan = match planned {
                 Ok(plan) if !plan.dry_run || confirmed => plan,
                 Err(status) if confirmed => return Err(status.into()),
                 // KUBE-1. A leader that was replaced and does not know it yet must not deny anything, nor show its
                 // state.
                 _ => {
-                    replica = self.replica(manager, asked.left()).await?;
+                    replica = self.work.confirmed().await?;
                     confirmed = true;
                     continue;
                 }
@@ -86,13 +86,13 @@ impl Service {
             if plan.dry_run {
                 return Ok(plan.done(&ask, None, Clock.wall()));
             }
-            match self.apply_plan(manager, asked, &ask, &plan, request_id).await? {
+            match self.apply(&ask, &plan, request_id).await? {
                 WriteOutcome::Answered(answer) => return Ok(answer),
                 WriteOutcome::Applied(newer) => replica = newer,
                 WriteOutcome::Refused(refusal) => match plan.refused(&refusal) {
                     Refused::Final(status) => return Err(status.into()),
                     // The refusal was applied here, so the newest replica contains the conflicting change.
-                    Refused::Replan => replica = self.replica(manager, asked.left()).await?,
+                    Refused::Replan => replica = self.work.confirmed().await?,
                 },
             }
         }
@@ -100,34 +100,22 @@ impl Service {
         Err(ErrorBody::new(ErrorCode::TooManyRequests, text).retry_after(Duration::from_secs(1)).into())
     }
 
-    fn planned(
-        &self,
-        ask: &Ask,
-        asked: &Asked,
-        call: &KubeCall,
-        replica: &Replica,
-        request_id: RequestId,
-    ) -> Result<Plan, Status> {
+    fn plan(&self, ask: &Ask, replica: &Replica, request_id: RequestId) -> Result<Plan, Status> {
+        let Work { service, asked, .. } = self.work;
         may(Some(&asked.caller), ask, &replica.tables)?;
         let namespace = ask.namespace.as_deref().unwrap_or("*");
-        may_write(&replica.tables, &self.ports.limits.node_namespaces, &asked.caller, namespace)
+        may_write(&replica.tables, &service.ports.limits.node_namespaces, &asked.caller, namespace)
             .map_err(|_| ask.forbidden(&name_of(&asked.caller)))?;
         let context = Context { now: Clock.wall(), entropy: request_id.0 };
-        muster_kubernetes::plan(ask, &call.body, &replica.tables, context)
+        muster_kubernetes::plan(ask, &self.call.body, &replica.tables, context)
     }
 
-    async fn apply_plan(
-        &self,
-        manager: &ManagerPorts,
-        asked: &Asked,
-        ask: &Ask,
-        plan: &Plan,
-        request_id: RequestId,
-    ) -> Result<WriteOutcome, Failed> {
-        let mut command = self.command(asked, &format!("{} by {}", ask.verb, asked.caller)).with_request(request_id);
+    async fn apply(&self, ask: &Ask, plan: &Plan, request_id: RequestId) -> Result<WriteOutcome, Failed> {
+        let Work { manager, asked, .. } = self.work;
+        let mut command = self.work.command(&format!("{} by {}", ask.verb, asked.caller)).with_request(request_id);
         command.guards.extend_from_slice(&plan.guards);
         command.changes.clone_from(&plan.changes);
-        let (revision, replica) = match self.try_propose(manager, asked, command).await? {
+        let (revision, replica) = match self.work.try_propose(command).await? {
             Proposed::Applied(revision, replica) => (revision, replica),
             Proposed::Refused(refusal) => return Ok(WriteOutcome::Refused(refusal)),
         };
@@ -155,8 +143,7 @@ fn id(asked: &Asked, attempt: u128) -> RequestId {
 /// The write was applied, and its answer can no longer be determined. Final: a relay must not ask again, because no
 /// leader will ever know more.
 fn unknown_outcome(why: &str) -> Status {
-    let error = ErrorBody::new(ErrorCode::UnknownOutcome, format!("{why}; read it again"));
-    error.retry_after(Duration::from_secs(1)).into()
+    ErrorBody::unknown_outcome(why).retry_after(Duration::from_secs(1)).into()
 }
 
 /// How a plan ended.

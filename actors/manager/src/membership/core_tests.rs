@@ -28,7 +28,7 @@ fn lost_data_is_reported_until_a_newer_id_is_assigned() {
     let (mut core, mut data) = (core(), RaftData::Missing { held: RaftId(4) });
     assert_eq!(
         step(&mut core, &mut data, Input::Started),
-        [Effect::ShowTrouble(Some("raft_data_missing".to_owned())), Effect::AskAfter(Duration::ZERO)]
+        [Effect::ShowTrouble(Some(Trouble::RaftDataMissing)), Effect::AskAfter(Duration::ZERO)]
     );
     let first = requested(&mut core, &mut data);
     let loss = DataLoss { damaged: false, file: "DIR/raft".to_owned() };

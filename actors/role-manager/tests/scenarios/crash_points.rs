@@ -87,9 +87,8 @@ impl Stage {
             }
             msg = self.mesh.next("work for the mesh") => {
                 self.harness.point(PATH, fuse);
-                if let MeshMsg::Probe { reply, .. } = msg {
-                    let _gone = reply.send(Ok(()));
-                }
+                let MeshMsg::Probe { reply, .. } = msg;
+                let _gone = reply.send(Ok(()));
                 self.harness.point(PATH, fuse);
             }
             // As on a leader: a change in the answering voters is reported, too.

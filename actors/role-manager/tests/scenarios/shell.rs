@@ -239,11 +239,7 @@ async fn membership_is_granted_after_the_dial_back() {
         };
         roles.ask(WAIT_LIMIT, |reply| RoleManagerMsg::RequestMembership { node: id(4), request, reply }.into()).await
     });
-    let dialled = |msg| match msg {
-        MeshMsg::Probe { addr, expect, reply } => Some((addr, expect, reply)),
-        _ => None,
-    };
-    let (addr, expect, reply) = stage.mesh.expect("a dial-back", dialled).await;
+    let MeshMsg::Probe { addr, expect, reply } = stage.mesh.next("a dial-back").await;
     assert_eq!((addr.as_str(), expect), ("10.0.0.4:4400", id(4)));
     let _gone = reply.send(Ok(()));
     let (change, reply) = stage.expect_membership_change().await;
