@@ -16,6 +16,7 @@ use muster_messages::wire::{Greeting, Refusal};
 use muster_messages::{CertIdentity, NodeId, RefusalReason, Role};
 use muster_pki::TlsFault;
 use rustls::pki_types::ServerName;
+use serde::Serialize;
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::timeout;
@@ -188,6 +189,18 @@ impl Dialer {
     /// A welcomed connection to a manager at `addr` (`host:port`). On [`Service::Http`] there is no greeting: the stream is
     /// ready.
     pub async fn dial(&self, addr: &str, service: Service, expect: Option<NodeId>) -> Result<Dialed, DialError> {
+        self.dial_with::<()>(addr, service, expect, None).await
+    }
+
+    /// As [`Dialer::dial`], and sends `first` to a manager that has proved its identity, without waiting for its greeting, which
+    /// takes a round trip. A refused one is not read.
+    pub async fn dial_with<T: Serialize + Sync>(
+        &self,
+        addr: &str,
+        service: Service,
+        expect: Option<NodeId>,
+        first: Option<&T>,
+    ) -> Result<Dialed, DialError> {
         let (config, ours) = match &self.trust {
             Trust::Credentials { current, tls } => {
                 let credentials = current.borrow().clone();
@@ -209,6 +222,10 @@ impl Dialer {
         })?;
         let (node, role) = identity.node().expect("peer_identity returns nodes only");
         let mut stream: Framed<BoxStream> = Framed::new(Box::pin(tls));
+        if let Some(first) = first.filter(|_| role == Role::Manager) {
+            // A peer that refuses may have closed the connection. Its greeting, which was sent before, says why.
+            let _closed = timeout(self.timeouts.greeting, stream.send(first)).await;
+        }
         let greeted = match service {
             Service::Http => Ok(()),
             _ => self.greeted(addr, &mut stream, node).await,

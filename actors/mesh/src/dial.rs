@@ -5,7 +5,7 @@ use std::pin::Pin;
 
 use muster_gateway::{BoxStream, DialError, Dialer};
 use muster_messages::protocol::Service;
-use muster_messages::wire::Refusal;
+use muster_messages::wire::{MeshHello, Refusal};
 use muster_messages::{CertIdentity, NodeId};
 
 /// A stream to a node that welcomed this one, and the certificate that it presented.
@@ -28,16 +28,17 @@ pub struct DialFailure {
 pub type Dialing<'a> = Pin<Box<dyn Future<Output = Result<DialedPeer, DialFailure>> + Send + 'a>>;
 
 pub trait Dial: Send + Sync + 'static {
-    /// Connects to the mesh service at `addr`, which must be node `expect` if that is given.
-    fn dial<'a>(&'a self, addr: &'a str, expect: Option<NodeId>) -> Dialing<'a>;
+    /// Connects to the mesh service at `addr`, which must be node `expect` if that is given, and sends `hello` to it without waiting
+    /// for its greeting.
+    fn dial<'a>(&'a self, addr: &'a str, expect: Option<NodeId>, hello: Option<&'a MeshHello>) -> Dialing<'a>;
 }
 
 impl Dial for Dialer {
-    fn dial<'a>(&'a self, addr: &'a str, expect: Option<NodeId>) -> Dialing<'a> {
+    fn dial<'a>(&'a self, addr: &'a str, expect: Option<NodeId>, hello: Option<&'a MeshHello>) -> Dialing<'a> {
         Box::pin(async move {
-            let dialed = Dialer::dial(self, addr, Service::Mesh, expect).await?;
+            let dialed = Dialer::dial_with(self, addr, Service::Mesh, expect, hello).await?;
             Ok(DialedPeer {
-                // Reading stops exactly at the end of the greeting: no byte of the hello is lost.
+                // Reading stops exactly at the end of the greeting: no byte of the peer's hello is lost.
                 stream: dialed.stream.into_inner(),
                 identity: dialed.identity,
                 remote: dialed.remote.to_string(),

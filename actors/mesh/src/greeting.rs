@@ -10,7 +10,7 @@ use tokio::sync::watch;
 
 use crate::core::hello::Own;
 use crate::dial::{Dial, DialFailure};
-use crate::handshake::{Agreed, HELLO_DEADLINE, HelloError, exchange};
+use crate::handshake::{Agreed, HELLO_DEADLINE, HelloError, agree, exchange};
 use crate::register::Register;
 
 /// For a dial, its greeting and its hello together; each stage has its own shorter limit.
@@ -85,12 +85,13 @@ impl Greeter {
     /// Dials `addr`, where `node` (if given) must answer, and exchanges hellos.
     pub async fn dial(self, addr: String, node: Option<NodeId>, probe: bool) -> Result<Opened, NotOpened> {
         let opening = async {
-            let dialed = self.dialer.dial(&addr, node).await?;
             let own = current(self.own_hello).await?;
+            let hello = self.register.hello(own, probe);
+            let dialed = self.dialer.dial(&addr, node, Some(&hello)).await?;
             let replica = Arc::clone(&self.replica.borrow());
             let (identity, remote) = (dialed.identity, dialed.remote);
             let with = (&identity, remote.clone());
-            let (agreed, stream) = exchange(dialed.stream, own, with, &replica, probe, &self.register).await?;
+            let (agreed, stream) = agree(dialed.stream, (own, &hello), with, &replica, &self.register).await?;
             Ok(Opened { own, agreed, stream, identity, remote, kill: None, permit: None })
         };
         tokio::time::timeout(DIAL_DEADLINE, opening).await.unwrap_or(Err(NotOpened::TimedOut))
@@ -99,7 +100,7 @@ impl Greeter {
     /// A leader that has moved dials itself back as it does any other node. No node has a session with itself: an answer with
     /// its certificate is enough.
     pub async fn finds_itself(self, addr: &str, own: NodeId) -> Result<(), NotOpened> {
-        self.dialer.dial(addr, Some(own)).await?;
+        self.dialer.dial(addr, Some(own), None).await?;
         Ok(())
     }
 
@@ -111,7 +112,8 @@ impl Greeter {
         let replica = Arc::clone(&self.replica.borrow());
         let remote = remote.to_string();
         let with = (&identity, remote.clone());
-        let (agreed, stream) = exchange(stream, own, with, &replica, false, &self.register).await?;
+        let hello = self.register.hello(own, false);
+        let (agreed, stream) = exchange(stream, (own, &hello), with, &replica, &self.register).await?;
         let (kill, permit) = (Some(kill), Some(permit));
         Ok(Opened { own, agreed, stream, identity, remote, kill, permit })
     }

@@ -53,29 +53,41 @@ impl From<FrameError> for HelloError {
     }
 }
 
-/// Exchanges hellos and decisions. No byte that follows them on the stream is lost.
+/// Sends this side's hello, and agrees with the peer. No byte that follows on the stream is lost.
 pub async fn exchange(
     stream: BoxStream,
-    own: Own,
+    (own, hello): (Own, &MeshHello),
     with: (&CertIdentity, String),
     replica: &Replica,
-    probe: bool,
     register: &Register,
 ) -> Result<(Agreed, BoxStream), HelloError> {
-    let talking = talk(Framed::new(stream), own, with, replica, probe, register);
+    let talking = async {
+        let mut stream = Framed::new(stream);
+        stream.send(hello).await?;
+        talk(stream, (own, hello), with, replica, register).await
+    };
+    tokio::time::timeout(HELLO_DEADLINE, talking).await.map_err(|_| HelloError::TimedOut)?
+}
+
+/// As [`exchange`], on a stream whose dial has sent this side's hello.
+pub async fn agree(
+    stream: BoxStream,
+    hello: (Own, &MeshHello),
+    with: (&CertIdentity, String),
+    replica: &Replica,
+    register: &Register,
+) -> Result<(Agreed, BoxStream), HelloError> {
+    let talking = talk(Framed::new(stream), hello, with, replica, register);
     tokio::time::timeout(HELLO_DEADLINE, talking).await.map_err(|_| HelloError::TimedOut)?
 }
 
 async fn talk(
     mut stream: Framed<BoxStream>,
-    own: Own,
+    (own, ours): (Own, &MeshHello),
     (certificate, remote): (&CertIdentity, String),
     replica: &Replica,
-    probe: bool,
     register: &Register,
 ) -> Result<(Agreed, BoxStream), HelloError> {
-    let ours = register.sign(own.hello(rand::random(), probe));
-    stream.send(&ours).await?;
     let theirs: MeshHello = stream.recv().await?.ok_or(HelloError::Closed)?;
     let MeshHello { node, raft_id: member_id, starts, advertise: addr, .. } = theirs.clone();
     let peer = Newcomer { node, starts, member_id, addr, remote };
@@ -150,7 +162,7 @@ mod tests {
     }
     struct NoListener;
     impl Dial for NoListener {
-        fn dial<'a>(&'a self, _addr: &'a str, _expect: Option<NodeId>) -> Dialing<'a> {
+        fn dial<'a>(&'a self, _: &'a str, _: Option<NodeId>, _: Option<&'a MeshHello>) -> Dialing<'a> {
             let failure = DialFailure { text: "no listener".to_owned(), refused_at_once: true, refusal: None };
             Box::pin(async { Err(failure) })
         }
@@ -181,9 +193,10 @@ mod tests {
         let (a, b) = duplex(4096);
         let (of_a, of_b) = (certificate(1, Role::Manager), certificate(2, Role::Manager));
         let (first, second, empty_replica) = (register(1), register(2), Replica::default());
+        let (of_first, of_second) = (first.hello(own(1), false), second.hello(own(2), true));
         let (a, b) = tokio::join!(
-            exchange(Box::pin(a), own(1), with(&of_b), &empty_replica, false, &first),
-            exchange(Box::pin(b), own(2), with(&of_a), &empty_replica, true, &second),
+            exchange(Box::pin(a), (own(1), &of_first), with(&of_b), &empty_replica, &first),
+            exchange(Box::pin(b), (own(2), &of_second), with(&of_a), &empty_replica, &second),
         );
         let ((a, mut to_b), (b, mut to_a)) = (a.unwrap(), b.unwrap());
         assert_eq!((a.member_id, a.peer_endpoint, b.peer_endpoint), (Some(RaftId(2)), 12, 11));
@@ -201,9 +214,10 @@ mod tests {
         let (a, b) = duplex(4096);
         let (of_a, of_b) = (certificate(1, Role::Worker), certificate(2, Role::Manager));
         let (first, second, empty_replica) = (register(1), register(2), Replica::default());
+        let (of_first, of_second) = (first.hello(own(1), false), second.hello(own(2), false));
         let (a, b) = tokio::join!(
-            exchange(Box::pin(a), own(1), with(&of_b), &empty_replica, false, &first),
-            exchange(Box::pin(b), own(2), with(&of_a), &empty_replica, false, &second),
+            exchange(Box::pin(a), (own(1), &of_first), with(&of_b), &empty_replica, &first),
+            exchange(Box::pin(b), (own(2), &of_second), with(&of_a), &empty_replica, &second),
         );
         assert!(
             matches!(a, Err(HelloError::RefusedByPeer(r)) if r.reason == muster_messages::RefusalReason::NotAManager)
@@ -228,7 +242,9 @@ mod tests {
     async fn hello_with_silent_peer_times_out() {
         let (a, _b) = duplex(4096);
         let theirs = certificate(2, Role::Manager);
-        let got = exchange(Box::pin(a), own(1), with(&theirs), &Replica::default(), false, &register(1)).await;
+        let (this, replica) = (register(1), Replica::default());
+        let hello = this.hello(own(1), false);
+        let got = exchange(Box::pin(a), (own(1), &hello), with(&theirs), &replica, &this).await;
         assert!(matches!(got, Err(HelloError::TimedOut)));
     }
 }

@@ -82,9 +82,10 @@ impl Register {
         Self { starts, advertise, binding_store, sessions, dialer, own_hello }
     }
 
-    /// Adds this process's identity to a hello.
-    pub fn sign(&self, hello: MeshHello) -> MeshHello {
-        MeshHello { starts: self.starts.clone(), advertise: self.advertise.clone(), ..hello }
+    /// This side's hello, with this process's identity and a new tag.
+    pub fn hello(&self, own: Own, probe: bool) -> MeshHello {
+        let (starts, advertise) = (self.starts.clone(), self.advertise.clone());
+        MeshHello { starts, advertise, ..own.hello(rand::random(), probe) }
     }
 
     /// Whether a process is accepted; the process that was queried before and did not answer.
@@ -150,11 +151,9 @@ impl Register {
 
     /// The process that answers at `addr` as this node.
     async fn who(&self, addr: &str, node: NodeId) -> Option<StartId> {
-        let dialed = self.dialer.dial(addr, Some(node)).await.ok()?;
         let own = current(self.own_hello.clone()).await.ok()?;
-        let mut stream = Framed::new(dialed.stream);
-        stream.send(&self.sign(own.hello(rand::random(), true))).await.ok()?;
-        let theirs: MeshHello = stream.recv().await.ok()??;
+        let dialed = self.dialer.dial(addr, Some(node), Some(&self.hello(own, true))).await.ok()?;
+        let theirs: MeshHello = Framed::new(dialed.stream).recv().await.ok()??;
         theirs.starts.this().filter(|_| theirs.node == node)
     }
 

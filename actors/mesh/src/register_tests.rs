@@ -17,7 +17,7 @@ enum OldProcess {
 struct Network(OldProcess);
 
 impl Dial for Network {
-    fn dial<'a>(&'a self, _addr: &'a str, expect: Option<NodeId>) -> Dialing<'a> {
+    fn dial<'a>(&'a self, _: &'a str, expect: Option<NodeId>, hello: Option<&'a MeshHello>) -> Dialing<'a> {
         let (there, node) = (self.0.clone(), expect.expect("the register names a node"));
         Box::pin(async move {
             let starts = match there {
@@ -28,12 +28,10 @@ impl Dial for Network {
                 OldProcess::Runs(starts) => starts,
             };
             let (near, far) = duplex(4096);
+            let asked = hello.expect("the register sends its hello").clone();
+            assert!(asked.probe, "no session is opened");
             tokio::spawn(async move {
-                let mut far = Framed::new(far);
-                let asked: Option<MeshHello> = far.recv().await.unwrap();
-                let asked = asked.unwrap();
-                assert!(asked.probe, "no session is opened");
-                far.send(&MeshHello { node, starts, ..asked }).await.unwrap();
+                Framed::new(far).send(&MeshHello { node, starts, ..asked }).await.unwrap();
             });
             let identity = CertIdentity {
                 cluster: ClusterId::from_entropy(1),

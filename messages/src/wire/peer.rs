@@ -11,8 +11,9 @@ use crate::model::{
 /// The version of all types in this file.
 pub const MESH_PROTOCOL: u16 = 1;
 
-/// Exchanged by both ends of a mesh stream before ractor_cluster sees it. The accepting side answers with a
-/// [`super::Greeting`] first (its admission decision), then both send their hello, then both send a [`HelloDecision`].
+/// Exchanged by both ends of a mesh stream before ractor_cluster sees it. The dialer sends its hello behind the handshake, the
+/// accepting side a [`super::Greeting`] (its admission decision) and its hello; then both send a [`HelloDecision`]. Lost or
+/// late: the hello ends after 5 s, and the dialer dials again. Repeated: ends the stream.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MeshHello {
     pub protocol: u16,

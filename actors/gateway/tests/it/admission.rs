@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::support::*;
-use muster_gateway::{DialError, Dialer, GatewayConfig};
+use muster_gateway::{DialError, Dialer, Framed, GatewayConfig};
 use muster_messages::protocol::{NodeCredentials, Service};
 use muster_messages::wire::{JoinFrame, Refusal};
 use muster_messages::{RefusalReason, Replica, Role, UserKind};
@@ -67,6 +67,26 @@ async fn each_identity_reaches_its_services() {
     }
     let metrics = gate.port.metrics();
     assert_eq!((metrics.refused[&RefusalReason::Blocked], metrics.refused[&RefusalReason::Demoted]), (3, 1));
+    gate.finish().await;
+}
+
+#[tokio::test]
+async fn frame_before_the_greeting_is_read_after_it() {
+    let world = World::new(1);
+    let (manager, blocked) = (world.node(2, Role::Manager, 5), world.node(6, Role::Manager, 5));
+    let replica = with_block(with_node(replica_at(10), 2, Role::Manager, 5), 6);
+    let mut gate = Gate::manager(&world, quick(), replica).await;
+    let first = "x".repeat(20_000);
+    let dial = |who| {
+        let (dialer, addr, first) = (dialer(who), gate.addr.clone(), first.clone());
+        async move { dialer.dial_with(&addr, Service::Mesh, None, Some(&first)).await }
+    };
+    for _ in 0..20 {
+        assert_eq!(reason(dial(&blocked).await), Some(RefusalReason::Blocked), "no reset overtakes the refusal");
+    }
+    let _open = dial(&manager).await.unwrap();
+    let connection = gate.received(Service::Mesh).await;
+    assert_eq!(Framed::new(connection.stream).recv::<String>().await.unwrap(), Some(first));
     gate.finish().await;
 }
 

@@ -6,14 +6,14 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use muster_gateway::{Connection, Services};
+use muster_gateway::{BoxStream, Connection, Framed, Services};
 use muster_kernel::Recipient;
 use muster_mesh::{Dial, DialFailure, DialedPeer, Dialing, Mesh, MeshConfig, MeshHandle, MeshWiring};
 use muster_messages::protocol::{
     IncomingCall, NodeCredentials, RaftMemberMsg, RaftTransport, Service, SnapshotOutcome,
 };
 use muster_messages::wire::{
-    EntryKind, MembershipRequest, PacketKind, PeerCall, RaftEntry, RaftPacket, SnapshotHead, Starts,
+    EntryKind, MembershipRequest, MeshHello, PacketKind, PeerCall, RaftEntry, RaftPacket, SnapshotHead, Starts,
 };
 use muster_messages::*;
 use muster_testkit::ActorHarness;
@@ -50,7 +50,7 @@ fn print_line(line: std::fmt::Arguments<'_>) {
 
 struct PlainDial(u8);
 impl Dial for PlainDial {
-    fn dial<'a>(&'a self, addr: &'a str, expect: Option<NodeId>) -> Dialing<'a> {
+    fn dial<'a>(&'a self, addr: &'a str, expect: Option<NodeId>, hello: Option<&'a MeshHello>) -> Dialing<'a> {
         Box::pin(async move {
             let failure = |e: std::io::Error| DialFailure {
                 text: e.to_string(),
@@ -63,7 +63,11 @@ impl Dial for PlainDial {
             if expect.is_some_and(|expect| node(theirs.into()) != expect) {
                 return Err(DialFailure { text: "another node".into(), refused_at_once: false, refusal: None });
             }
-            Ok(DialedPeer { stream: Box::pin(stream), identity: identity(theirs.into()), remote: addr.to_owned() })
+            let mut stream = Framed::new(Box::pin(stream) as BoxStream);
+            if let Some(hello) = hello {
+                let _closed = stream.send(hello).await;
+            }
+            Ok(DialedPeer { stream: stream.into_inner(), identity: identity(theirs.into()), remote: addr.to_owned() })
         })
     }
 }

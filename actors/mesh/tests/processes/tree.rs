@@ -25,7 +25,7 @@ fn peer(n: u128) -> String {
 /// All dials fail: the other managers connect by themselves.
 struct NoListener;
 impl Dial for NoListener {
-    fn dial<'a>(&'a self, _addr: &'a str, _expect: Option<NodeId>) -> Dialing<'a> {
+    fn dial<'a>(&'a self, _: &'a str, _: Option<NodeId>, _: Option<&'a MeshHello>) -> Dialing<'a> {
         let failure = DialFailure { text: "no listener".to_owned(), refused_at_once: false, refusal: None };
         Box::pin(async { Err(failure) })
     }
@@ -197,7 +197,7 @@ struct Refusing {
     now: watch::Receiver<bool>,
 }
 impl Dial for Refusing {
-    fn dial<'a>(&'a self, _addr: &'a str, _expect: Option<NodeId>) -> Dialing<'a> {
+    fn dial<'a>(&'a self, _: &'a str, _: Option<NodeId>, _: Option<&'a MeshHello>) -> Dialing<'a> {
         let mut now = self.now.clone();
         self.dialled.send_replace(true);
         Box::pin(async move {
