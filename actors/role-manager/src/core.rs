@@ -45,7 +45,7 @@ pub use self::config::BugInjection;
 pub use self::config::Config;
 use self::membership_requests::MembershipRequests;
 pub use self::membership_slot::MembershipSlot;
-pub use self::observations::{Learner, Observation, Observations, Proven};
+pub use self::observations::{Learner, Observation, Observations, Proven, UnaskedDial, UnaskedPhase};
 pub use self::outbox::{Outbox, Outgoing, Sent};
 use self::plan::{Next, Scene};
 use self::plans::Plans;
@@ -154,6 +154,7 @@ impl RoleManager {
         self.take_reports(out);
         self.serve_open_requests(now, out);
         self.replan(now);
+        self.dial_unasked(now, out);
         self.write(now, out);
         self.change_membership(now, out);
         self.explain(now);
@@ -294,7 +295,9 @@ impl RoleManager {
         let silences = (self.kept.observations.values())
             .filter_map(|n| n.learner.as_ref())
             .map(|l| l.last_ack + c.learner_silence);
+        let unasked_dials = self.kept.observations.values().filter_map(Observation::unasked_dial);
         let deadlines = (self.backoff.deadlines())
+            .chain(unasked_dials)
             .chain(self.membership_requests.deadlines(c.membership_timeout))
             .chain(silences)
             .chain([slow, again, self.reachability.again_at(), fresh].into_iter().flatten());

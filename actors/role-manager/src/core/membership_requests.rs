@@ -2,6 +2,9 @@
 //!
 //! Owns        open requests, dial-backs in progress, reports of manager runtimes.
 //! Invariants  a node has at most one open request: a newer one replaces it.
+//! Why a node is dialled before it asks: between distant managers its request arrives two round trips after its certificate was
+//! recorded, and a dial-back takes three. Begun at the record, it reaches the node after the certificate, and ends soon after the
+//! request has arrived. One that comes too early fails without a trace, and the request starts the next one.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,6 +16,19 @@ use super::{Answer, AskId, Effect, Moment, StepId, not_leading};
 
 /// Characters of a reported failure that are kept and shown: a path and an error fit.
 pub(crate) const MAX_FAILURE: usize = 500;
+
+/// From the record of a certificate to the unasked dial. A node that is nearer than this asks before, and is dialled once: a dial that
+/// finds the runtime still starting would only fail.
+pub(crate) const UNASKED_DIAL_DELAY: Duration = Duration::from_millis(30);
+
+/// A dial-back in progress.
+#[derive(Clone, Debug)]
+pub(crate) struct Probe {
+    pub node: NodeId,
+    pub addr: String,
+    /// Begun before a request.
+    pub unasked: bool,
+}
 
 /// A request that has not been answered.
 #[derive(Clone, Debug)]
@@ -27,8 +43,8 @@ pub(crate) struct OpenRequest {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct MembershipRequests {
     open: BTreeMap<NodeId, OpenRequest>,
-    /// Dial-backs in progress, with the address each dials.
-    probes: BTreeMap<StepId, (NodeId, String)>,
+    /// Dial-backs in progress.
+    probes: BTreeMap<StepId, Probe>,
     /// Reports that no leader has taken in yet.
     reports: Vec<(AskId, NodeId, ManagerReport)>,
 }
@@ -62,13 +78,14 @@ impl MembershipRequests {
     }
 
     pub fn is_probing(&self, node: NodeId, addr: &str) -> bool {
-        self.probes.values().any(|(n, a)| *n == node && a == addr)
+        self.probes.values().any(|probe| probe.node == node && probe.addr == addr)
     }
-    pub fn begin_probe(&mut self, step: StepId, node: NodeId, addr: String) -> Effect {
-        self.probes.insert(step, (node, addr.clone()));
+    pub fn begin_probe(&mut self, step: StepId, probe: Probe) -> Effect {
+        let (addr, node) = (probe.addr.clone(), probe.node);
+        self.probes.insert(step, probe);
         Effect::Probe { step, addr, node }
     }
-    pub fn end_probe(&mut self, step: StepId) -> Option<(NodeId, String)> {
+    pub fn end_probe(&mut self, step: StepId) -> Option<Probe> {
         self.probes.remove(&step)
     }
 
@@ -164,7 +181,7 @@ fn member_state(replica: &Replica, member: &Member, request: &MembershipRequest)
 }
 
 /// Whether others can dial it.
-fn dialable(addr: &str) -> Result<(), &'static str> {
+pub(crate) fn dialable(addr: &str) -> Result<(), &'static str> {
     let (host, port) = addr.rsplit_once(':').ok_or("host:port is needed")?;
     let bare = host.trim_start_matches('[').trim_end_matches(']');
     if bare.is_empty() || host.chars().any(|c| c.is_whitespace() || c == '/') {

@@ -24,6 +24,26 @@ pub struct Observation {
     pub failure: Option<String>,
     /// Its progress as a learner.
     pub learner: Option<Learner>,
+    /// The dial before its request, once for each certificate.
+    pub unasked: Option<UnaskedDial>,
+}
+
+/// The leader dials a newly certified manager before its request arrives.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct UnaskedDial {
+    /// Of the certificate.
+    pub serial: String,
+    pub phase: UnaskedPhase,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum UnaskedPhase {
+    /// It begins at this time, unless the node asks before.
+    Due(Moment),
+    /// It is in progress, failed, or was not needed.
+    Over,
+    /// It found the node, which counts as a dial-back once the node asks.
+    Found(Proven),
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -61,6 +81,20 @@ impl Observation {
     pub(crate) fn proven_at(&self, now: Moment) -> Option<&Proven> {
         self.proven.as_ref().filter(|p| now < p.until)
     }
+    /// When to dial it unasked.
+    pub(crate) fn unasked_dial(&self) -> Option<Moment> {
+        match self.unasked.as_ref()?.phase {
+            UnaskedPhase::Due(at) => Some(at),
+            UnaskedPhase::Over | UnaskedPhase::Found(_) => None,
+        }
+    }
+    /// It was found at this address before it asked.
+    pub(crate) fn found_unasked(&self, now: Moment, addr: &str) -> Option<&Proven> {
+        match &self.unasked.as_ref()?.phase {
+            UnaskedPhase::Found(proven) => Some(proven).filter(|p| now < p.until && p.addr == addr),
+            UnaskedPhase::Due(_) | UnaskedPhase::Over => None,
+        }
+    }
     fn is_blank(&self) -> bool {
         *self == Self::default()
     }
@@ -96,6 +130,7 @@ impl Observations {
             self.edit(member.node, |observation| {
                 observation.learner = learner;
                 observation.dial_back = None;
+                observation.unasked.take_if(|_| member.voter);
                 observation.lost.take_if(|(lost_id, _)| *lost_id != member.raft_id);
                 observation.proven.take_if(|p| p.addr == member.addr);
             });

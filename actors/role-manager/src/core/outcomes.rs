@@ -2,10 +2,11 @@
 
 use muster_messages::{ErrorBody, ErrorCode, WaitReason};
 
+use super::membership_requests::Probe;
 use super::plan::Wait;
 use super::{
-    Answer, DesiredChange, Effect, Now, Outgoing, Proven, RoleManager, Sent, StepId, StepOutcome, membership_requests,
-    not_leading, queues, refuse,
+    Answer, DesiredChange, Effect, Now, Outgoing, Proven, RoleManager, Sent, StepId, StepOutcome, UnaskedPhase,
+    membership_requests, not_leading, queues, refuse,
 };
 
 impl RoleManager {
@@ -66,7 +67,18 @@ impl RoleManager {
     }
 
     pub(super) fn end_probe(&mut self, now: Now, step: StepId, result: Result<(), ErrorBody>, out: &mut Vec<Effect>) {
-        let Some((node, addr)) = self.membership_requests.end_probe(step) else { return };
+        let Some(Probe { node, addr, unasked }) = self.membership_requests.end_probe(step) else { return };
+        let until = now.at + self.config.dial_back_counts;
+        let open_request = self.membership_requests.get(node).filter(|k| k.request.advertise == addr);
+        if unasked && (result.is_err() || open_request.is_none()) {
+            // A failure says nothing: the runtime may be starting. A success counts once the node has asked.
+            let found = result.map(|()| UnaskedPhase::Found(Proven { addr, until }));
+            return self.kept.observations.edit(node, |observation| {
+                if let (Some(unasked), Ok(found)) = (&mut observation.unasked, found) {
+                    unasked.phase = found;
+                }
+            });
+        }
         self.plans.mark(node);
         let failure = result.err().map(|error| {
             let name = queues::name_of(&self.seen.tables, node);
@@ -75,7 +87,6 @@ impl RoleManager {
                  dial it there (check its --advertise and its firewall)"
             )
         });
-        let until = now.at + self.config.dial_back_counts;
         self.kept.observations.edit(node, |observation| {
             observation.proven = failure.is_none().then(|| Proven { addr: addr.clone(), until });
             observation.dial_back = failure.clone();

@@ -8,7 +8,7 @@ use muster_messages::{
     WaitReason, WallTime, Wants,
 };
 
-use super::observations::Observation;
+use super::observations::{Observation, UnaskedDial, UnaskedPhase};
 use super::{Config, Moment, Now};
 
 /// What to do about a node that is not settled.
@@ -26,6 +26,8 @@ pub struct Plan {
 pub enum Next {
     /// A guarded command. Idempotent: a guard refuses a repetition.
     Write { reason: &'static str, guards: Vec<Guard>, changes: Vec<Change> },
+    /// A dial-back before its request, once for this certificate.
+    DialBack { addr: String, serial: String },
     /// A change of the Raft configuration.
     Membership(MembershipChangeKind),
 }
@@ -179,6 +181,7 @@ impl Path<'_> {
         if let Some(plan) = self.certificate(Wants::Manager) {
             return plan;
         }
+        let mut next = None;
         let wait = if self.is_down() {
             Wait::new(WaitReason::WaitingForNode, format!("{name} is down; it requests membership when it returns"))
         } else if let Some(why) = self.observation.too_old.as_ref().or(self.observation.failure.as_ref()) {
@@ -188,13 +191,22 @@ impl Path<'_> {
         } else if let Some((_, loss)) = &self.observation.lost {
             Wait::new(loss_reason(loss), self.loss_message(loss))
         } else {
+            next = self.unasked_dial();
             Wait::new(
                 WaitReason::WaitingForJoin,
                 format!("{name} has its certificate but has not asked for membership yet"),
             )
         };
         let holds = wait.reason != WaitReason::WaitingForNode;
-        Plan { wants: Wants::Manager, next: None, wait, holds }
+        Plan { wants: Wants::Manager, next, wait, holds }
+    }
+
+    fn unasked_dial(&self) -> Option<Next> {
+        let serial = &self.record.certificate.as_ref()?.serial;
+        let is_over =
+            |unasked: &UnaskedDial| unasked.serial == *serial && !matches!(unasked.phase, UnaskedPhase::Due(_));
+        let over = self.observation.unasked.as_ref().is_some_and(is_over);
+        (!over).then(|| Next::DialBack { addr: self.record.addr.clone(), serial: serial.clone() })
     }
 
     fn learner(&self, member: &Member) -> Plan {

@@ -62,7 +62,7 @@ impl Plans {
     pub fn membership_change(&self, node: NodeId) -> Option<&MembershipChangeKind> {
         match self.get(node)?.next.as_ref()? {
             Next::Membership(kind) => Some(kind),
-            Next::Write { .. } => None,
+            Next::Write { .. } | Next::DialBack { .. } => None,
         }
     }
 }

@@ -5,10 +5,13 @@ use std::collections::BTreeSet;
 use muster_messages::wire::MembershipReply;
 use muster_messages::{ErrorBody, NodeId, Role, WaitReason};
 
-use super::membership_requests::{MAX_FAILURE, RequestState, judge, too_old, wait};
+use super::membership_requests::{
+    MAX_FAILURE, Probe, RequestState, UNASKED_DIAL_DELAY, dialable, judge, too_old, wait,
+};
+use super::plan::Next;
 use super::quorum::Electorate;
 use super::requests::{AdmissionCheck, Decision};
-use super::{Answer, AskId, DesiredChange, Effect, Now, RoleManager, Sent, refuse};
+use super::{Answer, AskId, DesiredChange, Effect, Now, RoleManager, Sent, UnaskedDial, UnaskedPhase, refuse};
 
 impl RoleManager {
     // ---- roles and removals ---------------------------------------------------------------------------------------
@@ -143,10 +146,41 @@ impl RoleManager {
 
     /// No node becomes a voter unless it is reachable at its advertised address.
     fn dial_back(&mut self, now: Now, node: NodeId, addr: String, out: &mut Vec<Effect>) {
-        let proven = self.kept.observations.of(node).proven_at(now.at).is_some_and(|p| p.addr == addr);
-        if !proven && !self.membership_requests.is_probing(node, &addr) {
+        let observation = self.kept.observations.of(node);
+        if observation.proven_at(now.at).is_some_and(|proven| proven.addr == addr) {
+            return;
+        }
+        if let Some(found) = observation.found_unasked(now.at, &addr) {
+            self.kept.observations.edit(node, |observation| observation.proven = Some(found.clone()));
+            return self.plans.mark(node);
+        }
+        if !self.membership_requests.is_probing(node, &addr) {
             let step = self.next_step();
-            out.push(self.membership_requests.begin_probe(step, node, addr));
+            out.push(self.membership_requests.begin_probe(step, Probe { node, addr, unasked: false }));
+        }
+    }
+
+    /// Dials new managers that have their certificate and have not asked for membership yet.
+    pub(super) fn dial_unasked(&mut self, now: Now, out: &mut Vec<Effect>) {
+        let due: Vec<(NodeId, String, String)> = (self.plans.iter())
+            .filter_map(|(node, plan)| match &plan.next {
+                Some(Next::DialBack { addr, serial }) => Some((node, addr.clone(), serial.clone())),
+                _ => None,
+            })
+            .collect();
+        for (node, addr, serial) in due {
+            let known = self.kept.observations.of(node).unasked.filter(|unasked| unasked.serial == serial);
+            let due = UnaskedPhase::Due(now.at + UNASKED_DIAL_DELAY);
+            let mut unasked = known.unwrap_or(UnaskedDial { serial, phase: due });
+            let asked = self.membership_requests.get(node).is_some();
+            if asked || dialable(&addr).is_err() {
+                unasked.phase = UnaskedPhase::Over;
+            } else if matches!(unasked.phase, UnaskedPhase::Due(at) if at <= now.at) {
+                unasked.phase = UnaskedPhase::Over;
+                let step = self.next_step();
+                out.push(self.membership_requests.begin_probe(step, Probe { node, addr, unasked: true }));
+            }
+            self.kept.observations.edit(node, |observation| observation.unasked = Some(unasked));
         }
     }
 

@@ -85,6 +85,63 @@ fn promotion_waits_until_the_node_requests_membership() {
     assert!(world.is_manager(4));
 }
 
+/// Between distant managers the request of a new manager is on its way meanwhile.
+#[test]
+fn certified_node_is_dialled_before_it_asks() {
+    let mut world = World::new(3, 1);
+    world.machine(4).no_membership_requests = true;
+    world.promote(4);
+    world.run_for(TICK * 2);
+    assert_eq!((world.dials, world.membership(4)), (1, Membership::None), "it must ask nevertheless");
+    assert_eq!(world.reason(4), Some(WaitReason::WaitingForJoin));
+    world.machine(4).no_membership_requests = false;
+    world.settle();
+    assert!(world.is_manager(4));
+    assert_eq!(world.dials, 1, "it need not be dialled again");
+}
+
+#[test]
+fn nearby_node_asks_before_it_is_dialled() {
+    let mut world = World::new(3, 1);
+    world.promote(4);
+    world.settle();
+    assert!(world.is_manager(4));
+    assert_eq!(world.dials, 1);
+}
+
+#[test]
+fn failed_unasked_dial_is_neither_shown_nor_repeated() {
+    let mut world = World::new(3, 1);
+    let machine = world.machine(4);
+    (machine.no_membership_requests, machine.firewalled) = (true, true);
+    world.promote(4);
+    world.run_for(secs(10));
+    assert_eq!((world.dials, world.reason(4)), (1, Some(WaitReason::WaitingForJoin)));
+    let machine = world.machine(4);
+    (machine.no_membership_requests, machine.firewalled) = (false, false);
+    world.settle();
+    assert!(world.is_manager(4));
+    assert_eq!(world.dials, 2);
+}
+
+/// The runtime was still starting when it was dialled.
+#[test]
+fn request_during_an_unasked_dial_that_fails_dials_again() {
+    let mut world = World::new(3, 1);
+    world.machine(4).no_membership_requests = true;
+    world.hold_probes = true;
+    world.promote(4);
+    world.run_for(TICK);
+    world.machine(4).no_membership_requests = false;
+    world.run_moment();
+    assert_eq!(world.dials, 1, "one at a time");
+    world.fail_dials();
+    world.hold_probes = false;
+    world.settle();
+    assert!(world.is_manager(4));
+    assert_eq!(world.dials, 2);
+}
+
 #[test]
 fn node_promoted_while_down_joins_when_it_returns() {
     let mut world = World::new(3, 1);

@@ -68,6 +68,7 @@ pub struct World {
     /// Proposals not applied yet, with the step that waits for each (none: its proposer has ended).
     flight: VecDeque<(Option<StepId>, Proposal)>,
     probes: Vec<(StepId, NodeId)>,
+    pub dials: usize,
     transfers: Vec<(StepId, NodeId)>,
     inputs: VecDeque<Input>,
     pub answers: BTreeMap<AskId, Answer>,
@@ -129,6 +130,7 @@ impl World {
             config: Config::default(),
             flight: VecDeque::new(),
             probes: Vec::new(),
+            dials: 0,
             transfers: Vec::new(),
             inputs: VecDeque::new(),
             answers: BTreeMap::new(),

@@ -201,7 +201,10 @@ impl World {
                     self.flight.push_back((Some(step), Proposal::Membership(change)));
                 }
             }
-            Effect::Probe { step, node, .. } => self.probes.push((step, node)),
+            Effect::Probe { step, node, .. } => {
+                self.dials += 1;
+                self.probes.push((step, node));
+            }
             Effect::CheckReachable { step, members, needed, within } => {
                 self.reachable = members.into_iter().filter(|member| self.responds(*member)).collect();
                 if self.reachable.len() < needed {
@@ -327,6 +330,14 @@ impl World {
         let result = if reachable { Ok(()) } else { Err(ErrorBody::new(ErrorCode::Unreachable, "connection refused")) };
         self.inputs.push_back(Input::Probed { step, result });
         true
+    }
+
+    /// The dials in progress fail.
+    pub fn fail_dials(&mut self) {
+        for (step, _) in std::mem::take(&mut self.probes) {
+            let result = Err(ErrorBody::new(ErrorCode::Unreachable, "the runtime is starting"));
+            self.inputs.push_back(Input::Probed { step, result });
+        }
     }
 
     fn end_transfer(&mut self) -> bool {
