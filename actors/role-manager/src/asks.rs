@@ -3,16 +3,16 @@
 use std::time::Duration;
 
 use muster_kernel::Parked;
-use muster_messages::protocol::{Reply, RequestAccepted, RoleManagerMsg};
+use muster_messages::protocol::{Reply, RoleManagerMsg, RoleRequestAccepted};
 use muster_messages::wire::MembershipReply;
 use muster_messages::{AskId, ErrorBody, ErrorCode};
 
-use crate::core::{Answer, DesiredChange, Input, PendingChange};
+use crate::core::{Answer, Input, RequestedChange, RoleRequest};
 
 /// Open requests at once. Each is a person's request or a join request; a cluster of 10,000 nodes has a few.
 const MAX_OPEN_ASKS: usize = 1024;
 enum Port {
-    Role(Reply<Result<RequestAccepted, ErrorBody>>),
+    Role(Reply<Result<RoleRequestAccepted, ErrorBody>>),
     Removed(Reply<Result<(), ErrorBody>>),
     Membership(Reply<Result<MembershipReply, ErrorBody>>),
     Reported(Reply<Result<(), ErrorBody>>),
@@ -31,7 +31,7 @@ impl Port {
     fn answer(self, answer: Answer) {
         match (self, answer) {
             (Self::Role(port), Answer::Role(result)) => {
-                let _gone = port.send(result.map(|changed| RequestAccepted { changed }));
+                let _gone = port.send(result.map(|changed| RoleRequestAccepted { changed }));
             }
             (Self::Removed(port), Answer::Removed(result)) => drop(port.send(result)),
             (Self::Membership(port), Answer::Membership(result)) => drop(port.send(result)),
@@ -60,12 +60,12 @@ impl Asks {
         let ask = self.0.next_id();
         let (port, input) = match msg {
             RoleManagerMsg::SetRole { node, role, by, request, reply } => {
-                let change = DesiredChange::Role(role);
-                (Port::Role(reply), Input::PendingChange(PendingChange { ask, node, change, by, request }))
+                let change = RequestedChange::Role(role);
+                (Port::Role(reply), Input::RoleRequested(RoleRequest { ask, node, change, by, request }))
             }
             RoleManagerMsg::Remove { node, force, by, request, reply } => {
-                let change = DesiredChange::Remove { force };
-                (Port::Removed(reply), Input::PendingChange(PendingChange { ask, node, change, by, request }))
+                let change = RequestedChange::Remove { force };
+                (Port::Removed(reply), Input::RoleRequested(RoleRequest { ask, node, change, by, request }))
             }
             RoleManagerMsg::RequestMembership { node, request, reply } => {
                 (Port::Membership(reply), Input::MembershipRequested { ask, node, request })

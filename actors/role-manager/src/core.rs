@@ -4,7 +4,7 @@
 //!             between requests and facts. `advance` is the one place that orders them.
 //! Inputs      requests, membership requests, the newest replicated state, outcomes of its steps.
 //! Outputs     guarded commands, membership changes, dial-backs, offers of leadership, answers.
-//! Invariants  INTENT-1 and INTENT-2 (see `requests`); the store keeps ROLE-1, a member's node is a manager.
+//! Invariants  INTENT-1 and INTENT-2 (see `role_requests`); the store keeps ROLE-1, a member's node is a manager.
 //!             ROLE-2  all plans together have at most one membership change in flight.
 //!             ROLE-3  no membership change loses the quorum of the current or the resulting configuration; a majority of the
 //!                     resulting voters has responded after the change was decided on.
@@ -27,7 +27,7 @@ mod plans;
 mod queues;
 mod quorum;
 mod reachability;
-mod requests;
+mod role_requests;
 mod serving;
 mod values;
 
@@ -52,8 +52,8 @@ use self::plans::Plans;
 pub use self::queues::{Pending, Queues};
 use self::quorum::Electorate;
 use self::reachability::{Reachability, Required};
-use self::requests::Requests;
-pub use self::requests::{DesiredChange, PendingChange};
+use self::role_requests::RoleRequests;
+pub use self::role_requests::{RequestedChange, RoleRequest};
 pub use self::values::*;
 
 /// Decides which node holds which role. Works only on values.
@@ -61,14 +61,14 @@ pub use self::values::*;
 pub struct RoleManager {
     me: NodeId,
     config: Config,
-    kept: Checkpoint,
+    checkpoint: Checkpoint,
     seen: Arc<Replica>,
     seen_at: Now,
-    /// It has taken over in `kept.term`.
+    /// It has taken over in `checkpoint.term`.
     started: bool,
     /// No request is refused for quorum before this: a young leader lacks acknowledgements.
     fresh_until: Option<Moment>,
-    requests: Requests,
+    role_requests: RoleRequests,
     membership_requests: MembershipRequests,
     reachability: Reachability,
     plans: Plans,
@@ -82,12 +82,12 @@ impl RoleManager {
         Self {
             me,
             config,
-            kept: before.unwrap_or_default(),
+            checkpoint: before.unwrap_or_default(),
             seen: Arc::default(),
             seen_at: Now::default(),
             started: false,
             fresh_until: None,
-            requests: Requests::default(),
+            role_requests: RoleRequests::default(),
             membership_requests: MembershipRequests::default(),
             reachability: Reachability::default(),
             plans: Plans::default(),
@@ -99,7 +99,7 @@ impl RoleManager {
     /// Handles one input. The effects are applied after [`RoleManager::checkpoint`] has been kept.
     pub fn step(&mut self, now: Now, input: Input, out: &mut Vec<Effect>) {
         match input {
-            Input::PendingChange(pending_change) => self.requests.park(now.at, pending_change),
+            Input::RoleRequested(role_request) => self.role_requests.keep_undecided(now.at, role_request),
             Input::MembershipRequested { ask, node, request } => {
                 if let Some(older) = self.membership_requests.open(now.at, ask, node, request) {
                     let (reason, again) = (WaitReason::WaitingForJoin, self.config.ask_again);
@@ -123,34 +123,37 @@ impl RoleManager {
 
     /// The state from which the next incarnation starts.
     pub fn checkpoint(&self) -> Checkpoint {
-        self.kept.clone()
+        self.checkpoint.clone()
     }
 
     pub fn queues(&self) -> &Queues {
-        &self.kept.queues
+        &self.checkpoint.queues
     }
 
     pub fn outbox(&self) -> &Outbox {
-        &self.kept.outbox
+        &self.checkpoint.outbox
     }
 
     /// What is pending and why, for all other readers.
     pub fn view(&self) -> RoleView {
-        self.kept.queues.view(&self.seen.tables, &self.kept.settled)
+        self.checkpoint.queues.view(&self.seen.tables, &self.checkpoint.settled)
     }
 
-    /// The only place that starts steps.
+    /// The only place that starts steps. Steps that the observed state contains end first, because everything below decides by the facts.
+    /// Requests come before plans: one that is written now keeps its node from getting another step, and what nodes ask or report
+    /// (lost data, a failure) is a fact for their plans. `explain` comes when no step is started any more, and the requests that are
+    /// answered after it get its reasons.
     fn advance(&mut self, now: Now, out: &mut Vec<Effect>) {
         self.end_observed_steps(now, out);
         if !self.started || !self.leads() {
-            self.requests.reject(out);
+            self.role_requests.reject(out);
             self.membership_requests.reject(out);
             self.reachability = Reachability::default();
             return;
         }
         self.backoff.expire(now.at);
         self.decide_requests(now, out);
-        self.requests.answer_removals(&self.seen.tables, out);
+        self.role_requests.answer_removals(&self.seen.tables, out);
         self.take_reports(out);
         self.serve_open_requests(now, out);
         self.replan(now);
@@ -180,7 +183,7 @@ impl RoleManager {
             return;
         }
         let term = self.seen.raft.term;
-        if !self.started || self.kept.term != term {
+        if !self.started || self.checkpoint.term != term {
             self.take_over(now, term, out);
         } else {
             for node in observe::changed_nodes(&old.tables, &self.seen.tables) {
@@ -189,46 +192,46 @@ impl RoleManager {
             }
         }
         let seen = Arc::clone(&self.seen);
-        self.kept.observations.refresh(&seen, now);
-        self.kept.observations.nodes().for_each(|node| self.plans.mark(node));
+        self.checkpoint.observations.refresh(&seen, now);
+        self.checkpoint.observations.nodes().for_each(|node| self.plans.mark(node));
     }
 
     /// Takes one consistent view. Steps of this term continue; those of older terms are applied or lost, because a leader
     /// that decides has applied an entry of its own term.
     fn take_over(&mut self, now: Now, term: Term, out: &mut Vec<Effect>) {
-        if self.kept.term != term {
+        if self.checkpoint.term != term {
             // Step numbers continue: the result of an earlier term's step must not end a step of this one.
-            let (queues, steps) = (std::mem::take(&mut self.kept.queues), self.kept.steps);
-            self.kept = Checkpoint { term, queues, steps, ..Checkpoint::default() };
+            let (queues, steps) = (std::mem::take(&mut self.checkpoint.queues), self.checkpoint.steps);
+            self.checkpoint = Checkpoint { term, queues, steps, ..Checkpoint::default() };
         }
-        self.kept.outbox.repeat(now.at, out);
+        self.checkpoint.outbox.repeat(now.at, out);
         self.started = true;
         self.backoff.release_all();
         self.reachability = Reachability::default();
         self.fresh_until = Some(now.at + self.config.election_timeout);
         let tables = &self.seen.tables;
         let everybody = tables.nodes.keys().copied().chain(tables.members.values().map(|m| m.node));
-        self.plans.start_over(everybody.chain(self.kept.queues.iter().map(|(n, _)| n)).collect());
+        self.plans.start_over(everybody.chain(self.checkpoint.queues.iter().map(|(n, _)| n)).collect());
     }
 
     // ---- plans ----------------------------------------------------------------------------------------------------
 
     fn replan(&mut self, now: Now) {
-        let (kept, tables) = (&mut self.kept, &self.seen.tables);
+        let (checkpoint, tables) = (&mut self.checkpoint, &self.seen.tables);
         let scene = Scene { tables, commit: self.seen.raft.commit.0, config: &self.config, now };
-        self.plans.renew(&scene, &kept.observations, |node| {
-            if let Some(settled) = kept.queues.remove_node(node) {
+        self.plans.renew(&scene, &checkpoint.observations, |node| {
+            if let Some(settled) = checkpoint.queues.remove_node(node) {
                 // Below zero if the clock was set back.
                 let took = u64::try_from(now.wall.0.saturating_sub(settled.began.0)).unwrap_or(0);
-                kept.settled.entry(settled.wants).or_default().add(took);
+                checkpoint.settled.entry(settled.wants).or_default().add(took);
             }
         });
     }
 
     fn write(&mut self, now: Now, out: &mut Vec<Effect>) {
-        let outbox = &self.kept.outbox;
+        let outbox = &self.checkpoint.outbox;
         let idle =
-            |node: &NodeId| !outbox.write_for(*node) && !outbox.request_for(*node) && !self.backoff.is_held(*node);
+            |node: &NodeId| !outbox.has_write(*node) && !outbox.has_role_request(*node) && !self.backoff.is_held(*node);
         let due: Vec<(NodeId, Next)> = (self.plans.iter())
             .filter(|(node, _)| idle(node))
             .filter_map(|(node, p)| p.next.clone().map(|next| (node, next)))
@@ -249,7 +252,7 @@ impl RoleManager {
 
     /// The id of the next step. It carries no `Guard::Request`: it differs from the ids of callers.
     fn next_request(&self, now: Now) -> RequestId {
-        let (term, step) = (u128::from(self.kept.term.0), u128::from(self.kept.steps + 1));
+        let (term, step) = (u128::from(self.checkpoint.term.0), u128::from(self.checkpoint.steps + 1));
         // The upper 80 bits are what an id uses of its entropy: 40 of each.
         RequestId::fresh(now.wall, term << 88 | (step & ((1 << 40) - 1)) << 48)
     }
@@ -261,15 +264,15 @@ impl RoleManager {
     }
 
     fn next_step(&mut self) -> StepId {
-        self.kept.steps += 1;
-        StepId(self.kept.steps)
+        self.checkpoint.steps += 1;
+        StepId(self.checkpoint.steps)
     }
 
     fn send(&mut self, now: Now, node: NodeId, sent: Sent, out: &mut Vec<Effect>) -> StepId {
         let step = self.next_step();
         let outgoing = Outgoing { node, sent, since: now, applied: None, again_at: None };
         out.push(outgoing.effect(step));
-        self.kept.outbox.put(step, outgoing);
+        self.checkpoint.outbox.put(step, outgoing);
         step
     }
 
@@ -286,16 +289,16 @@ impl RoleManager {
     /// Sets a wake-up at the next deadline. Without pending work no timer is set.
     fn arm(&mut self, now: Now, out: &mut Vec<Effect>) {
         let c = &self.config;
-        let retry_at = self.backoff.plan_retry(now, self.kept.queues.want_retry(), c.retry);
-        self.kept.queues.set_retry(retry_at);
-        let membership = self.kept.outbox.membership().map(|(_, o)| o);
+        let retry_at = self.backoff.plan_retry(now, self.checkpoint.queues.want_retry(), c.retry);
+        self.checkpoint.queues.set_retry(retry_at);
+        let membership = self.checkpoint.outbox.membership().map(|(_, o)| o);
         let slow = membership.map(|o| o.since.at + c.slow_change);
         let again = membership.and_then(|o| o.again_at);
-        let fresh = self.fresh_until.filter(|_| self.requests.has_parked() || !self.plans.is_empty());
-        let silences = (self.kept.observations.values())
+        let fresh = self.fresh_until.filter(|_| self.role_requests.has_undecided() || !self.plans.is_empty());
+        let silences = (self.checkpoint.observations.values())
             .filter_map(|n| n.learner.as_ref())
             .map(|l| l.last_ack + c.learner_silence);
-        let unasked_dials = self.kept.observations.values().filter_map(Observation::unasked_dial);
+        let unasked_dials = self.checkpoint.observations.values().filter_map(Observation::unasked_dial);
         let deadlines = (self.backoff.deadlines())
             .chain(unasked_dials)
             .chain(self.membership_requests.deadlines(c.membership_timeout))
@@ -312,12 +315,12 @@ impl RoleManager {
     }
 }
 
-fn refuse(pending_change: &PendingChange, error: ErrorBody) -> Effect {
+fn refuse(role_request: &RoleRequest, error: ErrorBody) -> Effect {
     Effect::Answer(
-        pending_change.ask,
-        match pending_change.change {
-            DesiredChange::Role(_) => Answer::Role(Err(error)),
-            DesiredChange::Remove { .. } => Answer::Removed(Err(error)),
+        role_request.ask,
+        match role_request.change {
+            RequestedChange::Role(_) => Answer::Role(Err(error)),
+            RequestedChange::Remove { .. } => Answer::Removed(Err(error)),
         },
     )
 }

@@ -14,7 +14,7 @@ pub(crate) fn view(core: &RoleManager, open_asks: usize) -> Value {
     let steps: Vec<Value> = (core.outbox().iter())
         .map(|(step, o)| {
             let what = match &o.sent {
-                Sent::DesiredChange { .. } => "desired_change",
+                Sent::RoleRequest { .. } => "role_request",
                 Sent::Write(_) => "write",
                 Sent::Membership(_) => "membership",
                 Sent::Transfer { .. } => "transfer",

@@ -6,7 +6,7 @@ use crate::wire::{ManagerReport, MembershipReply, MembershipRequest};
 
 /// A desired-state change that was written to the replicated state.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RequestAccepted {
+pub struct RoleRequestAccepted {
     /// False: the node had that desired role already.
     pub changed: bool,
 }
@@ -23,7 +23,7 @@ pub enum RoleManagerMsg {
         role: Role,
         by: Principal,
         request: RequestId,
-        reply: Reply<Result<RequestAccepted, ErrorBody>>,
+        reply: Reply<Result<RoleRequestAccepted, ErrorBody>>,
     },
     /// Asks that `node` be removed. Answered once it is no member, its record is deleted and its id is blocked, or
     /// refused. Lost: ask again with the same request id; an accepted removal proceeds without its caller. Repeated:

@@ -10,7 +10,7 @@ use muster_messages::{
     Role, request_digest,
 };
 use muster_raft_member::core::Input;
-use muster_role_manager::core::{self as roles, DesiredChange, PendingChange};
+use muster_role_manager::core::{self as roles, RequestedChange, RoleRequest};
 
 use crate::adversaries::Adversaries;
 use crate::checks::{READ_1, WRITE_1, violation};
@@ -62,7 +62,7 @@ pub struct Writer {
 #[derive(Clone, Debug)]
 pub struct Op {
     pub node: NodeId,
-    pub change: DesiredChange,
+    pub change: RequestedChange,
     pub request: RequestId,
     pub attempt: u32,
     /// `Ok(true)`: it changed the state.
@@ -75,7 +75,7 @@ pub struct ChangeAttempt {
     pub op: OpNumber,
     pub attempt: u32,
     pub node: NodeId,
-    pub change: DesiredChange,
+    pub change: RequestedChange,
     pub request: RequestId,
 }
 
@@ -95,7 +95,7 @@ const LATE_RETRIES_PER_1000: u32 = 150;
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(4);
 
 impl Clients {
-    pub fn op(&self, op: OpNumber) -> Option<(NodeId, DesiredChange, RequestId)> {
+    pub fn op(&self, op: OpNumber) -> Option<(NodeId, RequestedChange, RequestId)> {
         self.ops.get(&op).map(|o| (o.node, o.change, o.request))
     }
     pub fn open_ops(&self) -> impl Iterator<Item = (&OpNumber, &Op)> {
@@ -321,13 +321,13 @@ impl Clients {
     // ---- the operator ---------------------------------------------------------------------------------------------
 
     /// Requests a role or a removal; the returned number identifies its answer.
-    pub fn change(&mut self, world: &mut World, node: NodeId, change: DesiredChange) -> OpNumber {
+    pub fn change(&mut self, world: &mut World, node: NodeId, change: RequestedChange) -> OpNumber {
         let op = self.record_change(world, node, change);
         self.send_change(world, op);
         op
     }
 
-    pub(crate) fn record_change(&mut self, world: &mut World, node: NodeId, change: DesiredChange) -> OpNumber {
+    pub(crate) fn record_change(&mut self, world: &mut World, node: NodeId, change: RequestedChange) -> OpNumber {
         self.next_op += 1;
         let op = OpNumber(self.next_op);
         let request = world.request();
@@ -367,8 +367,8 @@ impl Clients {
                 roles
                     .asks
                     .insert(ask, RoleAsker::Operator(ChangeAttempt { op: number, attempt, node, change, request }));
-                let requested = PendingChange { ask, node, change, by: Principal::Operator, request };
-                Roles::step(world, idx, roles::Input::PendingChange(requested));
+                let requested = RoleRequest { ask, node, change, by: Principal::Operator, request };
+                Roles::step(world, idx, roles::Input::RoleRequested(requested));
             }
             None => {
                 let result = Err(ErrorBody::new(ErrorCode::Unreachable, "this manager does not lead"));
@@ -399,7 +399,7 @@ impl Clients {
             return world.time.after(pause, Event::RetryChange(number));
         }
         match &result {
-            Ok(true) if matches!(op.change, DesiredChange::Remove { .. }) => world.totals.count("removals done"),
+            Ok(true) if matches!(op.change, RequestedChange::Remove { .. }) => world.totals.count("removals done"),
             Ok(true) => world.totals.count("role changes accepted"),
             Ok(false) => world.totals.count("role changes without effect"),
             Err(_) => world.totals.count("requests refused"),
@@ -432,20 +432,20 @@ impl Clients {
         match world.rng.below(12) {
             0..=3 if !many => {
                 let _asked =
-                    world.rng.pick(&workers).map(|n| self.change(world, n, DesiredChange::Role(Role::Manager)));
+                    world.rng.pick(&workers).map(|n| self.change(world, n, RequestedChange::Role(Role::Manager)));
             }
             4..=7 if !few || world.rng.chance(200) => {
                 let _asked =
-                    world.rng.pick(&managers).map(|n| self.change(world, n, DesiredChange::Role(Role::Worker)));
+                    world.rng.pick(&managers).map(|n| self.change(world, n, RequestedChange::Role(Role::Worker)));
             }
             8 => self.flip(world, &managers, &workers),
             9 if tables.nodes.len() > 5 => {
                 let node = world.rng.pick(&workers).filter(|n| Some(*n) != ledger);
-                let _asked = node.map(|n| self.change(world, n, DesiredChange::Remove { force: true }));
+                let _asked = node.map(|n| self.change(world, n, RequestedChange::Remove { force: true }));
             }
             10 if tables.nodes.len() > 5 => {
                 let _asked =
-                    world.rng.pick(&down).map(|n| self.change(world, n, DesiredChange::Remove { force: true }));
+                    world.rng.pick(&down).map(|n| self.change(world, n, RequestedChange::Remove { force: true }));
             }
             _ if world.machines.iter().filter(|m| m.agent.ended.is_none()).count() < 7 => {
                 let role = if world.rng.chance(500) { Role::Manager } else { Role::Worker };
@@ -462,8 +462,8 @@ impl Clients {
             if demote { (managers, Role::Worker, Role::Manager) } else { (workers, Role::Manager, Role::Worker) };
         let Some(node) = world.rng.pick(from) else { return };
         world.totals.count("flips");
-        let _first = self.change(world, node, DesiredChange::Role(first));
+        let _first = self.change(world, node, RequestedChange::Role(first));
         let later = world.rng.micros(0, 120_000);
-        world.time.after(later, Event::DesiredChange(node, second));
+        world.time.after(later, Event::RequestedChange(node, second));
     }
 }

@@ -206,7 +206,7 @@ pub enum Event {
         result: Result<bool, ErrorBody>,
     },
     RetryChange(OpNumber),
-    DesiredChange(NodeId, Role),
+    RequestedChange(NodeId, Role),
     Dismiss(NodeId),
     DisconnectLeader,
 
@@ -360,7 +360,7 @@ impl Event {
             E::Fault
             | E::TimedFaultEnds(_)
             | E::RetryChange(_)
-            | E::DesiredChange(..)
+            | E::RequestedChange(..)
             | E::Dismiss(_)
             | E::DisconnectLeader => return None,
         };

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use muster_messages::protocol::{Applied, ProposeError};
 use muster_messages::{ErrorBody, MembershipChange, MembershipChangeKind, RaftId};
 use muster_raft_member::core::Input;
-use muster_role_manager::core::{self as roles, DesiredChange, Effect, Now, RoleManager, StepId, StepOutcome};
+use muster_role_manager::core::{self as roles, Effect, Now, RequestedChange, RoleManager, StepId, StepOutcome};
 
 use crate::checks::{INTENT_1, QUORUM_1, violation};
 use crate::clients::ChangeAttempt;
@@ -267,10 +267,10 @@ impl Roles {
             let remembered =
                 tables.outcome_of(&muster_messages::Principal::Operator, request).is_some_and(|o| o.refused.is_none());
             let (written, promise) = match change {
-                DesiredChange::Role(role) => (record.is_some_and(|r| r.desired_role == role), Promise::Desired(role)),
-                DesiredChange::Remove { .. } => (record.is_none(), Promise::Gone),
+                RequestedChange::Role(role) => (record.is_some_and(|r| r.desired_role == role), Promise::Desired(role)),
+                RequestedChange::Remove { .. } => (record.is_none(), Promise::Gone),
             };
-            let removed = matches!(change, DesiredChange::Remove { .. });
+            let removed = matches!(change, RequestedChange::Remove { .. });
             if !written && (removed || !remembered) {
                 let detail =
                     format!("{change:?} of {} was accepted and is not in the leader's state", world.name(node));

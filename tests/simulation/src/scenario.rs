@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use muster_messages::{ErrorBody, Liveness, Membership, NodeId, Role};
-use muster_role_manager::core::DesiredChange;
+use muster_role_manager::core::RequestedChange;
 
 use crate::clients::{Clients, OpNumber};
 use crate::events::Event;
@@ -85,15 +85,15 @@ impl Simulation {
     // ---- actions --------------------------------------------------------------------------------------------------
 
     pub fn promote(&mut self, name: &str) -> OpNumber {
-        self.change(name, DesiredChange::Role(Role::Manager))
+        self.change(name, RequestedChange::Role(Role::Manager))
     }
     pub fn demote(&mut self, name: &str) -> OpNumber {
-        self.change(name, DesiredChange::Role(Role::Worker))
+        self.change(name, RequestedChange::Role(Role::Worker))
     }
     pub fn remove(&mut self, name: &str, force: bool) -> OpNumber {
-        self.change(name, DesiredChange::Remove { force })
+        self.change(name, RequestedChange::Remove { force })
     }
-    fn change(&mut self, name: &str, change: DesiredChange) -> OpNumber {
+    fn change(&mut self, name: &str, change: RequestedChange) -> OpNumber {
         let node = self.id(name);
         self.clients.change(&mut self.world, node, change)
     }
@@ -101,7 +101,7 @@ impl Simulation {
     pub fn change_at(&mut self, machine: &str, name: &str, role: Role) -> OpNumber {
         let idx = self.idx(machine);
         let node = self.id(name);
-        let op = self.clients.record_change(&mut self.world, node, DesiredChange::Role(role));
+        let op = self.clients.record_change(&mut self.world, node, RequestedChange::Role(role));
         self.world.time.after(Duration::from_millis(1), Event::ChangeArrives { idx, op, attempt: 0 });
         Clients::schedule_timeout(&mut self.world, op, 0);
         op

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use muster_messages::Moment;
 use muster_raft_member::core::Input;
-use muster_role_manager::core::DesiredChange;
+use muster_role_manager::core::RequestedChange;
 use muster_store::Limits;
 
 use crate::adversaries::Adversaries;
@@ -161,15 +161,15 @@ impl Simulation {
             E::ChangeArrives { idx, op, attempt } => self.clients.change_arrives(world, idx, op, attempt),
             E::ChangeAnswered { op, attempt, result } => self.clients.change_answered(world, op, attempt, result),
             E::RetryChange(op) => self.clients.retry_change(world, op),
-            E::DesiredChange(node, role) => {
-                let _then = self.clients.change(world, node, DesiredChange::Role(role));
+            E::RequestedChange(node, role) => {
+                let _then = self.clients.change(world, node, RequestedChange::Role(role));
             }
             E::Register(client) => self.registers.step(world, client),
             E::RegisterAsks { idx, pending } => Registers::arrive(world, idx, pending),
             E::RegisterReply { pending, reply } => self.registers.reply(world, &pending, reply),
             E::Dismiss(node) => {
                 if !world.resting && world.checks.newest().is_some_and(|t| t.nodes.contains_key(&node)) {
-                    let _then = self.clients.change(world, node, DesiredChange::Remove { force: true });
+                    let _then = self.clients.change(world, node, RequestedChange::Remove { force: true });
                 }
             }
             E::Candidate { candidate, life } => self.candidates.step(world, candidate, life),

@@ -14,16 +14,16 @@ use super::Now;
 use super::plan::Wait;
 
 #[derive(Clone, Debug)]
-struct Held {
+struct Hold {
     until: Moment,
     wait: Option<Wait>,
 }
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Backoff {
-    held: BTreeMap<NodeId, Held>,
+    holds: BTreeMap<NodeId, Hold>,
     /// Nodes whose last write was applied and changed nothing.
-    fruitless: BTreeSet<NodeId>,
+    unchanged_writes: BTreeSet<NodeId>,
     /// When everything that waits is retried.
     retry: Option<Now>,
 }
@@ -31,30 +31,30 @@ pub(crate) struct Backoff {
 impl Backoff {
     /// `wait`: what the node shows meanwhile, if that is not what its plan says.
     pub fn hold(&mut self, node: NodeId, until: Moment, wait: Option<Wait>) {
-        self.held.insert(node, Held { until, wait });
+        self.holds.insert(node, Hold { until, wait });
     }
     /// A write was applied. One that did not change its node would be planned again at once, endlessly. The first one may repeat a
     /// write applied before a crash, so it has no delay.
     pub fn wrote(&mut self, node: NodeId, changed: bool, until: Moment) {
         if changed {
-            self.fruitless.remove(&node);
-        } else if !self.fruitless.insert(node) {
+            self.unchanged_writes.remove(&node);
+        } else if !self.unchanged_writes.insert(node) {
             self.hold(node, until, None);
         }
     }
     /// The facts of the node changed.
     pub fn release(&mut self, node: NodeId) {
-        self.held.remove(&node);
+        self.holds.remove(&node);
     }
     /// The facts of all nodes are read again.
     pub fn release_all(&mut self) {
-        self.held.clear();
+        self.holds.clear();
     }
     pub fn expire(&mut self, now: Moment) {
         if self.retry.take_if(|retry| retry.at <= now).is_some() {
-            self.held.clear();
+            self.holds.clear();
         }
-        self.held.retain(|_, held| now < held.until);
+        self.holds.retain(|_, hold| now < hold.until);
     }
     /// Sets the next retry, if there is anything that a retry can help. Returns when it is.
     pub fn plan_retry(&mut self, now: Now, wanted: bool, after: Duration) -> Option<WallTime> {
@@ -63,13 +63,13 @@ impl Backoff {
     }
 
     pub fn is_held(&self, node: NodeId) -> bool {
-        self.held.contains_key(&node)
+        self.holds.contains_key(&node)
     }
     pub fn wait(&self, node: NodeId) -> Option<&Wait> {
-        self.held.get(&node)?.wait.as_ref()
+        self.holds.get(&node)?.wait.as_ref()
     }
     pub fn deadlines(&self) -> impl Iterator<Item = Moment> {
-        self.held.values().map(|held| held.until).chain(self.retry.map(|retry| retry.at))
+        self.holds.values().map(|hold| hold.until).chain(self.retry.map(|retry| retry.at))
     }
 }
 

@@ -17,16 +17,16 @@ impl RoleManager {
     pub(super) fn change_membership(&mut self, now: Now, out: &mut Vec<Effect>) {
         self.queue_up();
         if !matches!(self.plans.membership_change(self.me), Some(MembershipChangeKind::Remove { .. })) {
-            self.kept.slot.forget_transfers();
+            self.checkpoint.slot.forget_transfers();
         }
         self.decide_again(now);
-        if self.kept.outbox.membership().is_some() {
+        if self.checkpoint.outbox.membership().is_some() {
             return;
         }
         let electorate = self.electorate(now);
         let mut due = None;
-        for node in self.kept.slot.waiting().collect::<Vec<_>>() {
-            match self.gate(node, &electorate) {
+        for node in self.checkpoint.slot.waiting().collect::<Vec<_>>() {
+            match self.quorum_check(node, &electorate) {
                 QuorumCheck::Open => {
                     due = Some(node);
                     break;
@@ -43,11 +43,11 @@ impl RoleManager {
         }
         let Some(node) = due else { return };
         let Some(kind) = self.plans.membership_change(node).cloned() else { return };
-        self.kept.slot.remove(node);
+        self.checkpoint.slot.remove(node);
         let own = self.seen.raft.raft_id == Some(plan::member_id_in(&kind));
         // A node whose demotion or removal is still being written would have to hand leadership on at once.
-        let leaving: BTreeSet<NodeId> = self.kept.outbox.leaving().collect();
-        let may_lead = |n: &NodeId| self.kept.slot.may_lead(*n) && !leaving.contains(n);
+        let leaving: BTreeSet<NodeId> = self.checkpoint.outbox.leaving().collect();
+        let may_lead = |n: &NodeId| self.checkpoint.slot.may_lead(*n) && !leaving.contains(n);
         let transfer_target = (own && matches!(kind, MembershipChangeKind::Remove { .. }))
             .then(|| electorate.transfer_targets(self.me).into_iter().find(may_lead))
             .flatten();
@@ -56,33 +56,33 @@ impl RoleManager {
             Some(to) => Sent::Transfer { to },
             None => Sent::Membership(MembershipChange { at: now.wall, by: self.on_behalf_of(node), kind }),
         };
-        debug_assert!(self.kept.outbox.membership().is_none(), "ROLE-2");
+        debug_assert!(self.checkpoint.outbox.membership().is_none(), "ROLE-2");
         self.send(now, node, sent, out);
     }
 
     /// A change rejected because another was in flight goes first, if it is still needed. It is decided on again: the voters
     /// may have changed.
     fn decide_again(&mut self, now: Now) {
-        let Some((step, outgoing)) = self.kept.outbox.membership() else { return };
+        let Some((step, outgoing)) = self.checkpoint.outbox.membership() else { return };
         let (Some(again_at), Sent::Membership(change)) = (outgoing.again_at, &outgoing.sent) else { return };
         let node = outgoing.node;
         if self.plans.membership_change(node) != Some(&change.kind) {
-            self.kept.outbox.remove(step);
+            self.checkpoint.outbox.remove(step);
         } else if again_at <= now.at {
-            self.kept.outbox.remove(step);
-            self.kept.slot.put_first(node);
+            self.checkpoint.outbox.remove(step);
+            self.checkpoint.slot.put_first(node);
         }
     }
 
     fn queue_up(&mut self) {
-        let idle = |node: &NodeId| !self.backoff.is_held(*node) && !self.kept.outbox.request_for(*node);
+        let idle = |node: &NodeId| !self.backoff.is_held(*node) && !self.checkpoint.outbox.has_role_request(*node);
         let wanting: BTreeSet<NodeId> = self.plans.membership_changes().filter(idle).collect();
-        let in_flight = self.kept.outbox.membership().map(|(_, o)| o.node);
-        self.kept.slot.queue_up(&wanting, in_flight);
+        let in_flight = self.checkpoint.outbox.membership().map(|(_, o)| o.node);
+        self.checkpoint.slot.queue_up(&wanting, in_flight);
     }
 
     /// ROLE-3, judged on present knowledge, just before the change.
-    fn gate(&self, node: NodeId, electorate: &Electorate) -> QuorumCheck {
+    fn quorum_check(&self, node: NodeId, electorate: &Electorate) -> QuorumCheck {
         let Some(kind) = self.plans.membership_change(node) else { return QuorumCheck::Open };
         let name = queues::name_of(&self.seen.tables, node);
         match kind {
@@ -112,12 +112,12 @@ impl RoleManager {
         let electorate = self.electorate(now);
         for (node, plan) in self.plans.iter() {
             let wait = self.wait_of(node, plan, &electorate, now);
-            let since = if self.kept.queues.get(node).is_none() {
+            let since = if self.checkpoint.queues.get(node).is_none() {
                 plan::since(&self.seen.tables, node, plan).min(now.wall)
             } else {
                 now.wall
             };
-            self.kept.queues.put(node, plan.wants, wait, plan.holds, (since, now.wall));
+            self.checkpoint.queues.put(node, plan.wants, wait, plan.holds, (since, now.wall));
         }
     }
 
@@ -126,12 +126,12 @@ impl RoleManager {
         if !matches!(plan.next, Some(Next::Membership(_))) {
             return held.unwrap_or_else(|| plan.wait.clone());
         }
-        let in_flight = self.kept.outbox.membership().map(|(_, o)| o);
+        let in_flight = self.checkpoint.outbox.membership().map(|(_, o)| o);
         if let Some(own) = in_flight.filter(|o| o.node == node) {
             return self.progress_of(own, &plan.wait, now);
         }
         let other = in_flight.map(|o| o.node).or(self.reachability.change()).filter(|other| *other != node);
-        match (self.gate(node, electorate), other) {
+        match (self.quorum_check(node, electorate), other) {
             (QuorumCheck::Closed(obstacle), _) => Wait::new(obstacle.reason, obstacle.message),
             (_, _) if held.is_some() => held.unwrap_or_else(|| plan.wait.clone()),
             (_, Some(other)) => {

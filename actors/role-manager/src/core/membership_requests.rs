@@ -52,8 +52,8 @@ pub(crate) struct MembershipRequests {
 impl MembershipRequests {
     /// Returns the older request that this one replaces.
     pub fn open(&mut self, now: Moment, ask: AskId, node: NodeId, request: MembershipRequest) -> Option<AskId> {
-        let open_request = OpenRequest { ask, request, since: now, eligible: false };
-        self.open.insert(node, open_request).map(|older| older.ask)
+        let membership_request = OpenRequest { ask, request, since: now, eligible: false };
+        self.open.insert(node, membership_request).map(|older| older.ask)
     }
     pub fn get(&self, node: NodeId) -> Option<&OpenRequest> {
         self.open.get(&node)
@@ -63,7 +63,7 @@ impl MembershipRequests {
         self.open.keys().copied()
     }
     pub fn found_eligible(&mut self, node: NodeId) {
-        self.open.entry(node).and_modify(|open_request| open_request.eligible = true);
+        self.open.entry(node).and_modify(|membership_request| membership_request.eligible = true);
     }
     /// It is answered.
     pub fn close(&mut self, node: NodeId) -> Option<OpenRequest> {
@@ -74,7 +74,7 @@ impl MembershipRequests {
         self.open.iter().filter(|(_, k)| now.since(k.since) >= limit).map(|(node, _)| *node).collect()
     }
     pub fn deadlines(&self, limit: Duration) -> impl Iterator<Item = Moment> {
-        self.open.values().map(move |open_request| open_request.since + limit)
+        self.open.values().map(move |membership_request| membership_request.since + limit)
     }
 
     pub fn is_probing(&self, node: NodeId, addr: &str) -> bool {
@@ -100,8 +100,8 @@ impl MembershipRequests {
     pub fn reject(&mut self, out: &mut Vec<Effect>) {
         let reports = self.reports.drain(..);
         out.extend(reports.map(|(ask, ..)| Effect::Answer(ask, Answer::Reported(Err(not_leading())))));
-        for open_request in std::mem::take(&mut self.open).into_values() {
-            out.push(Effect::Answer(open_request.ask, Answer::Membership(Err(not_leading()))));
+        for membership_request in std::mem::take(&mut self.open).into_values() {
+            out.push(Effect::Answer(membership_request.ask, Answer::Membership(Err(not_leading()))));
         }
     }
 }
@@ -123,7 +123,7 @@ pub(crate) enum RequestState {
 }
 
 /// Judges a request against this leader's applied state, never against the caller's certificate.
-pub(crate) fn judge(replica: &Replica, node: NodeId, request: &MembershipRequest) -> RequestState {
+pub(crate) fn decide(replica: &Replica, node: NodeId, request: &MembershipRequest) -> RequestState {
     let tables = &replica.tables;
     let unwanted = |message: String| RequestState::Answer(Box::new(Ok(MembershipReply::NotWanted { message })));
     if let Some(block) = tables.blocklist.get(&node) {

@@ -15,7 +15,7 @@ pub struct MembershipSlot {
     /// In order of arrival.
     waiting: VecDeque<NodeId>,
     /// Transfer targets that did not take leadership.
-    tried: BTreeSet<NodeId>,
+    failed_targets: BTreeSet<NodeId>,
 }
 
 impl MembershipSlot {
@@ -40,14 +40,14 @@ impl MembershipSlot {
     }
 
     pub(crate) fn transfer_failed(&mut self, to: NodeId) {
-        self.tried.insert(to);
+        self.failed_targets.insert(to);
     }
     pub(crate) fn may_lead(&self, node: NodeId) -> bool {
-        !self.tried.contains(&node)
+        !self.failed_targets.contains(&node)
     }
     /// The leader does not leave, or not now: next time all are asked again.
     pub(crate) fn forget_transfers(&mut self) {
-        self.tried.clear();
+        self.failed_targets.clear();
     }
 }
 

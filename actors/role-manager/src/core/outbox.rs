@@ -24,7 +24,7 @@ pub struct Outgoing {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Sent {
     /// A caller's request.
-    DesiredChange { command: Box<Command>, leaves: bool },
+    RoleRequest { command: Box<Command>, leaves: bool },
     /// A command of the role manager's own.
     Write(Box<Command>),
     /// A change of the Raft configuration.
@@ -37,7 +37,7 @@ impl Outgoing {
     /// The effect that starts this step, or repeats it after a crash.
     pub(crate) fn effect(&self, step: StepId) -> Effect {
         match &self.sent {
-            Sent::DesiredChange { command, .. } | Sent::Write(command) => {
+            Sent::RoleRequest { command, .. } | Sent::Write(command) => {
                 Effect::Propose { step, command: command.clone() }
             }
             Sent::Membership(change) => Effect::ProposeMembership { step, change: change.clone() },
@@ -90,14 +90,14 @@ impl Outbox {
     pub(crate) fn membership(&self) -> Option<(StepId, &Outgoing)> {
         self.0.iter().find(|(_, o)| o.is_membership()).map(|(s, o)| (*s, o))
     }
-    pub(crate) fn request_for(&self, node: NodeId) -> bool {
-        self.0.values().any(|o| o.node == node && matches!(o.sent, Sent::DesiredChange { .. }))
+    pub(crate) fn has_role_request(&self, node: NodeId) -> bool {
+        self.0.values().any(|o| o.node == node && matches!(o.sent, Sent::RoleRequest { .. }))
     }
-    pub(crate) fn write_for(&self, node: NodeId) -> bool {
+    pub(crate) fn has_write(&self, node: NodeId) -> bool {
         self.0.values().any(|o| o.node == node && matches!(o.sent, Sent::Write(_)))
     }
     /// Nodes that requests in flight demote or remove.
     pub(crate) fn leaving(&self) -> impl Iterator<Item = NodeId> {
-        (self.0.values()).filter(|o| matches!(o.sent, Sent::DesiredChange { leaves: true, .. })).map(|o| o.node)
+        (self.0.values()).filter(|o| matches!(o.sent, Sent::RoleRequest { leaves: true, .. })).map(|o| o.node)
     }
 }

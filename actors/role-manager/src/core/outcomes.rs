@@ -5,14 +5,14 @@ use muster_messages::{ErrorBody, ErrorCode, WaitReason};
 use super::membership_requests::Probe;
 use super::plan::Wait;
 use super::{
-    Answer, DesiredChange, Effect, Now, Outgoing, Proven, RoleManager, Sent, StepId, StepOutcome, UnaskedPhase,
+    Answer, Effect, Now, Outgoing, Proven, RequestedChange, RoleManager, Sent, StepId, StepOutcome, UnaskedPhase,
     membership_requests, not_leading, queues, refuse,
 };
 
 impl RoleManager {
     /// An applied step ends once the state that contains it is observed: until then the facts are older than the step.
     pub(super) fn end_observed_steps(&mut self, now: Now, out: &mut Vec<Effect>) {
-        for (step, outgoing) in self.kept.outbox.take_seen(self.seen.tables.revision) {
+        for (step, outgoing) in self.checkpoint.outbox.take_seen(self.seen.tables.revision) {
             let node = outgoing.node;
             self.plans.mark(node);
             if let (Sent::Write(_), Some(applied)) = (&outgoing.sent, outgoing.applied) {
@@ -20,17 +20,17 @@ impl RoleManager {
                 let changed = record.is_none_or(|record| record.revision >= applied);
                 self.backoff.wrote(node, changed, now.at + self.config.retry);
             }
-            let changed = matches!(&outgoing.sent, Sent::DesiredChange { command, .. } if !command.changes.is_empty());
-            let Some(pending_change) = self.requests.take_sent(step) else { continue };
-            match pending_change.change {
-                DesiredChange::Role(_) => out.push(Effect::Answer(pending_change.ask, Answer::Role(Ok(changed)))),
-                DesiredChange::Remove { .. } => self.requests.follow(&pending_change, &self.config, out),
+            let changed = matches!(&outgoing.sent, Sent::RoleRequest { command, .. } if !command.changes.is_empty());
+            let Some(role_request) = self.role_requests.take_sent(step) else { continue };
+            match role_request.change {
+                RequestedChange::Role(_) => out.push(Effect::Answer(role_request.ask, Answer::Role(Ok(changed)))),
+                RequestedChange::Remove { .. } => self.role_requests.follow(&role_request, &self.config, out),
             }
         }
     }
 
     pub(super) fn end_proposal(&mut self, now: Now, step: StepId, outcome: StepOutcome, out: &mut Vec<Effect>) {
-        let Some(outgoing) = self.kept.outbox.get_mut(step) else { return };
+        let Some(outgoing) = self.checkpoint.outbox.get_mut(step) else { return };
         match outcome {
             StepOutcome::Applied(at) => {
                 outgoing.applied = Some(at);
@@ -43,13 +43,13 @@ impl RoleManager {
             _ => {}
         }
         let node = outgoing.node;
-        let is_request = matches!(outgoing.sent, Sent::DesiredChange { .. });
+        let is_request = matches!(outgoing.sent, Sent::RoleRequest { .. });
         let is_membership_change = matches!(outgoing.sent, Sent::Membership(_));
-        self.kept.outbox.remove(step);
+        self.checkpoint.outbox.remove(step);
         if is_request {
-            if let Some(pending_change) = self.requests.take_sent(step) {
+            if let Some(role_request) = self.role_requests.take_sent(step) {
                 let error = self.proposal_error(&outcome);
-                out.push(refuse(&pending_change, error));
+                out.push(refuse(&role_request, error));
             }
             return;
         }
@@ -61,7 +61,7 @@ impl RoleManager {
             _ => None,
         };
         if is_membership_change && node == self.me {
-            self.kept.slot.forget_transfers();
+            self.checkpoint.slot.forget_transfers();
         }
         self.backoff.hold(node, now.at + self.config.retry, wait);
     }
@@ -69,11 +69,11 @@ impl RoleManager {
     pub(super) fn end_probe(&mut self, now: Now, step: StepId, result: Result<(), ErrorBody>, out: &mut Vec<Effect>) {
         let Some(Probe { node, addr, unasked }) = self.membership_requests.end_probe(step) else { return };
         let until = now.at + self.config.dial_back_counts;
-        let open_request = self.membership_requests.get(node).filter(|k| k.request.advertise == addr);
-        if unasked && (result.is_err() || open_request.is_none()) {
+        let membership_request = self.membership_requests.get(node).filter(|k| k.request.advertise == addr);
+        if unasked && (result.is_err() || membership_request.is_none()) {
             // A failure says nothing: the runtime may be starting. A success counts once the node has asked.
             let found = result.map(|()| UnaskedPhase::Found(Proven { addr, until }));
-            return self.kept.observations.edit(node, |observation| {
+            return self.checkpoint.observations.edit(node, |observation| {
                 if let (Some(unasked), Ok(found)) = (&mut observation.unasked, found) {
                     unasked.phase = found;
                 }
@@ -87,20 +87,20 @@ impl RoleManager {
                  dial it there (check its --advertise and its firewall)"
             )
         });
-        self.kept.observations.edit(node, |observation| {
+        self.checkpoint.observations.edit(node, |observation| {
             observation.proven = failure.is_none().then(|| Proven { addr: addr.clone(), until });
             observation.dial_back = failure.clone();
         });
-        let open_request = self.membership_requests.get(node).filter(|k| k.request.advertise == addr);
-        if let (Some(message), Some(open_request)) = (failure, open_request) {
+        let membership_request = self.membership_requests.get(node).filter(|k| k.request.advertise == addr);
+        if let (Some(message), Some(membership_request)) = (failure, membership_request) {
             let reply = membership_requests::wait(WaitReason::DialBackFailed, message, self.config.ask_again);
-            out.push(Effect::Answer(open_request.ask, Answer::Membership(Ok(reply))));
+            out.push(Effect::Answer(membership_request.ask, Answer::Membership(Ok(reply))));
             self.membership_requests.close(node);
         }
     }
 
     pub(super) fn end_transfer(&mut self, now: Now, step: StepId, taken: bool) {
-        let Some(Outgoing { sent: Sent::Transfer { to }, .. }) = self.kept.outbox.remove(step) else {
+        let Some(Outgoing { sent: Sent::Transfer { to }, .. }) = self.checkpoint.outbox.remove(step) else {
             return;
         };
         if taken {
@@ -108,7 +108,7 @@ impl RoleManager {
             let wait = Some(Wait::new(WaitReason::TransferringLeadership, message));
             self.backoff.hold(self.me, now.at + self.config.retry, wait);
         } else {
-            self.kept.slot.transfer_failed(to);
+            self.checkpoint.slot.transfer_failed(to);
         }
     }
 

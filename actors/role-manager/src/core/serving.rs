@@ -6,52 +6,52 @@ use muster_messages::wire::MembershipReply;
 use muster_messages::{ErrorBody, NodeId, Role, WaitReason};
 
 use super::membership_requests::{
-    MAX_FAILURE, Probe, RequestState, UNASKED_DIAL_DELAY, dialable, judge, too_old, wait,
+    MAX_FAILURE, Probe, RequestState, UNASKED_DIAL_DELAY, decide, dialable, too_old, wait,
 };
 use super::plan::Next;
 use super::quorum::Electorate;
-use super::requests::{AdmissionCheck, Decision};
-use super::{Answer, AskId, DesiredChange, Effect, Now, RoleManager, Sent, UnaskedDial, UnaskedPhase, refuse};
+use super::role_requests::{AdmissionCheck, Decision};
+use super::{Answer, AskId, Effect, Now, RequestedChange, RoleManager, Sent, UnaskedDial, UnaskedPhase, refuse};
 
 impl RoleManager {
     // ---- roles and removals ---------------------------------------------------------------------------------------
 
     pub(super) fn decide_requests(&mut self, now: Now, out: &mut Vec<Effect>) {
-        if !self.requests.has_parked() {
+        if !self.role_requests.has_undecided() {
             return;
         }
         let electorate = self.electorate(now);
         let mut behind = BTreeSet::new();
-        for (since, pending_change) in self.requests.take_parked() {
-            let node = pending_change.node;
-            if behind.contains(&node) || self.kept.outbox.request_for(node) {
+        for (since, role_request) in self.role_requests.take_undecided() {
+            let node = role_request.node;
+            if behind.contains(&node) || self.checkpoint.outbox.has_role_request(node) {
                 behind.insert(node);
-                self.requests.park(since, pending_change);
+                self.role_requests.keep_undecided(since, role_request);
                 continue;
             }
-            match self.admission_check(&electorate, now).judge(&pending_change, since) {
-                Decision::Done { changed } => out.push(match pending_change.change {
-                    DesiredChange::Role(_) => Effect::Answer(pending_change.ask, Answer::Role(Ok(changed))),
-                    DesiredChange::Remove { .. } => Effect::Answer(pending_change.ask, Answer::Removed(Ok(()))),
+            match self.admission_check(&electorate, now).decide(&role_request, since) {
+                Decision::Done { changed } => out.push(match role_request.change {
+                    RequestedChange::Role(_) => Effect::Answer(role_request.ask, Answer::Role(Ok(changed))),
+                    RequestedChange::Remove { .. } => Effect::Answer(role_request.ask, Answer::Removed(Ok(()))),
                 }),
-                Decision::Refused(error) => out.push(refuse(&pending_change, error)),
-                Decision::Follow => self.requests.follow(&pending_change, &self.config, out),
+                Decision::Refused(error) => out.push(refuse(&role_request, error)),
+                Decision::Follow => self.role_requests.follow(&role_request, &self.config, out),
                 Decision::Later => {
                     behind.insert(node);
-                    self.requests.park(since, pending_change);
+                    self.role_requests.keep_undecided(since, role_request);
                 }
                 Decision::CheckReachable(required) => {
                     behind.insert(node);
-                    self.requests.park(since, pending_change);
+                    self.role_requests.keep_undecided(since, role_request);
                     self.check_reachable(now, None, required, out);
                 }
                 Decision::Write { command, leaves } => {
-                    let step = self.send(now, node, Sent::DesiredChange { command, leaves }, out);
-                    if self.config.answers_before_written() && matches!(pending_change.change, DesiredChange::Role(_)) {
-                        out.push(Effect::Answer(pending_change.ask, Answer::Role(Ok(true))));
+                    let step = self.send(now, node, Sent::RoleRequest { command, leaves }, out);
+                    if self.config.answers_before_written() && matches!(role_request.change, RequestedChange::Role(_)) {
+                        out.push(Effect::Answer(role_request.ask, Answer::Role(Ok(true))));
                         continue;
                     }
-                    self.requests.sent(step, pending_change);
+                    self.role_requests.sent(step, role_request);
                 }
             }
         }
@@ -62,9 +62,9 @@ impl RoleManager {
         let going = |node: &NodeId| {
             (tables.nodes.get(node)).is_none_or(|r| r.desired_role != Role::Manager || r.removing.is_some())
         };
-        let leaving = electorate.nodes().filter(going).chain(self.kept.outbox.leaving()).collect();
-        let proven =
-            (self.kept.observations.nodes()).filter(|n| self.kept.observations.of(*n).proven_at(now.at).is_some());
+        let leaving = electorate.nodes().filter(going).chain(self.checkpoint.outbox.leaving()).collect();
+        let proven = (self.checkpoint.observations.nodes())
+            .filter(|n| self.checkpoint.observations.of(*n).proven_at(now.at).is_some());
         let joining = proven.chain(self.membership_requests.nodes()).collect();
         AdmissionCheck { tables, electorate, leaving, joining, now }
     }
@@ -74,10 +74,10 @@ impl RoleManager {
     pub(super) fn serve_open_requests(&mut self, now: Now, out: &mut Vec<Effect>) {
         let nodes: Vec<NodeId> = self.membership_requests.nodes().collect();
         for node in nodes {
-            let Some(open_request) = self.membership_requests.get(node) else { continue };
+            let Some(membership_request) = self.membership_requests.get(node) else { continue };
             let (ask, addr, eligible) =
-                (open_request.ask, open_request.request.advertise.clone(), open_request.eligible);
-            let request_state = judge(&self.seen, node, &open_request.request);
+                (membership_request.ask, membership_request.request.advertise.clone(), membership_request.eligible);
+            let request_state = decide(&self.seen, node, &membership_request.request);
             let too_old = match &request_state {
                 RequestState::TooOld(error) => Some(error.message.clone()),
                 _ => None,
@@ -93,7 +93,7 @@ impl RoleManager {
                     self.answer_request(node, ask, Ok(MembershipReply::IsMember { raft_id }), out);
                 }
                 RequestState::Lost(raft_id, loss) => {
-                    self.kept.observations.edit(node, |observation| observation.lost = Some((raft_id, loss)));
+                    self.checkpoint.observations.edit(node, |observation| observation.lost = Some((raft_id, loss)));
                     self.plans.mark(node);
                 }
                 RequestState::Eligible => {
@@ -124,9 +124,9 @@ impl RoleManager {
 
     /// What the newest request or report of a node says of its manager runtime.
     fn note_runtime(&mut self, node: NodeId, too_old: Option<String>, failure: Option<String>) {
-        let before = self.kept.observations.of(node);
+        let before = self.checkpoint.observations.of(node);
         if (&before.too_old, &before.failure) != (&too_old, &failure) {
-            self.kept
+            self.checkpoint
                 .observations
                 .edit(node, |observation| (observation.too_old, observation.failure) = (too_old, failure));
             self.plans.mark(node);
@@ -146,12 +146,12 @@ impl RoleManager {
 
     /// No node becomes a voter unless it is reachable at its advertised address.
     fn dial_back(&mut self, now: Now, node: NodeId, addr: String, out: &mut Vec<Effect>) {
-        let observation = self.kept.observations.of(node);
+        let observation = self.checkpoint.observations.of(node);
         if observation.proven_at(now.at).is_some_and(|proven| proven.addr == addr) {
             return;
         }
         if let Some(found) = observation.found_unasked(now.at, &addr) {
-            self.kept.observations.edit(node, |observation| observation.proven = Some(found.clone()));
+            self.checkpoint.observations.edit(node, |observation| observation.proven = Some(found.clone()));
             return self.plans.mark(node);
         }
         if !self.membership_requests.is_probing(node, &addr) {
@@ -169,7 +169,7 @@ impl RoleManager {
             })
             .collect();
         for (node, addr, serial) in due {
-            let known = self.kept.observations.of(node).unasked.filter(|unasked| unasked.serial == serial);
+            let known = self.checkpoint.observations.of(node).unasked.filter(|unasked| unasked.serial == serial);
             let due = UnaskedPhase::Due(now.at + UNASKED_DIAL_DELAY);
             let mut unasked = known.unwrap_or(UnaskedDial { serial, phase: due });
             let asked = self.membership_requests.get(node).is_some();
@@ -180,7 +180,7 @@ impl RoleManager {
                 let step = self.next_step();
                 out.push(self.membership_requests.begin_probe(step, Probe { node, addr, unasked: true }));
             }
-            self.kept.observations.edit(node, |observation| observation.unasked = Some(unasked));
+            self.checkpoint.observations.edit(node, |observation| observation.unasked = Some(unasked));
         }
     }
 
@@ -188,19 +188,19 @@ impl RoleManager {
     /// position meanwhile.
     pub(super) fn answer_waiting_requests(&mut self, now: Now, out: &mut Vec<Effect>) {
         for node in self.membership_requests.overdue(now.at, self.config.membership_timeout) {
-            let Some(open_request) = self.membership_requests.close(node) else { continue };
-            let reply = match judge(&self.seen, node, &open_request.request) {
+            let Some(membership_request) = self.membership_requests.close(node) else { continue };
+            let reply = match decide(&self.seen, node, &membership_request.request) {
                 // It is a member and has its data. Keeping it out until others know its new address could exclude the
                 // very vote needed to publish that address.
                 RequestState::Moved(raft_id) => MembershipReply::IsMember { raft_id },
-                _ => match self.kept.queues.get(node) {
+                _ => match self.checkpoint.queues.get(node) {
                     Some(p) => wait(p.reason, p.message.clone(), self.config.ask_again),
                     None => {
                         wait(WaitReason::WaitingForJoin, "its address is being dialled back", self.config.ask_again)
                     }
                 },
             };
-            out.push(Effect::Answer(open_request.ask, Answer::Membership(Ok(reply))));
+            out.push(Effect::Answer(membership_request.ask, Answer::Membership(Ok(reply))));
         }
     }
 }

@@ -12,7 +12,7 @@ use muster_messages::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::{MembershipSlot, Observations, Outbox, PendingChange, Queues};
+use super::{MembershipSlot, Observations, Outbox, Queues, RoleRequest};
 
 /// Both clocks at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,7 +39,7 @@ impl std::fmt::Display for StepId {
 #[derive(Clone, Debug)]
 pub enum Input {
     /// A caller requests a role for a node, or its removal.
-    PendingChange(PendingChange),
+    RoleRequested(RoleRequest),
     /// A manager runtime asks for membership.
     MembershipRequested {
         ask: AskId,

@@ -66,7 +66,7 @@ fn request_survives_a_crash_before_its_effects() {
     assert!(world.lost_asks.contains(&ask), "its caller sees a closed port");
     assert!(world.is_manager(4));
     let again =
-        world.request_again(4, muster_role_manager::core::DesiredChange::Role(Role::Manager), world.last_request());
+        world.request_again(4, muster_role_manager::core::RequestedChange::Role(Role::Manager), world.last_request());
     world.run_moment();
     assert_eq!(world.role_answer(again), Some(Ok(true)));
 }

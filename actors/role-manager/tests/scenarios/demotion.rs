@@ -305,9 +305,9 @@ fn demotion_retry_with_same_request_id_gets_first_outcome() {
     let mut world = World::new(3, 0);
     let ask = world.demote(3);
     let request = world.last_request();
-    let twin = world.request_again(3, muster_role_manager::core::DesiredChange::Role(Role::Worker), request);
+    let twin = world.request_again(3, muster_role_manager::core::RequestedChange::Role(Role::Worker), request);
     world.settle();
-    let late = world.request_again(3, muster_role_manager::core::DesiredChange::Role(Role::Worker), request);
+    let late = world.request_again(3, muster_role_manager::core::RequestedChange::Role(Role::Worker), request);
     world.run_moment();
     for ask in [ask, twin, late] {
         assert_eq!(world.role_answer(ask), Some(Ok(true)), "the first outcome");

@@ -2,7 +2,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 
 use muster_messages::*;
-use muster_role_manager::core::{Answer, AskId, DesiredChange, Effect, Input, PendingChange, RoleManager};
+use muster_role_manager::core::{Answer, AskId, Effect, Input, RequestedChange, RoleManager, RoleRequest};
 
 use crate::world::*;
 
@@ -257,14 +257,14 @@ fn judge(
     let replica = std::sync::Arc::new(Replica { tables: world.tables.clone(), raft });
     core.step(world.now, Input::Seen(replica.clone()), &mut effects);
     for (n, (node, role)) in (1..).zip(requests) {
-        let pending_change = PendingChange {
+        let role_request = RoleRequest {
             ask: AskId(n),
             node: id(*node),
-            change: DesiredChange::Role(*role),
+            change: RequestedChange::Role(*role),
             by: Principal::Operator,
             request: RequestId(u128::from(n)),
         };
-        core.step(world.now, Input::PendingChange(pending_change), &mut effects);
+        core.step(world.now, Input::RoleRequested(role_request), &mut effects);
     }
     let now = Now { at: world.now.at + later, wall: world.now.wall.plus(later) };
     core.step(now, Input::Seen(replica), &mut effects);
@@ -382,9 +382,9 @@ fn result_of_an_earlier_term_does_not_end_a_check() {
         let mut effects = Vec::new();
         core.step(world.now, Input::Seen(Arc::new(replica)), &mut effects);
         let (change, by, request) =
-            (DesiredChange::Role(Role::Worker), Principal::Operator, RequestId(u128::from(ask)));
-        let pending_change = PendingChange { ask: AskId(ask), node: id(3), change, by, request };
-        core.step(world.now, Input::PendingChange(pending_change), &mut effects);
+            (RequestedChange::Role(Role::Worker), Principal::Operator, RequestId(u128::from(ask)));
+        let role_request = RoleRequest { ask: AskId(ask), node: id(3), change, by, request };
+        core.step(world.now, Input::RoleRequested(role_request), &mut effects);
         effects.iter().find_map(reachability_check).expect("a check")
     };
     let status = |term, leading| {

@@ -269,14 +269,14 @@ fn a_member_that_does_not_lead_decides_nothing() {
     let replica = std::sync::Arc::new(Replica { tables: world.tables.clone(), raft: RaftStatus::default() });
     core.step(world.now, Input::Seen(replica), &mut effects);
     core.step(world.now, Input::MembershipRequested { ask: AskId(1), node: id(4), request: request(4) }, &mut effects);
-    let pending_change = PendingChange {
+    let role_request = RoleRequest {
         ask: AskId(2),
         node: id(4),
-        change: DesiredChange::Role(Role::Manager),
+        change: RequestedChange::Role(Role::Manager),
         by: Principal::Operator,
         request: RequestId(5),
     };
-    core.step(world.now, Input::PendingChange(pending_change), &mut effects);
+    core.step(world.now, Input::RoleRequested(role_request), &mut effects);
     let codes: Vec<_> = effects
         .iter()
         .map(|e| match e {

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use muster_messages::*;
-use muster_role_manager::core::DesiredChange;
+use muster_role_manager::core::RequestedChange;
 use proptest::prelude::*;
 
 use crate::world::*;
@@ -160,7 +160,7 @@ proptest! {
             world.stop_unnoticed(silent);
         }
         world.run_for(secs(1));
-        world.change(n, DesiredChange::Role(Role::Worker));
+        world.change(n, RequestedChange::Role(Role::Worker));
         world.run_for(secs(2));
         prop_assert_eq!(world.violation.is_some(), n % 2 == 1, "{:#?}", world.log);
     }

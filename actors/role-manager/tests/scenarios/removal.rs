@@ -194,7 +194,7 @@ fn removal_requested_twice_ends_once_and_answers_both() {
     let request = world.last_request();
     let second = world.remove(4, false);
     world.settle();
-    let late = world.request_again(4, muster_role_manager::core::DesiredChange::Remove { force: false }, request);
+    let late = world.request_again(4, muster_role_manager::core::RequestedChange::Remove { force: false }, request);
     let unknown_node = world.remove(4, false);
     world.run_moment();
     for ask in [first, second, late] {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use muster_kernel::{Address, AskError, Slot, Spec};
 use muster_messages::protocol::{
-    Applied, MeshMsg, ProposeError, RaftMemberMsg, Reply, RequestAccepted, RoleManagerMsg,
+    Applied, MeshMsg, ProposeError, RaftMemberMsg, Reply, RoleManagerMsg, RoleRequestAccepted,
 };
 use muster_messages::wire::{MembershipReply, MembershipRequest};
 use muster_messages::*;
@@ -136,7 +136,7 @@ impl Stage {
     }
 }
 
-type RequestResult = Result<Result<RequestAccepted, ErrorBody>, AskError>;
+type RequestResult = Result<Result<RoleRequestAccepted, ErrorBody>, AskError>;
 
 #[tokio::test(start_paused = true)]
 async fn demotion_runs_from_request_to_worker() {
@@ -145,7 +145,7 @@ async fn demotion_runs_from_request_to_worker() {
     stage.answer_reachability_check().await;
     let command = stage.apply_command().await;
     assert_eq!((command.request, command.reason.as_str()), (RequestId(9), "demote"));
-    assert_eq!(ask.await.unwrap(), Ok(Ok(RequestAccepted { changed: true })));
+    assert_eq!(ask.await.unwrap(), Ok(Ok(RoleRequestAccepted { changed: true })));
     let view = stage.view.borrow().clone();
     assert_eq!(view.pending[0].wants, Wants::Worker, "published before it is answered");
     stage.answer_reachability_check().await;
@@ -272,7 +272,7 @@ async fn lost_raft_member_leaves_the_outcome_unknown() {
     let ask = tokio::spawn(stage.set_role(3, Role::Worker, 9));
     stage.answer_reachability_check().await;
     assert_eq!(stage.apply_command().await.request, RequestId(9));
-    assert_eq!(ask.await.unwrap(), Ok(Ok(RequestAccepted { changed: true })));
+    assert_eq!(ask.await.unwrap(), Ok(Ok(RoleRequestAccepted { changed: true })));
     stage.harness.finish().await;
 }
 

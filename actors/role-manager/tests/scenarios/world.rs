@@ -275,24 +275,24 @@ impl World {
         self.see();
     }
     pub fn promote(&mut self, n: u64) -> AskId {
-        self.change(n, DesiredChange::Role(Role::Manager))
+        self.change(n, RequestedChange::Role(Role::Manager))
     }
     pub fn demote(&mut self, n: u64) -> AskId {
-        self.change(n, DesiredChange::Role(Role::Worker))
+        self.change(n, RequestedChange::Role(Role::Worker))
     }
     pub fn remove(&mut self, n: u64, force: bool) -> AskId {
-        self.change(n, DesiredChange::Remove { force })
+        self.change(n, RequestedChange::Remove { force })
     }
-    pub fn change(&mut self, n: u64, change: DesiredChange) -> AskId {
+    pub fn change(&mut self, n: u64, change: RequestedChange) -> AskId {
         self.next_request += 1;
         self.request_again(n, change, RequestId(self.next_request))
     }
-    pub fn request_again(&mut self, n: u64, change: DesiredChange, request: RequestId) -> AskId {
+    pub fn request_again(&mut self, n: u64, change: RequestedChange, request: RequestId) -> AskId {
         self.next_ask += 1;
         let ask = AskId(self.next_ask);
         self.open.insert(ask);
-        let pending_change = PendingChange { ask, node: id(n), change, by: Principal::Operator, request };
-        self.inputs.push_back(Input::PendingChange(pending_change));
+        let role_request = RoleRequest { ask, node: id(n), change, by: Principal::Operator, request };
+        self.inputs.push_back(Input::RoleRequested(role_request));
         ask
     }
     pub fn last_request(&self) -> RequestId {

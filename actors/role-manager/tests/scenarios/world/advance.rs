@@ -45,8 +45,8 @@ impl World {
     pub fn run_until_accepted(&mut self) {
         for _ in 0..100 {
             let waiting =
-                self.core.as_ref().unwrap().outbox().iter().any(|(_, o)| matches!(o.sent, Sent::DesiredChange { .. }));
-            if !waiting && self.inputs.iter().all(|i| !matches!(i, Input::PendingChange(_))) {
+                self.core.as_ref().unwrap().outbox().iter().any(|(_, o)| matches!(o.sent, Sent::RoleRequest { .. }));
+            if !waiting && self.inputs.iter().all(|i| !matches!(i, Input::RoleRequested(_))) {
                 return;
             }
             self.run_one();

@@ -20,28 +20,28 @@ use super::reachability::Required;
 use super::{Answer, AskId, Config, Effect, Moment, Now, StepId, not_leading, refuse};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum DesiredChange {
+pub enum RequestedChange {
     Role(Role),
     Remove { force: bool },
 }
 
 /// A request that has not been answered.
 #[derive(Clone, Debug, PartialEq)]
-pub struct PendingChange {
+pub struct RoleRequest {
     pub ask: AskId,
     pub node: NodeId,
-    pub change: DesiredChange,
+    pub change: RequestedChange,
     pub by: Principal,
     pub request: RequestId,
 }
 
-impl PendingChange {
+impl RoleRequest {
     /// Identifies the requested change among other uses of the same id.
     pub(crate) fn digest(&self) -> u64 {
         let role = match self.change {
-            DesiredChange::Remove { force } => return removal_digest(self.node, force),
-            DesiredChange::Role(Role::Manager) => "manager",
-            DesiredChange::Role(Role::Worker) => "worker",
+            RequestedChange::Remove { force } => return removal_digest(self.node, force),
+            RequestedChange::Role(Role::Manager) => "manager",
+            RequestedChange::Role(Role::Worker) => "worker",
         };
         request_digest(&[b"role", role.as_bytes(), self.node.as_str().as_bytes()])
     }
@@ -80,44 +80,44 @@ pub(crate) struct AdmissionCheck<'a> {
 
 /// The requests that have not been answered.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Requests {
+pub(crate) struct RoleRequests {
     /// Undecided: each with its arrival time, in that order.
-    parked: VecDeque<(Moment, PendingChange)>,
+    undecided: VecDeque<(Moment, RoleRequest)>,
     /// Being written.
-    sent: BTreeMap<StepId, PendingChange>,
+    sent: BTreeMap<StepId, RoleRequest>,
     /// Accepted removals, answered when member and record are removed and the id is blocked.
     removals: BTreeMap<NodeId, Vec<AskId>>,
 }
 
-impl Requests {
-    pub fn park(&mut self, since: Moment, pending_change: PendingChange) {
-        self.parked.push_back((since, pending_change));
+impl RoleRequests {
+    pub fn keep_undecided(&mut self, since: Moment, role_request: RoleRequest) {
+        self.undecided.push_back((since, role_request));
     }
-    pub fn has_parked(&self) -> bool {
-        !self.parked.is_empty()
+    pub fn has_undecided(&self) -> bool {
+        !self.undecided.is_empty()
     }
-    /// Takes all undecided ones. Those that stay undecided are parked again, in this order.
-    pub fn take_parked(&mut self) -> VecDeque<(Moment, PendingChange)> {
-        std::mem::take(&mut self.parked)
+    /// Takes all undecided ones. Those that stay undecided are kept again, in this order.
+    pub fn take_undecided(&mut self) -> VecDeque<(Moment, RoleRequest)> {
+        std::mem::take(&mut self.undecided)
     }
     /// A step writes it.
-    pub fn sent(&mut self, step: StepId, pending_change: PendingChange) {
-        self.sent.insert(step, pending_change);
+    pub fn sent(&mut self, step: StepId, role_request: RoleRequest) {
+        self.sent.insert(step, role_request);
     }
     /// The step has ended.
-    pub fn take_sent(&mut self, step: StepId) -> Option<PendingChange> {
+    pub fn take_sent(&mut self, step: StepId) -> Option<RoleRequest> {
         self.sent.remove(&step)
     }
 
     /// Waits for the end of an accepted removal, however it was accepted.
-    pub fn follow(&mut self, pending_change: &PendingChange, config: &Config, out: &mut Vec<Effect>) {
-        let waiters = self.removals.entry(pending_change.node).or_default();
+    pub fn follow(&mut self, role_request: &RoleRequest, config: &Config, out: &mut Vec<Effect>) {
+        let waiters = self.removals.entry(role_request.node).or_default();
         if waiters.len() >= config.waiters_per_removal {
             let message = "the removal continues; too many callers are already waiting for its end";
             let error = ErrorBody::new(ErrorCode::TooManyRequests, message).retry_after(config.retry);
-            out.push(refuse(pending_change, error));
+            out.push(refuse(role_request, error));
         } else {
-            waiters.push(pending_change.ask);
+            waiters.push(role_request.ask);
         }
     }
     /// Answers those whose node has no record any more.
@@ -133,7 +133,7 @@ impl Requests {
 
     /// This member does not lead: it decides nothing. Requests in flight keep waiting for their outcome.
     pub fn reject(&mut self, out: &mut Vec<Effect>) {
-        out.extend(self.parked.drain(..).map(|(_, pending_change)| refuse(&pending_change, not_leading())));
+        out.extend(self.undecided.drain(..).map(|(_, role_request)| refuse(&role_request, not_leading())));
         for ask in std::mem::take(&mut self.removals).into_values().flatten() {
             out.push(Effect::Answer(ask, Answer::Removed(Err(not_leading()))));
         }
@@ -142,36 +142,36 @@ impl Requests {
 
 impl AdmissionCheck<'_> {
     /// Decides on a request by the newest applied state, and by the reachability of voters after its arrival at `since`.
-    pub fn judge(&self, pending_change: &PendingChange, since: Moment) -> Decision {
-        if let Some(decision) = self.remembered(pending_change) {
+    pub fn decide(&self, role_request: &RoleRequest, since: Moment) -> Decision {
+        if let Some(decision) = self.remembered(role_request) {
             return decision;
         }
-        let Some(record) = self.tables.nodes.get(&pending_change.node) else {
-            let message = format!("no such node: {}", pending_change.node);
+        let Some(record) = self.tables.nodes.get(&role_request.node) else {
+            let message = format!("no such node: {}", role_request.node);
             return Decision::Refused(ErrorBody::new(ErrorCode::NotFound, message));
         };
-        match pending_change.change {
-            DesiredChange::Role(role) => self.role(pending_change, since, record, role),
-            DesiredChange::Remove { force } => self.removal(pending_change, since, record, force),
+        match role_request.change {
+            RequestedChange::Role(role) => self.role(role_request, since, record, role),
+            RequestedChange::Remove { force } => self.removal(role_request, since, record, force),
         }
     }
 
     /// A request that was applied before: its retry gets the first outcome.
-    fn remembered(&self, pending_change: &PendingChange) -> Option<Decision> {
-        let outcome = self.tables.outcome_of(&pending_change.by, pending_change.request)?;
-        if outcome.digest.is_some_and(|digest| digest != pending_change.digest()) {
-            return Some(Decision::Refused(CommandRefusal::RequestReused(Box::new(pending_change.request)).into()));
+    fn remembered(&self, role_request: &RoleRequest) -> Option<Decision> {
+        let outcome = self.tables.outcome_of(&role_request.by, role_request.request)?;
+        if outcome.digest.is_some_and(|digest| digest != role_request.digest()) {
+            return Some(Decision::Refused(CommandRefusal::RequestReused(Box::new(role_request.request)).into()));
         }
-        Some(match (outcome.refused, pending_change.change) {
+        Some(match (outcome.refused, role_request.change) {
             (Some(refusal), _) => Decision::Refused(refusal.clone().into()),
-            (None, DesiredChange::Remove { .. }) if self.tables.nodes.contains_key(&pending_change.node) => {
+            (None, RequestedChange::Remove { .. }) if self.tables.nodes.contains_key(&role_request.node) => {
                 Decision::Follow
             }
             (None, _) => Decision::Done { changed: true },
         })
     }
 
-    fn role(&self, pending_change: &PendingChange, since: Moment, record: &NodeRecord, role: Role) -> Decision {
+    fn role(&self, role_request: &RoleRequest, since: Moment, record: &NodeRecord, role: Role) -> Decision {
         if record.removing.is_some() {
             let message = format!("{} is being removed", record.name);
             return Decision::Refused(ErrorBody::new(ErrorCode::Removed, message));
@@ -179,11 +179,11 @@ impl AdmissionCheck<'_> {
         let node = record.id;
         if record.desired_role == role {
             // Decided through the log, not by this replica: a leader deposed while suspended has not noticed yet.
-            let command = self.command(pending_change, "unchanged").guard(Guard::DesiredRole { node, role });
+            let command = self.command(role_request, "unchanged").guard(Guard::DesiredRole { node, role });
             return Decision::Write { command: Box::new(command), leaves: false };
         }
         let mut command = self.command(
-            pending_change,
+            role_request,
             match role {
                 Role::Manager => "promote",
                 Role::Worker => "demote",
@@ -208,7 +208,7 @@ impl AdmissionCheck<'_> {
         Decision::Write { command: Box::new(command), leaves: role == Role::Worker }
     }
 
-    fn removal(&self, pending_change: &PendingChange, since: Moment, record: &NodeRecord, force: bool) -> Decision {
+    fn removal(&self, role_request: &RoleRequest, since: Moment, record: &NodeRecord, force: bool) -> Decision {
         if record.removing.is_some() {
             return Decision::Follow;
         }
@@ -230,7 +230,7 @@ impl AdmissionCheck<'_> {
             let message = format!("{name} is not down: stop it first, or use --force");
             return Decision::Refused(ErrorBody::new(ErrorCode::NodeNotDown, message));
         }
-        let mut command = self.command(pending_change, "remove");
+        let mut command = self.command(role_request, "remove");
         if record.desired_role == Role::Manager {
             match self.may_leave(record, since) {
                 QuorumCheck::Open => {}
@@ -242,20 +242,20 @@ impl AdmissionCheck<'_> {
                 .guard(Guard::OtherManagers { besides: node, at_least: 1 })
                 .change(Change::SetDesiredRole { node, role: Role::Worker });
         }
-        let removal = Removal { by: pending_change.by.clone(), forced: force, at: self.now.wall };
+        let removal = Removal { by: role_request.by.clone(), forced: force, at: self.now.wall };
         let command = command.change(Change::SetRemoving { node, removal });
         Decision::Write { command: Box::new(command), leaves: true }
     }
 
-    fn command(&self, pending_change: &PendingChange, reason: &str) -> Command {
+    fn command(&self, role_request: &RoleRequest, reason: &str) -> Command {
         let mut command =
-            Command::idempotent(self.now.wall, pending_change.by.clone(), reason).with_request(pending_change.request);
+            Command::idempotent(self.now.wall, role_request.by.clone(), reason).with_request(role_request.request);
         if self.tables.remembers_callers() {
-            command = command.guard(Guard::Request { digest: pending_change.digest() });
+            command = command.guard(Guard::Request { digest: role_request.digest() });
         }
         command
-            .guard(Guard::NodeExists(pending_change.node))
-            .guard(Guard::Removing { node: pending_change.node, removing: false })
+            .guard(Guard::NodeExists(role_request.node))
+            .guard(Guard::Removing { node: role_request.node, removing: false })
     }
 
     /// Whether this manager may leave, counting all that are leaving already. A node that is not a member removes no vote.
