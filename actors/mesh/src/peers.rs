@@ -1,9 +1,9 @@
 //! The peer actors below the mesh: one per node, started on first use.
 
 use muster_kernel::{Address, Cx, Recipient, Spec};
+use muster_messages::NodeId;
 use muster_messages::protocol::RaftMemberMsg;
 use muster_messages::wire::IdentityBinding;
-use muster_messages::NodeId;
 
 use crate::handle::Peers;
 use crate::msg::{Msg, PeerMsg};

@@ -22,11 +22,14 @@ use super::args::Global;
 /// The socket of an installed daemon.
 pub const SYSTEM_SOCKET: &str = "/run/muster/muster.sock";
 
-/// How long a dev node may take to report its status: local sockets answer in a millisecond, a frozen daemon never does.
-const SOCKET_ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
+/// How long a dev node may take to report its status: local sockets answer in a millisecond, on a busy machine in a second, a
+/// frozen daemon never.
+const SOCKET_ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How much longer the other sockets may take after the first answer.
+/// How much longer the other sockets may take after a manager has answered, and after only others have: most requests need a
+/// manager.
 const EXTRA_ANSWER_TIMEOUT: Duration = Duration::from_millis(100);
+const MANAGER_ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How suitable a daemon is; smaller is better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -86,11 +89,13 @@ pub async fn socket(folder: &Path) -> Outcome<PathBuf> {
                 Some((rank, path)) => {
                     waiting.remove(path);
                     if let Some(rank) = rank {
-                        if best.is_none() {
-                            // The others answer within milliseconds, or are frozen.
-                            deadline.as_mut().reset(tokio::time::Instant::now() + EXTRA_ANSWER_TIMEOUT);
+                        let was = best.map(|(rank, _)| extra_time(rank));
+                        let better = best.map_or((rank, path), |b| b.min((rank, path)));
+                        let extra = extra_time(better.0);
+                        if was.is_none_or(|was| extra < was) {
+                            deadline.as_mut().reset(tokio::time::Instant::now() + extra);
                         }
-                        best = Some(best.map_or((rank, path), |b| b.min((rank, path))));
+                        best = Some(better);
                     }
                 }
                 None => break,
@@ -142,6 +147,14 @@ fn trusted(folder: &Path, found: Vec<PathBuf>) -> (Vec<PathBuf>, Vec<NotPrivate>
         }
     }
     (sockets, refused)
+}
+
+/// How long to wait for a better answer than this one.
+fn extra_time(best: Rank) -> Duration {
+    match best {
+        Rank::ManagerWithLeader | Rank::Manager => EXTRA_ANSWER_TIMEOUT,
+        Rank::Worker | Rank::Troubled => MANAGER_ANSWER_TIMEOUT,
+    }
 }
 
 async fn rank(path: &Path) -> Option<Rank> {

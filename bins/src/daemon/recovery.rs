@@ -15,7 +15,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use muster_agent::NodeMemory;
-use muster_gateway::{DialError, DialTimeouts, Dialer};
+use muster_gateway::{DialError, Dialer};
 use muster_kernel::Clock;
 use muster_messages::protocol::Service;
 use muster_messages::{Change, Command, Incarnation, Name, NodeId, Principal, RaftId, Tables, WallTime};
@@ -30,9 +30,6 @@ pub use self::plan::print_plan;
 pub use self::set_aside::{DAMAGED, FENCED, delete_expired_periodically, set_aside};
 use super::boot::{Exit, say};
 use super::config::Config;
-
-/// Bound on each of connection, handshake and greeting of another manager: far above any network's round trip.
-const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Printed after a restore.
 const CLOSED_NOTICE: &str = "the restored cluster is closed: it admits no node, no join and no user. Remove or revoke what was \
@@ -120,10 +117,9 @@ fn answering(tables: &Tables, me: NodeId, advertise: &str) -> BTreeSet<String> {
 /// Whether the process at `addr` proves that it is `node`. Blocks. A certificate that is not valid now counts as valid: if a clock
 /// or the certificate is wrong, the manager may still run.
 fn answers(node: NodeId, addr: &str, root_pem: &str) -> bool {
-    let timeouts = DialTimeouts { connect: PROBE_TIMEOUT, tls: PROBE_TIMEOUT, greeting: PROBE_TIMEOUT };
     let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return true };
     // Anonymous: our own certificate may have expired. Managers serve joiners; their answer does not matter here.
-    let dialer = Dialer::anonymous(root_pem).with_timeouts(timeouts);
+    let dialer = Dialer::anonymous(root_pem);
     match runtime.block_on(dialer.dial(addr, Service::Join, Some(node))) {
         Ok(_) => true,
         Err(error) => error.is_after_identity() || matches!(error, DialError::Clock { .. }),
