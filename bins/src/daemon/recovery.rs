@@ -12,7 +12,6 @@ mod set_aside;
 
 use std::collections::BTreeSet;
 use std::path::Path;
-use std::time::Duration;
 
 use muster_agent::NodeMemory;
 use muster_gateway::{DialError, Dialer};
