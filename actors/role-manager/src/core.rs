@@ -6,8 +6,8 @@
 //! Outputs     guarded commands, membership changes, dial-backs, offers of leadership, answers.
 //! Invariants  INTENT-1 and INTENT-2 (see `role_requests`); the store keeps ROLE-1, a member's node is a manager.
 //!             ROLE-2  all plans together have at most one membership change in flight.
-//!             ROLE-3  no membership change loses the quorum of the current or the resulting configuration; a majority of the
-//!                     resulting voters has responded after the change was decided on.
+//!             ROLE-3  no membership change loses the quorum of the current or the resulting configuration; before one that adds
+//!                     or removes a voter, a majority of the resulting voters has responded after it was decided on.
 //!             ROLE-4  no role older than the newest request is ever written.
 //!             ROLE-5  every node that is not settled reports what it waits for.
 //! Why level-triggered: everything follows from the four facts of a node as they are now. A request that flips half-way, a
@@ -45,7 +45,7 @@ pub use self::config::BugInjection;
 pub use self::config::Config;
 use self::membership_requests::MembershipRequests;
 pub use self::membership_slot::MembershipSlot;
-pub use self::observations::{Learner, Observation, Observations, Proven, UnaskedDial, UnaskedPhase};
+pub use self::observations::{EarlyDial, EarlyDialPhase, Learner, Observation, Observations, Proven};
 pub use self::outbox::{Outbox, Outgoing, Sent};
 use self::plan::{Next, Scene};
 use self::plans::Plans;
@@ -157,7 +157,7 @@ impl RoleManager {
         self.take_reports(out);
         self.serve_open_requests(now, out);
         self.replan(now);
-        self.dial_unasked(now, out);
+        self.begin_early_dials(now, out);
         self.write(now, out);
         self.change_membership(now, out);
         self.explain(now);
@@ -298,9 +298,9 @@ impl RoleManager {
         let silences = (self.checkpoint.observations.values())
             .filter_map(|n| n.learner.as_ref())
             .map(|l| l.last_ack + c.learner_silence);
-        let unasked_dials = self.checkpoint.observations.values().filter_map(Observation::unasked_dial);
+        let early_dials = self.checkpoint.observations.values().filter_map(Observation::early_dial_at);
         let deadlines = (self.backoff.deadlines())
-            .chain(unasked_dials)
+            .chain(early_dials)
             .chain(self.membership_requests.deadlines(c.membership_timeout))
             .chain(silences)
             .chain([slow, again, self.reachability.again_at(), fresh].into_iter().flatten());

@@ -2,7 +2,8 @@
 //!
 //! Invariants  HARNESS-1  whatever happens to a test, its processes end and its folder goes: dropping a [`World`] kills
 //!                        them, and a test process that dies takes them along (`MUSTER_DIE_WITH_PARENT`).
-//!             HARNESS-2  nothing waits for a fixed time: every wait is for a condition, with a deadline far above any budget.
+//!             HARNESS-2  no wait for a condition is for a fixed time: its deadline is far above any budget. Fixed are only pauses
+//!                        that are themselves the scenario.
 //!
 //! The kernel ties a child to the *thread* that started it, so nodes are started from the test's own thread.
 

@@ -14,8 +14,8 @@
 //! | phase | attempt is due | lease read: another's | read: ours or free | written | write failed |
 //! |---|---|---|---|---|---|
 //! | campaigning | each retry period | observe, retry | write | **lead** | retry |
-//! | leading | each retry period | **end: overtaken** | write | renewed | retry, until the renew deadline ends it |
-//! | releasing (the work has returned) | at once | released | write it empty | released | retry, until the lease would expire |
+//! | leading | each retry period | **end: overtaken** | write; freed after another held it: **end** | renewed | retry, until the renew deadline ends it |
+//! | releasing (the work has returned) | at once | released | ours: write it empty; free: released | released | retry, until the lease would expire |
 //! | stopped | never | | | | |
 
 use std::time::Duration;

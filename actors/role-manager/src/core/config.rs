@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// The role manager's settings. Every value is a key of the daemon's configuration.
+/// The role manager's settings. `election_timeout` follows the daemon's configuration; the others are constants with a reason.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
     /// How often all pending work is retried. Events normally drive it; this covers what no event reports.

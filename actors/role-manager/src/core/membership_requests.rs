@@ -17,9 +17,9 @@ use super::{Answer, AskId, Effect, Moment, StepId, not_leading};
 /// Characters of a reported failure that are kept and shown: a path and an error fit.
 pub(crate) const MAX_FAILURE: usize = 500;
 
-/// From the record of a certificate to the unasked dial. A node that is nearer than this asks before, and is dialled once: a dial that
+/// From the record of a certificate to the early dial. A node that is nearer than this asks before, and is dialled once: a dial that
 /// finds the runtime still starting would only fail.
-pub(crate) const UNASKED_DIAL_DELAY: Duration = Duration::from_millis(30);
+pub(crate) const EARLY_DIAL_DELAY: Duration = Duration::from_millis(30);
 
 /// A dial-back in progress.
 #[derive(Clone, Debug)]
@@ -27,7 +27,7 @@ pub(crate) struct Probe {
     pub node: NodeId,
     pub addr: String,
     /// Begun before a request.
-    pub unasked: bool,
+    pub early: bool,
 }
 
 /// A request that has not been answered.

@@ -25,19 +25,19 @@ pub struct Observation {
     /// Its progress as a learner.
     pub learner: Option<Learner>,
     /// The dial before its request, once for each certificate.
-    pub unasked: Option<UnaskedDial>,
+    pub early_dial: Option<EarlyDial>,
 }
 
 /// The leader dials a newly certified manager before its request arrives.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct UnaskedDial {
+pub struct EarlyDial {
     /// Of the certificate.
     pub serial: String,
-    pub phase: UnaskedPhase,
+    pub phase: EarlyDialPhase,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub enum UnaskedPhase {
+pub enum EarlyDialPhase {
     /// It begins at this time, unless the node asks before.
     Due(Moment),
     /// It is in progress, failed, or was not needed.
@@ -81,18 +81,18 @@ impl Observation {
     pub(crate) fn proven_at(&self, now: Moment) -> Option<&Proven> {
         self.proven.as_ref().filter(|p| now < p.until)
     }
-    /// When to dial it unasked.
-    pub(crate) fn unasked_dial(&self) -> Option<Moment> {
-        match self.unasked.as_ref()?.phase {
-            UnaskedPhase::Due(at) => Some(at),
-            UnaskedPhase::Over | UnaskedPhase::Found(_) => None,
+    /// When to dial it early.
+    pub(crate) fn early_dial_at(&self) -> Option<Moment> {
+        match self.early_dial.as_ref()?.phase {
+            EarlyDialPhase::Due(at) => Some(at),
+            EarlyDialPhase::Over | EarlyDialPhase::Found(_) => None,
         }
     }
     /// It was found at this address before it asked.
-    pub(crate) fn found_unasked(&self, now: Moment, addr: &str) -> Option<&Proven> {
-        match &self.unasked.as_ref()?.phase {
-            UnaskedPhase::Found(proven) => Some(proven).filter(|p| now < p.until && p.addr == addr),
-            UnaskedPhase::Due(_) | UnaskedPhase::Over => None,
+    pub(crate) fn found_early(&self, now: Moment, addr: &str) -> Option<&Proven> {
+        match &self.early_dial.as_ref()?.phase {
+            EarlyDialPhase::Found(proven) => Some(proven).filter(|p| now < p.until && p.addr == addr),
+            EarlyDialPhase::Due(_) | EarlyDialPhase::Over => None,
         }
     }
     fn is_blank(&self) -> bool {
@@ -130,7 +130,7 @@ impl Observations {
             self.edit(member.node, |observation| {
                 observation.learner = learner;
                 observation.dial_back = None;
-                observation.unasked.take_if(|_| member.voter);
+                observation.early_dial.take_if(|_| member.voter);
                 observation.lost.take_if(|(lost_id, _)| *lost_id != member.raft_id);
                 observation.proven.take_if(|p| p.addr == member.addr);
             });

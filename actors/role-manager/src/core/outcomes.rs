@@ -5,7 +5,7 @@ use muster_messages::{ErrorBody, ErrorCode, WaitReason};
 use super::membership_requests::Probe;
 use super::plan::Wait;
 use super::{
-    Answer, Effect, Now, Outgoing, Proven, RequestedChange, RoleManager, Sent, StepId, StepOutcome, UnaskedPhase,
+    Answer, EarlyDialPhase, Effect, Now, Outgoing, Proven, RequestedChange, RoleManager, Sent, StepId, StepOutcome,
     membership_requests, not_leading, queues, refuse,
 };
 
@@ -67,15 +67,15 @@ impl RoleManager {
     }
 
     pub(super) fn end_probe(&mut self, now: Now, step: StepId, result: Result<(), ErrorBody>, out: &mut Vec<Effect>) {
-        let Some(Probe { node, addr, unasked }) = self.membership_requests.end_probe(step) else { return };
+        let Some(Probe { node, addr, early }) = self.membership_requests.end_probe(step) else { return };
         let until = now.at + self.config.dial_back_counts;
         let membership_request = self.membership_requests.get(node).filter(|k| k.request.advertise == addr);
-        if unasked && (result.is_err() || membership_request.is_none()) {
+        if early && (result.is_err() || membership_request.is_none()) {
             // A failure says nothing: the runtime may be starting. A success counts once the node has asked.
-            let found = result.map(|()| UnaskedPhase::Found(Proven { addr, until }));
+            let found = result.map(|()| EarlyDialPhase::Found(Proven { addr, until }));
             return self.checkpoint.observations.edit(node, |observation| {
-                if let (Some(unasked), Ok(found)) = (&mut observation.unasked, found) {
-                    unasked.phase = found;
+                if let (Some(early), Ok(found)) = (&mut observation.early_dial, found) {
+                    early.phase = found;
                 }
             });
         }

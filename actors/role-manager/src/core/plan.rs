@@ -8,7 +8,7 @@ use muster_messages::{
     WaitReason, WallTime, Wants,
 };
 
-use super::observations::{Observation, UnaskedDial, UnaskedPhase};
+use super::observations::{EarlyDial, EarlyDialPhase, Observation};
 use super::{Config, Moment, Now};
 
 /// What to do about a node that is not settled.
@@ -191,7 +191,7 @@ impl Path<'_> {
         } else if let Some((_, loss)) = &self.observation.lost {
             Wait::new(loss_reason(loss), self.loss_message(loss))
         } else {
-            next = self.unasked_dial();
+            next = self.early_dial();
             Wait::new(
                 WaitReason::WaitingForJoin,
                 format!("{name} has its certificate but has not asked for membership yet"),
@@ -201,11 +201,10 @@ impl Path<'_> {
         Plan { wants: Wants::Manager, next, wait, holds }
     }
 
-    fn unasked_dial(&self) -> Option<Next> {
+    fn early_dial(&self) -> Option<Next> {
         let serial = &self.record.certificate.as_ref()?.serial;
-        let is_over =
-            |unasked: &UnaskedDial| unasked.serial == *serial && !matches!(unasked.phase, UnaskedPhase::Due(_));
-        let over = self.observation.unasked.as_ref().is_some_and(is_over);
+        let is_over = |early: &EarlyDial| early.serial == *serial && !matches!(early.phase, EarlyDialPhase::Due(_));
+        let over = self.observation.early_dial.as_ref().is_some_and(is_over);
         (!over).then(|| Next::DialBack { addr: self.record.addr.clone(), serial: serial.clone() })
     }
 

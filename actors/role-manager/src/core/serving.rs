@@ -5,13 +5,11 @@ use std::collections::BTreeSet;
 use muster_messages::wire::MembershipReply;
 use muster_messages::{ErrorBody, NodeId, Role, WaitReason};
 
-use super::membership_requests::{
-    MAX_FAILURE, Probe, RequestState, UNASKED_DIAL_DELAY, decide, dialable, too_old, wait,
-};
+use super::membership_requests::{EARLY_DIAL_DELAY, MAX_FAILURE, Probe, RequestState, decide, dialable, too_old, wait};
 use super::plan::Next;
 use super::quorum::Electorate;
 use super::role_requests::{AdmissionCheck, Decision};
-use super::{Answer, AskId, Effect, Now, RequestedChange, RoleManager, Sent, UnaskedDial, UnaskedPhase, refuse};
+use super::{Answer, AskId, EarlyDial, EarlyDialPhase, Effect, Now, RequestedChange, RoleManager, Sent, refuse};
 
 impl RoleManager {
     // ---- roles and removals ---------------------------------------------------------------------------------------
@@ -150,18 +148,18 @@ impl RoleManager {
         if observation.proven_at(now.at).is_some_and(|proven| proven.addr == addr) {
             return;
         }
-        if let Some(found) = observation.found_unasked(now.at, &addr) {
+        if let Some(found) = observation.found_early(now.at, &addr) {
             self.checkpoint.observations.edit(node, |observation| observation.proven = Some(found.clone()));
             return self.plans.mark(node);
         }
         if !self.membership_requests.is_probing(node, &addr) {
             let step = self.next_step();
-            out.push(self.membership_requests.begin_probe(step, Probe { node, addr, unasked: false }));
+            out.push(self.membership_requests.begin_probe(step, Probe { node, addr, early: false }));
         }
     }
 
     /// Dials new managers that have their certificate and have not asked for membership yet.
-    pub(super) fn dial_unasked(&mut self, now: Now, out: &mut Vec<Effect>) {
+    pub(super) fn begin_early_dials(&mut self, now: Now, out: &mut Vec<Effect>) {
         let due: Vec<(NodeId, String, String)> = (self.plans.iter())
             .filter_map(|(node, plan)| match &plan.next {
                 Some(Next::DialBack { addr, serial }) => Some((node, addr.clone(), serial.clone())),
@@ -169,18 +167,18 @@ impl RoleManager {
             })
             .collect();
         for (node, addr, serial) in due {
-            let known = self.checkpoint.observations.of(node).unasked.filter(|unasked| unasked.serial == serial);
-            let due = UnaskedPhase::Due(now.at + UNASKED_DIAL_DELAY);
-            let mut unasked = known.unwrap_or(UnaskedDial { serial, phase: due });
+            let known = self.checkpoint.observations.of(node).early_dial.filter(|early| early.serial == serial);
+            let due = EarlyDialPhase::Due(now.at + EARLY_DIAL_DELAY);
+            let mut early = known.unwrap_or(EarlyDial { serial, phase: due });
             let asked = self.membership_requests.get(node).is_some();
             if asked || dialable(&addr).is_err() {
-                unasked.phase = UnaskedPhase::Over;
-            } else if matches!(unasked.phase, UnaskedPhase::Due(at) if at <= now.at) {
-                unasked.phase = UnaskedPhase::Over;
+                early.phase = EarlyDialPhase::Over;
+            } else if matches!(early.phase, EarlyDialPhase::Due(at) if at <= now.at) {
+                early.phase = EarlyDialPhase::Over;
                 let step = self.next_step();
-                out.push(self.membership_requests.begin_probe(step, Probe { node, addr, unasked: true }));
+                out.push(self.membership_requests.begin_probe(step, Probe { node, addr, early: true }));
             }
-            self.checkpoint.observations.edit(node, |observation| observation.unasked = Some(unasked));
+            self.checkpoint.observations.edit(node, |observation| observation.early_dial = Some(early));
         }
     }
 

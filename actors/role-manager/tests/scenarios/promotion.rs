@@ -110,7 +110,7 @@ fn nearby_node_asks_before_it_is_dialled() {
 }
 
 #[test]
-fn failed_unasked_dial_is_neither_shown_nor_repeated() {
+fn failed_early_dial_is_neither_shown_nor_repeated() {
     let mut world = World::new(3, 1);
     let machine = world.machine(4);
     (machine.no_membership_requests, machine.firewalled) = (true, true);
@@ -126,7 +126,7 @@ fn failed_unasked_dial_is_neither_shown_nor_repeated() {
 
 /// The runtime was still starting when it was dialled.
 #[test]
-fn request_during_an_unasked_dial_that_fails_dials_again() {
+fn request_during_an_early_dial_that_fails_dials_again() {
     let mut world = World::new(3, 1);
     world.machine(4).no_membership_requests = true;
     world.hold_probes = true;
