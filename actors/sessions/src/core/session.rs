@@ -111,7 +111,7 @@ pub enum LogEvent {
     Down {
         why: String,
     },
-    /// `repeated`: one of this node was reported within [`ENDED_LOG_INTERVAL`].
+    /// `repeated`: one of this node was reported within `ENDED_LOG_INTERVAL`.
     Ended {
         reason: RefusalReason,
         repeated: bool,
