@@ -84,8 +84,8 @@ impl Bundle {
         self.roots.iter().map(|root| root.id)
     }
 
-    /// The root that issued the first of the presented certificates at this time (PKI-8), directly or over the others. One of two
-    /// is the first in the bundle. `None`: none of them, or not valid then.
+    /// The root that issued the first of the presented certificates, a node's, directly or over the others, as of this time (PKI-8).
+    /// Of two such roots, the first in the bundle. `None`: none of them did, it is not valid then, or it is a user's.
     pub fn issuer_of(&self, presented: &[CertificateDer<'_>], now: UnixTime) -> Option<RootId> {
         let (leaf, others) = presented.split_first()?;
         if presented.len() > MAX_CHAIN {

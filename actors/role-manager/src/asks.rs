@@ -11,6 +11,8 @@ use crate::core::{Answer, Input, RequestedChange, RoleRequest};
 
 /// Open requests at once. Each is a person's request or a join request; a cluster of 10,000 nodes has a few.
 const MAX_OPEN_ASKS: usize = 1024;
+
+/// The reply port of each kind of request.
 enum Port {
     Role(Reply<Result<RoleRequestAccepted, ErrorBody>>),
     Removed(Reply<Result<(), ErrorBody>>),

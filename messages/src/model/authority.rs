@@ -1,15 +1,18 @@
 //! Authorities: the roots of a cluster, and which of them signs.
 //!
-//! Owns        every root on which some certificate may still depend, with its state.
+//! Owns        every root on which some certificate may still depend, with its state. Nothing else of a rotation is stored: what is left
+//!             to do follows from these records.
 //! Invariants  ROOT-1  exactly one authority is active: it alone signs.
 //!             ROOT-4  a retired or revoked authority has no key.
 
+use std::fmt;
 use std::sync::Arc;
 
 use imbl::OrdMap;
 use serde::{Deserialize, Serialize};
 
-use super::{NodeId, Principal, Revision, RootId, Secret, Tables, WallTime};
+use super::view::word;
+use super::{NodeId, Revision, RootId, Secret, Tables, WallTime};
 
 /// The most roots on record, in whatever state. A rotation adds one.
 pub const MAX_ROOTS: usize = 8;
@@ -17,6 +20,7 @@ pub const MAX_ROOTS: usize = 8;
 /// What a root is used for. A rotation moves the new one from `Prepared` to `Active`, and the former one from `Active` over
 /// `Retiring` to `Retired`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum AuthorityState {
     /// Published to the nodes, and not signing yet.
     Prepared,
@@ -72,6 +76,10 @@ pub struct Authority {
     pub key_pem: Option<Secret>,
     pub state: AuthorityState,
     pub origin: AuthorityOrigin,
+    /// Of a prepared root: it is activated as soon as the nodes trust it. Otherwise an operator activates it.
+    pub automatic: bool,
+    /// Its key is in the wrong hands: once it no longer signs, it is revoked as soon as it can be.
+    pub compromised: bool,
     /// By each root whose key was there when this one was prepared.
     pub vouchers: Vec<Voucher>,
     /// By each root whose key was there when this one was activated. An abandoned root has none.
@@ -82,19 +90,6 @@ pub struct Authority {
     pub revision: Revision,
 }
 
-/// An accepted request for another root. What is left to do follows from the records alone (ROOT-9).
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Rotation {
-    /// The root that is to sign.
-    pub target: RootId,
-    /// `false`: an operator activates it.
-    pub automatic: bool,
-    /// The former root's key is in the wrong hands: it is revoked as soon as it can be.
-    pub compromised: bool,
-    pub by: Principal,
-    pub at: WallTime,
-}
-
 /// The roots on record. Empty until the first rotation: until then, the root in the [`ClusterRecord`](super::ClusterRecord) is the
 /// only one. It is the active one's copy afterwards.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -102,8 +97,12 @@ pub struct Authorities {
     pub roots: OrdMap<RootId, Arc<Authority>>,
     /// When the set of trusted roots last changed: the number that nodes acknowledge.
     pub generation: Revision,
-    /// `None` once it has ended.
-    pub rotation: Option<Rotation>,
+}
+
+impl fmt::Display for AuthorityState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&word(self))
+    }
 }
 
 impl Authorities {
@@ -125,12 +124,14 @@ pub enum AuthorityChange {
     Prepare {
         /// The root that signs now. With the first rotation it is recorded, too.
         signer: RootId,
+        /// The signer's key is in the wrong hands.
+        compromised: bool,
         root: RootId,
         cert_pem: String,
         key_pem: Secret,
         origin: AuthorityOrigin,
+        automatic: bool,
         vouchers: Vec<Voucher>,
-        rotation: Rotation,
     },
     /// Deletes the prepared root. Absent: no change.
     Abort,

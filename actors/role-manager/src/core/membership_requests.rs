@@ -122,7 +122,7 @@ pub(crate) enum RequestState {
     Eligible,
 }
 
-/// Judges a request against this leader's applied state, never against the caller's certificate.
+/// Decides on a request by this leader's applied state, never by the caller's certificate.
 pub(crate) fn decide(replica: &Replica, node: NodeId, request: &MembershipRequest) -> RequestState {
     let tables = &replica.tables;
     let unwanted = |message: String| RequestState::Answer(Box::new(Ok(MembershipReply::NotWanted { message })));

@@ -5,7 +5,6 @@
 
 use muster_messages::{
     Authority, AuthorityChange, AuthorityOrigin, AuthorityRefusal, AuthorityState, CrossCertificate, MAX_ROOTS, RootId,
-    Rotation,
 };
 
 use super::*;
@@ -13,14 +12,15 @@ use super::*;
 pub(super) fn make(tables: &mut Tables, stamp: &Stamp<'_>, change: &AuthorityChange) -> Result<(), CommandRefusal> {
     certificates::at_identity_level(tables)?;
     match change {
-        AuthorityChange::Prepare { signer, root, cert_pem, key_pem, origin, vouchers, rotation } => {
+        AuthorityChange::Prepare { signer, compromised, root, cert_pem, key_pem, origin, automatic, vouchers } => {
             let new = Authority {
                 key_pem: Some(key_pem.clone()),
+                automatic: *automatic,
                 vouchers: vouchers.clone(),
                 created_at: stamp.wall,
                 ..authority(cert_pem, *origin, AuthorityState::Prepared)
             };
-            prepare(tables, stamp, *signer, (*root, new), rotation)
+            prepare(tables, stamp, (*signer, *compromised), (*root, new))
         }
         AuthorityChange::Abort => {
             abort(tables, stamp);
@@ -39,6 +39,8 @@ fn authority(cert_pem: &str, origin: AuthorityOrigin, state: AuthorityState) -> 
         key_pem: None,
         state,
         origin,
+        automatic: false,
+        compromised: false,
         vouchers: Vec::new(),
         crosses: Vec::new(),
         created_at: WallTime(0),
@@ -51,9 +53,8 @@ fn authority(cert_pem: &str, origin: AuthorityOrigin, state: AuthorityState) -> 
 fn prepare(
     tables: &mut Tables,
     stamp: &Stamp<'_>,
-    signer: RootId,
+    (signer, compromised): (RootId, bool),
     (id, new): (RootId, Authority),
-    rotation: &Rotation,
 ) -> Result<(), CommandRefusal> {
     if let Some((active, _)) = tables.authorities.active()
         && active != signer
@@ -83,8 +84,11 @@ fn prepare(
         tables.authorities.roots.insert(signer, Arc::new(founded));
     }
     abort(tables, stamp);
+    if compromised {
+        let root = root_mut(tables, signer);
+        (root.compromised, root.revision) = (true, stamp.at);
+    }
     tables.authorities.roots.insert(id, Arc::new(Authority { revision: stamp.at, ..new }));
-    tables.authorities.rotation = Some(rotation.clone());
     tables.authorities.generation = stamp.at;
     log(tables, stamp, None, Some(format!("root {id} prepared")));
     Ok(())
@@ -94,7 +98,6 @@ fn prepare(
 fn abort(tables: &mut Tables, stamp: &Stamp<'_>) {
     let Some((id, _)) = tables.authorities.in_state(AuthorityState::Prepared) else { return };
     tables.authorities.roots.remove(&id);
-    tables.authorities.rotation.take_if(|rotation| rotation.target == id);
     tables.authorities.generation = stamp.at;
     log(tables, stamp, Some(format!("root {id} prepared")), None);
 }
@@ -110,7 +113,7 @@ fn activate(
         return Ok(());
     }
     if !was.state.trusted() {
-        return Err(stale(format!("the root {id} is {:?}: it has no key any more", was.state)));
+        return Err(stale(format!("the root {id} is {}: it has no key any more", was.state)));
     }
     let (cert_pem, key) = (was.cert_pem.clone(), was.key_pem.clone());
     let key = key.ok_or_else(|| stale(format!("the root {id} has no key")))?;
@@ -126,12 +129,6 @@ fn activate(
         let cluster = Arc::make_mut(cluster);
         (cluster.root_cert_pem, cluster.root_key_pem, cluster.revision) = (cert_pem, key, stamp.at);
     }
-    // Back to a former root: the rotation to the one that signed meanwhile is over, and this one begins.
-    if tables.authorities.rotation.as_ref().is_none_or(|rotation| rotation.target != id) {
-        let by = stamp.by.clone();
-        tables.authorities.rotation =
-            Some(Rotation { target: id, automatic: true, compromised: false, by, at: stamp.wall });
-    }
     Ok(())
 }
 
@@ -139,7 +136,7 @@ fn retire(tables: &mut Tables, stamp: &Stamp<'_>, id: RootId, force: bool) -> Re
     match known(tables, id)?.state {
         AuthorityState::Retired => return Ok(()),
         AuthorityState::Retiring => {}
-        other => return Err(stale(format!("the root {id} is {other:?}, not retiring"))),
+        other => return Err(stale(format!("the root {id} is {other}, not retiring"))),
     }
     let using: Vec<NodeId> =
         tables.members.values().map(|member| member.node).filter(|node| issued_newest(tables, id, *node)).collect();
@@ -154,7 +151,7 @@ fn revoke(tables: &mut Tables, stamp: &Stamp<'_>, id: RootId) -> Result<(), Comm
     match known(tables, id)?.state {
         AuthorityState::Revoked => return Ok(()),
         AuthorityState::Retiring | AuthorityState::Retired => {}
-        other => return Err(stale(format!("the root {id} is {other:?}: activate another one first"))),
+        other => return Err(stale(format!("the root {id} is {other}: activate another one first"))),
     }
     let voters: Vec<NodeId> = tables.members.values().filter(|member| member.voter).map(|member| member.node).collect();
     let shut_out: Vec<NodeId> = voters.iter().copied().filter(|node| issued_newest(tables, id, *node)).collect();
@@ -170,19 +167,19 @@ fn revoke(tables: &mut Tables, stamp: &Stamp<'_>, id: RootId) -> Result<(), Comm
 fn forget(tables: &mut Tables, stamp: &Stamp<'_>, id: RootId) -> Result<(), CommandRefusal> {
     let Some(root) = tables.authorities.roots.get(&id) else { return Ok(()) };
     if !matches!(root.state, AuthorityState::Retired | AuthorityState::Revoked) {
-        return Err(stale(format!("the root {id} is {:?}", root.state)));
+        return Err(stale(format!("the root {id} is {}, not retired", root.state)));
     }
     let until = last_of(tables, id).map(|not_after| not_after.plus(BLOCK_MARGIN));
     if let Some(until) = until.filter(|until| stamp.wall < *until) {
         return Err(CommandRefusal::Authority(AuthorityRefusal::MayBeValid { root: id, until }));
     }
-    let text = Some(format!("root {id} {}", word(root.state)));
+    let text = Some(format!("root {id} {}", root.state));
     tables.authorities.roots.remove(&id);
     log(tables, stamp, text, None);
     Ok(())
 }
 
-/// Deletes the key of a root that nodes no longer trust. Ends the rotation with the last such root.
+/// Deletes the key of a root that nodes are not to trust any more.
 fn withdraw(tables: &mut Tables, stamp: &Stamp<'_>, id: RootId, state: AuthorityState) {
     if known(tables, id).is_ok_and(|root| root.state.trusted()) {
         tables.authorities.generation = stamp.at;
@@ -191,26 +188,18 @@ fn withdraw(tables: &mut Tables, stamp: &Stamp<'_>, id: RootId, state: Authority
     let root = root_mut(tables, id);
     root.key_pem = None;
     root.retired_at = root.retired_at.or(Some(stamp.wall));
-    let left = [AuthorityState::Prepared, AuthorityState::Retiring];
-    if left.into_iter().all(|state| tables.authorities.in_state(state).is_none()) {
-        tables.authorities.rotation = None;
-    }
 }
 
 fn set_state(tables: &mut Tables, stamp: &Stamp<'_>, id: RootId, state: AuthorityState) {
     let root = root_mut(tables, id);
     let was = std::mem::replace(&mut root.state, state);
     root.revision = stamp.at;
-    log(tables, stamp, Some(format!("root {id} {}", word(was))), Some(format!("root {id} {}", word(state))));
+    log(tables, stamp, Some(format!("root {id} {was}")), Some(format!("root {id} {state}")));
 }
 
 /// Roots belong to the cluster's history: certificates, which nodes can request often, never push them out.
 fn log(tables: &mut Tables, stamp: &Stamp<'_>, before: Option<String>, after: Option<String>) {
     stamp.log(tables, EventKind::Cluster, None, before, after);
-}
-
-fn word(state: AuthorityState) -> String {
-    format!("{state:?}").to_lowercase()
 }
 
 fn known(tables: &Tables, id: RootId) -> Result<&Authority, CommandRefusal> {

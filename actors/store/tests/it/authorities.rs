@@ -11,15 +11,19 @@ pub fn root(n: u8) -> RootId {
 
 /// Root `n` is prepared; root 7 has signed since the founding.
 pub fn prepare(signer: u8, n: u8) -> Change {
-    let rotation = Rotation { target: root(n), automatic: true, compromised: false, by: Principal::Operator, at: T0 };
+    prepare_after(signer, false, n)
+}
+
+fn prepare_after(signer: u8, compromised: bool, n: u8) -> Change {
     Change::Authority(Box::new(AuthorityChange::Prepare {
         signer: root(signer),
+        compromised,
         root: root(n),
         cert_pem: format!("root {n}"),
         key_pem: Secret::new(format!("key {n}")),
         origin: AuthorityOrigin::Made,
+        automatic: true,
         vouchers: vec![Voucher { by: root(signer), signature: vec![n] }],
-        rotation,
     }))
 }
 
@@ -106,7 +110,6 @@ fn rotation_leads_from_one_root_to_the_next() {
     must(&mut world, retire(7, false));
     assert_eq!((states(&world), keys(&world)), (vec![(7, Retired), (8, Active)], vec!["key 8".to_owned()]));
     assert_eq!(world.tables.authorities.generation, world.tables.revision);
-    assert_eq!(world.tables.authorities.rotation, None, "it has ended");
     assert!(!format!("{:?}", world.tables.events).contains("key"), "no event shows a key");
 }
 
@@ -137,7 +140,6 @@ fn aborted_rotation_leaves_nothing() {
     must(&mut world, prepare(7, 8));
     must(&mut world, abort());
     assert_eq!((states(&world), keys(&world)), (vec![(7, Active)], vec!["key".to_owned()]));
-    assert_eq!(world.tables.authorities.rotation, None);
     assert_eq!(world.tables.authorities.generation, world.tables.revision);
     let revision = world.tables.events.len();
     must(&mut world, abort());
@@ -171,11 +173,26 @@ fn former_root_can_sign_again_while_it_has_its_key() {
     must(&mut world, activate(8));
     must(&mut world, activate(7));
     assert_eq!(states(&world), [(7, Active), (8, Retiring)]);
-    assert_eq!(world.tables.authorities.rotation.as_ref().map(|rotation| rotation.target), Some(root(7)));
     assert_eq!(world.tables.cluster.as_ref().unwrap().root_cert_pem, "root");
     must(&mut world, retire(8, false));
     let gone = world.refused(command([activate(8)]));
     assert!(gone.to_string().contains("has no key"), "{gone}");
+}
+
+/// Another rotation before the root is revoked does not forget that it has to be.
+#[test]
+fn compromised_root_stays_marked_over_later_rotations() {
+    let mut world = world();
+    let marked = |world: &World| {
+        let roots = world.tables.authorities.roots.iter();
+        roots.filter(|(_, root)| root.compromised).map(|(id, _)| id.0[0]).collect::<Vec<_>>()
+    };
+    must(&mut world, prepare_after(7, true, 8));
+    assert_eq!(marked(&world), [7]);
+    must(&mut world, activate(8));
+    must(&mut world, prepare(8, 9));
+    must(&mut world, activate(9));
+    assert_eq!((states(&world), marked(&world)), (vec![(7, Retiring), (8, Retiring), (9, Active)], vec![7]));
 }
 
 #[test]
