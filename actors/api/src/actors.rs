@@ -7,7 +7,7 @@ use futures_util::future::join_all;
 use muster_kernel::AdminAction;
 use muster_messages::protocol::SessionsMsg;
 use muster_messages::wire::{ActorsAsk, ActorsCall, ActorsOf, PeerCall};
-use muster_messages::{ActorActionView, ErrorBody, ErrorCode, Name, NodeId, OfNodeView, Replica, millis};
+use muster_messages::{ActorActionView, ErrorBody, ErrorCode, ErrorMark, Name, NodeId, OfNodeView, Replica, millis};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -152,7 +152,10 @@ impl ActorRequests<'_> {
         };
         for host in peers {
             match self.over_mesh(manager, host, node, left).await {
-                Err(error) if matches!(error.code, ErrorCode::NotFound | ErrorCode::Unreachable) => {}
+                Err(error) if error.code == ErrorCode::NotFound => {}
+                // An admin action that was sent may have been carried out there.
+                Err(error)
+                    if error.code == ErrorCode::Unreachable && (reads || error.is_marked(ErrorMark::NotSent)) => {}
                 done => return done,
             }
         }
@@ -225,36 +228,62 @@ mod tests {
         assert_eq!(keys(&described["components"]["schemas"]["Actor"]["properties"]), keys(&node_json));
     }
 
-    /// B1: a session whose connection is dead undetected proves nothing. The node is in session with manager 2.
-    #[tokio::test]
-    async fn moved_worker_is_asked_through_its_current_host() {
+    /// Asks for the actors of a worker: this manager's session answers with `here`, managers 2 and 3 with `there`. Returns the
+    /// answer, and how many of them were asked.
+    async fn of_worker(
+        ask: ActorsAsk,
+        here: ErrorCode,
+        there: Result<&str, ErrorBody>,
+    ) -> (Result<String, ErrorBody>, usize) {
         use std::sync::atomic::{AtomicUsize, Ordering};
         let asked = Arc::new(AtomicUsize::new(0));
-        let (worker, other) = (NodeId::from_entropy(9), NodeId::from_entropy(2));
         let replica = tokio::sync::watch::channel(Arc::<Replica>::default()).1;
         let runtime = crate::tests::runtime(replica, crate::tests::unreachable_actor());
         let runtime = Arc::try_unwrap(runtime).ok().expect("no other reference");
-        let sessions = muster_kernel::Recipient::new(|msg| {
+        let sessions = muster_kernel::Recipient::new(move |msg| {
             let SessionsMsg::AskNode { reply, .. } = msg;
-            let _gone = reply.send(Err(ErrorBody::new(ErrorCode::TimedOut, "no answer")));
+            let _gone = reply.send(Err(ErrorBody::new(here, "no answer")));
             Ok(())
         });
-        let count = Arc::clone(&asked);
-        let call: crate::ports::PeerCalls = Arc::new(move |to, _, _| {
-            assert_eq!(to, other);
+        let (count, there) = (Arc::clone(&asked), there.map(|text| text.as_bytes().to_vec()));
+        let call: crate::ports::PeerCalls = Arc::new(move |_, _, _| {
             count.fetch_add(1, Ordering::Relaxed);
-            Box::pin(async { Ok(b"{}".to_vec()) })
+            let there = there.clone();
+            Box::pin(async move { there })
         });
-        let peers = Arc::new(move || BTreeSet::from([other]));
+        let peers = Arc::new(|| BTreeSet::from([2, 3].map(NodeId::from_entropy)));
         let manager = Arc::new(ManagerPorts { sessions, call, peers, ..runtime });
         let service = crate::tests::service(tokio::sync::watch::channel(Some(Arc::clone(&manager))).1);
-        let ask = async |ask: ActorsAsk| {
-            ActorRequests { service: &service, ask: &ask }.of_node(&manager, worker, REMOTE_ACTORS_TIMEOUT).await
-        };
-        let answer = ask(ActorsAsk::Tree).await;
-        assert_eq!((answer, asked.load(Ordering::Relaxed)), (Ok("{}".to_owned()), 1));
-        let answer = ask(ActorsAsk::Restart { path: "node/agent".to_owned() }).await;
-        assert_eq!(answer.map_err(|error| error.code), Err(ErrorCode::TimedOut), "it may have been carried out");
-        assert_eq!(asked.load(Ordering::Relaxed), 1);
+        let requests = ActorRequests { service: &service, ask: &ask };
+        let answer = requests.of_node(&manager, NodeId::from_entropy(9), REMOTE_ACTORS_TIMEOUT).await;
+        (answer, asked.load(Ordering::Relaxed))
+    }
+
+    fn restart() -> ActorsAsk {
+        ActorsAsk::Restart { path: "node/agent".to_owned() }
+    }
+
+    /// B1: a session whose connection is dead undetected proves nothing. The node is in session with another manager.
+    #[tokio::test]
+    async fn moved_worker_is_asked_through_its_current_host() {
+        let answer = of_worker(ActorsAsk::Tree, ErrorCode::TimedOut, Ok("{}")).await;
+        assert_eq!(answer, (Ok("{}".to_owned()), 1));
+        let (answer, asked) = of_worker(restart(), ErrorCode::TimedOut, Ok("{}")).await;
+        assert_eq!(
+            (answer.map_err(|error| error.code), asked),
+            (Err(ErrorCode::TimedOut), 0),
+            "it may have been carried out"
+        );
+    }
+
+    #[tokio::test]
+    async fn admin_action_that_may_be_done_is_sent_to_no_other_host() {
+        let lost = ErrorBody::new(ErrorCode::Unreachable, "the session ended");
+        let (answer, asked) = of_worker(restart(), ErrorCode::NotFound, Err(lost.clone())).await;
+        assert_eq!((answer, asked), (Err(lost.clone()), 1));
+        let not_sent = lost.clone().marked(ErrorMark::NotSent);
+        let (answer, asked) = of_worker(restart(), ErrorCode::NotFound, Err(not_sent)).await;
+        assert_eq!((answer.map_err(|error| error.code), asked), (Err(ErrorCode::Unreachable), 2));
+        assert_eq!(of_worker(ActorsAsk::Tree, ErrorCode::NotFound, Err(lost)).await.1, 2, "a read is safe to repeat");
     }
 }

@@ -88,10 +88,8 @@ impl Work<'_> {
             Ok(Err(ProposeError::Refused(refusal))) => return Ok(Proposed::Refused(refusal)),
             Ok(done) => done.map_err(|e| self.proposal_error(e))?,
             Err(AskError::Down) if self.asked.request_id != RequestId(0) => return Err(not_leading()),
-            // It restarted with the proposal in its mailbox or in flight: the request id makes a retry safe.
-            Err(error @ (AskError::Closed | AskError::TimedOut)) => {
-                return Err(ErrorBody::unknown_outcome(error));
-            }
+            // In its mailbox or in flight: the request id makes a retry safe. The same holds where the member restarted (`Closed`).
+            Err(error @ AskError::TimedOut) => return Err(ErrorBody::unknown_outcome(error)),
             Err(error) => return Err(error.into()),
         };
         self.asked.applied.store(applied.revision.0, Ordering::Relaxed);

@@ -211,7 +211,7 @@ impl Drop for Pending {
         if self.class == Class::Read && !self.inner.setup.reads {
             return;
         }
-        let why = ErrorBody::unknown_outcome("the caller disconnected before the answer");
+        let why = ErrorBody::new(ErrorCode::UnknownOutcome, "the caller disconnected before the answer");
         let line = self.line(draft, Outcome::UnknownOutcome, Some(&why), None);
         self.inner.tell(AuditMsg::Record { line, reply: None });
     }

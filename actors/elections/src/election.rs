@@ -109,27 +109,26 @@ impl ElectionShell {
 
     fn event(&self, event: &ElectionEvent) {
         let lease = &self.core.scene().key;
-        let mut counts = self.ports.counts.lock().unwrap_or_else(PoisonError::into_inner);
-        let counter = match event {
+        let counter: fn(&mut CoordinationCounts) -> &mut u64 = match event {
             ElectionEvent::Elected { name } => {
                 tracing::info!(%lease, holder = %name, "candidate elected");
-                &mut counts.leader_changes_total
+                |counts| &mut counts.leader_changes_total
             }
             ElectionEvent::Preferred { name } => {
                 tracing::info!(%lease, preferred = %name, "holder asked to yield to the preferred candidate");
-                &mut counts.leader_preemptions_total
+                |counts| &mut counts.leader_preemptions_total
             }
-            ElectionEvent::SkewPrevented { .. } => &mut counts.skew_preventions_total,
+            ElectionEvent::SkewPrevented { .. } => |counts| &mut counts.skew_preventions_total,
             ElectionEvent::Failed { why } => {
                 tracing::debug!(%lease, %why, "election failed");
-                &mut counts.failures_total
+                |counts| &mut counts.failures_total
             }
             ElectionEvent::CleanedUp { name } => {
                 tracing::info!(%lease, candidate = %name, "silent candidate deleted");
-                &mut counts.candidates_cleaned_up_total
+                |counts| &mut counts.candidates_cleaned_up_total
             }
         };
-        *counter += 1;
+        *counter(&mut self.ports.counts.lock().unwrap_or_else(PoisonError::into_inner)) += 1;
     }
 }
 

@@ -340,9 +340,7 @@ impl Newcomer {
             // Delivery is best effort.
             let _ = send(&mut arrival.tls, &Greeting::Refused(refusal)).await;
             let _ = timeout(GREETING_DEADLINE, arrival.tls.shutdown()).await;
-            if arrival.service == Service::Mesh {
-                let _ = timeout(GREETING_DEADLINE, discard(&mut arrival.tls)).await;
-            }
+            let _ = timeout(GREETING_DEADLINE, discard(&mut arrival.tls)).await;
         } else if let Some(sink) = self.reserve(Service::Http) {
             // From here on it counts as unauthenticated: a disconnect of its principal must not precede the answer.
             self.slot.anonymous(Service::Http);
@@ -393,10 +391,13 @@ impl Newcomer {
     }
 }
 
+/// What a refused dialer may have sent before it reads its refusal: a small frame.
+const MAX_EARLY_BYTES: u64 = 32 * 1024;
+
 /// Reads what a dialer sent before it was refused, to its end. Closed with unread data, a connection is reset, and a reset may
 /// overtake the refusal.
 async fn discard(tls: &mut Tls) {
-    let mut read = tls.take(JOIN_FRAME_LIMIT as u64);
+    let mut read = tls.take(MAX_EARLY_BYTES);
     let _ = tokio::io::copy(&mut read, &mut tokio::io::sink()).await;
 }
 

@@ -193,7 +193,7 @@ impl Dialer {
     }
 
     /// As [`Dialer::dial`], and sends `first` to a manager that has proved its identity, without waiting for its greeting, which
-    /// takes a round trip. A refused one is not read.
+    /// takes a round trip. A peer that refuses discards it.
     pub async fn dial_with<T: Serialize + Sync>(
         &self,
         addr: &str,
@@ -223,8 +223,13 @@ impl Dialer {
         let (node, role) = identity.node().expect("peer_identity returns nodes only");
         let mut stream: Framed<BoxStream> = Framed::new(Box::pin(tls));
         if let Some(first) = first.filter(|_| role == Role::Manager) {
-            // A peer that refuses may have closed the connection. Its greeting, which was sent before, says why.
-            let _closed = timeout(self.timeouts.greeting, stream.send(first)).await;
+            let limit = self.timeouts.greeting;
+            match timeout(limit, stream.send(first)).await {
+                // A peer that refuses may have closed the connection. Its greeting, which was sent before, says why.
+                Ok(Ok(()) | Err(FrameError::Io(_))) => {}
+                Ok(Err(source)) => return Err(DialError::Greeting { addr: addr.to_owned(), source }),
+                Err(_) => return Err(late(addr, Stage::Greeting, limit)),
+            }
         }
         let greeted = match service {
             Service::Http => Ok(()),

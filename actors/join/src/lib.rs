@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use muster_gateway::{Connection, Framed, JOIN_FRAME_LIMIT, Registration, Services};
-use muster_kernel::{Cx, Fault, Shell};
+use muster_kernel::{Arrived, Cx, Fault, Shell};
 use muster_messages::protocol::{LeaderCalls, Named, Service};
 use muster_messages::wire::{self, JoinFrame, JoinReply, JoinRequest, PeerCall};
 use muster_messages::{ErrorBody, ErrorCode, JoinView};
@@ -52,11 +52,14 @@ pub struct JoinPorts {
     pub limits: JoinLimits,
 }
 
+/// Connections that the gateway has admitted and the actor has not taken, and as many in its mailbox.
+const CONNECTION_QUEUE: usize = 64;
+
 /// Inputs of the service.
 #[derive(Named)]
 #[strum(serialize_all = "snake_case")]
 pub enum JoinMsg {
-    Connection(Box<Connection>),
+    Connection(Box<Arrived<Connection>>),
 }
 
 #[derive(Default)]
@@ -87,9 +90,9 @@ impl Shell for JoinService {
     const KIND: &'static str = "JoinService";
 
     async fn started(&mut self, cx: &Cx<JoinMsg>) -> Result<(), Fault> {
-        let (sink, connections) = mpsc::channel(64);
+        let (sink, connections) = mpsc::channel(CONNECTION_QUEUE);
         self.registration = Some(self.ports.services.register(Service::Join, sink));
-        cx.forward(connections, |connection| JoinMsg::Connection(Box::new(connection)));
+        cx.forward(connections, CONNECTION_QUEUE, |connection| JoinMsg::Connection(Box::new(connection)));
         Ok(())
     }
 
@@ -97,7 +100,7 @@ impl Shell for JoinService {
         let JoinMsg::Connection(connection) = msg;
         let (ports, counters, permits) = (self.ports.clone(), Arc::clone(&self.counters), Arc::clone(&self.permits));
         cx.spawn(async move {
-            let Connection { stream, remote, permit, .. } = *connection;
+            let Connection { stream, remote, permit, .. } = connection.item;
             let stream = Framed::new(stream).with_limit(JOIN_FRAME_LIMIT);
             let conversation = converse(stream, remote, &ports, &counters, &permits);
             let _late = tokio::time::timeout(ports.limits.conversation, conversation).await;

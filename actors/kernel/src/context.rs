@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use muster_messages::{Moment, WallTime};
-use tokio::sync::{Notify, mpsc, watch};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::task::{AbortHandle, JoinHandle};
 use tokio_util::sync::CancellationToken;
 
@@ -21,6 +21,12 @@ use crate::{Address, Clock, Intensity, Tree};
 /// How many failures an actor's own children may have. They are many and alike (sessions, peers, contended elections), one
 /// for each remote party. A remote failure may end many of them at once and must not end the others.
 const CHILDREN_INTENSITY: Intensity = Intensity { max: 1000, window: Duration::from_secs(60) };
+
+/// What arrived through a channel ([`Cx::forward`]). It counts as unhandled until it is dropped.
+pub struct Arrived<T> {
+    pub item: T,
+    _room: OwnedSemaphorePermit,
+}
 
 /// What one incarnation works with: its address, timers, tasks and children. All of them end with it.
 pub struct Cx<M: Send + 'static> {
@@ -131,8 +137,8 @@ impl<M: Send + 'static> Cx<M> {
         });
     }
 
-    /// Runs a task that ends with this incarnation, and sends its result to it as a message. The result is lost if the mailbox
-    /// is full.
+    /// Runs a task that ends with this incarnation, and sends its result to it as a message. That message is exempt from the
+    /// mailbox's bound: the result is lost only with this incarnation.
     pub fn report(&self, task: impl Future<Output = M> + Send + 'static) {
         let me = self.me.clone();
         self.spawn(async move {
@@ -197,7 +203,9 @@ impl<M: Send + 'static> Cx<M> {
                 let now = Some(part(&watched.borrow_and_update()));
                 if seen != now {
                     seen = now;
-                    let _gone = me.tell(msg());
+                    if me.tell(msg()).is_err() {
+                        return;
+                    }
                 }
                 if watched.changed().await.is_err() {
                     return;
@@ -206,12 +214,18 @@ impl<M: Send + 'static> Cx<M> {
         });
     }
 
-    /// Sends everything that arrives in a channel as messages. What a full mailbox refuses is dropped.
-    pub fn forward<T: Send + 'static>(&self, mut arriving: mpsc::Receiver<T>, msg: fn(T) -> M) {
-        let me = self.me.clone();
+    /// Sends what arrives in a channel as messages, at most `room` of them unhandled at a time: the rest stays in the channel, whose
+    /// bound the sender notices.
+    pub fn forward<T: Send + 'static>(&self, mut arriving: mpsc::Receiver<T>, room: usize, msg: fn(Arrived<T>) -> M) {
+        let (me, room) = (self.me.clone(), Arc::new(Semaphore::new(room)));
         self.spawn(async move {
-            while let Some(arrived) = arriving.recv().await {
-                let _full = me.tell(msg(arrived));
+            loop {
+                let permit = Arc::clone(&room).acquire_owned().await;
+                let permit = permit.expect("the semaphore is never closed");
+                let Some(item) = arriving.recv().await else { return };
+                if me.tell(msg(Arrived { item, _room: permit })).is_err() {
+                    return;
+                }
             }
         });
     }

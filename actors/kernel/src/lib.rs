@@ -33,7 +33,7 @@ pub use address::{Address, AskError, Recipient, Undeliverable};
 pub use alarm::Alarm;
 pub use beside::{AtWork, Beside};
 pub use clock::Clock;
-pub use context::Cx;
+pub use context::{Arrived, Cx};
 pub use fuse::Fuse;
 pub use parked::Parked;
 pub use shell::{Fault, Shell};

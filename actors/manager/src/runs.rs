@@ -33,10 +33,10 @@ pub fn runs(
         incompatible: incompatible.borrow().is_some(),
         incarnation: credentials.borrow().identity.incarnation,
     };
-    let (tell, level) = watch::channel(now((&wanted, &incompatible, &credentials)));
+    let (publish, runs) = watch::channel(now((&wanted, &incompatible, &credentials)));
     tokio::spawn(async move {
         loop {
-            tell.send_replace(now((&wanted, &incompatible, &credentials)));
+            publish.send_replace(now((&wanted, &incompatible, &credentials)));
             let changed = tokio::select! {
                 changed = wanted.changed() => changed,
                 changed = incompatible.changed() => changed,
@@ -47,5 +47,5 @@ pub fn runs(
             }
         }
     });
-    level
+    runs
 }

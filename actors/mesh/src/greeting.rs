@@ -85,7 +85,11 @@ impl Greeter {
     /// Dials `addr`, where `node` (if given) must answer, and exchanges hellos.
     pub async fn dial(self, addr: String, node: Option<NodeId>, probe: bool) -> Result<Opened, NotOpened> {
         let opening = async {
-            let own = current(self.own_hello).await?;
+            let Ok(own) = current(self.own_hello).await else {
+                // This side cannot open a session yet, but what it learns of a refusal or a closed port is worth knowing.
+                self.dialer.dial(&addr, node, None).await?;
+                return Err(HelloError::Starting.into());
+            };
             let hello = self.register.hello(own, probe);
             let dialed = self.dialer.dial(&addr, node, Some(&hello)).await?;
             let replica = Arc::clone(&self.replica.borrow());

@@ -4,16 +4,18 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
 use std::time::Duration;
 
-use muster_kernel::{Address, Recipient, Slot};
+use muster_kernel::{Address, Recipient, Slot, Undeliverable};
 use muster_messages::protocol::{MeshMsg, RaftMemberMsg, RaftTransport, SnapshotOutcome};
 use muster_messages::wire::{PeerCall, RaftPacket, SnapshotHead};
 use muster_messages::{ErrorBody, Member, NodeId, RaftId};
 use tokio::sync::oneshot;
 
-use crate::msg::Msg;
-use crate::msg::PeerMsg;
-use crate::peer_call::{End, no_session, result_of};
+use crate::msg::{Msg, PeerMsg};
+use crate::peer_call::{End, no_session, result_of, too_many_waiting};
 use crate::register::BindingStore;
+
+/// The peer actor ends a call at its deadline and knows why; this bounds a call to one that does not.
+const DEADLINE_MARGIN: Duration = Duration::from_millis(500);
 
 /// The addresses of the peer actors, and which peers have a session.
 #[derive(Clone, Debug, Default)]
@@ -97,10 +99,12 @@ impl MeshHandle {
             .peers
             .get(to)
             .map(|peer| peer.tell(PeerMsg::Call { deadline, call: Box::new(call), reply: tx.into() }));
-        if !matches!(asked, Some(Ok(()))) {
-            return Err(no_session(to));
+        match asked {
+            Some(Ok(())) => {}
+            Some(Err(Undeliverable::Full)) => return Err(too_many_waiting()),
+            Some(Err(Undeliverable::Down)) | None => return Err(no_session(to)),
         }
-        match tokio::time::timeout(deadline, answer).await {
+        match tokio::time::timeout(deadline + DEADLINE_MARGIN, answer).await {
             Ok(answered) => answered.unwrap_or_else(|_| result_of(to, End::Failed)),
             Err(_) => result_of(to, End::TimedOut),
         }

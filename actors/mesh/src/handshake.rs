@@ -11,7 +11,7 @@ use crate::core::bindings::Newcomer;
 use crate::core::hello::Own;
 use crate::register::Register;
 
-/// For the whole exchange (5 s): four small frames; the rest is margin for a busy machine.
+/// For the whole exchange (5 s): small frames; the rest is margin for a busy machine.
 pub const HELLO_DEADLINE: Duration = Duration::from_secs(5);
 
 /// The result of a hello that both sides accepted.

@@ -121,7 +121,9 @@ impl EndpointContext {
     }
 
     fn count_dropped(&self, session: &Session, foreign: usize, unknown: usize) {
-        self.count(|c| c.dropped.unknown_member_id += unknown as u64);
+        if unknown > 0 {
+            self.count(|c| c.dropped.unknown_member_id += unknown as u64);
+        }
         if foreign > 0 {
             self.count(|c| c.dropped.foreign_member_id += foreign as u64);
             self.offence(session, "foreign_member_id");

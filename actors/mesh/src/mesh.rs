@@ -151,7 +151,7 @@ impl MeshShell {
         };
         self.sessions.end_other_processes(node, start);
         if news {
-            self.peers.send_bindings(&self.register);
+            self.peers.send_bindings(&self.register.all());
         }
         let certificate = opened.identity.clone();
         let Some(number) = self.sessions.open(cx, dialed, start, opened) else { return };
@@ -247,7 +247,7 @@ impl Shell for MeshShell {
 
         let (sink, connections) = mpsc::channel(CONNECTION_QUEUE);
         self.registration = Some(self.wiring.services.register(Service::Mesh, sink));
-        cx.forward(connections, |connection| Msg::Connection(Box::new(connection)));
+        cx.forward(connections, CONNECTION_QUEUE, |connection| Msg::Connection(Box::new(connection)));
         // Only the parts that the mesh uses: the rest changes with every write.
         let parts = |replica: &Arc<Replica>| (replica.tables.members.clone(), replica.raft.raft_id);
         cx.on_change_of(self.wiring.replica.clone(), parts, || Msg::Replica);
@@ -258,7 +258,7 @@ impl Shell for MeshShell {
         match msg {
             Msg::Protocol(msg) => self.protocol(cx, msg),
             Msg::Members | Msg::Replica => self.observe(cx),
-            Msg::Connection(connection) => self.greetings.accept(cx, *connection),
+            Msg::Connection(connection) => self.greetings.accept(cx, connection.item),
             Msg::Endpoint(news) => self.endpoint(cx, news),
             Msg::ProcessChecked { binding, because, alive } => self.alive(&binding, because, alive),
             Msg::PeerStarted(node) => self.link(node),

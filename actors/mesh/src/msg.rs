@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster_gateway::Connection;
+use muster_kernel::Arrived;
 use muster_messages::protocol::{MeshMsg, Named, Reply};
 use muster_messages::wire::{IdentityBinding, PeerCall, RaftPacket, SnapshotHead, StartId};
 use muster_messages::{ErrorBody, NodeId};
@@ -22,7 +23,7 @@ pub enum Msg {
     /// The members changed: read the slot.
     Members,
     Replica,
-    Connection(Box<Connection>),
+    Connection(Box<Arrived<Connection>>),
     Endpoint(EndpointEvent),
     PeerStarted(NodeId),
     Greeted(Box<Greeted>),

@@ -22,7 +22,7 @@ use crate::core::outgoing::{OutgoingSnapshot, Piece, Report, TransferNumber};
 use crate::core::waiting::WaitingCalls;
 use crate::core::windows::{Kind, PIECE_DEADLINE, RAFT_DEADLINE, Windows};
 use crate::msg::{PeerMsg, PeerStarted};
-use crate::peer_call::{CallContent, End, Link, no_session, result_of, send};
+use crate::peer_call::{CallContent, End, Link, no_session, result_of, send, too_many_waiting};
 use crate::raft_reports::RaftReports;
 use crate::session::{EndReason, MAX_QUEUED_BYTES};
 
@@ -216,9 +216,7 @@ impl PeerShell {
         if self.link.is_none() {
             let _gone = call.reply.send(Err(no_session(self.node)));
         } else if let Err(Call { reply, .. }) = self.waiting.push(cx.now(), deadline, call) {
-            let text = "too many calls to this manager are waiting; retry later";
-            let refusal = ErrorBody::new(ErrorCode::TooManyRequests, text).retry_after(Duration::from_millis(200));
-            let _gone = reply.send(Err(refusal));
+            let _gone = reply.send(Err(too_many_waiting()));
         } else {
             self.pump(cx);
             // It waits behind others, or for room in the session's queue.

@@ -100,6 +100,12 @@ pub fn send(
     Ok(())
 }
 
+/// The queue of calls to a manager, or the mailbox before it, is full.
+pub fn too_many_waiting() -> ErrorBody {
+    let text = "too many calls to this manager are waiting; retry later";
+    ErrorBody::new(ErrorCode::TooManyRequests, text).retry_after(Duration::from_millis(200))
+}
+
 /// What the caller of a service receives.
 pub fn result_of(node: NodeId, end: End) -> Result<Vec<u8>, ErrorBody> {
     match end {

@@ -9,7 +9,6 @@ use crate::handle::Peers;
 use crate::msg::{Msg, PeerMsg};
 use crate::peer::PeerShell;
 use crate::peer_call::Link;
-use crate::register::Register;
 
 /// Messages waiting for a peer actor: Raft sends a few per tick and batch.
 const PEER_MAILBOX: usize = 4096;
@@ -69,9 +68,9 @@ impl PeerActors {
     }
 
     /// Announces this manager's bindings to all peers with a session.
-    pub fn send_bindings(&self, register: &Register) {
+    pub fn send_bindings(&self, bindings: &[IdentityBinding]) {
         for peer in self.addresses.up().into_iter().filter_map(|node| self.addresses.get(node)) {
-            let _down = peer.tell(PeerMsg::IdentityBindings(register.all()));
+            let _down = peer.tell(PeerMsg::IdentityBindings(bindings.to_vec()));
         }
     }
 }

@@ -68,10 +68,10 @@ impl Campaign {
     }
 
     /// Starts or ends it, as decided.
-    pub fn follow(&mut self, cx: &Cx<Msg>, stands: bool) {
+    pub fn follow(&mut self, cx: &Cx<Msg>, wanted: bool) {
         match &self.elect {
-            Elect::None if stands => self.begin(cx),
-            Elect::Running(elector) if !stands => {
+            Elect::None if wanted => self.begin(cx),
+            Elect::Running(elector) if !wanted => {
                 let elector = elector.clone();
                 elector.stop();
                 self.end(cx, Some(elector), Duration::ZERO);

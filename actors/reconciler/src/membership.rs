@@ -59,7 +59,7 @@ pub enum Msg {
 pub struct MemberShell {
     setup: MemberSetup,
     core: Admission,
-    /// `None` after a crash.
+    /// `None` before the start, and for a serving member whose earlier incarnation crashed.
     lease: Option<MemberLease>,
     view: Arc<watch::Sender<MemberView>>,
     leave: Leave,

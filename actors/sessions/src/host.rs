@@ -6,12 +6,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster_gateway::{Connection, Registration, Services};
-use muster_kernel::{Address, Alarm, Cx, Fault, Shell, Spec};
+use muster_kernel::{Address, Alarm, Arrived, Cx, Fault, Shell, Spec};
 use muster_messages::protocol::{LeaderCalls, Named, Service, SessionsMsg};
 use muster_messages::wire::{HostFrame, PeerCall, SessionDigest, SessionFact};
 use muster_messages::{NodeId, Replica};
 use serde_json::{Value, json};
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc, watch};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::timeout;
 use tracing::{debug, info, warn};
 
@@ -28,7 +28,7 @@ use crate::line::reject;
 pub enum Msg {
     #[strum(transparent)]
     Protocol(SessionsMsg),
-    Arrived(Box<Arrival>),
+    Arrived(Box<Arrived<Connection>>),
     Replica,
     Reported {
         node: NodeId,
@@ -45,12 +45,6 @@ pub enum Msg {
         ok: bool,
     },
     Wake,
-}
-
-/// A connection that passes through the mailbox.
-pub struct Arrival {
-    connection: Connection,
-    _room: OwnedSemaphorePermit,
 }
 
 impl From<SessionsMsg> for Msg {
@@ -133,7 +127,7 @@ impl SessionsShell {
                     cx.spawn(reject(connection, HostFrame::Ended(refusal), self.ports.config.write_deadline));
                 }
             }
-            Effect::Move { node } => self.sessions.send_away(node),
+            Effect::Move { node } => self.sessions.move_away(node),
             Effect::Digest(digest) => self.send_digest(cx, digest),
             Effect::DuplicateFound(duplicate) => warn_of(&duplicate),
             Effect::DuplicateResolved(node) => info!(%node, "duplicate node identity resolved"),
@@ -171,19 +165,10 @@ impl SessionsShell {
 
     /// From here on the gateway's connections arrive as messages, a bounded number at a time.
     fn listen(&mut self, cx: &Cx<Msg>) {
-        let (sink, mut connections) = mpsc::channel(self.ports.config.arrivals);
+        let room = self.ports.config.arrivals;
+        let (sink, connections) = mpsc::channel(room);
         self.registration = Some(self.ports.services.register(Service::Agent, sink));
-        let (me, room) = (cx.me().clone(), Arc::new(Semaphore::new(self.ports.config.arrivals)));
-        cx.spawn(async move {
-            while let Some(connection) = connections.recv().await {
-                let permit = Arc::clone(&room).acquire_owned().await;
-                let permit = permit.expect("the semaphore of the arrivals is never closed");
-                let arrival = Arrival { connection, _room: permit };
-                if me.tell(Msg::Arrived(Box::new(arrival))).is_err() {
-                    return;
-                }
-            }
-        });
+        cx.forward(connections, room, |connection| Msg::Arrived(Box::new(connection)));
     }
 
     /// One message per replica taken: however often it changes, only the newest counts.
@@ -216,7 +201,7 @@ impl Shell for SessionsShell {
             Msg::Protocol(SessionsMsg::AskNode { node, ask, deadline_ms, reply }) => {
                 self.sessions.ask(node, ask, Duration::from_millis(deadline_ms), reply);
             }
-            Msg::Arrived(arrival) => self.arrived(cx, arrival.connection),
+            Msg::Arrived(arrival) => self.arrived(cx, arrival.item),
             Msg::Replica => self.replica(cx),
             Msg::Reported { node, fact, connected } => self.step(cx, Input::Reported { node, fact, connected }),
             Msg::Forget { node, seen } => self.sessions.forget(cx, node, seen),

@@ -85,7 +85,7 @@ impl HostedSessions {
     }
 
     /// The agent should find a manager that has a leader.
-    pub fn send_away(&self, node: NodeId) {
+    pub fn move_away(&self, node: NodeId) {
         if let Some(child) = self.children.get(&node) {
             let reason = "this manager has no leader".to_owned();
             // A session that is restarting has no connection to move.

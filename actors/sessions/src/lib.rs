@@ -17,6 +17,6 @@ pub use self::config::{DispatcherConfig, SessionsConfig};
 pub use self::dispatcher::{
     DispatcherPorts, DispatcherShell, Msg as DispatcherMailbox, dispatcher_address, dispatcher_spec,
 };
-pub use self::host::{Arrival, Msg as SessionsMailbox, SessionsPorts, SessionsShell, sessions_address, sessions_spec};
+pub use self::host::{Msg as SessionsMailbox, SessionsPorts, SessionsShell, sessions_address, sessions_spec};
 pub use self::line::Incoming;
 pub use self::session::{Msg as SessionMailbox, SessionShell};

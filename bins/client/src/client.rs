@@ -196,7 +196,9 @@ impl Client {
     }
 
     fn lost(&self, why: &str) -> Failure {
-        ErrorBody::unknown_outcome(format!("lost the connection to {} ({why})", self.target)).into()
+        // Reads end here as well: what to check before a repetition is the command's to say.
+        let message = format!("lost the connection to {} ({why}): the outcome of the request is unknown", self.target);
+        Failure::new(ErrorCode::UnknownOutcome, message)
     }
 }
 

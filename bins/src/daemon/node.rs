@@ -65,7 +65,6 @@ pub struct Shared {
     pub tree: Tree,
 }
 
-/// What `status` shows on a manager that restored a backup.
 /// A running node.
 pub struct Node {
     root: Supervisor,

@@ -30,7 +30,7 @@ pub enum AuthorityState {
     Retiring,
     /// Only recorded certificates of it count. Its key is deleted.
     Retired,
-    /// In the wrong hands: a recorded certificate of it only lets its node ask for another one. Its key is deleted.
+    /// Others may have its key: a recorded certificate of it only lets its node ask for another one. Its key is deleted.
     Revoked,
 }
 
@@ -78,7 +78,7 @@ pub struct Authority {
     pub origin: AuthorityOrigin,
     /// Of a prepared root: it is activated as soon as the nodes trust it. Otherwise an operator activates it.
     pub automatic: bool,
-    /// Its key is in the wrong hands: once it no longer signs, it is revoked as soon as it can be.
+    /// Others may have its key: once it no longer signs, it is revoked as soon as it can be.
     pub compromised: bool,
     /// By each root whose key was there when this one was prepared.
     pub vouchers: Vec<Voucher>,
@@ -124,7 +124,7 @@ pub enum AuthorityChange {
     Prepare {
         /// The root that signs now. With the first rotation it is recorded, too.
         signer: RootId,
-        /// The signer's key is in the wrong hands.
+        /// Others may have the signer's key.
         compromised: bool,
         root: RootId,
         cert_pem: String,

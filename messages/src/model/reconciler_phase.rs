@@ -1,4 +1,4 @@
-//! Where a reconciler stands: its phase, the reason, the path of its gate, and what a runner reports.
+//! The state of a reconciler: its phase, the reason, the path of its gate, and what a runner reports.
 //!
 //! The words are the contract's. They are defined here once, for the library that finds a reconciler's state (`gates`), for
 //! the runner that reports it, and for the command line.
@@ -36,7 +36,7 @@ words! {
 words! {
     /// Why a reconciler is in its phase.
     PhaseReason {
-        /// The phase says it all.
+        /// The phase needs no reason.
         Unneeded => "",
         NoDefinition => "no-definition",
         NoCandidate => "no-candidate",
@@ -145,7 +145,7 @@ impl Hold {
 words! {
     /// How a gate reaches a target.
     GatePath {
-        /// There is no gate: it is created once the first run has succeeded. No member below the floor may serve meanwhile.
+        /// No gate exists yet: it is created once the first run has succeeded. No member below the floor may serve meanwhile.
         First => "first",
         /// It has reached it.
         Reached => "reached",

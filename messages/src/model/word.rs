@@ -85,12 +85,9 @@ impl<T: Words> Word<T> {
             Self::Other(text) => text,
         }
     }
-    /// The same word in a list that contains this one.
-    pub fn within<U: Words>(&self, whole: impl FnOnce(T) -> U) -> Word<U> {
-        match self {
-            Self::Known(word) => Word::Known(whole(*word)),
-            Self::Other(text) => Word::Other(text.clone()),
-        }
+    /// The same word in another list.
+    pub fn within<U: Words>(&self) -> Word<U> {
+        Word::from(self.text())
     }
     /// The value, if this release knows the word.
     pub fn known(&self) -> Option<T> {
@@ -128,8 +125,8 @@ impl<T: Words> Serialize for Word<T> {
 }
 impl<'de, T: Words> Deserialize<'de> for Word<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = <std::borrow::Cow<'de, str>>::deserialize(deserializer)?;
-        Ok(Self::from(text.as_ref()))
+        let text = String::deserialize(deserializer)?;
+        Ok(T::of(&text).map_or(Self::Other(text), Self::Known))
     }
 }
 

@@ -29,7 +29,7 @@ const PROPOSE_TIMEOUT: Duration = Duration::from_secs(2);
 pub const MAX_FORMER_CERTIFICATES: usize = 6;
 const CURRENT_CERTIFICATES: usize = 2;
 
-/// The adversaries' requests.
+/// Whether they act in this run.
 #[derive(Clone, Debug, Default)]
 pub struct Adversaries {
     active: bool,

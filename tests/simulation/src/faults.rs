@@ -25,7 +25,7 @@ pub enum TimedFault {
     Disk(MachineIdx, u32),
 }
 
-/// Active faults and their traces.
+/// What faults remember of earlier ones.
 #[derive(Clone, Debug, Default)]
 pub struct Faults {
     conditions_number: u32,

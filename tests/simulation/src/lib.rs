@@ -5,9 +5,9 @@
 //! - [`Run`]: one random run of a [`Kind`]: a growing cluster under load and faults, many candidates for leases, a
 //!   fleet under release gates, or an upgrade of manager after manager; afterwards it must settle. [`sweep`] runs many seeds. This package's binary does both.
 //! - [`Simulation`] with the steps of `scenario`: a fault-free simulation with scripted faults.
-//!   It drives the `world`, which is what exists: machines with their actors, connections and the processes of a fleet. Beside
-//!   the world are what acts on it and is never seen by it: `clients`, `candidates`, `registers`, `watchers`, `adversaries`,
-//!   `recoveries` and `faults`. Each part's functions take the world.
+//!   It drives the `world`: machines with their actors, connections and the processes of a fleet. `clients`, `candidates`,
+//!   `registers`, `watchers`, `adversaries`, `recoveries` and `faults` act on it; it holds none of their state. Each part's
+//!   functions take the world.
 //! - [`Bug`]: injected bugs. `docs/invariants.md` lists the invariants.
 //!
 //! What a core cannot observe is simplified: connections between agents and hosts keep order and may break; the mesh

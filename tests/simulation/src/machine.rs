@@ -167,7 +167,7 @@ pub struct Caller {
 }
 
 impl Caller {
-    /// The `life` of an adversary, which is no machine's.
+    /// The `life` in an adversary's requests. A machine never reaches it.
     pub const ADVERSARY: u32 = u32::MAX;
 }
 

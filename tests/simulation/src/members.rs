@@ -6,9 +6,8 @@ use std::time::Duration;
 
 use muster_gateway::core::admission::{Admission, admit};
 use muster_messages::protocol::{Service, SnapshotOutcome};
-use muster_messages::wire::RaftPacket;
-use muster_messages::{ClusterId, NodeId, ObjectChange, RefusalReason, Revision};
-use muster_raft_member::core::{Answer, Batch, Input, Notice, Outbound, RaftCore};
+use muster_messages::{ClusterId, ObjectChange, RefusalReason, Revision};
+use muster_raft_member::core::{Answer, Batch, Bundle, Input, Notice, Outbound, RaftCore, bundles};
 use muster_store::History;
 
 use crate::blocks::Blocks;
@@ -414,12 +413,8 @@ impl ManagerRuntime {
     }
 
     fn send(world: &mut World, from: MachineIdx, outbound: Vec<Outbound>) {
-        let mut by_node: BTreeMap<NodeId, Vec<RaftPacket>> = BTreeMap::new();
-        for out in outbound {
-            by_node.entry(out.node).or_default().push(out.packet);
-        }
         let sender = world.machines[from].runtime.as_ref().map_or(0, |h| h.number);
-        for (node, packets) in by_node {
+        for Bundle { node, packets, .. } in bundles(outbound) {
             let Some(to) = world.idx_of(node) else { continue };
             let delivery = world.net.send(world.time.now(), from, to, &mut world.rng);
             world.totals.add("fault: packet out of order", u64::from(delivery.reordered));

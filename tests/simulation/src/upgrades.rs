@@ -51,15 +51,44 @@ pub struct Levels {
 
 /// The feature level from which on every build can decode the command.
 pub(crate) fn required_level(command: &Command) -> u32 {
-    let change = |change: &Change| {
-        matches!(
-            change,
-            Change::RenameNode { .. }
-                | Change::IssueCertificate { .. }
-                | Change::RevokeCertificates(_)
-                | Change::CertificateSeen { .. }
-                | Change::PinUser { .. }
-        )
+    let change = |change: &Change| match change {
+        Change::RenameNode { .. }
+        | Change::IssueCertificate { .. }
+        | Change::RevokeCertificates(_)
+        | Change::CertificateSeen { .. }
+        | Change::PinUser { .. }
+        | Change::Authority(_) => true,
+        Change::Found { .. }
+        | Change::CreateNode(_)
+        | Change::SetDesiredRole { .. }
+        | Change::GrantRole { .. }
+        | Change::SetRemoving { .. }
+        | Change::DeleteNode(_)
+        | Change::Block(_)
+        | Change::Unblock(_)
+        | Change::UpdateLabels { .. }
+        | Change::Report { .. }
+        | Change::SetLiveness { .. }
+        | Change::RecordCertificate { .. }
+        | Change::AskRotate(_)
+        | Change::CertificateFailed(_)
+        | Change::PutToken(_)
+        | Change::UseToken(_)
+        | Change::DeleteToken(_)
+        | Change::PutUser(_)
+        | Change::DeleteUser(_)
+        | Change::SetFeatureLevel(_)
+        | Change::CreateObject(_)
+        | Change::UpdateObject { .. }
+        | Change::DeleteObject { .. }
+        | Change::AcquireLease { .. }
+        | Change::ReleaseLease { .. }
+        | Change::ExpireLease(_)
+        | Change::SetGuard { .. }
+        | Change::PutAccessToken(_)
+        | Change::DeleteAccessToken(_)
+        | Change::Reconciler(_)
+        | Change::RecordDuplicate { .. } => false,
     };
     let guard = |guard: &Guard| matches!(guard, Guard::Request { .. });
     let newer = command.changes.iter().any(change) || command.guards.iter().any(guard);
@@ -101,8 +130,7 @@ pub fn simulate(sim: &mut Simulation) -> Result<(), Failure> {
         sim.run_to(next)?;
     }
     sim.world.resting = true;
-    sim.settle_within(CONVERGENCE_LIMIT)?;
-    Ok(())
+    sim.settle_within(limit.since(sim.world.now()))
 }
 
 fn unsettled(sim: &Simulation) -> Option<String> {

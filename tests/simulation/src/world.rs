@@ -4,8 +4,9 @@
 //!             totals, the reference model, the checked states, the first violation.
 //! Inputs      calls of its parts' functions, which all take the world: an actor's effects reach other actors, on other machines.
 //! Outputs     events at later times.
-//! Invariants  it knows no user and no fault: clients, candidates, adversaries and faults are parts of
-//!             [`Simulation`](crate::simulation::Simulation), act on the world, and learn of answers by events.
+//! Invariants  it holds no state of users or of faults, only whether they are active: clients, candidates, adversaries and
+//!             faults are parts of [`Simulation`](crate::simulation::Simulation). They act on the world; an answer changes
+//!             their state by an event.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;

@@ -42,15 +42,14 @@ pub fn kind_of(request: &Request) -> Kind {
         | Request::NodeWatch { .. }
         | Request::BlocklistList { .. }
         | Request::RaftStatus { .. } => Kind::StaleableRead,
-        Request::TokenList | Request::TokenShow { .. } => Kind::SecretRead,
         Request::Lease(LeaseRequest::Watch { .. }) => Kind::Read,
-        Request::Lease(
-            LeaseRequest::List { .. } | LeaseRequest::Get { .. } | LeaseRequest::Guards | LeaseRequest::Renew { .. },
-        ) => Kind::LeaderRead,
+        Request::Lease(LeaseRequest::Renew { .. }) => Kind::LeaderRead,
         Request::Actors { ask: ActorsAsk::Tree | ActorsAsk::Inspect { .. }, .. } => Kind::Actors,
         Request::Actors { .. } => Kind::ActorsAdmin,
         other => match right_to(other) {
-            Right::Identity | Right::Read | Right::OperatorRead | Right::Secrets | Right::LeaseRead => Kind::Read,
+            Right::Identity | Right::Read => Kind::Read,
+            Right::OperatorRead | Right::Secrets => Kind::SecretRead,
+            Right::LeaseRead => Kind::LeaderRead,
             Right::LeaseWrite | Right::Participate | Right::Change => Kind::Write,
         },
     }

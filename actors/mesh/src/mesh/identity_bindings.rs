@@ -12,7 +12,7 @@ impl MeshShell {
     /// MESH-23.
     pub(super) fn member_id_announced(&self, node: NodeId, start: StartId, member_id: RaftId) {
         if self.register.member_id_announced(node, start, member_id) {
-            self.peers.send_bindings(&self.register);
+            self.peers.send_bindings(&self.register.all());
         }
     }
 
@@ -37,7 +37,7 @@ impl MeshShell {
             }
         }
         if gave_way {
-            self.peers.send_bindings(&self.register);
+            self.peers.send_bindings(&self.register.all());
         }
     }
 
@@ -47,7 +47,7 @@ impl MeshShell {
             self.sessions.end_process(start);
         }
         if news {
-            self.peers.send_bindings(&self.register);
+            self.peers.send_bindings(&self.register.all());
         }
     }
 }

@@ -28,7 +28,7 @@ impl CommitNews {
         self.sent = newer.unwrap_or(self.sent);
         newer.is_some()
     }
-    /// Sets the time of the message, or none without news.
+    /// Plans the message, or cancels it if the others know everything.
     pub fn plan(&mut self, now: Moment, committed: Option<u64>, within: Duration) {
         let news = committed.is_some_and(|committed| committed > self.sent);
         self.at = news.then(|| self.at.unwrap_or(now + within));

@@ -415,7 +415,7 @@ impl Run {
         out.extend(self.reporting.next(now, progress).map(|progress| Effect::Report(Box::new(progress))));
     }
 
-    /// Where it stands, for people.
+    /// Its progress, for people.
     pub fn progress(&mut self, wall: WallTime) -> Progress {
         let described = self.phase.describe(&self.who.reconciler);
         let since = self.reporting.since(&described, wall);

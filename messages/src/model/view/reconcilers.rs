@@ -211,7 +211,7 @@ pub struct PlannedObjectView {
     pub after: Option<PlannedSideView>,
 }
 
-/// Why a release does not begin: what an operator must do first.
+/// Why a release does not begin, apart from serving members.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HoldView {
     /// For scripts.

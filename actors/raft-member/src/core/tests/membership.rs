@@ -43,6 +43,25 @@ fn new_learner_is_not_probed_before_its_first_append() {
     }
 }
 
+/// An earlier leader may have sent it much of the log.
+#[test]
+fn learner_that_an_earlier_leader_added_is_probed() {
+    let mut w = World::cluster(46, 3);
+    let former = w.leading().expect("a leader");
+    w.create(4);
+    w.start_empty(4);
+    let raft_id = w.core(former).tables().next_raft_id;
+    let kind = MembershipChangeKind::AddLearner { node: node_id(4), raft_id, addr: "10.0.0.4:4400".to_owned() };
+    let added = w.propose_membership(former, kind);
+    let last = |w: &World, n: usize| w.core(n).log_span().1;
+    let before = last(&w, former);
+    w.until("the entry is in every log", |w| (1..=3).all(|n| last(w, n) > before));
+    assert!(w.answer(added).is_none(), "not committed yet");
+    w.crash(former, usize::MAX);
+    w.until("another leader adds it", |w| w.core(4).tables().membership_of(node_id(4)) == Membership::Learner);
+    assert!(w.rejected_appends > 0);
+}
+
 #[test]
 fn member_id_with_lost_data_is_never_used_again() {
     let mut w = World::cluster(40, 3);

@@ -174,7 +174,7 @@ impl Run {
     fn hold(&mut self, hold: &HoldView) {
         // An operator must resolve whatever only a newer release knows.
         let phase = hold.reason.known().map_or(ReconcilerPhase::Blocked, HoldReason::phase);
-        let reason = hold.reason.within(PhaseReason::Held);
+        let reason = hold.reason.within();
         self.phase = Phase::Waiting(Described { phase, reason, message: hold.message.clone() });
     }
 
