@@ -17,6 +17,8 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
+use crate::cluster::until;
+
 /// Maximum wait of an attacker's connection for the other side.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -77,6 +79,23 @@ impl Caller {
             Ok(_) => Err(HandshakeError::Broken(io::ErrorKind::UnexpectedEof.into())),
             Err(_) => Err(HandshakeError::Broken(io::ErrorKind::TimedOut.into())),
         }
+    }
+
+    /// Connects, one time after the other, until a follower refuses it; returns the reason. Until its replica has what ended the
+    /// right of these credentials, a follower welcomes them, or refuses them for one of `meanwhile`. It disconnects without a
+    /// greeting a connection that loses its right before: at most one, because the right is lost once.
+    pub async fn refused_by_follower(&self, meanwhile: &[RefusalReason]) -> Outcome<RefusalReason> {
+        let mut broken = Vec::new();
+        until("a follower refuses it", async || match self.greeted().await {
+            Ok(_) => Ok(None),
+            Err(HandshakeError::Refused(reason)) => Ok(Some(reason).filter(|reason| !meanwhile.contains(reason))),
+            Err(HandshakeError::Broken(error)) => {
+                broken.push(error);
+                assert!(broken.len() < 2, "no greeting: {broken:?}");
+                Ok(None)
+            }
+        })
+        .await
     }
 }
 

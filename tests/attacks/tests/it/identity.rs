@@ -239,13 +239,12 @@ async fn demoted_manager_certificate_opens_no_mesh_session() {
         .await
         .expect("it is demoted");
         // Whichever manager is asked, the leader answers: a follower's own replica has the demotion a moment later.
-        until("its replica has the demotion", async || {
-            let greeted = caller(&cluster, manager, Service::Mesh, &old).greeted().await;
-            let reason = greeted.err().and_then(|no| no.reason());
-            Ok((reason == Some(RefusalReason::Demoted)).then_some(()))
-        })
-        .await
-        .expect("it refuses the demoted manager");
+        if *manager == leader {
+            refused(&cluster, manager, Service::Mesh, &old, &[RefusalReason::Demoted]).await;
+        } else {
+            let reason = caller(&cluster, manager, Service::Mesh, &old).refused_by_follower(&[]).await;
+            assert_eq!(reason, Ok(RefusalReason::Demoted), "{manager}");
+        }
         // Agent service and API still accept it as a node, which it is.
         drop(welcomed(&cluster, manager, Service::Api, &old).await);
     }
