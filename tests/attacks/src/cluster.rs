@@ -13,8 +13,8 @@ use tempfile::TempDir;
 
 use crate::daemon::Daemon;
 
-/// Raft timing for attacks whose harm shows in term and leader: on a busy machine a leader without processor time for a moment stays
-/// leader.
+/// Raft timing for attacks that are not about time: on a busy machine a leader without processor time for a moment stays leader.
+/// It hides stalls of up to three seconds.
 const SLOW_RAFT_TIMING: &str = "[raft]\nheartbeat = \"200ms\"\nelection_timeout = \"3s\"\n";
 
 /// On drop every process is killed and the folder is deleted.
@@ -31,7 +31,7 @@ impl Cluster {
         Self::configured(program, Some(SLOW_RAFT_TIMING), managers, workers).await
     }
 
-    /// The same with the shipped timing, for attacks whose load could cost a leader its leadership.
+    /// The same with the shipped timing, for attacks whose load or stalls could cost a leader its leadership.
     pub async fn with_shipped_timing(program: &Path, managers: usize, workers: usize) -> Outcome<Self> {
         Self::configured(program, None, managers, workers).await
     }

@@ -1,6 +1,6 @@
 //! Attacks by other users of a node's machine: on its metrics port, and with prepared folders.
 
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
@@ -109,12 +109,18 @@ fn socket_served_by_another_user_is_not_used() {
 #[tokio::test]
 async fn data_directory_is_private_to_its_user() {
     let cluster = Cluster::up(Path::new(PROGRAM), 1, 0).await.expect("a cluster");
-    let mut open = Vec::new();
+    let (mut open, mut seen) = (Vec::new(), 0);
     let mut folders = vec![cluster.node("n1").folder.clone()];
     while let Some(folder) = folders.pop() {
-        for entry in std::fs::read_dir(&folder).into_iter().flatten().flatten() {
-            // A temporary file of a running daemon may be gone meanwhile.
-            let Ok(found) = entry.metadata() else { continue };
+        for entry in std::fs::read_dir(&folder).unwrap_or_else(|e| panic!("{}: {e}", folder.display())) {
+            let entry = entry.expect("the folder can be read");
+            let found = match entry.metadata() {
+                Ok(found) => found,
+                // A temporary file of a running daemon.
+                Err(gone) if gone.kind() == ErrorKind::NotFound => continue,
+                Err(error) => panic!("{}: {error}", entry.path().display()),
+            };
+            seen += 1;
             if found.permissions().mode() & 0o077 != 0 {
                 open.push((entry.path(), found.permissions().mode() & 0o777));
             }
@@ -124,6 +130,7 @@ async fn data_directory_is_private_to_its_user() {
         }
     }
     assert!(open.is_empty(), "{open:?}");
+    assert!(seen > 5, "identity, log and socket: {seen}");
     tokio::time::timeout(Duration::from_secs(60), cluster.settled()).await.expect("in time").expect("it serves");
 }
 

@@ -17,10 +17,11 @@ use muster_messages::{NodeId, Principal, RaftId, RefusalReason, RequestId, Revis
 use muster_pki::{CsrKey, Issuer, NodeProfile};
 use serde_json::Value;
 
-/// The leader, and the certificate of a stopped manager.
+/// The leader, and the certificate of a stopped manager. With the shipped timing: a leader that stalls loses its leadership.
 struct Fixture {
     cluster: Cluster,
     leader: String,
+    term: u64,
     thief: NodeCredentials,
     dialer: Dialer,
     /// Data of the stolen directory: its starts.
@@ -31,8 +32,8 @@ struct Fixture {
 impl Fixture {
     async fn new() -> Self {
         let program = Path::new(env!("CARGO_BIN_EXE_muster-attack"));
-        let mut cluster = Cluster::up(program, 3, 0).await.expect("a cluster");
-        let (leader, _) = cluster.leader("n1").await.expect("a leader");
+        let mut cluster = Cluster::with_shipped_timing(program, 3, 0).await.expect("a cluster");
+        let (leader, term) = cluster.leader("n1").await.expect("a leader");
         let name = cluster.names().into_iter().rev().find(|name| *name != leader).expect("three managers");
         let thief = cluster.node(&name).credentials().expect("an identity");
         let starts = cluster.node(&name).starts().expect("starts").next(7);
@@ -42,7 +43,7 @@ impl Fixture {
         let members = status["members"].as_array().expect("members").clone();
         let member_id = members.iter().find(|m| m["node"] == own.as_str()).and_then(|m| m["raft_id"].as_u64());
         let (dialer, member_id) = (dialer(&thief), RaftId(member_id.expect("it had a member id")));
-        Self { cluster, leader, thief, dialer, starts, member_id }
+        Self { cluster, leader, term, thief, dialer, starts, member_id }
     }
     fn addr(&self) -> String {
         self.cluster.node(&self.leader).listen.to_string()
@@ -74,12 +75,26 @@ impl Fixture {
     fn rss_mib(&self) -> u64 {
         rss_kib(self.cluster.node(&self.leader).pid().expect("it runs")).expect("it runs") / 1024
     }
-    /// The cluster works, under the same leader.
-    async fn assert_unaffected(&self, term: u64) {
-        assert_eq!(self.cluster.leader(&self.leader).await.expect("a leader"), (self.leader.clone(), term));
+    /// The leader has logged no error; returns whether it still leads, in the same term.
+    async fn is_unaffected(&self) -> bool {
         let log = self.cluster.node(&self.leader).log();
         assert!(!log.contains("panicked") && !log.contains("ERROR"), "{log}");
+        let now = self.cluster.leader(&self.leader).await.expect("a leader");
+        now == (self.leader.clone(), self.term)
     }
+}
+
+/// Attacks a leader, which must stay leader. On a busy machine other programs may also cost it its leadership: then the attack is
+/// repeated once, in another cluster.
+async fn leader_withstands(attack: impl AsyncFn(&Fixture)) {
+    for _ in 0..2 {
+        let fixture = Fixture::new().await;
+        attack(&fixture).await;
+        if fixture.is_unaffected().await {
+            return;
+        }
+    }
+    panic!("each attack costs the leader its leadership");
 }
 
 fn count_offences(view: &Value, kind: &str) -> u64 {
@@ -110,8 +125,10 @@ fn packet(from: u64, to: u64) -> RaftPacket {
 
 #[tokio::test]
 async fn malicious_manager_harms_only_its_own_sessions() {
-    let fixture = Fixture::new().await;
-    let (_, term) = fixture.cluster.leader(&fixture.leader).await.expect("a leader");
+    leader_withstands(misbehaves_in_its_sessions).await;
+}
+
+async fn misbehaves_in_its_sessions(fixture: &Fixture) {
     let victim_member_id = {
         let manager = fixture.join().await;
         manager.victim.raft_id.expect("the leader has a member id").0
@@ -139,7 +156,6 @@ async fn malicious_manager_harms_only_its_own_sessions() {
     let reply = manager.ask(&envelope(manager.victim.tag, PeerMessage::Raft(forged))).await;
     println!("forged: {reply:?}");
     fixture.shows("they are counted", |v| v["endpoint"]["dropped"]["foreign_member_id"].as_u64() >= Some(2)).await;
-    fixture.assert_unaffected(term).await;
 
     // A hello in another node's name, and with another's member id.
     let identity = &fixture.thief.identity;
@@ -165,14 +181,14 @@ async fn malicious_manager_harms_only_its_own_sessions() {
     manager.authenticate(name).await;
     assert!(manager.ended().await, "no session in another's name");
     fixture.shows("it is counted", |v| count_offences(v, "handshake") >= 1).await;
-    fixture.assert_unaffected(term).await;
 }
 
 #[tokio::test]
 async fn manager_call_flood_is_bounded_and_forwarded_caller_trusted() {
-    let fixture = Fixture::new().await;
-    let (_, term) = fixture.cluster.leader(&fixture.leader).await.expect("a leader");
+    leader_withstands(forwards_calls_and_floods).await;
+}
 
+async fn forwards_calls_and_floods(fixture: &Fixture) {
     // A manager vouches for callers: a request relayed as an operator's is done. An invented worker has only a worker's rights.
     let mut manager = fixture.join().await;
     let tag = manager.victim.tag;
@@ -206,15 +222,16 @@ async fn manager_call_flood_is_bounded_and_forwarded_caller_trusted() {
     }
     let grown = fixture.rss_mib().saturating_sub(before);
     assert!(grown < 64, "unread calls cost {grown} MiB");
-    fixture.assert_unaffected(term).await;
 }
 
 /// A thief of a manager's disk or backup has the root key, and signs at will. The leader rejects
 /// a node without a record as manager, whatever grant its certificate carries.
 #[tokio::test]
 async fn leader_rejects_forged_manager() {
-    let fixture = Fixture::new().await;
-    let (_, term) = fixture.cluster.leader(&fixture.leader).await.expect("a leader");
+    leader_withstands(presents_forged_certificates).await;
+}
+
+async fn presents_forged_certificates(fixture: &Fixture) {
     let own = fixture.thief.identity.node().expect("a node's").0;
     let names = fixture.cluster.names();
     let stolen = names.iter().map(|name| fixture.cluster.node(name)).find(|node| {
@@ -253,5 +270,4 @@ async fn leader_rejects_forged_manager() {
         let expected = if granted == Some(1) { RefusalReason::Removed } else { RefusalReason::NotKnownHereYet };
         assert_eq!(error.reason(), Some(expected), "{granted:?}: {error}");
     }
-    fixture.assert_unaffected(term).await;
 }
