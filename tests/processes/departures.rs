@@ -139,13 +139,16 @@ impl Departures {
             Change::Removal => Request::NodeRemove { node: leaving.to_owned(), force: true },
         };
         let refusals = [ErrorCode::QuorumAtRisk, ErrorCode::DemoteFirst];
+        // An earlier try was sent, and its answer did not arrive in time.
+        let mut unanswered = false;
         eventually("the departure is accepted or refused", || match self.world.ask(asked, request.clone()) {
             Ok(_) => Some(None),
             Err(failure) if refusals.iter().any(|code| failure.is(*code)) => Some(Some(failure.code)),
-            // The answer to an earlier request did not arrive in time.
-            Err(failure) if change == Change::Removal && failure.is(ErrorCode::NotFound) => Some(None),
+            Err(failure) if change == Change::Removal && failure.is(ErrorCode::NotFound) && unanswered => Some(None),
             Err(failure) => {
                 assert!(failure.is_transient() || failure.is(ErrorCode::Internal), "{leaving}: {failure:?}");
+                // Without a quorum nothing was done.
+                unanswered |= !failure.is(ErrorCode::NoQuorum);
                 None
             }
         })

@@ -11,7 +11,9 @@ use muster_messages::Role;
 use muster_messages::wire::{ActorsAsk, ActorsOf, Request};
 use serde_json::Value;
 
-use crate::harness::{SLOW_HEARTBEAT, WAIT_LIMIT, World, Writer, between_checks, eventually, eventually_so};
+use crate::harness::{
+    SLOW_HEARTBEAT, UNANSWERED, WAIT_LIMIT, World, Writer, between_checks, eventually, eventually_so,
+};
 
 /// A node's current metrics.
 pub fn scraped(world: &mut World, name: &str) -> String {
@@ -182,8 +184,8 @@ fn leader_with_hung_disk_answers_and_shows_the_write() {
         slowest = slowest.max(asked.elapsed());
         assert_eq!(tree["path"], "node");
         // Asked through its session, which moves when this leader steps down.
-        let disk = world.muster_at("n2", &["actors", "inspect", "node/manager/raft-member/disk", "--node", "n1"]);
-        let disk = if disk.code == 0 { disk.json() } else { Value::Null };
+        let disk = ["actors", "inspect", "node/manager/raft-member/disk", "--node", "n1"];
+        let disk = world.muster_at("n2", &disk).done_unless(&UNANSWERED)?;
         (disk["handling"]["for_ms"].as_u64() >= Some(MIN_HANG_MS)).then_some(disk)
     });
     println!("disk hangs: {snapshots} requests, slowest {slowest:?}, {}", last["handling"]);

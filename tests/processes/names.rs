@@ -95,11 +95,7 @@ fn leader_actors_are_reachable_from_follower_socket() {
     let leader = world.leader_seen_by("n1");
     let follower = world.other_than(&[&leader]);
     let path = "node/manager/leader/role-manager";
-    // Another process answers, and has three seconds for it.
-    let seen = eventually("the leader answers", || {
-        let ran = world.muster_at(&follower, &["actors", "inspect", path]);
-        (ran.code == 0).then(|| ran.json())
-    });
+    let seen = world.muster_insists_at(&follower, &["actors", "inspect", path]);
     assert_eq!((&seen["node_name"], &seen["kind"]), (&leader.as_str().into(), &"RoleManager".into()));
     let root = world.muster_at(&follower, &["actors", "inspect", "node"]).ended(0).json();
     assert_eq!((&root["node_name"], root["view"].is_object()), (&follower.as_str().into(), true), "{root}");

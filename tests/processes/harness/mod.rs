@@ -27,7 +27,7 @@ pub use self::permit::{Permit, exclusive_use, permit, share};
 pub use self::ran::{EndedMuster, ForegroundMuster, muster};
 pub use self::timing::{SLOW_HEARTBEAT, SLOW_RAFT_TIMING};
 pub use self::wall_clock::{WallClock, WallClocks};
-pub use self::world::World;
+pub use self::world::{UNANSWERED, World};
 pub use self::writer::{Writer, assert_kept};
 
 use std::time::Duration;

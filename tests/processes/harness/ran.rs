@@ -6,6 +6,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 
 use muster_local_cluster::{ProcessId, parent};
+use muster_messages::ErrorCode;
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -53,13 +54,39 @@ impl EndedMuster {
             .unwrap_or_else(|e| panic!("{}: {e}\n{}{}", self.line, self.stdout, self.stderr))
     }
 
-    /// The code in the error document, the last line on stderr.
+    /// The error document, the last line on stderr.
+    #[track_caller]
+    fn error(&self) -> Value {
+        let last = self.stderr.lines().last().unwrap_or("");
+        let mut document: Value =
+            serde_json::from_str(last).unwrap_or_else(|e| panic!("{}: {e}\n{}", self.line, self.stderr));
+        document["error"].take()
+    }
+
+    /// The code in the error document.
     #[track_caller]
     pub fn error_code(&self) -> String {
-        let last = self.stderr.lines().last().unwrap_or("");
-        let document: Value =
-            serde_json::from_str(last).unwrap_or_else(|e| panic!("{}: {e}\n{}", self.line, self.stderr));
-        document["error"]["code"].as_str().expect("an error has a code").to_owned()
+        self.error()["code"].as_str().expect("an error has a code").to_owned()
+    }
+
+    /// The names of the missing managers in the error document.
+    #[track_caller]
+    pub fn missing(&self) -> Vec<String> {
+        let error = self.error();
+        let names = error["details"]["missing"].as_array().unwrap_or_else(|| panic!("no names in {error}"));
+        names.iter().filter_map(|name| name.as_str().map(str::to_owned)).collect()
+    }
+
+    /// Its document, or `None` if it failed with one of these codes. Fails on any other end.
+    #[track_caller]
+    pub fn done_unless(&self, transient: &[ErrorCode]) -> Option<Value> {
+        if self.code == 0 {
+            return Some(self.json());
+        }
+        let code = self.error_code();
+        let is_transient = transient.iter().any(|transient| transient.to_string() == code);
+        assert!(is_transient, "{}\n{}{}", self.line, self.stdout, self.stderr);
+        None
     }
 }
 

@@ -8,11 +8,14 @@ use std::time::Duration;
 use muster_client::{Client, Failure, parse};
 use muster_local_cluster::{answers, temporary_folder};
 use muster_messages::wire::Request;
-use muster_messages::{Liveness, NodeView, Role};
+use muster_messages::{ErrorCode, Liveness, NodeView, Role};
 use serde_json::Value;
 use tempfile::TempDir;
 
 use super::{EndedMuster, Network, Node, Permit, SLOW_RAFT_TIMING, eventually, eventually_so, permit};
+
+/// What `muster` reports if another process did not answer in time, or could not be reached.
+pub const UNANSWERED: [ErrorCode; 2] = [ErrorCode::TimedOut, ErrorCode::Unreachable];
 
 /// The nodes of one test. On drop every process is killed and the folder is deleted.
 pub struct World {
@@ -132,14 +135,17 @@ impl World {
         self.muster_at("n1", args)
     }
 
-    /// Runs `muster` against n1 until it succeeds, and returns its document: for requests that another process answers, which on a
-    /// busy machine may take longer than is waited for it.
+    /// Runs `muster` against one node until the process that it asks has answered, and returns its document: on a busy machine the
+    /// answer may take longer than is waited for it. Only that is repeated.
+    #[track_caller]
+    pub fn muster_insists_at(&self, name: &str, args: &[&str]) -> Value {
+        eventually(&format!("muster {}", args.join(" ")), || self.muster_at(name, args).done_unless(&UNANSWERED))
+    }
+
+    /// The same against n1.
     #[track_caller]
     pub fn muster_insists(&self, args: &[&str]) -> Value {
-        eventually(&format!("muster {}", args.join(" ")), || {
-            let ran = self.muster(args);
-            (ran.code == 0).then(|| ran.json())
-        })
+        self.muster_insists_at("n1", args)
     }
 
     /// Asks one node without starting a process.
@@ -188,7 +194,7 @@ impl World {
     #[track_caller]
     pub fn is_recorded_as_ready(&self, by: &str, name: &str) {
         eventually_so(&format!("{name} is recorded as ready"), || {
-            self.seen(by, name).is_some_and(|node| node.state == Liveness::Ready)
+            self.seen(by, name).is_some_and(|node| node.state == Liveness::Ready && !node.stale)
         });
     }
 
