@@ -5,4 +5,5 @@ mod introspection;
 mod parts;
 mod restarts;
 mod supervision;
+mod tasks;
 mod watched_values;

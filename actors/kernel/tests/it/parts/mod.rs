@@ -215,3 +215,8 @@ pub async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     }
     panic!("condition never held: {what}");
 }
+
+/// Until no task has work left. With paused time only: it moves on only then.
+pub async fn quiet() {
+    tokio::time::sleep(Duration::from_millis(1)).await;
+}
