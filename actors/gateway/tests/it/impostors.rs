@@ -1,4 +1,5 @@
-//! DIAL-2: a holder of a worker's certificate, although signed by the cluster's root, is not a manager.
+//! What a dialer tells a server, and accepts from it. DIAL-2: a holder of a worker's certificate, although signed by the
+//! cluster's root, is not a manager.
 
 use std::sync::Arc;
 
@@ -12,11 +13,14 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::support::*;
 
-/// Serves one connection with these credentials and this greeting, and returns what it received.
-async fn impostor(
+/// The dialer's first frame.
+const FIRST: [u8; 3] = [1, 2, 3];
+
+/// Accepts one connection with these credentials, serves it, and returns what it received.
+async fn server<F: Future<Output = Option<Vec<u8>>> + Send>(
     who: &NodeCredentials,
     service: Service,
-    greeting: Greeting,
+    serve: impl FnOnce(Framed<BoxStream>) -> F + Send + 'static,
 ) -> (String, JoinHandle<Option<Vec<u8>>>) {
     let config = muster_pki::server_config(who, service.alpn()).unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -24,13 +28,24 @@ async fn impostor(
     let served = tokio::spawn(async move {
         let (tcp, _) = listener.accept().await.unwrap();
         let tls: BoxStream = Box::pin(TlsAcceptor::from(config).accept(tcp).await.unwrap());
-        let mut stream = Framed::new(tls);
+        serve(Framed::new(tls)).await
+    });
+    (addr, served)
+}
+
+/// Serves one connection with these credentials and this greeting, and returns what it received.
+async fn impostor(
+    who: &NodeCredentials,
+    service: Service,
+    greeting: Greeting,
+) -> (String, JoinHandle<Option<Vec<u8>>>) {
+    let serve = move |mut stream: Framed<BoxStream>| async move {
         if service != Service::Http {
             stream.send(&greeting).await.unwrap();
         }
         stream.recv::<Vec<u8>>().await.unwrap_or_default()
-    });
-    (addr, served)
+    };
+    server(who, service, serve).await
 }
 
 fn no(reason: RefusalReason) -> Greeting {
@@ -51,9 +66,9 @@ async fn clients_reject_welcome_of_a_worker() {
     for service in Service::ALL {
         for caller in callers(&world) {
             let (addr, served) = impostor(&worker, service, Greeting::Welcome { node: id(2) }).await;
-            let error = caller.dial(&addr, service, None).await.unwrap_err();
+            let error = caller.dial_with(&addr, service, None, Some(&FIRST.to_vec())).await.unwrap_err();
             assert!(matches!(&error, DialError::WrongPeer { why, .. } if why.contains("a worker")), "{error:?}");
-            assert_eq!(served.await.unwrap(), None, "{service:?}");
+            assert_eq!(served.await.unwrap(), None, "{service:?}: a worker gets no frame");
         }
     }
 }
@@ -79,4 +94,21 @@ async fn only_redirects_of_a_worker_are_accepted() {
     let (addr, _served) = impostor(&world.node(2, Role::Manager, 5), Service::Agent, no(RefusalReason::Removed)).await;
     let error = dialer.dial(&addr, Service::Agent, None).await.unwrap_err();
     assert_eq!(error.reason(), Some(RefusalReason::Removed));
+}
+
+/// It takes a round trip to wait for the greeting.
+#[tokio::test]
+async fn first_frame_leaves_before_the_managers_greeting() {
+    let world = World::new(1);
+    let manager = world.node(2, Role::Manager, 5);
+    let greets_last = |mut stream: Framed<BoxStream>| async move {
+        let first = stream.recv::<Vec<u8>>().await.unwrap();
+        stream.send(&Greeting::Welcome { node: id(2) }).await.unwrap();
+        first
+    };
+    let (addr, served) = server(&manager, Service::Mesh, greets_last).await;
+    let dialer = dialer(&world.node(3, Role::Manager, 6));
+    let dialed = dialer.dial_with(&addr, Service::Mesh, Some(id(2)), Some(&FIRST.to_vec())).await;
+    assert_eq!(dialed.expect("the manager has got the frame, and greets").node, id(2));
+    assert_eq!(served.await.unwrap(), Some(FIRST.to_vec()));
 }
