@@ -77,40 +77,8 @@ async fn known_managers(socket: Option<PathBuf>, identity: &Identity, timeout: D
 /// The socket to use, searched below `folder`.
 pub async fn socket(folder: &Path) -> Outcome<PathBuf> {
     let (candidates, untrusted) = trusted(folder, dev_sockets(&folder.join(".muster")));
-    let mut asked: FuturesUnordered<_> =
-        candidates.iter().map(|path| async move { (rank(path).await, path) }).collect();
-    let mut best: Option<(Rank, &PathBuf)> = None;
-    let deadline = tokio::time::sleep(SOCKET_ANSWER_TIMEOUT);
-    tokio::pin!(deadline);
-    let mut waiting: BTreeSet<&PathBuf> = candidates.iter().collect();
-    loop {
-        tokio::select! {
-            answer = asked.next() => match answer {
-                Some((rank, path)) => {
-                    waiting.remove(path);
-                    if let Some(rank) = rank {
-                        let was = best.map(|(rank, _)| extra_time(rank));
-                        let better = best.map_or((rank, path), |b| b.min((rank, path)));
-                        let extra = extra_time(better.0);
-                        if was.is_none_or(|was| extra < was) {
-                            deadline.as_mut().reset(tokio::time::Instant::now() + extra);
-                        }
-                        best = Some(better);
-                    }
-                }
-                None => break,
-            },
-            () = &mut deadline => break,
-        }
-        // The first by name among the best, so that successive commands use the same node.
-        if let Some((Rank::ManagerWithLeader, path)) = best
-            && waiting.first().is_none_or(|first| *first > path)
-        {
-            break;
-        }
-    }
-    match best {
-        Some((_, path)) => Ok(path.clone()),
+    match best_of(&candidates, rank).await {
+        Some(path) => Ok(path.clone()),
         // No fallback to another daemon: the caller may mistake it for the one of this folder.
         None if !untrusted.is_empty() => Err(not_trusted(&untrusted[0])),
         None if Path::new(SYSTEM_SOCKET).exists() => Ok(SYSTEM_SOCKET.into()),
@@ -147,6 +115,44 @@ fn trusted(folder: &Path, found: Vec<PathBuf>) -> (Vec<PathBuf>, Vec<NotPrivate>
         }
     }
     (sockets, refused)
+}
+
+/// The most suitable of the daemons that answer in time.
+async fn best_of(candidates: &[PathBuf], rank: impl AsyncFn(&Path) -> Option<Rank>) -> Option<&PathBuf> {
+    let rank = &rank;
+    let mut asked: FuturesUnordered<_> =
+        candidates.iter().map(|path| async move { (rank(path).await, path) }).collect();
+    let mut best: Option<(Rank, &PathBuf)> = None;
+    let deadline = tokio::time::sleep(SOCKET_ANSWER_TIMEOUT);
+    tokio::pin!(deadline);
+    let mut waiting: BTreeSet<&PathBuf> = candidates.iter().collect();
+    loop {
+        tokio::select! {
+            answer = asked.next() => match answer {
+                Some((rank, path)) => {
+                    waiting.remove(path);
+                    if let Some(rank) = rank {
+                        let was = best.map(|(rank, _)| extra_time(rank));
+                        let better = best.map_or((rank, path), |b| b.min((rank, path)));
+                        let extra = extra_time(better.0);
+                        if was.is_none_or(|was| extra < was) {
+                            deadline.as_mut().reset(tokio::time::Instant::now() + extra);
+                        }
+                        best = Some(better);
+                    }
+                }
+                None => break,
+            },
+            () = &mut deadline => break,
+        }
+        // The first by name among the best, so that successive commands use the same node.
+        if let Some((Rank::ManagerWithLeader, path)) = best
+            && waiting.first().is_none_or(|first| *first > path)
+        {
+            break;
+        }
+    }
+    best.map(|(_, path)| path)
 }
 
 /// How long to wait for a better answer than this one.
@@ -195,6 +201,62 @@ fn none_found(dead: &[PathBuf]) -> Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use Rank::{Manager, ManagerWithLeader, Troubled, Worker};
+    use tokio::time::Instant;
+
+    /// Longer than any wait.
+    const NEVER: u64 = 3_600_000;
+
+    /// The number of the daemon that is chosen, and after how many ms, if `n1`, `n2` and so on answer after so many ms.
+    async fn choice(answers: &[(u64, Rank)]) -> (Option<usize>, u128) {
+        let candidates: Vec<PathBuf> = (1..=answers.len()).map(|n| format!("n{n}").into()).collect();
+        let number = |path: &Path| candidates.iter().position(|candidate| candidate == path).expect("a candidate");
+        let rank = async |path: &Path| {
+            let (after, rank) = answers[number(path)];
+            tokio::time::sleep(Duration::from_millis(after)).await;
+            Some(rank)
+        };
+        let begun = Instant::now();
+        let best = best_of(&candidates, rank).await;
+        (best.map(|path| 1 + number(path)), begun.elapsed().as_millis())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn others_wait_a_second_for_a_manager() {
+        for other in [Worker, Troubled] {
+            assert_eq!(choice(&[(10, other), (1009, ManagerWithLeader)]).await, (Some(2), 1009), "in time");
+            assert_eq!(choice(&[(10, other), (1011, ManagerWithLeader)]).await, (Some(1), 1010), "too late");
+            // A second answer of that kind does not prolong it.
+            assert_eq!(choice(&[(NEVER, Manager), (10, other), (900, Worker)]).await.1, 1010);
+        }
+        assert_eq!(choice(&[(10, Troubled), (900, Worker), (NEVER, Manager)]).await, (Some(2), 1010));
+        // It begins with the answer, however late that is.
+        assert_eq!(choice(&[(4900, Worker), (5800, ManagerWithLeader)]).await, (Some(2), 5800));
+        assert_eq!(choice(&[(4900, Worker), (NEVER, Manager)]).await, (Some(1), 5900));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn manager_waits_a_tenth_of_a_second_for_a_better_one() {
+        for better in [[(109, Manager), (10, Manager)], [(109, ManagerWithLeader), (10, ManagerWithLeader)]] {
+            assert_eq!(choice(&better).await, (Some(1), 109), "of equal ones the first by name");
+        }
+        assert_eq!(choice(&[(10, Manager), (109, ManagerWithLeader)]).await, (Some(2), 109));
+        assert_eq!(choice(&[(10, Manager), (111, ManagerWithLeader)]).await, (Some(1), 110));
+        // Also if the wait for a manager would be longer. A worker's answer does not prolong it.
+        assert_eq!(choice(&[(NEVER, Manager), (10, Worker), (500, Manager), (590, Worker)]).await, (Some(3), 600));
+        // No earlier one may still answer: no wait.
+        assert_eq!(choice(&[(10, ManagerWithLeader), (NEVER, ManagerWithLeader)]).await, (Some(1), 10));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn silent_daemons_are_given_up_after_five_seconds() {
+        assert_eq!(choice(&[(NEVER, Manager), (5001, Worker)]).await, (None, 5000));
+        assert_eq!(choice(&[]).await, (None, 0));
+        let dead = ["n1".into(), "n2".into()];
+        let begun = Instant::now();
+        assert_eq!(best_of(&dead, async |_: &Path| None).await, None);
+        assert_eq!(begun.elapsed(), Duration::ZERO, "all have failed");
+    }
 
     #[tokio::test]
     async fn failure_without_daemon_says_what_to_do() {
