@@ -170,6 +170,3 @@ async fn ask(ports: &JoinPorts, remote: SocketAddr, request: JoinRequest) -> Joi
         Err(error) => JoinReply::Refused(error),
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -8,7 +8,7 @@ use muster_gateway::{BoxStream, Connection, Framed, Services};
 use muster_join::{JoinLimits, JoinPorts, JoinService};
 use muster_kernel::{Address, Spec};
 use muster_messages::protocol::{PeerAnswer, Service};
-use muster_messages::wire::{JoinFrame, JoinReply, JoinRequest};
+use muster_messages::wire::{self, JoinFrame, JoinReply, JoinRequest};
 use muster_messages::{CrashHow, ErrorCode, Name, NodeId, RequestId, Secret};
 use muster_testkit::ActorHarness;
 use tokio::io::DuplexStream;
@@ -17,11 +17,16 @@ use tokio::time::Instant;
 const PATH: &str = "node/join";
 const CONVERSATION_TIMEOUT: Duration = Duration::from_secs(20);
 
+/// A service whose leader never answers.
 async fn service(harness: &ActorHarness) -> Services {
+    service_with(harness, || Box::pin(std::future::pending())).await
+}
+
+async fn service_with(harness: &ActorHarness, leader: fn() -> PeerAnswer) -> Services {
     let services = Services::new();
     let ports = JoinPorts {
         services: services.clone(),
-        leader: Arc::new(|_| -> PeerAnswer { Box::pin(std::future::pending()) }),
+        leader: Arc::new(move |_| -> PeerAnswer { leader() }),
         root_pem: Arc::new(|| "root".to_owned()),
         limits: JoinLimits { conversation: CONVERSATION_TIMEOUT, conversations: 1 },
     };
@@ -54,9 +59,56 @@ fn request() -> JoinFrame {
     })
 }
 
+fn joined() -> JoinReply {
+    let (node, root_pem) = (NodeId::from_entropy(50), "root".to_owned());
+    JoinReply::Joined { node, cert_pem: String::new(), root_pem, managers: vec![] }
+}
+
+fn joins() -> PeerAnswer {
+    let joined = wire::encode(&joined()).expect("a reply can be encoded");
+    Box::pin(std::future::ready(Ok(joined)))
+}
+
+/// The replies to these frames of one client, in order, until the service closes the connection.
+async fn talk(services: &Services, frames: Vec<JoinFrame>) -> Vec<JoinReply> {
+    let (mut client, mut replies) = (client(services).await, Vec::new());
+    for frame in frames {
+        if client.send(&frame).await.is_err() {
+            break;
+        }
+        let Ok(Some(reply)) = client.recv().await else { break };
+        replies.push(reply);
+    }
+    replies
+}
+
 async fn ask_for_the_root(client: &mut Framed<DuplexStream>) -> JoinReply {
     client.send(&JoinFrame::GetRoot).await.expect("the connection is open");
     client.recv().await.expect("the connection is open").expect("it answers")
+}
+
+#[tokio::test(start_paused = true)]
+async fn conversation_ends_after_three_frames_or_a_join_request() {
+    let harness = ActorHarness::start().await;
+    let services = service_with(&harness, joins).await;
+    let root = JoinReply::Root { root_pem: "root".to_owned() };
+    assert_eq!(talk(&services, vec![JoinFrame::GetRoot; 6]).await, vec![root; 3]);
+    assert_eq!(talk(&services, vec![request(), JoinFrame::GetRoot]).await, [joined()]);
+    harness
+        .until(PATH, "all are counted", |actor| (&actor.view["roots"], &actor.view["joined"]) == (&3.into(), &1.into()))
+        .await;
+    harness.finish().await;
+}
+
+/// The gateway charged no rate for it.
+#[tokio::test(start_paused = true)]
+async fn join_request_after_another_frame_is_refused() {
+    let harness = ActorHarness::start().await;
+    let services = service_with(&harness, joins).await;
+    let replies = talk(&services, vec![JoinFrame::GetRoot, request(), request()]).await;
+    let [JoinReply::Root { .. }, JoinReply::Refused(error)] = replies.as_slice() else { panic!("{replies:?}") };
+    assert_eq!((error.code, error.retry_after_ms), (ErrorCode::TooManyRequests, Some(1000)));
+    harness.finish().await;
 }
 
 #[tokio::test(start_paused = true)]
