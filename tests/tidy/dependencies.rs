@@ -153,7 +153,8 @@ fn libraries_without_a_test_target_have_no_unit_tests() {
     let manifests = texts(|path| path.ends_with("/Cargo.toml")).into_iter().filter(untested);
     let sources: Vec<String> = manifests.map(|file| file.path.replace("Cargo.toml", "src/")).collect();
     let is_untested = |path: &str| path.ends_with(".rs") && sources.iter().any(|folder| path.starts_with(folder));
-    let has_tests = |file: &Text| file.text.lines().any(|line| line.trim_start().starts_with("#[cfg(test)]"));
+    let opens_a_test = |line: &str| ["#[cfg(test)]", "#[test]", "#[tokio::test"].iter().any(|of| line.starts_with(of));
+    let has_tests = |file: &Text| file.text.lines().map(str::trim_start).any(opens_a_test);
     let violations: Vec<String> =
         texts(is_untested).into_iter().filter(has_tests).map(|file| format!("{}: `test = false`", file.path)).collect();
     report("a unit test lies in a crate whose library has a test target", &violations);

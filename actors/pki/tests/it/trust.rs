@@ -79,7 +79,7 @@ fn bundle_is_extended_by_vouched_roots_only() {
     assert!(matches!(not_vouched(&vec![roots.offer(0, &[]); MAX_ROOTS + 1]), BadBundle::Pem(_)));
     assert!(matches!(not_vouched(&[roots.offer(0, &[]), roots.offer(0, &[])]), BadBundle::Twice(_)));
     let leaf = OfferedRoot { cert_pem: roots.0[0].node(1, Role::Manager).cert_pem, vouchers: vec![], trusted: true };
-    assert_eq!(not_vouched(&[leaf]), BadBundle::Malformed, "a manager is no root");
+    assert_eq!(not_vouched(&[leaf]), BadBundle::Malformed, "a manager's certificate is not a root");
 }
 
 #[test]
