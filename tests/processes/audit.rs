@@ -104,17 +104,6 @@ fn audit_log_records_actor_action_and_source() {
     line(&mut world, &leader, is("token.show", "done"));
 }
 
-fn metric(world: &mut World, node: &str, name: &str) -> u64 {
-    use std::io::{Read, Write};
-    let address = world.node(node).metrics.clone().expect("it serves metrics");
-    let mut stream = std::net::TcpStream::connect(address).expect("it listens");
-    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: m\r\nConnection: close\r\n\r\n").expect("it listens");
-    let mut text = String::new();
-    stream.read_to_string(&mut text).expect("it answers");
-    let value = text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
-    value.unwrap_or_else(|| panic!("no {name} in {text}"))
-}
-
 #[test]
 fn failing_required_audit_log_refuses_only_changes() {
     let mut world = World::new();
@@ -130,8 +119,8 @@ fn failing_required_audit_log_refuses_only_changes() {
     assert!(trouble.starts_with("audit_failing: "), "{status}");
     world.muster(&["node", "ls"]).ended(0);
     world.muster(&["elect", "chosen", "--", "true"]).ended(0);
-    assert!(metric(&mut world, "n1", "muster_audit_failed_total") > 0);
-    assert_eq!(metric(&mut world, "n1", "muster_audit_failing"), 1);
+    assert!(world.metric("n1", "muster_audit_failed_total") > 0);
+    assert_eq!(world.metric("n1", "muster_audit_failing"), 1);
 
     let folder = world.node("n1").folder.join("logs");
     create_private(&folder);
@@ -140,7 +129,7 @@ fn failing_required_audit_log_refuses_only_changes() {
     assert!(text.contains("audit_unavailable"), "refusals meanwhile are logged: {text}");
     assert!(text.lines().all(|line| serde_json::from_str::<Value>(line).is_ok()));
     // A write that takes a second and a half counts as failed, until it has ended.
-    eventually_so("the metric shows it", || metric(&mut world, "n1", "muster_audit_failing") == 0);
+    eventually_so("the metric shows it", || world.metric("n1", "muster_audit_failing") == 0);
 }
 
 fn create_private(folder: &Path) {

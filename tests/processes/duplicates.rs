@@ -64,7 +64,7 @@ fn both_are_named(world: &mut World, node: NodeId, both: &BTreeSet<String>) {
     assert!(both.iter().all(|addr| event.contains(addr)), "{event}");
     eventually_so("the leader's metrics name both", || {
         let leader = world.leader_seen_by("n1");
-        let metrics = metrics(world, &leader);
+        let metrics = world.metrics(&leader);
         both.iter().all(|addr| {
             let wanted = [format!("node=\"{node}\""), format!("address=\"{addr}\"")];
             metrics.lines().any(|l| l.starts_with("muster_duplicate_identity{") && wanted.iter().all(|w| l.contains(w)))
@@ -72,20 +72,9 @@ fn both_are_named(world: &mut World, node: NodeId, both: &BTreeSet<String>) {
     });
 }
 
-fn metrics(world: &mut World, name: &str) -> String {
-    use std::io::{Read, Write};
-    let address = world.node(name).metrics.clone().expect("it serves metrics");
-    let mut stream = std::net::TcpStream::connect(address).expect("it listens");
-    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: muster\r\nConnection: close\r\n\r\n").expect("it listens");
-    let mut text = String::new();
-    stream.read_to_string(&mut text).expect("it answers");
-    text
-}
-
 /// Its events.
 fn node_events(world: &World, node: NodeId) -> Vec<String> {
-    let events = world.muster(&["events"]).ended(0).stdout;
-    let events: Value = serde_json::from_str(&events).expect("a document");
+    let events = world.muster(&["events"]).ended(0).json();
     let items = events.as_array().or(events["items"].as_array()).expect("events").clone();
     let about = items.iter().filter(|e| e["node"] == node.to_string() && e["reason"] == "duplicate identity");
     about.filter_map(|e| e["after"].as_str().map(str::to_owned)).collect()

@@ -2,8 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::io::{Read, Write};
-use std::net::TcpStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -15,17 +13,6 @@ use crate::harness::{
     SLOW_HEARTBEAT, UNANSWERED, WAIT_LIMIT, World, Writer, between_checks, eventually, eventually_so,
 };
 
-/// A node's current metrics.
-pub fn scraped(world: &mut World, name: &str) -> String {
-    let addr = world.node(name).metrics.clone().expect("a ready node has a metrics address");
-    let mut stream = TcpStream::connect(addr).expect("the metrics are served");
-    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: muster\r\nConnection: close\r\n\r\n").expect("it listens");
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).expect("it answers");
-    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
-    answer
-}
-
 /// One actor of a node, seen from n1.
 fn inspected(world: &World, path: &str, node: &str) -> Value {
     world.muster_insists(&["actors", "inspect", path, "--node", node])
@@ -35,7 +22,7 @@ fn inspected(world: &World, path: &str, node: &str) -> Value {
 #[ignore = "full tier"]
 fn worker_is_inspected_through_session_while_agent_hangs() {
     // A session ends when its agent has sent no heartbeat for long enough.
-    let mut world = World::with_settings(SLOW_HEARTBEAT, 1, 1);
+    let world = World::with_settings(SLOW_HEARTBEAT, 1, 1);
     let root = world.muster_insists(&["actors", "--node", "n2"]);
     assert_eq!((root["path"].as_str(), root["kind"].as_str()), (Some("node"), Some("Supervisor")), "{root}");
     let agent = inspected(&world, "node/agent", "n2");
@@ -67,7 +54,7 @@ fn worker_is_inspected_through_session_while_agent_hangs() {
         all["items"].as_array().into_iter().flatten().filter_map(|item| item["name"].as_str()).collect();
     assert!(names.len() == 2 && names.contains(&"n1") && names.contains(&"n2"), "{names:?}");
 
-    let metrics = scraped(&mut world, "n2");
+    let metrics = world.metrics("n2");
     for said in [
         r#"muster_actor_restarts_total{path="node/agent"} 1"#,
         r#"muster_actor_alive{path="node/agent"} 1"#,
@@ -83,25 +70,25 @@ fn worker_is_inspected_through_session_while_agent_hangs() {
 #[test]
 #[ignore = "full tier"]
 fn metric_series_end_with_actors_and_sessions_share_one() {
-    let mut world = World::with(2, 1);
+    let world = World::with(2, 1);
     let leader = world.leader_seen_by("n1");
     let follower = world.other_than(&[&leader, "n3"]);
-    let metrics = scraped(&mut world, &leader);
+    let metrics = world.metrics(&leader);
     assert!(metrics.contains(r#"{path="node/manager/leader/role-manager"}"#), "{metrics}");
-    let sessions = |world: &mut World, name: &str| {
-        let metrics = scraped(world, name);
+    let sessions = |world: &World, name: &str| {
+        let metrics = world.metrics(name);
         let each = metrics.lines().filter(|line| line.contains("/sessions/session-"));
         each.for_each(|line| assert!(line.contains("/session-*"), "{line}"));
         let all = r#"muster_actor_alive{path="node/manager/sessions/session-*"} "#;
         metrics.lines().find_map(|line| line.strip_prefix(all)?.parse::<u64>().ok()).unwrap_or(0)
     };
-    eventually_so("sessions share one series", || sessions(&mut world, &leader) + sessions(&mut world, &follower) == 3);
+    eventually_so("sessions share one series", || sessions(&world, &leader) + sessions(&world, &follower) == 3);
     world.make_lead(&follower);
     eventually_so("the leader's actors have no series here", || {
-        !scraped(&mut world, &leader).contains("node/manager/leader/")
+        !world.metrics(&leader).contains("node/manager/leader/")
     });
     eventually_so("they have one on the new leader", || {
-        scraped(&mut world, &follower).contains(r#"{path="node/manager/leader/role-manager"}"#)
+        world.metrics(&follower).contains(r#"{path="node/manager/leader/role-manager"}"#)
     });
 }
 
@@ -132,20 +119,20 @@ fn list_of(text: &str) -> String {
 #[test]
 #[ignore = "full tier"]
 fn every_exported_series_is_in_the_list_of_metrics() {
-    let mut world = World::with_settings("[audit]\nfile = \"audit.log\"\n", 1, 1);
+    let world = World::with_settings("[audit]\nfile = \"audit.log\"\n", 1, 1);
     // The families of a reconciler come with its first run: of the one that raises the feature level.
     eventually_so("the built-in reconciler has run", || {
-        scraped(&mut world, "n1").contains("muster_reconciler_last_run_seconds{")
+        world.metrics("n1").contains("muster_reconciler_last_run_seconds{")
     });
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(METRICS);
     if std::env::var_os("UPDATE").is_some() {
-        std::fs::write(&path, list_of(&scraped(&mut world, "n1"))).expect("the list can be written");
+        std::fs::write(&path, list_of(&world.metrics("n1"))).expect("the list can be written");
     }
     let written = std::fs::read_to_string(&path).unwrap_or_default();
     let mut differs = Vec::new();
     let deadline = Instant::now() + WAIT_LIMIT;
     while Instant::now() < deadline {
-        let list = list_of(&scraped(&mut world, "n1"));
+        let list = list_of(&world.metrics("n1"));
         let lacks = |one: &str, other: &str| -> Vec<String> {
             one.lines().filter(|line| !other.lines().any(|o| o == *line)).map(str::to_owned).collect()
         };
@@ -190,7 +177,7 @@ fn leader_with_hung_disk_answers_and_shows_the_write() {
     });
     println!("disk hangs: {snapshots} requests, slowest {slowest:?}, {}", last["handling"]);
     assert_eq!((last["kind"].as_str(), last["handling"]["message"].as_str()), (Some("Disk"), Some("write")));
-    let metrics = scraped(&mut world, "n1");
+    let metrics = world.metrics("n1");
     let disk = r#"muster_actor_handling_seconds{path="node/manager/raft-member/disk"} "#;
     let hanging = metrics.lines().find_map(|line| line.strip_prefix(disk)?.parse::<f64>().ok());
     assert!(hanging.map(|seconds| seconds * 1_000.0) >= Some(MIN_HANG_MS as f64), "{hanging:?}");

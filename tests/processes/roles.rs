@@ -5,7 +5,6 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::harness::{EndedMuster, SLOW_HEARTBEAT, World, eventually, eventually_so};
-use crate::introspection::scraped;
 
 /// Desired role, role, certificate and member id, as `node ls -o json` shows them. Without `--fresh` a replica may answer after a
 /// second and a half.
@@ -153,7 +152,7 @@ fn frozen_node_is_pending_and_promoted_after_thaw() {
     let waits = r#"muster_role_changes_pending{wants="manager",reason="waiting_for_certificate"} 1"#;
     eventually_so("the metric counts it by its reason", || {
         let leader = world.leader_seen_by("n1");
-        scraped(&mut world, &leader).lines().any(|line| line == waits)
+        world.metrics(&leader).lines().any(|line| line == waits)
     });
     world.node("n4").signal(Signal::CONT);
     eventually("the accepted request completes", || {
@@ -163,7 +162,7 @@ fn frozen_node_is_pending_and_promoted_after_thaw() {
     eventually_so("its duration is counted, and nothing is pending", || {
         world.muster(&["node", "demote", "n4", "--wait=300s"]).ended(0);
         let leader = world.leader_seen_by("n1");
-        let metrics = scraped(&mut world, &leader);
+        let metrics = world.metrics(&leader);
         world.muster(&["node", "promote", "n4", "--wait=300s"]).ended(0);
         let counted = metrics.contains(r#"muster_role_change_settle_seconds_count{wants="worker"} "#);
         counted && !metrics.contains("muster_role_changes_pending{")

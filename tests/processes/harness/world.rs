@@ -1,6 +1,8 @@
 //! A cluster of daemons in a folder of its own.
 
 use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -163,6 +165,31 @@ impl World {
     #[track_caller]
     pub fn answer(&self, name: &str, request: Request) -> Value {
         eventually(&format!("{name} answers {request:?}"), || self.ask(name, request.clone()).ok())
+    }
+
+    /// What the address of a ready node's metrics answers to a GET of this path.
+    pub fn scraped(&self, name: &str, path: &str) -> String {
+        let addr = self.nodes[name].metrics.clone().expect("a ready node has a metrics address");
+        let mut stream = TcpStream::connect(addr).expect("the metrics are served");
+        let request = format!("GET {path} HTTP/1.1\r\nHost: muster\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).expect("it listens");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("it answers");
+        answer
+    }
+
+    /// A ready node's current metrics.
+    pub fn metrics(&self, name: &str) -> String {
+        let answer = self.scraped(name, "/metrics");
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        answer
+    }
+
+    /// The current value of a metric without labels.
+    pub fn metric(&self, name: &str, metric: &str) -> u64 {
+        let metrics = self.metrics(name);
+        let value = metrics.lines().find_map(|line| line.strip_prefix(metric)?.strip_prefix(' ')?.parse().ok());
+        value.unwrap_or_else(|| panic!("no {metric} in {metrics}"))
     }
 
     pub fn token(&self, role: Role) -> String {
