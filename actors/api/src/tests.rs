@@ -16,6 +16,11 @@ use tokio::sync::watch;
 use crate::service::Service;
 use crate::{ApiLimits, ApiPorts, LeaderPorts, ManagerPorts, NodeFacts};
 
+/// The description of `/v1`.
+pub fn description() -> Value {
+    serde_json::from_str(include_str!("openapi.json")).unwrap()
+}
+
 pub fn unreachable_actor<P: Send + 'static>() -> Recipient<P> {
     Recipient::new(|_| Err(Undeliverable::Down))
 }

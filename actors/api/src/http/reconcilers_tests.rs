@@ -9,7 +9,7 @@ use serde_json::json;
 use tower_service::Service as _;
 
 use super::*;
-use crate::tests::{Proposal, REQUEST, World, leading, node, tables, triple, users};
+use crate::tests::{Proposal, REQUEST, World, description, leading, node, tables, triple, users};
 
 fn definition() -> Definition {
     crate::tests::definition(vec![])
@@ -135,7 +135,7 @@ async fn every_path_equals_its_command_for_permitted_callers() {
 
 #[test]
 fn openapi_describes_exactly_the_served_paths() {
-    let described: Value = serde_json::from_str(include_str!("../openapi.json")).unwrap();
+    let described = description();
     let ours = |path: &String| ["/v1/reconcilers", "/v1/members", "/v1/objects"].iter().any(|p| path.starts_with(p));
     let mut missing = BTreeSet::new();
     for (path, methods) in described["paths"].as_object().unwrap().iter().filter(|(path, _)| ours(path)) {
@@ -252,7 +252,7 @@ async fn only_operators_send_large_definitions_and_objects() {
         assert_eq!(status.as_u16(), expected, "{method} {target} of {caller}: {answer}");
         assert_eq!(proposed.len(), usize::from(expected == 200), "{method} {target} of {caller}");
     }
-    let described: Value = serde_json::from_str(include_str!("../openapi.json")).unwrap();
+    let described = description();
     for (path, method) in [(definitions, "post"), ("/v1/objects/{kind}/{namespace}/{name}", "put")] {
         let limit_text = described["paths"][path][method]["requestBody"]["description"].to_string();
         let limit = format!("Up to {} KiB", world.service.ports.limits.definitions() / 1024);
