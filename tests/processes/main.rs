@@ -31,6 +31,7 @@ mod recovery;
 mod removal;
 mod requests;
 mod roles;
+mod rotation;
 mod secrets;
 mod shutdown;
 mod slow_links;

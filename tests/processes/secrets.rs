@@ -7,7 +7,7 @@ use std::path::Path;
 use muster_messages::wire::{
     ActorsAsk, ActorsOf, KubeCall, LeaseRef, LeaseRequest, ListOf, Page, ReconcilerRequest, Request,
 };
-use muster_messages::{Revision, Role};
+use muster_messages::{Revision, Role, RootId};
 use serde_json::Value;
 
 use crate::harness::World;
@@ -75,6 +75,11 @@ fn requests(token: &str) -> Vec<Request> {
         Request::CertRotate { node: node() },
         Request::CertRevoke { node: node() },
         Request::CaShow,
+        Request::RootList,
+        Request::RootAbort,
+        Request::RootActivate { root: RootId([7; 8]) },
+        Request::RootRetire { root: RootId([7; 8]), force: false },
+        Request::RootRevoke { root: RootId([7; 8]) },
         Request::UserList,
         Request::BlocklistList { fresh: true },
         Request::RaftStatus { fresh: true },
@@ -132,6 +137,12 @@ fn is_asked_for_a_secret(request: &Request) -> bool {
         | Request::CertRotate { .. }
         | Request::CertRevoke { .. }
         | Request::CaShow
+        | Request::RootList
+        | Request::RootRotate { .. }
+        | Request::RootActivate { .. }
+        | Request::RootAbort
+        | Request::RootRetire { .. }
+        | Request::RootRevoke { .. }
         // Its key never leaves the client.
         | Request::UserCreate { .. }
         | Request::UserRenew { .. }
@@ -164,6 +175,7 @@ fn calls(described: &Value, actors: &[String]) -> Vec<(String, String)> {
             let fill = [
                 ("{node}", "n2"),
                 ("{id}", "nobody"),
+                ("{root}", "0707070707070707"),
                 ("{path}", "node/nobody"),
                 ("{scope}", "muster"),
                 ("{member}", "nobody"),

@@ -1,12 +1,13 @@
-//! Requests certificates and puts them into force: verified and written before they are used.
+//! Requests certificates and puts them and the roots into force: verified and written before they are used.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use muster_kernel::Fault;
 use muster_messages::protocol::NodeCredentials;
+use muster_messages::wire::RootsOffer;
 use muster_messages::{Secret, WallTime};
-use muster_pki::IdentityStore;
+use muster_pki::{Bundle, IdentityStore};
 use tokio::sync::watch;
 
 use crate::core::CertificateFacts;
@@ -31,17 +32,25 @@ pub(crate) fn facts(credentials: &NodeCredentials) -> Result<CertificateFacts, F
         .ok_or_else(|| Fault::new("the certificate of this process is not a node's"))
 }
 
-/// Certificate requests, and the certificates that answer them.
+/// Certificate requests, the certificates that answer them, and the roots that hosts offer.
 pub(crate) struct Installer {
-    store: IdentityStore,
-    publish: Arc<watch::Sender<Arc<NodeCredentials>>>,
     /// The key of the latest request.
     key: Option<(u64, Secret)>,
+    credentials: Credentials,
+}
+
+/// The credentials in force, on disk and published. One change at a time: each starts from the one before.
+#[derive(Clone)]
+struct Credentials {
+    store: IdentityStore,
+    publish: Arc<watch::Sender<Arc<NodeCredentials>>>,
+    /// The roots that were last accepted from a host; a former certificate's root, which they may lack, leaves with that certificate.
+    accepted: Arc<Mutex<Option<Bundle>>>,
 }
 
 impl Installer {
     pub fn new(store: IdentityStore, publish: Arc<watch::Sender<Arc<NodeCredentials>>>) -> Self {
-        Self { store, publish, key: None }
+        Self { key: None, credentials: Credentials { store, publish, accepted: Arc::default() } }
     }
 
     /// A signing request under a new key.
@@ -55,43 +64,75 @@ impl Installer {
     /// Installs and publishes the answer to request `id`.
     pub fn install(&mut self, id: u64, cert_pem: String) -> impl Future<Output = Msg> + Send + 'static {
         let key = self.key.take_if(|(asked, _)| *asked == id).map(|(_, key)| key);
-        let (store, publish) = (self.store.clone(), Arc::clone(&self.publish));
-        let current = publish.borrow().clone();
+        let credentials = self.credentials.clone();
         async move {
             let Some(key) = key else {
                 return Msg::InstallFailed("the key of this certificate request was lost".to_owned());
             };
-            let install = move || install(&store, &current, key, cert_pem);
-            match tokio::task::spawn_blocking(install).await {
-                Ok(Ok(credentials)) => {
-                    publish.send_replace(Arc::clone(&credentials));
-                    Msg::Installed(credentials)
-                }
+            match tokio::task::spawn_blocking(move || credentials.install(key, cert_pem)).await {
+                Ok(Ok(credentials)) => Msg::Installed(credentials),
                 Ok(Err(why)) => Msg::InstallFailed(why),
                 Err(why) => Msg::InstallFailed(why.to_string()),
             }
         }
     }
+
+    /// Installs and publishes roots that a host offers (ROOT-6).
+    pub fn install_roots(&self, offer: RootsOffer) -> impl Future<Output = Msg> + Send + 'static {
+        let credentials = self.credentials.clone();
+        async move {
+            let generation = offer.generation;
+            match tokio::task::spawn_blocking(move || credentials.install_roots(&offer)).await {
+                Ok(Ok(())) => Msg::RootsInstalled(generation),
+                Ok(Err(why)) => Msg::RootsRefused(why),
+                Err(why) => Msg::RootsRefused(why.to_string()),
+            }
+        }
+    }
 }
 
-/// Checks that the certificate is for this node, this key and this root, and writes all three in one step. Blocking.
-///
-/// The root stays the one that this node already trusts: an answer cannot replace it.
-fn install(
-    store: &IdentityStore,
-    current: &NodeCredentials,
-    key_pem: Secret,
-    cert_pem: String,
-) -> Result<Arc<NodeCredentials>, String> {
-    let identity = muster_pki::identity_of_pem(&cert_pem).map_err(|e| e.to_string())?;
-    let node = |i: &muster_messages::CertIdentity| i.node().map(|(node, _)| node);
-    if node(&identity) != node(&current.identity) || identity.cluster != current.identity.cluster {
-        return Err("the received certificate is not for this node".to_owned());
+impl Credentials {
+    /// Checks that the certificate is for this node, this key and a trusted root, and writes it with key and root in one step.
+    /// Blocking.
+    ///
+    /// The roots stay the ones that this node already trusts: an answer cannot add one.
+    fn install(&self, key_pem: Secret, cert_pem: String) -> Result<Arc<NodeCredentials>, String> {
+        let accepted = self.accepted.lock().unwrap_or_else(PoisonError::into_inner);
+        let current = self.publish.borrow().clone();
+        let identity = muster_pki::identity_of_pem(&cert_pem).map_err(|e| e.to_string())?;
+        let node = |i: &muster_messages::CertIdentity| i.node().map(|(node, _)| node);
+        if node(&identity) != node(&current.identity) || identity.cluster != current.identity.cluster {
+            return Err("the received certificate is not for this node".to_owned());
+        }
+        if identity.incarnation < current.identity.incarnation {
+            return Err(format!("the received certificate is of incarnation {}", identity.incarnation));
+        }
+        let signed = NodeCredentials { cert_pem, key_pem, root_pem: current.root_pem.clone(), identity };
+        let credentials = match &*accepted {
+            Some(bundle) => muster_pki::with_bundle(&signed, bundle),
+            None => signed,
+        };
+        self.put_in_force(credentials)
     }
-    if identity.incarnation < current.identity.incarnation {
-        return Err(format!("the received certificate is of incarnation {}", identity.incarnation));
+
+    /// Blocking.
+    fn install_roots(&self, offer: &RootsOffer) -> Result<(), String> {
+        let mut accepted = self.accepted.lock().unwrap_or_else(PoisonError::into_inner);
+        let current = self.publish.borrow().clone();
+        let trusted = Bundle::from_pem(&current.root_pem).map_err(|e| e.to_string())?;
+        let bundle = trusted.accept(current.identity.cluster, &offer.roots).map_err(|e| e.to_string())?;
+        let credentials = muster_pki::with_bundle(&current, &bundle);
+        *accepted = Some(bundle);
+        if credentials.root_pem != current.root_pem {
+            self.put_in_force(credentials)?;
+        }
+        Ok(())
     }
-    let credentials = NodeCredentials { cert_pem, key_pem, root_pem: current.root_pem.clone(), identity };
-    store.save_credentials(&credentials).map_err(|e| crate::line::chain(&e))?;
-    Ok(Arc::new(credentials))
+
+    fn put_in_force(&self, credentials: NodeCredentials) -> Result<Arc<NodeCredentials>, String> {
+        self.store.save_credentials(&credentials).map_err(|e| crate::line::chain(&e))?;
+        let credentials = Arc::new(credentials);
+        self.publish.send_replace(Arc::clone(&credentials));
+        Ok(credentials)
+    }
 }

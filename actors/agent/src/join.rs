@@ -1,7 +1,7 @@
 //! Joining: from a token and some addresses to credentials on disk.
 //!
-//! Invariants  JOIN-1  nothing secret is sent before the received root has the digest that the token names, and then only to
-//!                     a server that this root has signed.
+//! Invariants  JOIN-1  nothing secret is sent before a received root has the digest that the token names, and then only to
+//!                     a server whose certificate leads to this root, or to one that it vouches for (PKI-9).
 //!             JOIN-2  node id, request id and key are chosen once and kept on disk, so every retry is the same request: a
 //!                     lost reply costs neither a second node nor a second use of the token.
 //!             JOIN-3  only a refusal that waiting cannot change ends it; everything else is retried indefinitely.
@@ -13,12 +13,12 @@ use std::fmt;
 use std::future::Future;
 use std::time::Duration;
 
-use muster_gateway::{DialError, DialTimeouts, Dialer, FrameError, Stage};
+use muster_gateway::{BoxStream, DialError, DialTimeouts, Dialer, FrameError, Framed, Stage};
 use muster_kernel::Clock;
 use muster_messages::protocol::{NodeCredentials, Service};
 use muster_messages::wire::{JoinFrame, JoinReply, JoinRequest, Refusal, Rekey};
-use muster_messages::{ErrorBody, ErrorCode, Name, Rng, in_short};
-use muster_pki::{CsrKey, IdentityFault, JoinAttempt, JoinToken, make_csr, prove_rekey};
+use muster_messages::{ErrorBody, ErrorCode, Name, OfferedRoot, Rng, in_short};
+use muster_pki::{Bundle, CsrKey, IdentityFault, JoinAttempt, JoinToken, make_csr, prove_rekey};
 use tokio::time::{Instant, timeout};
 
 use crate::config::JoinConfig;
@@ -77,7 +77,7 @@ pub enum JoinStage {
     Resolve,
     Connect,
     Tls,
-    /// Fetching the root and comparing its digest.
+    /// Fetching the roots, and finding the one with the token's digest.
     Digest,
     /// The request with the token: the leader decides.
     Token,
@@ -134,7 +134,7 @@ pub async fn join(
     let request = request(&args, &token, &attempt)?;
     let via = Tls { timeouts: timeouts(config), answer: config.answer_deadline };
     let joined = seek(&via, &args.addrs, &token, request, config, progress).await?;
-    let credentials = accepted(&attempt, joined.cert_pem, joined.root_pem)?;
+    let credentials = accepted(&attempt, joined.cert_pem, joined.roots_pem)?;
     memory.store().joined(&credentials)?;
     let managers = joined.managers.clone();
     memory.update(|node| {
@@ -174,7 +174,7 @@ fn request(args: &JoinArgs, token: &JoinToken, attempt: &JoinAttempt) -> Result<
     })
 }
 
-/// The root is the one whose digest was checked, whatever the reply says.
+/// The roots are those that the token's digest leads to, whatever the reply says.
 fn accepted(attempt: &JoinAttempt, cert_pem: String, root_pem: String) -> Result<NodeCredentials, JoinError> {
     let wrong = |why: String| JoinError::Refused(ErrorBody::new(ErrorCode::Internal, why));
     let identity = muster_pki::identity_of_pem(&cert_pem).map_err(|e| wrong(e.to_string()))?;
@@ -187,7 +187,7 @@ fn accepted(attempt: &JoinAttempt, cert_pem: String, root_pem: String) -> Result
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Acceptance {
     pub cert_pem: String,
-    pub root_pem: String,
+    pub roots_pem: String,
     pub managers: Vec<String>,
 }
 
@@ -382,43 +382,54 @@ impl Try for Tls {
         token: &JoinToken,
         request: &JoinRequest,
     ) -> Result<Acceptance, AttemptFailure> {
-        let root_pem = self.root(addr).await?;
-        if !token.is_for(&root_pem) {
-            let error = ErrorBody::new(
-                ErrorCode::DigestMismatch,
-                format!(
-                    "the cluster at {addr} is not the one this token was made for: its root has another digest; join through \
-                     a node of the right cluster, or use a token of this one (`muster token show worker` on a manager)"
-                ),
-            );
-            return Err(AttemptFailure { stage: JoinStage::Digest, why: FailureReason::Decided(error) });
-        }
-        self.ask(addr, root_pem, request).await
+        let roots_pem = self.roots(addr, token).await?;
+        self.ask(addr, roots_pem, request).await
     }
 }
 
 impl Tls {
-    /// The root that the other side presents: not trusted until its digest was compared.
-    async fn root(&self, addr: &str) -> Result<String, AttemptFailure> {
+    /// The roots to trust: the one of the token, or those that it leads to. The server is not verified.
+    async fn roots(&self, addr: &str, token: &JoinToken) -> Result<String, AttemptFailure> {
         let digest = |why| AttemptFailure { stage: JoinStage::Digest, why };
         let dialled = Dialer::dial_unverified(addr, self.timeouts).await;
         let mut stream = match dialled {
             Ok(dialled) => dialled.stream,
             Err(error) => return Err(self.failure(addr, error).await),
         };
-        let limit = self.timeouts.greeting;
+        let answer = self.question(&mut stream, &JoinFrame::GetRoot).await;
+        match self.answer(addr, answer).map_err(digest)? {
+            JoinReply::Root { root_pem } if token.is_for(&root_pem) => return Ok(root_pem),
+            JoinReply::Root { .. } => {}
+            other => return Err(digest(unexpected(addr, other))),
+        }
+        let offered = match self.question(&mut stream, &JoinFrame::GetRoots).await {
+            // A build that knows no rotation ends the connection.
+            Ok(Ok(None) | Err(_)) => Vec::new(),
+            answer => match self.answer(addr, answer).map_err(digest)? {
+                JoinReply::Roots(offered) => offered,
+                JoinReply::Refused(error) => return Err(digest(unexpected(addr, JoinReply::Refused(error)))),
+                JoinReply::Root { .. } | JoinReply::Joined { .. } => Vec::new(),
+            },
+        };
+        followed(token, &offered).map_err(|why| {
+            let text = format!(
+                "the cluster at {addr} is not the one this token was made for: {why}; join through a node of the right cluster, \
+                 or use a token of this one (`muster token show worker` on a manager)"
+            );
+            digest(FailureReason::Decided(ErrorBody::new(ErrorCode::DigestMismatch, text)))
+        })
+    }
+
+    async fn question(&self, stream: &mut Framed<BoxStream>, frame: &JoinFrame) -> Exchange {
         let exchange = async {
-            stream.send(&JoinFrame::GetRoot).await?;
+            stream.send(frame).await?;
             stream.recv::<JoinReply>().await
         };
-        let reply = reply(addr, timeout(limit, exchange).await, limit).map_err(digest)?;
-        match reply {
-            JoinReply::Root { root_pem } => Ok(root_pem),
-            JoinReply::Refused(error) => Err(digest(FailureReason::Broken(format!("{addr}: {error}")))),
-            JoinReply::Joined { .. } => {
-                Err(digest(FailureReason::Broken(format!("{addr} answered a different request"))))
-            }
-        }
+        timeout(self.timeouts.greeting, exchange).await
+    }
+
+    fn answer(&self, addr: &str, exchange: Exchange) -> Result<JoinReply, FailureReason> {
+        reply(addr, exchange, self.timeouts.greeting)
     }
 
     /// Why there is no connection. For a wrong clock both times are shown: neither side knows which one is wrong.
@@ -440,9 +451,9 @@ impl Tls {
         AttemptFailure { stage, why }
     }
 
-    async fn ask(&self, addr: &str, root_pem: String, request: &JoinRequest) -> Result<Acceptance, AttemptFailure> {
+    async fn ask(&self, addr: &str, roots_pem: String, request: &JoinRequest) -> Result<Acceptance, AttemptFailure> {
         let token = |why| AttemptFailure { stage: JoinStage::Token, why };
-        let dialer = Dialer::anonymous(&root_pem).with_timeouts(self.timeouts);
+        let dialer = Dialer::anonymous(&roots_pem).with_timeouts(self.timeouts);
         let dialled = dialer.dial(addr, Service::Join, None).await;
         let mut stream = match dialled {
             Ok(dialled) => dialled.stream,
@@ -454,11 +465,31 @@ impl Tls {
         };
         let reply = reply(addr, timeout(self.answer, exchange).await, self.answer).map_err(token)?;
         match reply {
-            JoinReply::Joined { cert_pem, managers, .. } => Ok(Acceptance { cert_pem, root_pem, managers }),
+            JoinReply::Joined { cert_pem, managers, .. } => Ok(Acceptance { cert_pem, roots_pem, managers }),
             JoinReply::Refused(error) => Err(token(FailureReason::Decided(error))),
-            JoinReply::Root { .. } => Err(token(FailureReason::Broken(format!("{addr} answered a different request")))),
+            other => Err(token(unexpected(addr, other))),
         }
     }
+}
+
+fn unexpected(addr: &str, reply: JoinReply) -> FailureReason {
+    FailureReason::Broken(match reply {
+        JoinReply::Refused(error) => format!("{addr}: {error}"),
+        _ => format!("{addr} answered a different request"),
+    })
+}
+
+/// The trusted ones of these roots, if the token's root vouches for them, directly or over others. Nothing else that was offered
+/// is believed.
+fn followed(token: &JoinToken, offered: &[OfferedRoot]) -> Result<String, String> {
+    let of_token = offered.iter().find(|root| token.is_for(&root.cert_pem));
+    let of_token = of_token.ok_or("its root has another digest")?;
+    let cluster = muster_pki::cluster_of_root_pem(&of_token.cert_pem);
+    let cluster = cluster.ok_or("the root with the token's digest names no cluster")?;
+    let bundle = Bundle::from_pem(&of_token.cert_pem).and_then(|root| root.accept(cluster, offered));
+    let bundle =
+        bundle.map_err(|why| format!("it has other roots, to which the root of the token does not lead: {why}"))?;
+    Ok(bundle.to_pem())
 }
 
 type Exchange = Result<Result<Option<JoinReply>, FrameError>, tokio::time::error::Elapsed>;

@@ -1,6 +1,6 @@
 //! What the agent reports, as log lines.
 
-use tracing::{debug, info};
+use tracing::{debug, info, warn};
 
 use crate::core::LogEvent;
 
@@ -16,5 +16,8 @@ pub(crate) fn log_event(event: &LogEvent, repeated: bool) {
         }
         LogEvent::Refused { addr, reason, message } => debug!(addr, %reason, why = message, "refused by manager"),
         LogEvent::SignFailed { why } => info!(why, "failed to obtain a certificate"),
+        LogEvent::RootsTrusted { generation } => info!(%generation, "roots of the cluster in force"),
+        LogEvent::RootsRefused { why } if !repeated => warn!(why, "roots that a manager offered were refused"),
+        LogEvent::RootsRefused { why } => debug!(why, "roots that a manager offered were refused"),
     }
 }

@@ -7,7 +7,7 @@ use futures_util::future::join_all;
 use muster_kernel::{Address, Alarm, Cx, Fault, Parked, Shell, Spec};
 use muster_messages::protocol::{AgentMsg, Named, NodeCredentials};
 use muster_messages::wire::{AgentAsk, AgentFrame};
-use muster_messages::{Incarnation, NodeId, Trouble};
+use muster_messages::{Incarnation, NodeId, Revision, Trouble};
 use serde_json::{Value, json};
 use tokio::time::timeout;
 use tracing::{debug, info, warn};
@@ -46,6 +46,8 @@ pub enum Msg {
     },
     Installed(Arc<NodeCredentials>),
     InstallFailed(String),
+    RootsInstalled(Revision),
+    RootsRefused(String),
 }
 
 impl From<AgentMsg> for Msg {
@@ -136,6 +138,7 @@ impl AgentShell {
                 self.lines.send(cx, attempt, Box::new(AgentFrame::Ask { id, ask }));
             }
             Effect::Install { id, reply } => cx.report(self.installer.install(id, reply.cert_pem)),
+            Effect::InstallRoots(offer) => cx.report(self.installer.install_roots(offer)),
             Effect::LeaderAnswered { ask, result } => {
                 if let Some(port) = self.asks.take(ask) {
                     port.answer(result);
@@ -194,6 +197,8 @@ impl Shell for AgentShell {
             }
             Msg::Installed(credentials) => Input::Installed(facts(&credentials)?),
             Msg::InstallFailed(why) => Input::InstallFailed(why),
+            Msg::RootsInstalled(generation) => Input::RootsInstalled(generation),
+            Msg::RootsRefused(why) => Input::RootsRefused(why),
         };
         self.step(cx, input)
     }

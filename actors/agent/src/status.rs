@@ -44,6 +44,14 @@ impl NodeTrouble {
     pub fn new(reason: TroubleReason, message: String, at: WallTime) -> Self {
         Self { reason, message, at }
     }
+    /// The certificate ended at this time.
+    pub(crate) fn expired(not_after: WallTime) -> Self {
+        let message = format!(
+            "the certificate expired at {not_after}; if this machine's clock is right, restart with --join and --token to renew it \
+             under the same node id"
+        );
+        Self::new(TroubleReason::CertificateExpired, message, not_after)
+    }
 }
 
 /// What the node keeps of a final trouble.

@@ -74,7 +74,7 @@ impl Heard {
         let frames = self.frames.lock().unwrap();
         let asked = |f: &JoinFrame| match f {
             JoinFrame::Join(request) => Some(request.clone()),
-            JoinFrame::GetRoot => None,
+            JoinFrame::GetRoot | JoinFrame::GetRoots => None,
         };
         frames.iter().filter_map(asked).collect()
     }
@@ -86,6 +86,16 @@ async fn serve(root: &Root, shown: String, answer: Answer) -> (String, Arc<Heard
 }
 
 async fn serve_as(creds: NodeCredentials, shown: String, answer: Answer) -> (String, Arc<Heard>) {
+    serve_offering(creds, shown, Some(Vec::new()), answer).await
+}
+
+/// `offered`: all roots. `None`: as a build that knows no rotation, it ends the connection.
+async fn serve_offering(
+    creds: NodeCredentials,
+    shown: String,
+    offered: Option<Vec<OfferedRoot>>,
+    answer: Answer,
+) -> (String, Arc<Heard>) {
     let config = muster_pki::server_config(&creds, Service::Join.alpn()).unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let addr = listener.local_addr().unwrap().to_string();
@@ -101,9 +111,11 @@ async fn serve_as(creds: NodeCredentials, shown: String, answer: Answer) -> (Str
             }
             while let Ok(Some(frame)) = stream.recv::<JoinFrame>().await {
                 log.frames.lock().unwrap().push(frame.clone());
-                let reply = match &frame {
-                    JoinFrame::GetRoot => JoinReply::Root { root_pem: shown.clone() },
-                    JoinFrame::Join(request) => answer(request),
+                let reply = match (&frame, &offered) {
+                    (JoinFrame::GetRoot, _) => JoinReply::Root { root_pem: shown.clone() },
+                    (JoinFrame::GetRoots, Some(offered)) => JoinReply::Roots(offered.clone()),
+                    (JoinFrame::GetRoots, None) => break,
+                    (JoinFrame::Join(request), _) => answer(request),
                 };
                 stream.send(&reply).await.unwrap();
             }
@@ -282,4 +294,96 @@ async fn address_without_tls_or_listener_is_named_with_a_cause() {
         let lines = machine.lines();
         assert!(lines.len() == 1 && [addr, stage, words].iter().all(|word| lines[0].contains(*word)), "{lines:?}");
     }
+}
+
+/// Successive roots of one cluster, each vouched for by the one before.
+fn successive(count: usize) -> (Vec<Root>, Vec<OfferedRoot>) {
+    let roots: Vec<Root> = (0..count).map(|_| Root::create(cluster(), wall()).unwrap()).collect();
+    let offer = |n: usize| {
+        let by = n.checked_sub(1).map(|by| vouched(&roots[by], &roots[n]));
+        OfferedRoot { trusted: n + 1 == count, ..by.unwrap_or_else(|| unvouched(&roots[n])) }
+    };
+    let offered = (0..count).map(offer).collect();
+    (roots, offered)
+}
+
+fn unvouched(root: &Root) -> OfferedRoot {
+    OfferedRoot { cert_pem: root.cert_pem.clone(), vouchers: Vec::new(), trusted: true }
+}
+
+fn vouched(by: &Root, root: &Root) -> OfferedRoot {
+    let issuer = Issuer::from_pem(&by.cert_pem, &by.key_pem).unwrap();
+    let vouchers = vec![issuer.vouch(cluster(), &root.cert_pem).unwrap()];
+    OfferedRoot { vouchers, ..unvouched(root) }
+}
+
+/// It also shows that the older questions are asked first: a manager of an earlier build understands them.
+#[tokio::test]
+async fn token_of_an_earlier_root_leads_to_the_present_one() {
+    let (roots, offered) = successive(3);
+    let manager = || credentials(&roots[2], manager(), Role::Manager);
+    for of_token in &roots {
+        let shown = roots[2].cert_pem.clone();
+        let (addr, heard) = serve_offering(manager(), shown, Some(offered.clone()), acceptance(&roots[2])).await;
+        let machine = Machine::new();
+        let joined = machine.join(args(&addr, token(of_token))).await.unwrap();
+        assert_eq!(joined.credentials.root_pem.trim(), roots[2].cert_pem.trim(), "the retired ones are not kept");
+        let saved = machine.memory.store().load_credentials().unwrap().unwrap();
+        assert_eq!(saved.identity, joined.credentials.identity);
+        let frames = heard.frames.lock().unwrap();
+        assert!(matches!(frames[0], JoinFrame::GetRoot));
+        assert_eq!(frames.len(), if of_token == &roots[2] { 2 } else { 3 }, "{frames:?}");
+    }
+}
+
+#[tokio::test]
+async fn several_trusted_roots_are_stored_by_a_joiner() {
+    let (roots, mut offered) = successive(2);
+    offered[0].trusted = true;
+    // It has not renewed yet, and another manager signs with the new root.
+    let creds = credentials(&roots[0], manager(), Role::Manager);
+    let (addr, _) = serve_offering(creds, roots[1].cert_pem.clone(), Some(offered), acceptance(&roots[1])).await;
+    let machine = Machine::new();
+    machine.join(args(&addr, token(&roots[0]))).await.unwrap();
+    let saved = machine.memory.store().load_credentials().unwrap().unwrap();
+    let both = [roots[0].cert_pem.trim(), roots[1].cert_pem.trim()];
+    assert!(both.iter().all(|root| saved.root_pem.contains(root)), "{}", saved.root_pem);
+}
+
+/// An intruder in the middle knows everything but keys.
+#[tokio::test]
+async fn no_offer_of_an_intruder_gets_the_secret() {
+    let (roots, offered) = successive(2);
+    let theirs = Root::create(cluster(), wall()).unwrap();
+    let stolen_voucher = OfferedRoot { vouchers: offered[1].vouchers.clone(), ..unvouched(&theirs) };
+    let other_cluster = {
+        let issuer = Issuer::from_pem(&roots[0].cert_pem, &roots[0].key_pem).unwrap();
+        let vouchers = vec![issuer.vouch(ClusterId::from_entropy(3), &theirs.cert_pem).unwrap()];
+        OfferedRoot { vouchers, ..unvouched(&theirs) }
+    };
+    let offers = [
+        None,
+        Some(Vec::new()),
+        Some(vec![unvouched(&theirs)]),
+        Some(vec![unvouched(&roots[0]), unvouched(&theirs)]),
+        Some(vec![OfferedRoot { trusted: false, ..unvouched(&roots[0]) }, vouched(&theirs, &theirs)]),
+        Some(vec![unvouched(&roots[0]), stolen_voucher]),
+        Some(vec![unvouched(&roots[0]), other_cluster]),
+        // The root of the token is not offered: it was revoked.
+        Some(vec![offered[1].clone()]),
+    ];
+    for offer in offers {
+        let creds = credentials(&theirs, manager(), Role::Manager);
+        let (addr, heard) = serve_offering(creds, theirs.cert_pem.clone(), offer.clone(), acceptance(&theirs)).await;
+        let refused = Machine::new().join(args(&addr, token(&roots[0]))).await.unwrap_err();
+        assert!(matches!(&refused, JoinError::Refused(e) if e.code == ErrorCode::DigestMismatch), "{refused:?}");
+        assert!(heard.requests().is_empty(), "{offer:?}");
+    }
+    // The true roots, and a certificate of its own: the request is never sent.
+    let creds = credentials(&theirs, manager(), Role::Manager);
+    let (addr, heard) = serve_offering(creds, theirs.cert_pem.clone(), Some(offered), acceptance(&theirs)).await;
+    let machine = Machine::new();
+    let told = || machine.lines().iter().any(|line| line.contains(": TLS: "));
+    machine.tries_until(args(&addr, token(&roots[0])), || told() && heard.connections() > MIN_TRIES).await;
+    assert!(heard.requests().is_empty());
 }

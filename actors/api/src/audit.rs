@@ -8,7 +8,7 @@ use muster_messages::wire::{KubeAnswer, Request};
 use muster_messages::{ErrorBody, ErrorCode, Principal, RequestId, Revision};
 use serde_json::Value;
 
-use crate::core::{audited, outcome_of, token_of};
+use crate::core::{audited, object_of, outcome_of};
 use crate::service::{Asked, Service};
 
 impl Service {
@@ -43,7 +43,7 @@ impl Service {
         let mut done = Ok(Outcome::Done);
         if let Ok(answer) = &result {
             done = outcome_or_refusal(&asked.request, answer);
-            if let Some(id) = token_of(&asked.request, answer) {
+            if let Some(id) = object_of(&asked.request, answer) {
                 line.object_id(&id);
             }
         }

@@ -7,6 +7,7 @@
 pub mod definition;
 mod paced;
 mod reconcilers;
+mod roots;
 
 use std::net::IpAddr;
 use std::sync::{Arc, OnceLock};
@@ -133,7 +134,6 @@ fn routes() -> Router {
         .route("/v1/tokens/{id}", delete(token_revoke))
         .route("/v1/certificates", get(|p: Extension<Peer>, q: Query<Listing>| list(p, q, ListOf::Certificates)))
         .route("/v1/certificates/{node}/rotate", post(cert_rotate))
-        .route("/v1/ca", get(|p: Extension<Peer>| ask(p, Request::CaShow)))
         .route("/v1/users", get(|p: Extension<Peer>, q: Query<Listing>| list(p, q, ListOf::Users)))
         .route("/v1/users/{name}", delete(user_revoke))
         .route("/v1/blocklist", get(|p: Extension<Peer>, q: Query<Listing>| list(p, q, ListOf::Blocklist)))
@@ -144,6 +144,7 @@ fn routes() -> Router {
         .route("/v1/events", get(events))
         .route("/v1/backup", get(crate::backup::backup))
         .merge(reconcilers::routes())
+        .merge(roots::routes())
         .fallback(|uri: Uri| async move { error_response(&no_such_path(uri.path())) })
         .layer(from_fn(admit))
 }

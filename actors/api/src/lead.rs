@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster_kernel::Clock;
-use muster_messages::protocol::{RaftMemberMsg, RoleManagerMsg, UserRights};
+use muster_messages::protocol::{RaftMemberMsg, RoleManagerMsg, RootsChange, UserRights};
 use muster_messages::wire::{ListOf, Request};
 use muster_messages::{
     CertificateRotationView, CertificateState, Change, CommandRefusal, ErrorBody, ErrorCode, Generation, Guard,
@@ -19,6 +19,7 @@ use crate::kube::ObjectWrite;
 use crate::leases::LeaseRequests;
 use crate::reads::{Reads, to_text};
 use crate::reconcilers::ReconcilerRequests;
+use crate::roots::RootRequests;
 use crate::users::UserRequests;
 use crate::work::Work;
 
@@ -67,6 +68,16 @@ impl<'a> Lead<'a> {
             Request::AccessTokenCreate { user, namespace, ttl_ms } => {
                 to_text(&UserRequests { work, user }.create_token(namespace, *ttl_ms).await?)
             }
+            Request::RootRotate { prepare, compromised } => {
+                let change = RootsChange::Rotate { automatic: !prepare, compromised: *compromised };
+                RootRequests { work }.rotate(change).await
+            }
+            Request::RootActivate { root } => RootRequests { work }.change(RootsChange::Activate(*root)).await,
+            Request::RootAbort => RootRequests { work }.change(RootsChange::Abort).await,
+            Request::RootRetire { root, force } => {
+                RootRequests { work }.change(RootsChange::Retire { root: *root, force: *force }).await
+            }
+            Request::RootRevoke { root } => RootRequests { work }.change(RootsChange::Revoke(*root)).await,
             Request::TransferLeader { to } => to_text(&self.transfer(to.as_deref()).await?),
             Request::Lease(request) => LeaseRequests { work, request }.lead().await,
             Request::Reconciler(request) => ReconcilerRequests { work, request }.lead().await,
@@ -117,12 +128,21 @@ impl<'a> Lead<'a> {
         let record = match self.node_for_irreversible(node).await {
             Err(gone) if gone.code == ErrorCode::NotFound && self.removed_before(force) => {
                 let (node, name) = (node.to_owned(), node.to_owned());
-                return Ok(NodeRemovedView { node, name, addr: None, member_since: None, removed: true });
+                let knew_root_key = false;
+                return Ok(NodeRemovedView {
+                    node,
+                    name,
+                    addr: None,
+                    member_since: None,
+                    removed: true,
+                    knew_root_key,
+                });
             }
             found => found?,
         };
         let (id, by, request) = (record.id, self.work.asked.caller.clone(), self.work.asked.request_id);
         let make = |reply| RoleManagerMsg::Remove { node: id, force, by, request, reply };
+        let knew_root_key = was_manager(self.tables(), &record);
         self.work.ask(&self.work.manager.leader.roles, make).await?;
         Ok(NodeRemovedView {
             node: id.to_string(),
@@ -130,6 +150,7 @@ impl<'a> Lead<'a> {
             addr: Some(record.addr.clone()),
             member_since: Some(record.created_at),
             removed: true,
+            knew_root_key,
         })
     }
 
@@ -266,6 +287,14 @@ impl<'a> Lead<'a> {
             format!("{} does not answer and cannot take over; {} remains the leader", name(&to), name(&manager.node));
         Err(ErrorBody::new(ErrorCode::TimedOut, text))
     }
+}
+
+/// Whether a node is a manager, or was one a certificate ago: it is demoted before it is removed.
+pub(crate) fn was_manager(tables: &Tables, node: &NodeRecord) -> bool {
+    let row = tables.certificates.get(&node.id);
+    let issued = row.into_iter().flat_map(|row| row.current.iter().chain(&row.previous).chain(&row.unclaimed));
+    let mut roles = issued.map(|issued| issued.role).chain([node.role, node.desired_role]);
+    roles.any(|role| role == Role::Manager)
 }
 
 fn shown(replica: &Replica, token: &Token) -> Result<TokenTextView, ErrorBody> {

@@ -22,6 +22,7 @@ mod ports;
 mod reads;
 mod reconcilers;
 mod relay;
+mod roots;
 mod service;
 mod shares;
 mod shell;

@@ -9,7 +9,8 @@ use muster_audit::AuditLog;
 use muster_gateway::Dialer;
 use muster_kernel::{Recipient, Tree};
 use muster_messages::protocol::{
-    CertAuthorityMsg, DispatcherMsg, ElectionsMsg, PeerAnswer, RaftMemberMsg, RoleManagerMsg, SessionsMsg,
+    CertAuthorityMsg, DispatcherMsg, ElectionsMsg, PeerAnswer, RaftMemberMsg, RoleManagerMsg, RootRotationMsg,
+    SessionsMsg,
 };
 use muster_messages::wire::PeerCall;
 use muster_messages::{Name, NodeDoubts, NodeId, Principal, Replica, Role, RoleView, Trouble};
@@ -160,6 +161,7 @@ impl ManagerPorts {
 pub struct LeaderPorts {
     pub roles: Recipient<RoleManagerMsg>,
     pub authority: Recipient<CertAuthorityMsg>,
+    pub rotation: Recipient<RootRotationMsg>,
     pub dispatcher: Recipient<DispatcherMsg>,
     pub elections: Recipient<ElectionsMsg>,
     /// What is pending, as the role manager last published it.

@@ -101,6 +101,7 @@ impl Reads<'_> {
             Request::NodeInspect { node, .. } => to_text(&source.node(resolve(&replica.tables, node)?)),
             Request::RaftStatus { .. } => to_text(&source.raft_status()),
             Request::CaShow => to_text(&ca(replica)?),
+            Request::RootList => to_text(&core::roots(&replica.tables)?),
             other => Err(ErrorBody::new(ErrorCode::Internal, format!("not a read: {other:?}"))),
         }
     }
@@ -166,7 +167,7 @@ fn ca(replica: &Replica) -> Result<CaView, ErrorBody> {
     let bad = |why: String| ErrorBody::new(ErrorCode::Internal, format!("unreadable root certificate: {why}"));
     let digest = muster_pki::digest(&cluster.root_cert_pem).map_err(|e| bad(e.to_string()))?;
     let not_after = muster_pki::not_after_of_pem(&cluster.root_cert_pem).map_err(|e| bad(e.to_string()))?;
-    Ok(CaView { digest, not_after, pem: cluster.root_cert_pem.clone() })
+    Ok(CaView { digest, not_after, pem: cluster.root_cert_pem.clone(), bundle: replica.tables.bundle_pem() })
 }
 
 #[cfg(test)]

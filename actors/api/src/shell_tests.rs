@@ -61,6 +61,7 @@ impl Stage {
             incarnation: Incarnation(1),
             not_after: WallTime(0),
             pin: None,
+            issuer: None,
         };
         let (stream, address): (BoxStream, _) = (Box::pin(theirs), ([127, 0, 0, 1], 1).into());
         let connection = Connection::detached(stream, port, subject.map(identity), address);

@@ -30,6 +30,7 @@ pub fn runtime(replica: watch::Receiver<Arc<Replica>>, raft: Recipient<RaftMembe
     let leader = LeaderPorts {
         roles: unreachable_actor(),
         authority: unreachable_actor(),
+        rotation: unreachable_actor(),
         dispatcher: unreachable_actor(),
         elections: unreachable_actor(),
         view: watch::channel(Arc::new(RoleView::default())).1,

@@ -7,12 +7,12 @@ use muster_messages::protocol::{CertAuthorityMsg, UserRights};
 use muster_messages::wire::LeaseRef;
 use muster_messages::{
     AccessToken, AccessTokenView, Change, ErrorBody, ErrorCode, Guard, Name, Principal, Revision, User,
-    UserCertificateView, UserKind, UserView,
+    UserCertificateView, UserKind,
 };
 use muster_pki::BearerToken;
 
 use crate::access::is_over;
-use crate::core::{check_lease_name, check_lifetime};
+use crate::core::{Issuers, check_lease_name, check_lifetime};
 use crate::work::Work;
 
 /// Maximum number of tokens of one user; a new token replaces no older one.
@@ -40,7 +40,8 @@ impl UserRequests<'_> {
         let signed = self.work.ask(&manager.leader.authority, make).await?;
         // The signed certificate is applied here, but may have changed again since.
         let replica = self.work.local();
-        let user = replica.tables.users.get(self.user).map(UserView::from);
+        let issuers = Issuers::of(&replica.tables);
+        let user = replica.tables.users.get(self.user).map(|user| issuers.user_view(user));
         Ok(UserCertificateView {
             name: self.user.clone(),
             admin: user.as_ref().map(|user| user.admin),
@@ -50,7 +51,7 @@ impl UserRequests<'_> {
             serial: signed.serial,
             not_after: signed.not_after,
             cert_pem: signed.cert_pem,
-            root_pem: signed.root_pem,
+            root_pem: replica.tables.bundle_pem(),
             managers: replica.tables.members.values().map(|member| member.addr.clone()).collect(),
         })
     }
@@ -128,7 +129,7 @@ impl UserRequests<'_> {
             id: token.id,
             token: bearer.to_text(),
             expires_at: token.expires_at,
-            root_pem: cluster.map(|c| c.root_cert_pem.clone()),
+            root_pem: cluster.map(|_| replica.tables.bundle_pem()),
             cluster: cluster.map(|c| c.name.clone()),
             managers: replica.tables.members.values().map(|member| member.addr.clone()).collect(),
         })

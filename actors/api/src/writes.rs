@@ -115,7 +115,13 @@ pub(crate) fn as_text(answer: Vec<u8>) -> Result<String, ErrorBody> {
 fn check_supported_by_all(tables: &Tables, request: &Request) -> Result<(), ErrorBody> {
     let level = tables.feature_level();
     let needs = match request {
-        Request::NodeRename { .. } | Request::UserRenew { .. } => true,
+        Request::NodeRename { .. }
+        | Request::UserRenew { .. }
+        | Request::RootRotate { .. }
+        | Request::RootActivate { .. }
+        | Request::RootAbort
+        | Request::RootRetire { .. }
+        | Request::RootRevoke { .. } => true,
         Request::UserCreate { kind, .. } => kind.is_read_only(),
         _ => false,
     };
@@ -167,6 +173,11 @@ fn check_command(request: &Request) -> String {
         | Request::UserRenew { .. }
         | Request::UserRevoke { .. }
         | Request::AccessTokenCreate { .. } => "`muster user ls`".to_owned(),
+        Request::RootRotate { .. }
+        | Request::RootActivate { .. }
+        | Request::RootAbort
+        | Request::RootRetire { .. }
+        | Request::RootRevoke { .. } => "`muster ca status`".to_owned(),
         Request::Lease(_) => "`muster lease ls`".to_owned(),
         Request::TransferLeader { .. } => "`muster raft status`".to_owned(),
         Request::Reconciler(_) => "`muster reconciler ls`".to_owned(),

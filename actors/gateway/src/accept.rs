@@ -28,7 +28,7 @@ use crate::framed::{FrameError, Framed};
 use crate::metrics::word;
 use crate::port::{ConnectionSlot, Inner};
 use crate::stream::{BoxStream, Killable, Prefixed};
-use crate::tls::service_of;
+use crate::tls::{identity_of, service_of};
 
 /// The largest first frame of an unauthenticated client: a signing request, a name, labels and an old certificate fit twice.
 pub const JOIN_FRAME_LIMIT: usize = 32 * 1024;
@@ -113,8 +113,10 @@ impl Newcomer {
 
     async fn handshake(&self, tcp: TcpStream, deadline: Instant) -> Option<Arrival> {
         let credentials = self.port.credentials.borrow().clone();
-        let config = match self.port.tls.config(&credentials) {
-            Ok(config) => config,
+        let replica = self.port.local_replica.get();
+        let built = self.port.tls.config(&credentials, replica.as_ref().map(|replica| &replica.tables));
+        let (config, roots) = match built {
+            Ok(built) => built,
             Err(error) => {
                 tracing::error!(%error, "cannot build a TLS configuration from this node's certificate");
                 return None;
@@ -138,12 +140,11 @@ impl Newcomer {
         let session = tls.get_ref().1;
         let alpn = session.alpn_protocol().map(<[u8]>::to_vec);
         let service = service_of(alpn.as_deref())?;
-        let leaf = session.peer_certificates().and_then(|chain| chain.first());
-        let identity = leaf.map(|leaf| muster_pki::identity_of(leaf)).transpose();
+        let presented = session.peer_certificates().unwrap_or_default();
         let (node, _) = credentials.identity.node()?;
-        let (identity, unreadable) = match identity {
+        let (identity, unreadable) = match identity_of(presented, roots.as_deref()) {
             Ok(identity) => (identity, None),
-            Err(error) => (None, Some(error.to_string())),
+            Err(why) => (None, Some(why)),
         };
         Some(Arrival { tls, service, alpn, identity, unreadable, node })
     }
@@ -245,7 +246,7 @@ impl Newcomer {
         };
         let refused = match wire::decode::<JoinFrame>(&frame) {
             Err(_) => return self.malformed(arrival, ErrorCode::Invalid).await,
-            Ok(JoinFrame::GetRoot) => None,
+            Ok(JoinFrame::GetRoot | JoinFrame::GetRoots) => None,
             Ok(JoinFrame::Join(_)) => self.port.take_join(self.remote.ip()).err(),
         };
         if let Some(wait) = refused {

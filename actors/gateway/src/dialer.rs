@@ -14,7 +14,7 @@ use std::time::Duration;
 use muster_messages::protocol::{NodeCredentials, Service};
 use muster_messages::wire::{Greeting, Refusal};
 use muster_messages::{CertIdentity, NodeId, RefusalReason, Role};
-use muster_pki::TlsFault;
+use muster_pki::{Bundle, TlsFault};
 use rustls::pki_types::ServerName;
 use serde::Serialize;
 use tokio::net::TcpStream;
@@ -25,8 +25,9 @@ use tokio_rustls::client::TlsStream;
 
 use crate::dial_error_text::ClockFault;
 use crate::framed::{FrameError, Framed};
+use crate::local_replica::LocalReplica;
 use crate::stream::BoxStream;
-use crate::tls::ClientTls;
+use crate::tls::{ClientTls, identity_of, known_roots};
 
 /// How long each stage may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -166,6 +167,7 @@ enum Trust {
 pub struct Dialer {
     trust: Trust,
     timeouts: DialTimeouts,
+    local_replica: Option<LocalReplica>,
 }
 
 impl Dialer {
@@ -174,11 +176,22 @@ impl Dialer {
         Self {
             trust: Trust::Credentials { current: credentials, tls: Arc::default() },
             timeouts: DialTimeouts::default(),
+            local_replica: None,
         }
     }
     /// Dials without a certificate, trusting this root.
     pub fn anonymous(root_pem: &str) -> Self {
-        Self { trust: Trust::Root { root_pem: root_pem.into() }, timeouts: DialTimeouts::default() }
+        Self::trusting(root_pem, DialTimeouts::default())
+    }
+    fn trusting(root_pem: &str, timeouts: DialTimeouts) -> Self {
+        Self { trust: Trust::Root { root_pem: root_pem.into() }, timeouts, local_replica: None }
+    }
+    /// Once there was a rotation, finds which of the roots in this replica issued the server's certificate. For the mesh, which
+    /// judges managers that it dials as the port judges those that dial.
+    #[must_use]
+    pub fn with_replica(mut self, local_replica: LocalReplica) -> Self {
+        self.local_replica = Some(local_replica);
+        self
     }
     #[must_use]
     pub fn with_timeouts(mut self, timeouts: DialTimeouts) -> Self {
@@ -213,10 +226,11 @@ impl Dialer {
             }
         };
         let config = config?;
+        let known = self.known_roots()?;
         let tcp = self.connect(addr).await?;
         let (remote, local) = addresses(addr, &tcp)?;
         let tls = self.handshake(addr, tcp, config, muster_pki::MANAGER_NAME).await?;
-        let identity = peer_identity(&tls, ours.as_ref(), expect).map_err(|why| {
+        let identity = peer_identity(&tls, known.as_ref(), ours.as_ref(), expect).map_err(|why| {
             let addr = addr.to_owned();
             DialError::WrongPeer { addr, why }
         })?;
@@ -247,7 +261,7 @@ impl Dialer {
 
     /// A join connection to an unverified server at `addr`, for fetching the root. No secret may be sent on it.
     pub async fn dial_unverified(addr: &str, timeouts: DialTimeouts) -> Result<Unverified, DialError> {
-        let dialer = Self { trust: Trust::Root { root_pem: "".into() }, timeouts };
+        let dialer = Self::trusting("", timeouts);
         let config = muster_pki::unverified_client_config(Service::Join.alpn())?;
         let tcp = dialer.connect(addr).await?;
         let (remote, local) = addresses(addr, &tcp)?;
@@ -259,10 +273,20 @@ impl Dialer {
 
     /// A connection to an unverified server at `addr`, without a service and a greeting.
     pub(crate) async fn dial_anyone(addr: &str, timeouts: DialTimeouts) -> Result<BoxStream, DialError> {
-        let dialer = Self { trust: Trust::Root { root_pem: "".into() }, timeouts };
+        let dialer = Self::trusting("", timeouts);
         let tcp = dialer.connect(addr).await?;
         let config = muster_pki::unverified_client_config(&[])?;
         Ok(Box::pin(dialer.handshake(addr, tcp, config, ANY_NODE).await?))
+    }
+
+    fn known_roots(&self) -> Result<Option<Bundle>, TlsFault> {
+        let replica = self.local_replica.as_ref().and_then(LocalReplica::get);
+        match (&self.trust, replica) {
+            (Trust::Credentials { current, .. }, Some(replica)) => {
+                known_roots(&current.borrow(), &replica.tables.authorities)
+            }
+            _ => Ok(None),
+        }
     }
 
     async fn connect(&self, addr: &str) -> Result<TcpStream, DialError> {
@@ -334,12 +358,12 @@ const ANY_NODE: &str = "localhost";
 
 fn peer_identity(
     tls: &TlsStream<TcpStream>,
+    known: Option<&Bundle>,
     ours: Option<&CertIdentity>,
     expect: Option<NodeId>,
 ) -> Result<CertIdentity, String> {
-    let chain = tls.get_ref().1.peer_certificates().unwrap_or_default();
-    let leaf = chain.first().ok_or("the peer presented no certificate")?;
-    let identity = muster_pki::identity_of(leaf).map_err(|e| e.to_string())?;
+    let presented = tls.get_ref().1.peer_certificates().unwrap_or_default();
+    let identity = identity_of(presented, known)?.ok_or("the peer presented no certificate")?;
     let Some((node, _)) = identity.node() else {
         return Err(format!("it is {}, not a node", identity.principal()));
     };

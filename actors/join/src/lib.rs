@@ -1,7 +1,7 @@
 //! The join service: serves `muster-join/1` on every manager.
 //!
 //! Owns        unauthenticated connections, each for one short conversation.
-//! Inputs      `JoinFrame`s.  Outputs  the root certificate; `PeerCall::Join` to the leader; the leader's answer.
+//! Inputs      `JoinFrame`s.  Outputs  root certificates; `PeerCall::Join` to the leader; the leader's answer.
 //! Invariants  JOIN-4  a client holds a connection for a bounded time and sends the leader one request on it; the number of
 //!                     concurrent requests is bounded ([`JoinLimits`]).
 //! Tokens are not checked here: the leader's certificate authority checks them against its own applied state.
@@ -15,7 +15,7 @@ use muster_gateway::{Connection, Framed, JOIN_FRAME_LIMIT, Registration, Service
 use muster_kernel::{Arrived, Cx, Fault, Shell};
 use muster_messages::protocol::{LeaderCalls, Named, Service};
 use muster_messages::wire::{self, JoinFrame, JoinReply, JoinRequest, PeerCall};
-use muster_messages::{ErrorBody, ErrorCode, JoinView};
+use muster_messages::{Authorities, Authority, AuthorityState, ErrorBody, ErrorCode, JoinView, OfferedRoot};
 use serde_json::{Value, json};
 use tokio::sync::{Semaphore, mpsc};
 
@@ -35,7 +35,7 @@ impl Default for JoinLimits {
     }
 }
 
-/// Frames per conversation: the root, and retries. The gateway charges a source's rate for the first frame only, so a
+/// Frames per conversation: the root, all roots, and a retry. The gateway charges a source's rate for the first frame only, so a
 /// join request must be the first frame, and is the last.
 const MAX_FRAMES: usize = 3;
 
@@ -47,9 +47,21 @@ const RETRY_AFTER: Duration = Duration::from_secs(1);
 pub struct JoinPorts {
     pub services: Services,
     pub leader: Arc<dyn LeaderCalls>,
-    /// The root certificate as this node trusts it.
+    /// The certificate of the root that signs now.
     pub root_pem: Arc<dyn Fn() -> String + Send + Sync>,
+    /// See [`offered`].
+    pub roots: Arc<dyn Fn() -> Vec<OfferedRoot> + Send + Sync>,
     pub limits: JoinLimits,
+}
+
+/// The roots that lead a token of an earlier one to those that count now. A root whose key others may have leads nowhere once it
+/// does not sign any more: they could vouch for a root of their own, and a joiner could not tell which one is the cluster's.
+pub fn offered(authorities: &Authorities) -> Vec<OfferedRoot> {
+    let withdrawn = |root: &Authority| {
+        root.state == AuthorityState::Revoked || root.compromised && root.state != AuthorityState::Active
+    };
+    let roots = authorities.roots.values().zip(authorities.offer());
+    roots.filter(|(root, _)| !withdrawn(root)).map(|(_, offered)| offered).collect()
 }
 
 /// Connections that the gateway has admitted and the actor has not taken, and as many in its mailbox.
@@ -135,6 +147,10 @@ async fn converse(
                 counters.roots.fetch_add(1, Ordering::Relaxed);
                 (JoinReply::Root { root_pem: (ports.root_pem)() }, false)
             }
+            JoinFrame::GetRoots => {
+                counters.roots.fetch_add(1, Ordering::Relaxed);
+                (JoinReply::Roots((ports.roots)()), false)
+            }
             JoinFrame::Join(_) if frames_before > 0 => {
                 let text = "a join request must be the first frame of its connection; connect again";
                 (JoinReply::Refused(ErrorBody::new(ErrorCode::TooManyRequests, text).retry_after(RETRY_AFTER)), true)
@@ -153,7 +169,7 @@ async fn converse(
         match &reply {
             JoinReply::Joined { .. } => drop(counters.joined.fetch_add(1, Ordering::Relaxed)),
             JoinReply::Refused(_) => drop(counters.refused.fetch_add(1, Ordering::Relaxed)),
-            JoinReply::Root { .. } => {}
+            JoinReply::Root { .. } | JoinReply::Roots(_) => {}
         }
         if stream.send(&reply).await.is_err() || last {
             return;

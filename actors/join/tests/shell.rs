@@ -9,7 +9,7 @@ use muster_join::{JoinLimits, JoinPorts, JoinService};
 use muster_kernel::{Address, Spec};
 use muster_messages::protocol::{PeerAnswer, Service};
 use muster_messages::wire::{self, JoinFrame, JoinReply, JoinRequest};
-use muster_messages::{CrashHow, ErrorCode, Name, NodeId, RequestId, Secret};
+use muster_messages::{CrashHow, ErrorCode, Name, NodeId, OfferedRoot, RequestId, Secret};
 use muster_testkit::ActorHarness;
 use tokio::io::DuplexStream;
 use tokio::time::Instant;
@@ -28,6 +28,7 @@ async fn service_with(harness: &ActorHarness, leader: fn() -> PeerAnswer) -> Ser
         services: services.clone(),
         leader: Arc::new(move |_| -> PeerAnswer { leader() }),
         root_pem: Arc::new(|| "root".to_owned()),
+        roots: Arc::new(|| vec![offered()]),
         limits: JoinLimits { conversation: CONVERSATION_TIMEOUT, conversations: 1 },
     };
     harness.start_actor(Spec::actor("join", Address::new(8), move || Ok(JoinService::new(ports.clone()))));
@@ -80,6 +81,20 @@ async fn talk(services: &Services, frames: Vec<JoinFrame>) -> Vec<JoinReply> {
         replies.push(reply);
     }
     replies
+}
+
+fn offered() -> OfferedRoot {
+    OfferedRoot { cert_pem: "root".to_owned(), vouchers: Vec::new(), trusted: true }
+}
+
+/// For a token of an earlier root: on the same connection, after the root that signs.
+#[tokio::test(start_paused = true)]
+async fn joiner_with_a_token_of_an_earlier_root_gets_all_roots() {
+    let harness = ActorHarness::start().await;
+    let services = service_with(&harness, joins).await;
+    let replies = talk(&services, vec![JoinFrame::GetRoot, JoinFrame::GetRoots]).await;
+    assert_eq!(replies, [JoinReply::Root { root_pem: "root".into() }, JoinReply::Roots(vec![offered()])]);
+    harness.finish().await;
 }
 
 async fn ask_for_the_root(client: &mut Framed<DuplexStream>) -> JoinReply {

@@ -9,10 +9,10 @@ use std::time::Duration;
 use muster_api::{ManagerPorts, Service as Api};
 use muster_kernel::{Address, Clock, Cx, Fault, Shell, Spec};
 use muster_messages::protocol::{
-    CertAuthorityMsg, DispatcherMsg, IncomingCall, LeaderCalls, Named, PeerAnswer, RoleManagerMsg,
+    CertAuthorityMsg, DispatcherMsg, IncomingCall, LeaderCalls, Named, PeerAnswer, RoleManagerMsg, RootRotationMsg,
 };
 use muster_messages::wire::{self, PeerCall};
-use muster_messages::{CertIdentity, ErrorBody, ErrorCode, ErrorMark, NodeId, Replica, Role};
+use muster_messages::{CertIdentity, ErrorBody, ErrorCode, ErrorMark, NodeId};
 use serde_json::{Value, json};
 use tokio::sync::{Mutex, Semaphore, mpsc};
 use tokio::time::Instant;
@@ -99,7 +99,7 @@ impl Router {
                 return Err(no_leader().marked(ErrorMark::NotLeading));
             }
             if forwarder != self.ports.node {
-                may_forward(&replica, forwarder)?;
+                forwarders::may_forward(&replica, forwarder)?;
             }
         }
         match call {
@@ -130,6 +130,10 @@ impl Router {
                 let make = |reply| RoleManagerMsg::ReportManager { node, report, reply };
                 leader.roles.ask(left, make).await.map_err(as_no_leader)?.map(|()| Vec::new())
             }
+            PeerCall::TrustRoots { node, generation } => {
+                let make = |reply| RootRotationMsg::TrustRoots { node, generation, reply };
+                leader.rotation.ask(left, make).await.map_err(as_no_leader)?.map(|()| Vec::new())
+            }
             PeerCall::Sessions(digest) => {
                 let make = |reply| DispatcherMsg::Digest { host: forwarder, digest, reply };
                 leader.dispatcher.ask(left, make).await.map_err(as_no_leader)?.map(|()| Vec::new())
@@ -148,23 +152,6 @@ fn with_pin(call: PeerCall, is_read: bool) -> PeerCall {
             None => PeerCall::SignNode { identity, observed_addr, csr_pem },
         },
         other => other,
-    }
-}
-
-/// FORWARD-1. The forwarder's certificate opened the mesh, which an outdated replica must allow (ADMIT-3).
-fn may_forward(replica: &Replica, forwarder: NodeId) -> Result<(), ErrorBody> {
-    match replica.tables.nodes.get(&forwarder) {
-        Some(record) if record.role == Role::Manager => Ok(()),
-        // The role was granted in the log before the certificate was signed, so a leader knows it.
-        _ if replica.raft.leading => {
-            let text = format!("node {forwarder} is not a manager of this cluster; calls that it forwards are refused");
-            tracing::warn!(%forwarder, "forwarded call refused: the forwarder is not a manager");
-            Err(ErrorBody::new(ErrorCode::Forbidden, text))
-        }
-        _ => {
-            let text = format!("this manager's replica does not know node {forwarder} as a manager yet; retry");
-            Err(ErrorBody::new(ErrorCode::NotKnownHereYet, text).retry_after(Duration::from_millis(200)))
-        }
     }
 }
 
@@ -249,6 +236,7 @@ impl Shell for RouterShell {
 }
 
 mod audit;
+mod forwarders;
 #[cfg(test)]
 #[path = "router_tests.rs"]
 mod tests;

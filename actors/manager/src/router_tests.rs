@@ -5,7 +5,9 @@ use muster_gateway::Dialer;
 use muster_kernel::{Recipient, Tree, Undeliverable};
 use muster_messages::protocol::Reply;
 use muster_messages::wire::{ActorsAsk, ActorsCall, MembershipReply, Request};
-use muster_messages::{CrashHow, FEATURE_LEVEL, NodeRecord, Principal, RaftId, RequestId, RoleView, WallTime};
+use muster_messages::{
+    CrashHow, FEATURE_LEVEL, NodeRecord, Principal, RaftId, Replica, RequestId, Role, RoleView, WallTime,
+};
 use muster_raft_member::ObjectFeed;
 use muster_testkit::{ActorHarness, Probe, WAIT_LIMIT, eventually};
 use tokio::sync::watch;
@@ -75,6 +77,7 @@ impl World {
             leader: LeaderPorts {
                 roles: roles.recipient(),
                 authority: no_such_actor(),
+                rotation: no_such_actor(),
                 dispatcher: no_such_actor(),
                 elections: no_such_actor(),
                 view: watch::channel(Arc::new(RoleView::default())).1,

@@ -185,6 +185,7 @@ mod tests {
             incarnation: Incarnation(0),
             not_after: WallTime(0),
             pin: None,
+            issuer: None,
         }
     }
 

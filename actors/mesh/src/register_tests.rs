@@ -41,6 +41,7 @@ impl Dial for Network {
                 incarnation: Incarnation(1),
                 not_after: WallTime(0),
                 pin: None,
+                issuer: None,
             };
             Ok(DialedPeer { stream: Box::pin(near), identity, remote: String::new() })
         })

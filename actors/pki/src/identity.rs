@@ -52,9 +52,25 @@ pub fn not_before_of_pem(pem: &str) -> Result<WallTime, BadCertificate> {
     Ok(WallTime::from_unix_secs(parse(&der)?.validity().not_before.timestamp()))
 }
 
+/// The path length of a root: how many authorities may stand between it and a certificate. `None`: any number. Go programs heed it.
+pub fn path_length_of_pem(pem: &str) -> Result<Option<u32>, BadCertificate> {
+    let der = encoding::certificate(pem).map_err(BadCertificate::Pem)?;
+    let cert = parse(&der)?;
+    let constraints = cert.basic_constraints().map_err(|_| BadCertificate::Malformed)?;
+    Ok(constraints.and_then(|constraints| constraints.value.path_len_constraint))
+}
+
 pub fn root_id_of_pem(pem: &str) -> Result<RootId, BadCertificate> {
     let der = encoding::certificate(pem).map_err(BadCertificate::Pem)?;
     Ok(root_id(parse(&der)?.public_key().raw))
+}
+
+/// The cluster that a root's certificate names as its organisation. `None`: it names none, or is not a certificate.
+pub fn cluster_of_root_pem(pem: &str) -> Option<ClusterId> {
+    let der = encoding::certificate(pem).ok()?;
+    let cert = parse(&der).ok()?;
+    let organisation = cert.subject().iter_organization().next()?;
+    organisation.as_str().ok()?.parse().ok()
 }
 
 /// Reads the identity in a certificate. Checks neither the chain nor the validity: TLS did, or the caller must.
@@ -74,6 +90,7 @@ pub fn identity_of(der: &[u8]) -> Result<CertIdentity, BadCertificate> {
         incarnation: grant.incarnation,
         not_after: WallTime::from_unix_secs(cert.validity().not_after.timestamp()),
         pin: Some(pin(der, cert.public_key().raw)),
+        issuer: None,
     })
 }
 

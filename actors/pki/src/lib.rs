@@ -36,7 +36,8 @@ pub use self::files::write_atomic;
 pub use self::founding::Founding;
 pub use self::grant::Grant;
 pub use self::identity::{
-    BadCertificate, identity_of, identity_of_pem, not_after_of_pem, not_before_of_pem, root_id_of_pem,
+    BadCertificate, cluster_of_root_pem, identity_of, identity_of_pem, not_after_of_pem, not_before_of_pem,
+    path_length_of_pem, root_id_of_pem,
 };
 pub use self::issue::{
     Issuer, MANAGER_NAME, MIN_NODE_LIFETIME, NODE_LIFETIME, NodeProfile, ROOT_LIFETIME, Root, SignError, Signed,
@@ -45,7 +46,7 @@ pub use self::issue::{
 pub use self::join_attempt::JoinAttempt;
 pub use self::recovering::{Recovering, sign_for_itself};
 pub use self::rekey::{BadRekey, prove_rekey, verify_rekey};
-pub use self::store::{Ended, IdentityFault, IdentityStore, LocalNode, credentials};
-pub use self::tls::{TlsFault, client_config, server_config, unverified_client_config};
+pub use self::store::{Ended, IdentityFault, IdentityStore, LocalNode, credentials, own_root_pem, with_bundle};
+pub use self::tls::{TlsFault, client_config, server_config, server_config_for, unverified_client_config};
 pub use self::token::{BadToken, JoinToken, digest, new_token_id, new_token_secret, secrets_equal};
-pub use self::trust::{BadBundle, Bundle, MAX_CHAIN, OfferedRoot};
+pub use self::trust::{BadBundle, Bundle, MAX_CHAIN};

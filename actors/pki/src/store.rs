@@ -1,7 +1,7 @@
 //! A node's identity on disk, below `<data>/identity/`.
 //!
 //! Owns        `credentials.pem` (private key, certificate and its root in one file, so that they change together), `roots.pem`
-//!             (all trusted roots, while there are several), `node.json` (the node's other local state), `join.json` (an attempt to join, while it lasts), `founding.json` (a cluster being
+//!             (all trusted roots, while there are several), `former-roots.json` (digests of those that left it), `node.json` (the node's other local state), `join.json` (an attempt to join, while it lasts), `founding.json` (a cluster being
 //!             founded, until its first entry is applied), `recovery.json` (a recovery in progress), `starts.json` (the
 //!             processes that ran on this directory). All 0600, all written whole or not at all.
 //! Invariants  PKI-6: after a crash at any moment, either the old or the new credentials exist, and they are consistent.
@@ -22,6 +22,7 @@ use crate::files;
 use crate::identity::{self, identity_of_pem};
 use crate::private::{NotPrivate, check_folder};
 use crate::tls;
+use crate::token;
 use crate::trust::{Bundle, MAX_CHAIN};
 
 /// Why the identity on disk cannot be used. The text names the file and the remedy.
@@ -39,6 +40,10 @@ const HELP_CREDENTIALS: &str = "restore the file from a backup, or remove the no
      directory and join again";
 const HELP_ROOTS: &str =
     "delete the file: the node then trusts only the root in credentials.pem until a manager sends the others";
+const FORMER_ROOTS: &str = "former-roots.json";
+const HELP_FORMER_ROOTS: &str = "delete the file: tokens of earlier roots are then taken for another cluster's";
+/// Many more rotations than happen while a unit file keeps its token.
+const MAX_FORMER_ROOTS: usize = 32;
 const HELP_STARTS: &str =
     "delete the file, and `raft` beside its folder if the managers then reject this directory as a copy";
 const HELP_NODE: &str = "delete the file: the node then starts without its record of managers and member id";
@@ -113,11 +118,44 @@ impl IdentityStore {
         let parts = [creds.key_pem.expose(), &creds.cert_pem, &root];
         let text: String = parts.iter().map(|p| format!("{}\n", p.trim_end())).collect();
         parse_credentials(&text).map_err(refused)?;
+        self.remember_former(&creds.root_pem)?;
         write(&path, text.as_bytes())?;
         // Last: until then the root in the file above is trusted beside the former ones, so that a crash between the two leaves
         // no certificate whose root is not trusted.
         let roots = self.path("roots.pem");
         if alone { self.remove(&roots) } else { write(&roots, creds.root_pem.as_bytes()) }
+    }
+
+    /// The digests of the roots of this node's cluster, as tokens name them: of the one that issued its certificate, of the other
+    /// trusted ones, and of those that it trusted before. Empty: it has no credentials.
+    pub fn root_digests(&self) -> Result<Vec<String>, IdentityFault> {
+        let Some(creds) = self.load_credentials()? else { return Ok(Vec::new()) };
+        let own = own_root_pem(&creds);
+        let trusted = own.into_iter().chain(each_root(&creds.root_pem));
+        let mut digests: Vec<String> = trusted.filter_map(|root| token::digest(&root).ok()).collect();
+        digests.extend(self.load_former()?);
+        Ok(digests)
+    }
+
+    /// Roots that are not trusted any more: a token of one of them, in a unit file for example, is still for this cluster.
+    fn remember_former(&self, root_pem: &str) -> Result<(), IdentityFault> {
+        // Damaged credentials are replaced; what they trusted is not known.
+        let Ok(Some(present)) = self.load_credentials() else { return Ok(()) };
+        let kept: Vec<String> = each_root(root_pem).collect();
+        let left = each_root(&present.root_pem).filter(|root| !kept.contains(root));
+        let left: Vec<String> = left.filter_map(|root| token::digest(&root).ok()).collect();
+        if left.is_empty() {
+            return Ok(());
+        }
+        let mut former = self.load_former()?;
+        former.retain(|digest| !left.contains(digest));
+        former.splice(..0, left);
+        former.truncate(MAX_FORMER_ROOTS);
+        self.write_json(&self.path(FORMER_ROOTS), &former)
+    }
+
+    fn load_former(&self) -> Result<Vec<String>, IdentityFault> {
+        Ok(self.read_json(&self.path(FORMER_ROOTS), HELP_FORMER_ROOTS)?.unwrap_or_default())
     }
 
     /// The node's local state; the default if none was written.
@@ -193,6 +231,24 @@ pub fn credentials(key_pem: Secret, cert_pem: String, root_pem: String) -> Resul
     let identity = identity_of_pem(&cert_pem).map_err(|_| "the certificate cannot be read")?;
     check(&identity, &key_pem, &cert_pem, &root_pem)?;
     Ok(NodeCredentials { cert_pem, key_pem, root_pem, identity })
+}
+
+fn each_root(root_pem: &str) -> impl Iterator<Item = String> {
+    let bundle = Bundle::from_pem(root_pem).ok();
+    let roots = bundle.map(|bundle| bundle.ids().filter_map(|id| bundle.root_pem(id)).collect::<Vec<_>>());
+    roots.unwrap_or_default().into_iter()
+}
+
+/// The same certificate with another bundle. The root that issued the certificate stays trusted even if the bundle lacks it: it
+/// leaves with the certificate. [`IdentityStore::save_credentials`] then replaces only the bundle on disk.
+pub fn with_bundle(credentials: &NodeCredentials, bundle: &Bundle) -> NodeCredentials {
+    let kept = own_root_pem(credentials).and_then(|root| bundle.clone().with(&root).ok());
+    NodeCredentials { root_pem: kept.as_ref().unwrap_or(bundle).to_pem(), ..credentials.clone() }
+}
+
+/// The root that issued the certificate, even if that has expired. `None`: the credentials are damaged.
+pub fn own_root_pem(credentials: &NodeCredentials) -> Option<String> {
+    issuing_root(&credentials.cert_pem, &credentials.root_pem).ok().map(|(root, _)| root)
 }
 
 fn check(identity: &CertIdentity, key_pem: &Secret, cert_pem: &str, root_pem: &str) -> Result<(), &'static str> {

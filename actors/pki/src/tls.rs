@@ -39,10 +39,20 @@ pub(crate) fn provider() -> &'static Arc<CryptoProvider> {
     PROVIDER.get_or_init(|| Arc::new(rustls::crypto::aws_lc_rs::default_provider()))
 }
 
-/// For the accepting side. A client certificate is optional; a presented one must chain to our root and be currently
+/// For the accepting side. A client certificate is optional; a presented one must chain to a root that we trust and be currently
 /// valid, otherwise the handshake fails.
 pub fn server_config(creds: &NodeCredentials, alpn: &[&[u8]]) -> Result<Arc<ServerConfig>, TlsFault> {
-    let roots = Arc::new(roots(&creds.root_pem)?);
+    server_config_for(creds, &Bundle::from_pem(&creds.root_pem)?, alpn)
+}
+
+/// As [`server_config`], but clients' certificates may chain to any of these roots. The caller must then judge by the root
+/// ([`Bundle::issuer_of`]): the handshake admits those of roots that are not trusted.
+pub fn server_config_for(
+    creds: &NodeCredentials,
+    clients: &Bundle,
+    alpn: &[&[u8]],
+) -> Result<Arc<ServerConfig>, TlsFault> {
+    let roots = Arc::new(clients.anchors().map_err(TlsFault::Root)?);
     let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider().clone())
         .allow_unauthenticated()
         .build()

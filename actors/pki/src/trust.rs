@@ -5,11 +5,10 @@
 //!             PKI-9  a bundle gains a root only through a voucher of a root already in it, directly or over other vouched
 //!                    roots.
 
-use muster_messages::{ClusterId, MAX_ROOTS, RootId, Voucher};
+use muster_messages::{ClusterId, MAX_CROSSES, MAX_ROOTS, OfferedRoot, RootId, Voucher};
 use rustls::RootCertStore;
-use rustls::client::verify_server_cert_signed_by_trust_anchor;
 use rustls::pki_types::{CertificateDer, UnixTime};
-use rustls::server::ParsedCertificate;
+use rustls::server::WebPkiClientVerifier;
 use sha2::{Digest, Sha256};
 
 use crate::encoding::{self, BadPem};
@@ -18,7 +17,7 @@ use crate::rekey::signed_by;
 use crate::tls::provider;
 
 /// The most certificates that are presented together: the own one and those that lead from it to older roots.
-pub const MAX_CHAIN: usize = 5;
+pub const MAX_CHAIN: usize = MAX_CROSSES + 1;
 
 /// Prefix of what a root signs about another one, so that the signature is invalid for any other purpose.
 const CONTEXT: &[u8] = b"muster-root/1\0";
@@ -55,15 +54,6 @@ impl Root {
     }
 }
 
-/// A root that a manager offers, with the vouchers for it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OfferedRoot {
-    pub cert_pem: String,
-    pub vouchers: Vec<Voucher>,
-    /// `false`: it is not to be trusted (any more), it only leads to others: the node missed the time between.
-    pub trusted: bool,
-}
-
 /// The roots that a node trusts: at least one, at most [`MAX_ROOTS`], each key once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bundle {
@@ -84,14 +74,16 @@ impl Bundle {
         self.roots.iter().map(|root| root.id)
     }
 
-    /// The root that issued the first of the presented certificates, a node's, directly or over the others, as of this time (PKI-8).
-    /// Of two such roots, the first in the bundle. `None`: none of them did, it is not valid then, or it is a user's.
+    /// The root that issued the first of the presented certificates, a node's or a user's, as of this time (PKI-8). If the one that
+    /// signed it is in the bundle, that one, whatever was presented beside it. Otherwise, of those that lead to it over the other
+    /// certificates, the first in the bundle. `None`: none of them did, or it is not valid then.
     pub fn issuer_of(&self, presented: &[CertificateDer<'_>], now: UnixTime) -> Option<RootId> {
         let (leaf, others) = presented.split_first()?;
         if presented.len() > MAX_CHAIN {
             return None;
         }
-        self.roots.iter().find(|root| root.issued(leaf, others, now)).map(|root| root.id)
+        let issued = |others| self.roots.iter().find(|root| root.issued(leaf, others, now));
+        issued(&[]).or_else(|| issued(others)).map(|root| root.id)
     }
 
     /// The bundle after a manager, verified by the present one, has offered roots (PKI-9). It holds the offered roots that are
@@ -125,10 +117,26 @@ impl Bundle {
         }
     }
 
-    /// With this root, if it is not in it yet.
+    /// For verifying clients, with these roots before its own, trusted or not, in however large a number. A root that cannot be
+    /// read, or whose key is there already, is left out.
+    #[must_use]
+    pub fn preceded_by<'a>(self, roots_pem: impl IntoIterator<Item = &'a str>) -> Self {
+        let ders = roots_pem.into_iter().filter_map(|pem| encoding::certificate(pem).ok());
+        let read = ders.filter_map(|der| Root::read(der).ok());
+        let mut roots: Vec<Root> = Vec::new();
+        for root in read.chain(self.roots) {
+            if roots.iter().all(|known| known.id != root.id) {
+                roots.push(root);
+            }
+        }
+        Self { roots }
+    }
+
+    /// With this root, if it is not in it yet. It replaces the last of [`MAX_ROOTS`] others: a bundle never has more.
     pub(crate) fn with(mut self, root_pem: &str) -> Result<Self, BadBundle> {
         let root = Root::read(encoding::certificate(root_pem).map_err(BadBundle::Pem)?)?;
         if !self.roots.contains(&root) {
+            self.roots.truncate(MAX_ROOTS - 1);
             self.roots.push(root);
             once_each(&self.roots)?;
         }
@@ -153,13 +161,14 @@ impl Bundle {
 }
 
 impl Root {
+    /// Verified as a client's certificate: a user's serves for nothing else, a node's also for this.
     fn issued(&self, leaf: &CertificateDer<'_>, others: &[CertificateDer<'_>], now: UnixTime) -> bool {
         let mut anchor = RootCertStore::empty();
-        let (Ok(()), Ok(leaf)) = (anchor.add(self.der.clone()), ParsedCertificate::try_from(leaf)) else {
+        if anchor.add(self.der.clone()).is_err() {
             return false;
-        };
-        let algorithms = provider().signature_verification_algorithms.all;
-        verify_server_cert_signed_by_trust_anchor(&leaf, &anchor, others, now, algorithms).is_ok()
+        }
+        let verifier = WebPkiClientVerifier::builder_with_provider(anchor.into(), provider().clone()).build();
+        verifier.is_ok_and(|verifier| verifier.verify_client_cert(leaf, others, now).is_ok())
     }
 }
 

@@ -44,6 +44,7 @@ async fn main() {
             incarnation: Incarnation(1),
             not_after: WallTime(i64::MAX),
             pin: None,
+            issuer: None,
         };
         let (ours, theirs) = tokio::io::duplex(4096);
         let theirs: BoxStream = Box::pin(theirs);

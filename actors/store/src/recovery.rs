@@ -127,6 +127,11 @@ pub fn recover(tables: &mut Tables, recovery: &Recovery) -> Result<Consequences,
     let raft_id = replace_members(tables, &stamp, recovery);
     let leases = withhold_leases(tables, &stamp);
     allow_unrecorded(tables);
+    // What nodes trust may be older or newer than this state: they acknowledge its roots anew.
+    if !tables.authorities.roots.is_empty() {
+        tables.authorities.trusted_by.clear();
+        tables.authorities.generation = revision;
+    }
     let workers = tables.nodes.len() - 1 - lost.len();
     Ok(Consequences {
         node: recovery.node,

@@ -3,16 +3,18 @@
 //! - [`Client`] calls over an admin socket or `muster-api/1`, and repeats a call of unknown outcome with the same request id.
 //! - [`Connection`] is one native connection with one call in flight.
 //! - [`Failure`] is a failed call or command: a code, a sentence, and the exit status that follows from the code.
-//! - [`progress`] decides whether a role change has settled.
+//! - [`progress`] decides whether a role change has settled, [`rotation_progress`] how far a root rotation is.
 
 mod client;
 mod connection;
 mod failure;
 mod identity;
+mod rotation;
 mod settled;
 
 pub use self::client::{Client, Target, no_socket, parse};
 pub use self::connection::{CallError, Connection};
 pub use self::failure::{Failure, Outcome};
 pub use self::identity::Identity;
+pub use self::rotation::{RotationGoal, absent, rotation_progress};
 pub use self::settled::{Progress, progress, remaining_work};

@@ -9,10 +9,12 @@ use muster_messages::{CrashHow, Name, Role};
 use super::duration::{parse_duration, parse_lifetime};
 
 mod bench;
+mod ca;
 mod lease;
 mod reconciler;
 
 pub use self::bench::{BenchArgs, BenchCommand, BenchLeases, BenchOp, Via};
+pub use self::ca::{CaCommand, RootArg, RotateArgs};
 pub use self::lease::{GuardCommand, KubeconfigArgs, LeaseArgs, LeaseCommand};
 use self::reconciler::{MEMBER_HELP, OBJECT_HELP, RECONCILER_HELP};
 pub use self::reconciler::{MemberCommand, MemberName, ObjectCommand, ObjectName, ReconcilerCommand, ReconcilerName};
@@ -81,7 +83,7 @@ pub enum Command {
     /// List and renew node certificates
     #[command(subcommand)]
     Cert(CertCommand),
-    /// Show the certificate authority
+    /// Show and replace the roots of the certificate authority
     #[command(subcommand)]
     Ca(CaCommand),
     /// Manage identity files for people and programs
@@ -234,12 +236,6 @@ pub enum CertCommand {
         #[arg(long)]
         revoke: bool,
     },
-}
-
-#[derive(Debug, Subcommand)]
-pub enum CaCommand {
-    /// Show the root certificate and its digest
-    Show,
 }
 
 #[derive(Debug, Subcommand)]
@@ -469,8 +465,38 @@ mod tests {
 
     #[test]
     fn unimplemented_commands_do_not_exist() {
-        for line in ["autolock on", "unlock", "ca rotate", "wait-ready"] {
+        for line in ["autolock on", "unlock", "wait-ready"] {
             assert!(parse(&format!("muster {line}")).is_err(), "{line}");
+        }
+    }
+
+    #[test]
+    fn rotation_flags_are_read() {
+        let rotate = |line: &str| match parse(line).unwrap().command {
+            Command::Ca(CaCommand::Rotate(args)) => args,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(rotate("muster ca rotate").wait, None);
+        assert_eq!(rotate("muster ca rotate --wait --compromised").wait, Some(Duration::from_secs(600)));
+        let prepared = rotate("muster ca rotate --prepare --wait=5s");
+        assert!(prepared.prepare && !prepared.compromised && prepared.wait == Some(Duration::from_secs(5)));
+        for line in
+            ["ca ls -q", "ca status", "ca abort", "ca activate 4be3", "ca retire 4be3 --force", "ca revoke 4be3"]
+        {
+            assert!(parse(&format!("muster {line}")).is_ok(), "{line}");
+        }
+        for line in ["ca activate", "ca retire", "ca rotate 5s", "ca revoke 4be3 --force"] {
+            assert!(parse(&format!("muster {line}")).is_err(), "{line}");
+        }
+    }
+
+    #[test]
+    fn every_ca_command_has_an_example() {
+        let command = Cli::command();
+        let ca = command.get_subcommands().find(|c| c.get_name() == "ca").unwrap();
+        for command in ca.get_subcommands().filter(|c| c.get_name() != "show") {
+            let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            assert!(help.contains(&format!("Example: muster ca {}", command.get_name())), "{}", command.get_name());
         }
     }
 

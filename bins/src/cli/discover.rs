@@ -14,6 +14,7 @@ use futures_util::stream::FuturesUnordered;
 use muster_client::{Client, Connection, Failure, Identity, Outcome, Target};
 use muster_messages::wire::Request;
 use muster_messages::{ErrorCode, RequestId, Role, StatusView};
+use muster_pki::Bundle;
 use muster_pki::private::{NotPrivate, check_folder, check_owner, check_surroundings};
 use serde::Deserialize;
 
@@ -67,11 +68,17 @@ async fn known_managers(socket: Option<PathBuf>, identity: &Identity, timeout: D
     };
     match Client::to_socket(socket, timeout).ask::<Contact>(Request::Contact).await {
         // Not from a daemon of another cluster, for example a dev cluster in this folder.
-        Ok(contact) if contact.root_pem.trim() == identity.root_pem.trim() && !contact.managers.is_empty() => {
+        Ok(contact) if share_a_root(&contact.root_pem, &identity.root_pem) && !contact.managers.is_empty() => {
             contact.managers
         }
         _ => identity.managers.clone(),
     }
+}
+
+/// Whether two bundles are of one cluster. An identity keeps the roots of its time: a rotation may have replaced some of them.
+fn share_a_root(one: &str, other: &str) -> bool {
+    let (Ok(one), Ok(other)) = (Bundle::from_pem(one), Bundle::from_pem(other)) else { return false };
+    one.ids().any(|id| other.ids().any(|known| known == id))
 }
 
 /// The socket to use, searched below `folder`.
@@ -264,6 +271,17 @@ mod tests {
         let failure = none_found(&dev_sockets(folder.path()));
         assert_eq!(failure.exit, 5);
         assert!(failure.message.contains("muster dev up"), "{failure}");
+    }
+
+    #[test]
+    fn identity_from_before_a_rotation_is_of_the_cluster() {
+        let root = |n: u128| {
+            let at = muster_messages::WallTime::from_unix_secs(1_700_000_000);
+            muster_pki::Root::create(muster_messages::ClusterId::from_entropy(n), at).unwrap().cert_pem
+        };
+        let (old, new, other) = (root(1), root(1), root(2));
+        assert!(share_a_root(&format!("{new}{old}"), &old) && share_a_root(&old, old.trim_end()));
+        assert!(!share_a_root(&format!("{new}{old}"), &other) && !share_a_root(&old, "nonsense"));
     }
 
     #[test]

@@ -1,10 +1,13 @@
-//! Waiting until a role change is in force. The node's state is watched, so that no change is missed.
+//! Waiting until a role change is in force, and for the steps of a root rotation. A node's state is watched, so that no change
+//! is missed; a rotation takes minutes, and is asked about at intervals.
 
 use std::time::{Duration, Instant};
 
-use muster_client::{Client, Failure, Outcome, Progress, parse, progress, remaining_work};
+use muster_client::{
+    Client, Failure, Outcome, Progress, RotationGoal, parse, progress, remaining_work, rotation_progress,
+};
 use muster_messages::wire::Request;
-use muster_messages::{ErrorCode, NodeWatched, Role, millis};
+use muster_messages::{ErrorCode, NodeWatched, Role, RootId, RootsView, millis};
 use serde_json::json;
 
 /// The longest time between two answers: reasons that only the leader knows change without a change of the node.
@@ -13,6 +16,9 @@ const WATCH_INTERVAL: Duration = Duration::from_millis(250);
 const MIN_PAUSE: Duration = Duration::from_millis(5);
 /// How long one request may take: one that hangs, during a change of leader for example, is repeated.
 const WATCH_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The time between two questions about a rotation, of which each takes the leader time in proportion to the nodes.
+const ROTATION_PAUSE: Duration = Duration::from_millis(500);
 
 /// A reason that lasts for less is not printed.
 const MIN_REASON_DURATION: Duration = Duration::from_millis(500);
@@ -71,6 +77,48 @@ pub async fn wait_until_settled(
             Err(failure) => return Err(failure),
         }
         tokio::time::sleep(MIN_PAUSE.min(left)).await;
+    }
+}
+
+/// Asks about a rotation until it has reached its goal, and reports what it waits for, once for each reason. Returns the roots as
+/// JSON. An accepted rotation continues when the time is up.
+pub async fn wait_for_rotation(
+    client: &mut Client,
+    root: RootId,
+    goal: RotationGoal,
+    until: Instant,
+    mut say: impl FnMut(&str),
+) -> Outcome<String> {
+    let mut reasons = Reasons::new(Instant::now());
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        // Asked once in any case: what is reached already needs no time.
+        let asked = client.call_within(Request::RootList, left.clamp(ROTATION_PAUSE, WATCH_TIMEOUT)).await;
+        let last = match asked {
+            Ok(text) => match rotation_progress(&parse::<RootsView>(&text)?, root, goal) {
+                Progress::Settled => return Ok(text),
+                Progress::Waiting(reason) => reason,
+                Progress::Overridden => {
+                    let why = format!(
+                        "root {root} was aborted or replaced by another request; `muster ca ls` shows the roots"
+                    );
+                    return Err(Failure::new(ErrorCode::Conflict, why).with_details(json!({"root": root})));
+                }
+            },
+            // The leader may change: all managers renew their certificates.
+            Err(failure) if failure.is_transient() => failure.message,
+            Err(failure) => return Err(failure),
+        };
+        if reasons.should_report(&last, Instant::now()) {
+            say(&last);
+        }
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            let text = format!("gave up waiting; the rotation was accepted and continues: {last}");
+            let details = json!({"root": root, "reason": last});
+            return Err(Failure::new(ErrorCode::TimedOut, text).with_details(details));
+        }
+        tokio::time::sleep(ROTATION_PAUSE.min(left)).await;
     }
 }
 

@@ -176,18 +176,25 @@ pub fn check_not_ended(config: &Config, local: &LocalNode) -> Result<(), Exit> {
 struct Holds {
     /// For messages.
     whom: String,
-    root_pem: String,
+    /// The digests of its cluster's roots, its own first.
+    digests: Vec<String>,
+    /// Its certificate has expired.
+    is_expired: bool,
 }
 
 fn holds(store: &IdentityStore, founding: Option<&Founding>) -> Result<Option<Holds>, Exit> {
-    let holds = store.load_credentials()?.map(|NodeCredentials { identity, root_pem, .. }| {
+    let digests = store.root_digests()?;
+    let holds = store.load_credentials()?.map(|credentials| {
+        let identity = &credentials.identity;
         let node = identity.node().map_or_else(String::new, |(node, _)| node.to_string());
-        Holds { whom: format!("node {node} of cluster {}", identity.cluster), root_pem }
+        let whom = format!("node {node} of cluster {}", identity.cluster);
+        Holds { whom, digests, is_expired: is_expired(&credentials) }
     });
     let begun = || {
         let Founding { node, cluster, root_cert_pem, .. } = founding?;
         let whom = format!("node {node}, which has begun to found cluster {cluster}");
-        Some(Holds { whom, root_pem: root_cert_pem.clone() })
+        let digests = muster_pki::digest(root_cert_pem).into_iter().collect();
+        Some(Holds { whom, digests, is_expired: false })
     };
     Ok(holds.or_else(begun))
 }
@@ -211,10 +218,11 @@ fn check_same_cluster(config: &Config, holds: &Holds) -> Result<(), Exit> {
             return Ok(());
         }
     };
-    if token.is_for(&holds.root_pem) {
+    // A node whose certificate expired while its cluster took another root asks for one with a token of that: the cluster decides.
+    if holds.digests.contains(&token.digest) || holds.is_expired && !config.force_new_cluster {
         return Ok(());
     }
-    let own = muster_pki::digest(&holds.root_pem).unwrap_or_default();
+    let own = holds.digests.first().cloned().unwrap_or_default();
     Err(Exit::new(
         6,
         format!(

@@ -18,6 +18,7 @@ use muster_messages::{
 };
 use muster_role_manager::RoleManagerShell;
 use muster_role_manager::core::Checkpoint;
+use muster_root_rotation::RootRotationShell;
 use muster_sessions::{DispatcherPorts, dispatcher_address, dispatcher_spec};
 use tokio::sync::watch;
 
@@ -30,6 +31,7 @@ use muster_manager::switch::Plan;
 pub struct LeaderAddresses {
     pub roles: Address<muster_role_manager::Msg>,
     pub authority: Address<muster_cert_authority::Msg>,
+    pub rotation: Address<muster_root_rotation::Msg>,
     pub dispatcher: Address<muster_sessions::DispatcherMailbox>,
     pub elections: Address<muster_elections::Msg>,
 }
@@ -39,6 +41,8 @@ pub fn addresses(settings: &Settings) -> LeaderAddresses {
     LeaderAddresses {
         roles: Address::new(1024),
         authority: Address::new(1024),
+        // After a root is published, every node of the fleet acknowledges it.
+        rotation: Address::new(16_384),
         dispatcher: dispatcher_address(&settings.dispatcher()),
         elections: elections_address(&settings.elections()),
     }
@@ -101,6 +105,7 @@ impl Plan<Arc<Replica>> for LeaderPlan {
         let settings = &self.shared.config.settings;
         let (authority_config, dispatcher_config, roles_config) =
             (settings.certificates(), settings.dispatcher(), settings.roles());
+        let rotation_config = settings.rotation();
         let (addresses, ports, mesh, me) =
             (self.addresses.clone(), Arc::clone(&self.ports), self.mesh.clone(), self.shared.me);
         let (view, doubts) = (Arc::clone(&self.view), Arc::clone(&self.doubts));
@@ -126,6 +131,10 @@ impl Plan<Arc<Replica>> for LeaderPlan {
             let clocks = clocks(me, replica.clone(), mesh.clone());
             children.start(Spec::actor("cert-authority", addresses.authority.clone(), move || {
                 Ok(CertAuthorityShell::new(config.clone(), r.clone(), c.clone()).comparing(Arc::clone(&clocks)))
+            }));
+            let (r, c, config) = (raft.clone(), replica.clone(), rotation_config.clone());
+            children.start(Spec::actor("root-rotation", addresses.rotation.clone(), move || {
+                Ok(RootRotationShell::new(me, config.clone(), r.clone(), c.clone()))
             }));
             let doubts = Arc::clone(&doubts);
             let ports = DispatcherPorts { config: dispatcher_config.clone(), replica, raft, doubts };

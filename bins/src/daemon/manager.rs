@@ -14,7 +14,7 @@ use muster_join::{JoinLimits, JoinPorts, JoinService};
 use muster_kernel::{Address, Children, Fault, Intensity, Slot, Spec};
 use muster_mesh::{Mesh, MeshHandle, MeshWiring};
 use muster_messages::protocol::RaftMemberMsg;
-use muster_messages::{Incarnation, RaftId, Replica, RoleView, Trouble};
+use muster_messages::{Incarnation, OfferedRoot, RaftId, Replica, RoleView, Trouble};
 use muster_raft_member::{Incompatible, ObjectFeed, RaftArgs, RaftMember, disk};
 use muster_sessions::{SessionsPorts, sessions_address, sessions_spec};
 use tokio::sync::{mpsc, watch};
@@ -151,7 +151,7 @@ fn fill(shared: &Shared, children: &Children) -> Result<(), Fault> {
             raft: raft.recipient(),
             calls,
             agent: shared.agent.clone(),
-            dialer: Arc::new(shared.dialer.clone()),
+            dialer: Arc::new(shared.dialer.clone().with_replica(shared.local_replica.clone())),
             services: shared.services.clone(),
             hints: shared.config.join.iter().filter(|addr| **addr != shared.advertise).cloned().collect(),
         },
@@ -173,6 +173,7 @@ fn fill(shared: &Shared, children: &Children) -> Result<(), Fault> {
         leader: LeaderPorts {
             roles: leader.roles.recipient(),
             authority: leader.authority.recipient(),
+            rotation: leader.rotation.recipient(),
             dispatcher: leader.dispatcher.recipient(),
             elections: leader.elections.recipient(),
             view: view.subscribe(),
@@ -200,7 +201,8 @@ fn fill(shared: &Shared, children: &Children) -> Result<(), Fault> {
     let join = JoinPorts {
         services: shared.services.clone(),
         leader: Arc::new(router.clone()),
-        root_pem: root_of(shared),
+        root_pem: root_of(shared, replica.subscribe()),
+        roots: offered_roots(replica.subscribe()),
         limits: JoinLimits::default(),
     };
     children.start(Spec::actor("join", Address::new(256), move || Ok(JoinService::new(join.clone()))));
@@ -262,9 +264,18 @@ fn level_ports(
     }
 }
 
-fn root_of(shared: &Shared) -> Arc<dyn Fn() -> String + Send + Sync> {
+/// The root that signs, as far as this replica knows; before it knows the cluster, the one that issued this node's certificate.
+/// One certificate: a joiner compares its digest.
+fn root_of(shared: &Shared, replica: watch::Receiver<Arc<Replica>>) -> Arc<dyn Fn() -> String + Send + Sync> {
     let credentials = shared.credentials.clone();
-    Arc::new(move || credentials.borrow().root_pem.clone())
+    Arc::new(move || {
+        let on_record = replica.borrow().tables.cluster.as_ref().map(|cluster| cluster.root_cert_pem.clone());
+        on_record.or_else(|| muster_pki::own_root_pem(&credentials.borrow())).unwrap_or_default()
+    })
+}
+
+fn offered_roots(replica: watch::Receiver<Arc<Replica>>) -> Arc<dyn Fn() -> Vec<OfferedRoot> + Send + Sync> {
+    Arc::new(move || muster_join::offered(&replica.borrow().tables.authorities))
 }
 
 fn peers_of(handle: &MeshHandle) -> Arc<dyn Fn() -> std::collections::BTreeSet<muster_messages::NodeId> + Send + Sync> {

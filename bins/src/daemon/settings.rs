@@ -66,6 +66,7 @@ pub struct Settings {
     pub raft: Raft,
     pub mesh: Mesh,
     pub certificates: Certificates,
+    pub roots: Roots,
     pub sessions: Sessions,
     pub dispatcher: Dispatcher,
     pub elections: Elections,
@@ -247,6 +248,14 @@ section! {
 }
 
 section! {
+    /// Root rotation.
+    Roots of muster_root_rotation::Config {
+        publish: Span = publish,
+        retire_after: Span = retire_after,
+    }
+}
+
+section! {
     /// The managers' side of agent sessions.
     Sessions of SessionsConfig {
         missed: u32 = missed,
@@ -343,6 +352,14 @@ impl Settings {
 
     pub fn certificates(&self) -> muster_cert_authority::Config {
         self.certificates.within(muster_cert_authority::Config::default())
+    }
+
+    pub fn rotation(&self) -> muster_root_rotation::Config {
+        let certificates = self.certificates();
+        muster_root_rotation::Config {
+            longest_certificate: certificates.node_lifetime.max(certificates.user_lifetime),
+            ..self.roots.within(muster_root_rotation::Config::default())
+        }
     }
 
     /// Two seconds' worth of sessions may be opened at once.

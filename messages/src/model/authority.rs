@@ -17,6 +17,9 @@ use super::{NodeId, Revision, RootId, Secret, Tables, WallTime};
 /// The most roots on record, in whatever state. A rotation adds one.
 pub const MAX_ROOTS: usize = 8;
 
+/// The most certificates between one that the active root signed and an older root.
+pub const MAX_CROSSES: usize = 4;
+
 /// What a root is used for. A rotation moves the new one from `Prepared` to `Active`, and the former one from `Active` over
 /// `Retiring` to `Retired`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -43,6 +46,7 @@ impl AuthorityState {
 
 /// Where a root comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum AuthorityOrigin {
     Founded,
     /// Made by a rotation.
@@ -66,6 +70,15 @@ pub struct CrossCertificate {
     /// The root that signed it.
     pub by: RootId,
     pub cert_pem: String,
+}
+
+/// A root as it is published to nodes and joining machines.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OfferedRoot {
+    pub cert_pem: String,
+    pub vouchers: Vec<Voucher>,
+    /// `false`: it is not to be trusted (any more), it only leads to others: the receiver missed the time between.
+    pub trusted: bool,
 }
 
 /// One root.
@@ -97,6 +110,8 @@ pub struct Authorities {
     pub roots: OrdMap<RootId, Arc<Authority>>,
     /// When the set of trusted roots last changed: the number that nodes acknowledge.
     pub generation: Revision,
+    /// The newest set that each node is known to trust. A node without an entry trusts the founding root.
+    pub trusted_by: OrdMap<NodeId, Revision>,
 }
 
 impl fmt::Display for AuthorityState {
@@ -109,6 +124,40 @@ impl Authorities {
     /// The root that signs. `None`: no root was ever rotated.
     pub fn active(&self) -> Option<(RootId, &Arc<Authority>)> {
         self.in_state(AuthorityState::Active)
+    }
+    /// Every root on record, as it is published: those that are no longer trusted lead nodes that were away to those that are.
+    pub fn offer(&self) -> Vec<OfferedRoot> {
+        let offered = |root: &Arc<Authority>| OfferedRoot {
+            cert_pem: root.cert_pem.clone(),
+            vouchers: root.vouchers.clone(),
+            trusted: root.state.trusted(),
+        };
+        self.roots.values().map(offered).collect()
+    }
+    /// The certificates that lead from the active root to earlier ones, one root at a time, for those that know only such a one. A
+    /// revoked root leads nowhere.
+    pub fn crosses(&self) -> Vec<&CrossCertificate> {
+        let mut crosses: Vec<&CrossCertificate> = Vec::new();
+        let Some((active, _)) = self.active() else { return crosses };
+        let mut at = active;
+        while crosses.len() < MAX_CROSSES {
+            let leads = |by: &RootId| {
+                let new = *by != active && crosses.iter().all(|cross| cross.by != *by);
+                let root = self.roots.get(by).filter(|root| new && root.state != AuthorityState::Revoked);
+                root.and_then(|root| root.activated_at)
+            };
+            let Some(root) = self.roots.get(&at) else { break };
+            // By the one that signed before it: of several, the one that signed last.
+            let before = root.crosses.iter().filter_map(|cross| Some((leads(&cross.by)?, cross)));
+            let Some((_, cross)) = before.max_by_key(|(signed, _)| *signed) else { break };
+            crosses.push(cross);
+            at = cross.by;
+        }
+        crosses
+    }
+    /// Whether a node is known to trust the present set of roots.
+    pub fn is_trusted_by(&self, node: NodeId) -> bool {
+        self.trusted_by.get(&node) == Some(&self.generation)
     }
     /// The first root in a state.
     pub fn in_state(&self, state: AuthorityState) -> Option<(RootId, &Arc<Authority>)> {
@@ -141,8 +190,10 @@ pub enum AuthorityChange {
     Retire { root: RootId, force: bool },
     /// Refused as `RootInUse` while the voters with certificates of other roots are no majority.
     Revoke { root: RootId },
-    /// Deletes a retired or revoked root. Refused until an hour after the last of its certificates has expired.
+    /// Deletes a retired or revoked root. Absent: no change. Refused until an hour after the last of its certificates has expired.
     Forget { root: RootId },
+    /// A node has the set of roots of this generation on disk. An older generation than the recorded one: no change.
+    Trusted { node: NodeId, generation: Revision },
 }
 
 /// Why a change of the authorities is refused, besides `Stale`.
@@ -155,7 +206,7 @@ pub enum AuthorityRefusal {
     )]
     TooManyRoots,
     #[error(
-        "{in_all} managers have a certificate of the root {root}, {node} among them: wait until they have renewed, or remove them"
+        "the root {root} is in use by {in_all} of the managers, {node} among them: wait until they have renewed, or remove them"
     )]
     RootInUse { root: RootId, node: NodeId, in_all: usize },
     #[error("a certificate of the root {root} may still be valid until {until}")]
@@ -163,6 +214,23 @@ pub enum AuthorityRefusal {
 }
 
 impl Tables {
+    /// The certificates of all trusted roots, one after another. Without a rotation, the one root.
+    pub fn bundle_pem(&self) -> String {
+        if self.authorities.roots.is_empty() {
+            return self.cluster.as_ref().map(|cluster| cluster.root_cert_pem.clone()).unwrap_or_default();
+        }
+        let trusted = self.authorities.roots.values().filter(|root| root.state.trusted());
+        trusted.map(|root| format!("{}\n", root.cert_pem.trim_end())).collect()
+    }
+    /// The root that issued the newest certificate of a node. A certificate from before feature level 3 is the founding root's.
+    /// `None`: no certificate is on record, or there was no rotation yet.
+    pub fn newest_issuer(&self, node: NodeId) -> Option<RootId> {
+        let newest = self.certificates.get(&node)?.current.as_ref()?;
+        newest.issuer.or_else(|| {
+            let mut roots = self.authorities.roots.iter();
+            roots.find(|(_, root)| root.origin == AuthorityOrigin::Founded).map(|(id, _)| *id)
+        })
+    }
     /// Whether a root signs: the one that issued a certificate must still do so when the certificate is recorded.
     pub fn signs(&self, root: Option<RootId>) -> bool {
         self.authorities.active().is_none_or(|(active, _)| root == Some(active))

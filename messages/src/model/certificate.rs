@@ -6,14 +6,42 @@
 //! with the one it presented, however often that happens, so that one is kept and never one that was merely recorded.
 
 use std::fmt;
+use std::str::FromStr;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-use super::{CertIdentity, NodeId, Revision, Role, Tables, WallTime};
+use super::{BadId, CertIdentity, NodeId, Revision, Role, Tables, WallTime};
 
 /// The id of a root: the first 16 hexadecimal digits of the SHA-256 of its public key (`SubjectPublicKeyInfo`, DER).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RootId(pub [u8; 8]);
+
+impl FromStr for RootId {
+    type Err = BadId;
+    fn from_str(text: &str) -> Result<Self, BadId> {
+        let bad = || BadId { what: "a root id", rule: "16 digits of 0-9a-f" };
+        let digits = text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
+        let number = u64::from_str_radix(text, 16).ok().filter(|_| digits && text.len() == 16);
+        number.map(|number| Self(number.to_be_bytes())).ok_or_else(bad)
+    }
+}
+
+/// Text for people, bytes in the log and on the wire.
+impl Serialize for RootId {
+    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        if s.is_human_readable() { s.collect_str(self) } else { self.0.serialize(s) }
+    }
+}
+
+impl<'de> Deserialize<'de> for RootId {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        if d.is_human_readable() {
+            let text = <std::borrow::Cow<'de, str>>::deserialize(d)?;
+            return text.parse().map_err(de::Error::custom);
+        }
+        Deserialize::deserialize(d).map(Self)
+    }
+}
 
 impl fmt::Display for RootId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

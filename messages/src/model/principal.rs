@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::{CertificatePin, ClusterId, Incarnation, Name, NodeId, Revision, Role, WallTime};
+use super::{CertificatePin, ClusterId, Incarnation, Name, NodeId, Revision, Role, RootId, WallTime};
 
 /// The authenticated author of a request.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -80,6 +80,10 @@ pub struct CertIdentity {
     /// `None` if it was not read from a certificate. Travels beside the identity: builds of feature level 2 know no pins.
     #[serde(skip)]
     pub pin: Option<CertificatePin>,
+    /// The root that issued it, as this process found by verifying the chain. `None`: not looked for, because there was no
+    /// rotation, or it was not presented to this process.
+    #[serde(skip)]
+    pub issuer: Option<RootId>,
 }
 
 impl CertIdentity {

@@ -14,6 +14,7 @@ mod gateway;
 mod mesh;
 mod raft_member;
 mod role_manager;
+mod root_rotation;
 mod sessions;
 
 pub use self::agent::*;
@@ -24,6 +25,7 @@ pub use self::gateway::*;
 pub use self::mesh::*;
 pub use self::raft_member::*;
 pub use self::role_manager::*;
+pub use self::root_rotation::*;
 pub use self::sessions::*;
 
 /// A reply port. Dropped without an answer: the asker sees a closed port.

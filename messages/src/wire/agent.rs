@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::{ManagerReport, MembershipReply, MembershipRequest, SignReply};
-use crate::model::{ErrorBody, Incarnation, Name, NodeId, Revision, Role};
+use crate::model::{ErrorBody, Incarnation, Name, NodeId, OfferedRoot, Revision, Role};
 
 /// From the agent to its host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -61,6 +61,9 @@ pub enum AgentAsk {
     /// Reports whether the manager runtime can run. Answered with [`AgentAnswer::Reported`]. Lost: a failure is reported
     /// again every 5 s. Repeated: replaces the report before.
     ReportManager(ManagerReport),
+    /// The node has the roots of this generation on disk. Answered with [`AgentAnswer::Reported`]. Lost: the host offers
+    /// them again with the next session, and they are acknowledged again. Repeated: no change.
+    TrustRoots { generation: Revision },
 }
 
 /// Answers to [`AgentAsk`]. Lost with the connection: the agent asks again.
@@ -95,6 +98,19 @@ pub enum HostFrame {
     /// Answers a heartbeat: the host is alive, and its replica has applied this. Lost: the next one counts; three
     /// periods without any frame end the session. Repeated or late: one more sign of life.
     HeartbeatAck { revision: Revision },
+    /// The cluster's roots, after the first view and whenever they change, once there was a rotation. Acknowledged by
+    /// [`AgentAsk::TrustRoots`]. Lost: sent again with the next session. Repeated: acknowledged again if the cluster has
+    /// not recorded it. Late: replaced by the next one; only roots for which a trusted one vouches are added.
+    Roots(RootsOffer),
+}
+
+/// The roots of the cluster as of one generation.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RootsOffer {
+    pub generation: Revision,
+    /// The cluster has recorded that this node trusts them.
+    pub recorded: bool,
+    pub roots: Vec<OfferedRoot>,
 }
 
 /// Everything an agent needs to know, always complete.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::model::{ErrorBody, Generation, Name, NodeId, RequestId, Revision, Role, UserKind};
+use crate::model::{ErrorBody, Generation, Name, NodeId, RequestId, Revision, Role, RootId, UserKind};
 
 /// A frame of the client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -132,6 +132,24 @@ pub enum Request {
     /// nothing), or after `wait_ms`. Answered with a [`NodeWatched`](crate::model::NodeWatched). Read: repeat freely,
     /// with the `seen` of the last answer; no change between two requests is missed.
     NodeWatch { node: NodeRef, seen: u64, wait_ms: u64 },
+    /// The roots on record, and how far a rotation is. Read: repeat freely.
+    RootList,
+    /// Makes another root and publishes it to the nodes. `prepare`: an operator activates it, otherwise that follows as soon
+    /// as the nodes trust it. `compromised`: others may have the key of the one that signs now. Needs feature level 3. Write:
+    /// by request id, see [`Request`]. Repeated under another id: the published root is replaced, or another one follows.
+    RootRotate { prepare: bool, compromised: bool },
+    /// A published root signs from now on, or a retiring one again. Write: by request id, see [`Request`]. Repeated under
+    /// another id: no change.
+    RootActivate { root: RootId },
+    /// Deletes the root that is published and does not sign yet. Write: by request id, see [`Request`]. Repeated under another
+    /// id: no change.
+    RootAbort,
+    /// Deletes the key of a root that no longer signs; nodes stop trusting it. Write: by request id, see [`Request`]. Repeated
+    /// under another id: no change.
+    RootRetire { root: RootId, force: bool },
+    /// Certificates of a root that no longer signs are refused from now on, except where a node asks for another one. Write:
+    /// by request id, see [`Request`]. Repeated under another id: no change.
+    RootRevoke { root: RootId },
 }
 
 impl Request {

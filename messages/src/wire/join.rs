@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::model::{ErrorBody, Name, NodeId, RequestId, Secret};
+use crate::model::{ErrorBody, Name, NodeId, OfferedRoot, RequestId, Secret};
 
 /// A frame of the joiner.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -18,6 +18,9 @@ pub enum JoinFrame {
     /// refused as `conflict`: knowing a node's id must not be enough to become it. Late: refused once the token was
     /// revoked, or the node was removed or blocked.
     Join(JoinRequest),
+    /// Asks for all roots, for a token of an earlier root. Answered with [`JoinReply::Roots`] by managers of builds that
+    /// know rotations; others end the connection. Read: repeat freely, up to three frames per connection.
+    GetRoots,
 }
 
 /// A joiner's data.
@@ -58,4 +61,7 @@ pub enum JoinReply {
     /// Not admitted. Lost: a repeated request is decided anew. Codes that waiting cannot change end the joining, others
     /// are retried.
     Refused(ErrorBody),
+    /// The roots on record, with the vouchers that lead from one to another. Empty: there was no rotation. Lost: asked
+    /// again.
+    Roots(Vec<OfferedRoot>),
 }

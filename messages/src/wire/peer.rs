@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::{RaftPacket, Request, SnapshotHead};
 use crate::model::{
     CertIdentity, CertificatePin, ClusterId, ErrorBody, Incarnation, Liveness, NodeId, Principal, RaftId, RequestId,
-    WallTime,
+    Revision, WallTime,
 };
 
 /// The version of all types in this file.
@@ -174,6 +174,9 @@ pub enum PeerCall {
     /// The receiver's wall time, as an encoded [`WallTime`]. Sent from feature level 3 on. Read: repeat freely. Lost,
     /// or later than 2 s: left out of this comparison of clocks.
     Clock,
+    /// A node has the roots of this generation on disk. Sent only after a rotation has begun. Lost: the node
+    /// acknowledges them again with its next session. Repeated or late: no change.
+    TrustRoots { node: NodeId, generation: Revision },
 }
 
 /// A request for Raft membership, made by the manager runtime once it listens.

@@ -58,7 +58,7 @@ pub(crate) fn certificate(
     not_after: WallTime,
 ) -> CertIdentity {
     let (cluster, subject) = (cluster(), Subject::Node { node, role });
-    CertIdentity { cluster, subject, serial, granted, incarnation, not_after, pin: None }
+    CertIdentity { cluster, subject, serial, granted, incarnation, not_after, pin: None, issuer: None }
 }
 
 impl Agent {
@@ -173,6 +173,7 @@ impl Agent {
                 let (life, soon) = (world.machines[idx].life, world.rng.micros(300, 20_000));
                 world.time.after(soon, Event::Installed { idx, life, id, text: reply.cert_pem });
             }
+            agent::Effect::InstallRoots(_) => unreachable!("no simulated run rotates the root"),
             agent::Effect::LeaderAnswered { ask, result } => {
                 let asked = |h: &crate::machine::ManagerRuntime| h.keeper.asking == Some(ask.0);
                 if world.machines[idx].runtime.as_ref().is_some_and(asked) {

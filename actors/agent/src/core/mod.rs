@@ -21,7 +21,9 @@
 mod asks;
 mod managers;
 mod pause;
+mod published;
 mod renewal;
+mod roots;
 mod session;
 #[cfg(test)]
 mod tests;
@@ -40,9 +42,11 @@ use muster_messages::{
 
 use self::asks::Asks;
 pub use self::managers::ManagerBook;
+use self::published::Published;
 pub use self::renewal::Because;
 use self::renewal::Renewal;
-use self::session::{Live, Phase};
+use self::roots::Roots;
+use self::session::{Live, Phase, hang_up};
 pub use self::values::*;
 use crate::config::AgentConfig;
 use crate::status::{ManagerWanted, NodeTrouble, TroubleReason, WantedBecause};
@@ -61,6 +65,7 @@ pub struct Agent {
     /// Failed connections since a session was last stable.
     failures: u32,
     renewal: Renewal,
+    roots: Roots,
     asks: Asks,
     /// The id of the last request to a host, on any connection.
     next_id: u64,
@@ -75,13 +80,6 @@ pub struct Agent {
     last_loss: Option<String>,
     published: Published,
     log: EventLog,
-}
-
-#[derive(Clone, Debug, Default, PartialEq)]
-struct Published {
-    wanted: Option<ManagerWanted>,
-    trouble: Option<Option<NodeTrouble>>,
-    session: Option<Option<SessionStatus>>,
 }
 
 impl Agent {
@@ -105,6 +103,7 @@ impl Agent {
             former: None,
             attempts: Attempt(0),
             failures: 0,
+            roots: Roots::default(),
             asks: Asks::default(),
             next_id: 0,
             ended: start.ended,
@@ -139,6 +138,11 @@ impl Agent {
                 self.renewal.failed(now, None, &self.config, &mut self.rng);
                 self.log.add(LogEvent::SignFailed { why }, out);
             }
+            Input::RootsInstalled(generation) => {
+                self.roots.installed(generation);
+                self.log.add(LogEvent::RootsTrusted { generation }, out);
+            }
+            Input::RootsRefused(why) => self.log.add(LogEvent::RootsRefused { why }, out),
             Input::Stop => self.stop(out),
         }
         self.advance(now, wall, out);
@@ -147,12 +151,12 @@ impl Agent {
 
     /// When to wake the agent if there is no earlier input.
     pub fn wake_at(&self) -> Option<Moment> {
-        let (session, renewal) = match &self.phase {
-            Phase::Resting { until } => (Some(*until), None),
-            Phase::Live(live) => (Some(live.wake_at(&self.config)), self.renewal.wake_at()),
-            Phase::Connecting { .. } | Phase::Over => (None, None),
+        let [session, renewal, roots] = match &self.phase {
+            Phase::Resting { until } => [Some(*until), None, None],
+            Phase::Live(live) => [Some(live.wake_at(&self.config)), self.renewal.wake_at(), self.roots.wake_at()],
+            Phase::Connecting { .. } | Phase::Over => [None; 3],
         };
-        [session, renewal, self.asks.wake_at()].into_iter().flatten().min()
+        [session, renewal, roots, self.asks.wake_at()].into_iter().flatten().min()
     }
 
     pub fn certificate(&self) -> &CertificateFacts {
@@ -235,6 +239,8 @@ impl Agent {
         live.received = now;
         match frame {
             HostFrame::View(view) => self.viewed(now, wall, attempt, &view, out),
+            HostFrame::Roots(offer) if live.viewed => self.roots.offered(offer, out),
+            HostFrame::Roots(_) => {} // a host that has not shown its view does not know this node
             HostFrame::Answer { id, result } => self.answered(now, attempt, id, result, out),
             // Requests are answered where they arrive: AGENT-9.
             HostFrame::HeartbeatAck { .. } | HostFrame::Ask { .. } => {}
@@ -255,13 +261,14 @@ impl Agent {
         match frame {
             HostFrame::Answer { id, result } => self.answered(now, attempt, id, result, out),
             HostFrame::Move { .. } | HostFrame::Ended(_) => self.close_former(now, out),
-            HostFrame::View(_) | HostFrame::HeartbeatAck { .. } | HostFrame::Ask { .. } => {}
+            HostFrame::View(_) | HostFrame::Roots(_) | HostFrame::HeartbeatAck { .. } | HostFrame::Ask { .. } => {}
         }
     }
 
     fn close_former(&mut self, now: Moment, out: &mut Vec<Effect>) {
         if let Some(attempt) = self.former.take() {
             hang_up(attempt, BYE_NEW_CERTIFICATE, out);
+            self.roots.session_lost(attempt);
             self.asks.repeat(now, attempt);
         }
     }
@@ -283,6 +290,7 @@ impl Agent {
             live.viewed = true;
             self.book.worked(&live.addr);
             self.renewal.retry_now();
+            self.roots.retry_now();
             let (host, addr) = (live.host, live.addr.clone());
             self.log.add(LogEvent::SessionOpened { host, addr }, out);
             self.close_former(now, out);
@@ -316,6 +324,10 @@ impl Agent {
     ) {
         if let Some(ask) = self.asks.answered(attempt, id) {
             out.push(Effect::LeaderAnswered { ask, result });
+            return;
+        }
+        let recorded = matches!(result, Ok(AgentAnswer::Reported));
+        if self.roots.answered(attempt, id, recorded, now, &self.config, &mut self.rng) {
             return;
         }
         if !self.renewal.expects(id) {
@@ -388,6 +400,7 @@ impl Agent {
     /// Requests on a lost session are repeated by their callers.
     fn session_lost(&mut self, now: Moment, attempt: Attempt, out: &mut Vec<Effect>) {
         self.renewal.session_lost();
+        self.roots.session_lost(attempt);
         self.asks.lost(attempt, out);
         self.close_former(now, out);
     }
@@ -477,7 +490,17 @@ impl Agent {
             self.dial(now, out);
         }
         self.renew(now, wall, out);
+        self.acknowledge(now, out);
         self.send_asks(now, out);
+    }
+
+    /// AGENT-13.
+    fn acknowledge(&mut self, now: Moment, out: &mut Vec<Effect>) {
+        let Phase::Live(live) = &self.phase else { return };
+        self.roots.lapse(now, &self.config, &mut self.rng);
+        if live.viewed {
+            self.roots.send(now, live.attempt, &mut self.next_id, &self.config, out);
+        }
     }
 
     fn keep_session(&mut self, now: Moment, wall: WallTime, out: &mut Vec<Effect>) {
@@ -540,23 +563,9 @@ impl Agent {
         }
     }
 
-    /// Watched values for the rest of the process: published when they differ from the last ones.
     fn publish(&mut self, wall: WallTime, out: &mut Vec<Effect>) {
-        let session = self.session();
-        if self.published.session.as_ref() != Some(&session) {
-            self.published.session = Some(session.clone());
-            out.push(Effect::PublishSession(session));
-        }
-        let trouble = self.trouble(wall);
-        if self.published.trouble.as_ref() != Some(&trouble) {
-            self.published.trouble = Some(trouble.clone());
-            out.push(Effect::PublishTrouble(trouble));
-        }
-        let wanted = self.wanted();
-        if self.published.wanted.as_ref() != Some(&wanted) {
-            self.published.wanted = Some(wanted.clone());
-            out.push(Effect::PublishWanted(wanted));
-        }
+        let (session, trouble, wanted) = (self.session(), self.trouble(wall), self.wanted());
+        self.published.update(session, trouble, wanted, out);
     }
 
     fn trouble(&self, wall: WallTime) -> Option<NodeTrouble> {
@@ -564,13 +573,7 @@ impl Agent {
             return Some(ended.clone());
         }
         let not_after = self.certificate.not_after;
-        (wall > not_after).then(|| {
-            let message = format!(
-                "the certificate expired at {not_after}; if this machine's clock is right, restart with --join and --token to renew it \
-                 under the same node id"
-            );
-            NodeTrouble::new(TroubleReason::CertificateExpired, message, not_after)
-        })
+        (wall > not_after).then(|| NodeTrouble::expired(not_after))
     }
 
     /// AGENT-7.
@@ -585,13 +588,6 @@ impl Agent {
         };
         ManagerWanted::new(because)
     }
-}
-
-/// Ends a connection, with the reason for the host.
-fn hang_up(attempt: Attempt, reason: &str, out: &mut Vec<Effect>) {
-    let frame = Box::new(AgentFrame::Bye { reason: reason.to_owned() });
-    out.push(Effect::Send { attempt, frame });
-    out.push(Effect::HangUp { attempt });
 }
 
 fn mixed_up() -> ErrorBody {

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use muster_messages::wire::AgentFrame;
 use muster_messages::{Incarnation, Moment, NodeId, WallTime};
 
-use super::{Attempt, SessionStatus};
+use super::{Attempt, Effect, SessionStatus};
 use crate::config::AgentConfig;
 
 #[derive(Clone, Debug)]
@@ -82,4 +83,11 @@ impl Live {
 
 fn longest_period(config: &AgentConfig) -> Duration {
     config.heartbeat.mul_f64(1.0 + config.heartbeat_jitter)
+}
+
+/// Ends a connection, with the reason for the host.
+pub(super) fn hang_up(attempt: Attempt, reason: &str, out: &mut Vec<Effect>) {
+    let frame = Box::new(AgentFrame::Bye { reason: reason.to_owned() });
+    out.push(Effect::Send { attempt, frame });
+    out.push(Effect::HangUp { attempt });
 }

@@ -8,6 +8,7 @@ use muster_messages::{FEATURE_LEVEL, Name, WaitReason};
 use super::*;
 
 mod lifecycle;
+mod roots;
 
 pub(super) const MANAGER: &str = "10.0.0.1:4400";
 pub(super) const OTHER: &str = "10.0.0.2:4400";

@@ -1,7 +1,7 @@
 //! The agent's inputs and outputs as values.
 
 pub use muster_messages::AskId;
-use muster_messages::wire::{AgentAnswer, AgentAsk, AgentFrame, AgentHello, HostFrame, Refusal, SignReply};
+use muster_messages::wire::{AgentAnswer, AgentAsk, AgentFrame, AgentHello, HostFrame, Refusal, RootsOffer, SignReply};
 use muster_messages::{CertIdentity, ErrorBody, Incarnation, NodeId, RefusalReason, Revision, Role, WallTime};
 
 use super::Because;
@@ -79,6 +79,10 @@ pub enum Input {
     /// The new certificate is on disk and published.
     Installed(CertificateFacts),
     InstallFailed(String),
+    /// The roots of this generation are on disk and trusted.
+    RootsInstalled(Revision),
+    /// An offer of roots was not accepted, or could not be written.
+    RootsRefused(String),
     Stop,
 }
 
@@ -107,6 +111,8 @@ pub enum Effect {
         id: u64,
         reply: SignReply,
     },
+    /// Verify, write and publish the roots, beside the certificate in force.
+    InstallRoots(RootsOffer),
     /// Of another kind than the question only if the host mixed them up.
     LeaderAnswered {
         ask: AskId,
@@ -138,6 +144,8 @@ pub enum LogEvent {
     Refused { addr: String, reason: RefusalReason, message: String },
     SignFailed { why: String },
     CertificateInForce { role: Role, serial: String },
+    RootsTrusted { generation: Revision },
+    RootsRefused { why: String },
 }
 
 /// The last event, so that a repeated one is recognised.

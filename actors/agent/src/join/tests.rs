@@ -25,7 +25,7 @@ impl Try for Script {
 }
 
 fn acceptance() -> Result<Acceptance, AttemptFailure> {
-    Ok(Acceptance { cert_pem: String::new(), root_pem: String::new(), managers: vec![] })
+    Ok(Acceptance { cert_pem: String::new(), roots_pem: String::new(), managers: vec![] })
 }
 fn broken(stage: JoinStage, text: &str) -> Result<Acceptance, AttemptFailure> {
     Err(AttemptFailure { stage, why: FailureReason::Broken(text.to_owned()) })

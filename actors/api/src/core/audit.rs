@@ -4,7 +4,7 @@
 
 use muster_audit::{Class, Object, Outcome};
 use muster_messages::wire::{ActorsAsk, ActorsOf, KubeCall, LeaseRef, LeaseRequest, ReconcilerRequest, Request};
-use muster_messages::{ManagedKey, ObjectKey, ParticipantKey, Role, Tables, UserKind};
+use muster_messages::{ManagedKey, ObjectKey, ParticipantKey, Role, RootId, Tables, UserKind};
 use serde_json::Value;
 
 use super::authorize::{Kind, kind_of, participates};
@@ -26,23 +26,30 @@ pub fn audited(request: &Request, tables: Option<&Tables>) -> Audited {
 
 /// The outcome of a request that was answered without an error.
 pub fn outcome_of(request: &Request, answer: &str) -> Outcome {
-    let takes_time =
-        matches!(request, Request::SetRole { .. } | Request::CertRotate { .. } | Request::CertRevoke { .. });
+    let takes_time = matches!(
+        request,
+        Request::SetRole { .. }
+            | Request::CertRotate { .. }
+            | Request::CertRevoke { .. }
+            | Request::RootRotate { .. }
+            | Request::RootActivate { .. }
+    );
     let unchanged = || serde_json::from_str(answer).is_ok_and(|answer: Value| answer["changed"] == false);
     if takes_time && !unchanged() { Outcome::Accepted } else { Outcome::Done }
 }
 
-/// The id of the token that an answer contains, next to its secret.
-pub fn token_of(request: &Request, answer: &str) -> Option<String> {
-    let shows_one = matches!(
-        request,
+/// The id of the object that an answer names: of a token, next to its secret, or of a root that was made.
+pub fn object_of(request: &Request, answer: &str) -> Option<String> {
+    let field = match request {
         Request::TokenCreate { .. }
-            | Request::TokenRotate { .. }
-            | Request::TokenShow { .. }
-            | Request::AccessTokenCreate { .. }
-    );
-    let answer: Value = serde_json::from_str(answer).ok().filter(|_| shows_one)?;
-    answer["id"].as_str().map(str::to_owned)
+        | Request::TokenRotate { .. }
+        | Request::TokenShow { .. }
+        | Request::AccessTokenCreate { .. } => "id",
+        Request::RootRotate { .. } | Request::RootAbort => "root",
+        _ => return None,
+    };
+    let answer: Value = serde_json::from_str(answer).ok()?;
+    answer[field].as_str().map(str::to_owned)
 }
 
 fn class_of(request: &Request, tables: Option<&Tables>) -> Class {
@@ -139,6 +146,14 @@ fn described(request: &Request, tables: Option<&Tables>) -> (String, Object) {
         Request::CertRotate { node: of } => ("certificate.rotate", node(of)),
         Request::CertRevoke { node: of } => ("certificate.revoke", node(of)),
         Request::CaShow => ("ca.show", cluster()),
+        Request::RootList => ("root.list", cluster()),
+        Request::RootRotate { compromised: false, .. } => ("root.rotate", some_root(None)),
+        Request::RootRotate { compromised: true, .. } => ("root.rotate_compromised", some_root(None)),
+        Request::RootActivate { root } => ("root.activate", some_root(Some(*root))),
+        Request::RootAbort => ("root.abort", some_root(None)),
+        Request::RootRetire { root, force: false } => ("root.retire", some_root(Some(*root))),
+        Request::RootRetire { root, force: true } => ("root.retire_by_force", some_root(Some(*root))),
+        Request::RootRevoke { root } => ("root.revoke", some_root(Some(*root))),
         Request::UserCreate { name, kind: UserKind::User, .. } => ("user.create", Object::named("user", name)),
         Request::UserCreate { name, kind: UserKind::Operator, .. } => {
             ("user.create_admin", Object::named("user", name))
@@ -169,6 +184,11 @@ fn described(request: &Request, tables: Option<&Tables>) -> (String, Object) {
 
 fn cluster() -> Object {
     Object { kind: "cluster", id: None, name: None }
+}
+
+/// `None`: known from the answer only.
+fn some_root(id: Option<RootId>) -> Object {
+    Object { kind: "root", id: id.map(|id| id.to_string()), name: None }
 }
 
 fn node_object(reference: &str, tables: Option<&Tables>) -> Object {

@@ -53,8 +53,8 @@ fn audit_names_tokens_only_by_id() {
     assert_eq!(revoke("default-worker").as_deref(), Some("default-worker"));
     assert_eq!(revoke("s3cret"), None, "text that is not an id may be the token itself");
     let create = Request::TokenCreate { role: Role::Worker, ttl_ms: None, uses: None };
-    assert_eq!(token_of(&create, r#"{"id":"t7","token":"MSTR-1-x-y"}"#).as_deref(), Some("t7"));
-    assert_eq!(token_of(&Request::TokenList, r#"{"id":"t7"}"#), None);
+    assert_eq!(object_of(&create, r#"{"id":"t7","token":"MSTR-1-x-y"}"#).as_deref(), Some("t7"));
+    assert_eq!(object_of(&Request::TokenList, r#"{"id":"t7"}"#), None);
 }
 
 #[test]
@@ -111,4 +111,29 @@ fn slow_requests_are_accepted_and_no_change_requests_are_done() {
     assert_eq!(outcome_of(&request, r#"{"changed":true}"#), Outcome::Accepted);
     assert_eq!(outcome_of(&request, r#"{"changed":false}"#), Outcome::Done);
     assert_eq!(outcome_of(&Request::CaShow, "{}"), Outcome::Done);
+    let rotate = Request::RootRotate { prepare: false, compromised: false };
+    assert_eq!(outcome_of(&rotate, r#"{"changed":true}"#), Outcome::Accepted);
+}
+
+#[test]
+fn steps_of_a_rotation_name_their_root() {
+    let root = RootId([0xab; 8]);
+    let id = Some("abababababababab".to_owned());
+    for (request, verb, known) in [
+        (Request::RootActivate { root }, "root.activate", id.clone()),
+        (Request::RootRetire { root, force: false }, "root.retire", id.clone()),
+        (Request::RootRetire { root, force: true }, "root.retire_by_force", id.clone()),
+        (Request::RootRevoke { root }, "root.revoke", id.clone()),
+        (Request::RootAbort, "root.abort", None),
+        (Request::RootRotate { prepare: true, compromised: false }, "root.rotate", None),
+        (Request::RootRotate { prepare: false, compromised: true }, "root.rotate_compromised", None),
+    ] {
+        let what = audited(&request, None);
+        assert_eq!((what.class, what.verb.as_str()), (Class::Change, verb));
+        assert_eq!((what.object.kind, &what.object.id), ("root", &known), "{verb}");
+        let answered = object_of(&request, r#"{"root":"abababababababab","changed":true}"#);
+        assert_eq!(known.or(answered), id, "{verb}");
+        assert_eq!(object_of(&request, r#"{"root":null,"changed":false}"#), None, "{verb}");
+    }
+    assert_eq!(audited(&Request::RootList, None).class, Class::Read);
 }

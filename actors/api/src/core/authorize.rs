@@ -95,6 +95,7 @@ pub fn right_to(request: &Request) -> Right {
         | Request::RaftStatus { .. }
         | Request::CertList
         | Request::CaShow
+        | Request::RootList
         | Request::UserList
         | Request::Events { .. } => Right::Read,
         Request::TokenList => Right::OperatorRead,
@@ -134,6 +135,11 @@ pub fn right_to(request: &Request) -> Right {
         | Request::UserRevoke { .. }
         | Request::AccessTokenCreate { .. }
         | Request::TransferLeader { .. }
+        | Request::RootRotate { .. }
+        | Request::RootActivate { .. }
+        | Request::RootAbort
+        | Request::RootRetire { .. }
+        | Request::RootRevoke { .. }
         | Request::OpenAdmission => Right::Change,
     }
 }

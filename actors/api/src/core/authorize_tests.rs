@@ -115,6 +115,12 @@ every!(requests: Request -> Row {
     RaftStatus => one(Request::RaftStatus { fresh: false }, READERS);
     CertList => one(Request::CertList, READERS);
     CaShow => one(Request::CaShow, READERS);
+    RootList => one(Request::RootList, READERS);
+    RootRotate => one(Request::RootRotate { prepare: true, compromised: false }, OPERATORS);
+    RootActivate => one(Request::RootActivate { root: root() }, OPERATORS);
+    RootAbort => one(Request::RootAbort, OPERATORS);
+    RootRetire => one(Request::RootRetire { root: root(), force: true }, OPERATORS);
+    RootRevoke => one(Request::RootRevoke { root: root() }, OPERATORS);
     UserList => one(Request::UserList, READERS);
     Events => one(Request::Events { since: Revision(0), wait_ms: 0 }, READERS);
     TokenList => one(Request::TokenList, READING_OPERATORS);
@@ -179,6 +185,10 @@ every!(leases: LeaseRequest -> Row {
     SetGuard => lease(
         LeaseRequest::SetGuard { scope: GuardScope { namespace: text(), lease: None }, mode: None }, OPERATORS);
 });
+
+fn root() -> muster_messages::RootId {
+    muster_messages::RootId([1; 8])
+}
 
 fn l() -> LeaseRef {
     LeaseRef { namespace: "default".to_owned(), name: "l".to_owned() }

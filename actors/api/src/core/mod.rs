@@ -8,13 +8,15 @@ pub(crate) mod on_behalf;
 mod pages;
 pub(crate) mod reserved;
 mod resolve;
+mod roots;
 mod views;
 
-pub use self::audit::{Audited, audited, outcome_of, token_of};
+pub use self::audit::{Audited, audited, object_of, outcome_of};
 pub use self::authorize::{
     Kind, NO_IDENTITY, authorize, caller_is_read_only, check_lease_name, kind_of, may_access, may_write,
 };
 pub use self::checks::{check_lifetime, check_removed_labels};
 pub use self::pages::list;
 pub use self::resolve::{check_node_ref, node_digest, node_of, resolve, resolve_for_irreversible};
+pub use self::roots::{Issuers, roots};
 pub use self::views::*;

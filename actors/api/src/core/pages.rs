@@ -13,6 +13,7 @@ use muster_messages::{
 use serde::Serialize;
 use serde_json::Value;
 
+use super::roots::Issuers;
 use super::views::Source;
 
 /// Bytes of items after which a page ends: a quarter of a frame, so that it does not delay the answers behind it.
@@ -44,7 +45,9 @@ pub fn list(source: &Source<'_>, of: ListOf, page: Option<&Page>) -> Result<Stri
         }
         ListOf::Certificates => {
             let after = key::<NodeId>(after)?;
-            items.add_all(tables.nodes.range(after).map(|(id, n)| (id, NodeCertificateView::from(&**n))))?;
+            let issuers = Issuers::of(tables);
+            let view = |node: &NodeRecord| NodeCertificateView::new(node, issuers.of_node(node));
+            items.add_all(tables.nodes.range(after).map(|(id, node)| (id, view(node))))?;
             items.document(&ListView::<NodeCertificateView>::of([]))
         }
         ListOf::Tokens => {
@@ -54,7 +57,8 @@ pub fn list(source: &Source<'_>, of: ListOf, page: Option<&Page>) -> Result<Stri
         }
         ListOf::Users => {
             let after = key::<Name>(after)?;
-            items.add_all(tables.users.range(after).map(|(name, u)| (name, UserView::from(u))))?;
+            let issuers = Issuers::of(tables);
+            items.add_all(tables.users.range(after).map(|(name, user)| (name, issuers.user_view(user))))?;
             items.document(&ListView::<UserView>::of([]))
         }
     }

@@ -420,7 +420,9 @@ impl CertAuthority {
 
     fn complete(&self, cert_request: &CertificateRequest, signed: Signed) -> Result<Answer, ErrorBody> {
         let root_pem = self.cluster()?.root_cert_pem.clone();
-        let cert_pem = signed.cert_pem.clone();
+        // For those that were away, and know only an earlier root.
+        let crosses = self.tables.authorities.crosses().into_iter().map(|cross| cross.cert_pem.as_str());
+        let cert_pem: String = std::iter::once(signed.cert_pem.as_str()).chain(crosses).collect();
         Ok(match cert_request {
             CertificateRequest::Node(_) => Answer::Signed(SignReply { cert_pem, root_pem }),
             CertificateRequest::Join(cert_request) => Answer::Joined(JoinReply::Joined {
@@ -429,7 +431,7 @@ impl CertAuthority {
                 root_pem,
                 managers: self.managers(cert_request.node),
             }),
-            CertificateRequest::User(_) => Answer::User(users::certificate(signed, root_pem)),
+            CertificateRequest::User(_) => Answer::User(users::certificate(signed, self.tables.bundle_pem())),
         })
     }
 

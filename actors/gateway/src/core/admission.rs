@@ -29,6 +29,7 @@ use muster_messages::{
     UserKind, WallTime,
 };
 
+use super::roots;
 use crate::bug_injected;
 use crate::bugs::BugInjection;
 
@@ -98,6 +99,11 @@ pub fn admit(
     if let Some(refusal) = unusable(identity, here, now) {
         return refusal;
     }
+    let decision = of_any_root(identity, service, replica, here);
+    roots::restricted(decision, identity, service, replica.map(|replica| &replica.tables))
+}
+
+fn of_any_root(identity: &CertIdentity, service: Service, replica: Option<&Replica>, here: &LocalFacts) -> Admission {
     if identity.incarnation < here.incarnation {
         return old_incarnation(identity, service, replica, here);
     }
@@ -146,8 +152,7 @@ pub fn evaluate_live(
 
 /// ADMIT-7. For users only the record counts.
 fn is_on_record(identity: &CertIdentity, replica: &Replica) -> bool {
-    bug_injected(BugInjection::AdmitSuperseded)
-        || identity.node().is_some_and(|(node, _)| replica.tables.certificate_counts(node, identity))
+    identity.node().is_some() && bug_injected(BugInjection::AdmitSuperseded) || roots::counts(identity, &replica.tables)
 }
 
 fn refuse(reason: RefusalReason, sentence: impl Into<String>) -> Admission {
@@ -364,7 +369,10 @@ fn user_admission(
     let record = replica.tables.users.get(name);
     let pin = replica.tables.user_pins.get(name).map(|pinned| pinned.pin);
     let is_pinned = pin.is_none() || identity.pin.is_none() || pin == identity.pin;
-    if is_pinned && record.is_some_and(|user| in_force(user, identity, kind)) {
+    if is_pinned
+        && roots::serial_suffices(identity, &replica.tables)
+        && record.is_some_and(|user| in_force(user, identity, kind))
+    {
         return Admission::Accept;
     }
     let not_in_force = refuse(

@@ -33,6 +33,7 @@ fn cert(n: u128, role: Role, granted: Option<u64>) -> CertIdentity {
         incarnation: Incarnation(1),
         not_after: LATER,
         pin: None,
+        issuer: None,
     }
 }
 /// A made-up pin for this serial.

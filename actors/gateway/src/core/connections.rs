@@ -404,6 +404,7 @@ mod tests {
             incarnation: Incarnation(1),
             not_after: WallTime(not_after),
             pin: None,
+            issuer: None,
         }
     }
 

@@ -5,6 +5,7 @@ pub mod admission;
 pub mod connections;
 pub mod offenders;
 pub mod rate;
+pub mod roots;
 
 use std::net::{IpAddr, Ipv6Addr};
 

@@ -5,5 +5,6 @@
 mod admission;
 mod disconnects;
 mod impostors;
+mod rotation;
 mod support;
 mod unauthenticated;

@@ -42,6 +42,7 @@ pub fn begin(log: &AuditLog, forwarder: Option<NodeId>, call: &PeerCall) -> Opti
         PeerCall::Api { .. }
         | PeerCall::Membership { .. }
         | PeerCall::ReportManager { .. }
+        | PeerCall::TrustRoots { .. }
         | PeerCall::Sessions(_)
         | PeerCall::Actors(_)
         | PeerCall::Clock => None,

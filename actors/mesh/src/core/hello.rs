@@ -8,6 +8,8 @@
 //! Why a node's own former member id is not refused: a manager that was restored from an older disk must be able to request a
 //! new one. It gets a session without a member id, so its Raft messages are dropped.
 
+use muster_gateway::core::roots;
+use muster_messages::protocol::Service;
 use muster_messages::wire::{MESH_PROTOCOL, MeshHello, Refusal, Starts};
 use muster_messages::{
     CertIdentity, ClusterId, Incarnation, NodeId, RaftId, RefusalReason, Replica, Revision, Role, Tables,
@@ -143,6 +145,9 @@ pub(crate) fn current(certificate: &CertIdentity, node: NodeId, replica: &Replic
     if local_replica.blocklist.contains_key(&node) {
         return Err(no(RefusalReason::Blocked, format!("{node} is blocked")));
     }
+    if let Some((reason, why)) = roots::refusal(certificate, Service::Mesh, local_replica) {
+        return Err(no(reason, why));
+    }
     // Without a leader the replica may be too old, and the leader itself updates it (ADMIT-3, ADMIT-7). Otherwise the replica
     // has caught up by the next attempt.
     let may_be_newer = !raft.leading && (raft.leader.is_none() || raft.leader_node == Some(node));
@@ -160,7 +165,7 @@ pub(crate) fn current(certificate: &CertIdentity, node: NodeId, replica: &Replic
         Some(record) if record.role != Role::Manager => {
             Err(no(RefusalReason::Demoted, format!("{node} is no longer a manager")))
         }
-        Some(_) if local_replica.certificate_counts(node, certificate) => Ok(()),
+        Some(_) if roots::counts(certificate, local_replica) => Ok(()),
         Some(_) if raft.leading => {
             let text = format!("this certificate of {node} is not valid: it was superseded or never recorded");
             Err(no(RefusalReason::Unauthenticated, text))
@@ -207,6 +212,7 @@ mod tests {
             incarnation: Incarnation(2),
             not_after: WallTime(0),
             pin: None,
+            issuer: None,
         }
     }
     fn theirs(member_id: Option<RaftId>) -> MeshHello {

@@ -124,6 +124,7 @@ mod tests {
             incarnation: Incarnation(3),
             not_after: WallTime(0),
             pin: None,
+            issuer: None,
         };
         let own = |incarnation| Own {
             node: node(1),

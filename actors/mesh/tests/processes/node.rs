@@ -41,6 +41,7 @@ pub fn identity(n: u128) -> CertIdentity {
         incarnation: Incarnation(0),
         not_after: WallTime(i64::MAX),
         pin: None,
+        issuer: None,
     }
 }
 fn print_line(line: std::fmt::Arguments<'_>) {

@@ -39,6 +39,12 @@ fn a_new_root_has_no_path_length_and_signs_no_authority() {
         cert.basic_constraints().unwrap().map(|found| (found.value.ca, found.value.path_len_constraint))
     };
     assert_eq!(constraints(&der(&root.cert_pem)), Some((true, None)));
+    assert_eq!(path_length_of_pem(&root.cert_pem), Ok(None));
+    // As roots were made before there were rotations.
+    let mut earlier = CertificateParams::new(Vec::new()).unwrap();
+    earlier.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Constrained(0));
+    let earlier = earlier.self_signed(&KeyPair::generate().unwrap()).unwrap().pem();
+    assert_eq!(path_length_of_pem(&earlier), Ok(Some(0)));
     let cluster = Cluster::new(2);
     let signed = cluster.issuer.sign_node(&cluster.profile(2, Role::Manager), &key()).unwrap();
     assert!(!constraints(&der(&signed.cert_pem)).is_some_and(|(ca, _)| ca));
@@ -304,6 +310,8 @@ fn a_token_is_for_one_root_whatever_its_white_space() {
     assert!(token.is_for(&format!("\n{}\n\n", a.root.cert_pem)));
     assert!(!token.is_for(&b.root.cert_pem));
     assert!(!token.is_for("nonsense"));
+    let bundle = format!("{}{}", b.root.cert_pem, a.root.cert_pem);
+    assert!(!token.is_for(&bundle), "a joining node trusts nothing beside the token's root");
     assert_eq!(new_token_secret().expose().len(), 25);
     assert_eq!(new_token_id().len(), 8);
 }

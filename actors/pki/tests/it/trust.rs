@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::fixture::{Cluster, HOUR, key, now};
 use crate::handshake::connect;
 use muster_messages::protocol::NodeCredentials;
-use muster_messages::{ClusterId, MAX_ROOTS, NodeId, Role};
+use muster_messages::{ClusterId, MAX_ROOTS, NodeId, OfferedRoot, Role};
 use muster_pki::*;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, UnixTime};
@@ -219,4 +219,117 @@ fn bundle_and_chain_survive_a_restart_and_each_crash() {
     // A certificate that no trusted root issued is never written.
     let foreign = NodeCredentials { root_pem: roots.pem(0).to_owned(), ..last };
     assert!(store.save_credentials(&foreign).is_err());
+}
+
+#[test]
+fn bundle_is_replaced_without_its_certificate() {
+    let data = tempfile::TempDir::new().unwrap();
+    let store = IdentityStore::open(data.path()).unwrap();
+    let roots = Roots::new(3);
+    let old = roots.0[0].node(7, Role::Manager);
+    store.save_credentials(&old).unwrap();
+    let install = |bundle: &Bundle| {
+        let present = store.load_credentials().unwrap().unwrap();
+        store.save_credentials(&with_bundle(&present, bundle)).unwrap();
+        let read = store.load_credentials().unwrap().unwrap();
+        assert_eq!((&read.cert_pem, &read.key_pem), (&present.cert_pem, &present.key_pem));
+        (Bundle::from_pem(&read.root_pem).unwrap(), read)
+    };
+    assert_eq!(install(&roots.bundle(&[1, 0])).0, roots.bundle(&[1, 0]));
+    // The root of the certificate stays until the certificate is another one.
+    assert_eq!(install(&roots.bundle(&[1])).0, roots.bundle(&[1, 0]));
+    let renewed = NodeCredentials { root_pem: install(&roots.bundle(&[1])).1.root_pem, ..roots.chain(1, 0) };
+    store.save_credentials(&renewed).unwrap();
+    assert_eq!(install(&roots.bundle(&[1])).0, roots.bundle(&[1]));
+
+    // A token of each of them was for this cluster.
+    let digests = store.root_digests().unwrap();
+    assert_eq!(digests[0], digest(roots.pem(1)).unwrap(), "the own one first");
+    assert!(digests.contains(&digest(roots.pem(0)).unwrap()));
+    assert!(!digests.contains(&digest(roots.pem(2)).unwrap()));
+    // A full bundle has no room for it: it replaces one, so that the files can still be read.
+    let many = Roots::new(MAX_ROOTS);
+    let full = many.bundle(&(0..MAX_ROOTS).collect::<Vec<_>>());
+    let kept = install(&full).0;
+    assert_eq!(kept.ids().count(), MAX_ROOTS);
+    assert!(kept.ids().any(|id| id == roots.root_id(1)));
+}
+
+#[test]
+fn issuer_is_not_the_root_whose_names_are_copied() {
+    use rcgen::{CertificateParams, DnType, KeyIdMethod, KeyPair};
+    use x509_parser::prelude::{FromDer, ParsedExtension, X509Certificate};
+    let roots = Roots::new(2);
+    let both = roots.bundle(&[1, 0]);
+    let honest = roots.0[1].node(7, Role::Manager);
+    let new = presented(roots.pem(1));
+    let (_, new) = X509Certificate::from_der(&new[0]).unwrap();
+    let new_id = new.extensions().iter().find_map(|extension| match extension.parsed_extension() {
+        ParsedExtension::SubjectKeyIdentifier(id) => Some(id.0),
+        _ => None,
+    });
+    let new_id = new_id.expect("a root has a key identifier");
+    // The stolen key of the old root, under the name and the key identifier of the new one.
+    let mut name = CertificateParams::default();
+    name.distinguished_name = rcgen::DistinguishedName::new();
+    name.distinguished_name.push(DnType::CommonName, "muster-ca");
+    name.distinguished_name.push(DnType::OrganizationName, roots.id().as_str());
+    name.key_identifier_method = KeyIdMethod::PreSpecified(new_id.to_vec());
+    let stolen = KeyPair::from_pem(roots.0[0].root.key_pem.expose()).unwrap();
+    let posing = rcgen::Issuer::new(name, stolen);
+    let leaf_key = KeyPair::generate().unwrap();
+    let mut params = CertificateParams::default();
+    params.use_authority_key_identifier_extension = true;
+    params.extended_key_usages =
+        vec![rcgen::ExtendedKeyUsagePurpose::ClientAuth, rcgen::ExtendedKeyUsagePurpose::ServerAuth];
+    let forged = params.signed_by(&leaf_key, &posing).unwrap();
+    let names = |needle: &[u8]| forged.der().windows(needle.len()).any(|window| window == needle);
+    assert!(names(new_id), "it names the new root's key");
+    assert_eq!(both.issuer_of(&[forged.der().clone()], UnixTime::now()), Some(roots.root_id(0)));
+    assert_eq!(both.issuer_of(&presented(&honest.cert_pem), UnixTime::now()), Some(roots.root_id(1)));
+    // Beside certificates that lead to the new root.
+    let cross_back = presented(&roots.cross(0, 1));
+    let beside = [vec![forged.der().clone()], cross_back].concat();
+    assert_eq!(both.issuer_of(&beside, UnixTime::now()), Some(roots.root_id(0)), "it signed it itself");
+    assert_eq!(roots.bundle(&[1]).issuer_of(&beside, UnixTime::now()), Some(roots.root_id(1)), "the only way");
+}
+
+#[test]
+fn issuer_of_a_user_is_found_and_roots_may_be_many() {
+    let roots = Roots::new(MAX_ROOTS + 3);
+    let profile = UserProfile {
+        cluster: roots.id(),
+        name: "ann".parse().unwrap(),
+        kind: muster_messages::UserKind::User,
+        incarnation: muster_messages::Incarnation(1),
+        lifetime: HOUR,
+        now: now(),
+    };
+    let user = roots.0[MAX_ROOTS + 1].issuer.sign_user(&profile, &key()).unwrap();
+    let on_record: Vec<&str> = (0..MAX_ROOTS + 2).map(|which| roots.pem(which)).collect();
+    let known = roots.bundle(&[0]).preceded_by(on_record.iter().copied().chain(["garbage"]));
+    assert_eq!(known.ids().count(), MAX_ROOTS + 2);
+    assert_eq!(known.issuer_of(&presented(&user.cert_pem), UnixTime::now()), Some(user.issuer));
+    assert_eq!(cluster_of_root_pem(roots.pem(0)), Some(roots.id()));
+    assert_eq!(cluster_of_root_pem(&roots.0[0].node(1, Role::Worker).cert_pem), Some(roots.id()));
+    assert_eq!(cluster_of_root_pem("garbage"), None);
+}
+
+/// Whatever is presented: an answer in bounded time.
+#[test]
+fn strange_chains_have_an_issuer_or_none() {
+    let roots = Roots::new(2);
+    let both = roots.bundle(&[0, 1]);
+    let leaf = presented(&roots.0[0].node(7, Role::Manager).cert_pem);
+    let with = |others: Vec<CertificateDer<'static>>| both.issuer_of(&[leaf.clone(), others].concat(), UnixTime::now());
+    let own = Some(roots.root_id(0));
+    assert_eq!(with(presented(&roots.bundle(&[0, 1]).to_pem())), own, "self-signed ones beside it");
+    assert_eq!(with(vec![leaf[0].clone(); 4]), own, "itself");
+    assert_eq!(with(vec![CertificateDer::from(vec![0x30, 0x80]); 4]), own, "garbage");
+    assert_eq!(with(vec![presented(&roots.cross(1, 0)).remove(0); 7]), None, "too many");
+    assert_eq!(both.issuer_of(&[CertificateDer::from(vec![0; 9])], UnixTime::now()), None);
+    let ended = roots.0[0].issuer.cross_sign(roots.pem(1), crate::fixture::ago(HOUR * 48), crate::fixture::ago(HOUR));
+    let of_new = presented(&roots.0[1].node(7, Role::Manager).cert_pem);
+    let over_ended = [of_new, presented(&ended.unwrap())].concat();
+    assert_eq!(roots.bundle(&[0]).issuer_of(&over_ended, UnixTime::now()), None, "the cross certificate has expired");
 }

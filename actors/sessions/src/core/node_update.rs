@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use imbl::ordmap::DiffItem;
-use muster_messages::wire::AgentView;
-use muster_messages::{CertificateState, Incarnation, Liveness, NodeId, Revision, Role, Tables};
+use muster_messages::wire::{AgentView, RootsOffer};
+use muster_messages::{CertificateState, Incarnation, Liveness, NodeId, OfferedRoot, Revision, Role, Tables};
 
 /// The part of a view that all agents share. Changes when a manager is added, removed or moves.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -13,6 +13,8 @@ pub struct Shared {
     pub incarnation: Incarnation,
     pub managers: Vec<String>,
     pub root_pem: String,
+    /// The roots, once there was a rotation.
+    pub roots: Option<(Revision, Vec<OfferedRoot>)>,
     /// Not for the agents: limits what this host may send to the leader.
     pub feature_level: u32,
 }
@@ -32,12 +34,22 @@ impl Shared {
             .collect();
         managers.sort();
         managers.dedup();
+        let rotated = !tables.authorities.roots.is_empty();
         Self {
             incarnation: cluster.map(|c| c.incarnation).unwrap_or_default(),
             managers,
             root_pem: cluster.map(|c| c.root_cert_pem.clone()).unwrap_or_default(),
+            roots: rotated.then(|| (tables.authorities.generation, tables.authorities.offer())),
             feature_level: tables.feature_level(),
         }
+    }
+}
+
+impl Shared {
+    /// Whether views of both show the same; the roots are no part of them.
+    fn same_view(&self, other: &Shared) -> bool {
+        (&self.incarnation, &self.managers, &self.root_pem, self.feature_level)
+            == (&other.incarnation, &other.managers, &other.root_pem, other.feature_level)
     }
 }
 
@@ -51,6 +63,8 @@ pub enum NodeRecordState {
         rotate: bool,
         serial: Option<String>,
         liveness: Liveness,
+        /// It is known to trust the present roots.
+        trusts_roots: bool,
     },
     /// No record. Final only if the replica has applied the grant of the node's certificate.
     Absent,
@@ -76,6 +90,7 @@ impl NodeRecordState {
             rotate: certificate.is_some_and(|c| c.state == CertificateState::Rotate),
             serial: certificate.map(|c| c.serial.clone()),
             liveness: record.liveness,
+            trusts_roots: tables.authorities.is_trusted_by(node),
         }
     }
 }
@@ -112,9 +127,16 @@ impl NodeUpdate {
         })
     }
 
+    /// The cluster's roots, for the agent of a known node.
+    pub fn roots(&self) -> Option<RootsOffer> {
+        let NodeRecordState::Known { trusts_roots, .. } = self.record_state else { return None };
+        let (generation, roots) = self.shared.roots.clone()?;
+        Some(RootsOffer { generation, recorded: trusts_roots, roots })
+    }
+
     /// Whether an agent that was shown `other` learns nothing from this.
     pub fn same_for_agent(&self, other: &NodeUpdate) -> bool {
-        let same_shared = Arc::ptr_eq(&self.shared, &other.shared) || self.shared == other.shared;
+        let same_shared = Arc::ptr_eq(&self.shared, &other.shared) || self.shared.same_view(&other.shared);
         same_shared && visible_part(&self.record_state) == visible_part(&other.record_state)
     }
 }
@@ -188,7 +210,11 @@ pub(super) fn changed(old: &Tables, new: &Tables) -> BTreeSet<NodeId> {
 /// Whether [`Shared`] may differ between two replicas, given the nodes that differ.
 fn shared_changed(old: &Tables, new: &Tables, nodes: &BTreeSet<NodeId>) -> bool {
     let member = |node: &NodeId| new.members.values().any(|m| m.node == *node);
-    !old.members.ptr_eq(&new.members) || old.cluster != new.cluster || nodes.iter().any(member)
+    let roots = |tables: &Tables| tables.authorities.generation;
+    !old.members.ptr_eq(&new.members)
+        || old.cluster != new.cluster
+        || roots(old) != roots(new)
+        || nodes.iter().any(member)
 }
 
 #[cfg(test)]

@@ -365,6 +365,7 @@ impl AgentSession {
                 let failure = report.failure.map(|failure| printable(&failure, MAX_REASON));
                 PeerCall::ReportManager { node: self.node, report: ManagerReport { failure, ..report } }
             }
+            AgentAsk::TrustRoots { generation } => PeerCall::TrustRoots { node: self.node, generation },
         };
         self.asks += 1;
         out.push(Effect::CallLeader { conn, id, call: Box::new(call) });
@@ -516,13 +517,21 @@ impl AgentSession {
         let (Phase::Live { conn }, Some(node_update)) = (&self.phase, &self.node_update) else {
             return;
         };
-        if self.shown.as_ref().is_some_and(|shown| shown.same_for_agent(node_update)) {
+        let shown_roots = self.shown.as_ref().and_then(|shown| shown.shared.roots.as_ref());
+        let same_roots = shown_roots.map(|(shown, _)| shown) == node_update.shared.roots.as_ref().map(|(now, _)| now);
+        let same_view = self.shown.as_ref().is_some_and(|shown| shown.same_for_agent(node_update));
+        if same_view && same_roots {
             return;
         }
-        if let Some(view) = node_update.view(self.node) {
+        let Some(view) = node_update.view(self.node) else { return };
+        if !same_view {
             out.push(Effect::Send { conn: *conn, frame: Box::new(HostFrame::View(view)) });
-            self.shown = Some(node_update.clone());
         }
+        if !same_roots {
+            let offer = node_update.roots().map(HostFrame::Roots);
+            out.extend(offer.map(|frame| Effect::Send { conn: *conn, frame: Box::new(frame) }));
+        }
+        self.shown = Some(node_update.clone());
     }
 
     /// Reported as down until the cluster has recorded it; a node without a record is not reported at all.

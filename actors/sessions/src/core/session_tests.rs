@@ -25,6 +25,7 @@ fn known(role: Role, granted: u64, liveness: Liveness) -> NodeRecordState {
         rotate: false,
         serial: None,
         liveness,
+        trusts_roots: false,
     }
 }
 
@@ -47,6 +48,7 @@ impl World {
             incarnation: Incarnation(1),
             not_after: WallTime(i64::MAX),
             pin: None,
+            issuer: None,
         };
         let remote = "192.0.2.7:50123".parse().unwrap();
         self.step(Input::Connected { conn: self.conn, identity: Box::new(identity), remote });
@@ -449,4 +451,49 @@ fn agents_reasons_are_stripped_of_control_characters() {
         _ => None,
     });
     assert_eq!(why.as_deref(), Some("gone\u{fffd}[2J\u{fffd}"));
+}
+
+#[test]
+fn roots_follow_the_first_view_and_each_change_of_them() {
+    let mut world = World::new();
+    let shown = |world: &World| -> Vec<(u64, bool)> {
+        let offers = world.out.iter().filter_map(|e| match e {
+            Effect::Send { frame, .. } => match &**frame {
+                HostFrame::Roots(offer) => Some((offer.generation.0, offer.recorded)),
+                _ => None,
+            },
+            _ => None,
+        });
+        offers.collect()
+    };
+    let update = |world: &mut World, revision: u64, generation: Option<u64>, trusts_roots: bool| {
+        let roots = generation.map(|generation| (Revision(generation), Vec::new()));
+        let shared = Shared { managers: vec!["m:1".to_owned()], roots, ..Shared::default() };
+        let NodeRecordState::Known { desired_role, role, granted, rotate, serial, liveness, .. } =
+            known(Role::Worker, 5, Liveness::Ready)
+        else {
+            unreachable!()
+        };
+        let record_state =
+            NodeRecordState::Known { desired_role, role, granted, rotate, serial, liveness, trusts_roots };
+        let node_update = NodeUpdate { revision: Revision(revision), record_state, shared: Arc::new(shared) };
+        world.step(Input::NodeUpdate(Box::new(node_update)));
+    };
+    world.open();
+    update(&mut world, 5, None, false);
+    assert_eq!((world.views(), shown(&world)), (1, vec![]), "without a rotation nothing is offered");
+    update(&mut world, 6, Some(6), false);
+    assert_eq!((world.views(), shown(&world)), (0, vec![(6, false)]), "the view is the same");
+    update(&mut world, 7, Some(6), true);
+    assert_eq!((world.views(), shown(&world)), (0, vec![]), "that it is recorded is no change of the roots");
+    update(&mut world, 8, Some(8), false);
+    assert_eq!(shown(&world), [(8, false)]);
+    world.open();
+    update(&mut world, 9, Some(8), true);
+    assert_eq!((world.views(), shown(&world)), (1, vec![(8, true)]), "each session begins with them");
+    let after = |frame: &HostFrame| matches!(frame, HostFrame::Roots(_));
+    let frames: Vec<bool> = (world.out.iter())
+        .filter_map(|e| if let Effect::Send { frame, .. } = e { Some(after(frame)) } else { None })
+        .collect();
+    assert_eq!(frames.last(), Some(&true), "after the view");
 }

@@ -30,6 +30,7 @@ pub(super) fn make(tables: &mut Tables, stamp: &Stamp<'_>, change: &AuthorityCha
         AuthorityChange::Retire { root, force } => retire(tables, stamp, *root, *force),
         AuthorityChange::Revoke { root } => revoke(tables, stamp, *root),
         AuthorityChange::Forget { root } => forget(tables, stamp, *root),
+        AuthorityChange::Trusted { node, generation } => trusted(tables, *node, *generation),
     }
 }
 
@@ -169,13 +170,22 @@ fn forget(tables: &mut Tables, stamp: &Stamp<'_>, id: RootId) -> Result<(), Comm
     if !matches!(root.state, AuthorityState::Retired | AuthorityState::Revoked) {
         return Err(stale(format!("the root {id} is {}, not retired", root.state)));
     }
-    let until = last_of(tables, id).map(|not_after| not_after.plus(BLOCK_MARGIN));
-    if let Some(until) = until.filter(|until| stamp.wall < *until) {
+    if let Some(until) = forgettable_at(tables, id).filter(|until| stamp.wall < *until) {
         return Err(CommandRefusal::Authority(AuthorityRefusal::MayBeValid { root: id, until }));
     }
     let text = Some(format!("root {id} {}", root.state));
     tables.authorities.roots.remove(&id);
     log(tables, stamp, text, None);
+    Ok(())
+}
+
+fn trusted(tables: &mut Tables, node: NodeId, generation: Revision) -> Result<(), CommandRefusal> {
+    super::node(tables, node)?;
+    if generation > tables.authorities.generation {
+        return Err(stale(format!("the roots are of generation {}, not {generation}", tables.authorities.generation)));
+    }
+    let known = tables.authorities.trusted_by.entry(node).or_default();
+    *known = generation.max(*known);
     Ok(())
 }
 
@@ -223,6 +233,11 @@ fn is(tables: &Tables, id: RootId, issuer: Option<RootId>) -> bool {
 fn issued_newest(tables: &Tables, id: RootId, node: NodeId) -> bool {
     let newest = tables.certificates.get(&node).and_then(|row| row.current.as_ref());
     is(tables, id, newest.and_then(|newest| newest.issuer))
+}
+
+/// ROOT-7. From when on a root may be forgotten: an hour after the last of its certificates on record has expired. `None`: none is.
+pub fn forgettable_at(tables: &Tables, id: RootId) -> Option<WallTime> {
+    last_of(tables, id).map(|not_after| not_after.plus(BLOCK_MARGIN))
 }
 
 /// When the last certificate of this root on record expires.

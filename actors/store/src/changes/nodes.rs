@@ -117,6 +117,7 @@ pub(super) fn delete(tables: &mut Tables, stamp: &Stamp<'_>, id: NodeId) -> Resu
     }
     tables.reported.remove(&id);
     tables.certificates.remove(&id);
+    tables.authorities.trusted_by.remove(&id);
     if let Some(record) = tables.nodes.remove(&id) {
         let was = Some(format!("{} {}", record.role, record.name));
         stamp.log(tables, EventKind::Node, Some(id), was, None);

@@ -2,6 +2,7 @@
 
 mod actors;
 mod backup;
+mod ca;
 mod events;
 mod kubeconfig;
 mod lease;
@@ -128,7 +129,7 @@ pub(super) async fn run(cli: Cli) -> Outcome<u8> {
         Command::Node(command) => node::run(&mut ctx, command).await,
         Command::Token(command) => token::run(&mut ctx, command).await,
         Command::Cert(command) => security::cert(&mut ctx, command).await,
-        Command::Ca(command) => security::ca(&mut ctx, command).await,
+        Command::Ca(command) => ca::run(&mut ctx, command).await,
         Command::Blocklist(command) => security::blocklist(&mut ctx, command).await,
         Command::User(command) => user::run(&mut ctx, command).await,
         Command::Lease(args) => lease::run(&mut ctx, args).await,

@@ -34,8 +34,10 @@ pub async fn run(ctx: &mut Context, command: NodeCommand) -> Outcome<u8> {
         NodeCommand::Demote(change) => set_role(ctx, change, Role::Worker).await,
         NodeCommand::Rm { nodes, force } => {
             let done = |removed: &NodeRemovedView| {
-                let NodeRemovedView { node, name, addr, member_since, .. } = removed;
-                format!("{} was removed", describe_node(node, name, addr.as_deref(), *member_since))
+                let NodeRemovedView { node, name, addr, member_since, knew_root_key, .. } = removed;
+                let name = describe_node(node, name, addr.as_deref(), *member_since);
+                let next = if *knew_root_key { ROOT_KEY_KNOWN } else { "" };
+                format!("{name} was removed{next}")
             };
             each(ctx, nodes, done, |node| Request::NodeRemove { node, force }).await
         }
@@ -57,6 +59,10 @@ pub async fn run(ctx: &mut Context, command: NodeCommand) -> Outcome<u8> {
         }
     }
 }
+
+/// After the removal of a manager.
+const ROOT_KEY_KNOWN: &str =
+    "\nas a manager it knew the root key; if others may have its disk: `muster ca rotate --compromised --wait`";
 
 /// Sends the same request for each node. Prints one node's document, or `{"items":[…]}` for several.
 pub async fn each<T: DeserializeOwned>(

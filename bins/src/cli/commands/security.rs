@@ -1,12 +1,12 @@
-//! `muster cert …`, `muster ca show`, `muster blocklist ls`
+//! `muster cert …`, `muster blocklist ls`
 
 use muster_client::Outcome;
 use muster_messages::wire::{ListOf, Request};
-use muster_messages::{BlockedListView, CaView, CertificateRotationView, ListView, NodeCertificateView};
+use muster_messages::{BlockedListView, CertificateRotationView, ListView, NodeCertificateView};
 
 use super::Context;
 use super::node::each;
-use crate::cli::args::{BlocklistCommand, CaCommand, CertCommand};
+use crate::cli::args::{BlocklistCommand, CertCommand};
 use crate::cli::output::lines;
 use crate::cli::render;
 
@@ -26,12 +26,6 @@ pub async fn cert(ctx: &mut Context, command: CertCommand) -> Outcome<u8> {
             let sentence = |rotation: &CertificateRotationView| format!("{} will renew its certificate", rotation.node);
             each(ctx, nodes, sentence, |node| Request::CertRotate { node }).await
         }
-    }
-}
-
-pub async fn ca(ctx: &mut Context, command: CaCommand) -> Outcome<u8> {
-    match command {
-        CaCommand::Show => ctx.show(Request::CaShow, |ca: &CaView| ca.digest.clone(), render::ca).await,
     }
 }
 

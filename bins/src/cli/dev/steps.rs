@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use muster_client::{Failure, Outcome};
+use muster_client::{Failure, Outcome, parse};
 use muster_local_cluster::{WAIT_LIMIT, answers, until};
 use muster_messages::wire::{ActorsAsk, ActorsOf, Request};
-use muster_messages::{ActorNode, Membership, NodeView, Role};
+use muster_messages::{ActorNode, Membership, NodeView, Role, RootsView};
 
 use super::cluster::LocalCluster;
 use crate::cli::waiting::wait_until_settled;
@@ -38,6 +38,22 @@ pub async fn change_role(cluster: &LocalCluster, node: &str, role: Role) -> Outc
     let begun = Instant::now();
     client.call(Request::SetRole { node: node.to_owned(), role }).await?;
     wait_until_settled(&mut client, node, role, begun + WAIT_LIMIT, |_| {}).await?;
+    Ok(begun.elapsed())
+}
+
+/// Replaces the root that signs; returns the time until every node had a certificate of the next one.
+pub async fn rotate_root(cluster: &LocalCluster) -> Outcome<Duration> {
+    let via = leader(cluster).await?;
+    let roots = async || -> Outcome<RootsView> { parse(&cluster.client(&via).call(Request::RootList).await?) };
+    let before = roots().await?.active;
+    let begun = Instant::now();
+    let request = Request::RootRotate { prepare: false, compromised: false };
+    cluster.client(&via).call(request).await?;
+    until("every node's certificate of another root", async || {
+        let now = roots().await?;
+        Ok((now.active != before && now.renewed.missing.is_empty()).then_some(()))
+    })
+    .await?;
     Ok(begun.elapsed())
 }
 

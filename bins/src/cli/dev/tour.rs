@@ -12,7 +12,9 @@ use serde_json::{Value, json};
 use super::cluster::LocalCluster;
 use super::handover::{Handover, contend};
 use super::state::State;
-use super::steps::{change_role, kill_leader, leader, leader_actor, manager_except, nodes, restart_manager};
+use super::steps::{
+    change_role, kill_leader, leader, leader_actor, manager_except, nodes, restart_manager, rotate_root,
+};
 use crate::cli::duration::{format_duration, millis};
 use crate::cli::output::{Out, print};
 use crate::cli::signals::Interrupts;
@@ -110,6 +112,11 @@ impl Tour {
         self.step("restart it", async |cluster| {
             restart_manager(cluster, &killed).await?;
             StepReport::text(format!("{killed} follows and is reachable"))
+        })
+        .await?;
+        self.step("replace the root", async |cluster| {
+            let took = rotate_root(cluster).await?;
+            StepReport::timed(took, "every node has a certificate of another root; the former one is still trusted")
         })
         .await?;
         self.step("remove a worker by force", remove_worker).await?;

@@ -4,20 +4,22 @@ mod actors;
 mod live;
 mod nodes;
 mod reconcilers;
+mod roots;
 
 pub use self::actors::{Trees, actor, actor_paths, actors};
 pub use self::live::{Baseline, live};
 pub use self::nodes::{node, nodes, status};
 pub use self::reconcilers::*;
+pub use self::roots::*;
 
 use std::collections::BTreeMap;
 
 use muster_messages::{
-    BlockedListView, BlockedView, CaView, EventView, GuardView, LeaseView, ListView, Name, NodeCertificateView, NodeId,
+    BlockedListView, BlockedView, EventView, GuardView, LeaseView, ListView, Name, NodeCertificateView, NodeId,
     RaftStatusView, TokenTextView, TokenView, UserView, WallTime, word,
 };
 
-use super::output::{Table, or_dash, printable_lines, short, without_fraction, yes_or_no};
+use super::output::{Table, or_dash, short, without_fraction, yes_or_no};
 
 /// A time, to the second; `-` if there is none.
 pub fn when(at: impl Into<Option<WallTime>>) -> String {
@@ -84,7 +86,7 @@ pub fn token(token: &TokenTextView) -> String {
 pub fn certs(certificates: &ListView<NodeCertificateView>) -> String {
     list(
         &certificates.items,
-        &["NODE", "ROLE", "STATE", "NOT AFTER", "GRANTED", "SERIAL"],
+        &["NODE", "ROLE", "STATE", "NOT AFTER", "GRANTED", "SERIAL", "ROOT"],
         &[
             |c| c.name.as_ref().map_or_else(|| c.node.to_string(), Name::to_string),
             |c| or_dash(c.role),
@@ -92,27 +94,22 @@ pub fn certs(certificates: &ListView<NodeCertificateView>) -> String {
             |c| when(c.not_after),
             |c| or_dash(c.granted),
             |c| or_dash(c.serial.as_ref()),
+            |c| or_dash(c.issuer),
         ],
         "no certificates",
     )
 }
 
-pub fn ca(ca: &CaView) -> String {
-    let mut table = Table::bare();
-    table.row(["digest".to_owned(), ca.digest.clone()]);
-    table.row(["not after".to_owned(), when(ca.not_after)]);
-    table.render() + &printable_lines(&ca.pem)
-}
-
 pub fn users(users: &ListView<UserView>) -> String {
     list(
         &users.items,
-        &["NAME", "RIGHTS", "NAMESPACES", "NOT AFTER"],
+        &["NAME", "RIGHTS", "NAMESPACES", "NOT AFTER", "ROOT"],
         &[
             |u| u.name.to_string(),
             |u| rights(u).to_owned(),
             |u| if u.namespaces.is_empty() { "-".to_owned() } else { u.namespaces.join(",") },
             |u| when(u.not_after),
+            |u| or_dash(u.issuer) + if u.outdated { " (outdated)" } else { "" },
         ],
         "no users",
     )

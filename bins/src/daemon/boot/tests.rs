@@ -146,3 +146,20 @@ fn future_certificate_is_not_valid_now() {
     assert!(!is_valid(&made(Clock.wall().plus(day))), "signed by a clock that was a day ahead");
     assert!(!is_expired(&made(Clock.wall().plus(day))));
 }
+
+/// A unit file keeps the token of the day on which its node joined, however often the cluster has replaced its root since.
+#[tokio::test]
+async fn token_of_a_former_root_does_not_keep_a_node_from_starting() {
+    let dir = tempfile::tempdir().unwrap();
+    let founded = boot(&config(dir.path(), &["--init"]), ADVERTISE).await.unwrap().credentials;
+    let store = IdentityStore::open(dir.path()).unwrap();
+    let other = Root::create(founded.identity.cluster, Clock.wall()).unwrap().cert_pem;
+    let flags = ["--join", "127.0.0.1:9", "--token", &token(&other)];
+    let starts = async || boot(&config(dir.path(), &flags), ADVERTISE).await.is_ok();
+    assert!(!starts().await, "a root that it never trusted");
+    let both = format!("{}{other}", founded.root_pem);
+    store.save_credentials(&NodeCredentials { root_pem: both, ..founded.clone() }).unwrap();
+    assert!(starts().await, "a root that it trusts");
+    store.save_credentials(&founded).unwrap();
+    assert!(starts().await, "a root that it trusted");
+}

@@ -8,7 +8,7 @@ use muster_pki::MIN_NODE_LIFETIME;
 use super::{Settings, Span};
 
 /// Keys that may be zero.
-const MAY_BE_ZERO: [&str; 1] = ["raft.keep_entries"];
+const MAY_BE_ZERO: [&str; 3] = ["raft.keep_entries", "roots.publish", "roots.retire_after"];
 
 /// Keys whose value is text. All other strings are durations.
 const TEXT_KEYS: [&str; 2] = ["debug.disk_hangs_while", "audit.file"];

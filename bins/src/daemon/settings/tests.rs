@@ -11,15 +11,29 @@ fn settings(text: &str) -> Result<Settings, String> {
         raft: Raft,
         mesh: Mesh,
         certificates: Certificates,
+        roots: Roots,
         sessions: Sessions,
         dispatcher: Dispatcher,
         elections: Elections,
     }
-    let Some { debug, supervision, agent, gateway, raft, mesh, certificates, sessions, dispatcher, elections } =
+    let Some { debug, supervision, agent, gateway, raft, mesh, certificates, roots, sessions, dispatcher, elections } =
         toml::from_str(text).map_err(|e| e.to_string())?;
     let rest = Settings::default();
-    Settings { debug, supervision, agent, gateway, raft, mesh, certificates, sessions, dispatcher, elections, ..rest }
-        .checked()
+    Settings {
+        debug,
+        supervision,
+        agent,
+        gateway,
+        raft,
+        mesh,
+        certificates,
+        roots,
+        sessions,
+        dispatcher,
+        elections,
+        ..rest
+    }
+    .checked()
 }
 
 #[test]
@@ -31,6 +45,9 @@ fn without_a_file_every_actor_has_its_own_defaults() {
     assert_eq!(s.mesh(), MeshConfig::default());
     assert_eq!(s.roles(), muster_role_manager::Config::default());
     assert_eq!(s.certificates(), muster_cert_authority::Config::default());
+    let year = Duration::from_secs(365 * 24 * 3600);
+    let rotation = muster_root_rotation::Config { longest_certificate: year, ..Default::default() };
+    assert_eq!(s.rotation(), rotation);
     assert_eq!(s.sessions(), SessionsConfig::default());
     assert_eq!(s.dispatcher(), DispatcherConfig::default());
     assert_eq!(s.elections(), ElectionsConfig::default());

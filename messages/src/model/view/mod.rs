@@ -10,6 +10,7 @@ mod leases;
 mod nodes;
 mod reconcilers;
 mod roles;
+mod roots;
 mod security;
 
 pub use self::actors::*;
@@ -19,6 +20,7 @@ pub use self::leases::*;
 pub use self::nodes::*;
 pub use self::reconcilers::*;
 pub use self::roles::*;
+pub use self::roots::*;
 pub use self::security::*;
 
 use serde::{Deserialize, Serialize};

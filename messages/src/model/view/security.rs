@@ -2,7 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::model::{Blocked, CertificateState, Name, NodeId, NodeRecord, Revision, Role, Token, User, WallTime};
+use crate::model::{
+    Blocked, CertificateState, Name, NodeId, NodeRecord, Revision, Role, RootId, Token, User, WallTime,
+};
 
 /// A join token without its secret: an item of `muster token ls`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -64,10 +66,14 @@ pub struct NodeCertificateView {
     /// The revision at which the role was written. `None` also in a founder's first certificate.
     pub granted: Option<Revision>,
     pub not_after: Option<WallTime>,
+    /// The root that signed it. Absent in the answers of earlier releases.
+    #[serde(default)]
+    pub issuer: Option<RootId>,
 }
 
-impl From<&NodeRecord> for NodeCertificateView {
-    fn from(node: &NodeRecord) -> Self {
+impl NodeCertificateView {
+    /// The view of a node whose newest certificate is of this root.
+    pub fn new(node: &NodeRecord, issuer: Option<RootId>) -> Self {
         let certificate = node.certificate.as_ref();
         Self {
             node: node.id,
@@ -77,6 +83,7 @@ impl From<&NodeRecord> for NodeCertificateView {
             serial: certificate.map(|c| c.serial.clone()),
             granted: certificate.and_then(|c| c.granted),
             not_after: certificate.map(|c| c.not_after),
+            issuer,
         }
     }
 }
@@ -97,8 +104,11 @@ pub struct CaView {
     /// SHA-256 of the certificate, in base 36, as join tokens contain it.
     pub digest: String,
     pub not_after: WallTime,
-    /// The certificate.
+    /// The certificate of the root that signs.
     pub pem: String,
+    /// The certificates of all roots that nodes trust. Absent in the answers of earlier releases.
+    #[serde(default)]
+    pub bundle: String,
 }
 
 /// A user: an item of `muster user ls`.
@@ -116,10 +126,17 @@ pub struct UserView {
     #[serde(default)]
     pub created_at: WallTime,
     pub not_after: WallTime,
+    /// The root that signed it. `None`: the user has no certificate. Absent in the answers of earlier releases.
+    #[serde(default)]
+    pub issuer: Option<RootId>,
+    /// It is of another root than the active one, and to be renewed.
+    #[serde(default)]
+    pub outdated: bool,
 }
 
-impl From<&User> for UserView {
-    fn from(user: &User) -> Self {
+impl UserView {
+    /// The view of a user whose certificate is of this root. `outdated`: another one signs now.
+    pub fn new(user: &User, issuer: Option<RootId>, outdated: bool) -> Self {
         Self {
             name: user.name.clone(),
             admin: user.kind.is_operator(),
@@ -128,6 +145,8 @@ impl From<&User> for UserView {
             serial: user.serial.clone(),
             created_at: user.created_at,
             not_after: user.not_after,
+            issuer,
+            outdated,
         }
     }
 }
@@ -149,7 +168,7 @@ pub struct UserCertificateView {
     pub serial: String,
     pub not_after: WallTime,
     pub cert_pem: String,
-    /// The cluster's root certificate.
+    /// The certificates of the roots that the cluster's nodes trust.
     pub root_pem: String,
     /// The managers' `host:port`.
     pub managers: Vec<String>,
@@ -166,7 +185,7 @@ pub struct AccessTokenView {
     pub token: String,
     /// `None`: never.
     pub expires_at: Option<WallTime>,
-    /// The cluster's root certificate. `None`: not known to the answering node yet.
+    /// The certificates of the roots that the cluster's nodes trust. `None`: not known to the answering node yet.
     pub root_pem: Option<String>,
     /// The cluster's name. `None`: not known to the answering node yet.
     pub cluster: Option<Name>,

@@ -16,7 +16,7 @@ use muster_pki::{CsrKey, Issuer, JoinToken, NodeProfile, make_csr, new_key, prov
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-async fn cluster(managers: usize, workers: usize) -> Cluster {
+pub(crate) async fn cluster(managers: usize, workers: usize) -> Cluster {
     Cluster::up(Path::new(env!("CARGO_BIN_EXE_muster-attack")), managers, workers).await.expect("a cluster")
 }
 
@@ -25,13 +25,13 @@ fn node_of(credentials: &NodeCredentials) -> NodeId {
 }
 
 /// The content of a stopped manager's disk: the root key is in its log.
-fn stolen_root(cluster: &Cluster, name: &str) -> ClusterRecord {
+pub(crate) fn stolen_root(cluster: &Cluster, name: &str) -> ClusterRecord {
     let read = muster_raft_member::recovery::survey(&cluster.node(name).folder.join("raft"));
     (*read.expect("whole").tables.cluster.expect("a cluster")).clone()
 }
 
 /// A certificate like that of `of`, signed by the thief for another key, at least an hour old.
-fn forged(root: &ClusterRecord, of: &NodeCredentials, ago: Duration) -> NodeCredentials {
+pub(crate) fn forged(root: &ClusterRecord, of: &NodeCredentials, ago: Duration) -> NodeCredentials {
     forged_for(root, of, of.identity.granted, ago)
 }
 
@@ -57,7 +57,7 @@ fn forged_for(root: &ClusterRecord, of: &NodeCredentials, granted: Option<Revisi
 }
 
 /// A manager's reason to refuse these credentials. `None`: welcome.
-async fn greeting_of(
+pub(crate) async fn greeting_of(
     cluster: &Cluster,
     to: &str,
     service: Service,
@@ -70,7 +70,7 @@ async fn greeting_of(
     }
 }
 
-const REFUSED: [RefusalReason; 2] = [RefusalReason::Unauthenticated, RefusalReason::NotKnownHereYet];
+pub(crate) const REFUSED: [RefusalReason; 2] = [RefusalReason::Unauthenticated, RefusalReason::NotKnownHereYet];
 
 /// Every service of every running manager refuses them, the leader permanently.
 async fn open_nothing(cluster: &Cluster, managers: &[&str], credentials: &NodeCredentials) {

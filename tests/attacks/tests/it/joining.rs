@@ -11,7 +11,7 @@ use muster_attacks::daemon::Daemon;
 use muster_gateway::Framed;
 use muster_messages::protocol::{NodeCredentials, Service};
 use muster_messages::wire::{self, Greeting, JoinFrame, JoinReply, Refusal};
-use muster_messages::{RefusalReason, Role};
+use muster_messages::{OfferedRoot, RefusalReason, Role};
 use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
 
@@ -42,7 +42,11 @@ async fn fake(own: &NodeCredentials, root_pem: String) -> (SocketAddr, Received,
                 }
                 while let Ok(Some(bytes)) = frames.recv_bytes().await {
                     kept.lock().unwrap_or_else(PoisonError::into_inner).push(bytes.to_vec());
-                    let reply = JoinReply::Root { root_pem: root_pem.clone() };
+                    let claimed = OfferedRoot { cert_pem: root_pem.clone(), vouchers: Vec::new(), trusted: true };
+                    let reply = match wire::decode(&bytes) {
+                        Ok(JoinFrame::GetRoots) => JoinReply::Roots(vec![claimed]),
+                        _ => JoinReply::Root { root_pem: root_pem.clone() },
+                    };
                     if frames.send(&reply).await.is_err() {
                         return;
                     }
@@ -99,7 +103,7 @@ async fn join_token_is_sent_only_to_its_own_cluster() {
         assert!(!received.is_empty(), "it received a request");
         for frame in received {
             let what = wire::decode::<JoinFrame>(&frame);
-            assert!(matches!(what, Ok(JoinFrame::GetRoot)), "only the root was requested");
+            assert!(matches!(what, Ok(JoinFrame::GetRoot | JoinFrame::GetRoots)), "only roots were requested");
             assert!(!frame.windows(secret.len()).any(|bytes| bytes == secret.as_bytes()), "the secret was sent");
         }
     }

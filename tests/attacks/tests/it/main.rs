@@ -12,5 +12,6 @@ mod names;
 mod permits;
 mod requests;
 mod rights;
+mod roots;
 mod rushes;
 mod sieges;

@@ -272,6 +272,7 @@ pub fn presented(n: u128, role: Role, serial: &str) -> CertIdentity {
         incarnation: Incarnation(1),
         not_after: NOW.plus(HOUR),
         pin: None,
+        issuer: None,
     }
 }
 

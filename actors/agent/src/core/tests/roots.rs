@@ -1,0 +1,113 @@
+//! The roots that hosts offer, and their acknowledgement (AGENT-13).
+
+use muster_messages::wire::{AgentAsk, RootsOffer};
+
+use super::*;
+
+fn offer(generation: u64, recorded: bool) -> HostFrame {
+    HostFrame::Roots(RootsOffer { generation: Revision(generation), recorded, roots: Vec::new() })
+}
+
+impl World {
+    /// The generations whose roots are to be written.
+    fn installs(&self) -> Vec<u64> {
+        let installs = self.out.iter().filter_map(|e| match e {
+            Effect::InstallRoots(offer) => Some(offer.generation.0),
+            _ => None,
+        });
+        installs.collect()
+    }
+    /// The last acknowledgement sent: its id and generation.
+    fn acknowledged(&self) -> Option<(u64, u64)> {
+        self.out.iter().rev().find_map(|e| match e {
+            Effect::Send { frame, .. } => match **frame {
+                AgentFrame::Ask { id, ask: AgentAsk::TrustRoots { generation } } => Some((id, generation.0)),
+                _ => None,
+            },
+            _ => None,
+        })
+    }
+    fn recorded(&mut self, id: u64) {
+        self.receive(HostFrame::Answer { id, result: Ok(AgentAnswer::Reported) });
+    }
+    fn offered(&mut self, generation: u64, recorded: bool) {
+        self.receive(offer(generation, recorded));
+    }
+}
+
+fn in_session() -> World {
+    let mut world = World::worker();
+    world.open();
+    world.show(view(5, Role::Worker, 5));
+    world
+}
+
+#[test]
+fn roots_are_acknowledged_once_they_are_on_disk() {
+    let mut world = in_session();
+    world.offered(7, false);
+    assert_eq!((world.installs(), world.acknowledged()), (vec![7], None), "not before they are written");
+    world.step(Input::RootsInstalled(Revision(7)));
+    let (id, generation) = world.acknowledged().unwrap();
+    assert_eq!(generation, 7);
+    world.recorded(id);
+    world.run_for(Duration::from_secs(60));
+    assert_eq!(world.acknowledged(), None, "once is enough");
+}
+
+#[test]
+fn acknowledgement_is_repeated_until_it_is_recorded() {
+    let mut world = in_session();
+    world.offered(7, false);
+    world.step(Input::RootsInstalled(Revision(7)));
+    let (first, _) = world.acknowledged().unwrap();
+    world.receive(HostFrame::Answer { id: first, result: Err(mixed_up()) });
+    world.run_for(Duration::from_secs(1));
+    let (second, _) = world.acknowledged().expect("after a pause");
+    assert!(second > first);
+    // No answer, and then the session is lost with it.
+    world.run_for(AgentConfig::default().sign_deadline * 2);
+    assert!(world.acknowledged().is_some(), "again after the deadline");
+    world.lose();
+    world.open();
+    world.show(view(5, Role::Worker, 5));
+    let (third, generation) = world.acknowledged().expect("on the next session");
+    assert_eq!(generation, 7);
+    world.recorded(third);
+    world.offered(7, true);
+    assert_eq!((world.installs(), world.acknowledged()), (vec![], None));
+}
+
+#[test]
+fn recorded_offer_is_installed_and_not_acknowledged_again() {
+    let mut world = in_session();
+    world.offered(7, true);
+    assert_eq!(world.installs(), [7], "this process does not know what is on disk");
+    world.step(Input::RootsInstalled(Revision(7)));
+    assert_eq!(world.acknowledged(), None);
+}
+
+#[test]
+fn earlier_offer_of_a_host_that_lags_is_ignored() {
+    let mut world = in_session();
+    world.offered(9, false);
+    world.offered(7, false);
+    assert!(world.installs().is_empty());
+    world.step(Input::RootsInstalled(Revision(9)));
+    assert_eq!(world.acknowledged().unwrap().1, 9);
+}
+
+#[test]
+fn refused_offer_is_tried_again_with_the_next_session() {
+    let mut world = in_session();
+    world.offered(7, false);
+    world.step(Input::RootsRefused("no trusted root vouches for it".to_owned()));
+    assert_eq!(world.acknowledged(), None);
+    world.lose();
+    world.open();
+    world.offered(7, false);
+    assert!(world.installs().is_empty(), "a host that has shown no view does not know this node");
+    world.show(view(5, Role::Worker, 5));
+    world.offered(7, false);
+    assert_eq!(world.installs(), [7]);
+}

@@ -1,0 +1,105 @@
+use axum::body::{Body, to_bytes};
+use axum::http::Request as HttpRequest;
+use muster_messages::{Principal, Role};
+use serde_json::{Value, json};
+use tower_service::Service as _;
+
+use crate::http::{Peer, routes};
+use crate::tests::{World, tables};
+
+async fn asked(world: &World, caller: &Principal, method: &str, target: &str, body: &str) -> (u16, Value) {
+    let peer = Peer::of(world.service.clone(), caller.clone(), None);
+    let request = HttpRequest::builder().method(method).uri(target).extension(peer);
+    let response = routes().call(request.body(Body::from(body.to_owned())).unwrap()).await.unwrap();
+    let status = response.status().as_u16();
+    let text = to_bytes(response.into_body(), usize::MAX).await.unwrap();
+    (status, serde_json::from_slice(&text).unwrap_or_default())
+}
+
+const ID: &str = "0123456789abcdef";
+
+#[tokio::test(start_paused = true)]
+async fn changes_of_roots_reach_the_leader_for_operators_only() {
+    let world = World::new();
+    let readers = [Principal::Reader("eye".parse().unwrap()), crate::tests::node(2)];
+    let changes = ["rotate".to_owned(), "abort".to_owned()].into_iter();
+    let steps = ["activate", "retire?force=true", "revoke"].map(|step| format!("roots/{ID}/{step}"));
+    for change in changes.chain(steps) {
+        let target = format!("/v1/ca/{change}");
+        for reader in &readers {
+            assert_eq!(asked(&world, reader, "POST", &target, "").await.0, 403, "{target}");
+        }
+        // The actor that rotates the roots does not run in this leader: the request got that far.
+        let (status, answer) = asked(&world, &Principal::Operator, "POST", &target, "").await;
+        let text = answer["error"]["message"].as_str().unwrap_or_default().to_owned();
+        assert_eq!(status, 503, "{target}: {answer}");
+        assert!(!text.contains("no such path"), "{target}: {answer}");
+    }
+    for (method, target, body) in [
+        ("POST", "/v1/ca/roots/0123/activate", ""),
+        ("POST", "/v1/ca/roots/0123456789ABCDEF/revoke", ""),
+        ("POST", "/v1/ca/rotate", r#"{"compromise":true}"#),
+    ] {
+        assert_eq!(asked(&world, &Principal::Operator, method, target, body).await.0, 400, "{target} {body}");
+    }
+}
+
+#[tokio::test]
+async fn roots_are_listed_for_readers() {
+    let (world, root) = with_root();
+    for caller in [Principal::Operator, Principal::Reader("eye".parse().unwrap()), crate::tests::node(2)] {
+        let (status, roots) = asked(&world, &caller, "GET", "/v1/ca/roots", "").await;
+        assert_eq!((status, roots["items"].as_array().map(Vec::len)), (200, Some(1)), "{roots}");
+        assert_eq!((&roots["phase"], &roots["target"]), (&json!("done"), &Value::Null));
+        let (_, ca) = asked(&world, &caller, "GET", "/v1/ca", "").await;
+        assert_eq!((&ca["pem"], &ca["digest"]), (&json!(root), &roots["items"][0]["digest"]));
+        assert_eq!(ca["bundle"], ca["pem"], "there is one root");
+    }
+}
+
+/// Before managers of an earlier release could be asked for something that they cannot read.
+#[tokio::test]
+async fn changes_of_roots_need_feature_level_3() {
+    let mut older = tables();
+    let cluster = older.cluster.as_mut().unwrap();
+    std::sync::Arc::make_mut(cluster).feature_level = 2;
+    let world = World::with(older, |_, _| None);
+    let (status, answer) = asked(&world, &Principal::Operator, "POST", "/v1/ca/rotate", "").await;
+    assert_eq!(status, 409, "{answer}");
+    assert!(answer["error"]["message"].as_str().unwrap().contains("feature level 3"), "{answer}");
+}
+
+/// A demoted manager has known the key of the root, too.
+#[test]
+fn node_that_was_a_manager_is_known_by_its_certificates() {
+    use muster_messages::{IssuedCertificate, NodeCertificates, NodeId, Revision, WallTime};
+    let mut tables = tables();
+    let id = NodeId::from_entropy(2);
+    let knew = |tables: &muster_messages::Tables| crate::lead::was_manager(tables, &tables.nodes[&id]);
+    let issued = |role| IssuedCertificate {
+        serial: "a".to_owned(),
+        role,
+        granted: Some(Revision(1)),
+        not_after: WallTime(0),
+        pin: None,
+        issuer: None,
+    };
+    let row = |previous| NodeCertificates {
+        current: Some(issued(Role::Worker)),
+        previous: Some(issued(previous)),
+        ..NodeCertificates::default()
+    };
+    tables.certificates.insert(id, std::sync::Arc::new(row(Role::Worker)));
+    assert!(!knew(&tables));
+    tables.certificates.insert(id, std::sync::Arc::new(row(Role::Manager)));
+    assert!(knew(&tables));
+}
+
+fn with_root() -> (World, String) {
+    use muster_messages::{ClusterId, WallTime};
+    let root = muster_pki::Root::create(ClusterId::from_entropy(1), WallTime::from_unix_secs(1_700_000_000)).unwrap();
+    let mut tables = tables();
+    let cluster = std::sync::Arc::make_mut(tables.cluster.as_mut().unwrap());
+    cluster.root_cert_pem = root.cert_pem.clone();
+    (World::with(tables, |_, _| None), root.cert_pem)
+}

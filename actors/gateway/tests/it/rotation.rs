@@ -1,0 +1,188 @@
+//! A cluster that has had two roots: real certificates over real sockets.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::support::*;
+use muster_gateway::{Dialer, GatewayConfig, LocalReplica};
+use muster_messages::protocol::{NodeCredentials, Service};
+use muster_messages::{
+    Authority, AuthorityOrigin, AuthorityState, ClusterRecord, Incarnation, IssuedCertificate, NodeCertificates,
+    RefusalReason, Replica, Revision, Role, RootId, UserKind, UserPin, WallTime,
+};
+
+const NATIVE: [Service; 3] = [Service::Mesh, Service::Agent, Service::Api];
+
+fn root_id(world: &World) -> RootId {
+    muster_pki::root_id_of_pem(&world.root.cert_pem).unwrap()
+}
+
+/// Manager 2's certificate of the old root is on record; the new root signs.
+fn rotated(old: &World, new: &World, state: AuthorityState, recorded: &NodeCredentials) -> Replica {
+    let mut replica = with_node(with_node(replica_at(10), 2, Role::Manager, 5), 1, Role::Manager, 1);
+    let tables = &mut replica.tables;
+    for (world, state, origin) in
+        [(old, state, AuthorityOrigin::Founded), (new, AuthorityState::Active, AuthorityOrigin::Made)]
+    {
+        let authority = Authority {
+            cert_pem: world.root.cert_pem.clone(),
+            key_pem: None,
+            state,
+            origin,
+            automatic: false,
+            compromised: false,
+            vouchers: Vec::new(),
+            crosses: Vec::new(),
+            created_at: WallTime(0),
+            activated_at: None,
+            retired_at: None,
+            revision: Revision(1),
+        };
+        tables.authorities.roots.insert(root_id(world), Arc::new(authority));
+    }
+    tables.cluster = Some(Arc::new(ClusterRecord {
+        id: new.cluster,
+        name: "default".parse().unwrap(),
+        incarnation: Incarnation(1),
+        feature_level: 3,
+        root_cert_pem: new.root.cert_pem.clone(),
+        root_key_pem: new.root.key_pem.clone(),
+        founded_at: WallTime(0),
+        revision: Revision(1),
+    }));
+    let issued = IssuedCertificate {
+        serial: recorded.identity.serial.clone(),
+        role: Role::Manager,
+        granted: Some(Revision(5)),
+        not_after: recorded.identity.not_after,
+        pin: recorded.identity.pin,
+        issuer: Some(root_id(old)),
+    };
+    let row = NodeCertificates { current: Some(issued), ..NodeCertificates::default() };
+    tables.certificates.insert(id(2), Arc::new(row));
+    replica
+}
+
+async fn refusals(gate: &mut Gate, who: &Arc<NodeCredentials>) -> [Option<RefusalReason>; 3] {
+    let mut all = [None; 3];
+    for (refusal, service) in all.iter_mut().zip(NATIVE) {
+        match gate.dial(who, service).await {
+            Ok(_open) => drop(gate.received(service).await),
+            Err(error) => {
+                *refusal = Some(error.reason().unwrap_or_else(|| panic!("not a refusal: {error:?}")));
+            }
+        }
+    }
+    eventually("no permit is taken", || gate.port.metrics().identified == 0).await;
+    all
+}
+
+/// The gateway's own certificate and bundle are of the new root only: it does not trust the old one, but knows it.
+async fn gate_of(new: &World, replica: Replica) -> Gate {
+    let quick = GatewayConfig { catch_up: Duration::from_millis(50), ..GatewayConfig::default() };
+    Gate::manager(new, quick, replica).await
+}
+
+/// With its own bundle a client of the old root would not trust this gateway.
+fn trusting(new: &World, credentials: &Arc<NodeCredentials>) -> Arc<NodeCredentials> {
+    Arc::new(NodeCredentials { root_pem: new.root.cert_pem.clone(), ..(**credentials).clone() })
+}
+
+#[tokio::test]
+async fn a_node_that_was_away_is_admitted_and_a_stolen_key_is_not() {
+    const NO: Option<RefusalReason> = Some(RefusalReason::Unauthenticated);
+    let (old, new) = (World::new(1), World::new(1));
+    let away = trusting(&new, &old.node(2, Role::Manager, 5));
+    // Signed with the old root's key: for the same node, with a future grant, for a user.
+    let forged = trusting(&new, &old.node(2, Role::Manager, 5));
+    let future = trusting(&new, &old.node(2, Role::Manager, 1 << 40));
+    let user = trusting(&new, &old.user("ann", UserKind::User));
+    let mut retired = rotated(&old, &new, AuthorityState::Retired, &away);
+    retired = with_user(retired, &user);
+    let recorded_user =
+        UserPin { serial: user.identity.serial.clone(), pin: user.identity.pin.unwrap(), issuer: root_id(&old) };
+    let mut gate = gate_of(&new, retired.clone()).await;
+    for leader in ["another", "none", "this one"] {
+        let mut replica = retired.clone();
+        match leader {
+            "none" => replica.raft.leader = None,
+            "this one" => replica.raft.leading = true,
+            _ => {}
+        }
+        replica.tables.user_pins.clear();
+        gate.publish(replica.clone());
+        assert_eq!(refusals(&mut gate, &away).await, [None; 3], "{leader}");
+        assert_eq!(refusals(&mut gate, &forged).await, [NO; 3], "{leader}");
+        assert_eq!(refusals(&mut gate, &future).await, [NO; 3], "{leader}");
+        assert_eq!(refusals(&mut gate, &user).await[2], NO, "{leader}: its certificate is not on record");
+        replica.tables.user_pins.insert("ann".parse().unwrap(), recorded_user.clone());
+        gate.publish(replica);
+        assert_eq!(refusals(&mut gate, &user).await[2], None, "{leader}");
+    }
+    gate.publish(rotated(&old, &new, AuthorityState::Revoked, &away));
+    assert_eq!(refusals(&mut gate, &away).await, [NO, None, NO]);
+    assert_eq!(refusals(&mut gate, &forged).await, [NO; 3]);
+    gate.finish().await;
+}
+
+#[tokio::test]
+async fn live_connections_follow_the_state_of_their_root() {
+    let (old, new) = (World::new(1), World::new(1));
+    let away = trusting(&new, &old.node(2, Role::Manager, 5));
+    let forged = trusting(&new, &old.node(2, Role::Manager, 5));
+    let mut retiring = rotated(&old, &new, AuthorityState::Retiring, &away);
+    retiring.raft.leader = None;
+    let mut gate = gate_of(&new, retiring.clone()).await;
+    let mut served = Vec::new();
+    for (who, service) in
+        [(&away, Service::Mesh), (&away, Service::Agent), (&forged, Service::Mesh), (&forged, Service::Agent)]
+    {
+        let open = gate.dial(who, service).await.unwrap();
+        served.push((open, gate.received(service).await));
+    }
+    let ended = |served: &[(_, muster_gateway::Connection)]| -> Vec<bool> {
+        served.iter().map(|(_, connection)| connection.kill.disconnect_reason().is_some()).collect()
+    };
+    let issuer = served[0].1.identity.as_ref().and_then(|identity| identity.issuer);
+    assert_eq!(issuer, Some(root_id(&old)));
+    for (state, expected) in
+        [(AuthorityState::Retired, [false, false, true, true]), (AuthorityState::Revoked, [true, false, true, true])]
+    {
+        let mut replica = rotated(&old, &new, state, &away);
+        replica.raft.leader = None;
+        replica.tables.revision = Revision(10 + state as u64);
+        gate.publish(replica);
+        eventually("the connections end", || ended(&served) == expected).await;
+    }
+    drop(served);
+    gate.finish().await;
+}
+
+#[tokio::test]
+async fn without_a_rotation_no_issuer_is_looked_for() {
+    let (world, other) = (World::new(1), World::new(1));
+    let mut gate = gate_of(&world, with_node(replica_at(10), 2, Role::Manager, 5)).await;
+    let _open = gate.dial(&world.node(2, Role::Manager, 5), Service::Mesh).await.unwrap();
+    assert_eq!(gate.received(Service::Mesh).await.identity.unwrap().issuer, None);
+    let foreign = gate.dial(&trusting(&world, &other.node(2, Role::Manager, 5)), Service::Mesh).await.unwrap_err();
+    assert_eq!(foreign.reason(), None, "the handshake fails: {foreign:?}");
+    gate.finish().await;
+}
+
+/// The mesh judges the managers that it dials, too.
+#[tokio::test]
+async fn a_dialer_with_a_replica_finds_the_issuer_of_the_server() {
+    let (old, new) = (World::new(1), World::new(1));
+    let away = old.node(2, Role::Manager, 5);
+    let replica = rotated(&old, &new, AuthorityState::Retiring, &away);
+    let gate = gate_of(&new, replica.clone()).await;
+    let holder = LocalReplica::new();
+    let current = tokio::sync::watch::Sender::new(trusting(&new, &away));
+    let dialer = Dialer::new(current.subscribe()).with_replica(holder.clone());
+    let issuer = async || dialer.dial(&gate.addr, Service::Mesh, Some(id(1))).await.unwrap().identity.issuer;
+    assert_eq!(issuer().await, None);
+    let replica = tokio::sync::watch::Sender::new(Arc::new(replica));
+    let _attached = holder.attach(replica.subscribe());
+    assert_eq!(issuer().await, Some(root_id(&new)));
+    gate.finish().await;
+}

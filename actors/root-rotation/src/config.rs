@@ -1,0 +1,39 @@
+//! The times and limits of a rotation.
+
+use std::time::Duration;
+
+/// The settings of a rotation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// How long workers that are ready are awaited before a published root signs. A worker that has not answered by then learns
+    /// of the root by its next session; certificates lead it there meanwhile.
+    pub publish: Duration,
+    /// How long a root stays trusted after the last node has left it: the time for a way back.
+    pub retire_after: Duration,
+    /// How long a node that was asked to renew holds its place.
+    pub renew: Duration,
+    /// Workers that are asked to renew at the same time: signing takes about 100 µs, the log entry a few milliseconds.
+    pub wave: usize,
+    /// The longest lifetime of a certificate. The certificates that lead to an older root last a day longer.
+    pub longest_certificate: Duration,
+    /// The shortest time between two looks at the state: one look costs as much as there are nodes.
+    pub pace: Duration,
+    /// Steps of operators in progress. Each takes a few milliseconds.
+    pub max_pending: usize,
+}
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            publish: Duration::from_secs(60),
+            retire_after: HOUR,
+            renew: Duration::from_secs(60),
+            wave: 64,
+            longest_certificate: HOUR * 24 * 366,
+            pace: Duration::from_millis(100),
+            max_pending: 16,
+        }
+    }
+}

@@ -1,0 +1,366 @@
+//! The decisions of a root rotation, as plain values; signing itself is an effect.
+
+mod plan;
+mod values;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use muster_messages::protocol::{ProposeError, RootsChange, RootsChanged};
+use muster_messages::{
+    AuthorityChange, AuthorityState, Change, Command, ErrorBody, ErrorCode, Moment, NodeId, Principal, RequestId,
+    Revision, RootId, Tables, WallTime,
+};
+use muster_pki::SignError;
+
+use crate::Config;
+
+use self::plan::{Awaited, Step};
+pub use self::values::{Answer, AskId, Effect, Input, OperatorStep, Signing, StepId};
+
+/// Acknowledgements in one entry: a fleet of 10,000 takes 40.
+const MAX_TRUSTED: usize = 256;
+/// The pauses after a step of the leader's own failed.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+/// What a signature or a proposal is for.
+#[derive(Clone, Debug)]
+enum Work {
+    /// A step that follows from the state.
+    Planned,
+    /// Nodes are asked to renew.
+    Renewals(Vec<NodeId>),
+    /// These acknowledgements are recorded.
+    Trusted(Vec<AskId>),
+    Operator(AskId, OperatorStep, Option<RootId>),
+}
+
+/// Rotates the roots.
+#[derive(Clone, Debug)]
+pub struct RootRotation {
+    config: Config,
+    /// This node: it leads, and renews last.
+    me: NodeId,
+    /// The newest applied state that this actor has seen.
+    tables: Tables,
+    steps: BTreeMap<StepId, Work>,
+    last_step: StepId,
+    /// Applied steps of operators that are answered once the replica shows them.
+    applied: Vec<(Revision, AskId, OperatorStep, Option<RootId>)>,
+    /// Acknowledgements that wait for the one in progress.
+    trusted: Vec<(AskId, NodeId, Revision)>,
+    awaited: Awaited,
+    /// The state is not looked at before this time.
+    look_at: Moment,
+    /// Nor before this revision is applied: an earlier one lacks what was done.
+    settled_at: Revision,
+    failures: u32,
+    wake: Option<Moment>,
+}
+
+impl RootRotation {
+    pub fn new(me: NodeId, config: Config) -> Self {
+        Self {
+            config,
+            me,
+            tables: Tables::default(),
+            steps: BTreeMap::new(),
+            last_step: StepId(0),
+            applied: Vec::new(),
+            trusted: Vec::new(),
+            awaited: Awaited::default(),
+            look_at: Moment(0),
+            settled_at: Revision(0),
+            failures: 0,
+            wake: None,
+        }
+    }
+    /// The applied state on which it decides.
+    pub fn tables(&self) -> &Tables {
+        &self.tables
+    }
+    /// Steps in progress, and acknowledgements that wait.
+    pub fn in_progress(&self) -> (usize, usize) {
+        (self.steps.len(), self.trusted.len())
+    }
+
+    /// Handles one input.
+    pub fn step(&mut self, now: Moment, wall: WallTime, input: Input, out: &mut Vec<Effect>) {
+        match input {
+            Input::Replica(tables) => self.learn(*tables),
+            Input::Trusted(ask, node, generation) => self.acknowledged(ask, node, generation, out),
+            Input::Asked(ask, step) => self.asked(ask, step, wall, out),
+            Input::Signed(step, result) => self.signed(step, result, now, wall, out),
+            Input::Proposed(step, result) => self.proposed(step, result, now, out),
+            Input::Woke => self.wake = None,
+        }
+        self.answer_applied(out);
+        self.record_trust(wall, out);
+        self.look(now, wall, out);
+    }
+
+    fn learn(&mut self, tables: Tables) {
+        if tables.revision > self.tables.revision {
+            self.tables = tables;
+        }
+    }
+
+    fn acknowledged(&mut self, ask: AskId, node: NodeId, generation: Revision, out: &mut Vec<Effect>) {
+        let known = self.tables.authorities.trusted_by.get(&node);
+        if known.is_some_and(|known| *known >= generation) {
+            return out.push(Effect::Answer(ask, Ok(Answer::Trusted)));
+        }
+        if !self.tables.nodes.contains_key(&node) {
+            let gone = ErrorBody::new(ErrorCode::NotFound, format!("node {node} is not part of this cluster"));
+            return out.push(Effect::Answer(ask, Err(gone)));
+        }
+        self.trusted.push((ask, node, generation));
+    }
+
+    /// One entry at a time: while it is on its way, further acknowledgements gather for the next one.
+    fn record_trust(&mut self, wall: WallTime, out: &mut Vec<Effect>) {
+        let recording = self.steps.values().any(|work| matches!(work, Work::Trusted(_)));
+        if recording || self.trusted.is_empty() {
+            return;
+        }
+        let batch: Vec<_> = self.trusted.drain(..self.trusted.len().min(MAX_TRUSTED)).collect();
+        let asks = batch.iter().map(|(ask, ..)| *ask).collect();
+        let changes = batch.into_iter().map(|(_, node, generation)| AuthorityChange::Trusted { node, generation });
+        let command = changes
+            .map(|change| Change::Authority(Box::new(change)))
+            .fold(own(wall, "roots acknowledged"), Command::change);
+        self.propose(Work::Trusted(asks), command, out);
+    }
+
+    fn asked(&mut self, ask: AskId, step: OperatorStep, wall: WallTime, out: &mut Vec<Effect>) {
+        if self.tables.cluster.is_none() {
+            let unread = ErrorBody::new(ErrorCode::NotKnownHereYet, "this manager has not read the cluster's root yet");
+            return out.push(Effect::Answer(ask, Err(unread.retry_after(FIRST_PAUSE))));
+        }
+        let others = self.steps.values().filter(|work| matches!(work, Work::Operator(..))).count();
+        if others >= self.config.max_pending {
+            let busy = ErrorBody::new(ErrorCode::TooManyRequests, "too many changes of the roots are in progress");
+            return out.push(Effect::Answer(ask, Err(busy.retry_after(FIRST_PAUSE))));
+        }
+        let prepared = self.tables.authorities.in_state(AuthorityState::Prepared).map(|(id, _)| id);
+        let (root, change) = match step.change {
+            RootsChange::Rotate { automatic, compromised } => {
+                let what = Signing::Root { automatic, compromised };
+                return self.sign(Work::Operator(ask, step, None), what, out);
+            }
+            RootsChange::Activate(root) => {
+                if let Err(early) = self.may_activate(root) {
+                    return out.push(Effect::Answer(ask, Err(early)));
+                }
+                return self.sign(Work::Operator(ask, step, Some(root)), Signing::Crosses(root), out);
+            }
+            RootsChange::Abort => (prepared, AuthorityChange::Abort),
+            RootsChange::Retire { root, force } => (Some(root), AuthorityChange::Retire { root, force }),
+            RootsChange::Revoke(root) => (Some(root), AuthorityChange::Revoke { root }),
+        };
+        let command = operators(&step, wall).change(Change::Authority(Box::new(change)));
+        self.propose(Work::Operator(ask, step, root), command, out);
+    }
+
+    /// ROOT-2, also where an operator asks for it. A root that signed before is known to every manager.
+    fn may_activate(&self, root: RootId) -> Result<(), ErrorBody> {
+        let prepared = self.tables.authorities.in_state(AuthorityState::Prepared);
+        let missing = plan::unacknowledged_members(&self.tables);
+        let Some(first) = missing.first().filter(|_| prepared.is_some_and(|(id, _)| id == root)) else { return Ok(()) };
+        let text = format!(
+            "{} managers do not trust the root {root} yet, {first} among them; `muster ca status` lists them. Retry when they \
+             have acknowledged it, or stop or remove them",
+            missing.len()
+        );
+        Err(ErrorBody::new(ErrorCode::Conflict, text).retry_after(FIRST_PAUSE))
+    }
+
+    fn signed(
+        &mut self,
+        step: StepId,
+        result: Result<AuthorityChange, SignError>,
+        now: Moment,
+        wall: WallTime,
+        out: &mut Vec<Effect>,
+    ) {
+        let Some(work) = self.steps.remove(&step) else { return };
+        let change = match result {
+            Ok(change) => change,
+            Err(why) => return self.not_done(work, ErrorBody::new(ErrorCode::Conflict, why.to_string()), now, out),
+        };
+        let (work, command) = match work {
+            Work::Operator(ask, step, known) => {
+                let root = match &change {
+                    AuthorityChange::Prepare { root, .. } => Some(*root),
+                    _ => known,
+                };
+                let rotates = matches!(change, AuthorityChange::Prepare { .. });
+                let room = plan::makes_room(&self.tables, wall).filter(|_| rotates);
+                let forget = room.map(|root| Change::Authority(Box::new(AuthorityChange::Forget { root })));
+                let command = forget.into_iter().fold(operators(&step, wall), Command::change);
+                (Work::Operator(ask, step, root), command)
+            }
+            other => (other, own(wall, "root rotation")),
+        };
+        self.propose(work, command.change(Change::Authority(Box::new(change))), out);
+    }
+
+    fn proposed(&mut self, step: StepId, result: Result<Revision, ProposeError>, now: Moment, out: &mut Vec<Effect>) {
+        let Some(work) = self.steps.remove(&step) else { return };
+        let revision = match result {
+            Ok(revision) => revision,
+            Err(why) => return self.not_done(work, why.into(), now, out),
+        };
+        self.settled_at = self.settled_at.max(revision);
+        match work {
+            Work::Planned | Work::Renewals(_) => self.failures = 0,
+            Work::Trusted(asks) => {
+                out.extend(asks.into_iter().map(|ask| Effect::Answer(ask, Ok(Answer::Trusted))));
+            }
+            Work::Operator(ask, step, root) => {
+                self.applied.push((revision, ask, step, root));
+                out.push(Effect::CatchUp(revision));
+            }
+        }
+    }
+
+    fn answer_applied(&mut self, out: &mut Vec<Effect>) {
+        let shown =
+            |(revision, ..): &mut (Revision, AskId, OperatorStep, Option<RootId>)| *revision <= self.tables.revision;
+        let shown: Vec<_> = self.applied.extract_if(.., shown).collect();
+        for (revision, ask, step, root) in shown {
+            let root = self.named(&step, root);
+            let changed = root.is_some_and(|root| self.changed_at(root, revision));
+            out.push(Effect::Answer(ask, Ok(Answer::Changed(RootsChanged { root, revision, changed }))));
+        }
+    }
+
+    /// The root that a step was about. Of a repeated `Rotate`, which made another root in vain, the first one,
+    /// unless others followed it.
+    fn named(&self, step: &OperatorStep, root: Option<RootId>) -> Option<RootId> {
+        let roots = &self.tables.authorities.roots;
+        let repeated =
+            matches!(step.change, RootsChange::Rotate { .. }) && root.is_none_or(|root| !roots.contains_key(&root));
+        if !repeated {
+            return root;
+        }
+        let authorities = &self.tables.authorities;
+        let newest = authorities.in_state(AuthorityState::Prepared).or_else(|| authorities.active());
+        newest.map(|(id, _)| id)
+    }
+
+    /// Whether a root was changed by this entry. One that is gone since was.
+    fn changed_at(&self, root: RootId, revision: Revision) -> bool {
+        self.tables.authorities.roots.get(&root).is_none_or(|root| root.revision == revision)
+    }
+
+    fn not_done(&mut self, work: Work, why: ErrorBody, now: Moment, out: &mut Vec<Effect>) {
+        match work {
+            Work::Operator(ask, ..) => out.push(Effect::Answer(ask, Err(why))),
+            // Nodes acknowledge again; one that was removed meanwhile is not among them then.
+            Work::Trusted(asks) => {
+                let again = why.retry_after(FIRST_PAUSE);
+                out.extend(asks.into_iter().map(|ask| Effect::Answer(ask, Err(again.clone()))));
+            }
+            Work::Planned => self.pause(now, &why, out),
+            Work::Renewals(nodes) => {
+                self.awaited.not_asked(&nodes);
+                self.pause(now, &why, out);
+            }
+        }
+    }
+
+    fn pause(&mut self, now: Moment, why: &ErrorBody, out: &mut Vec<Effect>) {
+        let pause = FIRST_PAUSE.saturating_mul(1 << self.failures.min(6)).min(LONGEST_PAUSE);
+        self.failures = self.failures.saturating_add(1);
+        self.look_at = now + pause;
+        out.push(Effect::StepFailed(why.message.clone()));
+    }
+
+    /// ROOT-9: looks at the state and takes the next step, one at a time.
+    fn look(&mut self, now: Moment, wall: WallTime, out: &mut Vec<Effect>) {
+        let own = |work: &Work| matches!(work, Work::Planned | Work::Renewals(_));
+        if self.tables.authorities.roots.is_empty() || self.steps.values().any(own) {
+            return;
+        }
+        if now < self.look_at {
+            return self.wake_at(self.look_at, out);
+        }
+        if self.tables.revision < self.settled_at {
+            return; // the replica is passed in when it changes
+        }
+        self.look_at = now + self.config.pace;
+        let plan = plan::plan(&self.tables, &self.config, &mut self.awaited, self.me, (now, wall));
+        if let Some(step) = plan.step {
+            match step {
+                Step::Activate(root) => self.sign(Work::Planned, Signing::Crosses(root), out),
+                Step::Retire(root) => {
+                    self.planned(AuthorityChange::Retire { root, force: false }, "all nodes have left it", wall, out)
+                }
+                Step::Revoke(root) => {
+                    self.planned(AuthorityChange::Revoke { root }, "others may have its key", wall, out)
+                }
+                Step::Forget(root) => {
+                    self.planned(AuthorityChange::Forget { root }, "its last certificate has expired", wall, out)
+                }
+            }
+        } else if !plan.renew.is_empty() {
+            let command =
+                plan.renew.iter().fold(own_renewals(wall), |command, node| command.change(Change::AskRotate(*node)));
+            self.propose(Work::Renewals(plan.renew), command, out);
+        } else if let Some(at) = plan.wake {
+            self.wake_at(at, out);
+        }
+    }
+
+    fn planned(&mut self, change: AuthorityChange, reason: &str, wall: WallTime, out: &mut Vec<Effect>) {
+        let command = own(wall, reason).change(Change::Authority(Box::new(change)));
+        self.propose(Work::Planned, command, out);
+    }
+
+    fn sign(&mut self, work: Work, what: Signing, out: &mut Vec<Effect>) {
+        let step = self.begin(work);
+        out.push(Effect::Sign { step, what });
+    }
+
+    fn propose(&mut self, work: Work, command: Command, out: &mut Vec<Effect>) {
+        let step = self.begin(work);
+        out.push(Effect::Propose { step, command });
+    }
+
+    fn begin(&mut self, work: Work) -> StepId {
+        self.last_step = StepId(self.last_step.0 + 1);
+        self.steps.insert(self.last_step, work);
+        self.last_step
+    }
+
+    fn wake_at(&mut self, at: Moment, out: &mut Vec<Effect>) {
+        if self.wake.is_none_or(|wake| at < wake) {
+            self.wake = Some(at);
+            out.push(Effect::WakeAt(at));
+        }
+    }
+}
+
+/// A command of the cluster itself: idempotent, because it follows from the state.
+fn own(wall: WallTime, reason: &str) -> Command {
+    Command::idempotent(wall, Principal::Cluster, reason)
+}
+
+fn own_renewals(wall: WallTime) -> Command {
+    own(wall, "another root signs")
+}
+
+fn operators(step: &OperatorStep, wall: WallTime) -> Command {
+    let reason = match step.change {
+        RootsChange::Rotate { compromised: true, .. } => "root rotation requested: others may have the key",
+        RootsChange::Rotate { .. } => "root rotation requested",
+        RootsChange::Abort => "root rotation ended",
+        RootsChange::Activate(_) => "root activated",
+        RootsChange::Retire { .. } => "root retired",
+        RootsChange::Revoke(_) => "root revoked",
+    };
+    let command = Command::idempotent(wall, step.by.clone(), reason);
+    if step.request == RequestId(0) { command } else { command.with_request(step.request) }
+}

@@ -1,0 +1,71 @@
+//! Inputs and effects of the core.
+
+pub use muster_messages::AskId;
+use muster_messages::protocol::{ProposeError, RootsChange, RootsChanged};
+use muster_messages::{
+    AuthorityChange, Command, ErrorBody, Moment, NodeId, Principal, RequestId, Revision, RootId, Tables,
+};
+use muster_pki::SignError;
+
+/// A signature or a proposal in progress.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct StepId(pub u64);
+
+/// An operator's step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OperatorStep {
+    pub change: RootsChange,
+    pub by: Principal,
+    pub request: RequestId,
+}
+
+/// Inputs of the core.
+#[derive(Debug)]
+pub enum Input {
+    /// A newer applied state. An older one is ignored.
+    Replica(Box<Tables>),
+    /// A node has the roots of this generation on disk.
+    Trusted(AskId, NodeId, Revision),
+    Asked(AskId, OperatorStep),
+    Signed(StepId, Result<AuthorityChange, SignError>),
+    /// A proposal ended; the revision at which it was applied.
+    Proposed(StepId, Result<Revision, ProposeError>),
+    Woke,
+}
+
+/// What to sign, by the roots of the newest applied state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Signing {
+    /// A new root, with vouchers of every root whose key is there.
+    Root { automatic: bool, compromised: bool },
+    /// Certificates that lead from this root to every other one whose key is there.
+    Crosses(RootId),
+}
+
+/// A completed request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    Trusted,
+    Changed(RootsChanged),
+}
+
+/// Effects of the core.
+#[derive(Debug)]
+pub enum Effect {
+    /// Sign and report as `Signed`.
+    Sign {
+        step: StepId,
+        what: Signing,
+    },
+    /// Propose and report as `Proposed`.
+    Propose {
+        step: StepId,
+        command: Command,
+    },
+    /// Pass the replica in once it has applied this revision.
+    CatchUp(Revision),
+    Answer(AskId, Result<Answer, ErrorBody>),
+    /// A step of a rotation that the leader took by itself was refused, or cannot be signed. For the log.
+    StepFailed(String),
+    WakeAt(Moment),
+}

@@ -1,0 +1,20 @@
+//! RootRotation: replaces the root that signs the cluster's certificates. Runs under the leader.
+//!
+//! Owns        nothing that outlives it: what a rotation still has to do follows from the replicated table of roots, the recorded
+//!             certificates and the recorded acknowledgements (ROOT-9). In memory: since when the nodes are awaited.
+//! Inputs      an operator's steps, acknowledgements of nodes, the local replica, results of its proposals.
+//! Outputs     proposals: roots and their states, nodes that are to renew, recorded acknowledgements.
+//! Invariants  ROOT-2  no root signs before every reachable Raft member has acknowledged it.
+//!             ROOT-3  a Raft member is never left with a certificate that the others refuse: a root is retired only once all of
+//!                     them have a certificate of the active one.
+//!             ROOT-9  a crash, a restart or a new leader changes nothing but the time that it takes.
+//! Trust first, sign later, drop last: every other order cuts off a node that was away at the wrong moment.
+
+mod config;
+pub mod core;
+mod shell;
+mod signer;
+
+pub use self::config::Config;
+pub use self::shell::{Msg, RootRotationShell};
+pub use self::signer::sign;

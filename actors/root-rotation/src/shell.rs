@@ -1,0 +1,210 @@
+//! The actor around the core: proposals, the local replica, signatures.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use muster_kernel::{Alarm, AskError, Cx, Fault, Parked, Recipient, Shell};
+use muster_messages::protocol::{Named, ProposeError, RaftMemberMsg, Reply, RootRotationMsg, RootsChanged};
+use muster_messages::{Command, ErrorBody, NodeId, Replica, Revision, Tables, millis};
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use tracing::{info, warn};
+
+use crate::Config;
+use crate::core::{Answer, Effect, Input, OperatorStep, RootRotation, StepId};
+use crate::signer;
+
+/// Bound of a proposal: within the deadline of the request that it serves.
+const PROPOSAL_DEADLINE: Duration = Duration::from_secs(5);
+
+/// Inputs of the actor.
+#[derive(Named)]
+#[strum(serialize_all = "snake_case")]
+pub enum Msg {
+    #[strum(transparent)]
+    Protocol(RootRotationMsg),
+    /// A proposal ended.
+    Proposed(StepId, Result<Revision, ProposeError>),
+    /// The replica has changed in what a rotation depends on.
+    Changed,
+    Wake,
+}
+
+impl From<RootRotationMsg> for Msg {
+    fn from(msg: RootRotationMsg) -> Self {
+        Msg::Protocol(msg)
+    }
+}
+
+enum Port {
+    Trusted(Reply<Result<(), ErrorBody>>),
+    Changed(Reply<Result<RootsChanged, ErrorBody>>),
+}
+
+/// The root rotation's shell.
+pub struct RootRotationShell {
+    core: RootRotation,
+    config: Config,
+    raft: Recipient<RaftMemberMsg>,
+    replica: watch::Receiver<Arc<Replica>>,
+    asks: Parked<Port>,
+    alarm: Alarm,
+}
+
+/// What a rotation depends on; two of one state are equal without a look inside.
+struct Watched(Tables);
+
+impl PartialEq for Watched {
+    fn eq(&self, other: &Self) -> bool {
+        let (a, b) = (&self.0, &other.0);
+        let no_rotation = a.authorities.roots.is_empty() && b.authorities.roots.is_empty();
+        no_rotation
+            || a.nodes.ptr_eq(&b.nodes)
+                && a.certificates.ptr_eq(&b.certificates)
+                && a.members.ptr_eq(&b.members)
+                && a.authorities.roots.ptr_eq(&b.authorities.roots)
+                && a.authorities.trusted_by.ptr_eq(&b.authorities.trusted_by)
+    }
+}
+
+impl RootRotationShell {
+    /// A shell without pending requests: they do not survive a crash; their callers see a closed port and ask again.
+    pub fn new(
+        me: NodeId,
+        config: Config,
+        raft: Recipient<RaftMemberMsg>,
+        replica: watch::Receiver<Arc<Replica>>,
+    ) -> Self {
+        let core = RootRotation::new(me, config.clone());
+        Self { core, config, raft, replica, asks: Parked::default(), alarm: Alarm::default() }
+    }
+
+    /// Every decision uses the newest replica.
+    fn refresh(&mut self, cx: &Cx<Msg>) {
+        let newest: Tables = {
+            let replica = self.replica.borrow_and_update();
+            if replica.tables.revision <= self.core.tables().revision {
+                return;
+            }
+            replica.tables.clone()
+        };
+        self.step(cx, Input::Replica(Box::new(newest)));
+    }
+
+    fn step(&mut self, cx: &Cx<Msg>, input: Input) {
+        let mut inputs = vec![input];
+        while let Some(input) = inputs.pop() {
+            let mut effects = Vec::new();
+            self.core.step(cx.now(), cx.wall(), input, &mut effects);
+            for effect in effects {
+                inputs.extend(self.apply(cx, effect));
+            }
+        }
+    }
+
+    fn apply(&mut self, cx: &Cx<Msg>, effect: Effect) -> Option<Input> {
+        match effect {
+            Effect::Sign { step, what } => {
+                let change = signer::sign(self.core.tables(), &self.config, what, cx.wall());
+                return Some(Input::Signed(step, change));
+            }
+            Effect::Propose { step, command } => self.propose(cx, step, command),
+            Effect::Answer(ask, answer) => {
+                if let Some(port) = self.asks.take(ask) {
+                    port.answer(answer);
+                }
+            }
+            Effect::CatchUp(until) => self.watch_for(cx, until),
+            Effect::StepFailed(why) => warn!(why, "a step of the root rotation failed; it is tried again"),
+            Effect::WakeAt(at) => self.alarm.set(cx, Some(at), Msg::Wake),
+        }
+        None
+    }
+
+    fn watch_for(&self, cx: &Cx<Msg>, until: Revision) {
+        let (mut replica, me) = (self.replica.clone(), cx.me().clone());
+        cx.spawn(async move {
+            let reached = replica.wait_for(|r| r.tables.revision >= until).await.is_ok();
+            if reached {
+                let _gone = me.tell(Msg::Changed);
+            }
+        });
+    }
+
+    fn propose(&self, cx: &Cx<Msg>, step: StepId, command: Command) {
+        let raft = self.raft.clone();
+        cx.report(async move {
+            let (deadline_ms, command) = (millis(PROPOSAL_DEADLINE), Box::new(command));
+            let asked = raft.ask(PROPOSAL_DEADLINE, |reply| RaftMemberMsg::Propose { command, deadline_ms, reply });
+            let result = match asked.await {
+                Ok(result) => result.map(|applied| applied.revision),
+                Err(AskError::Full) => Err(ProposeError::Busy),
+                Err(AskError::Down) => Err(ProposeError::NotLeader { leader: None }),
+                Err(AskError::Closed) => Err(ProposeError::UnknownOutcome),
+                Err(AskError::TimedOut) => Err(ProposeError::TimedOut),
+            };
+            Msg::Proposed(step, result)
+        });
+    }
+}
+
+impl Port {
+    /// A caller that is gone asks again.
+    fn answer(self, answer: Result<Answer, ErrorBody>) {
+        let _gone = match (self, answer) {
+            (Self::Trusted(port), Ok(Answer::Trusted)) => port.send(Ok(())).is_ok(),
+            (Self::Changed(port), Ok(Answer::Changed(changed))) => {
+                info!(root = changed.root.map(|root| root.to_string()), changed = changed.changed, "roots changed");
+                port.send(Ok(changed)).is_ok()
+            }
+            (Self::Trusted(port), Err(refusal)) => port.send(Err(refusal)).is_ok(),
+            (Self::Changed(port), Err(refusal)) => port.send(Err(refusal)).is_ok(),
+            (_, Ok(_)) => unreachable!("the core answers in the kind of the request"),
+        };
+    }
+}
+
+impl Shell for RootRotationShell {
+    type Msg = Msg;
+    const KIND: &'static str = "RootRotation";
+
+    async fn started(&mut self, cx: &Cx<Msg>) -> Result<(), Fault> {
+        cx.on_change_of(self.replica.clone(), |replica| Watched(replica.tables.clone()), || Msg::Changed);
+        Ok(())
+    }
+
+    async fn handle(&mut self, cx: &Cx<Msg>, msg: Msg) -> Result<(), Fault> {
+        self.refresh(cx);
+        match msg {
+            Msg::Protocol(RootRotationMsg::TrustRoots { node, generation, reply }) => {
+                let ask = self.asks.park(Port::Trusted(reply));
+                self.step(cx, Input::Trusted(ask, node, generation));
+            }
+            Msg::Protocol(RootRotationMsg::ChangeRoots { change, by, request, reply }) => {
+                let ask = self.asks.park(Port::Changed(reply));
+                self.step(cx, Input::Asked(ask, OperatorStep { change, by, request }));
+            }
+            Msg::Proposed(step, result) => self.step(cx, Input::Proposed(step, result)),
+            Msg::Changed => {} // `refresh` has passed the replica to the core
+            Msg::Wake => {
+                self.alarm.fired();
+                self.step(cx, Input::Woke);
+            }
+        }
+        Ok(())
+    }
+
+    fn view(&self) -> Value {
+        let (steps, waiting) = self.core.in_progress();
+        let authorities = &self.core.tables().authorities;
+        let roots: Vec<Value> =
+            authorities.roots.iter().map(|(id, root)| json!({"id": id, "state": root.state})).collect();
+        json!({
+            "roots": roots,
+            "generation": authorities.generation,
+            "trusted_by": authorities.trusted_by.values().filter(|known| **known == authorities.generation).count(),
+            "steps_in_progress": steps,
+            "acknowledgements_waiting": waiting,
+        })
+    }
+}

@@ -1,0 +1,63 @@
+//! Signatures between roots: about 100 µs each.
+
+use muster_messages::{
+    Authority, AuthorityChange, AuthorityOrigin, CrossCertificate, RootId, Secret, Tables, Voucher, WallTime,
+};
+use muster_pki::{Issuer, Root, SignError, root_id_of_pem};
+
+use crate::Config;
+use crate::core::Signing;
+
+/// A day: certificates that lead to an older root outlast the last certificate that needs them.
+const MARGIN: std::time::Duration = std::time::Duration::from_secs(24 * 3600);
+
+/// Signs by the roots of this state. With a changed state in between, the change is refused when it is applied.
+pub fn sign(tables: &Tables, config: &Config, what: Signing, wall: WallTime) -> Result<AuthorityChange, SignError> {
+    let cluster = tables.cluster.as_ref().ok_or(SignError::Root)?;
+    match what {
+        Signing::Root { automatic, compromised } => {
+            let signer = root_id_of_pem(&cluster.root_cert_pem).map_err(|_| SignError::Root)?;
+            let new = Root::create(cluster.id, wall)?;
+            let root = root_id_of_pem(&new.cert_pem).map_err(|_| SignError::Root)?;
+            let first = Issuer::from_pem(&cluster.root_cert_pem, &cluster.root_key_pem)?;
+            let mut vouchers: Vec<Voucher> = vec![first.vouch(cluster.id, &new.cert_pem)?];
+            for (_, other) in with_key(tables).filter(|(id, _)| *id != signer) {
+                vouchers.push(issuer(other)?.vouch(cluster.id, &new.cert_pem)?);
+            }
+            Ok(AuthorityChange::Prepare {
+                signer,
+                compromised,
+                root,
+                cert_pem: new.cert_pem,
+                key_pem: new.key_pem,
+                origin: AuthorityOrigin::Made,
+                automatic,
+                vouchers,
+            })
+        }
+        Signing::Crosses(root) => {
+            let Some(wanted) = tables.authorities.roots.get(&root) else {
+                return Ok(AuthorityChange::Activate { root, crosses: Vec::new() }); // refused when it is applied
+            };
+            let until = wall.plus(config.longest_certificate + MARGIN);
+            let mut crosses = Vec::new();
+            for (by, other) in with_key(tables).filter(|(id, _)| *id != root) {
+                // A root that never signed leads nowhere, and a certificate by it would outlast its deletion.
+                if other.activated_at.is_some() {
+                    let cert_pem = issuer(other)?.cross_sign(&wanted.cert_pem, wall, until)?;
+                    crosses.push(CrossCertificate { by, cert_pem });
+                }
+            }
+            Ok(AuthorityChange::Activate { root, crosses })
+        }
+    }
+}
+
+fn with_key(tables: &Tables) -> impl Iterator<Item = (RootId, &Authority)> {
+    tables.authorities.roots.iter().filter(|(_, root)| root.key_pem.is_some()).map(|(id, root)| (*id, &**root))
+}
+
+fn issuer(root: &Authority) -> Result<Issuer, SignError> {
+    let none = Secret::new("");
+    Issuer::from_pem(&root.cert_pem, root.key_pem.as_ref().unwrap_or(&none))
+}

@@ -1,0 +1,294 @@
+//! From one root to the next: published, signing, retired; and everything that an operator may do on the way.
+
+use std::time::Duration;
+
+use muster_messages::protocol::{ProposeError, RootsChange, RootsChanged};
+use muster_messages::*;
+use muster_pki::{Bundle, identity_of_pem};
+
+use crate::world::*;
+use AuthorityState::{Active, Prepared, Retired, Retiring, Revoked};
+
+#[test]
+fn rotation_ends_with_every_node_on_the_new_root() {
+    let mut world = World::new(3, 2);
+    let old = world.active();
+    let new = world.rotate();
+    assert_eq!((world.state(old), world.state(new)), (Some(Active), Some(Prepared)), "published first");
+    assert!(world.asked.is_empty());
+    world.run();
+    assert_eq!((world.state(old), world.state(new)), (Some(Retired), Some(Active)));
+    assert_eq!((world.active(), world.behind()), (new, vec![]));
+    assert_eq!(world.log.authorities.roots[&old].key_pem, None, "ROOT-4");
+}
+
+/// What the leader published is what a node that trusts the old root accepts, and what leads one that was away to the new one.
+#[test]
+fn vouchers_and_cross_certificates_of_a_rotation_hold() {
+    let mut world = World::new(3, 0);
+    let (cluster, old_pem) = {
+        let cluster = world.log.cluster.as_ref().unwrap();
+        (cluster.id, cluster.root_cert_pem.clone())
+    };
+    let old = Bundle::from_pem(&old_pem).unwrap();
+    let new = world.rotate();
+    let both = old.accept(cluster, &world.log.authorities.offer()).unwrap();
+    assert_eq!(both.ids().count(), 2);
+    world.run();
+    let last = old.accept(cluster, &world.log.authorities.offer()).unwrap();
+    assert_eq!(last.ids().collect::<Vec<_>>(), [new], "over the retired root, which is not trusted");
+    let crosses = world.log.authorities.crosses();
+    assert_eq!(crosses.len(), 1);
+    assert!(identity_of_pem(&crosses[0].cert_pem).is_err(), "it is no node's");
+    let third = world.rotate();
+    world.run();
+    assert_eq!(world.active(), third);
+    assert_eq!(
+        world.log.authorities.crosses().iter().map(|cross| cross.by).collect::<Vec<_>>(),
+        [new, Bundle::from_pem(&old_pem).unwrap().ids().next().unwrap()]
+    );
+    assert_eq!(old.accept(cluster, &world.log.authorities.offer()).unwrap().ids().collect::<Vec<_>>(), [third]);
+}
+
+/// ROOT-2: no time overrides a manager.
+#[test]
+fn manager_that_does_not_acknowledge_holds_the_activation() {
+    let mut world = World::new(3, 2);
+    world.deaf.insert(id(2));
+    let new = world.rotate();
+    world.run();
+    world.pass(HOUR);
+    world.run();
+    assert_eq!(world.state(new), Some(Prepared));
+    // It is down: others must not wait for it.
+    world.ready(2, Liveness::Down);
+    world.run();
+    assert_eq!(world.state(new), Some(Active));
+}
+
+#[test]
+fn worker_that_does_not_acknowledge_is_awaited_for_a_minute() {
+    let mut world = World::new(1, 2);
+    world.deaf.insert(id(101));
+    let new = world.rotate();
+    for _ in 0..590 {
+        world.nodes_act();
+        world.pass(Duration::from_millis(100));
+    }
+    assert_eq!(world.state(new), Some(Prepared));
+    world.pass(Duration::from_secs(2));
+    assert_eq!(world.state(new), Some(Active));
+    world.run();
+    assert_eq!(world.behind(), []);
+}
+
+#[test]
+fn node_that_is_down_holds_nothing_and_renews_when_it_returns() {
+    let mut world = World::new(3, 3);
+    world.ready(102, Liveness::Down);
+    let old = world.active();
+    world.rotate();
+    world.run();
+    assert_eq!((world.state(old), world.behind()), (Some(Retired), vec![id(102)]));
+    world.ready(102, Liveness::Ready);
+    world.run();
+    assert_eq!(world.behind(), []);
+}
+
+/// ROOT-3.
+#[test]
+fn manager_that_is_down_keeps_the_old_root_until_it_has_renewed() {
+    let mut world = World::new(3, 1);
+    world.ready(3, Liveness::Down);
+    let old = world.active();
+    let new = world.rotate();
+    world.run();
+    world.pass(HOUR * 48);
+    world.run();
+    assert_eq!((world.state(old), world.behind()), (Some(Retiring), vec![id(3)]));
+    let refused = world.operator(RootsChange::Retire { root: old, force: false }).unwrap_err();
+    assert_eq!(refused.code, ErrorCode::RootInUse);
+    world.ready(3, Liveness::Ready);
+    world.run();
+    assert_eq!((world.state(old), world.active()), (Some(Retired), new));
+}
+
+#[test]
+fn operator_may_retire_a_root_that_a_manager_still_uses() {
+    let mut world = World::new(3, 0);
+    world.ready(3, Liveness::Down);
+    let old = world.active();
+    world.rotate();
+    world.run();
+    let done = world.operator(RootsChange::Retire { root: old, force: true }).unwrap();
+    assert!(done.changed && world.state(old) == Some(Retired));
+    let again = world.operator(RootsChange::Retire { root: old, force: true }).unwrap();
+    assert!(!again.changed, "{again:?}");
+}
+
+#[test]
+fn old_root_stays_for_the_time_of_a_way_back() {
+    let mut world = World::with(muster_root_rotation::Config::default(), 3, 2);
+    let old = world.active();
+    let new = world.rotate();
+    world.run();
+    assert_eq!((world.state(old), world.behind()), (Some(Retiring), vec![]));
+    let back = world.operator(RootsChange::Activate(old)).unwrap();
+    assert!(back.changed);
+    world.run();
+    assert_eq!((world.active(), world.state(new), world.behind()), (old, Some(Retiring), vec![]));
+    world.pass(HOUR);
+    world.run();
+    assert_eq!(world.state(new), Some(Retired));
+}
+
+#[test]
+fn aborted_root_leaves_nothing_behind() {
+    let mut world = World::new(3, 2);
+    let old = world.active();
+    let prepared = world.operator(RootsChange::Rotate { automatic: false, compromised: false }).unwrap().root.unwrap();
+    world.run();
+    world.pass(HOUR);
+    world.run();
+    assert_eq!(world.state(prepared), Some(Prepared), "an operator activates it");
+    let done = world.operator(RootsChange::Abort).unwrap();
+    assert_eq!((done.root, done.changed), (Some(prepared), true));
+    assert_eq!(world.operator(RootsChange::Abort).map(|done| (done.root, done.changed)).unwrap(), (None, false));
+    world.run();
+    assert_eq!((world.active(), world.state(prepared), world.behind()), (old, None, vec![]));
+    assert!(world.log.authorities.roots[&old].crosses.is_empty(), "nothing was signed for it");
+    assert!(world.log.nodes.keys().all(|node| world.log.authorities.is_trusted_by(*node)), "nodes drop it again");
+}
+
+#[test]
+fn prepared_root_is_activated_by_hand() {
+    let mut world = World::new(3, 2);
+    let prepared = world.operator(RootsChange::Rotate { automatic: false, compromised: false }).unwrap().root.unwrap();
+    let early = world.operator(RootsChange::Activate(prepared)).unwrap_err();
+    assert_eq!((early.code, early.retry_after_ms.is_some()), (ErrorCode::Conflict, true), "ROOT-2: {early}");
+    world.run();
+    let done = world.operator(RootsChange::Activate(prepared)).unwrap();
+    assert_eq!((done.root, done.changed), (Some(prepared), true));
+    world.run();
+    assert_eq!((world.active(), world.behind()), (prepared, vec![]));
+}
+
+#[test]
+fn compromised_root_is_revoked_without_waiting_for_the_absent() {
+    let mut world = World::with(muster_root_rotation::Config::default(), 3, 2);
+    world.ready(3, Liveness::Down);
+    let old = world.active();
+    world.operator(RootsChange::Rotate { automatic: true, compromised: true }).unwrap();
+    world.run();
+    assert_eq!((world.state(old), world.behind()), (Some(Revoked), vec![id(3)]));
+    // Not while the voters that it shuts out are needed.
+    let mut world = World::new(3, 0);
+    world.ready(3, Liveness::Down);
+    world.ready(2, Liveness::Down);
+    let old = world.active();
+    world.operator(RootsChange::Rotate { automatic: true, compromised: true }).unwrap();
+    world.run();
+    assert_eq!(world.state(old), Some(Retiring));
+    assert_eq!(world.operator(RootsChange::Revoke(old)).unwrap_err().code, ErrorCode::RootInUse);
+}
+
+#[test]
+fn last_of_three_rotations_wins() {
+    let mut world = World::new(3, 2);
+    let first = world.active();
+    world.rotate();
+    world.nodes_act();
+    world.rotate();
+    let third = world.rotate();
+    world.run();
+    assert_eq!((world.active(), world.behind()), (third, vec![]));
+    assert_eq!(world.state(first), Some(Retired));
+    assert!(world.log.authorities.roots.len() <= 3);
+}
+
+/// The table is full of roots that only lead to others: the oldest makes room.
+#[test]
+fn rotations_go_on_when_the_table_of_roots_is_full() {
+    let mut world = World::new(1, 1);
+    let first = world.active();
+    for _ in 0..MAX_ROOTS * 2 {
+        let new = world.rotate();
+        world.run();
+        assert_eq!((world.active(), world.behind()), (new, vec![]));
+        assert!(world.log.authorities.roots.len() <= MAX_ROOTS);
+    }
+    assert_eq!(world.state(first), None);
+}
+
+#[test]
+fn table_full_of_roots_in_use_refuses_another_rotation() {
+    let mut world = World::new(1, MAX_ROOTS as u128);
+    for n in 101..100 + MAX_ROOTS as u128 {
+        // It keeps a certificate of this root.
+        world.ready(n, Liveness::Down);
+        world.rotate();
+        world.run();
+    }
+    let refused = world.operator(RootsChange::Rotate { automatic: true, compromised: false }).unwrap_err();
+    assert_eq!(refused.code, ErrorCode::TooManyRoots);
+}
+
+#[test]
+fn retired_root_is_forgotten_after_its_last_certificate() {
+    let mut world = World::new(1, 1);
+    let old = world.active();
+    world.rotate();
+    world.run();
+    world.pass(HOUR * 24 * 365);
+    world.run();
+    assert_eq!(world.state(old), Some(Retired), "tokens and clients of its time are led by it");
+    for _ in 0..24 * 2 {
+        world.pass(HOUR);
+        world.nodes_act();
+    }
+    assert_eq!(world.state(old), None);
+}
+
+/// The answer was lost, or the leader changed before it was sent.
+#[test]
+fn repeated_request_makes_one_root() {
+    let mut world = World::new(3, 0);
+    let change = RootsChange::Rotate { automatic: false, compromised: false };
+    let first = world.request(change.clone(), 77);
+    let RootsChanged { root, .. } = world.changed(first).unwrap();
+    world.restart();
+    let again = world.request(change, 77);
+    assert_eq!(world.changed(again).unwrap().root, root);
+    assert_eq!(world.log.authorities.roots.len(), 2);
+}
+
+#[test]
+fn unknown_outcome_is_reported_as_such() {
+    let mut world = World::new(1, 0);
+    world.hold = true;
+    let ask = world.request(RootsChange::Rotate { automatic: true, compromised: false }, 5);
+    world.fail(ProposeError::UnknownOutcome);
+    assert_eq!(world.changed(ask).unwrap_err().code, ErrorCode::UnknownOutcome);
+}
+
+#[test]
+fn cluster_of_an_earlier_feature_level_refuses_a_rotation() {
+    let mut world = World::new(1, 0);
+    let cluster = std::sync::Arc::make_mut(world.log.cluster.as_mut().unwrap());
+    cluster.feature_level = IDENTITY_LEVEL - 1;
+    let refused = world.operator(RootsChange::Rotate { automatic: true, compromised: false }).unwrap_err();
+    assert_eq!(refused.code, ErrorCode::GateClosed);
+}
+
+#[test]
+fn step_for_an_unknown_root_is_refused() {
+    let mut world = World::new(1, 0);
+    world.rotate();
+    for change in [
+        RootsChange::Activate(RootId([1; 8])),
+        RootsChange::Retire { root: RootId([1; 8]), force: true },
+        RootsChange::Revoke(RootId([1; 8])),
+    ] {
+        assert_eq!(world.operator(change).unwrap_err().code, ErrorCode::NotFound);
+    }
+}

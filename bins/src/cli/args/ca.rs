@@ -1,0 +1,70 @@
+//! The arguments of `muster ca`.
+
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+
+use crate::cli::duration::parse_duration;
+
+#[derive(Debug, Subcommand)]
+pub enum CaCommand {
+    /// Show the root certificate that signs, and its digest
+    Show {
+        /// Print the certificates of all roots that nodes trust, as PEM
+        #[arg(long)]
+        bundle: bool,
+    },
+    /// List the roots on record
+    #[command(after_help = "Example: muster ca ls -o json")]
+    Ls,
+    /// Show how far a rotation is, and which nodes it waits for
+    #[command(after_help = "Example: muster ca status")]
+    Status,
+    /// Replace the root: publish another one, then sign with it; all nodes renew their certificates
+    #[command(after_help = ROTATE_HELP)]
+    Rotate(RotateArgs),
+    /// Let a published root sign, or one that is retiring sign again
+    #[command(after_help = "Example: muster ca activate 4be3c1d20f6a9587")]
+    Activate(RootArg),
+    /// Delete the root that is published and does not sign yet
+    #[command(after_help = "Example: muster ca abort")]
+    Abort,
+    /// Delete the key of a root that no longer signs; nodes stop trusting it
+    #[command(after_help = "Example: muster ca retire 4be3c1d2")]
+    Retire {
+        #[command(flatten)]
+        root: RootArg,
+        /// Retire it although managers still have certificates of it: one that is down then needs a new identity
+        #[arg(long)]
+        force: bool,
+    },
+    /// Accept certificates of a root that no longer signs only from nodes that ask for another one
+    #[command(after_help = "Example: muster ca revoke 4be3c1d2")]
+    Revoke(RootArg),
+}
+
+const ROTATE_HELP: &str =
+    "Nodes that are down follow when they return, and do not delay the rotation. `muster ca status` shows them.
+
+Example: muster ca rotate --wait
+After a manager was stolen: muster node rm --force NODE, then muster ca rotate --compromised --wait";
+
+#[derive(Debug, Args)]
+pub struct RotateArgs {
+    /// Only publish the new root; `muster ca activate ID` lets it sign
+    #[arg(long)]
+    pub prepare: bool,
+    /// Others may have the key of the root that signs now: revoke it as soon as possible, and replace the default join tokens
+    #[arg(long)]
+    pub compromised: bool,
+    /// Wait until all nodes that are ready have renewed; with --prepare until they trust the root [default when given: 10m]
+    #[arg(long, value_name = "DURATION", num_args = 0..=1, require_equals = true, default_missing_value = "10m", value_parser = parse_duration)]
+    pub wait: Option<Duration>,
+}
+
+#[derive(Debug, Args)]
+pub struct RootArg {
+    /// Id, or at least 4 digits of its beginning (`muster ca ls`)
+    #[arg(value_name = "ID")]
+    pub root: String,
+}

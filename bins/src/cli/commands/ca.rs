@@ -1,0 +1,309 @@
+//! `muster ca …`
+
+use std::time::Instant;
+
+use muster_client::{Failure, Outcome, RotationGoal, absent, parse};
+use muster_messages::wire::Request;
+use muster_messages::{CaView, ErrorCode, Role, RootChangeView, RootId, RootsView, word};
+use serde_json::{Map, Value};
+
+use super::Context;
+use crate::cli::args::{CaCommand, RootArg, RotateArgs};
+use crate::cli::output::lines;
+use crate::cli::render;
+use crate::cli::waiting::wait_for_rotation;
+
+/// The shortest beginning of an id that names a root.
+const MIN_ROOT_PREFIX: usize = 4;
+
+pub async fn run(ctx: &mut Context, command: CaCommand) -> Outcome<u8> {
+    match command {
+        CaCommand::Show { bundle: false } => {
+            ctx.show(Request::CaShow, |ca: &CaView| ca.digest.clone(), render::ca).await
+        }
+        CaCommand::Show { bundle: true } => ctx.show(Request::CaShow, render::bundle, render::bundle).await,
+        CaCommand::Ls => {
+            let ids = |roots: &RootsView| lines(roots.items.iter().map(|root| root.id));
+            ctx.show(Request::RootList, ids, render::roots).await
+        }
+        CaCommand::Status => ctx.show(Request::RootList, |roots: &RootsView| word(roots.phase), render::rotation).await,
+        CaCommand::Rotate(args) => rotate(ctx, args).await,
+        CaCommand::Activate(root) => {
+            let request = Request::RootActivate { root: resolve(ctx, root).await? };
+            change(ctx, request, |root, changed| match changed {
+                true => format!("root {root} signs; the nodes renew their certificates: `muster ca status`"),
+                false => format!("root {root} signs already"),
+            })
+            .await
+        }
+        CaCommand::Abort => {
+            change(ctx, Request::RootAbort, |root, changed| match changed {
+                true => format!("root {root} was deleted; it has signed nothing"),
+                false => "no root is waiting to sign".to_owned(),
+            })
+            .await
+        }
+        CaCommand::Retire { root, force } => {
+            let request = Request::RootRetire { root: resolve(ctx, root).await?, force };
+            change(ctx, request, |root, changed| match changed {
+                true => format!("root {root} is retired: its key is deleted, and nodes stop trusting it"),
+                false => format!("root {root} is retired already"),
+            })
+            .await
+        }
+        CaCommand::Revoke(root) => {
+            let request = Request::RootRevoke { root: resolve(ctx, root).await? };
+            change(ctx, request, |root, changed| match changed {
+                true => format!("root {root} is revoked: its certificates are accepted only to replace them"),
+                false => format!("root {root} is revoked already"),
+            })
+            .await
+        }
+    }
+}
+
+/// The root that the argument means.
+async fn resolve(ctx: &mut Context, RootArg { root }: RootArg) -> Outcome<RootId> {
+    if let Ok(id) = root.parse() {
+        return Ok(id);
+    }
+    let roots: RootsView = ctx.client.ask(Request::RootList).await?;
+    matching(&root, roots.items.iter().map(|root| root.id))
+}
+
+fn matching(prefix: &str, known: impl Iterator<Item = RootId>) -> Outcome<RootId> {
+    let digits = prefix.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b));
+    if !digits || !(MIN_ROOT_PREFIX..=16).contains(&prefix.len()) {
+        let text =
+            format!("invalid root {prefix:?}: expected {MIN_ROOT_PREFIX} to 16 digits of 0-9a-f (`muster ca ls`)");
+        return Err(Failure::new(ErrorCode::Invalid, text));
+    }
+    let found: Vec<RootId> = known.filter(|id| id.to_string().starts_with(prefix)).collect();
+    match found[..] {
+        [one] => Ok(one),
+        [] => Err(Failure::new(ErrorCode::NotFound, format!("no root {prefix:?}; `muster ca ls` lists them"))),
+        [..] => {
+            let ids = found.iter().map(RootId::to_string).collect::<Vec<_>>().join(", ");
+            let text = format!("{prefix:?} matches {} roots: {ids}; give more digits", found.len());
+            Err(Failure::new(ErrorCode::Invalid, text))
+        }
+    }
+}
+
+/// Takes one step. `sentence`: of the root's id, and whether something changed.
+async fn change(ctx: &mut Context, request: Request, sentence: impl Fn(&str, bool) -> String) -> Outcome<u8> {
+    let id = |done: &RootChangeView| done.root.map(|root| root.to_string()).unwrap_or_default();
+    ctx.show(request, id, |done| sentence(&id(done), done.changed)).await
+}
+
+async fn rotate(ctx: &mut Context, RotateArgs { prepare, compromised, wait }: RotateArgs) -> Outcome<u8> {
+    let until = wait.map(|wait| Instant::now() + wait);
+    warn_about_path_length(ctx, prepare).await?;
+    let text = ctx.client.call(Request::RootRotate { prepare, compromised }).await?;
+    let mut rotation = Rotation::read(&text, prepare, compromised)?;
+    if let Some(until) = until {
+        rotation.wait(ctx, until).await?;
+    }
+    rotation.print(ctx)
+}
+
+/// Go programs heed the path length of a root that they trust: the next root, signed by it, is one authority too many.
+async fn warn_about_path_length(ctx: &mut Context, prepare: bool) -> Outcome {
+    let ca: CaView = ctx.client.ask(Request::CaShow).await?;
+    // One that this client cannot read is the daemon's to judge.
+    if muster_pki::path_length_of_pem(&ca.pem).is_ok_and(|length| length == Some(0)) {
+        let next = match prepare {
+            true => "hand out new kubeconfigs before `muster ca activate`",
+            false => "`muster ca rotate --prepare`, new kubeconfigs, then `muster ca activate ID` avoid that",
+        };
+        ctx.out.note(format!(
+            "warning: the root that signs now has path length 0: Go programs such as kubectl that know only this root refuse \
+             certificates of the next one until they have a new kubeconfig; {next}"
+        ));
+    }
+    Ok(())
+}
+
+/// A rotation that was begun, as it is printed.
+struct Rotation {
+    /// The answer, with fields of newer daemons; later the newest status.
+    answer: Map<String, Value>,
+    root: RootId,
+    roots: RootsView,
+    prepare: bool,
+    compromised: bool,
+    settled: Option<bool>,
+    tokens_rotated: bool,
+}
+
+impl Rotation {
+    fn read(text: &str, prepare: bool, compromised: bool) -> Outcome<Self> {
+        let RootChangeView { root, status, .. } = parse(text)?;
+        let missing = || Failure::internal("unexpected answer from the daemon: it names no root");
+        let (root, roots) = (root.ok_or_else(missing)?, status.ok_or_else(missing)?);
+        Ok(Self { answer: parse(text)?, root, roots, prepare, compromised, settled: None, tokens_rotated: false })
+    }
+
+    async fn wait(&mut self, ctx: &mut Context, until: Instant) -> Outcome {
+        let waited = self.waited(ctx, until).await;
+        waited.map_err(|mut failure| {
+            if self.compromised && !self.tokens_rotated {
+                failure.message += &format!("; the default join tokens were not replaced: {TOKEN_COMMANDS}");
+            }
+            failure
+        })
+    }
+
+    /// The tokens are replaced as soon as the new root signs: a copy of a manager's state holds them beside the key.
+    async fn waited(&mut self, ctx: &mut Context, until: Instant) -> Outcome {
+        if self.prepare {
+            self.reach(ctx, RotationGoal::Trusted, until).await?;
+        } else {
+            if self.compromised {
+                self.reach(ctx, RotationGoal::Signing, until).await?;
+                for role in [Role::Manager, Role::Worker] {
+                    ctx.client.call(Request::TokenRotate { role }).await?;
+                }
+                self.tokens_rotated = true;
+            }
+            self.reach(ctx, RotationGoal::Renewed, until).await?;
+        }
+        self.settled = Some(true);
+        Ok(())
+    }
+
+    async fn reach(&mut self, ctx: &mut Context, goal: RotationGoal, until: Instant) -> Outcome {
+        let out = ctx.out;
+        let text = wait_for_rotation(&mut ctx.client, self.root, goal, until, |reason| out.note(reason)).await?;
+        self.roots = parse(&text)?;
+        self.answer.extend(parse::<Map<String, Value>>(&text)?);
+        Ok(())
+    }
+
+    fn print(mut self, ctx: &Context) -> Outcome<u8> {
+        if let Some(settled) = self.settled {
+            self.answer.insert("settled".to_owned(), settled.into());
+        }
+        if self.compromised {
+            self.answer.insert("tokens_rotated".to_owned(), self.tokens_rotated.into());
+        }
+        let text = serde_json::to_string(&self.answer).map_err(Failure::internal)?;
+        ctx.out.document(&text, || self.root.to_string(), || self.sentences().join("\n"));
+        Ok(0)
+    }
+
+    fn sentences(&self) -> Vec<String> {
+        let (root, progress) = match self.prepare {
+            true => (self.root, &self.roots.acknowledged),
+            false => (self.root, &self.roots.renewed),
+        };
+        let (n, of) = (progress.n, progress.of);
+        let mut said = vec![match (self.settled, self.prepare) {
+            (None, false) => {
+                format!("root {root} is published, and signs as soon as the nodes trust it: `muster ca status`")
+            }
+            (None, true) => {
+                format!("root {root} is published; once the nodes trust it, run `muster ca activate {root}`")
+            }
+            (Some(_), true) => {
+                format!("root {root} is trusted by {n} of {of} nodes; `muster ca activate {root}` lets it sign")
+            }
+            (Some(_), false) => format!("root {root} signs; {n} of {of} nodes have certificates of it"),
+        }];
+        if self.settled.is_some() {
+            said.extend(
+                absent(progress)
+                    .map(|node| format!("{}: {}: it follows when it returns", node.name, word(node.reason))),
+            );
+        }
+        if self.settled.is_some() && self.roots.users_outdated > 0 {
+            let users = self.roots.users_outdated;
+            said.push(format!("users with a certificate of another root: {users}; `muster user ls` names them, `muster user renew` replaces one"));
+        }
+        if self.compromised {
+            said.push(match self.tokens_rotated {
+                true => "the default join tokens were replaced; `muster token ls` shows the others".to_owned(),
+                false => format!("the default join tokens were not replaced; once root {root} signs: {TOKEN_COMMANDS}"),
+            });
+            said.push("the earlier root is revoked as soon as enough managers have renewed".to_owned());
+            said.push("old backups and copies of managers' disks hold the earlier root's key: destroy them".to_owned());
+        } else if self.settled.is_some() && !self.prepare {
+            said.push("join tokens stay valid; `muster token rotate ROLE` replaces a default one".to_owned());
+        }
+        said
+    }
+}
+
+const TOKEN_COMMANDS: &str = "`muster token rotate manager`, `muster token rotate worker`";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn id(text: &str) -> RootId {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn unique_beginning_of_an_id_names_a_root() {
+        let known = ["4be3c1d20f6a9587", "4be3c1d2ffffffff", "0123456789abcdef"].map(id);
+        let find = |prefix: &str| matching(prefix, known.into_iter());
+        assert_eq!(find("0123").unwrap(), known[2]);
+        assert_eq!(find("4be3c1d20").unwrap(), known[0]);
+        let several = find("4be3c1d2").unwrap_err();
+        assert!(several.exit == 2 && several.message.contains("4be3c1d2ffffffff"), "{several}");
+        assert_eq!(find("9999").unwrap_err().exit, 4);
+        for bad in ["", "012", "0123456789abcdef0", "ABCD", "n1.x"] {
+            assert_eq!(find(bad).unwrap_err().exit, 2, "{bad}");
+        }
+    }
+
+    fn rotation(prepare: bool, compromised: bool) -> Rotation {
+        let root = |id: &str, state: &str| {
+            json!({"id": id, "state": state, "origin": "made", "digest": "d", "not_after": "2044-01-01T00:00:00Z",
+                "created_at": "2024-01-01T00:00:00Z", "activated_at": null, "issued": 0, "outdated": 0})
+        };
+        let missing = json!([{"node": "0000000000000000000000001", "name": "n5", "reason": "waiting_for_node"}]);
+        let progress = json!({"of": 5, "n": 4, "missing": missing});
+        let answer = json!({"root": "0123456789abcdef", "changed": true, "revision": 9, "newer": 1,
+            "items": [root("0123456789abcdef", "prepared")], "active": "4be3c1d20f6a9587", "target": "0123456789abcdef",
+            "phase": "publishing", "acknowledged": progress, "renewed": progress, "users_outdated": 2, "last_not_after": null});
+        Rotation::read(&answer.to_string(), prepare, compromised).unwrap()
+    }
+
+    #[test]
+    fn rotation_says_what_is_left_to_do() {
+        let begun = rotation(false, false).sentences();
+        assert_eq!(
+            begun,
+            ["root 0123456789abcdef is published, and signs as soon as the nodes trust it: `muster ca status`"]
+        );
+        let mut waited = rotation(false, false);
+        waited.settled = Some(true);
+        assert_eq!(
+            waited.sentences(),
+            [
+                "root 0123456789abcdef signs; 4 of 5 nodes have certificates of it",
+                "n5: waiting_for_node: it follows when it returns",
+                "users with a certificate of another root: 2; `muster user ls` names them, `muster user renew` replaces one",
+                "join tokens stay valid; `muster token rotate ROLE` replaces a default one",
+            ]
+        );
+        let prepared = rotation(true, false).sentences();
+        assert!(prepared.len() == 1 && prepared[0].contains("muster ca activate 0123456789abcdef"), "{prepared:?}");
+        let stolen = rotation(false, true).sentences().join("\n");
+        assert!(stolen.contains("not replaced") && stolen.contains("muster token rotate worker"), "{stolen}");
+        assert!(stolen.contains("backups") && stolen.contains("destroy"), "{stolen}");
+        let mut replaced = rotation(false, true);
+        replaced.tokens_rotated = true;
+        assert!(replaced.sentences().join("\n").contains("tokens were replaced"));
+    }
+
+    #[test]
+    fn fields_of_newer_daemons_stay_in_json() {
+        assert_eq!(rotation(false, false).answer["newer"], 1);
+        let without_root = json!({"root": null, "changed": false, "revision": 9}).to_string();
+        assert!(Rotation::read(&without_root, false, false).is_err());
+    }
+}
