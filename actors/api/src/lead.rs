@@ -8,9 +8,9 @@ use muster_kernel::Clock;
 use muster_messages::protocol::{RaftMemberMsg, RoleManagerMsg, RootsChange, UserRights};
 use muster_messages::wire::{ListOf, Request};
 use muster_messages::{
-    CertificateRotationView, CertificateState, Change, CommandRefusal, ErrorBody, ErrorCode, Generation, Guard,
-    IDENTITY_LEVEL, LeaderView, Name, NodeId, NodeRecord, NodeRemovedView, NodeRenamedView, Replica, Revision, Role,
-    RoleChangeView, Tables, Token, TokenTextView, check_labels, removal_digest,
+    CertificateRotationView, CertificateState, Change, CommandRefusal, ErrorBody, ErrorCode, ErrorMark, Generation,
+    Guard, IDENTITY_LEVEL, LeaderView, Name, NodeId, NodeRecord, NodeRemovedView, NodeRenamedView, Replica, Revision,
+    Role, RoleChangeView, Tables, Token, TokenTextView, check_labels, removal_digest,
 };
 use serde_json::json;
 
@@ -285,7 +285,7 @@ impl<'a> Lead<'a> {
         let name = |id: &NodeId| self.tables().nodes.get(id).map_or_else(|| id.to_string(), |n| n.name.to_string());
         let text =
             format!("{} does not answer and cannot take over; {} remains the leader", name(&to), name(&manager.node));
-        Err(ErrorBody::new(ErrorCode::TimedOut, text))
+        Err(ErrorBody::new(ErrorCode::TimedOut, text).marked(ErrorMark::NotSent))
     }
 }
 

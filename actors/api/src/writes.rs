@@ -149,7 +149,8 @@ fn lost_leadership(error: &ErrorBody) -> bool {
 /// Whether it was not answered in time and may still be carried out. An accepted removal is known to continue.
 fn is_late(asked: &Asked, error: &ErrorBody) -> bool {
     let removal = matches!(asked.request, Request::NodeRemove { .. });
-    error.code == ErrorCode::TimedOut && kind_of(&asked.request) == Kind::Write && !removal
+    let begun = !error.is_marked(ErrorMark::NotSent);
+    error.code == ErrorCode::TimedOut && kind_of(&asked.request) == Kind::Write && !removal && begun
 }
 
 /// Whether a write that failed with this error may have been carried out all the same. Not if it was never sent, or was

@@ -53,6 +53,19 @@ async fn write_that_entered_no_log_is_reported_as_refused() {
     assert_eq!((error["error"]["code"].as_str(), proposed.len()), (Some("no_quorum"), 0), "{error}");
 }
 
+/// Nothing was begun: its outcome is known, and repeating it until the deadline would help nobody.
+#[tokio::test(start_paused = true)]
+async fn transfer_to_a_silent_manager_is_refused_at_once() {
+    let world = World::with(tables(), |_, _| None);
+    let mut with_n2 = tables();
+    let member = Member { raft_id: RaftId(2), node: NodeId::from_entropy(2), addr: "n2:1".to_owned(), voter: true };
+    with_n2.members.insert(RaftId(2), member);
+    world.published.send_replace(crate::tests::leading(with_n2));
+    let (_, error, _) = world.native(&Principal::Operator, Request::TransferLeader { to: Some("n2".to_owned()) }).await;
+    assert_eq!(error["error"]["code"], "timed_out", "{error}");
+    assert!(error["error"]["message"].as_str().unwrap().contains("n2 does not answer and cannot take over"), "{error}");
+}
+
 /// A user names a lease like a text that managers exchange.
 #[test]
 fn name_in_error_details_is_not_read_as_error_mark() {

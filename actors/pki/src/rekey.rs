@@ -8,7 +8,7 @@ use crate::csr::{CsrKey, key_pair};
 use crate::encoding::{self, BadPem};
 use crate::identity::{self, BadCertificate, identity_of};
 use crate::tls;
-use crate::trust::MAX_CHAIN;
+use crate::trust::{Bundle, MAX_CHAIN};
 
 /// Prefix of the request, so that a signature for this purpose is invalid for any other.
 const CONTEXT: &[u8] = b"muster-rekey/1\0";
@@ -39,7 +39,7 @@ pub fn prove_rekey(old_key_pem: &Secret, new_key: &CsrKey) -> Result<Vec<u8>, Ba
 }
 
 /// The identity that requests a new key: the old certificate must chain to our root, even if it has expired, and its key must
-/// have signed the new request. The replicated state decides whether that node is still admitted.
+/// have signed the new request. `root_pem` may hold several roots; the one that issued it is in the identity. The replicated state decides whether that node is still admitted.
 pub fn verify_rekey(
     root_pem: &str,
     old_cert_pem: &str,
@@ -52,13 +52,12 @@ pub fn verify_rekey(
     if found.node().is_none() {
         return Err(BadRekey::NotANode);
     }
-    if !tls::issued_by(root_pem, &presented) {
-        return Err(BadRekey::Foreign);
-    }
+    let issuer = Bundle::from_pem(root_pem).ok().and_then(|roots| tls::issuer(&roots, &presented));
+    let issuer = Some(issuer.ok_or(BadRekey::Foreign)?);
     if !signed_by(old, &statement(new_key), signature) {
         return Err(BadRekey::Signature);
     }
-    Ok(found)
+    Ok(CertIdentity { issuer, ..found })
 }
 
 fn statement(new_key: &CsrKey) -> Vec<u8> {

@@ -147,7 +147,8 @@ impl IdentityStore {
         if left.is_empty() {
             return Ok(());
         }
-        let mut former = self.load_former()?;
+        // A convenience for unit files: damage must not keep a certificate from being renewed.
+        let mut former = self.load_former().unwrap_or_default();
         former.retain(|digest| !left.contains(digest));
         former.splice(..0, left);
         former.truncate(MAX_FORMER_ROOTS);
@@ -242,6 +243,10 @@ fn each_root(root_pem: &str) -> impl Iterator<Item = String> {
 /// The same certificate with another bundle. The root that issued the certificate stays trusted even if the bundle lacks it: it
 /// leaves with the certificate. [`IdentityStore::save_credentials`] then replaces only the bundle on disk.
 pub fn with_bundle(credentials: &NodeCredentials, bundle: &Bundle) -> NodeCredentials {
+    // Over the certificates beside it, a root of the bundle may have issued it as well.
+    if issuing_root(&credentials.cert_pem, &bundle.to_pem()).is_ok() {
+        return NodeCredentials { root_pem: bundle.to_pem(), ..credentials.clone() };
+    }
     let kept = own_root_pem(credentials).and_then(|root| bundle.clone().with(&root).ok());
     NodeCredentials { root_pem: kept.as_ref().unwrap_or(bundle).to_pem(), ..credentials.clone() }
 }

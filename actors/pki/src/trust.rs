@@ -82,15 +82,23 @@ impl Bundle {
         if presented.len() > MAX_CHAIN {
             return None;
         }
-        let issued = |others| self.roots.iter().find(|root| root.issued(leaf, others, now));
-        issued(&[]).or_else(|| issued(others)).map(|root| root.id)
+        let issued = |others: &[CertificateDer<'_>]| self.roots.iter().find(|root| root.issued(leaf, others, now));
+        // The nearest known root decides: a certificate that leads from a known root to another one says nothing about that one's.
+        let unknown: Vec<CertificateDer<'_>> = others.iter().filter(|der| !self.has_key_of(der)).cloned().collect();
+        issued(&[]).or_else(|| issued(&unknown)).map(|root| root.id)
+    }
+
+    fn has_key_of(&self, der: &CertificateDer<'_>) -> bool {
+        let id = identity::parse(der).map(|cert| identity::root_id(cert.public_key().raw));
+        id.is_ok_and(|id| self.roots.iter().any(|root| root.id == id))
     }
 
     /// The bundle after a manager, verified by the present one, has offered roots (PKI-9). It holds the offered roots that are
-    /// to be trusted, in their order.
+    /// to be trusted, in their order, except those for which no trusted root vouches: a node that knows only a later root needs no
+    /// earlier one.
     ///
     /// # Errors
-    /// The offer is malformed, has no root to trust, or one for which no trusted root vouches.
+    /// The offer is malformed, or has no root to trust for which a trusted one vouches.
     pub fn accept(&self, cluster: ClusterId, offered: &[OfferedRoot]) -> Result<Self, BadBundle> {
         if offered.len() > MAX_ROOTS || offered.iter().any(|offer| offer.vouchers.len() > MAX_ROOTS) {
             return Err(BadBundle::Pem(BadPem::NotSome(MAX_ROOTS)));
@@ -109,11 +117,11 @@ impl Bundle {
             proven.push(root);
         }
         let wanted = roots.into_iter().zip(offered).filter(|(_, offer)| offer.trusted).map(|(root, _)| root);
-        let wanted: Vec<Root> = wanted.collect();
-        match wanted.iter().find(|root| !proven.contains(root)) {
-            Some(root) => Err(BadBundle::NotVouched(root.id)),
+        let (wanted, unproven): (Vec<Root>, Vec<Root>) = wanted.partition(|root| proven.contains(root));
+        match unproven.first() {
+            Some(root) if wanted.is_empty() => Err(BadBundle::NotVouched(root.id)),
             None if wanted.is_empty() => Err(BadBundle::Pem(BadPem::NotSome(MAX_ROOTS))),
-            None => Ok(Self { roots: wanted }),
+            _ => Ok(Self { roots: wanted }),
         }
     }
 

@@ -37,18 +37,19 @@ pub fn sign(tables: &Tables, config: &Config, what: Signing, wall: WallTime) -> 
         }
         Signing::Crosses(root) => {
             let Some(wanted) = tables.authorities.roots.get(&root) else {
-                return Ok(AuthorityChange::Activate { root, crosses: Vec::new() }); // refused when it is applied
+                return Ok(AuthorityChange::Activate { root, crosses: Vec::new(), vouchers: Vec::new() }); // refused when it is applied
             };
             let until = wall.plus(config.longest_certificate + MARGIN);
-            let mut crosses = Vec::new();
+            let (mut crosses, mut vouchers) = (Vec::new(), Vec::new());
             for (by, other) in with_key(tables).filter(|(id, _)| *id != root) {
                 // A root that never signed leads nowhere, and a certificate by it would outlast its deletion.
                 if other.activated_at.is_some() {
                     let cert_pem = issuer(other)?.cross_sign(&wanted.cert_pem, wall, until)?;
                     crosses.push(CrossCertificate { by, cert_pem });
+                    vouchers.push(issuer(other)?.vouch(cluster.id, &wanted.cert_pem)?);
                 }
             }
-            Ok(AuthorityChange::Activate { root, crosses })
+            Ok(AuthorityChange::Activate { root, crosses, vouchers })
         }
     }
 }

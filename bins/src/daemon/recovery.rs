@@ -101,7 +101,11 @@ fn cannot_survey(raft: &Path, why: &CannotSurvey) -> Exit {
 /// The names of the other voters that answer at their addresses with their own certificate. A connection alone proves nothing: a
 /// load balancer accepts connections for managers that are gone.
 fn answering(tables: &Tables, me: NodeId, advertise: &str) -> BTreeSet<String> {
-    let root_pem = tables.cluster.as_ref().map(|cluster| cluster.root_cert_pem.clone()).unwrap_or_default();
+    // During a rotation others have certificates of another root.
+    let recorded: String =
+        tables.authorities.roots.values().map(|root| format!("{}\n", root.cert_pem.trim_end())).collect();
+    let only = || tables.cluster.as_ref().map(|cluster| cluster.root_cert_pem.clone()).unwrap_or_default();
+    let root_pem = if recorded.is_empty() { only() } else { recorded };
     let others = tables.members.values().filter(|m| m.voter && m.node != me && m.addr != advertise);
     let asked: Vec<_> = others
         .map(|member| {

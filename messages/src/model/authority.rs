@@ -185,7 +185,10 @@ pub enum AuthorityChange {
     /// Deletes the prepared root. Absent: no change.
     Abort,
     /// A prepared root signs from now on, or a retiring one again; the one that signed before is retiring.
-    Activate { root: RootId, crosses: Vec<CrossCertificate> },
+    /// `vouchers`: by the other roots, for nodes that trust only one of those. Refused while a Raft member that is ready has not
+    /// acknowledged a prepared root; and as `RootInUse` if others may have the key of the one that signed before, and no majority of
+    /// the voters has a certificate whose digest is on record.
+    Activate { root: RootId, crosses: Vec<CrossCertificate>, vouchers: Vec<Voucher> },
     /// Deletes a retiring root's key. Refused as `RootInUse` while a Raft member's newest certificate is of it, unless `force`.
     Retire { root: RootId, force: bool },
     /// Refused as `RootInUse` while the voters with certificates of other roots are no majority.

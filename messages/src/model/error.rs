@@ -85,7 +85,7 @@ pub enum ErrorMark {
     Final,
     /// The manager asked as the leader does not lead, and has done nothing: ask the leader.
     NotLeading,
-    /// The request was not sent to the leader.
+    /// The request was not sent to the leader, or the leader refused to begin it.
     NotSent,
 }
 

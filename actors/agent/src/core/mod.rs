@@ -142,7 +142,10 @@ impl Agent {
                 self.roots.installed(generation);
                 self.log.add(LogEvent::RootsTrusted { generation }, out);
             }
-            Input::RootsRefused(why) => self.log.add(LogEvent::RootsRefused { why }, out),
+            Input::RootsRefused(why) => {
+                self.roots.refused(now, &self.config, &mut self.rng);
+                self.log.add(LogEvent::RootsRefused { why }, out);
+            }
             Input::Stop => self.stop(out),
         }
         self.advance(now, wall, out);
@@ -305,13 +308,14 @@ impl Agent {
             if !lasts {
                 return;
             }
+            self.roots.forget();
         }
         self.older_since = None;
         self.seen = stamp;
         if self.book.learn(&view.managers) {
             out.push(Effect::KeepManagers(self.book.known().to_vec()));
         }
-        self.renewal.viewed(&self.certificate, view);
+        self.renewal.viewed(now, &self.certificate, view);
     }
 
     fn answered(
@@ -497,7 +501,7 @@ impl Agent {
     /// AGENT-13.
     fn acknowledge(&mut self, now: Moment, out: &mut Vec<Effect>) {
         let Phase::Live(live) = &self.phase else { return };
-        self.roots.lapse(now, &self.config, &mut self.rng);
+        self.roots.lapse(now, &self.config, &mut self.rng, out);
         if live.viewed {
             self.roots.send(now, live.attempt, &mut self.next_id, &self.config, out);
         }

@@ -18,14 +18,17 @@ enum Flight {
     Sent {
         attempt: Attempt,
         id: u64,
+        generation: Revision,
         until: Moment,
     },
 }
 
 #[derive(Clone, Debug)]
 pub(super) struct Roots {
-    /// The newest offer, whether or not it was accepted.
-    offered: Revision,
+    /// An offer that was not accepted, or could not be written: it is tried again.
+    refused: Option<(RootsOffer, Moment)>,
+    /// The last offer that is to be written.
+    last: Option<RootsOffer>,
     on_disk: Revision,
     recorded: Revision,
     flight: Flight,
@@ -35,24 +38,39 @@ pub(super) struct Roots {
 impl Default for Roots {
     fn default() -> Self {
         let none = Revision(0);
-        Self { offered: none, on_disk: none, recorded: none, flight: Flight::Idle, failures: 0 }
+        Self { refused: None, last: None, on_disk: none, recorded: none, flight: Flight::Idle, failures: 0 }
     }
 }
 
 impl Roots {
     /// A host offers the cluster's roots. One that lags behind may offer an earlier generation.
     pub fn offered(&mut self, offer: RootsOffer, out: &mut Vec<Effect>) {
-        if offer.generation < self.offered {
+        if offer.generation < self.on_disk {
             return;
         }
+        self.refused = None;
         if offer.recorded {
             self.recorded = self.recorded.max(offer.generation);
+        } else if self.recorded >= offer.generation {
+            self.recorded = Revision(0); // the cluster knows better
         }
+        self.last = Some(offer.clone());
         // Again with each session: what was refused may be acceptable by now.
         if offer.generation > self.on_disk {
-            self.offered = offer.generation;
             out.push(Effect::InstallRoots(offer));
         }
+    }
+
+    /// The last offer was not accepted or could not be written.
+    pub fn refused(&mut self, now: Moment, config: &AgentConfig, rng: &mut Rng) {
+        let wait = pause(rng, config.sign_retry_first, config.sign_retry_cap, self.failures);
+        self.failures = self.failures.saturating_add(1);
+        self.refused = self.last.take().map(|offer| (offer, now + wait));
+    }
+
+    /// Views of every host have been older than one before: what that host offered is as doubtful.
+    pub fn forget(&mut self) {
+        *self = Self::default();
     }
 
     pub fn installed(&mut self, generation: Revision) {
@@ -84,11 +102,12 @@ impl Roots {
         config: &AgentConfig,
         rng: &mut Rng,
     ) -> bool {
-        if !matches!(self.flight, Flight::Sent { attempt, id, .. } if (attempt, id) == (on, answered)) {
-            return false;
-        }
+        let sent = match self.flight {
+            Flight::Sent { attempt, id, generation, .. } if (attempt, id) == (on, answered) => generation,
+            _ => return false,
+        };
         if done {
-            self.recorded = self.on_disk;
+            self.recorded = self.recorded.max(sent);
             self.flight = Flight::Idle;
             self.failures = 0;
         } else {
@@ -97,8 +116,12 @@ impl Roots {
         true
     }
 
-    /// Ends an acknowledgement without an answer by now, and a pause that is over. Afterwards [`Self::wake_at`] is never in the past.
-    pub fn lapse(&mut self, now: Moment, config: &AgentConfig, rng: &mut Rng) {
+    /// Ends an acknowledgement without an answer by now, and a pause that is over; offers are written again when that is due. Afterwards [`Self::wake_at`] is never in the past.
+    pub fn lapse(&mut self, now: Moment, config: &AgentConfig, rng: &mut Rng, out: &mut Vec<Effect>) {
+        if let Some((offer, _)) = self.refused.take_if(|(_, at)| now >= *at) {
+            self.last = Some(offer.clone());
+            out.push(Effect::InstallRoots(offer));
+        }
         match self.flight {
             Flight::Sent { until, .. } if now >= until => self.failed(now, config, rng),
             Flight::Pausing(until) if now >= until => self.flight = Flight::Idle,
@@ -120,17 +143,19 @@ impl Roots {
         }
         *next_id += 1;
         let id = *next_id;
-        self.flight = Flight::Sent { attempt, id, until: now + config.sign_deadline };
+        let generation = self.on_disk;
+        self.flight = Flight::Sent { attempt, id, generation, until: now + config.sign_deadline };
         let ask = AgentAsk::TrustRoots { generation: self.on_disk };
         out.push(Effect::Send { attempt, frame: Box::new(AgentFrame::Ask { id, ask }) });
     }
 
     /// When to check again, for local reasons alone.
     pub fn wake_at(&self) -> Option<Moment> {
-        match self.flight {
+        let flight = match self.flight {
             Flight::Pausing(until) | Flight::Sent { until, .. } => Some(until),
             Flight::Idle => None,
-        }
+        };
+        flight.into_iter().chain(self.refused.as_ref().map(|(_, at)| *at)).min()
     }
 
     fn failed(&mut self, now: Moment, config: &AgentConfig, rng: &mut Rng) {

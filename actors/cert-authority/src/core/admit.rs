@@ -89,6 +89,7 @@ impl CertAuthority {
             return Err(ErrorBody::new(ErrorCode::BadToken, text));
         }
         self.check_valid(node, proven)?;
+        self.check_root(node, proven)?;
         let (expired, within) = (proven.not_after, self.config.rekey_within);
         if expired.plus(within) <= wall {
             let text = format!(
@@ -99,6 +100,24 @@ impl CertAuthority {
             return Err(ErrorBody::new(ErrorCode::Unauthenticated, text));
         }
         Ok(())
+    }
+
+    /// ADMIT-9, for a key that comes with a token: others may have the key of a root that no longer signs, and a row that may lack
+    /// certificates lacks none of such a root.
+    fn check_root(&self, node: NodeId, proven: &CertIdentity) -> Result<(), ErrorBody> {
+        let root = proven.issuer.and_then(|issuer| self.tables.authorities.roots.get(&issuer));
+        if root.is_none_or(|root| root.state.trusted() && !root.compromised) {
+            return Ok(());
+        }
+        let recorded = self.tables.certificates.get(&node).and_then(|row| row.find(proven));
+        if recorded.is_some_and(|recorded| recorded.pin.is_some()) {
+            return Ok(());
+        }
+        let text = format!(
+            "the root of the old certificate of node {node} no longer signs, and the certificate's digest is not on record: remove \
+             the node, and join again as a new one from an empty directory"
+        );
+        Err(ErrorBody::new(ErrorCode::Unauthenticated, text))
     }
 
     pub(super) fn admitted(&mut self, ask: AskId, revision: Revision, wall: WallTime, out: &mut Vec<Effect>) {

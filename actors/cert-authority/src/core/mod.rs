@@ -336,7 +336,9 @@ impl CertAuthority {
         let held = presented.and_then(|presented| {
             let recorded =
                 row.and_then(|row| row.find(presented)).filter(|recorded| recorded.serial == presented.serial);
-            recorded.cloned().or_else(|| held(presented, signed.issuer)).map(Box::new)
+            // Recorded below feature level 3, it has no pin yet.
+            let pinned = recorded.map(|old| IssuedCertificate { pin: old.pin.or(presented.pin), ..old.clone() });
+            pinned.or_else(|| held(presented, signed.issuer)).map(Box::new)
         });
         let replaces = row.and_then(|row| Some(row.current.as_ref()?.serial.clone()));
         let (pin, issuer) = (Some(signed.pin), Some(signed.issuer));

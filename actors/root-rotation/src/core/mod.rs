@@ -107,8 +107,15 @@ impl RootRotation {
     }
 
     fn acknowledged(&mut self, ask: AskId, node: NodeId, generation: Revision, out: &mut Vec<Effect>) {
-        let known = self.tables.authorities.trusted_by.get(&node);
-        if known.is_some_and(|known| *known >= generation) {
+        let roots = &self.tables.authorities;
+        // Its host may be ahead of this replica. Otherwise the node is wrong, and its entry would take others along.
+        if roots.roots.is_empty() || generation > roots.generation {
+            let text = format!("the roots are of generation {}, not {generation}", roots.generation);
+            let unknown = ErrorBody::new(ErrorCode::NotKnownHereYet, text).retry_after(FIRST_PAUSE);
+            return out.push(Effect::Answer(ask, Err(unknown)));
+        }
+        // An earlier generation decides nothing.
+        if generation < roots.generation || roots.is_trusted_by(node) {
             return out.push(Effect::Answer(ask, Ok(Answer::Trusted)));
         }
         if !self.tables.nodes.contains_key(&node) {

@@ -59,11 +59,20 @@ struct Nodes<'a> {
     tables: &'a Tables,
     active: RootId,
     members: BTreeSet<NodeId>,
+    /// A root is published because others may have the active one's key: once that no longer signs, only certificates whose digest
+    /// is on record open anything (ADMIT-9).
+    needs_digests: bool,
 }
 
 impl<'a> Nodes<'a> {
     fn is_behind(&self, node: NodeId) -> bool {
-        self.tables.newest_issuer(node).is_some_and(|issuer| issuer != self.active)
+        let other_root = self.tables.newest_issuer(node).is_some_and(|issuer| issuer != self.active);
+        other_root || self.needs_digests && !self.has_digest(node)
+    }
+    /// Not if its certificate was recorded below feature level 3, or may not be on record at all.
+    fn has_digest(&self, node: NodeId) -> bool {
+        let row = self.tables.certificates.get(&node).filter(|row| !row.incomplete);
+        row.and_then(|row| row.current.as_ref()).is_some_and(|newest| newest.pin.is_some())
     }
     fn is_manager(&self, node: &NodeRecord) -> bool {
         self.members.contains(&node.id) || node.role == Role::Manager
@@ -93,15 +102,16 @@ pub(crate) fn plan(
     (now, wall): (Moment, WallTime),
 ) -> Plan {
     let mut plan = Plan::default();
-    let Some((active, _)) = tables.authorities.active() else { return plan };
+    let Some((active, root)) = tables.authorities.active() else { return plan };
     let members: BTreeSet<NodeId> = tables.members.values().map(|member| member.node).collect();
-    let nodes = Nodes { tables, active, members };
+    let needs_digests = root.compromised && tables.authorities.in_state(AuthorityState::Prepared).is_some();
+    let nodes = Nodes { tables, active, members, needs_digests };
     plan.step = activation(&nodes, config, awaited, now, &mut plan);
     if plan.step.is_none() {
         renewals(&nodes, config, awaited, me, now, &mut plan);
     }
     if plan.step.is_none() {
-        plan.step = withdrawal(&nodes, config, (now, wall), &mut plan);
+        plan.step = withdrawal(&nodes, config, awaited, (now, wall), &mut plan);
     }
     if plan.step.is_none() {
         plan.step = forgotten(tables, config, awaited, (now, wall), &mut plan);
@@ -132,12 +142,15 @@ fn activation(nodes: &Nodes<'_>, config: &Config, awaited: &mut Awaited, now: Mo
     if !root.automatic {
         return None;
     }
-    if !unacknowledged_members(nodes.tables).is_empty() {
-        return None; // no time overrides a manager's acknowledgement
+    let ready = || nodes.tables.nodes.values().filter(|node| node.liveness == Liveness::Ready);
+    let shut_out = |node: NodeId| nodes.needs_digests && !nodes.has_digest(node);
+    if !unacknowledged_members(nodes.tables).is_empty()
+        || ready().any(|node| nodes.members.contains(&node.id) && shut_out(node.id))
+    {
+        return None; // no time overrides a manager
     }
-    let mut ready = nodes.tables.nodes.values().filter(|node| node.liveness == Liveness::Ready);
     let until = published + config.publish;
-    if now >= until || ready.all(|node| authorities.is_trusted_by(node.id)) {
+    if now >= until || ready().all(|node| authorities.is_trusted_by(node.id) && !shut_out(node.id)) {
         return Some(Step::Activate(id));
     }
     plan.wake_at(until);
@@ -197,18 +210,28 @@ fn is_asked(node: &NodeRecord) -> bool {
 
 /// ROOT-3. A former root goes once no node that is ready depends on it, and no Raft member does; others come back with their
 /// recorded certificates. One whose key is in foreign hands does not wait for Raft members that are down.
-fn withdrawal(nodes: &Nodes<'_>, config: &Config, (now, wall): (Moment, WallTime), plan: &mut Plan) -> Option<Step> {
+fn withdrawal(
+    nodes: &Nodes<'_>,
+    config: &Config,
+    awaited: &Awaited,
+    (now, wall): (Moment, WallTime),
+    plan: &mut Plan,
+) -> Option<Step> {
     let authorities = &nodes.tables.authorities;
-    if nodes.behind().next().is_some() {
-        return None;
-    }
     let retiring = || authorities.roots.iter().filter(|(_, root)| root.state == AuthorityState::Retiring);
     let known_to_others = |(id, root): &(&RootId, &Arc<Authority>)| {
         let leaves = matches!(root.state, AuthorityState::Retiring | AuthorityState::Retired);
         leaves && root.compromised && nodes.majority_without(**id)
     };
-    if let Some((id, _)) = authorities.roots.iter().find(known_to_others) {
+    // One that was asked and does not renew may be in the same hands as the key; it can still renew afterwards.
+    let in_time = |node: &NodeRecord| awaited.asked.get(&node.id).is_none_or(|since| now < *since + config.renew);
+    if let Some((id, _)) = authorities.roots.iter().find(known_to_others)
+        && !nodes.behind().any(in_time)
+    {
         return Some(Step::Revoke(*id));
+    }
+    if nodes.behind().next().is_some() {
+        return None;
     }
     let (id, _) = retiring().next()?;
     if nodes.members.iter().any(|member| nodes.is_behind(*member)) {

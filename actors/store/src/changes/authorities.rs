@@ -4,7 +4,8 @@
 //!             ROOT-10  a certificate is recorded only while its root signs: after an activation, none of the former root is.
 
 use muster_messages::{
-    Authority, AuthorityChange, AuthorityOrigin, AuthorityRefusal, AuthorityState, CrossCertificate, MAX_ROOTS, RootId,
+    Authority, AuthorityChange, AuthorityOrigin, AuthorityRefusal, AuthorityState, CrossCertificate, Liveness,
+    MAX_ROOTS, RootId, Voucher,
 };
 
 use super::*;
@@ -26,7 +27,7 @@ pub(super) fn make(tables: &mut Tables, stamp: &Stamp<'_>, change: &AuthorityCha
             abort(tables, stamp);
             Ok(())
         }
-        AuthorityChange::Activate { root, crosses } => activate(tables, stamp, *root, crosses),
+        AuthorityChange::Activate { root, crosses, vouchers } => activate(tables, stamp, *root, crosses, vouchers),
         AuthorityChange::Retire { root, force } => retire(tables, stamp, *root, *force),
         AuthorityChange::Revoke { root } => revoke(tables, stamp, *root),
         AuthorityChange::Forget { root } => forget(tables, stamp, *root),
@@ -86,8 +87,12 @@ fn prepare(
     }
     abort(tables, stamp);
     if compromised {
-        let root = root_mut(tables, signer);
-        (root.compromised, root.revision) = (true, stamp.at);
+        // A copied disk holds the key of every root that has one.
+        let with_key = tables.authorities.roots.iter().filter(|(_, root)| root.key_pem.is_some());
+        for id in with_key.map(|(id, _)| *id).collect::<Vec<_>>() {
+            let root = root_mut(tables, id);
+            (root.compromised, root.revision) = (true, stamp.at);
+        }
     }
     tables.authorities.roots.insert(id, Arc::new(Authority { revision: stamp.at, ..new }));
     tables.authorities.generation = stamp.at;
@@ -108,6 +113,7 @@ fn activate(
     stamp: &Stamp<'_>,
     id: RootId,
     crosses: &[CrossCertificate],
+    vouchers: &[Voucher],
 ) -> Result<(), CommandRefusal> {
     let was = known(tables, id)?;
     if was.state == AuthorityState::Active {
@@ -118,7 +124,13 @@ fn activate(
     }
     let (cert_pem, key) = (was.cert_pem.clone(), was.key_pem.clone());
     let key = key.ok_or_else(|| stale(format!("the root {id} has no key")))?;
-    if let Some((former, _)) = tables.authorities.active() {
+    if was.state == AuthorityState::Prepared {
+        acknowledged_by_members(tables, id)?;
+    }
+    if let Some((former, root)) = tables.authorities.active() {
+        if root.compromised {
+            keeps_majority(tables, former)?;
+        }
         set_state(tables, stamp, former, AuthorityState::Retiring);
     }
     set_state(tables, stamp, id, AuthorityState::Active);
@@ -126,11 +138,37 @@ fn activate(
     root.activated_at = Some(stamp.wall);
     root.crosses.retain(|old| crosses.iter().all(|new| new.by != old.by));
     root.crosses.extend_from_slice(crosses);
+    root.vouchers.retain(|old| vouchers.iter().all(|new| new.by != old.by));
+    root.vouchers.extend_from_slice(vouchers);
     if let Some(cluster) = &mut tables.cluster {
         let cluster = Arc::make_mut(cluster);
         (cluster.root_cert_pem, cluster.root_key_pem, cluster.revision) = (cert_pem, key, stamp.at);
     }
     Ok(())
+}
+
+/// ROOT-2.
+fn acknowledged_by_members(tables: &Tables, root: RootId) -> Result<(), CommandRefusal> {
+    let ready = |node: &NodeId| tables.nodes.get(node).is_some_and(|node| node.liveness == Liveness::Ready);
+    let mut members = tables.members.values().map(|member| member.node).filter(ready);
+    match members.find(|node| !tables.authorities.is_trusted_by(*node)) {
+        Some(node) => Err(stale(format!("manager {node} does not trust the root {root} yet"))),
+        None => Ok(()),
+    }
+}
+
+/// Once a root whose key others may have no longer signs, a certificate opens only what its digest on record opens.
+fn keeps_majority(tables: &Tables, former: RootId) -> Result<(), CommandRefusal> {
+    let voters: Vec<NodeId> = tables.members.values().filter(|member| member.voter).map(|member| member.node).collect();
+    let has_digest = |node: &NodeId| {
+        let newest = tables.certificates.get(node).and_then(|row| row.current.as_ref());
+        newest.is_some_and(|newest| newest.pin.is_some())
+    };
+    let shut_out: Vec<NodeId> = voters.iter().copied().filter(|node| !has_digest(node)).collect();
+    match shut_out.first() {
+        Some(node) if 2 * (voters.len() - shut_out.len()) <= voters.len() => Err(in_use(former, *node, shut_out.len())),
+        _ => Ok(()),
+    }
 }
 
 fn retire(tables: &mut Tables, stamp: &Stamp<'_>, id: RootId, force: bool) -> Result<(), CommandRefusal> {
@@ -181,7 +219,7 @@ fn forget(tables: &mut Tables, stamp: &Stamp<'_>, id: RootId) -> Result<(), Comm
 
 fn trusted(tables: &mut Tables, node: NodeId, generation: Revision) -> Result<(), CommandRefusal> {
     super::node(tables, node)?;
-    if generation > tables.authorities.generation {
+    if tables.authorities.roots.is_empty() || generation > tables.authorities.generation {
         return Err(stale(format!("the roots are of generation {}, not {generation}", tables.authorities.generation)));
     }
     let known = tables.authorities.trusted_by.entry(node).or_default();

@@ -29,7 +29,7 @@ fn prepare_after(signer: u8, compromised: bool, n: u8) -> Change {
 
 pub fn activate(n: u8) -> Change {
     let crosses = vec![CrossCertificate { by: root(7), cert_pem: format!("cross {n}") }];
-    Change::Authority(Box::new(AuthorityChange::Activate { root: root(n), crosses }))
+    Change::Authority(Box::new(AuthorityChange::Activate { root: root(n), crosses, vouchers: Vec::new() }))
 }
 
 pub fn retire(n: u8, force: bool) -> Change {
