@@ -55,6 +55,19 @@ fn roots_are_acknowledged_once_they_are_on_disk() {
     assert_eq!(world.acknowledged(), None, "once is enough");
 }
 
+/// The cluster has recorded only what was acknowledged to it.
+#[test]
+fn roots_written_while_earlier_ones_are_acknowledged_follow() {
+    let mut world = in_session();
+    world.offered(7, false);
+    world.step(Input::RootsInstalled(Revision(7)));
+    let (first, _) = world.acknowledged().unwrap();
+    world.offered(8, false);
+    world.step(Input::RootsInstalled(Revision(8)));
+    world.recorded(first);
+    assert_eq!(world.acknowledged().map(|(_, generation)| generation), Some(8));
+}
+
 #[test]
 fn acknowledgement_is_repeated_until_it_is_recorded() {
     let mut world = in_session();
