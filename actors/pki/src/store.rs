@@ -240,14 +240,12 @@ fn each_root(root_pem: &str) -> impl Iterator<Item = String> {
     roots.unwrap_or_default().into_iter()
 }
 
-/// The same certificate with another bundle. The root that issued the certificate stays trusted even if the bundle lacks it: it
-/// leaves with the certificate. [`IdentityStore::save_credentials`] then replaces only the bundle on disk.
+/// The same certificate with another bundle. If no root of the bundle leads to the certificate, the one that issued it stays
+/// trusted: it leaves with the certificate. [`IdentityStore::save_credentials`] then replaces only the bundle on disk.
 pub fn with_bundle(credentials: &NodeCredentials, bundle: &Bundle) -> NodeCredentials {
-    // Over the certificates beside it, a root of the bundle may have issued it as well.
-    if issuing_root(&credentials.cert_pem, &bundle.to_pem()).is_ok() {
-        return NodeCredentials { root_pem: bundle.to_pem(), ..credentials.clone() };
-    }
-    let kept = own_root_pem(credentials).and_then(|root| bundle.clone().with(&root).ok());
+    let is_issued = issuing_root(&credentials.cert_pem, &bundle.to_pem()).is_ok();
+    let own = own_root_pem(credentials).filter(|_| !is_issued);
+    let kept = own.and_then(|root| bundle.clone().with(&root).ok());
     NodeCredentials { root_pem: kept.as_ref().unwrap_or(bundle).to_pem(), ..credentials.clone() }
 }
 

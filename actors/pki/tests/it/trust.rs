@@ -247,6 +247,12 @@ fn bundle_is_replaced_without_its_certificate() {
     assert_eq!(digests[0], digest(roots.pem(1)).unwrap(), "the own one first");
     assert!(digests.contains(&digest(roots.pem(0)).unwrap()));
     assert!(!digests.contains(&digest(roots.pem(2)).unwrap()));
+
+    // A certificate that leads to both is of the newer root as soon as that is trusted.
+    let joined = NodeCredentials { root_pem: roots.pem(0).to_owned(), ..roots.chain(1, 0) };
+    store.save_credentials(&joined).unwrap();
+    assert_eq!(install(&roots.bundle(&[1])).0, roots.bundle(&[1]));
+
     // A full bundle has no room for it: it replaces one, so that the files can still be read.
     let many = Roots::new(MAX_ROOTS);
     let full = many.bundle(&(0..MAX_ROOTS).collect::<Vec<_>>());
