@@ -10,6 +10,10 @@
 //!             ROOT-9  a crash, a restart or a new leader changes nothing but the time that it takes.
 //! Trust first, sign later, drop last: every other order cuts off a node that was away at the wrong moment.
 
+#[cfg(not(feature = "bug-injection"))]
+mod bugs;
+#[cfg(feature = "bug-injection")]
+pub mod bugs;
 mod config;
 pub mod core;
 mod shell;

@@ -24,6 +24,14 @@ pub fn sign(tables: &Tables, config: &Config, what: Signing, wall: WallTime) -> 
             for (_, other) in with_key(tables).filter(|(id, _)| *id != signer) {
                 vouchers.push(issuer(other)?.vouch(cluster.id, &new.cert_pem)?);
             }
+            let by_new = Issuer::from_pem(&new.cert_pem, &new.key_pem)?;
+            let mut for_others = Vec::new();
+            if !compromised {
+                for_others.push((signer, by_new.vouch(cluster.id, &cluster.root_cert_pem)?));
+            }
+            for (id, other) in with_key(tables).filter(|(id, other)| *id != signer && !other.compromised) {
+                for_others.push((id, by_new.vouch(cluster.id, &other.cert_pem)?));
+            }
             Ok(AuthorityChange::Prepare {
                 signer,
                 compromised,
@@ -33,23 +41,23 @@ pub fn sign(tables: &Tables, config: &Config, what: Signing, wall: WallTime) -> 
                 origin: AuthorityOrigin::Made,
                 automatic,
                 vouchers,
+                for_others,
             })
         }
         Signing::Crosses(root) => {
             let Some(wanted) = tables.authorities.roots.get(&root) else {
-                return Ok(AuthorityChange::Activate { root, crosses: Vec::new(), vouchers: Vec::new() }); // refused when it is applied
+                return Ok(AuthorityChange::Activate { root, crosses: Vec::new() }); // refused when it is applied
             };
             let until = wall.plus(config.longest_certificate + MARGIN);
-            let (mut crosses, mut vouchers) = (Vec::new(), Vec::new());
+            let mut crosses = Vec::new();
             for (by, other) in with_key(tables).filter(|(id, _)| *id != root) {
                 // A root that never signed leads nowhere, and a certificate by it would outlast its deletion.
                 if other.activated_at.is_some() {
                     let cert_pem = issuer(other)?.cross_sign(&wanted.cert_pem, wall, until)?;
                     crosses.push(CrossCertificate { by, cert_pem });
-                    vouchers.push(issuer(other)?.vouch(cluster.id, &wanted.cert_pem)?);
                 }
             }
-            Ok(AuthorityChange::Activate { root, crosses, vouchers })
+            Ok(AuthorityChange::Activate { root, crosses })
         }
     }
 }

@@ -12,7 +12,7 @@ use imbl::OrdMap;
 use serde::{Deserialize, Serialize};
 
 use super::view::word;
-use super::{NodeId, Revision, RootId, Secret, Tables, WallTime};
+use super::{IssuedCertificate, NodeId, Revision, RootId, Secret, Tables, WallTime};
 
 /// The most roots on record, in whatever state. A rotation adds one.
 pub const MAX_ROOTS: usize = 8;
@@ -93,7 +93,7 @@ pub struct Authority {
     pub automatic: bool,
     /// Others may have its key: once it no longer signs, it is revoked as soon as it can be.
     pub compromised: bool,
-    /// By each root whose key was there when this one was prepared.
+    /// By each root whose key was there when this one was prepared, and by later ones that were prepared while its own was.
     pub vouchers: Vec<Voucher>,
     /// By each root whose key was there when this one was activated. An abandoned root has none.
     pub crosses: Vec<CrossCertificate>,
@@ -134,24 +134,27 @@ impl Authorities {
         };
         self.roots.values().map(offered).collect()
     }
-    /// The certificates that lead from the active root to earlier ones, one root at a time, for those that know only such a one. A
-    /// revoked root leads nowhere.
+    /// The certificates that lead from the active root to others, for those that know only such a one: the nearest roots first, and of
+    /// two the one that signed later. A revoked root leads nowhere.
     pub fn crosses(&self) -> Vec<&CrossCertificate> {
-        let mut crosses: Vec<&CrossCertificate> = Vec::new();
-        let Some((active, _)) = self.active() else { return crosses };
-        let mut at = active;
-        while crosses.len() < MAX_CROSSES {
-            let leads = |by: &RootId| {
-                let new = *by != active && crosses.iter().all(|cross| cross.by != *by);
-                let root = self.roots.get(by).filter(|root| new && root.state != AuthorityState::Revoked);
-                root.and_then(|root| root.activated_at)
-            };
-            let Some(root) = self.roots.get(&at) else { break };
-            // By the one that signed before it: of several, the one that signed last.
-            let before = root.crosses.iter().filter_map(|cross| Some((leads(&cross.by)?, cross)));
-            let Some((_, cross)) = before.max_by_key(|(signed, _)| *signed) else { break };
-            crosses.push(cross);
-            at = cross.by;
+        let Some((active, _)) = self.active() else { return Vec::new() };
+        let signed = |by: &RootId| {
+            let root = self.roots.get(by).filter(|root| root.state != AuthorityState::Revoked);
+            root.and_then(|root| root.activated_at)
+        };
+        let (mut reached, mut crosses) = (vec![active], Vec::new());
+        let mut next = 0;
+        while let Some(at) = reached.get(next).copied() {
+            next += 1;
+            let from = self.roots.get(&at).into_iter().flat_map(|root| &root.crosses);
+            let mut from: Vec<_> = from.filter_map(|cross| Some((signed(&cross.by)?, cross))).collect();
+            from.sort_by_key(|(signed, _)| std::cmp::Reverse(*signed));
+            for (_, cross) in from {
+                if crosses.len() < MAX_CROSSES && !reached.contains(&cross.by) {
+                    reached.push(cross.by);
+                    crosses.push(cross);
+                }
+            }
         }
         crosses
     }
@@ -181,17 +184,20 @@ pub enum AuthorityChange {
         origin: AuthorityOrigin,
         automatic: bool,
         vouchers: Vec<Voucher>,
+        /// By the new root, for the others whose key is there, and which others do not have: a node that joins with the new root
+        /// may trust those, too, and follows a way back.
+        for_others: Vec<(RootId, Voucher)>,
     },
     /// Deletes the prepared root. Absent: no change.
     Abort,
     /// A prepared root signs from now on, or a retiring one again; the one that signed before is retiring.
-    /// `vouchers`: by the other roots, for nodes that trust only one of those. Refused while a Raft member that is ready has not
+    /// Refused while a Raft member that is ready has not
     /// acknowledged a prepared root; and as `RootInUse` if others may have the key of the one that signed before, and no majority of
     /// the voters has a certificate whose digest is on record.
-    Activate { root: RootId, crosses: Vec<CrossCertificate>, vouchers: Vec<Voucher> },
+    Activate { root: RootId, crosses: Vec<CrossCertificate> },
     /// Deletes a retiring root's key. Refused as `RootInUse` while a Raft member's newest certificate is of it, unless `force`.
     Retire { root: RootId, force: bool },
-    /// Refused as `RootInUse` while the voters with certificates of other roots are no majority.
+    /// Refused as `RootInUse` while the voters that hold certificates of other roots for certain are no majority.
     Revoke { root: RootId },
     /// Deletes a retired or revoked root. Absent: no change. Refused until an hour after the last of its certificates has expired.
     Forget { root: RootId },
@@ -228,11 +234,24 @@ impl Tables {
     /// The root that issued the newest certificate of a node. A certificate from before feature level 3 is the founding root's.
     /// `None`: no certificate is on record, or there was no rotation yet.
     pub fn newest_issuer(&self, node: NodeId) -> Option<RootId> {
-        let newest = self.certificates.get(&node)?.current.as_ref()?;
-        newest.issuer.or_else(|| {
+        self.issuer_of(self.certificates.get(&node)?.current.as_ref()?)
+    }
+    /// The root that issued a certificate on record.
+    pub fn issuer_of(&self, issued: &IssuedCertificate) -> Option<RootId> {
+        issued.issuer.or_else(|| {
             let mut roots = self.authorities.roots.iter();
             roots.find(|(_, root)| root.origin == AuthorityOrigin::Founded).map(|(id, _)| *id)
         })
+    }
+    /// Whether a node may still hold a certificate of this root: it is not known to have a later one on disk.
+    pub fn may_hold_of(&self, root: RootId, node: NodeId) -> bool {
+        let row = self.certificates.get(&node);
+        let mut issued = row.into_iter().flat_map(|row| row.current.iter().chain(row.older()));
+        issued.any(|issued| self.issuer_of(issued) == Some(root))
+    }
+    /// Whether a certificate on record is of a root that does not sign any more.
+    pub fn is_outdated(&self, issued: &IssuedCertificate) -> bool {
+        self.authorities.active().is_some_and(|(active, _)| self.issuer_of(issued) != Some(active))
     }
     /// Whether a root signs: the one that issued a certificate must still do so when the certificate is recorded.
     pub fn signs(&self, root: Option<RootId>) -> bool {

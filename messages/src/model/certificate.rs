@@ -108,6 +108,10 @@ pub struct NodeCertificates {
 }
 
 impl NodeCertificates {
+    /// The certificates on record besides the newest one.
+    pub fn older(&self) -> impl Iterator<Item = &IssuedCertificate> {
+        self.previous.iter().chain(&self.unclaimed)
+    }
     /// The recorded certificate that matches `presented`.
     pub fn find(&self, presented: &CertIdentity) -> Option<&IssuedCertificate> {
         self.current.iter().chain(&self.previous).chain(&self.unclaimed).find(|issued| issued.is(presented))

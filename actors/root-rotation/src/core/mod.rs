@@ -14,6 +14,7 @@ use muster_messages::{
 use muster_pki::SignError;
 
 use crate::Config;
+use crate::bugs::{BugInjection, is_injected};
 
 use self::plan::{Awaited, Step};
 pub use self::values::{Answer, AskId, Effect, Input, OperatorStep, Signing, StepId};
@@ -302,9 +303,12 @@ impl RootRotation {
         if let Some(step) = plan.step {
             match step {
                 Step::Activate(root) => self.sign(Work::Planned, Signing::Crosses(root), out),
-                Step::Retire(root) => {
-                    self.planned(AuthorityChange::Retire { root, force: false }, "all nodes have left it", wall, out)
-                }
+                Step::Retire(root) => self.planned(
+                    AuthorityChange::Retire { root, force: is_injected(BugInjection::RetireWhileBehind) },
+                    "all nodes have left it",
+                    wall,
+                    out,
+                ),
                 Step::Revoke(root) => {
                     self.planned(AuthorityChange::Revoke { root }, "others may have its key", wall, out)
                 }

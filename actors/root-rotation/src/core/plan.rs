@@ -10,6 +10,7 @@ use muster_messages::{
 };
 
 use crate::Config;
+use crate::bugs::{BugInjection, is_injected as injected};
 
 /// A change of the roots that the leader makes by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,10 +83,11 @@ impl<'a> Nodes<'a> {
         let ready = self.tables.nodes.values().filter(|node| node.liveness == Liveness::Ready);
         ready.map(|node| &**node).filter(|node| self.is_behind(node.id))
     }
-    /// Whether the voters with certificates of other roots are a majority: the others cannot take part once this one is revoked.
+    /// Whether the voters that hold certificates of other roots for certain are a majority: the others cannot take part once this
+    /// one is revoked. A newer certificate may be on record and its answer lost.
     fn majority_without(&self, root: RootId) -> bool {
         let voters: Vec<NodeId> = self.tables.members.values().filter(|m| m.voter).map(|m| m.node).collect();
-        let others = voters.iter().filter(|voter| self.tables.newest_issuer(**voter) != Some(root)).count();
+        let others = voters.iter().filter(|voter| !self.tables.may_hold_of(root, **voter)).count();
         2 * others > voters.len()
     }
     fn any_renewed(&self) -> bool {
@@ -121,6 +123,9 @@ pub(crate) fn plan(
 
 /// ROOT-2. Raft members that are ready and have not acknowledged the present roots.
 pub(crate) fn unacknowledged_members(tables: &Tables) -> Vec<NodeId> {
+    if injected(BugInjection::ActivateUnacknowledged) {
+        return Vec::new();
+    }
     let members: BTreeSet<NodeId> = tables.members.values().map(|member| member.node).collect();
     let ready = tables.nodes.values().filter(|node| node.liveness == Liveness::Ready);
     let unknown = ready.filter(|node| members.contains(&node.id) && !tables.authorities.is_trusted_by(node.id));
@@ -150,7 +155,10 @@ fn activation(nodes: &Nodes<'_>, config: &Config, awaited: &mut Awaited, now: Mo
         return None; // no time overrides a manager
     }
     let until = published + config.publish;
-    if now >= until || ready().all(|node| authorities.is_trusted_by(node.id) && !shut_out(node.id)) {
+    if now >= until
+        || injected(BugInjection::ActivateUnacknowledged)
+        || ready().all(|node| authorities.is_trusted_by(node.id) && !shut_out(node.id))
+    {
         return Some(Step::Activate(id));
     }
     plan.wake_at(until);
@@ -218,6 +226,7 @@ fn withdrawal(
     plan: &mut Plan,
 ) -> Option<Step> {
     let authorities = &nodes.tables.authorities;
+    let hurried = injected(BugInjection::RetireWhileBehind);
     let retiring = || authorities.roots.iter().filter(|(_, root)| root.state == AuthorityState::Retiring);
     let known_to_others = |(id, root): &(&RootId, &Arc<Authority>)| {
         let leaves = matches!(root.state, AuthorityState::Retiring | AuthorityState::Retired);
@@ -230,11 +239,11 @@ fn withdrawal(
     {
         return Some(Step::Revoke(*id));
     }
-    if nodes.behind().next().is_some() {
+    if nodes.behind().next().is_some() && !hurried {
         return None;
     }
     let (id, _) = retiring().next()?;
-    if nodes.members.iter().any(|member| nodes.is_behind(*member)) {
+    if nodes.members.iter().any(|member| nodes.is_behind(*member)) && !hurried {
         return None;
     }
     let (_, active) = authorities.active()?;

@@ -5,6 +5,7 @@ use std::time::Duration;
 use muster_messages::protocol::{ProposeError, RootsChange, RootsChanged};
 use muster_messages::*;
 use muster_pki::{Bundle, identity_of_pem};
+use muster_root_rotation::Config;
 
 use crate::world::*;
 use AuthorityState::{Active, Prepared, Retired, Retiring, Revoked};
@@ -48,6 +49,39 @@ fn vouchers_and_cross_certificates_of_a_rotation_hold() {
         [new, Bundle::from_pem(&old_pem).unwrap().ids().next().unwrap()]
     );
     assert_eq!(old.accept(cluster, &world.log.authorities.offer()).unwrap().ids().collect::<Vec<_>>(), [third]);
+}
+
+/// A way back adds a certificate by the root that was left again. It hides none of those that lead to earlier ones.
+#[test]
+fn way_back_keeps_the_path_to_earlier_roots() {
+    let mut world = World::with(Config { retire_after: HOUR, ..Config::default() }, 3, 0);
+    let first = world.active();
+    let second = world.rotate();
+    world.run();
+    world.operator(RootsChange::Retire { root: first, force: true }).unwrap();
+    let third = world.rotate();
+    world.run();
+    world.operator(RootsChange::Activate(second)).unwrap();
+    let by: Vec<RootId> = world.log.authorities.crosses().iter().map(|cross| cross.by).collect();
+    assert_eq!(by, [third, first]);
+}
+
+/// A node that knows only the newer root, because it joined with that, may trust the earlier one, and follows a way back.
+#[test]
+fn newer_root_vouches_for_the_earlier_one_unless_others_have_its_key() {
+    for compromised in [false, true] {
+        let mut world = World::new(3, 0);
+        world.deaf.insert(id(2));
+        let cluster = world.log.cluster.clone().unwrap();
+        let step = RootsChange::Rotate { automatic: true, compromised };
+        let new = world.operator(step).unwrap().root.unwrap();
+        let new = Bundle::from_pem(&world.log.authorities.roots[&new].cert_pem).unwrap();
+        let accepted = new.accept(cluster.id, &world.log.authorities.offer());
+        assert_eq!(accepted.is_ok(), !compromised);
+        world.operator(RootsChange::Abort).unwrap();
+        let all = &world.log.authorities.roots;
+        assert!(all.values().all(|root| root.vouchers.is_empty()), "an abandoned root leaves none behind");
+    }
 }
 
 /// ROOT-2: no time overrides a manager.

@@ -114,7 +114,7 @@ impl World {
         self.log.revision = self.log.revision.next();
     }
 
-    /// A node gets a certificate of the root that signs.
+    /// A node gets a certificate of the root that signs, and connects with it.
     pub fn renew(&mut self, node: NodeId) {
         self.serials += 1;
         let record = self.log.nodes[&node].clone();
@@ -136,6 +136,8 @@ impl World {
             replaces,
         });
         self.apply(&command).unwrap();
+        let seen = Change::CertificateSeen { node, serial: format!("{:x}", self.serials) };
+        self.apply(&Command::idempotent(self.wall, Principal::Cluster, "test").change(seen)).unwrap();
     }
 
     fn apply(&mut self, command: &Command) -> Result<Revision, CommandRefusal> {

@@ -13,7 +13,17 @@ use super::*;
 pub(super) fn make(tables: &mut Tables, stamp: &Stamp<'_>, change: &AuthorityChange) -> Result<(), CommandRefusal> {
     certificates::at_identity_level(tables)?;
     match change {
-        AuthorityChange::Prepare { signer, compromised, root, cert_pem, key_pem, origin, automatic, vouchers } => {
+        AuthorityChange::Prepare {
+            signer,
+            compromised,
+            root,
+            cert_pem,
+            key_pem,
+            origin,
+            automatic,
+            vouchers,
+            for_others,
+        } => {
             let new = Authority {
                 key_pem: Some(key_pem.clone()),
                 automatic: *automatic,
@@ -21,13 +31,15 @@ pub(super) fn make(tables: &mut Tables, stamp: &Stamp<'_>, change: &AuthorityCha
                 created_at: stamp.wall,
                 ..authority(cert_pem, *origin, AuthorityState::Prepared)
             };
-            prepare(tables, stamp, (*signer, *compromised), (*root, new))
+            prepare(tables, stamp, (*signer, *compromised), (*root, new))?;
+            vouch(tables, *root, for_others);
+            Ok(())
         }
         AuthorityChange::Abort => {
             abort(tables, stamp);
             Ok(())
         }
-        AuthorityChange::Activate { root, crosses, vouchers } => activate(tables, stamp, *root, crosses, vouchers),
+        AuthorityChange::Activate { root, crosses } => activate(tables, stamp, *root, crosses),
         AuthorityChange::Retire { root, force } => retire(tables, stamp, *root, *force),
         AuthorityChange::Revoke { root } => revoke(tables, stamp, *root),
         AuthorityChange::Forget { root } => forget(tables, stamp, *root),
@@ -100,10 +112,26 @@ fn prepare(
     Ok(())
 }
 
+/// The new root vouches for others. Vouchers of roots that are not on record prove nothing any more.
+fn vouch(tables: &mut Tables, by: RootId, for_others: &[(RootId, Voucher)]) {
+    let known: Vec<RootId> = tables.authorities.roots.keys().copied().collect();
+    for (id, voucher) in for_others.iter().filter(|(id, voucher)| known.contains(id) && voucher.by == by) {
+        let root = root_mut(tables, *id);
+        root.vouchers.retain(|old| old.by != by && known.contains(&old.by));
+        root.vouchers.push(voucher.clone());
+    }
+}
+
 /// A prepared root never signed, and no cross certificate of it exists: deleting it leaves nothing behind.
 fn abort(tables: &mut Tables, stamp: &Stamp<'_>) {
     let Some((id, _)) = tables.authorities.in_state(AuthorityState::Prepared) else { return };
     tables.authorities.roots.remove(&id);
+    let vouched: Vec<RootId> = tables.authorities.roots.keys().copied().collect();
+    for other in vouched {
+        if known(tables, other).is_ok_and(|root| root.vouchers.iter().any(|voucher| voucher.by == id)) {
+            root_mut(tables, other).vouchers.retain(|voucher| voucher.by != id);
+        }
+    }
     tables.authorities.generation = stamp.at;
     log(tables, stamp, Some(format!("root {id} prepared")), None);
 }
@@ -113,7 +141,6 @@ fn activate(
     stamp: &Stamp<'_>,
     id: RootId,
     crosses: &[CrossCertificate],
-    vouchers: &[Voucher],
 ) -> Result<(), CommandRefusal> {
     let was = known(tables, id)?;
     if was.state == AuthorityState::Active {
@@ -138,8 +165,6 @@ fn activate(
     root.activated_at = Some(stamp.wall);
     root.crosses.retain(|old| crosses.iter().all(|new| new.by != old.by));
     root.crosses.extend_from_slice(crosses);
-    root.vouchers.retain(|old| vouchers.iter().all(|new| new.by != old.by));
-    root.vouchers.extend_from_slice(vouchers);
     if let Some(cluster) = &mut tables.cluster {
         let cluster = Arc::make_mut(cluster);
         (cluster.root_cert_pem, cluster.root_key_pem, cluster.revision) = (cert_pem, key, stamp.at);
@@ -193,7 +218,7 @@ fn revoke(tables: &mut Tables, stamp: &Stamp<'_>, id: RootId) -> Result<(), Comm
         other => return Err(stale(format!("the root {id} is {other}: activate another one first"))),
     }
     let voters: Vec<NodeId> = tables.members.values().filter(|member| member.voter).map(|member| member.node).collect();
-    let shut_out: Vec<NodeId> = voters.iter().copied().filter(|node| issued_newest(tables, id, *node)).collect();
+    let shut_out: Vec<NodeId> = voters.iter().copied().filter(|node| tables.may_hold_of(id, *node)).collect();
     if let Some(node) = shut_out.first()
         && 2 * (voters.len() - shut_out.len()) <= voters.len()
     {

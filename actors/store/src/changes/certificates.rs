@@ -93,15 +93,21 @@ pub(super) fn seen(tables: &mut Tables, stamp: &Stamp<'_>, id: NodeId, serial: &
     // Still asked to renew: it presents the revoked certificate.
     let renewed =
         record.certificate.as_ref().is_some_and(|c| c.serial == serial && c.state != CertificateState::Rotate);
-    let revoking = tables.certificates.get(&id).is_some_and(|row| row.revoking);
-    if !renewed || !revoking {
+    let row = tables.certificates.get(&id);
+    let revoking = row.is_some_and(|row| row.revoking);
+    // Of a former root: from now on the node is known not to depend on it.
+    let outdated = row.is_some_and(|row| row.older().any(|issued| tables.is_outdated(issued)));
+    if !renewed || !revoking && !outdated {
         return Ok(());
     }
     let row = row_mut(tables, id);
     row.revoking = false;
     row.unclaimed.clear();
-    let text = row.previous.take().map(|gone| format!("{} {} revoked", gone.role, gone.serial));
-    stamp.log(tables, EventKind::Certificate, Some(id), None, text);
+    let gone = row.previous.take().filter(|_| revoking);
+    if revoking {
+        let text = gone.map(|gone| format!("{} {} revoked", gone.role, gone.serial));
+        stamp.log(tables, EventKind::Certificate, Some(id), None, text);
+    }
     Ok(())
 }
 

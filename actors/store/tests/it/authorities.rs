@@ -24,12 +24,13 @@ fn prepare_after(signer: u8, compromised: bool, n: u8) -> Change {
         origin: AuthorityOrigin::Made,
         automatic: true,
         vouchers: vec![Voucher { by: root(signer), signature: vec![n] }],
+        for_others: Vec::new(),
     }))
 }
 
 pub fn activate(n: u8) -> Change {
     let crosses = vec![CrossCertificate { by: root(7), cert_pem: format!("cross {n}") }];
-    Change::Authority(Box::new(AuthorityChange::Activate { root: root(n), crosses, vouchers: Vec::new() }))
+    Change::Authority(Box::new(AuthorityChange::Activate { root: root(n), crosses }))
 }
 
 pub fn retire(n: u8, force: bool) -> Change {
@@ -227,10 +228,18 @@ fn root_is_not_revoked_while_the_majority_needs_it() {
     let signs = world.refused(command([revoke(7)]));
     assert!(signs.to_string().contains("activate another one first"), "{signs}");
     must(&mut world, activate(8));
+    let seen = |world: &mut World, n: u8, serial: &str| {
+        must(world, Change::CertificateSeen { node: id(n), serial: serial.to_owned() });
+    };
     renew(&mut world, 1, 8, "b1", Some("a"));
+    let lost = "the answer may be lost: it holds the former one";
+    assert!(matches!(refusal(&mut world, revoke(7)), AuthorityRefusal::RootInUse { in_all: 3, .. }), "{lost}");
+    seen(&mut world, 1, "b1");
     assert!(matches!(refusal(&mut world, revoke(7)), AuthorityRefusal::RootInUse { in_all: 2, .. }));
     assert!(matches!(refusal(&mut world, retire(7, false)), AuthorityRefusal::RootInUse { in_all: 2, .. }));
     renew(&mut world, 2, 8, "b2", Some("a2"));
+    assert!(matches!(refusal(&mut world, revoke(7)), AuthorityRefusal::RootInUse { in_all: 2, .. }), "{lost}");
+    seen(&mut world, 2, "b2");
     must(&mut world, revoke(7));
     assert_eq!((states(&world), keys(&world).len()), (vec![(7, Revoked), (8, Active)], 1));
     must(&mut world, revoke(7));
@@ -272,4 +281,26 @@ fn roots_survive_a_snapshot() {
     must(&mut world, retire(7, true));
     let bytes = muster_store::snapshot::encode(&world.tables);
     assert!(!bytes.windows(4).any(|four| four == b"key\0") && !String::from_utf8_lossy(&bytes).contains("key 7"));
+}
+
+#[test]
+fn new_root_vouches_for_others_until_it_is_abandoned() {
+    let mut world = world();
+    let with_voucher = |n: u8, of: u8| {
+        let Change::Authority(mut change) = prepare(7, n) else { unreachable!() };
+        if let AuthorityChange::Prepare { for_others, .. } = &mut *change {
+            let by = |by: u8| (root(of), Voucher { by: root(by), signature: vec![of] });
+            for_others.extend([by(n), by(6)]); // the latter is not the new root's
+        }
+        Change::Authority(change)
+    };
+    let by = |world: &World| -> Vec<u8> {
+        world.tables.authorities.roots[&root(7)].vouchers.iter().map(|voucher| voucher.by.0[0]).collect()
+    };
+    must(&mut world, with_voucher(8, 7));
+    assert_eq!(by(&world), [8]);
+    must(&mut world, with_voucher(9, 7));
+    assert_eq!(by(&world), [9], "the former one was abandoned");
+    must(&mut world, abort());
+    assert_eq!(by(&world), [0_u8; 0]);
 }
