@@ -377,12 +377,14 @@ impl Dispatcher {
         changes
     }
 
-    /// A node whose certificates were revoked has connected with its new one: from now on it does not need the old one.
+    /// A node whose certificates were revoked, or are of a former root, has connected with its new one: from now on it does not
+    /// need the old one.
     fn renewed(&self, record: &NodeRecord, fact: &SessionFact) -> Option<Change> {
         let row = self.tables.certificates.get(&record.id)?;
         let newest = record.certificate.as_ref().filter(|newest| newest.state != CertificateState::Rotate)?;
         let seen = Change::CertificateSeen { node: record.id, serial: fact.serial.clone() };
-        (row.revoking && newest.serial == fact.serial).then_some(seen)
+        let outdated = || row.older().any(|issued| self.tables.is_outdated(issued));
+        (newest.serial == fact.serial && (row.revoking || outdated())).then_some(seen)
     }
 
     /// DISP-3, DISP-4: no host reports on it. Down and unknown stay as they are.

@@ -62,6 +62,9 @@ pub enum NodeRecordState {
         granted: Revision,
         rotate: bool,
         serial: Option<String>,
+        /// Other certificates on record, and whether each is of a root that does not sign any more: the node may hold one of
+        /// these, if the answer with the newest was lost.
+        older: Vec<(String, bool)>,
         liveness: Liveness,
         /// It is known to trust the present roots.
         trusts_roots: bool,
@@ -83,12 +86,15 @@ impl NodeRecordState {
             return NodeRecordState::Absent;
         };
         let certificate = record.certificate.as_ref();
+        let row = tables.certificates.get(&node);
+        let older = row.into_iter().flat_map(|row| row.older());
         NodeRecordState::Known {
             desired_role: record.desired_role,
             role: record.role,
             granted: record.granted,
             rotate: certificate.is_some_and(|c| c.state == CertificateState::Rotate),
             serial: certificate.map(|c| c.serial.clone()),
+            older: older.map(|issued| (issued.serial.clone(), tables.is_outdated(issued))).collect(),
             liveness: record.liveness,
             trusts_roots: tables.authorities.is_trusted_by(node),
         }
@@ -108,11 +114,16 @@ impl NodeUpdate {
         Self { revision: tables.revision, record_state: NodeRecordState::of(tables, node), shared: Arc::clone(shared) }
     }
 
-    /// The full view for the agent, if the node is known.
-    pub fn view(&self, node: NodeId) -> Option<AgentView> {
-        let NodeRecordState::Known { desired_role, role, granted, rotate, serial, .. } = &self.record_state else {
+    /// The full view for the agent, if the node is known. A node is asked to renew the certificate on record that it presented,
+    /// also an older one; one of a former root in any case.
+    pub fn view(&self, node: NodeId, presented: Option<&str>) -> Option<AgentView> {
+        let NodeRecordState::Known { desired_role, role, granted, rotate, serial, older, .. } = &self.record_state
+        else {
             return None;
         };
+        let held = older.iter().find(|(serial, _)| Some(serial.as_str()) == presented);
+        let rotate = *rotate || held.is_some_and(|(_, outdated)| *outdated);
+        let held = held.map(|(serial, _)| serial).filter(|_| rotate);
         Some(AgentView {
             revision: self.revision,
             incarnation: self.shared.incarnation,
@@ -120,8 +131,8 @@ impl NodeUpdate {
             desired_role: *desired_role,
             role: *role,
             granted: *granted,
-            rotate: *rotate,
-            serial: serial.clone(),
+            rotate,
+            serial: held.or(serial.as_ref()).cloned(),
             managers: self.shared.managers.clone(),
             root_pem: self.shared.root_pem.clone(),
         })

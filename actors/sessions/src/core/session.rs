@@ -523,7 +523,8 @@ impl AgentSession {
         if same_view && same_roots {
             return;
         }
-        let Some(view) = node_update.view(self.node) else { return };
+        let presented = self.peer.as_ref().map(|peer| peer.identity.serial.as_str());
+        let Some(view) = node_update.view(self.node, presented) else { return };
         if !same_view {
             out.push(Effect::Send { conn: *conn, frame: Box::new(HostFrame::View(view)) });
         }

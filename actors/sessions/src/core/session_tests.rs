@@ -25,6 +25,7 @@ fn known(role: Role, granted: u64, liveness: Liveness) -> NodeRecordState {
         rotate: false,
         serial: None,
         liveness,
+        older: Vec::new(),
         trusts_roots: false,
     }
 }
@@ -453,6 +454,28 @@ fn agents_reasons_are_stripped_of_control_characters() {
     assert_eq!(why.as_deref(), Some("gone\u{fffd}[2J\u{fffd}"));
 }
 
+/// The answer with the newest certificate was lost, and the node has restarted since.
+#[test]
+fn node_with_an_older_certificate_is_asked_to_renew_that() {
+    let view = |rotate: bool, outdated: bool| {
+        let NodeRecordState::Known { desired_role, role, granted, liveness, trusts_roots, .. } =
+            known(Role::Worker, 5, Liveness::Ready)
+        else {
+            unreachable!()
+        };
+        let (serial, older) = (Some("new".to_owned()), vec![("old".to_owned(), outdated)]);
+        let record_state =
+            NodeRecordState::Known { desired_role, role, granted, rotate, serial, older, liveness, trusts_roots };
+        let update = NodeUpdate { revision: Revision(5), record_state, shared: Arc::default() };
+        let shown = |presented| update.view(node(), Some(presented)).map(|view| (view.rotate, view.serial));
+        (shown("old").unwrap(), shown("new").unwrap())
+    };
+    let of = |rotate, serial: &str| (rotate, Some(serial.to_owned()));
+    assert_eq!(view(false, false), (of(false, "new"), of(false, "new")));
+    assert_eq!(view(true, false), (of(true, "old"), of(true, "new")));
+    assert_eq!(view(false, true), (of(true, "old"), of(false, "new")), "its root does not sign any more");
+}
+
 #[test]
 fn roots_follow_the_first_view_and_each_change_of_them() {
     let mut world = World::new();
@@ -469,13 +492,13 @@ fn roots_follow_the_first_view_and_each_change_of_them() {
     let update = |world: &mut World, revision: u64, generation: Option<u64>, trusts_roots: bool| {
         let roots = generation.map(|generation| (Revision(generation), Vec::new()));
         let shared = Shared { managers: vec!["m:1".to_owned()], roots, ..Shared::default() };
-        let NodeRecordState::Known { desired_role, role, granted, rotate, serial, liveness, .. } =
+        let NodeRecordState::Known { desired_role, role, granted, rotate, serial, older, liveness, .. } =
             known(Role::Worker, 5, Liveness::Ready)
         else {
             unreachable!()
         };
         let record_state =
-            NodeRecordState::Known { desired_role, role, granted, rotate, serial, liveness, trusts_roots };
+            NodeRecordState::Known { desired_role, role, granted, rotate, serial, older, liveness, trusts_roots };
         let node_update = NodeUpdate { revision: Revision(revision), record_state, shared: Arc::new(shared) };
         world.step(Input::NodeUpdate(Box::new(node_update)));
     };
