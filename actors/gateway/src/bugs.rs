@@ -9,6 +9,8 @@ pub enum BugInjection {
     AdmitSuperseded,
     /// A leader accepts grants that it has not applied (breaks ADMIT-6).
     AdmitForged,
+    /// A certificate of a root that was withdrawn counts as recorded (breaks ADMIT-9).
+    AdmitUnrecorded,
 }
 
 thread_local! {

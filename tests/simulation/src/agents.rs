@@ -19,8 +19,9 @@ use crate::connections::AgentConnections;
 use crate::events::{Answered, Event, Question};
 use crate::hosts::Hosts;
 use crate::leaders::token_secret;
-use crate::machine::{Agent, Authority, Caller, Keeper, MachineIdx, ManagerRuntime, RoleAsker, Roles};
+use crate::machine::{Agent, Authority, Caller, Keeper, MachineIdx, ManagerRuntime, RoleAsker, Roles, Rotation};
 use crate::members::cluster;
+use crate::roots::Chain;
 use crate::schedule::keep_earlier;
 use crate::upgrades::Levels;
 use crate::world::World;
@@ -36,6 +37,9 @@ const LEADERLESS_AFTER: Duration = Duration::from_secs(3);
 
 /// The name that resolves to all managers, whatever their addresses.
 pub const MANAGERS: &str = "managers:4400";
+
+/// Words of a certificate before those about its root.
+const WORDS: usize = 6;
 
 /// Parses the text that stands for a certificate, and its issue time.
 pub(crate) fn read_certificate(node: NodeId, text: &str) -> Option<(CertIdentity, WallTime)> {
@@ -89,6 +93,7 @@ impl Agent {
         };
         machine.agent.core = Some(agent::Agent::new(start, config));
         machine.agent.wakes = None;
+        machine.agent.trust.accepted = None;
         Self::step(world, idx, agent::Input::Woke);
     }
 
@@ -121,6 +126,9 @@ impl Agent {
         let Some(host) = world.rng.pick(&hosts) else { return };
         let leader = world.machines[host].runtime.as_ref().and_then(|h| h.core.replica().raft.leader_node);
         let Some(to) = leader.and_then(|node| world.idx_of(node)) else { return };
+        if !Self::follow_token(world, idx, host) {
+            return;
+        }
         let ask = world.number();
         world.machines[idx].agent.asking = Some((ask, now + QUESTION_TIMEOUT));
         let caller = Caller { idx, life: world.machines[idx].life, ask };
@@ -173,7 +181,7 @@ impl Agent {
                 let (life, soon) = (world.machines[idx].life, world.rng.micros(300, 20_000));
                 world.time.after(soon, Event::Installed { idx, life, id, text: reply.cert_pem });
             }
-            agent::Effect::InstallRoots(_) => unreachable!("no simulated run rotates the root"),
+            agent::Effect::InstallRoots(offer) => Self::install_roots(world, idx, offer),
             agent::Effect::LeaderAnswered { ask, result } => {
                 let asked = |h: &crate::machine::ManagerRuntime| h.keeper.asking == Some(ask.0);
                 if world.machines[idx].runtime.as_ref().is_some_and(asked) {
@@ -244,6 +252,11 @@ impl Agent {
     fn keep_certificate(world: &mut World, idx: MachineIdx, text: &str) -> Option<CertificateFacts> {
         let id = world.machines[idx].id;
         let (certificate, issued_at) = read_certificate(id, text)?;
+        let chain = Chain::read(text.split(' ').skip(WORDS))?;
+        if !world.machines[idx].agent.trust.install(chain) {
+            world.totals.count("certificates of a root that is not trusted");
+            return None;
+        }
         let (_, role) = certificate.node()?;
         let granted = certificate.granted.unwrap_or_default();
         let facts = CertificateFacts::of(&certificate, issued_at)?;
@@ -323,6 +336,9 @@ impl Agent {
                     caller,
                     authority::CertificateRequest::Node(authority::NodeRequest { identity, observed, key }),
                 );
+            }
+            Question::Call(PeerCall::TrustRoots { node, generation }) => {
+                Rotation::trusted(world, to, caller, node, generation);
             }
             Question::Call(_) => {}
             Question::Join => {

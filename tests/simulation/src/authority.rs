@@ -6,7 +6,7 @@ use std::time::Duration;
 use muster_cert_authority::core as authority;
 use muster_messages::protocol::{Applied, ProposeError};
 use muster_messages::wire::JoinReply;
-use muster_messages::{CertificatePin, ErrorBody, ErrorCode, RootId};
+use muster_messages::{CertificatePin, ErrorBody, ErrorCode};
 use muster_pki::Signed;
 
 use crate::adversaries::Adversaries;
@@ -14,6 +14,7 @@ use crate::agents::read_certificate;
 use crate::blocks::Blocks;
 use crate::events::{Answered, Event};
 use crate::machine::{Asker, Authority, Caller, MachineIdx};
+use crate::roots::{FOUNDING, id_of};
 use crate::world::World;
 
 impl Authority {
@@ -69,10 +70,12 @@ impl Authority {
                 let granted = profile.granted.unwrap_or_default();
                 // What a node reads from its certificate.
                 let (role, now, incarnation) = (profile.role, profile.now.0, profile.incarnation.0);
-                let cert_pem = format!("{role} {granted} {serial} {} {now} {incarnation}", not_after.0);
+                let cluster = Self::at(world, idx).and_then(|a| a.core.tables().cluster.clone());
+                let issuer = cluster.and_then(|cluster| id_of(&cluster.root_cert_pem)).unwrap_or(FOUNDING);
+                let cert_pem = format!("{role} {granted} {serial} {} {now} {incarnation} {issuer}", not_after.0);
                 // Serials identify certificates here: those that nodes present have no pin.
                 let pin = CertificatePin { fingerprint: [0; 32], key: [0; 32] };
-                let signed = Signed { cert_pem, serial, not_after, pin, issuer: RootId([0; 8]) };
+                let signed = Signed { cert_pem, serial, not_after, pin, issuer };
                 Self::step(world, idx, authority::Input::Signed(step, Ok(signed)));
             }
             authority::Effect::Propose { step, command } => {

@@ -2,6 +2,7 @@
 
 use muster_cert_authority::bugs as authority;
 use muster_gateway::bugs as gateway;
+use muster_root_rotation::bugs as rotation;
 use muster_store::bugs as store;
 
 use crate::settings::Settings;
@@ -81,10 +82,20 @@ pub enum Bug {
     IgnoreLevel,
     /// The certificate authority records certificates as of the newest feature level.
     RecordAheadOfLevel,
+    /// A root signs although members have not acknowledged it.
+    ActivateUnacknowledged,
+    /// A root is retired although members have certificates of it.
+    RetireWhileBehind,
+    /// An agent acknowledges roots before they are on disk.
+    AcknowledgeUnwrittenRoots,
+    /// An agent trusts roots for which no trusted root vouches.
+    AcceptUnvouchedRoots,
+    /// Certificates of a withdrawn root are accepted without being on record.
+    AdmitUnrecordedOfWithdrawnRoot,
 }
 
 impl Bug {
-    pub const ALL: [Bug; 42] = [
+    pub const ALL: [Bug; 47] = [
         Bug::AckBeforeSync,
         Bug::VoteBeforeSync,
         Bug::VoteTwice,
@@ -127,6 +138,11 @@ impl Bug {
         Bug::RaiseWithoutCheck,
         Bug::IgnoreLevel,
         Bug::RecordAheadOfLevel,
+        Bug::ActivateUnacknowledged,
+        Bug::RetireWhileBehind,
+        Bug::AcknowledgeUnwrittenRoots,
+        Bug::AcceptUnvouchedRoots,
+        Bug::AdmitUnrecordedOfWithdrawnRoot,
     ];
 
     /// The invariants of which the simulation must find one violated.
@@ -171,6 +187,11 @@ impl Bug {
             Bug::RaiseWithoutCheck => &["LEVEL-1", "LEVEL-3"],
             Bug::IgnoreLevel => &["LEVEL-2"],
             Bug::RecordAheadOfLevel => &["LEVEL-4"],
+            Bug::ActivateUnacknowledged => &["ROOT-2"],
+            Bug::RetireWhileBehind => &["ROOT-3"],
+            Bug::AcknowledgeUnwrittenRoots => &["AGENT-13"],
+            Bug::AcceptUnvouchedRoots => &["PKI-9"],
+            Bug::AdmitUnrecordedOfWithdrawnRoot => &["ADMIT-9"],
         }
     }
 
@@ -206,6 +227,12 @@ impl Bug {
         gateway::set(match bug {
             Some(Bug::AdmitSuperseded) => Some(gateway::BugInjection::AdmitSuperseded),
             Some(Bug::AdmitForged) => Some(gateway::BugInjection::AdmitForged),
+            Some(Bug::AdmitUnrecordedOfWithdrawnRoot) => Some(gateway::BugInjection::AdmitUnrecorded),
+            _ => None,
+        });
+        rotation::set(match bug {
+            Some(Bug::ActivateUnacknowledged) => Some(rotation::BugInjection::ActivateUnacknowledged),
+            Some(Bug::RetireWhileBehind) => Some(rotation::BugInjection::RetireWhileBehind),
             _ => None,
         });
         let raft = &mut settings.raft.bugs;

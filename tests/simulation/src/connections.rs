@@ -17,6 +17,7 @@ use crate::agents::MANAGERS;
 use crate::events::Event;
 use crate::hosts::Hosts;
 use crate::machine::{Agent, MachineIdx};
+use crate::roots;
 use crate::world::World;
 
 /// Delay before a retry on a disconnected link.
@@ -77,6 +78,14 @@ impl AgentConnections {
     pub fn at_host(&self, (host, runtime): (MachineIdx, u32), node: NodeId) -> bool {
         self.0.values().any(|l| (l.host, l.runtime) == (host, runtime) && l.node == node && l.accepted && l.host_open)
     }
+    /// A connection of this agent that its host has admitted.
+    pub fn accepted_of(&self, idx: MachineIdx) -> Option<ConnectionNumber> {
+        self.0
+            .iter()
+            .rev()
+            .find(|(_, l)| l.agent == idx && l.accepted && l.agent_open && l.host_open)
+            .map(|(id, _)| *id)
+    }
     pub fn len(&self) -> usize {
         self.0.len()
     }
@@ -129,7 +138,13 @@ impl AgentConnections {
         }
         let replica = world.machines[host].runtime(runtime).map(|h| h.core.replica().clone());
         let here = LocalFacts { manager: replica.is_some(), ..world.here(host) };
-        let certificate = world.machines[idx].agent.certificate.clone();
+        let certificate = roots::presented(world, host, idx);
+        let unverified = certificate.is_none() && world.machines[idx].agent.certificate.is_some();
+        if unverified || !roots::verifies(world, idx, host) {
+            world.totals.count("dials without a path to a trusted root");
+            world.connections.0.remove(&id);
+            return Self::dial_failed(world, idx, attempt, "no trusted root", Duration::from_millis(1));
+        }
         let admission = admit(certificate.as_ref(), Service::Agent, replica.as_deref(), &here, world.wall(host));
         let node_stays = replica.as_deref().is_some_and(|replica| world.lets_stay(replica, node));
         let admission = if node_stays { Admission::Accept } else { admission };

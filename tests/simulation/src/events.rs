@@ -1,6 +1,8 @@
 //! All events, and the machine that each concerns.
 
 use muster_agent::core as agent;
+use muster_messages::protocol::RootsChanged;
+use muster_messages::wire::RootsOffer;
 use muster_messages::wire::{MembershipReply, PeerCall, RaftPacket, SessionDigest, SnapshotHead};
 use muster_messages::{ErrorBody, NodeId, RefusalReason, Role};
 use muster_raft_member::core::Input;
@@ -13,6 +15,7 @@ use crate::faults::TimedFault;
 use crate::fleet;
 use crate::machine::{Caller, MachineIdx};
 use crate::registers;
+use crate::rotations::RootAttempt;
 
 /// All events. An event for a process or manager runtime that has ended is dropped.
 pub enum Event {
@@ -69,6 +72,14 @@ pub enum Event {
         idx: MachineIdx,
         runtime: u32,
     },
+    RotationWoke {
+        idx: MachineIdx,
+        incarnation: u32,
+    },
+    RotationBack {
+        idx: MachineIdx,
+        runtime: u32,
+    },
     Probed {
         idx: MachineIdx,
         incarnation: u32,
@@ -99,6 +110,12 @@ pub enum Event {
         life: u32,
         id: u64,
         text: String,
+    },
+    /// Offered roots reach the disk.
+    RootsWritten {
+        idx: MachineIdx,
+        life: u32,
+        offer: Box<RootsOffer>,
     },
     DialArrives {
         connection: ConnectionNumber,
@@ -262,6 +279,19 @@ pub enum Event {
     Adversary,
     /// An operator restarts some manager, mostly with the newer build.
     Upgrade,
+    /// An operator takes a step of a rotation.
+    RootOperator,
+    RootAsked {
+        idx: MachineIdx,
+        attempt: RootAttempt,
+    },
+    RootAnswered {
+        attempt: RootAttempt,
+        result: Result<RootsChanged, ErrorBody>,
+    },
+    RetryRoot(usize),
+    /// A fault or an attack that concerns rotations.
+    RootFault,
     Watcher(usize),
     Backup,
     /// All managers are lost.
@@ -295,6 +325,8 @@ pub enum Question {
 pub enum Answered {
     Certificate(Result<String, ErrorBody>),
     Membership(Result<MembershipReply, ErrorBody>),
+    /// Acknowledged roots are recorded.
+    Roots(Result<(), ErrorBody>),
 }
 
 impl Event {
@@ -315,6 +347,10 @@ impl Event {
             | E::RolesBack { idx, .. }
             | E::AuthorityWoke { idx, .. }
             | E::AuthorityBack { idx, .. }
+            | E::RotationWoke { idx, .. }
+            | E::RotationBack { idx, .. }
+            | E::RootsWritten { idx, .. }
+            | E::RootAsked { idx, .. }
             | E::Probed { idx, .. }
             | E::Tally { idx, .. }
             | E::Agent { idx, .. }
@@ -352,6 +388,10 @@ impl Event {
             E::LateWrite { .. }
             | E::Adversary
             | E::Upgrade
+            | E::RootOperator
+            | E::RootAnswered { .. }
+            | E::RetryRoot(_)
+            | E::RootFault
             | E::Watcher(_)
             | E::Backup
             | E::Disaster

@@ -1,4 +1,4 @@
-//! Actors that run while a member leads: role manager, certificate authority, dispatcher, lease clock.
+//! Actors that run while a member leads: role manager, certificate authority, root rotation, dispatcher, lease clock.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::blocks::Blocks;
 use crate::events::Event;
 use crate::hosts::Hosts;
 use crate::lease_clock::Clock;
-use crate::machine::{Asker, Authority, Dispatch, Keeper, Leader, MachineIdx, Roles};
+use crate::machine::{Asker, Authority, Dispatch, Keeper, Leader, MachineIdx, Roles, Rotation};
 use crate::world::World;
 
 /// Interval of the count of waiting changes.
@@ -39,6 +39,7 @@ impl Leader {
                 slot: None,
                 roles: None,
                 authority: None,
+                rotation: None,
                 dispatch: None,
                 clock: None,
                 shown: Revision(0),
@@ -67,6 +68,7 @@ impl Leader {
         }
         Roles::restart(world, idx, runtime);
         Authority::restart(world, idx, runtime);
+        Rotation::restart(world, idx, runtime);
         Dispatch::restart(world, idx, runtime);
         world.time.after(TALLY_INTERVAL, Event::Tally { idx, runtime });
     }
@@ -78,7 +80,7 @@ impl Leader {
             name: Name::sanitized("universe"),
             incarnation: Incarnation(1),
             feature_level: world.machines[idx].build,
-            root_cert_pem: "root".to_owned(),
+            root_cert_pem: crate::roots::text_of(crate::roots::FOUNDING),
             root_key_pem: Secret::new("key"),
             founded_at: now,
             revision: Revision(0),
@@ -131,6 +133,7 @@ impl Leader {
             Roles::step(world, idx, roles::Input::Seen(replica.clone()));
             if fresh {
                 Authority::step(world, idx, authority::Input::Replica(replica.tables.clone()));
+                Rotation::observe(world, idx);
                 Dispatch::step(world, idx, dispatcher::Input::Replica(replica.tables.clone()));
             }
             Clock::step(world, idx, muster_elections::core::keeper::Input::Replica(replica));

@@ -3,10 +3,10 @@
 //! determines a run.
 //!
 //! - [`Run`]: one random run of a [`Kind`]: a growing cluster under load and faults, many candidates for leases, a
-//!   fleet under release gates, or an upgrade of manager after manager; afterwards it must settle. [`sweep`] runs many seeds. This package's binary does both.
+//!   fleet under release gates, an upgrade of manager after manager, or rotations of the root; afterwards it must settle. [`sweep`] runs many seeds. This package's binary does both.
 //! - [`Simulation`] with the steps of `scenario`: a fault-free simulation with scripted faults.
 //!   It drives the `world`: machines with their actors, connections and the processes of a fleet. `clients`, `candidates`,
-//!   `registers`, `watchers`, `adversaries`, `recoveries` and `faults` act on it; it holds none of their state. Each part's
+//!   `registers`, `watchers`, `adversaries`, `recoveries`, the operators of `rotations` and `faults` act on it; it holds none of their state. Each part's
 //!   functions take the world.
 //! - [`Bug`]: injected bugs. `docs/invariants.md` lists the invariants.
 //!
@@ -42,6 +42,9 @@ mod registers;
 mod report;
 mod rng;
 mod roles;
+mod roots;
+mod rotation;
+mod rotations;
 mod run;
 mod scenario;
 mod schedule;

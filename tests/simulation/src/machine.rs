@@ -6,9 +6,10 @@ use std::time::Duration;
 use muster_agent::NodeTrouble;
 use muster_agent::core as agent;
 use muster_cert_authority::core as authority;
-use muster_messages::{CertIdentity, Moment, Name, NodeId, RaftId, RequestId, Revision, Role, Term, WallTime};
+use muster_messages::{CertIdentity, Moment, Name, NodeId, RaftId, RequestId, Revision, Role, Tables, Term, WallTime};
 use muster_raft_member::core::RaftCore;
 use muster_role_manager::core as roles;
+use muster_root_rotation::core as rotation;
 use muster_sessions::core::dispatcher;
 use muster_store::History;
 
@@ -23,6 +24,8 @@ use crate::hosts::Hosts;
 use crate::lease_clock::Clock;
 use crate::model::{Floor, Key};
 use crate::registers;
+use crate::roots::Trust;
+use crate::rotation::RotationAsker;
 
 /// A machine's index in the simulation.
 pub type MachineIdx = usize;
@@ -72,6 +75,8 @@ pub struct Agent {
     pub issued_at: WallTime,
     /// Earlier certificates and the current one, newest last.
     pub former: Vec<CertIdentity>,
+    /// The roots that it trusts, and what its certificate leads to.
+    pub trust: Trust,
     /// The serial of the certificate for which a demotion was reported.
     pub demotion_reported: Option<String>,
     /// Permanently out of the cluster.
@@ -129,6 +134,7 @@ pub struct Leader {
     pub shown: Revision,
     pub roles: Option<Roles>,
     pub authority: Option<Authority>,
+    pub rotation: Option<Rotation>,
     pub dispatch: Option<Dispatch>,
     pub clock: Option<Clock>,
 }
@@ -156,6 +162,16 @@ pub struct Authority {
     pub core: authority::CertAuthority,
     /// The caller, and the node that it asks for.
     pub asks: BTreeMap<authority::AskId, (Caller, Option<NodeId>)>,
+}
+
+pub struct Rotation {
+    pub incarnation: u32,
+    pub core: rotation::RootRotation,
+    pub asks: BTreeMap<rotation::AskId, RotationAsker>,
+    /// The replica that was compared last.
+    pub shown: Option<Tables>,
+    /// Revisions that it waits for.
+    pub catching_up: Vec<Revision>,
 }
 
 /// A machine and the number of its question.
@@ -197,6 +213,10 @@ pub enum Asker {
     Authority {
         incarnation: u32,
         step: authority::StepId,
+    },
+    Rotation {
+        incarnation: u32,
+        step: rotation::StepId,
     },
     Candidate(PendingRequest),
     Register(Box<registers::PendingRequest>),

@@ -21,8 +21,10 @@ use crate::events::{Event, Mail};
 use crate::fleet::{Fleet, PendingRequest};
 use crate::hosts::Hosts;
 use crate::lease_clock::Clock;
-use crate::machine::{Asker, Authority, Dispatch, Keeper, Leader, MachineIdx, ManagerRuntime, Roles};
+use crate::machine::{Asker, Authority, Dispatch, Keeper, Leader, MachineIdx, ManagerRuntime, Roles, Rotation};
 use crate::registers::Registers;
+use crate::roots;
+use crate::rotations::Rotations;
 use crate::snapshots::Snapshots;
 use crate::upgrades::Levels;
 use crate::world::World;
@@ -237,7 +239,11 @@ impl ManagerRuntime {
             true => world.checks.configured(tables, runtime.core.configuration()),
             false => Ok(()),
         });
+        let tables = world.rotations.active.then(|| tables.clone());
         world.require(outcome);
+        if let Some(tables) = tables {
+            Rotations::check(world, &tables);
+        }
         Levels::check(world, idx);
         Fleet::check_serving(world);
         for change in std::mem::take(&mut world.checks.changes) {
@@ -290,6 +296,9 @@ impl ManagerRuntime {
             }
             (Asker::Authority { incarnation, step }, Answer::Proposed(_, result)) => {
                 Authority::step_ended(world, idx, incarnation, step, result);
+            }
+            (Asker::Rotation { incarnation, step }, Answer::Proposed(_, result)) => {
+                Rotation::step_ended(world, idx, incarnation, step, result);
             }
             (Asker::Candidate(pending), Answer::Proposed(_, result)) => Candidates::ended(world, idx, pending, result),
             (Asker::Register(pending), Answer::Proposed(_, result)) => Registers::ended(world, pending, result),
@@ -362,7 +371,7 @@ impl ManagerRuntime {
     fn check_peer(world: &World, idx: MachineIdx, peer: MachineIdx) -> Result<(), RefusalReason> {
         let (machine, other) = (&world.machines[idx], &world.machines[peer]);
         let Some(runtime) = &machine.runtime else { return Err(RefusalReason::NotAManager) };
-        let Some(certificate) = &other.agent.certificate else { return Err(RefusalReason::Unauthenticated) };
+        let Some(certificate) = roots::presented(world, idx, peer) else { return Err(RefusalReason::Unauthenticated) };
         let here = world.here(idx);
         let replica = runtime.core.replica();
         if world.settings.bug == Some(Bug::RefuseOnStaleReplica) {
@@ -372,20 +381,22 @@ impl ManagerRuntime {
         if world.lets_stay(replica, other.id) {
             return Ok(());
         }
-        match admit(Some(certificate), Service::Mesh, Some(replica), &here, world.wall(idx)) {
+        match admit(Some(&certificate), Service::Mesh, Some(replica), &here, world.wall(idx)) {
             Admission::Refuse(reason, _) => Err(reason),
             _ => Ok(()),
         }
     }
 
-    /// A session needs both ends' consent. A refused peer learns the reason.
+    /// A session needs both ends' consent, and one of them must have dialled the other. A refused peer learns the reason.
     /// Packets of a process that has ended are checked by the receiver alone.
     fn in_session(world: &mut World, from: MachineIdx, to: MachineIdx, sender: u32) -> bool {
         let lives = world.machines[from].runtime(sender).is_some();
-        [(from, to), (to, from)]
-            .into_iter()
-            .skip(usize::from(!lives))
-            .all(|(acceptor, peer)| Self::accepts_peer(world, acceptor, peer))
+        let dialled = !lives || roots::verifies(world, from, to) || roots::verifies(world, to, from);
+        dialled
+            && [(from, to), (to, from)]
+                .into_iter()
+                .skip(usize::from(!lives))
+                .all(|(acceptor, peer)| Self::accepts_peer(world, acceptor, peer))
     }
 
     pub(crate) fn accepts_peer(world: &mut World, acceptor: MachineIdx, peer: MachineIdx) -> bool {

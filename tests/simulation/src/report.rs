@@ -110,6 +110,40 @@ pub const UPGRADES_MUST_SEE: [&str; 10] = [
     "writes acknowledged",
 ];
 
+/// Events that a full run of rotations must contain.
+pub const ROTATIONS_MUST_SEE: [&str; 30] = [
+    "roots prepared",
+    "roots activated",
+    "roots activated again",
+    "roots retiring",
+    "roots retired",
+    "roots revoked",
+    "former roots deleted",
+    "bundles of roots written",
+    "bundles of roots refused",
+    "certificates of a root that is not trusted",
+    "dials without a path to a trusted root",
+    "nodes joined",
+    "nodes started with a new token after a revocation",
+    "join tokens replaced",
+    "membership changes",
+    "role changes accepted",
+    "removals done",
+    "operator: rotated the root",
+    "operator: rotated a compromised root",
+    "operator: prepared a root",
+    "operator: aborted a rotation",
+    "operator: activated a root",
+    "operator: retired a root",
+    "operator: forced a retirement",
+    "operator: revoked a root",
+    "operators' steps refused",
+    "adversary: unvouched roots offered",
+    "adversary: stolen keys used",
+    "fault: root rotation crashed",
+    "fault: node away for long",
+];
+
 /// Events that a full run of gates must contain.
 pub const GATES_MUST_SEE: [&str; 31] = [
     "actions begun",

@@ -273,7 +273,7 @@ impl Simulation {
 }
 
 /// Advances all calendars by more than a certificate lifetime, a day at a time: certificates are renewed and blocks expire.
-fn expire_certificates(sim: &mut Simulation) -> Result<(), Failure> {
+pub(crate) fn expire_certificates(sim: &mut Simulation) -> Result<(), Failure> {
     const DAY: Duration = Duration::from_secs(24 * 3600);
     // A certificate issued today, plus the margin of its block.
     let lifetime = sim.world.settings.authority.node_lifetime + DAY * 3;

@@ -14,6 +14,7 @@ pub struct Settings {
     pub raft: RaftConfig,
     pub roles: muster_role_manager::core::Config,
     pub authority: muster_cert_authority::Config,
+    pub rotation: muster_root_rotation::Config,
     pub agent: AgentConfig,
     pub sessions: SessionsConfig,
     pub dispatcher: DispatcherConfig,

@@ -10,10 +10,11 @@ use std::time::{Duration, Instant};
 
 use crate::bugs::Bug;
 use crate::report::{
-    Failure, GATES_MUST_SEE, LEASES_MUST_SEE, ROLES_MUST_SEE, Report, SNAPSHOTS_MUST_SEE, Totals, UPGRADES_MUST_SEE,
+    Failure, GATES_MUST_SEE, LEASES_MUST_SEE, ROLES_MUST_SEE, ROTATIONS_MUST_SEE, Report, SNAPSHOTS_MUST_SEE, Totals,
+    UPGRADES_MUST_SEE,
 };
 use crate::simulation::Simulation;
-use crate::{fleet, run, snapshots, upgrades};
+use crate::{fleet, rotations, run, snapshots, upgrades};
 
 /// The subject of a simulated run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -29,10 +30,13 @@ pub enum Kind {
     Snapshots,
     /// Managers of two builds in one cluster: restarted with the newer one, and back, until all have it.
     Upgrades,
+    /// The root is replaced again and again while the cluster changes under faults.
+    Rotations,
 }
 
 impl Kind {
-    pub const ALL: [Kind; 5] = [Kind::Roles, Kind::Leases, Kind::Gates, Kind::Snapshots, Kind::Upgrades];
+    pub const ALL: [Kind; 6] =
+        [Kind::Roles, Kind::Leases, Kind::Gates, Kind::Snapshots, Kind::Upgrades, Kind::Rotations];
 
     /// Events that the full tier must contain; otherwise it proves nothing about them.
     pub fn required_events(self) -> &'static [&'static str] {
@@ -42,6 +46,7 @@ impl Kind {
             Kind::Gates => &GATES_MUST_SEE,
             Kind::Snapshots => &SNAPSHOTS_MUST_SEE,
             Kind::Upgrades => &UPGRADES_MUST_SEE,
+            Kind::Rotations => &ROTATIONS_MUST_SEE,
         }
     }
 }
@@ -54,6 +59,7 @@ impl fmt::Display for Kind {
             Kind::Gates => "gates",
             Kind::Snapshots => "snapshots",
             Kind::Upgrades => "upgrades",
+            Kind::Rotations => "rotations",
         })
     }
 }
@@ -62,7 +68,9 @@ impl FromStr for Kind {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
         let found = Kind::ALL.into_iter().find(|kind| kind.to_string() == text);
-        found.ok_or_else(|| format!("unknown kind {text:?}: expected roles, leases, gates, snapshots or upgrades"))
+        found.ok_or_else(|| {
+            format!("unknown kind {text:?}: expected roles, leases, gates, snapshots, upgrades or rotations")
+        })
     }
 }
 
@@ -90,6 +98,7 @@ impl Run {
             Kind::Gates => fleet::simulate,
             Kind::Snapshots => snapshots::simulate,
             Kind::Upgrades => upgrades::simulate,
+            Kind::Rotations => rotations::simulate,
         };
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             let mut simulation = Simulation::with_bug(self.seed, self.bug);

@@ -18,11 +18,12 @@ use crate::faults::Faults;
 use crate::fleet::{Fleet, PendingRequest, Process};
 use crate::hosts::Hosts;
 use crate::lease_clock::Clock;
-use crate::machine::{Agent, Authority, Dispatch, Keeper, Leader, ManagerRuntime, Roles};
+use crate::machine::{Agent, Authority, Dispatch, Keeper, Leader, ManagerRuntime, Roles, Rotation};
 use crate::recoveries::Recoveries;
 use crate::registers::Registers;
 use crate::report::Failure;
 use crate::rng::Rng;
+use crate::rotations::{RootOperators, Rotations};
 use crate::settings::Settings;
 use crate::snapshots::Snapshots;
 use crate::upgrades::Levels;
@@ -38,6 +39,7 @@ pub struct Simulation {
     pub(crate) watchers: Watchers,
     pub(crate) adversaries: Adversaries,
     pub(crate) recoveries: Recoveries,
+    pub(crate) operators: RootOperators,
     pub(crate) faults: Faults,
 }
 
@@ -69,6 +71,7 @@ impl Simulation {
             watchers: Watchers::default(),
             adversaries: Adversaries::default(),
             recoveries: Recoveries::default(),
+            operators: RootOperators::default(),
             faults: Faults::default(),
         }
     }
@@ -127,12 +130,15 @@ impl Simulation {
             E::RolesBack { idx, runtime } => Roles::restart(world, idx, runtime),
             E::AuthorityWoke { idx, incarnation } => Authority::woke(world, idx, incarnation),
             E::AuthorityBack { idx, runtime } => Authority::restart(world, idx, runtime),
+            E::RotationWoke { idx, incarnation } => Rotation::woke(world, idx, incarnation),
+            E::RotationBack { idx, runtime } => Rotation::restart(world, idx, runtime),
             E::Probed { idx, incarnation, step, ok } => Roles::probed(world, idx, incarnation, step, ok),
             E::Tally { idx, runtime } => Leader::tally(world, idx, runtime),
             E::Agent { idx, life } => Agent::tick(world, idx, life),
             E::AgentWoke { idx, life } => Agent::woke(world, idx, life),
             E::AgentInput { idx, life, input } => Agent::deliver(world, idx, life, *input),
             E::Installed { idx, life, id, text } => Agent::installed(world, idx, life, id, &text),
+            E::RootsWritten { idx, life, offer } => Agent::roots_written(world, idx, life, *offer),
             E::DialArrives { connection, .. } => AgentConnections::dial_arrives(world, connection),
             E::DataArrives { connection, to_host, .. } => AgentConnections::data_arrives(world, connection, to_host),
             E::ObserveInHosts { idx, runtime } => Hosts::observe(world, idx, runtime),
@@ -185,6 +191,11 @@ impl Simulation {
             E::LateWrite { writer, write, recoveries } => Clients::late_write(world, writer, write, recoveries),
             E::Adversary => Adversaries::act(world),
             E::Upgrade => Levels::upgrade(world),
+            E::RootOperator => self.operators.act(world),
+            E::RootAsked { idx, attempt } => self.operators.arrives(world, idx, attempt),
+            E::RootAnswered { attempt, result } => self.operators.answered(world, attempt, result),
+            E::RetryRoot(op) => self.operators.retry(world, op),
+            E::RootFault => Rotations::fault(world),
             E::Watcher(watcher) => self.watchers.step(world, watcher),
             E::Backup => self.recoveries.make_backup(world),
             E::Disaster => self.recoveries.disaster(world),

@@ -29,6 +29,8 @@ use crate::network::Network;
 use crate::recoveries::NEVER_CLOSED;
 use crate::report::{Failure, Report, Totals};
 use crate::rng::Rng;
+use crate::roots::{FOUNDING, Trust, id_of};
+use crate::rotations::Rotations;
 use crate::schedule::Schedule;
 use crate::settings::Settings;
 use crate::snapshots::Snapshots;
@@ -51,6 +53,7 @@ pub struct World {
     pub snapshots: Snapshots,
     pub fleet: Fleet,
     pub levels: Levels,
+    pub rotations: Rotations,
     /// Members with a step due, in order.
     pub due: VecDeque<MachineIdx>,
     pub holds: crate::scenario::Holds,
@@ -99,6 +102,7 @@ impl World {
             snapshots,
             fleet: Fleet::default(),
             levels: Levels::default(),
+            rotations: Rotations::default(),
             due: VecDeque::new(),
             holds: crate::scenario::Holds::default(),
             key: CsrKey::parse(include_str!("request.pem")).expect("the signing request of the simulation is valid"),
@@ -206,6 +210,8 @@ impl World {
         let idx = self.machines.len();
         let id = NodeId::from_entropy(self.rng.next_u128());
         let name = muster_messages::Name::sanitized(&format!("n{}", idx + 1));
+        let cluster = self.checks.newest().and_then(|tables| tables.cluster.as_ref());
+        let token = cluster.and_then(|cluster| id_of(&cluster.root_cert_pem)).unwrap_or(FOUNDING);
         let machine = Machine {
             id,
             name,
@@ -226,6 +232,7 @@ impl World {
                 certificate: None,
                 issued_at: WallTime(0),
                 former: Vec::new(),
+                trust: Trust::in_root(token),
                 demotion_reported: None,
                 ended: None,
                 known: Vec::new(),

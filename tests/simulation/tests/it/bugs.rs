@@ -50,6 +50,11 @@ macro_rules! bugs_detected {
                 Bug::RaiseWithoutCheck,
                 Bug::IgnoreLevel,
                 Bug::RecordAheadOfLevel,
+                Bug::ActivateUnacknowledged,
+                Bug::RetireWhileBehind,
+                Bug::AcknowledgeUnwrittenRoots,
+                Bug::AcceptUnvouchedRoots,
+                Bug::AdmitUnrecordedOfWithdrawnRoot,
             ];
             assert_eq!([[$(Bug::$bug,)*].as_slice(), others.as_slice()].concat(), Bug::ALL.as_slice());
         }
@@ -129,6 +134,31 @@ fn detects_members_that_run_beyond_their_level() {
 #[test]
 fn detects_records_ahead_of_the_level() {
     check(Kind::Upgrades, Bug::RecordAheadOfLevel);
+}
+
+#[test]
+fn detects_roots_that_sign_before_they_are_known() {
+    check(Kind::Rotations, Bug::ActivateUnacknowledged);
+}
+
+#[test]
+fn detects_roots_retired_while_members_need_them() {
+    check(Kind::Rotations, Bug::RetireWhileBehind);
+}
+
+#[test]
+fn detects_roots_acknowledged_before_they_are_on_disk() {
+    check(Kind::Rotations, Bug::AcknowledgeUnwrittenRoots);
+}
+
+#[test]
+fn detects_roots_trusted_without_a_voucher() {
+    check(Kind::Rotations, Bug::AcceptUnvouchedRoots);
+}
+
+#[test]
+fn detects_unrecorded_certificates_of_withdrawn_roots() {
+    check(Kind::Rotations, Bug::AdmitUnrecordedOfWithdrawnRoot);
 }
 
 bugs_detected! {

@@ -50,6 +50,11 @@ fn sampled_seeds_of_upgrades_hold() {
 }
 
 #[test]
+fn sampled_seeds_of_rotations_hold() {
+    check(Kind::Rotations, SAMPLED_SEEDS);
+}
+
+#[test]
 #[ignore = "full tier"]
 fn all_role_seeds_hold_and_cover_every_event() {
     check_all(Kind::Roles, 2000);
@@ -84,6 +89,14 @@ fn all_snapshot_seeds_hold_and_cover_every_event() {
 #[ignore = "full tier"]
 fn all_upgrade_seeds_hold_and_cover_every_event() {
     check_all(Kind::Upgrades, 1000);
+}
+
+/// The root is replaced while nodes join, change roles, crash and are away: no node is locked out, and in the end all have a
+/// certificate of the active root.
+#[test]
+#[ignore = "full tier"]
+fn all_rotation_seeds_hold_and_cover_every_event() {
+    check_all(Kind::Rotations, 1000);
 }
 
 #[test]
