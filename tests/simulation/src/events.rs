@@ -15,7 +15,7 @@ use crate::faults::TimedFault;
 use crate::fleet;
 use crate::machine::{Caller, MachineIdx};
 use crate::registers;
-use crate::rotations::RootAttempt;
+use crate::root_operators::RootAttempt;
 
 /// All events. An event for a process or manager runtime that has ended is dropped.
 pub enum Event {

@@ -42,6 +42,7 @@ mod registers;
 mod report;
 mod rng;
 mod roles;
+mod root_operators;
 mod roots;
 mod rotation;
 mod rotations;

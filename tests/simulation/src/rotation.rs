@@ -13,8 +13,9 @@ use muster_root_rotation::core::{self as rotation, Effect, Input, OperatorStep, 
 
 use crate::events::{Answered, Event};
 use crate::machine::{Asker, Caller, MachineIdx, Rotation};
+use crate::root_operators::{RootAttempt, RootOperators};
 use crate::roots::{cross, id_of, text_of, voucher};
-use crate::rotations::{RootAttempt, Rotations};
+use crate::rotations::Rotations;
 use crate::world::World;
 
 /// As its shell's.
@@ -150,7 +151,7 @@ impl Rotation {
                     rotation::Answer::Changed(changed) => changed,
                     rotation::Answer::Trusted => RootsChanged { root: None, revision: Revision(0), changed: false },
                 });
-                Rotations::answer(world, attempt, result);
+                RootOperators::answer(world, attempt, result);
             }
             None => {}
         }
@@ -189,7 +190,7 @@ impl Rotation {
                 rotation.asks.insert(ask, RotationAsker::Operator(attempt));
                 Self::step(world, to, Input::Asked(ask, step));
             }
-            None => Rotations::answer(world, attempt, Err(does_not_lead())),
+            None => RootOperators::answer(world, attempt, Err(does_not_lead())),
         }
     }
 }
