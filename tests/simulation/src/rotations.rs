@@ -1,10 +1,10 @@
-//! Rotations of the root: operators who start, abort and reverse them at any time, nodes that are away meanwhile, and strangers with
+//! Rotations of the root: operators who start, abort and reverse them at any time, nodes that are away meanwhile, and attackers with
 //! a stolen key. Also the run about them, and its checks.
 //!
 //! Checked of every newest state: a root signs only once every reachable member has acknowledged it (ROOT-2), what was acknowledged
 //! is on disk (AGENT-13), only certificates of the root that signs are recorded (ROOT-10), no root is retired that a member
 //! depends on (ROOT-3) or deleted while its certificates are valid (ROOT-7), and every node finds a path from the root that signs to one that
-//! it trusts (REACH-1). In the end every node has a certificate of the active root and trusts exactly the roots of the cluster.
+//! it trusts (ROOTPATH-1). In the end every node has a certificate of the active root and trusts exactly the roots of the cluster.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -36,7 +36,7 @@ use crate::world::World;
 
 pub const ROOT_2: &str = "ROOT-2";
 pub const ROOT_3: &str = "ROOT-3";
-pub const REACH_1: &str = "REACH-1";
+pub const ROOTPATH_1: &str = "ROOTPATH-1";
 pub const ROOT_7: &str = "ROOT-7";
 pub const ROOT_10: &str = "ROOT-10";
 pub const ADMIT_9: &str = "ADMIT-9";
@@ -194,7 +194,7 @@ fn forget_roots(sim: &mut Simulation) -> Result<(), Failure> {
 }
 
 impl Rotations {
-    // ---- faults and strangers -------------------------------------------------------------------------------------
+    // ---- faults and attackers -------------------------------------------------------------------------------------
 
     pub(crate) fn fault(world: &mut World) {
         if !world.faults_active {
@@ -363,7 +363,7 @@ impl Rotations {
         }
         for (node, _) in all.trusted_by.iter().filter(|(_, generation)| **generation == all.generation) {
             let Some(idx) = world.idx_of(*node) else { continue };
-            // A restarted process may take an earlier set from a host that lags, until it hears of the newer one.
+            // A restarted process may take an earlier set from a host that lags, until it receives of the newer one.
             if world.machines[idx].agent.trust.written < all.generation {
                 let detail =
                     format!("n{} has acknowledged the roots of {}, which are not on its disk", idx + 1, all.generation);
@@ -373,7 +373,7 @@ impl Rotations {
         Ok(())
     }
 
-    /// REACH-1.
+    /// ROOTPATH-1.
     fn reachable(world: &World, tables: &Tables) -> Result<(), Broken> {
         let all = &tables.authorities;
         let Some((active, _)) = all.active() else { return Ok(()) };
@@ -391,7 +391,7 @@ impl Rotations {
                     chain.crosses,
                     states(all)
                 );
-                return Err(violation(REACH_1, detail));
+                return Err(violation(ROOTPATH_1, detail));
             }
         }
         Ok(())

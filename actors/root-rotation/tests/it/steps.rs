@@ -68,7 +68,7 @@ fn way_back_keeps_the_path_to_earlier_roots() {
 
 /// A node that knows only the newer root, because it joined with that, may trust the earlier one, and follows a way back.
 #[test]
-fn newer_root_vouches_for_the_earlier_one_unless_others_have_its_key() {
+fn newer_root_vouches_for_earlier_ones_unless_compromised() {
     for compromised in [false, true] {
         let mut world = World::new(3, 0);
         world.deaf.insert(id(2));
