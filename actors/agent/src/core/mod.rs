@@ -315,7 +315,7 @@ impl Agent {
         if self.book.learn(&view.managers) {
             out.push(Effect::KeepManagers(self.book.known().to_vec()));
         }
-        self.renewal.viewed(now, &self.certificate, view);
+        self.renewal.viewed(&self.certificate, view);
     }
 
     fn answered(

@@ -51,9 +51,6 @@ enum Flight {
     Installing,
 }
 
-/// A host that lags behind shows an earlier certificate as the newest one, but not for so long.
-const MISSED_AFTER: Duration = Duration::from_secs(60);
-
 #[derive(Clone, Debug)]
 pub struct Renewal {
     renew_at: WallTime,
@@ -61,10 +58,6 @@ pub struct Renewal {
     /// Requested by the cluster and not yet fulfilled, even if a later view no longer says so (the answer may be lost).
     rotate: bool,
     demotion_reported: bool,
-    /// Since when the cluster's newest certificate is another one than ours.
-    other_newest: Option<Moment>,
-    /// That has lasted: the newest one was lost with a process that stopped before it was on disk.
-    missed: bool,
     flight: Flight,
     failures: u32,
 }
@@ -76,8 +69,6 @@ impl Renewal {
             signal: None,
             rotate: false,
             demotion_reported: false,
-            other_newest: None,
-            missed: false,
             flight: Flight::Idle,
             failures: 0,
         }
@@ -91,22 +82,18 @@ impl Renewal {
     }
     /// When to check again, for local reasons alone.
     pub fn wake_at(&self) -> Option<Moment> {
-        let flight = match self.flight {
+        match self.flight {
             Flight::Pausing(until) | Flight::Asked { until, .. } => Some(until),
             Flight::Idle | Flight::Installing => None,
-        };
-        let missed = self.other_newest.filter(|_| !self.missed).map(|since| since + MISSED_AFTER);
-        flight.into_iter().chain(missed).min()
+        }
     }
 
     /// A view that is not older than any before it.
-    pub fn viewed(&mut self, now: Moment, certificate: &CertificateFacts, view: &AgentView) {
+    pub fn viewed(&mut self, certificate: &CertificateFacts, view: &AgentView) {
         let signal =
             Signal { incarnation: view.incarnation, role: view.role, granted: view.granted, rotate: view.rotate };
         // A host that lags behind still shows the rotation that the present certificate has fulfilled.
         let ours = |serial: &String| *serial == certificate.serial;
-        let is_other = view.serial.as_ref().is_some_and(|serial| !ours(serial));
-        self.other_newest = is_other.then(|| self.other_newest.unwrap_or(now));
         self.rotate |= view.rotate && view.serial.as_ref().is_none_or(ours);
         if self.signal.replace(signal) != Some(signal) {
             self.retry_now();
@@ -141,7 +128,7 @@ impl Renewal {
         if self.signal.is_some_and(|s| differs(certificate, &s)) {
             return Some(Because::RoleChanged);
         }
-        if self.rotate || self.missed {
+        if self.rotate {
             return Some(Because::Rotate);
         }
         (wall >= self.renew_at).then_some(Because::Age)
@@ -150,7 +137,6 @@ impl Renewal {
     /// Ends a request without an answer by now, and a pause that is over, whether or not a request follows. Afterwards
     /// [`Self::wake_at`] is never in the past.
     pub fn lapse(&mut self, now: Moment, config: &AgentConfig, rng: &mut Rng) {
-        self.missed |= self.other_newest.is_some_and(|since| now >= since + MISSED_AFTER);
         match self.flight {
             Flight::Asked { until, .. } if now >= until => self.failed(now, None, config, rng),
             Flight::Pausing(until) if now >= until => self.flight = Flight::Idle,
@@ -189,7 +175,6 @@ impl Renewal {
         self.renew_at = pick_renewal(certificate, rng);
         self.rotate = false;
         self.demotion_reported = false;
-        (self.other_newest, self.missed) = (None, false);
         self.flight = Flight::Idle;
         if self.signal.is_some_and(|s| differs(certificate, &s)) {
             // Superseded, or signed by a leader that lags: ask again, but never in a tight loop.
