@@ -123,7 +123,7 @@ impl Credentials {
         }
         let current = self.publish.borrow().clone();
         let trusted = Bundle::from_pem(&current.root_pem).map_err(|e| e.to_string())?;
-        let bundle = trusted.accept(current.identity.cluster, &offer.roots).map_err(|e| e.to_string())?;
+        let bundle = trusted.accept_proven(current.identity.cluster, &offer.roots).map_err(|e| e.to_string())?;
         let credentials = muster_pki::with_bundle(&current, &bundle);
         *accepted = Some((offer.generation, bundle));
         if credentials.root_pem != current.root_pem {

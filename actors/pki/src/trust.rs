@@ -94,12 +94,30 @@ impl Bundle {
     }
 
     /// The bundle after a manager, verified by the present one, has offered roots (PKI-9). It holds the offered roots that are
-    /// to be trusted, in their order, except those for which no trusted root vouches: a node that knows only a later root needs no
-    /// earlier one.
+    /// to be trusted, in their order.
+    ///
+    /// # Errors
+    /// The offer is malformed, has no root to trust, or one for which no trusted root vouches.
+    pub fn accept(&self, cluster: ClusterId, offered: &[OfferedRoot]) -> Result<Self, BadBundle> {
+        match self.prove(cluster, offered)? {
+            (_, Some(unproven)) => Err(BadBundle::NotVouched(unproven)),
+            (bundle, None) => Ok(bundle),
+        }
+    }
+
+    /// The same without the roots for which no trusted root vouches: a node that knows only a later root needs no earlier one.
     ///
     /// # Errors
     /// The offer is malformed, or has no root to trust for which a trusted one vouches.
-    pub fn accept(&self, cluster: ClusterId, offered: &[OfferedRoot]) -> Result<Self, BadBundle> {
+    pub fn accept_proven(&self, cluster: ClusterId, offered: &[OfferedRoot]) -> Result<Self, BadBundle> {
+        match self.prove(cluster, offered)? {
+            (bundle, Some(unproven)) if bundle.roots.is_empty() => Err(BadBundle::NotVouched(unproven)),
+            (bundle, _) => Ok(bundle),
+        }
+    }
+
+    /// The offered roots that are to be trusted and are proven, and the first one that is not.
+    fn prove(&self, cluster: ClusterId, offered: &[OfferedRoot]) -> Result<(Self, Option<RootId>), BadBundle> {
         if offered.len() > MAX_ROOTS || offered.iter().any(|offer| offer.vouchers.len() > MAX_ROOTS) {
             return Err(BadBundle::Pem(BadPem::NotSome(MAX_ROOTS)));
         }
@@ -117,12 +135,11 @@ impl Bundle {
             proven.push(root);
         }
         let wanted = roots.into_iter().zip(offered).filter(|(_, offer)| offer.trusted).map(|(root, _)| root);
-        let (wanted, unproven): (Vec<Root>, Vec<Root>) = wanted.partition(|root| proven.contains(root));
-        match unproven.first() {
-            Some(root) if wanted.is_empty() => Err(BadBundle::NotVouched(root.id)),
-            None if wanted.is_empty() => Err(BadBundle::Pem(BadPem::NotSome(MAX_ROOTS))),
-            _ => Ok(Self { roots: wanted }),
+        let (roots, unproven): (Vec<Root>, Vec<Root>) = wanted.partition(|root| proven.contains(root));
+        if roots.is_empty() && unproven.is_empty() {
+            return Err(BadBundle::Pem(BadPem::NotSome(MAX_ROOTS)));
         }
+        Ok((Self { roots }, unproven.first().map(|root| root.id)))
     }
 
     /// For verifying clients, with these roots before its own, trusted or not, in however large a number. A root that cannot be

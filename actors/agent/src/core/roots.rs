@@ -45,7 +45,8 @@ impl Default for Roots {
 impl Roots {
     /// A host offers the cluster's roots. One that lags behind may offer an earlier generation.
     pub fn offered(&mut self, offer: RootsOffer, out: &mut Vec<Effect>) {
-        if offer.generation < self.on_disk {
+        let being_written = self.last.as_ref().map_or(self.on_disk, |last| last.generation);
+        if offer.generation < being_written.max(self.on_disk) {
             return;
         }
         self.refused = None;
@@ -74,6 +75,7 @@ impl Roots {
     }
 
     pub fn installed(&mut self, generation: Revision) {
+        self.last.take_if(|last| last.generation <= generation);
         self.on_disk = self.on_disk.max(generation);
         self.retry_now();
     }

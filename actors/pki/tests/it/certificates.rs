@@ -2,7 +2,9 @@
 use std::time::Duration;
 
 use crate::fixture::{Cluster, HOUR, ago, key, now};
-use muster_messages::{Incarnation, Name, NodeId, Principal, Revision, Role, Secret, Subject, UserKind, WallTime};
+use muster_messages::{
+    CertIdentity, Incarnation, Name, NodeId, Principal, Revision, Role, Secret, Subject, UserKind, WallTime,
+};
 use muster_pki::*;
 use proptest::prelude::*;
 use rcgen::{CertificateParams, CustomExtension, DnType, KeyPair, SanType};
@@ -282,7 +284,12 @@ fn expired_node_proves_its_identity_with_old_key() {
     let proof = prove_rekey(&old.key_pem, &new).unwrap();
     let check = |root: &str, cert: &str, proof: &[u8], key: &CsrKey| verify_rekey(root, cert, proof, key);
     let root = cluster.root.cert_pem.as_str();
-    assert_eq!(check(root, &old.cert_pem, &proof, &new).unwrap(), old.identity);
+    let issuer = root_id_of_pem(root).ok();
+    let proven = CertIdentity { issuer, ..old.identity.clone() };
+    assert_eq!(check(root, &old.cert_pem, &proof, &new).unwrap(), proven);
+    // Of the roots that the cluster has had, the one that issued it.
+    let roots = format!("{}{root}", Cluster::new(1).root.cert_pem);
+    assert_eq!(check(&roots, &old.cert_pem, &proof, &new).unwrap(), proven);
 
     let other = Cluster::new(2);
     assert_eq!(check(&other.root.cert_pem, &old.cert_pem, &proof, &new), Err(BadRekey::Foreign));

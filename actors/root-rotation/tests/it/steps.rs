@@ -226,6 +226,38 @@ fn compromised_root_is_revoked_without_waiting_for_the_absent() {
     assert_eq!(world.operator(RootsChange::Revoke(old)).unwrap_err().code, ErrorCode::RootInUse);
 }
 
+/// ADMIT-9: what was recorded below feature level 3 opens nothing once a compromised root no longer signs. All managers would be
+/// shut out at once.
+#[test]
+fn nodes_without_a_recorded_digest_renew_before_a_compromised_root_ends() {
+    let mut world = World::new(3, 2);
+    world.without_digests = true;
+    for node in world.log.nodes.keys().copied().collect::<Vec<_>>() {
+        world.renew(node);
+    }
+    world.without_digests = false;
+    world.silent.insert(id(2));
+    let old = world.active();
+    let new = world.operator(RootsChange::Rotate { automatic: true, compromised: true }).unwrap().root.unwrap();
+    world.run();
+    world.pass(Duration::from_secs(61));
+    world.run();
+    assert_eq!((world.state(new), world.active()), (Some(Prepared), old), "a manager has no digest on record");
+    let refused = world.operator(RootsChange::Activate(new));
+    assert!(refused.is_ok(), "two of three have one: {refused:?}");
+    world.silent.clear();
+    world.run();
+    assert_eq!((world.active(), world.state(old), world.behind()), (new, Some(Revoked), vec![]));
+
+    let mut world = World::new(1, 0);
+    world.without_digests = true;
+    world.renew(id(1));
+    world.silent.insert(id(1));
+    let new = world.operator(RootsChange::Rotate { automatic: true, compromised: true }).unwrap().root.unwrap();
+    world.run();
+    assert_eq!(world.operator(RootsChange::Activate(new)).unwrap_err().code, ErrorCode::RootInUse);
+}
+
 #[test]
 fn last_of_three_rotations_wins() {
     let mut world = World::new(3, 2);
