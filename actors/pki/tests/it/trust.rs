@@ -339,3 +339,28 @@ fn strange_chains_have_an_issuer_or_none() {
     let over_ended = [of_new, presented(&ended.unwrap())].concat();
     assert_eq!(roots.bundle(&[0]).issuer_of(&over_ended, UnixTime::now()), None, "the cross certificate has expired");
 }
+
+/// The holder of a stolen root key makes a certificate authority of his own. A certificate that leads from the stolen root to another
+/// one, left by a way back, must not make it look like that other root's.
+#[test]
+fn nearest_known_root_decides_over_an_intermediate() {
+    let roots = Roots::new(3);
+    // Root 2 stands for the intermediate, which root 0 signs.
+    let leaf = roots.0[2].node(7, Role::Manager).cert_pem;
+    let chain = format!("{leaf}{}{}", roots.cross(2, 0), roots.cross(0, 1));
+    // Root 1 first, as those in good standing are.
+    let known = roots.bundle(&[1, 0]);
+    assert_eq!(known.issuer_of(&presented(&chain), UnixTime::now()), Some(roots.root_id(0)));
+    // A node that does not know root 0 is led over it.
+    assert_eq!(roots.bundle(&[1]).issuer_of(&presented(&chain), UnixTime::now()), Some(roots.root_id(1)));
+}
+
+#[test]
+fn unproven_roots_of_an_offer_can_be_left_out() {
+    let roots = Roots::new(2);
+    let later = roots.bundle(&[1]);
+    let offer = [roots.offer(0, &[]), roots.offer(1, &[0])];
+    assert_eq!(later.accept(roots.id(), &offer), Err(BadBundle::NotVouched(roots.root_id(0))));
+    assert_eq!(later.accept_proven(roots.id(), &offer), Ok(later.clone()));
+    assert_eq!(later.accept_proven(roots.id(), &offer[..1]), Err(BadBundle::NotVouched(roots.root_id(0))));
+}

@@ -229,7 +229,7 @@ fn compromised_root_is_revoked_without_waiting_for_the_absent() {
 /// ADMIT-9: what was recorded below feature level 3 opens nothing once a compromised root no longer signs. All managers would be
 /// shut out at once.
 #[test]
-fn nodes_without_a_recorded_digest_renew_before_a_compromised_root_ends() {
+fn nodes_without_a_digest_renew_before_a_compromised_root_ends() {
     let mut world = World::new(3, 2);
     world.without_digests = true;
     for node in world.log.nodes.keys().copied().collect::<Vec<_>>() {

@@ -159,12 +159,36 @@ fn acknowledgement_of_removed_node_or_later_roots_is_refused() {
     let later = muster_root_rotation::core::Input::Trusted(AskId(9_000), id(101), Revision(u64::MAX));
     world.input(later);
     assert!(world.answers[&AskId(9_000)].is_err());
-    // The entry with several is refused as a whole: each asks again.
+    // A wrong one takes no others along in their entry, and writes none itself.
+    let before = world.log.revision;
     world.hold = true;
     let first = world.acknowledge(id(1));
-    let second = world.acknowledge(id(101));
+    for generation in [0, 1, u64::MAX] {
+        world.input(muster_root_rotation::core::Input::Trusted(AskId(9_001), id(101), Revision(generation)));
+        assert!(world.answers.remove(&AskId(9_001)).is_some(), "answered at once");
+    }
+    world.hold = false;
+    world.settle();
+    assert_eq!((&world.answers[&first], world.log.revision.0), (&Ok(Answer::Trusted), before.0 + 1));
+    // The entry with several is refused as a whole: each asks again.
+    world.add(102, Role::Worker);
+    world.add(103, Role::Worker);
+    world.show();
+    world.hold = true;
+    let first = world.acknowledge(id(102));
+    let second = world.acknowledge(id(103));
     world.hold = false;
     world.fail(ProposeError::UnknownOutcome);
     assert!(world.answers[&first].clone().unwrap_err().retry_after_ms.is_some());
     assert_eq!(world.answers[&second], Ok(Answer::Trusted));
+}
+
+/// Nothing is recorded before there was a rotation: a snapshot stays readable for earlier builds.
+#[test]
+fn acknowledgement_without_a_rotation_writes_nothing() {
+    let mut world = World::new(1, 1);
+    let before = world.log.revision;
+    world.input(muster_root_rotation::core::Input::Trusted(AskId(9_000), id(101), Revision(0)));
+    assert!(world.answers[&AskId(9_000)].is_err());
+    assert_eq!((world.log.revision, &world.log.authorities), (before, &Authorities::default()));
 }

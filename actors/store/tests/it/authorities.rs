@@ -304,3 +304,29 @@ fn new_root_vouches_for_others_until_it_is_abandoned() {
     must(&mut world, abort());
     assert_eq!(by(&world), [0_u8; 0]);
 }
+
+/// A copied disk holds the key of every root that has one.
+#[test]
+fn every_root_with_a_key_counts_as_compromised() {
+    let mut world = world();
+    must(&mut world, prepare(7, 8));
+    must(&mut world, activate(8));
+    must(&mut world, prepare_after(8, true, 9));
+    let compromised = |n: u8| world.tables.authorities.roots[&root(n)].compromised;
+    assert_eq!([7, 8, 9].map(compromised), [true, true, false]);
+}
+
+/// ROOT-2, also if a manager comes back while the activation is on its way.
+#[test]
+fn activation_waits_for_every_ready_member() {
+    let mut world = world();
+    must(&mut world, prepare(7, 8));
+    let node = world.tables.members.values().next().unwrap().node;
+    let record = world.tables.nodes.get_mut(&node).unwrap();
+    std::sync::Arc::make_mut(record).liveness = Liveness::Ready;
+    world.tables.authorities.trusted_by.clear();
+    assert!(matches!(world.refused(command([activate(8)])), CommandRefusal::Stale { .. }));
+    let generation = world.tables.authorities.generation;
+    must(&mut world, Change::Authority(Box::new(AuthorityChange::Trusted { node, generation })));
+    must(&mut world, activate(8));
+}
