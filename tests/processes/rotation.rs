@@ -129,7 +129,7 @@ fn absent_nodes_return_after_their_root_was_retired() {
     });
     // The removed one does not.
     world.node("n6").start(&[]);
-    assert_eq!(world.node("n6").exit(), Some(6), "{}", world.nodes_log("n6"));
+    eventually_so("it is refused for good", || world.nodes_log("n6").contains("reason=blocked"));
 }
 
 /// Killed without notice at each step, the leader among them: the rotation ends, and no node is locked out.
