@@ -80,7 +80,7 @@ fn rotation_replaces_the_root_and_disturbs_no_work() {
     assert_eq!(trusted_by(&mut world, &joined[0]), [new]);
 }
 
-/// Nobody waits for nodes that are away, and they come back by their recorded certificates, although their root is gone.
+/// A rotation does not wait for nodes that are away, and they come back by their recorded certificates, although their root is gone.
 #[test]
 #[ignore = "full tier"]
 fn absent_nodes_return_after_their_root_was_retired() {

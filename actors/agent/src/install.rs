@@ -6,7 +6,7 @@ use std::time::Duration;
 use muster_kernel::Fault;
 use muster_messages::protocol::NodeCredentials;
 use muster_messages::wire::RootsOffer;
-use muster_messages::{Revision, Secret, WallTime};
+use muster_messages::{Secret, WallTime};
 use muster_pki::{Bundle, IdentityStore};
 use tokio::sync::watch;
 
@@ -44,8 +44,8 @@ pub(crate) struct Installer {
 struct Credentials {
     store: IdentityStore,
     publish: Arc<watch::Sender<Arc<NodeCredentials>>>,
-    /// The newest roots that were accepted from a host, and their generation; a former certificate's root, which they may lack, leaves with that certificate.
-    accepted: Arc<Mutex<Option<(Revision, Bundle)>>>,
+    /// The roots that were last accepted from a host; a former certificate's root, which they may lack, leaves with that certificate.
+    accepted: Arc<Mutex<Option<Bundle>>>,
 }
 
 impl Installer {
@@ -84,8 +84,8 @@ impl Installer {
             let generation = offer.generation;
             match tokio::task::spawn_blocking(move || credentials.install_roots(&offer)).await {
                 Ok(Ok(())) => Msg::RootsInstalled(generation),
-                Ok(Err(why)) => Msg::RootsRefused(why),
-                Err(why) => Msg::RootsRefused(why.to_string()),
+                Ok(Err(why)) => Msg::RootsRefused { generation, why },
+                Err(why) => Msg::RootsRefused { generation, why: why.to_string() },
             }
         }
     }
@@ -109,23 +109,20 @@ impl Credentials {
         }
         let signed = NodeCredentials { cert_pem, key_pem, root_pem: current.root_pem.clone(), identity };
         let credentials = match &*accepted {
-            Some((_, bundle)) => muster_pki::with_bundle(&signed, bundle),
+            Some(bundle) => muster_pki::with_bundle(&signed, bundle),
             None => signed,
         };
         self.put_in_force(credentials)
     }
 
-    /// Offers that arrive in quick succession are installed in any order; the newest one stays. Blocking.
+    /// Blocking.
     fn install_roots(&self, offer: &RootsOffer) -> Result<(), String> {
         let mut accepted = self.accepted.lock().unwrap_or_else(PoisonError::into_inner);
-        if accepted.as_ref().is_some_and(|(newest, _)| *newest > offer.generation) {
-            return Ok(());
-        }
         let current = self.publish.borrow().clone();
         let trusted = Bundle::from_pem(&current.root_pem).map_err(|e| e.to_string())?;
         let bundle = trusted.accept_proven(current.identity.cluster, &offer.roots).map_err(|e| e.to_string())?;
         let credentials = muster_pki::with_bundle(&current, &bundle);
-        *accepted = Some((offer.generation, bundle));
+        *accepted = Some(bundle);
         if credentials.root_pem != current.root_pem {
             self.put_in_force(credentials)?;
         }

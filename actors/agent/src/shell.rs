@@ -47,7 +47,10 @@ pub enum Msg {
     Installed(Arc<NodeCredentials>),
     InstallFailed(String),
     RootsInstalled(Revision),
-    RootsRefused(String),
+    RootsRefused {
+        generation: Revision,
+        why: String,
+    },
 }
 
 impl From<AgentMsg> for Msg {
@@ -198,7 +201,7 @@ impl Shell for AgentShell {
             Msg::Installed(credentials) => Input::Installed(facts(&credentials)?),
             Msg::InstallFailed(why) => Input::InstallFailed(why),
             Msg::RootsInstalled(generation) => Input::RootsInstalled(generation),
-            Msg::RootsRefused(why) => Input::RootsRefused(why),
+            Msg::RootsRefused { generation, why } => Input::RootsRefused { generation, why },
         };
         self.step(cx, input)
     }

@@ -210,8 +210,8 @@ async fn no_secret_is_sent_to_a_cluster_other_than_the_tokens() {
     assert!(heard.requests().is_empty());
     // The right root, presented by a server that it has not signed: the digest fits, the certificate does not.
     let (addr, heard) = serve(&theirs, ours.cert_pem.clone(), acceptance(&theirs)).await;
-    let told = || machine.lines().iter().any(|l| l.contains(": TLS: "));
-    machine.tries_until(args(&addr, token(&ours)), || told() && heard.connections() > MIN_TRIES).await;
+    let reported = || machine.lines().iter().any(|l| l.contains(": TLS: "));
+    machine.tries_until(args(&addr, token(&ours)), || reported() && heard.connections() > MIN_TRIES).await;
     assert!(heard.requests().is_empty());
 }
 

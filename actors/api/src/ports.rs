@@ -122,7 +122,7 @@ impl ApiLimits {
 }
 
 /// Calls another manager, which has this long to answer: `timed_out`, or `unreachable`, with `not_sent` if it was not sent.
-/// Dropped: the answer is no longer waited for, and the call may still be carried out.
+/// Dropped: nothing waits for the answer, and the call may still be carried out.
 pub type PeerCalls = Arc<dyn Fn(NodeId, Duration, PeerCall) -> PeerAnswer + Send + Sync>;
 
 /// The manager runtime.

@@ -53,7 +53,7 @@ async fn write_that_entered_no_log_is_reported_as_refused() {
     assert_eq!((error["error"]["code"].as_str(), proposed.len()), (Some("no_quorum"), 0), "{error}");
 }
 
-/// Nothing was begun: its outcome is known, and repeating it until the deadline would help nobody.
+/// Nothing was begun: its outcome is known, and a repeat until the deadline would be refused as well.
 #[tokio::test(start_paused = true)]
 async fn transfer_to_a_silent_manager_is_refused_at_once() {
     let world = World::with(tables(), |_, _| None);

@@ -4,7 +4,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use muster_kernel::{AskError, Cx, Fault, Parked, Recipient, Shell};
+use muster_kernel::{Cx, Fault, Parked, Recipient, Shell};
 use muster_messages::protocol::{CertAuthorityMsg, Named, ProposeError, RaftMemberMsg};
 use muster_messages::{Command, Replica, Revision, Tables, millis};
 use serde_json::{Value, json};
@@ -18,6 +18,8 @@ use crate::signer::Signer;
 
 /// Bound of a proposal: within the deadline of the request that it serves.
 const PROPOSAL_DEADLINE: Duration = Duration::from_secs(5);
+/// The member answers by its deadline; this is a little longer.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(6);
 
 /// Interval of comparing the managers' clocks: one small call to each. A change of this clock triggers a comparison at once.
 const COMPARE_EVERY: Duration = Duration::from_secs(30);
@@ -123,7 +125,9 @@ impl CertAuthorityShell {
                 return Some(Input::Signed(step, self.signer.sign(self.core.tables(), &profile, &key)));
             }
             Effect::Propose { step, command } => self.propose(cx, step, command),
-            Effect::CatchUp(until) => self.watch_for(cx, until),
+            Effect::CatchUp(until) => {
+                cx.when(self.replica.clone(), move |replica| replica.tables.revision >= until, Msg::CaughtUp)
+            }
             Effect::Answer(ask, answer) => {
                 if let Some(port) = self.asks.take(ask) {
                     port.answer(answer);
@@ -141,25 +145,12 @@ impl CertAuthorityShell {
         let raft = self.raft.clone();
         cx.report(async move {
             let (deadline_ms, command) = (millis(PROPOSAL_DEADLINE), Box::new(command));
-            let asked = raft.ask(PROPOSAL_DEADLINE, |reply| RaftMemberMsg::Propose { command, deadline_ms, reply });
+            let asked = raft.ask(ANSWER_TIMEOUT, |reply| RaftMemberMsg::Propose { command, deadline_ms, reply });
             let result = match asked.await {
                 Ok(result) => result.map(|applied| applied.revision),
-                Err(AskError::Full) => Err(ProposeError::Busy),
-                Err(AskError::Down) => Err(ProposeError::NotLeader { leader: None }),
-                Err(AskError::Closed) => Err(ProposeError::UnknownOutcome),
-                Err(AskError::TimedOut) => Err(ProposeError::TimedOut),
+                Err(lost) => Err(lost.into()),
             };
             Msg::Proposed(step, result)
-        });
-    }
-
-    fn watch_for(&self, cx: &Cx<Msg>, until: Revision) {
-        let (mut replica, me) = (self.replica.clone(), cx.me().clone());
-        cx.spawn(async move {
-            let reached = replica.wait_for(|r| r.tables.revision >= until).await.is_ok();
-            if reached {
-                let _gone = me.tell(Msg::CaughtUp);
-            }
         });
     }
 }

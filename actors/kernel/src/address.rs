@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
-use muster_messages::protocol::Reply;
+use muster_messages::protocol::{ProposeError, Reply};
 use muster_messages::{CrashHow, ErrorBody, ErrorCode};
 use ractor::ActorRef;
 use tokio::sync::oneshot;
@@ -60,6 +60,18 @@ impl From<AskError> for ErrorBody {
             AskError::Closed => {
                 ErrorBody::unknown_outcome("the service restarted during the request").retry_after(retry)
             }
+        }
+    }
+}
+
+/// How a proposal ended whose answer is missing.
+impl From<AskError> for ProposeError {
+    fn from(why: AskError) -> Self {
+        match why {
+            AskError::Full => ProposeError::Busy,
+            AskError::Down => ProposeError::NotLeader { leader: None },
+            // In its mailbox or in flight.
+            AskError::Closed | AskError::TimedOut => ProposeError::UnknownOutcome,
         }
     }
 }

@@ -189,6 +189,22 @@ impl<M: Send + 'static> Cx<M> {
         });
     }
 
+    /// Sends a message once a watched value holds. A publisher that ends before it does sends none.
+    pub fn when<T: Send + Sync + 'static>(
+        &self,
+        mut watched: watch::Receiver<T>,
+        holds: impl FnMut(&T) -> bool + Send + 'static,
+        msg: M,
+    ) {
+        let me = self.me.clone();
+        self.spawn(async move {
+            let holds_now = watched.wait_for(holds).await.is_ok();
+            if holds_now {
+                let _ended = me.tell(msg);
+            }
+        });
+    }
+
     /// Sends a message for the present value, and after each change of a part of it.
     pub fn on_change_of<T: Send + Sync + 'static, P: PartialEq + Send + 'static>(
         &self,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use muster_kernel::{Alarm, AskError, Cx, Fault, Parked, Recipient, Shell};
+use muster_kernel::{Alarm, Cx, Fault, Parked, Recipient, Shell};
 use muster_messages::protocol::{Named, ProposeError, RaftMemberMsg, Reply, RootRotationMsg, RootsChanged};
 use muster_messages::{Command, ErrorBody, NodeId, Replica, Revision, Tables, millis};
 use serde_json::{Value, json};
@@ -16,6 +16,8 @@ use crate::signer;
 
 /// Bound of a proposal: within the deadline of the request that it serves.
 const PROPOSAL_DEADLINE: Duration = Duration::from_secs(5);
+/// The member answers by its deadline; this is a little longer.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(6);
 
 /// Inputs of the actor.
 #[derive(Named)]
@@ -114,34 +116,23 @@ impl RootRotationShell {
                     port.answer(answer);
                 }
             }
-            Effect::CatchUp(until) => self.watch_for(cx, until),
+            Effect::CatchUp(until) => {
+                cx.when(self.replica.clone(), move |replica| replica.tables.revision >= until, Msg::Changed)
+            }
             Effect::StepFailed(why) => warn!(why, "a step of the root rotation failed; it is tried again"),
             Effect::WakeAt(at) => self.alarm.set(cx, Some(at), Msg::Wake),
         }
         None
     }
 
-    fn watch_for(&self, cx: &Cx<Msg>, until: Revision) {
-        let (mut replica, me) = (self.replica.clone(), cx.me().clone());
-        cx.spawn(async move {
-            let reached = replica.wait_for(|r| r.tables.revision >= until).await.is_ok();
-            if reached {
-                let _gone = me.tell(Msg::Changed);
-            }
-        });
-    }
-
     fn propose(&self, cx: &Cx<Msg>, step: StepId, command: Command) {
         let raft = self.raft.clone();
         cx.report(async move {
             let (deadline_ms, command) = (millis(PROPOSAL_DEADLINE), Box::new(command));
-            let asked = raft.ask(PROPOSAL_DEADLINE, |reply| RaftMemberMsg::Propose { command, deadline_ms, reply });
+            let asked = raft.ask(ANSWER_TIMEOUT, |reply| RaftMemberMsg::Propose { command, deadline_ms, reply });
             let result = match asked.await {
                 Ok(result) => result.map(|applied| applied.revision),
-                Err(AskError::Full) => Err(ProposeError::Busy),
-                Err(AskError::Down) => Err(ProposeError::NotLeader { leader: None }),
-                Err(AskError::Closed) => Err(ProposeError::UnknownOutcome),
-                Err(AskError::TimedOut) => Err(ProposeError::TimedOut),
+                Err(lost) => Err(lost.into()),
             };
             Msg::Proposed(step, result)
         });

@@ -219,7 +219,10 @@ impl Agent {
         world.totals.count(if taken { "bundles of roots written" } else { "bundles of roots refused" });
         let input = match taken {
             true => agent::Input::RootsInstalled(offer.generation),
-            false => agent::Input::RootsRefused("no trusted root vouches for a root".to_owned()),
+            false => agent::Input::RootsRefused {
+                generation: offer.generation,
+                why: "no trusted root vouches for a root".to_owned(),
+            },
         };
         let soon = world.rng.micros(20, 4000);
         world.time.after(soon, Event::AgentInput { idx, life, input: Box::new(input) });

@@ -139,11 +139,11 @@ impl Agent {
                 self.log.add(LogEvent::SignFailed { why }, out);
             }
             Input::RootsInstalled(generation) => {
-                self.roots.installed(generation);
+                self.roots.installed(generation, out);
                 self.log.add(LogEvent::RootsTrusted { generation }, out);
             }
-            Input::RootsRefused(why) => {
-                self.roots.refused(now, &self.config, &mut self.rng);
+            Input::RootsRefused { generation, why } => {
+                self.roots.refused(generation, now, &self.config, &mut self.rng, out);
                 self.log.add(LogEvent::RootsRefused { why }, out);
             }
             Input::Stop => self.stop(out),

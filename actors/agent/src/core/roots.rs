@@ -25,10 +25,12 @@ enum Flight {
 
 #[derive(Clone, Debug)]
 pub(super) struct Roots {
-    /// An offer that was not accepted, or could not be written: it is tried again.
-    refused: Option<(RootsOffer, Moment)>,
-    /// The last offer that is to be written.
-    last: Option<RootsOffer>,
+    /// The newest offer, while it is not on disk.
+    wanted: Option<RootsOffer>,
+    /// The generation that is being written. One at a time: an earlier one must not replace a later one.
+    writing: Option<Revision>,
+    /// `wanted` was not accepted or could not be written: when it is tried again.
+    retry_at: Option<Moment>,
     on_disk: Revision,
     recorded: Revision,
     flight: Flight,
@@ -37,47 +39,71 @@ pub(super) struct Roots {
 
 impl Default for Roots {
     fn default() -> Self {
-        let none = Revision(0);
-        Self { refused: None, last: None, on_disk: none, recorded: none, flight: Flight::Idle, failures: 0 }
+        let (on_disk, recorded) = (Revision(0), Revision(0));
+        Self { wanted: None, writing: None, retry_at: None, on_disk, recorded, flight: Flight::Idle, failures: 0 }
     }
 }
 
 impl Roots {
-    /// A host offers the cluster's roots. One that lags behind may offer an earlier generation.
+    /// A host offers the cluster's roots. One that lags behind may offer an earlier generation; one that was refused does not
+    /// keep others out.
     pub fn offered(&mut self, offer: RootsOffer, out: &mut Vec<Effect>) {
-        let being_written = self.last.as_ref().map_or(self.on_disk, |last| last.generation);
-        if offer.generation < being_written.max(self.on_disk) {
+        let wanted = self.wanted.as_ref().filter(|_| self.retry_at.is_none());
+        let newest = wanted.map_or(self.on_disk, |wanted| wanted.generation);
+        if offer.generation < newest {
             return;
         }
-        self.refused = None;
         if offer.recorded {
             self.recorded = self.recorded.max(offer.generation);
         } else if self.recorded >= offer.generation {
             self.recorded = Revision(0); // the cluster knows better
         }
-        self.last = Some(offer.clone());
-        // Again with each session: what was refused may be acceptable by now.
         if offer.generation > self.on_disk {
-            out.push(Effect::InstallRoots(offer));
+            (self.wanted, self.retry_at) = (Some(offer), None);
+            self.write(out);
         }
     }
 
-    /// The last offer was not accepted or could not be written.
-    pub fn refused(&mut self, now: Moment, config: &AgentConfig, rng: &mut Rng) {
-        let wait = pause(rng, config.sign_retry_first, config.sign_retry_cap, self.failures);
-        self.failures = self.failures.saturating_add(1);
-        self.refused = self.last.take().map(|offer| (offer, now + wait));
+    fn write(&mut self, out: &mut Vec<Effect>) {
+        if let (Some(wanted), None, None) = (&self.wanted, self.writing, self.retry_at) {
+            self.writing = Some(wanted.generation);
+            out.push(Effect::InstallRoots(wanted.clone()));
+        }
+    }
+
+    pub fn installed(&mut self, generation: Revision, out: &mut Vec<Effect>) {
+        if self.writing.take_if(|writing| *writing == generation).is_none() {
+            return; // of an offer that was forgotten since
+        }
+        self.on_disk = generation;
+        self.wanted.take_if(|wanted| wanted.generation == generation);
+        self.retry_now();
+        self.write(out);
+    }
+
+    /// The offer of this generation was not accepted or could not be written.
+    pub fn refused(
+        &mut self,
+        generation: Revision,
+        now: Moment,
+        config: &AgentConfig,
+        rng: &mut Rng,
+        out: &mut Vec<Effect>,
+    ) {
+        if self.writing.take_if(|writing| *writing == generation).is_none() {
+            return;
+        }
+        if self.wanted.as_ref().is_some_and(|wanted| wanted.generation == generation) {
+            let wait = pause(rng, config.sign_retry_first, config.sign_retry_cap, self.failures);
+            self.failures = self.failures.saturating_add(1);
+            self.retry_at = Some(now + wait);
+        }
+        self.write(out);
     }
 
     /// Views of every host have been older than one before: what that host offered is as doubtful.
     pub fn forget(&mut self) {
         *self = Self::default();
-    }
-
-    pub fn installed(&mut self, generation: Revision) {
-        self.last.take_if(|last| last.generation <= generation);
-        self.on_disk = self.on_disk.max(generation);
-        self.retry_now();
     }
 
     /// A change: what failed before may work now.
@@ -118,11 +144,11 @@ impl Roots {
         true
     }
 
-    /// Ends an acknowledgement without an answer by now, and a pause that is over; offers are written again when that is due. Afterwards [`Self::wake_at`] is never in the past.
+    /// Ends an acknowledgement without an answer by now, and a pause that is over; an offer is written again when that is due.
+    /// Afterwards [`Self::wake_at`] is never in the past.
     pub fn lapse(&mut self, now: Moment, config: &AgentConfig, rng: &mut Rng, out: &mut Vec<Effect>) {
-        if let Some((offer, _)) = self.refused.take_if(|(_, at)| now >= *at) {
-            self.last = Some(offer.clone());
-            out.push(Effect::InstallRoots(offer));
+        if self.retry_at.take_if(|at| now >= *at).is_some() {
+            self.write(out);
         }
         match self.flight {
             Flight::Sent { until, .. } if now >= until => self.failed(now, config, rng),
@@ -147,7 +173,7 @@ impl Roots {
         let id = *next_id;
         let generation = self.on_disk;
         self.flight = Flight::Sent { attempt, id, generation, until: now + config.sign_deadline };
-        let ask = AgentAsk::TrustRoots { generation: self.on_disk };
+        let ask = AgentAsk::TrustRoots { generation };
         out.push(Effect::Send { attempt, frame: Box::new(AgentFrame::Ask { id, ask }) });
     }
 
@@ -157,7 +183,7 @@ impl Roots {
             Flight::Pausing(until) | Flight::Sent { until, .. } => Some(until),
             Flight::Idle => None,
         };
-        flight.into_iter().chain(self.refused.as_ref().map(|(_, at)| *at)).min()
+        flight.into_iter().chain(self.retry_at).min()
     }
 
     fn failed(&mut self, now: Moment, config: &AgentConfig, rng: &mut Rng) {

@@ -82,7 +82,10 @@ pub enum Input {
     /// The roots of this generation are on disk and trusted.
     RootsInstalled(Revision),
     /// An offer of roots was not accepted, or could not be written.
-    RootsRefused(String),
+    RootsRefused {
+        generation: Revision,
+        why: String,
+    },
     Stop,
 }
 

@@ -6,7 +6,7 @@ use muster_kernel::{Address, Arrived, Cx, Fault, Intensity, Shell, Spec, Supervi
 use muster_messages::protocol::Named;
 use muster_messages::{ActorState, CrashHow, ExitKind};
 use tokio::sync::mpsc::error::TrySendError;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::parts::{eventually, quiet};
 
@@ -27,7 +27,7 @@ enum Msg {
     Item(Arrived<u64>),
 }
 
-/// What the incarnations of the actor were told, and the items that they have not finished with.
+/// The messages of all incarnations of the actor, and the items that they have not finished with.
 #[derive(Clone, Default)]
 struct Seen(Arc<Mutex<Inner>>);
 #[derive(Default)]
@@ -213,4 +213,24 @@ async fn forwarded_channel_closes_with_its_incarnation() {
     quiet().await;
     assert_eq!(bench.seen.items(), [1, 7]);
     bench.root.shut_down().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn message_follows_once_as_soon_as_a_value_holds() {
+    let bench = Bench::new().await;
+    let (publish, watched) = watch::channel(1);
+    bench.does(move |cx| cx.when(watched, |value| *value >= 3, Msg::Result(7))).await;
+    for (value, expected) in [(2, &[][..]), (3, &[7]), (1, &[7]), (4, &[7])] {
+        publish.send_replace(value);
+        quiet().await;
+        assert_eq!(bench.seen.lock().results, expected, "at {value}");
+    }
+    // It holds already; and one whose publisher ends before it does.
+    let (publish, watched) = watch::channel(5);
+    let never = watched.clone();
+    bench.does(move |cx| cx.when(watched, |value| *value >= 3, Msg::Result(8))).await;
+    bench.does(move |cx| cx.when(never, |value| *value >= 9, Msg::Result(9))).await;
+    drop(publish);
+    quiet().await;
+    assert_eq!(bench.seen.lock().results, [7, 8]);
 }

@@ -122,7 +122,7 @@ async fn watcher_of_a_value_sees_an_equal_one_as_a_change() {
     let bench = Bench::new(of_the_value).await;
     bench.until("the actor is running", |b| b.state() == Some(ActorState::Healthy)).await;
     quiet().await;
-    assert_eq!(bench.seen(), [0; 0], "the present value is no change");
+    assert_eq!(bench.seen(), [0; 0], "the present value is not a change");
     for _ in 0..2 {
         bench.publish(0);
         quiet().await;

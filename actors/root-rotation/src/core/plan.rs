@@ -217,7 +217,7 @@ fn is_asked(node: &NodeRecord) -> bool {
 }
 
 /// ROOT-3. A former root goes once no node that is ready depends on it, and no Raft member does; others come back with their
-/// recorded certificates. One whose key is in foreign hands does not wait for Raft members that are down.
+/// recorded certificates. One whose key others may have does not wait for Raft members that are down.
 fn withdrawal(
     nodes: &Nodes<'_>,
     config: &Config,
@@ -232,7 +232,7 @@ fn withdrawal(
         let leaves = matches!(root.state, AuthorityState::Retiring | AuthorityState::Retired);
         leaves && root.compromised && nodes.majority_without(**id)
     };
-    // One that was asked and does not renew may be in the same hands as the key; it can still renew afterwards.
+    // A node that was asked and does not renew may belong to the attacker; it can still renew afterwards.
     let in_time = |node: &NodeRecord| awaited.asked.get(&node.id).is_none_or(|since| now < *since + config.renew);
     if let Some((id, _)) = authorities.roots.iter().find(known_to_others)
         && !nodes.behind().any(in_time)

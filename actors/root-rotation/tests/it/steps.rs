@@ -40,7 +40,7 @@ fn vouchers_and_cross_certificates_of_a_rotation_hold() {
     assert_eq!(last.ids().collect::<Vec<_>>(), [new], "over the retired root, which is not trusted");
     let crosses = world.log.authorities.crosses();
     assert_eq!(crosses.len(), 1);
-    assert!(identity_of_pem(&crosses[0].cert_pem).is_err(), "it is no node's");
+    assert!(identity_of_pem(&crosses[0].cert_pem).is_err(), "it is not a node's");
     let third = world.rotate();
     world.run();
     assert_eq!(world.active(), third);

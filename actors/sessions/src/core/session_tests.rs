@@ -508,7 +508,7 @@ fn roots_follow_the_first_view_and_each_change_of_them() {
     update(&mut world, 6, Some(6), false);
     assert_eq!((world.views(), shown(&world)), (0, vec![(6, false)]), "the view is the same");
     update(&mut world, 7, Some(6), true);
-    assert_eq!((world.views(), shown(&world)), (0, vec![]), "that it is recorded is no change of the roots");
+    assert_eq!((world.views(), shown(&world)), (0, vec![]), "the record of it does not change the roots");
     update(&mut world, 8, Some(8), false);
     assert_eq!(shown(&world), [(8, false)]);
     world.open();

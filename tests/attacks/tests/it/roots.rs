@@ -36,7 +36,7 @@ async fn all_renewed(cluster: &Cluster, old: RootId) {
     .expect("they do");
 }
 
-/// A certificate of a person, by the thief's hand.
+/// A certificate of a person, signed by the thief.
 fn forged_person(root: &ClusterRecord, name: &str, kind: UserKind) -> NodeCredentials {
     let key_pem = new_key();
     let csr = CsrKey::parse(&make_csr(&key_pem).expect("a key")).expect("a request");
@@ -84,7 +84,7 @@ async fn stolen_root_key_opens_nothing_once_the_root_is_revoked() {
     })
     .await
     .expect("by force");
-    // Removal alone is no remedy: the key still signs what TLS accepts.
+    // Removal alone does not help: the key still signs what TLS accepts.
     let before = forged(&stolen, &victim, Duration::ZERO);
     open_nothing(&cluster, &["n1", "n2"], &before).await;
     assert_eq!(greeting_of(&cluster, "n1", Service::Api, &real).await, None);

@@ -30,6 +30,10 @@ impl World {
     fn recorded(&mut self, id: u64) {
         self.receive(HostFrame::Answer { id, result: Ok(AgentAnswer::Reported) });
     }
+    fn not_installed(&mut self, generation: u64) {
+        let why = "no trusted root vouches for it".to_owned();
+        self.step(Input::RootsRefused { generation: Revision(generation), why });
+    }
     fn offered(&mut self, generation: u64, recorded: bool) {
         self.receive(offer(generation, recorded));
     }
@@ -114,7 +118,7 @@ fn earlier_offer_of_a_host_that_lags_is_ignored() {
 fn refused_offer_is_tried_again_with_the_next_session() {
     let mut world = in_session();
     world.offered(7, false);
-    world.step(Input::RootsRefused("no trusted root vouches for it".to_owned()));
+    world.not_installed(7);
     assert_eq!(world.acknowledged(), None);
     world.lose();
     world.open();
@@ -123,4 +127,68 @@ fn refused_offer_is_tried_again_with_the_next_session() {
     world.show(view(5, Role::Worker, 5));
     world.offered(7, false);
     assert_eq!(world.installs(), [7]);
+}
+
+/// A full disk, for example: a session may last for months.
+#[test]
+fn refused_offer_is_tried_again_within_the_session() {
+    let mut world = in_session();
+    world.offered(7, false);
+    world.not_installed(7);
+    assert!(world.installs().is_empty(), "after a pause");
+    world.run_for(Duration::from_secs(1));
+    assert_eq!(world.installs(), [7]);
+    world.step(Input::RootsInstalled(Revision(7)));
+    world.run_for(Duration::from_secs(60));
+    assert!(world.installs().is_empty());
+}
+
+/// A holder of a stolen key offers roots of a far future.
+#[test]
+fn refused_offer_does_not_keep_earlier_ones_out() {
+    let mut world = in_session();
+    world.offered(u64::MAX, false);
+    world.not_installed(u64::MAX);
+    world.offered(7, false);
+    assert_eq!(world.installs(), [7]);
+    world.not_installed(u64::MAX);
+    world.run_for(Duration::from_secs(2));
+    assert!(world.installs().is_empty(), "the answer to the earlier offer is late");
+    world.step(Input::RootsInstalled(Revision(7)));
+    assert_eq!(world.acknowledged().unwrap().1, 7);
+}
+
+/// AGENT-10: what a host offered whose views were false is as doubtful as they are.
+#[test]
+fn roots_of_a_host_with_impossible_views_are_forgotten() {
+    let mut world = in_session();
+    world.show(view(u64::MAX, Role::Worker, 5));
+    world.offered(u64::MAX, true);
+    world.step(Input::RootsInstalled(Revision(u64::MAX)));
+    let until = world.now + AgentConfig::default().forget_views * 2;
+    let mut revision = 10;
+    while world.now < until {
+        world.run_for(Duration::from_secs(5));
+        revision += 1;
+        world.show(view(revision, Role::Worker, 5));
+    }
+    world.offered(7, false);
+    assert_eq!(world.installs(), [7]);
+}
+
+#[test]
+fn later_offer_is_written_after_the_one_before() {
+    let mut world = in_session();
+    world.offered(7, false);
+    assert_eq!(world.installs(), [7]);
+    world.offered(8, false);
+    world.offered(9, false);
+    assert!(world.installs().is_empty(), "one at a time");
+    world.step(Input::RootsInstalled(Revision(7)));
+    assert_eq!(world.installs(), [9]);
+    let (id, generation) = world.acknowledged().unwrap();
+    world.step(Input::RootsInstalled(Revision(9)));
+    assert_eq!((generation, world.acknowledged()), (7, None), "the acknowledgement in flight is answered first");
+    world.recorded(id);
+    assert_eq!(world.acknowledged().unwrap().1, 9);
 }
