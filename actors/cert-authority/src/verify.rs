@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use muster_messages::wire::JoinRequest;
-use muster_messages::{ClusterRecord, ErrorBody, ErrorCode, Tables, check_labels, check_text, printable};
+use muster_messages::{ErrorBody, ErrorCode, Tables, check_labels, check_text, printable};
 use muster_pki::{CsrKey, verify_rekey};
 
 use crate::core::VerifiedJoin;
@@ -28,11 +28,11 @@ pub(crate) fn join(
     })?;
     check_text("the release", &request.release, MAX_RELEASE).map_err(ErrorBody::invalid)?;
     check_labels(&request.labels).map_err(ErrorBody::invalid)?;
-    let proven = match (&request.rekey, &tables.cluster) {
-        (None, _) => None,
-        (Some(_), None) => None,
-        (Some(rekey), Some(cluster)) => Some(
-            verify_rekey(&roots_on_record(tables, cluster), &rekey.old_cert_pem, &rekey.signature, &key)
+    // A node that was away has a certificate of an earlier root.
+    let proven = match request.rekey.as_ref().filter(|_| tables.cluster.is_some()) {
+        None => None,
+        Some(rekey) => Some(
+            verify_rekey(&tables.recorded_roots_pem(), &rekey.old_cert_pem, &rekey.signature, &key)
                 .map_err(|e| ErrorBody::new(ErrorCode::Unauthenticated, e.to_string()))?,
         ),
     };
@@ -51,14 +51,6 @@ pub(crate) fn join(
         key,
         rekey: proven.map(Box::new),
     })
-}
-
-/// The certificates of all roots: a node that was away has one of an earlier root.
-fn roots_on_record(tables: &Tables, cluster: &ClusterRecord) -> String {
-    if tables.authorities.roots.is_empty() {
-        return cluster.root_cert_pem.clone();
-    }
-    tables.authorities.roots.values().map(|root| format!("{}\n", root.cert_pem.trim_end())).collect()
 }
 
 /// The advertised address; an unspecified host is replaced by the observed one.

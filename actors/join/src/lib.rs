@@ -15,7 +15,7 @@ use muster_gateway::{Connection, Framed, JOIN_FRAME_LIMIT, Registration, Service
 use muster_kernel::{Arrived, Cx, Fault, Shell};
 use muster_messages::protocol::{LeaderCalls, Named, Service};
 use muster_messages::wire::{self, JoinFrame, JoinReply, JoinRequest, PeerCall};
-use muster_messages::{Authorities, Authority, AuthorityState, ErrorBody, ErrorCode, JoinView, OfferedRoot};
+use muster_messages::{Authorities, ErrorBody, ErrorCode, JoinView, OfferedRoot};
 use serde_json::{Value, json};
 use tokio::sync::{Semaphore, mpsc};
 
@@ -57,11 +57,8 @@ pub struct JoinPorts {
 /// The roots that lead a token of an earlier one to those that count now. A root whose key others may have leads nowhere once it
 /// does not sign any more: they could vouch for a root of their own, and a joiner could not tell which one is the cluster's.
 pub fn offered(authorities: &Authorities) -> Vec<OfferedRoot> {
-    let withdrawn = |root: &Authority| {
-        root.state == AuthorityState::Revoked || root.compromised && root.state != AuthorityState::Active
-    };
-    let roots = authorities.roots.values().zip(authorities.offer());
-    roots.filter(|(root, _)| !withdrawn(root)).map(|(_, offered)| offered).collect()
+    let roots = authorities.roots.values().filter(|root| !root.is_disowned());
+    roots.map(|root| root.offered()).collect()
 }
 
 /// Connections that the gateway has admitted and the actor has not taken, and as many in its mailbox.

@@ -26,11 +26,14 @@ pub fn sign(tables: &Tables, config: &Config, what: Signing, wall: WallTime) -> 
             }
             let by_new = Issuer::from_pem(&new.cert_pem, &new.key_pem)?;
             let mut for_others = Vec::new();
+            // A copied disk holds every key that is there: then the new root vouches for none.
             if !compromised {
-                for_others.push((signer, by_new.vouch(cluster.id, &cluster.root_cert_pem)?));
-            }
-            for (id, other) in with_key(tables).filter(|(id, other)| *id != signer && !other.compromised) {
-                for_others.push((id, by_new.vouch(cluster.id, &other.cert_pem)?));
+                if tables.authorities.roots.get(&signer).is_none_or(|root| !root.compromised) {
+                    for_others.push((signer, by_new.vouch(cluster.id, &cluster.root_cert_pem)?));
+                }
+                for (id, other) in with_key(tables).filter(|(id, other)| *id != signer && !other.compromised) {
+                    for_others.push((id, by_new.vouch(cluster.id, &other.cert_pem)?));
+                }
             }
             Ok(AuthorityChange::Prepare {
                 signer,

@@ -102,10 +102,7 @@ fn cannot_survey(raft: &Path, why: &CannotSurvey) -> Exit {
 /// load balancer accepts connections for managers that are gone.
 fn answering(tables: &Tables, me: NodeId, advertise: &str) -> BTreeSet<String> {
     // During a rotation others have certificates of another root.
-    let recorded: String =
-        tables.authorities.roots.values().map(|root| format!("{}\n", root.cert_pem.trim_end())).collect();
-    let only = || tables.cluster.as_ref().map(|cluster| cluster.root_cert_pem.clone()).unwrap_or_default();
-    let root_pem = if recorded.is_empty() { only() } else { recorded };
+    let root_pem = tables.recorded_roots_pem();
     let others = tables.members.values().filter(|m| m.voter && m.node != me && m.addr != advertise);
     let asked: Vec<_> = others
         .map(|member| {

@@ -103,6 +103,18 @@ pub struct Authority {
     pub revision: Revision,
 }
 
+impl Authority {
+    /// As it is published.
+    pub fn offered(&self) -> OfferedRoot {
+        let (cert_pem, vouchers) = (self.cert_pem.clone(), self.vouchers.clone());
+        OfferedRoot { cert_pem, vouchers, trusted: self.state.trusted() }
+    }
+    /// Others may have its key, and it no longer signs: what its key has signed proves nothing by itself.
+    pub fn is_disowned(&self) -> bool {
+        self.state == AuthorityState::Revoked || self.compromised && self.state != AuthorityState::Active
+    }
+}
+
 /// The roots on record. Empty until the first rotation: until then, the root in the [`ClusterRecord`](super::ClusterRecord) is the
 /// only one. It is the active one's copy afterwards.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -110,7 +122,7 @@ pub struct Authorities {
     pub roots: OrdMap<RootId, Arc<Authority>>,
     /// When the set of trusted roots last changed: the number that nodes acknowledge.
     pub generation: Revision,
-    /// The newest set that each node is known to trust. A node without an entry trusts the founding root.
+    /// The newest set that each node is known to trust. A node without an entry trusts the root that it joined with.
     pub trusted_by: OrdMap<NodeId, Revision>,
 }
 
@@ -127,12 +139,7 @@ impl Authorities {
     }
     /// Every root on record, as it is published: those that are no longer trusted lead nodes that were away to those that are.
     pub fn offer(&self) -> Vec<OfferedRoot> {
-        let offered = |root: &Arc<Authority>| OfferedRoot {
-            cert_pem: root.cert_pem.clone(),
-            vouchers: root.vouchers.clone(),
-            trusted: root.state.trusted(),
-        };
-        self.roots.values().map(offered).collect()
+        self.roots.values().map(|root| root.offered()).collect()
     }
     /// The certificates that lead from the active root to others, for those that know only such a one: the nearest roots first, and of
     /// two the one that signed later. A revoked root leads nowhere.
@@ -162,6 +169,12 @@ impl Authorities {
     pub fn is_trusted_by(&self, node: NodeId) -> bool {
         self.trusted_by.get(&node) == Some(&self.generation)
     }
+    /// The first root of the cluster: certificates from before feature level 3 are its own. `None`: it was never rotated, or is
+    /// forgotten.
+    pub fn founding(&self) -> Option<(RootId, &Arc<Authority>)> {
+        let founded = self.roots.iter().find(|(_, root)| root.origin == AuthorityOrigin::Founded);
+        founded.map(|(id, root)| (*id, root))
+    }
     /// The first root in a state.
     pub fn in_state(&self, state: AuthorityState) -> Option<(RootId, &Arc<Authority>)> {
         self.roots.iter().find(|(_, root)| root.state == state).map(|(id, root)| (*id, root))
@@ -190,14 +203,13 @@ pub enum AuthorityChange {
     },
     /// Deletes the prepared root. Absent: no change.
     Abort,
-    /// A prepared root signs from now on, or a retiring one again; the one that signed before is retiring.
-    /// Refused while a Raft member that is ready has not
-    /// acknowledged a prepared root; and as `RootInUse` if others may have the key of the one that signed before, and no majority of
+    /// A prepared root signs from now on, or a retiring one again; the one that signed before is retiring. Refused while a Raft
+    /// member that is ready has not acknowledged a prepared root; and as `RootInUse` if others may have the key of the one that signed before, and no majority of
     /// the voters has a certificate whose digest is on record.
     Activate { root: RootId, crosses: Vec<CrossCertificate> },
     /// Deletes a retiring root's key. Refused as `RootInUse` while a Raft member's newest certificate is of it, unless `force`.
     Retire { root: RootId, force: bool },
-    /// Refused as `RootInUse` while the voters that hold certificates of other roots for certain are no majority.
+    /// Refused as `RootInUse` while the voters that hold certificates of other roots for certain are not a majority.
     Revoke { root: RootId },
     /// Deletes a retired or revoked root. Absent: no change. Refused until an hour after the last of its certificates has expired.
     Forget { root: RootId },
@@ -225,11 +237,23 @@ pub enum AuthorityRefusal {
 impl Tables {
     /// The certificates of all trusted roots, one after another. Without a rotation, the one root.
     pub fn bundle_pem(&self) -> String {
+        self.roots_pem(|root| root.state.trusted())
+    }
+    /// The certificates of all roots on record, trusted or not. Without a rotation, the one root.
+    pub fn recorded_roots_pem(&self) -> String {
+        self.roots_pem(|_| true)
+    }
+    fn roots_pem(&self, of: impl Fn(&Authority) -> bool) -> String {
         if self.authorities.roots.is_empty() {
             return self.cluster.as_ref().map(|cluster| cluster.root_cert_pem.clone()).unwrap_or_default();
         }
-        let trusted = self.authorities.roots.values().filter(|root| root.state.trusted());
-        trusted.map(|root| format!("{}\n", root.cert_pem.trim_end())).collect()
+        let roots = self.authorities.roots.values().filter(|root| of(root));
+        roots.map(|root| format!("{}\n", root.cert_pem.trim_end())).collect()
+    }
+    /// Whether the digest of a node's newest certificate is on record, and the node can hold no certificate that is not.
+    pub fn has_digest(&self, node: NodeId) -> bool {
+        let row = self.certificates.get(&node).filter(|row| !row.incomplete);
+        row.and_then(|row| row.current.as_ref()).is_some_and(|newest| newest.pin.is_some())
     }
     /// The root that issued the newest certificate of a node. A certificate from before feature level 3 is the founding root's.
     /// `None`: no certificate is on record, or there was no rotation yet.
@@ -238,10 +262,7 @@ impl Tables {
     }
     /// The root that issued a certificate on record.
     pub fn issuer_of(&self, issued: &IssuedCertificate) -> Option<RootId> {
-        issued.issuer.or_else(|| {
-            let mut roots = self.authorities.roots.iter();
-            roots.find(|(_, root)| root.origin == AuthorityOrigin::Founded).map(|(id, _)| *id)
-        })
+        issued.issuer.or_else(|| self.authorities.founding().map(|(id, _)| id))
     }
     /// Whether a node may still hold a certificate of this root: it is not known to have a later one on disk.
     pub fn may_hold_of(&self, root: RootId, node: NodeId) -> bool {

@@ -21,8 +21,7 @@ impl<'a> Issuers<'a> {
     pub fn of(tables: &'a Tables) -> Self {
         let authorities = &tables.authorities;
         if let Some((active, _)) = authorities.active() {
-            let mut roots = authorities.roots.iter();
-            let founding = roots.find(|(_, root)| root.origin == AuthorityOrigin::Founded).map(|(id, _)| *id);
+            let founding = authorities.founding().map(|(id, _)| id);
             return Self { tables, active: Some(active), founding };
         }
         let cluster = tables.cluster.as_ref();
@@ -177,19 +176,8 @@ fn progress(
 
 /// When the last certificate of another root than the active one expires, as far as it is on record.
 fn last_not_after(tables: &Tables, issuers: &Issuers<'_>) -> Option<WallTime> {
-    if tables.authorities.roots.is_empty() {
-        return None;
-    }
-    let founding = issuers.founding;
-    let former = |issuer: Option<RootId>| issuer.or(founding) != issuers.active;
-    let nodes = tables.certificates.iter().flat_map(|(node, row)| {
-        let issued = row.current.iter().chain(&row.previous).chain(&row.unclaimed);
-        let recorded = issued.filter(|issued| former(issued.issuer)).map(|issued| issued.not_after);
-        let unknown = tables.nodes.get(node).filter(|_| row.incomplete).map(|node| node.last_not_after);
-        recorded.chain(unknown)
-    });
-    let users = tables.users.values().filter(|user| issuers.is_outdated(user)).map(|user| user.not_after);
-    nodes.chain(users).max()
+    let others = tables.authorities.roots.keys().filter(|id| Some(**id) != issuers.active);
+    others.filter_map(|id| muster_store::last_certificate_expires_at(tables, *id)).max()
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@
 //! has the certificate's digest or its key. A certificate that an operator's older build recorded has neither.
 
 use muster_messages::protocol::Service;
-use muster_messages::{Authority, AuthorityOrigin, AuthorityState, CertIdentity, RefusalReason, Subject, Tables};
+use muster_messages::{Authority, AuthorityState, CertIdentity, RefusalReason, Subject, Tables};
 
 use super::admission::Admission;
 use crate::bug_injected;
@@ -38,7 +38,7 @@ fn standing_of(root: &Authority) -> Standing {
     match root.state {
         AuthorityState::Revoked => Standing::Revoked,
         AuthorityState::Retired => Standing::OnRecordOnly,
-        AuthorityState::Prepared | AuthorityState::Retiring if root.compromised => Standing::OnRecordOnly,
+        _ if root.is_disowned() => Standing::OnRecordOnly,
         AuthorityState::Prepared | AuthorityState::Active | AuthorityState::Retiring => Standing::Good,
     }
 }
@@ -52,8 +52,8 @@ pub fn standing(identity: &CertIdentity, tables: &Tables) -> Standing {
         Some(issuer) => roots.get(&issuer).map_or(Standing::Unknown, |root| standing_of(root)),
         // It was presented before the first rotation, when the founding root was the only one; that one may be deleted since.
         None => {
-            let founding = roots.values().find(|root| root.origin == AuthorityOrigin::Founded);
-            founding.map_or(Standing::OnRecordOnly, |root| standing_of(root))
+            let founding = tables.authorities.founding();
+            founding.map_or(Standing::OnRecordOnly, |(_, root)| standing_of(root))
         }
     }
 }

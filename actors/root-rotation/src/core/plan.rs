@@ -68,12 +68,7 @@ struct Nodes<'a> {
 impl<'a> Nodes<'a> {
     fn is_behind(&self, node: NodeId) -> bool {
         let other_root = self.tables.newest_issuer(node).is_some_and(|issuer| issuer != self.active);
-        other_root || self.needs_digests && !self.has_digest(node)
-    }
-    /// Not if its certificate was recorded below feature level 3, or may not be on record at all.
-    fn has_digest(&self, node: NodeId) -> bool {
-        let row = self.tables.certificates.get(&node).filter(|row| !row.incomplete);
-        row.and_then(|row| row.current.as_ref()).is_some_and(|newest| newest.pin.is_some())
+        other_root || self.needs_digests && !self.tables.has_digest(node)
     }
     fn is_manager(&self, node: &NodeRecord) -> bool {
         self.members.contains(&node.id) || node.role == Role::Manager
@@ -148,7 +143,7 @@ fn activation(nodes: &Nodes<'_>, config: &Config, awaited: &mut Awaited, now: Mo
         return None;
     }
     let ready = || nodes.tables.nodes.values().filter(|node| node.liveness == Liveness::Ready);
-    let shut_out = |node: NodeId| nodes.needs_digests && !nodes.has_digest(node);
+    let shut_out = |node: NodeId| nodes.needs_digests && !nodes.tables.has_digest(node);
     if !unacknowledged_members(nodes.tables).is_empty()
         || ready().any(|node| nodes.members.contains(&node.id) && shut_out(node.id))
     {

@@ -185,11 +185,7 @@ fn acknowledged_by_members(tables: &Tables, root: RootId) -> Result<(), CommandR
 /// Once a root whose key others may have no longer signs, a certificate opens only what its digest on record opens.
 fn keeps_majority(tables: &Tables, former: RootId) -> Result<(), CommandRefusal> {
     let voters: Vec<NodeId> = tables.members.values().filter(|member| member.voter).map(|member| member.node).collect();
-    let has_digest = |node: &NodeId| {
-        let newest = tables.certificates.get(node).and_then(|row| row.current.as_ref());
-        newest.is_some_and(|newest| newest.pin.is_some())
-    };
-    let shut_out: Vec<NodeId> = voters.iter().copied().filter(|node| !has_digest(node)).collect();
+    let shut_out: Vec<NodeId> = voters.iter().copied().filter(|node| !tables.has_digest(*node)).collect();
     match shut_out.first() {
         Some(node) if 2 * (voters.len() - shut_out.len()) <= voters.len() => Err(in_use(former, *node, shut_out.len())),
         _ => Ok(()),
@@ -289,8 +285,7 @@ fn in_use(root: RootId, node: NodeId, in_all: usize) -> CommandRefusal {
 
 /// Whether `issuer`, as recorded, is this root. Not recorded: before feature level 3, by the founding root.
 fn is(tables: &Tables, id: RootId, issuer: Option<RootId>) -> bool {
-    let founded = || known(tables, id).is_ok_and(|root| root.origin == AuthorityOrigin::Founded);
-    issuer.map_or_else(founded, |issuer| issuer == id)
+    issuer.or_else(|| tables.authorities.founding().map(|(founding, _)| founding)) == Some(id)
 }
 
 fn issued_newest(tables: &Tables, id: RootId, node: NodeId) -> bool {
@@ -300,11 +295,11 @@ fn issued_newest(tables: &Tables, id: RootId, node: NodeId) -> bool {
 
 /// ROOT-7. From when on a root may be forgotten: an hour after the last of its certificates on record has expired. `None`: none is.
 pub fn forgettable_at(tables: &Tables, id: RootId) -> Option<WallTime> {
-    last_of(tables, id).map(|not_after| not_after.plus(BLOCK_MARGIN))
+    last_certificate_expires_at(tables, id).map(|not_after| not_after.plus(BLOCK_MARGIN))
 }
 
 /// When the last certificate of this root on record expires.
-fn last_of(tables: &Tables, id: RootId) -> Option<WallTime> {
+pub fn last_certificate_expires_at(tables: &Tables, id: RootId) -> Option<WallTime> {
     let rows = tables.certificates.iter().flat_map(|(node, row)| {
         let issued = row.current.iter().chain(&row.previous).chain(&row.unclaimed);
         let recorded = issued.filter(|issued| is(tables, id, issued.issuer)).map(|issued| issued.not_after);

@@ -192,3 +192,18 @@ fn later_offer_is_written_after_the_one_before() {
     world.recorded(id);
     assert_eq!(world.acknowledged().unwrap().1, 9);
 }
+
+/// The answer to the acknowledgement came from a leader whose entry was lost.
+#[test]
+fn acknowledgement_that_the_cluster_does_not_know_is_repeated() {
+    let mut world = in_session();
+    world.offered(7, false);
+    world.step(Input::RootsInstalled(Revision(7)));
+    let (id, _) = world.acknowledged().unwrap();
+    world.recorded(id);
+    world.lose();
+    world.open();
+    world.show(view(5, Role::Worker, 5));
+    world.offered(7, false);
+    assert_eq!(world.acknowledged().unwrap().1, 7);
+}
