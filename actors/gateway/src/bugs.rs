@@ -10,7 +10,7 @@ pub enum BugInjection {
     /// A leader accepts grants that it has not applied (breaks ADMIT-6).
     AdmitForged,
     /// A certificate of a root that was withdrawn counts as recorded (breaks ADMIT-9).
-    AdmitUnrecorded,
+    CountUnrecorded,
 }
 
 thread_local! {

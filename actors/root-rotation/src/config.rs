@@ -8,7 +8,7 @@ pub struct Config {
     /// How long workers that are ready are awaited before a published root signs. A worker that has not answered by then learns
     /// of the root by its next session; certificates lead it there meanwhile.
     pub publish: Duration,
-    /// How long a root stays trusted after the last node has left it: the time for a way back.
+    /// How long a root stays trusted, with its key, after another one was activated: the time for a way back.
     pub retire_after: Duration,
     /// How long a node that was asked to renew holds its place.
     pub renew: Duration,

@@ -4,9 +4,10 @@
 //!             certificates and the recorded acknowledgements (ROOT-9). In memory: since when the nodes are awaited.
 //! Inputs      an operator's steps, acknowledgements of nodes, the local replica, results of its proposals.
 //! Outputs     proposals: roots and their states, nodes that are to renew, recorded acknowledgements.
-//! Invariants  ROOT-2  no root signs before every reachable Raft member has acknowledged it.
-//!             ROOT-3  a Raft member is never left with a certificate that the others refuse: a root is retired only once all of
-//!                     them have a certificate of the active one.
+//! Invariants  ROOT-2  no root signs before every Raft member that is ready has acknowledged it.
+//!             ROOT-3  a Raft member is not left with a certificate that the others refuse: a root is retired only once all of them
+//!                     have a certificate of the active one, unless an operator forces it. A compromised root is revoked without
+//!                     those that are down or silent, if the rest of the voters is a majority.
 //!             ROOT-9  a crash, a restart or a new leader changes nothing but the time that it takes.
 //! Trust first, sign later, drop last: every other order cuts off a node that was away at the wrong moment.
 

@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use tracing::{info, warn};
 
 use crate::Config;
-use crate::core::{Answer, Effect, Input, OperatorStep, RootRotation, StepId};
+use crate::core::{Answer, Effect, Input, OperatorStep, RootRotation, StepId, is_same};
 use crate::signer;
 
 /// Bound of a proposal: within the deadline of the request that it serves.
@@ -53,19 +53,12 @@ pub struct RootRotationShell {
     alarm: Alarm,
 }
 
-/// What a rotation depends on; two of one state are equal without a look inside.
+/// Compared as far as a rotation depends on it.
 struct Watched(Tables);
 
 impl PartialEq for Watched {
     fn eq(&self, other: &Self) -> bool {
-        let (a, b) = (&self.0, &other.0);
-        let no_rotation = a.authorities.roots.is_empty() && b.authorities.roots.is_empty();
-        no_rotation
-            || a.nodes.ptr_eq(&b.nodes)
-                && a.certificates.ptr_eq(&b.certificates)
-                && a.members.ptr_eq(&b.members)
-                && a.authorities.roots.ptr_eq(&b.authorities.roots)
-                && a.authorities.trusted_by.ptr_eq(&b.authorities.trusted_by)
+        is_same(&self.0, &other.0)
     }
 }
 
@@ -145,7 +138,9 @@ impl Port {
         let _gone = match (self, answer) {
             (Self::Trusted(port), Ok(Answer::Trusted)) => port.send(Ok(())).is_ok(),
             (Self::Changed(port), Ok(Answer::Changed(changed))) => {
-                info!(root = changed.root.map(|root| root.to_string()), changed = changed.changed, "roots changed");
+                if changed.changed {
+                    info!(root = changed.root.map(|root| root.to_string()), "roots changed by an operator");
+                }
                 port.send(Ok(changed)).is_ok()
             }
             (Self::Trusted(port), Err(refusal)) => port.send(Err(refusal)).is_ok(),

@@ -12,7 +12,7 @@ use imbl::OrdMap;
 use serde::{Deserialize, Serialize};
 
 use super::view::word;
-use super::{IssuedCertificate, NodeId, Revision, RootId, Secret, Tables, WallTime};
+use super::{IssuedCertificate, Liveness, NodeId, Revision, RootId, Secret, Tables, WallTime};
 
 /// The most roots on record, in whatever state. A rotation adds one.
 pub const MAX_ROOTS: usize = 8;
@@ -189,7 +189,7 @@ pub enum AuthorityChange {
     Prepare {
         /// The root that signs now. With the first rotation it is recorded, too.
         signer: RootId,
-        /// Others may have the signer's key.
+        /// Others may have the key of every root that has one.
         compromised: bool,
         root: RootId,
         cert_pem: String,
@@ -249,6 +249,12 @@ impl Tables {
         }
         let roots = self.authorities.roots.values().filter(|root| of(root));
         roots.map(|root| format!("{}\n", root.cert_pem.trim_end())).collect()
+    }
+    /// Raft members that are ready and not known to trust the present set of roots (ROOT-2).
+    pub fn members_without_roots(&self) -> Vec<NodeId> {
+        let ready = |node: &NodeId| self.nodes.get(node).is_some_and(|node| node.liveness == Liveness::Ready);
+        let members = self.members.values().map(|member| member.node).filter(ready);
+        members.filter(|node| !self.authorities.is_trusted_by(*node)).collect()
     }
     /// Whether the digest of a node's newest certificate is on record, and the node can hold no certificate that is not.
     pub fn has_digest(&self, node: NodeId) -> bool {

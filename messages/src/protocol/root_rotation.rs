@@ -7,8 +7,7 @@ use crate::model::{ErrorBody, NodeId, Principal, RequestId, Revision, RootId};
 #[derive(Named)]
 #[strum(serialize_all = "snake_case")]
 pub enum RootRotationMsg {
-    /// A node has the roots of this generation on disk. Answered once that is recorded. Lost: the node reports it again
-    /// with its next session. Repeated: no change. Late: recorded as of that generation.
+    /// A node has the roots of this generation on disk. Answered once that is recorded. Lost: the node repeats it. Repeated: no change. Late: recorded as of that generation.
     TrustRoots { node: NodeId, generation: Revision, reply: Reply<Result<(), ErrorBody>> },
     /// A step of a root rotation, by an operator. Answered once it is applied. Lost: ask again under the same request id.
     /// Repeated so: answered with the first outcome. Repeated under another id: `Rotate` replaces a root that is not active
@@ -25,7 +24,7 @@ pub enum RootRotationMsg {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RootsChange {
     /// Makes another root and publishes it. `automatic`: it is activated as soon as the nodes trust it. `compromised`: others
-    /// may have the key of the one that signs now.
+    /// may have the key of every root that has one.
     Rotate { automatic: bool, compromised: bool },
     /// Deletes the root that is published and not active yet.
     Abort,

@@ -61,8 +61,8 @@ pub enum AgentAsk {
     /// Reports whether the manager runtime can run. Answered with [`AgentAnswer::Reported`]. Lost: a failure is reported
     /// again every 5 s. Repeated: replaces the report before.
     ReportManager(ManagerReport),
-    /// The node has the roots of this generation on disk. Answered with [`AgentAnswer::Reported`]. Lost: the host offers
-    /// them again with the next session, and they are acknowledged again. Repeated: no change.
+    /// The node has the roots of this generation on disk. Answered with [`AgentAnswer::Reported`]. Lost: asked again after its
+    /// deadline, and on the next session. Repeated: no change.
     TrustRoots { generation: Revision },
 }
 

@@ -135,7 +135,7 @@ pub enum Request {
     /// The roots on record, and how far a rotation is. Read: repeat freely.
     RootList,
     /// Makes another root and publishes it to the nodes. `prepare`: an operator activates it, otherwise that follows as soon
-    /// as the nodes trust it. `compromised`: others may have the key of the one that signs now. Needs feature level 3. Write:
+    /// as the nodes trust it. `compromised`: others may have the key of every root that has one. Needs feature level 3. Write:
     /// by request id, see [`Request`]. Repeated under another id: the published root is replaced, or another one follows.
     RootRotate { prepare: bool, compromised: bool },
     /// A published root signs from now on, or a retiring one again. Write: by request id, see [`Request`]. Repeated under

@@ -175,7 +175,7 @@ pub enum PeerCall {
     /// or later than 2 s: left out of this comparison of clocks.
     Clock,
     /// A node has the roots of this generation on disk. Sent only after a rotation has begun. Lost: the node
-    /// acknowledges them again with its next session. Repeated or late: no change.
+    /// repeats it. Repeated or late: no change.
     TrustRoots { node: NodeId, generation: Revision },
 }
 

@@ -91,7 +91,7 @@ pub enum Bug {
     /// An agent trusts roots for which no trusted root vouches.
     AcceptUnvouchedRoots,
     /// Certificates of a withdrawn root are accepted without being on record.
-    AdmitUnrecordedOfWithdrawnRoot,
+    CountUnrecordedOfWithdrawnRoot,
 }
 
 impl Bug {
@@ -142,7 +142,7 @@ impl Bug {
         Bug::RetireWhileBehind,
         Bug::AcknowledgeUnwrittenRoots,
         Bug::AcceptUnvouchedRoots,
-        Bug::AdmitUnrecordedOfWithdrawnRoot,
+        Bug::CountUnrecordedOfWithdrawnRoot,
     ];
 
     /// The invariants of which the simulation must find one violated.
@@ -191,7 +191,7 @@ impl Bug {
             Bug::RetireWhileBehind => &["ROOT-3"],
             Bug::AcknowledgeUnwrittenRoots => &["AGENT-13"],
             Bug::AcceptUnvouchedRoots => &["PKI-9"],
-            Bug::AdmitUnrecordedOfWithdrawnRoot => &["ADMIT-9"],
+            Bug::CountUnrecordedOfWithdrawnRoot => &["ADMIT-9"],
         }
     }
 
@@ -227,7 +227,7 @@ impl Bug {
         gateway::set(match bug {
             Some(Bug::AdmitSuperseded) => Some(gateway::BugInjection::AdmitSuperseded),
             Some(Bug::AdmitForged) => Some(gateway::BugInjection::AdmitForged),
-            Some(Bug::AdmitUnrecordedOfWithdrawnRoot) => Some(gateway::BugInjection::AdmitUnrecorded),
+            Some(Bug::CountUnrecordedOfWithdrawnRoot) => Some(gateway::BugInjection::CountUnrecorded),
             _ => None,
         });
         rotation::set(match bug {

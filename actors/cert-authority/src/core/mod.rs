@@ -421,7 +421,9 @@ impl CertAuthority {
     }
 
     fn complete(&self, cert_request: &CertificateRequest, signed: Signed) -> Result<Answer, ErrorBody> {
-        let root_pem = self.cluster()?.root_cert_pem.clone();
+        // Another root may have been activated since it was recorded.
+        let issuer = self.tables.authorities.roots.get(&signed.issuer).map(|root| &root.cert_pem);
+        let root_pem = issuer.unwrap_or(&self.cluster()?.root_cert_pem).clone();
         // For those that were away, and know only an earlier root.
         let crosses = self.tables.authorities.crosses().into_iter().map(|cross| cross.cert_pem.as_str());
         let cert_pem: String = std::iter::once(signed.cert_pem.as_str()).chain(crosses).collect();

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster_messages::{
-    CertificatePin, ClusterId, ClusterRecord, Incarnation, IssuedCertificate, Name, NodeCertificates, NodeId,
-    NodeRecord, RaftId, Replica, Revision, Role, RootId, Secret, User, UserKind, UserPin, WallTime,
+    AuthorityOrigin, CertificatePin, ClusterId, ClusterRecord, Incarnation, IssuedCertificate, Name, NodeCertificates,
+    NodeId, NodeRecord, RaftId, Replica, Revision, Role, RootId, Secret, User, UserKind, UserPin, WallTime,
 };
 
 use super::super::admission::{CONFIRMATION_TIMEOUT, LiveDecision, LocalFacts, admit, evaluate_live};

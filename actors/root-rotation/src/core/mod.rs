@@ -25,6 +25,17 @@ const MAX_TRUSTED: usize = 256;
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
+/// Whether two states are the same in what a rotation depends on, as far as that is known without a look inside.
+pub fn is_same(a: &Tables, b: &Tables) -> bool {
+    let no_rotation = a.authorities.roots.is_empty() && b.authorities.roots.is_empty();
+    no_rotation
+        || a.nodes.ptr_eq(&b.nodes)
+            && a.certificates.ptr_eq(&b.certificates)
+            && a.members.ptr_eq(&b.members)
+            && a.authorities.roots.ptr_eq(&b.authorities.roots)
+            && a.authorities.trusted_by.ptr_eq(&b.authorities.trusted_by)
+}
+
 /// What a signature or a proposal is for.
 #[derive(Clone, Debug)]
 enum Work {
@@ -108,28 +119,39 @@ impl RootRotation {
     }
 
     fn acknowledged(&mut self, ask: AskId, node: NodeId, generation: Revision, out: &mut Vec<Effect>) {
-        let roots = &self.tables.authorities;
-        // Its host may be ahead of this replica. Otherwise the node is wrong, and its entry would take others along.
-        if roots.roots.is_empty() || generation > roots.generation {
-            let text = format!("the roots are of generation {}, not {generation}", roots.generation);
-            let unknown = ErrorBody::new(ErrorCode::NotKnownHereYet, text).retry_after(FIRST_PAUSE);
-            return out.push(Effect::Answer(ask, Err(unknown)));
+        match self.judged(node, generation) {
+            Some(answer) => out.push(Effect::Answer(ask, answer)),
+            None => self.trusted.push((ask, node, generation)),
         }
-        // An earlier generation decides nothing.
-        if generation < roots.generation || roots.is_trusted_by(node) {
-            return out.push(Effect::Answer(ask, Ok(Answer::Trusted)));
+    }
+
+    /// The answer to an acknowledgement that needs no entry.
+    fn judged(&self, node: NodeId, generation: Revision) -> Option<Result<Answer, ErrorBody>> {
+        let roots = &self.tables.authorities;
+        if roots.roots.is_empty() || generation > roots.generation {
+            // Its host may be ahead of this replica; otherwise the node is wrong.
+            let text = format!("the roots are of generation {}, not {generation}", roots.generation);
+            return Some(Err(ErrorBody::new(ErrorCode::NotKnownHereYet, text).retry_after(FIRST_PAUSE)));
         }
         if !self.tables.nodes.contains_key(&node) {
-            let gone = ErrorBody::new(ErrorCode::NotFound, format!("node {node} is not part of this cluster"));
-            return out.push(Effect::Answer(ask, Err(gone)));
+            let text = format!("node {node} is not part of this cluster");
+            return Some(Err(ErrorBody::new(ErrorCode::NotFound, text)));
         }
-        self.trusted.push((ask, node, generation));
+        // An earlier generation decides nothing.
+        (generation < roots.generation || roots.is_trusted_by(node)).then_some(Ok(Answer::Trusted))
     }
 
     /// One entry at a time: while it is on its way, further acknowledgements gather for the next one.
     fn record_trust(&mut self, wall: WallTime, out: &mut Vec<Effect>) {
         let recording = self.steps.values().any(|work| matches!(work, Work::Trusted(_)));
-        if recording || self.trusted.is_empty() {
+        if recording {
+            return;
+        }
+        // Others may have been recorded, or the node removed, since they came: one node must not take others along.
+        for (ask, node, generation) in std::mem::take(&mut self.trusted) {
+            self.acknowledged(ask, node, generation, out);
+        }
+        if self.trusted.is_empty() {
             return;
         }
         let batch: Vec<_> = self.trusted.drain(..self.trusted.len().min(MAX_TRUSTED)).collect();
@@ -221,15 +243,15 @@ impl RootRotation {
             Err(why) => return self.not_done(work, why.into(), now, out),
         };
         self.settled_at = self.settled_at.max(revision);
+        if revision > self.tables.revision {
+            out.push(Effect::CatchUp(revision));
+        }
         match work {
             Work::Planned | Work::Renewals(_) => self.failures = 0,
             Work::Trusted(asks) => {
                 out.extend(asks.into_iter().map(|ask| Effect::Answer(ask, Ok(Answer::Trusted))));
             }
-            Work::Operator(ask, step, root) => {
-                self.applied.push((revision, ask, step, root));
-                out.push(Effect::CatchUp(revision));
-            }
+            Work::Operator(ask, step, root) => self.applied.push((revision, ask, step, root)),
         }
     }
 
@@ -247,13 +269,11 @@ impl RootRotation {
     /// The root that a step was about. Of a repeated `Rotate`, which made another root in vain, the first one,
     /// unless others followed it.
     fn named(&self, step: &OperatorStep, root: Option<RootId>) -> Option<RootId> {
-        let roots = &self.tables.authorities.roots;
-        let repeated =
-            matches!(step.change, RootsChange::Rotate { .. }) && root.is_none_or(|root| !roots.contains_key(&root));
-        if !repeated {
+        let authorities = &self.tables.authorities;
+        let is_gone = root.is_none_or(|root| !authorities.roots.contains_key(&root));
+        if !is_gone || !matches!(step.change, RootsChange::Rotate { .. }) {
             return root;
         }
-        let authorities = &self.tables.authorities;
         let newest = authorities.in_state(AuthorityState::Prepared).or_else(|| authorities.active());
         newest.map(|(id, _)| id)
     }
@@ -296,7 +316,7 @@ impl RootRotation {
             return self.wake_at(self.look_at, out);
         }
         if self.tables.revision < self.settled_at {
-            return; // the replica is passed in when it changes
+            return; // the replica is passed in once it has applied that
         }
         self.look_at = now + self.config.pace;
         let plan = plan::plan(&self.tables, &self.config, &mut self.awaited, self.me, (now, wall));

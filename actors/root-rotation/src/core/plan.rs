@@ -116,15 +116,9 @@ pub(crate) fn plan(
     plan
 }
 
-/// ROOT-2. Raft members that are ready and have not acknowledged the present roots.
+/// ROOT-2.
 pub(crate) fn unacknowledged_members(tables: &Tables) -> Vec<NodeId> {
-    if injected(BugInjection::ActivateUnacknowledged) {
-        return Vec::new();
-    }
-    let members: BTreeSet<NodeId> = tables.members.values().map(|member| member.node).collect();
-    let ready = tables.nodes.values().filter(|node| node.liveness == Liveness::Ready);
-    let unknown = ready.filter(|node| members.contains(&node.id) && !tables.authorities.is_trusted_by(node.id));
-    unknown.map(|node| node.id).collect()
+    if injected(BugInjection::ActivateUnacknowledged) { Vec::new() } else { tables.members_without_roots() }
 }
 
 /// ROOT-2. A published root signs once every Raft member that is ready trusts it, and every worker that is ready or has had its time.

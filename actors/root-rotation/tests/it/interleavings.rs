@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use muster_messages::protocol::{ProposeError, RootsChange};
 use muster_messages::*;
+use muster_root_rotation::core::Input;
 use proptest::prelude::*;
 
 use crate::world::*;
@@ -27,7 +28,8 @@ enum Event {
     Back(usize),
     Join,
     Restart,
-    Lose,
+    /// Of proposals; `true`: they are applied all the same.
+    Lose(bool),
     Pass(u64),
 }
 
@@ -45,7 +47,7 @@ fn event() -> impl Strategy<Value = Event> {
         2 => (0..8usize).prop_map(Event::Back),
         1 => Just(Event::Join),
         2 => Just(Event::Restart),
-        2 => Just(Event::Lose),
+        2 => any::<bool>().prop_map(Event::Lose),
         4 => (1..7_200_000u64).prop_map(Event::Pass),
     ]
 }
@@ -88,11 +90,15 @@ fn step(world: &mut World, event: Event, joined: &mut u128) {
             return world.add(200 + *joined, Role::Worker);
         }
         Event::Restart => return world.restart(),
-        Event::Lose => {
+        Event::Lose(applied) => {
             world.hold = true;
             world.pass(Duration::from_millis(200));
-            while !world.proposals.is_empty() {
-                world.fail(ProposeError::UnknownOutcome);
+            world.show();
+            while let Some((step, command)) = world.proposals.pop_front() {
+                if applied {
+                    let _refused = world.apply(&command);
+                }
+                world.input(Input::Proposed(step, Err(ProposeError::UnknownOutcome)));
             }
             world.hold = false;
             return;

@@ -84,6 +84,20 @@ fn newer_root_vouches_for_earlier_ones_unless_compromised() {
     }
 }
 
+/// A copied disk holds the key of every root that has one, also if the rotation that said so is replaced.
+#[test]
+fn new_root_never_vouches_for_a_compromised_one() {
+    let mut world = World::with(muster_root_rotation::Config::default(), 3, 0);
+    world.rotate();
+    world.run(); // the first root is retiring, and has its key
+    world.deaf.insert(id(2));
+    for compromised in [true, false] {
+        let new = world.operator(RootsChange::Rotate { automatic: true, compromised }).unwrap().root.unwrap();
+        let all = &world.log.authorities.roots;
+        assert!(all.values().all(|root| root.vouchers.iter().all(|voucher| voucher.by != new)), "{compromised}");
+    }
+}
+
 /// ROOT-2: no time overrides a manager.
 #[test]
 fn manager_that_does_not_acknowledge_holds_the_activation() {

@@ -31,6 +31,10 @@ pub struct World {
     pub silent: BTreeSet<NodeId>,
     /// Nodes in the order in which they were asked to renew.
     pub asked: Vec<NodeId>,
+    /// While set, the core's replica does not change.
+    pub blind: bool,
+    /// How often it asked for a newer replica.
+    pub catches_up: usize,
     /// Certificates are recorded as below feature level 3.
     pub without_digests: bool,
     last: u64,
@@ -63,6 +67,8 @@ impl World {
             deaf: BTreeSet::new(),
             silent: BTreeSet::new(),
             asked: Vec::new(),
+            blind: false,
+            catches_up: 0,
             without_digests: false,
             last: 0,
             serials: 0,
@@ -143,7 +149,7 @@ impl World {
         self.apply(&Command::idempotent(self.wall, Principal::Cluster, "test").change(seen)).unwrap();
     }
 
-    fn apply(&mut self, command: &Command) -> Result<Revision, CommandRefusal> {
+    pub fn apply(&mut self, command: &Command) -> Result<Revision, CommandRefusal> {
         let at = self.log.revision.next();
         let before = self.log.clone();
         muster_store::apply(&mut self.log, at, command)?;
@@ -177,7 +183,9 @@ impl World {
     }
 
     pub fn show(&mut self) {
-        self.input(Input::Replica(Box::new(self.log.clone())));
+        if !self.blind {
+            self.input(Input::Replica(Box::new(self.log.clone())));
+        }
     }
 
     pub fn input(&mut self, input: Input) {
@@ -198,7 +206,10 @@ impl World {
                 Effect::Answer(ask, answer) => {
                     assert!(self.answers.insert(ask, answer).is_none(), "answered once");
                 }
-                Effect::CatchUp(_) => self.show(),
+                Effect::CatchUp(_) => {
+                    self.catches_up += 1;
+                    self.show();
+                }
                 Effect::StepFailed(_) => {}
                 Effect::WakeAt(at) => self.alarm = Some(self.alarm.map_or(at, |earlier| earlier.min(at))),
             }

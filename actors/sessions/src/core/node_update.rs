@@ -43,13 +43,12 @@ impl Shared {
             feature_level: tables.feature_level(),
         }
     }
-}
 
-impl Shared {
-    /// Whether views of both show the same; the roots are no part of them.
+    /// Whether views of both show the same. Roots are sent beside a view.
     fn same_view(&self, other: &Shared) -> bool {
-        (&self.incarnation, &self.managers, &self.root_pem, self.feature_level)
-            == (&other.incarnation, &other.managers, &other.root_pem, other.feature_level)
+        let Self { incarnation, managers, root_pem, roots: _, feature_level } = self;
+        (incarnation, managers, root_pem, feature_level)
+            == (&other.incarnation, &other.managers, &other.root_pem, &other.feature_level)
     }
 }
 

@@ -4,8 +4,8 @@
 //!             ROOT-10  a certificate is recorded only while its root signs: after an activation, none of the former root is.
 
 use muster_messages::{
-    Authority, AuthorityChange, AuthorityOrigin, AuthorityRefusal, AuthorityState, CrossCertificate, Liveness,
-    MAX_ROOTS, RootId, Voucher,
+    Authority, AuthorityChange, AuthorityOrigin, AuthorityRefusal, AuthorityState, CrossCertificate, MAX_ROOTS, RootId,
+    Voucher,
 };
 
 use super::*;
@@ -112,10 +112,13 @@ fn prepare(
     Ok(())
 }
 
-/// The new root vouches for others. Vouchers of roots that are not on record prove nothing any more.
+/// The new root vouches for others, except those whose key others may have. Vouchers of roots that are not on record prove nothing any more.
 fn vouch(tables: &mut Tables, by: RootId, for_others: &[(RootId, Voucher)]) {
     let known: Vec<RootId> = tables.authorities.roots.keys().copied().collect();
-    for (id, voucher) in for_others.iter().filter(|(id, voucher)| known.contains(id) && voucher.by == by) {
+    for (id, voucher) in for_others.iter().filter(|(_, voucher)| voucher.by == by) {
+        if tables.authorities.roots.get(id).is_none_or(|root| root.compromised) {
+            continue;
+        }
         let root = root_mut(tables, *id);
         root.vouchers.retain(|old| old.by != by && known.contains(&old.by));
         root.vouchers.push(voucher.clone());
@@ -156,7 +159,8 @@ fn activate(
     }
     if let Some((former, root)) = tables.authorities.active() {
         if root.compromised {
-            keeps_majority(tables, former)?;
+            // From now on a certificate of it opens only what its digest on record opens (ADMIT-9).
+            majority_left(tables, former, |node| !tables.has_digest(node))?;
         }
         set_state(tables, stamp, former, AuthorityState::Retiring);
     }
@@ -174,20 +178,18 @@ fn activate(
 
 /// ROOT-2.
 fn acknowledged_by_members(tables: &Tables, root: RootId) -> Result<(), CommandRefusal> {
-    let ready = |node: &NodeId| tables.nodes.get(node).is_some_and(|node| node.liveness == Liveness::Ready);
-    let mut members = tables.members.values().map(|member| member.node).filter(ready);
-    match members.find(|node| !tables.authorities.is_trusted_by(*node)) {
+    match tables.members_without_roots().first() {
         Some(node) => Err(stale(format!("manager {node} does not trust the root {root} yet"))),
         None => Ok(()),
     }
 }
 
-/// Once a root whose key others may have no longer signs, a certificate opens only what its digest on record opens.
-fn keeps_majority(tables: &Tables, former: RootId) -> Result<(), CommandRefusal> {
+/// Refuses what would shut out so many voters that the others are not a majority.
+fn majority_left(tables: &Tables, root: RootId, shuts_out: impl Fn(NodeId) -> bool) -> Result<(), CommandRefusal> {
     let voters: Vec<NodeId> = tables.members.values().filter(|member| member.voter).map(|member| member.node).collect();
-    let shut_out: Vec<NodeId> = voters.iter().copied().filter(|node| !tables.has_digest(*node)).collect();
+    let shut_out: Vec<NodeId> = voters.iter().copied().filter(|node| shuts_out(*node)).collect();
     match shut_out.first() {
-        Some(node) if 2 * (voters.len() - shut_out.len()) <= voters.len() => Err(in_use(former, *node, shut_out.len())),
+        Some(node) if 2 * (voters.len() - shut_out.len()) <= voters.len() => Err(in_use(root, *node, shut_out.len())),
         _ => Ok(()),
     }
 }
@@ -198,8 +200,12 @@ fn retire(tables: &mut Tables, stamp: &Stamp<'_>, id: RootId, force: bool) -> Re
         AuthorityState::Retiring => {}
         other => return Err(stale(format!("the root {id} is {other}, not retiring"))),
     }
-    let using: Vec<NodeId> =
-        tables.members.values().map(|member| member.node).filter(|node| issued_newest(tables, id, *node)).collect();
+    let using: Vec<NodeId> = tables
+        .members
+        .values()
+        .map(|member| member.node)
+        .filter(|node| tables.newest_issuer(*node) == Some(id))
+        .collect();
     if let (Some(node), false) = (using.first(), force) {
         return Err(in_use(id, *node, using.len()));
     }
@@ -213,13 +219,7 @@ fn revoke(tables: &mut Tables, stamp: &Stamp<'_>, id: RootId) -> Result<(), Comm
         AuthorityState::Retiring | AuthorityState::Retired => {}
         other => return Err(stale(format!("the root {id} is {other}: activate another one first"))),
     }
-    let voters: Vec<NodeId> = tables.members.values().filter(|member| member.voter).map(|member| member.node).collect();
-    let shut_out: Vec<NodeId> = voters.iter().copied().filter(|node| tables.may_hold_of(id, *node)).collect();
-    if let Some(node) = shut_out.first()
-        && 2 * (voters.len() - shut_out.len()) <= voters.len()
-    {
-        return Err(in_use(id, *node, shut_out.len()));
-    }
+    majority_left(tables, id, |node| tables.may_hold_of(id, node))?;
     withdraw(tables, stamp, id, AuthorityState::Revoked);
     Ok(())
 }
@@ -288,11 +288,6 @@ fn is(tables: &Tables, id: RootId, issuer: Option<RootId>) -> bool {
     issuer.or_else(|| tables.authorities.founding().map(|(founding, _)| founding)) == Some(id)
 }
 
-fn issued_newest(tables: &Tables, id: RootId, node: NodeId) -> bool {
-    let newest = tables.certificates.get(&node).and_then(|row| row.current.as_ref());
-    is(tables, id, newest.and_then(|newest| newest.issuer))
-}
-
 /// ROOT-7. From when on a root may be forgotten: an hour after the last of its certificates on record has expired. `None`: none is.
 pub fn forgettable_at(tables: &Tables, id: RootId) -> Option<WallTime> {
     last_certificate_expires_at(tables, id).map(|not_after| not_after.plus(BLOCK_MARGIN))
@@ -301,7 +296,7 @@ pub fn forgettable_at(tables: &Tables, id: RootId) -> Option<WallTime> {
 /// When the last certificate of this root on record expires.
 pub fn last_certificate_expires_at(tables: &Tables, id: RootId) -> Option<WallTime> {
     let rows = tables.certificates.iter().flat_map(|(node, row)| {
-        let issued = row.current.iter().chain(&row.previous).chain(&row.unclaimed);
+        let issued = row.current.iter().chain(row.older());
         let recorded = issued.filter(|issued| is(tables, id, issued.issuer)).map(|issued| issued.not_after);
         // It may hold one that is not on record: at the latest, the last one that it was ever issued.
         let unknown = tables.nodes.get(node).filter(|_| row.incomplete && is(tables, id, None));

@@ -330,3 +330,31 @@ fn activation_waits_for_every_ready_member() {
     must(&mut world, Change::Authority(Box::new(AuthorityChange::Trusted { node, generation })));
     must(&mut world, activate(8));
 }
+
+/// Also where a proposal was signed on an older state.
+#[test]
+fn no_voucher_for_a_compromised_root_is_recorded() {
+    for compromised in [false, true] {
+        let mut world = world();
+        let Change::Authority(change) = prepare_after(7, compromised, 8) else { unreachable!() };
+        let AuthorityChange::Prepare { signer, root: new, cert_pem, key_pem, origin, automatic, vouchers, .. } =
+            *change
+        else {
+            unreachable!()
+        };
+        let for_others = vec![(root(7), Voucher { by: new, signature: vec![1] })];
+        let change = AuthorityChange::Prepare {
+            signer,
+            compromised,
+            root: new,
+            cert_pem,
+            key_pem,
+            origin,
+            automatic,
+            vouchers,
+            for_others,
+        };
+        must(&mut world, Change::Authority(Box::new(change)));
+        assert_eq!(world.tables.authorities.roots[&root(7)].vouchers.is_empty(), compromised);
+    }
+}

@@ -54,7 +54,7 @@ macro_rules! bugs_detected {
                 Bug::RetireWhileBehind,
                 Bug::AcknowledgeUnwrittenRoots,
                 Bug::AcceptUnvouchedRoots,
-                Bug::AdmitUnrecordedOfWithdrawnRoot,
+                Bug::CountUnrecordedOfWithdrawnRoot,
             ];
             assert_eq!([[$(Bug::$bug,)*].as_slice(), others.as_slice()].concat(), Bug::ALL.as_slice());
         }
@@ -158,7 +158,7 @@ fn detects_roots_trusted_without_a_voucher() {
 
 #[test]
 fn detects_unrecorded_certificates_of_withdrawn_roots() {
-    check(Kind::Rotations, Bug::AdmitUnrecordedOfWithdrawnRoot);
+    check(Kind::Rotations, Bug::CountUnrecordedOfWithdrawnRoot);
 }
 
 bugs_detected! {
