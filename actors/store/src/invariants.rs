@@ -53,6 +53,8 @@ pub const REVISION_1: &str = "REVISION-1";
 pub const ROOT_1: &str = "ROOT-1";
 /// A retired or revoked authority has no key.
 pub const ROOT_4: &str = "ROOT-4";
+/// A root whose key others may have never signs again.
+pub const ROOT_11: &str = "ROOT-11";
 
 /// A violated invariant.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -203,8 +203,9 @@ pub enum AuthorityChange {
     },
     /// Deletes the prepared root. Absent: no change.
     Abort,
-    /// A prepared root signs from now on, or a retiring one again; the one that signed before is retiring. Refused while a Raft
-    /// member that is ready has not acknowledged a prepared root; and as `RootInUse` if others may have the key of the one that signed before, and no majority of
+    /// A prepared root signs from now on, or a retiring one again; the one that signed before is retiring. Refused for a retiring
+    /// root whose key others may have; while a Raft member that is ready has not acknowledged a prepared root; and as `RootInUse`
+    /// if others may have the key of the one that signed before, and no majority of
     /// the voters has a certificate whose digest is on record.
     Activate { root: RootId, crosses: Vec<CrossCertificate> },
     /// Deletes a retiring root's key. Refused as `RootInUse` while a Raft member's newest certificate is of it, unless `force`.

@@ -2,6 +2,8 @@
 //!
 //! Invariants  ROOT-7   a root is deleted only when no certificate of it on record can still be valid.
 //!             ROOT-10  a certificate is recorded only while its root signs: after an activation, none of the former root is.
+//!             ROOT-11  a root whose key others may have never signs again. A manager that was away would refuse every newer
+//!                      certificate of it (ADMIT-9), the leader's too, and so never learn that it signs.
 
 use muster_messages::{
     Authority, AuthorityChange, AuthorityOrigin, AuthorityRefusal, AuthorityState, CrossCertificate, MAX_ROOTS, RootId,
@@ -151,6 +153,9 @@ fn activate(
     }
     if !was.state.trusted() {
         return Err(stale(format!("the root {id} is {}: it has no key any more", was.state)));
+    }
+    if was.compromised {
+        return Err(stale(format!("others may have the key of the root {id}: prepare another one")));
     }
     let (cert_pem, key) = (was.cert_pem.clone(), was.key_pem.clone());
     let key = key.ok_or_else(|| stale(format!("the root {id} has no key")))?;

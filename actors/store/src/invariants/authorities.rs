@@ -2,7 +2,7 @@
 
 use muster_messages::{AuthorityState, MAX_ROOTS, Tables};
 
-use super::{CheckResult, ROOT_1, ROOT_4, holds};
+use super::{CheckResult, ROOT_1, ROOT_4, ROOT_11, holds};
 
 pub(super) fn check(tables: &Tables) -> CheckResult {
     let all = &tables.authorities;
@@ -36,6 +36,10 @@ pub(super) fn check_step(before: &Tables, after: &Tables) -> CheckResult {
         let only_forward = was.state.trusted() || now.is_none_or(|now| now.state >= was.state);
         holds(only_forward, ROOT_4, || {
             format!("the root {id} went from {:?} to {:?}", was.state, now.map(|n| n.state))
+        })?;
+        let ended = was.compromised && was.state != AuthorityState::Active;
+        holds(!ended || now.is_none_or(|now| now.state != AuthorityState::Active), ROOT_11, || {
+            format!("the root {id} signs again, and others may have its key")
         })?;
         let same_key = now.is_none_or(|now| now.cert_pem == was.cert_pem);
         holds(same_key, ROOT_1, || format!("the certificate of the root {id} changed"))?;

@@ -180,6 +180,19 @@ fn former_root_can_sign_again_while_it_has_its_key() {
     assert!(gone.to_string().contains("has no key"), "{gone}");
 }
 
+/// ROOT-11.
+#[test]
+fn compromised_root_never_signs_again() {
+    let mut world = world();
+    must(&mut world, prepare_after(7, true, 8));
+    must(&mut world, activate(8));
+    let refused = world.refused(command([activate(7)]));
+    assert!(refused.to_string().contains("others may have the key"), "{refused}");
+    must(&mut world, prepare(8, 9));
+    must(&mut world, activate(9));
+    must(&mut world, activate(8));
+}
+
 /// Another rotation before the root is revoked does not forget that it has to be.
 #[test]
 fn compromised_root_stays_marked_over_later_rotations() {
