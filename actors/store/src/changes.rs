@@ -30,7 +30,7 @@ mod nodes;
 mod objects;
 mod reconcilers;
 
-pub use self::authorities::{forgettable_at, last_certificate_expires_at};
+pub use self::authorities::{forgettable_at, last_certificate_expires_at, may_be_revoked};
 pub(crate) use self::certificates::allow_unrecorded;
 
 /// How long a block outlives the last certificate, for clocks that differ.

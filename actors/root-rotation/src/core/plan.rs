@@ -78,13 +78,6 @@ impl<'a> Nodes<'a> {
         let ready = self.tables.nodes.values().filter(|node| node.liveness == Liveness::Ready);
         ready.map(|node| &**node).filter(|node| self.is_behind(node.id))
     }
-    /// Whether the voters that hold certificates of other roots for certain are a majority: the others cannot take part once this
-    /// one is revoked. A newer certificate may be on record and its answer lost.
-    fn majority_without(&self, root: RootId) -> bool {
-        let voters: Vec<NodeId> = self.tables.members.values().filter(|m| m.voter).map(|m| m.node).collect();
-        let others = voters.iter().filter(|voter| !self.tables.may_hold_of(root, **voter)).count();
-        2 * others > voters.len()
-    }
     fn any_renewed(&self) -> bool {
         self.tables.nodes.keys().any(|node| self.tables.newest_issuer(*node) == Some(self.active))
     }
@@ -219,7 +212,7 @@ fn withdrawal(
     let retiring = || authorities.roots.iter().filter(|(_, root)| root.state == AuthorityState::Retiring);
     let known_to_others = |(id, root): &(&RootId, &Arc<Authority>)| {
         let leaves = matches!(root.state, AuthorityState::Retiring | AuthorityState::Retired);
-        leaves && root.compromised && nodes.majority_without(**id)
+        leaves && root.compromised && muster_store::may_be_revoked(nodes.tables, **id).is_ok()
     };
     // A node that was asked and does not renew may belong to the attacker; it can still renew afterwards.
     let in_time = |node: &NodeRecord| awaited.asked.get(&node.id).is_none_or(|since| now < *since + config.renew);

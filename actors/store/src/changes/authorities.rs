@@ -165,7 +165,7 @@ fn activate(
     if let Some((former, root)) = tables.authorities.active() {
         if root.compromised {
             // From now on a certificate of it opens only what its digest on record opens (ADMIT-9).
-            majority_left(tables, former, |node| !tables.has_digest(node))?;
+            keeps_majority(tables, former, |node| !tables.has_digest(node))?;
         }
         set_state(tables, stamp, former, AuthorityState::Retiring);
     }
@@ -189,12 +189,26 @@ fn acknowledged_by_members(tables: &Tables, root: RootId) -> Result<(), CommandR
     }
 }
 
-/// Refuses what would shut out so many voters that the others are not a majority.
-fn majority_left(tables: &Tables, root: RootId, shuts_out: impl Fn(NodeId) -> bool) -> Result<(), CommandRefusal> {
-    let voters: Vec<NodeId> = tables.members.values().filter(|member| member.voter).map(|member| member.node).collect();
-    let shut_out: Vec<NodeId> = voters.iter().copied().filter(|node| shuts_out(*node)).collect();
+/// ROOT-3. Whether the voters that hold certificates of other roots for certain are a majority: the others cannot take part once
+/// this one is revoked, until they have renewed. A newer certificate may be on record and its answer lost.
+///
+/// # Errors
+/// They are not.
+pub fn may_be_revoked(tables: &Tables, id: RootId) -> Result<(), CommandRefusal> {
+    keeps_majority(tables, id, |node| tables.may_hold_of(id, node))
+}
+
+/// Whether a majority of the voters can take part without these and without those that may hold a certificate of a root that was
+/// revoked before.
+fn keeps_majority(tables: &Tables, root: RootId, loses: impl Fn(NodeId) -> bool) -> Result<(), CommandRefusal> {
+    let roots = tables.authorities.roots.iter();
+    let revoked: Vec<RootId> =
+        roots.filter(|(_, root)| root.state == AuthorityState::Revoked).map(|(id, _)| *id).collect();
+    let is_shut_out = |node: &NodeId| loses(*node) || revoked.iter().any(|root| tables.may_hold_of(*root, *node));
+    let voters = tables.members.values().filter(|member| member.voter).map(|member| member.node);
+    let (shut_out, others): (Vec<NodeId>, Vec<NodeId>) = voters.partition(is_shut_out);
     match shut_out.first() {
-        Some(node) if 2 * (voters.len() - shut_out.len()) <= voters.len() => Err(in_use(root, *node, shut_out.len())),
+        Some(node) if others.len() <= shut_out.len() => Err(in_use(root, *node, shut_out.len())),
         _ => Ok(()),
     }
 }
@@ -224,7 +238,7 @@ fn revoke(tables: &mut Tables, stamp: &Stamp<'_>, id: RootId) -> Result<(), Comm
         AuthorityState::Retiring | AuthorityState::Retired => {}
         other => return Err(stale(format!("the root {id} is {other}: activate another one first"))),
     }
-    majority_left(tables, id, |node| tables.may_hold_of(id, node))?;
+    may_be_revoked(tables, id)?;
     withdraw(tables, stamp, id, AuthorityState::Revoked);
     Ok(())
 }

@@ -81,6 +81,29 @@ fn world() -> World {
     world
 }
 
+/// `n` voters, each with a certificate of root 7.
+fn with_voters(n: u8) -> World {
+    let mut world = world().with((2..=n).map(|n| (n, Role::Manager)));
+    for n in 2..=n {
+        world.learner(n, u64::from(n)).unwrap();
+        world.promote(n, u64::from(n)).unwrap();
+        renew_of(&mut world, n, 7, &format!("a{n}"), None);
+    }
+    world
+}
+
+/// A node is issued a certificate of this root.
+fn renew_of(world: &mut World, n: u8, by: u8, serial: &str, replaces: Option<&str>) {
+    let certificate = Box::new(IssuedCertificate { issuer: Some(root(by)), ..issued(n, world, serial) });
+    let replaces = replaces.map(str::to_owned);
+    must(world, Change::IssueCertificate { node: id(n), certificate, held: None, replaces });
+}
+
+/// It is seen with it.
+fn seen(world: &mut World, n: u8, serial: &str) {
+    must(world, Change::CertificateSeen { node: id(n), serial: serial.to_owned() });
+}
+
 /// The keys in the state, as text.
 fn keys(world: &World) -> Vec<String> {
     let roots = world.tables.authorities.roots.values();
@@ -222,28 +245,14 @@ fn roots_on_record_are_bounded() {
 
 #[test]
 fn root_is_not_revoked_while_the_majority_needs_it() {
-    let mut world = world().with([(2, Role::Manager), (3, Role::Manager)]);
-    for n in [2, 3] {
-        world.learner(n, u64::from(n)).unwrap();
-        world.promote(n, u64::from(n)).unwrap();
-    }
-    let renew = |world: &mut World, n: u8, by: u8, serial: &str, replaces: Option<&str>| {
-        let certificate = IssuedCertificate { issuer: Some(root(by)), ..issued(n, world, serial) };
-        let replaces = replaces.map(str::to_owned);
-        let certificate = Box::new(certificate);
-        world.must(command([Change::IssueCertificate { node: id(n), certificate, held: None, replaces }]));
-    };
-    renew(&mut world, 2, 7, "a2", None);
-    renew(&mut world, 3, 7, "a3", None);
+    let mut world = with_voters(3);
+    let renew = renew_of;
     let signs = world.refused(command([revoke(7)]));
     assert!(matches!(signs, CommandRefusal::NotFound { .. }), "no root is on record yet: {signs:?}");
     must(&mut world, prepare(7, 8));
     let signs = world.refused(command([revoke(7)]));
     assert!(signs.to_string().contains("activate another one first"), "{signs}");
     must(&mut world, activate(8));
-    let seen = |world: &mut World, n: u8, serial: &str| {
-        must(world, Change::CertificateSeen { node: id(n), serial: serial.to_owned() });
-    };
     renew(&mut world, 1, 8, "b1", Some("a"));
     let lost = "the answer may be lost: it holds the former one";
     assert!(matches!(refusal(&mut world, revoke(7)), AuthorityRefusal::RootInUse { in_all: 3, .. }), "{lost}");
@@ -258,6 +267,29 @@ fn root_is_not_revoked_while_the_majority_needs_it() {
     must(&mut world, revoke(7));
     let refused = world.refused(command([retire(7, true)]));
     assert!(matches!(refused, CommandRefusal::Stale { .. }), "{refused:?}");
+}
+
+/// Five voters: one was away when root 7 was revoked, and two have certificates of root 8. Without those, two would be left.
+#[test]
+fn voters_of_a_root_revoked_before_are_no_majority() {
+    let mut world = with_voters(5);
+    must(&mut world, prepare(7, 8));
+    must(&mut world, activate(8));
+    for (n, newest, replaces) in [(1, "b1", "a"), (2, "b2", "a2"), (3, "b3", "a3"), (4, "b4", "a4")] {
+        renew_of(&mut world, n, 8, newest, Some(replaces));
+        seen(&mut world, n, newest);
+    }
+    must(&mut world, revoke(7));
+    must(&mut world, prepare(8, 9));
+    must(&mut world, activate(9));
+    for (n, newest, replaces) in [(1, "c1", "b1"), (2, "c2", "b2")] {
+        renew_of(&mut world, n, 9, newest, Some(replaces));
+        seen(&mut world, n, newest);
+    }
+    assert!(matches!(refusal(&mut world, revoke(8)), AuthorityRefusal::RootInUse { in_all: 3, .. }));
+    renew_of(&mut world, 3, 9, "c3", Some("b3"));
+    seen(&mut world, 3, "c3");
+    must(&mut world, revoke(8));
 }
 
 /// ROOT-7.
