@@ -42,6 +42,16 @@ pub(crate) fn cross(of: RootId, by: RootId) -> CrossCertificate {
     CrossCertificate { by, cert_pem: format!(" {of}>{by}") }
 }
 
+/// The root that such a certificate is about, and the root that signed it.
+pub(crate) fn pair(cross: &CrossCertificate) -> Option<(RootId, RootId)> {
+    read_pair(cross.cert_pem.trim_start())
+}
+
+fn read_pair(word: &str) -> Option<(RootId, RootId)> {
+    let (of, by) = word.split_once('>')?;
+    Some((of.parse().ok()?, by.parse().ok()?))
+}
+
 /// A certificate and those presented with it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chain {
@@ -54,11 +64,7 @@ impl Chain {
     /// Parses the words behind those of the certificate itself.
     pub fn read<'a>(mut words: impl Iterator<Item = &'a str>) -> Option<Self> {
         let issuer = words.next()?.parse().ok()?;
-        let pair = |word: &str| {
-            let (of, by) = word.split_once('>')?;
-            Some((of.parse().ok()?, by.parse().ok()?))
-        };
-        Some(Self { issuer, crosses: words.map(pair).collect::<Option<_>>()? })
+        Some(Self { issuer, crosses: words.map(read_pair).collect::<Option<_>>()? })
     }
 
     /// Whether a verifier that knows only this root finds a path.

@@ -29,7 +29,7 @@ use crate::faults::{Faults, TimedFault};
 use crate::machine::{Machine, MachineIdx, Rotation};
 use crate::members::cluster;
 use crate::report::Failure;
-use crate::roots::{Chain, FOUNDING, text_of, verifies, voucher};
+use crate::roots::{Chain, FOUNDING, pair, text_of, verifies, voucher};
 use crate::run;
 use crate::simulation::Simulation;
 use crate::world::World;
@@ -62,6 +62,8 @@ pub struct Rotations {
     pub(crate) forced: BTreeSet<RootId>,
     /// Roots that were ever revoked: no path leads over them, whether they are on record or not.
     revoked: BTreeSet<RootId>,
+    /// Every certificate between roots that was ever recorded: the root that it is about, and the root that signed it.
+    crosses: BTreeSet<(RootId, RootId)>,
     /// The newest state that was checked.
     last: Tables,
 }
@@ -293,7 +295,7 @@ impl Rotations {
             if !is_node || all.roots.is_empty() || verifies(world, idx, leader) {
                 continue;
             }
-            if world.rotations.revoked.is_empty() {
+            if !world.rotations.is_cut_off(signing(&tables), &machine.agent.trust.bundle) {
                 continue; // it finds a path, or never settles
             }
             if !tables.nodes.contains_key(&machine.id) {
@@ -346,7 +348,8 @@ impl Rotations {
         }
         let outcome = recorded(&before, tables)
             .and_then(|()| withdrawn(&before, tables, &world.rotations.forced, world.today()))
-            .and_then(|()| Self::on_disk(world, &before, tables));
+            .and_then(|()| Self::on_disk(world, &before, tables))
+            .and_then(|()| Self::keeps_quorum(world, &before, tables));
         world.require(outcome);
         if !before.authorities.roots.ptr_eq(&tables.authorities.roots) {
             Self::count(world, &before, tables);
@@ -373,18 +376,42 @@ impl Rotations {
         Ok(())
     }
 
+    /// ROOT-3: a revocation leaves a majority of voters whose certificates open the mesh. The others can renew only while there is
+    /// a leader.
+    fn keeps_quorum(world: &World, before: &Tables, tables: &Tables) -> Result<(), Broken> {
+        let state = |tables: &Tables, id: &RootId| tables.authorities.roots.get(id).map(|root| root.state);
+        let revoked = |id: &RootId| state(tables, id) == Some(AuthorityState::Revoked);
+        let is_new = |id: &RootId| revoked(id) && state(before, id) != Some(AuthorityState::Revoked);
+        let Some(id) = tables.authorities.roots.keys().find(|id| is_new(id)) else { return Ok(()) };
+        let issuer = |idx: MachineIdx| world.machines[idx].agent.trust.chain.issuer;
+        let voters = || tables.members.values().filter(|member| member.voter);
+        let shut_out = voters().filter(|voter| world.idx_of(voter.node).is_some_and(|idx| revoked(&issuer(idx))));
+        let (shut_out, voters) = (shut_out.count(), voters().count());
+        if 2 * shut_out < voters {
+            return Ok(());
+        }
+        let detail = format!("with the root {id}, certificates of {shut_out} of {voters} voters are revoked");
+        Err(violation(ROOT_3, detail))
+    }
+
+    /// Whether every path from this root to one of these leads over a revoked root.
+    fn is_cut_off(&self, active: RootId, bundle: &[RootId]) -> bool {
+        let path = |crosses: Vec<(RootId, RootId)>| Chain { issuer: active, crosses }.issuer_in(bundle);
+        let sound = self.crosses.iter().filter(|(of, by)| ![of, by].iter().any(|root| self.revoked.contains(root)));
+        path(sound.copied().collect()).is_none() && path(self.crosses.iter().copied().collect()).is_some()
+    }
+
     /// ROOTPATH-1.
-    fn reachable(world: &World, tables: &Tables) -> Result<(), Broken> {
+    fn reachable(world: &mut World, tables: &Tables) -> Result<(), Broken> {
         let all = &tables.authorities;
         let Some((active, _)) = all.active() else { return Ok(()) };
-        let pairs = all.crosses().into_iter().filter_map(|cross| {
-            Chain::read(format!("{active}{}", cross.cert_pem).split(' ')).map(|chain| chain.crosses)
-        });
-        let chain = Chain { issuer: active, crosses: pairs.flatten().collect() };
+        let recorded = all.roots.values().flat_map(|root| &root.crosses);
+        world.rotations.crosses.extend(recorded.flat_map(pair));
+        let chain = Chain { issuer: active, crosses: all.crosses().into_iter().flat_map(pair).collect() };
         for machine in world.machines.iter().filter(|machine| tables.nodes.contains_key(&machine.id)) {
             let bundle = &machine.agent.trust.bundle;
             let joined = machine.agent.certificate.is_some();
-            if joined && world.rotations.revoked.is_empty() && chain.issuer_in(bundle).is_none() {
+            if joined && chain.issuer_in(bundle).is_none() && !world.rotations.is_cut_off(active, bundle) {
                 let detail = format!(
                     "{} trusts {bundle:?}, and the root {active} leads to {:?}; roots: {:?}",
                     machine.name,
