@@ -42,6 +42,11 @@ impl RootOperators {
         self.ops[op].result.as_ref()
     }
 
+    /// The first step that has no answer yet.
+    pub(crate) fn unanswered(&self) -> Option<usize> {
+        self.ops.iter().position(|op| op.result.is_none())
+    }
+
     /// A random step.
     pub(crate) fn act(&mut self, world: &mut World) {
         if world.resting {

@@ -127,7 +127,9 @@ fn come_to_rest(sim: &mut Simulation, within: Duration) -> Result<(), Failure> {
     let limit = sim.world.now() + within;
     loop {
         Rotations::rekey(&mut sim.world);
-        let Some(why) = sim.unsettled().or_else(|| unfinished(&sim.world)) else { return Ok(()) };
+        // A step that is repeated later begins another rotation.
+        let asked = sim.operators.unanswered().map(|op| format!("operator's step {op} is not answered"));
+        let Some(why) = sim.unsettled().or_else(|| unfinished(&sim.world)).or(asked) else { return Ok(()) };
         if sim.world.now() >= limit {
             return Err(sim.world.failure(&violation(CONVERGE_1, why)));
         }
