@@ -13,7 +13,7 @@ use std::fmt;
 use std::future::Future;
 use std::time::Duration;
 
-use muster_gateway::{BoxStream, DialError, DialTimeouts, Dialer, FrameError, Framed, Stage};
+use muster_gateway::{DialError, DialTimeouts, Dialer, FrameError, Stage};
 use muster_kernel::Clock;
 use muster_messages::protocol::{NodeCredentials, Service};
 use muster_messages::wire::{JoinFrame, JoinReply, JoinRequest, Refusal, Rekey};
@@ -391,25 +391,16 @@ impl Tls {
     /// The roots to trust: the one of the token, or those that it leads to. The server is not verified.
     async fn roots(&self, addr: &str, token: &JoinToken) -> Result<String, AttemptFailure> {
         let digest = |why| AttemptFailure { stage: JoinStage::Digest, why };
-        let dialled = Dialer::dial_unverified(addr, self.timeouts).await;
-        let mut stream = match dialled {
-            Ok(dialled) => dialled.stream,
-            Err(error) => return Err(self.failure(addr, error).await),
-        };
-        let answer = self.question(&mut stream, &JoinFrame::GetRoot).await;
-        match self.answer(addr, answer).map_err(digest)? {
+        match self.question(addr, &JoinFrame::GetRoot).await? {
             JoinReply::Root { root_pem } if token.is_for(&root_pem) => return Ok(root_pem),
             JoinReply::Root { .. } => {}
             other => return Err(digest(unexpected(addr, other))),
         }
-        let offered = match self.question(&mut stream, &JoinFrame::GetRoots).await {
-            // A build that knows no rotation ends the connection.
-            Ok(Ok(None) | Err(_)) => Vec::new(),
-            answer => match self.answer(addr, answer).map_err(digest)? {
-                JoinReply::Roots(offered) => offered,
-                JoinReply::Refused(error) => return Err(digest(unexpected(addr, JoinReply::Refused(error)))),
-                JoinReply::Root { .. } | JoinReply::Joined { .. } => Vec::new(),
-            },
+        let offered = match self.question(addr, &JoinFrame::GetRoots).await? {
+            JoinReply::Roots(offered) => offered,
+            // A build that knows no rotation: its root is the only one.
+            JoinReply::Refused(error) if error.code == ErrorCode::Invalid => Vec::new(),
+            other => return Err(digest(unexpected(addr, other))),
         };
         followed(token, &offered).map_err(|why| {
             let text = format!(
@@ -420,16 +411,19 @@ impl Tls {
         })
     }
 
-    async fn question(&self, stream: &mut Framed<BoxStream>, frame: &JoinFrame) -> Exchange {
+    /// Each question on a connection of its own: a build that does not know it says so only in answer to the first frame.
+    async fn question(&self, addr: &str, frame: &JoinFrame) -> Result<JoinReply, AttemptFailure> {
+        let mut stream = match Dialer::dial_unverified(addr, self.timeouts).await {
+            Ok(dialled) => dialled.stream,
+            Err(error) => return Err(self.failure(addr, error).await),
+        };
         let exchange = async {
             stream.send(frame).await?;
             stream.recv::<JoinReply>().await
         };
-        timeout(self.timeouts.greeting, exchange).await
-    }
-
-    fn answer(&self, addr: &str, exchange: Exchange) -> Result<JoinReply, FailureReason> {
-        reply(addr, exchange, self.timeouts.greeting)
+        let limit = self.timeouts.greeting;
+        let answer = reply(addr, timeout(limit, exchange).await, limit);
+        answer.map_err(|why| AttemptFailure { stage: JoinStage::Digest, why })
     }
 
     /// Why there is no connection. For a wrong clock both times are shown: neither side knows which one is wrong.

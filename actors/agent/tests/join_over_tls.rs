@@ -86,14 +86,14 @@ async fn serve(root: &Root, shown: String, answer: Answer) -> (String, Arc<Heard
 }
 
 async fn serve_as(creds: NodeCredentials, shown: String, answer: Answer) -> (String, Arc<Heard>) {
-    serve_offering(creds, shown, Some(Vec::new()), answer).await
+    serve_offering(creds, shown, Some(JoinReply::Roots(Vec::new())), answer).await
 }
 
-/// `offered`: all roots. `None`: as a build that knows no rotation, it ends the connection.
+/// `offered`: the answer to a question for all roots. `None`: it closes the connection.
 async fn serve_offering(
     creds: NodeCredentials,
     shown: String,
-    offered: Option<Vec<OfferedRoot>>,
+    offered: Option<JoinReply>,
     answer: Answer,
 ) -> (String, Arc<Heard>) {
     let config = muster_pki::server_config(&creds, Service::Join.alpn()).unwrap();
@@ -113,7 +113,7 @@ async fn serve_offering(
                 log.frames.lock().unwrap().push(frame.clone());
                 let reply = match (&frame, &offered) {
                     (JoinFrame::GetRoot, _) => JoinReply::Root { root_pem: shown.clone() },
-                    (JoinFrame::GetRoots, Some(offered)) => JoinReply::Roots(offered.clone()),
+                    (JoinFrame::GetRoots, Some(offered)) => offered.clone(),
                     (JoinFrame::GetRoots, None) => break,
                     (JoinFrame::Join(request), _) => answer(request),
                 };
@@ -324,7 +324,8 @@ async fn token_of_an_earlier_root_leads_to_the_present_one() {
     let manager = || credentials(&roots[2], manager(), Role::Manager);
     for of_token in &roots {
         let shown = roots[2].cert_pem.clone();
-        let (addr, heard) = serve_offering(manager(), shown, Some(offered.clone()), acceptance(&roots[2])).await;
+        let roots_of = Some(JoinReply::Roots(offered.clone()));
+        let (addr, heard) = serve_offering(manager(), shown, roots_of, acceptance(&roots[2])).await;
         let machine = Machine::new();
         let joined = machine.join(args(&addr, token(of_token))).await.unwrap();
         assert_eq!(joined.credentials.root_pem.trim(), roots[2].cert_pem.trim(), "the retired ones are not kept");
@@ -342,7 +343,8 @@ async fn several_trusted_roots_are_stored_by_a_joiner() {
     offered[0].trusted = true;
     // It has not renewed yet, and another manager signs with the new root.
     let creds = credentials(&roots[0], manager(), Role::Manager);
-    let (addr, _) = serve_offering(creds, roots[1].cert_pem.clone(), Some(offered), acceptance(&roots[1])).await;
+    let offered = Some(JoinReply::Roots(offered));
+    let (addr, _) = serve_offering(creds, roots[1].cert_pem.clone(), offered, acceptance(&roots[1])).await;
     let machine = Machine::new();
     machine.join(args(&addr, token(&roots[0]))).await.unwrap();
     let saved = machine.memory.store().load_credentials().unwrap().unwrap();
@@ -362,28 +364,44 @@ async fn no_offer_of_an_intruder_gets_the_secret() {
         OfferedRoot { vouchers, ..unvouched(&theirs) }
     };
     let offers = [
-        None,
-        Some(Vec::new()),
-        Some(vec![unvouched(&theirs)]),
-        Some(vec![unvouched(&roots[0]), unvouched(&theirs)]),
-        Some(vec![OfferedRoot { trusted: false, ..unvouched(&roots[0]) }, vouched(&theirs, &theirs)]),
-        Some(vec![unvouched(&roots[0]), stolen_voucher]),
-        Some(vec![unvouched(&roots[0]), other_cluster]),
+        vec![],
+        vec![unvouched(&theirs)],
+        vec![unvouched(&roots[0]), unvouched(&theirs)],
+        vec![OfferedRoot { trusted: false, ..unvouched(&roots[0]) }, vouched(&theirs, &theirs)],
+        vec![unvouched(&roots[0]), stolen_voucher],
+        vec![unvouched(&roots[0]), other_cluster],
         // The root of the token is not offered: it was revoked.
-        Some(vec![offered[1].clone()]),
+        vec![offered[1].clone()],
     ];
-    for offer in offers {
+    let earlier_build = JoinReply::Refused(ErrorBody::new(ErrorCode::Invalid, "this is not a join request"));
+    for offer in offers.map(JoinReply::Roots).into_iter().chain([earlier_build]) {
         let creds = credentials(&theirs, manager(), Role::Manager);
-        let (addr, heard) = serve_offering(creds, theirs.cert_pem.clone(), offer.clone(), acceptance(&theirs)).await;
+        let shown = theirs.cert_pem.clone();
+        let (addr, heard) = serve_offering(creds, shown, Some(offer.clone()), acceptance(&theirs)).await;
         let refused = Machine::new().join(args(&addr, token(&roots[0]))).await.unwrap_err();
         assert!(matches!(&refused, JoinError::Refused(e) if e.code == ErrorCode::DigestMismatch), "{refused:?}");
         assert!(heard.requests().is_empty(), "{offer:?}");
     }
     // The true roots, and a certificate of its own: the request is never sent.
     let creds = credentials(&theirs, manager(), Role::Manager);
-    let (addr, heard) = serve_offering(creds, theirs.cert_pem.clone(), Some(offered), acceptance(&theirs)).await;
+    let offered = Some(JoinReply::Roots(offered));
+    let (addr, heard) = serve_offering(creds, theirs.cert_pem.clone(), offered, acceptance(&theirs)).await;
     let machine = Machine::new();
     let told = || machine.lines().iter().any(|line| line.contains(": TLS: "));
     machine.tries_until(args(&addr, token(&roots[0])), || told() && heard.connections() > MIN_TRIES).await;
     assert!(heard.requests().is_empty());
+}
+
+/// Nor does a manager that does not know the roots yet.
+#[tokio::test]
+async fn connection_that_breaks_does_not_end_the_joining() {
+    let (roots, _) = successive(2);
+    let not_yet = JoinReply::Refused(ErrorBody::new(ErrorCode::NotKnownHereYet, "not yet"));
+    for answer in [None, Some(not_yet)] {
+        let creds = credentials(&roots[1], manager(), Role::Manager);
+        let (addr, heard) = serve_offering(creds, roots[1].cert_pem.clone(), answer, acceptance(&roots[1])).await;
+        let machine = Machine::new();
+        machine.tries_until(args(&addr, token(&roots[0])), || heard.connections() > MIN_TRIES).await;
+        assert!(heard.requests().is_empty());
+    }
 }

@@ -15,7 +15,7 @@ use muster_gateway::{Connection, Framed, JOIN_FRAME_LIMIT, Registration, Service
 use muster_kernel::{Arrived, Cx, Fault, Shell};
 use muster_messages::protocol::{LeaderCalls, Named, Service};
 use muster_messages::wire::{self, JoinFrame, JoinReply, JoinRequest, PeerCall};
-use muster_messages::{Authorities, ErrorBody, ErrorCode, JoinView, OfferedRoot};
+use muster_messages::{ErrorBody, ErrorCode, JoinView, OfferedRoot, Tables};
 use serde_json::{Value, json};
 use tokio::sync::{Semaphore, mpsc};
 
@@ -35,7 +35,7 @@ impl Default for JoinLimits {
     }
 }
 
-/// Frames per conversation: the root, all roots, and a retry. The gateway charges a source's rate for the first frame only, so a
+/// Frames per conversation: the root or all roots, and retries. The gateway charges a source's rate for the first frame only, so a
 /// join request must be the first frame, and is the last.
 const MAX_FRAMES: usize = 3;
 
@@ -50,15 +50,17 @@ pub struct JoinPorts {
     /// The certificate of the root that signs now.
     pub root_pem: Arc<dyn Fn() -> String + Send + Sync>,
     /// See [`offered`].
-    pub roots: Arc<dyn Fn() -> Vec<OfferedRoot> + Send + Sync>,
+    pub roots: Arc<dyn Fn() -> Option<Vec<OfferedRoot>> + Send + Sync>,
     pub limits: JoinLimits,
 }
 
 /// The roots that lead a token of an earlier one to those that count now. A root whose key others may have leads nowhere once it
 /// does not sign any more: they could vouch for a root of their own, and a joiner could not tell which one is the cluster's.
-pub fn offered(authorities: &Authorities) -> Vec<OfferedRoot> {
-    let roots = authorities.roots.values().filter(|root| !root.is_disowned());
-    roots.map(|root| root.offered()).collect()
+/// Empty: there was no rotation. `None`: this replica does not know its cluster yet.
+pub fn offered(tables: &Tables) -> Option<Vec<OfferedRoot>> {
+    tables.cluster.as_ref()?;
+    let roots = tables.authorities.roots.values().filter(|root| !root.is_disowned());
+    Some(roots.map(|root| root.offered()).collect())
 }
 
 /// Connections that the gateway has admitted and the actor has not taken, and as many in its mailbox.
@@ -146,7 +148,7 @@ async fn converse(
             }
             JoinFrame::GetRoots => {
                 counters.roots.fetch_add(1, Ordering::Relaxed);
-                (JoinReply::Roots((ports.roots)()), false)
+                ((ports.roots)().map_or_else(not_known_yet, JoinReply::Roots), false)
             }
             JoinFrame::Join(_) if frames_before > 0 => {
                 let text = "a join request must be the first frame of its connection; connect again";
@@ -172,6 +174,11 @@ async fn converse(
             return;
         }
     }
+}
+
+fn not_known_yet() -> JoinReply {
+    let text = "this manager does not know the cluster's roots yet";
+    JoinReply::Refused(ErrorBody::new(ErrorCode::NotKnownHereYet, text).retry_after(RETRY_AFTER))
 }
 
 async fn ask(ports: &JoinPorts, remote: SocketAddr, request: JoinRequest) -> JoinReply {

@@ -9,7 +9,10 @@ use muster_join::{JoinLimits, JoinPorts, JoinService};
 use muster_kernel::{Address, Spec};
 use muster_messages::protocol::{PeerAnswer, Service};
 use muster_messages::wire::{self, JoinFrame, JoinReply, JoinRequest};
-use muster_messages::{CrashHow, ErrorCode, Name, NodeId, OfferedRoot, RequestId, Secret};
+use muster_messages::{
+    Authority, AuthorityOrigin, AuthorityState, ClusterId, ClusterRecord, CrashHow, ErrorCode, Incarnation, Name,
+    NodeId, OfferedRoot, RequestId, Revision, RootId, Secret, Tables, WallTime,
+};
 use muster_testkit::ActorHarness;
 use tokio::io::DuplexStream;
 use tokio::time::Instant;
@@ -23,12 +26,21 @@ async fn service(harness: &ActorHarness) -> Services {
 }
 
 async fn service_with(harness: &ActorHarness, leader: fn() -> PeerAnswer) -> Services {
+    service_offering(harness, Some(vec![offered()]), leader).await
+}
+
+async fn service_offering(
+    harness: &ActorHarness,
+    roots: Option<Vec<OfferedRoot>>,
+    leader: fn() -> PeerAnswer,
+) -> Services {
     let services = Services::new();
+    let roots = Arc::new(move || roots.clone());
     let ports = JoinPorts {
         services: services.clone(),
         leader: Arc::new(move |_| -> PeerAnswer { leader() }),
         root_pem: Arc::new(|| "root".to_owned()),
-        roots: Arc::new(|| vec![offered()]),
+        roots,
         limits: JoinLimits { conversation: CONVERSATION_TIMEOUT, conversations: 1 },
     };
     harness.start_actor(Spec::actor("join", Address::new(8), move || Ok(JoinService::new(ports.clone()))));
@@ -87,7 +99,7 @@ fn offered() -> OfferedRoot {
     OfferedRoot { cert_pem: "root".to_owned(), vouchers: Vec::new(), trusted: true }
 }
 
-/// For a token of an earlier root: on the same connection, after the root that signs.
+/// For a token of an earlier root.
 #[tokio::test(start_paused = true)]
 async fn joiner_with_a_token_of_an_earlier_root_gets_all_roots() {
     let harness = ActorHarness::start().await;
@@ -95,6 +107,64 @@ async fn joiner_with_a_token_of_an_earlier_root_gets_all_roots() {
     let replies = talk(&services, vec![JoinFrame::GetRoot, JoinFrame::GetRoots]).await;
     assert_eq!(replies, [JoinReply::Root { root_pem: "root".into() }, JoinReply::Roots(vec![offered()])]);
     harness.finish().await;
+}
+
+/// An empty answer would mean that there was no rotation, and end the joining.
+#[tokio::test(start_paused = true)]
+async fn manager_that_knows_no_cluster_yet_asks_to_try_again() {
+    assert_eq!(muster_join::offered(&Tables::default()), None);
+    let harness = ActorHarness::start().await;
+    let services = service_offering(&harness, None, joins).await;
+    let replies = talk(&services, vec![JoinFrame::GetRoots]).await;
+    let [JoinReply::Refused(error)] = replies.as_slice() else { panic!("{replies:?}") };
+    assert_eq!((error.code, error.retry_after_ms), (ErrorCode::NotKnownHereYet, Some(1000)));
+    harness.finish().await;
+}
+
+fn root(state: AuthorityState, compromised: bool) -> Authority {
+    Authority {
+        cert_pem: format!("{state} {compromised}"),
+        key_pem: None,
+        state,
+        origin: AuthorityOrigin::Made,
+        automatic: true,
+        compromised,
+        vouchers: Vec::new(),
+        crosses: Vec::new(),
+        created_at: WallTime(0),
+        activated_at: None,
+        retired_at: None,
+        revision: Revision(1),
+    }
+}
+
+/// Whoever has the key of another one could lead a joiner to a root of their own.
+#[test]
+fn roots_whose_key_others_may_have_are_offered_only_while_active() {
+    use AuthorityState as S;
+    let mut tables = Tables { cluster: Some(Arc::new(cluster())), ..Tables::default() };
+    let states = [S::Prepared, S::Active, S::Retiring, S::Retired, S::Revoked];
+    let kinds: Vec<_> = states.into_iter().flat_map(|state| [(state, false), (state, true)]).collect();
+    for (id, (state, compromised)) in (0..).zip(&kinds) {
+        tables.authorities.roots.insert(RootId([id; 8]), Arc::new(root(*state, *compromised)));
+    }
+    let offered = muster_join::offered(&tables).expect("the cluster is known");
+    let leads = |(state, compromised): &(S, bool)| *state != S::Revoked && (!compromised || *state == S::Active);
+    let expected = kinds.iter().filter(|kind| leads(kind)).map(|(state, compromised)| format!("{state} {compromised}"));
+    assert_eq!(offered.into_iter().map(|root| root.cert_pem).collect::<Vec<_>>(), expected.collect::<Vec<_>>());
+}
+
+fn cluster() -> ClusterRecord {
+    ClusterRecord {
+        id: ClusterId::from_entropy(9),
+        name: Name::sanitized("c"),
+        incarnation: Incarnation(1),
+        feature_level: 3,
+        root_cert_pem: "root".to_owned(),
+        root_key_pem: Secret::new("key"),
+        founded_at: WallTime(0),
+        revision: Revision(1),
+    }
 }
 
 async fn ask_for_the_root(client: &mut Framed<DuplexStream>) -> JoinReply {

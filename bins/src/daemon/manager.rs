@@ -274,8 +274,8 @@ fn root_of(shared: &Shared, replica: watch::Receiver<Arc<Replica>>) -> Arc<dyn F
     })
 }
 
-fn offered_roots(replica: watch::Receiver<Arc<Replica>>) -> Arc<dyn Fn() -> Vec<OfferedRoot> + Send + Sync> {
-    Arc::new(move || muster_join::offered(&replica.borrow().tables.authorities))
+fn offered_roots(replica: watch::Receiver<Arc<Replica>>) -> Arc<dyn Fn() -> Option<Vec<OfferedRoot>> + Send + Sync> {
+    Arc::new(move || muster_join::offered(&replica.borrow().tables))
 }
 
 fn peers_of(handle: &MeshHandle) -> Arc<dyn Fn() -> std::collections::BTreeSet<muster_messages::NodeId> + Send + Sync> {

@@ -18,8 +18,9 @@ pub enum JoinFrame {
     /// refused as `conflict`: knowing a node's id must not be enough to become it. Late: refused once the token was
     /// revoked, or the node was removed or blocked.
     Join(JoinRequest),
-    /// Asks for all roots, for a token of an earlier root. Answered with [`JoinReply::Roots`] by managers of builds that
-    /// know rotations; others end the connection. Read: repeat freely, up to three frames per connection.
+    /// Asks for all roots, for a token of an earlier root. Answered with [`JoinReply::Roots`]; refused as `NotKnownHereYet` by
+    /// a manager that does not know its cluster yet, and as `Invalid` by builds that know no rotation, if it is the first
+    /// frame of its connection. Read: repeat freely, up to three frames per connection.
     GetRoots,
 }
 
