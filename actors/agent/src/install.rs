@@ -1,13 +1,13 @@
 //! Requests certificates and puts them and the roots into force: verified and written before they are used.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use muster_kernel::Fault;
 use muster_messages::protocol::NodeCredentials;
 use muster_messages::wire::RootsOffer;
 use muster_messages::{Secret, WallTime};
-use muster_pki::{Bundle, IdentityStore};
+use muster_pki::{Bundle, IdentityFault, IdentityStore};
 use tokio::sync::watch;
 
 use crate::core::CertificateFacts;
@@ -39,18 +39,29 @@ pub(crate) struct Installer {
     credentials: Credentials,
 }
 
-/// The credentials in force, on disk and published. One change at a time: each starts from the one before.
+/// The credentials in force, on disk and published. One change at a time: each starts from the one before. Shared by all
+/// incarnations of the agent: a change goes on in its thread when the incarnation that began it has failed.
 #[derive(Clone)]
-struct Credentials {
+pub(crate) struct Credentials {
     store: IdentityStore,
     publish: Arc<watch::Sender<Arc<NodeCredentials>>>,
+    changes: Arc<Mutex<Changes>>,
+    /// The incarnation that makes changes through this clone.
+    incarnation: u64,
+}
+
+#[derive(Default)]
+struct Changes {
+    /// The present incarnation.
+    incarnation: u64,
     /// The roots that were last accepted from a host; a former certificate's root, which they may lack, leaves with that certificate.
-    accepted: Arc<Mutex<Option<Bundle>>>,
+    accepted: Option<Bundle>,
 }
 
 impl Installer {
-    pub fn new(store: IdentityStore, publish: Arc<watch::Sender<Arc<NodeCredentials>>>) -> Self {
-        Self { key: None, credentials: Credentials { store, publish, accepted: Arc::default() } }
+    /// For another incarnation of the agent. Blocking.
+    pub fn new(credentials: &Credentials) -> Result<Self, IdentityFault> {
+        Ok(Self { key: None, credentials: credentials.next_incarnation()? })
     }
 
     /// A signing request under a new key.
@@ -77,7 +88,7 @@ impl Installer {
         }
     }
 
-    /// Installs and publishes roots that a host offers (ROOT-6).
+    /// Installs and publishes roots that a host offers (PKI-9, AGENT-13).
     pub fn install_roots(&self, offer: RootsOffer) -> impl Future<Output = Msg> + Send + 'static {
         let credentials = self.credentials.clone();
         async move {
@@ -92,12 +103,39 @@ impl Installer {
 }
 
 impl Credentials {
-    /// Checks that the certificate is for this node, this key and a trusted root, and writes it with key and root in one step.
-    /// Blocking.
+    pub fn new(store: IdentityStore, publish: Arc<watch::Sender<Arc<NodeCredentials>>>) -> Self {
+        Self { store, publish, changes: Arc::default(), incarnation: 0 }
+    }
+
+    /// From now on changes of earlier incarnations are dropped, which this one knows nothing of. Publishes what is on disk: an
+    /// earlier one may have ended between writing and publishing.
+    fn next_incarnation(&self) -> Result<Self, IdentityFault> {
+        let mut changes = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
+        changes.incarnation += 1;
+        if let Some(saved) = self.store.load_credentials()? {
+            self.publish.send_if_modified(|current| {
+                let differs =
+                    (&current.identity.serial, &current.root_pem) != (&saved.identity.serial, &saved.root_pem);
+                if differs {
+                    *current = Arc::new(saved);
+                }
+                differs
+            });
+        }
+        Ok(Self { incarnation: changes.incarnation, ..self.clone() })
+    }
+
+    fn changes(&self) -> Result<MutexGuard<'_, Changes>, String> {
+        let changes = self.changes.lock().unwrap_or_else(PoisonError::into_inner);
+        if changes.incarnation == self.incarnation { Ok(changes) } else { Err("the agent was restarted".to_owned()) }
+    }
+
+    /// Checks that the certificate is for this node, this key and a trusted root, and writes it with its key and its root in one step; other trusted roots
+    /// follow. Blocking.
     ///
     /// The roots stay the ones that this node already trusts: an answer cannot add one.
     fn install(&self, key_pem: Secret, cert_pem: String) -> Result<Arc<NodeCredentials>, String> {
-        let accepted = self.accepted.lock().unwrap_or_else(PoisonError::into_inner);
+        let changes = self.changes()?;
         let current = self.publish.borrow().clone();
         let identity = muster_pki::identity_of_pem(&cert_pem).map_err(|e| e.to_string())?;
         let node = |i: &muster_messages::CertIdentity| i.node().map(|(node, _)| node);
@@ -108,7 +146,7 @@ impl Credentials {
             return Err(format!("the received certificate is of incarnation {}", identity.incarnation));
         }
         let signed = NodeCredentials { cert_pem, key_pem, root_pem: current.root_pem.clone(), identity };
-        let credentials = match &*accepted {
+        let credentials = match &changes.accepted {
             Some(bundle) => muster_pki::with_bundle(&signed, bundle),
             None => signed,
         };
@@ -117,15 +155,15 @@ impl Credentials {
 
     /// Blocking.
     fn install_roots(&self, offer: &RootsOffer) -> Result<(), String> {
-        let mut accepted = self.accepted.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut changes = self.changes()?;
         let current = self.publish.borrow().clone();
         let trusted = Bundle::from_pem(&current.root_pem).map_err(|e| e.to_string())?;
         let bundle = trusted.accept_proven(current.identity.cluster, &offer.roots).map_err(|e| e.to_string())?;
         let credentials = muster_pki::with_bundle(&current, &bundle);
-        *accepted = Some(bundle);
         if credentials.root_pem != current.root_pem {
             self.put_in_force(credentials)?;
         }
+        changes.accepted = Some(bundle);
         Ok(())
     }
 
@@ -136,3 +174,7 @@ impl Credentials {
         Ok(credentials)
     }
 }
+
+#[cfg(test)]
+#[path = "install_tests.rs"]
+mod tests;

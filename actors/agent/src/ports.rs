@@ -12,6 +12,7 @@ use tokio::sync::watch;
 
 use crate::config::AgentConfig;
 use crate::core::SessionStatus;
+use crate::install::Credentials;
 use crate::line::Dial;
 use crate::memory::NodeMemory;
 use crate::status::{ManagerWanted, NodeTrouble, WantedBecause};
@@ -48,6 +49,7 @@ pub struct AgentPorts {
     pub(crate) config: AgentConfig,
     pub(crate) memory: NodeMemory,
     pub(crate) credentials: Arc<watch::Sender<Arc<NodeCredentials>>>,
+    pub(crate) in_force: Credentials,
     pub(crate) wanted: Arc<watch::Sender<ManagerWanted>>,
     pub(crate) trouble: Arc<watch::Sender<Option<NodeTrouble>>>,
     pub(crate) session: Arc<watch::Sender<Option<SessionStatus>>>,
@@ -77,6 +79,7 @@ impl AgentPorts {
         };
         Self {
             config: setup.config,
+            in_force: Credentials::new(setup.memory.store().clone(), Arc::clone(&setup.credentials)),
             memory: setup.memory,
             credentials: setup.credentials,
             wanted: Arc::new(watch::Sender::new(ManagerWanted::new(because))),

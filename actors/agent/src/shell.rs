@@ -85,17 +85,7 @@ pub struct AgentShell {
 impl AgentShell {
     /// From the present state of disk and watches. Blocking: it reads files.
     pub fn new(ports: AgentPorts) -> Result<Self, Fault> {
-        let store = ports.memory.store();
-        // A crash between writing and publishing must not leave the process with credentials older than the disk's.
-        if let Some(saved) = store.load_credentials()? {
-            ports.credentials.send_if_modified(|current| {
-                let differs = current.identity.serial != saved.identity.serial;
-                if differs {
-                    *current = Arc::new(saved);
-                }
-                differs
-            });
-        }
+        let installer = Installer::new(&ports.in_force)?;
         let credentials = ports.credentials.borrow().clone();
         let local = ports.memory.load()?;
         let start = Start {
@@ -109,7 +99,7 @@ impl AgentShell {
         };
         Ok(Self {
             core: Agent::new(start, ports.config.clone()),
-            installer: Installer::new(store.clone(), Arc::clone(&ports.credentials)),
+            installer,
             writes: PendingWrites::new(ports.memory.clone()),
             lines: Lines::default(),
             ports,

@@ -27,7 +27,7 @@ use crate::dial_error_text::ClockFault;
 use crate::framed::{FrameError, Framed};
 use crate::local_replica::LocalReplica;
 use crate::stream::BoxStream;
-use crate::tls::{ClientTls, identity_of, known_roots};
+use crate::tls::{ClientTls, identity_of, roots_known_by};
 
 /// How long each stage may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -280,13 +280,9 @@ impl Dialer {
     }
 
     fn known_roots(&self) -> Result<Option<Bundle>, TlsFault> {
+        let Trust::Credentials { current, .. } = &self.trust else { return Ok(None) };
         let replica = self.local_replica.as_ref().and_then(LocalReplica::get);
-        match (&self.trust, replica) {
-            (Trust::Credentials { current, .. }, Some(replica)) => {
-                known_roots(&current.borrow(), &replica.tables.authorities)
-            }
-            _ => Ok(None),
-        }
+        roots_known_by(&current.borrow(), replica.as_ref().map(|replica| &replica.tables))
     }
 
     async fn connect(&self, addr: &str) -> Result<TcpStream, DialError> {

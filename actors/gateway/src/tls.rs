@@ -23,25 +23,25 @@ pub(crate) struct ServerTls {
 #[derive(Debug)]
 struct BuiltServer {
     of: Arc<NodeCredentials>,
-    roots: Authorities,
+    /// On record; none while the local replica does not know its cluster.
+    roots: Option<Authorities>,
     config: Arc<ServerConfig>,
     known: Option<Arc<Bundle>>,
 }
 
 impl ServerTls {
-    /// The configuration, and the roots to find the issuer of a client's certificate with. None before the first rotation.
+    /// The configuration, and the roots to find the issuer of a client's certificate with: see [`known_roots`].
     /// Clients may present certificates of every root on record: nodes that were away have one of a retired root.
     pub(crate) fn config(
         &self,
         credentials: &Arc<NodeCredentials>,
         tables: Option<&Tables>,
     ) -> Result<(Arc<ServerConfig>, Option<Arc<Bundle>>), TlsFault> {
-        let none = Authorities::default();
-        let roots = tables.map_or(&none, |tables| &tables.authorities);
+        let roots = on_record(tables);
         let mut built = self.built.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(built) = built.as_ref()
             && Arc::ptr_eq(&built.of, credentials)
-            && are_same(&built.roots, roots)
+            && are_same(built.roots.as_ref(), roots)
         {
             return Ok((built.config.clone(), built.known.clone()));
         }
@@ -52,26 +52,34 @@ impl ServerTls {
             None => muster_pki::server_config(credentials, &offered)?,
         };
         let of = credentials.clone();
-        *built = Some(BuiltServer { of, roots: roots.clone(), config: config.clone(), known: known.clone() });
+        *built = Some(BuiltServer { of, roots: roots.cloned(), config: config.clone(), known: known.clone() });
         Ok((config, known))
     }
 }
 
+/// The roots on record. `None`: there is no replica, or none that knows its cluster yet.
+fn on_record(tables: Option<&Tables>) -> Option<&Authorities> {
+    tables.filter(|tables| tables.cluster.is_some()).map(|tables| &tables.authorities)
+}
+
 /// Every change of a root replaces its record.
-fn are_same(one: &Authorities, other: &Authorities) -> bool {
+fn are_same(one: Option<&Authorities>, other: Option<&Authorities>) -> bool {
+    let (Some(one), Some(other)) = (one, other) else { return one.is_none() && other.is_none() };
     one.roots.len() == other.roots.len()
         && one.roots.values().zip(other.roots.values()).all(|(one, other)| Arc::ptr_eq(one, other))
 }
 
 /// The roots that this node knows: those on record, with the withdrawn ones last, and then those that only it trusts. A
-/// certificate whose root is not among them counts as the first one's that leads to it. `None`: there was no rotation.
-pub(crate) fn known_roots(credentials: &NodeCredentials, on_record: &Authorities) -> Result<Option<Bundle>, TlsFault> {
+/// certificate whose root is not among them counts as the first one's that leads to it. A node without a record knows its own:
+/// a connection that it accepts now is judged by the record that it has later. `None`: there was no rotation.
+fn known_roots(credentials: &NodeCredentials, on_record: Option<&Authorities>) -> Result<Option<Bundle>, TlsFault> {
+    let own = Bundle::from_pem(&credentials.root_pem)?;
+    let Some(on_record) = on_record else { return Ok(Some(own)) };
     if on_record.roots.is_empty() {
         return Ok(None);
     }
     let mut roots: Vec<_> = on_record.roots.values().collect();
     roots.sort_by_key(|root| (is_withdrawn(root), root.state != AuthorityState::Active));
-    let own = Bundle::from_pem(&credentials.root_pem)?;
     Ok(Some(own.preceded_by(roots.iter().map(|root| root.cert_pem.as_str()))))
 }
 
@@ -86,6 +94,14 @@ pub(crate) fn identity_of(
     // The handshake has verified it, but it may have read more certificates than are allowed.
     let issuer = known.issuer_of(presented, UnixTime::now()).ok_or("no root on record issued the certificate")?;
     Ok(Some(CertIdentity { issuer: Some(issuer), ..identity }))
+}
+
+/// The roots to find the issuer of a manager's certificate with.
+pub(crate) fn roots_known_by(
+    credentials: &NodeCredentials,
+    tables: Option<&Tables>,
+) -> Result<Option<Bundle>, TlsFault> {
+    known_roots(credentials, on_record(tables))
 }
 
 /// The dialling side's configurations, built once per service and certificate.

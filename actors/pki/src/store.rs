@@ -109,7 +109,8 @@ impl IdentityStore {
         Ok(Some(found))
     }
 
-    /// Replaces the credentials in one step. Refuses those that `load_credentials` would report as damaged.
+    /// Replaces key, certificate and the root that issued it in one step; the other trusted roots follow in their own file, and
+    /// until then both the earlier and the new ones are trusted. Refuses those that `load_credentials` would report as damaged.
     pub fn save_credentials(&self, creds: &NodeCredentials) -> Result<(), IdentityFault> {
         let path = self.path("credentials.pem");
         let refused =
@@ -133,7 +134,8 @@ impl IdentityStore {
         let own = own_root_pem(&creds);
         let trusted = own.into_iter().chain(each_root(&creds.root_pem));
         let mut digests: Vec<String> = trusted.filter_map(|root| token::digest(&root).ok()).collect();
-        digests.extend(self.load_former()?);
+        // Damage to a convenience must not keep a node from starting.
+        digests.extend(self.load_former().unwrap_or_default());
         Ok(digests)
     }
 

@@ -242,7 +242,11 @@ impl Agent {
         live.received = now;
         match frame {
             HostFrame::View(view) => self.viewed(now, wall, attempt, &view, out),
-            HostFrame::Roots(offer) if live.viewed => self.roots.offered(offer, out),
+            HostFrame::Roots(offer) if live.viewed => {
+                // AGENT-10: a false generation is forgotten with a false revision.
+                self.seen = self.seen.max((live.incarnation, offer.generation));
+                self.roots.offered(offer, out);
+            }
             HostFrame::Roots(_) => {} // a host that has not shown its view does not know this node
             HostFrame::Answer { id, result } => self.answered(now, attempt, id, result, out),
             // Requests are answered where they arrive: AGENT-9.
@@ -330,7 +334,11 @@ impl Agent {
             out.push(Effect::LeaderAnswered { ask, result });
             return;
         }
-        let recorded = matches!(result, Ok(AgentAnswer::Reported));
+        let recorded = match &result {
+            Ok(AgentAnswer::Reported) => Ok(()),
+            Ok(_) => Err(None),
+            Err(error) => Err(error.retry_after_ms.map(Duration::from_millis)),
+        };
         if self.roots.answered(attempt, id, recorded, now, &self.config, &mut self.rng) {
             return;
         }

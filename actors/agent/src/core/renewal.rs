@@ -12,7 +12,7 @@ use muster_messages::wire::AgentView;
 use muster_messages::{Incarnation, Moment, Revision, Rng, Role, WallTime};
 
 use super::CertificateFacts;
-use super::pause::pause;
+use super::pause::before_repeat;
 use crate::config::AgentConfig;
 
 /// Why a certificate is wanted.
@@ -164,10 +164,9 @@ impl Renewal {
     }
 
     pub fn failed(&mut self, now: Moment, retry_after: Option<Duration>, config: &AgentConfig, rng: &mut Rng) {
-        let own = pause(rng, config.sign_retry_first, config.sign_retry_cap, self.failures);
-        let wanted = retry_after.unwrap_or_default().max(own);
+        let wait = before_repeat(retry_after, self.failures, config, rng);
         self.failures = self.failures.saturating_add(1);
-        self.flight = Flight::Pausing(now + wanted.min(config.sign_retry_cap));
+        self.flight = Flight::Pausing(now + wait);
     }
 
     /// A new certificate is in force.

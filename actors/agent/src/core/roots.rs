@@ -3,10 +3,12 @@
 //! Owns        the newest offer of a host, the generation on disk, the acknowledgement in flight.
 //! Invariants  AGENT-13  the roots of a generation are acknowledged only once they are on disk, and until the cluster has recorded it.
 
+use std::time::Duration;
+
 use muster_messages::wire::{AgentAsk, AgentFrame, RootsOffer};
 use muster_messages::{Moment, Revision, Rng};
 
-use super::pause::pause;
+use super::pause::before_repeat;
 use super::{Attempt, Effect};
 use crate::config::AgentConfig;
 
@@ -94,7 +96,7 @@ impl Roots {
             return;
         }
         if self.wanted.as_ref().is_some_and(|wanted| wanted.generation == generation) {
-            let wait = pause(rng, config.sign_retry_first, config.sign_retry_cap, self.failures);
+            let wait = before_repeat(None, self.failures, config, rng);
             self.failures = self.failures.saturating_add(1);
             self.retry_at = Some(now + wait);
         }
@@ -120,12 +122,12 @@ impl Roots {
         }
     }
 
-    /// Whether this answers the acknowledgement in flight; afterwards nothing is in flight.
+    /// Whether this answers the acknowledgement in flight; afterwards nothing is in flight. An error may say how long to wait.
     pub fn answered(
         &mut self,
         on: Attempt,
         answered: u64,
-        done: bool,
+        recorded: Result<(), Option<Duration>>,
         now: Moment,
         config: &AgentConfig,
         rng: &mut Rng,
@@ -134,12 +136,13 @@ impl Roots {
             Flight::Sent { attempt, id, generation, .. } if (attempt, id) == (on, answered) => generation,
             _ => return false,
         };
-        if done {
-            self.recorded = self.recorded.max(sent);
-            self.flight = Flight::Idle;
-            self.failures = 0;
-        } else {
-            self.failed(now, config, rng);
+        match recorded {
+            Ok(()) => {
+                self.recorded = self.recorded.max(sent);
+                self.flight = Flight::Idle;
+                self.failures = 0;
+            }
+            Err(retry_after) => self.failed(now, retry_after, config, rng),
         }
         true
     }
@@ -151,7 +154,7 @@ impl Roots {
             self.write(out);
         }
         match self.flight {
-            Flight::Sent { until, .. } if now >= until => self.failed(now, config, rng),
+            Flight::Sent { until, .. } if now >= until => self.failed(now, None, config, rng),
             Flight::Pausing(until) if now >= until => self.flight = Flight::Idle,
             _ => {}
         }
@@ -186,8 +189,8 @@ impl Roots {
         flight.into_iter().chain(self.retry_at).min()
     }
 
-    fn failed(&mut self, now: Moment, config: &AgentConfig, rng: &mut Rng) {
-        let wait = pause(rng, config.sign_retry_first, config.sign_retry_cap, self.failures);
+    fn failed(&mut self, now: Moment, retry_after: Option<Duration>, config: &AgentConfig, rng: &mut Rng) {
+        let wait = before_repeat(retry_after, self.failures, config, rng);
         self.failures = self.failures.saturating_add(1);
         self.flight = Flight::Pausing(now + wait);
     }

@@ -58,7 +58,7 @@ async fn each_identity_reaches_its_services() {
             if let Ok(dialed) = &dialed {
                 assert_eq!((dialed.node, dialed.identity.node()), (id(1), Some((id(1), Role::Manager))));
                 let connection = gate.received(service).await;
-                assert_eq!(connection.identity.as_ref(), Some(&credentials.identity));
+                assert_eq!(connection.identity, Some(world.issued(credentials)));
             }
             assert_eq!(reason(dialed), wanted, "{who} at {service:?}");
         }
@@ -124,12 +124,12 @@ async fn http_service_gets_refusals_and_first_bytes() {
 
     let _open = gate.dial(&worker, Service::Http).await.unwrap();
     let known = gate.received(Service::Http).await;
-    assert_eq!((known.identity, known.refused), (Some(worker.identity.clone()), None));
+    assert_eq!((known.identity, known.refused), (Some(world.issued(&worker)), None));
 
     let _open = gate.dial(&blocked, Service::Http).await.unwrap();
     let refused = gate.received(Service::Http).await;
     assert_eq!(refused.refused.map(|r| r.reason), Some(RefusalReason::Blocked));
-    assert_eq!(refused.identity, Some(blocked.identity.clone()));
+    assert_eq!(refused.identity, Some(world.issued(&blocked)));
     // Neither a disconnect by principal nor a newer replica may precede the answer.
     gate.port.cut(&blocked.identity.principal(), &[], RefusalReason::Blocked);
     assert_eq!(refused.kill.disconnect_reason(), None);
@@ -162,7 +162,7 @@ async fn worker_names_the_managers_in_refusals() {
     // It forwards requests of unaware clients. Muster's own programs refuse: its answers are not a manager's.
     let error = gate.dial(&other, Service::Api).await.unwrap_err();
     assert!(matches!(error, DialError::WrongPeer { .. }), "{error:?}");
-    assert_eq!(gate.received(Service::Api).await.identity, Some(other.identity.clone()));
+    assert_eq!(gate.received(Service::Api).await.identity, Some(world.issued(&other)));
     gate.finish().await;
 }
 

@@ -40,16 +40,7 @@ fn rotated(old: &World, new: &World, state: AuthorityState, recorded: &NodeCrede
         };
         tables.authorities.roots.insert(root_id(world), Arc::new(authority));
     }
-    tables.cluster = Some(Arc::new(ClusterRecord {
-        id: new.cluster,
-        name: "default".parse().unwrap(),
-        incarnation: Incarnation(1),
-        feature_level: 3,
-        root_cert_pem: new.root.cert_pem.clone(),
-        root_key_pem: new.root.key_pem.clone(),
-        founded_at: WallTime(0),
-        revision: Revision(1),
-    }));
+    tables.cluster = Some(Arc::new(cluster_of(new)));
     let issued = IssuedCertificate {
         serial: recorded.identity.serial.clone(),
         role: Role::Manager,
@@ -63,7 +54,25 @@ fn rotated(old: &World, new: &World, state: AuthorityState, recorded: &NodeCrede
     replica
 }
 
+fn cluster_of(world: &World) -> ClusterRecord {
+    ClusterRecord {
+        id: world.cluster,
+        name: "default".parse().unwrap(),
+        incarnation: Incarnation(1),
+        feature_level: 3,
+        root_cert_pem: world.root.cert_pem.clone(),
+        root_key_pem: world.root.key_pem.clone(),
+        founded_at: WallTime(0),
+        revision: Revision(1),
+    }
+}
+
 async fn refusals(gate: &mut Gate, who: &Arc<NodeCredentials>) -> [Option<RefusalReason>; 3] {
+    refusals_but(gate, who, 0).await
+}
+
+/// While so many other connections stay open.
+async fn refusals_but(gate: &mut Gate, who: &Arc<NodeCredentials>, open: usize) -> [Option<RefusalReason>; 3] {
     let mut all = [None; 3];
     for (refusal, service) in all.iter_mut().zip(NATIVE) {
         match gate.dial(who, service).await {
@@ -73,7 +82,7 @@ async fn refusals(gate: &mut Gate, who: &Arc<NodeCredentials>) -> [Option<Refusa
             }
         }
     }
-    eventually("no permit is taken", || gate.port.metrics().identified == 0).await;
+    eventually("no permit is taken", || gate.port.metrics().identified == open).await;
     all
 }
 
@@ -161,11 +170,34 @@ async fn live_connections_follow_the_state_of_their_root() {
 #[tokio::test]
 async fn without_a_rotation_no_issuer_is_looked_for() {
     let (world, other) = (World::new(1), World::new(1));
-    let mut gate = gate_of(&world, with_node(replica_at(10), 2, Role::Manager, 5)).await;
+    let mut replica = with_node(replica_at(10), 2, Role::Manager, 5);
+    replica.tables.cluster = Some(Arc::new(ClusterRecord { feature_level: 2, ..cluster_of(&world) }));
+    let mut gate = gate_of(&world, replica).await;
     let _open = gate.dial(&world.node(2, Role::Manager, 5), Service::Mesh).await.unwrap();
     assert_eq!(gate.received(Service::Mesh).await.identity.unwrap().issuer, None);
     let foreign = gate.dial(&trusting(&world, &other.node(2, Role::Manager, 5)), Service::Mesh).await.unwrap_err();
     assert_eq!(foreign.reason(), None, "the handshake fails: {foreign:?}");
+    gate.finish().await;
+}
+
+/// A manager accepts connections before it knows the roots on record: those of a good root stay when it does.
+#[tokio::test]
+async fn connection_from_before_the_record_keeps_its_issuer() {
+    let (old, new) = (World::new(1), World::new(1));
+    let manager = new.node(2, Role::Manager, 5);
+    let mut gate = gate_of(&new, replica_at(0)).await;
+    let _open = gate.dial(&manager, Service::Mesh).await.unwrap();
+    let served = gate.received(Service::Mesh).await;
+    assert_eq!(served.identity.as_ref().unwrap().issuer, Some(root_id(&new)));
+    let mut replica = rotated(&old, &new, AuthorityState::Revoked, &manager);
+    let row = replica.tables.certificates.get_mut(&id(2)).map(Arc::make_mut).unwrap();
+    row.current.as_mut().unwrap().issuer = Some(root_id(&new));
+    gate.publish(replica);
+    // Of a connection that began later and ends, it shows that the replica was judged.
+    let forged = trusting(&new, &old.node(2, Role::Manager, 5));
+    assert_eq!(refusals_but(&mut gate, &forged, 1).await, [Some(RefusalReason::Unauthenticated); 3]);
+    assert_eq!(served.kill.disconnect_reason(), None);
+    drop(served);
     gate.finish().await;
 }
 
@@ -180,7 +212,7 @@ async fn a_dialer_with_a_replica_finds_the_issuer_of_the_server() {
     let current = tokio::sync::watch::Sender::new(trusting(&new, &away));
     let dialer = Dialer::new(current.subscribe()).with_replica(holder.clone());
     let issuer = async || dialer.dial(&gate.addr, Service::Mesh, Some(id(1))).await.unwrap().identity.issuer;
-    assert_eq!(issuer().await, None);
+    assert_eq!(issuer().await, Some(root_id(&new)), "by its own bundle");
     let replica = tokio::sync::watch::Sender::new(Arc::new(replica));
     let _attached = holder.attach(replica.subscribe());
     assert_eq!(issuer().await, Some(root_id(&new)));

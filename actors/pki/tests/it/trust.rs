@@ -247,6 +247,9 @@ fn bundle_is_replaced_without_its_certificate() {
     assert_eq!(digests[0], digest(roots.pem(1)).unwrap(), "the own one first");
     assert!(digests.contains(&digest(roots.pem(0)).unwrap()));
     assert!(!digests.contains(&digest(roots.pem(2)).unwrap()));
+    std::fs::write(data.path().join("identity/former-roots.json"), "[").unwrap();
+    let trusted = store.root_digests().expect("damage keeps no node from starting");
+    assert!(trusted.iter().all(|of| *of == digests[0]), "{trusted:?}");
 
     // A certificate that leads to both is of the newer root as soon as that is trusted.
     let joined = NodeCredentials { root_pem: roots.pem(0).to_owned(), ..roots.chain(1, 0) };

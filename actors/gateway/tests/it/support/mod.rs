@@ -65,6 +65,11 @@ impl World {
         };
         self.credentials(self.issuer.sign_user(&profile, &csr).unwrap().cert_pem, key_pem)
     }
+    /// The identity as a gateway reads it that does not know its cluster's record.
+    pub fn issued(&self, credentials: &NodeCredentials) -> CertIdentity {
+        let issuer = muster_pki::root_id_of_pem(&self.root.cert_pem).ok();
+        CertIdentity { issuer, ..credentials.identity.clone() }
+    }
     fn credentials(&self, cert_pem: String, key_pem: Secret) -> Arc<NodeCredentials> {
         let identity = muster_pki::identity_of_pem(&cert_pem).unwrap();
         Arc::new(NodeCredentials { cert_pem, key_pem, root_pem: self.root.cert_pem.clone(), identity })
