@@ -75,7 +75,7 @@ impl Rotation {
         let waited = rotation.catching_up.len();
         rotation.catching_up.retain(|until| *until > tables.revision);
         let reached = rotation.catching_up.len() < waited;
-        let changed = rotation.shown.as_ref().is_none_or(|shown| !is_same(shown, &tables));
+        let changed = rotation.shown.as_ref().is_none_or(|shown| !rotation::is_same(shown, &tables));
         rotation.shown = Some(tables);
         if changed || reached {
             Self::refresh(world, idx);
@@ -197,17 +197,6 @@ impl Rotation {
 
 fn does_not_lead() -> ErrorBody {
     ErrorBody::new(ErrorCode::Unreachable, "this manager does not lead")
-}
-
-/// As the shell compares them.
-fn is_same(a: &Tables, b: &Tables) -> bool {
-    let no_rotation = a.authorities.roots.is_empty() && b.authorities.roots.is_empty();
-    no_rotation
-        || a.nodes.ptr_eq(&b.nodes)
-            && a.certificates.ptr_eq(&b.certificates)
-            && a.members.ptr_eq(&b.members)
-            && a.authorities.roots.ptr_eq(&b.authorities.roots)
-            && a.authorities.trusted_by.ptr_eq(&b.authorities.trusted_by)
 }
 
 fn with_key(tables: &Tables) -> impl Iterator<Item = (RootId, &Authority)> {

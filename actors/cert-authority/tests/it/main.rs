@@ -6,4 +6,5 @@ mod actor;
 mod interleavings;
 mod joining;
 mod renewal;
+mod roots;
 mod world;

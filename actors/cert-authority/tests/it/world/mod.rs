@@ -35,7 +35,7 @@ pub struct World {
     pub signer_fails: bool,
     /// How often it requested the other managers' time.
     pub compares: usize,
-    issuer: Issuer,
+    pub issuer: Issuer,
     last: u64,
 }
 
@@ -156,7 +156,7 @@ impl World {
         self.show();
     }
 
-    fn apply(&mut self, command: &Command) -> Result<Revision, CommandRefusal> {
+    pub fn apply(&mut self, command: &Command) -> Result<Revision, CommandRefusal> {
         let at = self.log.revision.next();
         muster_store::apply(&mut self.log, at, command).map(|()| at)
     }
