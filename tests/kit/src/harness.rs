@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use muster_kernel::{Address, Children, Cx, Fault, Fuse, Shell, Spec, Tree};
 use muster_messages::protocol::{Named, Reply};
-use muster_messages::{ActorExit, ActorNode, CrashHow, ExitKind};
+use muster_messages::{ActorExit, ActorNode, CrashHow, ErrorBody, ErrorCode, ExitKind};
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 
@@ -278,6 +278,24 @@ pub async fn insisting<M: Send + 'static, T: Send + 'static>(
             Err(why) => assert!(Instant::now() < deadline, "never answered: {why}"),
         }
         tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+/// Repeats a request under one id until its outcome is known.
+pub async fn insisting_until_known<M: From<P> + Send + 'static, P, T: Send + 'static>(
+    address: &Address<M>,
+    mut make: impl FnMut(Reply<Result<T, ErrorBody>>) -> P,
+) -> T {
+    let deadline = Instant::now() + WAIT_LIMIT;
+    loop {
+        match insisting(address, |reply| make(reply).into()).await {
+            Ok(answer) => return answer,
+            Err(error) => {
+                let again = error.code == ErrorCode::UnknownOutcome || error.retry_after_ms.is_some();
+                assert!(again && Instant::now() < deadline, "{error}");
+            }
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
 

@@ -4,11 +4,11 @@ use std::sync::{Arc, Mutex};
 use crate::world::{MANAGER, WORKER, World, id};
 use muster_cert_authority::{CertAuthorityShell, Config, Msg};
 use muster_kernel::{Address, AskError, Fuse, Spec};
-use muster_messages::protocol::{Applied, CertAuthorityMsg, ProposeError, RaftMemberMsg, Reply, UserRights};
+use muster_messages::protocol::{Applied, CertAuthorityMsg, ProposeError, RaftMemberMsg, UserRights};
 use muster_messages::wire::{JoinReply, JoinRequest, Rekey, SignReply};
 use muster_messages::*;
 use muster_pki::*;
-use muster_testkit::{ActorHarness, Probe, WAIT_LIMIT, answered, at_every_point, insisting};
+use muster_testkit::{ActorHarness, Probe, WAIT_LIMIT, answered, at_every_point, insisting_until_known};
 use tokio::sync::watch;
 
 const PATH: &str = "node/cert-authority";
@@ -211,26 +211,13 @@ fn replica_of(tables: &Tables) -> Arc<Replica> {
     Arc::new(Replica { tables: tables.clone(), raft: RaftStatus::default() })
 }
 
-/// Repeats a request under one id until an answer with a known outcome arrives.
-async fn ask_until_known<T: Send + 'static>(
-    address: &Address<Msg>,
-    make: impl Fn(Reply<Result<T, ErrorBody>>) -> CertAuthorityMsg,
-) -> T {
-    loop {
-        match insisting(address, |reply| make(reply).into()).await {
-            Ok(answer) => return answer,
-            Err(error) => assert_eq!(error.code, ErrorCode::UnknownOutcome, "{error}"),
-        }
-    }
-}
-
 async fn join_until_answered(address: &Address<Msg>, cert_request: &JoinRequest) -> (String, String) {
     let make = |reply| CertAuthorityMsg::Join {
         observed_addr: OBSERVED.into(),
         request: Box::new(cert_request.clone()),
         reply,
     };
-    joined(Ok(ask_until_known(address, make).await))
+    joined(Ok(insisting_until_known(address, make).await))
 }
 
 /// Two nodes join at once, each until it is answered, and then once more; then both renew.
@@ -246,7 +233,7 @@ async fn two_join_and_renew(fuse: Fuse) {
             let (cert, root) = join_until_answered(&address, &cert_request).await;
             let creds = credentials(key, cert, root).expect("it is for the requested key");
             assert_eq!(creds.identity.node().map(|(node, _)| node), Some(id(n)));
-            ask_until_known(&address, |reply| {
+            insisting_until_known(&address, |reply| {
                 let (identity, observed_addr) = (Box::new(creds.identity.clone()), OBSERVED.to_owned());
                 CertAuthorityMsg::SignNode { identity, observed_addr, csr_pem: make_csr(&new_key()).unwrap(), reply }
             })
@@ -296,8 +283,8 @@ async fn one_re_keys_and_a_person_is_certified(fuse: Fuse) {
             request: RequestId(7),
             reply,
         };
-        let first = ask_until_known(&address, make).await;
-        (first, ask_until_known(&address, make).await)
+        let first = insisting_until_known(&address, make).await;
+        (first, insisting_until_known(&address, make).await)
     });
     leader.until(|| node.is_finished() && person.is_finished()).await;
     let identity = node.await.unwrap();

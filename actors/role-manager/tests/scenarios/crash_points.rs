@@ -8,7 +8,7 @@ use muster_messages::protocol::{Applied, MeshMsg, ProposeError, RaftMemberMsg, R
 use muster_messages::wire::{MembershipReply, MembershipRequest};
 use muster_messages::*;
 use muster_role_manager::Msg;
-use muster_testkit::{WAIT_LIMIT, at_every_point, at_every_point_twice, insisting};
+use muster_testkit::{WAIT_LIMIT, at_every_point, at_every_point_twice, insisting_until_known};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
@@ -22,18 +22,7 @@ impl Stage {
         make: impl Fn(Reply<Result<T, ErrorBody>>) -> RoleManagerMsg + Send + Sync + 'static,
     ) -> JoinHandle<T> {
         let roles = self.roles.clone();
-        tokio::spawn(async move {
-            loop {
-                match insisting(&roles, |reply| Msg::Protocol(make(reply))).await {
-                    Ok(answer) => return answer,
-                    Err(error) => {
-                        let unknown = error.code == ErrorCode::UnknownOutcome;
-                        assert!(unknown || error.retry_after_ms.is_some(), "it may be asked again: {error}");
-                    }
-                }
-                sleep(Duration::from_millis(10)).await;
-            }
-        })
+        tokio::spawn(async move { insisting_until_known(&roles, |reply| Msg::Protocol(make(reply))).await })
     }
 
     /// The raft member has applied or refused something.

@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster_kernel::{Address, Fuse, Spec};
-use muster_messages::protocol::{Applied, ProposeError, RaftMemberMsg, Reply, RootRotationMsg, RootsChange};
+use muster_messages::protocol::{Applied, ProposeError, RaftMemberMsg, RootRotationMsg, RootsChange};
 use muster_messages::*;
 use muster_root_rotation::{Config, Msg, RootRotationShell};
-use muster_testkit::{ActorHarness, Probe, at_every_point, insisting};
+use muster_testkit::{ActorHarness, Probe, at_every_point, insisting_until_known};
 use tokio::sync::watch;
 
 use crate::world::{World, id};
@@ -83,19 +83,6 @@ impl Leader {
     }
 }
 
-/// Repeats a request under one id until an answer with a known outcome arrives.
-async fn ask_until_known<T: Send + 'static>(
-    address: &Address<Msg>,
-    make: impl Fn(Reply<Result<T, ErrorBody>>) -> RootRotationMsg,
-) -> T {
-    loop {
-        match insisting(address, |reply| make(reply).into()).await {
-            Ok(answer) => return answer,
-            Err(error) => assert_eq!(error.code, ErrorCode::UnknownOutcome, "{error}"),
-        }
-    }
-}
-
 /// An operator rotates and the nodes acknowledge, each until it is answered.
 async fn roots_are_rotated(fuse: Fuse) {
     let mut leader = Leader::new(fuse).await;
@@ -104,12 +91,12 @@ async fn roots_are_rotated(fuse: Fuse) {
         let rotate = || RootsChange::Rotate { automatic: true, compromised: false };
         let by = || Principal::Operator;
         let make = |reply| RootRotationMsg::ChangeRoots { change: rotate(), by: by(), request: RequestId(9), reply };
-        let first = ask_until_known(&address, make).await;
-        assert_eq!(ask_until_known(&address, make).await.root, first.root, "the same request is the same root");
+        let first = insisting_until_known(&address, make).await;
+        assert_eq!(insisting_until_known(&address, make).await.root, first.root, "the same request is the same root");
         let generation =
             replica.wait_for(|r| r.tables.revision >= first.revision).await.unwrap().tables.authorities.generation;
         for node in [id(101), id(1), id(102)] {
-            ask_until_known(&address, |reply| RootRotationMsg::TrustRoots { node, generation, reply }).await;
+            insisting_until_known(&address, |reply| RootRotationMsg::TrustRoots { node, generation, reply }).await;
         }
         let retired = |r: &Arc<Replica>| r.tables.authorities.in_state(AuthorityState::Retired).is_some();
         replica.wait_for(|r| retired(r)).await.unwrap();
