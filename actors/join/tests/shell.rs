@@ -138,9 +138,9 @@ fn root(state: AuthorityState, compromised: bool) -> Authority {
     }
 }
 
-/// Whoever has the key of another one could lead a joiner to a root of their own.
+/// The holder of another one's key could lead a joiner to a root of their own.
 #[test]
-fn roots_whose_key_others_may_have_are_offered_only_while_active() {
+fn compromised_roots_are_offered_only_while_active() {
     use AuthorityState as S;
     let mut tables = Tables { cluster: Some(Arc::new(cluster())), ..Tables::default() };
     let states = [S::Prepared, S::Active, S::Retiring, S::Retired, S::Revoked];

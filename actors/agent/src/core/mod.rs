@@ -243,7 +243,7 @@ impl Agent {
         match frame {
             HostFrame::View(view) => self.viewed(now, wall, attempt, &view, out),
             HostFrame::Roots(offer) if live.viewed => {
-                // AGENT-10: a false generation is forgotten with a false revision.
+                // AGENT-10: forgotten with a false revision.
                 self.seen = self.seen.max((live.incarnation, offer.generation));
                 self.roots.offered(offer, out);
             }
@@ -283,27 +283,21 @@ impl Agent {
     /// AGENT-3: each view is judged by itself. One older than any seen before, from any host, is ignored, unless views have
     /// been older for longer than a host lags behind: then the revision seen before was false (AGENT-10).
     fn viewed(&mut self, now: Moment, wall: WallTime, attempt: Attempt, view: &AgentView, out: &mut Vec<Effect>) {
-        if let Phase::Live(live) = &self.phase
-            && view.incarnation > live.vouched
-        {
+        let Phase::Live(live) = &mut self.phase else { return };
+        if view.incarnation > live.vouched {
             let (shown, own) = (view.incarnation, live.vouched);
             let why = format!("the host shows a view of incarnation {shown}, but its certificate is of {own}");
             out.push(Effect::HangUp { attempt });
             return self.lost(now, wall, attempt, Loss::Broken(why), out);
         }
-        if let Phase::Live(live) = &mut self.phase
-            && !live.viewed
-        {
-            live.viewed = true;
-            self.book.worked(&live.addr);
+        live.incarnation = view.incarnation;
+        if !std::mem::replace(&mut live.viewed, true) {
+            let (host, addr) = (live.host, live.addr.clone());
+            self.book.worked(&addr);
             self.renewal.retry_now();
             self.roots.retry_now();
-            let (host, addr) = (live.host, live.addr.clone());
             self.log.add(LogEvent::SessionOpened { host, addr }, out);
             self.close_former(now, out);
-        }
-        if let Phase::Live(live) = &mut self.phase {
-            live.incarnation = view.incarnation;
         }
         let stamp = (view.incarnation, view.revision);
         if stamp < self.seen {
@@ -334,12 +328,7 @@ impl Agent {
             out.push(Effect::LeaderAnswered { ask, result });
             return;
         }
-        let recorded = match &result {
-            Ok(AgentAnswer::Reported) => Ok(()),
-            Ok(_) => Err(None),
-            Err(error) => Err(error.retry_after_ms.map(Duration::from_millis)),
-        };
-        if self.roots.answered(attempt, id, recorded, now, &self.config, &mut self.rng) {
+        if self.roots.answered(attempt, id, &result, now, &self.config, &mut self.rng) {
             return;
         }
         if !self.renewal.expects(id) {

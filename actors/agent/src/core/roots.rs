@@ -5,8 +5,8 @@
 
 use std::time::Duration;
 
-use muster_messages::wire::{AgentAsk, AgentFrame, RootsOffer};
-use muster_messages::{Moment, Revision, Rng};
+use muster_messages::wire::{AgentAnswer, AgentAsk, AgentFrame, RootsOffer};
+use muster_messages::{ErrorBody, Moment, Revision, Rng};
 
 use super::pause::before_repeat;
 use super::{Attempt, Effect};
@@ -127,7 +127,7 @@ impl Roots {
         &mut self,
         on: Attempt,
         answered: u64,
-        recorded: Result<(), Option<Duration>>,
+        result: &Result<AgentAnswer, ErrorBody>,
         now: Moment,
         config: &AgentConfig,
         rng: &mut Rng,
@@ -136,13 +136,14 @@ impl Roots {
             Flight::Sent { attempt, id, generation, .. } if (attempt, id) == (on, answered) => generation,
             _ => return false,
         };
-        match recorded {
-            Ok(()) => {
+        match result {
+            Ok(AgentAnswer::Reported) => {
                 self.recorded = self.recorded.max(sent);
                 self.flight = Flight::Idle;
                 self.failures = 0;
             }
-            Err(retry_after) => self.failed(now, retry_after, config, rng),
+            Ok(_) => self.failed(now, None, config, rng),
+            Err(error) => self.failed(now, error.retry_after_ms.map(Duration::from_millis), config, rng),
         }
         true
     }

@@ -53,7 +53,7 @@ fn signed(world: &World, ask: AskId) -> SignReply {
     }
 }
 
-/// ADMIT-9: whoever has the root's key can make a certificate with everything that an old one has, but its digest.
+/// ADMIT-9: the holder of the root's key can make a certificate with everything that an old one has, but its digest.
 #[test]
 fn key_of_a_withdrawn_root_is_rekeyed_only_by_its_digest() {
     use AuthorityState as S;
