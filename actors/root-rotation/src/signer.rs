@@ -1,9 +1,10 @@
 //! Signatures between roots: about 100 µs each.
 
 use muster_messages::{
-    Authority, AuthorityChange, AuthorityOrigin, CrossCertificate, RootId, Secret, Tables, Voucher, WallTime,
+    Authority, AuthorityChange, AuthorityOrigin, CrossCertificate, Revision, Role, RootId, Secret, Tables, Token,
+    Voucher, WallTime,
 };
-use muster_pki::{Issuer, Root, SignError, root_id_of_pem};
+use muster_pki::{Issuer, Root, SignError, new_token_id, new_token_secret, root_id_of_pem};
 
 use crate::Config;
 use crate::core::Signing;
@@ -49,7 +50,8 @@ pub fn sign(tables: &Tables, config: &Config, what: Signing, wall: WallTime) -> 
         }
         Signing::Crosses(root) => {
             let Some(wanted) = tables.authorities.roots.get(&root) else {
-                return Ok(AuthorityChange::Activate { root, crosses: Vec::new() }); // refused when it is applied
+                // Refused when it is applied.
+                return Ok(AuthorityChange::Activate { root, crosses: Vec::new(), tokens: Vec::new() });
             };
             let until = wall.plus(config.longest_certificate + MARGIN);
             let mut crosses = Vec::new();
@@ -60,9 +62,26 @@ pub fn sign(tables: &Tables, config: &Config, what: Signing, wall: WallTime) -> 
                     crosses.push(CrossCertificate { by, cert_pem });
                 }
             }
-            Ok(AuthorityChange::Activate { root, crosses })
+            let leaked = tables.authorities.active().is_some_and(|(_, former)| former.compromised);
+            let tokens = if leaked { default_tokens(wall) } else { Vec::new() };
+            Ok(AuthorityChange::Activate { root, crosses, tokens })
         }
     }
+}
+
+/// One for each role. Made here and not where the entry is applied: every manager has to have the same ones.
+fn default_tokens(wall: WallTime) -> Vec<Token> {
+    let new = |role| Token {
+        id: new_token_id(),
+        role,
+        secret: new_token_secret(),
+        default: true,
+        created_at: wall,
+        expires_at: None,
+        uses_left: None,
+        revision: Revision(0),
+    };
+    [Role::Manager, Role::Worker].map(new).into()
 }
 
 fn with_key(tables: &Tables) -> impl Iterator<Item = (RootId, &Authority)> {

@@ -12,7 +12,7 @@ use imbl::OrdMap;
 use serde::{Deserialize, Serialize};
 
 use super::view::word;
-use super::{IssuedCertificate, Liveness, NodeId, Revision, RootId, Secret, Tables, WallTime};
+use super::{IssuedCertificate, Liveness, NodeId, Revision, RootId, Secret, Tables, Token, WallTime};
 
 /// The most roots on record, in whatever state. A rotation adds one.
 pub const MAX_ROOTS: usize = 8;
@@ -203,11 +203,12 @@ pub enum AuthorityChange {
     },
     /// Deletes the prepared root. Absent: no change.
     Abort,
-    /// A prepared root signs from now on, or a retiring one again; the one that signed before is retiring. Refused for a retiring
-    /// root whose key others may have; while a Raft member that is ready has not acknowledged a prepared root; and as `RootInUse`
+    /// A prepared root signs from now on, or a retiring one again; the one that signed before is retiring. If others may have the key
+    /// of that one, they have the join tokens of its time: each of `tokens` replaces the default one of its role, if there is one.
+    /// Refused for a retiring root whose key others may have; while a Raft member that is ready has not acknowledged a prepared root; and as `RootInUse`
     /// if others may have the key of the one that signed before, and no majority of
     /// the voters has a certificate whose digest is on record and whose root is not revoked.
-    Activate { root: RootId, crosses: Vec<CrossCertificate> },
+    Activate { root: RootId, crosses: Vec<CrossCertificate>, tokens: Vec<Token> },
     /// Deletes a retiring root's key. Refused as `RootInUse` while a Raft member's newest certificate is of it, unless `force`.
     Retire { root: RootId, force: bool },
     /// Refused as `RootInUse` while the voters that hold certificates for certain that are neither of this root nor of one that was
@@ -234,6 +235,26 @@ pub enum AuthorityRefusal {
     RootInUse { root: RootId, node: NodeId, in_all: usize },
     #[error("a certificate of the root {root} may still be valid until {until}")]
     MayBeValid { root: RootId, until: WallTime },
+    #[error(
+        "the root {root} is {state}: its key is deleted, so it cannot sign again; `muster ca rotate` makes another one"
+    )]
+    HasNoKey { root: RootId, state: AuthorityState },
+    /// ROOT-11.
+    #[error("others may have the key of the root {0}, so it never signs again; `muster ca rotate` makes another one")]
+    KnownToOthers(RootId),
+    /// A retirement or a revocation of a root that is not in the state for it.
+    #[error("the root {root} is {state}: {}", in_place_of_withdrawal(*.state))]
+    NotFormer { root: RootId, state: AuthorityState },
+}
+
+/// Why a root in this state is neither retired nor revoked.
+fn in_place_of_withdrawal(state: AuthorityState) -> &'static str {
+    match state {
+        AuthorityState::Prepared => "`muster ca abort` deletes it",
+        AuthorityState::Active => "let another one sign first (`muster ca rotate`)",
+        AuthorityState::Retiring => "it is trusted and has its key",
+        AuthorityState::Retired | AuthorityState::Revoked => "its key is deleted already",
+    }
 }
 
 impl Tables {

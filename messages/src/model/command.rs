@@ -483,6 +483,11 @@ impl From<CommandRefusal> for super::ErrorBody {
             CommandRefusal::RequestReused(_) => ErrorCode::Conflict,
             CommandRefusal::OutcomeForgotten(_) => ErrorCode::UnknownOutcome,
             CommandRefusal::RequestAhead { .. } => ErrorCode::Invalid,
+            CommandRefusal::Authority(
+                AuthorityRefusal::HasNoKey { .. }
+                | AuthorityRefusal::KnownToOthers(_)
+                | AuthorityRefusal::NotFormer { .. },
+            ) => ErrorCode::Conflict,
             CommandRefusal::Authority(AuthorityRefusal::SameKey(_)) => ErrorCode::SameKey,
             CommandRefusal::Authority(AuthorityRefusal::TooManyRoots) => ErrorCode::TooManyRoots,
             CommandRefusal::Authority(AuthorityRefusal::RootInUse { .. } | AuthorityRefusal::MayBeValid { .. }) => {

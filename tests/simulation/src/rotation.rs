@@ -226,11 +226,11 @@ fn sign(tables: &Tables, what: Signing, made: RootId) -> Result<AuthorityChange,
         }
         Signing::Crosses(root) => {
             if !tables.authorities.roots.contains_key(&root) {
-                return Ok(AuthorityChange::Activate { root, crosses: Vec::new() });
+                return Ok(AuthorityChange::Activate { root, crosses: Vec::new(), tokens: Vec::new() });
             }
             let signed = with_key(tables).filter(|(id, other)| *id != root && other.activated_at.is_some());
             let crosses: Vec<CrossCertificate> = signed.map(|(by, _)| cross(root, by)).collect();
-            Ok(AuthorityChange::Activate { root, crosses })
+            Ok(AuthorityChange::Activate { root, crosses, tokens: Vec::new() })
         }
     }
 }
@@ -240,7 +240,7 @@ fn describe(change: &AuthorityChange) -> String {
         AuthorityChange::Prepare { root, automatic, compromised, .. } => {
             format!("prepare {root} automatic={automatic} compromised={compromised}")
         }
-        AuthorityChange::Activate { root, crosses } => {
+        AuthorityChange::Activate { root, crosses, .. } => {
             let by: Vec<String> = crosses.iter().map(|cross| cross.by.to_string()).collect();
             format!("activate {root}, certified by {}", by.join(" "))
         }

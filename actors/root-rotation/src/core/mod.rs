@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use muster_messages::protocol::{ProposeError, RootsChange, RootsChanged};
 use muster_messages::{
-    AuthorityChange, AuthorityState, Change, Command, ErrorBody, ErrorCode, Moment, NodeId, Principal, RequestId,
-    Revision, RootId, Tables, WallTime,
+    AuthorityChange, AuthorityRefusal, AuthorityState, Change, Command, CommandRefusal, ErrorBody, ErrorCode, Moment,
+    NodeId, Principal, RequestId, Revision, RootId, Tables, WallTime,
 };
 use muster_pki::SignError;
 
@@ -173,6 +173,9 @@ impl RootRotation {
             let busy = ErrorBody::new(ErrorCode::TooManyRequests, "too many changes of the roots are in progress");
             return out.push(Effect::Answer(ask, Err(busy.retry_after(FIRST_PAUSE))));
         }
+        if let Some(answer) = self.of_only_root(&step.change) {
+            return out.push(Effect::Answer(ask, answer));
+        }
         let prepared = self.tables.authorities.in_state(AuthorityState::Prepared).map(|(id, _)| id);
         let (root, change) = match step.change {
             RootsChange::Rotate { automatic, compromised } => {
@@ -191,6 +194,22 @@ impl RootRotation {
         };
         let command = operators(&step, wall).change(Change::Authority(Box::new(change)));
         self.propose(Work::Operator(ask, step, root), command, out);
+    }
+
+    /// Before the first rotation the root that signs is not on record: a step that names it is answered here, as the store would.
+    fn of_only_root(&self, change: &RootsChange) -> Option<Result<Answer, ErrorBody>> {
+        let (RootsChange::Activate(root) | RootsChange::Retire { root, .. } | RootsChange::Revoke(root)) = *change
+        else {
+            return None;
+        };
+        let cluster = self.tables.cluster.as_ref().filter(|_| self.tables.authorities.roots.is_empty())?;
+        muster_pki::root_id_of_pem(&cluster.root_cert_pem).ok().filter(|only| *only == root)?;
+        if matches!(change, RootsChange::Activate(_)) {
+            let (root, revision) = (Some(root), self.tables.revision);
+            return Some(Ok(Answer::Changed(RootsChanged { root, revision, changed: false })));
+        }
+        let refusal = AuthorityRefusal::NotFormer { root, state: AuthorityState::Active };
+        Some(Err(CommandRefusal::Authority(refusal).into()))
     }
 
     /// ROOT-2, also where an operator asks for it. A root that signed before is known to every manager.

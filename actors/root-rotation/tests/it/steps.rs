@@ -98,6 +98,54 @@ fn new_root_never_vouches_for_a_compromised_one() {
     }
 }
 
+/// A copy of a manager's state holds the join tokens beside the key, no matter who lets the next root sign.
+#[test]
+fn compromised_rotation_replaces_the_default_tokens() {
+    for (compromised, automatic) in [(true, true), (true, false), (false, true)] {
+        let mut world = World::new(3, 0);
+        for role in [Role::Manager, Role::Worker] {
+            world.change(Change::PutToken(Token {
+                id: format!("{role}"),
+                role,
+                secret: Secret::new("hush"),
+                default: true,
+                created_at: NOW,
+                expires_at: None,
+                uses_left: None,
+                revision: Revision(0),
+            }));
+        }
+        let before = world.log.tokens.clone();
+        let new = world.operator(RootsChange::Rotate { automatic, compromised }).unwrap().root.unwrap();
+        assert_eq!(world.log.tokens, before, "not before it signs: a joiner needs a token of a root that does");
+        world.run();
+        if !automatic {
+            world.operator(RootsChange::Activate(new)).unwrap();
+        }
+        assert_eq!((world.active(), world.log.tokens == before), (new, !compromised));
+        for role in [Role::Manager, Role::Worker] {
+            let token = world.log.default_token(role).unwrap();
+            assert_eq!((token.created_at == NOW, token.secret.expose() == "hush"), (!compromised, !compromised));
+        }
+        assert_eq!(world.log.tokens.len(), 2);
+    }
+}
+
+/// Before the first rotation, the table of roots is empty, and `ca ls` shows the founding root.
+#[test]
+fn steps_that_name_the_only_root_are_answered_for_it() {
+    let mut world = World::new(1, 0);
+    let only = world.active();
+    let signs = world.operator(RootsChange::Activate(only)).unwrap();
+    assert_eq!((signs.root, signs.changed), (Some(only), false));
+    for step in [RootsChange::Retire { root: only, force: true }, RootsChange::Revoke(only)] {
+        let refused = world.operator(step).unwrap_err();
+        assert_eq!(refused.code, ErrorCode::Conflict);
+        assert!(refused.message.contains("is active: let another one sign first"), "{refused}");
+    }
+    assert_eq!(world.operator(RootsChange::Revoke(RootId([9; 8]))).unwrap_err().code, ErrorCode::NotFound);
+}
+
 /// ROOT-2: no time overrides a manager.
 #[test]
 fn manager_that_does_not_acknowledge_holds_the_activation() {

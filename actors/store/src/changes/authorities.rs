@@ -41,7 +41,7 @@ pub(super) fn make(tables: &mut Tables, stamp: &Stamp<'_>, change: &AuthorityCha
             abort(tables, stamp);
             Ok(())
         }
-        AuthorityChange::Activate { root, crosses } => activate(tables, stamp, *root, crosses),
+        AuthorityChange::Activate { root, crosses, tokens } => activate(tables, stamp, *root, crosses, tokens),
         AuthorityChange::Retire { root, force } => retire(tables, stamp, *root, *force),
         AuthorityChange::Revoke { root } => revoke(tables, stamp, *root),
         AuthorityChange::Forget { root } => forget(tables, stamp, *root),
@@ -79,14 +79,14 @@ fn prepare(
     }
     if let Some(known) = tables.authorities.roots.get(&id) {
         let same = known.state == AuthorityState::Prepared && known.cert_pem == new.cert_pem;
-        return if same { Ok(()) } else { Err(CommandRefusal::Authority(AuthorityRefusal::SameKey(id))) };
+        return if same { Ok(()) } else { Err(refused(AuthorityRefusal::SameKey(id))) };
     }
     if id == signer {
-        return Err(CommandRefusal::Authority(AuthorityRefusal::SameKey(id)));
+        return Err(refused(AuthorityRefusal::SameKey(id)));
     }
     let kept = tables.authorities.roots.values().filter(|root| root.state != AuthorityState::Prepared).count();
     if kept.max(1) >= MAX_ROOTS {
-        return Err(CommandRefusal::Authority(AuthorityRefusal::TooManyRoots));
+        return Err(refused(AuthorityRefusal::TooManyRoots));
     }
     if tables.authorities.roots.is_empty() {
         let cluster = tables.cluster.as_ref().ok_or_else(|| stale("no cluster is founded"))?;
@@ -146,16 +146,17 @@ fn activate(
     stamp: &Stamp<'_>,
     id: RootId,
     crosses: &[CrossCertificate],
+    tokens: &[Token],
 ) -> Result<(), CommandRefusal> {
     let was = known(tables, id)?;
     if was.state == AuthorityState::Active {
         return Ok(());
     }
     if !was.state.trusted() {
-        return Err(stale(format!("the root {id} is {}: it has no key any more", was.state)));
+        return Err(refused(AuthorityRefusal::HasNoKey { root: id, state: was.state }));
     }
     if was.compromised {
-        return Err(stale(format!("others may have the key of the root {id}: prepare another one")));
+        return Err(refused(AuthorityRefusal::KnownToOthers(id)));
     }
     let (cert_pem, key) = (was.cert_pem.clone(), was.key_pem.clone());
     let key = key.ok_or_else(|| stale(format!("the root {id} has no key")))?;
@@ -166,6 +167,7 @@ fn activate(
         if root.compromised {
             // From now on a certificate of it opens only what its digest on record opens (ADMIT-9).
             keeps_majority(tables, former, |node| !tables.has_digest(node))?;
+            replace_default_tokens(tables, stamp, tokens);
         }
         set_state(tables, stamp, former, AuthorityState::Retiring);
     }
@@ -179,6 +181,16 @@ fn activate(
         (cluster.root_cert_pem, cluster.root_key_pem, cluster.revision) = (cert_pem, key, stamp.at);
     }
     Ok(())
+}
+
+/// A copy of a manager's state holds the tokens beside the key. A role without a default token gets none.
+fn replace_default_tokens(tables: &mut Tables, stamp: &Stamp<'_>, tokens: &[Token]) {
+    for token in tokens {
+        if let Some(old) = tables.default_token(token.role).map(|old| old.id.clone()) {
+            cluster::delete_token(tables, stamp, &old);
+            cluster::put_token(tables, stamp, token);
+        }
+    }
 }
 
 /// ROOT-2.
@@ -217,7 +229,7 @@ fn retire(tables: &mut Tables, stamp: &Stamp<'_>, id: RootId, force: bool) -> Re
     match known(tables, id)?.state {
         AuthorityState::Retired => return Ok(()),
         AuthorityState::Retiring => {}
-        other => return Err(stale(format!("the root {id} is {other}, not retiring"))),
+        state => return Err(refused(AuthorityRefusal::NotFormer { root: id, state })),
     }
     let using: Vec<NodeId> = tables
         .members
@@ -236,7 +248,7 @@ fn revoke(tables: &mut Tables, stamp: &Stamp<'_>, id: RootId) -> Result<(), Comm
     match known(tables, id)?.state {
         AuthorityState::Revoked => return Ok(()),
         AuthorityState::Retiring | AuthorityState::Retired => {}
-        other => return Err(stale(format!("the root {id} is {other}: activate another one first"))),
+        state => return Err(refused(AuthorityRefusal::NotFormer { root: id, state })),
     }
     may_be_revoked(tables, id)?;
     withdraw(tables, stamp, id, AuthorityState::Revoked);
@@ -249,7 +261,7 @@ fn forget(tables: &mut Tables, stamp: &Stamp<'_>, id: RootId) -> Result<(), Comm
         return Err(stale(format!("the root {id} is {}, not retired", root.state)));
     }
     if let Some(until) = forgettable_at(tables, id).filter(|until| stamp.wall < *until) {
-        return Err(CommandRefusal::Authority(AuthorityRefusal::MayBeValid { root: id, until }));
+        return Err(refused(AuthorityRefusal::MayBeValid { root: id, until }));
     }
     let text = Some(format!("root {id} {}", root.state));
     tables.authorities.roots.remove(&id);
@@ -299,7 +311,11 @@ fn root_mut(tables: &mut Tables, id: RootId) -> &mut Authority {
 }
 
 fn in_use(root: RootId, node: NodeId, in_all: usize) -> CommandRefusal {
-    CommandRefusal::Authority(AuthorityRefusal::RootInUse { root, node, in_all })
+    refused(AuthorityRefusal::RootInUse { root, node, in_all })
+}
+
+fn refused(why: AuthorityRefusal) -> CommandRefusal {
+    CommandRefusal::Authority(why)
 }
 
 /// Whether `issuer`, as recorded, is this root. Not recorded: before feature level 3, by the founding root.

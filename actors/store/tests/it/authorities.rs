@@ -30,7 +30,7 @@ fn prepare_after(signer: u8, compromised: bool, n: u8) -> Change {
 
 pub fn activate(n: u8) -> Change {
     let crosses = vec![CrossCertificate { by: root(7), cert_pem: format!("cross {n}") }];
-    Change::Authority(Box::new(AuthorityChange::Activate { root: root(n), crosses }))
+    Change::Authority(Box::new(AuthorityChange::Activate { root: root(n), crosses, tokens: Vec::new() }))
 }
 
 pub fn retire(n: u8, force: bool) -> Change {
@@ -199,8 +199,8 @@ fn former_root_can_sign_again_while_it_has_its_key() {
     assert_eq!(states(&world), [(7, Active), (8, Retiring)]);
     assert_eq!(world.tables.cluster.as_ref().unwrap().root_cert_pem, "root");
     must(&mut world, retire(8, false));
-    let gone = world.refused(command([activate(8)]));
-    assert!(gone.to_string().contains("has no key"), "{gone}");
+    let keyless = AuthorityRefusal::HasNoKey { root: root(8), state: Retired };
+    assert_eq!(refusal(&mut world, activate(8)), keyless);
 }
 
 /// ROOT-11.
@@ -209,8 +209,11 @@ fn compromised_root_never_signs_again() {
     let mut world = world();
     must(&mut world, prepare_after(7, true, 8));
     must(&mut world, activate(8));
-    let refused = world.refused(command([activate(7)]));
-    assert!(refused.to_string().contains("others may have the key"), "{refused}");
+    assert_eq!(refusal(&mut world, activate(7)), AuthorityRefusal::KnownToOthers(root(7)));
+    assert_eq!(refusal(&mut world, retire(8, true)), AuthorityRefusal::NotFormer { root: root(8), state: Active });
+    must(&mut world, retire(7, true));
+    let keyless = AuthorityRefusal::HasNoKey { root: root(7), state: Retired };
+    assert_eq!(refusal(&mut world, activate(7)), keyless);
     must(&mut world, prepare(8, 9));
     must(&mut world, activate(9));
     must(&mut world, activate(8));
@@ -250,8 +253,8 @@ fn root_is_not_revoked_while_the_majority_needs_it() {
     let signs = world.refused(command([revoke(7)]));
     assert!(matches!(signs, CommandRefusal::NotFound { .. }), "no root is on record yet: {signs:?}");
     must(&mut world, prepare(7, 8));
-    let signs = world.refused(command([revoke(7)]));
-    assert!(signs.to_string().contains("activate another one first"), "{signs}");
+    let signs = AuthorityRefusal::NotFormer { root: root(7), state: Active };
+    assert_eq!(refusal(&mut world, revoke(7)), signs);
     must(&mut world, activate(8));
     renew(&mut world, 1, 8, "b1", Some("a"));
     let lost = "the answer may be lost: it holds the former one";
@@ -265,8 +268,8 @@ fn root_is_not_revoked_while_the_majority_needs_it() {
     must(&mut world, revoke(7));
     assert_eq!((states(&world), keys(&world).len()), (vec![(7, Revoked), (8, Active)], 1));
     must(&mut world, revoke(7));
-    let refused = world.refused(command([retire(7, true)]));
-    assert!(matches!(refused, CommandRefusal::Stale { .. }), "{refused:?}");
+    let revoked = AuthorityRefusal::NotFormer { root: root(7), state: Revoked };
+    assert_eq!(refusal(&mut world, retire(7, true)), revoked);
 }
 
 /// Five voters: one was away when root 7 was revoked, and two have certificates of root 8. Without those, two would be left.
@@ -359,6 +362,35 @@ fn every_root_with_a_key_counts_as_compromised() {
     must(&mut world, prepare_after(8, true, 9));
     let compromised = |n: u8| world.tables.authorities.roots[&root(n)].compromised;
     assert_eq!([7, 8, 9].map(compromised), [true, true, false]);
+}
+
+/// Whoever copied the key of the root copied the tokens, too.
+#[test]
+fn activation_replaces_default_tokens_of_a_compromised_root() {
+    let token = |id: &str, role, default| Token { default, ..token(id, role) };
+    for compromised in [false, true] {
+        let mut world = world();
+        for old in world.tables.tokens.keys().cloned().collect::<Vec<_>>() {
+            must(&mut world, Change::DeleteToken(old));
+        }
+        must(&mut world, Change::PutToken(token("old-m", Role::Manager, true)));
+        must(&mut world, Change::PutToken(token("other", Role::Worker, false)));
+        must(&mut world, prepare_after(7, compromised, 8));
+        let tokens = vec![token("new-m", Role::Manager, true), token("new-w", Role::Worker, true)];
+        let activate = || {
+            let (root, crosses, tokens) = (root(8), Vec::new(), tokens.clone());
+            Change::Authority(Box::new(AuthorityChange::Activate { root, crosses, tokens }))
+        };
+        must(&mut world, activate());
+        let ids = |world: &World| world.tables.tokens.keys().cloned().collect::<Vec<_>>();
+        let expected = if compromised { ["new-m", "other"] } else { ["old-m", "other"] };
+        assert_eq!(ids(&world), expected, "a role without a default token gets none");
+        // A leader that had not applied it proposes it again, with other tokens.
+        must(&mut world, Change::PutToken(token("later", Role::Manager, true)));
+        let before = world.tables.tokens.clone();
+        must(&mut world, activate());
+        assert_eq!(world.tables.tokens, before);
+    }
 }
 
 /// ROOT-2, also if a manager comes back while the activation is on its way.
