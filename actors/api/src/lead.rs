@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster_kernel::Clock;
-use muster_messages::protocol::{RaftMemberMsg, RoleManagerMsg, RootsChange, UserRights};
+use muster_messages::protocol::{RaftMemberMsg, RoleManagerMsg, UserRights};
 use muster_messages::wire::{ListOf, Request};
 use muster_messages::{
     CertificateRotationView, CertificateState, Change, CommandRefusal, ErrorBody, ErrorCode, ErrorMark, Generation,
@@ -68,16 +68,11 @@ impl<'a> Lead<'a> {
             Request::AccessTokenCreate { user, namespace, ttl_ms } => {
                 to_text(&UserRequests { work, user }.create_token(namespace, *ttl_ms).await?)
             }
-            Request::RootRotate { prepare, compromised } => {
-                let change = RootsChange::Rotate { automatic: !prepare, compromised: *compromised };
-                RootRequests { work }.rotate(change).await
-            }
-            Request::RootActivate { root } => RootRequests { work }.change(RootsChange::Activate(*root)).await,
-            Request::RootAbort => RootRequests { work }.change(RootsChange::Abort).await,
-            Request::RootRetire { root, force } => {
-                RootRequests { work }.change(RootsChange::Retire { root: *root, force: *force }).await
-            }
-            Request::RootRevoke { root } => RootRequests { work }.change(RootsChange::Revoke(*root)).await,
+            Request::RootRotate { .. }
+            | Request::RootActivate { .. }
+            | Request::RootAbort
+            | Request::RootRetire { .. }
+            | Request::RootRevoke { .. } => RootRequests { work }.lead().await,
             Request::TransferLeader { to } => to_text(&self.transfer(to.as_deref()).await?),
             Request::Lease(request) => LeaseRequests { work, request }.lead().await,
             Request::Reconciler(request) => ReconcilerRequests { work, request }.lead().await,
@@ -128,7 +123,8 @@ impl<'a> Lead<'a> {
         let record = match self.node_for_irreversible(node).await {
             Err(gone) if gone.code == ErrorCode::NotFound && self.removed_before(force) => {
                 let (node, name) = (node.to_owned(), node.to_owned());
-                let knew_root_key = false;
+                // Its certificates are gone with its record.
+                let knew_root_key = None;
                 return Ok(NodeRemovedView {
                     node,
                     name,
@@ -142,7 +138,7 @@ impl<'a> Lead<'a> {
         };
         let (id, by, request) = (record.id, self.work.asked.caller.clone(), self.work.asked.request_id);
         let make = |reply| RoleManagerMsg::Remove { node: id, force, by, request, reply };
-        let knew_root_key = was_manager(self.tables(), &record);
+        let knew_root_key = Some(was_manager(self.tables(), &record));
         self.work.ask(&self.work.manager.leader.roles, make).await?;
         Ok(NodeRemovedView {
             node: id.to_string(),

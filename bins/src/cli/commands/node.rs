@@ -36,7 +36,11 @@ pub async fn run(ctx: &mut Context, command: NodeCommand) -> Outcome<u8> {
             let done = |removed: &NodeRemovedView| {
                 let NodeRemovedView { node, name, addr, member_since, knew_root_key, .. } = removed;
                 let name = describe_node(node, name, addr.as_deref(), *member_since);
-                let next = if *knew_root_key { ROOT_KEY_KNOWN } else { "" };
+                let next = match knew_root_key {
+                    Some(true) => ROOT_KEY_KNOWN,
+                    Some(false) => "",
+                    None => ROOT_KEY_PERHAPS_KNOWN,
+                };
                 format!("{name} was removed{next}")
             };
             each(ctx, nodes, done, |node| Request::NodeRemove { node, force }).await
@@ -63,6 +67,9 @@ pub async fn run(ctx: &mut Context, command: NodeCommand) -> Outcome<u8> {
 /// After the removal of a manager.
 const ROOT_KEY_KNOWN: &str =
     "\nas a manager it knew the root key; if others may have its disk: `muster ca rotate --compromised --wait`";
+/// An earlier attempt removed it, and its record is gone.
+const ROOT_KEY_PERHAPS_KNOWN: &str =
+    "\nif it was a manager, it knew the root key; if others may have its disk: `muster ca rotate --compromised --wait`";
 
 /// Sends the same request for each node. Prints one node's document, or `{"items":[…]}` for several.
 pub async fn each<T: DeserializeOwned>(

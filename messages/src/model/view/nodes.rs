@@ -169,10 +169,10 @@ pub struct NodeRemovedView {
     pub member_since: Option<WallTime>,
     /// Always true.
     pub removed: bool,
-    /// It is or was a manager, as far as its certificates on record say: it has known the key of the root. Absent otherwise, and
-    /// in the answer to a repeated request.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub knew_root_key: bool,
+    /// Whether it is or was a manager, as far as its certificates on record say: then it has known the key of the root. Absent in the
+    /// answer to a repeated request, and in those of earlier releases: not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub knew_root_key: Option<bool>,
 }
 
 /// `muster node rename`.
