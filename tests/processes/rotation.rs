@@ -80,6 +80,32 @@ fn rotation_replaces_the_root_and_disturbs_no_work() {
     assert_eq!(trusted_by(&mut world, &joined[0]), [new]);
 }
 
+/// The command ends when the copy of a manager's disk has lost its worth: the root is revoked, the tokens in it admit no node.
+#[test]
+fn compromised_rotation_waits_until_the_root_is_revoked() {
+    let mut world = World::with_settings("", 3, 1);
+    let token = |world: &World, role: &str| world.muster(&["token", "show", role]).ended(0).json()["token"].clone();
+    let before = ["manager", "worker"].map(|role| token(&world, role));
+    let old = roots(&world, "n1").active.expect("a root signs");
+    let signs = world.muster(&["ca", "revoke", &old.to_string()]).ended(8);
+    assert_eq!(signs.error_code(), "conflict", "the root that signs");
+
+    let done = world.muster(&["ca", "rotate", "--compromised", "--wait=300s"]).ended(0).json();
+    assert_eq!(done["settled"], true, "{done}");
+    let after = roots(&world, "n1");
+    assert_eq!(state(&after, old), Some(AuthorityState::Revoked), "{after:?}");
+    let digest = world.muster(&["ca", "show"]).ended(0).json()["digest"].as_str().expect("text").to_owned();
+    for (role, before) in ["manager", "worker"].into_iter().zip(before) {
+        let now = token(&world, role);
+        let (now, before) = (now.as_str().expect("text"), before.as_str().expect("text"));
+        assert!(now.contains(&digest), "{role}");
+        assert_ne!(now.rsplit('-').next(), before.rsplit('-').next(), "another secret for {role}");
+    }
+    let refused = world.muster(&["ca", "activate", &old.to_string()]).ended(8);
+    assert_eq!(refused.error_code(), "conflict", "it never signs again");
+    world.join_more(1, muster_messages::Role::Worker);
+}
+
 /// A rotation does not wait for nodes that are away, and they come back by their recorded certificates, although their root is gone.
 #[test]
 #[ignore = "full tier"]

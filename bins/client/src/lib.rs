@@ -16,5 +16,5 @@ pub use self::client::{Client, Target, no_socket, parse};
 pub use self::connection::{CallError, Connection};
 pub use self::failure::{Failure, Outcome};
 pub use self::identity::Identity;
-pub use self::rotation::{RotationGoal, absent, rotation_progress};
+pub use self::rotation::{RotationGoal, rotation_progress, unrevoked};
 pub use self::settled::{Progress, progress, remaining_work};

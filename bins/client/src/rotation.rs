@@ -1,8 +1,6 @@
 //! Decides how far a root rotation is. Pure: the caller polls.
 
-use muster_messages::{
-    AuthorityState, RootId, RootView, RootsMissingView, RootsProgressView, RootsView, RootsWaitReason, word,
-};
+use muster_messages::{AuthorityState, RootId, RootView, RootsProgressView, RootsView, RootsWaitReason, word};
 
 use crate::settled::Progress;
 
@@ -11,10 +9,10 @@ use crate::settled::Progress;
 pub enum RotationGoal {
     /// All nodes that are ready trust the root.
     Trusted,
-    /// The root signs.
-    Signing,
     /// All nodes that are ready have certificates of the root.
     Renewed,
+    /// The root signs, and every other one whose key others may have is revoked. Nodes that do not renew in time do not count.
+    Revoked,
 }
 
 /// Evaluates one view of a rotation to `root`. Nodes that are down follow when they return: the wait does not include them.
@@ -24,10 +22,18 @@ pub fn rotation_progress(roots: &RootsView, root: RootId, goal: RotationGoal) ->
     };
     match (state, goal) {
         (AuthorityState::Retiring | AuthorityState::Retired | AuthorityState::Revoked, _) => Progress::Overridden,
-        (AuthorityState::Active, RotationGoal::Trusted | RotationGoal::Signing) => Progress::Settled,
+        (AuthorityState::Active, RotationGoal::Trusted) => Progress::Settled,
         (AuthorityState::Active, RotationGoal::Renewed) => {
             judged(&roots.renewed, Progress::Settled, "signing", "have renewed")
         }
+        (AuthorityState::Active, RotationGoal::Revoked) => match unrevoked(roots).find(|item| item.id != root) {
+            None => Progress::Settled,
+            Some(RootView { id, .. }) => {
+                let last =
+                    format!("revoking: root {id} is revoked once a majority of the managers uses newer certificates");
+                judged(&roots.renewed, Progress::Waiting(last), "signing", "have renewed")
+            }
+        },
         (AuthorityState::Prepared, goal) => {
             let trusted = match (goal, automatic) {
                 (RotationGoal::Trusted, _) => Progress::Settled,
@@ -36,14 +42,19 @@ pub fn rotation_progress(roots: &RootsView, root: RootId, goal: RotationGoal) ->
                 }
                 (_, false) => Progress::Waiting(format!("publishing: `muster ca activate {root}` lets the root sign")),
             };
-            judged(&roots.acknowledged, trusted, "publishing", "trust the root")
+            // Certificates without a digest on record open nothing once a root signs whose predecessor's key others may have.
+            let leaked = unrevoked(roots).any(|item| Some(item.id) == roots.active);
+            let last = if leaked { judged(&roots.renewed, trusted, "renewing", HAVE_DIGESTS) } else { trusted };
+            judged(&roots.acknowledged, last, "publishing", "trust the root")
         }
     }
 }
 
-/// The nodes that are down and follow when they return.
-pub fn absent(progress: &RootsProgressView) -> impl Iterator<Item = &RootsMissingView> {
-    progress.missing.iter().filter(|node| node.reason == RootsWaitReason::WaitingForNode)
+const HAVE_DIGESTS: &str = "have certificates whose digest is on record";
+
+/// Roots whose key others may have, and of which certificates still count.
+pub fn unrevoked(roots: &RootsView) -> impl Iterator<Item = &RootView> {
+    roots.items.iter().filter(|root| root.compromised && root.state != AuthorityState::Revoked)
 }
 
 /// `done`: once no node that is ready is missing.
@@ -95,19 +106,48 @@ mod tests {
         use RotationGoal as G;
         let down = missing("n5", "waiting_for_node");
         let waiting = roots("prepared", &json!([missing("n4", "waiting_for_answer"), down]), &json!([]));
-        for goal in [G::Trusted, G::Signing, G::Renewed] {
+        for goal in [G::Trusted, G::Renewed, G::Revoked] {
             let Progress::Waiting(why) = progress(&waiting, goal) else { panic!("{goal:?}") };
             assert_eq!(why, "publishing: 1 of 3 nodes trust the root; waiting for n4 (waiting_for_answer)");
         }
         let trusted = roots("prepared", &json!([down]), &json!([]));
         assert_eq!(progress(&trusted, G::Trusted), Progress::Settled);
-        assert!(matches!(progress(&trusted, G::Signing), Progress::Waiting(why) if why.contains("about to sign")));
+        assert!(matches!(progress(&trusted, G::Renewed), Progress::Waiting(why) if why.contains("about to sign")));
         let renewing = roots("active", &json!([]), &json!([missing("n4", "queued"), down]));
-        assert_eq!(progress(&renewing, G::Signing), Progress::Settled);
+        assert_eq!(progress(&renewing, G::Trusted), Progress::Settled);
         assert!(matches!(progress(&renewing, G::Renewed), Progress::Waiting(why) if why.contains("n4 (queued)")));
         let renewed = roots("active", &json!([]), &json!([down]));
         assert_eq!(progress(&renewed, G::Renewed), Progress::Settled);
-        assert_eq!(absent(&renewed.renewed).map(|node| node.name.to_string()).collect::<Vec<_>>(), ["n5"]);
+    }
+
+    #[test]
+    fn compromised_rotation_ends_with_the_revocation() {
+        let silent = json!([missing("n4", "renewing")]);
+        let seen = |former: AuthorityState, renewed: &Value| {
+            let mut seen = roots("active", &json!([]), renewed);
+            (seen.items[0].state, seen.items[0].compromised) = (former, true);
+            progress(&seen, RotationGoal::Revoked)
+        };
+        let waits = |seen| matches!(seen, Progress::Waiting(why) if why.starts_with("revoking: root aaaaaaaaaaaaaaaa"));
+        assert!(matches!(seen(AuthorityState::Retiring, &silent), Progress::Waiting(why) if why.contains("n4")));
+        assert!(waits(seen(AuthorityState::Retiring, &json!([]))));
+        assert!(waits(seen(AuthorityState::Retired, &json!([]))));
+        assert_eq!(seen(AuthorityState::Revoked, &silent), Progress::Settled, "a silent node does not count");
+        assert_eq!(progress(&roots("active", &json!([]), &json!([])), RotationGoal::Revoked), Progress::Settled);
+    }
+
+    #[test]
+    fn compromised_rotation_waits_for_digests_before_it_signs() {
+        for (compromised, goal) in
+            [(true, RotationGoal::Trusted), (true, RotationGoal::Revoked), (false, RotationGoal::Renewed)]
+        {
+            let mut seen = roots("prepared", &json!([]), &json!([missing("n4", "queued")]));
+            seen.items[0].compromised = compromised;
+            let Progress::Waiting(why) = progress(&seen, goal) else { panic!("{goal:?}") };
+            let expected =
+                "renewing: 1 of 3 nodes have certificates whose digest is on record; waiting for n4 (queued)";
+            assert_eq!(why == expected, compromised, "{why}");
+        }
     }
 
     #[test]

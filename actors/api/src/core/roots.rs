@@ -146,8 +146,16 @@ fn acknowledged(tables: &Tables) -> RootsProgressView {
     progress(tables, done, |_| RootsWaitReason::WaitingForAnswer)
 }
 
+/// While a root is published because others may have the active one's key, the nodes whose certificates have no digest on record
+/// renew first: afterwards, only the digest admits them.
 fn renewed(tables: &Tables, issuers: &Issuers<'_>) -> RootsProgressView {
-    let done = |node: &NodeRecord| tables.authorities.roots.is_empty() || issuers.of_node(node) == issuers.active;
+    let authorities = &tables.authorities;
+    let leaked = authorities.active().is_some_and(|(_, active)| active.compromised);
+    let needs_digests = leaked && authorities.in_state(AuthorityState::Prepared).is_some();
+    let done = |node: &NodeRecord| {
+        authorities.roots.is_empty()
+            || issuers.of_node(node) == issuers.active && (!needs_digests || tables.has_digest(node.id))
+    };
     progress(tables, done, |node| match node.certificate_state() {
         CertificateState::Failed => RootsWaitReason::Failed,
         CertificateState::Rotate | CertificateState::Pending => RootsWaitReason::Renewing,

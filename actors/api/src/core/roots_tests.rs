@@ -153,6 +153,28 @@ fn published_root_waits_for_the_nodes_that_have_not_answered() {
     );
 }
 
+/// Once the next root signs, certificates of one whose key others may have count by their digest only.
+#[test]
+fn compromised_rotation_shows_nodes_without_digest() {
+    let mut world = World::new(3);
+    let ((next, next_pem), founding) = (pem(2), world.founding);
+    world.root(founding, &world.founding_pem(), AuthorityState::Active, 1);
+    world.root(next, &next_pem, AuthorityState::Prepared, 2);
+    let pin = muster_messages::CertificatePin { fingerprint: [1; 32], key: [2; 32] };
+    let row = world.tables.certificates.get_mut(&id(1)).unwrap();
+    Arc::make_mut(row).current.as_mut().unwrap().pin = Some(pin);
+    world.node(3, |node| node.certificate.as_mut().unwrap().state = CertificateState::Rotate);
+    assert_eq!(world.seen().renewed.n, 3, "a digest is not needed");
+    Arc::make_mut(world.tables.authorities.roots.get_mut(&founding).unwrap()).compromised = true;
+    let seen = world.seen();
+    let expected = [("n2".to_owned(), RootsWaitReason::Queued), ("n3".to_owned(), RootsWaitReason::Renewing)];
+    assert_eq!((seen.phase, reasons(&seen.renewed)), (RotationPhase::Publishing, expected.to_vec()));
+    world.root(founding, &world.founding_pem(), AuthorityState::Active, 1);
+    world.tables.authorities.roots.remove(&next);
+    Arc::make_mut(world.tables.authorities.roots.get_mut(&founding).unwrap()).compromised = true;
+    assert_eq!(world.seen().renewed.n, 3, "no root is about to sign");
+}
+
 #[test]
 fn activated_root_waits_for_renewals_and_not_for_users() {
     let mut world = World::new(5);

@@ -24,7 +24,7 @@ pub enum CaCommand {
     #[command(after_help = ROTATE_HELP)]
     Rotate(RotateArgs),
     /// Let a published root sign, or one that is retiring sign again
-    #[command(after_help = "Example: muster ca activate 4be3c1d20f6a9587")]
+    #[command(after_help = ACTIVATE_HELP)]
     Activate(RootArg),
     /// Delete the root that is published and does not sign yet
     #[command(after_help = "Example: muster ca abort")]
@@ -34,30 +34,44 @@ pub enum CaCommand {
     Retire {
         #[command(flatten)]
         root: RootArg,
-        /// Retire it although managers still have certificates of it: one that is down then needs a new identity
+        /// Retire it although managers still have certificates of it: one whose certificate has no digest on record then needs a
+        /// join token
         #[arg(long)]
         force: bool,
     },
-    /// Accept certificates of a root that no longer signs only from nodes that ask for another one
-    #[command(after_help = "Example: muster ca revoke 4be3c1d2")]
+    /// Delete the key of a root that no longer signs, and accept its certificates only from nodes that renew
+    #[command(after_help = REVOKE_HELP)]
     Revoke(RootArg),
 }
 
 const ROTATE_HELP: &str =
-    "Nodes that are down follow when they return, and do not delay the rotation. `muster ca status` shows them.
+    "Nodes that are down follow when they return; only the end of the earlier key waits for managers. `muster ca status` shows them.
+
+Use --compromised over the admin socket of a manager: the certificates of users, yours among them, end when the earlier root is revoked.
 
 Example: muster ca rotate --wait
 After a manager was stolen: muster node rm --force NODE, then muster ca rotate --compromised --wait";
+
+const ACTIVATE_HELP: &str = "Refused while a manager that is ready does not trust the root. A root whose key others may have (`muster ca ls` shows it as compromised)
+never signs again: `muster ca rotate` makes another one.
+
+Example: muster ca activate 4be3c1d20f6a9587";
+
+const REVOKE_HELP: &str = "Certificates of users that it signed open nothing afterwards. Refused (root_in_use) until a majority of the managers uses certificates
+of other roots.
+
+Example: muster ca revoke 4be3c1d2";
 
 #[derive(Debug, Args)]
 pub struct RotateArgs {
     /// Only publish the new root; `muster ca activate ID` lets it sign
     #[arg(long)]
     pub prepare: bool,
-    /// Others may have the key of the root that signs now: revoke it as soon as possible, and replace the default join tokens
+    /// Others may have the keys of the present roots: revoke these as soon as possible, and replace the default join tokens
     #[arg(long)]
     pub compromised: bool,
-    /// Wait until all nodes that are ready have renewed; with --prepare until they trust the root [default when given: 10m]
+    /// Wait until all nodes that are ready have renewed; with --prepare until they trust the root, else with --compromised until the
+    /// earlier roots are revoked [default when given: 10m]
     #[arg(long, value_name = "DURATION", num_args = 0..=1, require_equals = true, default_missing_value = "10m", value_parser = parse_duration)]
     pub wait: Option<Duration>,
 }

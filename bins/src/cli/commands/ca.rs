@@ -2,9 +2,9 @@
 
 use std::time::Instant;
 
-use muster_client::{Failure, Outcome, RotationGoal, absent, parse};
+use muster_client::{Failure, Outcome, RotationGoal, Target, parse};
 use muster_messages::wire::Request;
-use muster_messages::{CaView, ErrorCode, Role, RootChangeView, RootId, RootsView, word};
+use muster_messages::{CaView, ErrorCode, RootChangeView, RootId, RootsView, RootsWaitReason, word};
 use serde_json::{Map, Value};
 
 use super::Context;
@@ -98,6 +98,9 @@ async fn change(ctx: &mut Context, request: Request, sentence: impl Fn(&str, boo
 
 async fn rotate(ctx: &mut Context, RotateArgs { prepare, compromised, wait }: RotateArgs) -> Outcome<u8> {
     let until = wait.map(|wait| Instant::now() + wait);
+    if compromised && matches!(ctx.client.target(), Target::Managers { .. }) {
+        ctx.out.note(OWN_CERTIFICATE_ENDS);
+    }
     warn_about_path_length(ctx, prepare).await?;
     let text = ctx.client.call(Request::RootRotate { prepare, compromised }).await?;
     let mut rotation = Rotation::read(&text, prepare, compromised)?;
@@ -124,6 +127,9 @@ async fn warn_about_path_length(ctx: &mut Context, prepare: bool) -> Outcome {
     Ok(())
 }
 
+const OWN_CERTIFICATE_ENDS: &str = "warning: the certificate of this identity ends when the earlier root is revoked; over the admin \
+    socket of a manager no certificate is needed";
+
 /// A rotation that was begun, as it is printed.
 struct Rotation {
     /// The answer, with fields of newer daemons; later the newest status.
@@ -132,8 +138,7 @@ struct Rotation {
     roots: RootsView,
     prepare: bool,
     compromised: bool,
-    settled: Option<bool>,
-    tokens_rotated: bool,
+    settled: bool,
 }
 
 impl Rotation {
@@ -141,51 +146,26 @@ impl Rotation {
         let RootChangeView { root, status, .. } = parse(text)?;
         let missing = || Failure::internal("unexpected answer from the daemon: it names no root");
         let (root, roots) = (root.ok_or_else(missing)?, status.ok_or_else(missing)?);
-        Ok(Self { answer: parse(text)?, root, roots, prepare, compromised, settled: None, tokens_rotated: false })
+        Ok(Self { answer: parse(text)?, root, roots, prepare, compromised, settled: false })
     }
 
     async fn wait(&mut self, ctx: &mut Context, until: Instant) -> Outcome {
-        let waited = self.waited(ctx, until).await;
-        waited.map_err(|mut failure| {
-            if self.compromised && !self.tokens_rotated {
-                failure.message += &format!("; the default join tokens were not replaced: {TOKEN_COMMANDS}");
-            }
-            failure
-        })
-    }
-
-    /// The tokens are replaced as soon as the new root signs: a copy of a manager's state holds them beside the key.
-    async fn waited(&mut self, ctx: &mut Context, until: Instant) -> Outcome {
-        if self.prepare {
-            self.reach(ctx, RotationGoal::Trusted, until).await?;
-        } else {
-            if self.compromised {
-                self.reach(ctx, RotationGoal::Signing, until).await?;
-                for role in [Role::Manager, Role::Worker] {
-                    ctx.client.call(Request::TokenRotate { role }).await?;
-                }
-                self.tokens_rotated = true;
-            }
-            self.reach(ctx, RotationGoal::Renewed, until).await?;
-        }
-        self.settled = Some(true);
-        Ok(())
-    }
-
-    async fn reach(&mut self, ctx: &mut Context, goal: RotationGoal, until: Instant) -> Outcome {
+        let goal = match (self.prepare, self.compromised) {
+            (true, _) => RotationGoal::Trusted,
+            (false, false) => RotationGoal::Renewed,
+            (false, true) => RotationGoal::Revoked,
+        };
         let out = ctx.out;
         let text = wait_for_rotation(&mut ctx.client, self.root, goal, until, |reason| out.note(reason)).await?;
         self.roots = parse(&text)?;
         self.answer.extend(parse::<Map<String, Value>>(&text)?);
+        self.settled = true;
         Ok(())
     }
 
     fn print(mut self, ctx: &Context) -> Outcome<u8> {
-        if let Some(settled) = self.settled {
-            self.answer.insert("settled".to_owned(), settled.into());
-        }
-        if self.compromised {
-            self.answer.insert("tokens_rotated".to_owned(), self.tokens_rotated.into());
+        if self.settled {
+            self.answer.insert("settled".to_owned(), true.into());
         }
         let text = serde_json::to_string(&self.answer).map_err(Failure::internal)?;
         ctx.out.document(&text, || self.root.to_string(), || self.sentences().join("\n"));
@@ -193,52 +173,75 @@ impl Rotation {
     }
 
     fn sentences(&self) -> Vec<String> {
-        let (root, progress) = match self.prepare {
-            true => (self.root, &self.roots.acknowledged),
-            false => (self.root, &self.roots.renewed),
-        };
+        let root = self.root;
+        let progress = if self.prepare { &self.roots.acknowledged } else { &self.roots.renewed };
         let (n, of) = (progress.n, progress.of);
         let mut said = vec![match (self.settled, self.prepare) {
-            (None, false) => {
+            (false, false) => {
                 format!("root {root} is published, and signs as soon as the nodes trust it: `muster ca status`")
             }
-            (None, true) => {
+            (false, true) => {
                 format!("root {root} is published; once the nodes trust it, run `muster ca activate {root}`")
             }
-            (Some(_), true) => {
+            (true, true) => {
                 format!("root {root} is trusted by {n} of {of} nodes; `muster ca activate {root}` lets it sign")
             }
-            (Some(_), false) => format!("root {root} signs; {n} of {of} nodes have certificates of it"),
+            (true, false) => format!("root {root} signs; {n} of {of} nodes have certificates of it"),
         }];
-        if self.settled.is_some() {
-            said.extend(
-                absent(progress)
-                    .map(|node| format!("{}: {}: it follows when it returns", node.name, word(node.reason))),
-            );
+        if self.settled {
+            said.extend(progress.missing.iter().map(|node| {
+                let then =
+                    if node.reason == RootsWaitReason::WaitingForNode { self.on_return() } else { String::new() };
+                format!("{}: {}{then}", node.name, word(node.reason))
+            }));
         }
-        if self.settled.is_some() && self.roots.users_outdated > 0 {
-            let users = self.roots.users_outdated;
+        let users = self.roots.users_outdated;
+        if self.settled && users > 0 {
             said.push(format!("users with a certificate of another root: {users}; `muster user ls` names them, `muster user renew` replaces one"));
         }
-        if self.compromised {
-            said.push(match self.tokens_rotated {
-                true => "the default join tokens were replaced; `muster token ls` shows the others".to_owned(),
-                false => format!("the default join tokens were not replaced; once root {root} signs: {TOKEN_COMMANDS}"),
-            });
-            said.push("the earlier root is revoked as soon as enough managers have renewed".to_owned());
-            said.push("old backups and copies of managers' disks hold the earlier root's key: destroy them".to_owned());
-        } else if self.settled.is_some() && !self.prepare {
-            said.push("join tokens stay valid; `muster token rotate ROLE` replaces a default one".to_owned());
+        match (self.compromised, self.settled && !self.prepare) {
+            (true, done) => said.extend(self.after_a_leak(done)),
+            (false, true) => {
+                said.push("join tokens stay valid; `muster token rotate ROLE` replaces a default one".to_owned());
+            }
+            (false, false) => {}
         }
         said
     }
-}
 
-const TOKEN_COMMANDS: &str = "`muster token rotate manager`, `muster token rotate worker`";
+    /// What becomes of a node that is down.
+    fn on_return(&self) -> String {
+        match self.compromised && !self.prepare {
+            false => ": it follows when it returns".to_owned(),
+            true => format!(
+                ": it follows when it returns; if it was down before root {} was published, it needs a join token",
+                self.root
+            ),
+        }
+    }
+
+    /// `done`: the earlier roots are revoked.
+    fn after_a_leak(&self, done: bool) -> [String; 2] {
+        let ended = match done {
+            true => {
+                "the earlier roots are revoked, and the default join tokens were replaced; `muster token ls` shows the others"
+            }
+            false => {
+                "when it signs, the default join tokens are replaced; once enough managers have renewed, the earlier roots are \
+                 revoked, and certificates of users that they signed end"
+            }
+        };
+        [
+            ended.to_owned(),
+            "old backups and copies of managers' disks hold the earlier root's key: destroy them".to_owned(),
+        ]
+    }
+}
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use muster_messages::RootsMissingView;
     use serde_json::json;
 
     fn id(text: &str) -> RootId {
@@ -280,7 +283,7 @@ mod tests {
             ["root 0123456789abcdef is published, and signs as soon as the nodes trust it: `muster ca status`"]
         );
         let mut waited = rotation(false, false);
-        waited.settled = Some(true);
+        waited.settled = true;
         assert_eq!(
             waited.sentences(),
             [
@@ -292,12 +295,25 @@ mod tests {
         );
         let prepared = rotation(true, false).sentences();
         assert!(prepared.len() == 1 && prepared[0].contains("muster ca activate 0123456789abcdef"), "{prepared:?}");
-        let stolen = rotation(false, true).sentences().join("\n");
-        assert!(stolen.contains("not replaced") && stolen.contains("muster token rotate worker"), "{stolen}");
-        assert!(stolen.contains("backups") && stolen.contains("destroy"), "{stolen}");
-        let mut replaced = rotation(false, true);
-        replaced.tokens_rotated = true;
-        assert!(replaced.sentences().join("\n").contains("tokens were replaced"));
+    }
+
+    #[test]
+    fn compromised_rotation_says_what_ends() {
+        let mut rotation = rotation(false, true);
+        let begun = rotation.sentences().join("\n");
+        assert!(begun.contains("tokens are replaced") && begun.contains("users that they signed end"), "{begun}");
+        assert!(begun.contains("backups") && begun.contains("destroy"), "{begun}");
+        rotation.settled = true;
+        let missing = &mut rotation.roots.renewed.missing;
+        missing.push(RootsMissingView {
+            reason: RootsWaitReason::Renewing,
+            name: "n4".parse().unwrap(),
+            ..missing[0].clone()
+        });
+        let done = rotation.sentences();
+        assert!(done[1].starts_with("n5: waiting_for_node") && done[1].ends_with("it needs a join token"), "{done:?}");
+        assert_eq!(done[2], "n4: renewing");
+        assert!(done[4].contains("earlier roots are revoked") && done[4].contains("tokens were replaced"), "{done:?}");
     }
 
     #[test]

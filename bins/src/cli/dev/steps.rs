@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use muster_client::{Failure, Outcome, parse};
+use muster_client::{Failure, Outcome, RotationGoal, parse};
 use muster_local_cluster::{WAIT_LIMIT, answers, until};
 use muster_messages::wire::{ActorsAsk, ActorsOf, Request};
-use muster_messages::{ActorNode, Membership, NodeView, Role, RootsView};
+use muster_messages::{ActorNode, Membership, NodeView, Role, RootChangeView};
 
 use super::cluster::LocalCluster;
-use crate::cli::waiting::wait_until_settled;
+use crate::cli::waiting::{wait_for_rotation, wait_until_settled};
 
 /// The nodes, read with a quorum.
 pub async fn nodes(cluster: &LocalCluster) -> Outcome<Vec<NodeView>> {
@@ -41,19 +41,14 @@ pub async fn change_role(cluster: &LocalCluster, node: &str, role: Role) -> Outc
     Ok(begun.elapsed())
 }
 
-/// Replaces the root that signs; returns the time until every node had a certificate of the next one.
+/// Replaces the root that signs; returns the time until every node that is ready had a certificate of the next one.
 pub async fn rotate_root(cluster: &LocalCluster) -> Outcome<Duration> {
-    let via = leader(cluster).await?;
-    let roots = async || -> Outcome<RootsView> { parse(&cluster.client(&via).call(Request::RootList).await?) };
-    let before = roots().await?.active;
+    let mut client = cluster.client(&leader(cluster).await?);
     let begun = Instant::now();
     let request = Request::RootRotate { prepare: false, compromised: false };
-    cluster.client(&via).call(request).await?;
-    until("every node's certificate of another root", async || {
-        let now = roots().await?;
-        Ok((now.active != before && now.renewed.missing.is_empty()).then_some(()))
-    })
-    .await?;
+    let begin: RootChangeView = parse(&client.call(request).await?)?;
+    let root = begin.root.ok_or_else(|| Failure::internal("the answer to a rotation names no root"))?;
+    wait_for_rotation(&mut client, root, RotationGoal::Renewed, begun + WAIT_LIMIT, |_| {}).await?;
     Ok(begun.elapsed())
 }
 

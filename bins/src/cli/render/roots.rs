@@ -1,5 +1,6 @@
 //! The certificate authority: its roots, and the progress of a rotation.
 
+use muster_client::unrevoked;
 use muster_messages::{CaView, RootView, RootsProgressView, RootsView, RotationPhase, word};
 
 use super::{list, when};
@@ -60,14 +61,29 @@ pub fn rotation(roots: &RootsView) -> String {
 
 fn explained(roots: &RootsView) -> String {
     let prepared = roots.items.iter().find(|root| Some(root.id) == roots.target);
+    let by_digest = unrevoked(roots).any(|root| Some(root.id) == roots.active) && !roots.renewed.missing.is_empty();
+    let first = if by_digest { DIGESTS_FIRST } else { "" };
     match (roots.phase, prepared) {
         (RotationPhase::Publishing, Some(root)) if !root.automatic => {
-            format!("`muster ca activate {}` lets the target sign", root.id)
+            format!("{first}`muster ca activate {}` lets the target sign", root.id)
         }
-        (RotationPhase::Publishing, _) => "the target signs as soon as the nodes trust it".to_owned(),
+        (RotationPhase::Publishing, _) => format!("{first}the target signs as soon as the nodes trust it"),
         (RotationPhase::Signing, _) => "nodes renew their certificates".to_owned(),
-        (RotationPhase::Retiring, _) => "the earlier root is still trusted, for a way back".to_owned(),
-        (RotationPhase::Done, _) => "no rotation is in progress".to_owned(),
+        (RotationPhase::Retiring | RotationPhase::Done, _) => former(roots),
+    }
+}
+
+/// Others may have the key of the root that signs: afterwards, its certificates count only by their digest.
+const DIGESTS_FIRST: &str = "nodes renew certificates whose digest is not on record; then ";
+
+/// What becomes of the roots that no longer sign.
+fn former(roots: &RootsView) -> String {
+    match unrevoked(roots).find(|root| Some(root.id) != roots.active) {
+        Some(root) => format!("root {} is revoked once a majority of the managers uses newer certificates", root.id),
+        None if roots.phase == RotationPhase::Retiring => {
+            "the earlier root is still trusted, for a way back".to_owned()
+        }
+        None => "no rotation is in progress".to_owned(),
     }
 }
 
@@ -126,7 +142,26 @@ mod tests {
         assert!(text.contains("NOT YET (trusts)  REASON"), "{text}");
         assert!(text.ends_with("n5                waiting_for_node  2024-01-02T00:00:00Z\nand 2 more\n"), "{text}");
         assert!(rotation(&seen("done", true)).contains("done: no rotation is in progress"));
-        assert!(rotation(&seen("publishing", true)).contains("as soon as the nodes trust it"));
+        assert!(
+            rotation(&seen("publishing", true)).contains("publishing: the target signs as soon as the nodes trust it")
+        );
+    }
+
+    #[test]
+    fn status_says_what_a_compromised_rotation_waits_for() {
+        let mut waiting = seen("publishing", true);
+        waiting.renewed = waiting.acknowledged.clone();
+        let text = rotation(&waiting);
+        assert!(
+            text.contains("digest is not on record; then the target signs") && text.contains("NOT YET (renews)"),
+            "{text}"
+        );
+        let mut signing = seen("retiring", true);
+        signing.active = signing.target;
+        let text = rotation(&signing);
+        assert!(text.contains("retiring: root 4be3c1d20f6a9587 is revoked once a majority"), "{text}");
+        signing.items[0].compromised = false;
+        assert!(rotation(&signing).contains("still trusted, for a way back"));
     }
 
     #[test]

@@ -15,7 +15,8 @@ pub struct RootsView {
     pub phase: RotationPhase,
     /// The nodes that trust the present set of roots.
     pub acknowledged: RootsProgressView,
-    /// The nodes whose newest certificate is of the active root.
+    /// The nodes whose newest certificate is of the active root. While a root is published because others may have the active one's
+    /// key, only those whose certificate has its digest on record.
     pub renewed: RootsProgressView,
     /// Users with a certificate of another root than the active one. It stays valid until that root is revoked or forgotten.
     pub users_outdated: usize,
