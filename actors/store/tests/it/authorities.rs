@@ -364,7 +364,7 @@ fn every_root_with_a_key_counts_as_compromised() {
     assert_eq!([7, 8, 9].map(compromised), [true, true, false]);
 }
 
-/// Whoever copied the key of the root copied the tokens, too.
+/// A copied disk holds the tokens beside the key of the root.
 #[test]
 fn activation_replaces_default_tokens_of_a_compromised_root() {
     let token = |id: &str, role, default| Token { default, ..token(id, role) };

@@ -81,7 +81,8 @@ fn former(roots: &RootsView) -> String {
     match unrevoked(roots).find(|root| Some(root.id) != roots.active) {
         Some(root) => format!("root {} is revoked once a majority of the managers uses newer certificates", root.id),
         None if roots.phase == RotationPhase::Retiring => {
-            "the earlier root is still trusted, for a way back".to_owned()
+            let managers = if roots.renewed.missing.is_empty() { "" } else { ", and until every manager has renewed" };
+            format!("the earlier root is still trusted, for a way back{managers}")
         }
         None => "no rotation is in progress".to_owned(),
     }
@@ -161,7 +162,9 @@ mod tests {
         let text = rotation(&signing);
         assert!(text.contains("retiring: root 4be3c1d20f6a9587 is revoked once a majority"), "{text}");
         signing.items[0].compromised = false;
-        assert!(rotation(&signing).contains("still trusted, for a way back"));
+        assert!(rotation(&signing).contains("still trusted, for a way back\n"));
+        signing.renewed = signing.acknowledged.clone();
+        assert!(rotation(&signing).contains("for a way back, and until every manager has renewed"));
     }
 
     #[test]
