@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::harness::{Cluster, EndedProgram, Kubeconfig, Program, fetched, here};
 
 /// A program beside its imported packages.
-fn javascript(cluster: &Cluster, kubeconfig: &Kubeconfig, program: &str) -> std::process::Command {
+pub fn javascript(cluster: &Cluster, kubeconfig: &Kubeconfig, program: &str) -> std::process::Command {
     let folder = cluster.folder();
     if !folder.join("node_modules").exists() {
         symlink(fetched().join("node/node_modules"), folder.join("node_modules")).expect("a folder of our own");

@@ -13,3 +13,4 @@ mod losses;
 mod manual;
 mod protobuf;
 mod python;
+mod rotation;
