@@ -162,6 +162,12 @@ impl<'a> Lead<'a> {
     }
 
     async fn rename(&self, node: &str, name: &Name) -> Result<NodeRenamedView, ErrorBody> {
+        // A retry: the node has the new name, so it may not be found by what the request calls it.
+        if let Some(Ok(at)) = self.work.earlier(self.tables())
+            && let Some((node, before)) = muster_store::renamed_at(self.tables(), at)
+        {
+            return Ok(NodeRenamedView { node, name: name.clone(), changed: true, before });
+        }
         let record = self.node_for_irreversible(node).await?;
         let (id, before) = (record.id, record.name.clone());
         let command = self.work.command("renamed").guard(Guard::NodeExists(id));

@@ -113,7 +113,9 @@ impl LeaseRequests<'_> {
             }
             LeaseRequest::Delete { lease } => {
                 let replica = self.work.confirmed().await?;
-                if held_by_session(&replica.tables, &key(lease)).is_some() {
+                // A retry gets the first outcome, whoever holds the lease by now.
+                let is_new = self.work.earlier(&replica.tables).is_none();
+                if is_new && held_by_session(&replica.tables, &key(lease)).is_some() {
                     let text = format!(
                         "{lease} is held by a running session: end the session first, or delete the lease with --force, which lets \
                          no other holder acquire it before its duration has passed"
@@ -217,9 +219,11 @@ impl LeaseRequests<'_> {
         let (key, replica) = (key(lease), self.work.confirmed().await?);
         let command = self.command(lease, "lease deleted by force");
         let command = command.change(Change::DeleteObject { key: key.clone(), force: true });
-        let Some((revision, was)) = held_by_session(&replica.tables, &key) else {
-            self.work.propose(command).await?;
-            return to_text(&deleted(lease));
+        // A retry deletes nothing more: not the lease of a session that acquired the name since either.
+        let is_new = self.work.earlier(&replica.tables).is_none();
+        let Some((revision, was)) = held_by_session(&replica.tables, &key).filter(|_| is_new) else {
+            let replica = self.work.propose(command).await?;
+            return to_text(&self.deleted_by_force(&replica.tables, lease));
         };
         let holder = format!("{} (deleted)", was.spec.held_by().unwrap_or_default());
         let duration_ms = was.spec.duration_ms.unwrap_or(MAX_LEASE_MS);
@@ -230,6 +234,17 @@ impl LeaseRequests<'_> {
         self.work.propose(command).await?;
         let (held_by, available_in_ms) = (Some(holder), Some(duration_ms));
         to_text(&LeaseDeletedView { held_by, available_in_ms, ..deleted(lease) })
+    }
+
+    /// The answer to a forced deletion that was applied: with the placeholder, as long as the one that this request left stands.
+    fn deleted_by_force(&self, tables: &Tables, lease: &LeaseRef) -> LeaseDeletedView {
+        let uid = Uid::from_entropy(self.work.asked.request_id.0);
+        // Any write since, by a candidate or by the clock over all leases, ended it.
+        let own = |object: &&Arc<Object>| object.meta.uid == uid && object.meta.created == object.meta.revision;
+        let placeholder = tables.objects.get(&key(lease)).filter(own).and_then(|object| object.lease());
+        let held_by = placeholder.and_then(|placeholder| placeholder.spec.held_by()).map(str::to_owned);
+        let available_in_ms = placeholder.and_then(|placeholder| placeholder.spec.duration_ms);
+        LeaseDeletedView { held_by, available_in_ms, ..deleted(lease) }
     }
 
     /// A lease as in this replica, with the remaining time by the leader's clock.
@@ -430,11 +445,7 @@ mod tests {
     /// A lease of a session, and what was proposed for a request about it.
     async fn request_on_held_lease(caller: &Principal, request: LeaseRequest) -> (u16, Value, Vec<Change>) {
         let mut tables = crate::tests::tables();
-        let spec = LeaseSpec { holder: Some("h".to_owned()), duration_ms: Some(4_000), ..LeaseSpec::default() };
-        let holding = Holding { token: FencingToken(3), session: Some(SessionId(7)), expired: false };
-        let body = ObjectBody::Lease(Lease { spec, holding });
-        let meta = ObjectMeta { revision: Revision(3), ..ObjectMeta::fresh(Uid(1)) };
-        let object = Object { namespace: "default".to_owned(), name: "l".to_owned(), meta, body };
+        let object = session_lease("l", 7, Revision(3));
         tables.objects.insert(object.key(), Arc::new(object));
         let world = crate::tests::World::with(tables, |_, _| Some(Ok(())));
         let (status, answer, proposed) = world.native(caller, Request::Lease(request)).await;
@@ -468,5 +479,63 @@ mod tests {
             (Some("h (deleted)"), Some(4_000)),
             "no candidate has this name"
         );
+    }
+
+    fn session_lease(name: &str, session: u128, revision: Revision) -> Object {
+        let spec = LeaseSpec { holder: Some("h".to_owned()), duration_ms: Some(4_000), ..LeaseSpec::default() };
+        let holding = Holding { token: FencingToken(revision.0), session: Some(SessionId(session)), expired: false };
+        let meta = ObjectMeta { revision, ..ObjectMeta::fresh(Uid(session)) };
+        let body = ObjectBody::Lease(Lease { spec, holding });
+        Object { namespace: "default".to_owned(), name: name.to_owned(), meta, body }
+    }
+
+    /// Deletes a held lease, lets `since` happen, and repeats the request: both answers, and the lease afterwards.
+    async fn deleted_twice(
+        request: fn(LeaseRef) -> LeaseRequest,
+        since: impl FnOnce(&mut Tables),
+    ) -> (Value, Value, Option<Object>) {
+        let lease = LeaseRef { namespace: "default".to_owned(), name: "l".to_owned() };
+        let mut tables = crate::tests::tables();
+        let mut object = session_lease("l", 7, Revision(3));
+        if request(lease.clone()) == (LeaseRequest::Delete { lease: lease.clone() }) {
+            let ObjectBody::Lease(body) = &mut object.body else { panic!("{object:?}") };
+            body.holding.session = None;
+        }
+        tables.objects.insert(object.key(), Arc::new(object));
+        let world = crate::tests::World::with(tables, |tables, command| {
+            let at = tables.revision.next();
+            Some(muster_store::apply(tables, at, command))
+        });
+        let ask = || world.native(&Principal::Operator, Request::Lease(request(lease.clone())));
+        let (status, first, _) = ask().await;
+        assert_eq!(status, 200, "{first}");
+        let mut tables = world.published.borrow().tables.clone();
+        since(&mut tables);
+        world.published.send_replace(crate::tests::leading(tables));
+        let (status, again, _) = ask().await;
+        assert_eq!(status, 200, "{again}");
+        let left = world.published.borrow().tables.objects.get(&key(&lease)).map(|object| Object::clone(object));
+        (first, again, left)
+    }
+
+    #[tokio::test]
+    async fn retried_forced_deletion_names_the_same_holder() {
+        let (first, again, _) = deleted_twice(|lease| LeaseRequest::DeleteHeld { lease }, |_| {}).await;
+        assert_eq!(first["held_by"], "h (deleted)");
+        assert_eq!(again, first);
+    }
+
+    #[tokio::test]
+    async fn retried_deletion_spares_the_next_holder() {
+        for request in [|lease| LeaseRequest::DeleteHeld { lease }, |lease| LeaseRequest::Delete { lease }] {
+            let acquired = |tables: &mut Tables| {
+                let object = session_lease("l", 8, tables.revision.next());
+                tables.revision = tables.revision.next();
+                tables.objects.insert(object.key(), Arc::new(object));
+            };
+            let (_, again, left) = deleted_twice(request, acquired).await;
+            assert_eq!((&again["deleted"], again.get("held_by")), (&true.into(), None), "the placeholder is gone");
+            assert_eq!(left.expect("the next lease").meta.uid, Uid(8));
+        }
     }
 }

@@ -9,7 +9,7 @@ use muster_kernel::{AskError, Clock, Recipient};
 use muster_messages::protocol::{ProposeError, RaftMemberMsg, Reply};
 use muster_messages::wire::{Request, encode, encode_stored};
 use muster_messages::{
-    Command, CommandRefusal, ErrorBody, ErrorCode, Guard, Replica, RequestId, Revision, request_digest,
+    Command, CommandRefusal, ErrorBody, ErrorCode, Guard, Replica, RequestId, Revision, Tables, request_digest,
 };
 
 use crate::ports::ManagerPorts;
@@ -68,6 +68,20 @@ impl Work<'_> {
         let command = Command::idempotent(Clock.wall(), caller.clone(), reason).with_request(*request_id);
         let by_caller = self.manager.replica.borrow().tables.remembers_callers();
         if by_caller { command.guard(Guard::Request { digest: digest(request) }) } else { command }
+    }
+
+    /// How an earlier attempt of this request ended: the revision at which it was applied, or its refusal. `None`: there was
+    /// none, or its outcome is forgotten.
+    pub fn earlier(&self, tables: &Tables) -> Option<Result<Revision, CommandRefusal>> {
+        let Asked { caller, request_id, request, .. } = self.asked;
+        let first = tables.outcome_of(caller, *request_id)?;
+        Some(match first.refused {
+            _ if first.digest.is_some_and(|of_first| of_first != digest(request)) => {
+                Err(CommandRefusal::RequestReused(Box::new(*request_id)))
+            }
+            Some(refusal) => Err(refusal.clone()),
+            None => Ok(first.revision),
+        })
     }
 
     /// Proposes, and returns a replica that has applied the command.

@@ -36,6 +36,17 @@ async fn request_id_identifies_one_request_of_one_caller() {
     assert_eq!((status, &node["labels"]["owner"]), (StatusCode::OK, &json!("three")), "a retry is not applied again");
 }
 
+/// Its answer was lost. The node is no longer found by the name that the request gives.
+#[tokio::test]
+async fn retried_rename_gets_the_first_answer() {
+    let world = applying();
+    let rename = || Request::NodeRename { node: "n2".to_owned(), name: "m2".parse().unwrap() };
+    let (status, first, _) = world.native(&Principal::Operator, rename()).await;
+    assert_eq!((status, &first["before"], &first["changed"]), (StatusCode::OK, &json!("n2"), &json!(true)), "{first}");
+    let (status, again, _) = world.native(&Principal::Operator, rename()).await;
+    assert_eq!((status, again), (StatusCode::OK, first));
+}
+
 #[tokio::test(start_paused = true)]
 async fn unconfirmed_write_is_not_reported_as_refused() {
     let world = World::with(tables(), |_, _| None);

@@ -32,6 +32,7 @@ mod reconcilers;
 
 pub use self::authorities::{forgettable_at, last_certificate_expires_at, may_be_revoked};
 pub(crate) use self::certificates::allow_unrecorded;
+pub use self::nodes::renamed_at;
 
 /// How long a block outlives the last certificate, for clocks that differ.
 const BLOCK_MARGIN: Duration = Duration::from_secs(3600);

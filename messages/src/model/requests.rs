@@ -43,6 +43,8 @@ pub struct Answered {
 /// A remembered outcome, of either feature level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Recalled<'a> {
+    /// Of its first attempt.
+    pub revision: Revision,
     pub refused: Option<&'a CommandRefusal>,
     /// `None`: remembered at feature level 2, which knows only ids.
     pub digest: Option<u64>,
@@ -63,11 +65,11 @@ impl Tables {
     /// How this caller's request ended, if still remembered.
     pub fn outcome_of(&self, caller: &Principal, request: RequestId) -> Option<Recalled<'_>> {
         if let Some(answered) = self.requests.get(caller, request) {
-            return Some(Recalled { refused: answered.refused.as_deref(), digest: Some(answered.digest) });
+            let Answered { revision, digest, refused } = answered;
+            return Some(Recalled { revision: *revision, refused: refused.as_deref(), digest: Some(*digest) });
         }
-        self.outcomes
-            .get(&request)
-            .map(|Outcome { refused, .. }| Recalled { refused: refused.as_deref(), digest: None })
+        let Outcome { revision, refused, .. } = self.outcomes.get(&request)?;
+        Some(Recalled { revision: *revision, refused: refused.as_deref(), digest: None })
     }
     /// Whether one of this caller's requests with these ids was applied.
     pub fn has_applied(&self, caller: &Principal, requests: Range<RequestId>) -> bool {

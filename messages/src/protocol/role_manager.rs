@@ -16,8 +16,8 @@ pub struct RoleRequestAccepted {
 #[strum(serialize_all = "snake_case")]
 pub enum RoleManagerMsg {
     /// Asks that `node` hold `role`. Accepted means written to the replicated state, not yet in force. Lost: ask again
-    /// with the same request id. Repeated with it: accepted without another write, `changed` is true. Repeated under
-    /// another id: `changed` is false. Late (an older request after a newer one): the last one written wins.
+    /// with the same request id. Repeated with it: the first answer, without another write. Repeated under another id:
+    /// `changed` is false. Late (an older request after a newer one): the last one written wins.
     SetRole {
         node: NodeId,
         role: Role,

@@ -38,12 +38,27 @@ pub struct RoleRequest {
 impl RoleRequest {
     /// Identifies the requested change among other uses of the same id.
     pub(crate) fn digest(&self) -> u64 {
-        let role = match self.change {
-            RequestedChange::Remove { force } => return removal_digest(self.node, force),
-            RequestedChange::Role(Role::Manager) => "manager",
-            RequestedChange::Role(Role::Worker) => "worker",
+        match self.change {
+            RequestedChange::Remove { force } => removal_digest(self.node, force),
+            RequestedChange::Role(role) => self.role_digest(b"role", role),
+        }
+    }
+
+    /// The digest of a request for a role that the node is to hold already. It differs from [`RoleRequest::digest`], so that the outcome
+    /// on record tells whether the request changed anything, as its first answer did.
+    fn unchanged_digest(&self) -> Option<u64> {
+        match self.change {
+            RequestedChange::Remove { .. } => None,
+            RequestedChange::Role(role) => Some(self.role_digest(b"role unchanged", role)),
+        }
+    }
+
+    fn role_digest(&self, kind: &[u8], role: Role) -> u64 {
+        let role = match role {
+            Role::Manager => "manager",
+            Role::Worker => "worker",
         };
-        request_digest(&[b"role", role.as_bytes(), self.node.as_str().as_bytes()])
+        request_digest(&[kind, role.as_bytes(), self.node.as_str().as_bytes()])
     }
 }
 
@@ -159,7 +174,8 @@ impl AdmissionCheck<'_> {
     /// A request that was applied before: its retry gets the first outcome.
     fn remembered(&self, role_request: &RoleRequest) -> Option<Decision> {
         let outcome = self.tables.outcome_of(&role_request.by, role_request.request)?;
-        if outcome.digest.is_some_and(|digest| digest != role_request.digest()) {
+        let unchanged = outcome.digest.is_some() && outcome.digest == role_request.unchanged_digest();
+        if outcome.digest.is_some_and(|digest| digest != role_request.digest()) && !unchanged {
             return Some(Decision::Refused(CommandRefusal::RequestReused(Box::new(role_request.request)).into()));
         }
         Some(match (outcome.refused, role_request.change) {
@@ -167,7 +183,8 @@ impl AdmissionCheck<'_> {
             (None, RequestedChange::Remove { .. }) if self.tables.nodes.contains_key(&role_request.node) => {
                 Decision::Follow
             }
-            (None, _) => Decision::Done { changed: true },
+            // At feature level 2 outcomes have no digest: there it counts as a change.
+            (None, _) => Decision::Done { changed: !unchanged },
         })
     }
 
@@ -179,11 +196,13 @@ impl AdmissionCheck<'_> {
         let node = record.id;
         if record.desired_role == role {
             // Decided through the log, not by this replica: a leader deposed while suspended has not noticed yet.
-            let command = self.command(role_request, "unchanged").guard(Guard::DesiredRole { node, role });
+            let digest = role_request.unchanged_digest().unwrap_or_else(|| role_request.digest());
+            let command = self.command(role_request, digest, "unchanged").guard(Guard::DesiredRole { node, role });
             return Decision::Write { command: Box::new(command), leaves: false };
         }
         let mut command = self.command(
             role_request,
+            role_request.digest(),
             match role {
                 Role::Manager => "promote",
                 Role::Worker => "demote",
@@ -230,7 +249,7 @@ impl AdmissionCheck<'_> {
             let message = format!("{name} is not down: stop it first, or use --force");
             return Decision::Refused(ErrorBody::new(ErrorCode::NodeNotDown, message));
         }
-        let mut command = self.command(role_request, "remove");
+        let mut command = self.command(role_request, role_request.digest(), "remove");
         if record.desired_role == Role::Manager {
             match self.may_leave(record, since) {
                 QuorumCheck::Open => {}
@@ -247,11 +266,11 @@ impl AdmissionCheck<'_> {
         Decision::Write { command: Box::new(command), leaves: true }
     }
 
-    fn command(&self, role_request: &RoleRequest, reason: &str) -> Command {
+    fn command(&self, role_request: &RoleRequest, digest: u64, reason: &str) -> Command {
         let mut command =
             Command::idempotent(self.now.wall, role_request.by.clone(), reason).with_request(role_request.request);
         if self.tables.remembers_callers() {
-            command = command.guard(Guard::Request { digest: role_request.digest() });
+            command = command.guard(Guard::Request { digest });
         }
         command
             .guard(Guard::NodeExists(role_request.node))

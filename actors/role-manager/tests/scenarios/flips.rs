@@ -1,4 +1,5 @@
 use muster_messages::*;
+use muster_role_manager::core::RequestedChange;
 
 use crate::world::*;
 
@@ -130,4 +131,26 @@ fn a_write_that_changes_nothing_is_not_repeated_at_once() {
     world.ignore_writes = false;
     world.settle();
     assert!(world.is_worker(4));
+}
+
+/// Its answer was lost. The retry gets the same, under the next leader too, although the node has another role by then.
+#[test]
+fn retry_of_unchanged_role_is_answered_unchanged() {
+    let mut world = World::new(3, 1);
+    let unchanged = RequestedChange::Role(Role::Worker);
+    let first = world.change(4, unchanged);
+    let request = world.last_request();
+    world.run_for(TICK);
+    assert_eq!(world.role_answer(first), Some(Ok(false)));
+    let promoted = world.promote(4);
+    let promotion = world.last_request();
+    world.settle();
+    assert_eq!((world.role_answer(promoted), world.is_manager(4)), (Some(Ok(true)), true));
+    world.crash();
+    let (again, other) = (world.request_again(4, unchanged, request), world.request_again(4, unchanged, promotion));
+    let promoted_again = world.request_again(4, RequestedChange::Role(Role::Manager), promotion);
+    world.settle();
+    assert_eq!((world.role_answer(again), world.role_answer(promoted_again)), (Some(Ok(false)), Some(Ok(true))));
+    assert_eq!(world.code(other), ErrorCode::Conflict, "another request under the same id");
+    assert!(world.is_manager(4), "a retry writes nothing");
 }

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use muster_messages::protocol::{ProposeError, RootsChange, RootsChanged};
 use muster_messages::{
-    AuthorityChange, AuthorityRefusal, AuthorityState, Change, Command, CommandRefusal, ErrorBody, ErrorCode, Moment,
-    NodeId, Principal, RequestId, Revision, RootId, Tables, WallTime,
+    AuthorityChange, AuthorityRefusal, AuthorityState, Change, Command, CommandRefusal, ErrorBody, ErrorCode, Guard,
+    Moment, NodeId, Principal, RequestId, Revision, RootId, Tables, WallTime, request_digest,
 };
 use muster_pki::SignError;
 
@@ -280,6 +280,9 @@ impl RootRotation {
         let shown: Vec<_> = self.applied.extract_if(.., shown).collect();
         for (revision, ask, step, root) in shown {
             let root = self.named(&step, root);
+            // Of a retry the entry of its first attempt counts.
+            let first = self.tables.requests.get(&step.by, step.request);
+            let revision = first.map_or(revision, |first| first.revision);
             let changed = root.is_some_and(|root| self.changed_at(root, revision));
             out.push(Effect::Answer(ask, Ok(Answer::Changed(RootsChanged { root, revision, changed }))));
         }
@@ -297,9 +300,9 @@ impl RootRotation {
         newest.map(|(id, _)| id)
     }
 
-    /// Whether a root was changed by this entry. One that is gone since was.
+    /// Whether a root was changed by this entry, or after it: the rotation has proceeded by the time of a retry. One that is gone since was.
     fn changed_at(&self, root: RootId, revision: Revision) -> bool {
-        self.tables.authorities.roots.get(&root).is_none_or(|root| root.revision == revision)
+        self.tables.authorities.roots.get(&root).is_none_or(|root| root.revision >= revision)
     }
 
     fn not_done(&mut self, work: Work, why: ErrorBody, now: Moment, out: &mut Vec<Effect>) {
@@ -412,5 +415,23 @@ fn operators(step: &OperatorStep, wall: WallTime) -> Command {
         RootsChange::Revoke(_) => "root revoked",
     };
     let command = Command::idempotent(wall, step.by.clone(), reason);
-    if step.request == RequestId(0) { command } else { command.with_request(step.request) }
+    if step.request == RequestId(0) {
+        return command;
+    }
+    command.with_request(step.request).guard(Guard::Request { digest: digest(&step.change) })
+}
+
+/// Distinguishes the step from everything else that may use the same request id.
+fn digest(change: &RootsChange) -> u64 {
+    let step = |name: &str, root: Option<RootId>, flags: [bool; 2]| {
+        let root = root.map(|root| root.to_string()).unwrap_or_default();
+        request_digest(&[b"roots", name.as_bytes(), root.as_bytes(), &flags.map(u8::from)])
+    };
+    match change {
+        RootsChange::Rotate { automatic, compromised } => step("rotate", None, [*automatic, *compromised]),
+        RootsChange::Abort => step("abort", None, [false; 2]),
+        RootsChange::Activate(root) => step("activate", Some(*root), [false; 2]),
+        RootsChange::Retire { root, force } => step("retire", Some(*root), [*force, false]),
+        RootsChange::Revoke(root) => step("revoke", Some(*root), [false; 2]),
+    }
 }

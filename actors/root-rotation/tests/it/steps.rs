@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use muster_messages::protocol::{ProposeError, RootsChange, RootsChanged};
+use muster_messages::protocol::{ProposeError, RootsChange};
 use muster_messages::*;
 use muster_pki::{Bundle, identity_of_pem};
 use muster_root_rotation::Config;
@@ -383,11 +383,21 @@ fn repeated_request_makes_one_root() {
     let mut world = World::new(3, 0);
     let change = RootsChange::Rotate { automatic: false, compromised: false };
     let first = world.request(change.clone(), 77);
-    let RootsChanged { root, .. } = world.changed(first).unwrap();
+    let first = world.changed(first).unwrap();
+    assert!(first.changed);
     world.restart();
     let again = world.request(change, 77);
-    assert_eq!(world.changed(again).unwrap().root, root);
+    assert_eq!(world.changed(again).unwrap(), first);
     assert_eq!(world.log.authorities.roots.len(), 2);
+}
+
+#[test]
+fn request_id_of_one_step_is_refused_for_another() {
+    let mut world = World::new(3, 0);
+    let first = world.request(RootsChange::Rotate { automatic: false, compromised: false }, 77);
+    assert!(world.changed(first).unwrap().changed);
+    let other = world.request(RootsChange::Abort, 77);
+    assert_eq!(world.changed(other).unwrap_err().code, ErrorCode::Conflict);
 }
 
 #[test]

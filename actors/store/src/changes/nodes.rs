@@ -167,9 +167,20 @@ pub(super) fn rename(tables: &mut Tables, stamp: &Stamp<'_>, id: NodeId, name: &
         r.name = name.clone();
         r.generation = r.generation.next();
     });
-    let text = |name: &Name| Some(format!("named {name}"));
+    let text = |name: &Name| Some(format!("{NAMED}{name}"));
     stamp.log(tables, EventKind::Node, Some(id), text(&old), text(name));
     Ok(())
+}
+
+/// What a name follows in the event of a renaming.
+const NAMED: &str = "named ";
+
+/// The node that the entry at this revision renamed, and its name before. `None`: it renamed no node, or its event was evicted.
+pub fn renamed_at(tables: &Tables, revision: Revision) -> Option<(NodeId, Name)> {
+    let events = tables.events.iter().rev().take_while(|event| event.revision >= revision);
+    let mut renamings = events.filter(|event| event.revision == revision && event.kind == EventKind::Node);
+    let event = renamings.next()?;
+    Some((event.node?, event.before.as_ref()?.strip_prefix(NAMED)?.parse().ok()?))
 }
 
 type Reported<'a> = (&'a Name, &'a str, &'a str, &'a BTreeMap<String, String>);

@@ -65,10 +65,11 @@ pub struct LeaseDeletedView {
     pub name: String,
     /// Always true.
     pub deleted: bool,
-    /// The holder of the placeholder that keeps candidates out. Absent: the name is free.
+    /// The holder of the placeholder that keeps candidates out. Absent: there is none, or, in the answer to a repeated
+    /// request, none any more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub held_by: Option<String>,
-    /// Milliseconds until the name is free at the latest. Absent: it is free.
+    /// Milliseconds from the deletion until the name is free at the latest. Absent: without a placeholder.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub available_in_ms: Option<u64>,
 }
