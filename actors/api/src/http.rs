@@ -1,10 +1,13 @@
 //! HTTP: `/v1/…` mirrors the commands with the same JSON; `/livez` answers without identity.
 //!
-//! Invariants  HTTP-1  no body is read for a request that will be refused anyway, and bodies are read one at a time per
-//!                     connection, within a limit and a time. So a connection costs its header and one body, however many
-//!                     streams HTTP/2 gives it.
+//! Invariants  HTTP-1  no body is read for a request that will be refused anyway, and of the bodies of one connection one at a time
+//!                     is read beyond a small common share, within a limit and a time. So a connection costs its header, that
+//!                     share and one body, however many streams HTTP/2 gives it.
+//!             HTTP-2  no request's body waits for another request's body.
 
+mod bodies;
 pub mod definition;
+mod head_limit;
 mod paced;
 mod reconcilers;
 mod roots;
@@ -20,7 +23,6 @@ use axum::middleware::{Next, from_fn};
 use axum::response::Response;
 use axum::routing::{delete, get, post};
 use axum::{Extension, Router};
-use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -32,24 +34,17 @@ use muster_messages::{CrashHow, ErrorBody, ErrorCode, EventsView, Principal, Req
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::Mutex;
-use tokio::time::timeout;
 use tower_service::Service as _;
 
+use self::bodies::Bodies;
+use self::head_limit::{Heads, Limited};
 use self::paced::{Paced, Pause};
 use crate::core::{self, NO_IDENTITY};
 use crate::kube;
 use crate::service::{Service, refusal_error};
 
-/// A client that takes longer to send its header is disconnected.
-const HEADER_DEADLINE: Duration = Duration::from_secs(10);
-/// The deadline for a body, which is at most as large as a few packets.
-const BODY_DEADLINE: Duration = Duration::from_secs(10);
-/// Bytes of a body read and dropped beyond its limit. A client that is still writing when its connection closes never
-/// reads the reason. This is several times the largest object, and costs a connection some time.
-const MAX_DROPPED_BYTES: usize = 8 * 1024 * 1024;
-/// A client that has sent too much and then nothing for this long is waiting for its answer.
-const DROP_IDLE_TIMEOUT: Duration = Duration::from_secs(1);
+/// An HTTP/1.1 connection without a request for this long is closed: as by Kubernetes' API server, and longer than clients pause.
+const IDLE_DEADLINE: Duration = Duration::from_secs(90);
 /// The buffer for a header: tokens and cookies fit several times. Each connection keeps two.
 const MAX_HEADER_BYTES: usize = 16 * 1024;
 /// Bytes that a client may send ahead on HTTP/2, per stream and in total: one body.
@@ -66,8 +61,7 @@ pub(crate) struct Peer {
     /// The address of a client that came over the network.
     pub(crate) source: Option<IpAddr>,
     pub(crate) origin: Arc<Origin>,
-    /// Held while a body of this connection is read.
-    reading: Arc<Mutex<()>>,
+    bodies: Bodies,
     pause: Pause,
 }
 
@@ -84,13 +78,13 @@ pub(crate) async fn serve_http<S>(service: Service, caller: Principal, network: 
 where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
-    let pause = Pause::default();
+    let (pause, heads) = (Pause::default(), Heads::default());
     let (reads, writes) = tokio::io::split(stream);
-    let stream = tokio::io::join(Paced::new(reads, pause.clone()), writes);
+    let stream = tokio::io::join(Limited::new(Paced::new(reads, pause.clone()), heads.clone()), writes);
     let Network { refused, source, origin } = network;
     let peer = Peer { source, pause, origin: Arc::new(origin), ..Peer::of(service, caller, refused) };
     let mut builder = auto::Builder::new(TokioExecutor::new());
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(HEADER_DEADLINE).max_buf_size(MAX_HEADER_BYTES);
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(IDLE_DEADLINE).max_buf_size(MAX_HEADER_BYTES);
     let mut http2 = builder.http2();
     http2.timer(TokioTimer::new()).max_concurrent_streams(128).max_header_list_size(MAX_HEADER_BYTES as u32);
     http2
@@ -99,7 +93,13 @@ where
         .max_send_buf_size(HTTP2_SEND_BUFFER_BYTES);
     let answer = service_fn(move |mut request: hyper::Request<Incoming>| {
         request.extensions_mut().insert(peer.clone());
-        router().clone().call(request)
+        let unanswered = heads.complete();
+        let answer = router().clone().call(request);
+        async move {
+            let answer = answer.await;
+            drop(unanswered);
+            answer
+        }
     });
     let ended = builder.serve_connection(TokioIo::new(stream), answer).await;
     if let Err(error) = ended {
@@ -262,7 +262,7 @@ impl Peer {
             refused,
             source: None,
             origin: Arc::default(),
-            reading: Arc::default(),
+            bodies: Bodies::default(),
             pause: Pause::default(),
         }
     }
@@ -284,16 +284,9 @@ impl Peer {
         self.body_within(self.service.ports.limits.objects(), body).await
     }
 
-    /// Reads a body: one at a time per connection, within a limit and a time.
+    /// Reads a body within a limit and a time.
     async fn body_within(&self, limit: usize, body: Body) -> Result<Bytes, ErrorBody> {
-        let reading = async {
-            let _guard = self.reading.lock().await;
-            read_within(limit, body).await
-        };
-        match timeout(BODY_DEADLINE, reading).await {
-            Ok(read) => read,
-            Err(_) => Err(ErrorBody::new(ErrorCode::TimedOut, "the body did not arrive in time")),
-        }
+        self.bodies.read(limit, body).await
     }
 
     /// The refusal of a request that needs an identity, if this client has no valid one.
@@ -320,29 +313,6 @@ impl Peer {
             }
         }
     }
-}
-
-/// Reads a body. Bytes beyond the limit are read as well, and dropped, so that the client can read the refusal.
-async fn read_within(limit: usize, mut body: Body) -> Result<Bytes, ErrorBody> {
-    let (mut kept, mut length) = (Vec::new(), 0_usize);
-    loop {
-        let next = if length > limit { timeout(DROP_IDLE_TIMEOUT, body.frame()).await } else { Ok(body.frame().await) };
-        let Ok(Some(frame)) = next else { break };
-        let frame = frame.map_err(|_| ErrorBody::invalid("the body ended early"))?;
-        let Ok(data) = frame.into_data() else { continue };
-        length = length.saturating_add(data.len());
-        if length <= limit {
-            kept.extend_from_slice(&data);
-        } else if length > limit.saturating_add(MAX_DROPPED_BYTES) {
-            break;
-        } else {
-            kept = Vec::new();
-        }
-    }
-    if length <= limit {
-        return Ok(kept.into());
-    }
-    Err(ErrorBody::new(ErrorCode::TooLarge, format!("the body is larger than {limit} bytes")))
 }
 
 async fn answer(peer: &Peer, request_id: RequestId, request: Request) -> Response {
@@ -573,4 +543,8 @@ async fn openapi() -> Response {
 #[cfg(test)]
 mod bodies_tests;
 #[cfg(test)]
+mod idle_tests;
+#[cfg(test)]
 mod node_refs_tests;
+#[cfg(test)]
+mod streams_tests;
