@@ -40,6 +40,11 @@ const GREETING_DEADLINE: Duration = Duration::from_secs(3);
 const SERVICE_UNAVAILABLE: &[u8] =
     b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
 
+/// The same in HTTP/2: an empty SETTINGS frame, which must come first, and a GOAWAY frame: the last stream that was processed is 0,
+/// without an error. So a client may send all its requests again, on another connection. Without it, it must not repeat writes,
+/// because it cannot tell whether they were carried out.
+const NOTHING_PROCESSED: &[u8] = &[0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 8, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+
 /// The pause after a failed accept: most likely out of file descriptors, and an immediate retry would spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -351,13 +356,13 @@ impl Newcomer {
         }
     }
 
-    /// For when the HTTP service, which normally answers, accepts no connection. HTTP/2 has no short answer for this: its clients
-    /// retry requests that were not read.
+    /// For when the HTTP service, which normally answers, accepts no connection.
     async fn refuse_for_capacity(self, mut arrival: Arrival) {
-        if arrival.alpn.as_deref() != Some(b"h2") {
-            let _ = timeout(GREETING_DEADLINE, arrival.tls.write_all(SERVICE_UNAVAILABLE)).await;
-        }
+        let is_http2 = arrival.alpn.as_deref() == Some(b"h2");
+        let answer = if is_http2 { NOTHING_PROCESSED } else { SERVICE_UNAVAILABLE };
+        let _ = timeout(GREETING_DEADLINE, arrival.tls.write_all(answer)).await;
         let _ = timeout(GREETING_DEADLINE, arrival.tls.shutdown()).await;
+        let _ = timeout(GREETING_DEADLINE, discard(&mut arrival.tls)).await;
     }
 
     async fn refuse_joiner(self, mut arrival: Arrival, body: ErrorBody, what: &'static str) {
@@ -392,10 +397,10 @@ impl Newcomer {
     }
 }
 
-/// What a refused dialer may have sent before it reads its refusal: a small frame.
+/// What a refused dialer or client may have sent before it reads its refusal: a small frame.
 const MAX_EARLY_BYTES: u64 = 32 * 1024;
 
-/// Reads what a dialer sent before it was refused, to its end. Closed with unread data, a connection is reset, and a reset may
+/// Reads what it sent before it was refused, to its end. Closed with unread data, a connection is reset, and a reset may
 /// overtake the refusal.
 async fn discard(tls: &mut Tls) {
     let mut read = tls.take(MAX_EARLY_BYTES);

@@ -221,11 +221,39 @@ async fn http_client_over_capacity_gets_retry_after() {
         let mut client = tokio_rustls::TlsConnector::from(tls).connect(name, tcp).await.unwrap();
         client.write_all(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
         let mut answer = Vec::new();
-        // Closed with an unread request: a reset may follow the answer.
-        let _reset = tokio::time::timeout(WAIT_LIMIT, client.read_to_end(&mut answer)).await.expect("an end");
+        tokio::time::timeout(WAIT_LIMIT, client.read_to_end(&mut answer)).await.expect("an end").expect("no reset");
         let answer = String::from_utf8(answer).unwrap();
         assert!(answer.starts_with("HTTP/1.1 503 ") && answer.contains("retry-after: 1"), "{answer}");
     }
     assert_eq!(gate.port.metrics().refused.get(&RefusalReason::TooManyRequests), Some(&2));
+    gate.finish().await;
+}
+
+/// K2.11. A client that gets no GOAWAY cannot tell whether its requests were carried out, and does not repeat writes.
+#[tokio::test]
+async fn http2_client_over_capacity_may_repeat_all_requests() {
+    let world = World::new(1);
+    let mut gate = Gate::manager(&world, GatewayConfig::default(), known()).await;
+    gate.serve(Service::Http, 1);
+    let worker = world.node(3, Role::Worker, 6);
+    let _fills_the_inbox = gate.dial(&worker, Service::Http).await.unwrap();
+    eventually("the service is full", || gate.port.metrics().admitted.get(&Service::Http) == Some(&1)).await;
+    for identity in [Some(&*worker), None] {
+        let tls = muster_pki::client_config(&world.root.cert_pem, identity, &[b"h2"]).unwrap();
+        let tcp = TcpStream::connect(&gate.addr).await.unwrap();
+        let name = rustls::pki_types::ServerName::try_from("localhost").unwrap();
+        let mut client = tokio_rustls::TlsConnector::from(tls).connect(name, tcp).await.unwrap();
+        // The preface, its settings, and requests that the server never reads.
+        let mut sent = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
+        sent.extend([0, 0, 0, 4, 0, 0, 0, 0, 0]);
+        sent.extend([0; 8 * 1024]);
+        client.write_all(&sent).await.unwrap();
+        let mut answer = Vec::new();
+        tokio::time::timeout(WAIT_LIMIT, client.read_to_end(&mut answer)).await.expect("an end").expect("no reset");
+        let (settings, goaway) = answer.split_at_checked(9).expect("two frames");
+        assert_eq!(settings, [0, 0, 0, 4, 0, 0, 0, 0, 0]);
+        // The last processed stream, and the error.
+        assert_eq!((&goaway[..9], &goaway[9..]), (&[0, 0, 8, 7, 0, 0, 0, 0, 0][..], &[0; 8][..]));
+    }
     gate.finish().await;
 }
