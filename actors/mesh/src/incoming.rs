@@ -274,8 +274,12 @@ impl EndpointContext {
             self.count(|c| c.dropped.unread += 1);
             return;
         }
-        session.meter.answer_leaves(bytes.len());
-        let _gone = reply.send(bytes);
+        let size = bytes.len();
+        session.meter.answer_leaves(size);
+        if reply.send(bytes).is_err() {
+            // Its deadline passed a moment ago: it is written to no one, and must not fill the queue until the session ends.
+            session.meter.departed(size as u64);
+        }
     }
 
     fn offence(&self, session: &Session, what: &'static str) {
@@ -303,4 +307,51 @@ fn tag_of(bytes: &[u8]) -> Option<u128> {
         _ => 18,
     };
     wire::decode(bytes.get(..length)?).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use muster_messages::{NodeId, WallTime};
+
+    use super::*;
+    use crate::core::filter::Side;
+    use crate::session::Facts;
+
+    #[tokio::test]
+    async fn answer_after_the_deadline_leaves_the_queue_empty() {
+        let session = Session::new(Facts {
+            number: 1,
+            start: wire::StartId { number: 1, nonce: 1 },
+            node: NodeId::from_entropy(2),
+            member_id: None,
+            own_member: None,
+            side: Side::Accepted,
+            remote: String::new(),
+            since: WallTime(0),
+            own_tag: 1,
+            peer_tag: 1,
+            peer_endpoint: 3,
+            own_endpoint: 7,
+            kill: None,
+            permit: None,
+        });
+        let context = EndpointContext {
+            sessions: Sessions::default(),
+            replica: watch::channel(Arc::default()).1,
+            raft: Recipient::new(|_| Ok(())),
+            calls: mpsc::channel(1).0,
+            snapshot_limit: 0,
+            counts: Mutex::default(),
+            offences: Arc::default(),
+            news: Recipient::new(|_| Ok(())),
+        };
+        let answer = PeerReply::Answer(Ok(vec![0; 1 << 20]));
+        let (reply, gone) = oneshot::channel();
+        drop(gone);
+        context.answer(&session, &answer, (reply, Duration::from_secs(1)).into());
+        assert_eq!(session.meter.queued(), 0);
+        let (reply, _waiting) = oneshot::channel();
+        context.answer(&session, &answer, (reply, Duration::from_secs(1)).into());
+        assert!(session.meter.queued() >= 1 << 20, "until it is written");
+    }
 }

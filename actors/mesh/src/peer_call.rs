@@ -28,6 +28,8 @@ pub struct Link {
 
 pub enum CallContent {
     Raft(Vec<RaftId>),
+    /// Whether the peer still answers: a batch without messages.
+    Check,
     Membership,
     IdentityBindings,
     /// Its transfer, and when it was sent.
@@ -40,7 +42,7 @@ impl CallContent {
     pub fn kind(&self) -> Kind {
         match self {
             CallContent::Raft(_) => Kind::Raft,
-            CallContent::Membership | CallContent::IdentityBindings => Kind::Announcement,
+            CallContent::Check | CallContent::Membership | CallContent::IdentityBindings => Kind::Announcement,
             CallContent::Piece(..) => Kind::Piece,
             CallContent::Call(_) => Kind::Call,
         }

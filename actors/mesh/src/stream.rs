@@ -28,6 +28,9 @@ use crate::session::{EndReason, Session};
 
 /// Silence that ends a session: more than two of the slowest pings (5 s), so that one may be late.
 pub const IDLE_LIMIT: Duration = Duration::from_secs(13);
+/// A limit noticed this late means that this process was suspended meanwhile: the time says nothing of the peer, which gets the
+/// whole limit again.
+const SUSPENDED: Duration = Duration::from_secs(1);
 const READ_BUFFER_BYTES: usize = 16 * 1024;
 
 /// A session's stream, ready for the cluster library.
@@ -78,6 +81,11 @@ impl ClusterBidiStream for Guarded {
     fn peer_label(&self) -> Option<String> {
         Some(self.session.number.to_string())
     }
+}
+
+/// Whether this timer was noticed late.
+fn was_suspended(timer: &Sleep) -> bool {
+    timer.deadline().elapsed() >= SUSPENDED
 }
 
 struct Reader {
@@ -146,7 +154,10 @@ impl AsyncRead for Reader {
             if Pin::new(&mut this.inner).poll_read(cx, &mut arrived)?.is_pending() {
                 // The timer restarts when the gate opens: the time without reading does not count as silence.
                 ready!(this.timer.as_mut().poll(cx));
-                this.session.end(EndReason::Idle);
+                match was_suspended(&this.timer) {
+                    true => this.rest(),
+                    false => this.session.end(EndReason::Idle),
+                }
                 continue;
             }
             let arrived = arrived.filled();
@@ -180,6 +191,10 @@ impl Writer {
         let deadline = Instant::now() + self.limit;
         let timer = self.stalled.get_or_insert_with(|| Box::pin(sleep_until(deadline)));
         ready!(timer.as_mut().poll(cx));
+        while was_suspended(timer) {
+            timer.as_mut().reset(Instant::now() + self.limit);
+            ready!(timer.as_mut().poll(cx));
+        }
         self.session.end(EndReason::Stalled);
         Poll::Ready(io::ErrorKind::TimedOut.into())
     }
@@ -323,6 +338,19 @@ mod tests {
         tokio::select! { () = sending => {}, _end = reader.read_to_end(&mut got) => {} }
         assert_eq!(session.end_reason(), EndReason::Idle);
         assert!(began.elapsed() >= LIMIT * 3 / 2);
+    }
+
+    /// B7.
+    #[tokio::test(start_paused = true)]
+    async fn suspended_process_grants_its_peer_the_limit_again() {
+        let (session, mut reader, mut writer, _far) = guard();
+        let (mut byte, big) = ([0], vec![0; 2 << 20]);
+        let mut both = std::pin::pin!(async { tokio::join!(reader.read(&mut byte), writer.write_all(&big)) });
+        let mut passes = async |time| tokio::time::timeout(time, &mut both).await.is_err();
+        assert!(passes(LIMIT / 2).await, "both wait");
+        tokio::time::advance(LIMIT).await;
+        assert!(passes(LIMIT - Duration::from_millis(1)).await, "ended: {}", session.end_reason());
+        assert!(!passes(LIMIT).await, "silence that this process heard counts");
     }
 
     #[tokio::test(start_paused = true)]

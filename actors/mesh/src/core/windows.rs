@@ -17,6 +17,8 @@ pub const RAFT_DEADLINE: Duration = Duration::from_secs(5);
 /// Unanswered calls to services; more wait.
 pub const CALL_WINDOW: usize = 64;
 pub const PIECE_DEADLINE: Duration = Duration::from_secs(10);
+/// The deadline of the check that precedes the end of a session whose peer seems stuck.
+pub const CHECK_DEADLINE: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {

@@ -191,6 +191,29 @@ async fn peer_session_carries_calls_and_cleans_up() {
     client.wait_end().await;
 }
 
+/// B7. The manager was late itself, as after a suspension: what it waited for had not been read yet.
+#[tokio::test(start_paused = true)]
+async fn session_ends_only_after_an_unanswered_check() {
+    let mut fixture = Fixture::set().await;
+    let mut client = fixture.connect(2).await;
+    fixture.send(2, 1);
+    let _unanswered = client.called().await.expect("a message");
+    let (number, check) = client.called().await.expect("a check, once its deadline has passed");
+    assert_eq!(check, PeerMessage::Raft(vec![]));
+    client.answer(number, &PeerReply::Taken).await;
+    fixture.send(2, 2);
+    assert_eq!(take(&mut client, 1).await, [2], "the session goes on");
+    fixture.send(2, 3);
+    for _ in ["the message", "the check"] {
+        let _unanswered = client.called().await.expect("a call");
+    }
+    fixture.session(2, false).await;
+    client.wait_end().await;
+    let view = fixture.harness.tree().inspect(MESH).await.expect("it runs").view;
+    assert_eq!(view["sessions_ended"]["unanswered"], 1, "{view:#}");
+    fixture.harness.finish().await;
+}
+
 /// All dials are refused once the test allows it.
 struct Refusing {
     dialled: watch::Sender<bool>,
