@@ -156,3 +156,32 @@ fn without_quorum_reads_are_stale_and_writes_name_missing() {
     world.node("n2").start(&[]).ready();
     world.muster(&["node", "update", "n1", "--label-add", "a=b"]).ended(0);
 }
+
+/// B7. The machine stood still: no manager answered the others, and none was at fault. Their sessions, and with these the calls in
+/// them, stay.
+#[test]
+#[ignore = "full tier"]
+fn managers_that_stood_still_keep_their_sessions() {
+    let mut world = World::with(3, 0);
+    let names = ["n1", "n2", "n3"];
+    let (leader, before) = (world.leader_seen_by("n1"), names.map(|name| mesh(&world, name)["sessions_ended"].clone()));
+    for name in names {
+        world.node(name).freeze();
+    }
+    // Longer than the deadline of Raft's calls (5 s) and the limit of silence (13 s).
+    std::thread::sleep(std::time::Duration::from_secs(16));
+    for name in names {
+        world.node(name).signal(Signal::CONT);
+    }
+    for name in names {
+        world.muster_at(name, &["node", "update", "n1", "--label-add", &format!("by={name}")]).ended(0);
+    }
+    let after = names.map(|name| mesh(&world, name)["sessions_ended"].clone());
+    assert_eq!(after, before, "no session ended");
+    assert_eq!(world.leader_seen_by("n1"), leader);
+}
+
+fn mesh(world: &World, name: &str) -> serde_json::Value {
+    let mut shown = world.muster_at(name, &["actors", "inspect", "node/manager/mesh"]).ended(0).json();
+    shown["view"].take()
+}

@@ -15,7 +15,7 @@ use crate::daemon::Daemon;
 
 /// Raft timing for attacks that are not about time: on a busy machine a leader without processor time for a moment stays leader.
 /// It hides stalls of up to three seconds.
-const SLOW_RAFT_TIMING: &str = "[raft]\nheartbeat = \"200ms\"\nelection_timeout = \"3s\"\n";
+pub const SLOW_RAFT_TIMING: &str = "[raft]\nheartbeat = \"200ms\"\nelection_timeout = \"3s\"\n";
 
 /// On drop every process is killed and the folder is deleted.
 pub struct Cluster {
@@ -34,6 +34,12 @@ impl Cluster {
     /// The same with the shipped timing, for attacks whose load or stalls could cost a leader its leadership.
     pub async fn with_shipped_timing(program: &Path, managers: usize, workers: usize) -> Outcome<Self> {
         Self::configured(program, None, managers, workers).await
+    }
+
+    /// Managers that act as builds of feature level 2. Without its `config` a node acts as this build from its next start on.
+    pub async fn at_level_two(program: &Path, managers: usize) -> Outcome<Self> {
+        let settings = format!("{SLOW_RAFT_TIMING}[debug]\nfeature_level = 2\n");
+        Self::configured(program, Some(&settings), managers, 0).await
     }
 
     async fn configured(program: &Path, settings: Option<&str>, managers: usize, workers: usize) -> Outcome<Self> {

@@ -5,6 +5,7 @@ mod floods;
 mod http;
 mod identity;
 mod impersonation;
+mod in_flight;
 mod joining;
 mod local;
 mod mesh;
