@@ -137,6 +137,19 @@ fn a_write_that_changes_nothing_is_not_repeated_at_once() {
 #[test]
 fn retry_of_unchanged_role_is_answered_unchanged() {
     let mut world = World::new(3, 1);
+    world.tables.cluster = Some(std::sync::Arc::new(ClusterRecord {
+        id: ClusterId::from_entropy(1),
+        name: "c".parse().unwrap(),
+        incarnation: Incarnation(1),
+        feature_level: FEATURE_LEVEL,
+        root_cert_pem: String::new(),
+        root_key_pem: Secret::new(String::new()),
+        founded_at: WallTime(0),
+        revision: Revision(1),
+    }));
+    // The role manager sees it with the next revision.
+    world.set_liveness(4, Liveness::Ready);
+    world.run_for(TICK);
     let unchanged = RequestedChange::Role(Role::Worker);
     let first = world.change(4, unchanged);
     let request = world.last_request();

@@ -13,6 +13,7 @@ use hyper::{Request as HttpRequest, Response};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use muster_attacks::caller::Caller;
 use muster_attacks::cluster::{Cluster, SLOW_RAFT_TIMING, until};
+use muster_client::Failure;
 use muster_messages::protocol::NodeCredentials;
 use muster_messages::wire::Request;
 use muster_messages::{Name, UserKind};
@@ -140,7 +141,7 @@ async fn requests_in_flight_are_answered_through_changes() {
     seen.go_on().await;
     let serial = async |cluster: &Cluster| {
         let node = cluster.seen("n2", "n2").await?.expect("n2 is a node");
-        Ok(node.certificate.serial)
+        Ok::<_, Failure>(node.certificate.serial)
     };
     // The serving manager leads, and does not any more.
     for to in ["n2", "n3"] {
