@@ -113,7 +113,7 @@ impl LeaseRequests<'_> {
             }
             LeaseRequest::Delete { lease } => {
                 let replica = self.work.confirmed().await?;
-                // A retry gets the first outcome, whoever holds the lease by now.
+                // A retry gets the first outcome, even if a session has acquired the lease since.
                 let is_new = self.work.earlier(&replica.tables).is_none();
                 if is_new && held_by_session(&replica.tables, &key(lease)).is_some() {
                     let text = format!(

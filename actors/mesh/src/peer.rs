@@ -5,8 +5,6 @@
 //! Outputs     calls to the peer's RPC endpoint; `Unreachable`, `SnapshotSent`; answers to callers.
 //! Invariants  MESH-21  every outgoing message is a call with a deadline: a peer that answers nothing is detected, and costs bounded
 //!                      memory, because windows limit the calls. Announcements are outside of them: one without an answer ends the session.
-//!             MESH-27  a session is ended for want of answers only after a check that was sent when they were missed: this process may
-//!                      have been suspended, or so busy, that it was late itself.
 //! Why separate windows: a snapshot must not delay heartbeats, nor a slow API call the log.
 
 use std::sync::Arc;
@@ -22,7 +20,7 @@ use crate::core::backlog::Backlog;
 use crate::core::links::SessionNumber;
 use crate::core::outgoing::{OutgoingSnapshot, Piece, Report, TransferNumber};
 use crate::core::waiting::WaitingCalls;
-use crate::core::windows::{CHECK_DEADLINE, Kind, PIECE_DEADLINE, RAFT_DEADLINE, Windows};
+use crate::core::windows::{CHECK_DEADLINE, Kind, PIECE_DEADLINE, RAFT_DEADLINE, Suspicion, Windows};
 use crate::msg::{PeerMsg, PeerStarted};
 use crate::peer_call::{CallContent, End, Link, no_session, result_of, send, too_many_waiting};
 use crate::raft_reports::RaftReports;
@@ -43,8 +41,6 @@ pub struct PeerShell {
     announced: Option<RaftId>,
     backlog: Backlog,
     windows: Windows,
-    /// The peer seems stuck, and a check is on its way.
-    checking: bool,
     outgoing: OutgoingSnapshot,
     waiting: WaitingCalls<Call>,
     refused: u64,
@@ -60,7 +56,6 @@ impl PeerShell {
             announced: None,
             backlog: Backlog::default(),
             windows: Windows::default(),
-            checking: false,
             outgoing: OutgoingSnapshot::default(),
             waiting: WaitingCalls::default(),
             refused: 0,
@@ -97,7 +92,6 @@ impl PeerShell {
         }
         // Open calls belong to the old session; the session number tells their ends from those of the new one.
         self.windows.reset(cx.now());
-        self.checking = false;
         self.snapshot_lost("the session ended");
         self.announced = link.as_ref().and_then(|l| l.session.own_member);
         self.link = link;
@@ -156,16 +150,14 @@ impl PeerShell {
                 let text = "the call exceeds the size limit between managers, or the session just ended";
                 let _gone = reply.send(Err(ErrorBody::new(ErrorCode::Unreachable, text)));
             }
-            Err(CallContent::Check | CallContent::Membership | CallContent::IdentityBindings) => {
-                link.session.end(EndReason::Closed);
-            }
+            Err(_) => link.session.end(EndReason::Closed),
         }
     }
 
     fn done(&mut self, cx: &Cx<PeerMsg>, number: SessionNumber, what: CallContent, end: End) {
         let current = self.link.as_ref().is_some_and(|l| l.session.number == number);
         if current {
-            self.call_ended(cx, &what, &end);
+            self.call_ended(cx, what.kind(), &end);
         }
         let refused = matches!(end, End::Answered(PeerReply::Refused { .. }));
         self.refused += u64::from(refused);
@@ -197,22 +189,19 @@ impl PeerShell {
         }
     }
 
-    /// A call of the current session ended. A peer that seems stuck is asked once more (MESH-27).
-    fn call_ended(&mut self, cx: &Cx<PeerMsg>, what: &CallContent, end: &End) {
-        let kind = what.kind();
+    /// A call of the current session ended.
+    fn call_ended(&mut self, cx: &Cx<PeerMsg>, kind: Kind, end: &End) {
         self.windows.ended(kind);
-        if matches!(end, End::Answered(_)) {
-            self.windows.answered(cx.now());
+        let Some(link) = self.link.clone() else { return };
+        match end {
+            End::Answered(_) => self.windows.answered(cx.now()),
+            End::TimedOut => match self.windows.timed_out(cx.now(), kind) {
+                Suspicion::None => {}
+                Suspicion::Check => self.send(cx, &link, PeerMessage::Raft(vec![]), CHECK_DEADLINE, CallContent::Check),
+                Suspicion::Stuck => link.session.end(EndReason::Unanswered),
+            },
+            End::Failed => {}
         }
-        let stuck = matches!(end, End::TimedOut) && self.windows.timed_out(cx.now(), kind);
-        let is_check = matches!(what, CallContent::Check);
-        self.checking &= !is_check;
-        let Some(link) = self.link.clone().filter(|_| stuck && !self.checking) else { return };
-        if is_check {
-            return link.session.end(EndReason::Unanswered);
-        }
-        self.checking = true;
-        self.send(cx, &link, PeerMessage::Raft(Vec::new()), CHECK_DEADLINE, CallContent::Check);
     }
 
     fn ask(

@@ -42,7 +42,8 @@ impl CallContent {
     pub fn kind(&self) -> Kind {
         match self {
             CallContent::Raft(_) => Kind::Raft,
-            CallContent::Check | CallContent::Membership | CallContent::IdentityBindings => Kind::Announcement,
+            CallContent::Check => Kind::Check,
+            CallContent::Membership | CallContent::IdentityBindings => Kind::Announcement,
             CallContent::Piece(..) => Kind::Piece,
             CallContent::Call(_) => Kind::Call,
         }

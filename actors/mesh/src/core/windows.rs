@@ -3,6 +3,8 @@
 //! Owns        the counts of the current session's unanswered calls, the [`Pace`] of pieces, and when the peer last answered.
 //! Inputs      calls sent; how each ended.
 //! Outputs     whether another call may be sent; whether the peer is stuck.
+//! Invariants  MESH-27  a session is ended for want of answers only after a check that was sent when they were missed: this process
+//!                      may have been suspended, or so busy, that it was late itself.
 
 use std::time::Duration;
 
@@ -25,9 +27,20 @@ pub enum Kind {
     Raft,
     /// A member id or identity bindings: few, and outside the windows.
     Announcement,
+    /// Whether the peer still answers. Outside the windows, too.
+    Check,
     Piece,
     /// A call to a service.
     Call,
+}
+
+/// What the missing answer to a call says of the peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Suspicion {
+    None,
+    /// It seems stuck: a check decides.
+    Check,
+    Stuck,
 }
 
 #[derive(Clone, Debug)]
@@ -37,12 +50,22 @@ pub struct Windows {
     calls: usize,
     pace: Pace,
     answered_at: Moment,
+    /// A check is on its way.
+    checking: bool,
     timed_out: u64,
 }
 
 impl Default for Windows {
     fn default() -> Self {
-        Self { raft: 0, pieces: 0, calls: 0, pace: Pace::default(), answered_at: Moment(0), timed_out: 0 }
+        Self {
+            raft: 0,
+            pieces: 0,
+            calls: 0,
+            pace: Pace::default(),
+            answered_at: Moment(0),
+            checking: false,
+            timed_out: 0,
+        }
     }
 }
 
@@ -69,29 +92,34 @@ impl Windows {
     }
     /// The peer answered a call of the current session.
     pub fn answered(&mut self, now: Moment) {
-        self.answered_at = now;
+        (self.answered_at, self.checking) = (now, false);
     }
     /// The peer took a piece of the current snapshot.
     pub fn piece_taken(&mut self, round_trip: Duration) {
         self.pace.answered(round_trip);
     }
-    /// A call of the current session got no answer. True: the peer answered nothing until the deadline of a Raft call or a piece, so
-    /// it is stuck. (A call to a service may legitimately take long.)
-    pub fn timed_out(&mut self, now: Moment, kind: Kind) -> bool {
+    /// A call of the current session got no answer. A peer that answered nothing until the deadline of a Raft call or a piece is
+    /// checked. (A call to a service may legitimately take long.)
+    pub fn timed_out(&mut self, now: Moment, kind: Kind) -> Suspicion {
         let limit = match kind {
-            Kind::Raft | Kind::Announcement => RAFT_DEADLINE,
+            Kind::Raft | Kind::Announcement | Kind::Check => RAFT_DEADLINE,
             Kind::Piece => PIECE_DEADLINE,
-            Kind::Call => return false,
+            Kind::Call => return Suspicion::None,
         };
         self.timed_out += 1;
-        now.since(self.answered_at) >= limit
+        let is_silent = now.since(self.answered_at) >= limit;
+        match kind {
+            Kind::Check if is_silent => Suspicion::Stuck,
+            _ if is_silent && !std::mem::replace(&mut self.checking, true) => Suspicion::Check,
+            _ => Suspicion::None,
+        }
     }
 
     /// The unanswered calls, and how many there may be.
     pub fn of(&self, kind: Kind) -> (usize, usize) {
         match kind {
             Kind::Raft => (self.raft, RAFT_WINDOW),
-            Kind::Announcement => (0, usize::MAX),
+            Kind::Announcement | Kind::Check => (0, usize::MAX),
             Kind::Piece => (self.pieces, self.pace.window()),
             Kind::Call => (self.calls, CALL_WINDOW),
         }
@@ -104,7 +132,7 @@ impl Windows {
     fn open(&mut self, kind: Kind) -> Option<&mut usize> {
         match kind {
             Kind::Raft => Some(&mut self.raft),
-            Kind::Announcement => None,
+            Kind::Announcement | Kind::Check => None,
             Kind::Piece => Some(&mut self.pieces),
             Kind::Call => Some(&mut self.calls),
         }
@@ -139,22 +167,28 @@ mod tests {
         windows.sent(Kind::Raft);
         windows.sent(Kind::Piece);
         windows.piece_taken(SECOND / 100);
-        assert!(windows.timed_out(Moment(0) + RAFT_DEADLINE, Kind::Raft));
+        assert_eq!(windows.timed_out(Moment(0) + RAFT_DEADLINE, Kind::Raft), Suspicion::Check);
         windows.reset(Moment(0) + 2 * RAFT_DEADLINE);
         assert_eq!((windows.of(Kind::Raft).0, windows.of(Kind::Piece)), (0, (0, 1)));
         assert_eq!(windows.unanswered(), 1, "counted since the peer actor started");
-        assert!(!windows.timed_out(Moment(0) + 3 * RAFT_DEADLINE - SECOND, Kind::Raft));
+        assert_eq!(windows.timed_out(Moment(0) + 3 * RAFT_DEADLINE - SECOND, Kind::Raft), Suspicion::None);
+        assert_eq!(windows.timed_out(Moment(0) + 3 * RAFT_DEADLINE, Kind::Raft), Suspicion::Check);
     }
 
     #[test]
-    fn peer_is_stuck_when_it_answers_nothing_until_a_deadline() {
+    fn peer_that_missed_a_deadline_is_stuck_after_a_check() {
         let mut windows = Windows::default();
-        windows.answered(Moment(0) + SECOND);
         let at = |seconds| Moment(0) + seconds * SECOND;
-        assert!(!windows.timed_out(at(5), Kind::Raft) && windows.timed_out(at(6), Kind::Raft));
-        assert!(windows.timed_out(at(6), Kind::Announcement));
-        assert!(!windows.timed_out(at(10), Kind::Piece) && windows.timed_out(at(11), Kind::Piece));
-        assert!(!windows.timed_out(at(1000), Kind::Call));
-        assert_eq!(windows.unanswered(), 5);
+        windows.answered(at(1));
+        assert_eq!(windows.timed_out(at(5), Kind::Raft), Suspicion::None);
+        assert_eq!(windows.timed_out(at(6), Kind::Announcement), Suspicion::Check);
+        assert_eq!(windows.timed_out(at(6), Kind::Raft), Suspicion::None, "one check at a time");
+        windows.answered(at(7));
+        assert_eq!(windows.timed_out(at(8), Kind::Check), Suspicion::None, "the peer has answered another call");
+        assert_eq!(windows.timed_out(at(16), Kind::Piece), Suspicion::None);
+        assert_eq!(windows.timed_out(at(17), Kind::Piece), Suspicion::Check);
+        assert_eq!(windows.timed_out(at(18), Kind::Check), Suspicion::Stuck);
+        assert_eq!(windows.timed_out(at(1000), Kind::Call), Suspicion::None);
+        assert_eq!(windows.unanswered(), 7);
     }
 }
