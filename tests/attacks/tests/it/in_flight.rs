@@ -45,14 +45,14 @@ impl Seen {
         };
         let failure = match timeout(ANSWER_TIMEOUT, whole).await {
             Ok(Ok(status)) => {
-                *self.statuses.lock().unwrap().entry(status).or_default() += 1;
+                *self.statuses.lock().expect("no client panicked").entry(status).or_default() += 1;
                 self.answered.fetch_add(1, Ordering::Relaxed);
                 return !self.ended.load(Ordering::Relaxed);
             }
             Ok(Err(error)) => format!("{error:?}"),
             Err(_) => "no answer".to_owned(),
         };
-        self.unanswered.lock().unwrap().push(failure);
+        self.unanswered.lock().expect("no client panicked").push(failure);
         false
     }
 
@@ -61,7 +61,7 @@ impl Seen {
         let before = self.answered.load(Ordering::Relaxed);
         let enough = before + 3 * (IN_FLIGHT + HTTP1_CONNECTIONS);
         let more = async || {
-            let broken = !self.unanswered.lock().unwrap().is_empty();
+            let broken = !self.unanswered.lock().expect("no client panicked").is_empty();
             Ok((broken || self.answered.load(Ordering::Relaxed) >= enough).then_some(()))
         };
         until("requests go on being answered", more).await.expect("they do");
@@ -164,6 +164,6 @@ async fn requests_in_flight_are_answered_through_changes() {
     seen.go_on().await;
     seen.ended.store(true, Ordering::Relaxed);
     clients.join_all().await;
-    println!("{:?}", seen.statuses.lock().unwrap());
-    assert_eq!(*seen.unanswered.lock().unwrap(), Vec::<String>::new());
+    println!("{:?}", seen.statuses.lock().expect("no client panicked"));
+    assert_eq!(*seen.unanswered.lock().expect("no client panicked"), Vec::<String>::new());
 }
