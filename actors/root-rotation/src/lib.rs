@@ -7,7 +7,7 @@
 //! Invariants  ROOT-2  no root signs before every Raft member that is ready has acknowledged it.
 //!             ROOT-3  a Raft member is not left with a certificate that the others refuse: a root is retired only once all of them
 //!                     have a certificate of the active one, unless an operator forces it. A compromised root is revoked without
-//!                     those that are down or silent, while a majority of the voters has certificates of roots that are not.
+//!                     those that are down or silent, while a majority of the voters is up, with certificates of roots that are not.
 //!             ROOT-9  a crash, a restart or a new leader changes nothing but the time that it takes.
 //! Trust first, sign later, drop last: every other order cuts off a node that was away at the wrong moment.
 

@@ -6,8 +6,8 @@
 //!                      certificate of it (ADMIT-9), the leader's too, and so never learn that it signs.
 
 use muster_messages::{
-    Authority, AuthorityChange, AuthorityOrigin, AuthorityRefusal, AuthorityState, CrossCertificate, MAX_ROOTS, RootId,
-    Voucher,
+    Authority, AuthorityChange, AuthorityOrigin, AuthorityRefusal, AuthorityState, CrossCertificate, Liveness,
+    MAX_ROOTS, RootId, Voucher,
 };
 
 use super::*;
@@ -201,8 +201,8 @@ fn acknowledged_by_members(tables: &Tables, root: RootId) -> Result<(), CommandR
     }
 }
 
-/// ROOT-3. Whether the voters that hold certificates of other roots for certain are a majority: the others cannot take part once
-/// this one is revoked, until they have renewed. A newer certificate may be on record and its answer lost.
+/// ROOT-3. Whether the voters that are up and hold certificates of other roots for certain are a majority: the others cannot take
+/// part once this one is revoked, until they have renewed. A newer certificate may be on record and its answer lost.
 ///
 /// # Errors
 /// They are not.
@@ -210,17 +210,23 @@ pub fn may_be_revoked(tables: &Tables, id: RootId) -> Result<(), CommandRefusal>
     keeps_majority(tables, id, |node| tables.may_hold_of(id, node))
 }
 
-/// Whether a majority of the voters can take part without these and without those that may hold a certificate of a root that was
-/// revoked before.
+/// Whether a majority of the voters can take part without these, without those that may hold a certificate of a root that was
+/// revoked before, and without those that are down: one whose disk is lost never returns, and the others cannot renew without a
+/// leader.
 fn keeps_majority(tables: &Tables, root: RootId, loses: impl Fn(NodeId) -> bool) -> Result<(), CommandRefusal> {
     let roots = tables.authorities.roots.iter();
     let revoked: Vec<RootId> =
         roots.filter(|(_, root)| root.state == AuthorityState::Revoked).map(|(id, _)| *id).collect();
-    let is_shut_out = |node: &NodeId| loses(*node) || revoked.iter().any(|root| tables.may_hold_of(*root, *node));
-    let voters = tables.members.values().filter(|member| member.voter).map(|member| member.node);
-    let (shut_out, others): (Vec<NodeId>, Vec<NodeId>) = voters.partition(is_shut_out);
+    let is_down = |node: &NodeId| tables.nodes.get(node).is_none_or(|node| node.liveness == Liveness::Down);
+    let takes_part = |node: &&NodeId| {
+        !loses(**node) && !is_down(node) && !revoked.iter().any(|root| tables.may_hold_of(*root, **node))
+    };
+    let voters: Vec<NodeId> = tables.members.values().filter(|member| member.voter).map(|member| member.node).collect();
+    let shut_out: Vec<NodeId> = voters.iter().copied().filter(|node| loses(*node)).collect();
     match shut_out.first() {
-        Some(node) if others.len() <= shut_out.len() => Err(in_use(root, *node, shut_out.len())),
+        Some(node) if 2 * voters.iter().filter(takes_part).count() <= voters.len() => {
+            Err(in_use(root, *node, shut_out.len()))
+        }
         _ => Ok(()),
     }
 }

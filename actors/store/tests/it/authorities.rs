@@ -289,10 +289,32 @@ fn voters_of_a_root_revoked_before_are_no_majority() {
         renew_of(&mut world, n, 9, newest, Some(replaces));
         seen(&mut world, n, newest);
     }
-    assert!(matches!(refusal(&mut world, revoke(8)), AuthorityRefusal::RootInUse { in_all: 3, .. }));
+    assert!(matches!(refusal(&mut world, revoke(8)), AuthorityRefusal::RootInUse { in_all: 2, .. }));
     renew_of(&mut world, 3, 9, "c3", Some("b3"));
     seen(&mut world, 3, "c3");
     must(&mut world, revoke(8));
+}
+
+/// Its disk may be lost: with the voter that cannot renew without a leader, too, no majority would be left.
+#[test]
+fn voters_that_are_down_are_no_part_of_the_majority() {
+    let mut world = with_voters(3);
+    must(&mut world, prepare(7, 8));
+    must(&mut world, activate(8));
+    for (n, newest, replaces) in [(1, "b1", "a"), (2, "b2", "a2")] {
+        renew_of(&mut world, n, 8, newest, Some(replaces));
+        seen(&mut world, n, newest);
+    }
+    let liveness = |liveness| Change::SetLiveness { node: id(2), liveness };
+    must(&mut world, liveness(Liveness::Down));
+    let in_use = AuthorityRefusal::RootInUse { root: root(7), node: id(3), in_all: 1 };
+    assert_eq!(refusal(&mut world, revoke(7)), in_use);
+    let mut renewed = world.clone();
+    renew_of(&mut renewed, 3, 8, "b3", Some("a3"));
+    seen(&mut renewed, 3, "b3");
+    must(&mut renewed, revoke(7)); // it takes the certificate of no voter
+    must(&mut world, liveness(Liveness::Ready));
+    must(&mut world, revoke(7));
 }
 
 /// ROOT-7.
