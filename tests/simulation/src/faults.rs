@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use muster_messages::{Moment, RaftId};
+use muster_messages::{AuthorityState, Moment, RaftId};
 use muster_raft_member::core::Input;
 use muster_role_manager::core::Sent;
 
@@ -262,11 +262,20 @@ impl Faults {
         let tables = world.checks.newest().cloned().unwrap_or_default();
         let loss_repaired = self.lost.is_none_or(|member_id| !tables.members.contains_key(&member_id));
         let member_ids = tables.members.values().filter(|m| m.voter).map(|m| (m.raft_id, world.holder(m.raft_id)));
+        // Until it has renewed, one whose root was revoked is no part of a quorum.
+        let revoked = |m: &Machine| {
+            let root = tables.authorities.roots.get(&m.agent.trust.chain.issuer);
+            root.is_some_and(|root| root.state == AuthorityState::Revoked)
+        };
         let mut voters = Vec::new();
         for (member_id, idx) in member_ids.filter(|(_, p)| p.is_none() || *p != except) {
             let machine = idx.map(|p| &world.machines[p]);
             let healthy = |m: &&Machine| {
-                m.runs() && m.member_id() == Some(member_id) && m.disk.lost.is_none() && m.disk.speed == DiskSpeed::Good
+                m.runs()
+                    && m.member_id() == Some(member_id)
+                    && m.disk.lost.is_none()
+                    && m.disk.speed == DiskSpeed::Good
+                    && !revoked(m)
             };
             match (idx, machine.filter(healthy)) {
                 (Some(idx), Some(_)) if loss_repaired => voters.push(idx),
