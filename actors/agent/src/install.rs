@@ -40,7 +40,7 @@ pub(crate) struct Installer {
 }
 
 /// The credentials in force, on disk and published. One change at a time: each starts from the one before. Shared by all
-/// incarnations of the agent: a change goes on in its thread when the incarnation that began it has failed.
+/// incarnations of the agent: a change continues in its thread after the incarnation that began it has failed.
 #[derive(Clone)]
 pub(crate) struct Credentials {
     store: IdentityStore,

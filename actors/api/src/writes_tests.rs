@@ -36,7 +36,7 @@ async fn request_id_identifies_one_request_of_one_caller() {
     assert_eq!((status, &node["labels"]["owner"]), (StatusCode::OK, &json!("three")), "a retry is not applied again");
 }
 
-/// Its answer was lost. The node is no longer found by the name that the request gives.
+/// Its answer was lost. The request names the node by its former name.
 #[tokio::test]
 async fn retried_rename_gets_the_first_answer() {
     let world = applying();

@@ -57,7 +57,7 @@ impl ServerTls {
     }
 }
 
-/// The roots on record. `None`: there is no replica, or none that knows its cluster yet.
+/// The roots on record. `None`: there is no local replica, or it does not know its cluster.
 fn on_record(tables: Option<&Tables>) -> Option<&Authorities> {
     tables.filter(|tables| tables.cluster.is_some()).map(|tables| &tables.authorities)
 }

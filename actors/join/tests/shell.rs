@@ -122,20 +122,7 @@ async fn manager_that_knows_no_cluster_yet_asks_to_try_again() {
 }
 
 fn root(state: AuthorityState, compromised: bool) -> Authority {
-    Authority {
-        cert_pem: format!("{state} {compromised}"),
-        key_pem: None,
-        state,
-        origin: AuthorityOrigin::Made,
-        automatic: true,
-        compromised,
-        vouchers: Vec::new(),
-        crosses: Vec::new(),
-        created_at: WallTime(0),
-        activated_at: None,
-        retired_at: None,
-        revision: Revision(1),
-    }
+    Authority { compromised, ..Authority::new(format!("{state} {compromised}"), AuthorityOrigin::Made, state) }
 }
 
 /// The holder of another one's key could lead a joiner to a root of their own.

@@ -311,30 +311,13 @@ fn tag_of(bytes: &[u8]) -> Option<u128> {
 
 #[cfg(test)]
 mod tests {
-    use muster_messages::{NodeId, WallTime};
 
     use super::*;
-    use crate::core::filter::Side;
     use crate::session::Facts;
 
     #[tokio::test]
     async fn answer_after_the_deadline_leaves_the_queue_empty() {
-        let session = Session::new(Facts {
-            number: 1,
-            start: wire::StartId { number: 1, nonce: 1 },
-            node: NodeId::from_entropy(2),
-            member_id: None,
-            own_member: None,
-            side: Side::Accepted,
-            remote: String::new(),
-            since: WallTime(0),
-            own_tag: 1,
-            peer_tag: 1,
-            peer_endpoint: 3,
-            own_endpoint: 7,
-            kill: None,
-            permit: None,
-        });
+        let session = Session::new(Facts::of_tests());
         let context = EndpointContext {
             sessions: Sessions::default(),
             replica: watch::channel(Arc::default()).1,

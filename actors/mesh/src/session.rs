@@ -217,6 +217,29 @@ pub struct Facts {
     pub permit: Option<ConnectionPermit>,
 }
 
+#[cfg(test)]
+impl Facts {
+    /// Of a session with node 2, which dialled.
+    pub fn of_tests() -> Self {
+        Self {
+            number: 1,
+            node: NodeId::from_entropy(2),
+            start: StartId { number: 1, nonce: 1 },
+            member_id: None,
+            own_member: None,
+            side: Side::Accepted,
+            remote: String::new(),
+            since: WallTime(0),
+            own_tag: 1,
+            peer_tag: 1,
+            peer_endpoint: 3,
+            own_endpoint: 7,
+            kill: None,
+            permit: None,
+        }
+    }
+}
+
 impl Session {
     pub fn new(facts: Facts) -> Arc<Self> {
         Arc::new(Self {

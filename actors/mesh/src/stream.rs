@@ -238,11 +238,10 @@ impl AsyncWrite for Writer {
 
 #[cfg(test)]
 mod tests {
-    use muster_messages::{NodeId, WallTime, wire};
+    use muster_messages::{NodeId, wire};
     use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 
     use super::*;
-    use crate::core::filter::Side;
     use crate::core::filter::tests::{nested, number};
     use crate::session::{Facts, MAX_UNHANDLED_BYTES};
 
@@ -252,22 +251,7 @@ mod tests {
 
     fn guard() -> (Arc<Session>, Reader, Writer, DuplexStream) {
         let (near, far) = duplex(1 << 20);
-        let session = Session::new(Facts {
-            number: 1,
-            start: muster_messages::wire::StartId { number: 1, nonce: 1 },
-            node: NodeId::from_entropy(2),
-            member_id: None,
-            own_member: None,
-            side: Side::Accepted,
-            remote: String::new(),
-            since: WallTime(0),
-            own_tag: TAG,
-            peer_tag: 1,
-            peer_endpoint: 3,
-            own_endpoint: OWN_ENDPOINT,
-            kill: None,
-            permit: None,
-        });
+        let session = Session::new(Facts { own_tag: TAG, own_endpoint: OWN_ENDPOINT, ..Facts::of_tests() });
         let (reader, writer) = Guarded::new(Box::pin(near), Arc::clone(&session), LIMIT).halves();
         (session, reader, writer, far)
     }

@@ -104,6 +104,23 @@ pub struct Authority {
 }
 
 impl Authority {
+    /// A root without a key, vouchers or times.
+    pub fn new(cert_pem: impl Into<String>, origin: AuthorityOrigin, state: AuthorityState) -> Self {
+        Self {
+            cert_pem: cert_pem.into(),
+            key_pem: None,
+            state,
+            origin,
+            automatic: false,
+            compromised: false,
+            vouchers: Vec::new(),
+            crosses: Vec::new(),
+            created_at: WallTime(0),
+            activated_at: None,
+            retired_at: None,
+            revision: Revision(0),
+        }
+    }
     /// As it is published.
     pub fn offered(&self) -> OfferedRoot {
         let (cert_pem, vouchers) = (self.cert_pem.clone(), self.vouchers.clone());

@@ -3,9 +3,12 @@
 use std::time::Duration;
 
 use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, PostParams};
 
-use crate::harness::{Cluster, Connection, Elector, EndedProgram, Kubeconfig, Program, Timing, scenario};
+use crate::harness::{
+    Cluster, Connection, Elector, EndedProgram, Kubeconfig, Program, Timing, eventually_async, scenario,
+};
 use crate::javascript::javascript;
 use crate::kubectl;
 use crate::python::python;
@@ -74,7 +77,15 @@ fn files_from_before_work_through_a_root_rotation() {
         for (number, kubeconfig) in kubeconfigs.iter().enumerate() {
             connect_anew(&cluster, kubeconfig, &format!("retired-{number}")).await;
         }
-        tokio::time::sleep(timing.lease).await; // longer than a lease lasts that is not renewed
+        // On connections from before, too.
+        let retired = Timestamp::now();
+        for lock in ["lock-0", "lock-1", "python-0", "python-1"] {
+            eventually_async("the lease is renewed", async || {
+                let renewed: Option<Timestamp> = cluster.lease(lock)["renewed_at"].as_str()?.parse().ok();
+                renewed.filter(|at| *at > retired)
+            })
+            .await;
+        }
 
         assert_ne!(cluster.document(&["ca", "ls"])["active"], founding.as_str());
         drop(end);

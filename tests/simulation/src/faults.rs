@@ -262,7 +262,7 @@ impl Faults {
         let tables = world.checks.newest().cloned().unwrap_or_default();
         let loss_repaired = self.lost.is_none_or(|member_id| !tables.members.contains_key(&member_id));
         let member_ids = tables.members.values().filter(|m| m.voter).map(|m| (m.raft_id, world.holder(m.raft_id)));
-        // Until it has renewed, one whose root was revoked is no part of a quorum.
+        // Until it has renewed, one whose root was revoked does not count towards a quorum.
         let revoked = |m: &Machine| {
             let root = tables.authorities.roots.get(&m.agent.trust.chain.issuer);
             root.is_some_and(|root| root.state == AuthorityState::Revoked)

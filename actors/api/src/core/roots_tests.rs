@@ -61,19 +61,13 @@ impl World {
     /// Puts a root on record, as of this generation.
     fn root(&mut self, root: RootId, cert_pem: &str, state: AuthorityState, at: i64) {
         let founded = root == self.founding;
+        let origin = if founded { AuthorityOrigin::Founded } else { AuthorityOrigin::Made };
         let authority = Authority {
-            cert_pem: cert_pem.to_owned(),
-            key_pem: None,
-            state,
-            origin: if founded { AuthorityOrigin::Founded } else { AuthorityOrigin::Made },
             automatic: true,
-            compromised: false,
-            vouchers: vec![],
-            crosses: vec![],
             created_at: WallTime(at),
             activated_at: founded.then_some(WallTime(at)),
-            retired_at: None,
             revision: Revision(5),
+            ..Authority::new(cert_pem, origin, state)
         };
         self.tables.authorities.roots.insert(root, Arc::new(authority));
         self.tables.authorities.generation = Revision(5);

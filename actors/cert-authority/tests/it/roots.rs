@@ -18,19 +18,16 @@ fn rotate(world: &mut World, state: AuthorityState, compromised: bool) -> (RootI
     let issuer = Issuer::from_pem(&new.cert_pem, &new.key_pem).unwrap();
     let id_of = |pem: &str| muster_pki::root_id_of_pem(pem).unwrap();
     let (old_id, new_id) = (id_of(&cluster.root_cert_pem), id_of(&new.cert_pem));
+    let revision = world.log.revision;
     let root = |cert_pem: &str, key_pem: &Secret, state, origin, crosses| Authority {
-        cert_pem: cert_pem.to_owned(),
         key_pem: Some(key_pem.clone()),
-        state,
-        origin,
         automatic: true,
         compromised: compromised && state != AuthorityState::Active,
-        vouchers: Vec::new(),
         crosses,
         created_at: NOW,
         activated_at: Some(NOW),
-        retired_at: None,
-        revision: world.log.revision,
+        revision,
+        ..Authority::new(cert_pem, origin, state)
     };
     let leads = world.issuer.cross_sign(&new.cert_pem, NOW, NOW.plus(HOUR)).unwrap();
     let crosses = vec![CrossCertificate { by: old_id, cert_pem: leads.clone() }];

@@ -31,20 +31,7 @@ fn pin(which: u8) -> CertificatePin {
     CertificatePin { fingerprint: [which; 32], key: [which; 32] }
 }
 fn root(state: AuthorityState, origin: AuthorityOrigin) -> Authority {
-    Authority {
-        cert_pem: String::new(),
-        key_pem: None,
-        state,
-        origin,
-        automatic: false,
-        compromised: false,
-        vouchers: Vec::new(),
-        crosses: Vec::new(),
-        created_at: NOW,
-        activated_at: None,
-        retired_at: None,
-        revision: Revision(1),
-    }
+    Authority { created_at: NOW, revision: Revision(1), ..Authority::new("", origin, state) }
 }
 
 /// The certificate of node 1, a manager, with this serial and pin, by this root.

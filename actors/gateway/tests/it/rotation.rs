@@ -24,20 +24,7 @@ fn rotated(old: &World, new: &World, state: AuthorityState, recorded: &NodeCrede
     for (world, state, origin) in
         [(old, state, AuthorityOrigin::Founded), (new, AuthorityState::Active, AuthorityOrigin::Made)]
     {
-        let authority = Authority {
-            cert_pem: world.root.cert_pem.clone(),
-            key_pem: None,
-            state,
-            origin,
-            automatic: false,
-            compromised: false,
-            vouchers: Vec::new(),
-            crosses: Vec::new(),
-            created_at: WallTime(0),
-            activated_at: None,
-            retired_at: None,
-            revision: Revision(1),
-        };
+        let authority = Authority { revision: Revision(1), ..Authority::new(&world.root.cert_pem, origin, state) };
         tables.authorities.roots.insert(root_id(world), Arc::new(authority));
     }
     tables.cluster = Some(Arc::new(cluster_of(new)));

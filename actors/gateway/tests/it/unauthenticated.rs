@@ -206,54 +206,48 @@ async fn anonymous_http_connections_are_bounded() {
     gate.finish().await;
 }
 
-#[tokio::test]
-async fn http_client_over_capacity_gets_retry_after() {
+/// A gateway whose HTTP service is full, and what it answers to these bytes under this protocol, for a client with a certificate and
+/// one without.
+async fn answers_over_capacity(alpn: &[u8], sent: &[u8]) -> [Vec<u8>; 2] {
     let world = World::new(1);
     let mut gate = Gate::manager(&world, GatewayConfig::default(), known()).await;
     gate.serve(Service::Http, 1);
     let worker = world.node(3, Role::Worker, 6);
     let _fills_the_inbox = gate.dial(&worker, Service::Http).await.unwrap();
     eventually("the service is full", || gate.port.metrics().admitted.get(&Service::Http) == Some(&1)).await;
-    for identity in [Some(&*worker), None] {
-        let tls = muster_pki::client_config(&world.root.cert_pem, identity, &[b"http/1.1"]).unwrap();
+    let mut answers = [Vec::new(), Vec::new()];
+    for (answer, identity) in answers.iter_mut().zip([Some(&*worker), None]) {
+        let tls = muster_pki::client_config(&world.root.cert_pem, identity, &[alpn]).unwrap();
         let tcp = TcpStream::connect(&gate.addr).await.unwrap();
         let name = rustls::pki_types::ServerName::try_from("localhost").unwrap();
         let mut client = tokio_rustls::TlsConnector::from(tls).connect(name, tcp).await.unwrap();
-        client.write_all(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
-        let mut answer = Vec::new();
-        tokio::time::timeout(WAIT_LIMIT, client.read_to_end(&mut answer)).await.expect("an end").expect("no reset");
-        let answer = String::from_utf8(answer).unwrap();
-        assert!(answer.starts_with("HTTP/1.1 503 ") && answer.contains("retry-after: 1"), "{answer}");
+        client.write_all(sent).await.unwrap();
+        tokio::time::timeout(WAIT_LIMIT, client.read_to_end(answer)).await.expect("an end").expect("no reset");
     }
     assert_eq!(gate.port.metrics().refused.get(&RefusalReason::TooManyRequests), Some(&2));
     gate.finish().await;
+    answers
+}
+
+#[tokio::test]
+async fn http_client_over_capacity_gets_retry_after() {
+    for answer in answers_over_capacity(b"http/1.1", b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n").await {
+        let answer = String::from_utf8(answer).unwrap();
+        assert!(answer.starts_with("HTTP/1.1 503 ") && answer.contains("retry-after: 1"), "{answer}");
+    }
 }
 
 /// K2.11. A client that gets no GOAWAY cannot tell whether its requests were carried out, and does not repeat writes.
 #[tokio::test]
 async fn http2_client_over_capacity_may_repeat_all_requests() {
-    let world = World::new(1);
-    let mut gate = Gate::manager(&world, GatewayConfig::default(), known()).await;
-    gate.serve(Service::Http, 1);
-    let worker = world.node(3, Role::Worker, 6);
-    let _fills_the_inbox = gate.dial(&worker, Service::Http).await.unwrap();
-    eventually("the service is full", || gate.port.metrics().admitted.get(&Service::Http) == Some(&1)).await;
-    for identity in [Some(&*worker), None] {
-        let tls = muster_pki::client_config(&world.root.cert_pem, identity, &[b"h2"]).unwrap();
-        let tcp = TcpStream::connect(&gate.addr).await.unwrap();
-        let name = rustls::pki_types::ServerName::try_from("localhost").unwrap();
-        let mut client = tokio_rustls::TlsConnector::from(tls).connect(name, tcp).await.unwrap();
-        // The preface, its settings, and requests that the server never reads.
-        let mut sent = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
-        sent.extend([0, 0, 0, 4, 0, 0, 0, 0, 0]);
-        sent.extend([0; 8 * 1024]);
-        client.write_all(&sent).await.unwrap();
-        let mut answer = Vec::new();
-        tokio::time::timeout(WAIT_LIMIT, client.read_to_end(&mut answer)).await.expect("an end").expect("no reset");
+    // The preface, its settings, and requests that the server never reads.
+    let mut sent = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
+    sent.extend([0, 0, 0, 4, 0, 0, 0, 0, 0]);
+    sent.extend([0; 8 * 1024]);
+    for answer in answers_over_capacity(b"h2", &sent).await {
         let (settings, goaway) = answer.split_at_checked(9).expect("two frames");
         assert_eq!(settings, [0, 0, 0, 4, 0, 0, 0, 0, 0]);
         // The last processed stream, and the error.
         assert_eq!((&goaway[..9], &goaway[9..]), (&[0, 0, 8, 7, 0, 0, 0, 0, 0][..], &[0; 8][..]));
     }
-    gate.finish().await;
 }

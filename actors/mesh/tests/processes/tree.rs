@@ -202,7 +202,7 @@ async fn session_ends_only_after_an_unanswered_check() {
     assert_eq!(check, PeerMessage::Raft(vec![]));
     client.answer(number, &PeerReply::Taken).await;
     fixture.send(2, 2);
-    assert_eq!(take(&mut client, 1).await, [2], "the session goes on");
+    assert_eq!(take(&mut client, 1).await, [2], "the session continues");
     fixture.send(2, 3);
     for _ in ["the message", "the check"] {
         let _unanswered = client.called().await.expect("a call");

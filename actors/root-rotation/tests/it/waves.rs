@@ -193,7 +193,7 @@ fn acknowledgement_without_a_rotation_writes_nothing() {
     assert_eq!((world.log.revision, &world.log.authorities), (before, &Authorities::default()));
 }
 
-/// The entry's answer precedes the replica that shows it, and the entry may have changed nothing that the actor is told of.
+/// The entry's answer precedes the replica that shows it, and the entry may have changed nothing that the actor watches.
 #[test]
 fn nothing_is_decided_on_a_replica_that_lacks_what_was_done() {
     let mut world = World::new(1, 1);

@@ -31,7 +31,7 @@ pub(super) fn make(tables: &mut Tables, stamp: &Stamp<'_>, change: &AuthorityCha
                 automatic: *automatic,
                 vouchers: vouchers.clone(),
                 created_at: stamp.wall,
-                ..authority(cert_pem, *origin, AuthorityState::Prepared)
+                ..Authority::new(cert_pem, *origin, AuthorityState::Prepared)
             };
             prepare(tables, stamp, (*signer, *compromised), (*root, new))?;
             vouch(tables, *root, for_others);
@@ -46,23 +46,6 @@ pub(super) fn make(tables: &mut Tables, stamp: &Stamp<'_>, change: &AuthorityCha
         AuthorityChange::Revoke { root } => revoke(tables, stamp, *root),
         AuthorityChange::Forget { root } => forget(tables, stamp, *root),
         AuthorityChange::Trusted { node, generation } => trusted(tables, *node, *generation),
-    }
-}
-
-fn authority(cert_pem: &str, origin: AuthorityOrigin, state: AuthorityState) -> Authority {
-    Authority {
-        cert_pem: cert_pem.to_owned(),
-        key_pem: None,
-        state,
-        origin,
-        automatic: false,
-        compromised: false,
-        vouchers: Vec::new(),
-        crosses: Vec::new(),
-        created_at: WallTime(0),
-        activated_at: None,
-        retired_at: None,
-        revision: Revision(0),
     }
 }
 
@@ -95,7 +78,7 @@ fn prepare(
             created_at: cluster.founded_at,
             activated_at: Some(cluster.founded_at),
             revision: stamp.at,
-            ..authority(&cluster.root_cert_pem, AuthorityOrigin::Founded, AuthorityState::Active)
+            ..Authority::new(&cluster.root_cert_pem, AuthorityOrigin::Founded, AuthorityState::Active)
         };
         tables.authorities.roots.insert(signer, Arc::new(founded));
     }
