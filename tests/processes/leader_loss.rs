@@ -168,7 +168,7 @@ fn managers_that_stood_still_keep_their_sessions() {
     for name in names {
         world.node(name).freeze();
     }
-    // Longer than the deadline of Raft's calls (5 s) and the limit of silence (13 s).
+    // The fault itself, not a wait: longer than the deadline of Raft's calls (5 s) and the limit of silence (13 s).
     std::thread::sleep(std::time::Duration::from_secs(16));
     for name in names {
         world.node(name).signal(Signal::CONT);
