@@ -306,7 +306,7 @@ impl Agent {
             if !lasts {
                 return;
             }
-            self.roots.forget();
+            self.roots.forget(out);
         }
         self.older_since = None;
         self.seen = stamp;

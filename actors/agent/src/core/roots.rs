@@ -29,8 +29,12 @@ enum Flight {
 pub(super) struct Roots {
     /// The newest offer, while it is not on disk.
     wanted: Option<RootsOffer>,
+    /// An offer that is earlier than the newest one. A host offers a set once in a session, and the newest one may prove false.
+    earlier: Option<RootsOffer>,
     /// The generation that is being written. One at a time: an earlier one must not replace a later one.
     writing: Option<Revision>,
+    /// The offer that is being written was forgotten: its generation says nothing about the disk.
+    is_forgotten: bool,
     /// `wanted` was not accepted or could not be written: when it is tried again.
     retry_at: Option<Moment>,
     on_disk: Revision,
@@ -42,7 +46,17 @@ pub(super) struct Roots {
 impl Default for Roots {
     fn default() -> Self {
         let (on_disk, recorded) = (Revision(0), Revision(0));
-        Self { wanted: None, writing: None, retry_at: None, on_disk, recorded, flight: Flight::Idle, failures: 0 }
+        Self {
+            wanted: None,
+            earlier: None,
+            writing: None,
+            is_forgotten: false,
+            retry_at: None,
+            on_disk,
+            recorded,
+            flight: Flight::Idle,
+            failures: 0,
+        }
     }
 }
 
@@ -53,8 +67,10 @@ impl Roots {
         let wanted = self.wanted.as_ref().filter(|_| self.retry_at.is_none());
         let newest = wanted.map_or(self.on_disk, |wanted| wanted.generation);
         if offer.generation < newest {
+            self.earlier = Some(offer);
             return;
         }
+        self.earlier = None;
         if offer.recorded {
             self.recorded = self.recorded.max(offer.generation);
         } else if self.recorded >= offer.generation {
@@ -75,10 +91,12 @@ impl Roots {
 
     pub fn installed(&mut self, generation: Revision, out: &mut Vec<Effect>) {
         if self.writing.take_if(|writing| *writing == generation).is_none() {
-            return; // of an offer that was forgotten since
+            return;
         }
-        self.on_disk = generation;
-        self.wanted.take_if(|wanted| wanted.generation == generation);
+        if !std::mem::take(&mut self.is_forgotten) {
+            self.on_disk = generation;
+            self.wanted.take_if(|wanted| wanted.generation == generation);
+        }
         self.retry_now();
         self.write(out);
     }
@@ -95,17 +113,27 @@ impl Roots {
         if self.writing.take_if(|writing| *writing == generation).is_none() {
             return;
         }
-        if self.wanted.as_ref().is_some_and(|wanted| wanted.generation == generation) {
+        let is_forgotten = std::mem::take(&mut self.is_forgotten);
+        if !is_forgotten && self.wanted.as_ref().is_some_and(|wanted| wanted.generation == generation) {
             let wait = before_repeat(None, self.failures, config, rng);
             self.failures = self.failures.saturating_add(1);
             self.retry_at = Some(now + wait);
         }
         self.write(out);
+        self.offered_earlier(out);
     }
 
     /// Views of every host have been older than one before: what that host offered is as doubtful.
-    pub fn forget(&mut self) {
-        *self = Self::default();
+    pub fn forget(&mut self, out: &mut Vec<Effect>) {
+        let (earlier, writing) = (self.earlier.take(), self.writing);
+        *self = Self { earlier, writing, is_forgotten: writing.is_some(), ..Self::default() };
+        self.offered_earlier(out);
+    }
+
+    fn offered_earlier(&mut self, out: &mut Vec<Effect>) {
+        if let Some(offer) = self.earlier.take() {
+            self.offered(offer, out);
+        }
     }
 
     /// A change: what failed before may work now.

@@ -37,6 +37,18 @@ impl World {
     fn offered(&mut self, generation: u64, recorded: bool) {
         self.receive(offer(generation, recorded));
     }
+    /// The generations to write, while views of later revisions arrive.
+    fn installed_within(&mut self, time: Duration) -> Vec<u64> {
+        let (until, mut all, mut revision) = (self.now + time, Vec::new(), 10);
+        while self.now < until {
+            self.run_for(Duration::from_secs(5));
+            all.extend(self.installs());
+            revision += 1;
+            self.show(view(revision, Role::Worker, 5));
+            all.extend(self.installs());
+        }
+        all
+    }
 }
 
 fn in_session() -> World {
@@ -167,14 +179,38 @@ fn roots_of_an_impossible_generation_are_forgotten() {
     let mut world = in_session();
     world.offered(u64::MAX, true);
     world.step(Input::RootsInstalled(Revision(u64::MAX)));
-    let until = world.now + AgentConfig::default().forget_views * 2;
-    let mut revision = 10;
-    while world.now < until {
-        world.run_for(Duration::from_secs(5));
-        revision += 1;
-        world.show(view(revision, Role::Worker, 5));
-    }
+    world.lose();
+    world.open();
+    world.show(view(10, Role::Worker, 5));
+    world.offered(7, false); // once in a session
+    assert_eq!(world.installed_within(AgentConfig::default().forget_views * 2), [7]);
+    world.step(Input::RootsInstalled(Revision(7)));
+    assert_eq!(world.acknowledged().unwrap().1, 7);
+}
+
+/// It must not be replaced on disk by the one before, which is written to its end.
+#[test]
+fn roots_that_are_forgotten_while_they_are_written_come_first() {
+    let mut world = in_session();
+    world.offered(u64::MAX, true);
+    assert_eq!(world.installs(), [u64::MAX]);
     world.offered(7, false);
+    let begun = world.installed_within(AgentConfig::default().forget_views * 2);
+    assert!(begun.is_empty(), "one at a time: {begun:?}");
+    world.step(Input::RootsInstalled(Revision(u64::MAX)));
+    assert_eq!(world.installs(), [7]);
+    world.step(Input::RootsInstalled(Revision(7)));
+    assert_eq!(world.acknowledged().unwrap().1, 7);
+}
+
+/// A host offers a set once in a session.
+#[test]
+fn earlier_offer_is_written_once_the_later_one_is_refused() {
+    let mut world = in_session();
+    world.offered(u64::MAX, false);
+    world.offered(7, false);
+    assert!(world.installs().is_empty(), "one at a time");
+    world.not_installed(u64::MAX);
     assert_eq!(world.installs(), [7]);
 }
 
