@@ -30,7 +30,7 @@ mod nodes;
 mod objects;
 mod reconcilers;
 
-pub use self::authorities::{forgettable_at, last_certificate_expires_at, may_be_revoked};
+pub use self::authorities::{forgettable_at, last_certificate_expires_at, may_be_revoked, root_changed_at};
 pub(crate) use self::certificates::allow_unrecorded;
 pub use self::nodes::renamed_at;
 

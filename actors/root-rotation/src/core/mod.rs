@@ -45,7 +45,7 @@ enum Work {
     Renewals(Vec<NodeId>),
     /// These acknowledgements are recorded.
     Trusted(Vec<AskId>),
-    Operator(AskId, OperatorStep, Option<RootId>),
+    Operator(AskId, OperatorStep),
 }
 
 /// Rotates the roots.
@@ -59,7 +59,7 @@ pub struct RootRotation {
     steps: BTreeMap<StepId, Work>,
     last_step: StepId,
     /// Applied steps of operators that are answered once the replica shows them.
-    applied: Vec<(Revision, AskId, OperatorStep, Option<RootId>)>,
+    applied: Vec<(Revision, AskId, OperatorStep)>,
     /// Acknowledgements that wait for the one in progress.
     trusted: Vec<(AskId, NodeId, Revision)>,
     awaited: Awaited,
@@ -173,43 +173,47 @@ impl RootRotation {
             let busy = ErrorBody::new(ErrorCode::TooManyRequests, "too many changes of the roots are in progress");
             return out.push(Effect::Answer(ask, Err(busy.retry_after(FIRST_PAUSE))));
         }
-        if let Some(answer) = self.of_only_root(&step.change) {
-            return out.push(Effect::Answer(ask, answer));
+        if named(&step.change).is_some_and(|root| self.is_only_root(root)) {
+            return self.asked_of_only_root(ask, step, wall, out);
         }
-        let prepared = self.tables.authorities.in_state(AuthorityState::Prepared).map(|(id, _)| id);
-        let (root, change) = match step.change {
+        let change = match step.change {
             RootsChange::Rotate { automatic, compromised } => {
                 let what = Signing::Root { automatic, compromised };
-                return self.sign(Work::Operator(ask, step, None), what, out);
+                return self.sign(Work::Operator(ask, step), what, out);
             }
             RootsChange::Activate(root) => {
                 if let Err(early) = self.may_activate(root) {
                     return out.push(Effect::Answer(ask, Err(early)));
                 }
-                return self.sign(Work::Operator(ask, step, Some(root)), Signing::Crosses(root), out);
+                return self.sign(Work::Operator(ask, step), Signing::Crosses(root), out);
             }
-            RootsChange::Abort => (prepared, AuthorityChange::Abort),
-            RootsChange::Retire { root, force } => (Some(root), AuthorityChange::Retire { root, force }),
-            RootsChange::Revoke(root) => (Some(root), AuthorityChange::Revoke { root }),
+            RootsChange::Abort => AuthorityChange::Abort,
+            RootsChange::Retire { root, force } => AuthorityChange::Retire { root, force },
+            RootsChange::Revoke(root) => AuthorityChange::Revoke { root },
         };
         let command = operators(&step, wall).change(Change::Authority(Box::new(change)));
-        self.propose(Work::Operator(ask, step, root), command, out);
+        self.propose(Work::Operator(ask, step), command, out);
     }
 
-    /// Before the first rotation the root that signs is not on record: a step that names it is answered here, as the store would.
-    fn of_only_root(&self, change: &RootsChange) -> Option<Result<Answer, ErrorBody>> {
-        let (RootsChange::Activate(root) | RootsChange::Retire { root, .. } | RootsChange::Revoke(root)) = *change
-        else {
-            return None;
-        };
-        let cluster = self.tables.cluster.as_ref().filter(|_| self.tables.authorities.roots.is_empty())?;
-        muster_pki::root_id_of_pem(&cluster.root_cert_pem).ok().filter(|only| *only == root)?;
-        if matches!(change, RootsChange::Activate(_)) {
-            let (root, revision) = (Some(root), self.tables.revision);
-            return Some(Ok(Answer::Changed(RootsChanged { root, revision, changed: false })));
+    /// Whether it signs and there was no rotation: it is not on record then.
+    fn is_only_root(&self, root: RootId) -> bool {
+        let cluster = self.tables.cluster.as_ref().filter(|_| self.tables.authorities.roots.is_empty());
+        cluster.is_some_and(|cluster| muster_pki::root_id_of_pem(&cluster.root_cert_pem).is_ok_and(|only| only == root))
+    }
+
+    /// As the store would answer if the root were on record.
+    fn asked_of_only_root(&mut self, ask: AskId, step: OperatorStep, wall: WallTime, out: &mut Vec<Effect>) {
+        match step.change {
+            RootsChange::Retire { root, .. } | RootsChange::Revoke(root) => {
+                let refusal = AuthorityRefusal::NotFormer { root, state: AuthorityState::Active };
+                out.push(Effect::Answer(ask, Err(CommandRefusal::Authority(refusal).into())));
+            }
+            // An entry without a change confirms that this manager leads: its replica may lack the first rotation.
+            _ => {
+                let command = operators(&step, wall);
+                self.propose(Work::Operator(ask, step), command, out);
+            }
         }
-        let refusal = AuthorityRefusal::NotFormer { root, state: AuthorityState::Active };
-        Some(Err(CommandRefusal::Authority(refusal).into()))
     }
 
     /// ROOT-2, also where an operator asks for it. A root that signed before is known to every manager.
@@ -239,16 +243,12 @@ impl RootRotation {
             Err(why) => return self.not_done(work, ErrorBody::new(ErrorCode::Conflict, why.to_string()), now, out),
         };
         let (work, command) = match work {
-            Work::Operator(ask, step, known) => {
-                let root = match &change {
-                    AuthorityChange::Prepare { root, .. } => Some(*root),
-                    _ => known,
-                };
+            Work::Operator(ask, step) => {
                 let rotates = matches!(change, AuthorityChange::Prepare { .. });
                 let room = plan::makes_room(&self.tables, wall).filter(|_| rotates);
                 let forget = room.map(|root| Change::Authority(Box::new(AuthorityChange::Forget { root })));
                 let command = forget.into_iter().fold(operators(&step, wall), Command::change);
-                (Work::Operator(ask, step, root), command)
+                (Work::Operator(ask, step), command)
             }
             other => (other, own(wall, "root rotation")),
         };
@@ -270,39 +270,21 @@ impl RootRotation {
             Work::Trusted(asks) => {
                 out.extend(asks.into_iter().map(|ask| Effect::Answer(ask, Ok(Answer::Trusted))));
             }
-            Work::Operator(ask, step, root) => self.applied.push((revision, ask, step, root)),
+            Work::Operator(ask, step) => self.applied.push((revision, ask, step)),
         }
     }
 
     fn answer_applied(&mut self, out: &mut Vec<Effect>) {
-        let shown =
-            |(revision, ..): &mut (Revision, AskId, OperatorStep, Option<RootId>)| *revision <= self.tables.revision;
+        let shown = |(revision, ..): &mut (Revision, AskId, OperatorStep)| *revision <= self.tables.revision;
         let shown: Vec<_> = self.applied.extract_if(.., shown).collect();
-        for (revision, ask, step, root) in shown {
-            let root = self.named(&step, root);
-            // Of a retry the entry of its first attempt counts.
+        for (revision, ask, step) in shown {
+            // Of a retry the entry of its first attempt counts, and not what was signed or published since.
             let first = self.tables.requests.get(&step.by, step.request);
             let revision = first.map_or(revision, |first| first.revision);
-            let changed = root.is_some_and(|root| self.changed_at(root, revision));
+            let by_entry = muster_store::root_changed_at(&self.tables, revision);
+            let (root, changed) = (by_entry.or(named(&step.change)), by_entry.is_some());
             out.push(Effect::Answer(ask, Ok(Answer::Changed(RootsChanged { root, revision, changed }))));
         }
-    }
-
-    /// The root that a step was about. Of a repeated `Rotate`, which made another root in vain, the first one,
-    /// unless others followed it.
-    fn named(&self, step: &OperatorStep, root: Option<RootId>) -> Option<RootId> {
-        let authorities = &self.tables.authorities;
-        let is_gone = root.is_none_or(|root| !authorities.roots.contains_key(&root));
-        if !is_gone || !matches!(step.change, RootsChange::Rotate { .. }) {
-            return root;
-        }
-        let newest = authorities.in_state(AuthorityState::Prepared).or_else(|| authorities.active());
-        newest.map(|(id, _)| id)
-    }
-
-    /// Whether a root was changed by this entry, or after it: the rotation has proceeded by the time of a retry. One that is gone since was.
-    fn changed_at(&self, root: RootId, revision: Revision) -> bool {
-        self.tables.authorities.roots.get(&root).is_none_or(|root| root.revision >= revision)
     }
 
     fn not_done(&mut self, work: Work, why: ErrorBody, now: Moment, out: &mut Vec<Effect>) {
@@ -403,6 +385,14 @@ fn own(wall: WallTime, reason: &str) -> Command {
 
 fn own_renewals(wall: WallTime) -> Command {
     own(wall, "another root signs")
+}
+
+/// The root that an operator's step names.
+fn named(change: &RootsChange) -> Option<RootId> {
+    match *change {
+        RootsChange::Activate(root) | RootsChange::Retire { root, .. } | RootsChange::Revoke(root) => Some(root),
+        RootsChange::Rotate { .. } | RootsChange::Abort => None,
+    }
 }
 
 fn operators(step: &OperatorStep, wall: WallTime) -> Command {

@@ -138,6 +138,12 @@ fn steps_that_name_the_only_root_are_answered_for_it() {
     let only = world.active();
     let signs = world.operator(RootsChange::Activate(only)).unwrap();
     assert_eq!((signs.root, signs.changed), (Some(only), false));
+    // A manager that leads no longer may lack the first rotation.
+    world.hold = true;
+    let ask = world.request(RootsChange::Activate(only), 5);
+    world.fail(ProposeError::UnknownOutcome);
+    assert_eq!(world.changed(ask).unwrap_err().code, ErrorCode::UnknownOutcome);
+    world.hold = false;
     for step in [RootsChange::Retire { root: only, force: true }, RootsChange::Revoke(only)] {
         let refused = world.operator(step).unwrap_err();
         assert_eq!(refused.code, ErrorCode::Conflict);
@@ -389,6 +395,37 @@ fn repeated_request_makes_one_root() {
     let again = world.request(change, 77);
     assert_eq!(world.changed(again).unwrap(), first);
     assert_eq!(world.log.authorities.roots.len(), 2);
+}
+
+/// Another root was published since.
+#[test]
+fn repeated_abort_names_the_root_that_it_deleted() {
+    let mut world = World::new(3, 0);
+    let rotate = RootsChange::Rotate { automatic: false, compromised: false };
+    let made = world.operator(rotate.clone()).unwrap().root;
+    let first = world.request(RootsChange::Abort, 77);
+    let first = world.changed(first).unwrap();
+    assert_eq!((first.root, first.changed), (made, true));
+    let second = world.operator(rotate).unwrap().root;
+    world.restart();
+    let again = world.request(RootsChange::Abort, 77);
+    assert_eq!(world.changed(again).unwrap(), first);
+    assert_eq!(world.log.authorities.in_state(AuthorityState::Prepared).map(|(id, _)| id), second);
+}
+
+/// The root was changed since.
+#[test]
+fn repeated_step_without_effect_stays_without_effect() {
+    let mut world = World::new(1, 0);
+    let active = world.rotate();
+    world.run();
+    let first = world.request(RootsChange::Activate(active), 77);
+    let first = world.changed(first).unwrap();
+    assert_eq!((first.root, first.changed), (Some(active), false));
+    world.rotate();
+    world.run();
+    let again = world.request(RootsChange::Activate(active), 77);
+    assert_eq!(world.changed(again).unwrap(), first);
 }
 
 #[test]

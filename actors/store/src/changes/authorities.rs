@@ -93,7 +93,7 @@ fn prepare(
     }
     tables.authorities.roots.insert(id, Arc::new(Authority { revision: stamp.at, ..new }));
     tables.authorities.generation = stamp.at;
-    log(tables, stamp, None, Some(format!("root {id} prepared")));
+    log(tables, stamp, id, None, Some(AuthorityState::Prepared));
     Ok(())
 }
 
@@ -121,7 +121,7 @@ fn abort(tables: &mut Tables, stamp: &Stamp<'_>) {
         }
     }
     tables.authorities.generation = stamp.at;
-    log(tables, stamp, Some(format!("root {id} prepared")), None);
+    log(tables, stamp, id, Some(AuthorityState::Prepared), None);
 }
 
 fn activate(
@@ -252,9 +252,9 @@ fn forget(tables: &mut Tables, stamp: &Stamp<'_>, id: RootId) -> Result<(), Comm
     if let Some(until) = forgettable_at(tables, id).filter(|until| stamp.wall < *until) {
         return Err(refused(AuthorityRefusal::MayBeValid { root: id, until }));
     }
-    let text = Some(format!("root {id} {}", root.state));
+    let was = root.state;
     tables.authorities.roots.remove(&id);
-    log(tables, stamp, text, None);
+    log(tables, stamp, id, Some(was), None);
     Ok(())
 }
 
@@ -283,12 +283,33 @@ fn set_state(tables: &mut Tables, stamp: &Stamp<'_>, id: RootId, state: Authorit
     let root = root_mut(tables, id);
     let was = std::mem::replace(&mut root.state, state);
     root.revision = stamp.at;
-    log(tables, stamp, Some(format!("root {id} {was}")), Some(format!("root {id} {state}")));
+    log(tables, stamp, id, Some(was), Some(state));
 }
 
 /// Roots belong to the cluster's history: certificates, which nodes can request often, never push them out.
-fn log(tables: &mut Tables, stamp: &Stamp<'_>, before: Option<String>, after: Option<String>) {
-    stamp.log(tables, EventKind::Cluster, None, before, after);
+fn log(
+    tables: &mut Tables,
+    stamp: &Stamp<'_>,
+    id: RootId,
+    before: Option<AuthorityState>,
+    after: Option<AuthorityState>,
+) {
+    let text = |state: AuthorityState| format!("{ROOT}{id} {state}");
+    stamp.log(tables, EventKind::Cluster, None, before.map(text), after.map(text));
+}
+
+/// What an id follows in the event of a root.
+const ROOT: &str = "root ";
+
+/// The root that the entry at this revision was about: the last one of which it logged an event. `None`: it changed no root, or its
+/// event was evicted.
+pub fn root_changed_at(tables: &Tables, revision: Revision) -> Option<RootId> {
+    let events = tables.events.iter().rev().take_while(|event| event.revision >= revision);
+    let mut of_entry = events.filter(|event| event.revision == revision && event.kind == EventKind::Cluster);
+    of_entry.find_map(|event| {
+        let text = event.after.as_ref().or(event.before.as_ref())?.strip_prefix(ROOT)?;
+        text.split(' ').next()?.parse().ok()
+    })
 }
 
 fn known(tables: &Tables, id: RootId) -> Result<&Authority, CommandRefusal> {
