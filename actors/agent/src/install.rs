@@ -107,7 +107,7 @@ impl Credentials {
         Self { store, publish, changes: Arc::default(), incarnation: 0 }
     }
 
-    /// From now on changes of earlier incarnations are dropped, which this one knows nothing of. Publishes what is on disk: an
+    /// Drops the changes that earlier incarnations have begun: this one does not know them. Publishes what is on disk: an
     /// earlier one may have ended between writing and publishing.
     fn next_incarnation(&self) -> Result<Self, IdentityFault> {
         let mut changes = self.changes.lock().unwrap_or_else(PoisonError::into_inner);

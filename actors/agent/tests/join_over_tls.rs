@@ -392,7 +392,7 @@ async fn no_offer_of_an_intruder_gets_the_secret() {
     assert!(heard.requests().is_empty());
 }
 
-/// Nor does a manager that does not know the roots yet.
+/// A manager that does not know the roots does not end it either.
 #[tokio::test]
 async fn connection_that_breaks_does_not_end_the_joining() {
     let (roots, _) = successive(2);

@@ -45,6 +45,9 @@ use crate::service::{Service, refusal_error};
 
 /// An HTTP/1.1 connection without a request for this long is closed: as by Kubernetes' API server, and longer than clients pause.
 const IDLE_DEADLINE: Duration = Duration::from_secs(90);
+/// The same for a client without a certificate. When their places are all taken, the oldest connection of the address with the most is
+/// closed, with its requests: unused ones must not stay long. Longer than pauses between renewals of usual leases.
+const ANONYMOUS_IDLE_DEADLINE: Duration = Duration::from_secs(20);
 /// The buffer for a header: tokens and cookies fit several times. Each connection keeps two.
 const MAX_HEADER_BYTES: usize = 16 * 1024;
 /// Bytes that a client may send ahead on HTTP/2, per stream and in total: one body.
@@ -82,9 +85,10 @@ where
     let (reads, writes) = tokio::io::split(stream);
     let stream = tokio::io::join(Limited::new(Paced::new(reads, pause.clone()), heads.clone()), writes);
     let Network { refused, source, origin } = network;
+    let idle = if caller == Principal::Anonymous { ANONYMOUS_IDLE_DEADLINE } else { IDLE_DEADLINE };
     let peer = Peer { source, pause, origin: Arc::new(origin), ..Peer::of(service, caller, refused) };
     let mut builder = auto::Builder::new(TokioExecutor::new());
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(IDLE_DEADLINE).max_buf_size(MAX_HEADER_BYTES);
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(idle).max_buf_size(MAX_HEADER_BYTES);
     let mut http2 = builder.http2();
     http2.timer(TokioTimer::new()).max_concurrent_streams(128).max_header_list_size(MAX_HEADER_BYTES as u32);
     http2

@@ -257,7 +257,8 @@ impl<'a> Lead<'a> {
         let id = token.id.clone();
         let mut command = self.work.command(if old.is_some() { "token rotated" } else { "token created" });
         if let Some(old) = old.filter(|old| *old != id) {
-            command = command.change(Change::DeleteToken(old));
+            // A root rotation may have replaced it meanwhile: then there would be a valid token that no command has shown.
+            command = command.guard(Guard::TokenExists(old.clone())).change(Change::DeleteToken(old));
         }
         let replica = self.work.propose(command.change(Change::PutToken(token))).await?;
         let gone = || ErrorBody::new(ErrorCode::NotFound, "the token was revoked meanwhile");

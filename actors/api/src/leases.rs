@@ -236,7 +236,8 @@ impl LeaseRequests<'_> {
         to_text(&LeaseDeletedView { held_by, available_in_ms, ..deleted(lease) })
     }
 
-    /// The answer to a forced deletion that was applied: with the placeholder, as long as the one that this request left stands.
+    /// The answer to a forced deletion that was applied: with the placeholder, as long as the one that this request left stands. As in
+    /// the first answer, it is available after its whole duration at the latest.
     fn deleted_by_force(&self, tables: &Tables, lease: &LeaseRef) -> LeaseDeletedView {
         let uid = Uid::from_entropy(self.work.asked.request_id.0);
         // Any write since, by a candidate or by the clock over all leases, ended it.

@@ -75,13 +75,7 @@ impl Work<'_> {
     pub fn earlier(&self, tables: &Tables) -> Option<Result<Revision, CommandRefusal>> {
         let Asked { caller, request_id, request, .. } = self.asked;
         let first = tables.outcome_of(caller, *request_id)?;
-        Some(match first.refused {
-            _ if first.digest.is_some_and(|of_first| of_first != digest(request)) => {
-                Err(CommandRefusal::RequestReused(Box::new(*request_id)))
-            }
-            Some(refusal) => Err(refusal.clone()),
-            None => Ok(first.revision),
-        })
+        Some(first.of_request(*request_id, digest(request)))
     }
 
     /// Proposes, and returns a replica that has applied the command.

@@ -47,6 +47,35 @@ async fn retried_rename_gets_the_first_answer() {
     assert_eq!((status, again), (StatusCode::OK, first));
 }
 
+/// The entry that activates a root after a compromised one replaces the default tokens, too.
+#[tokio::test]
+async fn token_that_was_replaced_meanwhile_is_not_rotated() {
+    let token = |id: &str| Token {
+        id: id.to_owned(),
+        role: Role::Worker,
+        secret: Secret::new("secret"),
+        default: true,
+        created_at: WallTime(0),
+        expires_at: None,
+        uses_left: None,
+        revision: Revision(1),
+    };
+    for replaced in [false, true] {
+        let mut tables = tables();
+        tables.tokens.insert("before".to_owned(), token("before"));
+        let world = World::with(tables, move |tables, command| {
+            if replaced {
+                tables.tokens.remove("before");
+                tables.tokens.insert("another".to_owned(), token("another"));
+            }
+            let at = tables.revision.next();
+            Some(muster_store::apply(tables, at, command))
+        });
+        let (status, answer, _) = world.native(&Principal::Operator, Request::TokenRotate { role: Role::Worker }).await;
+        assert_eq!(status == StatusCode::NOT_FOUND, replaced, "{answer}");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn unconfirmed_write_is_not_reported_as_refused() {
     let world = World::with(tables(), |_, _| None);

@@ -73,17 +73,17 @@ fn are_same(one: Option<&Authorities>, other: Option<&Authorities>) -> bool {
 /// certificate whose root is not among them counts as the first one's that leads to it. A node without a record knows its own:
 /// a connection that it accepts now is judged by the record that it has later. `None`: there was no rotation.
 fn known_roots(credentials: &NodeCredentials, on_record: Option<&Authorities>) -> Result<Option<Bundle>, TlsFault> {
-    let own = Bundle::from_pem(&credentials.root_pem)?;
-    let Some(on_record) = on_record else { return Ok(Some(own)) };
-    if on_record.roots.is_empty() {
+    if on_record.is_some_and(|on_record| on_record.roots.is_empty()) {
         return Ok(None);
     }
+    let own = Bundle::from_pem(&credentials.root_pem)?;
+    let Some(on_record) = on_record else { return Ok(Some(own)) };
     let mut roots: Vec<_> = on_record.roots.values().collect();
     roots.sort_by_key(|root| (is_withdrawn(root), root.state != AuthorityState::Active));
     Ok(Some(own.preceded_by(roots.iter().map(|root| root.cert_pem.as_str()))))
 }
 
-/// The identity in the first of these certificates, with its issuer if there was a rotation.
+/// The identity in the first of these certificates, with its issuer if roots are known: see [`known_roots`].
 pub(crate) fn identity_of(
     presented: &[CertificateDer<'_>],
     known: Option<&Bundle>,

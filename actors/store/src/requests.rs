@@ -44,12 +44,7 @@ pub(crate) fn recall(tables: &Tables, command: &Command) -> Option<Result<(), Co
     let (caller, digest) = space(command);
     let id = command.request;
     if let Some(first) = tables.outcome_of(caller, id) {
-        let reused = first.digest.is_some_and(|of_first| of_first != digest.unwrap_or(0));
-        return Some(match first.refused {
-            _ if reused => Err(CommandRefusal::RequestReused(Box::new(id))),
-            Some(refusal) => Err(refusal.clone()),
-            None => Ok(()),
-        });
+        return Some(first.of_request(id, digest.unwrap_or(0)).map(drop));
     }
     digest?;
     // A leader that had not yet applied the raise of the level proposed it without a digest; or it is an id of Muster's own

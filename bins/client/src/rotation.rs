@@ -29,8 +29,9 @@ pub fn rotation_progress(roots: &RootsView, root: RootId, goal: RotationGoal) ->
         (AuthorityState::Active, RotationGoal::Revoked) => match unrevoked(roots).find(|item| item.id != root) {
             None => Progress::Settled,
             Some(RootView { id, .. }) => {
-                let last =
-                    format!("revoking: root {id} is revoked once a majority of the managers uses newer certificates");
+                let last = format!(
+                    "revoking: root {id} is revoked once a majority of the managers is up and uses newer certificates"
+                );
                 judged(&roots.renewed, Progress::Waiting(last), "signing", "have renewed")
             }
         },

@@ -223,12 +223,12 @@ pub enum AuthorityChange {
     /// A prepared root signs from now on, or a retiring one again; the one that signed before is retiring. If others may have the key
     /// of that one, they have the join tokens of its time: each of `tokens` replaces the default one of its role, if there is one.
     /// Refused for a retiring root whose key others may have; while a Raft member that is ready has not acknowledged a prepared
-    /// root; and as `RootInUse` if others may have the key of the one that signed before, a voter's certificate has no digest on
+    /// root; and as `NoMajority` if others may have the key of the one that signed before, a voter's certificate has no digest on
     /// record, and the voters that are up and have one whose root is not revoked are not a majority.
     Activate { root: RootId, crosses: Vec<CrossCertificate>, tokens: Vec<Token> },
     /// Deletes a retiring root's key. Refused as `RootInUse` while a Raft member's newest certificate is of it, unless `force`.
     Retire { root: RootId, force: bool },
-    /// Refused as `RootInUse` while a voter may hold a certificate of it, and the voters that are up and hold certificates for certain
+    /// Refused as `NoMajority` while a voter may hold a certificate of it, and the voters that are up and hold certificates for certain
     /// that are neither of this root nor of one that was revoked before are not a majority.
     Revoke { root: RootId },
     /// Deletes a retired or revoked root. Absent: no change. Refused until an hour after the last of its certificates has expired.
@@ -262,6 +262,11 @@ pub enum AuthorityRefusal {
     /// A retirement or a revocation of a root that is not in the state for it.
     #[error("the root {root} is {state}: {}", in_place_of_withdrawal(*.state))]
     NotFormer { root: RootId, state: AuthorityState },
+    #[error(
+        "the root {root} is in use by {in_all} of the managers, {node} among them, and those of the others that are up are not a \
+         majority: wait until they have renewed or are up again, or remove them"
+    )]
+    NoMajority { root: RootId, node: NodeId, in_all: usize },
 }
 
 /// Why a root in this state is neither retired nor revoked.

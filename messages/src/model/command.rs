@@ -490,9 +490,11 @@ impl From<CommandRefusal> for super::ErrorBody {
             ) => ErrorCode::Conflict,
             CommandRefusal::Authority(AuthorityRefusal::SameKey(_)) => ErrorCode::SameKey,
             CommandRefusal::Authority(AuthorityRefusal::TooManyRoots) => ErrorCode::TooManyRoots,
-            CommandRefusal::Authority(AuthorityRefusal::RootInUse { .. } | AuthorityRefusal::MayBeValid { .. }) => {
-                ErrorCode::RootInUse
-            }
+            CommandRefusal::Authority(
+                AuthorityRefusal::RootInUse { .. }
+                | AuthorityRefusal::NoMajority { .. }
+                | AuthorityRefusal::MayBeValid { .. },
+            ) => ErrorCode::RootInUse,
         };
         let error = super::ErrorBody::new(code, refusal.to_string());
         // No leader will ever know more.

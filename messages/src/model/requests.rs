@@ -61,6 +61,22 @@ impl Requests {
     }
 }
 
+impl Recalled<'_> {
+    /// The outcome for a request under this id with this digest: the revision at which it was applied.
+    ///
+    /// # Errors
+    /// Its refusal; the id is of another request.
+    pub fn of_request(&self, id: RequestId, digest: u64) -> Result<Revision, CommandRefusal> {
+        match self.refused {
+            _ if self.digest.is_some_and(|of_first| of_first != digest) => {
+                Err(CommandRefusal::RequestReused(Box::new(id)))
+            }
+            Some(refusal) => Err(refusal.clone()),
+            None => Ok(self.revision),
+        }
+    }
+}
+
 impl Tables {
     /// How this caller's request ended, if still remembered.
     pub fn outcome_of(&self, caller: &Principal, request: RequestId) -> Option<Recalled<'_>> {

@@ -231,7 +231,9 @@ impl Faults {
     /// a disk that fails unnoticed, just before a change that needs it, exceeds what any quorum tolerates.
     fn lose_disk(&mut self, world: &mut World) {
         let voters = self.healthy_voters(world, None);
-        let Some(idx) = world.rng.pick(&voters).filter(|_| voters.len() >= 3) else { return };
+        let Some(idx) = world.rng.pick(&voters).filter(|_| voters.len() >= 3 && takes_part(world, &voters)) else {
+            return;
+        };
         Machine::crash(world, idx, true);
         let noticed = world.settings.roles.election_timeout * 2;
         world.time.after(noticed, Event::TimedFaultEnds(TimedFault::Dying(idx, world.machines[idx].life)));
@@ -246,7 +248,9 @@ impl Faults {
             let roles = world.machines[l].runtime.as_ref()?.leader.as_ref()?.roles.as_ref().filter(|_| reaches)?;
             Some(roles.core.outbox().iter().any(|(_, o)| matches!(o.sent, Sent::Membership(_))))
         });
-        if let Some(member_id) = member_id.filter(|_| voters.len() >= 2 && busy == Some(false)) {
+        if let Some(member_id) =
+            member_id.filter(|_| voters.len() >= 2 && busy == Some(false) && takes_part(world, &voters))
+        {
             self.lost = Some(member_id);
             world.totals.count("fault: disk lost");
             let damaged = world.rng.chance(400);
@@ -262,20 +266,11 @@ impl Faults {
         let tables = world.checks.newest().cloned().unwrap_or_default();
         let loss_repaired = self.lost.is_none_or(|member_id| !tables.members.contains_key(&member_id));
         let member_ids = tables.members.values().filter(|m| m.voter).map(|m| (m.raft_id, world.holder(m.raft_id)));
-        // Until it has renewed, one whose root was revoked does not count towards a quorum.
-        let revoked = |m: &Machine| {
-            let root = tables.authorities.roots.get(&m.agent.trust.chain.issuer);
-            root.is_some_and(|root| root.state == AuthorityState::Revoked)
-        };
         let mut voters = Vec::new();
         for (member_id, idx) in member_ids.filter(|(_, p)| p.is_none() || *p != except) {
             let machine = idx.map(|p| &world.machines[p]);
             let healthy = |m: &&Machine| {
-                m.runs()
-                    && m.member_id() == Some(member_id)
-                    && m.disk.lost.is_none()
-                    && m.disk.speed == DiskSpeed::Good
-                    && !revoked(m)
+                m.runs() && m.member_id() == Some(member_id) && m.disk.lost.is_none() && m.disk.speed == DiskSpeed::Good
             };
             match (idx, machine.filter(healthy)) {
                 (Some(idx), Some(_)) if loss_repaired => voters.push(idx),
@@ -384,4 +379,12 @@ impl Faults {
             }
         }
     }
+}
+
+/// Whether no certificate of these voters is of a revoked root: until it has renewed, such a one does not count towards a quorum.
+fn takes_part(world: &World, voters: &[MachineIdx]) -> bool {
+    let Some(tables) = world.checks.newest() else { return true };
+    let issuer = |idx: &MachineIdx| tables.authorities.roots.get(&world.machines[*idx].agent.trust.chain.issuer);
+    let is_revoked = |idx| issuer(idx).is_some_and(|root| root.state == AuthorityState::Revoked);
+    !voters.iter().any(is_revoked)
 }

@@ -44,7 +44,7 @@ impl Default for Bodies {
 /// The room that an unfinished body takes.
 #[derive(Default)]
 struct Room {
-    shared: Vec<OwnedSemaphorePermit>,
+    shared: Option<OwnedSemaphorePermit>,
     large: Option<OwnedMutexGuard<()>>,
 }
 
@@ -89,15 +89,18 @@ impl Bodies {
         }
         let shared =
             u32::try_from(bytes).ok().and_then(|bytes| Arc::clone(&self.shared).try_acquire_many_owned(bytes).ok());
-        if let Some(shared) = shared {
-            room.shared.push(shared);
+        if let Some(more) = shared {
+            match &mut room.shared {
+                Some(held) => held.merge(more),
+                none => *none = Some(more),
+            }
             return Ok(());
         }
         let large = Arc::clone(&self.large).try_lock_owned().map_err(|_| {
             let text = "too many large bodies are being sent on this connection at once; retry later";
             ErrorBody::new(ErrorCode::TooManyRequests, text).retry_after(Duration::from_secs(1))
         })?;
-        *room = Room { shared: Vec::new(), large: Some(large) };
+        *room = Room { shared: None, large: Some(large) };
         Ok(())
     }
 }

@@ -1,4 +1,5 @@
-//! The time for the head of an HTTP/1.1 request, from its first byte.
+//! The time for the head of an HTTP/1.1 request, from its first byte, or from the first one after the answer before it; and for the
+//! first byte of a connection, for which hyper has no limit.
 //!
 //! Why not hyper's: its time for a head begins when the last answer ends, and so includes the time in which a client has nothing to
 //! ask. A client that asks as often as that time lasts sends each request on a connection that is being closed, and must not
@@ -53,9 +54,12 @@ impl Heads {
         }
     }
 
-    /// When the head that is arriving must be complete.
-    fn deadline(&self) -> Option<Instant> {
+    /// When the head that is arriving must be complete, or the first byte be there.
+    fn deadline(&self, opened: Instant) -> Option<Instant> {
         let state = self.lock();
+        if state.first.is_empty() {
+            return Some(opened + super::IDLE_DEADLINE);
+        }
         state.began.filter(|_| state.first != PREFACE).map(|began| began + HEAD_DEADLINE)
     }
 }
@@ -73,12 +77,14 @@ impl Drop for Unanswered {
 pub(super) struct Limited<S> {
     stream: S,
     heads: Heads,
+    opened: Instant,
     timer: Pin<Box<Sleep>>,
 }
 
 impl<S> Limited<S> {
     pub fn new(stream: S, heads: Heads) -> Self {
-        Self { stream, heads, timer: Box::pin(sleep_until(Instant::now())) }
+        let opened = Instant::now();
+        Self { stream, heads, opened, timer: Box::pin(sleep_until(opened)) }
     }
 }
 
@@ -91,7 +97,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Limited<S> {
             }
             return Poll::Ready(read);
         }
-        while let Some(deadline) = self.heads.deadline() {
+        while let Some(deadline) = self.heads.deadline(self.opened) {
             if deadline <= Instant::now() {
                 return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
             }

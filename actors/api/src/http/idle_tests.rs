@@ -6,12 +6,16 @@ use muster_messages::Principal;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 use tokio::time::{Instant, sleep};
 
-use super::{IDLE_DEADLINE, Network, serve_http};
+use super::{ANONYMOUS_IDLE_DEADLINE, IDLE_DEADLINE, Network, serve_http};
 use crate::tests::World;
 
 fn connect(world: &World) -> DuplexStream {
+    connect_as(world, Principal::Operator)
+}
+
+fn connect_as(world: &World, caller: Principal) -> DuplexStream {
     let (client, server) = duplex(4 * 1024);
-    tokio::spawn(serve_http(world.service.clone(), Principal::Operator, Network::default(), server));
+    tokio::spawn(serve_http(world.service.clone(), caller, Network::default(), server));
     client
 }
 
@@ -37,6 +41,41 @@ async fn connection_stays_open_between_requests() {
     is_alive(&mut client).await.expect("an answer");
     sleep(IDLE_DEADLINE + Duration::from_secs(1)).await;
     assert_eq!(is_alive(&mut client).await, None, "an unused connection is closed in the end");
+}
+
+/// Unused connections of clients with bearer tokens compete with those in use.
+#[tokio::test(start_paused = true)]
+async fn connection_without_a_certificate_is_closed_earlier() {
+    let world = World::new();
+    let mut client = connect_as(&world, Principal::Anonymous);
+    for _ in 0..2 {
+        is_alive(&mut client).await.expect("an answer");
+        sleep(ANONYMOUS_IDLE_DEADLINE - Duration::from_secs(1)).await;
+    }
+    is_alive(&mut client).await.expect("an answer");
+    sleep(ANONYMOUS_IDLE_DEADLINE + Duration::from_secs(1)).await;
+    assert_eq!(is_alive(&mut client).await, None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn silent_connection_is_closed() {
+    let world = World::new();
+    let mut client = connect(&world);
+    sleep(IDLE_DEADLINE + Duration::from_secs(1)).await;
+    assert_eq!(is_alive(&mut client).await, None);
+}
+
+/// Most clients send it so: it is not the next head.
+#[tokio::test(start_paused = true)]
+async fn body_in_its_own_segment_begins_no_head() {
+    let world = World::new();
+    let mut client = connect(&world);
+    let head = b"POST /v1/tokens HTTP/1.1\r\nhost: n1\r\ncontent-length: 4\r\n\r\n";
+    client.write_all(head).await.unwrap();
+    sleep(Duration::from_millis(10)).await;
+    client.write_all(b"nope").await.unwrap();
+    sleep(Duration::from_secs(60)).await;
+    is_alive(&mut client).await.expect("the connection is open");
 }
 
 #[tokio::test(start_paused = true)]

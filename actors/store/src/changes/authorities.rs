@@ -166,7 +166,7 @@ fn activate(
     Ok(())
 }
 
-/// A copy of a manager's state holds the tokens beside the key. A role without a default token gets none.
+/// A copy of a manager's state holds the tokens beside the key. A role whose default token an operator has revoked gets none.
 fn replace_default_tokens(tables: &mut Tables, stamp: &Stamp<'_>, tokens: &[Token]) {
     for token in tokens {
         if let Some(old) = tables.default_token(token.role).map(|old| old.id.clone()) {
@@ -208,7 +208,8 @@ fn keeps_majority(tables: &Tables, root: RootId, loses: impl Fn(NodeId) -> bool)
     let shut_out: Vec<NodeId> = voters.iter().copied().filter(|node| loses(*node)).collect();
     match shut_out.first() {
         Some(node) if 2 * voters.iter().filter(takes_part).count() <= voters.len() => {
-            Err(in_use(root, *node, shut_out.len()))
+            let (node, in_all) = (*node, shut_out.len());
+            Err(refused(AuthorityRefusal::NoMajority { root, node, in_all }))
         }
         _ => Ok(()),
     }

@@ -258,12 +258,12 @@ fn root_is_not_revoked_while_the_majority_needs_it() {
     must(&mut world, activate(8));
     renew(&mut world, 1, 8, "b1", Some("a"));
     let lost = "the answer may be lost: it holds the former one";
-    assert!(matches!(refusal(&mut world, revoke(7)), AuthorityRefusal::RootInUse { in_all: 3, .. }), "{lost}");
+    assert!(matches!(refusal(&mut world, revoke(7)), AuthorityRefusal::NoMajority { in_all: 3, .. }), "{lost}");
     seen(&mut world, 1, "b1");
-    assert!(matches!(refusal(&mut world, revoke(7)), AuthorityRefusal::RootInUse { in_all: 2, .. }));
+    assert!(matches!(refusal(&mut world, revoke(7)), AuthorityRefusal::NoMajority { in_all: 2, .. }));
     assert!(matches!(refusal(&mut world, retire(7, false)), AuthorityRefusal::RootInUse { in_all: 2, .. }));
     renew(&mut world, 2, 8, "b2", Some("a2"));
-    assert!(matches!(refusal(&mut world, revoke(7)), AuthorityRefusal::RootInUse { in_all: 2, .. }), "{lost}");
+    assert!(matches!(refusal(&mut world, revoke(7)), AuthorityRefusal::NoMajority { in_all: 2, .. }), "{lost}");
     seen(&mut world, 2, "b2");
     must(&mut world, revoke(7));
     assert_eq!((states(&world), keys(&world).len()), (vec![(7, Revoked), (8, Active)], 1));
@@ -274,7 +274,7 @@ fn root_is_not_revoked_while_the_majority_needs_it() {
 
 /// Five voters: one was away when root 7 was revoked, and two have certificates of root 8. Without those, two would be left.
 #[test]
-fn voters_of_a_root_revoked_before_are_no_majority() {
+fn voters_of_a_root_revoked_before_do_not_count() {
     let mut world = with_voters(5);
     must(&mut world, prepare(7, 8));
     must(&mut world, activate(8));
@@ -289,7 +289,7 @@ fn voters_of_a_root_revoked_before_are_no_majority() {
         renew_of(&mut world, n, 9, newest, Some(replaces));
         seen(&mut world, n, newest);
     }
-    assert!(matches!(refusal(&mut world, revoke(8)), AuthorityRefusal::RootInUse { in_all: 2, .. }));
+    assert!(matches!(refusal(&mut world, revoke(8)), AuthorityRefusal::NoMajority { in_all: 2, .. }));
     renew_of(&mut world, 3, 9, "c3", Some("b3"));
     seen(&mut world, 3, "c3");
     must(&mut world, revoke(8));
@@ -297,7 +297,7 @@ fn voters_of_a_root_revoked_before_are_no_majority() {
 
 /// Its disk may be lost: with the voter that cannot renew without a leader, too, no majority would be left.
 #[test]
-fn voters_that_are_down_are_no_part_of_the_majority() {
+fn voters_that_are_down_do_not_count() {
     let mut world = with_voters(3);
     must(&mut world, prepare(7, 8));
     must(&mut world, activate(8));
@@ -307,7 +307,7 @@ fn voters_that_are_down_are_no_part_of_the_majority() {
     }
     let liveness = |liveness| Change::SetLiveness { node: id(2), liveness };
     must(&mut world, liveness(Liveness::Down));
-    let in_use = AuthorityRefusal::RootInUse { root: root(7), node: id(3), in_all: 1 };
+    let in_use = AuthorityRefusal::NoMajority { root: root(7), node: id(3), in_all: 1 };
     assert_eq!(refusal(&mut world, revoke(7)), in_use);
     let mut renewed = world.clone();
     renew_of(&mut renewed, 3, 8, "b3", Some("a3"));

@@ -57,7 +57,7 @@ never signs again: `muster ca rotate` makes another one.
 
 Example: muster ca activate 4be3c1d20f6a9587";
 
-const REVOKE_HELP: &str = "Certificates of users that it signed open nothing afterwards. Refused (root_in_use) until a majority of the managers uses certificates
+const REVOKE_HELP: &str = "Certificates of users that it signed open nothing afterwards. Refused (root_in_use) until a majority of the managers is up and uses certificates
 of other roots.
 
 Example: muster ca revoke 4be3c1d2";

@@ -1,7 +1,7 @@
 //! The certificate authority: its roots, and the progress of a rotation.
 
 use muster_client::unrevoked;
-use muster_messages::{CaView, RootView, RootsProgressView, RootsView, RotationPhase, word};
+use muster_messages::{CaView, RootView, RootsProgressView, RootsView, RootsWaitReason, RotationPhase, word};
 
 use super::{list, when};
 use crate::cli::output::{Table, or_dash, printable_lines};
@@ -61,7 +61,9 @@ pub fn rotation(roots: &RootsView) -> String {
 
 fn explained(roots: &RootsView) -> String {
     let prepared = roots.items.iter().find(|root| Some(root.id) == roots.target);
-    let by_digest = unrevoked(roots).any(|root| Some(root.id) == roots.active) && !roots.renewed.missing.is_empty();
+    // Nodes that are down are not awaited.
+    let waits = roots.renewed.missing.iter().any(|node| node.reason != RootsWaitReason::WaitingForNode);
+    let by_digest = waits && unrevoked(roots).any(|root| Some(root.id) == roots.active);
     let first = if by_digest { DIGESTS_FIRST } else { "" };
     match (roots.phase, prepared) {
         (RotationPhase::Publishing, Some(root)) if !root.automatic => {
@@ -79,10 +81,12 @@ const DIGESTS_FIRST: &str = "nodes renew certificates whose digest is not on rec
 /// What becomes of the roots that no longer sign.
 fn former(roots: &RootsView) -> String {
     match unrevoked(roots).find(|root| Some(root.id) != roots.active) {
-        Some(root) => format!("root {} is revoked once a majority of the managers uses newer certificates", root.id),
+        Some(root) => {
+            format!("root {} is revoked once a majority of the managers is up and uses newer certificates", root.id)
+        }
         None if roots.phase == RotationPhase::Retiring => {
             let managers = if roots.renewed.missing.is_empty() { "" } else { ", and until every manager has renewed" };
-            format!("the earlier root is still trusted, for a way back{managers}")
+            format!("the earlier root is still trusted, so that it can sign again{managers}")
         }
         None => "no rotation is in progress".to_owned(),
     }
@@ -153,6 +157,9 @@ mod tests {
         let mut waiting = seen("publishing", true);
         waiting.renewed = waiting.acknowledged.clone();
         let text = rotation(&waiting);
+        assert!(text.contains("publishing: the target signs"), "a node that is down is not awaited: {text}");
+        waiting.renewed.missing[0].reason = RootsWaitReason::Renewing;
+        let text = rotation(&waiting);
         assert!(
             text.contains("digest is not on record; then the target signs") && text.contains("NOT YET (renews)"),
             "{text}"
@@ -162,9 +169,9 @@ mod tests {
         let text = rotation(&signing);
         assert!(text.contains("retiring: root 4be3c1d20f6a9587 is revoked once a majority"), "{text}");
         signing.items[0].compromised = false;
-        assert!(rotation(&signing).contains("still trusted, for a way back\n"));
+        assert!(rotation(&signing).contains("still trusted, so that it can sign again\n"));
         signing.renewed = signing.acknowledged.clone();
-        assert!(rotation(&signing).contains("for a way back, and until every manager has renewed"));
+        assert!(rotation(&signing).contains("can sign again, and until every manager has renewed"));
     }
 
     #[test]

@@ -57,14 +57,14 @@ impl Seen {
     }
 
     /// Waits until each client has had further answers.
-    async fn go_on(&self) {
+    async fn wait_for_further_answers(&self) {
         let before = self.answered.load(Ordering::Relaxed);
         let enough = before + 3 * (IN_FLIGHT + HTTP1_CONNECTIONS);
         let more = async || {
             let broken = !self.unanswered.lock().expect("no client panicked").is_empty();
             Ok((broken || self.answered.load(Ordering::Relaxed) >= enough).then_some(()))
         };
-        until("requests go on being answered", more).await.expect("they do");
+        until("further requests are answered", more).await.expect("they do");
     }
 }
 
@@ -138,7 +138,7 @@ async fn requests_in_flight_are_answered_through_changes() {
 
     let seen = Arc::new(Seen::default());
     let clients = clients(&cluster, "n2", &eve, &seen).await;
-    seen.go_on().await;
+    seen.wait_for_further_answers().await;
     let serial = async |cluster: &Cluster| {
         let node = cluster.seen("n2", "n2").await?.expect("n2 is a node");
         Ok::<_, Failure>(node.certificate.serial)
@@ -146,22 +146,22 @@ async fn requests_in_flight_are_answered_through_changes() {
     // The serving manager leads, and does not any more.
     for to in ["n2", "n3"] {
         cluster.ask("n2", Request::TransferLeader { to: Some(to.to_owned()) }).await.expect("another leader");
-        seen.go_on().await;
+        seen.wait_for_further_answers().await;
     }
     cluster.ask("n2", Request::UserRevoke { name: bob }).await.expect("revoked");
-    seen.go_on().await;
+    seen.wait_for_further_answers().await;
     let before = serial(&cluster).await.expect("n2 answers");
     cluster.ask("n2", Request::CertRotate { node: "n2".to_owned() }).await.expect("asked");
     let renewed = async || Ok((serial(&cluster).await? != before).then_some(()));
     until("n2 has another certificate", renewed).await.expect("it has");
-    seen.go_on().await;
+    seen.wait_for_further_answers().await;
     // The last manager of the earlier build: the feature level rises.
     becomes_this_build(&mut cluster, "n1").await;
     let raised = async || {
         Ok((cluster.ask("n2", Request::Status { fresh: true }).await?["cluster"]["feature_level"] == 3).then_some(()))
     };
     until("the feature level rises", raised).await.expect("it does");
-    seen.go_on().await;
+    seen.wait_for_further_answers().await;
     seen.ended.store(true, Ordering::Relaxed);
     clients.join_all().await;
     println!("{:?}", seen.statuses.lock().expect("no client panicked"));
