@@ -7,7 +7,7 @@ use axum::body::{Body, Bytes};
 use axum::http::{Request, StatusCode};
 use futures_util::stream;
 use hyper::client::conn::http2;
-use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use muster_messages::Principal;
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
@@ -79,4 +79,22 @@ async fn large_bodies_at_once_are_read_or_refused_at_once() {
     let (read, refused) = (of(StatusCode::BAD_REQUEST), of(StatusCode::TOO_MANY_REQUESTS));
     assert!(read >= 1 && read + refused == 3, "{statuses:?}");
     assert!(took < Duration::from_secs(1), "{took:?}");
+}
+
+/// The limit for a head is of HTTP/1.1: what arrives between requests is pings.
+#[tokio::test(start_paused = true)]
+async fn http2_connection_stays_open_between_requests() {
+    let world = World::new();
+    let (near, far) = tokio::io::duplex(16 * 1024);
+    tokio::spawn(serve_http(world.service.clone(), Principal::Operator, Network::default(), far));
+    let mut builder = http2::Builder::new(TokioExecutor::new());
+    builder.timer(TokioTimer::new()).keep_alive_interval(Duration::from_secs(3)).keep_alive_while_idle(true);
+    let (mut client, driver) = builder.handshake(TokioIo::new(near)).await.unwrap();
+    tokio::spawn(driver);
+    for _ in 0..2 {
+        let request = Request::get("http://muster/livez").body(Body::empty()).unwrap();
+        let answered = client.send_request(request).await.expect("the connection is open");
+        assert_eq!(answered.status(), StatusCode::OK);
+        sleep(Duration::from_secs(60)).await;
+    }
 }
