@@ -4,7 +4,8 @@
 //! Inputs      what to send; the current session; how each call ended.
 //! Outputs     calls to the peer's RPC endpoint; `Unreachable`, `SnapshotSent`; answers to callers.
 //! Invariants  MESH-21  every outgoing message is a call with a deadline: a peer that answers nothing is detected, and costs bounded
-//!                      memory, because windows limit the calls. Announcements are outside of them: one without an answer ends the session.
+//!                      memory, because windows limit the calls. Announcements are outside of them: one without an answer ends the session,
+//!                      so that the next one begins with it.
 //! Why separate windows: a snapshot must not delay heartbeats, nor a slow API call the log.
 
 use std::sync::Arc;
@@ -180,7 +181,7 @@ impl PeerShell {
                     link.session.end(EndReason::Unanswered);
                 }
             }
-            CallContent::Check | CallContent::Membership | CallContent::IdentityBindings => {}
+            CallContent::Check(_) | CallContent::Membership | CallContent::IdentityBindings => {}
             CallContent::Piece(transfer, sent) if current => self.piece_done(cx.now(), (transfer, sent), end),
             CallContent::Piece(..) => {}
             CallContent::Call(reply) => {
@@ -193,13 +194,18 @@ impl PeerShell {
     fn call_ended(&mut self, cx: &Cx<PeerMsg>, kind: Kind, end: &End) {
         self.windows.ended(kind);
         let Some(link) = self.link.clone() else { return };
+        let now = cx.now();
         match end {
-            End::Answered(_) => self.windows.answered(cx.now()),
-            End::TimedOut => match self.windows.timed_out(cx.now(), kind) {
+            End::Answered(_) => self.windows.answered(now),
+            End::TimedOut => match self.windows.timed_out(now, kind) {
                 Suspicion::None => {}
-                Suspicion::Check => self.send(cx, &link, PeerMessage::Raft(vec![]), CHECK_DEADLINE, CallContent::Check),
+                Suspicion::Check => {
+                    self.send(cx, &link, PeerMessage::Raft(vec![]), CHECK_DEADLINE, CallContent::Check(now));
+                }
                 Suspicion::Stuck => link.session.end(EndReason::Unanswered),
             },
+            // Without the end of its check a peer would never be checked again.
+            End::Failed if matches!(kind, Kind::Check(_)) => link.session.end(EndReason::Closed),
             End::Failed => {}
         }
     }

@@ -28,8 +28,8 @@ pub struct Link {
 
 pub enum CallContent {
     Raft(Vec<RaftId>),
-    /// Whether the peer still answers: a batch without messages.
-    Check,
+    /// Whether the peer still answers: a batch without messages. When it was sent.
+    Check(Moment),
     Membership,
     IdentityBindings,
     /// Its transfer, and when it was sent.
@@ -42,7 +42,7 @@ impl CallContent {
     pub fn kind(&self) -> Kind {
         match self {
             CallContent::Raft(_) => Kind::Raft,
-            CallContent::Check => Kind::Check,
+            CallContent::Check(sent) => Kind::Check(*sent),
             CallContent::Membership | CallContent::IdentityBindings => Kind::Announcement,
             CallContent::Piece(..) => Kind::Piece,
             CallContent::Call(_) => Kind::Call,

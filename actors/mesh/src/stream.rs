@@ -4,7 +4,8 @@
 //! Invariants  every inbound frame passes the [`Filter`] whole before a byte of it is passed on (MESH-1);
 //!             a switch that is polled first ends both directions at once;
 //!             silence longer than the idle limit ends the session, except while this side does not read (the gate);
-//!             a write without progress for the same time ends it as well.
+//!             a write without progress for the same time ends it as well;
+//!             time in which this process was suspended does not count ([`Wait`]).
 //! Why an idle limit: the library pings every 1 to 5 s and never checks for the answer, and a paused process keeps its
 //! TCP connection alive indefinitely.
 
@@ -28,8 +29,9 @@ use crate::session::{EndReason, Session};
 
 /// Silence that ends a session: more than two of the slowest pings (5 s), so that one may be late.
 pub const IDLE_LIMIT: Duration = Duration::from_secs(13);
-/// A limit noticed this late means that this process was suspended meanwhile: the time says nothing of the peer, which gets the
-/// whole limit again.
+/// The equal parts of a limit.
+const PARTS: u32 = 4;
+/// A part whose end is noticed this late means that this process was suspended meanwhile: the time says nothing of the peer.
 const SUSPENDED: Duration = Duration::from_secs(1);
 const READ_BUFFER_BYTES: usize = 16 * 1024;
 
@@ -55,8 +57,7 @@ impl Guarded {
             deframer: Deframer::default(),
             passing: Bytes::new(),
             ended: Box::pin(self.session.ended().clone().cancelled_owned()),
-            idle: self.idle,
-            timer: Box::pin(sleep_until(Instant::now() + self.idle)),
+            silence: Wait::new(self.idle),
             buffer: vec![0; READ_BUFFER_BYTES].into_boxed_slice(),
             session: Arc::clone(&self.session),
         };
@@ -83,9 +84,35 @@ impl ClusterBidiStream for Guarded {
     }
 }
 
-/// Whether this timer was noticed late.
-fn was_suspended(timer: &Sleep) -> bool {
-    timer.deadline().elapsed() >= SUSPENDED
+/// How long this process has waited for the peer. It waits for the limit in parts, and one whose end it notices late does not count.
+/// Why parts: a suspension that ends shortly after the limit would not be noticed by a single timer.
+struct Wait {
+    part: Duration,
+    timer: Pin<Box<Sleep>>,
+    /// The parts that count so far.
+    counted: u32,
+}
+
+impl Wait {
+    fn new(limit: Duration) -> Self {
+        let part = limit / PARTS;
+        Self { part, timer: Box::pin(sleep_until(Instant::now() + part)), counted: 0 }
+    }
+    fn begin_again(&mut self) {
+        self.counted = 0;
+        self.timer.as_mut().reset(Instant::now() + self.part);
+    }
+    /// Ready once the limit has passed.
+    fn poll_over(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        while self.counted < PARTS {
+            ready!(self.timer.as_mut().poll(cx));
+            if self.timer.deadline().elapsed() < SUSPENDED {
+                self.counted += 1;
+            }
+            self.timer.as_mut().reset(Instant::now() + self.part);
+        }
+        Poll::Ready(())
+    }
 }
 
 struct Reader {
@@ -96,8 +123,7 @@ struct Reader {
     /// The rest of a frame that has been admitted.
     passing: Bytes,
     ended: Pin<Box<WaitForCancellationFutureOwned>>,
-    idle: Duration,
-    timer: Pin<Box<Sleep>>,
+    silence: Wait,
     buffer: Box<[u8]>,
 }
 
@@ -116,9 +142,6 @@ impl Reader {
         }
         self.passing = frame;
         Ok(true)
-    }
-    fn rest(&mut self) {
-        self.timer.as_mut().reset(Instant::now() + self.idle);
     }
 }
 
@@ -139,7 +162,7 @@ impl AsyncRead for Reader {
                 return Poll::Ready(Ok(()));
             }
             if this.session.meter.is_gated(cx.waker()) {
-                this.rest();
+                this.silence.begin_again();
                 return Poll::Pending;
             }
             match this.admit_next() {
@@ -152,12 +175,9 @@ impl AsyncRead for Reader {
             }
             let mut arrived = ReadBuf::new(&mut this.buffer);
             if Pin::new(&mut this.inner).poll_read(cx, &mut arrived)?.is_pending() {
-                // The timer restarts when the gate opens: the time without reading does not count as silence.
-                ready!(this.timer.as_mut().poll(cx));
-                match was_suspended(&this.timer) {
-                    true => this.rest(),
-                    false => this.session.end(EndReason::Idle),
-                }
+                // The wait begins again when the gate opens: the time without reading does not count as silence.
+                ready!(this.silence.poll_over(cx));
+                this.session.end(EndReason::Idle);
                 continue;
             }
             let arrived = arrived.filled();
@@ -166,7 +186,7 @@ impl AsyncRead for Reader {
             }
             this.session.meter.count_read(arrived.len());
             this.deframer.push(arrived);
-            this.rest();
+            this.silence.begin_again();
         }
     }
 }
@@ -178,7 +198,7 @@ struct Writer {
     ended: Pin<Box<WaitForCancellationFutureOwned>>,
     limit: Duration,
     /// Runs while a write makes no progress.
-    stalled: Option<Pin<Box<Sleep>>>,
+    stalled: Option<Wait>,
 }
 
 impl Writer {
@@ -188,13 +208,8 @@ impl Writer {
     }
     /// Bounds how long a write may be pending.
     fn stall(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
-        let deadline = Instant::now() + self.limit;
-        let timer = self.stalled.get_or_insert_with(|| Box::pin(sleep_until(deadline)));
-        ready!(timer.as_mut().poll(cx));
-        while was_suspended(timer) {
-            timer.as_mut().reset(Instant::now() + self.limit);
-            ready!(timer.as_mut().poll(cx));
-        }
+        let wait = self.stalled.get_or_insert_with(|| Wait::new(self.limit));
+        ready!(wait.poll_over(cx));
         self.session.end(EndReason::Stalled);
         Poll::Ready(io::ErrorKind::TimedOut.into())
     }
@@ -324,17 +339,36 @@ mod tests {
         assert!(began.elapsed() >= LIMIT * 3 / 2);
     }
 
-    /// B7.
-    #[tokio::test(start_paused = true)]
-    async fn suspended_process_grants_its_peer_the_limit_again() {
+    /// B7. Suspended for `suspension` after the two sides have waited for `before`: for how long they wait after it.
+    async fn waits_after(before: Duration, suspension: Duration) -> Duration {
         let (session, mut reader, mut writer, _far) = guard();
         let (mut byte, big) = ([0], vec![0; 2 << 20]);
         let mut both = std::pin::pin!(async { tokio::join!(reader.read(&mut byte), writer.write_all(&big)) });
-        let mut passes = async |time| tokio::time::timeout(time, &mut both).await.is_err();
-        assert!(passes(LIMIT / 2).await, "both wait");
-        tokio::time::advance(LIMIT).await;
-        assert!(passes(LIMIT - Duration::from_millis(1)).await, "ended: {}", session.end_reason());
-        assert!(!passes(LIMIT).await, "silence that this process heard counts");
+        let waits = tokio::time::timeout(before, &mut both).await;
+        assert!(waits.is_err(), "ended: {}", session.end_reason());
+        tokio::time::advance(suspension).await;
+        let resumed = Instant::now();
+        let (read, wrote) = both.await;
+        assert_eq!((read.expect("the end of the stream"), wrote.is_err()), (0, true));
+        resumed.elapsed()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn time_of_a_suspension_is_not_silence() {
+        let after = waits_after(Duration::from_secs(5), LIMIT).await;
+        assert!((LIMIT * 3 / 4..LIMIT).contains(&after), "one part before it counts, and all time after it: {after:?}");
+    }
+
+    /// Without the parts, one that ends within a second after the limit would count as silence.
+    #[tokio::test(start_paused = true)]
+    async fn suspension_of_any_length_is_noticed() {
+        for half_seconds in 1..32 {
+            for before in [0, 3, 5].map(Duration::from_secs) {
+                let suspension = Duration::from_millis(half_seconds * 500);
+                let after = waits_after(before, suspension).await;
+                assert!(after >= LIMIT / 2, "{after:?} after {before:?} and {suspension:?}");
+            }
+        }
     }
 
     #[tokio::test(start_paused = true)]

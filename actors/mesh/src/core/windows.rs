@@ -3,8 +3,11 @@
 //! Owns        the counts of the current session's unanswered calls, the [`Pace`] of pieces, and when the peer last answered.
 //! Inputs      calls sent; how each ended.
 //! Outputs     whether another call may be sent; whether the peer is stuck.
-//! Invariants  MESH-27  a session is ended for want of answers only after a check that was sent when they were missed: this process
-//!                      may have been suspended, or so busy, that it was late itself.
+//! Invariants  MESH-27  a session whose Raft messages or pieces of a snapshot get no answer is ended only after a check, which is
+//!                      sent when the answers are missed and whose deadline is noticed in time: this process may have been
+//!                      suspended, or so busy, that it was late itself.
+//! What a check shows: that the peer's RPC endpoint answers. Whether its Raft member does, Raft itself notices.
+//! Why announcements need no check: one without an answer must be sent again, and the next session begins with it.
 
 use std::time::Duration;
 
@@ -19,7 +22,8 @@ pub const RAFT_DEADLINE: Duration = Duration::from_secs(5);
 /// Unanswered calls to services; more wait.
 pub const CALL_WINDOW: usize = 64;
 pub const PIECE_DEADLINE: Duration = Duration::from_secs(10);
-/// The deadline of the check that precedes the end of a session whose peer seems stuck.
+/// The deadline of the check that precedes the end of a session whose peer seems stuck. If this process notices its end only after
+/// twice that time, it was late itself.
 pub const CHECK_DEADLINE: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,8 +31,8 @@ pub enum Kind {
     Raft,
     /// A member id or identity bindings: few, and outside the windows.
     Announcement,
-    /// Whether the peer still answers. Outside the windows, too.
-    Check,
+    /// Whether the peer still answers; when it was sent. Outside the windows, too.
+    Check(Moment),
     Piece,
     /// A call to a service.
     Call,
@@ -50,8 +54,8 @@ pub struct Windows {
     calls: usize,
     pace: Pace,
     answered_at: Moment,
-    /// A check is on its way.
-    checking: bool,
+    /// When the current check was sent. `None`: the peer has answered since, or no check was needed.
+    check: Option<Moment>,
     timed_out: u64,
 }
 
@@ -63,7 +67,7 @@ impl Default for Windows {
             calls: 0,
             pace: Pace::default(),
             answered_at: Moment(0),
-            checking: false,
+            check: None,
             timed_out: 0,
         }
     }
@@ -92,26 +96,34 @@ impl Windows {
     }
     /// The peer answered a call of the current session.
     pub fn answered(&mut self, now: Moment) {
-        (self.answered_at, self.checking) = (now, false);
+        (self.answered_at, self.check) = (now, None);
     }
     /// The peer took a piece of the current snapshot.
     pub fn piece_taken(&mut self, round_trip: Duration) {
         self.pace.answered(round_trip);
     }
     /// A call of the current session got no answer. A peer that answered nothing until the deadline of a Raft call or a piece is
-    /// checked. (A call to a service may legitimately take long.)
+    /// checked: send the check now. (A call to a service may legitimately take long.)
     pub fn timed_out(&mut self, now: Moment, kind: Kind) -> Suspicion {
         let limit = match kind {
-            Kind::Raft | Kind::Announcement | Kind::Check => RAFT_DEADLINE,
+            Kind::Raft | Kind::Announcement | Kind::Check(_) => RAFT_DEADLINE,
             Kind::Piece => PIECE_DEADLINE,
             Kind::Call => return Suspicion::None,
         };
         self.timed_out += 1;
-        let is_silent = now.since(self.answered_at) >= limit;
-        match kind {
-            Kind::Check if is_silent => Suspicion::Stuck,
-            _ if is_silent && !std::mem::replace(&mut self.checking, true) => Suspicion::Check,
-            _ => Suspicion::None,
+        if now.since(self.answered_at) < limit {
+            return Suspicion::None;
+        }
+        match (kind, self.check) {
+            // An earlier check: since then the peer has answered.
+            (Kind::Check(sent), current) if current != Some(sent) => Suspicion::None,
+            (Kind::Check(sent), _) if now.since(sent) <= 2 * CHECK_DEADLINE => Suspicion::Stuck,
+            // A check that was noticed late is repeated.
+            (Kind::Check(_), _) | (_, None) => {
+                self.check = Some(now);
+                Suspicion::Check
+            }
+            (_, Some(_)) => Suspicion::None,
         }
     }
 
@@ -119,7 +131,7 @@ impl Windows {
     pub fn of(&self, kind: Kind) -> (usize, usize) {
         match kind {
             Kind::Raft => (self.raft, RAFT_WINDOW),
-            Kind::Announcement | Kind::Check => (0, usize::MAX),
+            Kind::Announcement | Kind::Check(_) => (0, usize::MAX),
             Kind::Piece => (self.pieces, self.pace.window()),
             Kind::Call => (self.calls, CALL_WINDOW),
         }
@@ -132,7 +144,7 @@ impl Windows {
     fn open(&mut self, kind: Kind) -> Option<&mut usize> {
         match kind {
             Kind::Raft => Some(&mut self.raft),
-            Kind::Announcement | Kind::Check => None,
+            Kind::Announcement | Kind::Check(_) => None,
             Kind::Piece => Some(&mut self.pieces),
             Kind::Call => Some(&mut self.calls),
         }
@@ -175,20 +187,44 @@ mod tests {
         assert_eq!(windows.timed_out(Moment(0) + 3 * RAFT_DEADLINE, Kind::Raft), Suspicion::Check);
     }
 
+    fn at(seconds: u32) -> Moment {
+        Moment(0) + seconds * SECOND
+    }
+
     #[test]
     fn peer_that_missed_a_deadline_is_stuck_after_a_check() {
         let mut windows = Windows::default();
-        let at = |seconds| Moment(0) + seconds * SECOND;
         windows.answered(at(1));
         assert_eq!(windows.timed_out(at(5), Kind::Raft), Suspicion::None);
         assert_eq!(windows.timed_out(at(6), Kind::Announcement), Suspicion::Check);
         assert_eq!(windows.timed_out(at(6), Kind::Raft), Suspicion::None, "one check at a time");
         windows.answered(at(7));
-        assert_eq!(windows.timed_out(at(8), Kind::Check), Suspicion::None, "the peer has answered another call");
+        assert_eq!(windows.timed_out(at(8), Kind::Check(at(6))), Suspicion::None, "the peer has answered another call");
         assert_eq!(windows.timed_out(at(16), Kind::Piece), Suspicion::None);
         assert_eq!(windows.timed_out(at(17), Kind::Piece), Suspicion::Check);
-        assert_eq!(windows.timed_out(at(18), Kind::Check), Suspicion::Stuck);
+        assert_eq!(windows.timed_out(at(18), Kind::Check(at(17))), Suspicion::Stuck);
         assert_eq!(windows.timed_out(at(1000), Kind::Call), Suspicion::None);
         assert_eq!(windows.unanswered(), 7);
+    }
+
+    /// This process stood still during the check: the answer may be in the socket.
+    #[test]
+    fn check_that_was_noticed_late_is_repeated() {
+        let mut windows = Windows::default();
+        assert_eq!(windows.timed_out(at(17), Kind::Raft), Suspicion::Check);
+        assert_eq!(windows.timed_out(at(30), Kind::Check(at(17))), Suspicion::Check);
+        assert_eq!(windows.timed_out(at(30), Kind::Raft), Suspicion::None, "one check at a time");
+        assert_eq!(windows.timed_out(at(31), Kind::Check(at(30))), Suspicion::Stuck);
+    }
+
+    /// The peer answered a call after the first check was sent, and this process stood still then.
+    #[test]
+    fn end_of_an_earlier_check_says_nothing_of_the_next() {
+        let mut windows = Windows::default();
+        assert_eq!(windows.timed_out(at(5), Kind::Raft), Suspicion::Check);
+        windows.answered(at(5) + SECOND / 2);
+        assert_eq!(windows.timed_out(at(20), Kind::Raft), Suspicion::Check);
+        assert_eq!(windows.timed_out(at(20), Kind::Check(at(5))), Suspicion::None);
+        assert_eq!(windows.timed_out(at(21), Kind::Check(at(20))), Suspicion::Stuck);
     }
 }
