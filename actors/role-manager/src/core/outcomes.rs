@@ -1,6 +1,6 @@
 //! How steps end: proposals, dial-backs, offers of leadership.
 
-use muster_messages::{ErrorBody, ErrorCode, WaitReason};
+use muster_messages::{CommandRefusal, ErrorBody, ErrorCode, WaitReason};
 
 use super::membership_requests::Probe;
 use super::plan::Wait;
@@ -47,9 +47,14 @@ impl RoleManager {
         let is_membership_change = matches!(outgoing.sent, Sent::Membership(_));
         self.checkpoint.outbox.remove(step);
         if is_request {
-            if let Some(role_request) = self.role_requests.take_sent(step) {
-                let error = self.proposal_error(&outcome);
-                out.push(refuse(&role_request, error));
+            match (self.role_requests.take_sent(step), &outcome) {
+                // The id is on record, for another request or for an earlier proposal of this one: the record decides. It is not
+                // written again, so a later request cannot be overwritten.
+                (Some(role_request), StepOutcome::Refused(CommandRefusal::RequestReused(_))) => {
+                    self.role_requests.decide_next(now.at, role_request);
+                }
+                (Some(role_request), _) => out.push(refuse(&role_request, self.proposal_error(&outcome))),
+                (None, _) => {}
             }
             return;
         }

@@ -45,7 +45,8 @@ impl RoleRequest {
     }
 
     /// The digest of a request for a role that the node is to hold already. It differs from [`RoleRequest::digest`], so that the outcome
-    /// on record tells whether the request changed anything, as its first answer did.
+    /// on record tells whether the request changed anything, as its first answer did. The replica of the moment decides which of the two
+    /// is proposed: two proposals of one request may differ, and then the second is decided again (`end_proposal`).
     fn unchanged_digest(&self) -> Option<u64> {
         match self.change {
             RequestedChange::Remove { .. } => None,
@@ -107,6 +108,10 @@ pub(crate) struct RoleRequests {
 impl RoleRequests {
     pub fn keep_undecided(&mut self, since: Moment, role_request: RoleRequest) {
         self.undecided.push_back((since, role_request));
+    }
+    /// Keeps it undecided, before all others.
+    pub fn decide_next(&mut self, since: Moment, role_request: RoleRequest) {
+        self.undecided.push_front((since, role_request));
     }
     pub fn has_undecided(&self) -> bool {
         !self.undecided.is_empty()

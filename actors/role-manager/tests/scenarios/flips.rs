@@ -137,19 +137,7 @@ fn a_write_that_changes_nothing_is_not_repeated_at_once() {
 #[test]
 fn retry_of_unchanged_role_is_answered_unchanged() {
     let mut world = World::new(3, 1);
-    world.tables.cluster = Some(std::sync::Arc::new(ClusterRecord {
-        id: ClusterId::from_entropy(1),
-        name: "c".parse().unwrap(),
-        incarnation: Incarnation(1),
-        feature_level: FEATURE_LEVEL,
-        root_cert_pem: String::new(),
-        root_key_pem: Secret::new(String::new()),
-        founded_at: WallTime(0),
-        revision: Revision(1),
-    }));
-    // The role manager sees it with the next revision.
-    world.set_liveness(4, Liveness::Ready);
-    world.run_for(TICK);
+    world.remember_callers();
     let unchanged = RequestedChange::Role(Role::Worker);
     let first = world.change(4, unchanged);
     let request = world.last_request();
@@ -166,4 +154,36 @@ fn retry_of_unchanged_role_is_answered_unchanged() {
     assert_eq!((world.role_answer(again), world.role_answer(promoted_again)), (Some(Ok(false)), Some(Ok(true))));
     assert_eq!(world.code(other), ErrorCode::Conflict, "another request under the same id");
     assert!(world.is_manager(4), "a retry writes nothing");
+}
+
+/// Two promotions of one node, whose outcomes are unknown. The second is repeated between the two: by then it changes nothing, but its
+/// first proposal is applied before, as a change. Another request under its id stays refused.
+#[test]
+fn retry_that_overtakes_its_first_gets_the_first_outcome() {
+    for repeated in [Role::Manager, Role::Worker] {
+        let mut world = World::new(3, 1);
+        world.remember_callers();
+        world.hold_commits = true;
+        for _ in 0..2 {
+            let ask = world.promote(4);
+            world.run_moment();
+            world.time_out_proposals();
+            world.run_moment();
+            assert_eq!(world.code(ask), ErrorCode::UnknownOutcome);
+        }
+        let request = world.last_request();
+        world.hold_commits = false;
+        while world.record(4).desired_role == Role::Worker {
+            world.run_step();
+        }
+        let again = world.request_again(4, RequestedChange::Role(repeated), request);
+        world.settle();
+        match repeated {
+            Role::Manager => assert_eq!(world.role_answer(again), Some(Ok(true))),
+            Role::Worker => assert_eq!(world.code(again), ErrorCode::Conflict),
+        }
+        let decided = world.log.iter().filter(|line| line.contains("RequestReused")).count();
+        assert!(decided > 0, "it was proposed before its first was seen: {:#?}", world.log);
+        assert!(world.is_manager(4));
+    }
 }

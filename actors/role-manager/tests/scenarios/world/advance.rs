@@ -332,6 +332,13 @@ impl World {
         true
     }
 
+    /// The proposals in flight are not confirmed in time. They stay in flight.
+    pub fn time_out_proposals(&mut self) {
+        for step in self.flight.iter_mut().filter_map(|(step, _)| step.take()) {
+            self.inputs.push_back(Input::Committed { step, outcome: StepOutcome::TimedOut });
+        }
+    }
+
     /// The dials in progress fail.
     pub fn fail_dials(&mut self) {
         for (step, _) in std::mem::take(&mut self.probes) {
