@@ -1,5 +1,7 @@
 //! Leaders that die, freeze, or return with a stale state.
 
+use std::time::{Duration, Instant};
+
 use muster_messages::wire::Request;
 use muster_messages::{Liveness, NodeView, Role};
 use rustix::process::Signal;
@@ -164,22 +166,33 @@ fn without_quorum_reads_are_stale_and_writes_name_missing() {
 fn managers_that_stood_still_keep_their_sessions() {
     let mut world = World::with(3, 0);
     let names = ["n1", "n2", "n3"];
-    let (leader, before) = (world.leader_seen_by("n1"), names.map(|name| mesh(&world, name)["sessions_ended"].clone()));
-    for name in names {
-        world.node(name).freeze();
+    let ended = |world: &World| names.map(|name| mesh(world, name)["sessions_ended"].clone());
+    let (leader, before) = (world.leader_seen_by("n1"), ended(&world));
+    // Longer than the deadline of Raft's calls (5 s), then about the limit of silence (13 s).
+    for still in [6, 9, 13, 16].map(Duration::from_secs) {
+        for name in names {
+            world.node(name).freeze();
+        }
+        std::thread::sleep(still); // the fault itself, not a wait
+        for name in names {
+            world.node(name).signal(Signal::CONT);
+        }
+        let resumed = Instant::now();
+        eventually_so("calls are answered after the checks that began then have ended", || {
+            let checks_have_ended = resumed.elapsed() > 2 * CHECK_DEADLINE;
+            for name in names {
+                let label = format!("by={name}");
+                world.muster_at(name, &["node", "update", "n1", "--label-add", &label]).ended(0);
+            }
+            checks_have_ended
+        });
+        assert_eq!(ended(&world), before, "no session ended after {still:?}");
+        assert_eq!(world.leader_seen_by("n1"), leader);
     }
-    // The fault itself, not a wait: longer than the deadline of Raft's calls (5 s) and the limit of silence (13 s).
-    std::thread::sleep(std::time::Duration::from_secs(16));
-    for name in names {
-        world.node(name).signal(Signal::CONT);
-    }
-    for name in names {
-        world.muster_at(name, &["node", "update", "n1", "--label-add", &format!("by={name}")]).ended(0);
-    }
-    let after = names.map(|name| mesh(&world, name)["sessions_ended"].clone());
-    assert_eq!(after, before, "no session ended");
-    assert_eq!(world.leader_seen_by("n1"), leader);
 }
+
+/// The mesh's, of the check before it ends a session.
+const CHECK_DEADLINE: Duration = Duration::from_secs(1);
 
 fn mesh(world: &World, name: &str) -> serde_json::Value {
     let mut shown = world.muster_at(name, &["actors", "inspect", "node/manager/mesh"]).ended(0).json();

@@ -155,7 +155,8 @@ fn absent_nodes_return_after_their_root_was_retired() {
     });
     // The removed one does not.
     world.node("n6").start(&[]);
-    eventually_so("it is refused for good", || world.nodes_log("n6").contains("reason=blocked"));
+    eventually_so("its refusal is logged", || world.nodes_log("n6").contains("reason=blocked"));
+    assert!(world.seen("n1", "n6").is_none(), "it is not in the cluster");
 }
 
 /// Killed without notice at each step, the leader among them: the rotation ends, and no node is locked out.

@@ -277,7 +277,7 @@ impl EndpointContext {
         let size = bytes.len();
         session.meter.answer_leaves(size);
         if reply.send(bytes).is_err() {
-            // Its deadline passed a moment ago: it is written to no one, and must not fill the queue until the session ends.
+            // Its deadline passed a moment ago: it is not written, and must not fill the queue until the session ends.
             session.meter.departed(size as u64);
         }
     }

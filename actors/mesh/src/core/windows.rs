@@ -7,7 +7,8 @@
 //!                      sent when the answers are missed and whose deadline is noticed in time: this process may have been
 //!                      suspended, or so busy, that it was late itself.
 //! What a check shows: that the peer's RPC endpoint answers. Whether its Raft member does, Raft itself notices.
-//! Why announcements need no check: one without an answer must be sent again, and the next session begins with it.
+//! Why an announcement without an answer ends the session without a check (MESH-21): it must be sent again, and the next session
+//! begins with it.
 
 use std::time::Duration;
 

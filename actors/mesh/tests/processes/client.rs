@@ -148,8 +148,10 @@ impl Client {
         }
     }
     pub async fn answer(&mut self, call: u64, reply: &PeerReply) {
-        let what = wire::encode(reply).expect("small");
-        let fields = [number(1, ENDPOINT), number(2, call), nested(3, &what)];
+        self.answer_bytes(call, &wire::encode(reply).expect("small")).await;
+    }
+    pub async fn answer_bytes(&mut self, call: u64, what: &[u8]) {
+        let fields = [number(1, ENDPOINT), number(2, call), nested(3, what)];
         self.send(&nested(2, &nested(3, &fields.concat()))).await;
     }
 }

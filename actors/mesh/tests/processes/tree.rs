@@ -214,6 +214,22 @@ async fn session_ends_only_after_an_unanswered_check() {
     fixture.harness.finish().await;
 }
 
+/// The check would stay pending, and the peer would never be checked again.
+#[tokio::test(start_paused = true)]
+async fn unreadable_answer_to_a_check_ends_the_session() {
+    let mut fixture = Fixture::set().await;
+    let mut client = fixture.connect(2).await;
+    fixture.send(2, 1);
+    let _unanswered = client.called().await.expect("a message");
+    let (number, check) = client.called().await.expect("a check, once its deadline has passed");
+    assert_eq!(check, PeerMessage::Raft(vec![]));
+    client.answer_bytes(number, &[255; 9]).await;
+    fixture.session(2, false).await;
+    let view = fixture.harness.tree().inspect(MESH).await.expect("it runs").view;
+    assert_eq!(view["sessions_ended"], serde_json::json!({"closed": 1}));
+    fixture.harness.finish().await;
+}
+
 /// All dials are refused once the test allows it.
 struct Refusing {
     dialled: watch::Sender<bool>,
