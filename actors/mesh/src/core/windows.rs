@@ -62,15 +62,7 @@ pub struct Windows {
 
 impl Default for Windows {
     fn default() -> Self {
-        Self {
-            raft: 0,
-            pieces: 0,
-            calls: 0,
-            pace: Pace::default(),
-            answered_at: Moment(0),
-            check: None,
-            timed_out: 0,
-        }
+        Self { raft: 0, pieces: 0, calls: 0, pace: Pace::default(), answered_at: Moment(0), check: None, timed_out: 0 }
     }
 }
 
