@@ -4,8 +4,7 @@
 //! Inputs      what to send; the current session; how each call ended.
 //! Outputs     calls to the peer's RPC endpoint; `Unreachable`, `SnapshotSent`; answers to callers.
 //! Invariants  MESH-21  every outgoing message is a call with a deadline: a peer that answers nothing is detected, and costs bounded
-//!                      memory, because windows limit the calls. Announcements are outside of them: one without an answer ends the session,
-//!                      so that the next one begins with it.
+//!                      memory, because windows limit the calls. Announcements are outside of them: one without an answer ends the session.
 //! Why separate windows: a snapshot must not delay heartbeats, nor a slow API call the log.
 
 use std::sync::Arc;
@@ -23,7 +22,7 @@ use crate::core::outgoing::{OutgoingSnapshot, Piece, Report, TransferNumber};
 use crate::core::waiting::WaitingCalls;
 use crate::core::windows::{CHECK_DEADLINE, Kind, PIECE_DEADLINE, RAFT_DEADLINE, Suspicion, Windows};
 use crate::msg::{PeerMsg, PeerStarted};
-use crate::peer_call::{CallContent, End, Link, no_session, result_of, send, too_many_waiting};
+use crate::peer_call::{CallContent, End, Link, check, no_session, result_of, send, too_many_waiting};
 use crate::raft_reports::RaftReports;
 use crate::session::{EndReason, MAX_QUEUED_BYTES};
 
@@ -170,17 +169,9 @@ impl PeerShell {
                 }
             }
             // Rejected or lost: all further messages would be dropped.
-            CallContent::Membership if current && !taken => {
-                if let Some(link) = &self.link {
-                    link.session.end(EndReason::MemberIdRejected);
-                }
-            }
+            CallContent::Membership if current && !taken => self.end_session(EndReason::MemberIdRejected),
             // The peer may accept a process that this manager does not: the next session begins with the bindings.
-            CallContent::IdentityBindings if current && !taken => {
-                if let Some(link) = &self.link {
-                    link.session.end(EndReason::Unanswered);
-                }
-            }
+            CallContent::IdentityBindings if current && !taken => self.end_session(EndReason::Unanswered),
             CallContent::Check(_) | CallContent::Membership | CallContent::IdentityBindings => {}
             CallContent::Piece(transfer, sent) if current => self.piece_done(cx.now(), (transfer, sent), end),
             CallContent::Piece(..) => {}
@@ -193,20 +184,23 @@ impl PeerShell {
     /// A call of the current session ended.
     fn call_ended(&mut self, cx: &Cx<PeerMsg>, kind: Kind, end: &End) {
         self.windows.ended(kind);
-        let Some(link) = self.link.clone() else { return };
-        let now = cx.now();
+        let (Some(link), now) = (self.link.clone(), cx.now()) else { return };
         match end {
             End::Answered(_) => self.windows.answered(now),
             End::TimedOut => match self.windows.timed_out(now, kind) {
                 Suspicion::None => {}
-                Suspicion::Check => {
-                    self.send(cx, &link, PeerMessage::Raft(vec![]), CHECK_DEADLINE, CallContent::Check(now));
-                }
-                Suspicion::Stuck => link.session.end(EndReason::Unanswered),
+                Suspicion::Check => self.send(cx, &link, check(), CHECK_DEADLINE, CallContent::Check(now)),
+                Suspicion::Stuck => self.end_session(EndReason::Unanswered),
             },
             // Without the end of its check a peer would never be checked again.
-            End::Failed if matches!(kind, Kind::Check(_)) => link.session.end(EndReason::Closed),
+            End::Failed if matches!(kind, Kind::Check(_)) => self.end_session(EndReason::Closed),
             End::Failed => {}
+        }
+    }
+
+    fn end_session(&self, why: EndReason) {
+        if let Some(link) = &self.link {
+            link.session.end(why);
         }
     }
 

@@ -28,7 +28,7 @@ pub struct Link {
 
 pub enum CallContent {
     Raft(Vec<RaftId>),
-    /// Whether the peer still answers: a batch without messages. When it was sent.
+    /// When it was sent.
     Check(Moment),
     Membership,
     IdentityBindings,
@@ -72,6 +72,11 @@ impl End {
             End::TimedOut => PieceEnd::Lost(format!("no answer in {} s", PIECE_DEADLINE.as_secs())),
         }
     }
+}
+
+/// Asks whether the peer still answers: a batch without messages.
+pub fn check() -> PeerMessage {
+    PeerMessage::Raft(vec![])
 }
 
 /// Sends one call. It is sent before this returns, so calls keep their order; its end is reported as `Done`.
