@@ -311,7 +311,6 @@ fn tag_of(bytes: &[u8]) -> Option<u128> {
 
 #[cfg(test)]
 mod tests {
-
     use super::*;
     use crate::session::Facts;
 
