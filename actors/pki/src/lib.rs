@@ -14,7 +14,6 @@
 mod access;
 mod csr;
 mod encoding;
-mod files;
 mod founding;
 mod grant;
 mod identity;
@@ -32,7 +31,6 @@ mod trust;
 pub use self::access::BearerToken;
 pub use self::csr::{BadCsr, CsrKey, make_csr, new_key};
 pub use self::encoding::{BadPem, MAX_DER, MAX_PEM};
-pub use self::files::write_atomic;
 pub use self::founding::Founding;
 pub use self::grant::Grant;
 pub use self::identity::{
@@ -49,4 +47,6 @@ pub use self::rekey::{BadRekey, prove_rekey, verify_rekey};
 pub use self::store::{Ended, IdentityFault, IdentityStore, LocalNode, credentials, own_root_pem, with_bundle};
 pub use self::tls::{TlsFault, client_config, server_config, server_config_for, unverified_client_config};
 pub use self::token::{BadToken, JoinToken, digest, new_token_id, new_token_secret, secrets_equal};
+pub use muster_sealing::files::write_atomic;
+
 pub use self::trust::{BadBundle, Bundle, MAX_CHAIN};

@@ -13,12 +13,12 @@ use std::path::{Path, PathBuf};
 use muster_messages::protocol::NodeCredentials;
 use muster_messages::wire::Starts;
 use muster_messages::{CertIdentity, Name, RaftId, RefusalReason, Secret, WallTime};
+use muster_sealing::files;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::csr::key_pair;
 use crate::encoding;
-use crate::files;
 use crate::identity::{self, identity_of_pem};
 use crate::private::{NotPrivate, check_folder};
 use crate::tls;

@@ -1,4 +1,4 @@
-//! Files that must be complete or absent.
+//! Files that must be complete or absent. The only module with effects beside [`crate::Keys`], which uses it.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
@@ -23,24 +23,30 @@ pub fn write_atomic(path: &Path, content: &[u8]) -> io::Result<()> {
 }
 
 /// Removes a file durably. Absent: no effect.
-pub(crate) fn remove_durably(path: &Path) -> io::Result<()> {
+pub fn remove_durably(path: &Path) -> io::Result<()> {
     remove(path)?;
     path.parent().map_or(Ok(()), sync_folder)
 }
 
 /// Creates a folder that only the owner may enter, with its parents.
-pub(crate) fn private_folder(path: &Path) -> io::Result<()> {
+pub fn private_folder(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(path)?;
     path.parent().map_or(Ok(()), sync_folder)
 }
 
 /// The text of a file; `None` if there is none.
-pub(crate) fn read(path: &Path) -> io::Result<Option<String>> {
+pub fn read(path: &Path) -> io::Result<Option<String>> {
+    let invalid = |_| io::Error::new(io::ErrorKind::InvalidData, "not UTF-8");
+    read_bytes(path)?.map(|bytes| String::from_utf8(bytes).map_err(invalid)).transpose()
+}
+
+/// The content of a file; `None` if there is none.
+pub fn read_bytes(path: &Path) -> io::Result<Option<Vec<u8>>> {
     match fs::metadata(path) {
         Ok(meta) if meta.len() > MAX_FILE => {
             Err(io::Error::new(io::ErrorKind::InvalidData, format!("{} bytes, the limit is {MAX_FILE}", meta.len())))
         }
-        Ok(_) => fs::read_to_string(path).map(Some),
+        Ok(_) => fs::read(path).map(Some),
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(e) => Err(e),
     }

@@ -1,0 +1,186 @@
+//! The keys of this node: the keyring on disk, and what is open of it in memory.
+//!
+//! Owns        `identity/keyring.json`. One handle per process, whose clones share one state: the file has one writer.
+//! Invariants  SEAL-2  a key is used only after the keyring that holds it is on disk, and its folder synced.
+//!             SEAL-5  a wrong key and a damaged file change nothing on disk.
+//! Calls block: they read and write a small file.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::crypto::DataKey;
+use crate::files;
+use crate::keyring::{KeyId, KeyUse, Keyring, KeyringFault, OpenKeyring, Protected, UnlockRefusal};
+use crate::unlock_key::UnlockKey;
+
+/// The name of the file in the identity folder.
+const FILE: &str = "keyring.json";
+
+/// Whether the keys of a node can be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeysStatus {
+    /// No keyring: a worker, or a node that has nothing sealed yet.
+    Absent,
+    /// Sealed with this version of the unlock key, which was not given yet.
+    Locked { version: u64 },
+    /// Usable. `sealed`: the file opens only with version `version` of the unlock key; otherwise with a key that lies beside it.
+    Open { version: u64, sealed: bool },
+}
+
+enum State {
+    Absent,
+    Locked(Keyring),
+    Open(OpenKeyring),
+}
+
+struct Inner {
+    path: PathBuf,
+    state: Mutex<State>,
+}
+
+/// See the module. Clones share one state.
+#[derive(Clone)]
+pub struct Keys(Arc<Inner>);
+
+impl fmt::Debug for Keys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Keys({}, {:?})", self.0.path.display(), self.status())
+    }
+}
+
+impl Keys {
+    /// Reads the keyring of an identity folder. A clear slot opens it at once.
+    pub fn open(identity: &Path) -> Result<Self, KeyringFault> {
+        let path = identity.join(FILE);
+        let state = read_state(&path)?;
+        Ok(Self(Arc::new(Inner { path, state: Mutex::new(state) })))
+    }
+
+    /// The file, for messages.
+    pub fn path(&self) -> &Path {
+        &self.0.path
+    }
+
+    pub fn status(&self) -> KeysStatus {
+        match &*self.state() {
+            State::Absent => KeysStatus::Absent,
+            State::Locked(keyring) => KeysStatus::Locked { version: keyring.version() },
+            State::Open(keyring) => KeysStatus::Open { version: keyring.version(), sealed: keyring.is_sealed() },
+        }
+    }
+
+    /// Opens a locked keyring. Repeated with the right key: `NotLocked`. Nothing on disk changes.
+    pub fn unlock(&self, key: &UnlockKey) -> Result<(), UnlockRefusal> {
+        let mut state = self.state();
+        let State::Locked(keyring) = &*state else { return Err(UnlockRefusal::NotLocked) };
+        *state = State::Open(keyring.unlock(key)?);
+        Ok(())
+    }
+
+    /// Creates a keyring with a clear slot, if there is none. The caller has checked that nothing is sealed: a new keyring opens
+    /// nothing that was sealed before.
+    pub fn ensure(&self) -> Result<(), KeyringFault> {
+        let mut state = self.state();
+        match &*state {
+            State::Absent => {
+                let keyring = OpenKeyring::create();
+                self.write(&keyring)?;
+                *state = State::Open(keyring);
+                Ok(())
+            }
+            State::Locked(keyring) => Err(KeyringFault::Locked { version: keyring.version() }),
+            State::Open(_) => Ok(()),
+        }
+    }
+
+    /// Seals the keyring with this version of the cluster's unlock key, or opens it (`None`). Repeated: `Unchanged`. Late: `Stale`.
+    /// An equal version with another key: `Conflict`.
+    /// The first unlock key also makes new data keys, because the former ones lay in clear: what they sealed is sealed anew
+    /// at the next opening.
+    pub fn protect(&self, version: u64, key: Option<&UnlockKey>) -> Result<Protected, KeyringFault> {
+        self.change(|keyring| {
+            let done = keyring.protect(version, key)?;
+            Ok((done == Protected::Changed, done))
+        })
+    }
+
+    /// A new data key: what is sealed with an older one is sealed anew at the next opening.
+    pub fn add_key(&self, for_use: KeyUse) -> Result<KeyId, KeyringFault> {
+        self.change(|keyring| Ok((true, keyring.add_key(for_use))))
+    }
+
+    /// Drops the older keys of a use that no file needs any more. SEAL-3: the caller has looked.
+    pub fn drop_keys(&self, for_use: KeyUse, in_use: &[KeyId]) -> Result<(), KeyringFault> {
+        self.change(|keyring| Ok((keyring.drop_keys(for_use, in_use), ())))
+    }
+
+    /// All keys of a use, the newest last. Never empty.
+    pub fn of(&self, for_use: KeyUse) -> Result<Vec<DataKey>, KeyringFault> {
+        match &*self.state() {
+            State::Absent => Err(KeyringFault::Absent),
+            State::Locked(keyring) => Err(KeyringFault::Locked { version: keyring.version() }),
+            State::Open(keyring) => Ok(keyring.keys(for_use)),
+        }
+    }
+
+    /// The random name of the keyring. Records are bound to it.
+    pub fn id(&self) -> Result<String, KeyringFault> {
+        match &*self.state() {
+            State::Absent => Err(KeyringFault::Absent),
+            State::Locked(keyring) => Err(KeyringFault::Locked { version: keyring.version() }),
+            State::Open(keyring) => Ok(keyring.id().to_owned()),
+        }
+    }
+
+    /// Deletes the keyring: what it sealed can never be opened again. Absent: no effect.
+    pub fn remove(&self) -> Result<(), KeyringFault> {
+        let mut state = self.state();
+        files::remove_durably(&self.0.path).map_err(io_fault)?;
+        *state = State::Absent;
+        Ok(())
+    }
+
+    /// Changes a copy, writes it, and only then uses it.
+    fn change<T>(
+        &self,
+        change: impl FnOnce(&mut OpenKeyring) -> Result<(bool, T), KeyringFault>,
+    ) -> Result<T, KeyringFault> {
+        let mut state = self.state();
+        let mut keyring = match &*state {
+            State::Absent => return Err(KeyringFault::Absent),
+            State::Locked(keyring) => return Err(KeyringFault::Locked { version: keyring.version() }),
+            State::Open(keyring) => keyring.clone(),
+        };
+        let (changed, result) = change(&mut keyring)?;
+        if changed {
+            self.write(&keyring)?;
+            *state = State::Open(keyring);
+        }
+        Ok(result)
+    }
+
+    fn write(&self, keyring: &OpenKeyring) -> Result<(), KeyringFault> {
+        if let Some(folder) = self.0.path.parent() {
+            files::private_folder(folder).map_err(io_fault)?;
+        }
+        files::write_atomic(&self.0.path, &keyring.text()).map_err(io_fault)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn read_state(path: &Path) -> Result<State, KeyringFault> {
+    let Some(text) = files::read_bytes(path).map_err(io_fault)? else { return Ok(State::Absent) };
+    let keyring = Keyring::parse(&text)?;
+    match keyring.open_clear() {
+        Some(open) => open.map(State::Open),
+        None => Ok(State::Locked(keyring)),
+    }
+}
+
+fn io_fault(error: std::io::Error) -> KeyringFault {
+    KeyringFault::Io(error.to_string())
+}

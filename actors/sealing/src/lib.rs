@@ -1,0 +1,29 @@
+//! Sealing: what is secret on a manager's disk is encrypted and authenticated.
+//!
+//! A library without an actor. Everything is pure except [`files`] and [`Keys`], which owns `identity/keyring.json`.
+//!
+//! ```text
+//! unlock key ──► KEK ──┐
+//! clear slot ──────────┴─► master key ──► data keys ──► one key per writer ──► records, chunks of a file
+//! ```
+//!
+//! Invariants  SEAL-2  nothing is written under a key that is not durable in the keyring.
+//!             SEAL-5  a wrong key is distinguished from damage, and neither deletes anything.
+//!             SEAL-6  the version of the unlock key only grows.
+//!             SEAL-7  no pair of key and nonce is used twice, across crashes: every writer draws a salt.
+//! Why one small file for all keys: it is replaced atomically, so keys and what wraps them cannot contradict each other.
+
+mod crypto;
+pub mod files;
+mod keyring;
+mod keys;
+mod record;
+mod secret_file;
+mod unlock_key;
+
+pub use self::crypto::DataKey;
+pub use self::keyring::{KeyId, KeyUse, KeyringFault, Protected, UnlockRefusal};
+pub use self::keys::{Keys, KeysStatus};
+pub use self::record::{Opener, RECORD_OVERHEAD, Sealer, WrongSeal, open_chunks, seal_chunks};
+pub use self::secret_file::{is_sealed_text, open_text, seal_text};
+pub use self::unlock_key::{BadUnlockKey, UnlockKey};
