@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use muster_messages::protocol::NodeCredentials;
 use muster_messages::wire::Starts;
 use muster_messages::{CertIdentity, Name, RaftId, RefusalReason, Secret, WallTime};
-use muster_sealing::files;
+use muster_sealing::{KEYRING, Keys, KeyringFault, files};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -34,6 +34,8 @@ pub enum IdentityFault {
     Damaged { path: PathBuf, why: String, help: &'static str },
     #[error(transparent)]
     NotPrivate(#[from] NotPrivate),
+    #[error("{path}")]
+    Keyring { path: PathBuf, source: KeyringFault },
 }
 
 const HELP_CREDENTIALS: &str = "restore the file from a backup, or remove the node from the cluster, empty the data \
@@ -77,6 +79,7 @@ pub struct Ended {
 #[derive(Clone, Debug)]
 pub struct IdentityStore {
     folder: PathBuf,
+    keys: Keys,
 }
 
 impl IdentityStore {
@@ -85,7 +88,13 @@ impl IdentityStore {
         let folder = data.join("identity");
         files::private_folder(&folder).map_err(|source| IdentityFault::Io { path: folder.clone(), source })?;
         check_folder(&folder)?;
-        Ok(Self { folder })
+        let keys = Keys::open(&folder).map_err(|source| IdentityFault::Keyring { path: folder.join(KEYRING), source })?;
+        Ok(Self { folder, keys })
+    }
+
+    /// The keys with which this node's secrets are sealed. Its clones share them: unlocked once, they are unlocked everywhere.
+    pub fn keys(&self) -> &Keys {
+        &self.keys
     }
 
     /// The credentials on disk, `None` if there are none. Expired ones are returned too: the caller decides.

@@ -15,7 +15,7 @@ use crate::keyring::{KeyId, KeyUse, Keyring, KeyringFault, OpenKeyring, Protecte
 use crate::unlock_key::UnlockKey;
 
 /// The name of the file in the identity folder.
-const FILE: &str = "keyring.json";
+pub const KEYRING: &str = "keyring.json";
 
 /// Whether the keys of a node can be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,7 +52,7 @@ impl fmt::Debug for Keys {
 impl Keys {
     /// Reads the keyring of an identity folder. A clear slot opens it at once.
     pub fn open(identity: &Path) -> Result<Self, KeyringFault> {
-        let path = identity.join(FILE);
+        let path = identity.join(KEYRING);
         let state = read_state(&path)?;
         Ok(Self(Arc::new(Inner { path, state: Mutex::new(state) })))
     }
