@@ -8,6 +8,7 @@ use std::time::Duration;
 use muster_client::Client;
 use muster_messages::wire::Request;
 use muster_messages::{RaftId, Revision, Role};
+use muster_pki::IdentityStore;
 use serde_json::Value;
 
 use crate::harness::{ForegroundMuster, World, eventually, eventually_so};
@@ -223,8 +224,9 @@ fn no_log_holds_a_key_or_the_secret_of_a_token() {
         tokens.iter().map(|token| token.rsplit('-').next().expect("a secret").to_owned()).collect();
     secrets.extend(key_lines(&identity.stdout.replace("\\n", "\n")));
     for name in ["n1", "n2", "n3"] {
-        let file = world.node(name).folder.join("identity").join("credentials.pem");
-        let keys = key_lines(&std::fs::read_to_string(file).expect("a node has credentials"));
+        let store = IdentityStore::open(&world.node(name).folder).expect("the directory is a node's");
+        let keys = store.load_credentials().expect("credentials").expect("a node has some").key_pem;
+        let keys = key_lines(keys.expose());
         assert!(!keys.is_empty());
         secrets.extend(keys);
     }

@@ -32,6 +32,7 @@ mod removal;
 mod requests;
 mod roles;
 mod rotation;
+mod sealed_disk;
 mod secrets;
 mod shutdown;
 mod slow_links;

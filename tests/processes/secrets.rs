@@ -8,6 +8,7 @@ use muster_messages::wire::{
     ActorsAsk, ActorsOf, KubeCall, LeaseRef, LeaseRequest, ListOf, Page, ReconcilerRequest, Request,
 };
 use muster_messages::{Revision, Role, RootId};
+use muster_pki::IdentityStore;
 use serde_json::Value;
 
 use crate::harness::World;
@@ -218,8 +219,9 @@ fn answers_leak_no_root_key_or_token_secret() {
     assert!(!root.is_empty(), "a backup holds the root key");
     secrets.extend(root);
     for name in ["n1", "n2", "n3"] {
-        let file = world.node(name).folder.join("identity").join("credentials.pem");
-        let own = key_lines(&std::fs::read(file).expect("credentials"));
+        let store = IdentityStore::open(&world.node(name).folder).expect("the directory is a node's");
+        let own = store.load_credentials().expect("credentials").expect("a node has some").key_pem;
+        let own = key_lines(own.expose().as_bytes());
         assert!(!own.is_empty());
         secrets.extend(own);
     }

@@ -64,7 +64,8 @@ impl IdentityStore {
             root_cert_pem: root.cert_pem,
             root_key_pem: root.key_pem,
         };
-        self.write_json(&self.path("founding.json"), &founding)?;
+        self.keys().ensure().map_err(|source| self.keyring_fault(source))?;
+        self.write_secret("founding.json", &founding)?;
         Ok(founding)
     }
 

@@ -31,7 +31,7 @@ impl IdentityStore {
             node: node.unwrap_or_else(|| NodeId::from_entropy(entropy())),
             key_pem: new_key(),
         };
-        self.write_json(&path, &attempt)?;
+        self.write_secret("join.json", &attempt)?;
         Ok(attempt)
     }
 

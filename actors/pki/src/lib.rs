@@ -23,6 +23,7 @@ pub mod private;
 mod random;
 mod recovering;
 mod rekey;
+mod sealed;
 mod store;
 mod tls;
 mod token;

@@ -9,11 +9,12 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use muster_messages::protocol::NodeCredentials;
 use muster_messages::wire::Starts;
 use muster_messages::{CertIdentity, Name, RaftId, RefusalReason, Secret, WallTime};
-use muster_sealing::{KEYRING, Keys, KeyringFault, files};
+use muster_sealing::{KEYRING, KeyringFault, Keys, files};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -80,6 +81,8 @@ pub struct Ended {
 pub struct IdentityStore {
     folder: PathBuf,
     keys: Keys,
+    /// Held while `credentials.pem` is replaced: by the agent, or because it is sealed anew.
+    writing: Arc<Mutex<()>>,
 }
 
 impl IdentityStore {
@@ -88,8 +91,9 @@ impl IdentityStore {
         let folder = data.join("identity");
         files::private_folder(&folder).map_err(|source| IdentityFault::Io { path: folder.clone(), source })?;
         check_folder(&folder)?;
-        let keys = Keys::open(&folder).map_err(|source| IdentityFault::Keyring { path: folder.join(KEYRING), source })?;
-        Ok(Self { folder, keys })
+        let keys =
+            Keys::open(&folder).map_err(|source| IdentityFault::Keyring { path: folder.join(KEYRING), source })?;
+        Ok(Self { folder, keys, writing: Arc::default() })
     }
 
     /// The keys with which this node's secrets are sealed. Its clones share them: unlocked once, they are unlocked everywhere.
@@ -103,11 +107,11 @@ impl IdentityStore {
         let Some(text) = self.read(&path, HELP_CREDENTIALS)? else {
             return Ok(None);
         };
-        let mut found = parse_credentials(&text).map_err(|why| IdentityFault::Damaged {
-            path,
-            why: why.to_owned(),
-            help: HELP_CREDENTIALS,
-        })?;
+        let damaged =
+            |why: &str| IdentityFault::Damaged { path: path.clone(), why: why.to_owned(), help: HELP_CREDENTIALS };
+        let (key, chain, root) = split_credentials(&text).map_err(damaged)?;
+        let key = self.read_key(&path, &key)?;
+        let mut found = credentials(key, chain, root).map_err(damaged)?;
         let path = self.path("roots.pem");
         if let Some(roots) = self.read(&path, HELP_ROOTS)? {
             let bundle = Bundle::from_pem(&roots).and_then(|bundle| bundle.with(&found.root_pem));
@@ -121,19 +125,28 @@ impl IdentityStore {
     /// Replaces key, certificate and the root that issued it in one step; the other trusted roots follow in their own file, and
     /// until then both the earlier and the new ones are trusted. Refuses those that `load_credentials` would report as damaged.
     pub fn save_credentials(&self, creds: &NodeCredentials) -> Result<(), IdentityFault> {
+        let _only_writer = self.writing();
+        self.write_credentials(creds)
+    }
+
+    /// The caller holds [`IdentityStore::writing`].
+    pub(crate) fn write_credentials(&self, creds: &NodeCredentials) -> Result<(), IdentityFault> {
         let path = self.path("credentials.pem");
         let refused =
             |why| IdentityFault::Io { path: path.clone(), source: io::Error::new(io::ErrorKind::InvalidData, why) };
         let (root, alone) = issuing_root(&creds.cert_pem, &creds.root_pem).map_err(refused)?;
-        let parts = [creds.key_pem.expose(), &creds.cert_pem, &root];
+        let (_, role) = creds.identity.node().ok_or(refused("the certificate is not a node's"))?;
+        let key = self.stored_key(role, &creds.key_pem)?;
+        let parts = [&key, &creds.cert_pem, &root];
         let text: String = parts.iter().map(|p| format!("{}\n", p.trim_end())).collect();
-        parse_credentials(&text).map_err(refused)?;
+        let (_, chain, root) = split_credentials(&text).map_err(refused)?;
+        credentials(creds.key_pem.clone(), chain, root).map_err(refused)?;
         self.remember_former(&creds.root_pem)?;
-        write(&path, text.as_bytes())?;
+        self.write(&path, text.as_bytes())?;
         // Last: until then the root in the file above is trusted beside the former ones, so that a crash between the two leaves
         // no certificate whose root is not trusted.
         let roots = self.path("roots.pem");
-        if alone { self.remove(&roots) } else { write(&roots, creds.root_pem.as_bytes()) }
+        if alone { self.remove(&roots) } else { self.write(&roots, creds.root_pem.as_bytes()) }
     }
 
     /// The digests of the roots of this node's cluster, as tokens name them: of the one that issued its certificate, of the other
@@ -204,11 +217,12 @@ impl IdentityStore {
         path: &Path,
         help: &'static str,
     ) -> Result<Option<T>, IdentityFault> {
-        let Some(text) = self.read(path, help)? else {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let Some(text) = self.read_secret(path, &name, help)? else {
             return Ok(None);
         };
         // Only the position: an error text of the parser may quote a key.
-        serde_json::from_str(&text).map(Some).map_err(|e| IdentityFault::Damaged {
+        serde_json::from_str(text.expose()).map(Some).map_err(|e| IdentityFault::Damaged {
             path: path.to_owned(),
             why: format!("line {}, column {}", e.line(), e.column()),
             help,
@@ -217,14 +231,22 @@ impl IdentityStore {
 
     pub(crate) fn write_json<T: Serialize>(&self, path: &Path, value: &T) -> Result<(), IdentityFault> {
         let text = serde_json::to_vec_pretty(value).expect("identity files serialize as JSON");
-        write(path, &text)
+        self.write(path, &text)
+    }
+
+    pub(crate) fn write(&self, path: &Path, content: &[u8]) -> Result<(), IdentityFault> {
+        files::write_atomic(path, content).map_err(|source| IdentityFault::Io { path: path.to_owned(), source })
+    }
+
+    pub(crate) fn writing(&self) -> MutexGuard<'_, ()> {
+        self.writing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn remove(&self, path: &Path) -> Result<(), IdentityFault> {
         files::remove_durably(path).map_err(|source| IdentityFault::Io { path: path.to_owned(), source })
     }
 
-    fn read(&self, path: &Path, help: &'static str) -> Result<Option<String>, IdentityFault> {
+    pub(crate) fn read(&self, path: &Path, help: &'static str) -> Result<Option<String>, IdentityFault> {
         files::read(path).map_err(|source| match source.kind() {
             io::ErrorKind::InvalidData => {
                 IdentityFault::Damaged { path: path.to_owned(), why: "not UTF-8 text, or too large".to_owned(), help }
@@ -232,10 +254,6 @@ impl IdentityStore {
             _ => IdentityFault::Io { path: path.to_owned(), source },
         })
     }
-}
-
-fn write(path: &Path, content: &[u8]) -> Result<(), IdentityFault> {
-    files::write_atomic(path, content).map_err(|source| IdentityFault::Io { path: path.to_owned(), source })
 }
 
 /// Credentials from key, certificate and root, which must belong together.
@@ -290,13 +308,14 @@ fn issuing_root(cert_pem: &str, root_pem: &str) -> Result<(String, bool), &'stat
     Ok((root, bundle.ids().count() == 1))
 }
 
-fn parse_credentials(text: &str) -> Result<NodeCredentials, &'static str> {
+/// The private key, sealed or not, the certificates and the root.
+fn split_credentials(text: &str) -> Result<(String, String, String), &'static str> {
     let blocks = pem_blocks(text);
     let [key, chain @ .., root] = &blocks[..] else { return Err(CONTENT) };
     if chain.is_empty() || !key.contains("PRIVATE KEY") {
         return Err(CONTENT);
     }
-    credentials(Secret::new(key.as_str()), chain.concat(), root.clone())
+    Ok((key.clone(), chain.concat(), root.clone()))
 }
 
 /// The PEM blocks of a text, each with its armour; an unterminated block is ignored.

@@ -7,10 +7,11 @@ use std::sync::Arc;
 
 use muster_kernel::{Cx, Fault};
 use muster_messages::RaftDiskView;
+use muster_sealing::Keys;
 use raft_engine::env::DefaultFileSystem;
 
 use crate::core::{Durable, RaftCore, Recovered};
-use crate::disk::{self, DiskThread, FaultKind, LogFault, Report};
+use crate::disk::{self, DiskThread, FaultKind, LogFault, Report, SnapshotFiles};
 use crate::shell::Msg;
 
 /// How often one incarnation of the actor rewrites its log after failed syncs. A disk that fails more often is left to the
@@ -23,6 +24,7 @@ pub struct DiskNews(Report, u32);
 /// See the module.
 pub(crate) struct MemberDisk {
     dir: PathBuf,
+    keys: Keys,
     file_system: Arc<DefaultFileSystem>,
     thread: DiskThread,
     renewals: u32,
@@ -31,13 +33,18 @@ pub(crate) struct MemberDisk {
 
 impl MemberDisk {
     /// Blocks.
-    pub fn open(dir: &Path, hangs_while: Option<PathBuf>) -> Result<(Self, Recovered), LogFault> {
-        let (thread, recovered) = DiskThread::open(dir)?;
+    pub fn open(dir: &Path, keys: Keys, hangs_while: Option<PathBuf>) -> Result<(Self, Recovered), LogFault> {
+        let (thread, recovered) = DiskThread::open(dir, &keys)?;
         if let Some(file) = hangs_while {
             thread.hang_while(file);
         }
         let file_system = Arc::new(DefaultFileSystem);
-        Ok((Self { dir: dir.to_owned(), file_system, thread, renewals: 0, persisted: 0 }, recovered))
+        Ok((Self { dir: dir.to_owned(), keys, file_system, thread, renewals: 0, persisted: 0 }, recovered))
+    }
+
+    /// For snapshots, which are written on the blocking pool.
+    pub fn snapshot_files(&self) -> &SnapshotFiles {
+        self.thread.snapshot_files()
     }
 
     pub fn watch(&self, cx: &Cx<Msg>) {
@@ -72,10 +79,10 @@ impl MemberDisk {
     /// the actor.
     pub fn renew(&mut self, cx: &Cx<Msg>, fault: LogFault, core: &mut RaftCore) -> Result<(), Fault> {
         let everything = (fault.kind == FaultKind::Unsynced).then(|| core.everything()).flatten();
-        let (Some((job, write)), true) = (everything, self.renewals < MAX_RENEWALS) else { return Err(fault.into()) };
+        let (Some(everything), true) = (everything, self.renewals < MAX_RENEWALS) else { return Err(fault.into()) };
         tracing::error!(%fault, "a sync failed; rewriting the Raft log into new files");
         self.renewals += 1;
-        self.thread = DiskThread::renew(&self.dir, &self.file_system, job, write)?;
+        self.thread = self.thread.renew(&self.dir, &self.file_system, &self.keys, everything)?;
         self.watch(cx);
         Ok(())
     }

@@ -8,6 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use muster_messages::{FEATURE_LEVEL, RaftId, Revision, Tables, Term};
+use muster_sealing::Keys;
 use muster_store::{Limits, LogPosition, apply_empty, apply_membership_within, apply_within};
 
 use crate::core::{CoreFault, Durable, HardMark, LogPoint, Recovered, SnapshotJob, content};
@@ -40,8 +41,8 @@ pub enum CannotSurvey {
 
 /// Reads a member's directory while no member runs in it. Blocks. Opening writes to the directory: open a copy to avoid
 /// that.
-pub fn survey(dir: &Path) -> Result<Survey, CannotSurvey> {
-    survey_of(&Limits::DEFAULT, disk::read(dir).map_err(CannotSurvey::Disk)?)
+pub fn survey(dir: &Path, keys: &Keys) -> Result<Survey, CannotSurvey> {
+    survey_of(&Limits::DEFAULT, disk::read(dir, keys).map_err(CannotSurvey::Disk)?)
 }
 
 /// [`survey`] of recovered data of a member with these limits.
@@ -89,8 +90,8 @@ fn check_supported(tables: &Tables) -> Result<(), CannotSurvey> {
 
 /// RECOVER-5. Rewrites a member's data: these tables, with `member_id` as the only voter. Blocks; no member runs in the
 /// directory.
-pub fn replace(dir: &Path, member_id: RaftId, term: u64, tables: Tables) -> Result<(), LogFault> {
-    disk::write(dir, replacement_write(member_id, term, tables))
+pub fn replace(dir: &Path, keys: &Keys, member_id: RaftId, term: u64, tables: Tables) -> Result<(), LogFault> {
+    disk::write(dir, replacement_write(member_id, term, tables), keys)
 }
 
 /// The single write of [`replace`].
@@ -178,7 +179,8 @@ mod tests {
     fn replaced_data_leads_alone_and_holds_everything() {
         let dir = tempfile::tempdir().unwrap();
         let raft = dir.path().join("raft");
-        replace(&raft, RaftId(1), 6, Tables { revision: Revision(9), ..Tables::default() }).unwrap(); // older data
+        let keys = Keys::open(dir.path()).unwrap();
+        replace(&raft, &keys, RaftId(1), 6, Tables { revision: Revision(9), ..Tables::default() }).unwrap(); // older data
         let Survey { mut tables, term, .. } = survey_of(&Limits::DEFAULT, follower()).unwrap();
         let recovery = Recovery {
             node: node(1).id,
@@ -190,11 +192,11 @@ mod tests {
         };
         let member_id = recover(&mut tables, &recovery).unwrap().raft_id;
         for _again in 0..2 {
-            replace(&raft, member_id, term + 1, tables.clone()).unwrap();
-            let found = survey(&raft).unwrap();
+            replace(&raft, &keys, member_id, term + 1, tables.clone()).unwrap();
+            let found = survey(&raft, &keys).unwrap();
             assert_eq!((found.member_id, found.term, found.uncommitted, &found.tables), (member_id, 8, 0, &tables));
         }
-        let (config, read) = (RaftConfig::default(), disk::read(&raft).unwrap());
+        let (config, read) = (RaftConfig::default(), disk::read(&raft, &keys).unwrap());
         let mut core = RaftCore::open(config.clone(), recovery.node, read, 1, Moment(0), logger()).unwrap();
         let mut now = Moment(0);
         let mut leads = false;

@@ -11,6 +11,7 @@ use muster_kernel::{Alarm, Clock, Cx, Fault, Shell};
 use muster_messages::protocol::{Named, RaftMemberMsg, RaftTransport, SnapshotOutcome};
 use muster_messages::wire::SnapshotHead;
 use muster_messages::{Moment, NodeId, RaftId, Replica};
+use muster_sealing::Keys;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
@@ -30,6 +31,8 @@ use crate::view::view;
 pub struct RaftArgs {
     /// The member's own directory; created if missing.
     pub data_dir: PathBuf,
+    /// With which the directory is sealed.
+    pub keys: Keys,
     pub node: NodeId,
     pub config: RaftConfig,
     pub transport: Arc<dyn RaftTransport>,
@@ -94,6 +97,7 @@ impl RaftMember {
     pub fn open(args: RaftArgs) -> Result<Self, Fault> {
         let RaftArgs {
             data_dir,
+            keys,
             node,
             config,
             transport,
@@ -104,7 +108,7 @@ impl RaftMember {
             lost,
             disk_hangs_while,
         } = args;
-        let (disk, recovered) = MemberDisk::open(&data_dir, disk_hangs_while)?;
+        let (disk, recovered) = MemberDisk::open(&data_dir, keys, disk_hangs_while)?;
         let (tick, seed, now) = (config.tick, rand::random(), Clock.now());
         let core = if founding && recovered.member_id.is_none() {
             RaftCore::found(config, node, seed, now, logger())?
@@ -114,8 +118,8 @@ impl RaftMember {
         let published = Published::new(publish, feed, incompatible, core.tables().revision);
         Ok(Self {
             core: core.without(lost).at_wall_time(now, Clock.wall()),
+            snapshots: SnapshotWork::new(disk.snapshot_files().clone(), Arc::clone(&transport)),
             disk,
-            snapshots: SnapshotWork::new(&data_dir, Arc::clone(&transport)),
             transport,
             published,
             tick,

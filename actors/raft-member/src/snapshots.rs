@@ -1,6 +1,5 @@
 //! Work on whole states: encoding takes milliseconds to tens of them, so it is done on the blocking pool.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,8 +20,8 @@ pub(crate) struct SnapshotWork {
 }
 
 impl SnapshotWork {
-    pub fn new(dir: &Path, transport: Arc<dyn RaftTransport>) -> Self {
-        Self { files: SnapshotFiles::in_dir(dir), transport, taken: 0, sent: 0 }
+    pub fn new(files: SnapshotFiles, transport: Arc<dyn RaftTransport>) -> Self {
+        Self { files, transport, taken: 0, sent: 0 }
     }
 
     pub fn send(&mut self, cx: &Cx<Msg>, snapshot: OutboundSnapshot) {

@@ -6,6 +6,7 @@ use muster_kernel::Fuse;
 use muster_messages::protocol::{ProposeError, RaftMemberMsg};
 use muster_messages::{ActorNode, CrashHow, RaftId};
 use muster_raft_member::disk;
+use muster_sealing::Keys;
 use muster_testkit::eventually;
 
 use crate::cluster::*;
@@ -95,7 +96,10 @@ async fn load_takes_snapshots_and_a_new_member_gets_one() {
     c.until(4, "it catches up", |r| r.tables.revision >= at).await;
     let dir = c.dir(4);
     c.harness.finish().await;
-    assert!(matches!(disk::state(&dir), disk::DirState::Present { raft_id: RaftId(4), .. }));
+    assert!(matches!(
+        disk::state(&dir, &Keys::open(dir.parent().unwrap()).unwrap()),
+        disk::DirState::Present { raft_id: RaftId(4), .. }
+    ));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -10,7 +10,7 @@
 //! `sum` finds damage without a key, `check` finds changes with it. So a keyring whose sum matches and that no slot opens was given a
 //! wrong key. It changes as a whole: a new unlock key comes with a new master key, under which all keys are wrapped anew.
 //!
-//! Invariants  SEAL-6  its version only grows. A version names one unlock key, or none.
+//! Invariants  SEAL-6  the version of a keyring only grows; a version names one unlock key, or none.
 
 use std::fmt;
 

@@ -1,8 +1,8 @@
 //! The keys of this node: the keyring on disk, and what is open of it in memory.
 //!
 //! Owns        `identity/keyring.json`. One handle per process, whose clones share one state: the file has one writer.
-//! Invariants  SEAL-2  a key is used only after the keyring that holds it is on disk, and its folder synced.
-//!             SEAL-5  a wrong key and a damaged file change nothing on disk.
+//! Invariants  SEAL-2  nothing is written under a key that is not durable in the keyring: the file is replaced and its folder synced first.
+//!             SEAL-5  a wrong key is distinguished from damage, and neither deletes or changes anything.
 //! Calls block: they read and write a small file.
 
 use std::fmt;

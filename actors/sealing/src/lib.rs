@@ -7,10 +7,6 @@
 //! clear slot ──────────┴─► master key ──► data keys ──► one key per writer ──► records, chunks of a file
 //! ```
 //!
-//! Invariants  SEAL-2  nothing is written under a key that is not durable in the keyring.
-//!             SEAL-5  a wrong key is distinguished from damage, and neither deletes anything.
-//!             SEAL-6  the version of the unlock key only grows.
-//!             SEAL-7  no pair of key and nonce is used twice, across crashes: every writer draws a salt.
 //! Why one small file for all keys: it is replaced atomically, so keys and what wraps them cannot contradict each other.
 
 mod crypto;

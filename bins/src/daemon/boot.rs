@@ -13,6 +13,7 @@ use muster_raft_member::disk;
 
 use super::config::Config;
 use super::recovery;
+use super::sealing;
 use crate::cli::output::printable;
 use crate::stderr;
 use muster_manager::RaftData;
@@ -98,7 +99,7 @@ pub async fn boot(config: &Config, advertise: &str) -> Result<Booted, Exit> {
     let existing = store.load_credentials()?;
     let credentials = match existing {
         // A lying manager that reports `removed` to all others must not end the cluster: no manager could then check a token.
-        Some(credentials) if recalled && recovery::is_recorded_manager(config, &credentials) => credentials,
+        Some(credentials) if recalled && recovery::is_recorded_manager(config, &store, &credentials) => credentials,
         Some(credentials) if (recalled || !is_valid(&credentials)) && has_token(config) => {
             joined(config, advertise, &memory, Some(credentials)).await?
         }
@@ -125,6 +126,7 @@ pub async fn boot(config: &Config, advertise: &str) -> Result<Booted, Exit> {
             ));
         }
     };
+    sealing::settle_worker(config, &store, &credentials).map_err(|fault| Exit::new(1, fault.0))?;
     let name: Name = config.name.parse()?;
     memory.update(|node| node.name = Some(name))?;
     if recalled {
@@ -294,7 +296,7 @@ pub(super) fn raft_data(
     credentials: &NodeCredentials,
     founding: bool,
 ) -> Result<(RaftData, Option<String>), Exit> {
-    let mut found = disk::state(&config.data_dir.join("raft"));
+    let mut found = disk::state(&config.data_dir.join("raft"), memory.store().keys());
     if recovery::is_outlived(&found, credentials.identity.incarnation) {
         recovery::set_aside(&config.data_dir, recovery::FENCED)?;
         memory.update(|node| node.held_member_id = None)?;

@@ -23,6 +23,7 @@ use super::feature_level;
 use super::leader::LeaderPlan;
 use super::node::Shared;
 use super::recovery;
+use super::sealing;
 use muster_manager::RaftData;
 use muster_manager::feature_level::LevelPorts;
 use muster_manager::membership::{MembershipAgent, MembershipAgentMsg, MembershipPorts};
@@ -91,7 +92,11 @@ impl Plan<Runs> for ManagerPlan {
                     recovery::set_aside(&shared.config.data_dir, recovery::FENCED)?;
                 }
                 set_aside_outlived(&shared, incarnation)?;
-                if old_incarnation || wanted.may_wipe() { wipe(&shared) } else { Ok(()) }
+                if old_incarnation || wanted.may_wipe() {
+                    wipe(&shared)?;
+                }
+                let credentials = shared.credentials.borrow().clone();
+                sealing::settle_worker(&shared.config, shared.memory.store(), &credentials)
             });
             if let Ok(Err(why)) = wiped.await {
                 tracing::error!(%why, "cannot clear the Raft data of a removed member");
@@ -116,7 +121,7 @@ fn prepare(shared: &Shared, newest: Incarnation) -> Result<(), Fault> {
 /// RECOVER-8. Afterwards no data of an earlier incarnation is left.
 fn set_aside_outlived(shared: &Shared, newest: Incarnation) -> Result<(), Fault> {
     let data = &shared.config.data_dir;
-    if recovery::is_outlived(&disk::state(&data.join("raft")), newest) {
+    if recovery::is_outlived(&disk::state(&data.join("raft"), shared.memory.store().keys()), newest) {
         recovery::set_aside(data, recovery::FENCED)?;
         wipe(shared)?;
     }
@@ -303,8 +308,9 @@ fn raft_spec(
     Spec::actor("raft-member", address.clone(), move || {
         let founding = shared.founding.lock().unwrap_or_else(PoisonError::into_inner).is_some();
         set_aside_lost(&shared)?;
-        RaftMember::open(RaftArgs {
+        let member = RaftMember::open(RaftArgs {
             data_dir: shared.config.data_dir.join("raft"),
+            keys: shared.memory.store().keys().clone(),
             config: config.clone(),
             transport: Arc::new(mesh.clone()),
             publish: Arc::clone(&replica),
@@ -314,7 +320,9 @@ fn raft_spec(
             founding,
             lost: lost_member_id(&shared),
             disk_hangs_while: shared.config.settings.debug.disk_hangs_while(),
-        })
+        })?;
+        sealing::reseal_identity(shared.memory.store());
+        Ok(member)
     })
 }
 

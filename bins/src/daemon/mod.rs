@@ -14,6 +14,7 @@ mod node;
 mod ready;
 mod reconcilers;
 mod recovery;
+mod sealing;
 mod settings;
 mod startup_failure;
 

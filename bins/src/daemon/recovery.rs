@@ -47,7 +47,7 @@ pub fn settle(config: &Config, advertise: &str, memory: &NodeMemory) -> Result<(
             let decided = match &config.restore {
                 Some(file) => restore::decide(config, advertise, memory, file)?,
                 None if config.force_new_cluster => {
-                    let survey = survey_of(&config.data_dir.join("raft"))?;
+                    let survey = survey_of(&config.data_dir.join("raft"), store)?;
                     let Some(decided) = force(config, advertise, store, &survey)? else {
                         say(format_args!("{FORCE_FLAG}: this node is already the only manager; nothing was changed"));
                         return Ok(());
@@ -82,8 +82,8 @@ fn own_node(config: &Config, store: &IdentityStore) -> Result<NodeId, Exit> {
     node.map(|(node, _)| node).ok_or_else(none)
 }
 
-fn survey_of(raft: &Path) -> Result<Survey, Exit> {
-    survey(raft).map_err(|why| cannot_survey(raft, &why))
+fn survey_of(raft: &Path, store: &IdentityStore) -> Result<Survey, Exit> {
+    survey(raft, store.keys()).map_err(|why| cannot_survey(raft, &why))
 }
 
 fn cannot_survey(raft: &Path, why: &CannotSurvey) -> Exit {
@@ -93,7 +93,9 @@ fn cannot_survey(raft: &Path, why: &CannotSurvey) -> Exit {
         CannotSurvey::NotMember => {
             Exit::new(6, format!("{dir} holds no manager's data, so there is nothing to recover from: {way_out}"))
         }
-        CannotSurvey::Disk(fault) if fault.kind == disk::FaultKind::Io => Exit::new(1, fault.to_string()),
+        CannotSurvey::Disk(fault) if matches!(fault.kind, disk::FaultKind::Io | disk::FaultKind::NoKey) => {
+            Exit::new(1, fault.to_string())
+        }
         why => Exit::new(6, format!("cannot recover from the manager's data in {dir}: {why}; {way_out}")),
     }
 }
@@ -180,11 +182,11 @@ fn recovery(who: &Survivor, incarnation: Incarnation, at: WallTime) -> Recovery 
 /// RECOVER-6. Each step checks whether an earlier run has completed it.
 fn finish(config: &Config, memory: &NodeMemory, decided: &Recovering) -> Result<(), Exit> {
     let raft = config.data_dir.join("raft");
-    let member_id = match recovery_state(config, &raft, decided)? {
+    let member_id = match recovery_state(config, (&raft, memory.store()), decided)? {
         Found::Done(member_id) => member_id,
         Found::Before(tables, term) => {
             let (tables, done) = recovered(*tables, decided)?;
-            replace(&raft, done.raft_id, term + 1, tables)?;
+            replace(&raft, memory.store().keys(), done.raft_id, term + 1, tables)?;
             say(plan::sentence(&done));
             done.raft_id
         }
@@ -212,12 +214,16 @@ enum Found {
     Before(Box<Tables>, u64),
 }
 
-fn recovery_state(config: &Config, raft: &Path, decided: &Recovering) -> Result<Found, Exit> {
-    if decided.admit_as.is_some() && disk::state(raft) == disk::DirState::Absent {
+fn recovery_state(
+    config: &Config,
+    (raft, store): (&Path, &IdentityStore),
+    decided: &Recovering,
+) -> Result<Found, Exit> {
+    if decided.admit_as.is_some() && disk::state(raft, store.keys()) == disk::DirState::Absent {
         let (tables, term) = restore::read(config)?;
         return Ok(Found::Before(Box::new(tables), term));
     }
-    let Survey { member_id, tables, term, .. } = survey_of(raft)?;
+    let Survey { member_id, tables, term, .. } = survey_of(raft, store)?;
     let done = tables.cluster.as_ref().is_some_and(|cluster| cluster.incarnation >= decided.incarnation);
     Ok(if done { Found::Done(member_id) } else { Found::Before(Box::new(tables), term) })
 }

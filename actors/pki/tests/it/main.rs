@@ -6,4 +6,5 @@ mod certificates;
 mod fixture;
 mod handshake;
 mod identity_files;
+mod sealed_files;
 mod trust;

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use muster_messages::RaftId;
 
 use super::LogFault;
-use super::files::sync_parent;
+use super::files::{make_dir, sync_parent};
 use crate::core::digest;
 
 const MAGIC: [u8; 8] = *b"MSTRACK1";
@@ -47,8 +47,15 @@ fn decode(of: Option<RaftId>, slot: [u8; 32]) -> Option<u64> {
 
 impl Acked {
     /// Opens or creates. A file without a single valid slot is damage: the acknowledged number is unknown.
-    pub fn open(dir: &Path) -> Result<Self, LogFault> {
-        Self::open_at(&dir.join("acked"), None)
+    /// In a sealed directory `acked` is a folder: a build that cannot open what is sealed reads `acked` before it reads or changes
+    /// anything else, and ends there. It would take the log for damaged.
+    pub fn open(dir: &Path, is_sealed: bool) -> Result<Self, LogFault> {
+        let path = dir.join("acked");
+        if !is_sealed {
+            return Self::open_at(&path, None);
+        }
+        make_dir(&path)?;
+        Self::open_at(&path.join("number"), None)
     }
     /// The same for another file. A file of another member id counts as damaged.
     pub fn open_at(path: &Path, of: Option<RaftId>) -> Result<Self, LogFault> {

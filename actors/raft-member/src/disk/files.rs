@@ -2,13 +2,14 @@
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Read as _, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use muster_messages::wire::SnapshotHead;
 
 use super::LogFault;
+use super::seal::FileSeal;
 use crate::core::digest;
 
 /// How long an earlier incarnation may take to release the directory: it finishes its current write. If the disk
@@ -17,22 +18,34 @@ const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Ensures that the directory has one owner.
 #[derive(Debug)]
-pub(crate) struct Lock(#[expect(dead_code, reason = "held, never read")] File);
+pub(crate) struct Lock(File);
 
 impl Lock {
+    /// Of a directory. If another directory got its name meanwhile, of that one.
     pub fn take(dir: &Path) -> Result<Self, LogFault> {
         let path = dir.join("lock");
-        let open = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&path);
-        let file = open.map_err(|e| LogFault::io(&path, e))?;
+        loop {
+            let lock = Self::take_file(&path)?;
+            let held = lock.0.metadata().map_err(|e| LogFault::io(&path, e))?;
+            match fs::metadata(&path) {
+                Ok(named) if (named.dev(), named.ino()) == (held.dev(), held.ino()) => return Ok(lock),
+                _ => {}
+            }
+        }
+    }
+    /// Creates the file if necessary.
+    pub fn take_file(path: &Path) -> Result<Self, LogFault> {
+        let open = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(path);
+        let file = open.map_err(|e| LogFault::io(path, e))?;
         let until = Instant::now() + LOCK_TIMEOUT;
         loop {
             match file.try_lock() {
                 Ok(()) => return Ok(Self(file)),
                 Err(TryLockError::WouldBlock) if Instant::now() < until => std::thread::sleep(Duration::from_millis(5)),
                 Err(TryLockError::WouldBlock) => {
-                    return Err(LogFault::io(&path, "another process has the directory open, or its last write hangs"));
+                    return Err(LogFault::io(path, "another process has the directory open, or its last write hangs"));
                 }
-                Err(TryLockError::Error(e)) => return Err(LogFault::io(&path, e)),
+                Err(TryLockError::Error(e)) => return Err(LogFault::io(path, e)),
             }
         }
     }
@@ -89,19 +102,26 @@ pub(crate) fn make_dir(dir: &Path) -> Result<(), LogFault> {
     made.map_err(|e| LogFault::io(dir, e))
 }
 
-/// Snapshot files. They hold only the encoded tables; their heads and digests are in the log.
+/// Snapshot files. They hold only the encoded tables, sealed; their heads and digests are in the log.
 #[derive(Clone, Debug)]
 pub(crate) struct SnapshotFiles {
     dir: PathBuf,
+    /// `None` in a directory that is not sealed.
+    seal: Option<FileSeal>,
 }
 
 impl SnapshotFiles {
-    pub fn in_dir(dir: &Path) -> Self {
-        Self { dir: dir.to_owned() }
+    pub fn new(dir: &Path, seal: Option<FileSeal>) -> Self {
+        Self { dir: dir.to_owned(), seal }
     }
-    /// The digest is in the name: a write of an earlier incarnation cannot overwrite this one's.
+    /// The digest is in the name: a write of an earlier incarnation cannot overwrite this one's. So is the random name of a sealed
+    /// directory, in case it was exchanged for another one meanwhile.
     fn path(&self, head: &SnapshotHead) -> PathBuf {
-        let mark = u32::from_be_bytes([head.digest[0], head.digest[1], head.digest[2], head.digest[3]]);
+        let mark = match &self.seal {
+            None => head.digest,
+            Some(seal) => digest(&[&head.digest, seal.mark()].concat()),
+        };
+        let mark = u32::from_be_bytes([mark[0], mark[1], mark[2], mark[3]]);
         self.dir.join(format!("snapshot-{:020}-{mark:08x}", head.index))
     }
     /// Atomic: written to a temporary file, synced, renamed, and the directory synced.
@@ -110,7 +130,10 @@ impl SnapshotFiles {
         let temporary = path.with_extension("tmp");
         let write = || {
             let mut file = OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(&temporary)?;
-            file.write_all(data)?;
+            match &self.seal {
+                None => file.write_all(data)?,
+                Some(seal) => seal.write((head.index, head.term), data, |bytes| file.write_all(bytes))?,
+            }
             file.sync_all()?;
             fs::rename(&temporary, &path)?;
             sync_dir(&self.dir)
@@ -128,6 +151,9 @@ impl SnapshotFiles {
             Err(e) => return Err(LogFault::io(path, e)),
             Ok(_) => {}
         }
+        if let Some(seal) = &self.seal {
+            data = seal.open((head.index, head.term), &path, data)?;
+        }
         if data.len() as u64 != head.bytes || digest(&data) != head.digest {
             return Err(LogFault::damaged(path, "the snapshot's digest does not match"));
         }
@@ -138,9 +164,11 @@ impl SnapshotFiles {
         let index_of = |name: &str| name.strip_prefix("snapshot-")?.get(..20)?.parse::<u64>().ok();
         self.remove(|name| index_of(name).is_some_and(|n| n < index));
     }
-    /// Removes the files of interrupted writes. Only while there is no other writer.
-    pub fn forget_unfinished(&self) {
-        self.remove(|name| name.ends_with(".tmp"));
+    /// Removes the files of interrupted writes, and snapshots that the log does not name. Only while there is no other writer.
+    pub fn forget_others(&self, head: Option<&SnapshotHead>) {
+        let named = head.map(|head| self.path(head));
+        let named = named.as_ref().and_then(|path| path.file_name()?.to_str());
+        self.remove(|name| name.starts_with("snapshot-") && Some(name) != named);
     }
     fn remove(&self, which: impl Fn(&str) -> bool) {
         let Ok(listing) = fs::read_dir(&self.dir) else { return };

@@ -1,6 +1,7 @@
 //! The disk of a member: log, hard state, member id and snapshot.
 //!
-//! Owns        its directory: `log/` (raft-engine), `snapshot-<index>`, `acked`, `lock`, `wipe`.
+//! Owns        its directory: `seal.json`, `log/` (raft-engine), `snapshot-<index>`, `acked`, `lock`, `wipe`; and `raft.next` beside it,
+//!             while it is rewritten.
 //! Invariants  DISK-1  what was reported durable is recovered completely, or its loss is reported: damaged data is never loaded.
 //!             DISK-2  one owner: a directory is opened once at a time, also across incarnations of the actor.
 //! Why a thread of its own: every write of the log blocks, and a hung disk must not stall the runtime.
@@ -30,6 +31,10 @@ mod doubt;
 mod engine;
 mod files;
 mod image;
+mod reseal;
+mod seal;
+#[cfg(test)]
+mod seal_tests;
 mod sim;
 mod tail;
 #[cfg(test)]
@@ -39,11 +44,14 @@ mod thread;
 mod torn_tests;
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use muster_messages::{FIRST_INCARNATION, Incarnation, RaftId, Tables};
+use muster_sealing::{KeyId, KeyUse, Keys};
 use muster_store::snapshot::SnapshotFault;
+use raft_engine::env::DefaultFileSystem;
 
-use self::engine::EngineDisk;
+use self::engine::{EngineDisk, OpenFor};
 use crate::core::{Durable, Recovered};
 
 pub(crate) use self::files::SnapshotFiles;
@@ -70,6 +78,8 @@ pub enum FaultKind {
     Io,
     /// A sync failed: see [`self`], "A sync that fails".
     Unsynced,
+    /// The data is sealed, and its key is not there: the keyring is locked or missing. Says nothing about the data.
+    NoKey,
 }
 
 impl LogFault {
@@ -101,7 +111,7 @@ pub enum DirState {
     Damaged(LogFault),
     /// A newer build wrote it.
     Newer(LogFault),
-    /// It cannot be read: in use, or the disk fails. Says nothing about the data.
+    /// It cannot be read: in use, the disk fails, or its key is missing. Says nothing about the data.
     Unreadable(LogFault),
 }
 
@@ -114,11 +124,8 @@ pub trait LogDisk {
 }
 
 /// Examines a member's directory without starting the member. Blocks.
-pub fn state(dir: &Path) -> DirState {
-    if !files::holds_data(dir) {
-        return DirState::Absent;
-    }
-    match read(dir) {
+pub fn state(dir: &Path, keys: &Keys) -> DirState {
+    match read(dir, keys) {
         Ok(Recovered { member_id: Some(raft_id), snapshot, .. }) => {
             // The founder's log begins behind an empty snapshot; every recovery begins with a snapshot that holds the cluster.
             let of = |tables: Tables| tables.cluster.map_or(FIRST_INCARNATION, |cluster| cluster.incarnation);
@@ -128,21 +135,60 @@ pub fn state(dir: &Path) -> DirState {
         Err(fault) => match fault.kind {
             FaultKind::Damaged => DirState::Damaged(fault),
             FaultKind::Newer => DirState::Newer(fault),
-            FaultKind::Io | FaultKind::Unsynced => DirState::Unreadable(fault),
+            FaultKind::Io | FaultKind::Unsynced | FaultKind::NoKey => DirState::Unreadable(fault),
         },
     }
 }
 
-/// Reads everything in a directory. Blocks.
-pub fn read(dir: &Path) -> Result<Recovered, LogFault> {
-    DiskThread::open(dir).map(|(_, recovered)| recovered)
+/// Reads everything in a directory. Blocks. Its seal stays as it is, and nothing is created.
+pub fn read(dir: &Path, keys: &Keys) -> Result<Recovered, LogFault> {
+    if reseal::finish_exchange(dir).is_ok() && !files::holds_data(dir) {
+        return Ok(Recovered::default());
+    }
+    DiskThread::open_in(dir, &Arc::new(DefaultFileSystem), keys, OpenFor::Reading).map(|(_, recovered)| recovered)
 }
 
 /// Writes once to a directory in which no member runs. Blocks.
-pub fn write(dir: &Path, write: Durable) -> Result<(), LogFault> {
-    let path = dir.to_owned();
-    let work = std::thread::spawn(move || EngineDisk::open(&path)?.write(&[write]));
+pub fn write(dir: &Path, write: Durable, keys: &Keys) -> Result<(), LogFault> {
+    let (path, keys) = (dir.to_owned(), keys.clone());
+    let work = std::thread::spawn(move || EngineDisk::open(&path, &keys)?.write(&[write]));
     work.join().unwrap_or_else(|_| Err(doubt::unsynced(dir)))
+}
+
+/// Seals a directory in which no member runs under the newest key, as the next start of its member would. Blocks.
+pub fn update_seal(dir: &Path, keys: &Keys) -> Result<DirSeal, LogFault> {
+    if files::holds_data(dir) {
+        let (path, keys) = (dir.to_owned(), keys.clone());
+        let work = std::thread::spawn(move || EngineDisk::open(&path, &keys).map(drop));
+        work.join().unwrap_or_else(|_| Err(doubt::unsynced(dir)))?;
+    }
+    seal_of(dir, keys)
+}
+
+/// The keys of the sealed directories beside this one and of itself: `raft.fenced` and `raft.damaged`, too. Blocks.
+pub fn keys_in_use(dir: &Path) -> Result<Vec<KeyId>, LogFault> {
+    seal::keys_in_use(dir)
+}
+
+/// How a directory lies on the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DirSeal {
+    /// There is no data.
+    Absent,
+    /// In clear: an earlier build made it. The member converts it when it is next started and the cluster's feature level permits it.
+    Clear,
+    /// `newest`: under the newest key of the keyring. Otherwise the member rewrites it when it is next started.
+    Sealed { key: KeyId, newest: bool },
+}
+
+/// Reads only the description of the seal. A member may run in the directory. Blocks.
+pub fn seal_of(dir: &Path, keys: &Keys) -> Result<DirSeal, LogFault> {
+    let newest = keys.of(KeyUse::Raft).ok().and_then(|keys| keys.last().map(|key| key.id()));
+    Ok(match seal::SealHead::of(dir)? {
+        Some(head) => DirSeal::Sealed { key: head.key, newest: Some(head.key) == newest },
+        None if files::holds_data(dir) => DirSeal::Clear,
+        None => DirSeal::Absent,
+    })
 }
 
 /// Records that the data has lost acknowledged entries: it counts as damaged from now on. Blocks. A member may run in it.
@@ -162,6 +208,7 @@ pub fn wipe(dir: &Path) -> Result<(), LogFault> {
     }
     let _lock = files::Lock::take(dir)?;
     files::mark_for_wipe(dir)?;
+    reseal::remove_leftovers(dir)?;
     files::finish_wipe(dir)
 }
 

@@ -10,9 +10,22 @@ use muster_messages::{FIRST_INCARNATION, RaftId, Revision, Tables};
 
 use raft_engine::env::{DefaultFileSystem, FileSystem, Handle, Permission};
 
-use super::engine::EngineDisk;
+use super::engine::{EngineDisk, OpenFor};
 use super::*;
 use crate::core::{Compaction, Entry, HardMark, LogPoint, SnapshotJob, digest};
+
+/// The keys beside a member's directory.
+pub(super) fn keys(dir: &Path) -> Keys {
+    Keys::open(dir.parent().unwrap()).unwrap()
+}
+
+pub(super) fn state(dir: &Path) -> DirState {
+    super::state(dir, &keys(dir))
+}
+
+pub(super) fn acked_file(dir: &Path) -> PathBuf {
+    dir.join("acked/number")
+}
 
 fn entry(index: u64, term: u64, size: usize) -> Entry {
     Entry { index, term, data: vec![index as u8; size].into(), ..Entry::default() }
@@ -43,8 +56,8 @@ pub(super) fn append(from: u64, to: u64, term: u64, commit: u64) -> Durable {
 }
 
 /// Writes on the disk's own thread, as the member does, and releases the directory.
-fn write(dir: &Path, writes: Vec<Durable>) {
-    let (disk, _) = DiskThread::open(dir).unwrap();
+pub(super) fn write(dir: &Path, writes: Vec<Durable>) {
+    let (disk, _) = DiskThread::open(dir, &keys(dir)).unwrap();
     write_with(&disk, writes);
 }
 
@@ -64,7 +77,7 @@ fn write_with(disk: &DiskThread, mut writes: Vec<Durable>) {
 }
 
 pub(super) fn recover(dir: &Path) -> Result<Recovered, LogFault> {
-    DiskThread::open(dir).map(|(_, recovered)| recovered)
+    DiskThread::open(dir, &keys(dir)).map(|(_, recovered)| recovered)
 }
 
 fn find(dir: &Path, part: &str) -> PathBuf {
@@ -149,11 +162,12 @@ fn the_disk_and_the_simulated_disk_agree() {
     ];
     for upto in 1..=writes.len() {
         let (_temp, dir) = Temp::new();
-        make(&dir);
-        SnapshotFiles::in_dir(&dir).store(&head, &data).unwrap();
+        let (disk, _) = DiskThread::open(&dir, &keys(&dir)).unwrap();
+        disk.snapshot_files().store(&head, &data).unwrap();
         let mut sim = SimDisk::default();
         sim.take_snapshot(&job(12, 2));
-        write(&dir, writes[..upto].to_vec());
+        write_with(&disk, writes[..upto].to_vec());
+        drop(disk);
         sim.write(&writes[..upto]).unwrap();
         let (real, simulated) = (recover(&dir).unwrap(), sim.recover().unwrap());
         assert_eq!(
@@ -165,10 +179,6 @@ fn the_disk_and_the_simulated_disk_agree() {
     }
 }
 
-fn make(dir: &Path) {
-    fs::create_dir_all(dir).unwrap();
-}
-
 #[test]
 fn flipped_byte_in_acknowledged_record_is_reported() {
     let (_temp, dir) = Temp::new();
@@ -177,12 +187,12 @@ fn flipped_byte_in_acknowledged_record_is_reported() {
     let log = find(&dir.join("log"), ".raftlog");
     let end = written(&log);
     let whole = fs::read(&log).unwrap();
-    let acked = fs::read(dir.join("acked")).unwrap();
+    let acked = fs::read(acked_file(&dir)).unwrap();
     let mut noticed = 0;
     // The file's own header is 16 bytes of magic and version.
     for at in (20..end).step_by(37) {
         fs::write(&log, &whole).unwrap();
-        fs::write(dir.join("acked"), &acked).unwrap();
+        fs::write(acked_file(&dir), &acked).unwrap();
         flip(&log, at);
         match state(&dir) {
             DirState::Damaged(LogFault { file, .. }) => {
@@ -201,7 +211,7 @@ fn torn_unacknowledged_record_is_dropped() {
     write(&dir, vec![founded(), append(2, 10, 2, 5)]);
     let log = find(&dir.join("log"), ".raftlog");
     let before = written(&log);
-    let acked = fs::read(dir.join("acked")).unwrap();
+    let acked = fs::read(acked_file(&dir)).unwrap();
     write(&dir, vec![append(11, 30, 2, 20)]);
     let after = written(&log);
     // The process died in the middle of the second write, before it was acknowledged.
@@ -210,7 +220,7 @@ fn torn_unacknowledged_record_is_dropped() {
         let mut torn = whole[..end].to_vec();
         torn.resize(whole.len() + 4096, 0);
         fs::write(&log, torn).unwrap();
-        fs::write(dir.join("acked"), &acked).unwrap();
+        fs::write(acked_file(&dir), &acked).unwrap();
         assert_eq!(recover(&dir).unwrap().entries.len(), 9, "torn at {end} of {before}..{after}");
     }
 }
@@ -222,7 +232,7 @@ fn last_record_without_its_middle_is_dropped() {
     write(&dir, vec![founded(), append(2, 10, 2, 5)]);
     let log = find(&dir.join("log"), ".raftlog");
     let before = written(&log);
-    let acked = fs::read(dir.join("acked")).unwrap();
+    let acked = fs::read(acked_file(&dir)).unwrap();
     write(&dir, vec![append(8, 30, 3, 7)]);
     let mut torn = fs::read(&log).unwrap();
     torn[before + 512..before + 1024].fill(0);
@@ -230,7 +240,7 @@ fn last_record_without_its_middle_is_dropped() {
     let fault = recover(&dir).unwrap_err();
     assert_eq!(fault.kind, FaultKind::Damaged, "it was acknowledged");
     fs::write(&log, &torn).unwrap();
-    fs::write(dir.join("acked"), &acked).unwrap();
+    fs::write(acked_file(&dir), &acked).unwrap();
     let found = recover(&dir).unwrap();
     assert_eq!((found.entries.len(), found.hard.term), (9, 2), "it was not");
 }
@@ -279,10 +289,10 @@ fn data_of_a_newer_build_does_not_count_as_damaged() {
 fn one_torn_acked_slot_is_survived_and_two_are_damage() {
     let (_temp, dir) = Temp::new();
     write(&dir, vec![founded(), append(2, 10, 2, 5)]);
-    flip(&dir.join("acked"), 12);
+    flip(&acked_file(&dir), 12);
     assert!(recover(&dir).is_ok());
-    flip(&dir.join("acked"), 4096 + 12);
-    assert!(matches!(state(&dir), DirState::Damaged(LogFault { file, .. }) if file == dir.join("acked")));
+    flip(&acked_file(&dir), 4096 + 12);
+    assert!(matches!(state(&dir), DirState::Damaged(LogFault { file, .. }) if file == acked_file(&dir)));
 }
 
 #[test]
@@ -292,7 +302,7 @@ fn wipe_mark_empties_the_directory_at_the_next_start() {
     wipe(&dir).unwrap();
     assert_eq!(state(&dir), DirState::Absent);
     write(&dir, vec![founded(), append(2, 10, 2, 5)]);
-    let (running, _) = DiskThread::open(&dir).unwrap();
+    let (running, _) = DiskThread::open(&dir, &keys(&dir)).unwrap();
     mark_for_wipe(&dir).unwrap();
     write_with(&running, vec![append(11, 12, 2, 5)]);
     drop(running);
@@ -303,7 +313,7 @@ fn wipe_mark_empties_the_directory_at_the_next_start() {
 #[test]
 fn second_owner_of_a_directory_waits_for_the_first() {
     let (_temp, dir) = Temp::new();
-    let (first, _) = DiskThread::open(&dir).unwrap();
+    let (first, _) = DiskThread::open(&dir, &keys(&dir)).unwrap();
     let path = dir.clone();
     let second = std::thread::spawn(move || recover(&path).map(|r| r.entries.len()));
     write_with(&first, vec![founded(), append(2, 10, 2, 5)]);
@@ -315,14 +325,14 @@ fn second_owner_of_a_directory_waits_for_the_first() {
 fn log_size_is_bounded() {
     let (_temp, dir) = Temp::new();
     write(&dir, vec![founded()]);
-    let (disk, _) = DiskThread::open(&dir).unwrap();
+    let (disk, _) = DiskThread::open(&dir, &keys(&dir)).unwrap();
     let mut last = 1;
     for _ in 0..40 {
         let entries = (last + 1..=last + 40).map(|i| entry(i, 2, 100_000)).collect();
         last += 40;
         let hard = HardMark { term: 2, vote: 1, commit: last };
         let (head, data) = job(last, 2).run();
-        SnapshotFiles::in_dir(&dir).store(&head, &data).unwrap();
+        disk.snapshot_files().store(&head, &data).unwrap();
         let compact = Some(Compaction { head, keep_after: LogPoint { index: last - 5, term: 2 } });
         write_with(
             &disk,
@@ -345,8 +355,8 @@ fn log_size_is_bounded() {
 
 #[test]
 fn queued_writes_cost_one_sync() {
-    let dir = tempfile::tempdir().unwrap();
-    let mut disk = EngineDisk::open(dir.path()).unwrap();
+    let (_temp, dir) = Temp::new();
+    let mut disk = EngineDisk::open(&dir, &keys(&dir)).unwrap();
     disk.recover().unwrap();
     let cost = |disk: &mut EngineDisk, writes: &[Durable]| {
         let before = disk.syncs();
@@ -434,7 +444,7 @@ fn files_of_the_log(dir: &Path) -> Vec<u64> {
 fn log_is_rewritten_after_a_failed_sync() {
     let (_temp, dir) = Temp::new();
     let fs = Arc::new(FailingFs::default());
-    let mut disk = EngineDisk::open_in(&dir, &fs).unwrap();
+    let mut disk = EngineDisk::open_in(&dir, &fs, &keys(&dir), OpenFor::Writing).unwrap();
     disk.recover().unwrap();
     disk.write(&[founded(), append(2, 10, 2, 5)]).unwrap();
     fs.fails(true);
@@ -450,10 +460,10 @@ fn log_is_rewritten_after_a_failed_sync() {
     fs.fails(true);
     drop(disk);
     let before = files_of_the_log(&dir);
-    let fault = EngineDisk::open_in(&dir, &fs).err().unwrap();
+    let fault = EngineDisk::open_in(&dir, &fs, &keys(&dir), OpenFor::Writing).err().unwrap();
     assert_ne!(fault.kind, FaultKind::Damaged, "{fault}");
     fs.fails(false);
-    let mut disk = EngineDisk::open_in(&dir, &fs).unwrap();
+    let mut disk = EngineDisk::open_in(&dir, &fs, &keys(&dir), OpenFor::Writing).unwrap();
     let entries = disk.recover().unwrap().entries.len();
     assert!(entries == 9 || entries == 11, "the acknowledged entries, perhaps with the unacknowledged ones: {entries}");
     let after = files_of_the_log(&dir);
@@ -484,7 +494,7 @@ fn interrupted_log_rewrite_is_finished_at_the_next_start() {
 fn running_member_rewrites_its_log_after_a_failed_sync() {
     let (_temp, dir) = Temp::new();
     let fs = Arc::new(FailingFs::default());
-    let (disk, _) = DiskThread::open_in(&dir, &fs).unwrap();
+    let (disk, _) = DiskThread::open_in(&dir, &fs, &keys(&dir), OpenFor::Writing).unwrap();
     write_with(&disk, vec![founded(), append(2, 10, 2, 5)]);
     let (sender, reports) = mpsc::channel();
     disk.listen(Box::new(move |report| sender.send(report).unwrap()));
@@ -494,7 +504,7 @@ fn running_member_rewrites_its_log_after_a_failed_sync() {
     assert_eq!(fault.kind, FaultKind::Unsynced);
     fs.fails(false);
     let all = Durable { number: 3, start_over: Some(RaftId(1)), ..append(6, 12, 2, 6) };
-    let renewed = DiskThread::renew(&dir, &fs, job(5, 2), all).unwrap();
+    let renewed = disk.renew(&dir, &fs, &keys(&dir), (job(5, 2), all)).unwrap();
     let (sender, reports) = mpsc::channel();
     renewed.listen(Box::new(move |report| sender.send(report).unwrap()));
     renewed.write(vec![Durable { number: 4, ..append(13, 13, 2, 6) }]).unwrap();
@@ -513,7 +523,7 @@ fn log_without_its_acked_file_is_damaged() {
     for empty in [false, true] {
         let (_temp, dir) = Temp::new();
         write(&dir, vec![founded(), append(2, 10, 2, 5)]);
-        let acked = dir.join("acked");
+        let acked = acked_file(&dir);
         if empty {
             fs::write(&acked, "").unwrap();
         } else {
@@ -559,6 +569,7 @@ fn older_directory_is_detected_by_the_witness() {
     // Without the identity beside it, a copy is as good as any.
     let alone = tempfile::tempdir().unwrap();
     copy_dir(&older, &alone.path().join("raft"));
+    fs::copy(keys(&dir).path(), keys(&alone.path().join("raft")).path()).unwrap();
     assert_eq!(recover(&alone.path().join("raft")).unwrap().entries.len(), 9);
 }
 

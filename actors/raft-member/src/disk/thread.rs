@@ -9,11 +9,13 @@ use std::thread;
 use std::time::Duration;
 
 use muster_kernel::Beside;
+use muster_sealing::Keys;
 use raft_engine::env::{DefaultFileSystem, FileSystem};
 use tokio::runtime::Handle;
 
 use super::doubt;
-use super::engine::EngineDisk;
+use super::engine::{EngineDisk, OpenFor};
+use super::files::SnapshotFiles;
 use super::{LogDisk, LogFault};
 use crate::core::{Durable, Recovered, SnapshotJob};
 
@@ -49,6 +51,7 @@ enum Job {
 pub(crate) struct DiskThread {
     jobs: Sender<Job>,
     counts: Arc<Counts>,
+    snapshots: SnapshotFiles,
 }
 
 /// Counters and the failure that the thread publishes.
@@ -62,19 +65,22 @@ struct Counts {
 
 impl DiskThread {
     /// Opens the directory on its own thread and waits for the recovered data. Blocks.
-    pub fn open(dir: &Path) -> Result<(Self, Recovered), LogFault> {
-        Self::open_in(dir, &Arc::new(DefaultFileSystem))
+    pub fn open(dir: &Path, keys: &Keys) -> Result<(Self, Recovered), LogFault> {
+        Self::open_in(dir, &Arc::new(DefaultFileSystem), keys, OpenFor::Writing)
     }
 
     /// The same in another file system.
-    pub fn open_in<F>(dir: &Path, fs: &Arc<F>) -> Result<(Self, Recovered), LogFault>
+    pub fn open_in<F>(dir: &Path, fs: &Arc<F>, keys: &Keys, purpose: OpenFor) -> Result<(Self, Recovered), LogFault>
     where
         F: FileSystem + 'static,
     {
         let (opened, answer) = mpsc::sync_channel(1);
-        let (path, fs) = (dir.to_owned(), Arc::clone(fs));
-        let open =
-            move || EngineDisk::open_in(&path, &fs).and_then(|mut disk| disk.recover().map(|found| (disk, found)));
+        let (path, fs, keys) = (dir.to_owned(), Arc::clone(fs), keys.clone());
+        let open = move || -> Result<_, LogFault> {
+            let mut disk = EngineDisk::open_in(&path, &fs, &keys, purpose)?;
+            let found = (disk.recover()?, disk.snapshot_files().clone());
+            Ok((disk, found))
+        };
         let disk = Self::spawn(dir, 0, move || match open() {
             Ok((disk, found)) => opened.send(Ok(found)).ok().map(|()| Ok(disk)),
             Err(fault) => {
@@ -82,18 +88,26 @@ impl DiskThread {
                 None
             }
         })?;
-        let recovered = answer.recv().unwrap_or_else(|_| Err(LogFault::damaged(dir, "reading it panicked")))?;
-        Ok((disk, recovered))
+        let found = answer.recv().unwrap_or_else(|_| Err(LogFault::damaged(dir, "reading it panicked")));
+        let (recovered, snapshots) = found?;
+        Ok((Self { snapshots, ..disk }, recovered))
     }
 
     /// After an `Unsynced` [`LogFault`]: rewrites everything into new files, on its own thread, and continues from there. Does not
     /// block: `Persisted` reports when all of `write` is durable. Writes queued meanwhile follow it.
-    pub fn renew<F>(dir: &Path, fs: &Arc<F>, job: SnapshotJob, write: Durable) -> Result<Self, LogFault>
+    pub fn renew<F>(
+        &self,
+        dir: &Path,
+        fs: &Arc<F>,
+        keys: &Keys,
+        (job, write): (SnapshotJob, Durable),
+    ) -> Result<Self, LogFault>
     where
         F: FileSystem + 'static,
     {
-        let (path, fs, number) = (dir.to_owned(), Arc::clone(fs), write.number);
-        Self::spawn(dir, number, move || Some(EngineDisk::renew(&path, &fs, &job, &write)))
+        let (path, fs, keys, number) = (dir.to_owned(), Arc::clone(fs), keys.clone(), write.number);
+        let disk = Self::spawn(dir, number, move || Some(EngineDisk::renew(&path, &fs, &keys, &job, &write)))?;
+        Ok(Self { snapshots: self.snapshots.clone(), ..disk })
     }
 
     /// `number`: the last write that is durable once the disk is open. `None` from `open`: its caller no longer waits.
@@ -136,7 +150,11 @@ impl DiskThread {
         };
         let started = thread::Builder::new().name("raft-disk".to_owned()).spawn(run);
         started.map_err(|e| LogFault::io(dir, e))?;
-        Ok(Self { jobs, counts })
+        Ok(Self { jobs, counts, snapshots: SnapshotFiles::new(dir, None) })
+    }
+    /// The snapshot files of the directory, for writers on other threads.
+    pub fn snapshot_files(&self) -> &SnapshotFiles {
+        &self.snapshots
     }
     /// Sets the listener. Earlier `Report`s are not repeated, but `persisted` counts them.
     pub fn listen(&self, listener: Listener) {

@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex};
 use muster_messages::Rng;
 use raft_engine::env::{DefaultFileSystem, FileSystem, Handle, Permission, WriteExt};
 
-use super::engine::EngineDisk;
-use super::tests::{Temp, append, copy_dir, founded, recover};
+use super::engine::{EngineDisk, OpenFor};
+use super::tests::{Temp, append, copy_dir, founded, keys, recover};
 use super::*;
 use crate::core::HardMark;
 
@@ -194,7 +194,7 @@ fn write_until_power_loss(seed: u64, lies: bool) -> (Result<Recovered, LogFault>
     let mut rng = Rng::seeded(seed);
     let (writes, synced) = some_writes(&mut rng);
     let fs = Arc::new(TornFs { lies, ..TornFs::default() });
-    let mut disk = EngineDisk::open_in(&dir, &fs).unwrap();
+    let mut disk = EngineDisk::open_in(&dir, &fs, &keys(&dir), OpenFor::Writing).unwrap();
     for write in &writes {
         disk.write(std::slice::from_ref(write)).unwrap();
     }

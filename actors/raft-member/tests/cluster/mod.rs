@@ -14,6 +14,7 @@ use muster_messages::{
     MembershipChangeKind, Name, NodeId, NodeRecord, Principal, RaftId, Replica, Revision, Role, Secret, WallTime,
 };
 use muster_raft_member::{Msg, ObjectFeed, RaftArgs, RaftConfig, RaftMember};
+use muster_sealing::Keys;
 use muster_testkit::ActorHarness;
 use tokio::sync::watch;
 
@@ -150,7 +151,9 @@ impl Cluster {
         let receiver = publish.subscribe();
         let transport = Arc::new(Wire { from: node_id(n), wires: self.wires.clone(), own: address.clone() });
         let config = RaftConfig { snapshot_entries: 200, keep_entries: 20, ..RaftConfig::default() };
+        std::fs::create_dir_all(self.dir(n).parent().unwrap()).unwrap();
         let args = RaftArgs {
+            keys: Keys::open(self.dir(n).parent().unwrap()).unwrap(),
             data_dir: self.dir(n),
             node: node_id(n),
             config,
@@ -162,7 +165,6 @@ impl Cluster {
             lost: None,
             disk_hangs_while: None,
         };
-        std::fs::create_dir_all(args.data_dir.parent().unwrap()).unwrap();
         let make = move || RaftMember::open(args.clone());
         let spec = Spec::actor(format!("m{n}"), address.clone(), make);
         // These tests crash members on purpose: crashes neither count against the parent nor slow it down.

@@ -1,7 +1,7 @@
 use std::fs;
 use std::path::Path;
 
-use muster_sealing::{KEYRING, KeyId, KeyUse, Keys, KeysStatus, KeyringFault, Protected, UnlockKey, UnlockRefusal};
+use muster_sealing::{KEYRING, KeyId, KeyUse, KeyringFault, Keys, KeysStatus, Protected, UnlockKey, UnlockRefusal};
 use proptest::prelude::*;
 
 fn folder() -> tempfile::TempDir {

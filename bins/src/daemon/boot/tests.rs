@@ -102,7 +102,9 @@ async fn wrongly_removed_node_continues_with_a_token() {
     let command = muster_messages::Command::idempotent(Clock.wall(), muster_messages::Principal::Operator, "a test");
     let mut tables = muster_messages::Tables::default();
     muster_store::apply(&mut tables, muster_messages::Revision(1), &command.change(found)).unwrap();
-    muster_raft_member::recovery::replace(&dir.path().join("raft"), muster_messages::RaftId(1), 1, tables).unwrap();
+    let keys = founded.memory.store().keys();
+    muster_raft_member::recovery::replace(&dir.path().join("raft"), keys, muster_messages::RaftId(1), 1, tables)
+        .unwrap();
     founded.memory.store().finish_founding().unwrap();
     let ended = muster_pki::Ended {
         reason: muster_messages::RefusalReason::Removed,

@@ -6,7 +6,7 @@ use muster_agent::NodeMemory;
 use muster_kernel::Clock;
 use muster_messages::protocol::NodeCredentials;
 use muster_messages::{ClusterRecord, NodeId, Role};
-use muster_pki::{MIN_NODE_LIFETIME, credentials, sign_for_itself};
+use muster_pki::{IdentityStore, MIN_NODE_LIFETIME, credentials, sign_for_itself};
 use muster_raft_member::recovery::survey;
 
 use super::{Exit, say};
@@ -23,7 +23,7 @@ pub fn self_sign(
     memory: &NodeMemory,
     expired: &NodeCredentials,
 ) -> Result<Option<NodeCredentials>, Exit> {
-    let Some((node, cluster)) = recorded_manager(config, expired) else { return Ok(None) };
+    let Some((node, cluster)) = recorded_manager(config, memory.store(), expired) else { return Ok(None) };
     // For the recorded key, by which others know this node.
     let key_pem = expired.key_pem.clone();
     let signed = sign_for_itself(&cluster, node, None, advertise, MIN_NODE_LIFETIME, (Clock.wall(), &key_pem))?;
@@ -36,15 +36,19 @@ pub fn self_sign(
 }
 
 /// Whether this node's own data says that it is a manager and a Raft member.
-pub fn is_recorded_manager(config: &Config, credentials: &NodeCredentials) -> bool {
-    recorded_manager(config, credentials).is_some()
+pub fn is_recorded_manager(config: &Config, store: &IdentityStore, credentials: &NodeCredentials) -> bool {
+    recorded_manager(config, store, credentials).is_some()
 }
 
 /// The node and its cluster, if its own data, which may be old, says that it is a manager and a Raft member.
-fn recorded_manager(config: &Config, credentials: &NodeCredentials) -> Option<(NodeId, Arc<ClusterRecord>)> {
+fn recorded_manager(
+    config: &Config,
+    store: &IdentityStore,
+    credentials: &NodeCredentials,
+) -> Option<(NodeId, Arc<ClusterRecord>)> {
     let (node, Role::Manager) = credentials.identity.node()? else { return None };
     // Errors in the data are reported where the data is opened for use.
-    let survey = survey(&config.data_dir.join("raft")).ok()?;
+    let survey = survey(&config.data_dir.join("raft"), store.keys()).ok()?;
     let tables = survey.tables;
     let cluster = tables.cluster.clone().filter(|c| c.incarnation == credentials.identity.incarnation)?;
     let is_manager = tables.nodes.get(&node).is_some_and(|record| record.role == Role::Manager);

@@ -55,7 +55,7 @@ fn plan(config: &Config) -> Result<Option<Plan>, Exit> {
         return Err(Exit::new(6, "a recovery was begun here and not finished: the next start finishes it"));
     }
     let node = own_node(config, memory.store())?;
-    let Survey { tables, member_id, uncommitted, .. } = survey_copy(&dir.join("raft"))?;
+    let Survey { tables, member_id, uncommitted, .. } = survey_copy(&dir.join("raft"), memory.store())?;
     if tables.members.values().all(|m| m.node == node) && tables.members.contains_key(&member_id) {
         return Ok(None);
     }
@@ -88,13 +88,13 @@ fn check_not_running(dir: &Path) -> Result<(), Exit> {
     }
 }
 
-fn survey_copy(raft: &Path) -> Result<Survey, Exit> {
+fn survey_copy(raft: &Path, store: &IdentityStore) -> Result<Survey, Exit> {
     let copy = tempfile::tempdir()?;
     if raft.exists() {
         copy_folder(raft, copy.path())?;
     }
     // Errors name the original directory, not the copy's.
-    muster_raft_member::recovery::survey(copy.path()).map_err(|why| {
+    muster_raft_member::recovery::survey(copy.path(), store.keys()).map_err(|why| {
         let Exit { status, sentence } = cannot_survey(raft, &why);
         let (copy, raft) = (copy.path().display().to_string(), raft.display().to_string());
         Exit::new(status, sentence.replace(&copy, &raft))

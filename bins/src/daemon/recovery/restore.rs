@@ -20,7 +20,7 @@ pub fn decide(config: &Config, advertise: &str, memory: &NodeMemory, file: &Path
     let store = memory.store();
     let empty = store.load_credentials()?.is_none()
         && store.load_founding()?.is_none()
-        && disk::state(&config.data_dir.join("raft")) == disk::DirState::Absent;
+        && disk::state(&config.data_dir.join("raft"), store.keys()) == disk::DirState::Absent;
     if !empty {
         let dir = config.data_dir.display();
         return Err(Exit::new(

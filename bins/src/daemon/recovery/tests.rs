@@ -40,7 +40,7 @@ impl Machine {
             Recovering::decide(&cluster, node, tables.nodes[&node].granted, ADVERTISE, muster_pki::NODE_LIFETIME, AT);
         machine.memory.store().save_credentials(&made.unwrap().credentials().unwrap()).unwrap();
         machine.memory.update(|node| node.managers = vec!["10.0.0.2:4400".to_owned()]).unwrap();
-        replace(&machine.raft(), RaftId(1), 7, tables).unwrap();
+        replace(&machine.raft(), machine.memory.store().keys(), RaftId(1), 7, tables).unwrap();
         machine
     }
 
@@ -80,7 +80,7 @@ impl Machine {
 
     /// A recovery that was decided and recorded, with nothing done: what the earliest crash leaves behind.
     fn begin(&self) -> Recovering {
-        let survey = survey_of(&self.raft()).unwrap();
+        let survey = survey_of(&self.raft(), self.memory.store()).unwrap();
         let decided = force(&self.config, ADVERTISE, self.memory.store(), &survey).unwrap().unwrap();
         self.memory.store().begin_recovery(&decided).unwrap();
         decided
@@ -94,7 +94,7 @@ impl Machine {
 
     #[track_caller]
     fn has_recovered(&self, decided: &Recovering) {
-        let survey = survey_of(&self.raft()).unwrap();
+        let survey = survey_of(&self.raft(), self.memory.store()).unwrap();
         let (cluster, member_count) = (survey.tables.cluster.clone().unwrap(), survey.tables.members.len());
         assert_eq!((cluster.incarnation, member_count), (decided.incarnation, 1));
         let credentials = self.memory.store().load_credentials().unwrap().unwrap();
@@ -117,9 +117,10 @@ fn interrupted_recovery_is_finished_as_decided() {
 
         let mut after_the_log = Machine::manager();
         let decided = after_the_log.begin();
-        let survey = survey_of(&after_the_log.raft()).unwrap();
+        let survey = survey_of(&after_the_log.raft(), after_the_log.memory.store()).unwrap();
         let (tables, done) = recovered(survey.tables, &decided).unwrap();
-        replace(&after_the_log.raft(), done.raft_id, survey.term + 1, tables).unwrap();
+        replace(&after_the_log.raft(), after_the_log.memory.store().keys(), done.raft_id, survey.term + 1, tables)
+            .unwrap();
         after_the_log.starts(forced);
         after_the_log.has_recovered(&decided);
 
@@ -136,9 +137,9 @@ fn interrupted_recovery_is_finished_as_decided() {
 fn the_only_manager_has_nothing_to_recover() {
     let mut machine = Machine::manager();
     machine.starts(true);
-    let once = survey_of(&machine.raft()).unwrap().tables;
+    let once = survey_of(&machine.raft(), machine.memory.store()).unwrap().tables;
     machine.starts(true);
-    assert_eq!(survey_of(&machine.raft()).unwrap().tables, once, "a flag left in a unit file");
+    assert_eq!(survey_of(&machine.raft(), machine.memory.store()).unwrap().tables, once, "a flag left in a unit file");
 }
 
 #[test]
@@ -162,7 +163,7 @@ fn unusable_data_is_reported_and_kept() {
 fn restoring(cluster: &Machine) -> (Machine, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("backup");
-    let survey = survey_of(&cluster.raft()).unwrap();
+    let survey = survey_of(&cluster.raft(), cluster.memory.store()).unwrap();
     std::fs::write(&file, muster_store::backup::encode(&survey.tables, muster_messages::Term(7), AT).unwrap()).unwrap();
     let dir = folder.path().join("new");
     let args = ["musterd", "--name", "n9", "--restore"].map(str::to_owned).into_iter();
@@ -185,7 +186,7 @@ fn interrupted_restore_needs_its_file_to_finish() {
     machine.node = decided.node;
     machine.starts(false);
     machine.has_recovered(&decided);
-    let tables = survey_of(&machine.raft()).unwrap().tables;
+    let tables = survey_of(&machine.raft(), machine.memory.store()).unwrap().tables;
     assert_eq!(tables.nodes[&machine.node].name.as_str(), "n9");
     assert_eq!(tables.managers().count(), 1);
     // Its log exists: the file is no longer needed.
@@ -225,7 +226,7 @@ fn data_older_than_the_certificate_is_set_aside_at_start() {
     new.identity.incarnation = new.identity.incarnation.next();
     assert_eq!(found(new), RaftData::None, "not a loss: no member is to wait for that id");
     assert_eq!(machine.memory.load().unwrap().held_member_id, None);
-    let set_aside_survey = survey_of(&machine.config.data_dir.join(FENCED)).unwrap();
+    let set_aside_survey = survey_of(&machine.config.data_dir.join(FENCED), machine.memory.store()).unwrap();
     assert_eq!(set_aside_survey.member_id, RaftId(1), "it may be the better data");
 }
 
@@ -241,7 +242,7 @@ fn expired_manager_signs_only_for_itself() {
     let kept = machine.memory.store().load_credentials().unwrap().unwrap();
     assert_eq!(kept.cert_pem, made.cert_pem);
 
-    let Survey { tables, .. } = survey_of(&machine.raft()).unwrap();
+    let Survey { tables, .. } = survey_of(&machine.raft(), machine.memory.store()).unwrap();
     let mut demoted = tables.clone();
     let record = (*tables.nodes[&machine.node]).clone();
     demoted.nodes.insert(machine.node, std::sync::Arc::new(NodeRecord { role: Role::Worker, ..record }));
@@ -252,7 +253,7 @@ fn expired_manager_signs_only_for_itself() {
     let cluster = ClusterRecord { incarnation: cluster.incarnation.next(), ..cluster };
     recovered.cluster = Some(std::sync::Arc::new(cluster));
     for (why, tables) in [("demoted", demoted), ("not a member", not_member), ("recovered", recovered)] {
-        replace(&machine.raft(), RaftId(1), 9, tables).unwrap();
+        replace(&machine.raft(), machine.memory.store().keys(), RaftId(1), 9, tables).unwrap();
         assert!(sign(&machine).is_none(), "{why}");
     }
     std::fs::remove_dir_all(machine.raft()).unwrap();
@@ -275,7 +276,7 @@ fn decided_recovery_is_private_and_hides_its_key() {
 #[test]
 fn only_a_manager_that_proves_its_identity_counts() {
     let machine = Machine::manager();
-    let tables = survey_of(&machine.raft()).unwrap().tables;
+    let tables = survey_of(&machine.raft(), machine.memory.store()).unwrap().tables;
     let cluster = tables.cluster.clone().unwrap();
     let other = NodeId::from_entropy(2);
     let answers_as = |serves: Option<NodeId>| {

@@ -13,6 +13,7 @@ use muster_messages::wire::{
 };
 use muster_messages::{ClusterRecord, ErrorCode, NodeId, RefusalReason, RequestId, Revision, Role, WallTime};
 use muster_pki::{CsrKey, Issuer, JoinToken, NodeProfile, make_csr, new_key, prove_rekey};
+use muster_raft_member::recovery::{CannotSurvey, Survey};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
@@ -24,9 +25,15 @@ fn node_of(credentials: &NodeCredentials) -> NodeId {
     credentials.identity.node().expect("a node's").0
 }
 
+/// What a thief reads on a manager's disk whose keyring opens without an unlock key.
+pub(crate) fn survey_of_stolen(folder: &Path) -> Result<Survey, CannotSurvey> {
+    let store = muster_pki::IdentityStore::open(folder).expect("an identity");
+    muster_raft_member::recovery::survey(&folder.join("raft"), store.keys())
+}
+
 /// The content of a stopped manager's disk: the root key is in its log.
 pub(crate) fn stolen_root(cluster: &Cluster, name: &str) -> ClusterRecord {
-    let read = muster_raft_member::recovery::survey(&cluster.node(name).folder.join("raft"));
+    let read = survey_of_stolen(&cluster.node(name).folder);
     (*read.expect("whole").tables.cluster.expect("a cluster")).clone()
 }
 

@@ -17,6 +17,8 @@ use muster_messages::{NodeId, Principal, RaftId, RefusalReason, RequestId, Revis
 use muster_pki::{CsrKey, Issuer, NodeProfile};
 use serde_json::Value;
 
+use crate::certificates::survey_of_stolen;
+
 /// The leader, and the certificate of a stopped manager. With the shipped timing: a leader that stalls loses its leadership.
 struct Fixture {
     cluster: Cluster,
@@ -237,7 +239,7 @@ async fn presents_forged_certificates(fixture: &Fixture) {
     let stolen = names.iter().map(|name| fixture.cluster.node(name)).find(|node| {
         node.credentials().is_ok_and(|credentials| credentials.identity.node().is_some_and(|(node, _)| node == own))
     });
-    let read = muster_raft_member::recovery::survey(&stolen.expect("its files").folder.join("raft"));
+    let read = survey_of_stolen(&stolen.expect("its files").folder);
     let cluster = read.expect("whole").tables.cluster.expect("a cluster");
     let issuer = Issuer::from_pem(&cluster.root_cert_pem, &cluster.root_key_pem).expect("the root's key");
     let follower = names.iter().map(|name| fixture.cluster.node(name)).find(|node| {

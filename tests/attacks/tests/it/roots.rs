@@ -9,7 +9,7 @@ use muster_messages::wire::Request;
 use muster_messages::{AuthorityState, ClusterRecord, RefusalReason, RootId, RootsView, UserKind};
 use muster_pki::{CsrKey, Issuer, UserProfile, make_csr, new_key};
 
-use crate::certificates::{REFUSED, cluster, forged, greeting_of, stolen_root};
+use crate::certificates::{REFUSED, cluster, forged, greeting_of, stolen_root, survey_of_stolen};
 
 async fn roots(cluster: &Cluster) -> RootsView {
     let shown = cluster.ask("n1", Request::RootList).await.expect("shown");
@@ -120,7 +120,7 @@ async fn forged_certificate_of_retired_root_opens_no_leaderless_port() {
     cluster.node_mut("n3").kill().await;
     let mut stolen = stolen_root(&cluster, "n3");
     // The former root's key: what a copy of the disk from before the rotation holds.
-    let key = muster_raft_member::recovery::survey(&cluster.node("n3").folder.join("raft")).expect("whole");
+    let key = survey_of_stolen(&cluster.node("n3").folder).expect("whole");
     let root = key.tables.authorities.roots.get(&old).expect("it is retiring, and has its key");
     stolen.root_cert_pem = root.cert_pem.clone();
     stolen.root_key_pem = root.key_pem.clone().expect("retiring");

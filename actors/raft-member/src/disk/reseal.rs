@@ -1,0 +1,213 @@
+//! Rewriting a whole directory: a directory of an earlier build, which is not sealed, and one whose data key is replaced.
+//!
+//! ```text
+//! raft          the data                            1. raft.next is written and synced: description, snapshot, log, acked
+//! raft.next     being written; then the old data    2. raft.next and raft exchange their names, in one step
+//! raft.old      only without that step              3. raft.next, now the old data, is deleted; then its key
+//! ```
+//!
+//! Without an atomic exchange (some file systems) there are two renames: `raft` to `raft.old`, `raft.next` to `raft`. Between them there is no
+//! `raft`, and `raft.next` is complete.
+//!
+//! Invariants  SEAL-3  a key leaves the keyring after the last file under it was deleted, and its folder synced.
+//! SEAL-8: after a crash at any moment `raft` is the old directory or the new one, complete.
+//! Each log is opened on a thread of its own: raft-engine caches blocks per thread, by position alone.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use muster_sealing::{KeyUse, Keys};
+use muster_store::Limits;
+use raft_engine::env::FileSystem;
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::io::Errno;
+
+use super::acked::Acked;
+use super::engine::{Content, EngineDisk, LOG, remove_all, write_log};
+use super::files::{Lock, SnapshotFiles, make_dir, sync_dir, sync_parent};
+use super::seal::{self, Seal};
+use super::{LogDisk as _, LogFault};
+use crate::recovery::survey_of;
+
+/// Called before the first and after each change of the disk. Tests stop there, or report a full disk.
+pub(crate) type Step<'a> = &'a mut dyn FnMut(&'static str) -> io::Result<()>;
+
+/// The directories beside this one.
+fn beside(dir: &Path, what: &str) -> PathBuf {
+    let name = dir.file_name().unwrap_or_default().to_string_lossy();
+    dir.with_file_name(format!("{name}.{what}"))
+}
+
+/// Completes an exchange by two renames that a crash interrupted. Before the directory is created or locked.
+pub(crate) fn finish_exchange(dir: &Path) -> Result<(), LogFault> {
+    let (next, old) = (beside(dir, "next"), beside(dir, "old"));
+    if dir.exists() || !old.exists() {
+        return Ok(());
+    }
+    let _exchange = Lock::take_file(&beside(dir, "exchange"))?;
+    let finish = || -> io::Result<()> {
+        if !dir.exists() && next.exists() {
+            fs::rename(&next, dir)?;
+            sync_parent(dir)?;
+        }
+        Ok(())
+    };
+    finish().map_err(|e| LogFault::io(dir, e))
+}
+
+/// Deletes what an interrupted rewrite left: never the data. The caller holds the directory's lock.
+pub(crate) fn remove_leftovers(dir: &Path) -> Result<bool, LogFault> {
+    let mut found = false;
+    for path in [beside(dir, "next"), beside(dir, "old")] {
+        if path.exists() {
+            found = true;
+            remove_all(&path).and_then(|()| sync_parent(dir)).map_err(|e| LogFault::io(&path, e))?;
+        }
+    }
+    // Of the file system's two renames.
+    let _not_there = fs::remove_file(beside(dir, "exchange"));
+    Ok(found)
+}
+
+/// Rewrites the directory under the newest key. On failure before the exchange the directory is as it was, and `raft.next` is
+/// deleted. Returns the lock of the directory that has the name now. Blocks for as long as it takes to write the state.
+pub(crate) fn reseal<F: FileSystem>(
+    dir: &Path,
+    fs: &Arc<F>,
+    (keys, lock): (&Keys, Lock),
+    step: Step<'_>,
+) -> Result<Lock, LogFault> {
+    let next = beside(dir, "next");
+    match prepare(dir, &next, fs, keys, step) {
+        Ok(next_lock) => {
+            exchange(dir, &next, step)?;
+            drop(lock);
+            match remove_leftovers(dir) {
+                Ok(_) => drop_old_keys(dir, keys),
+                // The next start deletes them.
+                Err(fault) => tracing::warn!(%fault, "cannot delete the former Raft data; the next start will"),
+            }
+            let _tests = step("deleted");
+            Ok(next_lock)
+        }
+        Err(fault) => {
+            let _left_to_the_next_start = remove_all(&next);
+            tracing::warn!(dir = %dir.display(), %fault, "cannot seal the Raft data anew; it stays as it is until the next start");
+            Ok(lock)
+        }
+    }
+}
+
+/// SEAL-3. Afterwards only keys are left that some directory needs.
+pub(crate) fn drop_old_keys(dir: &Path, keys: &Keys) {
+    // A description that cannot be read may be of any key.
+    let Ok(in_use) = seal::keys_in_use(dir) else { return };
+    if let Err(fault) = keys.drop_keys(KeyUse::Raft, &in_use) {
+        tracing::warn!(%fault, "cannot remove a former key from the keyring; the next start will");
+    }
+}
+
+/// Writes `raft.next`, durably.
+fn prepare<F: FileSystem>(dir: &Path, next: &Path, fs: &Arc<F>, keys: &Keys, step: Step<'_>) -> Result<Lock, LogFault> {
+    let io = |e| LogFault::io(next, e);
+    check_space(dir)?;
+    step("space").map_err(io)?;
+    keys.ensure().map_err(|why| LogFault::io(keys.path(), why))?;
+    step("keyring").map_err(io)?;
+    remove_all(next).map_err(io)?;
+    make_dir(next)?;
+    let lock = Lock::take(next)?;
+    step("made").map_err(io)?;
+    let mut seal = Seal::begin(next, keys)?;
+    step("described").map_err(io)?;
+    let (content, snapshot) = on_own_thread(|| {
+        let mut disk = EngineDisk::open_log(dir, fs, Seal::of(dir, keys)?)?;
+        let content = disk.content()?;
+        let snapshot = content.meta.snapshot.as_ref().map(|head| disk.snapshot_files().load(head)).transpose()?;
+        Ok((content, snapshot))
+    })?;
+    let Content { meta, entries } = content;
+    if let (Some(head), Some(data)) = (&meta.snapshot, snapshot) {
+        SnapshotFiles::new(next, Some(seal.for_files())).store(head, &data)?;
+    }
+    step("snapshot").map_err(io)?;
+    on_own_thread(|| write_log((next, LOG), fs, &meta, &entries, Some(&mut seal)))?;
+    step("log").map_err(io)?;
+    let mut number = Acked::open(next, true)?;
+    number.record(meta.number)?;
+    number.sync()?;
+    drop(number);
+    sync_dir(next).and_then(|()| sync_parent(next)).map_err(io)?;
+    step("synced").map_err(io)?;
+    Ok(lock)
+}
+
+pub(super) fn on_own_thread<T: Send>(work: impl FnOnce() -> Result<T, LogFault> + Send) -> Result<T, LogFault> {
+    std::thread::scope(|scope| {
+        let done = scope.spawn(work).join();
+        done.unwrap_or_else(|_| Err(LogFault::io("raft", "reading or writing the Raft log panicked")))
+    })
+}
+
+/// The feature level from which on no earlier build opens a member's directory.
+const SEALED_FROM_LEVEL: u32 = 3;
+
+/// Whether a directory that is not sealed may be: until its cluster has reached the feature level, the node may return to an earlier
+/// build, which cannot read what is sealed.
+pub(super) fn may_be_sealed<F: FileSystem>(dir: &Path, fs: &Arc<F>, keys: &Keys) -> Result<bool, LogFault> {
+    let recovered = on_own_thread(|| EngineDisk::open_log(dir, fs, Seal::of(dir, keys)?)?.recover())?;
+    let is_empty = recovered.member_id.is_none();
+    // What cannot be applied is left to the member, which reports it.
+    let tables = survey_of(&Limits::DEFAULT, recovered).map(|survey| survey.tables);
+    let level = tables.ok().and_then(|tables| tables.cluster.as_ref().map(|cluster| cluster.feature_level));
+    Ok(is_empty || level.is_some_and(|level| level >= SEALED_FROM_LEVEL))
+}
+
+/// Refused before it starts: a full disk would stop this member, and others on this machine.
+fn check_space(dir: &Path) -> Result<(), LogFault> {
+    let needed = size(dir).map_err(|e| LogFault::io(dir, e))?;
+    let needed = needed + needed / 5;
+    let found = rustix::fs::statvfs(dir).map_err(|e| LogFault::io(dir, io::Error::from(e)))?;
+    let free = found.f_bavail.saturating_mul(found.f_frsize);
+    if free < needed {
+        return Err(LogFault::io(dir, format!("sealing it anew needs {needed} bytes, and {free} are free")));
+    }
+    Ok(())
+}
+
+fn size(dir: &Path) -> io::Result<u64> {
+    let mut bytes = 0;
+    for entry in fs::read_dir(dir)? {
+        let entry = entry?;
+        let meta = entry.metadata()?;
+        bytes += if meta.is_dir() { size(&entry.path())? } else { meta.len() };
+    }
+    Ok(bytes)
+}
+
+fn exchange(dir: &Path, next: &Path, step: Step<'_>) -> Result<(), LogFault> {
+    let io = |e| LogFault::io(dir, e);
+    match renameat_with(CWD, next, CWD, dir, RenameFlags::EXCHANGE) {
+        Ok(()) => {}
+        Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => exchange_by_renames(dir, next, step)?,
+        Err(e) => return Err(io(e.into())),
+    }
+    let _tests = step("exchanged");
+    sync_parent(dir).map_err(io)
+}
+
+fn exchange_by_renames(dir: &Path, next: &Path, step: Step<'_>) -> Result<(), LogFault> {
+    let old = beside(dir, "old");
+    let _exchange = Lock::take_file(&beside(dir, "exchange"))?;
+    let rename = |from: &Path, to: &Path| fs::rename(from, to).and_then(|()| sync_parent(dir));
+    rename(dir, &old).map_err(|e| LogFault::io(dir, e))?;
+    let _tests = step("moved");
+    rename(next, dir).map_err(|e| LogFault::io(dir, e))
+}
+
+#[cfg(test)]
+pub(crate) fn exchange_for_tests(dir: &Path, step: Step<'_>) -> Result<(), LogFault> {
+    exchange_by_renames(dir, &beside(dir, "next"), step)
+}
