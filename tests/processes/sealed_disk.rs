@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use muster_messages::Role;
+use muster_messages::{Liveness, Role};
 use muster_pki::IdentityStore;
 use muster_raft_member::disk;
 use muster_sealing::UnlockKey;
@@ -95,4 +95,23 @@ fn a_managers_disk_shows_no_secrets() {
     });
     let worker = world.node("n3").folder.clone();
     assert!(!worker.join("identity/keyring.json").exists(), "a worker has none");
+}
+
+/// SEAL-4: a keyring lies on managers only, and a worker's key is in clear.
+#[test]
+fn keyring_comes_with_promotion_and_goes_with_demotion() {
+    let mut world = World::with(2, 1);
+    let folder = world.node("n3").folder.clone();
+    let keyring = folder.join("identity/keyring.json");
+    let is_sealed = || IdentityStore::open(&folder).is_ok_and(|store| store.holds_sealed().is_ok_and(|sealed| sealed));
+    assert!(!keyring.exists() && !is_sealed());
+    for _again in 0..2 {
+        world.muster(&["node", "promote", "n3", "--wait=300s"]).ended(0);
+        eventually_so("the key is sealed", || keyring.exists() && is_sealed());
+        world.muster(&["node", "demote", "n3", "--wait=300s"]).ended(0);
+        eventually_so("the key is in clear, and the keyring gone", || !keyring.exists() && !is_sealed());
+    }
+    world.node("n3").stop();
+    world.node("n3").start(&[]).ready();
+    eventually_so("it is back", || world.seen("n1", "n3").is_some_and(|node| node.state == Liveness::Ready));
 }

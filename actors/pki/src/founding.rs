@@ -64,7 +64,7 @@ impl IdentityStore {
             root_cert_pem: root.cert_pem,
             root_key_pem: root.key_pem,
         };
-        self.keys().ensure().map_err(|source| self.keyring_fault(source))?;
+        self.seal.ensure()?;
         self.write_secret("founding.json", &founding)?;
         Ok(founding)
     }

@@ -104,7 +104,7 @@ impl IdentityStore {
     }
     /// From now on the recovery will be finished, by any later start.
     pub fn begin_recovery(&self, decided: &Recovering) -> Result<(), IdentityFault> {
-        self.keys().ensure().map_err(|source| self.keyring_fault(source))?;
+        self.seal.ensure()?;
         self.write_secret("recovery.json", decided)
     }
     pub fn finish_recovery(&self) -> Result<(), IdentityFault> {

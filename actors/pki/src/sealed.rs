@@ -7,129 +7,93 @@
 use std::path::Path;
 
 use muster_messages::{Role, Secret};
-use muster_sealing::{KeyUse, KeyringFault, KeysStatus, WrongSeal, is_sealed_text, open_text, seal_text};
-use serde::Serialize;
+use muster_sealing::{
+    DataKey, KeyUse, KeyringFault, Keys, KeysStatus, WrongSeal, is_sealed_text, open_text, seal_text,
+};
 
-use crate::store::{IdentityFault, IdentityStore};
+use crate::store::IdentityFault;
 
 /// Label of the PEM block that is a whole sealed file.
 const FILE: &str = "SEALED FILE";
 /// Label of the sealed private key in `credentials.pem`.
 const KEY: &str = "SEALED PRIVATE KEY";
+/// The place of that key.
+const CREDENTIALS: &str = "credentials.pem";
 
-const HELP: &str =
+pub(crate) const HELP_SEALED: &str =
     "put identity/keyring.json back as it was when the file was written, or restore the folder from a backup";
 
 /// Files that are sealed as a whole.
-const SECRET_FILES: [&str; 3] = ["founding.json", "join.json", "recovery.json"];
+pub(crate) const SECRET_FILES: [&str; 3] = ["founding.json", "join.json", "recovery.json"];
 
-impl IdentityStore {
-    /// Whether this node needs the unlock key before it can start: its keyring is locked, and what it needs is sealed.
-    pub fn is_locked(&self) -> Result<bool, IdentityFault> {
-        Ok(matches!(self.keys().status(), KeysStatus::Locked { .. }) && self.holds_sealed()?)
+/// Seals and opens the secrets in one identity directory.
+#[derive(Clone, Debug)]
+pub(crate) struct IdentitySeal {
+    keys: Keys,
+}
+
+impl IdentitySeal {
+    pub fn new(keys: Keys) -> Self {
+        Self { keys }
     }
-
-    /// Whether anything in this directory can only be read with the keyring.
-    pub fn holds_sealed(&self) -> Result<bool, IdentityFault> {
-        let credentials = self.read(&self.path("credentials.pem"), HELP)?;
-        if credentials.is_some_and(|text| is_sealed_text(KEY, &text)) {
-            return Ok(true);
-        }
-        for file in SECRET_FILES {
-            if self.read(&self.path(file), HELP)?.is_some_and(|text| is_sealed_text(FILE, &text)) {
-                return Ok(true);
-            }
-        }
-        Ok(false)
+    pub fn keys(&self) -> &Keys {
+        &self.keys
     }
-
-    /// Writes all secrets as they are to be now: sealed with the newest key on a manager, in clear on a worker. Repeated: no effect.
-    /// Afterwards no file needs an older key of the keyring.
-    pub fn reseal(&self) -> Result<(), IdentityFault> {
-        {
-            let _only_writer = self.writing();
-            if let Some(credentials) = self.load_credentials()? {
-                self.write_credentials(&credentials)?;
-            }
+    /// Whether the content of a file can be read only with the keyring.
+    pub fn is_needed_for(text: &str) -> bool {
+        is_sealed_text(KEY, text) || is_sealed_text(FILE, text)
+    }
+    /// The private key of a node with this role, as it is written.
+    pub fn stored_key(&self, role: Role, key_pem: &Secret) -> Result<String, IdentityFault> {
+        if role == Role::Worker || self.keys.status() == KeysStatus::Absent {
+            return Ok(key_pem.expose().to_owned());
         }
-        for file in SECRET_FILES {
-            let path = self.path(file);
-            if let Some(text) = self.read_secret(&path, file, HELP)? {
-                self.write_secret_text(&path, file, text.expose())?;
-            }
-        }
-        if matches!(self.keys().status(), KeysStatus::Open { .. }) {
-            let dropped = self.keys().drop_keys(KeyUse::Identity, &[]);
-            dropped.map_err(|source| self.keyring_fault(source))?;
+        self.sealed(KEY, CREDENTIALS, key_pem.expose())
+    }
+    /// The private key in its block of `credentials.pem`.
+    pub fn open_key(&self, path: &Path, block: &str) -> Result<Secret, IdentityFault> {
+        if is_sealed_text(KEY, block) { self.opened(path, KEY, CREDENTIALS, block) } else { Ok(Secret::new(block)) }
+    }
+    /// A secret file as it is written.
+    pub fn stored_file(&self, name: &str, text: &str) -> Result<String, IdentityFault> {
+        if self.keys.status() == KeysStatus::Absent { Ok(text.to_owned()) } else { self.sealed(FILE, name, text) }
+    }
+    /// The text of a file, sealed or not.
+    pub fn open_file(&self, path: &Path, text: String) -> Result<Secret, IdentityFault> {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        if is_sealed_text(FILE, &text) { self.opened(path, FILE, &name, &text) } else { Ok(Secret::new(text)) }
+    }
+    /// SEAL-3: no file needs an older key any more.
+    pub fn drop_old_keys(&self) -> Result<(), IdentityFault> {
+        if matches!(self.keys.status(), KeysStatus::Open { .. }) {
+            self.keys.drop_keys(KeyUse::Identity, &[]).map_err(|source| self.fault(source))?;
         }
         Ok(())
     }
-
-    /// The private key of a node with this role, as it is written.
-    pub(crate) fn stored_key(&self, role: Role, key_pem: &Secret) -> Result<String, IdentityFault> {
-        if role == Role::Worker || self.keys().status() == KeysStatus::Absent {
-            return Ok(key_pem.expose().to_owned());
-        }
-        self.sealed(KEY, "credentials.pem", key_pem.expose())
-    }
-
-    /// The private key in its block of `credentials.pem`.
-    pub(crate) fn read_key(&self, path: &Path, block: &str) -> Result<Secret, IdentityFault> {
-        if is_sealed_text(KEY, block) {
-            self.opened(path, KEY, "credentials.pem", block)
-        } else {
-            Ok(Secret::new(block))
-        }
-    }
-
-    /// The text of a secret file. `None`: there is none.
-    pub(crate) fn read_secret(
-        &self,
-        path: &Path,
-        name: &str,
-        help: &'static str,
-    ) -> Result<Option<Secret>, IdentityFault> {
-        let Some(text) = self.read(path, help)? else { return Ok(None) };
-        if is_sealed_text(FILE, &text) {
-            self.opened(path, FILE, name, &text).map(Some)
-        } else {
-            Ok(Some(Secret::new(text)))
-        }
-    }
-
-    pub(crate) fn write_secret<T: Serialize>(&self, name: &str, value: &T) -> Result<(), IdentityFault> {
-        let text = serde_json::to_string_pretty(value).expect("identity files serialize as JSON");
-        self.write_secret_text(&self.path(name), name, &text)
-    }
-
-    fn write_secret_text(&self, path: &Path, name: &str, text: &str) -> Result<(), IdentityFault> {
-        if self.keys().status() == KeysStatus::Absent {
-            return self.write(path, text.as_bytes());
-        }
-        self.write(path, self.sealed(FILE, name, text)?.as_bytes())
+    /// A keyring with a clear slot, if there is none.
+    pub fn ensure(&self) -> Result<(), IdentityFault> {
+        self.keys.ensure().map_err(|source| self.fault(source))
     }
 
     fn sealed(&self, label: &str, name: &str, text: &str) -> Result<String, IdentityFault> {
-        let keys = self.keys().of(KeyUse::Identity).map_err(|source| self.keyring_fault(source))?;
-        let newest = keys.last().ok_or(KeyringFault::Damaged("it has no key for the identity"));
-        Ok(seal_text(newest.map_err(|source| self.keyring_fault(source))?, label, &self.place(name)?, text))
+        let newest = self.all()?.pop().ok_or(KeyringFault::Damaged("it has no key for the identity"));
+        Ok(seal_text(&newest.map_err(|source| self.fault(source))?, label, &self.place(name)?, text))
     }
-
     fn opened(&self, path: &Path, label: &str, name: &str, text: &str) -> Result<Secret, IdentityFault> {
-        let keys = self.keys().of(KeyUse::Identity).map_err(|source| self.keyring_fault(source))?;
-        let opened = open_text(keys, label, &self.place(name)?, text);
         let damaged =
-            |why: WrongSeal| IdentityFault::Damaged { path: path.to_owned(), why: why.to_string(), help: HELP };
-        opened.map(|text| Secret::new(text.as_str())).map_err(damaged)
+            |why: WrongSeal| IdentityFault::Damaged { path: path.to_owned(), why: why.to_string(), help: HELP_SEALED };
+        let opened = open_text(self.all()?, label, &self.place(name)?, text).map_err(damaged)?;
+        Ok(Secret::new(opened.as_str()))
     }
-
+    fn all(&self) -> Result<Vec<DataKey>, IdentityFault> {
+        self.keys.of(KeyUse::Identity).map_err(|source| self.fault(source))
+    }
     /// Bound to keyring and file.
     fn place(&self, name: &str) -> Result<String, IdentityFault> {
-        let id = self.keys().id().map_err(|source| self.keyring_fault(source))?;
+        let id = self.keys.id().map_err(|source| self.fault(source))?;
         Ok(format!("{id}/identity/{name}"))
     }
-
-    pub(crate) fn keyring_fault(&self, source: KeyringFault) -> IdentityFault {
-        IdentityFault::Keyring { path: self.keys().path().to_owned(), source }
+    fn fault(&self, source: KeyringFault) -> IdentityFault {
+        IdentityFault::Keyring { path: self.keys.path().to_owned(), source }
     }
 }

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use muster_messages::protocol::NodeCredentials;
 use muster_messages::wire::Starts;
 use muster_messages::{CertIdentity, Name, RaftId, RefusalReason, Secret, WallTime};
-use muster_sealing::{KEYRING, KeyringFault, Keys, files};
+use muster_sealing::{KEYRING, KeyringFault, Keys, KeysStatus, files};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -22,6 +22,7 @@ use crate::csr::key_pair;
 use crate::encoding;
 use crate::identity::{self, identity_of_pem};
 use crate::private::{NotPrivate, check_folder};
+use crate::sealed::{HELP_SEALED, IdentitySeal, SECRET_FILES};
 use crate::tls;
 use crate::token;
 use crate::trust::{Bundle, MAX_CHAIN};
@@ -80,7 +81,7 @@ pub struct Ended {
 #[derive(Clone, Debug)]
 pub struct IdentityStore {
     folder: PathBuf,
-    keys: Keys,
+    pub(crate) seal: IdentitySeal,
     /// Held while `credentials.pem` is replaced: by the agent, or because it is sealed anew.
     writing: Arc<Mutex<()>>,
 }
@@ -93,12 +94,44 @@ impl IdentityStore {
         check_folder(&folder)?;
         let keys =
             Keys::open(&folder).map_err(|source| IdentityFault::Keyring { path: folder.join(KEYRING), source })?;
-        Ok(Self { folder, keys, writing: Arc::default() })
+        Ok(Self { folder, seal: IdentitySeal::new(keys), writing: Arc::default() })
     }
 
     /// The keys with which this node's secrets are sealed. Its clones share them: unlocked once, they are unlocked everywhere.
     pub fn keys(&self) -> &Keys {
-        &self.keys
+        self.seal.keys()
+    }
+
+    /// Whether this node needs the unlock key before it can start: its keyring is locked, and what it needs is sealed.
+    pub fn is_locked(&self) -> Result<bool, IdentityFault> {
+        Ok(matches!(self.keys().status(), KeysStatus::Locked { .. }) && self.holds_sealed()?)
+    }
+
+    /// Whether anything in this directory can only be read with the keyring.
+    pub fn holds_sealed(&self) -> Result<bool, IdentityFault> {
+        for file in ["credentials.pem"].iter().chain(&SECRET_FILES) {
+            if self.read(&self.path(file), HELP_SEALED)?.is_some_and(|text| IdentitySeal::is_needed_for(&text)) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Writes all secrets as they are to be now: sealed with the newest key on a manager, in clear on a worker. Repeated: no effect.
+    /// Afterwards no file needs an older key of the keyring.
+    pub fn reseal(&self) -> Result<(), IdentityFault> {
+        let _only_writer = self.writing();
+        if let Some(credentials) = self.load_credentials()? {
+            self.write_credentials(&credentials)?;
+        }
+        for file in SECRET_FILES {
+            let path = self.path(file);
+            if let Some(text) = self.read(&path, HELP_SEALED)? {
+                let text = self.seal.open_file(&path, text)?;
+                self.write(&path, self.seal.stored_file(file, text.expose())?.as_bytes())?;
+            }
+        }
+        self.seal.drop_old_keys()
     }
 
     /// The credentials on disk, `None` if there are none. Expired ones are returned too: the caller decides.
@@ -110,7 +143,7 @@ impl IdentityStore {
         let damaged =
             |why: &str| IdentityFault::Damaged { path: path.clone(), why: why.to_owned(), help: HELP_CREDENTIALS };
         let (key, chain, root) = split_credentials(&text).map_err(damaged)?;
-        let key = self.read_key(&path, &key)?;
+        let key = self.seal.open_key(&path, &key)?;
         let mut found = credentials(key, chain, root).map_err(damaged)?;
         let path = self.path("roots.pem");
         if let Some(roots) = self.read(&path, HELP_ROOTS)? {
@@ -130,13 +163,13 @@ impl IdentityStore {
     }
 
     /// The caller holds [`IdentityStore::writing`].
-    pub(crate) fn write_credentials(&self, creds: &NodeCredentials) -> Result<(), IdentityFault> {
+    fn write_credentials(&self, creds: &NodeCredentials) -> Result<(), IdentityFault> {
         let path = self.path("credentials.pem");
         let refused =
             |why| IdentityFault::Io { path: path.clone(), source: io::Error::new(io::ErrorKind::InvalidData, why) };
         let (root, alone) = issuing_root(&creds.cert_pem, &creds.root_pem).map_err(refused)?;
         let (_, role) = creds.identity.node().ok_or(refused("the certificate is not a node's"))?;
-        let key = self.stored_key(role, &creds.key_pem)?;
+        let key = self.seal.stored_key(role, &creds.key_pem)?;
         let parts = [&key, &creds.cert_pem, &root];
         let text: String = parts.iter().map(|p| format!("{}\n", p.trim_end())).collect();
         let (_, chain, root) = split_credentials(&text).map_err(refused)?;
@@ -217,10 +250,10 @@ impl IdentityStore {
         path: &Path,
         help: &'static str,
     ) -> Result<Option<T>, IdentityFault> {
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let Some(text) = self.read_secret(path, &name, help)? else {
+        let Some(text) = self.read(path, help)? else {
             return Ok(None);
         };
+        let text = self.seal.open_file(path, text)?;
         // Only the position: an error text of the parser may quote a key.
         serde_json::from_str(text.expose()).map(Some).map_err(|e| IdentityFault::Damaged {
             path: path.to_owned(),
@@ -229,16 +262,22 @@ impl IdentityStore {
         })
     }
 
-    pub(crate) fn write_json<T: Serialize>(&self, path: &Path, value: &T) -> Result<(), IdentityFault> {
+    fn write_json<T: Serialize>(&self, path: &Path, value: &T) -> Result<(), IdentityFault> {
         let text = serde_json::to_vec_pretty(value).expect("identity files serialize as JSON");
         self.write(path, &text)
     }
 
-    pub(crate) fn write(&self, path: &Path, content: &[u8]) -> Result<(), IdentityFault> {
+    /// The same for a file of [`SECRET_FILES`].
+    pub(crate) fn write_secret<T: Serialize>(&self, name: &str, value: &T) -> Result<(), IdentityFault> {
+        let text = serde_json::to_string_pretty(value).expect("identity files serialize as JSON");
+        self.write(&self.path(name), self.seal.stored_file(name, &text)?.as_bytes())
+    }
+
+    fn write(&self, path: &Path, content: &[u8]) -> Result<(), IdentityFault> {
         files::write_atomic(path, content).map_err(|source| IdentityFault::Io { path: path.to_owned(), source })
     }
 
-    pub(crate) fn writing(&self) -> MutexGuard<'_, ()> {
+    fn writing(&self) -> MutexGuard<'_, ()> {
         self.writing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -246,7 +285,7 @@ impl IdentityStore {
         files::remove_durably(path).map_err(|source| IdentityFault::Io { path: path.to_owned(), source })
     }
 
-    pub(crate) fn read(&self, path: &Path, help: &'static str) -> Result<Option<String>, IdentityFault> {
+    fn read(&self, path: &Path, help: &'static str) -> Result<Option<String>, IdentityFault> {
         files::read(path).map_err(|source| match source.kind() {
             io::ErrorKind::InvalidData => {
                 IdentityFault::Damaged { path: path.to_owned(), why: "not UTF-8 text, or too large".to_owned(), help }
