@@ -424,3 +424,30 @@ fn uncommitted_entries_survive_a_change_of_the_key() {
     let disk = EngineDisk::open_in(&dir, &Arc::new(DefaultFileSystem), &shared, OpenFor::Reading).unwrap();
     drop(disk);
 }
+
+/// A directory in the format of earlier builds, as a file of this repository: a later build still converts it. `UPDATE=1` writes it again.
+#[test]
+fn recorded_clear_directory_is_converted() {
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/clear-directory");
+    if std::env::var_os("UPDATE").is_some() {
+        let (_temp, dir) = Temp::new();
+        write_clear(&dir, &secrets(FEATURE_LEVEL));
+        super::engine::remove_all(&golden).unwrap();
+        copy_dir(&dir, &golden);
+        for entry in fs::read_dir(golden.join("log")).unwrap().map(|entry| entry.unwrap().path()) {
+            // Without the zeros after the last record.
+            let bytes = fs::read(&entry).unwrap();
+            let end = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
+            fs::write(&entry, &bytes[..end]).unwrap();
+        }
+    }
+    let (_temp, dir) = Temp::new();
+    copy_dir(&golden, &dir);
+    assert!(holds(&image(&dir), SECRET));
+    assert_eq!(seal_of(&dir, &keys(&dir)), Ok(DirSeal::Clear));
+    let found = recover(&dir).unwrap();
+    assert!(key_of(&dir).is_some() && !holds(&image(dir.parent().unwrap()), SECRET));
+    assert_eq!((found.member_id, found.entries.len(), found.hard.commit), (Some(RaftId(1)), 19, 5));
+    assert_eq!(found.snapshot.map(|(head, tables)| (head.index, tables.revision)), Some((1, Revision(1))));
+    assert_eq!(String::from_utf8_lossy(&found.entries[0].context), SECRET);
+}
