@@ -36,7 +36,7 @@ pub enum IdentityFault {
     Damaged { path: PathBuf, why: String, help: &'static str },
     #[error(transparent)]
     NotPrivate(#[from] NotPrivate),
-    #[error("{path}")]
+    #[error("cannot read what is sealed with the keys in {path}")]
     Keyring { path: PathBuf, source: KeyringFault },
 }
 

@@ -66,7 +66,10 @@ pub enum KeyringFault {
     /// SEAL-6. The replicated state contradicts itself, or is another cluster's.
     #[error("version {version} of the unlock key is already in the keyring, with another key")]
     Conflict { version: u64 },
-    #[error("there is no keyring")]
+    #[error(
+        "there is no keyring: put the file back from a backup of this node, or remove the node from the cluster, empty the data \
+         directory and join again"
+    )]
     Absent,
     #[error("the keyring cannot be read or written: {0}")]
     Io(String),

@@ -392,23 +392,29 @@ fn failed_rewrite_leaves_the_directory_as_it_is() {
     }
 }
 
-/// A second owner of the name waits for the one that rewrites it, and finds the new directory.
+/// A second owner that waits for the lock of a directory that is exchanged meanwhile gets no lock of the deleted one.
 #[test]
 fn second_owner_waits_while_a_directory_is_rewritten() {
     let (_temp, dir) = Temp::new();
     write_clear(&dir, &secrets(FEATURE_LEVEL));
     let before = read(&dir, &keys(&dir)).unwrap();
     let mut second = None;
-    let path = dir.clone();
-    let shared = keys(&dir);
-    reseal_in(&dir, &shared, &mut |name| {
+    let (path, shared) = (dir.clone(), keys(&dir));
+    let open = move |(path, keys): (PathBuf, Keys)| DiskThread::open(&path, &keys).map(|(_, found)| found);
+    let arguments = (path, shared.clone());
+    let mut step = |name: &str| {
         if name == "described" {
-            let (path, keys) = (path.clone(), shared.clone());
-            second = Some(std::thread::spawn(move || DiskThread::open(&path, &keys).map(|(_, found)| found)));
+            let arguments = arguments.clone();
+            second = Some(std::thread::spawn(move || open(arguments)));
         }
         Ok(())
-    });
-    assert!(same(&second.unwrap().join().unwrap().unwrap(), &before));
+    };
+    let lock = Lock::take(&dir).unwrap();
+    let lock = reseal::reseal(&dir, &Arc::new(DefaultFileSystem), (&shared, lock), &mut step).unwrap();
+    let refused = second.unwrap().join().unwrap().err().map(|fault| fault.kind);
+    assert_eq!(refused, Some(FaultKind::Io), "the directory has an owner");
+    drop(lock);
+    assert!(same(&recover(&dir).unwrap(), &before));
     assert!(key_of(&dir).is_some() && !dir.with_file_name("raft.next").exists());
 }
 
