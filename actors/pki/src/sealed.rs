@@ -8,7 +8,7 @@ use std::path::Path;
 
 use muster_messages::{Role, Secret};
 use muster_sealing::{
-    DataKey, KeyUse, KeyringFault, Keys, KeysStatus, WrongSeal, is_sealed_text, open_text, seal_text,
+    DataKey, KeyUse, KeyringFault, Keys, KeysStatus, WrongSeal, is_sealed_text, key_of_text, open_text, seal_text,
 };
 
 use crate::store::IdentityFault;
@@ -42,6 +42,21 @@ impl IdentitySeal {
     /// Whether the content of a file can be read only with the keyring.
     pub fn is_needed_for(text: &str) -> bool {
         is_sealed_text(KEY, text) || is_sealed_text(FILE, text)
+    }
+    /// Whether the private key in this block of `credentials.pem` is as it is to be now.
+    pub fn is_current_key(&self, role: Role, block: &str) -> bool {
+        self.is_current(KEY, block, role == Role::Manager)
+    }
+    /// Whether a secret file is as it is to be now.
+    pub fn is_current_file(&self, text: &str) -> bool {
+        self.is_current(FILE, text, true)
+    }
+    /// Sealed with the newest key, or not at all.
+    fn is_current(&self, label: &str, text: &str, is_secret: bool) -> bool {
+        let newest =
+            if self.keys.status() == KeysStatus::Absent { None } else { self.all().ok().and_then(|mut all| all.pop()) };
+        let wanted = newest.filter(|_| is_secret).map(|key| key.id());
+        key_of_text(label, text) == wanted
     }
     /// The private key of a node with this role, as it is written.
     pub fn stored_key(&self, role: Role, key_pem: &Secret) -> Result<String, IdentityFault> {

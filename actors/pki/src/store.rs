@@ -122,11 +122,17 @@ impl IdentityStore {
     pub fn reseal(&self) -> Result<(), IdentityFault> {
         let _only_writer = self.writing();
         if let Some(credentials) = self.load_credentials()? {
-            self.write_credentials(&credentials)?;
+            let (_, role) = credentials.identity.node().expect("credentials are a node's");
+            let text = self.read(&self.path("credentials.pem"), HELP_CREDENTIALS)?.unwrap_or_default();
+            let is_current = split_credentials(&text).is_ok_and(|(key, ..)| self.seal.is_current_key(role, &key));
+            if !is_current {
+                self.write_credentials(&credentials)?;
+            }
         }
         for file in SECRET_FILES {
             let path = self.path(file);
-            if let Some(text) = self.read(&path, HELP_SEALED)? {
+            let text = self.read(&path, HELP_SEALED)?;
+            if let Some(text) = text.filter(|text| !self.seal.is_current_file(text)) {
                 let text = self.seal.open_file(&path, text)?;
                 self.write(&path, self.seal.stored_file(file, text.expose())?.as_bytes())?;
             }

@@ -3,6 +3,7 @@
 use zeroize::Zeroizing;
 
 use crate::crypto::DataKey;
+use crate::keyring::KeyId;
 use crate::record::{Opener, Sealer, WrongSeal};
 
 /// Seals a text as a PEM block with this label, for the file or part of one that `place` names.
@@ -18,6 +19,13 @@ pub fn is_sealed_text(label: &str, text: &str) -> bool {
         .strip_prefix("-----BEGIN ")
         .and_then(|rest| rest.strip_prefix(label))
         .is_some_and(|rest| rest.starts_with("-----"))
+}
+
+/// The key that a block of this label is sealed with. `None`: it is not sealed, or cannot be read.
+pub fn key_of_text(label: &str, text: &str) -> Option<KeyId> {
+    let block = pem::parse(text).ok().filter(|block| block.tag() == label)?;
+    let id = block.contents().get(1..5)?;
+    Some(KeyId(u32::from_be_bytes(id.try_into().ok()?)))
 }
 
 /// The inverse of [`seal_text`].

@@ -68,8 +68,11 @@ fn secrets_are_sealed_anew_with_the_newest_key() {
     assert!(is_in_clear(&text(data.path(), "credentials.pem"), &manager.key_pem), "without a keyring");
     store.keys().ensure().unwrap();
     store.keys().protect(1, Some(&UnlockKey::new())).unwrap();
-    for _again in 0..2 {
+    let mut before = None;
+    for _again in 0..3 {
         store.reseal().unwrap();
+        let now = text(data.path(), "credentials.pem") + &text(data.path(), "join.json");
+        assert!(before.replace(now.clone()).is_none_or(|before| before == now), "repeated, it writes nothing");
         assert!(!is_in_clear(&text(data.path(), "credentials.pem"), &manager.key_pem));
         assert!(!is_in_clear(&text(data.path(), "join.json"), &attempt.key_pem));
         assert_eq!(store.join_attempt(None).unwrap(), attempt);
