@@ -23,6 +23,7 @@ use crate::guards::{absent, name_free, node, not_blocked, not_leaving, not_membe
 use crate::injected;
 
 mod authorities;
+mod autolock;
 mod certificates;
 mod cluster;
 mod feature_level;
@@ -31,6 +32,7 @@ mod objects;
 mod reconcilers;
 
 pub use self::authorities::{forgettable_at, last_certificate_expires_at, may_be_revoked, root_changed_at};
+pub(crate) use self::autolock::renew as renew_unlock_key;
 pub(crate) use self::certificates::allow_unrecorded;
 pub use self::nodes::renamed_at;
 
@@ -131,6 +133,7 @@ pub(crate) fn make(
         Change::CertificateSeen { node, serial } => certificates::seen(tables, stamp, *node, serial),
         Change::PinUser { name, pin } => certificates::pin_user(tables, name, pin),
         Change::Authority(change) => authorities::make(tables, stamp, change),
+        Change::Autolock(change) => autolock::make(tables, stamp, change),
     }
 }
 

@@ -68,7 +68,8 @@ fn of(tables: &Tables, change: &Change) -> Growth {
         | Change::RevokeCertificates(_)
         | Change::CertificateSeen { .. }
         | Change::PinUser { .. }
-        | Change::Authority(_) => Growth::None,
+        | Change::Authority(_)
+        | Change::Autolock(_) => Growth::None,
     }
 }
 

@@ -2,6 +2,7 @@
 //! bug in Muster, never an operator's mistake.
 
 mod authorities;
+mod autolock;
 mod gates;
 
 use std::collections::BTreeMap;
@@ -55,6 +56,10 @@ pub const ROOT_1: &str = "ROOT-1";
 pub const ROOT_4: &str = "ROOT-4";
 /// A root whose key others may have never signs again.
 pub const ROOT_11: &str = "ROOT-11";
+/// Versions of the unlock key only grow, and a version has one key.
+pub const SEAL_6: &str = "SEAL-6";
+/// A former unlock key is kept while a node may need it to start.
+pub const SEAL_9: &str = "SEAL-9";
 
 /// A violated invariant.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -75,6 +80,7 @@ pub fn check(tables: &Tables) -> CheckResult {
     objects(tables)?;
     gates::check(tables)?;
     authorities::check(tables)?;
+    autolock::check(tables)?;
     bounds(tables)
 }
 
@@ -112,7 +118,8 @@ pub fn check_step(before: &Tables, after: &Tables) -> CheckResult {
         holds(new > old || new == old && !passed, FENCE_1, || format!("{key}: token {new} after {old}"))?;
     }
     gates::check_step(before, after)?;
-    authorities::check_step(before, after)
+    authorities::check_step(before, after)?;
+    autolock::check_step(before, after)
 }
 
 fn holds(fact: bool, name: &'static str, detail: impl FnOnce() -> String) -> CheckResult {

@@ -21,7 +21,7 @@ use serde::Serialize;
 
 use crate::apply::Stamp;
 use crate::bugs::BugInjection;
-use crate::changes::{allow_unrecorded, create};
+use crate::changes::{allow_unrecorded, create, renew_unlock_key};
 use crate::injected;
 use crate::limits::Limits;
 
@@ -132,6 +132,7 @@ pub fn recover(tables: &mut Tables, recovery: &Recovery) -> Result<Consequences,
         tables.authorities.trusted_by.clear();
         tables.authorities.generation = revision;
     }
+    renew_unlock_key(tables, &stamp);
     let workers = tables.nodes.len() - 1 - lost.len();
     Ok(Consequences {
         node: recovery.node,

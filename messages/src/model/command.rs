@@ -9,10 +9,11 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    AccessToken, AuthorityChange, AuthorityRefusal, Blocked, Blocker, CertificateRecord, ClusterRecord, Definition,
-    DesiredObject, FencingToken, GateStep, Generation, GuardMode, GuardScope, Hold, IssuedCertificate, Liveness,
-    ManagedKey, Name, NodeId, NodeRecord, NotAdmitted, Object, ObjectKey, Participant, ParticipantKey, Principal,
-    Progress, RaftId, Removal, RequestId, Revision, Role, SessionId, Term, Token, Triple, Uid, User, UserPin, WallTime,
+    AccessToken, AuthorityChange, AuthorityRefusal, AutolockChange, AutolockRefusal, Blocked, Blocker,
+    CertificateRecord, ClusterRecord, Definition, DesiredObject, FencingToken, GateStep, Generation, GuardMode,
+    GuardScope, Hold, IssuedCertificate, Liveness, ManagedKey, Name, NodeId, NodeRecord, NotAdmitted, Object,
+    ObjectKey, Participant, ParticipantKey, Principal, Progress, RaftId, Removal, RequestId, Revision, Role, SessionId,
+    Term, Token, Triple, Uid, User, UserPin, WallTime,
 };
 
 /// The changes of one log entry.
@@ -302,6 +303,8 @@ pub enum Change {
     },
     /// Feature level 3.
     Authority(Box<AuthorityChange>),
+    /// Feature level 3.
+    Autolock(Box<AutolockChange>),
 }
 
 impl Change {
@@ -457,6 +460,8 @@ pub enum CommandRefusal {
     RequestAhead { id: Box<RequestId>, now: WallTime },
     #[error("{0}")]
     Authority(AuthorityRefusal),
+    #[error("{0}")]
+    Autolock(AutolockRefusal),
 }
 
 impl From<CommandRefusal> for super::ErrorBody {
@@ -495,6 +500,8 @@ impl From<CommandRefusal> for super::ErrorBody {
                 | AuthorityRefusal::NoMajority { .. }
                 | AuthorityRefusal::MayBeValid { .. },
             ) => ErrorCode::RootInUse,
+            CommandRefusal::Autolock(AutolockRefusal::NotEnabled) => ErrorCode::NotEnabled,
+            CommandRefusal::Autolock(AutolockRefusal::TooManyKeys { .. }) => ErrorCode::TooManyKeys,
         };
         let error = super::ErrorBody::new(code, refusal.to_string());
         // No leader will ever know more.

@@ -57,6 +57,18 @@ codes! {
     TooManyRoots => 409, 6;
     /// Managers, or certificates that are valid, depend on the root.
     RootInUse => 409, 6;
+    /// Autolock is off.
+    NotEnabled => 409, 6;
+    /// Managers that are away keep too many former unlock keys.
+    TooManyKeys => 409, 6;
+    /// The key opens nothing of this daemon.
+    BadUnlockKey => 409, 6;
+    /// The daemon is sealed under an earlier key than the one given.
+    OldKeyNeeded => 409, 6;
+    /// The daemon is not locked.
+    NotLocked => 409, 6;
+    /// The daemon waits for its unlock key.
+    Locked => 503, 5;
 }
 
 impl std::fmt::Display for ErrorCode {

@@ -2,6 +2,7 @@
 
 mod actor_tree;
 mod authority;
+mod autolock;
 mod certificate;
 mod command;
 mod dns;
@@ -30,6 +31,7 @@ mod word;
 
 pub use self::actor_tree::*;
 pub use self::authority::*;
+pub use self::autolock::*;
 pub use self::certificate::*;
 pub use self::command::*;
 pub use self::dns::*;

@@ -9,7 +9,7 @@ use imbl::{OrdMap, OrdSet, Vector};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    AccessToken, Authorities, Blocked, ClusterRecord, Event, GuardMode, GuardScope, Member, Membership, Name,
+    AccessToken, Authorities, Autolock, Blocked, ClusterRecord, Event, GuardMode, GuardScope, Member, Membership, Name,
     NodeCertificates, NodeId, NodeRecord, Object, ObjectKey, Outcome, RaftId, Reconcilers, ReportedNode, RequestId,
     Requests, Revision, Role, Token, TokenRights, User, UserPin,
 };
@@ -62,6 +62,8 @@ pub struct Tables {
     pub routine_events: Vector<Arc<Event>>,
     /// From feature level 3 on; empty below, and until the first rotation.
     pub authorities: Authorities,
+    /// From feature level 3 on; empty below, and until autolock is on for the first time.
+    pub autolock: Autolock,
 }
 
 impl Tables {

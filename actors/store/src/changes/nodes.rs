@@ -90,6 +90,7 @@ pub(super) fn grant(tables: &mut Tables, stamp: &Stamp<'_>, id: NodeId, role: Ro
     });
     let (was, is) = (Some(old.to_string()), Some(role.to_string()));
     stamp.log(tables, EventKind::Role, Some(id), was, is);
+    autolock::seen(tables, id);
     Ok(())
 }
 
@@ -122,6 +123,7 @@ pub(super) fn delete(tables: &mut Tables, stamp: &Stamp<'_>, id: NodeId) -> Resu
         let was = Some(format!("{} {}", record.role, record.name));
         stamp.log(tables, EventKind::Node, Some(id), was, None);
     }
+    autolock::seen(tables, id);
     Ok(())
 }
 
@@ -277,6 +279,7 @@ pub(super) fn set_liveness(
     };
     let (was, is) = (Some(text(old).to_owned()), Some(text(liveness).to_owned()));
     stamp.log_frequent(tables, EventKind::Liveness, Some(id), was, is);
+    autolock::seen(tables, id);
     Ok(())
 }
 

@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "these are tests, also outside their test functions")]
 
 mod authorities;
+mod autolock;
 mod backup;
 mod certificates;
 mod commands;

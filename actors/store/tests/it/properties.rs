@@ -78,6 +78,7 @@ fn change() -> impl Strategy<Value = Change> {
         1 => (1..4u32).prop_map(Change::SetFeatureLevel),
         9 => lease_change(),
         3 => authority_change(),
+        3 => autolock_change(),
     ]
 }
 
@@ -91,6 +92,16 @@ fn authority_change() -> impl Strategy<Value = Change> {
         1 => (n(), any::<bool>()).prop_map(|(n, force)| retire(n, force)),
         1 => n().prop_map(revoke),
         1 => n().prop_map(forget),
+    ]
+}
+
+fn autolock_change() -> impl Strategy<Value = Change> {
+    use crate::autolock::{disable, enable, rotate, sealed};
+    prop_oneof![
+        2 => "[a-c]".prop_map(|key| enable(&key)),
+        3 => "[a-c]".prop_map(|key| rotate(&key)),
+        1 => Just(disable()),
+        4 => (1..=6u8, 0..80u64).prop_map(|(n, version)| sealed(n, Revision(version))),
     ]
 }
 

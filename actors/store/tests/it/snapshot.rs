@@ -136,6 +136,17 @@ fn the_bytes_of_version_four_stay_readable() {
     golden("snapshot-v4.bin", &world.tables);
 }
 
+/// A state with an unlock key, a former one and a report.
+#[test]
+fn the_bytes_of_version_five_stay_readable() {
+    use crate::autolock::{enable, rotate, sealed};
+    let mut world = World { tables: full_of_identities() };
+    world.must(command([enable("first")]));
+    world.must(command([sealed(1, world.tables.autolock.version)]));
+    world.must(command([rotate("second")]));
+    golden("snapshot-v5.bin", &world.tables);
+}
+
 #[test]
 fn damaged_bytes_are_refused_and_never_panic() {
     let bytes = encode(&full());
@@ -154,6 +165,6 @@ fn damaged_bytes_are_refused_and_never_panic() {
 #[test]
 fn snapshot_of_a_newer_build_is_not_reported_as_damage() {
     let mut bytes = encode(&full());
-    bytes[1] = 4;
-    assert_eq!(decode(&bytes), Err(SnapshotFault::Newer { version: 5 }));
+    bytes[1] = 5;
+    assert_eq!(decode(&bytes), Err(SnapshotFault::Newer { version: 6 }));
 }
