@@ -5,6 +5,7 @@ pub mod cli;
 pub mod daemon;
 pub mod guard;
 mod stderr;
+mod unlock_text;
 
 /// Threads that block on a disk start and end often. The C library's allocator keeps the memory that each has freed, in up to eight
 /// arenas per processor; this one returns it (docs/decisions/0024). In the library: `muster` runs daemons too.

@@ -7,7 +7,7 @@ use std::path::Path;
 use muster_messages::wire::{
     ActorsAsk, ActorsOf, KubeCall, LeaseRef, LeaseRequest, ListOf, Page, ReconcilerRequest, Request,
 };
-use muster_messages::{Revision, Role, RootId};
+use muster_messages::{Revision, Role, RootId, Secret};
 use muster_pki::IdentityStore;
 use serde_json::Value;
 
@@ -81,6 +81,8 @@ fn requests(token: &str) -> Vec<Request> {
         Request::RootActivate { root: RootId([7; 8]) },
         Request::RootRetire { root: RootId([7; 8]), force: false },
         Request::RootRevoke { root: RootId([7; 8]) },
+        Request::AutolockStatus,
+        Request::Unlock { key: Secret::new("x"), version: None },
         Request::UserList,
         Request::BlocklistList { fresh: true },
         Request::RaftStatus { fresh: true },
@@ -123,6 +125,9 @@ fn is_asked_for_a_secret(request: &Request) -> bool {
         Request::TokenCreate { .. }
         | Request::TokenRotate { .. }
         | Request::TokenShow { .. }
+        | Request::AutolockOn
+        | Request::AutolockRotate
+        | Request::AutolockKey { .. }
         | Request::AccessTokenCreate { .. } => true,
         Request::Status { .. }
         | Request::NodeList { .. }
@@ -144,6 +149,9 @@ fn is_asked_for_a_secret(request: &Request) -> bool {
         | Request::RootAbort
         | Request::RootRetire { .. }
         | Request::RootRevoke { .. }
+        | Request::AutolockStatus
+        | Request::AutolockOff
+        | Request::Unlock { .. }
         // Its key never leaves the client.
         | Request::UserCreate { .. }
         | Request::UserRenew { .. }
@@ -226,6 +234,9 @@ fn answers_leak_no_root_key_or_token_secret() {
         secrets.extend(own);
     }
     secrets.push("PRIVATE KEY".to_owned());
+    assert!(is_asked_for_a_secret(&Request::AutolockOn));
+    let unlock_key = world.answer("n1", Request::AutolockOn);
+    secrets.push(secret_of(&serde_json::json!({"token": unlock_key["key"].as_str().and_then(|key| key.rsplit_once('-')).map(|(key, _)| key)})));
 
     let shown = world.answer("n1", Request::TokenShow { role: Role::Worker }).to_string();
     assert!(secrets.iter().any(|secret| shown.contains(secret.as_str())), "the search finds existing secrets");
@@ -244,7 +255,8 @@ fn answers_leak_no_root_key_or_token_secret() {
         assert!(actors.len() > 5, "{actors:?}");
         for (method, target) in calls(&described, &actors) {
             // Their answer is the secret. `DELETE /v1/nodes/n2` comes without force: it is refused.
-            if target == "/v1/backup" || (method == "POST" && target == "/v1/tokens") {
+            let makes_a_key = ["/v1/autolock/on", "/v1/autolock/rotate", "/v1/autolock/key"].contains(&target.as_str());
+            if target == "/v1/backup" || makes_a_key || (method == "POST" && target == "/v1/tokens") {
                 continue;
             }
             let answer = http(&world.socket(at), &method, &target, if method == "GET" { "" } else { "{}" });

@@ -5,6 +5,7 @@
 //!                     share and one body, however many streams HTTP/2 gives it.
 //!             HTTP-2  no request's body waits for another request's body.
 
+mod autolock;
 mod bodies;
 pub mod definition;
 mod head_limit;
@@ -148,6 +149,7 @@ fn routes() -> Router {
         .route("/v1/events", get(events))
         .route("/v1/backup", get(crate::backup::backup))
         .merge(reconcilers::routes())
+        .merge(autolock::routes())
         .merge(roots::routes())
         .fallback(|uri: Uri| async move { error_response(&no_such_path(uri.path())) })
         .layer(from_fn(admit))

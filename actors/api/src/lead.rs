@@ -14,6 +14,7 @@ use muster_messages::{
 };
 use serde_json::json;
 
+use crate::autolock::AutolockRequests;
 use crate::core::{check_lifetime, check_removed_labels, resolve, resolve_for_irreversible};
 use crate::kube::ObjectWrite;
 use crate::leases::LeaseRequests;
@@ -73,6 +74,10 @@ impl<'a> Lead<'a> {
             | Request::RootAbort
             | Request::RootRetire { .. }
             | Request::RootRevoke { .. } => RootRequests { work }.lead().await,
+            Request::AutolockOn => to_text(&AutolockRequests { work }.on().await?),
+            Request::AutolockRotate => to_text(&AutolockRequests { work }.rotate().await?),
+            Request::AutolockOff => to_text(&AutolockRequests { work }.off().await?),
+            Request::AutolockKey { version } => to_text(&AutolockRequests { work }.key(*version).await?),
             Request::TransferLeader { to } => to_text(&self.transfer(to.as_deref()).await?),
             Request::Lease(request) => LeaseRequests { work, request }.lead().await,
             Request::Reconciler(request) => ReconcilerRequests { work, request }.lead().await,

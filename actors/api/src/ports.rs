@@ -13,7 +13,10 @@ use muster_messages::protocol::{
     SessionsMsg,
 };
 use muster_messages::wire::PeerCall;
-use muster_messages::{Name, NodeDoubts, NodeId, Principal, Replica, Role, RoleView, Trouble};
+use muster_messages::{
+    ErrorBody, LockedView, Name, NodeDoubts, NodeId, Principal, Replica, Revision, Role, RoleView, Secret, Trouble,
+    UnlockedView,
+};
 use muster_raft_member::ObjectFeed;
 use tokio::sync::watch;
 
@@ -48,6 +51,15 @@ pub struct ApiPorts {
     pub crash_allowed: bool,
     pub audit: AuditLog,
     pub limits: ApiLimits,
+    /// `Some`: this process waits for its unlock key, and answers only what concerns that.
+    pub locked: Option<Arc<dyn LockedDaemon>>,
+}
+
+/// A daemon that waits for its unlock key.
+pub trait LockedDaemon: Send + Sync {
+    fn status(&self) -> LockedView;
+    /// `version`: which key it is, if the caller knows. Blocks.
+    fn unlock(&self, key: &Secret, version: Option<Revision>) -> Result<UnlockedView, ErrorBody>;
 }
 
 /// Limits on the cost of requests.

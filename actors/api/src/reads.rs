@@ -102,6 +102,7 @@ impl Reads<'_> {
             Request::RaftStatus { .. } => to_text(&source.raft_status()),
             Request::CaShow => to_text(&ca(replica)?),
             Request::RootList => to_text(&core::roots(&replica.tables)?),
+            Request::AutolockStatus => to_text(&core::autolock(&replica.tables)),
             other => Err(ErrorBody::new(ErrorCode::Internal, format!("not a read: {other:?}"))),
         }
     }

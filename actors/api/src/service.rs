@@ -234,6 +234,9 @@ impl Service {
     }
 
     async fn dispatch(&self, asked: &Asked, relayed: bool) -> Result<String, ErrorBody> {
+        if let Some(locked) = &self.ports.locked {
+            return crate::locked::answer(locked, &asked.request).await;
+        }
         let facts = (self.ports.facts)();
         let manager = self.ports.manager.borrow().clone();
         // The socket of a node whose manager runtime has just stopped acts as that node, whatever its certificate still
@@ -247,6 +250,10 @@ impl Service {
             _ => asked,
         };
         authorize(&asked.caller, &asked.request, &facts.managers)?;
+        if matches!(asked.request, Request::Unlock { .. }) {
+            // The socket of a locked daemon is served elsewhere, before there is an API.
+            return Err(ErrorBody::new(ErrorCode::NotLocked, "this daemon is not locked"));
+        }
         crate::core::node_of(&asked.request).map_or(Ok(()), crate::core::check_node_ref)?;
         match &asked.request {
             Request::Contact => {

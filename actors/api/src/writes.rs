@@ -121,7 +121,11 @@ fn check_supported_by_all(tables: &Tables, request: &Request) -> Result<(), Erro
         | Request::RootActivate { .. }
         | Request::RootAbort
         | Request::RootRetire { .. }
-        | Request::RootRevoke { .. } => true,
+        | Request::RootRevoke { .. }
+        | Request::AutolockOn
+        | Request::AutolockOff
+        | Request::AutolockRotate
+        | Request::AutolockKey { .. } => true,
         Request::UserCreate { kind, .. } => kind.is_read_only(),
         _ => false,
     };
@@ -179,6 +183,7 @@ fn check_command(request: &Request) -> String {
         | Request::RootAbort
         | Request::RootRetire { .. }
         | Request::RootRevoke { .. } => "`muster ca status`".to_owned(),
+        Request::AutolockOn | Request::AutolockOff | Request::AutolockRotate => "`muster autolock status`".to_owned(),
         Request::Lease(_) => "`muster lease ls`".to_owned(),
         Request::TransferLeader { .. } => "`muster raft status`".to_owned(),
         Request::Reconciler(_) => "`muster reconciler ls`".to_owned(),

@@ -281,6 +281,7 @@ impl From<&ErrorBody> for Status {
             | ErrorCode::NotKnownHereYet
             | ErrorCode::NotAManager
             | ErrorCode::AuditUnavailable
+            | ErrorCode::Locked
             | ErrorCode::UnknownOutcome => (Reason::ServiceUnavailable, true),
             ErrorCode::TimedOut => (Reason::Timeout, true),
             ErrorCode::Internal => (Reason::InternalError, false),
@@ -299,6 +300,11 @@ impl From<&ErrorBody> for Status {
             | ErrorCode::SameKey
             | ErrorCode::TooManyRoots
             | ErrorCode::RootInUse
+            | ErrorCode::NotEnabled
+            | ErrorCode::TooManyKeys
+            | ErrorCode::BadUnlockKey
+            | ErrorCode::OldKeyNeeded
+            | ErrorCode::NotLocked
             | ErrorCode::DigestMismatch => (Reason::Conflict, false),
         };
         let status = Self::new(reason, error.message.clone());

@@ -134,6 +134,7 @@ impl Router {
                 let make = |reply| RootRotationMsg::TrustRoots { node, generation, reply };
                 leader.rotation.ask(left, make).await.map_err(as_no_leader)?.map(|()| Vec::new())
             }
+            PeerCall::ReportSeal(seal) => seals::record(&self.ports, forwarder, seal, left).await.map(|()| Vec::new()),
             PeerCall::Sessions(digest) => {
                 let make = |reply| DispatcherMsg::Digest { host: forwarder, digest, reply };
                 leader.dispatcher.ask(left, make).await.map_err(as_no_leader)?.map(|()| Vec::new())
@@ -237,6 +238,7 @@ impl Shell for RouterShell {
 
 mod audit;
 mod forwarders;
+mod seals;
 #[cfg(test)]
 #[path = "router_tests.rs"]
 mod tests;

@@ -3,8 +3,10 @@
 //! - [`Client`] calls over an admin socket or `muster-api/1`, and repeats a call of unknown outcome with the same request id.
 //! - [`Connection`] is one native connection with one call in flight.
 //! - [`Failure`] is a failed call or command: a code, a sentence, and the exit status that follows from the code.
-//! - [`progress`] decides whether a role change has settled, [`rotation_progress`] how far a root rotation is.
+//! - [`progress`] decides whether a role change has settled, [`rotation_progress`] how far a root rotation is,
+//!   [`autolock_progress`] whether the managers have taken an unlock key.
 
+mod autolock;
 mod client;
 mod connection;
 mod failure;
@@ -12,6 +14,7 @@ mod identity;
 mod rotation;
 mod settled;
 
+pub use self::autolock::autolock_progress;
 pub use self::client::{Client, Target, no_socket, parse};
 pub use self::connection::{CallError, Connection};
 pub use self::failure::{Failure, Outcome};

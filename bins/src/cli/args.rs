@@ -8,11 +8,13 @@ use muster_messages::{CrashHow, Name, Role};
 
 use super::duration::{parse_duration, parse_lifetime};
 
+mod autolock;
 mod bench;
 mod ca;
 mod lease;
 mod reconciler;
 
+pub use self::autolock::{AutolockCommand, SealWait, UNLOCK_HELP, UnlockArgs};
 pub use self::bench::{BenchArgs, BenchCommand, BenchLeases, BenchOp, Via};
 pub use self::ca::{CaCommand, RootArg, RotateArgs};
 pub use self::lease::{GuardCommand, KubeconfigArgs, LeaseArgs, LeaseCommand};
@@ -86,6 +88,12 @@ pub enum Command {
     /// Show and replace the roots of the certificate authority
     #[command(subcommand)]
     Ca(CaCommand),
+    /// Seal managers' disks under a key that each of them needs to start
+    #[command(subcommand)]
+    Autolock(AutolockCommand),
+    /// Give a locked daemon its unlock key
+    #[command(after_help = UNLOCK_HELP)]
+    Unlock(UnlockArgs),
     /// Manage identity files for people and programs
     #[command(subcommand)]
     User(UserCommand),
@@ -465,7 +473,7 @@ mod tests {
 
     #[test]
     fn unimplemented_commands_do_not_exist() {
-        for line in ["autolock on", "unlock", "wait-ready"] {
+        for line in ["autolock rotate --data", "wait-ready"] {
             assert!(parse(&format!("muster {line}")).is_err(), "{line}");
         }
     }
@@ -486,6 +494,24 @@ mod tests {
             assert!(parse(&format!("muster {line}")).is_ok(), "{line}");
         }
         for line in ["ca activate", "ca retire", "ca rotate 5s", "ca revoke 4be3 --force"] {
+            assert!(parse(&format!("muster {line}")).is_err(), "{line}");
+        }
+    }
+
+    #[test]
+    fn autolock_ends_only_with_confirmation() {
+        assert!(parse("muster autolock off").is_err() && parse("muster autolock off --yes --wait").is_ok());
+        let Command::Autolock(AutolockCommand::Key { version }) =
+            parse("muster autolock key --version 418").unwrap().command
+        else {
+            panic!("another command")
+        };
+        assert_eq!(version, Some(muster_messages::Revision(418)));
+        for line in ["autolock on", "autolock rotate --wait=1m", "autolock status -q", "unlock", "unlock --key-file -"]
+        {
+            assert!(parse(&format!("muster {line}")).is_ok(), "{line}");
+        }
+        for line in ["autolock on 5s", "unlock MSTR-UNLOCK-1-x", "autolock key --version x"] {
             assert!(parse(&format!("muster {line}")).is_err(), "{line}");
         }
     }

@@ -18,6 +18,7 @@ mod render;
 mod screen;
 mod signals;
 mod tally;
+mod terminal;
 mod wait_ready;
 mod waiting;
 

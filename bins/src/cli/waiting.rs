@@ -4,10 +4,11 @@
 use std::time::{Duration, Instant};
 
 use muster_client::{
-    Client, Failure, Outcome, Progress, RotationGoal, parse, progress, remaining_work, rotation_progress,
+    Client, Failure, Outcome, Progress, RotationGoal, autolock_progress, parse, progress, remaining_work,
+    rotation_progress,
 };
 use muster_messages::wire::Request;
-use muster_messages::{ErrorCode, NodeWatched, Role, RootId, RootsView, millis};
+use muster_messages::{AutolockView, ErrorCode, NodeWatched, Revision, Role, RootId, RootsView, millis};
 use serde_json::json;
 
 /// The longest time between two answers: reasons that only the leader knows change without a change of the node.
@@ -19,6 +20,9 @@ const WATCH_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The time between two questions about a rotation, of which each takes the leader time in proportion to the nodes.
 const ROTATION_PAUSE: Duration = Duration::from_millis(500);
+
+/// The time between two questions about managers' seals: each writes a small file.
+const SEAL_PAUSE: Duration = Duration::from_millis(100);
 
 /// A reason that lasts for less is not printed.
 const MIN_REASON_DURATION: Duration = Duration::from_millis(500);
@@ -123,6 +127,43 @@ pub async fn wait_for_rotation(
             return Err(Failure::new(ErrorCode::TimedOut, text).with_details(details));
         }
         tokio::time::sleep(ROTATION_PAUSE.min(left)).await;
+    }
+}
+
+/// Asks about the seals of managers until those that are ready have taken this version of the unlock key. An accepted change continues
+/// when the time is up.
+pub async fn wait_for_seals(
+    client: &mut Client,
+    version: Revision,
+    until: Instant,
+    mut say: impl FnMut(&str),
+) -> Outcome {
+    let mut reasons = Reasons::new(Instant::now());
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        let asked = client.call_within(Request::AutolockStatus, left.clamp(SEAL_PAUSE, WATCH_TIMEOUT)).await;
+        let last = match asked {
+            Ok(text) => match autolock_progress(&parse::<AutolockView>(&text)?, version) {
+                Progress::Settled => return Ok(()),
+                Progress::Waiting(reason) => reason,
+                Progress::Overridden => {
+                    let why = format!("version {version} of the unlock key was replaced by another request");
+                    return Err(Failure::new(ErrorCode::Conflict, why).with_details(json!({"version": version})));
+                }
+            },
+            Err(failure) if failure.is_transient() => failure.message,
+            Err(failure) => return Err(failure),
+        };
+        if reasons.should_report(&last, Instant::now()) {
+            say(&last);
+        }
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            let text = format!("gave up waiting; the change was accepted and continues: {last}");
+            let details = json!({"version": version, "reason": last});
+            return Err(Failure::new(ErrorCode::TimedOut, text).with_details(details));
+        }
+        tokio::time::sleep(SEAL_PAUSE.min(left)).await;
     }
 }
 

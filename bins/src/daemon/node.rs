@@ -244,6 +244,7 @@ fn wire(config: Config, advertise: String, booted: Booted, tree: Tree) -> Result
         crash_allowed: config.settings.debug.crash,
         audit,
         limits: config.settings.api(),
+        locked: None,
     });
     let inspector = {
         let api = api.clone();

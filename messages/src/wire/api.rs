@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::model::{ErrorBody, Generation, Name, NodeId, RequestId, Revision, Role, RootId, UserKind};
+use crate::model::{ErrorBody, Generation, Name, NodeId, RequestId, Revision, Role, RootId, Secret, UserKind};
 
 /// A frame of the client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -150,6 +150,22 @@ pub enum Request {
     /// Certificates of a root that no longer signs are refused from now on, except where a node asks for another one. Write:
     /// by request id, see [`Request`]. Repeated under another id: no change.
     RootRevoke { root: RootId },
+    /// Whether autolock is on, and which managers are sealed under which version. Read: repeat freely.
+    AutolockStatus,
+    /// Makes an unlock key, with which managers seal their disks. Already on: `"changed":false`, and the key in force. Needs
+    /// feature level 3. Write: by request id, see [`Request`]. Repeated under another id: no change.
+    AutolockOn,
+    /// Managers stop sealing. Write: by request id, see [`Request`]. Repeated under another id: no change.
+    AutolockOff,
+    /// Makes another unlock key. Off: `not_enabled`. Write: by request id, see [`Request`]. Repeated under another id: rotated
+    /// again.
+    AutolockRotate,
+    /// The unlock key of a version; `None`: the one in force. Read: repeat freely.
+    AutolockKey { version: Option<Revision> },
+    /// The unlock key, to a locked daemon on its admin socket. `version`: which one it is, if the caller knows. Answered by this
+    /// process alone; one that is not locked answers `not_locked`, and a wrong key changes nothing. Lost: ask for the
+    /// status. Repeated: `not_locked`.
+    Unlock { key: Secret, version: Option<Revision> },
 }
 
 impl Request {

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::{RaftPacket, Request, SnapshotHead};
 use crate::model::{
     CertIdentity, CertificatePin, ClusterId, ErrorBody, Incarnation, Liveness, NodeId, Principal, RaftId, RequestId,
-    Revision, WallTime,
+    Revision, Seal, WallTime,
 };
 
 /// The version of all types in this file.
@@ -177,6 +177,9 @@ pub enum PeerCall {
     /// A node has the roots of this generation on disk. Sent only after a rotation has begun. Lost: the node
     /// repeats it. Repeated or late: no change.
     TrustRoots { node: NodeId, generation: Revision },
+    /// The sender's own keyring is on disk as it says. Sent only once autolock has been on. Lost: the sender repeats it until
+    /// it is on record. Repeated or late: no change.
+    ReportSeal(Seal),
 }
 
 /// A request for Raft membership, made by the manager runtime once it listens.
@@ -257,7 +260,7 @@ pub enum PeerReply {
     Refused { reason: String },
     /// The answer of a call. `body` depends on the call: JSON text for `Api` and `Actors`, an encoded
     /// [`super::SignReply`] for `SignNode` and `SignPinned`, [`super::JoinReply`] for `Join`, [`super::MembershipReply`] for
-    /// `Membership`, an encoded [`WallTime`] for `Clock`, empty for `Sessions` and `ReportManager`. Lost: see [`PeerCall`].
+    /// `Membership`, an encoded [`WallTime`] for `Clock`, empty for the others. Lost: see [`PeerCall`].
     Answer(Result<Vec<u8>, ErrorBody>),
 }
 

@@ -4,7 +4,7 @@
 
 use muster_audit::{Class, Object, Outcome};
 use muster_messages::wire::{ActorsAsk, ActorsOf, KubeCall, LeaseRef, LeaseRequest, ReconcilerRequest, Request};
-use muster_messages::{ManagedKey, ObjectKey, ParticipantKey, Role, RootId, Tables, UserKind};
+use muster_messages::{ManagedKey, ObjectKey, ParticipantKey, Revision, Role, RootId, Tables, UserKind};
 use serde_json::Value;
 
 use super::authorize::{Kind, kind_of, participates};
@@ -33,12 +33,15 @@ pub fn outcome_of(request: &Request, answer: &str) -> Outcome {
             | Request::CertRevoke { .. }
             | Request::RootRotate { .. }
             | Request::RootActivate { .. }
+            | Request::AutolockOn
+            | Request::AutolockOff
+            | Request::AutolockRotate
     );
     let unchanged = || serde_json::from_str(answer).is_ok_and(|answer: Value| answer["changed"] == false);
     if takes_time && !unchanged() { Outcome::Accepted } else { Outcome::Done }
 }
 
-/// The id of the object that an answer names: of a token, next to its secret, or of a root that was made.
+/// The id of the object that an answer names: of a token, next to its secret, of a root that was made, or the version of an unlock key.
 pub fn object_of(request: &Request, answer: &str) -> Option<String> {
     let field = match request {
         Request::TokenCreate { .. }
@@ -46,15 +49,16 @@ pub fn object_of(request: &Request, answer: &str) -> Option<String> {
         | Request::TokenShow { .. }
         | Request::AccessTokenCreate { .. } => "id",
         Request::RootRotate { .. } | Request::RootAbort => "root",
+        Request::AutolockOn | Request::AutolockOff | Request::AutolockRotate | Request::AutolockKey { .. } => "version",
         _ => return None,
     };
     let answer: Value = serde_json::from_str(answer).ok()?;
-    answer[field].as_str().map(str::to_owned)
+    answer[field].as_str().map(str::to_owned).or_else(|| answer[field].as_u64().map(|number| number.to_string()))
 }
 
 fn class_of(request: &Request, tables: Option<&Tables>) -> Class {
     match request {
-        Request::TokenShow { .. } => Class::Secret,
+        Request::TokenShow { .. } | Request::AutolockKey { .. } => Class::Secret,
         // Requests that keep the cluster together pass whatever the state of the log.
         Request::TransferLeader { .. } | Request::Actors { .. } if kind_of(request) != Kind::Actors => Class::Vital,
         Request::Lease(request) => class_of_lease(request),
@@ -154,6 +158,12 @@ fn described(request: &Request, tables: Option<&Tables>) -> (String, Object) {
         Request::RootRetire { root, force: false } => ("root.retire", some_root(Some(*root))),
         Request::RootRetire { root, force: true } => ("root.retire_by_force", some_root(Some(*root))),
         Request::RootRevoke { root } => ("root.revoke", some_root(Some(*root))),
+        Request::AutolockStatus => ("autolock.status", cluster()),
+        Request::AutolockOn => ("autolock.on", unlock_key(None)),
+        Request::AutolockOff => ("autolock.off", unlock_key(None)),
+        Request::AutolockRotate => ("autolock.rotate", unlock_key(None)),
+        Request::AutolockKey { version } => ("autolock.key", unlock_key(*version)),
+        Request::Unlock { version, .. } => ("unlock", unlock_key(*version)),
         Request::UserCreate { name, kind: UserKind::User, .. } => ("user.create", Object::named("user", name)),
         Request::UserCreate { name, kind: UserKind::Operator, .. } => {
             ("user.create_admin", Object::named("user", name))
@@ -189,6 +199,11 @@ fn cluster() -> Object {
 /// `None`: known from the answer only.
 fn some_root(id: Option<RootId>) -> Object {
     Object { kind: "root", id: id.map(|id| id.to_string()), name: None }
+}
+
+/// `None`: known from the answer only.
+fn unlock_key(version: Option<Revision>) -> Object {
+    Object { kind: "unlock_key", id: version.map(|version| version.to_string()), name: None }
 }
 
 fn node_object(reference: &str, tables: Option<&Tables>) -> Object {

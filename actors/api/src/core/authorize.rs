@@ -22,7 +22,7 @@ pub enum Kind {
     Read,
     /// Changes of the cluster.
     Write,
-    /// Reads of secrets (join tokens).
+    /// Reads of secrets (join tokens, the unlock key).
     SecretRead,
     /// Reads that only the leader can answer, by its clock.
     LeaderRead,
@@ -70,7 +70,7 @@ pub enum Right {
     Read,
     /// Reads that no node needs.
     OperatorRead,
-    /// Reads of what grants access (join tokens), and the backup, which holds everything.
+    /// Reads of what grants access (join tokens, the unlock key), and the backup, which holds everything.
     Secrets,
     /// Reads of leases; [`may_access`] checks which ones.
     LeaseRead,
@@ -86,7 +86,8 @@ pub enum Right {
 /// The right that a request needs.
 pub fn right_to(request: &Request) -> Right {
     match request {
-        Request::Status { .. } | Request::Contact => Right::Identity,
+        // Of `Unlock`, every identity may learn that this process is not locked.
+        Request::Status { .. } | Request::Contact | Request::Unlock { .. } => Right::Identity,
         Request::Page { of, fresh, .. } => right_to(&of.whole(*fresh)),
         Request::NodeList { .. }
         | Request::NodeInspect { .. }
@@ -96,10 +97,11 @@ pub fn right_to(request: &Request) -> Right {
         | Request::CertList
         | Request::CaShow
         | Request::RootList
+        | Request::AutolockStatus
         | Request::UserList
         | Request::Events { .. } => Right::Read,
         Request::TokenList => Right::OperatorRead,
-        Request::TokenShow { .. } => Right::Secrets,
+        Request::TokenShow { .. } | Request::AutolockKey { .. } => Right::Secrets,
         Request::Actors { ask, .. } => match ask {
             ActorsAsk::Tree | ActorsAsk::Inspect { .. } => Right::Read,
             ActorsAsk::Restart { .. } | ActorsAsk::Crash { .. } => Right::Change,
@@ -140,6 +142,9 @@ pub fn right_to(request: &Request) -> Right {
         | Request::RootAbort
         | Request::RootRetire { .. }
         | Request::RootRevoke { .. }
+        | Request::AutolockOn
+        | Request::AutolockOff
+        | Request::AutolockRotate
         | Request::OpenAdmission => Right::Change,
     }
 }

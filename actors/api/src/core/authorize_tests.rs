@@ -1,7 +1,7 @@
 use muster_messages::wire::{ActorsOf, KubeCall, ListOf, Page};
 use muster_messages::{
     Action, CrashHow, Definition, FencingToken, GateStep, GuardScope, ManagedKey, Participant, ParticipantKey,
-    ParticipantPhase, Progress, Release, Revision, SessionId, Triple, User, UserKind, WallTime, Word,
+    ParticipantPhase, Progress, Release, Revision, Secret, SessionId, Triple, User, UserKind, WallTime, Word,
 };
 
 use super::*;
@@ -121,6 +121,12 @@ every!(requests: Request -> Row {
     RootAbort => one(Request::RootAbort, OPERATORS);
     RootRetire => one(Request::RootRetire { root: root(), force: true }, OPERATORS);
     RootRevoke => one(Request::RootRevoke { root: root() }, OPERATORS);
+    AutolockStatus => one(Request::AutolockStatus, READERS);
+    AutolockOn => one(Request::AutolockOn, OPERATORS);
+    AutolockOff => one(Request::AutolockOff, OPERATORS);
+    AutolockRotate => one(Request::AutolockRotate, OPERATORS);
+    AutolockKey => one(Request::AutolockKey { version: None }, OPERATORS);
+    Unlock => one(Request::Unlock { key: Secret::new("x"), version: None }, ALL_CALLERS);
     UserList => one(Request::UserList, READERS);
     Events => one(Request::Events { since: Revision(0), wait_ms: 0 }, READERS);
     TokenList => one(Request::TokenList, READING_OPERATORS);

@@ -3,6 +3,7 @@
 
 mod audit;
 mod authorize;
+mod autolock;
 mod checks;
 pub(crate) mod on_behalf;
 mod pages;
@@ -15,6 +16,7 @@ pub use self::audit::{Audited, audited, object_of, outcome_of};
 pub use self::authorize::{
     Kind, NO_IDENTITY, authorize, caller_is_read_only, check_lease_name, kind_of, may_access, may_write,
 };
+pub use self::autolock::autolock;
 pub use self::checks::{check_lifetime, check_removed_labels};
 pub use self::pages::list;
 pub use self::resolve::{check_node_ref, node_digest, node_of, resolve, resolve_for_irreversible};

@@ -43,6 +43,7 @@ pub fn begin(log: &AuditLog, forwarder: Option<NodeId>, call: &PeerCall) -> Opti
         | PeerCall::Membership { .. }
         | PeerCall::ReportManager { .. }
         | PeerCall::TrustRoots { .. }
+        | PeerCall::ReportSeal(_)
         | PeerCall::Sessions(_)
         | PeerCall::Actors(_)
         | PeerCall::Clock => None,

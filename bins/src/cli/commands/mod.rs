@@ -1,6 +1,7 @@
 //! The commands, one file per object.
 
 mod actors;
+mod autolock;
 mod backup;
 mod ca;
 mod events;
@@ -18,7 +19,7 @@ use std::time::Duration;
 
 use muster_client::{Client, Outcome, parse};
 use muster_messages::wire::{ListOf, Request};
-use muster_messages::{AdmissionOpenedView, NodeListView, NodeView, StatusView};
+use muster_messages::{AdmissionOpenedView, LockedView, NodeListView, NodeView, StatusView};
 use serde::de::DeserializeOwned;
 
 use super::args::{Cli, Command, FreshArg, RecoveryCommand};
@@ -130,6 +131,8 @@ pub(super) async fn run(cli: Cli) -> Outcome<u8> {
         Command::Token(command) => token::run(&mut ctx, command).await,
         Command::Cert(command) => security::cert(&mut ctx, command).await,
         Command::Ca(command) => ca::run(&mut ctx, command).await,
+        Command::Autolock(command) => autolock::run(&mut ctx, command).await,
+        Command::Unlock(args) => autolock::unlock(&mut ctx, args).await,
         Command::Blocklist(command) => security::blocklist(&mut ctx, command).await,
         Command::User(command) => user::run(&mut ctx, command).await,
         Command::Lease(args) => lease::run(&mut ctx, args).await,
@@ -156,6 +159,10 @@ pub(super) async fn run(cli: Cli) -> Outcome<u8> {
 
 async fn status(ctx: &mut Context, FreshArg { fresh }: FreshArg) -> Outcome<u8> {
     let text = ctx.client.call(Request::Status { fresh }).await?;
+    if let Ok(locked) = parse::<LockedView>(&text) {
+        ctx.out.document(&text, || "locked".to_owned(), || render::locked(&locked));
+        return Ok(0);
+    }
     if ctx.out.is_json() || ctx.out.quiet {
         let leader =
             |status: &StatusView| status.raft.leader.map_or_else(|| "no leader".to_owned(), |id| id.to_string());

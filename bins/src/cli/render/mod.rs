@@ -1,12 +1,14 @@
 //! Renders JSON documents as tables. Fields that a newer daemon adds are ignored, missing ones are shown as `-`.
 
 mod actors;
+mod autolock;
 mod live;
 mod nodes;
 mod reconcilers;
 mod roots;
 
 pub use self::actors::{Trees, actor, actor_paths, actors};
+pub use self::autolock::{autolock, locked, unlock_key};
 pub use self::live::{Baseline, live};
 pub use self::nodes::{node, nodes, status};
 pub use self::reconcilers::*;

@@ -4,6 +4,7 @@
 //! daemon may add some; a field that an earlier release lacks has a default.
 
 mod actors;
+mod autolock;
 mod cluster;
 mod events;
 mod leases;
@@ -14,6 +15,7 @@ mod roots;
 mod security;
 
 pub use self::actors::*;
+pub use self::autolock::*;
 pub use self::cluster::*;
 pub use self::events::*;
 pub use self::leases::*;

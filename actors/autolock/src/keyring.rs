@@ -1,0 +1,64 @@
+//! What the actor needs of a keyring.
+
+use muster_messages::{AutoUnlock, Revision, Secret};
+use muster_sealing::{KeyringFault, Keys, KeysStatus, Protected, UnlockKey};
+
+/// How the keyring took a version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Followed {
+    /// It is on disk now.
+    Written,
+    /// It was there already, with this key.
+    Already,
+    /// The keyring is of this later version: the replica is behind.
+    Later(Revision),
+}
+
+/// Why it did not.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FollowFault {
+    /// SEAL-6. No attempt with this version helps.
+    #[error("version {0} of the unlock key is in the keyring already, with another key")]
+    OtherKey(Revision),
+    /// No build that wrote this state would have; no attempt with this version helps.
+    #[error("the replicated unlock key cannot be read: {0}")]
+    BadKey(String),
+    /// Worth another attempt.
+    #[error("{0}")]
+    Failed(String),
+}
+
+/// A keyring. Calls block.
+pub trait KeyringPort: Send + Sync + 'static {
+    /// Seals it under this version of the key, or opens it (`None`), with one atomic write. After a fault it is as before.
+    fn follow(&self, version: Revision, key: Option<&Secret>) -> Result<Followed, FollowFault>;
+    /// How this process was unlocked, which is how it will be at its next start.
+    fn unlocks_by(&self) -> AutoUnlock;
+}
+
+/// The keyring on disk, and how it was opened.
+#[derive(Clone, Debug)]
+pub struct OnDisk {
+    pub keys: Keys,
+    pub unlock: AutoUnlock,
+}
+
+impl KeyringPort for OnDisk {
+    fn follow(&self, version: Revision, key: Option<&Secret>) -> Result<Followed, FollowFault> {
+        let key = key.map(|key| UnlockKey::parse(key.expose())).transpose();
+        let key = key.map_err(|bad| FollowFault::BadKey(bad.to_string()))?;
+        match self.keys.protect(version.0, key.as_ref()) {
+            Ok(Protected::Changed) => Ok(Followed::Written),
+            Ok(Protected::Unchanged) => Ok(Followed::Already),
+            Ok(Protected::Stale) => Ok(Followed::Later(match self.keys.status() {
+                KeysStatus::Open { version, .. } | KeysStatus::Locked { version } => Revision(version),
+                KeysStatus::Absent => version,
+            })),
+            Err(KeyringFault::Conflict { .. }) => Err(FollowFault::OtherKey(version)),
+            Err(other) => Err(FollowFault::Failed(other.to_string())),
+        }
+    }
+    fn unlocks_by(&self) -> AutoUnlock {
+        self.unlock
+    }
+}

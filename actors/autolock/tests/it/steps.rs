@@ -1,0 +1,122 @@
+//! Each state of the core.
+
+use std::time::Duration;
+
+use muster_autolock::FollowFault;
+use muster_autolock::core::State;
+use muster_messages::{AutolockChange, Revision, Secret};
+
+use crate::world::*;
+
+pub fn enable(key: &str) -> AutolockChange {
+    AutolockChange::Enable { key: Secret::new(key) }
+}
+
+pub fn rotate(key: &str) -> AutolockChange {
+    AutolockChange::Rotate { key: Secret::new(key) }
+}
+
+fn on_record(world: &World) -> Option<Revision> {
+    world.log.autolock.seals.get(&me()).map(|report| report.seal.version)
+}
+
+#[test]
+fn without_autolock_nothing_is_written_or_reported() {
+    let mut world = World::new();
+    world.run();
+    assert_eq!((world.core.state(), world.writes, on_record(&world)), (State::NeverOn, 0, None));
+}
+
+#[test]
+fn each_version_is_written_once_and_then_reported() {
+    let mut world = World::new();
+    for (writes, change) in [enable("a"), rotate("b"), AutolockChange::Disable, enable("c")].into_iter().enumerate() {
+        let version = world.change(change);
+        assert_ne!(on_record(&world), Some(version));
+        world.run();
+        assert_eq!((world.core.state(), on_record(&world)), (State::Current, Some(version)));
+        assert_eq!((world.writes, &world.disk.1), (writes + 1, &world.log.autolock.key));
+        let sealed = world.log.autolock.seals[&me()].seal.sealed;
+        assert_eq!(sealed, world.log.autolock.is_on());
+    }
+    world.restart(true);
+    world.run();
+    assert_eq!((world.core.state(), world.writes), (State::Current, 4), "a restart compares and writes nothing");
+}
+
+#[test]
+fn several_rotations_at_once_are_one_write() {
+    let mut world = World::new();
+    world.change(enable("a"));
+    world.change(rotate("b"));
+    let last = world.change(rotate("c"));
+    world.run();
+    assert_eq!((world.writes, world.disk.0), (1, last));
+    assert!(world.log.autolock.previous.is_empty(), "no manager needs them");
+}
+
+#[test]
+fn full_disk_is_tried_again_and_shown() {
+    let mut world = World::new();
+    let version = world.change(enable("a"));
+    world.disk_full = true;
+    world.show();
+    for _ in 0..100 {
+        while world.act() {}
+        world.pass(Duration::from_secs(1));
+    }
+    assert_eq!((world.core.state(), on_record(&world)), (State::Retrying, None));
+    assert_eq!(world.core.fault(), Some(&FollowFault::Failed("no space left".to_owned())));
+    assert_eq!(world.failures.len(), 1, "one line in the log for one reason");
+    world.disk_full = false;
+    world.run();
+    assert_eq!((world.core.state(), on_record(&world), world.core.fault()), (State::Current, Some(version), None));
+}
+
+/// K17. The keyring went further than this replica knows: the process has restarted.
+#[test]
+fn older_replica_changes_nothing() {
+    let mut world = World::new();
+    world.change(enable("a"));
+    let behind = world.log.clone();
+    world.change(AutolockChange::Disable);
+    world.run();
+    let disk = world.disk.clone();
+    world.shown = behind;
+    world.restart(true);
+    while world.act() {}
+    assert_eq!((world.core.state(), &world.disk), (State::ReplicaBehind, &disk));
+    world.run();
+    assert_eq!((world.core.state(), world.writes), (State::Current, 2));
+}
+
+#[test]
+fn equal_version_with_another_key_is_shown_as_a_fault() {
+    let mut world = World::new();
+    let version = world.change(enable("a"));
+    world.disk = (version, Some(Secret::new("b")));
+    world.run();
+    assert_eq!((world.core.state(), on_record(&world)), (State::Fault, None));
+    assert_eq!(world.core.fault(), Some(&FollowFault::OtherKey(version)));
+    assert_eq!(world.disk, (version, Some(Secret::new("b"))), "nothing is rewritten");
+    assert_eq!(world.failures.len(), 1, "and it is not tried again");
+    let next = world.change(rotate("c"));
+    world.run();
+    assert_eq!((world.core.state(), on_record(&world)), (State::Current, Some(next)), "a newer version ends it");
+}
+
+#[test]
+fn report_is_repeated_until_it_is_on_record() {
+    let mut world = World::new();
+    let version = world.change(enable("a"));
+    world.no_leader = true;
+    world.show();
+    for _ in 0..20 {
+        while world.act() {}
+        world.pass(Duration::from_secs(1));
+    }
+    assert_eq!((world.core.state(), on_record(&world)), (State::Reporting, None));
+    world.no_leader = false;
+    world.run();
+    assert_eq!(on_record(&world), Some(version));
+}

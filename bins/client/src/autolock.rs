@@ -1,0 +1,64 @@
+//! Decides whether the managers have taken a change of the unlock key. Pure: the caller polls.
+
+use muster_messages::{AutolockView, Liveness, Revision};
+
+use crate::settled::Progress;
+
+/// How many managers a sentence names.
+const MAX_NAMED: usize = 5;
+
+/// Evaluates one view. Managers that are down follow when they return: the wait does not include them.
+pub fn autolock_progress(view: &AutolockView, version: Revision) -> Progress {
+    if view.version > version {
+        return Progress::Overridden;
+    }
+    if view.version < version {
+        return Progress::Waiting("the answering manager has not applied the change yet".to_owned());
+    }
+    let ready = view.managers.iter().filter(|manager| manager.liveness == Liveness::Ready);
+    let missing: Vec<&str> =
+        ready.clone().filter(|manager| manager.version != Some(version)).map(|manager| manager.name.as_str()).collect();
+    if missing.is_empty() {
+        return Progress::Settled;
+    }
+    let (of, more) = (ready.count(), if missing.len() > MAX_NAMED { ", …" } else { "" });
+    let names = missing.iter().take(MAX_NAMED).copied().collect::<Vec<_>>().join(", ");
+    let done = of - missing.len();
+    Progress::Waiting(format!("sealing: {done} of {of} managers have written it; waiting for {names}{more}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn view(versions: [Option<u64>; 3], liveness: &str) -> AutolockView {
+        let manager = |n: usize, version: Option<u64>| {
+            let liveness = if n == 2 { liveness } else { "ready" };
+            json!({"node": format!("{:025}", n + 1), "name": format!("n{}", n + 1), "state": "sealed", "version": version, "auto": "none",
+                "at": null, "liveness": liveness})
+        };
+        let managers: Vec<_> = versions.into_iter().enumerate().map(|(n, version)| manager(n, version)).collect();
+        let view = json!({"enabled": true, "version": 9, "set_at": null, "managers": managers, "needs_old_key": []});
+        serde_json::from_value(view).unwrap()
+    }
+
+    #[test]
+    fn managers_that_are_ready_hold_the_wait() {
+        let behind = view([Some(9), None, Some(5)], "down");
+        let Progress::Waiting(why) = autolock_progress(&behind, Revision(9)) else { panic!("n2 is ready") };
+        assert_eq!(why, "sealing: 1 of 2 managers have written it; waiting for n2");
+        assert_eq!(autolock_progress(&view([Some(9), Some(9), Some(5)], "down"), Revision(9)), Progress::Settled);
+        assert!(matches!(
+            autolock_progress(&view([Some(9), Some(9), Some(5)], "ready"), Revision(9)),
+            Progress::Waiting(_)
+        ));
+    }
+
+    #[test]
+    fn another_change_of_the_key_ends_the_wait() {
+        let now = view([Some(9), Some(9), Some(9)], "ready");
+        assert_eq!(autolock_progress(&now, Revision(8)), Progress::Overridden);
+        assert!(matches!(autolock_progress(&now, Revision(10)), Progress::Waiting(_)), "an older replica");
+    }
+}

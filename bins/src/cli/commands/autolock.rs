@@ -1,0 +1,130 @@
+//! `muster autolock …` and `muster unlock`
+
+use std::io::{IsTerminal as _, Read as _};
+use std::path::Path;
+use std::time::Instant;
+
+use muster_client::{Failure, Outcome, parse};
+use muster_messages::wire::Request;
+use muster_messages::{AutolockOffView, AutolockView, ErrorCode, Revision, UnlockKeyView, UnlockedView};
+use serde_json::{Map, Value};
+
+use super::Context;
+use crate::cli::args::{AutolockCommand, SealWait, UnlockArgs};
+use crate::cli::output::printable;
+use crate::cli::render;
+use crate::cli::terminal::without_echo;
+use crate::cli::waiting::wait_for_seals;
+use crate::unlock_text::{GivenKey, MAX_KEY_TEXT_BYTES};
+
+pub async fn run(ctx: &mut Context, command: AutolockCommand) -> Outcome<u8> {
+    match command {
+        AutolockCommand::On(wait) => change(ctx, Request::AutolockOn, wait).await,
+        AutolockCommand::Rotate(wait) => change(ctx, Request::AutolockRotate, wait).await,
+        AutolockCommand::Off { yes: _, wait } => off(ctx, wait).await,
+        AutolockCommand::Key { version } => {
+            let key = |view: &UnlockKeyView| printable(&view.key);
+            ctx.show(Request::AutolockKey { version }, key, render::unlock_key).await
+        }
+        AutolockCommand::Status => {
+            let word = |view: &AutolockView| if view.enabled { "on" } else { "off" }.to_owned();
+            ctx.show(Request::AutolockStatus, word, render::autolock).await
+        }
+    }
+}
+
+/// Prints the key also if the managers do not follow in time: it is in force.
+async fn change(ctx: &mut Context, request: Request, SealWait { wait }: SealWait) -> Outcome<u8> {
+    let until = wait.map(|wait| Instant::now() + wait);
+    let rotates = request == Request::AutolockRotate;
+    let mut answer: Map<String, Value> = parse(&ctx.client.call(request).await?)?;
+    let view: UnlockKeyView = serde_json::from_value(Value::Object(answer.clone())).map_err(Failure::internal)?;
+    let waited = settle(ctx, view.version, until, &mut answer).await;
+    let text = serde_json::to_string(&answer).map_err(Failure::internal)?;
+    ctx.out.document(&text, || printable(&view.key), || sentences(&view, rotates));
+    waited.map(|()| 0)
+}
+
+async fn off(ctx: &mut Context, SealWait { wait }: SealWait) -> Outcome<u8> {
+    let until = wait.map(|wait| Instant::now() + wait);
+    let mut answer: Map<String, Value> = parse(&ctx.client.call(Request::AutolockOff).await?)?;
+    let view: AutolockOffView = serde_json::from_value(Value::Object(answer.clone())).map_err(Failure::internal)?;
+    let waited = settle(ctx, view.version, until, &mut answer).await;
+    let text = serde_json::to_string(&answer).map_err(Failure::internal)?;
+    let sentence = match view.changed {
+        true => {
+            "autolock is off: managers start without a key. One that is down needs its key once more: `muster autolock status`"
+        }
+        false => "autolock is off already",
+    };
+    ctx.out.document(&text, String::new, || sentence.to_owned());
+    waited.map(|()| 0)
+}
+
+async fn settle(
+    ctx: &mut Context,
+    version: Revision,
+    until: Option<Instant>,
+    answer: &mut Map<String, Value>,
+) -> Outcome {
+    let Some(until) = until.filter(|_| version > Revision(0)) else { return Ok(()) };
+    let out = ctx.out;
+    let waited = wait_for_seals(&mut ctx.client, version, until, |reason| out.note(reason)).await;
+    answer.insert("settled".to_owned(), waited.is_ok().into());
+    waited
+}
+
+fn sentences(view: &UnlockKeyView, rotates: bool) -> String {
+    let (version, key) = (view.version, printable(&view.key));
+    let first = match (view.changed, rotates) {
+        (Some(false), _) => "autolock is on already",
+        (_, true) => "the unlock key was replaced",
+        (_, false) => "autolock is on",
+    };
+    let warning = match rotates {
+        false => {
+            "Keep it in a safe place that does not depend on this cluster: each manager asks for it when it starts (`muster unlock`).\n\
+             If all managers are locked and the key is lost, the cluster's data is lost for good.\n"
+        }
+        true => {
+            "The former key opens no manager that has taken this one. A manager that is down needs the former key once:\n\
+             `muster autolock status` names it and the version, `muster autolock key --version N` prints the key.\n"
+        }
+    };
+    format!("{first}. Unlock key, version {version}:\n\n    {key}\n\n{warning}")
+}
+
+pub async fn unlock(ctx: &mut Context, args: UnlockArgs) -> Outcome<u8> {
+    let given = given_key(args.key_file.as_deref()).await?;
+    let request = Request::Unlock { key: given.text(), version: given.version };
+    let sentence =
+        |done: &UnlockedView| format!("unlocked with version {} of the key; the daemon starts", done.version);
+    ctx.show(request, |_| String::new(), sentence).await
+}
+
+async fn given_key(file: Option<&Path>) -> Outcome<GivenKey> {
+    let invalid = |why: String| Failure::new(ErrorCode::Invalid, why);
+    let text = match file {
+        None if std::io::stdin().is_terminal() => without_echo("unlock key: ").await?,
+        None => {
+            let text = "no terminal to ask for the key: give it with --key-file FILE, or --key-file - for stdin";
+            return Err(invalid(text.to_owned()));
+        }
+        Some(file) => read(file)?,
+    };
+    GivenKey::parse(&text).map_err(invalid)
+}
+
+fn read(file: &Path) -> Outcome<zeroize::Zeroizing<String>> {
+    let mut text = zeroize::Zeroizing::new(String::new());
+    let done = match file.to_str() {
+        Some("-") => std::io::stdin().take(MAX_KEY_TEXT_BYTES).read_to_string(&mut text),
+        _ => std::fs::File::open(file).and_then(|file| file.take(MAX_KEY_TEXT_BYTES).read_to_string(&mut text)),
+    };
+    let failed = |error| {
+        let why = format!("cannot read the unlock key from {}: {error}", file.display());
+        Failure::new(ErrorCode::Invalid, why)
+    };
+    done.map_err(failed)?;
+    Ok(text)
+}
