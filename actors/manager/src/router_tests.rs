@@ -100,6 +100,7 @@ impl World {
             dialer: Dialer::anonymous(""),
             crash_allowed: false,
             audit: muster_audit::AuditLog::default(),
+            locked: None,
             limits: ApiLimits::default(),
         });
         let router = Router::new(api, ports);
