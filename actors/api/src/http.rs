@@ -167,6 +167,11 @@ async fn admit(Extension(peer): Extension<Peer>, request: axum::extract::Request
 
 /// Decides about a request before its body is read, then reads the body.
 async fn admitted(peer: Peer, request: axum::extract::Request, next: Next) -> Response {
+    if let Some(locked) = &peer.service.ports.locked
+        && !matches!(request.uri().path(), "/livez" | "/v1/status" | "/v1/unlock")
+    {
+        return error_response(&crate::locked::refusal(locked));
+    }
     let with_token = request.headers().contains_key(header::AUTHORIZATION);
     if kube::serves(request.uri().path(), with_token) {
         return kube::serve(&peer, request).await;

@@ -18,16 +18,19 @@ pub(crate) async fn answer(locked: &Arc<dyn LockedDaemon>, request: &Request) ->
             let stopping = |_| ErrorBody::new(ErrorCode::Internal, "the daemon is shutting down");
             to_text(&unlocked.map_err(stopping)??)
         }
-        _ => {
-            let version = locked.status().version;
-            let text = format!(
-                "this daemon is locked: it needs version {version} of the cluster's unlock key (`muster unlock`; \
-                 `muster status` says more)"
-            );
-            let details = serde_json::json!({"version": version});
-            Err(ErrorBody::new(ErrorCode::Locked, text).with_details(&details))
-        }
+        _ => Err(refusal(locked)),
     }
+}
+
+/// The answer to everything else.
+pub(crate) fn refusal(locked: &Arc<dyn LockedDaemon>) -> ErrorBody {
+    let version = locked.status().version;
+    let text = format!(
+        "this daemon is locked: it needs version {version} of the cluster's unlock key (`muster unlock`; \
+         `muster status` says more)"
+    );
+    let details = serde_json::json!({"version": version});
+    ErrorBody::new(ErrorCode::Locked, text).with_details(&details)
 }
 
 #[cfg(test)]

@@ -75,9 +75,8 @@ pub fn with_kept_name(mut config: Config) -> Result<Config, Exit> {
     Ok(config)
 }
 
-/// Loads or creates this node's identity.
-pub async fn boot(config: &Config, advertise: &str) -> Result<Booted, Exit> {
-    let store = IdentityStore::open(&config.data_dir)?;
+/// Loads or creates this node's identity, from a store whose keys are open.
+pub async fn boot(config: &Config, store: &IdentityStore, advertise: &str) -> Result<Booted, Exit> {
     let memory = NodeMemory::new(store.clone());
     let local = memory.load()?;
     let founding = store.load_founding()?;
@@ -85,7 +84,7 @@ pub async fn boot(config: &Config, advertise: &str) -> Result<Booted, Exit> {
     if !recalled {
         check_not_ended(config, &local)?;
     }
-    if let Some(holds) = holds(&store, founding.as_ref())? {
+    if let Some(holds) = holds(store, founding.as_ref())? {
         check_same_cluster(config, &holds)?;
         if !config.force_new_cluster && (config.init || config.token.is_some()) {
             tracing::info!(

@@ -85,6 +85,9 @@ pub struct Args {
     /// Found a cluster anew, in an empty directory, from a file of `muster backup`. Once, by hand
     #[arg(long, value_name = "FILE", conflicts_with_all = ["force_new_cluster", "init", "join"])]
     restore: Option<PathBuf>,
+    /// A file with the cluster's unlock key, for a manager whose disk is sealed
+    #[arg(long, env = "MUSTER_UNLOCK_KEY_FILE", value_name = "FILE")]
+    unlock_key_file: Option<PathBuf>,
     /// Log filter in tracing's syntax: info, debug, muster_raft_member=debug,… [default: info]
     #[arg(long, env = "MUSTER_LOG", value_name = "FILTER")]
     log: Option<String>,
@@ -132,6 +135,7 @@ struct File {
     join: Option<Vec<String>>,
     token: Option<String>,
     token_file: Option<PathBuf>,
+    unlock_key_file: Option<PathBuf>,
     release: Option<String>,
     labels: Option<BTreeMap<String, String>>,
     metrics: Option<String>,
@@ -154,6 +158,7 @@ struct File {
     reconcilers: settings::Reconcilers,
     recovery: settings::Recovery,
     audit: settings::Audit,
+    unlock: settings::Unlock,
 }
 
 impl File {
@@ -175,6 +180,7 @@ impl File {
             reconcilers: take(&mut self.reconcilers),
             recovery: take(&mut self.recovery),
             audit: take(&mut self.audit),
+            unlock: take(&mut self.unlock),
         }
     }
 }
@@ -202,6 +208,9 @@ pub struct Config {
     pub labels: BTreeMap<String, String>,
     pub metrics: String,
     pub socket: PathBuf,
+    /// Where a sealed manager finds its key.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unlock_key_file: Option<PathBuf>,
     pub log: String,
     pub log_format: LogFormat,
     /// Only by a flag: a file or the environment would repeat it at the next start.
@@ -293,6 +302,7 @@ pub fn load(args: Args) -> Result<(Config, bool), BadConfig> {
         release,
         labels,
         metrics: args.metrics.or(file.metrics).unwrap_or_else(|| "127.0.0.1:0".to_owned()),
+        unlock_key_file: args.unlock_key_file.or(file.unlock_key_file),
         log: args.log.or(file.log).unwrap_or_else(|| "info".to_owned()),
         log_format: args.log_format.or(file.log_format).unwrap_or_default(),
         force_new_cluster: args.force_new_cluster,

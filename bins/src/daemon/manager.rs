@@ -9,6 +9,7 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use muster_agent::WantedBecause;
 use muster_api::{LeaderPorts, ManagerPorts, PeerCalls};
+use muster_autolock::{AutolockShell, OnDisk};
 use muster_blocklist::BlocklistShell;
 use muster_join::{JoinLimits, JoinPorts, JoinService};
 use muster_kernel::{Address, Children, Fault, Intensity, Slot, Spec};
@@ -228,8 +229,21 @@ fn fill(shared: &Shared, children: &Children) -> Result<(), Fault> {
     // No membership is requested before the Raft member runs: a learner that never answers blocks other changes.
     children.start(membership_agent.requires("raft-member"));
     children.start(muster_manager::feature_level::spec(level_ports(shared, &replica, &incompatible)));
+    children.start(autolock_spec(shared, &router, &replica));
     shared.manager.send_replace(Some(ports));
     Ok(())
+}
+
+/// Keeps the keyring at the replicated version of the unlock key. It is created with the Raft data.
+fn autolock_spec(shared: &Shared, router: &Router, replica: &watch::Sender<Arc<Replica>>) -> Spec {
+    let keyring = OnDisk { keys: shared.memory.store().keys().clone(), unlock: shared.unlocks_by };
+    let ports = muster_autolock::Ports {
+        me: shared.me,
+        keyring: Arc::new(keyring),
+        leader: Arc::new(router.clone()),
+        replica: replica.subscribe(),
+    };
+    Spec::actor("autolock", Address::new(64), move || Ok(AutolockShell::new(ports.clone()))).requires("raft-member")
 }
 
 fn membership_ports(

@@ -28,6 +28,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use serde::de::DeserializeOwned;
 use tokio::net::TcpListener;
+use tokio::task::AbortHandle;
 
 use self::actors::Actors;
 use self::format::Format;
@@ -39,18 +40,18 @@ use super::ready::Readiness;
 type Number = Gauge<u64, AtomicU64>;
 
 /// Binds the metrics port, unless it is `off`.
-pub async fn listen(addr: &str) -> Result<Option<TcpListener>, Exit> {
+pub async fn listen(addr: &str) -> Result<Option<Arc<TcpListener>>, Exit> {
     if addr == "off" {
         return Ok(None);
     }
     let listener = TcpListener::bind(addr).await;
     listener
-        .map(Some)
+        .map(|listener| Some(Arc::new(listener)))
         .map_err(|e| Exit::new(1, format!("cannot listen on {addr} for metrics: {e}; --metrics off disables metrics")))
 }
 
 /// Serves until the process ends.
-pub fn serve(listener: Option<TcpListener>, shared: Shared, readiness: Readiness) -> Option<SocketAddr> {
+pub fn serve(listener: Option<Arc<TcpListener>>, shared: Shared, readiness: Readiness) -> Option<SocketAddr> {
     let listener = listener?;
     let addr = listener.local_addr().ok();
     let router = Router::new()
@@ -72,6 +73,26 @@ pub fn serve(listener: Option<TcpListener>, shared: Shared, readiness: Readiness
     addr
 }
 
+/// Serves a locked daemon's metrics until it is aborted.
+pub fn serve_locked(listener: Arc<TcpListener>) -> AbortHandle {
+    let router = Router::new()
+        .route("/livez", get(|| async { "ok\n" }))
+        .route("/readyz", get(|| async { (StatusCode::SERVICE_UNAVAILABLE, "locked\n") }))
+        .route("/metrics", get(render_locked));
+    tokio::spawn(serve::serve(listener, router)).abort_handle()
+}
+
+async fn render_locked(headers: HeaderMap) -> impl IntoResponse {
+    let mut all = Registry::default();
+    process::register(&mut all);
+    locked(all.sub_registry_with_prefix("muster"), true);
+    encoded(&headers, &all)
+}
+
+fn locked(registry: &mut Registry, is_locked: bool) {
+    gauge(registry, "locked", "1 while the daemon waits for the cluster's unlock key", u64::from(is_locked));
+}
+
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct State {
     state: &'static str,
@@ -79,8 +100,6 @@ struct State {
 
 /// Built anew for each scrape: a removed path leaves no series.
 async fn render(shared: Shared, headers: HeaderMap) -> impl IntoResponse {
-    let accepted = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();
-    let format = Format::accepted(accepted);
     let mut all = Registry::default();
     process::register(&mut all);
     let registry = all.sub_registry_with_prefix("muster");
@@ -92,8 +111,15 @@ async fn render(shared: Shared, headers: HeaderMap) -> impl IntoResponse {
     ingress(registry, &shared).await;
     reconcilers::register(registry, &shared).await;
     audit(registry, &shared);
+    locked(registry, false);
+    encoded(&headers, &all)
+}
+
+fn encoded(headers: &HeaderMap, all: &Registry) -> impl IntoResponse + use<> {
+    let accepted = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let format = Format::accepted(accepted);
     let mut text = String::new();
-    let status = match encode(&mut text, &all) {
+    let status = match encode(&mut text, all) {
         Ok(()) => StatusCode::OK,
         Err(_) => StatusCode::INTERNAL_SERVER_ERROR,
     };

@@ -7,6 +7,7 @@ mod config;
 mod feature_level;
 mod leader;
 mod lock;
+mod locked;
 mod logging;
 mod manager;
 mod metrics;

@@ -10,7 +10,7 @@ use muster_gateway::{Dialer, Gateway, KnownManagers, LocalReplica, Port, Service
 use muster_kernel::{Address, Fault, Intensity, Recipient, Spec, Supervisor, Tree};
 use muster_messages::protocol::{AgentMsg, GatewayMsg, NodeCredentials, Service};
 use muster_messages::wire::{ActorsAsk, Starts};
-use muster_messages::{NodeId, Principal, Role, Trouble};
+use muster_messages::{AutoUnlock, NodeId, Principal, Role, Trouble};
 use muster_pki::IdentityStore;
 use muster_reconciler::Reconcilers;
 use tokio::net::TcpListener;
@@ -20,6 +20,7 @@ use super::audit;
 use super::boot::{Booted, Exit, boot};
 use super::config::Config;
 use super::feature_level;
+use super::locked;
 use super::manager::ManagerPlan;
 use super::metrics;
 use super::ready::{self, Readiness};
@@ -43,6 +44,8 @@ pub struct Shared {
     pub managers: KnownManagers,
     pub agent: Recipient<AgentMsg>,
     pub memory: muster_agent::NodeMemory,
+    /// How this node would unlock itself at its next start.
+    pub unlocks_by: AutoUnlock,
     /// Tells this process apart from others that ran on its directory: drawn when it starts.
     pub instance: u64,
     /// This process among the starts of its directory, once that is on disk. Until then it is not a manager.
@@ -84,16 +87,21 @@ impl Node {
         let listener =
             TcpListener::bind(&config.listen).await.map_err(|e| Exit::new(1, cannot_listen(&config.listen, &e)))?;
         let listens = listener.local_addr()?;
-        let known = NodeMemory::new(IdentityStore::open(&config.data_dir)?).load()?.managers;
+        let metrics_listener = metrics::listen(&config.metrics).await?;
+        let store = IdentityStore::open(&config.data_dir)?;
+        let unlocked = locked::wait_for_key(&config, &store, &listener, metrics_listener.as_ref()).await?;
+        let known = NodeMemory::new(store.clone()).load()?.managers;
         let others: Vec<String> = config.join.iter().cloned().chain(known).collect();
         let advertise = ready::advertised(&config, listens, &others).await;
-        let booted = boot(&config, &advertise).await?;
-        let socket = Arc::new(AdminSocket::bind(&config.socket).map_err(|e| Exit::new(1, Fault::from(e).0))?);
-        let metrics_listener = metrics::listen(&config.metrics).await?;
+        let booted = boot(&config, &store, &advertise).await?;
+        let socket = match unlocked.socket {
+            Some(bound) => bound,
+            None => Arc::new(AdminSocket::bind(&config.socket).map_err(|e| Exit::new(1, Fault::from(e).0))?),
+        };
 
         let tree = Tree::new();
         let root = Supervisor::root("node", tree.clone(), Intensity::default()).await.map_err(|f| Exit::new(1, f.0))?;
-        let wired = wire(config, advertise, booted, tree)?;
+        let wired = wire(config, (advertise, unlocked.means), booted, tree)?;
         let shared = wired.shared.clone();
         let readiness = Readiness::new(&shared, wired.agent_ports.session());
         let fatal = Arc::new(watch::Sender::new(None));
@@ -166,7 +174,12 @@ struct Wired {
     audit: Option<audit::Child>,
 }
 
-fn wire(config: Config, advertise: String, booted: Booted, tree: Tree) -> Result<Wired, Exit> {
+fn wire(
+    config: Config,
+    (advertise, unlocks_by): (String, AutoUnlock),
+    booted: Booted,
+    tree: Tree,
+) -> Result<Wired, Exit> {
     let Booted { memory, credentials, founding, raft, incompatible } = booted;
     let (me, role) = credentials.identity.node().ok_or_else(|| Exit::new(1, "the certificate is not a node's"))?;
     let local = memory.load()?;
@@ -279,6 +292,7 @@ fn wire(config: Config, advertise: String, booted: Booted, tree: Tree) -> Result
         managers,
         agent: agent.recipient(),
         memory,
+        unlocks_by,
         instance,
         starts: Arc::default(),
         gateway: gateway.recipient(),

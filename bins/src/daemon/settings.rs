@@ -74,6 +74,7 @@ pub struct Settings {
     pub reconcilers: Reconcilers,
     pub recovery: Recovery,
     pub audit: Audit,
+    pub unlock: Unlock,
 }
 
 /// Switches for tests and development clusters.
@@ -144,6 +145,14 @@ impl Audit {
         };
         Some(FileConfig { path, max_bytes: self.max_bytes, keep: self.keep })
     }
+}
+
+/// How a sealed manager gets its key without a person.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Unlock {
+    /// A program and its arguments. Empty: none.
+    pub command: Vec<String>,
 }
 
 /// This node's part in release-gated reconcilers.

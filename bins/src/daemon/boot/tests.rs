@@ -5,6 +5,11 @@ use muster_messages::{ClusterId, WallTime};
 use muster_pki::Root;
 
 use super::*;
+
+async fn boot(config: &Config, advertise: &str) -> Result<Booted, Exit> {
+    let store = IdentityStore::open(&config.data_dir)?;
+    super::boot(config, &store, advertise).await
+}
 use crate::daemon::config::{Args, load};
 
 const ADVERTISE: &str = "10.0.0.9:4400";

@@ -5,6 +5,7 @@
 //! When all are taken, the oldest is closed. A scrape takes milliseconds; a flood closes its own connections.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
@@ -24,7 +25,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Serves until the process ends.
-pub(super) async fn serve(listener: TcpListener, router: Router) {
+pub(super) async fn serve(listener: Arc<TcpListener>, router: Router) {
     let mut open: VecDeque<AbortHandle> = VecDeque::with_capacity(MAX_CONNECTIONS);
     loop {
         let stream = match listener.accept().await {
@@ -62,7 +63,7 @@ mod tests {
     async fn port() -> std::net::SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addr = listener.local_addr().unwrap();
-        tokio::spawn(serve(listener, Router::new().route("/livez", get(|| async { "ok\n" }))));
+        tokio::spawn(serve(Arc::new(listener), Router::new().route("/livez", get(|| async { "ok\n" }))));
         addr
     }
 

@@ -15,6 +15,7 @@ use serde::Serialize;
 
 use super::{Exit, FORCE_FLAG, Survivor, answering, cannot_survey, decide, own_node, quorum_is_lost, recovered};
 use crate::daemon::config::{Config, PlanFormat};
+use crate::daemon::locked;
 
 #[derive(Serialize)]
 struct Plan {
@@ -50,6 +51,7 @@ fn plan(config: &Config) -> Result<Option<Plan>, Exit> {
         return Err(Exit::new(6, format!("{} holds no node identity: nothing to recover from", dir.display())));
     }
     let memory = NodeMemory::new(IdentityStore::open(dir)?);
+    locked::unlock_now(config, memory.store())?;
     super::super::boot::check_not_ended(config, &memory.load()?)?;
     if memory.store().load_recovery()?.is_some() {
         return Err(Exit::new(6, "a recovery was begun here and not finished: the next start finishes it"));

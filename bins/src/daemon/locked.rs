@@ -1,0 +1,315 @@
+//! A daemon that waits for its unlock key: the keyring of a manager has no clear slot.
+//!
+//! Owns        the time between a start and the moment at which the keys are open.
+//! Inputs      `muster unlock` on the admin socket; a key file, a credential of the service manager, a command.
+//! Outputs     the status of a locked daemon, `/livez` 200, `/readyz` 503, `muster_locked 1`; a TLS port that accepts connections and
+//!             closes them, so that a peer notices a machine that is up.
+//! Invariants  SEAL-4  a worker is never locked: it has nothing that is sealed.
+//!             SEAL-5  a wrong key changes nothing on disk.
+//! The agent waits, too: a manager's certificate opens the whole state, and its key is sealed with the rest.
+
+mod means;
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use muster_api::{AdminSocket, ApiPorts, ApiShell, LockedDaemon, NodeFacts, Service as Api};
+use muster_audit::AuditLog;
+use muster_gateway::Dialer;
+use muster_kernel::{Address, Intensity, Spec, Supervisor, Tree};
+use muster_messages::{
+    AutoUnlock, ErrorBody, ErrorCode, LockedView, Name, NodeId, Principal, Revision, Role, Secret, UnlockedView,
+    WallTime,
+};
+use muster_pki::IdentityStore;
+use muster_sealing::{Keys, KeysStatus, UnlockKey, UnlockRefusal};
+use tokio::net::TcpListener;
+use tokio::sync::{Notify, mpsc, watch};
+use tokio::task::AbortHandle;
+
+use self::means::Attempt;
+pub use self::means::Means;
+use super::boot::{Exit, say};
+use super::config::Config;
+use super::metrics;
+use crate::unlock_text::GivenKey;
+
+/// The time between two attempts without a person. A key service that is down is asked again in time; a wrong key costs little.
+const RETRY_PAUSE: Duration = Duration::from_secs(10);
+/// How long the client that has unlocked may take to read its answer. Later it sees a closed connection, and asks for the status.
+const ANSWER_GRACE: Duration = Duration::from_millis(200);
+
+/// What a node did while it was locked, for the start that follows.
+pub struct Unlocked {
+    /// The admin socket, if the daemon was locked: it stays bound.
+    pub socket: Option<Arc<AdminSocket>>,
+    /// How it gets its key at the next start.
+    pub means: AutoUnlock,
+}
+
+/// Returns once the keys of this node can be used: at once for a worker and for a manager without autolock.
+pub async fn wait_for_key(
+    config: &Config,
+    store: &IdentityStore,
+    listener: &TcpListener,
+    metrics_listener: Option<&Arc<TcpListener>>,
+) -> Result<Unlocked, Exit> {
+    let means = Means::configured(config);
+    let auto = means.first().map_or(AutoUnlock::None, Means::kind);
+    let unlocked = |socket| Unlocked { socket, means: auto };
+    if !is_locked(config, store.keys()) {
+        return Ok(unlocked(None));
+    }
+    let waiting = Arc::new(Waiting::new(config, store.keys().clone()));
+    // Before the socket shows a locked daemon: most starts end here.
+    for means in means.iter().filter(|means| !means.takes_time()) {
+        waiting.attempt(means).await;
+    }
+    if waiting.is_over() {
+        return Ok(unlocked(None));
+    }
+    let socket =
+        Arc::new(AdminSocket::bind(&config.socket).map_err(|e| Exit::new(1, muster_kernel::Fault::from(e).0))?);
+    let serving = Serving::start(config, &waiting, Arc::clone(&socket), metrics_listener).await?;
+    let LockedView { version, .. } = waiting.status();
+    tracing::warn!(%version, "locked: waiting for the cluster's unlock key");
+    say(format_args!(
+        "locked: this manager needs version {version} of the cluster's unlock key: `muster unlock --socket {}`",
+        config.socket.display()
+    ));
+    tokio::select! {
+        () = waiting.over() => {}
+        () = waiting.attempt_forever(&means) => {}
+        () = close_connections(listener) => {}
+    }
+    tracing::info!(%version, "unlocked");
+    tokio::time::sleep(ANSWER_GRACE).await;
+    serving.stop().await;
+    Ok(unlocked(Some(socket)))
+}
+
+/// The same without waiting, for a command that only reads: with what needs no person.
+pub fn unlock_now(config: &Config, store: &IdentityStore) -> Result<(), Exit> {
+    if !is_locked(config, store.keys()) {
+        return Ok(());
+    }
+    let waiting = Waiting::new(config, store.keys().clone());
+    for means in Means::configured(config) {
+        if let Some(text) = means.read_now() {
+            waiting.take(&means, text);
+        }
+        if waiting.is_over() {
+            return Ok(());
+        }
+    }
+    let LockedView { version, unattended, .. } = waiting.status();
+    let why = unattended.map(|why| format!(" ({why})")).unwrap_or_default();
+    Err(Exit::new(
+        ErrorCode::Locked.exit_status(),
+        format!(
+            "this manager's data is sealed under version {version} of the cluster's unlock key{why}: give it with --unlock-key-file FILE"
+        ),
+    ))
+}
+
+/// SEAL-4.
+fn is_locked(config: &Config, keys: &Keys) -> bool {
+    matches!(keys.status(), KeysStatus::Locked { .. }) && own_node(config).is_none_or(|(_, role)| role == Role::Manager)
+}
+
+/// This node by its certificate, which is not sealed. `None`: there is none, or it cannot be read.
+fn own_node(config: &Config) -> Option<(NodeId, Role)> {
+    let text = std::fs::read_to_string(config.data_dir.join("identity").join("credentials.pem")).ok()?;
+    let certificate = &text[text.find("-----BEGIN CERTIFICATE-----")?..];
+    muster_pki::identity_of_pem(certificate).ok()?.node()
+}
+
+/// The keys, while they are locked.
+struct Waiting {
+    keys: Keys,
+    version: Revision,
+    node: Option<NodeId>,
+    since: Option<WallTime>,
+    /// Why the last attempt without a person failed.
+    unattended: Mutex<Option<String>>,
+    opened: Notify,
+}
+
+impl Waiting {
+    fn new(config: &Config, keys: Keys) -> Self {
+        let version = match keys.status() {
+            KeysStatus::Locked { version } | KeysStatus::Open { version, .. } => Revision(version),
+            KeysStatus::Absent => Revision(0),
+        };
+        let since = std::fs::metadata(keys.path()).and_then(|file| file.modified()).ok();
+        let since = since.and_then(|at| at.duration_since(std::time::UNIX_EPOCH).ok());
+        let since = since.and_then(|at| i64::try_from(at.as_millis()).ok()).map(WallTime);
+        let node = own_node(config).map(|(node, _)| node);
+        Self { keys, version, node, since, unattended: Mutex::default(), opened: Notify::new() }
+    }
+
+    fn is_over(&self) -> bool {
+        !matches!(self.keys.status(), KeysStatus::Locked { .. })
+    }
+
+    async fn over(&self) {
+        loop {
+            let opened = self.opened.notified();
+            if self.is_over() {
+                return;
+            }
+            opened.await;
+        }
+    }
+
+    async fn attempt_forever(&self, means: &[Means]) {
+        if means.is_empty() {
+            return std::future::pending().await;
+        }
+        loop {
+            for means in means {
+                self.attempt(means).await;
+                if self.is_over() {
+                    return;
+                }
+            }
+            tokio::time::sleep(RETRY_PAUSE).await;
+        }
+    }
+
+    async fn attempt(&self, means: &Means) {
+        let text = means.read().await;
+        self.take(means, text);
+    }
+
+    /// Tries what the means gave.
+    fn take(&self, means: &Means, text: Attempt) {
+        let failed = match text.and_then(|text| GivenKey::parse(&text)) {
+            Ok(given) => self.open(&given.key, given.version).err().map(|error| error.message),
+            Err(why) => Some(why),
+        };
+        let Some(why) = failed else { return };
+        let why = format!("{means}: {why}");
+        let mut shown = self.unattended.lock().unwrap_or_else(PoisonError::into_inner);
+        if shown.as_ref() != Some(&why) {
+            tracing::warn!(why, "cannot unlock without a person");
+        }
+        *shown = Some(why);
+    }
+
+    /// Opens the keys. `version`: which key it is, if known.
+    fn open(&self, key: &UnlockKey, version: Option<Revision>) -> Result<(), ErrorBody> {
+        let needs = self.version;
+        let details = serde_json::json!({"version": needs, "since": self.since});
+        match self.keys.unlock(key) {
+            Ok(()) => {
+                self.opened.notify_waiters();
+                Ok(())
+            }
+            Err(UnlockRefusal::WrongKey { .. }) if version.is_some_and(|given| given > needs) => {
+                let text = format!(
+                    "this daemon was sealed before the key of version {} was made: it needs version {needs} once \
+                     (`muster autolock key --version {needs}` on another manager)",
+                    version.unwrap_or_default()
+                );
+                Err(ErrorBody::new(ErrorCode::OldKeyNeeded, text).with_details(&details))
+            }
+            Err(UnlockRefusal::WrongKey { .. }) => {
+                let text = format!(
+                    "this key opens nothing here: the daemon needs version {needs} of its cluster's unlock key. After a rotation that \
+                     it has missed, an earlier key is needed: `muster autolock key --version {needs}` on another manager"
+                );
+                Err(ErrorBody::new(ErrorCode::BadUnlockKey, text).with_details(&details))
+            }
+            Err(UnlockRefusal::NotLocked) => {
+                Err(ErrorBody::new(ErrorCode::NotLocked, "this daemon was unlocked already, and starts"))
+            }
+            Err(UnlockRefusal::Fault(fault)) => Err(ErrorBody::new(ErrorCode::Internal, fault.to_string())),
+        }
+    }
+}
+
+impl LockedDaemon for Waiting {
+    fn status(&self) -> LockedView {
+        let unattended = self.unattended.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        LockedView { locked: !self.is_over(), node: self.node, version: self.version, since: self.since, unattended }
+    }
+    fn unlock(&self, key: &Secret, version: Option<Revision>) -> Result<UnlockedView, ErrorBody> {
+        let key = UnlockKey::parse(key.expose()).map_err(|bad| ErrorBody::invalid(bad.to_string()))?;
+        self.open(&key, version)?;
+        Ok(UnlockedView { unlocked: true, version: self.version })
+    }
+}
+
+/// The admin socket and the metrics port of a locked daemon.
+struct Serving {
+    root: Supervisor,
+    metrics: Option<AbortHandle>,
+}
+
+impl Serving {
+    async fn start(
+        config: &Config,
+        waiting: &Arc<Waiting>,
+        socket: Arc<AdminSocket>,
+        metrics_listener: Option<&Arc<TcpListener>>,
+    ) -> Result<Self, Exit> {
+        let tree = Tree::new();
+        let root = Supervisor::root("node", tree.clone(), Intensity::default()).await.map_err(|f| Exit::new(1, f.0))?;
+        let node = waiting.node.unwrap_or_else(|| NodeId::from_entropy(0));
+        let name = Name::sanitized(&config.name);
+        let facts = move || NodeFacts {
+            id: node,
+            name: name.clone(),
+            role: Role::Manager,
+            managers: Vec::new(),
+            cluster: String::new(),
+            root_pem: String::new(),
+            trouble: None,
+        };
+        let api = Api::new(ApiPorts {
+            facts: Arc::new(facts),
+            open_admission: Arc::new(|| Err("the daemon is locked".to_owned())),
+            manager: watch::channel(None).1,
+            tree,
+            dialer: Dialer::anonymous(""),
+            crash_allowed: false,
+            audit: AuditLog::default(),
+            limits: config.settings.api(),
+            locked: Some(Arc::clone(waiting) as Arc<dyn LockedDaemon>),
+        });
+        // Nothing comes through the TLS port.
+        let (sink, incoming) = mpsc::channel(1);
+        let incoming = Arc::new(tokio::sync::Mutex::new(incoming));
+        root.children().start(Spec::actor("api", Address::new(64), move || {
+            let _open = &sink;
+            Ok(ApiShell::new(
+                api.clone(),
+                Arc::clone(&incoming),
+                Some(Arc::clone(&socket)),
+                Arc::new(|| Principal::Operator),
+            ))
+        }));
+        Ok(Self { root, metrics: metrics_listener.map(|listener| metrics::serve_locked(Arc::clone(listener))) })
+    }
+
+    async fn stop(self) {
+        if let Some(metrics) = self.metrics {
+            metrics.abort();
+        }
+        self.root.shut_down().await;
+    }
+}
+
+/// Accepts and closes: whoever connects learns that the machine is up, and nothing else.
+async fn close_connections(listener: &TcpListener) {
+    loop {
+        if listener.accept().await.is_err() {
+            // Most likely out of files; that passes.
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,134 @@
+use muster_messages::wire::Request;
+
+use super::*;
+
+/// A data directory whose keyring is sealed under version 5 of a key.
+fn sealed() -> (tempfile::TempDir, UnlockKey) {
+    let dir = tempfile::tempdir().unwrap();
+    let store = IdentityStore::open(dir.path()).unwrap();
+    let key = UnlockKey::new();
+    store.keys().ensure().unwrap();
+    store.keys().protect(5, Some(&key)).unwrap();
+    (dir, key)
+}
+
+fn config(dir: &std::path::Path, more: &[&str]) -> Config {
+    use clap::Parser as _;
+    let args = ["musterd", "--data-dir", dir.to_str().unwrap(), "--name", "n1"];
+    let args = crate::daemon::config::Args::try_parse_from(args.iter().chain(more)).unwrap();
+    crate::daemon::config::load(args).unwrap().0
+}
+
+fn waiting(dir: &std::path::Path) -> Waiting {
+    let store = IdentityStore::open(dir).unwrap();
+    Waiting::new(&config(dir, &[]), store.keys().clone())
+}
+
+fn text(key: &UnlockKey) -> Secret {
+    Secret::new(key.to_text().as_str())
+}
+
+fn files(dir: &std::path::Path) -> Vec<u8> {
+    std::fs::read(dir.join("identity/keyring.json")).unwrap()
+}
+
+#[test]
+fn wrong_keys_are_refused_by_kind_and_change_nothing() {
+    let (dir, key) = sealed();
+    let before = files(dir.path());
+    let waiting = waiting(dir.path());
+    let other = text(&UnlockKey::new());
+    let refused = |key: &Secret, version: Option<u64>| waiting.unlock(key, version.map(Revision)).unwrap_err();
+    assert_eq!(refused(&other, None).code, ErrorCode::BadUnlockKey);
+    assert_eq!(refused(&other, Some(5)).code, ErrorCode::BadUnlockKey);
+    assert_eq!(refused(&other, Some(3)).code, ErrorCode::BadUnlockKey, "an older key is no older key needed");
+    let old = refused(&other, Some(9));
+    assert_eq!(old.code, ErrorCode::OldKeyNeeded);
+    assert!(old.details.contains("\"version\":5") && old.details.contains("since"), "{}", old.details);
+    assert_eq!(refused(&Secret::new("MSTR-UNLOCK-1-x"), None).code, ErrorCode::Invalid, "a usage error");
+    assert!(waiting.status().locked);
+    waiting.unlock(&text(&key), Some(Revision(9))).expect("the right key, whatever its caller calls it");
+    assert!(!waiting.status().locked);
+    assert_eq!(refused(&text(&key), None).code, ErrorCode::NotLocked);
+    assert_eq!(files(dir.path()), before);
+}
+
+#[tokio::test]
+async fn unattended_means_are_tried_in_their_order() {
+    let (dir, key) = sealed();
+    let (wrong, right) = (dir.path().join("wrong"), dir.path().join("right"));
+    std::fs::write(&wrong, UnlockKey::new().to_text().as_bytes()).unwrap();
+    std::fs::write(&right, key.to_text().as_bytes()).unwrap();
+    let waiting = waiting(dir.path());
+    let why = || waiting.status().unattended.unwrap();
+    for (means, reason) in [
+        (Means::File(dir.path().join("nowhere")), "No such file"),
+        (Means::File(wrong), "opens nothing here"),
+        (Means::Command(vec!["false".to_owned()]), "it failed"),
+        (Means::Command(vec!["echo".to_owned(), "MSTR".to_owned()]), "not an unlock key"),
+        (Means::Command(vec!["/no/such/program".to_owned()]), "cannot be started"),
+    ] {
+        waiting.attempt(&means).await;
+        assert!(waiting.status().locked && why().contains(reason), "{}", why());
+    }
+    waiting.attempt(&Means::Command(vec!["cat".to_owned(), right.display().to_string()])).await;
+    assert!(!waiting.status().locked);
+}
+
+#[tokio::test(start_paused = true)]
+async fn slow_commands_are_stopped() {
+    let (dir, _) = sealed();
+    let waiting = waiting(dir.path());
+    waiting.attempt(&Means::Command(vec!["sleep".to_owned(), "3600".to_owned()])).await;
+    let why = waiting.status().unattended.unwrap();
+    assert!(why.contains("not ended within 10 s"), "{why}");
+}
+
+#[tokio::test]
+async fn key_file_unlocks_before_anything_is_served() {
+    let (dir, key) = sealed();
+    let file = dir.path().join("key");
+    std::fs::write(&file, key.to_text().as_bytes()).unwrap();
+    let config = config(dir.path(), &["--unlock-key-file", file.to_str().unwrap()]);
+    let store = IdentityStore::open(dir.path()).unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let unlocked = wait_for_key(&config, &store, &listener, None).await.unwrap_or_else(|exit| panic!("{exit:?}"));
+    assert!(unlocked.socket.is_none() && unlocked.means == AutoUnlock::File);
+    assert!(matches!(store.keys().status(), KeysStatus::Open { version: 5, sealed: true }));
+    unlock_now(&config, &IdentityStore::open(dir.path()).unwrap()).unwrap_or_else(|exit| panic!("{exit:?}"));
+}
+
+#[test]
+fn reading_command_without_a_key_says_what_it_needs() {
+    let (dir, _) = sealed();
+    let exit = unlock_now(&config(dir.path(), &[]), &IdentityStore::open(dir.path()).unwrap()).unwrap_err();
+    assert!(exit.status == 5 && exit.sentence.contains("--unlock-key-file"), "{exit:?}");
+}
+
+#[tokio::test]
+async fn locked_daemon_serves_its_socket_until_it_is_unlocked() {
+    let (dir, key) = sealed();
+    let config = config(dir.path(), &[]);
+    let store = IdentityStore::open(dir.path()).unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap();
+    let client = async {
+        let mut client = muster_client::Client::to_socket(&config.socket, Duration::from_secs(20));
+        let status: LockedView = loop {
+            match client.ask(Request::Status { fresh: false }).await {
+                Ok(status) => break status,
+                Err(_) => tokio::time::sleep(Duration::from_millis(5)).await,
+            }
+        };
+        assert!(status.locked && status.version == Revision(5), "{status:?}");
+        let refused = client.call(Request::NodeList { fresh: false }).await.unwrap_err();
+        assert_eq!((refused.code.as_str(), refused.exit), ("locked", 5));
+        let mut stream = tokio::net::TcpStream::connect(port).await.unwrap();
+        let closed = tokio::io::AsyncReadExt::read(&mut stream, &mut [0; 8]).await;
+        assert!(matches!(closed, Ok(0) | Err(_)), "accepted and closed");
+        let unlock = Request::Unlock { key: text(&key), version: None };
+        client.ask::<UnlockedView>(unlock).await.unwrap()
+    };
+    let (unlocked, done) = tokio::join!(wait_for_key(&config, &store, &listener, None), client);
+    assert!(done.unlocked && unlocked.unwrap_or_else(|exit| panic!("{exit:?}")).socket.is_some());
+}
