@@ -3,6 +3,7 @@
 mod absence;
 mod actors;
 mod audit;
+mod autolock;
 mod by_hand;
 mod chaos;
 mod commands;

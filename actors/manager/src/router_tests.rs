@@ -3,10 +3,11 @@ use std::collections::BTreeSet;
 use muster_api::{ApiLimits, ApiPorts, LeaderPorts, NodeFacts, RETRY_PAUSE};
 use muster_gateway::Dialer;
 use muster_kernel::{Recipient, Tree, Undeliverable};
-use muster_messages::protocol::Reply;
+use muster_messages::protocol::{Applied, RaftMemberMsg, Reply};
 use muster_messages::wire::{ActorsAsk, ActorsCall, MembershipReply, Request};
 use muster_messages::{
-    CrashHow, FEATURE_LEVEL, NodeRecord, Principal, RaftId, Replica, RequestId, Role, RoleView, WallTime,
+    AutoUnlock, AutolockChange, Change, CrashHow, FEATURE_LEVEL, NodeRecord, Principal, RaftId, Replica, RequestId,
+    Revision, Role, RoleView, Seal, WallTime,
 };
 use muster_raft_member::ObjectFeed;
 use muster_testkit::{ActorHarness, Probe, WAIT_LIMIT, eventually};
@@ -26,6 +27,7 @@ struct World {
     replica: watch::Sender<Arc<Replica>>,
     mesh: Probe<Sent>,
     roles: Probe<RoleManagerMsg>,
+    raft: Probe<RaftMemberMsg>,
     incoming: mpsc::Sender<IncomingCall>,
 }
 
@@ -60,12 +62,12 @@ impl World {
             Probe::showing("mesh", |sent: &Sent| sent.to.to_string()),
             harness.probe("roles"),
         );
-        let to_mesh = mesh.recipient();
+        let (to_mesh, raft) = (mesh.recipient(), harness.probe("raft-member"));
         let ports = Arc::new(ManagerPorts {
             node: node(OWN),
             replica: replica.subscribe(),
             feed: ObjectFeed::default(),
-            raft: no_such_actor(),
+            raft: raft.recipient(),
             call: Arc::new(move |to, timeout, _call| {
                 let to_mesh = to_mesh.clone();
                 Box::pin(
@@ -107,7 +109,7 @@ impl World {
         let (incoming, calls) = mpsc::channel(2 * MAX_CALLS_IN_PROGRESS);
         harness.start_actor(router.spec(calls));
         harness.healthy(ROUTER, 1).await;
-        let world = Self { harness, router, replica, mesh, roles, incoming };
+        let world = Self { harness, router, replica, mesh, roles, raft, incoming };
         world.knows(OTHER, Role::Manager);
         world.led_by(leader);
         world
@@ -265,6 +267,26 @@ async fn crashed_router_leaves_no_caller_waiting() {
         assert_eq!(reply_in(next.await.unwrap()), MembershipReply::IsMember { raft_id: RaftId(incarnation) });
     }
     eventually("no call is left over", || world.mesh.waiting() == 0).await;
+    world.harness.finish().await;
+}
+
+/// A report names no node: it concerns its sender.
+#[tokio::test(start_paused = true)]
+async fn managers_report_only_their_own_keyring() {
+    let mut world = World::new(Some(OWN)).await;
+    let seal = Seal { version: Revision(7), sealed: true, unlock: AutoUnlock::None };
+    let answer = world.asked_by(OTHER, PeerCall::ReportSeal(seal)).await;
+    let RaftMemberMsg::Propose { command, reply, .. } = world.raft.next("a proposal").await else {
+        panic!("another message")
+    };
+    let change = Change::Autolock(Box::new(AutolockChange::Sealed { node: node(OTHER), seal }));
+    assert_eq!((&command.changes[..], &command.by), (&[change][..], &Principal::Cluster));
+    reply.send(Ok(Applied { revision: Revision(9) })).unwrap();
+    assert_eq!(answer.await.unwrap().unwrap(), b"");
+    // A worker's report does not get that far.
+    world.knows(5, Role::Worker);
+    let refused = world.asked_by(5, PeerCall::ReportSeal(seal)).await.await.unwrap().unwrap_err();
+    assert_eq!((refused.code, world.raft.waiting()), (ErrorCode::Forbidden, 0));
     world.harness.finish().await;
 }
 

@@ -56,8 +56,8 @@ pub const ROOT_1: &str = "ROOT-1";
 pub const ROOT_4: &str = "ROOT-4";
 /// A root whose key others may have never signs again.
 pub const ROOT_11: &str = "ROOT-11";
-/// Versions of the unlock key only grow, and a version has one key.
-pub const SEAL_6: &str = "SEAL-6";
+/// Versions of the replicated unlock key only grow, and a version has one key.
+pub const SEAL_10: &str = "SEAL-10";
 /// A former unlock key is kept while a node may need it to start.
 pub const SEAL_9: &str = "SEAL-9";
 

@@ -4,9 +4,8 @@
 //! Inputs      `muster unlock` on the admin socket; a key file, a credential of the service manager, a command.
 //! Outputs     the status of a locked daemon, `/livez` 200, `/readyz` 503, `muster_locked 1`; a TLS port that accepts connections and
 //!             closes them, so that a peer notices a machine that is up.
-//! Invariants  SEAL-4  a worker is never locked: it has nothing that is sealed.
-//!             SEAL-5  a wrong key changes nothing on disk.
-//! The agent waits, too: a manager's certificate opens the whole state, and its key is sealed with the rest.
+//! The agent waits, too: a manager's certificate opens the whole state, and its key is sealed with the rest. A worker is never
+//! locked (SEAL-4), and a wrong key changes nothing on disk (SEAL-5).
 
 mod means;
 

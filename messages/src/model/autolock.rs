@@ -2,8 +2,7 @@
 //!
 //! Owns        the unlock key and its version, the former keys that a manager may still be sealed under, and what each manager has
 //!             reported. Nothing of a rotation in progress is stored: what is left to do follows from these.
-//! Invariants  SEAL-6  versions only grow, and a version has one key.
-//!             SEAL-9  a former key is kept while a node may need it to start.
+//! Invariants: SEAL-9 and SEAL-10.
 
 use imbl::OrdMap;
 use serde::{Deserialize, Serialize};

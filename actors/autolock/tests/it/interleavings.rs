@@ -1,5 +1,5 @@
 //! Random interleavings of changes, crashes, full disks and missing leaders. `World` checks the invariants of the store at each
-//! revision, and SEAL-1 at each report.
+//! revision, and SEAL-11 at each report.
 
 use std::time::Duration;
 

@@ -139,7 +139,7 @@ impl World {
         Ok(Followed::Written)
     }
 
-    /// SEAL-1. What is on record is on disk.
+    /// SEAL-11. What is on record is on disk.
     pub fn report(&mut self, seal: Seal) -> Result<(), ErrorBody> {
         assert!(self.disk.0 >= seal.version, "version {} is reported, {} is on disk", seal.version, self.disk.0);
         if self.no_leader {

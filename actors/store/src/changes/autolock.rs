@@ -1,7 +1,8 @@
 //! The unlock key, from feature level 3 on.
 //!
-//! Invariants  SEAL-6  versions only grow, and a version has one key: of two changes in one entry the second is refused.
-//!             SEAL-9  a former key is kept while a node may need it to start.
+//! Invariants  SEAL-9   a former key is kept while a node may need it to start.
+//!             SEAL-10  versions of the replicated unlock key only grow, and a version has one key: of two changes in one entry the second is
+//!                      refused.
 
 use muster_messages::{
     Autolock, AutolockChange, AutolockRefusal, FormerKey, Liveness, MAX_FORMER_KEYS, Seal, SealReport, Secret,

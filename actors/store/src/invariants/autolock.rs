@@ -2,19 +2,19 @@
 
 use muster_messages::{MAX_FORMER_KEYS, NodeId, Revision, Tables};
 
-use super::{BOUND_1, CheckResult, SEAL_6, SEAL_9, holds};
+use super::{BOUND_1, CheckResult, SEAL_9, SEAL_10, holds};
 
 pub(super) fn check(tables: &Tables) -> CheckResult {
     let autolock = &tables.autolock;
     let versions: Vec<Revision> =
         autolock.previous.iter().map(|former| former.version).chain([autolock.version]).collect();
-    holds(versions.is_sorted_by(|a, b| a < b), SEAL_6, || format!("keys of the versions {versions:?}"))?;
-    holds(autolock.version <= tables.revision, SEAL_6, || format!("autolock is of version {}", autolock.version))?;
+    holds(versions.is_sorted_by(|a, b| a < b), SEAL_10, || format!("keys of the versions {versions:?}"))?;
+    holds(autolock.version <= tables.revision, SEAL_10, || format!("autolock is of version {}", autolock.version))?;
     let former = autolock.previous.len();
     holds(former <= MAX_FORMER_KEYS, BOUND_1, || format!("{former} former unlock keys"))?;
     for (node, report) in &autolock.seals {
         let version = report.seal.version;
-        holds(version <= autolock.version, SEAL_6, || {
+        holds(version <= autolock.version, SEAL_10, || {
             format!("{node} reports version {version}, the newest is {}", autolock.version)
         })?;
         holds(tables.nodes.contains_key(node), SEAL_9, || format!("{node} has a report and no record"))?;
@@ -24,15 +24,15 @@ pub(super) fn check(tables: &Tables) -> CheckResult {
 
 pub(super) fn check_step(before: &Tables, after: &Tables) -> CheckResult {
     let (was, is) = (&before.autolock, &after.autolock);
-    holds(is.version >= was.version, SEAL_6, || format!("version {} after {}", is.version, was.version))?;
+    holds(is.version >= was.version, SEAL_10, || format!("version {} after {}", is.version, was.version))?;
     let same = is.version != was.version || is.key == was.key;
-    holds(same, SEAL_6, || format!("version {} got another key", is.version))?;
+    holds(same, SEAL_10, || format!("version {} got another key", is.version))?;
     let known = was.previous.iter().map(|former| former.version).chain(was.key.as_ref().map(|_| was.version));
     for version in known {
         match is.key_of(version) {
             Some((key, _)) => {
                 let same = was.key_of(version).is_some_and(|(old, _)| old == key);
-                holds(same, SEAL_6, || format!("version {version} got another key"))?;
+                holds(same, SEAL_10, || format!("version {version} got another key"))?;
             }
             None => {
                 let needed_by = before

@@ -5,14 +5,14 @@ use muster_messages::{ClusterId, WallTime};
 use muster_pki::Root;
 
 use super::*;
+use crate::daemon::config::{Args, load};
+
+const ADVERTISE: &str = "10.0.0.9:4400";
 
 async fn boot(config: &Config, advertise: &str) -> Result<Booted, Exit> {
     let store = IdentityStore::open(&config.data_dir)?;
     super::boot(config, &store, advertise).await
 }
-use crate::daemon::config::{Args, load};
-
-const ADVERTISE: &str = "10.0.0.9:4400";
 
 fn config(dir: &std::path::Path, flags: &[&str]) -> Config {
     let args = ["musterd", "--name", "n1", "--data-dir"].map(str::to_owned).into_iter();
