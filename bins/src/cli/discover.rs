@@ -13,7 +13,7 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use muster_client::{Client, Connection, Failure, Identity, Outcome, Target};
 use muster_messages::wire::Request;
-use muster_messages::{ErrorCode, RequestId, Role, StatusView};
+use muster_messages::{ErrorCode, LockedView, RequestId, Role, StatusView};
 use muster_pki::Bundle;
 use muster_pki::private::{NotPrivate, check_folder, check_owner, check_surroundings};
 use serde::Deserialize;
@@ -38,7 +38,7 @@ enum Rank {
     ManagerWithLeader,
     Manager,
     Worker,
-    /// Answers, but was removed, is blocked or reports another problem.
+    /// Answers, but was removed, is blocked, locked or reports another problem.
     Troubled,
 }
 
@@ -177,6 +177,9 @@ async fn rank(path: &Path) -> Option<Rank> {
         .call(request, RequestId::fresh(muster_kernel::Clock.wall(), rand::random()), SOCKET_ANSWER_TIMEOUT)
         .await
         .ok()?;
+    if serde_json::from_str::<LockedView>(&text).is_ok() {
+        return Some(Rank::Troubled);
+    }
     let status: StatusView = serde_json::from_str(&text).ok()?;
     Some(match (status.this.role, status.raft.leader) {
         _ if status.this.trouble.is_some() => Rank::Troubled,

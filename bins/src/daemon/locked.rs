@@ -300,7 +300,7 @@ impl Serving {
     }
 }
 
-/// Accepts and closes: whoever connects learns that the machine is up, and nothing else.
+/// Accepts and closes: a peer learns that the machine is up, and nothing else.
 async fn close_connections(listener: &TcpListener) {
     loop {
         if listener.accept().await.is_err() {

@@ -16,7 +16,7 @@ pub enum AutolockCommand {
     /// Let managers start without a key again; their disks then hold everything in clear
     #[command(after_help = "Example: muster autolock off --yes")]
     Off {
-        /// Confirm: whoever has a manager's disk can read it
+        /// Confirm: a copied disk of a manager can be read again
         #[arg(long, required = true)]
         yes: bool,
         #[command(flatten)]

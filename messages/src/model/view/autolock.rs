@@ -46,7 +46,7 @@ pub struct AutolockView {
 #[serde(rename_all = "snake_case")]
 pub enum SealState {
     Sealed,
-    /// Whoever has the disk has its keys.
+    /// Its keys lie beside its data.
     Clear,
     /// It has not reported since autolock was switched on.
     Unknown,
