@@ -3,6 +3,9 @@
 use muster_messages::{AutoUnlock, Revision, Secret};
 use muster_sealing::{KeyringFault, Keys, KeysStatus, Protected, UnlockKey};
 
+/// A directory of an earlier build is converted when its Raft member opens it, and gets its keyring then.
+const IN_CLEAR: &str = "this manager's disk is still in clear: it is sealed when the manager is restarted";
+
 /// How the keyring took a version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Followed {
@@ -55,6 +58,7 @@ impl KeyringPort for OnDisk {
                 KeysStatus::Absent => version,
             })),
             Err(KeyringFault::Conflict { .. }) => Err(FollowFault::OtherKey(version)),
+            Err(KeyringFault::Absent) => Err(FollowFault::Failed(IN_CLEAR.to_owned())),
             Err(other) => Err(FollowFault::Failed(other.to_string())),
         }
     }

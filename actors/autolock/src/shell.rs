@@ -85,7 +85,12 @@ impl Shell for AutolockShell {
     const KIND: &'static str = "Autolock";
 
     async fn started(&mut self, cx: &Cx<Msg>) -> Result<(), Fault> {
-        cx.on_change_of(self.ports.replica.clone(), |replica| replica.tables.autolock.clone(), || Msg::Changed);
+        // Without the keys: they are read where they are used.
+        let concerns = |replica: &Arc<Replica>| {
+            let autolock = &replica.tables.autolock;
+            (autolock.version, autolock.seals.clone())
+        };
+        cx.on_change_of(self.ports.replica.clone(), concerns, || Msg::Changed);
         Ok(())
     }
 

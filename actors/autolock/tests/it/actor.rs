@@ -161,3 +161,19 @@ async fn view_shows_why_the_keyring_stays_behind() {
     harness.until(PATH, "a fault", |actor| actor.view["state"] == "fault").await;
     harness.finish().await;
 }
+
+/// A directory of an earlier build: its manager has to be restarted first.
+#[tokio::test(start_paused = true)]
+async fn manager_without_a_keyring_says_what_to_do() {
+    let folder = tempfile::tempdir().unwrap();
+    let keys = Keys::open(folder.path()).unwrap();
+    let leader = Leader::new();
+    let harness = start(&leader, Arc::new(OnDisk { keys: keys.clone(), unlock: AutoUnlock::None })).await;
+    let version = leader.change(AutolockChange::Enable { key: new_key() });
+    harness
+        .until(PATH, "a reason", |actor| actor.view["fault"].as_str().is_some_and(|why| why.contains("restarted")))
+        .await;
+    keys.ensure().unwrap();
+    leader.on_record(version).await;
+    harness.finish().await;
+}
