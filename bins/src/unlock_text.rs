@@ -66,7 +66,7 @@ mod tests {
         let at = text.len() - 7;
         let other = if text.as_bytes()[at] == b'0' { "1" } else { "0" };
         let mistyped = format!("{}{other}{}", &text[..at], &text[at + 1..]);
-        for bad in ["", " \n", "MSTR-UNLOCK-1-", "{\"key\":1}", "{", mistyped.as_str()] {
+        for bad in ["", " \n", "MSTR-UNLOCK-1-x", "{\"key\":1}", "{", mistyped.as_str()] {
             let why = GivenKey::parse(bad).unwrap_err();
             assert!(bad.trim().len() < 2 || !why.contains(bad.trim()), "{why}");
         }

@@ -7,7 +7,7 @@
 use imbl::OrdMap;
 use serde::{Deserialize, Serialize};
 
-use super::{NodeId, Revision, Role, Secret, Tables, WallTime};
+use super::{NodeId, Revision, Secret, WallTime};
 
 /// The most former keys on record. A manager that is away keeps them all: it may have been stopped under any of them.
 pub const MAX_FORMER_KEYS: usize = 16;
@@ -107,19 +107,4 @@ pub enum AutolockRefusal {
          let it return, or demote or remove it"
     )]
     TooManyKeys { node: NodeId },
-}
-
-impl Tables {
-    /// The nodes whose disk may be sealed, each with the oldest version under which it may be: managers, and former ones that were
-    /// not seen as workers yet. It reports a version once it is on disk, so it may be under a later one.
-    pub fn may_be_sealed(&self) -> impl Iterator<Item = (NodeId, Revision)> + '_ {
-        let seals = &self.autolock.seals;
-        let unreported = self.nodes.values().filter(|node| node.role == Role::Manager && !seals.contains_key(&node.id));
-        let reported = seals.iter().map(|(node, report)| (*node, report.seal.version));
-        reported.chain(unreported.map(|node| (node.id, Revision(0))))
-    }
-    /// A node that may need the key of this version, or of an earlier one, to start.
-    pub fn may_need_key(&self, version: Revision) -> Option<NodeId> {
-        self.may_be_sealed().find(|(_, oldest)| *oldest <= version).map(|(node, _)| node)
-    }
 }

@@ -37,7 +37,7 @@ fn has_room(tables: &Tables, for_keys: usize) -> Result<(), CommandRefusal> {
     let Autolock { previous, .. } = &tables.autolock;
     let Some(oldest) = previous.first().filter(|_| previous.len() + for_keys > MAX_FORMER_KEYS) else { return Ok(()) };
     // Without such a node it would have been deleted.
-    let node = tables.may_need_key(oldest.version).ok_or_else(|| stale("former keys are about to be deleted"))?;
+    let node = may_need_key(tables, oldest.version).ok_or_else(|| stale("former keys are about to be deleted"))?;
     Err(CommandRefusal::Autolock(AutolockRefusal::TooManyKeys { node }))
 }
 
@@ -115,7 +115,21 @@ fn delete_unneeded(tables: &mut Tables) {
     if tables.autolock.previous.is_empty() {
         return;
     }
-    let oldest = tables.may_be_sealed().map(|(_, version)| version).min();
+    let oldest = may_be_sealed(tables).map(|(_, version)| version).min();
     let is_needed = |former: &FormerKey| oldest.is_some_and(|oldest| oldest <= former.version);
     tables.autolock.previous.retain(is_needed);
+}
+
+/// The nodes whose disk may be sealed, each with the oldest version under which it may be: managers, and former ones that were not seen as
+/// workers yet. A manager reports a version once it is on disk, so it may be under a later one.
+pub(crate) fn may_be_sealed(tables: &Tables) -> impl Iterator<Item = (NodeId, Revision)> + '_ {
+    let seals = &tables.autolock.seals;
+    let unreported = tables.nodes.values().filter(|node| node.role == Role::Manager && !seals.contains_key(&node.id));
+    let reported = seals.iter().map(|(node, report)| (*node, report.seal.version));
+    reported.chain(unreported.map(|node| (node.id, Revision(0))))
+}
+
+/// A node that may need the key of this version, or of an earlier one, to start.
+fn may_need_key(tables: &Tables, version: Revision) -> Option<NodeId> {
+    may_be_sealed(tables).find(|(_, oldest)| *oldest <= version).map(|(node, _)| node)
 }

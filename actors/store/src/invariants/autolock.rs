@@ -2,6 +2,8 @@
 
 use muster_messages::{MAX_FORMER_KEYS, NodeId, Revision, Tables};
 
+use crate::changes::may_be_sealed;
+
 use super::{BOUND_1, CheckResult, SEAL_9, SEAL_10, holds};
 
 pub(super) fn check(tables: &Tables) -> CheckResult {
@@ -35,8 +37,7 @@ pub(super) fn check_step(before: &Tables, after: &Tables) -> CheckResult {
                 holds(same, SEAL_10, || format!("version {version} got another key"))?;
             }
             None => {
-                let needed_by = before
-                    .may_be_sealed()
+                let needed_by = may_be_sealed(before)
                     .find(|(node, oldest)| *oldest <= version && is_unchanged(before, after, *node));
                 holds(needed_by.is_none(), SEAL_9, || {
                     format!("the key of version {version} is gone, and {needed_by:?} may need it")
