@@ -132,3 +132,29 @@ async fn locked_daemon_serves_its_socket_until_it_is_unlocked() {
     let (unlocked, done) = tokio::join!(wait_for_key(&config, &store, &listener, None), client);
     assert!(done.unlocked && unlocked.unwrap_or_else(|exit| panic!("{exit:?}")).socket.is_some());
 }
+
+/// A certificate for this role, as it lies in a directory.
+fn certified(dir: &std::path::Path, role: Role) {
+    use muster_messages::{ClusterId, Incarnation};
+    use muster_pki::{CsrKey, Issuer, NODE_LIFETIME, NodeProfile, Root, make_csr, new_key};
+    let (cluster, now) = (ClusterId::from_entropy(1), muster_kernel::Clock.wall());
+    let root = Root::create(cluster, now).unwrap();
+    let (granted, incarnation) = (Some(Revision(5)), Incarnation(1));
+    let node = NodeId::from_entropy(2);
+    let profile = NodeProfile { cluster, node, role, granted, incarnation, ips: vec![], lifetime: NODE_LIFETIME, now };
+    let key = CsrKey::parse(&make_csr(&new_key()).unwrap()).unwrap();
+    let signed = Issuer::from_pem(&root.cert_pem, &root.key_pem).unwrap().sign_node(&profile, &key).unwrap();
+    std::fs::write(dir.join("identity/credentials.pem"), format!("{}{}", signed.cert_pem, root.cert_pem)).unwrap();
+}
+
+/// SEAL-4. A crash in the middle of a demotion: the certificate is a worker's already, and the keyring is still there.
+#[test]
+fn worker_with_a_sealed_keyring_is_not_locked() {
+    let (dir, _) = sealed();
+    let keys = IdentityStore::open(dir.path()).unwrap().keys().clone();
+    assert!(is_locked(&config(dir.path(), &[]), &keys), "no certificate can be read");
+    for (role, locked) in [(Role::Manager, true), (Role::Worker, false)] {
+        certified(dir.path(), role);
+        assert_eq!(is_locked(&config(dir.path(), &[]), &keys), locked, "{role}");
+    }
+}
