@@ -98,7 +98,7 @@ pub async fn boot(config: &Config, store: &IdentityStore, advertise: &str) -> Re
     let existing = store.load_credentials()?;
     let credentials = match existing {
         // A lying manager that reports `removed` to all others must not end the cluster: no manager could then check a token.
-        Some(credentials) if recalled && recovery::is_recorded_manager(config, &store, &credentials) => credentials,
+        Some(credentials) if recalled && recovery::is_recorded_manager(config, store, &credentials) => credentials,
         Some(credentials) if (recalled || !is_valid(&credentials)) && has_token(config) => {
             joined(config, advertise, &memory, Some(credentials)).await?
         }
@@ -125,7 +125,7 @@ pub async fn boot(config: &Config, store: &IdentityStore, advertise: &str) -> Re
             ));
         }
     };
-    sealing::settle_worker(config, &store, &credentials).map_err(|fault| Exit::new(1, fault.0))?;
+    sealing::settle_worker(config, store, &credentials).map_err(|fault| Exit::new(1, fault.0))?;
     let name: Name = config.name.parse()?;
     memory.update(|node| node.name = Some(name))?;
     if recalled {

@@ -57,7 +57,8 @@ pub(crate) fn required_level(command: &Command) -> u32 {
         | Change::RevokeCertificates(_)
         | Change::CertificateSeen { .. }
         | Change::PinUser { .. }
-        | Change::Authority(_) => true,
+        | Change::Authority(_)
+        | Change::Autolock(_) => true,
         Change::Found { .. }
         | Change::CreateNode(_)
         | Change::SetDesiredRole { .. }
