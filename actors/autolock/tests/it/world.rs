@@ -56,8 +56,9 @@ pub struct World {
     pub core: Autolock,
     pub now: Moment,
     pub disk: OnDisk,
-    /// Writes of the keyring so far.
+    /// Writes of the keyring so far, and attempts.
     pub writes: usize,
+    pub attempts: usize,
     pub disk_full: bool,
     pub no_leader: bool,
     /// Effects that were not carried out yet.
@@ -76,6 +77,7 @@ impl World {
             now: Moment(0),
             disk: (Revision(0), None),
             writes: 0,
+            attempts: 0,
             disk_full: false,
             no_leader: false,
             pending: VecDeque::new(),
@@ -124,6 +126,7 @@ impl World {
 
     /// As a keyring does.
     pub fn follow(&mut self, version: Revision, key: Option<Secret>) -> Result<Followed, FollowFault> {
+        self.attempts += 1;
         let (at, held) = &self.disk;
         if version < *at {
             return Ok(Followed::Later(*at));
