@@ -64,7 +64,7 @@ pub struct Autolock {
     pub set_at: WallTime,
     /// Oldest first.
     pub previous: Vec<FormerKey>,
-    /// The newest report of each manager, and of a former one until it is seen as a worker.
+    /// The newest report of each manager, and of a former one until it has a worker's certificate.
     pub seals: OrdMap<NodeId, SealReport>,
 }
 

@@ -139,6 +139,10 @@ impl NodeRecord {
             revision: Revision(0),
         }
     }
+    /// Whether its keyring may need an unlock key: it is a manager, or was one and has no worker's certificate yet.
+    pub fn may_be_sealed(&self) -> bool {
+        self.role == Role::Manager || self.certificate.as_ref().is_some_and(|newest| newest.role == Role::Manager)
+    }
     /// The certificate's state for users: a certificate for another role is pending, whatever was recorded.
     pub fn certificate_state(&self) -> CertificateState {
         match &self.certificate {

@@ -1,13 +1,11 @@
 //! Autolock as it is shown: which managers are sealed, under which version of the unlock key.
 
-use muster_messages::{
-    AutoUnlock, AutolockView, ManagerSealView, NodeRecord, OldKeyView, Revision, Role, SealState, Tables,
-};
+use muster_messages::{AutoUnlock, AutolockView, ManagerSealView, NodeRecord, OldKeyView, Revision, SealState, Tables};
 
 /// `muster autolock status`.
 pub fn autolock(tables: &Tables) -> AutolockView {
     let autolock = &tables.autolock;
-    let sealable = |node: &&NodeRecord| node.role == Role::Manager || autolock.seals.contains_key(&node.id);
+    let sealable = |node: &&NodeRecord| node.may_be_sealed() || autolock.seals.contains_key(&node.id);
     let mut managers: Vec<ManagerSealView> =
         tables.nodes.values().map(|node| &**node).filter(sealable).map(|node| manager(tables, node)).collect();
     managers.sort_by(|a, b| (&a.name, a.node).cmp(&(&b.name, b.node)));

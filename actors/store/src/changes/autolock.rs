@@ -5,7 +5,7 @@
 //!                      refused.
 
 use muster_messages::{
-    Autolock, AutolockChange, AutolockRefusal, FormerKey, Liveness, MAX_FORMER_KEYS, Seal, SealReport, Secret,
+    Autolock, AutolockChange, AutolockRefusal, FormerKey, MAX_FORMER_KEYS, Seal, SealReport, Secret,
 };
 
 use super::*;
@@ -62,18 +62,20 @@ fn retire(autolock: &mut Autolock) {
 }
 
 /// After a recovery from older state, keyrings may be of later versions than this state knows, and ignore it: the key gets a version
-/// that is later than all of them.
+/// that is later than all of them. The oldest former keys give way: `Disable` needs room for one more (BOUND-1).
 pub(crate) fn renew(tables: &mut Tables, stamp: &Stamp<'_>) {
     if tables.autolock.version == Revision(0) {
         return;
     }
     let autolock = &mut tables.autolock;
     let key = autolock.key.clone();
-    if autolock.previous.len() >= MAX_FORMER_KEYS && key.is_some() {
-        autolock.previous.remove(0);
+    if key.is_some() {
+        let excess = (autolock.previous.len() + 2).saturating_sub(MAX_FORMER_KEYS);
+        autolock.previous.drain(..excess);
     }
     retire(autolock);
     (autolock.version, autolock.key) = (stamp.at, key);
+    delete_unneeded(tables);
 }
 
 fn text(autolock: &Autolock) -> Option<String> {
@@ -100,18 +102,15 @@ fn sealed(tables: &mut Tables, stamp: &Stamp<'_>, id: NodeId, seal: Seal) -> Res
     Ok(())
 }
 
-/// A node that is seen as a worker has started without a key (SEAL-4), or never stopped since it was a manager. One that is down may
-/// still need the key of its keyring once.
-pub(super) fn seen(tables: &mut Tables, id: NodeId) {
-    let is_worker = |node: &NodeRecord| node.role == Role::Worker && node.liveness == Liveness::Ready;
-    if tables.nodes.get(&id).is_none_or(|node| is_worker(node)) {
-        tables.autolock.seals.remove(&id);
-        delete_unneeded(tables);
-    }
+/// The node was deleted, or got a worker's certificate: with that it starts without a key (SEAL-4). Its granted role and its liveness
+/// prove neither: it may have been killed before it learned of its demotion, and then needs the key of its keyring once.
+pub(super) fn left(tables: &mut Tables, id: NodeId) {
+    tables.autolock.seals.remove(&id);
+    delete_unneeded(tables);
 }
 
 /// SEAL-9.
-fn delete_unneeded(tables: &mut Tables) {
+pub(super) fn delete_unneeded(tables: &mut Tables) {
     if tables.autolock.previous.is_empty() {
         return;
     }
@@ -120,11 +119,11 @@ fn delete_unneeded(tables: &mut Tables) {
     tables.autolock.previous.retain(is_needed);
 }
 
-/// The nodes whose disk may be sealed, each with the oldest version under which it may be: managers, and former ones that were not seen as
-/// workers yet. A manager reports a version once it is on disk, so it may be under a later one.
+/// The nodes whose disk may be sealed, each with the oldest version under which it may be: managers, and former ones that have no worker's
+/// certificate yet. A manager reports a version once it is on disk, so it may be under a later one.
 pub(crate) fn may_be_sealed(tables: &Tables) -> impl Iterator<Item = (NodeId, Revision)> + '_ {
     let seals = &tables.autolock.seals;
-    let unreported = tables.nodes.values().filter(|node| node.role == Role::Manager && !seals.contains_key(&node.id));
+    let unreported = tables.nodes.values().filter(|node| node.may_be_sealed() && !seals.contains_key(&node.id));
     let reported = seals.iter().map(|(node, report)| (*node, report.seal.version));
     reported.chain(unreported.map(|node| (node.id, Revision(0))))
 }

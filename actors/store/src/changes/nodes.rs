@@ -90,7 +90,8 @@ pub(super) fn grant(tables: &mut Tables, stamp: &Stamp<'_>, id: NodeId, role: Ro
     });
     let (was, is) = (Some(old.to_string()), Some(role.to_string()));
     stamp.log(tables, EventKind::Role, Some(id), was, is);
-    autolock::seen(tables, id);
+    // A manager that never had a certificate, and hence no keyring.
+    autolock::delete_unneeded(tables);
     Ok(())
 }
 
@@ -123,7 +124,7 @@ pub(super) fn delete(tables: &mut Tables, stamp: &Stamp<'_>, id: NodeId) -> Resu
         let was = Some(format!("{} {}", record.role, record.name));
         stamp.log(tables, EventKind::Node, Some(id), was, None);
     }
-    autolock::seen(tables, id);
+    autolock::left(tables, id);
     Ok(())
 }
 
@@ -279,7 +280,6 @@ pub(super) fn set_liveness(
     };
     let (was, is) = (Some(text(old).to_owned()), Some(text(liveness).to_owned()));
     stamp.log_frequent(tables, EventKind::Liveness, Some(id), was, is);
-    autolock::seen(tables, id);
     Ok(())
 }
 
@@ -318,6 +318,9 @@ pub(super) fn certify(
         r.last_not_after = r.last_not_after.max(certificate.not_after);
         r.certificate = Some(certificate.clone());
     });
+    if certificate.role == Role::Worker {
+        autolock::left(tables, id);
+    }
     let text = |c: &CertificateRecord| format!("{} {}", c.role, c.serial);
     let (was, is) = (old.as_ref().map(text), Some(text(certificate)));
     stamp.log(tables, EventKind::Certificate, Some(id), was, is);

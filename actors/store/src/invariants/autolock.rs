@@ -48,11 +48,11 @@ pub(super) fn check_step(before: &Tables, after: &Tables) -> CheckResult {
     Ok(())
 }
 
-/// Whether a node may be sealed as it was before: it has reported nothing since, and was not a worker in between.
+/// Whether a node may be sealed as it was before: it has reported nothing since, and got no worker's certificate.
 fn is_unchanged(before: &Tables, after: &Tables, node: NodeId) -> bool {
     let of = |tables: &Tables| {
         let record = tables.nodes.get(&node)?;
-        Some((tables.autolock.seals.get(&node).copied(), record.role, record.granted))
+        Some((tables.autolock.seals.get(&node).copied(), record.role, record.granted, record.certificate.clone()))
     };
     let (was, is) = (of(before), of(after));
     was.is_some() && was == is

@@ -49,6 +49,28 @@ fn liveness(world: &mut World, n: u8, liveness: Liveness) {
     must(world, Change::SetLiveness { node: id(n), liveness });
 }
 
+fn demote(world: &mut World, n: u8) {
+    must(world, Change::GrantRole { node: id(n), role: Role::Worker });
+}
+
+/// Records a certificate for its granted role.
+fn certify(world: &mut World, n: u8) {
+    let (role, granted) = (world.record(n).role, world.record(n).granted);
+    let certificate = certificate(role, Some(granted), T0.0 + i64::try_from(world.next().0).unwrap());
+    must(world, Change::RecordCertificate { node: id(n), certificate });
+}
+
+/// Node 1 goes on alone.
+fn recovered(world: &mut World) {
+    use muster_store::recovery::{Recovery, next_incarnation, recover};
+    let at = WallTime(T0.0 + HOUR);
+    let incarnation = next_incarnation(world.tables.cluster.as_ref().unwrap(), at);
+    let (addr, reason) = ("10.0.0.1:4400".to_owned(), "a test".to_owned());
+    let recovery = Recovery { node: id(1), admit_as: None, addr, incarnation, at, reason };
+    recover(&mut world.tables, &recovery).unwrap();
+    muster_store::invariants::check(&world.tables).unwrap();
+}
+
 #[test]
 fn unlock_key_changes_only_when_it_is_rotated() {
     let mut world = world();
@@ -128,24 +150,29 @@ fn older_and_unknown_reports_change_nothing() {
     assert!(matches!(world.refused(command([sealed(9, second)])), CommandRefusal::NotFound { .. }));
 }
 
-/// It is down, and its disk is sealed: it needs its key once, to learn that it is a worker.
+/// Its disk is sealed: it needs its key once, to learn that it is a worker.
 #[test]
 fn demoted_manager_that_is_down_keeps_its_key_on_record() {
-    for returns in [true, false] {
+    for (recorded, returns) in [(Liveness::Down, true), (Liveness::Down, false), (Liveness::Ready, true)] {
         let mut world = world();
         let first = must(&mut world, enable("a"));
+        liveness(&mut world, 2, Liveness::Ready);
         for n in [1, 2, 3] {
             must(&mut world, sealed(n, first));
         }
-        liveness(&mut world, 2, Liveness::Down);
+        // `Ready`: it was killed, and the session monitor has not noticed yet.
+        liveness(&mut world, 2, recorded);
+        demote(&mut world, 2);
         let second = must(&mut world, rotate("b"));
-        must(&mut world, Change::GrantRole { node: id(2), role: Role::Worker });
         for n in [1, 3] {
             must(&mut world, sealed(n, second));
         }
-        assert_eq!(former(&world), ["a"]);
+        for again in [Liveness::Down, Liveness::Ready] {
+            liveness(&mut world, 2, again);
+            assert_eq!(former(&world), ["a"], "it has no worker's certificate yet");
+        }
         if returns {
-            liveness(&mut world, 2, Liveness::Ready);
+            certify(&mut world, 2);
         } else {
             must(&mut world, Change::SetDesiredRole { node: id(2), role: Role::Worker });
             must(&mut world, Change::DeleteNode(id(2)));
@@ -159,9 +186,59 @@ fn demoted_manager_that_is_up_needs_no_key() {
     let mut world = world();
     let first = must(&mut world, enable("a"));
     must(&mut world, sealed(2, first));
-    liveness(&mut world, 2, Liveness::Ready);
-    must(&mut world, Change::GrantRole { node: id(2), role: Role::Worker });
+    demote(&mut world, 2);
+    certify(&mut world, 2);
     assert!(world.tables.autolock.seals.is_empty());
+}
+
+/// It may be sealed under any key since it became a manager.
+#[test]
+fn demoted_manager_without_a_report_keeps_the_keys_on_record() {
+    let mut world = world();
+    certify(&mut world, 2);
+    let first = must(&mut world, enable("a"));
+    for n in [1, 3] {
+        must(&mut world, sealed(n, first));
+    }
+    liveness(&mut world, 2, Liveness::Down);
+    demote(&mut world, 2);
+    let second = must(&mut world, rotate("b"));
+    for n in [1, 3] {
+        must(&mut world, sealed(n, second));
+    }
+    assert_eq!(former(&world), ["a"]);
+    certify(&mut world, 2);
+    assert!(former(&world).is_empty());
+}
+
+#[test]
+fn managers_demoted_by_a_recovery_need_no_key_as_workers() {
+    let mut world = world();
+    let first = must(&mut world, enable("a"));
+    for n in [1, 2, 3] {
+        liveness(&mut world, n, Liveness::Ready);
+        must(&mut world, sealed(n, first));
+    }
+    recovered(&mut world);
+    let second = must(&mut world, rotate("b"));
+    must(&mut world, sealed(1, second));
+    assert_eq!(former(&world), ["a", "a"], "managers 2 and 3 may be under either version");
+    for n in [2, 3] {
+        certify(&mut world, n);
+    }
+    assert!(former(&world).is_empty());
+    assert_eq!(world.tables.autolock.seals.keys().copied().collect::<Vec<_>>(), [id(1)]);
+}
+
+/// BOUND-1.
+#[test]
+fn recovery_leaves_room_to_switch_autolock_off() {
+    let mut world = world();
+    must(&mut world, enable("0"));
+    while world.apply(command([rotate("next")])).is_ok() {}
+    recovered(&mut world);
+    must(&mut world, disable());
+    assert_eq!(former(&world).len(), MAX_FORMER_KEYS);
 }
 
 #[test]

@@ -26,7 +26,7 @@ struct Log {
     digests: Vec<u64>,
 }
 
-#[derive(Serialize, Deserialize)]
+#[derive(PartialEq, Serialize, Deserialize)]
 enum Recorded {
     Nothing,
     Command(Vec<u8>),
@@ -97,6 +97,10 @@ fn digests(log: &Log) -> Vec<u64> {
     let several = digests.iter().collect::<std::collections::BTreeSet<_>>().len();
     assert!(several > ENTRIES / DIGEST_EVERY / 2 && tables.events.len() > 20, "{several} states");
     assert!(tables.outcomes.len() > 20 || tables.requests != Requests::default(), "requests are remembered");
+    if log.entries[0] == founding(IDENTITY_LEVEL) {
+        let Autolock { version, seals, .. } = &tables.autolock;
+        assert!(*version > Revision(0) && !seals.is_empty(), "an unlock key, and reports of it");
+    }
     digests
 }
 
