@@ -86,7 +86,7 @@ fn a_managers_disk_shows_no_secrets() {
         all.extend([master, key.to_text().to_string()]);
         assert_eq!(showing(&folder, &all), Vec::<String>::new(), "{name}, with an unlock key");
         let locked = IdentityStore::open(&folder).expect("an identity");
-        assert!(locked.is_locked().expect("readable") && locked.load_credentials().is_err());
+        assert!(locked.holds_sealed().expect("readable") && locked.load_credentials().is_err());
         store.keys().protect(2, None).expect("clear");
         world.node(name).start(&[]).ready();
     }

@@ -104,6 +104,7 @@ impl IdentityStore {
 
     /// The first entry is applied: from now on the replicated state is the only source.
     pub fn finish_founding(&self) -> Result<(), IdentityFault> {
+        let _only_writer = self.writing();
         self.remove(&self.path("founding.json"))
     }
 

@@ -45,7 +45,9 @@ pub use self::issue::{
 pub use self::join_attempt::JoinAttempt;
 pub use self::recovering::{Recovering, sign_for_itself};
 pub use self::rekey::{BadRekey, prove_rekey, verify_rekey};
-pub use self::store::{Ended, IdentityFault, IdentityStore, LocalNode, credentials, own_root_pem, with_bundle};
+pub use self::store::{
+    Ended, IdentityFault, IdentityStore, LeftKeyring, LocalNode, credentials, own_root_pem, with_bundle,
+};
 pub use self::tls::{TlsFault, client_config, server_config, server_config_for, unverified_client_config};
 pub use self::token::{BadToken, JoinToken, digest, new_token_id, new_token_secret, secrets_equal};
 pub use muster_sealing::files::write_atomic;

@@ -8,7 +8,8 @@ use std::path::Path;
 
 use muster_messages::{Role, Secret};
 use muster_sealing::{
-    DataKey, KeyUse, KeyringFault, Keys, KeysStatus, WrongSeal, is_sealed_text, key_of_text, open_text, seal_text,
+    DataKey, KeyId, KeyUse, KeyringFault, Keys, KeysStatus, WrongSeal, is_sealed_text, key_of_text, open_text,
+    seal_text,
 };
 
 use crate::store::IdentityFault;
@@ -78,12 +79,14 @@ impl IdentitySeal {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         if is_sealed_text(FILE, &text) { self.opened(path, FILE, &name, &text) } else { Ok(Secret::new(text)) }
     }
-    /// SEAL-3: no file needs an older key any more.
-    pub fn drop_old_keys(&self) -> Result<(), IdentityFault> {
-        if matches!(self.keys.status(), KeysStatus::Open { .. }) {
-            self.keys.drop_keys(KeyUse::Identity, &[]).map_err(|source| self.fault(source))?;
-        }
-        Ok(())
+    /// The newest key, if the keyring is open.
+    pub fn newest_key(&self) -> Option<KeyId> {
+        self.keys.of(KeyUse::Identity).ok()?.last().map(DataKey::id)
+    }
+    /// SEAL-3: no file needs a key that is older than this one. A newer one may have come meanwhile, and does not count: what was just
+    /// written is not under it.
+    pub fn drop_older_than(&self, oldest: KeyId) -> Result<(), IdentityFault> {
+        self.keys.drop_older_than(KeyUse::Identity, oldest).map_err(|source| self.fault(source))
     }
     /// A keyring with a clear slot, if there is none.
     pub fn ensure(&self) -> Result<(), IdentityFault> {
@@ -95,8 +98,13 @@ impl IdentitySeal {
         Ok(seal_text(&newest.map_err(|source| self.fault(source))?, label, &self.place(name)?, text))
     }
     fn opened(&self, path: &Path, label: &str, name: &str, text: &str) -> Result<Secret, IdentityFault> {
-        let damaged =
-            |why: WrongSeal| IdentityFault::Damaged { path: path.to_owned(), why: why.to_string(), help: HELP_SEALED };
+        let damaged = |why: WrongSeal| match why {
+            WrongSeal::UnknownKey(key) => {
+                let (path, keyring) = (path.to_owned(), self.keys.path().to_owned());
+                IdentityFault::OtherKeyring { path, key, keyring }
+            }
+            why => IdentityFault::Damaged { path: path.to_owned(), why: why.to_string(), help: HELP_SEALED },
+        };
         let opened = open_text(self.all()?, label, &self.place(name)?, text).map_err(damaged)?;
         Ok(Secret::new(opened.as_str()))
     }
@@ -108,7 +116,7 @@ impl IdentitySeal {
         let id = self.keys.id().map_err(|source| self.fault(source))?;
         Ok(format!("{id}/identity/{name}"))
     }
-    fn fault(&self, source: KeyringFault) -> IdentityFault {
+    pub fn fault(&self, source: KeyringFault) -> IdentityFault {
         IdentityFault::Keyring { path: self.keys.path().to_owned(), source }
     }
 }

@@ -13,8 +13,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use muster_messages::protocol::NodeCredentials;
 use muster_messages::wire::Starts;
-use muster_messages::{CertIdentity, Name, RaftId, RefusalReason, Secret, WallTime};
-use muster_sealing::{KEYRING, KeyringFault, Keys, KeysStatus, files};
+use muster_messages::{CertIdentity, Name, RaftId, RefusalReason, Role, Secret, WallTime};
+use muster_sealing::{KEYRING, KeyId, KeyringFault, Keys, KeysStatus, files};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -36,6 +36,12 @@ pub enum IdentityFault {
     Damaged { path: PathBuf, why: String, help: &'static str },
     #[error(transparent)]
     NotPrivate(#[from] NotPrivate),
+    /// The file is undamaged: the keyring is of another node, or an older copy.
+    #[error(
+        "{path} is sealed with key {key}, which is not in {keyring}: that file is another node's or an older copy; put it back from a \
+         backup of this node, or remove the node from the cluster, empty the data directory and join again"
+    )]
+    OtherKeyring { path: PathBuf, key: KeyId, keyring: PathBuf },
     #[error("cannot read what is sealed with the keys in {path}")]
     Keyring { path: PathBuf, source: KeyringFault },
 }
@@ -78,6 +84,16 @@ pub struct Ended {
     pub at: WallTime,
 }
 
+/// What [`IdentityStore::leave_keyring`] did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LeftKeyring {
+    /// It is needed, or there is none.
+    Kept,
+    /// It is beside the former one's place, for data that was set aside.
+    SetAside,
+    Removed,
+}
+
 #[derive(Clone, Debug)]
 pub struct IdentityStore {
     folder: PathBuf,
@@ -102,9 +118,29 @@ impl IdentityStore {
         self.seal.keys()
     }
 
-    /// Whether this node needs the unlock key before it can start: its keyring is locked, and what it needs is sealed.
-    pub fn is_locked(&self) -> Result<bool, IdentityFault> {
-        Ok(matches!(self.keys().status(), KeysStatus::Locked { .. }) && self.holds_sealed()?)
+    /// Ends the use of the keyring on a worker, unless a file in this directory is sealed. `in_use`: data that was set aside is. Then an
+    /// open keyring stays, and a locked one is set aside: a node that is promoted again needs one that it can open.
+    /// Excludes the agent, which may be writing a manager's key: a sealed one would be lost.
+    pub fn leave_keyring(&self, in_use: bool) -> Result<LeftKeyring, IdentityFault> {
+        let _only_writer = self.writing();
+        if self.role_on_disk()? != Some(Role::Worker) || self.holds_sealed()? {
+            return Ok(LeftKeyring::Kept);
+        }
+        let (left, how) = match (in_use, self.keys().status()) {
+            (_, KeysStatus::Absent) | (true, KeysStatus::Open { .. }) => (Ok(()), LeftKeyring::Kept),
+            (true, KeysStatus::Locked { .. }) => (self.keys().set_aside(), LeftKeyring::SetAside),
+            (false, KeysStatus::Open { .. } | KeysStatus::Locked { .. }) => {
+                (self.keys().remove(), LeftKeyring::Removed)
+            }
+        };
+        left.map(|()| how).map_err(|source| self.seal.fault(source))
+    }
+
+    /// By the certificate, which is never sealed.
+    fn role_on_disk(&self) -> Result<Option<Role>, IdentityFault> {
+        let text = self.read(&self.path("credentials.pem"), HELP_CREDENTIALS)?.unwrap_or_default();
+        let identity = split_credentials(&text).ok().and_then(|(_, chain, _)| identity_of_pem(&chain).ok());
+        Ok(identity.and_then(|identity| identity.node()).map(|(_, role)| role))
     }
 
     /// Whether anything in this directory can only be read with the keyring.
@@ -121,6 +157,7 @@ impl IdentityStore {
     /// Afterwards no file needs an older key of the keyring.
     pub fn reseal(&self) -> Result<(), IdentityFault> {
         let _only_writer = self.writing();
+        let newest = self.seal.newest_key();
         if let Some(credentials) = self.load_credentials()? {
             let (_, role) = credentials.identity.node().expect("credentials are a node's");
             let text = self.read(&self.path("credentials.pem"), HELP_CREDENTIALS)?.unwrap_or_default();
@@ -137,7 +174,7 @@ impl IdentityStore {
                 self.write(&path, self.seal.stored_file(file, text.expose())?.as_bytes())?;
             }
         }
-        self.seal.drop_old_keys()
+        newest.map_or(Ok(()), |newest| self.seal.drop_older_than(newest))
     }
 
     /// The credentials on disk, `None` if there are none. Expired ones are returned too: the caller decides.
@@ -283,7 +320,7 @@ impl IdentityStore {
         files::write_atomic(path, content).map_err(|source| IdentityFault::Io { path: path.to_owned(), source })
     }
 
-    fn writing(&self) -> MutexGuard<'_, ()> {
+    pub(crate) fn writing(&self) -> MutexGuard<'_, ()> {
         self.writing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -28,6 +28,12 @@ pub fn remove_durably(path: &Path) -> io::Result<()> {
     path.parent().map_or(Ok(()), sync_folder)
 }
 
+/// Gives a file another name in its folder, durably. A file of that name is replaced.
+pub fn rename_durably(path: &Path, name: &str) -> io::Result<()> {
+    fs::rename(path, path.with_file_name(name))?;
+    path.parent().map_or(Ok(()), sync_folder)
+}
+
 /// Creates a folder that only the owner may enter, with its parents.
 pub fn private_folder(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(path)?;

@@ -309,6 +309,18 @@ impl OpenKeyring {
         self.keys.len() < before
     }
 
+    /// Drops the keys of a use that are older than this one. True: there were some.
+    pub fn drop_older_than(&mut self, for_use: KeyUse, oldest: KeyId) -> bool {
+        let Some(oldest) = self.keys.iter().position(|key| key.id == oldest) else { return false };
+        let older = self.keys.drain(..oldest).collect::<Vec<_>>();
+        let before = older.len();
+        let kept: Vec<DataKey> = older.into_iter().filter(|key| key.for_use != for_use).collect();
+        let dropped = kept.len() < before;
+        self.keys.splice(..0, kept);
+        *self = self.clone().rewrapped();
+        dropped
+    }
+
     /// With slots for the present master key.
     fn sealed(mut self, version: u64, key: Option<&UnlockKey>) -> Self {
         let body = &mut self.stored.body;

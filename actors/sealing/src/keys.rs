@@ -17,6 +17,9 @@ use crate::unlock_key::UnlockKey;
 /// The name of the file in the identity folder.
 pub const KEYRING: &str = "keyring.json";
 
+/// The name of a keyring that only data that was set aside still needs.
+pub const SET_ASIDE: &str = "keyring.set-aside.json";
+
 /// Whether the keys of a node can be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeysStatus {
@@ -115,6 +118,11 @@ impl Keys {
         self.change(|keyring| Ok((keyring.drop_keys(for_use, in_use), ())))
     }
 
+    /// Drops the keys of a use that are older than this one. SEAL-3: the caller has sealed everything with it, or with a newer one.
+    pub fn drop_older_than(&self, for_use: KeyUse, oldest: KeyId) -> Result<(), KeyringFault> {
+        self.change(|keyring| Ok((keyring.drop_older_than(for_use, oldest), ())))
+    }
+
     /// All keys of a use, the newest last. Never empty.
     pub fn of(&self, for_use: KeyUse) -> Result<Vec<DataKey>, KeyringFault> {
         match &*self.state() {
@@ -135,10 +143,27 @@ impl Keys {
 
     /// Deletes the keyring: what it sealed can never be opened again. Absent: no effect.
     pub fn remove(&self) -> Result<(), KeyringFault> {
+        self.end(files::remove_durably)
+    }
+
+    /// Renames the keyring to [`SET_ASIDE`]: what it sealed stays readable with it, and this node can get another one. Absent: no effect.
+    pub fn set_aside(&self) -> Result<(), KeyringFault> {
+        match self.status() {
+            KeysStatus::Absent => Ok(()),
+            KeysStatus::Locked { .. } | KeysStatus::Open { .. } => {
+                self.end(|path| files::rename_durably(path, SET_ASIDE))
+            }
+        }
+    }
+
+    fn end(&self, act: impl FnOnce(&Path) -> std::io::Result<()>) -> Result<(), KeyringFault> {
         let mut state = self.state();
-        files::remove_durably(&self.0.path).map_err(io_fault)?;
-        *state = State::Absent;
-        Ok(())
+        let ended = act(&self.0.path).map_err(io_fault);
+        // The file may be gone although its folder could not be synced: nothing more is sealed with keys that are not on disk (SEAL-2).
+        if ended.is_ok() || self.0.path.try_exists().is_ok_and(|exists| !exists) {
+            *state = State::Absent;
+        }
+        ended
     }
 
     /// Changes a copy, writes it, and only then uses it.

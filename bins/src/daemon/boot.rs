@@ -125,7 +125,10 @@ pub async fn boot(config: &Config, store: &IdentityStore, advertise: &str) -> Re
             ));
         }
     };
-    sealing::settle_worker(config, store, &credentials).map_err(|fault| Exit::new(1, fault.0))?;
+    // What a worker needs is in clear: leftovers of its time as a manager do not stop it.
+    if let Err(fault) = sealing::settle_worker(config, &memory, &credentials) {
+        tracing::warn!(%fault, "cannot clear away what is left of this node's time as a manager");
+    }
     let name: Name = config.name.parse()?;
     memory.update(|node| node.name = Some(name))?;
     if recalled {

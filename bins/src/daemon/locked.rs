@@ -111,9 +111,11 @@ pub fn unlock_now(config: &Config, store: &IdentityStore) -> Result<(), Exit> {
     ))
 }
 
-/// SEAL-4.
+/// SEAL-4. A recovery by force reads a former manager's data, too.
 fn is_locked(config: &Config, keys: &Keys) -> bool {
-    matches!(keys.status(), KeysStatus::Locked { .. }) && own_node(config).is_none_or(|(_, role)| role == Role::Manager)
+    let recovers = config.force_new_cluster || config.print_plan.is_some();
+    matches!(keys.status(), KeysStatus::Locked { .. })
+        && (recovers || own_node(config).is_none_or(|(_, role)| role == Role::Manager))
 }
 
 /// This node by its certificate, which is not sealed. `None`: there is none, or it cannot be read.

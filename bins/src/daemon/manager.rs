@@ -97,7 +97,7 @@ impl Plan<Runs> for ManagerPlan {
                     wipe(&shared)?;
                 }
                 let credentials = shared.credentials.borrow().clone();
-                sealing::settle_worker(&shared.config, shared.memory.store(), &credentials)
+                sealing::settle_worker(&shared.config, &shared.memory, &credentials)
             });
             if let Ok(Err(why)) = wiped.await {
                 tracing::error!(%why, "cannot clear the Raft data of a removed member");

@@ -1,14 +1,16 @@
 //! Sealing of this node's disk, as far as its role decides it. SEAL-4: a worker's secrets are in clear, and a keyring that nothing needs is
 //! deleted.
 
+use muster_agent::NodeMemory;
 use muster_kernel::Fault;
 use muster_messages::Role;
 use muster_messages::protocol::NodeCredentials;
-use muster_pki::IdentityStore;
-use muster_raft_member::disk;
-use muster_sealing::KeysStatus;
+use muster_pki::{IdentityStore, LeftKeyring};
+use muster_raft_member::disk::{self, DirSeal};
+use muster_sealing::{KeysStatus, SET_ASIDE};
 
 use super::config::Config;
+use super::recovery;
 
 /// Seals the identity files of a manager with the newest key. Its Raft data was opened, so that its keyring exists if it is to be sealed.
 /// Failures delay it until the next start of the Raft member: a full disk does not stop a manager.
@@ -19,19 +21,103 @@ pub fn reseal_identity(store: &IdentityStore) {
 }
 
 /// Of a node that may have been demoted: the order is worker certificate, wiped Raft data, keyring, and a crash leaves the rest to the
-/// next start. Data that was set aside needs the keyring until it is deleted. Blocks.
-pub fn settle_worker(config: &Config, store: &IdentityStore, credentials: &NodeCredentials) -> Result<(), Fault> {
+/// next start. Data that was set aside needs the keyring until it is deleted. A locked keyring is set aside with the data that it seals:
+/// a worker is never asked for a key, and gets another keyring if it is promoted. Blocks.
+pub fn settle_worker(config: &Config, memory: &NodeMemory, credentials: &NodeCredentials) -> Result<(), Fault> {
+    let store = memory.store();
     let is_worker = credentials.identity.node().is_some_and(|(_, role)| role == Role::Worker);
-    let status = store.keys().status();
-    if !is_worker || status == KeysStatus::Absent {
-        return Ok(());
+    let raft = config.data_dir.join("raft");
+    match store.keys().status() {
+        _ if !is_worker => return Ok(()),
+        KeysStatus::Absent => return Ok(()),
+        KeysStatus::Open { .. } => store.reseal()?,
+        KeysStatus::Locked { .. } => leave_sealed_data(config, memory)?,
     }
-    if matches!(status, KeysStatus::Open { .. }) {
-        store.reseal()?;
-    }
-    if disk::keys_in_use(&config.data_dir.join("raft"))?.is_empty() && !store.holds_sealed()? {
-        store.keys().remove()?;
-        tracing::info!("deleted the keyring: this node is not a manager");
+    let in_use = !disk::keys_in_use(&raft)?.is_empty();
+    match store.leave_keyring(in_use)? {
+        LeftKeyring::Kept => {}
+        LeftKeyring::Removed => tracing::info!("deleted the keyring: this node is not a manager"),
+        LeftKeyring::SetAside => tracing::warn!(
+            renamed_to = SET_ASIDE,
+            "the keyring is locked, and only Raft data that was set aside needs it"
+        ),
     }
     Ok(())
+}
+
+/// The process was killed between the worker's certificate and the wipe of the Raft data, which cannot be read without the key.
+fn leave_sealed_data(config: &Config, memory: &NodeMemory) -> Result<(), Fault> {
+    let raft = config.data_dir.join("raft");
+    if raft.join("wipe").exists() {
+        disk::wipe(&raft)?;
+    }
+    // A folder without a description holds no data, and must not replace data that was set aside.
+    if let DirSeal::Sealed { .. } = disk::seal_of(&raft, memory.store().keys())? {
+        memory.update(|node| node.held_member_id = None)?;
+        recovery::set_aside(&config.data_dir, recovery::FENCED)?;
+        disk::wipe(&raft)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use muster_kernel::Clock;
+    use muster_messages::{RaftId, Tables};
+    use muster_raft_member::recovery::replace;
+    use muster_sealing::UnlockKey;
+
+    use super::*;
+    use crate::daemon::config::{Args, load};
+
+    /// SEAL-4. A demoted manager was killed after its worker certificate was written, and before its Raft data was wiped.
+    #[test]
+    fn demoted_manager_killed_before_the_wipe_still_starts() {
+        use clap::Parser as _;
+        let dir = tempfile::tempdir().unwrap();
+        let (data, raft) = (dir.path(), dir.path().join("raft"));
+        let args = Args::try_parse_from(["musterd", "--name", "n1", "--data-dir", data.to_str().unwrap()]).unwrap();
+        let config = load(args).unwrap().0;
+        let store = IdentityStore::open(data).unwrap();
+        store.keys().ensure().unwrap();
+        store.keys().protect(3, Some(&UnlockKey::new())).unwrap();
+        replace(&raft, store.keys(), RaftId(1), 1, Tables::default()).unwrap();
+        let worker = worker_credentials();
+        store.save_credentials(&worker).unwrap();
+        drop(store);
+
+        let memory = NodeMemory::new(IdentityStore::open(data).unwrap());
+        memory.update(|node| node.held_member_id = Some(RaftId(1))).unwrap();
+        for _again in 0..2 {
+            settle_worker(&config, &memory, &worker).unwrap();
+            assert!(!raft.exists() && data.join(recovery::FENCED).join("seal.json").exists(), "set aside, not deleted");
+            assert_eq!(disk::state(&raft, memory.store().keys()), disk::DirState::Absent);
+            assert_eq!(memory.load().unwrap().held_member_id, None);
+            assert_eq!(memory.store().keys().status(), KeysStatus::Absent);
+            assert!(data.join("identity").join(SET_ASIDE).exists());
+        }
+        memory.store().keys().ensure().expect("it can be promoted again");
+    }
+
+    fn worker_credentials() -> NodeCredentials {
+        use muster_messages::{ClusterId, FIRST_INCARNATION, NodeId, Revision};
+        use muster_pki::{CsrKey, Issuer, NodeProfile, Root, make_csr, new_key};
+        let cluster = ClusterId::from_entropy(7);
+        let root = Root::create(cluster, Clock.wall()).unwrap();
+        let key = new_key();
+        let profile = NodeProfile {
+            cluster,
+            node: NodeId::from_entropy(1),
+            role: Role::Worker,
+            granted: Some(Revision(1)),
+            incarnation: FIRST_INCARNATION,
+            ips: vec![],
+            lifetime: std::time::Duration::from_secs(86_400),
+            now: Clock.wall(),
+        };
+        let csr = CsrKey::parse(&make_csr(&key).unwrap()).unwrap();
+        let issuer = Issuer::from_pem(&root.cert_pem, &root.key_pem).unwrap();
+        let signed = issuer.sign_node(&profile, &csr).unwrap();
+        muster_pki::credentials(key, signed.cert_pem, root.cert_pem).unwrap()
+    }
 }

@@ -5,8 +5,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use muster_messages::{Role, Secret, WallTime};
-use muster_pki::{IdentityFault, IdentityStore, NODE_LIFETIME};
-use muster_sealing::{KeyUse, KeysStatus, UnlockKey};
+use muster_pki::{IdentityFault, IdentityStore, LeftKeyring, NODE_LIFETIME};
+use muster_sealing::{KeyUse, KeysStatus, SET_ASIDE, UnlockKey};
 
 use crate::fixture::*;
 
@@ -43,17 +43,15 @@ fn key_is_sealed_on_managers_and_clear_on_workers() {
     store.keys().protect(3, Some(&key)).unwrap();
     store.reseal().unwrap();
     let locked = IdentityStore::open(data.path()).unwrap();
-    assert!(locked.is_locked().unwrap());
     let fault = locked.load_credentials().unwrap_err();
     assert!(matches!(fault, IdentityFault::Keyring { .. }), "{fault}");
     locked.keys().unlock(&key).unwrap();
-    assert!(!locked.is_locked().unwrap());
     assert_eq!(locked.load_credentials().unwrap().unwrap().key_pem, manager.key_pem);
     // Demoted: the order is certificate, Raft data, keyring. A crash before the last leaves a keyring that nothing needs.
     store.save_credentials(&worker).unwrap();
     let demoted = IdentityStore::open(data.path()).unwrap();
     assert!(matches!(demoted.keys().status(), KeysStatus::Locked { version: 3 }));
-    assert!(!demoted.is_locked().unwrap() && !demoted.holds_sealed().unwrap());
+    assert!(!demoted.holds_sealed().unwrap());
     assert_eq!(demoted.load_credentials().unwrap().unwrap().key_pem, worker.key_pem);
 }
 
@@ -115,7 +113,7 @@ fn sealed_credentials_need_their_own_keyring() {
     assert!(matches!(load(), Err(IdentityFault::Keyring { .. })), "missing");
     fs::copy(foreign.keys().path(), &keyring).unwrap();
     let fault = load().unwrap_err();
-    assert!(matches!(&fault, IdentityFault::Damaged { why, .. } if why.contains("not in the keyring")), "{fault}");
+    assert!(matches!(&fault, IdentityFault::OtherKeyring { .. }), "another node's is no damage: {fault}");
     fs::write(&keyring, "{").unwrap();
     assert!(matches!(IdentityStore::open(data.path()), Err(IdentityFault::Keyring { .. })), "damaged");
     fs::write(&keyring, whole).unwrap();
@@ -130,4 +128,28 @@ fn sealed_credentials_need_their_own_keyring() {
     assert!(matches!(store.load_founding(), Err(IdentityFault::Damaged { .. })));
     fs::write(&credentials, &before).unwrap();
     assert!(load().unwrap());
+}
+
+/// A keyring leaves a worker, and never a manager: its key may have been sealed meanwhile.
+#[test]
+fn keyring_leaves_workers_only() {
+    let data = tempfile::tempdir().unwrap();
+    let store = IdentityStore::open(data.path()).unwrap();
+    let (cluster, key) = (Cluster::new(1), UnlockKey::new());
+    store.save_credentials(&cluster.node(2, Role::Manager)).unwrap();
+    store.keys().ensure().unwrap();
+    assert_eq!(store.leave_keyring(false).unwrap(), LeftKeyring::Kept, "in clear, and a manager's");
+    let manager = cluster.node(2, Role::Manager);
+    store.save_credentials(&manager).unwrap();
+    assert_eq!(store.leave_keyring(false).unwrap(), LeftKeyring::Kept);
+    assert_eq!(store.load_credentials().unwrap().unwrap().key_pem, manager.key_pem);
+    store.keys().protect(3, Some(&key)).unwrap();
+    store.save_credentials(&cluster.node(2, Role::Worker)).unwrap();
+    assert_eq!(store.leave_keyring(true).unwrap(), LeftKeyring::Kept, "it is open, and can follow a later key");
+    let locked = IdentityStore::open(data.path()).unwrap();
+    assert_eq!(locked.leave_keyring(true).unwrap(), LeftKeyring::SetAside);
+    assert_eq!(locked.keys().status(), KeysStatus::Absent);
+    assert!(data.path().join("identity").join(SET_ASIDE).exists() && !locked.keys().path().exists());
+    locked.keys().ensure().expect("a promoted worker gets another one");
+    assert_eq!(locked.leave_keyring(false).unwrap(), LeftKeyring::Removed);
 }

@@ -183,6 +183,7 @@ pub enum DirSeal {
 
 /// Reads only the description of the seal. A member may run in the directory. Blocks.
 pub fn seal_of(dir: &Path, keys: &Keys) -> Result<DirSeal, LogFault> {
+    reseal::finish_exchange(dir)?;
     let newest = keys.of(KeyUse::Raft).ok().and_then(|keys| keys.last().map(|key| key.id()));
     Ok(match seal::SealHead::of(dir)? {
         Some(head) => DirSeal::Sealed { key: head.key, newest: Some(head.key) == newest },
@@ -203,8 +204,9 @@ pub fn lost(dir: &Path) -> Option<LogFault> {
 
 /// Deletes everything in a directory in which no member runs. Blocks. If interrupted, the next open completes it.
 pub fn wipe(dir: &Path) -> Result<(), LogFault> {
+    reseal::finish_exchange(dir)?;
     if !dir.exists() {
-        return Ok(());
+        return reseal::remove_leftovers(dir).map(drop);
     }
     let _lock = files::Lock::take(dir)?;
     files::mark_for_wipe(dir)?;

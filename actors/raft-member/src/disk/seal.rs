@@ -222,7 +222,15 @@ pub(super) fn no_key(file: &Path, fault: &KeyringFault) -> LogFault {
 /// The keys that directories beside this one are sealed with: those that are kept for a while, too.
 pub(crate) fn keys_in_use(dir: &Path) -> Result<Vec<KeyId>, LogFault> {
     let parent = dir.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let listing = fs::read_dir(parent).map_err(|e| LogFault::io(parent, e))?;
-    let folders = listing.flatten().map(|entry| entry.path()).filter(|path| path.join(FILE).exists());
-    folders.filter_map(|folder| SealHead::of(&folder).transpose()).map(|head| head.map(|head| head.key)).collect()
+    let io = |e| LogFault::io(parent, e);
+    let name = dir.file_name().unwrap_or_default().to_string_lossy();
+    let mut keys = Vec::new();
+    for entry in fs::read_dir(parent).map_err(io)? {
+        let path = entry.map_err(io)?.path();
+        let is_ours = path.file_name().is_some_and(|found| found.to_string_lossy().starts_with(&*name));
+        if is_ours && path.is_dir() {
+            keys.extend(SealHead::of(&path)?.map(|head| head.key));
+        }
+    }
+    Ok(keys)
 }
