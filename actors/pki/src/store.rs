@@ -36,7 +36,7 @@ pub enum IdentityFault {
     Damaged { path: PathBuf, why: String, help: &'static str },
     #[error(transparent)]
     NotPrivate(#[from] NotPrivate),
-    /// The file is undamaged: the keyring is of another node, or an older copy.
+    /// Most likely the keyring is another node's, or an older copy. A changed key id in the file looks the same.
     #[error(
         "{path} is sealed with key {key}, which is not in {keyring}: that file is another node's or an older copy; put it back from a \
          backup of this node, or remove the node from the cluster, empty the data directory and join again"

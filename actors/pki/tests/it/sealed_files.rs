@@ -120,7 +120,9 @@ fn sealed_credentials_need_their_own_keyring() {
     // The sealed key in another file, and with a changed character.
     let block: String =
         before.lines().take_while(|line| !line.contains("CERTIFICATE")).map(|line| format!("{line}\n")).collect();
-    let changed = block.replacen(char::is_lowercase, "Q", 3);
+    // Behind the key id, which is in its first characters.
+    let (head, rest) = block.split_at(block.len() / 2);
+    let changed = format!("{head}{}", rest.replacen(char::is_lowercase, "Q", 3));
     fs::write(&credentials, before.replace(&block, &changed)).unwrap();
     assert!(matches!(load(), Err(IdentityFault::Damaged { .. })));
     let moved = block.replace("SEALED PRIVATE KEY", "SEALED FILE");
