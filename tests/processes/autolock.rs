@@ -4,8 +4,10 @@ use std::io::Read;
 use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
 
+use muster_local_cluster::ProcessId;
 use muster_messages::Liveness;
 use muster_sealing::UnlockKey;
+use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::harness::{World, eventually, eventually_so};
@@ -182,6 +184,93 @@ fn manager_that_missed_rotations_needs_its_old_key() {
     assert_eq!(world.muster_at("n3", &["unlock", "--key-file", &old]).ended(6).error_code(), "bad_unlock_key");
     world.muster_at("n3", &["unlock", "--key-file", &text]).ended(0);
     world.node("n3").ready();
+}
+
+/// Log rotation signals every daemon with an audit log, a locked one too.
+#[test]
+fn locked_daemon_with_an_audit_log_outlives_sighup() {
+    let mut world = World::with_settings("[audit]\nfile = \"audit.log\"\n", 1, 0);
+    let key = file(&world, "key", key_of(&switched_on(&world)));
+    restarted_locked(&mut world, "n1", &[]);
+    world.node("n1").signal(Signal::HUP);
+    // Its default action would have ended the process before the next request.
+    world.muster_at("n1", &["unlock", "--key-file", &key]).ended(0);
+    world.node("n1").ready();
+    let log = world.node("n1").folder.join("audit.log");
+    std::fs::rename(&log, world.folder().join("audit.old")).expect("it is there");
+    world.node("n1").signal(Signal::HUP);
+    eventually_so("the log is reopened", || log.exists());
+}
+
+/// No process of an unlock command outlives its attempt, or its daemon.
+#[test]
+fn unlock_command_that_hangs_leaves_no_process() {
+    let mut world = World::new();
+    let (script, pids) = (world.folder().join("unlock.sh"), world.folder().join("pids"));
+    let text = format!(
+        "#!/bin/sh\n[ -e '{key}' ] && exec cat '{key}'\nsleep 3600 & one=$!\nsetsid sleep 3600 & two=$!\n\
+         echo $$ $one $two >> '{pids}'\nwait\n",
+        key = world.folder().join("key").display(),
+        pids = pids.display()
+    );
+    std::fs::write(&script, text).expect("the world's folder is writable");
+    world.settings += &format!("[unlock]\ncommand = [\"/bin/sh\", {script:?}]\n");
+    world.node("n1").start(&["--init"]).ready();
+    let on = switched_on(&world);
+
+    let started = |attempt: usize| {
+        eventually("the command runs", || {
+            let text = std::fs::read_to_string(&pids).unwrap_or_default();
+            let numbers = text.lines().nth(attempt)?.split_whitespace().flat_map(str::parse);
+            let ids: Vec<ProcessId> = numbers.filter_map(ProcessId::of).collect();
+            (ids.len() == 3).then_some(ids)
+        })
+    };
+    let are_gone = |ids: &[ProcessId]| eventually_so("all its processes are gone", || ids.iter().all(|id| !id.is_alive()));
+    restarted_locked(&mut world, "n1", &[]);
+    let first = started(0);
+    world.node("n1").stop();
+    are_gone(&first);
+
+    restarted_locked(&mut world, "n1", &[]);
+    let second = started(1);
+    eventually_so("its time is over", || {
+        let why = is_locked(&world, "n1")["unattended"].as_str().unwrap_or_default().to_owned();
+        why.contains("not ended within 10 s")
+    });
+    are_gone(&second);
+    // Later it has the key.
+    file(&world, "key", key_of(&on));
+    world.node("n1").ready();
+}
+
+/// A key file that hangs hides neither the locked daemon nor the other ways to unlock it.
+#[test]
+fn key_file_that_hangs_does_not_hide_a_locked_daemon() {
+    let mut world = World::with(1, 0);
+    let on = switched_on(&world);
+    let fifo = world.folder().join("fifo");
+    mkfifo(&fifo);
+    let flags = ["--unlock-key-file", fifo.to_str().expect("a path")];
+    restarted_locked(&mut world, "n1", &flags);
+    eventually_so("the status names the file", || {
+        let why = is_locked(&world, "n1")["unattended"].as_str().unwrap_or_default().to_owned();
+        why.contains("fifo") && why.contains("not read yet")
+    });
+    let key = file(&world, "key", key_of(&on));
+    world.muster_at("n1", &["unlock", "--key-file", &key]).ended(0);
+    world.node("n1").ready();
+    // The thread that reads does not delay the end.
+    world.node("n1").stop();
+    // A writer that comes late is in time.
+    restarted_locked(&mut world, "n1", &flags);
+    std::fs::write(&fifo, key_of(&on)).expect("it is read");
+    world.node("n1").ready();
+}
+
+fn mkfifo(path: &std::path::Path) {
+    let made = std::process::Command::new("mkfifo").arg(path).status().expect("coreutils are there");
+    assert!(made.success());
 }
 
 /// All managers stop: a majority has to be unlocked.

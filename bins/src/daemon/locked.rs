@@ -26,8 +26,7 @@ use tokio::net::TcpListener;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::AbortHandle;
 
-use self::means::Attempt;
-pub use self::means::Means;
+use self::means::{Attempt, Means, Source};
 use super::boot::{Exit, say};
 use super::config::Config;
 use super::metrics;
@@ -35,6 +34,10 @@ use crate::unlock_text::GivenKey;
 
 /// The time between two attempts without a person. A key service that is down is asked again in time; a wrong key costs little.
 const RETRY_PAUSE: Duration = Duration::from_secs(10);
+/// How long a file may take before the socket shows a locked daemon. One that hangs must not hide it.
+const FIRST_READ_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long a file may take before the next means is tried.
+const READ_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long the client that has unlocked may take to read its answer. Later it sees a closed connection, and asks for the status.
 const ANSWER_GRACE: Duration = Duration::from_millis(200);
 
@@ -60,9 +63,10 @@ pub async fn wait_for_key(
         return Ok(unlocked(None));
     }
     let waiting = Arc::new(Waiting::new(config, store.keys().clone()));
+    let mut sources: Vec<Source> = means.into_iter().map(Source::new).collect();
     // Before the socket shows a locked daemon: most starts end here.
-    for means in means.iter().filter(|means| !means.takes_time()) {
-        waiting.attempt(means).await;
+    for source in sources.iter_mut().filter(|source| !source.means().takes_time()) {
+        waiting.attempt(source, FIRST_READ_TIMEOUT).await;
     }
     if waiting.is_over() {
         return Ok(unlocked(None));
@@ -76,11 +80,7 @@ pub async fn wait_for_key(
         "locked: this manager needs version {version} of the cluster's unlock key: `muster unlock --socket {}`",
         config.socket.display()
     ));
-    tokio::select! {
-        () = waiting.over() => {}
-        () = waiting.attempt_forever(&means) => {}
-        () = close_connections(listener) => {}
-    }
+    waiting.wait(&mut sources, listener, &serving.root).await?;
     tracing::info!(%version, "unlocked");
     tokio::time::sleep(ANSWER_GRACE).await;
     serving.stop().await;
@@ -133,6 +133,8 @@ struct Waiting {
     since: Option<WallTime>,
     /// Why the last attempt without a person failed.
     unattended: Mutex<Option<String>>,
+    /// The key that opened them: whoever repeats it after a lost answer is told the same.
+    opened_with: Mutex<Option<UnlockKey>>,
     opened: Notify,
 }
 
@@ -146,7 +148,7 @@ impl Waiting {
         let since = since.and_then(|at| at.duration_since(std::time::UNIX_EPOCH).ok());
         let since = since.and_then(|at| i64::try_from(at.as_millis()).ok()).map(WallTime);
         let node = own_node(config).map(|(node, _)| node);
-        Self { keys, version, node, since, unattended: Mutex::default(), opened: Notify::new() }
+        Self { keys, version, node, since, unattended: Mutex::default(), opened_with: Mutex::default(), opened: Notify::new() }
     }
 
     fn is_over(&self) -> bool {
@@ -163,24 +165,40 @@ impl Waiting {
         }
     }
 
-    async fn attempt_forever(&self, means: &[Means]) {
-        if means.is_empty() {
+    /// Until the keys are open. Fails if that would be without the admin socket: a restart by the service manager serves it again.
+    async fn wait(&self, sources: &mut [Source], listener: &TcpListener, serving: &Supervisor) -> Result<(), Exit> {
+        tokio::select! {
+            biased;
+            () = self.over() => Ok(()),
+            () = self.attempt_forever(sources) => Ok(()),
+            () = close_connections(listener) => Ok(()),
+            () = serving.ended() => {
+                Err(Exit::new(1, "the root supervisor of the locked daemon gave up; the log says why its admin socket kept failing"))
+            }
+        }
+    }
+
+    async fn attempt_forever(&self, sources: &mut [Source]) {
+        if sources.is_empty() {
             return std::future::pending().await;
         }
         loop {
-            for means in means {
-                self.attempt(means).await;
+            for source in sources.iter_mut() {
+                self.attempt(source, READ_TIMEOUT).await;
                 if self.is_over() {
                     return;
                 }
             }
-            tokio::time::sleep(RETRY_PAUSE).await;
+            // A read that hangs was waited for, and the next attempt continues with it.
+            if !sources.iter().any(Source::is_running) {
+                tokio::time::sleep(RETRY_PAUSE).await;
+            }
         }
     }
 
-    async fn attempt(&self, means: &Means) {
-        let text = means.read().await;
-        self.take(means, text);
+    async fn attempt(&self, source: &mut Source, limit: Duration) {
+        let text = source.attempt(limit).await;
+        self.take(source.means(), text);
     }
 
     /// Tries what the means gave.
@@ -189,6 +207,10 @@ impl Waiting {
             Ok(given) => self.open(&given.key, given.version).err().map(|error| error.message),
             Err(why) => Some(why),
         };
+        // Another way was faster: that is no failure of this one.
+        if self.is_over() {
+            return;
+        }
         let Some(why) = failed else { return };
         let why = format!("{means}: {why}");
         let mut shown = self.unattended.lock().unwrap_or_else(PoisonError::into_inner);
@@ -202,11 +224,14 @@ impl Waiting {
     fn open(&self, key: &UnlockKey, version: Option<Revision>) -> Result<(), ErrorBody> {
         let needs = self.version;
         let details = serde_json::json!({"version": needs, "since": self.since});
+        let mut opened_with = self.opened_with.lock().unwrap_or_else(PoisonError::into_inner);
         match self.keys.unlock(key) {
             Ok(()) => {
+                *opened_with = Some(key.clone());
                 self.opened.notify_waiters();
                 Ok(())
             }
+            Err(UnlockRefusal::NotLocked) if opened_with.as_ref() == Some(key) => Ok(()),
             Err(UnlockRefusal::WrongKey { .. }) if version.is_some_and(|given| given > needs) => {
                 let text = format!(
                     "this daemon was sealed before the key of version {} was made: it needs version {needs} once \

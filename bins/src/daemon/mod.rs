@@ -91,17 +91,17 @@ async fn run(config: Config) -> Result<(), Exit> {
     muster_api::AdminSocket::check(&config.socket).map_err(|e| Exit::new(2, e.to_string()))?;
     raise_file_limit();
     let _lock = DirLock::take(&config.data_dir).map_err(|e| Exit::new(1, e.to_string()))?;
-    let audit = config.settings.audit.file.clone();
+    // Without a log SIGHUP keeps its meaning: closing a terminal ends the processes in it. With one it must not end a daemon that
+    // is starting, least of all a locked one, which may wait for days: the file is opened only after that.
+    let mut hangup = match writes_a_file(&config.settings.audit.file) {
+        true => Some(signal(SignalKind::hangup())?),
+        false => None,
+    };
     let starting = Node::start(config);
     let node = tokio::select! {
         started = starting => started?,
         _ = terminate.recv() => return Ok(()),
         _ = interrupt.recv() => return Ok(()),
-    };
-    // Without a log SIGHUP keeps its meaning: closing a terminal ends the processes in it.
-    let mut hangup = match writes_a_file(&audit) {
-        true => Some(signal(SignalKind::hangup())?),
-        false => None,
     };
     let ended = tokio::select! {
         () = reopen_on_hangup(&node, hangup.as_mut()) => Ok(()),

@@ -160,7 +160,8 @@ pub(super) async fn run(cli: Cli) -> Outcome<u8> {
 async fn status(ctx: &mut Context, FreshArg { fresh }: FreshArg) -> Outcome<u8> {
     let text = ctx.client.call(Request::Status { fresh }).await?;
     if let Ok(locked) = parse::<LockedView>(&text) {
-        ctx.out.document(&text, || "locked".to_owned(), || render::locked(&locked));
+        let word = if locked.locked { "locked" } else { "unlocked" };
+        ctx.out.document(&text, || word.to_owned(), || render::locked(&locked));
         return Ok(0);
     }
     if ctx.out.is_json() || ctx.out.quiet {

@@ -52,6 +52,9 @@ pub fn autolock(view: &AutolockView) -> String {
 
 /// `muster status` of a locked daemon.
 pub fn locked(view: &LockedView) -> String {
+    if !view.locked {
+        return format!("unlocked with version {} of the cluster's unlock key; the daemon starts\n", view.version);
+    }
     let mut text = format!(
         "locked: the daemon needs version {} of the cluster's unlock key, under which it was sealed at {}\n\
          `muster unlock` asks for it; on another manager `muster autolock key --version {}` prints it\n",
@@ -100,5 +103,8 @@ mod tests {
         };
         let text = locked(&view);
         assert!(text.contains("muster autolock key --version 418") && text.lines().count() == 3, "{text}");
+        // It answers for a moment after it was unlocked.
+        let text = locked(&LockedView { locked: false, ..view });
+        assert!(text.starts_with("unlocked with version 418") && text.lines().count() == 1, "{text}");
     }
 }

@@ -1,23 +1,37 @@
 //! Ways to get the unlock key without a person, in the order in which they are tried.
 
+use std::ffi::OsString;
 use std::fmt;
-use std::io::Read as _;
-use std::path::PathBuf;
-use std::process::Stdio;
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use muster_elector::{BootTime, Hold, Timekeeper as _};
 use muster_messages::AutoUnlock;
 use tokio::io::AsyncReadExt as _;
-use tokio::process::Command;
+use tokio::net::unix::pipe;
+use tokio::task::JoinHandle;
 use zeroize::Zeroizing;
 
 use crate::daemon::config::Config;
+use crate::guard::{Exit, Guarded, Launch, News, Report, Streams};
 use crate::unlock_text::MAX_KEY_TEXT_BYTES;
 
-/// How long the command may take.
+/// How long the command may take before it is asked to end.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(10);
+/// The time between TERM and KILL: nothing is lost with it but an attempt.
+const KILL_AFTER: Duration = Duration::from_secs(1);
+/// How long the end of the output may take to arrive after all processes have ended.
+const OUTPUT_END_TIMEOUT: Duration = Duration::from_secs(1);
+/// A shell's exit statuses for a command that cannot be run, and for one that is not found.
+const NOT_RUNNABLE: u8 = 126;
+const NOT_FOUND: u8 = 127;
 /// The name of the credential in the folder that systemd names.
 const CREDENTIAL: &str = "muster-unlock";
+/// Why a file gave nothing so far.
+const HANGS: &str = "it is not read yet: it is a pipe to which nothing is written, or its file system hangs";
 
 /// What a means gave, or why it gave nothing.
 pub type Attempt = Result<Zeroizing<String>, String>;
@@ -68,10 +82,9 @@ impl Means {
         matches!(self, Means::Command(_))
     }
 
-    pub async fn read(&self) -> Attempt {
+    async fn read(self) -> Attempt {
         match self {
             Means::File(file) | Means::Credential(file) => {
-                let file = file.clone();
                 let read = tokio::task::spawn_blocking(move || read_file(&file)).await;
                 read.unwrap_or_else(|ended| Err(ended.to_string()))
             }
@@ -85,33 +98,128 @@ impl Means {
             Means::File(file) | Means::Credential(file) => Some(read_file(file)),
             Means::Command(_) => {
                 let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().ok()?;
-                Some(runtime.block_on(self.read()))
+                Some(runtime.block_on(self.clone().read()))
             }
         }
     }
 }
 
-fn read_file(file: &PathBuf) -> Attempt {
+/// A means, and its attempt that has not ended yet. There is one at a time: a file that hangs holds one thread, however often it is
+/// tried, and a command is collected even if its result is not wanted any more.
+pub struct Source {
+    means: Means,
+    running: Option<JoinHandle<Attempt>>,
+}
+
+impl Source {
+    pub fn new(means: Means) -> Self {
+        Self { means, running: None }
+    }
+
+    pub fn means(&self) -> &Means {
+        &self.means
+    }
+
+    /// Whether an attempt has not ended yet.
+    pub fn is_running(&self) -> bool {
+        self.running.is_some()
+    }
+
+    /// What this means gives. A file that takes longer than `limit` is read on, and the next call gets its text. A command has its own
+    /// limit.
+    pub async fn attempt(&mut self, limit: Duration) -> Attempt {
+        let running = self.running.get_or_insert_with(|| tokio::spawn(self.means.clone().read()));
+        let ended = match self.means {
+            Means::Command(_) => running.await,
+            Means::File(_) | Means::Credential(_) => match tokio::time::timeout(limit, running).await {
+                Ok(ended) => ended,
+                Err(_) => return Err(HANGS.to_owned()),
+            },
+        };
+        self.running = None;
+        ended.unwrap_or_else(|ended| Err(ended.to_string()))
+    }
+}
+
+fn read_file(file: &Path) -> Attempt {
     let mut text = Zeroizing::new(String::new());
-    let read = std::fs::File::open(file).and_then(|file| file.take(MAX_KEY_TEXT_BYTES).read_to_string(&mut text));
+    let read = File::open(file).and_then(|file| file.take(MAX_KEY_TEXT_BYTES).read_to_string(&mut text));
     read.map_err(|error| error.to_string())?;
     Ok(text)
 }
 
-/// Its standard error goes to the daemon's.
-async fn output_of(command: &[String]) -> Attempt {
-    let [program, args @ ..] = command else { return Err("it is empty".to_owned()) };
-    let child = Command::new(program).args(args).stdin(Stdio::null()).stdout(Stdio::piped()).kill_on_drop(true).spawn();
-    let mut child = child.map_err(|error| format!("cannot be started: {error}"))?;
-    let stdout = child.stdout.take();
-    let ended = async move {
-        let mut text = Zeroizing::new(String::new());
-        if let Some(stdout) = stdout {
-            stdout.take(MAX_KEY_TEXT_BYTES).read_to_string(&mut text).await.map_err(|error| error.to_string())?;
+/// Its standard error goes to the daemon's. It runs under a guardian, as the commands of reconcilers do: none of its processes outlives
+/// the attempt, or this daemon.
+async fn output_of(command: Vec<String>) -> Attempt {
+    let (mut guarded, output) = start(command).map_err(|error| format!("it cannot be started: {error}"))?;
+    let text = tokio::spawn(text_of(output));
+    let step_down_at = BootTime.now() + COMMAND_TIMEOUT;
+    guarded.until(Hold { step_down_at, over_at: step_down_at + KILL_AFTER }).await;
+    let (mut ended, mut late) = (None, false);
+    while let Some(news) = guarded.next().await {
+        match news {
+            News::Started { .. } => {}
+            News::Report(Report::Ended(exit)) => ended = Some(exit),
+            News::Report(Report::Lapsed) => late = true,
         }
-        let status = child.wait().await.map_err(|error| error.to_string())?;
-        if status.success() { Ok(text) } else { Err(format!("it failed: {status}")) }
-    };
-    let late = |_| format!("it has not ended within {} s", COMMAND_TIMEOUT.as_secs());
-    tokio::time::timeout(COMMAND_TIMEOUT, ended).await.map_err(late)?
+    }
+    // It waits for a process that has closed its connection.
+    let collected = tokio::task::spawn_blocking(move || guarded.collect()).await;
+    if !matches!(collected, Ok(Ok(()))) {
+        tracing::warn!(?collected, "cannot reap the supervisor process of the unlock command");
+    }
+    match ended {
+        _ if late => Err(format!("it has not ended within {} s", COMMAND_TIMEOUT.as_secs())),
+        Some(Exit::Code(0)) => {
+            let text = tokio::time::timeout(OUTPUT_END_TIMEOUT, text).await;
+            text.map_err(|_| "its output has no end".to_owned())?.map_err(|ended| ended.to_string())?
+        }
+        Some(Exit::Code(NOT_FOUND)) => Err(format!("it failed with exit status {NOT_FOUND}: not found")),
+        Some(Exit::Code(NOT_RUNNABLE)) => Err(format!("it failed with exit status {NOT_RUNNABLE}: it cannot be run")),
+        Some(Exit::Code(status)) => Err(format!("it failed with exit status {status}")),
+        Some(Exit::Signal(number)) => Err(format!("it was ended by signal {number}")),
+        None => Err("the process that watches it was killed".to_owned()),
+    }
+}
+
+fn start(command: Vec<String>) -> io::Result<(Guarded, pipe::Receiver)> {
+    let launch = Launch::new(command.into_iter().map(OsString::from).collect(), Vec::new());
+    let (ours, theirs) = io::pipe()?;
+    let input = OwnedFd::from(File::open("/dev/null")?);
+    let errors = io::stderr().as_fd().try_clone_to_owned()?;
+    let guarded = Guarded::start_with_keeper(&launch, Streams { input, output: OwnedFd::from(theirs), errors })?;
+    Ok((guarded, pipe::Receiver::from_owned_fd(OwnedFd::from(ours))?))
+}
+
+async fn text_of(output: pipe::Receiver) -> Attempt {
+    let mut text = Zeroizing::new(String::new());
+    let read = output.take(MAX_KEY_TEXT_BYTES).read_to_string(&mut text).await;
+    read.map_err(|error| error.to_string())?;
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Three attempts with a pipe to which nothing is written are one read, and a key that arrives later is not lost.
+    #[tokio::test]
+    async fn file_that_hangs_is_read_once_at_a_time() {
+        use rustix::fs::{CWD, FileType, Mode, mknodat};
+        let dir = tempfile::tempdir().unwrap();
+        let fifo = dir.path().join("fifo");
+        mknodat(CWD, &fifo, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        let mut source = Source::new(Means::File(fifo.clone()));
+        let mut reads = Vec::new();
+        for _again in 0..3 {
+            let why = source.attempt(Duration::from_millis(1)).await.unwrap_err();
+            assert!(why.contains("hangs") && source.is_running(), "{why}");
+            reads.extend(source.running.as_ref().map(JoinHandle::id));
+        }
+        // First: a thread that reads would delay the end of a failed test.
+        std::fs::write(&fifo, "a key").unwrap();
+        assert!(reads.len() == 3 && reads.iter().all(|read| *read == reads[0]), "{reads:?}");
+        assert_eq!(*source.attempt(Duration::from_secs(600)).await.unwrap(), "a key");
+        assert!(!source.is_running());
+    }
 }

@@ -49,7 +49,8 @@ fn wrong_keys_are_refused_by_kind_and_change_nothing() {
     assert!(waiting.status().locked);
     waiting.unlock(&text(&key), Some(Revision(9))).expect("the right key, whatever its caller calls it");
     assert!(!waiting.status().locked);
-    assert_eq!(refused(&text(&key), None).code, ErrorCode::NotLocked);
+    assert!(waiting.unlock(&text(&key), None).unwrap().unlocked, "repeated after a lost answer");
+    assert_eq!(refused(&other, None).code, ErrorCode::NotLocked);
     assert_eq!(files(dir.path()), before);
 }
 
@@ -61,27 +62,33 @@ async fn unattended_means_are_tried_in_their_order() {
     std::fs::write(&right, key.to_text().as_bytes()).unwrap();
     let waiting = waiting(dir.path());
     let why = || waiting.status().unattended.unwrap();
-    for (means, reason) in [
-        (Means::File(dir.path().join("nowhere")), "No such file"),
-        (Means::File(wrong), "opens nothing here"),
-        (Means::Command(vec!["false".to_owned()]), "it failed"),
-        (Means::Command(vec!["echo".to_owned(), "MSTR".to_owned()]), "not an unlock key"),
-        (Means::Command(vec!["/no/such/program".to_owned()]), "cannot be started"),
-    ] {
-        waiting.attempt(&means).await;
+    for (means, reason) in
+        [(Means::File(dir.path().join("nowhere")), "No such file"), (Means::File(wrong.clone()), "opens nothing here")]
+    {
+        waiting.attempt(&mut Source::new(means), READ_TIMEOUT).await;
         assert!(waiting.status().locked && why().contains(reason), "{}", why());
     }
-    waiting.attempt(&Means::Command(vec!["cat".to_owned(), right.display().to_string()])).await;
+    waiting.attempt(&mut Source::new(Means::Credential(right)), READ_TIMEOUT).await;
     assert!(!waiting.status().locked);
+    // One that was under way meanwhile has not failed.
+    let before = waiting.status().unattended;
+    waiting.attempt(&mut Source::new(Means::Credential(wrong)), READ_TIMEOUT).await;
+    assert_eq!(waiting.status().unattended, before);
 }
 
-#[tokio::test(start_paused = true)]
-async fn slow_commands_are_stopped() {
+/// Without its socket only a restart helps.
+#[tokio::test]
+async fn locked_daemon_without_a_socket_ends() {
+    use muster_kernel::Fault;
     let (dir, _) = sealed();
-    let waiting = waiting(dir.path());
-    waiting.attempt(&Means::Command(vec!["sleep".to_owned(), "3600".to_owned()])).await;
-    let why = waiting.status().unattended.unwrap();
-    assert!(why.contains("not ended within 10 s"), "{why}");
+    let (waiting, listener) = (waiting(dir.path()), TcpListener::bind("127.0.0.1:0").await.unwrap());
+    let intensity = Intensity { max: 0, window: Duration::from_secs(60) };
+    let serving = Supervisor::root("node", Tree::new(), intensity).await.unwrap();
+    let failing = || Err::<ApiShell, _>(Fault("no files are left".to_owned()));
+    serving.children().start(Spec::actor("api", Address::new(1), failing));
+    let waited = tokio::time::timeout(Duration::from_secs(60), waiting.wait(&mut [], &listener, &serving)).await;
+    let exit = waited.expect("it does not wait for ever").unwrap_err();
+    assert!(exit.status == 1 && exit.sentence.contains("admin socket"), "{exit:?}");
 }
 
 #[tokio::test]
