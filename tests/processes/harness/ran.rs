@@ -140,6 +140,11 @@ impl ForegroundMuster {
         }
     }
 
+    /// What was read so far.
+    pub fn seen(&self) -> &str {
+        &self.seen
+    }
+
     pub fn signal(&self, signal: Signal) {
         self.id.signal(signal);
     }

@@ -7,7 +7,6 @@ use std::time::Instant;
 use muster_client::{Failure, Outcome, parse};
 use muster_messages::wire::Request;
 use muster_messages::{AutolockOffView, AutolockView, ErrorCode, Revision, UnlockKeyView, UnlockedView};
-use serde_json::{Map, Value};
 
 use super::Context;
 use crate::cli::args::{AutolockCommand, SealWait, UnlockArgs};
@@ -33,24 +32,21 @@ pub async fn run(ctx: &mut Context, command: AutolockCommand) -> Outcome<u8> {
     }
 }
 
-/// Prints the key also if the managers do not follow in time: it is in force.
+/// The key is printed before the wait: it is in force, and a command that is interrupted while it waits must not hide it. What the wait
+/// finds is in the exit status, so that a script still gets one document.
 async fn change(ctx: &mut Context, request: Request, SealWait { wait }: SealWait) -> Outcome<u8> {
     let until = wait.map(|wait| Instant::now() + wait);
     let rotates = request == Request::AutolockRotate;
-    let mut answer: Map<String, Value> = parse(&ctx.client.call(request).await?)?;
-    let view: UnlockKeyView = serde_json::from_value(Value::Object(answer.clone())).map_err(Failure::internal)?;
-    let waited = settle(ctx, view.version, until, &mut answer).await;
-    let text = serde_json::to_string(&answer).map_err(Failure::internal)?;
+    let text = ctx.client.call(request).await?;
+    let view: UnlockKeyView = parse(&text)?;
     ctx.out.document(&text, || printable(&view.key), || sentences(&view, rotates));
-    waited.map(|()| 0)
+    settle(ctx, view.version, until, "every manager that is ready has sealed its keyring with it").await
 }
 
 async fn off(ctx: &mut Context, SealWait { wait }: SealWait) -> Outcome<u8> {
     let until = wait.map(|wait| Instant::now() + wait);
-    let mut answer: Map<String, Value> = parse(&ctx.client.call(Request::AutolockOff).await?)?;
-    let view: AutolockOffView = serde_json::from_value(Value::Object(answer.clone())).map_err(Failure::internal)?;
-    let waited = settle(ctx, view.version, until, &mut answer).await;
-    let text = serde_json::to_string(&answer).map_err(Failure::internal)?;
+    let text = ctx.client.call(Request::AutolockOff).await?;
+    let view: AutolockOffView = parse(&text)?;
     let sentence = match view.changed {
         true => {
             "autolock is off: managers start without a key. One that is down needs its key once more: `muster autolock status`"
@@ -58,20 +54,17 @@ async fn off(ctx: &mut Context, SealWait { wait }: SealWait) -> Outcome<u8> {
         false => "autolock is off already",
     };
     ctx.out.document(&text, String::new, || sentence.to_owned());
-    waited.map(|()| 0)
+    settle(ctx, view.version, until, "every manager that is ready starts without a key").await
 }
 
-async fn settle(
-    ctx: &mut Context,
-    version: Revision,
-    until: Option<Instant>,
-    answer: &mut Map<String, Value>,
-) -> Outcome {
-    let Some(until) = until.filter(|_| version > Revision(0)) else { return Ok(()) };
-    let out = ctx.out;
-    let waited = wait_for_seals(&mut ctx.client, version, until, |reason| out.note(reason)).await;
-    answer.insert("settled".to_owned(), waited.is_ok().into());
-    waited
+/// Waits, if that was asked for, until the managers that are ready have written this version.
+async fn settle(ctx: &mut Context, version: Revision, until: Option<Instant>, settled: &str) -> Outcome<u8> {
+    if let Some(until) = until.filter(|_| version > Revision(0)) {
+        let out = ctx.out;
+        wait_for_seals(&mut ctx.client, version, until, |reason| out.note(reason)).await?;
+        out.note(settled);
+    }
+    Ok(0)
 }
 
 fn sentences(view: &UnlockKeyView, rotates: bool) -> String {
