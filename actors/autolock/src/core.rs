@@ -103,8 +103,10 @@ pub struct Autolock {
     goal: Goal,
     /// The version that is known to be on disk. `None`: nothing was written or compared since this actor began.
     on_disk: Option<Revision>,
-    writing: bool,
-    reporting: bool,
+    /// A write is in progress: whether it seals.
+    writing: Option<bool>,
+    /// This report is in progress. The goal may be another one when it ends.
+    reporting: Option<Seal>,
     /// Why the keyring is not at the goal's version.
     fault: Option<(Revision, FollowFault)>,
     write: Pause,
@@ -119,8 +121,8 @@ impl Autolock {
             unlock,
             goal: Goal::default(),
             on_disk: None,
-            writing: false,
-            reporting: false,
+            writing: None,
+            reporting: None,
             fault: None,
             write: Pause::default(),
             report: Pause::default(),
@@ -147,7 +149,7 @@ impl Autolock {
             Some(on_disk) if on_disk == *version && *on_record == Some(self.seal()) => State::Current,
             Some(on_disk) if on_disk == *version => State::Reporting,
             _ if self.is_hopeless() => State::Fault,
-            _ if self.fault.is_some() && !self.writing => State::Retrying,
+            _ if self.fault.is_some() && self.writing.is_none() => State::Retrying,
             _ => State::Writing,
         }
     }
@@ -186,14 +188,13 @@ impl Autolock {
         now: Moment,
         out: &mut Vec<Effect>,
     ) {
-        self.writing = false;
+        let sealed = self.writing.take().unwrap_or_default();
         match result {
             Ok(followed) => {
                 let on_disk = if let Followed::Later(later) = followed { later } else { version };
                 self.on_disk = self.on_disk.max(Some(on_disk));
                 (self.fault, self.write) = (None, Pause::default());
                 if followed == Followed::Written {
-                    let sealed = version == self.goal.version && self.goal.key.is_some();
                     out.push(Effect::Took { version, sealed });
                 }
             }
@@ -210,7 +211,10 @@ impl Autolock {
     }
 
     fn reported(&mut self, result: Result<(), ErrorBody>, now: Moment) {
-        self.reporting = false;
+        // Of an earlier version: that of the goal does not wait for it.
+        if self.reporting.take() != Some(self.seal()) {
+            return;
+        }
         match result {
             // The replica shows it soon; until then it is not repeated at once.
             Ok(()) => (self.report.failures, self.report.until) = (0, now + FIRST_PAUSE),
@@ -221,25 +225,26 @@ impl Autolock {
     /// The only place that begins something.
     fn advance(&mut self, now: Moment, out: &mut Vec<Effect>) {
         let Goal { version, key, on_record } = &self.goal;
-        if *version == Revision(0) || self.writing || self.is_hopeless() {
+        if *version == Revision(0) || self.writing.is_some() || self.is_hopeless() {
             return;
         }
         let due = match self.on_disk {
             Some(on_disk) if on_disk > *version => return,
             Some(on_disk) if on_disk == *version => {
-                if self.reporting || *on_record == Some(self.seal()) {
+                if self.reporting.is_some() || *on_record == Some(self.seal()) {
                     return;
                 }
                 if now >= self.report.until {
-                    self.reporting = true;
-                    return out.push(Effect::Report(self.seal()));
+                    let seal = self.seal();
+                    self.reporting = Some(seal);
+                    return out.push(Effect::Report(seal));
                 }
                 self.report.until
             }
             _ => {
                 if now >= self.write.until {
                     let (version, key) = (*version, key.clone());
-                    self.writing = true;
+                    self.writing = Some(key.is_some());
                     return out.push(Effect::Follow { version, key });
                 }
                 self.write.until

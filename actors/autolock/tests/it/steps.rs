@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use muster_autolock::FollowFault;
-use muster_autolock::core::State;
+use muster_autolock::core::{Effect, Input, State};
 use muster_messages::{AutolockChange, Revision, Secret};
 
 use crate::world::*;
@@ -107,6 +107,39 @@ fn equal_version_with_another_key_is_shown_as_a_fault() {
     let next = world.change(rotate("c"));
     world.run();
     assert_eq!((world.core.state(), on_record(&world)), (State::Current, Some(next)), "a newer version ends it");
+}
+
+/// The log names what was written, and not what is wanted meanwhile.
+#[test]
+fn write_that_is_overtaken_is_logged_as_it_was() {
+    let mut world = World::new();
+    let sealed = world.change(enable("a"));
+    world.show();
+    let clear = world.change(AutolockChange::Disable);
+    world.show();
+    world.run();
+    assert_eq!(world.took, [(sealed, true), (clear, false)]);
+}
+
+/// The answer to a report of an earlier version does not delay that of a newer one.
+#[test]
+fn late_answer_does_not_delay_a_newer_report() {
+    for no_leader in [false, true] {
+        let mut world = World::new();
+        world.change(enable("a"));
+        world.show();
+        assert!(world.act() && world.act(), "written, and logged");
+        let Some(Effect::Report(seal)) = world.pending.pop_front() else { panic!("a report follows") };
+        world.no_leader = no_leader;
+        let answer = world.report(seal);
+        world.no_leader = false;
+        let newer = world.change(rotate("b"));
+        world.show();
+        while world.act() {}
+        world.input(Input::Reported(answer));
+        while world.act() {}
+        assert_eq!(on_record(&world), Some(newer), "at once");
+    }
 }
 
 #[test]

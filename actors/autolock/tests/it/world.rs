@@ -65,6 +65,8 @@ pub struct World {
     pub pending: VecDeque<Effect>,
     pub wake: Option<Moment>,
     pub failures: Vec<FollowFault>,
+    /// What the log says of writes.
+    pub took: Vec<(Revision, bool)>,
 }
 
 impl World {
@@ -83,6 +85,7 @@ impl World {
             pending: VecDeque::new(),
             wake: None,
             failures: Vec::new(),
+            took: Vec::new(),
         };
         world.show();
         world
@@ -163,7 +166,7 @@ impl World {
                 let result = self.report(seal);
                 self.input(Input::Reported(result));
             }
-            Some(Effect::Took { .. }) => {}
+            Some(Effect::Took { version, sealed }) => self.took.push((version, sealed)),
             Some(Effect::Failed { why, .. }) => self.failures.push(why),
             Some(Effect::WakeAt(at)) => self.wake = Some(self.wake.map_or(at, |wake| wake.min(at))),
         }
