@@ -133,7 +133,7 @@ struct Waiting {
     since: Option<WallTime>,
     /// Why the last attempt without a person failed.
     unattended: Mutex<Option<String>>,
-    /// The key that opened them: whoever repeats it after a lost answer is told the same.
+    /// The key that opened them: a request that is repeated after a lost answer gets the same answer.
     opened_with: Mutex<Option<UnlockKey>>,
     opened: Notify,
 }

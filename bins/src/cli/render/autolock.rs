@@ -56,7 +56,7 @@ pub fn locked(view: &LockedView) -> String {
         return format!("unlocked with version {} of the cluster's unlock key; the daemon starts\n", view.version);
     }
     let mut text = format!(
-        "locked: the daemon needs version {} of the cluster's unlock key, under which it was sealed at {}\n\
+        "locked: the daemon needs version {} of the cluster's unlock key; its keyring was last written at {}\n\
          `muster unlock` asks for it; on another manager `muster autolock key --version {}` prints it\n",
         view.version,
         when(view.since),

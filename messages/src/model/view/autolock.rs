@@ -85,7 +85,7 @@ pub struct LockedView {
     pub node: Option<NodeId>,
     /// The version of the unlock key that it needs.
     pub version: Revision,
-    /// When it was sealed under that.
+    /// When its keyring file was last written: sealed under that, or changed otherwise since. `None`: unknown.
     pub since: Option<WallTime>,
     /// Why it did not unlock by itself. `None`: nothing is configured for that.
     pub unattended: Option<String>,
