@@ -2,16 +2,17 @@
 //! command of the daemon that tries it once.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use muster_local_cluster::parent;
 use muster_pki::IdentityStore;
 use muster_sealing::UnlockKey;
 use rustix::fs::{Mode, OFlags};
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{LocalModes, tcgetattr};
+use tempfile::TempDir;
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
@@ -34,6 +35,10 @@ impl Terminal {
         tcgetattr(&self.program).expect("it is a terminal").local_modes.contains(LocalModes::ECHO)
     }
 
+    fn types(&self, line: &str) {
+        rustix::io::write(&self.person, format!("{line}\n").as_bytes()).expect("it is open");
+    }
+
     fn wait_for_echo(&self, echoes: bool) {
         let end = Instant::now() + DEADLINE;
         while self.echoes() != echoes {
@@ -42,23 +47,71 @@ impl Terminal {
         }
     }
 
-    /// `muster unlock` here, once it asks. No daemon is needed: the key comes first.
-    fn asked(&self) -> Child {
-        self.asked_at(Path::new("/nowhere/muster.sock"))
-    }
-
-    fn asked_at(&self, socket: &Path) -> Child {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_muster"));
-        command.arg("unlock").arg("--socket").arg(socket).args(["--timeout", "600s"]);
-        command.stdin(Stdio::from(self.duplicate())).stdout(Stdio::null()).stderr(Stdio::piped());
-        let child = command.spawn().expect("muster starts");
+    /// `muster unlock` here, once it asks.
+    fn asked(&self, daemon: &Locked) -> Child {
+        let child = self.started(daemon);
         self.wait_for_echo(false);
         child
+    }
+
+    fn started(&self, daemon: &Locked) -> Child {
+        let mut command = daemon.muster("unlock");
+        command.stdin(Stdio::from(self.duplicate())).stdout(Stdio::null()).stderr(Stdio::piped());
+        command.spawn().expect("muster starts")
     }
 
     fn duplicate(&self) -> OwnedFd {
         self.program.as_fd().try_clone_to_owned().expect("a file")
     }
+}
+
+/// A daemon that is locked, of a directory that holds a keyring and nothing else.
+struct Locked {
+    dir: TempDir,
+    key: UnlockKey,
+    process: Child,
+}
+
+impl Locked {
+    fn start() -> Self {
+        let (dir, key) = sealed_directory();
+        let mut musterd = Command::new(env!("CARGO_BIN_EXE_musterd"));
+        musterd.args(["--name", "n1", "--listen", "127.0.0.1:0", "--metrics", "off"]).arg("--data-dir").arg(dir.path());
+        parent::tie(&mut musterd);
+        let process = musterd.stdin(Stdio::null()).stderr(Stdio::null()).spawn().expect("musterd starts");
+        let daemon = Self { dir, key, process };
+        let end = Instant::now() + DEADLINE;
+        while !daemon.muster("status").output().expect("muster starts").status.success() {
+            assert!(Instant::now() < end, "it never answered");
+            std::thread::park_timeout(Duration::from_millis(5));
+        }
+        daemon
+    }
+
+    fn muster(&self, command: &str) -> Command {
+        let mut muster = Command::new(env!("CARGO_BIN_EXE_muster"));
+        muster.arg(command).arg("--socket").arg(self.dir.path().join("muster.sock")).args(["--timeout", "600s"]);
+        parent::tie(&mut muster);
+        muster.stdin(Stdio::null());
+        muster
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(pid_of(&self.process), signal).expect("it is our child");
+    }
+}
+
+impl Drop for Locked {
+    fn drop(&mut self) {
+        let _ended = self.process.kill().and_then(|()| self.process.wait());
+    }
+}
+
+fn sealed_directory() -> (TempDir, UnlockKey) {
+    let (dir, key) = (tempfile::tempdir().expect("there is room"), UnlockKey::new());
+    let store = IdentityStore::open(dir.path()).expect("the folder is writable");
+    store.keys().ensure().and_then(|()| store.keys().protect(5, Some(&key))).expect("the folder is writable");
+    (dir, key)
 }
 
 fn pid_of(child: &Child) -> Pid {
@@ -80,48 +133,54 @@ fn ended(mut child: Child) -> (Option<i32>, String) {
 
 #[test]
 fn terminal_shows_what_is_typed_again_after_a_signal() {
+    let daemon = Locked::start();
     for (signal, status) in [(Signal::INT, 130), (Signal::TERM, 143), (Signal::HUP, 129), (Signal::QUIT, 131)] {
         let terminal = Terminal::open();
         assert!(terminal.echoes());
-        let child = terminal.asked();
+        let child = terminal.asked(&daemon);
         kill_process(pid_of(&child), signal).expect("it is our child");
-        assert_eq!(ended(child).0, Some(status), "{signal:?}");
+        let (ended, text) = ended(child);
+        assert_eq!((ended, text.as_str()), (Some(status), "unlock key, version 5: \n"), "{signal:?}");
         assert!(terminal.echoes(), "{signal:?}");
     }
-}
-
-#[test]
-fn mistyped_key_is_not_shown_and_is_a_usage_error() {
-    let terminal = Terminal::open();
-    let child = terminal.asked();
-    rustix::io::write(&terminal.person, b"MSTR-UNLOCK-1-MISTYPED\n").expect("it is open");
-    let (status, text) = ended(child);
-    assert_eq!(status, Some(2), "{text}");
-    assert!(!text.contains("MISTYPED") && terminal.echoes(), "{text}");
 }
 
 /// A request that takes long can be ended, too.
 #[test]
 fn unlock_ends_with_a_signal_after_the_prompt() {
-    let dir = tempfile::tempdir().expect("there is room");
-    let socket = dir.path().join("s");
-    // It accepts, and never answers.
-    let _listener = std::os::unix::net::UnixListener::bind(&socket).expect("the folder is writable");
+    let daemon = Locked::start();
     let terminal = Terminal::open();
-    let child = terminal.asked_at(&socket);
-    let line = format!("{}\n", *UnlockKey::new().to_text());
-    rustix::io::write(&terminal.person, line.as_bytes()).expect("it is open");
+    let child = terminal.asked(&daemon);
+    daemon.signal(Signal::STOP);
+    terminal.types(&daemon.key.to_text());
     terminal.wait_for_echo(true);
     kill_process(pid_of(&child), Signal::TERM).expect("it is our child");
     assert_eq!(ended(child).0, Some(143));
 }
 
 #[test]
+fn key_is_asked_for_only_by_a_locked_daemon() {
+    let mut daemon = Locked::start();
+    let terminal = Terminal::open();
+    let child = terminal.asked(&daemon);
+    terminal.types("MSTR-UNLOCK-1-MISTYPED");
+    let (status, text) = ended(child);
+    assert_eq!(status, Some(2), "{text}");
+    assert!(!text.contains("MISTYPED") && terminal.echoes(), "{text}");
+
+    let child = terminal.asked(&daemon);
+    terminal.types(&daemon.key.to_text());
+    assert_eq!(ended(child), (Some(0), "unlock key, version 5: ".to_owned()));
+    // The directory is of no node: the daemon ends.
+    daemon.process.wait().expect("it is our child");
+    let (status, text) = ended(terminal.started(&daemon));
+    assert_eq!((status, text.contains("unlock key")), (Some(5), false), "{text}");
+}
+
+#[test]
 fn unlock_command_that_fails_is_named_with_its_reason() {
+    let (data, key) = sealed_directory();
     let dir = tempfile::tempdir().expect("there is room");
-    let (key, data) = (UnlockKey::new(), dir.path().join("data"));
-    let store = IdentityStore::open(&data).expect("the folder is writable");
-    store.keys().ensure().and_then(|()| store.keys().protect(5, Some(&key))).expect("the folder is writable");
     let file = dir.path().join("key");
     std::fs::write(&file, key.to_text().as_bytes()).expect("the folder is writable");
     let file = file.to_str().expect("a path");
@@ -139,7 +198,7 @@ fn unlock_command_that_fails_is_named_with_its_reason() {
         let config = dir.path().join("musterd.toml");
         std::fs::write(&config, format!("[unlock]\ncommand = {command:?}\n")).expect("the folder is writable");
         let mut musterd = Command::new(env!("CARGO_BIN_EXE_musterd"));
-        musterd.args(["--force-new-cluster", "--print-plan", "--name", "n1"]).arg("--data-dir").arg(&data);
+        musterd.args(["--force-new-cluster", "--print-plan", "--name", "n1"]).arg("--data-dir").arg(data.path());
         let output = musterd.arg("--config").arg(&config).output().expect("musterd starts");
         let text = String::from_utf8_lossy(&output.stderr);
         let locked = text.contains("sealed under version 5");

@@ -30,7 +30,7 @@ impl AutolockRequests<'_> {
     pub async fn rotate(&self) -> Result<UnlockKeyView, ErrorBody> {
         let (at, replica) = self.change("unlock key rotated", AutolockChange::Rotate { key: new_key() }).await?;
         let autolock = &replica.tables.autolock;
-        made(autolock, at).ok_or_else(|| overtaken(autolock, "every manager has left the key that was made"))
+        made(autolock, at).ok_or_else(|| overtaken(autolock, "no manager can need the key any more that this request made"))
     }
 
     pub async fn off(&self) -> Result<AutolockOffView, ErrorBody> {
@@ -85,7 +85,7 @@ fn shown(autolock: &Autolock, version: Option<Revision>, changed: Option<bool>) 
     };
     let (key, set_at) = autolock.key_of(version).ok_or_else(|| {
         let text = format!(
-            "no unlock key of version {version} is on record: none had that version, or every manager has left it"
+            "no unlock key of version {version} is on record: there was none, or no manager can need it any more"
         );
         ErrorBody::new(ErrorCode::NotFound, text)
     })?;

@@ -34,6 +34,10 @@ pub async fn without_echo(prompt: &str) -> Outcome<Zeroizing<String>> {
         }
     };
     drop(hidden);
+    // The end of the input (Ctrl-D) ends no line.
+    if !matches!(&line, Ok(line) if line.ends_with('\n')) {
+        let _closed = writeln!(err);
+    }
     // From now on the process handles these signals, and they must still end it.
     tokio::spawn(async move { std::process::exit(ending.next().await) });
     line.map_err(|e| failed("cannot read the terminal", e))

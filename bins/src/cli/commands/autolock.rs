@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use muster_client::{Failure, Outcome, parse};
 use muster_messages::wire::Request;
-use muster_messages::{AutolockOffView, AutolockView, ErrorCode, Revision, UnlockKeyView, UnlockedView};
+use muster_messages::{AutolockOffView, AutolockView, ErrorCode, LockedView, Revision, UnlockKeyView, UnlockedView};
 
 use super::Context;
 use crate::cli::args::{AutolockCommand, SealWait, UnlockArgs};
@@ -88,17 +88,20 @@ fn sentences(view: &UnlockKeyView, rotates: bool) -> String {
 }
 
 pub async fn unlock(ctx: &mut Context, args: UnlockArgs) -> Outcome<u8> {
-    let given = given_key(args.key_file.as_deref()).await?;
+    let given = given_key(ctx, args.key_file.as_deref()).await?;
     let request = Request::Unlock { key: given.text(), version: given.version };
     let sentence =
         |done: &UnlockedView| format!("unlocked with version {} of the key; the daemon starts", done.version);
     ctx.show(request, |_| String::new(), sentence).await
 }
 
-async fn given_key(file: Option<&Path>) -> Outcome<GivenKey> {
+async fn given_key(ctx: &mut Context, file: Option<&Path>) -> Outcome<GivenKey> {
     let invalid = |why: String| Failure::new(ErrorCode::Invalid, why);
     let text = match file {
-        None if std::io::stdin().is_terminal() => without_echo("unlock key: ").await?,
+        None if std::io::stdin().is_terminal() => {
+            let version = needed(ctx).await?;
+            without_echo(&format!("unlock key, version {version}: ")).await?
+        }
         None => {
             let text = "no terminal to ask for the key: give it with --key-file FILE, or --key-file - for stdin";
             return Err(invalid(text.to_owned()));
@@ -106,6 +109,15 @@ async fn given_key(file: Option<&Path>) -> Outcome<GivenKey> {
         Some(file) => read(file)?,
     };
     GivenKey::parse(&text).map_err(invalid)
+}
+
+/// The version that the daemon needs. A person does not type a key for a daemon that takes none.
+async fn needed(ctx: &mut Context) -> Outcome<Revision> {
+    let status = ctx.client.call(Request::Status { fresh: false }).await?;
+    match parse::<LockedView>(&status) {
+        Ok(locked) if locked.locked => Ok(locked.version),
+        _ => Err(Failure::new(ErrorCode::NotLocked, "this daemon is not locked")),
+    }
 }
 
 fn read(file: &Path) -> Outcome<zeroize::Zeroizing<String>> {
