@@ -254,7 +254,8 @@ fn unlock_command_that_hangs_leaves_no_process() {
             (ids.len() == 3).then_some(ids)
         })
     };
-    let are_gone = |ids: &[ProcessId]| eventually_so("all its processes are gone", || ids.iter().all(|id| !id.is_alive()));
+    let are_gone =
+        |ids: &[ProcessId]| eventually_so("all its processes are gone", || ids.iter().all(|id| !id.is_alive()));
     restarted_locked(&mut world, "n1", &[]);
     let first = started(0);
     world.node("n1").stop();

@@ -56,7 +56,8 @@ impl Ending {
     /// The exit status for the next one.
     async fn next(&mut self) -> i32 {
         poll_fn(|cx| {
-            let came = self.0.iter_mut().find_map(|(signal, status)| signal.poll_recv(cx).is_ready().then_some(*status));
+            let came =
+                self.0.iter_mut().find_map(|(signal, status)| signal.poll_recv(cx).is_ready().then_some(*status));
             came.map_or(Poll::Pending, Poll::Ready)
         })
         .await

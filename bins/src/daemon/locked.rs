@@ -148,7 +148,15 @@ impl Waiting {
         let since = since.and_then(|at| at.duration_since(std::time::UNIX_EPOCH).ok());
         let since = since.and_then(|at| i64::try_from(at.as_millis()).ok()).map(WallTime);
         let node = own_node(config).map(|(node, _)| node);
-        Self { keys, version, node, since, unattended: Mutex::default(), opened_with: Mutex::default(), opened: Notify::new() }
+        Self {
+            keys,
+            version,
+            node,
+            since,
+            unattended: Mutex::default(),
+            opened_with: Mutex::default(),
+            opened: Notify::new(),
+        }
     }
 
     fn is_over(&self) -> bool {
