@@ -54,10 +54,7 @@ impl IdentitySeal {
     }
     /// Sealed with the newest key, or not at all.
     fn is_current(&self, label: &str, text: &str, is_secret: bool) -> bool {
-        let newest =
-            if self.keys.status() == KeysStatus::Absent { None } else { self.all().ok().and_then(|mut all| all.pop()) };
-        let wanted = newest.filter(|_| is_secret).map(|key| key.id());
-        key_of_text(label, text) == wanted
+        key_of_text(label, text) == self.newest_key().filter(|_| is_secret)
     }
     /// The private key of a node with this role, as it is written.
     pub fn stored_key(&self, role: Role, key_pem: &Secret) -> Result<String, IdentityFault> {
@@ -81,7 +78,7 @@ impl IdentitySeal {
     }
     /// The newest key, if the keyring is open.
     pub fn newest_key(&self) -> Option<KeyId> {
-        self.keys.of(KeyUse::Identity).ok()?.last().map(DataKey::id)
+        self.keys.newest(KeyUse::Identity)
     }
     /// SEAL-3: no file needs a key that is older than this one. A newer one may have come meanwhile, and does not count: what was just
     /// written is not under it.

@@ -4,10 +4,11 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use muster_kernel::{Cx, Fault};
-use muster_messages::RaftDiskView;
-use muster_sealing::Keys;
+use muster_messages::{Moment, RaftDiskView};
+use muster_sealing::{KeyId, KeyUse, Keys};
 use raft_engine::env::DefaultFileSystem;
 
 use crate::core::{Durable, RaftCore, Recovered};
@@ -17,6 +18,9 @@ use crate::shell::Msg;
 /// How often one incarnation of the actor rewrites its log after failed syncs. A disk that fails more often is left to the
 /// supervisor, which waits longer each time.
 const MAX_RENEWALS: u32 = 8;
+
+/// A directory that could not be sealed anew, on a full disk for example, is tried again after this time.
+const RESEAL_RETRY_PAUSE: Duration = Duration::from_secs(60);
 
 /// A report of the disk thread, and the number of renewals before that thread.
 pub struct DiskNews(Report, u32);
@@ -29,6 +33,8 @@ pub(crate) struct MemberDisk {
     thread: DiskThread,
     renewals: u32,
     persisted: u64,
+    /// The key under which the directory was to be rewritten, and when that may be tried again.
+    resealing: Option<(KeyId, Moment)>,
 }
 
 impl MemberDisk {
@@ -39,12 +45,25 @@ impl MemberDisk {
             thread.hang_while(file);
         }
         let file_system = Arc::new(DefaultFileSystem);
-        Ok((Self { dir: dir.to_owned(), keys, file_system, thread, renewals: 0, persisted: 0 }, recovered))
+        Ok((
+            Self { dir: dir.to_owned(), keys, file_system, thread, renewals: 0, persisted: 0, resealing: None },
+            recovered,
+        ))
     }
 
     /// For snapshots, which are written on the blocking pool.
-    pub fn snapshot_files(&self) -> &SnapshotFiles {
+    pub fn snapshot_files(&self) -> SnapshotFiles {
         self.thread.snapshot_files()
+    }
+
+    /// SEAL-8. What was written while the keys lay in clear gets another key as soon as the keyring has one.
+    pub fn follow_keys(&mut self, now: Moment) {
+        let Some(newest) = self.keys.newest(KeyUse::Raft) else { return };
+        let due = self.resealing.is_none_or(|(key, again)| key != newest || now >= again);
+        if due && self.thread.snapshot_files().key().is_some_and(|key| key != newest) {
+            self.resealing = Some((newest, now + RESEAL_RETRY_PAUSE));
+            self.thread.reseal();
+        }
     }
 
     pub fn watch(&self, cx: &Cx<Msg>) {
@@ -82,7 +101,7 @@ impl MemberDisk {
         let (Some(everything), true) = (everything, self.renewals < MAX_RENEWALS) else { return Err(fault.into()) };
         tracing::error!(%fault, "a sync failed; rewriting the Raft log into new files");
         self.renewals += 1;
-        self.thread = self.thread.renew(&self.dir, &self.file_system, &self.keys, everything)?;
+        self.thread = DiskThread::renew(&self.dir, &self.file_system, &self.keys, everything)?;
         self.watch(cx);
         Ok(())
     }

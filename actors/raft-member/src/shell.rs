@@ -118,7 +118,7 @@ impl RaftMember {
         let published = Published::new(publish, feed, incompatible, core.tables().revision);
         Ok(Self {
             core: core.without(lost).at_wall_time(now, Clock.wall()),
-            snapshots: SnapshotWork::new(disk.snapshot_files().clone(), Arc::clone(&transport)),
+            snapshots: SnapshotWork::new(Arc::clone(&transport)),
             disk,
             transport,
             published,
@@ -171,7 +171,7 @@ impl RaftMember {
             snapshots::digest(cx, job);
         }
         if let Some(job) = batch.take_snapshot {
-            self.snapshots.take(cx, job);
+            self.snapshots.take(cx, self.disk.snapshot_files(), job);
         }
         for notice in &batch.notices {
             log_notice(notice);
@@ -218,6 +218,7 @@ impl Shell for RaftMember {
             Msg::Tick => {
                 self.core.step(now, Input::Tick);
                 self.turn_due = false; // in case its message was lost
+                self.disk.follow_keys(now);
             }
             Msg::Wake => {
                 self.alarm.fired();

@@ -13,15 +13,14 @@ use crate::shell::Msg;
 
 /// Snapshots for the own disk and for other members.
 pub(crate) struct SnapshotWork {
-    files: SnapshotFiles,
     transport: Arc<dyn RaftTransport>,
     taken: u64,
     sent: u64,
 }
 
 impl SnapshotWork {
-    pub fn new(files: SnapshotFiles, transport: Arc<dyn RaftTransport>) -> Self {
-        Self { files, transport, taken: 0, sent: 0 }
+    pub fn new(transport: Arc<dyn RaftTransport>) -> Self {
+        Self { transport, taken: 0, sent: 0 }
     }
 
     pub fn send(&mut self, cx: &Cx<Msg>, snapshot: OutboundSnapshot) {
@@ -41,9 +40,10 @@ impl SnapshotWork {
         });
     }
 
-    pub fn take(&mut self, cx: &Cx<Msg>, job: SnapshotJob) {
+    /// If the directory is sealed anew meanwhile, the log does not name the snapshot, and the next one is taken as usual.
+    pub fn take(&mut self, cx: &Cx<Msg>, files: SnapshotFiles, job: SnapshotJob) {
         self.taken += 1;
-        let (files, me) = (self.files.clone(), cx.me().clone());
+        let me = cx.me().clone();
         cx.spawn(async move {
             let work = move || {
                 let (head, data) = job.run();

@@ -261,6 +261,9 @@ impl OpenKeyring {
     pub fn keys(&self, for_use: KeyUse) -> Vec<DataKey> {
         self.keys.iter().filter(|key| key.for_use == for_use).cloned().collect()
     }
+    pub fn newest(&self, for_use: KeyUse) -> Option<KeyId> {
+        self.keys.iter().rfind(|key| key.for_use == for_use).map(DataKey::id)
+    }
     /// The file.
     pub fn text(&self) -> Vec<u8> {
         let keyring = self.stored.body.clone();
@@ -302,7 +305,7 @@ impl OpenKeyring {
 
     /// Drops all keys of a use except the newest and those in use. True: there were some.
     pub fn drop_keys(&mut self, for_use: KeyUse, in_use: &[KeyId]) -> bool {
-        let newest = self.keys.iter().rfind(|key| key.for_use == for_use).map(DataKey::id);
+        let newest = self.newest(for_use);
         let before = self.keys.len();
         self.keys.retain(|key| key.for_use != for_use || Some(key.id) == newest || in_use.contains(&key.id));
         *self = self.clone().rewrapped();

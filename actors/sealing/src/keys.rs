@@ -132,6 +132,11 @@ impl Keys {
         }
     }
 
+    /// The newest key of a use. `None`: the keyring is not open.
+    pub fn newest(&self, for_use: KeyUse) -> Option<KeyId> {
+        if let State::Open(keyring) = &*self.state() { keyring.newest(for_use) } else { None }
+    }
+
     /// The random name of the keyring. Records are bound to it.
     pub fn id(&self) -> Result<String, KeyringFault> {
         match &*self.state() {

@@ -45,6 +45,11 @@ fn decode(of: Option<RaftId>, slot: [u8; 32]) -> Option<u64> {
     (slot == encode(of, number)).then_some(number)
 }
 
+/// Whether the `acked` of a directory is that of a sealed one.
+pub(crate) fn is_sealed(dir: &Path) -> bool {
+    dir.join("acked").is_dir()
+}
+
 impl Acked {
     /// Opens or creates. A file without a single valid slot is damage: the acknowledged number is unknown.
     /// In a sealed directory `acked` is a folder: a build that cannot open what is sealed reads `acked` before it reads or changes

@@ -20,7 +20,7 @@ use super::acked::Acked;
 use super::doubt::{self, Witness};
 use super::files::{Lock, SnapshotFiles, finish_wipe, holds_data, make_dir, sync_dir};
 use super::seal::{Seal, SealHead, fault_of, no_key};
-use super::{LogDisk, LogFault, reseal, tail};
+use super::{LogDisk, LogFault, acked, reseal, seal, tail};
 use crate::core::{Durable, Entry, HardMark, LogPoint, Recovered, SnapshotJob};
 
 const META_GROUP: u64 = 1;
@@ -252,6 +252,9 @@ impl<F: FileSystem> EngineDisk<F> {
 
     /// Opens the files. The caller holds the lock.
     pub(super) fn open_log(dir: &Path, fs: &Arc<F>, seal: Option<Seal>) -> Result<Self, LogFault> {
+        if seal.is_none() && acked::is_sealed(dir) {
+            return Err(LogFault::damaged(dir.join(seal::FILE), "the description of the seal is missing"));
+        }
         let acked = Acked::open(dir, seal.is_some())?;
         if tail::drop_torn_record(&dir.join(LOG)).map_err(|e| LogFault::io(dir.join(LOG), e))? {
             tracing::warn!(dir = %dir.display(), "dropped an incomplete record at the end of the Raft log");
@@ -350,7 +353,8 @@ impl<F: FileSystem> EngineDisk<F> {
             return Err(self.damaged(format!("entries are missing before {last}")));
         }
         if let Some(seal) = &mut self.seal {
-            let opened: Result<Vec<Entry>, _> = entries.iter().map(|stored| seal.open_entry(group, stored)).collect();
+            let open = |stored: Entry| seal.open_entry(group, &stored);
+            let opened: Result<Vec<Entry>, _> = entries.into_iter().map(open).collect();
             return opened.map_err(|why| fault_of(suspect(&self.dir), why));
         }
         Ok(entries)
@@ -374,7 +378,8 @@ impl<F: FileSystem> EngineDisk<F> {
         self.meta.hard = write.hard;
         let group = self.meta.entries_group();
         add_entries(batch, group, &write.entries, self.seal.as_mut()).map_err(|e| LogFault::io(&self.dir, e))?;
-        if let Some(compact) = &write.compact {
+        // The directory was exchanged for another one while a snapshot was written: the log keeps what it would replace.
+        if let Some(compact) = write.compact.as_ref().filter(|compact| self.snapshots.holds(&compact.head)) {
             batch.add_command(group, Command::Compact { index: compact.keep_after.index + 1 });
             self.meta.snapshot = Some(compact.head.clone());
             self.meta.truncated = compact.keep_after;

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use muster_messages::wire::SnapshotHead;
+use muster_sealing::KeyId;
 
 use super::LogFault;
 use super::seal::FileSeal;
@@ -123,6 +124,14 @@ impl SnapshotFiles {
         };
         let mark = u32::from_be_bytes([mark[0], mark[1], mark[2], mark[3]]);
         self.dir.join(format!("snapshot-{:020}-{mark:08x}", head.index))
+    }
+    /// The key of the directory.
+    pub fn key(&self) -> Option<KeyId> {
+        self.seal.as_ref().map(FileSeal::key)
+    }
+    /// Whether this snapshot was stored here.
+    pub fn holds(&self, head: &SnapshotHead) -> bool {
+        self.path(head).exists()
     }
     /// Atomic: written to a temporary file, synced, renamed, and the directory synced.
     pub fn store(&self, head: &SnapshotHead, data: &[u8]) -> Result<(), LogFault> {

@@ -184,7 +184,7 @@ pub enum DirSeal {
 /// Reads only the description of the seal. A member may run in the directory. Blocks.
 pub fn seal_of(dir: &Path, keys: &Keys) -> Result<DirSeal, LogFault> {
     reseal::finish_exchange(dir)?;
-    let newest = keys.of(KeyUse::Raft).ok().and_then(|keys| keys.last().map(|key| key.id()));
+    let newest = keys.newest(KeyUse::Raft);
     Ok(match seal::SealHead::of(dir)? {
         Some(head) => DirSeal::Sealed { key: head.key, newest: Some(head.key) == newest },
         None if files::holds_data(dir) => DirSeal::Clear,

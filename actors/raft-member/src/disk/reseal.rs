@@ -34,6 +34,20 @@ use crate::recovery::survey_of;
 /// Called before the first and after each change of the disk. Tests stop there, or report a full disk.
 pub(crate) type Step<'a> = &'a mut dyn FnMut(&'static str) -> io::Result<()>;
 
+/// The most symbolic links that are followed; Linux follows 40.
+const MAX_LINKS: usize = 40;
+
+/// The directory itself, if its name is a symbolic link. The directories beside it are on its file system, and it is what is exchanged: with
+/// the link, the data that it names would stay as it is. It may not exist, between two renames.
+pub(super) fn behind_links(dir: &Path) -> PathBuf {
+    let mut found = dir.to_owned();
+    for _ in 0..MAX_LINKS {
+        let Ok(target) = fs::read_link(&found) else { break };
+        found = found.parent().unwrap_or(Path::new("")).join(target);
+    }
+    found
+}
+
 /// The directories beside this one.
 fn beside(dir: &Path, what: &str) -> PathBuf {
     let name = dir.file_name().unwrap_or_default().to_string_lossy();
@@ -42,23 +56,24 @@ fn beside(dir: &Path, what: &str) -> PathBuf {
 
 /// Completes an exchange by two renames that a crash interrupted. Before the directory is created or locked.
 pub(crate) fn finish_exchange(dir: &Path) -> Result<(), LogFault> {
+    let dir = &behind_links(dir);
     let (next, old) = (beside(dir, "next"), beside(dir, "old"));
     if dir.exists() || !old.exists() {
         return Ok(());
     }
     let _exchange = Lock::take_file(&beside(dir, "exchange"))?;
     let finish = || -> io::Result<()> {
-        if !dir.exists() && next.exists() {
-            fs::rename(&next, dir)?;
-            sync_parent(dir)?;
+        if !dir.exists() {
+            fs::rename(if next.exists() { &next } else { &old }, dir)?;
         }
-        Ok(())
+        sync_parent(dir)
     };
     finish().map_err(|e| LogFault::io(dir, e))
 }
 
 /// Deletes what an interrupted rewrite left: never the data. The caller holds the directory's lock.
 pub(crate) fn remove_leftovers(dir: &Path) -> Result<bool, LogFault> {
+    let dir = &behind_links(dir);
     let mut found = false;
     for path in [beside(dir, "next"), beside(dir, "old")] {
         if path.exists() {
@@ -71,7 +86,7 @@ pub(crate) fn remove_leftovers(dir: &Path) -> Result<bool, LogFault> {
     Ok(found)
 }
 
-/// Rewrites the directory under the newest key. On failure before the exchange the directory is as it was, and `raft.next` is
+/// Rewrites the directory under the newest key. On failure, that of the exchange included, the directory is as it was, and `raft.next` is
 /// deleted. Returns the lock of the directory that has the name now. Blocks for as long as it takes to write the state.
 pub(crate) fn reseal<F: FileSystem>(
     dir: &Path,
@@ -79,24 +94,36 @@ pub(crate) fn reseal<F: FileSystem>(
     (keys, lock): (&Keys, Lock),
     step: Step<'_>,
 ) -> Result<Lock, LogFault> {
+    let dir = &behind_links(dir);
     let next = beside(dir, "next");
-    match prepare(dir, &next, fs, keys, step) {
-        Ok(next_lock) => {
-            exchange(dir, &next, step)?;
-            drop(lock);
-            match remove_leftovers(dir) {
-                Ok(_) => drop_old_keys(dir, keys),
-                // The next start deletes them.
-                Err(fault) => tracing::warn!(%fault, "cannot delete the former Raft data; the next start will"),
-            }
-            let _tests = step("deleted");
-            Ok(next_lock)
-        }
-        Err(fault) => {
+    let prepared = prepare(dir, &next, fs, keys, step).map_err(Unchanged::from);
+    let next_lock = match prepared.and_then(|lock| exchange(dir, &next, step).map(|()| lock)) {
+        Ok(lock) => lock,
+        Err(Unchanged(fault)) if !dir.exists() => return Err(fault), // the next start finishes the exchange
+        Err(Unchanged(fault)) => {
             let _left_to_the_next_start = remove_all(&next);
-            tracing::warn!(dir = %dir.display(), %fault, "cannot seal the Raft data anew; it stays as it is until the next start");
-            Ok(lock)
+            tracing::warn!(dir = %dir.display(), %fault, "cannot seal the Raft data anew; it stays as it is until the next attempt");
+            return Ok(lock);
         }
+    };
+    // It has succeeded already; a power loss before this restores the old directory.
+    sync_parent(dir).map_err(|e| LogFault::io(dir, e))?;
+    drop(lock);
+    match remove_leftovers(dir) {
+        Ok(_) => drop_old_keys(dir, keys),
+        // The next start deletes them.
+        Err(fault) => tracing::warn!(%fault, "cannot delete the former Raft data; the next start will"),
+    }
+    let _tests = step("deleted");
+    Ok(next_lock)
+}
+
+/// A rewrite failed, and the directory is as it was: under its name, or under that of the old data.
+struct Unchanged(LogFault);
+
+impl From<LogFault> for Unchanged {
+    fn from(fault: LogFault) -> Self {
+        Self(fault)
     }
 }
 
@@ -187,27 +214,29 @@ fn size(dir: &Path) -> io::Result<u64> {
     Ok(bytes)
 }
 
-fn exchange(dir: &Path, next: &Path, step: Step<'_>) -> Result<(), LogFault> {
-    let io = |e| LogFault::io(dir, e);
+/// Fails if `raft` is a mount point, for example.
+fn exchange(dir: &Path, next: &Path, step: Step<'_>) -> Result<(), Unchanged> {
+    step("exchanging").map_err(|e| LogFault::io(dir, e))?;
     match renameat_with(CWD, next, CWD, dir, RenameFlags::EXCHANGE) {
         Ok(()) => {}
         Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => exchange_by_renames(dir, next, step)?,
-        Err(e) => return Err(io(e.into())),
+        Err(e) => return Err(LogFault::io(dir, io::Error::from(e)).into()),
     }
     let _tests = step("exchanged");
-    sync_parent(dir).map_err(io)
+    Ok(())
 }
 
-fn exchange_by_renames(dir: &Path, next: &Path, step: Step<'_>) -> Result<(), LogFault> {
+fn exchange_by_renames(dir: &Path, next: &Path, step: Step<'_>) -> Result<(), Unchanged> {
+    let io = |e| LogFault::io(dir, e);
     let old = beside(dir, "old");
     let _exchange = Lock::take_file(&beside(dir, "exchange"))?;
-    let rename = |from: &Path, to: &Path| fs::rename(from, to).and_then(|()| sync_parent(dir));
-    rename(dir, &old).map_err(|e| LogFault::io(dir, e))?;
-    let _tests = step("moved");
-    rename(next, dir).map_err(|e| LogFault::io(dir, e))
+    fs::rename(dir, &old).map_err(io)?;
+    let moved = step("moved").and_then(|()| sync_parent(dir)).and_then(|()| fs::rename(next, dir));
+    moved.or_else(|error| fs::rename(&old, dir).and(Err(error))).map_err(io)?;
+    Ok(())
 }
 
 #[cfg(test)]
 pub(crate) fn exchange_for_tests(dir: &Path, step: Step<'_>) -> Result<(), LogFault> {
-    exchange_by_renames(dir, &beside(dir, "next"), step)
+    exchange_by_renames(dir, &beside(dir, "next"), step).map_err(|Unchanged(fault)| fault)
 }

@@ -15,10 +15,11 @@ use muster_sealing::{
 use raft::eraftpb::EntryType;
 use serde::{Deserialize, Serialize};
 
+use super::reseal::behind_links;
 use super::{FaultKind, LogFault};
 use crate::core::{Entry, digest};
 
-const FILE: &str = "seal.json";
+pub(super) const FILE: &str = "seal.json";
 const FORMAT: u32 = 1;
 
 /// The content of `seal.json`. Nothing in it is secret.
@@ -96,18 +97,14 @@ impl Seal {
     fn open(dir: &Path, head: &SealHead, keys: &Keys) -> Result<Self, LogFault> {
         let of_other = || {
             let why = format!(
-                "the directory is sealed with key {}, which is not in {}; put that file back from a backup of this node, or \
-                 delete the directory and start the node: it then requests the state from the others",
+                "the directory is sealed with key {}, which is not in {}: that file is of another time or another node. Put the one back \
+                 that belongs to this directory, or remove the node from the cluster, empty the data directory and join again",
                 head.key,
                 keys.path().display()
             );
             LogFault { file: dir.join(FILE), why, kind: FaultKind::NoKey }
         };
-        let id = keys.id();
-        if id == Err(KeyringFault::Absent) {
-            return Err(of_other());
-        }
-        let id = id.map_err(|fault| no_key(keys.path(), &fault))?;
+        let id = keys.id().map_err(|fault| no_key(keys.path(), &fault))?;
         let all = keys.of(KeyUse::Raft).map_err(|fault| no_key(keys.path(), &fault))?;
         let key = all.into_iter().find(|key| key.id() == head.key && id == head.keyring).ok_or_else(of_other)?;
         let place = [head.keyring.as_bytes(), b"/", head.directory.as_bytes(), b"/"].concat();
@@ -117,7 +114,7 @@ impl Seal {
 
     /// Whether a newer key is to be used: the directory is rewritten.
     pub fn is_outdated(&self, keys: &Keys) -> bool {
-        newest_key(keys).is_ok_and(|newest| newest.id() != self.key.id())
+        keys.newest(KeyUse::Raft).is_some_and(|newest| newest != self.key.id())
     }
 
     fn place(&self, kind: &str, numbers: &[u64]) -> Vec<u8> {
@@ -200,6 +197,9 @@ impl FileSeal {
         let keys = std::slice::from_ref(&self.key);
         open_chunks(keys, &self.place(index, term), file).map_err(|why| fault_of(path.to_owned(), why))
     }
+    pub fn key(&self) -> KeyId {
+        self.key.id()
+    }
     /// Part of the names of this directory's snapshots: a late write of another directory of the same name is another file.
     pub fn mark(&self) -> &[u8] {
         &self.place
@@ -219,17 +219,20 @@ pub(super) fn no_key(file: &Path, fault: &KeyringFault) -> LogFault {
     LogFault { file: file.to_owned(), why: fault.to_string(), kind: FaultKind::NoKey }
 }
 
-/// The keys that directories beside this one are sealed with: those that are kept for a while, too.
+/// The keys that this directory and those beside it are sealed with: those that are kept for a while, too. With a symbolic link, both those
+/// beside the link and those beside what it names.
 pub(crate) fn keys_in_use(dir: &Path) -> Result<Vec<KeyId>, LogFault> {
-    let parent = dir.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let io = |e| LogFault::io(parent, e);
-    let name = dir.file_name().unwrap_or_default().to_string_lossy();
     let mut keys = Vec::new();
-    for entry in fs::read_dir(parent).map_err(io)? {
-        let path = entry.map_err(io)?.path();
-        let is_ours = path.file_name().is_some_and(|found| found.to_string_lossy().starts_with(&*name));
-        if is_ours && path.is_dir() {
-            keys.extend(SealHead::of(&path)?.map(|head| head.key));
+    for dir in [dir, &behind_links(dir)] {
+        let parent = dir.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let io = |e| LogFault::io(parent, e);
+        let name = dir.file_name().unwrap_or_default().to_string_lossy();
+        for entry in fs::read_dir(parent).map_err(io)? {
+            let path = entry.map_err(io)?.path();
+            let is_ours = path.file_name().is_some_and(|found| found.to_string_lossy().starts_with(&*name));
+            if is_ours && path.is_dir() {
+                keys.extend(SealHead::of(&path)?.map(|head| head.key));
+            }
         }
     }
     Ok(keys)

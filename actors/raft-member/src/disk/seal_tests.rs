@@ -15,9 +15,9 @@ use raft_engine::env::DefaultFileSystem;
 use super::engine::{EngineDisk, OpenFor};
 use super::files::{Lock, make_dir};
 use super::seal::{Seal, SealHead};
-use super::tests::{Temp, acked_file, append, copy_dir, founded, keys, recover, state, write};
+use super::tests::{Temp, acked_file, append, copy_dir, founded, job, keys, recover, state, write, write_with};
 use super::*;
-use crate::core::{Entry, HardMark, LogPoint, SnapshotJob, command_entry};
+use crate::core::{Compaction, Entry, HardMark, LogPoint, SnapshotJob, command_entry};
 
 const SECRET: &str = "the root key of a cluster: 0123456789abcdef";
 
@@ -122,7 +122,7 @@ fn missing_or_locked_keyring_is_not_damage() {
     let whole = fs::read(&file).unwrap();
     fs::remove_file(&file).unwrap();
     let DirState::Unreadable(fault) = state(&dir) else { panic!("without its keyring") };
-    assert!(fault.kind == FaultKind::NoKey && fault.why.contains("keyring.json"), "{fault}");
+    assert!(fault.kind == FaultKind::NoKey && fault.file.ends_with("keyring.json"), "{fault}");
     assert_eq!(DiskThread::open(&dir, &keys(&dir)).err().map(|fault| fault.kind), Some(FaultKind::NoKey));
     assert!(!file.exists(), "a new keyring would open nothing");
     // Of another node.
@@ -331,7 +331,18 @@ fn killed_at_any_step_the_directory_is_old_or_new() {
         let names: Vec<&str> = steps.iter().map(|(name, _)| name.as_str()).collect();
         assert_eq!(
             names,
-            ["space", "keyring", "made", "described", "snapshot", "log", "synced", "exchanged", "deleted"]
+            [
+                "space",
+                "keyring",
+                "made",
+                "described",
+                "snapshot",
+                "log",
+                "synced",
+                "exchanging",
+                "exchanged",
+                "deleted"
+            ]
         );
         for (name, copy) in steps {
             let raft = copy.join("raft");
@@ -375,7 +386,7 @@ fn killed_between_two_renames_the_exchange_is_finished() {
 /// A full disk, or any other failure, before the exchange: the directory stays as it is, and the member starts with it.
 #[test]
 fn failed_rewrite_leaves_the_directory_as_it_is() {
-    for fails_at in ["space", "made", "described", "snapshot", "log", "synced"] {
+    for fails_at in ["space", "made", "described", "snapshot", "log", "synced", "exchanging"] {
         let (_temp, dir) = Temp::new();
         write_clear(&dir, &secrets(FEATURE_LEVEL));
         let before = read(&dir, &keys(&dir)).unwrap();
@@ -390,6 +401,94 @@ fn failed_rewrite_leaves_the_directory_as_it_is() {
         assert!(same(&recover(&dir).unwrap(), &before), "{fails_at}: and at the next start it is converted");
         assert!(key_of(&dir).is_some());
     }
+}
+
+/// As on a mount point, or if the second of two renames fails.
+#[test]
+fn failed_exchange_by_renames_restores_the_directory() {
+    let (_temp, dir) = Temp::new();
+    write_clear(&dir, &secrets(FEATURE_LEVEL));
+    let before = read(&dir, &keys(&dir)).unwrap();
+    copy_dir(&dir, &dir.with_file_name("raft.next"));
+    let fault = reseal::exchange_for_tests(&dir, &mut |_| Err(io::Error::from_raw_os_error(16))).unwrap_err();
+    assert!(fault.kind == FaultKind::Io && dir.exists() && !dir.with_file_name("raft.old").exists());
+    assert!(same(&recover(&dir).unwrap(), &before));
+    // Neither the new directory nor the old one has the name: a power loss, or a file system that became read-only.
+    fs::rename(&dir, dir.with_file_name("raft.old")).unwrap();
+    assert!(same(&recover(&dir).unwrap(), &before), "the old data is used if it is all that is left");
+}
+
+/// What a symbolic link names is rewritten, and nothing is left of it in clear.
+#[test]
+fn directory_behind_a_symbolic_link_is_converted() {
+    let (_temp, link) = Temp::new();
+    let (_other, dir) = Temp::new();
+    write_clear(&dir, &secrets(FEATURE_LEVEL));
+    std::os::unix::fs::symlink(&dir, &link).unwrap();
+    let before = read(&link, &keys(&link)).unwrap();
+    assert!(same(&recover(&link).unwrap(), &before));
+    assert!(fs::symlink_metadata(&link).unwrap().is_symlink() && key_of(&dir).is_some());
+    assert!(!holds(&image(dir.parent().unwrap()), SECRET));
+    let names = fs::read_dir(dir.parent().unwrap()).unwrap().count();
+    assert_eq!(names, 1, "nothing is left beside it");
+    assert_eq!(keys_in_use(&link).unwrap(), [key_of(&dir).unwrap(); 2]);
+    // Between two renames the link names nothing.
+    fs::rename(&dir, dir.with_file_name("raft.next")).unwrap();
+    copy_dir(&dir.with_file_name("raft.next"), &dir.with_file_name("raft.old"));
+    assert!(same(&recover(&link).unwrap(), &before));
+}
+
+/// The description is lost: the data counts as damaged, and the member gets it from the others.
+#[test]
+fn sealed_directory_without_its_description_is_damaged() {
+    let (_temp, dir) = Temp::new();
+    write(&dir, secrets(FEATURE_LEVEL));
+    fs::remove_file(dir.join("seal.json")).unwrap();
+    let DirState::Damaged(fault) = state(&dir) else { panic!("without its description") };
+    assert_eq!(fault.file, dir.join("seal.json"));
+    assert_eq!(DiskThread::open(&dir, &keys(&dir)).err().map(|fault| fault.kind), Some(FaultKind::Damaged));
+}
+
+/// While a member runs: what was written before, meanwhile and afterwards is under the new key, and a snapshot that was written into the
+/// former directory is not named by the log of the new one.
+#[test]
+fn running_member_follows_a_new_data_key() {
+    let (_temp, dir) = Temp::new();
+    write(&dir, secrets(FEATURE_LEVEL));
+    let shared = keys(&dir);
+    let (disk, before) = DiskThread::open(&dir, &shared).unwrap();
+    let former = key_of(&dir).unwrap();
+    write_with(&disk, vec![append(21, 25, 2, 5)]);
+    let (head, data) = job(10, 2).run();
+    let files = disk.snapshot_files();
+    files.store(&head, &data).unwrap();
+    shared.protect(3, Some(&UnlockKey::new())).unwrap();
+    disk.reseal();
+    let newest = shared.newest(KeyUse::Raft);
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    while disk.snapshot_files().key() != newest {
+        assert!(std::time::Instant::now() < until, "it is not rewritten");
+        std::thread::yield_now();
+    }
+    let compact = Compaction { keep_after: LogPoint { index: 8, term: 2 }, head };
+    write_with(&disk, vec![Durable { compact: Some(compact), ..append(26, 27, 2, 5) }]);
+    assert_eq!(key_of(&dir), newest);
+    assert!(files.key() == Some(former) && newest != Some(former));
+    assert_eq!(shared.of(KeyUse::Raft).unwrap().len(), 1, "the former key is gone");
+    drop(disk);
+    let (disk, found) = DiskThread::open(&dir, &shared).unwrap();
+    assert_eq!((found.snapshot.map(|(head, _)| head.index), found.entries.len()), (Some(1), 27 - 1));
+    // A snapshot of the new directory is named.
+    let (head, data) = job(12, 2).run();
+    disk.snapshot_files().store(&head, &data).unwrap();
+    let compact = Compaction { keep_after: LogPoint { index: 9, term: 2 }, head };
+    disk.reseal();
+    write_with(&disk, vec![Durable { compact: Some(compact), ..append(28, 28, 2, 5) }]);
+    drop(disk);
+    let found = DiskThread::open(&dir, &shared).unwrap().1;
+    assert_eq!((found.truncated.index, found.snapshot.map(|(head, _)| head.index)), (9, Some(12)));
+    assert_eq!((found.entries.len(), found.member_id), (28 - 9, before.member_id));
+    assert!(!holds(&image(&dir), SECRET));
 }
 
 /// A second owner that waits for the lock of a directory that is exchanged meanwhile gets no lock of the deleted one.

@@ -31,7 +31,7 @@ fn entry(index: u64, term: u64, size: usize) -> Entry {
     Entry { index, term, data: vec![index as u8; size].into(), ..Entry::default() }
 }
 
-fn job(index: u64, term: u64) -> SnapshotJob {
+pub(super) fn job(index: u64, term: u64) -> SnapshotJob {
     SnapshotJob::new(
         LogPoint { index, term },
         (vec![1], vec![]),
@@ -61,7 +61,7 @@ pub(super) fn write(dir: &Path, writes: Vec<Durable>) {
     write_with(&disk, writes);
 }
 
-fn write_with(disk: &DiskThread, mut writes: Vec<Durable>) {
+pub(super) fn write_with(disk: &DiskThread, mut writes: Vec<Durable>) {
     let (sender, reports) = mpsc::channel();
     disk.listen(Box::new(move |report| sender.send(report).unwrap()));
     for (i, w) in writes.iter_mut().enumerate() {
@@ -279,7 +279,7 @@ fn damaged_snapshot_is_reported() {
 fn data_of_a_newer_build_does_not_count_as_damaged() {
     let (_temp, dir) = Temp::new();
     let (mut head, mut data) = job(1, 1).run();
-    data[1] = 4; // the variant after the newest one
+    data[1] = 5; // the variant after the newest one
     head.digest = digest(&data);
     write(&dir, vec![Durable { install: Some((head, Arc::new(data))), ..founded() }, append(2, 10, 2, 5)]);
     assert!(matches!(state(&dir), DirState::Newer(LogFault { why, .. }) if why.contains("a newer build wrote")));
@@ -504,7 +504,7 @@ fn running_member_rewrites_its_log_after_a_failed_sync() {
     assert_eq!(fault.kind, FaultKind::Unsynced);
     fs.fails(false);
     let all = Durable { number: 3, start_over: Some(RaftId(1)), ..append(6, 12, 2, 6) };
-    let renewed = disk.renew(&dir, &fs, &keys(&dir), (job(5, 2), all)).unwrap();
+    let renewed = DiskThread::renew(&dir, &fs, &keys(&dir), (job(5, 2), all)).unwrap();
     let (sender, reports) = mpsc::channel();
     renewed.listen(Box::new(move |report| sender.send(report).unwrap()));
     renewed.write(vec![Durable { number: 4, ..append(13, 13, 2, 6) }]).unwrap();

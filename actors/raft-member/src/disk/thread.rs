@@ -42,6 +42,7 @@ type Listener = Box<dyn Fn(Report) + Send>;
 
 enum Job {
     Write(Vec<Durable>),
+    Reseal,
     Listen(Listener),
     Show(Beside),
     HangWhile(PathBuf),
@@ -50,17 +51,23 @@ enum Job {
 /// The shell's end. When it is dropped, the thread finishes its current write and releases the directory.
 pub(crate) struct DiskThread {
     jobs: Sender<Job>,
-    counts: Arc<Counts>,
-    snapshots: SnapshotFiles,
+    published: Arc<Published>,
 }
 
-/// Counters and the failure that the thread publishes.
-#[derive(Default)]
-struct Counts {
+/// What the thread publishes.
+struct Published {
     persisted: AtomicU64,
     syncs: AtomicU64,
+    /// Of the directory that has the name now.
+    snapshots: Mutex<SnapshotFiles>,
     /// Why the thread ended.
     failed: Mutex<Option<LogFault>>,
+}
+
+impl Published {
+    fn opened<F: FileSystem>(&self, disk: &EngineDisk<F>) {
+        *self.snapshots.lock().unwrap_or_else(PoisonError::into_inner) = disk.snapshot_files().clone();
+    }
 }
 
 impl DiskThread {
@@ -75,28 +82,31 @@ impl DiskThread {
         F: FileSystem + 'static,
     {
         let (opened, answer) = mpsc::sync_channel(1);
-        let (path, fs, keys) = (dir.to_owned(), Arc::clone(fs), keys.clone());
+        let (path, files, own_keys) = (dir.to_owned(), Arc::clone(fs), keys.clone());
         let open = move || -> Result<_, LogFault> {
-            let mut disk = EngineDisk::open_in(&path, &fs, &keys, purpose)?;
-            let found = (disk.recover()?, disk.snapshot_files().clone());
+            let mut disk = EngineDisk::open_in(&path, &files, &own_keys, purpose)?;
+            let found = disk.recover()?;
             Ok((disk, found))
         };
-        let disk = Self::spawn(dir, 0, move || match open() {
-            Ok((disk, found)) => opened.send(Ok(found)).ok().map(|()| Ok(disk)),
+        let (disk, worker) = Self::new(dir, fs, keys);
+        let published = Arc::clone(&disk.published);
+        worker.start(0, move || match open() {
+            Ok((disk, found)) => {
+                published.opened(&disk);
+                opened.send(Ok(found)).ok().map(|()| Ok(disk))
+            }
             Err(fault) => {
                 let _gave_up = opened.send(Err(fault));
                 None
             }
         })?;
         let found = answer.recv().unwrap_or_else(|_| Err(LogFault::damaged(dir, "reading it panicked")));
-        let (recovered, snapshots) = found?;
-        Ok((Self { snapshots, ..disk }, recovered))
+        Ok((disk, found?))
     }
 
     /// After an `Unsynced` [`LogFault`]: rewrites everything into new files, on its own thread, and continues from there. Does not
     /// block: `Persisted` reports when all of `write` is durable. Writes queued meanwhile follow it.
     pub fn renew<F>(
-        &self,
         dir: &Path,
         fs: &Arc<F>,
         keys: &Keys,
@@ -105,56 +115,40 @@ impl DiskThread {
     where
         F: FileSystem + 'static,
     {
-        let (path, fs, keys, number) = (dir.to_owned(), Arc::clone(fs), keys.clone(), write.number);
-        let disk = Self::spawn(dir, number, move || Some(EngineDisk::renew(&path, &fs, &keys, &job, &write)))?;
-        Ok(Self { snapshots: self.snapshots.clone(), ..disk })
+        let (path, files, own_keys, number) = (dir.to_owned(), Arc::clone(fs), keys.clone(), write.number);
+        let (disk, worker) = Self::new(dir, fs, keys);
+        worker.start(number, move || Some(EngineDisk::renew(&path, &files, &own_keys, &job, &write)))?;
+        Ok(disk)
     }
 
-    /// `number`: the last write that is durable once the disk is open. `None` from `open`: its caller no longer waits.
-    fn spawn<F>(
-        dir: &Path,
-        number: u64,
-        open: impl FnOnce() -> Option<Result<EngineDisk<F>, LogFault>> + Send + 'static,
-    ) -> Result<Self, LogFault>
-    where
-        F: FileSystem + 'static,
-    {
+    fn new<F>(dir: &Path, fs: &Arc<F>, keys: &Keys) -> (Self, Worker<F>) {
         let (jobs, inbox) = mpsc::channel();
-        let counts = Arc::<Counts>::default();
-        let (path, counted) = (dir.to_owned(), Arc::clone(&counts));
-        let runtime = Handle::try_current();
-        let run = move || {
-            // A panic or error of this thread counts for its actor's runtime, where tests watch for them.
-            let _entered = runtime.as_ref().ok().map(Handle::enter);
-            let mut listener = None;
-            let served = catch_unwind(AssertUnwindSafe(|| match open() {
-                None => Ok(()),
-                Some(disk) => {
-                    let disk = disk?;
-                    counted.persisted.store(number, Ordering::Release);
-                    serve(disk, number > 0, &inbox, &counted, &mut listener)
-                }
-            }));
-            let fault = served.unwrap_or_else(|_| {
-                doubt::mark_doubtful(&path);
-                Err(doubt::unsynced(&path))
-            });
-            let Err(fault) = fault else { return };
-            *counted.failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(fault.clone());
-            // It may still be queued.
-            let late =
-                inbox.try_iter().filter_map(|job| if let Job::Listen(new) = job { Some(new) } else { None }).last();
-            if let Some(notify) = late.or(listener) {
-                notify(Report::Failed(fault));
-            }
+        let published = Arc::new(Published {
+            persisted: AtomicU64::new(0),
+            syncs: AtomicU64::new(0),
+            snapshots: Mutex::new(SnapshotFiles::new(dir, None)),
+            failed: Mutex::new(None),
+        });
+        let worker = Worker {
+            dir: dir.to_owned(),
+            fs: Arc::clone(fs),
+            keys: keys.clone(),
+            inbox,
+            published: Arc::clone(&published),
+            listener: None,
+            row: None,
+            hangs_while: None,
         };
-        let started = thread::Builder::new().name("raft-disk".to_owned()).spawn(run);
-        started.map_err(|e| LogFault::io(dir, e))?;
-        Ok(Self { jobs, counts, snapshots: SnapshotFiles::new(dir, None) })
+        (Self { jobs, published }, worker)
     }
     /// The snapshot files of the directory, for writers on other threads.
-    pub fn snapshot_files(&self) -> &SnapshotFiles {
-        &self.snapshots
+    pub fn snapshot_files(&self) -> SnapshotFiles {
+        self.published.snapshots.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+    /// Rewrites the directory under the newest key, if it is under another one. Writes queued meanwhile follow. If it fails, the
+    /// directory stays as it is.
+    pub fn reseal(&self) {
+        let _gone = self.jobs.send(Job::Reseal);
     }
     /// Sets the listener. Earlier `Report`s are not repeated, but `persisted` counts them.
     pub fn listen(&self, listener: Listener) {
@@ -171,73 +165,152 @@ impl DiskThread {
     /// Queues writes.
     pub fn write(&self, writes: Vec<Durable>) -> Result<(), LogFault> {
         self.jobs.send(Job::Write(writes)).map_err(|_| {
-            let failed = self.counts.failed.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            let failed = self.published.failed.lock().unwrap_or_else(PoisonError::into_inner).clone();
             failed.unwrap_or_else(|| LogFault::io("raft", "the disk thread has ended"))
         })
     }
     /// The number of the last write that is durable.
     pub fn persisted(&self) -> u64 {
-        self.counts.persisted.load(Ordering::Acquire)
+        self.published.persisted.load(Ordering::Acquire)
     }
     /// See [`EngineDisk::syncs`].
     pub fn syncs(&self) -> u64 {
-        self.counts.syncs.load(Ordering::Relaxed)
+        self.published.syncs.load(Ordering::Relaxed)
     }
 }
 
-/// Writes everything queued as one batch with one sync, until the other end is dropped.
-fn serve<F: FileSystem>(
-    mut disk: EngineDisk<F>,
-    mut news: bool,
-    inbox: &Receiver<Job>,
-    counts: &Counts,
-    listener: &mut Option<Listener>,
-) -> Result<(), LogFault> {
-    let (mut row, mut hangs_while): (Option<Beside>, Option<PathBuf>) = (None, None);
-    let mut batches = 0;
-    let mut rested = true;
-    loop {
-        let first = match inbox.recv_timeout(if rested { IDLE_WAIT } else { ACKED_SYNC_DELAY }) {
-            Ok(job) => job,
-            Err(RecvTimeoutError::Disconnected) => return Ok(()),
-            Err(RecvTimeoutError::Timeout) => {
-                let _activity = row.as_ref().map(|row| row.begin("rest"));
-                disk.rest()?;
-                counts.syncs.store(disk.syncs(), Ordering::Relaxed);
-                rested = true;
-                continue;
-            }
+/// The thread's end.
+struct Worker<F> {
+    dir: PathBuf,
+    fs: Arc<F>,
+    keys: Keys,
+    inbox: Receiver<Job>,
+    published: Arc<Published>,
+    listener: Option<Listener>,
+    row: Option<Beside>,
+    hangs_while: Option<PathBuf>,
+}
+
+/// Why a thread no longer serves its disk.
+enum Ended {
+    /// The other end was dropped.
+    Released,
+    /// The directory is to be rewritten, and another thread continues: raft-engine caches blocks per thread, by position alone.
+    Reseal,
+}
+
+impl<F: FileSystem + 'static> Worker<F> {
+    /// `number`: the last write that is durable once the disk is open. `None` from `open`: its caller no longer waits.
+    fn start(
+        self,
+        number: u64,
+        open: impl FnOnce() -> Option<Result<EngineDisk<F>, LogFault>> + Send + 'static,
+    ) -> Result<(), LogFault> {
+        let (dir, runtime) = (self.dir.clone(), Handle::try_current());
+        let run = move || {
+            // A panic or error of this thread counts for its actor's runtime, where tests watch for them.
+            let _entered = runtime.as_ref().ok().map(Handle::enter);
+            self.run(number, open);
         };
-        let mut writes: Vec<Durable> = Vec::new();
-        for job in std::iter::once(first).chain(inbox.try_iter()) {
-            match job {
-                Job::Write(more) => writes.extend(more),
-                Job::Listen(new) => *listener = Some(new),
-                Job::Show(beside) => row = Some(beside),
-                Job::HangWhile(file) => hangs_while = Some(file),
+        let started = thread::Builder::new().name("raft-disk".to_owned()).spawn(run);
+        started.map(drop).map_err(|e| LogFault::io(dir, e))
+    }
+
+    fn run(mut self, number: u64, open: impl FnOnce() -> Option<Result<EngineDisk<F>, LogFault>>) {
+        let served = catch_unwind(AssertUnwindSafe(|| {
+            let activity = self.row.as_ref().map(|row| row.begin("rewrite"));
+            let Some(disk) = open() else { return Ok(Ended::Released) };
+            let disk = disk?;
+            drop(activity);
+            self.published.opened(&disk);
+            self.published.persisted.store(number, Ordering::Release);
+            self.serve(disk, number > 0)
+        }));
+        let served = served.unwrap_or_else(|_| {
+            doubt::mark_doubtful(&self.dir);
+            Err(doubt::unsynced(&self.dir))
+        });
+        match served {
+            Ok(Ended::Released) => {}
+            Ok(Ended::Reseal) => self.reseal(),
+            Err(fault) => fail(&self.published, &self.inbox, self.listener, fault),
+        }
+    }
+
+    fn reseal(self) {
+        let (dir, fs, keys) = (self.dir.clone(), Arc::clone(&self.fs), self.keys.clone());
+        let (published, number) = (Arc::clone(&self.published), self.published.persisted.load(Ordering::Acquire));
+        let started = self.start(number, move || Some(EngineDisk::open_in(&dir, &fs, &keys, OpenFor::Writing)));
+        if let Err(fault) = started {
+            // The shell notices at its next write.
+            *published.failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(fault);
+        }
+    }
+
+    /// Writes everything queued as one batch with one sync.
+    fn serve(&mut self, mut disk: EngineDisk<F>, mut news: bool) -> Result<Ended, LogFault> {
+        let published = Arc::clone(&self.published);
+        let syncs_before = published.syncs.load(Ordering::Relaxed);
+        let count_syncs = |disk: &EngineDisk<F>| published.syncs.store(syncs_before + disk.syncs(), Ordering::Relaxed);
+        let mut batches = 0;
+        let mut rested = true;
+        loop {
+            let first = match self.inbox.recv_timeout(if rested { IDLE_WAIT } else { ACKED_SYNC_DELAY }) {
+                Ok(job) => job,
+                Err(RecvTimeoutError::Disconnected) => return Ok(Ended::Released),
+                Err(RecvTimeoutError::Timeout) => {
+                    let _activity = self.row.as_ref().map(|row| row.begin("rest"));
+                    disk.rest()?;
+                    count_syncs(&disk);
+                    rested = true;
+                    continue;
+                }
+            };
+            let (mut writes, mut reseal): (Vec<Durable>, bool) = (Vec::new(), false);
+            for job in std::iter::once(first).chain(self.inbox.try_iter()) {
+                match job {
+                    Job::Write(more) => writes.extend(more),
+                    Job::Reseal => reseal = true,
+                    Job::Listen(new) => self.listener = Some(new),
+                    Job::Show(beside) => self.row = Some(beside),
+                    Job::HangWhile(file) => self.hangs_while = Some(file),
+                }
+            }
+            // The directory was rewritten before there was a listener.
+            if let Some(notify) = self.listener.as_ref().filter(|_| news) {
+                news = false;
+                notify(Report::Persisted);
+            }
+            if let Some(number) = writes.last().map(|write| write.number) {
+                let activity = self.row.as_ref().map(|row| row.begin("write"));
+                while self.hangs_while.as_ref().is_some_and(|file| file.exists()) {
+                    thread::sleep(HANG_POLL_INTERVAL);
+                }
+                disk.write(&writes)?;
+                drop(activity);
+                count_syncs(&disk);
+                published.persisted.store(number, Ordering::Release);
+                if let Some(notify) = &self.listener {
+                    notify(Report::Persisted);
+                }
+                batches += 1;
+                rested = false;
+                if u64::is_multiple_of(batches, ACKED_SYNC_BATCHES) {
+                    disk.rest()?;
+                }
+            }
+            if reseal {
+                return Ok(Ended::Reseal);
             }
         }
-        // The directory was rewritten before there was a listener.
-        if let Some(notify) = listener.as_ref().filter(|_| news) {
-            news = false;
-            notify(Report::Persisted);
-        }
-        let Some(number) = writes.last().map(|w| w.number) else { continue };
-        let activity = row.as_ref().map(|row| row.begin("write"));
-        while hangs_while.as_ref().is_some_and(|file| file.exists()) {
-            thread::sleep(HANG_POLL_INTERVAL);
-        }
-        disk.write(&writes)?;
-        drop(activity);
-        counts.syncs.store(disk.syncs(), Ordering::Relaxed);
-        counts.persisted.store(number, Ordering::Release);
-        if let Some(notify) = listener {
-            notify(Report::Persisted);
-        }
-        batches += 1;
-        rested = false;
-        if u64::is_multiple_of(batches, ACKED_SYNC_BATCHES) {
-            disk.rest()?;
-        }
+    }
+}
+
+fn fail(published: &Published, inbox: &Receiver<Job>, listener: Option<Listener>, fault: LogFault) {
+    *published.failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(fault.clone());
+    // It may still be queued.
+    let late = inbox.try_iter().filter_map(|job| if let Job::Listen(new) = job { Some(new) } else { None }).last();
+    if let Some(notify) = late.or(listener) {
+        notify(Report::Failed(fault));
     }
 }
