@@ -10,6 +10,8 @@ use crate::keyring::{FollowFault, Followed};
 /// The pauses after a failed write or report: a disk that is full stays so for a while, and a leader is found within seconds.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// The Raft member seals its data within moments of the keyring, unless its disk is full or its folder is a mount point.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// What the replica says of the unlock key and of this manager's report.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -36,6 +38,8 @@ pub enum Input {
     Replica(Goal),
     /// The attempt with this version ended.
     Followed(Revision, Result<Followed, FollowFault>),
+    /// Whether the Raft data is sealed under the newest key of the keyring, which was of this version. Of an earlier one: no effect.
+    Looked(Revision, bool),
     /// The report was answered.
     Reported(Result<(), ErrorBody>),
     Woke,
@@ -49,6 +53,8 @@ pub enum Effect {
         version: Revision,
         key: Option<Secret>,
     },
+    /// Look at the Raft data and report as `Looked`.
+    Look(Revision),
     /// Report to the leader, and its answer as `Reported`.
     Report(Seal),
     /// For the log.
@@ -105,6 +111,10 @@ pub struct Autolock {
     on_disk: Option<Revision>,
     /// A write is in progress: whether it seals.
     writing: Option<bool>,
+    /// Whether the Raft data is sealed under the newest key. `None`: not looked yet, since the keyring was last written.
+    data_sealed: Option<bool>,
+    looking: bool,
+    look_again: Moment,
     /// This report is in progress. The goal may be another one when it ends.
     reporting: Option<Seal>,
     /// Why the keyring is not at the goal's version.
@@ -122,6 +132,9 @@ impl Autolock {
             goal: Goal::default(),
             on_disk: None,
             writing: None,
+            data_sealed: None,
+            looking: false,
+            look_again: Moment::default(),
             reporting: None,
             fault: None,
             write: Pause::default(),
@@ -135,6 +148,12 @@ impl Autolock {
         match input {
             Input::Replica(goal) => self.learn(goal),
             Input::Followed(version, result) => self.followed(version, result, now, out),
+            Input::Looked(version, data_sealed) => {
+                self.looking = false;
+                if Some(version) == self.on_disk {
+                    (self.data_sealed, self.look_again) = (Some(data_sealed), now + LOOK_INTERVAL);
+                }
+            }
             Input::Reported(result) => self.reported(result, now),
             Input::Woke => self.wake = None,
         }
@@ -173,7 +192,9 @@ impl Autolock {
     }
 
     fn seal(&self) -> Seal {
-        Seal { version: self.goal.version, sealed: self.goal.key.is_some(), unlock: self.unlock }
+        let Goal { version, key, .. } = &self.goal;
+        let (sealed, data_sealed) = (key.is_some(), self.data_sealed == Some(true));
+        Seal { version: *version, sealed, data_sealed, unlock: self.unlock }
     }
 
     /// Whether another attempt with the goal's version is of no use.
@@ -195,6 +216,7 @@ impl Autolock {
                 self.on_disk = self.on_disk.max(Some(on_disk));
                 (self.fault, self.write) = (None, Pause::default());
                 if followed == Followed::Written {
+                    self.data_sealed = None;
                     out.push(Effect::Took { version, sealed });
                 }
             }
@@ -224,22 +246,17 @@ impl Autolock {
 
     /// The only place that begins something.
     fn advance(&mut self, now: Moment, out: &mut Vec<Effect>) {
-        let Goal { version, key, on_record } = &self.goal;
+        let Goal { version, key, .. } = &self.goal;
         if *version == Revision(0) || self.writing.is_some() || self.is_hopeless() {
             return;
         }
         let due = match self.on_disk {
             Some(on_disk) if on_disk > *version => return,
             Some(on_disk) if on_disk == *version => {
-                if self.reporting.is_some() || *on_record == Some(self.seal()) {
-                    return;
-                }
-                if now >= self.report.until {
-                    let seal = self.seal();
-                    self.reporting = Some(seal);
-                    return out.push(Effect::Report(seal));
-                }
-                self.report.until
+                let looks = self.look(now, out);
+                let reports = self.report(now, out);
+                let Some(due) = looks.into_iter().chain(reports).min() else { return };
+                due
             }
             _ => {
                 if now >= self.write.until {
@@ -254,5 +271,32 @@ impl Autolock {
             self.wake = Some(due);
             out.push(Effect::WakeAt(due));
         }
+    }
+
+    /// Looks at the Raft data until it is sealed, and returns when the next look is due.
+    fn look(&mut self, now: Moment, out: &mut Vec<Effect>) -> Option<Moment> {
+        if self.looking || self.data_sealed == Some(true) || (self.data_sealed.is_some() && self.goal.key.is_none()) {
+            return None;
+        }
+        if self.data_sealed.is_some() && now < self.look_again {
+            return Some(self.look_again);
+        }
+        self.looking = true;
+        out.push(Effect::Look(self.goal.version));
+        None
+    }
+
+    /// Reports what is on disk unless it is on record, and returns when the next report is due.
+    fn report(&mut self, now: Moment, out: &mut Vec<Effect>) -> Option<Moment> {
+        let seal = self.seal();
+        if self.reporting.is_some() || self.data_sealed.is_none() || self.goal.on_record == Some(seal) {
+            return None;
+        }
+        if now < self.report.until {
+            return Some(self.report.until);
+        }
+        self.reporting = Some(seal);
+        out.push(Effect::Report(seal));
+        None
     }
 }

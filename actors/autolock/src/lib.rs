@@ -12,5 +12,5 @@ pub mod core;
 mod keyring;
 mod shell;
 
-pub use self::keyring::{FollowFault, Followed, KeyringPort, OnDisk};
+pub use self::keyring::{FollowFault, Followed, KeyringPort, OnDisk, SealedFiles};
 pub use self::shell::{AutolockShell, Msg, Ports};

@@ -1,6 +1,6 @@
 //! Decides whether the managers have taken a change of the unlock key. Pure: the caller polls.
 
-use muster_messages::{AutolockView, Liveness, Revision};
+use muster_messages::{AutolockView, Liveness, ManagerSealView, Revision, SealState};
 
 use crate::settled::Progress;
 
@@ -16,8 +16,9 @@ pub fn autolock_progress(view: &AutolockView, version: Revision) -> Progress {
         return Progress::Waiting("the answering manager has not applied the change yet".to_owned());
     }
     let ready = view.managers.iter().filter(|manager| manager.liveness == Liveness::Ready);
-    let missing: Vec<&str> =
-        ready.clone().filter(|manager| manager.version != Some(version)).map(|manager| manager.name.as_str()).collect();
+    let is_missing =
+        |manager: &&ManagerSealView| manager.version != Some(version) || manager.state == SealState::Incomplete;
+    let missing: Vec<&str> = ready.clone().filter(is_missing).map(|manager| manager.name.as_str()).collect();
     if missing.is_empty() {
         return Progress::Settled;
     }
@@ -53,6 +54,15 @@ mod tests {
             autolock_progress(&view([Some(9), Some(9), Some(5)], "ready"), Revision(9)),
             Progress::Waiting(_)
         ));
+    }
+
+    /// The keyring is sealed at once; the Raft data follows, or cannot: its folder may be a mount point.
+    #[test]
+    fn data_in_clear_holds_the_wait() {
+        let mut now = view([Some(9), Some(9), Some(9)], "ready");
+        now.managers[2].state = SealState::Incomplete;
+        let Progress::Waiting(why) = autolock_progress(&now, Revision(9)) else { panic!("n3 is incomplete") };
+        assert!(why.ends_with("waiting for n3"), "{why}");
     }
 
     #[test]

@@ -236,7 +236,9 @@ fn fill(shared: &Shared, children: &Children) -> Result<(), Fault> {
 
 /// Keeps the keyring at the replicated version of the unlock key. It is created with the Raft data.
 fn autolock_spec(shared: &Shared, router: &Router, replica: &watch::Sender<Arc<Replica>>) -> Spec {
-    let keyring = OnDisk { keys: shared.memory.store().keys().clone(), unlock: shared.unlocks_by };
+    let (keys, unlock) = (shared.memory.store().keys().clone(), shared.unlocks_by);
+    let files = Arc::new(sealing::Files::of(shared));
+    let keyring = OnDisk { keys, unlock, files };
     let ports = muster_autolock::Ports {
         me: shared.me,
         keyring: Arc::new(keyring),

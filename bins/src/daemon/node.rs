@@ -26,6 +26,7 @@ use super::metrics;
 use super::ready::{self, Readiness};
 use super::reconcilers;
 use super::recovery;
+use super::sealing;
 use super::startup_failure;
 use muster_manager::RaftData;
 use muster_manager::runs::Runs;
@@ -112,10 +113,12 @@ impl Node {
             root.children().start(spec);
             reconcilers
         });
+        let (config, memory) = (Arc::clone(&shared.config), shared.memory.clone());
         tokio::spawn(recovery::delete_expired_periodically(
             shared.config.data_dir.clone(),
             shared.config.settings.recovery.keep_set_aside.0,
             shared.credentials.clone(),
+            Arc::new(move |worker: &NodeCredentials| sealing::settle_worker(&config, &memory, worker)),
         ));
         let metrics_addr = metrics::serve(metrics_listener, shared.clone(), readiness.clone());
         ready::announce_when_ready(readiness, listens, metrics_addr, shared.config.socket.clone());

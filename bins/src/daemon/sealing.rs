@@ -1,7 +1,10 @@
 //! Sealing of this node's disk, as far as its role decides it. SEAL-4: a worker's secrets are in clear, and a keyring that nothing needs is
 //! deleted.
 
+use std::path::PathBuf;
+
 use muster_agent::NodeMemory;
+use muster_autolock::SealedFiles;
 use muster_kernel::Fault;
 use muster_messages::Role;
 use muster_messages::protocol::NodeCredentials;
@@ -10,6 +13,7 @@ use muster_raft_member::disk::{self, DirSeal};
 use muster_sealing::{KeysStatus, SET_ASIDE};
 
 use super::config::Config;
+use super::node::Shared;
 use super::recovery;
 
 /// Seals the identity files of a manager with the newest key. Its Raft data was opened, so that its keyring exists if it is to be sealed.
@@ -20,8 +24,37 @@ pub fn reseal_identity(store: &IdentityStore) {
     }
 }
 
+/// What the keyring of this manager seals.
+pub struct Files {
+    store: IdentityStore,
+    raft: PathBuf,
+}
+
+impl Files {
+    pub fn of(shared: &Shared) -> Self {
+        Self { store: shared.memory.store().clone(), raft: shared.config.data_dir.join("raft") }
+    }
+}
+
+impl SealedFiles for Files {
+    /// The Raft member follows the keyring by itself.
+    fn keys_changed(&self) {
+        reseal_identity(&self.store);
+    }
+    fn data_is_sealed(&self) -> bool {
+        match disk::seal_of(&self.raft, self.store.keys()) {
+            Ok(DirSeal::Sealed { newest, .. }) => newest,
+            Ok(DirSeal::Absent | DirSeal::Clear) => false,
+            Err(fault) => {
+                tracing::warn!(%fault, "cannot read how the Raft data is sealed");
+                false
+            }
+        }
+    }
+}
+
 /// Of a node that may have been demoted: the order is worker certificate, wiped Raft data, keyring, and a crash leaves the rest to the
-/// next start. Data that was set aside needs the keyring until it is deleted. A locked keyring is set aside with the data that it seals:
+/// next start. Repeated when the manager runtime stops and with each certificate: either may come first. Data that was set aside needs the keyring until it is deleted. A locked keyring is set aside with the data that it seals:
 /// a worker is never asked for a key, and gets another keyring if it is promoted. Blocks.
 pub fn settle_worker(config: &Config, memory: &NodeMemory, credentials: &NodeCredentials) -> Result<(), Fault> {
     let store = memory.store();

@@ -44,6 +44,8 @@ pub struct Seal {
     pub version: Revision,
     /// `false`: its keys lie in clear.
     pub sealed: bool,
+    /// The Raft data is sealed under the newest key of the keyring. Otherwise it is in clear, or under a key that may have lain in clear.
+    pub data_sealed: bool,
     pub unlock: AutoUnlock,
 }
 

@@ -1,6 +1,8 @@
 //! Autolock as it is shown: which managers are sealed, under which version of the unlock key.
 
-use muster_messages::{AutoUnlock, AutolockView, ManagerSealView, NodeRecord, OldKeyView, Revision, SealState, Tables};
+use muster_messages::{
+    AutoUnlock, AutolockView, ManagerSealView, NodeRecord, OldKeyView, Revision, Seal, SealReport, SealState, Tables,
+};
 
 /// `muster autolock status`.
 pub fn autolock(tables: &Tables) -> AutolockView {
@@ -9,7 +11,9 @@ pub fn autolock(tables: &Tables) -> AutolockView {
     let mut managers: Vec<ManagerSealView> =
         tables.nodes.values().map(|node| &**node).filter(sealable).map(|node| manager(tables, node)).collect();
     managers.sort_by(|a, b| (&a.name, a.node).cmp(&(&b.name, b.node)));
-    let behind = managers.iter().filter(|manager| manager.state == SealState::Sealed);
+    let is_sealed =
+        |manager: &&ManagerSealView| autolock.seals.get(&manager.node).is_some_and(|report| report.seal.sealed);
+    let behind = managers.iter().filter(is_sealed);
     let needs_old_key = behind.filter_map(|manager| {
         let version = manager.version.filter(|version| *version != autolock.version)?;
         let since = autolock.key_of(version).map(|(_, set_at)| set_at);
@@ -27,7 +31,13 @@ pub fn autolock(tables: &Tables) -> AutolockView {
 fn manager(tables: &Tables, node: &NodeRecord) -> ManagerSealView {
     let report = tables.autolock.seals.get(&node.id);
     let state = match report {
-        Some(report) if report.seal.sealed => SealState::Sealed,
+        Some(SealReport { seal: Seal { sealed: true, data_sealed, .. }, .. }) => {
+            if *data_sealed {
+                SealState::Sealed
+            } else {
+                SealState::Incomplete
+            }
+        }
         Some(_) => SealState::Clear,
         // There was never a key under which it could be sealed.
         None if tables.autolock.version == Revision(0) => SealState::Clear,

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use muster_autolock::{AutolockShell, FollowFault, Followed, KeyringPort, Msg, OnDisk, Ports};
+use muster_autolock::{AutolockShell, FollowFault, Followed, KeyringPort, Msg, OnDisk, Ports, SealedFiles};
 use muster_kernel::{Address, Fuse, Spec};
 use muster_messages::protocol::{LeaderCalls, PeerAnswer};
 use muster_messages::wire::PeerCall;
@@ -68,6 +68,16 @@ impl Leader {
     }
 }
 
+/// Files that follow the keyring at once.
+struct Sealed;
+
+impl SealedFiles for Sealed {
+    fn keys_changed(&self) {}
+    fn data_is_sealed(&self) -> bool {
+        true
+    }
+}
+
 fn new_key() -> Secret {
     Secret::new(UnlockKey::new().to_text().as_str())
 }
@@ -83,7 +93,7 @@ async fn start(leader: &Leader, keyring: Arc<dyn KeyringPort>) -> ActorHarness {
 fn keyring(folder: &Path) -> (Keys, Arc<dyn KeyringPort>) {
     let keys = Keys::open(folder).unwrap();
     keys.ensure().unwrap();
-    (keys.clone(), Arc::new(OnDisk { keys, unlock: AutoUnlock::File }))
+    (keys.clone(), Arc::new(OnDisk { keys, unlock: AutoUnlock::File, files: Arc::new(Sealed) }))
 }
 
 async fn key_is_enabled_rotated_and_disabled(fuse: Fuse) {
@@ -138,6 +148,9 @@ impl KeyringPort for Failing {
     fn follow(&self, _: Revision, _: Option<&Secret>) -> Result<Followed, FollowFault> {
         self.0.lock().unwrap().clone().map_or(Ok(Followed::Written), Err)
     }
+    fn data_is_sealed(&self) -> bool {
+        true
+    }
     fn unlocks_by(&self) -> AutoUnlock {
         AutoUnlock::None
     }
@@ -168,7 +181,9 @@ async fn manager_without_a_keyring_says_what_to_do() {
     let folder = tempfile::tempdir().unwrap();
     let keys = Keys::open(folder.path()).unwrap();
     let leader = Leader::new();
-    let harness = start(&leader, Arc::new(OnDisk { keys: keys.clone(), unlock: AutoUnlock::None })).await;
+    let harness =
+        start(&leader, Arc::new(OnDisk { keys: keys.clone(), unlock: AutoUnlock::None, files: Arc::new(Sealed) }))
+            .await;
     let version = leader.change(AutolockChange::Enable { key: new_key() });
     harness
         .until(PATH, "a reason", |actor| actor.view["fault"].as_str().is_some_and(|why| why.contains("restarted")))

@@ -44,6 +44,50 @@ fn each_version_is_written_once_and_then_reported() {
     assert_eq!((world.core.state(), world.writes), (State::Current, 4), "a restart compares and writes nothing");
 }
 
+fn is_whole(world: &World) -> Option<bool> {
+    world.log.autolock.seals.get(&me()).map(|report| report.seal.data_sealed)
+}
+
+/// On a full disk, or a mount point, the Raft data stays under a key that lay in clear: the report says so, until it has changed.
+#[test]
+fn data_that_is_not_sealed_yet_is_reported_as_such() {
+    let mut world = World::new();
+    world.looks_left = 20;
+    world.change(enable("a"));
+    for _ in 0..10 {
+        while world.act() {}
+        world.show();
+        world.pass(Duration::from_secs(1));
+    }
+    assert_eq!((is_whole(&world), world.core.state()), (Some(false), State::Current));
+    world.looks_left = 0;
+    for _ in 0..3 {
+        while world.act() {}
+        world.show();
+        world.pass(Duration::from_secs(1));
+    }
+    assert_eq!((is_whole(&world), world.core.state()), (Some(true), State::Current));
+    assert_eq!(world.wake, None, "it looks no longer");
+}
+
+/// A look that began before the keyring had another key says nothing about that key.
+#[test]
+fn late_look_at_the_data_does_not_count() {
+    let mut world = World::new();
+    let first = world.change(enable("a"));
+    world.run();
+    world.looks_left = 1;
+    let second = world.change(rotate("b"));
+    world.show();
+    let Some(Effect::Follow { version, key }) = world.pending.pop_front() else { panic!("it follows") };
+    assert_eq!(version, second);
+    let written = world.follow(version, key);
+    world.input(Input::Followed(version, written));
+    world.input(Input::Looked(first, true));
+    while world.act() {}
+    assert_eq!(is_whole(&world), Some(false));
+}
+
 #[test]
 fn several_rotations_at_once_are_one_write() {
     let mut world = World::new();

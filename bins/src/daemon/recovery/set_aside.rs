@@ -9,8 +9,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use muster_kernel::Fault;
 use muster_messages::Role;
 use muster_messages::protocol::NodeCredentials;
+use muster_sealing::SET_ASIDE;
 use tokio::sync::watch;
 
 use crate::daemon::boot::say;
@@ -66,24 +68,33 @@ fn delete_expired(data_dir: &Path, keep_time: Duration, now: SystemTime) -> io::
             tracing::info!(folder = %folder.display(), "deleted Raft data that was set aside: this node is not a manager");
         }
     }
+    if ![FENCED, DAMAGED].iter().any(|name| data_dir.join(name).exists()) {
+        muster_sealing::files::remove_durably(&data_dir.join("identity").join(SET_ASIDE))?;
+    }
     Ok(())
 }
 
-/// RECOVER-11. Checks periodically for as long as this process runs.
+/// RECOVER-11. Checks periodically, and with each certificate, for as long as this process runs. `settle`: what else a worker clears up. It
+/// blocks.
 pub async fn delete_expired_periodically(
     data_dir: std::path::PathBuf,
     keep_time: Duration,
     mut credentials: watch::Receiver<Arc<NodeCredentials>>,
+    settle: Arc<dyn Fn(&NodeCredentials) -> Result<(), Fault> + Send + Sync>,
 ) {
     loop {
-        let role = credentials.borrow_and_update().identity.node().map(|(_, role)| role);
-        if role == Some(Role::Worker) {
-            let folder = data_dir.clone();
-            let deleted =
-                tokio::task::spawn_blocking(move || delete_expired(&folder, keep_time, SystemTime::now())).await;
-            if let Ok(Err(error)) = deleted {
-                tracing::warn!(%error, "Raft data that was set aside could not be deleted; it holds the root key");
-            }
+        let current = credentials.borrow_and_update().clone();
+        if current.identity.node().is_some_and(|(_, role)| role == Role::Worker) {
+            let (folder, settle) = (data_dir.clone(), Arc::clone(&settle));
+            let cleared = tokio::task::spawn_blocking(move || {
+                if let Err(error) = delete_expired(&folder, keep_time, SystemTime::now()) {
+                    tracing::warn!(%error, "Raft data that was set aside could not be deleted; it holds the root key");
+                }
+                if let Err(fault) = settle(&current) {
+                    tracing::warn!(%fault, "cannot clear up what is left of this node's time as a manager");
+                }
+            });
+            let _panicked = cleared.await;
         }
         tokio::select! {
             () = tokio::time::sleep(CHECK_INTERVAL) => {}
@@ -140,13 +151,20 @@ mod tests {
         let muster_messages::Subject::Node { role, .. } = &mut worker.identity.subject else { panic!("a node's") };
         *role = Role::Worker;
         let (tell, receiver) = watch::channel(Arc::new(manager));
-        let checker = tokio::spawn(delete_expired_periodically(dir.path().to_owned(), Duration::ZERO, receiver));
+        let settled = Arc::new(watch::Sender::new(false));
+        let (data, of_worker) = (dir.path().to_owned(), Arc::clone(&settled));
+        let settle = move |_: &NodeCredentials| {
+            of_worker.send_replace(true);
+            Ok(())
+        };
+        let former_keyring = dir.path().join("identity").join(SET_ASIDE);
+        std::fs::write(&former_keyring, "").unwrap();
+        let checker = tokio::spawn(delete_expired_periodically(data, Duration::ZERO, receiver, Arc::new(settle)));
         tokio::task::yield_now().await;
-        assert!(fenced.exists());
+        assert!(fenced.exists() && !*settled.borrow());
         tell.send_replace(Arc::new(worker));
-        while fenced.exists() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        settled.subscribe().wait_for(|settled| *settled).await.unwrap();
+        assert!(!fenced.exists() && !former_keyring.exists());
         checker.abort();
     }
 }

@@ -46,6 +46,8 @@ pub struct AutolockView {
 #[serde(rename_all = "snake_case")]
 pub enum SealState {
     Sealed,
+    /// Its keys are sealed, and its Raft data is still in clear, or under a key that lay in clear.
+    Incomplete,
     /// Its keys lie beside its data.
     Clear,
     /// It has not reported since autolock was switched on.
