@@ -59,6 +59,9 @@ fn a_managers_disk_shows_no_secrets() {
     assert!(!root.is_empty(), "a backup holds the root key");
     secrets.extend(root);
     assert!(!showing(world.folder(), &secrets).is_empty(), "the search finds existing secrets");
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", world.node("n1").pid())).expect("it runs");
+    let core = limits.lines().find(|line| line.starts_with("Max core file size")).expect("a limit");
+    assert_eq!(core.split_whitespace().nth(4), Some("0"), "a core file would show them: {core}");
     for write in 0..120 {
         world.muster(&["node", "update", "n1", "--label-add", &format!("w={write}")]).ended(0);
     }

@@ -90,6 +90,7 @@ async fn run(config: Config) -> Result<(), Exit> {
     let mut interrupt = signal(SignalKind::interrupt())?;
     muster_api::AdminSocket::check(&config.socket).map_err(|e| Exit::new(2, e.to_string()))?;
     raise_file_limit();
+    leave_no_core_file();
     let _lock = DirLock::take(&config.data_dir).map_err(|e| Exit::new(1, e.to_string()))?;
     // Without a log SIGHUP keeps its meaning: closing a terminal ends the processes in it. With one it must not end a daemon that
     // is starting, least of all a locked one, which may wait for days: the file is opened only after that.
@@ -134,6 +135,16 @@ async fn reopen_on_hangup(node: &Node, hangup: Option<&mut Signal>) {
         node.reopen_audit_log();
     }
     std::future::pending().await
+}
+
+/// A core file would hold what is sealed on the disk: the root key, the unlock key, the state. For debugging, `prlimit` raises the limit of
+/// a running process.
+fn leave_no_core_file() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let none = Rlimit { current: Some(0), maximum: getrlimit(Resource::Core).maximum };
+    if let Err(error) = setrlimit(Resource::Core, none) {
+        tracing::warn!(%error, "cannot switch core files off");
+    }
 }
 
 /// Every connection is a file. The soft limit of most systems (1,024) is far below what a manager of 10,000 nodes needs;

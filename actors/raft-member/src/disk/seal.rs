@@ -67,7 +67,7 @@ impl SealHead {
     }
 }
 
-/// The seal of one directory: for one reader or writer. A clone shares nothing; each seals with a salt of its own.
+/// The seal of one directory, for one reader or writer: it seals with a salt of its own.
 pub(crate) struct Seal {
     place: Vec<u8>,
     key: DataKey,

@@ -438,6 +438,43 @@ fn directory_behind_a_symbolic_link_is_converted() {
     assert!(same(&recover(&link).unwrap(), &before));
 }
 
+#[test]
+fn wipe_leaves_no_half_exchanged_data() {
+    let (_temp, dir) = Temp::new();
+    write_clear(&dir, &secrets(FEATURE_LEVEL));
+    for name in ["raft.next", "raft.old"] {
+        copy_dir(&dir, &dir.with_file_name(name));
+    }
+    wipe(&dir).unwrap();
+    assert!(!holds(&image(dir.parent().unwrap()), SECRET));
+    for beside in ["raft.next", "raft.old"] {
+        copy_dir(
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/clear-directory").as_path(),
+            &dir.with_file_name(beside),
+        );
+    }
+    fs::remove_dir_all(&dir).unwrap();
+    wipe(&dir).unwrap();
+    assert!(!holds(&image(dir.parent().unwrap()), SECRET), "without the directory itself");
+}
+
+/// SEAL-3: data whose description cannot be read may be under any key.
+#[test]
+fn no_key_is_dropped_beside_an_unreadable_description() {
+    let (_temp, dir) = Temp::new();
+    write(&dir, secrets(FEATURE_LEVEL));
+    let kept = dir.with_file_name("raft.fenced");
+    copy_dir(&dir, &kept);
+    let whole = fs::read(kept.join("seal.json")).unwrap();
+    fs::write(kept.join("seal.json"), "{").unwrap();
+    let shared = keys(&dir);
+    shared.add_key(KeyUse::Raft).unwrap();
+    DiskThread::open(&dir, &shared).unwrap();
+    assert!(keys_in_use(&dir).is_err() && shared.of(KeyUse::Raft).unwrap().len() == 2);
+    fs::write(kept.join("seal.json"), whole).unwrap();
+    assert!(matches!(super::state(&kept, &shared), DirState::Present { .. }));
+}
+
 /// The description is lost: the data counts as damaged, and the member gets it from the others.
 #[test]
 fn sealed_directory_without_its_description_is_damaged() {

@@ -163,5 +163,8 @@ fn worker_with_a_sealed_keyring_is_not_locked() {
     for (role, locked) in [(Role::Manager, true), (Role::Worker, false)] {
         certified(dir.path(), role);
         assert_eq!(is_locked(&config(dir.path(), &[]), &keys), locked, "{role}");
+        for recovers in [&["--force-new-cluster"][..], &["--force-new-cluster", "--print-plan"]] {
+            assert!(is_locked(&config(dir.path(), recovers), &keys), "{role}: it reads a former manager's data");
+        }
     }
 }
