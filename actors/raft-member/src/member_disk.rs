@@ -19,11 +19,20 @@ use crate::shell::Msg;
 /// supervisor, which waits longer each time.
 const MAX_RENEWALS: u32 = 8;
 
-/// A directory that could not be sealed anew, on a full disk for example, is tried again after this time.
-const RESEAL_RETRY_PAUSE: Duration = Duration::from_secs(60);
+/// The pauses after which a directory that could not be sealed anew is tried again: each attempt writes the whole state, and a mount point
+/// stays one.
+const FIRST_RESEAL_PAUSE: Duration = Duration::from_secs(60);
+const LONGEST_RESEAL_PAUSE: Duration = Duration::from_secs(3600);
 
 /// A report of the disk thread, and the number of renewals before that thread.
 pub struct DiskNews(Report, u32);
+
+/// The last request to rewrite the directory.
+struct Resealing {
+    key: KeyId,
+    again: Moment,
+    pause: Duration,
+}
 
 /// See the module.
 pub(crate) struct MemberDisk {
@@ -33,8 +42,7 @@ pub(crate) struct MemberDisk {
     thread: DiskThread,
     renewals: u32,
     persisted: u64,
-    /// The key under which the directory was to be rewritten, and when that may be tried again.
-    resealing: Option<(KeyId, Moment)>,
+    resealing: Option<Resealing>,
 }
 
 impl MemberDisk {
@@ -59,11 +67,16 @@ impl MemberDisk {
     /// SEAL-8. What was written while the keys lay in clear gets another key as soon as the keyring has one.
     pub fn follow_keys(&mut self, now: Moment) {
         let Some(newest) = self.keys.newest(KeyUse::Raft) else { return };
-        let due = self.resealing.is_none_or(|(key, again)| key != newest || now >= again);
-        if due && self.thread.snapshot_files().key().is_some_and(|key| key != newest) {
-            self.resealing = Some((newest, now + RESEAL_RETRY_PAUSE));
-            self.thread.reseal();
+        if self.thread.snapshot_files().key().is_none_or(|key| key == newest) {
+            return;
         }
+        let pause = match &self.resealing {
+            Some(last) if last.key == newest && now < last.again => return,
+            Some(last) if last.key == newest => (last.pause * 2).min(LONGEST_RESEAL_PAUSE),
+            _ => FIRST_RESEAL_PAUSE,
+        };
+        self.resealing = Some(Resealing { key: newest, again: now + pause, pause });
+        self.thread.reseal();
     }
 
     pub fn watch(&self, cx: &Cx<Msg>) {

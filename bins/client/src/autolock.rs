@@ -18,12 +18,16 @@ pub fn autolock_progress(view: &AutolockView, version: Revision) -> Progress {
     let ready = view.managers.iter().filter(|manager| manager.liveness == Liveness::Ready);
     let is_missing =
         |manager: &&ManagerSealView| manager.version != Some(version) || manager.state == SealState::Incomplete;
-    let missing: Vec<&str> = ready.clone().filter(is_missing).map(|manager| manager.name.as_str()).collect();
+    let named = |manager: &ManagerSealView| match manager.version == Some(version) {
+        true => format!("{} (its Raft data is not sealed yet; its log says why)", manager.name),
+        false => manager.name.to_string(),
+    };
+    let missing: Vec<String> = ready.clone().filter(is_missing).map(named).collect();
     if missing.is_empty() {
         return Progress::Settled;
     }
     let (of, more) = (ready.count(), if missing.len() > MAX_NAMED { ", …" } else { "" });
-    let names = missing.iter().take(MAX_NAMED).copied().collect::<Vec<_>>().join(", ");
+    let names = missing[..missing.len().min(MAX_NAMED)].join(", ");
     let done = of - missing.len();
     Progress::Waiting(format!("sealing: {done} of {of} managers have written it; waiting for {names}{more}"))
 }
@@ -62,7 +66,7 @@ mod tests {
         let mut now = view([Some(9), Some(9), Some(9)], "ready");
         now.managers[2].state = SealState::Incomplete;
         let Progress::Waiting(why) = autolock_progress(&now, Revision(9)) else { panic!("n3 is incomplete") };
-        assert!(why.ends_with("waiting for n3"), "{why}");
+        assert!(why.ends_with("waiting for n3 (its Raft data is not sealed yet; its log says why)"), "{why}");
     }
 
     #[test]

@@ -220,6 +220,13 @@ fn exchange(dir: &Path, next: &Path, step: Step<'_>) -> Result<(), Unchanged> {
     match renameat_with(CWD, next, CWD, dir, RenameFlags::EXCHANGE) {
         Ok(()) => {}
         Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => exchange_by_renames(dir, next, step)?,
+        Err(e @ (Errno::BUSY | Errno::XDEV)) => {
+            let why = format!(
+                "{}: it is a mount point, which cannot be exchanged; mount the data directory instead",
+                io::Error::from(e)
+            );
+            return Err(LogFault::io(dir, why).into());
+        }
         Err(e) => return Err(LogFault::io(dir, io::Error::from(e)).into()),
     }
     let _tests = step("exchanged");
