@@ -4,6 +4,7 @@ mod absence;
 mod actors;
 mod audit;
 mod autolock;
+mod autolock_kills;
 mod by_hand;
 mod chaos;
 mod commands;

@@ -26,14 +26,14 @@ fn files(folder: &Path) -> Vec<(String, Vec<u8>)> {
 }
 
 /// The files that hold 16 bytes in a row of one of these.
-fn showing(folder: &Path, secrets: &[String]) -> Vec<String> {
+pub fn showing(folder: &Path, secrets: &[String]) -> Vec<String> {
     let runs: std::collections::BTreeSet<&[u8]> =
         secrets.iter().flat_map(|secret| secret.as_bytes().windows(16)).collect();
     let shows = |content: &[u8]| content.windows(16).any(|part| runs.contains(part));
     files(folder).into_iter().filter(|(_, content)| shows(content)).map(|(name, _)| name).collect()
 }
 
-fn key_lines(pem: &str) -> Vec<String> {
+pub fn key_lines(pem: &str) -> Vec<String> {
     let inside = pem.replace("\\n", "\n");
     let lines = inside.lines().skip_while(|line| !line.contains("PRIVATE KEY")).skip(1);
     // The first 24 characters are the same in all keys of the kind.

@@ -1,0 +1,88 @@
+//! Managers that are killed while the unlock key changes: each of them starts again with a key that is on record, and follows.
+
+use std::time::Duration;
+
+use muster_messages::Role;
+use serde_json::Value;
+
+use crate::harness::{World, eventually, eventually_so};
+use crate::sealed_disk::{key_lines, showing};
+
+/// Each change, with the time until a manager is killed: from before its keyring is written to after its Raft data was rewritten.
+const CHANGES: [(&[&str], u64); 12] = [
+    (&["autolock", "on"], 0),
+    (&["autolock", "rotate"], 0),
+    (&["autolock", "rotate"], 5),
+    (&["autolock", "off", "--yes"], 2),
+    (&["autolock", "on"], 10),
+    (&["autolock", "rotate"], 20),
+    (&["autolock", "off", "--yes"], 20),
+    (&["autolock", "on"], 30),
+    (&["autolock", "off", "--yes"], 0),
+    (&["autolock", "on"], 50),
+    (&["autolock", "rotate"], 40),
+    (&["autolock", "rotate"], 80),
+];
+
+/// Starts a manager again, and gives it the key that it needs, as an operator does.
+fn started_again(world: &mut World, name: &str) {
+    world.node(name).start(&[]);
+    let status = eventually("it starts, or says that it is locked", || {
+        let status = world.muster_at(name, &["status"]);
+        (status.code == 0).then(|| status.json())
+    });
+    if status["locked"] == true {
+        let version = status["version"].as_u64().expect("a version").to_string();
+        let other = world.other_than(&[name]);
+        let key = world.muster_insists_at(&other, &["autolock", "key", "--version", &version]);
+        let file = world.folder().join("key");
+        std::fs::write(&file, key["key"].as_str().expect("a key")).expect("the world's folder is writable");
+        world.muster_at(name, &["unlock", "--key-file", file.to_str().expect("a path")]).ended(0);
+    }
+    world.node(name).ready();
+}
+
+/// Waits until every manager reports the present version with all of its disk sealed, or in clear.
+fn all_follow(world: &World) -> Value {
+    eventually("every manager follows", || {
+        let status = world.muster_insists(&["autolock", "status"]);
+        let wanted = if status["enabled"] == true { "sealed" } else { "clear" };
+        let managers = status["managers"].as_array().expect("a list");
+        let follows = |manager: &Value| manager["state"] == wanted && manager["version"] == status["version"];
+        managers.iter().all(follows).then_some(status)
+    })
+}
+
+/// SEAL-2, SEAL-3, SEAL-9: nobody is locked out, and in the end no disk shows a key of before.
+#[test]
+#[ignore = "full tier"]
+fn killed_managers_follow_each_change_of_the_key() {
+    let mut world = World::with(3, 0);
+    let mut secrets: Vec<String> = [Role::Worker, Role::Manager].map(|role| world.token(role)).into();
+    secrets = secrets.iter().map(|token| token.rsplit('-').next().expect("a secret").to_owned()).collect();
+    let backup = world.folder().join("backup");
+    world.muster(&["backup", backup.to_str().expect("a path")]).ended(0);
+    secrets.extend(key_lines(&String::from_utf8_lossy(&std::fs::read(&backup).expect("a backup"))));
+    for (n, (change, delay)) in CHANGES.into_iter().enumerate() {
+        let names = ["n1", "n2", "n3"];
+        let victim = if n % 2 == 0 { world.leader_seen_by("n1") } else { names[n % 3].to_owned() };
+        let answer = world.muster_insists(change);
+        secrets.extend(answer["key"].as_str().map(str::to_owned));
+        std::thread::sleep(Duration::from_millis(delay)); // part of the injected fault, not a wait for a condition
+        world.node(&victim).kill();
+        started_again(&mut world, &victim);
+        let status = all_follow(&world);
+        assert_eq!(status["needs_old_key"], Value::Array(vec![]), "{change:?}");
+        for name in names {
+            let folder = world.node(name).folder.clone();
+            if status["enabled"] != true {
+                let text = std::fs::read(folder.join("identity/keyring.json")).expect("a keyring");
+                let keyring: Value = serde_json::from_slice(&text).expect("JSON");
+                let master = keyring["keyring"]["slots"][0]["key"].as_str().expect("a slot in clear");
+                secrets.push(master.to_owned());
+            } else {
+                eventually_so("nothing of before is in clear", || showing(&folder, &secrets).is_empty());
+            }
+        }
+    }
+}
