@@ -40,6 +40,8 @@ pub enum BugInjection {
     ShareEventQuota,
     /// The feature level is raised without a check at apply (breaks LEVEL-3).
     RaiseWithoutCheck,
+    /// Former unlock keys are deleted with the next one (breaks SEAL-9).
+    DeleteFormerKeys,
 }
 
 thread_local! {

@@ -18,6 +18,7 @@ use crate::blocks::Blocks;
 use crate::connections::AgentConnections;
 use crate::events::{Answered, Event, Question};
 use crate::hosts::Hosts;
+use crate::keyrings::Keyring;
 use crate::leaders::token_secret;
 use crate::machine::{Agent, Authority, Caller, Keeper, MachineIdx, ManagerRuntime, RoleAsker, Roles, Rotation};
 use crate::members::cluster;
@@ -240,7 +241,10 @@ impl Agent {
             return;
         }
         match Self::keep_certificate(world, idx, text) {
-            Some(facts) => Self::step(world, idx, agent::Input::Installed(facts)),
+            Some(facts) => {
+                Keyring::certified(world, idx);
+                Self::step(world, idx, agent::Input::Installed(facts));
+            }
             None => Self::step(
                 world,
                 idx,
@@ -291,6 +295,7 @@ impl Agent {
                 world.log(format!("n{} stops its manager runtime", idx + 1));
                 ManagerRuntime::stop(world, idx, true);
                 world.machines[idx].disk.wipe();
+                Keyring::certified(world, idx);
             }
             _ => {}
         }
@@ -340,6 +345,7 @@ impl Agent {
             Question::Call(PeerCall::TrustRoots { node, generation }) => {
                 Rotation::trusted(world, to, caller, node, generation);
             }
+            Question::Call(PeerCall::ReportSeal(seal)) => Keyring::report_arrives(world, to, caller, seal),
             Question::Call(_) => {}
             Question::Join => {
                 let from = &world.machines[caller.idx];
@@ -364,6 +370,9 @@ impl Agent {
         let machine = &world.machines[to.idx];
         if !machine.up || machine.life != to.life || Hosts::call_ended(world, to.idx, to.ask, &answer) {
             return;
+        }
+        if let Answered::Seal(result) = answer {
+            return Keyring::reported(world, to, result);
         }
         let joins = world.machines[to.idx].agent.asking.is_some_and(|(ask, _)| ask == to.ask);
         if let Answered::Certificate(result) = answer

@@ -92,10 +92,16 @@ pub enum Bug {
     AcceptUnvouchedRoots,
     /// Certificates of a withdrawn root are accepted without being on record.
     CountUnrecordedOfWithdrawnRoot,
+    /// Former unlock keys are deleted with the next one.
+    DeleteFormerKeys,
+    /// A manager reports an unlock key before its keyring is written.
+    ReportUnwrittenKey,
+    /// A keyring follows an older version of the unlock key.
+    FollowOlderKey,
 }
 
 impl Bug {
-    pub const ALL: [Bug; 47] = [
+    pub const ALL: [Bug; 50] = [
         Bug::AckBeforeSync,
         Bug::VoteBeforeSync,
         Bug::VoteTwice,
@@ -143,6 +149,9 @@ impl Bug {
         Bug::AcknowledgeUnwrittenRoots,
         Bug::AcceptUnvouchedRoots,
         Bug::CountUnrecordedOfWithdrawnRoot,
+        Bug::DeleteFormerKeys,
+        Bug::ReportUnwrittenKey,
+        Bug::FollowOlderKey,
     ];
 
     /// The invariants of which the simulation must find one violated.
@@ -192,6 +201,8 @@ impl Bug {
             Bug::AcknowledgeUnwrittenRoots => &["AGENT-13"],
             Bug::AcceptUnvouchedRoots => &["PKI-9"],
             Bug::CountUnrecordedOfWithdrawnRoot => &["ADMIT-9"],
+            Bug::DeleteFormerKeys => &["SEAL-9"],
+            Bug::ReportUnwrittenKey | Bug::FollowOlderKey => &["SEAL-9", "SEAL-11"],
         }
     }
 
@@ -215,6 +226,7 @@ impl Bug {
             Some(Bug::AcceptReportedNames) => Some(store::BugInjection::AcceptReportedNames),
             Some(Bug::ShareEventQuota) => Some(store::BugInjection::ShareEventQuota),
             Some(Bug::RaiseWithoutCheck) => Some(store::BugInjection::RaiseWithoutCheck),
+            Some(Bug::DeleteFormerKeys) => Some(store::BugInjection::DeleteFormerKeys),
             _ => None,
         };
         store::set(in_store);

@@ -4,7 +4,7 @@ use muster_agent::core as agent;
 use muster_messages::protocol::RootsChanged;
 use muster_messages::wire::RootsOffer;
 use muster_messages::wire::{MembershipReply, PeerCall, RaftPacket, SessionDigest, SnapshotHead};
-use muster_messages::{ErrorBody, NodeId, RefusalReason, Role};
+use muster_messages::{ErrorBody, NodeId, RefusalReason, Revision, Role};
 use muster_raft_member::core::Input;
 use muster_role_manager::core::StepId;
 
@@ -290,6 +290,27 @@ pub enum Event {
         result: Result<RootsChanged, ErrorBody>,
     },
     RetryRoot(usize),
+    /// An operator changes the unlock key.
+    KeyOperator,
+    /// An operator gives a locked manager its key.
+    Unlock(MachineIdx),
+    KeyringWritten {
+        idx: MachineIdx,
+        life: u32,
+    },
+    KeyringLooked {
+        idx: MachineIdx,
+        life: u32,
+        version: Revision,
+    },
+    KeyringWoke {
+        idx: MachineIdx,
+        runtime: u32,
+    },
+    SealReported {
+        to: Caller,
+        result: Result<(), ErrorBody>,
+    },
     /// A fault or an attack that concerns rotations.
     RootFault,
     Watcher(usize),
@@ -327,6 +348,8 @@ pub enum Answered {
     Membership(Result<MembershipReply, ErrorBody>),
     /// Acknowledged roots are recorded.
     Roots(Result<(), ErrorBody>),
+    /// A report of a keyring is recorded.
+    Seal(Result<(), ErrorBody>),
 }
 
 impl Event {
@@ -335,7 +358,7 @@ impl Event {
         use Event as E;
         let idx = match self {
             E::Mail(mail) => mail.to,
-            E::Answered { to, .. } => to.idx,
+            E::Answered { to, .. } | E::SealReported { to, .. } => to.idx,
             E::Tick { idx, .. }
             | E::Woke { idx, .. }
             | E::Synced { idx, .. }
@@ -350,6 +373,9 @@ impl Event {
             | E::RotationWoke { idx, .. }
             | E::RotationBack { idx, .. }
             | E::RootsWritten { idx, .. }
+            | E::KeyringWritten { idx, .. }
+            | E::KeyringLooked { idx, .. }
+            | E::KeyringWoke { idx, .. }
             | E::RootAsked { idx, .. }
             | E::Probed { idx, .. }
             | E::Tally { idx, .. }
@@ -392,6 +418,8 @@ impl Event {
             | E::RootAnswered { .. }
             | E::RetryRoot(_)
             | E::RootFault
+            | E::KeyOperator
+            | E::Unlock(_)
             | E::Watcher(_)
             | E::Backup
             | E::Disaster

@@ -242,10 +242,11 @@ impl Hosts {
                 Ok(AgentAnswer::Signed(SignReply { cert_pem: text.clone(), root_pem: "root".to_owned() }))
             }
             Answered::Membership(Ok(reply)) => Ok(AgentAnswer::Membership(reply.clone())),
-            Answered::Roots(Ok(())) => Ok(AgentAnswer::Reported),
-            Answered::Certificate(Err(error)) | Answered::Membership(Err(error)) | Answered::Roots(Err(error)) => {
-                Err(error.clone())
-            }
+            Answered::Roots(Ok(())) | Answered::Seal(Ok(())) => Ok(AgentAnswer::Reported),
+            Answered::Certificate(Err(error))
+            | Answered::Membership(Err(error))
+            | Answered::Roots(Err(error))
+            | Answered::Seal(Err(error)) => Err(error.clone()),
         };
         Self::session_step(world, idx, node, session::Input::LeaderAnswered { conn, id, result });
         true

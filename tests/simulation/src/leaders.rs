@@ -14,6 +14,7 @@ use muster_sessions::core::dispatcher;
 use crate::blocks::Blocks;
 use crate::events::Event;
 use crate::hosts::Hosts;
+use crate::keyrings::Keyring;
 use crate::lease_clock::Clock;
 use crate::machine::{Asker, Authority, Dispatch, Keeper, Leader, MachineIdx, Roles, Rotation};
 use crate::world::World;
@@ -56,6 +57,7 @@ impl Leader {
             world.time.after(soon, Event::Observe { idx, runtime });
         }
         Hosts::schedule_observe(world, idx);
+        Keyring::observe(world, idx);
         Blocks::schedule_observe(world, idx);
         Keeper::keep(world, idx, replica.raft.raft_id);
     }

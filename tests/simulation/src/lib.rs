@@ -3,7 +3,7 @@
 //! determines a run.
 //!
 //! - [`Run`]: one random run of a [`Kind`]: a growing cluster under load and faults, many candidates for leases, a
-//!   fleet under release gates, an upgrade of manager after manager, or rotations of the root; afterwards it must settle. [`sweep`] runs many seeds. This package's binary does both.
+//!   fleet under release gates, an upgrade of manager after manager, rotations of the root, or changes of the unlock key; afterwards it must settle. [`sweep`] runs many seeds. This package's binary does both.
 //! - [`Simulation`] with the steps of `scenario`: a fault-free simulation with scripted faults.
 //!   It drives the `world`: machines with their actors, connections and the processes of a fleet. `clients`, `candidates`,
 //!   `registers`, `watchers`, `adversaries`, `recoveries`, the operators of `rotations` and `faults` act on it; it holds none of their state. Each part's
@@ -29,6 +29,7 @@ mod events;
 mod faults;
 mod fleet;
 mod hosts;
+mod keyrings;
 mod leaders;
 mod lease_clock;
 mod machine;

@@ -21,6 +21,7 @@ use crate::clients::{ChangeAttempt, WriteAttempt};
 use crate::disk::Disk;
 use crate::fleet;
 use crate::hosts::Hosts;
+use crate::keyrings::Keyring;
 use crate::lease_clock::Clock;
 use crate::model::{Floor, Key};
 use crate::registers;
@@ -53,6 +54,7 @@ pub struct Machine {
     pub rate: i64,
     pub wall_skew: i64,
     pub disk: Disk,
+    pub keyring: Keyring,
     pub agent: Agent,
     pub runtime: Option<ManagerRuntime>,
     /// Since when its member is silent for a reason of its own.
@@ -240,6 +242,8 @@ pub enum Asker {
         incarnation: u32,
         request: RequestId,
     },
+    /// A report of a keyring.
+    Seal(Caller),
     /// A write repeated long after its end.
     Late,
     /// The simulation itself: founding, liveness, outdated commands.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use muster_gateway::core::admission::{Admission, admit};
 use muster_messages::protocol::{Service, SnapshotOutcome};
-use muster_messages::{ClusterId, ObjectChange, RefusalReason, Revision};
+use muster_messages::{ClusterId, ErrorBody, ObjectChange, RefusalReason, Revision};
 use muster_raft_member::core::{Answer, Batch, Bundle, Input, Notice, Outbound, RaftCore, bundles};
 use muster_store::History;
 
@@ -17,9 +17,10 @@ use crate::checks::{PROPOSE_1, violation};
 use crate::clients::Clients;
 use crate::connections::AgentConnections;
 use crate::disk::Progress;
-use crate::events::{Event, Mail};
+use crate::events::{Answered, Event, Mail};
 use crate::fleet::{Fleet, PendingRequest};
 use crate::hosts::Hosts;
+use crate::keyrings::Keyring;
 use crate::lease_clock::Clock;
 use crate::machine::{Asker, Authority, Dispatch, Keeper, Leader, MachineIdx, ManagerRuntime, Roles, Rotation};
 use crate::registers::Registers;
@@ -115,6 +116,7 @@ impl ManagerRuntime {
             return;
         }
         machine.silent_since.get_or_insert(now);
+        Keyring::runtime_ends(world, idx);
         Fleet::level_part_ends(world, idx);
         AgentConnections::process_ends(world, idx, true, noticed);
         if !noticed {
@@ -239,10 +241,12 @@ impl ManagerRuntime {
             true => world.checks.configured(tables, runtime.core.configuration()),
             false => Ok(()),
         });
-        let tables = world.rotations.active.then(|| tables.clone());
+        let tables = (world.rotations.active || world.unlocking.active).then(|| tables.clone());
         world.require(outcome);
-        if let Some(tables) = tables {
-            Rotations::check(world, &tables);
+        match tables {
+            Some(tables) if world.rotations.active => Rotations::check(world, &tables),
+            Some(tables) => Keyring::check(world, &tables),
+            None => {}
         }
         Levels::check(world, idx);
         Fleet::check_serving(world);
@@ -318,6 +322,9 @@ impl ManagerRuntime {
                 Clock::expiry_ended(world, idx, incarnation, request, result);
             }
             (Asker::Late, Answer::Proposed(_, result)) => Clients::late_write_ended(world, result),
+            (Asker::Seal(caller), Answer::Proposed(_, result)) => {
+                world.reply(idx, caller, Answered::Seal(result.map(|_| ()).map_err(ErrorBody::from)));
+            }
             (Asker::Internal, _) => {}
             (_, answer) => world.require(Err(violation(PROPOSE_1, format!("an answer of the wrong kind: {answer:?}")))),
         }

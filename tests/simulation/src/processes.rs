@@ -8,6 +8,7 @@ use crate::connections::AgentConnections;
 use crate::disk::DiskSpeed;
 use crate::events::Event;
 use crate::faults::TimedFault;
+use crate::keyrings::Keyring;
 use crate::machine::{Agent, Machine, MachineIdx, ManagerRuntime};
 use crate::world::World;
 
@@ -24,6 +25,7 @@ impl Machine {
         let now = world.now();
         ManagerRuntime::stop(world, idx, !power);
         AgentConnections::process_ends(world, idx, false, !power);
+        Keyring::process_ends(world, idx);
         let machine = &mut world.machines[idx];
         machine.up = false;
         machine.agent.core = None;
@@ -40,7 +42,7 @@ impl Machine {
     }
 
     pub(crate) fn start(world: &mut World, idx: MachineIdx) {
-        if world.machines[idx].up || world.machines[idx].gone {
+        if world.machines[idx].up || world.machines[idx].gone || Keyring::is_locked(world, idx) {
             return;
         }
         world.last_fault_at = world.now();

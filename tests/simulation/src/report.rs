@@ -144,6 +144,26 @@ pub const ROTATIONS_MUST_SEE: [&str; 30] = [
     "fault: node away for long",
 ];
 
+/// Events that a full run of autolock must contain.
+pub const AUTOLOCK_MUST_SEE: [&str; 16] = [
+    "operator: switched autolock on",
+    "operator: rotated the unlock key",
+    "operator: switched autolock off",
+    "keyrings written",
+    "keyrings compared",
+    "older versions left alone",
+    "reports of keyrings without success",
+    "managers locked",
+    "managers unlocked",
+    "managers unlocked with a former key",
+    "former managers whose key is gone",
+    "membership changes",
+    "role changes accepted",
+    "removals done",
+    "fault: keyring not written",
+    "fault: power lost",
+];
+
 /// Events that a full run of gates must contain.
 pub const GATES_MUST_SEE: [&str; 31] = [
     "actions begun",

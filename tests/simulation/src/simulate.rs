@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 
 use crate::bugs::Bug;
 use crate::report::{
-    Failure, GATES_MUST_SEE, LEASES_MUST_SEE, ROLES_MUST_SEE, ROTATIONS_MUST_SEE, Report, SNAPSHOTS_MUST_SEE, Totals,
-    UPGRADES_MUST_SEE,
+    AUTOLOCK_MUST_SEE, Failure, GATES_MUST_SEE, LEASES_MUST_SEE, ROLES_MUST_SEE, ROTATIONS_MUST_SEE, Report,
+    SNAPSHOTS_MUST_SEE, Totals, UPGRADES_MUST_SEE,
 };
 use crate::simulation::Simulation;
-use crate::{fleet, rotations, run, snapshots, upgrades};
+use crate::{fleet, keyrings, rotations, run, snapshots, upgrades};
 
 /// The subject of a simulated run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -32,11 +32,13 @@ pub enum Kind {
     Upgrades,
     /// The root is replaced again and again while the cluster changes under faults.
     Rotations,
+    /// The unlock key changes again and again, and managers that return are locked.
+    Autolock,
 }
 
 impl Kind {
-    pub const ALL: [Kind; 6] =
-        [Kind::Roles, Kind::Leases, Kind::Gates, Kind::Snapshots, Kind::Upgrades, Kind::Rotations];
+    pub const ALL: [Kind; 7] =
+        [Kind::Roles, Kind::Leases, Kind::Gates, Kind::Snapshots, Kind::Upgrades, Kind::Rotations, Kind::Autolock];
 
     /// Events that the full tier must contain; otherwise it proves nothing about them.
     pub fn required_events(self) -> &'static [&'static str] {
@@ -47,6 +49,7 @@ impl Kind {
             Kind::Snapshots => &SNAPSHOTS_MUST_SEE,
             Kind::Upgrades => &UPGRADES_MUST_SEE,
             Kind::Rotations => &ROTATIONS_MUST_SEE,
+            Kind::Autolock => &AUTOLOCK_MUST_SEE,
         }
     }
 }
@@ -60,6 +63,7 @@ impl fmt::Display for Kind {
             Kind::Snapshots => "snapshots",
             Kind::Upgrades => "upgrades",
             Kind::Rotations => "rotations",
+            Kind::Autolock => "autolock",
         })
     }
 }
@@ -69,7 +73,7 @@ impl FromStr for Kind {
     fn from_str(text: &str) -> Result<Self, String> {
         let found = Kind::ALL.into_iter().find(|kind| kind.to_string() == text);
         found.ok_or_else(|| {
-            format!("unknown kind {text:?}: expected roles, leases, gates, snapshots, upgrades or rotations")
+            format!("unknown kind {text:?}: expected roles, leases, gates, snapshots, upgrades, rotations or autolock")
         })
     }
 }
@@ -99,6 +103,7 @@ impl Run {
             Kind::Snapshots => snapshots::simulate,
             Kind::Upgrades => upgrades::simulate,
             Kind::Rotations => rotations::simulate,
+            Kind::Autolock => keyrings::simulate,
         };
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             let mut simulation = Simulation::with_bug(self.seed, self.bug);

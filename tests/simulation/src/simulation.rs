@@ -17,6 +17,7 @@ use crate::events::Event;
 use crate::faults::Faults;
 use crate::fleet::{Fleet, PendingRequest, Process};
 use crate::hosts::Hosts;
+use crate::keyrings::Keyring;
 use crate::lease_clock::Clock;
 use crate::machine::{Agent, Authority, Dispatch, Keeper, Leader, ManagerRuntime, Roles, Rotation};
 use crate::recoveries::Recoveries;
@@ -197,6 +198,12 @@ impl Simulation {
             E::RootAnswered { attempt, result } => self.operators.answered(world, attempt, result),
             E::RetryRoot(op) => self.operators.retry(world, op),
             E::RootFault => Rotations::fault(world),
+            E::KeyOperator => Keyring::operator(world),
+            E::Unlock(idx) => Keyring::unlock(world, idx),
+            E::KeyringWritten { idx, life } => Keyring::written(world, idx, life),
+            E::KeyringLooked { idx, life, version } => Keyring::looked(world, idx, life, version),
+            E::KeyringWoke { idx, runtime } => Keyring::woke(world, idx, runtime),
+            E::SealReported { to, result } => Keyring::reported(world, to, result),
             E::Watcher(watcher) => self.watchers.step(world, watcher),
             E::Backup => self.recoveries.make_backup(world),
             E::Disaster => self.recoveries.disaster(world),

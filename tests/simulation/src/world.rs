@@ -22,6 +22,7 @@ use crate::checks::{Checks, violation};
 use crate::connections::AgentConnections;
 use crate::events::{Answered, Event};
 use crate::fleet::Fleet;
+use crate::keyrings::{Keyring, Unlocking};
 use crate::machine::{Agent, Asker, Caller, Machine, MachineIdx, ManagerRuntime};
 use crate::members::cluster;
 use crate::model::Model;
@@ -54,6 +55,7 @@ pub struct World {
     pub fleet: Fleet,
     pub levels: Levels,
     pub rotations: Rotations,
+    pub unlocking: Unlocking,
     /// Members with a step due, in order.
     pub due: VecDeque<MachineIdx>,
     pub holds: crate::scenario::Holds,
@@ -103,6 +105,7 @@ impl World {
             fleet: Fleet::default(),
             levels: Levels::default(),
             rotations: Rotations::default(),
+            unlocking: Unlocking::default(),
             due: VecDeque::new(),
             holds: crate::scenario::Holds::default(),
             key: CsrKey::parse(include_str!("request.pem")).expect("the signing request of the simulation is valid"),
@@ -227,6 +230,7 @@ impl World {
             rate: self.rate(),
             wall_skew: (self.rng.sample() % 4000) as i64 - 2000,
             disk: crate::disk::Disk::default(),
+            keyring: Keyring::default(),
             agent: Agent {
                 core: None,
                 certificate: None,

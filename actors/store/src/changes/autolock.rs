@@ -9,6 +9,7 @@ use muster_messages::{
 };
 
 use super::*;
+use crate::bugs::is_injected;
 
 pub(super) fn make(tables: &mut Tables, stamp: &Stamp<'_>, change: &AutolockChange) -> Result<(), CommandRefusal> {
     certificates::at_identity_level(tables)?;
@@ -115,7 +116,8 @@ pub(super) fn delete_unneeded(tables: &mut Tables) {
         return;
     }
     let oldest = may_be_sealed(tables).map(|(_, version)| version).min();
-    let is_needed = |former: &FormerKey| oldest.is_some_and(|oldest| oldest <= former.version);
+    let forgets = is_injected(BugInjection::DeleteFormerKeys);
+    let is_needed = |former: &FormerKey| !forgets && oldest.is_some_and(|oldest| oldest <= former.version);
     tables.autolock.previous.retain(is_needed);
 }
 

@@ -55,6 +55,9 @@ macro_rules! bugs_detected {
                 Bug::AcknowledgeUnwrittenRoots,
                 Bug::AcceptUnvouchedRoots,
                 Bug::CountUnrecordedOfWithdrawnRoot,
+                Bug::DeleteFormerKeys,
+                Bug::ReportUnwrittenKey,
+                Bug::FollowOlderKey,
             ];
             assert_eq!([[$(Bug::$bug,)*].as_slice(), others.as_slice()].concat(), Bug::ALL.as_slice());
         }
@@ -188,4 +191,19 @@ bugs_detected! {
     detects_superseded_certificates_admitted: AdmitSuperseded,
     detects_forged_grants_admitted: AdmitForged,
     detects_superseded_certificates_renewed: RenewSuperseded,
+}
+
+#[test]
+fn deletion_of_former_unlock_keys_is_detected() {
+    check(Kind::Autolock, Bug::DeleteFormerKeys);
+}
+
+#[test]
+fn report_of_an_unwritten_unlock_key_is_detected() {
+    check(Kind::Autolock, Bug::ReportUnwrittenKey);
+}
+
+#[test]
+fn keyring_that_follows_an_older_key_is_detected() {
+    check(Kind::Autolock, Bug::FollowOlderKey);
 }

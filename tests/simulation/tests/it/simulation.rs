@@ -55,6 +55,17 @@ fn sampled_seeds_of_rotations_hold() {
 }
 
 #[test]
+fn sampled_seeds_of_autolock_hold() {
+    check(Kind::Autolock, SAMPLED_SEEDS);
+}
+
+#[test]
+#[ignore = "full tier"]
+fn all_autolock_seeds_hold_and_cover_every_event() {
+    check_all(Kind::Autolock, 1000);
+}
+
+#[test]
 #[ignore = "full tier"]
 fn all_role_seeds_hold_and_cover_every_event() {
     check_all(Kind::Roles, 2000);
