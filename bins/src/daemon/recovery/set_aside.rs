@@ -74,13 +74,15 @@ fn delete_expired(data_dir: &Path, keep_time: Duration, now: SystemTime) -> io::
     Ok(())
 }
 
-/// RECOVER-11. Checks periodically, and with each certificate, for as long as this process runs. `settle`: what else a worker clears up. It
-/// blocks.
+/// What else a worker clears up. Blocks.
+pub type Settle = Arc<dyn Fn(&NodeCredentials) -> Result<(), Fault> + Send + Sync>;
+
+/// RECOVER-11. Checks periodically, and with each certificate, for as long as this process runs.
 pub async fn delete_expired_periodically(
     data_dir: std::path::PathBuf,
     keep_time: Duration,
     mut credentials: watch::Receiver<Arc<NodeCredentials>>,
-    settle: Arc<dyn Fn(&NodeCredentials) -> Result<(), Fault> + Send + Sync>,
+    settle: Settle,
 ) {
     loop {
         let current = credentials.borrow_and_update().clone();
