@@ -68,8 +68,9 @@ fn delete_expired(data_dir: &Path, keep_time: Duration, now: SystemTime) -> io::
             tracing::info!(folder = %folder.display(), "deleted Raft data that was set aside: this node is not a manager");
         }
     }
-    if ![FENCED, DAMAGED].iter().any(|name| data_dir.join(name).exists()) {
-        muster_sealing::files::remove_durably(&data_dir.join("identity").join(SET_ASIDE))?;
+    let keyring = data_dir.join("identity").join(SET_ASIDE);
+    if keyring.exists() && ![FENCED, DAMAGED].iter().any(|name| data_dir.join(name).exists()) {
+        muster_sealing::files::remove_durably(&keyring)?;
     }
     Ok(())
 }
