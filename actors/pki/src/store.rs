@@ -118,8 +118,8 @@ impl IdentityStore {
         self.seal.keys()
     }
 
-    /// Ends the use of the keyring on a worker, unless a file in this directory is sealed. `in_use`: data that was set aside is. Then an
-    /// open keyring stays, and a locked one is set aside: a node that is promoted again needs one that it can open.
+    /// Ends the use of the keyring on a worker, unless a file in this directory is sealed. `in_use`: data that was set aside is. Then a
+    /// keyring with a clear slot stays, and a sealed one is set aside: a node that is promoted again needs one that it can open.
     /// Excludes the agent, which may be writing a manager's key: a sealed one would be lost.
     pub fn leave_keyring(&self, in_use: bool) -> Result<LeftKeyring, IdentityFault> {
         let _only_writer = self.writing();
@@ -127,8 +127,11 @@ impl IdentityStore {
             return Ok(LeftKeyring::Kept);
         }
         let (left, how) = match (in_use, self.keys().status()) {
-            (_, KeysStatus::Absent) | (true, KeysStatus::Open { .. }) => (Ok(()), LeftKeyring::Kept),
-            (true, KeysStatus::Locked { .. }) => (self.keys().set_aside(), LeftKeyring::SetAside),
+            (_, KeysStatus::Absent) | (true, KeysStatus::Open { sealed: false, .. }) => (Ok(()), LeftKeyring::Kept),
+            // The cluster no longer keeps this version of the key for a worker: one that is promoted needs a keyring that it can open.
+            (true, KeysStatus::Open { sealed: true, .. } | KeysStatus::Locked { .. }) => {
+                (self.keys().set_aside(), LeftKeyring::SetAside)
+            }
             (false, KeysStatus::Open { .. } | KeysStatus::Locked { .. }) => {
                 (self.keys().remove(), LeftKeyring::Removed)
             }

@@ -23,14 +23,17 @@ const MAX_RENEWALS: u32 = 8;
 /// stays one.
 const FIRST_RESEAL_PAUSE: Duration = Duration::from_secs(60);
 const LONGEST_RESEAL_PAUSE: Duration = Duration::from_secs(3600);
+/// The time that one member has for it before the next one begins. A state of 64 MiB takes about that.
+const RESEAL_TURN: Duration = Duration::from_secs(2);
 
 /// A report of the disk thread, and the number of renewals before that thread.
 pub struct DiskNews(Report, u32);
 
-/// The last request to rewrite the directory.
+/// A rewrite of the directory under this key.
 struct Resealing {
     key: KeyId,
-    again: Moment,
+    /// When it is requested next.
+    due: Moment,
     pause: Duration,
 }
 
@@ -64,19 +67,27 @@ impl MemberDisk {
         self.thread.snapshot_files()
     }
 
-    /// SEAL-8. What was written while the keys lay in clear gets another key as soon as the keyring has one.
-    pub fn follow_keys(&mut self, now: Moment) {
-        let Some(newest) = self.keys.newest(KeyUse::Raft) else { return };
-        if self.thread.snapshot_files().key().is_none_or(|key| key == newest) {
+    /// SEAL-8. What was written while the keys lay in clear gets another key as soon as the keyring has one. `place`: how many members
+    /// rewrite theirs first. Writes wait meanwhile, and would wait for a majority if all members did it at once.
+    pub fn follow_keys(&mut self, now: Moment, place: impl FnOnce() -> u32) {
+        let Some(key) = self.keys.newest(KeyUse::Raft).filter(|_| self.is_sealed()) else { return };
+        if self.thread.is_sealed_with(key) {
             return;
         }
-        let pause = match &self.resealing {
-            Some(last) if last.key == newest && now < last.again => return,
-            Some(last) if last.key == newest => (last.pause * 2).min(LONGEST_RESEAL_PAUSE),
-            _ => FIRST_RESEAL_PAUSE,
+        let resealing = match &mut self.resealing {
+            Some(last) if last.key == key => last,
+            other => other.insert(Resealing { key, due: now + RESEAL_TURN * place(), pause: FIRST_RESEAL_PAUSE }),
         };
-        self.resealing = Some(Resealing { key: newest, again: now + pause, pause });
-        self.thread.reseal();
+        if now >= resealing.due {
+            resealing.due = now + resealing.pause;
+            resealing.pause = (resealing.pause * 2).min(LONGEST_RESEAL_PAUSE);
+            self.thread.reseal();
+        }
+    }
+
+    /// A directory of an earlier build is converted when it is opened.
+    fn is_sealed(&self) -> bool {
+        self.thread.snapshot_files().key().is_some()
     }
 
     pub fn watch(&self, cx: &Cx<Msg>) {

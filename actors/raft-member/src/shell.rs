@@ -218,7 +218,8 @@ impl Shell for RaftMember {
             Msg::Tick => {
                 self.core.step(now, Input::Tick);
                 self.turn_due = false; // in case its message was lost
-                self.disk.follow_keys(now);
+                let core = &self.core;
+                self.disk.follow_keys(now, || core.place_among_voters());
             }
             Msg::Wake => {
                 self.alarm.fired();

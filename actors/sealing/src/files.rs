@@ -13,13 +13,22 @@ const MAX_FILE: u64 = 256 * 1024;
 pub fn write_atomic(path: &Path, content: &[u8]) -> io::Result<()> {
     let folder = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
     let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
-    let tmp = folder.join(format!(".{}.tmp", name.to_string_lossy()));
+    let tmp = folder.join(temporary(name));
     remove(&tmp)?; // left by a crash, possibly with other permissions
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&tmp)?;
     file.write_all(content)?;
     file.sync_all()?;
     fs::rename(&tmp, path)?;
     sync_folder(folder)
+}
+
+fn temporary(name: &std::ffi::OsStr) -> String {
+    format!(".{}.tmp", name.to_string_lossy())
+}
+
+/// The file that [`write_atomic`] writes first. After a crash it is still there.
+pub(crate) fn temporary_of(path: &Path) -> Option<std::path::PathBuf> {
+    Some(path.with_file_name(temporary(path.file_name()?)))
 }
 
 /// Removes a file durably. Absent: no effect.

@@ -17,8 +17,28 @@ use crate::unlock_key::UnlockKey;
 /// The name of the file in the identity folder.
 pub const KEYRING: &str = "keyring.json";
 
-/// The name of a keyring that only data that was set aside still needs.
+/// The name of a keyring that only data that was set aside still needs. Further ones have a number before the end.
 pub const SET_ASIDE: &str = "keyring.set-aside.json";
+/// What the names of all of them begin with.
+const SET_ASIDE_PREFIX: &str = "keyring.set-aside";
+
+/// Deletes the keyrings that were set aside in this folder: the data that they sealed is gone.
+pub fn delete_set_aside(identity: &Path) -> std::io::Result<()> {
+    for entry in std::fs::read_dir(identity)? {
+        let entry = entry?;
+        if entry.file_name().to_string_lossy().starts_with(SET_ASIDE_PREFIX) {
+            files::remove_durably(&entry.path())?;
+        }
+    }
+    Ok(())
+}
+
+/// A name that is free: data may have been set aside before, under another keyring.
+fn free_name(folder: &Path) -> String {
+    let numbered = (2..).map(|n| format!("{SET_ASIDE_PREFIX}.{n}.json"));
+    let mut names = std::iter::once(SET_ASIDE.to_owned()).chain(numbered);
+    names.find(|name| !folder.join(name).exists()).expect("a directory has finitely many files")
+}
 
 /// Whether the keys of a node can be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,8 +122,14 @@ impl Keys {
     /// The first unlock key also makes new data keys, because the former ones lay in clear: what they sealed is sealed anew
     /// at the next opening.
     pub fn protect(&self, version: u64, key: Option<&UnlockKey>) -> Result<Protected, KeyringFault> {
+        // A crash while the key was taken out: that file has a clear slot.
+        let shown = files::temporary_of(&self.0.path).is_some_and(|file| file.exists());
         self.change(|keyring| {
             let done = keyring.protect(version, key)?;
+            if shown && done == Protected::Changed && key.is_some() {
+                keyring.add_key(KeyUse::Raft);
+                keyring.add_key(KeyUse::Identity);
+            }
             Ok((done == Protected::Changed, done))
         })
     }
@@ -156,7 +182,7 @@ impl Keys {
         match self.status() {
             KeysStatus::Absent => Ok(()),
             KeysStatus::Locked { .. } | KeysStatus::Open { .. } => {
-                self.end(|path| files::rename_durably(path, SET_ASIDE))
+                self.end(|path| files::rename_durably(path, &free_name(path.parent().unwrap_or(Path::new("")))))
             }
         }
     }

@@ -19,7 +19,7 @@ mod unlock_key;
 
 pub use self::crypto::DataKey;
 pub use self::keyring::{KeyId, KeyUse, KeyringFault, Protected, UnlockRefusal};
-pub use self::keys::{KEYRING, Keys, KeysStatus, SET_ASIDE};
+pub use self::keys::{KEYRING, Keys, KeysStatus, SET_ASIDE, delete_set_aside};
 pub use self::record::{Opener, RECORD_OVERHEAD, Sealer, WrongSeal, open_chunks, seal_chunks};
 pub use self::secret_file::{is_sealed_text, key_of_text, open_text, seal_text};
 pub use self::unlock_key::{BadUnlockKey, UnlockKey};

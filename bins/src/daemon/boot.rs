@@ -126,7 +126,9 @@ pub async fn boot(config: &Config, store: &IdentityStore, advertise: &str) -> Re
         }
     };
     // What a worker needs is in clear: leftovers of its time as a manager do not stop it.
-    if let Err(fault) = sealing::settle_worker(config, &memory, &credentials) {
+    let is_worker = credentials.identity.node().is_some_and(|(_, role)| role == muster_messages::Role::Worker);
+    let left = if is_worker { sealing::leave_former_data(config, &memory) } else { Ok(()) };
+    if let Err(fault) = left.and_then(|()| sealing::settle_worker(config, &memory, &credentials)) {
         tracing::warn!(%fault, "cannot clear away what is left of this node's time as a manager");
     }
     let name: Name = config.name.parse()?;

@@ -34,6 +34,9 @@ use muster_manager::switch::{Plan, Switch, SwitchMsg};
 
 /// Pause before retrying a directory that could not be prepared, on a full disk for example.
 const TIDY_RETRY_PAUSE: Duration = Duration::from_secs(1);
+/// Attempts to clear the data of a removed member. With the pauses, and the wait for its disk thread, about a minute; the next start clears
+/// it otherwise.
+const WIPE_ATTEMPTS: u32 = 10;
 
 /// Starts and stops the manager runtime.
 pub struct ManagerPlan {
@@ -94,7 +97,7 @@ impl Plan<Runs> for ManagerPlan {
                 }
                 set_aside_outlived(&shared, incarnation)?;
                 if old_incarnation || wanted.may_wipe() {
-                    wipe(&shared)?;
+                    wipe_in_time(&shared)?;
                 }
                 let credentials = shared.credentials.borrow().clone();
                 sealing::settle_worker(&shared.config, &shared.memory, &credentials)
@@ -128,6 +131,18 @@ fn set_aside_outlived(shared: &Shared, newest: Incarnation) -> Result<(), Fault>
     }
     shared.raft_checked.fetch_max(newest.0, Ordering::AcqRel);
     Ok(())
+}
+
+/// [`wipe`]. The disk thread of the member may still be writing the whole state.
+fn wipe_in_time(shared: &Shared) -> Result<(), Fault> {
+    for _ in 1..WIPE_ATTEMPTS {
+        match wipe(shared) {
+            Ok(()) => return Ok(()),
+            Err(why) => tracing::warn!(%why, "cannot clear the Raft data yet; retrying"),
+        }
+        std::thread::sleep(TIDY_RETRY_PAUSE);
+    }
+    wipe(shared)
 }
 
 /// The member was removed for good: its data is worthless, and must not look like lost data later.

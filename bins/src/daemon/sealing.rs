@@ -64,7 +64,7 @@ pub fn settle_worker(config: &Config, memory: &NodeMemory, credentials: &NodeCre
         _ if !is_worker => return Ok(()),
         KeysStatus::Absent => return Ok(()),
         KeysStatus::Open { .. } => store.reseal()?,
-        KeysStatus::Locked { .. } => leave_sealed_data(config, memory)?,
+        KeysStatus::Locked { .. } => leave_former_data(config, memory)?,
     }
     let in_use = !disk::keys_in_use(&raft)?.is_empty();
     match store.leave_keyring(in_use)? {
@@ -78,19 +78,22 @@ pub fn settle_worker(config: &Config, memory: &NodeMemory, credentials: &NodeCre
     Ok(())
 }
 
-/// The process was killed between the worker's certificate and the wipe of the Raft data, which cannot be read without the key.
-fn leave_sealed_data(config: &Config, memory: &NodeMemory) -> Result<(), Fault> {
+/// Sets aside the Raft data of a worker in which no member runs: the process was killed between the worker's certificate and the wipe.
+/// RECOVER-11: it is deleted later. Blocks.
+pub fn leave_former_data(config: &Config, memory: &NodeMemory) -> Result<(), Fault> {
     let raft = config.data_dir.join("raft");
     if raft.join("wipe").exists() {
         disk::wipe(&raft)?;
     }
-    // A folder without a description holds no data, and must not replace data that was set aside.
-    if let DirSeal::Sealed { .. } = disk::seal_of(&raft, memory.store().keys())? {
-        memory.update(|node| node.held_member_id = None)?;
-        recovery::set_aside(&config.data_dir, recovery::FENCED)?;
-        disk::wipe(&raft)?;
+    // A folder without data must not replace data that was set aside.
+    match disk::seal_of(&raft, memory.store().keys())? {
+        DirSeal::Absent => Ok(()),
+        DirSeal::Clear | DirSeal::Sealed { .. } => {
+            memory.update(|node| node.held_member_id = None)?;
+            recovery::set_aside(&config.data_dir, recovery::FENCED)?;
+            Ok(disk::wipe(&raft)?)
+        }
     }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -130,6 +133,35 @@ mod tests {
             assert!(data.join("identity").join(SET_ASIDE).exists());
         }
         memory.store().keys().ensure().expect("it can be promoted again");
+    }
+
+    /// RECOVER-11. The same with a keyring that opens without a key, and without one, as earlier builds left it.
+    #[test]
+    fn data_of_a_demoted_manager_is_set_aside_at_its_start() {
+        use clap::Parser as _;
+        for keyring in [true, false] {
+            let dir = tempfile::tempdir().unwrap();
+            let (data, raft) = (dir.path(), dir.path().join("raft"));
+            let args = Args::try_parse_from(["musterd", "--name", "n1", "--data-dir", data.to_str().unwrap()]).unwrap();
+            let config = load(args).unwrap().0;
+            let memory = NodeMemory::new(IdentityStore::open(data).unwrap());
+            replace(&raft, memory.store().keys(), RaftId(1), 1, Tables::default()).unwrap();
+            if !keyring {
+                std::fs::remove_file(raft.join("seal.json")).unwrap();
+                memory.store().keys().remove().unwrap();
+            }
+            memory.update(|node| node.held_member_id = Some(RaftId(1))).unwrap();
+            let worker = worker_credentials();
+            memory.store().save_credentials(&worker).unwrap();
+            for _again in 0..2 {
+                leave_former_data(&config, &memory).unwrap();
+                settle_worker(&config, &memory, &worker).unwrap();
+                assert!(!raft.exists() && data.join(recovery::FENCED).join("log").exists());
+                assert_eq!(memory.load().unwrap().held_member_id, None);
+            }
+            // With the data that it opens.
+            assert_eq!(memory.store().keys().status() == KeysStatus::Absent, !keyring);
+        }
     }
 
     fn worker_credentials() -> NodeCredentials {

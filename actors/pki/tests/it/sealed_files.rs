@@ -147,11 +147,20 @@ fn keyring_leaves_workers_only() {
     assert_eq!(store.load_credentials().unwrap().unwrap().key_pem, manager.key_pem);
     store.keys().protect(3, Some(&key)).unwrap();
     store.save_credentials(&cluster.node(2, Role::Worker)).unwrap();
-    assert_eq!(store.leave_keyring(true).unwrap(), LeftKeyring::Kept, "it is open, and can follow a later key");
-    let locked = IdentityStore::open(data.path()).unwrap();
-    assert_eq!(locked.leave_keyring(true).unwrap(), LeftKeyring::SetAside);
-    assert_eq!(locked.keys().status(), KeysStatus::Absent);
-    assert!(data.path().join("identity").join(SET_ASIDE).exists() && !locked.keys().path().exists());
-    locked.keys().ensure().expect("a promoted worker gets another one");
-    assert_eq!(locked.leave_keyring(false).unwrap(), LeftKeyring::Removed);
+    let (identity, sealed) = (data.path().join("identity"), fs::read(store.keys().path()).unwrap());
+    // Open in memory, or locked: the cluster forgets version 3 with the worker's certificate.
+    for (n, store) in [store, IdentityStore::open(data.path()).unwrap()].into_iter().enumerate() {
+        fs::write(identity.join("keyring.json"), &sealed).unwrap();
+        assert_eq!(store.leave_keyring(true).unwrap(), LeftKeyring::SetAside, "{n}");
+        assert_eq!(store.keys().status(), KeysStatus::Absent);
+        assert!(identity.join(SET_ASIDE).exists() && !store.keys().path().exists());
+        store.keys().ensure().expect("a promoted worker gets another one");
+        assert_eq!(store.leave_keyring(true).unwrap(), LeftKeyring::Kept, "it needs no key of the cluster");
+        assert_eq!(store.leave_keyring(false).unwrap(), LeftKeyring::Removed);
+    }
+    let set_aside =
+        || fs::read_dir(&identity).unwrap().flatten().filter(|file| fs::read(file.path()).unwrap() == sealed);
+    assert_eq!(set_aside().count(), 2, "none replaces another");
+    muster_sealing::delete_set_aside(&identity).unwrap();
+    assert_eq!(set_aside().count(), 0);
 }

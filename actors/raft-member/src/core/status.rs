@@ -33,6 +33,13 @@ impl RaftCore {
         }
     }
 
+    /// How many voters come before this one where each does something in turn.
+    pub fn place_among_voters(&self) -> u32 {
+        let Some(member) = &self.member else { return 0 };
+        let voters = self.tables().members.iter().filter(|(_, other)| other.voter).map(|(id, _)| *id);
+        place(member.id, self.leader(), voters)
+    }
+
     /// The leader as far as this member knows.
     pub(super) fn leader(&self) -> Option<RaftId> {
         self.member.as_ref()?.leader()
@@ -129,5 +136,27 @@ impl RaftCore {
         };
         let expired = self.reads.take_expired(now);
         self.out.answers.extend(expired.into_iter().map(|ask| Answer::Read(ask, Err(why.clone()))));
+    }
+}
+
+/// By their ids, the leader last: while it is busy, nobody else is.
+fn place(own: RaftId, leader: Option<RaftId>, voters: impl Iterator<Item = RaftId>) -> u32 {
+    let order = |id: RaftId| (Some(id) == leader, id);
+    let before = voters.filter(|id| order(*id) < order(own)).count();
+    u32::try_from(before).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn voters_take_turns_and_the_leader_is_last() {
+        let voters = || [2, 4, 5].map(RaftId).into_iter();
+        for (leader, places) in [(None, [0, 1, 2]), (Some(RaftId(2)), [2, 0, 1]), (Some(RaftId(4)), [0, 2, 1])] {
+            let found: Vec<u32> = voters().map(|own| place(own, leader, voters())).collect();
+            assert_eq!(found, places, "{leader:?}");
+        }
+        assert_eq!(place(RaftId(9), None, [RaftId(9)].into_iter()), 0);
     }
 }

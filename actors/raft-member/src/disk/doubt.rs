@@ -13,7 +13,7 @@ use super::acked::Acked;
 use super::files::sync_dir;
 
 const DOUBTFUL: &str = "doubtful";
-const LOST: &str = "lost";
+pub(super) const LOST: &str = "lost";
 
 /// The fault of a failed sync.
 pub(crate) fn unsynced(dir: &Path) -> LogFault {

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use super::acked::Acked;
 use super::doubt::{self, Witness};
-use super::files::{Lock, SnapshotFiles, finish_wipe, holds_data, make_dir, sync_dir};
+use super::files::{Lock, SnapshotFiles, finish_wipe, holds_data, is_marked_for_wipe, make_dir, sync_dir};
 use super::seal::{Seal, SealHead, fault_of, no_key};
 use super::{LogDisk, LogFault, acked, reseal, seal, tail};
 use crate::core::{Durable, Entry, HardMark, LogPoint, Recovered, SnapshotJob};
@@ -178,12 +178,40 @@ impl<F: FileSystem> EngineDisk<F> {
     pub fn open_in(dir: &Path, fs: &Arc<F>, keys: &Keys, purpose: OpenFor) -> Result<Self, LogFault> {
         reseal::finish_exchange(dir)?;
         make_dir(dir)?;
-        let mut lock = Lock::take(dir)?;
+        let lock = Lock::take(dir)?;
         finish_wipe(dir)?;
+        Self::open_locked(dir, fs, keys, (purpose, lock))
+    }
+
+    /// Closes the files, and keeps the directory.
+    pub fn close(mut self) -> Option<Lock> {
+        self._lock.take()
+    }
+
+    /// Opens a directory again that this process has closed a moment ago, to rewrite it under the newest key. Others may have marked it
+    /// meanwhile.
+    pub fn reopen(dir: &Path, fs: &Arc<F>, keys: &Keys, lock: Option<Lock>) -> Result<Self, LogFault> {
+        let lock = lock.filter(|lock| lock.is_of(dir));
+        let lock = lock.ok_or_else(|| LogFault::io(dir, "it was replaced while it was closed"))?;
+        if is_marked_for_wipe(dir) {
+            return Err(LogFault::io(dir, "it is to be wiped"));
+        }
+        Self::open_locked(dir, fs, keys, (OpenFor::Writing, lock))
+    }
+
+    fn open_locked(
+        dir: &Path,
+        fs: &Arc<F>,
+        keys: &Keys,
+        (purpose, mut lock): (OpenFor, Lock),
+    ) -> Result<Self, LogFault> {
         if let Some(lost) = doubt::lost(dir) {
             return Err(lost);
         }
-        reseal::remove_leftovers(dir)?;
+        // Reports say that the data is not sealed while they are there, and their key stays in the keyring.
+        if let Err(fault) = reseal::remove_leftovers(dir) {
+            tracing::warn!(%fault, "cannot delete former Raft data");
+        }
         if doubt::is_doubtful(dir) {
             Self::rewrite_doubtful(dir, fs, keys)?;
         }
@@ -273,6 +301,10 @@ impl<F: FileSystem> EngineDisk<F> {
     /// Everything but the snapshot.
     pub(super) fn content(&mut self) -> Result<Content, LogFault> {
         Ok(Content { entries: self.read_entries()?, meta: self.meta.clone() })
+    }
+
+    pub fn dir(&self) -> &Path {
+        &self.dir
     }
 
     /// For writers of snapshots on other threads.
@@ -378,8 +410,13 @@ impl<F: FileSystem> EngineDisk<F> {
         self.meta.hard = write.hard;
         let group = self.meta.entries_group();
         add_entries(batch, group, &write.entries, self.seal.as_mut()).map_err(|e| LogFault::io(&self.dir, e))?;
-        // The directory was exchanged for another one while a snapshot was written: the log keeps what it would replace.
-        if let Some(compact) = write.compact.as_ref().filter(|compact| self.snapshots.holds(&compact.head)) {
+        let stored = write.compact.as_ref().filter(|compact| self.snapshots.holds(&compact.head));
+        if write.compact.is_some() && stored.is_none() {
+            // The directory was exchanged for another one while a snapshot was written: under the former key, if it is here. The log keeps
+            // what it would replace, and the member has no other snapshot in progress.
+            self.snapshots.forget_others(self.meta.snapshot.as_ref());
+        }
+        if let Some(compact) = stored {
             batch.add_command(group, Command::Compact { index: compact.keep_after.index + 1 });
             self.meta.snapshot = Some(compact.head.clone());
             self.meta.truncated = compact.keep_after;

@@ -13,6 +13,9 @@ use super::LogFault;
 use super::seal::FileSeal;
 use crate::core::digest;
 
+/// The mark that requests a wipe.
+pub(crate) const WIPE: &str = "wipe";
+
 /// How long an earlier incarnation may take to release the directory: it finishes its current write. If the disk
 /// hangs longer, the start fails, and the supervisor retries.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
@@ -27,12 +30,16 @@ impl Lock {
         let path = dir.join("lock");
         loop {
             let lock = Self::take_file(&path)?;
-            let held = lock.0.metadata().map_err(|e| LogFault::io(&path, e))?;
-            match fs::metadata(&path) {
-                Ok(named) if (named.dev(), named.ino()) == (held.dev(), held.ino()) => return Ok(lock),
-                _ => {}
+            if lock.is_of(dir) {
+                return Ok(lock);
             }
         }
+    }
+    /// Whether the directory of that name is still the locked one.
+    pub fn is_of(&self, dir: &Path) -> bool {
+        let file = |meta: fs::Metadata| (meta.dev(), meta.ino());
+        let (held, named) = (self.0.metadata().map(file), fs::metadata(dir.join("lock")).map(file));
+        matches!((held, named), (Ok(held), Ok(named)) if held == named)
     }
     /// Creates the file if necessary.
     pub fn take_file(path: &Path) -> Result<Self, LogFault> {
@@ -57,12 +64,17 @@ pub(crate) fn holds_data(dir: &Path) -> bool {
     dir.join("log").exists() || dir.join("acked").exists()
 }
 
+/// Whether [`mark_for_wipe`] was called and its wipe is not complete.
+pub(crate) fn is_marked_for_wipe(dir: &Path) -> bool {
+    dir.join(WIPE).exists()
+}
+
 /// From now on the directory counts as empty.
 pub(crate) fn mark_for_wipe(dir: &Path) -> Result<(), LogFault> {
     if !dir.exists() {
         return Ok(());
     }
-    let path = dir.join("wipe");
+    let path = dir.join(WIPE);
     let marked =
         OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&path).and_then(|_| sync_dir(dir));
     marked.map_err(|e| LogFault::io(path, e))
@@ -70,8 +82,8 @@ pub(crate) fn mark_for_wipe(dir: &Path) -> Result<(), LogFault> {
 
 /// Wipes the directory if there is a mark. The caller holds the lock. The mark is deleted last.
 pub(crate) fn finish_wipe(dir: &Path) -> Result<(), LogFault> {
-    let mark = dir.join("wipe");
-    if !mark.exists() {
+    let mark = dir.join(WIPE);
+    if !is_marked_for_wipe(dir) {
         return Ok(());
     }
     let clear = || {
@@ -79,7 +91,7 @@ pub(crate) fn finish_wipe(dir: &Path) -> Result<(), LogFault> {
             let path = entry.path();
             if path.is_dir() {
                 fs::remove_dir_all(path)?;
-            } else if entry.file_name() != "lock" && entry.file_name() != "wipe" {
+            } else if entry.file_name() != "lock" && entry.file_name() != WIPE {
                 fs::remove_file(path)?;
             }
         }

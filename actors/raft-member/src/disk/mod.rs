@@ -1,6 +1,6 @@
 //! The disk of a member: log, hard state, member id and snapshot.
 //!
-//! Owns        its directory: `seal.json`, `log/` (raft-engine), `snapshot-<index>`, `acked`, `lock`, `wipe`; and `raft.next` beside it,
+//! Owns        its directory: `seal.json`, `log/` (raft-engine), `snapshot-<index>`, `acked`, `lock`, `wipe`; and `raft.reseal-next` beside it,
 //!             while it is rewritten.
 //! Invariants  DISK-1  what was reported durable is recovered completely, or its loss is reported: damaged data is never loaded.
 //!             DISK-2  one owner: a directory is opened once at a time, also across incarnations of the actor.
@@ -32,6 +32,8 @@ mod engine;
 mod files;
 mod image;
 mod reseal;
+#[cfg(test)]
+mod reseal_tests;
 mod seal;
 #[cfg(test)]
 mod seal_tests;
@@ -177,7 +179,7 @@ pub enum DirSeal {
     Absent,
     /// In clear: an earlier build made it. The member converts it when it is next started and the cluster's feature level permits it.
     Clear,
-    /// `newest`: under the newest key of the keyring. Otherwise the member rewrites it when it is next started.
+    /// `newest`: under the newest key of the keyring, and no former data lies beside it. Otherwise the member rewrites it when it is next started.
     Sealed { key: KeyId, newest: bool },
 }
 
@@ -186,7 +188,10 @@ pub fn seal_of(dir: &Path, keys: &Keys) -> Result<DirSeal, LogFault> {
     reseal::finish_exchange(dir)?;
     let newest = keys.newest(KeyUse::Raft);
     Ok(match seal::SealHead::of(dir)? {
-        Some(head) => DirSeal::Sealed { key: head.key, newest: Some(head.key) == newest },
+        Some(head) => {
+            let newest = Some(head.key) == newest && !reseal::has_leftovers(dir);
+            DirSeal::Sealed { key: head.key, newest }
+        }
         None if files::holds_data(dir) => DirSeal::Clear,
         None => DirSeal::Absent,
     })

@@ -1,13 +1,13 @@
 //! Rewriting a whole directory: a directory of an earlier build, which is not sealed, and one whose data key is replaced.
 //!
 //! ```text
-//! raft          the data                            1. raft.next is written and synced: description, snapshot, log, acked
-//! raft.next     being written; then the old data    2. raft.next and raft exchange their names, in one step
-//! raft.old      only without that step              3. raft.next, now the old data, is deleted; then its key
+//! raft               the data                            1. the next one is written and synced: description, snapshot, log, acked
+//! raft.reseal-next   being written; then the old data    2. it and `raft` exchange their names, in one step
+//! raft.reseal-old    only without that step              3. the old data is deleted; then its key
 //! ```
 //!
-//! Without an atomic exchange (some file systems) there are two renames: `raft` to `raft.old`, `raft.next` to `raft`. Between them there is no
-//! `raft`, and `raft.next` is complete.
+//! Without an atomic exchange (some file systems) there are two renames: `raft` to `raft.reseal-old`, `raft.reseal-next` to `raft`. Between them there is no
+//! `raft`, and `raft.reseal-next` is complete.
 //!
 //! Invariants  SEAL-3  a key leaves the keyring after the last file under it was deleted, and its folder synced.
 //! SEAL-8: after a crash at any moment `raft` is the old directory or the new one, complete.
@@ -15,6 +15,7 @@
 
 use std::fs;
 use std::io;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -25,8 +26,9 @@ use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::io::Errno;
 
 use super::acked::Acked;
+use super::doubt;
 use super::engine::{Content, EngineDisk, LOG, remove_all, write_log};
-use super::files::{Lock, SnapshotFiles, make_dir, sync_dir, sync_parent};
+use super::files::{Lock, SnapshotFiles, WIPE, make_dir, sync_dir, sync_parent};
 use super::seal::{self, Seal};
 use super::{LogDisk as _, LogFault};
 use crate::recovery::survey_of;
@@ -51,7 +53,8 @@ pub(super) fn behind_links(dir: &Path) -> PathBuf {
 /// The directories beside this one.
 fn beside(dir: &Path, what: &str) -> PathBuf {
     let name = dir.file_name().unwrap_or_default().to_string_lossy();
-    dir.with_file_name(format!("{name}.{what}"))
+    // Operators call their copies `raft.old`.
+    dir.with_file_name(format!("{name}.reseal-{what}"))
 }
 
 /// Completes an exchange by two renames that a crash interrupted. Before the directory is created or locked.
@@ -64,7 +67,9 @@ pub(crate) fn finish_exchange(dir: &Path) -> Result<(), LogFault> {
     let _exchange = Lock::take_file(&beside(dir, "exchange"))?;
     let finish = || -> io::Result<()> {
         if !dir.exists() {
-            fs::rename(if next.exists() { &next } else { &old }, dir)?;
+            let from = if next.exists() { &next } else { &old };
+            tracing::warn!(from = %from.display(), "finishing an interrupted exchange of the Raft directory");
+            fs::rename(from, dir)?;
         }
         sync_parent(dir)
     };
@@ -75,18 +80,27 @@ pub(crate) fn finish_exchange(dir: &Path) -> Result<(), LogFault> {
 pub(crate) fn remove_leftovers(dir: &Path) -> Result<bool, LogFault> {
     let dir = &behind_links(dir);
     let mut found = false;
-    for path in [beside(dir, "next"), beside(dir, "old")] {
-        if path.exists() {
-            found = true;
-            remove_all(&path).and_then(|()| sync_parent(dir)).map_err(|e| LogFault::io(&path, e))?;
-        }
+    for path in leftovers(dir) {
+        found = true;
+        remove_all(&path).and_then(|()| sync_parent(dir)).map_err(|e| LogFault::io(&path, e))?;
     }
     // Of the file system's two renames.
     let _not_there = fs::remove_file(beside(dir, "exchange"));
     Ok(found)
 }
 
-/// Rewrites the directory under the newest key. On failure, that of the exchange included, the directory is as it was, and `raft.next` is
+/// What an interrupted rewrite left, or one whose former data could not be deleted.
+fn leftovers(dir: &Path) -> impl Iterator<Item = PathBuf> {
+    let dir = behind_links(dir);
+    ["next", "old"].into_iter().map(move |what| beside(&dir, what)).filter(|path| fs::symlink_metadata(path).is_ok())
+}
+
+/// Whether former data lies beside the directory: it is under a former key, or in clear.
+pub(crate) fn has_leftovers(dir: &Path) -> bool {
+    leftovers(dir).next().is_some()
+}
+
+/// Rewrites the directory under the newest key. On failure, that of the exchange included, the directory is as it was, and `raft.reseal-next` is
 /// deleted. Returns the lock of the directory that has the name now. Blocks for as long as it takes to write the state.
 pub(crate) fn reseal<F: FileSystem>(
     dir: &Path,
@@ -97,9 +111,18 @@ pub(crate) fn reseal<F: FileSystem>(
     let dir = &behind_links(dir);
     let next = beside(dir, "next");
     let prepared = prepare(dir, &next, fs, keys, step).map_err(Unchanged::from);
-    let next_lock = match prepared.and_then(|lock| exchange(dir, &next, step).map(|()| lock)) {
+    let exchanged = prepared.and_then(|next_lock| {
+        // Another incarnation may have set the directory aside meanwhile, and deleted what was being written.
+        if lock.is_of(dir) && next_lock.is_of(&next) {
+            exchange(dir, &next, step).map(|()| next_lock)
+        } else {
+            Err(LogFault::io(dir, "it was replaced while it was rewritten").into())
+        }
+    });
+    let next_lock = match exchanged {
         Ok(lock) => lock,
-        Err(Unchanged(fault)) if !dir.exists() => return Err(fault), // the next start finishes the exchange
+        // The next start finishes the exchange; or it is another's directory now.
+        Err(Unchanged(fault)) if !lock.is_of(dir) => return Err(fault),
         Err(Unchanged(fault)) => {
             let _left_to_the_next_start = remove_all(&next);
             tracing::warn!(dir = %dir.display(), %fault, "cannot seal the Raft data anew; it stays as it is until the next attempt");
@@ -108,6 +131,7 @@ pub(crate) fn reseal<F: FileSystem>(
     };
     // It has succeeded already; a power loss before this restores the old directory.
     sync_parent(dir).map_err(|e| LogFault::io(dir, e))?;
+    carry_marks(dir, &next)?;
     drop(lock);
     match remove_leftovers(dir) {
         Ok(_) => drop_old_keys(dir, keys),
@@ -116,6 +140,19 @@ pub(crate) fn reseal<F: FileSystem>(
     }
     let _tests = step("deleted");
     Ok(next_lock)
+}
+
+/// Marks that other threads made in the old directory while the new one was written: its data is lost, or is to be wiped. From the exchange
+/// on their paths lead to the new directory.
+fn carry_marks(dir: &Path, next: &Path) -> Result<(), LogFault> {
+    let old = if next.exists() { next.to_owned() } else { beside(dir, "old") };
+    for mark in [doubt::LOST, WIPE].map(|name| (old.join(name), dir.join(name))) {
+        match fs::rename(&mark.0, &mark.1) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+            renamed => renamed.and_then(|()| sync_dir(dir)).map_err(|e| LogFault::io(mark.1, e))?,
+        }
+    }
+    Ok(())
 }
 
 /// A rewrite failed, and the directory is as it was: under its name, or under that of the old data.
@@ -129,14 +166,19 @@ impl From<LogFault> for Unchanged {
 
 /// SEAL-3. Afterwards only keys are left that some directory needs.
 pub(crate) fn drop_old_keys(dir: &Path, keys: &Keys) {
-    // A description that cannot be read may be of any key.
-    let Ok(in_use) = seal::keys_in_use(dir) else { return };
+    let in_use = match seal::keys_in_use(dir) {
+        Ok(in_use) => in_use,
+        // It may be of any key.
+        Err(fault) => {
+            return tracing::warn!(%fault, "keeping former keys: how data beside the Raft directory is sealed is unknown");
+        }
+    };
     if let Err(fault) = keys.drop_keys(KeyUse::Raft, &in_use) {
         tracing::warn!(%fault, "cannot remove a former key from the keyring; the next start will");
     }
 }
 
-/// Writes `raft.next`, durably.
+/// Writes `raft.reseal-next`, durably.
 fn prepare<F: FileSystem>(dir: &Path, next: &Path, fs: &Arc<F>, keys: &Keys, step: Step<'_>) -> Result<Lock, LogFault> {
     let io = |e| LogFault::io(next, e);
     check_space(dir)?;
@@ -204,11 +246,22 @@ fn check_space(dir: &Path) -> Result<(), LogFault> {
     Ok(())
 }
 
+/// Refuses what cannot be exchanged or deleted with the directory: links, and mount points below it.
 fn size(dir: &Path) -> io::Result<u64> {
-    let mut bytes = 0;
+    let (mut bytes, device) = (0, fs::metadata(dir)?.dev());
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
-        let meta = entry.metadata()?;
+        let meta = match entry.metadata() {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => continue, // a snapshot that is being written
+            meta => meta?,
+        };
+        if meta.is_symlink() || meta.dev() != device {
+            let what = format!(
+                "{} is a link or a mount point: link or mount the data directory instead",
+                entry.path().display()
+            );
+            return Err(io::Error::other(what));
+        }
         bytes += if meta.is_dir() { size(&entry.path())? } else { meta.len() };
     }
     Ok(bytes)

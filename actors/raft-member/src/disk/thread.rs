@@ -2,21 +2,21 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use muster_kernel::Beside;
-use muster_sealing::Keys;
+use muster_sealing::{KeyId, Keys};
 use raft_engine::env::{DefaultFileSystem, FileSystem};
 use tokio::runtime::Handle;
 
 use super::doubt;
 use super::engine::{EngineDisk, OpenFor};
-use super::files::SnapshotFiles;
-use super::{LogDisk, LogFault};
+use super::files::{Lock, SnapshotFiles};
+use super::{LogDisk, LogFault, reseal};
 use crate::core::{Durable, Recovered, SnapshotJob};
 
 /// After this time without work, the acknowledged number is synced, too.
@@ -60,12 +60,15 @@ struct Published {
     syncs: AtomicU64,
     /// Of the directory that has the name now.
     snapshots: Mutex<SnapshotFiles>,
+    /// See [`reseal::has_leftovers`].
+    leftovers: AtomicBool,
     /// Why the thread ended.
     failed: Mutex<Option<LogFault>>,
 }
 
 impl Published {
     fn opened<F: FileSystem>(&self, disk: &EngineDisk<F>) {
+        self.leftovers.store(reseal::has_leftovers(disk.dir()), Ordering::Release);
         *self.snapshots.lock().unwrap_or_else(PoisonError::into_inner) = disk.snapshot_files().clone();
     }
 }
@@ -127,6 +130,7 @@ impl DiskThread {
             persisted: AtomicU64::new(0),
             syncs: AtomicU64::new(0),
             snapshots: Mutex::new(SnapshotFiles::new(dir, None)),
+            leftovers: AtomicBool::new(false),
             failed: Mutex::new(None),
         });
         let worker = Worker {
@@ -144,6 +148,10 @@ impl DiskThread {
     /// The snapshot files of the directory, for writers on other threads.
     pub fn snapshot_files(&self) -> SnapshotFiles {
         self.published.snapshots.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+    /// Whether all data is under this key, as far as it was when the directory was last opened.
+    pub fn is_sealed_with(&self, key: KeyId) -> bool {
+        !self.published.leftovers.load(Ordering::Acquire) && self.snapshot_files().key() == Some(key)
     }
     /// Rewrites the directory under the newest key, if it is under another one. Writes queued meanwhile follow. If it fails, the
     /// directory stays as it is.
@@ -195,8 +203,9 @@ struct Worker<F> {
 enum Ended {
     /// The other end was dropped.
     Released,
-    /// The directory is to be rewritten, and another thread continues: raft-engine caches blocks per thread, by position alone.
-    Reseal,
+    /// The directory is to be rewritten, and another thread continues: raft-engine caches blocks per thread, by position alone. The lock is
+    /// held throughout: another incarnation's writes would be overwritten by what is queued here.
+    Reseal(Option<Lock>),
 }
 
 impl<F: FileSystem + 'static> Worker<F> {
@@ -232,15 +241,15 @@ impl<F: FileSystem + 'static> Worker<F> {
         });
         match served {
             Ok(Ended::Released) => {}
-            Ok(Ended::Reseal) => self.reseal(),
+            Ok(Ended::Reseal(lock)) => self.reseal(lock),
             Err(fault) => fail(&self.published, &self.inbox, self.listener, fault),
         }
     }
 
-    fn reseal(self) {
+    fn reseal(self, lock: Option<Lock>) {
         let (dir, fs, keys) = (self.dir.clone(), Arc::clone(&self.fs), self.keys.clone());
         let (published, number) = (Arc::clone(&self.published), self.published.persisted.load(Ordering::Acquire));
-        let started = self.start(number, move || Some(EngineDisk::open_in(&dir, &fs, &keys, OpenFor::Writing)));
+        let started = self.start(number, move || Some(EngineDisk::reopen(&dir, &fs, &keys, lock)));
         if let Err(fault) = started {
             // The shell notices at its next write.
             *published.failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(fault);
@@ -300,7 +309,7 @@ impl<F: FileSystem + 'static> Worker<F> {
                 }
             }
             if reseal {
-                return Ok(Ended::Reseal);
+                return Ok(Ended::Reseal(disk.close()));
             }
         }
     }

@@ -231,3 +231,18 @@ proptest! {
         prop_assert!(Keys::open(dir.path()).is_err());
     }
 }
+
+/// A crash while autolock was switched off leaves a file with a clear slot beside the sealed keyring: its data keys are used no longer.
+#[test]
+fn keys_that_a_crash_may_have_shown_are_replaced() {
+    let dir = tempfile::tempdir().unwrap();
+    let keys = Keys::open(dir.path()).unwrap();
+    keys.ensure().unwrap();
+    keys.protect(1, Some(&UnlockKey::new())).unwrap();
+    let shown = keys.newest(KeyUse::Raft);
+    keys.protect(2, Some(&UnlockKey::new())).unwrap();
+    assert_eq!(keys.newest(KeyUse::Raft), shown, "a rotation alone needs no new data key");
+    std::fs::write(dir.path().join(".keyring.json.tmp"), "with a clear slot").unwrap();
+    keys.protect(3, Some(&UnlockKey::new())).unwrap();
+    assert!(keys.newest(KeyUse::Raft) != shown && !dir.path().join(".keyring.json.tmp").exists());
+}

@@ -12,7 +12,6 @@ use std::time::{Duration, SystemTime};
 use muster_kernel::Fault;
 use muster_messages::Role;
 use muster_messages::protocol::NodeCredentials;
-use muster_sealing::SET_ASIDE;
 use tokio::sync::watch;
 
 use crate::daemon::boot::say;
@@ -68,9 +67,9 @@ fn delete_expired(data_dir: &Path, keep_time: Duration, now: SystemTime) -> io::
             tracing::info!(folder = %folder.display(), "deleted Raft data that was set aside: this node is not a manager");
         }
     }
-    let keyring = data_dir.join("identity").join(SET_ASIDE);
-    if keyring.exists() && ![FENCED, DAMAGED].iter().any(|name| data_dir.join(name).exists()) {
-        muster_sealing::files::remove_durably(&keyring)?;
+    let identity = data_dir.join("identity");
+    if identity.exists() && ![FENCED, DAMAGED].iter().any(|name| data_dir.join(name).exists()) {
+        muster_sealing::delete_set_aside(&identity)?;
     }
     Ok(())
 }
@@ -160,7 +159,7 @@ mod tests {
             of_worker.send_replace(true);
             Ok(())
         };
-        let former_keyring = dir.path().join("identity").join(SET_ASIDE);
+        let former_keyring = dir.path().join("identity").join(muster_sealing::SET_ASIDE);
         std::fs::write(&former_keyring, "").unwrap();
         let checker = tokio::spawn(delete_expired_periodically(data, Duration::ZERO, receiver, Arc::new(settle)));
         tokio::task::yield_now().await;
