@@ -113,7 +113,8 @@ pub struct Autolock {
     writing: Option<bool>,
     /// Whether the Raft data is sealed under the newest key. `None`: not looked yet, since the keyring was last written.
     data_sealed: Option<bool>,
-    looking: bool,
+    /// A look at the data is in progress, for this version.
+    looking: Option<Revision>,
     look_again: Moment,
     /// This report is in progress. The goal may be another one when it ends.
     reporting: Option<Seal>,
@@ -133,7 +134,7 @@ impl Autolock {
             on_disk: None,
             writing: None,
             data_sealed: None,
-            looking: false,
+            looking: None,
             look_again: Moment::default(),
             reporting: None,
             fault: None,
@@ -149,8 +150,7 @@ impl Autolock {
             Input::Replica(goal) => self.learn(goal),
             Input::Followed(version, result) => self.followed(version, result, now, out),
             Input::Looked(version, data_sealed) => {
-                self.looking = false;
-                if Some(version) == self.on_disk {
+                if self.looking.take_if(|looking| *looking == version).is_some() && Some(version) == self.on_disk {
                     (self.data_sealed, self.look_again) = (Some(data_sealed), now + LOOK_INTERVAL);
                 }
             }
@@ -275,13 +275,13 @@ impl Autolock {
 
     /// Looks at the Raft data until it is sealed, and returns when the next look is due.
     fn look(&mut self, now: Moment, out: &mut Vec<Effect>) -> Option<Moment> {
-        if self.looking || self.data_sealed == Some(true) || (self.data_sealed.is_some() && self.goal.key.is_none()) {
+        if self.looking == Some(self.goal.version) || self.data_sealed == Some(true) || (self.data_sealed.is_some() && self.goal.key.is_none()) {
             return None;
         }
         if self.data_sealed.is_some() && now < self.look_again {
             return Some(self.look_again);
         }
-        self.looking = true;
+        self.looking = Some(self.goal.version);
         out.push(Effect::Look(self.goal.version));
         None
     }

@@ -172,7 +172,7 @@ fn late_answer_does_not_delay_a_newer_report() {
         let mut world = World::new();
         world.change(enable("a"));
         world.show();
-        assert!(world.act() && world.act(), "written, and logged");
+        assert!(world.act() && world.act() && world.act(), "written, logged, and looked at");
         let Some(Effect::Report(seal)) = world.pending.pop_front() else { panic!("a report follows") };
         world.no_leader = no_leader;
         let answer = world.report(seal);
