@@ -3,6 +3,7 @@
 use std::io::Read;
 use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use muster_local_cluster::ProcessId;
 use muster_messages::Liveness;
@@ -320,6 +321,11 @@ fn stopped_cluster_serves_once_a_majority_is_unlocked() {
         let refused = world.muster_at("n1", &["token", "ls", "--timeout", "2s"]);
         refused.code == 5 && refused.error_code() != "locked"
     });
+    let (id, since) = (world.node("n1").process_id(), Instant::now());
+    let used = || id.cpu_time().expect("it runs");
+    let before = used();
+    eventually_so("three seconds pass", || since.elapsed() >= Duration::from_secs(3));
+    assert!(used() - before < since.elapsed() / 2, "it waits without work: {:?}", used() - before);
     world.muster_at("n2", &["unlock", "--key-file", &key]).ended(0);
     for name in ["n1", "n2"] {
         world.node(name).ready();

@@ -87,22 +87,30 @@ impl Readiness {
     /// Returns the role once it is served.
     async fn reached(mut self) -> Role {
         loop {
+            // Before the check, after which any change counts. A clone has seen what its original has, and that is never read: without
+            // this a change is always due, and a manager without a quorum uses a whole processor.
+            let mut replica = self.manager.borrow().as_ref().map(|m| m.replica.clone());
+            if let Some(replica) = &mut replica {
+                replica.mark_unchanged();
+            }
             if let Some(role) = self.now() {
                 return role;
             }
-            let replica = self.manager.borrow().as_ref().map(|m| m.replica.clone());
             let replica_changed = async {
-                match replica {
-                    Some(mut replica) => drop(replica.changed().await),
-                    None => std::future::pending().await,
+                if let Some(mut replica) = replica
+                    && replica.changed().await.is_ok()
+                {
+                    return;
                 }
+                // There is no manager runtime, or it has ended: another one is published.
+                std::future::pending().await
             };
             tokio::select! {
                 _ = self.session.changed() => {}
                 _ = self.manager.changed() => {}
                 _ = self.credentials.changed() => {}
                 () = replica_changed => {}
-                // A watch whose sender is gone resolves at once, always: never spin on it.
+                // For what no watch shows.
                 () = tokio::time::sleep(std::time::Duration::from_millis(500)) => {}
             }
         }
