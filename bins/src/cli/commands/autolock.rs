@@ -80,8 +80,8 @@ fn sentences(view: &UnlockKeyView, rotates: bool) -> String {
              If all managers are locked and the key is lost, the cluster's data is lost for good.\n"
         }
         true => {
-            "The former key opens no manager that has taken this one. A manager that is down needs the former key once:\n\
-             `muster autolock status` names it and the version, `muster autolock key --version N` prints the key.\n"
+            "The former key opens no manager that has taken this one. A manager that is down needs a former key once:\n\
+             `muster autolock status`, or `muster status` at that manager, names the version; `muster autolock key --version N` prints the key.\n"
         }
     };
     format!("{first}. Unlock key, version {version}:\n\n    {key}\n\n{warning}")
