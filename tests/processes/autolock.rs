@@ -219,7 +219,8 @@ fn key_is_printed_before_the_managers_have_taken_it() {
     };
     let mut quiet = run(&["-q", "autolock", "on", "--wait=600s"]);
     quiet.wait_for_line("MSTR-UNLOCK-1-");
-    quiet.signal(Signal::INT);
+    // Not SIGINT: a shell's background jobs ignore it.
+    quiet.signal(Signal::TERM);
     assert_eq!(quiet.exit(), None, "it was still waiting");
     let mut json = run(&["-o", "json", "autolock", "rotate", "--wait=600s"]);
     json.wait_for_line("}");
