@@ -275,7 +275,10 @@ impl Autolock {
 
     /// Looks at the Raft data until it is sealed, and returns when the next look is due.
     fn look(&mut self, now: Moment, out: &mut Vec<Effect>) -> Option<Moment> {
-        if self.looking == Some(self.goal.version) || self.data_sealed == Some(true) || (self.data_sealed.is_some() && self.goal.key.is_none()) {
+        if self.looking == Some(self.goal.version)
+            || self.data_sealed == Some(true)
+            || (self.data_sealed.is_some() && self.goal.key.is_none())
+        {
             return None;
         }
         if self.data_sealed.is_some() && now < self.look_again {

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use super::acked::Acked;
 use super::doubt::{self, Witness};
-use super::files::{Lock, SnapshotFiles, finish_wipe, holds_data, is_marked_for_wipe, make_dir, sync_dir};
+use super::files::{Lock, SnapshotFiles, finish_wipe, holds_data, is_marked_for_wipe, make_dir, remove_all, sync_dir};
 use super::seal::{Seal, SealHead, fault_of, no_key};
 use super::{LogDisk, LogFault, acked, reseal, seal, tail};
 use crate::core::{Durable, Entry, HardMark, LogPoint, Recovered, SnapshotJob};
@@ -579,13 +579,6 @@ fn replace_log(dir: &Path) -> Result<(), LogFault> {
         Ok(())
     };
     replace().map_err(|e| LogFault::io(dir.join(LOG), e))
-}
-
-pub(super) fn remove_all(dir: &Path) -> std::io::Result<()> {
-    match std::fs::remove_dir_all(dir) {
-        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(e),
-        _ => Ok(()),
-    }
 }
 
 /// The file to name when the log is damaged: the first that cannot be read to its end, else the last, whose tail may have been

@@ -102,6 +102,14 @@ pub(crate) fn finish_wipe(dir: &Path) -> Result<(), LogFault> {
     clear().map_err(|e| LogFault::io(dir, e))
 }
 
+/// Deletes a directory with its content. Absent: no effect.
+pub(crate) fn remove_all(dir: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(dir) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
+        _ => Ok(()),
+    }
+}
+
 pub(crate) fn sync_dir(dir: &Path) -> io::Result<()> {
     File::open(dir)?.sync_all()
 }

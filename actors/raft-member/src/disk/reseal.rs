@@ -27,8 +27,8 @@ use rustix::io::Errno;
 
 use super::acked::Acked;
 use super::doubt;
-use super::engine::{Content, EngineDisk, LOG, remove_all, write_log};
-use super::files::{Lock, SnapshotFiles, WIPE, make_dir, sync_dir, sync_parent};
+use super::engine::{Content, EngineDisk, LOG, write_log};
+use super::files::{Lock, SnapshotFiles, WIPE, make_dir, remove_all, sync_dir, sync_parent};
 use super::seal::{self, Seal};
 use super::{LogDisk as _, LogFault};
 use crate::recovery::survey_of;

@@ -303,7 +303,7 @@ fn recorded_clear_directory_is_converted() {
     if std::env::var_os("UPDATE").is_some() {
         let (_temp, dir) = Temp::new();
         write_clear(&dir, &secrets(FEATURE_LEVEL));
-        super::engine::remove_all(&golden).unwrap();
+        super::files::remove_all(&golden).unwrap();
         copy_dir(&dir, &golden);
         for entry in fs::read_dir(golden.join("log")).unwrap().map(|entry| entry.unwrap().path()) {
             // Without the zeros after the last record.
