@@ -28,6 +28,7 @@ mod store;
 mod tls;
 mod token;
 mod trust;
+mod upstream;
 
 pub use self::access::BearerToken;
 pub use self::csr::{BadCsr, CsrKey, make_csr, new_key};
@@ -53,3 +54,7 @@ pub use self::token::{BadToken, JoinToken, digest, new_token_id, new_token_secre
 pub use muster_sealing::files::write_atomic;
 
 pub use self::trust::{BadBundle, Bundle, MAX_CHAIN};
+pub use self::upstream::{
+    BadIssued, IssuedAuthority, MAX_ISSUED, MAX_PATH_LENGTH, MIN_ISSUING_LIFETIME, issued_authority,
+    make_authority_csr, root_id_of_answer, root_id_of_key,
+};

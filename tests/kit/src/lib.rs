@@ -4,6 +4,7 @@
 //!   under test.
 //! - [`ActorHarness`]: a real root supervisor for one test. At its end every unnoticed error fails the test: an actor
 //!   or task that outlived it, an ERROR in the log, an unexpected panic.
+//! - [`company`]: certificate authorities above a cluster.
 //! - [`history`]: decides whether what clients saw of registers is linearizable. For scenarios with
 //!   several processes, real or simulated.
 //!
@@ -28,6 +29,7 @@
 //!   in real time, where a failure costs [`WAIT_LIMIT`];
 //! - factories, and whatever else runs on the blocking pool, hold the clock while they run.
 
+pub mod company;
 mod harness;
 pub mod history;
 mod host;

@@ -8,3 +8,4 @@ mod handshake;
 mod identity_files;
 mod sealed_files;
 mod trust;
+mod upstream;
