@@ -114,7 +114,7 @@ pub enum BadIssued {
 pub struct IssuedAuthority {
     pub root: RootId,
     pub cert_pem: String,
-    /// The certificates above it, the nearest first. No node trusts them.
+    /// The certificates between it and the root above, the nearest first. No node trusts them.
     pub upstream: Vec<String>,
 }
 
@@ -171,9 +171,10 @@ pub fn issued_authority(
     lasts(cert, now)?;
     leads_upwards(&certs, now)?;
     is_usable(cert, der, key_pem, cluster, now)?;
-    let mut pems = ders.iter().map(encoding::certificate_pem);
-    let cert_pem = pems.next().unwrap_or_default();
-    Ok(IssuedAuthority { root: asked, cert_pem, upstream: pems.collect() })
+    // Who trusts the root above has it.
+    let between = certs.iter().zip(&ders).skip(1).filter(|(cert, _)| cert.subject().as_raw() != cert.issuer().as_raw());
+    let upstream = between.map(|(_, der)| encoding::certificate_pem(der)).collect();
+    Ok(IssuedAuthority { root: asked, cert_pem: encoding::certificate_pem(der), upstream })
 }
 
 fn certifies_key(certs: &[X509Certificate<'_>], asked: RootId) -> Result<(), BadIssued> {

@@ -60,6 +60,8 @@ pub const ROOT_11: &str = "ROOT-11";
 pub const SEAL_10: &str = "SEAL-10";
 /// A former unlock key is kept while a node may need it to start.
 pub const SEAL_9: &str = "SEAL-9";
+/// Only the key for which an authority above was asked becomes a root of that authority.
+pub const UP_2: &str = "UP-2";
 
 /// A violated invariant.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

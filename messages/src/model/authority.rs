@@ -53,6 +53,8 @@ pub enum AuthorityOrigin {
     Made,
     /// Given by an operator.
     Imported,
+    /// Certified by an authority above the cluster, for a key that the cluster made.
+    Upstream,
 }
 
 /// A statement of one root about another: members of this cluster may trust it. Nodes demand it before they add a root.
@@ -100,6 +102,9 @@ pub struct Authority {
     pub created_at: WallTime,
     pub activated_at: Option<WallTime>,
     pub retired_at: Option<WallTime>,
+    /// The certificates between an issuing one and the company's root, the nearest first: for clients that trust that root. No node
+    /// trusts them.
+    pub upstream: Vec<String>,
     pub revision: Revision,
 }
 
@@ -118,6 +123,7 @@ impl Authority {
             created_at: WallTime(0),
             activated_at: None,
             retired_at: None,
+            upstream: Vec::new(),
             revision: Revision(0),
         }
     }
@@ -132,6 +138,21 @@ impl Authority {
     }
 }
 
+/// A key for which an authority above the cluster was asked for an issuing certificate. Nothing trusts it yet, and it signs nothing.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RequestedAuthority {
+    /// The root that it becomes with the answer.
+    pub root: RootId,
+    /// Held by every manager and never shown (UP-3).
+    pub key_pem: Secret,
+    /// The same for each who asks: a second signature of the key would be another text.
+    pub csr_pem: String,
+    /// Requested because others may have the key of every root that has one.
+    pub compromised: bool,
+    pub created_at: WallTime,
+    pub revision: Revision,
+}
+
 /// The roots on record. Empty until the first rotation: until then, the root in the [`ClusterRecord`](super::ClusterRecord) is the
 /// only one. It is the active one's copy afterwards.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -141,6 +162,8 @@ pub struct Authorities {
     pub generation: Revision,
     /// The newest set that each node is known to trust. A node without an entry trusts the root that it joined with.
     pub trusted_by: OrdMap<NodeId, Revision>,
+    /// The one request to an authority above that is not answered yet.
+    pub requested: Option<Arc<RequestedAuthority>>,
 }
 
 impl fmt::Display for AuthorityState {
@@ -182,6 +205,17 @@ impl Authorities {
         }
         crosses
     }
+    /// What is presented after a certificate of the active root: the certificates that lead from it to older roots, and, if there is
+    /// room for them, those that lead to the root of an authority above.
+    pub fn chain(&self) -> Vec<&str> {
+        let mut chain: Vec<&str> = self.crosses().into_iter().map(|cross| cross.cert_pem.as_str()).collect();
+        let upstream = self.active().filter(|(_, root)| root.origin == AuthorityOrigin::Upstream).map(|(_, root)| root);
+        if let Some(root) = upstream.filter(|root| chain.len() + 1 + root.upstream.len() <= MAX_CROSSES) {
+            chain.push(&root.cert_pem);
+            chain.extend(root.upstream.iter().map(String::as_str));
+        }
+        chain
+    }
     /// Whether a node is known to trust the present set of roots.
     pub fn is_trusted_by(&self, node: NodeId) -> bool {
         self.trusted_by.get(&node) == Some(&self.generation)
@@ -218,7 +252,7 @@ pub enum AuthorityChange {
         /// may trust those, too, and follows a way back.
         for_others: Vec<(RootId, Voucher)>,
     },
-    /// Deletes the prepared root. Absent: no change.
+    /// Deletes the prepared root, and the request to an authority above. Absent: no change.
     Abort,
     /// A prepared root signs from now on, or a retiring one again; the one that signed before is retiring. If others may have the key
     /// of that one, they have the join tokens of its time: each of `tokens` replaces the default one of its role, if there is one.
@@ -235,6 +269,20 @@ pub enum AuthorityChange {
     Forget { root: RootId },
     /// A node has the set of roots of this generation on disk. An older generation than the recorded one: no change.
     Trusted { node: NodeId, generation: Revision },
+    /// Keeps a key for which an authority above is asked for a certificate. While there is one, no change, unless this one is
+    /// `compromised` and that one is not: then others may have the earlier key, too, and it is replaced.
+    Request { root: RootId, key_pem: Secret, csr_pem: String, compromised: bool },
+    /// Publishes the requested root with its issuing certificate, as `Prepare` does: `compromised` is what its request says.
+    /// Refused as `NotRequested` if its key is not the requested one.
+    Certify {
+        signer: RootId,
+        root: RootId,
+        cert_pem: String,
+        upstream: Vec<String>,
+        automatic: bool,
+        vouchers: Vec<Voucher>,
+        for_others: Vec<(RootId, Voucher)>,
+    },
 }
 
 /// Why a change of the authorities is refused, besides `Stale`.
@@ -267,6 +315,12 @@ pub enum AuthorityRefusal {
          majority: wait until they have renewed or are up again, or remove them"
     )]
     NoMajority { root: RootId, node: NodeId, in_all: usize },
+    /// UP-2.
+    #[error(
+        "no certificate is requested for the key {0}: its request was answered, aborted or replaced; `muster ca rotate --csr` prints \
+         the present one"
+    )]
+    NotRequested(RootId),
 }
 
 /// Why a root in this state is neither retired nor revoked.

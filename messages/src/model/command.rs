@@ -491,7 +491,8 @@ impl From<CommandRefusal> for super::ErrorBody {
             CommandRefusal::Authority(
                 AuthorityRefusal::HasNoKey { .. }
                 | AuthorityRefusal::KnownToOthers(_)
-                | AuthorityRefusal::NotFormer { .. },
+                | AuthorityRefusal::NotFormer { .. }
+                | AuthorityRefusal::NotRequested(_),
             ) => ErrorCode::Conflict,
             CommandRefusal::Authority(AuthorityRefusal::SameKey(_)) => ErrorCode::SameKey,
             CommandRefusal::Authority(AuthorityRefusal::TooManyRoots) => ErrorCode::TooManyRoots,

@@ -77,7 +77,7 @@ fn node(issuer: &Issuer, cluster: ClusterId, root_pem: &str) -> muster_messages:
 fn an_answer_as_requested_is_accepted() {
     let asked = Asked::new();
     let subordinate = asked.company.subordinate("company issuing");
-    for (company, above) in [(&asked.company, 1), (&subordinate, 2)] {
+    for (company, above) in [(&asked.company, 0), (&subordinate, 1)] {
         let answer = asked.judged(&company.sign(&asked.csr)).unwrap();
         assert_eq!((Some(answer.root), answer.upstream.len()), (root_id_of_key(&asked.key), above));
         assert_eq!(path_length_of_pem(&answer.cert_pem), Ok(Some(u32::from(MAX_PATH_LENGTH))), "as the request says");
@@ -259,11 +259,14 @@ async fn a_sibling_subordinate_opens_nothing() {
     };
     let issuer = |chain: String| bundle.issuer_of(&presented(&chain), UnixTime::now());
     assert_eq!(issuer(own.cert_pem.clone()), Some(answer.root));
-    assert_eq!(issuer(own.cert_pem.clone() + &answer.upstream.concat()), Some(answer.root), "whatever is beside it");
+    assert_eq!(
+        issuer(own.cert_pem.clone() + &answer.cert_pem + &asked.company.chain),
+        Some(answer.root),
+        "whatever is beside it"
+    );
     // Alone; with its own authority; with all that leads to the company's root; with ours as an intermediate.
-    for others in
-        [vec![], vec![&sibling.cert_pem], vec![&sibling.cert_pem, &sibling.upstream[0]], vec![&answer.cert_pem]]
-    {
+    let above = &asked.company.chain;
+    for others in [vec![], vec![&sibling.cert_pem], vec![&sibling.cert_pem, above], vec![&answer.cert_pem, above]] {
         let chain = foreign.cert_pem.clone() + &others.into_iter().cloned().collect::<String>();
         assert_eq!(issuer(chain), None);
     }

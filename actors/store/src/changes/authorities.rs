@@ -7,7 +7,7 @@
 
 use muster_messages::{
     Authority, AuthorityChange, AuthorityOrigin, AuthorityRefusal, AuthorityState, CrossCertificate, Liveness,
-    MAX_ROOTS, RootId, Voucher,
+    MAX_ROOTS, RequestedAuthority, RootId, Voucher,
 };
 
 use super::*;
@@ -38,8 +38,31 @@ pub(super) fn make(tables: &mut Tables, stamp: &Stamp<'_>, change: &AuthorityCha
             Ok(())
         }
         AuthorityChange::Abort => {
+            // Of both, the published root is the one that an answer names: the last.
+            withdraw_request(tables, stamp);
             abort(tables, stamp);
             Ok(())
+        }
+        AuthorityChange::Request { root, key_pem, csr_pem, compromised } => {
+            let requested = RequestedAuthority {
+                root: *root,
+                key_pem: key_pem.clone(),
+                csr_pem: csr_pem.clone(),
+                compromised: *compromised,
+                created_at: stamp.wall,
+                revision: stamp.at,
+            };
+            request(tables, stamp, requested)
+        }
+        AuthorityChange::Certify { signer, root, cert_pem, upstream, automatic, vouchers, for_others } => {
+            let certified = Authority {
+                automatic: *automatic,
+                vouchers: vouchers.clone(),
+                upstream: upstream.clone(),
+                created_at: stamp.wall,
+                ..Authority::new(cert_pem, AuthorityOrigin::Upstream, AuthorityState::Prepared)
+            };
+            certify(tables, stamp, *signer, (*root, certified), for_others)
         }
         AuthorityChange::Activate { root, crosses, tokens } => activate(tables, stamp, *root, crosses, tokens),
         AuthorityChange::Retire { root, force } => retire(tables, stamp, *root, *force),
@@ -67,6 +90,11 @@ fn prepare(
     if id == signer {
         return Err(refused(AuthorityRefusal::SameKey(id)));
     }
+    // The requested key becomes a root by its answer only.
+    let requested = tables.authorities.requested.as_ref().map(|requested| requested.root);
+    if requested == Some(signer) || requested == Some(id) && new.origin != AuthorityOrigin::Upstream {
+        return Err(refused(AuthorityRefusal::SameKey(requested.unwrap_or(id))));
+    }
     let kept = tables.authorities.roots.values().filter(|root| root.state != AuthorityState::Prepared).count();
     if kept.max(1) >= MAX_ROOTS {
         return Err(refused(AuthorityRefusal::TooManyRoots));
@@ -84,7 +112,10 @@ fn prepare(
     }
     abort(tables, stamp);
     if compromised {
-        // A copied disk holds the key of every root that has one.
+        // A copied disk holds the key of every root that has one, and of the one that is requested.
+        if tables.authorities.requested.as_ref().is_some_and(|requested| requested.root != id) {
+            withdraw_request(tables, stamp);
+        }
         let with_key = tables.authorities.roots.iter().filter(|(_, root)| root.key_pem.is_some());
         for id in with_key.map(|(id, _)| *id).collect::<Vec<_>>() {
             let root = root_mut(tables, id);
@@ -95,6 +126,63 @@ fn prepare(
     tables.authorities.generation = stamp.at;
     log(tables, stamp, id, None, Some(AuthorityState::Prepared));
     Ok(())
+}
+
+/// One at most: it is kept until its answer comes, which may take weeks, or until it is aborted.
+fn request(tables: &mut Tables, stamp: &Stamp<'_>, requested: RequestedAuthority) -> Result<(), CommandRefusal> {
+    if tables.cluster.is_none() {
+        return Err(stale("no cluster is founded"));
+    }
+    if let Some(pending) = &tables.authorities.requested {
+        if pending.compromised || !requested.compromised {
+            return Ok(());
+        }
+        withdraw_request(tables, stamp);
+    }
+    let root = requested.root;
+    if tables.authorities.roots.contains_key(&root) {
+        return Err(refused(AuthorityRefusal::SameKey(root)));
+    }
+    tables.authorities.requested = Some(Arc::new(requested));
+    log_text(tables, stamp, None, Some(request_text(root)));
+    Ok(())
+}
+
+/// UP-2. The key is the one that was asked for, and never leaves the state.
+fn certify(
+    tables: &mut Tables,
+    stamp: &Stamp<'_>,
+    signer: RootId,
+    (id, certified): (RootId, Authority),
+    for_others: &[(RootId, Voucher)],
+) -> Result<(), CommandRefusal> {
+    let requested = tables.authorities.requested.clone().filter(|requested| requested.root == id);
+    let Some(requested) = requested else {
+        let known = tables.authorities.roots.get(&id);
+        let same = known
+            .is_some_and(|known| (known.state, &known.cert_pem) == (AuthorityState::Prepared, &certified.cert_pem));
+        return match known {
+            Some(_) if same => Ok(()),
+            Some(_) => Err(refused(AuthorityRefusal::SameKey(id))),
+            None => Err(refused(AuthorityRefusal::NotRequested(id))),
+        };
+    };
+    let certified = Authority { key_pem: Some(requested.key_pem.clone()), ..certified };
+    prepare(tables, stamp, (signer, requested.compromised), (id, certified))?;
+    tables.authorities.requested = None;
+    vouch(tables, id, for_others);
+    Ok(())
+}
+
+/// Its key has certified nothing.
+fn withdraw_request(tables: &mut Tables, stamp: &Stamp<'_>) {
+    if let Some(requested) = tables.authorities.requested.take() {
+        log_text(tables, stamp, Some(request_text(requested.root)), None);
+    }
+}
+
+fn request_text(id: RootId) -> String {
+    format!("{ROOT}{id} requested")
 }
 
 /// The new root vouches for others, except those whose key others may have. Vouchers of roots that are not on record prove nothing any more.
@@ -296,7 +384,11 @@ fn log(
     after: Option<AuthorityState>,
 ) {
     let text = |state: AuthorityState| format!("{ROOT}{id} {state}");
-    stamp.log(tables, EventKind::Cluster, None, before.map(text), after.map(text));
+    log_text(tables, stamp, before.map(text), after.map(text));
+}
+
+fn log_text(tables: &mut Tables, stamp: &Stamp<'_>, before: Option<String>, after: Option<String>) {
+    stamp.log(tables, EventKind::Cluster, None, before, after);
 }
 
 /// What an id follows in the event of a root.

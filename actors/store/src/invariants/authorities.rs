@@ -2,10 +2,14 @@
 
 use muster_messages::{AuthorityState, MAX_ROOTS, Tables};
 
-use super::{CheckResult, ROOT_1, ROOT_4, ROOT_11, holds};
+use super::{CheckResult, ROOT_1, ROOT_4, ROOT_11, UP_2, holds};
 
 pub(super) fn check(tables: &Tables) -> CheckResult {
     let all = &tables.authorities;
+    if let Some(requested) = &all.requested {
+        let known = all.roots.contains_key(&requested.root);
+        holds(!known, UP_2, || format!("the requested root {} is on record", requested.root))?;
+    }
     if all.roots.is_empty() {
         return Ok(());
     }
@@ -43,6 +47,11 @@ pub(super) fn check_step(before: &Tables, after: &Tables) -> CheckResult {
         })?;
         let same_key = now.is_none_or(|now| now.cert_pem == was.cert_pem);
         holds(same_key, ROOT_1, || format!("the certificate of the root {id} changed"))?;
+    }
+    if let Some(requested) = &before.authorities.requested
+        && let Some(key) = after.authorities.roots.get(&requested.root).and_then(|root| root.key_pem.as_ref())
+    {
+        holds(*key == requested.key_pem, UP_2, || format!("another key for the requested root {}", requested.root))?;
     }
     Ok(())
 }

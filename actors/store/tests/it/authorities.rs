@@ -49,6 +49,28 @@ pub fn abort() -> Change {
     Change::Authority(Box::new(AuthorityChange::Abort))
 }
 
+/// An authority above is asked to certify root `n`.
+pub fn request(n: u8, compromised: bool) -> Change {
+    Change::Authority(Box::new(AuthorityChange::Request {
+        root: root(n),
+        key_pem: Secret::new(format!("key {n}")),
+        csr_pem: format!("request {n}"),
+        compromised,
+    }))
+}
+
+pub fn certify(signer: u8, n: u8) -> Change {
+    Change::Authority(Box::new(AuthorityChange::Certify {
+        signer: root(signer),
+        root: root(n),
+        cert_pem: format!("root {n}"),
+        upstream: vec![format!("above {n}")],
+        automatic: true,
+        vouchers: vec![Voucher { by: root(signer), signature: vec![n] }],
+        for_others: vec![(root(signer), Voucher { by: root(n), signature: vec![signer] })],
+    }))
+}
+
 fn states(world: &World) -> Vec<(u8, AuthorityState)> {
     world.tables.authorities.roots.iter().map(|(id, root)| (id.0[0], root.state)).collect()
 }

@@ -22,4 +22,5 @@ mod records;
 mod recovery;
 mod requests;
 mod snapshot;
+mod upstream;
 mod world;

@@ -83,7 +83,7 @@ fn change() -> impl Strategy<Value = Change> {
 }
 
 fn authority_change() -> impl Strategy<Value = Change> {
-    use crate::authorities::{abort, activate, forget, prepare, retire, revoke};
+    use crate::authorities::{abort, activate, certify, forget, prepare, request, retire, revoke};
     let n = || 7..10u8;
     prop_oneof![
         2 => (n(), n()).prop_map(|(signer, n)| prepare(signer, n)),
@@ -92,6 +92,8 @@ fn authority_change() -> impl Strategy<Value = Change> {
         1 => (n(), any::<bool>()).prop_map(|(n, force)| retire(n, force)),
         1 => n().prop_map(revoke),
         1 => n().prop_map(forget),
+        1 => (n(), any::<bool>()).prop_map(|(n, compromised)| request(n, compromised)),
+        1 => (n(), n()).prop_map(|(signer, n)| certify(signer, n)),
     ]
 }
 

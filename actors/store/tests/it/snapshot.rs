@@ -132,7 +132,9 @@ fn the_bytes_of_version_three_stay_readable() {
 fn the_bytes_of_version_four_stay_readable() {
     let mut world = World { tables: full_of_identities() };
     world.must(command([crate::authorities::prepare(7, 8), crate::authorities::activate(8)]));
-    world.must(command([crate::authorities::prepare(8, 9)]));
+    // One that an authority above certified, and one that is requested.
+    world.must(command([crate::authorities::request(9, false), crate::authorities::certify(8, 9)]));
+    world.must(command([crate::authorities::request(10, true)]));
     golden("snapshot-v4.bin", &world.tables);
 }
 
