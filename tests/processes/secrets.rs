@@ -83,6 +83,7 @@ fn requests(token: &str) -> Vec<Request> {
         Request::RootRevoke { root: RootId([7; 8]) },
         Request::AutolockStatus,
         Request::Unlock { key: Secret::new("x"), version: None },
+        Request::RootRequest { compromised: false },
         Request::UserList,
         Request::BlocklistList { fresh: true },
         Request::RaftStatus { fresh: true },
@@ -152,6 +153,9 @@ fn is_asked_for_a_secret(request: &Request) -> bool {
         | Request::AutolockStatus
         | Request::AutolockOff
         | Request::Unlock { .. }
+        // The key of a request stays in the state.
+        | Request::RootRequest { .. }
+        | Request::RootIssued { .. }
         // Its key never leaves the client.
         | Request::UserCreate { .. }
         | Request::UserRenew { .. }

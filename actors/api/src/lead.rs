@@ -73,7 +73,9 @@ impl<'a> Lead<'a> {
             | Request::RootActivate { .. }
             | Request::RootAbort
             | Request::RootRetire { .. }
-            | Request::RootRevoke { .. } => RootRequests { work }.lead().await,
+            | Request::RootRevoke { .. }
+            | Request::RootRequest { .. }
+            | Request::RootIssued { .. } => RootRequests { work }.lead().await,
             Request::AutolockOn => to_text(&AutolockRequests { work }.on().await?),
             Request::AutolockRotate => to_text(&AutolockRequests { work }.rotate().await?),
             Request::AutolockOff => to_text(&AutolockRequests { work }.off().await?),

@@ -18,8 +18,12 @@ impl RootRequests<'_> {
     pub async fn lead(&self) -> Result<String, ErrorBody> {
         let change = change_of(&self.work.asked.request)
             .ok_or_else(|| ErrorBody::new(ErrorCode::Internal, "this request changes no root"))?;
-        let rotates = matches!(change, RootsChange::Rotate { .. });
+        let rotates = matches!(change, RootsChange::Rotate { .. } | RootsChange::Issued { .. });
+        let requests = matches!(change, RootsChange::Request { .. });
         let changed = self.changed(change).await?;
+        if requests {
+            return to_text(&self.with_request(changed)?);
+        }
         if !rotates {
             return to_text(&changed);
         }
@@ -33,7 +37,17 @@ impl RootRequests<'_> {
         let (by, request) = (asked.caller.clone(), asked.request_id);
         let make = |reply| RootRotationMsg::ChangeRoots { change, by, request, reply };
         let done = self.work.ask(&self.work.manager.leader.rotation, make).await?;
-        Ok(RootChangeView { root: done.root, changed: done.changed, revision: done.revision, status: None })
+        Ok(RootChangeView { root: done.root, changed: done.changed, revision: done.revision, csr: None, status: None })
+    }
+
+    /// The request that is pending now: of an earlier attempt, or of another caller, if there was one already.
+    fn with_request(&self, changed: RootChangeView) -> Result<RootChangeView, ErrorBody> {
+        let requested = self.work.local().tables.authorities.requested.clone();
+        let requested = requested.ok_or_else(|| {
+            let text = "the request was answered or aborted meanwhile; `muster ca ls` shows the roots";
+            ErrorBody::new(ErrorCode::Conflict, text)
+        })?;
+        Ok(RootChangeView { root: Some(requested.root), csr: Some(requested.csr_pem.clone()), ..changed })
     }
 }
 
@@ -47,6 +61,8 @@ fn change_of(request: &Request) -> Option<RootsChange> {
         Request::RootAbort => RootsChange::Abort,
         Request::RootRetire { root, force } => RootsChange::Retire { root: *root, force: *force },
         Request::RootRevoke { root } => RootsChange::Revoke(*root),
+        Request::RootRequest { compromised } => RootsChange::Request { compromised: *compromised },
+        Request::RootIssued { prepare, answer } => RootsChange::Issued { automatic: !prepare, answer: answer.clone() },
         _ => return None,
     })
 }
@@ -69,6 +85,11 @@ mod tests {
             let retire = Request::RootRetire { root, force };
             assert_eq!(change_of(&retire), Some(RootsChange::Retire { root, force }));
         }
+        let answer = "certificates".to_owned();
+        let issued = change_of(&Request::RootIssued { prepare: true, answer: answer.clone() });
+        assert_eq!(issued, Some(RootsChange::Issued { automatic: false, answer }));
+        let request = change_of(&Request::RootRequest { compromised: true });
+        assert_eq!(request, Some(RootsChange::Request { compromised: true }));
         assert_eq!(change_of(&Request::RootList), None, "it only reads");
     }
 }

@@ -122,6 +122,8 @@ fn check_supported_by_all(tables: &Tables, request: &Request) -> Result<(), Erro
         | Request::RootAbort
         | Request::RootRetire { .. }
         | Request::RootRevoke { .. }
+        | Request::RootRequest { .. }
+        | Request::RootIssued { .. }
         | Request::AutolockOn
         | Request::AutolockOff
         | Request::AutolockRotate
@@ -182,7 +184,9 @@ fn check_command(request: &Request) -> String {
         | Request::RootActivate { .. }
         | Request::RootAbort
         | Request::RootRetire { .. }
-        | Request::RootRevoke { .. } => "`muster ca status`".to_owned(),
+        | Request::RootRevoke { .. }
+        | Request::RootRequest { .. }
+        | Request::RootIssued { .. } => "`muster ca status`".to_owned(),
         Request::AutolockOn | Request::AutolockOff | Request::AutolockRotate => "`muster autolock status`".to_owned(),
         Request::Lease(_) => "`muster lease ls`".to_owned(),
         Request::TransferLeader { .. } => "`muster raft status`".to_owned(),

@@ -55,6 +55,6 @@ pub use muster_sealing::files::write_atomic;
 
 pub use self::trust::{BadBundle, Bundle, MAX_CHAIN};
 pub use self::upstream::{
-    BadIssued, IssuedAuthority, MAX_ISSUED, MAX_PATH_LENGTH, MIN_ISSUING_LIFETIME, issued_authority,
-    make_authority_csr, root_id_of_answer, root_id_of_key,
+    BadIssued, IssuedAuthority, MAX_ANSWER, MAX_ISSUED, MAX_PATH_LENGTH, MIN_ISSUING_LIFETIME, first_of_answer,
+    issued_authority, make_authority_csr, root_id_of_key,
 };

@@ -25,6 +25,10 @@ use crate::trust::Bundle;
 /// The most certificates in an answer: the issuing one and those above it, of which companies have two or three.
 pub const MAX_ISSUED: usize = 5;
 
+/// The longest answer: three certificates with RSA keys of 4096 bits take half of it. Nodes present what is above the issuing one in
+/// every handshake.
+pub const MAX_ANSWER: usize = 16 * 1024;
+
 /// The longest path below an issuing certificate that is of use: to each of the roots of later rotations whose certificates lead
 /// back to this one.
 pub const MAX_PATH_LENGTH: u8 = MAX_CROSSES as u8;
@@ -38,6 +42,8 @@ pub const MIN_ISSUING_LIFETIME: Duration = Duration::from_secs(30 * 24 * 3600);
 pub enum BadIssued {
     #[error("the answer is not PEM: {0}; put the issuing certificate first, then the one that signed it, and so on")]
     Pem(BadPem),
+    #[error("the answer has {0} bytes, the limit is {MAX_ANSWER}; send only certificates, without comments")]
+    TooLarge(usize),
     #[error("the answer contains a private key: send certificates only, and keep that key where it belongs")]
     PrivateKey,
     #[error("certificate {0} of the answer is malformed")]
@@ -140,10 +146,11 @@ pub fn make_authority_csr(key_pem: &Secret, cluster: ClusterId) -> Result<String
     csr.pem().map_err(|_| BadCsr::Malformed)
 }
 
-/// The root that the first certificate of an answer would be.
-pub fn root_id_of_answer(answer: &str) -> Option<RootId> {
+/// The first certificate of an answer, and the root that it would be.
+pub fn first_of_answer(answer: &str) -> Option<(RootId, String)> {
     let first = encoding::certificates(answer, MAX_ISSUED).ok()?.into_iter().next()?;
-    identity::parse(&first).ok().map(|cert| identity::root_id(cert.public_key().raw))
+    let root = identity::root_id(identity::parse(&first).ok()?.public_key().raw);
+    Some((root, encoding::certificate_pem(&first)))
 }
 
 /// UP-2. Judges the answer of an authority above: the issuing certificate, then the one that signed it, and so on. The topmost, which
@@ -156,6 +163,9 @@ pub fn issued_authority(
 ) -> Result<IssuedAuthority, BadIssued> {
     if answer.contains("PRIVATE KEY") {
         return Err(BadIssued::PrivateKey);
+    }
+    if answer.len() > MAX_ANSWER {
+        return Err(BadIssued::TooLarge(answer.len()));
     }
     let ders = encoding::certificates(answer, MAX_ISSUED).map_err(BadIssued::Pem)?;
     let mut certs: Vec<X509Certificate<'_>> = Vec::new();

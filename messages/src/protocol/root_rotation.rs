@@ -11,7 +11,7 @@ pub enum RootRotationMsg {
     TrustRoots { node: NodeId, generation: Revision, reply: Reply<Result<(), ErrorBody>> },
     /// A step of a root rotation, by an operator. Answered once it is applied. Lost: ask again under the same request id.
     /// Repeated so: answered with the first outcome. Repeated under another id: `Rotate` replaces a root that is not active
-    /// yet, the others change nothing. Late: judged by the state of the roots then.
+    /// yet, the others change nothing, except `Issued` for a root that has signed (`same_key`). Late: judged by the state of the roots then.
     ChangeRoots {
         change: RootsChange,
         by: Principal,
@@ -26,7 +26,13 @@ pub enum RootsChange {
     /// Makes another root and publishes it. `automatic`: it is activated as soon as the nodes trust it. `compromised`: others
     /// may have the key of every root that has one.
     Rotate { automatic: bool, compromised: bool },
-    /// Deletes the root that is published and not active yet.
+    /// Makes a key and asks an authority above for its issuing certificate; the request is in the replicated state once this is
+    /// applied. While there is one, no change. `compromised`: others may have the key of every root that has one, and that of
+    /// an earlier request.
+    Request { compromised: bool },
+    /// The answer of the authority above: the issuing certificate, and those above it. From there on as `Rotate`.
+    Issued { automatic: bool, answer: String },
+    /// Deletes the root that is published and not active yet, and the request to an authority above.
     Abort,
     /// This root signs from now on.
     Activate(RootId),

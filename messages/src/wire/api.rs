@@ -166,6 +166,13 @@ pub enum Request {
     /// process alone; one that is not locked answers `not_locked`, and a wrong key changes nothing. Lost: ask for the
     /// status. Repeated: `not_locked`.
     Unlock { key: Secret, version: Option<Revision> },
+    /// A request to an authority above for an issuing certificate: makes its key, if there is no request yet. `compromised`: others may
+    /// have the key of every root that has one, and of a request that was made without it, which is replaced. Needs feature level
+    /// 3. Write: by request id, see [`Request`]. Repeated under another id: the same request.
+    RootRequest { compromised: bool },
+    /// The answer of the authority above, PEM: the issuing certificate and those above it. From there on as `RootRotate`, `compromised`
+    /// if its request was. Write: by request id, see [`Request`]. Repeated under another id: no change until it signs.
+    RootIssued { prepare: bool, answer: String },
 }
 
 impl Request {

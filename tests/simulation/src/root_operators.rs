@@ -94,6 +94,8 @@ impl RootOperators {
             RootsChange::Rotate { compromised: true, .. } => "operator: rotated a compromised root",
             RootsChange::Rotate { automatic: false, .. } => "operator: prepared a root",
             RootsChange::Rotate { .. } => "operator: rotated the root",
+            RootsChange::Request { .. } => "operator: asked an authority above",
+            RootsChange::Issued { .. } => "operator: passed an answer from above",
             RootsChange::Abort => "operator: aborted a rotation",
             RootsChange::Activate(_) => "operator: activated a root",
             RootsChange::Retire { force: true, .. } => "operator: forced a retirement",

@@ -6,10 +6,10 @@ use std::time::Duration;
 use muster_messages::protocol::{Applied, ProposeError, RootsChanged};
 use muster_messages::{
     Authority, AuthorityChange, AuthorityOrigin, Change, CrossCertificate, ErrorBody, ErrorCode, NodeId, Revision,
-    RootId, Secret, Tables,
+    RootId, Secret, Tables, Voucher,
 };
 use muster_pki::SignError;
-use muster_root_rotation::core::{self as rotation, Effect, Input, OperatorStep, Signing};
+use muster_root_rotation::core::{self as rotation, Effect, Input, NotSigned, OperatorStep, Signing};
 
 use crate::events::{Answered, Event};
 use crate::machine::{Asker, Caller, MachineIdx, Rotation};
@@ -204,14 +204,10 @@ fn with_key(tables: &Tables) -> impl Iterator<Item = (RootId, &Authority)> {
 }
 
 /// As the product's signer; `made`: the id of a new root.
-fn sign(tables: &Tables, what: Signing, made: RootId) -> Result<AuthorityChange, SignError> {
-    let cluster = tables.cluster.as_ref().ok_or(SignError::Root)?;
+fn sign(tables: &Tables, what: Signing, made: RootId) -> Result<AuthorityChange, NotSigned> {
     match what {
         Signing::Root { automatic, compromised } => {
-            let signer = id_of(&cluster.root_cert_pem).ok_or(SignError::Root)?;
-            let others = with_key(tables).map(|(id, _)| id).filter(|id| *id != signer);
-            let sound = with_key(tables).filter(|(id, other)| *id != signer && !other.compromised).map(|(id, _)| id);
-            let sound = Some(signer).filter(|_| !compromised).into_iter().chain(sound);
+            let Vouched { signer, vouchers, for_others } = vouched(tables, made, compromised)?;
             Ok(AuthorityChange::Prepare {
                 signer,
                 compromised,
@@ -220,9 +216,23 @@ fn sign(tables: &Tables, what: Signing, made: RootId) -> Result<AuthorityChange,
                 key_pem: Secret::new(format!("key of {made}")),
                 origin: AuthorityOrigin::Made,
                 automatic,
-                vouchers: std::iter::once(signer).chain(others).map(|by| voucher(by, made)).collect(),
-                for_others: sound.map(|of| (of, voucher(made, of))).collect(),
+                vouchers,
+                for_others,
             })
+        }
+        Signing::Request { compromised } => Ok(AuthorityChange::Request {
+            root: made,
+            key_pem: Secret::new(format!("key of {made}")),
+            csr_pem: format!("request of {made}"),
+            compromised,
+        }),
+        // The authority above certifies whatever it is asked to.
+        Signing::Issued { automatic, .. } => {
+            let requested = tables.authorities.requested.as_ref().ok_or(NotSigned::NotRequested)?;
+            let root = requested.root;
+            let Vouched { signer, vouchers, for_others } = vouched(tables, root, requested.compromised)?;
+            let (cert_pem, upstream) = (text_of(root), Vec::new());
+            Ok(AuthorityChange::Certify { signer, root, cert_pem, upstream, automatic, vouchers, for_others })
         }
         Signing::Crosses(root) => {
             if !tables.authorities.roots.contains_key(&root) {
@@ -233,6 +243,25 @@ fn sign(tables: &Tables, what: Signing, made: RootId) -> Result<AuthorityChange,
             Ok(AuthorityChange::Activate { root, crosses, tokens: Vec::new() })
         }
     }
+}
+
+struct Vouched {
+    signer: RootId,
+    vouchers: Vec<Voucher>,
+    for_others: Vec<(RootId, Voucher)>,
+}
+
+fn vouched(tables: &Tables, made: RootId, compromised: bool) -> Result<Vouched, SignError> {
+    let cluster = tables.cluster.as_ref().ok_or(SignError::Root)?;
+    let signer = id_of(&cluster.root_cert_pem).ok_or(SignError::Root)?;
+    let others = with_key(tables).map(|(id, _)| id).filter(|id| *id != signer);
+    let sound = with_key(tables).filter(|(id, other)| *id != signer && !other.compromised).map(|(id, _)| id);
+    let sound = Some(signer).filter(|_| !compromised).into_iter().chain(sound);
+    Ok(Vouched {
+        signer,
+        vouchers: std::iter::once(signer).chain(others).map(|by| voucher(by, made)).collect(),
+        for_others: sound.map(|of| (of, voucher(made, of))).collect(),
+    })
 }
 
 fn describe(change: &AuthorityChange) -> String {

@@ -32,6 +32,7 @@ pub fn outcome_of(request: &Request, answer: &str) -> Outcome {
             | Request::CertRotate { .. }
             | Request::CertRevoke { .. }
             | Request::RootRotate { .. }
+            | Request::RootIssued { .. }
             | Request::RootActivate { .. }
             | Request::AutolockOn
             | Request::AutolockOff
@@ -48,7 +49,9 @@ pub fn object_of(request: &Request, answer: &str) -> Option<String> {
         | Request::TokenRotate { .. }
         | Request::TokenShow { .. }
         | Request::AccessTokenCreate { .. } => "id",
-        Request::RootRotate { .. } | Request::RootAbort => "root",
+        Request::RootRotate { .. } | Request::RootRequest { .. } | Request::RootIssued { .. } | Request::RootAbort => {
+            "root"
+        }
         Request::AutolockOn | Request::AutolockOff | Request::AutolockRotate | Request::AutolockKey { .. } => "version",
         _ => return None,
     };
@@ -154,6 +157,9 @@ fn described(request: &Request, tables: Option<&Tables>) -> (String, Object) {
         Request::RootRotate { compromised: false, .. } => ("root.rotate", some_root(None)),
         Request::RootRotate { compromised: true, .. } => ("root.rotate_compromised", some_root(None)),
         Request::RootActivate { root } => ("root.activate", some_root(Some(*root))),
+        Request::RootRequest { compromised: false } => ("root.request", some_root(None)),
+        Request::RootRequest { compromised: true } => ("root.request_compromised", some_root(None)),
+        Request::RootIssued { .. } => ("root.issued", some_root(None)),
         Request::RootAbort => ("root.abort", some_root(None)),
         Request::RootRetire { root, force: false } => ("root.retire", some_root(Some(*root))),
         Request::RootRetire { root, force: true } => ("root.retire_by_force", some_root(Some(*root))),

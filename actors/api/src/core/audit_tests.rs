@@ -125,6 +125,9 @@ fn steps_of_a_rotation_name_their_root() {
         (Request::RootRetire { root, force: true }, "root.retire_by_force", id.clone()),
         (Request::RootRevoke { root }, "root.revoke", id.clone()),
         (Request::RootAbort, "root.abort", None),
+        (Request::RootRequest { compromised: false }, "root.request", None),
+        (Request::RootRequest { compromised: true }, "root.request_compromised", None),
+        (Request::RootIssued { prepare: false, answer: "PEM".to_owned() }, "root.issued", None),
         (Request::RootRotate { prepare: true, compromised: false }, "root.rotate", None),
         (Request::RootRotate { prepare: false, compromised: true }, "root.rotate_compromised", None),
     ] {

@@ -145,6 +145,8 @@ pub fn right_to(request: &Request) -> Right {
         | Request::AutolockOn
         | Request::AutolockOff
         | Request::AutolockRotate
+        | Request::RootRequest { .. }
+        | Request::RootIssued { .. }
         | Request::OpenAdmission => Right::Change,
     }
 }

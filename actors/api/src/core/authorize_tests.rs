@@ -119,6 +119,8 @@ every!(requests: Request -> Row {
     RootRotate => one(Request::RootRotate { prepare: true, compromised: false }, OPERATORS);
     RootActivate => one(Request::RootActivate { root: root() }, OPERATORS);
     RootAbort => one(Request::RootAbort, OPERATORS);
+    RootRequest => one(Request::RootRequest { compromised: false }, OPERATORS);
+    RootIssued => one(Request::RootIssued { prepare: false, answer: text() }, OPERATORS);
     RootRetire => one(Request::RootRetire { root: root(), force: true }, OPERATORS);
     RootRevoke => one(Request::RootRevoke { root: root() }, OPERATORS);
     AutolockStatus => one(Request::AutolockStatus, READERS);

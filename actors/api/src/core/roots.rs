@@ -4,8 +4,8 @@ use std::cmp::Reverse;
 
 use muster_messages::{
     Authority, AuthorityOrigin, AuthorityState, CertificateState, ClusterRecord, ErrorBody, ErrorCode, Liveness,
-    MAX_MISSING, NodeRecord, RootId, RootView, RootsMissingView, RootsProgressView, RootsView, RootsWaitReason,
-    RotationPhase, Tables, User, UserView, WallTime,
+    MAX_MISSING, NodeRecord, RequestedRootView, RootId, RootView, RootsMissingView, RootsProgressView, RootsView,
+    RootsWaitReason, RotationPhase, Tables, User, UserView, WallTime,
 };
 
 /// The roots that issued the certificates of nodes and users.
@@ -84,6 +84,11 @@ pub fn roots(tables: &Tables) -> Result<RootsView, ErrorBody> {
         renewed: renewed(tables, &issuers),
         users_outdated: tables.users.values().filter(|user| issuers.is_outdated(user)).count(),
         last_not_after: last_not_after(tables, &issuers),
+        requested: tables.authorities.requested.as_ref().map(|requested| RequestedRootView {
+            id: requested.root,
+            created_at: requested.created_at,
+            compromised: requested.compromised,
+        }),
     })
 }
 

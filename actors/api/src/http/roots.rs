@@ -21,11 +21,29 @@ struct Rotation {
     compromised: bool,
 }
 
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct CertificateRequest {
+    #[serde(default)]
+    compromised: bool,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Issued {
+    #[serde(default)]
+    prepare: bool,
+    /// PEM: the issuing certificate and those above it.
+    certificates: String,
+}
+
 pub(super) fn routes() -> Router {
     Router::new()
         .route("/v1/ca", get(|p: Extension<Peer>| ask(p, Request::CaShow)))
         .route("/v1/ca/roots", get(|p: Extension<Peer>| ask(p, Request::RootList)))
         .route("/v1/ca/rotate", post(rotate))
+        .route("/v1/ca/csr", post(request))
+        .route("/v1/ca/issued", post(issued))
         .route("/v1/ca/abort", post(abort))
         .route("/v1/ca/roots/{root}/activate", post(activate))
         .route("/v1/ca/roots/{root}/retire", post(retire))
@@ -36,6 +54,24 @@ async fn rotate(Extension(peer): Extension<Peer>, headers: HeaderMap, bytes: Byt
     match body::<Rotation>(&bytes) {
         Ok(Rotation { prepare, compromised }) => {
             answer(&peer, request_id(&headers), Request::RootRotate { prepare, compromised }).await
+        }
+        Err(response) => *response,
+    }
+}
+
+async fn request(Extension(peer): Extension<Peer>, headers: HeaderMap, bytes: Bytes) -> Response {
+    match body::<CertificateRequest>(&bytes) {
+        Ok(CertificateRequest { compromised }) => {
+            answer(&peer, request_id(&headers), Request::RootRequest { compromised }).await
+        }
+        Err(response) => *response,
+    }
+}
+
+async fn issued(Extension(peer): Extension<Peer>, headers: HeaderMap, bytes: Bytes) -> Response {
+    match body::<Issued>(&bytes) {
+        Ok(Issued { prepare, certificates }) => {
+            answer(&peer, request_id(&headers), Request::RootIssued { prepare, answer: certificates }).await
         }
         Err(response) => *response,
     }

@@ -39,6 +39,8 @@ async fn changes_of_roots_reach_the_leader_for_operators_only() {
         ("POST", "/v1/ca/roots/0123/activate", ""),
         ("POST", "/v1/ca/roots/0123456789ABCDEF/revoke", ""),
         ("POST", "/v1/ca/rotate", r#"{"compromise":true}"#),
+        ("POST", "/v1/ca/csr", r#"{"prepare":true}"#),
+        ("POST", "/v1/ca/issued", r#"{"certificates":"PEM","compromised":true}"#),
     ] {
         assert_eq!(asked(&world, &Principal::Operator, method, target, body).await.0, 400, "{target} {body}");
     }

@@ -424,9 +424,9 @@ impl CertAuthority {
         // Another root may have been activated since it was recorded.
         let issuer = self.tables.authorities.roots.get(&signed.issuer).map(|root| &root.cert_pem);
         let root_pem = issuer.unwrap_or(&self.cluster()?.root_cert_pem).clone();
-        // For those that were away, and know only an earlier root.
-        let crosses = self.tables.authorities.crosses().into_iter().map(|cross| cross.cert_pem.as_str());
-        let cert_pem: String = std::iter::once(signed.cert_pem.as_str()).chain(crosses).collect();
+        // For those that were away, and know only an earlier root, and for clients that trust an authority above.
+        let chain = self.tables.authorities.chain();
+        let cert_pem: String = std::iter::once(signed.cert_pem.as_str()).chain(chain).collect();
         Ok(match cert_request {
             CertificateRequest::Node(_) => Answer::Signed(SignReply { cert_pem, root_pem }),
             CertificateRequest::Join(cert_request) => Answer::Joined(JoinReply::Joined {

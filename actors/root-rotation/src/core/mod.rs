@@ -11,13 +11,12 @@ use muster_messages::{
     AuthorityChange, AuthorityRefusal, AuthorityState, Change, Command, CommandRefusal, ErrorBody, ErrorCode, Guard,
     Moment, NodeId, Principal, RequestId, Revision, RootId, Tables, WallTime, request_digest,
 };
-use muster_pki::SignError;
 
 use crate::Config;
 use crate::bugs::{BugInjection, is_injected};
 
 use self::plan::{Awaited, Step};
-pub use self::values::{Answer, AskId, Effect, Input, OperatorStep, Signing, StepId};
+pub use self::values::{Answer, AskId, Effect, Input, NotSigned, OperatorStep, Signing, StepId};
 
 /// Acknowledgements in one entry: a fleet of 10,000 takes 40.
 const MAX_TRUSTED: usize = 256;
@@ -181,6 +180,13 @@ impl RootRotation {
                 let what = Signing::Root { automatic, compromised };
                 return self.sign(Work::Operator(ask, step), what, out);
             }
+            RootsChange::Request { compromised } => {
+                return self.sign(Work::Operator(ask, step), Signing::Request { compromised }, out);
+            }
+            RootsChange::Issued { automatic, ref answer } => {
+                let what = Signing::Issued { automatic, answer: answer.clone() };
+                return self.sign(Work::Operator(ask, step), what, out);
+            }
             RootsChange::Activate(root) => {
                 if let Err(early) = self.may_activate(root) {
                     return out.push(Effect::Answer(ask, Err(early)));
@@ -232,7 +238,7 @@ impl RootRotation {
     fn signed(
         &mut self,
         step: StepId,
-        result: Result<AuthorityChange, SignError>,
+        result: Result<AuthorityChange, NotSigned>,
         now: Moment,
         wall: WallTime,
         out: &mut Vec<Effect>,
@@ -240,11 +246,11 @@ impl RootRotation {
         let Some(work) = self.steps.remove(&step) else { return };
         let change = match result {
             Ok(change) => change,
-            Err(why) => return self.not_done(work, ErrorBody::new(ErrorCode::Conflict, why.to_string()), now, out),
+            Err(why) => return self.not_done(work, why.into(), now, out),
         };
         let (work, command) = match work {
             Work::Operator(ask, step) => {
-                let rotates = matches!(change, AuthorityChange::Prepare { .. });
+                let rotates = matches!(change, AuthorityChange::Prepare { .. } | AuthorityChange::Certify { .. });
                 let room = plan::makes_room(&self.tables, wall).filter(|_| rotates);
                 let forget = room.map(|root| Change::Authority(Box::new(AuthorityChange::Forget { root })));
                 let command = forget.into_iter().fold(operators(&step, wall), Command::change);
@@ -282,7 +288,7 @@ impl RootRotation {
             let first = self.tables.requests.get(&step.by, step.request);
             let revision = first.map_or(revision, |first| first.revision);
             let by_entry = muster_store::root_changed_at(&self.tables, revision);
-            let (root, changed) = (by_entry.or(named(&step.change)), by_entry.is_some());
+            let (root, changed) = (by_entry.or_else(|| about(&step.change)), by_entry.is_some());
             out.push(Effect::Answer(ask, Ok(Answer::Changed(RootsChanged { root, revision, changed }))));
         }
     }
@@ -391,7 +397,17 @@ fn own_renewals(wall: WallTime) -> Command {
 fn named(change: &RootsChange) -> Option<RootId> {
     match *change {
         RootsChange::Activate(root) | RootsChange::Retire { root, .. } | RootsChange::Revoke(root) => Some(root),
-        RootsChange::Rotate { .. } | RootsChange::Abort => None,
+        RootsChange::Rotate { .. } | RootsChange::Request { .. } | RootsChange::Issued { .. } | RootsChange::Abort => {
+            None
+        }
+    }
+}
+
+/// The root that an operator's step is about, as far as the step says.
+fn about(change: &RootsChange) -> Option<RootId> {
+    match change {
+        RootsChange::Issued { answer, .. } => muster_pki::first_of_answer(answer).map(|(root, _)| root),
+        other => named(other),
     }
 }
 
@@ -399,6 +415,9 @@ fn operators(step: &OperatorStep, wall: WallTime) -> Command {
     let reason = match step.change {
         RootsChange::Rotate { compromised: true, .. } => "root rotation requested: others may have the key",
         RootsChange::Rotate { .. } => "root rotation requested",
+        RootsChange::Request { compromised: true } => "issuing certificate requested: others may have the key",
+        RootsChange::Request { .. } => "issuing certificate requested",
+        RootsChange::Issued { .. } => "root rotation requested: certified by an authority above",
         RootsChange::Abort => "root rotation ended",
         RootsChange::Activate(_) => "root activated",
         RootsChange::Retire { .. } => "root retired",
@@ -419,6 +438,10 @@ fn digest(change: &RootsChange) -> u64 {
     };
     match change {
         RootsChange::Rotate { automatic, compromised } => step("rotate", None, [*automatic, *compromised]),
+        RootsChange::Request { compromised } => step("request", None, [*compromised, false]),
+        RootsChange::Issued { automatic, answer } => {
+            request_digest(&[b"roots", b"issued", answer.as_bytes(), &[u8::from(*automatic)]])
+        }
         RootsChange::Abort => step("abort", None, [false; 2]),
         RootsChange::Activate(root) => step("activate", Some(*root), [false; 2]),
         RootsChange::Retire { root, force } => step("retire", Some(*root), [*force, false]),

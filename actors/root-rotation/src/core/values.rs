@@ -3,9 +3,9 @@
 pub use muster_messages::AskId;
 use muster_messages::protocol::{ProposeError, RootsChange, RootsChanged};
 use muster_messages::{
-    AuthorityChange, Command, ErrorBody, Moment, NodeId, Principal, RequestId, Revision, RootId, Tables,
+    AuthorityChange, Command, ErrorBody, ErrorCode, Moment, NodeId, Principal, RequestId, Revision, RootId, Tables,
 };
-use muster_pki::SignError;
+use muster_pki::{BadIssued, SignError};
 
 /// A signature or a proposal in progress.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -27,17 +27,43 @@ pub enum Input {
     /// A node has the roots of this generation on disk.
     Trusted(AskId, NodeId, Revision),
     Asked(AskId, OperatorStep),
-    Signed(StepId, Result<AuthorityChange, SignError>),
+    Signed(StepId, Result<AuthorityChange, NotSigned>),
     /// A proposal ended; the revision at which it was applied.
     Proposed(StepId, Result<Revision, ProposeError>),
     Woke,
 }
 
+/// Why there is nothing to propose.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotSigned {
+    #[error(transparent)]
+    Sign(#[from] SignError),
+    /// UP-2.
+    #[error(transparent)]
+    Issued(#[from] BadIssued),
+    #[error("no issuing certificate is requested: `muster ca rotate --csr` prints a request for the authority above")]
+    NotRequested,
+}
+
+impl From<NotSigned> for ErrorBody {
+    fn from(why: NotSigned) -> Self {
+        let code = match &why {
+            NotSigned::Issued(_) => ErrorCode::Invalid,
+            NotSigned::Sign(_) | NotSigned::NotRequested => ErrorCode::Conflict,
+        };
+        ErrorBody::new(code, why.to_string())
+    }
+}
+
 /// What to sign, by the roots of the newest applied state.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Signing {
     /// A new root, with vouchers of every root whose key is there.
     Root { automatic: bool, compromised: bool },
+    /// A key, and the request for its issuing certificate.
+    Request { compromised: bool },
+    /// Vouchers as for a new root, for the one in this answer of the authority above, if it is as requested.
+    Issued { automatic: bool, answer: String },
     /// Certificates that lead from this root to every other one whose key is there.
     Crosses(RootId),
 }

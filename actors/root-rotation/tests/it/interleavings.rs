@@ -1,20 +1,31 @@
 //! Random interleavings of everything that may happen during rotations. `World::apply` checks the invariants of the store at each
 //! revision, and ROOT-2.
 
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use muster_messages::protocol::{ProposeError, RootsChange};
 use muster_messages::*;
 use muster_root_rotation::core::Input;
+use muster_testkit::company::Company;
 use proptest::prelude::*;
 
 use crate::world::*;
+
+static COMPANY: LazyLock<Company> = LazyLock::new(Company::root);
 
 #[derive(Clone, Debug)]
 enum Event {
     Rotate {
         automatic: bool,
         compromised: bool,
+    },
+    Request {
+        compromised: bool,
+    },
+    /// The authority above answers, if it was asked.
+    Issued {
+        automatic: bool,
     },
     Abort,
     /// The root at this place in the table.
@@ -36,6 +47,8 @@ enum Event {
 fn event() -> impl Strategy<Value = Event> {
     prop_oneof![
         2 => (any::<bool>(), any::<bool>()).prop_map(|(automatic, compromised)| Event::Rotate { automatic, compromised }),
+        1 => any::<bool>().prop_map(|compromised| Event::Request { compromised }),
+        2 => any::<bool>().prop_map(|automatic| Event::Issued { automatic }),
         1 => Just(Event::Abort),
         1 => (0..8usize).prop_map(Event::Activate),
         1 => (0..8usize, any::<bool>()).prop_map(|(at, force)| Event::Retire(at, force)),
@@ -64,6 +77,12 @@ fn step(world: &mut World, event: Event, joined: &mut u128) {
     };
     let change = match event {
         Event::Rotate { automatic, compromised } => RootsChange::Rotate { automatic, compromised },
+        Event::Request { compromised } => RootsChange::Request { compromised },
+        Event::Issued { automatic } => {
+            let requested = world.log.authorities.requested.clone();
+            let answer = requested.map(|requested| COMPANY.sign(&requested.csr_pem)).unwrap_or_default();
+            RootsChange::Issued { automatic, answer }
+        }
         Event::Abort => RootsChange::Abort,
         Event::Activate(at) => RootsChange::Activate(root(world, at)),
         Event::Retire(at, force) => RootsChange::Retire { root: root(world, at), force },

@@ -5,5 +5,6 @@
 mod actor;
 mod interleavings;
 mod steps;
+mod upstream;
 mod waves;
 mod world;

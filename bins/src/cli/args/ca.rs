@@ -1,5 +1,6 @@
 //! The arguments of `muster ca`.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
@@ -26,7 +27,7 @@ pub enum CaCommand {
     /// Let a published root sign, or one that is retiring sign again
     #[command(after_help = ACTIVATE_HELP)]
     Activate(RootArg),
-    /// Delete the root that is published and does not sign yet
+    /// Delete the root that is published and does not sign yet, and a request to an authority above
     #[command(after_help = "Example: muster ca abort")]
     Abort,
     /// Delete the key of a root that no longer signs; nodes stop trusting it
@@ -49,8 +50,12 @@ const ROTATE_HELP: &str =
 
 Use --compromised over the admin socket of a manager: the certificates of users, yours among them, end when the earlier root is revoked.
 
+An authority above, such as a company's, can certify the new root: --csr prints a request, --issued takes the answer. Its key never leaves the managers.
+Nodes trust the certificate in the answer, and not the company's root.
+
 Example: muster ca rotate --wait
-After a manager was stolen: muster node rm --force NODE, then muster ca rotate --compromised --wait";
+After a manager was stolen: muster node rm --force NODE, then muster ca rotate --compromised --wait
+Below a company's root: muster ca rotate --csr > muster.csr, have it signed, then muster ca rotate --issued chain.pem --wait";
 
 const ACTIVATE_HELP: &str = "Refused while a manager that is ready does not trust the root. A root whose key others may have (`muster ca ls` shows it as compromised)
 never signs again: `muster ca rotate` makes another one.
@@ -74,6 +79,12 @@ pub struct RotateArgs {
     /// earlier roots are revoked [default when given: 10m]
     #[arg(long, value_name = "DURATION", num_args = 0..=1, require_equals = true, default_missing_value = "10m", value_parser = parse_duration)]
     pub wait: Option<Duration>,
+    /// Print a request for an issuing certificate, for an authority above; repeated, the same one
+    #[arg(long, conflicts_with_all = ["issued", "prepare", "wait"])]
+    pub csr: bool,
+    /// The answer of the authority above, PEM: the issuing certificate, the one that signed it, and so on
+    #[arg(long, value_name = "FILE", conflicts_with = "compromised")]
+    pub issued: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]

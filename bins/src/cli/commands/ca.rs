@@ -1,15 +1,22 @@
 //! `muster ca …`
 
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
 use std::time::Instant;
 
 use muster_client::{Failure, Outcome, RotationGoal, Target, parse};
 use muster_messages::wire::Request;
-use muster_messages::{CaView, ErrorCode, RootChangeView, RootId, RootsView, RootsWaitReason, word};
+use muster_messages::{
+    AuthorityOrigin, AuthorityState, CaView, ErrorCode, RootChangeView, RootId, RootView, RootsView, RootsWaitReason,
+    word,
+};
+use muster_pki::{BadIssued, MAX_ANSWER};
 use serde_json::{Map, Value};
 
 use super::Context;
 use crate::cli::args::{CaCommand, RootArg, RotateArgs};
-use crate::cli::output::lines;
+use crate::cli::output::{lines, printable_lines};
 use crate::cli::render;
 use crate::cli::waiting::wait_for_rotation;
 
@@ -96,18 +103,52 @@ async fn change(ctx: &mut Context, request: Request, sentence: impl Fn(&str, boo
     ctx.show(request, id, |done| sentence(&id(done), done.changed)).await
 }
 
-async fn rotate(ctx: &mut Context, RotateArgs { prepare, compromised, wait }: RotateArgs) -> Outcome<u8> {
+async fn rotate(ctx: &mut Context, args: RotateArgs) -> Outcome<u8> {
+    let RotateArgs { prepare, compromised, wait, csr, issued } = args;
+    if csr {
+        return request(ctx, compromised).await;
+    }
     let until = wait.map(|wait| Instant::now() + wait);
+    let request = match &issued {
+        Some(file) => Request::RootIssued { prepare, answer: answer_in(file)? },
+        None => Request::RootRotate { prepare, compromised },
+    };
     if compromised && matches!(ctx.client.target(), Target::Managers { .. }) {
         ctx.out.note(OWN_CERTIFICATE_ENDS);
     }
     warn_about_path_length(ctx, prepare).await?;
-    let text = ctx.client.call(Request::RootRotate { prepare, compromised }).await?;
+    let text = ctx.client.call(request).await?;
     let mut rotation = Rotation::read(&text, prepare, compromised)?;
     if let Some(until) = until {
         rotation.wait(ctx, until).await?;
     }
     rotation.print(ctx)
+}
+
+/// Prints the request, and nothing else, to standard output.
+async fn request(ctx: &mut Context, compromised: bool) -> Outcome<u8> {
+    let pem = |done: &RootChangeView| printable_lines(done.csr.as_deref().unwrap_or_default());
+    let code = ctx.show(Request::RootRequest { compromised }, pem, pem).await?;
+    ctx.out.note(SIGN_AS_AUTHORITY);
+    Ok(code)
+}
+
+const SIGN_AS_AUTHORITY: &str = "have it signed as a certificate authority, with the subject kept and a path length of 0 to 4; then \
+    `muster ca rotate --issued FILE` with that certificate and those above it";
+
+/// The certificates in a file.
+fn answer_in(file: &Path) -> Outcome<String> {
+    let invalid = |why: String| Failure::new(ErrorCode::Invalid, format!("{}: {why}", file.display()));
+    let mut answer = String::new();
+    let opened = File::open(file).map_err(|why| invalid(why.to_string()))?;
+    // A byte more than is accepted: the judgement of a longer file is the daemon's, and the same.
+    let limit = u64::try_from(MAX_ANSWER).unwrap_or(u64::MAX).saturating_add(1);
+    opened.take(limit).read_to_string(&mut answer).map_err(|why| invalid(why.to_string()))?;
+    // It must not even reach the daemon.
+    if answer.contains("PRIVATE KEY") {
+        return Err(invalid(BadIssued::PrivateKey.to_string()));
+    }
+    Ok(answer)
 }
 
 /// Go programs heed the path length of a root that they trust: the next root, signed by it, is one authority too many.
@@ -130,6 +171,10 @@ async fn warn_about_path_length(ctx: &mut Context, prepare: bool) -> Outcome {
 const OWN_CERTIFICATE_ENDS: &str = "warning: the certificate of this identity ends when the earlier root is revoked; over the admin \
     socket of a manager no certificate is needed";
 
+fn is_certified(root: &RootView) -> bool {
+    root.origin == AuthorityOrigin::Upstream
+}
+
 /// A rotation that was begun, as it is printed.
 struct Rotation {
     /// The answer, with fields of newer daemons; later the newest status.
@@ -146,6 +191,9 @@ impl Rotation {
         let RootChangeView { root, status, .. } = parse(text)?;
         let missing = || Failure::internal("unexpected answer from the daemon: it names no root");
         let (root, roots) = (root.ok_or_else(missing)?, status.ok_or_else(missing)?);
+        // What a request to an authority above said counts for its answer.
+        let leaked = roots.items.iter().any(|item| item.compromised && item.state != AuthorityState::Revoked);
+        let compromised = compromised || leaked && roots.items.iter().any(|item| item.id == root && is_certified(item));
         Ok(Self { answer: parse(text)?, root, roots, prepare, compromised, settled: false })
     }
 

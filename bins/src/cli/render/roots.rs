@@ -56,6 +56,11 @@ pub fn rotation(roots: &RootsView) -> String {
     for (key, value) in rows {
         table.row([key.to_owned(), value]);
     }
+    if let Some(requested) = &roots.requested {
+        let text =
+            format!("root {} since {}: `muster ca rotate --issued FILE`", requested.id, when(requested.created_at));
+        table.row(["waits for an authority above".to_owned(), text]);
+    }
     table.render() + &missing("trusts", &roots.acknowledged) + &missing("renews", &roots.renewed)
 }
 

@@ -22,6 +22,20 @@ pub struct RootsView {
     pub users_outdated: usize,
     /// When the last certificate of other roots than the active one expires. `None`: there is none.
     pub last_not_after: Option<WallTime>,
+    /// The root for which an authority above has not answered yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub requested: Option<RequestedRootView>,
+}
+
+/// A request to an authority above the cluster.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RequestedRootView {
+    /// The root that it becomes with the answer.
+    pub id: RootId,
+    pub created_at: WallTime,
+    /// The rotation with its answer is one after a compromise.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub compromised: bool,
 }
 
 /// One root.
@@ -111,6 +125,9 @@ pub struct RootChangeView {
     /// `false`: it was so already.
     pub changed: bool,
     pub revision: Revision,
+    /// In the answer to `rotate --csr` only: the request to the authority above, PEM.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub csr: Option<String>,
     /// In the answer to `rotate` only.
     #[serde(flatten, default, skip_serializing_if = "Option::is_none")]
     pub status: Option<RootsView>,

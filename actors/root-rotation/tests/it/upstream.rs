@@ -1,0 +1,145 @@
+//! A root that an authority above certifies: from its request to the nodes that have its certificates.
+
+use muster_messages::protocol::{RootsChange, RootsChanged};
+use muster_messages::*;
+use muster_pki::{Bundle, Issuer, cluster_of_root_pem, first_of_answer, not_after_of_pem};
+use muster_testkit::company::Company;
+
+use crate::world::*;
+use AuthorityState::{Active, Prepared, Retired, Revoked};
+
+impl World {
+    fn ask_above(&mut self, compromised: bool) -> RootsChanged {
+        self.operator(RootsChange::Request { compromised }).unwrap()
+    }
+    fn csr(&self) -> String {
+        self.log.authorities.requested.as_ref().unwrap().csr_pem.clone()
+    }
+    fn issued(&mut self, answer: &str) -> Result<RootsChanged, ErrorBody> {
+        self.operator(RootsChange::Issued { automatic: true, answer: answer.to_owned() })
+    }
+}
+
+#[test]
+fn certified_root_is_rotated_to_as_any_other() {
+    let (mut world, company) = (World::new(3, 2), Company::root().subordinate("company issuing"));
+    let cluster = world.log.cluster.as_ref().unwrap().id;
+    let (old, old_pem) = (world.active(), world.log.cluster.as_ref().unwrap().root_cert_pem.clone());
+    let asked = world.ask_above(false);
+    let new = asked.root.unwrap();
+    assert!(asked.changed && world.state(new).is_none(), "nothing is published");
+    let csr = world.csr();
+    let again = world.ask_above(false);
+    assert_eq!((again.changed, world.csr()), (false, csr.clone()), "the same request");
+
+    let answer = company.sign(&csr);
+    let published = world.issued(&answer).unwrap();
+    assert_eq!((published.root, published.changed), (Some(new), true));
+    assert_eq!((world.state(old), world.state(new)), (Some(Active), Some(Prepared)));
+    let repeated = world.issued(&answer).unwrap();
+    assert_eq!((repeated.root, repeated.changed), (Some(new), false));
+    world.run();
+    assert_eq!((world.state(old), world.state(new)), (Some(Retired), Some(Active)));
+    assert_eq!((world.active(), world.behind()), (new, vec![]));
+    let refused = world.issued(&answer).unwrap_err();
+    assert_eq!(refused.code, ErrorCode::SameKey);
+
+    // Nodes that trusted the old root trust the certificate in the answer, and none above it.
+    let bundle = Bundle::from_pem(&old_pem).unwrap().accept(cluster, &world.log.authorities.offer()).unwrap();
+    let (_, certificate) = first_of_answer(&answer).unwrap();
+    assert_eq!(bundle.to_pem(), certificate);
+    assert_eq!(cluster_of_root_pem(&certificate), Some(cluster), "joiners read it there");
+    // After the certificate of the old root; the company's root itself is left out.
+    let chain = world.log.authorities.chain();
+    assert_eq!((chain.len(), chain[1]), (3, certificate.as_str()));
+}
+
+#[test]
+fn bad_answers_are_refused_and_change_nothing() {
+    let (mut world, company) = (World::new(3, 0), Company::root());
+    let early = world.issued(&company.chain).unwrap_err();
+    assert_eq!(early.code, ErrorCode::Conflict);
+    assert!(early.message.contains("muster ca rotate --csr"), "{}", early.message);
+    world.ask_above(false);
+    let csr = world.csr();
+    let other = {
+        let mut other = World::new(1, 0);
+        other.ask_above(false);
+        other.csr()
+    };
+    let revision = world.log.revision;
+    for answer in ["".to_owned(), company.sign(&other), first_of_answer(&company.sign(&csr)).unwrap().1] {
+        let refused = world.issued(&answer).unwrap_err();
+        assert_eq!(refused.code, ErrorCode::Invalid, "{}", refused.message);
+    }
+    assert_eq!(world.log.revision, revision, "no entry");
+    assert!(world.issued(&company.sign(&csr)).is_ok(), "the request still waits");
+}
+
+#[test]
+fn abort_deletes_the_request() {
+    let (mut world, company) = (World::new(3, 0), Company::root());
+    let asked = world.ask_above(false);
+    let answer = company.sign(&world.csr());
+    let aborted = world.operator(RootsChange::Abort).unwrap();
+    assert_eq!((aborted.root, aborted.changed), (asked.root, true));
+    assert_eq!(world.issued(&answer).unwrap_err().code, ErrorCode::Conflict);
+    let another = world.ask_above(false);
+    assert_ne!(another.root, asked.root);
+    assert_eq!(world.issued(&answer).unwrap_err().code, ErrorCode::Invalid, "of the key before");
+}
+
+#[test]
+fn request_after_a_compromise_uses_another_key_and_revokes() {
+    let (mut world, company) = (World::new(3, 0), Company::root());
+    let old = world.active();
+    let leaked = world.ask_above(false).root;
+    let new = world.ask_above(true).root;
+    assert_ne!(new, leaked, "a copied disk holds the key of the earlier request");
+    assert_eq!(world.ask_above(true).root, None, "the same request");
+    assert_eq!(world.log.authorities.requested.as_ref().map(|requested| requested.root), new);
+    let answer = company.sign(&world.csr());
+    world.issued(&answer).unwrap();
+    world.run();
+    assert_eq!((Some(world.active()), world.state(old)), (new, Some(Revoked)));
+}
+
+#[test]
+fn retried_request_finds_its_first_outcome() {
+    let (mut world, company) = (World::new(3, 0), Company::root());
+    let request = RootsChange::Request { compromised: false };
+    let first = world.request(request.clone(), 77);
+    let second = world.request(request, 77);
+    assert_eq!(world.changed(first), world.changed(second));
+    let issued = RootsChange::Issued { automatic: false, answer: company.sign(&world.csr()) };
+    let first = world.request(issued.clone(), 78);
+    let first = world.changed(first).unwrap();
+    world.operator(RootsChange::Activate(first.root.unwrap())).unwrap_err(); // nobody trusts it yet
+    let second = world.request(issued, 78);
+    assert_eq!(world.changed(second), Ok(first));
+}
+
+/// What the company's certificate leads to next: a root of the cluster's own, or another one of the company's.
+#[test]
+fn rotations_lead_away_from_a_certified_root() {
+    let (mut world, company) = (World::new(3, 0), Company::root());
+    world.ask_above(false);
+    let answer = company.sign(&world.csr());
+    let first = world.issued(&answer).unwrap().root.unwrap();
+    world.run();
+    let own = world.rotate();
+    world.run();
+    assert_eq!((world.active(), world.state(first)), (own, Some(Retired)));
+    let crosses = world.log.authorities.crosses();
+    assert_eq!(crosses[0].by, first, "the certified root leads to its successor");
+    let ends = not_after_of_pem(&first_of_answer(&answer).unwrap().1).unwrap();
+    assert!(not_after_of_pem(&crosses[0].cert_pem).unwrap() <= ends);
+    assert_eq!(world.log.authorities.chain().len(), crosses.len(), "nothing above leads to the cluster's own root");
+    world.ask_above(false);
+    let answer = company.sign(&world.csr());
+    let second = world.issued(&answer).unwrap().root.unwrap();
+    world.run();
+    assert_eq!(world.active(), second);
+    let root = &world.log.authorities.roots[&second];
+    Issuer::from_pem(&root.cert_pem, root.key_pem.as_ref().unwrap()).unwrap();
+}
