@@ -38,3 +38,4 @@ mod sealed_disk;
 mod secrets;
 mod shutdown;
 mod slow_links;
+mod upstream;

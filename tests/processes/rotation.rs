@@ -10,18 +10,18 @@ use serde_json::Value;
 use crate::harness::{ForegroundMuster, World, Writer, assert_kept, eventually, eventually_so};
 
 /// The former root is retired as soon as no node needs it.
-const AT_ONCE: &str = "[roots]\nretire_after = \"0s\"\n";
+pub const AT_ONCE: &str = "[roots]\nretire_after = \"0s\"\n";
 
-fn roots(world: &World, name: &str) -> RootsView {
+pub fn roots(world: &World, name: &str) -> RootsView {
     serde_json::from_value(world.answer(name, Request::RootList)).expect("a typed document")
 }
 
-fn state(roots: &RootsView, id: RootId) -> Option<AuthorityState> {
+pub fn state(roots: &RootsView, id: RootId) -> Option<AuthorityState> {
     roots.items.iter().find(|root| root.id == id).map(|root| root.state)
 }
 
 /// The roots that a node trusts, by its disk.
-fn trusted_by(world: &mut World, name: &str) -> Vec<RootId> {
+pub fn trusted_by(world: &mut World, name: &str) -> Vec<RootId> {
     let store = IdentityStore::open(&world.node(name).folder).expect("the directory is a node's");
     let credentials = store.load_credentials().expect("readable").expect("an identity");
     let pem = credentials.root_pem;

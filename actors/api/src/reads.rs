@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use muster_kernel::Clock;
 use muster_messages::wire::{ListOf, Request};
 use muster_messages::{CaView, ErrorBody, ErrorCode, ErrorMark, Replica, Revision, WallTime};
 
@@ -82,7 +83,7 @@ impl Reads<'_> {
 
     fn render_stale(&self) -> Result<String, ErrorBody> {
         let replica = self.work.local();
-        let as_of = replica.tables.last_event().map_or_else(|| muster_kernel::Clock.wall(), |e| e.at);
+        let as_of = replica.tables.last_event().map_or_else(|| Clock.wall(), |e| e.at);
         // A stale replica does not know what came after it: it never denies a node.
         self.render(&replica, Some(as_of)).map_err(|error| match error.code {
             ErrorCode::NotFound => self.work.no_quorum(&error.message),
@@ -97,7 +98,7 @@ impl Reads<'_> {
             return core::list(&source, of, page);
         }
         match &asked.request {
-            Request::Status { .. } => to_text(&source.status(service.this())),
+            Request::Status { .. } => to_text(&source.status(service.this(), Clock.wall())),
             Request::NodeInspect { node, .. } => to_text(&source.node(resolve(&replica.tables, node)?)),
             Request::RaftStatus { .. } => to_text(&source.raft_status()),
             Request::CaShow => to_text(&ca(replica)?),

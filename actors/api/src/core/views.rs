@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster_messages::{
-    BlockedListView, CertificateView, ClusterView, Condition, DuplicateView, Duplicated, Event, EventView, EventsView,
-    Liveness, MAX_DUPLICATES, MAX_NODE_LABEL_BYTES, MAX_NODE_LABELS, Membership, Name, NodeCounts, NodeDoubts, NodeId,
-    NodeListView, NodeManagerView, NodeRecord, NodeView, PeerProblemKind, PeerProgress, QuorumView, RaftMemberView,
-    RaftRole, RaftStatusView, RaftView, Replica, Revision, Role, RoleView, SelfView, StatusView, Tables, WaitReason,
-    WallTime,
+    AuthorityOrigin, BlockedListView, CertificateView, ClusterView, Condition, DuplicateView, Duplicated, Event,
+    EventView, EventsView, Liveness, MAX_DUPLICATES, MAX_NODE_LABEL_BYTES, MAX_NODE_LABELS, Membership, Name,
+    NodeCounts, NodeDoubts, NodeId, NodeListView, NodeManagerView, NodeRecord, NodeView, PeerProblemKind, PeerProgress,
+    QuorumView, ROOT_EXPIRES_SOON, RaftMemberView, RaftRole, RaftStatusView, RaftView, Replica, Revision, Role,
+    RoleView, RootExpiryView, SelfView, StatusView, Tables, WaitReason, WallTime,
 };
 use muster_store::MAX_EVENTS;
 
@@ -169,7 +169,7 @@ impl Source<'_> {
     }
 
     /// `muster status`.
-    pub fn status(&self, this: SelfView) -> StatusView {
+    pub fn status(&self, this: SelfView, now: WallTime) -> StatusView {
         let tables = self.tables();
         let raft = &self.replica.raft;
         let count = |want: &dyn Fn(&NodeRecord) -> bool| tables.nodes.values().filter(|n| want(n)).count();
@@ -203,6 +203,7 @@ impl Source<'_> {
             },
             pending: self.roles.pending.clone(),
             duplicates: self.duplicates(),
+            root_expires: expiring_root(tables, now),
         }
     }
 
@@ -237,6 +238,15 @@ impl Source<'_> {
     pub fn no_blocks(&self) -> BlockedListView {
         BlockedListView { stale: self.stale.is_some(), as_of: self.stale, items: Vec::new() }
     }
+}
+
+/// The root that signs, if it ends soon.
+fn expiring_root(tables: &Tables, now: WallTime) -> Option<RootExpiryView> {
+    let pem = &tables.cluster.as_ref()?.root_cert_pem;
+    let not_after =
+        muster_pki::not_after_of_pem(pem).ok().filter(|not_after| *not_after < now.plus(ROOT_EXPIRES_SOON))?;
+    let origin = tables.authorities.active().map_or(AuthorityOrigin::Founded, |(_, active)| active.origin);
+    Some(RootExpiryView { root: muster_pki::root_id_of_pem(pem).ok()?, origin, not_after })
 }
 
 fn condition(kind: &str, reason: WaitReason, message: String, since: WallTime) -> Condition {

@@ -59,6 +59,24 @@ async fn roots_are_listed_for_readers() {
     }
 }
 
+/// An issuing certificate lasts as long as the authority above likes.
+#[tokio::test]
+async fn status_shows_a_root_that_expires_within_a_week() {
+    let lifetime = i64::try_from(muster_pki::ROOT_LIFETIME.as_millis()).unwrap();
+    let now = muster_kernel::Clock.wall().0;
+    for (days_left, shown) in [(8, false), (6, true), (-1, true)] {
+        let made = muster_messages::WallTime(now - lifetime + days_left * 24 * 3_600_000);
+        let (world, root) = with_root_since(made);
+        let (_, status) = asked(&world, &Principal::Operator, "GET", "/v1/status", "").await;
+        let expires = &status["root_expires"];
+        assert_eq!(expires.is_object(), shown, "{days_left} days: {status}");
+        if shown {
+            let id = muster_pki::root_id_of_pem(&root).unwrap().to_string();
+            assert_eq!((&expires["root"], &expires["origin"]), (&json!(id), &json!("founded")));
+        }
+    }
+}
+
 /// Before managers of an earlier release could be asked for something that they cannot read.
 #[tokio::test]
 async fn changes_of_roots_need_feature_level_3() {
@@ -98,8 +116,11 @@ fn node_that_was_a_manager_is_known_by_its_certificates() {
 }
 
 fn with_root() -> (World, String) {
-    use muster_messages::{ClusterId, WallTime};
-    let root = muster_pki::Root::create(ClusterId::from_entropy(1), WallTime::from_unix_secs(1_700_000_000)).unwrap();
+    with_root_since(muster_messages::WallTime::from_unix_secs(1_700_000_000))
+}
+
+fn with_root_since(made: muster_messages::WallTime) -> (World, String) {
+    let root = muster_pki::Root::create(muster_messages::ClusterId::from_entropy(1), made).unwrap();
     let mut tables = tables();
     let cluster = std::sync::Arc::make_mut(tables.cluster.as_mut().unwrap());
     cluster.root_cert_pem = root.cert_pem.clone();

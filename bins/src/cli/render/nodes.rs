@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use muster_messages::{
-    CertificateState, Condition, Membership, Name, NodeId, NodeListView, NodeView, StatusView, WaitReason, word,
+    AuthorityOrigin, CertificateState, Condition, Membership, Name, NodeId, NodeListView, NodeView, StatusView,
+    WaitReason, word,
 };
 
 use super::{stale_notice, when};
@@ -148,6 +149,13 @@ pub fn status(status: &StatusView, names: &BTreeMap<NodeId, Name>) -> String {
         let processes = d.processes.iter().map(ToString::to_string).collect::<Vec<_>>().join(" and ");
         row("duplicate", format!("{} runs twice: {processes} (since {})", d.name, when(d.since)));
     }
+    if let Some(expiring) = &status.root_expires {
+        let next = match expiring.origin {
+            AuthorityOrigin::Upstream => "`muster ca rotate --csr` requests another one from the authority above",
+            _ => "`muster ca rotate` makes another one",
+        };
+        row("root", format!("{} expires {}: {next}", expiring.root, when(expiring.not_after)));
+    }
     let stale = status.as_of.map(|at| without_fraction(&at.to_string()));
     let note = match (status.stale, stale) {
         (false, _) => String::new(),
@@ -179,6 +187,15 @@ mod tests {
         assert!(text.contains("LOST: 1 voter is reachable, 2 needed; missing: n2"), "{text}");
         assert!(text.contains("two voters tolerate no failure"), "{text}");
         assert!(text.contains("n2 wants manager: waiting_for_node: not heard of"), "{text}");
+        assert!(!text.contains("expires"), "{text}");
+        for (origin, next) in [("upstream", "`muster ca rotate --csr` requests"), ("made", "`muster ca rotate` makes")]
+        {
+            let expiry = json!({"root": "4be3c1d20f6a9587", "origin": origin, "not_after": "2024-02-01T00:00:00Z"});
+            let view = StatusView { root_expires: serde_json::from_value(expiry).unwrap(), ..view.clone() };
+            let text = status(&view, &BTreeMap::new());
+            assert!(text.contains("4be3c1d20f6a9587 expires 2024-02-01T00:00:00Z: "), "{text}");
+            assert!(text.contains(next), "{text}");
+        }
     }
 
     fn listed(fields: Value) -> NodeListView {

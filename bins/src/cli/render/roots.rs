@@ -44,8 +44,10 @@ fn state(root: &RootView) -> String {
 pub fn rotation(roots: &RootsView) -> String {
     let mut table = Table::bare();
     let of_nodes = |progress: &RootsProgressView| format!("{} of {} nodes", progress.n, progress.of);
+    let active = roots.items.iter().find(|root| Some(root.id) == roots.active);
     let rows = [
-        ("active", or_dash(roots.active)),
+        ("active", or_dash(active.map(|root| format!("{} ({})", root.id, word(root.origin))).as_ref())),
+        ("expires", or_dash(active.map(|root| when(root.not_after)).as_ref())),
         ("target", or_dash(roots.target)),
         ("phase", format!("{}: {}", word(roots.phase), explained(roots))),
         ("trusted by", of_nodes(&roots.acknowledged)),
@@ -155,6 +157,19 @@ mod tests {
         assert!(
             rotation(&seen("publishing", true)).contains("publishing: the target signs as soon as the nodes trust it")
         );
+    }
+
+    #[test]
+    fn status_shows_an_authority_above() {
+        let mut view = seen("done", true);
+        view.items[0].origin = muster_messages::AuthorityOrigin::Upstream;
+        let text = rotation(&view);
+        assert!(text.contains("4be3c1d20f6a9587 (upstream)") && text.contains("2044-01-01T00:00:00Z"), "{text}");
+        assert!(!text.contains("authority above"), "{text}");
+        let requested = json!({"id": "0123456789abcdef", "created_at": "2024-01-01T00:00:00Z"});
+        view.requested = Some(serde_json::from_value(requested).unwrap());
+        let text = rotation(&view);
+        assert!(text.contains("waits for an authority above") && text.contains("muster ca rotate --issued"), "{text}");
     }
 
     #[test]

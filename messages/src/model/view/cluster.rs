@@ -1,9 +1,13 @@
 //! The cluster in short, and its Raft group.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 
 use super::PendingView;
-use crate::model::{Membership, Name, NodeId, NodeProcess, RaftId, Revision, Role, Term, WallTime};
+use crate::model::{
+    AuthorityOrigin, Membership, Name, NodeId, NodeProcess, RaftId, Revision, Role, RootId, Term, WallTime,
+};
 
 /// `muster status`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -21,7 +25,22 @@ pub struct StatusView {
     /// Nodes whose identity two processes use: at most [`MAX_DUPLICATES`] of them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub duplicates: Vec<DuplicateView>,
+    /// The root that signs, while it expires within [`ROOT_EXPIRES_SOON`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub root_expires: Option<RootExpiryView>,
 }
+
+/// A root that signs and expires soon: certificates end with it, and none can be signed in its last hour.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RootExpiryView {
+    pub root: RootId,
+    pub origin: AuthorityOrigin,
+    pub not_after: WallTime,
+}
+
+/// How long before its end `status` shows a root that signs: time for an answer of the authority above, and for managers that are
+/// away.
+pub const ROOT_EXPIRES_SOON: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// Duplicates that `status` names.
 pub const MAX_DUPLICATES: usize = 100;

@@ -1,0 +1,122 @@
+//! A company's authority above the cluster: it certifies a root, which a rotation leads to.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+use muster_client::Identity;
+use muster_kernel::Clock;
+use muster_messages::{AuthorityState, ErrorCode, Incarnation, UserKind};
+use muster_pki::{
+    CsrKey, Issuer, UserProfile, cluster_of_root_pem, first_of_answer, issued_authority, make_authority_csr, make_csr,
+    new_key,
+};
+use muster_testkit::company::Company;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, ClientConnection, RootCertStore, Stream};
+
+use crate::harness::{World, eventually_so};
+use crate::rotation::{AT_ONCE, roots, state, trusted_by};
+
+/// The first line of an answer over HTTPS, to a client that trusts only this root.
+fn https(world: &mut World, node: &str, root_pem: &str) -> std::io::Result<String> {
+    let mut anchors = RootCertStore::empty();
+    let last = CertificateDer::pem_slice_iter(root_pem.as_bytes()).map(|der| der.expect("PEM")).last();
+    anchors.add(last.expect("a root")).expect("an anchor");
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().expect("TLS");
+    let config = config.with_root_certificates(anchors).with_no_client_auth();
+    let name = ServerName::try_from("localhost").expect("a name");
+    let mut tls = ClientConnection::new(Arc::new(config), name).expect("a client");
+    let mut tcp = TcpStream::connect(world.node(node).address())?;
+    tcp.set_read_timeout(Some(Duration::from_secs(60)))?;
+    let mut stream = Stream::new(&mut tls, &mut tcp);
+    stream.write_all(b"GET /livez HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")?;
+    let mut answer = vec![0; 12];
+    stream.read_exact(&mut answer)?;
+    Ok(String::from_utf8_lossy(&answer).into_owned())
+}
+
+/// The identity with a certificate of the same content by another subordinate of the company.
+fn by_a_sibling(genuine: &Identity, company: &Company) -> Identity {
+    let (cluster, key) = (cluster_of_root_pem(&genuine.root_pem).expect("of this cluster"), new_key());
+    let answer = company.sign(&make_authority_csr(&key, cluster).expect("a request"));
+    let sibling = issued_authority(&answer, &key, cluster, Clock.wall()).expect("as good as the cluster's own");
+    let issuer = Issuer::from_pem(&sibling.cert_pem, &key).expect("its key");
+    let (key_pem, incarnation) =
+        (new_key(), muster_pki::identity_of_pem(&genuine.cert_pem).expect("a certificate").incarnation);
+    assert_ne!(incarnation, Incarnation(0));
+    let profile = UserProfile {
+        cluster,
+        name: genuine.name.clone(),
+        kind: UserKind::Operator,
+        incarnation,
+        lifetime: Duration::from_secs(3600),
+        now: Clock.wall(),
+    };
+    let csr = CsrKey::parse(&make_csr(&key_pem).expect("a key")).expect("a request");
+    let leaf = issuer.sign_user(&profile, &csr).expect("signed").cert_pem;
+    // With all that leads to the company's root.
+    Identity { cert_pem: leaf + &answer, key_pem, ..genuine.clone() }
+}
+
+#[test]
+fn root_certified_by_a_company_replaces_the_clusters_own() {
+    let mut world = World::with_settings(AT_ONCE, 3, 2);
+    let old = roots(&world, "n1").active.expect("a root signs");
+    world.muster(&["user", "create", "bob", "--admin", "--out", "bob.json"]).ended(0);
+    let asked = world.muster_at("n2", &["ca", "rotate", "--csr"]).ended(0).json();
+    let again = world.muster_at("n3", &["ca", "rotate", "--csr"]).ended(0).json();
+    assert_eq!(
+        (&asked["csr"], &again["changed"]),
+        (&again["csr"], &false.into()),
+        "one request, wherever it is asked for"
+    );
+    let csr = asked["csr"].as_str().expect("PEM");
+    let waiting = roots(&world, "n1").requested.expect("a request");
+    assert_eq!(asked["root"], waiting.id.to_string());
+
+    let company = Company::root();
+    let answer = company.subordinate("company issuing").sign(csr);
+    let write = |name: &str, text: &str| std::fs::write(world.folder().join(name), text).expect("written");
+    let (_, alone) = first_of_answer(&answer).expect("PEM");
+    write("alone.pem", &alone);
+    let refused =
+        world.muster(&["ca", "rotate", "--issued", "alone.pem"]).ended(ErrorCode::Invalid.exit_status().into());
+    assert!(refused.stderr.contains("append the certificate that signed it"), "{}", refused.stderr);
+    write("chain.pem", &answer);
+    let done = world.muster(&["ca", "rotate", "--issued", "chain.pem", "--wait=300s"]).ended(0).json();
+
+    let after = roots(&world, "n1");
+    let new = after.active.expect("a root signs");
+    assert_eq!((new, after.renewed.n, &after.requested), (waiting.id, 5, &None), "{done}");
+    eventually_so("the old root is retired", || state(&roots(&world, "n1"), old) == Some(AuthorityState::Retired));
+    for name in ["n1", "n2", "n3", "n4", "n5"] {
+        eventually_so("each node trusts the certified root only", || trusted_by(&mut world, name) == [new]);
+    }
+    let listed = world.muster(&["ca", "ls"]).ended(0).json();
+    let item = listed["items"].as_array().and_then(|items| items.iter().find(|item| item["id"] == new.to_string()));
+    assert_eq!(item.map(|item| &item["origin"]), Some(&"upstream".into()), "{listed}");
+
+    // Clients: one with the new bundle, one from before, and one that trusts only the company.
+    world.muster(&["user", "create", "ann", "--admin", "--out", "ann.json"]).ended(0);
+    for identity in ["ann.json", "bob.json"] {
+        world.muster(&["--identity", identity, "node", "ls"]).ended(0);
+    }
+    assert_eq!(https(&mut world, "n1", &company.chain).expect("the chain leads there"), "HTTP/1.1 200");
+    https(&mut world, "n1", &Company::root().chain).expect_err("another company");
+
+    // The company certifies others, too.
+    let genuine = Identity::read(&world.folder().join("ann.json")).expect("an identity");
+    by_a_sibling(&genuine, &company).write(&world.folder().join("sibling.json")).expect("written");
+    let refused = world.muster(&["--identity", "sibling.json", "node", "ls"]);
+    assert_ne!(refused.code, 0, "{}", refused.stdout);
+    // In the handshake, by every manager.
+    let alerts = refused.stderr.matches("received fatal alert").count();
+    assert!(refused.stderr.contains("no manager accepted this identity") && alerts == 3, "{}", refused.stderr);
+    // A machine that joins later follows the company's certificate as its token's root.
+    let joined = world.join_more(1, muster_messages::Role::Worker);
+    assert_eq!(trusted_by(&mut world, &joined[0]), [new]);
+}
