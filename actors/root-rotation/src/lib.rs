@@ -9,6 +9,8 @@
 //!                     have a certificate of the active one, unless an operator forces it. A compromised root is revoked without
 //!                     those that are down or silent, while a majority of the voters is up, with certificates of roots that are not.
 //!             ROOT-9  a crash, a restart or a new leader changes nothing but the time that it takes.
+//!             UP-1    no join, renewal or role change waits for an authority above: it certifies one root, and everything else is
+//!                     signed by the leader.
 //! Trust first, sign later, drop last: every other order cuts off a node that was away at the wrong moment.
 
 #[cfg(not(feature = "bug-injection"))]
