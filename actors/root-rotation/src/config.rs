@@ -18,6 +18,11 @@ pub struct Config {
     pub longest_certificate: Duration,
     /// The shortest time between two looks at the state: one look costs as much as there are nodes.
     pub pace: Duration,
+    /// A command asks the authority above for issuing certificates.
+    pub upstream: bool,
+    /// A root that the authority above certified by that command signs as soon as the nodes trust it. Otherwise an operator activates
+    /// it: the authority above limits the lifetime, and not a wish for another root.
+    pub auto: bool,
     /// Steps of operators in progress. Each takes a few milliseconds.
     pub max_pending: usize,
 }
@@ -33,6 +38,8 @@ impl Default for Config {
             wave: 64,
             longest_certificate: HOUR * 24 * 366,
             pace: Duration::from_millis(100),
+            upstream: false,
+            auto: false,
             max_pending: 16,
         }
     }

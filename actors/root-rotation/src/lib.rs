@@ -23,5 +23,5 @@ mod shell;
 mod signer;
 
 pub use self::config::Config;
-pub use self::shell::{Msg, RootRotationShell};
+pub use self::shell::{Msg, RootRotationShell, Upstream};
 pub use self::signer::sign;

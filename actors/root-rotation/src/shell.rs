@@ -1,23 +1,30 @@
 //! The actor around the core: proposals, the local replica, signatures.
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use muster_kernel::{Alarm, Cx, Fault, Parked, Recipient, Shell};
 use muster_messages::protocol::{Named, ProposeError, RaftMemberMsg, Reply, RootRotationMsg, RootsChanged};
-use muster_messages::{Command, ErrorBody, NodeId, Replica, Revision, Tables, millis};
+use muster_messages::{Command, ErrorBody, NodeId, Replica, Revision, RootId, Tables, millis};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tracing::{info, warn};
 
 use crate::Config;
-use crate::core::{Answer, Effect, Input, OperatorStep, RootRotation, StepId, is_same};
+use crate::core::{Answer, Effect, Input, OperatorStep, RootRotation, StepId, UpstreamEnd, is_same};
 use crate::signer;
 
 /// Bound of a proposal: within the deadline of the request that it serves.
 const PROPOSAL_DEADLINE: Duration = Duration::from_secs(5);
 /// The member answers by its deadline; this is a little longer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(6);
+
+/// Asks an authority above the cluster.
+pub trait Upstream: Send + Sync {
+    /// Passes it a signing request, and returns its answer, in bounded time. Dropped: the question is withdrawn.
+    fn ask(&self, csr_pem: String) -> Pin<Box<dyn Future<Output = UpstreamEnd> + Send>>;
+}
 
 /// Inputs of the actor.
 #[derive(Named)]
@@ -27,6 +34,8 @@ pub enum Msg {
     Protocol(RootRotationMsg),
     /// A proposal ended.
     Proposed(StepId, Result<Revision, ProposeError>),
+    /// The authority above has answered, or has not.
+    Above(RootId, UpstreamEnd),
     /// The replica has changed in what a rotation depends on.
     Changed,
     Wake,
@@ -49,6 +58,9 @@ pub struct RootRotationShell {
     config: Config,
     raft: Recipient<RaftMemberMsg>,
     replica: watch::Receiver<Arc<Replica>>,
+    upstream: Option<Arc<dyn Upstream>>,
+    /// Why the authority above has not certified a root, for `muster actors inspect`.
+    not_certified: Option<(RootId, String)>,
     asks: Parked<Port>,
     alarm: Alarm,
 }
@@ -71,7 +83,16 @@ impl RootRotationShell {
         replica: watch::Receiver<Arc<Replica>>,
     ) -> Self {
         let core = RootRotation::new(me, config.clone());
-        Self { core, config, raft, replica, asks: Parked::default(), alarm: Alarm::default() }
+        let (upstream, not_certified) = (None, None);
+        Self { core, config, raft, replica, upstream, not_certified, asks: Parked::default(), alarm: Alarm::default() }
+    }
+
+    /// Asks this authority for issuing certificates.
+    #[must_use]
+    pub fn below(mut self, upstream: Option<Arc<dyn Upstream>>) -> Self {
+        self.config.upstream = upstream.is_some();
+        self.core = RootRotation::new(self.core.me(), self.config.clone());
+        Self { upstream, ..self }
     }
 
     /// Every decision uses the newest replica.
@@ -111,6 +132,19 @@ impl RootRotationShell {
             }
             Effect::CatchUp(until) => {
                 cx.when(self.replica.clone(), move |replica| replica.tables.revision >= until, Msg::Changed)
+            }
+            Effect::AskAbove { root, csr_pem } => {
+                if let Some(upstream) = self.upstream.clone() {
+                    info!(%root, "asking the authority above for an issuing certificate");
+                    cx.report(async move { Msg::Above(root, upstream.ask(csr_pem).await) });
+                }
+            }
+            Effect::NotCertified { root, why, later } => {
+                match later {
+                    true => info!(%root, why, "the authority above answers later; it is asked again"),
+                    false => warn!(%root, why, "the authority above has not certified a root; it is asked again"),
+                }
+                self.not_certified = Some((root, why));
             }
             Effect::StepFailed(why) => warn!(why, "a step of the root rotation failed; it is tried again"),
             Effect::WakeAt(at) => self.alarm.set(cx, Some(at), Msg::Wake),
@@ -170,6 +204,7 @@ impl Shell for RootRotationShell {
                 let ask = self.asks.park(Port::Changed(reply));
                 self.step(cx, Input::Asked(ask, OperatorStep { change, by, request }));
             }
+            Msg::Above(root, end) => self.step(cx, Input::Above(root, end)),
             Msg::Proposed(step, result) => self.step(cx, Input::Proposed(step, result)),
             Msg::Changed => {} // `refresh` has passed the replica to the core
             Msg::Wake => {
@@ -189,6 +224,8 @@ impl Shell for RootRotationShell {
             "roots": roots,
             "generation": authorities.generation,
             "trusted_by": authorities.trusted_by.values().filter(|known| **known == authorities.generation).count(),
+            "requested": authorities.requested.as_ref().map(|requested| requested.root),
+            "not_certified": self.not_certified.as_ref().map(|(root, why)| json!({"root": root, "reason": why})),
             "steps_in_progress": steps,
             "acknowledgements_waiting": waiting,
         })

@@ -132,6 +132,8 @@ impl Rotation {
                 }
             }
             Effect::Answer(ask, answer) => Self::answer(world, idx, ask, answer),
+            // No command is configured.
+            Effect::AskAbove { .. } | Effect::NotCertified { .. } => {}
             Effect::StepFailed(why) => {
                 world.totals.count("steps of rotations refused");
                 world.log(format!("a step of the root rotation of n{} failed: {why}", idx + 1));

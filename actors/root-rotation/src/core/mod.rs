@@ -1,5 +1,6 @@
 //! The decisions of a root rotation, as plain values; signing itself is an effect.
 
+mod above;
 mod plan;
 mod values;
 
@@ -15,8 +16,9 @@ use muster_messages::{
 use crate::Config;
 use crate::bugs::{BugInjection, is_injected};
 
+use self::above::Above;
 use self::plan::{Awaited, Step};
-pub use self::values::{Answer, AskId, Effect, Input, NotSigned, OperatorStep, Signing, StepId};
+pub use self::values::{Answer, AskId, Effect, Input, NotSigned, OperatorStep, Signing, StepId, UpstreamEnd};
 
 /// Acknowledgements in one entry: a fleet of 10,000 takes 40.
 const MAX_TRUSTED: usize = 256;
@@ -27,12 +29,17 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// Whether two states are the same in what a rotation depends on, as far as that is known without a look inside.
 pub fn is_same(a: &Tables, b: &Tables) -> bool {
     let no_rotation = a.authorities.roots.is_empty() && b.authorities.roots.is_empty();
-    no_rotation
+    no_rotation && requested(a) == requested(b)
         || a.nodes.ptr_eq(&b.nodes)
             && a.certificates.ptr_eq(&b.certificates)
             && a.members.ptr_eq(&b.members)
             && a.authorities.roots.ptr_eq(&b.authorities.roots)
             && a.authorities.trusted_by.ptr_eq(&b.authorities.trusted_by)
+            && requested(a) == requested(b)
+}
+
+fn requested(tables: &Tables) -> Option<RootId> {
+    tables.authorities.requested.as_ref().map(|requested| requested.root)
 }
 
 /// What a signature or a proposal is for.
@@ -42,6 +49,8 @@ enum Work {
     Planned,
     /// Nodes are asked to renew.
     Renewals(Vec<NodeId>),
+    /// An answer of the authority above is published.
+    Certified(RootId),
     /// These acknowledgements are recorded.
     Trusted(Vec<AskId>),
     Operator(AskId, OperatorStep),
@@ -62,6 +71,7 @@ pub struct RootRotation {
     /// Acknowledgements that wait for the one in progress.
     trusted: Vec<(AskId, NodeId, Revision)>,
     awaited: Awaited,
+    above: Above,
     /// The state is not looked at before this time.
     look_at: Moment,
     /// Nor before this revision is applied: an earlier one lacks what was done.
@@ -81,11 +91,16 @@ impl RootRotation {
             applied: Vec::new(),
             trusted: Vec::new(),
             awaited: Awaited::default(),
+            above: Above::default(),
             look_at: Moment(0),
             settled_at: Revision(0),
             failures: 0,
             wake: None,
         }
+    }
+    /// The node on which it runs.
+    pub fn me(&self) -> NodeId {
+        self.me
     }
     /// The applied state on which it decides.
     pub fn tables(&self) -> &Tables {
@@ -103,12 +118,41 @@ impl RootRotation {
             Input::Trusted(ask, node, generation) => self.acknowledged(ask, node, generation, out),
             Input::Asked(ask, step) => self.asked(ask, step, wall, out),
             Input::Signed(step, result) => self.signed(step, result, now, wall, out),
+            Input::Above(root, end) => self.heard_above(root, end, now, out),
             Input::Proposed(step, result) => self.proposed(step, result, now, out),
             Input::Woke => self.wake = None,
         }
         self.answer_applied(out);
         self.record_trust(wall, out);
+        self.ask_above(now, out);
         self.look(now, wall, out);
+    }
+
+    /// UP-1. Nothing else waits for this.
+    fn ask_above(&mut self, now: Moment, out: &mut Vec<Effect>) {
+        if !self.config.upstream || self.tables.revision < self.settled_at {
+            return;
+        }
+        match self.above.next(self.tables.authorities.requested.as_deref(), now) {
+            above::Next::Ask(root, csr_pem) => out.push(Effect::AskAbove { root, csr_pem }),
+            above::Next::WakeAt(at) => self.wake_at(at, out),
+            above::Next::Nothing => {}
+        }
+    }
+
+    fn heard_above(&mut self, root: RootId, end: UpstreamEnd, now: Moment, out: &mut Vec<Effect>) {
+        let (why, later) = match end {
+            UpstreamEnd::Answered(answer) if requested(&self.tables) == Some(root) => {
+                let what = Signing::Issued { automatic: self.config.auto, answer };
+                return self.sign(Work::Certified(root), what, out);
+            }
+            // Aborted or answered meanwhile.
+            UpstreamEnd::Answered(_) => return self.above.ended(),
+            UpstreamEnd::Later(why) => (why, true),
+            UpstreamEnd::Failed(why) => (why, false),
+        };
+        self.above.failed(now, later);
+        out.push(Effect::NotCertified { root, why, later });
     }
 
     fn learn(&mut self, tables: Tables) {
@@ -256,6 +300,7 @@ impl RootRotation {
                 let command = forget.into_iter().fold(operators(&step, wall), Command::change);
                 (Work::Operator(ask, step), command)
             }
+            Work::Certified(root) => (Work::Certified(root), own(wall, "certified by the authority above")),
             other => (other, own(wall, "root rotation")),
         };
         self.propose(work, command.change(Change::Authority(Box::new(change))), out);
@@ -273,6 +318,7 @@ impl RootRotation {
         }
         match work {
             Work::Planned | Work::Renewals(_) => self.failures = 0,
+            Work::Certified(_) => self.above.ended(),
             Work::Trusted(asks) => {
                 out.extend(asks.into_iter().map(|ask| Effect::Answer(ask, Ok(Answer::Trusted))));
             }
@@ -300,6 +346,11 @@ impl RootRotation {
             Work::Trusted(asks) => {
                 let again = why.retry_after(FIRST_PAUSE);
                 out.extend(asks.into_iter().map(|ask| Effect::Answer(ask, Err(again.clone()))));
+            }
+            // The same command may answer better, the state may change.
+            Work::Certified(root) => {
+                self.above.failed(now, false);
+                out.push(Effect::NotCertified { root, why: why.message, later: false });
             }
             Work::Planned => self.pause(now, &why, out),
             Work::Renewals(nodes) => {
@@ -333,6 +384,7 @@ impl RootRotation {
         if let Some(step) = plan.step {
             match step {
                 Step::Activate(root) => self.sign(Work::Planned, Signing::Crosses(root), out),
+                Step::Request => self.sign(Work::Planned, Signing::Request { compromised: false }, out),
                 Step::Retire(root) => self.planned(
                     AuthorityChange::Retire { root, force: is_injected(BugInjection::RetireWhileBehind) },
                     "all nodes have left it",

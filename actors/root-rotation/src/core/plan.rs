@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster_messages::{
-    Authority, AuthorityState, CertificateState, Liveness, MAX_ROOTS, Moment, NodeId, NodeRecord, Revision, Role,
-    RootId, Tables, WallTime,
+    Authority, AuthorityOrigin, AuthorityState, CertificateState, Liveness, MAX_ROOTS, Moment, NodeId, NodeRecord,
+    Revision, Role, RootId, Tables, WallTime,
 };
 
 use crate::Config;
@@ -15,6 +15,8 @@ use crate::bugs::{BugInjection, is_injected as injected};
 /// A change of the roots that the leader makes by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
+    /// Asks the authority above for the next issuing certificate.
+    Request,
     Activate(RootId),
     Retire(RootId),
     Revoke(RootId),
@@ -105,6 +107,9 @@ pub(crate) fn plan(
     }
     if plan.step.is_none() {
         plan.step = forgotten(tables, config, awaited, (now, wall), &mut plan);
+    }
+    if plan.step.is_none() && config.upstream {
+        plan.step = succession(tables, root, (now, wall), &mut plan);
     }
     plan
 }
@@ -234,6 +239,23 @@ fn withdrawal(
         return Some(Step::Retire(*id));
     }
     let left = u64::try_from(until.0.saturating_sub(wall.0)).unwrap_or_default();
+    plan.wake_at(now + Duration::from_millis(left).min(SWEEP_INTERVAL));
+    None
+}
+
+/// Half of its life before an issuing certificate ends, the next one is requested: people, and the authority above, take their time.
+fn succession(tables: &Tables, active: &Authority, (now, wall): (Moment, WallTime), plan: &mut Plan) -> Option<Step> {
+    let waits =
+        tables.authorities.requested.is_some() || tables.authorities.in_state(AuthorityState::Prepared).is_some();
+    if active.origin != AuthorityOrigin::Upstream || waits {
+        return None;
+    }
+    let ends = muster_pki::not_after_of_pem(&active.cert_pem).ok()?;
+    let half = WallTime(active.created_at.0.midpoint(ends.0));
+    if wall >= half {
+        return Some(Step::Request);
+    }
+    let left = u64::try_from(half.0.saturating_sub(wall.0)).unwrap_or_default();
     plan.wake_at(now + Duration::from_millis(left).min(SWEEP_INTERVAL));
     None
 }

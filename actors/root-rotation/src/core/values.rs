@@ -28,6 +28,8 @@ pub enum Input {
     Trusted(AskId, NodeId, Revision),
     Asked(AskId, OperatorStep),
     Signed(StepId, Result<AuthorityChange, NotSigned>),
+    /// What the command answered that was asked for this root's certificate.
+    Above(RootId, UpstreamEnd),
     /// A proposal ended; the revision at which it was applied.
     Proposed(StepId, Result<Revision, ProposeError>),
     Woke,
@@ -68,6 +70,17 @@ pub enum Signing {
     Crosses(RootId),
 }
 
+/// How a question to the authority above ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum UpstreamEnd {
+    /// What the command wrote. It may be anything (UP-2).
+    Answered(String),
+    /// Not now: exit status 75.
+    Later(String),
+    /// The command failed, took too long, or wrote too much.
+    Failed(String),
+}
+
 /// A completed request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
@@ -91,6 +104,17 @@ pub enum Effect {
     /// Pass the replica in once it has applied this revision.
     CatchUp(Revision),
     Answer(AskId, Result<Answer, ErrorBody>),
+    /// Run the command with this request, and report as `Above`. Never while it runs already.
+    AskAbove {
+        root: RootId,
+        csr_pem: String,
+    },
+    /// The authority above has not certified the root. For the log; `later`: it asked to wait.
+    NotCertified {
+        root: RootId,
+        why: String,
+        later: bool,
+    },
     /// A step of a rotation that the leader took by itself was refused, or cannot be signed. For the log.
     StepFailed(String),
     WakeAt(Moment),

@@ -1,8 +1,12 @@
 //! A root that an authority above certifies: from its request to the nodes that have its certificates.
 
+use std::time::Duration;
+
 use muster_messages::protocol::{RootsChange, RootsChanged};
 use muster_messages::*;
 use muster_pki::{Bundle, Issuer, cluster_of_root_pem, first_of_answer, not_after_of_pem};
+use muster_root_rotation::Config;
+use muster_root_rotation::core::{Input, UpstreamEnd};
 use muster_testkit::company::Company;
 
 use crate::world::*;
@@ -142,4 +146,102 @@ fn rotations_lead_away_from_a_certified_root() {
     assert_eq!(world.active(), second);
     let root = &world.log.authorities.roots[&second];
     Issuer::from_pem(&root.cert_pem, root.key_pem.as_ref().unwrap()).unwrap();
+}
+
+// ---- by a command -----------------------------------------------------------------------------------------------------
+
+fn with_command(auto: bool) -> World {
+    World::with(Config { retire_after: Duration::ZERO, upstream: true, auto, ..Config::default() }, 3, 0)
+}
+
+impl World {
+    fn answers(&mut self, answer: UpstreamEnd) {
+        let (root, _) = self.above.pop().expect("it was asked");
+        self.input(Input::Above(root, answer));
+    }
+}
+
+#[test]
+fn command_certifies_a_request_without_hands() {
+    for auto in [false, true] {
+        let (mut world, company) = (with_command(auto), Company::root());
+        world.ask_above(false);
+        world.ask_above(false);
+        assert_eq!(world.above.len(), 1, "one at a time");
+        let (root, csr) = world.above[0].clone();
+        world.answers(UpstreamEnd::Answered(company.sign(&csr)));
+        assert_eq!(world.state(root), Some(Prepared));
+        world.run();
+        assert_eq!(world.state(root), Some(if auto { Active } else { Prepared }), "an operator activates it");
+        assert!(world.above.is_empty(), "it is answered");
+    }
+}
+
+#[test]
+fn command_is_asked_again_after_a_pause() {
+    let (mut world, company) = (with_command(true), Company::root());
+    let root = world.ask_above(false).root.unwrap();
+    for pause in [10, 20, 40] {
+        world.answers(UpstreamEnd::Later("busy".to_owned()));
+        world.pass(Duration::from_secs(pause - 1));
+        assert!(world.above.is_empty(), "not before {pause} s");
+        world.pass(Duration::from_secs(1));
+        assert_eq!(world.above.len(), 1, "after {pause} s");
+    }
+    // A failure, and an answer that is none.
+    for end in [UpstreamEnd::Failed("status 1".to_owned()), UpstreamEnd::Answered(company.chain.clone())] {
+        world.answers(end);
+        world.pass(Duration::from_secs(599));
+        assert!(world.above.is_empty());
+        world.pass(Duration::from_secs(1));
+    }
+    assert_eq!(world.not_certified[..4], ["busy", "busy", "busy", "status 1"]);
+    assert!(world.not_certified[4].contains("the first certificate is of the key"), "{}", world.not_certified[4]);
+    // UP-1: nothing else waited.
+    let own = world.rotate();
+    world.run();
+    assert_eq!(world.active(), own);
+    let (_, csr) = world.above[0].clone();
+    world.answers(UpstreamEnd::Answered(company.sign(&csr)));
+    world.run();
+    assert_eq!(world.active(), root);
+}
+
+#[test]
+fn answer_of_an_aborted_request_is_not_used() {
+    let (mut world, company) = (with_command(true), Company::root());
+    world.ask_above(false);
+    let (_, csr) = world.above[0].clone();
+    world.operator(RootsChange::Abort).unwrap();
+    let revision = world.log.revision;
+    world.answers(UpstreamEnd::Answered(company.sign(&csr)));
+    assert_eq!((world.log.revision, world.not_certified.len()), (revision, 0));
+    world.ask_above(false);
+    assert_eq!(world.above.len(), 1, "the next request is asked for at once");
+    // Nor by a leader that asked before it was replaced: the next one asks with the same request.
+    let asked = world.above[0].clone();
+    world.restart();
+    assert_eq!(world.above[1], asked);
+}
+
+#[test]
+fn next_certificate_is_requested_at_half_of_its_life() {
+    let (mut world, company) = (with_command(true), Company::root());
+    world.ask_above(false);
+    let (first, csr) = world.above[0].clone();
+    let ends = rcgen::date_time_ymd(2027, 3, 16);
+    let life = WallTime::from_unix_secs(ends.unix_timestamp()).0 - world.wall.0;
+    world.answers(UpstreamEnd::Answered(company.sign_with(&csr, |certificate| certificate.not_after = ends)));
+    world.run();
+    let half = Duration::from_millis(u64::try_from(life / 2).unwrap());
+    world.pass(half - HOUR);
+    world.run();
+    assert!(world.above.is_empty() && world.active() == first);
+    world.pass(HOUR);
+    world.run();
+    assert_eq!(world.above.len(), 1, "the leader asks by itself");
+    let (second, csr) = world.above[0].clone();
+    world.answers(UpstreamEnd::Answered(company.sign(&csr)));
+    world.run();
+    assert_eq!(world.active(), second);
 }

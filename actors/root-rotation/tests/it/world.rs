@@ -35,6 +35,10 @@ pub struct World {
     pub blind: bool,
     /// How often it asked for a newer replica.
     pub catches_up: usize,
+    /// What the command is asked.
+    pub above: Vec<(RootId, String)>,
+    /// Why it has not certified a root.
+    pub not_certified: Vec<String>,
     /// Certificates are recorded as below feature level 3.
     pub without_digests: bool,
     last: u64,
@@ -69,6 +73,8 @@ impl World {
             asked: Vec::new(),
             blind: false,
             catches_up: 0,
+            above: Vec::new(),
+            not_certified: Vec::new(),
             without_digests: false,
             last: 0,
             serials: 0,
@@ -210,6 +216,8 @@ impl World {
                     self.catches_up += 1;
                     self.show();
                 }
+                Effect::AskAbove { root, csr_pem } => self.above.push((root, csr_pem)),
+                Effect::NotCertified { why, .. } => self.not_certified.push(why),
                 Effect::StepFailed(_) => {}
                 Effect::WakeAt(at) => self.alarm = Some(self.alarm.map_or(at, |earlier| earlier.min(at))),
             }
