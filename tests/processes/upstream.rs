@@ -1,7 +1,10 @@
 //! A company's authority above the cluster: it certifies a root, which a rotation leads to.
 
+use std::fs::Permissions;
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,7 +20,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, Stream};
 
-use crate::harness::{World, eventually_so};
+use crate::harness::{World, eventually, eventually_so};
 use crate::rotation::{AT_ONCE, roots, state, trusted_by};
 
 /// The first line of an answer over HTTPS, to a client that trusts only this root.
@@ -119,4 +122,74 @@ fn root_certified_by_a_company_replaces_the_clusters_own() {
     // A machine that joins later follows the company's certificate as its token's root.
     let joined = world.join_more(1, muster_messages::Role::Worker);
     assert_eq!(trusted_by(&mut world, &joined[0]), [new]);
+}
+
+/// A command that leaves its request and process ids behind, then waits for the file `answer.pem`, with a child that ends by itself
+/// only after the test.
+fn waiting_command(folder: &Path, first: &str) -> String {
+    let program = folder.join("ask");
+    let script = format!(
+        "#!/bin/sh\n{first}\ncd {}\ncat > csr.$$\nmv csr.$$ csr.pem\nsleep 1000 >&- 2>&- &\necho $$ $! > pids.$$\nmv pids.$$ pids\n\
+         while ! [ -f answer.pem ]; do sleep 0.1; done\ncat answer.pem\n",
+        folder.display()
+    );
+    std::fs::write(&program, script).expect("written");
+    std::fs::set_permissions(&program, Permissions::from_mode(0o700)).expect("ours");
+    format!("[authority]\nupstream_command = [\"{}\"]\nauto = true\n", program.display())
+}
+
+/// The newest command and its child.
+fn pids(folder: &Path) -> Vec<String> {
+    let text = std::fs::read_to_string(folder.join("pids")).unwrap_or_default();
+    text.split_whitespace().map(str::to_owned).collect()
+}
+
+fn end(pids: &[String]) {
+    assert_eq!(pids.len(), 2);
+    for pid in pids {
+        eventually_so("it ends", || !Path::new("/proc").join(pid).exists());
+    }
+}
+
+/// The leader dies while it waits for the authority above: its command ends with all that it started, and the next leader asks.
+#[test]
+fn command_asks_the_authority_above_for_each_leader() {
+    let folder = tempfile::tempdir().expect("there is room");
+    let settings = waiting_command(folder.path(), "") + AT_ONCE;
+    let mut world = World::with_settings(&settings, 3, 1);
+    let csr_read = || std::fs::read_to_string(folder.path().join("csr.pem")).unwrap_or_default();
+    let asked = world.muster(&["ca", "rotate", "--csr"]).ended(0).json();
+    let csr = asked["csr"].as_str().expect("PEM");
+    eventually_so("the leader asks", || pids(folder.path()).len() == 2 && csr_read() == csr);
+    let first = pids(folder.path());
+    let leader = eventually("a leader", || Some(world.leader_seen_by("n1")).filter(|leader| !leader.is_empty()));
+    world.node(&leader).kill();
+    end(&first);
+    let other = world.other_than(&[&leader]);
+    eventually_so("the next leader asks", || pids(folder.path()) != first && csr_read() == csr);
+    let second = pids(folder.path());
+    std::fs::write(folder.path().join("answer"), Company::root().sign(csr)).expect("written");
+    std::fs::rename(folder.path().join("answer"), folder.path().join("answer.pem")).expect("renamed");
+    world.node(&leader).start(&[]).ready();
+    eventually_so("all nodes have certificates of the answer", || {
+        let roots = roots(&world, &other);
+        roots.active.map(|id| id.to_string()).as_deref() == asked["root"].as_str() && roots.renewed.n == 4
+    });
+    end(&second);
+}
+
+/// Also one that does not end when it is asked to.
+#[test]
+#[ignore = "full tier"]
+fn command_that_hangs_is_killed_and_shown() {
+    let folder = tempfile::tempdir().expect("there is room");
+    let world = World::with_settings(&waiting_command(folder.path(), "trap '' TERM\necho out of order >&2"), 1, 0);
+    world.muster(&["ca", "rotate", "--csr"]).ended(0);
+    eventually_so("it runs", || pids(folder.path()).len() == 2);
+    let path = "node/manager/leader/root-rotation";
+    eventually_so("its end is shown", || {
+        let shown = world.muster(&["actors", "inspect", path]).ended(0).stdout;
+        shown.contains("no answer within 30 s: out of order")
+    });
+    end(&pids(folder.path()));
 }

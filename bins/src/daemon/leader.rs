@@ -18,12 +18,13 @@ use muster_messages::{
 };
 use muster_role_manager::RoleManagerShell;
 use muster_role_manager::core::Checkpoint;
-use muster_root_rotation::RootRotationShell;
+use muster_root_rotation::{RootRotationShell, Upstream};
 use muster_sessions::{DispatcherPorts, dispatcher_address, dispatcher_spec};
 use tokio::sync::watch;
 
 use super::node::Shared;
 use super::settings::Settings;
+use super::upstream::UpstreamCommand;
 use muster_manager::switch::Plan;
 
 /// Addresses of the leader's actors, for every incarnation. `Down` while this member does not lead.
@@ -106,6 +107,8 @@ impl Plan<Arc<Replica>> for LeaderPlan {
         let (authority_config, dispatcher_config, roles_config) =
             (settings.certificates(), settings.dispatcher(), settings.roles());
         let rotation_config = settings.rotation();
+        let argv = settings.authority.upstream_command.clone();
+        let upstream = (!argv.is_empty()).then(|| Arc::new(UpstreamCommand { argv }) as Arc<dyn Upstream>);
         let (addresses, ports, mesh, me) =
             (self.addresses.clone(), Arc::clone(&self.ports), self.mesh.clone(), self.shared.me);
         let (view, doubts) = (Arc::clone(&self.view), Arc::clone(&self.doubts));
@@ -133,8 +136,9 @@ impl Plan<Arc<Replica>> for LeaderPlan {
                 Ok(CertAuthorityShell::new(config.clone(), r.clone(), c.clone()).comparing(Arc::clone(&clocks)))
             }));
             let (r, c, config) = (raft.clone(), replica.clone(), rotation_config.clone());
+            let upstream = upstream.clone();
             children.start(Spec::actor("root-rotation", addresses.rotation.clone(), move || {
-                Ok(RootRotationShell::new(me, config.clone(), r.clone(), c.clone()))
+                Ok(RootRotationShell::new(me, config.clone(), r.clone(), c.clone()).below(upstream.clone()))
             }));
             let doubts = Arc::clone(&doubts);
             let ports = DispatcherPorts { config: dispatcher_config.clone(), replica, raft, doubts };

@@ -18,6 +18,7 @@ mod recovery;
 mod sealing;
 mod settings;
 mod startup_failure;
+mod upstream;
 
 use std::ffi::OsString;
 use std::io::Write;

@@ -67,6 +67,7 @@ pub struct Settings {
     pub mesh: Mesh,
     pub certificates: Certificates,
     pub roots: Roots,
+    pub authority: AuthorityAbove,
     pub sessions: Sessions,
     pub dispatcher: Dispatcher,
     pub elections: Elections,
@@ -153,6 +154,16 @@ impl Audit {
 pub struct Unlock {
     /// A program and its arguments. Empty: none.
     pub command: Vec<String>,
+}
+
+/// An authority above the cluster.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct AuthorityAbove {
+    /// The program that asks it, and its arguments. Empty: an operator does.
+    pub upstream_command: Vec<String>,
+    /// Its answers sign as soon as the nodes trust them.
+    pub auto: bool,
 }
 
 /// This node's part in release-gated reconcilers.
@@ -367,6 +378,7 @@ impl Settings {
         let certificates = self.certificates();
         muster_root_rotation::Config {
             longest_certificate: certificates.node_lifetime.max(certificates.user_lifetime),
+            auto: self.authority.auto,
             ..self.roots.within(muster_root_rotation::Config::default())
         }
     }

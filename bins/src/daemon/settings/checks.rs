@@ -68,6 +68,13 @@ impl Settings {
         if self.raft.election_timeout > span(10_000) {
             return Err("[raft] election_timeout: at most 10s; calls between managers end after that".to_owned());
         }
+        let command = &self.authority.upstream_command;
+        if command.first().is_some_and(|program| !program.starts_with('/')) {
+            return Err("[authority] upstream_command: its first word must be the path of a program".to_owned());
+        }
+        if self.authority.auto && command.is_empty() {
+            return Err("[authority] auto = true: needs [authority] upstream_command".to_owned());
+        }
         if self.audit.required && self.audit.file.is_empty() {
             return Err("[audit] required = true: needs [audit] file".to_owned());
         }
