@@ -21,7 +21,7 @@ pub struct Config {
     /// A command asks the authority above for issuing certificates.
     pub upstream: bool,
     /// A root that the authority above certified by that command signs as soon as the nodes trust it. Otherwise an operator activates
-    /// it: the authority above limits the lifetime, and not a wish for another root.
+    /// it: the authority above limits the lifetime, and the operator decides when all nodes renew.
     pub auto: bool,
     /// Steps of operators in progress. Each takes a few milliseconds.
     pub max_pending: usize,

@@ -126,7 +126,7 @@ fn start(launch: &Launch, csr_pem: &str) -> io::Result<(Guarded, pipe::Receiver,
     Ok((guarded, receiver(output)?, receiver(errors)?))
 }
 
-/// A byte more than an answer may have, at most. Then nobody reads any more, and a command that goes on writing ends by that.
+/// A byte more than an answer may have, at most. A command that writes more finds its output closed.
 async fn first_bytes(written: pipe::Receiver) -> Vec<u8> {
     let mut kept = Vec::new();
     let limit = u64::try_from(MAX_ANSWER).unwrap_or(u64::MAX).saturating_add(1);

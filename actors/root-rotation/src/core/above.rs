@@ -8,7 +8,7 @@ use muster_messages::{Moment, RequestedAuthority, RootId};
 
 /// The first pause after a command that asks to wait, doubled each time: a company's service that restarts is back by then.
 const FIRST_PAUSE: Duration = Duration::from_secs(10);
-/// The longest pause, and the one after a failure: somebody has to look.
+/// The longest pause, and the one after a failure: an operator has to look.
 const LONGEST_PAUSE: Duration = Duration::from_secs(600);
 
 /// See the module.
