@@ -38,6 +38,10 @@ impl Company {
         let chain = params.signed_by(&key, &self.issuer).expect("signed").pem() + &self.chain;
         Self { issuer: Issuer::new(params, key), chain }
     }
+    /// A certificate of its key under another name.
+    pub fn renamed(&self, name: &str) -> String {
+        params(name).self_signed(self.issuer.key()).expect("signed").pem()
+    }
     /// Signs what a request asks for. The answer is the certificate and those above it.
     pub fn sign(&self, csr_pem: &str) -> String {
         self.sign_with(csr_pem, |_| {})

@@ -22,7 +22,7 @@ const ID: &str = "0123456789abcdef";
 async fn changes_of_roots_reach_the_leader_for_operators_only() {
     let world = World::new();
     let readers = [Principal::Reader("eye".parse().unwrap()), crate::tests::node(2)];
-    let changes = ["rotate".to_owned(), "abort".to_owned()].into_iter();
+    let changes = ["rotate", "csr", "abort"].map(str::to_owned).into_iter();
     let steps = ["activate", "retire?force=true", "revoke"].map(|step| format!("roots/{ID}/{step}"));
     for change in changes.chain(steps) {
         let target = format!("/v1/ca/{change}");

@@ -140,8 +140,8 @@ fn every_certificate_is_signed_by_the_next_one() {
     // Of the same name, and of another key.
     let namesake = Company::root();
     assert_eq!(asked.judged(&(issued.clone() + &namesake.chain)), Err(BadIssued::NotSignedBy { at: 2 }));
-    let other = namesake.subordinate("another");
-    assert_eq!(asked.judged(&(issued + &other.chain)), Err(BadIssued::NotSignedBy { at: 2 }), "of another name");
+    let other = asked.company.renamed("another");
+    assert_eq!(asked.judged(&(issued + &other)), Err(BadIssued::NotSignedBy { at: 2 }), "of another name");
     let subordinate = asked.company.subordinate("company issuing");
     let answer = blocks(&subordinate.sign(&asked.csr));
     let skipping = [&answer[0], &answer[2]].map(String::as_str).concat();

@@ -6,7 +6,7 @@ use muster_messages::protocol::{RootsChange, RootsChanged};
 use muster_messages::*;
 use muster_pki::{Bundle, Issuer, cluster_of_root_pem, first_of_answer, not_after_of_pem};
 use muster_root_rotation::Config;
-use muster_root_rotation::core::{Input, UpstreamEnd};
+use muster_root_rotation::core::{Input, UpstreamEnd, is_same};
 use muster_testkit::company::Company;
 
 use crate::world::*;
@@ -244,4 +244,21 @@ fn next_certificate_is_requested_at_half_of_its_life() {
     world.answers(UpstreamEnd::Answered(company.sign(&csr)));
     world.run();
     assert_eq!(world.active(), second);
+}
+
+/// A change of the request alone is a reason to look.
+#[test]
+fn states_with_another_request_are_not_the_same() {
+    for rotated in [false, true] {
+        let mut world = with_command(true);
+        if rotated {
+            world.rotate();
+            world.run();
+        }
+        let before = world.log.clone();
+        world.ask_above(false);
+        let asked = world.log.clone();
+        assert!(is_same(&before, &before) && is_same(&asked, &asked));
+        assert!(!is_same(&before, &asked), "rotated: {rotated}");
+    }
 }
