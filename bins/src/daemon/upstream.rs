@@ -6,7 +6,7 @@
 use std::ffi::OsString;
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 
 use muster_elector::{BootTime, Hold, Timekeeper};
 use muster_pki::MAX_ANSWER;
@@ -17,7 +17,7 @@ use tokio::net::unix::pipe;
 use tokio::sync::{Semaphore, oneshot};
 use tokio::time::Duration;
 
-use crate::guard::{Exit, Guarded, Launch, News, Report, Streams};
+use crate::guard::{Ended, Exit, Guarded, Launch, Streams, run_within};
 
 /// How long it may run: one request to a service, with its retries.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -58,46 +58,25 @@ impl Upstream for UpstreamCommand {
 async fn run(argv: Vec<String>, csr_pem: &str, unwanted: impl Future<Output = ()>) -> UpstreamEnd {
     let launch = Launch::new(argv.into_iter().map(OsString::from).collect(), Vec::new());
     let started = start(&launch, csr_pem);
-    let (mut guarded, written, errors) = match started {
+    let (guarded, written, errors) = match started {
         Ok(started) => started,
         Err(error) => return UpstreamEnd::Failed(format!("it cannot be started: {error}")),
     };
     let answer = tokio::spawn(first_bytes(written));
     let errors = tokio::spawn(last_bytes(errors));
     let over_at = BootTime.now() + TIMEOUT;
-    guarded.until(Hold { step_down_at: over_at - GRACE, over_at }).await;
-    let (mut unwanted, mut withdrawn) = (pin!(unwanted), false);
-    let (mut ended, mut lapsed) = (None, false);
-    loop {
-        tokio::select! {
-            () = &mut unwanted, if !withdrawn => {
-                withdrawn = true;
-                guarded.end().await;
-            }
-            news = guarded.next() => match news {
-                Some(News::Report(Report::Ended(exit))) => ended = Some(exit),
-                Some(News::Report(Report::Lapsed)) => lapsed = true,
-                Some(News::Started { .. }) => {}
-                None => break,
-            }
-        }
-    }
-    // It waits for a process that has closed its connection.
-    let collected = tokio::task::spawn_blocking(move || guarded.collect()).await;
-    if !matches!(collected, Ok(Ok(()))) {
-        tracing::warn!(?collected, "cannot reap the supervisor process of a command");
-    }
+    let ended = run_within(guarded, Hold { step_down_at: over_at - GRACE, over_at }, unwanted).await;
     let read = async { (answer.await.unwrap_or_default(), errors.await.unwrap_or_default()) };
     let (answer, errors) = tokio::time::timeout(OUTPUT_END_TIMEOUT, read).await.unwrap_or_default();
-    judged(ended, lapsed, answer, &errors)
+    judged(ended, answer, &errors)
 }
 
-fn judged(ended: Option<Exit>, lapsed: bool, answer: Vec<u8>, errors: &[u8]) -> UpstreamEnd {
+fn judged(ended: Ended, answer: Vec<u8>, errors: &[u8]) -> UpstreamEnd {
     let shown = errors.get(errors.len().saturating_sub(MAX_SHOWN_BYTES)..).unwrap_or(errors);
     let shown = String::from_utf8_lossy(shown).trim().to_owned();
     let with_errors = |what: String| if shown.is_empty() { what } else { format!("{what}: {shown}") };
-    match ended {
-        _ if lapsed => UpstreamEnd::Failed(with_errors(format!("no answer within {} s", TIMEOUT.as_secs()))),
+    match ended.exit {
+        _ if ended.lapsed => UpstreamEnd::Failed(with_errors(format!("no answer within {} s", TIMEOUT.as_secs()))),
         Some(Exit::Code(0)) if answer.len() > MAX_ANSWER => {
             UpstreamEnd::Failed(format!("it wrote more than {MAX_ANSWER} bytes"))
         }
@@ -149,7 +128,7 @@ mod tests {
 
     #[test]
     fn only_success_is_an_answer() {
-        let end = |ended, lapsed, answer: &[u8]| judged(ended, lapsed, answer.to_vec(), b"try later\n");
+        let end = |exit, lapsed, answer: &[u8]| judged(Ended { exit, lapsed }, answer.to_vec(), b"try later\n");
         let code = |code| Some(Exit::Code(code));
         assert_eq!(end(code(0), false, b"PEM"), UpstreamEnd::Answered("PEM".to_owned()));
         assert_eq!(end(code(75), false, b"PEM"), UpstreamEnd::Later("status 75: try later".to_owned()));

@@ -12,6 +12,7 @@ mod family;
 mod guarded;
 mod guardian;
 mod keeper;
+mod limited;
 mod line;
 mod overdue;
 mod umask;
@@ -30,6 +31,7 @@ use crate::stderr::say;
 pub use self::family::adopt;
 pub use self::guarded::{Guarded, Launch, Streams};
 pub use self::guardian::{Exit, Number, Report};
+pub use self::limited::{Ended, run_within};
 pub use self::line::News;
 pub use self::umask::remember_umask;
 

@@ -16,7 +16,7 @@ use tokio::task::JoinHandle;
 use zeroize::Zeroizing;
 
 use crate::daemon::config::Config;
-use crate::guard::{Exit, Guarded, Launch, News, Report, Streams};
+use crate::guard::{Exit, Guarded, Launch, Streams, run_within};
 use crate::unlock_text::MAX_KEY_TEXT_BYTES;
 
 /// How long the command may take before it is asked to end.
@@ -151,25 +151,13 @@ fn read_file(file: &Path) -> Attempt {
 /// Its standard error goes to the daemon's. It runs under a guardian, as the commands of reconcilers do: none of its processes outlives
 /// the attempt, or this daemon.
 async fn output_of(command: Vec<String>) -> Attempt {
-    let (mut guarded, output) = start(command).map_err(|error| format!("it cannot be started: {error}"))?;
+    let (guarded, output) = start(command).map_err(|error| format!("it cannot be started: {error}"))?;
     let text = tokio::spawn(text_of(output));
     let step_down_at = BootTime.now() + COMMAND_TIMEOUT;
-    guarded.until(Hold { step_down_at, over_at: step_down_at + KILL_AFTER }).await;
-    let (mut ended, mut late) = (None, false);
-    while let Some(news) = guarded.next().await {
-        match news {
-            News::Started { .. } => {}
-            News::Report(Report::Ended(exit)) => ended = Some(exit),
-            News::Report(Report::Lapsed) => late = true,
-        }
-    }
-    // It waits for a process that has closed its connection.
-    let collected = tokio::task::spawn_blocking(move || guarded.collect()).await;
-    if !matches!(collected, Ok(Ok(()))) {
-        tracing::warn!(?collected, "cannot reap the supervisor process of the unlock command");
-    }
-    match ended {
-        _ if late => Err(format!("it has not ended within {} s", COMMAND_TIMEOUT.as_secs())),
+    let time = Hold { step_down_at, over_at: step_down_at + KILL_AFTER };
+    let ended = run_within(guarded, time, std::future::pending()).await;
+    match ended.exit {
+        _ if ended.lapsed => Err(format!("it has not ended within {} s", COMMAND_TIMEOUT.as_secs())),
         Some(Exit::Code(0)) => {
             let text = tokio::time::timeout(OUTPUT_END_TIMEOUT, text).await;
             text.map_err(|_| "its output has no end".to_owned())?.map_err(|ended| ended.to_string())?

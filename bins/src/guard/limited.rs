@@ -1,0 +1,45 @@
+//! A command whose time is limited, and of which nothing is left afterwards: one question to another program.
+
+use std::pin::pin;
+
+use muster_elector::Hold;
+
+use super::guarded::Guarded;
+use super::guardian::{Exit, Report};
+use super::line::News;
+
+/// How a command ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ended {
+    /// `None`: its end was not reported, because what watched it was killed.
+    pub exit: Option<Exit>,
+    /// Its time was over.
+    pub lapsed: bool,
+}
+
+/// Runs a command that was started with a keeper, until its last process has ended. `unwanted`: it is asked to end before its time is over.
+pub async fn run_within(mut guarded: Guarded, time: Hold, unwanted: impl Future<Output = ()>) -> Ended {
+    guarded.until(time).await;
+    let (mut unwanted, mut withdrawn) = (pin!(unwanted), false);
+    let mut ended = Ended { exit: None, lapsed: false };
+    loop {
+        tokio::select! {
+            () = &mut unwanted, if !withdrawn => {
+                withdrawn = true;
+                guarded.end().await;
+            }
+            news = guarded.next() => match news {
+                Some(News::Report(Report::Ended(exit))) => ended.exit = Some(exit),
+                Some(News::Report(Report::Lapsed)) => ended.lapsed = true,
+                Some(News::Started { .. }) => {}
+                None => break,
+            }
+        }
+    }
+    // It waits for a process that has closed its connection.
+    let collected = tokio::task::spawn_blocking(move || guarded.collect()).await;
+    if !matches!(collected, Ok(Ok(()))) {
+        tracing::warn!(?collected, "cannot reap the supervisor process of a command");
+    }
+    ended
+}
