@@ -176,7 +176,7 @@ fn manager_that_missed_rotations_needs_its_old_key() {
     let old = file(&world, "old", key_of(&old));
     world.muster_at("n3", &["unlock", "--key-file", &old]).ended(0);
     world.node("n3").ready();
-    // It takes the newest key, and then nobody needs the old one.
+    // It takes the newest key, and then no manager needs the old one.
     eventually_so("no former key is needed", || {
         world.muster_insists(&["autolock", "status"])["needs_old_key"] == Value::Array(vec![])
     });

@@ -53,7 +53,7 @@ fn all_follow(world: &World) -> Value {
     })
 }
 
-/// SEAL-2, SEAL-3, SEAL-9: nobody is locked out, and in the end no disk shows a key of before.
+/// SEAL-2, SEAL-3, SEAL-9: no manager is locked out, and in the end no disk shows a key of before.
 #[test]
 #[ignore = "full tier"]
 fn killed_managers_follow_each_change_of_the_key() {

@@ -67,7 +67,7 @@ pub enum KeyringFault {
     #[error("version {version} of the unlock key is already in the keyring, with another key")]
     Conflict { version: u64 },
     #[error(
-        "there is no keyring: put the file back from a backup of this node, or remove the node from the cluster, empty the data \
+        "the keyring is missing: put the file back from a backup of this node, or remove the node from the cluster, empty the data \
          directory and join again"
     )]
     Absent,

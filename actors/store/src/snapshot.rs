@@ -19,8 +19,7 @@ enum Snapshot {
     V1(Box<TablesV1>),
     V2(Box<TablesV2>),
     V3(Box<TablesV3>),
-    V4(Box<TablesV4>),
-    V5(Box<Tables>),
+    V4(Box<Tables>),
 }
 
 /// The tables without reconcilers.
@@ -64,7 +63,7 @@ struct TablesV2 {
     events: Vector<Arc<Event>>,
 }
 
-/// The tables without authorities.
+/// The tables without authorities and autolock.
 #[derive(Serialize, Deserialize)]
 struct TablesV3 {
     revision: Revision,
@@ -90,35 +89,6 @@ struct TablesV3 {
     certificates: OrdMap<NodeId, Arc<NodeCertificates>>,
     user_pins: OrdMap<Name, UserPin>,
     routine_events: Vector<Arc<Event>>,
-}
-
-/// The tables without autolock.
-#[derive(Serialize, Deserialize)]
-struct TablesV4 {
-    revision: Revision,
-    cluster: Option<Arc<ClusterRecord>>,
-    nodes: OrdMap<NodeId, Arc<NodeRecord>>,
-    members: OrdMap<RaftId, Member>,
-    next_raft_id: RaftId,
-    removed_raft_ids: OrdSet<RaftId>,
-    tokens: OrdMap<String, Token>,
-    users: OrdMap<Name, User>,
-    blocklist: OrdMap<NodeId, Blocked>,
-    objects: OrdMap<ObjectKey, Arc<Object>>,
-    guards: OrdMap<GuardScope, GuardMode>,
-    access_tokens: OrdMap<String, AccessToken>,
-    reconcilers: Reconcilers,
-    reported: OrdMap<NodeId, Arc<ReportedNode>>,
-    outcomes: OrdMap<RequestId, Outcome>,
-    outcome_order: Vector<RequestId>,
-    events: Vector<Arc<Event>>,
-    requests: Requests,
-    frequent_events: Vector<Arc<Event>>,
-    token_rights: OrdMap<String, TokenRights>,
-    certificates: OrdMap<NodeId, Arc<NodeCertificates>>,
-    user_pins: OrdMap<Name, UserPin>,
-    routine_events: Vector<Arc<Event>>,
-    authorities: Authorities,
 }
 
 /// Converts between two versions field by field: neither can gain or lose a field unnoticed.
@@ -188,28 +158,8 @@ impl From<TablesV3> for Tables {
     }
 }
 
-/// Until autolock is on for the first time, it is empty.
-impl From<Tables> for TablesV4 {
-    fn from(t: Tables) -> Self {
-        same_fields!(t => TablesV4 {
-            revision, cluster, nodes, members, next_raft_id, removed_raft_ids, tokens, users, blocklist, objects, guards,
-            access_tokens, reconcilers, reported, outcomes, outcome_order, events, requests, frequent_events,
-            token_rights, certificates, user_pins, routine_events, authorities
-        })
-    }
-}
-impl From<TablesV4> for Tables {
-    fn from(t: TablesV4) -> Self {
-        same_fields!(t => Tables {
-            revision, cluster, nodes, members, next_raft_id, removed_raft_ids, tokens, users, blocklist, objects, guards,
-            access_tokens, reconcilers, reported, outcomes, outcome_order, events, requests, frequent_events,
-            token_rights, certificates, user_pins, routine_events, authorities
-        }, autolock: Autolock::default())
-    }
-}
-
 /// The newest version that this build reads.
-const NEWEST_VERSION: u8 = 5;
+const NEWEST_VERSION: u8 = 4;
 
 /// Why this build cannot read the bytes as a snapshot.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -234,12 +184,15 @@ pub fn encode(tables: &Tables) -> Vec<u8> {
     let snapshot = match level {
         ..RECONCILERS_LEVEL => Snapshot::V1(Box::new(tables.into())),
         RECONCILERS_LEVEL..IDENTITY_LEVEL => Snapshot::V2(Box::new(tables.into())),
-        // Later versions only once their tables are used, which every manager's build must support.
-        IDENTITY_LEVEL.. if tables.autolock != Autolock::default() => Snapshot::V5(Box::new(tables)),
-        IDENTITY_LEVEL.. if tables.authorities != Authorities::default() => Snapshot::V4(Box::new(tables.into())),
-        IDENTITY_LEVEL.. => Snapshot::V3(Box::new(tables.into())),
+        IDENTITY_LEVEL.. if is_version_three(&tables) => Snapshot::V3(Box::new(tables.into())),
+        IDENTITY_LEVEL.. => Snapshot::V4(Box::new(tables)),
     };
     encode_stored(&snapshot).expect("every table can be encoded")
+}
+
+/// Version 4 only after the first rotation, or once autolock was switched on: then every manager's build supports it.
+fn is_version_three(tables: &Tables) -> bool {
+    tables.authorities == Authorities::default() && tables.autolock == Autolock::default()
 }
 
 /// Decodes what [`encode`] wrote, in this and in earlier releases.
@@ -248,8 +201,7 @@ pub fn decode(bytes: &[u8]) -> Result<Tables, SnapshotFault> {
         Ok(Snapshot::V1(tables)) => Ok((*tables).into()),
         Ok(Snapshot::V2(tables)) => Ok((*tables).into()),
         Ok(Snapshot::V3(tables)) => Ok((*tables).into()),
-        Ok(Snapshot::V4(tables)) => Ok((*tables).into()),
-        Ok(Snapshot::V5(tables)) => Ok(*tables),
+        Ok(Snapshot::V4(tables)) => Ok(*tables),
         Err(source) => Err(match version(bytes) {
             Some(version) if version > NEWEST_VERSION => SnapshotFault::Newer { version },
             _ => SnapshotFault::Unreadable { bytes: bytes.len(), source },

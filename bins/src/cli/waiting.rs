@@ -91,43 +91,16 @@ pub async fn wait_for_rotation(
     root: RootId,
     goal: RotationGoal,
     until: Instant,
-    mut say: impl FnMut(&str),
+    say: impl FnMut(&str),
 ) -> Outcome<String> {
-    let mut reasons = Reasons::new(Instant::now());
-    loop {
-        let left = until.saturating_duration_since(Instant::now());
-        // Asked once in any case: what is reached already needs no time.
-        let asked = client.call_within(Request::RootList, left.clamp(ROTATION_PAUSE, WATCH_TIMEOUT)).await;
-        let last = match asked {
-            Ok(text) => match rotation_progress(&parse::<RootsView>(&text)?, root, goal) {
-                Progress::Settled => return Ok(text),
-                Progress::Waiting(reason) => reason,
-                Progress::Overridden => {
-                    let why = format!(
-                        "root {root} was aborted or replaced by another request; `muster ca ls` shows the roots"
-                    );
-                    return Err(Failure::new(ErrorCode::Conflict, why).with_details(json!({"root": root})));
-                }
-            },
-            // The leader may change: all managers renew their certificates.
-            Err(failure) if failure.is_transient() => failure.message,
-            // The caller's own certificate ends with the revocation of its root, for example.
-            Err(mut failure) => {
-                failure.message += "; the rotation was accepted and continues";
-                return Err(failure);
-            }
-        };
-        if reasons.should_report(&last, Instant::now()) {
-            say(&last);
-        }
-        let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            let text = format!("gave up waiting; the rotation was accepted and continues: {last}");
-            let details = json!({"root": root, "reason": last});
-            return Err(Failure::new(ErrorCode::TimedOut, text).with_details(details));
-        }
-        tokio::time::sleep(ROTATION_PAUSE.min(left)).await;
-    }
+    let wait = Wait {
+        request: Request::RootList,
+        pause: ROTATION_PAUSE,
+        accepted: "the rotation was accepted and continues",
+        replaced: format!("root {root} was aborted or replaced by another request; `muster ca ls` shows the roots"),
+        about: ("root", json!(root)),
+    };
+    wait.run(client, until, say, |text| Ok(rotation_progress(&parse::<RootsView>(text)?, root, goal))).await
 }
 
 /// Asks about the seals of managers until those that are ready have taken this version of the unlock key. An accepted change continues
@@ -136,34 +109,72 @@ pub async fn wait_for_seals(
     client: &mut Client,
     version: Revision,
     until: Instant,
-    mut say: impl FnMut(&str),
-) -> Outcome {
-    let mut reasons = Reasons::new(Instant::now());
-    loop {
-        let left = until.saturating_duration_since(Instant::now());
-        let asked = client.call_within(Request::AutolockStatus, left.clamp(SEAL_PAUSE, WATCH_TIMEOUT)).await;
-        let last = match asked {
-            Ok(text) => match autolock_progress(&parse::<AutolockView>(&text)?, version) {
-                Progress::Settled => return Ok(()),
-                Progress::Waiting(reason) => reason,
-                Progress::Overridden => {
-                    let why = format!("version {version} of the unlock key was replaced by another request");
-                    return Err(Failure::new(ErrorCode::Conflict, why).with_details(json!({"version": version})));
+    say: impl FnMut(&str),
+) -> Outcome<String> {
+    let wait = Wait {
+        request: Request::AutolockStatus,
+        pause: SEAL_PAUSE,
+        accepted: "the change was accepted and continues",
+        replaced: format!("version {version} of the unlock key was replaced by another request"),
+        about: ("version", json!(version)),
+    };
+    wait.run(client, until, say, |text| Ok(autolock_progress(&parse::<AutolockView>(text)?, version))).await
+}
+
+/// A wait for an accepted change, by asking again and again.
+struct Wait {
+    request: Request,
+    /// Between two questions.
+    pause: Duration,
+    /// What holds when the wait ends before the change does.
+    accepted: &'static str,
+    replaced: String,
+    /// What the details of an error name.
+    about: (&'static str, serde_json::Value),
+}
+
+impl Wait {
+    /// Returns the answer that shows the end.
+    async fn run(
+        self,
+        client: &mut Client,
+        until: Instant,
+        mut say: impl FnMut(&str),
+        progress: impl Fn(&str) -> Outcome<Progress>,
+    ) -> Outcome<String> {
+        let Self { request, pause, accepted, replaced, about: (name, value) } = self;
+        let mut reasons = Reasons::new(Instant::now());
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            // Asked once in any case: what is reached already needs no time.
+            let asked = client.call_within(request.clone(), left.clamp(pause, WATCH_TIMEOUT)).await;
+            let last = match asked {
+                Ok(text) => match progress(&text)? {
+                    Progress::Settled => return Ok(text),
+                    Progress::Waiting(reason) => reason,
+                    Progress::Overridden => {
+                        return Err(Failure::new(ErrorCode::Conflict, replaced).with_details(json!({name: value})));
+                    }
+                },
+                // The leader may change meanwhile.
+                Err(failure) if failure.is_transient() => failure.message,
+                // The caller's own certificate ends with the revocation of its root, for example.
+                Err(mut failure) => {
+                    failure.message += &format!("; {accepted}");
+                    return Err(failure);
                 }
-            },
-            Err(failure) if failure.is_transient() => failure.message,
-            Err(failure) => return Err(failure),
-        };
-        if reasons.should_report(&last, Instant::now()) {
-            say(&last);
+            };
+            if reasons.should_report(&last, Instant::now()) {
+                say(&last);
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                let text = format!("gave up waiting; {accepted}: {last}");
+                let details = json!({name: value, "reason": last});
+                return Err(Failure::new(ErrorCode::TimedOut, text).with_details(details));
+            }
+            tokio::time::sleep(pause.min(left)).await;
         }
-        let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            let text = format!("gave up waiting; the change was accepted and continues: {last}");
-            let details = json!({"version": version, "reason": last});
-            return Err(Failure::new(ErrorCode::TimedOut, text).with_details(details));
-        }
-        tokio::time::sleep(SEAL_PAUSE.min(left)).await;
     }
 }
 

@@ -129,7 +129,7 @@ pub async fn boot(config: &Config, store: &IdentityStore, advertise: &str) -> Re
     let is_worker = credentials.identity.node().is_some_and(|(_, role)| role == muster_messages::Role::Worker);
     let left = if is_worker { sealing::leave_former_data(config, &memory) } else { Ok(()) };
     if let Err(fault) = left.and_then(|()| sealing::settle_worker(config, &memory, &credentials)) {
-        tracing::warn!(%fault, "cannot clear away what is left of this node's time as a manager");
+        tracing::warn!(%fault, "cannot clear away Raft data and keys of this node's time as a manager");
     }
     let name: Name = config.name.parse()?;
     memory.update(|node| node.name = Some(name))?;

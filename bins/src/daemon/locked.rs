@@ -215,7 +215,7 @@ impl Waiting {
             Ok(given) => self.open(&given.key, given.version).err().map(|error| error.message),
             Err(why) => Some(why),
         };
-        // Another way was faster: that is no failure of this one.
+        // Another way was faster, and this one has not failed.
         if self.is_over() {
             return;
         }

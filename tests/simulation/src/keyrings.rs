@@ -295,7 +295,7 @@ impl Keyring {
         let ignores_versions = world.settings.bug == Some(Bug::FollowOlderKey);
         let Some(writing) = world.machines[idx].keyring.writing.take() else { return };
         if world.rng.chance(500) {
-            let _nobody_learns = world.machines[idx].keyring.follow(writing, ignores_versions);
+            let _unreported = world.machines[idx].keyring.follow(writing, ignores_versions);
         }
     }
 

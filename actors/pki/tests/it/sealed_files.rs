@@ -113,7 +113,7 @@ fn sealed_credentials_need_their_own_keyring() {
     assert!(matches!(load(), Err(IdentityFault::Keyring { .. })), "missing");
     fs::copy(foreign.keys().path(), &keyring).unwrap();
     let fault = load().unwrap_err();
-    assert!(matches!(&fault, IdentityFault::OtherKeyring { .. }), "another node's is no damage: {fault}");
+    assert!(matches!(&fault, IdentityFault::OtherKeyring { .. }), "another node's does not count as damage: {fault}");
     fs::write(&keyring, "{").unwrap();
     assert!(matches!(IdentityStore::open(data.path()), Err(IdentityFault::Keyring { .. })), "damaged");
     fs::write(&keyring, whole).unwrap();

@@ -139,7 +139,7 @@ impl RaftCore {
     }
 }
 
-/// By their ids, the leader last: while it is busy, nobody else is.
+/// By their ids, and the leader last: while it is busy, the others are not.
 fn place(own: RaftId, leader: Option<RaftId>, voters: impl Iterator<Item = RaftId>) -> u32 {
     let order = |id: RaftId| (Some(id) == leader, id);
     let before = voters.filter(|id| order(*id) < order(own)).count();

@@ -193,7 +193,7 @@ impl SnapshotFiles {
         let index_of = |name: &str| name.strip_prefix("snapshot-")?.get(..20)?.parse::<u64>().ok();
         self.remove(|name| index_of(name).is_some_and(|n| n < index));
     }
-    /// Removes the files of interrupted writes, and snapshots that the log does not name. Only while there is no other writer.
+    /// Removes the files of interrupted writes, and snapshots that the log does not name. Only while nothing else writes them.
     pub fn forget_others(&self, head: Option<&SnapshotHead>) {
         let named = head.map(|head| self.path(head));
         let named = named.as_ref().and_then(|path| path.file_name()?.to_str());

@@ -175,7 +175,7 @@ pub fn keys_in_use(dir: &Path) -> Result<Vec<KeyId>, LogFault> {
 /// How a directory lies on the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DirSeal {
-    /// There is no data.
+    /// It holds no data.
     Absent,
     /// In clear: an earlier build made it. The member converts it when it is next started and the cluster's feature level permits it.
     Clear,

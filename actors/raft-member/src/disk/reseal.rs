@@ -6,8 +6,8 @@
 //! raft.reseal-old    only without that step              3. the old data is deleted; then its key
 //! ```
 //!
-//! Without an atomic exchange (some file systems) there are two renames: `raft` to `raft.reseal-old`, `raft.reseal-next` to `raft`. Between them there is no
-//! `raft`, and `raft.reseal-next` is complete.
+//! Without an atomic exchange (some file systems) there are two renames: `raft` to `raft.reseal-old`, `raft.reseal-next` to `raft`. Between them `raft` does
+//! not exist, and `raft.reseal-next` is complete.
 //!
 //! Invariants  SEAL-3  a key leaves the keyring after the last file under it was deleted, and its folder synced.
 //! SEAL-8: after a crash at any moment `raft` is the old directory or the new one, complete.

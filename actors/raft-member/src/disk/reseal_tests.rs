@@ -402,7 +402,7 @@ fn leftover_that_cannot_be_deleted_is_reported_and_no_obstacle() {
         assert!(std::time::Instant::now() < until, "it looks again");
         std::thread::yield_now();
     }
-    // Copies with names of their own are nobody's leftovers.
+    // A copy with another name is not a leftover.
     let copy = dir.with_file_name("raft.old");
     drop(disk);
     copy_dir(&dir, &copy);

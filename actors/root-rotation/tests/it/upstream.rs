@@ -118,7 +118,7 @@ fn retried_request_finds_its_first_outcome() {
     let issued = RootsChange::Issued { automatic: false, answer: company.sign(&world.csr()) };
     let first = world.request(issued.clone(), 78);
     let first = world.changed(first).unwrap();
-    world.operator(RootsChange::Activate(first.root.unwrap())).unwrap_err(); // nobody trusts it yet
+    world.operator(RootsChange::Activate(first.root.unwrap())).unwrap_err(); // no node trusts it yet
     let second = world.request(issued, 78);
     assert_eq!(world.changed(second), Ok(first));
 }
@@ -188,7 +188,7 @@ fn command_is_asked_again_after_a_pause() {
         world.pass(Duration::from_secs(1));
         assert_eq!(world.above.len(), 1, "after {pause} s");
     }
-    // A failure, and an answer that is none.
+    // A failure, and an answer that cannot be read.
     for end in [UpstreamEnd::Failed("status 1".to_owned()), UpstreamEnd::Answered(company.chain.clone())] {
         world.answers(end);
         world.pass(Duration::from_secs(599));

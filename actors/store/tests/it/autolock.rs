@@ -60,7 +60,7 @@ fn certify(world: &mut World, n: u8) {
     must(world, Change::RecordCertificate { node: id(n), certificate });
 }
 
-/// Node 1 goes on alone.
+/// Node 1 continues alone.
 fn recovered(world: &mut World) {
     use muster_store::recovery::{Recovery, next_incarnation, recover};
     let at = WallTime(T0.0 + HOUR);

@@ -41,7 +41,7 @@ fn wrong_keys_are_refused_by_kind_and_change_nothing() {
     let refused = |key: &Secret, version: Option<u64>| waiting.unlock(key, version.map(Revision)).unwrap_err();
     assert_eq!(refused(&other, None).code, ErrorCode::BadUnlockKey);
     assert_eq!(refused(&other, Some(5)).code, ErrorCode::BadUnlockKey);
-    assert_eq!(refused(&other, Some(3)).code, ErrorCode::BadUnlockKey, "an older key is no older key needed");
+    assert_eq!(refused(&other, Some(3)).code, ErrorCode::BadUnlockKey, "an older key is not a later one");
     let old = refused(&other, Some(9));
     assert_eq!(old.code, ErrorCode::OldKeyNeeded);
     assert!(old.details.contains("\"version\":5") && old.details.contains("since"), "{}", old.details);
@@ -87,7 +87,7 @@ async fn locked_daemon_without_a_socket_ends() {
     let failing = || Err::<ApiShell, _>(Fault("no files are left".to_owned()));
     serving.children().start(Spec::actor("api", Address::new(1), failing));
     let waited = tokio::time::timeout(Duration::from_secs(60), waiting.wait(&mut [], &listener, &serving)).await;
-    let exit = waited.expect("it does not wait for ever").unwrap_err();
+    let exit = waited.expect("it ends").unwrap_err();
     assert!(exit.status == 1 && exit.sentence.contains("admin socket"), "{exit:?}");
 }
 
@@ -121,11 +121,13 @@ async fn locked_daemon_serves_its_socket_until_it_is_unlocked() {
     let port = listener.local_addr().unwrap();
     let client = async {
         let mut client = muster_client::Client::to_socket(&config.socket, Duration::from_secs(20));
+        let deadline = std::time::Instant::now() + Duration::from_secs(60);
         let status: LockedView = loop {
             match client.ask(Request::Status { fresh: false }).await {
                 Ok(status) => break status,
-                Err(_) => tokio::time::sleep(Duration::from_millis(5)).await,
+                Err(why) => assert!(std::time::Instant::now() < deadline, "its socket does not answer: {why:?}"),
             }
+            tokio::time::sleep(Duration::from_millis(5)).await;
         };
         assert!(status.locked && status.version == Revision(5), "{status:?}");
         let refused = client.call(Request::NodeList { fresh: false }).await.unwrap_err();

@@ -93,7 +93,7 @@ pub async fn delete_expired_periodically(
                     tracing::warn!(%error, "Raft data that was set aside could not be deleted; it holds the root key");
                 }
                 if let Err(fault) = settle(&current) {
-                    tracing::warn!(%fault, "cannot clear up what is left of this node's time as a manager");
+                    tracing::warn!(%fault, "cannot clear away keys of this node's time as a manager");
                 }
             });
             let _panicked = cleared.await;
