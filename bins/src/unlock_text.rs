@@ -4,9 +4,15 @@
 use muster_messages::{Revision, Secret};
 use muster_sealing::UnlockKey;
 use serde::Deserialize;
+use zeroize::Zeroizing;
 
 /// More than any text with a key.
 pub const MAX_KEY_TEXT_BYTES: u64 = 4096;
+
+/// For a text with a key. It does not grow: a buffer that did would leave parts of the key behind.
+pub fn key_buffer() -> Zeroizing<String> {
+    Zeroizing::new(String::with_capacity(MAX_KEY_TEXT_BYTES as usize))
+}
 
 /// A well-formed key: whether it opens anything is another question.
 #[derive(Clone, Debug)]
@@ -29,15 +35,16 @@ impl GivenKey {
         if text.is_empty() {
             return Err("no unlock key was given: the input is empty".to_owned());
         }
+        // Without a copy of the text, which would not be wiped.
         let (key, version) = match text.starts_with('{') {
-            false => (Secret::new(text), None),
+            false => (UnlockKey::parse(text), None),
             true => {
                 let document: KeyDocument = serde_json::from_str(text)
                     .map_err(|_| "not the JSON of `muster autolock key -o json`".to_owned())?;
-                (document.key, document.version)
+                (UnlockKey::parse(document.key.expose()), document.version)
             }
         };
-        let key = UnlockKey::parse(key.expose()).map_err(|bad| bad.to_string())?;
+        let key = key.map_err(|bad| bad.to_string())?;
         Ok(Self { key, version })
     }
     /// The text of the key alone.

@@ -2,16 +2,13 @@
 
 use std::time::Duration;
 
-use muster_messages::{AutoUnlock, ErrorBody, Moment, NodeId, Revision, Seal, Secret, Tables};
+use muster_messages::{AutoUnlock, ErrorBody, Moment, NodeId, RetryPause, Revision, Seal, Secret, Tables};
 use serde::Serialize;
 
 use crate::keyring::{FollowFault, Followed};
 
 /// The pauses after a failed write or report: a disk that is full stays so for a while, and a leader is found within seconds.
-const FIRST_PAUSE: Duration = Duration::from_secs(1);
-const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-/// The Raft member seals its data within moments of the keyring, unless its disk is full or its folder is a mount point.
-const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
 /// What the replica says of the unlock key and of this manager's report.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -38,8 +35,8 @@ pub enum Input {
     Replica(Goal),
     /// The attempt with this version ended.
     Followed(Revision, Result<Followed, FollowFault>),
-    /// Whether the Raft data is sealed under the newest key of the keyring, which was of this version. Of an earlier one: no effect.
-    Looked(Revision, bool),
+    /// Whether this manager's files are sealed under the newest keys of the keyring, which was of this version. Of an earlier one: no effect.
+    Inspected(Revision, bool),
     /// The report was answered.
     Reported(Result<(), ErrorBody>),
     Woke,
@@ -53,8 +50,9 @@ pub enum Effect {
         version: Revision,
         key: Option<Secret>,
     },
-    /// Look at the Raft data and report as `Looked`.
-    Look(Revision),
+    /// Seal this manager's files, as far as that is not done, and report as `Inspected` whether all are. The Raft member seals its data within
+    /// moments of the keyring, unless its disk is full or its folder is a mount point.
+    Inspect(Revision),
     /// Report to the leader, and its answer as `Reported`.
     Report(Seal),
     /// For the log.
@@ -78,28 +76,13 @@ pub enum State {
     Writing,
     /// The last attempt failed; another follows.
     Retrying,
-    /// This version cannot be taken: someone must look.
+    /// This version cannot be taken: an operator has to act.
     Fault,
     /// On disk, and not on record yet.
     Reporting,
     Current,
     /// The keyring is of a later version than this replica.
     ReplicaBehind,
-}
-
-/// When the next attempt may be made.
-#[derive(Clone, Copy, Debug, Default)]
-struct Pause {
-    failures: u32,
-    until: Moment,
-}
-
-impl Pause {
-    fn fail(&mut self, now: Moment) {
-        let pause = FIRST_PAUSE.saturating_mul(1 << self.failures.min(6)).min(LONGEST_PAUSE);
-        self.failures = self.failures.saturating_add(1);
-        self.until = now + pause;
-    }
 }
 
 /// Keeps the keyring at the replicated version.
@@ -111,17 +94,17 @@ pub struct Autolock {
     on_disk: Option<Revision>,
     /// A write is in progress: whether it seals.
     writing: Option<bool>,
-    /// Whether the Raft data is sealed under the newest key. `None`: not looked yet, since the keyring was last written.
-    data_sealed: Option<bool>,
-    /// A look at the data is in progress, for this version.
-    looking: Option<Revision>,
-    look_again: Moment,
+    /// Whether the files are sealed under the newest keys. `None`: not inspected yet, since the keyring was last written.
+    files_sealed: Option<bool>,
+    /// An inspection is in progress, for this version.
+    inspecting: Option<Revision>,
+    inspection: RetryPause,
     /// This report is in progress. The goal may be another one when it ends.
     reporting: Option<Seal>,
     /// Why the keyring is not at the goal's version.
     fault: Option<(Revision, FollowFault)>,
-    write: Pause,
-    report: Pause,
+    write: RetryPause,
+    report: RetryPause,
     wake: Option<Moment>,
 }
 
@@ -133,13 +116,13 @@ impl Autolock {
             goal: Goal::default(),
             on_disk: None,
             writing: None,
-            data_sealed: None,
-            looking: None,
-            look_again: Moment::default(),
+            files_sealed: None,
+            inspecting: None,
+            inspection: RetryPause::default(),
             reporting: None,
             fault: None,
-            write: Pause::default(),
-            report: Pause::default(),
+            write: RetryPause::default(),
+            report: RetryPause::default(),
             wake: None,
         }
     }
@@ -149,9 +132,12 @@ impl Autolock {
         match input {
             Input::Replica(goal) => self.learn(goal),
             Input::Followed(version, result) => self.followed(version, result, now, out),
-            Input::Looked(version, data_sealed) => {
-                if self.looking.take_if(|looking| *looking == version).is_some() && Some(version) == self.on_disk {
-                    (self.data_sealed, self.look_again) = (Some(data_sealed), now + LOOK_INTERVAL);
+            Input::Inspected(version, files_sealed) => {
+                if self.inspecting.take_if(|inspecting| *inspecting == version).is_some()
+                    && Some(version) == self.on_disk
+                {
+                    self.files_sealed = Some(files_sealed);
+                    self.inspection.failed(now, PAUSES);
                 }
             }
             Input::Reported(result) => self.reported(result, now),
@@ -186,15 +172,17 @@ impl Autolock {
             return;
         }
         if goal.version > self.goal.version {
-            (self.write, self.report) = (Pause::default(), Pause::default());
+            (self.write, self.report) = (RetryPause::default(), RetryPause::default());
+            // Known from `Later` alone: the key of that version was not compared (SEAL-6).
+            self.on_disk = self.on_disk.filter(|on_disk| *on_disk < goal.version);
         }
         self.goal = goal;
     }
 
     fn seal(&self) -> Seal {
         let Goal { version, key, .. } = &self.goal;
-        let (sealed, data_sealed) = (key.is_some(), self.data_sealed == Some(true));
-        Seal { version: *version, sealed, data_sealed, unlock: self.unlock }
+        let (sealed, files_sealed) = (key.is_some(), self.files_sealed == Some(true));
+        Seal { version: *version, sealed, files_sealed, unlock: self.unlock }
     }
 
     /// Whether another attempt with the goal's version is of no use.
@@ -214,15 +202,15 @@ impl Autolock {
             Ok(followed) => {
                 let on_disk = if let Followed::Later(later) = followed { later } else { version };
                 self.on_disk = self.on_disk.max(Some(on_disk));
-                (self.fault, self.write) = (None, Pause::default());
+                (self.fault, self.write) = (None, RetryPause::default());
                 if followed == Followed::Written {
-                    self.data_sealed = None;
+                    (self.files_sealed, self.inspection) = (None, RetryPause::default());
                     out.push(Effect::Took { version, sealed });
                 }
             }
             Err(why) => {
                 if version == self.goal.version {
-                    self.write.fail(now);
+                    self.write.failed(now, PAUSES);
                 }
                 if self.fault() != Some(&why) {
                     out.push(Effect::Failed { version, why: why.clone() });
@@ -239,8 +227,8 @@ impl Autolock {
         }
         match result {
             // The replica shows it soon; until then it is not repeated at once.
-            Ok(()) => (self.report.failures, self.report.until) = (0, now + FIRST_PAUSE),
-            Err(_) => self.report.fail(now),
+            Ok(()) => self.report = RetryPause::until(now + PAUSES.0),
+            Err(_) => self.report.failed(now, PAUSES),
         }
     }
 
@@ -253,18 +241,18 @@ impl Autolock {
         let due = match self.on_disk {
             Some(on_disk) if on_disk > *version => return,
             Some(on_disk) if on_disk == *version => {
-                let looks = self.look(now, out);
+                let inspections = self.inspect(now, out);
                 let reports = self.report(now, out);
-                let Some(due) = looks.into_iter().chain(reports).min() else { return };
+                let Some(due) = inspections.into_iter().chain(reports).min() else { return };
                 due
             }
             _ => {
-                if now >= self.write.until {
+                if self.write.is_over(now) {
                     let (version, key) = (*version, key.clone());
                     self.writing = Some(key.is_some());
                     return out.push(Effect::Follow { version, key });
                 }
-                self.write.until
+                self.write.ends()
             }
         };
         if self.wake.is_none_or(|wake| due < wake) {
@@ -273,30 +261,31 @@ impl Autolock {
         }
     }
 
-    /// Looks at the Raft data until it is sealed, and returns when the next look is due.
-    fn look(&mut self, now: Moment, out: &mut Vec<Effect>) -> Option<Moment> {
-        if self.looking == Some(self.goal.version)
-            || self.data_sealed == Some(true)
-            || (self.data_sealed.is_some() && self.goal.key.is_none())
-        {
+    /// Inspects the files until they are sealed, and returns when that is due next.
+    fn inspect(&mut self, now: Moment, out: &mut Vec<Effect>) -> Option<Moment> {
+        let needed = match self.files_sealed {
+            None => true,
+            Some(sealed) => !sealed && self.goal.key.is_some(),
+        };
+        if !needed || self.inspecting == Some(self.goal.version) {
             return None;
         }
-        if self.data_sealed.is_some() && now < self.look_again {
-            return Some(self.look_again);
+        if !self.inspection.is_over(now) {
+            return Some(self.inspection.ends());
         }
-        self.looking = Some(self.goal.version);
-        out.push(Effect::Look(self.goal.version));
+        self.inspecting = Some(self.goal.version);
+        out.push(Effect::Inspect(self.goal.version));
         None
     }
 
     /// Reports what is on disk unless it is on record, and returns when the next report is due.
     fn report(&mut self, now: Moment, out: &mut Vec<Effect>) -> Option<Moment> {
         let seal = self.seal();
-        if self.reporting.is_some() || self.data_sealed.is_none() || self.goal.on_record == Some(seal) {
+        if self.reporting.is_some() || self.files_sealed.is_none() || self.goal.on_record == Some(seal) {
             return None;
         }
-        if now < self.report.until {
-            return Some(self.report.until);
+        if !self.report.is_over(now) {
+            return Some(self.report.ends());
         }
         self.reporting = Some(seal);
         out.push(Effect::Report(seal));

@@ -37,21 +37,19 @@ pub enum FollowFault {
 pub trait KeyringPort: Send + Sync + 'static {
     /// Seals it under this version of the key, or opens it (`None`), with one atomic write. After a fault it is as before.
     fn follow(&self, version: Revision, key: Option<&Secret>) -> Result<Followed, FollowFault>;
-    /// Whether the Raft data is sealed under the newest key of the keyring.
-    fn data_is_sealed(&self) -> bool;
-    /// How this process was unlocked, which is how it will be at its next start.
+    /// Seals this manager's files under the newest keys of the keyring as far as that is not done, and returns whether all are.
+    fn files_are_sealed(&self) -> bool;
+    /// How this manager gets its key at its next start, as configured.
     fn unlocks_by(&self) -> AutoUnlock;
 }
 
 /// What the keyring seals. Calls block.
 pub trait SealedFiles: Send + Sync {
-    /// The keyring has other keys now: what is sealed is sealed anew, or will be. A failure is this implementation's to report.
-    fn keys_changed(&self);
-    /// See [`KeyringPort::data_is_sealed`].
-    fn data_is_sealed(&self) -> bool;
+    /// See [`KeyringPort::files_are_sealed`]. Seals what it can. A fault is this implementation's to report.
+    fn are_sealed(&self) -> bool;
 }
 
-/// The keyring on disk, and how it was opened.
+/// The keyring on disk, and how the next start gets its key.
 #[derive(Clone)]
 pub struct OnDisk {
     pub keys: Keys,
@@ -64,10 +62,7 @@ impl KeyringPort for OnDisk {
         let key = key.map(|key| UnlockKey::parse(key.expose())).transpose();
         let key = key.map_err(|bad| FollowFault::BadKey(bad.to_string()))?;
         match self.keys.protect(version.0, key.as_ref()) {
-            Ok(Protected::Changed) => {
-                self.files.keys_changed();
-                Ok(Followed::Written)
-            }
+            Ok(Protected::Changed) => Ok(Followed::Written),
             Ok(Protected::Unchanged) => Ok(Followed::Already),
             Ok(Protected::Stale) => Ok(Followed::Later(match self.keys.status() {
                 KeysStatus::Open { version, .. } | KeysStatus::Locked { version } => Revision(version),
@@ -78,8 +73,8 @@ impl KeyringPort for OnDisk {
             Err(other) => Err(FollowFault::Failed(other.to_string())),
         }
     }
-    fn data_is_sealed(&self) -> bool {
-        self.files.data_is_sealed()
+    fn files_are_sealed(&self) -> bool {
+        self.files.are_sealed()
     }
     fn unlocks_by(&self) -> AutoUnlock {
         self.unlock

@@ -21,8 +21,8 @@ pub enum Msg {
     Changed,
     /// The keyring was brought to a version, or not.
     Followed(Revision, Result<Followed, FollowFault>),
-    /// Whether the Raft data is sealed under the newest key of the keyring, which was of this version.
-    Looked(Revision, bool),
+    /// Whether this manager's files are sealed under the newest keys of the keyring, which was of this version.
+    Inspected(Revision, bool),
     /// The leader has answered a report.
     Reported(Result<(), ErrorBody>),
     Wake,
@@ -68,11 +68,11 @@ impl AutolockShell {
                     Msg::Followed(version, result)
                 });
             }
-            Effect::Look(version) => {
+            Effect::Inspect(version) => {
                 let keyring = Arc::clone(&self.ports.keyring);
                 cx.report(async move {
-                    let look = tokio::task::spawn_blocking(move || keyring.data_is_sealed());
-                    Msg::Looked(version, look.await.unwrap_or(false))
+                    let inspection = tokio::task::spawn_blocking(move || keyring.files_are_sealed());
+                    Msg::Inspected(version, inspection.await.unwrap_or(false))
                 });
             }
             Effect::Report(seal) => {
@@ -110,7 +110,7 @@ impl Shell for AutolockShell {
                 Input::Replica(goal)
             }
             Msg::Followed(version, result) => Input::Followed(version, result),
-            Msg::Looked(version, data_sealed) => Input::Looked(version, data_sealed),
+            Msg::Inspected(version, files_sealed) => Input::Inspected(version, files_sealed),
             Msg::Reported(result) => Input::Reported(result),
             Msg::Wake => {
                 self.alarm.fired();

@@ -274,7 +274,7 @@ async fn crashed_router_leaves_no_caller_waiting() {
 #[tokio::test(start_paused = true)]
 async fn managers_report_only_their_own_keyring() {
     let mut world = World::new(Some(OWN)).await;
-    let seal = Seal { version: Revision(7), sealed: true, data_sealed: true, unlock: AutoUnlock::None };
+    let seal = Seal { version: Revision(7), sealed: true, files_sealed: true, unlock: AutoUnlock::None };
     let answer = world.asked_by(OTHER, PeerCall::ReportSeal(seal)).await;
     let RaftMemberMsg::Propose { command, reply, .. } = world.raft.next("a proposal").await else {
         panic!("another message")

@@ -55,11 +55,3 @@ pub(crate) fn private_key(pem: &str) -> Result<PrivateKeyDer<'static>, BadPem> {
 pub(crate) fn bounded(pem: &str) -> Result<(), BadPem> {
     if pem.len() > MAX_PEM { Err(BadPem::TooLarge(pem.len())) } else { Ok(()) }
 }
-
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    use std::fmt::Write;
-    bytes.iter().fold(String::new(), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
-}

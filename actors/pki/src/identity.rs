@@ -1,6 +1,7 @@
 //! From a certificate to its identity.
 
 use muster_messages::{BadId, CertIdentity, CertificatePin, ClusterId, Role, RootId, Subject, WallTime};
+use muster_sealing::hex;
 use rcgen::{DistinguishedName, DnType, DnValue};
 use sha2::{Digest, Sha256};
 use x509_parser::asn1_rs::Tag;
@@ -9,7 +10,7 @@ use x509_parser::extensions::GeneralName;
 use x509_parser::oid_registry::Oid;
 use x509_parser::prelude::FromDer;
 
-use crate::encoding::{self, BadPem, MAX_DER, hex};
+use crate::encoding::{self, BadPem, MAX_DER};
 use crate::grant::{self, Grant};
 use crate::trust::MAX_CHAIN;
 

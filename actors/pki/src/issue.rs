@@ -6,6 +6,7 @@ use std::time::Duration;
 use muster_messages::{
     CertificatePin, ClusterId, Incarnation, Name, NodeId, Revision, Role, RootId, Secret, UserKind, Voucher, WallTime,
 };
+use muster_sealing::hex;
 use rcgen::{
     BasicConstraints, CertificateParams, CustomExtension, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
     KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, SanType, SerialNumber, SigningKey,
@@ -13,7 +14,7 @@ use rcgen::{
 use time::OffsetDateTime;
 
 use crate::csr::{CsrKey, key_pair};
-use crate::encoding::{self, BadPem, hex};
+use crate::encoding::{self, BadPem};
 use crate::grant::{self, Grant};
 use crate::identity;
 use crate::random::entropy;

@@ -43,6 +43,7 @@ impl IdentityStore {
 
     /// Abandons the attempt: the next one is another node with another key.
     pub fn forget_join_attempt(&self) -> Result<(), IdentityFault> {
+        let _only_writer = self.writing();
         self.remove(&self.path("join.json"))
     }
 }

@@ -108,6 +108,7 @@ impl IdentityStore {
         self.write_secret("recovery.json", decided)
     }
     pub fn finish_recovery(&self) -> Result<(), IdentityFault> {
+        let _only_writer = self.writing();
         self.remove(&self.path("recovery.json"))
     }
 }

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use muster_messages::protocol::NodeCredentials;
 use muster_messages::wire::Starts;
-use muster_messages::{CertIdentity, Name, RaftId, RefusalReason, Role, Secret, WallTime};
+use muster_messages::{CertIdentity, Name, NodeId, RaftId, RefusalReason, Role, Secret, WallTime};
 use muster_sealing::{KEYRING, KeyId, KeyringFault, Keys, KeysStatus, files};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -123,7 +123,7 @@ impl IdentityStore {
     /// Excludes the agent, which may be writing a manager's key: a sealed one would be lost.
     pub fn leave_keyring(&self, in_use: bool) -> Result<LeftKeyring, IdentityFault> {
         let _only_writer = self.writing();
-        if self.role_on_disk()? != Some(Role::Worker) || self.holds_sealed()? {
+        if self.node_on_disk()?.map(|(_, role)| role) != Some(Role::Worker) || self.holds_sealed()? {
             return Ok(LeftKeyring::Kept);
         }
         let (left, how) = match (in_use, self.keys().status()) {
@@ -139,11 +139,11 @@ impl IdentityStore {
         left.map(|()| how).map_err(|source| self.seal.fault(source))
     }
 
-    /// By the certificate, which is never sealed.
-    fn role_on_disk(&self) -> Result<Option<Role>, IdentityFault> {
+    /// This node by its certificate, which is never sealed. `None`: without one, or it cannot be read.
+    pub fn node_on_disk(&self) -> Result<Option<(NodeId, Role)>, IdentityFault> {
         let text = self.read(&self.path("credentials.pem"), HELP_CREDENTIALS)?.unwrap_or_default();
         let identity = split_credentials(&text).ok().and_then(|(_, chain, _)| identity_of_pem(&chain).ok());
-        Ok(identity.and_then(|identity| identity.node()).map(|(_, role)| role))
+        Ok(identity.and_then(|identity| identity.node()))
     }
 
     /// Whether anything in this directory can only be read with the keyring.
@@ -316,6 +316,7 @@ impl IdentityStore {
     /// The same for a file of [`SECRET_FILES`].
     pub(crate) fn write_secret<T: Serialize>(&self, name: &str, value: &T) -> Result<(), IdentityFault> {
         let text = serde_json::to_string_pretty(value).expect("identity files serialize as JSON");
+        let _only_writer = self.writing();
         self.write(&self.path(name), self.seal.stored_file(name, &text)?.as_bytes())
     }
 

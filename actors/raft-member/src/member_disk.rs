@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster_kernel::{Cx, Fault};
-use muster_messages::{Moment, RaftDiskView};
+use muster_messages::{Moment, RaftDiskView, RetryPause};
 use muster_sealing::{KeyId, KeyUse, Keys};
 use raft_engine::env::DefaultFileSystem;
 
@@ -21,20 +21,31 @@ const MAX_RENEWALS: u32 = 8;
 
 /// The pauses after which a directory that could not be sealed anew is tried again: each attempt writes the whole state, and a mount point
 /// stays one.
-const FIRST_RESEAL_PAUSE: Duration = Duration::from_secs(60);
-const LONGEST_RESEAL_PAUSE: Duration = Duration::from_secs(3600);
+const RESEAL_PAUSES: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(3600));
 /// The time that one member has for it before the next one begins. A state of 64 MiB takes about that.
 const RESEAL_TURN: Duration = Duration::from_secs(2);
 
 /// A report of the disk thread, and the number of renewals before that thread.
 pub struct DiskNews(Report, u32);
 
-/// A rewrite of the directory under this key.
+/// Rewrites of the directory under this key.
 struct Resealing {
     key: KeyId,
-    /// When it is requested next.
-    due: Moment,
-    pause: Duration,
+    pause: RetryPause,
+}
+
+impl Resealing {
+    fn new(key: KeyId, now: Moment, place: u32) -> Self {
+        Self { key, pause: RetryPause::until(now + RESEAL_TURN * place) }
+    }
+    /// Whether one is requested now. If it succeeds, it is the last one.
+    fn attempt(&mut self, now: Moment) -> bool {
+        let is_due = self.pause.is_over(now);
+        if is_due {
+            self.pause.failed(now, RESEAL_PAUSES);
+        }
+        is_due
+    }
 }
 
 /// See the module.
@@ -69,25 +80,17 @@ impl MemberDisk {
 
     /// SEAL-8. What was written while the keys lay in clear gets another key as soon as the keyring has one. `place`: how many members
     /// rewrite theirs first. Writes wait meanwhile, and would wait for a majority if all members did it at once.
-    pub fn follow_keys(&mut self, now: Moment, place: impl FnOnce() -> u32) {
-        let Some(key) = self.keys.newest(KeyUse::Raft).filter(|_| self.is_sealed()) else { return };
-        if self.thread.is_sealed_with(key) {
-            return;
+    pub fn follow_keys(&mut self, now: Moment, place: impl FnOnce() -> u32) -> Result<(), LogFault> {
+        let Some(key) = self.keys.newest(KeyUse::Raft) else { return Ok(()) };
+        // A directory of an earlier build is converted when it is opened.
+        if self.thread.is_sealed_with(key) != Some(false) {
+            return Ok(());
         }
         let resealing = match &mut self.resealing {
             Some(last) if last.key == key => last,
-            other => other.insert(Resealing { key, due: now + RESEAL_TURN * place(), pause: FIRST_RESEAL_PAUSE }),
+            other => other.insert(Resealing::new(key, now, place())),
         };
-        if now >= resealing.due {
-            resealing.due = now + resealing.pause;
-            resealing.pause = (resealing.pause * 2).min(LONGEST_RESEAL_PAUSE);
-            self.thread.reseal();
-        }
-    }
-
-    /// A directory of an earlier build is converted when it is opened.
-    fn is_sealed(&self) -> bool {
-        self.thread.snapshot_files().key().is_some()
+        if resealing.attempt(now) { self.thread.reseal() } else { Ok(()) }
     }
 
     pub fn watch(&self, cx: &Cx<Msg>) {
@@ -137,5 +140,24 @@ impl MemberDisk {
 
     pub fn view(&self) -> RaftDiskView {
         RaftDiskView { syncs: self.thread.syncs(), renewals: self.renewals }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rewrites_take_turns_and_back_off() {
+        let (begin, at) = (Moment(5), |seconds| Moment(5) + Duration::from_secs(seconds));
+        let attempts = |place| {
+            let mut resealing = Resealing::new(KeyId(1), begin, place);
+            (0..500).filter(|second| resealing.attempt(at(*second))).collect::<Vec<u64>>()
+        };
+        assert_eq!(attempts(0), [0, 60, 180, 420]);
+        assert_eq!(attempts(2), [4, 64, 184, 424]);
+        let mut resealing = Resealing::new(KeyId(1), begin, 0);
+        let hourly = (0..100_000).filter(|second| resealing.attempt(at(*second))).count();
+        assert!((28..36).contains(&hourly), "{hourly}");
     }
 }

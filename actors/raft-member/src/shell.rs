@@ -219,7 +219,7 @@ impl Shell for RaftMember {
                 self.core.step(now, Input::Tick);
                 self.turn_due = false; // in case its message was lost
                 let core = &self.core;
-                self.disk.follow_keys(now, || core.place_among_voters());
+                self.disk.follow_keys(now, || core.place_among_voters())?;
             }
             Msg::Wake => {
                 self.alarm.fired();

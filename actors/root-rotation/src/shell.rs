@@ -75,24 +75,18 @@ impl PartialEq for Watched {
 }
 
 impl RootRotationShell {
-    /// A shell without pending requests: they do not survive a crash; their callers see a closed port and ask again.
+    /// A shell without pending requests: they do not survive a crash; their callers see a closed port and ask again. `upstream`: the
+    /// authority that is asked for issuing certificates.
     pub fn new(
         me: NodeId,
         config: Config,
+        upstream: Option<Arc<dyn Upstream>>,
         raft: Recipient<RaftMemberMsg>,
         replica: watch::Receiver<Arc<Replica>>,
     ) -> Self {
-        let core = RootRotation::new(me, config.clone());
-        let (upstream, not_certified) = (None, None);
+        let config = Config { upstream: upstream.is_some(), ..config };
+        let (core, not_certified) = (RootRotation::new(me, config.clone()), None);
         Self { core, config, raft, replica, upstream, not_certified, asks: Parked::default(), alarm: Alarm::default() }
-    }
-
-    /// Asks this authority for issuing certificates.
-    #[must_use]
-    pub fn below(mut self, upstream: Option<Arc<dyn Upstream>>) -> Self {
-        self.config.upstream = upstream.is_some();
-        self.core = RootRotation::new(self.core.me(), self.config.clone());
-        Self { upstream, ..self }
     }
 
     /// Every decision uses the newest replica.
@@ -220,12 +214,14 @@ impl Shell for RootRotationShell {
         let authorities = &self.core.tables().authorities;
         let roots: Vec<Value> =
             authorities.roots.iter().map(|(id, root)| json!({"id": id, "state": root.state})).collect();
+        let requested = authorities.requested.as_ref().map(|requested| requested.root);
+        let not_certified = self.not_certified.as_ref().filter(|(root, _)| Some(*root) == requested);
         json!({
             "roots": roots,
             "generation": authorities.generation,
             "trusted_by": authorities.trusted_by.values().filter(|known| **known == authorities.generation).count(),
-            "requested": authorities.requested.as_ref().map(|requested| requested.root),
-            "not_certified": self.not_certified.as_ref().map(|(root, why)| json!({"root": root, "reason": why})),
+            "requested": requested,
+            "not_certified": not_certified.map(|(root, why)| json!({"root": root, "reason": why})),
             "steps_in_progress": steps,
             "acknowledgements_waiting": waiting,
         })

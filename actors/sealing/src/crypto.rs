@@ -123,7 +123,8 @@ pub(crate) fn sha256(text: &[u8]) -> [u8; 32] {
     digest::digest(&digest::SHA256, text).as_ref().try_into().expect("SHA-256 has 32 bytes")
 }
 
-pub(crate) fn hex(bytes: &[u8]) -> String {
+/// Lower-case hexadecimal.
+pub fn hex(bytes: &[u8]) -> String {
     bytes
         .iter()
         .flat_map(|byte| [byte >> 4, byte & 15])

@@ -308,8 +308,11 @@ impl OpenKeyring {
         let newest = self.newest(for_use);
         let before = self.keys.len();
         self.keys.retain(|key| key.for_use != for_use || Some(key.id) == newest || in_use.contains(&key.id));
-        *self = self.clone().rewrapped();
-        self.keys.len() < before
+        let dropped = self.keys.len() < before;
+        if dropped {
+            *self = self.clone().rewrapped();
+        }
+        dropped
     }
 
     /// Drops the keys of a use that are older than this one. True: there were some.
@@ -320,7 +323,9 @@ impl OpenKeyring {
         let kept: Vec<DataKey> = older.into_iter().filter(|key| key.for_use != for_use).collect();
         let dropped = kept.len() < before;
         self.keys.splice(..0, kept);
-        *self = self.clone().rewrapped();
+        if dropped {
+            *self = self.clone().rewrapped();
+        }
         dropped
     }
 

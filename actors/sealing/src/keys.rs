@@ -3,7 +3,7 @@
 //! Owns        `identity/keyring.json`. One handle per process, whose clones share one state: the file has one writer.
 //! Invariants  SEAL-2  nothing is written under a key that is not durable in the keyring: the file is replaced and its folder synced first.
 //!             SEAL-5  a wrong key is distinguished from damage, and neither deletes or changes anything.
-//! Calls block: they read and write a small file.
+//! Calls that change the keyring block: they write a small file. Those that read it do not.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -59,6 +59,8 @@ enum State {
 
 struct Inner {
     path: PathBuf,
+    /// Held while the file is changed. Readers of the state do not wait for the disk: the Raft member reads it with every tick.
+    writing: Mutex<()>,
     state: Mutex<State>,
 }
 
@@ -77,7 +79,7 @@ impl Keys {
     pub fn open(identity: &Path) -> Result<Self, KeyringFault> {
         let path = identity.join(KEYRING);
         let state = read_state(&path)?;
-        Ok(Self(Arc::new(Inner { path, state: Mutex::new(state) })))
+        Ok(Self(Arc::new(Inner { path, writing: Mutex::new(()), state: Mutex::new(state) })))
     }
 
     /// The file, for messages.
@@ -95,6 +97,7 @@ impl Keys {
 
     /// Opens a locked keyring. Repeated with the right key: `NotLocked`. Nothing on disk changes.
     pub fn unlock(&self, key: &UnlockKey) -> Result<(), UnlockRefusal> {
+        let _only_writer = self.writing();
         let mut state = self.state();
         let State::Locked(keyring) = &*state else { return Err(UnlockRefusal::NotLocked) };
         *state = State::Open(keyring.unlock(key)?);
@@ -104,23 +107,22 @@ impl Keys {
     /// Creates a keyring with a clear slot, if there is none. The caller has checked that nothing is sealed: a new keyring opens
     /// nothing that was sealed before.
     pub fn ensure(&self) -> Result<(), KeyringFault> {
-        let mut state = self.state();
-        match &*state {
-            State::Absent => {
+        let _only_writer = self.writing();
+        match self.status() {
+            KeysStatus::Locked { version } => Err(KeyringFault::Locked { version }),
+            KeysStatus::Open { .. } => Ok(()),
+            KeysStatus::Absent => {
                 let keyring = OpenKeyring::create();
                 self.write(&keyring)?;
-                *state = State::Open(keyring);
+                *self.state() = State::Open(keyring);
                 Ok(())
             }
-            State::Locked(keyring) => Err(KeyringFault::Locked { version: keyring.version() }),
-            State::Open(_) => Ok(()),
         }
     }
 
     /// Seals the keyring with this version of the cluster's unlock key, or opens it (`None`). Repeated: `Unchanged`. Late: `Stale`.
     /// An equal version with another key: `Conflict`.
-    /// The first unlock key also makes new data keys, because the former ones lay in clear: what they sealed is sealed anew
-    /// at the next opening.
+    /// The first unlock key also makes new data keys, because the former ones lay in clear: what they sealed is sealed anew by its owner.
     pub fn protect(&self, version: u64, key: Option<&UnlockKey>) -> Result<Protected, KeyringFault> {
         // A crash while the key was taken out: that file has a clear slot.
         let shown = files::temporary_of(&self.0.path).is_some_and(|file| file.exists());
@@ -134,7 +136,7 @@ impl Keys {
         })
     }
 
-    /// A new data key: what is sealed with an older one is sealed anew at the next opening.
+    /// A new data key: what is sealed with an older one is sealed anew by its owner.
     pub fn add_key(&self, for_use: KeyUse) -> Result<KeyId, KeyringFault> {
         self.change(|keyring| Ok((true, keyring.add_key(for_use))))
     }
@@ -188,11 +190,11 @@ impl Keys {
     }
 
     fn end(&self, act: impl FnOnce(&Path) -> std::io::Result<()>) -> Result<(), KeyringFault> {
-        let mut state = self.state();
+        let _only_writer = self.writing();
         let ended = act(&self.0.path).map_err(io_fault);
         // The file may be gone although its folder could not be synced: nothing more is sealed with keys that are not on disk (SEAL-2).
         if ended.is_ok() || self.0.path.try_exists().is_ok_and(|exists| !exists) {
-            *state = State::Absent;
+            *self.state() = State::Absent;
         }
         ended
     }
@@ -202,8 +204,8 @@ impl Keys {
         &self,
         change: impl FnOnce(&mut OpenKeyring) -> Result<(bool, T), KeyringFault>,
     ) -> Result<T, KeyringFault> {
-        let mut state = self.state();
-        let mut keyring = match &*state {
+        let _only_writer = self.writing();
+        let mut keyring = match &*self.state() {
             State::Absent => return Err(KeyringFault::Absent),
             State::Locked(keyring) => return Err(KeyringFault::Locked { version: keyring.version() }),
             State::Open(keyring) => keyring.clone(),
@@ -211,7 +213,7 @@ impl Keys {
         let (changed, result) = change(&mut keyring)?;
         if changed {
             self.write(&keyring)?;
-            *state = State::Open(keyring);
+            *self.state() = State::Open(keyring);
         }
         Ok(result)
     }
@@ -221,6 +223,10 @@ impl Keys {
             files::private_folder(folder).map_err(io_fault)?;
         }
         files::write_atomic(&self.0.path, &keyring.text()).map_err(io_fault)
+    }
+
+    fn writing(&self) -> MutexGuard<'_, ()> {
+        self.0.writing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

@@ -17,7 +17,7 @@ mod record;
 mod secret_file;
 mod unlock_key;
 
-pub use self::crypto::DataKey;
+pub use self::crypto::{DataKey, hex};
 pub use self::keyring::{KeyId, KeyUse, KeyringFault, Protected, UnlockRefusal};
 pub use self::keys::{KEYRING, Keys, KeysStatus, SET_ASIDE, delete_set_aside};
 pub use self::record::{Opener, RECORD_OVERHEAD, Sealer, WrongSeal, open_chunks, seal_chunks};

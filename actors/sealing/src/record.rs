@@ -79,10 +79,6 @@ impl Sealer {
         self.counter += 1;
         record
     }
-    /// The key that it seals with.
-    pub fn key_id(&self) -> KeyId {
-        self.key.id
-    }
 }
 
 /// Opens records of any writer, with the keys of one keyring.

@@ -119,7 +119,8 @@ fn bytes_of(digits: &str) -> Option<SecretKey> {
 }
 
 fn check_digits(digits: &str) -> String {
-    let sum = sha256(format!("{PREFIX}{digits}").as_bytes());
+    let text = Zeroizing::new(format!("{PREFIX}{digits}"));
+    let sum = sha256(text.as_bytes());
     let mut value = u32::from_be_bytes([sum[0], sum[1], sum[2], sum[3]]);
     let mut check = String::new();
     for _ in 0..CHECK_DIGITS {

@@ -19,7 +19,7 @@ pub fn autolock_progress(view: &AutolockView, version: Revision) -> Progress {
     let is_missing =
         |manager: &&ManagerSealView| manager.version != Some(version) || manager.state == SealState::Incomplete;
     let named = |manager: &ManagerSealView| match manager.version == Some(version) {
-        true => format!("{} (its Raft data is not sealed yet; its log says why)", manager.name),
+        true => format!("{} (its files are not sealed yet; its log says why)", manager.name),
         false => manager.name.to_string(),
     };
     let missing: Vec<String> = ready.clone().filter(is_missing).map(named).collect();
@@ -29,7 +29,7 @@ pub fn autolock_progress(view: &AutolockView, version: Revision) -> Progress {
     let (of, more) = (ready.count(), if missing.len() > MAX_NAMED { ", …" } else { "" });
     let names = missing[..missing.len().min(MAX_NAMED)].join(", ");
     let done = of - missing.len();
-    Progress::Waiting(format!("sealing: {done} of {of} managers have written it; waiting for {names}{more}"))
+    Progress::Waiting(format!("keyrings: {done} of {of} managers follow; waiting for {names}{more}"))
 }
 
 #[cfg(test)]
@@ -52,7 +52,7 @@ mod tests {
     fn managers_that_are_ready_hold_the_wait() {
         let behind = view([Some(9), None, Some(5)], "down");
         let Progress::Waiting(why) = autolock_progress(&behind, Revision(9)) else { panic!("n2 is ready") };
-        assert_eq!(why, "sealing: 1 of 2 managers have written it; waiting for n2");
+        assert_eq!(why, "keyrings: 1 of 2 managers follow; waiting for n2");
         assert_eq!(autolock_progress(&view([Some(9), Some(9), Some(5)], "down"), Revision(9)), Progress::Settled);
         assert!(matches!(
             autolock_progress(&view([Some(9), Some(9), Some(5)], "ready"), Revision(9)),
@@ -66,7 +66,7 @@ mod tests {
         let mut now = view([Some(9), Some(9), Some(9)], "ready");
         now.managers[2].state = SealState::Incomplete;
         let Progress::Waiting(why) = autolock_progress(&now, Revision(9)) else { panic!("n3 is incomplete") };
-        assert!(why.ends_with("waiting for n3 (its Raft data is not sealed yet; its log says why)"), "{why}");
+        assert!(why.ends_with("waiting for n3 (its files are not sealed yet; its log says why)"), "{why}");
     }
 
     #[test]

@@ -9,6 +9,8 @@ use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use zeroize::Zeroizing;
 
+use crate::unlock_text::key_buffer;
+
 /// Added to a signal's number in the exit status of a program that it ended, as shells report it.
 const SIGNALLED: i32 = 128;
 
@@ -21,7 +23,7 @@ pub async fn without_echo(prompt: &str) -> Outcome<Zeroizing<String>> {
     let mut err = std::io::stderr();
     let _closed = write!(err, "{prompt}").and_then(|()| err.flush());
     let line = tokio::task::spawn_blocking(|| {
-        let mut line = Zeroizing::new(String::new());
+        let mut line = key_buffer();
         stdin().lock().read_line(&mut line).map(|_| line)
     });
     let line = tokio::select! {

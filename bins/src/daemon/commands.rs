@@ -17,15 +17,12 @@ use muster_reconciler::{CommandEnd, CommandExit, CommandOrder, CommandRunner, GR
 use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe;
 use tokio::sync::oneshot;
-use tokio::time::Duration;
 
 use super::settings::Programs;
-use crate::guard::{Exit, Guarded, Launch, News, Report, Streams};
+use crate::guard::{Exit, Guarded, Launch, News, OUTPUT_END_TIMEOUT, Report, Streams};
 
 /// KILL, as a number.
 const KILL: u8 = 9;
-/// How long the end of a command's output may take to arrive after all its processes have ended.
-const OUTPUT_END_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// See the module.
 pub(super) struct Commands {

@@ -138,7 +138,7 @@ impl Plan<Arc<Replica>> for LeaderPlan {
             let (r, c, config) = (raft.clone(), replica.clone(), rotation_config.clone());
             let upstream = upstream.clone();
             children.start(Spec::actor("root-rotation", addresses.rotation.clone(), move || {
-                Ok(RootRotationShell::new(me, config.clone(), r.clone(), c.clone()).below(upstream.clone()))
+                Ok(RootRotationShell::new(me, config.clone(), upstream.clone(), r.clone(), c.clone()))
             }));
             let doubts = Arc::clone(&doubts);
             let ports = DispatcherPorts { config: dispatcher_config.clone(), replica, raft, doubts };

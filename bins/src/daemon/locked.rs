@@ -9,6 +9,7 @@
 
 mod means;
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -59,10 +60,10 @@ pub async fn wait_for_key(
     let means = Means::configured(config);
     let auto = means.first().map_or(AutoUnlock::None, Means::kind);
     let unlocked = |socket| Unlocked { socket, means: auto };
-    if !is_locked(config, store.keys()) {
+    if !is_locked(config, store) {
         return Ok(unlocked(None));
     }
-    let waiting = Arc::new(Waiting::new(config, store.keys().clone()));
+    let waiting = Arc::new(Waiting::new(store));
     let mut sources: Vec<Source> = means.into_iter().map(Source::new).collect();
     // Before the socket shows a locked daemon: most starts end here.
     for source in sources.iter_mut().filter(|source| !source.means().takes_time()) {
@@ -89,10 +90,10 @@ pub async fn wait_for_key(
 
 /// The same without waiting, for a command that only reads: with what needs no person.
 pub fn unlock_now(config: &Config, store: &IdentityStore) -> Result<(), Exit> {
-    if !is_locked(config, store.keys()) {
+    if !is_locked(config, store) {
         return Ok(());
     }
-    let waiting = Waiting::new(config, store.keys().clone());
+    let waiting = Waiting::new(store);
     for means in Means::configured(config) {
         if let Some(text) = means.read_now() {
             waiting.take(&means, text);
@@ -112,17 +113,15 @@ pub fn unlock_now(config: &Config, store: &IdentityStore) -> Result<(), Exit> {
 }
 
 /// SEAL-4. A recovery by force reads a former manager's data, too.
-fn is_locked(config: &Config, keys: &Keys) -> bool {
+fn is_locked(config: &Config, store: &IdentityStore) -> bool {
     let recovers = config.force_new_cluster || config.print_plan.is_some();
-    matches!(keys.status(), KeysStatus::Locked { .. })
-        && (recovers || own_node(config).is_none_or(|(_, role)| role == Role::Manager))
+    let is_manager = || own_node(store).is_none_or(|(_, role)| role == Role::Manager);
+    matches!(store.keys().status(), KeysStatus::Locked { .. }) && (recovers || is_manager())
 }
 
-/// This node by its certificate, which is not sealed. `None`: there is none, or it cannot be read.
-fn own_node(config: &Config) -> Option<(NodeId, Role)> {
-    let text = std::fs::read_to_string(config.data_dir.join("identity").join("credentials.pem")).ok()?;
-    let certificate = &text[text.find("-----BEGIN CERTIFICATE-----")?..];
-    muster_pki::identity_of_pem(certificate).ok()?.node()
+/// `None`: without a certificate, or it cannot be read.
+fn own_node(store: &IdentityStore) -> Option<(NodeId, Role)> {
+    store.node_on_disk().ok().flatten()
 }
 
 /// The keys, while they are locked.
@@ -131,15 +130,16 @@ struct Waiting {
     version: Revision,
     node: Option<NodeId>,
     since: Option<WallTime>,
-    /// Why the last attempt without a person failed.
-    unattended: Mutex<Option<String>>,
+    /// Why the last attempt of each means without a person failed.
+    unattended: Mutex<BTreeMap<String, String>>,
     /// The key that opened them: a request that is repeated after a lost answer gets the same answer.
     opened_with: Mutex<Option<UnlockKey>>,
     opened: Notify,
 }
 
 impl Waiting {
-    fn new(config: &Config, keys: Keys) -> Self {
+    fn new(store: &IdentityStore) -> Self {
+        let keys = store.keys().clone();
         let version = match keys.status() {
             KeysStatus::Locked { version } | KeysStatus::Open { version, .. } => Revision(version),
             KeysStatus::Absent => Revision(0),
@@ -147,7 +147,7 @@ impl Waiting {
         let since = std::fs::metadata(keys.path()).and_then(|file| file.modified()).ok();
         let since = since.and_then(|at| at.duration_since(std::time::UNIX_EPOCH).ok());
         let since = since.and_then(|at| i64::try_from(at.as_millis()).ok()).map(WallTime);
-        let node = own_node(config).map(|(node, _)| node);
+        let node = own_node(store).map(|(node, _)| node);
         Self {
             keys,
             version,
@@ -220,12 +220,10 @@ impl Waiting {
             return;
         }
         let Some(why) = failed else { return };
-        let why = format!("{means}: {why}");
         let mut shown = self.unattended.lock().unwrap_or_else(PoisonError::into_inner);
-        if shown.as_ref() != Some(&why) {
-            tracing::warn!(why, "cannot unlock without a person");
+        if shown.insert(means.to_string(), why.clone()).as_ref() != Some(&why) {
+            tracing::warn!(%means, why, "cannot unlock without a person");
         }
-        *shown = Some(why);
     }
 
     /// Opens the keys. `version`: which key it is, if known.
@@ -265,12 +263,15 @@ impl Waiting {
 
 impl LockedDaemon for Waiting {
     fn status(&self) -> LockedView {
-        let unattended = self.unattended.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let shown = self.unattended.lock().unwrap_or_else(PoisonError::into_inner);
+        let failed: Vec<String> = shown.iter().map(|(means, why)| format!("{means}: {why}")).collect();
+        let unattended = (!failed.is_empty()).then(|| failed.join("; "));
         LockedView { locked: !self.is_over(), node: self.node, version: self.version, since: self.since, unattended }
     }
     fn unlock(&self, key: &Secret, version: Option<Revision>) -> Result<UnlockedView, ErrorBody> {
         let key = UnlockKey::parse(key.expose()).map_err(|bad| ErrorBody::invalid(bad.to_string()))?;
-        self.open(&key, version)?;
+        let refused = |refused: &ErrorBody| tracing::warn!(code = %refused.code, "unlock refused");
+        self.open(&key, version).inspect_err(refused)?;
         Ok(UnlockedView { unlocked: true, version: self.version })
     }
 }

@@ -2,6 +2,7 @@
 //! deleted.
 
 use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
 
 use muster_agent::NodeMemory;
 use muster_autolock::SealedFiles;
@@ -10,7 +11,7 @@ use muster_messages::Role;
 use muster_messages::protocol::NodeCredentials;
 use muster_pki::{IdentityStore, LeftKeyring};
 use muster_raft_member::disk::{self, DirSeal};
-use muster_sealing::{KeysStatus, SET_ASIDE};
+use muster_sealing::KeysStatus;
 
 use super::config::Config;
 use super::node::Shared;
@@ -28,34 +29,41 @@ pub fn reseal_identity(store: &IdentityStore) {
 pub struct Files {
     store: IdentityStore,
     raft: PathBuf,
+    /// The fault that was logged last.
+    logged: Mutex<Option<String>>,
 }
 
 impl Files {
     pub fn of(shared: &Shared) -> Self {
-        Self { store: shared.memory.store().clone(), raft: shared.config.data_dir.join("raft") }
+        let (store, raft) = (shared.memory.store().clone(), shared.config.data_dir.join("raft"));
+        Self { store, raft, logged: Mutex::default() }
+    }
+
+    /// The Raft member follows the keyring by itself. The identity files do here: a full disk may have stopped an earlier attempt.
+    fn seal(&self) -> Result<bool, Fault> {
+        self.store.reseal()?;
+        Ok(matches!(disk::seal_of(&self.raft, self.store.keys())?, DirSeal::Sealed { newest: true, .. }))
     }
 }
 
 impl SealedFiles for Files {
-    /// The Raft member follows the keyring by itself.
-    fn keys_changed(&self) {
-        reseal_identity(&self.store);
-    }
-    fn data_is_sealed(&self) -> bool {
-        match disk::seal_of(&self.raft, self.store.keys()) {
-            Ok(DirSeal::Sealed { newest, .. }) => newest,
-            Ok(DirSeal::Absent | DirSeal::Clear) => false,
-            Err(fault) => {
-                tracing::warn!(%fault, "cannot read how the Raft data is sealed");
-                false
-            }
+    fn are_sealed(&self) -> bool {
+        let (sealed, fault) = match self.seal() {
+            Ok(sealed) => (sealed, None),
+            Err(Fault(why)) => (false, Some(why)),
+        };
+        let mut logged = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(why) = fault.as_ref().filter(|_| *logged != fault) {
+            tracing::warn!(why, "cannot seal this manager's files with the newest key, or read how they are sealed");
         }
+        *logged = fault;
+        sealed
     }
 }
 
 /// Of a node that may have been demoted: the order is worker certificate, wiped Raft data, keyring, and a crash leaves the rest to the
-/// next start. Repeated when the manager runtime stops and with each certificate: either may come first. Data that was set aside needs the keyring until it is deleted. A locked keyring is set aside with the data that it seals:
-/// a worker is never asked for a key, and gets another keyring if it is promoted. Blocks.
+/// next start. Repeated when the manager runtime stops and with each certificate: either may come first. Data that was set aside needs the
+/// keyring until it is deleted; a sealed keyring is set aside with it, so that a promoted worker gets another one. Blocks.
 pub fn settle_worker(config: &Config, memory: &NodeMemory, credentials: &NodeCredentials) -> Result<(), Fault> {
     let store = memory.store();
     let is_worker = credentials.identity.node().is_some_and(|(_, role)| role == Role::Worker);
@@ -63,17 +71,23 @@ pub fn settle_worker(config: &Config, memory: &NodeMemory, credentials: &NodeCre
     match store.keys().status() {
         _ if !is_worker => return Ok(()),
         KeysStatus::Absent => return Ok(()),
-        KeysStatus::Open { .. } => store.reseal()?,
-        KeysStatus::Locked { .. } => leave_former_data(config, memory)?,
+        // Only at a start, which has set the data aside.
+        KeysStatus::Locked { .. } => {}
+        KeysStatus::Open { .. } => {
+            store.reseal()?;
+            // The member's data goes first. This is repeated when the manager runtime has stopped.
+            if disk::seal_of(&raft, store.keys())? != DirSeal::Absent {
+                return Ok(());
+            }
+        }
     }
     let in_use = !disk::keys_in_use(&raft)?.is_empty();
     match store.leave_keyring(in_use)? {
         LeftKeyring::Kept => {}
         LeftKeyring::Removed => tracing::info!("deleted the keyring: this node is not a manager"),
-        LeftKeyring::SetAside => tracing::warn!(
-            renamed_to = SET_ASIDE,
-            "the keyring is locked, and only Raft data that was set aside needs it"
-        ),
+        LeftKeyring::SetAside => {
+            tracing::warn!("set the keyring aside in the identity folder: only Raft data that was set aside needs it");
+        }
     }
     Ok(())
 }
@@ -82,7 +96,7 @@ pub fn settle_worker(config: &Config, memory: &NodeMemory, credentials: &NodeCre
 /// RECOVER-11: it is deleted later. Blocks.
 pub fn leave_former_data(config: &Config, memory: &NodeMemory) -> Result<(), Fault> {
     let raft = config.data_dir.join("raft");
-    if raft.join("wipe").exists() {
+    if disk::is_marked_for_wipe(&raft) {
         disk::wipe(&raft)?;
     }
     // A folder without data must not replace data that was set aside.
@@ -102,6 +116,8 @@ mod tests {
     use muster_messages::{RaftId, Tables};
     use muster_raft_member::recovery::replace;
     use muster_sealing::UnlockKey;
+
+    use muster_sealing::SET_ASIDE;
 
     use super::*;
     use crate::daemon::config::{Args, load};
@@ -125,6 +141,7 @@ mod tests {
         let memory = NodeMemory::new(IdentityStore::open(data).unwrap());
         memory.update(|node| node.held_member_id = Some(RaftId(1))).unwrap();
         for _again in 0..2 {
+            leave_former_data(&config, &memory).unwrap();
             settle_worker(&config, &memory, &worker).unwrap();
             assert!(!raft.exists() && data.join(recovery::FENCED).join("seal.json").exists(), "set aside, not deleted");
             assert_eq!(disk::state(&raft, memory.store().keys()), disk::DirState::Absent);

@@ -17,7 +17,7 @@ use tokio::net::unix::pipe;
 use tokio::sync::{Semaphore, oneshot};
 use tokio::time::Duration;
 
-use crate::guard::{Ended, Exit, Guarded, Launch, Streams, run_within};
+use crate::guard::{Ended, Exit, Guarded, Launch, OUTPUT_END_TIMEOUT, Streams, run_within};
 
 /// How long it may run: one request to a service, with its retries.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -27,9 +27,6 @@ const GRACE: Duration = Duration::from_secs(1);
 const LATER: u8 = 75;
 /// How much of the end of its errors is shown.
 const MAX_SHOWN_BYTES: usize = 200;
-/// How long the end of its output may take to arrive after all its processes have ended.
-const OUTPUT_END_TIMEOUT: Duration = Duration::from_secs(1);
-
 /// UP-4. A leader that was replaced, or whose actor restarted, may still be ending one.
 static ONE_AT_A_TIME: Semaphore = Semaphore::const_new(1);
 
@@ -62,12 +59,15 @@ async fn run(argv: Vec<String>, csr_pem: &str, unwanted: impl Future<Output = ()
         Ok(started) => started,
         Err(error) => return UpstreamEnd::Failed(format!("it cannot be started: {error}")),
     };
-    let answer = tokio::spawn(first_bytes(written));
-    let errors = tokio::spawn(last_bytes(errors));
+    let (mut answer, mut errors) = (tokio::spawn(first_bytes(written)), tokio::spawn(last_bytes(errors)));
     let over_at = BootTime.now() + TIMEOUT;
     let ended = run_within(guarded, Hold { step_down_at: over_at - GRACE, over_at }, unwanted).await;
-    let read = async { (answer.await.unwrap_or_default(), errors.await.unwrap_or_default()) };
-    let (answer, errors) = tokio::time::timeout(OUTPUT_END_TIMEOUT, read).await.unwrap_or_default();
+    let read = async { ((&mut answer).await.unwrap_or_default(), (&mut errors).await.unwrap_or_default()) };
+    let read = tokio::time::timeout(OUTPUT_END_TIMEOUT, read).await;
+    // A process that escaped its supervision may hold the other ends.
+    answer.abort();
+    errors.abort();
+    let (answer, errors) = read.unwrap_or_default();
     judged(ended, answer, &errors)
 }
 
@@ -77,9 +77,8 @@ fn judged(ended: Ended, answer: Vec<u8>, errors: &[u8]) -> UpstreamEnd {
     let with_errors = |what: String| if shown.is_empty() { what } else { format!("{what}: {shown}") };
     match ended.exit {
         _ if ended.lapsed => UpstreamEnd::Failed(with_errors(format!("no answer within {} s", TIMEOUT.as_secs()))),
-        Some(Exit::Code(0)) if answer.len() > MAX_ANSWER => {
-            UpstreamEnd::Failed(format!("it wrote more than {MAX_ANSWER} bytes"))
-        }
+        // It may have been ended by that: its output is closed.
+        _ if answer.len() > MAX_ANSWER => UpstreamEnd::Failed(format!("it wrote more than {MAX_ANSWER} bytes")),
         Some(Exit::Code(0)) => match String::from_utf8(answer) {
             Ok(answer) => UpstreamEnd::Answered(answer),
             Err(_) => UpstreamEnd::Failed("its answer is not text".to_owned()),
@@ -140,6 +139,7 @@ mod tests {
             (None, false, b"PEM", "its end was not reported: try later"),
             (code(0), false, &[0xff; 9], "its answer is not text"),
             (code(0), false, &[b'x'; MAX_ANSWER + 1], "it wrote more than 16384 bytes"),
+            (Some(Exit::Signal(13)), false, &[b'x'; MAX_ANSWER + 1], "it wrote more than 16384 bytes"),
         ] {
             assert_eq!(end(ended, lapsed, answer), UpstreamEnd::Failed(text.to_owned()));
         }

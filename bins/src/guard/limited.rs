@@ -1,12 +1,16 @@
 //! A command whose time is limited, and of which nothing is left afterwards: one question to another program.
 
 use std::pin::pin;
+use std::time::Duration;
 
 use muster_elector::Hold;
 
 use super::guarded::Guarded;
 use super::guardian::{Exit, Report};
 use super::line::News;
+
+/// How long the end of a command's output may take to arrive after all its processes have ended.
+pub const OUTPUT_END_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How a command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -30,8 +30,8 @@ use crate::stderr::say;
 
 pub use self::family::adopt;
 pub use self::guarded::{Guarded, Launch, Streams};
-pub use self::guardian::{Exit, Number, Report};
-pub use self::limited::{Ended, run_within};
+pub use self::guardian::{Exit, NOT_FOUND, NOT_RUNNABLE, Number, Report};
+pub use self::limited::{Ended, OUTPUT_END_TIMEOUT, run_within};
 pub use self::line::News;
 pub use self::umask::remember_umask;
 

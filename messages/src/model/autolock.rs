@@ -33,8 +33,6 @@ pub enum AutoUnlock {
     Credential,
     /// The output of `[unlock] command`.
     Command,
-    /// A slot of the keyring that this machine's own secret opens.
-    Local,
 }
 
 /// What a manager's keyring was when it was last written.
@@ -44,8 +42,9 @@ pub struct Seal {
     pub version: Revision,
     /// `false`: its keys lie in clear.
     pub sealed: bool,
-    /// The Raft data is sealed under the newest key of the keyring. Otherwise it is in clear, or under a key that may have lain in clear.
-    pub data_sealed: bool,
+    /// The private key and the Raft data are sealed under the newest keys of the keyring. Otherwise some is in clear, or under a key that
+    /// may have lain in clear.
+    pub files_sealed: bool,
     pub unlock: AutoUnlock,
 }
 

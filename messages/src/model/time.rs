@@ -102,6 +102,40 @@ impl Sub<Duration> for Moment {
     }
 }
 
+/// When what has failed is tried again: after a pause that doubles with each failure.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RetryPause {
+    failures: u32,
+    ends: Moment,
+}
+
+impl RetryPause {
+    /// A pause until then, after a success.
+    pub fn until(ends: Moment) -> Self {
+        Self { failures: 0, ends }
+    }
+    /// It succeeded: the next failure is the first one.
+    pub fn succeeded(&mut self) {
+        self.failures = 0;
+    }
+    /// Not before then, whatever happened.
+    pub fn put_off(&mut self, until: Moment) {
+        self.ends = until;
+    }
+    /// It failed again.
+    pub fn failed(&mut self, now: Moment, (first, longest): (Duration, Duration)) {
+        // Six doublings of a second are more than a minute.
+        let pause = first.saturating_mul(1 << self.failures.min(6)).min(longest);
+        *self = Self { failures: self.failures.saturating_add(1), ends: now + pause };
+    }
+    pub fn is_over(&self, now: Moment) -> bool {
+        now >= self.ends
+    }
+    pub fn ends(&self) -> Moment {
+        self.ends
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -120,5 +154,21 @@ mod tests {
         let texts: Vec<String> = (0..2000).map(|ms| WallTime(1_700_000_000_000 + ms).to_string()).collect();
         assert!(texts.is_sorted() && texts[0] == "2023-11-14T22:13:20.000Z", "{:?}", &texts[..3]);
         assert_eq!(WallTime(1_700_000_000_800).without_trailing_zeros(), "2023-11-14T22:13:20.8Z");
+    }
+
+    #[test]
+    fn retry_pause_doubles_up_to_its_limit() {
+        let limits = (Duration::from_secs(1), Duration::from_secs(60));
+        let (mut pause, mut now, mut seconds) = (RetryPause::default(), Moment(0), Vec::new());
+        for _ in 0..9 {
+            assert!(pause.is_over(now) && !pause.is_over(now - Duration::from_micros(1)) || now == Moment(0));
+            pause.failed(now, limits);
+            seconds.push(pause.ends().since(now).as_secs());
+            now = pause.ends();
+        }
+        assert_eq!(seconds, [1, 2, 4, 8, 16, 32, 60, 60, 60]);
+        pause.succeeded();
+        pause.failed(now, limits);
+        assert_eq!(pause.ends(), now + limits.0);
     }
 }

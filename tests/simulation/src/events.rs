@@ -297,10 +297,12 @@ pub enum Event {
     KeyringWritten {
         idx: MachineIdx,
         life: u32,
+        runtime: u32,
+        number: u64,
     },
-    KeyringLooked {
+    KeyringInspected {
         idx: MachineIdx,
-        life: u32,
+        runtime: u32,
         version: Revision,
     },
     KeyringWoke {
@@ -374,7 +376,7 @@ impl Event {
             | E::RotationBack { idx, .. }
             | E::RootsWritten { idx, .. }
             | E::KeyringWritten { idx, .. }
-            | E::KeyringLooked { idx, .. }
+            | E::KeyringInspected { idx, .. }
             | E::KeyringWoke { idx, .. }
             | E::RootAsked { idx, .. }
             | E::Probed { idx, .. }

@@ -5,6 +5,7 @@
 //! following a later key than its keyring (SEAL-11). In the end every manager's keyring is at the newest version, and the state says so.
 //! An operator reads a key from the newest state; in the product one manager has to run for that, or the operator has kept the key.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use muster_autolock::core::{Autolock, Effect, Goal, Input};
@@ -14,9 +15,10 @@ use muster_messages::{
     AutoUnlock, AutolockChange, Change, Command, ErrorBody, ErrorCode, Moment, Principal, Revision, Role, Seal, Secret,
     Tables,
 };
+use muster_store::invariants::SEAL_9;
 
 use crate::bugs::Bug;
-use crate::checks::{CONVERGE_1, violation};
+use crate::checks::{CONVERGE_1, CheckResult, violation};
 use crate::events::{Answered, Event, Question};
 use crate::faults::Faults;
 use crate::machine::{Agent, Asker, Caller, Machine, MachineIdx};
@@ -25,7 +27,6 @@ use crate::schedule::keep_earlier;
 use crate::simulation::Simulation;
 use crate::world::World;
 
-pub const SEAL_9: &str = "SEAL-9";
 pub const SEAL_11: &str = "SEAL-11";
 
 const SECOND: u64 = 1_000_000;
@@ -54,8 +55,8 @@ pub struct Unlocking {
 pub struct Keyring {
     /// `None`: there is none.
     disk: Option<OnDisk>,
-    /// Being written: after a crash it is on disk, or not.
-    writing: Option<OnDisk>,
+    /// Being written, in order: after a crash each is on disk, or not.
+    writing: BTreeMap<u64, OnDisk>,
     follower: Option<Follower>,
     /// A person has been asked for the key.
     waits: bool,
@@ -131,8 +132,12 @@ fn unfinished(world: &World) -> Option<String> {
         }
         let on_disk = machine.keyring.disk.as_ref().map(|(version, _)| *version);
         let on_record = autolock.seals.get(&machine.id).map(|report| report.seal);
-        let wanted =
-            Seal { version: autolock.version, sealed: autolock.is_on(), data_sealed: true, unlock: AutoUnlock::None };
+        let wanted = Seal {
+            version: autolock.version,
+            sealed: autolock.is_on(),
+            files_sealed: autolock.is_on() || on_record.is_some_and(|seal| seal.files_sealed),
+            unlock: AutoUnlock::None,
+        };
         if on_disk != Some(autolock.version) || on_record != Some(wanted) {
             return Some(format!(
                 "{}: its keyring is at {on_disk:?} of {}, on record is {on_record:?}",
@@ -181,17 +186,21 @@ impl Keyring {
         let life = world.machines[idx].life;
         match effect {
             Effect::Follow { version, key } => {
-                world.machines[idx].keyring.writing = Some((version, key));
+                let number = world.number();
+                let keyring = &mut world.machines[idx].keyring;
+                keyring.writing.insert(number, (version, key));
+                let runtime = keyring.follower.as_ref().map_or(0, |follower| follower.runtime);
                 let slow = world.faults_active && world.rng.chance(150);
                 let takes = if slow { world.rng.millis(100, 3000) } else { world.rng.millis(1, 40) };
-                world.time.after(takes, Event::KeyringWritten { idx, life });
+                world.time.after(takes, Event::KeyringWritten { idx, life, runtime, number });
                 if world.settings.bug == Some(Bug::ReportUnwrittenKey) {
                     Self::step(world, idx, Input::Followed(version, Ok(Followed::Written)));
                 }
             }
-            Effect::Look(version) => {
+            Effect::Inspect(version) => {
                 let takes = world.rng.micros(50, 2000);
-                world.time.after(takes, Event::KeyringLooked { idx, life, version });
+                let runtime = world.machines[idx].keyring.follower.as_ref().map_or(0, |follower| follower.runtime);
+                world.time.after(takes, Event::KeyringInspected { idx, runtime, version });
             }
             Effect::Report(seal) => Self::report(world, idx, seal),
             Effect::Took { .. } => {}
@@ -208,19 +217,22 @@ impl Keyring {
     }
 
     pub(crate) fn woke(world: &mut World, idx: MachineIdx, runtime: u32) {
-        let follower = world.machines[idx].keyring.follower.as_mut().filter(|follower| follower.runtime == runtime);
-        if let Some(follower) = follower {
+        if let Some(follower) = Self::follower(world, idx, runtime) {
             follower.wakes = None;
             Self::step(world, idx, Input::Woke);
         }
     }
 
     /// The write ends also if its actor has ended meanwhile: it blocks a thread.
-    pub(crate) fn written(world: &mut World, idx: MachineIdx, life: u32) {
+    pub(crate) fn written(world: &mut World, idx: MachineIdx, life: u32, runtime: u32, number: u64) {
         let failed = world.faults_active && world.rng.chance(FAILED_WRITES_PER_1000);
         let ignores_versions = world.settings.bug == Some(Bug::FollowOlderKey);
         let machine = &mut world.machines[idx];
-        let Some(wanted) = machine.keyring.writing.take_if(|_| machine.up && machine.life == life) else { return };
+        if !machine.up || machine.life != life {
+            return;
+        }
+        // Its keyring was deleted meanwhile.
+        let Some(wanted) = machine.keyring.writing.remove(&number) else { return };
         let version = wanted.0;
         let result = if failed {
             Err(FollowFault::Failed("no space left".to_owned()))
@@ -234,13 +246,23 @@ impl Keyring {
             Err(_) => "fault: keyring not written",
         });
         world.log(format!("n{}: version {version} of the unlock key: {result:?}", idx + 1));
-        Self::step(world, idx, Input::Followed(version, result));
+        if Self::follower(world, idx, runtime).is_some() {
+            Self::step(world, idx, Input::Followed(version, result));
+        }
     }
 
-    pub(crate) fn looked(world: &mut World, idx: MachineIdx, life: u32, version: Revision) {
-        if world.machines[idx].life == life {
-            Self::step(world, idx, Input::Looked(version, true));
+    /// While faults are injected, a disk may be full, or a rewrite may take long.
+    pub(crate) fn inspected(world: &mut World, idx: MachineIdx, runtime: u32, version: Revision) {
+        let sealed = !world.faults_active || !world.rng.chance(300);
+        if Self::follower(world, idx, runtime).is_some() {
+            world.totals.count(if sealed { "files sealed" } else { "files not sealed yet" });
+            Self::step(world, idx, Input::Inspected(version, sealed));
         }
+    }
+
+    /// The actor of this manager runtime, if it still runs.
+    fn follower(world: &mut World, idx: MachineIdx, runtime: u32) -> Option<&mut Follower> {
+        world.machines[idx].keyring.follower.as_mut().filter(|follower| follower.runtime == runtime)
     }
 
     // ---- reports to the leader ------------------------------------------------------------------------------------
@@ -293,9 +315,10 @@ impl Keyring {
     /// The process ends. A write that it had begun either happened or did not.
     pub(crate) fn process_ends(world: &mut World, idx: MachineIdx) {
         let ignores_versions = world.settings.bug == Some(Bug::FollowOlderKey);
-        let Some(writing) = world.machines[idx].keyring.writing.take() else { return };
-        if world.rng.chance(500) {
-            let _unreported = world.machines[idx].keyring.follow(writing, ignores_versions);
+        for (_, writing) in std::mem::take(&mut world.machines[idx].keyring.writing) {
+            if world.rng.chance(500) {
+                let _unreported = world.machines[idx].keyring.follow(writing, ignores_versions);
+            }
         }
     }
 
@@ -304,7 +327,8 @@ impl Keyring {
         let machine = &mut world.machines[idx];
         machine.keyring.abandoned &= machine.certified() == Some(Role::Manager);
         if machine.certified() == Some(Role::Worker) && machine.runtime.is_none() {
-            (machine.keyring.disk, machine.keyring.writing) = (None, None);
+            machine.keyring.disk = None;
+            machine.keyring.writing.clear();
         }
     }
 
@@ -357,7 +381,7 @@ impl Keyring {
         }
     }
 
-    fn locked_out(world: &World, idx: MachineIdx, version: Revision) -> crate::checks::CheckResult {
+    fn locked_out(world: &World, idx: MachineIdx, version: Revision) -> CheckResult {
         let name = &world.machines[idx].name;
         Err(violation(SEAL_9, format!("{name} needs version {version} of the unlock key, which is not on record")))
     }
@@ -399,7 +423,7 @@ impl Keyring {
         world.require(outcome);
     }
 
-    fn check_machine(world: &World, idx: MachineIdx, tables: &Tables) -> crate::checks::CheckResult {
+    fn check_machine(world: &World, idx: MachineIdx, tables: &Tables) -> CheckResult {
         let machine = &world.machines[idx];
         let may_be_sealed = tables.nodes.get(&machine.id).is_some_and(|node| node.may_be_sealed());
         if !may_be_sealed || machine.keyring.abandoned || machine.certified() != Some(Role::Manager) {
@@ -407,7 +431,7 @@ impl Keyring {
         }
         let on_disk = machine.keyring.disk.as_ref().map(|(version, _)| *version);
         // What has begun may be on disk, unless the keyring leaves it alone.
-        let writing = machine.keyring.writing.as_ref().filter(|(version, _)| Some(*version) > on_disk);
+        let writing = machine.keyring.writing.values().filter(|(version, _)| Some(*version) > on_disk);
         for (version, key) in machine.keyring.disk.iter().chain(writing) {
             let Some(key) = key else { continue };
             if tables.autolock.key_of(*version).is_none_or(|(found, _)| found != key) {
@@ -416,7 +440,7 @@ impl Keyring {
         }
         let reported = tables.autolock.seals.get(&machine.id).map(|report| report.seal.version);
         match (&machine.keyring.disk, reported) {
-            (Some((version, Some(_))), Some(reported)) if reported > *version => {
+            (Some((version, _)), Some(reported)) if reported > *version => {
                 let detail = format!("{} is recorded at version {reported}, its keyring is at {version}", machine.name);
                 Err(violation(SEAL_11, detail))
             }

@@ -111,7 +111,7 @@ pub const UPGRADES_MUST_SEE: [&str; 10] = [
 ];
 
 /// Events that a full run of rotations must contain.
-pub const ROTATIONS_MUST_SEE: [&str; 30] = [
+pub const ROTATIONS_MUST_SEE: [&str; 32] = [
     "roots prepared",
     "roots activated",
     "roots activated again",
@@ -137,6 +137,8 @@ pub const ROTATIONS_MUST_SEE: [&str; 30] = [
     "operator: retired a root",
     "operator: forced a retirement",
     "operator: revoked a root",
+    "operator: asked an authority above",
+    "operator: passed an answer from above",
     "operators' steps refused",
     "adversary: unvouched roots offered",
     "adversary: stolen keys used",
@@ -145,12 +147,14 @@ pub const ROTATIONS_MUST_SEE: [&str; 30] = [
 ];
 
 /// Events that a full run of autolock must contain.
-pub const AUTOLOCK_MUST_SEE: [&str; 16] = [
+pub const AUTOLOCK_MUST_SEE: [&str; 18] = [
     "operator: switched autolock on",
     "operator: rotated the unlock key",
     "operator: switched autolock off",
     "keyrings written",
     "keyrings compared",
+    "files sealed",
+    "files not sealed yet",
     "older versions left alone",
     "reports of keyrings without success",
     "managers locked",

@@ -61,10 +61,17 @@ impl RootOperators {
         };
         use AuthorityState as S;
         let change = match world.rng.below(12) {
-            0..=5 => {
+            0..=3 => {
                 let compromised = world.rng.chance(250);
                 Some(RootsChange::Rotate { automatic: world.rng.chance(750), compromised })
             }
+            4 | 5 => Some(match tables.authorities.requested {
+                // The answer is made up when it is judged.
+                Some(_) if world.rng.chance(750) => {
+                    RootsChange::Issued { automatic: world.rng.chance(750), answer: String::new() }
+                }
+                _ => RootsChange::Request { compromised: world.rng.chance(250) },
+            }),
             6 => Some(RootsChange::Abort),
             7 | 8 => world.rng.pick(&in_states(&[S::Prepared, S::Retiring])).map(RootsChange::Activate),
             9 => {
@@ -74,8 +81,9 @@ impl RootOperators {
             10 => world.rng.pick(&in_states(&[S::Retiring, S::Retired])).map(RootsChange::Revoke),
             _ => return self.repeat(world),
         };
-        let rotations = self.ops.iter().filter(|op| matches!(op.change, RootsChange::Rotate { .. })).count();
-        let too_many = matches!(change, Some(RootsChange::Rotate { .. })) && rotations >= MAX_ROTATIONS;
+        let rotates = |change: &RootsChange| matches!(change, RootsChange::Rotate { .. } | RootsChange::Issued { .. });
+        let rotations = self.ops.iter().filter(|op| rotates(&op.change)).count();
+        let too_many = change.as_ref().is_some_and(rotates) && rotations >= MAX_ROTATIONS;
         if let Some(change) = change.filter(|_| !too_many) {
             self.ask(world, change);
         }

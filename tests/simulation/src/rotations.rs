@@ -318,7 +318,7 @@ impl Rotations {
     /// A leader proposes a change, on the grounds of this state.
     pub(crate) fn proposed(world: &mut World, change: &AuthorityChange, tables: &Tables) {
         match change {
-            AuthorityChange::Prepare { root, .. } => {
+            AuthorityChange::Prepare { root, .. } | AuthorityChange::Certify { root, .. } => {
                 world.rotations.made.insert(*root);
             }
             AuthorityChange::Activate { root, .. } => {

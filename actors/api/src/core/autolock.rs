@@ -31,13 +31,8 @@ pub fn autolock(tables: &Tables) -> AutolockView {
 fn manager(tables: &Tables, node: &NodeRecord) -> ManagerSealView {
     let report = tables.autolock.seals.get(&node.id);
     let state = match report {
-        Some(SealReport { seal: Seal { sealed: true, data_sealed, .. }, .. }) => {
-            if *data_sealed {
-                SealState::Sealed
-            } else {
-                SealState::Incomplete
-            }
-        }
+        Some(SealReport { seal: Seal { sealed: true, files_sealed: true, .. }, .. }) => SealState::Sealed,
+        Some(SealReport { seal: Seal { sealed: true, .. }, .. }) => SealState::Incomplete,
         Some(_) => SealState::Clear,
         // There was never a key under which it could be sealed.
         None if tables.autolock.version == Revision(0) => SealState::Clear,

@@ -72,8 +72,7 @@ impl Leader {
 struct Sealed;
 
 impl SealedFiles for Sealed {
-    fn keys_changed(&self) {}
-    fn data_is_sealed(&self) -> bool {
+    fn are_sealed(&self) -> bool {
         true
     }
 }
@@ -148,7 +147,7 @@ impl KeyringPort for Failing {
     fn follow(&self, _: Revision, _: Option<&Secret>) -> Result<Followed, FollowFault> {
         self.0.lock().unwrap().clone().map_or(Ok(Followed::Written), Err)
     }
-    fn data_is_sealed(&self) -> bool {
+    fn files_are_sealed(&self) -> bool {
         true
     }
     fn unlocks_by(&self) -> AutoUnlock {

@@ -22,6 +22,8 @@ enum Event {
     },
     DiskFull(bool),
     NoLeader(bool),
+    /// The files are not sealed for so many inspections.
+    Rewrites(u32),
     Pass(u64),
 }
 
@@ -35,6 +37,7 @@ fn event() -> impl Strategy<Value = Event> {
         2 => any::<bool>().prop_map(|writes| Event::Crash { writes }),
         1 => any::<bool>().prop_map(Event::DiskFull),
         1 => any::<bool>().prop_map(Event::NoLeader),
+        2 => (0..4u32).prop_map(Event::Rewrites),
         3 => (1..90_000u64).prop_map(Event::Pass),
     ]
 }
@@ -47,6 +50,7 @@ fn step(world: &mut World, event: Event) {
         Event::Crash { writes } => world.restart(writes),
         Event::DiskFull(full) => world.disk_full = full,
         Event::NoLeader(none) => world.no_leader = none,
+        Event::Rewrites(inspections) => world.inspections_left = inspections,
         Event::Pass(ms) => world.pass(Duration::from_millis(ms)),
     }
 }
@@ -69,6 +73,12 @@ proptest! {
         (world.disk_full, world.no_leader) = (false, false);
         world.show();
         world.run();
+        // The last inspections may be a minute apart.
+        for _ in 0..300 {
+            while world.act() {}
+            world.show();
+            world.pass(Duration::from_secs(1));
+        }
         let autolock = world.log.autolock.clone();
         let state = world.core.state();
         if autolock.version.0 == 0 {
@@ -77,6 +87,7 @@ proptest! {
             prop_assert_eq!(state, State::Current);
             prop_assert_eq!(&world.disk, &(autolock.version, autolock.key.clone()));
             prop_assert!(autolock.previous.is_empty());
+            prop_assert!(!autolock.is_on() || autolock.seals[&me()].seal.files_sealed);
         }
     }
 }

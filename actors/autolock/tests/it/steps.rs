@@ -45,14 +45,14 @@ fn each_version_is_written_once_and_then_reported() {
 }
 
 fn is_whole(world: &World) -> Option<bool> {
-    world.log.autolock.seals.get(&me()).map(|report| report.seal.data_sealed)
+    world.log.autolock.seals.get(&me()).map(|report| report.seal.files_sealed)
 }
 
-/// On a full disk, or a mount point, the Raft data stays under a key that lay in clear: the report says so, until it has changed.
+/// On a full disk, or a mount point, files stay under a key that lay in clear: the report says so, until that has changed.
 #[test]
-fn data_that_is_not_sealed_yet_is_reported_as_such() {
+fn files_that_are_not_sealed_yet_are_reported_as_such() {
     let mut world = World::new();
-    world.looks_left = 20;
+    world.inspections_left = 20;
     world.change(enable("a"));
     for _ in 0..10 {
         while world.act() {}
@@ -60,30 +60,30 @@ fn data_that_is_not_sealed_yet_is_reported_as_such() {
         world.pass(Duration::from_secs(1));
     }
     assert_eq!((is_whole(&world), world.core.state()), (Some(false), State::Current));
-    world.looks_left = 0;
+    world.inspections_left = 0;
     for _ in 0..3 {
         while world.act() {}
         world.show();
         world.pass(Duration::from_secs(1));
     }
     assert_eq!((is_whole(&world), world.core.state()), (Some(true), State::Current));
-    assert_eq!(world.wake, None, "it looks no longer");
+    assert_eq!(world.wake, None, "it inspects no longer");
 }
 
-/// A look that began before the keyring had another key says nothing about that key.
+/// An inspection that began before the keyring had another key says nothing about that key.
 #[test]
-fn late_look_at_the_data_does_not_count() {
+fn late_inspection_does_not_count() {
     let mut world = World::new();
     let first = world.change(enable("a"));
     world.run();
-    world.looks_left = 1;
+    world.inspections_left = 1;
     let second = world.change(rotate("b"));
     world.show();
     let Some(Effect::Follow { version, key }) = world.pending.pop_front() else { panic!("it follows") };
     assert_eq!(version, second);
     let written = world.follow(version, key);
     world.input(Input::Followed(version, written));
-    world.input(Input::Looked(first, true));
+    world.input(Input::Inspected(first, true));
     while world.act() {}
     assert_eq!(is_whole(&world), Some(false));
 }
@@ -153,6 +153,23 @@ fn equal_version_with_another_key_is_shown_as_a_fault() {
     assert_eq!((world.core.state(), on_record(&world)), (State::Current, Some(next)), "a newer version ends it");
 }
 
+/// A replica that was behind catches up: the key of the version on disk is compared then, too.
+#[test]
+fn key_is_compared_when_the_replica_catches_up() {
+    let mut world = World::new();
+    world.change(enable("a"));
+    world.run();
+    let behind = world.shown.clone();
+    let version = world.change(rotate("b"));
+    world.disk = (version, Some(Secret::new("another")));
+    world.shown = behind;
+    world.restart(true);
+    while world.act() {}
+    assert_eq!(world.core.state(), State::ReplicaBehind);
+    world.run();
+    assert_eq!((world.core.state(), world.core.fault()), (State::Fault, Some(&FollowFault::OtherKey(version))));
+}
+
 /// The log names what was written, and not what is wanted meanwhile.
 #[test]
 fn write_that_is_overtaken_is_logged_as_it_was() {
@@ -172,7 +189,7 @@ fn late_answer_does_not_delay_a_newer_report() {
         let mut world = World::new();
         world.change(enable("a"));
         world.show();
-        assert!(world.act() && world.act() && world.act(), "written, logged, and looked at");
+        assert!(world.act() && world.act() && world.act(), "written, logged, and inspected");
         let Some(Effect::Report(seal)) = world.pending.pop_front() else { panic!("a report follows") };
         world.no_leader = no_leader;
         let answer = world.report(seal);

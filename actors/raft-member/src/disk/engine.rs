@@ -138,7 +138,7 @@ pub(crate) struct EngineDisk<F: FileSystem = DefaultFileSystem> {
     meta: Meta,
     syncs: u64,
     /// Last: it is released when everything is closed.
-    _lock: Option<Lock>,
+    lock: Option<Lock>,
 }
 
 /// The directories of the log, of its rewritten form, and of the old log.
@@ -179,13 +179,14 @@ impl<F: FileSystem> EngineDisk<F> {
         reseal::finish_exchange(dir)?;
         make_dir(dir)?;
         let lock = Lock::take(dir)?;
+        reseal::carry_marks(dir)?; // a crash came between the exchange and this
         finish_wipe(dir)?;
         Self::open_locked(dir, fs, keys, (purpose, lock))
     }
 
     /// Closes the files, and keeps the directory.
     pub fn close(mut self) -> Option<Lock> {
-        self._lock.take()
+        self.lock.take()
     }
 
     /// Opens a directory again that this process has closed a moment ago, to rewrite it under the newest key. Others may have marked it
@@ -195,6 +196,9 @@ impl<F: FileSystem> EngineDisk<F> {
         let lock = lock.ok_or_else(|| LogFault::io(dir, "it was replaced while it was closed"))?;
         if is_marked_for_wipe(dir) {
             return Err(LogFault::io(dir, "it is to be wiped"));
+        }
+        if doubt::is_doubtful(dir) {
+            return Err(doubt::unsynced(dir)); // the member has everything in memory
         }
         Self::open_locked(dir, fs, keys, (OpenFor::Writing, lock))
     }
@@ -220,7 +224,7 @@ impl<F: FileSystem> EngineDisk<F> {
         }
         let seal = Seal::of(dir, keys)?;
         let disk = Self::open_log(dir, fs, seal)?;
-        Ok(Self { _lock: Some(lock), ..disk })
+        Ok(Self { lock: Some(lock), ..disk })
     }
 
     fn rewrite_doubtful(dir: &Path, fs: &Arc<F>, keys: &Keys) -> Result<(), LogFault> {
@@ -275,7 +279,7 @@ impl<F: FileSystem> EngineDisk<F> {
         tracing::warn!(dir = %dir.display(), "a sync failed; rewrote the Raft log into new files");
         let disk = Self::open_log(dir, fs, seal)?;
         disk.snapshots.forget_before(job.index);
-        Ok(Self { _lock: Some(lock), ..disk })
+        Ok(Self { lock: Some(lock), ..disk })
     }
 
     /// Opens the files. The caller holds the lock.
@@ -292,7 +296,7 @@ impl<F: FileSystem> EngineDisk<F> {
         let snapshots = SnapshotFiles::new(dir, seal.as_ref().map(Seal::for_files));
         let (meta, witness, identity) = (Meta::default(), None, Witness::identity_dir(dir));
         let dir = dir.to_owned();
-        let mut disk = Self { dir, log, acked, identity, witness, snapshots, seal, meta, syncs: 0, _lock: None };
+        let mut disk = Self { dir, log, acked, identity, witness, snapshots, seal, meta, syncs: 0, lock: None };
         disk.meta = disk.read_meta()?;
         disk.check_witness()?;
         Ok(disk)
@@ -410,13 +414,7 @@ impl<F: FileSystem> EngineDisk<F> {
         self.meta.hard = write.hard;
         let group = self.meta.entries_group();
         add_entries(batch, group, &write.entries, self.seal.as_mut()).map_err(|e| LogFault::io(&self.dir, e))?;
-        let stored = write.compact.as_ref().filter(|compact| self.snapshots.holds(&compact.head));
-        if write.compact.is_some() && stored.is_none() {
-            // The directory was exchanged for another one while a snapshot was written: under the former key, if it is here. The log keeps
-            // what it would replace, and the member has no other snapshot in progress.
-            self.snapshots.forget_others(self.meta.snapshot.as_ref());
-        }
-        if let Some(compact) = stored {
+        if let Some(compact) = write.compact.as_ref().filter(|compact| self.snapshots.holds(&compact.head)) {
             batch.add_command(group, Command::Compact { index: compact.keep_after.index + 1 });
             self.meta.snapshot = Some(compact.head.clone());
             self.meta.truncated = compact.keep_after;
@@ -475,6 +473,11 @@ impl<F: FileSystem> LogDisk for EngineDisk<F> {
         }
         let mut batch = LogBatch::with_capacity(writes.len());
         let base = self.meta.snapshot.as_ref().map(|head| head.index);
+        // It was written into a directory that was exchanged meanwhile: under the former key, if it is here. The log keeps what it would
+        // replace, and the member has no second snapshot in progress.
+        let misses =
+            |write: &Durable| write.compact.as_ref().is_some_and(|compact| !self.snapshots.holds(&compact.head));
+        let snapshot_is_missing = writes.iter().any(misses);
         for write in writes {
             self.add(&mut batch, write)?;
         }
@@ -482,6 +485,10 @@ impl<F: FileSystem> LogDisk for EngineDisk<F> {
         put_meta(&mut batch, &self.meta, self.seal.as_mut()).map_err(|e| LogFault::io(&self.dir, e))?;
         let sync = writes.iter().any(|w| w.sync);
         self.log.write(&mut batch, sync)?;
+        if snapshot_is_missing {
+            tracing::info!(dir = %self.dir.display(), "a snapshot is not in the Raft directory; the log keeps what it would replace");
+            self.snapshots.forget_others(self.meta.snapshot.as_ref());
+        }
         if sync {
             self.syncs += 1;
             self.acked.record(self.meta.number)?;

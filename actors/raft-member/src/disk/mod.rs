@@ -144,7 +144,7 @@ pub fn state(dir: &Path, keys: &Keys) -> DirState {
 
 /// Reads everything in a directory. Blocks. Its seal stays as it is, and nothing is created.
 pub fn read(dir: &Path, keys: &Keys) -> Result<Recovered, LogFault> {
-    if reseal::finish_exchange(dir).is_ok() && !files::holds_data(dir) {
+    if reseal::finish_exchange(dir).is_ok() && (!files::holds_data(dir) || files::is_marked_for_wipe(dir)) {
         return Ok(Recovered::default());
     }
     DiskThread::open_in(dir, &Arc::new(DefaultFileSystem), keys, OpenFor::Reading).map(|(_, recovered)| recovered)
@@ -155,6 +155,11 @@ pub fn write(dir: &Path, write: Durable, keys: &Keys) -> Result<(), LogFault> {
     let (path, keys) = (dir.to_owned(), keys.clone());
     let work = std::thread::spawn(move || EngineDisk::open(&path, &keys)?.write(&[write]));
     work.join().unwrap_or_else(|_| Err(doubt::unsynced(dir)))
+}
+
+/// Whether a wipe of the directory was requested and is not complete.
+pub fn is_marked_for_wipe(dir: &Path) -> bool {
+    files::is_marked_for_wipe(dir)
 }
 
 /// Seals a directory in which no member runs under the newest key, as the next start of its member would. Blocks.
@@ -179,7 +184,7 @@ pub enum DirSeal {
     Absent,
     /// In clear: an earlier build made it. The member converts it when it is next started and the cluster's feature level permits it.
     Clear,
-    /// `newest`: under the newest key of the keyring, and no former data lies beside it. Otherwise the member rewrites it when it is next started.
+    /// `newest`: under the newest key of the keyring, and no former data lies beside it. Otherwise its member rewrites it.
     Sealed { key: KeyId, newest: bool },
 }
 
@@ -211,7 +216,7 @@ pub fn lost(dir: &Path) -> Option<LogFault> {
 pub fn wipe(dir: &Path) -> Result<(), LogFault> {
     reseal::finish_exchange(dir)?;
     if !dir.exists() {
-        return reseal::remove_leftovers(dir).map(drop);
+        return reseal::remove_leftovers(dir);
     }
     let _lock = files::Lock::take(dir)?;
     files::mark_for_wipe(dir)?;

@@ -50,6 +50,11 @@ pub(super) fn behind_links(dir: &Path) -> PathBuf {
     found
 }
 
+/// The folder in which it is.
+pub(super) fn parent_of(dir: &Path) -> &Path {
+    dir.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
 /// The directories beside this one.
 fn beside(dir: &Path, what: &str) -> PathBuf {
     let name = dir.file_name().unwrap_or_default().to_string_lossy();
@@ -77,16 +82,14 @@ pub(crate) fn finish_exchange(dir: &Path) -> Result<(), LogFault> {
 }
 
 /// Deletes what an interrupted rewrite left: never the data. The caller holds the directory's lock.
-pub(crate) fn remove_leftovers(dir: &Path) -> Result<bool, LogFault> {
+pub(crate) fn remove_leftovers(dir: &Path) -> Result<(), LogFault> {
     let dir = &behind_links(dir);
-    let mut found = false;
     for path in leftovers(dir) {
-        found = true;
         remove_all(&path).and_then(|()| sync_parent(dir)).map_err(|e| LogFault::io(&path, e))?;
     }
     // Of the file system's two renames.
     let _not_there = fs::remove_file(beside(dir, "exchange"));
-    Ok(found)
+    Ok(())
 }
 
 /// What an interrupted rewrite left, or one whose former data could not be deleted.
@@ -110,20 +113,19 @@ pub(crate) fn reseal<F: FileSystem>(
 ) -> Result<Lock, LogFault> {
     let dir = &behind_links(dir);
     let next = beside(dir, "next");
-    let prepared = prepare(dir, &next, fs, keys, step).map_err(Unchanged::from);
-    let exchanged = prepared.and_then(|next_lock| {
+    let exchanged = prepare(dir, &next, fs, keys, step).and_then(|next_lock| {
         // Another incarnation may have set the directory aside meanwhile, and deleted what was being written.
         if lock.is_of(dir) && next_lock.is_of(&next) {
             exchange(dir, &next, step).map(|()| next_lock)
         } else {
-            Err(LogFault::io(dir, "it was replaced while it was rewritten").into())
+            Err(LogFault::io(dir, "it was replaced while it was rewritten"))
         }
     });
     let next_lock = match exchanged {
         Ok(lock) => lock,
         // The next start finishes the exchange; or it is another's directory now.
-        Err(Unchanged(fault)) if !lock.is_of(dir) => return Err(fault),
-        Err(Unchanged(fault)) => {
+        Err(fault) if !lock.is_of(dir) => return Err(fault),
+        Err(fault) => {
             let _left_to_the_next_start = remove_all(&next);
             tracing::warn!(dir = %dir.display(), %fault, "cannot seal the Raft data anew; it stays as it is until the next attempt");
             return Ok(lock);
@@ -131,10 +133,10 @@ pub(crate) fn reseal<F: FileSystem>(
     };
     // It has succeeded already; a power loss before this restores the old directory.
     sync_parent(dir).map_err(|e| LogFault::io(dir, e))?;
-    carry_marks(dir, &next)?;
+    carry_marks(dir)?;
     drop(lock);
     match remove_leftovers(dir) {
-        Ok(_) => drop_old_keys(dir, keys),
+        Ok(()) => drop_old_keys(dir, keys),
         // The next start deletes them.
         Err(fault) => tracing::warn!(%fault, "cannot delete the former Raft data; the next start will"),
     }
@@ -143,25 +145,19 @@ pub(crate) fn reseal<F: FileSystem>(
 }
 
 /// Marks that other threads made in the old directory while the new one was written: its data is lost, or is to be wiped. From the exchange
-/// on their paths lead to the new directory.
-fn carry_marks(dir: &Path, next: &Path) -> Result<(), LogFault> {
-    let old = if next.exists() { next.to_owned() } else { beside(dir, "old") };
-    for mark in [doubt::LOST, WIPE].map(|name| (old.join(name), dir.join(name))) {
-        match fs::rename(&mark.0, &mark.1) {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
-            renamed => renamed.and_then(|()| sync_dir(dir)).map_err(|e| LogFault::io(mark.1, e))?,
+/// on, their paths lead to the new directory. A directory that is not exchanged yet has none.
+pub(crate) fn carry_marks(dir: &Path) -> Result<(), LogFault> {
+    let dir = &behind_links(dir);
+    for old in leftovers(dir) {
+        for mark in [doubt::LOST, WIPE] {
+            let to = dir.join(mark);
+            match fs::rename(old.join(mark), &to) {
+                Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {}
+                renamed => renamed.and_then(|()| sync_dir(dir)).map_err(|e| LogFault::io(to, e))?,
+            }
         }
     }
     Ok(())
-}
-
-/// A rewrite failed, and the directory is as it was: under its name, or under that of the old data.
-struct Unchanged(LogFault);
-
-impl From<LogFault> for Unchanged {
-    fn from(fault: LogFault) -> Self {
-        Self(fault)
-    }
 }
 
 /// SEAL-3. Afterwards only keys are left that some directory needs.
@@ -236,6 +232,13 @@ pub(super) fn may_be_sealed<F: FileSystem>(dir: &Path, fs: &Arc<F>, keys: &Keys)
 
 /// Refused before it starts: a full disk would stop this member, and others on this machine.
 fn check_space(dir: &Path) -> Result<(), LogFault> {
+    let device = |path: &Path| fs::metadata(path).map(|meta| meta.dev()).map_err(|e| LogFault::io(path, e));
+    if device(dir)? != device(parent_of(dir))? {
+        return Err(LogFault::io(
+            dir,
+            "it is a mount point, which cannot be exchanged: mount the data directory instead",
+        ));
+    }
     let needed = size(dir).map_err(|e| LogFault::io(dir, e))?;
     let needed = needed + needed / 5;
     let found = rustix::fs::statvfs(dir).map_err(|e| LogFault::io(dir, io::Error::from(e)))?;
@@ -267,36 +270,35 @@ fn size(dir: &Path) -> io::Result<u64> {
     Ok(bytes)
 }
 
-/// Fails if `raft` is a mount point, for example.
-fn exchange(dir: &Path, next: &Path, step: Step<'_>) -> Result<(), Unchanged> {
+/// If it fails, `raft` is as it was: under its name, or under that of the old data.
+fn exchange(dir: &Path, next: &Path, step: Step<'_>) -> Result<(), LogFault> {
     step("exchanging").map_err(|e| LogFault::io(dir, e))?;
     match renameat_with(CWD, next, CWD, dir, RenameFlags::EXCHANGE) {
         Ok(()) => {}
         Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => exchange_by_renames(dir, next, step)?,
         Err(e @ (Errno::BUSY | Errno::XDEV)) => {
             let why = format!(
-                "{}: it is a mount point, which cannot be exchanged; mount the data directory instead",
+                "{}: a mount point, or a directory of a lower layer, cannot be exchanged; mount the data directory instead",
                 io::Error::from(e)
             );
-            return Err(LogFault::io(dir, why).into());
+            return Err(LogFault::io(dir, why));
         }
-        Err(e) => return Err(LogFault::io(dir, io::Error::from(e)).into()),
+        Err(e) => return Err(LogFault::io(dir, io::Error::from(e))),
     }
     let _tests = step("exchanged");
     Ok(())
 }
 
-fn exchange_by_renames(dir: &Path, next: &Path, step: Step<'_>) -> Result<(), Unchanged> {
+fn exchange_by_renames(dir: &Path, next: &Path, step: Step<'_>) -> Result<(), LogFault> {
     let io = |e| LogFault::io(dir, e);
     let old = beside(dir, "old");
     let _exchange = Lock::take_file(&beside(dir, "exchange"))?;
     fs::rename(dir, &old).map_err(io)?;
     let moved = step("moved").and_then(|()| sync_parent(dir)).and_then(|()| fs::rename(next, dir));
-    moved.or_else(|error| fs::rename(&old, dir).and(Err(error))).map_err(io)?;
-    Ok(())
+    moved.or_else(|error| fs::rename(&old, dir).and(Err(error))).map_err(io)
 }
 
 #[cfg(test)]
 pub(crate) fn exchange_for_tests(dir: &Path, step: Step<'_>) -> Result<(), LogFault> {
-    exchange_by_renames(dir, &beside(dir, "next"), step).map_err(|Unchanged(fault)| fault)
+    exchange_by_renames(dir, &beside(dir, "next"), step)
 }

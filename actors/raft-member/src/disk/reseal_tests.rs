@@ -229,7 +229,7 @@ fn running_member_follows_a_new_data_key() {
     let files = disk.snapshot_files();
     files.store(&head, &data).unwrap();
     shared.protect(3, Some(&UnlockKey::new())).unwrap();
-    disk.reseal();
+    disk.reseal().unwrap();
     let newest = shared.newest(KeyUse::Raft);
     let until = std::time::Instant::now() + std::time::Duration::from_secs(60);
     while disk.snapshot_files().key() != newest {
@@ -248,7 +248,7 @@ fn running_member_follows_a_new_data_key() {
     let (head, data) = job(12, 2).run();
     disk.snapshot_files().store(&head, &data).unwrap();
     let compact = Compaction { keep_after: LogPoint { index: 9, term: 2 }, head };
-    disk.reseal();
+    disk.reseal().unwrap();
     write_with(&disk, vec![Durable { compact: Some(compact), ..append(28, 28, 2, 5) }]);
     drop(disk);
     let found = DiskThread::open(&dir, &shared).unwrap().1;
@@ -332,14 +332,25 @@ fn marks_made_during_a_rewrite_are_kept() {
         let shared = keys(&dir);
         shared.add_key(KeyUse::Raft).unwrap();
         let path = dir.clone();
+        let (copies, mut copy) = (tempfile::tempdir().unwrap(), PathBuf::new());
         reseal_in(&dir, &shared, &mut |step| match step {
             "log" => fs::write(path.join(mark), "why"),
+            "exchanged" => {
+                copy = copies.path().join("data");
+                copy_dir(path.parent().unwrap(), &copy);
+                Ok(())
+            }
             _ => Ok(()),
         });
+        // Killed before the mark was moved.
+        let killed = state(&copy.join("raft"));
+        assert_eq!(matches!(killed, DirState::Damaged(_)), mark == "lost", "{killed:?}");
         assert_eq!(fs::read(dir.join(mark)).unwrap(), b"why");
         let found = state(&dir);
         assert_eq!(matches!(found, DirState::Damaged(_)), mark == "lost", "{found:?}");
-        assert_eq!(found == DirState::Absent, mark == "wipe", "{found:?}");
+        for found in [killed, found] {
+            assert_eq!(found == DirState::Absent, mark == "wipe", "{found:?}");
+        }
     }
 }
 
@@ -394,11 +405,11 @@ fn leftover_that_cannot_be_deleted_is_reported_and_no_obstacle() {
     let (disk, found) = DiskThread::open(&dir, &shared).unwrap();
     assert_eq!(found.entries.len(), 19);
     assert!(matches!(seal_of(&dir, &shared), Ok(DirSeal::Sealed { newest: false, .. })));
-    assert!(!disk.is_sealed_with(key_of(&dir).unwrap()));
+    assert_eq!(disk.is_sealed_with(key_of(&dir).unwrap()), Some(false));
     fs::remove_file(dir.with_file_name("raft.reseal-next")).unwrap();
-    disk.reseal();
+    disk.reseal().unwrap();
     let until = std::time::Instant::now() + std::time::Duration::from_secs(60);
-    while !disk.is_sealed_with(key_of(&dir).unwrap()) {
+    while disk.is_sealed_with(key_of(&dir).unwrap()) != Some(true) {
         assert!(std::time::Instant::now() < until, "it looks again");
         std::thread::yield_now();
     }
@@ -408,4 +419,16 @@ fn leftover_that_cannot_be_deleted_is_reported_and_no_obstacle() {
     copy_dir(&dir, &copy);
     recover(&dir).unwrap();
     assert!(copy.exists());
+}
+
+#[test]
+fn reading_leaves_a_wipe_to_the_owner() {
+    let (_temp, dir) = Temp::new();
+    write(&dir, secrets(FEATURE_LEVEL));
+    super::files::mark_for_wipe(&dir).unwrap();
+    let before = image(&dir);
+    for _again in 0..2 {
+        assert_eq!(state(&dir), DirState::Absent);
+        assert!(image(&dir) == before, "nothing is created or deleted");
+    }
 }

@@ -10,12 +10,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use muster_sealing::{
-    DataKey, KeyId, KeyUse, KeyringFault, Keys, Opener, Sealer, WrongSeal, files, open_chunks, seal_chunks,
+    DataKey, KeyId, KeyUse, KeyringFault, Keys, Opener, Sealer, WrongSeal, files, hex, open_chunks, seal_chunks,
 };
 use raft::eraftpb::EntryType;
 use serde::{Deserialize, Serialize};
 
-use super::reseal::behind_links;
+use super::reseal::{behind_links, parent_of};
 use super::{FaultKind, LogFault};
 use crate::core::{Entry, digest};
 
@@ -43,7 +43,7 @@ impl SealHead {
     }
     fn expected_sum(&self) -> String {
         let text = format!("{} {} {} {}", self.v, self.keyring, self.key, self.directory);
-        digest(text.as_bytes())[..16].iter().map(|byte| format!("{byte:02x}")).collect()
+        hex(&digest(text.as_bytes())[..16])
     }
     /// Of this directory. `None`: it is not sealed.
     pub fn of(dir: &Path) -> Result<Option<Self>, LogFault> {
@@ -224,7 +224,7 @@ pub(super) fn no_key(file: &Path, fault: &KeyringFault) -> LogFault {
 pub(crate) fn keys_in_use(dir: &Path) -> Result<Vec<KeyId>, LogFault> {
     let mut keys = Vec::new();
     for dir in [dir, &behind_links(dir)] {
-        let parent = dir.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let parent = parent_of(dir);
         let io = |e| LogFault::io(parent, e);
         let name = dir.file_name().unwrap_or_default().to_string_lossy();
         for entry in fs::read_dir(parent).map_err(io)? {

@@ -2,9 +2,9 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -58,18 +58,22 @@ pub(crate) struct DiskThread {
 struct Published {
     persisted: AtomicU64,
     syncs: AtomicU64,
-    /// Of the directory that has the name now.
-    snapshots: Mutex<SnapshotFiles>,
-    /// See [`reseal::has_leftovers`].
-    leftovers: AtomicBool,
+    opened: Mutex<Opened>,
     /// Why the thread ended.
     failed: Mutex<Option<LogFault>>,
 }
 
+/// The directory that has the name now, as it was when it was last opened.
+struct Opened {
+    snapshots: SnapshotFiles,
+    /// See [`reseal::has_leftovers`].
+    leftovers: bool,
+}
+
 impl Published {
     fn opened<F: FileSystem>(&self, disk: &EngineDisk<F>) {
-        self.leftovers.store(reseal::has_leftovers(disk.dir()), Ordering::Release);
-        *self.snapshots.lock().unwrap_or_else(PoisonError::into_inner) = disk.snapshot_files().clone();
+        let (snapshots, leftovers) = (disk.snapshot_files().clone(), reseal::has_leftovers(disk.dir()));
+        *self.opened.lock().unwrap_or_else(PoisonError::into_inner) = Opened { snapshots, leftovers };
     }
 }
 
@@ -129,8 +133,7 @@ impl DiskThread {
         let published = Arc::new(Published {
             persisted: AtomicU64::new(0),
             syncs: AtomicU64::new(0),
-            snapshots: Mutex::new(SnapshotFiles::new(dir, None)),
-            leftovers: AtomicBool::new(false),
+            opened: Mutex::new(Opened { snapshots: SnapshotFiles::new(dir, None), leftovers: false }),
             failed: Mutex::new(None),
         });
         let worker = Worker {
@@ -147,16 +150,20 @@ impl DiskThread {
     }
     /// The snapshot files of the directory, for writers on other threads.
     pub fn snapshot_files(&self) -> SnapshotFiles {
-        self.published.snapshots.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.opened().snapshots.clone()
     }
-    /// Whether all data is under this key, as far as it was when the directory was last opened.
-    pub fn is_sealed_with(&self, key: KeyId) -> bool {
-        !self.published.leftovers.load(Ordering::Acquire) && self.snapshot_files().key() == Some(key)
+    /// Whether all data is under this key, as far as it was when the directory was last opened. `None`: it is not sealed at all.
+    pub fn is_sealed_with(&self, key: KeyId) -> Option<bool> {
+        let opened = self.opened();
+        opened.snapshots.key().map(|sealed_with| sealed_with == key && !opened.leftovers)
+    }
+    fn opened(&self) -> MutexGuard<'_, Opened> {
+        self.published.opened.lock().unwrap_or_else(PoisonError::into_inner)
     }
     /// Rewrites the directory under the newest key, if it is under another one. Writes queued meanwhile follow. If it fails, the
     /// directory stays as it is.
-    pub fn reseal(&self) {
-        let _gone = self.jobs.send(Job::Reseal);
+    pub fn reseal(&self) -> Result<(), LogFault> {
+        self.send(Job::Reseal)
     }
     /// Sets the listener. Earlier `Report`s are not repeated, but `persisted` counts them.
     pub fn listen(&self, listener: Listener) {
@@ -172,7 +179,10 @@ impl DiskThread {
     }
     /// Queues writes.
     pub fn write(&self, writes: Vec<Durable>) -> Result<(), LogFault> {
-        self.jobs.send(Job::Write(writes)).map_err(|_| {
+        self.send(Job::Write(writes))
+    }
+    fn send(&self, job: Job) -> Result<(), LogFault> {
+        self.jobs.send(job).map_err(|_| {
             let failed = self.published.failed.lock().unwrap_or_else(PoisonError::into_inner).clone();
             failed.unwrap_or_else(|| LogFault::io("raft", "the disk thread has ended"))
         })
@@ -251,7 +261,7 @@ impl<F: FileSystem + 'static> Worker<F> {
         let (published, number) = (Arc::clone(&self.published), self.published.persisted.load(Ordering::Acquire));
         let started = self.start(number, move || Some(EngineDisk::reopen(&dir, &fs, &keys, lock)));
         if let Err(fault) = started {
-            // The shell notices at its next write.
+            // The shell notices at its next write, or when it asks again for a rewrite.
             *published.failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(fault);
         }
     }

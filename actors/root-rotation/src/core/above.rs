@@ -4,12 +4,11 @@
 
 use std::time::Duration;
 
-use muster_messages::{Moment, RequestedAuthority, RootId};
+use muster_messages::{Moment, RequestedAuthority, RetryPause, RootId};
 
-/// The first pause after a command that asks to wait, doubled each time: a company's service that restarts is back by then.
-const FIRST_PAUSE: Duration = Duration::from_secs(10);
-/// The longest pause, and the one after a failure: an operator has to look.
-const LONGEST_PAUSE: Duration = Duration::from_secs(600);
+/// The pauses after a command that asks to wait: a company's service that restarts is back by then. After a failure the longest one: an
+/// operator has to act.
+const PAUSES: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(600));
 
 /// See the module.
 #[derive(Clone, Debug, Default)]
@@ -18,9 +17,7 @@ pub(super) struct Above {
     asking: bool,
     /// The root for which it was asked last. Another request has no past.
     asked: Option<RootId>,
-    /// Not before this time.
-    due: Moment,
-    delays: u32,
+    pause: RetryPause,
 }
 
 /// What to do now.
@@ -36,8 +33,8 @@ impl Above {
         if self.asked != Some(requested.root) {
             *self = Self { asked: Some(requested.root), ..Self::default() };
         }
-        if now < self.due {
-            return Next::WakeAt(self.due);
+        if !self.pause.is_over(now) {
+            return Next::WakeAt(self.pause.ends());
         }
         self.asking = true;
         Next::Ask(requested.root, requested.csr_pem.clone())
@@ -48,11 +45,10 @@ impl Above {
     }
 
     pub fn failed(&mut self, now: Moment, later: bool) {
-        let pause = match later {
-            true => FIRST_PAUSE.saturating_mul(1 << self.delays.min(6)).min(LONGEST_PAUSE),
-            false => LONGEST_PAUSE,
-        };
-        self.delays = self.delays.saturating_add(1);
-        (self.asking, self.due) = (false, now + pause);
+        self.asking = false;
+        match later {
+            true => self.pause.failed(now, PAUSES),
+            false => self.pause = RetryPause::until(now + PAUSES.1),
+        }
     }
 }

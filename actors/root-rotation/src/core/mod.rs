@@ -10,7 +10,7 @@ use std::time::Duration;
 use muster_messages::protocol::{ProposeError, RootsChange, RootsChanged};
 use muster_messages::{
     AuthorityChange, AuthorityRefusal, AuthorityState, Change, Command, CommandRefusal, ErrorBody, ErrorCode, Guard,
-    Moment, NodeId, Principal, RequestId, Revision, RootId, Tables, WallTime, request_digest,
+    Moment, NodeId, Principal, RequestId, RetryPause, Revision, RootId, Tables, WallTime, request_digest,
 };
 
 use crate::Config;
@@ -72,11 +72,10 @@ pub struct RootRotation {
     trusted: Vec<(AskId, NodeId, Revision)>,
     awaited: Awaited,
     above: Above,
-    /// The state is not looked at before this time.
-    look_at: Moment,
+    /// The state is not looked at before its end.
+    pause: RetryPause,
     /// Nor before this revision is applied: an earlier one lacks what was done.
     settled_at: Revision,
-    failures: u32,
     wake: Option<Moment>,
 }
 
@@ -92,16 +91,12 @@ impl RootRotation {
             trusted: Vec::new(),
             awaited: Awaited::default(),
             above: Above::default(),
-            look_at: Moment(0),
+            pause: RetryPause::default(),
             settled_at: Revision(0),
-            failures: 0,
             wake: None,
         }
     }
     /// The node on which it runs.
-    pub fn me(&self) -> NodeId {
-        self.me
-    }
     /// The applied state on which it decides.
     pub fn tables(&self) -> &Tables {
         &self.tables
@@ -118,7 +113,7 @@ impl RootRotation {
             Input::Trusted(ask, node, generation) => self.acknowledged(ask, node, generation, out),
             Input::Asked(ask, step) => self.asked(ask, step, wall, out),
             Input::Signed(step, result) => self.signed(step, result, now, wall, out),
-            Input::Above(root, end) => self.heard_above(root, end, now, out),
+            Input::Above(root, end) => self.question_ended(root, end, now, out),
             Input::Proposed(step, result) => self.proposed(step, result, now, out),
             Input::Woke => self.wake = None,
         }
@@ -140,7 +135,7 @@ impl RootRotation {
         }
     }
 
-    fn heard_above(&mut self, root: RootId, end: UpstreamEnd, now: Moment, out: &mut Vec<Effect>) {
+    fn question_ended(&mut self, root: RootId, end: UpstreamEnd, now: Moment, out: &mut Vec<Effect>) {
         let (why, later) = match end {
             UpstreamEnd::Answered(answer) if requested(&self.tables) == Some(root) => {
                 let what = Signing::Issued { automatic: self.config.auto, answer };
@@ -292,17 +287,15 @@ impl RootRotation {
             Ok(change) => change,
             Err(why) => return self.not_done(work, why.into(), now, out),
         };
-        let (work, command) = match work {
-            Work::Operator(ask, step) => {
-                let rotates = matches!(change, AuthorityChange::Prepare { .. } | AuthorityChange::Certify { .. });
-                let room = plan::makes_room(&self.tables, wall).filter(|_| rotates);
-                let forget = room.map(|root| Change::Authority(Box::new(AuthorityChange::Forget { root })));
-                let command = forget.into_iter().fold(operators(&step, wall), Command::change);
-                (Work::Operator(ask, step), command)
-            }
-            Work::Certified(root) => (Work::Certified(root), own(wall, "certified by the authority above")),
-            other => (other, own(wall, "root rotation")),
+        let command = match &work {
+            Work::Operator(_, step) => operators(step, wall),
+            Work::Certified(_) => own(wall, "certified by the authority above"),
+            _ => own(wall, "root rotation"),
         };
+        let rotates = matches!(change, AuthorityChange::Prepare { .. } | AuthorityChange::Certify { .. });
+        let room = plan::makes_room(&self.tables, wall).filter(|_| rotates);
+        let forget = room.map(|root| Change::Authority(Box::new(AuthorityChange::Forget { root })));
+        let command = forget.into_iter().fold(command, Command::change);
         self.propose(work, command.change(Change::Authority(Box::new(change))), out);
     }
 
@@ -317,7 +310,7 @@ impl RootRotation {
             out.push(Effect::CatchUp(revision));
         }
         match work {
-            Work::Planned | Work::Renewals(_) => self.failures = 0,
+            Work::Planned | Work::Renewals(_) => self.pause.succeeded(),
             Work::Certified(_) => self.above.ended(),
             Work::Trusted(asks) => {
                 out.extend(asks.into_iter().map(|ask| Effect::Answer(ask, Ok(Answer::Trusted))));
@@ -347,23 +340,22 @@ impl RootRotation {
                 let again = why.retry_after(FIRST_PAUSE);
                 out.extend(asks.into_iter().map(|ask| Effect::Answer(ask, Err(again.clone()))));
             }
-            // The same command may answer better, the state may change.
+            // The same command may answer better. What is not the answer's fault passes sooner.
             Work::Certified(root) => {
-                self.above.failed(now, false);
-                out.push(Effect::NotCertified { root, why: why.message, later: false });
+                let later = why.code != ErrorCode::Invalid;
+                self.above.failed(now, later);
+                out.push(Effect::NotCertified { root, why: why.message, later });
             }
-            Work::Planned => self.pause(now, &why, out),
+            Work::Planned => self.step_failed(now, &why, out),
             Work::Renewals(nodes) => {
                 self.awaited.not_asked(&nodes);
-                self.pause(now, &why, out);
+                self.step_failed(now, &why, out);
             }
         }
     }
 
-    fn pause(&mut self, now: Moment, why: &ErrorBody, out: &mut Vec<Effect>) {
-        let pause = FIRST_PAUSE.saturating_mul(1 << self.failures.min(6)).min(LONGEST_PAUSE);
-        self.failures = self.failures.saturating_add(1);
-        self.look_at = now + pause;
+    fn step_failed(&mut self, now: Moment, why: &ErrorBody, out: &mut Vec<Effect>) {
+        self.pause.failed(now, (FIRST_PAUSE, LONGEST_PAUSE));
         out.push(Effect::StepFailed(why.message.clone()));
     }
 
@@ -373,15 +365,16 @@ impl RootRotation {
         if self.tables.authorities.roots.is_empty() || self.steps.values().any(own) {
             return;
         }
-        if now < self.look_at {
-            return self.wake_at(self.look_at, out);
+        if !self.pause.is_over(now) {
+            return self.wake_at(self.pause.ends(), out);
         }
         if self.tables.revision < self.settled_at {
             return; // the replica is passed in once it has applied that
         }
-        self.look_at = now + self.config.pace;
+        self.pause.put_off(now + self.config.pace);
         let plan = plan::plan(&self.tables, &self.config, &mut self.awaited, self.me, (now, wall));
         if let Some(step) = plan.step {
+            self.awaited.not_asked(&plan.renew);
             match step {
                 Step::Activate(root) => self.sign(Work::Planned, Signing::Crosses(root), out),
                 Step::Request => self.sign(Work::Planned, Signing::Request { compromised: false }, out),

@@ -37,7 +37,7 @@ impl Leader {
         let (address, to_raft) = (Address::<Msg>::new(64), raft.recipient());
         let config = Config { retire_after: Duration::ZERO, ..Config::default() };
         harness.start_actor(Spec::actor("root-rotation", address.clone(), move || {
-            Ok(RootRotationShell::new(id(1), config.clone(), to_raft.clone(), replica.clone()))
+            Ok(RootRotationShell::new(id(1), config.clone(), None, to_raft.clone(), replica.clone()))
         }));
         harness.healthy(PATH, 1).await;
         harness.crash_at(PATH, &fuse);

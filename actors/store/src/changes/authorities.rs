@@ -157,20 +157,31 @@ fn certify(
     for_others: &[(RootId, Voucher)],
 ) -> Result<(), CommandRefusal> {
     let requested = tables.authorities.requested.clone().filter(|requested| requested.root == id);
-    let Some(requested) = requested else {
-        let known = tables.authorities.roots.get(&id);
-        let same = known
-            .is_some_and(|known| (known.state, &known.cert_pem) == (AuthorityState::Prepared, &certified.cert_pem));
-        return match known {
-            Some(_) if same => Ok(()),
-            Some(_) => Err(refused(AuthorityRefusal::SameKey(id))),
-            None => Err(refused(AuthorityRefusal::NotRequested(id))),
-        };
-    };
+    let Some(requested) = requested else { return published_again(tables, stamp, id, &certified) };
     let certified = Authority { key_pem: Some(requested.key_pem.clone()), ..certified };
     prepare(tables, stamp, (signer, requested.compromised), (id, certified))?;
     tables.authorities.requested = None;
     vouch(tables, id, for_others);
+    Ok(())
+}
+
+/// The same answer: whether it signs by itself is as the newest request says.
+fn published_again(
+    tables: &mut Tables,
+    stamp: &Stamp<'_>,
+    id: RootId,
+    certified: &Authority,
+) -> Result<(), CommandRefusal> {
+    let Some(known) = tables.authorities.roots.get(&id) else {
+        return Err(refused(AuthorityRefusal::NotRequested(id)));
+    };
+    if known.state != AuthorityState::Prepared || known.cert_pem != certified.cert_pem {
+        return Err(refused(AuthorityRefusal::SameKey(id)));
+    }
+    if known.automatic != certified.automatic {
+        let root = root_mut(tables, id);
+        (root.automatic, root.revision) = (certified.automatic, stamp.at);
+    }
     Ok(())
 }
 

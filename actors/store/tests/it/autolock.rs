@@ -18,7 +18,7 @@ pub fn disable() -> Change {
 
 /// The keyring of node `n` is sealed under this version.
 pub fn sealed(n: u8, version: Revision) -> Change {
-    let seal = Seal { version, sealed: true, data_sealed: true, unlock: AutoUnlock::None };
+    let seal = Seal { version, sealed: true, files_sealed: true, unlock: AutoUnlock::None };
     change(AutolockChange::Sealed { node: id(n), seal })
 }
 

@@ -14,7 +14,7 @@ use crate::cli::output::printable;
 use crate::cli::render;
 use crate::cli::terminal::without_echo;
 use crate::cli::waiting::wait_for_seals;
-use crate::unlock_text::{GivenKey, MAX_KEY_TEXT_BYTES};
+use crate::unlock_text::{GivenKey, MAX_KEY_TEXT_BYTES, key_buffer};
 
 pub async fn run(ctx: &mut Context, command: AutolockCommand) -> Outcome<u8> {
     match command {
@@ -113,15 +113,18 @@ async fn given_key(ctx: &mut Context, file: Option<&Path>) -> Outcome<GivenKey> 
 
 /// The version that the daemon needs. A person does not type a key for a daemon that takes none.
 async fn needed(ctx: &mut Context) -> Outcome<Revision> {
-    let status = ctx.client.call(Request::Status { fresh: false }).await?;
-    match parse::<LockedView>(&status) {
+    needed_by(&ctx.client.call(Request::Status { fresh: false }).await?)
+}
+
+fn needed_by(status: &str) -> Outcome<Revision> {
+    match parse::<LockedView>(status) {
         Ok(locked) if locked.locked => Ok(locked.version),
         _ => Err(Failure::new(ErrorCode::NotLocked, "this daemon is not locked")),
     }
 }
 
 fn read(file: &Path) -> Outcome<zeroize::Zeroizing<String>> {
-    let mut text = zeroize::Zeroizing::new(String::new());
+    let mut text = key_buffer();
     let done = match file.to_str() {
         Some("-") => std::io::stdin().take(MAX_KEY_TEXT_BYTES).read_to_string(&mut text),
         _ => std::fs::File::open(file).and_then(|file| file.take(MAX_KEY_TEXT_BYTES).read_to_string(&mut text)),
@@ -132,4 +135,19 @@ fn read(file: &Path) -> Outcome<zeroize::Zeroizing<String>> {
     };
     done.map_err(failed)?;
     Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_locked_daemon_needs_a_key() {
+        let locked =
+            |locked| format!(r#"{{"locked":{locked},"node":null,"version":5,"since":null,"unattended":null}}"#);
+        assert_eq!(needed_by(&locked(true)).unwrap(), Revision(5));
+        for other in [locked(false).as_str(), r#"{"cluster":"c"}"#, "{}"] {
+            assert!(needed_by(other).unwrap_err().is(ErrorCode::NotLocked), "{other}");
+        }
+    }
 }

@@ -16,18 +16,13 @@ use tokio::task::JoinHandle;
 use zeroize::Zeroizing;
 
 use crate::daemon::config::Config;
-use crate::guard::{Exit, Guarded, Launch, Streams, run_within};
-use crate::unlock_text::MAX_KEY_TEXT_BYTES;
+use crate::guard::{Exit, Guarded, Launch, NOT_FOUND, NOT_RUNNABLE, OUTPUT_END_TIMEOUT, Streams, run_within};
+use crate::unlock_text::{MAX_KEY_TEXT_BYTES, key_buffer};
 
 /// How long the command may take before it is asked to end.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(10);
 /// The time between TERM and KILL: nothing is lost with it but an attempt.
 const KILL_AFTER: Duration = Duration::from_secs(1);
-/// How long the end of the output may take to arrive after all processes have ended.
-const OUTPUT_END_TIMEOUT: Duration = Duration::from_secs(1);
-/// A shell's exit statuses for a command that cannot be run, and for one that is not found.
-const NOT_RUNNABLE: u8 = 126;
-const NOT_FOUND: u8 = 127;
 /// The name of the credential in the folder that systemd names.
 const CREDENTIAL: &str = "muster-unlock";
 /// Why a file gave nothing so far.
@@ -142,7 +137,7 @@ impl Source {
 }
 
 fn read_file(file: &Path) -> Attempt {
-    let mut text = Zeroizing::new(String::new());
+    let mut text = key_buffer();
     let read = File::open(file).and_then(|file| file.take(MAX_KEY_TEXT_BYTES).read_to_string(&mut text));
     read.map_err(|error| error.to_string())?;
     Ok(text)
@@ -152,15 +147,17 @@ fn read_file(file: &Path) -> Attempt {
 /// the attempt, or this daemon.
 async fn output_of(command: Vec<String>) -> Attempt {
     let (guarded, output) = start(command).map_err(|error| format!("it cannot be started: {error}"))?;
-    let text = tokio::spawn(text_of(output));
+    let mut text = tokio::spawn(text_of(output));
     let step_down_at = BootTime.now() + COMMAND_TIMEOUT;
     let time = Hold { step_down_at, over_at: step_down_at + KILL_AFTER };
     let ended = run_within(guarded, time, std::future::pending()).await;
+    let output = tokio::time::timeout(OUTPUT_END_TIMEOUT, &mut text).await;
+    // A process that escaped its supervision may hold the other end.
+    text.abort();
     match ended.exit {
         _ if ended.lapsed => Err(format!("it has not ended within {} s", COMMAND_TIMEOUT.as_secs())),
         Some(Exit::Code(0)) => {
-            let text = tokio::time::timeout(OUTPUT_END_TIMEOUT, text).await;
-            text.map_err(|_| "its output has no end".to_owned())?.map_err(|ended| ended.to_string())?
+            output.map_err(|_| "its output has no end".to_owned())?.map_err(|ended| ended.to_string())?
         }
         Some(Exit::Code(NOT_FOUND)) => Err(format!("it failed with exit status {NOT_FOUND}: not found")),
         Some(Exit::Code(NOT_RUNNABLE)) => Err(format!("it failed with exit status {NOT_RUNNABLE}: it cannot be run")),
@@ -180,7 +177,7 @@ fn start(command: Vec<String>) -> io::Result<(Guarded, pipe::Receiver)> {
 }
 
 async fn text_of(output: pipe::Receiver) -> Attempt {
-    let mut text = Zeroizing::new(String::new());
+    let mut text = key_buffer();
     let read = output.take(MAX_KEY_TEXT_BYTES).read_to_string(&mut text).await;
     read.map_err(|error| error.to_string())?;
     Ok(text)

@@ -21,7 +21,7 @@ fn config(dir: &std::path::Path, more: &[&str]) -> Config {
 
 fn waiting(dir: &std::path::Path) -> Waiting {
     let store = IdentityStore::open(dir).unwrap();
-    Waiting::new(&config(dir, &[]), store.keys().clone())
+    Waiting::new(&store)
 }
 
 fn text(key: &UnlockKey) -> Secret {
@@ -160,13 +160,32 @@ fn certified(dir: &std::path::Path, role: Role) {
 #[test]
 fn worker_with_a_sealed_keyring_is_not_locked() {
     let (dir, _) = sealed();
-    let keys = IdentityStore::open(dir.path()).unwrap().keys().clone();
-    assert!(is_locked(&config(dir.path(), &[]), &keys), "no certificate can be read");
+    let store = IdentityStore::open(dir.path()).unwrap();
+    assert!(is_locked(&config(dir.path(), &[]), &store), "no certificate can be read");
     for (role, locked) in [(Role::Manager, true), (Role::Worker, false)] {
         certified(dir.path(), role);
-        assert_eq!(is_locked(&config(dir.path(), &[]), &keys), locked, "{role}");
+        assert_eq!(is_locked(&config(dir.path(), &[]), &store), locked, "{role}");
         for recovers in [&["--force-new-cluster"][..], &["--force-new-cluster", "--print-plan"]] {
-            assert!(is_locked(&config(dir.path(), recovers), &keys), "{role}: it reads a former manager's data");
+            assert!(is_locked(&config(dir.path(), recovers), &store), "{role}: it reads a former manager's data");
         }
+    }
+}
+
+/// Each way is named, and the same reason is logged once.
+#[tokio::test]
+async fn status_says_why_each_means_failed() {
+    let (dir, _) = sealed();
+    let waiting = waiting(dir.path());
+    let (missing, empty) = (dir.path().join("missing"), dir.path().join("empty"));
+    std::fs::write(&empty, "").unwrap();
+    let mut sources = [missing.clone(), empty.clone()].map(|file| Source::new(Means::File(file)));
+    for _again in 0..3 {
+        for source in &mut sources {
+            waiting.attempt(source, READ_TIMEOUT).await;
+        }
+    }
+    let why = waiting.status().unattended.unwrap();
+    for file in [missing, empty] {
+        assert_eq!(why.matches(file.to_str().unwrap()).count(), 1, "{why}");
     }
 }

@@ -12,6 +12,7 @@ use std::time::{Duration, SystemTime};
 use muster_kernel::Fault;
 use muster_messages::Role;
 use muster_messages::protocol::NodeCredentials;
+use muster_raft_member::disk;
 use tokio::sync::watch;
 
 use crate::daemon::boot::say;
@@ -68,7 +69,8 @@ fn delete_expired(data_dir: &Path, keep_time: Duration, now: SystemTime) -> io::
         }
     }
     let identity = data_dir.join("identity");
-    if identity.exists() && ![FENCED, DAMAGED].iter().any(|name| data_dir.join(name).exists()) {
+    // By the same rule by which it was kept.
+    if identity.exists() && disk::keys_in_use(&data_dir.join("raft")).map_err(io::Error::other)?.is_empty() {
         muster_sealing::delete_set_aside(&identity)?;
     }
     Ok(())

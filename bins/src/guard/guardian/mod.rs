@@ -37,8 +37,8 @@ pub const GUARDIAN: &str = "guard-guardian";
 pub const COMMAND: &str = "guard-command";
 
 /// A shell's exit codes for a command that cannot be run, and for one that is not found.
-const NOT_RUNNABLE: u8 = 126;
-const NOT_FOUND: u8 = 127;
+pub const NOT_RUNNABLE: u8 = 126;
+pub const NOT_FOUND: u8 = 127;
 
 /// Runs the guardian of this command until nothing is left to guard.
 pub fn main(command: &[OsString]) -> ExitCode {

@@ -46,7 +46,7 @@ pub struct AutolockView {
 #[serde(rename_all = "snake_case")]
 pub enum SealState {
     Sealed,
-    /// Its keys are sealed, and its Raft data is still in clear, or under a key that lay in clear.
+    /// Its keyring is sealed, and its private key or its Raft data is still in clear, or under a key that lay in clear.
     Incomplete,
     /// Its keys lie beside its data.
     Clear,
