@@ -245,11 +245,11 @@ impl Agent {
                 Keyring::certified(world, idx);
                 Self::step(world, idx, agent::Input::Installed(facts));
             }
-            None => Self::step(
-                world,
-                idx,
-                agent::Input::InstallFailed(format!("the answer to {id} contains no certificate")),
-            ),
+            None => {
+                world.log(format!("n{} cannot install an answer: {text:?}", idx + 1));
+                let why = format!("the answer to {id} contains no certificate of a trusted root");
+                Self::step(world, idx, agent::Input::InstallFailed(why));
+            }
         }
     }
 

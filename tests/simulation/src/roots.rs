@@ -26,9 +26,13 @@ const FOUNDING_TEXT: &str = "root";
 pub(crate) fn text_of(root: RootId) -> String {
     if root == FOUNDING { FOUNDING_TEXT.to_owned() } else { root.to_string() }
 }
+/// That of a root certified by an authority above. Nodes receive it behind those of [`cross`], in one text.
+pub(crate) fn certified_text_of(root: RootId) -> String {
+    format!(" {root}")
+}
 /// The root in such a text.
 pub(crate) fn id_of(text: &str) -> Option<RootId> {
-    if text == FOUNDING_TEXT { Some(FOUNDING) } else { text.parse().ok() }
+    if text == FOUNDING_TEXT { Some(FOUNDING) } else { text.trim_start().parse().ok() }
 }
 
 pub(crate) fn voucher(by: RootId, of: RootId) -> Voucher {
@@ -64,7 +68,9 @@ impl Chain {
     /// Parses the words behind those of the certificate itself.
     pub fn read<'a>(mut words: impl Iterator<Item = &'a str>) -> Option<Self> {
         let issuer = words.next()?.parse().ok()?;
-        Some(Self { issuer, crosses: words.map(read_pair).collect::<Option<_>>()? })
+        // The certificate that an authority above issued leads to no root known here.
+        let crosses = words.filter(|word| word.parse::<RootId>().is_err()).map(read_pair).collect::<Option<_>>()?;
+        Some(Self { issuer, crosses })
     }
 
     /// Whether a verifier that knows only this root finds a path.

@@ -14,7 +14,7 @@ use muster_root_rotation::core::{self as rotation, Effect, Input, NotSigned, Ope
 use crate::events::{Answered, Event};
 use crate::machine::{Asker, Caller, MachineIdx, Rotation};
 use crate::root_operators::{RootAttempt, RootOperators};
-use crate::roots::{cross, id_of, text_of, voucher};
+use crate::roots::{certified_text_of, cross, id_of, text_of, voucher};
 use crate::rotations::Rotations;
 use crate::world::World;
 
@@ -228,12 +228,12 @@ fn sign(tables: &Tables, what: Signing, made: RootId) -> Result<AuthorityChange,
             csr_pem: format!("request of {made}"),
             compromised,
         }),
-        // The authority above certifies whatever it is asked to.
+        // The authority above certifies every request.
         Signing::Issued { automatic, .. } => {
             let requested = tables.authorities.requested.as_ref().ok_or(NotSigned::NotRequested)?;
             let root = requested.root;
             let Vouched { signer, vouchers, for_others } = vouched(tables, root, requested.compromised)?;
-            let (cert_pem, upstream) = (text_of(root), Vec::new());
+            let (cert_pem, upstream) = (certified_text_of(root), Vec::new());
             Ok(AuthorityChange::Certify { signer, root, cert_pem, upstream, automatic, vouchers, for_others })
         }
         Signing::Crosses(root) => {
