@@ -118,8 +118,8 @@ fn pid_of(child: &Child) -> Pid {
     i32::try_from(child.id()).ok().and_then(Pid::from_raw).expect("a pid")
 }
 
-/// The exit status, and what was printed on stderr.
-fn ended(mut child: Child) -> (Option<i32>, String) {
+/// Waits until it has ended, and kills it at the deadline.
+fn wait_for(child: &mut Child) {
     let end = Instant::now() + DEADLINE;
     while child.try_wait().expect("it is our child").is_none() {
         if Instant::now() > end {
@@ -127,6 +127,11 @@ fn ended(mut child: Child) -> (Option<i32>, String) {
         }
         std::thread::park_timeout(Duration::from_millis(5));
     }
+}
+
+/// The exit status, and what was printed on stderr.
+fn ended(mut child: Child) -> (Option<i32>, String) {
+    wait_for(&mut child);
     let output = child.wait_with_output().expect("it is our child");
     (output.status.code(), String::from_utf8(output.stderr).expect("muster prints text"))
 }
@@ -159,7 +164,7 @@ fn unlock_ends_with_a_signal_after_the_prompt() {
 }
 
 #[test]
-fn key_is_asked_for_only_by_a_locked_daemon() {
+fn mistyped_key_is_refused_and_the_right_one_unlocks() {
     let mut daemon = Locked::start();
     let terminal = Terminal::open();
     let child = terminal.asked(&daemon);
@@ -172,7 +177,7 @@ fn key_is_asked_for_only_by_a_locked_daemon() {
     terminal.types(&daemon.key.to_text());
     assert_eq!(ended(child), (Some(0), "unlock key, version 5: ".to_owned()));
     // The directory is of no node: the daemon ends.
-    daemon.process.wait().expect("it is our child");
+    wait_for(&mut daemon.process);
     let (status, text) = ended(terminal.started(&daemon));
     assert_eq!((status, text.contains("unlock key")), (Some(5), false), "{text}");
 }
@@ -199,8 +204,9 @@ fn unlock_command_that_fails_is_named_with_its_reason() {
         std::fs::write(&config, format!("[unlock]\ncommand = {command:?}\n")).expect("the folder is writable");
         let mut musterd = Command::new(env!("CARGO_BIN_EXE_musterd"));
         musterd.args(["--force-new-cluster", "--print-plan", "--name", "n1"]).arg("--data-dir").arg(data.path());
-        let output = musterd.arg("--config").arg(&config).output().expect("musterd starts");
-        let text = String::from_utf8_lossy(&output.stderr);
+        parent::tie(&mut musterd);
+        musterd.arg("--config").arg(&config).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        let (_, text) = ended(musterd.spawn().expect("musterd starts"));
         let locked = text.contains("sealed under version 5");
         assert_eq!((locked, text.contains(reason)), (!reason.is_empty(), true), "{command:?}: {text}");
     }

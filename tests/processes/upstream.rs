@@ -151,7 +151,8 @@ fn end(pids: &[String]) {
     }
 }
 
-/// The leader dies while it waits for the authority above: its command ends with all that it started, and the next leader asks.
+/// A leader stops leading, and the next one dies, while it waits for the authority above: its command ends with all that it started,
+/// and the next leader asks (UP-4).
 #[test]
 fn command_asks_the_authority_above_for_each_leader() {
     let folder = tempfile::tempdir().expect("there is room");
@@ -162,12 +163,22 @@ fn command_asks_the_authority_above_for_each_leader() {
     let csr = asked["csr"].as_str().expect("PEM");
     eventually_so("the leader asks", || pids(folder.path()).len() == 2 && csr_read() == csr);
     let first = pids(folder.path());
+    let former = eventually("a leader", || Some(world.leader_seen_by("n1")).filter(|leader| !leader.is_empty()));
+    let leader = world.other_than(&[&former]);
+    world.make_lead(&leader);
+    end(&first);
+    let asked_by_another = |former: &[String]| {
+        let asking = pids(folder.path());
+        asking.len() == 2 && asking != former && csr_read() == csr
+    };
+    eventually_so("the next leader asks", || asked_by_another(&first));
+    let second = pids(folder.path());
     let leader = eventually("a leader", || Some(world.leader_seen_by("n1")).filter(|leader| !leader.is_empty()));
     world.node(&leader).kill();
-    end(&first);
+    end(&second);
     let other = world.other_than(&[&leader]);
-    eventually_so("the next leader asks", || pids(folder.path()) != first && csr_read() == csr);
-    let second = pids(folder.path());
+    eventually_so("the leader after that asks", || asked_by_another(&second));
+    let third = pids(folder.path());
     std::fs::write(folder.path().join("answer"), Company::root().sign(csr)).expect("written");
     std::fs::rename(folder.path().join("answer"), folder.path().join("answer.pem")).expect("renamed");
     world.node(&leader).start(&[]).ready();
@@ -175,7 +186,7 @@ fn command_asks_the_authority_above_for_each_leader() {
         let roots = roots(&world, &other);
         roots.active.map(|id| id.to_string()).as_deref() == asked["root"].as_str() && roots.renewed.n == 4
     });
-    end(&second);
+    end(&third);
 }
 
 /// Also one that does not end when it is asked to.

@@ -119,7 +119,7 @@ fn router() -> &'static Router {
     ROUTER.get_or_init(routes)
 }
 
-fn routes() -> Router {
+pub(crate) fn routes() -> Router {
     Router::new()
         .route("/livez", get(|| async { "ok\n" }))
         .route("/v1/openapi.json", get(openapi))

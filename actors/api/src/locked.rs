@@ -34,7 +34,7 @@ pub(crate) fn refusal(locked: &Arc<dyn LockedDaemon>) -> ErrorBody {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use muster_messages::{LockedView, Principal, Revision, Role, Secret, UnlockedView};
     use tokio::sync::watch;
 
@@ -42,7 +42,8 @@ mod tests {
     use crate::service::Service;
     use crate::tests::{REQUEST, service};
 
-    struct Fixed;
+    /// Opens with `right`.
+    pub(crate) struct Fixed;
 
     impl LockedDaemon for Fixed {
         fn status(&self) -> LockedView {

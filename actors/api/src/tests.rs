@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
-use axum::http::StatusCode;
+use axum::body::{Body, to_bytes};
+use axum::http::{Request as HttpRequest, StatusCode};
 use muster_gateway::Dialer;
 use muster_kernel::{Recipient, Tree, Undeliverable};
 use muster_messages::protocol::{Applied, ProposeError, RaftMemberMsg};
@@ -12,7 +13,9 @@ use muster_messages::*;
 use muster_raft_member::ObjectFeed;
 use serde_json::Value;
 use tokio::sync::watch;
+use tower_service::Service as _;
 
+use crate::http::{Peer, routes};
 use crate::service::Service;
 use crate::{ApiLimits, ApiPorts, LeaderPorts, ManagerPorts, NodeFacts};
 
@@ -127,6 +130,24 @@ impl World {
         };
         let in_force = watch::Sender::new(Some(runtime(published.subscribe(), raft)));
         Self { service: service(in_force.subscribe()), published, proposed, _in_force: in_force }
+    }
+
+    /// A leader that applies what is proposed.
+    pub fn applying(tables: Tables) -> Self {
+        Self::with(tables, |tables, command| {
+            let at = tables.revision.next();
+            Some(muster_store::apply(tables, at, command))
+        })
+    }
+
+    /// The status and the answer over HTTP; null unless the answer is JSON.
+    pub async fn http(&self, caller: &Principal, method: &str, target: &str, body: &str) -> (u16, Value) {
+        let peer = Peer::of(self.service.clone(), caller.clone(), None);
+        let request = HttpRequest::builder().method(method).uri(target).extension(peer);
+        let response = routes().call(request.body(Body::from(body.to_owned())).unwrap()).await.unwrap();
+        let status = response.status().as_u16();
+        let text = to_bytes(response.into_body(), usize::MAX).await.unwrap();
+        (status, serde_json::from_slice(&text).unwrap_or_default())
     }
 
     /// The proposals since the last call.

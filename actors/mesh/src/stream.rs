@@ -361,7 +361,7 @@ mod tests {
 
     /// Without the parts, one that ends within a second after the limit would count as silence.
     #[tokio::test(start_paused = true)]
-    async fn suspension_of_any_length_is_noticed() {
+    async fn suspension_never_takes_more_than_half_of_the_limit() {
         for half_seconds in 1..32 {
             for before in [0, 3, 5].map(Duration::from_secs) {
                 let suspension = Duration::from_millis(half_seconds * 500);

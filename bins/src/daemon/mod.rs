@@ -57,11 +57,13 @@ pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
         return print_config(&config);
     }
     if let Some(format) = config.print_plan {
+        leave_no_core_file();
         return recovery::print_plan(&config, format).unwrap_or_else(|exit| exit.report());
     }
     if let Err(bad) = logging::install(&config.log, config.log_format) {
         return Exit::new(2, bad).report();
     }
+    leave_no_core_file();
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().thread_name("musterd").build() {
         Ok(runtime) => runtime,
         Err(error) => return Exit::new(1, format!("cannot start the runtime: {error}")).report(),
@@ -91,7 +93,6 @@ async fn run(config: Config) -> Result<(), Exit> {
     let mut interrupt = signal(SignalKind::interrupt())?;
     muster_api::AdminSocket::check(&config.socket).map_err(|e| Exit::new(2, e.to_string()))?;
     raise_file_limit();
-    leave_no_core_file();
     let _lock = DirLock::take(&config.data_dir).map_err(|e| Exit::new(1, e.to_string()))?;
     // Without a log SIGHUP keeps its meaning: closing a terminal ends the processes in it. With one it must not end a daemon that
     // is starting, least of all a locked one, which may wait for days: the file is opened only after that.

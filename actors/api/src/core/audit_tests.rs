@@ -140,3 +140,25 @@ fn steps_of_a_rotation_name_their_root() {
     }
     assert_eq!(audited(&Request::RootList, None).class, Class::Read);
 }
+
+#[test]
+fn changes_of_the_unlock_key_name_its_version() {
+    let (key, version) = (muster_messages::Secret::new("key"), Some(Revision(7)));
+    for (request, verb, class, known) in [
+        (Request::AutolockStatus, "autolock.status", Class::Read, None),
+        (Request::AutolockOn, "autolock.on", Class::Change, None),
+        (Request::AutolockOff, "autolock.off", Class::Change, None),
+        (Request::AutolockRotate, "autolock.rotate", Class::Change, None),
+        (Request::AutolockKey { version: None }, "autolock.key", Class::Secret, None),
+        (Request::AutolockKey { version }, "autolock.key", Class::Secret, Some("7")),
+    ] {
+        let what = audited(&request, None);
+        assert_eq!((what.class, what.verb.as_str()), (class, verb));
+        if class != Class::Read {
+            assert_eq!((what.object.kind, what.object.id.as_deref()), ("unlock_key", known), "{verb}");
+            assert_eq!(object_of(&request, r#"{"version":9,"key":"MUSTER-1-x"}"#).as_deref(), Some("9"), "{verb}");
+        }
+    }
+    let unlock = audited(&Request::Unlock { key, version }, None);
+    assert_eq!((unlock.verb.as_str(), unlock.object.id.as_deref()), ("unlock", Some("7")));
+}

@@ -1,10 +1,6 @@
 //! S10, S14: every request that names a node, over every path, refuses an impossible node name as invalid.
 
-use axum::body::{Body, to_bytes};
-use axum::http::Request as HttpRequest;
 use muster_messages::wire::{ActorsAsk, ActorsOf};
-use serde_json::Value;
-use tower_service::Service as _;
 
 use super::*;
 use crate::tests::World;
@@ -45,17 +41,6 @@ fn calls(node: &str) -> Vec<(&'static str, String, String)> {
     ]
 }
 
-impl World {
-    async fn asked_over_http(&self, method: &str, target: &str, body: &str) -> (u16, Value) {
-        let peer = Peer::of(self.service.clone(), Principal::Operator, None);
-        let request = HttpRequest::builder().method(method).uri(target).extension(peer);
-        let response = routes().call(request.body(Body::from(body.to_owned())).unwrap()).await.unwrap();
-        let status = response.status().as_u16();
-        let text = to_bytes(response.into_body(), usize::MAX).await.unwrap();
-        (status, serde_json::from_slice(&text).unwrap_or_default())
-    }
-}
-
 #[tokio::test]
 async fn impossible_node_name_is_invalid_in_every_node_request() {
     let world = World::new();
@@ -77,7 +62,7 @@ async fn impossible_node_name_is_invalid_in_every_node_request() {
             assert_eq!(proposed, []);
         }
         for (method, target, body) in calls(in_a_path) {
-            let (status, answer) = world.asked_over_http(method, &target, &body).await;
+            let (status, answer) = world.http(&Principal::Operator, method, &target, &body).await;
             assert_eq!((status, &answer["error"]["code"]), (400, &"invalid".into()), "{method} {target}: {answer}");
         }
         assert_eq!(world.proposed(), []);
@@ -93,6 +78,6 @@ async fn unused_valid_node_name_is_not_found() {
         let (status, answer, _) = world.native(&Principal::Operator, inspect).await;
         assert_eq!((status.as_u16(), &answer["error"]["code"]), (404, &"not_found".into()), "{name}: {answer}");
     }
-    let (status, _) = world.asked_over_http("GET", "/v1/nothing", "").await;
+    let (status, _) = world.http(&Principal::Operator, "GET", "/v1/nothing", "").await;
     assert_eq!(status, 404);
 }

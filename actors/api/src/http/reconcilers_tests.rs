@@ -25,7 +25,7 @@ impl World {
     }
 
     /// The answer, and what was proposed for it.
-    async fn http(
+    async fn over_http(
         &self,
         caller: &Principal,
         method: &str,
@@ -111,7 +111,7 @@ async fn every_path_equals_its_command_for_permitted_callers() {
     for (method, target, body, request) in rows() {
         let body = if body.is_null() { String::new() } else { body.to_string() };
         for caller in &callers {
-            let over_http = world.http(caller, method, target, &body).await;
+            let over_http = world.over_http(caller, method, target, &body).await;
             let natively = world.reconciler(caller, request.clone()).await;
             assert_eq!(over_http, natively, "{method} {target} of {caller}");
             let reads = method == "GET";
@@ -161,7 +161,7 @@ async fn watched_status_returns_on_change_or_after_the_wait() {
     let world = World::new();
     let target = "/v1/reconcilers/schema?watch=1&since=9";
     let begun = tokio::time::Instant::now();
-    let (_, unchanged, _) = world.http(&Principal::Operator, "GET", target, "").await;
+    let (_, unchanged, _) = world.over_http(&Principal::Operator, "GET", target, "").await;
     assert_eq!(unchanged["revision"], 10);
     assert!(begun.elapsed().as_secs() >= 25, "the read did not wait");
     let changed = async {
@@ -171,7 +171,7 @@ async fn watched_status_returns_on_change_or_after_the_wait() {
         world.published.send_replace(leading(tables));
     };
     let begun = tokio::time::Instant::now();
-    let ((_, news, _), ()) = tokio::join!(world.http(&Principal::Operator, "GET", target, ""), changed);
+    let ((_, news, _), ()) = tokio::join!(world.over_http(&Principal::Operator, "GET", target, ""), changed);
     assert_eq!(news["revision"], 11);
     assert!(begun.elapsed().as_secs() < 25, "the read kept waiting after the change");
 }
@@ -204,7 +204,7 @@ async fn mistyped_input_is_named_and_proposes_nothing() {
         // The answer of `GET` is not what `PUT` takes: its labels are elsewhere, and would be lost.
         ("PUT", "/v1/objects/table/default/users", r#"{"metadata":{"labels":{}},"body":{}}"#.to_owned(), "metadata"),
     ] {
-        let (status, answer, proposed) = world.http(&Principal::Operator, method, target, &body).await;
+        let (status, answer, proposed) = world.over_http(&Principal::Operator, method, target, &body).await;
         let message = answer["error"]["message"].as_str().unwrap();
         assert_eq!((status.as_u16(), proposed.len()), (400, 0), "{method} {target} {body}: {message}");
         assert!(message.contains(word), "{method} {target} {body}: {message}");
@@ -248,7 +248,7 @@ async fn only_operators_send_large_definitions_and_objects() {
         (&node, "PUT", object, json!({"body": text(65)}), 413),
         (&operator, "POST", "/v1/tokens", usual, 413),
     ] {
-        let (status, answer, proposed) = world.http(caller, method, target, &body.to_string()).await;
+        let (status, answer, proposed) = world.over_http(caller, method, target, &body.to_string()).await;
         assert_eq!(status.as_u16(), expected, "{method} {target} of {caller}: {answer}");
         assert_eq!(proposed.len(), usize::from(expected == 200), "{method} {target} of {caller}");
     }
@@ -268,7 +268,7 @@ async fn read_only_operator_reads_over_http_but_changes_nothing() {
     for target in
         ["/v1/status", "/v1/nodes", "/v1/users", "/v1/tokens", "/v1/certificates", "/v1/events", "/v1/reconcilers"]
     {
-        let (status, answer, _) = world.http(&eye, "GET", target, "").await;
+        let (status, answer, _) = world.over_http(&eye, "GET", target, "").await;
         assert_eq!(status.as_u16(), 200, "{target}: {answer}");
     }
     for (method, target, body) in [
@@ -280,7 +280,7 @@ async fn read_only_operator_reads_over_http_but_changes_nothing() {
         ("POST", "/v1/actors/node/manager?action=restart", json!({})),
         ("PUT", "/v1/objects/table/default/users", json!({"body": {}})),
     ] {
-        let (status, answer, proposed) = world.http(&eye, method, target, &body.to_string()).await;
+        let (status, answer, proposed) = world.over_http(&eye, method, target, &body.to_string()).await;
         assert_eq!((status.as_u16(), proposed.len()), (403, 0), "{method} {target}: {answer}");
         assert_eq!(answer["error"]["code"], "forbidden", "{method} {target}");
     }

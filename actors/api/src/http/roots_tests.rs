@@ -1,20 +1,7 @@
-use axum::body::{Body, to_bytes};
-use axum::http::Request as HttpRequest;
 use muster_messages::{Principal, Role};
 use serde_json::{Value, json};
-use tower_service::Service as _;
 
-use crate::http::{Peer, routes};
 use crate::tests::{World, tables};
-
-async fn asked(world: &World, caller: &Principal, method: &str, target: &str, body: &str) -> (u16, Value) {
-    let peer = Peer::of(world.service.clone(), caller.clone(), None);
-    let request = HttpRequest::builder().method(method).uri(target).extension(peer);
-    let response = routes().call(request.body(Body::from(body.to_owned())).unwrap()).await.unwrap();
-    let status = response.status().as_u16();
-    let text = to_bytes(response.into_body(), usize::MAX).await.unwrap();
-    (status, serde_json::from_slice(&text).unwrap_or_default())
-}
 
 const ID: &str = "0123456789abcdef";
 
@@ -27,10 +14,10 @@ async fn changes_of_roots_reach_the_leader_for_operators_only() {
     for change in changes.chain(steps) {
         let target = format!("/v1/ca/{change}");
         for reader in &readers {
-            assert_eq!(asked(&world, reader, "POST", &target, "").await.0, 403, "{target}");
+            assert_eq!(world.http(reader, "POST", &target, "").await.0, 403, "{target}");
         }
         // The actor that rotates the roots does not run in this leader: the request got that far.
-        let (status, answer) = asked(&world, &Principal::Operator, "POST", &target, "").await;
+        let (status, answer) = world.http(&Principal::Operator, "POST", &target, "").await;
         let text = answer["error"]["message"].as_str().unwrap_or_default().to_owned();
         assert_eq!(status, 503, "{target}: {answer}");
         assert!(!text.contains("no such path"), "{target}: {answer}");
@@ -42,7 +29,7 @@ async fn changes_of_roots_reach_the_leader_for_operators_only() {
         ("POST", "/v1/ca/csr", r#"{"prepare":true}"#),
         ("POST", "/v1/ca/issued", r#"{"certificates":"PEM","compromised":true}"#),
     ] {
-        assert_eq!(asked(&world, &Principal::Operator, method, target, body).await.0, 400, "{target} {body}");
+        assert_eq!(world.http(&Principal::Operator, method, target, body).await.0, 400, "{target} {body}");
     }
 }
 
@@ -50,10 +37,10 @@ async fn changes_of_roots_reach_the_leader_for_operators_only() {
 async fn roots_are_listed_for_readers() {
     let (world, root) = with_root();
     for caller in [Principal::Operator, Principal::Reader("eye".parse().unwrap()), crate::tests::node(2)] {
-        let (status, roots) = asked(&world, &caller, "GET", "/v1/ca/roots", "").await;
+        let (status, roots) = world.http(&caller, "GET", "/v1/ca/roots", "").await;
         assert_eq!((status, roots["items"].as_array().map(Vec::len)), (200, Some(1)), "{roots}");
         assert_eq!((&roots["phase"], &roots["target"]), (&json!("done"), &Value::Null));
-        let (_, ca) = asked(&world, &caller, "GET", "/v1/ca", "").await;
+        let (_, ca) = world.http(&caller, "GET", "/v1/ca", "").await;
         assert_eq!((&ca["pem"], &ca["digest"]), (&json!(root), &roots["items"][0]["digest"]));
         assert_eq!(ca["bundle"], ca["pem"], "there is one root");
     }
@@ -67,7 +54,7 @@ async fn status_shows_a_root_that_expires_within_a_week() {
     for (days_left, shown) in [(8, false), (6, true), (-1, true)] {
         let made = muster_messages::WallTime(now - lifetime + days_left * 24 * 3_600_000);
         let (world, root) = with_root_since(made);
-        let (_, status) = asked(&world, &Principal::Operator, "GET", "/v1/status", "").await;
+        let (_, status) = world.http(&Principal::Operator, "GET", "/v1/status", "").await;
         let expires = &status["root_expires"];
         assert_eq!(expires.is_object(), shown, "{days_left} days: {status}");
         if shown {
@@ -84,7 +71,7 @@ async fn changes_of_roots_need_feature_level_3() {
     let cluster = older.cluster.as_mut().unwrap();
     std::sync::Arc::make_mut(cluster).feature_level = 2;
     let world = World::with(older, |_, _| None);
-    let (status, answer) = asked(&world, &Principal::Operator, "POST", "/v1/ca/rotate", "").await;
+    let (status, answer) = world.http(&Principal::Operator, "POST", "/v1/ca/rotate", "").await;
     assert_eq!(status, 409, "{answer}");
     assert!(answer["error"]["message"].as_str().unwrap().contains("feature level 3"), "{answer}");
 }

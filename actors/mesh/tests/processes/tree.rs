@@ -191,15 +191,21 @@ async fn peer_session_carries_calls_and_cleans_up() {
     client.wait_end().await;
 }
 
+/// The number of the check that follows a message without an answer.
+async fn check_after_silence(fixture: &Fixture, client: &mut Client) -> u64 {
+    fixture.send(2, 1);
+    let _unanswered = client.called().await.expect("a message");
+    let (number, check) = client.called().await.expect("a check, once its deadline has passed");
+    assert_eq!(check, PeerMessage::Raft(vec![]));
+    number
+}
+
 /// B7. The manager was late itself, as after a suspension: what it waited for had not been read yet.
 #[tokio::test(start_paused = true)]
 async fn session_ends_only_after_an_unanswered_check() {
     let mut fixture = Fixture::set().await;
     let mut client = fixture.connect(2).await;
-    fixture.send(2, 1);
-    let _unanswered = client.called().await.expect("a message");
-    let (number, check) = client.called().await.expect("a check, once its deadline has passed");
-    assert_eq!(check, PeerMessage::Raft(vec![]));
+    let number = check_after_silence(&fixture, &mut client).await;
     client.answer(number, &PeerReply::Taken).await;
     fixture.send(2, 2);
     assert_eq!(take(&mut client, 1).await, [2], "the session continues");
@@ -219,10 +225,7 @@ async fn session_ends_only_after_an_unanswered_check() {
 async fn unreadable_answer_to_a_check_ends_the_session() {
     let mut fixture = Fixture::set().await;
     let mut client = fixture.connect(2).await;
-    fixture.send(2, 1);
-    let _unanswered = client.called().await.expect("a message");
-    let (number, check) = client.called().await.expect("a check, once its deadline has passed");
-    assert_eq!(check, PeerMessage::Raft(vec![]));
+    let number = check_after_silence(&fixture, &mut client).await;
     client.answer_bytes(number, &[255; 9]).await;
     fixture.session(2, false).await;
     let view = fixture.harness.tree().inspect(MESH).await.expect("it runs").view;

@@ -148,6 +148,22 @@ fn rotations_lead_away_from_a_certified_root() {
     Issuer::from_pem(&root.cert_pem, root.key_pem.as_ref().unwrap()).unwrap();
 }
 
+/// The answer of an authority above makes room as a root of the cluster's own does.
+#[test]
+fn certified_roots_make_room_in_a_full_table() {
+    let (mut world, company) = (World::new(1, 1), Company::root());
+    let first = world.active();
+    for _ in 0..=MAX_ROOTS {
+        world.ask_above(false);
+        let answer = company.sign(&world.csr());
+        let new = world.issued(&answer).unwrap().root.unwrap();
+        world.run();
+        assert_eq!((world.active(), world.behind()), (new, vec![]));
+        assert!(world.log.authorities.roots.len() <= MAX_ROOTS);
+    }
+    assert_eq!(world.state(first), None);
+}
+
 // ---- by a command -----------------------------------------------------------------------------------------------------
 
 fn with_command(auto: bool) -> World {
@@ -162,7 +178,7 @@ impl World {
 }
 
 #[test]
-fn command_certifies_a_request_without_hands() {
+fn command_certifies_each_request() {
     for auto in [false, true] {
         let (mut world, company) = (with_command(auto), Company::root());
         world.ask_above(false);

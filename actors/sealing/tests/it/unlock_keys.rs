@@ -22,7 +22,7 @@ fn unlock_keys_are_hidden_from_debug() {
 
 /// SEAL-5. Every single mistyped digit, and every swap of two neighbours, is a typing error.
 #[test]
-fn typing_errors_are_told_from_wrong_keys() {
+fn typing_errors_are_distinguished_from_wrong_keys() {
     let text = UnlockKey::new().to_text();
     let digits: Vec<char> = text.chars().collect();
     let from = "MSTR-UNLOCK-1-".len();

@@ -14,7 +14,7 @@ pub fn prepare(signer: u8, n: u8) -> Change {
     prepare_after(signer, false, n)
 }
 
-fn prepare_after(signer: u8, compromised: bool, n: u8) -> Change {
+pub fn prepare_after(signer: u8, compromised: bool, n: u8) -> Change {
     Change::Authority(Box::new(AuthorityChange::Prepare {
         signer: root(signer),
         compromised,
@@ -75,11 +75,11 @@ fn states(world: &World) -> Vec<(u8, AuthorityState)> {
     world.tables.authorities.roots.iter().map(|(id, root)| (id.0[0], root.state)).collect()
 }
 
-fn must(world: &mut World, change: Change) {
+pub fn must(world: &mut World, change: Change) {
     world.must(command([change]));
 }
 
-fn refusal(world: &mut World, change: Change) -> AuthorityRefusal {
+pub fn refusal(world: &mut World, change: Change) -> AuthorityRefusal {
     match world.refused(command([change])) {
         CommandRefusal::Authority(refusal) => refusal,
         other => panic!("{other:?}"),
@@ -97,7 +97,7 @@ fn renew(world: &mut World, by: u8, serial: &str, replaces: Option<&str>) -> Res
     }]))
 }
 
-fn world() -> World {
+pub fn world() -> World {
     let mut world = World::founded_at(3);
     renew(&mut world, 7, "a", None).unwrap();
     world

@@ -2,27 +2,8 @@
 
 use muster_messages::*;
 
-use crate::authorities::{abort, activate, certify, prepare, request, root};
-use crate::certificates::issued;
+use crate::authorities::{abort, activate, certify, must, prepare, prepare_after, refusal, request, root, world};
 use crate::world::*;
-
-fn world() -> World {
-    let mut world = World::founded_at(IDENTITY_LEVEL);
-    let certificate = Box::new(IssuedCertificate { issuer: Some(root(7)), ..issued(1, &world, "a") });
-    must(&mut world, Change::IssueCertificate { node: id(1), certificate, held: None, replaces: None });
-    world
-}
-
-fn must(world: &mut World, change: Change) {
-    world.must(command([change]));
-}
-
-fn refusal(world: &mut World, change: Change) -> AuthorityRefusal {
-    match world.refused(command([change])) {
-        CommandRefusal::Authority(refusal) => refusal,
-        other => panic!("{other:?}"),
-    }
-}
 
 fn requested(world: &World) -> Option<RootId> {
     world.tables.authorities.requested.as_ref().map(|requested| requested.root)
@@ -74,6 +55,32 @@ fn a_certified_key_is_published_as_any_new_root() {
     assert_eq!(refusal(&mut world, certify(8, 8)), AuthorityRefusal::SameKey(root(8)));
 }
 
+/// An answer that is passed in twice: the newest request says whether the root signs by itself.
+#[test]
+fn a_repeated_answer_changes_only_who_activates() {
+    let certified = |automatic_now: bool, cert: &str| {
+        let Change::Authority(mut change) = certify(7, 8) else { unreachable!() };
+        let AuthorityChange::Certify { automatic, cert_pem, .. } = &mut *change else { unreachable!() };
+        *automatic = automatic_now;
+        cert.clone_into(cert_pem);
+        Change::Authority(change)
+    };
+    let mut world = world();
+    must(&mut world, request(8, false));
+    must(&mut world, certified(true, "root 8"));
+    let before = world.tables.authorities.clone();
+    for automatic in [false, true] {
+        must(&mut world, certified(automatic, "root 8"));
+        let known = &world.tables.authorities.roots[&root(8)];
+        assert_eq!((known.automatic, known.revision), (automatic, world.tables.revision));
+        assert_eq!(about(&world), Some(root(8)));
+    }
+    assert_eq!(world.tables.authorities.generation, before.generation, "it is published once");
+    assert_eq!(refusal(&mut world, certified(false, "another 8")), AuthorityRefusal::SameKey(root(8)));
+    must(&mut world, activate(8));
+    assert_eq!(refusal(&mut world, certified(false, "root 8")), AuthorityRefusal::SameKey(root(8)));
+}
+
 /// UP-2.
 #[test]
 fn only_the_requested_key_is_certified() {
@@ -106,36 +113,9 @@ fn a_request_outlasts_other_rotations() {
 /// A copied disk holds the requested key, too.
 #[test]
 fn a_compromised_rotation_ends_earlier_requests() {
-    let compromised = |change| {
-        let Change::Authority(change) = change else { unreachable!() };
-        match *change {
-            AuthorityChange::Prepare {
-                signer,
-                root,
-                cert_pem,
-                key_pem,
-                origin,
-                automatic,
-                vouchers,
-                for_others,
-                ..
-            } => Change::Authority(Box::new(AuthorityChange::Prepare {
-                compromised: true,
-                signer,
-                root,
-                cert_pem,
-                key_pem,
-                origin,
-                automatic,
-                vouchers,
-                for_others,
-            })),
-            _ => unreachable!(),
-        }
-    };
     let mut rotated = world();
     must(&mut rotated, request(8, false));
-    must(&mut rotated, compromised(prepare(7, 9)));
+    must(&mut rotated, prepare_after(7, true, 9));
     assert_eq!(requested(&rotated), None);
 
     let mut asked = world();

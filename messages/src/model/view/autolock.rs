@@ -89,7 +89,7 @@ pub struct LockedView {
     pub version: Revision,
     /// When its keyring file was last written: sealed under that, or changed otherwise since. `None`: unknown.
     pub since: Option<WallTime>,
-    /// Why it did not unlock by itself. `None`: nothing is configured for that.
+    /// Why each means to unlock it unattended has failed. `None`: none is configured.
     pub unattended: Option<String>,
 }
 
