@@ -31,6 +31,7 @@ mod doubt;
 mod engine;
 mod files;
 mod image;
+mod log;
 mod reseal;
 #[cfg(test)]
 mod reseal_tests;
