@@ -1,12 +1,13 @@
 //! The actor around the core: proposals, the local replica, signatures.
 
+use std::collections::BTreeSet;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use muster_kernel::{Alarm, Cx, Fault, Parked, Recipient, Shell};
 use muster_messages::protocol::{Named, ProposeError, RaftMemberMsg, Reply, RootRotationMsg, RootsChanged};
-use muster_messages::{Command, ErrorBody, NodeId, Replica, Revision, RootId, Tables, millis};
+use muster_messages::{Command, ErrorBody, NodeId, RaftId, Replica, Revision, RootId, Tables, millis};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tracing::{info, warn};
@@ -17,6 +18,8 @@ use crate::signer;
 
 /// Bound of a proposal: within the deadline of the request that it serves.
 const PROPOSAL_DEADLINE: Duration = Duration::from_secs(5);
+/// Within which voters answer if they are there: many round trips.
+const CHECK_DEADLINE: Duration = Duration::from_secs(1);
 /// The member answers by its deadline; this is a little longer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(6);
 
@@ -34,6 +37,8 @@ pub enum Msg {
     Protocol(RootRotationMsg),
     /// A proposal ended.
     Proposed(StepId, Result<Revision, ProposeError>),
+    /// These voters answered. `None`: they were not asked.
+    ReachabilityChecked(StepId, Option<BTreeSet<RaftId>>),
     /// The authority above has answered, or has not.
     Above(RootId, UpstreamEnd),
     /// The replica has changed in what a rotation depends on.
@@ -119,6 +124,15 @@ impl RootRotationShell {
                 return Some(Input::Signed(step, change));
             }
             Effect::Propose { step, command } => self.propose(cx, step, command),
+            Effect::CheckReachable { step, members, needed } => {
+                let raft = self.raft.clone();
+                cx.report(async move {
+                    let deadline_ms = millis(CHECK_DEADLINE);
+                    let make = |reply| RaftMemberMsg::CheckReachable { members, needed, deadline_ms, reply };
+                    let answering = raft.ask(CHECK_DEADLINE + Duration::from_secs(1), make).await;
+                    Msg::ReachabilityChecked(step, answering.ok().and_then(Result::ok))
+                });
+            }
             Effect::Answer(ask, answer) => {
                 if let Some(port) = self.asks.take(ask) {
                     port.answer(answer);
@@ -200,6 +214,7 @@ impl Shell for RootRotationShell {
             }
             Msg::Above(root, end) => self.step(cx, Input::Above(root, end)),
             Msg::Proposed(step, result) => self.step(cx, Input::Proposed(step, result)),
+            Msg::ReachabilityChecked(step, answering) => self.step(cx, Input::ReachabilityChecked(step, answering)),
             Msg::Changed => {} // `refresh` has passed the replica to the core
             Msg::Wake => {
                 self.alarm.fired();

@@ -31,7 +31,9 @@ mod nodes;
 mod objects;
 mod reconcilers;
 
-pub use self::authorities::{forgettable_at, last_certificate_expires_at, may_be_revoked, root_changed_at};
+pub use self::authorities::{
+    forgettable_at, last_certificate_expires_at, may_be_revoked, may_be_revoked_by, root_changed_at,
+};
 pub(crate) use self::autolock::{may_be_sealed, renew as renew_unlock_key};
 pub(crate) use self::certificates::allow_unrecorded;
 pub use self::nodes::renamed_at;

@@ -208,6 +208,10 @@ pub enum Asker {
         incarnation: u32,
         step: roles::StepId,
     },
+    RevocationCheck {
+        incarnation: u32,
+        step: rotation::StepId,
+    },
     Reachability {
         incarnation: u32,
         step: roles::StepId,

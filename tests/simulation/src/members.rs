@@ -298,6 +298,9 @@ impl ManagerRuntime {
             (Asker::Reachability { incarnation, step }, Answer::Reachable(_, result)) => {
                 Roles::reachability_checked(world, idx, incarnation, step, result.ok());
             }
+            (Asker::RevocationCheck { incarnation, step }, Answer::Reachable(_, result)) => {
+                Rotation::voters_asked(world, idx, incarnation, step, result.ok());
+            }
             (Asker::Authority { incarnation, step }, Answer::Proposed(_, result)) => {
                 Authority::step_ended(world, idx, incarnation, step, result);
             }

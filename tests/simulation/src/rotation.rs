@@ -1,14 +1,15 @@
 //! A leader's root rotation: incarnations and effects. Signatures are made up from ids.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use muster_messages::protocol::{Applied, ProposeError, RootsChanged};
 use muster_messages::{
-    Authority, AuthorityChange, AuthorityOrigin, Change, CrossCertificate, ErrorBody, ErrorCode, NodeId, Revision,
-    RootId, Secret, Tables, Voucher,
+    Authority, AuthorityChange, AuthorityOrigin, Change, CrossCertificate, ErrorBody, ErrorCode, NodeId, RaftId,
+    Revision, RootId, Secret, Tables, Voucher,
 };
 use muster_pki::SignError;
+use muster_raft_member::core::Input as MemberInput;
 use muster_root_rotation::core::{self as rotation, Effect, Input, NotSigned, OperatorStep, Signing};
 
 use crate::events::{Answered, Event};
@@ -19,6 +20,8 @@ use crate::rotations::Rotations;
 use crate::world::World;
 
 /// As its shell's.
+/// As in the shell.
+const CHECK_DEADLINE: Duration = Duration::from_secs(1);
 const PROPOSAL_DEADLINE: Duration = Duration::from_secs(5);
 
 /// The requester of an answer.
@@ -126,6 +129,13 @@ impl Rotation {
                 }
                 world.propose(idx, Asker::Rotation { incarnation, step }, command, PROPOSAL_DEADLINE);
             }
+            Effect::CheckReachable { step, members, needed } => {
+                let deadline = world.clock(idx) + CHECK_DEADLINE;
+                world.totals.count("voters asked before a revocation");
+                if let Some(ask) = world.await_answer(idx, Asker::RevocationCheck { incarnation, step }) {
+                    world.deliver(idx, MemberInput::CheckReachable { ask, members, needed, deadline });
+                }
+            }
             Effect::CatchUp(until) => {
                 if let Some(rotation) = Self::at(world, idx) {
                     rotation.catching_up.push(until);
@@ -168,6 +178,18 @@ impl Rotation {
     ) {
         if Self::at(world, idx).is_some_and(|r| r.incarnation == incarnation) {
             Self::step(world, idx, Input::Proposed(step, result.map(|applied| applied.revision)));
+        }
+    }
+
+    pub(crate) fn voters_asked(
+        world: &mut World,
+        idx: MachineIdx,
+        incarnation: u32,
+        step: rotation::StepId,
+        answering: Option<BTreeSet<RaftId>>,
+    ) {
+        if Self::at(world, idx).is_some_and(|r| r.incarnation == incarnation) {
+            Self::step(world, idx, Input::ReachabilityChecked(step, answering));
         }
     }
 

@@ -4,13 +4,14 @@ mod above;
 mod plan;
 mod values;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use muster_messages::protocol::{ProposeError, RootsChange, RootsChanged};
 use muster_messages::{
     AuthorityChange, AuthorityRefusal, AuthorityState, Change, Command, CommandRefusal, ErrorBody, ErrorCode, Guard,
-    Moment, NodeId, Principal, RequestId, RetryPause, Revision, RootId, Tables, WallTime, request_digest,
+    Member, Moment, NodeId, Principal, RaftId, RequestId, RetryPause, Revision, RootId, Tables, WallTime,
+    request_digest,
 };
 
 use crate::Config;
@@ -47,6 +48,8 @@ fn requested(tables: &Tables) -> Option<RootId> {
 enum Work {
     /// A step that follows from the state.
     Planned,
+    /// A step that follows from the state: this root is revoked once the remaining voters have answered.
+    Revocation(RootId),
     /// Nodes are asked to renew.
     Renewals(Vec<NodeId>),
     /// An answer of the authority above is published.
@@ -115,6 +118,7 @@ impl RootRotation {
             Input::Signed(step, result) => self.signed(step, result, now, wall, out),
             Input::Above(root, end) => self.question_ended(root, end, now, out),
             Input::Proposed(step, result) => self.proposed(step, result, now, out),
+            Input::ReachabilityChecked(step, answering) => self.checked(step, answering.as_ref(), now, wall, out),
             Input::Woke => self.wake = None,
         }
         self.answer_applied(out);
@@ -234,7 +238,7 @@ impl RootRotation {
             }
             RootsChange::Abort => AuthorityChange::Abort,
             RootsChange::Retire { root, force } => AuthorityChange::Retire { root, force },
-            RootsChange::Revoke(root) => AuthorityChange::Revoke { root },
+            RootsChange::Revoke(root) => return self.revoke(Work::Operator(ask, step), root, wall, out),
         };
         let command = operators(&step, wall).change(Change::Authority(Box::new(change)));
         self.propose(Work::Operator(ask, step), command, out);
@@ -310,13 +314,59 @@ impl RootRotation {
             out.push(Effect::CatchUp(revision));
         }
         match work {
-            Work::Planned | Work::Renewals(_) => self.pause.succeeded(),
+            Work::Planned | Work::Revocation(_) | Work::Renewals(_) => self.pause.succeeded(),
             Work::Certified(_) => self.above.ended(),
             Work::Trusted(asks) => {
                 out.extend(asks.into_iter().map(|ask| Effect::Answer(ask, Ok(Answer::Trusted))));
             }
             Work::Operator(ask, step) => self.applied.push((revision, ask, step)),
         }
+    }
+
+    /// ROOT-3, for voters that failed a moment ago and are still recorded as up: they are asked first.
+    fn revoke(&mut self, work: Work, root: RootId, wall: WallTime, out: &mut Vec<Effect>) {
+        // What the state forbids is refused, and recorded as the request's outcome, by the store.
+        let voters = self.tables.members.values().filter(|member| member.voter);
+        let loses = |member: &&Member| self.tables.may_hold_of(root, member.node);
+        let (shut_out, members): (Vec<&Member>, Vec<&Member>) = voters.partition(loses);
+        if shut_out.is_empty() || muster_store::may_be_revoked(&self.tables, root).is_err() {
+            return self.propose_revocation(work, root, wall, out);
+        }
+        let (needed, members) = ((shut_out.len() + members.len()) / 2 + 1, members.iter().map(|m| m.raft_id).collect());
+        let step = self.begin(work);
+        out.push(Effect::CheckReachable { step, members, needed });
+    }
+
+    fn checked(
+        &mut self,
+        step: StepId,
+        answering: Option<&BTreeSet<RaftId>>,
+        now: Moment,
+        wall: WallTime,
+        out: &mut Vec<Effect>,
+    ) {
+        let Some(work) = self.steps.remove(&step) else { return };
+        let root = match &work {
+            Work::Revocation(root) => *root,
+            Work::Operator(_, OperatorStep { change: RootsChange::Revoke(root), .. }) => *root,
+            _ => return,
+        };
+        let Some(answering) = answering else {
+            let text = "this manager does not lead, or cannot ask the others";
+            return self.not_done(work, ErrorBody::new(ErrorCode::NoQuorum, text), now, out);
+        };
+        match muster_store::may_be_revoked_by(&self.tables, root, answering) {
+            Ok(()) => self.propose_revocation(work, root, wall, out),
+            Err(refusal) => self.not_done(work, refusal.into(), now, out),
+        }
+    }
+
+    fn propose_revocation(&mut self, work: Work, root: RootId, wall: WallTime, out: &mut Vec<Effect>) {
+        let command = match &work {
+            Work::Operator(_, step) => operators(step, wall),
+            _ => own(wall, "others may have its key"),
+        };
+        self.propose(work, command.change(Change::Authority(Box::new(AuthorityChange::Revoke { root }))), out);
     }
 
     fn answer_applied(&mut self, out: &mut Vec<Effect>) {
@@ -346,7 +396,7 @@ impl RootRotation {
                 self.above.failed(now, later);
                 out.push(Effect::NotCertified { root, why: why.message, later });
             }
-            Work::Planned => self.step_failed(now, &why, out),
+            Work::Planned | Work::Revocation(_) => self.step_failed(now, &why, out),
             Work::Renewals(nodes) => {
                 self.awaited.not_asked(&nodes);
                 self.step_failed(now, &why, out);
@@ -361,7 +411,7 @@ impl RootRotation {
 
     /// ROOT-9: looks at the state and takes the next step, one at a time.
     fn look(&mut self, now: Moment, wall: WallTime, out: &mut Vec<Effect>) {
-        let own = |work: &Work| matches!(work, Work::Planned | Work::Renewals(_));
+        let own = |work: &Work| matches!(work, Work::Planned | Work::Revocation(_) | Work::Renewals(_));
         if self.tables.authorities.roots.is_empty() || self.steps.values().any(own) {
             return;
         }
@@ -384,9 +434,7 @@ impl RootRotation {
                     wall,
                     out,
                 ),
-                Step::Revoke(root) => {
-                    self.planned(AuthorityChange::Revoke { root }, "others may have its key", wall, out)
-                }
+                Step::Revoke(root) => self.revoke(Work::Revocation(root), root, wall, out),
                 Step::Forget(root) => {
                     self.planned(AuthorityChange::Forget { root }, "its last certificate has expired", wall, out)
                 }

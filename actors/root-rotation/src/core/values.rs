@@ -1,9 +1,12 @@
 //! Inputs and effects of the core.
 
+use std::collections::BTreeSet;
+
 pub use muster_messages::AskId;
 use muster_messages::protocol::{ProposeError, RootsChange, RootsChanged};
 use muster_messages::{
-    AuthorityChange, Command, ErrorBody, ErrorCode, Moment, NodeId, Principal, RequestId, Revision, RootId, Tables,
+    AuthorityChange, Command, ErrorBody, ErrorCode, Moment, NodeId, Principal, RaftId, RequestId, Revision, RootId,
+    Tables,
 };
 use muster_pki::{BadIssued, SignError};
 
@@ -32,6 +35,8 @@ pub enum Input {
     Above(RootId, UpstreamEnd),
     /// A proposal ended; the revision at which it was applied.
     Proposed(StepId, Result<Revision, ProposeError>),
+    /// The voters that answered. `None`: the Raft member did not ask them.
+    ReachabilityChecked(StepId, Option<BTreeSet<RaftId>>),
     Woke,
 }
 
@@ -100,6 +105,12 @@ pub enum Effect {
     Propose {
         step: StepId,
         command: Command,
+    },
+    /// Have the Raft member ask the voters, until so many have answered, and report as `ReachabilityChecked`.
+    CheckReachable {
+        step: StepId,
+        members: BTreeSet<RaftId>,
+        needed: usize,
     },
     /// Pass the replica in once it has applied this revision.
     CatchUp(Revision),

@@ -326,6 +326,28 @@ fn nodes_without_a_digest_renew_before_a_compromised_root_ends() {
     assert_eq!(world.operator(RootsChange::Activate(new)).unwrap_err().code, ErrorCode::RootInUse);
 }
 
+/// A machine that failed a moment ago is still recorded as up: without its answer, the revocation would shut out the majority.
+#[test]
+fn voters_answer_before_a_root_is_revoked() {
+    let mut world = World::new(4, 0);
+    world.silent.insert(id(4));
+    world.mute.insert(RaftId(3));
+    let old = world.active();
+    let new = world.operator(RootsChange::Rotate { automatic: true, compromised: true }).unwrap().root.unwrap();
+    world.run();
+    world.pass(Duration::from_secs(61));
+    world.run();
+    assert_eq!((world.active(), world.state(old)), (new, Some(Retiring)));
+    assert_eq!(world.checks.last(), Some(&([1, 2, 3].map(RaftId).into(), 3)), "of four");
+    let refused = world.operator(RootsChange::Revoke(old)).unwrap_err();
+    assert_eq!(refused.code, ErrorCode::RootInUse, "{}", refused.message);
+    world.mute.clear();
+    world.pass(Duration::from_secs(61));
+    world.run();
+    assert_eq!(world.state(old), Some(Revoked));
+    assert_eq!(world.log.authorities.roots[&old].key_pem, None);
+}
+
 #[test]
 fn last_of_three_rotations_wins() {
     let mut world = World::new(3, 2);

@@ -29,6 +29,10 @@ pub struct World {
     pub deaf: BTreeSet<NodeId>,
     /// Nodes that do not renew.
     pub silent: BTreeSet<NodeId>,
+    /// Voters that do not answer, although they are recorded as up.
+    pub mute: BTreeSet<RaftId>,
+    /// The voters that were asked before a revocation, and how many must answer.
+    pub checks: Vec<(BTreeSet<RaftId>, usize)>,
     /// Nodes in the order in which they were asked to renew.
     pub asked: Vec<NodeId>,
     /// While set, the core's replica does not change.
@@ -70,6 +74,8 @@ impl World {
             alarm: None,
             deaf: BTreeSet::new(),
             silent: BTreeSet::new(),
+            mute: BTreeSet::new(),
+            checks: Vec::new(),
             asked: Vec::new(),
             blind: false,
             catches_up: 0,
@@ -202,6 +208,11 @@ impl World {
                 Effect::Sign { step, what } => {
                     let signed = sign(self.core.tables(), &self.config, what, self.wall);
                     self.input(Input::Signed(step, signed));
+                }
+                Effect::CheckReachable { step, members, needed } => {
+                    let answering: BTreeSet<RaftId> = members.difference(&self.mute).copied().collect();
+                    self.checks.push((members, needed));
+                    self.input(Input::ReachabilityChecked(step, Some(answering)));
                 }
                 Effect::Propose { step, command } => {
                     self.proposals.push_back((step, command));

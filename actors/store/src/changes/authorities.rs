@@ -5,9 +5,11 @@
 //!             ROOT-11  a root whose key others may have never signs again. A manager that was away would refuse every newer
 //!                      certificate of it (ADMIT-9), the leader's too, and so never learn that it signs.
 
+use std::collections::BTreeSet;
+
 use muster_messages::{
     Authority, AuthorityChange, AuthorityOrigin, AuthorityRefusal, AuthorityState, CrossCertificate, Liveness,
-    MAX_ROOTS, RequestedAuthority, RootId, Voucher,
+    MAX_ROOTS, RaftId, RequestedAuthority, RootId, Voucher,
 };
 
 use super::*;
@@ -292,16 +294,34 @@ pub fn may_be_revoked(tables: &Tables, id: RootId) -> Result<(), CommandRefusal>
     keeps_majority(tables, id, |node| tables.may_hold_of(id, node))
 }
 
+/// The same, where only these voters answer: the record does not know yet of one that has just failed.
+pub fn may_be_revoked_by(tables: &Tables, id: RootId, answering: &BTreeSet<RaftId>) -> Result<(), CommandRefusal> {
+    let answers = |node| tables.members.iter().any(|(id, member)| member.node == node && answering.contains(id));
+    keeps_majority_of(tables, id, |node| tables.may_hold_of(id, node), answers)
+}
+
 /// Whether a majority of the voters can take part without these, without those that may hold a certificate of a root that was
 /// revoked before, and without those that are down: one whose disk is lost never returns, and the others cannot renew without a
 /// leader.
 fn keeps_majority(tables: &Tables, root: RootId, loses: impl Fn(NodeId) -> bool) -> Result<(), CommandRefusal> {
+    keeps_majority_of(tables, root, loses, |_| true)
+}
+
+fn keeps_majority_of(
+    tables: &Tables,
+    root: RootId,
+    loses: impl Fn(NodeId) -> bool,
+    answers: impl Fn(NodeId) -> bool,
+) -> Result<(), CommandRefusal> {
     let roots = tables.authorities.roots.iter();
     let revoked: Vec<RootId> =
         roots.filter(|(_, root)| root.state == AuthorityState::Revoked).map(|(id, _)| *id).collect();
     let is_down = |node: &NodeId| tables.nodes.get(node).is_none_or(|node| node.liveness == Liveness::Down);
     let takes_part = |node: &&NodeId| {
-        !loses(**node) && !is_down(node) && !revoked.iter().any(|root| tables.may_hold_of(*root, **node))
+        !loses(**node)
+            && !is_down(node)
+            && answers(**node)
+            && !revoked.iter().any(|root| tables.may_hold_of(*root, **node))
     };
     let voters: Vec<NodeId> = tables.members.values().filter(|member| member.voter).map(|member| member.node).collect();
     let shut_out: Vec<NodeId> = voters.iter().copied().filter(|node| loses(*node)).collect();

@@ -151,9 +151,11 @@ fn certified(dir: &std::path::Path, role: Role) {
     let (granted, incarnation) = (Some(Revision(5)), Incarnation(1));
     let node = NodeId::from_entropy(2);
     let profile = NodeProfile { cluster, node, role, granted, incarnation, ips: vec![], lifetime: NODE_LIFETIME, now };
-    let key = CsrKey::parse(&make_csr(&new_key()).unwrap()).unwrap();
-    let signed = Issuer::from_pem(&root.cert_pem, &root.key_pem).unwrap().sign_node(&profile, &key).unwrap();
-    std::fs::write(dir.join("identity/credentials.pem"), format!("{}{}", signed.cert_pem, root.cert_pem)).unwrap();
+    let key = new_key();
+    let request = CsrKey::parse(&make_csr(&key).unwrap()).unwrap();
+    let signed = Issuer::from_pem(&root.cert_pem, &root.key_pem).unwrap().sign_node(&profile, &request).unwrap();
+    let file = [key.expose(), &signed.cert_pem, &root.cert_pem].concat();
+    std::fs::write(dir.join("identity/credentials.pem"), file).unwrap();
 }
 
 /// SEAL-4. A crash in the middle of a demotion: the certificate is a worker's already, and the keyring is still there.
