@@ -38,4 +38,5 @@ mod sealed_disk;
 mod secrets;
 mod shutdown;
 mod slow_links;
+mod terminal;
 mod upstream;

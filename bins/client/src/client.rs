@@ -73,6 +73,11 @@ impl Client {
         self.timeout
     }
 
+    /// Calls take this long at most from now on.
+    pub fn set_timeout(&mut self, timeout: Duration) {
+        self.timeout = timeout;
+    }
+
     /// Sends a request; returns the server's JSON text. A call of unknown outcome is repeated with the same request id, which
     /// the server recognises, until the time limit.
     pub async fn call(&mut self, request: Request) -> Outcome<String> {

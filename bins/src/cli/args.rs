@@ -4,7 +4,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use muster_messages::{CrashHow, Name, Role};
+use muster_kernel::Clock;
+use muster_messages::{CrashHow, EventKind, Name, Role, WallTime};
 
 use super::duration::{parse_duration, parse_lifetime};
 
@@ -75,7 +76,7 @@ pub enum Format {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Show an overview of the cluster
-    Status(FreshArg),
+    Status(WatchedArgs),
     /// Manage nodes and their roles
     #[command(subcommand)]
     Node(NodeCommand),
@@ -146,10 +147,19 @@ pub struct FreshArg {
     pub fresh: bool,
 }
 
+#[derive(Clone, Copy, Debug, Args)]
+pub struct WatchedArgs {
+    #[command(flatten)]
+    pub fresh: FreshArg,
+    /// Refresh every second, in place on a terminal; Ctrl-C stops
+    #[arg(long)]
+    pub watch: bool,
+}
+
 #[derive(Debug, Subcommand)]
 pub enum NodeCommand {
     /// List nodes
-    Ls(FreshArg),
+    Ls(WatchedArgs),
     /// Show all details of one node
     Inspect {
         /// Id, unique prefix of an id, or unique name
@@ -374,6 +384,21 @@ pub struct EventsArgs {
     /// Only events after this revision
     #[arg(long, value_name = "REV", default_value_t = 0)]
     pub since: u64,
+    /// Only events of these kinds, such as role,membership
+    #[arg(long, value_name = "KIND", value_delimiter = ',', value_parser = parse_event_kind)]
+    pub kind: Vec<EventKind>,
+    /// Only events of this node: id, at least 8 characters of it, or name
+    #[arg(long, value_name = "NODE")]
+    pub node: Option<String>,
+    /// Only events after this time, such as 2027-01-31T12:00:00Z, or of the last 10m
+    #[arg(long, value_name = "TIME|DURATION", value_parser = parse_past)]
+    pub after: Option<WallTime>,
+    /// Also the leases of Muster's own members and elections, which tables leave out
+    #[arg(long)]
+    pub all: bool,
+    /// Only the newest N [default on a terminal: as many as fit]
+    #[arg(long, value_name = "N")]
+    pub last: Option<usize>,
     /// Keep printing new events
     #[arg(long)]
     pub watch: bool,
@@ -407,6 +432,21 @@ pub struct DevDir {
     /// Data folder of the nodes
     #[arg(long, default_value = "./.muster")]
     pub dir: PathBuf,
+}
+
+fn parse_event_kind(text: &str) -> Result<EventKind, String> {
+    serde_json::from_value(text.into()).map_err(|_| {
+        "one of cluster, node, role, certificate, membership, liveness, token, user, lease, gate".to_owned()
+    })
+}
+
+/// A time, or how long ago it was.
+fn parse_past(text: &str) -> Result<WallTime, String> {
+    if let Ok(ago) = parse_duration(text) {
+        return Ok(WallTime(Clock.wall().0.saturating_sub(i64::try_from(ago.as_millis()).unwrap_or(i64::MAX))));
+    }
+    serde_json::from_value(text.into())
+        .map_err(|_| "expected a time, 2027-01-31T12:00:00Z, or a duration, 10m".to_owned())
 }
 
 fn parse_label(text: &str) -> Result<(String, String), String> {

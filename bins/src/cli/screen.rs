@@ -38,6 +38,11 @@ impl Screen {
         }
     }
 
+    /// The same of stdout, if it is a terminal.
+    pub fn size_of_terminal() -> Option<(usize, usize)> {
+        std::io::stdout().is_terminal().then(Self::size)
+    }
+
     /// Draws over the current content. Lines below the last row are left out; the caller makes lines that fit.
     pub fn draw(&self, lines: &[String]) {
         let rows = lines.iter().take(Self::size().1).map(|line| format!("{line}\x1b[K"));

@@ -23,6 +23,9 @@ pub enum LeaseCommand {
         /// In every namespace
         #[arg(short = 'A', long)]
         all_namespaces: bool,
+        /// Refresh every second, in place on a terminal; Ctrl-C stops
+        #[arg(long)]
+        watch: bool,
     },
     /// Show a lease
     Get { name: String },

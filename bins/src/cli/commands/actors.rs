@@ -1,23 +1,13 @@
 //! `muster actors …`: the live actor tree.
 
-use std::time::Duration;
-
 use muster_client::{Outcome, parse};
-use muster_kernel::Clock;
 use muster_messages::wire::{ActorsAsk, ActorsOf, Request};
 use muster_messages::{ActorActionView, ActorNode, ID_LEN, Name, OfNodeView, word};
 
-use super::Context;
+use super::{Context, watching};
 use crate::cli::args::{ActorTarget, ActorsArgs, ActorsCommand};
-use crate::cli::output::{print, print_failure, printable};
+use crate::cli::output::{print, printable};
 use crate::cli::render::{self, Trees};
-use crate::cli::screen::Screen;
-use crate::cli::signals::Interrupts;
-
-/// How often `--watch` refreshes.
-const WATCH_INTERVAL: Duration = Duration::from_secs(1);
-/// How long one refresh may take before the screen shows that it is old.
-const REFRESH_TIMEOUT: Duration = Duration::from_secs(3);
 
 pub async fn run(ctx: &mut Context, args: ActorsArgs) -> Outcome<u8> {
     match args.command {
@@ -115,111 +105,43 @@ async fn tree(ctx: &mut Context, args: ActorsArgs) -> Outcome<u8> {
     Ok(0)
 }
 
-/// Refreshes until interrupted, on an alternate screen if there is a terminal. Transient failures, such as a node that
-/// restarts, are retried.
-async fn watch(ctx: &mut Context, request: &Request, of: &str, all: bool) -> Outcome<u8> {
-    let mut interrupts = Interrupts::listen()?;
-    let names = ctx.names().await;
-    let (mut screen, mut baseline) = (None, render::Baseline::default());
-    let mut frame = Frame { trees: None, names, heading: String::new() };
-    let mut pause = Duration::ZERO;
-    loop {
-        let answer = {
-            let refresh = async {
-                tokio::time::sleep(pause).await;
-                ctx.client.call_within(request.clone(), REFRESH_TIMEOUT).await
-            };
-            tokio::pin!(refresh);
-            loop {
-                tokio::select! {
-                    answer = &mut refresh => break answer,
-                    _ = interrupts.next() => return Ok(0),
-                    () = changed(&mut screen) => frame.draw(screen.as_ref(), &mut baseline),
-                }
-            }
-        };
-        pause = WATCH_INTERVAL;
-        match answer {
-            Ok(text) if ctx.out.is_json() => print(&text),
-            Ok(text) => {
-                let trees = read(&text, all)?;
-                if ctx.out.quiet {
-                    print(&render::actor_paths(&trees));
-                    continue;
-                }
-                if frame.trees.is_none() {
-                    screen = Screen::open()?;
-                }
-                let node = match &trees {
-                    Trees::One(one) => one.node_name.as_ref(),
-                    Trees::All(_) => None,
-                };
-                let of = node.map_or_else(|| of.to_owned(), Name::to_string);
-                frame.heading = format!("actors of {of} at {}", Clock.wall());
-                frame.trees = Some(trees);
-                frame.draw(screen.as_ref(), &mut baseline);
-            }
-            // The last tree stays on the screen, with its age.
-            Err(failure) if failure.is_transient() && frame.trees.is_some() => {
-                let old = frame.heading.split("; ").next().unwrap_or_default();
-                frame.heading = format!("{old}; no answer since: {}", printable(&failure.message));
-                frame.draw(screen.as_ref(), &mut baseline);
-            }
-            Err(failure) if failure.is_transient() && ctx.out.is_json() => print_failure(&failure, ctx.out.format),
-            Err(failure) => return Err(failure),
-        }
-    }
-}
-
-async fn changed(screen: &mut Option<Screen>) {
-    match screen {
-        Some(screen) => screen.changed().await,
-        None => std::future::pending().await,
-    }
-}
-
-/// The last answer.
-struct Frame {
-    /// `None`: there was none yet.
-    trees: Option<Trees>,
+/// The trees of one question, with the restarts that were known at the first one.
+struct Picture {
+    trees: Trees,
     names: render::Names,
-    heading: String,
+    of: String,
+    baseline: render::Baseline,
 }
 
-impl Frame {
-    /// Draws on the screen; without one prints the whole tree.
-    fn draw(&self, screen: Option<&Screen>, baseline: &mut render::Baseline) {
-        let Some(trees) = &self.trees else { return };
-        let Some(screen) = screen else {
-            return print(&format!("{}\n{}", self.heading, render::actors(trees, &self.names)));
+impl watching::Picture for Picture {
+    fn title(&self) -> String {
+        format!("actors of {}", self.of)
+    }
+    fn brief(&self) -> String {
+        render::actor_paths(&self.trees)
+    }
+    fn text(&self) -> String {
+        render::actors(&self.trees, &self.names)
+    }
+    fn lines(&mut self, size: (usize, usize)) -> Vec<String> {
+        render::live(&self.trees, &self.names, &mut self.baseline, size)
+    }
+    fn follow(&mut self, former: Self) {
+        self.baseline = former.baseline;
+    }
+}
+
+async fn watch(ctx: &mut Context, request: &Request, of: &str, all: bool) -> Outcome<u8> {
+    let names = ctx.names().await;
+    watching::watch(ctx, async |ctx: &mut Context| {
+        let text = ctx.client.call(request.clone()).await?;
+        let trees = read(&text, all)?;
+        let node = match &trees {
+            Trees::One(one) => one.node_name.as_ref(),
+            Trees::All(_) => None,
         };
-        let (width, height) = Screen::size();
-        let mut lines = vec![self.heading.chars().take(width).collect()];
-        lines.extend(render::live(trees, &self.names, baseline, (width, height.saturating_sub(1))));
-        screen.draw(&lines);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn requests_for_leader_actors_go_to_the_leader() {
-        for path in ["node/manager/leader", "node/manager/leader/role-manager"] {
-            assert!(runs_on_leader(path), "{path}");
-        }
-        for path in ["node", "node/manager", "node/manager/leader-switch", "node/agent"] {
-            assert!(!runs_on_leader(path), "{path}");
-        }
-    }
-
-    #[test]
-    fn actor_path_with_node_name_is_split() {
-        assert_eq!(named_node("node/manager/sessions/session-n4"), Some(("node/manager/sessions/session-", "n4")));
-        assert_eq!(named_node("node/manager/mesh/peer-web-1"), Some(("node/manager/mesh/peer-", "web-1")));
-        for path in ["node/manager/raft-member", "node", "node/x/session-0000000000000000000000001"] {
-            assert_eq!(named_node(path), None, "{path}");
-        }
-    }
+        let of = node.map_or_else(|| of.to_owned(), Name::to_string);
+        Ok((text, Picture { trees, names: names.clone(), of, baseline: render::Baseline::default() }))
+    })
+    .await
 }

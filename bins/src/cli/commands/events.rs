@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use muster_client::{Failure, Outcome, parse};
 use muster_messages::wire::Request;
-use muster_messages::{ErrorCode, EventKind, EventView, EventsView, Revision, word};
+use muster_messages::{ErrorCode, EventKind, EventView, EventsView, NodeView, Revision, WallTime, word};
+use serde::Deserialize;
 use serde_json::Value;
 use tokio::time::Instant;
 
@@ -13,34 +14,115 @@ use crate::cli::args::EventsArgs;
 use crate::cli::duration::millis;
 use crate::cli::output::print;
 use crate::cli::render;
+use crate::cli::screen::Screen;
 
 /// The pause between two attempts of a watch whose daemon restarts.
 const RETRY_PAUSE: Duration = Duration::from_millis(200);
 
+/// Characters that distinguish an id, as for commands that change a node.
+const MIN_ID_PREFIX: usize = 8;
+
 pub async fn run(ctx: &mut Context, args: EventsArgs) -> Outcome<u8> {
-    if !args.watch {
-        let events = ctx.client.events(Revision(args.since)).await?;
-        if ctx.out.is_json() {
-            print(&serde_json::to_string(&events).map_err(Failure::internal)?);
-            return Ok(0);
+    let chosen = Chosen::by(ctx, &args).await?;
+    if args.watch {
+        return watch(ctx, args.since, &chosen).await;
+    }
+    let mut events = ctx.client.events(Revision(args.since)).await?;
+    let mut own_leases = 0;
+    events.items.retain(|event| match chosen.shows(event) {
+        Shown::Yes => true,
+        Shown::OwnLease => {
+            own_leases += 1;
+            false
         }
-        let (revision, items, names) = (events.revision, read(events.items)?, ctx.names().await);
-        ctx.out.document("", || revision.to_string(), || render::events(&items, &names));
+        Shown::Filtered => false,
+    });
+    let size = (!ctx.out.is_json()).then(Screen::size_of_terminal).flatten();
+    // Two lines say what is left out, and the last one is the next prompt's.
+    let fitting = size.filter(|_| !args.all && args.since == 0).map(|(_, rows)| rows.saturating_sub(3));
+    let left_out = args.last.or(fitting).map_or(0, |last| events.items.len().saturating_sub(last));
+    events.items.drain(..left_out);
+    if ctx.out.is_json() {
+        print(&serde_json::to_string(&events).map_err(Failure::internal)?);
         return Ok(0);
     }
-    watch(ctx, args.since).await
+    let (revision, items, names) = (events.revision, read(events.items)?, ctx.names().await);
+    let table = || {
+        let mut notes = String::new();
+        if own_leases > 0 {
+            notes += &format!("{own_leases} events of Muster's own leases are left out; `--all` shows them\n");
+        }
+        if left_out > 0 && args.last.is_none() {
+            notes += &format!("{left_out} earlier events; `--last N` shows more\n");
+        }
+        notes + &render::events(&items, &names, size.map(|(columns, _)| columns))
+    };
+    ctx.out.document("", || revision.to_string(), table);
+    Ok(0)
+}
+
+/// Which events are shown.
+struct Chosen {
+    kinds: Vec<String>,
+    /// Its id, or the beginning of that of a removed node.
+    node: Option<String>,
+    after: Option<WallTime>,
+    own_leases: bool,
+}
+
+impl Chosen {
+    async fn by(ctx: &mut Context, args: &EventsArgs) -> Outcome<Self> {
+        let node = match &args.node {
+            None => None,
+            Some(node) => {
+                let request = Request::NodeInspect { node: node.clone(), fresh: false };
+                match ctx.client.ask::<NodeView>(request).await {
+                    Ok(found) => Some(found.id.to_string()),
+                    // Events of a removed node remain.
+                    Err(failure) if failure.is(ErrorCode::NotFound) && node.len() >= MIN_ID_PREFIX => {
+                        Some(node.clone())
+                    }
+                    Err(failure) => return Err(failure),
+                }
+            }
+        };
+        // Asked for by kind, or as JSON: nothing is left out.
+        let own_leases = args.all || ctx.out.is_json() || args.kind.contains(&EventKind::Lease);
+        Ok(Self { kinds: args.kind.iter().map(|kind| word(*kind)).collect(), node, after: args.after, own_leases })
+    }
+
+    /// An event that cannot be read is shown, so that its error is.
+    fn shows(&self, event: &Value) -> Shown {
+        let Ok(event) = EventView::deserialize(event) else { return Shown::Yes };
+        let chosen = (self.kinds.is_empty() || self.kinds.contains(&event.kind))
+            && self.node.as_ref().is_none_or(|node| event.node.is_some_and(|id| id.as_str().starts_with(node)))
+            && self.after.is_none_or(|after| event.at > after);
+        match chosen {
+            false => Shown::Filtered,
+            true if !self.own_leases && render::is_of_own_lease(&event) => Shown::OwnLease,
+            true => Shown::Yes,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Shown {
+    Yes,
+    Filtered,
+    /// Left out unless asked for.
+    OwnLease,
 }
 
 /// Continues from the last revision across daemon restarts and leader changes; ends when no answer has arrived within the
 /// time limit.
-async fn watch(ctx: &mut Context, mut since: u64) -> Outcome<u8> {
+async fn watch(ctx: &mut Context, mut since: u64, chosen: &Chosen) -> Outcome<u8> {
     let mut names = ctx.names().await;
     // Half of the time limit: a quiet cluster answers well before the call times out.
     let wait_ms = millis(ctx.client.timeout() / 2);
     let mut answered = Instant::now();
     loop {
         let request = Request::Events { since: Revision(since), wait_ms };
-        let page: EventsView<Value> = match ctx.client.call(request).await {
+        let mut page: EventsView<Value> = match ctx.client.call(request).await {
             Ok(text) => parse(&text)?,
             Err(failure) if is_transient(&failure) && answered.elapsed() < ctx.client.timeout() => {
                 tokio::time::sleep(RETRY_PAUSE).await;
@@ -50,6 +132,7 @@ async fn watch(ctx: &mut Context, mut since: u64) -> Outcome<u8> {
         };
         answered = Instant::now();
         since = since.max(page.revision.0);
+        page.items.retain(|event| chosen.shows(event) == Shown::Yes);
         if ctx.out.is_json() {
             page.items.iter().for_each(|event| print(&event.to_string()));
         } else if !page.items.is_empty() {
@@ -58,7 +141,7 @@ async fn watch(ctx: &mut Context, mut since: u64) -> Outcome<u8> {
             if events.iter().any(|event| event.kind == word(EventKind::Node)) {
                 names.extend(ctx.names().await);
             }
-            print(&render::event_lines(&events, &names));
+            print(&render::event_lines(&events, &names, Screen::size_of_terminal().map(|(columns, _)| columns)));
         }
     }
 }

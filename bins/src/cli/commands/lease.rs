@@ -15,10 +15,12 @@ use crate::cli::render;
 pub async fn run(ctx: &mut Context, LeaseArgs { namespace, command }: LeaseArgs) -> Outcome<u8> {
     let named = |name: String| LeaseRef { namespace: namespace.clone(), name };
     match command {
-        LeaseCommand::Ls { all_namespaces } => {
+        LeaseCommand::Ls { all_namespaces, watch } => {
             let namespace = (!all_namespaces).then_some(namespace);
             let names = |list: &ListView<LeaseView>| lines(list.items.iter().map(|lease| &lease.name));
-            ctx.show(lease(LeaseRequest::List { namespace }), names, render::leases).await
+            let request = lease(LeaseRequest::List { namespace });
+            let ask = async |ctx: &mut Context| ctx.client.call(request.clone()).await;
+            ctx.show_or_watch("leases", watch, ask, names, (render::leases, |_: &_| None)).await
         }
         LeaseCommand::Get { name } => one(ctx, LeaseRequest::Get { lease: named(name) }).await,
         LeaseCommand::Create { name, holder, duration } => {

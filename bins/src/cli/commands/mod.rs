@@ -13,6 +13,7 @@ mod reconciler;
 mod security;
 mod token;
 pub(super) mod user;
+mod watching;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -22,7 +23,8 @@ use muster_messages::wire::{ListOf, Request};
 use muster_messages::{AdmissionOpenedView, LockedView, NodeListView, NodeView, StatusView};
 use serde::de::DeserializeOwned;
 
-use super::args::{Cli, Command, FreshArg, RecoveryCommand};
+use self::watching::Text;
+use super::args::{Cli, Command, RecoveryCommand, WatchedArgs};
 use super::output::{Out, print};
 use super::{bench, dev, discover, elect, render, wait_ready};
 
@@ -68,6 +70,28 @@ impl Context {
     ) -> Outcome<u8> {
         let text = self.client.call(request).await?;
         self.print(&text, brief, table)
+    }
+
+    /// [`Context::show`], with `watch` until interrupted; `narrow` renders what fits a screen.
+    async fn show_or_watch<T: DeserializeOwned>(
+        &mut self,
+        title: &'static str,
+        watch: bool,
+        ask: impl AsyncFn(&mut Context) -> Outcome<String>,
+        brief: impl Fn(&T) -> String,
+        (table, narrow): (impl Fn(&T) -> String, impl Fn(&T) -> Option<String>),
+    ) -> Outcome<u8> {
+        if !watch {
+            let text = ask(self).await?;
+            return self.print(&text, brief, table);
+        }
+        watching::watch(self, async |ctx: &mut Context| {
+            let json = ask(ctx).await?;
+            let document: T = parse(&json)?;
+            let (brief, text, narrow) = (brief(&document), table(&document), narrow(&document));
+            Ok((json, Text { title, brief, text, narrow }))
+        })
+        .await
     }
 
     /// The same for a list, which may take several answers.
@@ -126,7 +150,7 @@ pub(super) async fn run(cli: Cli) -> Outcome<u8> {
     }
     let mut ctx = Context { client, out };
     match cli.command {
-        Command::Status(fresh) => status(&mut ctx, fresh).await,
+        Command::Status(args) => status(&mut ctx, args).await,
         Command::Node(command) => node::run(&mut ctx, command).await,
         Command::Token(command) => token::run(&mut ctx, command).await,
         Command::Cert(command) => security::cert(&mut ctx, command).await,
@@ -157,28 +181,38 @@ pub(super) async fn run(cli: Cli) -> Outcome<u8> {
     }
 }
 
-async fn status(ctx: &mut Context, FreshArg { fresh }: FreshArg) -> Outcome<u8> {
-    let text = ctx.client.call(Request::Status { fresh }).await?;
-    if let Ok(locked) = parse::<LockedView>(&text) {
-        let word = if locked.locked { "locked" } else { "unlocked" };
-        ctx.out.document(&text, || word.to_owned(), || render::locked(&locked));
-        return Ok(0);
+async fn status(ctx: &mut Context, args: WatchedArgs) -> Outcome<u8> {
+    let fresh = args.fresh.fresh;
+    if args.watch {
+        return watching::watch(ctx, async |ctx: &mut Context| ask_status(ctx, fresh).await).await;
     }
-    if ctx.out.is_json() || ctx.out.quiet {
-        let leader =
-            |status: &StatusView| status.raft.leader.map_or_else(|| "no leader".to_owned(), |id| id.to_string());
-        return ctx.print(&text, leader, |_| String::new());
+    let (json, status) = ask_status(ctx, fresh).await?;
+    ctx.out.document(&json, || status.brief, || status.text);
+    Ok(0)
+}
+
+/// The status as JSON, and as text.
+async fn ask_status(ctx: &mut Context, fresh: bool) -> Outcome<(String, Text)> {
+    let json = ctx.client.call(Request::Status { fresh }).await?;
+    let title = "status";
+    if let Ok(locked) = parse::<LockedView>(&json) {
+        let brief = if locked.locked { "locked" } else { "unlocked" }.to_owned();
+        return Ok((json, Text { title, brief, text: render::locked(&locked), narrow: None }));
     }
-    let status: StatusView = parse(&text)?;
+    if ctx.out.is_json() {
+        return Ok((json, Text { title, brief: String::new(), text: String::new(), narrow: None }));
+    }
+    let status: StatusView = parse(&json)?;
+    let brief = status.raft.leader.map_or_else(|| "no leader".to_owned(), |id| id.to_string());
     // A daemon that cannot list the names still has a status, with ids.
     let mut names = BTreeMap::new();
-    for id in status.raft.voters.iter().chain(&status.raft.learners) {
+    let members = status.raft.voters.iter().chain(&status.raft.learners).filter(|_| !ctx.out.quiet);
+    for id in members {
         let request = Request::NodeInspect { node: id.to_string(), fresh: false };
         match ctx.client.ask::<NodeView>(request).await {
             Ok(node) => names.insert(*id, node.name),
             Err(_) => break,
         };
     }
-    ctx.out.document(&text, String::new, || render::status(&status, &names));
-    Ok(0)
+    Ok((json, Text { title, brief, text: render::status(&status, &names), narrow: None }))
 }

@@ -22,9 +22,11 @@ use crate::cli::waiting::{Settled, wait_until_settled};
 
 pub async fn run(ctx: &mut Context, command: NodeCommand) -> Outcome<u8> {
     match command {
-        NodeCommand::Ls(fresh) => {
+        NodeCommand::Ls(args) => {
             let ids = |list: &NodeListView| lines(list.items.iter().map(|node| node.id));
-            ctx.show_list(ListOf::Nodes, fresh.fresh, ids, render::nodes).await
+            let ask = async |ctx: &mut Context| ctx.client.list(ListOf::Nodes, args.fresh.fresh).await;
+            let narrow = |list: &NodeListView| Some(render::nodes_at_a_glance(list));
+            ctx.show_or_watch("nodes", args.watch, ask, ids, (render::nodes, narrow)).await
         }
         NodeCommand::Inspect { node, fresh } => {
             let request = Request::NodeInspect { node, fresh: fresh.fresh };

@@ -2,6 +2,7 @@
 
 mod actors;
 mod autolock;
+mod events;
 mod live;
 mod nodes;
 mod reconcilers;
@@ -9,19 +10,20 @@ mod roots;
 
 pub use self::actors::{Trees, actor, actor_paths, actors};
 pub use self::autolock::{autolock, locked, unlock_key};
+pub use self::events::{event_lines, events, is_of_own_lease};
 pub use self::live::{Baseline, live};
-pub use self::nodes::{node, nodes, status};
+pub use self::nodes::{node, nodes, nodes_at_a_glance, status};
 pub use self::reconcilers::*;
 pub use self::roots::*;
 
 use std::collections::BTreeMap;
 
 use muster_messages::{
-    BlockedListView, BlockedView, EventView, GuardView, LeaseView, ListView, Name, NodeCertificateView, NodeId,
-    RaftStatusView, TokenTextView, TokenView, UserView, WallTime, word,
+    BlockedListView, BlockedView, GuardView, LeaseView, ListView, Name, NodeCertificateView, NodeId, RaftStatusView,
+    TokenTextView, TokenView, UserView, WallTime, word,
 };
 
-use super::output::{Table, or_dash, short, without_fraction, yes_or_no};
+use super::output::{Table, or_dash, without_fraction, yes_or_no};
 
 /// A time, to the second; `-` if there is none.
 pub fn when(at: impl Into<Option<WallTime>>) -> String {
@@ -218,37 +220,6 @@ pub fn raft(status: &RaftStatusView, names: &Names) -> String {
     out + &table.render()
 }
 
-pub fn events(events: &[EventView], names: &Names) -> String {
-    if events.is_empty() { "no events".to_owned() } else { event_lines(events, names) }
-}
-
-pub fn event_lines(events: &[EventView], names: &Names) -> String {
-    let named = |id: &str| match id.parse().ok().and_then(|id| names.get(&id)) {
-        Some(name) => name.to_string(),
-        None => short(id),
-    };
-    let mut table = Table::bare();
-    for event in events {
-        let change = match (&event.before, &event.after) {
-            (None, None) => String::new(),
-            (before, after) => format!("{} -> {}", or_dash(before.as_ref()), or_dash(after.as_ref())),
-        };
-        let by = match &event.by.id {
-            Some(id) => format!("{} {}", event.by.kind, named(id)),
-            None => event.by.kind.clone(),
-        };
-        table.row([
-            event.revision.to_string(),
-            when(event.at),
-            event.kind.clone(),
-            or_dash(event.node.map(|id| named(id.as_str()))),
-            change,
-            format!("{} (by {by})", event.reason),
-        ]);
-    }
-    table.render()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -290,20 +261,5 @@ mod tests {
             raft(&read(document), &Names::new())
                 .starts_with("no quorum: showing the local replica as of 2024-01-01T00:00:00Z\nterm 4")
         );
-    }
-
-    #[test]
-    fn events_name_who_did_what() {
-        let items: Vec<EventView> = read(
-            json!([{"revision": 7, "at": "2024-01-01T00:00:00Z", "kind": "role", "node": "0123456789abcdefghijklmno",
-            "by": {"kind": "admin", "id": "alice-of-the-night-shift"}, "reason": "promote", "before": "worker", "after": "manager"}]),
-        );
-        assert_eq!(
-            event_lines(&items, &Names::new()),
-            "7  2024-01-01T00:00:00Z  role  01234567  worker -> manager  promote (by admin alice-of-the-night-shift)\n"
-        );
-        let names = [("0123456789abcdefghijklmno".parse().unwrap(), "web-1".parse().unwrap())].into();
-        let named = event_lines(&items, &names);
-        assert!(named.contains("  role  web-1  worker -> manager"), "{named}");
     }
 }

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use muster_messages::{
-    AuthorityOrigin, CertificateState, Condition, Membership, Name, NodeId, NodeListView, NodeView, StatusView,
-    WaitReason, word,
+    AuthorityOrigin, CertificateState, Condition, Liveness, Membership, Name, NodeId, NodeListView, NodeView,
+    StatusView, WaitReason, word,
 };
 
 use super::{stale_notice, when};
@@ -24,6 +24,26 @@ pub fn nodes(nodes: &NodeListView) -> String {
             node.addr.clone(),
             node.release.clone(),
             pending(node),
+        ]);
+    }
+    stale_notice(nodes.stale, nodes.as_of) + &table.render()
+}
+
+/// For a screen: what to look at first, and nothing that few look for. Managers and nodes in trouble come first.
+pub fn nodes_at_a_glance(nodes: &NodeListView) -> String {
+    let mut items: Vec<&NodeView> = nodes.items.iter().collect();
+    let is_calm = |node: &NodeView| node.state == Liveness::Ready && node.conditions.is_empty();
+    items.sort_by_key(|node| (node.manager.is_none(), is_calm(node)));
+    let mut table = Table::new(&["NAME", "ROLE", "STATE", "RAFT", "PENDING", "RELEASE", "ID"]);
+    for node in items {
+        table.row([
+            node.name.to_string(),
+            role(node),
+            state(node),
+            membership(node),
+            pending(node),
+            node.release.clone(),
+            short(node.id.as_str()),
         ]);
     }
     stale_notice(nodes.stale, nodes.as_of) + &table.render()
@@ -109,6 +129,15 @@ pub fn node(node: &NodeView) -> String {
     table.render()
 }
 
+/// `3 of 3, may lose 1`: how many voters are reachable, and how many of them the quorum does not need.
+fn margin(reachable: usize, voters: usize, needed: usize) -> String {
+    match reachable.checked_sub(needed) {
+        None => format!("LOST: {reachable} of {voters}, {needed} needed"),
+        Some(0) => format!("held: {reachable} of {voters}, may lose none"),
+        Some(spare) => format!("held: {reachable} of {voters}, may lose {spare}"),
+    }
+}
+
 pub fn status(status: &StatusView, names: &BTreeMap<NodeId, Name>) -> String {
     let name = |id: &NodeId| names.get(id).map_or_else(|| short(id.as_str()), Name::to_string);
     let mut table = Table::bare();
@@ -130,9 +159,7 @@ pub fn status(status: &StatusView, names: &BTreeMap<NodeId, Name>) -> String {
         [] => String::new(),
         names => format!("; missing: {}", names.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")),
     };
-    let held = if quorum.reachable >= quorum.needed { "held" } else { "LOST" };
-    let are = if quorum.reachable == 1 { "voter is" } else { "voters are" };
-    row("quorum", format!("{held}: {} {are} reachable, {} needed{missing}", quorum.reachable, quorum.needed));
+    row("quorum", margin(quorum.reachable, raft.voters.len(), quorum.needed) + &missing);
     if raft.voters.len() == 2 {
         row("note", "two voters tolerate no failure: run one manager, or three".to_owned());
     }
@@ -184,7 +211,8 @@ mod tests {
         }))
         .unwrap();
         let text = status(&view, &BTreeMap::new());
-        assert!(text.contains("LOST: 1 voter is reachable, 2 needed; missing: n2"), "{text}");
+        assert!(text.contains("LOST: 1 of 2, 2 needed; missing: n2"), "{text}");
+        assert_eq!([margin(3, 3, 2), margin(2, 3, 2)], ["held: 3 of 3, may lose 1", "held: 2 of 3, may lose none"]);
         assert!(text.contains("two voters tolerate no failure"), "{text}");
         assert!(text.contains("n2 wants manager: waiting_for_node: not heard of"), "{text}");
         assert!(!text.contains("expires"), "{text}");

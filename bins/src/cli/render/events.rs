@@ -1,0 +1,125 @@
+//! Events, a line each.
+
+use muster_messages::{EventKind, EventView, ID_LEN, MEMBERS_NAMESPACE, RUNNERS_NAMESPACE, word};
+
+use super::{Names, when};
+use crate::cli::output::{Table, or_dash, short};
+
+/// Hexadecimal digits of a certificate's serial number.
+const SERIAL_DIGITS: usize = 32;
+
+/// A line for each, no wider than `width`.
+pub fn events(events: &[EventView], names: &Names, width: Option<usize>) -> String {
+    if events.is_empty() { "no events".to_owned() } else { event_lines(events, names, width) }
+}
+
+pub fn event_lines(events: &[EventView], names: &Names, width: Option<usize>) -> String {
+    let mut table = Table::bare();
+    for event in events {
+        let change = match (&event.before, &event.after) {
+            (None, None) => String::new(),
+            (before, after) => format!("{} -> {}", or_dash(before.as_ref()), or_dash(after.as_ref())),
+        };
+        let by = match &event.by.id {
+            Some(id) => format!("{} {}", event.by.kind, readable(id, names)),
+            None => event.by.kind.clone(),
+        };
+        table.row([
+            event.revision.to_string(),
+            when(event.at),
+            event.kind.clone(),
+            or_dash(event.node.map(|id| readable(id.as_str(), names))),
+            readable(&change, names),
+            format!("{} (by {by})", event.reason),
+        ]);
+    }
+    let text = table.render();
+    let Some(width) = width else { return text };
+    text.lines().map(|line| line.chars().take(width).chain(['\n']).collect::<String>()).collect()
+}
+
+/// The text with nodes' names in place of their ids, and the first digits of serial numbers.
+fn readable(text: &str, names: &Names) -> String {
+    let is_part = |c: char| c.is_ascii_alphanumeric();
+    let mut readable = String::new();
+    let mut rest = text;
+    while let Some(begin) = rest.find(is_part) {
+        let (before, from) = rest.split_at(begin);
+        let (part, after) = from.split_at(from.find(|c| !is_part(c)).unwrap_or(from.len()));
+        readable += before;
+        readable += &match part.len() {
+            ID_LEN => match part.parse().ok().and_then(|id| names.get(&id)) {
+                Some(name) => name.to_string(),
+                None => short(part),
+            },
+            SERIAL_DIGITS if part.bytes().all(|b| b.is_ascii_hexdigit()) => part[..8].to_owned(),
+            _ => part.to_owned(),
+        };
+        rest = after;
+    }
+    readable + rest
+}
+
+/// Whether the event is about a lease that Muster's own members and elections keep: each start of a manager causes some.
+pub fn is_of_own_lease(event: &EventView) -> bool {
+    let text = event.after.as_ref().or(event.before.as_ref());
+    let namespace = text.and_then(|text| text.split('/').next());
+    event.kind == word(EventKind::Lease)
+        && namespace.is_some_and(|namespace| [MEMBERS_NAMESPACE, RUNNERS_NAMESPACE].contains(&namespace))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn read(document: Value) -> Vec<EventView> {
+        serde_json::from_value(document).unwrap()
+    }
+
+    #[test]
+    fn events_name_who_did_what() {
+        let items = read(
+            json!([{"revision": 7, "at": "2024-01-01T00:00:00Z", "kind": "role", "node": "0123456789abcdefghijklmno",
+            "by": {"kind": "admin", "id": "alice-of-the-night-shift"}, "reason": "promote", "before": "worker", "after": "manager"}]),
+        );
+        assert_eq!(
+            event_lines(&items, &Names::new(), None),
+            "7  2024-01-01T00:00:00Z  role  01234567  worker -> manager  promote (by admin alice-of-the-night-shift)\n"
+        );
+        let names = [("0123456789abcdefghijklmno".parse().unwrap(), "web-1".parse().unwrap())].into();
+        let named = event_lines(&items, &names, None);
+        assert!(named.contains("  role  web-1  worker -> manager"), "{named}");
+        assert_eq!(event_lines(&items, &names, Some(9)), "7  2024-0\n");
+    }
+
+    #[test]
+    fn ids_and_serials_inside_texts_are_readable() {
+        let names = [("0123456789abcdefghijklmno".parse().unwrap(), "web-1".parse().unwrap())].into();
+        for (text, expected) in [
+            ("", ""),
+            ("a/b.0123456789abcdefghijklmno.c held by 0123456789abcdefghijklmno", "a/b.web-1.c held by web-1"),
+            ("manager 7f62f74fce41da61fbb49b52f57eceb5", "manager 7f62f74f"),
+            ("zzzz456789abcdefghijklmno, gone", "zzzz4567, gone"),
+            ("7f62f74fce41da61fbb49b52f57ecez5", "7f62f74fce41da61fbb49b52f57ecez5"),
+            ("ü 0123456789abcdefghijklmno0", "ü 0123456789abcdefghijklmno0"),
+        ] {
+            assert_eq!(readable(text, &names), expected);
+        }
+    }
+
+    #[test]
+    fn own_leases_are_distinguished_from_others() {
+        let lease = |kind: &str, before: Option<&str>, after: Option<&str>| {
+            let by = json!({"kind": "cluster", "id": null});
+            let event = json!({"revision": 7, "at": "2024-01-01T00:00:00Z", "kind": kind, "node": null, "by": by, "reason": "r",
+                "before": before, "after": after});
+            is_of_own_lease(&serde_json::from_value(event).unwrap())
+        };
+        assert!(lease("lease", None, Some("muster-members/a held by b, token 1")));
+        assert!(lease("lease", Some("muster-reconcilers/a held by b, token 1"), None));
+        assert!(!lease("lease", None, Some("default/muster-members held by b, token 1")));
+        assert!(!lease("gate", None, Some("muster-members/a")));
+        assert!(!lease("lease", None, None));
+    }
+}

@@ -1,0 +1,109 @@
+//! What a person sees at a terminal.
+
+use std::fs::File;
+use std::io::Read as _;
+use std::process::Stdio;
+use std::sync::{Arc, Mutex};
+
+use rustix::fs::{Mode, OFlags};
+use rustix::process::{Pid, Signal, kill_process};
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use rustix::termios::{Winsize, tcsetwinsize};
+
+use crate::harness::{EndedMuster, World, eventually_so, muster};
+
+/// As the screen of `--watch` is entered and left.
+const ENTER: &str = "\x1b[?1049h";
+const LEAVE: &str = "\x1b[?7h\x1b[?25h\x1b[?1049l";
+
+/// A `muster` at a terminal of 80 columns and 24 rows, and all that it has drawn.
+struct Watching {
+    process: std::process::Child,
+    drawn: Arc<Mutex<String>>,
+}
+
+impl Watching {
+    fn start(world: &World, args: &[&str]) -> Self {
+        let person = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a pseudo terminal");
+        grantpt(&person).and_then(|()| unlockpt(&person)).expect("it is ours");
+        let path = ptsname(&person, Vec::new()).expect("it has a name");
+        let program = rustix::fs::open(path, OFlags::RDWR | OFlags::NOCTTY, Mode::empty()).expect("it can be opened");
+        tcsetwinsize(&program, Winsize { ws_row: 24, ws_col: 80, ws_xpixel: 0, ws_ypixel: 0 }).expect("it is ours");
+        let mut command = muster(world.folder(), args);
+        command.env("TERM", "xterm").stdout(Stdio::from(program)).stderr(Stdio::null());
+        let process = command.spawn().expect("muster starts");
+        let drawn = Arc::new(Mutex::new(String::new()));
+        let (mut screen, kept) = (File::from(person), Arc::clone(&drawn));
+        std::thread::spawn(move || {
+            let mut bytes = [0; 4096];
+            // The terminal ends with the last program at it.
+            while let Ok(n @ 1..) = screen.read(&mut bytes) {
+                kept.lock().expect("no reader panics").push_str(&String::from_utf8_lossy(&bytes[..n]));
+            }
+        });
+        Self { process, drawn }
+    }
+
+    fn waits_for(&self, text: &str) {
+        eventually_so(text, || self.drawn.lock().expect("no reader panics").contains(text));
+    }
+}
+
+impl Drop for Watching {
+    fn drop(&mut self) {
+        let _ended = self.process.kill().and_then(|()| self.process.wait());
+    }
+}
+
+/// How many managers may fail, before and after two of three have failed; the terminal is then as before.
+#[test]
+fn status_says_how_many_managers_may_fail() {
+    let mut world = World::with(3, 0);
+    let socket = world.socket("n1").display().to_string();
+    let status = ["--socket", &socket, "status"];
+    let shown = |world: &World| EndedMuster::new(world.folder(), &status).ended(0).stdout;
+    eventually_so("all are connected", || shown(&world).contains("held: 3 of 3, may lose 1\n"));
+    let mut watching = Watching::start(&world, &[&status[..], &["--watch"]].concat());
+    watching.waits_for(ENTER);
+    watching.waits_for("held: 3 of 3, may lose 1");
+    for (name, margin) in
+        [("n3", "held: 2 of 3, may lose none; missing: n3"), ("n2", "LOST: 1 of 3, 2 needed; missing: n2, n3")]
+    {
+        world.node(name).kill();
+        watching.waits_for(margin);
+        assert!(shown(&world).contains(margin), "{}", shown(&world));
+    }
+    let nodes = EndedMuster::new(world.folder(), &["--socket", &socket, "node", "ls"]).ended(0).stdout;
+    assert!(nodes.starts_with("no quorum: showing the local replica as of "), "{nodes}");
+    let pid = i32::try_from(watching.process.id()).ok().and_then(Pid::from_raw).expect("a pid");
+    kill_process(pid, Signal::TERM).expect("it is our child");
+    assert!(watching.process.wait().expect("it is our child").success());
+    watching.waits_for(LEAVE);
+}
+
+#[test]
+#[ignore = "full tier"]
+fn events_are_chosen_by_kind_node_and_time() {
+    let world = World::with(1, 1);
+    let socket = world.socket("n1").display().to_string();
+    let events = |args: &[&str]| EndedMuster::new(world.folder(), &[&["--socket", &socket, "events"], args].concat());
+    let kinds = |text: &str| -> Vec<String> {
+        text.lines().filter_map(|line| line.split_whitespace().nth(2)).map(str::to_owned).collect()
+    };
+    let all = events(&["--all"]).ended(0).stdout;
+    assert!(all.contains("muster-members/"), "{all}");
+    let shown = events(&[]).ended(0).stdout;
+    assert!(shown.contains("of Muster's own leases are left out") && !shown.contains("muster-members/"), "{shown}");
+    assert!(
+        kinds(&events(&["--kind", "node,liveness"]).ended(0).stdout).iter().all(|k| k == "node" || k == "liveness")
+    );
+    let of_worker = events(&["--node", "n2", "--after", "1h"]).ended(0).stdout;
+    assert!(of_worker.lines().count() > 1 && of_worker.lines().all(|line| line.contains("  n2  ")), "{of_worker}");
+    assert_eq!(events(&["--after", "2099-01-01T00:00:00Z"]).ended(0).stdout, "no events\n");
+    assert_eq!(events(&["--last", "2"]).ended(0).stdout.lines().filter(|line| line.contains("Z  ")).count(), 2);
+    let document = events(&["-o", "json", "--kind", "lease"]).ended(0).json();
+    let items = document["items"].as_array().expect("events").clone();
+    assert!(!items.is_empty() && items.iter().all(|event| event["kind"] == "lease"), "{document}");
+    assert!(events(&["--kind", "bogus"]).ended(2).stderr.contains("one of cluster, node"));
+    assert!(events(&["--node", "nowhere"]).ended(4).stderr.contains("no node"));
+}
