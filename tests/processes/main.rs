@@ -32,6 +32,7 @@ mod partition;
 mod recovery;
 mod removal;
 mod requests;
+mod restarts;
 mod roles;
 mod rotation;
 mod sealed_disk;

@@ -71,6 +71,7 @@ fn requests(token: &str) -> Vec<Request> {
         Request::NodeList { fresh: true },
         Request::NodeInspect { node: node(), fresh: true },
         Request::NodeWatch { node: node(), seen: 0, wait_ms: 0 },
+        Request::NodeMayStop { node: node() },
         Request::TokenList,
         Request::CertList,
         Request::CertRotate { node: node() },
@@ -134,6 +135,7 @@ fn is_asked_for_a_secret(request: &Request) -> bool {
         | Request::NodeList { .. }
         | Request::NodeInspect { .. }
         | Request::NodeWatch { .. }
+        | Request::NodeMayStop { .. }
         | Request::SetRole { .. }
         | Request::NodeRemove { .. }
         | Request::NodeUpdate { .. }

@@ -135,6 +135,7 @@ pub(crate) fn routes() -> Router {
             post(|p: Extension<Peer>, n: Path<String>, h: HeaderMap| set_role(p, n, h, Role::Worker)),
         )
         .route("/v1/nodes/{node}/rename", post(node_rename))
+        .route("/v1/nodes/{node}/may-stop", get(node_may_stop))
         .route("/v1/tokens", get(|p: Extension<Peer>, q: Query<Listing>| list(p, q, ListOf::Tokens)).post(token_create))
         .route("/v1/tokens/{id}", delete(token_revoke))
         .route("/v1/certificates", get(|p: Extension<Peer>, q: Query<Listing>| list(p, q, ListOf::Certificates)))
@@ -400,6 +401,9 @@ fn body<T: DeserializeOwned>(bytes: &Bytes) -> Result<T, Box<Response>> {
 
 async fn node_inspect(Extension(peer): Extension<Peer>, Path(node): Path<String>, q: Query<Fresh>) -> Response {
     answer(&peer, RequestId(0), Request::NodeInspect { node, fresh: q.fresh }).await
+}
+async fn node_may_stop(Extension(peer): Extension<Peer>, Path(node): Path<String>) -> Response {
+    answer(&peer, RequestId(0), Request::NodeMayStop { node }).await
 }
 async fn node_remove(
     Extension(peer): Extension<Peer>,

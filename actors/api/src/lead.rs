@@ -18,6 +18,7 @@ use crate::autolock::AutolockRequests;
 use crate::core::{check_lifetime, check_removed_labels, resolve, resolve_for_irreversible};
 use crate::kube::ObjectWrite;
 use crate::leases::LeaseRequests;
+use crate::may_stop::MayStop;
 use crate::reads::{Reads, to_text};
 use crate::reconcilers::ReconcilerRequests;
 use crate::roots::RootRequests;
@@ -41,6 +42,10 @@ impl<'a> Lead<'a> {
             Request::NodeRemove { node, force } => to_text(&self.remove(node, *force).await?),
             Request::NodeRename { node, name } => to_text(&self.rename(node, name).await?),
             Request::NodeUpdate { node, add, remove, generation } => self.update(node, add, remove, *generation).await,
+            Request::NodeMayStop { node } => {
+                let node = self.node(node).await?;
+                to_text(&MayStop { work, node: &node }.answer().await?)
+            }
             Request::CertRotate { node } => to_text(&self.rotate(node).await?),
             Request::CertRevoke { node } => to_text(&self.revoke(node).await?),
             Request::TokenShow { role } => to_text(&self.show_token(*role).await?),

@@ -19,6 +19,7 @@ mod leader;
 mod leases;
 mod locked;
 mod log_quota;
+mod may_stop;
 mod native;
 mod ports;
 mod reads;

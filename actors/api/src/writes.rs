@@ -115,7 +115,8 @@ pub(crate) fn as_text(answer: Vec<u8>) -> Result<String, ErrorBody> {
 fn check_supported_by_all(tables: &Tables, request: &Request) -> Result<(), ErrorBody> {
     let level = tables.feature_level();
     let needs = match request {
-        Request::NodeRename { .. }
+        Request::NodeMayStop { .. }
+        | Request::NodeRename { .. }
         | Request::UserRenew { .. }
         | Request::RootRotate { .. }
         | Request::RootActivate { .. }

@@ -180,6 +180,14 @@ pub enum NodeCommand {
         #[arg(long)]
         force: bool,
     },
+    /// Check that the others keep a quorum while a node is stopped, as for an upgrade (else exit 6, and why)
+    MayStop {
+        /// Id, unique prefix of an id, or unique name
+        node: String,
+        /// Wait until it may be stopped [default when given: 10m]
+        #[arg(long, value_name = "DURATION", num_args = 0..=1, require_equals = true, default_missing_value = "10m", value_parser = parse_duration)]
+        wait: Option<Duration>,
+    },
     /// Rename a node. Once it has joined, the name that it reports itself is only a hint
     Rename {
         /// Id, at least 8 characters of it, or name

@@ -139,6 +139,7 @@ fn described(request: &Request, tables: Option<&Tables>) -> (String, Object) {
         Request::NodeRemove { node: of, force: false } => ("node.remove", node(of)),
         Request::NodeRemove { node: of, force: true } => ("node.remove_by_force", node(of)),
         Request::NodeUpdate { node: of, .. } => ("node.update", node(of)),
+        Request::NodeMayStop { node: of } => ("node.may_stop", node(of)),
         Request::NodeRename { node: of, .. } => ("node.rename", node(of)),
         Request::TokenCreate { role, .. } => ("token.create", Object::named("token", role)),
         Request::TokenList => ("token.list", cluster()),

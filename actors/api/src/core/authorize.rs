@@ -42,6 +42,7 @@ pub fn kind_of(request: &Request) -> Kind {
         | Request::NodeWatch { .. }
         | Request::BlocklistList { .. }
         | Request::RaftStatus { .. } => Kind::StaleableRead,
+        Request::NodeMayStop { .. } => Kind::LeaderRead,
         Request::Lease(LeaseRequest::Watch { .. }) => Kind::Read,
         Request::Lease(LeaseRequest::Renew { .. }) => Kind::LeaderRead,
         Request::Actors { ask: ActorsAsk::Tree | ActorsAsk::Inspect { .. }, .. } => Kind::Actors,
@@ -92,6 +93,7 @@ pub fn right_to(request: &Request) -> Right {
         Request::NodeList { .. }
         | Request::NodeInspect { .. }
         | Request::NodeWatch { .. }
+        | Request::NodeMayStop { .. }
         | Request::BlocklistList { .. }
         | Request::RaftStatus { .. }
         | Request::CertList

@@ -111,6 +111,7 @@ every!(requests: Request -> Row {
     NodeList => one(Request::NodeList { fresh: false }, READERS);
     NodeInspect => one(Request::NodeInspect { node: text(), fresh: true }, READERS);
     NodeWatch => one(Request::NodeWatch { node: text(), seen: 0, wait_ms: 0 }, READERS);
+    NodeMayStop => one(Request::NodeMayStop { node: text() }, READERS);
     BlocklistList => one(Request::BlocklistList { fresh: false }, READERS);
     RaftStatus => one(Request::RaftStatus { fresh: false }, READERS);
     CertList => one(Request::CertList, READERS);

@@ -32,6 +32,7 @@ pub fn node_of(request: &Request) -> Option<&str> {
     match request {
         Request::NodeInspect { node, .. }
         | Request::NodeWatch { node, .. }
+        | Request::NodeMayStop { node }
         | Request::SetRole { node, .. }
         | Request::NodeRemove { node, .. }
         | Request::NodeUpdate { node, .. }

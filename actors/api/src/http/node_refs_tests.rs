@@ -16,6 +16,7 @@ fn requests(node: &str) -> Vec<Request> {
         Request::NodeRemove { node: node(), force: false },
         Request::NodeRemove { node: node(), force: true },
         Request::NodeUpdate { node: node(), add: Default::default(), remove: vec![], generation: None },
+        Request::NodeMayStop { node: node() },
         Request::CertRotate { node: node() },
         Request::CertRevoke { node: node() },
         Request::TransferLeader { to: Some(node()) },
@@ -30,6 +31,7 @@ fn calls(node: &str) -> Vec<(&'static str, String, String)> {
     let none = String::new;
     vec![
         ("GET", format!("/v1/nodes/{node}"), none()),
+        ("GET", format!("/v1/nodes/{node}/may-stop"), none()),
         ("DELETE", format!("/v1/nodes/{node}"), none()),
         ("PATCH", format!("/v1/nodes/{node}"), "{}".to_owned()),
         ("POST", format!("/v1/nodes/{node}/promote"), none()),

@@ -1,13 +1,13 @@
 //! `muster node …`
 
 use std::collections::BTreeMap;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use muster_client::{Failure, Outcome, parse};
 use muster_messages::wire::{ListOf, Request};
 use muster_messages::{
-    ErrorCode, Generation, NodeListView, NodeRemovedView, NodeRenamedView, NodeView, Role, RoleChangeView, StatusView,
-    WallTime,
+    ErrorCode, Generation, NodeListView, NodeMayStopView, NodeRemovedView, NodeRenamedView, NodeView, Role,
+    RoleChangeView, StatusView, WallTime,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -19,6 +19,9 @@ use crate::cli::output::{lines, printable};
 use crate::cli::render;
 use crate::cli::tally::Tally;
 use crate::cli::waiting::{Settled, wait_until_settled};
+
+/// The time between two questions whether a node may be stopped.
+const ASK_AGAIN: Duration = Duration::from_millis(500);
 
 pub async fn run(ctx: &mut Context, command: NodeCommand) -> Outcome<u8> {
     match command {
@@ -47,6 +50,7 @@ pub async fn run(ctx: &mut Context, command: NodeCommand) -> Outcome<u8> {
             };
             each(ctx, nodes, done, |node| Request::NodeRemove { node, force }).await
         }
+        NodeCommand::MayStop { node, wait } => may_stop(ctx, node, wait).await,
         NodeCommand::Rename { node, name } => {
             let sentence = |renamed: &NodeRenamedView| {
                 let NodeRenamedView { node, name, before, changed } = renamed;
@@ -63,6 +67,35 @@ pub async fn run(ctx: &mut Context, command: NodeCommand) -> Outcome<u8> {
             let request = Request::NodeUpdate { node, add, remove: label_rm, generation: generation.map(Generation) };
             ctx.show(request, |_| String::new(), render::node).await
         }
+    }
+}
+
+/// Asks once, or until the node may be stopped. Reports why not, once for each reason.
+async fn may_stop(ctx: &mut Context, node: String, wait: Option<Duration>) -> Outcome<u8> {
+    let until = Instant::now() + wait.unwrap_or_default();
+    let mut last = String::new();
+    loop {
+        let failure = match ctx.client.call(Request::NodeMayStop { node: node.clone() }).await {
+            Ok(text) => {
+                let sentence = |view: &NodeMayStopView| render::may_stop(view);
+                return ctx.print(&text, |_| "yes".to_owned(), sentence);
+            }
+            Err(failure) => failure,
+        };
+        let passes = failure.is(ErrorCode::QuorumAtRisk) || failure.is_transient();
+        if !passes || wait.is_none() {
+            return Err(failure);
+        }
+        if Instant::now() >= until {
+            let (text, details) =
+                (format!("gave up waiting: {}", failure.message), json!({"node": node, "reason": failure.message}));
+            return Err(Failure::new(ErrorCode::TimedOut, text).with_details(details));
+        }
+        if failure.message != last {
+            ctx.out.note(format!("waiting: {}", failure.message));
+            last = failure.message;
+        }
+        tokio::time::sleep(ASK_AGAIN.min(until.saturating_duration_since(Instant::now()))).await;
     }
 }
 

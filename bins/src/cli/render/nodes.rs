@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use muster_messages::{
-    AuthorityOrigin, CertificateState, Condition, Liveness, Membership, Name, NodeId, NodeListView, NodeView,
-    StatusView, WaitReason, word,
+    AuthorityOrigin, CertificateState, Condition, Liveness, Membership, Name, NodeId, NodeListView, NodeMayStopView,
+    NodeView, Role, StatusView, WaitReason, word,
 };
 
 use super::{stale_notice, when};
@@ -127,6 +127,19 @@ pub fn node(node: &NodeView) -> String {
         row(kind, format!("{reason}: {} (since {since}{retry})", condition.message));
     }
     table.render()
+}
+
+pub fn may_stop(view: &NodeMayStopView) -> String {
+    let NodeMayStopView { name, role, leader, answering, needed, .. } = view;
+    match (role, leader) {
+        (Role::Worker, _) => format!("{name} may be stopped: it is a worker"),
+        (Role::Manager, true) => format!(
+            "{name} may be stopped: leadership is handed over, and {answering} other managers answer, {needed} needed"
+        ),
+        (Role::Manager, false) => {
+            format!("{name} may be stopped: {answering} other managers answer, {needed} needed")
+        }
+    }
 }
 
 /// `3 of 3, may lose 1`: how many voters are reachable, and how many of them the quorum does not need.

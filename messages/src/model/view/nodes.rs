@@ -175,6 +175,21 @@ pub struct NodeRemovedView {
     pub knew_root_key: Option<bool>,
 }
 
+/// The answer to [`NodeMayStop`](crate::wire::Request::NodeMayStop).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeMayStopView {
+    pub node: NodeId,
+    pub name: Name,
+    pub role: Role,
+    /// Always: otherwise the answer is an error that says why.
+    pub may_stop: bool,
+    /// It leads, and hands over when it is stopped.
+    pub leader: bool,
+    /// How many other managers answered, and how many must.
+    pub answering: usize,
+    pub needed: usize,
+}
+
 /// `muster node rename`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeRenamedView {
