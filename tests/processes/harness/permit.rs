@@ -1,7 +1,7 @@
-//! Limits concurrent clusters to the number of cores, whatever `--test-threads` says.
+//! Limits concurrent clusters to twice the number of cores, whatever `--test-threads` says: a scenario waits for half of its time.
 //!
-//! Owns        one slot per core and a gate before them, as locked files: concurrent test programs share them.
-//! Invariants  PERMIT-1  at most as many permits are out as there are cores, and none besides an exclusive one.
+//! Owns        two slots per core and a gate before them, as locked files: concurrent test programs share them.
+//! Invariants  PERMIT-1  at most twice as many permits are out as there are cores, and none besides an exclusive one.
 //!             PERMIT-2  a thread waits for a permit only while it has none, so that no two tests wait for each other.
 //!
 //! A permit belongs to the test's thread: all clusters that the thread starts share it. The kernel releases a lock when
@@ -57,6 +57,9 @@ fn hold(permit: Permit) -> Arc<Permit> {
     permit
 }
 
+/// A scenario uses less than half of a core: the rest of the time it waits for elections, renewals and expiries.
+const PER_CORE: usize = 2;
+
 struct Slots {
     gate: File,
     slots: Vec<File>,
@@ -65,7 +68,7 @@ struct Slots {
 impl Slots {
     fn of_this_machine() -> Self {
         let cores = available_parallelism().map_or(1, usize::from);
-        Self::open(&PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("clusters"), cores)
+        Self::open(&PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("clusters"), PER_CORE * cores)
     }
 
     fn open(folder: &Path, slots: usize) -> Self {
