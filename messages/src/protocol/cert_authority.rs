@@ -2,7 +2,7 @@
 
 use super::{Named, Reply};
 use crate::model::{CertIdentity, ErrorBody, Name, Principal, RequestId, Secret, UserKind, WallTime};
-use crate::wire::{JoinReply, JoinRequest, SignReply};
+use crate::wire::{JoinReply, JoinRequest, SignReply, SignedWorkload, WorkloadRequest};
 
 /// Messages of the certificate authority. It signs for the role granted in its own applied state, whatever was asked. A
 /// request that is not answered within its deadline is answered `timed_out`; its record may still be applied.
@@ -35,6 +35,13 @@ pub enum CertAuthorityMsg {
         by: Principal,
         request: RequestId,
         reply: Reply<Result<UserCertificate, ErrorBody>>,
+    },
+    /// A node asks for the certificate of a workload that applies to it. Nothing is recorded. Lost: ask again. Repeated: another
+    /// certificate. Late: refused if the entry is gone, or the node's certificate counts no more.
+    SignWorkload {
+        identity: Box<CertIdentity>,
+        request: WorkloadRequest,
+        reply: Reply<Result<SignedWorkload, ErrorBody>>,
     },
 }
 
