@@ -23,6 +23,7 @@ use crate::reconcilers::ReconcilerRequests;
 use crate::roots::RootRequests;
 use crate::users::UserRequests;
 use crate::work::Work;
+use crate::workloads::WorkloadRequests;
 
 pub(crate) struct Lead<'a> {
     work: Work<'a>,
@@ -80,6 +81,9 @@ impl<'a> Lead<'a> {
             Request::AutolockRotate => to_text(&AutolockRequests { work }.rotate().await?),
             Request::AutolockOff => to_text(&AutolockRequests { work }.off().await?),
             Request::AutolockKey { version } => to_text(&AutolockRequests { work }.key(*version).await?),
+            Request::WorkloadSet { .. } | Request::WorkloadRemove { .. } | Request::WorkloadShow { .. } => {
+                WorkloadRequests { work }.lead().await
+            }
             Request::TransferLeader { to } => to_text(&self.transfer(to.as_deref()).await?),
             Request::Lease(request) => LeaseRequests { work, request }.lead().await,
             Request::Reconciler(request) => ReconcilerRequests { work, request }.lead().await,

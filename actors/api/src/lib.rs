@@ -33,6 +33,7 @@ mod socket;
 mod tests;
 mod users;
 mod work;
+mod workloads;
 mod writes;
 
 pub use http::definition;

@@ -102,6 +102,7 @@ impl World {
             dialer: Dialer::anonymous(""),
             crash_allowed: false,
             audit: muster_audit::AuditLog::default(),
+            explain_workloads: None,
             locked: None,
             limits: ApiLimits::default(),
         });

@@ -260,6 +260,7 @@ fn wire(
         crash_allowed: config.settings.debug.crash,
         audit,
         limits: config.settings.api(),
+        explain_workloads: None,
         locked: None,
     });
     let inspector = {

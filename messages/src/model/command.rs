@@ -502,6 +502,7 @@ impl From<CommandRefusal> for super::ErrorBody {
             CommandRefusal::Authority(AuthorityRefusal::TooManyRoots) => ErrorCode::TooManyRoots,
             CommandRefusal::Authority(
                 AuthorityRefusal::RootInUse { .. }
+                | AuthorityRefusal::Workloads { .. }
                 | AuthorityRefusal::NoMajority { .. }
                 | AuthorityRefusal::MayBeValid { .. },
             ) => ErrorCode::RootInUse,

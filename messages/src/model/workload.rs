@@ -14,7 +14,10 @@ use std::time::Duration;
 use imbl::OrdMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-use super::{BadId, ClusterId, NodeRecord, Revision, Tables, check_labels, check_text, is_dns_subdomain};
+use super::{
+    BadId, ClusterId, MANAGER_NAME, NodeId, NodeRecord, Revision, Tables, WallTime, check_labels, check_text,
+    is_dns_subdomain,
+};
 
 /// The most workloads of a cluster. Each node may get all of them, and the host of its session filters them.
 pub const MAX_WORKLOADS: usize = 2_000;
@@ -168,7 +171,8 @@ pub struct WorkloadEntry {
     pub name: WorkloadName,
     /// A process must match all of them. Never empty.
     pub selectors: BTreeSet<WorkloadSelector>,
-    /// A node must have all of these labels. Empty: every node.
+    /// A node must have all of these labels, given by the operator: whoever controls a machine chooses those that it reports. Empty:
+    /// every node.
     pub node_labels: BTreeMap<String, String>,
     /// The lifetime of a certificate.
     pub ttl: Duration,
@@ -199,7 +203,7 @@ impl WorkloadEntry {
             revision: Revision(0),
         }
     }
-    /// Whether it applies to a node with these labels: the reported ones, overridden by the operator's.
+    /// Whether it applies to a node to which the operator gave these labels.
     pub fn applies_to(&self, labels: &BTreeMap<String, String>) -> bool {
         self.node_labels.iter().all(|(key, value)| labels.get(key) == Some(value))
     }
@@ -226,6 +230,11 @@ impl WorkloadEntry {
             if !is_dns_subdomain(dns) {
                 return Err(format!("DNS name {}: must be at most 253 of {}", n + 1, super::DNS_SUBDOMAIN));
             }
+            if is_reserved(dns) {
+                return Err(format!(
+                    "the DNS name {dns} is one of the nodes' own: a workload must not pass for a node"
+                ));
+            }
             if self.dns[..n].contains(dns) {
                 return Err(format!("the DNS name {dns} is given twice"));
             }
@@ -238,12 +247,26 @@ impl WorkloadEntry {
         }
         at_most("bytes of text", self.text_bytes(), MAX_WORKLOAD_BYTES)
     }
+    /// At least as many bytes as it takes in a frame.
+    pub fn encoded_bytes(&self) -> usize {
+        /// Lengths and numbers: 3 bytes for each text, 10 for each number.
+        const OVERHEAD: usize = 512;
+        let dns_and_labels = 3 * (self.dns.len() + 2 * self.node_labels.len());
+        let (namespace, name) = (self.name.namespace().len(), self.name.name().len());
+        self.text_bytes() + namespace + name + self.created_by.len() + dns_and_labels + OVERHEAD
+    }
     fn text_bytes(&self) -> usize {
         let selectors = self.selectors.iter().map(|selector| selector.to_string().len());
         let labels = self.node_labels.iter().map(|(key, value)| key.len() + value.len());
         let dns = self.dns.iter().map(String::len);
         selectors.chain(labels).chain(dns).chain(self.hint.iter().map(String::len)).sum()
     }
+}
+
+/// Names in the certificates of nodes, and texts of addresses, which some clients compare with an address.
+fn is_reserved(dns: &str) -> bool {
+    let is_local = dns == "localhost" || dns.ends_with(".localhost");
+    dns == MANAGER_NAME || is_local || dns.parse::<NodeId>().is_ok() || dns.parse::<std::net::IpAddr>().is_ok()
 }
 
 fn at_most(what: &str, count: usize, limit: usize) -> Result<(), String> {
@@ -256,6 +279,8 @@ pub struct Workloads {
     pub entries: OrdMap<WorkloadName, Arc<WorkloadEntry>>,
     /// The revision of the last change. 0: there never was a workload.
     pub changed: Revision,
+    /// The end of the last certificate that may have been signed for an entry that is deleted, or has a shorter lifetime now.
+    pub former_until: WallTime,
 }
 
 impl Tables {
@@ -264,8 +289,7 @@ impl Tables {
         if self.workloads.entries.is_empty() {
             return Vec::new();
         }
-        let labels = self.labels_of(node);
-        let applies = self.workloads.entries.values().filter(|entry| entry.applies_to(&labels));
+        let applies = self.workloads.entries.values().filter(|entry| entry.applies_to(&node.labels));
         applies.map(|entry| WorkloadEntry::clone(entry)).collect()
     }
 }
@@ -365,6 +389,10 @@ mod tests {
             WorkloadEntry { node_labels: labels, ..good.clone() },
             WorkloadEntry { dns: vec!["A.example".to_owned()], ..good.clone() },
             WorkloadEntry { dns: vec!["a.example".to_owned(); 2], ..good.clone() },
+            WorkloadEntry { dns: vec![MANAGER_NAME.to_owned()], ..good.clone() },
+            WorkloadEntry { dns: vec!["localhost".to_owned()], ..good.clone() },
+            WorkloadEntry { dns: vec!["10.0.0.1".to_owned()], ..good.clone() },
+            WorkloadEntry { dns: vec![NodeId::from_entropy(7).to_string()], ..good.clone() },
             WorkloadEntry { dns: (0..17).map(|n| format!("n{n}")).collect(), ..good.clone() },
             WorkloadEntry { hint: Some("a\u{1b}[2J".to_owned()), ..good.clone() },
             WorkloadEntry { hint: Some(String::new()), ..good.clone() },

@@ -1,7 +1,9 @@
 //! Messages to the certificate authority.
 
 use super::{Named, Reply};
-use crate::model::{CertIdentity, ErrorBody, Name, Principal, RequestId, Secret, UserKind, WallTime};
+use crate::model::{
+    CertIdentity, ErrorBody, Name, NodeId, Principal, RequestId, Secret, UserKind, WallTime, WorkloadName,
+};
 use crate::wire::{JoinReply, JoinRequest, SignReply, SignedWorkload, WorkloadRequest};
 
 /// Messages of the certificate authority. It signs for the role granted in its own applied state, whatever was asked. A
@@ -43,6 +45,9 @@ pub enum CertAuthorityMsg {
         request: WorkloadRequest,
         reply: Reply<Result<SignedWorkload, ErrorBody>>,
     },
+    /// The nodes that hold a certificate of a workload, until when, as far as this leader signed it. Read: repeat freely. Lost: ask
+    /// again. Repeated or late: answered as of then.
+    GetHolders { workload: WorkloadName, reply: Reply<Result<Vec<(NodeId, WallTime)>, ErrorBody>> },
 }
 
 /// The rights that a user's certificate carries.

@@ -203,6 +203,7 @@ impl Request {
             Request::CertList => whole(ListOf::Certificates),
             Request::TokenList => whole(ListOf::Tokens),
             Request::UserList => whole(ListOf::Users),
+            Request::WorkloadList => whole(ListOf::Workloads),
             _ => None,
         }
     }
@@ -216,6 +217,8 @@ pub enum ListOf {
     Certificates,
     Tokens,
     Users,
+    /// From feature level 3 on.
+    Workloads,
 }
 
 impl ListOf {
@@ -227,6 +230,7 @@ impl ListOf {
             ListOf::Certificates => Request::CertList,
             ListOf::Tokens => Request::TokenList,
             ListOf::Users => Request::UserList,
+            ListOf::Workloads => Request::WorkloadList,
         }
     }
 }

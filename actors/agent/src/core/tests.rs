@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use muster_messages::wire::{AgentAsk, MembershipReply, MembershipRequest, SignReply};
-use muster_messages::{FEATURE_LEVEL, Name, WaitReason};
+use muster_messages::{ErrorCode, FEATURE_LEVEL, Name, WaitReason};
 
 use super::*;
 

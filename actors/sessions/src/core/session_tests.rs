@@ -73,7 +73,8 @@ impl World {
     }
     fn node_update(&mut self, revision: u64, record_state: NodeRecordState) {
         let shared = Shared { managers: vec!["m:1".to_owned()], ..Shared::default() };
-        let node_update = NodeUpdate { revision: Revision(revision), record_state, shared: Arc::new(shared) };
+        let node_update =
+            NodeUpdate { revision: Revision(revision), record_state, shared: Arc::new(shared), workloads: None };
         self.step(Input::NodeUpdate(Box::new(node_update)));
     }
     /// From wake-up to wake-up, as in the shell; keeps the effects.
@@ -427,7 +428,12 @@ fn a_broken_connection_is_reported_before_the_node_is_down() {
     w.open();
     let shared = Shared { feature_level: IDENTITY_LEVEL, ..Shared::default() };
     let record_state = known(Role::Worker, 5, Liveness::Ready);
-    w.step(Input::NodeUpdate(Box::new(NodeUpdate { revision: Revision(9), record_state, shared: Arc::new(shared) })));
+    w.step(Input::NodeUpdate(Box::new(NodeUpdate {
+        revision: Revision(9),
+        record_state,
+        shared: Arc::new(shared),
+        workloads: None,
+    })));
     let reported = |w: &World| {
         w.out.iter().rev().find_map(|e| match e {
             Effect::Report { fact, .. } => fact.as_ref().map(|fact| fact.liveness),
@@ -466,7 +472,7 @@ fn node_with_an_older_certificate_is_asked_to_renew_that() {
         let (serial, older) = (Some("new".to_owned()), vec![("old".to_owned(), outdated)]);
         let record_state =
             NodeRecordState::Known { desired_role, role, granted, rotate, serial, older, liveness, trusts_roots };
-        let update = NodeUpdate { revision: Revision(5), record_state, shared: Arc::default() };
+        let update = NodeUpdate { revision: Revision(5), record_state, shared: Arc::default(), workloads: None };
         let shown = |presented| update.view(node(1), Some(presented)).map(|view| (view.rotate, view.serial));
         (shown("old").unwrap(), shown("new").unwrap())
     };
@@ -499,7 +505,8 @@ fn roots_follow_the_first_view_and_each_change_of_them() {
         };
         let record_state =
             NodeRecordState::Known { desired_role, role, granted, rotate, serial, older, liveness, trusts_roots };
-        let node_update = NodeUpdate { revision: Revision(revision), record_state, shared: Arc::new(shared) };
+        let node_update =
+            NodeUpdate { revision: Revision(revision), record_state, shared: Arc::new(shared), workloads: None };
         world.step(Input::NodeUpdate(Box::new(node_update)));
     };
     world.open();

@@ -115,7 +115,7 @@ pub fn with_user(mut replica: Replica, creds: &NodeCredentials) -> Replica {
         Subject::User(name) => (name.clone(), UserKind::User),
         Subject::Admin(name) => (name.clone(), UserKind::Operator),
         Subject::Reader(name) => (name.clone(), UserKind::ReadOnly),
-        Subject::Node { .. } => unreachable!("a user"),
+        Subject::Node { .. } | Subject::Workload(_) => unreachable!("a user"),
     };
     let user = User {
         name: name.clone(),
