@@ -1,1 +1,2 @@
-//! Probe.
+//! The SPIFFE Workload API of a node: programs on it get their certificates here.
+pub mod core;
