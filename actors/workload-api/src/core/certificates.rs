@@ -22,6 +22,8 @@ pub const MAX_HELD: usize = 200;
 pub const MAX_SIGNINGS: usize = 8;
 /// Pauses after failed signatures: the first, which doubles, and the longest. A lifetime is 5 minutes at least.
 pub const SIGN_PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+/// The shortest time between two certificates of a workload, whatever the reason for another one is.
+pub const RENEWAL_PAUSE: Duration = Duration::from_secs(2);
 /// The renewal is planned by wall time, as certificates are. It is compared this often, because a wall clock may be set.
 pub const CLOCK_CHECK: Duration = Duration::from_secs(30);
 
@@ -71,6 +73,14 @@ struct Held {
     by: SignId,
     renew_at: WallTime,
     profile: Profile,
+    /// Its root was in the bundle when it was signed. Otherwise it cannot have left it.
+    root_known: bool,
+}
+
+impl Held {
+    fn is_orphan(&self, roots: &BTreeSet<KeyId>) -> bool {
+        self.root_known && !roots.contains(&self.svid.issuer)
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -92,7 +102,7 @@ impl Slot {
     fn due(&self, wall: WallTime, roots: &BTreeSet<KeyId>) -> WallTime {
         match &self.held {
             // A root that left the bundle signed nothing that anybody trusts.
-            Some(held) if held.profile == self.profile() && roots.contains(&held.svid.issuer) => held.renew_at,
+            Some(held) if held.profile == self.profile() && !held.is_orphan(roots) => held.renew_at,
             _ => wall,
         }
     }
@@ -188,7 +198,7 @@ impl Certificates {
         &mut self,
         now: Moment,
         wall: WallTime,
-        rng: &mut Rng,
+        (rng, roots): (&mut Rng, &BTreeSet<KeyId>),
         (by, outcome): (SignId, Result<Svid, SignFailure>),
     ) -> Option<WorkloadName> {
         let (name, slot) = self.slots.iter_mut().find(|(_, slot)| slot.signing == Some(by))?;
@@ -201,8 +211,9 @@ impl Certificates {
             Ok(svid) if svid.not_after > wall => {
                 let life = millis(wall, svid.not_after);
                 let renew_at = wall.plus(rng.around(life / 2, 0.1));
-                slot.held = Some(Held { svid: Arc::new(svid), by, renew_at, profile: slot.profile() });
-                slot.pause.succeeded();
+                let (profile, root_known) = (slot.profile(), roots.contains(&svid.issuer));
+                slot.held = Some(Held { svid: Arc::new(svid), by, renew_at, profile, root_known });
+                slot.pause = RetryPause::until(now + RENEWAL_PAUSE);
                 slot.failure = None;
             }
             Ok(svid) => slot.failure = Some(expired(&svid)),
@@ -218,9 +229,8 @@ impl Certificates {
     pub fn plan(&mut self, now: Moment, wall: WallTime, roots: &BTreeSet<KeyId>) -> Vec<(SignId, WorkloadName)> {
         // A failure is remembered beyond its pause even when no stream waits: otherwise each request would ask the leader.
         let failed_lately = |slot: &Slot| slot.failure.is_some() && now < slot.pause.ends() + SIGN_PAUSES.1;
-        self.slots.retain(|_, slot| {
-            slot.users > 0 || slot.held.is_some() || slot.signing.is_some() || failed_lately(slot)
-        });
+        self.slots
+            .retain(|_, slot| slot.users > 0 || slot.held.is_some() || slot.signing.is_some() || failed_lately(slot));
         let mut signing = self.slots.values().filter(|slot| slot.signing.is_some()).count();
         let due = |slot: &Slot| {
             slot.users > 0 && slot.signing.is_none() && slot.pause.is_over(now) && slot.due(wall, roots) <= wall

@@ -20,7 +20,8 @@ use std::time::Duration;
 use muster_messages::{ClusterId, Moment, Rng, WallTime, WorkloadEntry, WorkloadName};
 
 pub use self::certificates::{
-    CLOCK_CHECK, Certificates, KeyId, MAX_HELD, MAX_SIGNINGS, SIGN_PAUSES, SignFailure, SignId, State, Svid,
+    CLOCK_CHECK, Certificates, KeyId, MAX_HELD, MAX_SIGNINGS, RENEWAL_PAUSE, SIGN_PAUSES, SignFailure, SignId, State,
+    Svid,
 };
 pub use self::matching::{Explained, Facts, Matched, Mismatch, Needs, Unknown, explain, matches};
 pub use self::requests::{REQUEST_BURST, REQUESTS_PER_SECOND, Requests};
@@ -76,12 +77,22 @@ pub enum NotAttested {
 pub enum Input {
     View(View),
     /// A process of this user opens a stream.
-    Asked { stream: StreamId, uid: u32, kind: Kind },
+    Asked {
+        stream: StreamId,
+        uid: u32,
+        kind: Kind,
+    },
     /// What was found out about a stream's process.
-    Attested { stream: StreamId, facts: Result<Facts, NotAttested> },
+    Attested {
+        stream: StreamId,
+        facts: Result<Facts, NotAttested>,
+    },
     /// The client has gone.
     Closed(StreamId),
-    Signed { by: SignId, outcome: Result<Svid, SignFailure> },
+    Signed {
+        by: SignId,
+        outcome: Result<Svid, SignFailure>,
+    },
     Woke,
 }
 
@@ -146,7 +157,8 @@ impl WorkloadCore {
             Input::Attested { stream, facts } => self.attested(now, stream, facts, out),
             Input::Closed(stream) => self.forget(stream),
             Input::Signed { by, outcome } => {
-                let name = self.certificates.signed(now, wall, &mut self.rng, (by, outcome));
+                let roots = self.view.as_ref().map(|view| Arc::clone(&view.roots)).unwrap_or_default();
+                let name = self.certificates.signed(now, wall, (&mut self.rng, &roots.keys), (by, outcome));
                 self.touch_users(now, name.as_slice());
             }
             Input::Woke => {}
@@ -202,13 +214,7 @@ impl WorkloadCore {
         }
     }
 
-    fn attested(
-        &mut self,
-        now: Moment,
-        id: StreamId,
-        facts: Result<Facts, NotAttested>,
-        out: &mut Vec<Effect>,
-    ) {
+    fn attested(&mut self, now: Moment, id: StreamId, facts: Result<Facts, NotAttested>, out: &mut Vec<Effect>) {
         match facts {
             Ok(facts) => {
                 if let Some(stream) = self.streams.get_mut(&id) {

@@ -198,8 +198,7 @@ impl Stream {
             hint: matched.hint.clone(),
             svid,
         });
-        let answer =
-            Answer { cluster: view.cluster, identities: identities.collect(), roots: Arc::clone(&view.roots) };
+        let answer = Answer { cluster: view.cluster, identities: identities.collect(), roots: Arc::clone(&view.roots) };
         Decision::Send(answer, fingerprint)
     }
 
