@@ -1,8 +1,8 @@
 //! What this node can find out about a process: from the kernel's word on a socket's peer, and from `/proc`.
 //!
 //! Owns        the handle of a peer's process.
-//! Invariants  SPIFFE-2  facts are those of the process that connected, and only while it lives: its handle is opened when it is
-//!                       accepted, and after each look the handle must still stand for the same process, started at the same time.
+//! Invariants  SPIFFE-2, the look: facts are those of the process that connected, and only while it lives. Its handle is opened when it
+//!             is accepted, and after each look the handle must still stand for the same process, started at the same time.
 //! Why a look at `/proc` and then at the handle, and not the other way round: a process id is free for another process only once its
 //! process is gone. If the handle stands for a living process after the look, the look was at that process.
 
@@ -13,15 +13,23 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
+use muster_messages::UnknownSelectorView;
 use rustix::process::{Pid, PidfdFlags};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::net::UnixStream;
 
-use crate::core::{Facts, Needs, NotAttested, Unknown};
+use crate::core::{Facts, Needs, NotAttested};
 
 /// Bytes that are read of a file in `/proc`: a status with 65,536 groups, which is the most that Linux allows, fits.
 const MAX_PROC_FILE: u64 = 1 << 20;
+
+/// The groups that the kernel does not report of a socket's peer.
+const SUPPLEMENTARY: &str = "unix:gid (supplementary groups)";
+
+fn unknown(selector: &str, why: String) -> UnknownSelectorView {
+    UnknownSelectorView { selector: selector.to_owned(), why }
+}
 
 /// The process at the other end of a socket.
 #[derive(Debug)]
@@ -77,29 +85,29 @@ impl Peer {
         let process = match &self.process {
             Ok(process) => process,
             Err(why) => {
-                let of = |selector| Unknown { selector, why: why.clone() };
-                facts.unknown = vec![of("unix:gid (supplementary)"), of("systemd:unit"), of("unix:path")];
+                let of = |selector| unknown(selector, why.clone());
+                facts.unknown = vec![of(SUPPLEMENTARY), of("systemd:unit"), of("unix:path")];
                 return Ok(facts);
             }
         };
-        let mut unknown = |selector, why: String| facts.unknown.push(Unknown { selector, why });
+        let mut lacks = |selector, why: String| facts.unknown.push(unknown(selector, why));
         if needs.groups {
             match Status::of(process.pid) {
                 Ok(status) => facts.groups = status.groups,
-                Err(error) => unknown("unix:gid (supplementary)", error.to_string()),
+                Err(error) => lacks(SUPPLEMENTARY, error.to_string()),
             }
         }
         if needs.unit {
             match unit_of(process.pid) {
                 Ok(Some(unit)) => facts.unit = Some(unit),
-                Ok(None) => unknown("systemd:unit", "the process belongs to no unit".to_owned()),
-                Err(error) => unknown("systemd:unit", error.to_string()),
+                Ok(None) => lacks("systemd:unit", "the process belongs to no unit".to_owned()),
+                Err(error) => lacks("systemd:unit", error.to_string()),
             }
         }
         if needs.path {
             match executable_of(process.pid) {
                 Ok(path) => facts.path = Some(path),
-                Err(why) => unknown("unix:path", why),
+                Err(why) => lacks("unix:path", why),
             }
         }
         if process.lives() { Ok(facts) } else { Err(NotAttested::Ended) }

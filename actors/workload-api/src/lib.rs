@@ -6,6 +6,7 @@
 //! - [`explain_process`]: why a process is the workloads that it is.
 
 mod attest;
+mod authority;
 pub mod client;
 pub mod core;
 mod explain;

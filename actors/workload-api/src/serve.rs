@@ -28,6 +28,7 @@ use tonic::server::{Grpc, ServerStreamingService};
 use tonic::{Code, Status};
 
 use crate::attest::Peer;
+use crate::authority::ClientStream;
 use crate::core::{Answer, Denial, Kind, MAX_STREAMS, MAX_STREAMS_OF_USER};
 use crate::proto::{Empty, ProtoCodec, SECURITY_HEADER, X509BundlesResponse, X509Svid, X509SvidResponse};
 use crate::shell::{Ask, Msg};
@@ -167,7 +168,7 @@ async fn connection(stream: UnixStream, peer: Arc<Peer>, to: Address<Msg>, ended
     };
     let mut http = http2::Builder::new(Within(ended));
     http.timer(TokioTimer::new()).max_concurrent_streams(MAX_CALLS).max_header_list_size(MAX_HEADER_BYTES);
-    let mut serving = pin!(http.serve_connection(TokioIo::new(stream), service));
+    let mut serving = pin!(http.serve_connection(TokioIo::new(ClientStream::new(stream)), service));
     let (mut idle, mut begun) = (tokio::time::interval(IDLE_TIMEOUT), 0);
     idle.reset();
     loop {

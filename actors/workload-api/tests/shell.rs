@@ -12,16 +12,15 @@ use futures_util::future::BoxFuture;
 use muster_kernel::Clock;
 use muster_messages::wire::SignedWorkload;
 use muster_messages::{
-    ClusterId, CrashHow, ErrorBody, ErrorCode, WorkloadEntry, WorkloadName, WorkloadSelector, WorkloadView,
+    ClusterId, CrashHow, DEFAULT_WORKLOAD_TTL, ErrorBody, ErrorCode, Incarnation, WorkloadEntry, WorkloadName,
+    WorkloadSelector, WorkloadView,
 };
+use muster_pki::{Issuer, PublicKey, Root, WorkloadProfile};
 use muster_testkit::{ActorHarness, WAIT_LIMIT, eventually};
 use muster_workload_api::client::WorkloadClient;
 use muster_workload_api::proto::{SECURITY_HEADER, X509BundlesResponse, X509SvidResponse};
 use muster_workload_api::{WorkloadApiPorts, WorkloadSigner, explain_process, workload_api_address, workload_api_spec};
-use rcgen::{
-    BasicConstraints, CertificateParams, DistinguishedName, ExtendedKeyUsagePurpose, IsCa, KeyPair, KeyUsagePurpose,
-    SanType, SubjectPublicKeyInfo,
-};
+use rcgen::KeyPair;
 use tokio::sync::watch;
 use tonic::{Code, Status, Streaming};
 use x509_parser::prelude::{FromDer, X509Certificate};
@@ -31,51 +30,47 @@ const PATH: &str = "node/workloads";
 /// A root, and a leader that signs with it.
 struct Leader {
     cluster: ClusterId,
-    root: Mutex<(String, rcgen::Issuer<'static, KeyPair>)>,
+    root: Mutex<Root>,
     away: AtomicBool,
     signed: AtomicUsize,
     /// Signs this instead of what it is asked for.
-    instead: Mutex<Option<String>>,
-}
-
-fn root() -> (String, rcgen::Issuer<'static, KeyPair>) {
-    let key = KeyPair::generate().unwrap();
-    let mut params = CertificateParams::default();
-    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
-    let pem = params.self_signed(&key).unwrap().pem();
-    (pem, rcgen::Issuer::new(params, key))
+    instead: Mutex<Option<WorkloadName>>,
 }
 
 impl Leader {
     fn new() -> Arc<Self> {
+        let cluster = ClusterId::from_entropy(7);
         Arc::new(Self {
-            cluster: ClusterId::from_entropy(7),
-            root: Mutex::new(root()),
+            cluster,
+            root: Mutex::new(Root::create(cluster, Clock.wall()).unwrap()),
             away: AtomicBool::new(false),
             signed: AtomicUsize::new(0),
             instead: Mutex::new(None),
         })
     }
-    fn root_pem(&self) -> String {
-        self.root.lock().unwrap().0.clone()
+    fn rotate(&self) {
+        *self.root.lock().unwrap() = Root::create(self.cluster, Clock.wall()).unwrap();
     }
-    fn sign_now(&self, workload: &WorkloadName, spki: &[u8]) -> Result<SignedWorkload, ErrorBody> {
+    fn root_pem(&self) -> String {
+        self.root.lock().unwrap().cert_pem.clone()
+    }
+    fn sign_now(&self, workload: WorkloadName, spki: &[u8]) -> Result<SignedWorkload, ErrorBody> {
         if self.away.load(Ordering::Relaxed) {
             return Err(ErrorBody::new(ErrorCode::NoQuorum, "no leader"));
         }
-        let id = self.instead.lock().unwrap().clone().unwrap_or_else(|| workload.spiffe_id(self.cluster));
-        let mut params = CertificateParams::default();
-        params.distinguished_name = DistinguishedName::new();
-        params.is_ca = IsCa::ExplicitNoCa;
-        params.subject_alt_names = vec![SanType::URI(id.try_into().unwrap())];
-        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth, ExtendedKeyUsagePurpose::ServerAuth];
-        params.use_authority_key_identifier_extension = true;
-        let key = SubjectPublicKeyInfo::from_der(spki).unwrap();
-        let chain_pem = params.signed_by(&key, &self.root.lock().unwrap().1).unwrap().pem();
+        let profile = WorkloadProfile {
+            cluster: self.cluster,
+            workload: self.instead.lock().unwrap().clone().unwrap_or(workload),
+            dns: Vec::new(),
+            incarnation: Incarnation(1),
+            lifetime: DEFAULT_WORKLOAD_TTL,
+            now: Clock.wall(),
+        };
+        let root = self.root.lock().unwrap();
+        let issuer = Issuer::from_pem(&root.cert_pem, &root.key_pem).unwrap();
+        let signed = issuer.sign_workload(&profile, &PublicKey::parse(spki).unwrap()).unwrap();
         self.signed.fetch_add(1, Ordering::Relaxed);
-        Ok(SignedWorkload { chain_pem, not_after: Clock.wall().plus(Duration::from_secs(3600)) })
+        Ok(SignedWorkload { chain_pem: signed.cert_pem, not_after: signed.not_after })
     }
 }
 
@@ -83,7 +78,7 @@ struct Signer(Arc<Leader>);
 impl WorkloadSigner for Signer {
     fn sign(&self, workload: WorkloadName, spki: Vec<u8>) -> BoxFuture<'static, Result<SignedWorkload, ErrorBody>> {
         let leader = Arc::clone(&self.0);
-        async move { leader.sign_now(&workload, &spki) }.boxed()
+        async move { leader.sign_now(workload, &spki) }.boxed()
     }
 }
 
@@ -242,7 +237,7 @@ async fn another_root_reaches_open_streams() {
     let first = message(&mut svids).await.unwrap();
     message(&mut bundles).await.unwrap();
     let old = node.leader.root_pem();
-    *node.leader.root.lock().unwrap() = root();
+    node.leader.rotate();
     let new = node.leader.root_pem();
     node.view.send_modify(|view| view.bundle = Arc::new(vec![old, new.clone()]));
     let second = message(&mut svids).await.unwrap();
@@ -300,7 +295,7 @@ async fn no_leader_means_unavailable_with_its_reason() {
 #[tokio::test]
 async fn another_identity_than_asked_for_is_not_served() {
     let node = Node::with(vec![own("a/b")]).await;
-    *node.leader.instead.lock().unwrap() = Some(format!("spiffe://{}/workload/a/c", node.leader.cluster));
+    *node.leader.instead.lock().unwrap() = Some("a/c".parse().unwrap());
     let mut client = node.client().await;
     let refused = client.fetch_x509_svid().await.unwrap_err();
     assert_eq!((refused.code(), refused.message()), (Code::Unavailable, "the leader signed another identity"));
@@ -344,7 +339,7 @@ fn process_that_connects_and_ends() {
         (":method", "POST"),
         (":scheme", "http"),
         (":path", "/SpiffeWorkloadAPI/FetchX509SVID"),
-        (":authority", "localhost"),
+        (":authority", "run%2Fworkloads.sock"), // as gRPC's library for Python says
         ("content-type", "application/grpc"),
         ("te", "trailers"),
         (SECURITY_HEADER, "true"),
@@ -401,12 +396,12 @@ async fn explanation_tells_what_this_process_is() {
         bundle: Arc::default(),
         generation: 1,
     };
-    let explained = explain_process(view.clone(), std::process::id()).await.unwrap();
+    let explained = explain_process(&view, std::process::id()).unwrap();
     assert!(explained.selectors.contains(&WorkloadSelector::UnixUid(own_uid())));
     assert_eq!(explained.matches, ["a/b".parse().unwrap()]);
     assert_eq!(explained.others[0].selector, Some(unit));
-    let none = explain_process(view.clone(), u32::MAX).await.unwrap_err();
+    let none = explain_process(&view, u32::MAX).unwrap_err();
     assert_eq!(none.code, ErrorCode::NotFound);
-    let unknown = explain_process(WorkloadView { generation: 0, ..view }, std::process::id()).await.unwrap_err();
+    let unknown = explain_process(&WorkloadView { generation: 0, ..view }, std::process::id()).unwrap_err();
     assert_eq!(unknown.code, ErrorCode::NotKnownHereYet);
 }

@@ -1,14 +1,14 @@
 //! Which workloads a process is: what its node has found out about it, against the selectors of the entries.
 //!
 //! Owns        what is known of a process; the order of its identities.
-//! Invariants  SPIFFE-2  a caller gets only what its own process matches.
 //! Why names decide the order, and not how exact an entry is: an operator can predict it, and no change of an entry's selectors gives a
 //! process another default.
 
 use std::collections::BTreeSet;
 
-use muster_messages::{WorkloadEntry, WorkloadName, WorkloadSelector};
-use serde::Serialize;
+use muster_messages::{
+    UnknownSelectorView, WorkloadEntry, WorkloadExplainedView, WorkloadMismatchView, WorkloadName, WorkloadSelector,
+};
 
 /// What a node has found out about a process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -22,15 +22,7 @@ pub struct Facts {
     /// The file that the process executes.
     pub path: Option<String>,
     /// Why some of them are not known.
-    pub unknown: Vec<Unknown>,
-}
-
-/// A fact about a process that is not known, and why.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Unknown {
-    /// The form of the selectors that cannot match.
-    pub selector: &'static str,
-    pub why: String,
+    pub unknown: Vec<UnknownSelectorView>,
 }
 
 impl Facts {
@@ -99,36 +91,17 @@ impl Needs {
     }
 }
 
-/// Why a process is the workloads that it is: what `muster workload explain` prints.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Explained {
-    /// The facts about the process.
-    pub selectors: Vec<WorkloadSelector>,
-    pub unknown: Vec<Unknown>,
-    /// The workloads that it is; the first one is its default.
-    pub matches: Vec<WorkloadName>,
-    /// The workloads of this node that it is not.
-    pub others: Vec<Mismatch>,
-}
-
-/// A workload that a process is not.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Mismatch {
-    pub name: WorkloadName,
-    /// The first selector that does not match; an entry without selectors has none.
-    pub selector: Option<WorkloadSelector>,
-}
-
-/// Compares a process with all entries of its node.
-pub fn explain(entries: &[WorkloadEntry], facts: &Facts) -> Explained {
-    let mismatch = |entry: &WorkloadEntry| Mismatch {
+/// Compares a process with all entries of its node: what `muster workload explain` prints.
+pub fn explain(pid: u32, entries: &[WorkloadEntry], facts: &Facts) -> WorkloadExplainedView {
+    let mismatch = |entry: &WorkloadEntry| WorkloadMismatchView {
         name: entry.name.clone(),
         selector: entry.selectors.iter().find(|selector| !facts.has(selector)).cloned(),
     };
-    let mut others: Vec<Mismatch> = entries.iter().filter(|entry| !facts.is(entry)).map(mismatch).collect();
+    let mut others: Vec<_> = entries.iter().filter(|entry| !facts.is(entry)).map(mismatch).collect();
     others.sort_by(|a, b| a.name.cmp(&b.name));
-    Explained {
-        selectors: facts.selectors().into_iter().collect(),
+    WorkloadExplainedView {
+        pid,
+        selectors: facts.selectors(),
         unknown: facts.unknown.clone(),
         matches: matches(entries, facts).into_iter().map(|matched| matched.name).collect(),
         others,
@@ -200,10 +173,12 @@ mod tests {
             entry("b/no", &["unix:uid:33", "unix:path:/bin/sh", "systemd:unit:x.service"], None),
             entry("a/yes", &["unix:uid:33"], None),
         ];
-        let facts = Facts { unknown: vec![Unknown { selector: "unix:path", why: "no right".to_owned() }], ..web() };
-        let explained = explain(&entries, &facts);
+        let unknown = UnknownSelectorView { selector: "unix:path".to_owned(), why: "no right".to_owned() };
+        let facts = Facts { unknown: vec![unknown], ..web() };
+        let explained = explain(7, &entries, &facts);
         let json = serde_json::to_value(&explained).unwrap();
         let expected = serde_json::json!({
+            "pid": 7,
             "selectors": ["unix:uid:33", "unix:gid:4", "unix:gid:33", "unix:gid:100", "systemd:unit:nginx.service", "unix:path:/usr/sbin/nginx"],
             "unknown": [{"selector": "unix:path", "why": "no right"}],
             "matches": ["a/yes"],

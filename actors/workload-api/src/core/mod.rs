@@ -3,7 +3,8 @@
 //! Owns        the open streams: who asked for what, and what each was sent last.
 //! Inputs      requests, what was found out about their processes, views of the agent, signatures.
 //! Outputs     processes to look at, answers, ends of streams, workloads to be signed.
-//! Invariants  SPIFFE-2  nothing is sent to a process that was not looked at since the decision to send it, and that no longer lives.
+//! Invariants  SPIFFE-2  a caller gets only what its own process matches, judged while the process that connected lives: it is looked at
+//!                       between each decision to send and the message.
 //! Why each message is the whole truth: the SPIFFE Workload API replaces what a client holds by each message, and its first certificate
 //! is the client's default. So a first message waits until all identities of its process are there: without one of them, the process
 //! would take another for its default.
@@ -23,7 +24,7 @@ pub use self::certificates::{
     CLOCK_CHECK, Certificates, KeyId, MAX_HELD, MAX_SIGNINGS, RENEWAL_PAUSE, SIGN_PAUSES, SignFailure, SignId, State,
     Svid,
 };
-pub use self::matching::{Explained, Facts, Matched, Mismatch, Needs, Unknown, explain, matches};
+pub use self::matching::{Facts, Matched, Needs, explain, matches};
 pub use self::requests::{REQUEST_BURST, REQUESTS_PER_SECOND, Requests};
 pub use self::stream::{Answer, Denial, Identity, Kind};
 use self::stream::{Decision, Stream};

@@ -1,8 +1,8 @@
 //! One open stream: what its client was sent last, and what it should be sent now.
 //!
 //! Owns        the facts about its process, the workloads that it is about, its last message.
-//! Invariants  a stream's client never holds an identity that its process lost, nor a certificate that has expired: it gets another
-//!             message, or the stream ends.
+//! Invariants  SPIFFE-8  each message is complete: a client that lost an identity, or whose certificate has expired, gets another message
+//!                       or the end of its stream, and never an identity in place of its default.
 
 use std::sync::Arc;
 

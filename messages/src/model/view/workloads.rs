@@ -69,3 +69,32 @@ pub struct WorkloadRemovedView {
     /// Its processes lose their certificates at once; a copy that one of them has taken out ends by then.
     pub certificates_until: WallTime,
 }
+
+/// `muster workload explain`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorkloadExplainedView {
+    pub pid: u32,
+    /// What the node found out about the process, as selectors.
+    pub selectors: BTreeSet<WorkloadSelector>,
+    /// What it could not find out: selectors of these forms match nothing.
+    pub unknown: Vec<UnknownSelectorView>,
+    /// The workloads that the process is; the first one is its default.
+    pub matches: Vec<WorkloadName>,
+    /// The workloads of this node that it is not.
+    pub others: Vec<WorkloadMismatchView>,
+}
+
+/// A form of selectors that matches nothing, and why.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UnknownSelectorView {
+    pub selector: String,
+    pub why: String,
+}
+
+/// A workload that a process is not.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorkloadMismatchView {
+    pub name: WorkloadName,
+    /// The first selector that does not match.
+    pub selector: Option<WorkloadSelector>,
+}
