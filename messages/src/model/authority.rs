@@ -316,15 +316,15 @@ pub enum AuthorityRefusal {
          majority: wait until they have renewed or are up again, or remove them"
     )]
     NoMajority { root: RootId, node: NodeId, in_all: usize },
-    /// SPIFFE-5.
-    #[error("certificates of workloads that the root {root} signed may be valid until {until}")]
-    Workloads { root: RootId, until: WallTime },
     /// UP-2.
     #[error(
         "no certificate is requested for the key {0}: its request was answered, aborted or replaced; `muster ca rotate --csr` prints \
          the present one"
     )]
     NotRequested(RootId),
+    /// SPIFFE-5.
+    #[error("certificates of workloads that the root {root} signed may be valid until {until}")]
+    Workloads { root: RootId, until: WallTime },
 }
 
 /// Why a root in this state is neither retired nor revoked.
