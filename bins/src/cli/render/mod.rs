@@ -6,6 +6,7 @@ mod live;
 mod nodes;
 mod reconcilers;
 mod roots;
+mod workloads;
 
 pub use self::actors::{Trees, actor, actor_paths, actors};
 pub use self::autolock::{autolock, locked, unlock_key};
@@ -13,6 +14,7 @@ pub use self::live::{Baseline, live};
 pub use self::nodes::{node, nodes, status};
 pub use self::reconcilers::*;
 pub use self::roots::*;
+pub use self::workloads::{workload, workload_explained, workloads};
 
 use std::collections::BTreeMap;
 
