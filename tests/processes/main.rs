@@ -39,3 +39,4 @@ mod secrets;
 mod shutdown;
 mod slow_links;
 mod upstream;
+mod workloads;

@@ -14,10 +14,7 @@ use std::time::Duration;
 use imbl::OrdMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-use super::{
-    BadId, ClusterId, MANAGER_NAME, NodeId, NodeRecord, Revision, Tables, WallTime, check_labels, check_text,
-    is_dns_subdomain,
-};
+use super::{BadId, ClusterId, MANAGER_NAME, NodeId, Revision, WallTime, check_labels, check_text, is_dns_subdomain};
 
 /// The most workloads of a cluster. Each node may get all of them, and the host of its session filters them.
 pub const MAX_WORKLOADS: usize = 2_000;
@@ -38,7 +35,7 @@ pub const MAX_SELECTOR_UNIT: usize = 255;
 pub const MIN_WORKLOAD_TTL: Duration = Duration::from_secs(5 * 60);
 /// The longest one. A node that was removed keeps its workloads' certificates until they expire.
 pub const MAX_WORKLOAD_TTL: Duration = Duration::from_secs(24 * 60 * 60);
-/// The lifetime without another wish.
+/// The lifetime if none is given.
 pub const DEFAULT_WORKLOAD_TTL: Duration = Duration::from_secs(60 * 60);
 
 /// The name of a workload: `NAMESPACE/NAME`, each of them one segment of a SPIFFE ID's path.
@@ -171,8 +168,7 @@ pub struct WorkloadEntry {
     pub name: WorkloadName,
     /// A process must match all of them. Never empty.
     pub selectors: BTreeSet<WorkloadSelector>,
-    /// A node must have all of these labels, given by the operator: whoever controls a machine chooses those that it reports. Empty:
-    /// every node.
+    /// A node must have all of these labels, given by the operator: a machine chooses those that it reports. Empty: every node.
     pub node_labels: BTreeMap<String, String>,
     /// The lifetime of a certificate.
     pub ttl: Duration,
@@ -281,17 +277,6 @@ pub struct Workloads {
     pub changed: Revision,
     /// The end of the last certificate that may have been signed for an entry that is deleted, or has a shorter lifetime now.
     pub former_until: WallTime,
-}
-
-impl Tables {
-    /// The workloads that a process on this node may be, by name.
-    pub fn workloads_of(&self, node: &NodeRecord) -> Vec<WorkloadEntry> {
-        if self.workloads.entries.is_empty() {
-            return Vec::new();
-        }
-        let applies = self.workloads.entries.values().filter(|entry| entry.applies_to(&node.labels));
-        applies.map(|entry| WorkloadEntry::clone(entry)).collect()
-    }
 }
 
 /// A change of the workloads. From [`IDENTITY_LEVEL`](super::IDENTITY_LEVEL) on.

@@ -538,8 +538,7 @@ impl AgentSession {
             let offer = node_update.roots().map(HostFrame::Roots);
             out.extend(offer.map(|frame| Effect::Send { conn: *conn, frame: Box::new(frame) }));
         }
-        let send = |page| Effect::Send { conn: *conn, frame: Box::new(HostFrame::Workloads(page)) };
-        out.extend(workloads.into_iter().map(send));
+        out.extend(workloads.into_iter().map(|frame| Effect::Send { conn: *conn, frame }));
         self.shown = Some(node_update.clone());
     }
 

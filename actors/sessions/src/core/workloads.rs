@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use muster_messages::wire::WorkloadsPage;
+use muster_messages::wire::{HostFrame, WorkloadsPage};
 use muster_messages::{Incarnation, Revision, WorkloadEntry, Workloads};
 
 use super::node_update::NodeUpdate;
@@ -47,10 +47,11 @@ impl Groups {
 }
 
 /// What an agent that was shown `shown` has to learn of its workloads.
-pub fn news(shown: Option<&NodeUpdate>, now: &NodeUpdate) -> Vec<WorkloadsPage> {
+pub fn news(shown: Option<&NodeUpdate>, now: &NodeUpdate) -> Vec<Box<HostFrame>> {
     match &now.workloads {
         Some(applying) if shown.and_then(|shown| shown.workloads.as_ref()) != Some(applying) => {
-            pages(applying, now.shared.incarnation, now.revision)
+            let pages = pages(applying, now.shared.incarnation, now.revision);
+            pages.into_iter().map(|page| Box::new(HostFrame::Workloads(page))).collect()
         }
         // Without a record nothing is said about the node, and its session ends.
         _ => Vec::new(),
@@ -86,7 +87,7 @@ fn pages(applying: &Applying, incarnation: Incarnation, revision: Revision) -> V
 
 #[cfg(test)]
 mod tests {
-    use muster_messages::wire::{HostFrame, encode};
+    use muster_messages::wire::encode;
     use muster_messages::{MAX_WORKLOADS, WorkloadSelector};
 
     use super::*;
