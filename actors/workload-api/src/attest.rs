@@ -12,18 +12,25 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
 
 use muster_messages::UnknownSelectorView;
 use rustix::process::{Pid, PidfdFlags};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::net::UnixStream;
+use tokio::sync::Semaphore;
 
 use crate::core::{Facts, Needs, NotAttested};
 
 /// Bytes that are read of a file in `/proc`: a status with 65,536 groups, which is the most that Linux allows, fits.
 const MAX_PROC_FILE: u64 = 1 << 20;
 
+/// Looks at processes at once. A look takes microseconds, unless a file system hangs.
+pub(crate) const LOOKS: usize = 16;
+/// How long a look may take.
+const LOOK_TIMEOUT: Duration = Duration::from_secs(3);
 /// The groups that the kernel does not report of a socket's peer.
 const SUPPLEMENTARY: &str = "unix:gid (supplementary groups)";
 
@@ -230,6 +237,21 @@ fn executable_of(pid: Pid) -> Result<String, String> {
     path.into_os_string().into_string().map_err(|_| "the path is not UTF-8".to_owned())
 }
 
+/// Looks at a process, on a thread that may block. A look that hangs keeps its permit.
+pub(crate) async fn look(peer: Arc<Peer>, needs: Needs, looks: Arc<Semaphore>) -> Result<Facts, NotAttested> {
+    let failed = |why: &str| NotAttested::Failed(why.to_owned());
+    let look = async {
+        let permit = looks.acquire_owned().await.map_err(|_| failed("the node stops"))?;
+        let looked = tokio::task::spawn_blocking(move || {
+            let facts = peer.facts(needs);
+            drop(permit);
+            facts
+        });
+        looked.await.map_err(|panicked| NotAttested::Failed(panicked.to_string()))?
+    };
+    tokio::time::timeout(LOOK_TIMEOUT, look).await.unwrap_or_else(|_| Err(failed("the look took too long")))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -287,18 +309,34 @@ mod tests {
         assert!(peer.facts(Needs::default()).unwrap().path.is_none());
     }
 
+    /// A process that ends with its test.
+    struct Child(std::process::Child);
+    impl Child {
+        fn start(program: &std::path::Path) -> Self {
+            Self(std::process::Command::new(program).arg("1000").spawn().unwrap())
+        }
+        fn peer(&self) -> Result<Peer, NotAttested> {
+            Peer::by_pid(self.0.id())
+        }
+    }
+    impl Drop for Child {
+        fn drop(&mut self) {
+            let _ended = (self.0.kill(), self.0.wait());
+        }
+    }
+
     #[tokio::test]
     async fn process_that_has_ended_has_no_facts() {
-        let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
-        let peer = Peer::by_pid(child.id()).unwrap();
+        let mut child = Child::start("/bin/sleep".as_ref());
+        let peer = child.peer().unwrap();
         assert!(peer.facts(Needs::ALL).is_ok());
-        child.kill().unwrap();
+        child.0.kill().unwrap();
         // Not waited for: it is a zombie, and its id is not free.
         peer.ended().await;
         assert_eq!(peer.facts(Needs::ALL), Err(NotAttested::Ended));
-        child.wait().unwrap();
+        child.0.wait().unwrap();
         assert_eq!(peer.facts(Needs::ALL), Err(NotAttested::Ended));
-        assert_eq!(Peer::by_pid(child.id()).err(), Some(NotAttested::Ended));
+        assert_eq!(child.peer().err(), Some(NotAttested::Ended));
     }
 
     /// Another process with the id of the one that connected: the handle stands for the first.
@@ -316,8 +354,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let program = dir.path().join("program");
         fs::copy("/bin/sleep", &program).unwrap();
-        let mut child = std::process::Command::new(&program).arg("1000").spawn().unwrap();
-        let peer = Peer::by_pid(child.id()).unwrap();
+        let child = Child::start(&program);
+        let peer = child.peer().unwrap();
         assert_eq!(peer.facts(Needs::ALL).unwrap().path.as_deref(), program.to_str());
         fs::rename(&program, dir.path().join("moved")).unwrap();
         fs::copy("/bin/sleep", &program).unwrap();
@@ -326,7 +364,5 @@ mod tests {
         fs::remove_file(dir.path().join("moved")).unwrap();
         let facts = peer.facts(Needs::ALL).unwrap();
         assert_eq!(facts.path, None, "{:?}", facts.unknown);
-        child.kill().unwrap();
-        child.wait().unwrap();
     }
 }

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use muster_kernel::{Address, Alarm, Backoff, Cx, Fault, Shell, Slot, Spec};
 use muster_messages::WorkloadView;
@@ -11,9 +10,9 @@ use muster_messages::protocol::Named;
 use serde_json::{Value, json};
 use tokio::sync::{Semaphore, watch};
 
-use crate::attest::Peer;
+use crate::attest::{LOOKS, Peer, look};
 use crate::core::{
-    Certificates, Effect, Facts, Input, Kind, Needs, NotAttested, Roots, SignFailure, SignId, StreamId, Svid, View,
+    Certificates, Effect, Facts, Input, Kind, NotAttested, Roots, SignFailure, SignId, StreamId, Svid, View,
     WorkloadCore,
 };
 use crate::serve::{self, Told};
@@ -22,11 +21,6 @@ use crate::svid::{WorkloadSigner, new_svid, roots};
 
 /// Messages waiting: a request of every stream, and their looks.
 const MAILBOX: usize = 4096;
-/// Looks at processes at once. A look takes microseconds, unless a file system hangs.
-const LOOKS: usize = 16;
-/// How long a look may take.
-const LOOK_TIMEOUT: Duration = Duration::from_secs(3);
-
 #[derive(Named)]
 #[strum(serialize_all = "snake_case")]
 pub enum Msg {
@@ -165,6 +159,18 @@ impl WorkloadApi {
         }
     }
 
+    /// The first failure and the success after it; there is one attempt every 30 s for each of hundreds of workloads.
+    fn log(&self, by: SignId, outcome: &Result<Svid, SignFailure>) {
+        let Some((workload, failed_before)) = self.core.certificates().asked_for(by) else { return };
+        match outcome {
+            Err(SignFailure { why, refused }) if !failed_before => {
+                tracing::warn!(%workload, refused, %why, "no certificate for a workload; retrying");
+            }
+            Ok(_) if failed_before => tracing::info!(%workload, "certificate for a workload again"),
+            _ => tracing::debug!(%workload, signed = outcome.is_ok(), "certificate for a workload"),
+        }
+    }
+
     fn asked(&mut self, cx: &Cx<Msg>, Ask { peer, kind, tell }: Ask) -> Input {
         self.last = StreamId(self.last.0 + 1);
         let (stream, uid, tell) = (self.last, peer.uid, Arc::new(tell));
@@ -176,21 +182,6 @@ impl WorkloadApi {
         self.open.insert(stream, Open { peer, tell });
         Input::Asked { stream, uid, kind }
     }
-}
-
-/// Looks at a process, on a thread that may block. A look that hangs keeps its permit.
-async fn look(peer: Arc<Peer>, needs: Needs, looks: Arc<Semaphore>) -> Result<Facts, NotAttested> {
-    let failed = |why: &str| NotAttested::Failed(why.to_owned());
-    let look = async {
-        let permit = looks.acquire_owned().await.map_err(|_| failed("the node stops"))?;
-        let looked = tokio::task::spawn_blocking(move || {
-            let facts = peer.facts(needs);
-            drop(permit);
-            facts
-        });
-        looked.await.map_err(|panicked| NotAttested::Failed(panicked.to_string()))?
-    };
-    tokio::time::timeout(LOOK_TIMEOUT, look).await.unwrap_or_else(|_| Err(failed("the look took too long")))
 }
 
 impl Shell for WorkloadApi {
@@ -218,7 +209,10 @@ impl Shell for WorkloadApi {
                 self.open.remove(&stream);
                 Input::Closed(stream)
             }
-            Msg::Signed(by, outcome) => Input::Signed { by, outcome },
+            Msg::Signed(by, outcome) => {
+                self.log(by, &outcome);
+                Input::Signed { by, outcome }
+            }
             Msg::Wake => {
                 self.alarm.fired();
                 Input::Woke

@@ -46,7 +46,7 @@ pub(crate) async fn new_svid(
 }
 
 fn failure(error: &ErrorBody) -> SignFailure {
-    let refused = matches!(error.code, ErrorCode::NotFound | ErrorCode::Forbidden | ErrorCode::Conflict);
+    let refused = matches!(error.code, ErrorCode::NotFound | ErrorCode::Forbidden);
     SignFailure { refused, why: error.message.clone() }
 }
 

@@ -79,7 +79,7 @@ struct Held {
 
 impl Held {
     fn is_orphan(&self, roots: &BTreeSet<KeyId>) -> bool {
-        self.root_known && !roots.contains(&self.svid.issuer)
+        self.root_known && !roots.is_empty() && !roots.contains(&self.svid.issuer)
     }
 }
 
@@ -297,6 +297,11 @@ impl Certificates {
     /// The workloads with a certificate, and until when.
     pub fn held(&self) -> impl Iterator<Item = (&WorkloadName, WallTime)> {
         self.slots.iter().filter_map(|(name, slot)| Some((name, slot.held.as_ref()?.svid.not_after)))
+    }
+    /// The workload of a request in flight, and whether the last one for it failed.
+    pub fn asked_for(&self, by: SignId) -> Option<(&WorkloadName, bool)> {
+        let (name, slot) = self.slots.iter().find(|(_, slot)| slot.signing == Some(by))?;
+        Some((name, slot.failure.is_some()))
     }
     /// The last failure, with its workload.
     pub fn failing(&self) -> impl Iterator<Item = (&WorkloadName, &SignFailure)> {
