@@ -1,7 +1,6 @@
 //! Workloads: programs that are not part of Muster and that get identities of the cluster.
 //!
 //! Owns        which workload a process may be, by what its node finds out about it, on which nodes.
-//! Invariants  SPIFFE-1  a certificate is signed only for an entry that applied to its node when it was signed.
 //! Why a table of its own, and no certificates in it: an entry is written by an operator, and rarely; certificates are renewed every half
 //! hour by each node, and the leader remembers only how many.
 

@@ -2,6 +2,7 @@
 //!
 //! Invariants  SPIFFE-5  a certificate of a workload that may be valid ends at the latest at [`workloads_end_after`], also that of an
 //!                       entry which was deleted or given a shorter lifetime since.
+//!             SPIFFE-6  an entry names itself, is bounded, and is as old as the state at most.
 
 use muster_messages::{
     AuthorityRefusal, MAX_WORKLOADS, RootId, WorkloadChange, WorkloadEntry, WorkloadName, WorkloadRefusal,
