@@ -143,6 +143,7 @@ impl<'a> Lead<'a> {
                     member_since: None,
                     removed: true,
                     knew_root_key,
+                    workloads_until: None,
                 });
             }
             found => found?,
@@ -158,6 +159,7 @@ impl<'a> Lead<'a> {
             member_since: Some(record.created_at),
             removed: true,
             knew_root_key,
+            workloads_until: muster_store::workloads_end_after(self.tables(), Clock.wall()),
         })
     }
 

@@ -9,6 +9,7 @@ use super::*;
 
 mod lifecycle;
 mod roots;
+mod workloads;
 
 pub(super) const MANAGER: &str = "10.0.0.1:4400";
 pub(super) const OTHER: &str = "10.0.0.2:4400";
