@@ -76,9 +76,7 @@ fn libraries_get_follow_and_lose_identities() {
     python.wait_for_line(&held("roots 1"));
 
     // A crash costs streams, which they open again.
-    let n4 = served.cluster.socket("n4");
-    let crash = ["--socket", n4.to_str().expect("text"), "actors", "crash", "node/workloads"];
-    served.cluster.muster(&crash).ended(0);
+    served.cluster.muster(&["actors", "crash", "node/workloads", "--node", "n4"]).ended(0);
     served.set("shop/web", &own_user(), &["--hint", "back"]);
     rust.wait_for_line(&held("hint back roots 1 chain 1"));
     python.wait_for_line(&held("roots 1"));
