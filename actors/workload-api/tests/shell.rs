@@ -327,6 +327,7 @@ const SOCKET_OF_CHILD: &str = "MUSTER_TEST_WORKLOAD_SOCKET";
 /// Not a test, but the process that another test starts: opens a stream, starts a program that has the same socket, and ends once its
 /// standard input does.
 #[test]
+#[expect(clippy::zombie_processes, reason = "the program that it starts outlives it")]
 fn process_that_connects_and_ends() {
     use std::io::{Read, Write};
     let Some(path) = std::env::var_os(SOCKET_OF_CHILD) else { return };
