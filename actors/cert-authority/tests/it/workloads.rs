@@ -94,6 +94,27 @@ fn only_a_current_node_gets_workload_certificates() {
     assert_eq!(code(&world.workload(3, "shop/web")), ErrorCode::Removed);
 }
 
+/// A certificate of a withdrawn root is good for another one, and for nothing else.
+#[test]
+fn node_of_a_withdrawn_root_renews_before_its_workloads() {
+    use AuthorityState as S;
+    for (state, compromised, is_signed) in
+        [(S::Retiring, false, true), (S::Retiring, true, false), (S::Retired, false, false), (S::Revoked, true, false)]
+    {
+        let mut world = world();
+        let (_, _, leads) = crate::roots::rotate(&mut world, state, compromised);
+        let answer = world.workload(2, "shop/web");
+        let expected = if is_signed { Ok(()) } else { Err(ErrorCode::Unauthenticated) };
+        assert_eq!(answer.as_ref().map(drop).map_err(|e| e.code), expected, "{state:?} {compromised}");
+        assert!(world.renew(2).is_ok(), "{state:?} {compromised}");
+        match world.workload(2, "shop/web").unwrap() {
+            // Others may trust only that root.
+            Answer::Workload(signed) => assert!(compromised || signed.chain_pem.ends_with(&leads)),
+            other => panic!("no workload in {other:?}"),
+        }
+    }
+}
+
 #[test]
 fn workload_requests_of_one_node_are_limited() {
     let mut world = world();
