@@ -398,11 +398,12 @@ fn root_waits_for_the_certificates_of_workloads() {
     assert_eq!(world.state(old), Some(Retiring));
     let refused = world.operator(RootsChange::Retire { root: old, force: false }).unwrap_err();
     assert_eq!(refused.code, ErrorCode::RootInUse, "{refused}");
+    let revision = world.log.revision;
     for _ in 0..4 {
         world.pass(HOUR);
         world.run();
     }
-    assert_eq!(world.state(old), Some(Retiring));
+    assert_eq!((world.state(old), world.log.revision), (Some(Retiring), revision), "nothing is proposed in vain");
     for _ in 0..3 {
         world.pass(HOUR);
         world.run();

@@ -268,4 +268,29 @@ mod tests {
         tables.members.insert(RaftId(1), Member { raft_id: RaftId(1), node: node(2), addr, voter: true });
         assert_eq!((seen.replace(tables), seen.shared().managers.as_slice()), (None, ["a:1".to_owned()].as_slice()));
     }
+
+    #[test]
+    fn sessions_learn_of_entries_and_of_their_nodes_labels() {
+        use muster_messages::{WorkloadEntry, WorkloadSelector};
+        let mut seen = SeenState::default();
+        let mut tables = Tables::default();
+        let record = NodeRecord::new(node(1), Name::sanitized("n1"), Role::Worker, WallTime(0));
+        tables.nodes.insert(node(1), Arc::new(record.clone()));
+        seen.replace(tables.clone());
+        assert_eq!(seen.update_of(node(1)).workloads, None, "there was never one");
+        let zone: std::collections::BTreeMap<_, _> = [("zone".to_owned(), "a".to_owned())].into();
+        let entry = WorkloadEntry::new("shop/web".parse().unwrap(), [WorkloadSelector::UnixUid(1)]);
+        let entry = WorkloadEntry { node_labels: zone.clone(), ..entry };
+        tables.workloads.entries.insert(entry.name.clone(), Arc::new(entry));
+        tables.workloads.changed = Revision(7);
+        assert_eq!(seen.replace(tables.clone()), None, "every session");
+        let count = |seen: &SeenState, n| seen.update_of(node(n)).workloads.map(|applying| applying.len());
+        assert_eq!((count(&seen, 1), count(&seen, 2)), (Some(0), None));
+        tables.nodes.insert(node(1), Arc::new(NodeRecord { labels: zone, ..record }));
+        assert_eq!(seen.replace(tables.clone()), Some(BTreeSet::from([node(1)])));
+        assert_eq!(count(&seen, 1), Some(1));
+        tables.workloads.entries.clear();
+        tables.workloads.changed = Revision(9);
+        assert_eq!((seen.replace(tables), count(&seen, 1)), (None, Some(0)));
+    }
 }

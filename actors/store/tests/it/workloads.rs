@@ -100,6 +100,9 @@ fn certificates_of_former_entries_are_remembered() {
     assert_eq!(workloads_end_after(&world.tables, T0), Some(at(10).plus(DAY)), "of its former lifetime");
     world.must(Command { at: at(20), ..command([remove("a/b"), remove("a/c")]) });
     assert_eq!(workloads_end_after(&world.tables, T0), Some(at(10).plus(DAY)));
+    world.must(Command { at: at(30), ..command([set(lasting("a/c", DAY))]) });
+    world.must(Command { at: at(40), ..command([remove("a/c")]) });
+    assert_eq!(workloads_end_after(&world.tables, T0), Some(at(40).plus(DAY)), "of the one that is deleted");
 }
 
 #[test]
