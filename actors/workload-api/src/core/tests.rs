@@ -216,15 +216,19 @@ fn added_entry_reaches_open_streams_once_signed() {
 
 #[test]
 fn first_message_waits_for_every_identity() {
-    let mut world = World::with(&[entry("b/b", &["unix:uid:7"])]);
-    world.ask(1, 7);
-    world.pass(SECOND, 7);
-    world.told(1);
-    world.leader = false;
-    world.view(&[entry("a/a", &["unix:uid:7"]), entry("b/b", &["unix:uid:7"])]);
-    world.ask(2, 7);
-    world.pass(FIRST_ANSWER_TIMEOUT, 7);
-    assert_eq!(world.told(2), ["unavailable"], "b/b would become its default");
+    // Without the first, b/b would become the default; without the last, the message would not be complete.
+    for missing in ["a/a", "c/c"] {
+        let mut world = World::with(&[entry("b/b", &["unix:uid:7"])]);
+        world.ask(1, 7);
+        world.pass(SECOND, 7);
+        world.told(1);
+        world.leader = false;
+        world.view(&[entry(missing, &["unix:uid:7"]), entry("b/b", &["unix:uid:7"])]);
+        world.ask(2, 7);
+        world.pass(FIRST_ANSWER_TIMEOUT, 7);
+        assert_eq!(world.told(2), ["unavailable"], "{missing}");
+        assert!(world.told(1).is_empty(), "an open stream keeps what it has");
+    }
 }
 
 #[test]
