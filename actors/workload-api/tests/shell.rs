@@ -16,7 +16,7 @@ use muster_messages::{
     WorkloadSelector, WorkloadView,
 };
 use muster_pki::{Issuer, PublicKey, Root, WorkloadProfile};
-use muster_testkit::{ActorHarness, WAIT_LIMIT, eventually};
+use muster_testkit::{ActorHarness, WAIT_LIMIT, at_every_point, eventually};
 use muster_workload_api::client::WorkloadClient;
 use muster_workload_api::proto::{SECURITY_HEADER, X509BundlesResponse, X509SvidResponse};
 use muster_workload_api::{WorkloadApiPorts, WorkloadSigner, explain_process, workload_api_address, workload_api_spec};
@@ -279,6 +279,31 @@ async fn crash_costs_streams_and_no_certificates() {
     drop((stream, client));
     node.streams(0).await;
     node.harness.finish().await;
+}
+
+/// Nothing is lost for good, wherever it crashes: its clients ask again.
+#[tokio::test(start_paused = true)]
+async fn crash_at_any_point_delays_identities_only() {
+    at_every_point(async |fuse| {
+        let mut node = Node::with(vec![own("a/b")]).await;
+        node.harness.crash_at(PATH, &fuse);
+        let response = async {
+            loop {
+                if let Ok(mut client) = WorkloadClient::connect(&node.socket).await
+                    && let Ok(mut stream) = client.fetch_x509_svid().await
+                    && let Ok(response) = message(&mut stream).await
+                {
+                    return response;
+                }
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        let response = tokio::time::timeout(WAIT_LIMIT, response).await.expect("an identity");
+        assert_eq!(ids(&response), ["a/b"]);
+        node.streams(0).await;
+        node.harness.finish().await;
+    })
+    .await;
 }
 
 #[tokio::test]
