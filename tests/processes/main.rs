@@ -41,3 +41,4 @@ mod shutdown;
 mod slow_links;
 mod terminal;
 mod upstream;
+mod workloads;

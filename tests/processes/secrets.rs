@@ -52,7 +52,8 @@ fn secret_of(token: &Value) -> String {
 /// The native requests: each kind, and variants with different answers. A missing kind does not compile below.
 fn requests(token: &str) -> Vec<Request> {
     let node = || "n3".to_owned();
-    let lists = [ListOf::Nodes, ListOf::Blocklist, ListOf::Certificates, ListOf::Tokens, ListOf::Users];
+    let lists =
+        [ListOf::Nodes, ListOf::Blocklist, ListOf::Certificates, ListOf::Tokens, ListOf::Users, ListOf::Workloads];
     let lease = || LeaseRef { namespace: "default".to_owned(), name: "l".to_owned() };
     let kube = |method: &str, target: &str| {
         Request::Kube(KubeCall {
@@ -64,6 +65,7 @@ fn requests(token: &str) -> Vec<Request> {
             body: vec![],
         })
     };
+    let workload = || "shop/web".parse().expect("a name");
     let actors = |node, ask| Request::Actors { node, ask };
     let inspect = |path: &str| ActorsAsk::Inspect { path: path.to_owned() };
     let mut all = vec![
@@ -86,6 +88,10 @@ fn requests(token: &str) -> Vec<Request> {
         Request::Unlock { key: Secret::new("x"), version: None },
         Request::RootRequest { compromised: false },
         Request::UserList,
+        Request::WorkloadList,
+        Request::WorkloadShow { name: workload() },
+        Request::WorkloadRemove { name: workload() },
+        Request::WorkloadExplain { pid: 1 },
         Request::BlocklistList { fresh: true },
         Request::RaftStatus { fresh: true },
         Request::Events { since: Revision(0), wait_ms: 0 },
@@ -173,6 +179,12 @@ fn is_asked_for_a_secret(request: &Request) -> bool {
         | Request::Contact
         | Request::Reconciler(_)
         | Request::Page { .. }
+        // A workload's private key never leaves its node, and is in no answer.
+        | Request::WorkloadList
+        | Request::WorkloadShow { .. }
+        | Request::WorkloadSet { .. }
+        | Request::WorkloadRemove { .. }
+        | Request::WorkloadExplain { .. }
         | Request::OpenAdmission => false,
     }
 }

@@ -14,6 +14,7 @@ mod memory;
 mod ports;
 mod shell;
 mod status;
+mod workloads;
 
 pub use self::config::{AgentConfig, JoinConfig};
 pub use self::core::SessionStatus;

@@ -7,7 +7,7 @@ use futures_util::future::BoxFuture;
 use muster_kernel::{AdminAction, Slot};
 use muster_messages::protocol::NodeCredentials;
 use muster_messages::wire::{AGENT_PROTOCOL, ActorsAsk, AgentHello};
-use muster_messages::{ErrorBody, Name, Role};
+use muster_messages::{ErrorBody, Name, Role, WorkloadView};
 use tokio::sync::watch;
 
 use crate::config::AgentConfig;
@@ -16,6 +16,7 @@ use crate::install::Credentials;
 use crate::line::Dial;
 use crate::memory::NodeMemory;
 use crate::status::{ManagerWanted, NodeTrouble, WantedBecause};
+use crate::workloads::PublishedWorkloads;
 
 /// Answers a request about this process's actors. An admin action is carried out once the answer has been sent: it may end
 /// what the line depends on.
@@ -53,6 +54,7 @@ pub struct AgentPorts {
     pub(crate) wanted: Arc<watch::Sender<ManagerWanted>>,
     pub(crate) trouble: Arc<watch::Sender<Option<NodeTrouble>>>,
     pub(crate) session: Arc<watch::Sender<Option<SessionStatus>>>,
+    pub(crate) workloads: PublishedWorkloads,
     pub(crate) dial: Arc<dyn Dial>,
     pub(crate) inspector: Inspector,
     pub(crate) hello: AgentHello,
@@ -64,7 +66,8 @@ pub struct AgentPorts {
 impl AgentPorts {
     /// The watched values start from credentials and disk; the agent corrects them when it starts.
     pub fn new(setup: AgentSetup) -> Self {
-        let role = setup.credentials.borrow().identity.node().map(|(_, role)| role);
+        let setup_credentials = setup.credentials.borrow().clone();
+        let role = setup_credentials.identity.node().map(|(_, role)| role);
         let because = match role {
             Some(Role::Manager) => WantedBecause::CertificateSaysManager,
             _ => WantedBecause::CertificateSaysWorker,
@@ -85,6 +88,7 @@ impl AgentPorts {
             wanted: Arc::new(watch::Sender::new(ManagerWanted::new(because))),
             trouble: Arc::new(watch::Sender::new(None)),
             session: Arc::new(watch::Sender::new(None)),
+            workloads: PublishedWorkloads::new(&setup_credentials),
             dial: setup.dial,
             inspector: setup.inspector,
             hello,
@@ -103,6 +107,10 @@ impl AgentPorts {
     /// The session in force: set once the host has shown its first view.
     pub fn session(&self) -> watch::Receiver<Option<SessionStatus>> {
         self.session.subscribe()
+    }
+    /// The workloads that apply to this node, and the roots by which they verify each other.
+    pub fn workloads(&self) -> watch::Receiver<WorkloadView> {
+        self.workloads.subscribe()
     }
     pub fn credentials(&self) -> watch::Receiver<Arc<NodeCredentials>> {
         self.credentials.subscribe()

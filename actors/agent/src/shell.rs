@@ -87,6 +87,7 @@ impl AgentShell {
     pub fn new(ports: AgentPorts) -> Result<Self, Fault> {
         let installer = Installer::new(&ports.in_force)?;
         let credentials = ports.credentials.borrow().clone();
+        ports.workloads.trust(&credentials);
         let local = ports.memory.load()?;
         let start = Start {
             demotion_reported: ports.demoted.get() == Some(credentials.identity.serial.clone()),
@@ -153,6 +154,7 @@ impl AgentShell {
             Effect::PublishSession(session) => {
                 self.ports.session.send_replace(session);
             }
+            Effect::PublishWorkloads(entries) => self.ports.workloads.replace(entries),
             Effect::LogEvent { event, repeated } => log_event(&event, repeated),
         }
         Ok(())
@@ -177,6 +179,10 @@ impl Shell for AgentShell {
                 let ask = self.asks.park(Port::Report(reply));
                 Input::AskLeader { ask, question: AgentAsk::ReportManager(report) }
             }
+            Msg::Protocol(AgentMsg::SignWorkload { request, reply }) => {
+                let ask = self.asks.park(Port::Workload(reply));
+                Input::AskLeader { ask, question: AgentAsk::SignWorkload(request) }
+            }
             Msg::Protocol(AgentMsg::RefusedByPeer { refusal, serial }) => Input::RefusedByPeer { refusal, serial },
             Msg::Wake => {
                 self.alarm.fired();
@@ -188,9 +194,16 @@ impl Shell for AgentShell {
                 self.lines.hang_up(attempt);
                 Input::Lost { attempt, why }
             }
-            Msg::Installed(credentials) => Input::Installed(facts(&credentials)?),
+            Msg::Installed(credentials) => {
+                self.ports.workloads.trust(&credentials);
+                Input::Installed(facts(&credentials)?)
+            }
             Msg::InstallFailed(why) => Input::InstallFailed(why),
-            Msg::RootsInstalled(generation) => Input::RootsInstalled(generation),
+            Msg::RootsInstalled(generation) => {
+                // Workloads trust a root before the cluster learns that this node does: from then on it may sign.
+                self.ports.workloads.trust(&self.ports.credentials.borrow());
+                Input::RootsInstalled(generation)
+            }
             Msg::RootsRefused { generation, why } => Input::RootsRefused { generation, why },
         };
         self.step(cx, input)

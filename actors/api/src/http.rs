@@ -12,6 +12,7 @@ mod head_limit;
 mod paced;
 mod reconcilers;
 mod roots;
+mod workloads;
 
 use std::net::IpAddr;
 use std::sync::{Arc, OnceLock};
@@ -152,6 +153,7 @@ pub(crate) fn routes() -> Router {
         .merge(reconcilers::routes())
         .merge(autolock::routes())
         .merge(roots::routes())
+        .merge(workloads::routes())
         .fallback(|uri: Uri| async move { error_response(&no_such_path(uri.path())) })
         .layer(from_fn(admit))
 }

@@ -24,6 +24,7 @@ use crate::reconcilers::ReconcilerRequests;
 use crate::roots::RootRequests;
 use crate::users::UserRequests;
 use crate::work::Work;
+use crate::workloads::WorkloadRequests;
 
 pub(crate) struct Lead<'a> {
     work: Work<'a>,
@@ -85,6 +86,9 @@ impl<'a> Lead<'a> {
             Request::AutolockRotate => to_text(&AutolockRequests { work }.rotate().await?),
             Request::AutolockOff => to_text(&AutolockRequests { work }.off().await?),
             Request::AutolockKey { version } => to_text(&AutolockRequests { work }.key(*version).await?),
+            Request::WorkloadSet { .. } | Request::WorkloadRemove { .. } | Request::WorkloadShow { .. } => {
+                WorkloadRequests { work }.lead().await
+            }
             Request::TransferLeader { to } => to_text(&self.transfer(to.as_deref()).await?),
             Request::Lease(request) => LeaseRequests { work, request }.lead().await,
             Request::Reconciler(request) => ReconcilerRequests { work, request }.lead().await,
@@ -144,6 +148,7 @@ impl<'a> Lead<'a> {
                     member_since: None,
                     removed: true,
                     knew_root_key,
+                    workloads_until: None,
                 });
             }
             found => found?,
@@ -159,6 +164,7 @@ impl<'a> Lead<'a> {
             member_since: Some(record.created_at),
             removed: true,
             knew_root_key,
+            workloads_until: muster_store::workloads_end_after(self.tables(), Clock.wall()),
         })
     }
 

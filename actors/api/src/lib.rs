@@ -34,12 +34,13 @@ mod socket;
 mod tests;
 mod users;
 mod work;
+mod workloads;
 mod writes;
 
 pub use http::definition;
 pub use leader::{LeaderSearch, RETRY_PAUSE};
 pub use native::{Caller, serve_native};
-pub use ports::{ApiLimits, ApiPorts, LeaderPorts, LockedDaemon, ManagerPorts, NodeFacts, PeerCalls};
+pub use ports::{ApiLimits, ApiPorts, ExplainWorkloads, LeaderPorts, LockedDaemon, ManagerPorts, NodeFacts, PeerCalls};
 pub use service::Service;
 pub use shell::{ApiMsg, ApiShell};
 pub use socket::{AdminSocket, SocketFault};

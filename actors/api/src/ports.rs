@@ -51,9 +51,14 @@ pub struct ApiPorts {
     pub crash_allowed: bool,
     pub audit: AuditLog,
     pub limits: ApiLimits,
+    /// Which workloads the process with this pid is, as JSON. `None`: this daemon serves no workloads. Blocks.
+    pub explain_workloads: Option<ExplainWorkloads>,
     /// `Some`: this process waits for its unlock key, and answers only what concerns that.
     pub locked: Option<Arc<dyn LockedDaemon>>,
 }
+
+/// Says which workloads a local process is, and why not the others.
+pub type ExplainWorkloads = Arc<dyn Fn(u32) -> Result<String, ErrorBody> + Send + Sync>;
 
 /// A daemon that waits for its unlock key.
 pub trait LockedDaemon: Send + Sync {
@@ -128,7 +133,8 @@ impl ApiLimits {
             | Principal::Bearer { .. }
             | Principal::Reader(_)
             | Principal::Anonymous
-            | Principal::Cluster => self.body,
+            | Principal::Cluster
+            | Principal::Workload(_) => self.body,
         }
     }
 }

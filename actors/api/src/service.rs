@@ -262,6 +262,7 @@ impl Service {
             }
             Request::Actors { node, ask } => return ActorRequests { service: self, ask }.answer(asked, node).await,
             Request::OpenAdmission => return self.open_admission().await,
+            Request::WorkloadExplain { pid } => return self.explain_workloads(asked, &facts, *pid).await,
             _ => {}
         }
         let Some(manager) = manager else {

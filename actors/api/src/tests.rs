@@ -71,6 +71,7 @@ pub fn service(manager: watch::Receiver<Option<Arc<ManagerPorts>>>) -> Service {
         crash_allowed: false,
         audit: muster_audit::AuditLog::default(),
         limits: ApiLimits::default(),
+        explain_workloads: None,
         locked: None,
     })
 }

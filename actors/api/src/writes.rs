@@ -128,7 +128,10 @@ fn check_supported_by_all(tables: &Tables, request: &Request) -> Result<(), Erro
         | Request::AutolockOn
         | Request::AutolockOff
         | Request::AutolockRotate
-        | Request::AutolockKey { .. } => true,
+        | Request::AutolockKey { .. }
+        | Request::WorkloadShow { .. }
+        | Request::WorkloadSet { .. }
+        | Request::WorkloadRemove { .. } => true,
         Request::UserCreate { kind, .. } => kind.is_read_only(),
         _ => false,
     };
@@ -189,6 +192,7 @@ fn check_command(request: &Request) -> String {
         | Request::RootRequest { .. }
         | Request::RootIssued { .. } => "`muster ca status`".to_owned(),
         Request::AutolockOn | Request::AutolockOff | Request::AutolockRotate => "`muster autolock status`".to_owned(),
+        Request::WorkloadSet { .. } | Request::WorkloadRemove { .. } => "`muster workload ls`".to_owned(),
         Request::Lease(_) => "`muster lease ls`".to_owned(),
         Request::TransferLeader { .. } => "`muster raft status`".to_owned(),
         Request::Reconciler(_) => "`muster reconciler ls`".to_owned(),

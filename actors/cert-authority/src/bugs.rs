@@ -12,6 +12,8 @@ pub enum BugInjection {
     RenewSuperseded,
     /// Records certificates as of feature level 3, whatever the cluster's (breaks LEVEL-4).
     IgnoreLevel,
+    /// Signs for workloads that do not apply to the node (breaks SPIFFE-1).
+    SignAnyWorkload,
 }
 
 thread_local! {

@@ -13,7 +13,7 @@ use tracing::{info, warn};
 
 use crate::Config;
 use crate::core::{CertAuthority, ClockNews, Effect, Input, StepId};
-use crate::requests::{self, Port};
+use crate::requests::{self, Arrived, Port};
 use crate::signer::Signer;
 
 /// Bound of a proposal: within the deadline of the request that it serves.
@@ -99,11 +99,14 @@ impl CertAuthorityShell {
 
     fn request(&mut self, cx: &Cx<Msg>, msg: CertAuthorityMsg) {
         match requests::read(msg, self.core.tables()) {
-            (port, Ok(cert_request)) => {
+            Arrived::GetHolders { workload, reply } => {
+                let _gone = reply.send(Ok(self.core.holders(&workload, cx.wall()).collect()));
+            }
+            Arrived::Request(port, Ok(cert_request)) => {
                 let ask = self.asks.park(port);
                 self.step(cx, Input::Asked(ask, cert_request));
             }
-            (port, Err(refusal)) => port.answer(Err(refusal)),
+            Arrived::Request(port, Err(refusal)) => port.answer(Err(refusal)),
         }
     }
 
@@ -123,6 +126,9 @@ impl CertAuthorityShell {
         match effect {
             Effect::Sign { step, profile, key } => {
                 return Some(Input::Signed(step, self.signer.sign(self.core.tables(), &profile, &key)));
+            }
+            Effect::SignWorkload { step, profile, key } => {
+                return Some(Input::Signed(step, self.signer.sign_workload(self.core.tables(), &profile, &key)));
             }
             Effect::Propose { step, command } => self.propose(cx, step, command),
             Effect::CatchUp(until) => {
@@ -188,6 +194,6 @@ impl Shell for CertAuthorityShell {
             .map(|p| json!({"kind": p.cert_request.kind(), "for": p.cert_request.who(), "phase": p.phase(), "since": p.since}))
             .collect();
         let (issued, refused) = self.core.counts();
-        json!({"pending": pending, "issued": issued, "refused": refused, "clock": self.core.clock_trouble()})
+        json!({"pending": pending, "issued": issued, "refused": refused, "workloads": self.core.workload_certificates(), "clock": self.core.clock_trouble()})
     }
 }

@@ -1,7 +1,7 @@
 //! The signing root, as the replicated state names it.
 
 use muster_messages::Tables;
-use muster_pki::{CsrKey, Issuer, SignError, Signed};
+use muster_pki::{CsrKey, Issuer, PublicKey, SignError, Signed, WorkloadProfile};
 use tracing::warn;
 
 use crate::core::Profile;
@@ -21,6 +21,19 @@ impl Signer {
         };
         if let Err(why) = &signed {
             warn!(%why, "certificate signing failed");
+        }
+        signed
+    }
+
+    pub fn sign_workload(
+        &mut self,
+        tables: &Tables,
+        profile: &WorkloadProfile,
+        key: &PublicKey,
+    ) -> Result<Signed, SignError> {
+        let signed = self.issuer(tables)?.sign_workload(profile, key);
+        if let Err(why) = &signed {
+            warn!(%why, workload = %profile.workload, "workload certificate signing failed");
         }
         signed
     }

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use muster_messages::wire::JoinRequest;
 use muster_messages::{ErrorBody, ErrorCode, Tables, check_labels, check_text, printable};
-use muster_pki::{CsrKey, verify_rekey};
+use muster_pki::{CsrKey, PublicKey, verify_rekey};
 
 use crate::core::VerifiedJoin;
 
@@ -14,6 +14,12 @@ const MAX_RELEASE: usize = 64;
 /// The key of a signing request.
 pub(crate) fn key(csr_pem: &str) -> Result<CsrKey, ErrorBody> {
     CsrKey::parse(csr_pem).map_err(|e| ErrorBody::invalid(e.to_string()))
+}
+
+/// The key of a workload.
+pub(crate) fn public_key(der: &[u8]) -> Result<PublicKey, ErrorBody> {
+    PublicKey::parse(der)
+        .map_err(|_| ErrorBody::invalid("the public key of a workload must be ECDSA P-256, uncompressed"))
 }
 
 /// A join request that may be judged. A proof of an older identity is verified here, against the applied root.

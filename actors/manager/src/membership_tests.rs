@@ -68,7 +68,7 @@ impl World {
         self.agent
             .expect("a membership request", |msg| match msg {
                 AgentMsg::RequestMembership { request, reply } => Some((request, reply)),
-                AgentMsg::ReportManager { .. } | AgentMsg::RefusedByPeer { .. } => None,
+                AgentMsg::ReportManager { .. } | AgentMsg::RefusedByPeer { .. } | AgentMsg::SignWorkload { .. } => None,
             })
             .await
     }

@@ -118,6 +118,11 @@ impl Router {
                     |reply| CertAuthorityMsg::SignNode { identity: Box::new(identity), observed_addr, csr_pem, reply };
                 encoded(leader.authority.ask(left, make).await.map_err(as_no_leader)?)
             }
+            PeerCall::SignWorkload { identity, pin, request } => {
+                let identity = Box::new(CertIdentity { pin, ..identity });
+                let make = |reply| CertAuthorityMsg::SignWorkload { identity, request, reply };
+                encoded(leader.authority.ask(left, make).await.map_err(as_no_leader)?)
+            }
             PeerCall::Join { observed_addr, request } => {
                 let make = |reply| CertAuthorityMsg::Join { observed_addr, request: Box::new(request), reply };
                 encoded(leader.authority.ask(left, make).await.map_err(as_no_leader)?)

@@ -3,11 +3,11 @@ use std::collections::BTreeSet;
 use muster_api::{ApiLimits, ApiPorts, LeaderPorts, NodeFacts, RETRY_PAUSE};
 use muster_gateway::Dialer;
 use muster_kernel::{Recipient, Tree, Undeliverable};
-use muster_messages::protocol::{Applied, RaftMemberMsg, Reply};
+use muster_messages::protocol::{Applied, CertAuthorityMsg, RaftMemberMsg, Reply};
 use muster_messages::wire::{ActorsAsk, ActorsCall, MembershipReply, Request};
 use muster_messages::{
-    AutoUnlock, AutolockChange, Change, CrashHow, FEATURE_LEVEL, NodeRecord, Principal, RaftId, Replica, RequestId,
-    Revision, Role, RoleView, Seal, WallTime,
+    AutoUnlock, AutolockChange, CertificatePin, Change, ClusterId, CrashHow, FEATURE_LEVEL, Incarnation, NodeRecord,
+    Principal, RaftId, Replica, RequestId, Revision, Role, RoleView, Seal, Subject, WallTime,
 };
 use muster_raft_member::ObjectFeed;
 use muster_testkit::{ActorHarness, Probe, WAIT_LIMIT, eventually};
@@ -28,6 +28,7 @@ struct World {
     mesh: Probe<Sent>,
     roles: Probe<RoleManagerMsg>,
     raft: Probe<RaftMemberMsg>,
+    authority: Probe<CertAuthorityMsg>,
     incoming: mpsc::Sender<IncomingCall>,
 }
 
@@ -63,6 +64,7 @@ impl World {
             harness.probe("roles"),
         );
         let (to_mesh, raft) = (mesh.recipient(), harness.probe("raft-member"));
+        let authority = harness.probe("cert-authority");
         let ports = Arc::new(ManagerPorts {
             node: node(OWN),
             replica: replica.subscribe(),
@@ -78,7 +80,7 @@ impl World {
             peers: Arc::new(BTreeSet::new),
             leader: LeaderPorts {
                 roles: roles.recipient(),
-                authority: no_such_actor(),
+                authority: authority.recipient(),
                 rotation: no_such_actor(),
                 dispatcher: no_such_actor(),
                 elections: no_such_actor(),
@@ -102,6 +104,7 @@ impl World {
             dialer: Dialer::anonymous(""),
             crash_allowed: false,
             audit: muster_audit::AuditLog::default(),
+            explain_workloads: None,
             locked: None,
             limits: ApiLimits::default(),
         });
@@ -109,7 +112,7 @@ impl World {
         let (incoming, calls) = mpsc::channel(2 * MAX_CALLS_IN_PROGRESS);
         harness.start_actor(router.spec(calls));
         harness.healthy(ROUTER, 1).await;
-        let world = Self { harness, router, replica, mesh, roles, raft, incoming };
+        let world = Self { harness, router, replica, mesh, roles, raft, authority, incoming };
         world.knows(OTHER, Role::Manager);
         world.led_by(leader);
         world
@@ -287,6 +290,36 @@ async fn managers_report_only_their_own_keyring() {
     world.knows(5, Role::Worker);
     let refused = world.asked_by(5, PeerCall::ReportSeal(seal)).await.await.unwrap().unwrap_err();
     assert_eq!((refused.code, world.raft.waiting()), (ErrorCode::Forbidden, 0));
+    world.harness.finish().await;
+}
+
+/// A pin does not travel with an identity: it has a field of its own.
+#[tokio::test(start_paused = true)]
+async fn workload_request_reaches_the_authority_with_its_pin() {
+    let mut world = World::new(Some(OWN)).await;
+    let identity = CertIdentity {
+        cluster: ClusterId::from_entropy(1),
+        subject: Subject::Node { node: node(7), role: Role::Worker },
+        serial: "aa".to_owned(),
+        granted: None,
+        incarnation: Incarnation(1),
+        not_after: WallTime(9),
+        pin: None,
+        issuer: None,
+    };
+    let pin = Some(CertificatePin { fingerprint: [3; 32], key: [4; 32] });
+    let request = wire::WorkloadRequest { workload: "shop/web".parse().unwrap(), public_key_der: vec![7] };
+    let call = PeerCall::SignWorkload { identity: identity.clone(), pin, request: request.clone() };
+    let answer = world.asked_by(OTHER, call).await;
+    let CertAuthorityMsg::SignWorkload { identity: asking, request: passed, reply } =
+        world.authority.next("a request").await
+    else {
+        panic!("another message")
+    };
+    assert_eq!((*asking, passed), (CertIdentity { pin, ..identity }, request));
+    let signed = wire::SignedWorkload { chain_pem: "PEM".to_owned(), not_after: WallTime(9) };
+    reply.send(Ok(signed.clone())).unwrap();
+    assert_eq!(wire::decode::<wire::SignedWorkload>(&answer.await.unwrap().unwrap()), Ok(signed));
     world.harness.finish().await;
 }
 

@@ -6,6 +6,7 @@ use rustls::pki_types::CertificateSigningRequestDer;
 use rustls::pki_types::pem::PemObject;
 use x509_parser::certification_request::X509CertificationRequest;
 use x509_parser::prelude::FromDer;
+use x509_parser::x509::SubjectPublicKeyInfo;
 
 use crate::encoding::{BadPem, MAX_DER, bounded};
 
@@ -48,11 +49,7 @@ impl CsrKey {
         if !rest.is_empty() {
             return Err(BadCsr::Malformed);
         }
-        let spki = csr.certification_request_info.subject_pki.raw.to_vec();
-        let key = rcgen::SubjectPublicKeyInfo::from_der(&spki).map_err(|_| BadCsr::Algorithm)?;
-        if !rcgen::PublicKeyData::algorithm(&key).eq(&PKCS_ECDSA_P256_SHA256) {
-            return Err(BadCsr::Algorithm);
-        }
+        let PublicKey { spki } = PublicKey::parse(csr.certification_request_info.subject_pki.raw)?;
         csr.verify_signature().map_err(|_| BadCsr::Signature)?;
         Ok(Self { spki, request: der.to_vec() })
     }
@@ -62,6 +59,39 @@ impl CsrKey {
     }
     pub(crate) fn request(&self) -> &[u8] {
         &self.request
+    }
+}
+
+/// A public key without a proof that its sender has the private one: a certificate for it is of no use without that.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PublicKey {
+    spki: Vec<u8>,
+}
+
+/// A point of P-256: a byte for the form, and two coordinates.
+const UNCOMPRESSED_POINT: usize = 65;
+
+impl PublicKey {
+    /// Reads a `SubjectPublicKeyInfo`, DER: ECDSA P-256.
+    pub fn parse(spki: &[u8]) -> Result<Self, BadCsr> {
+        if spki.len() > MAX_DER {
+            return Err(BadCsr::Malformed);
+        }
+        let (rest, read) = SubjectPublicKeyInfo::from_der(spki).map_err(|_| BadCsr::Malformed)?;
+        let key = rcgen::SubjectPublicKeyInfo::from_der(spki).map_err(|_| BadCsr::Algorithm)?;
+        if !rest.is_empty() || !rcgen::PublicKeyData::algorithm(&key).eq(&PKCS_ECDSA_P256_SHA256) {
+            return Err(BadCsr::Algorithm);
+        }
+        // Every verifier reads a point in this form.
+        let point = &read.subject_public_key.data;
+        if point.len() != UNCOMPRESSED_POINT || point.first() != Some(&4) {
+            return Err(BadCsr::Algorithm);
+        }
+        Ok(Self { spki: spki.to_vec() })
+    }
+    /// As `SubjectPublicKeyInfo`, DER.
+    pub fn spki(&self) -> &[u8] {
+        &self.spki
     }
 }
 

@@ -154,9 +154,16 @@ fn only_uri<'a>(cert: &'a X509Certificate<'_>) -> Result<&'a str, BadCertificate
 fn subject_of(uri: &str) -> Result<(ClusterId, Subject), BadCertificate> {
     let path = uri.strip_prefix("spiffe://").ok_or(BadCertificate::Uri)?;
     let mut parts = path.split('/');
-    let (Some(cluster), Some(kind), Some(id), None) = (parts.next(), parts.next(), parts.next(), parts.next()) else {
+    let (Some(cluster), Some(kind), Some(id)) = (parts.next(), parts.next(), parts.next()) else {
         return Err(BadCertificate::Uri);
     };
+    if kind == "workload" {
+        let (_, name) = path.split_once("/workload/").ok_or(BadCertificate::Uri)?;
+        return Ok((cluster.parse()?, Subject::Workload(name.parse()?)));
+    }
+    if parts.next().is_some() {
+        return Err(BadCertificate::Uri);
+    }
     let subject = match kind {
         "manager" => Subject::Node { node: id.parse()?, role: Role::Manager },
         "worker" => Subject::Node { node: id.parse()?, role: Role::Worker },

@@ -4,7 +4,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
 use muster_messages::{
-    CertificatePin, ClusterId, Incarnation, Name, NodeId, Revision, Role, RootId, Secret, UserKind, Voucher, WallTime,
+    CertificatePin, ClusterId, Incarnation, MANAGER_NAME, MIN_WORKLOAD_TTL, Name, NodeId, Revision, Role, RootId,
+    Secret, UserKind, Voucher, WallTime, WorkloadName,
 };
 use muster_sealing::hex;
 use rcgen::{
@@ -13,7 +14,7 @@ use rcgen::{
 };
 use time::OffsetDateTime;
 
-use crate::csr::{CsrKey, key_pair};
+use crate::csr::{CsrKey, PublicKey, key_pair};
 use crate::encoding::{self, BadPem};
 use crate::grant::{self, Grant};
 use crate::identity;
@@ -28,8 +29,6 @@ pub const NODE_LIFETIME: Duration = Duration::from_secs(90 * DAY.as_secs());
 pub const MIN_NODE_LIFETIME: Duration = Duration::from_secs(3600);
 /// The shortest lifetime of a user's certificate.
 const MIN_USER_LIFETIME: Duration = Duration::from_secs(60);
-/// A DNS name that only managers' certificates carry. A client that requires a manager requests it.
-pub const MANAGER_NAME: &str = "muster-manager";
 /// Certificates begin this long in the past, for clocks that are behind.
 const BACK_DATED: Duration = Duration::from_secs(3600);
 /// Addresses in one certificate, besides loopback.
@@ -105,6 +104,17 @@ pub struct UserProfile {
     pub now: WallTime,
 }
 
+/// The content of a workload's certificate (X.509-SVID).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WorkloadProfile {
+    pub cluster: ClusterId,
+    pub workload: WorkloadName,
+    pub dns: Vec<String>,
+    pub incarnation: Incarnation,
+    pub lifetime: Duration,
+    pub now: WallTime,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Signed {
     pub cert_pem: String,
@@ -158,7 +168,21 @@ impl Issuer {
         params.subject_alt_names.extend(addresses(&profile.ips).map(SanType::IpAddress));
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth, ExtendedKeyUsagePurpose::ServerAuth];
         let grant = Grant { incarnation: profile.incarnation, granted: profile.granted };
-        self.sign(params, grant, key)
+        self.sign(params, grant, key.spki())
+    }
+
+    /// Signs the certificate of a workload. It has no common name: some clients take that for a host's.
+    pub fn sign_workload(&self, profile: &WorkloadProfile, key: &PublicKey) -> Result<Signed, SignError> {
+        let mut params = self.lasting(profile.now, profile.lifetime, MIN_WORKLOAD_TTL)?;
+        params.distinguished_name.push(DnType::OrganizationalUnitName, "workload");
+        params.distinguished_name.push(DnType::OrganizationName, profile.cluster.as_str());
+        params.subject_alt_names = vec![uri(profile.workload.spiffe_id(profile.cluster))?];
+        for name in &profile.dns {
+            params.subject_alt_names.push(dns(name)?);
+        }
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth, ExtendedKeyUsagePurpose::ServerAuth];
+        let grant = Grant { incarnation: profile.incarnation, granted: None };
+        self.sign(params, grant, key.spki())
     }
 
     /// Signs the certificate of a person or a program.
@@ -175,7 +199,7 @@ impl Issuer {
         params.subject_alt_names = vec![uri(format!("spiffe://{cluster}/{kind}/{who}"))?];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
         let grant = Grant { incarnation: profile.incarnation, granted: None };
-        self.sign(params, grant, key)
+        self.sign(params, grant, key.spki())
     }
 
     /// Vouches for another root, whose certificate this is: members of the cluster that trust this root may add it.
@@ -218,7 +242,7 @@ impl Issuer {
         dated(now, now.plus(asked).min(self.expires))
     }
 
-    fn sign(&self, mut params: CertificateParams, grant: Grant, key: &CsrKey) -> Result<Signed, SignError> {
+    fn sign(&self, mut params: CertificateParams, grant: Grant, spki: &[u8]) -> Result<Signed, SignError> {
         params.is_ca = IsCa::ExplicitNoCa;
         params.use_authority_key_identifier_extension = true;
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
@@ -226,9 +250,9 @@ impl Issuer {
         let serial = new_serial();
         params.serial_number = Some(SerialNumber::from_slice(&serial));
         let not_after = WallTime::from_unix_secs(params.not_after.unix_timestamp());
-        let public = rcgen::SubjectPublicKeyInfo::from_der(key.spki()).map_err(signer)?;
+        let public = rcgen::SubjectPublicKeyInfo::from_der(spki).map_err(signer)?;
         let cert = params.signed_by(&public, &self.inner).map_err(signer)?;
-        let pin = identity::pin(cert.der(), key.spki());
+        let pin = identity::pin(cert.der(), spki);
         Ok(Signed { cert_pem: cert.pem(), serial: hex(&serial), not_after, pin, issuer: self.id })
     }
 }

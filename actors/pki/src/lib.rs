@@ -31,7 +31,7 @@ mod trust;
 mod upstream;
 
 pub use self::access::BearerToken;
-pub use self::csr::{BadCsr, CsrKey, make_csr, new_key};
+pub use self::csr::{BadCsr, CsrKey, PublicKey, make_csr, new_key};
 pub use self::encoding::{BadPem, MAX_DER, MAX_PEM};
 pub use self::founding::Founding;
 pub use self::grant::Grant;
@@ -40,8 +40,8 @@ pub use self::identity::{
     path_length_of_pem, root_id_of_pem,
 };
 pub use self::issue::{
-    Issuer, MANAGER_NAME, MIN_NODE_LIFETIME, NODE_LIFETIME, NodeProfile, ROOT_LIFETIME, Root, SignError, Signed,
-    UserProfile,
+    Issuer, MIN_NODE_LIFETIME, NODE_LIFETIME, NodeProfile, ROOT_LIFETIME, Root, SignError, Signed, UserProfile,
+    WorkloadProfile,
 };
 pub use self::join_attempt::JoinAttempt;
 pub use self::recovering::{Recovering, sign_for_itself};
@@ -51,6 +51,7 @@ pub use self::store::{
 };
 pub use self::tls::{TlsFault, client_config, server_config, server_config_for, unverified_client_config};
 pub use self::token::{BadToken, JoinToken, digest, new_token_id, new_token_secret, secrets_equal};
+pub use muster_messages::MANAGER_NAME;
 pub use muster_sealing::files::write_atomic;
 
 pub use self::trust::{BadBundle, Bundle, MAX_CHAIN};

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use muster_messages::protocol::LeaderCalls;
-use muster_messages::wire::{AgentAnswer, MembershipReply, PeerCall, SignReply, WireError, decode};
+use muster_messages::wire::{AgentAnswer, MembershipReply, PeerCall, SignReply, SignedWorkload, WireError, decode};
 use muster_messages::{ErrorBody, ErrorCode};
 use tokio::time::timeout;
 
@@ -16,6 +16,7 @@ pub(crate) fn ask_leader(
     let read: fn(&[u8]) -> Result<AgentAnswer, WireError> = match call {
         PeerCall::SignNode { .. } => |bytes| decode::<SignReply>(bytes).map(AgentAnswer::Signed),
         PeerCall::ReportManager { .. } | PeerCall::TrustRoots { .. } => |_| Ok(AgentAnswer::Reported),
+        PeerCall::SignWorkload { .. } => |bytes| decode::<SignedWorkload>(bytes).map(AgentAnswer::SignedWorkload),
         _ => |bytes| decode::<MembershipReply>(bytes).map(AgentAnswer::Membership),
     };
     let calling = leader.call(call);

@@ -245,7 +245,7 @@ enum Class {
 pub(crate) fn is_routine(kind: EventKind) -> bool {
     match kind {
         EventKind::Certificate | EventKind::Token | EventKind::User | EventKind::Gate => true,
-        EventKind::Cluster | EventKind::Node | EventKind::Role | EventKind::Membership => false,
+        EventKind::Cluster | EventKind::Node | EventKind::Role | EventKind::Membership | EventKind::Workload => false,
         // Logged as frequent events, except for an operator's actions.
         EventKind::Liveness | EventKind::Lease => false,
     }

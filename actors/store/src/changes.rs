@@ -30,6 +30,7 @@ mod feature_level;
 mod nodes;
 mod objects;
 mod reconcilers;
+mod workloads;
 
 pub use self::authorities::{
     forgettable_at, last_certificate_expires_at, may_be_revoked, may_be_revoked_by, root_changed_at,
@@ -37,6 +38,7 @@ pub use self::authorities::{
 pub(crate) use self::autolock::{may_be_sealed, renew as renew_unlock_key};
 pub(crate) use self::certificates::allow_unrecorded;
 pub use self::nodes::renamed_at;
+pub use self::workloads::workloads_end_after;
 
 /// How long a block outlives the last certificate, for clocks that differ.
 const BLOCK_MARGIN: Duration = Duration::from_secs(3600);
@@ -136,6 +138,7 @@ pub(crate) fn make(
         Change::PinUser { name, pin } => certificates::pin_user(tables, name, pin),
         Change::Authority(change) => authorities::make(tables, stamp, change),
         Change::Autolock(change) => autolock::make(tables, stamp, change),
+        Change::Workload(change) => workloads::make(tables, stamp, change),
     }
 }
 

@@ -4,7 +4,9 @@
 //! cost as much as the change itself. A change that only replaces something by no more bytes counts as none.
 
 use muster_messages::wire::encode_stored;
-use muster_messages::{Change, Command, DesiredObject, ManagedKey, Object, ObjectBody, ReconcilerChange, Tables, User};
+use muster_messages::{
+    Change, Command, DesiredObject, ManagedKey, Object, ObjectBody, ReconcilerChange, Tables, User, WorkloadChange,
+};
 use serde::Serialize;
 
 /// How a command adds to the state.
@@ -43,6 +45,13 @@ fn of(tables: &Tables, change: &Change) -> Growth {
         Change::UpdateObject { object, .. } => unless(object_fits(tables, object), Growth::Data),
         Change::AcquireLease { key, .. } => unless(tables.objects.contains_key(key), Growth::Data),
         Change::Reconciler(change) => of_reconciler(tables, change),
+        Change::Workload(change) => match change.as_ref() {
+            WorkloadChange::Set(new) => {
+                let old = tables.workloads.entries.get(&new.name);
+                unless(old.is_some_and(|old| bytes(new) <= bytes(old.as_ref())), Growth::Cluster)
+            }
+            WorkloadChange::Remove(_) => Growth::None,
+        },
         Change::Found { .. }
         | Change::SetDesiredRole { .. }
         | Change::GrantRole { .. }

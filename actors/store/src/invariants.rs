@@ -7,7 +7,7 @@ mod gates;
 
 use std::collections::BTreeMap;
 
-use muster_messages::{NodeRecord, Principal, RaftId, Requests, Role, Tables};
+use muster_messages::{MAX_WORKLOADS, NodeRecord, Principal, RaftId, Requests, Role, Tables, Workloads};
 
 use crate::limits::{MAX_CALLERS, MAX_EVENTS, MAX_OUTCOMES};
 
@@ -60,6 +60,8 @@ pub const ROOT_11: &str = "ROOT-11";
 pub const SEAL_10: &str = "SEAL-10";
 /// A former unlock key is kept while a node may need it to start.
 pub const SEAL_9: &str = "SEAL-9";
+/// An entry of the workloads names itself, is bounded, and is as old as the state at most.
+pub const SPIFFE_6: &str = "SPIFFE-6";
 /// Only the key for which an authority above was asked becomes a root of that authority.
 pub const UP_2: &str = "UP-2";
 
@@ -83,6 +85,7 @@ pub fn check(tables: &Tables) -> CheckResult {
     gates::check(tables)?;
     authorities::check(tables)?;
     autolock::check(tables)?;
+    workloads(tables)?;
     bounds(tables)
 }
 
@@ -214,6 +217,19 @@ fn certificate(node: &NodeRecord) -> CheckResult {
     holds(node.last_not_after >= certificate.not_after, BLOCK_2, || {
         format!("node {} has a certificate that outlives the latest recorded expiry", node.id)
     })
+}
+
+fn workloads(tables: &Tables) -> CheckResult {
+    let Workloads { entries, changed, .. } = &tables.workloads;
+    holds(entries.len() <= MAX_WORKLOADS, BOUND_1, || format!("{} workloads", entries.len()))?;
+    holds(*changed <= tables.revision, SPIFFE_6, || format!("the workloads are of revision {changed}"))?;
+    for (name, entry) in entries {
+        holds(*name == entry.name, SPIFFE_6, || format!("{name} is recorded as {}", entry.name))?;
+        holds(entry.check().is_ok(), SPIFFE_6, || format!("{name}: {}", entry.check().err().unwrap_or_default()))?;
+        let is_past = entry.revision <= *changed;
+        holds(is_past, SPIFFE_6, || format!("{name} is of revision {}, the workloads of {changed}", entry.revision))?;
+    }
+    Ok(())
 }
 
 fn bounds(tables: &Tables) -> CheckResult {

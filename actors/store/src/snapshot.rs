@@ -10,7 +10,7 @@ use muster_messages::wire::{WIRE_VERSION, WireError, decode_stored, encode_store
 use muster_messages::{
     AccessToken, Authorities, Autolock, Blocked, ClusterRecord, Event, GuardMode, GuardScope, IDENTITY_LEVEL, Member,
     Name, NodeCertificates, NodeId, NodeRecord, Object, ObjectKey, Outcome, RECONCILERS_LEVEL, RaftId, Reconcilers,
-    ReportedNode, RequestId, Requests, Revision, Tables, Token, TokenRights, User, UserPin,
+    ReportedNode, RequestId, Requests, Revision, Tables, Token, TokenRights, User, UserPin, Workloads,
 };
 use serde::{Deserialize, Serialize};
 
@@ -63,7 +63,7 @@ struct TablesV2 {
     events: Vector<Arc<Event>>,
 }
 
-/// The tables without authorities and autolock.
+/// The tables without authorities, autolock and workloads.
 #[derive(Serialize, Deserialize)]
 struct TablesV3 {
     revision: Revision,
@@ -114,7 +114,7 @@ impl From<TablesV1> for Tables {
             access_tokens, outcomes, outcome_order, events
         }, reconcilers: Reconcilers::default(), requests: Requests::default(), frequent_events: Vector::new(),
             token_rights: OrdMap::new(), reported: OrdMap::new(), certificates: OrdMap::new(),
-            user_pins: OrdMap::new(), routine_events: Vector::new(), authorities: Authorities::default(), autolock: Autolock::default())
+            user_pins: OrdMap::new(), routine_events: Vector::new(), authorities: Authorities::default(), autolock: Autolock::default(), workloads: Workloads::default())
     }
 }
 
@@ -134,7 +134,7 @@ impl From<TablesV2> for Tables {
             access_tokens, reconcilers, outcomes, outcome_order, events
         }, requests: Requests::default(), frequent_events: Vector::new(), token_rights: OrdMap::new(),
             reported: OrdMap::new(), certificates: OrdMap::new(), user_pins: OrdMap::new(),
-            routine_events: Vector::new(), authorities: Authorities::default(), autolock: Autolock::default())
+            routine_events: Vector::new(), authorities: Authorities::default(), autolock: Autolock::default(), workloads: Workloads::default())
     }
 }
 
@@ -154,7 +154,7 @@ impl From<TablesV3> for Tables {
             revision, cluster, nodes, members, next_raft_id, removed_raft_ids, tokens, users, blocklist, objects, guards,
             access_tokens, reconcilers, reported, outcomes, outcome_order, events, requests, frequent_events,
             token_rights, certificates, user_pins, routine_events
-        }, authorities: Authorities::default(), autolock: Autolock::default())
+        }, authorities: Authorities::default(), autolock: Autolock::default(), workloads: Workloads::default())
     }
 }
 
@@ -190,9 +190,10 @@ pub fn encode(tables: &Tables) -> Vec<u8> {
     encode_stored(&snapshot).expect("every table can be encoded")
 }
 
-/// Version 4 only after the first rotation, or once autolock was switched on: then every manager's build supports it.
+/// Version 4 only after the first rotation, or once autolock was switched on or a workload set: then every manager's build supports it.
 fn is_version_three(tables: &Tables) -> bool {
-    tables.authorities == Authorities::default() && tables.autolock == Autolock::default()
+    let Tables { authorities, autolock, workloads, .. } = tables;
+    *authorities == Authorities::default() && *autolock == Autolock::default() && *workloads == Workloads::default()
 }
 
 /// Decodes what [`encode`] wrote, in this and in earlier releases.

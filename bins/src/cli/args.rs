@@ -14,6 +14,7 @@ mod bench;
 mod ca;
 mod lease;
 mod reconciler;
+mod workload;
 
 pub use self::autolock::{AutolockCommand, SealWait, UNLOCK_HELP, UnlockArgs};
 pub use self::bench::{BenchArgs, BenchCommand, BenchLeases, BenchOp, Via};
@@ -21,6 +22,7 @@ pub use self::ca::{CaCommand, RootArg, RotateArgs};
 pub use self::lease::{GuardCommand, KubeconfigArgs, LeaseArgs, LeaseCommand};
 use self::reconciler::{MEMBER_HELP, OBJECT_HELP, RECONCILER_HELP};
 pub use self::reconciler::{MemberCommand, MemberName, ObjectCommand, ObjectName, ReconcilerCommand, ReconcilerName};
+pub use self::workload::{WorkloadArgs, WorkloadCommand};
 
 /// Muster: cluster membership, node roles, certificates and leader election.
 #[derive(Debug, Parser)]
@@ -98,6 +100,9 @@ pub enum Command {
     /// Manage identity files for people and programs
     #[command(subcommand)]
     User(UserCommand),
+    /// Manage workloads: programs on nodes that get SPIFFE identities of the cluster
+    #[command(subcommand)]
+    Workload(WorkloadCommand),
     /// List blocked nodes
     #[command(subcommand)]
     Blocklist(BlocklistCommand),

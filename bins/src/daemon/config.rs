@@ -62,6 +62,9 @@ pub struct Args {
     /// The admin socket [default: DIR/muster.sock]
     #[arg(long, env = "MUSTER_SOCKET", value_name = "PATH")]
     socket: Option<PathBuf>,
+    /// The SPIFFE Workload API for programs on this machine: a Unix socket for every user, or `off` [default: off]
+    #[arg(long, env = "MUSTER_WORKLOAD_SOCKET", value_name = "PATH|off")]
+    workload_socket: Option<String>,
     /// A TOML file; docs/configuration.md lists its keys
     #[arg(long, env = "MUSTER_CONFIG", value_name = "FILE")]
     config: Option<PathBuf>,
@@ -140,6 +143,7 @@ struct File {
     labels: Option<BTreeMap<String, String>>,
     metrics: Option<String>,
     socket: Option<PathBuf>,
+    workload_socket: Option<String>,
     log: Option<String>,
     log_format: Option<LogFormat>,
     // One field per section: serde cannot reject unknown keys behind `flatten`.
@@ -210,6 +214,9 @@ pub struct Config {
     pub labels: BTreeMap<String, String>,
     pub metrics: String,
     pub socket: PathBuf,
+    /// `None`: off.
+    #[serde(serialize_with = "path_or_off")]
+    pub workload_socket: Option<PathBuf>,
     /// Where a sealed manager finds its key.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unlock_key_file: Option<PathBuf>,
@@ -291,6 +298,7 @@ pub fn load(args: Args) -> Result<(Config, bool), BadConfig> {
     }
     let config = Config {
         socket: args.socket.or(file.socket).unwrap_or_else(|| data_dir.join("muster.sock")),
+        workload_socket: args.workload_socket.or(file.workload_socket).filter(|path| path != OFF).map(PathBuf::from),
         data_dir,
         listen,
         advertise,
@@ -313,6 +321,15 @@ pub fn load(args: Args) -> Result<(Config, bool), BadConfig> {
         settings: settings.checked().map_err(bad)?,
     };
     Ok((config, args.print_config))
+}
+
+const OFF: &str = "off";
+
+fn path_or_off<S: serde::Serializer>(path: &Option<PathBuf>, serializer: S) -> Result<S::Ok, S::Error> {
+    match path {
+        Some(path) => path.serialize(serializer),
+        None => serializer.serialize_str(OFF),
+    }
 }
 
 /// Names the line and the error, but not the line's text, which may hold a token.

@@ -311,6 +311,7 @@ impl Serving {
             crash_allowed: false,
             audit: AuditLog::default(),
             limits: config.settings.api(),
+            explain_workloads: None,
             locked: Some(Arc::clone(waiting) as Arc<dyn LockedDaemon>),
         });
         // Nothing comes through the TLS port.

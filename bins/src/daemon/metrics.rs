@@ -177,6 +177,7 @@ fn replica(registry: &mut Registry, shared: &Shared) {
         ("raft_leading", "1 while this manager leads", u64::from(replica.raft.leading)),
         ("raft_members", "Members of the Raft configuration", replica.tables.members.len() as u64),
         ("blocklist_entries", "Blocked node ids", replica.tables.blocklist.len() as u64),
+        ("workloads", "Workloads with an entry", replica.tables.workloads.entries.len() as u64),
     ];
     for (name, help, value) in gauges {
         gauge(registry, name, help, value);

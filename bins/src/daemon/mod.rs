@@ -19,6 +19,7 @@ mod sealing;
 mod settings;
 mod startup_failure;
 mod upstream;
+mod workloads;
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -92,6 +93,9 @@ async fn run(config: Config) -> Result<(), Exit> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     muster_api::AdminSocket::check(&config.socket).map_err(|e| Exit::new(2, e.to_string()))?;
+    if let Some(path) = &config.workload_socket {
+        muster_workload_api::check_socket_path(path).map_err(|e| Exit::new(2, e.to_string()))?;
+    }
     raise_file_limit();
     let _lock = DirLock::take(&config.data_dir).map_err(|e| Exit::new(1, e.to_string()))?;
     // Without a log SIGHUP keeps its meaning: closing a terminal ends the processes in it. With one it must not end a daemon that

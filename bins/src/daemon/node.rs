@@ -28,6 +28,7 @@ use super::reconcilers;
 use super::recovery;
 use super::sealing;
 use super::startup_failure;
+use super::workloads;
 use muster_manager::RaftData;
 use muster_manager::runs::Runs;
 use muster_manager::switch::{Switch, SwitchMsg};
@@ -209,6 +210,7 @@ fn wire(
     let raft_trouble = Arc::new(watch::Sender::new(None));
     let too_old = Arc::new(watch::Sender::new(None));
     let trouble = Arc::new(OnceLock::new());
+    let workloads_known = workloads::Known::default();
 
     let services = Services::new();
     services.close_to_others(local.admission_closed);
@@ -260,6 +262,7 @@ fn wire(
         crash_allowed: config.settings.debug.crash,
         audit,
         limits: config.settings.api(),
+        explain_workloads: workloads::explain(&config, &workloads_known),
         locked: None,
     });
     let inspector = {
@@ -283,6 +286,7 @@ fn wire(
         seeds,
     });
     let _first = trouble.set(agent_ports.trouble());
+    let _first = workloads_known.set(agent_ports.workloads());
     let _kept = local.ended.as_ref().and_then(trouble_of);
     let shared = Shared {
         config,
@@ -338,6 +342,9 @@ fn start_tree(
     children.start(Spec::actor("gateway", wired.gateway.clone(), move || Ok(Gateway::on(port.clone()))));
     children.start(api_spec(&shared, socket));
     children.start(agent_spec(wired.agent.clone(), wired.agent_ports.clone()));
+    if let Some(workloads) = workloads::spec(&shared.config, shared.agent.clone(), &wired.agent_ports) {
+        children.start(workloads);
+    }
     children.start(manager_switch(&shared, &wired.agent_ports, children.clone()));
     follow_managers(&shared, wired.agent_ports.clone());
     startup_failure::report(&shared, wired.agent_ports.wanted());

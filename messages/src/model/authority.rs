@@ -260,7 +260,8 @@ pub enum AuthorityChange {
     /// root; and as `NoMajority` if others may have the key of the one that signed before, a voter's certificate has no digest on
     /// record, and the voters that are up and have one whose root is not revoked are not a majority.
     Activate { root: RootId, crosses: Vec<CrossCertificate>, tokens: Vec<Token> },
-    /// Deletes a retiring root's key. Refused as `RootInUse` while a Raft member's newest certificate is of it, unless `force`.
+    /// Deletes a retiring root's key. Refused as `RootInUse` while a Raft member's newest certificate is of it, and as `Workloads` while
+    /// one of a workload may be, unless `force`.
     Retire { root: RootId, force: bool },
     /// Refused as `NoMajority` while a voter may hold a certificate of it, and the voters that are up and hold certificates for certain
     /// that are neither of this root nor of one that was revoked before are not a majority.
@@ -321,6 +322,9 @@ pub enum AuthorityRefusal {
          the present one"
     )]
     NotRequested(RootId),
+    /// SPIFFE-5.
+    #[error("certificates of workloads that the root {root} signed may be valid until {until}")]
+    Workloads { root: RootId, until: WallTime },
 }
 
 /// Why a root in this state is neither retired nor revoked.

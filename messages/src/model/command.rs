@@ -13,7 +13,7 @@ use super::{
     CertificateRecord, ClusterRecord, Definition, DesiredObject, FencingToken, GateStep, Generation, GuardMode,
     GuardScope, Hold, IssuedCertificate, Liveness, ManagedKey, Name, NodeId, NodeRecord, NotAdmitted, Object,
     ObjectKey, Participant, ParticipantKey, Principal, Progress, RaftId, Removal, RequestId, Revision, Role, SessionId,
-    Term, Token, Triple, Uid, User, UserPin, WallTime,
+    Term, Token, Triple, Uid, User, UserPin, WallTime, WorkloadChange, WorkloadRefusal,
 };
 
 /// The changes of one log entry.
@@ -305,6 +305,8 @@ pub enum Change {
     Authority(Box<AuthorityChange>),
     /// Feature level 3.
     Autolock(Box<AutolockChange>),
+    /// Feature level 3.
+    Workload(Box<WorkloadChange>),
 }
 
 impl Change {
@@ -462,6 +464,8 @@ pub enum CommandRefusal {
     Authority(AuthorityRefusal),
     #[error("{0}")]
     Autolock(AutolockRefusal),
+    #[error("{0}")]
+    Workload(WorkloadRefusal),
 }
 
 impl From<CommandRefusal> for super::ErrorBody {
@@ -498,11 +502,14 @@ impl From<CommandRefusal> for super::ErrorBody {
             CommandRefusal::Authority(AuthorityRefusal::TooManyRoots) => ErrorCode::TooManyRoots,
             CommandRefusal::Authority(
                 AuthorityRefusal::RootInUse { .. }
+                | AuthorityRefusal::Workloads { .. }
                 | AuthorityRefusal::NoMajority { .. }
                 | AuthorityRefusal::MayBeValid { .. },
             ) => ErrorCode::RootInUse,
             CommandRefusal::Autolock(AutolockRefusal::NotEnabled) => ErrorCode::NotEnabled,
             CommandRefusal::Autolock(AutolockRefusal::TooManyKeys { .. }) => ErrorCode::TooManyKeys,
+            CommandRefusal::Workload(WorkloadRefusal::TooMany) => ErrorCode::StateFull,
+            CommandRefusal::Workload(WorkloadRefusal::Malformed(_)) => ErrorCode::Invalid,
         };
         let error = super::ErrorBody::new(code, refusal.to_string());
         // No leader will ever know more.

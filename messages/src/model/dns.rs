@@ -24,6 +24,9 @@ fn part(text: &str) -> bool {
     bytes.first().is_some_and(edge) && bytes.last().is_some_and(edge) && bytes.iter().all(|b| edge(b) || *b == b'-')
 }
 
+/// A DNS name that only managers' certificates carry. A client that requires a manager requests it.
+pub const MANAGER_NAME: &str = "muster-manager";
+
 /// 1 to 63 of `[a-z0-9-]`, first and last a letter or digit.
 pub fn is_dns_label(text: &str) -> bool {
     text.len() <= 63 && part(text)

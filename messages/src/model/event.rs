@@ -18,6 +18,8 @@ pub enum EventKind {
     User,
     Lease,
     Gate,
+    /// From feature level 3 on.
+    Workload,
 }
 
 /// One change, as `muster events` prints it.

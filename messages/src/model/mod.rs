@@ -28,6 +28,7 @@ mod time;
 mod trouble;
 mod view;
 mod word;
+mod workload;
 
 pub use self::actor_tree::*;
 pub use self::authority::*;
@@ -57,3 +58,4 @@ pub use self::time::*;
 pub use self::trouble::*;
 pub use self::view::*;
 pub use self::word::{Word, Words};
+pub use self::workload::*;

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::{CertificatePin, ClusterId, Incarnation, Name, NodeId, Revision, Role, RootId, WallTime};
+use super::{CertificatePin, ClusterId, Incarnation, Name, NodeId, Revision, Role, RootId, WallTime, WorkloadName};
 
 /// The authenticated author of a request.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -27,6 +27,8 @@ pub enum Principal {
     /// A read-only operator: by its certificate, or by an access token with these rights. From
     /// [`IDENTITY_LEVEL`](super::IDENTITY_LEVEL) on.
     Reader(Name),
+    /// A workload, by its certificate: it may do nothing here, and is named in refusals only.
+    Workload(WorkloadName),
 }
 impl Principal {
     /// Whether it has all rights.
@@ -52,17 +54,24 @@ impl fmt::Display for Principal {
             Principal::Cluster => f.write_str("the cluster itself"),
             Principal::Bearer { user, token } => write!(f, "user {user} (token {token})"),
             Principal::Reader(name) => write!(f, "read-only operator {name}"),
+            Principal::Workload(name) => write!(f, "workload {name}"),
         }
     }
 }
 
-/// The subject of a certificate, read only from its URI SAN: `spiffe://<cluster>/<kind>/<id>`.
+/// The subject of a certificate, read only from its URI SAN: `spiffe://<cluster>/<kind>/<id>`, and
+/// `spiffe://<cluster>/workload/<namespace>/<name>`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Subject {
-    Node { node: NodeId, role: Role },
+    Node {
+        node: NodeId,
+        role: Role,
+    },
     User(Name),
     Admin(Name),
     Reader(Name),
+    /// SPIFFE-3: it opens nothing of the cluster.
+    Workload(WorkloadName),
 }
 
 /// A verified certificate, reduced to what decisions need.
@@ -94,6 +103,7 @@ impl CertIdentity {
             Subject::User(name) => Principal::User(name.clone()),
             Subject::Admin(name) => Principal::Admin(name.clone()),
             Subject::Reader(name) => Principal::Reader(name.clone()),
+            Subject::Workload(name) => Principal::Workload(name.clone()),
         }
     }
     /// The node and the role its certificate claims, if this is a node's certificate.

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     AccessToken, Authorities, Autolock, Blocked, ClusterRecord, Event, GuardMode, GuardScope, Member, Membership, Name,
     NodeCertificates, NodeId, NodeRecord, Object, ObjectKey, Outcome, RaftId, Reconcilers, ReportedNode, RequestId,
-    Requests, Revision, Role, Token, TokenRights, User, UserPin,
+    Requests, Revision, Role, Token, TokenRights, User, UserPin, Workloads,
 };
 
 /// The shortest id prefix that stands for a node. Shorter ones are names, as in `a` and `b`.
@@ -64,6 +64,8 @@ pub struct Tables {
     pub authorities: Authorities,
     /// From feature level 3 on; empty below, and until autolock is on for the first time.
     pub autolock: Autolock,
+    /// From feature level 3 on; empty below, and until a workload is set for the first time.
+    pub workloads: Workloads,
 }
 
 impl Tables {

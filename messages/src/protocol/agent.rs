@@ -2,7 +2,7 @@
 
 use super::{Named, Reply};
 use crate::model::ErrorBody;
-use crate::wire::{ManagerReport, MembershipReply, MembershipRequest, Refusal};
+use crate::wire::{ManagerReport, MembershipReply, MembershipRequest, Refusal, SignedWorkload, WorkloadRequest};
 
 /// Messages of the agent.
 #[derive(Named)]
@@ -20,4 +20,8 @@ pub enum AgentMsg {
     /// that was refused, where known. Lost: the next refusal counts. Repeated: same effect. Late: ignored once another
     /// certificate is in force.
     RefusedByPeer { refusal: Refusal, serial: Option<String> },
+    /// Asks the leader, through the agent's session, for the certificate of a workload. Answered with the leader's reply, or
+    /// `unreachable` without a session or when it ends first. Lost: ask again. Repeated or late: see
+    /// [`super::CertAuthorityMsg::SignWorkload`].
+    SignWorkload { request: WorkloadRequest, reply: Reply<Result<SignedWorkload, ErrorBody>> },
 }

@@ -1,8 +1,10 @@
 //! Messages to the certificate authority.
 
 use super::{Named, Reply};
-use crate::model::{CertIdentity, ErrorBody, Name, Principal, RequestId, Secret, UserKind, WallTime};
-use crate::wire::{JoinReply, JoinRequest, SignReply};
+use crate::model::{
+    CertIdentity, ErrorBody, Name, NodeId, Principal, RequestId, Secret, UserKind, WallTime, WorkloadName,
+};
+use crate::wire::{JoinReply, JoinRequest, SignReply, SignedWorkload, WorkloadRequest};
 
 /// Messages of the certificate authority. It signs for the role granted in its own applied state, whatever was asked. A
 /// request that is not answered within its deadline is answered `timed_out`; its record may still be applied.
@@ -36,6 +38,16 @@ pub enum CertAuthorityMsg {
         request: RequestId,
         reply: Reply<Result<UserCertificate, ErrorBody>>,
     },
+    /// A node asks for the certificate of a workload that applies to it. Nothing is recorded. Lost: ask again. Repeated: another
+    /// certificate. Late: refused if the entry is gone, or the node's certificate counts no more.
+    SignWorkload {
+        identity: Box<CertIdentity>,
+        request: WorkloadRequest,
+        reply: Reply<Result<SignedWorkload, ErrorBody>>,
+    },
+    /// The nodes that hold a certificate of a workload, until when, as far as this leader signed it. Read: repeat freely. Lost: ask
+    /// again. Repeated or late: answered as of then.
+    GetHolders { workload: WorkloadName, reply: Reply<Result<Vec<(NodeId, WallTime)>, ErrorBody>> },
 }
 
 /// The rights that a user's certificate carries.

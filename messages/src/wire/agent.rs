@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::{ManagerReport, MembershipReply, MembershipRequest, SignReply};
-use crate::model::{ErrorBody, Incarnation, Name, NodeId, OfferedRoot, Revision, Role};
+use crate::model::{
+    ErrorBody, Incarnation, Name, NodeId, OfferedRoot, Revision, Role, WallTime, WorkloadEntry, WorkloadName,
+};
 
 /// From the agent to its host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -64,6 +66,9 @@ pub enum AgentAsk {
     /// The node has the roots of this generation on disk. Answered with [`AgentAnswer::Reported`]. Lost: asked again after its
     /// deadline, and on the next session. Repeated: no change.
     TrustRoots { generation: Revision },
+    /// A certificate for a workload of this node. Answered with [`AgentAnswer::SignedWorkload`]. Lost: asked again. Repeated:
+    /// another certificate, which counts against the limits of the node.
+    SignWorkload(WorkloadRequest),
 }
 
 /// Answers to [`AgentAsk`]. Lost with the connection: the agent asks again.
@@ -75,6 +80,24 @@ pub enum AgentAnswer {
     Membership(MembershipReply),
     /// The leader has the report. Lost: reported again. Repeated or late: ignored by its id.
     Reported,
+    /// Lost: that certificate stays unused. Repeated or late: ignored by its id.
+    SignedWorkload(SignedWorkload),
+}
+
+/// Asks for the certificate of a workload. The node made the key, and keeps the private one in memory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorkloadRequest {
+    pub workload: WorkloadName,
+    /// `SubjectPublicKeyInfo`, DER; ECDSA P-256.
+    pub public_key_der: Vec<u8>,
+}
+
+/// The certificate of a workload.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SignedWorkload {
+    /// The certificate, and those that lead from it to older roots, PEM.
+    pub chain_pem: String,
+    pub not_after: WallTime,
 }
 
 /// From the host to the agent.
@@ -102,6 +125,22 @@ pub enum HostFrame {
     /// [`AgentAsk::TrustRoots`]. Lost: sent again with the next session. Repeated: acknowledged again if the cluster has
     /// not recorded it. Late: replaced by the next one; only roots for which a trusted one vouches are added.
     Roots(RootsOffer),
+    /// The workloads that apply to this node, after the first view and whenever they change, once there was any in the cluster.
+    /// Lost: sent again with the next session. Repeated: no further effect. Late: ignored by `incarnation` and `revision`.
+    Workloads(WorkloadsPage),
+}
+
+/// A part of the workloads of one node, so that no frame is too large. Pages of one revision follow one another.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorkloadsPage {
+    pub incarnation: Incarnation,
+    /// The state as of which these are all.
+    pub revision: Revision,
+    /// The position of this page, from 0. Out of order: the pages before are forgotten, and the next complete list counts.
+    pub page: u32,
+    /// With it the list is complete.
+    pub last: bool,
+    pub entries: Vec<WorkloadEntry>,
 }
 
 /// The roots of the cluster as of one generation.

@@ -5,7 +5,10 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::model::{ErrorBody, Generation, Name, NodeId, RequestId, Revision, Role, RootId, Secret, UserKind};
+use crate::model::{
+    ErrorBody, Generation, Name, NodeId, RequestId, Revision, Role, RootId, Secret, UserKind, WorkloadEntry,
+    WorkloadName,
+};
 
 /// A frame of the client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -176,6 +179,20 @@ pub enum Request {
     /// The answer of the authority above, PEM: the issuing certificate and those above it. From there on as `RootRotate`, `compromised`
     /// if its request was. Write: by request id, see [`Request`]. Repeated under another id: no change until it signs.
     RootIssued { prepare: bool, answer: String },
+    /// The workloads. Read: repeat freely.
+    WorkloadList,
+    /// One workload. Read: repeat freely.
+    WorkloadShow { name: WorkloadName },
+    /// Writes the entry of a workload; who made it and its revision are the cluster's to say. Already so: `"changed":false`. Needs feature level
+    /// 3. `root`: the entry may be for processes of the user 0. Write: by request id, see [`Request`]. Repeated under another id: written
+    /// again, the last one counts.
+    WorkloadSet { entry: Box<WorkloadEntry>, root: bool },
+    /// Deletes the entry of a workload: its processes lose their identity at once, and certificates that they have taken out end with
+    /// their lifetime. Write: by request id, see [`Request`]. Repeated under another id: `not_found`.
+    WorkloadRemove { name: WorkloadName },
+    /// Which workloads a process of the answering node is, and why not the others. Answered by this process alone. Read: repeat
+    /// freely.
+    WorkloadExplain { pid: u32 },
 }
 
 impl Request {
@@ -189,6 +206,7 @@ impl Request {
             Request::CertList => whole(ListOf::Certificates),
             Request::TokenList => whole(ListOf::Tokens),
             Request::UserList => whole(ListOf::Users),
+            Request::WorkloadList => whole(ListOf::Workloads),
             _ => None,
         }
     }
@@ -202,6 +220,8 @@ pub enum ListOf {
     Certificates,
     Tokens,
     Users,
+    /// From feature level 3 on.
+    Workloads,
 }
 
 impl ListOf {
@@ -213,6 +233,7 @@ impl ListOf {
             ListOf::Certificates => Request::CertList,
             ListOf::Tokens => Request::TokenList,
             ListOf::Users => Request::UserList,
+            ListOf::Workloads => Request::WorkloadList,
         }
     }
 }

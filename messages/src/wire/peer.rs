@@ -180,6 +180,9 @@ pub enum PeerCall {
     /// The sender's own keyring is on disk as it says. Sent only once autolock has been on. Lost: the sender repeats it until
     /// it is on record. Repeated or late: no change.
     ReportSeal(Seal),
+    /// A node that holds a session on the forwarder asks for the certificate of a workload. The forwarder vouches for its identity,
+    /// which it admitted. Sent only once a workload was set. Lost: the node asks again. Repeated: another certificate.
+    SignWorkload { identity: CertIdentity, pin: Option<CertificatePin>, request: super::WorkloadRequest },
 }
 
 /// A request for Raft membership, made by the manager runtime once it listens.
@@ -259,7 +262,7 @@ pub enum PeerReply {
     /// Lost: the message counts as not delivered, too.
     Refused { reason: String },
     /// The answer of a call. `body` depends on the call: JSON text for `Api` and `Actors`, an encoded
-    /// [`super::SignReply`] for `SignNode` and `SignPinned`, [`super::JoinReply`] for `Join`, [`super::MembershipReply`] for
+    /// [`super::SignReply`] for `SignNode` and `SignPinned`, a [`super::SignedWorkload`] for `SignWorkload`, [`super::JoinReply`] for `Join`, [`super::MembershipReply`] for
     /// `Membership`, an encoded [`WallTime`] for `Clock`, empty for the others. Lost: see [`PeerCall`].
     Answer(Result<Vec<u8>, ErrorBody>),
 }

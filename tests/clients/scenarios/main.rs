@@ -1,4 +1,4 @@
-//! Scenarios of unmodified Kubernetes clients: a user's actions with each one on a real cluster, over TLS, with the
+//! Scenarios of unmodified clients of Kubernetes, and of libraries for SPIFFE: a user's actions with each one on a real cluster, over TLS, with the
 //! file that `muster kubeconfig` prints, and what must hold afterwards.
 
 mod access;
@@ -14,3 +14,4 @@ mod manual;
 mod protobuf;
 mod python;
 mod rotation;
+mod workloads;

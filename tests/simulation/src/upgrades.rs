@@ -58,7 +58,8 @@ pub(crate) fn required_level(command: &Command) -> u32 {
         | Change::CertificateSeen { .. }
         | Change::PinUser { .. }
         | Change::Authority(_)
-        | Change::Autolock(_) => true,
+        | Change::Autolock(_)
+        | Change::Workload(_) => true,
         Change::Found { .. }
         | Change::CreateNode(_)
         | Change::SetDesiredRole { .. }

@@ -30,24 +30,24 @@ mod tests;
 mod values;
 #[cfg(test)]
 mod views_tests;
+mod workloads;
 
 use std::time::Duration;
 
 use muster_messages::wire::{
     AgentAnswer, AgentFrame, AgentHello, AgentView, BYE_NEW_CERTIFICATE, BYE_SHUTDOWN, HostFrame, Refusal,
 };
-use muster_messages::{
-    ErrorBody, ErrorCode, Incarnation, Moment, NodeId, RefusalReason, Revision, Rng, Role, WallTime,
-};
+use muster_messages::{ErrorBody, Incarnation, Moment, NodeId, RefusalReason, Revision, Rng, Role, WallTime};
 
 use self::asks::Asks;
 pub use self::managers::ManagerBook;
 use self::published::Published;
 pub use self::renewal::Because;
-use self::renewal::Renewal;
+use self::renewal::{Renewal, mixed_up};
 use self::roots::Roots;
 use self::session::{Live, Phase, hang_up};
 pub use self::values::*;
+use self::workloads::Workloads;
 use crate::config::AgentConfig;
 use crate::status::{ManagerWanted, NodeTrouble, TroubleReason, WantedBecause};
 
@@ -66,6 +66,7 @@ pub struct Agent {
     failures: u32,
     renewal: Renewal,
     roots: Roots,
+    workloads: Workloads,
     asks: Asks,
     /// The id of the last request to a host, on any connection.
     next_id: u64,
@@ -104,6 +105,7 @@ impl Agent {
             attempts: Attempt(0),
             failures: 0,
             roots: Roots::default(),
+            workloads: Workloads::default(),
             asks: Asks::default(),
             next_id: 0,
             ended: start.ended,
@@ -247,10 +249,13 @@ impl Agent {
                 self.seen = self.seen.max((live.incarnation, offer.generation));
                 self.roots.offered(offer, out);
             }
-            HostFrame::Roots(_) => {} // a host that has not shown its view does not know this node
+            HostFrame::Workloads(page) if live.viewed => self.workloads.received(attempt, page, live.vouched, out),
+            HostFrame::HeartbeatAck { revision } if live.viewed => {
+                self.workloads.silent(attempt, (live.incarnation, revision), out);
+            }
+            // A host that has not shown its view does not know this node. Requests are answered where they arrive: AGENT-9.
+            HostFrame::Roots(_) | HostFrame::Workloads(_) | HostFrame::HeartbeatAck { .. } | HostFrame::Ask { .. } => {}
             HostFrame::Answer { id, result } => self.answered(now, attempt, id, result, out),
-            // Requests are answered where they arrive: AGENT-9.
-            HostFrame::HeartbeatAck { .. } | HostFrame::Ask { .. } => {}
             HostFrame::Move { reason } => {
                 let why = format!("the host asked this node to use another manager: {reason}");
                 self.lost(now, wall, attempt, Loss::Broken(why), out);
@@ -268,7 +273,7 @@ impl Agent {
         match frame {
             HostFrame::Answer { id, result } => self.answered(now, attempt, id, result, out),
             HostFrame::Move { .. } | HostFrame::Ended(_) => self.close_former(now, out),
-            HostFrame::View(_) | HostFrame::Roots(_) | HostFrame::HeartbeatAck { .. } | HostFrame::Ask { .. } => {}
+            _ => {}
         }
     }
 
@@ -307,6 +312,7 @@ impl Agent {
                 return;
             }
             self.roots.forget(out);
+            self.workloads.forget();
         }
         self.older_since = None;
         self.seen = stamp;
@@ -339,7 +345,7 @@ impl Agent {
                 self.renewal.installing();
                 out.push(Effect::Install { id, reply });
             }
-            Ok(AgentAnswer::Membership(_) | AgentAnswer::Reported) => self.sign_failed(now, &mixed_up(), out),
+            Ok(_) => self.sign_failed(now, &mixed_up(), out),
             Err(error) => self.sign_failed(now, &error, out),
         }
     }
@@ -440,6 +446,7 @@ impl Agent {
             self.asks.lost(attempt, out);
         }
         self.phase = Phase::Over;
+        self.workloads.end(out);
         out.push(Effect::KeepTrouble(trouble.clone()));
         self.ended = Some(trouble);
     }
@@ -589,8 +596,4 @@ impl Agent {
         };
         ManagerWanted::new(because)
     }
-}
-
-fn mixed_up() -> ErrorBody {
-    ErrorBody::new(ErrorCode::Internal, "the host answered a different request")
 }

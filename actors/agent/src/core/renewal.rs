@@ -9,7 +9,7 @@
 use std::time::Duration;
 
 use muster_messages::wire::AgentView;
-use muster_messages::{Incarnation, Moment, Revision, Rng, Role, WallTime};
+use muster_messages::{ErrorBody, ErrorCode, Incarnation, Moment, Revision, Rng, Role, WallTime};
 
 use super::CertificateFacts;
 use super::pause::before_repeat;
@@ -193,6 +193,11 @@ fn differs(certificate: &CertificateFacts, signal: &Signal) -> bool {
         None => true,
         Some(granted) => signal.granted > granted || (signal.granted == granted && signal.role != certificate.role),
     }
+}
+
+/// The answer is of another kind than the request.
+pub(super) fn mixed_up() -> ErrorBody {
+    ErrorBody::new(ErrorCode::Internal, "the host answered a different request")
 }
 
 /// A random point between 50 and 80 % of its life, so that a fleet founded together does not renew together.

@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 
 use muster_messages::wire::{AgentAsk, MembershipReply, MembershipRequest, SignReply};
-use muster_messages::{FEATURE_LEVEL, Name, WaitReason};
+use muster_messages::{ErrorCode, FEATURE_LEVEL, Name, WaitReason};
 
 use super::*;
 
 mod lifecycle;
 mod roots;
+mod workloads;
 
 pub(super) const MANAGER: &str = "10.0.0.1:4400";
 pub(super) const OTHER: &str = "10.0.0.2:4400";

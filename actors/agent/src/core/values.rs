@@ -2,7 +2,9 @@
 
 pub use muster_messages::AskId;
 use muster_messages::wire::{AgentAnswer, AgentAsk, AgentFrame, AgentHello, HostFrame, Refusal, RootsOffer, SignReply};
-use muster_messages::{CertIdentity, ErrorBody, Incarnation, NodeId, RefusalReason, Revision, Role, WallTime};
+use muster_messages::{
+    CertIdentity, ErrorBody, Incarnation, NodeId, RefusalReason, Revision, Role, WallTime, WorkloadEntry,
+};
 
 use super::Because;
 use crate::status::{ManagerWanted, NodeTrouble};
@@ -130,6 +132,8 @@ pub enum Effect {
     PublishWanted(ManagerWanted),
     PublishTrouble(Option<NodeTrouble>),
     PublishSession(Option<SessionStatus>),
+    /// The workloads that apply to this node, all of them.
+    PublishWorkloads(Vec<WorkloadEntry>),
     /// For the log.
     /// `repeated`: the event before it was the same.
     LogEvent {

@@ -170,6 +170,11 @@ fn described(request: &Request, tables: Option<&Tables>) -> (String, Object) {
         Request::AutolockOff => ("autolock.off", unlock_key(None)),
         Request::AutolockRotate => ("autolock.rotate", unlock_key(None)),
         Request::AutolockKey { version } => ("autolock.key", unlock_key(*version)),
+        Request::WorkloadList => ("workload.list", cluster()),
+        Request::WorkloadShow { name } => ("workload.show", Object::named("workload", name)),
+        Request::WorkloadSet { entry, .. } => ("workload.set", Object::named("workload", &entry.name)),
+        Request::WorkloadRemove { name } => ("workload.remove", Object::named("workload", name)),
+        Request::WorkloadExplain { .. } => ("workload.explain", cluster()),
         Request::Unlock { version, .. } => ("unlock", unlock_key(*version)),
         Request::UserCreate { name, kind: UserKind::User, .. } => ("user.create", Object::named("user", name)),
         Request::UserCreate { name, kind: UserKind::Operator, .. } => {

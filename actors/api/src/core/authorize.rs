@@ -44,7 +44,8 @@ pub fn kind_of(request: &Request) -> Kind {
         | Request::RaftStatus { .. } => Kind::StaleableRead,
         Request::NodeMayStop { .. } => Kind::LeaderRead,
         Request::Lease(LeaseRequest::Watch { .. }) => Kind::Read,
-        Request::Lease(LeaseRequest::Renew { .. }) => Kind::LeaderRead,
+        // Only the leader knows who holds certificates.
+        Request::Lease(LeaseRequest::Renew { .. }) | Request::WorkloadShow { .. } => Kind::LeaderRead,
         Request::Actors { ask: ActorsAsk::Tree | ActorsAsk::Inspect { .. }, .. } => Kind::Actors,
         Request::Actors { .. } => Kind::ActorsAdmin,
         other => match right_to(other) {
@@ -100,6 +101,9 @@ pub fn right_to(request: &Request) -> Right {
         | Request::CaShow
         | Request::RootList
         | Request::AutolockStatus
+        | Request::WorkloadList
+        | Request::WorkloadShow { .. }
+        | Request::WorkloadExplain { .. }
         | Request::UserList
         | Request::Events { .. } => Right::Read,
         Request::TokenList => Right::OperatorRead,
@@ -149,6 +153,8 @@ pub fn right_to(request: &Request) -> Right {
         | Request::AutolockRotate
         | Request::RootRequest { .. }
         | Request::RootIssued { .. }
+        | Request::WorkloadSet { .. }
+        | Request::WorkloadRemove { .. }
         | Request::OpenAdmission => Right::Change,
     }
 }
@@ -200,7 +206,7 @@ fn has_right(caller: &Principal, right: Right) -> bool {
         Principal::Reader(_) => matches!(right, R::Identity | R::Read | R::OperatorRead | R::LeaseRead),
         Principal::Node(_) => matches!(right, R::Identity | R::Read | R::LeaseRead | R::LeaseWrite | R::Participate),
         Principal::User(_) | Principal::Bearer { .. } => matches!(right, R::Identity | R::LeaseRead | R::LeaseWrite),
-        Principal::Anonymous | Principal::Cluster => false,
+        Principal::Anonymous | Principal::Cluster | Principal::Workload(_) => false,
     }
 }
 
@@ -247,7 +253,7 @@ pub fn may_access(tables: &Tables, caller: &Principal, namespace: &str) -> Resul
             rights.is_some_and(|rights| rights.kind.reads_everything() || names(&rights.namespaces, namespace))
                 && user_may_access(tables, user, namespace)
         }
-        Principal::Anonymous | Principal::Cluster => false,
+        Principal::Anonymous | Principal::Cluster | Principal::Workload(_) => false,
     };
     if allowed {
         return Ok(());
@@ -277,9 +283,12 @@ pub fn caller_is_read_only(tables: &Tables, caller: &Principal) -> bool {
         Principal::Bearer { user, token } => {
             user_reads(user) || tables.token_rights.get(token).is_some_and(|rights| rights.kind.is_read_only())
         }
-        Principal::Operator | Principal::Admin(_) | Principal::Node(_) | Principal::Anonymous | Principal::Cluster => {
-            false
-        }
+        Principal::Operator
+        | Principal::Admin(_)
+        | Principal::Node(_)
+        | Principal::Anonymous
+        | Principal::Cluster
+        | Principal::Workload(_) => false,
     }
 }
 

@@ -2,6 +2,7 @@ use muster_messages::wire::{ActorsOf, KubeCall, ListOf, Page};
 use muster_messages::{
     Action, CrashHow, Definition, FencingToken, GateStep, GuardScope, ManagedKey, Participant, ParticipantKey,
     ParticipantPhase, Progress, Release, Revision, Secret, SessionId, Triple, User, UserKind, WallTime, Word,
+    WorkloadEntry,
 };
 
 use super::*;
@@ -103,6 +104,7 @@ every!(callers: Principal -> (&'static str, Principal) {
     Bearer => vec![("token", Principal::Bearer { user: "bob".parse().unwrap(), token: text() })];
     Anonymous => vec![("anonymous", Principal::Anonymous)];
     Cluster => vec![("cluster", Principal::Cluster)];
+    Workload => vec![("workload", Principal::Workload("shop/web".parse().unwrap()))];
 });
 
 every!(requests: Request -> Row {
@@ -131,6 +133,14 @@ every!(requests: Request -> Row {
     AutolockKey => one(Request::AutolockKey { version: None }, OPERATORS);
     Unlock => one(Request::Unlock { key: Secret::new("x"), version: None }, ALL_CALLERS);
     UserList => one(Request::UserList, READERS);
+    WorkloadList => one(Request::WorkloadList, READERS);
+    WorkloadShow => one(Request::WorkloadShow { name: "shop/web".parse().unwrap() }, READERS);
+    // Only of the answering node: checked elsewhere.
+    WorkloadExplain => one(Request::WorkloadExplain { pid: 7 }, READERS);
+    WorkloadSet => one(Request::WorkloadSet {
+        entry: Box::new(WorkloadEntry::new("shop/web".parse().unwrap(), [])), root: false,
+    }, OPERATORS);
+    WorkloadRemove => one(Request::WorkloadRemove { name: "shop/web".parse().unwrap() }, OPERATORS);
     Events => one(Request::Events { since: Revision(0), wait_ms: 0 }, READERS);
     TokenList => one(Request::TokenList, READING_OPERATORS);
     TokenShow => one(Request::TokenShow { role: Role::Worker }, OPERATORS);
@@ -139,6 +149,7 @@ every!(requests: Request -> Row {
         (ListOf::Blocklist, READERS),
         (ListOf::Certificates, READERS),
         (ListOf::Users, READERS),
+        (ListOf::Workloads, READERS),
         (ListOf::Tokens, READING_OPERATORS),
     ].map(|(of, who)| (Request::Page { of, page: Page::default(), fresh: false }, who)).to_vec();
     Actors => questions();

@@ -9,6 +9,7 @@ use std::ops::Bound;
 use muster_messages::wire::{ListOf, Page};
 use muster_messages::{
     BlockedView, ErrorBody, ListView, Name, NodeCertificateView, NodeId, NodeRecord, TokenView, UserView,
+    WorkloadEntry, WorkloadEntryView, WorkloadName,
 };
 use serde::Serialize;
 use serde_json::Value;
@@ -60,6 +61,12 @@ pub fn list(source: &Source<'_>, of: ListOf, page: Option<&Page>) -> Result<Stri
             let issuers = Issuers::of(tables);
             items.add_all(tables.users.range(after).map(|(name, user)| (name, issuers.user_view(user))))?;
             items.document(&ListView::<UserView>::of([]))
+        }
+        ListOf::Workloads => {
+            let after = key::<WorkloadName>(after)?;
+            let view = |entry: &WorkloadEntry| WorkloadEntryView::of(entry, tables);
+            items.add_all(tables.workloads.entries.range(after).map(|(name, entry)| (name, view(entry))))?;
+            items.document(&ListView::<WorkloadEntryView>::of([]))
         }
     }
 }

@@ -100,7 +100,7 @@ fn expected(replica: &Replica, list: ListOf) -> Value {
         ListOf::Certificates => serde_json::to_value(ListView::of(
             tables.nodes.values().map(|record| NodeCertificateView::new(record, None)),
         )),
-        ListOf::Tokens | ListOf::Users => unreachable!("not compared"),
+        ListOf::Tokens | ListOf::Users | ListOf::Workloads => unreachable!("not compared"),
     };
     document.unwrap()
 }

@@ -399,6 +399,7 @@ fn name_of(caller: &Principal) -> String {
         Principal::Operator => "muster:operator".to_owned(),
         Principal::Anonymous => "system:anonymous".to_owned(),
         Principal::Cluster => "muster:cluster".to_owned(),
+        Principal::Workload(name) => format!("muster:workload:{name}"),
     }
 }
 
@@ -408,7 +409,7 @@ fn groups_of(caller: &Principal) -> Vec<String> {
         Principal::Admin(_) | Principal::Operator => "system:masters",
         Principal::Reader(_) => "muster:readers",
         Principal::Node(_) => "system:nodes",
-        Principal::Anonymous | Principal::Cluster => return vec![],
+        Principal::Anonymous | Principal::Cluster | Principal::Workload(_) => return vec![],
     };
     vec![own.to_owned(), "system:authenticated".to_owned()]
 }

@@ -10,11 +10,12 @@ mod names;
 mod pending;
 mod users;
 mod values;
+mod workloads;
 
 use std::collections::BTreeMap;
 
 use muster_messages::protocol::ProposeError;
-use muster_messages::wire::{JoinReply, SignReply};
+use muster_messages::wire::{JoinReply, SignReply, SignedWorkload};
 use muster_messages::{
     CertIdentity, CertificateRecord, CertificateState, Change, ClusterRecord, Command, CommandRefusal, ErrorBody,
     ErrorCode, Guard, IssuedCertificate, Moment, NodeId, NodeRecord, Principal, Revision, Role, RootId, Tables,
@@ -30,7 +31,10 @@ pub use self::clock::ClockNews;
 use self::early::EarlyRenewals;
 use self::pending::Phase;
 pub use self::pending::{CertificateRequest, Pending};
-pub use self::values::{Answer, AskId, Effect, Input, NodeRequest, Profile, StepId, UserRequest, VerifiedJoin};
+pub use self::values::{
+    Answer, AskId, Effect, Input, NodeRequest, Profile, StepId, UserRequest, VerifiedJoin, WorkloadRequest,
+};
+use self::workloads::LiveWorkloads;
 
 /// How often a request is signed again because its grant changed meanwhile. A role changes at most a few times a second, and
 /// each round takes milliseconds.
@@ -52,6 +56,7 @@ pub struct CertAuthority {
     wake: Option<Moment>,
     clock: ClockCheck,
     early: EarlyRenewals,
+    workloads: LiveWorkloads,
     /// Both times of the current step.
     now: (Moment, WallTime),
     issued: u64,
@@ -70,6 +75,7 @@ impl CertAuthority {
             wake: None,
             clock: ClockCheck::default(),
             early: EarlyRenewals::default(),
+            workloads: LiveWorkloads::default(),
             now: (Moment(0), WallTime(0)),
             issued: 0,
             refused: 0,
@@ -197,6 +203,9 @@ impl CertAuthority {
                 self.sign_node(ask, cert_request.node, ips.into_iter().collect(), &cert_request.key.clone(), wall, out)
             }
             (CertificateRequest::User(cert_request), _) => self.sign_user(ask, &cert_request.clone(), wall, out),
+            (CertificateRequest::Workload(cert_request), _) => {
+                self.sign_workload(ask, &cert_request.clone(), wall, out)
+            }
         };
         if let Err(refusal) = started {
             self.answer(ask, Err(refusal), out);
@@ -280,6 +289,10 @@ impl CertAuthority {
         match (&pending.cert_request, grant) {
             (CertificateRequest::User(cert_request), _) => {
                 self.record_user(ask, &cert_request.clone(), signed, wall, out)
+            }
+            (CertificateRequest::Workload(cert_request), _) => {
+                let answer = self.complete_workload(&cert_request.clone(), &signed);
+                self.answer(ask, answer, out);
             }
             (_, Some(grant)) => self.record_node(ask, seen, grant, signed, wall, out),
             (_, None) => {}
@@ -424,9 +437,7 @@ impl CertAuthority {
         // Another root may have been activated since it was recorded.
         let issuer = self.tables.authorities.roots.get(&signed.issuer).map(|root| &root.cert_pem);
         let root_pem = issuer.unwrap_or(&self.cluster()?.root_cert_pem).clone();
-        // For those that were away, and know only an earlier root, and for clients that trust an authority above.
-        let chain = self.tables.authorities.chain();
-        let cert_pem: String = std::iter::once(signed.cert_pem.as_str()).chain(chain).collect();
+        let cert_pem = self.chained(&signed.cert_pem);
         Ok(match cert_request {
             CertificateRequest::Node(_) => Answer::Signed(SignReply { cert_pem, root_pem }),
             CertificateRequest::Join(cert_request) => Answer::Joined(JoinReply::Joined {
@@ -436,7 +447,15 @@ impl CertAuthority {
                 managers: self.managers(cert_request.node),
             }),
             CertificateRequest::User(_) => Answer::User(users::certificate(signed, self.tables.bundle_pem())),
+            CertificateRequest::Workload(_) => {
+                Answer::Workload(SignedWorkload { chain_pem: cert_pem, not_after: signed.not_after })
+            }
         })
+    }
+
+    /// For those that were away, and know only an earlier root, and for clients that trust an authority above.
+    fn chained(&self, cert_pem: &str) -> String {
+        std::iter::once(cert_pem).chain(self.tables.authorities.chain()).collect()
     }
 
     /// Raft members first: managers dial each other at their addresses.

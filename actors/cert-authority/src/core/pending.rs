@@ -3,7 +3,7 @@
 use muster_messages::{CertIdentity, Moment, Name, NodeId, Revision, Role, WallTime};
 use muster_pki::Signed;
 
-use super::values::{NodeRequest, StepId, UserRequest, VerifiedJoin};
+use super::values::{NodeRequest, StepId, UserRequest, VerifiedJoin, WorkloadRequest};
 
 /// The request.
 #[derive(Clone, Debug)]
@@ -11,18 +11,19 @@ pub enum CertificateRequest {
     Node(NodeRequest),
     Join(Box<VerifiedJoin>),
     User(UserRequest),
+    Workload(WorkloadRequest),
 }
 
 impl CertificateRequest {
     pub(super) fn is_join(&self) -> bool {
         matches!(self, CertificateRequest::Join(_))
     }
-    /// The node that it concerns.
+    /// The node whose certificate it concerns.
     pub fn node(&self) -> Option<NodeId> {
         match self {
             CertificateRequest::Node(cert_request) => cert_request.identity.node().map(|(node, _)| node),
             CertificateRequest::Join(cert_request) => Some(cert_request.node),
-            CertificateRequest::User(_) => None,
+            CertificateRequest::User(_) | CertificateRequest::Workload(_) => None,
         }
     }
     /// The certificate that the node presented, if it has one.
@@ -30,7 +31,7 @@ impl CertificateRequest {
         match self {
             CertificateRequest::Node(cert_request) => Some(&cert_request.identity),
             CertificateRequest::Join(cert_request) => cert_request.rekey.as_deref(),
-            CertificateRequest::User(_) => None,
+            CertificateRequest::User(_) | CertificateRequest::Workload(_) => None,
         }
     }
     /// The requester, for people.
@@ -38,6 +39,7 @@ impl CertificateRequest {
         match (self.node(), self) {
             (Some(node), _) => node.to_string(),
             (None, CertificateRequest::User(cert_request)) => cert_request.name.to_string(),
+            (None, CertificateRequest::Workload(cert_request)) => cert_request.workload.to_string(),
             (None, _) => String::new(),
         }
     }
@@ -48,6 +50,7 @@ impl CertificateRequest {
             CertificateRequest::Join(cert_request) if cert_request.rekey.is_some() => "rekey",
             CertificateRequest::Join(_) => "join",
             CertificateRequest::User(_) => "user",
+            CertificateRequest::Workload(_) => "workload",
         }
     }
 }

@@ -6,11 +6,12 @@ use std::time::Duration;
 
 pub use muster_messages::AskId;
 use muster_messages::protocol::{ProposeError, UserCertificate, UserRights};
-use muster_messages::wire::{JoinReply, SignReply};
+use muster_messages::wire::{JoinReply, SignReply, SignedWorkload};
 use muster_messages::{
     CertIdentity, Command, ErrorBody, Moment, Name, NodeId, Principal, RequestId, Revision, Secret, Tables,
+    WorkloadName,
 };
-use muster_pki::{CsrKey, NodeProfile, SignError, Signed, UserProfile};
+use muster_pki::{CsrKey, NodeProfile, PublicKey, SignError, Signed, UserProfile, WorkloadProfile};
 use sha2::{Digest, Sha256};
 
 use super::{CertificateRequest, ClockNews};
@@ -56,6 +57,15 @@ pub struct UserRequest {
     pub key: CsrKey,
 }
 
+/// A node requests a certificate for a workload that applies to it.
+#[derive(Clone, Debug)]
+pub struct WorkloadRequest {
+    /// As in [`NodeRequest`].
+    pub identity: CertIdentity,
+    pub workload: WorkloadName,
+    pub key: PublicKey,
+}
+
 /// Inputs of the core.
 #[derive(Debug)]
 pub enum Input {
@@ -83,6 +93,7 @@ pub enum Answer {
     Signed(SignReply),
     Joined(JoinReply),
     User(UserCertificate),
+    Workload(SignedWorkload),
 }
 
 /// Effects of the core.
@@ -93,6 +104,12 @@ pub enum Effect {
         step: StepId,
         profile: Profile,
         key: CsrKey,
+    },
+    /// Sign and report as `Signed`.
+    SignWorkload {
+        step: StepId,
+        profile: WorkloadProfile,
+        key: PublicKey,
     },
     /// Propose and report as `Proposed`.
     Propose {

@@ -7,4 +7,5 @@ mod interleavings;
 mod joining;
 mod renewal;
 mod roots;
+mod workloads;
 mod world;

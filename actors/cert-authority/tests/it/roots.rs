@@ -12,7 +12,7 @@ use crate::world::*;
 const PIN: CertificatePin = CertificatePin { fingerprint: [7; 32], key: [8; 32] };
 
 /// The root that has signed so far leaves for another one. Returns both, and how the new one leads to it.
-fn rotate(world: &mut World, state: AuthorityState, compromised: bool) -> (RootId, RootId, String) {
+pub fn rotate(world: &mut World, state: AuthorityState, compromised: bool) -> (RootId, RootId, String) {
     let cluster = world.log.cluster.clone().unwrap();
     let new = Root::create(cluster.id, NOW).unwrap();
     let issuer = Issuer::from_pem(&new.cert_pem, &new.key_pem).unwrap();

@@ -18,6 +18,7 @@
 //!             ADMIT-7  from feature level 3 on, a certificate of a node opens nothing unless it is one of the two on record
 //!                      (CERT-6). A leader knows all that were handed out; a follower that does not know one waits for it as
 //!                      long as it may, then refuses. A follower without a leader may be behind, and falls back to ADMIT-3.
+//!             SPIFFE-3  the certificate of a workload opens nothing, whatever the replica says.
 //!             ADMIT-8  a restored cluster admits only its own manager until the operator opens it: the backup may hold nodes,
 //!                      users and tokens that were removed after it was made.
 
@@ -26,7 +27,7 @@ use std::time::Duration;
 use muster_messages::protocol::Service;
 use muster_messages::{
     CertIdentity, ClusterId, Incarnation, Name, NodeId, RefusalReason, Replica, Revision, Role, Subject, Tables, User,
-    UserKind, WallTime,
+    UserKind, WallTime, WorkloadName,
 };
 
 use super::roots;
@@ -90,6 +91,10 @@ pub fn admit(
     if for_managers && !here.manager {
         return refuse(RefusalReason::NotAManager, "this node is not a manager; ask a manager");
     }
+    // Before all else: not even a service that asks for no certificate.
+    if let Some(Subject::Workload(name)) = identity.map(|identity| &identity.subject) {
+        return of_workload(name);
+    }
     if service == Service::Join {
         return Admission::Accept; // its token decides, not its certificate
     }
@@ -115,7 +120,14 @@ fn of_any_root(identity: &CertIdentity, service: Service, replica: Option<&Repli
         Subject::User(name) => user_admission(identity, name, UserKind::User, service, replica, here),
         Subject::Admin(name) => user_admission(identity, name, UserKind::Operator, service, replica, here),
         Subject::Reader(name) => user_admission(identity, name, UserKind::ReadOnly, service, replica, here),
+        Subject::Workload(name) => of_workload(name),
     }
+}
+
+/// SPIFFE-3.
+fn of_workload(name: &WorkloadName) -> Admission {
+    let sentence = format!("workload {name} may not use the cluster: its certificate is for other workloads");
+    refuse(RefusalReason::Forbidden, sentence)
 }
 
 /// How long a connection may live on its certificate alone while there is a leader: a follower with a leader applies earlier

@@ -553,3 +553,32 @@ fn a_forged_certificate_with_a_users_serial_is_refused() {
     let forged = CertIdentity { pin: Some(pin("forged")), ..real };
     assert_eq!(state.evaluates(&forged, Api), No(R::Unauthenticated));
 }
+
+/// SPIFFE-3.
+#[test]
+fn workload_certificate_opens_no_service() {
+    let subject = Subject::Workload("shop/web".parse().unwrap());
+    let workload = CertIdentity { subject, granted: None, ..cert(0, Role::Worker, None) };
+    let leader = LocalState::at(20).leading().node(1, Role::Manager, 10);
+    let replicas = [None, Some(&leader.0), Some(&LocalState::empty().0)].map(|replica| replica.cloned());
+    for replica in &replicas {
+        for service in Service::ALL {
+            for here in [here(), worker_here()] {
+                let decision = admit(Some(&workload), service, replica.as_ref(), &here, NOW);
+                let for_managers = matches!(service, Service::Mesh | Service::Agent | Service::Join);
+                let expected =
+                    if for_managers && !here.manager { RefusalReason::NotAManager } else { RefusalReason::Forbidden };
+                assert!(matches!(&decision, Admission::Refuse(reason, _) if *reason == expected), "{decision:?}");
+            }
+        }
+    }
+    // Of whatever incarnation, cluster or age: it is refused.
+    for other in [
+        CertIdentity { incarnation: Incarnation(0), ..workload.clone() },
+        CertIdentity { cluster: ClusterId::from_entropy(8), ..workload.clone() },
+        CertIdentity { not_after: NOW, ..workload.clone() },
+    ] {
+        let decision = admit(Some(&other), Service::Http, Some(&leader.0), &here(), NOW);
+        assert!(matches!(decision, Admission::Refuse(..)), "{decision:?}");
+    }
+}

@@ -73,6 +73,7 @@ fn is_recorded(identity: &CertIdentity, tables: &Tables) -> bool {
             Some(pin) => tables.user_pins.get(name).is_some_and(|recorded| recorded.pin == pin),
             None => tables.users.get(name).is_some_and(|user| user.serial == identity.serial),
         },
+        Subject::Workload(_) => false,
     }
 }
 

@@ -72,6 +72,23 @@ async fn each_identity_reaches_its_services() {
     gate.finish().await;
 }
 
+/// SPIFFE-3: also of services that ask for no certificate.
+#[tokio::test]
+async fn workload_is_forbidden_on_every_protocol() {
+    let world = World::new(1);
+    let workload = world.workload("shop/web");
+    let mut gate = Gate::manager(&world, quick(), with_node(replica_at(10), 2, Role::Manager, 5)).await;
+    for service in [Service::Mesh, Service::Agent, Service::Join, Service::Api] {
+        assert_eq!(reason(gate.dial(&workload, service).await), Some(RefusalReason::Forbidden), "{service:?}");
+    }
+    // HTTP answers with a status: the service gets the refusal.
+    let _open = gate.dial(&workload, Service::Http).await.unwrap();
+    let refused = gate.received(Service::Http).await;
+    assert_eq!(refused.refused.map(|r| r.reason), Some(RefusalReason::Forbidden));
+    assert_eq!(gate.port.metrics().refused[&RefusalReason::Forbidden], 5);
+    gate.finish().await;
+}
+
 #[tokio::test]
 async fn frame_before_the_greeting_is_read_after_it() {
     let world = World::new(1);

@@ -39,6 +39,18 @@ pub fn begin(log: &AuditLog, forwarder: Option<NodeId>, call: &PeerCall) -> Opti
                 object: node(id, None),
             })
         }
+        PeerCall::SignWorkload { identity, request, .. } => {
+            let CertIdentity { serial, .. } = identity;
+            let id = identity.node().map(|(id, _)| id)?;
+            let (via, workload) = (forwarder.map_or(Via::Internal, |_| Via::Internal), request.workload.to_string());
+            log.begin(Class::Vital, || Draft {
+                request: None,
+                by: Principal::Node(id),
+                origin: Origin { via, serial: Some(serial.clone()), forwarder },
+                verb: "workload.sign".to_owned(),
+                object: Object { kind: "workload", id: None, name: Some(workload) },
+            })
+        }
         PeerCall::Api { .. }
         | PeerCall::Membership { .. }
         | PeerCall::ReportManager { .. }

@@ -68,6 +68,74 @@ fn only_managers_carry_the_manager_name() {
     }
 }
 
+/// X.509-SVID: one URI, no authority, for both ends of a connection, and no name of a node.
+#[test]
+fn workload_certificate_has_the_profile_of_spiffe() {
+    let cluster = Cluster::new(1);
+    let profile = WorkloadProfile {
+        cluster: cluster.id,
+        workload: "shop/web".parse().unwrap(),
+        dns: vec!["web.shop.example".to_owned()],
+        incarnation: Incarnation(3),
+        lifetime: HOUR,
+        now: now(),
+    };
+    let public = PublicKey::parse(key().spki()).unwrap();
+    let signed = cluster.issuer.sign_workload(&profile, &public).unwrap();
+    let read = identity_of_pem(&signed.cert_pem).unwrap();
+    assert_eq!(read.subject, Subject::Workload(profile.workload.clone()));
+    assert_eq!((read.granted, read.incarnation, read.not_after), (None, Incarnation(3), signed.not_after));
+    assert_eq!(signed.not_after.0 / 1000, now().plus(HOUR).0 / 1000);
+    let der = der(&signed.cert_pem);
+    let (_, cert) = X509Certificate::from_der(&der).unwrap();
+    let names = cert.subject_alternative_name().unwrap().unwrap();
+    let id = format!("spiffe://{}/workload/shop/web", cluster.id);
+    assert_eq!(names.value.general_names, [GeneralName::URI(&id), GeneralName::DNSName("web.shop.example")]);
+    let usage = cert.key_usage().unwrap().unwrap();
+    assert!(usage.critical && usage.value.digital_signature());
+    assert!(!usage.value.key_cert_sign() && !usage.value.crl_sign() && !cert.is_ca());
+    let extended = cert.extended_key_usage().unwrap().unwrap();
+    assert!(extended.value.client_auth && extended.value.server_auth);
+    assert!(cert.subject().iter_common_name().next().is_none());
+    let begins = WallTime::from_unix_secs(cert.validity().not_before.timestamp());
+    assert!(begins.plus(HOUR / 2) < now(), "back-dated");
+    let short = WorkloadProfile { lifetime: HOUR / 20, ..profile };
+    assert!(matches!(cluster.issuer.sign_workload(&short, &public), Err(SignError::Lifetime { .. })));
+}
+
+#[test]
+fn workload_keys_are_uncompressed_points_of_p256() {
+    let spki = key().spki().to_vec();
+    assert_eq!(PublicKey::parse(&spki).unwrap().spki(), spki);
+    let other = KeyPair::generate_for(&rcgen::PKCS_ECDSA_P384_SHA384).unwrap();
+    let p384 = rcgen::PublicKeyData::subject_public_key_info(&other);
+    let trailing = [&spki[..], &[0]].concat();
+    let mut compressed = spki.clone();
+    let point = compressed.len() - 65;
+    compressed[point] = 2;
+    for bad in [&[][..], &spki[..40], &p384, &trailing, &compressed, &[0x30; 100_000]] {
+        assert!(PublicKey::parse(bad).is_err(), "{} bytes", bad.len());
+    }
+}
+
+#[test]
+fn workload_uris_have_exactly_two_segments() {
+    let cluster = Cluster::new(1);
+    let of = |path: &str| {
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        let uri = format!("spiffe://{}/{path}", cluster.id);
+        params.subject_alt_names = vec![SanType::URI(uri.try_into().unwrap())];
+        let grant = [0x30, 6, 2, 1, 1, 2, 1, 1].to_vec();
+        let oid = [1, 3, 6, 1, 4, 1, 32473, 77, 1];
+        params.custom_extensions = vec![CustomExtension::from_oid_content(&oid, grant)];
+        identity_of_pem(&params.self_signed(&KeyPair::generate().unwrap()).unwrap().pem()).map(|read| read.subject)
+    };
+    assert_eq!(of("workload/a/b"), Ok(Subject::Workload("a/b".parse().unwrap())));
+    for bad in ["workload/a", "workload/a/", "workload/a/b/c", "workload//b", "workload/a/..", "workload/a/b%2f"] {
+        assert!(of(bad).is_err(), "{bad}");
+    }
+}
+
 #[test]
 fn recorded_certificate_equals_the_presented_one() {
     let cluster = Cluster::new(1);

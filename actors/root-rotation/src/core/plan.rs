@@ -234,7 +234,10 @@ fn withdrawal(
         return None;
     }
     let (_, active) = authorities.active()?;
-    let until = active.activated_at.unwrap_or_default().plus(config.retire_after);
+    let activated_at = active.activated_at.unwrap_or_default();
+    // No record says which workload still has a certificate of it: the last one has ended by then.
+    let workloads = muster_store::workloads_end_after(nodes.tables, activated_at);
+    let until = activated_at.plus(config.retire_after).max(workloads.unwrap_or_default());
     if wall >= until {
         return Some(Step::Retire(*id));
     }

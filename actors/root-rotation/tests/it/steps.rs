@@ -405,6 +405,34 @@ fn retired_root_is_forgotten_after_its_last_certificate() {
     assert_eq!(world.state(old), None);
 }
 
+/// Certificates of workloads are not on record: a root is retired once the last of them has ended.
+#[test]
+fn root_waits_for_the_certificates_of_workloads() {
+    let mut world = World::new(3, 0);
+    let old = world.active();
+    let entry = WorkloadEntry {
+        ttl: HOUR * 5,
+        ..WorkloadEntry::new("shop/web".parse().unwrap(), [WorkloadSelector::UnixUid(1)])
+    };
+    world.change(Change::Workload(Box::new(WorkloadChange::Set(entry))));
+    world.rotate();
+    world.run();
+    assert_eq!(world.state(old), Some(Retiring));
+    let refused = world.operator(RootsChange::Retire { root: old, force: false }).unwrap_err();
+    assert_eq!(refused.code, ErrorCode::RootInUse, "{refused}");
+    let revision = world.log.revision;
+    for _ in 0..4 {
+        world.pass(HOUR);
+        world.run();
+    }
+    assert_eq!((world.state(old), world.log.revision), (Some(Retiring), revision), "nothing is proposed in vain");
+    for _ in 0..3 {
+        world.pass(HOUR);
+        world.run();
+    }
+    assert_eq!(world.state(old), Some(Retired));
+}
+
 /// The answer was lost, or the leader changed before it was sent.
 #[test]
 fn repeated_request_makes_one_root() {

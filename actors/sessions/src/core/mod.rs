@@ -10,3 +10,4 @@ pub mod node_update;
 pub mod session;
 #[cfg(test)]
 pub(crate) mod testing;
+pub mod workloads;

@@ -5,7 +5,11 @@ use std::sync::Arc;
 
 use imbl::ordmap::DiffItem;
 use muster_messages::wire::{AgentView, RootsOffer};
-use muster_messages::{CertificateState, Incarnation, Liveness, NodeId, OfferedRoot, Revision, Role, Tables};
+use muster_messages::{
+    CertificateState, Incarnation, Liveness, NodeId, OfferedRoot, Revision, Role, Tables, Workloads,
+};
+
+use super::workloads::{Applying, Groups};
 
 /// The part of a view that all agents share. Changes when a manager is added, removed or moves.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -15,6 +19,8 @@ pub struct Shared {
     pub root_pem: String,
     /// The roots, once there was a rotation.
     pub roots: Option<(Revision, Vec<OfferedRoot>)>,
+    /// Of the whole cluster. Empty until there was one.
+    pub workloads: Workloads,
     /// Not for the agents: limits what this host may send to the leader.
     pub feature_level: u32,
 }
@@ -40,13 +46,14 @@ impl Shared {
             managers,
             root_pem: cluster.map(|c| c.root_cert_pem.clone()).unwrap_or_default(),
             roots: rotated.then(|| (tables.authorities.generation, tables.authorities.offer())),
+            workloads: tables.workloads.clone(),
             feature_level: tables.feature_level(),
         }
     }
 
-    /// Whether views of both show the same. Roots are sent beside a view.
+    /// Whether views of both show the same. Roots and workloads are sent beside a view.
     fn same_view(&self, other: &Shared) -> bool {
-        let Self { incarnation, managers, root_pem, roots: _, feature_level } = self;
+        let Self { incarnation, managers, root_pem, roots: _, workloads: _, feature_level } = self;
         (incarnation, managers, root_pem, feature_level)
             == (&other.incarnation, &other.managers, &other.root_pem, &other.feature_level)
     }
@@ -106,11 +113,19 @@ pub struct NodeUpdate {
     pub revision: Revision,
     pub record_state: NodeRecordState,
     pub shared: Arc<Shared>,
+    /// The workloads that apply to the node. `None`: there was never one in the cluster, or the node has no record.
+    pub workloads: Option<Applying>,
 }
 
 impl NodeUpdate {
-    pub fn of(tables: &Tables, node: NodeId, shared: &Arc<Shared>) -> Self {
-        Self { revision: tables.revision, record_state: NodeRecordState::of(tables, node), shared: Arc::clone(shared) }
+    fn of(tables: &Tables, node: NodeId, shared: &Arc<Shared>, groups: &Groups) -> Self {
+        let record = tables.nodes.get(&node).filter(|_| shared.workloads.changed > Revision(0));
+        Self {
+            revision: tables.revision,
+            record_state: NodeRecordState::of(tables, node),
+            shared: Arc::clone(shared),
+            workloads: record.map(|record| groups.applying(&shared.workloads, &record.labels)),
+        }
     }
 
     /// The full view for the agent, if the node is known. A node is asked to renew the certificate on record that it presented,
@@ -166,6 +181,7 @@ fn visible_part(record_state: &NodeRecordState) -> Option<(Role, Role, Revision,
 pub struct SeenState {
     tables: Tables,
     shared: Arc<Shared>,
+    groups: Groups,
 }
 
 impl SeenState {
@@ -176,7 +192,7 @@ impl SeenState {
         &self.shared
     }
     pub fn update_of(&self, node: NodeId) -> NodeUpdate {
-        NodeUpdate::of(&self.tables, node, &self.shared)
+        NodeUpdate::of(&self.tables, node, &self.shared, &self.groups)
     }
 
     /// Takes a newer replica. The nodes whose sessions must learn of it; `None`: all.
@@ -186,6 +202,9 @@ impl SeenState {
         if shared_changed(&old, &self.tables, &nodes) {
             let shared = Shared::of(&self.tables);
             if shared != *self.shared {
+                if shared.workloads != self.shared.workloads {
+                    self.groups = Groups::of(&shared.workloads);
+                }
                 self.shared = Arc::new(shared);
                 return None;
             }
@@ -224,6 +243,7 @@ fn shared_changed(old: &Tables, new: &Tables, nodes: &BTreeSet<NodeId>) -> bool 
     !old.members.ptr_eq(&new.members)
         || old.cluster != new.cluster
         || roots(old) != roots(new)
+        || old.workloads.changed != new.workloads.changed
         || nodes.iter().any(member)
 }
 
@@ -247,5 +267,30 @@ mod tests {
         let addr = "a:1".to_owned();
         tables.members.insert(RaftId(1), Member { raft_id: RaftId(1), node: node(2), addr, voter: true });
         assert_eq!((seen.replace(tables), seen.shared().managers.as_slice()), (None, ["a:1".to_owned()].as_slice()));
+    }
+
+    #[test]
+    fn sessions_learn_of_entries_and_of_their_nodes_labels() {
+        use muster_messages::{WorkloadEntry, WorkloadSelector};
+        let mut seen = SeenState::default();
+        let mut tables = Tables::default();
+        let record = NodeRecord::new(node(1), Name::sanitized("n1"), Role::Worker, WallTime(0));
+        tables.nodes.insert(node(1), Arc::new(record.clone()));
+        seen.replace(tables.clone());
+        assert_eq!(seen.update_of(node(1)).workloads, None, "there was never one");
+        let zone: std::collections::BTreeMap<_, _> = [("zone".to_owned(), "a".to_owned())].into();
+        let entry = WorkloadEntry::new("shop/web".parse().unwrap(), [WorkloadSelector::UnixUid(1)]);
+        let entry = WorkloadEntry { node_labels: zone.clone(), ..entry };
+        tables.workloads.entries.insert(entry.name.clone(), Arc::new(entry));
+        tables.workloads.changed = Revision(7);
+        assert_eq!(seen.replace(tables.clone()), None, "every session");
+        let count = |seen: &SeenState, n| seen.update_of(node(n)).workloads.map(|applying| applying.len());
+        assert_eq!((count(&seen, 1), count(&seen, 2)), (Some(0), None));
+        tables.nodes.insert(node(1), Arc::new(NodeRecord { labels: zone, ..record }));
+        assert_eq!(seen.replace(tables.clone()), Some(BTreeSet::from([node(1)])));
+        assert_eq!(count(&seen, 1), Some(1));
+        tables.workloads.entries.clear();
+        tables.workloads.changed = Revision(9);
+        assert_eq!((seen.replace(tables), count(&seen, 1)), (None, Some(0)));
     }
 }

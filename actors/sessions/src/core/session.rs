@@ -26,6 +26,7 @@ use muster_messages::{
 };
 
 use super::node_update::{NodeRecordState, NodeUpdate};
+use super::workloads;
 use crate::config::SessionsConfig;
 
 /// One connection. Later ones have larger numbers.
@@ -366,6 +367,10 @@ impl AgentSession {
                 PeerCall::ReportManager { node: self.node, report: ManagerReport { failure, ..report } }
             }
             AgentAsk::TrustRoots { generation } => PeerCall::TrustRoots { node: self.node, generation },
+            AgentAsk::SignWorkload(request) => {
+                let identity = (*peer.identity).clone();
+                PeerCall::SignWorkload { pin: identity.pin, identity, request }
+            }
         };
         self.asks += 1;
         out.push(Effect::CallLeader { conn, id, call: Box::new(call) });
@@ -520,10 +525,11 @@ impl AgentSession {
         let shown_roots = self.shown.as_ref().and_then(|shown| shown.shared.roots.as_ref());
         let same_roots = shown_roots.map(|(shown, _)| shown) == node_update.shared.roots.as_ref().map(|(now, _)| now);
         let same_view = self.shown.as_ref().is_some_and(|shown| shown.same_for_agent(node_update));
-        if same_view && same_roots {
+        let workloads = workloads::news(self.shown.as_deref(), node_update);
+        if same_view && same_roots && workloads.is_empty() {
             return;
         }
-        let presented = self.peer.as_ref().map(|peer| peer.identity.serial.as_str());
+        let presented = self.peer.as_ref().map(|peer| &*peer.identity.serial);
         let Some(view) = node_update.view(self.node, presented) else { return };
         if !same_view {
             out.push(Effect::Send { conn: *conn, frame: Box::new(HostFrame::View(view)) });
@@ -532,6 +538,7 @@ impl AgentSession {
             let offer = node_update.roots().map(HostFrame::Roots);
             out.extend(offer.map(|frame| Effect::Send { conn: *conn, frame: Box::new(frame) }));
         }
+        out.extend(workloads.into_iter().map(|frame| Effect::Send { conn: *conn, frame }));
         self.shown = Some(node_update.clone());
     }
 

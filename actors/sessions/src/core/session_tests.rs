@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use muster_messages::wire::{BYE_NEW_CERTIFICATE, SignReply};
+use muster_messages::wire::{BYE_NEW_CERTIFICATE, SignReply, WorkloadRequest};
 use muster_messages::{FEATURE_LEVEL, Incarnation, Name, Revision, Role, Subject};
 
 use super::super::node_update::Shared;
@@ -73,7 +73,8 @@ impl World {
     }
     fn node_update(&mut self, revision: u64, record_state: NodeRecordState) {
         let shared = Shared { managers: vec!["m:1".to_owned()], ..Shared::default() };
-        let node_update = NodeUpdate { revision: Revision(revision), record_state, shared: Arc::new(shared) };
+        let node_update =
+            NodeUpdate { revision: Revision(revision), record_state, shared: Arc::new(shared), workloads: None };
         self.step(Input::NodeUpdate(Box::new(node_update)));
     }
     /// From wake-up to wake-up, as in the shell; keeps the effects.
@@ -427,7 +428,12 @@ fn a_broken_connection_is_reported_before_the_node_is_down() {
     w.open();
     let shared = Shared { feature_level: IDENTITY_LEVEL, ..Shared::default() };
     let record_state = known(Role::Worker, 5, Liveness::Ready);
-    w.step(Input::NodeUpdate(Box::new(NodeUpdate { revision: Revision(9), record_state, shared: Arc::new(shared) })));
+    w.step(Input::NodeUpdate(Box::new(NodeUpdate {
+        revision: Revision(9),
+        record_state,
+        shared: Arc::new(shared),
+        workloads: None,
+    })));
     let reported = |w: &World| {
         w.out.iter().rev().find_map(|e| match e {
             Effect::Report { fact, .. } => fact.as_ref().map(|fact| fact.liveness),
@@ -466,7 +472,7 @@ fn node_with_an_older_certificate_is_asked_to_renew_that() {
         let (serial, older) = (Some("new".to_owned()), vec![("old".to_owned(), outdated)]);
         let record_state =
             NodeRecordState::Known { desired_role, role, granted, rotate, serial, older, liveness, trusts_roots };
-        let update = NodeUpdate { revision: Revision(5), record_state, shared: Arc::default() };
+        let update = NodeUpdate { revision: Revision(5), record_state, shared: Arc::default(), workloads: None };
         let shown = |presented| update.view(node(1), Some(presented)).map(|view| (view.rotate, view.serial));
         (shown("old").unwrap(), shown("new").unwrap())
     };
@@ -499,7 +505,8 @@ fn roots_follow_the_first_view_and_each_change_of_them() {
         };
         let record_state =
             NodeRecordState::Known { desired_role, role, granted, rotate, serial, older, liveness, trusts_roots };
-        let node_update = NodeUpdate { revision: Revision(revision), record_state, shared: Arc::new(shared) };
+        let node_update =
+            NodeUpdate { revision: Revision(revision), record_state, shared: Arc::new(shared), workloads: None };
         world.step(Input::NodeUpdate(Box::new(node_update)));
     };
     world.open();
@@ -518,4 +525,65 @@ fn roots_follow_the_first_view_and_each_change_of_them() {
         .filter_map(|e| if let Effect::Send { frame, .. } = e { Some(after(frame)) } else { None })
         .collect();
     assert_eq!(frames.last(), Some(&true), "after the view");
+}
+
+/// The workloads in frames of this batch: the revision, and how many.
+fn workloads_shown(w: &World) -> Vec<(u64, usize)> {
+    let page = |e: &Effect| match e {
+        Effect::Send { frame, .. } => match &**frame {
+            HostFrame::Workloads(page) => Some((page.revision.0, page.entries.len())),
+            _ => None,
+        },
+        _ => None,
+    };
+    w.out.iter().filter_map(page).collect()
+}
+
+#[test]
+fn agent_is_sent_its_workloads_when_they_change() {
+    use crate::core::workloads::Applying;
+    use muster_messages::{WorkloadEntry, WorkloadSelector};
+    let entry = WorkloadEntry::new("shop/web".parse().unwrap(), [WorkloadSelector::UnixUid(1)]);
+    let one: Applying = Arc::new(vec![Arc::new(entry)]);
+    let update = |w: &mut World, revision, workloads: Option<&Applying>| {
+        let shared = Arc::new(Shared { managers: vec!["m:1".to_owned()], ..Shared::default() });
+        let (record_state, workloads) = (known(Role::Worker, 3, Liveness::Ready), workloads.cloned());
+        w.out.clear();
+        w.step(Input::NodeUpdate(Box::new(NodeUpdate {
+            revision: Revision(revision),
+            record_state,
+            shared,
+            workloads,
+        })));
+        workloads_shown(w)
+    };
+    let mut w = World::new();
+    w.open();
+    assert_eq!(update(&mut w, 5, None), [], "there was never a workload: no frame that an older agent could not read");
+    assert_eq!(w.views(), 1);
+    assert_eq!(update(&mut w, 6, Some(&one)), [(6, 1)]);
+    assert_eq!(w.views(), 0, "the view is the same");
+    assert_eq!(update(&mut w, 7, Some(&one)), []);
+    assert_eq!(update(&mut w, 8, Some(&Applying::default())), [(8, 0)]);
+    assert_eq!(update(&mut w, 9, Some(&one)), [(9, 1)]);
+    // Another connection starts anew.
+    w.out.clear();
+    w.open();
+    assert_eq!((w.views(), workloads_shown(&w)), (1, vec![(9, 1)]));
+}
+
+#[test]
+fn request_for_a_workload_carries_the_nodes_certificate() {
+    let mut w = World::new();
+    w.open();
+    w.node_update(5, known(Role::Worker, 3, Liveness::Ready));
+    w.out.clear();
+    let request = WorkloadRequest { workload: "shop/web".parse().unwrap(), public_key_der: vec![7] };
+    w.frame(AgentFrame::Ask { id: 9, ask: AgentAsk::SignWorkload(request.clone()) });
+    let call = w.out.iter().find_map(|e| match e {
+        Effect::CallLeader { id: 9, call, .. } => Some(&**call),
+        _ => None,
+    });
+    let Some(PeerCall::SignWorkload { identity, pin, request: passed }) = call else { panic!("{call:?}") };
+    assert_eq!((identity.serial.as_str(), *pin, passed), ("aa", identity.pin, &request));
 }

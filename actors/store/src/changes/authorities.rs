@@ -349,6 +349,9 @@ fn retire(tables: &mut Tables, stamp: &Stamp<'_>, id: RootId, force: bool) -> Re
     if let (Some(node), false) = (using.first(), force) {
         return Err(in_use(id, *node, using.len()));
     }
+    if !force {
+        workloads::may_retire(tables, stamp, id)?;
+    }
     withdraw(tables, stamp, id, AuthorityState::Retired);
     Ok(())
 }

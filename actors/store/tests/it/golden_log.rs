@@ -100,6 +100,7 @@ fn digests(log: &Log) -> Vec<u64> {
     if log.entries[0] == founding(IDENTITY_LEVEL) {
         let Autolock { version, seals, .. } = &tables.autolock;
         assert!(*version > Revision(0) && !seals.is_empty(), "an unlock key, and reports of it");
+        assert!(tables.workloads.changed > Revision(0), "a workload");
     }
     digests
 }

@@ -23,4 +23,5 @@ mod recovery;
 mod requests;
 mod snapshot;
 mod upstream;
+mod workloads;
 mod world;

@@ -79,6 +79,7 @@ fn change() -> impl Strategy<Value = Change> {
         9 => lease_change(),
         3 => authority_change(),
         3 => autolock_change(),
+        2 => workload_change(),
     ]
 }
 
@@ -104,6 +105,18 @@ fn autolock_change() -> impl Strategy<Value = Change> {
         3 => "[a-c]".prop_map(|key| rotate(&key)),
         1 => Just(disable()),
         4 => (1..=6u8, 0..80u64).prop_map(|(n, version)| sealed(n, Revision(version))),
+    ]
+}
+
+fn workload_change() -> impl Strategy<Value = Change> {
+    use crate::workloads::{entry, remove, set};
+    let name = || "[a-c]".prop_map(|name| format!("a/{name}"));
+    prop_oneof![
+        3 => (name(), 0..4u32, 200..500u64).prop_map(|(name, uid, secs)| {
+            let ttl = std::time::Duration::from_secs(secs);
+            set(WorkloadEntry { ttl, ..entry(&name, uid) })
+        }),
+        1 => name().prop_map(|name| remove(&name)),
     ]
 }
 

@@ -139,10 +139,30 @@ fn the_bytes_of_version_four_stay_readable() {
     world.must(command([crate::autolock::enable("first")]));
     world.must(command([crate::autolock::sealed(1, world.tables.autolock.version)]));
     world.must(command([crate::autolock::rotate("second")]));
+    // A workload, and a former one.
+    let entry = crate::workloads::entry("shop/web", 1000);
+    let entry = WorkloadEntry {
+        node_labels: [("zone".to_owned(), "a".to_owned())].into(),
+        dns: vec!["web.example".to_owned()],
+        hint: Some("internal".to_owned()),
+        jwt: true,
+        ..entry
+    };
+    world.must(command([crate::workloads::set(entry), crate::workloads::set(crate::workloads::entry("shop/db", 7))]));
+    world.must(command([crate::workloads::remove("shop/db")]));
     golden("snapshot-v4.bin", &world.tables);
 }
 
-/// Each of the two additions alone needs the version, too.
+#[test]
+fn workloads_alone_survive_a_snapshot() {
+    let mut world = World { tables: full_of_identities() };
+    world.must(command([crate::workloads::set(crate::workloads::entry("a/b", 1))]));
+    assert_eq!(decode(&encode(&world.tables)).as_ref(), Ok(&world.tables));
+    world.must(command([crate::workloads::remove("a/b")]));
+    assert_eq!(decode(&encode(&world.tables)).as_ref(), Ok(&world.tables), "also the end of former ones");
+}
+
+/// Each of the additions alone needs the version, too.
 #[test]
 fn autolock_alone_survives_a_snapshot() {
     let mut world = World { tables: full_of_identities() };

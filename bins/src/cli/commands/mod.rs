@@ -14,6 +14,7 @@ mod security;
 mod token;
 pub(super) mod user;
 mod watching;
+mod workload;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -159,6 +160,7 @@ pub(super) async fn run(cli: Cli) -> Outcome<u8> {
         Command::Unlock(args) => autolock::unlock(&mut ctx, args).await,
         Command::Blocklist(command) => security::blocklist(&mut ctx, command).await,
         Command::User(command) => user::run(&mut ctx, command).await,
+        Command::Workload(command) => workload::run(&mut ctx, command).await,
         Command::Lease(args) => lease::run(&mut ctx, args).await,
         Command::Kubeconfig(args) => kubeconfig::run(&mut ctx, args).await,
         Command::Raft(command) => raft::run(&mut ctx, command).await,

@@ -15,7 +15,7 @@ use serde_json::{Map, Value, json};
 
 use super::Context;
 use crate::cli::args::{NodeCommand, RoleChange};
-use crate::cli::output::{lines, printable};
+use crate::cli::output::{lines, printable, without_fraction};
 use crate::cli::render;
 use crate::cli::tally::Tally;
 use crate::cli::waiting::{Settled, wait_until_settled};
@@ -39,14 +39,18 @@ pub async fn run(ctx: &mut Context, command: NodeCommand) -> Outcome<u8> {
         NodeCommand::Demote(change) => set_role(ctx, change, Role::Worker).await,
         NodeCommand::Rm { nodes, force } => {
             let done = |removed: &NodeRemovedView| {
-                let NodeRemovedView { node, name, addr, member_since, knew_root_key, .. } = removed;
+                let NodeRemovedView { node, name, addr, member_since, knew_root_key, workloads_until, .. } = removed;
                 let name = describe_node(node, name, addr.as_deref(), *member_since);
                 let next = match knew_root_key {
                     Some(true) => ROOT_KEY_KNOWN,
                     Some(false) => "",
                     None => ROOT_KEY_PERHAPS_KNOWN,
                 };
-                format!("{name} was removed{next}")
+                let workloads = workloads_until.map(|until| {
+                    let until = without_fraction(&until.to_string());
+                    format!("\ncertificates of workloads that it took out are valid until {until} at the latest")
+                });
+                format!("{name} was removed{next}{}", workloads.unwrap_or_default())
             };
             each(ctx, nodes, done, |node| Request::NodeRemove { node, force }).await
         }

@@ -7,6 +7,7 @@ mod live;
 mod nodes;
 mod reconcilers;
 mod roots;
+mod workloads;
 
 pub use self::actors::{Trees, actor, actor_paths, actors};
 pub use self::autolock::{autolock, locked, unlock_key};
@@ -15,6 +16,7 @@ pub use self::live::{Baseline, live};
 pub use self::nodes::{may_stop, node, nodes, nodes_at_a_glance, status};
 pub use self::reconcilers::*;
 pub use self::roots::*;
+pub use self::workloads::{workload, workload_explained, workloads};
 
 use std::collections::BTreeMap;
 

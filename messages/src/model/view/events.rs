@@ -26,6 +26,7 @@ impl From<&Principal> for PrincipalView {
             Principal::Cluster => ("cluster", None),
             Principal::Bearer { user, .. } => ("user", Some(user.to_string())),
             Principal::Reader(name) => ("reader", Some(name.to_string())),
+            Principal::Workload(name) => ("workload", Some(name.to_string())),
         };
         Self { kind: kind.to_owned(), id }
     }

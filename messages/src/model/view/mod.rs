@@ -13,6 +13,7 @@ mod reconcilers;
 mod roles;
 mod roots;
 mod security;
+mod workloads;
 
 pub use self::actors::*;
 pub use self::autolock::*;
@@ -24,6 +25,7 @@ pub use self::reconcilers::*;
 pub use self::roles::*;
 pub use self::roots::*;
 pub use self::security::*;
+pub use self::workloads::*;
 
 use serde::{Deserialize, Serialize};
 

@@ -173,6 +173,10 @@ pub struct NodeRemovedView {
     /// answer to a repeated request, and in those of earlier releases: not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub knew_root_key: Option<bool>,
+    /// No certificate of a workload that the node may hold is valid after this time. Absent if the cluster never had a workload, and in
+    /// the answer to a repeated request.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub workloads_until: Option<WallTime>,
 }
 
 /// The answer to [`NodeMayStop`](crate::wire::Request::NodeMayStop).

@@ -156,16 +156,26 @@ impl Cluster {
         eventually(&format!("{name} has ended"), || (!process.is_alive()).then_some(()));
     }
 
+    /// A killed node with its original command line and more words.
+    fn start(&self, name: &str, more: &[&str]) -> Program {
+        let line = &self.node(name).line;
+        let mut command = Program::command(line[0].as_ref());
+        command.args(&line[1..]).args(more).current_dir(self.folder()).env_remove("MUSTER_SOCKET");
+        Program::start(name, command)
+    }
+
+    /// Restarts a killed node with more words on its command line, and waits until it serves.
+    #[track_caller]
+    pub fn restart_with(&mut self, name: &str, more: &[&str]) {
+        let mut started = self.start(name, more);
+        started.wait_for_line("musterd ready");
+        self.restarted.push(started);
+    }
+
     /// Restarts killed nodes with their original command lines, and waits until they serve.
     #[track_caller]
     pub fn restart(&mut self, names: &[String]) {
-        let start = |name: &String| {
-            let line = &self.node(name).line;
-            let mut command = Program::command(line[0].as_ref());
-            command.args(&line[1..]).current_dir(self.folder()).env_remove("MUSTER_SOCKET");
-            Program::start(name, command)
-        };
-        let mut started: Vec<Program> = names.iter().map(start).collect();
+        let mut started: Vec<Program> = names.iter().map(|name| self.start(name, &[])).collect();
         for node in &mut started {
             node.wait_for_line("musterd ready");
         }

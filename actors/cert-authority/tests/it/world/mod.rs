@@ -182,6 +182,10 @@ impl World {
                     self.signed.push(profile);
                     self.input(Input::Signed(step, signed));
                 }
+                Effect::SignWorkload { step, profile, key } => {
+                    let signed = self.issuer.sign_workload(&profile, &key);
+                    self.input(Input::Signed(step, signed));
+                }
                 Effect::Propose { step, command } => {
                     self.proposals.push_back((step, command));
                     if !self.hold {
@@ -258,6 +262,27 @@ impl World {
 
     pub fn user(&mut self, cert_request: UserRequest) -> Outcome {
         let ask = self.ask(CertificateRequest::User(cert_request));
+        self.answers[&ask].clone()
+    }
+}
+
+impl World {
+    /// Writes the entry of a workload.
+    pub fn set_workload(&mut self, entry: WorkloadEntry) {
+        self.change(Change::Workload(Box::new(WorkloadChange::Set(entry))));
+    }
+
+    /// Node `n` asks for a workload, with its newest certificate.
+    pub fn workload(&mut self, n: u128, workload: &str) -> Outcome {
+        let (role, serial) =
+            (Role::Worker, self.newest(n).map_or_else(|| "00".to_owned(), |newest| newest.serial.clone()));
+        self.workload_as(presented(n, role, &serial), workload)
+    }
+
+    pub fn workload_as(&mut self, identity: CertIdentity, workload: &str) -> Outcome {
+        let key = PublicKey::parse(key().spki()).unwrap();
+        let request = WorkloadRequest { identity, workload: workload.parse().unwrap(), key };
+        let ask = self.ask(CertificateRequest::Workload(request));
         self.answers[&ask].clone()
     }
 }

@@ -11,7 +11,7 @@ use muster_gateway::{
 use muster_kernel::{Address, Clock, Spec};
 use muster_messages::protocol::{NodeCredentials, Service};
 use muster_messages::*;
-use muster_pki::{CsrKey, Issuer, NodeProfile, Root, UserProfile, make_csr, new_key};
+use muster_pki::{CsrKey, Issuer, NodeProfile, PublicKey, Root, UserProfile, WorkloadProfile, make_csr, new_key};
 use muster_testkit::ActorHarness;
 pub use muster_testkit::{WAIT_LIMIT, eventually};
 use tokio::net::TcpListener;
@@ -65,6 +65,19 @@ impl World {
         };
         self.credentials(self.issuer.sign_user(&profile, &csr).unwrap().cert_pem, key_pem)
     }
+    pub fn workload(&self, name: &str) -> Arc<NodeCredentials> {
+        let (key_pem, csr) = key();
+        let profile = WorkloadProfile {
+            cluster: self.cluster,
+            workload: name.parse().unwrap(),
+            dns: vec![],
+            incarnation: Incarnation(1),
+            lifetime: HOUR,
+            now: Clock.wall(),
+        };
+        let public = PublicKey::parse(csr.spki()).unwrap();
+        self.credentials(self.issuer.sign_workload(&profile, &public).unwrap().cert_pem, key_pem)
+    }
     /// The identity as a gateway reads it that does not know its cluster's record.
     pub fn issued(&self, credentials: &NodeCredentials) -> CertIdentity {
         let issuer = muster_pki::root_id_of_pem(&self.root.cert_pem).ok();
@@ -115,7 +128,7 @@ pub fn with_user(mut replica: Replica, creds: &NodeCredentials) -> Replica {
         Subject::User(name) => (name.clone(), UserKind::User),
         Subject::Admin(name) => (name.clone(), UserKind::Operator),
         Subject::Reader(name) => (name.clone(), UserKind::ReadOnly),
-        Subject::Node { .. } => unreachable!("a user"),
+        Subject::Node { .. } | Subject::Workload(_) => unreachable!("a user"),
     };
     let user = User {
         name: name.clone(),

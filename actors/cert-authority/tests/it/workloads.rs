@@ -1,0 +1,129 @@
+//! Certificates for workloads: only for entries that apply to the asking node, and without a trace in the log.
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::world::{Outcome, *};
+use muster_cert_authority::bugs::{self, BugInjection};
+use muster_cert_authority::core::*;
+use muster_messages::*;
+use muster_pki::identity_of_pem;
+
+fn entry(name: &str) -> WorkloadEntry {
+    WorkloadEntry::new(name.parse().unwrap(), [WorkloadSelector::UnixUid(1000)])
+}
+
+fn in_zone(name: &str, zone: &str) -> WorkloadEntry {
+    WorkloadEntry { node_labels: [("zone".to_owned(), zone.to_owned())].into(), ..entry(name) }
+}
+
+fn label(world: &mut World, n: u128, zone: &str) {
+    let add = [("zone".to_owned(), zone.to_owned())].into();
+    world.change(Change::UpdateLabels { node: id(n), add, remove: vec![] });
+}
+
+fn world() -> World {
+    let mut world = World::new();
+    world.add(2, Role::Worker);
+    world.set_workload(entry("shop/web"));
+    world
+}
+
+/// The identity and the end of the certificate in an answer.
+fn signed(outcome: &Outcome) -> (CertIdentity, WallTime) {
+    match outcome.as_ref().unwrap() {
+        Answer::Workload(signed) => (identity_of_pem(&signed.chain_pem).unwrap(), signed.not_after),
+        other => panic!("no workload in {other:?}"),
+    }
+}
+
+#[test]
+fn workload_certificate_follows_its_entry() {
+    let mut world = world();
+    let ttl = Duration::from_secs(7200);
+    world.set_workload(WorkloadEntry { ttl, ..entry("shop/web") });
+    let before = world.log.revision;
+    let (identity, not_after) = signed(&world.workload(2, "shop/web"));
+    assert_eq!(identity.subject, Subject::Workload("shop/web".parse().unwrap()));
+    assert_eq!(not_after, WallTime::from_unix_secs(world.wall.plus(ttl).0 / 1000));
+    assert_eq!(world.log.revision, before, "nothing is recorded");
+    let holders: Vec<_> = world.core.holders(&"shop/web".parse().unwrap(), world.wall).collect();
+    assert_eq!((holders, world.core.workload_certificates()), (vec![(id(2), not_after)], 1));
+}
+
+/// SPIFFE-1.
+#[test]
+fn workloads_are_signed_only_where_they_apply() {
+    let mut world = world();
+    world.set_workload(in_zone("shop/db", "a"));
+    assert_eq!(code(&world.workload(2, "shop/other")), ErrorCode::NotFound);
+    assert_eq!(code(&world.workload(2, "shop/db")), ErrorCode::Forbidden);
+    // What the node says about itself gives it nothing.
+    let labels: BTreeMap<String, String> = [("zone".to_owned(), "a".to_owned())].into();
+    let (addr, release) = ("10.0.0.2:4400".to_owned(), "0.1.0".to_owned());
+    let name = world.node(2).name.clone();
+    world.change(Change::Report { node: id(2), name, addr, release, labels });
+    assert_eq!(code(&world.workload(2, "shop/db")), ErrorCode::Forbidden);
+    label(&mut world, 2, "a");
+    assert!(world.workload(2, "shop/db").is_ok());
+    label(&mut world, 2, "b");
+    assert_eq!(code(&world.workload(2, "shop/db")), ErrorCode::Forbidden);
+    world.change(Change::Workload(Box::new(WorkloadChange::Remove("shop/web".parse().unwrap()))));
+    assert_eq!(code(&world.workload(2, "shop/web")), ErrorCode::NotFound);
+    bugs::set(Some(BugInjection::SignAnyWorkload));
+    assert!(world.workload(2, "shop/db").is_ok(), "a broken promise is visible");
+    bugs::set(None);
+}
+
+#[test]
+fn only_a_current_node_gets_workload_certificates() {
+    let mut world = world();
+    let superseded = presented(2, Role::Worker, "first of n2");
+    world.issue(2, "second");
+    world.issue(2, "third");
+    world.issue(2, "fourth");
+    assert!(world.workload(2, "shop/web").is_ok());
+    assert_eq!(code(&world.workload_as(superseded, "shop/web")), ErrorCode::Unauthenticated);
+    let foreign = CertIdentity { cluster: ClusterId::from_entropy(9), ..presented(2, Role::Worker, "fourth") };
+    assert_eq!(code(&world.workload_as(foreign, "shop/web")), ErrorCode::Forbidden);
+    for subject in [Subject::Admin("ada".parse().unwrap()), Subject::Workload("shop/web".parse().unwrap())] {
+        let other = CertIdentity { subject, ..presented(2, Role::Worker, "fourth") };
+        assert_eq!(code(&world.workload_as(other, "shop/web")), ErrorCode::Forbidden);
+    }
+    world.remove(2);
+    assert_eq!(code(&world.workload(2, "shop/web")), ErrorCode::Blocked);
+    assert_eq!(code(&world.workload(3, "shop/web")), ErrorCode::Removed);
+}
+
+/// A certificate of a withdrawn root is good for another one, and for nothing else.
+#[test]
+fn node_of_a_withdrawn_root_renews_before_its_workloads() {
+    use AuthorityState as S;
+    for (state, compromised, is_signed) in
+        [(S::Retiring, false, true), (S::Retiring, true, false), (S::Retired, false, false), (S::Revoked, true, false)]
+    {
+        let mut world = world();
+        let (_, _, leads) = crate::roots::rotate(&mut world, state, compromised);
+        let answer = world.workload(2, "shop/web");
+        let expected = if is_signed { Ok(()) } else { Err(ErrorCode::Unauthenticated) };
+        assert_eq!(answer.as_ref().map(drop).map_err(|e| e.code), expected, "{state:?} {compromised}");
+        assert!(world.renew(2).is_ok(), "{state:?} {compromised}");
+        match world.workload(2, "shop/web").unwrap() {
+            // Others may trust only that root.
+            Answer::Workload(signed) => assert!(compromised || signed.chain_pem.ends_with(&leads)),
+            other => panic!("no workload in {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn workload_requests_of_one_node_are_limited() {
+    let mut world = world();
+    world.add(3, Role::Worker);
+    while world.workload(2, "shop/web").is_ok() {}
+    assert_eq!(code(&world.workload(2, "shop/web")), ErrorCode::TooManyRequests);
+    assert_eq!(world.core.workload_certificates(), 400);
+    assert!(world.workload(3, "shop/web").is_ok(), "each node has its own budget");
+    assert!(world.renew(2).is_ok(), "the node's own certificate is not affected");
+    world.now = world.now + Duration::from_secs(1);
+    assert!(world.workload(2, "shop/web").is_ok());
+}

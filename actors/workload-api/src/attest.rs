@@ -1,0 +1,368 @@
+//! What this node can find out about a process: from the kernel's word on a socket's peer, and from `/proc`.
+//!
+//! Owns        the handle of a peer's process.
+//! Invariants  SPIFFE-2, the look: facts are those of the process that connected, and only while it lives. Its handle is opened when it
+//!             is accepted, and after each look the handle must still stand for the same process, started at the same time.
+//! Why a look at `/proc` and then at the handle, and not the other way round: a process id is free for another process only once its
+//! process is gone. If the handle stands for a living process after the look, the look was at that process.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use muster_messages::UnknownSelectorView;
+use rustix::process::{Pid, PidfdFlags};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::net::UnixStream;
+use tokio::sync::Semaphore;
+
+use crate::core::{Facts, Needs, NotAttested};
+
+/// Bytes that are read of a file in `/proc`: a status with 65,536 groups, which is the most that Linux allows, fits.
+const MAX_PROC_FILE: u64 = 1 << 20;
+
+/// Looks at processes at once. A look takes microseconds, unless a file system hangs.
+pub(crate) const LOOKS: usize = 16;
+/// How long a look may take.
+const LOOK_TIMEOUT: Duration = Duration::from_secs(3);
+/// The groups that the kernel does not report of a socket's peer.
+const SUPPLEMENTARY: &str = "unix:gid (supplementary groups)";
+
+fn unknown(selector: &str, why: String) -> UnknownSelectorView {
+    UnknownSelectorView { selector: selector.to_owned(), why }
+}
+
+/// The process at the other end of a socket.
+#[derive(Debug)]
+pub(crate) struct Peer {
+    pub(crate) uid: u32,
+    gid: u32,
+    process: Result<Process, String>,
+}
+
+/// A process that cannot be mistaken for another one with the same id.
+#[derive(Debug)]
+struct Process {
+    pid: Pid,
+    /// When it started, in ticks since the machine did.
+    started: u64,
+    handle: AsyncFd<OwnedFd>,
+}
+
+impl Peer {
+    /// The peer of a connection, at once after it was accepted. An error: its process has ended already.
+    pub(crate) fn of(stream: &UnixStream) -> Result<Self, NotAttested> {
+        let peer = stream.peer_cred().map_err(|error| NotAttested::Failed(error.to_string()))?;
+        let (uid, gid) = (peer.uid(), peer.gid());
+        let Some(pid) = peer.pid().filter(|pid| *pid > 0).and_then(Pid::from_raw) else {
+            let why = "the process is in another process namespace, or its id is not known".to_owned();
+            return Ok(Self { uid, gid, process: Err(why) });
+        };
+        Ok(Self { uid, gid, process: Process::open(pid, Some(uid))? })
+    }
+
+    /// A process by its id, for a person who asks about it.
+    pub(crate) fn by_pid(pid: u32) -> Result<Self, NotAttested> {
+        let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(NotAttested::Ended)?;
+        let process = Process::open(pid, None)?;
+        let status = process.as_ref().ok().map(|_| Status::of(pid)).transpose().map_err(|_| NotAttested::Ended)?;
+        let status = status.ok_or_else(|| NotAttested::Failed("no handle of the process".to_owned()))?;
+        Ok(Self { uid: status.uid, gid: status.gid, process })
+    }
+
+    /// Resolves once the process has ended; never, if there is no handle of it.
+    pub(crate) async fn ended(&self) {
+        if let Ok(process) = &self.process
+            && process.handle.readable().await.is_ok()
+        {
+            return;
+        }
+        std::future::pending().await
+    }
+
+    /// Finds out what is needed. Reads files, and may block.
+    pub(crate) fn facts(&self, needs: Needs) -> Result<Facts, NotAttested> {
+        let mut facts = Facts { uid: self.uid, gid: self.gid, ..Facts::default() };
+        let process = match &self.process {
+            Ok(process) => process,
+            Err(why) => {
+                let of = |selector| unknown(selector, why.clone());
+                facts.unknown = vec![of(SUPPLEMENTARY), of("systemd:unit"), of("unix:path")];
+                return Ok(facts);
+            }
+        };
+        let mut lacks = |selector, why: String| facts.unknown.push(unknown(selector, why));
+        if needs.groups {
+            match Status::of(process.pid) {
+                Ok(status) => facts.groups = status.groups,
+                Err(error) => lacks(SUPPLEMENTARY, error.to_string()),
+            }
+        }
+        if needs.unit {
+            match unit_of(process.pid) {
+                Ok(Some(unit)) => facts.unit = Some(unit),
+                Ok(None) => lacks("systemd:unit", "the process belongs to no unit".to_owned()),
+                Err(error) => lacks("systemd:unit", error.to_string()),
+            }
+        }
+        if needs.path {
+            match executable_of(process.pid) {
+                Ok(path) => facts.path = Some(path),
+                Err(why) => lacks("unix:path", why),
+            }
+        }
+        if process.lives() { Ok(facts) } else { Err(NotAttested::Ended) }
+    }
+}
+
+impl Process {
+    /// `uid`: the user that connected. If the process has another one by now, or is another one, only the kernel's word counts.
+    fn open(pid: Pid, uid: Option<u32>) -> Result<Result<Self, String>, NotAttested> {
+        let handle = match rustix::process::pidfd_open(pid, PidfdFlags::NONBLOCK) {
+            Ok(handle) => handle,
+            Err(rustix::io::Errno::SRCH) => return Err(NotAttested::Ended),
+            Err(error) => return Ok(Err(format!("no handle of the process: {error}"))),
+        };
+        #[expect(deprecated, reason = "its replacement is unsafe; an OwnedFd keeps the promise that it asks for")]
+        let handle = match AsyncFd::with_interest(handle, Interest::READABLE) {
+            Ok(handle) => handle,
+            Err(error) => return Ok(Err(format!("no handle of the process: {error}"))),
+        };
+        let started = started(pid).map_err(|_| NotAttested::Ended)?;
+        let process = Self { pid, started, handle };
+        let user = Status::of(pid).map(|status| status.uid).map_err(|_| NotAttested::Ended)?;
+        if !process.lives() {
+            return Err(NotAttested::Ended);
+        }
+        if uid.is_some_and(|uid| uid != user) {
+            return Ok(Err("the process has changed its user since it connected".to_owned()));
+        }
+        Ok(Ok(process))
+    }
+
+    fn lives(&self) -> bool {
+        // The kernel shows -1 for a process whose id is free again.
+        let info = read(format!("/proc/self/fdinfo/{}", self.handle.get_ref().as_raw_fd())).unwrap_or_default();
+        let pid = field(&info, "Pid:").and_then(|pid| pid.parse::<i32>().ok());
+        pid == Some(self.pid.as_raw_pid()) && started(self.pid).is_ok_and(|started| started == self.started)
+    }
+}
+
+fn read(path: impl Into<PathBuf>) -> io::Result<String> {
+    use std::io::Read;
+    let mut bytes = Vec::new();
+    fs::File::open(path.into())?.take(MAX_PROC_FILE).read_to_end(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
+    text.lines().find_map(|line| line.strip_prefix(name)).map(str::trim)
+}
+
+/// When a living process started.
+fn started(pid: Pid) -> io::Result<u64> {
+    started_in(&read(format!("/proc/{}/stat", pid.as_raw_pid()))?)
+        .ok_or_else(|| io::Error::other("the process has ended"))
+}
+
+/// From the text of `/proc/PID/stat`: nothing, if the process has ended and was not yet waited for.
+fn started_in(stat: &str) -> Option<u64> {
+    // The second field is the program's name in brackets, and may contain anything.
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
+    let state = fields.next()?;
+    let started = fields.nth(18)?.parse().ok()?;
+    (!matches!(state, "Z" | "X" | "x")).then_some(started)
+}
+
+/// Users and groups, from `/proc/PID/status`.
+#[derive(Debug, PartialEq, Eq)]
+struct Status {
+    /// The effective ones, which the kernel reports of a socket's peer, too.
+    uid: u32,
+    gid: u32,
+    groups: BTreeSet<u32>,
+}
+
+impl Status {
+    fn of(pid: Pid) -> io::Result<Self> {
+        let text = read(format!("/proc/{}/status", pid.as_raw_pid()))?;
+        Self::in_text(&text).ok_or_else(|| io::Error::other("unexpected form of /proc/PID/status"))
+    }
+    fn in_text(text: &str) -> Option<Self> {
+        let effective = |name| field(text, name)?.split_whitespace().nth(1)?.parse().ok();
+        let groups: Result<_, _> = field(text, "Groups:")?.split_whitespace().map(str::parse).collect();
+        Some(Self { uid: effective("Uid:")?, gid: effective("Gid:")?, groups: groups.ok()? })
+    }
+}
+
+/// The systemd unit of a process: of the system's manager, not of a user's.
+fn unit_of(pid: Pid) -> io::Result<Option<String>> {
+    Ok(unit_in(&read(format!("/proc/{}/cgroup", pid.as_raw_pid()))?))
+}
+
+/// From the text of `/proc/PID/cgroup`: the first group below the slices. A user may name the groups below its own unit as it likes.
+fn unit_in(text: &str) -> Option<String> {
+    let paths = |prefix| text.lines().filter_map(move |line: &str| line.strip_prefix(prefix));
+    let hierarchies =
+        paths("0::").chain(text.lines().filter_map(|line| line.split_once(":name=systemd:").map(|of| of.1)));
+    hierarchies.filter_map(unit_of_path).next()
+}
+
+fn unit_of_path(path: &str) -> Option<String> {
+    let group = path.split('/').filter(|group| !group.is_empty()).find(|group| !group.ends_with(".slice"))?;
+    let unit = group.strip_prefix('_').unwrap_or(group); // systemd's way to escape a name that the kernel reserves
+    let kinds = [".service", ".scope", ".socket", ".mount", ".swap"];
+    let named = kinds.iter().filter_map(|kind| unit.strip_suffix(kind)).any(|name| !name.is_empty());
+    named.then(|| unit.to_owned())
+}
+
+/// The file that a process executes, by its path on this node.
+fn executable_of(pid: Pid) -> Result<String, String> {
+    let link = format!("/proc/{}/exe", pid.as_raw_pid());
+    let path = fs::read_link(&link).map_err(|error| error.to_string())?;
+    // A process may show any path from a mount namespace of its own, and a file that was replaced has the path of another one.
+    let (executed, here) = (fs::metadata(&link), fs::metadata(&path));
+    let same = |a: &fs::Metadata, b: &fs::Metadata| (a.dev(), a.ino()) == (b.dev(), b.ino());
+    match (executed, here) {
+        (Ok(executed), Ok(here)) if same(&executed, &here) => {}
+        (Err(error), _) => return Err(error.to_string()),
+        _ => return Err(format!("{} is another file on this node, or was replaced", path.display())),
+    }
+    path.into_os_string().into_string().map_err(|_| "the path is not UTF-8".to_owned())
+}
+
+/// Looks at a process, on a thread that may block. A look that hangs keeps its permit.
+pub(crate) async fn look(peer: Arc<Peer>, needs: Needs, looks: Arc<Semaphore>) -> Result<Facts, NotAttested> {
+    let failed = |why: &str| NotAttested::Failed(why.to_owned());
+    let look = async {
+        let permit = looks.acquire_owned().await.map_err(|_| failed("the node stops"))?;
+        let looked = tokio::task::spawn_blocking(move || {
+            let facts = peer.facts(needs);
+            drop(permit);
+            facts
+        });
+        looked.await.map_err(|panicked| NotAttested::Failed(panicked.to_string()))?
+    };
+    tokio::time::timeout(LOOK_TIMEOUT, look).await.unwrap_or_else(|_| Err(failed("the look took too long")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unit_is_the_first_group_below_the_slices() {
+        for (text, unit) in [
+            ("0::/system.slice/nginx.service\n", Some("nginx.service")),
+            ("0::/system.slice/system-getty.slice/getty@tty1.service/sub\n", Some("getty@tty1.service")),
+            ("0::/user.slice/user-1000.slice/session-2.scope\n", Some("session-2.scope")),
+            ("0::/init.scope\n", Some("init.scope")),
+            // What a user named so itself, below its own manager.
+            ("0::/user.slice/user-1000.slice/user@1000.service/app.slice/nginx.service\n", Some("user@1000.service")),
+            ("0::/user.slice/user-1000.slice/user@1000.service/nginx.service\n", Some("user@1000.service")),
+            ("0::/docker/0123/system.slice/nginx.service\n", None),
+            ("0::/../system.slice/nginx.service\n", None),
+            ("0::/system.slice/nginx.service (deleted)\n", None),
+            ("0::/system.slice/.service\n", None),
+            ("0::/system.slice/_cgroup.service\n", Some("cgroup.service")),
+            ("0::/\n", None),
+            ("2:cpu:/system.slice/a.service\n1:name=systemd:/system.slice/b.service\n0::/\n", Some("b.service")),
+            ("1:cpu:/system.slice/a.service\n", None),
+            ("", None),
+        ] {
+            assert_eq!(unit_in(text).as_deref(), unit, "{text}");
+        }
+    }
+
+    #[test]
+    fn start_time_is_read_behind_any_program_name() {
+        let rest = "S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 4711 20";
+        assert_eq!(started_in(&format!("12 (a) b) {rest}")), Some(4711));
+        assert_eq!(started_in(&format!("12 (zombie) {}", rest.replacen('S', "Z", 1))), None);
+        assert_eq!(started_in("12 (a"), None);
+    }
+
+    #[test]
+    fn status_gives_effective_ids_and_groups() {
+        let text = "Name:\ta\nUid:\t1\t2\t3\t4\nGid:\t5\t6\t7\t8\nGroups:\t4 100 \n";
+        let status = Status { uid: 2, gid: 6, groups: BTreeSet::from([4, 100]) };
+        assert_eq!(Status::in_text(text), Some(status));
+        assert!(Status::in_text(&text.replace("100", "x")).is_none());
+    }
+
+    #[tokio::test]
+    async fn own_process_is_found_out_completely() {
+        let (ours, _theirs) = UnixStream::pair().unwrap();
+        let peer = Peer::of(&ours).unwrap();
+        let facts = peer.facts(Needs::ALL).unwrap();
+        assert_eq!(facts.uid, rustix::process::geteuid().as_raw());
+        let program = std::env::current_exe().unwrap();
+        assert_eq!(facts.path.as_deref(), program.to_str());
+        let by_pid = Peer::by_pid(std::process::id()).unwrap().facts(Needs::ALL).unwrap();
+        assert_eq!(by_pid, facts);
+        assert!(peer.facts(Needs::default()).unwrap().path.is_none());
+    }
+
+    /// A process that ends with its test.
+    struct Child(std::process::Child);
+    impl Child {
+        fn start(program: &std::path::Path) -> Self {
+            Self(std::process::Command::new(program).arg("1000").spawn().unwrap())
+        }
+        fn peer(&self) -> Result<Peer, NotAttested> {
+            Peer::by_pid(self.0.id())
+        }
+    }
+    impl Drop for Child {
+        fn drop(&mut self) {
+            let _ended = (self.0.kill(), self.0.wait());
+        }
+    }
+
+    #[tokio::test]
+    async fn process_that_has_ended_has_no_facts() {
+        let mut child = Child::start("/bin/sleep".as_ref());
+        let peer = child.peer().unwrap();
+        assert!(peer.facts(Needs::ALL).is_ok());
+        child.0.kill().unwrap();
+        // Not waited for: it is a zombie, and its id is not free.
+        peer.ended().await;
+        assert_eq!(peer.facts(Needs::ALL), Err(NotAttested::Ended));
+        child.0.wait().unwrap();
+        assert_eq!(peer.facts(Needs::ALL), Err(NotAttested::Ended));
+        assert_eq!(child.peer().err(), Some(NotAttested::Ended));
+    }
+
+    /// Another process with the id of the one that connected: the handle stands for the first.
+    #[tokio::test]
+    async fn reused_process_id_has_no_facts() {
+        let (ours, _theirs) = UnixStream::pair().unwrap();
+        let mut peer = Peer::of(&ours).unwrap();
+        let process = peer.process.as_mut().unwrap();
+        process.started -= 1;
+        assert_eq!(peer.facts(Needs::ALL), Err(NotAttested::Ended));
+    }
+
+    #[tokio::test]
+    async fn program_that_was_replaced_has_no_path() {
+        let dir = tempfile::tempdir().unwrap();
+        let program = dir.path().join("program");
+        fs::copy("/bin/sleep", &program).unwrap();
+        let child = Child::start(&program);
+        let peer = child.peer().unwrap();
+        assert_eq!(peer.facts(Needs::ALL).unwrap().path.as_deref(), program.to_str());
+        fs::rename(&program, dir.path().join("moved")).unwrap();
+        fs::copy("/bin/sleep", &program).unwrap();
+        let facts = peer.facts(Needs::ALL).unwrap();
+        assert_ne!(facts.path.as_deref(), program.to_str());
+        fs::remove_file(dir.path().join("moved")).unwrap();
+        let facts = peer.facts(Needs::ALL).unwrap();
+        assert_eq!(facts.path, None, "{:?}", facts.unknown);
+    }
+}

@@ -1,0 +1,315 @@
+//! The certificates that this node holds for its workloads: one for each workload that a process asked for.
+//!
+//! Owns        keys and certificates, when each is renewed, requests in flight, pauses after failures.
+//! Inputs      the entries and roots of a view, signatures, which workloads open streams are about.
+//! Outputs     which workloads are to be signed now.
+//! Invariants  SPIFFE-4  private keys of workloads never leave the node, and never reach its disk: they are here, in messages on the
+//!                       node's own socket, and nowhere else.
+//! Why for each workload and not for each process: the processes of a workload are alike to everybody else, and a thousand of them must
+//! not cost the leader a thousand signatures. Why only for those asked for: an entry may apply to ten thousand nodes and run on three.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use muster_messages::{Moment, RetryPause, Rng, WallTime, WorkloadEntry, WorkloadName};
+use zeroize::Zeroizing;
+
+/// Certificates and keys held at a time: what the leader grants a node.
+pub const MAX_HELD: usize = 200;
+/// Requests to the leader in flight. A node that starts asks for many at once, and so do all others after a power cut.
+pub const MAX_SIGNINGS: usize = 8;
+/// Pauses after failed signatures: the first, which doubles, and the longest. A lifetime is 5 minutes at least.
+pub const SIGN_PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+/// The shortest time between two certificates of a workload, whatever the reason for another one is.
+pub const RENEWAL_PAUSE: Duration = Duration::from_secs(2);
+/// The renewal is planned by wall time, as certificates are. It is compared this often, because a wall clock may be set.
+pub const CLOCK_CHECK: Duration = Duration::from_secs(30);
+
+/// Identifies a root's key: the key identifier in the certificates that it signs.
+pub type KeyId = Vec<u8>;
+
+/// A request for one signature.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct SignId(pub u64);
+
+/// A certificate with its key: an X.509-SVID.
+#[derive(PartialEq, Eq)]
+pub struct Svid {
+    /// The certificate and those that lead from it to older roots, DER, one after the other.
+    pub chain_der: Vec<u8>,
+    /// PKCS #8, DER.
+    pub key_der: Zeroizing<Vec<u8>>,
+    pub not_after: WallTime,
+    /// The root that signed it.
+    pub issuer: KeyId,
+}
+
+impl fmt::Debug for Svid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Svid(until {})", self.not_after)
+    }
+}
+
+/// Why there is no signature.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SignFailure {
+    /// The leader has no such entry for this node; the node has not heard of that yet. Otherwise it may work later.
+    pub refused: bool,
+    pub why: String,
+}
+
+/// What an entry says about its certificates: another one is needed when that changes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Profile {
+    ttl: Duration,
+    dns: Vec<String>,
+}
+
+#[derive(Clone, Debug)]
+struct Held {
+    svid: Arc<Svid>,
+    by: SignId,
+    renew_at: WallTime,
+    profile: Profile,
+    /// Its root was in the bundle when it was signed. Otherwise it cannot have left it.
+    root_known: bool,
+}
+
+impl Held {
+    fn is_orphan(&self, roots: &BTreeSet<KeyId>) -> bool {
+        self.root_known && !roots.is_empty() && !roots.contains(&self.svid.issuer)
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Slot {
+    entry: Arc<WorkloadEntry>,
+    /// Open streams that need it.
+    users: usize,
+    held: Option<Held>,
+    signing: Option<SignId>,
+    pause: RetryPause,
+    failure: Option<SignFailure>,
+}
+
+impl Slot {
+    fn profile(&self) -> Profile {
+        Profile { ttl: self.entry.ttl, dns: self.entry.dns.clone() }
+    }
+    /// When another certificate is needed; now, unless the one that is held will do for a while.
+    fn due(&self, wall: WallTime, roots: &BTreeSet<KeyId>) -> WallTime {
+        match &self.held {
+            // A root that left the bundle signed nothing that anybody trusts.
+            Some(held) if held.profile == self.profile() && !held.is_orphan(roots) => held.renew_at,
+            _ => wall,
+        }
+    }
+}
+
+/// How it is with the certificate of a workload.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum State {
+    /// Valid, and by which signature.
+    Held(Arc<Svid>, SignId),
+    /// Being signed, or about to be.
+    Pending,
+    Failed(SignFailure),
+}
+
+/// See the header of this file.
+#[derive(Clone, Debug, Default)]
+pub struct Certificates {
+    slots: BTreeMap<WorkloadName, Slot>,
+    last: SignId,
+}
+
+impl Certificates {
+    /// What an earlier incarnation held. Its streams and its requests are gone.
+    #[must_use]
+    pub fn resume(mut self) -> Self {
+        for slot in self.slots.values_mut() {
+            slot.users = 0;
+            slot.signing = None;
+        }
+        self
+    }
+
+    /// The entries that apply to this node. What is no longer among them is forgotten, with its key.
+    pub fn view(&mut self, entries: &[WorkloadEntry]) {
+        self.slots.retain(|name, slot| {
+            let Some(entry) = entries.iter().find(|entry| entry.name == *name) else { return false };
+            if *slot.entry != *entry {
+                slot.entry = Arc::new(entry.clone());
+                slot.pause = RetryPause::default();
+                slot.failure = None;
+            }
+            true
+        });
+    }
+
+    /// An open stream needs the certificate of this entry.
+    pub fn want(&mut self, entry: &WorkloadEntry) {
+        let slot = self.slots.entry(entry.name.clone()).or_insert_with(|| Slot {
+            entry: Arc::new(entry.clone()),
+            users: 0,
+            held: None,
+            signing: None,
+            pause: RetryPause::default(),
+            failure: None,
+        });
+        slot.users += 1;
+    }
+    /// The stream has ended, or is about other workloads now.
+    pub fn release(&mut self, name: &WorkloadName) {
+        if let Some(slot) = self.slots.get_mut(name) {
+            slot.users = slot.users.saturating_sub(1);
+        }
+    }
+
+    /// How it is with a workload that a stream needs.
+    pub fn state(&self, now: Moment, name: &WorkloadName) -> State {
+        let Some(slot) = self.slots.get(name) else { return State::Pending };
+        match (&slot.held, &slot.failure) {
+            (Some(held), _) => State::Held(Arc::clone(&held.svid), held.by),
+            // Once its pause is over, it is about to be tried again.
+            (None, Some(failure)) if slot.signing.is_none() && !slot.pause.is_over(now) => {
+                State::Failed(failure.clone())
+            }
+            (None, _) => State::Pending,
+        }
+    }
+
+    /// Forgets what has expired, and says what that was.
+    pub fn expire(&mut self, wall: WallTime) -> Vec<WorkloadName> {
+        let mut expired = Vec::new();
+        for (name, slot) in &mut self.slots {
+            if slot.held.as_ref().is_some_and(|held| held.svid.not_after <= wall) {
+                slot.held = None;
+                expired.push(name.clone());
+            }
+        }
+        expired
+    }
+
+    /// An answer of the leader. Returns the workload, unless the request is forgotten.
+    pub fn signed(
+        &mut self,
+        now: Moment,
+        wall: WallTime,
+        (rng, roots): (&mut Rng, &BTreeSet<KeyId>),
+        (by, outcome): (SignId, Result<Svid, SignFailure>),
+    ) -> Option<WorkloadName> {
+        let (name, slot) = self.slots.iter_mut().find(|(_, slot)| slot.signing == Some(by))?;
+        slot.signing = None;
+        let expired = |svid: &Svid| SignFailure {
+            refused: false,
+            why: format!("the certificate was signed until {}, which has passed by this node's clock", svid.not_after),
+        };
+        match outcome {
+            Ok(svid) if svid.not_after > wall => {
+                let life = millis(wall, svid.not_after);
+                let renew_at = wall.plus(rng.around(life / 2, 0.1));
+                let (profile, root_known) = (slot.profile(), roots.contains(&svid.issuer));
+                slot.held = Some(Held { svid: Arc::new(svid), by, renew_at, profile, root_known });
+                slot.pause = RetryPause::until(now + RENEWAL_PAUSE);
+                slot.failure = None;
+            }
+            Ok(svid) => slot.failure = Some(expired(&svid)),
+            Err(failure) => slot.failure = Some(failure),
+        }
+        if slot.failure.is_some() {
+            slot.pause.failed(now, SIGN_PAUSES);
+        }
+        Some(name.clone())
+    }
+
+    /// The workloads whose certificates are to be signed now.
+    pub fn plan(&mut self, now: Moment, wall: WallTime, roots: &BTreeSet<KeyId>) -> Vec<(SignId, WorkloadName)> {
+        // A failure is remembered beyond its pause even when no stream waits: otherwise each request would ask the leader.
+        let failed_lately = |slot: &Slot| slot.failure.is_some() && now < slot.pause.ends() + SIGN_PAUSES.1;
+        self.slots
+            .retain(|_, slot| slot.users > 0 || slot.held.is_some() || slot.signing.is_some() || failed_lately(slot));
+        let mut signing = self.slots.values().filter(|slot| slot.signing.is_some()).count();
+        let due = |slot: &Slot| {
+            slot.users > 0 && slot.signing.is_none() && slot.pause.is_over(now) && slot.due(wall, roots) <= wall
+        };
+        let due: Vec<WorkloadName> =
+            self.slots.iter().filter(|(_, slot)| due(slot)).map(|(name, _)| name.clone()).collect();
+        let mut planned = Vec::new();
+        for name in due {
+            if signing >= MAX_SIGNINGS {
+                break; // the next one follows an answer
+            }
+            let room = self.make_room(&name);
+            let slot = self.slots.get_mut(&name).expect("a slot that is due");
+            if !room {
+                let why = format!("this node has certificates of {MAX_HELD} workloads in use, which is the limit");
+                slot.failure = Some(SignFailure { refused: false, why });
+                slot.pause.failed(now, SIGN_PAUSES);
+                continue;
+            }
+            self.last = SignId(self.last.0 + 1);
+            slot.signing = Some(self.last);
+            signing += 1;
+            planned.push((self.last, name));
+        }
+        planned
+    }
+
+    /// Whether another certificate may be held, after giving up one that nobody uses.
+    fn make_room(&mut self, name: &WorkloadName) -> bool {
+        let counts = |slot: &Slot| slot.held.is_some() || slot.signing.is_some();
+        let others = self.slots.iter().filter(|(other, slot)| *other != name && counts(slot)).count();
+        if others < MAX_HELD {
+            return true;
+        }
+        let unused = self.slots.iter().filter(|(_, slot)| slot.users == 0 && slot.signing.is_none());
+        let ends = |(_, slot): &(&WorkloadName, &Slot)| slot.held.as_ref().map(|held| held.svid.not_after);
+        let Some(first) = unused.filter(|of| ends(of).is_some()).min_by_key(ends).map(|(name, _)| name.clone()) else {
+            return false;
+        };
+        self.slots.remove(&first);
+        true
+    }
+
+    /// When to look again.
+    pub fn wake_at(&self, now: Moment, wall: WallTime, roots: &BTreeSet<KeyId>) -> Option<Moment> {
+        let check = (!self.slots.is_empty()).then(|| now + CLOCK_CHECK);
+        let later = |at: WallTime| now + millis(wall, at);
+        let wakes = self.slots.values().flat_map(|slot| {
+            let waits = slot.users > 0 && slot.signing.is_none();
+            let renewal = waits.then(|| later(slot.due(wall, roots)).max(slot.pause.ends()));
+            // One that is due now and was not planned waits for an answer to another.
+            let renewal = renewal.filter(|at| *at > now);
+            let expiry = slot.held.as_ref().map(|held| later(held.svid.not_after));
+            renewal.into_iter().chain(expiry)
+        });
+        wakes.chain(check).min()
+    }
+
+    /// How many are held, are being signed, and have failed.
+    pub fn counts(&self) -> (usize, usize, usize) {
+        let count = |of: fn(&Slot) -> bool| self.slots.values().filter(|slot| of(slot)).count();
+        (count(|s| s.held.is_some()), count(|s| s.signing.is_some()), count(|s| s.failure.is_some()))
+    }
+    /// The workloads with a certificate, and until when.
+    pub fn held(&self) -> impl Iterator<Item = (&WorkloadName, WallTime)> {
+        self.slots.iter().filter_map(|(name, slot)| Some((name, slot.held.as_ref()?.svid.not_after)))
+    }
+    /// The workload of a request in flight, and whether the last one for it failed.
+    pub fn asked_for(&self, by: SignId) -> Option<(&WorkloadName, bool)> {
+        let (name, slot) = self.slots.iter().find(|(_, slot)| slot.signing == Some(by))?;
+        Some((name, slot.failure.is_some()))
+    }
+    /// The last failure, with its workload.
+    pub fn failing(&self) -> impl Iterator<Item = (&WorkloadName, &SignFailure)> {
+        self.slots.iter().filter_map(|(name, slot)| Some((name, slot.failure.as_ref()?)))
+    }
+}
+
+/// From one wall time to a later one; zero if it is not later.
+fn millis(from: WallTime, to: WallTime) -> Duration {
+    Duration::from_millis(u64::try_from(to.0.saturating_sub(from.0)).unwrap_or(0))
+}

@@ -1,0 +1,327 @@
+//! The decisions of the Workload API, without sockets, clocks or tasks.
+//!
+//! Owns        the open streams: who asked for what, and what each was sent last.
+//! Inputs      requests, what was found out about their processes, views of the agent, signatures.
+//! Outputs     processes to look at, answers, ends of streams, workloads to be signed.
+//! Invariants  SPIFFE-2  a caller gets only what its own process matches, judged while the process that connected lives: it is looked at
+//!                       between each decision to send and the message.
+//! Why each message is the whole truth: the SPIFFE Workload API replaces what a client holds by each message, and its first certificate
+//! is the client's default. So a first message waits until all identities of its process are there: without one of them, the process
+//! would take another for its default.
+
+mod certificates;
+mod matching;
+mod requests;
+mod stream;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use muster_messages::{ClusterId, Moment, Rng, WallTime, WorkloadEntry, WorkloadName};
+
+pub use self::certificates::{
+    CLOCK_CHECK, Certificates, KeyId, MAX_HELD, MAX_SIGNINGS, RENEWAL_PAUSE, SIGN_PAUSES, SignFailure, SignId, State,
+    Svid,
+};
+pub use self::matching::{Facts, Matched, Needs, explain, matches};
+pub use self::requests::{REQUEST_BURST, REQUESTS_PER_SECOND, Requests};
+pub use self::stream::{Answer, Denial, Identity, Kind};
+use self::stream::{Decision, Stream};
+
+/// Open streams of a node. Each costs a few kilobytes, and a look at its process with each change.
+pub const MAX_STREAMS: usize = 1_200;
+/// Open streams of one user: a third, so that no single user takes them all.
+pub const MAX_STREAMS_OF_USER: usize = 400;
+/// How long a first message waits for certificates. Clients give up later than that, and come back.
+pub const FIRST_ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+/// Streams that a change reaches at once. More of them are spread over [`SPREAD`].
+pub const AT_ONCE: usize = 100;
+/// A change reaches all streams within a second; the rest of it is for looking at their processes.
+pub const SPREAD: Duration = Duration::from_millis(900);
+
+/// An open stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct StreamId(pub u64);
+
+/// The roots that programs trust.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Roots {
+    /// Their certificates, DER, one after the other.
+    pub der: Vec<u8>,
+    pub keys: BTreeSet<KeyId>,
+}
+
+/// What the agent knows: see `WorkloadView`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct View {
+    pub cluster: ClusterId,
+    pub entries: Arc<Vec<WorkloadEntry>>,
+    pub roots: Arc<Roots>,
+}
+
+impl View {
+    fn entry(&self, name: &WorkloadName) -> Option<&WorkloadEntry> {
+        self.entries.iter().find(|entry| entry.name == *name)
+    }
+}
+
+/// Why nothing was found out about a process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NotAttested {
+    /// The process that connected has ended.
+    Ended,
+    Failed(String),
+}
+
+#[derive(Debug)]
+pub enum Input {
+    View(View),
+    /// A process of this user opens a stream.
+    Asked {
+        stream: StreamId,
+        uid: u32,
+        kind: Kind,
+    },
+    /// What was found out about a stream's process.
+    Attested {
+        stream: StreamId,
+        facts: Result<Facts, NotAttested>,
+    },
+    /// The client has gone.
+    Closed(StreamId),
+    Signed {
+        by: SignId,
+        outcome: Result<Svid, SignFailure>,
+    },
+    Woke,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// Look at the process of a stream.
+    Attest(StreamId, Needs),
+    /// Send, in place of anything that the client has not received yet.
+    Send(StreamId, Arc<Answer>),
+    /// Refuse, or end.
+    End(StreamId, Denial),
+    Sign(SignId, WorkloadName),
+}
+
+/// See the header of this file.
+#[derive(Debug)]
+pub struct WorkloadCore {
+    view: Option<View>,
+    /// Counts the changes of the roots.
+    roots_changed: u64,
+    streams: BTreeMap<StreamId, Stream>,
+    certificates: Certificates,
+    requests: Requests,
+    rng: Rng,
+    refused: u64,
+    sent: u64,
+}
+
+impl WorkloadCore {
+    /// `certificates`: those of an earlier incarnation.
+    pub fn new(certificates: Certificates, seed: u64) -> Self {
+        Self {
+            view: None,
+            roots_changed: 0,
+            streams: BTreeMap::new(),
+            certificates: certificates.resume(),
+            requests: Requests::default(),
+            rng: Rng::seeded(seed),
+            refused: 0,
+            sent: 0,
+        }
+    }
+
+    pub fn certificates(&self) -> &Certificates {
+        &self.certificates
+    }
+    pub fn view(&self) -> Option<&View> {
+        self.view.as_ref()
+    }
+    pub fn streams(&self) -> usize {
+        self.streams.len()
+    }
+    /// Messages sent, and streams refused or ended.
+    pub fn totals(&self) -> (u64, u64) {
+        (self.sent, self.refused)
+    }
+
+    pub fn step(&mut self, now: Moment, wall: WallTime, input: Input, out: &mut Vec<Effect>) {
+        match input {
+            Input::View(view) => self.viewed(now, view),
+            Input::Asked { stream, uid, kind } => self.asked(now, stream, (uid, kind), out),
+            Input::Attested { stream, facts } => self.attested(now, stream, facts, out),
+            Input::Closed(stream) => self.forget(stream),
+            Input::Signed { by, outcome } => {
+                let roots = self.view.as_ref().map(|view| Arc::clone(&view.roots)).unwrap_or_default();
+                let name = self.certificates.signed(now, wall, (&mut self.rng, &roots.keys), (by, outcome));
+                self.touch_users(now, name.as_slice());
+            }
+            Input::Woke => {}
+        }
+        let expired = self.certificates.expire(wall);
+        self.touch_users(now, &expired);
+        self.settle_due(now, out);
+        self.sign(now, wall, out);
+    }
+
+    /// When to step again.
+    pub fn wake_at(&self, now: Moment, wall: WallTime) -> Option<Moment> {
+        let streams = self.streams.values().filter_map(Stream::wake_at);
+        let certificates = self.view.as_ref().and_then(|view| self.certificates.wake_at(now, wall, &view.roots.keys));
+        streams.chain(certificates).min()
+    }
+
+    fn viewed(&mut self, now: Moment, view: View) {
+        self.certificates.view(&view.entries);
+        if self.view.as_ref().is_none_or(|known| known.roots != view.roots) {
+            self.roots_changed += 1;
+        }
+        self.view = Some(view);
+        let all: Vec<StreamId> = self.streams.keys().copied().collect();
+        self.touch(now, &all);
+    }
+
+    fn asked(&mut self, now: Moment, id: StreamId, (uid, kind): (u32, Kind), out: &mut Vec<Effect>) {
+        let of_user = self.streams.values().filter(|stream| stream.uid() == uid).count();
+        let denial = if self.streams.len() >= MAX_STREAMS {
+            Some("too many open streams on this node")
+        } else if of_user >= MAX_STREAMS_OF_USER {
+            Some("too many open streams of this user")
+        } else if !self.requests.admit(now, uid) {
+            Some("too many requests of this user")
+        } else {
+            None
+        };
+        if let Some(why) = denial {
+            self.refused += 1;
+            out.push(Effect::End(id, Denial::Unavailable(why.to_owned())));
+            return;
+        }
+        self.streams.insert(id, Stream::new(uid, kind, now + FIRST_ANSWER_TIMEOUT));
+        self.attest(id, out);
+    }
+
+    fn attest(&mut self, id: StreamId, out: &mut Vec<Effect>) {
+        let needs = self.view.as_ref().map(|view| Needs::of(&view.entries)).unwrap_or_default();
+        if let Some(stream) = self.streams.get_mut(&id) {
+            stream.begin_attesting(needs);
+            out.push(Effect::Attest(id, needs));
+        }
+    }
+
+    fn attested(&mut self, now: Moment, id: StreamId, facts: Result<Facts, NotAttested>, out: &mut Vec<Effect>) {
+        match facts {
+            Ok(facts) => {
+                if let Some(stream) = self.streams.get_mut(&id) {
+                    stream.attested(now, facts);
+                }
+            }
+            Err(NotAttested::Ended) => {
+                self.end(id, Denial::PermissionDenied("the process that connected has ended".to_owned()), out);
+            }
+            Err(NotAttested::Failed(why)) => {
+                self.end(id, Denial::Unavailable(format!("cannot find out about the process: {why}")), out);
+            }
+        }
+    }
+
+    /// Something changed for these streams. Many of them are not looked at all at once.
+    fn touch(&mut self, now: Moment, streams: &[StreamId]) {
+        let spread = if streams.len() > AT_ONCE { SPREAD } else { Duration::ZERO };
+        for id in streams {
+            let at = now + self.rng.up_to(spread);
+            if let Some(stream) = self.streams.get_mut(id) {
+                stream.touch(at);
+            }
+        }
+    }
+
+    fn touch_users(&mut self, now: Moment, names: &[WorkloadName]) {
+        if names.is_empty() {
+            return;
+        }
+        let users = self.streams.iter().filter(|(_, stream)| names.iter().any(|name| stream.is_about(name)));
+        let users: Vec<StreamId> = users.map(|(id, _)| *id).collect();
+        self.touch(now, &users);
+    }
+
+    fn settle_due(&mut self, now: Moment, out: &mut Vec<Effect>) {
+        let due = self.streams.iter().filter(|(_, stream)| stream.wake_at().is_some_and(|at| at <= now));
+        let due: Vec<StreamId> = due.map(|(id, _)| *id).collect();
+        for id in due {
+            self.settle(now, id, out);
+        }
+    }
+
+    /// The only place that decides what a stream is sent.
+    fn settle(&mut self, now: Moment, id: StreamId, out: &mut Vec<Effect>) {
+        let Some(stream) = self.streams.get_mut(&id) else { return };
+        let facts_needed = self.view.as_ref().map(|view| Needs::of(&view.entries)).unwrap_or_default();
+        if !stream.knows(facts_needed) {
+            self.attest(id, out); // an entry asks for a fact that no entry asked for before
+            return;
+        }
+        let matched = match (&self.view, stream.facts()) {
+            (Some(view), Some(facts)) => matches(&view.entries, facts),
+            _ => Vec::new(),
+        };
+        self.is_about(id, matched);
+        let Some(stream) = self.streams.get_mut(&id) else { return };
+        let decision = stream.decide(now, self.view.as_ref(), self.roots_changed, &self.certificates);
+        match decision {
+            Decision::Keep => stream.settled(),
+            Decision::Send(answer, fingerprint) if stream.is_fresh() => {
+                stream.sent(fingerprint);
+                self.sent += 1;
+                out.push(Effect::Send(id, Arc::new(answer)));
+            }
+            Decision::Send(..) => self.attest(id, out),
+            Decision::End(denial) => self.end(id, denial, out),
+        }
+    }
+
+    /// Notes which workloads a stream needs certificates of.
+    fn is_about(&mut self, id: StreamId, matched: Vec<Matched>) {
+        let Some(stream) = self.streams.get_mut(&id) else { return };
+        let needs_certificates = stream.kind() == Kind::Svids;
+        let before = stream.set_matched(matched);
+        if !needs_certificates {
+            return;
+        }
+        let view = self.view.as_ref();
+        for entry in stream.matched().iter().filter_map(|matched| view?.entry(&matched.name)) {
+            self.certificates.want(entry);
+        }
+        for matched in before {
+            self.certificates.release(&matched.name);
+        }
+    }
+
+    fn end(&mut self, id: StreamId, denial: Denial, out: &mut Vec<Effect>) {
+        if self.streams.contains_key(&id) {
+            self.forget(id);
+            self.refused += 1;
+            out.push(Effect::End(id, denial));
+        }
+    }
+
+    fn forget(&mut self, id: StreamId) {
+        self.is_about(id, Vec::new());
+        self.streams.remove(&id);
+    }
+
+    fn sign(&mut self, now: Moment, wall: WallTime, out: &mut Vec<Effect>) {
+        let Some(view) = &self.view else { return };
+        let planned = self.certificates.plan(now, wall, &view.roots.keys);
+        out.extend(planned.into_iter().map(|(by, name)| Effect::Sign(by, name)));
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,240 @@
+//! The actor `node/workloads`: the socket, the looks at processes, the questions to the leader.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use muster_kernel::{Address, Alarm, Backoff, Cx, Fault, Shell, Slot, Spec};
+use muster_messages::WorkloadView;
+use muster_messages::protocol::Named;
+use serde_json::{Value, json};
+use tokio::sync::{Semaphore, watch};
+
+use crate::attest::{LOOKS, Peer, look};
+use crate::core::{
+    Certificates, Effect, Facts, Input, Kind, NotAttested, Roots, SignFailure, SignId, StreamId, Svid, View,
+    WorkloadCore,
+};
+use crate::serve::{self, Told};
+use crate::socket::WorkloadSocket;
+use crate::svid::{WorkloadSigner, new_svid, roots};
+
+/// Messages waiting: a request of every stream, and their looks.
+const MAILBOX: usize = 4096;
+#[derive(Named)]
+#[strum(serialize_all = "snake_case")]
+pub enum Msg {
+    /// The agent has another view.
+    Viewed,
+    Asked(Ask),
+    Attested(StreamId, Result<Facts, NotAttested>),
+    Closed(StreamId),
+    Signed(SignId, Result<Svid, SignFailure>),
+    Wake,
+}
+
+/// A process opens a stream.
+pub struct Ask {
+    pub(crate) peer: Arc<Peer>,
+    pub(crate) kind: Kind,
+    pub(crate) tell: watch::Sender<Told>,
+}
+
+/// What the actor works with.
+#[derive(Clone)]
+pub struct WorkloadApiPorts {
+    pub socket: PathBuf,
+    pub view: watch::Receiver<WorkloadView>,
+    pub signer: Arc<dyn WorkloadSigner>,
+    /// Keys and certificates outlive a crash, in memory.
+    slot: Slot<Certificates>,
+}
+
+impl WorkloadApiPorts {
+    pub fn new(socket: PathBuf, view: watch::Receiver<WorkloadView>, signer: Arc<dyn WorkloadSigner>) -> Self {
+        Self { socket, view, signer, slot: Slot::new() }
+    }
+}
+
+/// The address of the actor, for all incarnations.
+pub fn workload_api_address() -> Address<Msg> {
+    Address::new(MAILBOX)
+}
+
+/// The actor. A socket that cannot be created, because another process serves it, is a failure that is shown and tried again.
+pub fn workload_api_spec(address: Address<Msg>, ports: WorkloadApiPorts) -> Spec {
+    Spec::actor("workloads", address, move || WorkloadApi::new(ports.clone())).contained().backoff(Backoff::SLOW)
+}
+
+/// An open stream's process, and its client.
+struct Open {
+    peer: Arc<Peer>,
+    tell: Arc<watch::Sender<Told>>,
+}
+
+struct WorkloadApi {
+    ports: WorkloadApiPorts,
+    core: WorkloadCore,
+    socket: WorkloadSocket,
+    open: BTreeMap<StreamId, Open>,
+    last: StreamId,
+    /// The roots as last parsed.
+    roots: (Arc<Vec<String>>, Arc<Roots>),
+    looks: Arc<Semaphore>,
+    alarm: Alarm,
+}
+
+impl WorkloadApi {
+    fn new(ports: WorkloadApiPorts) -> Result<Self, Fault> {
+        let socket = WorkloadSocket::bind(&ports.socket)?;
+        let core = WorkloadCore::new(ports.slot.get().unwrap_or_default(), rand::random());
+        Ok(Self {
+            ports,
+            core,
+            socket,
+            open: BTreeMap::new(),
+            last: StreamId(0),
+            roots: Default::default(),
+            looks: Arc::new(Semaphore::new(LOOKS)),
+            alarm: Alarm::default(),
+        })
+    }
+
+    fn view(&mut self) -> Option<Input> {
+        let view = self.ports.view.borrow_and_update().clone();
+        if view.generation == 0 {
+            return None;
+        }
+        if *self.roots.0 != *view.bundle {
+            let roots = roots(&view.bundle);
+            self.roots = (view.bundle, Arc::new(roots));
+        }
+        Some(Input::View(View { cluster: view.cluster, entries: view.entries, roots: Arc::clone(&self.roots.1) }))
+    }
+
+    fn step(&mut self, cx: &Cx<Msg>, input: Input) {
+        let is_signature = matches!(input, Input::Signed { .. });
+        let mut effects = Vec::new();
+        self.core.step(cx.now(), cx.wall(), input, &mut effects);
+        if is_signature {
+            self.ports.slot.set(self.core.certificates().clone());
+        }
+        for effect in effects {
+            self.apply(cx, effect);
+        }
+        self.alarm.set(cx, self.core.wake_at(cx.now(), cx.wall()), Msg::Wake);
+    }
+
+    fn apply(&mut self, cx: &Cx<Msg>, effect: Effect) {
+        match effect {
+            Effect::Attest(stream, needs) => {
+                if let Some(open) = self.open.get(&stream) {
+                    let look = look(Arc::clone(&open.peer), needs, Arc::clone(&self.looks));
+                    cx.report(async move { Msg::Attested(stream, look.await) });
+                }
+            }
+            Effect::Send(stream, answer) => {
+                if let Some(open) = self.open.get(&stream) {
+                    open.tell.send_replace(Told::Answer(answer));
+                }
+            }
+            Effect::End(stream, denial) => {
+                if let Some(open) = self.open.remove(&stream) {
+                    tracing::debug!(uid = open.peer.uid, ?denial, "stream of a workload refused or ended");
+                    open.tell.send_replace(Told::Ended(denial));
+                }
+            }
+            Effect::Sign(by, workload) => {
+                let Some(view) = self.core.view() else { return };
+                let signing =
+                    new_svid(Arc::clone(&self.ports.signer), workload.clone(), workload.spiffe_id(view.cluster));
+                cx.report(async move {
+                    let outcome = signing.await;
+                    if let Err(SignFailure { refused, why }) = &outcome {
+                        tracing::warn!(%workload, refused, why, "no certificate of a workload");
+                    }
+                    Msg::Signed(by, outcome)
+                });
+            }
+        }
+    }
+
+    /// The first failure and the success after it; there is one attempt every 30 s for each of hundreds of workloads.
+    fn log(&self, by: SignId, outcome: &Result<Svid, SignFailure>) {
+        let Some((workload, failed_before)) = self.core.certificates().asked_for(by) else { return };
+        match outcome {
+            Err(SignFailure { why, refused }) if !failed_before => {
+                tracing::warn!(%workload, refused, %why, "no certificate for a workload; retrying");
+            }
+            Ok(_) if failed_before => tracing::info!(%workload, "certificate for a workload again"),
+            _ => tracing::debug!(%workload, signed = outcome.is_ok(), "certificate for a workload"),
+        }
+    }
+
+    fn asked(&mut self, cx: &Cx<Msg>, Ask { peer, kind, tell }: Ask) -> Input {
+        self.last = StreamId(self.last.0 + 1);
+        let (stream, uid, tell) = (self.last, peer.uid, Arc::new(tell));
+        let client = Arc::clone(&tell);
+        cx.report(async move {
+            client.closed().await;
+            Msg::Closed(stream)
+        });
+        self.open.insert(stream, Open { peer, tell });
+        Input::Asked { stream, uid, kind }
+    }
+}
+
+impl Shell for WorkloadApi {
+    type Msg = Msg;
+    const KIND: &'static str = "WorkloadApi";
+
+    async fn started(&mut self, cx: &Cx<Msg>) -> Result<(), Fault> {
+        let listener = tokio::net::UnixListener::from_std(self.socket.listener.try_clone()?)?;
+        cx.spawn(serve::accept(listener, cx.me().clone(), cx.ended().clone()));
+        let mut view = self.ports.view.clone();
+        view.mark_changed();
+        cx.on_change(view, || Msg::Viewed);
+        Ok(())
+    }
+
+    async fn handle(&mut self, cx: &Cx<Msg>, msg: Msg) -> Result<(), Fault> {
+        let input = match msg {
+            Msg::Viewed => match self.view() {
+                Some(input) => input,
+                None => return Ok(()),
+            },
+            Msg::Asked(ask) => self.asked(cx, ask),
+            Msg::Attested(stream, facts) => Input::Attested { stream, facts },
+            Msg::Closed(stream) => {
+                self.open.remove(&stream);
+                Input::Closed(stream)
+            }
+            Msg::Signed(by, outcome) => {
+                self.log(by, &outcome);
+                Input::Signed { by, outcome }
+            }
+            Msg::Wake => {
+                self.alarm.fired();
+                Input::Woke
+            }
+        };
+        self.step(cx, input);
+        Ok(())
+    }
+
+    fn view(&self) -> Value {
+        let (held, signing, failed) = self.core.certificates().counts();
+        let (sent, refused) = self.core.totals();
+        let until = self.core.certificates().held().map(|(name, until)| (name.to_string(), json!(until)));
+        let failing = self.core.certificates().failing().map(|(name, failure)| (name.to_string(), json!(failure.why)));
+        json!({
+            "socket": self.ports.socket, "streams": self.core.streams(), "sent": sent, "refused": refused,
+            "entries": self.core.view().map(|view| view.entries.len()), "held": held, "signing": signing, "failed": failed,
+            "until": until.take(MAX_SHOWN).collect::<serde_json::Map<_, _>>(),
+            "failing": failing.take(MAX_SHOWN).collect::<serde_json::Map<_, _>>(),
+        })
+    }
+}
+
+/// Workloads in the actor's view: it is made often.
+const MAX_SHOWN: usize = 20;

@@ -1,0 +1,187 @@
+//! Programs that get identities of the cluster: their entries, the socket of a node, and what ends an identity.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use muster_gateway::Dialer;
+use muster_messages::protocol::{NodeCredentials, Service};
+use muster_messages::{RefusalReason, Role, Secret};
+use muster_workload_api::client::WorkloadClient;
+use muster_workload_api::proto::{X509Svid, X509SvidResponse};
+use rustls::pki_types::ServerName;
+use rustls::{ClientConnection, Stream};
+use tokio::sync::watch;
+use tokio::time::timeout;
+use tonic::{Code, Status, Streaming};
+
+use crate::harness::{World, eventually, eventually_so};
+
+type Svids = Streaming<X509SvidResponse>;
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// The selector of this test's own process. With `--yes`, because it may be root's.
+fn own_uid() -> String {
+    format!("unix:uid:{}", rustix::process::getuid().as_raw())
+}
+
+fn another_uid() -> String {
+    format!("unix:uid:{}", rustix::process::getuid().as_raw() + 1)
+}
+
+/// Restarts a node with a socket for workloads, which every name of a file there is short enough for.
+fn serves(world: &mut World, name: &str) -> PathBuf {
+    let socket = world.folder().join(format!("{name}.w"));
+    world.node(name).stop();
+    world.node(name).start(&["--workload-socket", socket.to_str().expect("the folder's path is text")]).ready();
+    socket
+}
+
+async fn open(socket: &Path) -> Result<(X509SvidResponse, Svids), Status> {
+    let mut stream = WorkloadClient::connect(socket).await?.fetch_x509_svid().await?;
+    match timeout(LIMIT, stream.message()).await {
+        Ok(first) => Ok((first?.expect("a stream ends with a status"), stream)),
+        Err(_) => Err(Status::deadline_exceeded("no first message")),
+    }
+}
+
+/// What this process is, once the node knows.
+fn identities(world: &World, socket: &Path, count: usize) -> (Vec<X509Svid>, Svids) {
+    eventually(&format!("{count} identities at {socket:?}"), || {
+        let (first, stream) = world.wait_for(open(socket)).ok()?;
+        (first.svids.len() == count).then_some((first.svids, stream))
+    })
+}
+
+fn is_nothing(world: &World, socket: &Path) {
+    eventually_so("this process is no workload", || {
+        world.wait_for(open(socket)).is_err_and(|status| status.code() == Code::PermissionDenied)
+    });
+}
+
+/// The messages of a stream up to its end, and how it ended.
+fn end_of(world: &World, mut stream: Svids) -> Status {
+    let end = async {
+        loop {
+            match stream.message().await {
+                Ok(Some(_)) => {}
+                Ok(None) => return Status::ok("it ended without a status"),
+                Err(status) => return status,
+            }
+        }
+    };
+    world.wait_for(async { timeout(LIMIT, end).await.expect("the stream ends") })
+}
+
+#[test]
+fn program_is_a_workload_while_its_entry_applies() {
+    let mut world = World::with(1, 1);
+    let socket = serves(&mut world, "n2");
+    is_nothing(&world, &socket);
+    let refused = world.muster(&["workload", "set", "shop/web"]).code;
+    assert_eq!(refused, 2, "a selector is required");
+
+    // Of another user, and of other nodes.
+    world.muster(&["workload", "set", "shop/other", "--selector", &another_uid()]).ended(0);
+    let elsewhere = ["--selector", &own_uid(), "--node-label", "zone=a", "--yes"];
+    world.muster(&[&["workload", "set", "shop/zone"], &elsewhere[..]].concat()).ended(0);
+    let set = ["workload", "set", "shop/web", "--selector", &own_uid(), "--dns", "web.example", "--ttl", "5m", "--yes"];
+    let web = world.muster(&set).ended(0).json();
+    let (svids, stream) = identities(&world, &socket, 1);
+    assert_eq!(web["spiffe_id"], svids[0].spiffe_id.as_str());
+    assert_eq!(world.muster(&set).ended(0).json()["changed"], false);
+
+    let explained = world.muster_at("n2", &["workload", "explain", "--pid", &std::process::id().to_string()]).ended(0);
+    let explained = explained.json();
+    assert_eq!(explained["matches"], serde_json::json!(["shop/web"]), "{explained}");
+    assert_eq!(explained["others"][0]["selector"], another_uid().as_str(), "{explained}");
+    let shown = world.muster(&["workload", "show", "shop/web"]).ended(0).json();
+    assert_eq!(shown["holders"][0]["name"], "n2", "{shown}");
+
+    // A label of the operator's makes the node one of them, at once and for the open stream, too.
+    world.muster(&["node", "update", "n2", "--label-add", "zone=a"]).ended(0);
+    let (both, _second) = identities(&world, &socket, 2);
+    assert_eq!(both[0].spiffe_id, svids[0].spiffe_id, "the first stays the default");
+    world.muster(&["node", "update", "n2", "--label-rm", "zone"]).ended(0);
+    identities(&world, &socket, 1);
+
+    let removed = world.muster(&["workload", "rm", "shop/web"]).ended(0).json();
+    assert_eq!(removed["removed"], true);
+    let ended = end_of(&world, stream);
+    assert_eq!(ended.code(), Code::PermissionDenied, "{ended}");
+    is_nothing(&world, &socket);
+    assert_eq!(world.muster(&["workload", "rm", "shop/web"]).ended(4).error_code(), "not_found");
+    let left: Vec<String> = world.muster(&["workload", "ls"]).ended(0).json()["items"]
+        .as_array()
+        .map(|items| items.iter().map(|item| item["name"].to_string()).collect())
+        .unwrap_or_default();
+    assert_eq!(left, ["\"shop/other\"", "\"shop/zone\""]);
+}
+
+#[test]
+fn workloads_outlive_their_actor_and_the_leader() {
+    let mut world = World::with(1, 1);
+    let socket = serves(&mut world, "n2");
+    world.muster(&["workload", "set", "shop/web", "--selector", &own_uid(), "--yes"]).ended(0);
+    let (before, stream) = identities(&world, &socket, 1);
+    world.muster_at("n1", &["actors", "crash", "node/workloads", "--node", "n2", "--how", "panic"]).ended(0);
+    assert_ne!(end_of(&world, stream).code(), Code::Ok, "a crash costs the stream");
+    identities(&world, &socket, 1);
+    assert!(world.muster_at("n2", &["status"]).code == 0, "and nothing else");
+
+    world.node("n1").kill();
+    let (held, _stream) = identities(&world, &socket, 1);
+    assert_eq!(held[0].spiffe_id, before[0].spiffe_id, "what is held is served without a leader");
+}
+
+/// SPIFFE-3, at a real port with a certificate that a program got.
+#[test]
+fn certificate_of_a_workload_opens_nothing() {
+    let mut world = World::with(1, 1);
+    let socket = serves(&mut world, "n2");
+    world.muster(&["workload", "set", "shop/web", "--selector", &own_uid(), "--yes"]).ended(0);
+    let (svids, _stream) = identities(&world, &socket, 1);
+    let root_pem = world.muster(&["ca", "show"]).ended(0).json()["pem"].as_str().expect("PEM").to_owned();
+    let credentials = Arc::new(credentials(&svids[0], root_pem));
+    let dialer = Dialer::new(watch::Sender::new(Arc::clone(&credentials)).subscribe());
+    let addr = world.node("n1").address().to_string();
+    for service in [Service::Mesh, Service::Agent, Service::Join, Service::Api] {
+        let dialled = world.wait_for(dialer.dial(&addr, service, None));
+        let reason = dialled.err().and_then(|error| error.reason());
+        assert_eq!(reason, Some(RefusalReason::Forbidden), "{service:?}");
+    }
+    for name in ["n1", "n2"] {
+        let addr = world.node(name).address().to_string();
+        for path in ["/v1/status", "/v1/nodes", "/apis/coordination.k8s.io/v1/leases"] {
+            let answer = over_http(&addr, &credentials, path).expect("an answer");
+            assert!(answer.starts_with("HTTP/1.1 403"), "{path} at {name}: {answer}");
+        }
+    }
+    assert!(world.nodes_log("n1").lines().all(|line| !line.contains("PRIVATE KEY")));
+    assert_eq!(world.seen("n1", "n2").map(|node| node.role), Some(Role::Worker));
+}
+
+/// A certificate and its key as a node would present them.
+fn credentials(svid: &X509Svid, root_pem: String) -> NodeCredentials {
+    let leaf = &svid.x509_svid[..4 + usize::from(u16::from_be_bytes([svid.x509_svid[2], svid.x509_svid[3]]))];
+    let cert_pem = pem::encode(&pem::Pem::new("CERTIFICATE", leaf));
+    let key_pem = Secret::new(pem::encode(&pem::Pem::new("PRIVATE KEY", svid.x509_svid_key.clone())));
+    let identity = muster_pki::identity_of_pem(&cert_pem).expect("an identity of the cluster");
+    NodeCredentials { cert_pem, key_pem, root_pem, identity }
+}
+
+fn over_http(addr: &str, credentials: &NodeCredentials, path: &str) -> std::io::Result<String> {
+    let config = muster_pki::client_config(&credentials.root_pem, Some(credentials), &[b"http/1.1"]).expect("TLS");
+    let name = ServerName::try_from("localhost").expect("a name");
+    let mut tls = ClientConnection::new(config, name).expect("a client");
+    let mut tcp = TcpStream::connect(addr)?;
+    tcp.set_read_timeout(Some(LIMIT))?;
+    let mut stream = Stream::new(&mut tls, &mut tcp);
+    write!(stream, "GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")?;
+    let mut answer = vec![0; 12];
+    stream.read_exact(&mut answer)?;
+    Ok(String::from_utf8_lossy(&answer).into_owned())
+}
