@@ -157,6 +157,7 @@ impl<'a> Lead<'a> {
         let make = |reply| RoleManagerMsg::Remove { node: id, force, by, request, reply };
         let knew_root_key = Some(was_manager(self.tables(), &record));
         self.work.ask(&self.work.manager.leader.roles, make).await?;
+        let now = Clock.wall();
         Ok(NodeRemovedView {
             node: id.to_string(),
             name: record.name.to_string(),
@@ -164,7 +165,7 @@ impl<'a> Lead<'a> {
             member_since: Some(record.created_at),
             removed: true,
             knew_root_key,
-            workloads_until: muster_store::workloads_end_after(self.tables(), Clock.wall()),
+            workloads_until: muster_store::workloads_end_after(self.tables(), now).filter(|until| *until > now),
         })
     }
 

@@ -23,16 +23,17 @@ impl MayStop<'_> {
         let replica = self.work.confirmed().await?;
         let node = replica.tables.nodes.get(&self.node.id).cloned();
         let node = node.ok_or_else(|| ErrorBody::new(ErrorCode::NotFound, "the node was removed meanwhile"))?;
-        if let Some(why) = unfinished(&replica, node.id) {
-            return Err(ErrorBody::new(ErrorCode::QuorumAtRisk, why));
-        }
         let view = |leader, answering, needed| {
             let (node, name, role) = (node.id, node.name.clone(), node.role);
             NodeMayStopView { node, name, role, may_stop: true, leader, answering, needed }
         };
         let voters: Vec<_> = replica.tables.members.values().filter(|member| member.voter).collect();
+        // No quorum is lost with it: also not with a manager that never became a voter, which a restart may help.
         if voters.iter().all(|voter| voter.node != node.id) {
             return Ok(view(false, 0, 0));
+        }
+        if let Some(why) = unfinished(&replica) {
+            return Err(ErrorBody::new(ErrorCode::QuorumAtRisk, why));
         }
         let others: BTreeSet<RaftId> =
             voters.iter().filter(|voter| voter.node != node.id).map(|voter| voter.raft_id).collect();
@@ -73,20 +74,18 @@ impl MayStop<'_> {
 }
 
 /// A change of the managers that is in progress, and that a stop would hold up or put at risk.
-fn unfinished(replica: &Replica, node: NodeId) -> Option<String> {
+fn unfinished(replica: &Replica) -> Option<String> {
     let tables = &replica.tables;
     let name = |id: &NodeId| tables.nodes.get(id).map_or_else(|| id.to_string(), |node| node.name.to_string());
     if let Some(learner) = tables.members.values().find(|member| !member.voter) {
         return Some(format!("{} is catching up with the log; retry when it votes", name(&learner.node)));
     }
     let changing = |record: &&std::sync::Arc<NodeRecord>| {
-        let manager = record.role == Role::Manager || record.desired_role == Role::Manager;
-        let leaves = record.removing.is_some() && tables.member_of(record.id).is_some();
-        let arrives = record.role == Role::Manager && tables.member_of(record.id).is_none();
-        manager && (record.role != record.desired_role || leaves || (arrives && record.id == node))
+        let leaves = record.removing.is_some() || record.desired_role == Role::Worker;
+        leaves && tables.member_of(record.id).is_some()
     };
     let record = tables.nodes.values().find(changing)?;
-    Some(format!("the role of {} is changing; retry when `muster status` shows nothing pending", record.name))
+    Some(format!("{} is to be demoted or removed; retry when `muster status` shows nothing pending", record.name))
 }
 
 fn names<'a>(replica: &Replica, members: impl Iterator<Item = &'a RaftId>) -> Vec<Name> {
@@ -127,23 +126,22 @@ mod tests {
 
     #[test]
     fn unfinished_changes_of_managers_are_named() {
-        let why = |change: &dyn Fn(&mut Tables), of: u128| {
+        let why = |change: &dyn Fn(&mut Tables)| {
             let mut replica = Replica { tables: settled(), ..Replica::default() };
             change(&mut replica.tables);
-            unfinished(&replica, id(of)).unwrap_or_default()
+            unfinished(&replica).unwrap_or_default()
         };
         let record = |tables: &mut Tables, n: u128, change: &dyn Fn(&mut NodeRecord)| {
             change(Arc::make_mut(tables.nodes.get_mut(&id(n)).unwrap()));
         };
-        assert_eq!(why(&|_| {}, 1), "");
-        let promoted = |tables: &mut Tables| record(tables, 3, &|node| node.desired_role = Role::Manager);
-        assert!(why(&promoted, 1).starts_with("the role of n3 is changing"));
+        assert_eq!(why(&|_| {}), "");
         let joining = |tables: &mut Tables| {
             record(tables, 3, &|node| (node.desired_role, node.role) = (Role::Manager, Role::Manager));
         };
-        assert!(why(&joining, 3).starts_with("the role of n3 is changing"));
-        assert_eq!(why(&joining, 1), "", "one that never joins is in no other's way");
+        assert_eq!(why(&joining), "", "one that is not a member yet is in no other's way");
+        let demoted = |tables: &mut Tables| record(tables, 2, &|node| node.desired_role = Role::Worker);
+        assert!(why(&demoted).starts_with("n2 is to be demoted or removed"));
         let learner = |tables: &mut Tables| tables.members.get_mut(&RaftId(2)).unwrap().voter = false;
-        assert!(why(&learner, 1).starts_with("n2 is catching up"));
+        assert!(why(&learner).starts_with("n2 is catching up"));
     }
 }

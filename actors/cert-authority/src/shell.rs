@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use muster_kernel::{Cx, Fault, Parked, Recipient, Shell};
 use muster_messages::protocol::{CertAuthorityMsg, Named, ProposeError, RaftMemberMsg};
-use muster_messages::{Command, Replica, Revision, Tables, millis};
+use muster_messages::{Command, ErrorBody, ErrorCode, Replica, Revision, Tables, millis};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tracing::{info, warn};
 
 use crate::Config;
-use crate::core::{CertAuthority, ClockNews, Effect, Input, StepId};
+use crate::core::{Answer, AskId, CertAuthority, ClockNews, Effect, Input, StepId};
 use crate::requests::{self, Arrived, Port};
 use crate::signer::Signer;
 
@@ -32,6 +32,8 @@ pub enum Msg {
     Protocol(CertAuthorityMsg),
     /// A proposal ended.
     Proposed(StepId, Result<Revision, ProposeError>),
+    /// What is to be answered, now that this manager is known to lead, or not.
+    Confirmed(AskId, Box<Result<Answer, ErrorBody>>),
     /// The replica has reached a revision that a request waits for.
     CaughtUp,
     /// It is time to compare the clocks.
@@ -134,17 +136,34 @@ impl CertAuthorityShell {
             Effect::CatchUp(until) => {
                 cx.when(self.replica.clone(), move |replica| replica.tables.revision >= until, Msg::CaughtUp)
             }
-            Effect::Answer(ask, answer) => {
-                if let Some(port) = self.asks.take(ask) {
-                    port.answer(answer);
-                }
-            }
+            Effect::Answer(ask, Ok(answer @ Answer::Workload(_))) => self.confirm(cx, ask, answer),
+            Effect::Answer(ask, answer) => self.answer(ask, answer),
             Effect::CompareClocks => self.compare(cx),
             Effect::ClockNews(ClockNews::Failed { why }) => warn!(%why, "clock check failed"),
             Effect::ClockNews(ClockNews::Passed) => info!("clock check passed"),
             Effect::WakeAt(at) => cx.after(at.since(cx.now()), Msg::Wake),
         }
         None
+    }
+
+    fn answer(&mut self, ask: AskId, answer: Result<Answer, ErrorBody>) {
+        if let Some(port) = self.asks.take(ask) {
+            port.answer(answer);
+        }
+    }
+
+    /// SPIFFE-1. Nothing of a workload's certificate is proposed, so nothing else shows that this manager still led when it was signed. One
+    /// that was cut off or suspended would sign for nodes that were removed long ago.
+    fn confirm(&self, cx: &Cx<Msg>, ask: AskId, answer: Answer) {
+        let raft = self.raft.clone();
+        cx.report(async move {
+            let deadline_ms = millis(PROPOSAL_DEADLINE);
+            let read = raft.ask(ANSWER_TIMEOUT, |reply| RaftMemberMsg::Read { deadline_ms, reply }).await;
+            let led = matches!(read, Ok(Ok(_)));
+            let unconfirmed = "the leader could not confirm that it leads, so the certificate is withheld; retry";
+            let answer = led.then_some(answer).ok_or_else(|| ErrorBody::new(ErrorCode::NoQuorum, unconfirmed));
+            Msg::Confirmed(ask, Box::new(answer))
+        });
     }
 
     fn propose(&self, cx: &Cx<Msg>, step: StepId, command: Command) {
@@ -178,6 +197,7 @@ impl Shell for CertAuthorityShell {
         match msg {
             Msg::Protocol(msg) => self.request(cx, msg),
             Msg::Proposed(step, result) => self.step(cx, Input::Proposed(step, result)),
+            Msg::Confirmed(ask, answer) => self.answer(ask, *answer),
             Msg::CaughtUp => {} // `refresh` has passed the replica to the core
             Msg::Compare => {
                 self.compare(cx);

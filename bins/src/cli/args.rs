@@ -410,7 +410,7 @@ pub struct EventsArgs {
     #[arg(long)]
     pub all: bool,
     /// Only the newest N [default on a terminal: as many as fit]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", conflicts_with = "watch")]
     pub last: Option<usize>,
     /// Keep printing new events
     #[arg(long)]
@@ -449,7 +449,7 @@ pub struct DevDir {
 
 fn parse_event_kind(text: &str) -> Result<EventKind, String> {
     serde_json::from_value(text.into()).map_err(|_| {
-        "one of cluster, node, role, certificate, membership, liveness, token, user, lease, gate".to_owned()
+        "one of cluster, node, role, certificate, membership, liveness, token, user, lease, gate, workload".to_owned()
     })
 }
 

@@ -71,8 +71,12 @@ pub fn settle_worker(config: &Config, memory: &NodeMemory, credentials: &NodeCre
     match store.keys().status() {
         _ if !is_worker => return Ok(()),
         KeysStatus::Absent => return Ok(()),
-        // Only at a start, which has set the data aside.
-        KeysStatus::Locked { .. } => {}
+        // A start has set the data aside, unless the disk refused that.
+        KeysStatus::Locked { .. } => {
+            if disk::seal_of(&raft, store.keys())? != DirSeal::Absent {
+                return Ok(());
+            }
+        }
         KeysStatus::Open { .. } => {
             store.reseal()?;
             // The member's data goes first. This is repeated when the manager runtime has stopped.

@@ -169,9 +169,6 @@ pub enum Request {
     /// process alone; one that is not locked answers `not_locked`, and a wrong key changes nothing. Lost: ask for the
     /// status. Repeated: `not_locked`.
     Unlock { key: Secret, version: Option<Revision> },
-    /// Whether the others keep a quorum while a node is stopped; `quorum_at_risk` if not. Managers are asked now, by the leader. Needs
-    /// feature level 3. Read: repeat freely; nothing is reserved, so an answer is as old as it is.
-    NodeMayStop { node: NodeRef },
     /// A request to an authority above for an issuing certificate: makes its key, if there is no request yet. `compromised`: others may
     /// have the key of every root that has one, and of a request that was made without it, which is replaced. Needs feature level
     /// 3. Write: by request id, see [`Request`]. Repeated under another id: the same request.
@@ -193,6 +190,9 @@ pub enum Request {
     /// Which workloads a process of the answering node is, and why not the others. Answered by this process alone. Read: repeat
     /// freely.
     WorkloadExplain { pid: u32 },
+    /// Whether the others keep a quorum while a node is stopped; `quorum_at_risk` if not. Managers are asked now, by the leader. Needs
+    /// feature level 3. Read: repeat freely; nothing is reserved, so an answer is as old as it is.
+    NodeMayStop { node: NodeRef },
 }
 
 impl Request {

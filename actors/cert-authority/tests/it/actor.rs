@@ -1,11 +1,11 @@
 //! The actor itself under a real supervisor, with a stand-in for the Raft member.
 use std::sync::{Arc, Mutex};
 
-use crate::world::{MANAGER, WORKER, World, id};
+use crate::world::{MANAGER, WORKER, World, id, key, presented};
 use muster_cert_authority::{CertAuthorityShell, Config, Msg};
 use muster_kernel::{Address, AskError, Fuse, Spec};
-use muster_messages::protocol::{Applied, CertAuthorityMsg, ProposeError, RaftMemberMsg, UserRights};
-use muster_messages::wire::{JoinReply, JoinRequest, Rekey, SignReply};
+use muster_messages::protocol::{Applied, CertAuthorityMsg, ProposeError, RaftMemberMsg, ReadError, UserRights};
+use muster_messages::wire::{JoinReply, JoinRequest, Rekey, SignReply, WorkloadRequest};
 use muster_messages::*;
 use muster_pki::*;
 use muster_testkit::{ActorHarness, Probe, WAIT_LIMIT, answered, at_every_point, insisting_until_known};
@@ -300,4 +300,40 @@ async fn one_re_keys_and_a_person_is_certified(fuse: Fuse) {
 async fn at_every_crash_point_the_last_answered_certificate_counts() {
     let points = at_every_point(one_re_keys_and_a_person_is_certified).await;
     assert!(points > 20, "there were {points} crash points");
+}
+
+/// SPIFFE-1. A manager that was cut off or suspended has the entries of its time, and nothing of a workload is proposed.
+#[tokio::test]
+async fn workload_is_answered_only_by_a_confirmed_leader() {
+    let mut world = World::new();
+    world.add(2, Role::Worker);
+    world.set_workload(WorkloadEntry::new("shop/web".parse().unwrap(), [WorkloadSelector::UnixUid(1000)]));
+    let serial = world.newest(2).unwrap().serial.clone();
+    let (_publish, replica) = watch::channel(replica_of(&world.log));
+    let harness = ActorHarness::start().await;
+    let (raft, leads) = (harness.probe("raft-member"), Arc::new(Mutex::new(false)));
+    let (is_leading, confirmed) = (Arc::clone(&leads), replica_of(&world.log));
+    raft.on(move |msg| match msg {
+        RaftMemberMsg::Read { reply, .. } => {
+            let led = *is_leading.lock().unwrap();
+            answered(reply, led.then(|| Arc::clone(&confirmed)).ok_or(ReadError::TimedOut))
+        }
+        other => Some(other),
+    });
+    let (address, to_raft) = (Address::<Msg>::new(64), raft.recipient());
+    harness.start_actor(Spec::actor("cert-authority", address.clone(), move || {
+        Ok(CertAuthorityShell::new(Config::default(), to_raft.clone(), replica.clone()))
+    }));
+    harness.healthy(PATH, 1).await;
+    let asked = || async {
+        let not_after = muster_kernel::Clock.wall().plus(std::time::Duration::from_secs(3600));
+        let identity = CertIdentity { not_after, ..presented(2, Role::Worker, &serial) };
+        let request = WorkloadRequest { workload: "shop/web".parse().unwrap(), public_key_der: key().spki().to_vec() };
+        let make = |reply| CertAuthorityMsg::SignWorkload { identity: Box::new(identity), request, reply }.into();
+        address.ask(WAIT_LIMIT, make).await.unwrap()
+    };
+    assert_eq!(asked().await.unwrap_err().code, ErrorCode::NoQuorum);
+    *leads.lock().unwrap() = true;
+    assert!(asked().await.unwrap().chain_pem.contains("BEGIN CERTIFICATE"));
+    harness.finish().await;
 }

@@ -98,6 +98,9 @@ impl<F: FileSystem> EngineDisk<F> {
         make_dir(dir)?;
         let lock = Lock::take(dir)?;
         reseal::carry_marks(dir)?; // a crash came between the exchange and this
+        if purpose == OpenFor::Reading && is_marked_for_wipe(dir) {
+            return Err(LogFault::io(dir, "it is to be wiped"));
+        }
         finish_wipe(dir)?;
         Self::open_locked(dir, fs, keys, (purpose, lock))
     }

@@ -5,7 +5,8 @@
 //!             SPIFFE-6  an entry names itself, is bounded, and is as old as the state at most.
 
 use muster_messages::{
-    AuthorityRefusal, MAX_WORKLOADS, RootId, WorkloadChange, WorkloadEntry, WorkloadName, WorkloadRefusal,
+    AuthorityRefusal, MAX_WORKLOAD_TTL, MAX_WORKLOADS, RootId, WorkloadChange, WorkloadEntry, WorkloadName,
+    WorkloadRefusal,
 };
 
 use super::*;
@@ -65,8 +66,9 @@ fn text(entry: &WorkloadEntry) -> String {
 pub fn workloads_end_after(tables: &Tables, at: WallTime) -> Option<WallTime> {
     let workloads = &tables.workloads;
     let longest = workloads.entries.values().map(|entry| at.plus(entry.ttl)).max();
-    let former = (workloads.former_until > WallTime(0)).then_some(workloads.former_until);
-    longest.max(former)
+    // An entry that was removed after `at` had signed nothing up to then that lasts longer than this.
+    let former = workloads.former_until.min(at.plus(MAX_WORKLOAD_TTL));
+    longest.max((former > WallTime(0)).then_some(former))
 }
 
 /// Refuses to retire a root while workloads may hold certificates of it: they are not on record, so every one would be refused by the

@@ -97,12 +97,14 @@ fn certificates_of_former_entries_are_remembered() {
     assert_eq!(workloads_end_after(&world.tables, T0), Some(T0.plus(DAY)));
     let at = |secs: u64| T0.plus(Duration::from_secs(secs));
     world.must(Command { at: at(10), ..command([set(lasting("a/c", FIVE_MINUTES))]) });
-    assert_eq!(workloads_end_after(&world.tables, T0), Some(at(10).plus(DAY)), "of its former lifetime");
+    assert_eq!(workloads_end_after(&world.tables, at(10)), Some(at(10).plus(DAY)), "of its former lifetime");
+    assert_eq!(workloads_end_after(&world.tables, T0), Some(T0.plus(DAY)), "of those signed up to then");
     world.must(Command { at: at(20), ..command([remove("a/b"), remove("a/c")]) });
-    assert_eq!(workloads_end_after(&world.tables, T0), Some(at(10).plus(DAY)));
+    assert_eq!(workloads_end_after(&world.tables, at(20)), Some(at(10).plus(DAY)));
     world.must(Command { at: at(30), ..command([set(lasting("a/c", DAY))]) });
     world.must(Command { at: at(40), ..command([remove("a/c")]) });
-    assert_eq!(workloads_end_after(&world.tables, T0), Some(at(40).plus(DAY)), "of the one that is deleted");
+    assert_eq!(workloads_end_after(&world.tables, at(40)), Some(at(40).plus(DAY)), "of the one that is deleted");
+    assert_eq!(workloads_end_after(&world.tables, T0), Some(T0.plus(DAY)), "later changes put off nothing");
 }
 
 #[test]

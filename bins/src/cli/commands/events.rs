@@ -4,12 +4,13 @@ use std::time::Duration;
 
 use muster_client::{Failure, Outcome, parse};
 use muster_messages::wire::Request;
-use muster_messages::{ErrorCode, EventKind, EventView, EventsView, NodeView, Revision, WallTime, word};
+use muster_messages::{ErrorCode, EventKind, EventView, EventsView, ID_LEN, NodeView, Revision, WallTime, word};
 use serde::Deserialize;
 use serde_json::Value;
 use tokio::time::Instant;
 
 use super::Context;
+use super::watching::may_pass;
 use crate::cli::args::EventsArgs;
 use crate::cli::duration::millis;
 use crate::cli::output::print;
@@ -79,9 +80,7 @@ impl Chosen {
                 match ctx.client.ask::<NodeView>(request).await {
                     Ok(found) => Some(found.id.to_string()),
                     // Events of a removed node remain.
-                    Err(failure) if failure.is(ErrorCode::NotFound) && node.len() >= MIN_ID_PREFIX => {
-                        Some(node.clone())
-                    }
+                    Err(failure) if failure.is(ErrorCode::NotFound) && may_begin_an_id(node) => Some(node.clone()),
                     Err(failure) => return Err(failure),
                 }
             }
@@ -105,6 +104,11 @@ impl Chosen {
     }
 }
 
+fn may_begin_an_id(text: &str) -> bool {
+    let is_digit = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
+    (MIN_ID_PREFIX..=ID_LEN).contains(&text.len()) && text.bytes().all(is_digit)
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Shown {
     Yes,
@@ -124,7 +128,7 @@ async fn watch(ctx: &mut Context, mut since: u64, chosen: &Chosen) -> Outcome<u8
         let request = Request::Events { since: Revision(since), wait_ms };
         let mut page: EventsView<Value> = match ctx.client.call(request).await {
             Ok(text) => parse(&text)?,
-            Err(failure) if is_transient(&failure) && answered.elapsed() < ctx.client.timeout() => {
+            Err(failure) if may_pass(&failure) && answered.elapsed() < ctx.client.timeout() => {
                 tokio::time::sleep(RETRY_PAUSE).await;
                 continue;
             }
@@ -149,16 +153,4 @@ async fn watch(ctx: &mut Context, mut since: u64, chosen: &Chosen) -> Outcome<u8
 /// The events, for tables. As JSON they are printed as they came.
 fn read(items: Vec<Value>) -> Outcome<Vec<EventView>> {
     items.into_iter().map(|item| serde_json::from_value(item).map_err(Failure::internal)).collect()
-}
-
-/// Whether the failure is transient: a daemon that restarts, a leader change, a full pool.
-fn is_transient(failure: &Failure) -> bool {
-    let codes = [
-        ErrorCode::Unreachable,
-        ErrorCode::NoQuorum,
-        ErrorCode::UnknownOutcome,
-        ErrorCode::NotKnownHereYet,
-        ErrorCode::TooManyRequests,
-    ];
-    codes.iter().any(|code| failure.code == code.to_string())
 }

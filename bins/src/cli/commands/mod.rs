@@ -186,15 +186,17 @@ pub(super) async fn run(cli: Cli) -> Outcome<u8> {
 async fn status(ctx: &mut Context, args: WatchedArgs) -> Outcome<u8> {
     let fresh = args.fresh.fresh;
     if args.watch {
-        return watching::watch(ctx, async |ctx: &mut Context| ask_status(ctx, fresh).await).await;
+        // Asked once: without a quorum, each answer takes a moment.
+        let mut known = render::Names::new();
+        return watching::watch(ctx, async |ctx: &mut Context| ask_status(ctx, fresh, &mut known).await).await;
     }
-    let (json, status) = ask_status(ctx, fresh).await?;
+    let (json, status) = ask_status(ctx, fresh, &mut render::Names::new()).await?;
     ctx.out.document(&json, || status.brief, || status.text);
     Ok(0)
 }
 
-/// The status as JSON, and as text.
-async fn ask_status(ctx: &mut Context, fresh: bool) -> Outcome<(String, Text)> {
+/// The status as JSON, and as text. `known`: names that are known already.
+async fn ask_status(ctx: &mut Context, fresh: bool, known: &mut render::Names) -> Outcome<(String, Text)> {
     let json = ctx.client.call(Request::Status { fresh }).await?;
     let title = "status";
     if let Ok(locked) = parse::<LockedView>(&json) {
@@ -209,12 +211,14 @@ async fn ask_status(ctx: &mut Context, fresh: bool) -> Outcome<(String, Text)> {
     // A daemon that cannot list the names still has a status, with ids.
     let mut names = BTreeMap::new();
     let members = status.raft.voters.iter().chain(&status.raft.learners).filter(|_| !ctx.out.quiet);
-    for id in members {
+    for id in members.filter(|id| !known.contains_key(id)) {
         let request = Request::NodeInspect { node: id.to_string(), fresh: false };
         match ctx.client.ask::<NodeView>(request).await {
             Ok(node) => names.insert(*id, node.name),
             Err(_) => break,
         };
     }
+    names.extend(known.clone());
+    known.clone_from(&names);
     Ok((json, Text { title, brief, text: render::status(&status, &names), narrow: None }))
 }

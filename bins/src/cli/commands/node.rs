@@ -20,6 +20,8 @@ use crate::cli::render;
 use crate::cli::tally::Tally;
 use crate::cli::waiting::{Settled, wait_until_settled};
 
+/// How long one answer may take while it is waited for: without a quorum there is none.
+const ANSWER_LIMIT: Duration = Duration::from_secs(5);
 /// The time between two questions whether a node may be stopped.
 const ASK_AGAIN: Duration = Duration::from_millis(500);
 
@@ -79,7 +81,9 @@ async fn may_stop(ctx: &mut Context, node: String, wait: Option<Duration>) -> Ou
     let until = Instant::now() + wait.unwrap_or_default();
     let mut last = String::new();
     loop {
-        let failure = match ctx.client.call(Request::NodeMayStop { node: node.clone() }).await {
+        let left = until.saturating_duration_since(Instant::now());
+        let limit = if wait.is_some() { left.clamp(ASK_AGAIN, ANSWER_LIMIT) } else { ctx.client.timeout() };
+        let failure = match ctx.client.call_within(Request::NodeMayStop { node: node.clone() }, limit).await {
             Ok(text) => {
                 let sentence = |view: &NodeMayStopView| render::may_stop(view);
                 return ctx.print(&text, |_| "yes".to_owned(), sentence);

@@ -2,8 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use muster_client::Outcome;
+use muster_client::{Failure, Outcome};
 use muster_kernel::Clock;
+use muster_messages::ErrorCode;
 
 use super::Context;
 use crate::cli::output::{print, print_failure, printable, without_fraction};
@@ -77,7 +78,8 @@ pub(super) async fn watch<P: Picture>(
     mut ask: impl AsyncFnMut(&mut Context) -> Outcome<(String, P)>,
 ) -> Outcome<u8> {
     let mut interrupts = Interrupts::listen()?;
-    ctx.client.set_timeout(TIMEOUT);
+    ctx.client.set_timeout(ctx.client.timeout().min(TIMEOUT));
+    let mut answered = false;
     let mut screen = None;
     let mut shown: Option<Shown<P>> = None;
     let mut pause = Duration::ZERO;
@@ -103,30 +105,36 @@ pub(super) async fn watch<P: Picture>(
             }
         };
         pause = INTERVAL.max(10 * took).min(10 * INTERVAL);
+        let first = answer.is_ok() && !std::mem::replace(&mut answered, true);
         match answer {
             Ok((json, _)) if ctx.out.is_json() => print(&json),
             Ok((_, picture)) if ctx.out.quiet => print(&picture.brief()),
             Ok((_, mut picture)) => {
-                let is_first = shown.is_none();
                 if let Some(former) = shown.take() {
                     picture.follow(former.picture);
                 }
-                if is_first {
+                if first {
                     screen = Screen::open()?;
                 }
                 let at = without_fraction(&Clock.wall().to_string());
                 shown.insert(Shown { picture, at, failure: None }).show(screen.as_ref());
             }
-            Err(failure) if failure.is_transient() && shown.is_some() => {
-                if let Some(shown) = &mut shown {
+            Err(failure) if !answered || !may_pass(&failure) => return Err(failure),
+            Err(failure) => match &mut shown {
+                Some(shown) => {
                     shown.failure = Some(printable(&failure.message));
                     shown.show(screen.as_ref());
                 }
-            }
-            Err(failure) if failure.is_transient() && ctx.out.is_json() => print_failure(&failure, ctx.out.format),
-            Err(failure) => return Err(failure),
+                None => print_failure(&failure, ctx.out.format),
+            },
         }
     }
+}
+
+/// About the cluster's state or load, not about the request.
+pub(super) fn may_pass(failure: &Failure) -> bool {
+    failure.is_transient()
+        || [ErrorCode::NotKnownHereYet, ErrorCode::TooManyRequests].iter().any(|code| failure.is(*code))
 }
 
 async fn changed(screen: &mut Option<Screen>) {

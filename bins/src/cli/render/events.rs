@@ -48,9 +48,10 @@ fn readable(text: &str, names: &Names) -> String {
         let (part, after) = from.split_at(from.find(|c| !is_part(c)).unwrap_or(from.len()));
         readable += before;
         readable += &match part.len() {
-            ID_LEN => match part.parse().ok().and_then(|id| names.get(&id)) {
-                Some(name) => name.to_string(),
-                None => short(part),
+            ID_LEN => match part.parse().map(|id| names.get(&id)) {
+                Ok(Some(name)) => name.to_string(),
+                Ok(None) => short(part),
+                Err(_) => part.to_owned(),
             },
             SERIAL_DIGITS if part.bytes().all(|b| b.is_ascii_hexdigit()) => part[..8].to_owned(),
             _ => part.to_owned(),
