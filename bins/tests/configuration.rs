@@ -82,6 +82,7 @@ fn every_flag_has_its_variable() {
         ("MUSTER_LABEL", "a=1,b=2", "labels"),
         ("MUSTER_METRICS", "off", "metrics"),
         ("MUSTER_SOCKET", "/e/s", "socket"),
+        ("MUSTER_WORKLOAD_SOCKET", "/e/w", "workload_socket"),
         ("MUSTER_UNLOCK_KEY_FILE", "/e/key", "unlock_key_file"),
         ("MUSTER_LOG", "debug", "log"),
         ("MUSTER_LOG_FORMAT", "json", "log_format"),

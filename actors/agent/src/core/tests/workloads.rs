@@ -16,14 +16,12 @@ fn page(revision: u64, entries: &[&str]) -> HostFrame {
     })
 }
 
-impl World {
-    /// The workloads that this step has published.
-    fn workloads(&self) -> Option<Vec<String>> {
-        self.out.iter().find_map(|e| match e {
-            Effect::PublishWorkloads(entries) => Some(entries.iter().map(|entry| entry.name.to_string()).collect()),
-            _ => None,
-        })
-    }
+/// The workloads that the last step has published.
+fn published(world: &World) -> Option<Vec<String>> {
+    world.out.iter().find_map(|e| match e {
+        Effect::PublishWorkloads(entries) => Some(entries.iter().map(|entry| entry.name.to_string()).collect()),
+        _ => None,
+    })
 }
 
 fn names(of: &[&str]) -> Option<Vec<String>> {
@@ -35,19 +33,19 @@ fn workloads_of_a_host_are_published_after_its_view() {
     let mut world = World::worker();
     world.open();
     world.receive(page(5, &["a/b"]));
-    assert_eq!(world.workloads(), None, "the host does not know this node yet");
+    assert_eq!(published(&world), None, "the host does not know this node yet");
     world.show(view(9, Role::Worker, 5));
     world.receive(page(6, &["a/b"]));
-    assert_eq!(world.workloads(), names(&["a/b"]));
+    assert_eq!(published(&world), names(&["a/b"]));
     // Another host lags behind, and still has what was removed.
     world.receive(page(9, &[]));
     world.lose();
     world.open();
     world.show(view(9, Role::Worker, 5));
     world.receive(page(8, &["a/b"]));
-    assert_eq!(world.workloads(), None);
+    assert_eq!(published(&world), None);
     world.receive(page(10, &["a/c"]));
-    assert_eq!(world.workloads(), names(&["a/c"]));
+    assert_eq!(published(&world), names(&["a/c"]));
 }
 
 #[test]
@@ -55,15 +53,15 @@ fn host_without_workloads_says_so_with_its_first_answer() {
     let mut world = World::worker();
     world.open();
     world.receive(HostFrame::HeartbeatAck { revision: Revision(5) });
-    assert_eq!(world.workloads(), None, "no view yet");
+    assert_eq!(published(&world), None, "no view yet");
     world.show(view(9, Role::Worker, 5));
     world.receive(HostFrame::HeartbeatAck { revision: Revision(5) });
-    assert_eq!(world.workloads(), names(&[]));
+    assert_eq!(published(&world), names(&[]));
     world.receive(HostFrame::HeartbeatAck { revision: Revision(6) });
-    assert_eq!(world.workloads(), None, "it is said once");
+    assert_eq!(published(&world), None, "it is said once");
     world.receive(page(7, &["a/b"]));
     world.receive(HostFrame::HeartbeatAck { revision: Revision(8) });
-    assert_eq!(world.workloads(), None, "and a list stays");
+    assert_eq!(published(&world), None, "and a list stays");
 }
 
 #[test]
@@ -74,7 +72,7 @@ fn removed_node_has_no_workloads() {
     world.receive(page(6, &["a/b"]));
     let (reason, message) = (RefusalReason::Removed, "it was removed".to_owned());
     world.receive(HostFrame::Ended(Refusal { reason, message, managers: vec![], retry_after_ms: None }));
-    assert_eq!(world.workloads(), names(&[]));
+    assert_eq!(published(&world), names(&[]));
 }
 
 #[test]
