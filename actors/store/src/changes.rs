@@ -33,7 +33,7 @@ mod reconcilers;
 mod workloads;
 
 pub use self::authorities::{
-    forgettable_at, last_certificate_expires_at, may_be_revoked, may_be_revoked_by, root_changed_at,
+    forgettable_at, last_certificate_expires_at, may_be_revoked, may_be_revoked_by, root_changed_at, voters_without,
 };
 pub(crate) use self::autolock::{may_be_sealed, renew as renew_unlock_key};
 pub(crate) use self::certificates::allow_unrecorded;

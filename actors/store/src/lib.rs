@@ -34,7 +34,7 @@ pub mod snapshot;
 pub use self::apply::{LogPosition, apply, apply_empty, apply_watched, apply_watched_within, apply_within};
 pub use self::changes::{
     forgettable_at, last_certificate_expires_at, may_be_revoked, may_be_revoked_by, renamed_at, root_changed_at,
-    workloads_end_after,
+    voters_without, workloads_end_after,
 };
 pub use self::history::History;
 pub use self::limits::{Limits, MAX_CALLERS, MAX_EVENTS, MAX_OUTCOMES};

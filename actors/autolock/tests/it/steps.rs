@@ -64,7 +64,7 @@ fn files_that_are_not_sealed_yet_are_reported_as_such() {
     for _ in 0..3 {
         while world.act() {}
         world.show();
-        world.pass(Duration::from_secs(1));
+        world.pass(Duration::from_secs(60));
     }
     assert_eq!((is_whole(&world), world.core.state()), (Some(true), State::Current));
     assert_eq!(world.wake, None, "it inspects no longer");

@@ -326,13 +326,13 @@ impl RootRotation {
     /// ROOT-3, for voters that failed a moment ago and are still recorded as up: they are asked first.
     fn revoke(&mut self, work: Work, root: RootId, wall: WallTime, out: &mut Vec<Effect>) {
         // What the state forbids is refused, and recorded as the request's outcome, by the store.
-        let voters = self.tables.members.values().filter(|member| member.voter);
-        let loses = |member: &&Member| self.tables.may_hold_of(root, member.node);
-        let (shut_out, members): (Vec<&Member>, Vec<&Member>) = voters.partition(loses);
-        if shut_out.is_empty() || muster_store::may_be_revoked(&self.tables, root).is_err() {
+        let voters: Vec<&Member> = self.tables.members.values().filter(|member| member.voter).collect();
+        let is_shut_out = |member: &&Member| self.tables.may_hold_of(root, member.node);
+        if !voters.iter().any(is_shut_out) || muster_store::may_be_revoked(&self.tables, root).is_err() {
             return self.propose_revocation(work, root, wall, out);
         }
-        let (needed, members) = ((shut_out.len() + members.len()) / 2 + 1, members.iter().map(|m| m.raft_id).collect());
+        // Only those that count: the answers of others would end the question too early.
+        let (members, needed) = (muster_store::voters_without(&self.tables, root), voters.len() / 2 + 1);
         let step = self.begin(work);
         out.push(Effect::CheckReachable { step, members, needed });
     }

@@ -348,6 +348,21 @@ fn voters_answer_before_a_root_is_revoked() {
     assert_eq!(world.log.authorities.roots[&old].key_pem, None);
 }
 
+/// Five voters: the second is down for the others, but answers Raft before the fifth.
+#[test]
+fn voters_that_do_not_count_are_not_asked() {
+    let mut world = World::new(5, 0);
+    world.silent.insert(id(4));
+    world.ready(2, Liveness::Down);
+    let old = world.active();
+    world.operator(RootsChange::Rotate { automatic: true, compromised: true }).unwrap();
+    world.run();
+    world.pass(Duration::from_secs(61));
+    world.run();
+    assert_eq!(world.checks.last(), Some(&([1, 3, 5].map(RaftId).into(), 3)), "of five");
+    assert_eq!(world.state(old), Some(Revoked));
+}
+
 #[test]
 fn last_of_three_rotations_wins() {
     let mut world = World::new(3, 2);

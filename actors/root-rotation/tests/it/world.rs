@@ -210,7 +210,8 @@ impl World {
                     self.input(Input::Signed(step, signed));
                 }
                 Effect::CheckReachable { step, members, needed } => {
-                    let answering: BTreeSet<RaftId> = members.difference(&self.mute).copied().collect();
+                    // The question ends with the last answer that is needed: the slowest are those with the greatest ids.
+                    let answering: BTreeSet<RaftId> = members.difference(&self.mute).copied().take(needed).collect();
                     self.checks.push((members, needed));
                     self.input(Input::ReachabilityChecked(step, Some(answering)));
                 }

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 
 use muster_messages::{
     Authority, AuthorityChange, AuthorityOrigin, AuthorityRefusal, AuthorityState, CrossCertificate, Liveness,
-    MAX_ROOTS, RaftId, RequestedAuthority, RootId, Voucher,
+    MAX_ROOTS, Member, RaftId, RequestedAuthority, RootId, Voucher,
 };
 
 use super::*;
@@ -296,37 +296,46 @@ pub fn may_be_revoked(tables: &Tables, id: RootId) -> Result<(), CommandRefusal>
 
 /// The same, where only these voters answer: the record does not know yet of one that has just failed.
 pub fn may_be_revoked_by(tables: &Tables, id: RootId, answering: &BTreeSet<RaftId>) -> Result<(), CommandRefusal> {
-    let answers = |node| tables.members.iter().any(|(id, member)| member.node == node && answering.contains(id));
-    keeps_majority_of(tables, id, |node| tables.may_hold_of(id, node), answers)
+    let remaining = voters_without(tables, id);
+    refuse_minority(tables, id, remaining.intersection(answering).count(), |node| tables.may_hold_of(id, node))
 }
 
-/// Whether a majority of the voters can take part without these, without those that may hold a certificate of a root that was
-/// revoked before, and without those that are down: one whose disk is lost never returns, and the others cannot renew without a
-/// leader.
+/// The voters that can take part once a root is revoked, by the record.
+pub fn voters_without(tables: &Tables, root: RootId) -> BTreeSet<RaftId> {
+    remaining(tables, |node| tables.may_hold_of(root, node))
+}
+
+/// Whether a majority of the voters can take part without these.
 fn keeps_majority(tables: &Tables, root: RootId, loses: impl Fn(NodeId) -> bool) -> Result<(), CommandRefusal> {
-    keeps_majority_of(tables, root, loses, |_| true)
+    refuse_minority(tables, root, remaining(tables, &loses).len(), loses)
 }
 
-fn keeps_majority_of(
-    tables: &Tables,
-    root: RootId,
-    loses: impl Fn(NodeId) -> bool,
-    answers: impl Fn(NodeId) -> bool,
-) -> Result<(), CommandRefusal> {
+/// The voters without these, without those that may hold a certificate of a root that was revoked before, and without those that are
+/// down: one whose disk is lost never returns, and the others cannot renew without a leader.
+fn remaining(tables: &Tables, loses: impl Fn(NodeId) -> bool) -> BTreeSet<RaftId> {
     let roots = tables.authorities.roots.iter();
     let revoked: Vec<RootId> =
         roots.filter(|(_, root)| root.state == AuthorityState::Revoked).map(|(id, _)| *id).collect();
-    let is_down = |node: &NodeId| tables.nodes.get(node).is_none_or(|node| node.liveness == Liveness::Down);
-    let takes_part = |node: &&NodeId| {
-        !loses(**node)
-            && !is_down(node)
-            && answers(**node)
-            && !revoked.iter().any(|root| tables.may_hold_of(*root, **node))
-    };
-    let voters: Vec<NodeId> = tables.members.values().filter(|member| member.voter).map(|member| member.node).collect();
-    let shut_out: Vec<NodeId> = voters.iter().copied().filter(|node| loses(*node)).collect();
+    let is_down = |node: NodeId| tables.nodes.get(&node).is_none_or(|node| node.liveness == Liveness::Down);
+    let takes_part =
+        |node: NodeId| !loses(node) && !is_down(node) && !revoked.iter().any(|root| tables.may_hold_of(*root, node));
+    voters(tables).filter(|voter| takes_part(voter.node)).map(|voter| voter.raft_id).collect()
+}
+
+fn voters(tables: &Tables) -> impl Iterator<Item = &Member> {
+    tables.members.values().filter(|member| member.voter)
+}
+
+/// Refuses to shut these voters out if there are any, and `remaining` others are no majority.
+fn refuse_minority(
+    tables: &Tables,
+    root: RootId,
+    remaining: usize,
+    loses: impl Fn(NodeId) -> bool,
+) -> Result<(), CommandRefusal> {
+    let shut_out: Vec<NodeId> = voters(tables).map(|voter| voter.node).filter(|node| loses(*node)).collect();
     match shut_out.first() {
-        Some(node) if 2 * voters.iter().filter(takes_part).count() <= voters.len() => {
+        Some(node) if 2 * remaining <= voters(tables).count() => {
             let (node, in_all) = (*node, shut_out.len());
             Err(refused(AuthorityRefusal::NoMajority { root, node, in_all }))
         }
