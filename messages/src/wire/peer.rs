@@ -262,8 +262,9 @@ pub enum PeerReply {
     /// Lost: the message counts as not delivered, too.
     Refused { reason: String },
     /// The answer of a call. `body` depends on the call: JSON text for `Api` and `Actors`, an encoded
-    /// [`super::SignReply`] for `SignNode` and `SignPinned`, a [`super::SignedWorkload`] for `SignWorkload`, [`super::JoinReply`] for `Join`, [`super::MembershipReply`] for
-    /// `Membership`, an encoded [`WallTime`] for `Clock`, empty for the others. Lost: see [`PeerCall`].
+    /// [`super::SignReply`] for `SignNode` and `SignPinned`, a [`super::SignedWorkload`] for `SignWorkload`,
+    /// [`super::JoinReply`] for `Join`, [`super::MembershipReply`] for `Membership`, an encoded [`WallTime`] for `Clock`, empty for
+    /// the others. Lost: see [`PeerCall`].
     Answer(Result<Vec<u8>, ErrorBody>),
 }
 

@@ -42,7 +42,8 @@ pub fn begin(log: &AuditLog, forwarder: Option<NodeId>, call: &PeerCall) -> Opti
         PeerCall::SignWorkload { identity, request, .. } => {
             let CertIdentity { serial, .. } = identity;
             let id = identity.node().map(|(id, _)| id)?;
-            let (via, workload) = (forwarder.map_or(Via::Internal, |_| Via::Internal), request.workload.to_string());
+            // The host does not pass on from where the node connects to it.
+            let (via, workload) = (Via::Internal, request.workload.to_string());
             log.begin(Class::Vital, || Draft {
                 request: None,
                 by: Principal::Node(id),

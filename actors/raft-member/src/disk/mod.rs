@@ -148,7 +148,11 @@ pub fn read(dir: &Path, keys: &Keys) -> Result<Recovered, LogFault> {
     if reseal::finish_exchange(dir).is_ok() && (!files::holds_data(dir) || files::is_marked_for_wipe(dir)) {
         return Ok(Recovered::default());
     }
-    DiskThread::open_in(dir, &Arc::new(DefaultFileSystem), keys, OpenFor::Reading).map(|(_, recovered)| recovered)
+    match DiskThread::open_in(dir, &Arc::new(DefaultFileSystem), keys, OpenFor::Reading) {
+        // Its mark was still beside it.
+        Err(_) if files::is_marked_for_wipe(dir) => Ok(Recovered::default()),
+        opened => opened.map(|(_, recovered)| recovered),
+    }
 }
 
 /// Writes once to a directory in which no member runs. Blocks.

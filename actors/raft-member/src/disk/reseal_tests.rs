@@ -344,6 +344,7 @@ fn marks_made_during_a_rewrite_are_kept() {
         });
         // Killed before the mark was moved.
         let killed = state(&copy.join("raft"));
+        assert!(copy.join("raft/log").exists(), "a reader wipes nothing");
         assert_eq!(matches!(killed, DirState::Damaged(_)), mark == "lost", "{killed:?}");
         assert_eq!(fs::read(dir.join(mark)).unwrap(), b"why");
         let found = state(&dir);

@@ -58,8 +58,10 @@ fn outlive(tables: &mut Tables, stamp: &Stamp<'_>, entry: &WorkloadEntry) {
 fn text(entry: &WorkloadEntry) -> String {
     let selectors: Vec<String> = entry.selectors.iter().map(ToString::to_string).collect();
     let labels: Vec<String> = entry.node_labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
-    let nodes = if labels.is_empty() { String::new() } else { format!(" on {}", labels.join(",")) };
-    format!("workload {}: {}{nodes}, {} s", entry.name, selectors.join(" "), entry.ttl.as_secs())
+    let nodes = if labels.is_empty() { String::new() } else { format!(", on {}", labels.join(",")) };
+    // Names before what may be long: clients verify servers by them.
+    let dns = if entry.dns.is_empty() { String::new() } else { format!(", dns {}", entry.dns.join(",")) };
+    format!("workload {}: {} s{dns}{nodes}, {}", entry.name, entry.ttl.as_secs(), selectors.join(" "))
 }
 
 /// When the last certificate of a workload that was signed up to `at` has ended. `None`: there was never a workload.

@@ -52,7 +52,7 @@ fn workload_keeps_its_author_and_revision_until_it_changes() {
     assert_eq!((second.revision, &second.created_by), (world.tables.revision, &first.created_by));
     let event = world.tables.events.back().unwrap();
     assert_eq!(event.kind, EventKind::Workload);
-    assert!(event.after.as_deref().unwrap().contains("workload a/b: unix:uid:2"), "{event:?}");
+    assert!(event.after.as_deref().unwrap().contains("workload a/b: 3600 s, unix:uid:2"), "{event:?}");
 }
 
 #[test]
