@@ -1,0 +1,47 @@
+//! The arguments of `muster events`.
+
+use clap::Args;
+use muster_kernel::Clock;
+use muster_messages::{EventKind, WallTime};
+
+use crate::cli::duration::parse_duration;
+
+#[derive(Debug, Args)]
+pub struct EventsArgs {
+    /// Only events after this revision
+    #[arg(long, value_name = "REV", default_value_t = 0)]
+    pub since: u64,
+    /// Only events of these kinds, such as role,membership
+    #[arg(long, value_name = "KIND", value_delimiter = ',', value_parser = parse_event_kind)]
+    pub kind: Vec<EventKind>,
+    /// Only events of this node: id, at least 8 characters of it, or name
+    #[arg(long, value_name = "NODE")]
+    pub node: Option<String>,
+    /// Only events after this time, such as 2027-01-31T12:00:00Z, or of the last 10m
+    #[arg(long, value_name = "TIME|DURATION", value_parser = parse_past)]
+    pub after: Option<WallTime>,
+    /// Also the leases of Muster's own members and elections, which tables leave out
+    #[arg(long)]
+    pub all: bool,
+    /// Only the newest N [default on a terminal: as many as fit]
+    #[arg(long, value_name = "N", conflicts_with = "watch")]
+    pub last: Option<usize>,
+    /// Keep printing new events
+    #[arg(long)]
+    pub watch: bool,
+}
+
+fn parse_event_kind(text: &str) -> Result<EventKind, String> {
+    serde_json::from_value(text.into()).map_err(|_| {
+        "one of cluster, node, role, certificate, membership, liveness, token, user, lease, gate, workload".to_owned()
+    })
+}
+
+/// A time, or how long ago it was.
+fn parse_past(text: &str) -> Result<WallTime, String> {
+    if let Ok(ago) = parse_duration(text) {
+        return Ok(WallTime(Clock.wall().0.saturating_sub(i64::try_from(ago.as_millis()).unwrap_or(i64::MAX))));
+    }
+    serde_json::from_value(text.into())
+        .map_err(|_| "expected a time, 2027-01-31T12:00:00Z, or a duration, 10m".to_owned())
+}
