@@ -206,12 +206,21 @@ fn unit_of(pid: Pid) -> io::Result<Option<String>> {
     Ok(unit_in(&read(format!("/proc/{}/cgroup", pid.as_raw_pid()))?))
 }
 
-/// From the text of `/proc/PID/cgroup`: the first group below the slices. A user may name the groups below its own unit as it likes.
+/// From the text of `/proc/PID/cgroup`: the first group below the slices. A user may name the groups below its own unit as it likes, also
+/// with colons: only the first two fields of a line are the kernel's own words. The named hierarchy counts only on a machine whose unified
+/// one is not in use.
 fn unit_in(text: &str) -> Option<String> {
-    let paths = |prefix| text.lines().filter_map(move |line: &str| line.strip_prefix(prefix));
-    let hierarchies =
-        paths("0::").chain(text.lines().filter_map(|line| line.split_once(":name=systemd:").map(|of| of.1)));
-    hierarchies.filter_map(unit_of_path).next()
+    let path_in = |id: Option<&str>, controllers: &str| {
+        text.lines().find_map(|line| {
+            let (of, rest) = line.split_once(':')?;
+            let (named, path) = rest.split_once(':')?;
+            (named == controllers && id.is_none_or(|id| id == of)).then_some(path)
+        })
+    };
+    match path_in(Some("0"), "").filter(|path| *path != "/") {
+        Some(unified) => unit_of_path(unified),
+        None => path_in(None, "name=systemd").and_then(unit_of_path),
+    }
 }
 
 fn unit_of_path(path: &str) -> Option<String> {
@@ -274,6 +283,14 @@ mod tests {
             ("0::/\n", None),
             ("2:cpu:/system.slice/a.service\n1:name=systemd:/system.slice/b.service\n0::/\n", Some("b.service")),
             ("1:cpu:/system.slice/a.service\n", None),
+            // Groups that a user named like another hierarchy.
+            ("0::/docker/0123/x:name=systemd:/system.slice/nginx.service\n", None),
+            (
+                "5:cpu:/user/x:name=systemd:/system.slice/nginx.service\n1:name=systemd:/init.scope\n",
+                Some("init.scope"),
+            ),
+            ("5:cpu:/x:0::/system.slice/nginx.service\n0::/\n", None),
+            ("1:name=systemd:/system.slice/nginx.service\n0::/docker/0123\n", None),
             ("", None),
         ] {
             assert_eq!(unit_in(text).as_deref(), unit, "{text}");
