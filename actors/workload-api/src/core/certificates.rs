@@ -89,7 +89,8 @@ struct Slot {
     /// Open streams that need it.
     users: usize,
     held: Option<Held>,
-    signing: Option<SignId>,
+    /// The request in flight, and what its certificate was asked to say: the entry may change until the answer.
+    signing: Option<(SignId, Profile)>,
     pause: RetryPause,
     failure: Option<SignFailure>,
 }
@@ -97,6 +98,9 @@ struct Slot {
 impl Slot {
     fn profile(&self) -> Profile {
         Profile { ttl: self.entry.ttl, dns: self.entry.dns.clone() }
+    }
+    fn awaits(&self, by: SignId) -> bool {
+        self.signing.as_ref().is_some_and(|(of, _)| *of == by)
     }
     /// When another certificate is needed; now, unless the one that is held will do for a while.
     fn due(&self, wall: WallTime, roots: &BTreeSet<KeyId>) -> WallTime {
@@ -201,8 +205,8 @@ impl Certificates {
         (rng, roots): (&mut Rng, &BTreeSet<KeyId>),
         (by, outcome): (SignId, Result<Svid, SignFailure>),
     ) -> Option<WorkloadName> {
-        let (name, slot) = self.slots.iter_mut().find(|(_, slot)| slot.signing == Some(by))?;
-        slot.signing = None;
+        let (name, slot) = self.slots.iter_mut().find(|(_, slot)| slot.awaits(by))?;
+        let (_, profile) = slot.signing.take()?;
         let expired = |svid: &Svid| SignFailure {
             refused: false,
             why: format!("the certificate was signed until {}, which has passed by this node's clock", svid.not_after),
@@ -211,7 +215,7 @@ impl Certificates {
             Ok(svid) if svid.not_after > wall => {
                 let life = millis(wall, svid.not_after);
                 let renew_at = wall.plus(rng.around(life / 2, 0.1));
-                let (profile, root_known) = (slot.profile(), roots.contains(&svid.issuer));
+                let root_known = roots.contains(&svid.issuer);
                 slot.held = Some(Held { svid: Arc::new(svid), by, renew_at, profile, root_known });
                 slot.pause = RetryPause::until(now + RENEWAL_PAUSE);
                 slot.failure = None;
@@ -251,7 +255,7 @@ impl Certificates {
                 continue;
             }
             self.last = SignId(self.last.0 + 1);
-            slot.signing = Some(self.last);
+            slot.signing = Some((self.last, slot.profile()));
             signing += 1;
             planned.push((self.last, name));
         }
@@ -300,7 +304,7 @@ impl Certificates {
     }
     /// The workload of a request in flight, and whether the last one for it failed.
     pub fn asked_for(&self, by: SignId) -> Option<(&WorkloadName, bool)> {
-        let (name, slot) = self.slots.iter().find(|(_, slot)| slot.signing == Some(by))?;
+        let (name, slot) = self.slots.iter().find(|(_, slot)| slot.awaits(by))?;
         Some((name, slot.failure.is_some()))
     }
     /// The last failure, with its workload.
