@@ -33,6 +33,8 @@ pub(crate) const LOOKS: usize = 16;
 const LOOK_TIMEOUT: Duration = Duration::from_secs(3);
 /// The groups that the kernel does not report of a socket's peer.
 const SUPPLEMENTARY: &str = "unix:gid (supplementary groups)";
+/// The kernel's word is about the moment of the connection, and `/proc` is about now. They are not mixed.
+const CHANGED_USER: &str = "the process has changed its user or group since it connected";
 
 fn unknown(selector: &str, why: String) -> UnknownSelectorView {
     UnknownSelectorView { selector: selector.to_owned(), why }
@@ -64,7 +66,7 @@ impl Peer {
             let why = "the process is in another process namespace, or its id is not known".to_owned();
             return Ok(Self { uid, gid, process: Err(why) });
         };
-        Ok(Self { uid, gid, process: Process::open(pid, Some(uid))? })
+        Ok(Self { uid, gid, process: Process::open(pid, Some((uid, gid)))? })
     }
 
     /// A process by its id, for a person who asks about it.
@@ -86,24 +88,21 @@ impl Peer {
         std::future::pending().await
     }
 
+    /// What the kernel reports of the socket's peer, and no more.
+    fn without_process(&self, why: &str) -> Facts {
+        let of = |selector| unknown(selector, why.to_owned());
+        let unknown = vec![of(SUPPLEMENTARY), of("systemd:unit"), of("unix:path")];
+        Facts { uid: self.uid, gid: self.gid, unknown, ..Facts::default() }
+    }
+
     /// Finds out what is needed. Reads files, and may block.
     pub(crate) fn facts(&self, needs: Needs) -> Result<Facts, NotAttested> {
-        let mut facts = Facts { uid: self.uid, gid: self.gid, ..Facts::default() };
         let process = match &self.process {
             Ok(process) => process,
-            Err(why) => {
-                let of = |selector| unknown(selector, why.clone());
-                facts.unknown = vec![of(SUPPLEMENTARY), of("systemd:unit"), of("unix:path")];
-                return Ok(facts);
-            }
+            Err(why) => return Ok(self.without_process(why)),
         };
+        let mut facts = Facts { uid: self.uid, gid: self.gid, ..Facts::default() };
         let mut lacks = |selector, why: String| facts.unknown.push(unknown(selector, why));
-        if needs.groups {
-            match Status::of(process.pid) {
-                Ok(status) => facts.groups = status.groups,
-                Err(error) => lacks(SUPPLEMENTARY, error.to_string()),
-            }
-        }
         if needs.unit {
             match unit_of(process.pid) {
                 Ok(Some(unit)) => facts.unit = Some(unit),
@@ -117,13 +116,22 @@ impl Peer {
                 Err(why) => lacks("unix:path", why),
             }
         }
+        // The last look is at the user: a program that gives its process another one must not lend it its path.
+        match Status::of(process.pid) {
+            Ok(status) if (status.uid, status.gid) != (self.uid, self.gid) => {
+                facts = self.without_process(CHANGED_USER)
+            }
+            Ok(status) if needs.groups => facts.groups = status.groups,
+            Ok(_) => {}
+            Err(error) => facts = self.without_process(&error.to_string()),
+        }
         if process.lives() { Ok(facts) } else { Err(NotAttested::Ended) }
     }
 }
 
 impl Process {
-    /// `uid`: the user that connected. If the process has another one by now, or is another one, only the kernel's word counts.
-    fn open(pid: Pid, uid: Option<u32>) -> Result<Result<Self, String>, NotAttested> {
+    /// `ids`: the user and group that connected. If the process has others by now, or is another one, only the kernel's word counts.
+    fn open(pid: Pid, ids: Option<(u32, u32)>) -> Result<Result<Self, String>, NotAttested> {
         let handle = match rustix::process::pidfd_open(pid, PidfdFlags::NONBLOCK) {
             Ok(handle) => handle,
             Err(rustix::io::Errno::SRCH) => return Err(NotAttested::Ended),
@@ -136,12 +144,12 @@ impl Process {
         };
         let started = started(pid).map_err(|_| NotAttested::Ended)?;
         let process = Self { pid, started, handle };
-        let user = Status::of(pid).map(|status| status.uid).map_err(|_| NotAttested::Ended)?;
+        let now = Status::of(pid).map(|status| (status.uid, status.gid)).map_err(|_| NotAttested::Ended)?;
         if !process.lives() {
             return Err(NotAttested::Ended);
         }
-        if uid.is_some_and(|uid| uid != user) {
-            return Ok(Err("the process has changed its user since it connected".to_owned()));
+        if ids.is_some_and(|ids| ids != now) {
+            return Ok(Err(CHANGED_USER.to_owned()));
         }
         Ok(Ok(process))
     }
@@ -364,6 +372,21 @@ mod tests {
         let process = peer.process.as_mut().unwrap();
         process.started -= 1;
         assert_eq!(peer.facts(Needs::ALL), Err(NotAttested::Ended));
+    }
+
+    /// A process connects, passes its socket to a child, and executes a program that gives it another user or group.
+    #[tokio::test]
+    async fn process_with_another_user_lends_no_path() {
+        let (ours, _theirs) = UnixStream::pair().unwrap();
+        let peer = Peer::of(&ours).unwrap();
+        let (uid, gid) = (peer.uid, peer.gid);
+        for changed in [Peer { uid: uid + 1, ..Peer::of(&ours).unwrap() }, Peer { gid: gid + 1, ..peer }] {
+            let facts = changed.facts(Needs::ALL).unwrap();
+            assert_eq!((facts.uid, facts.gid), (changed.uid, changed.gid), "as it connected");
+            assert_eq!((facts.path, facts.unit, facts.groups), (None, None, BTreeSet::new()));
+            assert_eq!(facts.unknown.len(), 3);
+            assert!(facts.unknown.iter().all(|unknown| unknown.why == CHANGED_USER));
+        }
     }
 
     #[tokio::test]
