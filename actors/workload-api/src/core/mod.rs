@@ -178,6 +178,7 @@ impl WorkloadCore {
     }
 
     fn viewed(&mut self, now: Moment, view: View) {
+        self.give_up_all_but(&view.entries);
         self.certificates.view(&view.entries);
         if self.view.as_ref().is_none_or(|known| known.roots != view.roots) {
             self.roots_changed += 1;
@@ -185,6 +186,21 @@ impl WorkloadCore {
         self.view = Some(view);
         let all: Vec<StreamId> = self.streams.keys().copied().collect();
         self.touch(now, &all);
+    }
+
+    /// Claims on certificates end before their slots do. A stream that gave up its claim only when it is decided about would take the claim
+    /// of another one, if the entry is back by then.
+    fn give_up_all_but(&mut self, entries: &[WorkloadEntry]) {
+        let names: BTreeSet<&WorkloadName> = entries.iter().map(|entry| &entry.name).collect();
+        let loses = |stream: &Stream| stream.matched().iter().any(|matched| !names.contains(&matched.name));
+        let losing = self.streams.iter().filter(|(_, stream)| loses(stream));
+        let left = losing.map(|(id, stream)| {
+            let left = stream.matched().iter().filter(|matched| names.contains(&matched.name));
+            (*id, left.cloned().collect::<Vec<_>>())
+        });
+        for (id, matched) in left.collect::<Vec<_>>() {
+            self.is_about(id, matched);
+        }
     }
 
     fn asked(&mut self, now: Moment, id: StreamId, (uid, kind): (u32, Kind), out: &mut Vec<Effect>) {

@@ -388,6 +388,25 @@ fn late_certificate_counts_for_the_names_it_was_asked_for() {
     assert_eq!(world.signatures, 1, "the new name has a certificate");
 }
 
+/// An entry is removed and set again before the streams that used it were decided about.
+#[test]
+fn entry_that_returns_at_once_is_renewed_for_its_streams() {
+    let mut world = World::with(&[entry("a/b", &["unix:uid:7"])]);
+    for id in 0..=AT_ONCE as u64 {
+        world.now = world.now + SECOND;
+        world.ask(id, 7);
+        world.pass(SECOND, 7);
+    }
+    world.view(&[]);
+    world.view(&[entry("a/b", &["unix:uid:7"])]);
+    world.out.clear();
+    world.ask(1000, 7);
+    world.pass(SECOND, 7);
+    assert_eq!((world.told(1000).len(), world.signatures), (1, 2));
+    world.pass(HOUR * 6 / 10, 7);
+    assert_eq!((world.told(1000).len(), world.signatures), (1, 3), "its claim was not given back by others");
+}
+
 #[test]
 fn process_is_looked_at_before_every_message() {
     let mut world = World::with(&[entry("a/b", &["unix:uid:7", "systemd:unit:x.service"])]);
