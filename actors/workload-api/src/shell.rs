@@ -146,15 +146,9 @@ impl WorkloadApi {
             }
             Effect::Sign(by, workload) => {
                 let Some(view) = self.core.view() else { return };
-                let signing =
-                    new_svid(Arc::clone(&self.ports.signer), workload.clone(), workload.spiffe_id(view.cluster));
-                cx.report(async move {
-                    let outcome = signing.await;
-                    if let Err(SignFailure { refused, why }) = &outcome {
-                        tracing::warn!(%workload, refused, why, "no certificate of a workload");
-                    }
-                    Msg::Signed(by, outcome)
-                });
+                let spiffe_id = workload.spiffe_id(view.cluster);
+                let signing = new_svid(Arc::clone(&self.ports.signer), workload, spiffe_id);
+                cx.report(async move { Msg::Signed(by, signing.await) });
             }
         }
     }
