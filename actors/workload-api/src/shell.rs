@@ -15,7 +15,8 @@ use crate::core::{
     Certificates, Effect, Facts, Input, Kind, NotAttested, Roots, SignFailure, SignId, StreamId, Svid, View,
     WorkloadCore,
 };
-use crate::serve::{self, Told};
+use crate::limits::Permit;
+use crate::serve::{self, Inbox, Told};
 use crate::socket::WorkloadSocket;
 use crate::svid::{WorkloadSigner, new_svid, roots};
 
@@ -38,6 +39,8 @@ pub struct Ask {
     pub(crate) peer: Arc<Peer>,
     pub(crate) kind: Kind,
     pub(crate) tell: watch::Sender<Told>,
+    /// Given back once the request is handled.
+    pub(crate) waiting: Permit,
 }
 
 /// What the actor works with.
@@ -63,7 +66,9 @@ pub fn workload_api_address() -> Address<Msg> {
 
 /// The actor. A socket that cannot be created, because another process serves it, is a failure that is shown and tried again.
 pub fn workload_api_spec(address: Address<Msg>, ports: WorkloadApiPorts) -> Spec {
-    Spec::actor("workloads", address, move || WorkloadApi::new(ports.clone())).contained().backoff(Backoff::SLOW)
+    let requests = address.clone();
+    let new = move || WorkloadApi::new(ports.clone(), requests.clone());
+    Spec::actor("workloads", address, new).contained().backoff(Backoff::SLOW)
 }
 
 /// An open stream's process, and its client.
@@ -74,6 +79,8 @@ struct Open {
 
 struct WorkloadApi {
     ports: WorkloadApiPorts,
+    /// As others have it.
+    address: Address<Msg>,
     core: WorkloadCore,
     socket: WorkloadSocket,
     open: BTreeMap<StreamId, Open>,
@@ -85,11 +92,12 @@ struct WorkloadApi {
 }
 
 impl WorkloadApi {
-    fn new(ports: WorkloadApiPorts) -> Result<Self, Fault> {
+    fn new(ports: WorkloadApiPorts, address: Address<Msg>) -> Result<Self, Fault> {
         let socket = WorkloadSocket::bind(&ports.socket)?;
         let core = WorkloadCore::new(ports.slot.get().unwrap_or_default(), rand::random());
         Ok(Self {
             ports,
+            address,
             core,
             socket,
             open: BTreeMap::new(),
@@ -165,7 +173,7 @@ impl WorkloadApi {
         }
     }
 
-    fn asked(&mut self, cx: &Cx<Msg>, Ask { peer, kind, tell }: Ask) -> Input {
+    fn asked(&mut self, cx: &Cx<Msg>, Ask { peer, kind, tell, waiting }: Ask) -> Input {
         self.last = StreamId(self.last.0 + 1);
         let (stream, uid, tell) = (self.last, peer.uid, Arc::new(tell));
         let client = Arc::clone(&tell);
@@ -174,6 +182,7 @@ impl WorkloadApi {
             Msg::Closed(stream)
         });
         self.open.insert(stream, Open { peer, tell });
+        drop(waiting); // from here on the core counts it
         Input::Asked { stream, uid, kind }
     }
 }
@@ -184,7 +193,7 @@ impl Shell for WorkloadApi {
 
     async fn started(&mut self, cx: &Cx<Msg>) -> Result<(), Fault> {
         let listener = tokio::net::UnixListener::from_std(self.socket.listener.try_clone()?)?;
-        cx.spawn(serve::accept(listener, cx.me().clone(), cx.ended().clone()));
+        cx.spawn(serve::accept(listener, Inbox::new(self.address.clone()), cx.ended().clone()));
         let mut view = self.ports.view.clone();
         view.mark_changed();
         cx.on_change(view, || Msg::Viewed);
