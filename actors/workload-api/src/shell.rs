@@ -82,6 +82,8 @@ struct WorkloadApi {
     /// As others have it.
     address: Address<Msg>,
     core: WorkloadCore,
+    /// The changes of certificates that are in the slot.
+    stored: u64,
     socket: WorkloadSocket,
     open: BTreeMap<StreamId, Open>,
     last: StreamId,
@@ -96,6 +98,7 @@ impl WorkloadApi {
         let socket = WorkloadSocket::bind(&ports.socket)?;
         let core = WorkloadCore::new(ports.slot.get().unwrap_or_default(), rand::random());
         Ok(Self {
+            stored: core.certificates().changes(),
             ports,
             address,
             core,
@@ -121,10 +124,10 @@ impl WorkloadApi {
     }
 
     fn step(&mut self, cx: &Cx<Msg>, input: Input) {
-        let is_signature = matches!(input, Input::Signed { .. });
         let mut effects = Vec::new();
         self.core.step(cx.now(), cx.wall(), input, &mut effects);
-        if is_signature {
+        let changes = self.core.certificates().changes();
+        if std::mem::replace(&mut self.stored, changes) != changes {
             self.ports.slot.set(self.core.certificates().clone());
         }
         for effect in effects {

@@ -282,6 +282,29 @@ async fn crash_costs_streams_and_no_certificates() {
     node.harness.finish().await;
 }
 
+/// The copy of the keys that outlives a crash has none of them, either.
+#[tokio::test]
+async fn keys_of_removed_entries_do_not_outlive_a_crash() {
+    let mut node = Node::with(vec![own("a/b")]).await;
+    let mut client = node.client().await;
+    let mut stream = client.fetch_x509_svid().await.unwrap();
+    let before = message(&mut stream).await.unwrap();
+    node.set(Vec::new());
+    assert_eq!(message(&mut stream).await.unwrap_err().code(), Code::PermissionDenied);
+    node.set(vec![own("a/b")]);
+    drop((stream, client));
+    node.harness.crash(PATH, CrashHow::Panic);
+    node.harness.expects_panic("crash");
+    node.harness.healthy(PATH, 2).await;
+    let mut client = node.client().await;
+    let mut stream = retry(&mut client).await;
+    let after = message(&mut stream).await.unwrap();
+    assert!(after.svids[0].x509_svid_key != before.svids[0].x509_svid_key, "another key");
+    drop((stream, client));
+    node.streams(0).await;
+    node.harness.finish().await;
+}
+
 /// Nothing is lost for good, wherever it crashes: its clients ask again.
 #[tokio::test(start_paused = true)]
 async fn crash_at_any_point_delays_identities_only() {

@@ -127,6 +127,8 @@ pub enum State {
 pub struct Certificates {
     slots: BTreeMap<WorkloadName, Slot>,
     last: SignId,
+    /// Counts what happened to keys and certificates: a copy of them is replaced when it differs.
+    changes: u64,
 }
 
 impl Certificates {
@@ -142,6 +144,7 @@ impl Certificates {
 
     /// The entries that apply to this node. What is no longer among them is forgotten, with its key.
     pub fn view(&mut self, entries: &[WorkloadEntry]) {
+        let before = self.slots.len();
         self.slots.retain(|name, slot| {
             let Some(entry) = entries.iter().find(|entry| entry.name == *name) else { return false };
             if *slot.entry != *entry {
@@ -151,6 +154,7 @@ impl Certificates {
             }
             true
         });
+        self.changes += u64::from(self.slots.len() < before);
     }
 
     /// An open stream needs the certificate of this entry.
@@ -194,6 +198,7 @@ impl Certificates {
                 expired.push(name.clone());
             }
         }
+        self.changes += u64::from(!expired.is_empty());
         expired
     }
 
@@ -207,6 +212,7 @@ impl Certificates {
     ) -> Option<WorkloadName> {
         let (name, slot) = self.slots.iter_mut().find(|(_, slot)| slot.awaits(by))?;
         let (_, profile) = slot.signing.take()?;
+        self.changes += 1;
         let expired = |svid: &Svid| SignFailure {
             refused: false,
             why: format!("the certificate was signed until {}, which has passed by this node's clock", svid.not_after),
@@ -275,6 +281,7 @@ impl Certificates {
             return false;
         };
         self.slots.remove(&first);
+        self.changes += 1;
         true
     }
 
@@ -293,6 +300,10 @@ impl Certificates {
         wakes.chain(check).min()
     }
 
+    /// Differs from what it was before if a key was added or forgotten since.
+    pub fn changes(&self) -> u64 {
+        self.changes
+    }
     /// How many are held, are being signed, and have failed.
     pub fn counts(&self) -> (usize, usize, usize) {
         let count = |of: fn(&Slot) -> bool| self.slots.values().filter(|slot| of(slot)).count();

@@ -265,8 +265,10 @@ fn certificates_are_renewed_at_half_their_life() {
     world.pass(HOUR * 9 / 10, 7);
     assert_eq!(world.signatures, 2, "nobody uses it");
     assert_eq!(world.core.certificates().counts().0, 1, "but a process that starts now gets it at once");
+    let changes = world.core.certificates().changes();
     world.pass(HOUR, 7);
     assert_eq!(world.core.certificates().counts().0, 0);
+    assert_ne!(world.core.certificates().changes(), changes, "its copy is replaced");
 }
 
 /// Scenario: renewal fails, the certificate is served to its end, and then withdrawn.
