@@ -20,15 +20,13 @@ use rustix::process::{Pid, PidfdFlags};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::net::UnixStream;
-use tokio::sync::Semaphore;
 
-use crate::core::{Facts, Needs, NotAttested};
+use crate::core::{Facts, Needs, NotAttested, Wanted};
+use crate::limits::Looks;
 
 /// Bytes that are read of a file in `/proc`: a status with 65,536 groups, which is the most that Linux allows, fits.
 const MAX_PROC_FILE: u64 = 1 << 20;
 
-/// Looks at processes at once. A look takes microseconds, unless a file system hangs.
-pub(crate) const LOOKS: usize = 16;
 /// How long a look may take.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(3);
 /// The groups that the kernel does not report of a socket's peer.
@@ -73,9 +71,11 @@ impl Peer {
     pub(crate) fn by_pid(pid: u32) -> Result<Self, NotAttested> {
         let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(NotAttested::Ended)?;
         let process = Process::open(pid, None)?;
-        let status = process.as_ref().ok().map(|_| Status::of(pid)).transpose().map_err(|_| NotAttested::Ended)?;
-        let status = status.ok_or_else(|| NotAttested::Failed("no handle of the process".to_owned()))?;
-        Ok(Self { uid: status.uid, gid: status.gid, process })
+        if let Err(why) = process {
+            return Err(NotAttested::Failed(why));
+        }
+        let (uid, gid) = Status::of(pid).and_then(|status| status.ids()).map_err(|_| NotAttested::Ended)?;
+        Ok(Self { uid, gid, process })
     }
 
     /// Resolves once the process has ended; never, if there is no handle of it.
@@ -96,7 +96,7 @@ impl Peer {
     }
 
     /// Finds out what is needed. Reads files, and may block.
-    pub(crate) fn facts(&self, needs: Needs) -> Result<Facts, NotAttested> {
+    pub(crate) fn facts(&self, needs: &Needs) -> Result<Facts, NotAttested> {
         let process = match &self.process {
             Ok(process) => process,
             Err(why) => return Ok(self.without_process(why)),
@@ -110,19 +110,17 @@ impl Peer {
                 Err(error) => lacks("systemd:unit", error.to_string()),
             }
         }
-        if needs.path {
-            match executable_of(process.pid) {
-                Ok(path) => facts.path = Some(path),
+        if !needs.path.is_nothing() {
+            match executable_of(process.pid, &needs.path) {
+                Ok(path) => facts.path = path,
                 Err(why) => lacks("unix:path", why),
             }
         }
         // The last look is at the user: a program that gives its process another one must not lend it its path.
-        match Status::of(process.pid) {
-            Ok(status) if (status.uid, status.gid) != (self.uid, self.gid) => {
-                facts = self.without_process(CHANGED_USER)
-            }
-            Ok(status) if needs.groups => facts.groups = status.groups,
-            Ok(_) => {}
+        let status = Status::of(process.pid).and_then(|status| Ok((status.ids()?, status.groups(&needs.groups)?)));
+        match status {
+            Ok((ids, groups)) if ids == (self.uid, self.gid) => facts.groups = groups,
+            Ok(_) => facts = self.without_process(CHANGED_USER),
             Err(error) => facts = self.without_process(&error.to_string()),
         }
         if process.lives() { Ok(facts) } else { Err(NotAttested::Ended) }
@@ -144,7 +142,7 @@ impl Process {
         };
         let started = started(pid).map_err(|_| NotAttested::Ended)?;
         let process = Self { pid, started, handle };
-        let now = Status::of(pid).map(|status| (status.uid, status.gid)).map_err(|_| NotAttested::Ended)?;
+        let now = Status::of(pid).and_then(|status| status.ids()).map_err(|_| NotAttested::Ended)?;
         if !process.lives() {
             return Err(NotAttested::Ended);
         }
@@ -188,24 +186,29 @@ fn started_in(stat: &str) -> Option<u64> {
     (!matches!(state, "Z" | "X" | "x")).then_some(started)
 }
 
-/// Users and groups, from `/proc/PID/status`.
-#[derive(Debug, PartialEq, Eq)]
-struct Status {
-    /// The effective ones, which the kernel reports of a socket's peer, too.
-    uid: u32,
-    gid: u32,
-    groups: BTreeSet<u32>,
-}
+/// Users and groups: the text of `/proc/PID/status`, of which only what is asked for is parsed.
+struct Status(String);
 
 impl Status {
     fn of(pid: Pid) -> io::Result<Self> {
-        let text = read(format!("/proc/{}/status", pid.as_raw_pid()))?;
-        Self::in_text(&text).ok_or_else(|| io::Error::other("unexpected form of /proc/PID/status"))
+        read(format!("/proc/{}/status", pid.as_raw_pid())).map(Self)
     }
-    fn in_text(text: &str) -> Option<Self> {
-        let effective = |name| field(text, name)?.split_whitespace().nth(1)?.parse().ok();
-        let groups: Result<_, _> = field(text, "Groups:")?.split_whitespace().map(str::parse).collect();
-        Some(Self { uid: effective("Uid:")?, gid: effective("Gid:")?, groups: groups.ok()? })
+    /// The effective user and group, which the kernel reports of a socket's peer, too.
+    fn ids(&self) -> io::Result<(u32, u32)> {
+        let effective = |name| field(&self.0, name)?.split_whitespace().nth(1)?.parse().ok();
+        effective("Uid:").zip(effective("Gid:")).ok_or_else(Self::malformed)
+    }
+    /// The supplementary groups, as far as they matter.
+    fn groups(&self, wanted: &Wanted<u32>) -> io::Result<BTreeSet<u32>> {
+        if wanted.is_nothing() {
+            return Ok(BTreeSet::new());
+        }
+        let groups = field(&self.0, "Groups:").ok_or_else(Self::malformed)?.split_whitespace().map(str::parse);
+        let matter = groups.filter(|group| !group.as_ref().is_ok_and(|group| !wanted.contains(group)));
+        matter.collect::<Result<_, _>>().map_err(|_| Self::malformed())
+    }
+    fn malformed() -> io::Error {
+        io::Error::other("unexpected form of /proc/PID/status")
     }
 }
 
@@ -239,28 +242,33 @@ fn unit_of_path(path: &str) -> Option<String> {
     named.then(|| unit.to_owned())
 }
 
-/// The file that a process executes, by its path on this node.
-fn executable_of(pid: Pid) -> Result<String, String> {
+/// The file that a process executes, by its path on this node, if that matters. Only then is the file itself looked at: its file system may
+/// hang, and may be the process' own.
+fn executable_of(pid: Pid, wanted: &Wanted<String>) -> Result<Option<String>, String> {
     let link = format!("/proc/{}/exe", pid.as_raw_pid());
     let path = fs::read_link(&link).map_err(|error| error.to_string())?;
+    let path = path.into_os_string().into_string().map_err(|_| "the path is not UTF-8".to_owned())?;
+    if !wanted.contains(&path) {
+        return Ok(None);
+    }
     // A process may show any path from a mount namespace of its own, and a file that was replaced has the path of another one.
     let (executed, here) = (fs::metadata(&link), fs::metadata(&path));
     let same = |a: &fs::Metadata, b: &fs::Metadata| (a.dev(), a.ino()) == (b.dev(), b.ino());
     match (executed, here) {
         (Ok(executed), Ok(here)) if same(&executed, &here) => {}
         (Err(error), _) => return Err(error.to_string()),
-        _ => return Err(format!("{} is another file on this node, or was replaced", path.display())),
+        _ => return Err(format!("{path} is another file on this node, or was replaced")),
     }
-    path.into_os_string().into_string().map_err(|_| "the path is not UTF-8".to_owned())
+    Ok(Some(path))
 }
 
 /// Looks at a process, on a thread that may block. A look that hangs keeps its permit.
-pub(crate) async fn look(peer: Arc<Peer>, needs: Needs, looks: Arc<Semaphore>) -> Result<Facts, NotAttested> {
+pub(crate) async fn look(peer: Arc<Peer>, needs: Needs, looks: Looks) -> Result<Facts, NotAttested> {
     let failed = |why: &str| NotAttested::Failed(why.to_owned());
     let look = async {
-        let permit = looks.acquire_owned().await.map_err(|_| failed("the node stops"))?;
+        let permit = looks.begin(peer.uid).await.ok_or_else(|| failed("the node stops"))?;
         let looked = tokio::task::spawn_blocking(move || {
-            let facts = peer.facts(needs);
+            let facts = peer.facts(&needs);
             drop(permit);
             facts
         });
@@ -314,24 +322,34 @@ mod tests {
     }
 
     #[test]
-    fn status_gives_effective_ids_and_groups() {
+    fn status_gives_effective_ids_and_wanted_groups() {
         let text = "Name:\ta\nUid:\t1\t2\t3\t4\nGid:\t5\t6\t7\t8\nGroups:\t4 100 \n";
-        let status = Status { uid: 2, gid: 6, groups: BTreeSet::from([4, 100]) };
-        assert_eq!(Status::in_text(text), Some(status));
-        assert!(Status::in_text(&text.replace("100", "x")).is_none());
+        let status = Status(text.to_owned());
+        assert_eq!(status.ids().unwrap(), (2, 6));
+        assert_eq!(status.groups(&Wanted::All).unwrap(), BTreeSet::from([4, 100]));
+        let named = Wanted::These(Arc::new(BTreeSet::from([5, 100])));
+        assert_eq!(status.groups(&named).unwrap(), BTreeSet::from([100]));
+        let status = Status(text.replace("100", "x"));
+        assert!(status.ids().is_ok() && status.groups(&named).is_err());
     }
 
     #[tokio::test]
     async fn own_process_is_found_out_completely() {
         let (ours, _theirs) = UnixStream::pair().unwrap();
         let peer = Peer::of(&ours).unwrap();
-        let facts = peer.facts(Needs::ALL).unwrap();
+        let facts = peer.facts(&Needs::ALL).unwrap();
         assert_eq!(facts.uid, rustix::process::geteuid().as_raw());
         let program = std::env::current_exe().unwrap();
         assert_eq!(facts.path.as_deref(), program.to_str());
-        let by_pid = Peer::by_pid(std::process::id()).unwrap().facts(Needs::ALL).unwrap();
+        let by_pid = Peer::by_pid(std::process::id()).unwrap().facts(&Needs::ALL).unwrap();
         assert_eq!(by_pid, facts);
-        assert!(peer.facts(Needs::default()).unwrap().path.is_none());
+        let wants =
+            |path: &str| Needs { path: Wanted::These(Arc::new(BTreeSet::from([path.to_owned()]))), ..Needs::default() };
+        assert_eq!(peer.facts(&wants(program.to_str().unwrap())).unwrap().path, facts.path);
+        for needs in [Needs::default(), wants("/bin/another")] {
+            let facts = peer.facts(&needs).unwrap();
+            assert_eq!((facts.path, facts.unit, facts.unknown), (None, None, Vec::new()));
+        }
     }
 
     /// A process that ends with its test.
@@ -354,13 +372,13 @@ mod tests {
     async fn process_that_has_ended_has_no_facts() {
         let mut child = Child::start("/bin/sleep".as_ref());
         let peer = child.peer().unwrap();
-        assert!(peer.facts(Needs::ALL).is_ok());
+        assert!(peer.facts(&Needs::ALL).is_ok());
         child.0.kill().unwrap();
         // Not waited for: it is a zombie, and its id is not free.
         peer.ended().await;
-        assert_eq!(peer.facts(Needs::ALL), Err(NotAttested::Ended));
+        assert_eq!(peer.facts(&Needs::ALL), Err(NotAttested::Ended));
         child.0.wait().unwrap();
-        assert_eq!(peer.facts(Needs::ALL), Err(NotAttested::Ended));
+        assert_eq!(peer.facts(&Needs::ALL), Err(NotAttested::Ended));
         assert_eq!(child.peer().err(), Some(NotAttested::Ended));
     }
 
@@ -371,7 +389,7 @@ mod tests {
         let mut peer = Peer::of(&ours).unwrap();
         let process = peer.process.as_mut().unwrap();
         process.started -= 1;
-        assert_eq!(peer.facts(Needs::ALL), Err(NotAttested::Ended));
+        assert_eq!(peer.facts(&Needs::ALL), Err(NotAttested::Ended));
     }
 
     /// A process connects, passes its socket to a child, and executes a program that gives it another user or group.
@@ -381,7 +399,7 @@ mod tests {
         let peer = Peer::of(&ours).unwrap();
         let (uid, gid) = (peer.uid, peer.gid);
         for changed in [Peer { uid: uid + 1, ..Peer::of(&ours).unwrap() }, Peer { gid: gid + 1, ..peer }] {
-            let facts = changed.facts(Needs::ALL).unwrap();
+            let facts = changed.facts(&Needs::ALL).unwrap();
             assert_eq!((facts.uid, facts.gid), (changed.uid, changed.gid), "as it connected");
             assert_eq!((facts.path, facts.unit, facts.groups), (None, None, BTreeSet::new()));
             assert_eq!(facts.unknown.len(), 3);
@@ -396,13 +414,13 @@ mod tests {
         fs::copy("/bin/sleep", &program).unwrap();
         let child = Child::start(&program);
         let peer = child.peer().unwrap();
-        assert_eq!(peer.facts(Needs::ALL).unwrap().path.as_deref(), program.to_str());
+        assert_eq!(peer.facts(&Needs::ALL).unwrap().path.as_deref(), program.to_str());
         fs::rename(&program, dir.path().join("moved")).unwrap();
         fs::copy("/bin/sleep", &program).unwrap();
-        let facts = peer.facts(Needs::ALL).unwrap();
+        let facts = peer.facts(&Needs::ALL).unwrap();
         assert_ne!(facts.path.as_deref(), program.to_str());
         fs::remove_file(dir.path().join("moved")).unwrap();
-        let facts = peer.facts(Needs::ALL).unwrap();
+        let facts = peer.facts(&Needs::ALL).unwrap();
         assert_eq!(facts.path, None, "{:?}", facts.unknown);
     }
 }

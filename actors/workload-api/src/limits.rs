@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use muster_messages::Moment;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::core::{MAX_STREAMS, MAX_STREAMS_OF_USER, Requests};
 
@@ -19,6 +20,10 @@ const CONNECTIONS_PER_SECOND: u64 = 100;
 const FILES_OF_CONNECTION: u64 = 2;
 /// The part of all files that connections may keep open. The rest is for the node's own port and its disk.
 const PART_OF_FILES: u64 = 4;
+
+/// Looks at processes at once. A look takes microseconds, unless a file system hangs: a user's own must not stop the looks at others.
+const MAX_LOOKS: usize = 16;
+const MAX_LOOKS_OF_USER: usize = 4;
 
 /// How many of something there may be, of all users and of one.
 #[derive(Clone)]
@@ -58,6 +63,33 @@ impl Drop for Permit {
     }
 }
 
+/// Looks at processes wait for each other, those of a user for those of the same user first.
+#[derive(Clone)]
+pub(crate) struct Looks {
+    all: Arc<Semaphore>,
+    users: Arc<Mutex<BTreeMap<u32, Arc<Semaphore>>>>,
+}
+
+impl Default for Looks {
+    fn default() -> Self {
+        Self { all: Arc::new(Semaphore::new(MAX_LOOKS)), users: Arc::default() }
+    }
+}
+
+impl Looks {
+    /// Resolves when there is room; nothing, if the actor has ended.
+    pub(crate) async fn begin(&self, uid: u32) -> Option<[OwnedSemaphorePermit; 2]> {
+        let of_user = self.of_user(uid).acquire_owned().await.ok()?;
+        let of_all = Arc::clone(&self.all).acquire_owned().await.ok()?;
+        Some([of_user, of_all])
+    }
+    fn of_user(&self, uid: u32) -> Arc<Semaphore> {
+        let mut users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
+        users.retain(|_, looks| Arc::strong_count(looks) > 1); // held by each look, and by those that wait
+        Arc::clone(users.entry(uid).or_insert_with(|| Arc::new(Semaphore::new(MAX_LOOKS_OF_USER))))
+    }
+}
+
 /// Decides which connections are served: so many at a time, and so many per second.
 pub(crate) struct Admission {
     open: Limit,
@@ -87,6 +119,8 @@ fn connections_for(files: Option<u64>) -> (usize, usize) {
 mod tests {
     use std::time::Duration;
 
+    use futures_util::FutureExt;
+
     use super::*;
 
     #[test]
@@ -110,6 +144,20 @@ mod tests {
         assert_eq!(admitted, MAX_CONNECTIONS_OF_USER);
         assert!(admission.admit(now, 8).is_some());
         assert!(admission.admit(now + Duration::from_secs(1), 7).is_some());
+    }
+
+    /// A file system of the user hangs.
+    #[test]
+    fn looks_that_hang_leave_room_for_other_users() {
+        let looks = Looks::default();
+        let begin = |uid| looks.begin(uid).now_or_never();
+        let hung: Vec<_> = (0..MAX_LOOKS).filter_map(|_| begin(7)).collect();
+        assert_eq!(hung.len(), MAX_LOOKS_OF_USER);
+        assert!(begin(8).is_some());
+        drop(hung);
+        assert!(begin(7).is_some());
+        let others: Vec<_> = (0..100).filter_map(begin).collect();
+        assert_eq!(others.len(), MAX_LOOKS);
     }
 
     #[test]

@@ -8,14 +8,14 @@ use muster_kernel::{Address, Alarm, Backoff, Cx, Fault, Shell, Slot, Spec};
 use muster_messages::WorkloadView;
 use muster_messages::protocol::Named;
 use serde_json::{Value, json};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 
-use crate::attest::{LOOKS, Peer, look};
+use crate::attest::{Peer, look};
 use crate::core::{
     Certificates, Effect, Facts, Input, Kind, NotAttested, Roots, SignFailure, SignId, StreamId, Svid, View,
     WorkloadCore,
 };
-use crate::limits::Permit;
+use crate::limits::{Looks, Permit};
 use crate::serve::{self, Inbox, Told};
 use crate::socket::WorkloadSocket;
 use crate::svid::{WorkloadSigner, new_svid, roots};
@@ -89,7 +89,7 @@ struct WorkloadApi {
     last: StreamId,
     /// The roots as last parsed.
     roots: (Arc<Vec<String>>, Arc<Roots>),
-    looks: Arc<Semaphore>,
+    looks: Looks,
     alarm: Alarm,
 }
 
@@ -106,7 +106,7 @@ impl WorkloadApi {
             open: BTreeMap::new(),
             last: StreamId(0),
             roots: Default::default(),
-            looks: Arc::new(Semaphore::new(LOOKS)),
+            looks: Looks::default(),
             alarm: Alarm::default(),
         })
     }
@@ -140,7 +140,7 @@ impl WorkloadApi {
         match effect {
             Effect::Attest(stream, needs) => {
                 if let Some(open) = self.open.get(&stream) {
-                    let look = look(Arc::clone(&open.peer), needs, Arc::clone(&self.looks));
+                    let look = look(Arc::clone(&open.peer), needs, self.looks.clone());
                     cx.report(async move { Msg::Attested(stream, look.await) });
                 }
             }

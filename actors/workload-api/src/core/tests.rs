@@ -438,10 +438,15 @@ fn fact_that_a_new_entry_asks_for_is_found_out() {
     world.view(&[entry("a/a", &["unix:uid:7"]), entry("b/b", &["unix:path:/bin/x"])]);
     world.step(Input::Woke);
     let needs = world.out.iter().find_map(|effect| match effect {
-        Effect::Attest(_, needs) => Some(*needs),
+        Effect::Attest(_, needs) => Some(needs.clone()),
         _ => None,
     });
-    assert_eq!(needs, Some(Needs { path: true, ..Needs::default() }));
+    assert_eq!(needs, Some(Needs::of(&[entry("b/b", &["unix:path:/bin/x"])])));
+    // Another value of the same fact.
+    world.pass(SECOND, 7);
+    world.view(&[entry("a/a", &["unix:uid:7"]), entry("b/b", &["unix:path:/bin/y"])]);
+    world.step(Input::Woke);
+    assert!(world.out.iter().any(|effect| matches!(effect, Effect::Attest(..))));
 }
 
 #[test]
