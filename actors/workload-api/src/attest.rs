@@ -20,19 +20,19 @@ use rustix::process::{Pid, PidfdFlags};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::net::UnixStream;
-use tokio::sync::Semaphore;
 
-use crate::core::{Facts, Needs, NotAttested};
+use crate::core::{Facts, Needs, NotAttested, Wanted};
+use crate::limits::Looks;
 
 /// Bytes that are read of a file in `/proc`: a status with 65,536 groups, which is the most that Linux allows, fits.
 const MAX_PROC_FILE: u64 = 1 << 20;
 
-/// Looks at processes at once. A look takes microseconds, unless a file system hangs.
-pub(crate) const LOOKS: usize = 16;
 /// How long a look may take.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(3);
 /// The groups that the kernel does not report of a socket's peer.
 const SUPPLEMENTARY: &str = "unix:gid (supplementary groups)";
+/// The kernel's word is about the moment of the connection, and `/proc` is about now. They are not mixed.
+const CHANGED_USER: &str = "the process has changed its user or group since it connected";
 
 fn unknown(selector: &str, why: String) -> UnknownSelectorView {
     UnknownSelectorView { selector: selector.to_owned(), why }
@@ -64,16 +64,18 @@ impl Peer {
             let why = "the process is in another process namespace, or its id is not known".to_owned();
             return Ok(Self { uid, gid, process: Err(why) });
         };
-        Ok(Self { uid, gid, process: Process::open(pid, Some(uid))? })
+        Ok(Self { uid, gid, process: Process::open(pid, Some((uid, gid)))? })
     }
 
     /// A process by its id, for a person who asks about it.
     pub(crate) fn by_pid(pid: u32) -> Result<Self, NotAttested> {
         let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(NotAttested::Ended)?;
         let process = Process::open(pid, None)?;
-        let status = process.as_ref().ok().map(|_| Status::of(pid)).transpose().map_err(|_| NotAttested::Ended)?;
-        let status = status.ok_or_else(|| NotAttested::Failed("no handle of the process".to_owned()))?;
-        Ok(Self { uid: status.uid, gid: status.gid, process })
+        if let Err(why) = process {
+            return Err(NotAttested::Failed(why));
+        }
+        let (uid, gid) = Status::of(pid).and_then(|status| status.ids()).map_err(|_| NotAttested::Ended)?;
+        Ok(Self { uid, gid, process })
     }
 
     /// Resolves once the process has ended; never, if there is no handle of it.
@@ -86,24 +88,21 @@ impl Peer {
         std::future::pending().await
     }
 
+    /// What the kernel reports of the socket's peer, and no more.
+    fn without_process(&self, why: &str) -> Facts {
+        let of = |selector| unknown(selector, why.to_owned());
+        let unknown = vec![of(SUPPLEMENTARY), of("systemd:unit"), of("unix:path")];
+        Facts { uid: self.uid, gid: self.gid, unknown, ..Facts::default() }
+    }
+
     /// Finds out what is needed. Reads files, and may block.
-    pub(crate) fn facts(&self, needs: Needs) -> Result<Facts, NotAttested> {
-        let mut facts = Facts { uid: self.uid, gid: self.gid, ..Facts::default() };
+    pub(crate) fn facts(&self, needs: &Needs) -> Result<Facts, NotAttested> {
         let process = match &self.process {
             Ok(process) => process,
-            Err(why) => {
-                let of = |selector| unknown(selector, why.clone());
-                facts.unknown = vec![of(SUPPLEMENTARY), of("systemd:unit"), of("unix:path")];
-                return Ok(facts);
-            }
+            Err(why) => return Ok(self.without_process(why)),
         };
+        let mut facts = Facts { uid: self.uid, gid: self.gid, ..Facts::default() };
         let mut lacks = |selector, why: String| facts.unknown.push(unknown(selector, why));
-        if needs.groups {
-            match Status::of(process.pid) {
-                Ok(status) => facts.groups = status.groups,
-                Err(error) => lacks(SUPPLEMENTARY, error.to_string()),
-            }
-        }
         if needs.unit {
             match unit_of(process.pid) {
                 Ok(Some(unit)) => facts.unit = Some(unit),
@@ -111,19 +110,26 @@ impl Peer {
                 Err(error) => lacks("systemd:unit", error.to_string()),
             }
         }
-        if needs.path {
-            match executable_of(process.pid) {
-                Ok(path) => facts.path = Some(path),
+        if !needs.path.is_nothing() {
+            match executable_of(process.pid, &needs.path) {
+                Ok(path) => facts.path = path,
                 Err(why) => lacks("unix:path", why),
             }
+        }
+        // The last look is at the user: a program that gives its process another one must not lend it its path.
+        let status = Status::of(process.pid).and_then(|status| Ok((status.ids()?, status.groups(&needs.groups)?)));
+        match status {
+            Ok((ids, groups)) if ids == (self.uid, self.gid) => facts.groups = groups,
+            Ok(_) => facts = self.without_process(CHANGED_USER),
+            Err(error) => facts = self.without_process(&error.to_string()),
         }
         if process.lives() { Ok(facts) } else { Err(NotAttested::Ended) }
     }
 }
 
 impl Process {
-    /// `uid`: the user that connected. If the process has another one by now, or is another one, only the kernel's word counts.
-    fn open(pid: Pid, uid: Option<u32>) -> Result<Result<Self, String>, NotAttested> {
+    /// `ids`: the user and group that connected. If the process has others by now, or is another one, only the kernel's word counts.
+    fn open(pid: Pid, ids: Option<(u32, u32)>) -> Result<Result<Self, String>, NotAttested> {
         let handle = match rustix::process::pidfd_open(pid, PidfdFlags::NONBLOCK) {
             Ok(handle) => handle,
             Err(rustix::io::Errno::SRCH) => return Err(NotAttested::Ended),
@@ -136,12 +142,12 @@ impl Process {
         };
         let started = started(pid).map_err(|_| NotAttested::Ended)?;
         let process = Self { pid, started, handle };
-        let user = Status::of(pid).map(|status| status.uid).map_err(|_| NotAttested::Ended)?;
+        let now = Status::of(pid).and_then(|status| status.ids()).map_err(|_| NotAttested::Ended)?;
         if !process.lives() {
             return Err(NotAttested::Ended);
         }
-        if uid.is_some_and(|uid| uid != user) {
-            return Ok(Err("the process has changed its user since it connected".to_owned()));
+        if ids.is_some_and(|ids| ids != now) {
+            return Ok(Err(CHANGED_USER.to_owned()));
         }
         Ok(Ok(process))
     }
@@ -180,24 +186,29 @@ fn started_in(stat: &str) -> Option<u64> {
     (!matches!(state, "Z" | "X" | "x")).then_some(started)
 }
 
-/// Users and groups, from `/proc/PID/status`.
-#[derive(Debug, PartialEq, Eq)]
-struct Status {
-    /// The effective ones, which the kernel reports of a socket's peer, too.
-    uid: u32,
-    gid: u32,
-    groups: BTreeSet<u32>,
-}
+/// Users and groups: the text of `/proc/PID/status`, of which only what is asked for is parsed.
+struct Status(String);
 
 impl Status {
     fn of(pid: Pid) -> io::Result<Self> {
-        let text = read(format!("/proc/{}/status", pid.as_raw_pid()))?;
-        Self::in_text(&text).ok_or_else(|| io::Error::other("unexpected form of /proc/PID/status"))
+        read(format!("/proc/{}/status", pid.as_raw_pid())).map(Self)
     }
-    fn in_text(text: &str) -> Option<Self> {
-        let effective = |name| field(text, name)?.split_whitespace().nth(1)?.parse().ok();
-        let groups: Result<_, _> = field(text, "Groups:")?.split_whitespace().map(str::parse).collect();
-        Some(Self { uid: effective("Uid:")?, gid: effective("Gid:")?, groups: groups.ok()? })
+    /// The effective user and group, which the kernel reports of a socket's peer, too.
+    fn ids(&self) -> io::Result<(u32, u32)> {
+        let effective = |name| field(&self.0, name)?.split_whitespace().nth(1)?.parse().ok();
+        effective("Uid:").zip(effective("Gid:")).ok_or_else(Self::malformed)
+    }
+    /// The supplementary groups, as far as they matter.
+    fn groups(&self, wanted: &Wanted<u32>) -> io::Result<BTreeSet<u32>> {
+        if wanted.is_nothing() {
+            return Ok(BTreeSet::new());
+        }
+        let groups = field(&self.0, "Groups:").ok_or_else(Self::malformed)?.split_whitespace().map(str::parse);
+        let matter = groups.filter(|group| !group.as_ref().is_ok_and(|group| !wanted.contains(group)));
+        matter.collect::<Result<_, _>>().map_err(|_| Self::malformed())
+    }
+    fn malformed() -> io::Error {
+        io::Error::other("unexpected form of /proc/PID/status")
     }
 }
 
@@ -206,12 +217,21 @@ fn unit_of(pid: Pid) -> io::Result<Option<String>> {
     Ok(unit_in(&read(format!("/proc/{}/cgroup", pid.as_raw_pid()))?))
 }
 
-/// From the text of `/proc/PID/cgroup`: the first group below the slices. A user may name the groups below its own unit as it likes.
+/// From the text of `/proc/PID/cgroup`: the first group below the slices. A user may name the groups below its own unit as it likes, also
+/// with colons: only the first two fields of a line are the kernel's own words. The named hierarchy counts only on a machine whose unified
+/// one is not in use.
 fn unit_in(text: &str) -> Option<String> {
-    let paths = |prefix| text.lines().filter_map(move |line: &str| line.strip_prefix(prefix));
-    let hierarchies =
-        paths("0::").chain(text.lines().filter_map(|line| line.split_once(":name=systemd:").map(|of| of.1)));
-    hierarchies.filter_map(unit_of_path).next()
+    let path_in = |id: Option<&str>, controllers: &str| {
+        text.lines().find_map(|line| {
+            let (of, rest) = line.split_once(':')?;
+            let (named, path) = rest.split_once(':')?;
+            (named == controllers && id.is_none_or(|id| id == of)).then_some(path)
+        })
+    };
+    match path_in(Some("0"), "").filter(|path| *path != "/") {
+        Some(unified) => unit_of_path(unified),
+        None => path_in(None, "name=systemd").and_then(unit_of_path),
+    }
 }
 
 fn unit_of_path(path: &str) -> Option<String> {
@@ -222,28 +242,33 @@ fn unit_of_path(path: &str) -> Option<String> {
     named.then(|| unit.to_owned())
 }
 
-/// The file that a process executes, by its path on this node.
-fn executable_of(pid: Pid) -> Result<String, String> {
+/// The file that a process executes, by its path on this node, if that matters. Only then is the file itself looked at: its file system may
+/// hang, and may be the process' own.
+fn executable_of(pid: Pid, wanted: &Wanted<String>) -> Result<Option<String>, String> {
     let link = format!("/proc/{}/exe", pid.as_raw_pid());
     let path = fs::read_link(&link).map_err(|error| error.to_string())?;
+    let path = path.into_os_string().into_string().map_err(|_| "the path is not UTF-8".to_owned())?;
+    if !wanted.contains(&path) {
+        return Ok(None);
+    }
     // A process may show any path from a mount namespace of its own, and a file that was replaced has the path of another one.
     let (executed, here) = (fs::metadata(&link), fs::metadata(&path));
     let same = |a: &fs::Metadata, b: &fs::Metadata| (a.dev(), a.ino()) == (b.dev(), b.ino());
     match (executed, here) {
         (Ok(executed), Ok(here)) if same(&executed, &here) => {}
         (Err(error), _) => return Err(error.to_string()),
-        _ => return Err(format!("{} is another file on this node, or was replaced", path.display())),
+        _ => return Err(format!("{path} is another file on this node, or was replaced")),
     }
-    path.into_os_string().into_string().map_err(|_| "the path is not UTF-8".to_owned())
+    Ok(Some(path))
 }
 
 /// Looks at a process, on a thread that may block. A look that hangs keeps its permit.
-pub(crate) async fn look(peer: Arc<Peer>, needs: Needs, looks: Arc<Semaphore>) -> Result<Facts, NotAttested> {
+pub(crate) async fn look(peer: Arc<Peer>, needs: Needs, looks: Looks) -> Result<Facts, NotAttested> {
     let failed = |why: &str| NotAttested::Failed(why.to_owned());
     let look = async {
-        let permit = looks.acquire_owned().await.map_err(|_| failed("the node stops"))?;
+        let permit = looks.begin(peer.uid).await.ok_or_else(|| failed("the node stops"))?;
         let looked = tokio::task::spawn_blocking(move || {
-            let facts = peer.facts(needs);
+            let facts = peer.facts(&needs);
             drop(permit);
             facts
         });
@@ -274,6 +299,14 @@ mod tests {
             ("0::/\n", None),
             ("2:cpu:/system.slice/a.service\n1:name=systemd:/system.slice/b.service\n0::/\n", Some("b.service")),
             ("1:cpu:/system.slice/a.service\n", None),
+            // Groups that a user named like another hierarchy.
+            ("0::/docker/0123/x:name=systemd:/system.slice/nginx.service\n", None),
+            (
+                "5:cpu:/user/x:name=systemd:/system.slice/nginx.service\n1:name=systemd:/init.scope\n",
+                Some("init.scope"),
+            ),
+            ("5:cpu:/x:0::/system.slice/nginx.service\n0::/\n", None),
+            ("1:name=systemd:/system.slice/nginx.service\n0::/docker/0123\n", None),
             ("", None),
         ] {
             assert_eq!(unit_in(text).as_deref(), unit, "{text}");
@@ -289,24 +322,34 @@ mod tests {
     }
 
     #[test]
-    fn status_gives_effective_ids_and_groups() {
+    fn status_gives_effective_ids_and_wanted_groups() {
         let text = "Name:\ta\nUid:\t1\t2\t3\t4\nGid:\t5\t6\t7\t8\nGroups:\t4 100 \n";
-        let status = Status { uid: 2, gid: 6, groups: BTreeSet::from([4, 100]) };
-        assert_eq!(Status::in_text(text), Some(status));
-        assert!(Status::in_text(&text.replace("100", "x")).is_none());
+        let status = Status(text.to_owned());
+        assert_eq!(status.ids().unwrap(), (2, 6));
+        assert_eq!(status.groups(&Wanted::All).unwrap(), BTreeSet::from([4, 100]));
+        let named = Wanted::These(Arc::new(BTreeSet::from([5, 100])));
+        assert_eq!(status.groups(&named).unwrap(), BTreeSet::from([100]));
+        let status = Status(text.replace("100", "x"));
+        assert!(status.ids().is_ok() && status.groups(&named).is_err());
     }
 
     #[tokio::test]
     async fn own_process_is_found_out_completely() {
         let (ours, _theirs) = UnixStream::pair().unwrap();
         let peer = Peer::of(&ours).unwrap();
-        let facts = peer.facts(Needs::ALL).unwrap();
+        let facts = peer.facts(&Needs::ALL).unwrap();
         assert_eq!(facts.uid, rustix::process::geteuid().as_raw());
         let program = std::env::current_exe().unwrap();
         assert_eq!(facts.path.as_deref(), program.to_str());
-        let by_pid = Peer::by_pid(std::process::id()).unwrap().facts(Needs::ALL).unwrap();
+        let by_pid = Peer::by_pid(std::process::id()).unwrap().facts(&Needs::ALL).unwrap();
         assert_eq!(by_pid, facts);
-        assert!(peer.facts(Needs::default()).unwrap().path.is_none());
+        let wants =
+            |path: &str| Needs { path: Wanted::These(Arc::new(BTreeSet::from([path.to_owned()]))), ..Needs::default() };
+        assert_eq!(peer.facts(&wants(program.to_str().unwrap())).unwrap().path, facts.path);
+        for needs in [Needs::default(), wants("/bin/another")] {
+            let facts = peer.facts(&needs).unwrap();
+            assert_eq!((facts.path, facts.unit, facts.unknown), (None, None, Vec::new()));
+        }
     }
 
     /// A process that ends with its test.
@@ -329,13 +372,13 @@ mod tests {
     async fn process_that_has_ended_has_no_facts() {
         let mut child = Child::start("/bin/sleep".as_ref());
         let peer = child.peer().unwrap();
-        assert!(peer.facts(Needs::ALL).is_ok());
+        assert!(peer.facts(&Needs::ALL).is_ok());
         child.0.kill().unwrap();
         // Not waited for: it is a zombie, and its id is not free.
         peer.ended().await;
-        assert_eq!(peer.facts(Needs::ALL), Err(NotAttested::Ended));
+        assert_eq!(peer.facts(&Needs::ALL), Err(NotAttested::Ended));
         child.0.wait().unwrap();
-        assert_eq!(peer.facts(Needs::ALL), Err(NotAttested::Ended));
+        assert_eq!(peer.facts(&Needs::ALL), Err(NotAttested::Ended));
         assert_eq!(child.peer().err(), Some(NotAttested::Ended));
     }
 
@@ -346,7 +389,22 @@ mod tests {
         let mut peer = Peer::of(&ours).unwrap();
         let process = peer.process.as_mut().unwrap();
         process.started -= 1;
-        assert_eq!(peer.facts(Needs::ALL), Err(NotAttested::Ended));
+        assert_eq!(peer.facts(&Needs::ALL), Err(NotAttested::Ended));
+    }
+
+    /// A process connects, passes its socket to a child, and executes a program that gives it another user or group.
+    #[tokio::test]
+    async fn process_with_another_user_lends_no_path() {
+        let (ours, _theirs) = UnixStream::pair().unwrap();
+        let peer = Peer::of(&ours).unwrap();
+        let (uid, gid) = (peer.uid, peer.gid);
+        for changed in [Peer { uid: uid + 1, ..Peer::of(&ours).unwrap() }, Peer { gid: gid + 1, ..peer }] {
+            let facts = changed.facts(&Needs::ALL).unwrap();
+            assert_eq!((facts.uid, facts.gid), (changed.uid, changed.gid), "as it connected");
+            assert_eq!((facts.path, facts.unit, facts.groups), (None, None, BTreeSet::new()));
+            assert_eq!(facts.unknown.len(), 3);
+            assert!(facts.unknown.iter().all(|unknown| unknown.why == CHANGED_USER));
+        }
     }
 
     #[tokio::test]
@@ -356,13 +414,13 @@ mod tests {
         fs::copy("/bin/sleep", &program).unwrap();
         let child = Child::start(&program);
         let peer = child.peer().unwrap();
-        assert_eq!(peer.facts(Needs::ALL).unwrap().path.as_deref(), program.to_str());
+        assert_eq!(peer.facts(&Needs::ALL).unwrap().path.as_deref(), program.to_str());
         fs::rename(&program, dir.path().join("moved")).unwrap();
         fs::copy("/bin/sleep", &program).unwrap();
-        let facts = peer.facts(Needs::ALL).unwrap();
+        let facts = peer.facts(&Needs::ALL).unwrap();
         assert_ne!(facts.path.as_deref(), program.to_str());
         fs::remove_file(dir.path().join("moved")).unwrap();
-        let facts = peer.facts(Needs::ALL).unwrap();
+        let facts = peer.facts(&Needs::ALL).unwrap();
         assert_eq!(facts.path, None, "{:?}", facts.unknown);
     }
 }

@@ -17,7 +17,8 @@ use tonic::{Status, Streaming};
 
 use crate::proto::{Empty, ProtoCodec, SECURITY_HEADER, SERVICE, X509BundlesResponse, X509SvidResponse};
 
-/// One connection to the socket of a node.
+/// One connection to the socket of a node; a copy is another way to the same connection.
+#[derive(Clone)]
 pub struct WorkloadClient {
     grpc: Grpc<Connection>,
 }
@@ -78,6 +79,7 @@ fn unavailable(error: &dyn std::error::Error) -> Status {
 }
 
 /// hyper's connection, as tonic's client wants it.
+#[derive(Clone)]
 struct Connection(SendRequest<Body>);
 
 impl GrpcService<Body> for Connection {

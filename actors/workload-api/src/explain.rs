@@ -14,7 +14,7 @@ pub fn explain_process(view: &WorkloadView, pid: u32) -> Result<WorkloadExplaine
         let why = "this node has not heard from its cluster since it started; retry";
         return Err(ErrorBody::new(ErrorCode::NotKnownHereYet, why));
     }
-    let facts = Peer::by_pid(pid).and_then(|peer| peer.facts(Needs::ALL)).map_err(|why| match why {
+    let facts = Peer::by_pid(pid).and_then(|peer| peer.facts(&Needs::ALL)).map_err(|why| match why {
         NotAttested::Ended => ErrorBody::new(ErrorCode::NotFound, format!("no process {pid} on this node")),
         NotAttested::Failed(why) => ErrorBody::new(ErrorCode::Internal, why),
     })?;

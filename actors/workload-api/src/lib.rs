@@ -10,6 +10,7 @@ mod authority;
 pub mod client;
 pub mod core;
 mod explain;
+mod limits;
 pub mod proto;
 mod serve;
 mod shell;

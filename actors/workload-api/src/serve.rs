@@ -7,8 +7,8 @@
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::pin::{Pin, pin};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::Stream;
@@ -18,24 +18,23 @@ use hyper::body::Incoming;
 use hyper::server::conn::http2;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use muster_kernel::Address;
+use muster_kernel::{Address, Clock};
 use prost::Message;
+use rustix::process::{Resource, getrlimit};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
+use tonic::Status;
 use tonic::body::Body;
 use tonic::server::{Grpc, ServerStreamingService};
-use tonic::{Code, Status};
 
 use crate::attest::Peer;
 use crate::authority::ClientStream;
 use crate::core::{Answer, Denial, Kind, MAX_STREAMS, MAX_STREAMS_OF_USER};
+use crate::limits::{Admission, Limit};
 use crate::proto::{Empty, ProtoCodec, SECURITY_HEADER, X509BundlesResponse, X509Svid, X509SvidResponse};
 use crate::shell::{Ask, Msg};
 
-/// Connections: one for each stream, and some that are about to ask. A client has a connection for each of its sources.
-const MAX_CONNECTIONS: usize = MAX_STREAMS + 100;
-const MAX_CONNECTIONS_OF_USER: usize = MAX_STREAMS_OF_USER + 20;
 /// Calls at once on one connection.
 const MAX_CALLS: u32 = 32;
 /// A call without an answer is given up after this; the first answer of a stream comes earlier, or is a refusal.
@@ -57,39 +56,31 @@ pub(crate) enum Told {
     Ended(Denial),
 }
 
-/// Counts connections by user; a permit is given back when it is dropped.
-#[derive(Clone, Default)]
-struct Connections(Arc<Mutex<BTreeMap<u32, usize>>>);
-
-struct Permit(Connections, u32);
-
-impl Connections {
-    fn admit(&self, uid: u32) -> Option<Permit> {
-        let mut users = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let (all, of_user) = (users.values().sum::<usize>(), users.get(&uid).copied().unwrap_or(0));
-        if all >= MAX_CONNECTIONS || of_user >= MAX_CONNECTIONS_OF_USER {
-            return None;
-        }
-        users.insert(uid, of_user + 1);
-        Some(Permit(self.clone(), uid))
-    }
+/// Where requests go: the actor, once they are counted. It is not the address that the actor has of itself, which no bound holds for.
+#[derive(Clone)]
+pub(crate) struct Inbox {
+    to: Address<Msg>,
+    /// Requests that the actor has not handled. A client may take back a request that was sent, and send the next one.
+    waiting: Limit,
 }
 
-impl Drop for Permit {
-    fn drop(&mut self) {
-        let mut users = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(of_user) = users.get_mut(&self.1) {
-            *of_user -= 1;
-            if *of_user == 0 {
-                users.remove(&self.1);
-            }
-        }
+impl Inbox {
+    pub(crate) fn new(to: Address<Msg>) -> Self {
+        Self { to, waiting: Limit::new(MAX_STREAMS, MAX_STREAMS_OF_USER) }
+    }
+    fn ask(&self, peer: Arc<Peer>, kind: Kind) -> Result<watch::Receiver<Told>, Status> {
+        let waiting = self.waiting.admit(peer.uid);
+        let waiting = waiting.ok_or_else(|| Status::unavailable("too many requests of this user are waiting"))?;
+        let (tell, told) = watch::channel(Told::Nothing);
+        let sent = self.to.tell(Msg::Asked(Ask { peer, kind, tell, waiting }));
+        sent.map_err(|error| Status::unavailable(error.to_string()))?;
+        Ok(told)
     }
 }
 
 /// Accepts connections until the incarnation ends.
-pub(crate) async fn accept(listener: UnixListener, to: Address<Msg>, ended: CancellationToken) {
-    let connections = Connections::default();
+pub(crate) async fn accept(listener: UnixListener, inbox: Inbox, ended: CancellationToken) {
+    let mut admission = Admission::new(getrlimit(Resource::Nofile).current);
     loop {
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
@@ -99,18 +90,19 @@ pub(crate) async fn accept(listener: UnixListener, to: Address<Msg>, ended: Canc
                 continue;
             }
         };
-        // Refused by closing: a client comes back after a pause, as after `Unavailable`.
-        let Ok(peer) = Peer::of(&stream) else { continue };
-        let Some(permit) = connections.admit(peer.uid) else {
-            tracing::debug!(uid = peer.uid, "too many connections to the workload socket");
+        // Refused by closing: a client comes back after a pause, as after `Unavailable`. First what costs nothing.
+        let Ok(uid) = stream.peer_cred().map(|peer| peer.uid()) else { continue };
+        let Some(permit) = admission.admit(Clock.now(), uid) else {
+            tracing::debug!(uid, "too many connections to the workload socket");
             continue;
         };
-        let (to, ended) = (to.clone(), ended.child_token());
+        let Ok(peer) = Peer::of(&stream) else { continue };
+        let (inbox, ended) = (inbox.clone(), ended.child_token());
         tokio::spawn(async move {
             let _until_it_ends = permit;
             tokio::select! {
                 () = ended.cancelled() => {}
-                () = connection(stream, Arc::new(peer), to, ended.clone()) => {}
+                () = connection(stream, Arc::new(peer), inbox, ended.clone()) => {}
             }
             ended.cancel(); // what hyper started for it
         });
@@ -157,19 +149,19 @@ impl<F: Future<Output = ()> + Send + 'static> hyper::rt::Executor<F> for Within 
 }
 
 /// Serves one connection until it, the process that opened it, or this incarnation ends.
-async fn connection(stream: UnixStream, peer: Arc<Peer>, to: Address<Msg>, ended: CancellationToken) {
+async fn connection(stream: UnixStream, peer: Arc<Peer>, inbox: Inbox, ended: CancellationToken) {
     let calls = Arc::new(Calls::default());
     let service = {
         let (peer, calls) = (Arc::clone(&peer), Arc::clone(&calls));
         service_fn(move |request| {
-            let call = Fetch { peer: Arc::clone(&peer), to: to.clone(), call: Some(Call::begin(&calls)) };
+            let call = Fetch { peer: Arc::clone(&peer), inbox: inbox.clone(), call: Some(Call::begin(&calls)) };
             async move { Ok::<_, Infallible>(answer(call, request).await) }
         })
     };
     let mut http = http2::Builder::new(Within(ended));
     http.timer(TokioTimer::new()).max_concurrent_streams(MAX_CALLS).max_header_list_size(MAX_HEADER_BYTES);
     let mut serving = pin!(http.serve_connection(TokioIo::new(ClientStream::new(stream)), service));
-    let (mut idle, mut begun) = (tokio::time::interval(IDLE_TIMEOUT), 0);
+    let (mut idle, mut begun, mut closing) = (tokio::time::interval(IDLE_TIMEOUT), 0, false);
     idle.reset();
     loop {
         tokio::select! {
@@ -178,7 +170,11 @@ async fn connection(stream: UnixStream, peer: Arc<Peer>, to: Address<Msg>, ended
             _ = idle.tick() => {
                 let now = calls.begun.load(Ordering::Relaxed);
                 if calls.open.load(Ordering::Relaxed) == 0 && begun == now {
+                    if closing {
+                        return; // its client does not answer, or has never said a word
+                    }
                     serving.as_mut().graceful_shutdown();
+                    closing = true;
                 }
                 begun = now;
             }
@@ -215,7 +211,7 @@ async fn streaming<M: FromAnswer>(fetch: Fetch, request: Request<Incoming>) -> R
 /// A call that opens a stream of answers.
 struct Fetch {
     peer: Arc<Peer>,
-    to: Address<Msg>,
+    inbox: Inbox,
     call: Option<Call>,
 }
 
@@ -257,13 +253,10 @@ impl<M: FromAnswer> ServerStreamingService<Empty> for Streaming<M> {
     type Future = BoxFuture<'static, Result<tonic::Response<Answers<M>>, Status>>;
 
     fn call(&mut self, _: tonic::Request<Empty>) -> Self::Future {
-        let Fetch { peer, to, call } = &mut self.0;
-        let (peer, to, call) = (Arc::clone(peer), to.clone(), call.take());
+        let Fetch { peer, inbox, call } = &mut self.0;
+        let (asked, call) = (inbox.ask(Arc::clone(peer), M::KIND), call.take());
         Box::pin(async move {
-            let (tell, told) = watch::channel(Told::Nothing);
-            to.tell(Msg::Asked(Ask { peer, kind: M::KIND, tell }))
-                .map_err(|error| Status::new(Code::Unavailable, error.to_string()))?;
-            let mut told = told;
+            let mut told = asked?;
             // A refusal is the answer of the call, and not the end of a stream.
             match told.wait_for(|told| !matches!(told, Told::Nothing)).await.map(|told| told.clone()) {
                 Ok(Told::Ended(denial)) => return Err(status(denial)),
@@ -302,5 +295,18 @@ fn status(denial: Denial) -> Status {
     match denial {
         Denial::PermissionDenied(why) => Status::permission_denied(why),
         Denial::Unavailable(why) => Status::unavailable(why),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn silent_connection_is_ended() {
+        let (ours, _silent) = UnixStream::pair().unwrap();
+        let peer = Arc::new(Peer::of(&ours).unwrap());
+        let serving = connection(ours, peer, Inbox::new(Address::new(1)), CancellationToken::new());
+        tokio::time::timeout(3 * IDLE_TIMEOUT, serving).await.expect("an end");
     }
 }

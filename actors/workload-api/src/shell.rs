@@ -8,14 +8,15 @@ use muster_kernel::{Address, Alarm, Backoff, Cx, Fault, Shell, Slot, Spec};
 use muster_messages::WorkloadView;
 use muster_messages::protocol::Named;
 use serde_json::{Value, json};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 
-use crate::attest::{LOOKS, Peer, look};
+use crate::attest::{Peer, look};
 use crate::core::{
     Certificates, Effect, Facts, Input, Kind, NotAttested, Roots, SignFailure, SignId, StreamId, Svid, View,
     WorkloadCore,
 };
-use crate::serve::{self, Told};
+use crate::limits::{Looks, Permit};
+use crate::serve::{self, Inbox, Told};
 use crate::socket::WorkloadSocket;
 use crate::svid::{WorkloadSigner, new_svid, roots};
 
@@ -38,6 +39,8 @@ pub struct Ask {
     pub(crate) peer: Arc<Peer>,
     pub(crate) kind: Kind,
     pub(crate) tell: watch::Sender<Told>,
+    /// Given back once the request is handled.
+    pub(crate) waiting: Permit,
 }
 
 /// What the actor works with.
@@ -63,7 +66,9 @@ pub fn workload_api_address() -> Address<Msg> {
 
 /// The actor. A socket that cannot be created, because another process serves it, is a failure that is shown and tried again.
 pub fn workload_api_spec(address: Address<Msg>, ports: WorkloadApiPorts) -> Spec {
-    Spec::actor("workloads", address, move || WorkloadApi::new(ports.clone())).contained().backoff(Backoff::SLOW)
+    let requests = address.clone();
+    let new = move || WorkloadApi::new(ports.clone(), requests.clone());
+    Spec::actor("workloads", address, new).contained().backoff(Backoff::SLOW)
 }
 
 /// An open stream's process, and its client.
@@ -74,28 +79,34 @@ struct Open {
 
 struct WorkloadApi {
     ports: WorkloadApiPorts,
+    /// As others have it.
+    address: Address<Msg>,
     core: WorkloadCore,
+    /// The changes of certificates that are in the slot.
+    stored: u64,
     socket: WorkloadSocket,
     open: BTreeMap<StreamId, Open>,
     last: StreamId,
     /// The roots as last parsed.
     roots: (Arc<Vec<String>>, Arc<Roots>),
-    looks: Arc<Semaphore>,
+    looks: Looks,
     alarm: Alarm,
 }
 
 impl WorkloadApi {
-    fn new(ports: WorkloadApiPorts) -> Result<Self, Fault> {
+    fn new(ports: WorkloadApiPorts, address: Address<Msg>) -> Result<Self, Fault> {
         let socket = WorkloadSocket::bind(&ports.socket)?;
         let core = WorkloadCore::new(ports.slot.get().unwrap_or_default(), rand::random());
         Ok(Self {
+            stored: core.certificates().changes(),
             ports,
+            address,
             core,
             socket,
             open: BTreeMap::new(),
             last: StreamId(0),
             roots: Default::default(),
-            looks: Arc::new(Semaphore::new(LOOKS)),
+            looks: Looks::default(),
             alarm: Alarm::default(),
         })
     }
@@ -113,10 +124,10 @@ impl WorkloadApi {
     }
 
     fn step(&mut self, cx: &Cx<Msg>, input: Input) {
-        let is_signature = matches!(input, Input::Signed { .. });
         let mut effects = Vec::new();
         self.core.step(cx.now(), cx.wall(), input, &mut effects);
-        if is_signature {
+        let changes = self.core.certificates().changes();
+        if std::mem::replace(&mut self.stored, changes) != changes {
             self.ports.slot.set(self.core.certificates().clone());
         }
         for effect in effects {
@@ -129,7 +140,7 @@ impl WorkloadApi {
         match effect {
             Effect::Attest(stream, needs) => {
                 if let Some(open) = self.open.get(&stream) {
-                    let look = look(Arc::clone(&open.peer), needs, Arc::clone(&self.looks));
+                    let look = look(Arc::clone(&open.peer), needs, self.looks.clone());
                     cx.report(async move { Msg::Attested(stream, look.await) });
                 }
             }
@@ -146,15 +157,9 @@ impl WorkloadApi {
             }
             Effect::Sign(by, workload) => {
                 let Some(view) = self.core.view() else { return };
-                let signing =
-                    new_svid(Arc::clone(&self.ports.signer), workload.clone(), workload.spiffe_id(view.cluster));
-                cx.report(async move {
-                    let outcome = signing.await;
-                    if let Err(SignFailure { refused, why }) = &outcome {
-                        tracing::warn!(%workload, refused, why, "no certificate of a workload");
-                    }
-                    Msg::Signed(by, outcome)
-                });
+                let spiffe_id = workload.spiffe_id(view.cluster);
+                let signing = new_svid(Arc::clone(&self.ports.signer), workload, spiffe_id);
+                cx.report(async move { Msg::Signed(by, signing.await) });
             }
         }
     }
@@ -171,7 +176,7 @@ impl WorkloadApi {
         }
     }
 
-    fn asked(&mut self, cx: &Cx<Msg>, Ask { peer, kind, tell }: Ask) -> Input {
+    fn asked(&mut self, cx: &Cx<Msg>, Ask { peer, kind, tell, waiting }: Ask) -> Input {
         self.last = StreamId(self.last.0 + 1);
         let (stream, uid, tell) = (self.last, peer.uid, Arc::new(tell));
         let client = Arc::clone(&tell);
@@ -180,6 +185,7 @@ impl WorkloadApi {
             Msg::Closed(stream)
         });
         self.open.insert(stream, Open { peer, tell });
+        drop(waiting); // from here on the core counts it
         Input::Asked { stream, uid, kind }
     }
 }
@@ -190,7 +196,7 @@ impl Shell for WorkloadApi {
 
     async fn started(&mut self, cx: &Cx<Msg>) -> Result<(), Fault> {
         let listener = tokio::net::UnixListener::from_std(self.socket.listener.try_clone()?)?;
-        cx.spawn(serve::accept(listener, cx.me().clone(), cx.ended().clone()));
+        cx.spawn(serve::accept(listener, Inbox::new(self.address.clone()), cx.ended().clone()));
         let mut view = self.ports.view.clone();
         view.mark_changed();
         cx.on_change(view, || Msg::Viewed);

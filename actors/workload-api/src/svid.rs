@@ -15,14 +15,16 @@ use zeroize::Zeroizing;
 
 use crate::core::{KeyId, Roots, SignFailure, Svid};
 
-/// How long a signature may take: a leader that changes, and its queue.
-const SIGN_TIMEOUT: Duration = Duration::from_secs(20);
+/// A signer that does not answer is given up after this. It has a shorter timeout of its own for each question; eight of them, which the core
+/// asks at once, may wait for each other in pairs.
+const SIGN_TIMEOUT: Duration = Duration::from_secs(60);
 /// Certificates in a chain: a leaf, and one for each root that is not gone.
 const MAX_CHAIN: usize = 9;
 
 /// Asks the leader for certificates. The agent's session carries the question.
 pub trait WorkloadSigner: Send + Sync + 'static {
-    /// The certificate of a workload that applies to this node. `spki_der`: the public key.
+    /// The certificate of a workload that applies to this node. `spki_der`: the public key. The signer ends a question that the leader does not
+    /// answer; the time in which a question waits for others does not count.
     fn sign(&self, workload: WorkloadName, spki_der: Vec<u8>) -> BoxFuture<'static, Result<SignedWorkload, ErrorBody>>;
 }
 
@@ -111,5 +113,32 @@ fn certificates(pem: &str, most: usize) -> Result<Vec<Vec<u8>>, String> {
         Ok(blocks.into_iter().map(|block| block.contents).collect())
     } else {
         Err("not certificates".to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Answers after it has let other questions go first.
+    struct Queue(Duration);
+    impl WorkloadSigner for Queue {
+        fn sign(&self, _: WorkloadName, _: Vec<u8>) -> BoxFuture<'static, Result<SignedWorkload, ErrorBody>> {
+            let wait = tokio::time::sleep(self.0);
+            Box::pin(async move {
+                wait.await;
+                Err(ErrorBody::new(ErrorCode::NotFound, "asked"))
+            })
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn question_that_waits_for_six_others_is_asked() {
+        // Three pairs before it, each of which the daemon gives up after 13 s, and its own.
+        for (waits, why) in [(52, "asked"), (600, "the leader has not answered in time")] {
+            let signer = Arc::new(Queue(Duration::from_secs(waits)));
+            let failure = new_svid(signer, "a/b".parse().unwrap(), String::new()).await.unwrap_err();
+            assert_eq!(failure.why, why);
+        }
     }
 }

@@ -18,6 +18,7 @@ use muster_messages::{
 use muster_pki::{Issuer, PublicKey, Root, WorkloadProfile};
 use muster_testkit::{ActorHarness, WAIT_LIMIT, at_every_point, eventually};
 use muster_workload_api::client::WorkloadClient;
+use muster_workload_api::core::MAX_STREAMS_OF_USER;
 use muster_workload_api::proto::{SECURITY_HEADER, X509BundlesResponse, X509SvidResponse};
 use muster_workload_api::{WorkloadApiPorts, WorkloadSigner, explain_process, workload_api_address, workload_api_spec};
 use rcgen::KeyPair;
@@ -281,6 +282,29 @@ async fn crash_costs_streams_and_no_certificates() {
     node.harness.finish().await;
 }
 
+/// The copy of the keys that outlives a crash has none of them, either.
+#[tokio::test]
+async fn keys_of_removed_entries_do_not_outlive_a_crash() {
+    let mut node = Node::with(vec![own("a/b")]).await;
+    let mut client = node.client().await;
+    let mut stream = client.fetch_x509_svid().await.unwrap();
+    let before = message(&mut stream).await.unwrap();
+    node.set(Vec::new());
+    assert_eq!(message(&mut stream).await.unwrap_err().code(), Code::PermissionDenied);
+    node.set(vec![own("a/b")]);
+    drop((stream, client));
+    node.harness.crash(PATH, CrashHow::Panic);
+    node.harness.expects_panic("crash");
+    node.harness.healthy(PATH, 2).await;
+    let mut client = node.client().await;
+    let mut stream = retry(&mut client).await;
+    let after = message(&mut stream).await.unwrap();
+    assert!(after.svids[0].x509_svid_key != before.svids[0].x509_svid_key, "another key");
+    drop((stream, client));
+    node.streams(0).await;
+    node.harness.finish().await;
+}
+
 /// Nothing is lost for good, wherever it crashes: its clients ask again.
 #[tokio::test(start_paused = true)]
 async fn crash_at_any_point_delays_identities_only() {
@@ -409,6 +433,32 @@ async fn one_connection_has_a_limited_number_of_calls() {
     assert!(one_more.is_err(), "it waits for another to end");
     streams.clear();
     drop(client);
+    node.streams(0).await;
+    node.harness.finish().await;
+}
+
+/// They would fill the memory while the actor is busy: what a client takes back was sent already.
+#[tokio::test(start_paused = true)]
+async fn requests_that_wait_are_limited_per_user() {
+    const CALLS: usize = 32;
+    let mut node = Node::with(vec![own("a/b")]).await;
+    let mut clients = Vec::new();
+    for _ in 0..=MAX_STREAMS_OF_USER / CALLS {
+        clients.push(node.client().await);
+    }
+    node.harness.crash(PATH, CrashHow::Hang);
+    let mut calls = tokio::task::JoinSet::new();
+    let more = clients.len() * CALLS - MAX_STREAMS_OF_USER;
+    for client in clients.iter().flat_map(|client| std::iter::repeat_n(client, CALLS)) {
+        let mut client = client.clone();
+        calls.spawn(async move {
+            let refusal = client.fetch_x509_svid().await.err();
+            refusal.is_some_and(|status| status.message().ends_with("are waiting"))
+        });
+    }
+    let refused = calls.join_all().await.into_iter().filter(|refused| *refused).count();
+    assert_eq!(refused, more);
+    drop(clients);
     node.streams(0).await;
     node.harness.finish().await;
 }

@@ -89,7 +89,8 @@ struct Slot {
     /// Open streams that need it.
     users: usize,
     held: Option<Held>,
-    signing: Option<SignId>,
+    /// The request in flight, and what its certificate was asked to say: the entry may change until the answer.
+    signing: Option<(SignId, Profile)>,
     pause: RetryPause,
     failure: Option<SignFailure>,
 }
@@ -97,6 +98,9 @@ struct Slot {
 impl Slot {
     fn profile(&self) -> Profile {
         Profile { ttl: self.entry.ttl, dns: self.entry.dns.clone() }
+    }
+    fn awaits(&self, by: SignId) -> bool {
+        self.signing.as_ref().is_some_and(|(of, _)| *of == by)
     }
     /// When another certificate is needed; now, unless the one that is held will do for a while.
     fn due(&self, wall: WallTime, roots: &BTreeSet<KeyId>) -> WallTime {
@@ -123,6 +127,8 @@ pub enum State {
 pub struct Certificates {
     slots: BTreeMap<WorkloadName, Slot>,
     last: SignId,
+    /// Counts what happened to keys and certificates: a copy of them is replaced when it differs.
+    changes: u64,
 }
 
 impl Certificates {
@@ -138,6 +144,7 @@ impl Certificates {
 
     /// The entries that apply to this node. What is no longer among them is forgotten, with its key.
     pub fn view(&mut self, entries: &[WorkloadEntry]) {
+        let before = self.slots.len();
         self.slots.retain(|name, slot| {
             let Some(entry) = entries.iter().find(|entry| entry.name == *name) else { return false };
             if *slot.entry != *entry {
@@ -147,6 +154,7 @@ impl Certificates {
             }
             true
         });
+        self.changes += u64::from(self.slots.len() < before);
     }
 
     /// An open stream needs the certificate of this entry.
@@ -190,6 +198,7 @@ impl Certificates {
                 expired.push(name.clone());
             }
         }
+        self.changes += u64::from(!expired.is_empty());
         expired
     }
 
@@ -201,8 +210,9 @@ impl Certificates {
         (rng, roots): (&mut Rng, &BTreeSet<KeyId>),
         (by, outcome): (SignId, Result<Svid, SignFailure>),
     ) -> Option<WorkloadName> {
-        let (name, slot) = self.slots.iter_mut().find(|(_, slot)| slot.signing == Some(by))?;
-        slot.signing = None;
+        let (name, slot) = self.slots.iter_mut().find(|(_, slot)| slot.awaits(by))?;
+        let (_, profile) = slot.signing.take()?;
+        self.changes += 1;
         let expired = |svid: &Svid| SignFailure {
             refused: false,
             why: format!("the certificate was signed until {}, which has passed by this node's clock", svid.not_after),
@@ -211,7 +221,7 @@ impl Certificates {
             Ok(svid) if svid.not_after > wall => {
                 let life = millis(wall, svid.not_after);
                 let renew_at = wall.plus(rng.around(life / 2, 0.1));
-                let (profile, root_known) = (slot.profile(), roots.contains(&svid.issuer));
+                let root_known = roots.contains(&svid.issuer);
                 slot.held = Some(Held { svid: Arc::new(svid), by, renew_at, profile, root_known });
                 slot.pause = RetryPause::until(now + RENEWAL_PAUSE);
                 slot.failure = None;
@@ -251,7 +261,7 @@ impl Certificates {
                 continue;
             }
             self.last = SignId(self.last.0 + 1);
-            slot.signing = Some(self.last);
+            slot.signing = Some((self.last, slot.profile()));
             signing += 1;
             planned.push((self.last, name));
         }
@@ -271,6 +281,7 @@ impl Certificates {
             return false;
         };
         self.slots.remove(&first);
+        self.changes += 1;
         true
     }
 
@@ -289,6 +300,10 @@ impl Certificates {
         wakes.chain(check).min()
     }
 
+    /// Differs from what it was before if a key was added or forgotten since.
+    pub fn changes(&self) -> u64 {
+        self.changes
+    }
     /// How many are held, are being signed, and have failed.
     pub fn counts(&self) -> (usize, usize, usize) {
         let count = |of: fn(&Slot) -> bool| self.slots.values().filter(|slot| of(slot)).count();
@@ -300,7 +315,7 @@ impl Certificates {
     }
     /// The workload of a request in flight, and whether the last one for it failed.
     pub fn asked_for(&self, by: SignId) -> Option<(&WorkloadName, bool)> {
-        let (name, slot) = self.slots.iter().find(|(_, slot)| slot.signing == Some(by))?;
+        let (name, slot) = self.slots.iter().find(|(_, slot)| slot.awaits(by))?;
         Some((name, slot.failure.is_some()))
     }
     /// The last failure, with its workload.

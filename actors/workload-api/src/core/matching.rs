@@ -5,6 +5,7 @@
 //! process another default.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use muster_messages::{
     UnknownSelectorView, WorkloadEntry, WorkloadExplainedView, WorkloadMismatchView, WorkloadName, WorkloadSelector,
@@ -65,29 +66,67 @@ pub fn matches(entries: &[WorkloadEntry], facts: &Facts) -> Vec<Matched> {
     found.iter().zip(hints).map(|(entry, hint)| Matched { name: entry.name.clone(), hint }).collect()
 }
 
-/// Which facts an entry of this node asks for: the others need not be found out.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// Which values of a fact matter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Wanted<T> {
+    All,
+    /// Those that an entry names.
+    These(Arc<BTreeSet<T>>),
+}
+
+impl<T> Default for Wanted<T> {
+    fn default() -> Self {
+        Wanted::These(Arc::default())
+    }
+}
+
+impl<T: Ord> Wanted<T> {
+    pub fn is_nothing(&self) -> bool {
+        matches!(self, Wanted::These(these) if these.is_empty())
+    }
+    pub fn contains(&self, value: &T) -> bool {
+        match self {
+            Wanted::All => true,
+            Wanted::These(these) => these.contains(value),
+        }
+    }
+    fn covers(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Wanted::All, _) => true,
+            (Wanted::These(_), Wanted::All) => false,
+            (Wanted::These(these), Wanted::These(others)) => Arc::ptr_eq(these, others) || others.is_subset(these),
+        }
+    }
+}
+
+/// Which facts the entries of this node ask for: the others need not be found out, and are not kept. A process may have 65,536 groups, and
+/// its executable may be on a file system that hangs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Needs {
-    pub groups: bool,
+    pub groups: Wanted<u32>,
     pub unit: bool,
-    pub path: bool,
+    pub path: Wanted<String>,
 }
 
 impl Needs {
     /// For a report to a person.
-    pub const ALL: Needs = Needs { groups: true, unit: true, path: true };
+    pub const ALL: Needs = Needs { groups: Wanted::All, unit: true, path: Wanted::All };
 
     pub fn of(entries: &[WorkloadEntry]) -> Self {
-        let mut needs = Needs::default();
+        let (mut groups, mut unit, mut paths) = (BTreeSet::new(), false, BTreeSet::new());
         for selector in entries.iter().flat_map(|entry| &entry.selectors) {
             match selector {
                 WorkloadSelector::UnixUid(_) => {}
-                WorkloadSelector::UnixGid(_) => needs.groups = true,
-                WorkloadSelector::SystemdUnit(_) => needs.unit = true,
-                WorkloadSelector::UnixPath(_) => needs.path = true,
+                WorkloadSelector::UnixGid(gid) => drop(groups.insert(*gid)),
+                WorkloadSelector::SystemdUnit(_) => unit = true,
+                WorkloadSelector::UnixPath(path) => drop(paths.insert(path.clone())),
             }
         }
-        needs
+        Self { groups: Wanted::These(Arc::new(groups)), unit, path: Wanted::These(Arc::new(paths)) }
+    }
+    /// Whether facts that were found out for these are enough for others.
+    pub fn cover(&self, others: &Self) -> bool {
+        self.groups.covers(&others.groups) && (self.unit || !others.unit) && self.path.covers(&others.path)
     }
 }
 
@@ -191,6 +230,10 @@ mod tests {
     fn only_facts_that_an_entry_asks_for_are_needed() {
         assert_eq!(Needs::of(&[entry("a/a", &["unix:uid:1"], None)]), Needs::default());
         let all = [entry("a/a", &["unix:gid:1"], None), entry("a/b", &["unix:path:/a", "systemd:unit:b"], None)];
-        assert_eq!(Needs::of(&all), Needs::ALL);
+        let needs = Needs::of(&all);
+        assert_eq!((needs.groups.contains(&1), needs.groups.contains(&2), needs.unit), (true, false, true));
+        assert_eq!((needs.path.contains(&"/a".to_owned()), needs.path.contains(&"/b".to_owned())), (true, false));
+        let fewer = Needs::of(&all[..1]);
+        assert!(needs.cover(&fewer) && !fewer.cover(&needs) && Needs::ALL.cover(&needs) && !needs.cover(&Needs::ALL));
     }
 }

@@ -24,7 +24,7 @@ pub use self::certificates::{
     CLOCK_CHECK, Certificates, KeyId, MAX_HELD, MAX_SIGNINGS, RENEWAL_PAUSE, SIGN_PAUSES, SignFailure, SignId, State,
     Svid,
 };
-pub use self::matching::{Facts, Matched, Needs, explain, matches};
+pub use self::matching::{Facts, Matched, Needs, Wanted, explain, matches};
 pub use self::requests::{REQUEST_BURST, REQUESTS_PER_SECOND, Requests};
 pub use self::stream::{Answer, Denial, Identity, Kind};
 use self::stream::{Decision, Stream};
@@ -112,6 +112,8 @@ pub enum Effect {
 #[derive(Debug)]
 pub struct WorkloadCore {
     view: Option<View>,
+    /// Of the view's entries.
+    needs: Needs,
     /// Counts the changes of the roots.
     roots_changed: u64,
     streams: BTreeMap<StreamId, Stream>,
@@ -127,6 +129,7 @@ impl WorkloadCore {
     pub fn new(certificates: Certificates, seed: u64) -> Self {
         Self {
             view: None,
+            needs: Needs::default(),
             roots_changed: 0,
             streams: BTreeMap::new(),
             certificates: certificates.resume(),
@@ -178,13 +181,30 @@ impl WorkloadCore {
     }
 
     fn viewed(&mut self, now: Moment, view: View) {
+        self.give_up_all_but(&view.entries);
         self.certificates.view(&view.entries);
         if self.view.as_ref().is_none_or(|known| known.roots != view.roots) {
             self.roots_changed += 1;
         }
+        self.needs = Needs::of(&view.entries);
         self.view = Some(view);
         let all: Vec<StreamId> = self.streams.keys().copied().collect();
         self.touch(now, &all);
+    }
+
+    /// Claims on certificates end before their slots do. A stream that gave up its claim only when it is decided about would take the claim
+    /// of another one, if the entry is back by then.
+    fn give_up_all_but(&mut self, entries: &[WorkloadEntry]) {
+        let names: BTreeSet<&WorkloadName> = entries.iter().map(|entry| &entry.name).collect();
+        let loses = |stream: &Stream| stream.matched().iter().any(|matched| !names.contains(&matched.name));
+        let losing = self.streams.iter().filter(|(_, stream)| loses(stream));
+        let left = losing.map(|(id, stream)| {
+            let left = stream.matched().iter().filter(|matched| names.contains(&matched.name));
+            (*id, left.cloned().collect::<Vec<_>>())
+        });
+        for (id, matched) in left.collect::<Vec<_>>() {
+            self.is_about(id, matched);
+        }
     }
 
     fn asked(&mut self, now: Moment, id: StreamId, (uid, kind): (u32, Kind), out: &mut Vec<Effect>) {
@@ -208,10 +228,9 @@ impl WorkloadCore {
     }
 
     fn attest(&mut self, id: StreamId, out: &mut Vec<Effect>) {
-        let needs = self.view.as_ref().map(|view| Needs::of(&view.entries)).unwrap_or_default();
         if let Some(stream) = self.streams.get_mut(&id) {
-            stream.begin_attesting(needs);
-            out.push(Effect::Attest(id, needs));
+            stream.begin_attesting(self.needs.clone());
+            out.push(Effect::Attest(id, self.needs.clone()));
         }
     }
 
@@ -262,8 +281,7 @@ impl WorkloadCore {
     /// The only place that decides what a stream is sent.
     fn settle(&mut self, now: Moment, id: StreamId, out: &mut Vec<Effect>) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
-        let facts_needed = self.view.as_ref().map(|view| Needs::of(&view.entries)).unwrap_or_default();
-        if !stream.knows(facts_needed) {
+        if !stream.knows(&self.needs) {
             self.attest(id, out); // an entry asks for a fact that no entry asked for before
             return;
         }

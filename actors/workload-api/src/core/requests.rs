@@ -14,17 +14,31 @@ pub const REQUEST_BURST: u64 = 200;
 pub const REQUESTS_PER_SECOND: u64 = 50;
 
 const SECOND: Duration = Duration::from_secs(1);
-/// The time that one request costs, in microseconds.
-const COST: u64 = 1_000_000 / REQUESTS_PER_SECOND;
 
 /// The buckets, by user. Each is the time at which it is full again: a full one is forgotten.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Requests {
     full_at: BTreeMap<u32, Moment>,
     pruned: Moment,
+    /// The time that one request costs.
+    cost: Duration,
+    /// The time that a full bucket is worth.
+    full: Duration,
+}
+
+impl Default for Requests {
+    fn default() -> Self {
+        Self::limited(REQUEST_BURST, REQUESTS_PER_SECOND)
+    }
 }
 
 impl Requests {
+    /// So many of each user at once, and so many per second after that.
+    pub fn limited(burst: u64, per_second: u64) -> Self {
+        let cost = 1_000_000 / per_second.max(1);
+        let (cost, full) = (Duration::from_micros(cost), Duration::from_micros(cost.saturating_mul(burst)));
+        Self { full_at: BTreeMap::new(), pruned: Moment::default(), cost, full }
+    }
     /// Counts a request, unless it is one too many.
     pub fn admit(&mut self, now: Moment, uid: u32) -> bool {
         if now.since(self.pruned) >= SECOND {
@@ -32,8 +46,8 @@ impl Requests {
             self.pruned = now;
         }
         let full_at = self.full_at.get(&uid).copied().unwrap_or(now).max(now);
-        let with_this = full_at + Duration::from_micros(COST);
-        let fits = with_this.since(now) <= Duration::from_micros(COST * REQUEST_BURST);
+        let with_this = full_at + self.cost;
+        let fits = with_this.since(now) <= self.full;
         if fits {
             self.full_at.insert(uid, with_this);
         }

@@ -112,9 +112,8 @@ impl Stream {
         self.fresh
     }
     /// Whether the facts that entries ask for were asked for.
-    pub(super) fn knows(&self, needs: Needs) -> bool {
-        let has = |asked: bool, needed: bool| asked || !needed;
-        has(self.needs.groups, needs.groups) && has(self.needs.unit, needs.unit) && has(self.needs.path, needs.path)
+    pub(super) fn knows(&self, needs: &Needs) -> bool {
+        self.needs.cover(needs)
     }
     /// When to decide again. While its process is looked at, not before that has ended.
     pub(super) fn wake_at(&self) -> Option<Moment> {
