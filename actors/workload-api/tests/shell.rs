@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use muster_kernel::Clock;
+use muster_kernel::{Address, Clock};
 use muster_messages::wire::SignedWorkload;
 use muster_messages::{
     ClusterId, CrashHow, DEFAULT_WORKLOAD_TTL, ErrorBody, ErrorCode, Incarnation, WorkloadEntry, WorkloadName,
@@ -20,7 +20,9 @@ use muster_testkit::{ActorHarness, WAIT_LIMIT, at_every_point, eventually};
 use muster_workload_api::client::WorkloadClient;
 use muster_workload_api::core::MAX_STREAMS_OF_USER;
 use muster_workload_api::proto::{SECURITY_HEADER, X509BundlesResponse, X509SvidResponse};
-use muster_workload_api::{WorkloadApiPorts, WorkloadSigner, explain_process, workload_api_address, workload_api_spec};
+use muster_workload_api::{
+    Msg, WorkloadApiPorts, WorkloadSigner, explain_process, workload_api_address, workload_api_spec,
+};
 use rcgen::KeyPair;
 use tokio::sync::watch;
 use tonic::{Code, Status, Streaming};
@@ -106,6 +108,9 @@ fn own(name: &str) -> WorkloadEntry {
 
 impl Node {
     async fn with(entries: Vec<WorkloadEntry>) -> Self {
+        Self::at(workload_api_address(), entries).await
+    }
+    async fn at(address: Address<Msg>, entries: Vec<WorkloadEntry>) -> Self {
         let harness = ActorHarness::start().await;
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("run/workloads.sock");
@@ -118,7 +123,7 @@ impl Node {
         };
         let view = watch::Sender::new(view);
         let ports = WorkloadApiPorts::new(socket.clone(), view.subscribe(), Arc::new(Signer(Arc::clone(&leader))));
-        harness.start_actor(workload_api_spec(workload_api_address(), ports.clone()));
+        harness.start_actor(workload_api_spec(address, ports.clone()));
         harness.healthy(PATH, 1).await;
         Self { harness, leader, view, ports, socket, _dir: dir }
     }
@@ -460,6 +465,17 @@ async fn requests_that_wait_are_limited_per_user() {
     assert_eq!(refused, more);
     drop(clients);
     node.streams(0).await;
+    node.harness.finish().await;
+}
+
+/// The bound of the mailbox holds for the requests of clients, and not for what the actor tells itself.
+#[tokio::test]
+async fn requests_are_refused_by_a_full_mailbox() {
+    let node = Node::at(Address::new(0), vec![own("a/b")]).await;
+    let mut client = node.client().await;
+    let refused = client.fetch_x509_svid().await.unwrap_err();
+    assert_eq!((refused.code(), refused.message()), (Code::Unavailable, "the actor's mailbox is full"));
+    drop(client);
     node.harness.finish().await;
 }
 

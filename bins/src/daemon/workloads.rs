@@ -17,7 +17,7 @@ use super::config::Config;
 
 /// Requests on the session at once. Its host accepts four from this node, and the node's own certificate and membership must not wait.
 const MAX_SIGNING: usize = 2;
-/// As long as the host waits for the leader, and a little for a session.
+/// As long as the host waits for the leader, and a little for a session. It counts from when there is room: a request that waited is asked, too.
 const SIGN_TIMEOUT: Duration = Duration::from_secs(13);
 
 /// What the agent knows of workloads: set once there is an agent.
