@@ -87,7 +87,7 @@ pub enum UnlockRefusal {
     Fault(#[from] KeyringFault),
 }
 
-/// What [`OpenKeyring::protect`] did.
+/// What [`Keys::protect`](crate::Keys::protect) did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protected {
     /// The keyring has a new master key.
