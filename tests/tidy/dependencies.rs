@@ -3,7 +3,7 @@
 //! `cargo tree`, not `cargo metadata`: only the former lists the packages that are really built; optional ones
 //! that are not enabled (above all `ring`) remain in the latter.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
 
 use super::licence::is_allowed;
@@ -105,6 +105,40 @@ fn every_package_inherits_workspace_lints() {
         }
     }
     report("lints are set once, for all packages", &violations);
+}
+
+/// The clients are a workspace of their own, whose lock file a change of a crate that they build on makes stale: only CI builds them.
+#[test]
+fn lock_file_of_the_clients_follows_the_crates() {
+    let lock = std::fs::read_to_string(top().join("tests/clients/Cargo.lock")).expect("it is there");
+    let lock: toml::Table = lock.parse().expect("a lock file is TOML");
+    let locked: BTreeMap<&str, BTreeSet<&str>> = lock["package"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(|package| {
+            let dependencies = package.get("dependencies").and_then(toml::Value::as_array).into_iter().flatten();
+            // `name`, or `name version` where there are several.
+            let names = dependencies.filter_map(|entry| entry.as_str()?.split(' ').next());
+            Some((package.get("name")?.as_str()?, names.collect()))
+        })
+        .collect();
+    let mut violations = Vec::new();
+    for file in texts(|path| path.ends_with("/Cargo.toml") && !path.starts_with("tests/clients/")) {
+        let manifest: toml::Table = file.text.parse().expect("a manifest is TOML");
+        let name = manifest["package"]["name"].as_str().expect("a package has a name");
+        let Some(known) = locked.get(name) else { continue };
+        for (dependency, how) in manifest.get("dependencies").and_then(toml::Value::as_table).into_iter().flatten() {
+            let optional = how.get("optional").and_then(toml::Value::as_bool) == Some(true);
+            if !optional && !known.contains(dependency.as_str()) {
+                violations.push(format!("{name}: {dependency}"));
+            }
+        }
+    }
+    report(
+        "`cargo fetch --manifest-path tests/clients/Cargo.toml` brings the lock file of the clients up to date",
+        &violations,
+    );
 }
 
 /// Dependencies required by a manifest but not named in its code: `(package, dependency)`, with the reason.

@@ -43,4 +43,4 @@ pub use native::{Caller, serve_native};
 pub use ports::{ApiLimits, ApiPorts, ExplainWorkloads, LeaderPorts, LockedDaemon, ManagerPorts, NodeFacts, PeerCalls};
 pub use service::Service;
 pub use shell::{ApiMsg, ApiShell};
-pub use socket::{AdminSocket, SocketFault};
+pub use socket::AdminSocket;

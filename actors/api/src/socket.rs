@@ -1,86 +1,40 @@
 //! The admin socket: a Unix socket owned by the user who runs the daemon. Native frames and HTTP share it and are
 //! distinguished by the first byte: a frame's length is below 16 MiB, so it starts with a zero byte.
 
-use std::io;
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
-use std::path::{Path, PathBuf};
-use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::io::{self, Cursor};
+use std::path::Path;
 
 use muster_audit::{Origin, Via};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
+use muster_kernel::{Access, SocketFault, UnixSocket};
+use tokio::io::{AsyncReadExt, Chain, Join};
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{UnixListener, UnixStream};
 
-/// The longest path of a Unix socket (`sun_path` without its terminating zero, see unix(7)).
-const MAX_SOCKET_PATH_BYTES: usize = 107;
-
-/// Why the admin socket could not be created.
-#[derive(Debug, thiserror::Error)]
-pub enum SocketFault {
-    #[error(
-        "the socket path {path} has {len} bytes, a Unix socket holds at most {MAX_SOCKET_PATH_BYTES}; choose a shorter one with --socket"
-    )]
-    TooLong { path: PathBuf, len: usize },
-    #[error("{path} exists and is not a socket; choose another path with --socket")]
-    NoSocket { path: PathBuf },
-    #[error("another process serves {path}; choose another path with --socket")]
-    Served { path: PathBuf },
-    #[error("cannot listen on {path}")]
-    Io {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
-}
+/// What sets the path.
+const FLAG: &str = "--socket";
 
 /// A listening admin socket. Dropping it removes the file.
 #[derive(Debug)]
 pub struct AdminSocket {
     listener: UnixListener,
-    path: PathBuf,
+    _file: UnixSocket,
 }
 
 impl AdminSocket {
     /// Refuses a path that is too long for a socket.
     pub fn check(path: &Path) -> Result<(), SocketFault> {
-        let len = path.as_os_str().len();
-        if len > MAX_SOCKET_PATH_BYTES { Err(SocketFault::TooLong { path: path.to_owned(), len }) } else { Ok(()) }
+        UnixSocket::check(path, FLAG)
     }
 
     /// Listens at `path`, replacing only a socket that a dead process left there.
     pub fn bind(path: &Path) -> Result<Self, SocketFault> {
-        Self::check(path)?;
-        let fault = |source| SocketFault::Io { path: path.to_owned(), source };
-        match std::fs::symlink_metadata(path) {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
-            Err(e) => return Err(fault(e)),
-            Ok(there) if !there.file_type().is_socket() => return Err(SocketFault::NoSocket { path: path.to_owned() }),
-            // Another data directory's daemon may have been given the same path.
-            Ok(_) if std::os::unix::net::UnixStream::connect(path).is_ok() => {
-                return Err(SocketFault::Served { path: path.to_owned() });
-            }
-            Ok(_) => std::fs::remove_file(path).map_err(fault)?,
-        }
-        if let Some(dir) = path.parent() {
-            std::fs::create_dir_all(dir).map_err(fault)?;
-        }
-        // The file must never be open to others, not even between bind and chmod.
-        let before = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o177));
-        let listener = UnixListener::bind(path);
-        rustix::process::umask(before);
-        let listener = listener.map_err(fault)?;
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).map_err(fault)?;
-        Ok(Self { listener, path: path.to_owned() })
+        let file = UnixSocket::bind(path, FLAG, Access::Owner)?;
+        let listener = file.listener().map_err(|source| SocketFault::Io { path: path.to_owned(), source })?;
+        Ok(Self { listener, _file: file })
     }
 
     pub(crate) async fn accept(&self) -> io::Result<UnixStream> {
         self.listener.accept().await.map(|(stream, _)| stream)
-    }
-}
-
-impl Drop for AdminSocket {
-    fn drop(&mut self) {
-        let _gone_already = std::fs::remove_file(&self.path);
     }
 }
 
@@ -105,56 +59,10 @@ pub(crate) async fn recognise(mut stream: UnixStream) -> io::Result<ClientProtoc
     if stream.read(&mut first).await? == 0 {
         return Ok(ClientProtocol::Nothing);
     }
-    let rewound = Rewound { first: Some(first[0]), stream };
+    let (rest, write) = stream.into_split();
+    let rewound = tokio::io::join(Cursor::new(first).chain(rest), write);
     Ok(if first[0] == 0 { ClientProtocol::Native(rewound) } else { ClientProtocol::Http(rewound) })
 }
 
 /// A stream whose first byte was inspected and is read again.
-pub(crate) struct Rewound {
-    first: Option<u8>,
-    stream: UnixStream,
-}
-
-impl AsyncRead for Rewound {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        if buf.remaining() > 0
-            && let Some(first) = self.first.take()
-        {
-            buf.put_slice(&[first]);
-            return Poll::Ready(Ok(()));
-        }
-        Pin::new(&mut self.stream).poll_read(cx, buf)
-    }
-}
-impl AsyncWrite for Rewound {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, data)
-    }
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
-    }
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test]
-    async fn only_a_dead_socket_file_is_replaced() {
-        let dir = std::env::temp_dir().join(format!("muster-socket-{}", std::process::id()));
-        std::fs::create_dir_all(&dir).unwrap();
-        let (file, path) = (dir.join("file"), dir.join("sock"));
-        std::fs::write(&file, "precious").unwrap();
-        assert!(matches!(AdminSocket::bind(&file), Err(SocketFault::NoSocket { .. })));
-        assert_eq!(std::fs::read(&file).unwrap(), b"precious");
-        drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
-        let serving = AdminSocket::bind(&path).unwrap();
-        assert!(matches!(AdminSocket::bind(&path), Err(SocketFault::Served { .. })));
-        drop(serving);
-        assert!(!path.exists());
-        std::fs::remove_dir_all(&dir).unwrap();
-    }
-}
+pub(crate) type Rewound = Join<Chain<Cursor<[u8; 1]>, OwnedReadHalf>, OwnedWriteHalf>;

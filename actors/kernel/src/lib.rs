@@ -7,6 +7,7 @@
 //! - [`Supervisor`], [`Spec`]: the supervision tree.
 //! - [`Tree`]: the live tree, answered while the actors themselves are busy or stuck.
 //! - [`Beside`]: threads and tasks that work for an actor without being one, in the same tree.
+//! - [`UnixSocket`]: a socket that a daemon serves on its machine.
 //! - [`Slot`]: state that outlives a crash. [`Fuse`]: crashes half-way through a message, for tests.
 //!
 //! ractor runs the actors. The kernel adds bounded mailboxes, addresses that survive restarts, restarts with
@@ -27,6 +28,7 @@ mod slot;
 mod spec;
 pub mod supervisor;
 mod tree;
+mod unix_socket;
 mod vitals;
 
 pub use address::{Address, AskError, Recipient, Undeliverable};
@@ -41,3 +43,4 @@ pub use slot::Slot;
 pub use spec::{Backoff, Group, Intensity, Restart, Spec, Strategy};
 pub use supervisor::{Children, Supervisor};
 pub use tree::{ActorNumbers, AdminAction, Tree};
+pub use unix_socket::{Access, SocketFault, UnixSocket};

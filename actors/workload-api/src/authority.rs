@@ -11,8 +11,9 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use http::uri::Authority;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, Join, ReadBuf};
 use tokio::net::UnixStream;
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
 /// What a client sends before its first frame (RFC 9113, 3.4).
 const PREFACE_BYTES: usize = 24;
@@ -161,22 +162,22 @@ fn number(block: &[u8], at: usize, prefix: u32) -> Option<(usize, usize)> {
     None
 }
 
-/// A client's connection.
-pub(crate) struct ClientStream {
-    stream: UnixStream,
+/// What a client sends, repaired.
+pub(crate) struct ClientReader {
+    stream: OwnedReadHalf,
     frames: Frames,
     /// What hyper has not taken yet, from `taken` on.
     ready: Vec<u8>,
     taken: usize,
 }
 
-impl ClientStream {
-    pub(crate) fn new(stream: UnixStream) -> Self {
-        Self { stream, frames: Frames::new(), ready: Vec::new(), taken: 0 }
-    }
+/// A client's connection.
+pub(crate) fn client_stream(stream: UnixStream) -> Join<ClientReader, OwnedWriteHalf> {
+    let (stream, write) = stream.into_split();
+    tokio::io::join(ClientReader { stream, frames: Frames::new(), ready: Vec::new(), taken: 0 }, write)
 }
 
-impl AsyncRead for ClientStream {
+impl AsyncRead for ClientReader {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         while this.taken == this.ready.len() {
@@ -194,28 +195,6 @@ impl AsyncRead for ClientStream {
         buf.put_slice(&this.ready[this.taken..this.taken + fits]);
         this.taken += fits;
         Poll::Ready(Ok(()))
-    }
-}
-
-impl AsyncWrite for ClientStream {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, data)
-    }
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
-    }
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
-    }
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        parts: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(cx, parts)
-    }
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
     }
 }
 

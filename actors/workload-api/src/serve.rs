@@ -29,7 +29,7 @@ use tonic::body::Body;
 use tonic::server::{Grpc, ServerStreamingService};
 
 use crate::attest::Peer;
-use crate::authority::ClientStream;
+use crate::authority::client_stream;
 use crate::core::{Answer, Denial, Kind, MAX_STREAMS, MAX_STREAMS_OF_USER};
 use crate::limits::{Admission, Limit};
 use crate::proto::{Empty, ProtoCodec, SECURITY_HEADER, X509BundlesResponse, X509Svid, X509SvidResponse};
@@ -160,7 +160,7 @@ async fn connection(stream: UnixStream, peer: Arc<Peer>, inbox: Inbox, ended: Ca
     };
     let mut http = http2::Builder::new(Within(ended));
     http.timer(TokioTimer::new()).max_concurrent_streams(MAX_CALLS).max_header_list_size(MAX_HEADER_BYTES);
-    let mut serving = pin!(http.serve_connection(TokioIo::new(ClientStream::new(stream)), service));
+    let mut serving = pin!(http.serve_connection(TokioIo::new(client_stream(stream)), service));
     let (mut idle, mut begun, mut closing) = (tokio::time::interval(IDLE_TIMEOUT), 0, false);
     idle.reset();
     loop {

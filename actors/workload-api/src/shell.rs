@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use muster_kernel::{Address, Alarm, Backoff, Cx, Fault, Shell, Slot, Spec};
+use muster_kernel::{Address, Alarm, Backoff, Cx, Fault, Shell, Slot, Spec, UnixSocket};
 use muster_messages::WorkloadView;
 use muster_messages::protocol::Named;
 use serde_json::{Value, json};
@@ -17,7 +17,7 @@ use crate::core::{
 };
 use crate::limits::{Looks, Permit};
 use crate::serve::{self, Inbox, Told};
-use crate::socket::WorkloadSocket;
+use crate::socket;
 use crate::svid::{WorkloadSigner, new_svid, roots};
 
 /// Messages waiting: a request of every stream, and their looks.
@@ -84,7 +84,7 @@ struct WorkloadApi {
     core: WorkloadCore,
     /// The changes of certificates that are in the slot.
     stored: u64,
-    socket: WorkloadSocket,
+    socket: UnixSocket,
     open: BTreeMap<StreamId, Open>,
     last: StreamId,
     /// The roots as last parsed.
@@ -95,7 +95,7 @@ struct WorkloadApi {
 
 impl WorkloadApi {
     fn new(ports: WorkloadApiPorts, address: Address<Msg>) -> Result<Self, Fault> {
-        let socket = WorkloadSocket::bind(&ports.socket)?;
+        let socket = socket::bind(&ports.socket)?;
         let core = WorkloadCore::new(ports.slot.get().unwrap_or_default(), rand::random());
         Ok(Self {
             stored: core.certificates().changes(),
@@ -195,7 +195,7 @@ impl Shell for WorkloadApi {
     const KIND: &'static str = "WorkloadApi";
 
     async fn started(&mut self, cx: &Cx<Msg>) -> Result<(), Fault> {
-        let listener = tokio::net::UnixListener::from_std(self.socket.listener.try_clone()?)?;
+        let listener = self.socket.listener()?;
         cx.spawn(serve::accept(listener, Inbox::new(self.address.clone()), cx.ended().clone()));
         let mut view = self.ports.view.clone();
         view.mark_changed();

@@ -1,0 +1,162 @@
+//! A Unix socket that a daemon serves: for its user, or for every user of the machine.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::Mode;
+use rustix::process::umask;
+
+/// The longest path of a Unix socket (`sun_path` without its terminating zero, see unix(7)).
+pub const MAX_SOCKET_PATH_BYTES: usize = 107;
+
+/// Why a socket could not be created. `flag` is what sets its path.
+#[derive(Debug, thiserror::Error)]
+pub enum SocketFault {
+    #[error(
+        "the socket path {path} has {len} bytes, a Unix socket holds at most {MAX_SOCKET_PATH_BYTES}; choose a shorter one with {flag}"
+    )]
+    TooLong { path: PathBuf, len: usize, flag: &'static str },
+    #[error("{path} exists and is not a socket; choose another path with {flag}")]
+    OtherFile { path: PathBuf, flag: &'static str },
+    #[error("another process serves {path}; choose another path with {flag}")]
+    Served { path: PathBuf, flag: &'static str },
+    #[error("cannot listen on {path}")]
+    Io {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// Who may connect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// The user of this process. Directories are created as the process' mask has it.
+    Owner,
+    /// Every user of the machine, also through a directory that is created.
+    Everyone,
+}
+
+/// A listening socket. Dropping it removes the file.
+#[derive(Debug)]
+pub struct UnixSocket {
+    listener: UnixListener,
+    path: PathBuf,
+}
+
+impl UnixSocket {
+    /// # Errors
+    /// The path is too long for a socket.
+    pub fn check(path: &Path, flag: &'static str) -> Result<(), SocketFault> {
+        let len = path.as_os_str().len();
+        if len <= MAX_SOCKET_PATH_BYTES {
+            Ok(())
+        } else {
+            Err(SocketFault::TooLong { path: path.to_owned(), len, flag })
+        }
+    }
+
+    /// Listens at `path`, replacing only a socket that a dead process left there. Blocks.
+    ///
+    /// # Errors
+    /// Another process serves the path, it is another file's, or the operating system refuses it.
+    pub fn bind(path: &Path, flag: &'static str, access: Access) -> Result<Self, SocketFault> {
+        Self::check(path, flag)?;
+        let fault = |source| SocketFault::Io { path: path.to_owned(), source };
+        match fs::symlink_metadata(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(fault(error)),
+            Ok(there) if !there.file_type().is_socket() => {
+                return Err(SocketFault::OtherFile { path: path.to_owned(), flag });
+            }
+            // The daemon of another data directory may have been given the same path.
+            Ok(_) if UnixStream::connect(path).is_ok() => {
+                return Err(SocketFault::Served { path: path.to_owned(), flag });
+            }
+            Ok(_) => fs::remove_file(path).map_err(fault)?,
+        }
+        create_parent(path, access).map_err(fault)?;
+        let listener = match access {
+            // The file must never be open to others, not even between bind and chmod.
+            Access::Owner => {
+                let before = umask(Mode::from_raw_mode(0o177));
+                let listener = UnixListener::bind(path);
+                umask(before);
+                listener
+            }
+            Access::Everyone => UnixListener::bind(path),
+        };
+        let socket = Self { listener: listener.map_err(fault)?, path: path.to_owned() };
+        let mode = if access == Access::Owner { 0o600 } else { 0o666 };
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).map_err(fault)?;
+        socket.listener.set_nonblocking(true).map_err(fault)?;
+        Ok(socket)
+    }
+
+    /// A handle of the listener, for tokio. Needs a runtime.
+    ///
+    /// # Errors
+    /// The process has no free file descriptor.
+    pub fn listener(&self) -> io::Result<tokio::net::UnixListener> {
+        tokio::net::UnixListener::from_std(self.listener.try_clone()?)
+    }
+}
+
+fn create_parent(path: &Path, access: Access) -> io::Result<()> {
+    match (path.parent(), access) {
+        (Some(dir), Access::Everyone) if !dir.exists() => {
+            fs::DirBuilder::new().recursive(true).mode(0o755).create(dir)?;
+            // Whatever the mask of the process is.
+            fs::set_permissions(dir, fs::Permissions::from_mode(0o755))
+        }
+        (Some(dir), Access::Owner) => fs::create_dir_all(dir),
+        _ => Ok(()),
+    }
+}
+
+impl Drop for UnixSocket {
+    fn drop(&mut self) {
+        let _gone_already = fs::remove_file(&self.path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FLAG: &str = "--socket";
+
+    #[test]
+    fn socket_is_open_to_its_user_or_to_everyone() {
+        let dir = tempfile::tempdir().unwrap();
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        for (access, expected) in [(Access::Owner, 0o600), (Access::Everyone, 0o666)] {
+            let path = dir.path().join(format!("{access:?}/sock"));
+            let socket = UnixSocket::bind(&path, FLAG, access).unwrap();
+            assert_eq!(mode(&path), expected);
+            if access == Access::Everyone {
+                assert_eq!(mode(path.parent().unwrap()), 0o755);
+            }
+            assert!(matches!(UnixSocket::bind(&path, FLAG, access), Err(SocketFault::Served { .. })));
+            drop(socket);
+            assert!(!path.exists());
+        }
+    }
+
+    #[test]
+    fn only_a_dead_socket_file_is_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let (file, path) = (dir.path().join("file"), dir.path().join("sock"));
+        fs::write(&file, "precious").unwrap();
+        assert!(matches!(UnixSocket::bind(&file, FLAG, Access::Owner), Err(SocketFault::OtherFile { .. })));
+        assert_eq!(fs::read(&file).unwrap(), b"precious");
+        drop(UnixListener::bind(&path).unwrap());
+        UnixSocket::bind(&path, FLAG, Access::Owner).unwrap();
+        let long = dir.path().join("x".repeat(MAX_SOCKET_PATH_BYTES));
+        let refused = UnixSocket::check(&long, FLAG).unwrap_err().to_string();
+        assert!(refused.ends_with("choose a shorter one with --socket"), "{refused}");
+    }
+}
