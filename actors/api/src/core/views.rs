@@ -160,12 +160,9 @@ impl Source<'_> {
 
     fn quorum(&self) -> QuorumView {
         let voters = self.tables().members.values().filter(|m| m.voter).count();
-        let missing = self.missing();
-        QuorumView {
-            needed: voters / 2 + 1,
-            reachable: voters - missing.len(),
-            missing: missing.iter().map(|id| self.name(*id)).collect(),
-        }
+        let mut missing: Vec<Name> = self.missing().into_iter().map(|id| self.name(id)).collect();
+        missing.sort();
+        QuorumView { needed: voters / 2 + 1, reachable: voters - missing.len(), missing }
     }
 
     /// `muster status`.
@@ -306,3 +303,7 @@ pub fn events_page(tables: &Tables, since: Revision, bytes: usize) -> EventsView
 fn size_of_event(event: &EventView) -> usize {
     serde_json::to_vec(event).map_or(0, |text| text.len() + 1)
 }
+
+#[cfg(test)]
+#[path = "views_tests.rs"]
+mod tests;

@@ -29,7 +29,7 @@ pub fn nodes(nodes: &NodeListView) -> String {
     stale_notice(nodes.stale, nodes.as_of) + &table.render()
 }
 
-/// For a screen: what to look at first, and nothing that few look for. Managers and nodes in trouble come first.
+/// For a screen: the most important columns. Managers and nodes in trouble come first.
 pub fn nodes_at_a_glance(nodes: &NodeListView) -> String {
     let mut items: Vec<&NodeView> = nodes.items.iter().collect();
     let is_calm = |node: &NodeView| node.state == Liveness::Ready && node.conditions.is_empty();
@@ -163,9 +163,14 @@ pub fn status(status: &StatusView, names: &BTreeMap<NodeId, Name>) -> String {
     let raft = &status.raft;
     let leader = raft.leader.as_ref().map_or_else(|| "none".to_owned(), name);
     row("leader", format!("{leader}, term {}, commit {}, applied {}", raft.term, raft.commit, raft.applied));
-    row("voters", raft.voters.iter().map(name).collect::<Vec<_>>().join(", "));
+    let sorted = |ids: &[NodeId]| {
+        let mut names: Vec<String> = ids.iter().map(name).collect();
+        names.sort();
+        names.join(", ")
+    };
+    row("voters", sorted(&raft.voters));
     if !raft.learners.is_empty() {
-        row("learners", raft.learners.iter().map(name).collect::<Vec<_>>().join(", "));
+        row("learners", sorted(&raft.learners));
     }
     let quorum = &status.quorum;
     let missing = match quorum.missing.as_slice() {

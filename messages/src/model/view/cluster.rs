@@ -90,7 +90,7 @@ pub struct RaftView {
 pub struct QuorumView {
     pub needed: usize,
     pub reachable: usize,
-    /// Names of the voters that do not answer.
+    /// Names of the voters that do not answer, sorted.
     pub missing: Vec<Name>,
 }
 
