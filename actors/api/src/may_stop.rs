@@ -12,7 +12,7 @@ use crate::work::Work;
 /// Within which managers answer if they are there: many round trips.
 const ANSWER_TIME: Duration = Duration::from_secs(1);
 
-/// The question, to the leader. It reserves nothing: who stops nodes asks before each, and stops one at a time.
+/// The question, to the leader. It reserves nothing: an operator asks before each stop, and stops one node at a time.
 pub(crate) struct MayStop<'a> {
     pub work: Work<'a>,
     pub node: &'a NodeRecord,
@@ -138,7 +138,7 @@ mod tests {
         let joining = |tables: &mut Tables| {
             record(tables, 3, &|node| (node.desired_role, node.role) = (Role::Manager, Role::Manager));
         };
-        assert_eq!(why(&joining), "", "one that is not a member yet is in no other's way");
+        assert_eq!(why(&joining), "", "one that is not a member yet does not block others");
         let demoted = |tables: &mut Tables| record(tables, 2, &|node| node.desired_role = Role::Worker);
         assert!(why(&demoted).starts_with("n2 is to be demoted or removed"));
         let learner = |tables: &mut Tables| tables.members.get_mut(&RaftId(2)).unwrap().voter = false;

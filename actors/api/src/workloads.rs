@@ -30,8 +30,7 @@ impl WorkloadRequests<'_> {
     async fn set(&self, entry: &WorkloadEntry, root: bool) -> Result<WorkloadSetView, ErrorBody> {
         entry.check().map_err(ErrorBody::invalid)?;
         if entry.selectors.contains(&WorkloadSelector::UnixUid(0)) && !root {
-            let text =
-                "unix:uid:0 makes every process of root this workload, this daemon among them; confirm it with --yes";
+            let text = "unix:uid:0 makes every process of root this workload, this daemon among them; confirm it with --yes, or \"root\": true over HTTP";
             return Err(ErrorBody::invalid(text));
         }
         let change = Change::Workload(Box::new(WorkloadChange::Set(entry.clone())));
@@ -40,8 +39,10 @@ impl WorkloadRequests<'_> {
             Proposed::Applied(at, replica) => (at, replica),
             Proposed::Refused(refusal) => return Err(refusal.into()),
         };
+        // Of a retry, the first attempt counts; another request may have followed that.
         let first = self.work.earlier(&replica.tables).and_then(Result::ok).unwrap_or(at);
-        let now = found(&replica, &entry.name)?;
+        let now = replica.tables.workloads.entries.get(&entry.name).filter(|now| now.revision <= first);
+        let now = now.ok_or_else(|| overtaken(&entry.name))?;
         Ok(WorkloadSetView { changed: now.revision == first, entry: WorkloadEntryView::of(now, &replica.tables) })
     }
 
@@ -63,6 +64,11 @@ impl WorkloadRequests<'_> {
         let holders = holders.into_iter().map(|(node, until)| WorkloadHolderView { node, name: name_of(node), until });
         Ok(WorkloadShowView { entry, holders: holders.collect() })
     }
+}
+
+fn overtaken(name: &WorkloadName) -> ErrorBody {
+    let text = format!("workload {name} was set, and another request has changed or deleted it since");
+    ErrorBody::new(ErrorCode::Conflict, text)
 }
 
 fn found<'a>(replica: &'a Replica, name: &WorkloadName) -> Result<&'a WorkloadEntry, ErrorBody> {

@@ -36,7 +36,7 @@ pub enum Input {
     /// The attempt with this version ended.
     Followed(Revision, Result<Followed, FollowFault>),
     /// Whether this manager's files are sealed under the newest keys of the keyring, which was of this version. Of an earlier one: no effect.
-    Inspected(Revision, bool),
+    FilesSealed(Revision, bool),
     /// The report was answered.
     Reported(Result<(), ErrorBody>),
     Woke,
@@ -50,9 +50,9 @@ pub enum Effect {
         version: Revision,
         key: Option<Secret>,
     },
-    /// Seal this manager's files, as far as that is not done, and report as `Inspected` whether all are. The Raft member seals its data within
+    /// Seal this manager's files, as far as that is not done, and report as `FilesSealed` whether all are. The Raft member seals its data within
     /// moments of the keyring, unless its disk is full or its folder is a mount point.
-    Inspect(Revision),
+    SealFiles(Revision),
     /// Report to the leader, and its answer as `Reported`.
     Report(Seal),
     /// For the log.
@@ -94,11 +94,11 @@ pub struct Autolock {
     on_disk: Option<Revision>,
     /// A write is in progress: whether it seals.
     writing: Option<bool>,
-    /// Whether the files are sealed under the newest keys. `None`: not inspected yet, since the keyring was last written.
+    /// Whether the files are sealed under the newest keys. `None`: not known, since the keyring was last written.
     files_sealed: Option<bool>,
-    /// An inspection is in progress, for this version.
-    inspecting: Option<Revision>,
-    inspection: RetryPause,
+    /// Files are being sealed, for this version of the keyring.
+    sealing: Option<Revision>,
+    files: RetryPause,
     /// This report is in progress. The goal may be another one when it ends.
     reporting: Option<Seal>,
     /// Why the keyring is not at the goal's version.
@@ -117,8 +117,8 @@ impl Autolock {
             on_disk: None,
             writing: None,
             files_sealed: None,
-            inspecting: None,
-            inspection: RetryPause::default(),
+            sealing: None,
+            files: RetryPause::default(),
             reporting: None,
             fault: None,
             write: RetryPause::default(),
@@ -132,12 +132,12 @@ impl Autolock {
         match input {
             Input::Replica(goal) => self.learn(goal),
             Input::Followed(version, result) => self.followed(version, result, now, out),
-            Input::Inspected(version, files_sealed) => {
-                if self.inspecting.take_if(|inspecting| *inspecting == version).is_some()
-                    && Some(version) == self.on_disk
-                {
+            Input::FilesSealed(version, files_sealed) => {
+                if self.sealing.take_if(|sealing| *sealing == version).is_some() && Some(version) == self.on_disk {
                     self.files_sealed = Some(files_sealed);
-                    self.inspection.failed(now, PAUSES);
+                    if !files_sealed {
+                        self.files.failed(now, PAUSES);
+                    }
                 }
             }
             Input::Reported(result) => self.reported(result, now),
@@ -204,7 +204,7 @@ impl Autolock {
                 self.on_disk = self.on_disk.max(Some(on_disk));
                 (self.fault, self.write) = (None, RetryPause::default());
                 if followed == Followed::Written {
-                    (self.files_sealed, self.inspection) = (None, RetryPause::default());
+                    (self.files_sealed, self.files) = (None, RetryPause::default());
                     out.push(Effect::Took { version, sealed });
                 }
             }
@@ -241,9 +241,9 @@ impl Autolock {
         let due = match self.on_disk {
             Some(on_disk) if on_disk > *version => return,
             Some(on_disk) if on_disk == *version => {
-                let inspections = self.inspect(now, out);
+                let files = self.seal_files(now, out);
                 let reports = self.report(now, out);
-                let Some(due) = inspections.into_iter().chain(reports).min() else { return };
+                let Some(due) = files.into_iter().chain(reports).min() else { return };
                 due
             }
             _ => {
@@ -261,20 +261,20 @@ impl Autolock {
         }
     }
 
-    /// Inspects the files until they are sealed, and returns when that is due next.
-    fn inspect(&mut self, now: Moment, out: &mut Vec<Effect>) -> Option<Moment> {
+    /// Seals the files until all are, and returns when the next attempt is due.
+    fn seal_files(&mut self, now: Moment, out: &mut Vec<Effect>) -> Option<Moment> {
         let needed = match self.files_sealed {
             None => true,
             Some(sealed) => !sealed && self.goal.key.is_some(),
         };
-        if !needed || self.inspecting == Some(self.goal.version) {
+        if !needed || self.sealing == Some(self.goal.version) {
             return None;
         }
-        if !self.inspection.is_over(now) {
-            return Some(self.inspection.ends());
+        if !self.files.is_over(now) {
+            return Some(self.files.ends());
         }
-        self.inspecting = Some(self.goal.version);
-        out.push(Effect::Inspect(self.goal.version));
+        self.sealing = Some(self.goal.version);
+        out.push(Effect::SealFiles(self.goal.version));
         None
     }
 

@@ -38,15 +38,15 @@ pub trait KeyringPort: Send + Sync + 'static {
     /// Seals it under this version of the key, or opens it (`None`), with one atomic write. After a fault it is as before.
     fn follow(&self, version: Revision, key: Option<&Secret>) -> Result<Followed, FollowFault>;
     /// Seals this manager's files under the newest keys of the keyring as far as that is not done, and returns whether all are.
-    fn files_are_sealed(&self) -> bool;
+    fn seal_files(&self) -> bool;
     /// How this manager gets its key at its next start, as configured.
     fn unlocks_by(&self) -> AutoUnlock;
 }
 
 /// What the keyring seals. Calls block.
 pub trait SealedFiles: Send + Sync {
-    /// See [`KeyringPort::files_are_sealed`]. Seals what it can. A fault is this implementation's to report.
-    fn are_sealed(&self) -> bool;
+    /// See [`KeyringPort::seal_files`]. Seals what it can. A fault is this implementation's to report.
+    fn seal_all(&self) -> bool;
 }
 
 /// The keyring on disk, and how the next start gets its key.
@@ -73,8 +73,8 @@ impl KeyringPort for OnDisk {
             Err(other) => Err(FollowFault::Failed(other.to_string())),
         }
     }
-    fn files_are_sealed(&self) -> bool {
-        self.files.are_sealed()
+    fn seal_files(&self) -> bool {
+        self.files.seal_all()
     }
     fn unlocks_by(&self) -> AutoUnlock {
         self.unlock

@@ -22,7 +22,7 @@ pub enum Msg {
     /// The keyring was brought to a version, or not.
     Followed(Revision, Result<Followed, FollowFault>),
     /// Whether this manager's files are sealed under the newest keys of the keyring, which was of this version.
-    Inspected(Revision, bool),
+    FilesSealed(Revision, bool),
     /// The leader has answered a report.
     Reported(Result<(), ErrorBody>),
     Wake,
@@ -68,11 +68,11 @@ impl AutolockShell {
                     Msg::Followed(version, result)
                 });
             }
-            Effect::Inspect(version) => {
+            Effect::SealFiles(version) => {
                 let keyring = Arc::clone(&self.ports.keyring);
                 cx.report(async move {
-                    let inspection = tokio::task::spawn_blocking(move || keyring.files_are_sealed());
-                    Msg::Inspected(version, inspection.await.unwrap_or(false))
+                    let sealed = tokio::task::spawn_blocking(move || keyring.seal_files());
+                    Msg::FilesSealed(version, sealed.await.unwrap_or(false))
                 });
             }
             Effect::Report(seal) => {
@@ -110,7 +110,7 @@ impl Shell for AutolockShell {
                 Input::Replica(goal)
             }
             Msg::Followed(version, result) => Input::Followed(version, result),
-            Msg::Inspected(version, files_sealed) => Input::Inspected(version, files_sealed),
+            Msg::FilesSealed(version, files_sealed) => Input::FilesSealed(version, files_sealed),
             Msg::Reported(result) => Input::Reported(result),
             Msg::Wake => {
                 self.alarm.fired();

@@ -44,6 +44,13 @@ impl Failure {
     pub fn is_transient(&self) -> bool {
         self.is(ErrorCode::TimedOut) || self.exit == ErrorCode::NoQuorum.exit_status()
     }
+    /// Whether the same request may be answered later: the failure is transient, or about load, or about a replica that is behind.
+    pub fn may_pass(&self) -> bool {
+        self.is_transient()
+            || [ErrorCode::UnknownOutcome, ErrorCode::NotKnownHereYet, ErrorCode::TooManyRequests]
+                .iter()
+                .any(|code| self.is(*code))
+    }
     /// `{"error":{"code","message","details"}}`.
     pub fn to_json(&self) -> Value {
         json!({"error": {"code": self.code, "message": self.message, "details": self.details}})

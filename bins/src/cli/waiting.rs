@@ -18,8 +18,9 @@ const MIN_PAUSE: Duration = Duration::from_millis(5);
 /// How long one request may take: one that hangs, during a change of leader for example, is repeated.
 const WATCH_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The time between two questions about a rotation, of which each takes the leader time in proportion to the nodes.
-const ROTATION_PAUSE: Duration = Duration::from_millis(500);
+/// The time between two questions that cost the leader something: about a rotation, time in proportion to the nodes; whether a node may
+/// stop, a heartbeat to each manager.
+const COSTLY_PAUSE: Duration = Duration::from_millis(500);
 
 /// The time between two questions about managers' seals: each writes a small file.
 const SEAL_PAUSE: Duration = Duration::from_millis(100);
@@ -55,7 +56,7 @@ pub async fn wait_until_settled(
         if left.is_zero() {
             return Err(Failure::new(
                 ErrorCode::TimedOut,
-                format!("gave up waiting; the change was accepted and continues: {last}"),
+                format!("timed out; the change was accepted and continues: {last}"),
             )
             .with_details(json!({"node": node, "reason": last})));
         }
@@ -95,8 +96,9 @@ pub async fn wait_for_rotation(
 ) -> Outcome<String> {
     let wait = Wait {
         request: Request::RootList,
-        pause: ROTATION_PAUSE,
+        pause: COSTLY_PAUSE,
         accepted: "the rotation was accepted and continues",
+        passes: Failure::is_transient,
         replaced: format!("root {root} was aborted or replaced by another request; `muster ca ls` shows the roots"),
         about: ("root", json!(root)),
     };
@@ -115,10 +117,29 @@ pub async fn wait_for_seals(
         request: Request::AutolockStatus,
         pause: SEAL_PAUSE,
         accepted: "the change was accepted and continues",
+        passes: Failure::is_transient,
         replaced: format!("version {version} of the unlock key was replaced by another request"),
         about: ("version", json!(version)),
     };
     wait.run(client, until, say, |text| Ok(autolock_progress(&parse::<AutolockView>(text)?, version))).await
+}
+
+/// Asks until a node may be stopped, and reports why it may not, once for each reason. Returns the answer as JSON.
+pub async fn wait_until_it_may_stop(
+    client: &mut Client,
+    node: &str,
+    until: Instant,
+    say: impl FnMut(&str),
+) -> Outcome<String> {
+    let wait = Wait {
+        request: Request::NodeMayStop { node: node.to_owned() },
+        pause: COSTLY_PAUSE,
+        accepted: "",
+        passes: |failure| failure.may_pass() || failure.is(ErrorCode::QuorumAtRisk),
+        replaced: String::new(),
+        about: ("node", json!(node)),
+    };
+    wait.run(client, until, say, |_| Ok(Progress::Settled)).await
 }
 
 /// A wait for an accepted change, by asking again and again.
@@ -126,9 +147,11 @@ struct Wait {
     request: Request,
     /// Between two questions.
     pause: Duration,
-    /// What holds when the wait ends before the change does.
+    /// What holds when the wait ends before the change does; empty: nothing was changed.
     accepted: &'static str,
     replaced: String,
+    /// Which failures may be followed by an answer.
+    passes: fn(&Failure) -> bool,
     /// What the details of an error name.
     about: (&'static str, serde_json::Value),
 }
@@ -142,7 +165,8 @@ impl Wait {
         mut say: impl FnMut(&str),
         progress: impl Fn(&str) -> Outcome<Progress>,
     ) -> Outcome<String> {
-        let Self { request, pause, accepted, replaced, about: (name, value) } = self;
+        let Self { request, pause, accepted, replaced, passes, about: (name, value) } = self;
+        let accepted = if accepted.is_empty() { String::new() } else { format!("; {accepted}") };
         let mut reasons = Reasons::new(Instant::now());
         loop {
             let left = until.saturating_duration_since(Instant::now());
@@ -157,10 +181,10 @@ impl Wait {
                     }
                 },
                 // The leader may change meanwhile.
-                Err(failure) if failure.is_transient() => failure.message,
+                Err(failure) if passes(&failure) => failure.message,
                 // The caller's own certificate ends with the revocation of its root, for example.
                 Err(mut failure) => {
-                    failure.message += &format!("; {accepted}");
+                    failure.message += &accepted;
                     return Err(failure);
                 }
             };
@@ -169,7 +193,7 @@ impl Wait {
             }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                let text = format!("gave up waiting; {accepted}: {last}");
+                let text = format!("timed out{accepted}: {last}");
                 let details = json!({name: value, "reason": last});
                 return Err(Failure::new(ErrorCode::TimedOut, text).with_details(details));
             }

@@ -19,7 +19,7 @@ use tokio::net::unix::pipe;
 use tokio::sync::oneshot;
 
 use super::settings::Programs;
-use crate::guard::{Exit, Guarded, Launch, News, OUTPUT_END_TIMEOUT, Report, Streams};
+use crate::guard::{Exit, Guarded, Launch, News, Reading, Report, Streams};
 
 /// KILL, as a number.
 const KILL: u8 = 9;
@@ -73,7 +73,7 @@ async fn run(order: CommandOrder, socket: String, unwanted: impl Future<Output =
         Ok(started) => started,
         Err(error) => return not_started(error),
     };
-    let output = tokio::spawn(output_tail(written));
+    let output = Reading::start(output_tail(written));
     let mut unwanted = pin!(async {
         tokio::select! {
             () = unwanted => {}
@@ -137,8 +137,7 @@ async fn run(order: CommandOrder, socket: String, unwanted: impl Future<Output =
             }
         }
     };
-    let output = tokio::time::timeout(OUTPUT_END_TIMEOUT, output).await;
-    CommandEnd { exit, output: output.ok().and_then(Result::ok).unwrap_or_default() }
+    CommandEnd { exit, output: output.end().await.unwrap_or_default() }
 }
 
 fn start(launch: &Launch) -> io::Result<(Guarded, pipe::Receiver)> {

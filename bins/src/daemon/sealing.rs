@@ -47,7 +47,7 @@ impl Files {
 }
 
 impl SealedFiles for Files {
-    fn are_sealed(&self) -> bool {
+    fn seal_all(&self) -> bool {
         let (sealed, fault) = match self.seal() {
             Ok(sealed) => (sealed, None),
             Err(Fault(why)) => (false, Some(why)),
@@ -71,19 +71,13 @@ pub fn settle_worker(config: &Config, memory: &NodeMemory, credentials: &NodeCre
     match store.keys().status() {
         _ if !is_worker => return Ok(()),
         KeysStatus::Absent => return Ok(()),
-        // A start has set the data aside, unless the disk refused that.
-        KeysStatus::Locked { .. } => {
-            if disk::seal_of(&raft, store.keys())? != DirSeal::Absent {
-                return Ok(());
-            }
-        }
-        KeysStatus::Open { .. } => {
-            store.reseal()?;
-            // The member's data goes first. This is repeated when the manager runtime has stopped.
-            if disk::seal_of(&raft, store.keys())? != DirSeal::Absent {
-                return Ok(());
-            }
-        }
+        KeysStatus::Locked { .. } => {}
+        KeysStatus::Open { .. } => store.reseal()?,
+    }
+    // The member's data goes first: this is repeated when the manager runtime has stopped. A start has set it aside, unless the disk
+    // refused that.
+    if disk::seal_of(&raft, store.keys())? != DirSeal::Absent {
+        return Ok(());
     }
     let in_use = !disk::keys_in_use(&raft)?.is_empty();
     match store.leave_keyring(in_use)? {

@@ -17,7 +17,7 @@ use tokio::net::unix::pipe;
 use tokio::sync::{Semaphore, oneshot};
 use tokio::time::Duration;
 
-use crate::guard::{Ended, Exit, Guarded, Launch, OUTPUT_END_TIMEOUT, Streams, run_within};
+use crate::guard::{Ended, Exit, Guarded, Launch, Reading, Streams, run_within};
 
 /// How long it may run: one request to a service, with its retries.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -59,16 +59,11 @@ async fn run(argv: Vec<String>, csr_pem: &str, unwanted: impl Future<Output = ()
         Ok(started) => started,
         Err(error) => return UpstreamEnd::Failed(format!("it cannot be started: {error}")),
     };
-    let (mut answer, mut errors) = (tokio::spawn(first_bytes(written)), tokio::spawn(last_bytes(errors)));
+    let (answer, errors) = (Reading::start(first_bytes(written)), Reading::start(last_bytes(errors)));
     let over_at = BootTime.now() + TIMEOUT;
     let ended = run_within(guarded, Hold { step_down_at: over_at - GRACE, over_at }, unwanted).await;
-    let read = async { ((&mut answer).await.unwrap_or_default(), (&mut errors).await.unwrap_or_default()) };
-    let read = tokio::time::timeout(OUTPUT_END_TIMEOUT, read).await;
-    // A process that escaped its supervision may hold the other ends.
-    answer.abort();
-    errors.abort();
-    let (answer, errors) = read.unwrap_or_default();
-    judged(ended, answer, &errors)
+    let (answer, errors) = tokio::join!(answer.end(), errors.end());
+    judged(ended, answer.unwrap_or_default(), &errors.unwrap_or_default())
 }
 
 fn judged(ended: Ended, answer: Vec<u8>, errors: &[u8]) -> UpstreamEnd {

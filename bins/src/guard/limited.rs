@@ -4,13 +4,35 @@ use std::pin::pin;
 use std::time::Duration;
 
 use muster_elector::Hold;
+use tokio::task::JoinHandle;
 
 use super::guarded::Guarded;
 use super::guardian::{Exit, Report};
 use super::line::News;
 
 /// How long the end of a command's output may take to arrive after all its processes have ended.
-pub const OUTPUT_END_TIMEOUT: Duration = Duration::from_secs(1);
+const OUTPUT_END_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// What is read of a command's output while it runs. Dropping it ends the reading: a process that escaped its supervision may hold the
+/// other end.
+#[derive(Debug)]
+pub struct Reading<T>(JoinHandle<T>);
+
+impl<T: Send + 'static> Reading<T> {
+    pub fn start(read: impl Future<Output = T> + Send + 'static) -> Self {
+        Self(tokio::spawn(read))
+    }
+    /// Called when the command's processes have ended. `None`: the output has no end.
+    pub async fn end(mut self) -> Option<T> {
+        tokio::time::timeout(OUTPUT_END_TIMEOUT, &mut self.0).await.ok().and_then(Result::ok)
+    }
+}
+
+impl<T> Drop for Reading<T> {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
 
 /// How a command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

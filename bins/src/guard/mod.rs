@@ -31,7 +31,7 @@ use crate::stderr::say;
 pub use self::family::adopt;
 pub use self::guarded::{Guarded, Launch, Streams};
 pub use self::guardian::{Exit, NOT_FOUND, NOT_RUNNABLE, Number, Report};
-pub use self::limited::{Ended, OUTPUT_END_TIMEOUT, run_within};
+pub use self::limited::{Ended, Reading, run_within};
 pub use self::line::News;
 pub use self::umask::remember_umask;
 

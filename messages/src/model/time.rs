@@ -110,7 +110,7 @@ pub struct RetryPause {
 }
 
 impl RetryPause {
-    /// A pause until then, after a success.
+    /// A pause until then, with no failure before it.
     pub fn until(ends: Moment) -> Self {
         Self { failures: 0, ends }
     }
@@ -118,14 +118,13 @@ impl RetryPause {
     pub fn succeeded(&mut self) {
         self.failures = 0;
     }
-    /// Not before then, whatever happened.
+    /// Postpones its end, or brings it forward, to this time.
     pub fn put_off(&mut self, until: Moment) {
         self.ends = until;
     }
     /// It failed again.
     pub fn failed(&mut self, now: Moment, (first, longest): (Duration, Duration)) {
-        // Six doublings of a second are more than a minute.
-        let pause = first.saturating_mul(1 << self.failures.min(6)).min(longest);
+        let pause = first.saturating_mul(2u32.saturating_pow(self.failures)).min(longest);
         *self = Self { failures: self.failures.saturating_add(1), ends: now + pause };
     }
     pub fn is_over(&self, now: Moment) -> bool {

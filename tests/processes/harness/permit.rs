@@ -1,4 +1,4 @@
-//! Limits concurrent clusters to twice the number of cores, whatever `--test-threads` says: a scenario waits for half of its time.
+//! Limits concurrent clusters to twice the number of cores, regardless of `--test-threads`: a scenario waits for half of its time.
 //!
 //! Owns        two slots per core and a gate before them, as locked files: concurrent test programs share them.
 //! Invariants  PERMIT-1  at most twice as many permits are out as there are cores, and none besides an exclusive one.

@@ -300,7 +300,7 @@ pub enum Event {
         runtime: u32,
         number: u64,
     },
-    KeyringInspected {
+    FilesSealed {
         idx: MachineIdx,
         runtime: u32,
         version: Revision,
@@ -376,7 +376,7 @@ impl Event {
             | E::RotationBack { idx, .. }
             | E::RootsWritten { idx, .. }
             | E::KeyringWritten { idx, .. }
-            | E::KeyringInspected { idx, .. }
+            | E::FilesSealed { idx, .. }
             | E::KeyringWoke { idx, .. }
             | E::RootAsked { idx, .. }
             | E::Probed { idx, .. }

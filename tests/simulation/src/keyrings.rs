@@ -197,10 +197,10 @@ impl Keyring {
                     Self::step(world, idx, Input::Followed(version, Ok(Followed::Written)));
                 }
             }
-            Effect::Inspect(version) => {
+            Effect::SealFiles(version) => {
                 let takes = world.rng.micros(50, 2000);
                 let runtime = world.machines[idx].keyring.follower.as_ref().map_or(0, |follower| follower.runtime);
-                world.time.after(takes, Event::KeyringInspected { idx, runtime, version });
+                world.time.after(takes, Event::FilesSealed { idx, runtime, version });
             }
             Effect::Report(seal) => Self::report(world, idx, seal),
             Effect::Took { .. } => {}
@@ -252,11 +252,11 @@ impl Keyring {
     }
 
     /// While faults are injected, a disk may be full, or a rewrite may take long.
-    pub(crate) fn inspected(world: &mut World, idx: MachineIdx, runtime: u32, version: Revision) {
+    pub(crate) fn files_sealed(world: &mut World, idx: MachineIdx, runtime: u32, version: Revision) {
         let sealed = !world.faults_active || !world.rng.chance(300);
         if Self::follower(world, idx, runtime).is_some() {
             world.totals.count(if sealed { "files sealed" } else { "files not sealed yet" });
-            Self::step(world, idx, Input::Inspected(version, sealed));
+            Self::step(world, idx, Input::FilesSealed(version, sealed));
         }
     }
 

@@ -111,13 +111,14 @@ pub const UPGRADES_MUST_SEE: [&str; 10] = [
 ];
 
 /// Events that a full run of rotations must contain.
-pub const ROTATIONS_MUST_SEE: [&str; 32] = [
+pub const ROTATIONS_MUST_SEE: [&str; 33] = [
     "roots prepared",
     "roots activated",
     "roots activated again",
     "roots retiring",
     "roots retired",
     "roots revoked",
+    "voters asked before a revocation",
     "former roots deleted",
     "bundles of roots written",
     "bundles of roots refused",

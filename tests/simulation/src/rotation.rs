@@ -19,8 +19,7 @@ use crate::roots::{certified_text_of, cross, id_of, text_of, voucher};
 use crate::rotations::Rotations;
 use crate::world::World;
 
-/// As its shell's.
-/// As in the shell.
+/// Both as in the shell.
 const CHECK_DEADLINE: Duration = Duration::from_secs(1);
 const PROPOSAL_DEADLINE: Duration = Duration::from_secs(5);
 

@@ -201,7 +201,7 @@ impl Simulation {
             E::KeyOperator => Keyring::operator(world),
             E::Unlock(idx) => Keyring::unlock(world, idx),
             E::KeyringWritten { idx, life, runtime, number } => Keyring::written(world, idx, life, runtime, number),
-            E::KeyringInspected { idx, runtime, version } => Keyring::inspected(world, idx, runtime, version),
+            E::FilesSealed { idx, runtime, version } => Keyring::files_sealed(world, idx, runtime, version),
             E::KeyringWoke { idx, runtime } => Keyring::woke(world, idx, runtime),
             E::SealReported { to, result } => Keyring::reported(world, to, result),
             E::Watcher(watcher) => self.watchers.step(world, watcher),

@@ -1,33 +1,19 @@
-use axum::body::{Body, to_bytes};
-use axum::http::Request as HttpRequest;
-use muster_messages::{IDENTITY_LEVEL, Principal, RECONCILERS_LEVEL, Tables};
+use muster_messages::{IDENTITY_LEVEL, Principal, RECONCILERS_LEVEL};
 use serde_json::{Value, json};
-use tower_service::Service as _;
 
-use crate::http::{Peer, routes};
 use crate::tests::{World, node, tables};
 
 async fn asked(world: &World, caller: &Principal, method: &str, target: &str, body: Value) -> (u16, Value) {
-    let peer = Peer::of(world.service.clone(), caller.clone(), None);
-    let request = HttpRequest::builder().method(method).uri(target).extension(peer);
     let body = if body.is_null() { String::new() } else { body.to_string() };
-    let response = routes().call(request.body(Body::from(body)).unwrap()).await.unwrap();
-    let status = response.status().as_u16();
-    let text = to_bytes(response.into_body(), usize::MAX).await.unwrap();
-    (status, serde_json::from_slice(&text).unwrap_or_default())
+    world.http(caller, method, target, &body).await
 }
 
-/// A leader that applies what is proposed.
 fn world_at(level: u32) -> World {
-    let apply = |tables: &mut Tables, command: &_| {
-        let at = tables.revision.next();
-        Some(muster_store::apply(tables, at, command))
-    };
     let mut tables = tables();
     if let Some(cluster) = &mut tables.cluster {
         std::sync::Arc::make_mut(cluster).feature_level = level;
     }
-    World::with(tables, apply)
+    World::applying(tables)
 }
 
 const WEB: &str = "/v1/workloads/shop/web";

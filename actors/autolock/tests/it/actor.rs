@@ -72,7 +72,7 @@ impl Leader {
 struct Sealed;
 
 impl SealedFiles for Sealed {
-    fn are_sealed(&self) -> bool {
+    fn seal_all(&self) -> bool {
         true
     }
 }
@@ -147,7 +147,7 @@ impl KeyringPort for Failing {
     fn follow(&self, _: Revision, _: Option<&Secret>) -> Result<Followed, FollowFault> {
         self.0.lock().unwrap().clone().map_or(Ok(Followed::Written), Err)
     }
-    fn files_are_sealed(&self) -> bool {
+    fn seal_files(&self) -> bool {
         true
     }
     fn unlocks_by(&self) -> AutoUnlock {

@@ -22,7 +22,7 @@ enum Event {
     },
     DiskFull(bool),
     NoLeader(bool),
-    /// The files are not sealed for so many inspections.
+    /// So many attempts to seal the files fail.
     Rewrites(u32),
     Pass(u64),
 }
@@ -50,7 +50,7 @@ fn step(world: &mut World, event: Event) {
         Event::Crash { writes } => world.restart(writes),
         Event::DiskFull(full) => world.disk_full = full,
         Event::NoLeader(none) => world.no_leader = none,
-        Event::Rewrites(inspections) => world.inspections_left = inspections,
+        Event::Rewrites(failures) => world.failures_left = failures,
         Event::Pass(ms) => world.pass(Duration::from_millis(ms)),
     }
 }
@@ -73,7 +73,7 @@ proptest! {
         (world.disk_full, world.no_leader) = (false, false);
         world.show();
         world.run();
-        // The last inspections may be a minute apart.
+        // The last attempts may be a minute apart.
         for _ in 0..300 {
             while world.act() {}
             world.show();

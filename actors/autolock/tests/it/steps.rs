@@ -52,7 +52,7 @@ fn is_whole(world: &World) -> Option<bool> {
 #[test]
 fn files_that_are_not_sealed_yet_are_reported_as_such() {
     let mut world = World::new();
-    world.inspections_left = 20;
+    world.failures_left = 20;
     world.change(enable("a"));
     for _ in 0..10 {
         while world.act() {}
@@ -60,30 +60,58 @@ fn files_that_are_not_sealed_yet_are_reported_as_such() {
         world.pass(Duration::from_secs(1));
     }
     assert_eq!((is_whole(&world), world.core.state()), (Some(false), State::Current));
-    world.inspections_left = 0;
+    world.failures_left = 0;
     for _ in 0..3 {
         while world.act() {}
         world.show();
         world.pass(Duration::from_secs(60));
     }
     assert_eq!((is_whole(&world), world.core.state()), (Some(true), State::Current));
-    assert_eq!(world.wake, None, "it inspects no longer");
+    assert_eq!(world.wake, None, "it tries no longer");
 }
 
-/// An inspection that began before the keyring had another key says nothing about that key.
+/// The pause grows to a minute; another key of the keyring is followed at once.
 #[test]
-fn late_inspection_does_not_count() {
+fn attempts_to_seal_files_become_rare_until_the_key_changes() {
+    let mut world = World::new();
+    world.failures_left = 1000;
+    let attempts = |world: &World| 1000 - world.failures_left;
+    world.change(enable("a"));
+    let mut tried = Vec::new();
+    for second in 0..200 {
+        let before = attempts(&world);
+        while world.act() {}
+        world.show();
+        if attempts(&world) > before {
+            tried.push(second);
+        }
+        world.pass(Duration::from_secs(1));
+    }
+    assert_eq!(tried, [1, 2, 4, 8, 16, 32, 64, 124, 184]);
+    let before = attempts(&world);
+    world.change(rotate("b"));
+    for _ in 0..2 {
+        while world.act() {}
+        world.show();
+        world.pass(Duration::from_secs(1));
+    }
+    assert_eq!(attempts(&world), before + 1);
+}
+
+/// An attempt that began before the keyring had another key proves nothing about that key.
+#[test]
+fn late_answer_about_files_does_not_count() {
     let mut world = World::new();
     let first = world.change(enable("a"));
     world.run();
-    world.inspections_left = 1;
+    world.failures_left = 1;
     let second = world.change(rotate("b"));
     world.show();
     let Some(Effect::Follow { version, key }) = world.pending.pop_front() else { panic!("it follows") };
     assert_eq!(version, second);
     let written = world.follow(version, key);
     world.input(Input::Followed(version, written));
-    world.input(Input::Inspected(first, true));
+    world.input(Input::FilesSealed(first, true));
     while world.act() {}
     assert_eq!(is_whole(&world), Some(false));
 }
@@ -189,7 +217,7 @@ fn late_answer_does_not_delay_a_newer_report() {
         let mut world = World::new();
         world.change(enable("a"));
         world.show();
-        assert!(world.act() && world.act() && world.act(), "written, logged, and inspected");
+        assert!(world.act() && world.act() && world.act(), "written, logged, and the files sealed");
         let Some(Effect::Report(seal)) = world.pending.pop_front() else { panic!("a report follows") };
         world.no_leader = no_leader;
         let answer = world.report(seal);

@@ -60,8 +60,8 @@ pub struct World {
     pub writes: usize,
     pub attempts: usize,
     pub disk_full: bool,
-    /// Inspections until the files are sealed under the newest keys.
-    pub inspections_left: u32,
+    /// Attempts to seal the files that fail before one succeeds.
+    pub failures_left: u32,
     pub no_leader: bool,
     /// Effects that were not carried out yet.
     pub pending: VecDeque<Effect>,
@@ -83,7 +83,7 @@ impl World {
             writes: 0,
             attempts: 0,
             disk_full: false,
-            inspections_left: 0,
+            failures_left: 0,
             no_leader: false,
             pending: VecDeque::new(),
             wake: None,
@@ -165,10 +165,10 @@ impl World {
                 let result = self.follow(version, key);
                 self.input(Input::Followed(version, result));
             }
-            Some(Effect::Inspect(version)) => {
-                let sealed = self.inspections_left == 0;
-                self.inspections_left = self.inspections_left.saturating_sub(1);
-                self.input(Input::Inspected(version, sealed));
+            Some(Effect::SealFiles(version)) => {
+                let sealed = self.failures_left == 0;
+                self.failures_left = self.failures_left.saturating_sub(1);
+                self.input(Input::FilesSealed(version, sealed));
             }
             Some(Effect::Report(seal)) => {
                 let result = self.report(seal);

@@ -317,3 +317,14 @@ fn certificates_never_outlive_their_issuer() {
     let cross = issuer.cross_sign(&next.cert_pem, now(), now().plus(HOUR * 24 * 400)).unwrap();
     assert_eq!(not_after_of_pem(&cross), Ok(ends));
 }
+
+/// Where a company has renewed the key of its root under the same name, the link between the two is not self-signed: clients that trust
+/// only the older root need it.
+#[test]
+fn link_between_roots_of_one_name_is_kept() {
+    let asked = Asked::new();
+    let older = Company::root();
+    let newer = older.subordinate("company root");
+    let answer = issued_authority(&newer.sign(&asked.csr), &asked.key, asked.cluster, now()).unwrap();
+    assert_eq!(answer.upstream, [blocks(&newer.chain)[0].clone()], "the older root itself is left out");
+}

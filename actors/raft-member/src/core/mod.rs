@@ -251,7 +251,8 @@ impl RaftCore {
             Input::ProposeMembership { ask, change } => self.propose_membership(now, ask, &change),
             Input::Read { ask, deadline } => self.read(ask, deadline),
             Input::CheckReachable { ask, members, needed, deadline } => {
-                self.reachability.begin(now, ask, members, needed, deadline);
+                let refused = self.reachability.begin(now, ask, members, needed, deadline);
+                self.out.answers.extend(refused);
             }
             Input::Packets { node, peer_member, packets } => {
                 for packet in packets {

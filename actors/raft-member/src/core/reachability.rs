@@ -19,6 +19,10 @@ use super::log::MemLog;
 use super::reads::{round_context, round_of};
 use super::{Answer, AskId};
 
+/// Checks in progress. The leader's actors make a few at a time; a caller of the API may ask at any rate, and each check costs a
+/// heartbeat to every voter.
+pub(crate) const MAX_CHECKS: usize = 64;
+
 struct ReachabilityCheck {
     ask: AskId,
     members: BTreeSet<RaftId>,
@@ -41,8 +45,21 @@ pub(crate) struct ReachabilityChecks {
 }
 
 impl ReachabilityChecks {
-    pub fn begin(&mut self, now: Moment, ask: AskId, members: BTreeSet<RaftId>, needed: usize, deadline: Moment) {
+    /// The answer at once, where too many checks are in progress.
+    #[must_use]
+    pub fn begin(
+        &mut self,
+        now: Moment,
+        ask: AskId,
+        members: BTreeSet<RaftId>,
+        needed: usize,
+        deadline: Moment,
+    ) -> Option<Answer> {
+        if self.open.len() >= MAX_CHECKS {
+            return Some(Answer::Reachable(ask, Err(ProposeError::Busy)));
+        }
         self.open.push(ReachabilityCheck { ask, members, needed, deadline, first_round: None, next_round_at: now });
+        None
     }
 
     /// Records an acknowledgement, if its context names a round that this member sent.

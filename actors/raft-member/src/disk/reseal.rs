@@ -177,6 +177,7 @@ pub(crate) fn drop_old_keys(dir: &Path, keys: &Keys) {
 /// Writes `raft.reseal-next`, durably.
 fn prepare<F: FileSystem>(dir: &Path, next: &Path, fs: &Arc<F>, keys: &Keys, step: Step<'_>) -> Result<Lock, LogFault> {
     let io = |e| LogFault::io(next, e);
+    check_place(dir)?;
     check_space(dir)?;
     step("space").map_err(io)?;
     keys.ensure().map_err(|why| LogFault::io(keys.path(), why))?;
@@ -230,15 +231,18 @@ pub(super) fn may_be_sealed<F: FileSystem>(dir: &Path, fs: &Arc<F>, keys: &Keys)
     Ok(is_empty || level.is_some_and(|level| level >= SEALED_FROM_LEVEL))
 }
 
+/// Refuses before anything is written what [`exchange`] would refuse.
+pub(super) fn check_place(dir: &Path) -> Result<(), LogFault> {
+    let device = |path: &Path| fs::metadata(path).map(|meta| meta.dev()).map_err(|e| LogFault::io(path, e));
+    // A subvolume has a device of its own, too.
+    if device(dir)? == device(parent_of(dir))? { Ok(()) } else { Err(LogFault::io(dir, NOT_EXCHANGEABLE)) }
+}
+
+const NOT_EXCHANGEABLE: &str = "a mount point, a subvolume, or a directory of a lower layer cannot be exchanged; mount the data directory \
+     instead";
+
 /// Refused before it starts: a full disk would stop this member, and others on this machine.
 fn check_space(dir: &Path) -> Result<(), LogFault> {
-    let device = |path: &Path| fs::metadata(path).map(|meta| meta.dev()).map_err(|e| LogFault::io(path, e));
-    if device(dir)? != device(parent_of(dir))? {
-        return Err(LogFault::io(
-            dir,
-            "it is a mount point, which cannot be exchanged: mount the data directory instead",
-        ));
-    }
     let needed = size(dir).map_err(|e| LogFault::io(dir, e))?;
     let needed = needed + needed / 5;
     let found = rustix::fs::statvfs(dir).map_err(|e| LogFault::io(dir, io::Error::from(e)))?;
@@ -277,11 +281,7 @@ fn exchange(dir: &Path, next: &Path, step: Step<'_>) -> Result<(), LogFault> {
         Ok(()) => {}
         Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => exchange_by_renames(dir, next, step)?,
         Err(e @ (Errno::BUSY | Errno::XDEV)) => {
-            let why = format!(
-                "{}: a mount point, or a directory of a lower layer, cannot be exchanged; mount the data directory instead",
-                io::Error::from(e)
-            );
-            return Err(LogFault::io(dir, why));
+            return Err(LogFault::io(dir, format!("{}: {NOT_EXCHANGEABLE}", io::Error::from(e))));
         }
         Err(e) => return Err(LogFault::io(dir, io::Error::from(e))),
     }

@@ -433,3 +433,12 @@ fn reading_leaves_a_wipe_to_the_owner() {
         assert!(image(&dir) == before, "nothing is created or deleted");
     }
 }
+
+#[test]
+fn mount_point_is_refused_before_anything_is_written() {
+    let (_temp, dir) = Temp::new();
+    write(&dir, secrets(FEATURE_LEVEL));
+    reseal::check_place(&dir).unwrap();
+    let refused = reseal::check_place(Path::new("/proc")).unwrap_err();
+    assert!(refused.to_string().contains("mount the data directory instead"), "{refused}");
+}

@@ -99,7 +99,6 @@ impl RootRotation {
             wake: None,
         }
     }
-    /// The node on which it runs.
     /// The applied state on which it decides.
     pub fn tables(&self) -> &Tables {
         &self.tables
@@ -314,7 +313,11 @@ impl RootRotation {
             out.push(Effect::CatchUp(revision));
         }
         match work {
-            Work::Planned | Work::Revocation(_) | Work::Renewals(_) => self.pause.succeeded(),
+            Work::Planned | Work::Revocation(_) => self.pause.succeeded(),
+            Work::Renewals(nodes) => {
+                self.awaited.were_asked(&nodes, now);
+                self.pause.succeeded();
+            }
             Work::Certified(_) => self.above.ended(),
             Work::Trusted(asks) => {
                 out.extend(asks.into_iter().map(|ask| Effect::Answer(ask, Ok(Answer::Trusted))));
@@ -396,11 +399,7 @@ impl RootRotation {
                 self.above.failed(now, later);
                 out.push(Effect::NotCertified { root, why: why.message, later });
             }
-            Work::Planned | Work::Revocation(_) => self.step_failed(now, &why, out),
-            Work::Renewals(nodes) => {
-                self.awaited.not_asked(&nodes);
-                self.step_failed(now, &why, out);
-            }
+            Work::Planned | Work::Revocation(_) | Work::Renewals(_) => self.step_failed(now, &why, out),
         }
     }
 
@@ -424,7 +423,6 @@ impl RootRotation {
         self.pause.put_off(now + self.config.pace);
         let plan = plan::plan(&self.tables, &self.config, &mut self.awaited, self.me, (now, wall));
         if let Some(step) = plan.step {
-            self.awaited.not_asked(&plan.renew);
             match step {
                 Step::Activate(root) => self.sign(Work::Planned, Signing::Crosses(root), out),
                 Step::Request => self.sign(Work::Planned, Signing::Request { compromised: false }, out),

@@ -48,9 +48,9 @@ pub(crate) struct Awaited {
 }
 
 impl Awaited {
-    /// These nodes were not asked after all.
-    pub fn not_asked(&mut self, nodes: &[NodeId]) {
-        self.asked.retain(|node, _| !nodes.contains(node));
+    /// These nodes were asked to renew.
+    pub fn were_asked(&mut self, nodes: &[NodeId], now: Moment) {
+        self.asked.extend(nodes.iter().map(|node| (*node, now)));
     }
 }
 
@@ -194,7 +194,6 @@ fn wave(
         }
     }
     next.truncate(at_once.saturating_sub(outstanding));
-    awaited.asked.extend(next.iter().map(|node| (*node, now)));
     plan.renew.extend(&next);
     outstanding > 0 || !next.is_empty()
 }

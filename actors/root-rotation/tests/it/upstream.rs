@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use muster_messages::protocol::{RootsChange, RootsChanged};
+use muster_messages::protocol::{ProposeError, RootsChange, RootsChanged};
 use muster_messages::*;
 use muster_pki::{Bundle, Issuer, cluster_of_root_pem, first_of_answer, not_after_of_pem};
 use muster_root_rotation::Config;
@@ -218,6 +218,27 @@ fn command_is_asked_again_after_a_pause() {
     world.run();
     assert_eq!(world.active(), own);
     let (_, csr) = world.above[0].clone();
+    world.answers(UpstreamEnd::Answered(company.sign(&csr)));
+    world.run();
+    assert_eq!(world.active(), root);
+}
+
+/// What is not the answer's fault passes sooner.
+#[test]
+fn answer_that_cannot_be_recorded_is_asked_for_again_soon() {
+    let (mut world, company) = (with_command(true), Company::root());
+    let root = world.ask_above(false).root.unwrap();
+    let (_, csr) = world.above[0].clone();
+    world.hold = true;
+    world.answers(UpstreamEnd::Answered(company.sign(&csr)));
+    world.fail(ProposeError::Busy);
+    assert_eq!(world.asked_later, [true]);
+    world.hold = false;
+    world.pass(Duration::from_secs(10));
+    assert_eq!(world.above.len(), 1, "after 10 s");
+    world.answers(UpstreamEnd::Answered(company.chain.clone()));
+    assert_eq!(world.asked_later, [true, false], "a wrong answer");
+    world.pass(Duration::from_secs(600));
     world.answers(UpstreamEnd::Answered(company.sign(&csr)));
     world.run();
     assert_eq!(world.active(), root);

@@ -43,6 +43,8 @@ pub struct World {
     pub above: Vec<(RootId, String)>,
     /// Why it has not certified a root.
     pub not_certified: Vec<String>,
+    /// Whether each of them passes soon.
+    pub asked_later: Vec<bool>,
     /// Certificates are recorded as below feature level 3.
     pub without_digests: bool,
     last: u64,
@@ -81,6 +83,7 @@ impl World {
             catches_up: 0,
             above: Vec::new(),
             not_certified: Vec::new(),
+            asked_later: Vec::new(),
             without_digests: false,
             last: 0,
             serials: 0,
@@ -229,7 +232,10 @@ impl World {
                     self.show();
                 }
                 Effect::AskAbove { root, csr_pem } => self.above.push((root, csr_pem)),
-                Effect::NotCertified { why, .. } => self.not_certified.push(why),
+                Effect::NotCertified { why, later, .. } => {
+                    self.not_certified.push(why);
+                    self.asked_later.push(later);
+                }
                 Effect::StepFailed(_) => {}
                 Effect::WakeAt(at) => self.alarm = Some(self.alarm.map_or(at, |earlier| earlier.min(at))),
             }

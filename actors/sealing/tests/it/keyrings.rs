@@ -246,3 +246,23 @@ fn keys_that_a_crash_may_have_shown_are_replaced() {
     keys.protect(3, Some(&UnlockKey::new())).unwrap();
     assert!(keys.newest(KeyUse::Raft) != shown && !dir.path().join(".keyring.json.tmp").exists());
 }
+
+/// SEAL-2. Writers of one keyring wait for each other: none loses the key of another.
+#[test]
+fn concurrent_writers_lose_no_key() {
+    let dir = folder();
+    let keys = Keys::open(dir.path()).unwrap();
+    keys.ensure().unwrap();
+    let uses = [KeyUse::Raft, KeyUse::Identity, KeyUse::Raft, KeyUse::Identity];
+    let made: Vec<(KeyUse, KeyId)> = std::thread::scope(|scope| {
+        let writers = uses.map(|for_use| {
+            let keys = keys.clone();
+            scope.spawn(move || (0..5).map(|_| (for_use, keys.add_key(for_use).unwrap())).collect::<Vec<_>>())
+        });
+        writers.into_iter().flat_map(|writer| writer.join().unwrap()).collect()
+    });
+    let reopened = Keys::open(dir.path()).unwrap();
+    for (for_use, key) in made {
+        assert!(ids(&reopened, for_use).contains(&key), "{for_use:?}");
+    }
+}

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 
 use muster_messages::{
     Authority, AuthorityChange, AuthorityOrigin, AuthorityRefusal, AuthorityState, CrossCertificate, Liveness,
-    MAX_ROOTS, Member, RaftId, RequestedAuthority, RootId, Voucher,
+    MAX_ROOTS, Member, Principal, RaftId, RequestedAuthority, RootId, Voucher,
 };
 
 use super::*;
@@ -167,7 +167,8 @@ fn certify(
     Ok(())
 }
 
-/// The same answer: whether it signs by itself is as the newest request says.
+/// The same answer. An operator's request decides anew whether the root signs by itself; the leader's own, which may have been on its
+/// way meanwhile, does not.
 fn published_again(
     tables: &mut Tables,
     stamp: &Stamp<'_>,
@@ -180,9 +181,14 @@ fn published_again(
     if known.state != AuthorityState::Prepared || known.cert_pem != certified.cert_pem {
         return Err(refused(AuthorityRefusal::SameKey(id)));
     }
-    if known.automatic != certified.automatic {
+    if known.automatic != certified.automatic && *stamp.by != Principal::Cluster {
+        let text = |automatic| {
+            format!("{ROOT}{id} {}, {}", known.state, if automatic { "activated by itself" } else { "to be activated" })
+        };
+        let (before, after) = (text(known.automatic), text(certified.automatic));
         let root = root_mut(tables, id);
         (root.automatic, root.revision) = (certified.automatic, stamp.at);
+        log_text(tables, stamp, Some(before), Some(after));
     }
     Ok(())
 }

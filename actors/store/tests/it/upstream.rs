@@ -73,7 +73,11 @@ fn a_repeated_answer_changes_only_who_activates() {
         must(&mut world, certified(automatic, "root 8"));
         let known = &world.tables.authorities.roots[&root(8)];
         assert_eq!((known.automatic, known.revision), (automatic, world.tables.revision));
+        assert_eq!(about(&world), Some(root(8)));
     }
+    // The leader's own proposal was on its way when the operator's was applied.
+    world.must(Command { by: Principal::Cluster, ..command([certified(false, "root 8")]) });
+    assert!(world.tables.authorities.roots[&root(8)].automatic && about(&world).is_none());
     assert_eq!(world.tables.authorities.generation, before.generation, "it is published once");
     assert_eq!(refusal(&mut world, certified(false, "another 8")), AuthorityRefusal::SameKey(root(8)));
     must(&mut world, activate(8));

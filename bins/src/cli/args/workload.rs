@@ -42,7 +42,7 @@ pub struct WorkloadArgs {
     #[arg(long = "selector", value_name = "SELECTOR", required = true)]
     pub selectors: Vec<WorkloadSelector>,
     /// Only on nodes to which an operator gave this label (`muster node update`) [default: every node]
-    #[arg(long = "node-label", value_name = "K=V", value_parser = parse_label)]
+    #[arg(long = "node-label", value_name = "K=V", value_parser = super::parse_label)]
     pub node_labels: Vec<(String, String)>,
     /// Lifetime of a certificate, 5m to 24h [default: 1h]
     #[arg(long, value_name = "DURATION", value_parser = parse_lifetime)]
@@ -66,8 +66,3 @@ const SET_HELP: &str =
 
 Example: muster workload set shop/web --selector unix:uid:1000 --node-label zone=a --dns web.shop.example
 Example: muster workload set shop/db --selector systemd:unit:postgresql.service --ttl 2h";
-
-fn parse_label(text: &str) -> Result<(String, String), String> {
-    let split = text.split_once('=').filter(|(key, _)| !key.is_empty());
-    split.map(|(key, value)| (key.to_owned(), value.to_owned())).ok_or_else(|| "write it as K=V".to_owned())
-}

@@ -145,3 +145,27 @@ async fn watch(ctx: &mut Context, request: &Request, of: &str, all: bool) -> Out
     })
     .await
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_for_leader_actors_go_to_the_leader() {
+        for path in ["node/manager/leader", "node/manager/leader/role-manager"] {
+            assert!(runs_on_leader(path), "{path}");
+        }
+        for path in ["node", "node/manager", "node/manager/leader-switch", "node/agent"] {
+            assert!(!runs_on_leader(path), "{path}");
+        }
+    }
+
+    #[test]
+    fn actor_path_with_node_name_is_split() {
+        assert_eq!(named_node("node/manager/sessions/session-n4"), Some(("node/manager/sessions/session-", "n4")));
+        assert_eq!(named_node("node/manager/mesh/peer-web-1"), Some(("node/manager/mesh/peer-", "web-1")));
+        for path in ["node/manager/raft-member", "node", "node/x/session-0000000000000000000000001"] {
+            assert_eq!(named_node(path), None, "{path}");
+        }
+    }
+}

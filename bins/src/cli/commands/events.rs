@@ -10,7 +10,6 @@ use serde_json::Value;
 use tokio::time::Instant;
 
 use super::Context;
-use super::watching::may_pass;
 use crate::cli::args::EventsArgs;
 use crate::cli::duration::millis;
 use crate::cli::output::print;
@@ -29,6 +28,10 @@ pub async fn run(ctx: &mut Context, args: EventsArgs) -> Outcome<u8> {
         return watch(ctx, args.since, &chosen).await;
     }
     let mut events = ctx.client.events(Revision(args.since)).await?;
+    let is_of_node = |event: &Value| EventView::deserialize(event).is_ok_and(|event| chosen.is_of_node(&event));
+    if let Some(unknown) = chosen.unknown.as_ref().filter(|_| !events.items.iter().any(is_of_node)) {
+        return Err(unknown.clone());
+    }
     let mut own_leases = 0;
     events.items.retain(|event| match chosen.shows(event) {
         Shown::Yes => true,
@@ -39,7 +42,7 @@ pub async fn run(ctx: &mut Context, args: EventsArgs) -> Outcome<u8> {
         Shown::Filtered => false,
     });
     let size = (!ctx.out.is_json()).then(Screen::size_of_terminal).flatten();
-    // Two lines say what is left out, and the last one is the next prompt's.
+    // Two lines count the omitted events, and the last one is the next prompt's.
     let fitting = size.filter(|_| !args.all && args.since == 0).map(|(_, rows)| rows.saturating_sub(3));
     let left_out = args.last.or(fitting).map_or(0, |last| events.items.len().saturating_sub(last));
     events.items.drain(..left_out);
@@ -67,12 +70,15 @@ struct Chosen {
     kinds: Vec<String>,
     /// Its id, or the beginning of that of a removed node.
     node: Option<String>,
+    /// The cluster does not know that node.
+    unknown: Option<Failure>,
     after: Option<WallTime>,
     own_leases: bool,
 }
 
 impl Chosen {
     async fn by(ctx: &mut Context, args: &EventsArgs) -> Outcome<Self> {
+        let mut unknown = None;
         let node = match &args.node {
             None => None,
             Some(node) => {
@@ -80,21 +86,29 @@ impl Chosen {
                 match ctx.client.ask::<NodeView>(request).await {
                     Ok(found) => Some(found.id.to_string()),
                     // Events of a removed node remain.
-                    Err(failure) if failure.is(ErrorCode::NotFound) && may_begin_an_id(node) => Some(node.clone()),
+                    Err(failure) if failure.is(ErrorCode::NotFound) && may_begin_an_id(node) && !args.watch => {
+                        unknown = Some(failure);
+                        Some(node.clone())
+                    }
                     Err(failure) => return Err(failure),
                 }
             }
         };
         // Asked for by kind, or as JSON: nothing is left out.
         let own_leases = args.all || ctx.out.is_json() || args.kind.contains(&EventKind::Lease);
-        Ok(Self { kinds: args.kind.iter().map(|kind| word(*kind)).collect(), node, after: args.after, own_leases })
+        let kinds = args.kind.iter().map(|kind| word(*kind)).collect();
+        Ok(Self { kinds, node, unknown, after: args.after, own_leases })
+    }
+
+    fn is_of_node(&self, event: &EventView) -> bool {
+        self.node.as_ref().is_none_or(|node| event.node.is_some_and(|id| id.as_str().starts_with(node)))
     }
 
     /// An event that cannot be read is shown, so that its error is.
     fn shows(&self, event: &Value) -> Shown {
         let Ok(event) = EventView::deserialize(event) else { return Shown::Yes };
         let chosen = (self.kinds.is_empty() || self.kinds.contains(&event.kind))
-            && self.node.as_ref().is_none_or(|node| event.node.is_some_and(|id| id.as_str().starts_with(node)))
+            && self.is_of_node(&event)
             && self.after.is_none_or(|after| event.at > after);
         match chosen {
             false => Shown::Filtered,
@@ -128,7 +142,7 @@ async fn watch(ctx: &mut Context, mut since: u64, chosen: &Chosen) -> Outcome<u8
         let request = Request::Events { since: Revision(since), wait_ms };
         let mut page: EventsView<Value> = match ctx.client.call(request).await {
             Ok(text) => parse(&text)?,
-            Err(failure) if may_pass(&failure) && answered.elapsed() < ctx.client.timeout() => {
+            Err(failure) if failure.may_pass() && answered.elapsed() < ctx.client.timeout() => {
                 tokio::time::sleep(RETRY_PAUSE).await;
                 continue;
             }
@@ -153,4 +167,50 @@ async fn watch(ctx: &mut Context, mut since: u64, chosen: &Chosen) -> Outcome<u8
 /// The events, for tables. As JSON they are printed as they came.
 fn read(items: Vec<Value>) -> Outcome<Vec<EventView>> {
     items.into_iter().map(|item| serde_json::from_value(item).map_err(Failure::internal)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    const NODE: &str = "0123456789abcdefghijklmno";
+
+    fn event(kind: &str, node: Option<&str>, at: &str, after: &str) -> Value {
+        json!({"revision": 7, "at": at, "kind": kind, "node": node, "by": {"kind": "cluster", "id": null}, "reason": "r",
+            "before": null, "after": after})
+    }
+
+    fn chosen() -> Chosen {
+        Chosen { kinds: vec![], node: None, unknown: None, after: None, own_leases: false }
+    }
+
+    #[test]
+    fn events_are_chosen_by_kind_node_and_time() {
+        let role = event("role", Some(NODE), "2024-01-01T00:00:10Z", "manager");
+        let lease = event("lease", None, "2024-01-01T00:00:10Z", "muster-members/a held by b, token 1");
+        assert_eq!((chosen().shows(&role), chosen().shows(&lease)), (Shown::Yes, Shown::OwnLease));
+        let all = Chosen { own_leases: true, ..chosen() };
+        assert_eq!(all.shows(&lease), Shown::Yes);
+        for (kinds, shown) in [(vec!["role"], Shown::Yes), (vec!["node", "lease"], Shown::Filtered)] {
+            let kinds = kinds.into_iter().map(str::to_owned).collect();
+            assert_eq!(Chosen { kinds, ..chosen() }.shows(&role), shown);
+        }
+        for (node, shown) in [("01234567", Shown::Yes), (NODE, Shown::Yes), ("12345678", Shown::Filtered)] {
+            assert_eq!(Chosen { node: Some(node.to_owned()), ..chosen() }.shows(&role), shown, "{node}");
+        }
+        for (after, shown) in [("2024-01-01T00:00:09Z", Shown::Yes), ("2024-01-01T00:00:10Z", Shown::Filtered)] {
+            let after = serde_json::from_value(after.into()).unwrap();
+            assert_eq!(Chosen { after, ..chosen() }.shows(&role), shown);
+        }
+        assert_eq!(chosen().shows(&json!({"kind": 7})), Shown::Yes, "its error is");
+    }
+
+    #[test]
+    fn only_beginnings_of_ids_may_name_removed_nodes() {
+        assert!(may_begin_an_id(&NODE[..8]) && may_begin_an_id(NODE));
+        for other in ["0123456", "web-server", "0123456789abcdefghijklmnop", "Managers"] {
+            assert!(!may_begin_an_id(other), "{other}");
+        }
+    }
 }

@@ -16,7 +16,6 @@ pub(super) mod user;
 mod watching;
 mod workload;
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use muster_client::{Client, Outcome, parse};
@@ -186,7 +185,6 @@ pub(super) async fn run(cli: Cli) -> Outcome<u8> {
 async fn status(ctx: &mut Context, args: WatchedArgs) -> Outcome<u8> {
     let fresh = args.fresh.fresh;
     if args.watch {
-        // Asked once: without a quorum, each answer takes a moment.
         let mut known = render::Names::new();
         return watching::watch(ctx, async |ctx: &mut Context| ask_status(ctx, fresh, &mut known).await).await;
     }
@@ -209,16 +207,15 @@ async fn ask_status(ctx: &mut Context, fresh: bool, known: &mut render::Names) -
     let status: StatusView = parse(&json)?;
     let brief = status.raft.leader.map_or_else(|| "no leader".to_owned(), |id| id.to_string());
     // A daemon that cannot list the names still has a status, with ids.
-    let mut names = BTreeMap::new();
     let members = status.raft.voters.iter().chain(&status.raft.learners).filter(|_| !ctx.out.quiet);
-    for id in members.filter(|id| !known.contains_key(id)) {
+    // Without a quorum each answer takes a moment, and no node is renamed.
+    let unknown: Vec<_> = members.filter(|id| !status.stale || !known.contains_key(id)).collect();
+    for id in unknown {
         let request = Request::NodeInspect { node: id.to_string(), fresh: false };
         match ctx.client.ask::<NodeView>(request).await {
-            Ok(node) => names.insert(*id, node.name),
+            Ok(node) => known.insert(*id, node.name),
             Err(_) => break,
         };
     }
-    names.extend(known.clone());
-    known.clone_from(&names);
-    Ok((json, Text { title, brief, text: render::status(&status, &names), narrow: None }))
+    Ok((json, Text { title, brief, text: render::status(&status, known), narrow: None }))
 }

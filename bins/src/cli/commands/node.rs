@@ -18,12 +18,7 @@ use crate::cli::args::{NodeCommand, RoleChange};
 use crate::cli::output::{lines, printable, without_fraction};
 use crate::cli::render;
 use crate::cli::tally::Tally;
-use crate::cli::waiting::{Settled, wait_until_settled};
-
-/// How long one answer may take while it is waited for: without a quorum there is none.
-const ANSWER_LIMIT: Duration = Duration::from_secs(5);
-/// The time between two questions whether a node may be stopped.
-const ASK_AGAIN: Duration = Duration::from_millis(500);
+use crate::cli::waiting::{Settled, wait_until_it_may_stop, wait_until_settled};
 
 pub async fn run(ctx: &mut Context, command: NodeCommand) -> Outcome<u8> {
     match command {
@@ -76,35 +71,16 @@ pub async fn run(ctx: &mut Context, command: NodeCommand) -> Outcome<u8> {
     }
 }
 
-/// Asks once, or until the node may be stopped. Reports why not, once for each reason.
 async fn may_stop(ctx: &mut Context, node: String, wait: Option<Duration>) -> Outcome<u8> {
-    let until = Instant::now() + wait.unwrap_or_default();
-    let mut last = String::new();
-    loop {
-        let left = until.saturating_duration_since(Instant::now());
-        let limit = if wait.is_some() { left.clamp(ASK_AGAIN, ANSWER_LIMIT) } else { ctx.client.timeout() };
-        let failure = match ctx.client.call_within(Request::NodeMayStop { node: node.clone() }, limit).await {
-            Ok(text) => {
-                let sentence = |view: &NodeMayStopView| render::may_stop(view);
-                return ctx.print(&text, |_| "yes".to_owned(), sentence);
-            }
-            Err(failure) => failure,
-        };
-        let passes = failure.is(ErrorCode::QuorumAtRisk) || failure.is_transient();
-        if !passes || wait.is_none() {
-            return Err(failure);
+    let text = match wait {
+        None => ctx.client.call(Request::NodeMayStop { node }).await?,
+        Some(wait) => {
+            let out = ctx.out;
+            let say = |why: &str| out.note(format!("waiting: {why}"));
+            wait_until_it_may_stop(&mut ctx.client, &node, Instant::now() + wait, say).await?
         }
-        if Instant::now() >= until {
-            let (text, details) =
-                (format!("gave up waiting: {}", failure.message), json!({"node": node, "reason": failure.message}));
-            return Err(Failure::new(ErrorCode::TimedOut, text).with_details(details));
-        }
-        if failure.message != last {
-            ctx.out.note(format!("waiting: {}", failure.message));
-            last = failure.message;
-        }
-        tokio::time::sleep(ASK_AGAIN.min(until.saturating_duration_since(Instant::now()))).await;
-    }
+    };
+    ctx.print(&text, |_| "yes".to_owned(), |view: &NodeMayStopView| render::may_stop(view))
 }
 
 /// After the removal of a manager.

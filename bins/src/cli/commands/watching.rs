@@ -2,17 +2,17 @@
 
 use std::time::{Duration, Instant};
 
-use muster_client::{Failure, Outcome};
+use muster_client::Outcome;
 use muster_kernel::Clock;
-use muster_messages::ErrorCode;
 
 use super::Context;
 use crate::cli::output::{print, print_failure, printable, without_fraction};
 use crate::cli::screen::Screen;
 use crate::cli::signals::Interrupts;
 
-/// The time between two questions. One that takes longer than a tenth of it is asked less often.
+/// The time between two questions, and the longest one, after an answer that took long: lists of thousands of nodes.
 const INTERVAL: Duration = Duration::from_secs(1);
+const LONGEST_INTERVAL: Duration = Duration::from_secs(3);
 /// How long one answer may take before the screen shows that it is old.
 const TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -104,7 +104,7 @@ pub(super) async fn watch<P: Picture>(
                 }
             }
         };
-        pause = INTERVAL.max(10 * took).min(10 * INTERVAL);
+        pause = if answer.is_ok() { took.clamp(INTERVAL, LONGEST_INTERVAL) } else { INTERVAL };
         let first = answer.is_ok() && !std::mem::replace(&mut answered, true);
         match answer {
             Ok((json, _)) if ctx.out.is_json() => print(&json),
@@ -119,7 +119,7 @@ pub(super) async fn watch<P: Picture>(
                 let at = without_fraction(&Clock.wall().to_string());
                 shown.insert(Shown { picture, at, failure: None }).show(screen.as_ref());
             }
-            Err(failure) if !answered || !may_pass(&failure) => return Err(failure),
+            Err(failure) if !answered || !failure.may_pass() => return Err(failure),
             Err(failure) => match &mut shown {
                 Some(shown) => {
                     shown.failure = Some(printable(&failure.message));
@@ -129,12 +129,6 @@ pub(super) async fn watch<P: Picture>(
             },
         }
     }
-}
-
-/// About the cluster's state or load, not about the request.
-pub(super) fn may_pass(failure: &Failure) -> bool {
-    failure.is_transient()
-        || [ErrorCode::NotKnownHereYet, ErrorCode::TooManyRequests].iter().any(|code| failure.is(*code))
 }
 
 async fn changed(screen: &mut Option<Screen>) {
@@ -148,7 +142,7 @@ async fn changed(screen: &mut Option<Screen>) {
 struct Shown<P> {
     picture: P,
     at: String,
-    /// Why there is none since.
+    /// The failure since.
     failure: Option<String>,
 }
 

@@ -1,10 +1,10 @@
 //! `muster workload …`
 
-use muster_client::{Failure, Outcome};
+use muster_client::Outcome;
 use muster_messages::wire::{ListOf, Request};
 use muster_messages::{
-    DEFAULT_WORKLOAD_TTL, ErrorCode, ListView, Revision, WorkloadEntry, WorkloadEntryView, WorkloadExplainedView,
-    WorkloadRemovedView, WorkloadSelector, WorkloadSetView, WorkloadShowView,
+    DEFAULT_WORKLOAD_TTL, ListView, WorkloadEntry, WorkloadEntryView, WorkloadExplainedView, WorkloadRemovedView,
+    WorkloadSetView, WorkloadShowView,
 };
 
 use super::Context;
@@ -15,7 +15,7 @@ use crate::cli::render;
 pub async fn run(ctx: &mut Context, command: WorkloadCommand) -> Outcome<u8> {
     match command {
         WorkloadCommand::Set(args) => {
-            let request = set(args)?;
+            let request = set(args);
             ctx.show(request, |set: &WorkloadSetView| printable(&set.entry.spiffe_id), sentence).await
         }
         WorkloadCommand::Ls => {
@@ -44,33 +44,24 @@ pub async fn run(ctx: &mut Context, command: WorkloadCommand) -> Outcome<u8> {
     }
 }
 
-fn set(args: WorkloadArgs) -> Outcome<Request> {
+/// The leader checks it.
+fn set(args: WorkloadArgs) -> Request {
     let WorkloadArgs { name, selectors, node_labels, ttl, dns, hint, jwt, yes } = args;
-    let (created_by, revision) = (String::new(), Revision(0));
     let entry = WorkloadEntry {
-        name,
-        selectors: selectors.into_iter().collect(),
         node_labels: node_labels.into_iter().collect(),
         ttl: ttl.unwrap_or(DEFAULT_WORKLOAD_TTL),
         dns,
         hint,
         jwt,
-        created_by,
-        revision,
+        ..WorkloadEntry::new(name, selectors)
     };
-    let invalid = |why: String| Failure::new(ErrorCode::Invalid, why);
-    entry.check().map_err(invalid)?;
-    if entry.selectors.contains(&WorkloadSelector::UnixUid(0)) && !yes {
-        let why = "unix:uid:0 makes every process of root this workload, musterd among them; confirm it with --yes";
-        return Err(invalid(why.to_owned()));
-    }
-    Ok(Request::WorkloadSet { entry: Box::new(entry), root: yes })
+    Request::WorkloadSet { entry: Box::new(entry), root: yes }
 }
 
 fn sentence(set: &WorkloadSetView) -> String {
     let id = printable(&set.entry.spiffe_id);
     match set.changed {
         true => format!("workload {} is set: processes that match it get {id}", set.entry.name),
-        false => format!("workload {} is so already: {id}", set.entry.name),
+        false => format!("workload {} is unchanged: {id}", set.entry.name),
     }
 }

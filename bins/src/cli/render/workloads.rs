@@ -69,7 +69,7 @@ pub fn workload(shown: &WorkloadShowView) -> String {
     }
     let holders = list(
         &shown.holders,
-        &["HELD BY", "UNTIL"],
+        &["NODE", "UNTIL"],
         &[
             |holder: &WorkloadHolderView| {
                 holder.name.as_ref().map_or_else(|| holder.node.to_string(), ToString::to_string)
@@ -86,7 +86,7 @@ pub fn workload_explained(explained: &WorkloadExplainedView) -> String {
     let mut table = Table::bare();
     table.row(["process".to_owned(), explained.pid.to_string()]);
     table.row(["seen".to_owned(), joined(explained.selectors.iter().map(|s| printable(&s.to_string())))]);
-    table.row(["is".to_owned(), joined(explained.matches.iter().map(ToString::to_string))]);
+    table.row(["matches".to_owned(), joined(explained.matches.iter().map(ToString::to_string))]);
     let mut text = table.render();
     if !explained.unknown.is_empty() {
         text += "\n";
@@ -101,7 +101,7 @@ pub fn workload_explained(explained: &WorkloadExplainedView) -> String {
         text += "\n";
         text += &list(
             &explained.others,
-            &["IS NOT", "BECAUSE IT IS NOT"],
+            &["NO MATCH", "FIRST MISMATCH"],
             &[
                 |other: &WorkloadMismatchView| other.name.to_string(),
                 |other| or_dash(other.selector.as_ref().map(|selector| printable(&selector.to_string()))),

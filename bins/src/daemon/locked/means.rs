@@ -16,7 +16,7 @@ use tokio::task::JoinHandle;
 use zeroize::Zeroizing;
 
 use crate::daemon::config::Config;
-use crate::guard::{Exit, Guarded, Launch, NOT_FOUND, NOT_RUNNABLE, OUTPUT_END_TIMEOUT, Streams, run_within};
+use crate::guard::{Exit, Guarded, Launch, NOT_FOUND, NOT_RUNNABLE, Reading, Streams, run_within};
 use crate::unlock_text::{MAX_KEY_TEXT_BYTES, key_buffer};
 
 /// How long the command may take before it is asked to end.
@@ -147,18 +147,13 @@ fn read_file(file: &Path) -> Attempt {
 /// the attempt, or this daemon.
 async fn output_of(command: Vec<String>) -> Attempt {
     let (guarded, output) = start(command).map_err(|error| format!("it cannot be started: {error}"))?;
-    let mut text = tokio::spawn(text_of(output));
+    let text = Reading::start(text_of(output));
     let step_down_at = BootTime.now() + COMMAND_TIMEOUT;
     let time = Hold { step_down_at, over_at: step_down_at + KILL_AFTER };
     let ended = run_within(guarded, time, std::future::pending()).await;
-    let output = tokio::time::timeout(OUTPUT_END_TIMEOUT, &mut text).await;
-    // A process that escaped its supervision may hold the other end.
-    text.abort();
     match ended.exit {
         _ if ended.lapsed => Err(format!("it has not ended within {} s", COMMAND_TIMEOUT.as_secs())),
-        Some(Exit::Code(0)) => {
-            output.map_err(|_| "its output has no end".to_owned())?.map_err(|ended| ended.to_string())?
-        }
+        Some(Exit::Code(0)) => text.end().await.unwrap_or_else(|| Err("its output has no end".to_owned())),
         Some(Exit::Code(NOT_FOUND)) => Err(format!("it failed with exit status {NOT_FOUND}: not found")),
         Some(Exit::Code(NOT_RUNNABLE)) => Err(format!("it failed with exit status {NOT_RUNNABLE}: it cannot be run")),
         Some(Exit::Code(status)) => Err(format!("it failed with exit status {status}")),

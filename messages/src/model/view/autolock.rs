@@ -89,7 +89,7 @@ pub struct LockedView {
     pub version: Revision,
     /// When its keyring file was last written: sealed under that, or changed otherwise since. `None`: unknown.
     pub since: Option<WallTime>,
-    /// Why each means to unlock it unattended has failed. `None`: none is configured.
+    /// Why each means to unlock it unattended has failed. `None`: none is configured, or none has been tried yet.
     pub unattended: Option<String>,
 }
 

@@ -185,7 +185,7 @@ pub struct NodeMayStopView {
     pub node: NodeId,
     pub name: Name,
     pub role: Role,
-    /// Always: otherwise the answer is an error that says why.
+    /// Always: otherwise the answer is an error with the reason.
     pub may_stop: bool,
     /// It leads, and hands over when it is stopped.
     pub leader: bool,

@@ -6,6 +6,7 @@ use muster_messages::protocol::ProposeError;
 use muster_messages::{Moment, RaftId};
 
 use super::world::*;
+use crate::core::reachability::MAX_CHECKS;
 use crate::core::{Answer, AskId, Input};
 
 type Reachable = Result<BTreeSet<RaftId>, ProposeError>;
@@ -146,4 +147,18 @@ fn acknowledgement_of_a_future_round_is_ignored() {
     w.claims_future_rounds = Some(2);
     let (ask, _) = check(&mut w, 1, 3);
     assert_eq!(result(&mut w, ask), Ok(ids([1, 3])));
+}
+
+#[test]
+fn checks_in_progress_are_limited() {
+    let mut w = three(9);
+    w.isolate(3);
+    let open: Vec<AskId> = (0..MAX_CHECKS).map(|_| check(&mut w, 1, 3).0).collect();
+    let (refused, _) = check(&mut w, 1, 3);
+    assert_eq!(result(&mut w, refused), Err(ProposeError::Busy));
+    for ask in open {
+        assert_eq!(result(&mut w, ask), Ok(ids([1, 2])));
+    }
+    let (ask, _) = check(&mut w, 1, 2);
+    assert_eq!(result(&mut w, ask), Ok(ids([1, 2])), "there is room again");
 }
