@@ -90,7 +90,8 @@ fn unfinished(replica: &Replica) -> Option<String> {
 
 fn names<'a>(replica: &Replica, members: impl Iterator<Item = &'a RaftId>) -> Vec<Name> {
     let nodes = members.filter_map(|id| replica.tables.members.get(id));
-    nodes.filter_map(|member| replica.tables.nodes.get(&member.node)).map(|node| node.name.clone()).collect()
+    let names = nodes.filter_map(|member| replica.tables.nodes.get(&member.node)).map(|node| node.name.clone());
+    BTreeSet::from_iter(names).into_iter().collect()
 }
 
 fn refused(text: String, answering: usize, needed: usize, missing: &[Name]) -> ErrorBody {

@@ -2,11 +2,13 @@
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, PermissionsExt};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::Mode;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use rustix::process::umask;
 
 /// The longest path of a Unix socket (`sun_path` without its terminating zero, see unix(7)).
@@ -73,7 +75,7 @@ impl UnixSocket {
                 return Err(SocketFault::OtherFile { path: path.to_owned(), flag });
             }
             // The daemon of another data directory may have been given the same path.
-            Ok(_) if UnixStream::connect(path).is_ok() => {
+            Ok(_) if is_served(path).map_err(fault)? => {
                 return Err(SocketFault::Served { path: path.to_owned(), flag });
             }
             Ok(_) => fs::remove_file(path).map_err(fault)?,
@@ -105,16 +107,26 @@ impl UnixSocket {
     }
 }
 
+/// Whether a process listens there. One that accepts nothing at the moment has a full queue, where a blocking `connect` would wait for it
+/// and a non-blocking one returns `EAGAIN`: see unix(7).
+fn is_served(path: &Path) -> io::Result<bool> {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    Ok(matches!(connect(&socket, &SocketAddrUnix::new(path)?), Ok(()) | Err(Errno::AGAIN)))
+}
+
+/// Directories that exist keep their modes. Those for everyone are created open to everyone, regardless of the mask of the process.
 fn create_parent(path: &Path, access: Access) -> io::Result<()> {
-    match (path.parent(), access) {
-        (Some(dir), Access::Everyone) if !dir.exists() => {
-            fs::DirBuilder::new().recursive(true).mode(0o755).create(dir)?;
-            // Whatever the mask of the process is.
-            fs::set_permissions(dir, fs::Permissions::from_mode(0o755))
-        }
-        (Some(dir), Access::Owner) => fs::create_dir_all(dir),
-        _ => Ok(()),
+    let Some(dir) = path.parent() else { return Ok(()) };
+    if access == Access::Owner {
+        return fs::create_dir_all(dir);
     }
+    let missing: Vec<&Path> = dir.ancestors().take_while(|dir| !dir.as_os_str().is_empty() && !dir.exists()).collect();
+    for dir in missing.into_iter().rev() {
+        fs::create_dir(dir)?;
+        fs::set_permissions(dir, fs::Permissions::from_mode(0o755))?;
+    }
+    Ok(())
 }
 
 impl Drop for UnixSocket {
@@ -125,20 +137,29 @@ impl Drop for UnixSocket {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::net::UnixStream;
+    use std::sync::Mutex;
+
     use super::*;
 
     const FLAG: &str = "--socket";
 
+    /// The mask is the process', whose tests run at the same time.
+    static MASK: Mutex<()> = Mutex::new(());
+
     #[test]
     fn socket_is_open_to_its_user_or_to_everyone() {
+        let _alone = MASK.lock().unwrap();
         let dir = tempfile::tempdir().unwrap();
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         for (access, expected) in [(Access::Owner, 0o600), (Access::Everyone, 0o666)] {
-            let path = dir.path().join(format!("{access:?}/sock"));
+            let path = dir.path().join(format!("{access:?}/sockets/sock"));
+            let before = umask(Mode::from_raw_mode(0o077));
             let socket = UnixSocket::bind(&path, FLAG, access).unwrap();
+            umask(before);
             assert_eq!(mode(&path), expected);
             if access == Access::Everyone {
-                assert_eq!(mode(path.parent().unwrap()), 0o755);
+                assert_eq!(path.ancestors().skip(1).take(2).map(mode).collect::<Vec<_>>(), [0o755, 0o755]);
             }
             assert!(matches!(UnixSocket::bind(&path, FLAG, access), Err(SocketFault::Served { .. })));
             drop(socket);
@@ -148,15 +169,28 @@ mod tests {
 
     #[test]
     fn only_a_dead_socket_file_is_replaced() {
+        let _alone = MASK.lock().unwrap();
         let dir = tempfile::tempdir().unwrap();
         let (file, path) = (dir.path().join("file"), dir.path().join("sock"));
         fs::write(&file, "precious").unwrap();
         assert!(matches!(UnixSocket::bind(&file, FLAG, Access::Owner), Err(SocketFault::OtherFile { .. })));
         assert_eq!(fs::read(&file).unwrap(), b"precious");
         drop(UnixListener::bind(&path).unwrap());
-        UnixSocket::bind(&path, FLAG, Access::Owner).unwrap();
+        drop(UnixSocket::bind(&path, FLAG, Access::Owner).unwrap());
         let long = dir.path().join("x".repeat(MAX_SOCKET_PATH_BYTES));
         let refused = UnixSocket::check(&long, FLAG).unwrap_err().to_string();
         assert!(refused.ends_with("choose a shorter one with --socket"), "{refused}");
+    }
+
+    /// A daemon that is stopped accepts no connection: a second daemon must neither wait for it nor take its path.
+    #[test]
+    fn full_queue_counts_as_served() {
+        let _alone = MASK.lock().unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("sock");
+        let socket = UnixSocket::bind(&path, FLAG, Access::Owner).unwrap();
+        rustix::net::listen(&socket.listener, 0).unwrap();
+        let _waits = UnixStream::connect(&path).unwrap();
+        assert!(matches!(UnixSocket::bind(&path, FLAG, Access::Owner), Err(SocketFault::Served { .. })));
     }
 }
