@@ -57,7 +57,7 @@ pub struct ApiPorts {
     pub locked: Option<Arc<dyn LockedDaemon>>,
 }
 
-/// Says which workloads a local process is, and why not the others.
+/// Explains which workloads' identities a local process gets, and why not the others.
 pub type ExplainWorkloads = Arc<dyn Fn(u32) -> Result<String, ErrorBody> + Send + Sync>;
 
 /// A daemon that waits for its unlock key.

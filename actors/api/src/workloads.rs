@@ -23,7 +23,7 @@ impl WorkloadRequests<'_> {
             Request::WorkloadSet { entry, root } => to_text(&self.set(entry, *root).await?),
             Request::WorkloadRemove { name } => to_text(&self.remove(name).await?),
             Request::WorkloadShow { name } => to_text(&self.show(name).await?),
-            _ => Err(ErrorBody::new(ErrorCode::Internal, "this request is about no workload")),
+            _ => Err(ErrorBody::new(ErrorCode::Internal, "this request does not concern workloads")),
         }
     }
 

@@ -19,7 +19,7 @@ pub fn autolock_progress(view: &AutolockView, version: Revision) -> Progress {
     let is_missing =
         |manager: &&ManagerSealView| manager.version != Some(version) || manager.state == SealState::Incomplete;
     let named = |manager: &ManagerSealView| match manager.version == Some(version) {
-        true => format!("{} (its files are not sealed yet; its log says why)", manager.name),
+        true => format!("{} (its files are not sealed yet; see its log)", manager.name),
         false => manager.name.to_string(),
     };
     let missing: Vec<String> = ready.clone().filter(is_missing).map(named).collect();
@@ -66,7 +66,7 @@ mod tests {
         let mut now = view([Some(9), Some(9), Some(9)], "ready");
         now.managers[2].state = SealState::Incomplete;
         let Progress::Waiting(why) = autolock_progress(&now, Revision(9)) else { panic!("n3 is incomplete") };
-        assert!(why.ends_with("waiting for n3 (its files are not sealed yet; its log says why)"), "{why}");
+        assert!(why.ends_with("waiting for n3 (its files are not sealed yet; see its log)"), "{why}");
     }
 
     #[test]

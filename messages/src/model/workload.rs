@@ -173,7 +173,7 @@ pub struct WorkloadEntry {
     pub ttl: Duration,
     /// Names that its certificates carry beside the SPIFFE ID.
     pub dns: Vec<String>,
-    /// Tells a process that has several identities what this one is for.
+    /// Informs a process with several identities what this one is for.
     pub hint: Option<String>,
     /// It may have JWTs, too.
     pub jwt: bool,
@@ -202,8 +202,8 @@ impl WorkloadEntry {
     pub fn applies_to(&self, labels: &BTreeMap<String, String>) -> bool {
         self.node_labels.iter().all(|(key, value)| labels.get(key) == Some(value))
     }
-    /// What it says, without who wrote it and when.
-    pub fn says(&self, other: &Self) -> bool {
+    /// Whether both are equal apart from who wrote them and when.
+    pub fn same_content(&self, other: &Self) -> bool {
         let plain = |entry: &Self| Self { created_by: String::new(), revision: Revision(0), ..entry.clone() };
         plain(self) == plain(other)
     }
@@ -283,7 +283,7 @@ pub struct Workloads {
 pub enum WorkloadChange {
     /// Writes an entry. The same one again: no change, no new revision.
     Set(WorkloadEntry),
-    /// Deletes an entry. Refused as `NotFound` if there is none.
+    /// Deletes an entry. Refused as `NotFound` without such an entry.
     Remove(WorkloadName),
 }
 

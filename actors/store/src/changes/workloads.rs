@@ -23,7 +23,7 @@ fn set(tables: &mut Tables, stamp: &Stamp<'_>, entry: &WorkloadEntry) -> Result<
     entry.check().map_err(|why| CommandRefusal::Workload(WorkloadRefusal::Malformed(why)))?;
     let old = tables.workloads.entries.get(&entry.name).cloned();
     match &old {
-        Some(old) if old.says(entry) => return Ok(()),
+        Some(old) if old.same_content(entry) => return Ok(()),
         None if tables.workloads.entries.len() >= MAX_WORKLOADS => {
             return Err(CommandRefusal::Workload(WorkloadRefusal::TooMany));
         }

@@ -9,7 +9,7 @@ use crate::cli::duration::parse_lifetime;
 
 #[derive(Debug, Subcommand)]
 pub enum WorkloadCommand {
-    /// Say which processes on which nodes are a workload; replaces what was said before
+    /// Define which processes on which nodes have an identity; replaces the former entry
     #[command(after_help = SET_HELP)]
     Set(WorkloadArgs),
     /// List workloads
@@ -50,7 +50,7 @@ pub struct WorkloadArgs {
     /// A DNS name for its certificates; may be repeated
     #[arg(long, value_name = "NAME")]
     pub dns: Vec<String>,
-    /// Tells a program that has several identities what this one is for
+    /// Informs a program with several identities what this one is for
     #[arg(long, value_name = "TEXT")]
     pub hint: Option<String>,
     /// Allow JWTs, too
