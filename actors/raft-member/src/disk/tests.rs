@@ -59,6 +59,7 @@ pub(super) fn append(from: u64, to: u64, term: u64, commit: u64) -> Durable {
 pub(super) fn write(dir: &Path, writes: Vec<Durable>) {
     let (disk, _) = DiskThread::open(dir, &keys(dir)).unwrap();
     write_with(&disk, writes);
+    disk.close();
 }
 
 pub(super) fn write_with(disk: &DiskThread, mut writes: Vec<Durable>) {

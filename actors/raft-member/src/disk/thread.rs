@@ -191,6 +191,17 @@ impl DiskThread {
     pub fn persisted(&self) -> u64 {
         self.published.persisted.load(Ordering::Acquire)
     }
+    /// Returns once the thread has closed the directory: closing the log truncates its file.
+    #[cfg(test)]
+    pub fn close(self) {
+        let thread = Arc::downgrade(&self.published);
+        drop(self);
+        let until = std::time::Instant::now() + Duration::from_secs(60);
+        while thread.strong_count() > 0 {
+            assert!(std::time::Instant::now() < until, "the disk thread ends");
+            thread::yield_now();
+        }
+    }
     /// See [`EngineDisk::syncs`].
     pub fn syncs(&self) -> u64 {
         self.published.syncs.load(Ordering::Relaxed)
