@@ -5,18 +5,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster_kernel::{Cx, Fault, Parked, Recipient, Shell};
-use muster_messages::protocol::{CertAuthorityMsg, Named, ProposeError, RaftMemberMsg};
+use muster_messages::protocol::{CertAuthorityMsg, Named, ProposeError, RaftMemberMsg, ReadError};
 use muster_messages::{Command, ErrorBody, ErrorCode, Replica, Revision, Tables, millis};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tracing::{info, warn};
 
 use crate::Config;
-use crate::core::{Answer, AskId, CertAuthority, ClockNews, Effect, Input, StepId};
+use crate::core::{Answer, AskId, CertAuthority, ClockNews, Effect, Input, RETRY_AFTER, StepId};
 use crate::requests::{self, Arrived, Port};
 use crate::signer::Signer;
 
-/// Bound of a proposal: within the deadline of the request that it serves.
+/// Bound of a proposal and of a read: within the deadline of the request that they serve.
 const PROPOSAL_DEADLINE: Duration = Duration::from_secs(5);
 /// The member answers by its deadline; this is a little longer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(6);
@@ -32,8 +32,8 @@ pub enum Msg {
     Protocol(CertAuthorityMsg),
     /// A proposal ended.
     Proposed(StepId, Result<Revision, ProposeError>),
-    /// What is to be answered, now that this manager is known to lead, or not.
-    Confirmed(AskId, Box<Result<Answer, ErrorBody>>),
+    /// A read ended.
+    Confirmed(StepId, Result<Arc<Replica>, ErrorBody>),
     /// The replica has reached a revision that a request waits for.
     CaughtUp,
     /// It is time to compare the clocks.
@@ -136,7 +136,7 @@ impl CertAuthorityShell {
             Effect::CatchUp(until) => {
                 cx.when(self.replica.clone(), move |replica| replica.tables.revision >= until, Msg::CaughtUp)
             }
-            Effect::Answer(ask, Ok(answer @ Answer::Workload(_))) => self.confirm(cx, ask, answer),
+            Effect::Confirm(step) => self.confirm(cx, step),
             Effect::Answer(ask, answer) => self.answer(ask, answer),
             Effect::CompareClocks => self.compare(cx),
             Effect::ClockNews(ClockNews::Failed { why }) => warn!(%why, "clock check failed"),
@@ -152,17 +152,12 @@ impl CertAuthorityShell {
         }
     }
 
-    /// SPIFFE-1. Nothing of a workload's certificate is proposed, so nothing else shows that this manager still led when it was signed. One
-    /// that was cut off or suspended would sign for nodes that were removed long ago.
-    fn confirm(&self, cx: &Cx<Msg>, ask: AskId, answer: Answer) {
+    fn confirm(&self, cx: &Cx<Msg>, step: StepId) {
         let raft = self.raft.clone();
         cx.report(async move {
             let deadline_ms = millis(PROPOSAL_DEADLINE);
             let read = raft.ask(ANSWER_TIMEOUT, |reply| RaftMemberMsg::Read { deadline_ms, reply }).await;
-            let led = matches!(read, Ok(Ok(_)));
-            let unconfirmed = "the leader could not confirm that it leads, so the certificate is withheld; retry";
-            let answer = led.then_some(answer).ok_or_else(|| ErrorBody::new(ErrorCode::NoQuorum, unconfirmed));
-            Msg::Confirmed(ask, Box::new(answer))
+            Msg::Confirmed(step, read.map_err(ErrorBody::from).and_then(|read| read.map_err(unconfirmed)))
         });
     }
 
@@ -197,7 +192,9 @@ impl Shell for CertAuthorityShell {
         match msg {
             Msg::Protocol(msg) => self.request(cx, msg),
             Msg::Proposed(step, result) => self.step(cx, Input::Proposed(step, result)),
-            Msg::Confirmed(ask, answer) => self.answer(ask, *answer),
+            Msg::Confirmed(step, read) => {
+                self.step(cx, Input::Confirmed(step, read.map(|replica| Box::new(replica.tables.clone()))));
+            }
             Msg::CaughtUp => {} // `refresh` has passed the replica to the core
             Msg::Compare => {
                 self.compare(cx);
@@ -216,4 +213,18 @@ impl Shell for CertAuthorityShell {
         let (issued, refused) = self.core.counts();
         json!({"pending": pending, "issued": issued, "refused": refused, "workloads": self.core.workload_certificates(), "clock": self.core.clock_trouble()})
     }
+}
+
+/// A failed read means only that the certificate is withheld.
+fn unconfirmed(why: ReadError) -> ErrorBody {
+    let text = format!("the certificate is withheld: {why}; retry");
+    let error = match why {
+        ReadError::Busy => ErrorBody::new(ErrorCode::TooManyRequests, text),
+        ReadError::NoQuorum { missing } => {
+            ErrorBody::new(ErrorCode::NoQuorum, text).with_details(&json!({ "missing": missing }))
+        }
+        ReadError::TimedOut => ErrorBody::new(ErrorCode::TimedOut, text),
+        ReadError::NoLeader => ErrorBody::new(ErrorCode::NoQuorum, text),
+    };
+    error.retry_after(RETRY_AFTER)
 }

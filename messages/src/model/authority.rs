@@ -132,6 +132,10 @@ impl Authority {
         let (cert_pem, vouchers) = (self.cert_pem.clone(), self.vouchers.clone());
         OfferedRoot { cert_pem, vouchers, trusted: self.state.trusted() }
     }
+    /// What its key has signed proves something by itself: nodes have it in their bundle, and its key is not known to be with others.
+    pub fn is_credible(&self) -> bool {
+        self.state.trusted() && !self.is_disowned()
+    }
     /// Others may have its key, and it no longer signs: what its key has signed proves nothing by itself.
     pub fn is_disowned(&self) -> bool {
         self.state == AuthorityState::Revoked || self.compromised && self.state != AuthorityState::Active

@@ -106,7 +106,7 @@ impl CertAuthority {
     /// certificates lacks none of such a root.
     fn check_root(&self, node: NodeId, proven: &CertIdentity) -> Result<(), ErrorBody> {
         let root = proven.issuer.and_then(|issuer| self.tables.authorities.roots.get(&issuer));
-        if root.is_none_or(|root| root.state.trusted() && !root.is_disowned()) {
+        if root.is_none_or(|root| root.is_credible()) {
             return Ok(());
         }
         let recorded = self.tables.certificates.get(&node).and_then(|row| row.find(proven));

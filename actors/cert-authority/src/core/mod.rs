@@ -1,9 +1,10 @@
 //! The decisions of the certificate authority, as plain values; signing itself is an effect.
 //!
-//! Every request is one [`Pending`] that passes through phases: admitted (joins only), caught up, signed, recorded,
-//! answered. Each step names what it waits for, so that a late result finds no request and changes nothing.
+//! Every request is one [`Pending`] that passes through phases: admitted (joins only), caught up, signed, recorded (of
+//! workloads: confirmed), answered. Each step names what it waits for, so that a late result finds no request and changes nothing.
 
 mod admit;
+mod budget;
 mod clock;
 mod early;
 mod names;
@@ -35,6 +36,7 @@ pub use self::values::{
     Answer, AskId, Effect, Input, NodeRequest, Profile, StepId, UserRequest, VerifiedJoin, WorkloadRequest,
 };
 use self::workloads::LiveWorkloads;
+pub use self::workloads::{MAX_LIVE, MAX_USED};
 
 /// How often a request is signed again because its grant changed meanwhile. A role changes at most a few times a second, and
 /// each round takes milliseconds.
@@ -103,6 +105,7 @@ impl CertAuthority {
             Input::Asked(ask, cert_request) => self.take(now, wall, ask, cert_request, out),
             Input::Signed(step, result) => self.signed(step, result, wall, out),
             Input::Proposed(step, result) => self.proposed(step, result, wall, out),
+            Input::Confirmed(step, result) => self.confirmed(step, result, wall, out),
             Input::Woke => self.expire(now, out),
         }
         self.set_alarm(out);
@@ -130,8 +133,7 @@ impl CertAuthority {
         cert_request: CertificateRequest,
         out: &mut Vec<Effect>,
     ) {
-        let joins = self.pending.values().filter(|p| p.cert_request.is_join()).count();
-        if self.pending.len() >= self.config.max_pending || (cert_request.is_join() && joins >= self.config.max_joins) {
+        if self.is_full(&cert_request) {
             let busy = ErrorBody::new(ErrorCode::TooManyRequests, "too many certificates are being signed; retry");
             out.push(Effect::Answer(ask, Err(busy.retry_after(RETRY_AFTER))));
             self.refused += 1;
@@ -153,6 +155,14 @@ impl CertAuthority {
         };
         self.pending.insert(ask, pending);
         self.advance(ask, wall, out);
+    }
+
+    /// Neither joins nor workloads crowd out the renewals of nodes: a workload's certificate waits for a read, seconds long without a quorum.
+    fn is_full(&self, cert_request: &CertificateRequest) -> bool {
+        let alike = |of: fn(&CertificateRequest) -> bool| self.pending.values().filter(|p| of(&p.cert_request)).count();
+        self.pending.len() >= self.config.max_pending
+            || cert_request.is_join() && alike(CertificateRequest::is_join) >= self.config.max_joins
+            || cert_request.is_workload() && alike(CertificateRequest::is_workload) >= self.config.max_pending / 2
     }
 
     /// CERT-10.
@@ -290,10 +300,7 @@ impl CertAuthority {
             (CertificateRequest::User(cert_request), _) => {
                 self.record_user(ask, &cert_request.clone(), signed, wall, out)
             }
-            (CertificateRequest::Workload(cert_request), _) => {
-                let answer = self.complete_workload(&cert_request.clone(), &signed);
-                self.answer(ask, answer, out);
-            }
+            (CertificateRequest::Workload(_), _) => self.confirm(ask, seen, signed, out),
             (_, Some(grant)) => self.record_node(ask, seen, grant, signed, wall, out),
             (_, None) => {}
         }

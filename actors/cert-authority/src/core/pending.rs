@@ -34,13 +34,18 @@ impl CertificateRequest {
             CertificateRequest::User(_) | CertificateRequest::Workload(_) => None,
         }
     }
-    /// The requester, for people.
+    pub(super) fn is_workload(&self) -> bool {
+        matches!(self, CertificateRequest::Workload(_))
+    }
+    /// Whose certificate it is to be, for people.
     pub fn who(&self) -> String {
-        match (self.node(), self) {
-            (Some(node), _) => node.to_string(),
-            (None, CertificateRequest::User(cert_request)) => cert_request.name.to_string(),
-            (None, CertificateRequest::Workload(cert_request)) => cert_request.workload.to_string(),
-            (None, _) => String::new(),
+        match self {
+            CertificateRequest::Node(cert_request) => asking(&cert_request.identity),
+            CertificateRequest::Join(cert_request) => cert_request.node.to_string(),
+            CertificateRequest::User(cert_request) => cert_request.name.to_string(),
+            CertificateRequest::Workload(cert_request) => {
+                format!("{} on {}", cert_request.workload, asking(&cert_request.identity))
+            }
         }
     }
     /// The kind of request, one word.
@@ -53,6 +58,10 @@ impl CertificateRequest {
             CertificateRequest::Workload(_) => "workload",
         }
     }
+}
+
+fn asking(identity: &CertIdentity) -> String {
+    identity.node().map_or_else(|| "no node".to_owned(), |(node, _)| node.to_string())
 }
 
 /// One request.
@@ -86,6 +95,8 @@ pub(super) enum Phase {
     Signing { step: StepId, seen: Revision, grant: Option<(Role, Revision)> },
     /// The certificate exists but was not handed out.
     Recording { step: StepId, seen: Revision, signed: Signed },
+    /// A workload's certificate exists but was not handed out. `seen`: the state on which it was signed may be outdated.
+    Confirming { step: StepId, seen: Revision, signed: Signed },
 }
 
 impl Phase {
@@ -95,12 +106,16 @@ impl Phase {
             Phase::Admitting { .. } => "admitting",
             Phase::Signing { .. } => "signing",
             Phase::Recording { .. } => "recording",
+            Phase::Confirming { .. } => "confirming",
         }
     }
     pub(super) fn step(&self) -> Option<StepId> {
         match self {
             Phase::CatchingUp(_) => None,
-            Phase::Admitting { step, .. } | Phase::Signing { step, .. } | Phase::Recording { step, .. } => Some(*step),
+            Phase::Admitting { step, .. }
+            | Phase::Signing { step, .. }
+            | Phase::Recording { step, .. }
+            | Phase::Confirming { step, .. } => Some(*step),
         }
     }
 }

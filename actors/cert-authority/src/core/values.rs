@@ -75,6 +75,8 @@ pub enum Input {
     Signed(StepId, Result<Signed, SignError>),
     /// A proposal ended; the revision at which it was applied.
     Proposed(StepId, Result<Revision, ProposeError>),
+    /// A linearizable read ended: an applied state that is not older than the read.
+    Confirmed(StepId, Result<Box<Tables>, ErrorBody>),
     /// By how many milliseconds the clocks of the answering managers are ahead of this one.
     Clocks(Vec<i64>),
     Woke,
@@ -116,6 +118,8 @@ pub enum Effect {
         step: StepId,
         command: Command,
     },
+    /// Read the applied state linearizably and report as `Confirmed`.
+    Confirm(StepId),
     /// Pass the replica in once it has applied this revision.
     CatchUp(Revision),
     Answer(AskId, Result<Answer, ErrorBody>),

@@ -1,32 +1,35 @@
 //! Certificates of workloads. Nothing of them is written to the log: each node renews dozens of them every half hour.
 //!
-//! Owns        which workloads of which node hold certificates, and how many more each node may ask for, in the leader's memory: the
+//! Owns        which workloads of which node hold certificates, and how many more each node may request, in the leader's memory: the
 //!             next leader counts anew.
-//! Invariants  SPIFFE-1  a certificate is signed only for an entry that applies to the asking node in this leader's applied state.
-//!             SPIFFE-7  a node has certificates for at most [`MAX_LIVE`] workloads from one leader, and gets at most [`BURST`] at once and
-//!                       one more each [`INTERVAL`].
+//! Invariants  SPIFFE-1  a certificate is handed out only if its entry applies to the asking node in an applied state that was read
+//!                       linearizably after the signature. If the entry or the signing root changed meanwhile, it is signed again.
+//!             SPIFFE-7  a node has certificates for at most [`MAX_LIVE`] workloads from one leader, and gets at most as many at once and
+//!                       one more each half second as [`MAX_USED`] allows. A certificate that was withheld does not count.
+//! Why a read: no proposal shows that this manager still leads. One that was cut off or suspended would sign for nodes that were removed
+//! long ago. The state that was read is judged, and not whether this manager leads: another leader's state is as good.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use muster_messages::wire::SignedWorkload;
 use muster_messages::{
-    CertIdentity, ErrorBody, ErrorCode, Moment, NodeId, NodeRecord, RootId, Tables, WallTime, WorkloadEntry,
+    CertIdentity, ErrorBody, ErrorCode, Moment, NodeId, NodeRecord, Revision, Tables, WallTime, WorkloadEntry,
     WorkloadName,
 };
 use muster_pki::{Signed, WorkloadProfile};
 
 use super::CertAuthority;
-use super::pending::Phase;
-use super::values::{Answer, AskId, Effect, WorkloadRequest};
+use super::budget::{Budget, Used};
+use super::pending::{CertificateRequest, Phase};
+use super::values::{Answer, AskId, Effect, StepId, WorkloadRequest};
 
-/// Workloads of one node that hold certificates.
-pub const MAX_LIVE: usize = 200;
-/// Certificates for one node at once: an agent that starts again asks for all of them, perhaps twice.
-pub const BURST: u32 = 400;
-/// One more after this time: more than 200 workloads need that are renewed every 2.5 minutes.
-pub const INTERVAL: Duration = Duration::from_millis(500);
+/// Workloads of one node that hold certificates: twice as many as a node holds at a time. A node evicts certificates that no program uses,
+/// and they count until they expire.
+pub const MAX_LIVE: usize = 400;
+/// Certificates for one node at once: an agent that starts again requests all 200 of them, perhaps twice. One more each half second: more
+/// than 200 workloads need that are renewed every 2.5 minutes.
+pub const MAX_USED: Budget = Budget { burst: 400, interval: Duration::from_millis(500) };
 
 impl CertAuthority {
     pub(super) fn sign_workload(
@@ -54,22 +57,58 @@ impl CertAuthority {
         Ok(())
     }
 
-    pub(super) fn complete_workload(
-        &mut self,
-        cert_request: &WorkloadRequest,
-        signed: &Signed,
-    ) -> Result<Answer, ErrorBody> {
-        // The state may have changed while the certificate was signed.
-        let (node, entry) = self.entitled(cert_request)?;
-        self.workloads.take(node, &entry.name, signed.not_after, self.now);
-        let chain_pem = self.chained(&signed.cert_pem);
-        Ok(Answer::Workload(SignedWorkload { chain_pem, not_after: signed.not_after }))
+    /// SPIFFE-1. `seen`: the revision of the state on which it was signed.
+    pub(super) fn confirm(&mut self, ask: AskId, seen: Revision, signed: Signed, out: &mut Vec<Effect>) {
+        let step = self.next_step(ask);
+        self.enter(ask, Phase::Confirming { step, seen, signed });
+        out.push(Effect::Confirm(step));
     }
 
-    /// SPIFFE-1. The asking node, and the entry that applies to it.
+    pub(super) fn confirmed(
+        &mut self,
+        step: StepId,
+        result: Result<Box<Tables>, ErrorBody>,
+        wall: WallTime,
+        out: &mut Vec<Effect>,
+    ) {
+        let Some(ask) = self.steps.remove(&step) else { return };
+        match result {
+            Ok(tables) => self.learn(*tables, wall, out),
+            Err(error) => return self.answer(ask, Err(error), out),
+        }
+        let Some(pending) = self.pending.get(&ask) else { return };
+        let Phase::Confirming { seen, signed, .. } = pending.phase.clone() else { return };
+        match self.complete_workload(&pending.cert_request.clone(), seen, signed) {
+            Ok(Some(answer)) => self.answer(ask, Ok(answer), out),
+            Ok(None) => self.retry(ask, seen, wall, out),
+            Err(refusal) => self.answer(ask, Err(refusal), out),
+        }
+    }
+
+    /// `None`: it is not what would be signed now.
+    fn complete_workload(
+        &mut self,
+        cert_request: &CertificateRequest,
+        seen: Revision,
+        signed: Signed,
+    ) -> Result<Option<Answer>, ErrorBody> {
+        let CertificateRequest::Workload(of) = cert_request else { return Ok(None) };
+        let (node, entry) = self.entitled(of)?;
+        // SPIFFE-5: the former root is retired when the certificates that it signed before this change have ended.
+        let other_root = self.tables.authorities.active().is_some_and(|(active, _)| active != signed.issuer);
+        if entry.revision > seen || other_root {
+            return Ok(None);
+        }
+        self.workloads.may_take(node, &entry.name, self.now)?; // others were confirmed meanwhile
+        self.workloads.take(node, &entry.name, signed.not_after, self.now);
+        self.complete(cert_request, signed).map(Some)
+    }
+
+    /// The asking node, and the entry that applies to it.
     fn entitled(&self, cert_request: &WorkloadRequest) -> Result<(NodeId, Arc<WorkloadEntry>), ErrorBody> {
         let presented = &cert_request.identity;
-        let (node, _) = presented.node().ok_or_else(|| ErrorBody::forbidden("only nodes ask for workloads"))?;
+        let (node, _) =
+            presented.node().ok_or_else(|| ErrorBody::forbidden("only nodes may request workload certificates"))?;
         if presented.cluster != self.cluster()?.id {
             return Err(ErrorBody::forbidden("the certificate is of another cluster"));
         }
@@ -81,7 +120,9 @@ impl CertAuthority {
         if entry.applies_to(labels(record)) || crate::injected(super::BugInjection::SignAnyWorkload) {
             return Ok((node, entry.clone()));
         }
-        Err(ErrorBody::forbidden(format!("workload {name} does not apply to node {node}: it lacks one of its labels")))
+        Err(ErrorBody::forbidden(format!(
+            "workload {name} does not apply to node {node}: the node does not have all of its labels"
+        )))
     }
 
     /// The workloads of which a node holds a certificate from this leader, until then.
@@ -94,7 +135,7 @@ impl CertAuthority {
     }
 }
 
-/// Those that the operator gave: a node may report any label about itself.
+/// Those that the operator gave: a node may report any label of its own.
 fn labels(record: &NodeRecord) -> &BTreeMap<String, String> {
     &record.labels
 }
@@ -104,8 +145,7 @@ fn is_of_trusted_root(tables: &Tables, node: NodeId, presented: &CertIdentity) -
     let roots = &tables.authorities.roots;
     let recorded = tables.certificates.get(&node).and_then(|row| row.find(presented));
     let issuer = recorded.and_then(|issued| tables.issuer_of(issued));
-    let is_trusted = |id: RootId| roots.get(&id).is_some_and(|root| root.state.trusted() && !root.is_disowned());
-    if roots.is_empty() || issuer.is_some_and(is_trusted) {
+    if roots.is_empty() || issuer.and_then(|id| roots.get(&id)).is_some_and(|root| root.is_credible()) {
         return Ok(());
     }
     let text =
@@ -117,14 +157,12 @@ fn no_such(name: &WorkloadName) -> ErrorBody {
     ErrorBody::new(ErrorCode::NotFound, format!("no such workload: {name}; `muster workload ls` lists them"))
 }
 
-/// What one node holds, and may ask for.
+/// What one node holds, and may request.
 #[derive(Clone, Debug, Default)]
 struct OfNode {
     /// With the end of the newest certificate of each.
     live: BTreeMap<WorkloadName, WallTime>,
-    /// Used and not yet returned, counted from this moment on.
-    used: u32,
-    since: Moment,
+    used: Used,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -148,9 +186,8 @@ impl LiveWorkloads {
         self.sweep(now, wall);
         let Some(of_node) = self.nodes.get_mut(&node) else { return Ok(()) };
         of_node.settle(now, wall);
-        if of_node.used >= BURST {
-            let text = format!("node {node} has asked for too many certificates of workloads; retry later");
-            let wait = INTERVAL.saturating_sub(now.since(of_node.since));
+        if let Err(wait) = MAX_USED.check(of_node.used, now) {
+            let text = format!("node {node} has requested too many certificates of workloads; retry later");
             return Err(ErrorBody::new(ErrorCode::TooManyRequests, text).retry_after(wait));
         }
         if of_node.live.len() >= MAX_LIVE && !of_node.live.contains_key(workload) {
@@ -161,9 +198,9 @@ impl LiveWorkloads {
     }
 
     fn take(&mut self, node: NodeId, workload: &WorkloadName, until: WallTime, (now, wall): (Moment, WallTime)) {
-        let of_node = self.nodes.entry(node).or_insert_with(|| OfNode { since: now, ..OfNode::default() });
+        let of_node = self.nodes.entry(node).or_default();
         of_node.settle(now, wall);
-        of_node.used += 1;
+        of_node.used = MAX_USED.one_more(of_node.used, now);
         of_node.live.insert(workload.clone(), until);
         self.signed += 1;
     }
@@ -182,18 +219,14 @@ impl LiveWorkloads {
         self.swept = now;
         self.nodes.retain(|_, of_node| {
             of_node.settle(now, wall);
-            of_node.used > 0 || !of_node.live.is_empty()
+            !of_node.used.is_nothing() || !of_node.live.is_empty()
         });
     }
 }
 
 impl OfNode {
     fn settle(&mut self, now: Moment, wall: WallTime) {
-        let back = now.since(self.since).as_millis() / INTERVAL.as_millis();
-        match u32::try_from(back).ok().filter(|back| *back < self.used) {
-            Some(back) => (self.used, self.since) = (self.used - back, self.since + INTERVAL * back),
-            None => (self.used, self.since) = (0, now),
-        }
+        self.used = MAX_USED.returned(self.used, now);
         // Each request looks at all of them: there are at most `MAX_LIVE`.
         self.live.retain(|_, until| *until > wall);
     }
@@ -218,24 +251,27 @@ mod tests {
             live.take(node, &name(n), until, now);
             Ok::<(), ErrorBody>(())
         };
+        let later = begin + MAX_USED.interval * MAX_USED.burst;
         for n in 0..MAX_LIVE {
             take(&mut live, node, n, (begin, wall)).unwrap();
         }
-        assert!(take(&mut live, node, MAX_LIVE, (begin, wall)).is_err(), "one more workload");
-        assert_eq!(live.holders(&name(7), wall).collect::<Vec<_>>(), [(node, until)]);
-        for n in 0..BURST as usize - MAX_LIVE {
+        let refusal = take(&mut live, node, MAX_LIVE, (later, wall)).unwrap_err();
+        assert!(refusal.message.contains("which is the limit"), "one more workload: {}", refusal.message);
+        let begin = later;
+        for n in 0..MAX_USED.burst as usize {
             take(&mut live, node, n, (begin, wall)).unwrap();
         }
+        assert_eq!(live.holders(&name(7), wall).collect::<Vec<_>>(), [(node, until)]);
         let refusal = take(&mut live, node, 0, (begin, wall)).unwrap_err();
         assert_eq!((refusal.code, refusal.retry_after_ms), (ErrorCode::TooManyRequests, Some(500)));
         take(&mut live, other, 0, (begin, wall)).unwrap();
-        take(&mut live, node, 0, (begin + INTERVAL, wall)).unwrap();
-        assert!(take(&mut live, node, 0, (begin + INTERVAL, wall)).is_err());
+        take(&mut live, node, 0, (begin + MAX_USED.interval, wall)).unwrap();
+        assert!(take(&mut live, node, 0, (begin + MAX_USED.interval, wall)).is_err());
         // All have expired, and all are returned.
-        let (later, end) = (begin + INTERVAL * 1000, until);
+        let (later, end) = (begin + MAX_USED.interval * 1000, until);
         assert_eq!(live.holders(&name(7), end).count(), 0);
         take(&mut live, node, MAX_LIVE, (later, end)).unwrap();
         live.sweep(later + SWEEP_INTERVAL * 2, end.plus(SWEEP_INTERVAL));
-        assert_eq!((live.nodes.len(), live.signed), (0, 403));
+        assert_eq!((live.nodes.len(), live.signed), (0, 803));
     }
 }

@@ -304,36 +304,48 @@ async fn at_every_crash_point_the_last_answered_certificate_counts() {
 
 /// SPIFFE-1. A manager that was cut off or suspended has the entries of its time, and nothing of a workload is proposed.
 #[tokio::test]
-async fn workload_is_answered_only_by_a_confirmed_leader() {
+async fn workload_is_answered_by_a_state_read_after_signing() {
     let mut world = World::new();
     world.add(2, Role::Worker);
     world.set_workload(WorkloadEntry::new("shop/web".parse().unwrap(), [WorkloadSelector::UnixUid(1000)]));
     let serial = world.newest(2).unwrap().serial.clone();
     let (_publish, replica) = watch::channel(replica_of(&world.log));
     let harness = ActorHarness::start().await;
-    let (raft, leads) = (harness.probe("raft-member"), Arc::new(Mutex::new(false)));
-    let (is_leading, confirmed) = (Arc::clone(&leads), replica_of(&world.log));
-    raft.on(move |msg| match msg {
-        RaftMemberMsg::Read { reply, .. } => {
-            let led = *is_leading.lock().unwrap();
-            answered(reply, led.then(|| Arc::clone(&confirmed)).ok_or(ReadError::TimedOut))
-        }
-        other => Some(other),
-    });
+    let mut raft: Probe<RaftMemberMsg> = harness.probe("raft-member");
     let (address, to_raft) = (Address::<Msg>::new(64), raft.recipient());
     harness.start_actor(Spec::actor("cert-authority", address.clone(), move || {
         Ok(CertAuthorityShell::new(Config::default(), to_raft.clone(), replica.clone()))
     }));
     harness.healthy(PATH, 1).await;
-    let asked = || async {
-        let not_after = muster_kernel::Clock.wall().plus(std::time::Duration::from_secs(3600));
-        let identity = CertIdentity { not_after, ..presented(2, Role::Worker, &serial) };
-        let request = WorkloadRequest { workload: "shop/web".parse().unwrap(), public_key_der: key().spki().to_vec() };
-        let make = |reply| CertAuthorityMsg::SignWorkload { identity: Box::new(identity), request, reply }.into();
-        address.ask(WAIT_LIMIT, make).await.unwrap()
-    };
-    assert_eq!(asked().await.unwrap_err().code, ErrorCode::NoQuorum);
-    *leads.lock().unwrap() = true;
-    assert!(asked().await.unwrap().chain_pem.contains("BEGIN CERTIFICATE"));
+    let removal = Change::Workload(Box::new(WorkloadChange::Remove("shop/web".parse().unwrap())));
+    let before = replica_of(&world.log);
+    world.change(removal);
+    let cases = [
+        (Ok(before), Ok(())),
+        (Err(ReadError::Busy), Err(ErrorCode::TooManyRequests)),
+        (Err(ReadError::TimedOut), Err(ErrorCode::TimedOut)),
+        (Err(ReadError::NoLeader), Err(ErrorCode::NoQuorum)),
+        (Ok(replica_of(&world.log)), Err(ErrorCode::NotFound)),
+    ];
+    for (read, expected) in cases {
+        let (address, serial) = (address.clone(), serial.clone());
+        let asked = tokio::spawn(async move {
+            let not_after = muster_kernel::Clock.wall().plus(std::time::Duration::from_secs(3600));
+            let identity = Box::new(CertIdentity { not_after, ..presented(2, Role::Worker, &serial) });
+            let workload = "shop/web".parse().unwrap();
+            let request = WorkloadRequest { workload, public_key_der: key().spki().to_vec() };
+            let make = |reply| CertAuthorityMsg::SignWorkload { identity, request, reply }.into();
+            address.ask(WAIT_LIMIT, make).await.unwrap()
+        });
+        let RaftMemberMsg::Read { reply, .. } = raft.next("a read").await else { panic!("nothing is proposed") };
+        harness.until(PATH, "visible", |node| node.view["pending"][0]["phase"] == "confirming").await;
+        reply.send(read).unwrap();
+        let answer = asked.await.unwrap();
+        assert_eq!(
+            answer.map(|signed| assert!(signed.chain_pem.contains("BEGIN CERTIFICATE"))).map_err(|e| e.code),
+            expected
+        );
+    }
+    harness.until(PATH, "counted once", |node| node.view["workloads"] == 1).await;
     harness.finish().await;
 }

@@ -57,7 +57,7 @@ fn workloads_are_signed_only_where_they_apply() {
     world.set_workload(in_zone("shop/db", "a"));
     assert_eq!(code(&world.workload(2, "shop/other")), ErrorCode::NotFound);
     assert_eq!(code(&world.workload(2, "shop/db")), ErrorCode::Forbidden);
-    // What the node says about itself gives it nothing.
+    // What the node reports about itself gives it nothing.
     let labels: BTreeMap<String, String> = [("zone".to_owned(), "a".to_owned())].into();
     let (addr, release) = ("10.0.0.2:4400".to_owned(), "0.1.0".to_owned());
     let name = world.node(2).name.clone();
@@ -92,6 +92,89 @@ fn only_a_current_node_gets_workload_certificates() {
     world.remove(2);
     assert_eq!(code(&world.workload(2, "shop/web")), ErrorCode::Blocked);
     assert_eq!(code(&world.workload(3, "shop/web")), ErrorCode::Removed);
+}
+
+/// A node's request for `shop/web` whose certificate is signed and not confirmed.
+fn withheld(world: &mut World) -> AskId {
+    world.hold_reads = true;
+    let serial = world.newest(2).unwrap().serial.clone();
+    let ask = world.ask(workload_request(presented(2, Role::Worker, &serial), "shop/web"));
+    assert_eq!((world.answer(ask), world.reads.len()), (None, 1));
+    ask
+}
+
+fn holders(world: &World) -> usize {
+    world.core.holders(&"shop/web".parse().unwrap(), world.wall).count()
+}
+
+/// SPIFFE-1: the state that the read returns is judged, and not the one on which the certificate was signed.
+#[test]
+fn withheld_certificate_is_neither_counted_nor_listed() {
+    let busy = ErrorBody::new(ErrorCode::TooManyRequests, "too many reads in flight");
+    for (refusal, removed) in [(busy, false), (ErrorBody::new(ErrorCode::NotFound, ""), true)] {
+        let mut world = world();
+        let ask = withheld(&mut world);
+        let pending: Vec<_> = world.core.pending().map(|p| (p.phase(), p.cert_request.who())).collect();
+        assert_eq!(pending, [("confirming", format!("shop/web on {}", id(2)))]);
+        assert_eq!((holders(&world), world.core.workload_certificates(), world.core.counts().0), (0, 0, 0));
+        world.blind = true;
+        if removed {
+            world.change(Change::Workload(Box::new(WorkloadChange::Remove("shop/web".parse().unwrap()))));
+        }
+        world.read(if removed { Ok(()) } else { Err(refusal.clone()) });
+        let answer = world.answer(ask).unwrap();
+        assert_eq!(code(answer), refusal.code);
+        assert!(answer.as_ref().unwrap_err().message.contains(&refusal.message), "its own text");
+        assert_eq!((holders(&world), world.core.workload_certificates(), world.core.counts().0), (0, 0, 0));
+    }
+    let mut world = world();
+    let ask = withheld(&mut world);
+    world.read(Ok(()));
+    assert!(world.answer(ask).unwrap().is_ok());
+    assert_eq!((holders(&world), world.core.workload_certificates()), (1, 1));
+}
+
+/// Its requester gets the names of now, and a signature of the root of now: the former root may be retired before this certificate ends.
+#[test]
+fn changed_entry_or_root_is_signed_again_before_the_answer() {
+    let mut renamed = world();
+    let ask = withheld(&mut renamed);
+    renamed.hold_reads = false;
+    renamed.blind = true;
+    let ttl = Duration::from_secs(600);
+    renamed.set_workload(WorkloadEntry { ttl, ..entry("shop/web") });
+    renamed.read(Ok(()));
+    let (_, not_after) = signed(renamed.answer(ask).unwrap());
+    assert_eq!(not_after, WallTime::from_unix_secs(renamed.wall.plus(ttl).0 / 1000));
+
+    let mut rotated = world();
+    let ask = withheld(&mut rotated);
+    rotated.hold_reads = false;
+    rotated.blind = true;
+    let (old, new, _) = crate::roots::rotate(&mut rotated, AuthorityState::Retiring, false);
+    rotated.read(Ok(()));
+    assert!(rotated.answer(ask).unwrap().is_ok());
+    assert_eq!(rotated.issuers, [old, new]);
+    assert_eq!(holders(&rotated), 1, "counted once");
+}
+
+/// A read lasts for seconds when there is no quorum.
+#[test]
+fn workloads_that_wait_leave_room_for_nodes() {
+    let mut world = World::with(muster_cert_authority::Config { max_pending: 4, ..Default::default() });
+    world.add(2, Role::Worker);
+    world.set_workload(entry("shop/web"));
+    let asked: Vec<AskId> = (0..3)
+        .map(|_| {
+            world.hold_reads = true;
+            world.ask(workload_request(presented(2, Role::Worker, "first of n2"), "shop/web"))
+        })
+        .collect();
+    assert_eq!(world.answer(asked[2]).map(code), Some(ErrorCode::TooManyRequests));
+    assert!(world.renew(2).is_ok());
+    world.now = world.now + Duration::from_secs(10);
+    world.input(Input::Woke);
+    assert_eq!(world.answer(asked[0]).map(code), Some(ErrorCode::TimedOut));
 }
 
 /// A certificate of a withdrawn root is good for another one, and for nothing else.

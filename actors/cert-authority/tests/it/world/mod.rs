@@ -29,6 +29,11 @@ pub struct World {
     /// While set, proposals wait in `proposals`.
     pub hold: bool,
     pub proposals: VecDeque<(StepId, Command)>,
+    /// The root of each signature for a workload.
+    pub issuers: Vec<RootId>,
+    /// While set, linearizable reads wait in `reads`.
+    pub hold_reads: bool,
+    pub reads: VecDeque<StepId>,
     /// While set, the core's replica does not change.
     pub blind: bool,
     pub alarm: Option<Moment>,
@@ -87,6 +92,9 @@ impl World {
             signed: Vec::new(),
             hold: false,
             proposals: VecDeque::new(),
+            issuers: Vec::new(),
+            hold_reads: false,
+            reads: VecDeque::new(),
             blind: false,
             alarm: None,
             signer_fails: false,
@@ -184,12 +192,19 @@ impl World {
                 }
                 Effect::SignWorkload { step, profile, key } => {
                     let signed = self.issuer.sign_workload(&profile, &key);
+                    self.issuers.extend(signed.as_ref().ok().map(|signed| signed.issuer));
                     self.input(Input::Signed(step, signed));
                 }
                 Effect::Propose { step, command } => {
                     self.proposals.push_back((step, command));
                     if !self.hold {
                         self.settle();
+                    }
+                }
+                Effect::Confirm(step) => {
+                    self.reads.push_back(step);
+                    if !self.hold_reads {
+                        self.read(Ok(()));
                     }
                 }
                 Effect::CompareClocks => self.compares += 1,
@@ -201,6 +216,13 @@ impl World {
                 Effect::WakeAt(at) => self.alarm = Some(at),
             }
         }
+    }
+
+    /// The oldest waiting read ends: with the applied state, which the core may not have seen, or with an error.
+    pub fn read(&mut self, result: Result<(), ErrorBody>) {
+        let step = self.reads.pop_front().unwrap();
+        let tables = result.map(|()| Box::new(self.log.clone()));
+        self.input(Input::Confirmed(step, tables));
     }
 
     /// Applies all waiting proposals.
@@ -280,11 +302,14 @@ impl World {
     }
 
     pub fn workload_as(&mut self, identity: CertIdentity, workload: &str) -> Outcome {
-        let key = PublicKey::parse(key().spki()).unwrap();
-        let request = WorkloadRequest { identity, workload: workload.parse().unwrap(), key };
-        let ask = self.ask(CertificateRequest::Workload(request));
+        let ask = self.ask(workload_request(identity, workload));
         self.answers[&ask].clone()
     }
+}
+
+pub fn workload_request(identity: CertIdentity, workload: &str) -> CertificateRequest {
+    let key = PublicKey::parse(key().spki()).unwrap();
+    CertificateRequest::Workload(WorkloadRequest { identity, workload: workload.parse().unwrap(), key })
 }
 
 /// A certificate that a node presents.
