@@ -22,8 +22,8 @@ pub struct AgentConfig {
     pub forgive: Duration,
     /// A host that has sent no view by then does not know this node: another one may.
     pub first_view: Duration,
-    /// A view revision is forgotten once all views have been older for this long: it was false. No host lags behind for
-    /// so long and keeps its sessions.
+    /// The revision of a view or of a list of workloads is forgotten once all others have been older for this long: it was false. No
+    /// host lags behind for so long and keeps its sessions.
     pub forget_views: Duration,
     /// For resolve, connect, TLS and greeting together, in addition to the dialer's own limits.
     pub dial_deadline: Duration,

@@ -96,6 +96,7 @@ impl AgentShell {
             known: local.managers,
             seeds: ports.seeds.clone(),
             seed: rand::random(),
+            workloads: ports.workloads.stamp(),
             ended: local.ended.and_then(|e| trouble_of(&e)),
         };
         Ok(Self {
@@ -154,7 +155,7 @@ impl AgentShell {
             Effect::PublishSession(session) => {
                 self.ports.session.send_replace(session);
             }
-            Effect::PublishWorkloads(entries) => self.ports.workloads.replace(entries),
+            Effect::PublishWorkloads { entries, stamp } => self.ports.workloads.replace(entries, stamp),
             Effect::LogEvent { event, repeated } => log_event(&event, repeated),
         }
         Ok(())

@@ -2,33 +2,48 @@
 
 use std::sync::Arc;
 
+use muster_kernel::Slot;
 use muster_messages::protocol::NodeCredentials;
 use muster_messages::{WorkloadEntry, WorkloadView};
-use muster_pki::Bundle;
+use muster_pki::{BadBundle, Bundle};
 use tokio::sync::watch;
+use tracing::error;
+
+use crate::core::Stamp;
 
 /// Shared by all incarnations of the agent: one that starts again takes nothing away from workloads.
 #[derive(Clone)]
-pub(crate) struct PublishedWorkloads(Arc<watch::Sender<WorkloadView>>);
+pub(crate) struct PublishedWorkloads {
+    view: Arc<watch::Sender<WorkloadView>>,
+    /// How new the entries are, or newer. AGENT-14 holds for the next incarnation, too.
+    stamp: Slot<Stamp>,
+}
 
 impl PublishedWorkloads {
     pub fn new(credentials: &NodeCredentials) -> Self {
         let view = WorkloadView {
             cluster: credentials.identity.cluster,
             entries: Arc::default(),
-            bundle: Arc::new(bundle(credentials)),
+            bundle: Arc::default(),
             generation: 0,
         };
-        Self(Arc::new(watch::Sender::new(view)))
+        let published = Self { view: Arc::new(watch::Sender::new(view)), stamp: Slot::new() };
+        published.trust(credentials);
+        published
+    }
+
+    pub fn stamp(&self) -> Stamp {
+        self.stamp.get().unwrap_or_default()
     }
 
     pub fn subscribe(&self) -> watch::Receiver<WorkloadView> {
-        self.0.subscribe()
+        self.view.subscribe()
     }
 
     /// The workloads that apply to this node, all of them.
-    pub fn replace(&self, entries: Vec<WorkloadEntry>) {
-        self.0.send_if_modified(|view| {
+    pub fn replace(&self, entries: Vec<WorkloadEntry>, stamp: Stamp) {
+        self.stamp.set(stamp); // first: after a crash in between, the host sends the same list again
+        self.view.send_if_modified(|view| {
             let is_news = view.generation == 0 || *view.entries != entries;
             if is_news {
                 view.entries = Arc::new(entries);
@@ -38,10 +53,15 @@ impl PublishedWorkloads {
         });
     }
 
-    /// The roots that this node trusts now.
+    /// The roots that this node trusts now. A bundle that cannot be read takes no root away from programs.
     pub fn trust(&self, credentials: &NodeCredentials) {
-        let bundle = bundle(credentials);
-        self.0.send_if_modified(|view| {
+        let bundle = match bundle(credentials) {
+            Ok(bundle) => bundle,
+            Err(error) => {
+                return error!(%error, "the bundle of roots cannot be read; workloads keep the one before");
+            }
+        };
+        self.view.send_if_modified(|view| {
             let is_news = *view.bundle != bundle;
             if is_news {
                 view.bundle = Arc::new(bundle);
@@ -53,9 +73,9 @@ impl PublishedWorkloads {
     }
 }
 
-fn bundle(credentials: &NodeCredentials) -> Vec<String> {
-    let bundle = Bundle::from_pem(&credentials.root_pem).ok();
-    bundle.map(|bundle| bundle.ids().filter_map(|id| bundle.root_pem(id)).collect()).unwrap_or_default()
+fn bundle(credentials: &NodeCredentials) -> Result<Vec<String>, BadBundle> {
+    let bundle = Bundle::from_pem(&credentials.root_pem)?;
+    Ok(bundle.ids().filter_map(|id| bundle.root_pem(id)).collect())
 }
 
 #[cfg(test)]
@@ -99,14 +119,16 @@ mod tests {
         let entry = WorkloadEntry::new("a/b".parse().unwrap(), [WorkloadSelector::UnixUid(1)]);
         published.trust(&own);
         assert!(!watch.has_changed().unwrap());
-        published.replace(Vec::new());
+        published.replace(Vec::new(), Stamp::default());
         assert_eq!(seen(&mut watch), (1, 0, 1), "an empty list is known to be empty");
-        published.replace(Vec::new());
+        published.replace(Vec::new(), Stamp::default());
         assert!(!watch.has_changed().unwrap());
-        published.replace(vec![entry]);
+        published.replace(vec![entry], Stamp::default());
         assert_eq!(seen(&mut watch), (2, 1, 1));
         let both = NodeCredentials { root_pem: format!("{}{}", own.root_pem, other.root_pem), ..own.clone() };
         published.trust(&both);
         assert_eq!(seen(&mut watch), (3, 1, 2));
+        published.trust(&NodeCredentials { root_pem: "-----BEGIN CERTIFICATE-----\n".to_owned(), ..own });
+        assert!(!watch.has_changed().unwrap(), "a bundle that cannot be read takes nothing away");
     }
 }

@@ -90,6 +90,7 @@ impl Agent {
             known: machine.agent.known.clone(),
             seeds: vec![MANAGERS.to_owned()],
             seed,
+            workloads: Default::default(),
             ended: machine.agent.ended.clone(),
         };
         machine.agent.core = Some(agent::Agent::new(start, config));
@@ -182,7 +183,7 @@ impl Agent {
                 let (life, soon) = (world.machines[idx].life, world.rng.micros(300, 20_000));
                 world.time.after(soon, Event::Installed { idx, life, id, text: reply.cert_pem });
             }
-            agent::Effect::PublishWorkloads(_) => {} // no workload runs here
+            agent::Effect::PublishWorkloads { .. } => {} // no workload runs here
             agent::Effect::InstallRoots(offer) => Self::install_roots(world, idx, offer),
             agent::Effect::LeaderAnswered { ask, result } => {
                 let asked = |h: &crate::machine::ManagerRuntime| h.keeper.asking == Some(ask.0);

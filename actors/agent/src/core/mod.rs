@@ -11,8 +11,7 @@
 //!                      stop the manager runtime of a node whose certificate says manager; a lost connection or any other refusal
 //!                      does not.
 //!             AGENT-6  after `blocked` or `removed` the agent stops dialling.
-//!             AGENT-10  no view makes genuine views of other hosts permanently old: an incarnation counts only where the host's
-//!                       certificate vouches for it, and a revision is forgotten when all views stay behind it.
+//!             AGENT-10 (see `newest`).
 //!             AGENT-12  a new certificate opens its session before the former one is closed, so that the manager runtime's requests
 //!                       do not wait for it. The former session ends with the first attempt to replace it, however that ends.
 //!             AGENT-7  the manager runtime is wanted exactly while the certificate says manager and AGENT-5 does not forbid it.
@@ -20,6 +19,7 @@
 
 mod asks;
 mod managers;
+mod newest;
 mod pause;
 mod published;
 mod renewal;
@@ -41,6 +41,8 @@ use muster_messages::{ErrorBody, Incarnation, Moment, NodeId, RefusalReason, Rev
 
 use self::asks::Asks;
 pub use self::managers::ManagerBook;
+pub use self::newest::Stamp;
+use self::newest::{Age, Newest};
 use self::published::Published;
 pub use self::renewal::Because;
 use self::renewal::{Renewal, mixed_up};
@@ -71,9 +73,7 @@ pub struct Agent {
     /// The id of the last request to a host, on any connection.
     next_id: u64,
     /// The newest view of any host.
-    seen: (Incarnation, Revision),
-    /// Since when every view has been older than that.
-    older_since: Option<Moment>,
+    seen: Newest,
     ended: Option<NodeTrouble>,
     /// A manager of a newer incarnation has refused the present certificate.
     fenced: bool,
@@ -94,8 +94,7 @@ impl Agent {
         Self {
             renewal,
             book: ManagerBook::new(start.known, start.seeds),
-            seen: (start.certificate.incarnation, Revision(0)),
-            older_since: None,
+            seen: Newest::of((start.certificate.incarnation, Revision(0))),
             certificate: start.certificate,
             hello: start.hello,
             config,
@@ -105,7 +104,7 @@ impl Agent {
             attempts: Attempt(0),
             failures: 0,
             roots: Roots::default(),
-            workloads: Workloads::default(),
+            workloads: Workloads::after(start.workloads),
             asks: Asks::default(),
             next_id: 0,
             ended: start.ended,
@@ -246,12 +245,16 @@ impl Agent {
             HostFrame::View(view) => self.viewed(now, wall, attempt, &view, out),
             HostFrame::Roots(offer) if live.viewed => {
                 // AGENT-10: forgotten with a false revision.
-                self.seen = self.seen.max((live.incarnation, offer.generation));
+                self.seen.raise((live.incarnation, offer.generation));
                 self.roots.offered(offer, out);
             }
-            HostFrame::Workloads(page) if live.viewed => self.workloads.received(attempt, page, live.vouched, out),
+            HostFrame::Workloads(page) if live.viewed => {
+                let vouched = live.vouched;
+                self.workloads.received((now, &self.config), (attempt, vouched), page, out);
+            }
             HostFrame::HeartbeatAck { revision } if live.viewed => {
-                self.workloads.silent(attempt, (live.incarnation, revision), out);
+                let stamp = (live.incarnation, revision);
+                self.workloads.acknowledged((now, &self.config), attempt, stamp, out);
             }
             // A host that has not shown its view does not know this node. Requests are answered where they arrive: AGENT-9.
             HostFrame::Roots(_) | HostFrame::Workloads(_) | HostFrame::HeartbeatAck { .. } | HostFrame::Ask { .. } => {}
@@ -304,18 +307,11 @@ impl Agent {
             self.log.add(LogEvent::SessionOpened { host, addr }, out);
             self.close_former(now, out);
         }
-        let stamp = (view.incarnation, view.revision);
-        if stamp < self.seen {
-            let since = *self.older_since.get_or_insert(now);
-            let lasts = stamp.0 == self.seen.0 && now.since(since) >= self.config.forget_views;
-            if !lasts {
-                return;
-            }
-            self.roots.forget(out);
-            self.workloads.forget();
+        match self.seen.judge(now, (view.incarnation, view.revision), self.config.forget_views) {
+            Age::Current => {}
+            Age::Older => return,
+            Age::NewestWasFalse => self.roots.forget(out),
         }
-        self.older_since = None;
-        self.seen = stamp;
         if self.book.learn(&view.managers) {
             out.push(Effect::KeepManagers(self.book.known().to_vec()));
         }
@@ -517,14 +513,14 @@ impl Agent {
         };
         let attempt = live.attempt;
         let fence = if self.fenced { self.certificate.incarnation.next() } else { self.certificate.incarnation };
-        if let Some(why) = live.overdue(now, &self.config).or_else(|| live.outdated(fence.max(self.seen.0))) {
+        if let Some(why) = live.overdue(now, &self.config).or_else(|| live.outdated(fence.max(self.seen.stamp().0))) {
             out.push(Effect::HangUp { attempt });
             self.lost(now, wall, attempt, Loss::Broken(why), out);
             return;
         }
         if now >= live.beat_at {
             live.beat_at = now + self.rng.around(self.config.heartbeat, self.config.heartbeat_jitter);
-            let seen = self.seen.1;
+            let (_, seen) = self.seen.stamp();
             out.push(Effect::Send { attempt, frame: Box::new(AgentFrame::Heartbeat { seen }) });
         }
     }

@@ -69,7 +69,9 @@ impl World {
             labels: BTreeMap::new(),
         };
         let known = known.iter().map(|s| (*s).to_owned()).collect();
-        let start = Start { certificate, hello, known, seeds: vec![], seed: 11, demotion_reported: false, ended: None };
+        let (seeds, workloads) = (vec![], Stamp::default());
+        let start =
+            Start { certificate, hello, known, seeds, seed: 11, demotion_reported: false, workloads, ended: None };
         let agent = Agent::new(start, AgentConfig::default());
         let mut world =
             World { agent, now: Moment(1_000_000), wall: WallTime(1_000), vouched: Incarnation(2), out: vec![] };

@@ -6,7 +6,7 @@ use muster_messages::{
     CertIdentity, ErrorBody, Incarnation, NodeId, RefusalReason, Revision, Role, WallTime, WorkloadEntry,
 };
 
-use super::Because;
+use super::{Because, Stamp};
 use crate::status::{ManagerWanted, NodeTrouble};
 
 /// One connection, from the dial on. Later ones have larger numbers; reports of older ones are
@@ -132,8 +132,11 @@ pub enum Effect {
     PublishWanted(ManagerWanted),
     PublishTrouble(Option<NodeTrouble>),
     PublishSession(Option<SessionStatus>),
-    /// The workloads that apply to this node, all of them.
-    PublishWorkloads(Vec<WorkloadEntry>),
+    /// The workloads that apply to this node, all of them, and how new they are: for the next incarnation.
+    PublishWorkloads {
+        entries: Vec<WorkloadEntry>,
+        stamp: Stamp,
+    },
     /// For the log.
     /// `repeated`: the event before it was the same.
     LogEvent {
@@ -194,6 +197,8 @@ pub struct Start {
     pub seed: u64,
     /// A peer called this certificate demoted before this incarnation began.
     pub demotion_reported: bool,
+    /// How new the workloads are that an earlier incarnation has published.
+    pub workloads: Stamp,
     /// The final refusal of this node, if any.
     pub ended: Option<NodeTrouble>,
 }

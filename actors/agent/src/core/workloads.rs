@@ -1,16 +1,17 @@
 //! Workloads: those that apply to this node, as the newest complete list of any host has them.
 //!
-//! Owns        the list that is being received, and how new the last complete one was.
+//! Owns        the list that is being received, the last complete one of the session, and how new the published one is.
 //! Invariants  AGENT-14  a list is published only when it is complete, and never after a newer one: a host that lags behind brings back
-//!                       no workload that was removed.
+//!                       no workload that was removed. A false revision holds back no genuine list for longer than a host lags behind.
+//! Why a list that is older is kept: a host sends it once, and not again until it changes. It is published once the host's answers show
+//! that it still holds as of a newer state, or once the newer stamp has proven false.
 
 use muster_messages::wire::WorkloadsPage;
-use muster_messages::{Incarnation, MAX_WORKLOADS, Revision, WorkloadEntry};
+use muster_messages::{Incarnation, MAX_WORKLOADS, Moment, WorkloadEntry};
 
+use super::newest::{Age, Newest, Stamp};
 use super::{Attempt, Effect};
-
-/// How new a list is: a recovery begins another history.
-type Stamp = (Incarnation, Revision);
+use crate::config::AgentConfig;
 
 /// A list whose last pages are missing.
 #[derive(Clone, Debug)]
@@ -24,16 +25,29 @@ struct Partial {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Workloads {
     partial: Option<Partial>,
-    newest: Stamp,
+    newest: Newest,
     /// The session whose host has sent a list.
-    told_on: Option<Attempt>,
+    listed_on: Option<Attempt>,
+    /// The last complete list of that host, while it is not published: it is older than another one.
+    unpublished: Option<Vec<WorkloadEntry>>,
 }
 
 impl Workloads {
+    /// `stamp`: of the list that an earlier incarnation has published.
+    pub fn after(stamp: Stamp) -> Self {
+        Self { newest: Newest::of(stamp), ..Self::default() }
+    }
+
     /// A page. `vouched`: the newest incarnation of which this host may know.
-    pub fn received(&mut self, on: Attempt, page: WorkloadsPage, vouched: Incarnation, out: &mut Vec<Effect>) {
+    pub fn received(
+        &mut self,
+        (now, config): (Moment, &AgentConfig),
+        (on, vouched): (Attempt, Incarnation),
+        page: WorkloadsPage,
+        out: &mut Vec<Effect>,
+    ) {
         let stamp = (page.incarnation, page.revision);
-        self.told_on = Some(on);
+        self.begin(on);
         let mut list = match self.partial.take() {
             Some(begun) if (begun.on, begun.stamp, begun.pages) == (on, stamp, page.page) => begun,
             _ if page.page == 0 => Partial { on, stamp, pages: 0, entries: Vec::new() },
@@ -45,45 +59,52 @@ impl Workloads {
             return;
         }
         if page.last {
-            self.complete(stamp, list.entries, out);
+            self.unpublished = Some(list.entries);
+            self.publish((now, config), stamp, out);
         } else {
             self.partial = Some(list);
         }
     }
 
-    /// A sign of life of a host that has sent no list in its session: as of this revision the cluster never had a workload.
-    pub fn silent(&mut self, on: Attempt, stamp: Stamp, out: &mut Vec<Effect>) {
-        if self.told_on.replace(on) != Some(on) {
-            self.complete(stamp, Vec::new(), out);
+    /// A heartbeat answer: what its host has sent before holds as of this revision. If that is nothing, the cluster never had a workload.
+    pub fn acknowledged(&mut self, at: (Moment, &AgentConfig), on: Attempt, stamp: Stamp, out: &mut Vec<Effect>) {
+        if self.begin(on) {
+            self.unpublished = Some(Vec::new());
         }
+        self.publish(at, stamp, out);
     }
 
-    fn complete(&mut self, stamp: Stamp, entries: Vec<WorkloadEntry>, out: &mut Vec<Effect>) {
-        if stamp >= self.newest {
-            self.newest = stamp;
-            out.push(Effect::PublishWorkloads(entries));
+    /// Whether this is the first of the session. A list of another host is not awaited any more.
+    fn begin(&mut self, on: Attempt) -> bool {
+        let is_first = self.listed_on.replace(on) != Some(on);
+        if is_first {
+            self.unpublished = None;
         }
+        is_first
     }
 
-    /// Views of every host have been older than one before: what that host said is as doubtful.
-    pub fn forget(&mut self) {
-        self.newest = Stamp::default();
+    fn publish(&mut self, (now, config): (Moment, &AgentConfig), stamp: Stamp, out: &mut Vec<Effect>) {
+        if self.unpublished.is_none() || self.newest.judge(now, stamp, config.forget_views) == Age::Older {
+            return;
+        }
+        out.extend(self.unpublished.take().map(|entries| Effect::PublishWorkloads { entries, stamp }));
     }
 
     /// This node is permanently out.
     pub fn end(&mut self, out: &mut Vec<Effect>) {
-        self.partial = None;
-        out.push(Effect::PublishWorkloads(Vec::new()));
+        (self.partial, self.unpublished) = (None, None);
+        out.push(Effect::PublishWorkloads { entries: Vec::new(), stamp: self.newest.stamp() });
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use muster_messages::WorkloadSelector;
+    use muster_messages::{Revision, WorkloadSelector};
 
     use super::*;
 
     const ONE: Incarnation = Incarnation(1);
+    const NOW: Moment = Moment(1_000_000_000);
 
     fn entry(n: u32) -> WorkloadEntry {
         WorkloadEntry::new(format!("a/w{n}").parse().unwrap(), [WorkloadSelector::UnixUid(n)])
@@ -94,16 +115,27 @@ mod tests {
         WorkloadsPage { incarnation: ONE, revision: Revision(revision), page, last, entries }
     }
 
-    /// The list that the page completes.
     fn receive(workloads: &mut Workloads, on: u64, page: WorkloadsPage) -> Option<Vec<String>> {
-        published(|out| workloads.received(Attempt(on), page, ONE, out))
+        receive_at(workloads, NOW, on, page)
+    }
+
+    /// The list that is published with the page.
+    fn receive_at(workloads: &mut Workloads, now: Moment, on: u64, page: WorkloadsPage) -> Option<Vec<String>> {
+        let config = AgentConfig::default();
+        published(|out| workloads.received((now, &config), (Attempt(on), ONE), page, out))
+    }
+
+    /// The list that is published with a heartbeat answer.
+    fn acknowledge(workloads: &mut Workloads, now: Moment, on: u64, revision: u64) -> Option<Vec<String>> {
+        let config = AgentConfig::default();
+        published(|out| workloads.acknowledged((now, &config), Attempt(on), (ONE, Revision(revision)), out))
     }
 
     fn published(step: impl FnOnce(&mut Vec<Effect>)) -> Option<Vec<String>> {
         let mut out = Vec::new();
         step(&mut out);
         out.pop().map(|effect| match effect {
-            Effect::PublishWorkloads(entries) => entries.iter().map(|entry| entry.name.to_string()).collect(),
+            Effect::PublishWorkloads { entries, .. } => entries.iter().map(|entry| entry.name.to_string()).collect(),
             other => panic!("{other:?}"),
         })
     }
@@ -129,21 +161,50 @@ mod tests {
         assert!(receive(&mut workloads, 2, page(5, 0, true, &[])).is_some(), "as new");
         let false_one = WorkloadsPage { incarnation: Incarnation(2), ..page(9, 0, true, &[1]) };
         assert_eq!(receive(&mut workloads, 2, false_one), None, "an incarnation that the host does not vouch for");
-        workloads.forget();
-        assert!(receive(&mut workloads, 2, page(4, 0, true, &[1])).is_some());
+    }
+
+    /// AGENT-10, for lists and for heartbeat answers: a host sends its list once.
+    #[test]
+    fn an_impossible_revision_of_a_list_is_forgotten() {
+        let forget_after = AgentConfig::default().forget_views;
+        for false_list in [true, false] {
+            let mut workloads = Workloads::default();
+            let lied = match false_list {
+                true => receive(&mut workloads, 1, page(u64::MAX, 0, true, &[])),
+                false => acknowledge(&mut workloads, NOW, 1, u64::MAX),
+            };
+            assert_eq!(lied, Some(vec![]));
+            assert_eq!(receive(&mut workloads, 2, page(4, 0, true, &[1])), None);
+            assert_eq!(acknowledge(&mut workloads, NOW + forget_after / 2, 2, 5), None);
+            assert_eq!(acknowledge(&mut workloads, NOW + forget_after, 2, 6), Some(vec!["a/w1".into()]));
+            let later = NOW + forget_after * 2;
+            assert_eq!(receive_at(&mut workloads, later, 2, page(7, 0, true, &[2])), Some(vec!["a/w2".into()]));
+        }
+    }
+
+    #[test]
+    fn list_of_a_host_that_lagged_is_published_once_it_caught_up() {
+        let mut workloads = Workloads::default();
+        assert!(receive(&mut workloads, 1, page(9, 0, true, &[])).is_some());
+        assert_eq!(receive(&mut workloads, 2, page(8, 0, true, &[1])), None);
+        assert_eq!(acknowledge(&mut workloads, NOW, 2, 8), None);
+        assert_eq!(acknowledge(&mut workloads, NOW, 2, 10), Some(vec!["a/w1".into()]), "it holds as of a newer state");
+        assert_eq!(receive(&mut workloads, 3, page(8, 0, true, &[2])), None);
+        assert_eq!(
+            acknowledge(&mut workloads, NOW, 4, 11),
+            Some(vec![]),
+            "another host's list is not published for it"
+        );
     }
 
     #[test]
     fn a_host_without_a_list_knows_of_no_workload() {
         let mut workloads = Workloads::default();
-        let silent = |workloads: &mut Workloads, on, revision| {
-            published(|out| workloads.silent(Attempt(on), (ONE, Revision(revision)), out))
-        };
-        assert_eq!(silent(&mut workloads, 1, 3), Some(vec![]));
-        assert_eq!(silent(&mut workloads, 1, 4), None, "said once in a session");
+        assert_eq!(acknowledge(&mut workloads, NOW, 1, 3), Some(vec![]));
+        assert_eq!(acknowledge(&mut workloads, NOW, 1, 4), None, "published once in a session");
         assert!(receive(&mut workloads, 1, page(6, 0, true, &[1])).is_some());
-        assert_eq!(silent(&mut workloads, 1, 7), None);
-        assert_eq!(silent(&mut workloads, 2, 5), None, "it lags behind");
+        assert_eq!(acknowledge(&mut workloads, NOW, 1, 7), None);
+        assert_eq!(acknowledge(&mut workloads, NOW, 2, 5), None, "it lags behind");
         assert_eq!(published(|out| workloads.end(out)), Some(vec![]));
     }
 }

@@ -5,6 +5,7 @@
 mod crash_points;
 mod dispatcher;
 mod stage;
+mod workloads;
 
 use std::sync::Arc;
 use std::time::Duration;

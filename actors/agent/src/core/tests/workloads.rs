@@ -19,7 +19,7 @@ fn page(revision: u64, entries: &[&str]) -> HostFrame {
 /// The workloads that the last step has published.
 fn published(world: &World) -> Option<Vec<String>> {
     world.out.iter().find_map(|e| match e {
-        Effect::PublishWorkloads(entries) => Some(entries.iter().map(|entry| entry.name.to_string()).collect()),
+        Effect::PublishWorkloads { entries, .. } => Some(entries.iter().map(|entry| entry.name.to_string()).collect()),
         _ => None,
     })
 }
@@ -49,7 +49,7 @@ fn workloads_of_a_host_are_published_after_its_view() {
 }
 
 #[test]
-fn host_without_workloads_says_so_with_its_first_answer() {
+fn first_answer_of_a_host_without_a_list_means_no_workload() {
     let mut world = World::worker();
     world.open();
     world.receive(HostFrame::HeartbeatAck { revision: Revision(5) });
@@ -58,7 +58,7 @@ fn host_without_workloads_says_so_with_its_first_answer() {
     world.receive(HostFrame::HeartbeatAck { revision: Revision(5) });
     assert_eq!(published(&world), names(&[]));
     world.receive(HostFrame::HeartbeatAck { revision: Revision(6) });
-    assert_eq!(published(&world), None, "it is said once");
+    assert_eq!(published(&world), None, "it is published once");
     world.receive(page(7, &["a/b"]));
     world.receive(HostFrame::HeartbeatAck { revision: Revision(8) });
     assert_eq!(published(&world), None, "and a list stays");
