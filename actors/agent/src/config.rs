@@ -33,8 +33,11 @@ pub struct AgentConfig {
     pub sign_retry_first: Duration,
     /// The longest pause between renewals: a role change must not wait for an hourly timer.
     pub sign_retry_cap: Duration,
-    /// Membership requests that may await an answer at once. The manager runtime sends one at a time.
+    /// Requests to the leader that may await an answer at once. The manager runtime sends one at a time.
     pub open_asks: usize,
+    /// Those of them for certificates of workloads. The host accepts four requests of a node: its own certificate and membership must not
+    /// wait for workloads.
+    pub open_workload_asks: usize,
     /// Frames waiting to be written to the host. A host that reads nothing for so long counts as silent.
     pub outbox: usize,
     /// The host's requests about this node's actors that may be in progress at once.
@@ -58,6 +61,7 @@ impl Default for AgentConfig {
             sign_retry_first: Duration::from_millis(100),
             sign_retry_cap: Duration::from_secs(5),
             open_asks: 8,
+            open_workload_asks: 2,
             outbox: 32,
             open_questions: 8,
         }

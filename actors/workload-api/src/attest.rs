@@ -1,10 +1,10 @@
-//! What this node can find out about a process: from the kernel's word on a socket's peer, and from `/proc`.
+//! What this node can find out about a process: from what the kernel reports of a socket's peer, and from `/proc`.
 //!
 //! Owns        the handle of a peer's process.
 //! Invariants  SPIFFE-2, the look: facts are those of the process that connected, and only while it lives. Its handle is opened when it
-//!             is accepted, and after each look the handle must still stand for the same process, started at the same time.
+//!             is accepted, and after each look the handle must still refer to the same process, started at the same time.
 //! Why a look at `/proc` and then at the handle, and not the other way round: a process id is free for another process only once its
-//! process is gone. If the handle stands for a living process after the look, the look was at that process.
+//! process is gone. If the handle refers to a living process after the look, the look was at that process.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -31,7 +31,7 @@ const MAX_PROC_FILE: u64 = 1 << 20;
 const LOOK_TIMEOUT: Duration = Duration::from_secs(3);
 /// The groups that the kernel does not report of a socket's peer.
 const SUPPLEMENTARY: &str = "unix:gid (supplementary groups)";
-/// The kernel's word is about the moment of the connection, and `/proc` is about now. They are not mixed.
+/// What the kernel reports of a peer is about the moment of the connection, and `/proc` is about now. They are not mixed.
 const CHANGED_USER: &str = "the process has changed its user or group since it connected";
 
 fn unknown(selector: &str, why: String) -> UnknownSelectorView {
@@ -102,18 +102,18 @@ impl Peer {
             Err(why) => return Ok(self.without_process(why)),
         };
         let mut facts = Facts { uid: self.uid, gid: self.gid, ..Facts::default() };
-        let mut lacks = |selector, why: String| facts.unknown.push(unknown(selector, why));
+        let mut missing = |selector, why: String| facts.unknown.push(unknown(selector, why));
         if needs.unit {
             match unit_of(process.pid) {
                 Ok(Some(unit)) => facts.unit = Some(unit),
-                Ok(None) => lacks("systemd:unit", "the process belongs to no unit".to_owned()),
-                Err(error) => lacks("systemd:unit", error.to_string()),
+                Ok(None) => missing("systemd:unit", "the process belongs to no unit".to_owned()),
+                Err(error) => missing("systemd:unit", error.to_string()),
             }
         }
         if !needs.path.is_nothing() {
             match executable_of(process.pid, &needs.path) {
                 Ok(path) => facts.path = path,
-                Err(why) => lacks("unix:path", why),
+                Err(why) => missing("unix:path", why),
             }
         }
         // The last look is at the user: a program that gives its process another one must not lend it its path.
@@ -128,7 +128,7 @@ impl Peer {
 }
 
 impl Process {
-    /// `ids`: the user and group that connected. If the process has others by now, or is another one, only the kernel's word counts.
+    /// `ids`: the user and group that connected. If the process has others by now, or is another one, only what the kernel reports of the peer counts.
     fn open(pid: Pid, ids: Option<(u32, u32)>) -> Result<Result<Self, String>, NotAttested> {
         let handle = match rustix::process::pidfd_open(pid, PidfdFlags::NONBLOCK) {
             Ok(handle) => handle,
@@ -382,7 +382,7 @@ mod tests {
         assert_eq!(child.peer().err(), Some(NotAttested::Ended));
     }
 
-    /// Another process with the id of the one that connected: the handle stands for the first.
+    /// Another process with the id of the one that connected: the handle refers to the first.
     #[tokio::test]
     async fn reused_process_id_has_no_facts() {
         let (ours, _theirs) = UnixStream::pair().unwrap();

@@ -33,14 +33,14 @@ impl WorkloadClient {
         let connected = http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await;
         let (requests, connection) = connected.map_err(|error| unavailable(&error))?;
         tokio::spawn(connection);
-        // There is no host: gRPC over a Unix socket says `localhost`.
+        // The connection has no host name: gRPC over a Unix socket sends `localhost`.
         Ok(Self { grpc: Grpc::with_origin(Connection(requests), Uri::from_static("http://localhost")) })
     }
 
     /// The identities of this process, as a stream: each message replaces the one before.
     ///
     /// # Errors
-    /// `PermissionDenied`: this process is no workload. `Unavailable`: later, perhaps.
+    /// `PermissionDenied`: this process has no identity. `Unavailable`: later, perhaps.
     pub async fn fetch_x509_svid(&mut self) -> Result<Streaming<X509SvidResponse>, Status> {
         self.stream("FetchX509SVID", &[(SECURITY_HEADER, "true")]).await
     }

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
+use std::io;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -30,14 +31,14 @@ use tonic::server::{Grpc, ServerStreamingService};
 
 use crate::attest::Peer;
 use crate::authority::client_stream;
-use crate::core::{Answer, Denial, Kind, MAX_STREAMS, MAX_STREAMS_OF_USER};
-use crate::limits::{Admission, Limit};
-use crate::proto::{Empty, ProtoCodec, SECURITY_HEADER, X509BundlesResponse, X509Svid, X509SvidResponse};
+use crate::core::{Answer, Denial, Kind, MAX_STREAMS, MAX_STREAMS_OF_USER, NotAttested};
+use crate::limits::{Admission, Limit, Permit};
+use crate::proto::{Empty, ProtoCodec, SECURITY_HEADER, SERVICE, X509BundlesResponse, X509Svid, X509SvidResponse};
 use crate::shell::{Ask, Msg};
 
 /// Calls at once on one connection.
 const MAX_CALLS: u32 = 32;
-/// A call without an answer is given up after this; the first answer of a stream comes earlier, or is a refusal.
+/// A call without an answer times out after this; the first answer of a stream comes earlier, or is a refusal.
 const CALL_TIMEOUT: Duration = Duration::from_secs(15);
 /// Connections without a call are closed after one to two of these. Clients connect again when they need to.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
@@ -48,9 +49,9 @@ const MAX_HEADER_BYTES: u32 = 16 << 10;
 /// After an error of the socket, such as too many open files.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// What a stream's client is to be told next: a watched value, because each message replaces the one before.
+/// What a stream's client is sent next: a watched value, because each message replaces the one before.
 #[derive(Clone, Debug)]
-pub(crate) enum Told {
+pub(crate) enum Outgoing {
     Nothing,
     Answer(Arc<Answer>),
     Ended(Denial),
@@ -68,35 +69,36 @@ impl Inbox {
     pub(crate) fn new(to: Address<Msg>) -> Self {
         Self { to, waiting: Limit::new(MAX_STREAMS, MAX_STREAMS_OF_USER) }
     }
-    fn ask(&self, peer: Arc<Peer>, kind: Kind) -> Result<watch::Receiver<Told>, Status> {
+    fn ask(&self, peer: Arc<Peer>, kind: Kind) -> Result<watch::Receiver<Outgoing>, Status> {
         let waiting = self.waiting.admit(peer.uid);
         let waiting = waiting.ok_or_else(|| Status::unavailable("too many requests of this user are waiting"))?;
-        let (tell, told) = watch::channel(Told::Nothing);
-        let sent = self.to.tell(Msg::Asked(Ask { peer, kind, tell, waiting }));
+        let (sender, outgoing) = watch::channel(Outgoing::Nothing);
+        let sent = self.to.tell(Msg::Asked(Ask { peer, kind, sender, waiting }));
         sent.map_err(|error| Status::unavailable(error.to_string()))?;
-        Ok(told)
+        Ok(outgoing)
     }
 }
 
-/// Accepts connections until the incarnation ends.
-pub(crate) async fn accept(listener: UnixListener, inbox: Inbox, ended: CancellationToken) {
+/// Accepts connections until the incarnation ends. `refused` counts those that are not served.
+pub(crate) async fn accept(listener: UnixListener, inbox: Inbox, refused: Arc<AtomicU64>, ended: CancellationToken) {
     let mut admission = Admission::new(getrlimit(Resource::Nofile).current);
+    let mut failing = Failing(false);
     loop {
-        let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
-            Err(error) => {
-                tracing::warn!(%error, "cannot accept a connection to the workload socket");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
+        let accepted = listener.accept().await;
+        failing.is(accepted.as_ref().err());
+        let Ok((stream, _)) = accepted else {
+            tokio::time::sleep(ACCEPT_PAUSE).await;
+            continue;
+        };
+        // Refused by closing: a client comes back after a pause, as after `Unavailable`.
+        let (peer, permit) = match admit(&stream, &mut admission) {
+            Ok(admitted) => admitted,
+            Err(why) => {
+                tracing::debug!(%why, "connection to the workload socket refused");
+                refused.fetch_add(1, Ordering::Relaxed);
                 continue;
             }
         };
-        // Refused by closing: a client comes back after a pause, as after `Unavailable`. First what costs nothing.
-        let Ok(uid) = stream.peer_cred().map(|peer| peer.uid()) else { continue };
-        let Some(permit) = admission.admit(Clock.now(), uid) else {
-            tracing::debug!(uid, "too many connections to the workload socket");
-            continue;
-        };
-        let Ok(peer) = Peer::of(&stream) else { continue };
         let (inbox, ended) = (inbox.clone(), ended.child_token());
         tokio::spawn(async move {
             let _until_it_ends = permit;
@@ -106,6 +108,33 @@ pub(crate) async fn accept(listener: UnixListener, inbox: Inbox, ended: Cancella
             }
             ended.cancel(); // what hyper started for it
         });
+    }
+}
+
+/// The process at the other end, if it is served. First what costs nothing.
+fn admit(stream: &UnixStream, admission: &mut Admission) -> Result<(Peer, Permit), String> {
+    let uid = stream.peer_cred().map_err(|error| error.to_string())?.uid();
+    let permit =
+        admission.admit(Clock.now(), uid).ok_or_else(|| format!("too many connections of user {uid}, or of all"))?;
+    let peer = Peer::of(stream).map_err(|why| match why {
+        NotAttested::Ended => format!("the process of user {uid} has ended already"),
+        NotAttested::Failed(why) => why,
+    })?;
+    Ok((peer, permit))
+}
+
+/// Whether the socket accepts nothing. Logged when it changes: there is an attempt every 100 ms.
+struct Failing(bool);
+
+impl Failing {
+    fn is(&mut self, error: Option<&io::Error>) {
+        match (std::mem::replace(&mut self.0, error.is_some()), error) {
+            (false, Some(error)) => {
+                tracing::warn!(%error, "cannot accept connections to the workload socket; retrying")
+            }
+            (true, None) => tracing::info!("connections to the workload socket are accepted again"),
+            _ => {}
+        }
     }
 }
 
@@ -171,7 +200,7 @@ async fn connection(stream: UnixStream, peer: Arc<Peer>, inbox: Inbox, ended: Ca
                 let now = calls.begun.load(Ordering::Relaxed);
                 if calls.open.load(Ordering::Relaxed) == 0 && begun == now {
                     if closing {
-                        return; // its client does not answer, or has never said a word
+                        return; // its client does not answer, or has sent nothing
                     }
                     serving.as_mut().graceful_shutdown();
                     closing = true;
@@ -188,7 +217,9 @@ async fn answer(fetch: Fetch, request: Request<Incoming>) -> Response<Body> {
     if (given.next().map(|value| value.as_bytes()), given.next()) != (Some(b"true"), None) {
         return Status::invalid_argument(format!("the metadata {SECURITY_HEADER}: true is required, once")).into_http();
     }
-    let method = request.uri().path().strip_prefix("/SpiffeWorkloadAPI/").unwrap_or_default().to_owned();
+    let path = request.uri().path().strip_prefix('/').and_then(|path| path.split_once('/'));
+    let method =
+        path.filter(|(service, _)| *service == SERVICE).map(|(_, method)| method).unwrap_or_default().to_owned();
     let answered = async {
         match method.as_str() {
             "FetchX509SVID" => streaming::<X509SvidResponse>(fetch, request).await,
@@ -215,7 +246,7 @@ struct Fetch {
     call: Option<Call>,
 }
 
-/// A message that says what an answer says.
+/// A message with the content of an answer.
 trait FromAnswer: Message + 'static {
     const KIND: Kind;
     fn from_answer(answer: &Answer) -> Self;
@@ -256,14 +287,14 @@ impl<M: FromAnswer> ServerStreamingService<Empty> for Streaming<M> {
         let Fetch { peer, inbox, call } = &mut self.0;
         let (asked, call) = (inbox.ask(Arc::clone(peer), M::KIND), call.take());
         Box::pin(async move {
-            let mut told = asked?;
+            let mut outgoing = asked?;
             // A refusal is the answer of the call, and not the end of a stream.
-            match told.wait_for(|told| !matches!(told, Told::Nothing)).await.map(|told| told.clone()) {
-                Ok(Told::Ended(denial)) => return Err(status(denial)),
-                Ok(_) => told.mark_changed(),
+            match outgoing.wait_for(|next| !matches!(next, Outgoing::Nothing)).await.map(|next| next.clone()) {
+                Ok(Outgoing::Ended(denial)) => return Err(status(denial)),
+                Ok(_) => outgoing.mark_changed(),
                 Err(_) => return Err(restarting()),
             }
-            let answers: Answers<M> = Box::pin(futures_util::stream::unfold(Some((told, call)), next::<M>));
+            let answers: Answers<M> = Box::pin(futures_util::stream::unfold(Some((outgoing, call)), next::<M>));
             Ok(tonic::Response::new(answers))
         })
     }
@@ -271,18 +302,18 @@ impl<M: FromAnswer> ServerStreamingService<Empty> for Streaming<M> {
 
 /// The next message of a stream, as soon as its client can take one and there is one.
 async fn next<M: FromAnswer>(
-    state: Option<(watch::Receiver<Told>, Option<Call>)>,
-) -> Option<(Result<M, Status>, Option<(watch::Receiver<Told>, Option<Call>)>)> {
-    let (mut told, call) = state?;
+    state: Option<(watch::Receiver<Outgoing>, Option<Call>)>,
+) -> Option<(Result<M, Status>, Option<(watch::Receiver<Outgoing>, Option<Call>)>)> {
+    let (mut outgoing, call) = state?;
     loop {
-        if told.changed().await.is_err() {
+        if outgoing.changed().await.is_err() {
             return Some((Err(restarting()), None));
         }
-        let newest = told.borrow_and_update().clone();
+        let newest = outgoing.borrow_and_update().clone();
         match newest {
-            Told::Nothing => {}
-            Told::Answer(answer) => return Some((Ok(M::from_answer(&answer)), Some((told, call)))),
-            Told::Ended(denial) => return Some((Err(status(denial)), None)),
+            Outgoing::Nothing => {}
+            Outgoing::Answer(answer) => return Some((Ok(M::from_answer(&answer)), Some((outgoing, call)))),
+            Outgoing::Ended(denial) => return Some((Err(status(denial)), None)),
         }
     }
 }
@@ -300,7 +331,44 @@ fn status(denial: Denial) -> Status {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+
+    use tracing::span::{Attributes, Id, Record};
+    use tracing::{Event, Level, Metadata, Subscriber};
+
     use super::*;
+
+    /// The levels of the events of one thread.
+    #[derive(Clone, Default)]
+    struct Levels(Arc<Mutex<Vec<Level>>>);
+    impl Subscriber for Levels {
+        fn enabled(&self, _: &Metadata<'_>) -> bool {
+            true
+        }
+        fn new_span(&self, _: &Attributes<'_>) -> Id {
+            Id::from_u64(1)
+        }
+        fn record(&self, _: &Id, _: &Record<'_>) {}
+        fn record_follows_from(&self, _: &Id, _: &Id) {}
+        fn event(&self, event: &Event<'_>) {
+            self.0.lock().unwrap().push(*event.metadata().level());
+        }
+        fn enter(&self, _: &Id) {}
+        fn exit(&self, _: &Id) {}
+    }
+
+    /// Too many files are open, for as long as they are.
+    #[test]
+    fn failing_socket_is_logged_when_it_begins_and_ends() {
+        let levels = Levels::default();
+        tracing::subscriber::with_default(levels.clone(), || {
+            let (error, mut failing) = (io::Error::other("too many open files"), Failing(false));
+            for attempt in [None, Some(&error), Some(&error), Some(&error), None, None, Some(&error)] {
+                failing.is(attempt);
+            }
+        });
+        assert_eq!(*levels.0.lock().unwrap(), [Level::WARN, Level::INFO, Level::WARN]);
+    }
 
     #[tokio::test(start_paused = true)]
     async fn silent_connection_is_ended() {

@@ -1,8 +1,9 @@
-//! The actor `node/workloads`: the socket, the looks at processes, the questions to the leader.
+//! The actor `node/workloads`: the socket, the looks at processes, the requests to the leader.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use muster_kernel::{Address, Alarm, Backoff, Cx, Fault, Shell, Slot, Spec, UnixSocket};
 use muster_messages::WorkloadView;
@@ -16,12 +17,13 @@ use crate::core::{
     WorkloadCore,
 };
 use crate::limits::{Looks, Permit};
-use crate::serve::{self, Inbox, Told};
+use crate::serve::{self, Inbox, Outgoing};
 use crate::socket;
 use crate::svid::{WorkloadSigner, new_svid, roots};
 
 /// Messages waiting: a request of every stream, and their looks.
 const MAILBOX: usize = 4096;
+
 #[derive(Named)]
 #[strum(serialize_all = "snake_case")]
 pub enum Msg {
@@ -38,7 +40,7 @@ pub enum Msg {
 pub struct Ask {
     pub(crate) peer: Arc<Peer>,
     pub(crate) kind: Kind,
-    pub(crate) tell: watch::Sender<Told>,
+    pub(crate) sender: watch::Sender<Outgoing>,
     /// Given back once the request is handled.
     pub(crate) waiting: Permit,
 }
@@ -74,7 +76,7 @@ pub fn workload_api_spec(address: Address<Msg>, ports: WorkloadApiPorts) -> Spec
 /// An open stream's process, and its client.
 struct Open {
     peer: Arc<Peer>,
-    tell: Arc<watch::Sender<Told>>,
+    sender: Arc<watch::Sender<Outgoing>>,
 }
 
 struct WorkloadApi {
@@ -90,6 +92,8 @@ struct WorkloadApi {
     /// The roots as last parsed.
     roots: (Arc<Vec<String>>, Arc<Roots>),
     looks: Looks,
+    /// Connections that were not served.
+    refused: Arc<AtomicU64>,
     alarm: Alarm,
 }
 
@@ -107,6 +111,7 @@ impl WorkloadApi {
             last: StreamId(0),
             roots: Default::default(),
             looks: Looks::default(),
+            refused: Arc::default(),
             alarm: Alarm::default(),
         })
     }
@@ -146,13 +151,13 @@ impl WorkloadApi {
             }
             Effect::Send(stream, answer) => {
                 if let Some(open) = self.open.get(&stream) {
-                    open.tell.send_replace(Told::Answer(answer));
+                    open.sender.send_replace(Outgoing::Answer(answer));
                 }
             }
             Effect::End(stream, denial) => {
                 if let Some(open) = self.open.remove(&stream) {
                     tracing::debug!(uid = open.peer.uid, ?denial, "stream of a workload refused or ended");
-                    open.tell.send_replace(Told::Ended(denial));
+                    open.sender.send_replace(Outgoing::Ended(denial));
                 }
             }
             Effect::Sign(by, workload) => {
@@ -176,15 +181,15 @@ impl WorkloadApi {
         }
     }
 
-    fn asked(&mut self, cx: &Cx<Msg>, Ask { peer, kind, tell, waiting }: Ask) -> Input {
+    fn asked(&mut self, cx: &Cx<Msg>, Ask { peer, kind, sender, waiting }: Ask) -> Input {
         self.last = StreamId(self.last.0 + 1);
-        let (stream, uid, tell) = (self.last, peer.uid, Arc::new(tell));
-        let client = Arc::clone(&tell);
+        let (stream, uid, sender) = (self.last, peer.uid, Arc::new(sender));
+        let client = Arc::clone(&sender);
         cx.report(async move {
             client.closed().await;
             Msg::Closed(stream)
         });
-        self.open.insert(stream, Open { peer, tell });
+        self.open.insert(stream, Open { peer, sender });
         drop(waiting); // from here on the core counts it
         Input::Asked { stream, uid, kind }
     }
@@ -196,7 +201,8 @@ impl Shell for WorkloadApi {
 
     async fn started(&mut self, cx: &Cx<Msg>) -> Result<(), Fault> {
         let listener = self.socket.listener()?;
-        cx.spawn(serve::accept(listener, Inbox::new(self.address.clone()), cx.ended().clone()));
+        let (inbox, refused) = (Inbox::new(self.address.clone()), Arc::clone(&self.refused));
+        cx.spawn(serve::accept(listener, inbox, refused, cx.ended().clone()));
         let mut view = self.ports.view.clone();
         view.mark_changed();
         cx.on_change(view, || Msg::Viewed);
@@ -235,6 +241,7 @@ impl Shell for WorkloadApi {
         let failing = self.core.certificates().failing().map(|(name, failure)| (name.to_string(), json!(failure.why)));
         json!({
             "socket": self.ports.socket, "streams": self.core.streams(), "sent": sent, "refused": refused,
+            "refused_connections": self.refused.load(Ordering::Relaxed),
             "entries": self.core.view().map(|view| view.entries.len()), "held": held, "signing": signing, "failed": failed,
             "until": until.take(MAX_SHOWN).collect::<serde_json::Map<_, _>>(),
             "failing": failing.take(MAX_SHOWN).collect::<serde_json::Map<_, _>>(),

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use muster_messages::wire::SignedWorkload;
@@ -15,16 +14,13 @@ use zeroize::Zeroizing;
 
 use crate::core::{KeyId, Roots, SignFailure, Svid};
 
-/// A signer that does not answer is given up after this. It has a shorter timeout of its own for each question; eight of them, which the core
-/// asks at once, may wait for each other in pairs.
-const SIGN_TIMEOUT: Duration = Duration::from_secs(60);
 /// Certificates in a chain: a leaf, and one for each root that is not gone.
 const MAX_CHAIN: usize = 9;
 
 /// Asks the leader for certificates. The agent's session carries the question.
 pub trait WorkloadSigner: Send + Sync + 'static {
-    /// The certificate of a workload that applies to this node. `spki_der`: the public key. The signer ends a question that the leader does not
-    /// answer; the time in which a question waits for others does not count.
+    /// The certificate of a workload that applies to this node. `spki_der`: the public key. It ends in any case: the signer bounds the time
+    /// in which the leader answers.
     fn sign(&self, workload: WorkloadName, spki_der: Vec<u8>) -> BoxFuture<'static, Result<SignedWorkload, ErrorBody>>;
 }
 
@@ -37,11 +33,7 @@ pub(crate) async fn new_svid(
     let later = |why: String| SignFailure { refused: false, why };
     let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(|error| later(error.to_string()))?;
     let spki = key.subject_public_key_info();
-    let asked = tokio::time::timeout(SIGN_TIMEOUT, signer.sign(workload, spki.clone()));
-    let signed = match asked.await {
-        Ok(answer) => answer.map_err(|error| failure(&error))?,
-        Err(_) => return Err(later("the leader has not answered in time".to_owned())),
-    };
+    let signed = signer.sign(workload, spki.clone()).await.map_err(|error| failure(&error))?;
     let (chain_der, issuer) = checked(&signed.chain_pem, &spki, &spiffe_id).map_err(later)?;
     let key_der = Zeroizing::new(key.serialize_der());
     Ok(Svid { chain_der, key_der, not_after: signed.not_after, issuer })
@@ -113,32 +105,5 @@ fn certificates(pem: &str, most: usize) -> Result<Vec<Vec<u8>>, String> {
         Ok(blocks.into_iter().map(|block| block.contents).collect())
     } else {
         Err("not certificates".to_owned())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Answers after it has let other questions go first.
-    struct Queue(Duration);
-    impl WorkloadSigner for Queue {
-        fn sign(&self, _: WorkloadName, _: Vec<u8>) -> BoxFuture<'static, Result<SignedWorkload, ErrorBody>> {
-            let wait = tokio::time::sleep(self.0);
-            Box::pin(async move {
-                wait.await;
-                Err(ErrorBody::new(ErrorCode::NotFound, "asked"))
-            })
-        }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn question_that_waits_for_six_others_is_asked() {
-        // Three pairs before it, each of which the daemon gives up after 13 s, and its own.
-        for (waits, why) in [(52, "asked"), (600, "the leader has not answered in time")] {
-            let signer = Arc::new(Queue(Duration::from_secs(waits)));
-            let failure = new_svid(signer, "a/b".parse().unwrap(), String::new()).await.unwrap_err();
-            assert_eq!(failure.why, why);
-        }
     }
 }

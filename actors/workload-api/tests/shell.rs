@@ -16,7 +16,7 @@ use muster_messages::{
     WorkloadSelector, WorkloadView,
 };
 use muster_pki::{Issuer, PublicKey, Root, WorkloadProfile};
-use muster_testkit::{ActorHarness, WAIT_LIMIT, at_every_point, eventually};
+use muster_testkit::{ActorHarness, WAIT_LIMIT, at_every_point, eventually, eventually_some};
 use muster_workload_api::client::WorkloadClient;
 use muster_workload_api::core::MAX_STREAMS_OF_USER;
 use muster_workload_api::proto::{SECURITY_HEADER, X509BundlesResponse, X509SvidResponse};
@@ -222,16 +222,7 @@ async fn process_without_an_entry_is_denied_at_once_and_mid_stream() {
 
 /// Asks until the actor has seen the entries.
 async fn retry(client: &mut WorkloadClient) -> Streaming<X509SvidResponse> {
-    tokio::time::timeout(WAIT_LIMIT, async {
-        loop {
-            if let Ok(stream) = client.fetch_x509_svid().await {
-                return stream;
-            }
-            tokio::task::yield_now().await;
-        }
-    })
-    .await
-    .expect("the stream is served")
+    eventually_some("the stream is served", async || client.fetch_x509_svid().await.ok()).await
 }
 
 #[tokio::test]
@@ -316,18 +307,12 @@ async fn crash_at_any_point_delays_identities_only() {
     at_every_point(async |fuse| {
         let mut node = Node::with(vec![own("a/b")]).await;
         node.harness.crash_at(PATH, &fuse);
-        let response = async {
-            loop {
-                if let Ok(mut client) = WorkloadClient::connect(&node.socket).await
-                    && let Ok(mut stream) = client.fetch_x509_svid().await
-                    && let Ok(response) = message(&mut stream).await
-                {
-                    return response;
-                }
-                tokio::time::sleep(Duration::from_millis(10)).await;
-            }
-        };
-        let response = tokio::time::timeout(WAIT_LIMIT, response).await.expect("an identity");
+        let response = eventually_some("an identity", async || {
+            let mut client = WorkloadClient::connect(&node.socket).await.ok()?;
+            let mut stream = client.fetch_x509_svid().await.ok()?;
+            message(&mut stream).await.ok()
+        })
+        .await;
         assert_eq!(ids(&response), ["a/b"]);
         node.streams(0).await;
         node.harness.finish().await;
@@ -376,6 +361,22 @@ async fn stream_ends_with_the_process_that_connected() {
     node.harness.finish().await;
 }
 
+/// A process connects and ends before its connection is accepted: this test's thread, which accepts it, waits for the process.
+#[tokio::test]
+async fn connection_of_an_ended_process_is_counted() {
+    let node = Node::with(vec![own("a/b")]).await;
+    let child = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "process_that_connects_and_ends"])
+        .env(SOCKET_OF_CHILD, &node.socket)
+        .stdin(std::process::Stdio::null())
+        .stdout(std::process::Stdio::null())
+        .status();
+    assert!(child.unwrap().success());
+    node.harness.until(PATH, "refused", |actor| actor.view["refused_connections"] == 1).await;
+    node.streams(0).await;
+    node.harness.finish().await;
+}
+
 const SOCKET_OF_CHILD: &str = "MUSTER_TEST_WORKLOAD_SOCKET";
 
 /// Not a test, but the process that another test starts: opens a stream, starts a program that has the same socket, and ends once its
@@ -394,7 +395,7 @@ fn process_that_connects_and_ends() {
         (":method", "POST"),
         (":scheme", "http"),
         (":path", "/SpiffeWorkloadAPI/FetchX509SVID"),
-        (":authority", "run%2Fworkloads.sock"), // as gRPC's library for Python says
+        (":authority", "run%2Fworkloads.sock"), // as gRPC's library for Python sends it
         ("content-type", "application/grpc"),
         ("te", "trailers"),
         (SECURITY_HEADER, "true"),
@@ -468,7 +469,7 @@ async fn requests_that_wait_are_limited_per_user() {
     node.harness.finish().await;
 }
 
-/// The bound of the mailbox holds for the requests of clients, and not for what the actor tells itself.
+/// The bound of the mailbox holds for the requests of clients, and not for the actor's messages to itself.
 #[tokio::test]
 async fn requests_are_refused_by_a_full_mailbox() {
     let node = Node::at(Address::new(0), vec![own("a/b")]).await;

@@ -11,13 +11,11 @@ use muster_messages::protocol::AgentMsg;
 use muster_messages::wire::{SignedWorkload, WorkloadRequest};
 use muster_messages::{ErrorBody, ErrorCode, WorkloadName, WorkloadView};
 use muster_workload_api::{WorkloadApiPorts, WorkloadSigner, explain_process, workload_api_address, workload_api_spec};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 
 use super::config::Config;
 
-/// Requests on the session at once. Its host accepts four from this node, and the node's own certificate and membership must not wait.
-const MAX_SIGNING: usize = 2;
-/// As long as the host waits for the leader, and a little for a session. It counts from when there is room: a request that waited is asked, too.
+/// As long as the host waits for the leader, and a little for a session.
 const SIGN_TIMEOUT: Duration = Duration::from_secs(13);
 
 /// What the agent knows of workloads: set once there is an agent.
@@ -25,14 +23,12 @@ pub type Known = Arc<OnceLock<watch::Receiver<WorkloadView>>>;
 
 struct Signer {
     agent: Recipient<AgentMsg>,
-    room: Arc<Semaphore>,
 }
 
 impl WorkloadSigner for Signer {
     fn sign(&self, workload: WorkloadName, spki_der: Vec<u8>) -> BoxFuture<'static, Result<SignedWorkload, ErrorBody>> {
-        let (agent, room) = (self.agent.clone(), Arc::clone(&self.room));
+        let agent = self.agent.clone();
         Box::pin(async move {
-            let _permit = room.acquire_owned().await.map_err(|_| stopping())?;
             let request = WorkloadRequest { workload, public_key_der: spki_der };
             let asked = agent.ask(SIGN_TIMEOUT, |reply| AgentMsg::SignWorkload { request, reply });
             asked.await.map_err(ErrorBody::from)?
@@ -43,7 +39,7 @@ impl WorkloadSigner for Signer {
 /// The actor, if a socket is configured.
 pub fn spec(config: &Config, agent: Recipient<AgentMsg>, ports: &AgentPorts) -> Option<Spec> {
     let socket = config.workload_socket.clone()?;
-    let signer = Arc::new(Signer { agent, room: Arc::new(Semaphore::new(MAX_SIGNING)) });
+    let signer = Arc::new(Signer { agent });
     let ports = WorkloadApiPorts::new(socket, ports.workloads(), signer);
     Some(workload_api_spec(workload_api_address(), ports))
 }
@@ -61,4 +57,25 @@ pub fn explain(config: &Config, known: &Known) -> Option<ExplainWorkloads> {
 
 fn stopping() -> ErrorBody {
     ErrorBody::new(ErrorCode::Unreachable, "the daemon is starting or stopping")
+}
+
+#[cfg(test)]
+mod tests {
+    use muster_agent::AgentConfig;
+    use muster_cert_authority::core::{MAX_LIVE, MAX_USED};
+    use muster_sessions::SessionsConfig;
+    use muster_workload_api::core::{MAX_HELD, MAX_SIGNINGS};
+
+    /// A node evicts a certificate that no program uses; the leader counts it until it expires. So a node may use all its room twice.
+    #[test]
+    fn leader_counts_twice_what_a_node_holds() {
+        assert_eq!(MAX_LIVE, 2 * MAX_HELD);
+        assert!(MAX_USED.burst as usize >= 2 * MAX_HELD, "a node that starts again requests all, perhaps twice");
+    }
+
+    #[test]
+    fn workloads_leave_room_on_the_session_for_their_node() {
+        assert_eq!(MAX_SIGNINGS, AgentConfig::default().open_workload_asks);
+        assert!(MAX_SIGNINGS + 2 <= SessionsConfig::default().open_asks, "a certificate and a membership request");
+    }
 }

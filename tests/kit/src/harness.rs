@@ -266,6 +266,18 @@ pub async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
+/// Attempts until something comes of it, for what no watched value shows. The attempts themselves may take time.
+pub async fn eventually_some<T>(what: &str, mut attempt: impl AsyncFnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + WAIT_LIMIT;
+    loop {
+        match tokio::time::timeout_at(deadline, attempt()).await {
+            Ok(Some(found)) => return found,
+            Ok(None) => tokio::time::sleep(Duration::from_millis(2)).await,
+            Err(_) => panic!("never: {what}"),
+        }
+    }
+}
+
 /// Asks until there is an answer, as Muster's clients do: after a crash they repeat the question.
 pub async fn insisting<M: Send + 'static, T: Send + 'static>(
     address: &Address<M>,

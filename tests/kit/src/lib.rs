@@ -40,7 +40,7 @@ mod probe;
 
 use std::time::Duration;
 
-pub use harness::{ActorHarness, eventually, insisting, insisting_until_known};
+pub use harness::{ActorHarness, eventually, eventually_some, insisting, insisting_until_known};
 pub use host::{Host, Idle, Never};
 pub use points::{at_every_point, at_every_point_twice};
 pub use probe::{Probe, answered};

@@ -1,9 +1,9 @@
-//! Asks: the manager runtime's requests to the leader, on a session or waiting for one.
+//! Asks: requests to the leader, of the manager runtime and for workloads, on a session or waiting for one.
 //!
 //! Owns        which request was sent on which connection, and which requests wait.
 //! Invariants  AGENT-11  a request waits at most [`WAIT_FOR_SESSION`] for a session, and at most `open_asks` requests exist at
-//!                       once; each is answered exactly once. One that was sent is sent again only if a new certificate's session
-//!                       replaced its own; otherwise its caller repeats it.
+//!                       once, `open_workload_asks` of them for workloads; each is answered exactly once. One that was sent is sent
+//!                       again only if a new certificate's session replaced its own; otherwise its caller repeats it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -12,6 +12,7 @@ use muster_messages::wire::{AgentAsk, AgentFrame};
 use muster_messages::{ErrorBody, ErrorCode, Moment};
 
 use super::{AskId, Attempt, Effect};
+use crate::config::AgentConfig;
 
 /// A new certificate, or a host that restarts, leaves an agent without a session for some round trips. Shorter than the
 /// callers' own deadlines, so that they learn the reason.
@@ -40,11 +41,22 @@ struct Waiting {
 }
 
 impl Asks {
-    pub fn wait(&mut self, now: Moment, ask: AskId, question: AgentAsk, limit: usize, out: &mut Vec<Effect>) {
-        if self.sent.len() + self.waiting.len() < limit {
-            return self.waiting.push_back(Waiting { ask, question, until: now + WAIT_FOR_SESSION });
-        }
-        let text = "too many requests of the manager runtime are waiting for the leader";
+    pub fn wait(
+        &mut self,
+        now: Moment,
+        (ask, question): (AskId, AgentAsk),
+        config: &AgentConfig,
+        out: &mut Vec<Effect>,
+    ) {
+        let open = self.sent.values().map(|sent| &sent.question).chain(self.waiting.iter().map(|w| &w.question));
+        let text =
+            if is_workload(&question) && open.clone().filter(|q| is_workload(q)).count() >= config.open_workload_asks {
+                "too many requests for certificates of workloads are waiting for the leader"
+            } else if open.count() >= config.open_asks {
+                "too many requests of this node are waiting for the leader"
+            } else {
+                return self.waiting.push_back(Waiting { ask, question, until: now + WAIT_FOR_SESSION });
+            };
         refuse(ask, ErrorBody::new(ErrorCode::TooManyRequests, text), out);
     }
 
@@ -72,7 +84,7 @@ impl Asks {
     }
 
     /// The connection is replaced: its unanswered requests wait for the next one, before any other. The leader answers a
-    /// repeated request of the manager runtime like the first.
+    /// repeated request of the manager runtime like the first. One for a workload costs a second certificate, for the same key.
     pub fn repeat(&mut self, now: Moment, attempt: Attempt) {
         for Sent { ask, question, .. } in self.take_sent(attempt).into_iter().rev() {
             self.waiting.push_front(Waiting { ask, question, until: now + WAIT_FOR_SESSION });
@@ -106,6 +118,10 @@ impl Asks {
     pub fn wake_at(&self) -> Option<Moment> {
         self.waiting.iter().map(|waiting| waiting.until).min()
     }
+}
+
+fn is_workload(question: &AgentAsk) -> bool {
+    matches!(question, AgentAsk::SignWorkload(_))
 }
 
 fn refuse(ask: AskId, error: ErrorBody, out: &mut Vec<Effect>) {

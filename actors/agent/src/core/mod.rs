@@ -1,10 +1,10 @@
 //! Agent: keeps one session to some manager, keeps the node's certificate up to date with the cluster's grant, and decides
 //! whether the manager runtime should run.
 //!
-//! Owns        the managers it knows, its session or the search for one, the need for a certificate, the manager runtime's
-//!             requests, final refusals.
-//! Inputs      views and answers of its host, ends of connections, membership requests, refusals that the manager runtime
-//!             received.
+//! Owns        the managers it knows, its session or the search for one, the need for a certificate, requests of this process to the
+//!             leader, final refusals.
+//! Inputs      views, lists of workloads and answers of its host, ends of connections, requests to the leader, refusals that the manager
+//!             runtime received.
 //! Outputs     dial, send, hang up, make a signing request, install a certificate, whether the manager runtime should run.
 //! Invariants  AGENT-1…4 (see `managers` and `renewal`).
 //!             AGENT-5  only `blocked`, `removed` (both permanently), `demoted` and `old_incarnation` (until the next certificate)
@@ -125,7 +125,7 @@ impl Agent {
             }
             Input::Received { attempt, frame } => self.received(now, wall, attempt, *frame, out),
             Input::Lost { attempt, why } => self.lost(now, wall, attempt, why, out),
-            Input::AskLeader { ask, question } => self.asks.wait(now, ask, question, self.config.open_asks, out),
+            Input::AskLeader { ask, question } => self.asks.wait(now, (ask, question), &self.config, out),
             Input::RefusedByPeer { refusal, serial } => {
                 if serial.is_none_or(|s| s == self.certificate.serial) {
                     if refusal.reason == RefusalReason::OldIncarnation {

@@ -1,11 +1,11 @@
 //! The certificates that this node holds for its workloads: one for each workload that a process asked for.
 //!
 //! Owns        keys and certificates, when each is renewed, requests in flight, pauses after failures.
-//! Inputs      the entries and roots of a view, signatures, which workloads open streams are about.
+//! Inputs      the entries and roots of a view, signatures, the workloads that open streams want.
 //! Outputs     which workloads are to be signed now.
 //! Invariants  SPIFFE-4  private keys of workloads never leave the node, and never reach its disk: they are here, in messages on the
 //!                       node's own socket, and nowhere else.
-//! Why for each workload and not for each process: the processes of a workload are alike to everybody else, and a thousand of them must
+//! Why for each workload and not for each process: the processes of a workload are alike to other programs, and a thousand of them must
 //! not cost the leader a thousand signatures. Why only for those asked for: an entry may apply to ten thousand nodes and run on three.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,10 +16,13 @@ use std::time::Duration;
 use muster_messages::{Moment, RetryPause, Rng, WallTime, WorkloadEntry, WorkloadName};
 use zeroize::Zeroizing;
 
-/// Certificates and keys held at a time: what the leader grants a node.
+use super::View;
+
+/// Certificates and keys held at a time. The leader counts twice as many: one that was evicted counts until it expires.
 pub const MAX_HELD: usize = 200;
-/// Requests to the leader in flight. A node that starts asks for many at once, and so do all others after a power cut.
-pub const MAX_SIGNINGS: usize = 8;
+/// Requests to the leader in flight. The host of a node's session accepts four, and the node's own certificate and membership must not
+/// wait. A node that starts has many to make, and so have all others after a power cut: they follow each other.
+pub const MAX_SIGNINGS: usize = 2;
 /// Pauses after failed signatures: the first, which doubles, and the longest. A lifetime is 5 minutes at least.
 pub const SIGN_PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 /// The shortest time between two certificates of a workload, whatever the reason for another one is.
@@ -55,12 +58,12 @@ impl fmt::Debug for Svid {
 /// Why there is no signature.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SignFailure {
-    /// The leader has no such entry for this node; the node has not heard of that yet. Otherwise it may work later.
+    /// The leader has no such entry for this node, which does not know that yet. Otherwise it may work later.
     pub refused: bool,
     pub why: String,
 }
 
-/// What an entry says about its certificates: another one is needed when that changes.
+/// What an entry demands of its certificates: another one is needed when that changes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Profile {
     ttl: Duration,
@@ -86,8 +89,6 @@ impl Held {
 #[derive(Clone, Debug)]
 struct Slot {
     entry: Arc<WorkloadEntry>,
-    /// Open streams that need it.
-    users: usize,
     held: Option<Held>,
     /// The request in flight, and what its certificate was asked to say: the entry may change until the answer.
     signing: Option<(SignId, Profile)>,
@@ -96,6 +97,10 @@ struct Slot {
 }
 
 impl Slot {
+    fn empty(entry: &WorkloadEntry) -> Self {
+        let pause = RetryPause::default();
+        Self { entry: Arc::new(entry.clone()), held: None, signing: None, pause, failure: None }
+    }
     fn profile(&self) -> Profile {
         Profile { ttl: self.entry.ttl, dns: self.entry.dns.clone() }
     }
@@ -105,14 +110,14 @@ impl Slot {
     /// When another certificate is needed; now, unless the one that is held will do for a while.
     fn due(&self, wall: WallTime, roots: &BTreeSet<KeyId>) -> WallTime {
         match &self.held {
-            // A root that left the bundle signed nothing that anybody trusts.
+            // A root that left the bundle signed nothing that a program trusts.
             Some(held) if held.profile == self.profile() && !held.is_orphan(roots) => held.renew_at,
             _ => wall,
         }
     }
 }
 
-/// How it is with the certificate of a workload.
+/// The certificate of a workload, or why there is none.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum State {
     /// Valid, and by which signature.
@@ -136,7 +141,6 @@ impl Certificates {
     #[must_use]
     pub fn resume(mut self) -> Self {
         for slot in self.slots.values_mut() {
-            slot.users = 0;
             slot.signing = None;
         }
         self
@@ -157,26 +161,7 @@ impl Certificates {
         self.changes += u64::from(self.slots.len() < before);
     }
 
-    /// An open stream needs the certificate of this entry.
-    pub fn want(&mut self, entry: &WorkloadEntry) {
-        let slot = self.slots.entry(entry.name.clone()).or_insert_with(|| Slot {
-            entry: Arc::new(entry.clone()),
-            users: 0,
-            held: None,
-            signing: None,
-            pause: RetryPause::default(),
-            failure: None,
-        });
-        slot.users += 1;
-    }
-    /// The stream has ended, or is about other workloads now.
-    pub fn release(&mut self, name: &WorkloadName) {
-        if let Some(slot) = self.slots.get_mut(name) {
-            slot.users = slot.users.saturating_sub(1);
-        }
-    }
-
-    /// How it is with a workload that a stream needs.
+    /// The certificate of a workload that a stream wants.
     pub fn state(&self, now: Moment, name: &WorkloadName) -> State {
         let Some(slot) = self.slots.get(name) else { return State::Pending };
         match (&slot.held, &slot.failure) {
@@ -189,7 +174,7 @@ impl Certificates {
         }
     }
 
-    /// Forgets what has expired, and says what that was.
+    /// Forgets what has expired, and returns its workloads.
     pub fn expire(&mut self, wall: WallTime) -> Vec<WorkloadName> {
         let mut expired = Vec::new();
         for (name, slot) in &mut self.slots {
@@ -219,7 +204,7 @@ impl Certificates {
         };
         match outcome {
             Ok(svid) if svid.not_after > wall => {
-                let life = millis(wall, svid.not_after);
+                let life = until(wall, svid.not_after);
                 let renew_at = wall.plus(rng.around(life / 2, 0.1));
                 let root_known = roots.contains(&svid.issuer);
                 slot.held = Some(Held { svid: Arc::new(svid), by, renew_at, profile, root_known });
@@ -235,24 +220,39 @@ impl Certificates {
         Some(name.clone())
     }
 
-    /// The workloads whose certificates are to be signed now.
-    pub fn plan(&mut self, now: Moment, wall: WallTime, roots: &BTreeSet<KeyId>) -> Vec<(SignId, WorkloadName)> {
+    /// The workloads whose certificates are to be signed now. `wanted`: those of open streams. An entry that was removed and set again
+    /// is among them while its streams are not decided about.
+    pub fn plan(
+        &mut self,
+        now: Moment,
+        wall: WallTime,
+        view: &View,
+        wanted: &BTreeSet<&WorkloadName>,
+    ) -> Vec<(SignId, WorkloadName)> {
+        for name in wanted {
+            if !self.slots.contains_key(*name)
+                && let Some(entry) = view.entry(name)
+            {
+                self.slots.insert((*name).clone(), Slot::empty(entry));
+            }
+        }
         // A failure is remembered beyond its pause even when no stream waits: otherwise each request would ask the leader.
         let failed_lately = |slot: &Slot| slot.failure.is_some() && now < slot.pause.ends() + SIGN_PAUSES.1;
-        self.slots
-            .retain(|_, slot| slot.users > 0 || slot.held.is_some() || slot.signing.is_some() || failed_lately(slot));
+        self.slots.retain(|name, slot| {
+            wanted.contains(name) || slot.held.is_some() || slot.signing.is_some() || failed_lately(slot)
+        });
         let mut signing = self.slots.values().filter(|slot| slot.signing.is_some()).count();
-        let due = |slot: &Slot| {
-            slot.users > 0 && slot.signing.is_none() && slot.pause.is_over(now) && slot.due(wall, roots) <= wall
+        let due = |(name, slot): &(&WorkloadName, &Slot)| {
+            let is_free = slot.signing.is_none() && slot.pause.is_over(now);
+            is_free && slot.due(wall, &view.roots.keys) <= wall && wanted.contains(name)
         };
-        let due: Vec<WorkloadName> =
-            self.slots.iter().filter(|(_, slot)| due(slot)).map(|(name, _)| name.clone()).collect();
+        let due: Vec<WorkloadName> = self.slots.iter().filter(due).map(|(name, _)| name.clone()).collect();
         let mut planned = Vec::new();
         for name in due {
             if signing >= MAX_SIGNINGS {
                 break; // the next one follows an answer
             }
-            let room = self.make_room(&name);
+            let room = self.make_room(&name, wanted);
             let slot = self.slots.get_mut(&name).expect("a slot that is due");
             if !room {
                 let why = format!("this node has certificates of {MAX_HELD} workloads in use, which is the limit");
@@ -268,14 +268,14 @@ impl Certificates {
         planned
     }
 
-    /// Whether another certificate may be held, after giving up one that nobody uses.
-    fn make_room(&mut self, name: &WorkloadName) -> bool {
+    /// Whether another certificate may be held, after evicting one that no stream wants.
+    fn make_room(&mut self, name: &WorkloadName, wanted: &BTreeSet<&WorkloadName>) -> bool {
         let counts = |slot: &Slot| slot.held.is_some() || slot.signing.is_some();
         let others = self.slots.iter().filter(|(other, slot)| *other != name && counts(slot)).count();
         if others < MAX_HELD {
             return true;
         }
-        let unused = self.slots.iter().filter(|(_, slot)| slot.users == 0 && slot.signing.is_none());
+        let unused = self.slots.iter().filter(|(other, slot)| slot.signing.is_none() && !wanted.contains(other));
         let ends = |(_, slot): &(&WorkloadName, &Slot)| slot.held.as_ref().map(|held| held.svid.not_after);
         let Some(first) = unused.filter(|of| ends(of).is_some()).min_by_key(ends).map(|(name, _)| name.clone()) else {
             return false;
@@ -286,12 +286,18 @@ impl Certificates {
     }
 
     /// When to look again.
-    pub fn wake_at(&self, now: Moment, wall: WallTime, roots: &BTreeSet<KeyId>) -> Option<Moment> {
+    pub fn wake_at(
+        &self,
+        now: Moment,
+        wall: WallTime,
+        view: &View,
+        wanted: &BTreeSet<&WorkloadName>,
+    ) -> Option<Moment> {
         let check = (!self.slots.is_empty()).then(|| now + CLOCK_CHECK);
-        let later = |at: WallTime| now + millis(wall, at);
-        let wakes = self.slots.values().flat_map(|slot| {
-            let waits = slot.users > 0 && slot.signing.is_none();
-            let renewal = waits.then(|| later(slot.due(wall, roots)).max(slot.pause.ends()));
+        let later = |at: WallTime| now + until(wall, at);
+        let wakes = self.slots.iter().flat_map(|(name, slot)| {
+            let waits = slot.signing.is_none() && wanted.contains(name);
+            let renewal = waits.then(|| later(slot.due(wall, &view.roots.keys)).max(slot.pause.ends()));
             // One that is due now and was not planned waits for an answer to another.
             let renewal = renewal.filter(|at| *at > now);
             let expiry = slot.held.as_ref().map(|held| later(held.svid.not_after));
@@ -325,6 +331,6 @@ impl Certificates {
 }
 
 /// From one wall time to a later one; zero if it is not later.
-fn millis(from: WallTime, to: WallTime) -> Duration {
+fn until(from: WallTime, to: WallTime) -> Duration {
     Duration::from_millis(u64::try_from(to.0.saturating_sub(from.0)).unwrap_or(0))
 }

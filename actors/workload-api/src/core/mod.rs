@@ -33,7 +33,7 @@ use self::stream::{Decision, Stream};
 pub const MAX_STREAMS: usize = 1_200;
 /// Open streams of one user: a third, so that no single user takes them all.
 pub const MAX_STREAMS_OF_USER: usize = 400;
-/// How long a first message waits for certificates. Clients give up later than that, and come back.
+/// How long a first message waits for certificates. Clients time out later than that, and connect again.
 pub const FIRST_ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Streams that a change reaches at once. More of them are spread over [`SPREAD`].
 pub const AT_ONCE: usize = 100;
@@ -159,7 +159,7 @@ impl WorkloadCore {
             Input::View(view) => self.viewed(now, view),
             Input::Asked { stream, uid, kind } => self.asked(now, stream, (uid, kind), out),
             Input::Attested { stream, facts } => self.attested(now, stream, facts, out),
-            Input::Closed(stream) => self.forget(stream),
+            Input::Closed(stream) => drop(self.streams.remove(&stream)),
             Input::Signed { by, outcome } => {
                 let roots = self.view.as_ref().map(|view| Arc::clone(&view.roots)).unwrap_or_default();
                 let name = self.certificates.signed(now, wall, (&mut self.rng, &roots.keys), (by, outcome));
@@ -176,12 +176,12 @@ impl WorkloadCore {
     /// When to step again.
     pub fn wake_at(&self, now: Moment, wall: WallTime) -> Option<Moment> {
         let streams = self.streams.values().filter_map(Stream::wake_at);
-        let certificates = self.view.as_ref().and_then(|view| self.certificates.wake_at(now, wall, &view.roots.keys));
+        let wanted = wanted(&self.streams);
+        let certificates = self.view.as_ref().and_then(|view| self.certificates.wake_at(now, wall, view, &wanted));
         streams.chain(certificates).min()
     }
 
     fn viewed(&mut self, now: Moment, view: View) {
-        self.give_up_all_but(&view.entries);
         self.certificates.view(&view.entries);
         if self.view.as_ref().is_none_or(|known| known.roots != view.roots) {
             self.roots_changed += 1;
@@ -190,21 +190,6 @@ impl WorkloadCore {
         self.view = Some(view);
         let all: Vec<StreamId> = self.streams.keys().copied().collect();
         self.touch(now, &all);
-    }
-
-    /// Claims on certificates end before their slots do. A stream that gave up its claim only when it is decided about would take the claim
-    /// of another one, if the entry is back by then.
-    fn give_up_all_but(&mut self, entries: &[WorkloadEntry]) {
-        let names: BTreeSet<&WorkloadName> = entries.iter().map(|entry| &entry.name).collect();
-        let loses = |stream: &Stream| stream.matched().iter().any(|matched| !names.contains(&matched.name));
-        let losing = self.streams.iter().filter(|(_, stream)| loses(stream));
-        let left = losing.map(|(id, stream)| {
-            let left = stream.matched().iter().filter(|matched| names.contains(&matched.name));
-            (*id, left.cloned().collect::<Vec<_>>())
-        });
-        for (id, matched) in left.collect::<Vec<_>>() {
-            self.is_about(id, matched);
-        }
     }
 
     fn asked(&mut self, now: Moment, id: StreamId, (uid, kind): (u32, Kind), out: &mut Vec<Effect>) {
@@ -282,15 +267,14 @@ impl WorkloadCore {
     fn settle(&mut self, now: Moment, id: StreamId, out: &mut Vec<Effect>) {
         let Some(stream) = self.streams.get_mut(&id) else { return };
         if !stream.knows(&self.needs) {
-            self.attest(id, out); // an entry asks for a fact that no entry asked for before
+            self.attest(id, out); // an entry names a fact that no entry named before
             return;
         }
         let matched = match (&self.view, stream.facts()) {
             (Some(view), Some(facts)) => matches(&view.entries, facts),
             _ => Vec::new(),
         };
-        self.is_about(id, matched);
-        let Some(stream) = self.streams.get_mut(&id) else { return };
+        stream.set_matched(matched);
         let decision = stream.decide(now, self.view.as_ref(), self.roots_changed, &self.certificates);
         match decision {
             Decision::Keep => stream.settled(),
@@ -304,41 +288,24 @@ impl WorkloadCore {
         }
     }
 
-    /// Notes which workloads a stream needs certificates of.
-    fn is_about(&mut self, id: StreamId, matched: Vec<Matched>) {
-        let Some(stream) = self.streams.get_mut(&id) else { return };
-        let needs_certificates = stream.kind() == Kind::Svids;
-        let before = stream.set_matched(matched);
-        if !needs_certificates {
-            return;
-        }
-        let view = self.view.as_ref();
-        for entry in stream.matched().iter().filter_map(|matched| view?.entry(&matched.name)) {
-            self.certificates.want(entry);
-        }
-        for matched in before {
-            self.certificates.release(&matched.name);
-        }
-    }
-
     fn end(&mut self, id: StreamId, denial: Denial, out: &mut Vec<Effect>) {
-        if self.streams.contains_key(&id) {
-            self.forget(id);
+        if self.streams.remove(&id).is_some() {
             self.refused += 1;
             out.push(Effect::End(id, denial));
         }
     }
 
-    fn forget(&mut self, id: StreamId) {
-        self.is_about(id, Vec::new());
-        self.streams.remove(&id);
-    }
-
     fn sign(&mut self, now: Moment, wall: WallTime, out: &mut Vec<Effect>) {
         let Some(view) = &self.view else { return };
-        let planned = self.certificates.plan(now, wall, &view.roots.keys);
+        let planned = self.certificates.plan(now, wall, view, &wanted(&self.streams));
         out.extend(planned.into_iter().map(|(by, name)| Effect::Sign(by, name)));
     }
+}
+
+/// The workloads of whose certificates open streams make use.
+fn wanted(streams: &BTreeMap<StreamId, Stream>) -> BTreeSet<&WorkloadName> {
+    let of_certificates = streams.values().filter(|stream| stream.kind() == Kind::Svids);
+    of_certificates.flat_map(|stream| stream.matched()).map(|matched| &matched.name).collect()
 }
 
 #[cfg(test)]

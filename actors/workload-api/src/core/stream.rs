@@ -39,7 +39,7 @@ pub struct Identity {
 /// Why a client gets nothing, or no more.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Denial {
-    /// There is nothing for its process. It drops what it holds.
+    /// Its process has no identity. It drops what it holds.
     PermissionDenied(String),
     /// Later, perhaps. It keeps what it holds.
     Unavailable(String),
@@ -65,7 +65,7 @@ pub(super) struct Stream {
     uid: u32,
     kind: Kind,
     facts: Option<Facts>,
-    /// The facts that were asked for.
+    /// The facts that were looked for.
     needs: Needs,
     attesting: bool,
     /// Nothing was decided since its process was looked at.
@@ -111,7 +111,7 @@ impl Stream {
     pub(super) fn is_fresh(&self) -> bool {
         self.fresh
     }
-    /// Whether the facts that entries ask for were asked for.
+    /// Whether the facts that entries name were looked for.
     pub(super) fn knows(&self, needs: &Needs) -> bool {
         self.needs.cover(needs)
     }
@@ -134,8 +134,8 @@ impl Stream {
     pub(super) fn touch(&mut self, at: Moment) {
         self.due = Some(self.due.map_or(at, |due| due.min(at)));
     }
-    pub(super) fn set_matched(&mut self, matched: Vec<Matched>) -> Vec<Matched> {
-        std::mem::replace(&mut self.matched, matched)
+    pub(super) fn set_matched(&mut self, matched: Vec<Matched>) {
+        self.matched = matched;
     }
     pub(super) fn settled(&mut self) {
         self.fresh = false;
@@ -156,7 +156,11 @@ impl Stream {
         let late = now >= self.answer_by;
         let unavailable = |why: &str| Decision::End(Denial::Unavailable(why.to_owned()));
         let Some(view) = view else {
-            return if late { unavailable("this node has not heard from its cluster yet") } else { Decision::Keep };
+            return if late {
+                unavailable("this node has received no workloads from its cluster yet")
+            } else {
+                Decision::Keep
+            };
         };
         if self.matched.is_empty() {
             return Decision::End(Denial::PermissionDenied("no identity issued".to_owned()));

@@ -120,9 +120,9 @@ impl World {
             self.step(Input::Woke);
         }
     }
-    /// What a stream was told since the last call: `a/b,c/d`, `denied`, `unavailable`.
-    fn told(&mut self, id: u64) -> Vec<String> {
-        let mut told = Vec::new();
+    /// What a stream's client received since the last call: `a/b,c/d`, `denied`, `unavailable`.
+    fn received(&mut self, id: u64) -> Vec<String> {
+        let mut received = Vec::new();
         self.out.retain(|effect| {
             let text = match effect {
                 Effect::Send(of, answer) if of.0 == id => {
@@ -133,10 +133,10 @@ impl World {
                 Effect::End(of, Denial::Unavailable(_)) if of.0 == id => "unavailable".to_owned(),
                 _ => return true,
             };
-            told.push(text);
+            received.push(text);
             false
         });
-        told
+        received
     }
 }
 
@@ -150,11 +150,11 @@ fn caller_gets_all_its_identities_at_once() {
     ]);
     world.ask(1, 7);
     world.pass(SECOND, 7);
-    assert_eq!(world.told(1), ["a/one,b/two"]);
-    assert_eq!(world.signatures, 2, "no certificate that nobody asked for");
+    assert_eq!(world.received(1), ["a/one,b/two"]);
+    assert_eq!(world.signatures, 2, "no certificate that no process asked for");
     world.ask(2, 8);
     world.pass(SECOND, 8);
-    assert_eq!(world.told(2), ["a/other"]);
+    assert_eq!(world.received(2), ["a/other"]);
 }
 
 #[test]
@@ -163,7 +163,7 @@ fn caller_without_an_identity_is_denied_both_kinds() {
     for (id, kind) in [(1, Kind::Svids), (2, Kind::Roots)] {
         world.step(Input::Asked { stream: StreamId(id), uid: 8, kind });
         world.attest(id, user(8));
-        assert_eq!(world.told(id), ["denied"]);
+        assert_eq!(world.received(id), ["denied"]);
     }
     assert_eq!((world.core.streams(), world.signatures), (0, 0));
 }
@@ -179,19 +179,19 @@ fn roots_alone_need_no_signature() {
 }
 
 #[test]
-fn nothing_is_denied_before_the_cluster_was_heard() {
+fn nothing_is_denied_before_the_cluster_is_known() {
     let mut world = World::with(&[]);
     world.core = WorkloadCore::new(Certificates::default(), 7);
     world.ask(1, 7);
     world.pass(FIRST_ANSWER_TIMEOUT - SECOND, 7);
-    assert!(world.told(1).is_empty());
+    assert!(world.received(1).is_empty());
     world.view(&[entry("a/b", &["unix:uid:7"])]);
     world.pass(SECOND / 10, 7);
-    assert_eq!(world.told(1), ["a/b"]);
+    assert_eq!(world.received(1), ["a/b"]);
     world.core = WorkloadCore::new(Certificates::default(), 7);
     world.ask(2, 7);
     world.pass(FIRST_ANSWER_TIMEOUT, 7);
-    assert_eq!(world.told(2), ["unavailable"]);
+    assert_eq!(world.received(2), ["unavailable"]);
 }
 
 #[test]
@@ -199,13 +199,13 @@ fn removed_entry_is_denied_mid_stream_within_a_second() {
     let mut world = World::with(&[entry("a/b", &["unix:uid:7"]), entry("a/c", &["unix:uid:7"])]);
     world.ask(1, 7);
     world.pass(SECOND, 7);
-    assert_eq!(world.told(1), ["a/b,a/c"]);
+    assert_eq!(world.received(1), ["a/b,a/c"]);
     world.view(&[entry("a/c", &["unix:uid:7"])]);
     world.pass(SECOND, 7);
-    assert_eq!(world.told(1), ["a/c"]);
+    assert_eq!(world.received(1), ["a/c"]);
     world.view(&[]);
     world.pass(SECOND, 7);
-    assert_eq!((world.told(1), world.core.streams()), (vec!["denied".to_owned()], 0));
+    assert_eq!((world.received(1), world.core.streams()), (vec!["denied".to_owned()], 0));
     assert_eq!(world.core.certificates().counts().0, 0, "their keys are forgotten");
 }
 
@@ -214,14 +214,14 @@ fn added_entry_reaches_open_streams_once_signed() {
     let mut world = World::with(&[entry("b/b", &["unix:uid:7"])]);
     world.ask(1, 7);
     world.pass(SECOND, 7);
-    world.told(1);
+    world.received(1);
     world.leader = false;
     world.view(&[entry("a/a", &["unix:uid:7"]), entry("b/b", &["unix:uid:7"])]);
     world.pass(SECOND, 7);
-    assert!(world.told(1).is_empty(), "it keeps what it holds");
+    assert!(world.received(1).is_empty(), "it keeps what it holds");
     world.leader = true;
     world.pass(2 * SIGN_PAUSES.1, 7);
-    assert_eq!(world.told(1), ["a/a,b/b"]);
+    assert_eq!(world.received(1), ["a/a,b/b"]);
 }
 
 #[test]
@@ -231,13 +231,13 @@ fn first_message_waits_for_every_identity() {
         let mut world = World::with(&[entry("b/b", &["unix:uid:7"])]);
         world.ask(1, 7);
         world.pass(SECOND, 7);
-        world.told(1);
+        world.received(1);
         world.leader = false;
         world.view(&[entry(missing, &["unix:uid:7"]), entry("b/b", &["unix:uid:7"])]);
         world.ask(2, 7);
         world.pass(FIRST_ANSWER_TIMEOUT, 7);
-        assert_eq!(world.told(2), ["unavailable"], "{missing}");
-        assert!(world.told(1).is_empty(), "an open stream keeps what it has");
+        assert_eq!(world.received(2), ["unavailable"], "{missing}");
+        assert!(world.received(1).is_empty(), "an open stream keeps what it has");
     }
 }
 
@@ -250,7 +250,7 @@ fn refused_identity_does_not_hold_back_the_others() {
     let outcome = Ok(svid(asked[1], world.wall.plus(HOUR)));
     world.step(Input::Signed { by: asked[1], outcome });
     world.pass(SECOND / 2, 7);
-    assert_eq!(world.told(1), ["b/b"]);
+    assert_eq!(world.received(1), ["b/b"]);
 }
 
 #[test]
@@ -258,12 +258,12 @@ fn certificates_are_renewed_at_half_their_life() {
     let mut world = World::with(&[entry("a/b", &["unix:uid:7"])]);
     world.ask(1, 7);
     world.pass(HOUR * 44 / 100, 7);
-    assert_eq!(world.told(1), ["a/b"]);
+    assert_eq!(world.received(1), ["a/b"]);
     world.pass(HOUR * 12 / 100, 7);
-    assert_eq!((world.told(1), world.signatures), (vec!["a/b".to_owned()], 2));
+    assert_eq!((world.received(1), world.signatures), (vec!["a/b".to_owned()], 2));
     world.step(Input::Closed(StreamId(1)));
     world.pass(HOUR * 9 / 10, 7);
-    assert_eq!(world.signatures, 2, "nobody uses it");
+    assert_eq!(world.signatures, 2, "no stream uses it");
     assert_eq!(world.core.certificates().counts().0, 1, "but a process that starts now gets it at once");
     let changes = world.core.certificates().changes();
     world.pass(HOUR, 7);
@@ -277,22 +277,25 @@ fn valid_is_served_to_its_end_then_unavailable() {
     let mut world = World::with(&[entry("a/b", &["unix:uid:7"])]);
     world.ask(1, 7);
     world.pass(SECOND, 7);
-    world.told(1);
+    world.received(1);
     world.leader = false;
     world.pass(HOUR * 9 / 10, 7);
-    assert!(world.told(1).is_empty());
+    assert!(world.received(1).is_empty());
     world.ask(2, 7);
     world.pass(SECOND, 7);
-    assert_eq!(world.told(2), ["a/b"], "a new stream is served, too");
+    assert_eq!(world.received(2), ["a/b"], "a new stream is served, too");
     world.pass(HOUR / 10, 7);
-    assert_eq!((world.told(1), world.told(2)), (vec!["unavailable".to_owned()], vec!["unavailable".to_owned()]));
+    assert_eq!(
+        (world.received(1), world.received(2)),
+        (vec!["unavailable".to_owned()], vec!["unavailable".to_owned()])
+    );
     world.ask(3, 7);
-    assert_eq!(world.told(3), ["unavailable"], "the last attempt failed: not after a wait");
+    assert_eq!(world.received(3), ["unavailable"], "the last attempt failed: not after a wait");
     world.leader = true;
     world.pass(SIGN_PAUSES.1, 7);
     world.ask(3, 7);
     world.pass(SECOND, 7);
-    assert_eq!(world.told(3), ["a/b"]);
+    assert_eq!(world.received(3), ["a/b"]);
 }
 
 #[test]
@@ -300,7 +303,7 @@ fn failed_signatures_are_retried_with_growing_pauses() {
     let mut world = World::with(&[entry("a/b", &["unix:uid:7"])]);
     world.ask(1, 7);
     world.pass(SECOND, 7);
-    world.told(1);
+    world.received(1);
     world.leader = false;
     let mut attempts = 0;
     let until = world.now + HOUR;
@@ -337,18 +340,18 @@ fn another_bundle_reaches_every_stream_before_its_certificates() {
     let mut world = World::with(&[entry("a/b", &["unix:uid:7"])]);
     world.ask(1, 7);
     world.pass(SECOND, 7);
-    world.told(1);
+    world.received(1);
     let both = Roots { der: vec![1, 2], keys: BTreeSet::from([vec![1], vec![2]]) };
     let view = world.core.view().unwrap().clone();
     world.step(Input::View(View { roots: Arc::new(both), ..view.clone() }));
     world.pass(SECOND, 7);
-    assert_eq!((world.told(1), world.signatures), (vec!["a/b".to_owned()], 1), "the certificate is still good");
+    assert_eq!((world.received(1), world.signatures), (vec!["a/b".to_owned()], 1), "the certificate is still good");
     world.root = 2;
     world.step(Input::View(View { roots: roots(2), ..view.clone() }));
     world.pass(SECOND, 7);
     assert_eq!(world.signatures, 2, "its root is trusted no more");
-    assert!((1..=2).contains(&world.told(1).len()));
-    // A root that the node has not heard of: not signed again and again.
+    assert!((1..=2).contains(&world.received(1).len()));
+    // A root that the node does not know: not signed again and again.
     world.root = 3;
     world.step(Input::View(View { roots: roots(4), ..view }));
     world.pass(20 * SECOND, 7);
@@ -361,16 +364,16 @@ fn changed_names_need_another_certificate_and_hints_do_not() {
     let mut world = World::with(&[changed.clone()]);
     world.ask(1, 7);
     world.pass(SECOND, 7);
-    world.told(1);
+    world.received(1);
     changed.hint = Some("web".to_owned());
     world.view(&[changed.clone()]);
     world.pass(SECOND, 7);
-    assert_eq!((world.told(1).len(), world.signatures), (1, 1));
+    assert_eq!((world.received(1).len(), world.signatures), (1, 1));
     world.pass(RENEWAL_PAUSE, 7);
     changed.dns = vec!["b.example".to_owned()];
     world.view(&[changed]);
     world.pass(SECOND, 7);
-    assert_eq!((world.told(1).len(), world.signatures), (1, 2));
+    assert_eq!((world.received(1).len(), world.signatures), (1, 2));
     world.view(&[entry("a/b", &["unix:uid:7"]), entry("x/y", &["unix:uid:8"])]);
     world.pass(RENEWAL_PAUSE, 7);
     assert_eq!(world.signatures, 3);
@@ -404,10 +407,10 @@ fn entry_that_returns_at_once_is_renewed_for_its_streams() {
     world.out.clear();
     world.ask(1000, 7);
     world.pass(SECOND, 7);
-    assert_eq!((world.told(1000).len(), world.signatures), (1, 2));
+    assert_eq!((world.received(1000).len(), world.signatures), (1, 2));
     world.step(Input::Closed(StreamId(0)));
     world.pass(HOUR * 6 / 10, 7);
-    assert_eq!((world.told(1000).len(), world.signatures), (1, 3), "each stream has a claim of its own");
+    assert_eq!((world.received(1000).len(), world.signatures), (1, 3), "each stream has a claim of its own");
 }
 
 #[test]
@@ -416,25 +419,25 @@ fn process_is_looked_at_before_every_message() {
     let inside = Facts { unit: Some("x.service".to_owned()), ..user(7) };
     world.step(Input::Asked { stream: StreamId(1), uid: 7, kind: Kind::Svids });
     world.attest(1, inside.clone());
-    assert!(world.told(1).is_empty(), "the certificate came after the look");
+    assert!(world.received(1).is_empty(), "the certificate came after the look");
     world.attest(1, inside.clone());
-    assert_eq!(world.told(1), ["a/b"]);
+    assert_eq!(world.received(1), ["a/b"]);
     world.view(&[entry("a/b", &["unix:uid:7", "systemd:unit:x.service"]), entry("a/c", &["unix:uid:7"])]);
     world.step(Input::Woke);
-    assert!(world.told(1).is_empty());
+    assert!(world.received(1).is_empty());
     world.attest(1, user(7)); // it has left the unit
-    assert_eq!(world.told(1), ["a/c"]);
+    assert_eq!(world.received(1), ["a/c"]);
     world.step(Input::Asked { stream: StreamId(2), uid: 7, kind: Kind::Svids });
     world.step(Input::Attested { stream: StreamId(2), facts: Err(NotAttested::Ended) });
-    assert_eq!(world.told(2), ["denied"]);
+    assert_eq!(world.received(2), ["denied"]);
 }
 
 #[test]
-fn fact_that_a_new_entry_asks_for_is_found_out() {
+fn fact_that_a_new_entry_names_is_found_out() {
     let mut world = World::with(&[entry("a/a", &["unix:uid:7"])]);
     world.ask(1, 7);
     world.pass(SECOND, 7);
-    world.told(1);
+    world.received(1);
     world.view(&[entry("a/a", &["unix:uid:7"]), entry("b/b", &["unix:path:/bin/x"])]);
     world.step(Input::Woke);
     let needs = world.out.iter().find_map(|effect| match effect {
@@ -474,7 +477,7 @@ fn streams_are_limited_in_all_and_per_user() {
         world.now = world.now + SECOND;
         let uid = u32::try_from(id % 2).unwrap();
         world.step(Input::Asked { stream: StreamId(id), uid, kind: Kind::Svids });
-        if world.told(id).is_empty() {
+        if world.received(id).is_empty() {
             open[uid as usize] += 1;
         }
     }
@@ -502,12 +505,12 @@ fn certificates_are_bounded_and_unused_ones_make_room() {
     let one_more = MAX_HELD as u32;
     world.ask(1000, one_more);
     world.pass(FIRST_ANSWER_TIMEOUT, one_more);
-    assert_eq!(world.told(1000), ["unavailable"]);
+    assert_eq!(world.received(1000), ["unavailable"]);
     world.step(Input::Closed(StreamId(3)));
     world.pass(SIGN_PAUSES.1, one_more);
     world.ask(1001, one_more);
     world.pass(SECOND, one_more);
-    assert_eq!(world.told(1001), [format!("a/{one_more}")]);
+    assert_eq!(world.received(1001), [format!("a/{one_more}")]);
 }
 
 #[test]
@@ -520,7 +523,7 @@ fn signatures_in_flight_are_bounded() {
         world.step(Input::Signed { by, outcome: Ok(svid(by, world.wall.plus(HOUR))) });
     }
     world.pass(SECOND, 7);
-    assert_eq!((world.signatures, world.told(1).len()), (50 - MAX_SIGNINGS as u64, 1));
+    assert_eq!((world.signatures, world.received(1).len()), (50 - MAX_SIGNINGS as u64, 1));
 }
 
 #[test]
@@ -535,7 +538,7 @@ fn held_certificates_outlive_a_crash_of_the_actor() {
     world.step(Input::View(view));
     world.ask(2, 7);
     world.pass(SECOND, 7);
-    assert_eq!((world.told(2), world.signatures), (vec!["a/b".to_owned()], 1));
+    assert_eq!((world.received(2), world.signatures), (vec!["a/b".to_owned()], 1));
 }
 
 /// A wall clock that is set forward, by a person or after a suspend.
@@ -544,10 +547,10 @@ fn certificates_follow_the_wall_clock() {
     let mut world = World::with(&[entry("a/b", &["unix:uid:7"])]);
     world.ask(1, 7);
     world.pass(SECOND, 7);
-    world.told(1);
+    world.received(1);
     world.wall = world.wall.plus(HOUR * 3 / 4);
     world.pass(CLOCK_CHECK, 7);
-    assert_eq!((world.told(1).len(), world.signatures), (1, 2));
+    assert_eq!((world.received(1).len(), world.signatures), (1, 2));
 }
 
 /// Nothing is left of streams that have ended, whatever happened to them.

@@ -94,3 +94,25 @@ fn workload_request_is_answered_through_the_session() {
     let answered = Effect::LeaderAnswered { ask: AskId(3), result: Ok(AgentAnswer::SignedWorkload(signed)) };
     assert!(world.out.contains(&answered), "{:?}", world.out);
 }
+
+/// The manager runtime's request is not held back by those for workloads, however often their actor crashes with some in flight.
+#[test]
+fn workload_requests_leave_room_for_membership() {
+    let mut world = World::worker();
+    world.open();
+    world.show(view(9, Role::Worker, 5));
+    let ask = |world: &mut World, ask| {
+        let request = WorkloadRequest { workload: "a/b".parse().unwrap(), public_key_der: vec![7] };
+        world.step(Input::AskLeader { ask: AskId(ask), question: AgentAsk::SignWorkload(request) });
+        world.asked()
+    };
+    let first = ask(&mut world, 1).unwrap();
+    for n in 2..9 {
+        let is_sent = ask(&mut world, n).is_some();
+        assert_eq!((is_sent, world.refused(n)), (n < 3, n >= 3), "{n}");
+    }
+    world.ask(9);
+    assert!(world.asked().is_some() && !world.refused(9));
+    world.receive(HostFrame::Answer { id: first.1, result: Err(unavailable()) });
+    assert!(ask(&mut world, 10).is_some(), "an answer makes room");
+}
