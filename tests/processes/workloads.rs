@@ -57,7 +57,7 @@ fn identities(world: &World, socket: &Path, count: usize) -> (Vec<X509Svid>, Svi
 }
 
 fn is_nothing(world: &World, socket: &Path) {
-    eventually_so("this process is no workload", || {
+    eventually_so("this process has no identity", || {
         world.wait_for(open(socket)).is_err_and(|status| status.code() == Code::PermissionDenied)
     });
 }
@@ -129,12 +129,13 @@ fn workloads_outlive_their_actor_and_the_leader() {
     let (before, stream) = identities(&world, &socket, 1);
     world.muster_at("n1", &["actors", "crash", "node/workloads", "--node", "n2", "--how", "panic"]).ended(0);
     assert_ne!(end_of(&world, stream).code(), Code::Ok, "a crash costs the stream");
-    identities(&world, &socket, 1);
+    let (kept, _second) = identities(&world, &socket, 1);
+    assert!(kept == before, "the same certificate, with the same key");
     assert!(world.muster_at("n2", &["status"]).code == 0, "and nothing else");
 
     world.node("n1").kill();
-    let (held, _stream) = identities(&world, &socket, 1);
-    assert_eq!(held[0].spiffe_id, before[0].spiffe_id, "what is held is served without a leader");
+    let (held, _third) = identities(&world, &socket, 1);
+    assert!(held == before, "what is held is served without a leader");
 }
 
 /// SPIFFE-3, at a real port with a certificate that a program got.
@@ -160,8 +161,50 @@ fn certificate_of_a_workload_opens_nothing() {
             assert!(answer.starts_with("HTTP/1.1 403"), "{path} at {name}: {answer}");
         }
     }
-    assert!(world.nodes_log("n1").lines().all(|line| !line.contains("PRIVATE KEY")));
     assert_eq!(world.seen("n1", "n2").map(|node| node.role), Some(Role::Worker));
+    is_kept_in_memory_only(&world, &svids[0].x509_svid_key);
+}
+
+/// SPIFFE-4. Only the socket passes it on.
+fn is_kept_in_memory_only(world: &World, key: &[u8]) {
+    let control = world.folder().join("control");
+    std::fs::create_dir(&control).expect("the folder is writable");
+    std::fs::write(control.join("key.pem"), pem::encode(&pem::Pem::new("PRIVATE KEY", key))).expect("it is written");
+    assert_eq!(files_with(&control, key).len(), 1, "it would be found");
+    for name in ["n1", "n2"] {
+        assert_eq!(files_with(&world.folder().join(name), key), Vec::<PathBuf>::new());
+        let log = world.nodes_log(name);
+        assert!(!log.is_empty() && forms_of(key).iter().all(|form| !contains(log.as_bytes(), form)), "{name}");
+    }
+}
+
+/// A private key as it could be written: the number itself, in hex and as a list, and the whole key in base64, also in lines.
+fn forms_of(key: &[u8]) -> Vec<Vec<u8>> {
+    // PKCS #8 of the curve P-256: 36 bytes, then the number.
+    let number = &key[36..68];
+    let hex: String = number.iter().map(|byte| format!("{byte:02x}")).collect();
+    let list = format!("{number:?}");
+    let pem = pem::encode(&pem::Pem::new("PRIVATE KEY", key));
+    let lines: Vec<&str> = pem.lines().filter(|line| !line.starts_with('-')).map(str::trim_end).collect();
+    let texts =
+        [hex.to_uppercase(), hex, list.trim_matches(['[', ']']).to_owned(), lines.concat(), lines[1].to_owned()];
+    texts.into_iter().map(String::into_bytes).chain([number.to_vec()]).collect()
+}
+
+fn contains(bytes: &[u8], form: &[u8]) -> bool {
+    bytes.windows(form.len()).any(|window| window == form)
+}
+
+fn files_below(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).expect("the folder exists").map(|entry| entry.expect("an entry").path());
+    entries.flat_map(|path| if path.is_dir() { files_below(&path) } else { vec![path] }).collect()
+}
+
+fn files_with(folder: &Path, key: &[u8]) -> Vec<PathBuf> {
+    let forms = forms_of(key);
+    let holds = |bytes: Vec<u8>| forms.iter().any(|form| contains(&bytes, form));
+    // Sockets cannot be read, and files come and go.
+    files_below(folder).into_iter().filter(|path| std::fs::read(path).is_ok_and(holds)).collect()
 }
 
 /// A certificate and its key as a node would present them.

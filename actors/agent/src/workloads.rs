@@ -65,7 +65,7 @@ impl PublishedWorkloads {
             let is_news = *view.bundle != bundle;
             if is_news {
                 view.bundle = Arc::new(bundle);
-                // 0 says that nothing was received from the cluster yet.
+                // 0: nothing was received from the cluster yet.
                 view.generation += u64::from(view.generation > 0);
             }
             is_news

@@ -148,7 +148,7 @@ impl SessionsShell {
     fn replica(&mut self, cx: &Cx<Msg>) {
         let replica = Arc::clone(&self.ports.replica.borrow_and_update());
         let changed = self.seen.replace(replica.tables.clone());
-        self.sessions.update(changed, &self.seen);
+        self.sessions.update(changed, &mut self.seen);
         let leader = replica.raft.leader.and(replica.raft.leader_node);
         self.step(cx, Input::Leader { term: replica.raft.term, leader });
         self.taken.notify_one();

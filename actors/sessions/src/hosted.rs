@@ -75,7 +75,7 @@ impl HostedSessions {
     }
 
     /// Passes on what is known of these nodes; `None`: of all.
-    pub fn update(&self, nodes: Option<BTreeSet<NodeId>>, known: &SeenState) {
+    pub fn update(&self, nodes: Option<BTreeSet<NodeId>>, known: &mut SeenState) {
         for node in nodes.unwrap_or_else(|| self.children.keys().copied().collect()) {
             if let Some(child) = self.children.get(&node) {
                 child.inbox.tell(known.update_of(node));

@@ -11,7 +11,7 @@ use crate::core::{Needs, NotAttested, explain};
 /// There is no such process, nothing can be found out about it, or the entries are not known yet.
 pub fn explain_process(view: &WorkloadView, pid: u32) -> Result<WorkloadExplainedView, ErrorBody> {
     if view.generation == 0 {
-        let why = "this node has not heard from its cluster since it started; retry";
+        let why = "this node has received no workloads from its cluster since it started; retry";
         return Err(ErrorBody::new(ErrorCode::NotKnownHereYet, why));
     }
     let facts = Peer::by_pid(pid).and_then(|peer| peer.facts(&Needs::ALL)).map_err(|why| match why {

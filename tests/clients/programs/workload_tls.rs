@@ -21,8 +21,8 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
-/// A pause between two calls.
-const PAUSE: Duration = Duration::from_millis(50);
+/// Between two calls of a program that calls for as long as it runs. It waits for nothing: the test waits for its lines.
+const CALL_INTERVAL: Duration = Duration::from_millis(50);
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Outcome<()> {
@@ -76,6 +76,7 @@ async fn serve(source: X509Source, address: &str, trust_domain: &str) -> Outcome
 
 async fn call(source: X509Source, address: &str, server: &str) -> Outcome<()> {
     let server: SpiffeId = server.parse()?;
+    println!("calls with a certificate of issuer {}", issuer(source.svid()?.cert_chain()[0].as_bytes()));
     let config = mtls_client(source).authorize(authorizer::exact([server])?).build()?;
     let connector = TlsConnector::from(Arc::new(config));
     for number in 1u64.. {
@@ -90,7 +91,16 @@ async fn call(source: X509Source, address: &str, server: &str) -> Outcome<()> {
             Ok(answer) => println!("call {number}: {answer}"),
             Err(error) => println!("call {number} failed: {error}"),
         }
-        tokio::time::sleep(PAUSE).await;
+        tokio::time::sleep(CALL_INTERVAL).await;
     }
     Ok(())
+}
+
+/// The key identifier of the root that signed a certificate (DER), as hex: the extension `AuthorityKeyIdentifier` with a key of 20 bytes.
+fn issuer(certificate: &[u8]) -> String {
+    const ID: [u8; 3] = [0x55, 0x1d, 0x23];
+    const HEAD: usize = 6;
+    let at = certificate.windows(ID.len()).position(|bytes| bytes == ID).map(|at| at + ID.len() + HEAD);
+    let key = at.and_then(|at| certificate.get(at..at + 20)).unwrap_or_default();
+    key.iter().map(|byte| format!("{byte:02x}")).collect()
 }

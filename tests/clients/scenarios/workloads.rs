@@ -113,6 +113,11 @@ fn programs_trust_each_other_through_a_root_rotation() {
     let mut late = served.rust(&late, &call);
     late.wait_for_line("call 20: hello");
     let asked = caller.said();
+    let [before, after] = [&asked, &late.said()].map(|said| {
+        let issuer = said.lines().find_map(|line| line.strip_prefix("calls with a certificate of issuer "));
+        issuer.filter(|issuer| issuer.len() == 40).expect("its issuer").to_owned()
+    });
+    assert_ne!(before, after, "there are two roots, and the late certificate is of the other one");
     assert!(!asked.contains("failed") && !late.said().contains("failed"), "{asked}\n{}", late.said());
     assert!(!server.said().contains("refused"), "{}", server.said());
     python.wait_for_line(&format!("holds {} roots 2", served.id("z/python")));

@@ -118,7 +118,7 @@ pub struct NodeUpdate {
 }
 
 impl NodeUpdate {
-    fn of(tables: &Tables, node: NodeId, shared: &Arc<Shared>, groups: &Groups) -> Self {
+    fn of(tables: &Tables, node: NodeId, shared: &Arc<Shared>, groups: &mut Groups) -> Self {
         let record = tables.nodes.get(&node).filter(|_| shared.workloads.changed > Revision(0));
         Self {
             revision: tables.revision,
@@ -191,8 +191,8 @@ impl SeenState {
     pub fn shared(&self) -> &Shared {
         &self.shared
     }
-    pub fn update_of(&self, node: NodeId) -> NodeUpdate {
-        NodeUpdate::of(&self.tables, node, &self.shared, &self.groups)
+    pub fn update_of(&mut self, node: NodeId) -> NodeUpdate {
+        NodeUpdate::of(&self.tables, node, &self.shared, &mut self.groups)
     }
 
     /// Takes a newer replica. The nodes whose sessions must learn of it; `None`: all.
@@ -284,13 +284,13 @@ mod tests {
         tables.workloads.entries.insert(entry.name.clone(), Arc::new(entry));
         tables.workloads.changed = Revision(7);
         assert_eq!(seen.replace(tables.clone()), None, "every session");
-        let count = |seen: &SeenState, n| seen.update_of(node(n)).workloads.map(|applying| applying.len());
-        assert_eq!((count(&seen, 1), count(&seen, 2)), (Some(0), None));
+        let count = |seen: &mut SeenState, n| seen.update_of(node(n)).workloads.map(|applying| applying.len());
+        assert_eq!((count(&mut seen, 1), count(&mut seen, 2)), (Some(0), None));
         tables.nodes.insert(node(1), Arc::new(NodeRecord { labels: zone, ..record }));
         assert_eq!(seen.replace(tables.clone()), Some(BTreeSet::from([node(1)])));
-        assert_eq!(count(&seen, 1), Some(1));
+        assert_eq!(count(&mut seen, 1), Some(1));
         tables.workloads.entries.clear();
         tables.workloads.changed = Revision(9);
-        assert_eq!((seen.replace(tables), count(&seen, 1)), (None, Some(0)));
+        assert_eq!((seen.replace(tables), count(&mut seen, 1)), (None, Some(0)));
     }
 }

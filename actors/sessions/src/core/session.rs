@@ -344,10 +344,12 @@ impl AgentSession {
     }
 
     fn relay(&mut self, conn: ConnId, id: u64, ask: AgentAsk, out: &mut Vec<Effect>) {
-        if self.asks >= self.config.open_asks {
-            let error = ErrorBody::new(ErrorCode::TooManyRequests, "too many requests from this node are waiting");
-            let result = Err(error.retry_after(Duration::from_millis(200)));
-            let frame = Box::new(HostFrame::Answer { id, result });
+        let waiting = (self.asks >= self.config.open_asks).then(|| {
+            ErrorBody::new(ErrorCode::TooManyRequests, "too many requests from this node are waiting")
+                .retry_after(Duration::from_millis(200))
+        });
+        if let Some(error) = waiting.or_else(|| workloads::refusal(&ask, self.node_update.as_deref())) {
+            let frame = Box::new(HostFrame::Answer { id, result: Err(error) });
             return out.push(Effect::Send { conn, frame });
         }
         let peer = self.peer.as_ref().expect("a live session has a peer");
@@ -409,9 +411,7 @@ impl AgentSession {
     }
 
     fn end(&mut self, now: Moment, refusal: Refusal, out: &mut Vec<Effect>) {
-        let Some(conn) = self.conn() else {
-            return;
-        };
+        let Some(conn) = self.conn() else { return };
         // A connection that never sent a frame was not a session yet; any holder of a certificate can open thousands.
         if self.is_live() {
             let repeated = self.ended_logged.is_some_and(|at| now.since(at) < ENDED_LOG_INTERVAL);
@@ -550,9 +550,7 @@ impl AgentSession {
         if self.fact.is_none() {
             return true;
         }
-        let Some(down_at) = self.down_at else {
-            return false;
-        };
+        let Some(down_at) = self.down_at else { return false };
         let record_state = self.node_update.as_ref().map(|n| &n.record_state);
         let recorded = matches!(record_state, Some(NodeRecordState::Known { liveness: Liveness::Down, .. }));
         let unknown = matches!(record_state, Some(NodeRecordState::Absent | NodeRecordState::Blocked));

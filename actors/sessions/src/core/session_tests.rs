@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 
 use muster_messages::wire::{BYE_NEW_CERTIFICATE, SignReply, WorkloadRequest};
-use muster_messages::{FEATURE_LEVEL, Incarnation, Name, Revision, Role, Subject};
+use muster_messages::{FEATURE_LEVEL, Incarnation, Name, Revision, Role, Subject, WorkloadEntry, WorkloadSelector};
 
 use super::super::node_update::Shared;
 use super::super::testing::node;
+use super::super::workloads::Applying;
 use super::*;
 
 struct World {
@@ -76,6 +77,12 @@ impl World {
         let node_update =
             NodeUpdate { revision: Revision(revision), record_state, shared: Arc::new(shared), workloads: None };
         self.step(Input::NodeUpdate(Box::new(node_update)));
+    }
+    fn workloads(&mut self, revision: u64, workloads: Option<&Applying>) {
+        let shared = Arc::new(Shared { managers: vec!["m:1".to_owned()], ..Shared::default() });
+        let record_state = known(Role::Worker, 3, Liveness::Ready);
+        let (revision, workloads) = (Revision(revision), workloads.cloned());
+        self.step(Input::NodeUpdate(Box::new(NodeUpdate { revision, record_state, shared, workloads })));
     }
     /// From wake-up to wake-up, as in the shell; keeps the effects.
     fn run_for(&mut self, d: Duration) {
@@ -541,20 +548,10 @@ fn workloads_shown(w: &World) -> Vec<(u64, usize)> {
 
 #[test]
 fn agent_is_sent_its_workloads_when_they_change() {
-    use crate::core::workloads::Applying;
-    use muster_messages::{WorkloadEntry, WorkloadSelector};
     let entry = WorkloadEntry::new("shop/web".parse().unwrap(), [WorkloadSelector::UnixUid(1)]);
     let one: Applying = Arc::new(vec![Arc::new(entry)]);
     let update = |w: &mut World, revision, workloads: Option<&Applying>| {
-        let shared = Arc::new(Shared { managers: vec!["m:1".to_owned()], ..Shared::default() });
-        let (record_state, workloads) = (known(Role::Worker, 3, Liveness::Ready), workloads.cloned());
-        w.out.clear();
-        w.step(Input::NodeUpdate(Box::new(NodeUpdate {
-            revision: Revision(revision),
-            record_state,
-            shared,
-            workloads,
-        })));
+        w.workloads(revision, workloads);
         workloads_shown(w)
     };
     let mut w = World::new();
@@ -577,8 +574,19 @@ fn request_for_a_workload_carries_the_nodes_certificate() {
     let mut w = World::new();
     w.open();
     w.node_update(5, known(Role::Worker, 3, Liveness::Ready));
-    w.out.clear();
     let request = WorkloadRequest { workload: "shop/web".parse().unwrap(), public_key_der: vec![7] };
+    // The leader may be of an earlier release, and could not decode it.
+    w.frame(AgentFrame::Ask { id: 8, ask: AgentAsk::SignWorkload(request.clone()) });
+    let refused = w.out.iter().find_map(|e| match e {
+        Effect::Send { frame, .. } => match &**frame {
+            HostFrame::Answer { id: 8, result: Err(error) } => Some(error.code),
+            _ => None,
+        },
+        _ => None,
+    });
+    assert_eq!(refused, Some(ErrorCode::NotFound), "there was never a workload");
+    assert_eq!(w.session.open(), (0, 0));
+    w.workloads(6, Some(&Applying::default()));
     w.frame(AgentFrame::Ask { id: 9, ask: AgentAsk::SignWorkload(request.clone()) });
     let call = w.out.iter().find_map(|e| match e {
         Effect::CallLeader { id: 9, call, .. } => Some(&**call),

@@ -1,11 +1,10 @@
 //! Which workloads apply to which node, computed once for all nodes with the same labels.
 
-use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use muster_messages::wire::{HostFrame, WorkloadsPage};
-use muster_messages::{Incarnation, Revision, WorkloadEntry, Workloads};
+use muster_messages::wire::{AgentAsk, HostFrame, WorkloadsPage};
+use muster_messages::{ErrorBody, ErrorCode, Incarnation, Revision, WorkloadEntry, Workloads};
 
 use super::node_update::NodeUpdate;
 
@@ -14,11 +13,11 @@ pub type Applying = Arc<Vec<Arc<WorkloadEntry>>>;
 
 type Labels = BTreeMap<String, String>;
 
-/// The nodes of a host, by those of their labels that any workload asks for.
+/// The nodes of a host, by those of their labels that any workload names.
 #[derive(Clone, Debug, Default)]
 pub struct Groups {
     keys: BTreeSet<String>,
-    known: RefCell<BTreeMap<Labels, Applying>>,
+    known: BTreeMap<Labels, Applying>,
 }
 
 /// Groups that are remembered: more than a cluster has kinds of nodes. Beyond that each node has its own list.
@@ -27,20 +26,19 @@ const MAX_GROUPS: usize = 256;
 impl Groups {
     pub fn of(workloads: &Workloads) -> Self {
         let keys = workloads.entries.values().flat_map(|entry| entry.node_labels.keys().cloned());
-        Self { keys: keys.collect(), known: RefCell::default() }
+        Self { keys: keys.collect(), known: BTreeMap::new() }
     }
 
-    pub fn applying(&self, workloads: &Workloads, labels: &Labels) -> Applying {
+    pub fn applying(&mut self, workloads: &Workloads, labels: &Labels) -> Applying {
         let asked = |key: &String| labels.get(key).map(|value| (key.clone(), value.clone()));
         let labels: Labels = self.keys.iter().filter_map(asked).collect();
-        let mut known = self.known.borrow_mut();
-        if let Some(applying) = known.get(&labels) {
+        if let Some(applying) = self.known.get(&labels) {
             return Arc::clone(applying);
         }
         let entries = workloads.entries.values().filter(|entry| entry.applies_to(&labels)).cloned();
         let applying: Applying = Arc::new(entries.collect());
-        if known.len() < MAX_GROUPS {
-            known.insert(labels, Arc::clone(&applying));
+        if self.known.len() < MAX_GROUPS {
+            self.known.insert(labels, Arc::clone(&applying));
         }
         applying
     }
@@ -53,9 +51,18 @@ pub fn news(shown: Option<&NodeUpdate>, now: &NodeUpdate) -> Vec<Box<HostFrame>>
             let pages = pages(applying, now.shared.incarnation, now.revision);
             pages.into_iter().map(|page| Box::new(HostFrame::Workloads(page))).collect()
         }
-        // Without a record nothing is said about the node, and its session ends.
+        // Without a record nothing is sent, and the node's session ends.
         _ => Vec::new(),
     }
+}
+
+/// Why a request is not passed on. An earlier release, whose leader cannot decode the call, has no workloads.
+pub fn refusal(ask: &AgentAsk, known: Option<&NodeUpdate>) -> Option<ErrorBody> {
+    let asks_for_one = matches!(ask, AgentAsk::SignWorkload(_));
+    let has_some = known.is_some_and(|known| known.workloads.is_some());
+    (asks_for_one && !has_some).then(|| {
+        ErrorBody::new(ErrorCode::NotFound, "no workload was ever set in this cluster, as far as its manager knows")
+    })
 }
 
 /// Room of a page for entries: a frame has 1 MiB.
@@ -109,7 +116,7 @@ mod tests {
     #[test]
     fn nodes_with_the_same_labels_share_their_workloads() {
         let workloads = of([entry(1, labels(&[])), entry(2, labels(&[("zone", "a")]))]);
-        let groups = Groups::of(&workloads);
+        let mut groups = Groups::of(&workloads);
         let in_a = groups.applying(&workloads, &labels(&[("zone", "a"), ("disk", "ssd")]));
         let also_in_a = groups.applying(&workloads, &labels(&[("zone", "a")]));
         let elsewhere = groups.applying(&workloads, &labels(&[("zone", "b")]));

@@ -99,7 +99,7 @@ impl<T: Ord> Wanted<T> {
     }
 }
 
-/// Which facts the entries of this node ask for: the others need not be found out, and are not kept. A process may have 65,536 groups, and
+/// Which facts the entries of this node name: the others need not be found out, and are not kept. A process may have 65,536 groups, and
 /// its executable may be on a file system that hangs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Needs {
