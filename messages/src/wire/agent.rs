@@ -118,8 +118,8 @@ pub enum HostFrame {
     /// The session ends here, and why. Lost: the agent sees the connection end and dials again; a refusal that still
     /// holds is repeated then. Late: ignored on a connection that has ended.
     Ended(super::Refusal),
-    /// Answers a heartbeat: the host is alive, and its replica has applied this. Lost: the next one counts; three
-    /// periods without any frame end the session. Repeated or late: one more sign of life.
+    /// Answers a heartbeat: the host is alive, and what it has sent before holds as of this revision. Lost: the next one counts;
+    /// three periods without any frame end the session. Repeated or late: one more heartbeat answer.
     HeartbeatAck { revision: Revision },
     /// The cluster's roots, after the first view and whenever they change, once there was a rotation. Acknowledged by
     /// [`AgentAsk::TrustRoots`]. Lost: sent again with the next session. Repeated: acknowledged again if the cluster has
