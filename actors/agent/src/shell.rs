@@ -59,7 +59,7 @@ impl From<AgentMsg> for Msg {
     }
 }
 
-/// Messages that wait at most: membership requests and refusals; its own tasks are not counted.
+/// Messages that wait at most: requests to the leader and refusals; its own tasks are not counted.
 const MAILBOX_CAPACITY: usize = 64;
 
 /// An address for an agent that does not exist yet.
