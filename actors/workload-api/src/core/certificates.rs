@@ -227,13 +227,13 @@ impl Certificates {
         now: Moment,
         wall: WallTime,
         view: &View,
-        wanted: &BTreeSet<&WorkloadName>,
+        wanted: &BTreeSet<WorkloadName>,
     ) -> Vec<(SignId, WorkloadName)> {
         for name in wanted {
-            if !self.slots.contains_key(*name)
+            if !self.slots.contains_key(name)
                 && let Some(entry) = view.entry(name)
             {
-                self.slots.insert((*name).clone(), Slot::empty(entry));
+                self.slots.insert(name.clone(), Slot::empty(entry));
             }
         }
         // A failure is remembered beyond its pause even when no stream waits: otherwise each request would ask the leader.
@@ -269,7 +269,7 @@ impl Certificates {
     }
 
     /// Whether another certificate may be held, after evicting one that no stream wants.
-    fn make_room(&mut self, name: &WorkloadName, wanted: &BTreeSet<&WorkloadName>) -> bool {
+    fn make_room(&mut self, name: &WorkloadName, wanted: &BTreeSet<WorkloadName>) -> bool {
         let counts = |slot: &Slot| slot.held.is_some() || slot.signing.is_some();
         let others = self.slots.iter().filter(|(other, slot)| *other != name && counts(slot)).count();
         if others < MAX_HELD {
@@ -286,13 +286,7 @@ impl Certificates {
     }
 
     /// When to look again.
-    pub fn wake_at(
-        &self,
-        now: Moment,
-        wall: WallTime,
-        view: &View,
-        wanted: &BTreeSet<&WorkloadName>,
-    ) -> Option<Moment> {
+    pub fn wake_at(&self, now: Moment, wall: WallTime, view: &View, wanted: &BTreeSet<WorkloadName>) -> Option<Moment> {
         let check = (!self.slots.is_empty()).then(|| now + CLOCK_CHECK);
         let later = |at: WallTime| now + until(wall, at);
         let wakes = self.slots.iter().flat_map(|(name, slot)| {

@@ -117,6 +117,8 @@ pub struct WorkloadCore {
     /// Counts the changes of the roots.
     roots_changed: u64,
     streams: BTreeMap<StreamId, Stream>,
+    /// The workloads of whose certificates open streams make use. It follows from `streams`; `None`: they have changed.
+    wanted: Option<BTreeSet<WorkloadName>>,
     certificates: Certificates,
     requests: Requests,
     rng: Rng,
@@ -132,6 +134,7 @@ impl WorkloadCore {
             needs: Needs::default(),
             roots_changed: 0,
             streams: BTreeMap::new(),
+            wanted: None,
             certificates: certificates.resume(),
             requests: Requests::default(),
             rng: Rng::seeded(seed),
@@ -159,7 +162,7 @@ impl WorkloadCore {
             Input::View(view) => self.viewed(now, view),
             Input::Asked { stream, uid, kind } => self.asked(now, stream, (uid, kind), out),
             Input::Attested { stream, facts } => self.attested(now, stream, facts, out),
-            Input::Closed(stream) => drop(self.streams.remove(&stream)),
+            Input::Closed(stream) => drop(self.forget(stream)),
             Input::Signed { by, outcome } => {
                 let roots = self.view.as_ref().map(|view| Arc::clone(&view.roots)).unwrap_or_default();
                 let name = self.certificates.signed(now, wall, (&mut self.rng, &roots.keys), (by, outcome));
@@ -176,8 +179,8 @@ impl WorkloadCore {
     /// When to step again.
     pub fn wake_at(&self, now: Moment, wall: WallTime) -> Option<Moment> {
         let streams = self.streams.values().filter_map(Stream::wake_at);
-        let wanted = wanted(&self.streams);
-        let certificates = self.view.as_ref().and_then(|view| self.certificates.wake_at(now, wall, view, &wanted));
+        let known = self.view.as_ref().zip(self.wanted.as_ref());
+        let certificates = known.and_then(|(view, wanted)| self.certificates.wake_at(now, wall, view, wanted));
         streams.chain(certificates).min()
     }
 
@@ -274,7 +277,9 @@ impl WorkloadCore {
             (Some(view), Some(facts)) => matches(&view.entries, facts),
             _ => Vec::new(),
         };
-        stream.set_matched(matched);
+        if stream.set_matched(matched) {
+            self.wanted = None;
+        }
         let decision = stream.decide(now, self.view.as_ref(), self.roots_changed, &self.certificates);
         match decision {
             Decision::Keep => stream.settled(),
@@ -289,23 +294,30 @@ impl WorkloadCore {
     }
 
     fn end(&mut self, id: StreamId, denial: Denial, out: &mut Vec<Effect>) {
-        if self.streams.remove(&id).is_some() {
+        if self.forget(id).is_some() {
             self.refused += 1;
             out.push(Effect::End(id, denial));
         }
     }
 
+    fn forget(&mut self, id: StreamId) -> Option<Stream> {
+        self.wanted = None;
+        self.streams.remove(&id)
+    }
+
     fn sign(&mut self, now: Moment, wall: WallTime, out: &mut Vec<Effect>) {
         let Some(view) = &self.view else { return };
-        let planned = self.certificates.plan(now, wall, view, &wanted(&self.streams));
+        let wanted = self.wanted.get_or_insert_with(|| wanted(&self.streams));
+        let planned = self.certificates.plan(now, wall, view, wanted);
         out.extend(planned.into_iter().map(|(by, name)| Effect::Sign(by, name)));
     }
 }
 
-/// The workloads of whose certificates open streams make use.
-fn wanted(streams: &BTreeMap<StreamId, Stream>) -> BTreeSet<&WorkloadName> {
+fn wanted(streams: &BTreeMap<StreamId, Stream>) -> BTreeSet<WorkloadName> {
     let of_certificates = streams.values().filter(|stream| stream.kind() == Kind::Svids);
-    of_certificates.flat_map(|stream| stream.matched()).map(|matched| &matched.name).collect()
+    let names: BTreeSet<&WorkloadName> =
+        of_certificates.flat_map(|stream| stream.matched()).map(|matched| &matched.name).collect();
+    names.into_iter().cloned().collect()
 }
 
 #[cfg(test)]

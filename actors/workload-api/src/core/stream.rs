@@ -134,8 +134,11 @@ impl Stream {
     pub(super) fn touch(&mut self, at: Moment) {
         self.due = Some(self.due.map_or(at, |due| due.min(at)));
     }
-    pub(super) fn set_matched(&mut self, matched: Vec<Matched>) {
+    /// Whether they differ from those before.
+    pub(super) fn set_matched(&mut self, matched: Vec<Matched>) -> bool {
+        let is_change = self.matched != matched;
         self.matched = matched;
+        is_change
     }
     pub(super) fn settled(&mut self) {
         self.fresh = false;
