@@ -63,11 +63,16 @@ pub(crate) struct Inbox {
     to: Address<Msg>,
     /// Requests that the actor has not handled. A client may take back a request that was sent, and send the next one.
     waiting: Limit,
+    /// Connections that were not served.
+    refused: Arc<AtomicU64>,
 }
 
 impl Inbox {
     pub(crate) fn new(to: Address<Msg>) -> Self {
-        Self { to, waiting: Limit::new(MAX_STREAMS, MAX_STREAMS_OF_USER) }
+        Self { to, waiting: Limit::new(MAX_STREAMS, MAX_STREAMS_OF_USER), refused: Arc::default() }
+    }
+    pub(crate) fn refused_connections(&self) -> u64 {
+        self.refused.load(Ordering::Relaxed)
     }
     fn ask(&self, peer: Arc<Peer>, kind: Kind) -> Result<watch::Receiver<Outgoing>, Status> {
         let waiting = self.waiting.admit(peer.uid);
@@ -79,8 +84,8 @@ impl Inbox {
     }
 }
 
-/// Accepts connections until the incarnation ends. `refused` counts those that are not served.
-pub(crate) async fn accept(listener: UnixListener, inbox: Inbox, refused: Arc<AtomicU64>, ended: CancellationToken) {
+/// Accepts connections until the incarnation ends.
+pub(crate) async fn accept(listener: UnixListener, inbox: Inbox, ended: CancellationToken) {
     let mut admission = Admission::new(getrlimit(Resource::Nofile).current);
     let mut failing = Failing(false);
     loop {
@@ -95,7 +100,7 @@ pub(crate) async fn accept(listener: UnixListener, inbox: Inbox, refused: Arc<At
             Ok(admitted) => admitted,
             Err(why) => {
                 tracing::debug!(%why, "connection to the workload socket refused");
-                refused.fetch_add(1, Ordering::Relaxed);
+                inbox.refused.fetch_add(1, Ordering::Relaxed);
                 continue;
             }
         };

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use muster_kernel::{Address, Alarm, Backoff, Cx, Fault, Shell, Slot, Spec, UnixSocket};
 use muster_messages::WorkloadView;
@@ -81,8 +80,7 @@ struct Open {
 
 struct WorkloadApi {
     ports: WorkloadApiPorts,
-    /// As others have it.
-    address: Address<Msg>,
+    inbox: Inbox,
     core: WorkloadCore,
     /// The changes of certificates that are in the slot.
     stored: u64,
@@ -92,8 +90,6 @@ struct WorkloadApi {
     /// The roots as last parsed.
     roots: (Arc<Vec<String>>, Arc<Roots>),
     looks: Looks,
-    /// Connections that were not served.
-    refused: Arc<AtomicU64>,
     alarm: Alarm,
 }
 
@@ -104,14 +100,13 @@ impl WorkloadApi {
         Ok(Self {
             stored: core.certificates().changes(),
             ports,
-            address,
+            inbox: Inbox::new(address),
             core,
             socket,
             open: BTreeMap::new(),
             last: StreamId(0),
             roots: Default::default(),
             looks: Looks::default(),
-            refused: Arc::default(),
             alarm: Alarm::default(),
         })
     }
@@ -201,8 +196,7 @@ impl Shell for WorkloadApi {
 
     async fn started(&mut self, cx: &Cx<Msg>) -> Result<(), Fault> {
         let listener = self.socket.listener()?;
-        let (inbox, refused) = (Inbox::new(self.address.clone()), Arc::clone(&self.refused));
-        cx.spawn(serve::accept(listener, inbox, refused, cx.ended().clone()));
+        cx.spawn(serve::accept(listener, self.inbox.clone(), cx.ended().clone()));
         let mut view = self.ports.view.clone();
         view.mark_changed();
         cx.on_change(view, || Msg::Viewed);
@@ -241,7 +235,7 @@ impl Shell for WorkloadApi {
         let failing = self.core.certificates().failing().map(|(name, failure)| (name.to_string(), json!(failure.why)));
         json!({
             "socket": self.ports.socket, "streams": self.core.streams(), "sent": sent, "refused": refused,
-            "refused_connections": self.refused.load(Ordering::Relaxed),
+            "refused_connections": self.inbox.refused_connections(),
             "entries": self.core.view().map(|view| view.entries.len()), "held": held, "signing": signing, "failed": failed,
             "until": until.take(MAX_SHOWN).collect::<serde_json::Map<_, _>>(),
             "failing": failing.take(MAX_SHOWN).collect::<serde_json::Map<_, _>>(),
