@@ -37,6 +37,7 @@ mod roles;
 mod rotation;
 mod sealed_disk;
 mod secrets;
+mod service;
 mod shutdown;
 mod slow_links;
 mod terminal;

@@ -14,8 +14,8 @@ use muster_messages::protocol::{
 };
 use muster_messages::wire::PeerCall;
 use muster_messages::{
-    ErrorBody, LockedView, Name, NodeDoubts, NodeId, Principal, Replica, Revision, Role, RoleView, Secret, Trouble,
-    UnlockedView,
+    ErrorBody, LockedView, Name, NodeDoubts, NodeId, Principal, QuorumView, Replica, Revision, Role, RoleView, Secret,
+    Trouble, UnlockedView,
 };
 use muster_raft_member::ObjectFeed;
 use tokio::sync::watch;
@@ -160,6 +160,12 @@ pub struct ManagerPorts {
 }
 
 impl ManagerPorts {
+    /// How many voters this manager reaches, and which it does not.
+    pub fn quorum(&self) -> QuorumView {
+        let replica = self.replica.borrow().clone();
+        self.source(&replica).quorum()
+    }
+
     /// What answers are built from: this replica, and what only this manager knows.
     pub(crate) fn source<'a>(&self, replica: &'a Replica) -> Source<'a> {
         let leading = replica.raft.leading;

@@ -20,7 +20,7 @@ use crate::core::{Kind, authorize, kind_of};
 use crate::kube::refused_tokens::RefusedTokens;
 use crate::leases::LeaseRequests;
 use crate::log_quota::LogQuota;
-use crate::ports::{ApiPorts, ManagerPorts};
+use crate::ports::{ApiPorts, ManagerPorts, NodeFacts};
 use crate::reads::{Reads, not_leading, to_text};
 use crate::reconcilers::ReconcilerRequests;
 use crate::relay::Relay;
@@ -122,6 +122,11 @@ impl Service {
             long,
             log_quota: Arc::default(),
         }
+    }
+
+    /// What this node reports about itself now.
+    pub fn facts(&self) -> NodeFacts {
+        (self.ports.facts)()
     }
 
     pub(crate) fn refused_tokens(&self) -> MutexGuard<'_, RefusedTokens> {
@@ -292,7 +297,7 @@ impl Service {
     }
 
     /// A worker forwards its own node's requests to a manager. It vouches for no other caller.
-    async fn without_manager_runtime(&self, asked: &Asked, facts: &crate::NodeFacts) -> Result<String, ErrorBody> {
+    async fn without_manager_runtime(&self, asked: &Asked, facts: &NodeFacts) -> Result<String, ErrorBody> {
         if asked.caller != Principal::Node(facts.id) {
             let details = serde_json::json!({"managers": facts.managers});
             let sentence = match facts.managers.first() {

@@ -113,6 +113,11 @@ impl IdentityStore {
         Ok(Self { folder, seal: IdentitySeal::new(keys), writing: Arc::default() })
     }
 
+    /// Whether a node's identity is in this directory. Creates nothing.
+    pub fn exists(data: &Path) -> bool {
+        data.join("identity/credentials.pem").exists()
+    }
+
     /// The keys with which this node's secrets are sealed. Its clones share them: unlocked once, they are unlocked everywhere.
     pub fn keys(&self) -> &Keys {
         self.seal.keys()

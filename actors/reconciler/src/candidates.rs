@@ -160,6 +160,9 @@ impl Shell for Candidates {
         let mut views = self.wiring.views.clone();
         views.mark_changed();
         cx.on_change(views, || Msg::ViewChanged);
+        if let Some(commands) = &self.wiring.setup.commands {
+            cx.on_change(commands.changes(), || Msg::ViewChanged);
+        }
         cx.report(self.wiring.retire.clone().cancelled_owned().map(|()| Msg::Retire));
         Ok(())
     }

@@ -64,6 +64,10 @@ pub trait CommandRunner: Send + Sync + 'static {
     fn allows(&self, _program: &str) -> bool {
         true
     }
+    /// Changes whenever [`allows`](Self::allows) may answer otherwise; never, by default.
+    fn changes(&self) -> watch::Receiver<()> {
+        watch::channel(()).1
+    }
     fn run(&self, order: CommandOrder) -> BoxFuture<'static, CommandEnd>;
 }
 

@@ -14,6 +14,7 @@ use muster_raft_member::disk;
 use super::config::Config;
 use super::recovery;
 use super::sealing;
+use super::systemd;
 use crate::cli::output::printable;
 use crate::stderr;
 use muster_manager::RaftData;
@@ -281,7 +282,11 @@ async fn joined(
         labels: config.labels.clone(),
         rekey,
     };
-    let say = |progress: &muster_agent::JoinProgress| say(progress);
+    systemd::ready(format_args!("joining through {}", config.join.join(", ")));
+    let say = |progress: &muster_agent::JoinProgress| {
+        say(progress);
+        systemd::ready(progress);
+    };
     match join(memory, args, &JoinConfig::default(), say).await {
         Ok(joined) => Ok(joined.credentials),
         Err(error) => Err(Exit::new(error.exit_status(), muster_kernel::Fault::from(error).0)),

@@ -9,6 +9,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::pin::pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
@@ -16,7 +17,7 @@ use muster_elector::{BootTime, Timekeeper};
 use muster_reconciler::{CommandEnd, CommandExit, CommandOrder, CommandRunner, GRACE, MAX_OUTPUT_BYTES};
 use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe;
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 
 use super::settings::Programs;
 use crate::guard::{Exit, Guarded, Launch, News, Reading, Report, Streams};
@@ -24,23 +25,55 @@ use crate::guard::{Exit, Guarded, Launch, News, Reading, Report, Streams};
 /// KILL, as a number.
 const KILL: u8 = 9;
 
+/// The programs that this node runs for definitions, as configured now.
+#[derive(Clone)]
+pub(super) struct Allowed(Arc<AllowedPrograms>);
+
+struct AllowedPrograms {
+    programs: Mutex<Programs>,
+    changes: watch::Sender<()>,
+}
+
+impl AllowedPrograms {
+    fn programs(&self) -> MutexGuard<'_, Programs> {
+        self.programs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Allowed {
+    pub fn new(programs: Programs) -> Self {
+        Self(Arc::new(AllowedPrograms { programs: Mutex::new(programs), changes: watch::Sender::new(()) }))
+    }
+
+    /// Replaces them. What runs is not ended.
+    pub fn replace(&self, programs: Programs) {
+        let former = std::mem::replace(&mut *self.0.programs(), programs.clone());
+        if former != programs {
+            self.0.changes.send_replace(());
+        }
+    }
+}
+
 /// See the module.
 pub(super) struct Commands {
     /// The socket for `muster` within a command.
     pub socket: PathBuf,
-    /// The programs that may run.
-    pub programs: Programs,
+    pub allowed: Allowed,
 }
 
 impl CommandRunner for Commands {
     fn allows(&self, program: &str) -> bool {
-        self.programs.allow(program)
+        self.allowed.0.programs().allow(program)
+    }
+
+    fn changes(&self) -> watch::Receiver<()> {
+        self.allowed.0.changes.subscribe()
     }
 
     fn run(&self, order: CommandOrder) -> BoxFuture<'static, CommandEnd> {
         // This node is a candidate only for programs that it allows, but the definition may have changed since.
         let program = order.argv.first().map(String::as_str).unwrap_or_default();
-        if !self.programs.allow(program) {
+        if !self.allows(program) {
             let why = format!(
                 "this node does not run {program}: `[reconcilers] commands` of its configuration lists what it runs"
             );
@@ -167,16 +200,20 @@ mod tests {
     use crate::daemon::settings::Reconcilers;
     use muster_elector::Hold;
     use muster_messages::Moment;
-    use tokio::sync::watch;
 
     #[tokio::test]
     async fn node_runs_only_configured_programs() {
-        assert!(!Reconcilers::default().commands.any(), "none by default");
+        assert!(!Reconcilers::default().commands.allow("/bin/sh"), "none by default");
         let listed: Reconcilers = toml::from_str("commands = [\"/usr/local/bin/migrate\"]").unwrap();
         let all: Reconcilers = toml::from_str("commands = true").unwrap();
-        assert!(listed.commands.any() && all.commands.allow("/bin/sh") && !listed.commands.allow("/bin/sh"));
-        let here = Commands { socket: PathBuf::from("muster.sock"), programs: listed.commands };
+        assert!(all.commands.allow("/bin/sh") && !listed.commands.allow("/bin/sh"));
+        let here = Commands { socket: PathBuf::from("muster.sock"), allowed: Allowed::new(listed.commands) };
         assert!(here.allows("/usr/local/bin/migrate") && !here.allows("migrate"));
+        let changes = here.changes();
+        here.allowed.replace(Programs::Listed(vec!["/usr/local/bin/migrate".to_owned()]));
+        assert!(!changes.has_changed().unwrap(), "they are the same");
+        here.allowed.replace(Programs::Listed(vec!["migrate".to_owned()]));
+        assert!(changes.has_changed().unwrap() && here.allows("migrate") && !here.allows("/usr/local/bin/migrate"));
         let order = CommandOrder {
             argv: vec!["/bin/sh".to_owned(), "-c".to_owned(), "exit 0".to_owned()],
             env: Default::default(),

@@ -1,5 +1,7 @@
 //! The daemon's configuration: flag, then `MUSTER_…` environment, then TOML file, then default.
 
+mod file;
+
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -8,10 +10,12 @@ use clap::Parser;
 use muster_messages::Secret;
 use serde::{Deserialize, Serialize};
 
+use self::file::Faults;
+pub use self::file::{BadConfig, ConfigFault};
 use super::settings::{self, Settings};
 
 /// The daemon: one node of a Muster cluster.
-#[derive(Debug, Parser)]
+#[derive(Clone, Debug, Parser)]
 #[command(name = "musterd", version, about = "Runs one node of a Muster cluster.", after_help = AFTER_HELP)]
 pub struct Args {
     /// Where this node keeps its identity and its replica of the cluster's state
@@ -71,6 +75,16 @@ pub struct Args {
     /// Print the configuration in force as TOML, and exit
     #[arg(long)]
     print_config: bool,
+    /// Check the configuration and what it names on this machine, and exit: 0, or 2 with every fault
+    #[arg(
+        long,
+        value_name = "text|json",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "text",
+        hide_possible_values = true
+    )]
+    check_config: Option<OutputFormat>,
     /// The quorum is lost for good: continue alone with this manager's data; all others become workers. Once, by hand
     #[arg(long)]
     force_new_cluster: bool,
@@ -84,7 +98,7 @@ pub struct Args {
         hide_possible_values = true,
         requires = "force_new_cluster"
     )]
-    print_plan: Option<PlanFormat>,
+    print_plan: Option<OutputFormat>,
     /// Found a cluster anew, in an empty directory, from a file of `muster backup`. Once, by hand
     #[arg(long, value_name = "FILE", conflicts_with_all = ["force_new_cluster", "init", "join"])]
     restore: Option<PathBuf>,
@@ -109,6 +123,21 @@ Run one manager, or three or five: with two, the loss of either stops the cluste
 
 Precedence: flag, then MUSTER_… environment, then the file of --config, then the default.";
 
+impl Args {
+    /// Whether a file is read, which can change while the daemon runs.
+    pub fn has_file(&self) -> bool {
+        self.config.is_some()
+    }
+    /// `--print-config`
+    pub fn prints_config(&self) -> bool {
+        self.print_config
+    }
+    /// `--check-config`
+    pub fn check_config(&self) -> Option<OutputFormat> {
+        self.check_config
+    }
+}
+
 /// How log lines look.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
@@ -118,9 +147,9 @@ pub enum LogFormat {
     Json,
 }
 
-/// Format of a printed plan.
+/// Format of what is printed instead of running.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum PlanFormat {
+pub enum OutputFormat {
     Text,
     Json,
 }
@@ -228,63 +257,58 @@ pub struct Config {
     #[serde(skip)]
     pub restore: Option<PathBuf>,
     #[serde(skip)]
-    pub print_plan: Option<PlanFormat>,
+    pub print_plan: Option<OutputFormat>,
     #[serde(flatten)]
     pub settings: Settings,
 }
 
-/// An unusable configuration: exit 2.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct BadConfig(String);
-
-fn bad(text: impl Into<String>) -> BadConfig {
-    BadConfig(text.into())
-}
-
-/// The configuration in force, and whether only to print it.
-pub fn load(args: Args) -> Result<(Config, bool), BadConfig> {
-    let mut file = match &args.config {
-        None => File::default(),
-        Some(path) => {
-            let text =
-                std::fs::read_to_string(path).map_err(|e| bad(format!("cannot read {}: {e}", path.display())))?;
-            toml::from_str(&text).map_err(|e| unreadable(path, &text, &e))?
-        }
-    };
+/// The configuration in force. Every fault is named, not the first one alone.
+pub fn load(args: Args) -> Result<Config, BadConfig> {
+    let mut faults = Faults::default();
+    let mut file = args.config.as_deref().map(|path| faults.read(path)).unwrap_or_default();
     let settings = file.take_settings();
     let data_dir = args.data_dir.or(file.data_dir);
-    let data_dir = data_dir.ok_or_else(|| bad("--data-dir DIR is required: where this node keeps its data"))?;
+    if data_dir.is_none() {
+        faults.add("data_dir", false, "--data-dir DIR is required: where this node keeps its data");
+    }
+    let data_dir = data_dir.unwrap_or_default();
+    let from_file = args.listen.is_none();
     let listen = args.listen.or(file.listen).unwrap_or_else(|| "127.0.0.1:4400".to_owned());
-    host_and_port("--listen", &listen)?;
-    let advertise = args.advertise.or(file.advertise).unwrap_or_else(|| listen.clone());
-    host_and_port("--advertise", &advertise)?;
+    faults.check("listen", from_file, host_and_port("--listen", &listen));
+    let from_file = args.advertise.is_none();
+    let advertise = args.advertise.or(file.advertise);
+    if let Some(advertise) = &advertise {
+        faults.check("advertise", from_file, host_and_port("--advertise", advertise));
+    }
+    let advertise = advertise.unwrap_or_else(|| listen.clone());
+    let from_file = args.name.is_none();
     let given = args.name.or(file.name);
     let name_is_the_hosts = given.is_none();
-    let name = match given {
-        Some(name) => {
-            name.parse::<muster_messages::Name>().map_err(|e| bad(format!("--name {name:?}: {e}")))?.to_string()
-        }
-        None => muster_messages::Name::sanitized(&hostname()).to_string(),
-    };
+    let name = given.unwrap_or_else(|| muster_messages::Name::sanitized(&hostname()).to_string());
+    faults.check("name", from_file, legal_name("--name", &name));
+    let from_file = args.cluster_name.is_none();
     let cluster_name = args.cluster_name.or(file.cluster_name).unwrap_or_else(|| "default".to_owned());
-    cluster_name.parse::<muster_messages::Name>().map_err(|e| bad(format!("--cluster-name {cluster_name:?}: {e}")))?;
+    faults.check("cluster_name", from_file, legal_name("--cluster-name", &cluster_name));
+    let from_file = args.release.is_none();
     let release = args.release.or(file.release).unwrap_or_else(|| env!("CARGO_PKG_VERSION").to_owned());
-    release_triple(&release)?;
-    let join = if args.join.is_empty() { file.join.unwrap_or_default() } else { args.join };
+    faults.check("release", from_file, release_triple(&release));
+    let from_file = args.join.is_empty();
+    let join = if from_file { file.join.unwrap_or_default() } else { args.join };
     for addr in &join {
-        host_and_port("--join", addr)?;
+        faults.check("join", from_file, host_and_port("--join", addr));
     }
     let mut labels = file.labels.unwrap_or_default();
     for label in &args.labels {
-        let (key, value) = label.split_once('=').ok_or_else(|| bad(format!("--label {label:?}: write it as K=V")))?;
-        labels.insert(key.to_owned(), value.to_owned());
+        match label.split_once('=') {
+            Some((key, value)) => drop(labels.insert(key.to_owned(), value.to_owned())),
+            None => faults.add("labels", false, format!("--label {label:?}: write it as K=V")),
+        }
     }
     let token_is_public = args.token.is_some() && args.token != std::env::var("MUSTER_TOKEN").ok();
     let file_is_a_flag =
         args.token_file.is_some() && args.token_file != std::env::var_os("MUSTER_TOKEN_FILE").map(PathBuf::from);
     if token_is_public && file_is_a_flag {
-        return Err(bad("--token and --token-file: give one of them"));
+        faults.add("token", false, "--token and --token-file: give one of them");
     }
     // A flag wins over the environment, which wins over the file of --config; within each, the token wins over a token file.
     let found = |token: Option<String>, file: Option<PathBuf>| {
@@ -292,11 +316,16 @@ pub fn load(args: Args) -> Result<(Config, bool), BadConfig> {
     };
     let found_here = if file_is_a_flag { found(None, args.token_file) } else { found(args.token, args.token_file) };
     let token = found_here.or_else(|| found(file.token, file.token_file));
+    let from_file = args.init.is_none();
     let init = args.init.or(file.init).unwrap_or(false);
     if init && !join.is_empty() {
-        return Err(bad("--init founds a cluster and --join joins one: give one of them"));
+        faults.add("init", from_file, "--init founds a cluster and --join joins one: give one of them");
     }
-    let config = Config {
+    let (settings, wrong) = settings.checked();
+    for fault in wrong {
+        faults.add(&fault.path(), true, fault.to_string());
+    }
+    faults.into_result(Config {
         socket: args.socket.or(file.socket).unwrap_or_else(|| data_dir.join("muster.sock")),
         workload_socket: args.workload_socket.or(file.workload_socket).filter(|path| path != OFF).map(PathBuf::from),
         data_dir,
@@ -318,9 +347,8 @@ pub fn load(args: Args) -> Result<(Config, bool), BadConfig> {
         force_new_cluster: args.force_new_cluster,
         restore: args.restore,
         print_plan: args.print_plan,
-        settings: settings.checked().map_err(bad)?,
-    };
-    Ok((config, args.print_config))
+        settings,
+    })
 }
 
 const OFF: &str = "off";
@@ -330,13 +358,6 @@ fn path_or_off<S: serde::Serializer>(path: &Option<PathBuf>, serializer: S) -> R
         Some(path) => path.serialize(serializer),
         None => serializer.serialize_str(OFF),
     }
-}
-
-/// Names the line and the error, but not the line's text, which may hold a token.
-fn unreadable(path: &Path, text: &str, error: &toml::de::Error) -> BadConfig {
-    let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
-    let line = before.matches('\n').count() + 1;
-    bad(format!("{}, line {line}: {}", path.display(), error.message()))
 }
 
 /// Reads a file that holds one line with a token and nothing else.
@@ -359,15 +380,19 @@ fn token_in(file: &Path) -> Result<Secret, String> {
 /// Ten times the length of any token.
 const MAX_TOKEN_BYTES: u64 = 1024;
 
-fn host_and_port(flag: &str, text: &str) -> Result<(), BadConfig> {
+fn host_and_port(flag: &str, text: &str) -> Result<(), String> {
     let legal = text.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok());
-    if legal { Ok(()) } else { Err(bad(format!("{flag} {text:?}: write it as HOST:PORT"))) }
+    if legal { Ok(()) } else { Err(format!("{flag} {text:?}: write it as HOST:PORT")) }
 }
 
-fn release_triple(text: &str) -> Result<(), BadConfig> {
+fn legal_name(flag: &str, name: &str) -> Result<(), String> {
+    name.parse::<muster_messages::Name>().map(drop).map_err(|why| format!("{flag} {name:?}: {why}"))
+}
+
+fn release_triple(text: &str) -> Result<(), String> {
     let parts: Vec<&str> = text.split('.').collect();
     let legal = parts.len() == 3 && parts.iter().all(|p| p.parse::<u32>().is_ok_and(|n| n.to_string() == *p));
-    if legal { Ok(()) } else { Err(bad(format!("--release {text:?}: write it as X.Y.Z, three numbers"))) }
+    if legal { Ok(()) } else { Err(format!("--release {text:?}: write it as X.Y.Z, three numbers")) }
 }
 
 fn hostname() -> String {
@@ -380,7 +405,7 @@ mod tests {
 
     fn config(args: &[&str]) -> Result<Config, BadConfig> {
         let all = std::iter::once(&"musterd").chain(args);
-        load(Args::try_parse_from(all).unwrap()).map(|(config, _)| config)
+        load(Args::try_parse_from(all).unwrap())
     }
 
     #[test]

@@ -31,6 +31,7 @@ use self::means::{Attempt, Means, Source};
 use super::boot::{Exit, say};
 use super::config::Config;
 use super::metrics;
+use super::systemd;
 use crate::unlock_text::GivenKey;
 
 /// The time between two attempts without a person. A key service that is down is asked again in time; a wrong key costs little.
@@ -81,6 +82,7 @@ pub async fn wait_for_key(
         "locked: this manager needs version {version} of the cluster's unlock key: `muster unlock --socket {}`",
         config.socket.display()
     ));
+    systemd::ready(format_args!("locked: needs version {version} of the cluster's unlock key (`muster unlock`)"));
     waiting.wait(&mut sources, listener, &serving.root).await?;
     tracing::info!(%version, "unlocked");
     tokio::time::sleep(ANSWER_GRACE).await;

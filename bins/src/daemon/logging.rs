@@ -2,20 +2,37 @@
 //! keys.
 //!
 //! One event is one line, whatever text others put into it: tracing escapes control characters that move a terminal's cursor, and
-//! [`OneLine`] line breaks that could forge a line.
+//! [`OneLine`] line breaks that could forge a line. Under systemd each line has a priority, and the journal's time instead of its own.
 
 use std::borrow::Cow;
 use std::io::{self, IsTerminal, Write};
 
-use tracing_subscriber::EnvFilter;
+use tracing::{Level, Metadata};
 use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::prelude::*;
+use tracing_subscriber::{EnvFilter, Registry, reload};
 
 use super::config::LogFormat;
 
+/// The filter of the log, which can be replaced while it is used.
+pub struct LogFilter(reload::Handle<EnvFilter, Registry>);
+
+impl LogFilter {
+    /// Replaces it.
+    pub fn set(&self, filter: &str) -> Result<(), String> {
+        self.0.reload(parse(filter)?).map_err(|e| e.to_string())
+    }
+}
+
+/// Fails on a filter that cannot be parsed.
+pub fn parse(filter: &str) -> Result<EnvFilter, String> {
+    EnvFilter::builder().parse(filter).map_err(|e| format!("--log {filter:?}: {e}"))
+}
+
 /// Installs the log. Fails on a filter that cannot be parsed.
-pub fn install(filter: &str, format: LogFormat) -> Result<(), String> {
-    let filter = EnvFilter::builder().parse(filter).map_err(|e| format!("--log {filter:?}: {e}"))?;
+pub fn install(filter: &str, format: LogFormat) -> Result<LogFilter, String> {
+    let (filter, handle) = reload::Layer::new(parse(filter)?);
     let quiet = tracing_subscriber::filter::filter_fn(|meta| {
         let noisy = ["ractor", "rustls", "hyper", "raft_engine", "h2"];
         let least = match noisy.iter().find(|library| meta.target().starts_with(**library)) {
@@ -32,25 +49,73 @@ pub fn install(filter: &str, format: LogFormat) -> Result<(), String> {
         *meta.level() <= least && meta.is_event()
     });
     let registry = tracing_subscriber::registry().with(filter);
-    let layer =
-        tracing_subscriber::fmt::layer().with_writer(|| OneLine(io::stderr())).with_ansi(io::stderr().is_terminal());
-    let installed = match format {
-        LogFormat::Text => registry.with(layer.compact().with_filter(quiet)).try_init(),
-        LogFormat::Json => registry.with(layer.json().with_filter(quiet)).try_init(),
+    let journal = is_the_journal();
+    let layer = tracing_subscriber::fmt::layer()
+        .with_writer(Stderr { journal })
+        .with_ansi(!journal && io::stderr().is_terminal());
+    let installed = match (format, journal) {
+        (LogFormat::Text, false) => registry.with(layer.compact().with_filter(quiet)).try_init(),
+        // The journal has the time, the level and the identifier of each line.
+        (LogFormat::Text, true) => {
+            registry.with(layer.compact().without_time().with_level(false).with_filter(quiet)).try_init()
+        }
+        (LogFormat::Json, _) => registry.with(layer.json().with_filter(quiet)).try_init(),
     };
-    installed.map_err(|e| e.to_string())
+    installed.map(|()| LogFilter(handle)).map_err(|e| e.to_string())
+}
+
+/// Whether stderr is a stream of systemd's journal: `JOURNAL_STREAM` names its file, see systemd.exec(5).
+fn is_the_journal() -> bool {
+    let Some(file) = std::env::var_os("JOURNAL_STREAM") else { return false };
+    rustix::fs::fstat(io::stderr()).is_ok_and(|stderr| file == *format!("{}:{}", stderr.st_dev, stderr.st_ino))
+}
+
+/// Where events go.
+#[derive(Clone, Copy)]
+struct Stderr {
+    journal: bool,
+}
+
+impl<'a> MakeWriter<'a> for Stderr {
+    type Writer = OneLine<io::Stderr>;
+
+    fn make_writer(&'a self) -> Self::Writer {
+        OneLine { to: io::stderr(), prefix: "" }
+    }
+
+    fn make_writer_for(&'a self, meta: &Metadata<'_>) -> Self::Writer {
+        let prefix = if self.journal { priority(*meta.level()) } else { "" };
+        OneLine { prefix, ..self.make_writer() }
+    }
+}
+
+/// The prefix by which the journal knows a line's priority: see sd-daemon(3).
+fn priority(level: Level) -> &'static str {
+    match level {
+        Level::ERROR => "<3>",
+        Level::WARN => "<4>",
+        Level::INFO => "<6>",
+        Level::DEBUG | Level::TRACE => "<7>",
+    }
 }
 
 /// Writes each event, which arrives whole, as one line.
-struct OneLine<W>(W);
+struct OneLine<W> {
+    to: W,
+    prefix: &'static str,
+}
 
 impl<W: Write> Write for OneLine<W> {
     fn write(&mut self, event: &[u8]) -> io::Result<usize> {
-        self.0.write_all(&one_line(event))?;
+        let line = one_line(event);
+        match self.prefix {
+            "" => self.to.write_all(&line)?,
+            prefix => self.to.write_all(&[prefix.as_bytes(), &line].concat())?,
+        }
         Ok(event.len())
     }
     fn flush(&mut self) -> io::Result<()> {
-        self.0.flush()
+        self.to.flush()
     }
 }
 
@@ -81,9 +146,12 @@ mod tests {
     #[test]
     fn log_text_with_line_breaks_stays_one_line() {
         let mut log = Vec::new();
-        let mut writer = OneLine(&mut log);
+        let mut writer = OneLine { to: &mut log, prefix: "" };
         writer.write_all(b"INFO refused why=x\n2026-01-01 INFO forged\r\n\n").unwrap();
         writer.write_all(b"INFO fine\n").unwrap();
-        assert_eq!(String::from_utf8(log).unwrap(), "INFO refused why=x\\n2026-01-01 INFO forged\\r\\n\nINFO fine\n");
+        let mut writer = OneLine { to: &mut log, prefix: priority(Level::ERROR) };
+        writer.write_all(b"for the journal\n<0>forged\n").unwrap();
+        let expected = "INFO refused why=x\\n2026-01-01 INFO forged\\r\\n\nINFO fine\n<3>for the journal\\n<0>forged\n";
+        assert_eq!(String::from_utf8(log).unwrap(), expected);
     }
 }

@@ -2,6 +2,7 @@
 
 mod audit;
 mod boot;
+mod check_config;
 mod commands;
 mod config;
 mod feature_level;
@@ -15,9 +16,11 @@ mod node;
 mod ready;
 mod reconcilers;
 mod recovery;
+mod reload;
 mod sealing;
 mod settings;
 mod startup_failure;
+mod systemd;
 mod upstream;
 mod workloads;
 
@@ -27,13 +30,13 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
-use rustix::fs::Mode;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use self::boot::Exit;
-use self::config::{Args, Config};
+use self::config::{Args, BadConfig, Config};
 use self::lock::DirLock;
 use self::node::Node;
+use self::reload::Reload;
 use crate::guard;
 
 /// The contract gives an orderly stop 10 s.
@@ -41,8 +44,7 @@ const STOP_TIMEOUT: Duration = Duration::from_millis(9_500);
 
 /// Runs the daemon with these arguments, the program's name first.
 pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
-    // Libraries also create files, Raft's log above all. Commands of reconcilers get the original umask back.
-    guard::remember_umask(rustix::process::umask(Mode::from_raw_mode(0o077)));
+    guard::become_daemon();
     let args = match Args::try_parse_from(args) {
         Ok(args) => args,
         Err(error) => {
@@ -50,26 +52,34 @@ pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
             return ExitCode::from(if error.use_stderr() { 2 } else { 0 });
         }
     };
-    let (config, only_print) = match config::load(args) {
-        Ok(loaded) => loaded,
-        Err(bad) => return Exit::new(2, bad.to_string()).report(),
+    let loaded = config::load(args.clone());
+    if let Some(format) = args.check_config() {
+        return check_config::report(loaded.as_ref(), format);
+    }
+    let config = match loaded {
+        Ok(config) => config,
+        Err(BadConfig(faults)) => {
+            faults.iter().for_each(boot::say);
+            return ExitCode::from(2);
+        }
     };
-    if only_print {
+    if args.prints_config() {
         return print_config(&config);
     }
     if let Some(format) = config.print_plan {
         leave_no_core_file();
         return recovery::print_plan(&config, format).unwrap_or_else(|exit| exit.report());
     }
-    if let Err(bad) = logging::install(&config.log, config.log_format) {
-        return Exit::new(2, bad).report();
-    }
+    let log = match logging::install(&config.log, config.log_format) {
+        Ok(log) => log,
+        Err(bad) => return Exit::new(2, bad).report(),
+    };
     leave_no_core_file();
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().thread_name("musterd").build() {
         Ok(runtime) => runtime,
         Err(error) => return Exit::new(1, format!("cannot start the runtime: {error}")).report(),
     };
-    let ended = runtime.block_on(run(config));
+    let ended = runtime.block_on(run(config.clone(), Reload::new(args, config, log)));
     // Blocking work that hangs (a hung disk) must not delay the exit.
     runtime.shutdown_timeout(Duration::from_millis(200));
     match ended {
@@ -89,34 +99,32 @@ fn print_config(config: &Config) -> ExitCode {
     }
 }
 
-async fn run(config: Config) -> Result<(), Exit> {
+async fn run(config: Config, mut reload: Reload) -> Result<(), Exit> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     muster_api::AdminSocket::check(&config.socket).map_err(|e| Exit::new(2, e.to_string()))?;
     if let Some(path) = &config.workload_socket {
         muster_workload_api::check_socket_path(path).map_err(|e| Exit::new(2, e.to_string()))?;
     }
-    raise_file_limit();
     let _lock = DirLock::take(&config.data_dir).map_err(|e| Exit::new(1, e.to_string()))?;
-    // Without a log SIGHUP keeps its meaning: closing a terminal ends the processes in it. With one it must not end a daemon that
-    // is starting, least of all a locked one, which may wait for days: the file is opened only after that.
-    let mut hangup = match writes_a_file(&config.settings.audit.file) {
-        true => Some(signal(SignalKind::hangup())?),
-        false => None,
-    };
+    // It must not end a daemon that is starting, least of all a locked one, which may wait for days: it is carried out after that.
+    let mut hangup = if reload.is_useful() { Some(signal(SignalKind::hangup())?) } else { None };
     let starting = Node::start(config);
     let node = tokio::select! {
         started = starting => started?,
+        () = systemd::feed_watchdog(None, async || true) => return Ok(()),
         _ = terminate.recv() => return Ok(()),
         _ = interrupt.recv() => return Ok(()),
     };
     let ended = tokio::select! {
-        () = reopen_on_hangup(&node, hangup.as_mut()) => Ok(()),
+        () = reload_on_hangup(&node, &mut reload, hangup.as_mut()) => Ok(()),
+        () = node.report_to_systemd() => Ok(()),
         exit = node.ended() => Err(exit),
         _ = terminate.recv() => Ok(()),
         _ = interrupt.recv() => Ok(()),
     };
     tracing::info!("stopping");
+    systemd::stopping();
     tokio::select! {
         stopped = tokio::time::timeout(STOP_TIMEOUT, node.stop()) => {
             if stopped.is_err() {
@@ -130,15 +138,13 @@ async fn run(config: Config) -> Result<(), Exit> {
     ended
 }
 
-fn writes_a_file(audit: &str) -> bool {
-    !matches!(audit, "" | "-")
-}
-
 /// Never returns.
-async fn reopen_on_hangup(node: &Node, hangup: Option<&mut Signal>) {
+async fn reload_on_hangup(node: &Node, reload: &mut Reload, hangup: Option<&mut Signal>) {
     let Some(hangup) = hangup else { return std::future::pending().await };
     while hangup.recv().await.is_some() {
-        node.reopen_audit_log();
+        systemd::reloading();
+        reload.reload(node);
+        systemd::reloaded();
     }
     std::future::pending().await
 }
@@ -150,16 +156,5 @@ fn leave_no_core_file() {
     let none = Rlimit { current: Some(0), maximum: getrlimit(Resource::Core).maximum };
     if let Err(error) = setrlimit(Resource::Core, none) {
         tracing::warn!(%error, "cannot switch core files off");
-    }
-}
-
-/// Every connection is a file. The soft limit of most systems (1,024) is far below what a manager of 10,000 nodes needs;
-/// the hard limit is the administrator's.
-fn raise_file_limit() {
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let limit = getrlimit(Resource::Nofile);
-    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
-    if let Err(error) = setrlimit(Resource::Nofile, raised) {
-        tracing::warn!(%error, "cannot raise the limit of open files");
     }
 }

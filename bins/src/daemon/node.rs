@@ -4,7 +4,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use muster_agent::{AgentPorts, AgentSetup, NodeMemory, agent_address, agent_spec, trouble_of};
+use muster_agent::{AgentPorts, AgentSetup, NodeMemory, SessionStatus, agent_address, agent_spec, trouble_of};
 use muster_api::{AdminSocket, ApiPorts, ApiShell, ManagerPorts, NodeFacts, Service as Api};
 use muster_gateway::{Dialer, Gateway, KnownManagers, LocalReplica, Port, Services};
 use muster_kernel::{Address, Fault, Intensity, Recipient, Spec, Supervisor, Tree};
@@ -18,6 +18,7 @@ use tokio::sync::{Mutex, mpsc, watch};
 
 use super::audit;
 use super::boot::{Booted, Exit, boot};
+use super::commands::Allowed;
 use super::config::Config;
 use super::feature_level;
 use super::locked;
@@ -27,7 +28,9 @@ use super::ready::{self, Readiness};
 use super::reconcilers;
 use super::recovery;
 use super::sealing;
+use super::settings::Programs;
 use super::startup_failure;
+use super::systemd;
 use super::workloads;
 use muster_manager::RaftData;
 use muster_manager::runs::Runs;
@@ -75,6 +78,8 @@ pub struct Node {
     root: Supervisor,
     shared: Shared,
     reconcilers: Option<Reconcilers>,
+    allowed: Allowed,
+    session: watch::Receiver<Option<SessionStatus>>,
     fatal: Arc<watch::Sender<Option<String>>>,
 }
 
@@ -110,7 +115,8 @@ impl Node {
 
         start_tree(&root, &wired, listener, Arc::clone(&socket))
             .map_err(|e| Exit::new(1, format!("cannot start the port's threads: {e}")))?;
-        let reconcilers = reconcilers::spec(&shared).map(|(spec, reconcilers)| {
+        let allowed = Allowed::new(shared.config.settings.reconcilers.commands.clone());
+        let reconcilers = reconcilers::spec(&shared, allowed.clone()).map(|(spec, reconcilers)| {
             root.children().start(spec);
             reconcilers
         });
@@ -123,7 +129,8 @@ impl Node {
         ));
         let metrics_addr = metrics::serve(metrics_listener, shared.clone(), readiness.clone());
         ready::announce_when_ready(readiness, listens, metrics_addr, shared.config.socket.clone());
-        Ok(Self { root, shared, reconcilers, fatal })
+        let session = wired.agent_ports.session();
+        Ok(Self { root, shared, reconcilers, allowed, session, fatal })
     }
 
     /// Returns when the root supervisor has given up.
@@ -140,6 +147,34 @@ impl Node {
     /// Reopens the audit log after its file was renamed.
     pub fn reopen_audit_log(&self) {
         self.shared.api.audit().reopen();
+    }
+
+    /// Replaces the programs that this node runs for definitions. What runs is not ended.
+    pub fn allow_programs(&self, programs: Programs) {
+        self.allowed.replace(programs);
+    }
+
+    /// Keeps the status line and the watchdog up to date. Never returns.
+    pub async fn report_to_systemd(&self) {
+        tokio::join!(
+            systemd::report_status(|| self.summary().to_string()),
+            systemd::feed_watchdog(Some(&self.shared.tree), async || self.root.beat().await),
+        );
+    }
+
+    fn summary(&self) -> systemd::Summary {
+        let shared = &self.shared;
+        let raft = shared.manager.borrow().as_ref().map(|manager| {
+            let replica = manager.replica.borrow().clone();
+            let name =
+                |id: NodeId| replica.tables.nodes.get(&id).map_or_else(|| id.to_string(), |n| n.name.to_string());
+            let raft = &replica.raft;
+            let leads = raft.leader_node == Some(shared.me);
+            systemd::Raft { leader: raft.leader_node.map(name), leads, quorum: manager.quorum() }
+        });
+        let facts = shared.api.facts();
+        let session = self.session.borrow().as_ref().map(|session| session.addr.clone());
+        systemd::Summary { role: facts.role, session, raft, trouble: facts.trouble.map(|trouble| trouble.to_string()) }
     }
 
     /// Hands leadership over, closes sessions, stops everything in reverse start order.

@@ -11,7 +11,7 @@ use muster_messages::wire::{ApiCall, LeaseRequest, ReconcilerRequest, Request};
 use muster_messages::{ErrorBody, NodeId, Principal, Release, RequestId, millis};
 use muster_reconciler::{Cluster, CommandRunner, Reconcilers, Setup, reconcilers_spec};
 
-use super::commands::Commands;
+use super::commands::{Allowed, Commands};
 use super::node::Shared;
 
 /// The cluster, as this node reaches it.
@@ -55,16 +55,14 @@ pub(super) fn own_cluster(shared: &Shared) -> Arc<dyn Cluster> {
 }
 
 /// `node/reconcilers`: a group for every reconciler for which this node's release has a definition with objects or a command.
-pub(super) fn spec(shared: &Shared) -> Option<(Spec, Reconcilers)> {
+pub(super) fn spec(shared: &Shared, allowed: Allowed) -> Option<(Spec, Reconcilers)> {
     let release: Release = shared.config.release.parse().ok()?;
     let own_cluster = Arc::new(OwnCluster { api: shared.api.clone(), me: shared.me });
-    let programs = &shared.config.settings.reconcilers.commands;
-    let commands: Arc<dyn CommandRunner> =
-        Arc::new(Commands { socket: shared.config.socket.clone(), programs: programs.clone() });
+    let commands: Arc<dyn CommandRunner> = Arc::new(Commands { socket: shared.config.socket.clone(), allowed });
     let setup = Setup {
         node: Some(shared.me),
         objects: true,
-        commands: programs.any().then_some(commands),
+        commands: Some(commands),
         ..Setup::new(own_cluster, shared.me.to_string(), release)
     };
     reconcilers_spec(setup).ok()

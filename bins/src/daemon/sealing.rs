@@ -127,7 +127,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (data, raft) = (dir.path(), dir.path().join("raft"));
         let args = Args::try_parse_from(["musterd", "--name", "n1", "--data-dir", data.to_str().unwrap()]).unwrap();
-        let config = load(args).unwrap().0;
+        let config = load(args).unwrap();
         let store = IdentityStore::open(data).unwrap();
         store.keys().ensure().unwrap();
         store.keys().protect(3, Some(&UnlockKey::new())).unwrap();
@@ -158,7 +158,7 @@ mod tests {
             let dir = tempfile::tempdir().unwrap();
             let (data, raft) = (dir.path(), dir.path().join("raft"));
             let args = Args::try_parse_from(["musterd", "--name", "n1", "--data-dir", data.to_str().unwrap()]).unwrap();
-            let config = load(args).unwrap().0;
+            let config = load(args).unwrap();
             let memory = NodeMemory::new(IdentityStore::open(data).unwrap());
             replace(&raft, memory.store().keys(), RaftId(1), 1, Tables::default()).unwrap();
             if !keyring {

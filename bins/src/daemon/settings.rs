@@ -23,6 +23,7 @@ use muster_raft_member::RaftConfig;
 use muster_sessions::{DispatcherConfig, SessionsConfig};
 use serde::{Deserialize, Serialize};
 
+pub use self::checks::SettingFault;
 pub use self::span::Span;
 
 /// A section: its keys, and the fields of an actor's configuration that they set. A derived key follows other keys until it is
@@ -185,12 +186,6 @@ pub enum Programs {
 }
 
 impl Programs {
-    pub fn any(&self) -> bool {
-        match self {
-            Programs::All(all) => *all,
-            Programs::Listed(programs) => !programs.is_empty(),
-        }
-    }
     pub fn allow(&self, program: &str) -> bool {
         match self {
             Programs::All(all) => *all,
@@ -314,14 +309,17 @@ section! {
 }
 
 impl Settings {
-    /// Fills in derived keys and rejects values that cannot work.
-    pub fn checked(mut self) -> Result<Self, String> {
-        self.within_range()?;
+    /// Fills in derived keys, and names the values that cannot work.
+    pub fn checked(mut self) -> (Self, Vec<SettingFault>) {
+        let mut faults = self.out_of_range();
         self.api.node_namespaces.get_or_insert_with(|| ApiLimits::default().node_namespaces);
-        let grace = self.default_grace();
-        self.dispatcher.grace.get_or_insert(Span(grace));
-        self.consistent()?;
-        Ok(self)
+        // What is derived from values out of range would only repeat that.
+        if faults.is_empty() {
+            let grace = self.default_grace();
+            self.dispatcher.grace.get_or_insert(Span(grace));
+            faults = self.inconsistent();
+        }
+        (self, faults)
     }
 
     /// Missed heartbeats, the agent's longest pause between connections, and time for the digest. At least two digest intervals:

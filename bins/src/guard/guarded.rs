@@ -20,10 +20,10 @@ use tokio::sync::mpsc;
 
 use super::family;
 use super::guardian::{GUARDIAN, Input, KILL_RETRY_PAUSE, Number};
+use super::inherited;
 use super::keeper::CLOSING;
 use super::line::{FRAME, Frame, News, news_of, order_frame, send_input};
 use super::overdue::Overdue;
-use super::umask;
 
 /// How long an order may wait for a process that does not read, after some hundreds of unread orders.
 const ORDER_TIMEOUT: Duration = Duration::from_secs(1);
@@ -77,11 +77,7 @@ impl Guarded {
     pub fn start_with_keeper(launch: &Launch, streams: Streams) -> io::Result<Self> {
         let Streams { input, output, errors } = streams;
         let kept = Self::through(CLOSING, launch, input, |command| {
-            let ours = std::env::vars_os().map(|(key, _)| key);
-            for key in ours.filter(|key| key.to_string_lossy().starts_with("MUSTER_")) {
-                command.env_remove(key);
-            }
-            umask::tell(command);
+            inherited::pass_on(command);
             command.stdout(Stdio::from(output)).stderr(Stdio::from(errors));
         })?;
         Ok(Self { overdue: Overdue::new(KEEPER_GRACE), ..kept })

@@ -17,8 +17,8 @@ use tokio::net::UnixStream;
 use super::apart;
 use super::guarded::{Guarded, Launch};
 use super::guardian::{Exit, Report, ignored, orders};
+use super::inherited;
 use super::line::{News, news_frame};
-use super::umask;
 
 use crate::stderr::say;
 
@@ -39,7 +39,7 @@ pub fn close(command: &[OsString]) -> ExitCode {
         |error| error,
         |()| {
             let mut keeper = Command::new("/proc/self/exe");
-            umask::take(&mut keeper);
+            inherited::apply(&mut keeper);
             keeper.arg0("muster").arg(KEEPER).args(command).exec()
         },
     );

@@ -11,11 +11,11 @@
 mod family;
 mod guarded;
 mod guardian;
+mod inherited;
 mod keeper;
 mod limited;
 mod line;
 mod overdue;
-mod umask;
 
 use std::ffi::OsString;
 use std::io;
@@ -31,9 +31,9 @@ use crate::stderr::say;
 pub use self::family::adopt;
 pub use self::guarded::{Guarded, Launch, Streams};
 pub use self::guardian::{Exit, NOT_FOUND, NOT_RUNNABLE, Number, Report};
+pub use self::inherited::become_daemon;
 pub use self::limited::{Ended, Reading, run_within};
 pub use self::line::News;
-pub use self::umask::remember_umask;
 
 /// This process's part, if it is a keeper, a guardian, or about to become a command: arguments not meant for users.
 pub fn hidden(args: &[OsString]) -> Option<ExitCode> {

@@ -158,7 +158,7 @@ impl Source<'_> {
         voters.map(|m| m.node).filter(|node| !self.reachable(*node)).collect()
     }
 
-    fn quorum(&self) -> QuorumView {
+    pub fn quorum(&self) -> QuorumView {
         let voters = self.tables().members.values().filter(|m| m.voter).count();
         let mut missing: Vec<Name> = self.missing().into_iter().map(|id| self.name(id)).collect();
         missing.sort();

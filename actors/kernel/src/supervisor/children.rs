@@ -52,6 +52,8 @@ pub(crate) enum SupervisorMsg {
         timer: Timer,
     },
     Crash(CrashHow),
+    /// Answered by the handler: it is not stuck.
+    Beat(oneshot::Sender<()>),
 }
 impl ractor::Message for SupervisorMsg {}
 impl SupervisorMsg {
@@ -68,6 +70,7 @@ impl SupervisorMsg {
             Self::Filled(_) => "filled",
             Self::Timer { .. } => "timer",
             Self::Crash(_) => "crash",
+            Self::Beat(_) => "beat",
         }
     }
 }
@@ -136,6 +139,10 @@ impl Children {
     }
     pub(crate) fn cell(&self) -> ActorCell {
         self.supervisor.get_cell()
+    }
+    pub(super) async fn beat(&self) -> bool {
+        let (tx, rx) = oneshot::channel();
+        self.supervisor.send_message(SupervisorMsg::Beat(tx)).is_ok() && rx.await.is_ok()
     }
     pub(crate) fn crash(&self, how: CrashHow) {
         let _gone = self.supervisor.send_message(SupervisorMsg::Crash(how));

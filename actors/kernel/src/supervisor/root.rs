@@ -40,6 +40,11 @@ impl Supervisor {
         }
         self.vitals.enter(ActorState::Dead);
     }
+    /// Returns true once the supervisor has handled a message, false if it has ended: for a watchdog. Waits for as long as it is stuck; at
+    /// most one call at a time, because its mailbox is unbounded.
+    pub async fn beat(&self) -> bool {
+        self.children.beat().await
+    }
     /// Stops everything in reverse start order.
     pub async fn shut_down(&self) {
         self.vitals.enter(ActorState::Stopping);

@@ -133,6 +133,7 @@ impl Actor for SupervisorActor {
             SupervisorMsg::Crash(CrashHow::Hang) => tokio::time::sleep(HANG).await,
             // Its own supervisor does this and was notified.
             SupervisorMsg::Crash(CrashHow::Start { .. }) => {}
+            SupervisorMsg::Beat(answer) => drop(answer.send(())),
         }
         s.end();
         Ok(())

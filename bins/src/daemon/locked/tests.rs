@@ -16,7 +16,7 @@ fn config(dir: &std::path::Path, more: &[&str]) -> Config {
     use clap::Parser as _;
     let args = ["musterd", "--data-dir", dir.to_str().unwrap(), "--name", "n1"];
     let args = crate::daemon::config::Args::try_parse_from(args.iter().chain(more)).unwrap();
-    crate::daemon::config::load(args).unwrap().0
+    crate::daemon::config::load(args).unwrap()
 }
 
 fn waiting(dir: &std::path::Path) -> Waiting {

@@ -14,7 +14,7 @@ use muster_store::recovery::Consequences;
 use serde::Serialize;
 
 use super::{Exit, FORCE_FLAG, Survivor, answering, cannot_survey, decide, own_node, quorum_is_lost, recovered};
-use crate::daemon::config::{Config, PlanFormat};
+use crate::daemon::config::{Config, OutputFormat};
 use crate::daemon::locked;
 
 #[derive(Serialize)]
@@ -33,11 +33,11 @@ struct Plan {
 }
 
 /// Prints what `--force-new-cluster` would do here. Changes nothing.
-pub fn print_plan(config: &Config, format: PlanFormat) -> Result<ExitCode, Exit> {
+pub fn print_plan(config: &Config, format: OutputFormat) -> Result<ExitCode, Exit> {
     check_not_running(&config.data_dir)?;
     let text = match plan(config)? {
         None => "this node is already the only manager: there is nothing to do\n".to_owned(),
-        Some(plan) if format == PlanFormat::Json => format!("{}\n", serde_json::to_string(&plan)?),
+        Some(plan) if format == OutputFormat::Json => format!("{}\n", serde_json::to_string(&plan)?),
         Some(plan) => plan.to_string(),
     };
     // The reader may have closed the pipe.

@@ -29,7 +29,7 @@ impl Machine {
         let args = ["musterd", "--name", "n1", "--force-new-cluster", "--data-dir"];
         let args =
             Args::try_parse_from(args.iter().map(|a| (*a).to_owned()).chain([folder.path().display().to_string()]));
-        let (config, _) = load(args.unwrap()).unwrap();
+        let config = load(args.unwrap()).unwrap();
         let store = IdentityStore::open(folder.path()).unwrap();
         let memory = NodeMemory::new(store);
         let node = NodeId::from_entropy(1);
@@ -168,7 +168,7 @@ fn restoring(cluster: &Machine) -> (Machine, PathBuf) {
     let dir = folder.path().join("new");
     let args = ["musterd", "--name", "n9", "--restore"].map(str::to_owned).into_iter();
     let args = args.chain([&file, &PathBuf::from("--data-dir"), &dir].map(|path| path.display().to_string()));
-    let (config, _) = load(Args::try_parse_from(args).unwrap()).unwrap();
+    let config = load(Args::try_parse_from(args).unwrap()).unwrap();
     let memory = NodeMemory::new(IdentityStore::open(&dir).unwrap());
     (Machine { _folder: folder, config, memory, node: NodeId::from_entropy(1) }, file)
 }

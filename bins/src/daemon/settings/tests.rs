@@ -19,7 +19,7 @@ fn settings(text: &str) -> Result<Settings, String> {
     let Some { debug, supervision, agent, gateway, raft, mesh, certificates, roots, sessions, dispatcher, elections } =
         toml::from_str(text).map_err(|e| e.to_string())?;
     let rest = Settings::default();
-    Settings {
+    let (settings, faults) = Settings {
         debug,
         supervision,
         agent,
@@ -33,7 +33,11 @@ fn settings(text: &str) -> Result<Settings, String> {
         elections,
         ..rest
     }
-    .checked()
+    .checked();
+    match faults.first() {
+        None => Ok(settings),
+        Some(fault) => Err(fault.to_string()),
+    }
 }
 
 #[test]

@@ -1,0 +1,227 @@
+//! `musterd --check-config`: what a start would find out one by one, in one run and without starting anything.
+//!
+//! Beyond the configuration itself it checks what the configuration names on this machine. It changes nothing, and asks no other machine but
+//! the resolver of names.
+
+use std::io::Write;
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::ExitCode;
+
+use muster_pki::private::check_folder;
+use muster_pki::{IdentityStore, JoinToken};
+use serde_json::json;
+
+use super::boot::say;
+use super::config::{BadConfig, Config, ConfigFault, OutputFormat};
+use super::lock::LockFault;
+use super::logging;
+
+/// Prints the outcome: exit 0, or 2 with every fault.
+pub fn report(loaded: Result<&Config, &BadConfig>, format: OutputFormat) -> ExitCode {
+    let faults = match loaded {
+        Ok(config) => faults_here(config),
+        Err(BadConfig(faults)) => faults.clone(),
+    };
+    match format {
+        OutputFormat::Text if faults.is_empty() => print("the configuration can be used\n"),
+        OutputFormat::Text => faults.iter().for_each(say),
+        OutputFormat::Json => print(&format!("{}\n", json!({"faults": faults}))),
+    }
+    ExitCode::from(if faults.is_empty() { 0 } else { 2 })
+}
+
+fn print(text: &str) {
+    // The reader may have closed the pipe.
+    let _closed = std::io::stdout().write_all(text.as_bytes());
+}
+
+/// What a start with this configuration would refuse on this machine.
+fn faults_here(config: &Config) -> Vec<ConfigFault> {
+    let mut faults = Vec::new();
+    let mut check = |key: &str, outcome: Result<(), String>| {
+        if let Err(message) = outcome {
+            faults.push(ConfigFault { key: Some(key.to_owned()), file: None, line: None, message });
+        }
+    };
+    // The daemon that runs with it holds what it would bind.
+    let runs = UnixStream::connect(&config.socket).is_ok();
+    check("data_dir", own_directory(&config.data_dir));
+    check("socket", muster_api::AdminSocket::check(&config.socket).map_err(|fault| fault.to_string()));
+    if let Some(path) = &config.workload_socket {
+        check("workload_socket", muster_workload_api::check_socket_path(path).map_err(|fault| fault.to_string()));
+    }
+    check("listen", if runs { Ok(()) } else { can_listen("--listen", &config.listen) });
+    if config.metrics != "off" {
+        check("metrics", if runs { Ok(()) } else { can_listen("--metrics", &config.metrics) });
+    }
+    check("advertise", reachable_for_others(&config.listen, &config.advertise));
+    for addr in &config.join {
+        check("join", resolved("--join", addr).map(drop));
+    }
+    check("token", usable_token(config));
+    if let Some(file) = &config.unlock_key_file {
+        check("unlock_key_file", readable("--unlock-key-file", file));
+    }
+    check("log", logging::parse(&config.log).map(drop));
+    let settings = &config.settings;
+    check("unlock.command", runnable("[unlock] command", settings.unlock.command.first()));
+    let upstream = settings.authority.upstream_command.first();
+    check("authority.upstream_command", runnable("[authority] upstream_command", upstream));
+    if let Some(audit) = settings.audit.target(&config.data_dir).filter(|audit| audit.path != Path::new("-")) {
+        let dir = audit.path.parent().filter(|dir| *dir != config.data_dir);
+        check("audit.file", dir.map_or(Ok(()), |dir| existing_directory("[audit] file", dir)));
+    }
+    faults
+}
+
+/// What the daemon would do with its directory: one that is missing is created.
+fn own_directory(dir: &Path) -> Result<(), String> {
+    if dir.exists() {
+        return check_folder(dir).map_err(|why| LockFault::from(why).to_string());
+    }
+    let above = dir.ancestors().skip(1).find(|dir| dir.exists());
+    match above {
+        Some(above) if above.is_dir() => Ok(()),
+        _ => Err(format!("--data-dir {}: it cannot be created there", dir.display())),
+    }
+}
+
+fn existing_directory(flag: &str, dir: &Path) -> Result<(), String> {
+    if dir.is_dir() { Ok(()) } else { Err(format!("{flag}: {} is not a directory", dir.display())) }
+}
+
+fn resolved(flag: &str, addr: &str) -> Result<Vec<SocketAddr>, String> {
+    let found = addr.to_socket_addrs().map_err(|error| format!("{flag} {addr}: cannot resolve it: {error}"))?;
+    Ok(found.collect())
+}
+
+fn can_listen(flag: &str, addr: &str) -> Result<(), String> {
+    let found = resolved(flag, addr)?;
+    let bound = TcpListener::bind(found.as_slice());
+    bound.map(drop).map_err(|error| format!("{flag} {addr}: cannot listen there: {error}"))
+}
+
+fn reachable_for_others(listen: &str, advertise: &str) -> Result<(), String> {
+    let listens = resolved("--listen", listen).unwrap_or_default();
+    let advertised = resolved("--advertise", advertise)?;
+    let only_here = |addrs: &[SocketAddr]| !addrs.is_empty() && addrs.iter().all(|addr| addr.ip().is_loopback());
+    if only_here(&listens) && !only_here(&advertised) {
+        let why = "other nodes would dial an address at which it does not listen";
+        return Err(format!("--listen {listen} is this machine's loopback and --advertise {advertise} is not: {why}"));
+    }
+    Ok(())
+}
+
+/// A directory with an identity needs no token.
+fn usable_token(config: &Config) -> Result<(), String> {
+    match &config.token {
+        _ if IdentityStore::exists(&config.data_dir) => Ok(()),
+        Some(Ok(token)) => JoinToken::parse(token.expose()).map(drop).map_err(|why| format!("the join token: {why}")),
+        Some(Err(why)) => Err(why.clone()),
+        None if config.join.is_empty() => Ok(()),
+        None => Err("--join needs a token, in MUSTER_TOKEN or the file of --token-file".to_owned()),
+    }
+}
+
+fn readable(flag: &str, file: &Path) -> Result<(), String> {
+    std::fs::File::open(file).map(drop).map_err(|error| format!("{flag}: cannot read {}: {error}", file.display()))
+}
+
+fn runnable(key: &str, program: Option<&String>) -> Result<(), String> {
+    let Some(program) = program.filter(|program| program.starts_with('/')) else { return Ok(()) };
+    let mode = std::fs::metadata(program)
+        .map_err(|error| format!("{key}: cannot run {program}: {error}"))?
+        .permissions()
+        .mode();
+    if mode & 0o111 != 0 { Ok(()) } else { Err(format!("{key}: {program} is not executable")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::daemon::config::{Args, load};
+
+    fn faults(text: &str, flags: &[&str]) -> Vec<ConfigFault> {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("m.toml");
+        std::fs::write(&file, text).unwrap();
+        let args = [&["musterd", "--config", file.to_str().unwrap()], flags].concat();
+        match load(Args::try_parse_from(args).unwrap()) {
+            Ok(config) => faults_here(&config),
+            Err(BadConfig(faults)) => faults,
+        }
+    }
+
+    fn of(faults: &[ConfigFault]) -> Vec<(Option<&str>, Option<usize>)> {
+        faults.iter().map(|fault| (fault.key.as_deref(), fault.line)).collect()
+    }
+
+    #[test]
+    fn every_fault_of_a_file_is_named_with_key_and_line() {
+        let text = "data_dir = \"/d\"\nlisten = \"4400\"\nname = \"Ü\"\nlissen = \"x\"\nrelease = \"1.2\"\n\
+                    token = [\"MSTR-1-a-b\"]\njoin = [\"n1\"]\n\n[raft]\nheartbeat = \"0s\"\nelection_timeout = 7\n\
+                    [agent]\nheartbeet = \"5s\"\n[agnet]\nx = 1\n";
+        let found = faults(text, &[]);
+        let expected = [
+            (Some("agent.heartbeet"), Some(13)),
+            (Some("agnet"), Some(14)),
+            (Some("lissen"), Some(4)),
+            (Some("raft.election_timeout"), Some(11)),
+            (Some("token"), Some(6)),
+            (Some("listen"), Some(2)),
+            (Some("name"), Some(3)),
+            (Some("release"), Some(5)),
+            (Some("join"), Some(7)),
+            (Some("raft.heartbeat"), Some(10)),
+        ];
+        let found_here = of(&found);
+        assert_eq!(found_here, expected, "{found:#?}");
+        let shown = found.iter().map(|fault| format!("{fault}\n")).collect::<String>();
+        assert!(!shown.contains("MSTR") && shown.lines().all(|line| line.contains("m.toml, line ")), "{shown}");
+        // A flag replaces the file's value, and is no line of it.
+        let found = faults("data_dir = \"/d\"\nlisten = \"4400\"\n", &["--listen", "4401"]);
+        assert_eq!(of(&found), [(Some("listen"), None)]);
+        // The lines of what is not TOML, all of them, without their text.
+        let found = faults("data_dir = \"/d\"\ntoken = MSTR-1-a-b\nname = \"x\nlog = info\n", &[]);
+        assert!(found.len() >= 2 && found.iter().all(|fault| !fault.message.contains("MSTR")), "{found:#?}");
+    }
+
+    #[test]
+    fn what_a_configuration_names_is_checked_on_this_machine() {
+        let dir = tempfile::tempdir().unwrap();
+        let data = dir.path().join("data");
+        let at = |text: String| faults(&format!("data_dir = {data:?}\n{text}"), &[]);
+        assert_eq!(at("listen = \"127.0.0.1:0\"\nmetrics = \"off\"\n".to_owned()), []);
+        assert!(!data.exists(), "nothing is created");
+        let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = taken.local_addr().unwrap().port();
+        std::fs::create_dir(&data).unwrap();
+        std::fs::set_permissions(&data, std::fs::Permissions::from_mode(0o777)).unwrap();
+        let (long, missing) = ("x".repeat(120), dir.path().join("missing"));
+        let found = at(format!(
+            "listen = \"127.0.0.1:{port}\"\nadvertise = \"192.0.2.1:{port}\"\nsocket = \"/tmp/{long}\"\njoin = [\"127.0.0.1:1\"]\n\
+             token = \"MSTR-1-a\"\nmetrics = \"127.0.0.1:{port}\"\nlog = \"muster=loud\"\nunlock_key_file = {missing:?}\n\
+             [unlock]\ncommand = [{missing:?}]\n[audit]\nfile = \"{}/audit.log\"\n",
+            missing.display()
+        ));
+        let keys: Vec<&str> = found.iter().filter_map(|fault| fault.key.as_deref()).collect();
+        let expected = [
+            "data_dir",
+            "socket",
+            "listen",
+            "metrics",
+            "advertise",
+            "token",
+            "unlock_key_file",
+            "log",
+            "unlock.command",
+            "audit.file",
+        ];
+        assert_eq!(keys, expected, "{found:#?}");
+    }
+}

@@ -1,0 +1,132 @@
+//! A daemon under a service manager: what it reports, what SIGHUP changes, and what its commands inherit.
+
+use std::os::unix::net::UnixDatagram;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use rustix::process::Signal;
+
+use crate::harness::{EndedMuster, MUSTERD, World, eventually_so};
+
+/// What systemd would receive.
+struct ServiceManager {
+    socket: UnixDatagram,
+    seen: Vec<String>,
+}
+
+impl ServiceManager {
+    /// Of a node's next process, which feeds a watchdog of so many microseconds.
+    fn of(world: &mut World, name: &str, watchdog: u64) -> Self {
+        let path = world.folder().join(format!("{name}.notify"));
+        let socket = UnixDatagram::bind(&path).expect("the world's folder is writable");
+        socket.set_read_timeout(Some(Duration::from_millis(50))).expect("a duration");
+        let variables = [("NOTIFY_SOCKET", path.into_os_string()), ("WATCHDOG_USEC", watchdog.to_string().into())];
+        world.node(name).environment.extend(variables);
+        Self { socket, seen: Vec::new() }
+    }
+
+    /// Waits for the next line with this text, and forgets those before it.
+    #[track_caller]
+    fn receives(&mut self, text: &str) {
+        let mut bytes = [0; 4096];
+        eventually_so(text, || {
+            if let Ok(len) = self.socket.recv(&mut bytes) {
+                let message = String::from_utf8_lossy(&bytes[..len]);
+                self.seen.extend(message.lines().map(str::to_owned));
+            }
+            let found = self.seen.iter().position(|line| line.contains(text));
+            found.map(|at| self.seen.drain(..=at)).is_some()
+        });
+    }
+}
+
+#[test]
+fn daemon_reports_its_state_to_its_service_manager() {
+    let mut world = World::new();
+    let mut systemd = ServiceManager::of(&mut world, "n1", 300_000);
+    world.node("n1").start(&["--init"]);
+    systemd.receives("READY=1");
+    systemd.receives("STATUS=manager, leader, 1 of 1 managers reachable");
+    for _ in 0..3 {
+        systemd.receives("WATCHDOG=1");
+    }
+    world.node("n1").ready();
+    // A start is complete when only another node can move it on.
+    let mut other = ServiceManager::of(&mut world, "n2", 0);
+    let (nobody, token) = (world.node("n3").listen.to_string(), world.token(muster_messages::Role::Worker));
+    world.node("n2").start(&["--join", &nobody, "--token", &token]);
+    other.receives("READY=1");
+    other.receives(&format!("STATUS=joining through {nobody}"));
+
+    world.node("n1").signal(Signal::TERM);
+    systemd.receives("STOPPING=1");
+    assert_eq!(world.node("n1").exit(), Some(0));
+}
+
+/// Writes a node's file, and asks its daemon to read it.
+fn reload(world: &mut World, text: &str, outcome: &str) {
+    let node = world.node("n1");
+    std::fs::write(node.folder.join("test.toml"), text).expect("it is ours");
+    node.signal(Signal::HUP);
+    eventually_so(outcome, || world.nodes_log("n1").contains(outcome));
+}
+
+fn applied(world: &World, program: &Path, writes: &Path) {
+    let text = format!(
+        "name = \"once\"\nrelease = \"1.0.0\"\nscope = \"db\"\nfloor = \"1.0.0\"\n[command]\nargv = [{program:?}, \"-c\", \
+         \"env > {0}; ulimit -Sn >> {0}; umask >> {0}; mv {0} {0}.done\"]\n",
+        writes.display()
+    );
+    let file = world.folder().join("once.toml");
+    std::fs::write(&file, text).expect("the world's folder is writable");
+    EndedMuster::new(
+        world.folder(),
+        &[
+            "--socket",
+            &world.socket("n1").display().to_string(),
+            "reconciler",
+            "apply",
+            "-f",
+            &file.display().to_string(),
+        ],
+    )
+    .ended(0);
+}
+
+#[test]
+fn reload_applies_all_of_a_configuration_or_nothing() {
+    let mut world = World::new();
+    let mut systemd = ServiceManager::of(&mut world, "n1", 0);
+    let node = world.node("n1");
+    // As a service manager starts it: with the usual limit and mask.
+    let mut command = Command::new("sh");
+    command.args(["-c", "ulimit -S -n 777; umask 027; exec \"$0\" \"$@\"", MUSTERD]).args(node.arguments());
+    let config = node.folder.join("test.toml");
+    std::fs::create_dir_all(&node.folder).expect("the world's folder is writable");
+    std::fs::write(&config, "[reconcilers]\ncommands = []\n").expect("the world's folder is writable");
+    command.args(["--init", "--release", "1.0.0", "--config"]).arg(&config);
+    node.spawn(command).ready();
+    let written = world.folder().join("env");
+    applied(&world, Path::new("/bin/sh"), &written);
+
+    reload(&mut world, "[reconcilers]\ncommands = [\n", "the configuration was not reloaded");
+    reload(&mut world, "[reconcilers]\ncomands = []\n", "unknown field `comands`");
+    let restart = "[reconcilers]\ncommands = []\n[api]\nmax_body = 70000\n";
+    reload(&mut world, restart, "needs_restart=\"api.max_body\"");
+    let done = written.with_extension("done");
+    assert!(!done.exists(), "no program was allowed");
+
+    systemd.receives("RELOADING=1");
+    let both = "log = \"info,muster=debug\"\n[reconcilers]\ncommands = [\"/bin/sh\"]\n";
+    reload(&mut world, both, "reloaded the configuration applied=\"log, reconcilers.commands\"");
+    systemd.receives("READY=1");
+    eventually_so("the command has run", || done.exists());
+    let text = std::fs::read_to_string(&done).expect("it was written");
+    assert!(text.contains("\nMUSTER_SOCKET=") || text.starts_with("MUSTER_SOCKET="), "{text}");
+    for variable in ["NOTIFY_SOCKET", "WATCHDOG_USEC", "MUSTER_COMMAND_INHERITS"] {
+        assert!(!text.contains(variable), "{variable}: {text}");
+    }
+    assert!(text.ends_with("777\n0027\n"), "{text}");
+    world.node("n1").stop();
+}
