@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
+use std::sync::mpsc::{SyncSender, sync_channel};
 use std::time::Duration;
 
 use muster_kernel::Tree;
@@ -14,6 +15,9 @@ use sd_notify::NotifyState;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use crate::cli::output::printable;
+
+/// Where systemd listens, see sd_notify(3).
+const NOTIFY_SOCKET: &str = "NOTIFY_SOCKET";
 
 /// How often the status line is brought up to date.
 const STATUS_INTERVAL: Duration = Duration::from_secs(1);
@@ -45,17 +49,36 @@ pub fn reloaded() {
     send(&[NotifyState::Ready]);
 }
 
-/// systemd may be restarting; what it must know is sent again: the status with its next change, the watchdog with its next beat.
+/// Never blocks: systemd may be restarting or stopped, and then its socket is full. What it must know is sent again: the status with its next
+/// change, the watchdog with its next beat.
 fn send(states: &[NotifyState<'_>]) {
-    if let Err(error) = sd_notify::notify(states) {
-        tracing::debug!(%error, "systemd cannot be notified");
+    static QUEUE: OnceLock<Option<SyncSender<String>>> = OnceLock::new();
+    let text = states.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");
+    if let Some(queue) = QUEUE.get_or_init(start_sender)
+        && queue.try_send(text).is_err()
+    {
+        tracing::debug!("systemd does not read its notifications");
     }
+}
+
+/// Starts the thread that sends, if there is a service manager. A send waits for as long as the socket is full.
+fn start_sender() -> Option<SyncSender<String>> {
+    std::env::var_os(NOTIFY_SOCKET)?;
+    let (queue, texts) = sync_channel::<String>(16);
+    let send_all = move || {
+        for text in texts {
+            if let Err(error) = sd_notify::notify(&[NotifyState::Custom(&text)]) {
+                tracing::debug!(%error, "systemd cannot be notified");
+            }
+        }
+    };
+    std::thread::Builder::new().name("systemd".to_owned()).spawn(send_all).ok().map(|_| queue)
 }
 
 /// Keeps the status line up to date. Never returns.
 pub async fn report_status(status: impl Fn() -> String) {
     let mut sent = String::new();
-    if std::env::var_os("NOTIFY_SOCKET").is_none() {
+    if std::env::var_os(NOTIFY_SOCKET).is_none() {
         std::future::pending().await
     }
     loop {
@@ -72,7 +95,7 @@ pub async fn report_status(status: impl Fn() -> String) {
 /// that does, ends in a restart. Neither a lost quorum nor a disk that hangs does: a restart would help with neither, and hide the second. Never
 /// returns.
 pub async fn feed_watchdog(tree: Option<&Tree>, answers: impl AsyncFn() -> bool) {
-    match sd_notify::watchdog_enabled() {
+    match sd_notify::watchdog_enabled().filter(|period| !period.is_zero()) {
         Some(period) => feed(period, tree, answers, || send(&[NotifyState::Watchdog])).await,
         None => std::future::pending().await,
     }
