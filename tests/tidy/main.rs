@@ -9,6 +9,7 @@ mod messages;
 mod sources;
 mod texts;
 mod tiers;
+mod units;
 mod words;
 
 use std::path::{Path, PathBuf};

@@ -144,6 +144,11 @@ pub enum Command {
     Dev(DevCommand),
     /// Load a running cluster, or measure role changes and leases
     Bench(BenchArgs),
+    /// Print completions for a shell: source them, or install them where the shell looks for them
+    Completion { shell: clap_complete::Shell },
+    /// Write manual pages of muster and musterd into a directory, for packages
+    #[command(hide = true)]
+    Man { dir: PathBuf },
 }
 
 #[derive(Clone, Copy, Debug, Args)]

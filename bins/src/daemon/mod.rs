@@ -29,7 +29,7 @@ use std::io::Write;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use self::boot::Exit;
@@ -41,6 +41,11 @@ use crate::guard;
 
 /// The contract gives an orderly stop 10 s.
 const STOP_TIMEOUT: Duration = Duration::from_millis(9_500);
+
+/// The daemon's arguments, for its manual page.
+pub fn command() -> clap::Command {
+    Args::command()
+}
 
 /// Runs the daemon with these arguments, the program's name first.
 pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {

@@ -11,6 +11,7 @@ mod node;
 mod raft;
 mod reconciler;
 mod security;
+mod shell_support;
 mod token;
 pub(super) mod user;
 mod watching;
@@ -138,6 +139,8 @@ pub(super) async fn run(cli: Cli) -> Outcome<u8> {
         Command::Bench(args) => return bench::run(args, out, &cli.global).await,
         Command::Elect(args) => return elect::run(args, out, &cli.global).await,
         Command::WaitReady(args) => return wait_ready::run(args, out, &cli.global).await,
+        Command::Completion { shell } => return shell_support::completion(shell),
+        Command::Man { dir } => return shell_support::manual_pages(&dir),
         _ => {}
     }
     let mut client = discover::client(&cli.global).await?;
@@ -176,9 +179,12 @@ pub(super) async fn run(cli: Cli) -> Outcome<u8> {
             };
             ctx.show(Request::OpenAdmission, sentence, sentence).await
         }
-        Command::Dev(_) | Command::Bench(_) | Command::Elect(_) | Command::WaitReady(_) => {
-            unreachable!("these returned above")
-        }
+        Command::Dev(_)
+        | Command::Bench(_)
+        | Command::Elect(_)
+        | Command::WaitReady(_)
+        | Command::Completion { .. }
+        | Command::Man { .. } => unreachable!("these returned above"),
     }
 }
 
