@@ -28,6 +28,7 @@ mod losses;
 mod many;
 mod migrations;
 mod names;
+mod package;
 mod partition;
 mod recovery;
 mod removal;

@@ -268,7 +268,8 @@ pub fn load(args: Args) -> Result<Config, BadConfig> {
     let mut file = args.config.as_deref().map(|path| faults.read(path)).unwrap_or_default();
     let settings = file.take_settings();
     let data_dir = args.data_dir.or(file.data_dir);
-    if data_dir.is_none() {
+    // A file that cannot be read may set it.
+    if data_dir.is_none() && faults.is_complete() {
         faults.add("data_dir", false, "--data-dir DIR is required: where this node keeps its data");
     }
     let data_dir = data_dir.unwrap_or_default();

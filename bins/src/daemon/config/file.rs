@@ -56,6 +56,11 @@ impl Faults {
         }
     }
 
+    /// Whether the whole file was read.
+    pub fn is_complete(&self) -> bool {
+        self.found.iter().all(|fault| fault.key.is_some())
+    }
+
     pub fn into_result<T>(self, config: T) -> Result<T, BadConfig> {
         if self.found.is_empty() { Ok(config) } else { Err(BadConfig(self.found)) }
     }
