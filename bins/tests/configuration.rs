@@ -103,10 +103,10 @@ fn every_flag_has_its_variable() {
     let help = musterd(&["--help"], &[]).stdout;
     let flags = help.matches("\n      --").count() + help.matches("\n  -").count();
     let variables = help.matches("[env: MUSTER_").count();
-    // Help, version, --print-config, recovery, its plan and a restore are actions, not configuration.
+    // Help, version, --print-config, --check-config, recovery, its plan and a restore are actions, not configuration.
     assert_eq!(
         (flags, variables),
-        (env.len() + 1 + 6, env.len() + 1),
+        (env.len() + 1 + 7, env.len() + 1),
         "the one more is the configuration file\n{help}"
     );
     for (variable, _, _) in env {
