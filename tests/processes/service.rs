@@ -58,10 +58,10 @@ fn daemon_reports_its_state_to_its_service_manager() {
     }
     // A start is complete when only another node can move it on.
     let mut other = ServiceManager::of(&mut world, "n2", 0);
-    let (nobody, token) = (world.node("n3").listen.to_string(), world.token(muster_messages::Role::Worker));
-    world.node("n2").start(&["--join", &nobody, "--token", &token]);
+    let (absent, token) = (world.node("n3").listen.to_string(), world.token(muster_messages::Role::Worker));
+    world.node("n2").start(&["--join", &absent, "--token", &token]);
     other.receives("READY=1");
-    other.receives(&format!("STATUS=joining through {nobody}"));
+    other.receives(&format!("STATUS=joining through {absent}"));
 
     world.node("n1").signal(Signal::TERM);
     systemd.receives("STOPPING=1");
@@ -117,6 +117,13 @@ fn reload_applies_all_of_a_configuration_or_nothing() {
 
     reload(&mut world, "[reconcilers]\ncommands = [\n", "the configuration was not reloaded");
     reload(&mut world, "[reconcilers]\ncomands = []\n", "unknown field `comands`");
+    // A pipe without a writer would keep a reader for ever.
+    std::fs::remove_file(&config).expect("it is ours");
+    let made = Command::new("mkfifo").arg(&config).status().expect("mkfifo is installed");
+    assert!(made.success());
+    world.node("n1").signal(Signal::HUP);
+    eventually_so("a pipe is refused", || world.nodes_log("n1").contains("it is not a regular file"));
+    std::fs::remove_file(&config).expect("it is ours");
     let restart = "[reconcilers]\ncommands = []\n[api]\nmax_body = 70000\n";
     reload(&mut world, restart, "needs_restart=\"api.max_body\"");
     let done = written.with_extension("done");

@@ -5,26 +5,23 @@
 
 use std::io::Write;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::ExitCode;
 
 use muster_pki::private::check_folder;
 use muster_pki::{IdentityStore, JoinToken};
+use rustix::fs::{Access, access};
 use serde_json::json;
 
 use super::boot::say;
-use super::config::{BadConfig, Config, ConfigFault, OutputFormat};
-use super::lock::LockFault;
+use super::config::{self, Args, Config, ConfigFault, Faults, OutputFormat};
+use super::lock::{self, LockFault};
 use super::logging;
 
 /// Prints the outcome: exit 0, or 2 with every fault.
-pub fn report(loaded: Result<&Config, &BadConfig>, format: OutputFormat) -> ExitCode {
-    let faults = match loaded {
-        Ok(config) => faults_here(config),
-        Err(BadConfig(faults)) => faults.clone(),
-    };
+pub fn report(args: Args, format: OutputFormat) -> ExitCode {
+    let faults = faults_of(args);
     match format {
         OutputFormat::Text if faults.is_empty() => print("the configuration can be used\n"),
         OutputFormat::Text => faults.iter().for_each(say),
@@ -33,48 +30,55 @@ pub fn report(loaded: Result<&Config, &BadConfig>, format: OutputFormat) -> Exit
     ExitCode::from(if faults.is_empty() { 0 } else { 2 })
 }
 
+/// The faults of the values, and of what sound values name on this machine.
+fn faults_of(args: Args) -> Vec<ConfigFault> {
+    let (config, mut faults) = config::read(args);
+    faults_here(&config, &mut faults);
+    faults.into_found()
+}
+
 fn print(text: &str) {
     // The reader may have closed the pipe.
     let _closed = std::io::stdout().write_all(text.as_bytes());
 }
 
 /// What a start with this configuration would refuse on this machine.
-fn faults_here(config: &Config) -> Vec<ConfigFault> {
-    let mut faults = Vec::new();
-    let mut check = |key: &str, outcome: Result<(), String>| {
-        if let Err(message) = outcome {
-            faults.push(ConfigFault { key: Some(key.to_owned()), file: None, line: None, message });
+fn faults_here(config: &Config, faults: &mut Faults) {
+    let mut check = |key: &str, find: &dyn Fn() -> Result<(), String>| {
+        if faults.is_sound(key) {
+            faults.check(key, find());
         }
     };
-    // The daemon that runs with it holds what it would bind.
-    let runs = UnixStream::connect(&config.socket).is_ok();
-    check("data_dir", own_directory(&config.data_dir));
-    check("socket", muster_api::AdminSocket::check(&config.socket).map_err(|fault| fault.to_string()));
+    // The daemon that runs with it holds what it would bind. Its socket follows when it has joined.
+    let runs = UnixStream::connect(&config.socket).is_ok() || lock::is_held(&config.data_dir);
+    check("data_dir", &|| own_directory(&config.data_dir));
+    check("socket", &|| muster_api::AdminSocket::check(&config.socket).map_err(|fault| fault.to_string()));
     if let Some(path) = &config.workload_socket {
-        check("workload_socket", muster_workload_api::check_socket_path(path).map_err(|fault| fault.to_string()));
+        check("workload_socket", &|| muster_workload_api::check_socket_path(path).map_err(|fault| fault.to_string()));
     }
-    check("listen", if runs { Ok(()) } else { can_listen("--listen", &config.listen) });
-    if config.metrics != "off" {
-        check("metrics", if runs { Ok(()) } else { can_listen("--metrics", &config.metrics) });
+    if !runs {
+        check("listen", &|| can_listen("--listen", &config.listen));
+        if config.metrics != "off" {
+            check("metrics", &|| can_listen("--metrics", &config.metrics));
+        }
     }
-    check("advertise", reachable_for_others(&config.listen, &config.advertise));
-    for addr in &config.join {
-        check("join", resolved("--join", addr).map(drop));
+    if config.advertise != config.listen {
+        check("advertise", &|| reachable_for_others(&config.listen, &config.advertise));
     }
-    check("token", usable_token(config));
+    check("join", &|| config.join.iter().try_for_each(|addr| resolved("--join", addr).map(drop)));
+    check("token", &|| usable_token(config));
     if let Some(file) = &config.unlock_key_file {
-        check("unlock_key_file", readable("--unlock-key-file", file));
+        check("unlock_key_file", &|| readable("--unlock-key-file", file));
     }
-    check("log", logging::parse(&config.log).map(drop));
+    check("log", &|| logging::parse(&config.log).map(drop));
     let settings = &config.settings;
-    check("unlock.command", runnable("[unlock] command", settings.unlock.command.first()));
+    check("unlock.command", &|| runnable("[unlock] command", settings.unlock.command.first()));
     let upstream = settings.authority.upstream_command.first();
-    check("authority.upstream_command", runnable("[authority] upstream_command", upstream));
+    check("authority.upstream_command", &|| runnable("[authority] upstream_command", upstream));
     if let Some(audit) = settings.audit.target(&config.data_dir).filter(|audit| audit.path != Path::new("-")) {
         let dir = audit.path.parent().filter(|dir| *dir != config.data_dir);
-        check("audit.file", dir.map_or(Ok(()), |dir| existing_directory("[audit] file", dir)));
+        check("audit.file", &|| dir.map_or(Ok(()), |dir| existing_directory("[audit] file", dir)));
     }
-    faults
 }
 
 /// What the daemon would do with its directory: one that is missing is created.
@@ -84,8 +88,8 @@ fn own_directory(dir: &Path) -> Result<(), String> {
     }
     let above = dir.ancestors().skip(1).find(|dir| dir.exists());
     match above {
-        Some(above) if above.is_dir() => Ok(()),
-        _ => Err(format!("--data-dir {}: it cannot be created there", dir.display())),
+        Some(above) if above.is_dir() && access(above, Access::WRITE_OK | Access::EXEC_OK).is_ok() => Ok(()),
+        _ => Err(format!("--data-dir {}: this user cannot create it", dir.display())),
     }
 }
 
@@ -127,34 +131,36 @@ fn usable_token(config: &Config) -> Result<(), String> {
 }
 
 fn readable(flag: &str, file: &Path) -> Result<(), String> {
-    std::fs::File::open(file).map(drop).map_err(|error| format!("{flag}: cannot read {}: {error}", file.display()))
+    let shown = file.display();
+    let found = std::fs::metadata(file).map_err(|error| format!("{flag}: cannot read {shown}: {error}"))?;
+    if found.is_dir() {
+        return Err(format!("{flag}: {shown} is a directory"));
+    }
+    // Without opening it: it may be a pipe.
+    access(file, Access::READ_OK).map_err(|error| format!("{flag}: cannot read {shown}: {error}"))
 }
 
 fn runnable(key: &str, program: Option<&String>) -> Result<(), String> {
     let Some(program) = program.filter(|program| program.starts_with('/')) else { return Ok(()) };
-    let mode = std::fs::metadata(program)
-        .map_err(|error| format!("{key}: cannot run {program}: {error}"))?
-        .permissions()
-        .mode();
-    if mode & 0o111 != 0 { Ok(()) } else { Err(format!("{key}: {program} is not executable")) }
+    let found = std::fs::metadata(program).map_err(|error| format!("{key}: cannot run {program}: {error}"))?;
+    let can_run = found.is_file() && access(program, Access::EXEC_OK).is_ok();
+    if can_run { Ok(()) } else { Err(format!("{key}: {program} is not a program that this user may run")) }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use clap::Parser;
 
     use super::*;
-    use crate::daemon::config::{Args, load};
 
     fn faults(text: &str, flags: &[&str]) -> Vec<ConfigFault> {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("m.toml");
         std::fs::write(&file, text).unwrap();
         let args = [&["musterd", "--config", file.to_str().unwrap()], flags].concat();
-        match load(Args::try_parse_from(args).unwrap()) {
-            Ok(config) => faults_here(&config),
-            Err(BadConfig(faults)) => faults,
-        }
+        faults_of(Args::try_parse_from(args).unwrap())
     }
 
     fn of(faults: &[ConfigFault]) -> Vec<(Option<&str>, Option<usize>)> {
@@ -186,6 +192,17 @@ mod tests {
         // A flag replaces the file's value, and is no line of it.
         let found = faults("data_dir = \"/d\"\nlisten = \"4400\"\n", &["--listen", "4401"]);
         assert_eq!(of(&found), [(Some("listen"), None)]);
+        // A token at the wrong place is not shown.
+        let found = faults("data_dir = \"/d\"\ninit = \"MSTR-1-ab-cd\"\njoin = [\"MSTR-1-ab-cd\"]\n", &[]);
+        assert_eq!(of(&found), [(Some("init"), Some(2)), (Some("join"), Some(3)), (Some("token"), None)]);
+        assert!(
+            found[..2].iter().all(|fault| !fault.message.contains("ab-cd") && fault.message.contains("MSTR-…")),
+            "{found:#?}"
+        );
+        // What is sound is checked on this machine, and what the file sets has its line there too.
+        let found =
+            faults("data_dir = \"/d\"\nname = \"Ü\"\nlog = \"muster=loud\"\nunlock_key_file = \"/nowhere\"\n", &[]);
+        assert_eq!(of(&found), [(Some("name"), Some(2)), (Some("unlock_key_file"), Some(4)), (Some("log"), Some(3))]);
         // The lines of what is not TOML, all of them, without their text.
         let found = faults("data_dir = \"/d\"\ntoken = MSTR-1-a-b\nname = \"x\nlog = info\n", &[]);
         assert!(found.len() >= 2 && found.iter().all(|fault| !fault.message.contains("MSTR")), "{found:#?}");

@@ -45,7 +45,7 @@ impl Allowed {
         Self(Arc::new(AllowedPrograms { programs: Mutex::new(programs), changes: watch::Sender::new(()) }))
     }
 
-    /// Replaces them. What runs is not ended.
+    /// Replaces them.
     pub fn replace(&self, programs: Programs) {
         let former = std::mem::replace(&mut *self.0.programs(), programs.clone());
         if former != programs {

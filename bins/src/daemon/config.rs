@@ -10,8 +10,7 @@ use clap::Parser;
 use muster_messages::Secret;
 use serde::{Deserialize, Serialize};
 
-use self::file::Faults;
-pub use self::file::{BadConfig, ConfigFault};
+pub use self::file::{BadConfig, ConfigFault, Faults};
 use super::settings::{self, Settings};
 
 /// The daemon: one node of a Muster cluster.
@@ -111,6 +110,9 @@ pub struct Args {
     /// Log format [default: text]
     #[arg(long, env = "MUSTER_LOG_FORMAT", value_name = "text|json")]
     log_format: Option<LogFormat>,
+    /// See [`Args::again`].
+    #[arg(skip)]
+    again: bool,
 }
 
 const AFTER_HELP: &str = "\
@@ -131,6 +133,11 @@ impl Args {
     /// `--print-config`
     pub fn prints_config(&self) -> bool {
         self.print_config
+    }
+    /// For reading the configuration again: without the token, which only a start needs and which must not stay in memory.
+    pub fn again(mut self) -> Self {
+        (self.token, self.token_file, self.again) = (None, None, true);
+        self
     }
     /// `--check-config`
     pub fn check_config(&self) -> Option<OutputFormat> {
@@ -262,71 +269,92 @@ pub struct Config {
     pub settings: Settings,
 }
 
-/// The configuration in force. Every fault is named, not the first one alone.
+/// The configuration in force.
+///
+/// # Errors
+/// Every fault of it, not the first one alone.
 pub fn load(args: Args) -> Result<Config, BadConfig> {
+    let (config, faults) = read(args);
+    faults.into_result(config)
+}
+
+/// The configuration as far as it could be read, and its faults.
+pub fn read(args: Args) -> (Config, Faults) {
     let mut faults = Faults::default();
-    let mut file = args.config.as_deref().map(|path| faults.read(path)).unwrap_or_default();
+    let mut file = args.config.as_deref().map(|path| faults.read(path, args.again)).unwrap_or_default();
+    faults.set_elsewhere([
+        ("data_dir", args.data_dir.is_some()),
+        ("listen", args.listen.is_some()),
+        ("advertise", args.advertise.is_some()),
+        ("name", args.name.is_some()),
+        ("init", args.init.is_some()),
+        ("cluster_name", args.cluster_name.is_some()),
+        ("join", !args.join.is_empty()),
+        ("token", args.token.is_some() || args.token_file.is_some()),
+        ("release", args.release.is_some()),
+        ("metrics", args.metrics.is_some()),
+        ("socket", args.socket.is_some()),
+        ("workload_socket", args.workload_socket.is_some()),
+        ("unlock_key_file", args.unlock_key_file.is_some()),
+        ("log", args.log.is_some()),
+    ]);
     let settings = file.take_settings();
     let data_dir = args.data_dir.or(file.data_dir);
-    // A file that cannot be read may set it.
-    if data_dir.is_none() && faults.is_complete() {
-        faults.add("data_dir", false, "--data-dir DIR is required: where this node keeps its data");
+    if data_dir.is_none() && faults.may_be_missing("data_dir") {
+        faults.add("data_dir", "--data-dir DIR is required: where this node keeps its data");
     }
     let data_dir = data_dir.unwrap_or_default();
-    let from_file = args.listen.is_none();
     let listen = args.listen.or(file.listen).unwrap_or_else(|| "127.0.0.1:4400".to_owned());
-    faults.check("listen", from_file, host_and_port("--listen", &listen));
-    let from_file = args.advertise.is_none();
+    faults.check("listen", host_and_port("--listen", &listen));
     let advertise = args.advertise.or(file.advertise);
     if let Some(advertise) = &advertise {
-        faults.check("advertise", from_file, host_and_port("--advertise", advertise));
+        faults.check("advertise", host_and_port("--advertise", advertise));
     }
     let advertise = advertise.unwrap_or_else(|| listen.clone());
-    let from_file = args.name.is_none();
     let given = args.name.or(file.name);
     let name_is_the_hosts = given.is_none();
     let name = given.unwrap_or_else(|| muster_messages::Name::sanitized(&hostname()).to_string());
-    faults.check("name", from_file, legal_name("--name", &name));
-    let from_file = args.cluster_name.is_none();
+    faults.check("name", legal_name("--name", &name));
     let cluster_name = args.cluster_name.or(file.cluster_name).unwrap_or_else(|| "default".to_owned());
-    faults.check("cluster_name", from_file, legal_name("--cluster-name", &cluster_name));
-    let from_file = args.release.is_none();
+    faults.check("cluster_name", legal_name("--cluster-name", &cluster_name));
     let release = args.release.or(file.release).unwrap_or_else(|| env!("CARGO_PKG_VERSION").to_owned());
-    faults.check("release", from_file, release_triple(&release));
-    let from_file = args.join.is_empty();
-    let join = if from_file { file.join.unwrap_or_default() } else { args.join };
+    faults.check("release", release_triple(&release));
+    let join = if args.join.is_empty() { file.join.unwrap_or_default() } else { args.join };
     for addr in &join {
-        faults.check("join", from_file, host_and_port("--join", addr));
+        faults.check("join", host_and_port("--join", addr));
     }
     let mut labels = file.labels.unwrap_or_default();
     for label in &args.labels {
         match label.split_once('=') {
             Some((key, value)) => drop(labels.insert(key.to_owned(), value.to_owned())),
-            None => faults.add("labels", false, format!("--label {label:?}: write it as K=V")),
+            None => faults.add_flag("labels", format!("--label {label:?}: write it as K=V")),
         }
     }
     let token_is_public = args.token.is_some() && args.token != std::env::var("MUSTER_TOKEN").ok();
     let file_is_a_flag =
         args.token_file.is_some() && args.token_file != std::env::var_os("MUSTER_TOKEN_FILE").map(PathBuf::from);
     if token_is_public && file_is_a_flag {
-        faults.add("token", false, "--token and --token-file: give one of them");
+        faults.add("token", "--token and --token-file: give one of them");
     }
     // A flag wins over the environment, which wins over the file of --config; within each, the token wins over a token file.
     let found = |token: Option<String>, file: Option<PathBuf>| {
         token.map(|token| Ok(Secret::new(token))).or_else(|| file.map(|file| token_in(&file)))
     };
-    let found_here = if file_is_a_flag { found(None, args.token_file) } else { found(args.token, args.token_file) };
-    let token = found_here.or_else(|| found(file.token, file.token_file));
-    let from_file = args.init.is_none();
+    let token = match (args.again, file_is_a_flag) {
+        // It was needed for the start alone.
+        (true, _) => None,
+        (false, true) => found(None, args.token_file),
+        (false, false) => found(args.token, args.token_file).or_else(|| found(file.token, file.token_file)),
+    };
     let init = args.init.or(file.init).unwrap_or(false);
     if init && !join.is_empty() {
-        faults.add("init", from_file, "--init founds a cluster and --join joins one: give one of them");
+        faults.add("init", "--init founds a cluster and --join joins one: give one of them");
     }
     let (settings, wrong) = settings.checked();
     for fault in wrong {
-        faults.add(&fault.path(), true, fault.to_string());
+        faults.add(&fault.path(), fault.to_string());
     }
-    faults.into_result(Config {
+    let config = Config {
         socket: args.socket.or(file.socket).unwrap_or_else(|| data_dir.join("muster.sock")),
         workload_socket: args.workload_socket.or(file.workload_socket).filter(|path| path != OFF).map(PathBuf::from),
         data_dir,
@@ -349,7 +377,17 @@ pub fn load(args: Args) -> Result<Config, BadConfig> {
         restore: args.restore,
         print_plan: args.print_plan,
         settings,
-    })
+    };
+    let paths = [("data_dir", Some(&config.data_dir)), ("socket", Some(&config.socket))];
+    let optional =
+        [("workload_socket", config.workload_socket.as_ref()), ("unlock_key_file", config.unlock_key_file.as_ref())];
+    for (key, path) in paths.into_iter().chain(optional) {
+        // They are printed, logged and handed to commands as text.
+        if let Some(path) = path.filter(|path| path.to_str().is_none()) {
+            faults.add(key, format!("{key} {}: a path must be UTF-8", path.display()));
+        }
+    }
+    (config, faults)
 }
 
 const OFF: &str = "off";

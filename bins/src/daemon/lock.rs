@@ -57,6 +57,12 @@ impl DirLock {
     }
 }
 
+/// Whether a daemon runs on the directory. Creates nothing.
+pub fn is_held(dir: &Path) -> bool {
+    // Shared, for a moment, and only where no daemon answers: a start in that moment would fail, and be repeated by its service manager.
+    File::open(dir.join("lock")).is_ok_and(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -57,11 +57,10 @@ pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
             return ExitCode::from(if error.use_stderr() { 2 } else { 0 });
         }
     };
-    let loaded = config::load(args.clone());
     if let Some(format) = args.check_config() {
-        return check_config::report(loaded.as_ref(), format);
+        return check_config::report(args, format);
     }
-    let config = match loaded {
+    let config = match config::load(args.clone()) {
         Ok(config) => config,
         Err(BadConfig(faults)) => {
             faults.iter().for_each(boot::say);
@@ -115,11 +114,19 @@ async fn run(config: Config, mut reload: Reload) -> Result<(), Exit> {
     // It must not end a daemon that is starting, least of all a locked one, which may wait for days: it is carried out after that.
     let mut hangup = if reload.is_useful() { Some(signal(SignalKind::hangup())?) } else { None };
     let starting = Node::start(config);
+    let stopped = async {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    };
     let node = tokio::select! {
         started = starting => started?,
         () = systemd::feed_watchdog(None, async || true) => return Ok(()),
-        _ = terminate.recv() => return Ok(()),
-        _ = interrupt.recv() => return Ok(()),
+        _ = stopped => {
+            systemd::stopping();
+            return Ok(());
+        }
     };
     let ended = tokio::select! {
         () = reload_on_hangup(&node, &mut reload, hangup.as_mut()) => Ok(()),
@@ -148,7 +155,7 @@ async fn reload_on_hangup(node: &Node, reload: &mut Reload, hangup: Option<&mut 
     let Some(hangup) = hangup else { return std::future::pending().await };
     while hangup.recv().await.is_some() {
         systemd::reloading();
-        reload.reload(node);
+        reload.reload(node).await;
         systemd::reloaded();
     }
     std::future::pending().await

@@ -149,7 +149,7 @@ impl Node {
         self.shared.api.audit().reopen();
     }
 
-    /// Replaces the programs that this node runs for definitions. What runs is not ended.
+    /// Replaces the programs that this node runs for definitions. It is no longer a candidate for others: their commands are asked to end.
     pub fn allow_programs(&self, programs: Programs) {
         self.allowed.replace(programs);
     }

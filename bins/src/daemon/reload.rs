@@ -4,7 +4,9 @@
 //! named in the log, each time until the daemon is restarted.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
+use tokio::task::JoinHandle;
 use toml::Value;
 
 use super::config::{self, Args, Config};
@@ -14,17 +16,22 @@ use super::node::Node;
 /// The keys that are applied: each is applied in [`Reload::apply`].
 const APPLIED: [&str; 2] = ["log", "reconcilers.commands"];
 
+/// How long reading may take. A file system that hangs must not keep a daemon from being stopped.
+const READ_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// What a reload needs.
 pub struct Reload {
     args: Args,
     /// As of the start, with what was applied since.
     in_force: Config,
     log: LogFilter,
+    /// A reading that has not ended in time.
+    reading: Option<JoinHandle<Result<Config, String>>>,
 }
 
 impl Reload {
     pub fn new(args: Args, in_force: Config, log: LogFilter) -> Self {
-        Self { args, in_force, log }
+        Self { args: args.again(), in_force, log, reading: None }
     }
 
     /// Whether a signal finds something to do. Otherwise it keeps its meaning: closing a terminal ends the processes in it.
@@ -33,15 +40,30 @@ impl Reload {
     }
 
     /// Logs one line about the outcome.
-    pub fn reload(&mut self, node: &Node) {
+    pub async fn reload(&mut self, node: &Node) {
         node.reopen_audit_log();
-        let read = config::load(self.args.clone()).map_err(|bad| bad.to_string()).and_then(|config| {
-            logging::parse(&config.log)?;
-            Ok(config)
-        });
-        match read {
+        match self.read().await {
             Ok(config) => self.apply(node, config),
             Err(why) => tracing::error!(why, "the configuration was not reloaded: nothing has changed"),
+        }
+    }
+
+    async fn read(&mut self) -> Result<Config, String> {
+        if self.reading.as_ref().is_some_and(|reading| !reading.is_finished()) {
+            return Err("an earlier reading has not ended: the file system hangs".to_owned());
+        }
+        let args = self.args.clone();
+        let reading = self.reading.insert(tokio::task::spawn_blocking(move || {
+            let config = config::load(args).map_err(|bad| bad.to_string())?;
+            logging::parse(&config.log)?;
+            Ok(config)
+        }));
+        match tokio::time::timeout(READ_TIMEOUT, &mut *reading).await {
+            Ok(read) => {
+                self.reading = None;
+                read.map_err(|error| error.to_string())?
+            }
+            Err(_) => Err(format!("reading it took more than {READ_TIMEOUT:?}")),
         }
     }
 
@@ -73,7 +95,7 @@ fn changed_keys(old: &Config, new: &Config) -> BTreeSet<String> {
 }
 
 fn flat(config: &Config) -> BTreeMap<String, Value> {
-    let table = toml::Table::try_from(config).expect("a configuration is a table: --print-config prints it");
+    let table = toml::Table::try_from(config).expect("a configuration is a table of values, whose paths are UTF-8");
     let mut keys = BTreeMap::new();
     for (name, value) in table {
         match value {

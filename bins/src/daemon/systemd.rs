@@ -4,9 +4,8 @@
 //! `musterd ready` line, which says that it serves its role, may follow much later. Were this the other way round, the managers of a cluster
 //! that are started in turn would wait for each other, and `systemctl start` with them.
 
-use std::collections::BTreeMap;
-use std::sync::OnceLock;
-use std::sync::mpsc::{SyncSender, sync_channel};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use muster_kernel::Tree;
@@ -22,57 +21,114 @@ const NOTIFY_SOCKET: &str = "NOTIFY_SOCKET";
 /// How often the status line is brought up to date.
 const STATUS_INTERVAL: Duration = Duration::from_secs(1);
 
+/// systemd drops a message of more than 4,096 bytes.
+const MAX_STATUS_BYTES: usize = 1024;
+
 /// Reports that the start is complete, with what it waits for. Repeated, it only replaces the status.
 pub fn ready(status: impl std::fmt::Display) {
     static SENT: OnceLock<()> = OnceLock::new();
-    let status = printable(&status.to_string());
-    match SENT.set(()) {
-        Ok(()) => send(&[NotifyState::Ready, NotifyState::Status(&status)]),
-        Err(()) => send(&[NotifyState::Status(&status)]),
+    if SENT.set(()).is_ok() {
+        send(Message::State("READY=1".to_owned()));
     }
+    let mut status = printable(&status.to_string());
+    status.truncate(status.floor_char_boundary(MAX_STATUS_BYTES));
+    send(Message::Status(status));
 }
 
 /// The daemon was asked to stop.
 pub fn stopping() {
-    send(&[NotifyState::Stopping, NotifyState::Status("stopping")]);
+    send(Message::State("STOPPING=1".to_owned()));
+    send(Message::Status("stopping".to_owned()));
 }
 
 /// The configuration is read again; a call of [`reloaded`] follows.
 pub fn reloading() {
     match NotifyState::monotonic_usec_now() {
-        Ok(now) => send(&[NotifyState::Reloading, now]),
+        Ok(now) => send(Message::State(format!("{}\n{now}", NotifyState::Reloading))),
         Err(error) => tracing::debug!(%error, "no monotonic time for systemd"),
     }
 }
 
 pub fn reloaded() {
-    send(&[NotifyState::Ready]);
+    send(Message::State("READY=1".to_owned()));
 }
 
-/// Never blocks: systemd may be restarting or stopped, and then its socket is full. What it must know is sent again: the status with its next
-/// change, the watchdog with its next beat.
-fn send(states: &[NotifyState<'_>]) {
-    static QUEUE: OnceLock<Option<SyncSender<String>>> = OnceLock::new();
-    let text = states.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n");
-    if let Some(queue) = QUEUE.get_or_init(start_sender)
-        && queue.try_send(text).is_err()
-    {
-        tracing::debug!("systemd does not read its notifications");
+enum Message {
+    /// Each is sent, in order.
+    State(String),
+    /// The newest is sent.
+    Status(String),
+    /// One that was not sent is worth nothing later, and not more than the next one.
+    Beat,
+}
+
+/// What was not sent yet.
+#[derive(Default)]
+struct Unsent {
+    states: VecDeque<String>,
+    status: Option<String>,
+    beat: bool,
+}
+
+/// More than a service manager can cause by its signals while it does not read.
+const MAX_UNSENT_STATES: usize = 64;
+
+impl Unsent {
+    fn add(&mut self, message: Message) {
+        match message {
+            Message::State(state) if self.states.len() < MAX_UNSENT_STATES => self.states.push_back(state),
+            Message::State(_) => {}
+            Message::Status(status) => self.status = Some(format!("STATUS={status}")),
+            Message::Beat => self.beat = true,
+        }
+    }
+
+    fn next(&mut self) -> Option<String> {
+        let beat = || std::mem::take(&mut self.beat).then(|| NotifyState::Watchdog.to_string());
+        self.states.pop_front().or_else(|| self.status.take()).or_else(beat)
     }
 }
 
-/// Starts the thread that sends, if there is a service manager. A send waits for as long as the socket is full.
-fn start_sender() -> Option<SyncSender<String>> {
-    std::env::var_os(NOTIFY_SOCKET)?;
-    let (queue, texts) = sync_channel::<String>(16);
-    let send_all = move || {
-        for text in texts {
-            if let Err(error) = sd_notify::notify(&[NotifyState::Custom(&text)]) {
+struct Sender {
+    unsent: Mutex<Unsent>,
+    added: Condvar,
+}
+
+impl Sender {
+    fn unsent(&self) -> MutexGuard<'_, Unsent> {
+        self.unsent.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Runs on a thread of its own: a send waits for as long as systemd does not read, because it is stopped or restarting.
+    fn run(&self) -> ! {
+        loop {
+            let waited = self.added.wait_while(self.unsent(), |unsent| {
+                unsent.states.is_empty() && unsent.status.is_none() && !unsent.beat
+            });
+            let text = waited.unwrap_or_else(PoisonError::into_inner).next();
+            if let Some(Err(error)) = text.map(|text| sd_notify::notify(&[NotifyState::Custom(&text)])) {
                 tracing::debug!(%error, "systemd cannot be notified");
             }
         }
-    };
-    std::thread::Builder::new().name("systemd".to_owned()).spawn(send_all).ok().map(|_| queue)
+    }
+}
+
+/// Never blocks.
+fn send(message: Message) {
+    static SENDER: OnceLock<Option<Arc<Sender>>> = OnceLock::new();
+    if let Some(sender) = SENDER.get_or_init(start_sender) {
+        sender.unsent().add(message);
+        sender.added.notify_one();
+    }
+}
+
+/// Starts the thread that sends, if there is a service manager.
+fn start_sender() -> Option<Arc<Sender>> {
+    std::env::var_os(NOTIFY_SOCKET)?;
+    let sender = Arc::new(Sender { unsent: Mutex::default(), added: Condvar::new() });
+    let run = Arc::clone(&sender);
+    let started = std::thread::Builder::new().name("systemd".to_owned()).spawn(move || run.run());
+    started.ok().map(|_runs| sender)
 }
 
 /// Keeps the status line up to date. Never returns.
@@ -96,7 +152,7 @@ pub async fn report_status(status: impl Fn() -> String) {
 /// returns.
 pub async fn feed_watchdog(tree: Option<&Tree>, answers: impl AsyncFn() -> bool) {
     match sd_notify::watchdog_enabled().filter(|period| !period.is_zero()) {
-        Some(period) => feed(period, tree, answers, || send(&[NotifyState::Watchdog])).await,
+        Some(period) => feed(period, tree, answers, || send(Message::Beat)).await,
         None => std::future::pending().await,
     }
 }
@@ -155,8 +211,8 @@ impl std::fmt::Display for Summary {
         match (&self.raft, self.role, &self.session) {
             (Some(raft), ..) => raft.fmt(f)?,
             (None, Role::Worker, Some(addr)) => write!(f, "worker, in session with {addr}")?,
-            (None, Role::Worker, None) => write!(f, "worker, without a session: no manager can be reached")?,
-            (None, Role::Manager, _) => write!(f, "manager, waiting for its Raft data or its seat")?,
+            (None, Role::Worker, None) => write!(f, "worker, without a session")?,
+            (None, Role::Manager, _) => write!(f, "manager, not a member of Raft yet")?,
         }
         match &self.trouble {
             Some(trouble) => write!(f, "; {trouble}"),
@@ -202,7 +258,23 @@ mod tests {
         assert_eq!(line(Role::Worker, Some("10.0.0.1:4400"), None), "worker, in session with 10.0.0.1:4400");
         let troubled =
             Summary { role: Role::Worker, session: None, raft: None, trouble: Some("blocked".to_owned()) }.to_string();
-        assert_eq!(troubled, "worker, without a session: no manager can be reached; blocked");
+        assert_eq!(troubled, "worker, without a session; blocked");
+    }
+
+    /// While nothing is read, states keep their order, a status is replaced, and beats are one.
+    #[test]
+    fn unsent_states_are_kept_and_the_newest_status() {
+        let mut unsent = Unsent::default();
+        let state = |text: &str| Message::State(text.to_owned());
+        for message in [state("READY=1"), Message::Beat, Message::Status("a".into()), Message::Beat] {
+            unsent.add(message);
+        }
+        unsent.add(Message::Status("b".into()));
+        unsent.add(state("STOPPING=1"));
+        let sent: Vec<String> = std::iter::from_fn(|| unsent.next()).collect();
+        assert_eq!(sent, ["READY=1", "STOPPING=1", "STATUS=b", "WATCHDOG=1"]);
+        (0..1_000).for_each(|_| unsent.add(state("READY=1")));
+        assert_eq!(unsent.states.len(), MAX_UNSENT_STATES);
     }
 
     /// The watchdog is fed while the root supervisor answers, by late answers too, and not while it hangs.

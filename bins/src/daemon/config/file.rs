@@ -1,6 +1,7 @@
 //! The file of `--config`: every fault of it in one reading, each with its key and line.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
@@ -36,43 +37,67 @@ pub struct BadConfig(pub Vec<ConfigFault>);
 
 /// The faults found so far, and where the file has which key.
 #[derive(Default)]
-pub(super) struct Faults {
+pub struct Faults {
     found: Vec<ConfigFault>,
     file: Option<PathBuf>,
     lines: BTreeMap<String, usize>,
+    /// Keys whose value is a flag's or the environment's.
+    elsewhere: BTreeSet<&'static str>,
 }
 
 impl Faults {
-    /// Adds a fault of a value, whose place is known if it is from the file.
-    pub fn add(&mut self, key: &str, from_file: bool, message: impl Into<String>) {
-        let line = if from_file { self.lines.get(key).copied() } else { None };
-        let file = self.file.clone().filter(|_| line.is_some());
-        self.found.push(ConfigFault { key: Some(key.to_owned()), file, line, message: message.into() });
+    pub(super) fn set_elsewhere<const N: usize>(&mut self, keys: [(&'static str, bool); N]) {
+        self.elsewhere = keys.into_iter().filter(|(_, elsewhere)| *elsewhere).map(|(key, _)| key).collect();
     }
 
-    pub fn check(&mut self, key: &str, from_file: bool, checked: Result<(), String>) {
+    /// Adds a fault of a value, with its line if it is from the file.
+    pub fn add(&mut self, key: &str, message: impl Into<String>) {
+        let line = self.lines.get(key).copied().filter(|_| !self.elsewhere.contains(key));
+        self.push(Some(key), line, message.into());
+    }
+
+    /// Adds a fault of a flag.
+    pub(super) fn add_flag(&mut self, key: &str, message: impl Into<String>) {
+        self.push(Some(key), None, message.into());
+    }
+
+    fn push(&mut self, key: Option<&str>, line: Option<usize>, message: String) {
+        let file = self.file.clone().filter(|_| line.is_some());
+        let message = without_tokens(&message);
+        self.found.push(ConfigFault { key: key.map(str::to_owned), file, line, message });
+    }
+
+    pub fn check(&mut self, key: &str, checked: Result<(), String>) {
         if let Err(message) = checked {
-            self.add(key, from_file, message);
+            self.add(key, message);
         }
     }
 
-    /// Whether the whole file was read.
-    pub fn is_complete(&self) -> bool {
-        self.found.iter().all(|fault| fault.key.is_some())
+    /// Whether a value without a fault was read for this key.
+    pub fn is_sound(&self, key: &str) -> bool {
+        self.found.iter().all(|fault| fault.key.as_deref() != Some(key))
     }
 
-    pub fn into_result<T>(self, config: T) -> Result<T, BadConfig> {
+    /// Whether a missing value is a fault of its own: the whole file was read, and the key has no other one.
+    pub(super) fn may_be_missing(&self, key: &str) -> bool {
+        self.is_sound(key) && self.found.iter().all(|fault| fault.key.is_some())
+    }
+
+    pub fn into_found(self) -> Vec<ConfigFault> {
+        self.found
+    }
+
+    pub(super) fn into_result<T>(self, config: T) -> Result<T, BadConfig> {
         if self.found.is_empty() { Ok(config) } else { Err(BadConfig(self.found)) }
     }
 
-    /// Reads a file. What is faulty is left out.
-    pub fn read(&mut self, path: &Path) -> File {
+    /// Reads a file. What is faulty is left out. `again`: a running daemon reads it, which must not wait for the other end of a pipe.
+    pub(super) fn read(&mut self, path: &Path, again: bool) -> File {
         self.file = Some(path.to_owned());
-        let text = match std::fs::read_to_string(path) {
+        let text = match text_of(path, again) {
             Ok(text) => text,
             Err(error) => {
-                let message = format!("cannot read {}: {error}", path.display());
-                self.found.push(ConfigFault { key: None, file: None, line: None, message });
+                self.push(None, None, format!("cannot read {}: {error}", path.display()));
                 return File::default();
             }
         };
@@ -81,7 +106,7 @@ impl Faults {
         for error in &unreadable {
             // Names the line and the error, but not the line's text, which may hold a token.
             let line = Some(line_at(error.span().map_or(0, |span| span.start)));
-            self.found.push(ConfigFault { key: None, file: self.file.clone(), line, message: error.message().into() });
+            self.push(None, line, error.message().to_owned());
         }
         for (key, value) in table.get_ref() {
             self.lines.insert(key.get_ref().to_string(), line_at(key.span().start));
@@ -127,11 +152,35 @@ impl Faults {
         match read::<File>(Table::from_iter([(name.to_owned(), value)])) {
             Ok(_) => true,
             Err(error) => {
-                self.add(key, true, error.message());
+                self.add(key, error.message());
                 false
             }
         }
     }
+}
+
+/// Far above any configuration.
+const MAX_FILE_BYTES: u64 = 1 << 20;
+
+fn text_of(path: &Path, again: bool) -> io::Result<String> {
+    if again && !std::fs::metadata(path)?.is_file() {
+        return Err(io::Error::other("it is not a regular file"));
+    }
+    let mut text = String::new();
+    std::fs::File::open(path)?.take(MAX_FILE_BYTES + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > MAX_FILE_BYTES { Err(io::Error::other("it has more than 1 MiB")) } else { Ok(text) }
+}
+
+/// A token that stands at the wrong place must not get into a log.
+fn without_tokens(message: &str) -> String {
+    let mut parts = message.split("MSTR-");
+    let mut shown = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let rest = part.trim_start_matches(|c: char| c.is_ascii_alphanumeric() || c == '-');
+        shown.push_str("MSTR-…");
+        shown.push_str(rest);
+    }
+    shown
 }
 
 fn read<T: DeserializeOwned>(table: Table) -> Result<T, toml::de::Error> {
