@@ -99,7 +99,9 @@ fn list_of(text: &str) -> String {
     let mut list = String::from(
         "# Metrics\n\nEvery series of `musterd`'s `/metrics`. Those of Raft, of leases and of elections come from managers; those of \
          leases and elections, of nodes' roles and of coordinated elections from the leader alone. `/metrics` answers in OpenMetrics' or in \
-         Prometheus' text format, as the scraper prefers.\n\nThis list is generated from a running leader: `UPDATE=1 cargo test -p \
+         Prometheus' text format, as the scraper prefers. Two more exist only while there is something to report: \
+         `muster_raft_member_problem`, of a manager that answers but cannot follow the leader, and `muster_duplicate_identity`, of each \
+         process that shares a node's identity.\n\nThis list is generated from a running leader: `UPDATE=1 cargo test -p \
          muster --test processes -- --ignored every_exported_series`.\n\n| series | type | meaning |\n|---|---|---|\n",
     );
     let described = |kind: &str| -> BTreeMap<String, String> {

@@ -1,6 +1,7 @@
 //! Rules for this repository's text, each a test. Exceptions are lists in this folder that may
 //! only shrink (ratchets).
 
+mod alerts;
 mod code_names;
 mod dependencies;
 mod invariants;
