@@ -1,4 +1,4 @@
-//! The alerts for Prometheus: each has its instructions and its tests, and names series that exist. What promtool itself checks is checked
+//! The alerts for Prometheus and the board of Grafana: each alert has its instructions and its tests, and both name series that exist. What promtool itself checks is checked
 //! where it is fetched (tests/clients/run).
 
 use std::collections::BTreeSet;
@@ -39,9 +39,13 @@ fn every_alert_has_instructions_and_tests() {
 }
 
 #[test]
-fn alerts_name_series_that_exist() {
+fn alerts_and_panels_name_series_that_exist() {
     let known = read("docs/metrics.md");
-    for name in series(&read("packaging/prometheus/muster.rules.yml")) {
-        assert!(known.contains(&format!("`{name}`")), "{name} is not in docs/metrics.md");
+    for file in ["packaging/prometheus/muster.rules.yml", "packaging/grafana/overview.json"] {
+        let named = series(&read(file));
+        assert!(named.len() > 15, "{file}: {named:?}");
+        for name in named {
+            assert!(known.contains(&format!("`{name}`")), "{file}: {name} is not in docs/metrics.md");
+        }
     }
 }
