@@ -1,4 +1,4 @@
-//! The documented example, run as written: every line of its shell blocks, in order, in an empty folder.
+//! Documented walks, run as written: every line of their shell blocks, in order, in an empty folder.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -14,7 +14,8 @@ use crate::harness::{MUSTER, permit};
 /// Far above the usual duration.
 const WAIT_LIMIT: Duration = Duration::from_secs(240);
 
-const WALK: &str = include_str!("../../docs/walks/migration.md");
+const MIGRATION: &str = include_str!("../../docs/walks/migration.md");
+const ON_CALL: &str = include_str!("../../docs/walks/on-call.md");
 
 /// A document's shell blocks, in order.
 fn shell_of(document: &str) -> String {
@@ -59,7 +60,7 @@ fn run(script: &str, folder: &Path) -> (Option<Exit>, String) {
 fn migration_walk_runs_as_written() {
     let _permit = permit();
     let folder = temporary_folder("walk").expect("a temporary folder");
-    let (exit, said) = run(&shell_of(WALK), folder.path());
+    let (exit, said) = run(&shell_of(MIGRATION), folder.path());
     assert_eq!(exit, Some(Exit::Code(0)), "{said}");
     // The output that the text promises.
     let read = |name: &str| std::fs::read_to_string(folder.path().join(name)).unwrap_or_default();
@@ -75,5 +76,35 @@ fn migration_walk_runs_as_written() {
         "exit 3",
     ] {
         assert!(said.contains(line) || services.contains(line), "{line}\n{said}\n{services}");
+    }
+}
+
+#[test]
+#[ignore = "full tier"]
+fn on_call_walk_runs_as_written() {
+    let _permit = permit();
+    let folder = temporary_folder("walk").expect("a temporary folder");
+    let (exit, said) = run(&shell_of(ON_CALL), folder.path());
+    assert_eq!(exit, Some(Exit::Code(0)), "{said}");
+    // The output that the text promises, in its order.
+    let mut rest = said.as_str();
+    for line in [
+        "the configuration can be used",
+        "cannot read the join token",
+        "exit 2",
+        "held: 3 of 3, may lose 1",
+        "held: 2 of 3, may lose none; missing: n3",
+        "without n2 2 of the other managers must answer, and 1 does; missing: n3",
+        "exit 6",
+        "removed",
+        "this node is blocked",
+        "exit 6",
+        "reloaded the configuration applied=\"log\"",
+        "n2 may be stopped",
+        "n4 may be stopped",
+        "n1 may be stopped: leadership is handed over",
+    ] {
+        let at = rest.find(line).unwrap_or_else(|| panic!("{line}\n{said}"));
+        rest = &rest[at + line.len()..];
     }
 }

@@ -6,7 +6,7 @@
 use std::time::{Duration, Instant};
 
 use muster_messages::wire::{ActorsAsk, ActorsOf, Request};
-use muster_messages::{Membership, Role, WaitReason};
+use muster_messages::{ErrorCode, Membership, Role, WaitReason};
 use rustix::process::Signal;
 
 use crate::harness::{ForegroundMuster, Node, SLOW_HEARTBEAT, World, Writer, assert_kept, eventually, eventually_so};
@@ -156,7 +156,8 @@ fn node_stops_cleanly_during_role_change_and_completes_it() {
     let rounds = 4;
     for round in 0..rounds {
         for (whole, (verb, membership)) in whole.into_iter().zip(requests) {
-            world.muster(&["node", verb, "n3"]).ended(0);
+            // On a busy machine a manager may not answer in time: for that moment a demotion is refused.
+            eventually(verb, || world.muster(&["node", verb, "n3"]).done_unless(&[ErrorCode::QuorumAtRisk]));
             let node = world.node("n3");
             wait_until(node, &after(whole * round / rounds));
             took.push(node.stops_cleanly());

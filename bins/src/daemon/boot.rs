@@ -156,7 +156,8 @@ pub async fn boot(config: &Config, store: &IdentityStore, advertise: &str) -> Re
 /// A token given to a node that a manager reported as removed or blocked overrides that report. A Raft member continues, and gets
 /// the report again if it was true; any other node asks the leader.
 fn is_recalled(config: &Config, local: &LocalNode) -> bool {
-    local.ended.is_some() && has_token(config)
+    // A token file that is configured for good and is gone after the join recalls no node.
+    local.ended.is_some() && has_token(config) && matches!(config.token, Some(Ok(_)))
 }
 
 fn has_token(config: &Config) -> bool {
