@@ -131,6 +131,8 @@ pub enum Command {
     Actors(ActorsArgs),
     /// List events in order
     Events(EventsArgs),
+    /// Show the cluster in a browser on this machine, until Ctrl-C
+    Dashboard(DashboardArgs),
     /// Write the whole state, root key included, to a file for `musterd --restore FILE`
     Backup {
         /// A new file, or `-` for stdout
@@ -365,6 +367,19 @@ pub enum ActorsCommand {
         #[arg(long, value_name = "N", default_value_t = CrashHow::STARTS)]
         times: u32,
     },
+}
+
+#[derive(Debug, Args)]
+pub struct DashboardArgs {
+    /// Port on loopback [default: a free one]
+    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
+    pub port: u16,
+    /// Only print the link instead of opening a browser
+    #[arg(long)]
+    pub no_open: bool,
+    /// Another name under which a browser may ask, such as that of a tunnel's other end
+    #[arg(long, value_name = "NAME:PORT")]
+    pub allow_host: Vec<String>,
 }
 
 #[derive(Debug, Args)]

@@ -4,6 +4,7 @@ mod actors;
 mod autolock;
 mod backup;
 mod ca;
+mod dashboard;
 mod events;
 mod kubeconfig;
 mod lease;
@@ -170,6 +171,7 @@ pub(super) async fn run(cli: Cli) -> Outcome<u8> {
         Command::Reconciler(command) => reconciler::run(&mut ctx, command).await,
         Command::Member(command) => reconciler::member(&mut ctx, command).await,
         Command::Object(command) => reconciler::object(&mut ctx, command).await,
+        Command::Dashboard(args) => dashboard::run(&ctx, args).await,
         Command::Events(args) => events::run(&mut ctx, args).await,
         Command::Backup { file } => backup::run(&ctx, &file).await,
         Command::Recovery(RecoveryCommand::Open) => {

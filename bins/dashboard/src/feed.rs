@@ -1,0 +1,305 @@
+//! What the cluster answers, asked once for all open pages.
+//!
+//! Owns        a task and a connection for each question that some open page shows, and the newest answer to it.
+//! Invariants  DASH-4  a question is asked only while a page shows it; the status is asked always, seldom while no page is open.
+//!             DASH-5  a failure never replaces an answer: the answer stays, with its time, beside the reason.
+//!             DASH-6  the longer a list, the less often it is asked: it costs the cluster the same part of the time.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use muster_client::{Client, Outcome, Target, parse};
+use muster_kernel::Clock;
+use muster_messages::wire::{ActorsAsk, ActorsOf, LeaseRef, LeaseRequest, ListOf, ReconcilerRequest, Request};
+use muster_messages::{
+    ActorNode, EventView, EventsView, LeaseView, ListView, NodeCertificateView, NodeListView, NodeView, OfNodeView,
+    RaftStatusView, ReconcilerStatusView, ReconcilerView, Revision, RootsView, StatusView, TokenView, UserView,
+    WallTime,
+};
+use tokio::sync::{Notify, watch};
+
+/// A question to the cluster.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Topic {
+    Status,
+    Raft,
+    Nodes,
+    Node(String),
+    /// The actors of a node, of the `leader`, or of the node that answers (empty).
+    Actors(String),
+    /// One of them.
+    Actor(String, String),
+    Leases,
+    Lease(String, String),
+    Reconcilers,
+    Reconciler(String),
+    Events,
+    Certificates,
+    Users,
+    Tokens,
+    Roots,
+}
+
+/// The answer to a [`Topic`].
+#[derive(Debug)]
+pub enum Answer {
+    Status(StatusView),
+    Raft(RaftStatusView),
+    Nodes(NodeListView),
+    Node(Box<NodeView>),
+    Actors(OfNodeView<ActorNode>),
+    Leases(Vec<LeaseView>),
+    Reconcilers(Vec<ReconcilerView>),
+    Reconciler(Box<ReconcilerStatusView>),
+    /// Oldest first.
+    Events(VecDeque<EventView>),
+    Certificates(Vec<NodeCertificateView>),
+    Users(Vec<UserView>),
+    Tokens(Vec<TokenView>),
+    Roots(RootsView),
+}
+
+impl Answer {
+    /// Rows that its server had to write.
+    fn rows(&self) -> u32 {
+        let rows = match self {
+            Answer::Nodes(nodes) => nodes.items.len(),
+            Answer::Leases(leases) => leases.len(),
+            Answer::Reconcilers(gates) => gates.len(),
+            Answer::Certificates(certificates) => certificates.len(),
+            Answer::Users(users) => users.len(),
+            Answer::Tokens(tokens) => tokens.len(),
+            _ => 0,
+        };
+        u32::try_from(rows).unwrap_or(u32::MAX)
+    }
+}
+
+/// The newest answer, and why there is no newer one.
+#[derive(Clone, Debug, Default)]
+pub struct Sample {
+    pub answer: Option<Arc<Answer>>,
+    /// When it came.
+    pub at: Option<WallTime>,
+    /// Why the last question was not answered.
+    pub failure: Option<String>,
+}
+
+/// What the overview draws of the last 15 minutes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Point {
+    pub at: WallTime,
+    /// Reachable voters above the quorum; negative without one. `None`: there was no answer.
+    pub margin: Option<i64>,
+    pub term: Option<u64>,
+    pub pending: Option<usize>,
+}
+
+/// Points that are kept: 15 minutes of seconds.
+pub const MAX_POINTS: usize = 900;
+/// Events that are kept.
+pub const MAX_EVENTS: usize = 1_000;
+/// The pause for each row of a list: ten thousand rows, which cost their server about a tenth of a second, are asked every eleven seconds.
+const PAUSE_PER_ROW: Duration = Duration::from_millis(1);
+/// How long an answer may take.
+const TIMEOUT: Duration = Duration::from_secs(3);
+/// How long events may be waited for.
+const EVENTS_WAIT: Duration = Duration::from_secs(25);
+/// How often the status is asked while no page is open.
+const IDLE_PAUSE: Duration = Duration::from_secs(10);
+/// How long a question is still asked after its last page is gone: pages are left and come back.
+const LINGER: Duration = Duration::from_secs(5);
+
+impl Topic {
+    /// The pause between two questions.
+    fn pause(&self) -> Duration {
+        match self {
+            Topic::Status | Topic::Raft | Topic::Nodes | Topic::Node(_) | Topic::Actors(_) | Topic::Actor(..) => {
+                Duration::from_secs(1)
+            }
+            Topic::Leases | Topic::Lease(..) | Topic::Reconcilers | Topic::Reconciler(_) => Duration::from_secs(2),
+            Topic::Events => Duration::from_millis(250),
+            Topic::Certificates | Topic::Users | Topic::Tokens | Topic::Roots => Duration::from_secs(5),
+        }
+    }
+
+    async fn ask(&self, client: &mut Client, former: Option<&Answer>) -> Outcome<Answer> {
+        Ok(match self {
+            Topic::Status => Answer::Status(client.ask(Request::Status { fresh: false }).await?),
+            Topic::Raft => Answer::Raft(client.ask(Request::RaftStatus { fresh: false }).await?),
+            Topic::Nodes => Answer::Nodes(parse(&client.list(ListOf::Nodes, false).await?)?),
+            Topic::Node(node) => {
+                let request = Request::NodeInspect { node: node.clone(), fresh: false };
+                Answer::Node(Box::new(client.ask(request).await?))
+            }
+            Topic::Actors(node) => {
+                Answer::Actors(client.ask(Request::Actors { node: actors_of(node), ask: ActorsAsk::Tree }).await?)
+            }
+            Topic::Actor(node, path) => {
+                let ask = ActorsAsk::Inspect { path: path.clone() };
+                Answer::Actors(client.ask(Request::Actors { node: actors_of(node), ask }).await?)
+            }
+            Topic::Leases => {
+                let request = Request::Lease(LeaseRequest::List { namespace: None });
+                Answer::Leases(client.ask::<ListView<LeaseView>>(request).await?.items)
+            }
+            Topic::Lease(namespace, name) => {
+                let lease = LeaseRef { namespace: namespace.clone(), name: name.clone() };
+                Answer::Leases(vec![client.ask(Request::Lease(LeaseRequest::Get { lease })).await?])
+            }
+            Topic::Reconcilers => {
+                let request = Request::Reconciler(ReconcilerRequest::List);
+                Answer::Reconcilers(client.ask::<ListView<ReconcilerView>>(request).await?.items)
+            }
+            Topic::Reconciler(name) => {
+                let request = ReconcilerRequest::Status { name: name.clone(), seen: Revision(0), wait_ms: 0 };
+                Answer::Reconciler(Box::new(client.ask(Request::Reconciler(request)).await?))
+            }
+            Topic::Events => Answer::Events(events(client, former).await?),
+            Topic::Certificates => {
+                Answer::Certificates(parse::<ListView<_>>(&client.list(ListOf::Certificates, false).await?)?.items)
+            }
+            Topic::Users => Answer::Users(parse::<ListView<_>>(&client.list(ListOf::Users, false).await?)?.items),
+            Topic::Tokens => Answer::Tokens(parse::<ListView<_>>(&client.list(ListOf::Tokens, false).await?)?.items),
+            Topic::Roots => Answer::Roots(client.ask(Request::RootList).await?),
+        })
+    }
+}
+
+fn actors_of(node: &str) -> ActorsOf {
+    match node {
+        "" => ActorsOf::Here,
+        "leader" => ActorsOf::Leader,
+        node => ActorsOf::Node(node.to_owned()),
+    }
+}
+
+/// The events of before and those since, which are waited for.
+async fn events(client: &mut Client, former: Option<&Answer>) -> Outcome<VecDeque<EventView>> {
+    let mut kept = match former {
+        Some(Answer::Events(kept)) => kept.clone(),
+        _ => VecDeque::new(),
+    };
+    let mut since = kept.back().map_or(Revision(0), |event| event.revision);
+    let mut wait = if kept.is_empty() { Duration::ZERO } else { EVENTS_WAIT };
+    loop {
+        let wait_ms = muster_messages::millis(wait);
+        let request = Request::Events { since, wait_ms };
+        let page: EventsView<EventView> = parse(&client.call_within(request, wait + TIMEOUT).await?)?;
+        kept.extend(page.items);
+        kept.drain(..kept.len().saturating_sub(MAX_EVENTS));
+        if !page.more || page.revision <= since {
+            return Ok(kept);
+        }
+        (since, wait) = (page.revision, Duration::ZERO);
+    }
+}
+
+struct Asked {
+    newest: watch::Sender<Sample>,
+    /// Another page wants it: ask now.
+    wanted: Arc<Notify>,
+}
+
+/// All questions that are asked.
+pub struct Feed {
+    target: Target,
+    asked: Mutex<HashMap<Topic, Asked>>,
+    points: Mutex<VecDeque<Point>>,
+}
+
+impl Feed {
+    /// Asks these servers.
+    pub fn new(target: Target) -> Arc<Self> {
+        Arc::new(Self { target, asked: Mutex::default(), points: Mutex::default() })
+    }
+
+    /// The answers to a question from now on.
+    pub fn follow(self: &Arc<Self>, topic: &Topic) -> watch::Receiver<Sample> {
+        let mut all = self.asked();
+        if let Some(asked) = all.get(topic) {
+            asked.wanted.notify_one();
+            return asked.newest.subscribe();
+        }
+        let (newest, receiver) = watch::channel(Sample::default());
+        let wanted = Arc::new(Notify::new());
+        all.insert(topic.clone(), Asked { newest: newest.clone(), wanted: wanted.clone() });
+        tokio::spawn(self.clone().keep_asking(topic.clone(), newest, wanted));
+        receiver
+    }
+
+    /// The last 15 minutes, as far as this process has seen them.
+    pub fn points(&self) -> VecDeque<Point> {
+        self.points.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
+    }
+
+    fn asked(&self) -> MutexGuard<'_, HashMap<Topic, Asked>> {
+        self.asked.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    async fn keep_asking(self: Arc<Self>, topic: Topic, newest: watch::Sender<Sample>, wanted: Arc<Notify>) {
+        let mut client = Client::to(self.target.clone(), TIMEOUT);
+        let mut left: Option<Instant> = None;
+        loop {
+            let former = newest.borrow().answer.clone();
+            let answer = tokio::select! {
+                answer = topic.ask(&mut client, former.as_deref()) => Some(answer),
+                // A long poll is not held for a page that is gone.
+                () = newest.closed(), if topic == Topic::Events => None,
+            };
+            match answer {
+                Some(answer) => {
+                    if topic == Topic::Status {
+                        self.note(answer.as_ref().ok());
+                    }
+                    newest.send_modify(|sample| match answer {
+                        Ok(answer) => {
+                            *sample = Sample { answer: Some(Arc::new(answer)), at: Some(Clock.wall()), failure: None }
+                        }
+                        Err(failure) => sample.failure = Some(failure.message),
+                    });
+                }
+                // Its connection still expects the answer.
+                None => client = Client::to(self.target.clone(), TIMEOUT),
+            }
+            let idle = newest.receiver_count() <= usize::from(topic == Topic::Status);
+            if !idle {
+                left = None;
+            } else if topic != Topic::Status && left.get_or_insert_with(Instant::now).elapsed() >= LINGER {
+                let mut all = self.asked();
+                // Nobody can have followed it since: they need this lock.
+                if newest.receiver_count() == 0 {
+                    all.remove(&topic);
+                    return;
+                }
+            }
+            let pause = match topic {
+                Topic::Status if idle => IDLE_PAUSE,
+                Topic::Events => topic.pause(), // its answers are waited for
+                _ => topic.pause() + PAUSE_PER_ROW * newest.borrow().answer.as_deref().map_or(0, Answer::rows),
+            };
+            let _either = tokio::time::timeout(pause, wanted.notified()).await;
+        }
+    }
+
+    /// Adds a point.
+    fn note(&self, answer: Option<&Answer>) {
+        let status = match answer {
+            Some(Answer::Status(status)) => Some(status),
+            _ => None,
+        };
+        let signed = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
+        let point = Point {
+            at: Clock.wall(),
+            margin: status.map(|s| signed(s.quorum.reachable) - signed(s.quorum.needed)),
+            term: status.map(|s| s.raft.term.0),
+            pending: status.map(|s| s.pending.len()),
+        };
+        let mut points = self.points.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        points.push_back(point);
+        while points.len() > MAX_POINTS {
+            points.pop_front();
+        }
+    }
+}

@@ -1,0 +1,284 @@
+//! The pages: functions from what the cluster answered to a [`Document`]. None of them asks anything.
+
+mod actors;
+mod certificates;
+mod events;
+mod gates;
+mod leases;
+mod nodes;
+mod overview;
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+
+use maud::{Markup, html};
+use muster_messages::{NodeId, NodeListView, StatusView, WallTime};
+
+use crate::document::{Document, Part};
+use crate::feed::{Answer, Point, Sample, Topic};
+use crate::html::{Grade, graded, text, time};
+
+/// A page, as its address names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Page {
+    Overview,
+    Nodes {
+        filter: String,
+    },
+    Node(String),
+    /// The actors of a node, of the `leader`, or of the node that answers (empty).
+    Actors(String),
+    Actor {
+        node: String,
+        path: String,
+    },
+    Leases {
+        filter: String,
+    },
+    Lease {
+        namespace: String,
+        name: String,
+    },
+    Gates,
+    Gate(String),
+    Events {
+        kind: String,
+        node: String,
+    },
+    Certificates,
+}
+
+/// Where the pages are, in the order of the navigation: path, name, and the key that goes there after `g`.
+pub const PLACES: [(&str, &str, char); 7] = [
+    ("/", "Overview", 'o'),
+    ("/nodes", "Nodes", 'n'),
+    ("/actors", "Actors", 'a'),
+    ("/leases", "Leases", 'l'),
+    ("/gates", "Release gates", 'r'),
+    ("/events", "Events", 'e'),
+    ("/certificates", "Certificates", 'c'),
+];
+
+/// Whether a path is a page's.
+pub fn is_page(path: &str) -> bool {
+    PLACES.iter().any(|(place, ..)| *place == path)
+}
+
+impl Page {
+    /// The page at a path with a query.
+    pub fn at(path: &str, query: &str) -> Option<Self> {
+        let given: HashMap<String, String> = form_urlencoded::parse(query.as_bytes()).into_owned().collect();
+        let of = |name: &str| given.get(name).filter(|value| !value.is_empty()).cloned();
+        let or_all = |name: &str| of(name).unwrap_or_default();
+        Some(match path {
+            "/" => Page::Overview,
+            "/nodes" => of("node").map_or_else(|| Page::Nodes { filter: or_all("filter") }, Page::Node),
+            "/actors" => match of("path") {
+                Some(path) => Page::Actor { node: or_all("node"), path },
+                None => Page::Actors(or_all("node")),
+            },
+            "/leases" => match (of("namespace"), of("name")) {
+                (Some(namespace), Some(name)) => Page::Lease { namespace, name },
+                _ => Page::Leases { filter: or_all("filter") },
+            },
+            "/gates" => of("name").map_or(Page::Gates, Page::Gate),
+            "/events" => Page::Events { kind: or_all("kind"), node: or_all("node") },
+            "/certificates" => Page::Certificates,
+            _ => return None,
+        })
+    }
+
+    /// What it shows.
+    pub fn topics(&self) -> Vec<Topic> {
+        let own = match self {
+            Page::Overview => {
+                vec![
+                    Topic::Raft,
+                    Topic::Nodes,
+                    Topic::Events,
+                    Topic::Reconcilers,
+                    Topic::Leases,
+                    Topic::Certificates,
+                    Topic::Tokens,
+                ]
+            }
+            Page::Nodes { .. } => vec![Topic::Nodes],
+            Page::Node(node) => vec![Topic::Node(node.clone()), Topic::Nodes, Topic::Events],
+            Page::Actors(node) => vec![Topic::Actors(node.clone()), Topic::Nodes],
+            Page::Actor { node, path } => vec![Topic::Actor(node.clone(), path.clone()), Topic::Nodes],
+            Page::Leases { .. } => vec![Topic::Leases],
+            Page::Lease { namespace, name } => vec![Topic::Lease(namespace.clone(), name.clone()), Topic::Events],
+            Page::Gates => vec![Topic::Reconcilers],
+            Page::Gate(name) => vec![Topic::Reconciler(name.clone())],
+            Page::Events { .. } => vec![Topic::Events, Topic::Nodes],
+            Page::Certificates => vec![Topic::Certificates, Topic::Users, Topic::Tokens, Topic::Roots],
+        };
+        [vec![Topic::Status], own].concat()
+    }
+
+    /// The page of these answers.
+    pub fn render(&self, seen: &Seen) -> Document {
+        let (title, parts) = match self {
+            Page::Overview => ("Overview".to_owned(), overview::page(seen)),
+            Page::Nodes { filter } => ("Nodes".to_owned(), nodes::list(seen, filter)),
+            Page::Node(node) => (format!("Node {node}"), nodes::one(seen, node)),
+            Page::Actors(node) => ("Actors".to_owned(), actors::tree(seen, node)),
+            Page::Actor { node, path } => (format!("Actor {path}"), actors::one(seen, node, path)),
+            Page::Leases { filter } => ("Leases".to_owned(), leases::list(seen, filter)),
+            Page::Lease { namespace, name } => {
+                (format!("Lease {namespace}/{name}"), leases::one(seen, namespace, name))
+            }
+            Page::Gates => ("Release gates".to_owned(), gates::list(seen)),
+            Page::Gate(name) => (format!("Release gate {name}"), gates::one(seen, name)),
+            Page::Events { kind, node } => ("Events".to_owned(), events::page(seen, kind, node)),
+            Page::Certificates => ("Certificates".to_owned(), certificates::page(seen)),
+        };
+        let title = text(&title);
+        let heading = Part::Block("heading", html! { h1 tabindex="-1" { (title) } });
+        let verdict = [Part::Block("verdict", verdict(seen)), heading];
+        let parts = verdict.into_iter().chain(parts).chain([Part::Block("silence", self.silence(seen))]).collect();
+        let cluster = seen.status().map_or_else(|| "Muster".to_owned(), |status| text(&status.cluster.name));
+        Document { title: format!("{title} – {cluster}"), parts }
+    }
+
+    /// Which of its questions are not answered, and why.
+    fn silence(&self, seen: &Seen) -> Markup {
+        let topics = self.topics();
+        let failed = topics.iter().filter_map(|topic| {
+            let sample = seen.samples.get(topic)?;
+            Some((topic, sample.failure.as_ref()?, sample.at))
+        });
+        html! {
+            @for (topic, why, at) in failed {
+                p.warn {
+                    span aria-hidden="true" { "▲ " } "No newer answer about " (said(topic)) ": " (text(why)) ". "
+                    @if at.is_some() { "Shown as of " (time(at)) "." }
+                }
+            }
+        }
+    }
+}
+
+fn said(topic: &Topic) -> &'static str {
+    match topic {
+        Topic::Status => "the cluster",
+        Topic::Raft => "the Raft members",
+        Topic::Nodes => "the nodes",
+        Topic::Node(_) => "this node",
+        Topic::Actors(_) => "the actors",
+        Topic::Actor(..) => "this actor",
+        Topic::Leases => "the leases",
+        Topic::Lease(..) => "this lease",
+        Topic::Reconcilers => "the release gates",
+        Topic::Reconciler(_) => "this release gate",
+        Topic::Events => "events",
+        Topic::Certificates => "certificates",
+        Topic::Users => "users",
+        Topic::Tokens => "join tokens",
+        Topic::Roots => "the roots",
+    }
+}
+
+/// What the cluster answered.
+#[derive(Default)]
+pub struct Seen {
+    pub samples: HashMap<Topic, Sample>,
+    /// Of the status, oldest first.
+    pub points: VecDeque<Point>,
+    pub now: WallTime,
+}
+
+macro_rules! answers {
+    ($($name:ident: $topic:ident => $view:ty;)*) => { $(
+        fn $name(&self) -> Option<&$view> {
+            match self.answer(&Topic::$topic)? { Answer::$topic(view) => Some(view), _ => None }
+        }
+    )* };
+}
+
+impl Seen {
+    fn answer(&self, topic: &Topic) -> Option<&Answer> {
+        self.samples.get(topic)?.answer.as_deref()
+    }
+    answers! {
+        status: Status => StatusView;
+        raft: Raft => muster_messages::RaftStatusView;
+        nodes: Nodes => NodeListView;
+        leases: Leases => Vec<muster_messages::LeaseView>;
+        reconcilers: Reconcilers => Vec<muster_messages::ReconcilerView>;
+        events: Events => VecDeque<muster_messages::EventView>;
+        certificates: Certificates => Vec<muster_messages::NodeCertificateView>;
+        users: Users => Vec<muster_messages::UserView>;
+        tokens: Tokens => Vec<muster_messages::TokenView>;
+        roots: Roots => muster_messages::RootsView;
+    }
+    /// The nodes' names, by id.
+    fn names(&self) -> BTreeMap<NodeId, String> {
+        let nodes = self.nodes().into_iter().flat_map(|nodes| &nodes.items);
+        nodes.map(|node| (node.id, node.name.to_string())).collect()
+    }
+}
+
+/// A node's name; its id, shortened, if the name is not known.
+fn name_of(id: NodeId, names: &BTreeMap<NodeId, String>) -> String {
+    names.get(&id).cloned().unwrap_or_else(|| id.as_str().chars().take(8).collect())
+}
+
+/// Whether what is shown is true now. The first line of every page; read aloud when it changes.
+fn verdict(seen: &Seen) -> Markup {
+    let sample = seen.samples.get(&Topic::Status);
+    let Some(status) = seen.status() else {
+        let why = sample.and_then(|sample| sample.failure.as_ref());
+        return html! {
+            p.banner.bad[why.is_some()] data-say {
+                @match why {
+                    Some(why) => { (graded(Grade::Bad, "no answer")) ": " (text(why)) }
+                    None => "asking the cluster …"
+                }
+            }
+        };
+    };
+    let answered = sample.and_then(|sample| sample.at);
+    let failure = sample.and_then(|sample| sample.failure.as_ref());
+    let (needed, reachable) = (status.quorum.needed, status.quorum.reachable);
+    let missing: Vec<String> = status.quorum.missing.iter().map(ToString::to_string).collect();
+    html! {
+        @if let Some(why) = failure {
+            p.banner.bad data-say { (graded(Grade::Bad, "no answer")) " since " (time(answered)) ": " (text(why)) }
+        } @else if status.stale {
+            p.banner.bad data-say {
+                (graded(Grade::Bad, "no quorum")) ": " (reachable) " of " (status.raft.voters.len()) " managers answer, " (needed) " are needed"
+                @if !missing.is_empty() { "; missing: " (text(&missing.join(", "))) }
+                ". Shown is the replica of " (text(status.this.name.as_str()))
+                @if let Some(as_of) = status.as_of { " as of " (time(as_of)) }
+                "."
+            }
+        } @else {
+            p.banner {
+                span data-say { (margin(status)) }
+                span.asof {
+                    "answered by " (text(status.this.name.as_str())) " at " (time(answered)) ", revision " (status.raft.applied.0)
+                }
+            }
+        }
+    }
+}
+
+/// How many more managers may fail.
+fn margin(status: &StatusView) -> Markup {
+    let (needed, reachable, voters) = (status.quorum.needed, status.quorum.reachable, status.raft.voters.len());
+    let (grade, spare) = match reachable.checked_sub(needed) {
+        None => (Grade::Bad, format!("quorum lost: {reachable} of {voters} managers answer, {needed} are needed")),
+        Some(0) => (Grade::Warn, format!("{reachable} of {voters} managers answer, none may be lost")),
+        Some(1) => (Grade::Good, format!("{reachable} of {voters} managers answer, 1 may be lost")),
+        Some(spare) => (Grade::Good, format!("{reachable} of {voters} managers answer, {spare} may be lost")),
+    };
+    graded(grade, &spare)
+}
+
+/// A list that is still waited for, or empty for a reason.
+fn none_of(what: &str, answered: bool) -> String {
+    if answered { format!("no {what}") } else { format!("waiting for an answer about {what} …") }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,361 @@
+//! The routes, and what an open page is sent.
+
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::time::{Duration, Instant};
+
+use axum::body::Body;
+use axum::extract::{DefaultBodyLimit, Path, RawQuery, State};
+use axum::http::{HeaderMap, HeaderName, StatusCode, header};
+use axum::response::{Html, IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router, middleware};
+use futures_util::{Stream, StreamExt, stream};
+use maud::{DOCTYPE, Markup, html};
+use muster_client::{Failure, Outcome, Target};
+use muster_kernel::Clock;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use tokio::net::TcpListener;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
+
+use crate::access::{Access, Refused};
+use crate::document::Shown;
+use crate::door::{self, Hosts};
+use crate::feed::{Feed, Sample, Topic};
+use crate::pages::{PLACES, Page, Seen};
+
+/// Open pages at once.
+const MAX_STREAMS: usize = 32;
+/// At most four patches a second.
+const PATCH_PAUSE: Duration = Duration::from_millis(250);
+/// A page that has had no byte for longer is cut off from this server, and says so.
+const BEAT: Duration = Duration::from_secs(2);
+/// A stream ends after this time and the page opens another one: its session is judged again.
+const STREAM_LIFETIME: Duration = Duration::from_secs(60);
+/// Bytes of a request's body.
+const MAX_BODY: usize = 1024;
+
+/// The header with the tab's half of the session.
+const TAB: HeaderName = HeaderName::from_static("muster-tab");
+
+/// What happens at the door, for the terminal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Told {
+    LoggedIn,
+    /// A link was used twice, and its session has ended.
+    LinkUsedTwice,
+    LoggedOut,
+}
+
+/// The server, bound and not yet served.
+pub struct Dashboard {
+    listeners: Vec<TcpListener>,
+    port: u16,
+    shared: Arc<Shared>,
+    hosts: Hosts,
+    told: mpsc::Receiver<Told>,
+    /// The status is asked also while no page is open.
+    _status: watch::Receiver<Sample>,
+}
+
+struct Shared {
+    access: Mutex<Access>,
+    feed: Arc<Feed>,
+    /// Of this process: other dashboards on this host have other cookies.
+    cookie: String,
+    streams: Arc<Semaphore>,
+    told: mpsc::Sender<Told>,
+}
+
+impl Shared {
+    fn access(&self) -> MutexGuard<'_, Access> {
+        self.access.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// Whether a request has both halves of a session.
+    fn admits(&self, headers: &HeaderMap) -> bool {
+        let tab = headers.get(TAB).and_then(|value| value.to_str().ok());
+        let halves = door::cookie(headers, &self.cookie).zip(tab);
+        halves.is_some_and(|(cookie, tab)| self.access().admits(cookie, tab, Instant::now()))
+    }
+}
+
+impl Dashboard {
+    pub(crate) fn new(listeners: Vec<TcpListener>, port: u16, hosts: Arc<[String]>, target: Target) -> Self {
+        let (tell, told) = mpsc::channel(16);
+        let feed = Feed::new(target);
+        let status = feed.follow(&Topic::Status);
+        let cookie = format!("muster-{:08x}", rand::random::<u32>());
+        let access = Mutex::default();
+        let shared =
+            Arc::new(Shared { access, feed, cookie, streams: Arc::new(Semaphore::new(MAX_STREAMS)), told: tell });
+        Self { listeners, port, shared, hosts: Hosts(hosts), told, _status: status }
+    }
+
+    /// The port on loopback.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// A link that is good for one login. Its secret is in the fragment, which browsers send to nobody.
+    pub fn link(&self) -> String {
+        let link = self.shared.access().new_link(Instant::now());
+        format!("http://127.0.0.1:{}/#{}", self.port, link.text())
+    }
+
+    /// Whether somebody is logged in.
+    pub fn in_use(&self) -> bool {
+        self.shared.access().in_use(Instant::now())
+    }
+
+    /// What happened at the door. Cancelling the wait loses nothing.
+    pub async fn told(&mut self) -> Told {
+        match self.told.recv().await {
+            Some(told) => told,
+            None => std::future::pending().await, // it holds a sender itself
+        }
+    }
+
+    /// Serves until this process ends.
+    pub fn serve(&mut self) -> impl Future<Output = Outcome> + Send + 'static {
+        let router = router(self.shared.clone(), self.hosts.clone());
+        let each = std::mem::take(&mut self.listeners).into_iter().map(move |listener| {
+            let router = router.clone();
+            async move { axum::serve(listener, router).await.map_err(|e| Failure::io("cannot serve the dashboard", &e)) }
+        });
+        let all = futures_util::future::try_join_all(each);
+        async move { all.await.map(drop) }
+    }
+}
+
+pub(crate) fn asset(name: &str) -> Option<(&'static str, &'static str)> {
+    Some(match name {
+        _ if name == assets().script => ("text/javascript; charset=utf-8", SCRIPT),
+        _ if name == assets().style => ("text/css; charset=utf-8", STYLE),
+        _ if name == assets().mark => ("image/svg+xml", MARK),
+        _ => return None,
+    })
+}
+
+const SCRIPT: &str = include_str!("../assets/dashboard.js");
+const STYLE: &str = include_str!("../assets/dashboard.css");
+const MARK: &str = include_str!("../assets/mark.svg");
+
+/// The names of the assets: each has a digest, so that another release's are other files.
+struct Assets {
+    script: String,
+    style: String,
+    mark: String,
+}
+
+fn assets() -> &'static Assets {
+    static ASSETS: OnceLock<Assets> = OnceLock::new();
+    let named = |text: &str, ending: &str| {
+        let digest: String = Sha256::digest(text).iter().take(6).map(|byte| format!("{byte:02x}")).collect();
+        format!("{digest}.{ending}")
+    };
+    ASSETS.get_or_init(|| Assets { script: named(SCRIPT, "js"), style: named(STYLE, "css"), mark: named(MARK, "svg") })
+}
+
+fn router(shared: Arc<Shared>, hosts: Hosts) -> Router {
+    let pages = PLACES.iter().fold(Router::new(), |router, (path, ..)| router.route(path, get(shell)));
+    pages
+        .route("/assets/{name}", get(serve_asset))
+        .route("/login", post(log_in))
+        .route("/logout", post(log_out))
+        .route("/stream", get(|state, headers, query| open_stream(state, headers, Path(String::new()), query)))
+        .route("/stream/{page}", get(open_stream))
+        .layer(DefaultBodyLimit::max(MAX_BODY))
+        .layer(middleware::from_fn_with_state(hosts, door::check))
+        .with_state(shared)
+}
+
+async fn serve_asset(Path(name): Path<String>) -> Response {
+    match asset(&name) {
+        Some((kind, text)) => ([(header::CONTENT_TYPE, kind)], text).into_response(),
+        None => StatusCode::NOT_FOUND.into_response(),
+    }
+}
+
+/// What every page begins as: no datum of the cluster, so everyone may have it.
+async fn shell() -> Html<String> {
+    let Assets { script, style, mark } = assets();
+    let page: Markup = html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                meta name="color-scheme" content="light dark";
+                title { "Muster" }
+                link rel="icon" href={ "/assets/" (mark) };
+                link rel="stylesheet" href={ "/assets/" (style) };
+                script type="module" src={ "/assets/" (script) } {}
+            }
+            body {
+                a.skip href="#main" { "Skip to the page" }
+                header {
+                    span.name { "Muster" }
+                    nav aria-label="Pages" {
+                        ul { @for (path, name, key) in PLACES { li { a href=(path) data-key=(key) { (name) } } } }
+                    }
+                    p.tools {
+                        button type="button" id="theme" { "theme: system" }
+                        " "
+                        button type="button" id="help" { "keys" }
+                        " "
+                        button type="button" id="logout" hidden { "log out" }
+                    }
+                }
+                p.cut id="cut" hidden { span aria-hidden="true" { "■ " } "No answer from this dashboard for " span id="cut-age" {} ". What is below is old." }
+                p.visually-hidden id="said" role="status" {}
+                main id="main" tabindex="-1" {
+                    noscript { p { "This page is drawn by a script of its own server, and by nothing else." } }
+                    p id="start" { "…" }
+                }
+                dialog id="keys" aria-labelledby="keys-title" {
+                    h2 id="keys-title" { "Keys" }
+                    dl.facts {
+                        @for (_, name, key) in PLACES { dt { kbd { "g" } " " kbd { (key) } } dd { (name) } }
+                        dt { kbd { "/" } } dd { "filter" }
+                        dt { kbd { "j" } " " kbd { "k" } } dd { "next, previous row" }
+                        dt { kbd { "Enter" } } dd { "open" }
+                        dt { kbd { "?" } } dd { "this" }
+                    }
+                    p { label { input type="checkbox" id="keys-on" checked; " keys of one character are on" } }
+                    p { button type="button" id="keys-close" { "close" } }
+                }
+            }
+        }
+    };
+    Html(page.into_string())
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Login {
+    link: String,
+}
+
+#[derive(Serialize)]
+struct LoggedIn {
+    tab: String,
+}
+
+async fn log_in(State(shared): State<Arc<Shared>>, Json(login): Json<Login>) -> Response {
+    let opened = shared.access().log_in(&login.link, Instant::now());
+    match opened {
+        Ok(session) => {
+            let _full = shared.told.try_send(Told::LoggedIn);
+            let cookie = format!("{}={}; HttpOnly; SameSite=Strict; Path=/", shared.cookie, session.cookie.text());
+            ([(header::SET_COOKIE, cookie)], Json(LoggedIn { tab: session.tab.text() })).into_response()
+        }
+        Err(refused) => {
+            let why = match refused {
+                Refused::Spent => {
+                    let _full = shared.told.try_send(Told::LinkUsedTwice);
+                    "this link was used before: the session that it opened has ended\n"
+                }
+                Refused::Expired => "this link is more than a minute old\n",
+                Refused::Unknown => "this is no link of this dashboard\n",
+            };
+            (StatusCode::FORBIDDEN, why).into_response()
+        }
+    }
+}
+
+async fn log_out(State(shared): State<Arc<Shared>>, headers: HeaderMap) -> Response {
+    if !shared.admits(&headers) {
+        return StatusCode::UNAUTHORIZED.into_response();
+    }
+    shared.access().log_out();
+    let _full = shared.told.try_send(Told::LoggedOut);
+    StatusCode::NO_CONTENT.into_response()
+}
+
+async fn open_stream(
+    State(shared): State<Arc<Shared>>,
+    headers: HeaderMap,
+    Path(path): Path<String>,
+    RawQuery(query): RawQuery,
+) -> Response {
+    if !shared.admits(&headers) {
+        return (StatusCode::UNAUTHORIZED, "log in first\n").into_response();
+    }
+    let Some(page) = Page::at(&format!("/{path}"), &query.unwrap_or_default()) else {
+        return StatusCode::NOT_FOUND.into_response();
+    };
+    let Ok(place) = shared.streams.clone().try_acquire_owned() else {
+        return (StatusCode::TOO_MANY_REQUESTS, "too many pages are open\n").into_response();
+    };
+    let open = OpenPage::new(page, shared, headers, place);
+    let kind = [(header::CONTENT_TYPE, "text/event-stream")];
+    (kind, Body::from_stream(messages(open).map(Ok::<_, Infallible>))).into_response()
+}
+
+/// One open page.
+struct OpenPage {
+    page: Page,
+    shared: Arc<Shared>,
+    /// With the session: a page of one that has ended is sent nothing more.
+    headers: HeaderMap,
+    followed: HashMap<Topic, watch::Receiver<Sample>>,
+    shown: Shown,
+    began: Instant,
+    _place: OwnedSemaphorePermit,
+}
+
+impl OpenPage {
+    fn new(page: Page, shared: Arc<Shared>, headers: HeaderMap, place: OwnedSemaphorePermit) -> Self {
+        let followed = page.topics().into_iter().map(|topic| (topic.clone(), shared.feed.follow(&topic))).collect();
+        Self { page, shared, headers, followed, shown: Shown::default(), began: Instant::now(), _place: place }
+    }
+
+    /// What the page must be sent now.
+    fn patch(&mut self) -> Option<String> {
+        let samples =
+            self.followed.iter_mut().map(|(topic, newest)| (topic.clone(), newest.borrow_and_update().clone()));
+        let seen = Seen { samples: samples.collect(), points: self.shared.feed.points(), now: Clock.wall() };
+        let patch = self.shown.patch(&self.page.render(&seen))?;
+        serde_json::to_string(&patch).ok()
+    }
+
+    /// Waits for an answer to any of its questions.
+    async fn changed(&mut self) {
+        let each = self.followed.values_mut().map(|newest| -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
+            Box::pin(async move {
+                if newest.changed().await.is_err() {
+                    std::future::pending::<()>().await; // its task has ended
+                }
+            })
+        });
+        futures_util::future::select_all(each).await;
+    }
+}
+
+/// Server-sent events: a patch whenever something differs, and a comment as a sign of life.
+fn messages(open: OpenPage) -> impl Stream<Item = String> + Send {
+    stream::unfold((open, true), |(mut open, first)| async move {
+        if !first {
+            tokio::time::sleep(PATCH_PAUSE).await;
+            let _quiet = tokio::time::timeout(BEAT, open.changed()).await;
+        }
+        if open.began.elapsed() > STREAM_LIFETIME || !open.shared.admits(&open.headers) {
+            return None;
+        }
+        let message = open.patch().map_or_else(|| ":\n\n".to_owned(), |patch| format!("data: {patch}\n\n"));
+        Some((message, (open, false)))
+    })
+}
+
+/// The secret of a link, for tests.
+#[cfg(test)]
+fn secret_of(link: &str) -> &str {
+    link.split_once('#').unwrap().1
+}
+
+#[cfg(test)]
+mod tests;

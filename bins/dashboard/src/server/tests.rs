@@ -1,0 +1,233 @@
+//! The door by raw HTTP, without a cluster: the dashboard must let its operator in when nothing else answers.
+
+use muster_client::Target;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use super::{Dashboard, PLACES, Told, asset, assets, secret_of};
+use crate::Settings;
+
+struct Server {
+    dashboard: Dashboard,
+    port: u16,
+}
+
+async fn serve() -> Server {
+    let settings = Settings { port: 0, allow_hosts: vec!["tunnel.example:80".to_owned()] };
+    let mut dashboard = Dashboard::bind(Target::Socket("/nonexistent/muster.sock".into()), &settings).await.unwrap();
+    tokio::spawn(dashboard.serve());
+    let port = dashboard.port();
+    Server { dashboard, port }
+}
+
+struct Answer {
+    status: u16,
+    head: String,
+    body: String,
+}
+
+impl Server {
+    /// Sends a request as it stands, and reads until the server closes, or until `until` is in the body.
+    async fn raw(&self, head: &str, body: &str, until: &str) -> Answer {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.port)).await.unwrap();
+        let request = format!("{head}Content-Length: {}\r\nConnection: close\r\n\r\n{body}", body.len());
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let (mut all, mut piece) = (String::new(), [0; 4096]);
+        loop {
+            let read = stream.read(&mut piece).await.unwrap();
+            all.push_str(std::str::from_utf8(&piece[..read]).unwrap());
+            if read == 0 || (!until.is_empty() && all.contains(until)) {
+                break;
+            }
+        }
+        let (head, body) = all.split_once("\r\n\r\n").unwrap();
+        let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+        Answer { status, head: head.to_lowercase(), body: body.to_owned() }
+    }
+
+    fn host(&self) -> String {
+        format!("Host: 127.0.0.1:{}\r\n", self.port)
+    }
+
+    async fn get(&self, path: &str, headers: &str) -> Answer {
+        self.raw(&format!("GET {path} HTTP/1.1\r\n{}{headers}", self.host()), "", "").await
+    }
+
+    async fn post(&self, path: &str, headers: &str, body: &str) -> Answer {
+        let origin = format!("Origin: http://127.0.0.1:{}\r\nContent-Type: application/json\r\n", self.port);
+        self.raw(&format!("POST {path} HTTP/1.1\r\n{}{origin}{headers}", self.host()), body, "").await
+    }
+
+    async fn log_in(&self, link: &str) -> Answer {
+        self.post("/login", "", &format!("{{\"link\":\"{}\"}}", secret_of(link))).await
+    }
+}
+
+/// Logs in; the headers with the two halves of the session.
+async fn halves(server: &Server) -> (String, String) {
+    let link = server.dashboard.link();
+    let mut stream = TcpStream::connect(("127.0.0.1", server.port)).await.unwrap();
+    let body = format!("{{\"link\":\"{}\"}}", secret_of(&link));
+    let origin = format!("Origin: http://127.0.0.1:{}\r\nContent-Type: application/json\r\n", server.port);
+    let host = server.host();
+    let request = format!(
+        "POST /login HTTP/1.1\r\n{host}{origin}Content-Length: {}\r\nConnection: close\r\n\r\n{body}",
+        body.len()
+    );
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    let cookie = answer.lines().find_map(|line| line.strip_prefix("set-cookie: ")).unwrap();
+    assert!(cookie.ends_with("; HttpOnly; SameSite=Strict; Path=/"), "{cookie}");
+    let cookie = cookie.split(';').next().unwrap();
+    let (_, body) = answer.split_once("\r\n\r\n").unwrap();
+    let tab: serde_json::Value = serde_json::from_str(body).unwrap();
+    (format!("Cookie: other=1; {cookie}\r\n"), format!("Muster-Tab: {}\r\n", tab["tab"].as_str().unwrap()))
+}
+
+#[tokio::test]
+async fn the_shell_and_assets_have_no_datum_and_strict_headers() {
+    let server = serve().await;
+    let script = format!("/assets/{}", assets().script);
+    for path in PLACES.iter().map(|(path, ..)| *path).chain([script.as_str()]) {
+        let answer = server.get(path, "").await;
+        assert_eq!(answer.status, 200, "{path}");
+        for header in [
+            "content-security-policy: default-src 'none'; script-src 'self'",
+            "cache-control: no-store",
+            "x-content-type-options: nosniff",
+        ] {
+            assert!(answer.head.contains(header), "{path}: {}", answer.head);
+        }
+        assert!(!answer.head.contains("access-control") && !answer.head.contains("set-cookie"), "{}", answer.head);
+        assert!(!answer.body.contains(secret_of(&server.dashboard.link())));
+    }
+    let shell = server.get("/", "").await.body;
+    assert!(!shell.contains("<script>") && !shell.contains("style=") && !shell.contains("onclick="), "{shell}");
+    assert!(asset("dashboard.js").is_none(), "only the names with digests are served");
+    for path in ["/v1/nodes", "/assets/../Cargo.toml", "/x", "/login", "/actions/promote"] {
+        assert!([404, 405].contains(&server.get(path, "").await.status), "{path}");
+    }
+}
+
+#[tokio::test]
+async fn data_needs_both_halves_of_a_session() {
+    let server = serve().await;
+    let (cookie, tab) = halves(&server).await;
+    let (other_cookie, other_tab) = halves(&server).await;
+    for (headers, what) in [
+        (String::new(), "nothing"),
+        (cookie.clone(), "the cookie alone"),
+        (tab.clone(), "the tab alone"),
+        (format!("{cookie}{other_tab}"), "halves of two sessions"),
+        (format!("{other_cookie}{tab}"), "halves of two sessions"),
+        (format!("{cookie}Muster-Tab: x\r\n"), "a wrong tab"),
+    ] {
+        for path in ["/stream", "/stream/nodes"] {
+            let answer = server.get(path, &headers).await;
+            assert_eq!((answer.status, answer.body.as_str()), (401, "log in first\n"), "{path} with {what}");
+        }
+        assert_eq!(server.post("/logout", &headers, "").await.status, 401, "{what}");
+    }
+    let request = format!("GET /stream HTTP/1.1\r\n{}{cookie}{tab}", server.host());
+    let answer = server.raw(&request, "", "no daemon serves").await;
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    assert!(answer.head.contains("content-type: text/event-stream"), "{}", answer.head);
+    assert!(
+        answer.body.contains("data: {") && answer.body.contains("no daemon serves /nonexistent"),
+        "{}",
+        answer.body
+    );
+    assert_eq!(server.get("/stream/nothing", &format!("{cookie}{tab}")).await.status, 404);
+}
+
+#[tokio::test]
+async fn link_used_twice_ends_the_session_and_is_told() {
+    let mut server = serve().await;
+    let link = server.dashboard.link();
+    assert_eq!(server.log_in(&link).await.status, 200);
+    assert_eq!(server.dashboard.told().await, Told::LoggedIn);
+    assert!(server.dashboard.in_use());
+    let second = server.log_in(&link).await;
+    assert_eq!(second.status, 403);
+    assert!(second.body.contains("used before"), "{}", second.body);
+    assert_eq!(server.dashboard.told().await, Told::LinkUsedTwice);
+    assert!(!server.dashboard.in_use());
+    for wrong in ["http://x/#", "http://x/#abc"] {
+        assert_eq!(server.log_in(wrong).await.status, 403);
+    }
+    assert_eq!(server.post("/login", "", "{\"link\":\"x\",\"more\":1}").await.status, 422);
+    assert_eq!(server.post("/login", "", &format!("{{\"link\":\"{}\"}}", "x".repeat(5000))).await.status, 413);
+    // A link in a message is only followed: reading an address spends nothing.
+    let link = server.dashboard.link();
+    assert_eq!(server.get(&format!("/login?link={}", secret_of(&link)), "").await.status, 405);
+    assert_eq!(server.log_in(&link).await.status, 200);
+}
+
+#[tokio::test]
+async fn logging_out_ends_all_sessions_and_open_pages() {
+    let mut server = serve().await;
+    let (cookie, tab) = halves(&server).await;
+    let request = format!("GET /stream HTTP/1.1\r\n{}{cookie}{tab}", server.host());
+    // Reads until the server closes.
+    let page = {
+        let (host, port) = (request.clone(), server.port);
+        tokio::spawn(async move {
+            let mut stream = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+            stream.write_all(format!("{host}Connection: close\r\n\r\n").as_bytes()).await.unwrap();
+            let mut all = String::new();
+            stream.read_to_string(&mut all).await.unwrap();
+            all
+        })
+    };
+    assert_eq!(server.dashboard.told().await, Told::LoggedIn);
+    assert_eq!(server.post("/logout", &format!("{cookie}{tab}"), "").await.status, 204);
+    assert_eq!(server.dashboard.told().await, Told::LoggedOut);
+    let all = page.await.unwrap();
+    assert!(all.starts_with("HTTP/1.1 200") || all.starts_with("HTTP/1.1 401"), "{all}");
+    assert_eq!(server.get("/stream", &format!("{cookie}{tab}")).await.status, 401);
+}
+
+#[tokio::test]
+async fn other_hosts_and_origins_get_nothing() {
+    let server = serve().await;
+    let port = server.port;
+    for (host, status) in [
+        (format!("localhost:{port}"), 200),
+        (format!("[::1]:{port}"), 200),
+        ("tunnel.example:80".to_owned(), 200),
+        ("evil.example".to_owned(), 421),
+    ] {
+        assert_eq!(server.raw(&format!("GET / HTTP/1.1\r\nHost: {host}\r\n"), "", "").await.status, status, "{host}");
+    }
+    let answer = server.raw("GET / HTTP/1.0\r\n", "", "").await;
+    assert_eq!(answer.status, 421, "no host");
+    let link = server.dashboard.link();
+    let body = format!("{{\"link\":\"{}\"}}", secret_of(&link));
+    let foreign = format!(
+        "POST /login HTTP/1.1\r\n{}Content-Type: application/json\r\nOrigin: http://evil.example\r\n",
+        server.host()
+    );
+    assert_eq!(server.raw(&foreign, &body, "").await.status, 403);
+    let preflight = format!("OPTIONS /login HTTP/1.1\r\n{}Origin: http://127.0.0.1:{port}\r\n", server.host());
+    assert_eq!(server.raw(&preflight, "", "").await.status, 405);
+    assert_eq!(server.log_in(&link).await.status, 200, "none of these spent it");
+}
+
+#[tokio::test]
+async fn open_pages_are_bounded() {
+    let server = serve().await;
+    let (cookie, tab) = halves(&server).await;
+    let mut open = Vec::new();
+    for _ in 0..super::MAX_STREAMS {
+        let mut stream = TcpStream::connect(("127.0.0.1", server.port)).await.unwrap();
+        let request = format!("GET /stream HTTP/1.1\r\n{}{cookie}{tab}\r\n", server.host());
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut start = [0; 15];
+        stream.read_exact(&mut start).await.unwrap();
+        assert_eq!(&start, b"HTTP/1.1 200 OK");
+        open.push(stream);
+    }
+    assert_eq!(server.get("/stream", &format!("{cookie}{tab}")).await.status, 429);
+    drop(open);
+}

@@ -1,0 +1,87 @@
+//! `muster dashboard`: serves the cluster's pages to a browser of this machine until interrupted.
+
+use std::io::{BufRead, IsTerminal};
+use std::time::Duration;
+
+use muster_client::{Failure, Outcome};
+use muster_dashboard::{Dashboard, Redirect, Settings, Told};
+use muster_kernel::Clock;
+use serde_json::json;
+use tokio::sync::mpsc;
+
+use super::Context;
+use crate::cli::args::DashboardArgs;
+use crate::cli::output::{print, print_failure};
+use crate::cli::signals::Interrupts;
+
+/// How long a link is good for, as [`Dashboard::link`] promises.
+const LINK_LIFETIME: Duration = Duration::from_secs(60);
+/// A browser that has not asked by then cannot read the redirect file: those in a sandbox cannot.
+const BROWSER_PATIENCE: Duration = Duration::from_secs(5);
+
+const LINK_USED_TWICE: &str = "a link was used twice, so the session that it opened has ended. If it was not you, another user of this \
+machine has read the link";
+
+pub(super) async fn run(ctx: &Context, args: DashboardArgs) -> Outcome<u8> {
+    let mut interrupts = Interrupts::listen()?;
+    let settings = Settings { port: args.port, allow_hosts: args.allow_host };
+    let mut dashboard = Dashboard::bind(ctx.client.target().clone(), &settings).await?;
+    let serve = dashboard.serve();
+    tokio::pin!(serve);
+    let link = dashboard.link();
+    let mut browser = if args.no_open { None } else { Redirect::open(&link) };
+    match &browser {
+        Some(_) if !ctx.out.is_json() => ctx.out.say("opening a browser; Ctrl-C ends the dashboard"),
+        _ => show(ctx, &link),
+    }
+    // Without a terminal there is nobody to press Enter, and a background job that reads is stopped.
+    let mut enter = std::io::stdin().is_terminal().then(entered);
+    let late = tokio::time::sleep(BROWSER_PATIENCE);
+    tokio::pin!(late);
+    loop {
+        tokio::select! {
+            served = &mut serve => return served.map(|()| 0),
+            _signal = interrupts.next() => return Ok(0),
+            () = &mut late, if browser.is_some() => {
+                // The browser may have the link already: another one, for whoever reads this.
+                browser = None;
+                if !dashboard.in_use() {
+                    show(ctx, &dashboard.link());
+                }
+            }
+            line = async { enter.as_mut()?.recv().await }, if enter.is_some() => match line {
+                Some(()) => show(ctx, &dashboard.link()),
+                None => enter = None,
+            },
+            told = dashboard.told() => match told {
+                Told::LoggedIn => {
+                    browser = None;
+                    ctx.out.note("a browser logged in; press Enter for a link for another one");
+                }
+                Told::LinkUsedTwice => print_failure(&Failure::refused("link_used_twice", LINK_USED_TWICE), ctx.out.format),
+                Told::LoggedOut => ctx.out.note("logged out; press Enter for another link"),
+            },
+        }
+    }
+}
+
+/// Lines that are entered. A thread of its own waits for them: it ends with the process, whatever it waits for.
+fn entered() -> mpsc::Receiver<()> {
+    let (tell, told) = mpsc::channel(1);
+    std::thread::spawn(move || {
+        let lines = std::io::stdin().lock().lines().map_while(Result::ok);
+        lines.map(|_line| tell.blocking_send(())).take_while(Result::is_ok).count()
+    });
+    told
+}
+
+/// Prints a link.
+fn show(ctx: &Context, link: &str) {
+    if ctx.out.is_json() {
+        let until = Clock.wall().plus(LINK_LIFETIME);
+        let document = json!({"url": link, "pid": std::process::id(), "expires_at": until, "actions": false});
+        print(&document.to_string());
+    } else {
+        print(&if ctx.out.quiet { link.to_owned() } else { format!("{link}  (good for one login within a minute)") });
+    }
+}
