@@ -7,7 +7,7 @@ use muster_messages::{CertificateState, Liveness, WallTime, word};
 
 use super::{Seen, margin, name_of, none_of};
 use crate::document::{Part, Row, Table};
-use crate::feed::Point;
+use crate::feed::{Point, Topic};
 use crate::html::{Grade, command, graded, link, node_link, text, time};
 
 /// How soon a certificate must have been renewed to be nothing that runs out: nodes renew between 50 % and 80 % of its lifetime.
@@ -36,6 +36,15 @@ fn card(question: &str, answer: Markup, more: &[Markup]) -> Markup {
             @for line in more.iter().take(NAMED) { p { (line) } }
             @if more.len() > NAMED { p { (more.len() - NAMED) " more" } }
         }
+    }
+}
+
+/// That nothing is wrong: only as good as the answer that says so. A replica without a quorum, or an old answer, does not know.
+fn well(seen: &Seen, said: &str) -> Markup {
+    let failed = seen.samples.get(&Topic::Status).is_some_and(|sample| sample.failure.is_some());
+    match seen.status() {
+        Some(status) if !status.stale && !failed => graded(Grade::Good, said),
+        _ => graded(Grade::Plain, &format!("{said}, when last known")),
     }
 }
 
@@ -73,7 +82,7 @@ const WAITING: &str = "What waits?";
 fn waiting(seen: &Seen) -> Markup {
     let Some(status) = seen.status() else { return waiting_for(WAITING) };
     let answer = match status.pending.len() {
-        0 => graded(Grade::Good, "nothing"),
+        0 => well(seen, "nothing"),
         1 => graded(Grade::Warn, "1 change"),
         n => graded(Grade::Warn, &format!("{n} changes")),
     };
@@ -94,7 +103,7 @@ fn unwell(seen: &Seen) -> Markup {
     let unknown = n.total.saturating_sub(n.ready + n.down);
     let trouble = n.down + unknown + status.duplicates.len();
     let answer = match trouble {
-        0 => graded(Grade::Good, &format!("none of {}", n.total)),
+        0 => well(seen, &format!("none of {}", n.total)),
         _ if n.down > 0 => graded(Grade::Bad, &format!("{} of {} down", n.down, n.total)),
         _ if unknown > 0 => graded(Grade::Warn, &format!("{unknown} of {} unknown", n.total)),
         _ => graded(Grade::Bad, &format!("{} run twice", status.duplicates.len())),
@@ -134,7 +143,7 @@ fn runs_out(seen: &Seen) -> Markup {
     let answer = match due.first() {
         _ if root.is_some() => graded(Grade::Bad, "the root"),
         Some((until, what)) => html! { span.warn[soon(*until)] { (what) " " (time(*until)) } },
-        None if seen.certificates().is_some() => graded(Grade::Good, "nothing"),
+        None if seen.certificates().is_some() => well(seen, "nothing"),
         None => html! { "…" },
     };
     let next = due.into_iter().skip(1).take(3).map(|(until, what)| html! { (what) " " (time(until)) });
@@ -158,7 +167,7 @@ fn blocked(seen: &Seen) -> Markup {
     }
     let answer = match lines.len() {
         0 if seen.reconcilers().is_none() || seen.leases().is_none() => html! { "…" },
-        0 => graded(Grade::Good, "nothing"),
+        0 => well(seen, "nothing"),
         n => graded(Grade::Warn, &n.to_string()),
     };
     card(BLOCKED, answer, &lines)
