@@ -94,16 +94,12 @@ fn metric_series_end_with_actors_and_sessions_share_one() {
 
 const METRICS: &str = "docs/metrics.md";
 
-/// The document of these metrics.
+/// Where the list begins in the document; what is above is written by hand.
+const LIST_HEAD: &str = "| series | type | meaning |\n|---|---|---|\n";
+
+/// The list of these metrics.
 fn list_of(text: &str) -> String {
-    let mut list = String::from(
-        "# Metrics\n\nEvery series of `musterd`'s `/metrics`. Those of Raft, of leases and of elections come from managers; those of \
-         leases and elections, of nodes' roles and of coordinated elections from the leader alone. `/metrics` answers in OpenMetrics' or in \
-         Prometheus' text format, as the scraper prefers. Two more exist only while there is something to report: \
-         `muster_raft_member_problem`, of a manager that answers but cannot follow the leader, and `muster_duplicate_identity`, of each \
-         process that shares a node's identity.\n\nThis list is generated from a running leader: `UPDATE=1 cargo test -p \
-         muster --test processes -- --ignored every_exported_series`.\n\n| series | type | meaning |\n|---|---|---|\n",
-    );
+    let mut list = String::from(LIST_HEAD);
     let described = |kind: &str| -> BTreeMap<String, String> {
         let lines = text.lines().filter_map(|line| line.strip_prefix("# ")?.strip_prefix(kind)?.strip_prefix(' '));
         lines.filter_map(|line| line.split_once(' ')).map(|(name, of)| (name.to_owned(), of.to_owned())).collect()
@@ -122,15 +118,21 @@ fn list_of(text: &str) -> String {
 #[ignore = "full tier"]
 fn every_exported_series_is_in_the_list_of_metrics() {
     let world = World::with_settings("[audit]\nfile = \"audit.log\"\n", 1, 1);
+    let backup = world.folder().join("backup");
+    world.muster(&["backup", backup.to_str().expect("a path")]).ended(0);
     // The families of a reconciler come with its first run: of the one that raises the feature level.
     eventually_so("the built-in reconciler has run", || {
         world.metrics("n1").contains("muster_reconciler_last_run_seconds{")
     });
+    eventually_so("the backup is measured", || world.metrics("n1").contains("muster_backup_last_timestamp_seconds"));
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(METRICS);
+    let document = std::fs::read_to_string(&path).expect("the document exists");
+    let (above, _) = document.split_once(LIST_HEAD).expect("it has a list");
     if std::env::var_os("UPDATE").is_some() {
-        std::fs::write(&path, list_of(&world.metrics("n1"))).expect("the list can be written");
+        std::fs::write(&path, format!("{above}{}", list_of(&world.metrics("n1")))).expect("the list can be written");
     }
-    let written = std::fs::read_to_string(&path).unwrap_or_default();
+    let document = std::fs::read_to_string(&path).expect("the document exists");
+    let written = &document[above.len()..];
     let mut differs = Vec::new();
     let deadline = Instant::now() + WAIT_LIMIT;
     while Instant::now() < deadline {
@@ -138,13 +140,13 @@ fn every_exported_series_is_in_the_list_of_metrics() {
         let lacks = |one: &str, other: &str| -> Vec<String> {
             one.lines().filter(|line| !other.lines().any(|o| o == *line)).map(str::to_owned).collect()
         };
-        differs = [lacks(&list, &written), lacks(&written, &list)].concat();
+        differs = [lacks(&list, written), lacks(written, &list)].concat();
         if differs.is_empty() {
             return;
         }
         between_checks();
     }
-    panic!("{METRICS} is out of date; write it again with UPDATE=1 and review: {differs:#?}");
+    panic!("{METRICS} is out of date; write its list again with UPDATE=1 and review: {differs:#?}");
 }
 
 /// How long the disk of the next scenario hangs at least.

@@ -36,6 +36,7 @@ mod requests;
 mod restarts;
 mod roles;
 mod rotation;
+mod scrape;
 mod sealed_disk;
 mod secrets;
 mod service;

@@ -1,5 +1,6 @@
 //! `GET /v1/backup`: the whole state, as bytes. It contains the root key and is therefore for operators only.
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use axum::Extension;
@@ -27,6 +28,7 @@ pub(crate) async fn backup(Extension(peer): Extension<Peer>) -> Response {
     let work = copy(&peer.service, &peer.caller);
     match peer.service.with_secret_line((&peer.origin, &peer.caller), "backup", work).await {
         Ok(bytes) => {
+            peer.service.counters.last_backup_at.store(Clock.wall().0, Ordering::Relaxed);
             let mut response = Response::new(until_read(Body::from(bytes), Some(share)));
             let octets = header::HeaderValue::from_static("application/octet-stream");
             response.headers_mut().insert(header::CONTENT_TYPE, octets);

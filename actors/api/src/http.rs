@@ -43,6 +43,7 @@ use self::head_limit::{Heads, Limited};
 use self::paced::{Paced, Pause};
 use crate::core::{self, NO_IDENTITY};
 use crate::kube;
+use crate::metrics;
 use crate::service::{Service, refusal_error};
 
 /// An HTTP/1.1 connection without a request for this long is closed: as by Kubernetes' API server, and longer than clients pause.
@@ -154,6 +155,7 @@ pub(crate) fn routes() -> Router {
         .merge(autolock::routes())
         .merge(roots::routes())
         .merge(workloads::routes())
+        .merge(metrics::routes())
         .fallback(|uri: Uri| async move { error_response(&no_such_path(uri.path())) })
         .layer(from_fn(admit))
 }
@@ -180,7 +182,8 @@ async fn admitted(peer: Peer, request: axum::extract::Request, next: Next) -> Re
         return kube::serve(&peer, request).await;
     }
     let for_all = matches!(request.uri().path(), "/livez" | "/v1/openapi.json");
-    if let Some(refused) = peer.refuses().filter(|_| !for_all) {
+    let by_token = with_token && peer.refused.is_none() && metrics::takes_tokens(request.uri().path());
+    if let Some(refused) = peer.refuses().filter(|_| !for_all && !by_token) {
         if let Some(why) = peer.why_refused() {
             peer.service.audit_refusal((&peer.origin, &peer.caller), request.method(), request.uri().path(), &why);
         }
@@ -377,7 +380,7 @@ fn fresh() -> RequestId {
     RequestId::fresh(Clock.wall(), rand::random())
 }
 
-fn json_response(status: StatusCode, text: String) -> Response {
+pub(crate) fn json_response(status: StatusCode, text: String) -> Response {
     let mut response = Response::new(Body::from(text));
     *response.status_mut() = status;
     response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static("application/json"));

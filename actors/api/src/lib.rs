@@ -20,6 +20,7 @@ mod leases;
 mod locked;
 mod log_quota;
 mod may_stop;
+mod metrics;
 mod native;
 mod ports;
 mod reads;
@@ -40,7 +41,10 @@ mod writes;
 pub use http::definition;
 pub use leader::{LeaderSearch, RETRY_PAUSE};
 pub use native::{Caller, serve_native};
-pub use ports::{ApiLimits, ApiPorts, ExplainWorkloads, LeaderPorts, LockedDaemon, ManagerPorts, NodeFacts, PeerCalls};
+pub use ports::{
+    ApiLimits, ApiPorts, ExplainWorkloads, LeaderPorts, LockedDaemon, ManagerPorts, NodeFacts, PeerCalls,
+    RenderMetrics, RenderedMetrics,
+};
 pub use service::Service;
 pub use shell::{ApiMsg, ApiShell};
 pub use socket::AdminSocket;

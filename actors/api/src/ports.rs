@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use muster_audit::AuditLog;
 use muster_gateway::Dialer;
 use muster_kernel::{Recipient, Tree};
@@ -51,10 +52,21 @@ pub struct ApiPorts {
     pub crash_allowed: bool,
     pub audit: AuditLog,
     pub limits: ApiLimits,
+    pub metrics: RenderMetrics,
     /// Which workloads the process with this pid is, as JSON. `None`: this daemon serves no workloads. Blocks.
     pub explain_workloads: Option<ExplainWorkloads>,
     /// `Some`: this process waits for its unlock key, and answers only what concerns that.
     pub locked: Option<Arc<dyn LockedDaemon>>,
+}
+
+/// Renders this process's metrics in the format that an `Accept` header prefers. Dropped: nothing waits for the answer.
+pub type RenderMetrics = Arc<dyn Fn(String) -> BoxFuture<'static, Result<RenderedMetrics, ErrorBody>> + Send + Sync>;
+
+/// Metrics as text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RenderedMetrics {
+    pub media_type: &'static str,
+    pub text: String,
 }
 
 /// Explains which workloads' identities a local process gets, and why not the others.

@@ -1,6 +1,6 @@
 //! One request in, one answer out, wherever the leader is.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -69,6 +69,8 @@ pub struct Counters {
     pub watches: AtomicU64,
     /// Events of Kubernetes clients that were accepted and not kept.
     pub events_dropped: AtomicU64,
+    /// When the last backup was handed out, in milliseconds since 1970; 0 before the first.
+    pub last_backup_at: AtomicI64,
 }
 
 /// One request in progress.

@@ -8,8 +8,8 @@ use std::time::Duration;
 use muster_audit::{Origin, Via};
 use muster_gateway::{Connection, Framed};
 use muster_kernel::{Cx, Fault, Shell};
-use muster_messages::ApiView;
 use muster_messages::protocol::{Named, Service as Port};
+use muster_messages::{ApiView, WallTime};
 use serde_json::{Value, json};
 use tokio::sync::{Mutex, Semaphore, mpsc};
 
@@ -161,6 +161,7 @@ impl Shell for ApiShell {
             refused: load(&c.refused),
             overloaded: load(&c.overloaded),
             events_dropped: load(&c.events_dropped),
+            last_backup_at: Some(c.last_backup_at.load(Ordering::Relaxed)).filter(|at| *at > 0).map(WallTime),
         })
     }
 }

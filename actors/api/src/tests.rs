@@ -71,6 +71,14 @@ pub fn service(manager: watch::Receiver<Option<Arc<ManagerPorts>>>) -> Service {
         crash_allowed: false,
         audit: muster_audit::AuditLog::default(),
         limits: ApiLimits::default(),
+        metrics: Arc::new(|accept| {
+            Box::pin(async move {
+                Ok(crate::RenderedMetrics {
+                    media_type: "text/plain; version=0.0.4",
+                    text: format!("# for {accept}\n"),
+                })
+            })
+        }),
         explain_workloads: None,
         locked: None,
     })

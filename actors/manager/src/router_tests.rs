@@ -107,6 +107,7 @@ impl World {
             explain_workloads: None,
             locked: None,
             limits: ApiLimits::default(),
+            metrics: Arc::new(|_| Box::pin(async { Err(ErrorBody::forbidden("no metrics in tests")) })),
         });
         let router = Router::new(api, ports);
         let (incoming, calls) = mpsc::channel(2 * MAX_CALLS_IN_PROGRESS);

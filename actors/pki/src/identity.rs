@@ -48,6 +48,15 @@ pub fn not_after_of_pem(pem: &str) -> Result<WallTime, BadCertificate> {
     Ok(WallTime::from_unix_secs(parse(&der)?.validity().not_after.timestamp()))
 }
 
+/// From when until when the first of the certificates in `pem` is valid; the others lead from it to older roots.
+pub fn validity_of_chain(pem: &str) -> Result<(WallTime, WallTime), BadCertificate> {
+    let chain = encoding::certificates(pem, MAX_CHAIN).map_err(BadCertificate::Pem)?;
+    let first = parse(chain.first().expect("at least one was read"))?;
+    let validity = first.validity();
+    let [from, until] = [validity.not_before, validity.not_after].map(|at| WallTime::from_unix_secs(at.timestamp()));
+    Ok((from, until))
+}
+
 pub fn not_before_of_pem(pem: &str) -> Result<WallTime, BadCertificate> {
     let der = encoding::certificate(pem).map_err(BadCertificate::Pem)?;
     Ok(WallTime::from_unix_secs(parse(&der)?.validity().not_before.timestamp()))

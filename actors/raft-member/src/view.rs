@@ -22,6 +22,7 @@ pub(crate) fn view(
         term,
         leader,
         leading,
+        leader_changes: core.leader_changes(),
         commit,
         applied,
         log: LogSpanView { first, last, snapshot },

@@ -313,6 +313,7 @@ impl Serving {
             crash_allowed: false,
             audit: AuditLog::default(),
             limits: config.settings.api(),
+            metrics: metrics::locked_port(),
             explain_workloads: None,
             locked: Some(Arc::clone(waiting) as Arc<dyn LockedDaemon>),
         });

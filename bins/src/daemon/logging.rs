@@ -6,12 +6,14 @@
 
 use std::borrow::Cow;
 use std::io::{self, IsTerminal, Write};
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use tracing::{Level, Metadata};
+use tracing::{Event, Level, Metadata, Subscriber};
 use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::layer::Context;
 use tracing_subscriber::prelude::*;
-use tracing_subscriber::{EnvFilter, Registry, reload};
+use tracing_subscriber::{EnvFilter, Layer, Registry, reload};
 
 use super::config::LogFormat;
 
@@ -48,7 +50,7 @@ pub fn install(filter: &str, format: LogFormat) -> Result<LogFilter, String> {
         // ractor opens a span around each actor that contains only a number.
         *meta.level() <= least && meta.is_event()
     });
-    let registry = tracing_subscriber::registry().with(filter);
+    let registry = tracing_subscriber::registry().with(filter).with(Counting.with_filter(quiet.clone()));
     let journal = is_the_journal();
     let layer = tracing_subscriber::fmt::layer()
         .with_writer(Stderr { journal })
@@ -62,6 +64,32 @@ pub fn install(filter: &str, format: LogFormat) -> Result<LogFilter, String> {
         (LogFormat::Json, _) => registry.with(layer.json().with_filter(quiet)).try_init(),
     };
     installed.map(|()| LogFilter(handle)).map_err(|e| e.to_string())
+}
+
+/// Lines written since this process started, by level. Of the process, as stderr is.
+static EVENTS: [(Level, &str, AtomicU64); 5] = [
+    (Level::ERROR, "error", AtomicU64::new(0)),
+    (Level::WARN, "warn", AtomicU64::new(0)),
+    (Level::INFO, "info", AtomicU64::new(0)),
+    (Level::DEBUG, "debug", AtomicU64::new(0)),
+    (Level::TRACE, "trace", AtomicU64::new(0)),
+];
+
+/// How many lines the log has, by level.
+pub fn events() -> impl Iterator<Item = (&'static str, u64)> {
+    EVENTS.iter().map(|(_, name, count)| (*name, count.load(Ordering::Relaxed)))
+}
+
+/// Counts the events that pass the filters.
+struct Counting;
+
+impl<S: Subscriber> Layer<S> for Counting {
+    fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
+        let level = event.metadata().level();
+        if let Some((_, _, count)) = EVENTS.iter().find(|(counted, ..)| counted == level) {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+    }
 }
 
 /// Whether stderr is a stream of systemd's journal: `JOURNAL_STREAM` names its file, see systemd.exec(5).

@@ -1,6 +1,8 @@
-//! Plain HTTP for monitoring: `/metrics` (Prometheus), `/livez`, `/readyz`.
+//! Metrics, and plain HTTP for monitoring: `/metrics` (Prometheus), `/livez`, `/readyz`. The API serves the same metrics on the
+//! TLS port and the admin socket.
 
 mod actors;
+mod certificates;
 mod format;
 mod process;
 mod reconcilers;
@@ -9,16 +11,20 @@ mod serve;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicI64, AtomicU64};
 
 use axum::Router;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::IntoResponse;
 use axum::routing::get;
+use muster_api::{ManagerPorts, RenderMetrics, RenderedMetrics};
+use muster_audit::AuditLog;
 use muster_gateway::GatewayView;
+use muster_kernel::{Clock, Tree};
+use muster_messages::protocol::NodeCredentials;
 use muster_messages::{
-    ApiView, ElectionsView, JoinView, Liveness, MeshView, NodeDoubts, PeerProblemKind, PeerProgress, RaftActorView,
-    RefusalReason,
+    ApiView, ElectionsView, ErrorBody, ErrorCode, JoinView, Liveness, MeshView, NodeDoubts, PeerProblemKind,
+    PeerProgress, QuorumView, RaftActorView, RefusalReason, WallTime,
 };
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
@@ -28,13 +34,14 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use serde::de::DeserializeOwned;
 use tokio::net::TcpListener;
+use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
 use self::actors::Actors;
 use self::format::Format;
 use self::roles::Roles;
 use super::boot::Exit;
-use super::node::Shared;
+use super::logging;
 use super::ready::Readiness;
 
 type Number = Gauge<u64, AtomicU64>;
@@ -50,8 +57,18 @@ pub async fn listen(addr: &str) -> Result<Option<Arc<TcpListener>>, Exit> {
         .map_err(|e| Exit::new(1, format!("cannot listen on {addr} for metrics: {e}; --metrics off disables metrics")))
 }
 
+/// What is measured. Clones measure the same.
+#[derive(Clone)]
+pub struct Source {
+    pub release: String,
+    pub tree: Tree,
+    pub credentials: watch::Receiver<Arc<NodeCredentials>>,
+    pub manager: watch::Receiver<Option<Arc<ManagerPorts>>>,
+    pub audit: AuditLog,
+}
+
 /// Serves until the process ends.
-pub fn serve(listener: Option<Arc<TcpListener>>, shared: Shared, readiness: Readiness) -> Option<SocketAddr> {
+pub fn serve(listener: Option<Arc<TcpListener>>, source: Source, readiness: Readiness) -> Option<SocketAddr> {
     let listener = listener?;
     let addr = listener.local_addr().ok();
     let router = Router::new()
@@ -68,7 +85,7 @@ pub fn serve(listener: Option<Arc<TcpListener>>, shared: Shared, readiness: Read
                 }
             }),
         )
-        .route("/metrics", get(move |headers: HeaderMap| render(shared.clone(), headers)));
+        .route("/metrics", get(move |headers: HeaderMap| scraped(source.clone(), headers)));
     tokio::spawn(serve::serve(listener, router));
     addr
 }
@@ -78,15 +95,49 @@ pub fn serve_locked(listener: Arc<TcpListener>) -> AbortHandle {
     let router = Router::new()
         .route("/livez", get(|| async { "ok\n" }))
         .route("/readyz", get(|| async { (StatusCode::SERVICE_UNAVAILABLE, "locked\n") }))
-        .route("/metrics", get(render_locked));
+        .route("/metrics", get(scraped_locked));
     tokio::spawn(serve::serve(listener, router)).abort_handle()
 }
 
-async fn render_locked(headers: HeaderMap) -> impl IntoResponse {
+async fn scraped(source: Source, headers: HeaderMap) -> impl IntoResponse {
+    response(render(&source, accept(&headers)).await)
+}
+
+/// The same for the API, which knows no daemon.
+pub fn port(source: Source) -> RenderMetrics {
+    Arc::new(move |accept| {
+        let source = source.clone();
+        Box::pin(async move { render(&source, &accept).await })
+    })
+}
+
+/// The same while the daemon is locked. (The API of a locked daemon serves its status only.)
+pub fn locked_port() -> RenderMetrics {
+    Arc::new(|accept| Box::pin(async move { render_locked(&accept) }))
+}
+
+async fn scraped_locked(headers: HeaderMap) -> impl IntoResponse {
+    response(render_locked(accept(&headers)))
+}
+
+fn render_locked(accept: &str) -> Result<RenderedMetrics, ErrorBody> {
     let mut all = Registry::default();
     process::register(&mut all);
-    locked(all.sub_registry_with_prefix("muster"), true);
-    encoded(&headers, &all)
+    let muster = all.sub_registry_with_prefix("muster");
+    locked(muster, true);
+    log_events(muster);
+    encoded(accept, &all)
+}
+
+fn accept(headers: &HeaderMap) -> &str {
+    headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default()
+}
+
+fn response(rendered: Result<RenderedMetrics, ErrorBody>) -> impl IntoResponse {
+    match rendered {
+        Ok(metrics) => (StatusCode::OK, [(header::CONTENT_TYPE, metrics.media_type)], metrics.text),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, [(header::CONTENT_TYPE, "text/plain")], error.message),
+    }
 }
 
 fn locked(registry: &mut Registry, is_locked: bool) {
@@ -98,37 +149,37 @@ struct State {
     state: &'static str,
 }
 
-/// Built anew for each scrape: a removed path leaves no series.
-async fn render(shared: Shared, headers: HeaderMap) -> impl IntoResponse {
+/// Built anew for each scrape: a removed path leaves no series. `accept`: the header of that name.
+async fn render(source: &Source, accept: &str) -> Result<RenderedMetrics, ErrorBody> {
     let mut all = Registry::default();
     process::register(&mut all);
     let registry = all.sub_registry_with_prefix("muster");
-    process::infos(registry, &shared.config.release, cluster(&shared));
-    registry.register_collector(Box::new(Actors(shared.tree.numbers())));
-    replica(registry, &shared);
-    disk(registry, &shared).await;
-    elections(registry, &shared).await;
-    ingress(registry, &shared).await;
-    reconcilers::register(registry, &shared).await;
-    audit(registry, &shared);
+    process::infos(registry, &source.release, cluster(source));
+    registry.register_collector(Box::new(Actors(source.tree.numbers())));
+    certificates::register(registry, &source.credentials.borrow().cert_pem);
+    replica(registry, source);
+    raft_member(registry, source).await;
+    elections(registry, source).await;
+    ingress(registry, source).await;
+    reconcilers::register(registry, source).await;
+    audit(registry, source);
     locked(registry, false);
-    encoded(&headers, &all)
+    log_events(registry);
+    encoded(accept, &all)
 }
 
-fn encoded(headers: &HeaderMap, all: &Registry) -> impl IntoResponse + use<> {
-    let accepted = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();
-    let format = Format::accepted(accepted);
+fn encoded(accept: &str, all: &Registry) -> Result<RenderedMetrics, ErrorBody> {
+    let format = Format::accepted(accept);
     let mut text = String::new();
-    let status = match encode(&mut text, all) {
-        Ok(()) => StatusCode::OK,
-        Err(_) => StatusCode::INTERNAL_SERVER_ERROR,
-    };
-    (status, [(header::CONTENT_TYPE, format.media_type())], format.of(text))
+    let failed =
+        |error: std::fmt::Error| ErrorBody::new(ErrorCode::Internal, format!("cannot encode the metrics: {error}"));
+    encode(&mut text, all).map_err(failed)?;
+    Ok(RenderedMetrics { media_type: format.media_type(), text: format.of(text) })
 }
 
 /// Name and id of the cluster, from this manager's replica.
-fn cluster(shared: &Shared) -> Option<(String, String)> {
-    let manager = shared.manager.borrow().clone()?;
+fn cluster(source: &Source) -> Option<(String, String)> {
+    let manager = source.manager.borrow().clone()?;
     let replica = manager.replica.borrow().clone();
     replica.tables.cluster.as_ref().map(|cluster| (cluster.name.to_string(), cluster.id.to_string()))
 }
@@ -140,8 +191,8 @@ struct Problem {
 }
 
 /// Only if a log is configured.
-fn audit(registry: &mut Registry, shared: &Shared) {
-    let Some(state) = shared.api.audit().state() else { return };
+fn audit(registry: &mut Registry, source: &Source) {
+    let Some(state) = source.audit.state() else { return };
     for (name, help, value) in [
         ("audit_lines", "Lines written to the audit log", state.written),
         ("audit_failed", "Lines whose first write failed; most are written later", state.failed),
@@ -167,8 +218,8 @@ fn problems(registry: &mut Registry, progress: &[PeerProgress]) {
     registry.register("raft_member_problem", "1 while a manager answers but cannot follow the leader", problems);
 }
 
-fn replica(registry: &mut Registry, shared: &Shared) {
-    let Some(manager) = shared.manager.borrow().clone() else { return };
+fn replica(registry: &mut Registry, source: &Source) {
+    let Some(manager) = source.manager.borrow().clone() else { return };
     let replica = manager.replica.borrow().clone();
     let gauges = [
         ("raft_term", "The Raft term", replica.raft.term.0),
@@ -188,11 +239,24 @@ fn replica(registry: &mut Registry, shared: &Shared) {
         nodes.get_or_create(&State { state }).set(count as u64);
     }
     registry.register("nodes", "Nodes by state", nodes);
+    if let Some(cluster) = &replica.tables.cluster {
+        certificates::register_root(registry, &cluster.root_cert_pem);
+    }
     if replica.raft.leading {
+        margin(registry, &manager.quorum());
         problems(registry, &replica.raft.progress);
-        registry.register_collector(Box::new(Roles(Arc::clone(&manager.leader.view.borrow()))));
+        let view = Arc::clone(&manager.leader.view.borrow());
+        registry.register_collector(Box::new(Roles { view, now: Clock.wall() }));
         duplicates(registry, &manager.leader.doubts.borrow());
     }
+}
+
+/// What only the leader can tell: the others see sessions, and not who acknowledges.
+fn margin(registry: &mut Registry, quorum: &QuorumView) {
+    let of = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
+    let gauge = Gauge::<i64, AtomicI64>::default();
+    gauge.set(of(quorum.reachable) - of(quorum.needed));
+    registry.register("quorum_margin", "Voters that may be lost now without losing the quorum", gauge);
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -216,8 +280,8 @@ fn duplicates(registry: &mut Registry, doubts: &NodeDoubts) {
 
 /// An actor's view. Without it the series are left out, which an alert notices and the list of all series
 /// (`docs/metrics.md`) forbids; a zero would pass for a figure.
-async fn view<V: DeserializeOwned>(shared: &Shared, path: &str) -> Option<V> {
-    let actor = shared.tree.inspect(path).await.ok()?;
+async fn view<V: DeserializeOwned>(source: &Source, path: &str) -> Option<V> {
+    let actor = source.tree.inspect(path).await.ok()?;
     serde_json::from_value(actor.view).ok()
 }
 
@@ -233,14 +297,35 @@ fn gauge(registry: &mut Registry, name: &str, help: &str, value: u64) {
     registry.register(name, help, gauge);
 }
 
-async fn disk(registry: &mut Registry, shared: &Shared) {
-    let Some(member) = view::<RaftActorView>(shared, "node/manager/raft-member").await else { return };
+fn timestamp(registry: &mut Registry, name: &str, help: &str, at: WallTime) {
+    let gauge = Gauge::<f64, AtomicU64>::default();
+    gauge.set(at.0 as f64 / 1_000.0);
+    registry.register(name, help, gauge);
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Level {
+    level: &'static str,
+}
+
+fn log_events(registry: &mut Registry) {
+    let family: Family<Level, Counter> = Family::default();
+    for (level, events) in logging::events() {
+        family.get_or_create(&Level { level }).inc_by(events);
+    }
+    registry.register("log_events", "Lines of the log, by level; none of those that the filter leaves out", family);
+}
+
+async fn raft_member(registry: &mut Registry, source: &Source) {
+    let Some(member) = view::<RaftActorView>(source, "node/manager/raft-member").await else { return };
+    let help = "Times that a leader became known to this manager";
+    count(registry, "raft_leader_changes", help, member.leader_changes);
     count(registry, "raft_disk_syncs", "Times that the log waited for the disk", member.disk.syncs);
 }
 
 /// Of the leader's elections, while this manager leads. Those of coordinated elections have Kubernetes' names.
-async fn elections(registry: &mut Registry, shared: &Shared) {
-    let Some(view) = view::<ElectionsView>(shared, "node/manager/leader/elections").await else { return };
+async fn elections(registry: &mut Registry, source: &Source) {
+    let Some(view) = view::<ElectionsView>(source, "node/manager/leader/elections").await else { return };
     let (leases, coordinated) = (view.counters, view.coordinated);
     for (name, help, value) in [
         ("lease_renewals", "Leases renewed without a log entry", leases.renewed),
@@ -277,15 +362,19 @@ async fn elections(registry: &mut Registry, shared: &Shared) {
 }
 
 /// Counters of incoming load.
-async fn ingress(registry: &mut Registry, shared: &Shared) {
-    if let Some(api) = view::<ApiView>(shared, "node/api").await {
+async fn ingress(registry: &mut Registry, source: &Source) {
+    if let Some(api) = view::<ApiView>(source, "node/api").await {
         count(registry, "api_requests_answered", "Requests answered successfully", api.answered);
         count(registry, "api_requests_refused", "Requests answered with an error", api.refused);
         count(registry, "api_requests_rejected", "Requests rejected for lack of a permit", api.overloaded);
         let help = "Events of Kubernetes clients that were accepted but not stored";
         count(registry, "api_events_dropped", help, api.events_dropped);
+        if let Some(at) = api.last_backup_at {
+            let help = "When this daemon last handed out a backup, since the Unix epoch; no series before the first";
+            timestamp(registry, "backup_last_timestamp_seconds", help, at);
+        }
     }
-    if let Some(GatewayView { metrics, .. }) = view(shared, "node/gateway").await {
+    if let Some(GatewayView { metrics, .. }) = view(source, "node/gateway").await {
         // Without an entry before the first one.
         let rejected = metrics.refused.get(&RefusalReason::TooManyRequests).copied().unwrap_or(0);
         let help = "Connections and join requests rejected for lack of a permit";
@@ -293,10 +382,10 @@ async fn ingress(registry: &mut Registry, shared: &Shared) {
         let help = "Unauthenticated connections closed in favour of a newer one";
         count(registry, "gateway_evicted", help, metrics.evicted);
     }
-    if let Some(join) = view::<JoinView>(shared, "node/manager/join").await {
+    if let Some(join) = view::<JoinView>(source, "node/manager/join").await {
         count(registry, "join_requests_refused", "Join requests that were refused", join.refused);
     }
-    if let Some(mesh) = view::<MeshView>(shared, "node/manager/mesh").await {
+    if let Some(mesh) = view::<MeshView>(source, "node/manager/mesh").await {
         let help = "Messages of managers rejected for lack of a permit";
         count(registry, "mesh_calls_rejected", help, mesh.endpoint.dropped.busy);
         let help = "Sessions refused to a second process of one manager";

@@ -71,6 +71,7 @@ pub struct Shared {
     pub raft_checked: Arc<AtomicU64>,
     pub founding: Arc<std::sync::Mutex<Option<muster_pki::Founding>>>,
     pub tree: Tree,
+    pub metrics: metrics::Source,
 }
 
 /// A running node.
@@ -127,7 +128,7 @@ impl Node {
             shared.credentials.clone(),
             Arc::new(move |worker: &NodeCredentials| sealing::settle_worker(&config, &memory, worker)),
         ));
-        let metrics_addr = metrics::serve(metrics_listener, shared.clone(), readiness.clone());
+        let metrics_addr = metrics::serve(metrics_listener, shared.metrics.clone(), readiness.clone());
         ready::announce_when_ready(readiness, listens, metrics_addr, shared.config.socket.clone());
         let session = wired.agent_ports.session();
         Ok(Self { root, shared, reconcilers, allowed, session, fatal })
@@ -288,6 +289,13 @@ fn wire(
             Ok(true)
         }
     };
+    let measured = metrics::Source {
+        release: config.release.clone(),
+        tree: tree.clone(),
+        credentials: credentials.subscribe(),
+        manager: manager.subscribe(),
+        audit: audit.clone(),
+    };
     let api = Api::new(ApiPorts {
         facts: Arc::new(facts),
         open_admission: Arc::new(open_admission),
@@ -297,6 +305,7 @@ fn wire(
         crash_allowed: config.settings.debug.crash,
         audit,
         limits: config.settings.api(),
+        metrics: metrics::port(measured.clone()),
         explain_workloads: workloads::explain(&config, &workloads_known),
         locked: None,
     });
@@ -347,6 +356,7 @@ fn wire(
         raft_checked: Arc::new(AtomicU64::new(booted_in.0)),
         founding: Arc::new(std::sync::Mutex::new(founding)),
         tree,
+        metrics: measured,
     };
     if let Some(why) = incompatible {
         feature_level::report_incompatible(&shared, &why);

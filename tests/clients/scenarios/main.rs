@@ -1,4 +1,4 @@
-//! Scenarios of unmodified clients of Kubernetes, and of libraries for SPIFFE: a user's actions with each one on a real cluster, over TLS, with the
+//! Scenarios of unmodified clients of Kubernetes, of libraries for SPIFFE, and of Prometheus: a user's actions with each one on a real cluster, over TLS, with the
 //! file that `muster kubeconfig` prints, and what must hold afterwards.
 
 mod access;
@@ -11,6 +11,7 @@ mod kube_rs;
 mod kubectl;
 mod losses;
 mod manual;
+mod prometheus;
 mod protobuf;
 mod python;
 mod rotation;

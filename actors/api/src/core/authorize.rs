@@ -199,7 +199,7 @@ fn right_to_reconcile(request: &ReconcilerRequest) -> Right {
 }
 
 /// Whether a caller has a right.
-fn has_right(caller: &Principal, right: Right) -> bool {
+pub(super) fn has_right(caller: &Principal, right: Right) -> bool {
     use Right as R;
     match caller {
         Principal::Operator | Principal::Admin(_) => true,

@@ -18,6 +18,8 @@ pub struct ActorNumbers {
     /// How many there are now, by state.
     pub states: BTreeMap<ActorState, u64>,
     pub mailbox: u64,
+    /// Of those together, where each has a limit; 0: none has.
+    pub mailbox_limit: u64,
     /// How long the oldest message in progress has been.
     pub handling_ms: u64,
     pub restarts: u64,
@@ -41,13 +43,15 @@ impl ActorNumbers {
             return counted;
         }
         let handling_ms = node.handling.map_or(0, |handling| handling.for_ms);
-        Self { states: BTreeMap::from([(node.state, 1)]), mailbox: node.mailbox, handling_ms, ..counted }
+        let (mailbox, mailbox_limit) = (node.mailbox, node.mailbox_limit.unwrap_or(0));
+        Self { states: BTreeMap::from([(node.state, 1)]), mailbox, mailbox_limit, handling_ms, ..counted }
     }
     fn merge(&mut self, other: &Self) {
         for (state, count) in &other.states {
             *self.states.entry(*state).or_default() += count;
         }
         self.mailbox += other.mailbox;
+        self.mailbox_limit += other.mailbox_limit;
         self.handling_ms = self.handling_ms.max(other.handling_ms);
         self.restarts += other.restarts;
         self.refused += other.refused;

@@ -256,6 +256,7 @@ async fn actors_with_one_label_share_one_monotonic_series() {
     assert_eq!(paths, ["node", CLERK, ALL]);
     let before = numbers[ALL].handler_times.handled();
     assert_eq!((before, numbers[ALL].states[&ActorState::Healthy]), (1_000, 1_000));
+    assert_eq!(numbers[ALL].mailbox_limit, 4_000, "of all together");
 
     // They all end with the incarnation of their parent. Their counts stay with it.
     office.tree.crash(CLERK, CrashHow::Panic).expect("the actor is running");
@@ -263,6 +264,7 @@ async fn actors_with_one_label_share_one_monotonic_series() {
     let gone = |office: &Office| office.tree.numbers().get(ALL).is_none_or(|all| all.states.is_empty());
     office.until(CLERK, |_| gone(&office)).await;
     assert!(office.tree.numbers()[ALL].handler_times.handled() >= before);
+    assert_eq!(office.tree.numbers()[ALL].mailbox_limit, 0);
     office.root.children().stop_and_wait("clerk").await;
     assert_eq!(office.tree.numbers().into_keys().collect::<Vec<_>>(), ["node"]);
 }

@@ -52,6 +52,20 @@ fn a_new_root_has_no_path_length_and_signs_no_authority() {
     assert!(!constraints(&der(&signed.cert_pem)).is_some_and(|(ca, _)| ca));
 }
 
+#[test]
+fn validity_of_a_chain_is_that_of_its_first_certificate() {
+    let (cluster, other) = (Cluster::new(1), Cluster::new(2));
+    let mut profile = cluster.profile(2, Role::Manager);
+    profile.lifetime = 3 * HOUR;
+    let signed = cluster.issuer.sign_node(&profile, &key()).unwrap();
+    let longer = other.issuer.sign_node(&other.profile(2, Role::Manager), &key()).unwrap();
+    let (from, until) = validity_of_chain(&format!("{}{}", signed.cert_pem, longer.cert_pem)).unwrap();
+    assert_eq!(until, not_after_of_pem(&signed.cert_pem).unwrap());
+    assert_eq!(from, not_before_of_pem(&signed.cert_pem).unwrap());
+    assert!(until < not_after_of_pem(&longer.cert_pem).unwrap());
+    assert!(validity_of_chain("nothing").is_err());
+}
+
 /// The server name that a foreign client requests.
 #[test]
 fn only_managers_carry_the_manager_name() {

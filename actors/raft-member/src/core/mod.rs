@@ -384,6 +384,10 @@ impl RaftCore {
     pub fn counters(&self) -> &BTreeMap<&'static str, u64> {
         &self.counters
     }
+    /// How often a leader became known to this member.
+    pub fn leader_changes(&self) -> u64 {
+        self.publication.leader_changes()
+    }
     /// Whether it is the leader. It may decide only once `RaftStatus::leading` is set.
     pub fn leads(&self) -> bool {
         self.member.as_ref().is_some_and(|s| s.raw.leads())

@@ -1,6 +1,6 @@
 //! Publication: the replica and the members that all others read, and when they get a newer one.
 //!
-//! Owns        the published replica, the published members, the time of the last publication.
+//! Owns        the published replica, the published members, the time of the last publication, and how often a leader became known.
 //! Inputs      the tables and the status after a turn.
 //! Outputs     the replica and the members to publish.
 //! Why not every status at once: acknowledgements change a leader's status with each turn. What others act on is published as soon
@@ -18,12 +18,18 @@ pub(crate) struct Publication {
     replica: Arc<Replica>,
     at: Option<Moment>,
     members: Option<(Vec<Member>, Option<RaftId>)>,
+    leader_changes: u64,
 }
 
 impl Publication {
     /// The last published replica.
     pub fn replica(&self) -> &Arc<Replica> {
         &self.replica
+    }
+
+    /// How often a leader became known, also the former one after a time without any.
+    pub fn leader_changes(&self) -> u64 {
+        self.leader_changes
     }
 
     /// Publishes news at once. A leader publishes its peers' progress `every` so often.
@@ -33,6 +39,7 @@ impl Publication {
         let due = status.role == RaftRole::Leader && age.is_some_and(|age| age >= every);
         if news || due || age.is_none() {
             self.at = Some(now);
+            self.leader_changes += u64::from(status.leader.is_some() && status.leader != self.replica.raft.leader);
             self.replica = Arc::new(Replica { tables: tables.clone(), raft: status });
             out.publish = Some(Arc::clone(&self.replica));
             self.update_members(out);
@@ -99,5 +106,18 @@ mod tests {
         assert_eq!(published(101, &tables, leader(2)), (true, false), "periodically");
         tables.revision = Revision(1);
         assert_eq!(published(102, &tables, leader(2)), (true, false), "a newer state");
+    }
+
+    #[test]
+    fn each_leader_that_becomes_known_is_counted_once() {
+        let (mut publication, tables) = (Publication::default(), Tables::default());
+        let mut counted = |leader: Option<u64>, commit: u64| {
+            let status = RaftStatus { leader: leader.map(RaftId), commit: Revision(commit), ..RaftStatus::default() };
+            publication.update(Moment(0), &tables, status, Duration::from_millis(100), &mut Batch::default());
+            publication.leader_changes()
+        };
+        let counts =
+            [(None, 0), (Some(1), 0), (Some(1), 1), (Some(2), 1), (None, 1), (Some(2), 2)].map(|(l, c)| counted(l, c));
+        assert_eq!(counts, [0, 1, 1, 2, 2, 3]);
     }
 }

@@ -83,9 +83,11 @@ impl Queues {
     pub(crate) fn view(&self, tables: &Tables, settled: &BTreeMap<Wants, SettleTimes>) -> RoleView {
         let mut pending = Vec::new();
         let mut conditions: BTreeMap<NodeId, Vec<Condition>> = BTreeMap::new();
-        let mut holding = BTreeSet::new();
+        let (mut holding, mut began) = (BTreeSet::new(), BTreeMap::new());
         for (node, p) in self.iter() {
             let name = name_of(tables, node);
+            // A leader that did not see it begin knows the reason's time from the replicated state.
+            began.insert(node, p.began.min(p.since));
             pending.push(PendingView {
                 node,
                 name,
@@ -108,7 +110,7 @@ impl Queues {
             }
         }
         pending.sort_by_key(|p| p.node);
-        RoleView { revision: tables.revision, pending, conditions, holding, settled: settled.clone() }
+        RoleView { revision: tables.revision, pending, began, conditions, holding, settled: settled.clone() }
     }
 }
 
@@ -128,4 +130,23 @@ pub(crate) fn condition_kind(wants: Wants) -> &'static str {
 pub(crate) fn name_of(tables: &Tables, node: NodeId) -> Name {
     let record = tables.nodes.get(&node);
     record.map_or_else(|| Name::sanitized(node.as_str()), |r| r.name.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn age_of_a_pending_change_outlives_its_reason() {
+        let (mut queues, node) = (Queues::default(), NodeId::from_entropy(1));
+        let wait = |reason| Wait { reason, message: String::new() };
+        let began = |queues: &Queues| queues.view(&Tables::default(), &BTreeMap::new()).began[&node];
+        let times = |since, now| (WallTime(since), WallTime(now));
+        queues.put(node, Wants::Manager, wait(WaitReason::CatchingUp), true, times(10, 12));
+        assert_eq!(began(&queues), WallTime(10), "a new leader has it from the state");
+        queues.put(node, Wants::Manager, wait(WaitReason::QuorumAtRisk), true, times(50, 50));
+        assert_eq!(began(&queues), WallTime(12));
+        queues.put(node, Wants::Worker, wait(WaitReason::QuorumAtRisk), true, times(70, 71));
+        assert_eq!(began(&queues), WallTime(70), "another change");
+    }
 }

@@ -48,6 +48,12 @@ impl Collector for Actors {
                 family.encode_family(&Path { path: path.clone() })?.encode_gauge(&number(numbers))?;
             }
         }
+        // An actor without a limit has no series.
+        let help = "Messages that a mailbox takes, all mailboxes of the path together; further ones are refused";
+        let mut family = encoder.encode_descriptor("actor_mailbox_limit", help, None, MetricType::Gauge)?;
+        for (path, numbers) in self.0.iter().filter(|(_, numbers)| numbers.mailbox_limit > 0) {
+            family.encode_family(&Path { path: path.clone() })?.encode_gauge(&numbers.mailbox_limit)?;
+        }
         for (name, help, number) in COUNTERS {
             let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
             for (path, numbers) in &self.0 {
@@ -115,6 +121,7 @@ mod tests {
         let mut numbers = ActorNumbers {
             states: [(ActorState::Healthy, 9_998), (ActorState::Stuck, 2)].into(),
             mailbox: 5,
+            mailbox_limit: 640_000,
             handling_ms: 700,
             restarts: 3,
             ..ActorNumbers::default()
@@ -131,6 +138,7 @@ mod tests {
             r#"muster_actor_alive{path="node/sessions/session-*"} 10000"#,
             r#"muster_actor_healthy{path="node/sessions/session-*"} 9998"#,
             r#"muster_actor_mailbox{path="node/sessions/session-*"} 5"#,
+            r#"muster_actor_mailbox_limit{path="node/sessions/session-*"} 640000"#,
             r#"muster_actor_handling_seconds{path="node/sessions/session-*"} 0.7"#,
             r#"muster_actor_handled_total{path="node/sessions/session-*"} 3"#,
             r#"muster_actor_restarts_total{path="node/sessions/session-*"} 3"#,
@@ -144,5 +152,6 @@ mod tests {
         ] {
             assert!(text.lines().any(|said| said == line), "{line}\n{text}");
         }
+        assert!(!text.contains(r#"muster_actor_mailbox_limit{path="node"}"#), "a supervisor has no limit\n{text}");
     }
 }

@@ -15,8 +15,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use serde::Deserialize;
 
-use super::Number;
-use crate::daemon::node::Shared;
+use super::{Number, Source};
 
 /// Reconcilers with their own series, by name; the total number is reported too.
 const MAX_RECONCILER_SERIES: usize = 200;
@@ -47,8 +46,8 @@ struct Participants {
 
 type ByName = Family<Name, Number>;
 
-pub(super) async fn register(registry: &mut Registry, shared: &Shared) {
-    let local_replica = shared.manager.borrow().as_ref().map(|manager| manager.replica.borrow().clone());
+pub(super) async fn register(registry: &mut Registry, source: &Source) {
+    let local_replica = source.manager.borrow().as_ref().map(|manager| manager.replica.borrow().clone());
     if let Some(local_replica) = local_replica {
         // Hundreds of reconcilers and thousands of members take a while: not on the threads that Raft uses.
         if let Ok((all, reported)) = tokio::task::spawn_blocking(move || statuses(&local_replica.tables)).await {
@@ -57,7 +56,7 @@ pub(super) async fn register(registry: &mut Registry, shared: &Shared) {
     }
     let mut local = Vec::new();
     for group in LOCAL_RUN_GROUPS {
-        local.extend(shared.tree.inspect(group).await.map(|group| group.children).unwrap_or_default());
+        local.extend(source.tree.inspect(group).await.map(|group| group.children).unwrap_or_default());
     }
     register_local_runs(registry, &local);
 }

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::model::{NodeId, RaftId, RaftRole, Revision, Term};
+use crate::model::{NodeId, RaftId, RaftRole, Revision, Term, WallTime};
 
 /// `node/api`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -17,6 +17,9 @@ pub struct ApiView {
     pub refused: u64,
     pub overloaded: u64,
     pub events_dropped: u64,
+    /// When this process last handed out a backup.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_backup_at: Option<WallTime>,
 }
 
 /// `node/manager/join`.
@@ -36,6 +39,9 @@ pub struct RaftActorView {
     pub term: Term,
     pub leader: Option<NodeId>,
     pub leading: bool,
+    /// How often a leader became known to this member.
+    #[serde(default)]
+    pub leader_changes: u64,
     pub commit: Revision,
     pub applied: Revision,
     pub log: LogSpanView,

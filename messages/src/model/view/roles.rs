@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use super::{Condition, PendingView, Wants};
-use crate::model::{NodeId, Revision};
+use crate::model::{NodeId, Revision, WallTime};
 
 /// What the role manager publishes for the API: all pending changes, and each node's conditions.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -13,6 +13,8 @@ pub struct RoleView {
     /// The replicated state from which this was derived. A request is answered only once this has caught up with it.
     pub revision: Revision,
     pub pending: Vec<PendingView>,
+    /// Since when each of them is pending, whatever the reasons were; `since` of the former is that of the reason.
+    pub began: BTreeMap<NodeId, WallTime>,
     pub conditions: BTreeMap<NodeId, Vec<Condition>>,
     /// The pending nodes for which `--wait` waits. A node that is down and has no step left is pending with
     /// `waiting_for_node`, but does not block `--wait`.

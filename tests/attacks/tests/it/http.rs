@@ -60,6 +60,18 @@ async fn unauthenticated_http_serves_only_livez_and_openapi() {
         let worker = cluster.node("n2").credentials().expect("an identity");
         let worker = Caller::with(cluster.node(node).listen, HTTP, &worker).expect("good credentials");
         assert_eq!(status(&say(&worker, &request("GET /v1/nodes")).await), 200, "{node}");
+        // Metrics are for those who may read the whole cluster, and a node's own for itself.
+        for path in ["/v1/metrics", "/v1/prometheus/targets"] {
+            let expected = if with_manager_half {
+                403
+            } else if path == "/v1/metrics" {
+                200
+            } else {
+                409
+            };
+            let answer = say(&worker, &request(&format!("GET {path}"))).await;
+            assert_eq!(status(&answer), expected, "{node}: {path}: {answer}");
+        }
         let promote = say(&worker, &request("POST /v1/nodes/n2/promote")).await;
         assert_eq!(status(&promote), 403, "{promote}");
         assert_eq!(status(&say(&worker, &request("GET /v1/nothing")).await), 404);

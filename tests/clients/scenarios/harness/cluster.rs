@@ -115,6 +115,11 @@ impl Cluster {
         self.kubeconfig(&["--server", &self.node(node).addr])
     }
 
+    /// The address of a node's TLS port.
+    pub fn addr(&self, node: &str) -> String {
+        self.node(node).addr.clone()
+    }
+
     /// A node's address for programs on its host.
     pub fn socket(&self, node: &str) -> PathBuf {
         self.folder().join(".muster").join(node).join("muster.sock")
