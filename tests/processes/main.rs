@@ -9,6 +9,7 @@ mod by_hand;
 mod chaos;
 mod commands;
 mod credentials;
+mod dashboard;
 mod departures;
 mod dev;
 mod duplicates;

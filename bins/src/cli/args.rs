@@ -11,6 +11,7 @@ use super::duration::{parse_duration, parse_lifetime};
 mod autolock;
 mod bench;
 mod ca;
+mod dashboard;
 mod events;
 mod lease;
 mod reconciler;
@@ -19,6 +20,7 @@ mod workload;
 pub use self::autolock::{AutolockCommand, SealWait, UNLOCK_HELP, UnlockArgs};
 pub use self::bench::{BenchArgs, BenchCommand, BenchLeases, BenchOp, Via};
 pub use self::ca::{CaCommand, RootArg, RotateArgs};
+pub use self::dashboard::DashboardArgs;
 pub use self::events::EventsArgs;
 pub use self::lease::{GuardCommand, KubeconfigArgs, LeaseArgs, LeaseCommand};
 use self::reconciler::{MEMBER_HELP, OBJECT_HELP, RECONCILER_HELP};
@@ -367,19 +369,6 @@ pub enum ActorsCommand {
         #[arg(long, value_name = "N", default_value_t = CrashHow::STARTS)]
         times: u32,
     },
-}
-
-#[derive(Debug, Args)]
-pub struct DashboardArgs {
-    /// Port on loopback [default: a free one]
-    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
-    pub port: u16,
-    /// Only print the link instead of opening a browser
-    #[arg(long)]
-    pub no_open: bool,
-    /// Another name under which a browser may ask, such as that of a tunnel's other end
-    #[arg(long, value_name = "NAME:PORT")]
-    pub allow_host: Vec<String>,
 }
 
 #[derive(Debug, Args)]
