@@ -65,8 +65,8 @@ function start(...args) {
   return child;
 }
 
-async function dashboard() {
-  const child = start("--socket", socket, "-o", "json", "dashboard", "--no-open");
+async function dashboard(...flags) {
+  const child = start("--socket", socket, "-o", "json", "dashboard", "--no-open", ...flags);
   child.link = await new Promise((found, failed) => {
     let text = "";
     child.stdout.on("data", (data) => {
@@ -197,6 +197,63 @@ const scenarios = {
     await tab.goBack();
     await tab.waitForSelector("h1:text('Node n4')");
     assert.deepEqual(tab.complaints, []);
+    await stop(board);
+  },
+
+  async "actions are confirmed, are one request, and say why they are refused"(browser) {
+    const board = await dashboard("--actions");
+    const tab = await logIn(browser, board);
+    const events = () => JSON.parse(cli("events", "-o", "json", "--kind", "role", "--node", "n4")).items.length;
+    const before = events();
+    const open = async (node) => {
+      await tab.goto(new URL(`/nodes?node=${node}`, board.link).href);
+      await tab.waitForSelector("#actions button");
+    };
+    await open("n4");
+    await tab.click("text=promote");
+    assert.ok((await tab.textContent("#act-text")).includes("n4 becomes a manager"));
+    await tab.evaluate(() => {
+      const button = document.getElementById("act-do");
+      button.click();
+      button.disabled = false; // a person who is faster than the answer
+      button.click();
+    });
+    await tab.waitForSelector("text=accepted");
+    await tab.click("#act-close");
+    await until("it votes", async () => (await tab.textContent("#node")).includes("Raft id"));
+    cli("node", "promote", "n4", "--wait");
+    assert.equal(events() - before, 2, "one was wanted, one granted");
+
+    // Another one leads, so that the socket of this test stays an operator's.
+    const leading = () => JSON.parse(cli("node", "ls", "-o", "json")).items.find((node) => node.manager?.leader)?.name;
+    if (leading() === "n1") {
+      await tab.goto(new URL("/", board.link).href);
+      await tab.click("text=transfer leadership");
+      await tab.click("#act-do");
+      await tab.waitForSelector("text=accepted");
+      await tab.click("#act-close");
+      await until("another one leads", () => ![undefined, "n1"].includes(leading()));
+    }
+    // The leader: its name must be typed.
+    const leader = leading();
+    await open(leader);
+    await tab.click("text=demote");
+    assert.ok(await tab.isDisabled("#act-do"));
+    await tab.fill("#act-input", leader);
+    await tab.click("#act-do");
+    await tab.waitForSelector("text=accepted");
+    await tab.click("#act-close");
+    await until("it is a worker", async () => (await tab.textContent("#node dd:nth-of-type(6)")) === "worker");
+    cli("node", "promote", leader, "--wait");
+    cli("node", "demote", "n4", "--wait");
+
+    // Refused, with the reason: a manager is not removed before it is demoted.
+    await open(leader);
+    await tab.click("text=remove >> nth=0");
+    await tab.fill("#act-input", leader);
+    await tab.click("#act-do");
+    await tab.waitForSelector("#act-said:has-text('demote')");
+    assert.deepEqual(tab.complaints.filter((line) => !line.includes("409")), []);
     await stop(board);
   },
 

@@ -84,13 +84,18 @@ impl Client {
         self.call_within(request, self.timeout).await
     }
 
+    /// [`Client::call`] under a request id of the caller's: sent again with the same one, a write is not applied twice.
+    pub async fn call_as(&mut self, id: RequestId, request: Request) -> Outcome<String> {
+        self.call_until(id, request, self.timeout).await
+    }
+
     /// [`Client::call`] with its own time limit.
     pub async fn call_within(&mut self, request: Request, timeout: Duration) -> Outcome<String> {
         let Some(notify) = self.when_slow.filter(|_| timeout > SLOW_ANSWER && !is_long_poll(&request)) else {
-            return self.call_until(request, timeout).await;
+            return self.call_until(fresh_id(), request, timeout).await;
         };
         let target = self.target.clone();
-        let mut call = Box::pin(self.call_until(request, timeout));
+        let mut call = Box::pin(self.call_until(fresh_id(), request, timeout));
         if let Ok(done) = tokio::time::timeout(SLOW_ANSWER, &mut call).await {
             return done;
         }
@@ -100,8 +105,7 @@ impl Client {
         done
     }
 
-    async fn call_until(&mut self, request: Request, timeout: Duration) -> Outcome<String> {
-        let request_id = RequestId::fresh(Clock.wall(), rand::random());
+    async fn call_until(&mut self, request_id: RequestId, request: Request, timeout: Duration) -> Outcome<String> {
         let until = Instant::now() + timeout;
         let mut unknown_outcome: Option<Failure> = None; // the unknown outcome of an earlier attempt
         let mut skipped = 0;
@@ -227,6 +231,10 @@ async fn connect(target: &Target) -> Result<(Connection, Option<String>), ErrorB
             Ok((connection, Some(manager)))
         }
     }
+}
+
+fn fresh_id() -> RequestId {
+    RequestId::fresh(Clock.wall(), rand::random())
 }
 
 /// Why no daemon answers at an admin socket.

@@ -291,9 +291,49 @@ document.addEventListener("input", ({ target }) => {
 
 document.addEventListener("click", async ({ target }) => {
   if (!target.dataset.copy) return;
-  await navigator.clipboard.writeText(target.dataset.copy);
-  target.textContent = "copied";
+  // Under another name than this host's there is no clipboard.
+  const copied = await navigator.clipboard?.writeText(target.dataset.copy).then(() => true, () => false);
+  target.textContent = copied ? "copied" : "not copied";
 });
+
+// ---- actions: one dialog, and one request however often it is sent
+
+const act = $("act");
+let asked = null;
+
+document.addEventListener("click", ({ target }) => {
+  if (!target.dataset.action) return;
+  asked = { dialog: [...crypto.getRandomValues(new Uint32Array(4))].join("-"), action: JSON.parse(target.dataset.action) };
+  const typed = target.dataset.typed;
+  $("act-title").textContent = $("act-do").textContent = target.textContent;
+  $("act-text").textContent = target.dataset.explained;
+  $("act-said").textContent = $("act-input").value = "";
+  $("act-name").textContent = typed ?? "";
+  $("act-typed").hidden = typed === undefined;
+  $("act-do").disabled = typed !== undefined;
+  act.showModal();
+});
+
+$("act-input").oninput = ({ target }) => ($("act-do").disabled = target.value !== $("act-name").textContent);
+$("act-close").onclick = () => act.close();
+$("act-do").onclick = async () => {
+  $("act-do").disabled = true;
+  $("act-said").textContent = "…";
+  let answer = { said: "No answer from this dashboard.", again: true };
+  try {
+    const got = await fetch("/actions", {
+      method: "POST",
+      headers: { "Content-Type": "application/json", "Muster-Tab": tab },
+      body: JSON.stringify(asked),
+    });
+    answer = got.status === 401 ? { said: "Your session has ended.", again: false } : await got.json();
+  } catch {
+    // The request, or its answer, was lost. Sent again it is the same request.
+  }
+  $("act-said").textContent = answer.said;
+  $("act-do").disabled = !answer.again;
+  if (answer.again) $("act-do").textContent = "try again";
+};
 
 // ---- keys, theme, logging out
 
@@ -305,7 +345,7 @@ $("keys-on").onchange = ({ target }) => localStorage.setItem("muster-keys", targ
 
 let after = "";
 document.addEventListener("keydown", (event) => {
-  if (event.target.matches("input") || event.ctrlKey || event.metaKey || event.altKey || dialog.open) return;
+  if (event.target.matches("input") || event.ctrlKey || event.metaKey || event.altKey || dialog.open || act.open) return;
   if (localStorage.getItem("muster-keys") === "off") return;
   const key = event.key;
   if (after === "g") {

@@ -5,6 +5,7 @@
 //!
 //! - [`access`](self) (`access.rs`) links and sessions: who may see it.
 //! - `door.rs` what every request must show, and the headers of every answer.
+//! - `actions.rs` what may be done with `--actions`.
 //! - `feed.rs` asks the cluster, once for all open pages.
 //! - `pages/` functions from answers to a page; `document.rs` the parts of one, and which of them must be sent again.
 //! - `server.rs` the routes, and the stream of one open page.
@@ -12,6 +13,7 @@
 //! Decision 0053 says why it is not in the daemon.
 
 mod access;
+mod actions;
 mod browser;
 mod document;
 mod door;
@@ -36,6 +38,8 @@ pub struct Settings {
     pub port: u16,
     /// More names under which a browser may ask, `NAME:PORT`: those of tunnels.
     pub allow_hosts: Vec<String>,
+    /// Whether the pages offer actions.
+    pub actions: bool,
 }
 
 impl Dashboard {
@@ -48,6 +52,6 @@ impl Dashboard {
         let second = TcpListener::bind(SocketAddr::from((Ipv6Addr::LOCALHOST, port))).await.ok();
         let own = [format!("127.0.0.1:{port}"), format!("localhost:{port}"), format!("[::1]:{port}")];
         let hosts: Arc<[String]> = own.into_iter().chain(settings.allow_hosts.iter().cloned()).collect();
-        Ok(Self::new([Some(first), second].into_iter().flatten().collect(), port, hosts, target))
+        Ok(Self::new([Some(first), second].into_iter().flatten().collect(), port, hosts, target, settings.actions))
     }
 }

@@ -22,9 +22,11 @@ use tokio::net::TcpListener;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 
 use crate::access::{Access, Refused};
+use crate::actions::{self, Confirmed, Dialogs};
 use crate::document::Shown;
 use crate::door::{self, Hosts};
 use crate::feed::{Feed, Sample, Topic};
+use crate::html::text;
 use crate::pages::{PLACES, Page, Seen};
 
 /// Open pages at once.
@@ -67,6 +69,9 @@ struct Shared {
     /// Of this process: other dashboards on this host have other cookies.
     cookie: String,
     streams: Arc<Semaphore>,
+    target: Target,
+    /// `None`: it only shows.
+    dialogs: Option<Mutex<Dialogs>>,
     told: mpsc::Sender<Told>,
 }
 
@@ -84,14 +89,21 @@ impl Shared {
 }
 
 impl Dashboard {
-    pub(crate) fn new(listeners: Vec<TcpListener>, port: u16, hosts: Arc<[String]>, target: Target) -> Self {
+    pub(crate) fn new(
+        listeners: Vec<TcpListener>,
+        port: u16,
+        hosts: Arc<[String]>,
+        target: Target,
+        actions: bool,
+    ) -> Self {
         let (tell, told) = mpsc::channel(16);
-        let feed = Feed::new(target);
+        let feed = Feed::new(target.clone());
+        let dialogs = actions.then(Mutex::default);
         let status = feed.follow(&Topic::Status);
         let cookie = format!("muster-{:08x}", rand::random::<u32>());
         let access = Mutex::default();
-        let shared =
-            Arc::new(Shared { access, feed, cookie, streams: Arc::new(Semaphore::new(MAX_STREAMS)), told: tell });
+        let streams = Arc::new(Semaphore::new(MAX_STREAMS));
+        let shared = Arc::new(Shared { access, feed, cookie, streams, target, dialogs, told: tell });
         Self { listeners, port, shared, hosts: Hosts(hosts), told, _status: status }
     }
 
@@ -162,6 +174,8 @@ fn assets() -> &'static Assets {
 
 fn router(shared: Arc<Shared>, hosts: Hosts) -> Router {
     let pages = PLACES.iter().fold(Router::new(), |router, (path, ..)| router.route(path, get(shell)));
+    // Read-only by the absence of a route, not of buttons.
+    let pages = if shared.dialogs.is_some() { pages.route("/actions", post(act)) } else { pages };
     pages
         .route("/assets/{name}", get(serve_asset))
         .route("/login", post(log_in))
@@ -181,7 +195,7 @@ async fn serve_asset(Path(name): Path<String>) -> Response {
 }
 
 /// What every page begins as: no datum of the cluster, so everyone may have it.
-async fn shell() -> Html<String> {
+async fn shell(State(shared): State<Arc<Shared>>) -> Html<String> {
     let Assets { script, style, mark } = assets();
     let page: Markup = html! {
         (DOCTYPE)
@@ -199,6 +213,7 @@ async fn shell() -> Html<String> {
                 a.skip href="#main" { "Skip to the page" }
                 header {
                     span.name { "Muster" }
+                    @if shared.dialogs.is_some() { span.warn { span aria-hidden="true" { "▲ " } "actions are on" } }
                     nav aria-label="Pages" {
                         ul { @for (path, name, key) in PLACES { li { a href=(path) data-key=(key) { (name) } } } }
                     }
@@ -215,6 +230,13 @@ async fn shell() -> Html<String> {
                 main id="main" tabindex="-1" {
                     noscript { p { "This page is drawn by a script of its own server, and by nothing else." } }
                     p id="start" { "…" }
+                }
+                dialog id="act" aria-labelledby="act-title" {
+                    h2 id="act-title" {}
+                    p id="act-text" {}
+                    p id="act-typed" hidden { label { "Type " strong id="act-name" {} " to confirm: " input id="act-input" autocomplete="off" spellcheck="false"; } }
+                    p id="act-said" role="status" {}
+                    p { button type="button" id="act-do" {} " " button type="button" id="act-close" { "close" } }
                 }
                 dialog id="keys" aria-labelledby="keys-title" {
                     h2 id="keys-title" { "Keys" }
@@ -276,6 +298,34 @@ async fn log_out(State(shared): State<Arc<Shared>>, headers: HeaderMap) -> Respo
     StatusCode::NO_CONTENT.into_response()
 }
 
+#[derive(Serialize)]
+struct Said {
+    said: String,
+    /// Whether the same dialog may be sent again: the outcome is unknown, or the reason may pass.
+    again: bool,
+}
+
+async fn act(State(shared): State<Arc<Shared>>, headers: HeaderMap, Json(confirmed): Json<Confirmed>) -> Response {
+    if !shared.admits(&headers) {
+        return StatusCode::UNAUTHORIZED.into_response();
+    }
+    let dialogs = shared.dialogs.as_ref().expect("the route exists only with them");
+    let id = dialogs.lock().unwrap_or_else(std::sync::PoisonError::into_inner).id(&confirmed);
+    let done = match id {
+        Ok(id) => actions::ask(shared.target.clone(), &confirmed.action, id).await,
+        Err(failure) => Err(failure),
+    };
+    match done {
+        Ok(_) => {
+            Json(Said { said: "accepted: the page shows when it has settled".to_owned(), again: false }).into_response()
+        }
+        Err(failure) => {
+            let again = failure.may_pass();
+            (StatusCode::CONFLICT, Json(Said { said: text(&failure.message), again })).into_response()
+        }
+    }
+}
+
 async fn open_stream(
     State(shared): State<Arc<Shared>>,
     headers: HeaderMap,
@@ -318,7 +368,12 @@ impl OpenPage {
     fn patch(&mut self) -> Option<String> {
         let samples =
             self.followed.iter_mut().map(|(topic, newest)| (topic.clone(), newest.borrow_and_update().clone()));
-        let seen = Seen { samples: samples.collect(), points: self.shared.feed.points(), now: Clock.wall() };
+        let seen = Seen {
+            samples: samples.collect(),
+            points: self.shared.feed.points(),
+            now: Clock.wall(),
+            actions: self.shared.dialogs.is_some(),
+        };
         let patch = self.shown.patch(&self.page.render(&seen))?;
         serde_json::to_string(&patch).ok()
     }

@@ -6,9 +6,10 @@ use maud::{Markup, html};
 use muster_messages::{ActorNode, ActorState, HANDLER_BOUNDS_MS, NodeId, OfNodeView, word};
 
 use super::{Seen, none_of};
+use crate::actions::Action;
 use crate::document::{Part, Row, Table};
 use crate::feed::{Answer, Topic};
-use crate::html::{Grade, command, graded, link, or_dash, text, time};
+use crate::html::{Grade, action, command, graded, link, or_dash, text, time};
 
 /// Characters of an actor's state.
 const MAX_VIEW: usize = 20_000;
@@ -194,12 +195,16 @@ pub fn one(seen: &Seen, node: &str, path: &str) -> Vec<Part> {
         @if let Some(age) = actor.view_age_ms.filter(|age| *age > 1_000) { p.warn { (age) " ms old: the actor is busy" } }
         pre tabindex="0" { (shown(&view)) }
     };
+    let restart = Action::RestartActor { node: node.to_owned(), path: path.to_owned() };
+    let explained = format!("{path} is stopped, and its supervisor starts it again with its pending work.");
+    let restart = html! { @if seen.actions { p { (action(&restart, "restart it", &explained, None)) } } };
     let told = format!("muster actors inspect {path}");
     let children = html! {
         @if !actor.children.is_empty() { h2 { "Below it" } ul.tree { @for child in &actor.children { (branch(child, node, &seen.names())) } } }
     };
     vec![
         Part::Block("actor", facts),
+        Part::Block("actions", restart),
         Part::Table(times),
         Part::Table(exits),
         Part::Block("children", children),

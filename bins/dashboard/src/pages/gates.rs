@@ -4,9 +4,10 @@ use maud::{Markup, html};
 use muster_messages::{BlockerView, GateEntryView, ReconcilerPhase, ReconcilerView, word};
 
 use super::{Seen, none_of};
+use crate::actions::Action;
 use crate::document::{Part, Row, Table};
 use crate::feed::{Answer, Topic};
-use crate::html::{Grade, command, graded, link, node_link, or_dash, text, time};
+use crate::html::{Grade, action, command, graded, link, node_link, or_dash, text, time};
 
 /// Rows of one page.
 const MAX_ROWS: usize = 200;
@@ -134,8 +135,21 @@ pub fn one(seen: &Seen, name: &str) -> Vec<Part> {
     let output: Vec<String> = status.output.lines().map(text).collect();
     let output =
         html! { @if !output.is_empty() { h2 { "The end of its output" } pre tabindex="0" { (output.join("\n")) } } };
+    let (retry, resume) =
+        (Action::RetryReconciler { name: gate.name.clone() }, Action::ResumeReconciler { name: gate.name.clone() });
+    let actions = html! {
+        @if seen.actions {
+            p {
+                (action(&retry, "retry", &format!("A runner that gave up on {name} starts again."), None))
+                @if gate.phase.known() == Some(ReconcilerPhase::Paused) {
+                    (action(&resume, "resume", &format!("{name} is reconciled again."), None))
+                }
+            }
+        }
+    };
     vec![
         Part::Block("gate", facts),
+        Part::Block("actions", actions),
         Part::Table(blockers),
         Part::Block("output", output),
         Part::Table(history),

@@ -185,6 +185,8 @@ pub struct Seen {
     /// Of the status, oldest first.
     pub points: VecDeque<Point>,
     pub now: WallTime,
+    /// Whether actions are offered.
+    pub actions: bool,
 }
 
 macro_rules! answers {

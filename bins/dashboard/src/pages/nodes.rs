@@ -1,12 +1,13 @@
 //! Nodes: four cells that agree, or a reason why not yet.
 
 use maud::{Markup, html};
-use muster_messages::{CertificateState, Liveness, Membership, NodeView, WaitReason, word};
+use muster_messages::{CertificateState, Liveness, Membership, NodeView, Role, WaitReason, word};
 
 use super::{Seen, none_of};
+use crate::actions::Action;
 use crate::document::{Part, Row, Table};
 use crate::feed::{Answer, Topic};
-use crate::html::{Grade, command, filter, graded, id, link, or_dash, text, time};
+use crate::html::{Grade, action, command, filter, graded, id, link, or_dash, text, time};
 
 /// Rows of one page. The rest is counted, and found with the filter.
 const MAX_ROWS: usize = 100;
@@ -169,8 +170,42 @@ pub fn one(seen: &Seen, asked: &str) -> Vec<Part> {
     let is_its = |event: &muster_messages::EventView| event.node == Some(node.id);
     vec![
         Part::Block("node", facts),
+        Part::Block("actions", actions(seen, node)),
         Part::Table(conditions),
         Part::Table(super::events::table(seen, "Its last events", 20, &is_its)),
         Part::Block("command", command(&format!("muster node inspect {}", node.name))),
     ]
+}
+
+/// What can be done to a node, explained by what is on the screen.
+fn actions(seen: &Seen, node: &NodeView) -> Markup {
+    let Some(status) = seen.status().filter(|_| seen.actions) else { return html! {} };
+    let (name, voters) = (node.name.to_string(), status.raft.voters.len());
+    let of = || name.clone();
+    let quorum = |voters: usize| format!("{voters} voters, of which {} are needed", voters / 2 + 1);
+    let promote = format!("{name} becomes a manager. There are {}; then {}.", quorum(voters), quorum(voters + 1));
+    let leads = node.manager.as_ref().is_some_and(|manager| manager.leader);
+    let leads = if leads { " It leads: leadership is handed over first." } else { "" };
+    let demote = format!(
+        "{name} becomes a worker. There are {}; then {}.{leads}",
+        quorum(voters),
+        quorum(voters.saturating_sub(1))
+    );
+    let remove = format!(
+        "{name} leaves the cluster for good: its identity is blocked, and it joins again only as another node."
+    );
+    let force = format!("{remove} By force: also while it is up, or a manager that is down.");
+    html! {
+        h2 { "Actions" }
+        p {
+            @if node.desired_role == Role::Worker {
+                (action(&Action::Promote { node: of() }, "promote", &promote, None))
+            } @else {
+                (action(&Action::Demote { node: of() }, "demote", &demote, (!leads.is_empty()).then_some(&name)))
+            }
+            (action(&Action::RotateCertificate { node: of() }, "rotate its certificate", &format!("{name} is asked to renew its certificate now."), None))
+            (action(&Action::Remove { node: of(), force: false }, "remove", &remove, Some(&name)))
+            (action(&Action::Remove { node: of(), force: true }, "remove by force", &force, Some(&name)))
+        }
+    }
 }

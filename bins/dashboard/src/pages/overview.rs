@@ -6,9 +6,10 @@ use maud::{Markup, html};
 use muster_messages::{CertificateState, Liveness, WallTime, word};
 
 use super::{Seen, margin, name_of, none_of};
+use crate::actions::Action;
 use crate::document::{Part, Row, Table};
 use crate::feed::{Point, Topic};
-use crate::html::{Grade, command, graded, link, node_link, text, time};
+use crate::html::{Grade, action, command, graded, link, node_link, text, time};
 
 /// How soon a certificate must have been renewed to be nothing that runs out: nodes renew between 50 % and 80 % of its lifetime.
 const SOON_MS: i64 = 24 * 3600 * 1000;
@@ -73,8 +74,11 @@ fn leader(seen: &Seen) -> Markup {
     };
     let terms: Vec<u64> = seen.points.iter().filter_map(|point| point.term).collect();
     let changes = terms.windows(2).filter(|pair| pair[0] != pair[1]).count();
+    let explained = "The most up-to-date voter leads next; writes wait for a moment.";
+    let transfer = action(&Action::TransferLeadership {}, "transfer leadership", explained, None);
+    let transfer = (seen.actions && status.raft.leader.is_some()).then_some(transfer);
     let since = seen.points.front().map(|point| html! { (changes) " changes of term since " (time(point.at)) });
-    card(LEADER, answer, &since.into_iter().collect::<Vec<_>>())
+    card(LEADER, answer, &since.into_iter().chain(transfer).collect::<Vec<_>>())
 }
 
 const WAITING: &str = "What waits?";

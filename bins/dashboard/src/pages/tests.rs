@@ -41,7 +41,7 @@ fn seen(answers: Vec<(Topic, Answer)>) -> Seen {
     let samples = answers
         .into_iter()
         .map(|(topic, answer)| (topic, Sample { answer: Some(Arc::new(answer)), at, failure: None }));
-    Seen { samples: samples.collect(), points: VecDeque::new(), now: WallTime(1_704_067_200_000) }
+    Seen { samples: samples.collect(), points: VecDeque::new(), now: WallTime(1_704_067_200_000), actions: true }
 }
 
 fn page(page: &Page, seen: &Seen) -> String {

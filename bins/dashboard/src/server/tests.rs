@@ -13,7 +13,11 @@ struct Server {
 }
 
 async fn serve() -> Server {
-    let settings = Settings { port: 0, allow_hosts: vec!["tunnel.example:80".to_owned()] };
+    serve_with(false).await
+}
+
+async fn serve_with(actions: bool) -> Server {
+    let settings = Settings { port: 0, allow_hosts: vec!["tunnel.example:80".to_owned()], actions };
     let mut dashboard = Dashboard::bind(Target::Socket("/nonexistent/muster.sock".into()), &settings).await.unwrap();
     tokio::spawn(dashboard.serve());
     let port = dashboard.port();
@@ -230,4 +234,36 @@ async fn open_pages_are_bounded() {
     }
     assert_eq!(server.get("/stream", &format!("{cookie}{tab}")).await.status, 429);
     drop(open);
+}
+
+#[tokio::test]
+async fn actions_need_the_flag_and_both_halves() {
+    let action = r#"{"dialog":"d","action":{"do":"promote","node":"n4"}}"#;
+    let server = serve().await;
+    let (cookie, tab) = halves(&server).await;
+    assert_eq!(server.post("/actions", &format!("{cookie}{tab}"), action).await.status, 404, "there is no such route");
+    assert!(!server.get("/", "").await.body.contains("actions are on"));
+
+    let server = serve_with(true).await;
+    let (cookie, tab) = halves(&server).await;
+    for headers in [String::new(), cookie.clone(), tab.clone()] {
+        assert_eq!(server.post("/actions", &headers, action).await.status, 401);
+    }
+    assert_eq!(server.get("/actions", &format!("{cookie}{tab}")).await.status, 405);
+    let foreign = format!(
+        "POST /actions HTTP/1.1\r\n{}{cookie}{tab}Content-Type: application/json\r\nOrigin: http://evil.example\r\n",
+        server.host()
+    );
+    assert_eq!(server.raw(&foreign, action, "").await.status, 403);
+    let answer = server.post("/actions", &format!("{cookie}{tab}"), action).await;
+    assert_eq!(answer.status, 409);
+    assert!(
+        answer.body.contains("no daemon serves /nonexistent") && answer.body.contains("\"again\":true"),
+        "{}",
+        answer.body
+    );
+    let other = action.replace("n4", "n5");
+    let answer = server.post("/actions", &format!("{cookie}{tab}"), &other).await;
+    assert!(answer.body.contains("another action"), "{}", answer.body);
+    assert!(server.get("/", "").await.body.contains("actions are on"));
 }

@@ -24,7 +24,7 @@ machine has read the link";
 
 pub(super) async fn run(ctx: &Context, args: DashboardArgs) -> Outcome<u8> {
     let mut interrupts = Interrupts::listen()?;
-    let settings = Settings { port: args.port, allow_hosts: args.allow_host };
+    let settings = Settings { port: args.port, allow_hosts: args.allow_host, actions: args.actions };
     let mut dashboard = Dashboard::bind(ctx.client.target().clone(), &settings).await?;
     let serve = dashboard.serve();
     tokio::pin!(serve);
@@ -32,7 +32,7 @@ pub(super) async fn run(ctx: &Context, args: DashboardArgs) -> Outcome<u8> {
     let mut browser = if args.no_open { None } else { Redirect::open(&link) };
     match &browser {
         Some(_) if !ctx.out.is_json() => ctx.out.say("opening a browser; Ctrl-C ends the dashboard"),
-        _ => show(ctx, &link),
+        _ => show(ctx, &link, args.actions),
     }
     // Without a terminal there is nobody to press Enter, and a background job that reads is stopped.
     let mut enter = std::io::stdin().is_terminal().then(entered);
@@ -46,11 +46,11 @@ pub(super) async fn run(ctx: &Context, args: DashboardArgs) -> Outcome<u8> {
                 // The browser may have the link already: another one, for whoever reads this.
                 browser = None;
                 if !dashboard.in_use() {
-                    show(ctx, &dashboard.link());
+                    show(ctx, &dashboard.link(), args.actions);
                 }
             }
             line = async { enter.as_mut()?.recv().await }, if enter.is_some() => match line {
-                Some(()) => show(ctx, &dashboard.link()),
+                Some(()) => show(ctx, &dashboard.link(), args.actions),
                 None => enter = None,
             },
             told = dashboard.told() => match told {
@@ -76,10 +76,10 @@ fn entered() -> mpsc::Receiver<()> {
 }
 
 /// Prints a link.
-fn show(ctx: &Context, link: &str) {
+fn show(ctx: &Context, link: &str, actions: bool) {
     if ctx.out.is_json() {
         let until = Clock.wall().plus(LINK_LIFETIME);
-        let document = json!({"url": link, "pid": std::process::id(), "expires_at": until, "actions": false});
+        let document = json!({"url": link, "pid": std::process::id(), "expires_at": until, "actions": actions});
         print(&document.to_string());
     } else {
         print(&if ctx.out.quiet { link.to_owned() } else { format!("{link}  (good for one login within a minute)") });
