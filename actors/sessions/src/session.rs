@@ -15,7 +15,7 @@ use tracing::{debug, info};
 use crate::config::SessionsConfig;
 use crate::core::session::{AgentSession, ConnId, Effect, Input, LogEvent};
 use crate::host;
-use crate::inbox::Inbox;
+use crate::inbox::{Inbox, PassedOn};
 use crate::leader::ask_leader;
 use crate::line::{Incoming, Line, line};
 
@@ -60,6 +60,7 @@ pub(crate) struct SessionPorts {
     pub inbox: Inbox,
     pub memory: Slot<SessionFact>,
     pub leader: Arc<dyn LeaderCalls>,
+    pub passed_on: PassedOn,
     pub host: Address<host::Msg>,
 }
 
@@ -201,7 +202,15 @@ impl Shell for SessionShell {
                 self.step(cx, Input::AskNode { ask, question, deadline })
             }
             Msg::Move { reason } => self.step(cx, Input::Move { reason }),
-            Msg::Received { conn, received } => self.step(cx, Input::Frame { conn, frame: *received.frame }),
+            Msg::Received { conn, received } => {
+                if matches!(*received.frame, AgentFrame::Heartbeat { .. }) {
+                    // In this order: what was passed on by then is in the inbox.
+                    let revision = self.ports.passed_on.revision();
+                    self.take_inbox(cx)?;
+                    self.step(cx, Input::Unchanged(revision))?;
+                }
+                self.step(cx, Input::Frame { conn, frame: *received.frame })
+            }
             Msg::Closed { conn, why } => self.step(cx, Input::Closed { conn, why }),
             Msg::LeaderAnswered { conn, id, result } => self.step(cx, Input::LeaderAnswered { conn, id, result }),
             Msg::Wake => {

@@ -21,7 +21,7 @@ use muster_messages::wire::{
     MembershipRequest, PeerCall, Refusal, SessionFact,
 };
 use muster_messages::{
-    CertIdentity, ErrorBody, ErrorCode, IDENTITY_LEVEL, Liveness, Moment, NodeId, RefusalReason, WallTime,
+    CertIdentity, ErrorBody, ErrorCode, IDENTITY_LEVEL, Liveness, Moment, NodeId, RefusalReason, Revision, WallTime,
     check_labels, check_text, printable,
 };
 
@@ -50,6 +50,8 @@ pub enum Input {
     },
     /// The node's record, from a replica that is not older than any before.
     NodeUpdate(Box<NodeUpdate>),
+    /// The newest update also holds as of this revision: no later one up to it concerns the node.
+    Unchanged(Revision),
     LeaderAnswered {
         conn: ConnId,
         id: u64,
@@ -156,6 +158,9 @@ pub struct AgentSession {
     received: Moment,
     down_at: Option<Moment>,
     node_update: Option<Box<NodeUpdate>>,
+    /// The revision up to which nothing newer than `node_update` concerns the node. An agent compares it with that of the answer before: a
+    /// host whose state does not advance vouches for nothing.
+    holds_as_of: Revision,
     /// What was last shown to the agent on this connection.
     shown: Option<Box<NodeUpdate>>,
     /// The agent's requests that await the leader, on this connection.
@@ -182,6 +187,7 @@ impl AgentSession {
             received: Moment(0),
             down_at: None,
             node_update: None,
+            holds_as_of: Revision(0),
             shown: None,
             asks: 0,
             questions: BTreeMap::new(),
@@ -215,7 +221,11 @@ impl AgentSession {
                     self.away(why, out);
                 }
             }
-            Input::NodeUpdate(node_update) => self.node_update = Some(node_update),
+            Input::NodeUpdate(node_update) => {
+                self.holds_as_of = self.holds_as_of.max(node_update.revision);
+                self.node_update = Some(node_update);
+            }
+            Input::Unchanged(revision) => self.holds_as_of = self.holds_as_of.max(revision),
             Input::LeaderAnswered { conn, id, result } => {
                 if self.conn() == Some(conn) {
                     self.asks = self.asks.saturating_sub(1);
@@ -295,8 +305,7 @@ impl AgentSession {
         match (frame, &self.phase) {
             (AgentFrame::Hello(hello), Phase::Greeting { .. }) => self.greeted(now, wall, conn, hello, out),
             (AgentFrame::Heartbeat { .. }, Phase::Live { .. }) => {
-                let revision = self.node_update.as_ref().map(|n| n.revision).unwrap_or_default();
-                let frame = Box::new(HostFrame::HeartbeatAck { revision });
+                let frame = Box::new(HostFrame::HeartbeatAck { revision: self.holds_as_of });
                 out.push(Effect::Send { conn, frame });
             }
             (AgentFrame::Ask { id, ask }, Phase::Live { .. }) => self.relay(conn, id, ask, out),

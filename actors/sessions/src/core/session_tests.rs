@@ -224,6 +224,28 @@ fn heartbeats_are_answered_and_keep_a_node_ready() {
 }
 
 #[test]
+fn heartbeat_answers_name_the_newest_state() {
+    let mut w = World::new();
+    w.node_update(9, known(Role::Worker, 5, Liveness::Ready));
+    w.open();
+    let beat = |w: &mut World| {
+        w.frame(AgentFrame::Heartbeat { seen: Revision(9) });
+        w.out.iter().find_map(|e| match e {
+            Effect::Send { frame, .. } => match **frame {
+                HostFrame::HeartbeatAck { revision } => Some(revision),
+                _ => None,
+            },
+            _ => None,
+        })
+    };
+    assert_eq!(beat(&mut w), Some(Revision(9)));
+    w.step(Input::Unchanged(Revision(12)));
+    assert_eq!(beat(&mut w), Some(Revision(12)), "nothing of it concerns the node");
+    w.node_update(13, known(Role::Worker, 5, Liveness::Ready));
+    assert_eq!(beat(&mut w), Some(Revision(13)));
+}
+
+#[test]
 fn suspended_host_blames_no_agent() {
     let mut w = World::new();
     w.open();
@@ -315,7 +337,7 @@ fn ended_session_is_logged_once_a_minute() {
 fn relayed_requests_carry_the_connections_identity() {
     let mut w = World::new();
     w.open();
-    for id in 0..4 {
+    for id in 0..6 {
         w.frame(AgentFrame::Ask { id, ask: AgentAsk::Sign { csr_pem: "csr".to_owned() } });
         let vouched = |e: &Effect| {
             matches!(e, Effect::CallLeader { call, .. }
@@ -573,18 +595,24 @@ fn agent_is_sent_its_workloads_when_they_change() {
 fn request_for_a_workload_carries_the_nodes_certificate() {
     let mut w = World::new();
     w.open();
-    w.node_update(5, known(Role::Worker, 3, Liveness::Ready));
     let request = WorkloadRequest { workload: "shop/web".parse().unwrap(), public_key_der: vec![7] };
-    // The leader may be of an earlier release, and could not decode it.
-    w.frame(AgentFrame::Ask { id: 8, ask: AgentAsk::SignWorkload(request.clone()) });
-    let refused = w.out.iter().find_map(|e| match e {
-        Effect::Send { frame, .. } => match &**frame {
-            HostFrame::Answer { id: 8, result: Err(error) } => Some(error.code),
+    // Not passed on: the leader may be of an earlier release, and could not decode it. And not refused for good, although this manager knows
+    // neither the node nor any workload: it may lag behind.
+    let known = known(Role::Worker, 3, Liveness::Ready);
+    for record_state in [None, Some((4, NodeRecordState::Absent)), Some((5, known))] {
+        if let Some((revision, record_state)) = record_state.clone() {
+            w.node_update(revision, record_state);
+        }
+        w.frame(AgentFrame::Ask { id: 8, ask: AgentAsk::SignWorkload(request.clone()) });
+        let refused = w.out.iter().find_map(|e| match e {
+            Effect::Send { frame, .. } => match &**frame {
+                HostFrame::Answer { id: 8, result: Err(error) } => Some((error.code, error.retry_after_ms)),
+                _ => None,
+            },
             _ => None,
-        },
-        _ => None,
-    });
-    assert_eq!(refused, Some(ErrorCode::NotFound), "there was never a workload");
+        });
+        assert_eq!(refused, Some((ErrorCode::NotKnownHereYet, Some(200))), "{record_state:?}");
+    }
     assert_eq!(w.session.open(), (0, 0));
     w.workloads(6, Some(&Applying::default()));
     w.frame(AgentFrame::Ask { id: 9, ask: AgentAsk::SignWorkload(request.clone()) });
