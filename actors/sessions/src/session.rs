@@ -93,14 +93,15 @@ impl SessionShell {
 
     /// Takes the content of the inbox. The connection first: without one the session may have no reason to stay.
     fn take_inbox(&mut self, cx: &Cx<Msg>) -> Result<(), Fault> {
+        let passed_on = self.ports.passed_on.revision(); // first: what was passed on by then is in the inbox
         let (connection, node_update) = self.ports.inbox.take();
         if let Some((conn, connection)) = connection {
             self.take(cx, conn, connection)?;
         }
-        match node_update {
-            Some(node_update) => self.step(cx, Input::NodeUpdate(Box::new(node_update))),
-            None => Ok(()),
+        if let Some(node_update) = node_update {
+            self.step(cx, Input::NodeUpdate(Box::new(node_update)))?;
         }
+        self.step(cx, Input::Unchanged(passed_on))
     }
 
     fn take(&mut self, cx: &Cx<Msg>, conn: ConnId, connection: Connection) -> Result<(), Fault> {
@@ -204,10 +205,7 @@ impl Shell for SessionShell {
             Msg::Move { reason } => self.step(cx, Input::Move { reason }),
             Msg::Received { conn, received } => {
                 if matches!(*received.frame, AgentFrame::Heartbeat { .. }) {
-                    // In this order: what was passed on by then is in the inbox.
-                    let revision = self.ports.passed_on.revision();
                     self.take_inbox(cx)?;
-                    self.step(cx, Input::Unchanged(revision))?;
                 }
                 self.step(cx, Input::Frame { conn, frame: *received.frame })
             }
