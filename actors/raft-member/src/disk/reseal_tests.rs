@@ -446,5 +446,5 @@ fn mount_point_is_refused_before_anything_is_written() {
     };
     let refused = reseal::reseal(Path::new("/proc"), &fs, (&keys(&dir), lock), &mut step).map(drop).unwrap_err();
     assert_eq!(written, [""; 0]);
-    assert!(refused.to_string().contains("mount the data directory instead"), "{refused}");
+    assert!(refused.to_string().contains("a mount point, a subvolume, or"), "{refused}");
 }
