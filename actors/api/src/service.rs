@@ -39,7 +39,7 @@ const MAX_LEADER_CALLS_PER_CALLER: usize = 256;
 const MAX_LONG_ANSWERS_PER_CALLER: usize = 16;
 
 /// Reachability checks for `node may-stop` at once. Each sends a heartbeat to every manager, and one operator at a time is expected to ask: a
-/// script that asks for every node of a cluster at once is told to retry.
+/// script that asks for every node of a cluster at once must retry.
 pub(crate) const MAX_STOP_CHECKS: usize = 16;
 
 /// The API of this process. Cheap to clone.

@@ -256,7 +256,7 @@ mod tests {
         assert_eq!(of(&found)[0], (Some("data_dir"), Some(1)), "{found:#?}");
     }
 
-    /// Of what is told about a configuration, nothing shows a token, wherever it came from.
+    /// No fault shows a token, wherever the token was written.
     #[test]
     fn tokens_are_shown_nowhere() {
         let dir = tempfile::tempdir().unwrap();

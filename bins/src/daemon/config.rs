@@ -304,7 +304,7 @@ pub fn read(args: Args) -> (Config, Faults) {
     if data_dir.is_none() && faults.may_be_missing("data_dir") {
         faults.add("data_dir", "--data-dir DIR is required: where this node keeps its data");
     }
-    // Relative to where it starts. What is told to others, such as a command, must not depend on where those are.
+    // Relative to where the daemon starts. A command that gets a path of it may run elsewhere.
     let data_dir = match data_dir.as_deref().map(std::path::absolute) {
         Some(Ok(absolute)) => absolute,
         Some(Err(why)) => {
