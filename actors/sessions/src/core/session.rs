@@ -50,7 +50,7 @@ pub enum Input {
     },
     /// The node's record, from a replica that is not older than any before.
     NodeUpdate(Box<NodeUpdate>),
-    /// The newest update also holds as of this revision: no later one up to it concerns the node.
+    /// The newest update also holds as of this revision, which the agent compares with the one before.
     Unchanged(Revision),
     LeaderAnswered {
         conn: ConnId,
@@ -158,9 +158,6 @@ pub struct AgentSession {
     received: Moment,
     down_at: Option<Moment>,
     node_update: Option<Box<NodeUpdate>>,
-    /// The revision up to which nothing newer than `node_update` concerns the node. An agent compares it with that of the answer before: a
-    /// host whose state does not advance vouches for nothing.
-    holds_as_of: Revision,
     /// What was last shown to the agent on this connection.
     shown: Option<Box<NodeUpdate>>,
     /// The agent's requests that await the leader, on this connection.
@@ -187,7 +184,6 @@ impl AgentSession {
             received: Moment(0),
             down_at: None,
             node_update: None,
-            holds_as_of: Revision(0),
             shown: None,
             asks: 0,
             questions: BTreeMap::new(),
@@ -216,16 +212,9 @@ impl AgentSession {
                     self.frame(now, wall, conn, frame, out);
                 }
             }
-            Input::Closed { conn, why } => {
-                if self.conn() == Some(conn) {
-                    self.away(why, out);
-                }
-            }
-            Input::NodeUpdate(node_update) => {
-                self.holds_as_of = self.holds_as_of.max(node_update.revision);
-                self.node_update = Some(node_update);
-            }
-            Input::Unchanged(revision) => self.holds_as_of = self.holds_as_of.max(revision),
+            Input::Closed { conn, why } if self.conn() == Some(conn) => self.away(why, out),
+            Input::NodeUpdate(node_update) => self.node_update = Some(node_update),
+            Input::Unchanged(to) => self.node_update.iter_mut().for_each(|n| n.revision = n.revision.max(to)),
             Input::LeaderAnswered { conn, id, result } => {
                 if self.conn() == Some(conn) {
                     self.asks = self.asks.saturating_sub(1);
@@ -242,7 +231,7 @@ impl AgentSession {
                     self.away(reason, out);
                 }
             }
-            Input::Woke => {}
+            Input::Closed { .. } | Input::Woke => {}
         }
         self.advance(now, wall, out);
     }
@@ -305,7 +294,8 @@ impl AgentSession {
         match (frame, &self.phase) {
             (AgentFrame::Hello(hello), Phase::Greeting { .. }) => self.greeted(now, wall, conn, hello, out),
             (AgentFrame::Heartbeat { .. }, Phase::Live { .. }) => {
-                let frame = Box::new(HostFrame::HeartbeatAck { revision: self.holds_as_of });
+                let revision = self.node_update.as_ref().map(|n| n.revision).unwrap_or_default();
+                let frame = Box::new(HostFrame::HeartbeatAck { revision });
                 out.push(Effect::Send { conn, frame });
             }
             (AgentFrame::Ask { id, ask }, Phase::Live { .. }) => self.relay(conn, id, ask, out),
