@@ -19,8 +19,10 @@ fn build(out: &Path) -> PathBuf {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/deb/build");
     let programs = Path::new(MUSTERD).parent().expect("a program is in a directory");
     // Uncompressed: what is tested is its content.
-    run(Command::new(script)
-        .args([programs, out])
+    // A mask of the builder is no mode of the package.
+    run(Command::new("sh")
+        .args(["-c", "umask 077; exec \"$0\" \"$@\""])
+        .args([script.as_path(), programs, out])
         .env("DPKG_DEB_COMPRESSOR_TYPE", "none")
         .env("SOURCE_DATE_EPOCH", "1700000000"));
     let mut packages = std::fs::read_dir(out).expect("it was created").map(|entry| entry.expect("readable").path());
@@ -44,6 +46,9 @@ fn debian_package_holds_all_and_starts_nothing() {
     run(Command::new("dpkg-deb").arg("-x").args([&package, &tree]));
     run(Command::new("dpkg-deb").arg("-e").args([&package, &control]));
     for (path, mode) in [
+        ("usr/bin", 0o755),
+        ("usr/share/doc/muster/examples", 0o755),
+        ("etc/muster", 0o755), // closed to others by postinst, which knows the group
         ("usr/bin/musterd", 0o755),
         ("usr/bin/muster", 0o755),
         ("usr/lib/systemd/system/musterd.service", 0o644),

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 
-use crate::harness::{EndedMuster, MUSTERD, World, eventually_so};
+use crate::harness::{EndedMuster, MUSTERD, Node, World, eventually_so};
 
 /// What systemd would receive.
 struct ServiceManager {
@@ -79,7 +79,8 @@ fn reload(world: &mut World, text: &str, outcome: &str) {
 fn applied(world: &World, program: &Path, writes: &Path) {
     let text = format!(
         "name = \"once\"\nrelease = \"1.0.0\"\nscope = \"db\"\nfloor = \"1.0.0\"\n[command]\nargv = [{program:?}, \"-c\", \
-         \"env > {0}; ulimit -Sn >> {0}; umask >> {0}; mv {0} {0}.done\"]\n",
+         \"env > {0}; for line in $(cat /proc/self/oom_score_adj) $(ulimit -Sn) $(umask); do echo $line >> {0}; done; \
+         mv {0} {0}.done\"]\n",
         writes.display()
     );
     let file = world.folder().join("once.toml");
@@ -98,15 +99,39 @@ fn applied(world: &World, program: &Path, writes: &Path) {
     .ended(0);
 }
 
+/// What systemd sets for a service beside what the tests need.
+const OF_THE_SERVICE: [&str; 6] =
+    ["CREDENTIALS_DIRECTORY", "INVOCATION_ID", "LISTEN_FDS", "LISTEN_PID", "STATE_DIRECTORY", "SYSTEMD_EXEC_PID"];
+
+/// Beside the daemon that it is about, a check neither calls its ports taken nor takes anything from it.
+#[test]
+fn check_config_knows_that_the_daemon_runs() {
+    let mut world = World::new();
+    world.node("n1").start(&["--init"]).ready();
+    let node = world.node("n1");
+    let check = |node: &Node| {
+        let ended = Command::new(MUSTERD).args(node.arguments()).arg("--check-config").output().expect("it is built");
+        (ended.status.code(), String::from_utf8_lossy(&ended.stderr).into_owned())
+    };
+    assert_eq!(check(node), (Some(0), String::new()));
+    node.stop();
+    let _taken = std::net::TcpListener::bind(node.listen).expect("its daemon has ended");
+    let (status, faults) = check(node);
+    assert!(status == Some(2) && faults.contains("--listen") && faults.lines().count() == 1, "{faults}");
+}
+
 #[test]
 fn reload_applies_all_of_a_configuration_or_nothing() {
     let mut world = World::new();
     // It reads no notification: with three beats in 3 ms the socket is full at once, and nothing may wait for it.
     let _full = ServiceManager::of(&mut world, "n1", 3_000);
     let node = world.node("n1");
-    // As a service manager starts it: with the usual limit and mask.
+    // As a service manager starts it: with the usual limit and mask, spared when memory runs out if this user may do that, and with what is
+    // meant for the service alone.
+    let start = "echo -500 > /proc/self/oom_score_adj; ulimit -S -n 777; umask 027; exec \"$0\" \"$@\"";
     let mut command = Command::new("sh");
-    command.args(["-c", "ulimit -S -n 777; umask 027; exec \"$0\" \"$@\"", MUSTERD]).args(node.arguments());
+    command.args(["-c", start, MUSTERD]).args(node.arguments());
+    command.envs(OF_THE_SERVICE.map(|variable| (variable, "1")));
     let config = node.folder.join("test.toml");
     std::fs::create_dir_all(&node.folder).expect("the world's folder is writable");
     std::fs::write(&config, "[reconcilers]\ncommands = []\n").expect("the world's folder is writable");
@@ -134,9 +159,9 @@ fn reload_applies_all_of_a_configuration_or_nothing() {
     eventually_so("the command has run", || done.exists());
     let text = std::fs::read_to_string(&done).expect("it was written");
     assert!(text.contains("\nMUSTER_SOCKET=") || text.starts_with("MUSTER_SOCKET="), "{text}");
-    for variable in ["NOTIFY_SOCKET", "WATCHDOG_USEC", "MUSTER_COMMAND_INHERITS"] {
-        assert!(!text.contains(variable), "{variable}: {text}");
+    for variable in ["NOTIFY_SOCKET", "WATCHDOG_USEC", "MUSTER_COMMAND_INHERITS"].into_iter().chain(OF_THE_SERVICE) {
+        assert!(!text.lines().any(|line| line.starts_with(&format!("{variable}="))), "{variable}: {text}");
     }
-    assert!(text.ends_with("777\n0027\n"), "{text}");
+    assert!(text.ends_with("\n0\n777\n0027\n"), "{text}");
     world.node("n1").stop();
 }

@@ -35,8 +35,8 @@ pub struct AgentConfig {
     pub sign_retry_cap: Duration,
     /// Requests to the leader that may await an answer at once. The manager runtime sends one at a time.
     pub open_asks: usize,
-    /// Those of them for certificates of workloads. The host accepts four requests of a node: its own certificate and membership must not
-    /// wait for workloads.
+    /// Those of them for certificates of workloads. The host accepts six requests of a node, of which the other four are the node's own: those
+    /// must not wait for workloads.
     pub open_workload_asks: usize,
     /// Frames waiting to be written to the host. A host that reads nothing for so long counts as silent.
     pub outbox: usize,

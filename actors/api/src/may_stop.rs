@@ -66,6 +66,7 @@ impl MayStop<'_> {
 
     /// The others that answer now, as soon as there are enough.
     async fn answering(&self, members: BTreeSet<RaftId>, needed: usize) -> Result<BTreeSet<RaftId>, ErrorBody> {
+        let _permit = self.work.service.enter_stop_check()?;
         let deadline_ms = millis(ANSWER_TIME.min(self.work.asked.left()));
         let make = |reply| RaftMemberMsg::CheckReachable { members, needed, deadline_ms, reply };
         let asked = self.work.manager.raft.ask(ANSWER_TIME + Duration::from_secs(1), make).await;

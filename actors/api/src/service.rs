@@ -12,7 +12,7 @@ use muster_messages::{
     AdmissionOpenedView, ErrorBody, ErrorCode, NodeId, Principal, RefusalReason, Replica, RequestId, SelfView, Trouble,
     millis,
 };
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::Instant;
 
 use crate::actors::ActorRequests;
@@ -38,6 +38,10 @@ const MAX_LEADER_CALLS_PER_CALLER: usize = 256;
 /// Long answers of one caller in flight: a list of ten thousand leases takes some 10 MB until it is read.
 const MAX_LONG_ANSWERS_PER_CALLER: usize = 16;
 
+/// Reachability checks for `node may-stop` at once. Each sends a heartbeat to every manager, and one operator at a time is expected to ask: a
+/// script that asks for every node of a cluster at once must retry.
+pub(crate) const MAX_STOP_CHECKS: usize = 16;
+
 /// The API of this process. Cheap to clone.
 #[derive(Clone)]
 pub struct Service {
@@ -55,6 +59,7 @@ pub struct Service {
     calling: Shares,
     watching: Shares,
     long: Shares,
+    stop_checks: Arc<Semaphore>,
     pub(crate) log_quota: Arc<LogQuota>,
 }
 
@@ -122,6 +127,7 @@ impl Service {
             calling,
             watching,
             long,
+            stop_checks: Arc::new(Semaphore::new(MAX_STOP_CHECKS)),
             log_quota: Arc::default(),
         }
     }
@@ -344,6 +350,15 @@ impl Service {
     /// The actors of this process: the answer, and the admin action to run once the answer has been sent.
     pub async fn inspect(&self, ask: &ActorsAsk) -> Result<(String, Option<AdminAction>), ErrorBody> {
         ActorRequests { service: self, ask }.inspect().await
+    }
+
+    /// A permit for one reachability check.
+    pub(crate) fn enter_stop_check(&self) -> Result<SemaphorePermit<'_>, ErrorBody> {
+        self.stop_checks.try_acquire().map_err(|_| {
+            self.counters.overloaded.fetch_add(1, Ordering::Relaxed);
+            let text = "too many managers are being asked whether a node may stop; retry";
+            ErrorBody::new(ErrorCode::TooManyRequests, text).retry_after(Duration::from_millis(500))
+        })
     }
 
     /// A linearizable replica.

@@ -3,7 +3,6 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use muster_audit::{Origin, Via};
 use muster_gateway::{Connection, Framed};
@@ -68,15 +67,7 @@ impl ApiShell {
             let slots = Arc::new(Semaphore::new(service.ports.limits.socket_connections));
             loop {
                 let slot = Arc::clone(&slots).acquire_owned().await.expect("the semaphore is never closed");
-                let stream = match socket.accept().await {
-                    Ok(stream) => stream,
-                    Err(error) => {
-                        // Most likely out of file descriptors: that passes when connections close.
-                        tracing::warn!(%error, "admin socket cannot accept; retrying");
-                        tokio::time::sleep(Duration::from_millis(200)).await;
-                        continue;
-                    }
-                };
+                let stream = socket.accept().await;
                 let (service, permit, caller) = (service.clone(), Open::new(&open), Arc::clone(&caller));
                 tasks.spawn_apart(async move {
                     let origin = origin_of(&stream);

@@ -9,11 +9,11 @@ use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use muster_gateway::BoxStream;
 use muster_kernel::{Address, Spec};
-use muster_messages::protocol::RaftMemberMsg;
+use muster_messages::protocol::{Named as _, RaftMemberMsg};
 use muster_messages::wire::{self, ApiAnswer, ApiCall, KubeCall, ReconcilerRequest, Refusal, Request};
 use muster_messages::{
-    CertIdentity, ClusterId, CrashHow, ErrorCode, Incarnation, NodeId, Principal, Progress, RefusalReason, RequestId,
-    Role, Subject, WallTime, Word,
+    CertIdentity, ClusterId, CrashHow, ErrorCode, Incarnation, Member, NodeId, Principal, Progress, RaftId,
+    RefusalReason, RequestId, Role, Subject, WallTime, Word,
 };
 use muster_testkit::{ActorHarness, Probe, WAIT_LIMIT, answered, eventually};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
@@ -24,6 +24,7 @@ use tokio::time::timeout;
 
 use super::*;
 use crate::native::REFUSAL_PAUSE;
+use crate::service::MAX_STOP_CHECKS;
 use crate::tests::{TERM, World, leading, runtime, service, tables, triple};
 use crate::{ApiLimits, ManagerPorts};
 
@@ -369,4 +370,47 @@ async fn connection_to_a_full_admin_socket_waits() {
     assert!(is_answered(&mut late).await, "the waiting connection is served");
     stage.harness.finish().await;
     std::fs::remove_dir_all(&dir).unwrap();
+}
+
+/// Each check of `node may-stop` sends a heartbeat to every manager.
+#[tokio::test(start_paused = true)]
+async fn stop_checks_beyond_the_bound_are_rejected() {
+    let mut raft: Probe<RaftMemberMsg> = Probe::new("raft-member");
+    let mut tables = tables();
+    for n in [1, 3, 4] {
+        let node = NodeId::from_entropy(n.into());
+        let member = Member { node, raft_id: RaftId(n), addr: "h:1".to_owned(), voter: true };
+        tables.members.insert(member.raft_id, member);
+    }
+    let replica = leading(tables);
+    let published = watch::Sender::new(Arc::clone(&replica));
+    raft.on(move |msg| match msg {
+        RaftMemberMsg::Read { reply, .. } => answered(reply, Ok(Arc::clone(&replica))),
+        other => Some(other),
+    });
+    let in_force = watch::Sender::new(Some(runtime(published.subscribe(), raft.recipient())));
+    let service = service(in_force.subscribe());
+    let mut asking = JoinSet::new();
+    for _ in 0..=MAX_STOP_CHECKS {
+        let service = service.clone();
+        let request = Request::NodeMayStop { node: "n1".to_owned() };
+        asking.spawn(async move { service.answer(Principal::Operator, call(request)).await });
+    }
+    let mut checks = Vec::new();
+    while checks.len() < MAX_STOP_CHECKS {
+        match raft.next("a check").await {
+            RaftMemberMsg::CheckReachable { members, reply, .. } => checks.push((members, reply)),
+            other => panic!("{}", other.name()),
+        }
+    }
+    let refused = asking.join_next().await.unwrap().unwrap().unwrap_err();
+    assert_eq!((refused.code, refused.retry_after_ms), (ErrorCode::TooManyRequests, Some(500)));
+    assert_eq!(service.counters.overloaded.load(Ordering::Relaxed), 1);
+    for (members, reply) in checks {
+        reply.send(Ok(members)).unwrap();
+    }
+    while let Some(answer) = asking.join_next().await {
+        assert!(answer.unwrap().unwrap().contains("\"may_stop\":true"));
+    }
+    assert!(service.enter_stop_check().is_ok(), "an answered check returns its permit");
 }

@@ -5,10 +5,10 @@ use std::io::{self, Cursor};
 use std::path::Path;
 
 use muster_audit::{Origin, Via};
-use muster_kernel::{Access, SocketFault, UnixSocket};
+use muster_kernel::{Acceptor, Access, SocketFault, UnixSocket};
 use tokio::io::{AsyncReadExt, Chain, Join};
+use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
-use tokio::net::{UnixListener, UnixStream};
 
 /// What sets the path.
 const FLAG: &str = "--socket";
@@ -16,7 +16,7 @@ const FLAG: &str = "--socket";
 /// A listening admin socket. Dropping it removes the file.
 #[derive(Debug)]
 pub struct AdminSocket {
-    listener: UnixListener,
+    acceptor: Acceptor,
     _file: UnixSocket,
 }
 
@@ -29,12 +29,13 @@ impl AdminSocket {
     /// Listens at `path`, replacing only a socket that a dead process left there.
     pub fn bind(path: &Path) -> Result<Self, SocketFault> {
         let file = UnixSocket::bind(path, FLAG, Access::Owner)?;
-        let listener = file.listener().map_err(|source| SocketFault::Io { path: path.to_owned(), source })?;
-        Ok(Self { listener, _file: file })
+        let acceptor = file.acceptor("admin socket");
+        let acceptor = acceptor.map_err(|source| SocketFault::Io { path: path.to_owned(), source })?;
+        Ok(Self { acceptor, _file: file })
     }
 
-    pub(crate) async fn accept(&self) -> io::Result<UnixStream> {
-        self.listener.accept().await.map(|(stream, _)| stream)
+    pub(crate) async fn accept(&self) -> UnixStream {
+        self.acceptor.accept().await
     }
 }
 

@@ -18,6 +18,9 @@ pub struct Config {
     pub max_pending: usize,
     /// Joins among them: unauthenticated clients must not crowd out the renewals of members.
     pub max_joins: usize,
+    /// Certificates of workloads among them. Each is in progress for one read: a round trip, or seconds without a quorum. This many at once
+    /// are thousands a second, and three quarters of the places stay free for nodes and users.
+    pub max_workloads: usize,
     /// Maximum number of nodes. A token of unlimited uses must not fill the state: a node takes a few kilobytes of it.
     pub max_nodes: usize,
     /// A request that is not done by then is answered as timed out: longer than an election, shorter than the callers'
@@ -33,6 +36,7 @@ impl Default for Config {
             rekey_within: Duration::from_secs(30 * 24 * 3600),
             max_pending: 256,
             max_joins: 128,
+            max_workloads: 64,
             max_nodes: 20_000,
             deadline: Duration::from_secs(8),
         }

@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use muster_kernel::{Cx, Fault, Parked, Recipient, Shell};
 use muster_messages::protocol::{CertAuthorityMsg, Named, ProposeError, RaftMemberMsg, ReadError};
-use muster_messages::{Command, ErrorBody, ErrorCode, Replica, Revision, Tables, millis};
+use muster_messages::{Command, ErrorBody, Replica, Revision, Tables, millis};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tracing::{info, warn};
 
 use crate::Config;
-use crate::core::{Answer, AskId, CertAuthority, ClockNews, Effect, Input, RETRY_AFTER, StepId};
+use crate::core::{Answer, AskId, CertAuthority, ClockNews, Effect, Input, StepId};
 use crate::requests::{self, Arrived, Port};
 use crate::signer::Signer;
 
@@ -217,14 +217,6 @@ impl Shell for CertAuthorityShell {
 
 /// A failed read means only that the certificate is withheld.
 fn unconfirmed(why: ReadError) -> ErrorBody {
-    let text = format!("the certificate is withheld: {why}; retry");
-    let error = match why {
-        ReadError::Busy => ErrorBody::new(ErrorCode::TooManyRequests, text),
-        ReadError::NoQuorum { missing } => {
-            ErrorBody::new(ErrorCode::NoQuorum, text).with_details(&json!({ "missing": missing }))
-        }
-        ReadError::TimedOut => ErrorBody::new(ErrorCode::TimedOut, text),
-        ReadError::NoLeader => ErrorBody::new(ErrorCode::NoQuorum, text),
-    };
-    error.retry_after(RETRY_AFTER)
+    let error = ErrorBody::from(why);
+    ErrorBody { message: format!("the certificate is withheld: {}; retry", error.message), ..error }
 }

@@ -14,6 +14,7 @@
 //! backoff and intensity, deadlines for stopping, and introspection. Actors are never named in ractor's
 //! process-wide registry: many nodes may share a test process.
 
+mod accept;
 mod address;
 mod alarm;
 mod beside;
@@ -31,6 +32,7 @@ mod tree;
 mod unix_socket;
 mod vitals;
 
+pub use accept::Acceptor;
 pub use address::{Address, AskError, Recipient, Undeliverable};
 pub use alarm::Alarm;
 pub use beside::{AtWork, Beside};

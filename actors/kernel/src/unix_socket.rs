@@ -11,6 +11,8 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use rustix::process::umask;
 
+use crate::Acceptor;
+
 /// The longest path of a Unix socket (`sun_path` without its terminating zero, see unix(7)).
 pub const MAX_SOCKET_PATH_BYTES: usize = 107;
 
@@ -98,21 +100,22 @@ impl UnixSocket {
         Ok(socket)
     }
 
-    /// A handle of the listener, for tokio. Needs a runtime.
+    /// Accepts its connections. `name`: for the log. Needs a runtime.
     ///
     /// # Errors
     /// The process has no free file descriptor.
-    pub fn listener(&self) -> io::Result<tokio::net::UnixListener> {
-        tokio::net::UnixListener::from_std(self.listener.try_clone()?)
+    pub fn acceptor(&self, name: &'static str) -> io::Result<Acceptor> {
+        Ok(Acceptor::new(tokio::net::UnixListener::from_std(self.listener.try_clone()?)?, name))
     }
 }
 
-/// Whether a process listens there. One that accepts nothing at the moment has a full queue, where a blocking `connect` would wait for it
-/// and a non-blocking one returns `EAGAIN`: see unix(7).
+/// Whether a process has the socket open. Only two errors mean that none has: there is no socket, or its process is gone. Any other one
+/// comes from a socket in use: a full queue (`EAGAIN`, where a blocking `connect` would wait), another type (`EPROTOTYPE`), or another
+/// user's (`EACCES`): see unix(7).
 fn is_served(path: &Path) -> io::Result<bool> {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    Ok(matches!(connect(&socket, &SocketAddrUnix::new(path)?), Ok(()) | Err(Errno::AGAIN)))
+    Ok(!matches!(connect(&socket, &SocketAddrUnix::new(path)?), Err(Errno::CONNREFUSED | Errno::NOENT)))
 }
 
 /// Directories that exist keep their modes. Those for everyone are created open to everyone, regardless of the mask of the process.
@@ -137,7 +140,7 @@ impl Drop for UnixSocket {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::net::UnixStream;
+    use std::os::unix::net::{UnixDatagram, UnixStream};
     use std::sync::Mutex;
 
     use super::*;
@@ -180,6 +183,19 @@ mod tests {
         let long = dir.path().join("x".repeat(MAX_SOCKET_PATH_BYTES));
         let refused = UnixSocket::check(&long, FLAG).unwrap_err().to_string();
         assert!(refused.ends_with("choose a shorter one with --socket"), "{refused}");
+    }
+
+    /// A socket of another type refuses streams (`EPROTOTYPE`), and is in use all the same.
+    #[test]
+    fn datagram_socket_counts_as_served() {
+        let _alone = MASK.lock().unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("sock");
+        let other = UnixDatagram::bind(&path).unwrap();
+        assert!(matches!(UnixSocket::bind(&path, FLAG, Access::Owner), Err(SocketFault::Served { .. })));
+        assert!(path.exists());
+        drop(other);
+        UnixSocket::bind(&path, FLAG, Access::Owner).unwrap();
     }
 
     /// A daemon that is stopped accepts no connection: a second daemon must neither wait for it nor take its path.

@@ -47,7 +47,8 @@ pub use self::join_attempt::JoinAttempt;
 pub use self::recovering::{Recovering, sign_for_itself};
 pub use self::rekey::{BadRekey, prove_rekey, verify_rekey};
 pub use self::store::{
-    Ended, IdentityFault, IdentityStore, LeftKeyring, LocalNode, credentials, own_root_pem, with_bundle,
+    Ended, IDENTITY_FOLDER, IdentityFault, IdentityStore, LeftKeyring, LocalNode, credentials, own_root_pem,
+    with_bundle,
 };
 pub use self::tls::{TlsFault, client_config, server_config, server_config_for, unverified_client_config};
 pub use self::token::{BadToken, JoinToken, digest, new_token_id, new_token_secret, secrets_equal};

@@ -19,7 +19,7 @@ const FILE: &str = "SEALED FILE";
 /// Label of the sealed private key in `credentials.pem`.
 const KEY: &str = "SEALED PRIVATE KEY";
 /// The place of that key.
-const CREDENTIALS: &str = "credentials.pem";
+pub(crate) const CREDENTIALS: &str = "credentials.pem";
 
 pub(crate) const HELP_SEALED: &str =
     "put identity/keyring.json back as it was when the file was written, or restore the folder from a backup";

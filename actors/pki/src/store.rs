@@ -22,7 +22,7 @@ use crate::csr::key_pair;
 use crate::encoding;
 use crate::identity::{self, identity_of_pem};
 use crate::private::{NotPrivate, check_folder};
-use crate::sealed::{HELP_SEALED, IdentitySeal, SECRET_FILES};
+use crate::sealed::{CREDENTIALS, HELP_SEALED, IdentitySeal, SECRET_FILES};
 use crate::tls;
 use crate::token;
 use crate::trust::{Bundle, MAX_CHAIN};
@@ -45,6 +45,12 @@ pub enum IdentityFault {
     #[error("cannot read what is sealed with the keys in {path}")]
     Keyring { path: PathBuf, source: KeyringFault },
 }
+
+/// Where the identity is, below the data directory.
+pub const IDENTITY_FOLDER: &str = "identity";
+const ROOTS: &str = "roots.pem";
+const NODE: &str = "node.json";
+const STARTS: &str = "starts.json";
 
 const HELP_CREDENTIALS: &str = "restore the file from a backup, or remove the node from the cluster, empty the data \
      directory and join again";
@@ -105,7 +111,7 @@ pub struct IdentityStore {
 impl IdentityStore {
     /// Opens `<data>/identity`, and creates it if necessary.
     pub fn open(data: &Path) -> Result<Self, IdentityFault> {
-        let folder = data.join("identity");
+        let folder = data.join(IDENTITY_FOLDER);
         files::private_folder(&folder).map_err(|source| IdentityFault::Io { path: folder.clone(), source })?;
         check_folder(&folder)?;
         let keys =
@@ -114,8 +120,11 @@ impl IdentityStore {
     }
 
     /// Whether a node's identity is in this directory. Creates nothing.
-    pub fn exists(data: &Path) -> bool {
-        data.join("identity/credentials.pem").exists()
+    ///
+    /// # Errors
+    /// The directory cannot be read: there may be an identity that a start would use.
+    pub fn exists(data: &Path) -> io::Result<bool> {
+        data.join(IDENTITY_FOLDER).join(CREDENTIALS).try_exists()
     }
 
     /// The keys with which this node's secrets are sealed. Its clones share them: unlocked once, they are unlocked everywhere.
@@ -146,14 +155,14 @@ impl IdentityStore {
 
     /// This node by its certificate, which is never sealed. `None`: without one, or it cannot be read.
     pub fn node_on_disk(&self) -> Result<Option<(NodeId, Role)>, IdentityFault> {
-        let text = self.read(&self.path("credentials.pem"), HELP_CREDENTIALS)?.unwrap_or_default();
+        let text = self.read(&self.path(CREDENTIALS), HELP_CREDENTIALS)?.unwrap_or_default();
         let identity = split_credentials(&text).ok().and_then(|(_, chain, _)| identity_of_pem(&chain).ok());
         Ok(identity.and_then(|identity| identity.node()))
     }
 
     /// Whether anything in this directory can only be read with the keyring.
     pub fn holds_sealed(&self) -> Result<bool, IdentityFault> {
-        for file in ["credentials.pem"].iter().chain(&SECRET_FILES) {
+        for file in [CREDENTIALS].iter().chain(&SECRET_FILES) {
             if self.read(&self.path(file), HELP_SEALED)?.is_some_and(|text| IdentitySeal::is_needed_for(&text)) {
                 return Ok(true);
             }
@@ -168,7 +177,7 @@ impl IdentityStore {
         let newest = self.seal.newest_key();
         if let Some(credentials) = self.load_credentials()? {
             let (_, role) = credentials.identity.node().expect("credentials are a node's");
-            let text = self.read(&self.path("credentials.pem"), HELP_CREDENTIALS)?.unwrap_or_default();
+            let text = self.read(&self.path(CREDENTIALS), HELP_CREDENTIALS)?.unwrap_or_default();
             let is_current = split_credentials(&text).is_ok_and(|(key, ..)| self.seal.is_current_key(role, &key));
             if !is_current {
                 self.write_credentials(&credentials)?;
@@ -187,7 +196,7 @@ impl IdentityStore {
 
     /// The credentials on disk, `None` if there are none. Expired ones are returned too: the caller decides.
     pub fn load_credentials(&self) -> Result<Option<NodeCredentials>, IdentityFault> {
-        let path = self.path("credentials.pem");
+        let path = self.path(CREDENTIALS);
         let Some(text) = self.read(&path, HELP_CREDENTIALS)? else {
             return Ok(None);
         };
@@ -196,7 +205,7 @@ impl IdentityStore {
         let (key, chain, root) = split_credentials(&text).map_err(damaged)?;
         let key = self.seal.open_key(&path, &key)?;
         let mut found = credentials(key, chain, root).map_err(damaged)?;
-        let path = self.path("roots.pem");
+        let path = self.path(ROOTS);
         if let Some(roots) = self.read(&path, HELP_ROOTS)? {
             let bundle = Bundle::from_pem(&roots).and_then(|bundle| bundle.with(&found.root_pem));
             let bundle =
@@ -215,7 +224,7 @@ impl IdentityStore {
 
     /// The caller holds [`IdentityStore::writing`].
     fn write_credentials(&self, creds: &NodeCredentials) -> Result<(), IdentityFault> {
-        let path = self.path("credentials.pem");
+        let path = self.path(CREDENTIALS);
         let refused =
             |why| IdentityFault::Io { path: path.clone(), source: io::Error::new(io::ErrorKind::InvalidData, why) };
         let (root, alone) = issuing_root(&creds.cert_pem, &creds.root_pem).map_err(refused)?;
@@ -229,7 +238,7 @@ impl IdentityStore {
         self.write(&path, text.as_bytes())?;
         // Last: until then the root in the file above is trusted beside the former ones, so that a crash between the two leaves
         // no certificate whose root is not trusted.
-        let roots = self.path("roots.pem");
+        let roots = self.path(ROOTS);
         if alone { self.remove(&roots) } else { self.write(&roots, creds.root_pem.as_bytes()) }
     }
 
@@ -269,17 +278,17 @@ impl IdentityStore {
 
     /// The node's local state; the default if none was written.
     pub fn load_node(&self) -> Result<LocalNode, IdentityFault> {
-        let path = self.path("node.json");
+        let path = self.path(NODE);
         Ok(self.read_json(&path, HELP_NODE)?.unwrap_or_default())
     }
 
     pub fn save_node(&self, node: &LocalNode) -> Result<(), IdentityFault> {
-        self.write_json(&self.path("node.json"), node)
+        self.write_json(&self.path(NODE), node)
     }
 
     /// The starts of this directory so far; `None`: none, or only by earlier builds, which did not count them.
     pub fn load_starts(&self) -> Result<Option<Starts>, IdentityFault> {
-        self.read_json(&self.path("starts.json"), HELP_STARTS)
+        self.read_json(&self.path(STARTS), HELP_STARTS)
     }
 
     /// A process starts on this directory. Its start is on disk before any other node learns of it.
@@ -288,7 +297,7 @@ impl IdentityStore {
             Some(old) => old.next(nonce),
             None => Starts::first(nonce),
         };
-        self.write_json(&self.path("starts.json"), &starts)?;
+        self.write_json(&self.path(STARTS), &starts)?;
         Ok(starts)
     }
 

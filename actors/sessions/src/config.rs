@@ -14,7 +14,8 @@ pub struct SessionsConfig {
     pub stood_still: Duration,
     /// An accepted connection without a hello by then is closed.
     pub hello_deadline: Duration,
-    /// Requests of one agent that may await the leader at once: a certificate and a membership request, and one repeat.
+    /// Requests of one agent that may await the leader at once: everything that an agent has in flight by itself, which is its certificate, a
+    /// membership request, a report of its manager runtime, the acknowledgement of roots, and two certificates of workloads.
     pub open_asks: usize,
     /// Requests to one agent that may wait at once.
     pub open_questions: usize,
@@ -64,7 +65,7 @@ impl Default for SessionsConfig {
             missed: 3,
             stood_still: Duration::from_secs(2),
             hello_deadline: Duration::from_secs(5),
-            open_asks: 4,
+            open_asks: 6,
             open_questions: 8,
             leader_deadline: Duration::from_secs(10),
             remember_down: Duration::from_secs(60),

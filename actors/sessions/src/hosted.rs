@@ -14,7 +14,7 @@ use crate::config::SessionsConfig;
 use crate::core::node_update::{NodeUpdate, SeenState};
 use crate::core::session::ConnId;
 use crate::host::{Msg, SessionsPorts};
-use crate::inbox::Inbox;
+use crate::inbox::{Inbox, PassedOn};
 use crate::session::{self, SessionPorts, session_name, session_spec};
 
 struct Child {
@@ -35,13 +35,14 @@ pub(crate) struct HostedSessions {
     config: Arc<SessionsConfig>,
     leader: Arc<dyn LeaderCalls>,
     host: Address<Msg>,
+    passed_on: PassedOn,
     children: BTreeMap<NodeId, Child>,
 }
 
 impl HostedSessions {
     pub fn new(ports: &SessionsPorts, host: Address<Msg>) -> Self {
         let (config, leader) = (Arc::new(ports.config.clone()), Arc::clone(&ports.leader));
-        Self { config, leader, host, children: BTreeMap::new() }
+        Self { config, leader, host, passed_on: PassedOn::default(), children: BTreeMap::new() }
     }
 
     /// Hands the connection to the node's session, which is started if needed.
@@ -56,6 +57,7 @@ impl HostedSessions {
                 inbox: inbox.clone(),
                 memory: Slot::new(),
                 leader: Arc::clone(&self.leader),
+                passed_on: self.passed_on.clone(),
                 host: self.host.clone(),
             };
             cx.children().start(session_spec(address.clone(), ports));
@@ -82,6 +84,7 @@ impl HostedSessions {
                 child.wake();
             }
         }
+        self.passed_on.set(known.revision());
     }
 
     /// The agent should find a manager that has a leader.

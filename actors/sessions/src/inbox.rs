@@ -1,11 +1,27 @@
 //! The inbox of a session, filled by the host. A watched value, so that no start or crash in between loses it.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use muster_gateway::Connection;
+use muster_messages::Revision;
 
 use crate::core::node_update::NodeUpdate;
 use crate::core::session::ConnId;
+
+/// The revision up to which the host has passed on everything that concerns its sessions.
+#[derive(Clone, Default)]
+pub(crate) struct PassedOn(Arc<AtomicU64>);
+
+impl PassedOn {
+    /// Called once the inboxes hold everything as of this revision.
+    pub(crate) fn set(&self, revision: Revision) {
+        self.0.store(revision.0, Ordering::Release);
+    }
+    pub(crate) fn revision(&self) -> Revision {
+        Revision(self.0.load(Ordering::Acquire))
+    }
+}
 
 /// See the module.
 #[derive(Clone, Default)]

@@ -15,7 +15,7 @@ use tracing::{debug, info};
 use crate::config::SessionsConfig;
 use crate::core::session::{AgentSession, ConnId, Effect, Input, LogEvent};
 use crate::host;
-use crate::inbox::Inbox;
+use crate::inbox::{Inbox, PassedOn};
 use crate::leader::ask_leader;
 use crate::line::{Incoming, Line, line};
 
@@ -60,6 +60,7 @@ pub(crate) struct SessionPorts {
     pub inbox: Inbox,
     pub memory: Slot<SessionFact>,
     pub leader: Arc<dyn LeaderCalls>,
+    pub passed_on: PassedOn,
     pub host: Address<host::Msg>,
 }
 
@@ -92,14 +93,15 @@ impl SessionShell {
 
     /// Takes the content of the inbox. The connection first: without one the session may have no reason to stay.
     fn take_inbox(&mut self, cx: &Cx<Msg>) -> Result<(), Fault> {
+        let passed_on = self.ports.passed_on.revision(); // first: what was passed on by then is in the inbox
         let (connection, node_update) = self.ports.inbox.take();
         if let Some((conn, connection)) = connection {
             self.take(cx, conn, connection)?;
         }
-        match node_update {
-            Some(node_update) => self.step(cx, Input::NodeUpdate(Box::new(node_update))),
-            None => Ok(()),
+        if let Some(node_update) = node_update {
+            self.step(cx, Input::NodeUpdate(Box::new(node_update)))?;
         }
+        self.step(cx, Input::Unchanged(passed_on))
     }
 
     fn take(&mut self, cx: &Cx<Msg>, conn: ConnId, connection: Connection) -> Result<(), Fault> {
@@ -201,7 +203,12 @@ impl Shell for SessionShell {
                 self.step(cx, Input::AskNode { ask, question, deadline })
             }
             Msg::Move { reason } => self.step(cx, Input::Move { reason }),
-            Msg::Received { conn, received } => self.step(cx, Input::Frame { conn, frame: *received.frame }),
+            Msg::Received { conn, received } => {
+                if matches!(*received.frame, AgentFrame::Heartbeat { .. }) {
+                    self.take_inbox(cx)?;
+                }
+                self.step(cx, Input::Frame { conn, frame: *received.frame })
+            }
             Msg::Closed { conn, why } => self.step(cx, Input::Closed { conn, why }),
             Msg::LeaderAnswered { conn, id, result } => self.step(cx, Input::LeaderAnswered { conn, id, result }),
             Msg::Wake => {

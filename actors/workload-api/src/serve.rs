@@ -6,7 +6,6 @@
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
-use std::io;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -19,10 +18,10 @@ use hyper::body::Incoming;
 use hyper::server::conn::http2;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use muster_kernel::{Address, Clock};
+use muster_kernel::{Acceptor, Address, Clock};
 use prost::Message;
 use rustix::process::{Resource, getrlimit};
-use tokio::net::{UnixListener, UnixStream};
+use tokio::net::UnixStream;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
@@ -46,8 +45,6 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 const MAX_REQUEST_BYTES: usize = 64 << 10;
 /// Metadata of a request.
 const MAX_HEADER_BYTES: u32 = 16 << 10;
-/// After an error of the socket, such as too many open files.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// What a stream's client is sent next: a watched value, because each message replaces the one before.
 #[derive(Clone, Debug)]
@@ -85,16 +82,10 @@ impl Inbox {
 }
 
 /// Accepts connections until the incarnation ends.
-pub(crate) async fn accept(listener: UnixListener, inbox: Inbox, ended: CancellationToken) {
+pub(crate) async fn accept(acceptor: Acceptor, inbox: Inbox, ended: CancellationToken) {
     let mut admission = Admission::new(getrlimit(Resource::Nofile).current);
-    let mut failing = Failing(false);
     loop {
-        let accepted = listener.accept().await;
-        failing.is(accepted.as_ref().err());
-        let Ok((stream, _)) = accepted else {
-            tokio::time::sleep(ACCEPT_PAUSE).await;
-            continue;
-        };
+        let stream = acceptor.accept().await;
         // Refused by closing: a client comes back after a pause, as after `Unavailable`.
         let (peer, permit) = match admit(&stream, &mut admission) {
             Ok(admitted) => admitted,
@@ -126,21 +117,6 @@ fn admit(stream: &UnixStream, admission: &mut Admission) -> Result<(Peer, Permit
         NotAttested::Failed(why) => why,
     })?;
     Ok((peer, permit))
-}
-
-/// Whether the socket accepts nothing. Logged when it changes: there is an attempt every 100 ms.
-struct Failing(bool);
-
-impl Failing {
-    fn is(&mut self, error: Option<&io::Error>) {
-        match (std::mem::replace(&mut self.0, error.is_some()), error) {
-            (false, Some(error)) => {
-                tracing::warn!(%error, "cannot accept connections to the workload socket; retrying")
-            }
-            (true, None) => tracing::info!("connections to the workload socket are accepted again"),
-            _ => {}
-        }
-    }
 }
 
 /// Calls of one connection.
@@ -336,44 +312,7 @@ fn status(denial: Denial) -> Status {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Mutex;
-
-    use tracing::span::{Attributes, Id, Record};
-    use tracing::{Event, Level, Metadata, Subscriber};
-
     use super::*;
-
-    /// The levels of the events of one thread.
-    #[derive(Clone, Default)]
-    struct Levels(Arc<Mutex<Vec<Level>>>);
-    impl Subscriber for Levels {
-        fn enabled(&self, _: &Metadata<'_>) -> bool {
-            true
-        }
-        fn new_span(&self, _: &Attributes<'_>) -> Id {
-            Id::from_u64(1)
-        }
-        fn record(&self, _: &Id, _: &Record<'_>) {}
-        fn record_follows_from(&self, _: &Id, _: &Id) {}
-        fn event(&self, event: &Event<'_>) {
-            self.0.lock().unwrap().push(*event.metadata().level());
-        }
-        fn enter(&self, _: &Id) {}
-        fn exit(&self, _: &Id) {}
-    }
-
-    /// Too many files are open, for as long as they are.
-    #[test]
-    fn failing_socket_is_logged_when_it_begins_and_ends() {
-        let levels = Levels::default();
-        tracing::subscriber::with_default(levels.clone(), || {
-            let (error, mut failing) = (io::Error::other("too many open files"), Failing(false));
-            for attempt in [None, Some(&error), Some(&error), Some(&error), None, None, Some(&error)] {
-                failing.is(attempt);
-            }
-        });
-        assert_eq!(*levels.0.lock().unwrap(), [Level::WARN, Level::INFO, Level::WARN]);
-    }
 
     #[tokio::test(start_paused = true)]
     async fn silent_connection_is_ended() {

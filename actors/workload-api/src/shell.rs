@@ -195,8 +195,8 @@ impl Shell for WorkloadApi {
     const KIND: &'static str = "WorkloadApi";
 
     async fn started(&mut self, cx: &Cx<Msg>) -> Result<(), Fault> {
-        let listener = self.socket.listener()?;
-        cx.spawn(serve::accept(listener, self.inbox.clone(), cx.ended().clone()));
+        let acceptor = self.socket.acceptor("workload socket")?;
+        cx.spawn(serve::accept(acceptor, self.inbox.clone(), cx.ended().clone()));
         let mut view = self.ports.view.clone();
         view.mark_changed();
         cx.on_change(view, || Msg::Viewed);

@@ -1,6 +1,7 @@
 //! From a data directory to an identity: resume, found, or join. Every error that can end the daemon before it is a node is
 //! decided here, with the contract's exit status and sentence.
 
+use std::io::Write;
 use std::net::{IpAddr, SocketAddr};
 use std::process::ExitCode;
 
@@ -52,6 +53,12 @@ impl Exit {
 /// A sentence without the log's time and level.
 pub fn say(sentence: impl std::fmt::Display) {
     stderr::say(line(sentence));
+}
+
+/// The output of an action that is carried out instead of running.
+pub fn print(text: &str) {
+    // The reader may have closed the pipe.
+    let _closed = std::io::stdout().write_all(text.as_bytes());
 }
 
 /// Much of a sentence comes from others whose certificate may not be verified yet. It is printed as one line without control

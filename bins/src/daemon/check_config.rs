@@ -3,9 +3,7 @@
 //! Beyond the configuration itself it checks what the configuration names on this machine. It changes nothing, and asks no other machine but
 //! the resolver of names.
 
-use std::io::Write;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -14,7 +12,7 @@ use muster_pki::{IdentityStore, JoinToken};
 use rustix::fs::{Access, access};
 use serde_json::json;
 
-use super::boot::say;
+use super::boot::{print, say};
 use super::config::{self, Args, Config, ConfigFault, Faults, OutputFormat};
 use super::lock::{self, LockFault};
 use super::logging;
@@ -37,11 +35,6 @@ fn faults_of(args: Args) -> Vec<ConfigFault> {
     faults.into_found()
 }
 
-fn print(text: &str) {
-    // The reader may have closed the pipe.
-    let _closed = std::io::stdout().write_all(text.as_bytes());
-}
-
 /// What a start with this configuration would refuse on this machine.
 fn faults_here(config: &Config, faults: &mut Faults) {
     let mut check = |key: &str, find: &dyn Fn() -> Result<(), String>| {
@@ -49,8 +42,8 @@ fn faults_here(config: &Config, faults: &mut Faults) {
             faults.check(key, find());
         }
     };
-    // The daemon that runs with it holds what it would bind. Its socket follows when it has joined.
-    let runs = UnixStream::connect(&config.socket).is_ok() || lock::is_held(&config.data_dir);
+    // The daemon that runs on the directory holds what this one would bind.
+    let runs = lock::is_held(&config.data_dir);
     check("data_dir", &|| own_directory(&config.data_dir));
     check("socket", &|| muster_api::AdminSocket::check(&config.socket).map_err(|fault| fault.to_string()));
     if let Some(path) = &config.workload_socket {
@@ -66,7 +59,8 @@ fn faults_here(config: &Config, faults: &mut Faults) {
         check("advertise", &|| reachable_for_others(&config.listen, &config.advertise));
     }
     check("join", &|| config.join.iter().try_for_each(|addr| resolved("--join", addr).map(drop)));
-    check("token", &|| usable_token(config));
+    let of_the_token = if matches!(config.token, Some(Err(_))) { "token_file" } else { "token" };
+    check(of_the_token, &|| usable_token(config));
     if let Some(file) = &config.unlock_key_file {
         check("unlock_key_file", &|| readable("--unlock-key-file", file));
     }
@@ -121,8 +115,10 @@ fn reachable_for_others(listen: &str, advertise: &str) -> Result<(), String> {
 
 /// A directory with an identity needs no token.
 fn usable_token(config: &Config) -> Result<(), String> {
+    let has_identity = IdentityStore::exists(&config.data_dir)
+        .map_err(|why| format!("--data-dir {}: cannot look for an identity: {why}", config.data_dir.display()))?;
     match &config.token {
-        _ if IdentityStore::exists(&config.data_dir) => Ok(()),
+        _ if has_identity => Ok(()),
         Some(Ok(token)) => JoinToken::parse(token.expose()).map(drop).map_err(|why| format!("the join token: {why}")),
         Some(Err(why)) => Err(why.clone()),
         None if config.join.is_empty() => Ok(()),
@@ -149,6 +145,7 @@ fn runnable(key: &str, program: Option<&String>) -> Result<(), String> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::ffi::OsStrExt;
     use std::os::unix::fs::PermissionsExt;
 
     use clap::Parser;
@@ -200,12 +197,87 @@ mod tests {
             "{found:#?}"
         );
         // What is sound is checked on this machine, and what the file sets has its line there too.
-        let found =
-            faults("data_dir = \"/d\"\nname = \"Ü\"\nlog = \"muster=loud\"\nunlock_key_file = \"/nowhere\"\n", &[]);
+        let found = faults("data_dir = \"/d\"\nname = \"Ü\"\nlog = \"inof\"\nunlock_key_file = \"/nowhere\"\n", &[]);
         assert_eq!(of(&found), [(Some("name"), Some(2)), (Some("unlock_key_file"), Some(4)), (Some("log"), Some(3))]);
         // The lines of what is not TOML, all of them, without their text.
         let found = faults("data_dir = \"/d\"\ntoken = MSTR-1-a-b\nname = \"x\nlog = info\n", &[]);
         assert!(found.len() >= 2 && found.iter().all(|fault| !fault.message.contains("MSTR")), "{found:#?}");
+    }
+
+    /// A file with a fault is none without keys: all that it sets would be lost in silence.
+    #[test]
+    fn unreadable_numbers_are_faults_of_the_file() {
+        let flags = ["--data-dir", "/d", "--metrics", "off", "--listen", "127.0.0.1:0"];
+        let found = faults("[raft]\nkeep_bytes = 99999999999999999999999999\n", &flags);
+        assert_eq!(of(&found), [(None, Some(2))], "{found:#?}");
+        assert!(found[0].to_string().contains("m.toml, line 2: "), "{found:#?}");
+    }
+
+    /// Otherwise the outcome of `--check-config=json` could not be printed.
+    #[test]
+    fn a_files_name_in_a_fault_is_text() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join(std::ffi::OsStr::from_bytes(b"m\xff.toml"));
+        std::fs::write(&file, "data_dir = \"/d\"\nlissen = 1\n").unwrap();
+        let args = ["musterd".into(), "--config".into(), file.into_os_string()];
+        let found = faults_of(Args::try_parse_from(args).unwrap());
+        let text = serde_json::to_string(&found).unwrap();
+        assert!(text.contains("m\u{fffd}.toml") && text.contains("lissen"), "{text}");
+    }
+
+    #[test]
+    fn token_file_is_a_key_of_the_file_and_a_flag() {
+        let dir = tempfile::tempdir().unwrap();
+        let good = dir.path().join("token");
+        std::fs::write(&good, "MSTR-1-a-b\n").unwrap();
+        let token = |text: &str, flags: &[&str]| {
+            let file = dir.path().join("m.toml");
+            std::fs::write(&file, format!("data_dir = \"/d\"\njoin = [\"127.0.0.1:1\"]\n{text}\n")).unwrap();
+            let args = [&["musterd", "--config", file.to_str().unwrap()], flags].concat();
+            config::read(Args::try_parse_from(args).unwrap()).0.token
+        };
+        let from_file = token(&format!("token_file = {good:?}"), &[]);
+        assert!(matches!(&from_file, Some(Ok(token)) if token.expose() == "MSTR-1-a-b"), "{from_file:?}");
+        let flag = ["--token-file", good.to_str().unwrap()];
+        assert_eq!(token("token_file = \"/nowhere\"", &flag), from_file, "a flag replaces the key");
+        let found = faults("data_dir = \"/d\"\njoin = [\"127.0.0.1:1\"]\ntoken_file = \"/nowhere\"\n", &[]);
+        assert_eq!(of(&found), [(Some("token_file"), Some(3))], "{found:#?}");
+    }
+
+    #[test]
+    fn a_relative_data_directory_is_where_it_starts() {
+        let args = ["musterd", "--data-dir", "some/where", "--metrics", "off", "--listen", "127.0.0.1:0"];
+        let (config, found) = config::read(Args::try_parse_from(args).unwrap());
+        let here = std::env::current_dir().unwrap();
+        assert_eq!((&config.data_dir, found.into_found()), (&here.join("some/where"), vec![]));
+        assert_eq!(config.socket, here.join("some/where/muster.sock"));
+        assert_eq!(faults_of(Args::try_parse_from(args).unwrap()), []);
+        let found = faults("data_dir = \"\"\n", &[]);
+        assert_eq!(of(&found)[0], (Some("data_dir"), Some(1)), "{found:#?}");
+    }
+
+    /// No fault shows a token, wherever the token was written.
+    #[test]
+    fn tokens_are_shown_nowhere() {
+        let dir = tempfile::tempdir().unwrap();
+        let token = dir.path().join("token");
+        std::fs::write(&token, "MSTR-1-secret-1\n").unwrap();
+        let lines = [
+            "token = \"MSTR-1-secret-1\"".to_owned(),
+            format!("token_file = {token:?}"),
+            "name = \"MSTR-1-secret-1\"".to_owned(),
+            "listen = \"MSTR-1-secret-1\"".to_owned(),
+            "log = \"MSTR-1-secret-1\"".to_owned(),
+            "MSTR-1-secret-1 = 1".to_owned(),
+            "labels = { MSTR-1-secret-1 = 1 }".to_owned(),
+            "[raft]\nheartbeat = \"MSTR-1-secret-1\"".to_owned(),
+            "[MSTR-1-secret-1]".to_owned(),
+        ];
+        for line in &lines {
+            let found = faults(&format!("data_dir = \"/d\"\n{line}\n"), &["--join", "127.0.0.1:1"]);
+            let shown = format!("{found:?} {}", serde_json::to_string(&found).unwrap());
+            assert!(!found.is_empty() && !shown.contains("secret"), "{line}: {shown}");
+        }
     }
 
     #[test]

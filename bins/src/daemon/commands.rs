@@ -26,31 +26,27 @@ use crate::guard::{Exit, Guarded, Launch, News, Reading, Report, Streams};
 const KILL: u8 = 9;
 
 /// The programs that this node runs for definitions, as configured now.
-#[derive(Clone)]
-pub(super) struct Allowed(Arc<AllowedPrograms>);
-
-struct AllowedPrograms {
+pub(super) struct Allowed {
     programs: Mutex<Programs>,
     changes: watch::Sender<()>,
 }
 
-impl AllowedPrograms {
-    fn programs(&self) -> MutexGuard<'_, Programs> {
-        self.programs.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 impl Allowed {
     pub fn new(programs: Programs) -> Self {
-        Self(Arc::new(AllowedPrograms { programs: Mutex::new(programs), changes: watch::Sender::new(()) }))
+        Self { programs: Mutex::new(programs), changes: watch::Sender::new(()) }
     }
 
     /// Replaces them.
     pub fn replace(&self, programs: Programs) {
-        let former = std::mem::replace(&mut *self.0.programs(), programs.clone());
-        if former != programs {
-            self.0.changes.send_replace(());
+        let is_news = *self.programs() != programs;
+        *self.programs() = programs;
+        if is_news {
+            self.changes.send_replace(());
         }
+    }
+
+    fn programs(&self) -> MutexGuard<'_, Programs> {
+        self.programs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -58,16 +54,16 @@ impl Allowed {
 pub(super) struct Commands {
     /// The socket for `muster` within a command.
     pub socket: PathBuf,
-    pub allowed: Allowed,
+    pub allowed: Arc<Allowed>,
 }
 
 impl CommandRunner for Commands {
     fn allows(&self, program: &str) -> bool {
-        self.allowed.0.programs().allow(program)
+        self.allowed.programs().allow(program)
     }
 
     fn changes(&self) -> watch::Receiver<()> {
-        self.allowed.0.changes.subscribe()
+        self.allowed.changes.subscribe()
     }
 
     fn run(&self, order: CommandOrder) -> BoxFuture<'static, CommandEnd> {
@@ -207,7 +203,7 @@ mod tests {
         let listed: Reconcilers = toml::from_str("commands = [\"/usr/local/bin/migrate\"]").unwrap();
         let all: Reconcilers = toml::from_str("commands = true").unwrap();
         assert!(all.commands.allow("/bin/sh") && !listed.commands.allow("/bin/sh"));
-        let here = Commands { socket: PathBuf::from("muster.sock"), allowed: Allowed::new(listed.commands) };
+        let here = Commands { socket: PathBuf::from("muster.sock"), allowed: Arc::new(Allowed::new(listed.commands)) };
         assert!(here.allows("/usr/local/bin/migrate") && !here.allows("migrate"));
         let changes = here.changes();
         here.allowed.replace(Programs::Listed(vec!["/usr/local/bin/migrate".to_owned()]));

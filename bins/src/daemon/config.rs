@@ -291,6 +291,7 @@ pub fn read(args: Args) -> (Config, Faults) {
         ("cluster_name", args.cluster_name.is_some()),
         ("join", !args.join.is_empty()),
         ("token", args.token.is_some() || args.token_file.is_some()),
+        ("token_file", args.token.is_some() || args.token_file.is_some()),
         ("release", args.release.is_some()),
         ("metrics", args.metrics.is_some()),
         ("socket", args.socket.is_some()),
@@ -303,7 +304,15 @@ pub fn read(args: Args) -> (Config, Faults) {
     if data_dir.is_none() && faults.may_be_missing("data_dir") {
         faults.add("data_dir", "--data-dir DIR is required: where this node keeps its data");
     }
-    let data_dir = data_dir.unwrap_or_default();
+    // Relative to where the daemon starts. A command that gets a path of it may run elsewhere.
+    let data_dir = match data_dir.as_deref().map(std::path::absolute) {
+        Some(Ok(absolute)) => absolute,
+        Some(Err(why)) => {
+            faults.add("data_dir", format!("--data-dir {}: {why}", data_dir.unwrap_or_default().display()));
+            PathBuf::new()
+        }
+        None => PathBuf::new(),
+    };
     let listen = args.listen.or(file.listen).unwrap_or_else(|| "127.0.0.1:4400".to_owned());
     faults.check("listen", host_and_port("--listen", &listen));
     let advertise = args.advertise.or(file.advertise);

@@ -5,6 +5,9 @@ use std::io::{Read, Seek, Write};
 use std::path::{Path, PathBuf};
 
 use super::recovery::{DAMAGED, FENCED};
+use rustix::fs::{FlockOperation, fcntl_lock};
+use rustix::process::{Flock, FlockType, fcntl_getlk};
+
 use muster_pki::private::{NotPrivate, check_folder, close_to_others, open_own_file};
 
 /// Why this process cannot use the directory.
@@ -50,6 +53,10 @@ impl DirLock {
                 tracing::warn!(folder = %held.display(), %error, "cannot restrict the permissions of the Raft data directory");
             }
         }
+        // A lock that others can ask for without taking it, which they cannot of the one above. Only that one decides.
+        if let Err(error) = fcntl_lock(&file, FlockOperation::NonBlockingLockExclusive) {
+            tracing::debug!(%error, "--check-config will not see that this daemon runs");
+        }
         // Used only in the sentence above: on a full disk the pid is missing there, and the daemon starts anyway.
         let _unsaid =
             file.set_len(0).and_then(|()| file.rewind()).and_then(|()| writeln!(file, "{}", std::process::id()));
@@ -57,10 +64,10 @@ impl DirLock {
     }
 }
 
-/// Whether a daemon runs on the directory. Creates nothing.
+/// Whether a daemon runs on the directory. Only asks: a lock taken for a moment would make a start in that moment fail.
 pub fn is_held(dir: &Path) -> bool {
-    // Shared, for a moment, and only where no daemon answers: a start in that moment would fail, and be repeated by its service manager.
-    File::open(dir.join("lock")).is_ok_and(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)))
+    let held = |file: File| fcntl_getlk(file, &Flock::from(FlockType::WriteLock)).is_ok_and(|by| by.is_some());
+    File::open(dir.join("lock")).is_ok_and(held)
 }
 
 #[cfg(test)]
@@ -85,6 +92,16 @@ mod tests {
         let refused = DirLock::take(dir.path()).unwrap_err().to_string();
         assert!(refused.contains("chmod go-w") && refused.contains("--data-dir"), "{refused}");
         assert!(!dir.path().join("lock").exists());
+    }
+
+    #[test]
+    fn directories_are_created_for_this_user_alone() {
+        let above = tempfile::tempdir().unwrap();
+        let dir = above.path().join("new/data");
+        let _lock = DirLock::take(&dir).unwrap();
+        let mode = |path: &Path| std::fs::metadata(path).unwrap().mode() & 0o777;
+        let modes = [dir.parent().unwrap(), &dir, &dir.join("lock")].map(mode);
+        assert_eq!(modes, [0o700, 0o700, 0o600]);
     }
 
     #[test]

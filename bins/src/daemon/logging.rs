@@ -22,19 +22,75 @@ pub struct LogFilter(reload::Handle<EnvFilter, Registry>);
 
 impl LogFilter {
     /// Replaces it.
-    pub fn set(&self, filter: &str) -> Result<(), String> {
-        self.0.reload(parse(filter)?).map_err(|e| e.to_string())
+    pub fn set(&self, filter: EnvFilter) -> Result<(), String> {
+        self.0.reload(filter).map_err(|e| e.to_string())
     }
 }
 
-/// Fails on a filter that cannot be parsed.
+/// Fails on a filter that cannot be parsed, or in which a level or a target of this program is misspelt: it would silence the log.
 pub fn parse(filter: &str) -> Result<EnvFilter, String> {
+    for directive in filter.split(',').map(str::trim) {
+        if let Some(misspelt) = misspelt(directive) {
+            return Err(format!("--log {filter:?}: {misspelt}"));
+        }
+    }
     EnvFilter::builder().parse(filter).map_err(|e| format!("--log {filter:?}: {e}"))
 }
 
-/// Installs the log. Fails on a filter that cannot be parsed.
-pub fn install(filter: &str, format: LogFormat) -> Result<LogFilter, String> {
-    let (filter, handle) = reload::Layer::new(parse(filter)?);
+/// What is wrong with a directive that can be parsed. One for a library is not checked: there is no list of its targets.
+fn misspelt(directive: &str) -> Option<String> {
+    let (target, level) = directive.split_once('=').map_or((directive, None), |(target, level)| (target, Some(level)));
+    let is_level = target.parse::<LevelFilter>().is_ok();
+    if target.is_empty() || is_level || target.contains(['[', '{']) {
+        return None; // spans and fields are not checked
+    }
+    let part = target.split("::").next().unwrap_or_default();
+    // A target is a beginning: `muster` is for all of them.
+    if CRATES.iter().any(|name| name.starts_with(part)) && part.starts_with("muster") {
+        return None;
+    }
+    if part.starts_with("muster") {
+        return Some(format!("{part} is no target of this program, which has {}", CRATES.join(", ")));
+    }
+    let why = "neither a level (off, error, warn, info, debug, trace) nor a target of this program";
+    level.is_none().then(|| format!("{part} is {why}; write a library's as {part}=debug"))
+}
+
+/// What the targets of this program begin with: its crates.
+const CRATES: [&str; 28] = [
+    "muster",
+    "muster_agent",
+    "muster_api",
+    "muster_audit",
+    "muster_autolock",
+    "muster_blocklist",
+    "muster_cert_authority",
+    "muster_client",
+    "muster_elections",
+    "muster_elector",
+    "muster_gates",
+    "muster_gateway",
+    "muster_join",
+    "muster_kernel",
+    "muster_kubernetes",
+    "muster_local_cluster",
+    "muster_manager",
+    "muster_mesh",
+    "muster_messages",
+    "muster_pki",
+    "muster_raft_member",
+    "muster_reconciler",
+    "muster_role_manager",
+    "muster_root_rotation",
+    "muster_sealing",
+    "muster_sessions",
+    "muster_store",
+    "muster_workload_api",
+];
+
+/// Installs the log.
+pub fn install(filter: EnvFilter, format: LogFormat) -> Result<LogFilter, String> {
+    let (filter, handle) = reload::Layer::new(filter);
     let quiet = tracing_subscriber::filter::filter_fn(|meta| {
         let noisy = ["ractor", "rustls", "hyper", "raft_engine", "h2"];
         let least = match noisy.iter().find(|library| meta.target().starts_with(**library)) {
@@ -170,6 +226,43 @@ fn one_line(event: &[u8]) -> Cow<'_, [u8]> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Such a filter is legal, and would log nothing at all.
+    #[test]
+    fn misspelt_filters_are_refused() {
+        for legal in [
+            "info",
+            "INFO",
+            "off",
+            "3",
+            "",
+            "info,muster=debug",
+            "muster_mesh=trace",
+            "muster_raft=debug,warn",
+            "tokio=warn",
+            "muster::daemon::node=debug",
+            "muster_api",
+            "info,[span]=debug",
+            "muster[{node}]=debug",
+        ] {
+            assert!(parse(legal).is_ok(), "{legal}: {:?}", parse(legal).err());
+        }
+        for (filter, word) in [
+            ("inof", "neither a level"),
+            ("info,debgu", "debgu is neither"),
+            ("musterd=debug", "muster_agent, muster_api"),
+            ("info,muster_msh=debug", "muster_msh is no target"),
+            ("muster=loud", "--log"),
+        ] {
+            let refused = parse(filter).err().unwrap_or_default();
+            assert!(refused.starts_with("--log") && refused.contains(word), "{filter}: {refused}");
+        }
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../actors");
+        for actor in std::fs::read_dir(root).unwrap() {
+            let name = format!("muster_{}", actor.unwrap().file_name().to_str().unwrap().replace('-', "_"));
+            assert!(CRATES.contains(&&*name), "{name}");
+        }
+    }
 
     #[test]
     fn log_text_with_line_breaks_stays_one_line() {

@@ -25,7 +25,6 @@ mod upstream;
 mod workloads;
 
 use std::ffi::OsString;
-use std::io::Write;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -74,7 +73,8 @@ pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
         leave_no_core_file();
         return recovery::print_plan(&config, format).unwrap_or_else(|exit| exit.report());
     }
-    let log = match logging::install(&config.log, config.log_format) {
+    let installed = logging::parse(&config.log).and_then(|filter| logging::install(filter, config.log_format));
+    let log = match installed {
         Ok(log) => log,
         Err(bad) => return Exit::new(2, bad).report(),
     };
@@ -95,8 +95,7 @@ pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
 fn print_config(config: &Config) -> ExitCode {
     match toml::to_string(config) {
         Ok(text) => {
-            // The reader may have closed the pipe.
-            let _closed = std::io::stdout().write_all(text.as_bytes());
+            boot::print(&text);
             ExitCode::SUCCESS
         }
         Err(error) => Exit::new(1, error.to_string()).report(),

@@ -79,7 +79,7 @@ pub struct Node {
     root: Supervisor,
     shared: Shared,
     reconcilers: Option<Reconcilers>,
-    allowed: Allowed,
+    allowed: Arc<Allowed>,
     session: watch::Receiver<Option<SessionStatus>>,
     fatal: Arc<watch::Sender<Option<String>>>,
 }
@@ -116,8 +116,8 @@ impl Node {
 
         start_tree(&root, &wired, listener, Arc::clone(&socket))
             .map_err(|e| Exit::new(1, format!("cannot start the port's threads: {e}")))?;
-        let allowed = Allowed::new(shared.config.settings.reconcilers.commands.clone());
-        let reconcilers = reconcilers::spec(&shared, allowed.clone()).map(|(spec, reconcilers)| {
+        let allowed = Arc::new(Allowed::new(shared.config.settings.reconcilers.commands.clone()));
+        let reconcilers = reconcilers::spec(&shared, Arc::clone(&allowed)).map(|(spec, reconcilers)| {
             root.children().start(spec);
             reconcilers
         });

@@ -55,7 +55,7 @@ pub(super) fn own_cluster(shared: &Shared) -> Arc<dyn Cluster> {
 }
 
 /// `node/reconcilers`: a group for every reconciler for which this node's release has a definition with objects or a command.
-pub(super) fn spec(shared: &Shared, allowed: Allowed) -> Option<(Spec, Reconcilers)> {
+pub(super) fn spec(shared: &Shared, allowed: Arc<Allowed>) -> Option<(Spec, Reconcilers)> {
     let release: Release = shared.config.release.parse().ok()?;
     let own_cluster = Arc::new(OwnCluster { api: shared.api.clone(), me: shared.me });
     let commands: Arc<dyn CommandRunner> = Arc::new(Commands { socket: shared.config.socket.clone(), allowed });

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use tokio::task::JoinHandle;
 use toml::Value;
+use tracing_subscriber::EnvFilter;
 
 use super::config::{self, Args, Config};
 use super::logging::{self, LogFilter};
@@ -19,6 +20,9 @@ const APPLIED: [&str; 2] = ["log", "reconcilers.commands"];
 /// How long reading may take. A file system that hangs must not keep a daemon from being stopped.
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// What was read: sound as a whole.
+type Read = (Config, EnvFilter);
+
 /// What a reload needs.
 pub struct Reload {
     args: Args,
@@ -26,7 +30,7 @@ pub struct Reload {
     in_force: Config,
     log: LogFilter,
     /// A reading that has not ended in time.
-    reading: Option<JoinHandle<Result<Config, String>>>,
+    reading: Option<JoinHandle<Result<Read, String>>>,
 }
 
 impl Reload {
@@ -43,20 +47,20 @@ impl Reload {
     pub async fn reload(&mut self, node: &Node) {
         node.reopen_audit_log();
         match self.read().await {
-            Ok(config) => self.apply(node, config),
+            Ok(read) => self.apply(node, read),
             Err(why) => tracing::error!(why, "the configuration was not reloaded: nothing has changed"),
         }
     }
 
-    async fn read(&mut self) -> Result<Config, String> {
+    async fn read(&mut self) -> Result<Read, String> {
         if self.reading.as_ref().is_some_and(|reading| !reading.is_finished()) {
             return Err("an earlier reading has not ended: the file system hangs".to_owned());
         }
         let args = self.args.clone();
         let reading = self.reading.insert(tokio::task::spawn_blocking(move || {
             let config = config::load(args).map_err(|bad| bad.to_string())?;
-            logging::parse(&config.log)?;
-            Ok(config)
+            let log = logging::parse(&config.log)?;
+            Ok((config, log))
         }));
         match tokio::time::timeout(READ_TIMEOUT, &mut *reading).await {
             Ok(read) => {
@@ -67,14 +71,14 @@ impl Reload {
         }
     }
 
-    fn apply(&mut self, node: &Node, new: Config) {
+    fn apply(&mut self, node: &Node, (new, log): Read) {
         let changed = changed_keys(&self.in_force, &new);
         let (applied, needs_restart): (Vec<&str>, Vec<&str>) =
             changed.iter().map(String::as_str).partition(|key| APPLIED.contains(key));
         let in_force = &mut self.in_force;
         in_force.log = new.log;
         in_force.settings.reconcilers = new.settings.reconcilers;
-        if let Err(why) = self.log.set(&in_force.log) {
+        if let Err(why) = self.log.set(log) {
             tracing::error!(why, "the log filter was not replaced");
         }
         node.allow_programs(in_force.settings.reconcilers.commands.clone());

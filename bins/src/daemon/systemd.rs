@@ -54,7 +54,7 @@ pub fn reloaded() {
 }
 
 enum Message {
-    /// Each is sent, in order.
+    /// Each is sent, in order; of too many, the newest.
     State(String),
     /// The newest is sent.
     Status(String),
@@ -76,8 +76,13 @@ const MAX_UNSENT_STATES: usize = 64;
 impl Unsent {
     fn add(&mut self, message: Message) {
         match message {
-            Message::State(state) if self.states.len() < MAX_UNSENT_STATES => self.states.push_back(state),
-            Message::State(_) => {}
+            Message::State(state) => {
+                // The newest ones say what holds: that the daemon stops, above all.
+                if self.states.len() >= MAX_UNSENT_STATES {
+                    self.states.pop_front();
+                }
+                self.states.push_back(state);
+            }
             Message::Status(status) => self.status = Some(format!("STATUS={status}")),
             Message::Beat => self.beat = true,
         }
@@ -274,7 +279,9 @@ mod tests {
         let sent: Vec<String> = std::iter::from_fn(|| unsent.next()).collect();
         assert_eq!(sent, ["READY=1", "STOPPING=1", "STATUS=b", "WATCHDOG=1"]);
         (0..1_000).for_each(|_| unsent.add(state("READY=1")));
-        assert_eq!(unsent.states.len(), MAX_UNSENT_STATES);
+        unsent.add(state("STOPPING=1"));
+        let sent: Vec<String> = std::iter::from_fn(|| unsent.next()).collect();
+        assert_eq!((sent.len(), sent.last().map(String::as_str)), (MAX_UNSENT_STATES, Some("STOPPING=1")));
     }
 
     /// The watchdog is fed while the root supervisor answers, by late answers too, and not while it hangs.

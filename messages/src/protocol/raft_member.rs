@@ -100,6 +100,23 @@ pub enum ReadError {
     Busy,
 }
 
+impl From<ReadError> for ErrorBody {
+    fn from(error: ReadError) -> Self {
+        // As for proposals: long enough for an election.
+        let soon = std::time::Duration::from_millis(200);
+        let text = error.to_string();
+        match error {
+            ReadError::Busy => ErrorBody::new(ErrorCode::TooManyRequests, text),
+            ReadError::NoQuorum { missing } => {
+                ErrorBody::new(ErrorCode::NoQuorum, text).with_details(&serde_json::json!({"missing": missing}))
+            }
+            ReadError::NoLeader => ErrorBody::new(ErrorCode::NoQuorum, text),
+            ReadError::TimedOut => ErrorBody::new(ErrorCode::TimedOut, text),
+        }
+        .retry_after(soon)
+    }
+}
+
 /// Messages of the Raft member.
 #[derive(Named)]
 #[strum(serialize_all = "snake_case")]

@@ -119,7 +119,8 @@ pub enum HostFrame {
     /// holds is repeated then. Late: ignored on a connection that has ended.
     Ended(super::Refusal),
     /// Answers a heartbeat: the host is alive, and what it has sent before holds as of this revision. Lost: the next one counts;
-    /// three periods without any frame end the session. Repeated or late: one more heartbeat answer.
+    /// three periods without any frame end the session. Repeated or late: one more heartbeat answer; a revision that is not above the
+    /// one before says nothing about what was sent.
     HeartbeatAck { revision: Revision },
     /// The cluster's roots, after the first view and whenever they change, once there was a rotation. Acknowledged by
     /// [`AgentAsk::TrustRoots`]. Lost: sent again with the next session. Repeated: acknowledged again if the cluster has
@@ -136,7 +137,8 @@ pub struct WorkloadsPage {
     pub incarnation: Incarnation,
     /// The state as of which these are all.
     pub revision: Revision,
-    /// The position of this page, from 0. Out of order: the pages before are forgotten, and the next complete list counts.
+    /// The position of this page, from 0. Page 0: whatever was sent of another list is forgotten. Out of order: so are the pages before,
+    /// and the next complete list counts.
     pub page: u32,
     /// With it the list is complete.
     pub last: bool,

@@ -250,7 +250,7 @@ impl Agent {
             }
             HostFrame::Workloads(page) if live.viewed => {
                 let vouched = live.vouched;
-                self.workloads.received((now, &self.config), (attempt, vouched), page, out);
+                self.workloads.received((attempt, vouched), page, out);
             }
             HostFrame::HeartbeatAck { revision } if live.viewed => {
                 let stamp = (live.incarnation, revision);

@@ -42,6 +42,15 @@ impl Newest {
         self.stamp = self.stamp.max(stamp);
     }
 
+    /// Whether this is not older; then it is the newest from now on. Something older that is not followed says nothing about the newest.
+    pub fn replace(&mut self, stamp: Stamp) -> bool {
+        let is_current = stamp >= self.stamp;
+        if is_current {
+            *self = Self::of(stamp);
+        }
+        is_current
+    }
+
     /// Unless it is `Older`, it is the newest from now on.
     pub fn judge(&mut self, now: Moment, stamp: Stamp, forget_after: Duration) -> Age {
         let mut age = Age::Current;

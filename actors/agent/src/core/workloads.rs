@@ -1,10 +1,14 @@
 //! Workloads: those that apply to this node, as the newest complete list of any host has them.
 //!
-//! Owns        the list that is being received, the last complete one of the session, and how new the published one is.
-//! Invariants  AGENT-14  a list is published only when it is complete, and never after a newer one: a host that lags behind brings back
-//!                       no workload that was removed. A false revision holds back no genuine list for longer than a host lags behind.
+//! Owns        the list that is being received, or the complete one that is not published, and how new the published one is.
+//! Invariants  AGENT-14  a list is published only when it is complete, and never after a newer one: a host that lags behind, or whose
+//!                       state no longer advances, brings back no workload that was removed. A false revision holds back a genuine list
+//!                       for no longer than a minute in which one host's state advances.
 //! Why a list that is older is kept: a host sends it once, and not again until it changes. It is published once the host's answers show
 //! that it still holds as of a newer state, or once the newer stamp has proven false.
+//! Why an answer must name a later revision than the one before: a host whose state no longer advances, such as a former leader that was
+//! cut off, answers heartbeats with the same revision without end. That shows neither that its list still holds nor that another one's
+//! revision is false.
 
 use muster_messages::wire::WorkloadsPage;
 use muster_messages::{Incarnation, MAX_WORKLOADS, Moment, WorkloadEntry};
@@ -28,8 +32,8 @@ pub(super) struct Workloads {
     newest: Newest,
     /// The session whose host has sent a list.
     listed_on: Option<Attempt>,
-    /// The last complete list of that host, while it is not published: it is older than another one.
-    unpublished: Option<Vec<WorkloadEntry>>,
+    /// The last complete list of that host, while it is older than another one, and the state as of which it is known to hold.
+    unpublished: Option<(Stamp, Vec<WorkloadEntry>)>,
 }
 
 impl Workloads {
@@ -39,18 +43,14 @@ impl Workloads {
     }
 
     /// A page. `vouched`: the newest incarnation of which this host may know.
-    pub fn received(
-        &mut self,
-        (now, config): (Moment, &AgentConfig),
-        (on, vouched): (Attempt, Incarnation),
-        page: WorkloadsPage,
-        out: &mut Vec<Effect>,
-    ) {
+    pub fn received(&mut self, (on, vouched): (Attempt, Incarnation), page: WorkloadsPage, out: &mut Vec<Effect>) {
         let stamp = (page.incarnation, page.revision);
         self.begin(on);
+        // The host has another list by now, even if this page cannot be used.
+        self.unpublished = None;
         let mut list = match self.partial.take() {
-            Some(begun) if (begun.on, begun.stamp, begun.pages) == (on, stamp, page.page) => begun,
             _ if page.page == 0 => Partial { on, stamp, pages: 0, entries: Vec::new() },
+            Some(begun) if (begun.on, begun.stamp, begun.pages) == (on, stamp, page.page) => begun,
             _ => return,
         };
         list.pages += 1;
@@ -58,36 +58,50 @@ impl Workloads {
         if page.incarnation > vouched || list.entries.len() > MAX_WORKLOADS {
             return;
         }
-        if page.last {
-            self.unpublished = Some(list.entries);
-            self.publish((now, config), stamp, out);
-        } else {
+        if !page.last {
             self.partial = Some(list);
+        } else if self.newest.replace(stamp) {
+            out.push(Effect::PublishWorkloads { entries: list.entries, stamp });
+        } else {
+            self.unpublished = Some((stamp, list.entries));
         }
     }
 
     /// A heartbeat answer: what its host has sent before holds as of this revision. If that is nothing, the cluster never had a workload.
-    pub fn acknowledged(&mut self, at: (Moment, &AgentConfig), on: Attempt, stamp: Stamp, out: &mut Vec<Effect>) {
+    pub fn acknowledged(
+        &mut self,
+        (now, config): (Moment, &AgentConfig),
+        on: Attempt,
+        stamp: Stamp,
+        out: &mut Vec<Effect>,
+    ) {
         if self.begin(on) {
-            self.unpublished = Some(Vec::new());
+            if self.newest.replace(stamp) {
+                out.push(Effect::PublishWorkloads { entries: Vec::new(), stamp });
+            } else {
+                self.unpublished = Some((stamp, Vec::new()));
+            }
+            return;
         }
-        self.publish(at, stamp, out);
+        let Some((held, entries)) = self.unpublished.take() else { return };
+        if stamp <= held {
+            self.unpublished = Some((held, entries));
+        } else if self.newest.judge(now, stamp, config.forget_views) == Age::Older {
+            self.unpublished = Some((stamp, entries));
+        } else {
+            out.push(Effect::PublishWorkloads { entries, stamp });
+        }
     }
 
-    /// Whether this is the first of the session. A list of another host is not awaited any more.
+    /// Whether this is the first of the session. A list of another host is not awaited any more, and what another host has shown does not
+    /// count against the newest revision: that host may have lagged behind for longer.
     fn begin(&mut self, on: Attempt) -> bool {
         let is_first = self.listed_on.replace(on) != Some(on);
         if is_first {
-            self.unpublished = None;
+            (self.partial, self.unpublished) = (None, None);
+            self.newest = Newest::of(self.newest.stamp());
         }
         is_first
-    }
-
-    fn publish(&mut self, (now, config): (Moment, &AgentConfig), stamp: Stamp, out: &mut Vec<Effect>) {
-        if self.unpublished.is_none() || self.newest.judge(now, stamp, config.forget_views) == Age::Older {
-            return;
-        }
-        out.extend(self.unpublished.take().map(|entries| Effect::PublishWorkloads { entries, stamp }));
     }
 
     /// This node is permanently out.
@@ -105,6 +119,7 @@ mod tests {
 
     const ONE: Incarnation = Incarnation(1);
     const NOW: Moment = Moment(1_000_000_000);
+    const HEARTBEAT: std::time::Duration = std::time::Duration::from_secs(5);
 
     fn entry(n: u32) -> WorkloadEntry {
         WorkloadEntry::new(format!("a/w{n}").parse().unwrap(), [WorkloadSelector::UnixUid(n)])
@@ -115,14 +130,9 @@ mod tests {
         WorkloadsPage { incarnation: ONE, revision: Revision(revision), page, last, entries }
     }
 
-    fn receive(workloads: &mut Workloads, on: u64, page: WorkloadsPage) -> Option<Vec<String>> {
-        receive_at(workloads, NOW, on, page)
-    }
-
     /// The list that is published with the page.
-    fn receive_at(workloads: &mut Workloads, now: Moment, on: u64, page: WorkloadsPage) -> Option<Vec<String>> {
-        let config = AgentConfig::default();
-        published(|out| workloads.received((now, &config), (Attempt(on), ONE), page, out))
+    fn receive(workloads: &mut Workloads, on: u64, page: WorkloadsPage) -> Option<Vec<String>> {
+        published(|out| workloads.received((Attempt(on), ONE), page, out))
     }
 
     /// The list that is published with a heartbeat answer.
@@ -175,11 +185,49 @@ mod tests {
             };
             assert_eq!(lied, Some(vec![]));
             assert_eq!(receive(&mut workloads, 2, page(4, 0, true, &[1])), None);
-            assert_eq!(acknowledge(&mut workloads, NOW + forget_after / 2, 2, 5), None);
-            assert_eq!(acknowledge(&mut workloads, NOW + forget_after, 2, 6), Some(vec!["a/w1".into()]));
-            let later = NOW + forget_after * 2;
-            assert_eq!(receive_at(&mut workloads, later, 2, page(7, 0, true, &[2])), Some(vec!["a/w2".into()]));
+            assert_eq!(acknowledge(&mut workloads, NOW, 2, 5), None);
+            assert_eq!(acknowledge(&mut workloads, NOW + forget_after - HEARTBEAT, 2, 6), None);
+            assert_eq!(acknowledge(&mut workloads, NOW + forget_after, 2, 7), Some(vec!["a/w1".into()]));
+            assert_eq!(receive(&mut workloads, 2, page(8, 0, true, &[2])), Some(vec!["a/w2".into()]));
         }
+    }
+
+    /// A host whose state does not advance, such as a leader that was cut off, names one revision for as long as it answers.
+    #[test]
+    fn a_host_that_is_stuck_brings_nothing_back() {
+        let forget_after = AgentConfig::default().forget_views;
+        let mut workloads = Workloads::default();
+        assert!(receive(&mut workloads, 1, page(9, 0, true, &[])).is_some(), "w1 was removed");
+        assert_eq!(receive(&mut workloads, 2, page(7, 0, true, &[1])), None);
+        for beats in 0..100 {
+            assert_eq!(acknowledge(&mut workloads, NOW + HEARTBEAT * beats, 2, 7), None);
+        }
+        let later = NOW + HEARTBEAT * 100;
+        // It catches up, step by step: its list holds no longer.
+        assert_eq!(acknowledge(&mut workloads, later, 2, 8), None);
+        assert_eq!(receive(&mut workloads, 2, page(9, 0, true, &[])), Some(vec![]));
+        // Neither does the time that one host has lost count for the next one, nor its list.
+        for (on, after) in [(3, forget_after * 10), (4, forget_after * 20)] {
+            assert_eq!(receive(&mut workloads, on, page(6, 0, true, &[1])), None);
+            assert_eq!(acknowledge(&mut workloads, later + after, on, 7), None);
+            assert_eq!(acknowledge(&mut workloads, later + after, on, 6), None, "a late answer");
+        }
+        // A page of the same list again, and one of a list whose first page is missing.
+        assert_eq!(receive(&mut workloads, 4, page(6, 0, true, &[1])), None);
+        assert_eq!(receive(&mut workloads, 4, page(9, 1, true, &[1])), None);
+        assert_eq!(acknowledge(&mut workloads, later + forget_after * 30, 4, 10), None, "nothing that it has sent");
+    }
+
+    /// Once the first page of a list is here, the one before holds no longer.
+    #[test]
+    fn the_first_page_of_a_list_replaces_what_was_collected() {
+        let mut workloads = Workloads::default();
+        assert!(receive(&mut workloads, 1, page(9, 0, true, &[])).is_some());
+        assert_eq!(receive(&mut workloads, 2, page(8, 0, true, &[1])), None);
+        assert_eq!(receive(&mut workloads, 2, page(10, 0, false, &[2])), None);
+        assert_eq!(acknowledge(&mut workloads, NOW, 2, 10), None, "the list as of 8 does not hold as of 10");
+        assert_eq!(receive(&mut workloads, 2, page(10, 0, false, &[3])), None, "it begins again");
+        assert_eq!(receive(&mut workloads, 2, page(10, 1, true, &[4])), Some(vec!["a/w3".into(), "a/w4".into()]));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! could request them until those events are forgotten. A node has a small budget of them, and one more each minute.
 //!
 //! Owns        how many each node has used, in the leader's memory: the next leader counts anew.
-//! Invariants  CERT-10  a node is signed certificates that it does not need only within [`MAX_EARLY_RENEWALS`]. After a role change, a
+//! Invariants  CERT-10  a node is signed certificates that it does not need only within [`EARLY_RENEWAL_BUDGET`]. After a role change, a
 //!                      requested rotation, or half of a certificate's life a renewal is not early.
 //! Not zero: a lost answer leaves the node without the certificate that the cluster has recorded for it.
 
@@ -15,7 +15,7 @@ use super::budget::{Budget, Used};
 
 /// Answers that may be lost in a row: more than any fault is known to take. One more each minute: the 10,000 events that are kept then
 /// cover a week.
-pub(super) const MAX_EARLY_RENEWALS: Budget = Budget { burst: 30, interval: Duration::from_secs(60) };
+pub(super) const EARLY_RENEWAL_BUDGET: Budget = Budget { burst: 30, interval: Duration::from_secs(60) };
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct EarlyRenewals(BTreeMap<NodeId, Used>);
@@ -23,10 +23,10 @@ pub(super) struct EarlyRenewals(BTreeMap<NodeId, Used>);
 impl EarlyRenewals {
     /// Uses one. `Err`: none is available before this time has passed.
     pub(super) fn take(&mut self, node: NodeId, now: Moment) -> Result<(), Duration> {
-        self.0.retain(|_, used| !MAX_EARLY_RENEWALS.returned(*used, now).is_nothing());
+        self.0.retain(|_, used| !EARLY_RENEWAL_BUDGET.returned(*used, now).is_nothing());
         let used = self.0.get(&node).copied().unwrap_or_default();
-        MAX_EARLY_RENEWALS.check(used, now)?;
-        self.0.insert(node, MAX_EARLY_RENEWALS.one_more(used, now));
+        EARLY_RENEWAL_BUDGET.check(used, now)?;
+        self.0.insert(node, EARLY_RENEWAL_BUDGET.one_more(used, now));
         Ok(())
     }
 }
@@ -43,14 +43,14 @@ pub(super) fn is_due(record: &NodeRecord, lifetime: Duration, wall: WallTime) ->
 mod tests {
     use super::*;
 
-    const INTERVAL: Duration = MAX_EARLY_RENEWALS.interval;
+    const INTERVAL: Duration = EARLY_RENEWAL_BUDGET.interval;
 
     #[test]
     fn early_renewals_are_limited_and_return_one_by_one() {
         let mut early = EarlyRenewals::default();
         let (node, other) = (NodeId::from_entropy(1), NodeId::from_entropy(2));
         let begin = Moment(0) + Duration::from_secs(3600);
-        for _ in 0..MAX_EARLY_RENEWALS.burst {
+        for _ in 0..EARLY_RENEWAL_BUDGET.burst {
             assert_eq!(early.take(node, begin), Ok(()));
         }
         assert_eq!(early.take(node, begin), Err(INTERVAL));
@@ -59,7 +59,7 @@ mod tests {
         assert_eq!(early.take(node, begin + INTERVAL), Ok(()));
         assert_eq!(early.take(node, begin + INTERVAL), Err(INTERVAL));
         let later = begin + INTERVAL * 1000;
-        for _ in 0..MAX_EARLY_RENEWALS.burst {
+        for _ in 0..EARLY_RENEWAL_BUDGET.burst {
             assert_eq!(early.take(node, later), Ok(()));
         }
         assert!(early.take(node, later).is_err(), "the budget does not grow further");

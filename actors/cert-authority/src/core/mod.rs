@@ -36,7 +36,7 @@ pub use self::values::{
     Answer, AskId, Effect, Input, NodeRequest, Profile, StepId, UserRequest, VerifiedJoin, WorkloadRequest,
 };
 use self::workloads::LiveWorkloads;
-pub use self::workloads::{MAX_LIVE, MAX_USED};
+pub use self::workloads::{MAX_LIVE, WORKLOAD_BUDGET};
 
 /// How often a request is signed again because its grant changed meanwhile. A role changes at most a few times a second, and
 /// each round takes milliseconds.
@@ -162,7 +162,7 @@ impl CertAuthority {
         let alike = |of: fn(&CertificateRequest) -> bool| self.pending.values().filter(|p| of(&p.cert_request)).count();
         self.pending.len() >= self.config.max_pending
             || cert_request.is_join() && alike(CertificateRequest::is_join) >= self.config.max_joins
-            || cert_request.is_workload() && alike(CertificateRequest::is_workload) >= self.config.max_pending / 2
+            || cert_request.is_workload() && alike(CertificateRequest::is_workload) >= self.config.max_workloads
     }
 
     /// CERT-10.

@@ -5,7 +5,7 @@
 //! Invariants  SPIFFE-1  a certificate is handed out only if its entry applies to the asking node in an applied state that was read
 //!                       linearizably after the signature. If the entry or the signing root changed meanwhile, it is signed again.
 //!             SPIFFE-7  a node has certificates for at most [`MAX_LIVE`] workloads from one leader, and gets at most as many at once and
-//!                       one more each half second as [`MAX_USED`] allows. A certificate that was withheld does not count.
+//!                       one more each half second as [`WORKLOAD_BUDGET`] allows. A certificate that was withheld does not count.
 //! Why a read: no proposal shows that this manager still leads. One that was cut off or suspended would sign for nodes that were removed
 //! long ago. The state that was read is judged, and not whether this manager leads: another leader's state is as good.
 
@@ -29,7 +29,7 @@ use super::values::{Answer, AskId, Effect, StepId, WorkloadRequest};
 pub const MAX_LIVE: usize = 400;
 /// Certificates for one node at once: an agent that starts again requests all 200 of them, perhaps twice. One more each half second: more
 /// than 200 workloads need that are renewed every 2.5 minutes.
-pub const MAX_USED: Budget = Budget { burst: 400, interval: Duration::from_millis(500) };
+pub const WORKLOAD_BUDGET: Budget = Budget { burst: 400, interval: Duration::from_millis(500) };
 
 impl CertAuthority {
     pub(super) fn sign_workload(
@@ -186,7 +186,7 @@ impl LiveWorkloads {
         self.sweep(now, wall);
         let Some(of_node) = self.nodes.get_mut(&node) else { return Ok(()) };
         of_node.settle(now, wall);
-        if let Err(wait) = MAX_USED.check(of_node.used, now) {
+        if let Err(wait) = WORKLOAD_BUDGET.check(of_node.used, now) {
             let text = format!("node {node} has requested too many certificates of workloads; retry later");
             return Err(ErrorBody::new(ErrorCode::TooManyRequests, text).retry_after(wait));
         }
@@ -200,7 +200,7 @@ impl LiveWorkloads {
     fn take(&mut self, node: NodeId, workload: &WorkloadName, until: WallTime, (now, wall): (Moment, WallTime)) {
         let of_node = self.nodes.entry(node).or_default();
         of_node.settle(now, wall);
-        of_node.used = MAX_USED.one_more(of_node.used, now);
+        of_node.used = WORKLOAD_BUDGET.one_more(of_node.used, now);
         of_node.live.insert(workload.clone(), until);
         self.signed += 1;
     }
@@ -226,7 +226,7 @@ impl LiveWorkloads {
 
 impl OfNode {
     fn settle(&mut self, now: Moment, wall: WallTime) {
-        self.used = MAX_USED.returned(self.used, now);
+        self.used = WORKLOAD_BUDGET.returned(self.used, now);
         // Each request looks at all of them: there are at most `MAX_LIVE`.
         self.live.retain(|_, until| *until > wall);
     }
@@ -251,24 +251,24 @@ mod tests {
             live.take(node, &name(n), until, now);
             Ok::<(), ErrorBody>(())
         };
-        let later = begin + MAX_USED.interval * MAX_USED.burst;
+        let later = begin + WORKLOAD_BUDGET.interval * WORKLOAD_BUDGET.burst;
         for n in 0..MAX_LIVE {
             take(&mut live, node, n, (begin, wall)).unwrap();
         }
         let refusal = take(&mut live, node, MAX_LIVE, (later, wall)).unwrap_err();
         assert!(refusal.message.contains("which is the limit"), "one more workload: {}", refusal.message);
         let begin = later;
-        for n in 0..MAX_USED.burst as usize {
+        for n in 0..WORKLOAD_BUDGET.burst as usize {
             take(&mut live, node, n, (begin, wall)).unwrap();
         }
         assert_eq!(live.holders(&name(7), wall).collect::<Vec<_>>(), [(node, until)]);
         let refusal = take(&mut live, node, 0, (begin, wall)).unwrap_err();
         assert_eq!((refusal.code, refusal.retry_after_ms), (ErrorCode::TooManyRequests, Some(500)));
         take(&mut live, other, 0, (begin, wall)).unwrap();
-        take(&mut live, node, 0, (begin + MAX_USED.interval, wall)).unwrap();
-        assert!(take(&mut live, node, 0, (begin + MAX_USED.interval, wall)).is_err());
+        take(&mut live, node, 0, (begin + WORKLOAD_BUDGET.interval, wall)).unwrap();
+        assert!(take(&mut live, node, 0, (begin + WORKLOAD_BUDGET.interval, wall)).is_err());
         // All have expired, and all are returned.
-        let (later, end) = (begin + MAX_USED.interval * 1000, until);
+        let (later, end) = (begin + WORKLOAD_BUDGET.interval * 1000, until);
         assert_eq!(live.holders(&name(7), end).count(), 0);
         take(&mut live, node, MAX_LIVE, (later, end)).unwrap();
         live.sweep(later + SWEEP_INTERVAL * 2, end.plus(SWEEP_INTERVAL));

@@ -322,10 +322,19 @@ async fn workload_is_answered_by_a_state_read_after_signing() {
     world.change(removal);
     let cases = [
         (Ok(before), Ok(())),
-        (Err(ReadError::Busy), Err(ErrorCode::TooManyRequests)),
-        (Err(ReadError::TimedOut), Err(ErrorCode::TimedOut)),
-        (Err(ReadError::NoLeader), Err(ErrorCode::NoQuorum)),
-        (Ok(replica_of(&world.log)), Err(ErrorCode::NotFound)),
+        (
+            Err(ReadError::Busy),
+            Err((ErrorCode::TooManyRequests, "the certificate is withheld: too many reads in flight; retry")),
+        ),
+        (
+            Err(ReadError::TimedOut),
+            Err((ErrorCode::TimedOut, "the certificate is withheld: the read was not confirmed in time; retry")),
+        ),
+        (Err(ReadError::NoLeader), Err((ErrorCode::NoQuorum, "the certificate is withheld: no leader known; retry"))),
+        (
+            Ok(replica_of(&world.log)),
+            Err((ErrorCode::NotFound, "no such workload: shop/web; `muster workload ls` lists them")),
+        ),
     ];
     for (read, expected) in cases {
         let (address, serial) = (address.clone(), serial.clone());
@@ -341,10 +350,8 @@ async fn workload_is_answered_by_a_state_read_after_signing() {
         harness.until(PATH, "visible", |node| node.view["pending"][0]["phase"] == "confirming").await;
         reply.send(read).unwrap();
         let answer = asked.await.unwrap();
-        assert_eq!(
-            answer.map(|signed| assert!(signed.chain_pem.contains("BEGIN CERTIFICATE"))).map_err(|e| e.code),
-            expected
-        );
+        let answer = answer.map(|signed| assert!(signed.chain_pem.contains("BEGIN CERTIFICATE")));
+        assert_eq!(answer.as_ref().map(drop).map_err(|e| (e.code, &*e.message)), expected);
     }
     harness.until(PATH, "counted once", |node| node.view["workloads"] == 1).await;
     harness.finish().await;

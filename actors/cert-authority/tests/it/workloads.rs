@@ -111,7 +111,8 @@ fn holders(world: &World) -> usize {
 #[test]
 fn withheld_certificate_is_neither_counted_nor_listed() {
     let busy = ErrorBody::new(ErrorCode::TooManyRequests, "too many reads in flight");
-    for (refusal, removed) in [(busy, false), (ErrorBody::new(ErrorCode::NotFound, ""), true)] {
+    let gone = ErrorBody::new(ErrorCode::NotFound, "no such workload: shop/web;");
+    for (refusal, removed) in [(busy, false), (gone, true)] {
         let mut world = world();
         let ask = withheld(&mut world);
         let pending: Vec<_> = world.core.pending().map(|p| (p.phase(), p.cert_request.who())).collect();
@@ -161,7 +162,7 @@ fn changed_entry_or_root_is_signed_again_before_the_answer() {
 /// A read lasts for seconds when there is no quorum.
 #[test]
 fn workloads_that_wait_leave_room_for_nodes() {
-    let mut world = World::with(muster_cert_authority::Config { max_pending: 4, ..Default::default() });
+    let mut world = World::with(muster_cert_authority::Config { max_workloads: 2, ..Default::default() });
     world.add(2, Role::Worker);
     world.set_workload(entry("shop/web"));
     let asked: Vec<AskId> = (0..3)

@@ -57,3 +57,34 @@ impl Drop for Supervisor {
         self.children.cell().stop(Some("its handle was dropped".to_owned()));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use muster_messages::CrashHow;
+    use tokio::time::{Instant, timeout};
+
+    use super::*;
+    use crate::Intensity;
+    use crate::host::HANG;
+
+    /// What a watchdog relies on: neither a hang nor the end counts as an answer.
+    #[tokio::test(start_paused = true)]
+    async fn beat_waits_for_a_hang_and_is_false_after_the_end() {
+        let root = Supervisor::root("node", Tree::default(), Intensity::default()).await.unwrap();
+        assert!(root.beat().await);
+        let began = Instant::now();
+        root.children.crash(CrashHow::Hang);
+        assert!(timeout(HANG / 2, root.beat()).await.is_err(), "it hangs");
+        assert!(root.beat().await && began.elapsed() >= HANG, "an answer that comes late");
+        root.children.crash(CrashHow::Hang);
+        let (beat, ()) = tokio::join!(root.beat(), async {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            root.children.cell().kill();
+        });
+        assert!(!beat, "it ended before it answered");
+        root.ended().await;
+        assert!(!root.beat().await);
+    }
+}

@@ -25,6 +25,18 @@ fn empty_folder_has_no_identity() {
     assert_eq!(store.load_node().unwrap(), LocalNode::default());
 }
 
+/// A folder that cannot be looked into is not an absent identity: with a token the node would join a second time.
+#[test]
+fn unreadable_folder_is_not_an_absent_identity() {
+    let (data, store) = store();
+    assert!(!IdentityStore::exists(data.path()).unwrap());
+    store.save_credentials(&Cluster::new(1).node(2, Role::Worker)).unwrap();
+    assert!(IdentityStore::exists(data.path()).unwrap());
+    let other = TempDir::new().unwrap();
+    std::os::unix::fs::symlink(IDENTITY_FOLDER, other.path().join(IDENTITY_FOLDER)).unwrap();
+    IdentityStore::exists(other.path()).unwrap_err(); // a link to itself; root may read everything else
+}
+
 #[test]
 fn credentials_and_local_state_survive_a_restart() {
     let (data, store) = store();

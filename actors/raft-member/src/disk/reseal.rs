@@ -232,7 +232,7 @@ pub(super) fn may_be_sealed<F: FileSystem>(dir: &Path, fs: &Arc<F>, keys: &Keys)
 }
 
 /// Refuses before anything is written what [`exchange`] would refuse.
-pub(super) fn check_place(dir: &Path) -> Result<(), LogFault> {
+fn check_place(dir: &Path) -> Result<(), LogFault> {
     let device = |path: &Path| fs::metadata(path).map(|meta| meta.dev()).map_err(|e| LogFault::io(path, e));
     // A subvolume has a device of its own, too.
     if device(dir)? == device(parent_of(dir))? { Ok(()) } else { Err(LogFault::io(dir, NOT_EXCHANGEABLE)) }

@@ -438,7 +438,13 @@ fn reading_leaves_a_wipe_to_the_owner() {
 fn mount_point_is_refused_before_anything_is_written() {
     let (_temp, dir) = Temp::new();
     write(&dir, secrets(FEATURE_LEVEL));
-    reseal::check_place(&dir).unwrap();
-    let refused = reseal::check_place(Path::new("/proc")).unwrap_err();
-    assert!(refused.to_string().contains("mount the data directory instead"), "{refused}");
+    let (fs, lock) = (Arc::new(DefaultFileSystem), Lock::take(&dir).unwrap());
+    let mut written = Vec::new();
+    let mut step = |name| {
+        written.push(name);
+        Ok(())
+    };
+    let refused = reseal::reseal(Path::new("/proc"), &fs, (&keys(&dir), lock), &mut step).map(drop).unwrap_err();
+    assert_eq!(written, [""; 0]);
+    assert!(refused.to_string().contains("a mount point, a subvolume, or"), "{refused}");
 }

@@ -1,6 +1,6 @@
 //! Nodes of a fleet: what runs on each, with a command runner that the test controls.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -16,6 +16,7 @@ use muster_reconciler::{
     Setup, Waiting, reconcilers_spec,
 };
 use muster_testkit::Host;
+use tokio::sync::watch;
 
 use crate::cluster::World;
 use crate::judge::{release, triple};
@@ -37,6 +38,10 @@ pub struct Ledger {
     pub exits: BTreeMap<String, u8>,
     /// How many more commands fail, on any node.
     pub fail_first: u32,
+    /// Nodes on which no program is allowed.
+    pub denied: BTreeSet<String>,
+    /// Changes of that.
+    pub changes: watch::Sender<()>,
     /// Runs a check when a command begins.
     pub before: Option<Box<dyn Fn() + Send>>,
 }
@@ -44,6 +49,17 @@ pub struct Ledger {
 impl Commands {
     pub fn with<T>(&self, access: impl FnOnce(&mut Ledger) -> T) -> T {
         access(&mut self.0.lock().unwrap())
+    }
+    /// As a reload of the node's configuration does.
+    pub fn allow(&self, node: &str, allowed: bool) {
+        self.with(|ledger| {
+            if allowed {
+                ledger.denied.remove(node)
+            } else {
+                ledger.denied.insert(node.to_owned())
+            };
+            ledger.changes.send_replace(());
+        });
     }
     pub fn on(&self, node: &str) -> Arc<dyn CommandRunner> {
         Arc::new(Here { commands: self.clone(), node: node.to_owned() })
@@ -56,6 +72,12 @@ struct Here {
 }
 
 impl CommandRunner for Here {
+    fn allows(&self, _program: &str) -> bool {
+        self.commands.with(|ledger| !ledger.denied.contains(&self.node))
+    }
+    fn changes(&self) -> watch::Receiver<()> {
+        self.commands.with(|ledger| ledger.changes.subscribe())
+    }
     fn run(&self, order: CommandOrder) -> BoxFuture<'static, CommandEnd> {
         let (commands, node) = (self.commands.clone(), self.node.clone());
         async move {

@@ -99,6 +99,26 @@ async fn second_equal_takes_over_at_once_when_the_first_leaves() {
     world.end([second]).await;
 }
 
+/// A reload that allows a program makes the node a candidate, and one that forbids it ends that, without any other change.
+#[tokio::test(start_paused = true)]
+async fn candidates_follow_what_a_reload_allows() {
+    let world = World::begin().await;
+    let commands = Commands::default();
+    commands.allow("n1", false);
+    commands.allow("n2", false);
+    world.with(|judge| judge.define(digested(schema("1.0.0", "1.0.0").every(Duration::from_secs(3600)))));
+    let nodes =
+        [Node::start(&world, "n1", "1.0.0", &commands).await, Node::start(&world, "n2", "1.0.0", &commands).await];
+    world.stays("no node is a candidate", 60, |judge| judge.runner("schema").is_none()).await;
+    commands.allow("n1", true);
+    world.until("the node runs it", |judge| is_done(judge, "schema", "1.0.0")).await;
+    assert_eq!(world.with(|judge| judge.runner("schema").unwrap().0), "n1");
+    commands.allow("n2", true);
+    commands.allow("n1", false);
+    world.until("the other node runs it", |judge| judge.runner("schema").is_some_and(|(who, _)| who == "n2")).await;
+    world.end(nodes).await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_runner_that_dies_is_followed_when_its_lease_has_run_out() {
     let world = World::begin().await;

@@ -21,7 +21,7 @@ use muster_messages::wire::{
     MembershipRequest, PeerCall, Refusal, SessionFact,
 };
 use muster_messages::{
-    CertIdentity, ErrorBody, ErrorCode, IDENTITY_LEVEL, Liveness, Moment, NodeId, RefusalReason, WallTime,
+    CertIdentity, ErrorBody, ErrorCode, IDENTITY_LEVEL, Liveness, Moment, NodeId, RefusalReason, Revision, WallTime,
     check_labels, check_text, printable,
 };
 
@@ -50,6 +50,8 @@ pub enum Input {
     },
     /// The node's record, from a replica that is not older than any before.
     NodeUpdate(Box<NodeUpdate>),
+    /// The newest update also holds as of this revision, which the agent compares with the one before.
+    Unchanged(Revision),
     LeaderAnswered {
         conn: ConnId,
         id: u64,
@@ -210,12 +212,9 @@ impl AgentSession {
                     self.frame(now, wall, conn, frame, out);
                 }
             }
-            Input::Closed { conn, why } => {
-                if self.conn() == Some(conn) {
-                    self.away(why, out);
-                }
-            }
+            Input::Closed { conn, why } if self.conn() == Some(conn) => self.away(why, out),
             Input::NodeUpdate(node_update) => self.node_update = Some(node_update),
+            Input::Unchanged(to) => self.node_update.iter_mut().for_each(|n| n.revision = n.revision.max(to)),
             Input::LeaderAnswered { conn, id, result } => {
                 if self.conn() == Some(conn) {
                     self.asks = self.asks.saturating_sub(1);
@@ -232,7 +231,7 @@ impl AgentSession {
                     self.away(reason, out);
                 }
             }
-            Input::Woke => {}
+            Input::Closed { .. } | Input::Woke => {}
         }
         self.advance(now, wall, out);
     }

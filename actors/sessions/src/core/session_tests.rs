@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use muster_messages::wire::{BYE_NEW_CERTIFICATE, SignReply, WorkloadRequest};
-use muster_messages::{FEATURE_LEVEL, Incarnation, Name, Revision, Role, Subject, WorkloadEntry, WorkloadSelector};
+use muster_messages::wire::{BYE_NEW_CERTIFICATE, SignReply};
+use muster_messages::{FEATURE_LEVEL, Incarnation, Name, Revision, Role, Subject};
 
 use super::super::node_update::Shared;
 use super::super::testing::node;
@@ -224,6 +224,28 @@ fn heartbeats_are_answered_and_keep_a_node_ready() {
 }
 
 #[test]
+fn heartbeat_answers_name_the_newest_state() {
+    let mut w = World::new();
+    w.node_update(9, known(Role::Worker, 5, Liveness::Ready));
+    w.open();
+    let beat = |w: &mut World| {
+        w.frame(AgentFrame::Heartbeat { seen: Revision(9) });
+        w.out.iter().find_map(|e| match e {
+            Effect::Send { frame, .. } => match **frame {
+                HostFrame::HeartbeatAck { revision } => Some(revision),
+                _ => None,
+            },
+            _ => None,
+        })
+    };
+    assert_eq!(beat(&mut w), Some(Revision(9)));
+    w.step(Input::Unchanged(Revision(12)));
+    assert_eq!(beat(&mut w), Some(Revision(12)), "nothing of it concerns the node");
+    w.node_update(13, known(Role::Worker, 5, Liveness::Ready));
+    assert_eq!(beat(&mut w), Some(Revision(13)));
+}
+
+#[test]
 fn suspended_host_blames_no_agent() {
     let mut w = World::new();
     w.open();
@@ -315,7 +337,7 @@ fn ended_session_is_logged_once_a_minute() {
 fn relayed_requests_carry_the_connections_identity() {
     let mut w = World::new();
     w.open();
-    for id in 0..4 {
+    for id in 0..6 {
         w.frame(AgentFrame::Ask { id, ask: AgentAsk::Sign { csr_pem: "csr".to_owned() } });
         let vouched = |e: &Effect| {
             matches!(e, Effect::CallLeader { call, .. }
@@ -534,64 +556,5 @@ fn roots_follow_the_first_view_and_each_change_of_them() {
     assert_eq!(frames.last(), Some(&true), "after the view");
 }
 
-/// The workloads in frames of this batch: the revision, and how many.
-fn workloads_shown(w: &World) -> Vec<(u64, usize)> {
-    let page = |e: &Effect| match e {
-        Effect::Send { frame, .. } => match &**frame {
-            HostFrame::Workloads(page) => Some((page.revision.0, page.entries.len())),
-            _ => None,
-        },
-        _ => None,
-    };
-    w.out.iter().filter_map(page).collect()
-}
-
-#[test]
-fn agent_is_sent_its_workloads_when_they_change() {
-    let entry = WorkloadEntry::new("shop/web".parse().unwrap(), [WorkloadSelector::UnixUid(1)]);
-    let one: Applying = Arc::new(vec![Arc::new(entry)]);
-    let update = |w: &mut World, revision, workloads: Option<&Applying>| {
-        w.workloads(revision, workloads);
-        workloads_shown(w)
-    };
-    let mut w = World::new();
-    w.open();
-    assert_eq!(update(&mut w, 5, None), [], "there was never a workload: no frame that an older agent could not read");
-    assert_eq!(w.views(), 1);
-    assert_eq!(update(&mut w, 6, Some(&one)), [(6, 1)]);
-    assert_eq!(w.views(), 0, "the view is the same");
-    assert_eq!(update(&mut w, 7, Some(&one)), []);
-    assert_eq!(update(&mut w, 8, Some(&Applying::default())), [(8, 0)]);
-    assert_eq!(update(&mut w, 9, Some(&one)), [(9, 1)]);
-    // Another connection starts anew.
-    w.out.clear();
-    w.open();
-    assert_eq!((w.views(), workloads_shown(&w)), (1, vec![(9, 1)]));
-}
-
-#[test]
-fn request_for_a_workload_carries_the_nodes_certificate() {
-    let mut w = World::new();
-    w.open();
-    w.node_update(5, known(Role::Worker, 3, Liveness::Ready));
-    let request = WorkloadRequest { workload: "shop/web".parse().unwrap(), public_key_der: vec![7] };
-    // The leader may be of an earlier release, and could not decode it.
-    w.frame(AgentFrame::Ask { id: 8, ask: AgentAsk::SignWorkload(request.clone()) });
-    let refused = w.out.iter().find_map(|e| match e {
-        Effect::Send { frame, .. } => match &**frame {
-            HostFrame::Answer { id: 8, result: Err(error) } => Some(error.code),
-            _ => None,
-        },
-        _ => None,
-    });
-    assert_eq!(refused, Some(ErrorCode::NotFound), "there was never a workload");
-    assert_eq!(w.session.open(), (0, 0));
-    w.workloads(6, Some(&Applying::default()));
-    w.frame(AgentFrame::Ask { id: 9, ask: AgentAsk::SignWorkload(request.clone()) });
-    let call = w.out.iter().find_map(|e| match e {
-        Effect::CallLeader { id: 9, call, .. } => Some(&**call),
-        _ => None,
-    });
-    let Some(PeerCall::SignWorkload { identity, pin, request: passed }) = call else { panic!("{call:?}") };
-    assert_eq!((identity.serial.as_str(), *pin, passed), ("aa", identity.pin, &request));
-}
+#[path = "session_workload_tests.rs"]
+mod workloads;

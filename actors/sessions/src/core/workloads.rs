@@ -2,11 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use muster_messages::wire::{AgentAsk, HostFrame, WorkloadsPage};
 use muster_messages::{ErrorBody, ErrorCode, Incarnation, Revision, WorkloadEntry, Workloads};
 
-use super::node_update::NodeUpdate;
+use super::node_update::{NodeRecordState, NodeUpdate};
 
 /// The workloads that apply to a node, by name.
 pub type Applying = Arc<Vec<Arc<WorkloadEntry>>>;
@@ -56,14 +57,21 @@ pub fn news(shown: Option<&NodeUpdate>, now: &NodeUpdate) -> Vec<Box<HostFrame>>
     }
 }
 
-/// Why a request is not passed on. An earlier release, whose leader cannot decode the call, has no workloads.
+/// Why a request is not passed on. An earlier release, whose leader cannot decode the call, has no workloads. Not final: the node knows of
+/// the workload, or it would not ask, so this manager's copy of the state is behind. Programs keep waiting.
 pub fn refusal(ask: &AgentAsk, known: Option<&NodeUpdate>) -> Option<ErrorBody> {
-    let asks_for_one = matches!(ask, AgentAsk::SignWorkload(_));
-    let has_some = known.is_some_and(|known| known.workloads.is_some());
-    (asks_for_one && !has_some).then(|| {
-        ErrorBody::new(ErrorCode::NotFound, "no workload was ever set in this cluster, as far as its manager knows")
-    })
+    let why = match known {
+        _ if !matches!(ask, AgentAsk::SignWorkload(_)) => return None,
+        Some(NodeUpdate { workloads: Some(_), .. }) => return None,
+        Some(NodeUpdate { record_state: NodeRecordState::Known { .. }, .. }) => "no workload",
+        _ => "no record of this node",
+    };
+    let text = format!("this manager's copy of the cluster's state has {why} yet; retry");
+    Some(ErrorBody::new(ErrorCode::NotKnownHereYet, text).retry_after(CATCH_UP_PAUSE))
 }
+
+/// Time in which a manager that follows its leader has caught up.
+const CATCH_UP_PAUSE: Duration = Duration::from_millis(200);
 
 /// Room of a page for entries: a frame has 1 MiB.
 const MAX_PAGE_BYTES: usize = 960 << 10;

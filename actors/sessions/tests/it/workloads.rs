@@ -14,6 +14,32 @@ fn set(replica: &mut Replica, names: &[&str]) {
     (workloads.entries, workloads.changed) = (entries.collect(), replica.tables.revision);
 }
 
+/// A host's answers to heartbeats name newer states although nothing of them concerns the node: only they show that the list still holds.
+#[tokio::test(start_paused = true)]
+async fn heartbeat_answers_show_that_a_list_holds() {
+    let stage = Stage::set().await;
+    let cluster = Arc::clone(&stage.cluster);
+    let (host, agent) = (stage.host(M1).await, stage.agent(&[M1, M2]).await);
+    let view = agent.ports.workloads();
+    let names = || view.borrow().entries.iter().map(|entry| entry.name.to_string()).collect::<Vec<_>>();
+    cluster.apply(|replica| set(replica, &["a/b"]));
+    eventually("the workload is known", || names() == ["a/b"]).await;
+    let before = Arc::clone(&cluster.state.borrow());
+    cluster.apply(|replica| set(replica, &[]));
+    eventually("its removal is known", || names().is_empty()).await;
+
+    // A host of another history, in which the workload was not removed.
+    host.process.stop().await;
+    cluster.state.send_replace(before);
+    let other = stage.host(M2).await;
+    agent.has_session().await;
+    for _unrelated in 0..3 {
+        cluster.apply(|_| ());
+    }
+    eventually("the list holds as of a newer state", || names() == ["a/b"]).await;
+    stage.end([agent.process, other.process]).await;
+}
+
 /// AGENT-14: how new the published list is outlives the agent, as the list does.
 #[tokio::test(start_paused = true)]
 async fn restarted_agent_accepts_no_older_workloads() {

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Read};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -18,14 +18,15 @@ pub struct ConfigFault {
     /// `listen`, `raft.heartbeat`. `None`: the file as a whole.
     pub key: Option<String>,
     /// The file, if the value is from there.
-    pub file: Option<PathBuf>,
+    /// As text: a path need not be UTF-8, and JSON must be.
+    pub file: Option<String>,
     pub line: Option<usize>,
     pub message: String,
 }
 
-fn place(file: Option<&Path>, line: Option<usize>) -> String {
+fn place(file: Option<&str>, line: Option<usize>) -> String {
     match (file, line) {
-        (Some(file), Some(line)) => format!("{}, line {line}: ", file.display()),
+        (Some(file), Some(line)) => format!("{file}, line {line}: "),
         _ => String::new(),
     }
 }
@@ -39,7 +40,7 @@ pub struct BadConfig(pub Vec<ConfigFault>);
 #[derive(Default)]
 pub struct Faults {
     found: Vec<ConfigFault>,
-    file: Option<PathBuf>,
+    file: Option<String>,
     lines: BTreeMap<String, usize>,
     /// Keys whose value is a flag's or the environment's.
     elsewhere: BTreeSet<&'static str>,
@@ -63,8 +64,8 @@ impl Faults {
 
     fn push(&mut self, key: Option<&str>, line: Option<usize>, message: String) {
         let file = self.file.clone().filter(|_| line.is_some());
-        let message = without_tokens(&message);
-        self.found.push(ConfigFault { key: key.map(str::to_owned), file, line, message });
+        let (key, message) = (key.map(without_tokens), without_tokens(&message));
+        self.found.push(ConfigFault { key, file, line, message });
     }
 
     pub fn check(&mut self, key: &str, checked: Result<(), String>) {
@@ -93,7 +94,7 @@ impl Faults {
 
     /// Reads a file. What is faulty is left out. `again`: a running daemon reads it, which must not wait for the other end of a pipe.
     pub(super) fn read(&mut self, path: &Path, again: bool) -> File {
-        self.file = Some(path.to_owned());
+        self.file = Some(path.display().to_string());
         let text = match text_of(path, again) {
             Ok(text) => text,
             Err(error) => {
@@ -115,10 +116,15 @@ impl Faults {
             }
         }
         match toml::from_str::<Table>(&text) {
-            Ok(table) if unreadable.is_empty() => self.take(table),
-            // Its faults are known.
-            _ => File::default(),
+            Ok(table) if unreadable.is_empty() => return self.take(table),
+            // A number that no type holds, which only reading it shows.
+            Err(error) if unreadable.is_empty() => {
+                self.push(None, error.span().map(|span| line_at(span.start)), error.message().to_owned());
+            }
+            _ => {}
         }
+        debug_assert!(!self.found.is_empty(), "a file with a fault is no empty one");
+        File::default()
     }
 
     /// Reads each key for itself: one fault hides no other.
@@ -144,8 +150,11 @@ impl Faults {
                 }
             }
         }
-        // Nothing else depends on another key.
-        read(legal).unwrap_or_default()
+        // No key depends on another one; if one does, its fault is the whole file's.
+        read(legal).unwrap_or_else(|error| {
+            self.push(None, None, error.message().to_owned());
+            File::default()
+        })
     }
 
     fn reads(&mut self, key: &str, name: &str, value: Value) -> bool {

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use muster_agent::NodeMemory;
 use muster_kernel::Clock;
 use muster_messages::{ClusterId, Name, RaftId};
-use muster_pki::IdentityStore;
+use muster_pki::{IDENTITY_FOLDER, IdentityStore};
 use muster_raft_member::recovery::Survey;
 use muster_store::recovery::Consequences;
 use serde::Serialize;
@@ -47,7 +47,7 @@ pub fn print_plan(config: &Config, format: OutputFormat) -> Result<ExitCode, Exi
 
 fn plan(config: &Config) -> Result<Option<Plan>, Exit> {
     let dir = &config.data_dir;
-    if !dir.join("identity").exists() {
+    if !dir.join(IDENTITY_FOLDER).exists() {
         return Err(Exit::new(6, format!("{} holds no node identity: nothing to recover from", dir.display())));
     }
     let memory = NodeMemory::new(IdentityStore::open(dir)?);

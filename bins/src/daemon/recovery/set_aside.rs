@@ -68,7 +68,7 @@ fn delete_expired(data_dir: &Path, keep_time: Duration, now: SystemTime) -> io::
             tracing::info!(folder = %folder.display(), "deleted Raft data that was set aside: this node is not a manager");
         }
     }
-    let identity = data_dir.join("identity");
+    let identity = data_dir.join(muster_pki::IDENTITY_FOLDER);
     // By the same rule by which it was kept.
     if identity.exists() && disk::keys_in_use(&data_dir.join("raft")).map_err(io::Error::other)?.is_empty() {
         muster_sealing::delete_set_aside(&identity)?;
