@@ -16,9 +16,17 @@ pub struct RunnerCandidate {
     /// The term that is held, if any. It may have ended by itself.
     pub terms: Arc<watch::Sender<Option<Term>>>,
     pub action_slot: ActionSlot,
+    /// It runs a program's own code.
+    pub handler: bool,
 }
 
 impl Candidate for RunnerCandidate {
+    /// The log refuses writes of an earlier term, and a guardian ends a command in time even while this process is frozen. Only a
+    /// program's own code may go on.
+    fn must_end_in_time(&self) -> bool {
+        self.handler && self.action_slot.is_running()
+    }
+
     fn on_started_leading(&self, term: Term) -> BoxFuture<'static, ()> {
         let (terms, action_slot) = (Arc::clone(&self.terms), self.action_slot.clone());
         async move {
