@@ -66,6 +66,38 @@ async fn other_node_cannot_act_for_candidate_participant_or_run() {
     }
 }
 
+/// A manager's socket acts as operator; after a demotion it acts as the node.
+#[tokio::test]
+async fn member_of_a_managers_socket_belongs_to_that_node() {
+    let announce = |incarnation| {
+        let key = participant("db", "m2", incarnation, None).key;
+        let token = (!key.is_external()).then_some(FencingToken(2));
+        ReconcilerRequest::Announce { participant: Participant { key, token, ..participant("db", "m2", 9, None) } }
+    };
+    let placed = |proposed: &[crate::tests::Proposal]| match &proposed[0].2[..] {
+        [Change::Reconciler(ReconcilerChange::Announce(participant))] => participant.node,
+        other => panic!("{other:?}"),
+    };
+    let world = World::new();
+    let (_, _, proposed) = world.reconciler(&Principal::Operator, announce(9)).await;
+    assert_eq!(placed(&proposed), Some(NodeId::from_entropy(1)), "the manager that was asked");
+    let forward = |n: u128| {
+        let request = Request::Reconciler(announce(9));
+        world.service.answer_forwarded(NodeId::from_entropy(n), Principal::Operator, RequestId(n), 5_000, request)
+    };
+    let _answer = forward(3).await;
+    assert_eq!(placed(&world.proposed()), Some(NodeId::from_entropy(3)), "the manager that forwarded it");
+    let admin = Principal::Admin("ann".parse().unwrap());
+    for (caller, incarnation) in [(Principal::Operator, 0), (admin, 9)] {
+        let (_, _, proposed) = world.reconciler(&caller, announce(incarnation)).await;
+        assert_eq!(
+            placed(&proposed),
+            None,
+            "an external member, and one that an administrator announces from anywhere"
+        );
+    }
+}
+
 /// Its member is gone then, which says nothing about whether it was ever there.
 #[tokio::test]
 async fn retry_of_forgotten_member_gets_the_first_outcome() {

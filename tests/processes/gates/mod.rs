@@ -1,6 +1,7 @@
 //! Release-gated reconcilers with real nodes and members: upgrades, races, runners that die or wake up late.
 
 mod barrier;
+mod demoted;
 mod gone;
 mod race;
 mod record;
