@@ -10,6 +10,7 @@ mod pages;
 pub(crate) mod reserved;
 mod resolve;
 mod roots;
+mod scopes;
 mod views;
 
 pub use self::audit::{Audited, audited, object_of, outcome_of};
@@ -21,4 +22,5 @@ pub use self::checks::{check_lifetime, check_removed_labels};
 pub use self::pages::list;
 pub use self::resolve::{check_node_ref, node_digest, node_of, resolve, resolve_for_irreversible};
 pub use self::roots::{Issuers, roots};
+pub use self::scopes::check_scope;
 pub use self::views::*;
