@@ -43,3 +43,31 @@ impl Candidate for RunnerCandidate {
         self.terms.send_replace(None);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::run::Outcome;
+    use muster_messages::FencingToken;
+    use tokio_util::sync::CancellationToken;
+
+    /// After a freeze the work of a command, or of objects, has not gone on: nothing outlives its lease.
+    #[tokio::test]
+    async fn only_a_running_handler_can_outlive_its_lease() {
+        for handler in [true, false] {
+            let (terms, action_slot) = (Arc::new(watch::Sender::new(None)), ActionSlot::default());
+            let candidate =
+                RunnerCandidate { reconciler: "schema".to_owned(), terms, action_slot: action_slot.clone(), handler };
+            assert!(!candidate.must_end_in_time(), "nothing runs");
+            let over = CancellationToken::new();
+            let running = action_slot.start((FencingToken(1), 1), &over, |cancelled| async move {
+                cancelled.cancelled().await;
+                (Outcome::Done, String::new())
+            });
+            assert_eq!(candidate.must_end_in_time(), handler);
+            over.cancel();
+            let _ended = running.ended().await;
+            assert!(!candidate.must_end_in_time());
+        }
+    }
+}
