@@ -6,7 +6,7 @@ use muster_local_cluster::ProcessId;
 use muster_messages::Role;
 
 use super::{apply, items, managers_of, member, text};
-use crate::harness::{ForegroundMuster, World, eventually_so};
+use crate::harness::{ForegroundMuster, World, eventually, eventually_so};
 
 /// A member that is not renewed is revoked after 10 s, and its record is gone after 15.
 const LEASE: Duration = Duration::from_secs(15);
@@ -23,8 +23,8 @@ impl LongLived {
     fn on(world: &World, node: &str, name: &str) -> Self {
         let mut program = member(world, node, name, "1.0.0");
         program.wait_for_line("serving in db");
-        let family = program.descendants();
-        assert!(family.len() >= 2, "a guardian and a command: {family:?}");
+        // A guardian and a command.
+        let family = eventually("its command runs", || Some(program.descendants()).filter(|family| family.len() >= 2));
         let (phase, incarnation) = record(world, name).expect("it is recorded");
         assert_eq!(phase, "serving");
         Self { name: name.to_owned(), program, family, incarnation }
@@ -64,7 +64,7 @@ fn members_outlive_role_changes_of_their_node() {
     world.muster(&["node", "promote", "n4", "--wait=300s"]).ended(0);
     first.outlives_its_lease(&world, "promoted");
     // Announced through a manager's socket, which acts as operator.
-    let second = LongLived::on(&world, "n4", "second");
+    let mut second = LongLived::on(&world, "n4", "second");
     world.muster_at("n4", &["actors", "restart", "node/manager"]).ended(0);
     second.outlives_its_lease(&world, "the manager runtime restarted");
     world.muster(&["node", "demote", "n4", "--wait=300s"]).ended(0);
@@ -72,4 +72,10 @@ fn members_outlive_role_changes_of_their_node() {
     first.outlives_its_lease(&world, "promoted and demoted");
     world.muster(&["node", "promote", "n4", "--wait=300s"]).ended(0);
     second.outlives_its_lease(&world, "promoted again");
+    // Only the removal of the node ends it, and says so.
+    world.muster(&["node", "demote", "n4", "--wait=300s"]).ended(0);
+    world.muster(&["node", "rm", "n4", "--force"]).ended(0);
+    second.program.wait_for_line("admission to db was revoked: its lease was lost: ");
+    assert_eq!(second.program.exit(), Some(7));
+    assert!(second.program.seen().contains("removed"), "{}", second.program.seen());
 }

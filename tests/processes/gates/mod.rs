@@ -2,7 +2,9 @@
 
 mod barrier;
 mod demoted;
+mod failing;
 mod gone;
+mod guarded;
 mod race;
 mod record;
 mod sets;
