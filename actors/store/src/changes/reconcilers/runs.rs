@@ -1,6 +1,6 @@
 //! What is remembered of runs and gates, from `RUNS_LEVEL` on.
 //!
-//! Invariants  RELEASE-8  a failure is remembered, whoever runs the reconciler next, until a run succeeds.
+//! Invariants  RELEASE-8  a failure is remembered, whichever node runs the reconciler next, until a run succeeds.
 //!             RELEASE-9  a finalization stands only while no serving member is incompatible with what it allows.
 //! Why it is not part of a runner's progress: that ends with the term, and a runner that fails gives its term up.
 
