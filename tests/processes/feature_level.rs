@@ -199,7 +199,7 @@ fn builtin_reconciler_scope_is_reserved() {
     for args in [
         &["reconciler", "apply", "-f", file.to_str().expect("text")][..],
         &["reconciler", "delete", "feature-level"],
-        &["reconciler", "delete", "feature-level", "--gate"],
+        &["reconciler", "delete", "feature-level", "--gate", "--yes"],
         &["reconciler", "force-floor", "feature-level", "9.0.0", "--yes-i-know"],
         &["member", "forget", &member],
         &["member", "drain", &member],

@@ -17,7 +17,7 @@ use muster_messages::{
 use serde_json::json;
 use tokio::time::Instant;
 
-use crate::core::{on_behalf, reserved};
+use crate::core::{check_scope, on_behalf, reserved};
 use crate::reads::to_text;
 use crate::work::{Proposed, Work};
 
@@ -180,7 +180,9 @@ impl ReconcilerRequests<'_> {
             R::Finalize { name, release } => {
                 let referenced_definition = self.referenced_definition(name, *release).await?;
                 let (reconciler, digest) = (name_of(name), referenced_definition.digest.clone());
-                self.change(ReconcilerChange::Finalize { reconciler, digest }).await?;
+                self.change(ReconcilerChange::Finalize { reconciler, digest })
+                    .await
+                    .map_err(|error| unfinalized(name, error))?;
                 return to_text(&named(&referenced_definition));
             }
             R::Retry { name, release } => {
@@ -207,12 +209,17 @@ impl ReconcilerRequests<'_> {
             R::ObjectDelete { key } => ReconcilerChange::DeleteObject(key.clone()),
             R::Announce { participant } => {
                 let participant = on_behalf::announced(participant.clone(), caller)?;
+                check_scope(&known.tables.reconcilers, &participant)?;
                 let key = participant.key.clone();
                 let replica = self.change(ReconcilerChange::Announce(Box::new(participant))).await?;
                 return to_text(&muster_gates::admission(&replica.tables, &key));
             }
             R::Admit { key } => {
-                on_behalf::for_participant(&self.work.confirmed().await?.tables, caller, key)?;
+                let tables = &self.work.confirmed().await?.tables;
+                on_behalf::for_participant(tables, caller, key)?;
+                // What it needs may have been defined, in another scope, since it was announced.
+                let announced = tables.reconcilers.participants.get(key);
+                announced.map_or(Ok(()), |participant| check_scope(&tables.reconcilers, participant))?;
                 return self.admit(key).await;
             }
             R::Leave { key } => {
@@ -278,10 +285,15 @@ impl ReconcilerRequests<'_> {
         let sealed: Result<Vec<Definition>, _> = definitions.iter().cloned().map(sealed).collect();
         let sealed = sealed.map_err(|bad| ErrorBody::invalid(bad.to_string()))?;
         let before = self.work.confirmed().await?;
+        check_dependencies(&before.tables.reconcilers, &sealed)?;
         let define =
             |d: &Definition| Change::Reconciler(ReconcilerChange::Define { definition: Box::new(d.clone()), replace });
         let command = sealed.iter().map(define).fold(self.work.command("defined"), |c, change| c.change(change));
-        self.propose(command).await?;
+        match self.work.try_propose(command).await? {
+            Proposed::Applied(..) => {}
+            Proposed::Refused(refusal @ CommandRefusal::Exists { .. }) => return Err(with_replace(refusal)),
+            Proposed::Refused(refusal) => return Err(explained(refusal)),
+        }
         let shown = |d: &Definition| {
             let same = before.tables.reconcilers.definitions.get(&d.key()).is_some_and(|old| old.digest == d.digest);
             AppliedDefinitionView { definition: named(d), changed: !same }
@@ -430,6 +442,42 @@ impl ReconcilerRequests<'_> {
         };
         (write, result)
     }
+}
+
+/// Refuses definitions that would wait for a reconciler that does not exist. They may be submitted together.
+fn check_dependencies(all: &Reconcilers, definitions: &[Definition]) -> Result<(), ErrorBody> {
+    let exists = |name: &String| {
+        let together = definitions.iter().any(|other| other.reconciler == *name);
+        together || all.definitions_of(name).next().is_some() || all.gates.contains_key(name)
+    };
+    for Definition { reconciler, release, depends_on, .. } in definitions {
+        if let Some(missing) = depends_on.iter().find(|name| !exists(name)) {
+            return Err(ErrorBody::invalid(format!(
+                "{reconciler} {release} depends on {missing}, which does not exist and would never be done; apply {missing} first, or \
+                 both in one request"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Says what would help, if members that serve are the reason.
+fn unfinalized(name: &str, mut error: ErrorBody) -> ErrorBody {
+    if error.code == ErrorCode::GateClosed {
+        error.message += &format!(
+            "; update or stop them first: `muster reconciler blockers {name}` lists them. A finalization must not pass the point of no \
+             return just because a member ends"
+        );
+    }
+    error
+}
+
+/// Another definition of a name and release exists.
+fn with_replace(refusal: CommandRefusal) -> ErrorBody {
+    let mut error = ErrorBody::from(refusal);
+    error.message += "; a changed definition needs --replace (`?replace=true`), and is applied after `muster reconciler retry`, or as \
+                      another release";
+    error
 }
 
 /// Why a write failed.

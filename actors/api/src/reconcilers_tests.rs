@@ -66,6 +66,99 @@ async fn other_node_cannot_act_for_candidate_participant_or_run() {
     }
 }
 
+/// A manager's socket acts as operator; after a demotion it acts as the node.
+#[tokio::test]
+async fn member_of_a_managers_socket_belongs_to_that_node() {
+    let announce = |incarnation| {
+        let key = participant("db", "m2", incarnation, None).key;
+        let token = (!key.is_external()).then_some(FencingToken(2));
+        ReconcilerRequest::Announce { participant: Participant { key, token, ..participant("db", "m2", 9, None) } }
+    };
+    let placed = |proposed: &[crate::tests::Proposal]| match &proposed[0].2[..] {
+        [Change::Reconciler(ReconcilerChange::Announce(participant))] => participant.node,
+        other => panic!("{other:?}"),
+    };
+    let world = World::new();
+    let (_, _, proposed) = world.reconciler(&Principal::Operator, announce(9)).await;
+    assert_eq!(placed(&proposed), Some(NodeId::from_entropy(1)), "the manager that was asked");
+    let forward = |n: u128| {
+        let request = Request::Reconciler(announce(9));
+        world.service.answer_forwarded(NodeId::from_entropy(n), Principal::Operator, RequestId(n), 5_000, request)
+    };
+    let _answer = forward(3).await;
+    assert_eq!(placed(&world.proposed()), Some(NodeId::from_entropy(3)), "the manager that forwarded it");
+    let admin = Principal::Admin("ann".parse().unwrap());
+    for (caller, incarnation) in [(Principal::Operator, 0), (admin, 9)] {
+        let (_, _, proposed) = world.reconciler(&caller, announce(incarnation)).await;
+        assert_eq!(
+            placed(&proposed),
+            None,
+            "an external member, and one that an administrator announces from anywhere"
+        );
+    }
+}
+
+/// API-7. The reconciler `schema` is of the scope `db`.
+#[tokio::test]
+async fn member_of_another_scope_than_its_reconcilers_is_refused() {
+    use ReconcilerRequest as R;
+    let member = |scope: &str, needs: &[&str]| {
+        let needs = needs.iter().map(|name| ((*name).to_owned(), triple("0.0.0"))).collect();
+        Participant { needs, phase: ParticipantPhase::Announced, ..participant(scope, "m9", 9, Some(1)) }
+    };
+    for (scope, needs, status) in [
+        ("db", &["schema"][..], 200),
+        ("bd", &["schema"], 400),
+        ("bd", &["schema", "unheard-of"], 200),
+        ("bd", &["unheard-of"], 200),
+        ("bd", &[], 200),
+    ] {
+        let announce = R::Announce { participant: member(scope, needs) };
+        let (answered, answer, _) = World::new().reconciler(&node(1), announce).await;
+        assert_eq!(answered.as_u16(), status, "{scope} {needs:?}: {answer}");
+        let text = answer.to_string();
+        assert_eq!(text.contains("schema belongs to scope db, not bd"), status == 400, "{text}");
+    }
+    // Its reconciler was defined, elsewhere, after it had been announced.
+    let mut tables = tables_of(definition(vec![]));
+    let early = member("bd", &["schema"]);
+    let key = early.key.clone();
+    tables.reconcilers.participants.insert(key.clone(), Arc::new(early));
+    let world = World::with(tables, |_, _| Some(Ok(())));
+    let (answered, answer, proposed) = world.reconciler(&node(1), R::Admit { key }).await;
+    assert_eq!((answered.as_u16(), proposed.len()), (400, 0), "{answer}");
+}
+
+#[tokio::test]
+async fn changed_definition_is_refused_with_the_flag_that_replaces_it() {
+    let world = World::applying(tables_of(definition(vec![])));
+    let changed = Definition { settle_ms: 7, ..definition(vec![]) };
+    let apply = |replace| ReconcilerRequest::Apply { definitions: vec![changed.clone()], replace };
+    let (status, answer, _) = world.reconciler(&Principal::Operator, apply(false)).await;
+    assert_eq!(status.as_u16(), 409, "{answer}");
+    assert!(answer.to_string().contains("needs --replace"), "{answer}");
+}
+
+#[tokio::test]
+async fn definition_that_depends_on_nothing_known_is_refused() {
+    let of = |name: &str, depends_on: &[&str]| Definition {
+        depends_on: depends_on.iter().map(|name| (*name).to_owned()).collect(),
+        reconciler: name.to_owned(),
+        ..definition(vec![])
+    };
+    for (definitions, status) in [
+        (vec![of("app", &["shcema"])], 400),
+        (vec![of("app", &["schema"])], 200),
+        (vec![of("other", &["base"]), of("base", &[])], 200),
+    ] {
+        let apply = ReconcilerRequest::Apply { definitions, replace: false };
+        let world = World::applying(tables_of(definition(vec![])));
+        let (answered, answer, _) = world.reconciler(&Principal::Operator, apply).await;
+        assert_eq!(answered.as_u16(), status, "{answer}");
+        assert_eq!(answer.to_string().contains("app 2.0.0 depends on shcema"), status == 400, "{answer}");
+    }
+}
+
 /// Its member is gone then, which says nothing about whether it was ever there.
 #[tokio::test]
 async fn retry_of_forgotten_member_gets_the_first_outcome() {

@@ -16,7 +16,7 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::Instant;
 
 use crate::actors::ActorRequests;
-use crate::core::{Kind, authorize, kind_of};
+use crate::core::{Kind, authorize, kind_of, on_behalf};
 use crate::kube::refused_tokens::RefusedTokens;
 use crate::leases::LeaseRequests;
 use crate::log_quota::LogQuota;
@@ -170,7 +170,9 @@ impl Service {
             (given, _) => given,
         };
         let (deadline, applied) = (Instant::now() + timeout, Arc::default());
-        let asked = Asked { caller, request_id, deadline, request: call.request, applied };
+        let socket = || origin.forwarder.unwrap_or_else(|| self.facts().id);
+        let request = on_behalf::placed(call.request, &caller, socket);
+        let asked = Asked { caller, request_id, deadline, request, applied };
         let work = self.until_runtime_stops(&asked, origin.forwarder.is_some());
         let result = self.with_audit_line(origin, &asked, work).await;
         let counter = if result.is_ok() { &self.counters.answered } else { &self.counters.refused };

@@ -96,7 +96,7 @@ impl ElectorShell {
             Effect::Extend(hold) => self.leadership.extend(hold),
             Effect::End(ending) => {
                 info!(lease = %config.lease, why = %ending, "stopped leading; the guarded work is cancelled");
-                self.leadership.end();
+                self.leadership.end(&ending);
             }
             Effect::Overdue if !candidate.must_end_in_time() => {}
             Effect::Overdue => {

@@ -2,7 +2,7 @@
 //!
 //! Owns        the work's end and hold; the slot from which the next incarnation learns which work may still run.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use muster_kernel::Slot;
 use muster_messages::{FencingToken, Moment};
@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::clock::Timekeeper;
-use crate::core::Hold;
+use crate::core::{Ending, Hold};
 use crate::work::Term;
 
 /// What the next incarnation must know about this one's work.
@@ -24,6 +24,7 @@ pub struct Held {
 struct Running {
     hold: watch::Sender<Hold>,
     ended: CancellationToken,
+    why: Arc<OnceLock<String>>,
 }
 impl Drop for Running {
     fn drop(&mut self) {
@@ -51,10 +52,10 @@ impl Leadership {
     pub fn begin(&mut self, token: Option<FencingToken>, hold: Hold, clock: &Arc<dyn Timekeeper>) -> Term {
         self.memory.set(Some(Held { token, hold }));
         let (holds, seen) = watch::channel(hold);
-        let ended = CancellationToken::new();
-        self.running = Some(Running { hold: holds, ended: ended.clone() });
+        let (ended, why) = (CancellationToken::new(), Arc::new(OnceLock::new()));
+        self.running = Some(Running { hold: holds, ended: ended.clone(), why: Arc::clone(&why) });
         self.hold = Some(hold);
-        Term { token, ended, hold: seen, clock: Arc::clone(clock) }
+        Term { token, ended, why, hold: seen, clock: Arc::clone(clock) }
     }
 
     pub fn extend(&mut self, hold: Hold) {
@@ -66,9 +67,10 @@ impl Leadership {
     }
 
     /// Cancels the work.
-    pub fn end(&mut self) {
+    pub fn end(&mut self, ending: &Ending) {
         self.hold = None;
         if let Some(running) = &self.running {
+            let _first_reason = running.why.set(ending.to_string());
             running.ended.cancel();
         }
     }

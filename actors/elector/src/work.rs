@@ -1,6 +1,6 @@
 //! The guarded work and what it receives.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use futures_util::future::BoxFuture;
 use muster_messages::{FencingToken, Moment};
@@ -49,6 +49,8 @@ pub trait Candidate: Send + Sync + 'static {
 pub struct Term {
     pub(crate) token: Option<FencingToken>,
     pub(crate) ended: CancellationToken,
+    /// Set before `ended` is cancelled, except by a crash of the elector.
+    pub(crate) why: Arc<OnceLock<String>>,
     pub(crate) hold: watch::Receiver<Hold>,
     pub(crate) clock: Arc<dyn Timekeeper>,
 }
@@ -68,6 +70,11 @@ impl Term {
     /// The same, to be passed on.
     pub fn cancellation(&self) -> CancellationToken {
         self.ended.clone()
+    }
+
+    /// Why leadership is over; `None` before, and after a crash of the elector.
+    pub fn why_ended(&self) -> Option<&str> {
+        self.why.get().map(String::as_str)
     }
 
     /// Whether leadership holds now, by the clock, also after a freeze. Check immediately before every irreversible effect.

@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use muster_messages::{
     Action, Blocker, BlockerView, Definition, DefinitionKey, Gate, GateEntryView, GateHistoryView, GatePath, GateState,
-    GateStatusView, HoldReason, HoldView, ListView, ManagedObject, Name, ObjectMetadataView, ObjectView, Participant,
-    ParticipantCounts, ParticipantPhase, ParticipantView, PhaseReason, PlanView, PlannedGateView, PlannedObjectView,
-    PlannedSideView, Progress, RECONCILER_LABEL, ReconcilerPhase, ReconcilerStatusView, ReconcilerView, Reconcilers,
-    ReleaseDefinitionView, RunnerStatusView, Tables, Triple, WallTime, Word, runner_lease,
+    GateStatusView, HoldReason, HoldView, LastFailure, LastFailureView, ListView, ManagedObject, Name,
+    ObjectMetadataView, ObjectView, Participant, ParticipantCounts, ParticipantPhase, ParticipantView, PhaseReason,
+    PlanView, PlannedGateView, PlannedObjectView, PlannedSideView, Progress, RECONCILER_LABEL, ReconcilerPhase,
+    ReconcilerStatusView, ReconcilerView, Reconcilers, ReleaseDefinitionView, RunnerChoice, RunnerStatusView, Tables,
+    Triple, WallTime, Word, runner_lease,
 };
 
 use crate::objects::{Waves, Write};
@@ -22,10 +23,11 @@ fn gate(gate: &Gate) -> GateStatusView {
     }
 }
 
-/// `None`: no gate exists.
+/// `None`: no gate exists, and none is remembered.
 pub fn history(tables: &Tables, name: &str) -> Option<GateHistoryView> {
-    let gate = tables.reconcilers.gates.get(name)?;
-    Some(GateHistoryView { name: name.to_owned(), history: gate_history(gate) })
+    let there = tables.reconcilers.gates.get(name);
+    let gate = there.or_else(|| tables.runs.deleted_gates.get(name))?;
+    Some(GateHistoryView { name: name.to_owned(), history: gate_history(gate), deleted: there.is_none() })
 }
 
 fn gate_history(gate: &Gate) -> Vec<GateEntryView> {
@@ -65,11 +67,27 @@ pub fn status(tables: &Tables, name: &str) -> Option<ReconcilerStatusView> {
     Some(ReconcilerStatusView {
         brief,
         blockers: named(tables, blockers),
-        output: current_progress(tables, name).map(|p| p.output.clone()).unwrap_or_default(),
+        output: output(tables, name),
+        finalized: finalized(all, name),
         definitions: all.definitions_of(name).map(definition).collect(),
         history: all.gates.get(name).map(|g| gate_history(g)).unwrap_or_default(),
         revision: tables.revision,
     })
+}
+
+/// Of the current runner; before it has written anything, of the last failure.
+fn output(tables: &Tables, name: &str) -> String {
+    let current = current_progress(tables, name).map(|progress| progress.output.clone());
+    let failed = || tables.runs.failures.get(name).map(|failure| failure.output.clone());
+    current.filter(|output| !output.is_empty()).or_else(failed).unwrap_or_default()
+}
+
+fn finalized(all: &Reconcilers, name: &str) -> Option<muster_messages::Release> {
+    let digest = all.controls.get(name)?.finalized.as_ref()?;
+    let allowed = all.definitions_of(name).find(|definition| definition.digest == *digest)?;
+    let target = allowed.target();
+    let is_used = all.gates.get(name).is_some_and(|gate| gate.path_to(&target) == GatePath::Reached);
+    (!is_used).then(|| allowed.release.clone())
 }
 
 /// `muster reconciler list`.
@@ -94,6 +112,7 @@ fn brief(tables: &Tables, name: &str) -> Option<(ReconcilerView, Vec<Blocker>)> 
     let blockers_in_all = blockers.len();
     blockers.truncate(MAX_LISTED_BLOCKERS);
     let phase = phase(tables, name, shown.map(AsRef::as_ref), progress, blockers_in_all);
+    let failure = tables.runs.failures.get(name);
     let count = |wanted| all.participants_of(&scope).filter(|p| p.phase == wanted).count();
     let participants = ParticipantCounts {
         serving: count(ParticipantPhase::Serving),
@@ -112,12 +131,20 @@ fn brief(tables: &Tables, name: &str) -> Option<(ReconcilerView, Vec<Blocker>)> 
         participants,
         candidates: candidates(tables, name).len(),
         attempt: progress.map_or(0, |p| p.attempt),
-        consecutive_failures: progress.map_or(0, |p| p.consecutive_failures),
-        last_error: progress.and_then(|p| p.last_error.clone()),
+        consecutive_failures: failure
+            .map_or_else(|| progress.map_or(0, |p| p.consecutive_failures), |failure| failure.failures),
+        last_error: progress.and_then(|p| p.last_error.clone()).or_else(|| failure.map(|f| f.error.clone())),
+        last_failure: failure.map(|failure| last_failure(tables, failure)),
         next_retry_at: progress.and_then(|p| p.next_retry_at),
         wave: progress.and_then(|p| p.wave),
     };
     Some((view, blockers))
+}
+
+fn last_failure(tables: &Tables, failure: &LastFailure) -> LastFailureView {
+    let LastFailure { node, release, term, since, at, error, permanent, .. } = failure.clone();
+    let name = tables.nodes.get(&node).map(|node| node.name.clone());
+    LastFailureView { node, name, release, term, since, at, error, permanent }
 }
 
 /// The report of the current runner; that of an earlier one is outdated.
@@ -208,10 +235,7 @@ fn phase(
         );
         return Phase::new(ReconcilerPhase::Waiting, PhaseReason::Blockers, message);
     }
-    let Some(progress) = progress else {
-        let message = "no candidate has taken the runner's lease yet".to_owned();
-        return Phase::new(ReconcilerPhase::Electing, PhaseReason::Electing, message);
-    };
+    let Some(progress) = progress else { return without_runner(tables, name, definition) };
     use ReconcilerPhase as P;
     match progress.phase.known() {
         // The result of an earlier definition says nothing about this one.
@@ -230,6 +254,46 @@ fn phase(
             Phase::reported(P::Running, progress)
         }
     }
+}
+
+/// No candidate has reported as the runner.
+fn without_runner(tables: &Tables, name: &str, definition: &Definition) -> Phase {
+    if let Some(failure) = tables.runs.failures.get(name) {
+        let LastFailure { node, release, failures, error, .. } = failure.as_ref();
+        let whence = tables.nodes.get(node).map_or_else(|| node.to_string(), |node| node.name.to_string());
+        let message = format!(
+            "{release} has failed on every candidate that tried, {failures} times in all, last on {whence}: {error}; each tries \
+             again after a minute, `muster reconciler retry {name}` makes them try at once"
+        );
+        return Phase::new(ReconcilerPhase::Failed, PhaseReason::CandidatesFailed, message);
+    }
+    let newest = tables.reconcilers.definitions_of(name).last();
+    let hold = newest
+        .filter(|newest| newest.choice == RunnerChoice::Newest && newest.release.triple > definition.release.triple);
+    let hold = hold.map(|newest| {
+        let (newer, ours) = (&newest.release, &definition.release);
+        format!(
+            "; no live node has the newer release {newer}: after the last one has left, those of {ours} wait 30 s in case it returns"
+        )
+    });
+    let message = format!("no candidate has taken the runner's lease yet{}", hold.unwrap_or_default());
+    Phase::new(ReconcilerPhase::Electing, PhaseReason::Electing, message)
+}
+
+/// Why candidates of another release would run it instead, if so: the plan of this definition would not begin.
+fn outranked(tables: &Tables, name: &str, definition: &Definition) -> Option<HoldView> {
+    let best = best_candidate(tables, name)?;
+    let choice = tables.reconcilers.definitions_of(name).last()?.choice;
+    let (theirs, ours) = (&best.release, &definition.release);
+    let (comes_first, word) = match choice {
+        RunnerChoice::Newest => (theirs.triple > ours.triple, "newest"),
+        RunnerChoice::Oldest => (theirs.triple < ours.triple, "oldest"),
+    };
+    let message = format!(
+        "nodes of release {theirs} are candidates, and the {word} release runs it; those of {ours} begin 30 s after the last of \
+         them has left"
+    );
+    comes_first.then(|| HoldView { reason: HoldReason::NewerReleasePresent.into(), message })
 }
 
 /// Maximum bytes of bodies in one plan; further objects are only named.
@@ -261,12 +325,13 @@ pub fn plan(tables: &Tables, name: &str, release: Option<Triple>) -> Option<Plan
         Action::Command(command) => Some(command.argv.clone()),
         Action::Objects(_) | Action::Handler => None,
     };
-    let hold = way.as_ref().err();
+    let hold = way.as_ref().err().map(HoldView::from).or_else(|| outranked(tables, name, definition));
+    let begins = hold.is_none();
     Some(PlanView {
         name: name.to_owned(),
         release: definition.release.clone(),
-        path: way.as_ref().ok().copied().map(Word::from),
-        hold: hold.map(HoldView::from),
+        path: way.ok().filter(|_| begins).map(Word::from),
+        hold,
         objects,
         command,
         blockers: named(tables, blockers),

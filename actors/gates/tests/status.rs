@@ -247,15 +247,15 @@ fn documents_keep_their_fields_and_nulls() {
     let of_status = |tables: &Tables| serde_json::to_value(status(tables, NAME).unwrap()).unwrap();
     let of_list = |tables: &Tables| serde_json::to_value(statuses(tables)).unwrap();
     let of_plan = |tables: &Tables| serde_json::to_value(plan(tables, NAME, None).unwrap()).unwrap();
-    let brief = "attempt blockers_in_all candidates consecutive_failures gate last_error message name next_retry_at \
-        participants phase reason runner scope wave";
+    let brief = "attempt blockers_in_all candidates consecutive_failures gate last_error last_failure message \
+        name next_retry_at participants phase reason runner scope wave";
     let (full, list) = (of_status(&world.0), of_list(&world.0));
     assert_eq!((keys(&list).as_str(), keys(&list["items"][0]).as_str()), ("items revision", brief));
-    let long = ["blockers", "definitions", "history", "output", "revision"];
+    let long = ["blockers", "definitions", "finalized", "history", "output", "revision"];
     let mut all: Vec<&str> = brief.split(' ').chain(long).collect();
     all.sort_unstable();
     assert_eq!(keys(&full), all.join(" "));
-    for absent in ["gate", "runner", "last_error", "next_retry_at", "wave"] {
+    for absent in ["gate", "runner", "last_error", "last_failure", "next_retry_at", "wave", "finalized"] {
         assert!(full[absent].is_null(), "{absent}");
     }
     let planned = of_plan(&world.0);
@@ -278,6 +278,93 @@ fn documents_keep_their_fields_and_nulls() {
     assert_eq!(of_status(&world.0)["gate"], serde_json::json!({"epoch": 1, "state": "unreadable"}));
     let read: ReconcilerStatusView = serde_json::from_value(of_status(&world.0)).unwrap();
     assert_eq!(Some(read), status(&world.0, NAME), "what was written can be read");
+}
+
+/// Every candidate has failed and keeps out: no runner reports anything.
+#[test]
+fn status_shows_the_last_failure_until_a_run_succeeds() {
+    let mut world = World::new();
+    world.define(definition("1.0.0", "1.0.0", vec![]));
+    world.announce(&candidates_scope(NAME), "n1", "1.0.0");
+    let node = NodeRecord::new(NodeId::from_entropy(1), "n1".parse().unwrap(), Role::Worker, WallTime(0));
+    let id = node.id;
+    world.must(Change::CreateNode(Box::new(node)));
+    let report = |term, failures: u32, phase: ReconcilerPhase| Progress {
+        reconciler: NAME.to_owned(),
+        term,
+        node: id,
+        release: "1.0.0".parse().unwrap(),
+        phase: phase.into(),
+        reason: PhaseReason::Unneeded.into(),
+        message: String::new(),
+        since: WallTime(0),
+        attempt: failures,
+        consecutive_failures: failures,
+        last_error: (failures > 0).then(|| "the command exited with 1".to_owned()),
+        next_retry_at: None,
+        wave: None,
+        output: if failures > 0 { "no such table".to_owned() } else { String::new() },
+    };
+    let term = world.acquire(runner_lease(NAME), "n1", 1);
+    world.propose(ReconcilerChange::Progress(Box::new(report(term, 5, ReconcilerPhase::Running))));
+    world.must(Change::ReleaseLease { key: runner_lease(NAME), session: SessionId(1), token: term });
+    assert_eq!(world.phase(), ("failed".to_owned(), "candidates-failed".to_owned()));
+    let shown = status(&world.0, NAME).unwrap();
+    let help = &shown.brief.message;
+    assert!(help.contains("5 times in all, last on n1: the command exited with 1"), "{help}");
+    assert!(help.contains("`muster reconciler retry schema`"), "{help}");
+    assert_eq!((shown.brief.consecutive_failures, shown.output.as_str()), (5, "no such table"));
+    assert_eq!(shown.brief.last_error.as_deref(), Some("the command exited with 1"));
+    let failure = shown.brief.last_failure.unwrap();
+    assert_eq!((failure.name.as_ref().map(Name::as_str), failure.term), (Some("n1"), term));
+
+    let term = world.acquire(runner_lease(NAME), "n2", 2);
+    world.propose(ReconcilerChange::Progress(Box::new(report(term, 0, ReconcilerPhase::Running))));
+    let shown = status(&world.0, NAME).unwrap();
+    assert_eq!((shown.brief.phase.text(), shown.brief.consecutive_failures), ("running", 5), "it tries again");
+    assert_eq!(shown.output, "no such table");
+    world.step("1.0.0", term, GateStep::Complete);
+    world.propose(ReconcilerChange::Progress(Box::new(report(term, 0, ReconcilerPhase::Idle))));
+    let shown = status(&world.0, NAME).unwrap();
+    assert_eq!((shown.brief.phase.text(), shown.brief.consecutive_failures), ("idle", 0));
+    assert_eq!((shown.brief.last_failure, shown.brief.last_error, shown.output), (None, None, String::new()));
+}
+
+#[test]
+fn plan_of_an_outranked_release_says_who_runs_it() {
+    let mut world = World::new();
+    world.define(definition("1.0.0", "1.0.0", vec![object("a", 0)]));
+    world.define(definition("2.0.0", "1.0.0", vec![object("a", 0)]));
+    let begins = |world: &World, of| plan(&world.0, NAME, Some(of)).unwrap().path.map(|path| path.text().to_owned());
+    let [one, two] = [Triple::new(1, 0, 0), Triple::new(2, 0, 0)];
+    world.announce(&candidates_scope(NAME), "n1", "1.0.0");
+    assert_eq!(begins(&world, one).as_deref(), Some("first"));
+    assert_eq!(begins(&world, two).as_deref(), Some("first"), "its nodes are not started yet");
+    let shown = status(&world.0, NAME).unwrap();
+    let held = "no live node has the newer release 2.0.0: after the last one has left, those of 1.0.0 wait 30 s";
+    assert!(shown.brief.message.contains(held), "{}", shown.brief.message);
+    world.announce(&candidates_scope(NAME), "n2", "2.0.0");
+    assert_eq!(begins(&world, two).as_deref(), Some("first"));
+    let outranked = plan(&world.0, NAME, Some(one)).unwrap();
+    let hold = outranked.hold.unwrap();
+    assert_eq!((outranked.path, hold.reason.text()), (None, "newer-release-present"));
+    assert!(hold.message.contains("nodes of release 2.0.0 are candidates"), "{}", hold.message);
+}
+
+#[test]
+fn a_finalization_is_shown_until_it_is_used() {
+    let mut world = World::new();
+    world.define(definition("1.0.0", "1.0.0", vec![]));
+    let term = world.acquire(runner_lease(NAME), "n1", 1);
+    world.step("1.0.0", term, GateStep::Complete);
+    world.define(Definition { finalize: Finalize::Manual, ..definition("2.0.0", "2.0.0", vec![]) });
+    let shown = |world: &World| status(&world.0, NAME).unwrap().finalized.map(|release| release.to_string());
+    assert_eq!(shown(&world), None);
+    let digest = world.digest("2.0.0");
+    world.propose(ReconcilerChange::Finalize { reconciler: NAME.to_owned(), digest });
+    assert_eq!(shown(&world).as_deref(), Some("2.0.0"));
+    world.step("2.0.0", term, GateStep::Restrict);
+    assert_eq!(shown(&world), None);
 }
 
 /// One rule for all: otherwise a runner that an old definition has pinned would never resign for the next release.

@@ -49,6 +49,11 @@ impl ActionSlot {
         self.slot().clone()
     }
 
+    /// Whether an action is running.
+    pub fn is_running(&self) -> bool {
+        self.slot().as_ref().is_some_and(|action| action.ended.borrow().is_none())
+    }
+
     /// Begins an action once the previous one has ended. `over`: cancelled with the term; an action of an ended term does not
     /// begin.
     pub fn start<F>(

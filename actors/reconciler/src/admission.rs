@@ -14,6 +14,7 @@ use tokio::sync::watch;
 
 use crate::core::admission::AdmissionState;
 use crate::member::{LeaseTiming, Leave, Member, MemberSetup, MemberView};
+use crate::member_lease::lost;
 use crate::membership::member_spec;
 use crate::ports::Cluster;
 
@@ -140,7 +141,7 @@ impl ServingGuard {
         tokio::select! {
             biased;
             why = over => why,
-            () = self.term.ended() => "its lease was lost".to_owned(),
+            () = self.term.ended() => lost(&self.term),
         }
     }
 

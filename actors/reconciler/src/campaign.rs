@@ -116,6 +116,7 @@ impl Campaign {
             reconciler: self.wiring.name.clone(),
             terms: Arc::clone(&self.wiring.terms),
             action_slot: self.wiring.action_slot.clone(),
+            handler: setup.handlers.contains_key(&self.wiring.name),
         };
         // A new session for each candidacy: a lease is never given back to a session that released it.
         let cluster: Arc<dyn muster_elector::Cluster> = setup.cluster.clone();

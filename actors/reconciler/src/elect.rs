@@ -16,9 +16,17 @@ pub struct RunnerCandidate {
     /// The term that is held, if any. It may have ended by itself.
     pub terms: Arc<watch::Sender<Option<Term>>>,
     pub action_slot: ActionSlot,
+    /// It runs a program's own code.
+    pub handler: bool,
 }
 
 impl Candidate for RunnerCandidate {
+    /// The log refuses writes of an earlier term, and a guardian ends a command in time even while this process is frozen. Only a
+    /// program's own code may go on.
+    fn must_end_in_time(&self) -> bool {
+        self.handler && self.action_slot.is_running()
+    }
+
     fn on_started_leading(&self, term: Term) -> BoxFuture<'static, ()> {
         let (terms, action_slot) = (Arc::clone(&self.terms), self.action_slot.clone());
         async move {
@@ -33,5 +41,33 @@ impl Candidate for RunnerCandidate {
     fn on_stopped_leading(&self, ending: &Ending) {
         info!(reconciler = %self.reconciler, %ending, "reconciler term ended");
         self.terms.send_replace(None);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::run::Outcome;
+    use muster_messages::FencingToken;
+    use tokio_util::sync::CancellationToken;
+
+    /// After a freeze the work of a command, or of objects, has not gone on: nothing outlives its lease.
+    #[tokio::test]
+    async fn only_a_running_handler_can_outlive_its_lease() {
+        for handler in [true, false] {
+            let (terms, action_slot) = (Arc::new(watch::Sender::new(None)), ActionSlot::default());
+            let candidate =
+                RunnerCandidate { reconciler: "schema".to_owned(), terms, action_slot: action_slot.clone(), handler };
+            assert!(!candidate.must_end_in_time(), "nothing runs");
+            let over = CancellationToken::new();
+            let running = action_slot.start((FencingToken(1), 1), &over, |cancelled| async move {
+                cancelled.cancelled().await;
+                (Outcome::Done, String::new())
+            });
+            assert_eq!(candidate.must_end_in_time(), handler);
+            over.cancel();
+            let _ended = running.ended().await;
+            assert!(!candidate.must_end_in_time());
+        }
     }
 }

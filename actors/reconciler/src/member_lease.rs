@@ -84,7 +84,7 @@ impl MemberLease {
         self.term = Some(term.clone());
         cx.report(async move {
             term.ended().await;
-            Msg::Lost("its lease was lost".to_owned())
+            Msg::Lost(lost(&term))
         });
         Ok(token)
     }
@@ -101,6 +101,11 @@ impl MemberLease {
             Msg::LeaseReleased
         });
     }
+}
+
+/// Why a member whose term has ended no longer serves.
+pub(crate) fn lost(term: &Term) -> String {
+    term.why_ended().map_or_else(|| "its lease was lost".to_owned(), |why| format!("its lease was lost: {why}"))
 }
 
 /// Reports to the actor what blocks its lease, each cause once, until the election is over: by itself only after a permanent

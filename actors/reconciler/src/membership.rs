@@ -20,7 +20,7 @@ use tokio::sync::watch;
 use crate::cluster_requests::{ANSWER_TIMEOUT, ANSWER_TRANSIT_TIME, ask};
 use crate::core::admission::{Admission, AdmissionState, Ask, Input, WATCH_WAIT};
 use crate::member::{Leave, Member, MemberSetup, MemberView};
-use crate::member_lease::MemberLease;
+use crate::member_lease::{MemberLease, lost};
 
 const MAILBOX: usize = 64;
 
@@ -161,8 +161,9 @@ impl Shell for MemberShell {
             Msg::Refused(why) => self.step(cx, Input::Refused { why }),
             Msg::Answered { number, result } => {
                 // The process may have been frozen: an admission counts only while the lease does (SERVE-1).
-                if self.lease.as_ref().is_some_and(MemberLease::has_lapsed) {
-                    self.step(cx, Input::Lost { why: "its lease was lost".to_owned() });
+                let lapsed = self.lease.as_ref().filter(|lease| lease.has_lapsed()).and_then(MemberLease::term);
+                if let Some(why) = lapsed.map(lost) {
+                    self.step(cx, Input::Lost { why });
                 }
                 self.step(cx, Input::Answered { number, result });
             }

@@ -9,8 +9,8 @@ use imbl::{OrdMap, OrdSet, Vector};
 use muster_messages::wire::{WIRE_VERSION, WireError, decode_stored, encode_stored};
 use muster_messages::{
     AccessToken, Authorities, Autolock, Blocked, ClusterRecord, Event, GuardMode, GuardScope, IDENTITY_LEVEL, Member,
-    Name, NodeCertificates, NodeId, NodeRecord, Object, ObjectKey, Outcome, RECONCILERS_LEVEL, RaftId, Reconcilers,
-    ReportedNode, RequestId, Requests, Revision, Tables, Token, TokenRights, User, UserPin, Workloads,
+    Name, NodeCertificates, NodeId, NodeRecord, Object, ObjectKey, Outcome, RECONCILERS_LEVEL, RaftId, ReconcilerRuns,
+    Reconcilers, ReportedNode, RequestId, Requests, Revision, Tables, Token, TokenRights, User, UserPin, Workloads,
 };
 use serde::{Deserialize, Serialize};
 
@@ -19,7 +19,8 @@ enum Snapshot {
     V1(Box<TablesV1>),
     V2(Box<TablesV2>),
     V3(Box<TablesV3>),
-    V4(Box<Tables>),
+    V4(Box<TablesV4>),
+    V5(Box<Tables>),
 }
 
 /// The tables without reconcilers.
@@ -91,6 +92,37 @@ struct TablesV3 {
     routine_events: Vector<Arc<Event>>,
 }
 
+/// The tables without what reconcilers' runs left.
+#[derive(Serialize, Deserialize)]
+struct TablesV4 {
+    revision: Revision,
+    cluster: Option<Arc<ClusterRecord>>,
+    nodes: OrdMap<NodeId, Arc<NodeRecord>>,
+    members: OrdMap<RaftId, Member>,
+    next_raft_id: RaftId,
+    removed_raft_ids: OrdSet<RaftId>,
+    tokens: OrdMap<String, Token>,
+    users: OrdMap<Name, User>,
+    blocklist: OrdMap<NodeId, Blocked>,
+    objects: OrdMap<ObjectKey, Arc<Object>>,
+    guards: OrdMap<GuardScope, GuardMode>,
+    access_tokens: OrdMap<String, AccessToken>,
+    reconcilers: Reconcilers,
+    reported: OrdMap<NodeId, Arc<ReportedNode>>,
+    outcomes: OrdMap<RequestId, Outcome>,
+    outcome_order: Vector<RequestId>,
+    events: Vector<Arc<Event>>,
+    requests: Requests,
+    frequent_events: Vector<Arc<Event>>,
+    token_rights: OrdMap<String, TokenRights>,
+    certificates: OrdMap<NodeId, Arc<NodeCertificates>>,
+    user_pins: OrdMap<Name, UserPin>,
+    routine_events: Vector<Arc<Event>>,
+    authorities: Authorities,
+    autolock: Autolock,
+    workloads: Workloads,
+}
+
 /// Converts between two versions field by field: neither can gain or lose a field unnoticed.
 macro_rules! same_fields {
     ($from:ident => $to:ident { $($field:ident),* } $(, $extra:ident: $value:expr)*) => {{
@@ -114,7 +146,8 @@ impl From<TablesV1> for Tables {
             access_tokens, outcomes, outcome_order, events
         }, reconcilers: Reconcilers::default(), requests: Requests::default(), frequent_events: Vector::new(),
             token_rights: OrdMap::new(), reported: OrdMap::new(), certificates: OrdMap::new(),
-            user_pins: OrdMap::new(), routine_events: Vector::new(), authorities: Authorities::default(), autolock: Autolock::default(), workloads: Workloads::default())
+            user_pins: OrdMap::new(), routine_events: Vector::new(), authorities: Authorities::default(), autolock: Autolock::default(), workloads: Workloads::default(),
+            runs: ReconcilerRuns::default())
     }
 }
 
@@ -134,7 +167,8 @@ impl From<TablesV2> for Tables {
             access_tokens, reconcilers, outcomes, outcome_order, events
         }, requests: Requests::default(), frequent_events: Vector::new(), token_rights: OrdMap::new(),
             reported: OrdMap::new(), certificates: OrdMap::new(), user_pins: OrdMap::new(),
-            routine_events: Vector::new(), authorities: Authorities::default(), autolock: Autolock::default(), workloads: Workloads::default())
+            routine_events: Vector::new(), authorities: Authorities::default(), autolock: Autolock::default(), workloads: Workloads::default(),
+            runs: ReconcilerRuns::default())
     }
 }
 
@@ -154,12 +188,32 @@ impl From<TablesV3> for Tables {
             revision, cluster, nodes, members, next_raft_id, removed_raft_ids, tokens, users, blocklist, objects, guards,
             access_tokens, reconcilers, reported, outcomes, outcome_order, events, requests, frequent_events,
             token_rights, certificates, user_pins, routine_events
-        }, authorities: Authorities::default(), autolock: Autolock::default(), workloads: Workloads::default())
+        }, authorities: Authorities::default(), autolock: Autolock::default(), workloads: Workloads::default(),
+            runs: ReconcilerRuns::default())
+    }
+}
+
+impl From<Tables> for TablesV4 {
+    fn from(t: Tables) -> Self {
+        same_fields!(t => TablesV4 {
+            revision, cluster, nodes, members, next_raft_id, removed_raft_ids, tokens, users, blocklist, objects, guards,
+            access_tokens, reconcilers, reported, outcomes, outcome_order, events, requests, frequent_events,
+            token_rights, certificates, user_pins, routine_events, authorities, autolock, workloads
+        })
+    }
+}
+impl From<TablesV4> for Tables {
+    fn from(t: TablesV4) -> Self {
+        same_fields!(t => Tables {
+            revision, cluster, nodes, members, next_raft_id, removed_raft_ids, tokens, users, blocklist, objects, guards,
+            access_tokens, reconcilers, reported, outcomes, outcome_order, events, requests, frequent_events,
+            token_rights, certificates, user_pins, routine_events, authorities, autolock, workloads
+        }, runs: ReconcilerRuns::default())
     }
 }
 
 /// The newest version that this build reads.
-const NEWEST_VERSION: u8 = 4;
+const NEWEST_VERSION: u8 = 5;
 
 /// Why this build cannot read the bytes as a snapshot.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -185,15 +239,20 @@ pub fn encode(tables: &Tables) -> Vec<u8> {
         ..RECONCILERS_LEVEL => Snapshot::V1(Box::new(tables.into())),
         RECONCILERS_LEVEL..IDENTITY_LEVEL => Snapshot::V2(Box::new(tables.into())),
         IDENTITY_LEVEL.. if is_version_three(&tables) => Snapshot::V3(Box::new(tables.into())),
-        IDENTITY_LEVEL.. => Snapshot::V4(Box::new(tables)),
+        IDENTITY_LEVEL.. if tables.runs == ReconcilerRuns::default() => Snapshot::V4(Box::new(tables.into())),
+        IDENTITY_LEVEL.. => Snapshot::V5(Box::new(tables)),
     };
     encode_stored(&snapshot).expect("every table can be encoded")
 }
 
 /// Version 4 only after the first rotation, or once autolock was switched on or a workload set: then every manager's build supports it.
+/// Version 5 only once a run has failed or a gate was deleted, which the state records from `RUNS_LEVEL` on.
 fn is_version_three(tables: &Tables) -> bool {
-    let Tables { authorities, autolock, workloads, .. } = tables;
-    *authorities == Authorities::default() && *autolock == Autolock::default() && *workloads == Workloads::default()
+    let Tables { authorities, autolock, workloads, runs, .. } = tables;
+    *authorities == Authorities::default()
+        && *autolock == Autolock::default()
+        && *workloads == Workloads::default()
+        && *runs == ReconcilerRuns::default()
 }
 
 /// Decodes what [`encode`] wrote, in this and in earlier releases.
@@ -202,7 +261,8 @@ pub fn decode(bytes: &[u8]) -> Result<Tables, SnapshotFault> {
         Ok(Snapshot::V1(tables)) => Ok((*tables).into()),
         Ok(Snapshot::V2(tables)) => Ok((*tables).into()),
         Ok(Snapshot::V3(tables)) => Ok((*tables).into()),
-        Ok(Snapshot::V4(tables)) => Ok(*tables),
+        Ok(Snapshot::V4(tables)) => Ok((*tables).into()),
+        Ok(Snapshot::V5(tables)) => Ok(*tables),
         Err(source) => Err(match version(bytes) {
             Some(version) if version > NEWEST_VERSION => SnapshotFault::Newer { version },
             _ => SnapshotFault::Unreadable { bytes: bytes.len(), source },

@@ -8,9 +8,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
-use muster_client::{Failure, Outcome, Target};
+use muster_client::{Failure, Outcome, Target, parse};
+use muster_messages::wire::{ReconcilerRequest, Request};
 use muster_messages::{
-    CANDIDATES_SCOPE, DNS_LABEL, ErrorCode, ParticipantKey, Release, SessionId, Triple, is_dns_label,
+    CANDIDATES_SCOPE, DNS_LABEL, ErrorCode, ListView, ParticipantKey, ReconcilerView, Release, SessionId, Triple,
+    is_dns_label,
 };
 use muster_reconciler::{Admission, AdmissionState, Link, Managers, Member, NotServing, Socket, StartError, Waiting};
 use serde_json::json;
@@ -21,7 +23,7 @@ use super::discover;
 use super::duration::parse_duration;
 use super::elect::command::{End, Forwarded, Speaker, guard};
 use super::elect::default_identity;
-use super::output::{Out, print};
+use super::output::{Out, print, printable};
 use crate::guard::{Exit, Launch, Number, adopt};
 
 #[derive(Debug, Args)]
@@ -33,7 +35,9 @@ it gets TERM, then KILL before a run relies on its end, and muster exits 7. Othe
 Examples:
   muster wait-ready db --release 2.0.0 --exec -- ./server
   muster wait-ready db --release 2.0.0 --reconciler schema --needs 2.0.0 --exec -- ./server --port 80
-  muster wait-ready db --release 2.0.0 --timeout 1m     # would it be admitted? exit 3: not within a minute"
+  muster wait-ready db --release 2.0.0 --timeout 1m     # would it be admitted? exit 3: not within a minute
+
+A scope that no reconciler has is refused without --allow-undefined-scope, and so are reconcilers of other scopes."
 )]
 pub struct WaitReadyArgs {
     /// Scope to join: members that serve together and share what reconcilers apply
@@ -54,6 +58,9 @@ pub struct WaitReadyArgs {
     /// Give up waiting after this long (exit 3) [default: never]
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     pub timeout: Option<Duration>,
+    /// Also join a scope that no reconciler has: nothing holds its members back
+    #[arg(long)]
+    pub allow_undefined_scope: bool,
     /// Run the command while admitted, instead of only checking the admission
     #[arg(long, requires = "command")]
     pub exec: bool,
@@ -100,6 +107,9 @@ pub async fn run(args: WaitReadyArgs, out: Out, global: &Global) -> Outcome<u8> 
         Target::Socket(path) => Link::new(Socket(path.clone())),
         Target::Managers { dialer, managers } => Link::new(Managers::new((**dialer).clone(), managers.clone())),
     };
+    if let Err(gone) = scope_is_defined(&link, &args, &mut signals).await {
+        return gone;
+    }
     let name = args.member.clone().unwrap_or_else(default_member);
     let bare = Member::new(&args.scope, &name, args.release.clone());
     let needs = args.needs.unwrap_or(Triple::new(0, 0, 0));
@@ -149,6 +159,61 @@ pub async fn run(args: WaitReadyArgs, out: Out, global: &Global) -> Outcome<u8> 
         (End::Lapsed, None) => Err(revoked_while_running(&args.scope, "it expired")),
         (End::Exited(exit), None) => Ok(exit.status()),
     }
+}
+
+/// Pause between two attempts while the cluster does not answer.
+const RETRY_PAUSE: Duration = Duration::from_secs(1);
+/// Time limit for one attempt.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+/// Scopes that a refusal names.
+const MAX_NAMED_SCOPES: usize = 10;
+
+/// Refuses a scope that no reconciler has, most likely a mistyped one: its members would serve whatever is applied. A member that names
+/// reconcilers needs no such check: it waits for them, and the cluster refuses it if they belong to other scopes.
+async fn scope_is_defined(link: &Link, args: &WaitReadyArgs, signals: &mut Forwarded) -> Result<(), Outcome<u8>> {
+    if args.allow_undefined_scope || !args.reconcilers.is_empty() {
+        return Ok(());
+    }
+    let limit = args.timeout.map(|limit| tokio::time::Instant::now() + limit);
+    let list = loop {
+        let asked = link.request(Request::Reconciler(ReconcilerRequest::List), ANSWER_TIMEOUT).await;
+        let why = match asked {
+            Ok(text) => break parse::<ListView<ReconcilerView>>(&text).map_err(Err)?,
+            Err(body) => Failure::from(body),
+        };
+        if !why.may_pass() {
+            return Err(Err(why));
+        }
+        let over = limit.is_some_and(|limit| limit <= tokio::time::Instant::now() + RETRY_PAUSE);
+        if over {
+            let text = format!("not admitted in time: the cluster has not answered: {}", why.message);
+            return Err(Err(Failure::new(ErrorCode::TimedOut, text)));
+        }
+        tokio::select! {
+            () = tokio::time::sleep(RETRY_PAUSE) => {}
+            number = signals.next() => if signals.ends(number) { return Err(Ok(interrupted(number))) },
+        }
+    };
+    let mut scopes: Vec<&str> = list.items.iter().map(|reconciler| reconciler.scope.as_str()).collect();
+    scopes.sort_unstable();
+    scopes.dedup();
+    if scopes.contains(&args.scope.as_str()) { Ok(()) } else { Err(Err(undefined(&args.scope, &scopes))) }
+}
+
+fn undefined(scope: &str, scopes: &[&str]) -> Failure {
+    let known = match scopes {
+        [] => "no scope is defined".to_owned(),
+        _ => {
+            let more = if scopes.len() > MAX_NAMED_SCOPES { ", …" } else { "" };
+            let named: Vec<&str> = scopes.iter().copied().take(MAX_NAMED_SCOPES).collect();
+            format!("defined are {}{more}", printable(&named.join(", ")))
+        }
+    };
+    let text = format!(
+        "no reconciler has scope {scope}, so nothing would hold this member back; {known}; name a --reconciler to wait for, or join \
+         the scope nevertheless with --allow-undefined-scope"
+    );
+    Failure::refused("undefined_scope", text)
 }
 
 /// Waits for the admission. `Err` is the command's outcome without one.
@@ -250,6 +315,7 @@ mod tests {
         let all = "db --release 1.0.0 --reconciler a --reconciler b --needs 2.0.0 --member n1.eu --exec -- ls -l";
         assert_eq!(refusal(all), None);
         assert_eq!(refusal("db --release 1.0.0"), None);
+        assert_eq!(refusal("db --release 1.0.0 --allow-undefined-scope"), None);
     }
 
     #[test]

@@ -28,7 +28,7 @@ words! {
         Paused => "paused",
         /// An operator must resolve something.
         Blocked => "blocked",
-        /// Permanently, until an operator retries.
+        /// Nothing runs it now: permanently, until an operator retries, or until a candidate tries again.
         Failed => "failed",
     }
 }
@@ -66,6 +66,8 @@ words! {
         Permanent => "permanent",
         /// The same, as STATUS shows it.
         PermanentFailure => "permanent-failure",
+        /// The last run failed, and no candidate runs it now: those that failed keep out for a while.
+        CandidatesFailed => "candidates-failed",
     }
     {
         /// See [`Hold`].
@@ -83,6 +85,8 @@ words! {
         Paused => "paused",
         ReadyToFinalize => "ready-to-finalize",
         Dependency => "dependency",
+        /// Only in a plan: candidates of another release come first.
+        NewerReleasePresent => "newer-release-present",
     }
 }
 
@@ -92,7 +96,7 @@ impl HoldReason {
         match self {
             HoldReason::Paused => ReconcilerPhase::Paused,
             HoldReason::ReadyToFinalize => ReconcilerPhase::ReadyToFinalize,
-            HoldReason::Dependency => ReconcilerPhase::Waiting,
+            HoldReason::Dependency | HoldReason::NewerReleasePresent => ReconcilerPhase::Waiting,
             HoldReason::GateUnreadable
             | HoldReason::DowngradeDenied
             | HoldReason::SkipsReleases

@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     AccessToken, Authorities, Autolock, Blocked, ClusterRecord, Event, GuardMode, GuardScope, Member, Membership, Name,
-    NodeCertificates, NodeId, NodeRecord, Object, ObjectKey, Outcome, RaftId, Reconcilers, ReportedNode, RequestId,
-    Requests, Revision, Role, Token, TokenRights, User, UserPin, Workloads,
+    NodeCertificates, NodeId, NodeRecord, Object, ObjectKey, Outcome, RaftId, ReconcilerRuns, Reconcilers,
+    ReportedNode, RequestId, Requests, Revision, Role, Token, TokenRights, User, UserPin, Workloads,
 };
 
 /// The shortest id prefix that stands for a node. Shorter ones are names, as in `a` and `b`.
@@ -66,6 +66,8 @@ pub struct Tables {
     pub autolock: Autolock,
     /// From feature level 3 on; empty below, and until a workload is set for the first time.
     pub workloads: Workloads,
+    /// From feature level 4 on; empty below, and until a run fails or an operator deletes a gate.
+    pub runs: ReconcilerRuns,
 }
 
 impl Tables {

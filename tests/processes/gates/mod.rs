@@ -1,7 +1,10 @@
 //! Release-gated reconcilers with real nodes and members: upgrades, races, runners that die or wake up late.
 
 mod barrier;
+mod demoted;
+mod failing;
 mod gone;
+mod guarded;
 mod race;
 mod record;
 mod sets;

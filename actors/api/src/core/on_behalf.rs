@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 
-use muster_messages::wire::{LeaseRef, LeaseRequest};
+use muster_messages::wire::{LeaseRef, LeaseRequest, ReconcilerRequest, Request};
 use muster_messages::{
     ErrorBody, ErrorCode, FencingToken, MEMBERS_NAMESPACE, NodeId, ObjectKey, Participant, ParticipantKey, Principal,
     RUNNERS_NAMESPACE, Tables, candidates_scope, runner_lease,
@@ -155,6 +155,20 @@ pub fn announced(mut participant: Participant, caller: &Principal) -> Result<Par
         Principal::Operator | Principal::Admin(_) => Ok(participant),
         _ => Err(ErrorBody::forbidden(format!("{caller} may not act for {key}"))),
     }
+}
+
+/// The request as the admin socket of a manager sends it: a program that announces itself there runs on that manager's node.
+/// Recorded although the socket acts as operator: once the manager is demoted, its socket acts as the node, and a node acts only
+/// for its own participants. `socket`: the manager whose socket it is.
+pub fn placed(mut request: Request, caller: &Principal, socket: impl FnOnce() -> NodeId) -> Request {
+    if let (Request::Reconciler(ReconcilerRequest::Announce { participant }), Principal::Operator) =
+        (&mut request, caller)
+        // An external member has no lease that a program on this node keeps.
+        && !participant.key.is_external()
+    {
+        participant.node.get_or_insert_with(socket);
+    }
+    request
 }
 
 /// Whether this caller may act for an existing participant.

@@ -88,6 +88,8 @@ pub struct Eligibility {
     gone: BTreeMap<(String, Triple), Moment>,
     announced: bool,
     out_until: Option<Moment>,
+    /// Operators' retries that were seen.
+    retries: Option<u64>,
     decision: Decision,
     /// Since when the decision would differ.
     differs_since: Option<Moment>,
@@ -105,6 +107,7 @@ impl Eligibility {
             gone: BTreeMap::new(),
             announced: false,
             out_until,
+            retries: None,
             decision: Decision { stands, why: Why::Unknown },
             differs_since: None,
         }
@@ -138,6 +141,10 @@ impl Eligibility {
     }
 
     fn observe(&mut self, now: Moment, view: &RunnerView, runnable: bool) {
+        if self.retries.replace(view.retries).is_some_and(|seen| view.retries > seen) {
+            // An operator has resolved what it failed at, or wants to see it fail.
+            self.out_until = None;
+        }
         self.terms = view.definition.as_ref().filter(|_| runnable).map(|_| (view.choice, view.pinned));
         let live: BTreeSet<_> = view.candidates.iter().map(|c| (c.member.clone(), c.release.triple)).collect();
         for left in self.live.difference(&live) {

@@ -21,14 +21,20 @@ struct Scenario {
     now: Moment,
     definition: Option<Definition>,
     candidates: Vec<(&'static str, &'static str)>,
+    retries: u64,
 }
 
 impl Scenario {
     fn new() -> Self {
         let me = Me { member: "n1".into(), node: Some(node(1)), release: triple("2.0.0") };
         let core = Eligibility::new(me, EligibilityTiming::default(), false, None);
-        let mut scenario =
-            Self { core, now: Moment(1_000_000), definition: Some(definition()), candidates: vec![("n1", "2.0.0")] };
+        let mut scenario = Self {
+            core,
+            now: Moment(1_000_000),
+            definition: Some(definition()),
+            candidates: vec![("n1", "2.0.0")],
+            retries: 0,
+        };
         scenario.core.step(scenario.now, Input::Announced(true));
         scenario
     }
@@ -50,7 +56,7 @@ impl Scenario {
             path: None,
             blockers: vec![],
             blockers_in_all: 0,
-            retries: 0,
+            retries: self.retries,
             waves: 0,
         };
         self.core.step(self.now, Input::View { view: &view, runnable: true });
@@ -169,6 +175,20 @@ fn resigned_candidate_waits_a_minute_while_an_equal_lives() {
     scenario.core.step(scenario.now, Input::Resign);
     scenario.with(&[("n1", "2.0.0")]);
     assert!(scenario.pass(1).stands, "a failing runner is better than none");
+}
+
+#[test]
+fn an_operators_retry_ends_the_time_that_it_keeps_out() {
+    let mut scenario = Scenario::new();
+    let both = [("n1", "2.0.0"), ("n2", "2.0.0")];
+    scenario.with(&both);
+    scenario.pass(1);
+    scenario.core.step(scenario.now, Input::Resign);
+    scenario.with(&both);
+    assert!(!scenario.pass(10).stands);
+    scenario.retries = 1;
+    scenario.with(&both);
+    assert!(scenario.pass(1).stands);
 }
 
 #[test]

@@ -249,6 +249,8 @@ pub struct Run {
     /// The blocking releases that were logged last.
     named: BTreeSet<String>,
     reporting: Reporting,
+    /// It gives up the term once its last failure is reported: nothing of a term can be reported afterwards.
+    resigning: bool,
     tally: Tally,
 }
 
@@ -271,6 +273,7 @@ impl Run {
             numbers: 0,
             named: BTreeSet::new(),
             reporting: Reporting::default(),
+            resigning: false,
             tally: Tally::default(),
         }
     }
@@ -300,7 +303,10 @@ impl Run {
             Input::Stepped { number, result } => self.stepped(now, wall, number, result, out),
             Input::Waved { number, result } => self.waved(now, wall, number, result, out),
             Input::Acted { number, outcome, output } => self.acted(now, wall, (number, outcome, output), out),
-            Input::Reported { ok } => self.reporting.answered(ok),
+            Input::Reported { ok } => {
+                self.reporting.answered(ok);
+                self.reported(ok, out);
+            }
             Input::Woke => {}
             Input::Ended => self.end(out),
         }
@@ -412,7 +418,18 @@ impl Run {
             return self.reporting.pause();
         }
         let progress = self.progress(wall);
+        if self.resigning {
+            self.reporting.hurry(now);
+        }
         out.extend(self.reporting.next(now, progress).map(|progress| Effect::Report(Box::new(progress))));
+    }
+
+    /// A report was answered. A cluster that refuses the last one, or does not answer, delays the resignation no further.
+    fn reported(&mut self, ok: bool, out: &mut Out) {
+        if self.resigning && (!ok || self.reporting.is_complete()) && self.phase != Phase::Ended {
+            self.resigning = false;
+            out.push(Effect::Resign);
+        }
     }
 
     /// Its progress, for people.

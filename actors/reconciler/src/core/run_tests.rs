@@ -320,6 +320,42 @@ fn failing_runner_resigns_only_for_an_equal_candidate() {
     }
 }
 
+/// Nothing of a term can be reported once it is over.
+#[test]
+fn runner_resigns_after_its_last_failure_is_reported() {
+    for ok in [true, false] {
+        let mut scenario = Scenario::new(command(), GatePath::First);
+        let both = ["n1", "n2"].map(|member| CandidateView {
+            node: None,
+            member: member.into(),
+            release: "2.0.0".parse().unwrap(),
+            revision: Revision(1),
+        });
+        scenario.change_view(|view| view.candidates = both.to_vec());
+        scenario.fails("no");
+        scenario.pass(1);
+        while scenario.run.progress(WallTime(0)).consecutive_failures < 2 {
+            scenario.pass(200);
+            scenario.fails("no");
+        }
+        scenario.pass(300);
+        let (number, _) = scenario.acts();
+        let mut out = Vec::new();
+        let input = Input::Acted { number, outcome: Outcome::Failed("last".into()), output: "a\n\nb\n".into() };
+        scenario.run.step(scenario.now, WallTime(0), input, &mut out);
+        let reported = out.iter().find_map(|effect| match effect {
+            Effect::Report(progress) => Some((progress.consecutive_failures, progress.last_error.clone())),
+            _ => None,
+        });
+        assert_eq!(reported, Some((3, Some("last".into()))), "however soon after the report before: {out:?}");
+        let logged = |effect: &Effect| matches!(effect, Effect::Log(LogLine::Warn(line)) if line.ends_with("last; output: a | b"));
+        assert!(out.iter().any(logged) && !out.contains(&Effect::Resign), "{out:?}");
+        out.clear();
+        scenario.run.step(scenario.now, WallTime(0), Input::Reported { ok }, &mut out);
+        assert!(out.contains(&Effect::Resign), "{ok}: {out:?}");
+    }
+}
+
 #[test]
 fn later_is_not_a_failure_and_needs_no_manual_retry() {
     let mut scenario = Scenario::new(command(), GatePath::First);

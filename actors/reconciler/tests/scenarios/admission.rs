@@ -83,6 +83,7 @@ async fn disconnected_member_is_revoked_before_its_record_goes() {
     let cut = Instant::now();
     let why = timeout(Duration::from_secs(60), guard.revoked()).await.unwrap();
     assert!(cut.elapsed() <= Duration::from_millis(10_100), "{:?}: {why}", cut.elapsed());
+    assert_eq!(why, "its lease was lost: no renewal was confirmed in time");
     assert!(!guard.is_serving());
     world.harness.expects_error("the guarded work outlives its lease"); // as long as the guard is held
     world.with(|judge| assert_eq!(judge.serving("db").len(), 1, "the cluster waits out its margin"));

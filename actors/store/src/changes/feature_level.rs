@@ -42,6 +42,7 @@ pub(super) fn raise(tables: &mut Tables, stamp: &Stamp<'_>, level: u32) -> Resul
         }
         tables.cluster =
             Some(Arc::new(ClusterRecord { feature_level: level, revision: stamp.at, ..cluster.as_ref().clone() }));
+        reconcilers::runs::withdraw_finalizations(tables, stamp)?;
         let text = |level| Some(format!("feature level {level}"));
         stamp.log(tables, EventKind::Cluster, None, text(old), text(level));
     }

@@ -7,6 +7,7 @@
 //!             RELEASE-5  there is no gate before a run has succeeded, and only objects that the gate leads to are written.
 //!             RELEASE-6  an unreadable gate admits no participant and no runner.
 //!             RELEASE-7  a participant's record is deleted with its lease.
+//! RELEASE-8 and RELEASE-9: see `runs.rs`.
 //! Why all of this is checked here: an admission and a restriction decided at the same time are applied one after the
 //! other, and the second one sees the first.
 
@@ -22,6 +23,7 @@ use super::*;
 use crate::guards::{expected, lease_of, not_found, object};
 
 mod operators;
+pub(crate) mod runs;
 
 /// Releases of one reconciler whose definitions are kept.
 const MAX_RELEASES: usize = 64;
@@ -63,9 +65,7 @@ pub(super) fn make(tables: &mut Tables, stamp: &Stamp<'_>, change: &ReconcilerCh
         },
         R::Progress(progress) => report(tables, stamp, progress),
         R::Pause { reconciler, paused } => operators::control(tables, stamp, reconciler, |c| c.paused = *paused),
-        R::Finalize { reconciler, digest } => {
-            operators::control(tables, stamp, reconciler, |c| c.finalized = Some(digest.clone()))
-        }
+        R::Finalize { reconciler, digest } => runs::finalize(tables, stamp, reconciler, digest),
         R::Retry { reconciler, digest } => operators::control(tables, stamp, reconciler, |c| {
             c.retries += 1;
             c.retried.clone_from(digest);
@@ -151,6 +151,7 @@ fn forget(tables: &mut Tables, stamp: &Stamp<'_>, reconciler: &str) -> Result<()
         }
     }
     all.changed = stamp.at;
+    runs::forget(tables, reconciler);
     let was = format!("{reconciler}, {} definitions", keys.len());
     stamp.log(tables, EventKind::Gate, None, Some(was), None);
     Ok(())
@@ -244,7 +245,7 @@ fn admit(tables: &mut Tables, stamp: &Stamp<'_>, key: &ParticipantKey) -> Result
     let mut new = (**found).clone();
     (new.phase, new.since, new.revision) = (ParticipantPhase::Serving, stamp.wall, stamp.at);
     put_participant(tables, stamp, new);
-    Ok(())
+    runs::withdraw_finalizations(tables, stamp)
 }
 
 fn drain(tables: &mut Tables, stamp: &Stamp<'_>, key: &ParticipantKey) -> Result<(), CommandRefusal> {
@@ -424,12 +425,7 @@ fn step(
         _ => return Err(stale(format!("the gate of {reconciler} is not where {step:?} would lead on from"))),
     };
     write_gate(tables, stamp, reconciler, &definition.scope, entry);
-    if step == GateStep::Restrict
-        && let Some(controls) = tables.reconcilers.controls.get_mut(reconciler)
-    {
-        // The finalization has been used.
-        controls.finalized = None;
-    }
+    runs::use_finalization(tables, &definition, step);
     Ok(())
 }
 
@@ -444,12 +440,21 @@ impl Between for GateEntry {
 }
 
 fn write_gate(tables: &mut Tables, stamp: &Stamp<'_>, reconciler: &str, scope: &str, mut entry: GateEntry) {
+    let remembers = runs::are_recorded(tables);
+    let deleted = tables.runs.deleted_gates.remove(reconciler);
     let all = &mut tables.reconcilers;
-    let old = all.gates.get(reconciler).cloned();
+    let there = all.gates.get(reconciler).cloned();
     entry.epoch = all.epoch_of(reconciler) + 1;
+    let was = there.as_ref().map(|g| text(reconciler, &g.now));
+    // The history continues after that of a deleted gate.
+    let old = there.or(deleted);
     let mut history = old.as_ref().map(|g| g.history.clone()).unwrap_or_default();
     // Runners that replace each other on the same target leave one entry, so that earlier entries stay visible.
     let goes_on = |now: &GateEntry| entry.target.is_some() && now.target == entry.target && now.floor == entry.floor;
+    if let Some(now) = old.as_ref().map(|g| &g.now).filter(|now| remembers && goes_on(now) && now.term != entry.term) {
+        let (before, term) = (now.epoch, now.term);
+        entry.why = format!("{}, after the runner of epoch {before}, term {term}, had not completed it", entry.why);
+    }
     history.extend(old.as_ref().map(|g| g.now.clone()).filter(|now| !goes_on(now)));
     Gate::remember(&mut history);
     let is = text(reconciler, &entry);
@@ -457,7 +462,6 @@ fn write_gate(tables: &mut Tables, stamp: &Stamp<'_>, reconciler: &str, scope: &
         Gate { reconciler: reconciler.to_owned(), scope: scope.to_owned(), format: GATE_FORMAT, now: entry, history };
     all.gates.insert(reconciler.to_owned(), Arc::new(gate));
     all.changed = stamp.at;
-    let was = old.map(|g| text(reconciler, &g.now));
     stamp.log(tables, EventKind::Gate, None, was, Some(is));
 }
 
@@ -541,5 +545,6 @@ fn report(tables: &mut Tables, stamp: &Stamp<'_>, progress: &Progress) -> Result
     let all = &mut tables.reconcilers;
     all.progress.insert(progress.reconciler.clone(), Arc::new(progress.clone()));
     all.progressed = stamp.at;
+    runs::remember(tables, stamp, progress);
     Ok(())
 }

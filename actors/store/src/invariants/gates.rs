@@ -1,8 +1,8 @@
 //! Invariants of gates and participants.
 
-use muster_messages::{Gate, GateState, ParticipantPhase, Reconcilers, Tables};
+use muster_messages::{Gate, GateState, ParticipantPhase, RUNS_LEVEL, Reconcilers, Tables};
 
-use super::{CheckResult, RELEASE_1, RELEASE_2, RELEASE_3, RELEASE_4, RELEASE_7, REVISION_1, holds};
+use super::{CheckResult, RELEASE_1, RELEASE_2, RELEASE_3, RELEASE_4, RELEASE_7, RELEASE_9, REVISION_1, holds};
 
 pub(super) fn check(tables: &Tables) -> CheckResult {
     let all = &tables.reconcilers;
@@ -28,6 +28,10 @@ pub(super) fn check(tables: &Tables) -> CheckResult {
         let held = lease
             .is_some_and(|l| l.is_live() && l.holding.token == token && l.holding.session == Some(key.incarnation));
         holds(held, RELEASE_7, || format!("{key} outlives its lease"))?;
+    }
+    if tables.feature_level() >= RUNS_LEVEL {
+        let defeated = crate::changes::defeated_finalizations(all);
+        holds(defeated.is_empty(), RELEASE_9, || format!("finalizations stand against serving members: {defeated:?}"))?;
     }
     Ok(())
 }

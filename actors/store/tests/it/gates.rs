@@ -10,6 +10,7 @@ use crate::world::*;
 mod attacked;
 mod by_hand;
 mod random;
+pub mod runs;
 mod terms;
 
 const NAME: &str = "schema";

@@ -134,3 +134,8 @@ fn a_log_of_level_two_leads_to_the_recorded_states() {
 fn a_log_of_level_three_leads_to_the_recorded_states() {
     golden(3);
 }
+
+#[test]
+fn a_log_of_level_four_leads_to_the_recorded_states() {
+    golden(4);
+}

@@ -153,6 +153,14 @@ fn the_bytes_of_version_four_stay_readable() {
     golden("snapshot-v4.bin", &world.tables);
 }
 
+/// A state with a run that failed and a gate that was deleted.
+#[test]
+fn the_bytes_of_version_five_stay_readable() {
+    let tables = crate::gates::runs::full();
+    assert!(tables.runs.failures.len() == 1 && tables.runs.deleted_gates.len() == 1);
+    golden("snapshot-v5.bin", &tables);
+}
+
 #[test]
 fn workloads_alone_survive_a_snapshot() {
     let mut world = World { tables: full_of_identities() };
@@ -188,6 +196,6 @@ fn damaged_bytes_are_refused_and_never_panic() {
 #[test]
 fn snapshot_of_a_newer_build_is_not_reported_as_damage() {
     let mut bytes = encode(&full());
-    bytes[1] = 4;
-    assert_eq!(decode(&bytes), Err(SnapshotFault::Newer { version: 5 }));
+    bytes[1] = 5;
+    assert_eq!(decode(&bytes), Err(SnapshotFault::Newer { version: 6 }));
 }

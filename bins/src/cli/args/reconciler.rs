@@ -119,9 +119,12 @@ pub enum ReconcilerCommand {
     Delete {
         #[command(flatten)]
         name: ReconcilerName,
-        /// Delete only the gate: no member is admitted until a run has succeeded
+        /// Delete only the gate: no member is admitted until a run has succeeded. What ran once runs again; the history is kept
         #[arg(long)]
         gate: bool,
+        /// Confirm --gate; without it the command says what would run again, and changes nothing
+        #[arg(long, requires = "gate")]
+        yes: bool,
     },
 }
 

@@ -91,16 +91,34 @@ pub async fn run(ctx: &mut Context, command: ReconcilerCommand) -> Outcome<u8> {
             let request = ReconcilerRequest::ForceFloor { name, floor, dry_run: !yes_i_know };
             show(ctx, request, |_| String::new(), render::forced_floor).await
         }
-        C::Delete { name: Named { name }, gate: true } => {
-            done(ctx, &name, "has no gate: no member is admitted until a run has succeeded", |name| {
-                ReconcilerRequest::DeleteGate { name }
-            })
-            .await
+        C::Delete { name: Named { name }, gate: true, yes: false } => {
+            let request = Request::Reconciler(ReconcilerRequest::Plan { name: name.clone(), release: None });
+            let plan: PlanView = parse(&ctx.client.call(request).await?)?;
+            Err(Failure::refused("needs_confirmation", runs_again(&name, &plan)))
         }
-        C::Delete { name: Named { name }, gate: false } => {
+        C::Delete { name: Named { name }, gate: true, yes: true } => {
+            let message = "has no gate: no member is admitted until a run has succeeded; its history is kept, and \
+                           `muster reconciler repair` restores the gate from it";
+            done(ctx, &name, message, |name| ReconcilerRequest::DeleteGate { name }).await
+        }
+        C::Delete { name: Named { name }, gate: false, .. } => {
             done(ctx, &name, "is deleted", |name| ReconcilerRequest::Delete { name }).await
         }
     }
+}
+
+/// What the deletion of a gate causes: everything that its reconciler has done is done again, also what was to be done once.
+fn runs_again(name: &str, plan: &PlanView) -> String {
+    let (name, release) = (printable(name), &plan.release);
+    let what = match &plan.command {
+        Some(argv) => format!("runs `{}` again, even if it was to run once", printable(&argv.join(" "))),
+        None => "is applied again".to_owned(),
+    };
+    format!(
+        "without its gate, {name} {release} {what}, on one of the nodes of that release, and no member of its scope is admitted \
+         until that has succeeded; to do that: `muster reconciler delete {name} --gate --yes`; to only apply it again: \
+         `muster reconciler retry {name}`"
+    )
 }
 
 pub async fn member(ctx: &mut Context, command: MemberCommand) -> Outcome<u8> {
@@ -244,6 +262,19 @@ mod tests {
         let umlauts = std::io::Cursor::new("#ä".repeat(most as usize));
         assert_eq!(read_all(umlauts).unwrap_err().to_string(), "larger than 4 MiB");
         assert_eq!(read_all(&b"\xff"[..]).unwrap_err().to_string(), "not UTF-8 text");
+    }
+
+    #[test]
+    fn deletion_of_a_gate_says_what_runs_again() {
+        let plan = |command: Option<Vec<String>>| {
+            let gate = serde_json::json!({"state": "done", "reconciled": "2.0.0", "floor": "2.0.0", "digest": "ab"});
+            let plan = serde_json::json!({"name": "people", "release": "2.0.0", "path": "reached", "objects": [],
+                "command": command, "blockers": [], "gate": gate});
+            runs_again("people", &serde_json::from_value(plan).unwrap())
+        };
+        let command = plan(Some(vec!["/opt/migrate".to_owned(), "up".to_owned()]));
+        assert!(command.contains("people 2.0.0 runs `/opt/migrate up` again, even if it was to run once"), "{command}");
+        assert!(plan(None).contains("is applied again") && command.contains("--gate --yes"));
     }
 
     #[test]

@@ -1,9 +1,9 @@
 //! Tables of reconcilers, members and objects.
 
 use muster_messages::{
-    AppliedView, BlockerView, ForcedFloorView, GateHistoryView, GatePath, GateState, GateStatusView, ListView, Name,
-    ObjectView, ParticipantView, PlanView, PlannedSideView, RECONCILER_LABEL, ReconcilerStatusView, ReconcilerView,
-    Word, word,
+    AppliedView, BlockerView, ForcedFloorView, GateHistoryView, GatePath, GateState, GateStatusView, LastFailureView,
+    ListView, Name, ObjectView, ParticipantView, PlanView, PlannedSideView, RECONCILER_LABEL, ReconcilerStatusView,
+    ReconcilerView, Word, word,
 };
 use serde::Serialize;
 
@@ -68,6 +68,10 @@ pub fn reconciler(status: &ReconcilerStatusView) -> String {
         "{}: {} serving, {} announced, {} draining",
         r.scope, counts.serving, counts.announced, counts.draining
     );
+    let finalized = status.finalized.as_ref().map(|release| {
+        format!("{release} may pass the point of no return; withdrawn if an incompatible member is admitted before")
+    });
+    let finalized = finalized.unwrap_or_default();
     let rows = [
         ("reconciler", r.name.clone()),
         ("scope", scope),
@@ -77,6 +81,8 @@ pub fn reconciler(status: &ReconcilerStatusView) -> String {
         ("runner", runs),
         ("failures", r.consecutive_failures.to_string()),
         ("last error", or_dash(r.last_error.as_ref())),
+        ("last failure", r.last_failure.as_ref().map(last_failure).unwrap_or_default()),
+        ("finalized", finalized),
     ];
     for (name, value) in rows {
         if !value.is_empty() {
@@ -89,6 +95,13 @@ pub fn reconciler(status: &ReconcilerStatusView) -> String {
         text += &format!("\n{}", blockers(&status.blockers));
     }
     text
+}
+
+fn last_failure(failure: &LastFailureView) -> String {
+    let LastFailureView { node, name, release, term, since, at, permanent, .. } = failure;
+    let whence = name.as_ref().map_or_else(|| node.to_string(), Name::to_string);
+    let until = if *permanent { "; only `retry` starts it again" } else { "" };
+    format!("{} on {whence}, release {release}, term {term}; failing since {}{until}", when(*at), when(*since))
 }
 
 /// Shown lines of a command's output; the JSON has all retained lines.
@@ -132,6 +145,9 @@ pub fn applied(applied: &AppliedView) -> String {
     lines.collect()
 }
 
+/// The word of a plan for an object that exists and has another owner, or none.
+const TAKEN: &str = "taken";
+
 pub fn plan(plan: &PlanView) -> String {
     let mut text = format!("{} {}\n", printable(&plan.name), plan.release);
     match &plan.path {
@@ -148,6 +164,11 @@ pub fn plan(plan: &PlanView) -> String {
     }
     for object in &plan.objects {
         let line = format!("  {:<6} {} {}/{}", object.op, object.kind, object.namespace, object.name);
+        if object.op == TAKEN {
+            text +=
+                &(printable(&format!("{line}: does not belong to {}; delete it, or rename yours", plan.name)) + "\n");
+            continue;
+        }
         text += &(printable(&line) + "\n");
         text += &diff(object.before.as_ref(), object.after.as_ref());
     }
@@ -157,6 +178,9 @@ pub fn plan(plan: &PlanView) -> String {
     if !plan.blockers.is_empty() {
         text += "blocking members:\n";
         text += &blockers(&plan.blockers);
+    }
+    if plan.objects.iter().any(|object| object.op == TAKEN) {
+        return text + "the run would fail at what does not belong to it; the gate stays as it is\n";
     }
     text + &format!("gate afterwards: {}, floor {}\n", plan.gate.reconciled, plan.gate.floor)
 }
@@ -179,7 +203,15 @@ fn diff(before: Option<&PlannedSideView>, after: Option<&PlannedSideView>) -> St
 }
 
 pub fn gate_history(gate: &GateHistoryView) -> String {
-    list(
+    let deleted = if gate.deleted {
+        format!(
+            "\nthe gate is deleted, and admits no member; `muster reconciler repair {} --from-history EPOCH` restores it",
+            printable(&gate.name)
+        )
+    } else {
+        String::new()
+    };
+    let entries = list(
         &gate.history,
         &["EPOCH", "STATE", "APPLIED", "FLOOR", "TARGET", "TERM", "AT", "WHY"],
         &[
@@ -193,7 +225,8 @@ pub fn gate_history(gate: &GateHistoryView) -> String {
             |g| g.why.clone(),
         ],
         "no history",
-    )
+    );
+    entries + &deleted
 }
 
 pub fn forced_floor(forced: &ForcedFloorView) -> String {
@@ -245,6 +278,33 @@ pub fn object(object: &impl Serialize) -> String {
 mod tests {
     use super::*;
     use serde_json::json;
+
+    #[test]
+    fn object_of_another_owner_is_no_deletion_in_a_plan() {
+        let plan = json!({
+            "name": "schema", "release": "2.0.0", "path": "open", "blockers": [],
+            "objects": [{"op": "taken", "kind": "table", "namespace": "default", "name": "mine",
+                         "before": {"labels": {}, "body": {"columns": 1}}, "after": null}],
+            "gate": {"state": "done", "reconciled": "2.0.0", "floor": "2.0.0", "digest": "ab"},
+        });
+        let text = super::plan(&serde_json::from_value(plan).unwrap());
+        assert!(
+            text.contains("taken  table default/mine: does not belong to schema; delete it, or rename yours"),
+            "{text}"
+        );
+        assert!(!text.contains("columns") && !text.contains("gate afterwards"), "{text}");
+    }
+
+    #[test]
+    fn last_failure_is_named_with_its_node() {
+        let failure = json!({"node": "5w480eevgbaa2lokqcxne9lse", "name": "n3", "release": "2.0.0", "term": 7,
+            "since": "2026-11-22T00:28:47Z", "at": "2026-11-22T00:29:47Z", "error": "no", "permanent": true});
+        let failure: LastFailureView = serde_json::from_value(failure).unwrap();
+        let text = last_failure(&failure);
+        for part in ["on n3, release 2.0.0, term 7", "failing since", "only `retry` starts it again"] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+    }
 
     #[test]
     fn plan_is_rendered_as_a_diff() {

@@ -39,6 +39,11 @@ struct Phase {
     phase: String,
 }
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Failure {
+    reconciler: String,
+    node: String,
+}
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct Participants {
     scope: String,
     phase: String,
@@ -72,6 +77,7 @@ fn statuses(tables: &Tables) -> (usize, Vec<ReconcilerStatusView>) {
 fn register_statuses(registry: &mut Registry, all: usize, statuses: &[ReconcilerStatusView]) {
     let (gates, phases) = (Family::<Gate, Number>::default(), Family::<Phase, Number>::default());
     let [epochs, blockers, failures, candidates] = [(); 4].map(|()| ByName::default());
+    let failed = Family::<Failure, Gauge<f64, AtomicU64>>::default();
     let mut scopes: BTreeMap<&str, ParticipantCounts> = BTreeMap::new();
     for ReconcilerStatusView { brief, blockers: listed, .. } in statuses {
         let (reconciler, gate) = (brief.name.clone(), brief.gate.as_ref());
@@ -83,6 +89,11 @@ fn register_statuses(registry: &mut Registry, all: usize, statuses: &[Reconciler
             gates.get_or_create(&Gate { reconciler: reconciler.clone(), state, reconciled, floor }).set(1);
         }
         phases.get_or_create(&Phase { reconciler: reconciler.clone(), phase: brief.phase.to_string() }).set(1);
+        if let Some(failure) = &brief.last_failure {
+            let node = failure.name.as_ref().map_or_else(|| failure.node.to_string(), ToString::to_string);
+            let labels = Failure { reconciler: reconciler.clone(), node };
+            failed.get_or_create(&labels).set(failure.at.0 as f64 / 1_000.0);
+        }
         let name = Name { reconciler };
         epochs.get_or_create(&name).set(gate.map_or(0, |gate| gate.epoch()));
         blockers.get_or_create(&name).set(listed.len() as u64);
@@ -107,11 +118,13 @@ fn register_statuses(registry: &mut Registry, all: usize, statuses: &[Reconciler
     for (name, help, family) in [
         ("reconciler_gate_epoch", "Number of writes of the gate; 0 without a gate", epochs),
         ("reconciler_blockers", "Serving members that are incompatible with the next release", blockers),
-        ("reconciler_consecutive_failures", "Consecutive failures of the runner, on any node", failures),
+        ("reconciler_consecutive_failures", "Failures since the last success, on any node", failures),
         ("reconciler_candidates", "Live candidates for the runner", candidates),
     ] {
         registry.register(name, help, family);
     }
+    let help = "Time of the last failure, and its node; absent once a run has succeeded";
+    registry.register("reconciler_last_failure_timestamp_seconds", help, failed);
     registry.register("reconciler_participants", "Members of scopes used by reconcilers, by phase", members);
 }
 

@@ -143,13 +143,32 @@ pub struct ReconcilerView {
     /// Attempts of the current runner.
     #[serde(default)]
     pub attempt: u32,
-    /// The current runner's failures since its last success.
+    /// Failures since the last success, on whichever node; below feature level 4 those of the current runner.
     #[serde(default)]
     pub consecutive_failures: u32,
     pub last_error: Option<String>,
+    /// Where and when it failed last, until a run succeeds.
+    #[serde(default)]
+    pub last_failure: Option<LastFailureView>,
     pub next_retry_at: Option<WallTime>,
     /// The current wave and the number of waves.
     pub wave: Option<(u32, u32)>,
+}
+
+/// The last failure of a reconciler.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LastFailureView {
+    pub node: NodeId,
+    /// The node's name, if it still exists.
+    pub name: Option<Name>,
+    pub release: Release,
+    pub term: FencingToken,
+    /// When the first of the failures since the last success was reported.
+    pub since: WallTime,
+    pub at: WallTime,
+    pub error: String,
+    /// Whether only an operator's `retry` starts it again.
+    pub permanent: bool,
 }
 
 /// A definition of one release.
@@ -169,9 +188,12 @@ pub struct ReconcilerStatusView {
     /// The first of the blocking members.
     #[serde(default)]
     pub blockers: Vec<BlockerView>,
-    /// The end of the command's output.
+    /// The end of the command's output: of the current runner's, or of the last run that failed.
     #[serde(default)]
     pub output: String,
+    /// The release that may pass the point of no return, and has not yet.
+    #[serde(default)]
+    pub finalized: Option<Release>,
     #[serde(default)]
     pub definitions: Vec<ReleaseDefinitionView>,
     /// Oldest first; the last is the present one.
@@ -188,6 +210,9 @@ pub struct GateHistoryView {
     pub name: String,
     /// Oldest first; the last is the present one.
     pub history: Vec<GateEntryView>,
+    /// The gate was deleted: its last entry is no longer in force, and any of them can be repaired from.
+    #[serde(default)]
+    pub deleted: bool,
 }
 
 /// One side of a planned write.

@@ -165,10 +165,13 @@ impl Run {
         let enough = definition.is_some_and(|d| self.failures.in_a_row >= d.resign_after);
         if enough && self.has_equal() {
             let (name, n) = (&self.who.reconciler, self.failures.in_a_row);
-            out.push(Effect::Log(LogLine::Warn(format!(
-                "{name} failed {n} times on this node; resigning for another"
-            ))));
-            out.push(Effect::Resign);
+            if !std::mem::replace(&mut self.resigning, true) {
+                out.push(Effect::Log(LogLine::Warn(format!(
+                    "{name} failed {n} times on this node; resigning for another: {}{}",
+                    self.failures.last_error.as_deref().unwrap_or_default(),
+                    last_lines(&self.output)
+                ))));
+            }
         }
     }
 
@@ -184,9 +187,25 @@ impl Run {
         self.tally.ends(now, true);
         self.failures.count();
         let name = &self.who.reconciler;
-        out.push(Effect::Log(LogLine::Error(format!("{name} failed permanently: {why}"))));
+        out.push(Effect::Log(LogLine::Error(format!("{name} failed permanently: {why}{}", last_lines(&self.output)))));
         self.failures.last_error = Some(why.to_owned());
         self.phase = Phase::Failed { why: why.to_owned() };
+    }
+}
+
+/// Lines of output in a line of the log.
+const LOGGED_LINES: usize = 3;
+/// Maximum length of these.
+const MAX_LOGGED_BYTES: usize = 600;
+
+/// The end of an action's output, as the end of a line of the log.
+fn last_lines(output: &str) -> String {
+    let mut lines: Vec<&str> = output.lines().rev().filter(|line| !line.trim().is_empty()).take(LOGGED_LINES).collect();
+    lines.reverse();
+    if lines.is_empty() {
+        String::new()
+    } else {
+        format!("; output: {}", in_short(&lines.join(" | "), MAX_LOGGED_BYTES))
     }
 }
 

@@ -44,6 +44,14 @@ impl Reporting {
     pub fn wake_at(&self) -> Option<Moment> {
         (self.due && !self.open).then_some(self.not_before)
     }
+    /// The next report is not delayed.
+    pub fn hurry(&mut self, now: Moment) {
+        self.not_before = self.not_before.min(now);
+    }
+    /// Whether everything that was due is reported.
+    pub fn is_complete(&self) -> bool {
+        !self.due && !self.open
+    }
     /// There is nothing to report.
     pub fn pause(&mut self) {
         self.due = false;

@@ -38,7 +38,8 @@ pub(super) fn repair(
     reconciler: &str,
     epoch: u64,
 ) -> Result<(), CommandRefusal> {
-    let gate = gate(tables, reconciler)?;
+    let deleted = || tables.runs.deleted_gates.get(reconciler).cloned();
+    let gate = gate(tables, reconciler).or_else(|refusal| deleted().ok_or(refusal))?;
     let entry = gate.history.iter().chain([&gate.now]).find(|entry| entry.epoch == epoch);
     let entry = entry.ok_or_else(|| not_found("epoch", epoch))?.clone();
     // RELEASE-3 also applies to operators, as long as the gate's target is readable.
@@ -99,5 +100,6 @@ pub(super) fn delete_gate(tables: &mut Tables, stamp: &Stamp<'_>, reconciler: &s
     all.controls.insert(reconciler.to_owned(), controls);
     all.changed = stamp.at;
     stamp.log(tables, EventKind::Gate, None, Some(text(reconciler, &gate.now)), None);
+    runs::keep_deleted(tables, gate);
     Ok(())
 }

@@ -1,0 +1,83 @@
+//! Members on a node whose role changes, or whose manager runtime restarts: nothing of that concerns them.
+
+use std::time::{Duration, Instant};
+
+use muster_local_cluster::ProcessId;
+use muster_messages::Role;
+
+use super::{apply, items, managers_of, member, text};
+use crate::harness::{ForegroundMuster, World, eventually, eventually_so};
+
+/// A member that is not renewed is revoked after 10 s, and its record is gone after 15.
+const LEASE: Duration = Duration::from_secs(15);
+
+/// A member that must outlive what happens to its node.
+struct LongLived {
+    name: String,
+    program: ForegroundMuster,
+    family: Vec<ProcessId>,
+    incarnation: String,
+}
+
+impl LongLived {
+    fn on(world: &World, node: &str, name: &str) -> Self {
+        let mut program = member(world, node, name, "1.0.0");
+        program.wait_for_line("serving in db");
+        // A guardian and a command.
+        let family = eventually("its command runs", || Some(program.descendants()).filter(|family| family.len() >= 2));
+        let (phase, incarnation) = record(world, name).expect("it is recorded");
+        assert_eq!(phase, "serving");
+        Self { name: name.to_owned(), program, family, incarnation }
+    }
+
+    /// Until a lease that was last renewed before has ended, all its processes run and its record is the same.
+    fn outlives_its_lease(&self, world: &World, what: &str) {
+        let since = Instant::now();
+        eventually_so("a lease's duration has passed", || {
+            assert!(
+                self.family.iter().all(|process| process.is_alive()),
+                "{what}: a process of {} has ended",
+                self.name
+            );
+            since.elapsed() > LEASE
+        });
+        let expected = Some(("serving".to_owned(), self.incarnation.clone()));
+        assert_eq!(record(world, &self.name), expected, "{what}: {}", self.program.seen());
+    }
+}
+
+/// Phase and incarnation of a member.
+fn record(world: &World, name: &str) -> Option<(String, String)> {
+    let list = world.muster(&["member", "list", "db"]).ended(0).json();
+    let found = items(&list, "items").into_iter().find(|member| member["member"] == name)?;
+    Some((text(&found["phase"]), text(&found["incarnation"])))
+}
+
+#[test]
+#[ignore = "full tier"]
+fn members_outlive_role_changes_of_their_node() {
+    let mut world = managers_of("1.0.0");
+    world.join_more(1, Role::Worker);
+    apply(&world, "1.0.0", "1.0.0", &["a"]);
+    // Announced through a worker's socket, which acts as the node.
+    let first = LongLived::on(&world, "n4", "first");
+    world.muster(&["node", "promote", "n4", "--wait=300s"]).ended(0);
+    first.outlives_its_lease(&world, "promoted");
+    // Announced through a manager's socket, which acts as operator.
+    let mut second = LongLived::on(&world, "n4", "second");
+    world.muster_at("n4", &["actors", "restart", "node/manager"]).ended(0);
+    second.outlives_its_lease(&world, "the manager runtime restarted");
+    world.muster(&["node", "demote", "n4", "--wait=300s"]).ended(0);
+    second.outlives_its_lease(&world, "demoted");
+    first.outlives_its_lease(&world, "promoted and demoted");
+    world.muster(&["node", "promote", "n4", "--wait=300s"]).ended(0);
+    second.outlives_its_lease(&world, "promoted again");
+    // Only the removal of the node ends it, and says so.
+    world.muster(&["node", "demote", "n4", "--wait=300s"]).ended(0);
+    world.muster(&["node", "rm", "n4", "--force"]).ended(0);
+    second.program.wait_for_line("admission to db was revoked: its lease was lost: this node is ");
+    assert_eq!(second.program.exit(), Some(7));
+    // By the first that tells it: removed nodes are blocked.
+    let seen = second.program.seen();
+    assert!(["this node is blocked: ", "this node is removed: "].iter().any(|why| seen.contains(why)), "{seen}");
+}

@@ -1,0 +1,73 @@
+//! A migration that fails wherever it is tried, as an operator sees it.
+
+use muster_messages::Role;
+use serde_json::Value;
+
+use super::{items, text};
+use crate::harness::{World, eventually, eventually_so};
+
+/// A definition of release 2.0.0 that fails until the file `fixed` exists in the world's folder.
+fn apply_failing(world: &World) {
+    let folder = world.folder().display().to_string();
+    let script =
+        format!("cd {folder}; echo tried >> tries; test -e fixed && exit 0; echo 'no such table: users'; exit 1");
+    let text = format!(
+        "name = \"migration\"\nrelease = \"2.0.0\"\nscope = \"shop\"\nfloor = \"1.0.0\"\nsettle = \"0s\"\n\
+         [command]\nargv = [\"/bin/sh\", \"-c\", {script:?}]\n"
+    );
+    let file = world.folder().join("migration.toml");
+    std::fs::write(&file, text).expect("the world's folder is writable");
+    world.muster(&["reconciler", "apply", "-f", file.to_str().expect("the folder's path is text")]).ended(0);
+}
+
+fn status(world: &World) -> Value {
+    world.muster(&["reconciler", "status", "migration"]).ended(0).json()
+}
+
+/// On two nodes, each of which gives up for the other and then keeps out for a minute.
+#[test]
+#[ignore = "full tier"]
+fn failure_on_every_node_stays_visible_until_success() {
+    let mut world = World::new();
+    world.node("n1").start(&["--init", "--release", "1.0.0"]).ready();
+    let (seed, token) = (world.node("n1").listen.to_string(), world.token(Role::Worker));
+    for name in ["n2", "n3"] {
+        world.node(name).start(&["--join", &seed, "--token", &token, "--release", "2.0.0"]).ready();
+    }
+    world.all_settled();
+    apply_failing(&world);
+    let failures = |status: &Value| status["consecutive_failures"].as_u64().expect("a number");
+    // Five on each.
+    let failed = eventually("both nodes have failed and keep out", || {
+        Some(status(&world)).filter(|status| status["reason"] == "candidates-failed" && failures(status) >= 10)
+    });
+    assert_eq!((&failed["phase"], &failed["runner"]), (&"failed".into(), &Value::Null), "{failed}");
+    assert_eq!(failed["last_error"], "the command exited with 1");
+    assert!(text(&failed["output"]).contains("no such table: users"), "{failed}");
+    let last = text(&failed["last_failure"]["name"]);
+    assert!(["n2", "n3"].contains(&last.as_str()), "{failed}");
+    let help = text(&failed["message"]);
+    assert!(help.contains("muster reconciler retry migration") && help.contains(&last), "{help}");
+
+    let events = world.muster(&["events"]).ended(0).json();
+    let of_failures = |event: &&Value| text(&event["after"]).starts_with("migration: 2.0.0 failed");
+    let named: Vec<Value> = items(&events, "items").iter().filter(of_failures).cloned().collect();
+    assert!(named.len() >= 2, "one for each term: {events}");
+    assert!(named.iter().all(|event| text(&event["after"]).contains("no such table: users")), "{named:?}");
+    let logs = ["n2", "n3"].map(|name| world.nodes_log(name)).concat();
+    assert!(logs.contains("resigning for another: the command exited with 1; output: no such table: users"), "{logs}");
+    let metric = "muster_reconciler_consecutive_failures{reconciler=\"migration\"}";
+    assert!(world.metric("n1", metric) >= 10);
+    assert!(world.metrics("n1").contains("muster_reconciler_last_failure_timestamp_seconds{reconciler=\"migration\""));
+
+    std::fs::write(world.folder().join("fixed"), "").expect("the world's folder is writable");
+    world.muster(&["reconciler", "retry", "migration"]).ended(0);
+    let done = eventually("it succeeds without another minute's wait", || {
+        Some(status(&world)).filter(|status| status["phase"] == "idle")
+    });
+    assert_eq!((&done["consecutive_failures"], &done["last_failure"]), (&0.into(), &Value::Null), "{done}");
+    eventually_so("the metric is gone", || !world.metrics("n1").contains("muster_reconciler_last_failure_timestamp"));
+    let events = world.muster(&["events"]).ended(0).json();
+    let after: Vec<String> = items(&events, "items").iter().map(|event| text(&event["after"])).collect();
+    assert!(after.contains(&"migration: 2.0.0 is applied".to_owned()), "{after:?}");
+}
