@@ -1,11 +1,11 @@
 //! What Prometheus asks for over HTTP: the metrics of this process, and the addresses of all nodes for its
 //! `http_sd_configs`. Neither needs a quorum, and neither is forwarded: a scrape is about the process that it reaches.
 //!
-//! Invariants  METRICS-1  a caller that may not read the whole cluster gets neither: operators, read-only operators and
-//!                        managers do; workers, users of namespaces and callers without an identity do not. A node's own
-//!                        certificate reads its own metrics, as its metrics port does without any.
-//!             METRICS-2  a manager without a copy of the state answers with an error. An empty list would make
-//!                        Prometheus forget every target.
+//! Invariants  SCRAPE-1  a caller that may not read the whole cluster gets neither: operators, read-only operators and managers
+//!                       do; workers, users of namespaces and callers without an identity do not. A node's own certificate
+//!                       reads its own metrics, as its metrics port does without any.
+//!             SCRAPE-2  a manager without a copy of the state answers with an error. An empty list would make Prometheus
+//!                       forget every target.
 
 use std::time::Duration;
 

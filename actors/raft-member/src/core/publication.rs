@@ -74,7 +74,7 @@ fn peers(s: &RaftStatus) -> impl Iterator<Item = (RaftId, bool, bool, bool, bool
 mod tests {
     use std::time::Duration;
 
-    use muster_messages::Revision;
+    use muster_messages::{Revision, Term};
 
     use super::*;
 
@@ -111,13 +111,14 @@ mod tests {
     #[test]
     fn each_leader_that_becomes_known_is_counted_once() {
         let (mut publication, tables) = (Publication::default(), Tables::default());
-        let mut counted = |leader: Option<u64>, commit: u64| {
-            let status = RaftStatus { leader: leader.map(RaftId), commit: Revision(commit), ..RaftStatus::default() };
+        let mut counted = |leader: Option<u64>, term: u64| {
+            let status = RaftStatus { leader: leader.map(RaftId), term: Term(term), ..RaftStatus::default() };
             publication.update(Moment(0), &tables, status, Duration::from_millis(100), &mut Batch::default());
             publication.leader_changes()
         };
-        let counts =
-            [(None, 0), (Some(1), 0), (Some(1), 1), (Some(2), 1), (None, 1), (Some(2), 2)].map(|(l, c)| counted(l, c));
+        // The second news about the first leader is no change.
+        let news = [(None, 0), (Some(1), 1), (Some(1), 2), (Some(2), 3), (None, 4), (Some(2), 5)];
+        let counts = news.map(|(leader, term)| counted(leader, term));
         assert_eq!(counts, [0, 1, 1, 2, 2, 3]);
     }
 }
