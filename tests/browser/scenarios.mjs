@@ -289,8 +289,8 @@ const scenarios = {
     for (const pid of managers) process.kill(pid, "SIGSTOP");
     try {
       const began = Date.now();
-      await until("it says so", async () => /no quorum|quorum lost/.test(await tab.textContent("#verdict")));
-      await until("both are named", async () => /n2.*n3/.test(await tab.textContent("#verdict")));
+      await until("it says so", async () => /no quorum|quorum lost/.test(await tab.textContent("#currency")));
+      await until("both are named", async () => /n2.*n3/.test(await tab.textContent("#currency")));
       console.log(`    from the freeze to both names: ${Date.now() - began} ms`);
       await tab.screenshot({ path: join(pictures, "no-quorum-light.png") });
       const other = await dashboard();
@@ -302,7 +302,7 @@ const scenarios = {
       for (const pid of managers) process.kill(pid, "SIGCONT");
     }
     const began = Date.now();
-    await until("it is well again, without a reload", async () => (await tab.textContent("#verdict")).includes("3 of 3 managers answer"));
+    await until("it is well again, without a reload", async () => (await tab.textContent("#currency")).includes("3 of 3 managers answer"));
     console.log(`    from the thaw to a quorum on the screen: ${Date.now() - began} ms`);
     assert.deepEqual(tab.complaints, []);
     // The dashboard itself goes away: the page says so, and stays.
@@ -319,6 +319,8 @@ const scenarios = {
     await new Promise((done) => attacker.listen(0, "127.0.0.1", done));
     // Another port of the same host: the browser sends it the dashboard's cookie, and counts it as the same site.
     const tab = await victim.context().newPage();
+    const statuses = [];
+    tab.on("response", (answer) => answer.url().startsWith(`http://127.0.0.1:${port}/`) && statuses.push(answer.status()));
     await tab.goto(`http://127.0.0.1:${attacker.address().port}/`);
     const tried = await tab.evaluate(async (base) => {
       const outcome = async (path, options) => {
@@ -364,9 +366,33 @@ const scenarios = {
     // Another local user has no half of the session: a shell without data, and 401.
     const stranger = await (await browser.newContext()).request.get(`http://127.0.0.1:${port}/stream`);
     assert.equal(stranger.status(), 401);
-    assert.equal(await victim.locator("#members-rows a").count(), 3, "the operator notices nothing");
+    // The server refused each of them itself, whatever the browser would have hidden: only the frame's page has a shell without data.
+    assert.ok(statuses.length >= 5, `${statuses}`);
+    assert.ok(statuses.every((status) => [200, 403, 405].includes(status)), `${statuses}`);
+    assert.ok(statuses.filter((status) => status === 200).length <= 1, `${statuses}`);
+    // The operator is still logged in.
+    await victim.bringToFront();
+    await victim.reload();
+    await victim.waitForSelector("#members-rows a");
     attacker.close();
     await stop(board);
+  },
+
+  async "a program that takes the port of a dashboard shows nothing"(browser) {
+    const board = await dashboard();
+    const tab = await logIn(browser, board);
+    const { port } = new URL(board.link);
+    await stop(board);
+    const page = JSON.stringify({ title: "x", page: "<section id='currency'><p data-say>3 of 3 managers answer: fake</p></section>" });
+    const impostor = createServer((request, answer) => {
+      answer.writeHead(200, { "Content-Type": "text/event-stream" });
+      answer.write(`data: ${JSON.stringify({ proof: request.headers["muster-tab"] })}\n\ndata: ${page}\n\n`);
+    });
+    await new Promise((done) => impostor.listen(Number(port), "127.0.0.1", done));
+    await tab.waitForSelector("text=Another program answers");
+    assert.ok(!(await tab.content()).includes("fake"));
+    impostor.closeAllConnections();
+    impostor.close();
   },
 
   async "hostile names and texts run nothing"(browser) {

@@ -3,39 +3,43 @@
 
 const $ = (id) => document.getElementById(id);
 const main = $("main");
-const TAB = "muster-tab";
+const [TAB, PROOF] = ["muster-tab", "muster-proof"];
 
 // ---- the two halves of a session: the cookie is the browser's, this is the tab's
 
 const others = new BroadcastChannel("muster");
 let tab = sessionStorage.getItem(TAB);
+// What only the server that was logged in to knows: another process may take its port when it has ended. It is sent to no one.
+let proof = sessionStorage.getItem(PROOF);
 
 others.onmessage = ({ data }) => {
-  if (data.ask && tab) others.postMessage({ tab });
+  if (data.ask && tab) others.postMessage({ tab, proof });
   if (data.tab && !tab) {
-    keep(data.tab);
+    keep(data);
     open();
   }
   if (data.ended) ended("You are logged out.");
 };
 
-function keep(secret) {
-  tab = secret;
-  sessionStorage.setItem(TAB, secret);
+function keep(session) {
+  ({ tab, proof } = session);
+  sessionStorage.setItem(TAB, tab);
+  sessionStorage.setItem(PROOF, proof);
   $("logout").hidden = false;
 }
 
 function ended(why) {
-  tab = null;
+  tab = proof = null;
   sessionStorage.removeItem(TAB);
+  sessionStorage.removeItem(PROOF);
   close();
   $("logout").hidden = true;
   $("cut").hidden = true;
   document.documentElement.classList.remove("old");
-  const told = document.createElement("p");
-  told.textContent = `${why} The terminal that runs the dashboard prints a new link when you press Enter there.`;
-  main.replaceChildren(told);
-  $("said").textContent = why;
+  const note = document.createElement("p");
+  note.textContent = `${why} The terminal that runs the dashboard prints a new link when you press Enter there.`;
+  main.replaceChildren(note);
+  $("announced").textContent = why;
 }
 
 async function logIn(link) {
@@ -45,7 +49,7 @@ async function logIn(link) {
     body: JSON.stringify({ link }),
   });
   if (answer.ok) {
-    keep((await answer.json()).tab);
+    keep(await answer.json());
     open();
   } else {
     ended(await answer.text());
@@ -80,21 +84,30 @@ async function open() {
 }
 
 async function read(body) {
+  let proved = false;
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
     const { value, done } = await reader.read();
     if (done) return;
-    heard = Date.now();
+    if (proved) heard = Date.now();
     const messages = (rest + value).split("\n\n");
     rest = messages.pop();
-    for (const message of messages) if (message.startsWith("data: ")) apply(JSON.parse(message.slice(6)));
+    for (const message of messages) {
+      if (!message.startsWith("data: ")) continue;
+      const data = JSON.parse(message.slice(6));
+      if (proved) apply(data);
+      else if (proof === null || data.proof !== proof) {
+        return ended("Another program answers in place of the dashboard: what it sends is not shown. The dashboard has ended.");
+      } else proved = true;
+    }
   }
 }
 
-// ---- patches: elements by id, rows in order. What is in use is not taken away.
+// ---- patches: elements by id, rows in order. Between two whole pages, which come when a page is opened, filtered or seen again,
+// nothing is taken away that has the focus or is selected.
 
-let waiting = []; // patches of elements in which somebody selects text
+let waiting = []; // patches of elements in which text is selected
 
 function element(html) {
   const holder = document.createElement("template");
@@ -114,13 +127,16 @@ function focused() {
   const active = document.activeElement;
   const around = main.contains(active) ? active.closest("[id]") : null;
   if (!around || around === main) return () => {};
-  const [id, place, value] = [around.id, [...around.querySelectorAll(FOCUSABLE)].indexOf(active), active.value];
+  const [id, place] = [around.id, [...around.querySelectorAll(FOCUSABLE)].indexOf(active)];
+  const { value, selectionStart, selectionEnd } = active;
   return () => {
     if (document.contains(active)) return;
     const same = place < 0 ? $(id) : $(id)?.querySelectorAll(FOCUSABLE)[place];
     if (!same) return;
-    if (value !== undefined && same.matches("input")) same.value = value;
     same.focus({ preventScroll: true });
+    if (!same.matches("input")) return;
+    same.value = value;
+    same.setSelectionRange(selectionStart, selectionEnd);
   };
 }
 
@@ -199,14 +215,14 @@ document.addEventListener("click", ({ target }) => {
   fold();
 });
 
-// The verdict is read aloud when its words change, not its times.
+// The first line is read aloud when its words change, not its times.
 function say() {
-  const told = main.querySelector("[data-say]");
-  if (!told) return;
-  const words = told.cloneNode(true);
-  for (const time of words.querySelectorAll("time")) time.remove();
+  const currency = main.querySelector("[data-say]");
+  if (!currency) return;
+  const words = currency.cloneNode(true);
+  for (const silent of words.querySelectorAll("time, [aria-hidden]")) silent.remove();
   const text = words.textContent.trim();
-  if ($("said").textContent !== text) $("said").textContent = text;
+  if ($("announced").textContent !== text) $("announced").textContent = text;
 }
 
 // ---- ages
@@ -303,11 +319,13 @@ let asked = null;
 
 document.addEventListener("click", ({ target }) => {
   if (!target.dataset.action) return;
-  asked = { dialog: [...crypto.getRandomValues(new Uint32Array(4))].join("-"), action: JSON.parse(target.dataset.action) };
+  // A request id: 48 bits of time, 80 random ones.
+  const random = [...crypto.getRandomValues(new Uint8Array(10))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+  asked = { dialog: Date.now().toString(16).padStart(12, "0") + random, action: JSON.parse(target.dataset.action) };
   const typed = target.dataset.typed;
   $("act-title").textContent = $("act-do").textContent = target.textContent;
   $("act-text").textContent = target.dataset.explained;
-  $("act-said").textContent = $("act-input").value = "";
+  $("act-outcome").textContent = $("act-input").value = "";
   $("act-name").textContent = typed ?? "";
   $("act-typed").hidden = typed === undefined;
   $("act-do").disabled = typed !== undefined;
@@ -318,21 +336,22 @@ $("act-input").oninput = ({ target }) => ($("act-do").disabled = target.value !=
 $("act-close").onclick = () => act.close();
 $("act-do").onclick = async () => {
   $("act-do").disabled = true;
-  $("act-said").textContent = "…";
-  let answer = { said: "No answer from this dashboard.", again: true };
+  $("act-outcome").textContent = "…";
+  let outcome = { message: "No answer from this dashboard.", retry: true };
   try {
     const got = await fetch("/actions", {
       method: "POST",
       headers: { "Content-Type": "application/json", "Muster-Tab": tab },
       body: JSON.stringify(asked),
     });
-    answer = got.status === 401 ? { said: "Your session has ended.", again: false } : await got.json();
+    const typed = got.headers.get("Content-Type")?.startsWith("application/json");
+    outcome = typed ? await got.json() : { message: (await got.text()) || "Your session has ended.", retry: false };
   } catch {
     // The request, or its answer, was lost. Sent again it is the same request.
   }
-  $("act-said").textContent = answer.said;
-  $("act-do").disabled = !answer.again;
-  if (answer.again) $("act-do").textContent = "try again";
+  $("act-outcome").textContent = outcome.message;
+  $("act-do").disabled = !outcome.retry;
+  if (outcome.retry) $("act-do").textContent = "try again";
 };
 
 // ---- keys, theme, logging out
@@ -364,7 +383,7 @@ document.addEventListener("keydown", (event) => {
     event.preventDefault();
     input.focus();
   } else if (key === "j" || key === "k") {
-    const rows = [...main.querySelectorAll("tbody th a")];
+    const rows = [...main.querySelectorAll("tbody tr")].map((row) => row.querySelector("a")).filter(Boolean);
     const at = rows.indexOf(document.activeElement);
     rows[Math.min(rows.length - 1, Math.max(0, at + (key === "j" ? 1 : -1)))]?.focus();
   }
@@ -393,7 +412,7 @@ if (fragment.length === 43) {
   history.replaceState(null, "", location.pathname + location.search);
   logIn(fragment);
 } else if (tab) {
-  keep(tab);
+  keep({ tab, proof });
   open();
 } else {
   others.postMessage({ ask: true });

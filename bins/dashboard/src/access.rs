@@ -54,6 +54,9 @@ impl Secret {
 pub struct Session {
     pub cookie: Secret,
     pub tab: Secret,
+    /// With it the server proves that it is the one that was logged in to: the browser never sends it. Another process that takes the
+    /// port after this one has ended does not know it.
+    pub proof: Secret,
 }
 
 /// Why a link opens nothing.
@@ -63,13 +66,14 @@ pub enum Refused {
     Unknown,
     /// Its time is over.
     Expired,
-    /// It was used before: the session that it opened has ended.
-    Spent,
+    /// It was used before: the session that it opened has ended. `ended`: just now.
+    Spent { ended: bool },
 }
 
 struct Open {
     cookie: Secret,
     tab: Secret,
+    proof: Secret,
     since: Instant,
     seen: Instant,
 }
@@ -102,14 +106,15 @@ impl Access {
         let offered = Secret::parse(offered).ok_or(Refused::Unknown)?;
         if let Some(at) = self.spent.iter().position(|(link, _)| link.is(&offered)) {
             let cookie = self.spent[at].1.clone();
+            let before = self.sessions.len();
             self.sessions.retain(|session| !session.cookie.is(&cookie));
-            return Err(Refused::Spent);
+            return Err(Refused::Spent { ended: self.sessions.len() < before });
         }
         let (link, made) = self.link.take_if(|(link, _)| link.is(&offered)).ok_or(Refused::Unknown)?;
         if now.duration_since(made) >= LINK_LIFETIME {
             return Err(Refused::Expired);
         }
-        let session = Session { cookie: Secret::random(), tab: Secret::random() };
+        let session = Session { cookie: Secret::random(), tab: Secret::random(), proof: Secret::random() };
         self.spent.push((link, session.cookie.clone()));
         if self.spent.len() > MAX_SPENT {
             self.spent.remove(0);
@@ -118,16 +123,17 @@ impl Access {
         if self.sessions.len() == MAX_SESSIONS {
             self.sessions.remove(0);
         }
-        let (cookie, tab) = (session.cookie.clone(), session.tab.clone());
-        self.sessions.push(Open { cookie, tab, since: now, seen: now });
+        let (cookie, tab, proof) = (session.cookie.clone(), session.tab.clone(), session.proof.clone());
+        self.sessions.push(Open { cookie, tab, proof, since: now, seen: now });
         Ok(session)
     }
 
-    /// Whether these two halves are of one session that lives. It counts as used now.
-    pub fn admits(&mut self, cookie: &str, tab: &str, now: Instant) -> bool {
-        let (Some(cookie), Some(tab)) = (Secret::parse(cookie), Secret::parse(tab)) else { return false };
-        let session = self.sessions.iter_mut().find(|s| s.cookie.is(&cookie) && s.tab.is(&tab) && s.lives(now));
-        session.map(|session| session.seen = now).is_some()
+    /// The proof of the session that lives and of which these are the two halves. It counts as used now.
+    pub fn admit(&mut self, cookie: &str, tab: &str, now: Instant) -> Option<Secret> {
+        let (cookie, tab) = (Secret::parse(cookie)?, Secret::parse(tab)?);
+        let session = self.sessions.iter_mut().find(|s| s.cookie.is(&cookie) && s.tab.is(&tab) && s.lives(now))?;
+        session.seen = now;
+        Some(session.proof.clone())
     }
 
     /// Ends every session.
@@ -180,9 +186,13 @@ mod tests {
         let (mut access, link, session, now) = opened();
         let other = access.new_link(now).text();
         let other = access.log_in(&other, now).ok().unwrap();
-        assert_eq!(access.log_in(&link, now).err(), Some(Refused::Spent));
-        assert!(!access.admits(&session.cookie.text(), &session.tab.text(), now));
-        assert!(access.admits(&other.cookie.text(), &other.tab.text(), now), "another link's session lives on");
+        assert_eq!(access.log_in(&link, now).err(), Some(Refused::Spent { ended: true }));
+        assert_eq!(access.log_in(&link, now).err(), Some(Refused::Spent { ended: false }), "reported once");
+        assert!(!access.admit(&session.cookie.text(), &session.tab.text(), now).is_some());
+        assert!(
+            access.admit(&other.cookie.text(), &other.tab.text(), now).is_some(),
+            "another link's session lives on"
+        );
     }
 
     #[test]
@@ -191,7 +201,7 @@ mod tests {
         let (cookie, tab) = (session.cookie.text(), session.tab.text());
         let link = access.new_link(now).text();
         let other = access.log_in(&link, now).ok().unwrap();
-        assert!(access.admits(&cookie, &tab, now));
+        assert!(access.admit(&cookie, &tab, now).is_some());
         for (cookie, tab) in [
             (&cookie, &other.tab.text()),
             (&other.cookie.text(), &tab),
@@ -199,10 +209,10 @@ mod tests {
             (&cookie, &cookie),
             (&String::new(), &tab),
         ] {
-            assert!(!access.admits(cookie, tab, now));
+            assert!(!access.admit(cookie, tab, now).is_some());
         }
         access.log_out();
-        assert!(!access.admits(&cookie, &tab, now) && !access.in_use(now));
+        assert!(!access.admit(&cookie, &tab, now).is_some() && !access.in_use(now));
     }
 
     #[test]
@@ -213,11 +223,11 @@ mod tests {
         let mut at = now;
         while at + step < now + SESSION_LIFETIME {
             at += step;
-            assert!(access.admits(&cookie, &tab, at), "used {:?} after the login", at - now);
+            assert!(access.admit(&cookie, &tab, at).is_some(), "used {:?} after the login", at - now);
         }
-        assert!(!access.admits(&cookie, &tab, now + SESSION_LIFETIME));
+        assert!(!access.admit(&cookie, &tab, now + SESSION_LIFETIME).is_some());
         let (mut access, _, session, now) = opened();
-        assert!(!access.admits(&session.cookie.text(), &session.tab.text(), now + IDLE_LIFETIME));
+        assert!(!access.admit(&session.cookie.text(), &session.tab.text(), now + IDLE_LIFETIME).is_some());
     }
 
     #[test]
@@ -230,7 +240,7 @@ mod tests {
             })
             .collect();
         assert_eq!((access.sessions.len(), access.spent.len()), (MAX_SESSIONS, MAX_SPENT));
-        let live = sessions.iter().filter(|s| access.admits(&s.cookie.text(), &s.tab.text(), now)).count();
+        let live = sessions.iter().filter(|s| access.admit(&s.cookie.text(), &s.tab.text(), now).is_some()).count();
         assert_eq!(live, MAX_SESSIONS);
     }
 
@@ -255,7 +265,7 @@ mod tests {
                     },
                     _ => for (i, one) in sessions.iter().enumerate() {
                         for (j, other) in sessions.iter().enumerate() {
-                            prop_assert!(i == j || !access.admits(&one.cookie.text(), &other.tab.text(), now));
+                            prop_assert!(i == j || !access.admit(&one.cookie.text(), &other.tab.text(), now).is_some());
                         }
                     },
                 }

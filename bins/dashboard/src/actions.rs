@@ -1,24 +1,21 @@
 //! What an operator can do in the browser, with `--actions`: each is one request of the command line's.
 //!
-//! Owns        the request ids of the dialogs that were opened lately.
 //! Invariants  DASH-7  without `--actions` there is no route that changes anything.
 //!             DASH-8  a dialog is one request, however often it is sent: a double click, a lost answer and a retry have the same id.
 
-use std::collections::VecDeque;
 use std::time::Duration;
 
 use muster_client::{Client, Failure, Outcome, Target};
 use muster_kernel::Clock;
 use muster_messages::wire::{ActorsAsk, ActorsOf, ReconcilerRequest, Request};
-use muster_messages::{ErrorCode, RequestId, Role};
+use muster_messages::{ErrorCode, RequestId, Role, WallTime};
 use serde::{Deserialize, Serialize};
 
 /// How long the outcome is waited for. A removal waits until the member is gone.
 const TIMEOUT: Duration = Duration::from_secs(15);
-/// Dialogs that are remembered.
-const MAX_DIALOGS: usize = 64;
-/// Bytes of a dialog's own name.
-const MAX_DIALOG: usize = 64;
+/// How far a browser's clock may differ: the time is a part of each request's id, by which the cluster judges whether it may have
+/// forgotten an outcome.
+const MAX_CLOCK_DIFFERENCE: Duration = Duration::from_secs(300);
 
 /// One of them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -73,64 +70,58 @@ impl Action {
     }
 }
 
-/// An action, and the dialog that confirmed it: a text of the browser's, fresh for each dialog.
+/// An action, and the dialog that confirmed it.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Confirmed {
+    /// The request's id, 32 hexadecimal digits: the browser makes one for each dialog. Sent for another action it is refused by the
+    /// cluster.
     dialog: String,
     pub action: Action,
 }
 
-/// The request ids of dialogs.
-#[derive(Default)]
-pub struct Dialogs(VecDeque<(String, Action, RequestId)>);
-
-impl Dialogs {
-    /// The id of a dialog's request. Refused if the dialog was about something else.
-    pub fn id(&mut self, confirmed: &Confirmed) -> Outcome<RequestId> {
+impl Confirmed {
+    fn id(&self, now: WallTime) -> Outcome<RequestId> {
         let invalid = |why: &str| Err(Failure::new(ErrorCode::Invalid, why));
-        if confirmed.dialog.is_empty() || confirmed.dialog.len() > MAX_DIALOG {
-            return invalid("a dialog has a name of 1 to 64 bytes");
-        }
-        if let Some((_, action, id)) = self.0.iter().find(|(dialog, ..)| *dialog == confirmed.dialog) {
-            return if *action == confirmed.action { Ok(*id) } else { invalid("this dialog was about another action") };
-        }
-        let id = RequestId::fresh(Clock.wall(), rand::random());
-        self.0.push_back((confirmed.dialog.clone(), confirmed.action.clone(), id));
-        if self.0.len() > MAX_DIALOGS {
-            self.0.pop_front();
+        let is_hex = self.dialog.len() == 32 && self.dialog.bytes().all(|b| b.is_ascii_hexdigit());
+        let Some(id) = u128::from_str_radix(&self.dialog, 16).ok().filter(|_| is_hex).map(RequestId) else {
+            return invalid("a dialog is named by 32 hexadecimal digits");
+        };
+        if u128::from(id.time().0.abs_diff(now.0)) > MAX_CLOCK_DIFFERENCE.as_millis() {
+            return invalid(
+                "the browser's clock differs from this machine's by more than five minutes, or the dialog is as old: open it again",
+            );
         }
         Ok(id)
     }
 }
 
 /// Asks the cluster for it.
-pub async fn ask(target: Target, action: &Action, id: RequestId) -> Outcome<String> {
-    Client::to(target, TIMEOUT).call_as(id, action.request()).await
+pub async fn ask(target: Target, confirmed: &Confirmed) -> Outcome<String> {
+    let id = confirmed.id(Clock.wall())?;
+    Client::to(target, TIMEOUT).call_as(id, confirmed.action.request()).await
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn confirmed(dialog: &str, node: &str) -> Confirmed {
-        Confirmed { dialog: dialog.to_owned(), action: Action::Promote { node: node.to_owned() } }
-    }
-
     #[test]
-    fn a_dialog_is_one_request_and_about_one_thing() {
-        let mut dialogs = Dialogs::default();
-        let id = dialogs.id(&confirmed("a", "n1")).unwrap();
-        assert_eq!(dialogs.id(&confirmed("a", "n1")).unwrap(), id, "a double click");
-        assert_ne!(dialogs.id(&confirmed("b", "n1")).unwrap(), id, "asked anew");
-        assert!(dialogs.id(&confirmed("a", "n2")).unwrap_err().message.contains("another action"));
-        for wrong in [String::new(), "x".repeat(65)] {
-            assert!(dialogs.id(&confirmed(&wrong, "n1")).is_err());
+    fn a_dialog_is_one_request() {
+        let now = WallTime(1_700_000_000_000);
+        let confirmed =
+            |dialog: &str| Confirmed { dialog: dialog.to_owned(), action: Action::Promote { node: "n1".to_owned() } };
+        let fresh = RequestId::fresh(now, 7 << 100);
+        assert_eq!(confirmed(&fresh.to_string()).id(now), Ok(fresh));
+        for wrong in
+            ["", "x", "+0000000000000000000000000000001", &format!("{fresh}0"), "é000000000000000000000000000000"]
+        {
+            assert!(confirmed(wrong).id(now).unwrap_err().message.contains("32 hexadecimal"), "{wrong}");
         }
-        for n in 0..200 {
-            dialogs.id(&confirmed(&n.to_string(), "n1")).unwrap();
+        for (minutes, accepted) in [(-6, false), (-4, true), (4, true), (6, false)] {
+            let at = WallTime(now.0 + minutes * 60_000);
+            assert_eq!(confirmed(&fresh.to_string()).id(at).is_ok(), accepted, "{minutes}");
         }
-        assert_eq!(dialogs.0.len(), MAX_DIALOGS);
     }
 
     #[test]

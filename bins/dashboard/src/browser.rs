@@ -28,7 +28,10 @@ impl Redirect {
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn();
-        opened.is_ok().then_some(redirect)
+        let mut child = opened.ok()?;
+        // It ends when the browser has the file, or with the browser.
+        std::thread::spawn(move || child.wait());
+        Some(redirect)
     }
 
     fn write(link: &str) -> std::io::Result<Self> {

@@ -33,7 +33,7 @@ const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
 /// Refuses what does not come from a page of this server, apart from the navigation to a page.
 pub async fn check(State(hosts): State<Hosts>, request: Request, next: Next) -> Response {
-    let mut answer = match verdict(&hosts, request.method(), request.uri().path(), request.headers()) {
+    let mut answer = match judge(&hosts, request.method(), request.uri().path(), request.headers()) {
         Ok(()) => next.run(request).await,
         Err((status, why)) => (status, why).into_response(),
     };
@@ -45,7 +45,7 @@ pub async fn check(State(hosts): State<Hosts>, request: Request, next: Next) -> 
 
 type Refusal = (StatusCode, &'static str);
 
-fn verdict(hosts: &Hosts, method: &Method, path: &str, headers: &HeaderMap) -> Result<(), Refusal> {
+fn judge(hosts: &Hosts, method: &Method, path: &str, headers: &HeaderMap) -> Result<(), Refusal> {
     let host = only(headers, &header::HOST).filter(|host| hosts.0.iter().any(|known| known == host));
     let host = host.ok_or((StatusCode::MISDIRECTED_REQUEST, "this is not a name of this dashboard\n"))?;
     if ![Method::GET, Method::HEAD, Method::POST].contains(method) {
@@ -76,24 +76,24 @@ fn only<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
     values.next().is_none().then_some(value)
 }
 
-/// The cookie of this name. Browsers send those of every server on this host.
-pub fn cookie<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+/// The cookies whose names begin so. Browsers send those of every server on this host, which may have set some of these names, too.
+pub fn cookies<'a>(headers: &'a HeaderMap, prefix: &'a str) -> impl Iterator<Item = &'a str> {
     let all = headers.get_all(header::COOKIE).iter().filter_map(|value| value.to_str().ok());
-    let mut ours = all.flat_map(|text| text.split(';')).filter_map(|pair| pair.trim().split_once('='));
-    ours.find_map(|(key, value)| (key == name).then_some(value))
+    let pairs = all.flat_map(|text| text.split(';')).filter_map(|pair| pair.trim().split_once('='));
+    pairs.filter(move |(name, _)| name.starts_with(prefix)).map(|(_, value)| value)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn told(method: &Method, path: &str, headers: &[(&str, &str)]) -> u16 {
+    fn status(method: &Method, path: &str, headers: &[(&str, &str)]) -> u16 {
         let hosts = Hosts(["127.0.0.1:7000".to_owned(), "localhost:7000".to_owned()].into());
         let mut map = HeaderMap::new();
         for (name, value) in headers {
             map.append(HeaderName::from_bytes(name.as_bytes()).unwrap(), HeaderValue::from_str(value).unwrap());
         }
-        verdict(&hosts, method, path, &map).map_or_else(|(status, _)| status.as_u16(), |()| 200)
+        judge(&hosts, method, path, &map).map_or_else(|(status, _)| status.as_u16(), |()| 200)
     }
 
     const OURS: (&str, &str) = ("host", "127.0.0.1:7000");
@@ -111,10 +111,10 @@ mod tests {
             ("x.localhost:7000", 421),
             ("", 421),
         ] {
-            assert_eq!(told(&Method::GET, "/", &[("host", host)]), status, "{host}");
+            assert_eq!(status(&Method::GET, "/", &[("host", host)]), status, "{host}");
         }
-        assert_eq!(told(&Method::GET, "/", &[]), 421);
-        assert_eq!(told(&Method::GET, "/", &[OURS, OURS]), 421, "which of them counts is not for us to choose");
+        assert_eq!(status(&Method::GET, "/", &[]), 421);
+        assert_eq!(status(&Method::GET, "/", &[OURS, OURS]), 421, "which of them counts is not for us to choose");
     }
 
     #[test]
@@ -123,13 +123,13 @@ mod tests {
             ["http://evil.example", "http://localhost:7000", "https://127.0.0.1:7000", "null", "http://127.0.0.1:7000/"]
         {
             for (method, path) in [(Method::GET, "/"), (Method::GET, "/stream"), (Method::POST, "/login")] {
-                assert_eq!(told(&method, path, &[OURS, ("origin", origin)]), 403, "{method} {path} {origin}");
+                assert_eq!(status(&method, path, &[OURS, ("origin", origin)]), 403, "{method} {path} {origin}");
             }
         }
         let ours = ("origin", "http://127.0.0.1:7000");
-        assert_eq!(told(&Method::POST, "/login", &[OURS, ours]), 200);
-        assert_eq!(told(&Method::POST, "/login", &[OURS, ours, ours]), 403);
-        assert_eq!(told(&Method::POST, "/login", &[OURS]), 403, "a write shows where it comes from");
+        assert_eq!(status(&Method::POST, "/login", &[OURS, ours]), 200);
+        assert_eq!(status(&Method::POST, "/login", &[OURS, ours, ours]), 403);
+        assert_eq!(status(&Method::POST, "/login", &[OURS]), 403, "a write shows where it comes from");
     }
 
     #[test]
@@ -138,9 +138,9 @@ mod tests {
             [("same-origin", 200, 200), ("none", 200, 403), ("cross-site", 200, 403), ("same-site", 200, 403)]
         {
             let site = ("sec-fetch-site", site);
-            assert_eq!(told(&Method::GET, "/nodes", &[OURS, site]), page);
+            assert_eq!(status(&Method::GET, "/nodes", &[OURS, site]), page);
             for path in ["/stream", "/assets/x.js", "/login", "/nothing"] {
-                assert_eq!(told(&Method::GET, path, &[OURS, site]), data, "{path}");
+                assert_eq!(status(&Method::GET, path, &[OURS, site]), data, "{path}");
             }
         }
     }
@@ -148,18 +148,16 @@ mod tests {
     #[test]
     fn preflights_and_other_methods_are_refused() {
         for method in [Method::OPTIONS, Method::PUT, Method::DELETE, Method::TRACE, Method::CONNECT] {
-            assert_eq!(told(&method, "/", &[OURS]), 405, "{method}");
+            assert_eq!(status(&method, "/", &[OURS]), 405, "{method}");
         }
     }
 
     #[test]
-    fn own_cookie_is_found_among_those_of_other_servers() {
+    fn own_cookies_are_found_among_those_of_other_servers() {
         let mut headers = HeaderMap::new();
-        headers.append(header::COOKIE, HeaderValue::from_static("a=1; muster-0=x; muster-01=y"));
-        headers.append(header::COOKIE, HeaderValue::from_static("b=2"));
-        assert_eq!(
-            (cookie(&headers, "muster-0"), cookie(&headers, "b"), cookie(&headers, "c")),
-            (Some("x"), Some("2"), None)
-        );
+        headers.append(header::COOKIE, HeaderValue::from_static("a=1; muster-0-a=x; muster-1-a=y"));
+        headers.append(header::COOKIE, HeaderValue::from_static("b=2; muster-0-a=planted"));
+        assert_eq!(cookies(&headers, "muster-0-").collect::<Vec<_>>(), ["x", "planted"]);
+        assert_eq!(cookies(&headers, "c").next(), None);
     }
 }

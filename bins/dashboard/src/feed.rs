@@ -5,17 +5,17 @@
 //!             DASH-5  a failure never replaces an answer: the answer stays, with its time, beside the reason.
 //!             DASH-6  the longer a list, the less often it is asked: it costs the cluster the same part of the time.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use muster_client::{Client, Outcome, Target, parse};
+use muster_client::{Client, Failure, Outcome, Target, parse};
 use muster_kernel::Clock;
 use muster_messages::wire::{ActorsAsk, ActorsOf, LeaseRef, LeaseRequest, ListOf, ReconcilerRequest, Request};
 use muster_messages::{
-    ActorNode, EventView, EventsView, LeaseView, ListView, NodeCertificateView, NodeListView, NodeView, OfNodeView,
-    RaftStatusView, ReconcilerStatusView, ReconcilerView, Revision, RootsView, StatusView, TokenView, UserView,
-    WallTime,
+    ActorNode, ErrorCode, EventView, EventsView, LeaseView, ListView, NodeCertificateView, NodeId, NodeListView,
+    NodeView, OfNodeView, RaftStatusView, ReconcilerStatusView, ReconcilerView, Revision, RootsView, StatusView,
+    TokenView, UserView, WallTime,
 };
 use tokio::sync::{Notify, watch};
 
@@ -46,7 +46,7 @@ pub enum Topic {
 pub enum Answer {
     Status(StatusView),
     Raft(RaftStatusView),
-    Nodes(NodeListView),
+    Nodes(NodeListView, BTreeMap<NodeId, String>),
     Node(Box<NodeView>),
     Actors(OfNodeView<ActorNode>),
     Leases(Vec<LeaseView>),
@@ -61,10 +61,15 @@ pub enum Answer {
 }
 
 impl Answer {
+    /// The nodes, with their names by id: most pages need them.
+    pub fn nodes(nodes: NodeListView) -> Self {
+        let names = nodes.items.iter().map(|node| (node.id, node.name.to_string())).collect();
+        Self::Nodes(nodes, names)
+    }
     /// Rows that its server had to write.
     fn rows(&self) -> u32 {
         let rows = match self {
-            Answer::Nodes(nodes) => nodes.items.len(),
+            Answer::Nodes(nodes, _) => nodes.items.len(),
             Answer::Leases(leases) => leases.len(),
             Answer::Reconcilers(gates) => gates.len(),
             Answer::Certificates(certificates) => certificates.len(),
@@ -84,6 +89,20 @@ pub struct Sample {
     pub at: Option<WallTime>,
     /// Why the last question was not answered.
     pub failure: Option<String>,
+    /// Whether that was an answer, too: there is no such thing, or it may not be seen.
+    pub refused: bool,
+}
+
+impl Sample {
+    /// An answer of now.
+    pub fn answered(answer: Answer) -> Self {
+        Self { answer: Some(Arc::new(answer)), at: Some(Clock.wall()), ..Self::default() }
+    }
+}
+
+/// Whether the cluster has answered that there is nothing to show. What was shown before is not so any more.
+fn is_refusal(failure: &Failure) -> bool {
+    [ErrorCode::NotFound, ErrorCode::Forbidden, ErrorCode::Invalid].iter().any(|code| failure.is(*code))
 }
 
 /// What the overview draws of the last 15 minutes.
@@ -124,11 +143,11 @@ impl Topic {
         }
     }
 
-    async fn ask(&self, client: &mut Client, former: Option<&Answer>) -> Outcome<Answer> {
+    async fn ask(&self, client: &mut Client, former: &Sample) -> Outcome<Answer> {
         Ok(match self {
             Topic::Status => Answer::Status(client.ask(Request::Status { fresh: false }).await?),
             Topic::Raft => Answer::Raft(client.ask(Request::RaftStatus { fresh: false }).await?),
-            Topic::Nodes => Answer::Nodes(parse(&client.list(ListOf::Nodes, false).await?)?),
+            Topic::Nodes => Answer::nodes(parse(&client.list(ListOf::Nodes, false).await?)?),
             Topic::Node(node) => {
                 let request = Request::NodeInspect { node: node.clone(), fresh: false };
                 Answer::Node(Box::new(client.ask(request).await?))
@@ -156,7 +175,11 @@ impl Topic {
                 let request = ReconcilerRequest::Status { name: name.clone(), seen: Revision(0), wait_ms: 0 };
                 Answer::Reconciler(Box::new(client.ask(Request::Reconciler(request)).await?))
             }
-            Topic::Events => Answer::Events(events(client, former).await?),
+            Topic::Events => {
+                // After a failure the answer is wanted at once: it is the end of the failure.
+                let wait = if former.failure.is_some() { Duration::ZERO } else { EVENTS_WAIT };
+                Answer::Events(events(client, former.answer.as_deref(), wait).await?)
+            }
             Topic::Certificates => {
                 Answer::Certificates(parse::<ListView<_>>(&client.list(ListOf::Certificates, false).await?)?.items)
             }
@@ -176,13 +199,13 @@ fn actors_of(node: &str) -> ActorsOf {
 }
 
 /// The events of before and those since, which are waited for.
-async fn events(client: &mut Client, former: Option<&Answer>) -> Outcome<VecDeque<EventView>> {
+async fn events(client: &mut Client, former: Option<&Answer>, wait: Duration) -> Outcome<VecDeque<EventView>> {
     let mut kept = match former {
         Some(Answer::Events(kept)) => kept.clone(),
         _ => VecDeque::new(),
     };
     let mut since = kept.back().map_or(Revision(0), |event| event.revision);
-    let mut wait = if kept.is_empty() { Duration::ZERO } else { EVENTS_WAIT };
+    let mut wait = if kept.is_empty() { Duration::ZERO } else { wait };
     loop {
         let wait_ms = muster_messages::millis(wait);
         let request = Request::Events { since, wait_ms };
@@ -198,7 +221,7 @@ async fn events(client: &mut Client, former: Option<&Answer>) -> Outcome<VecDequ
 
 struct Asked {
     newest: watch::Sender<Sample>,
-    /// Another page wants it: ask now.
+    /// A page wants it that is asked seldom: ask now.
     wanted: Arc<Notify>,
 }
 
@@ -207,12 +230,15 @@ pub struct Feed {
     target: Target,
     asked: Mutex<HashMap<Topic, Asked>>,
     points: Mutex<VecDeque<Point>>,
+    /// Which cluster answers, and its incarnation: a restored one has other events under the same revisions.
+    cluster: watch::Sender<(String, u64)>,
 }
 
 impl Feed {
     /// Asks these servers.
     pub fn new(target: Target) -> Arc<Self> {
-        Arc::new(Self { target, asked: Mutex::default(), points: Mutex::default() })
+        let cluster = watch::Sender::new((String::new(), 0));
+        Arc::new(Self { target, asked: Mutex::default(), points: Mutex::default(), cluster })
     }
 
     /// The answers to a question from now on.
@@ -240,13 +266,18 @@ impl Feed {
 
     async fn keep_asking(self: Arc<Self>, topic: Topic, newest: watch::Sender<Sample>, wanted: Arc<Notify>) {
         let mut client = Client::to(self.target.clone(), TIMEOUT);
+        let mut cluster = self.cluster.subscribe();
         let mut left: Option<Instant> = None;
         loop {
-            let former = newest.borrow().answer.clone();
+            let former = newest.borrow().clone();
             let answer = tokio::select! {
-                answer = topic.ask(&mut client, former.as_deref()) => Some(answer),
-                // A long poll is not held for a page that is gone.
+                answer = topic.ask(&mut client, &former) => Some(answer),
+                // A long poll is not held for a page that is gone, nor for revisions that another cluster may never reach.
                 () = newest.closed(), if topic == Topic::Events => None,
+                _ = cluster.changed(), if topic == Topic::Events => {
+                    newest.send_replace(Sample::default());
+                    None
+                }
             };
             match answer {
                 Some(answer) => {
@@ -254,8 +285,9 @@ impl Feed {
                         self.note(answer.as_ref().ok());
                     }
                     newest.send_modify(|sample| match answer {
-                        Ok(answer) => {
-                            *sample = Sample { answer: Some(Arc::new(answer)), at: Some(Clock.wall()), failure: None }
+                        Ok(answer) => *sample = Sample::answered(answer),
+                        Err(failure) if is_refusal(&failure) => {
+                            *sample = Sample { failure: Some(failure.message), refused: true, ..Sample::default() };
                         }
                         Err(failure) => sample.failure = Some(failure.message),
                     });
@@ -279,7 +311,11 @@ impl Feed {
                 Topic::Events => topic.pause(), // its answers are waited for
                 _ => topic.pause() + PAUSE_PER_ROW * newest.borrow().answer.as_deref().map_or(0, Answer::rows),
             };
-            let _either = tokio::time::timeout(pause, wanted.notified()).await;
+            if idle && topic == Topic::Status {
+                let _either = tokio::time::timeout(pause, wanted.notified()).await;
+            } else {
+                tokio::time::sleep(pause).await;
+            }
         }
     }
 
@@ -289,6 +325,15 @@ impl Feed {
             Some(Answer::Status(status)) => Some(status),
             _ => None,
         };
+        if let Some(status) = status {
+            let (id, incarnation) = (status.cluster.id.clone(), status.cluster.incarnation);
+            self.cluster.send_if_modified(|known| {
+                let first = known.0.is_empty();
+                let differs = known.0 != id || known.1 != incarnation;
+                *known = (id, incarnation);
+                differs && !first
+            });
+        }
         let signed = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
         let point = Point {
             at: Clock.wall(),

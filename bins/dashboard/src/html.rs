@@ -60,11 +60,20 @@ pub fn or_dash(value: Option<impl std::fmt::Display>) -> String {
     value.map_or_else(|| "-".to_owned(), |value| text(&value.to_string()))
 }
 
-/// The command that prints the same.
-pub fn command(line: &str) -> Markup {
+/// A command for a terminal. Its arguments may be names that others chose, and the page's address may be a stranger's: they are
+/// quoted for the shell, and what is copied is one line.
+pub fn command(args: &[&str]) -> Markup {
+    let line = args.iter().map(|arg| quoted(arg)).collect::<Vec<_>>().join(" ");
     html! {
-        p.command { "The same in a terminal: " code { (text(line)) } " " button type="button" data-copy=(text(line)) { "copy" } }
+        p.command { "In a terminal: " code { (line) } " " button type="button" data-copy=(line) { "copy" } }
     }
+}
+
+/// An argument for a POSIX shell.
+fn quoted(arg: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=@,+".contains(c);
+    let shown: String = text(arg).chars().filter(|c| !c.is_control()).collect();
+    if !shown.is_empty() && shown.chars().all(plain) { shown } else { format!("'{}'", shown.replace('\'', "'\\''")) }
 }
 
 /// A page of this dashboard, with a query.
@@ -113,6 +122,20 @@ mod tests {
         let quoted = link("/nodes", &[("node", "\" onclick=\"x")], "x").into_string();
         assert_eq!(quoted, "<a href=\"/nodes?node=%22+onclick%3D%22x\">x</a>");
         assert!(id("\"><b>").into_string().starts_with("<code title=\"&quot;&gt;&lt;b&gt;\""));
+    }
+
+    #[test]
+    fn arguments_of_commands_are_quoted_on_one_line() {
+        for (arg, shown) in [
+            ("n1", "n1"),
+            ("node/manager", "node/manager"),
+            ("", "''"),
+            ("n1; touch /tmp/x\n", "'n1; touch /tmp/x'"),
+            ("it's $(x)", "'it'\\''s $(x)'"),
+            ("-a\u{202e}", "'-a\u{fffd}'"),
+        ] {
+            assert_eq!(quoted(arg), shown, "{arg:?}");
+        }
     }
 
     #[test]

@@ -3,7 +3,8 @@
 //! It is part of the command line, not of the daemon: it asks as the operator asks, with the operator's socket or identity, and ends
 //! with the command. It needs no quorum to start, to log in, or to show what is missing.
 //!
-//! - [`access`](self) (`access.rs`) links and sessions: who may see it.
+//! - `access.rs` links and sessions: who may see it.
+//! - `connections.rs` how many there may be, and how long.
 //! - `door.rs` what every request must show, and the headers of every answer.
 //! - `actions.rs` what may be done with `--actions`.
 //! - `feed.rs` asks the cluster, once for all open pages.
@@ -15,6 +16,7 @@
 mod access;
 mod actions;
 mod browser;
+mod connections;
 mod document;
 mod door;
 mod feed;
@@ -22,6 +24,7 @@ mod html;
 mod pages;
 mod server;
 
+use std::io::ErrorKind;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
@@ -29,7 +32,7 @@ use muster_client::{Failure, Outcome, Target};
 use tokio::net::TcpListener;
 
 pub use self::browser::Redirect;
-pub use self::server::{Dashboard, Told};
+pub use self::server::{Dashboard, LoginEvent};
 
 /// How it is served.
 #[derive(Clone, Debug, Default)]
@@ -48,8 +51,14 @@ impl Dashboard {
         let busy = |error| Failure::io(format_args!("cannot listen on port {} of loopback", settings.port), &error);
         let first = TcpListener::bind((Ipv4Addr::LOCALHOST, settings.port)).await.map_err(busy)?;
         let port = first.local_addr().map_err(busy)?.port();
-        // Not every machine has IPv6, and `localhost` may be either.
-        let second = TcpListener::bind(SocketAddr::from((Ipv6Addr::LOCALHOST, port))).await.ok();
+        // `localhost` may be either. Not every machine has IPv6, but where it has, nobody else may answer under our name.
+        let second = match TcpListener::bind(SocketAddr::from((Ipv6Addr::LOCALHOST, port))).await {
+            Err(error) if error.kind() == ErrorKind::AddrInUse => {
+                let taken = format_args!("another process listens on [::1]:{port}; choose another port with --port");
+                return Err(Failure::io(taken, &error));
+            }
+            second => second.ok(),
+        };
         let own = [format!("127.0.0.1:{port}"), format!("localhost:{port}"), format!("[::1]:{port}")];
         let hosts: Arc<[String]> = own.into_iter().chain(settings.allow_hosts.iter().cloned()).collect();
         Ok(Self::new([Some(first), second].into_iter().flatten().collect(), port, hosts, target, settings.actions))

@@ -11,18 +11,19 @@ use axum::extract::{DefaultBodyLimit, Path, RawQuery, State};
 use axum::http::{HeaderMap, HeaderName, StatusCode, header};
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::{get, post};
-use axum::{Json, Router, middleware};
+use axum::{Extension, Json, Router, middleware};
 use futures_util::{Stream, StreamExt, stream};
 use maud::{DOCTYPE, Markup, html};
-use muster_client::{Failure, Outcome, Target};
+use muster_client::Target;
 use muster_kernel::Clock;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use tokio::net::TcpListener;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 
-use crate::access::{Access, Refused};
-use crate::actions::{self, Confirmed, Dialogs};
+use crate::access::{Access, Refused, Secret};
+use crate::actions::{self, Confirmed};
+use crate::connections::{self, Admitted};
 use crate::document::Shown;
 use crate::door::{self, Hosts};
 use crate::feed::{Feed, Sample, Topic};
@@ -35,17 +36,15 @@ const MAX_STREAMS: usize = 32;
 const PATCH_PAUSE: Duration = Duration::from_millis(250);
 /// A page that has had no byte for longer is cut off from this server, and says so.
 const BEAT: Duration = Duration::from_secs(2);
-/// A stream ends after this time and the page opens another one: its session is judged again.
-const STREAM_LIFETIME: Duration = Duration::from_secs(60);
 /// Bytes of a request's body.
 const MAX_BODY: usize = 1024;
 
 /// The header with the tab's half of the session.
 const TAB: HeaderName = HeaderName::from_static("muster-tab");
 
-/// What happens at the door, for the terminal.
+/// What happens to links and sessions, for the terminal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Told {
+pub enum LoginEvent {
     LoggedIn,
     /// A link was used twice, and its session has ended.
     LinkUsedTwice,
@@ -58,7 +57,7 @@ pub struct Dashboard {
     port: u16,
     shared: Arc<Shared>,
     hosts: Hosts,
-    told: mpsc::Receiver<Told>,
+    events: mpsc::Receiver<LoginEvent>,
     /// The status is asked also while no page is open.
     _status: watch::Receiver<Sample>,
 }
@@ -66,13 +65,13 @@ pub struct Dashboard {
 struct Shared {
     access: Mutex<Access>,
     feed: Arc<Feed>,
-    /// Of this process: other dashboards on this host have other cookies.
-    cookie: String,
+    /// With what the names of its cookies begin: other dashboards on this host have others, and so has each session.
+    cookies: String,
     streams: Arc<Semaphore>,
     target: Target,
-    /// `None`: it only shows.
-    dialogs: Option<Mutex<Dialogs>>,
-    told: mpsc::Sender<Told>,
+    /// Whether it does more than show.
+    actions: bool,
+    events: mpsc::Sender<LoginEvent>,
 }
 
 impl Shared {
@@ -80,11 +79,11 @@ impl Shared {
         self.access.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// Whether a request has both halves of a session.
-    fn admits(&self, headers: &HeaderMap) -> bool {
-        let tab = headers.get(TAB).and_then(|value| value.to_str().ok());
-        let halves = door::cookie(headers, &self.cookie).zip(tab);
-        halves.is_some_and(|(cookie, tab)| self.access().admits(cookie, tab, Instant::now()))
+    /// The proof of the session of which a request has both halves. Another server on this host can add cookies of the same name.
+    fn admit(&self, headers: &HeaderMap) -> Option<Secret> {
+        let tab = headers.get(TAB)?.to_str().ok()?;
+        let (mut access, now) = (self.access(), Instant::now());
+        door::cookies(headers, &self.cookies).find_map(|cookie| access.admit(cookie, tab, now))
     }
 }
 
@@ -96,15 +95,14 @@ impl Dashboard {
         target: Target,
         actions: bool,
     ) -> Self {
-        let (tell, told) = mpsc::channel(16);
+        let (events, received) = mpsc::channel(16);
         let feed = Feed::new(target.clone());
-        let dialogs = actions.then(Mutex::default);
         let status = feed.follow(&Topic::Status);
-        let cookie = format!("muster-{:08x}", rand::random::<u32>());
+        let cookies = format!("muster-{:08x}-", rand::random::<u32>());
         let access = Mutex::default();
         let streams = Arc::new(Semaphore::new(MAX_STREAMS));
-        let shared = Arc::new(Shared { access, feed, cookie, streams, target, dialogs, told: tell });
-        Self { listeners, port, shared, hosts: Hosts(hosts), told, _status: status }
+        let shared = Arc::new(Shared { access, feed, cookies, streams, target, actions, events });
+        Self { listeners, port, shared, hosts: Hosts(hosts), events: received, _status: status }
     }
 
     /// The port on loopback.
@@ -118,28 +116,25 @@ impl Dashboard {
         format!("http://127.0.0.1:{}/#{}", self.port, link.text())
     }
 
-    /// Whether somebody is logged in.
+    /// Whether a browser is logged in.
     pub fn in_use(&self) -> bool {
         self.shared.access().in_use(Instant::now())
     }
 
     /// What happened at the door. Cancelling the wait loses nothing.
-    pub async fn told(&mut self) -> Told {
-        match self.told.recv().await {
-            Some(told) => told,
+    pub async fn login_event(&mut self) -> LoginEvent {
+        match self.events.recv().await {
+            Some(event) => event,
             None => std::future::pending().await, // it holds a sender itself
         }
     }
 
     /// Serves until this process ends.
-    pub fn serve(&mut self) -> impl Future<Output = Outcome> + Send + 'static {
+    pub fn serve(&mut self) -> impl Future<Output = ()> + Send + 'static {
         let router = router(self.shared.clone(), self.hosts.clone());
-        let each = std::mem::take(&mut self.listeners).into_iter().map(move |listener| {
-            let router = router.clone();
-            async move { axum::serve(listener, router).await.map_err(|e| Failure::io("cannot serve the dashboard", &e)) }
-        });
-        let all = futures_util::future::try_join_all(each);
-        async move { all.await.map(drop) }
+        let listeners = std::mem::take(&mut self.listeners).into_iter();
+        let all = futures_util::future::join_all(listeners.map(move |it| connections::serve(it, router.clone())));
+        async move { drop(all.await) }
     }
 }
 
@@ -175,12 +170,12 @@ fn assets() -> &'static Assets {
 fn router(shared: Arc<Shared>, hosts: Hosts) -> Router {
     let pages = PLACES.iter().fold(Router::new(), |router, (path, ..)| router.route(path, get(shell)));
     // Read-only by the absence of a route, not of buttons.
-    let pages = if shared.dialogs.is_some() { pages.route("/actions", post(act)) } else { pages };
+    let pages = if shared.actions { pages.route("/actions", post(act)) } else { pages };
     pages
         .route("/assets/{name}", get(serve_asset))
         .route("/login", post(log_in))
         .route("/logout", post(log_out))
-        .route("/stream", get(|state, headers, query| open_stream(state, headers, Path(String::new()), query)))
+        .route("/stream", get(|state, headers, query, on| open_stream(state, headers, Path(String::new()), query, on)))
         .route("/stream/{page}", get(open_stream))
         .layer(DefaultBodyLimit::max(MAX_BODY))
         .layer(middleware::from_fn_with_state(hosts, door::check))
@@ -213,7 +208,7 @@ async fn shell(State(shared): State<Arc<Shared>>) -> Html<String> {
                 a.skip href="#main" { "Skip to the page" }
                 header {
                     span.name { "Muster" }
-                    @if shared.dialogs.is_some() { span.warn { span aria-hidden="true" { "▲ " } "actions are on" } }
+                    @if shared.actions { span.warn { span aria-hidden="true" { "▲ " } "actions are on" } }
                     nav aria-label="Pages" {
                         ul { @for (path, name, key) in PLACES { li { a href=(path) data-key=(key) { (name) } } } }
                     }
@@ -225,8 +220,8 @@ async fn shell(State(shared): State<Arc<Shared>>) -> Html<String> {
                         button type="button" id="logout" hidden { "log out" }
                     }
                 }
-                p.cut id="cut" hidden { span aria-hidden="true" { "■ " } "No answer from this dashboard for " span id="cut-age" {} ". What is below is old." }
-                p.visually-hidden id="said" role="status" {}
+                p.cut id="cut" role="alert" hidden { span aria-hidden="true" { "■ " } "No answer from this dashboard for " span id="cut-age" {} ". What is below is old." }
+                p.visually-hidden id="announced" role="status" {}
                 main id="main" tabindex="-1" {
                     noscript { p { "This page is drawn by a script of its own server, and by nothing else." } }
                     p id="start" { "…" }
@@ -235,7 +230,7 @@ async fn shell(State(shared): State<Arc<Shared>>) -> Html<String> {
                     h2 id="act-title" {}
                     p id="act-text" {}
                     p id="act-typed" hidden { label { "Type " strong id="act-name" {} " to confirm: " input id="act-input" autocomplete="off" spellcheck="false"; } }
-                    p id="act-said" role="status" {}
+                    p id="act-outcome" role="status" {}
                     p { button type="button" id="act-do" {} " " button type="button" id="act-close" { "close" } }
                 }
                 dialog id="keys" aria-labelledby="keys-title" {
@@ -265,20 +260,25 @@ struct Login {
 #[derive(Serialize)]
 struct LoggedIn {
     tab: String,
+    proof: String,
 }
 
 async fn log_in(State(shared): State<Arc<Shared>>, Json(login): Json<Login>) -> Response {
     let opened = shared.access().log_in(&login.link, Instant::now());
     match opened {
         Ok(session) => {
-            let _full = shared.told.try_send(Told::LoggedIn);
-            let cookie = format!("{}={}; HttpOnly; SameSite=Strict; Path=/", shared.cookie, session.cookie.text());
-            ([(header::SET_COOKIE, cookie)], Json(LoggedIn { tab: session.tab.text() })).into_response()
+            let _full = shared.events.try_send(LoginEvent::LoggedIn);
+            let (name, value) = (format!("{}{:08x}", shared.cookies, rand::random::<u32>()), session.cookie.text());
+            let cookie = format!("{name}={value}; HttpOnly; SameSite=Strict; Path=/");
+            let halves = LoggedIn { tab: session.tab.text(), proof: session.proof.text() };
+            ([(header::SET_COOKIE, cookie)], Json(halves)).into_response()
         }
         Err(refused) => {
             let why = match refused {
-                Refused::Spent => {
-                    let _full = shared.told.try_send(Told::LinkUsedTwice);
+                Refused::Spent { ended } => {
+                    if ended {
+                        let _full = shared.events.try_send(LoginEvent::LinkUsedTwice);
+                    }
                     "this link was used before: the session that it opened has ended\n"
                 }
                 Refused::Expired => "this link is more than a minute old\n",
@@ -290,38 +290,34 @@ async fn log_in(State(shared): State<Arc<Shared>>, Json(login): Json<Login>) -> 
 }
 
 async fn log_out(State(shared): State<Arc<Shared>>, headers: HeaderMap) -> Response {
-    if !shared.admits(&headers) {
+    if shared.admit(&headers).is_none() {
         return StatusCode::UNAUTHORIZED.into_response();
     }
     shared.access().log_out();
-    let _full = shared.told.try_send(Told::LoggedOut);
+    let _full = shared.events.try_send(LoginEvent::LoggedOut);
     StatusCode::NO_CONTENT.into_response()
 }
 
+/// The answer to an action.
 #[derive(Serialize)]
-struct Said {
-    said: String,
+struct Outcome {
+    message: String,
     /// Whether the same dialog may be sent again: the outcome is unknown, or the reason may pass.
-    again: bool,
+    retry: bool,
 }
 
 async fn act(State(shared): State<Arc<Shared>>, headers: HeaderMap, Json(confirmed): Json<Confirmed>) -> Response {
-    if !shared.admits(&headers) {
+    if shared.admit(&headers).is_none() {
         return StatusCode::UNAUTHORIZED.into_response();
     }
-    let dialogs = shared.dialogs.as_ref().expect("the route exists only with them");
-    let id = dialogs.lock().unwrap_or_else(std::sync::PoisonError::into_inner).id(&confirmed);
-    let done = match id {
-        Ok(id) => actions::ask(shared.target.clone(), &confirmed.action, id).await,
-        Err(failure) => Err(failure),
-    };
-    match done {
+    match actions::ask(shared.target.clone(), &confirmed).await {
         Ok(_) => {
-            Json(Said { said: "accepted: the page shows when it has settled".to_owned(), again: false }).into_response()
+            let message = "accepted: the page shows when it has settled".to_owned();
+            Json(Outcome { message, retry: false }).into_response()
         }
         Err(failure) => {
-            let again = failure.may_pass();
-            (StatusCode::CONFLICT, Json(Said { said: text(&failure.message), again })).into_response()
+            let outcome = Outcome { message: text(&failure.message), retry: failure.may_pass() };
+            (StatusCode::CONFLICT, Json(outcome)).into_response()
         }
     }
 }
@@ -331,19 +327,23 @@ async fn open_stream(
     headers: HeaderMap,
     Path(path): Path<String>,
     RawQuery(query): RawQuery,
+    Extension(connection): Extension<Admitted>,
 ) -> Response {
-    if !shared.admits(&headers) {
+    let Some(proof) = shared.admit(&headers) else {
         return (StatusCode::UNAUTHORIZED, "log in first\n").into_response();
-    }
+    };
     let Some(page) = Page::at(&format!("/{path}"), &query.unwrap_or_default()) else {
         return StatusCode::NOT_FOUND.into_response();
     };
     let Ok(place) = shared.streams.clone().try_acquire_owned() else {
         return (StatusCode::TOO_MANY_REQUESTS, "too many pages are open\n").into_response();
     };
+    connection.set();
     let open = OpenPage::new(page, shared, headers, place);
+    // Nothing is shown before the browser knows that it has the server to which it logged in.
+    let first = stream::once(async move { format!("data: {}\n\n", serde_json::json!({"proof": proof.text()})) });
     let kind = [(header::CONTENT_TYPE, "text/event-stream")];
-    (kind, Body::from_stream(messages(open).map(Ok::<_, Infallible>))).into_response()
+    (kind, Body::from_stream(first.chain(messages(open)).map(Ok::<_, Infallible>))).into_response()
 }
 
 /// One open page.
@@ -354,14 +354,13 @@ struct OpenPage {
     headers: HeaderMap,
     followed: HashMap<Topic, watch::Receiver<Sample>>,
     shown: Shown,
-    began: Instant,
     _place: OwnedSemaphorePermit,
 }
 
 impl OpenPage {
     fn new(page: Page, shared: Arc<Shared>, headers: HeaderMap, place: OwnedSemaphorePermit) -> Self {
         let followed = page.topics().into_iter().map(|topic| (topic.clone(), shared.feed.follow(&topic))).collect();
-        Self { page, shared, headers, followed, shown: Shown::default(), began: Instant::now(), _place: place }
+        Self { page, shared, headers, followed, shown: Shown::default(), _place: place }
     }
 
     /// What the page must be sent now.
@@ -372,7 +371,7 @@ impl OpenPage {
             samples: samples.collect(),
             points: self.shared.feed.points(),
             now: Clock.wall(),
-            actions: self.shared.dialogs.is_some(),
+            actions: self.shared.actions,
         };
         let patch = self.shown.patch(&self.page.render(&seen))?;
         serde_json::to_string(&patch).ok()
@@ -398,7 +397,7 @@ fn messages(open: OpenPage) -> impl Stream<Item = String> + Send {
             tokio::time::sleep(PATCH_PAUSE).await;
             let _quiet = tokio::time::timeout(BEAT, open.changed()).await;
         }
-        if open.began.elapsed() > STREAM_LIFETIME || !open.shared.admits(&open.headers) {
+        if open.shared.admit(&open.headers).is_none() {
             return None;
         }
         let message = open.patch().map_or_else(|| ":\n\n".to_owned(), |patch| format!("data: {patch}\n\n"));

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use maud::{Markup, html};
 use muster_messages::{ActorNode, ActorState, HANDLER_BOUNDS_MS, NodeId, OfNodeView, word};
 
-use super::{Seen, none_of};
+use super::{Seen, absent};
 use crate::actions::Action;
 use crate::document::{Part, Row, Table};
 use crate::feed::{Answer, Topic};
@@ -20,7 +20,7 @@ pub fn tree(seen: &Seen, node: &str) -> Vec<Part> {
     let answer = seen.answer(&Topic::Actors(node.to_owned()));
     let choice = Part::Block("choice", choice(seen, node));
     let Some(Answer::Actors(of)) = answer else {
-        return vec![choice, Part::Block("tree", html! { p { (none_of("actors", false)) } })];
+        return vec![choice, Part::Block("tree", absent(seen, &Topic::Actors(node.to_owned()), "the actors"))];
     };
     let names = seen.names();
     let mut counts = Counts::default();
@@ -32,17 +32,17 @@ pub fn tree(seen: &Seen, node: &str) -> Vec<Part> {
             ", " (counts.restarts) " restarts, " (counts.waiting) " messages waiting"
         }
     };
-    let tree = html! { ul.tree { (branch(&of.answer, node, &names)) } };
+    let tree = html! { ul.tree { (branch(&of.answer, node, names)) } };
     vec![
         choice,
         Part::Block("summary", summary),
         Part::Block("tree", tree),
-        Part::Block("command", command(&told("muster actors", node))),
+        Part::Block("command", command_line(&["muster", "actors"], node)),
     ]
 }
 
-fn told(what: &str, node: &str) -> String {
-    if node.is_empty() { what.to_owned() } else { format!("{what} --node {node}") }
+fn command_line(args: &[&str], node: &str) -> Markup {
+    if node.is_empty() { command(args) } else { command(&[args, &["--node", node]].concat()) }
 }
 
 fn of_node(of: &OfNodeView<ActorNode>) -> Markup {
@@ -99,7 +99,7 @@ fn grade(actor: &ActorNode) -> Grade {
     }
 }
 
-/// Whether somebody would want to see what is below without asking.
+/// Whether what is below is shown without being unfolded.
 fn is_interesting(actor: &ActorNode) -> bool {
     let busy = actor.handling.as_ref().is_some_and(|handling| handling.for_ms >= LONG_MS);
     let full = actor.mailbox_limit.is_some_and(|limit| actor.mailbox * 2 > limit);
@@ -151,7 +151,7 @@ fn line(actor: &ActorNode, node: &str, names: &BTreeMap<NodeId, String>) -> Mark
 
 pub fn one(seen: &Seen, node: &str, path: &str) -> Vec<Part> {
     let Some(Answer::Actors(of)) = seen.answer(&Topic::Actor(node.to_owned(), path.to_owned())) else {
-        return vec![Part::Block("actor", html! { p { (none_of("this actor", false)) } })];
+        return vec![Part::Block("actor", absent(seen, &Topic::Actor(node.to_owned(), path.to_owned()), "this actor"))];
     };
     let actor = &of.answer;
     let handling = actor.handling.as_ref().map(|handling| format!("{} for {} ms", handling.message, handling.for_ms));
@@ -198,9 +198,8 @@ pub fn one(seen: &Seen, node: &str, path: &str) -> Vec<Part> {
     let restart = Action::RestartActor { node: node.to_owned(), path: path.to_owned() };
     let explained = format!("{path} is stopped, and its supervisor starts it again with its pending work.");
     let restart = html! { @if seen.actions { p { (action(&restart, "restart it", &explained, None)) } } };
-    let told = format!("muster actors inspect {path}");
     let children = html! {
-        @if !actor.children.is_empty() { h2 { "Below it" } ul.tree { @for child in &actor.children { (branch(child, node, &seen.names())) } } }
+        @if !actor.children.is_empty() { h2 { "Below it" } ul.tree { @for child in &actor.children { (branch(child, node, seen.names())) } } }
     };
     vec![
         Part::Block("actor", facts),
@@ -209,7 +208,7 @@ pub fn one(seen: &Seen, node: &str, path: &str) -> Vec<Part> {
         Part::Table(exits),
         Part::Block("children", children),
         Part::Block("state", state),
-        Part::Block("command", command(&self::told(&told, node))),
+        Part::Block("command", command_line(&["muster", "actors", "inspect", path], node)),
     ]
 }
 

@@ -26,7 +26,10 @@ pub fn page(seen: &Seen) -> Vec<Part> {
         Part::Block("rotation", progress),
         Part::Table(users(seen)),
         Part::Table(tokens(seen)),
-        Part::Block("command", command("muster cert ls")),
+        Part::Block(
+            "command",
+            html! { (command(&["muster", "cert", "ls"])) (command(&["muster", "ca", "ls"])) (command(&["muster", "user", "ls"])) (command(&["muster", "token", "ls"])) },
+        ),
     ]
 }
 
@@ -64,7 +67,10 @@ fn certificates(seen: &Seen) -> Table {
     };
     Table {
         id: "certificates",
-        caption: format!("Node certificates, the first to expire first ({} in all)", shown.len()),
+        caption: match all {
+            Some(all) => format!("Node certificates, the first to expire first ({} in all)", all.len()),
+            None => "Node certificates".to_owned(),
+        },
         headings: &["Node", "Role", "State", "Not after", "Serial", "Root"],
         rows: shown.iter().take(MAX_ROWS).map(row).collect(),
         empty: none_of("certificates", all.is_some()),

@@ -7,6 +7,7 @@ use muster_messages::{EventKind, EventView, MEMBERS_NAMESPACE, RUNNERS_NAMESPACE
 
 use super::{Seen, name_of, none_of};
 use crate::document::{Part, Row, Table};
+use crate::feed::MAX_EVENTS;
 use crate::html::{address, command, filter, node_link, or_dash, text, time};
 
 /// The kinds that can be chosen.
@@ -30,7 +31,7 @@ const MAX_ROWS: usize = 300;
 pub fn page(seen: &Seen, kind: &str, node: &str) -> Vec<Part> {
     let names = seen.names();
     let is_chosen = |event: &EventView| {
-        let name = event.node.map(|id| name_of(id, &names));
+        let name = event.node.map(|id| name_of(id, names));
         let of_node = || name.as_deref() == Some(node) || event.node.is_some_and(|id| id.as_str().starts_with(node));
         (kind.is_empty() || event.kind == kind) && (node.is_empty() || of_node())
     };
@@ -43,16 +44,19 @@ pub fn page(seen: &Seen, kind: &str, node: &str) -> Vec<Part> {
         }
     };
     let rest = html! { p.note { "The newest " (MAX_ROWS) ", without the bookkeeping of Muster's own leases. All of them: " code { "muster events --all --last 1000" } } };
-    let told = ["muster events".to_owned()].into_iter();
-    let told = told
-        .chain((!kind.is_empty()).then(|| format!("--kind {kind}")))
-        .chain((!node.is_empty()).then(|| format!("--node {node}")));
+    let mut shown_by = vec!["muster", "events"];
+    shown_by.extend(
+        [("--kind", kind), ("--node", node)]
+            .into_iter()
+            .filter(|(_, it)| !it.is_empty())
+            .flat_map(|(flag, it)| [flag, it]),
+    );
     vec![
         Part::Block("kinds", kinds),
         Part::Block("filter", filter("node", "Node", node)),
         Part::Table(table(seen, "Events", MAX_ROWS, &is_chosen)),
         Part::Block("rest", rest),
-        Part::Block("command", command(&told.collect::<Vec<_>>().join(" "))),
+        Part::Block("command", command(&shown_by)),
     ]
 }
 
@@ -79,10 +83,10 @@ pub(super) fn table(seen: &Seen, caption: &str, limit: usize, is_chosen: &dyn Fn
         };
         let node = event.node.map(|id| match names.get(&id) {
             Some(name) => node_link(name),
-            None => html! { (name_of(id, &names)) },
+            None => html! { (name_of(id, names)) },
         });
         let by =
-            event.by.id.as_deref().map(|id| id.parse().ok().map_or_else(|| id.to_owned(), |id| name_of(id, &names)));
+            event.by.id.as_deref().map(|id| id.parse().ok().map_or_else(|| id.to_owned(), |id| name_of(id, names)));
         Row::new(
             format!("{}/{number}", event.revision.0),
             vec![
@@ -101,7 +105,11 @@ pub(super) fn table(seen: &Seen, caption: &str, limit: usize, is_chosen: &dyn Fn
         caption: caption.to_owned(),
         headings: &["Time", "Kind", "Node", "Change", "Reason", "By", "Revision"],
         rows: newest.map(row).collect(),
-        empty: none_of("events", all.is_some()),
+        empty: match all {
+            // Older ones may exist.
+            Some(all) if all.len() >= MAX_EVENTS => format!("none among the newest {MAX_EVENTS} events"),
+            _ => none_of("events", all.is_some()),
+        },
     }
 }
 

@@ -3,7 +3,7 @@
 use maud::{Markup, html};
 use muster_messages::{BlockerView, GateEntryView, ReconcilerPhase, ReconcilerView, word};
 
-use super::{Seen, none_of};
+use super::{Seen, absent, none_of};
 use crate::actions::Action;
 use crate::document::{Part, Row, Table};
 use crate::feed::{Answer, Topic};
@@ -40,7 +40,11 @@ pub fn list(seen: &Seen) -> Vec<Part> {
         empty: none_of("release gates", all.is_some()),
     };
     let rest = html! { @if left_out > 0 { p.note { (left_out) " more" } } };
-    vec![Part::Table(table), Part::Block("rest", rest), Part::Block("command", command("muster reconciler list"))]
+    vec![
+        Part::Table(table),
+        Part::Block("rest", rest),
+        Part::Block("command", command(&["muster", "reconciler", "list"])),
+    ]
 }
 
 fn grade(gate: &ReconcilerView) -> Grade {
@@ -77,7 +81,7 @@ fn reconciled(gate: &ReconcilerView) -> Markup {
 
 pub fn one(seen: &Seen, name: &str) -> Vec<Part> {
     let Some(Answer::Reconciler(status)) = seen.answer(&Topic::Reconciler(name.to_owned())) else {
-        return vec![Part::Block("gate", html! { p { (none_of("this release gate", false)) } })];
+        return vec![Part::Block("gate", absent(seen, &Topic::Reconciler(name.to_owned()), "this release gate"))];
     };
     let gate = &status.brief;
     let runner = gate.runner.as_ref();
@@ -89,7 +93,7 @@ pub fn one(seen: &Seen, name: &str) -> Vec<Part> {
             dt { "Runner" } dd {
                 @match runner {
                     Some(runner) => {
-                        (or_dash(runner.node.as_ref().or(None).map(ToString::to_string).or_else(|| runner.member.clone())))
+                        (or_dash(runner.node.as_ref().map(ToString::to_string).or_else(|| runner.member.clone())))
                         ", release " (or_dash(runner.release.as_ref())) ", token " (runner.term) " since " (time(runner.since))
                     }
                     None => "none"
@@ -101,9 +105,9 @@ pub fn one(seen: &Seen, name: &str) -> Vec<Part> {
     };
     let blocker = |view: &BlockerView| {
         let blocker = serde_json::to_value(&view.blocker).unwrap_or_default();
-        let said = |key: &str| blocker[key].as_str().map_or_else(|| "-".to_owned(), text);
-        let who = view.name.as_ref().map_or_else(|| html! { (said("member")) }, |name| node_link(name.as_str()));
-        Row::new(said("member"), vec![who, html! { (said("release")) }, html! { (said("phase")) }])
+        let field = |key: &str| blocker[key].as_str().map_or_else(|| "-".to_owned(), text);
+        let who = view.name.as_ref().map_or_else(|| html! { (field("member")) }, |name| node_link(name.as_str()));
+        Row::new(field("member"), vec![who, html! { (field("release")) }, html! { (field("phase")) }])
     };
     let blockers = Table {
         id: "blockers",
@@ -138,7 +142,7 @@ pub fn one(seen: &Seen, name: &str) -> Vec<Part> {
     let (retry, resume) =
         (Action::RetryReconciler { name: gate.name.clone() }, Action::ResumeReconciler { name: gate.name.clone() });
     let actions = html! {
-        @if seen.actions {
+        @if seen.actions && seen.is_current() {
             p {
                 (action(&retry, "retry", &format!("A runner that gave up on {name} starts again."), None))
                 @if gate.phase.known() == Some(ReconcilerPhase::Paused) {
@@ -153,6 +157,6 @@ pub fn one(seen: &Seen, name: &str) -> Vec<Part> {
         Part::Table(blockers),
         Part::Block("output", output),
         Part::Table(history),
-        Part::Block("command", command(&text(&format!("muster reconciler status {name}")))),
+        Part::Block("command", command(&["muster", "reconciler", "status", name])),
     ]
 }

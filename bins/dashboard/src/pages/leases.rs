@@ -3,10 +3,10 @@
 use maud::{Markup, html};
 use muster_messages::{EventKind, LeaseView, MEMBERS_NAMESPACE, RUNNERS_NAMESPACE, word};
 
-use super::{Seen, none_of};
+use super::{Seen, absent, none_of};
 use crate::document::{Part, Row, Table};
 use crate::feed::{Answer, Topic};
-use crate::html::{Grade, command, filter, graded, link, or_dash, text, time};
+use crate::html::{Grade, command, filter, graded, link, or_dash, time};
 
 /// Rows of one page.
 const MAX_ROWS: usize = 200;
@@ -31,7 +31,8 @@ pub fn list(seen: &Seen, wanted: &str) -> Vec<Part> {
     };
     let rest = html! {
         p.note {
-            (in_all) " leases in all. Those of Muster's own members and elections are shown when the filter asks for them, as "
+            @if all.is_some() { (in_all) " leases in all. " }
+            "Those of Muster's own members and elections are shown when the filter asks for them, as "
             code { (MEMBERS_NAMESPACE) } "."
             @if left_out > 0 { " " (left_out) " more match." }
         }
@@ -40,7 +41,7 @@ pub fn list(seen: &Seen, wanted: &str) -> Vec<Part> {
         Part::Block("filter", filter("filter", "Namespace, name or holder", wanted)),
         Part::Table(table),
         Part::Block("rest", rest),
-        Part::Block("command", command("muster lease ls")),
+        Part::Block("command", command(&["muster", "lease", "ls", "-A"])),
     ]
 }
 
@@ -60,14 +61,14 @@ fn expiry(lease: &LeaseView) -> Markup {
 }
 
 fn row(lease: &LeaseView) -> Row {
-    let (grade, said) = state(lease);
+    let (grade, shown) = state(lease);
     let query = [("namespace", lease.namespace.as_str()), ("name", lease.name.as_str())];
     Row::new(
         format!("{}/{}", lease.namespace, lease.name),
         vec![
             link("/leases", &query, &format!("{}/{}", lease.namespace, lease.name)),
             html! { (or_dash(lease.holder.as_ref())) },
-            graded(grade, said),
+            graded(grade, shown),
             expiry(lease),
             html! { (lease.fencing_token) },
             html! { (lease.transitions) },
@@ -79,14 +80,17 @@ fn row(lease: &LeaseView) -> Row {
 pub fn one(seen: &Seen, namespace: &str, name: &str) -> Vec<Part> {
     let answer = seen.answer(&Topic::Lease(namespace.to_owned(), name.to_owned()));
     let Some(Answer::Leases(leases)) = answer else {
-        return vec![Part::Block("lease", html! { p { (none_of("this lease", false)) } })];
+        return vec![Part::Block(
+            "lease",
+            absent(seen, &Topic::Lease(namespace.to_owned(), name.to_owned()), "this lease"),
+        )];
     };
     let facts = html! {
         @for lease in leases {
-            @let (grade, said) = state(lease);
+            @let (grade, shown) = state(lease);
             dl.facts {
                 dt { "Holder" } dd { (or_dash(lease.holder.as_ref())) }
-                dt { "State" } dd { (graded(grade, said)) }
+                dt { "State" } dd { (graded(grade, shown)) }
                 dt { "Expires in" } dd { (expiry(lease)) " of " (or_dash(lease.lease_duration_ms.map(|ms| format!("{} s", ms / 1000)))) }
                 dt { "Fencing token" } dd { (lease.fencing_token) }
                 dt { "Transitions" } dd { (lease.transitions) }
@@ -106,6 +110,6 @@ pub fn one(seen: &Seen, namespace: &str, name: &str) -> Vec<Part> {
     vec![
         Part::Block("lease", facts),
         Part::Table(super::events::table(seen, "Its holders, from events", 50, &is_its)),
-        Part::Block("command", command(&text(&format!("muster lease get {name} -n {namespace}")))),
+        Part::Block("command", command(&["muster", "lease", "get", name, "-n", namespace])),
     ]
 }

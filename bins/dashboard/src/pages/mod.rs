@@ -134,8 +134,8 @@ impl Page {
         };
         let title = text(&title);
         let heading = Part::Block("heading", html! { h1 tabindex="-1" { (title) } });
-        let verdict = [Part::Block("verdict", verdict(seen)), heading];
-        let parts = verdict.into_iter().chain(parts).chain([Part::Block("silence", self.silence(seen))]).collect();
+        let currency = [Part::Block("currency", currency(seen)), heading];
+        let parts = currency.into_iter().chain(parts).chain([Part::Block("silence", self.silence(seen))]).collect();
         let cluster = seen.status().map_or_else(|| "Muster".to_owned(), |status| text(&status.cluster.name));
         Document { title: format!("{title} – {cluster}"), parts }
     }
@@ -145,12 +145,12 @@ impl Page {
         let topics = self.topics();
         let failed = topics.iter().filter_map(|topic| {
             let sample = seen.samples.get(topic)?;
-            Some((topic, sample.failure.as_ref()?, sample.at))
+            Some((topic, sample.failure.as_ref().filter(|_| !sample.refused)?, sample.at))
         });
         html! {
             @for (topic, why, at) in failed {
                 p.warn {
-                    span aria-hidden="true" { "▲ " } "No newer answer about " (said(topic)) ": " (text(why)) ". "
+                    span aria-hidden="true" { "▲ " } "No newer answer about " (subject(topic)) ": " (text(why)) ". "
                     @if at.is_some() { "Shown as of " (time(at)) "." }
                 }
             }
@@ -158,7 +158,7 @@ impl Page {
     }
 }
 
-fn said(topic: &Topic) -> &'static str {
+fn subject(topic: &Topic) -> &'static str {
     match topic {
         Topic::Status => "the cluster",
         Topic::Raft => "the Raft members",
@@ -189,6 +189,8 @@ pub struct Seen {
     pub actions: bool,
 }
 
+static NO_NAMES: BTreeMap<NodeId, String> = BTreeMap::new();
+
 macro_rules! answers {
     ($($name:ident: $topic:ident => $view:ty;)*) => { $(
         fn $name(&self) -> Option<&$view> {
@@ -204,7 +206,6 @@ impl Seen {
     answers! {
         status: Status => StatusView;
         raft: Raft => muster_messages::RaftStatusView;
-        nodes: Nodes => NodeListView;
         leases: Leases => Vec<muster_messages::LeaseView>;
         reconcilers: Reconcilers => Vec<muster_messages::ReconcilerView>;
         events: Events => VecDeque<muster_messages::EventView>;
@@ -213,10 +214,27 @@ impl Seen {
         tokens: Tokens => Vec<muster_messages::TokenView>;
         roots: Roots => muster_messages::RootsView;
     }
+    fn nodes(&self) -> Option<&NodeListView> {
+        match self.answer(&Topic::Nodes)? {
+            Answer::Nodes(nodes, _) => Some(nodes),
+            _ => None,
+        }
+    }
     /// The nodes' names, by id.
-    fn names(&self) -> BTreeMap<NodeId, String> {
-        let nodes = self.nodes().into_iter().flat_map(|nodes| &nodes.items);
-        nodes.map(|node| (node.id, node.name.to_string())).collect()
+    fn names(&self) -> &BTreeMap<NodeId, String> {
+        match self.answer(&Topic::Nodes) {
+            Some(Answer::Nodes(_, names)) => names,
+            _ => &NO_NAMES,
+        }
+    }
+    /// Whether the cluster answers with a quorum: only then may an answer be good news, and an action be offered.
+    fn is_current(&self) -> bool {
+        let failed = self.samples.get(&Topic::Status).is_some_and(|sample| sample.failure.is_some());
+        self.status().is_some_and(|status| !status.stale) && !failed
+    }
+    /// Something good, if it is current.
+    fn good(&self, shown: &str) -> Markup {
+        graded(if self.is_current() { Grade::Good } else { Grade::Plain }, shown)
     }
 }
 
@@ -225,8 +243,8 @@ fn name_of(id: NodeId, names: &BTreeMap<NodeId, String>) -> String {
     names.get(&id).cloned().unwrap_or_else(|| id.as_str().chars().take(8).collect())
 }
 
-/// Whether what is shown is true now. The first line of every page; read aloud when it changes.
-fn verdict(seen: &Seen) -> Markup {
+/// How current the page is: the first line of every page, read aloud when it changes.
+fn currency(seen: &Seen) -> Markup {
     let sample = seen.samples.get(&Topic::Status);
     let Some(status) = seen.status() else {
         let why = sample.and_then(|sample| sample.failure.as_ref());
@@ -256,7 +274,7 @@ fn verdict(seen: &Seen) -> Markup {
             }
         } @else {
             p.banner {
-                span data-say { (margin(status)) }
+                span data-say { (margin(seen, status)) }
                 span.asof {
                     "answered by " (text(status.this.name.as_str())) " at " (time(answered)) ", revision " (status.raft.applied.0)
                 }
@@ -266,15 +284,22 @@ fn verdict(seen: &Seen) -> Markup {
 }
 
 /// How many more managers may fail.
-fn margin(status: &StatusView) -> Markup {
+fn margin(seen: &Seen, status: &StatusView) -> Markup {
     let (needed, reachable, voters) = (status.quorum.needed, status.quorum.reachable, status.raft.voters.len());
     let (grade, spare) = match reachable.checked_sub(needed) {
         None => (Grade::Bad, format!("quorum lost: {reachable} of {voters} managers answer, {needed} are needed")),
         Some(0) => (Grade::Warn, format!("{reachable} of {voters} managers answer, none may be lost")),
-        Some(1) => (Grade::Good, format!("{reachable} of {voters} managers answer, 1 may be lost")),
         Some(spare) => (Grade::Good, format!("{reachable} of {voters} managers answer, {spare} may be lost")),
     };
-    graded(grade, &spare)
+    if grade == Grade::Good { seen.good(&spare) } else { graded(grade, &spare) }
+}
+
+/// In place of something that is not shown: it is waited for, or there is none.
+fn absent(seen: &Seen, topic: &Topic, what: &str) -> Markup {
+    match seen.samples.get(topic).and_then(|sample| sample.failure.as_ref().filter(|_| sample.refused)) {
+        Some(why) => html! { p { (graded(Grade::Bad, why)) } },
+        None => html! { p { (none_of(what, false)) } },
+    }
 }
 
 /// A list that is still waited for, or empty for a reason.

@@ -3,7 +3,7 @@
 use maud::{Markup, html};
 use muster_messages::{CertificateState, Liveness, Membership, NodeView, Role, WaitReason, word};
 
-use super::{Seen, none_of};
+use super::{Seen, absent, none_of};
 use crate::actions::Action;
 use crate::document::{Part, Row, Table};
 use crate::feed::{Answer, Topic};
@@ -19,11 +19,11 @@ pub fn list(seen: &Seen, wanted: &str) -> Vec<Part> {
     let left_out = chosen.len().saturating_sub(MAX_ROWS);
     let count = |is: &dyn Fn(&NodeView) -> bool| all.iter().filter(|node| is(node)).count();
     let counts = html! {
-        p {
+        @if seen.nodes().is_some() { p {
             (all.len()) " nodes, " (count(&|node| node.manager.is_some())) " of them managers; "
             (count(&|node| node.state == Liveness::Ready)) " ready, " (count(&|node| node.state == Liveness::Down)) " down, "
             (count(&|node| grade(node) == Grade::Warn)) " not settled"
-        }
+        } }
     };
     let rest = html! {
         @if left_out > 0 { p.note { (left_out) " more nodes match; those in trouble come first. The filter finds the others." } }
@@ -32,7 +32,7 @@ pub fn list(seen: &Seen, wanted: &str) -> Vec<Part> {
         id: "nodes",
         caption: "Nodes".to_owned(),
         headings: &["Name", "State", "Wanted role", "Role", "Certificate", "Raft", "Release", "Waits for", "Id"],
-        rows: chosen.iter().take(MAX_ROWS).map(|node| row(node)).collect(),
+        rows: chosen.iter().take(MAX_ROWS).map(|node| row(seen, node)).collect(),
         empty: none_of("nodes", seen.nodes().is_some()),
     };
     vec![
@@ -40,7 +40,7 @@ pub fn list(seen: &Seen, wanted: &str) -> Vec<Part> {
         Part::Block("counts", counts),
         Part::Table(table),
         Part::Block("rest", rest),
-        Part::Block("command", command("muster node ls")),
+        Part::Block("command", command(&["muster", "node", "ls"])),
     ]
 }
 
@@ -52,7 +52,7 @@ fn matches(node: &NodeView, wanted: &str) -> bool {
         || label()
 }
 
-/// How much somebody must look at it.
+/// How much attention it needs.
 fn grade(node: &NodeView) -> Grade {
     let failed = node.certificate.state == CertificateState::Failed;
     match node.state {
@@ -63,13 +63,13 @@ fn grade(node: &NodeView) -> Grade {
     }
 }
 
-fn state(node: &NodeView) -> Markup {
-    let grade = match node.state {
-        Liveness::Ready => Grade::Good,
-        Liveness::Down => Grade::Bad,
-        Liveness::Unknown => Grade::Warn,
+fn state(seen: &Seen, node: &NodeView) -> Markup {
+    let shown = match node.state {
+        Liveness::Ready => seen.good(&word(node.state)),
+        Liveness::Down => graded(Grade::Bad, &word(node.state)),
+        Liveness::Unknown => graded(Grade::Warn, &word(node.state)),
     };
-    html! { (graded(grade, &word(node.state))) " since " (time(node.state_since)) @if node.stale { " (stale)" } }
+    html! { (shown) " since " (time(node.state_since)) @if node.stale { " (stale)" } }
 }
 
 fn raft(node: &NodeView) -> Markup {
@@ -90,14 +90,14 @@ fn certificate(node: &NodeView) -> Markup {
     }
 }
 
-fn row(node: &NodeView) -> Row {
+fn row(seen: &Seen, node: &NodeView) -> Row {
     let waits = node.conditions.iter().map(|condition| word(condition.reason)).collect::<Vec<_>>().join(", ");
     let role = word(node.role);
     Row::new(
         node.id.as_str(),
         vec![
             crate::html::node_link(node.name.as_str()),
-            state(node),
+            state(seen, node),
             html! { (word(node.desired_role)) },
             if node.role == node.desired_role {
                 html! { (role) }
@@ -120,14 +120,14 @@ fn row(node: &NodeView) -> Row {
 pub fn one(seen: &Seen, asked: &str) -> Vec<Part> {
     let answer = seen.answer(&Topic::Node(asked.to_owned()));
     let Some(Answer::Node(node)) = answer else {
-        return vec![Part::Block("node", html! { p { (none_of("this node", false)) } })];
+        return vec![Part::Block("node", absent(seen, &Topic::Node(asked.to_owned()), "this node"))];
     };
     let facts = html! {
         dl.facts {
             dt { "Id" } dd { code { (text(node.id.as_str())) } }
             dt { "Address" } dd { (text(&node.addr)) }
             dt { "Release" } dd { (text(&node.release)) }
-            dt { "State" } dd { (state(node)) }
+            dt { "State" } dd { (state(seen, node)) }
             dt { "Wanted role" } dd { (word(node.desired_role)) }
             dt { "Role" } dd { (word(node.role)) }
             dt { "Raft" } dd { (raft(node)) @if let Some(manager) = &node.manager { ", Raft id " (manager.raft_id.0) } }
@@ -173,13 +173,13 @@ pub fn one(seen: &Seen, asked: &str) -> Vec<Part> {
         Part::Block("actions", actions(seen, node)),
         Part::Table(conditions),
         Part::Table(super::events::table(seen, "Its last events", 20, &is_its)),
-        Part::Block("command", command(&format!("muster node inspect {}", node.name))),
+        Part::Block("command", command(&["muster", "node", "inspect", node.name.as_str()])),
     ]
 }
 
 /// What can be done to a node, explained by what is on the screen.
 fn actions(seen: &Seen, node: &NodeView) -> Markup {
-    let Some(status) = seen.status().filter(|_| seen.actions) else { return html! {} };
+    let Some(status) = seen.status().filter(|_| seen.actions && seen.is_current()) else { return html! {} };
     let (name, voters) = (node.name.to_string(), status.raft.voters.len());
     let of = || name.clone();
     let quorum = |voters: usize| format!("{voters} voters, of which {} are needed", voters / 2 + 1);

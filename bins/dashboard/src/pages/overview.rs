@@ -1,4 +1,4 @@
-//! The overview: eight questions of somebody on call, answered in this order by a word and a number.
+//! The overview: the questions of an operator on call, answered in this order by a word and a number.
 
 use std::collections::VecDeque;
 
@@ -25,7 +25,7 @@ pub fn page(seen: &Seen) -> Vec<Part> {
         Part::Table(members(seen)),
         Part::Block("course", course(&seen.points)),
         Part::Table(super::events::table(seen, "Last events", LAST_EVENTS, &|_| true)),
-        Part::Block("command", command("muster status")),
+        Part::Block("command", command(&["muster", "status"])),
     ]
 }
 
@@ -41,12 +41,8 @@ fn card(question: &str, answer: Markup, more: &[Markup]) -> Markup {
 }
 
 /// That nothing is wrong: only as good as the answer that says so. A replica without a quorum, or an old answer, does not know.
-fn well(seen: &Seen, said: &str) -> Markup {
-    let failed = seen.samples.get(&Topic::Status).is_some_and(|sample| sample.failure.is_some());
-    match seen.status() {
-        Some(status) if !status.stale && !failed => graded(Grade::Good, said),
-        _ => graded(Grade::Plain, &format!("{said}, when last known")),
-    }
+fn well(seen: &Seen, shown: &str) -> Markup {
+    if seen.is_current() { seen.good(shown) } else { seen.good(&format!("{shown}, when last known")) }
 }
 
 fn waiting_for(question: &str) -> Markup {
@@ -60,7 +56,7 @@ fn quorum(seen: &Seen) -> Markup {
     let missing = status.quorum.missing.iter().map(|name| html! { "missing: " (node_link(name.as_str())) });
     let two =
         (status.raft.voters.len() == 2).then(|| html! { "two voters tolerate no failure: run one manager, or three" });
-    card(QUORUM, margin(status), &missing.chain(two).collect::<Vec<_>>())
+    card(QUORUM, margin(seen, status), &missing.chain(two).collect::<Vec<_>>())
 }
 
 const LEADER: &str = "Who leads?";
@@ -69,14 +65,14 @@ fn leader(seen: &Seen) -> Markup {
     let Some(status) = seen.status() else { return waiting_for(LEADER) };
     let names = seen.names();
     let answer = match status.raft.leader {
-        Some(leader) => html! { (node_link(&name_of(leader, &names))) ", term " (status.raft.term.0) },
+        Some(leader) => html! { (node_link(&name_of(leader, names))) ", term " (status.raft.term.0) },
         None => graded(Grade::Bad, "nobody"),
     };
     let terms: Vec<u64> = seen.points.iter().filter_map(|point| point.term).collect();
     let changes = terms.windows(2).filter(|pair| pair[0] != pair[1]).count();
     let explained = "The most up-to-date voter leads next; writes wait for a moment.";
     let transfer = action(&Action::TransferLeadership {}, "transfer leadership", explained, None);
-    let transfer = (seen.actions && status.raft.leader.is_some()).then_some(transfer);
+    let transfer = (seen.actions && seen.is_current() && status.raft.leader.is_some()).then_some(transfer);
     let since = seen.points.front().map(|point| html! { (changes) " changes of term since " (time(point.at)) });
     card(LEADER, answer, &since.into_iter().chain(transfer).collect::<Vec<_>>())
 }
@@ -170,7 +166,14 @@ fn blocked(seen: &Seen) -> Markup {
         lines.push(html! { "lease " (name) " has lost its holder" });
     }
     let answer = match lines.len() {
-        0 if seen.reconcilers().is_none() || seen.leases().is_none() => html! { "…" },
+        0 if seen.reconcilers().is_none() || seen.leases().is_none() => {
+            let failed = |topic| seen.samples.get(topic).is_some_and(|sample| sample.failure.is_some());
+            if failed(&Topic::Leases) || failed(&Topic::Reconcilers) {
+                graded(Grade::Warn, "not known")
+            } else {
+                html! { "…" }
+            }
+        }
         0 => well(seen, "nothing"),
         n => graded(Grade::Warn, &n.to_string()),
     };
@@ -187,7 +190,7 @@ fn members(seen: &Seen) -> Table {
         Row::new(
             member.node.as_str(),
             vec![
-                node_link(&name_of(member.node, &names)),
+                node_link(&name_of(member.node, names)),
                 html! { (word(member.role)) @if leads { ", leader" } },
                 html! { (text(&member.addr)) },
                 html! { (member.matched) },

@@ -40,7 +40,7 @@ fn seen(answers: Vec<(Topic, Answer)>) -> Seen {
     let at = Some(WallTime(1_704_067_200_000));
     let samples = answers
         .into_iter()
-        .map(|(topic, answer)| (topic, Sample { answer: Some(Arc::new(answer)), at, failure: None }));
+        .map(|(topic, answer)| (topic, Sample { answer: Some(Arc::new(answer)), at, ..Sample::default() }));
     Seen { samples: samples.collect(), points: VecDeque::new(), now: WallTime(1_704_067_200_000), actions: true }
 }
 
@@ -77,7 +77,7 @@ fn margin_is_a_number_and_a_word() {
     ] {
         let seen = seen(vec![(Topic::Status, Answer::Status(read(status(reachable, &missing, false))))]);
         let document = Page::Overview.render(&seen);
-        assert!(document.part("verdict").contains(said) && document.part("cards").contains(said), "{said}");
+        assert!(document.part("currency").contains(said) && document.part("cards").contains(said), "{said}");
         for name in missing {
             assert!(document.part("cards").contains(&format!("missing: <a href=\"/nodes?node={name}\">{name}</a>")));
         }
@@ -88,9 +88,9 @@ fn margin_is_a_number_and_a_word() {
 fn stale_answer_says_so_and_names_who_is_missing() {
     let seen = seen(vec![(Topic::Status, Answer::Status(read(status(1, &["n2", "n3"], true))))]);
     for (path, ..) in PLACES {
-        let verdict = Page::at(path, "").unwrap().render(&seen).part("verdict");
+        let currency = Page::at(path, "").unwrap().render(&seen).part("currency");
         for said in ["no quorum", "1 of 3 managers answer", "missing: n2, n3", "replica of n1", "2024-01-01 00:00:00"] {
-            assert!(verdict.contains(said), "{path}: {said}: {verdict}");
+            assert!(currency.contains(said), "{path}: {said}: {currency}");
         }
     }
 }
@@ -101,7 +101,9 @@ fn silence_never_looks_like_none() {
     for (path, ..) in PLACES {
         let text = page(&Page::at(path, "").unwrap(), &nothing);
         assert!(text.contains("asking the cluster") && !text.contains(">no "), "{path}: {text}");
-        assert!(!text.contains("nothing</span>") && !text.contains("none of"), "{path}: {text}");
+        for claim in ["nothing</span>", "none of", "0 nodes", "0 leases", "(0 in all)", "class=\"good\""] {
+            assert!(!text.contains(claim), "{path}: {claim}: {text}");
+        }
     }
     let mut seen = seen(vec![
         (Topic::Leases, Answer::Leases(Vec::new())),
@@ -113,8 +115,51 @@ fn silence_never_looks_like_none() {
     let document = Page::at("/leases", "").unwrap().render(&seen);
     assert!(document.part("silence").contains("No newer answer about the leases: no quorum: &lt;b&gt;."));
     assert!(document.part("silence").contains("Shown as of"));
-    assert!(document.part("verdict").contains("no answer") && document.part("verdict").contains("since"));
+    assert!(document.part("currency").contains("no answer") && document.part("currency").contains("since"));
     assert!(document.part("leases").contains("no leases"));
+}
+
+#[test]
+fn what_the_cluster_does_not_have_is_said_in_its_place() {
+    for asked in [
+        Page::Node("n9".to_owned()),
+        Page::Lease { namespace: "default".to_owned(), name: "gone".to_owned() },
+        Page::Gate("gone".to_owned()),
+        Page::Actor { node: String::new(), path: "node/gone".to_owned() },
+    ] {
+        let mut seen = seen(vec![(Topic::Status, Answer::Status(read(status(3, &[], false))))]);
+        let topic = asked.topics()[1].clone();
+        let refused = Sample { failure: Some("there is no such thing".to_owned()), refused: true, ..Sample::default() };
+        seen.samples.insert(topic, refused);
+        let text = page(&asked, &seen);
+        assert!(
+            text.contains("there is no such thing") && !text.contains("waiting for an answer about this"),
+            "{asked:?}: {text}"
+        );
+        assert!(!text.contains("No newer answer"), "{asked:?}: {text}");
+    }
+}
+
+#[test]
+fn old_answers_are_no_good_news_and_offer_no_action() {
+    let nodes: NodeListView =
+        read(json!({"revision": 1, "stale": false, "items": [node(NODES[0], "n1", "ready", "1.0.0")]}));
+    let answers = || {
+        vec![
+            (Topic::Status, Answer::Status(read(status(3, &[], false)))),
+            (Topic::Node("n1".to_owned()), Answer::Node(Box::new(nodes.items[0].clone()))),
+            (Topic::Nodes, Answer::nodes(nodes.clone())),
+        ]
+    };
+    for asked in [Page::Overview, Page::Nodes { filter: String::new() }, Page::Node("n1".to_owned())] {
+        let mut seen = seen(answers());
+        let text = page(&asked, &seen);
+        assert!(text.contains("class=\"good\""), "{asked:?}: {text}");
+        seen.samples.get_mut(&Topic::Status).unwrap().failure = Some("timed out".to_owned());
+        let text = page(&asked, &seen);
+        assert!(!text.contains("class=\"good\"") && !text.contains("data-action"), "{asked:?}: {text}");
+    }
+    assert!(page(&Page::Node("n1".to_owned()), &seen(answers())).contains("data-action"));
 }
 
 #[test]
@@ -153,7 +198,7 @@ fn hostile_names_labels_reasons_and_outputs_are_only_text() {
     ];
     let seen = seen(vec![
         (Topic::Status, Answer::Status(read(status(3, &[], false)))),
-        (Topic::Nodes, Answer::Nodes(nodes.clone())),
+        (Topic::Nodes, Answer::nodes(nodes.clone())),
         (Topic::Node(HOSTILE.to_owned()), Answer::Node(Box::new(nodes.items[0].clone()))),
         (Topic::Actors(HOSTILE.to_owned()), actors()),
         (Topic::Actor(HOSTILE.to_owned(), HOSTILE.to_owned()), actors()),
@@ -188,7 +233,7 @@ fn thousands_of_nodes_fit_a_page_with_those_in_trouble_first() {
         .map(|i| node(&format!("{i:025}"), &format!("n{i}"), if i == 9_876 { "down" } else { "ready" }, "1.0.0"))
         .collect();
     let nodes: NodeListView = read(json!({"revision": 1, "stale": false, "items": items}));
-    let seen = seen(vec![(Topic::Nodes, Answer::Nodes(nodes))]);
+    let seen = seen(vec![(Topic::Nodes, Answer::nodes(nodes))]);
     let document = Page::Nodes { filter: String::new() }.render(&seen);
     let table = document.part("nodes");
     assert!(table.find("n9876").unwrap() < table.find("node=n0\"").unwrap());
@@ -212,7 +257,7 @@ fn events_are_newest_first_without_own_leases() {
     ];
     let nodes: NodeListView =
         read(json!({"revision": 1, "stale": false, "items": [node(NODES[0], "n1", "ready", "1.0.0")]}));
-    let seen = seen(vec![(Topic::Events, Answer::Events(events.into())), (Topic::Nodes, Answer::Nodes(nodes))]);
+    let seen = seen(vec![(Topic::Events, Answer::Events(events.into())), (Topic::Nodes, Answer::nodes(nodes))]);
     let all = Page::Events { kind: String::new(), node: String::new() }.render(&seen).part("events");
     assert!(all.find("manager").unwrap() < all.find("joined").unwrap() && !all.contains("muster-members"), "{all}");
     assert!(all.contains("<a href=\"/nodes?node=n1\">n1</a>") && all.contains("node 00000000"), "{all}");

@@ -4,7 +4,7 @@ use muster_client::Target;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use super::{Dashboard, PLACES, Told, asset, assets, secret_of};
+use super::{Dashboard, LoginEvent, PLACES, asset, assets, secret_of};
 use crate::Settings;
 
 struct Server {
@@ -69,6 +69,12 @@ impl Server {
 
 /// Logs in; the headers with the two halves of the session.
 async fn halves(server: &Server) -> (String, String) {
+    let (cookie, tab, _) = session(server).await;
+    (cookie, tab)
+}
+
+/// The same, with the proof that the server gives.
+async fn session(server: &Server) -> (String, String, String) {
     let link = server.dashboard.link();
     let mut stream = TcpStream::connect(("127.0.0.1", server.port)).await.unwrap();
     let body = format!("{{\"link\":\"{}\"}}", secret_of(&link));
@@ -86,13 +92,15 @@ async fn halves(server: &Server) -> (String, String) {
     let cookie = cookie.split(';').next().unwrap();
     let (_, body) = answer.split_once("\r\n\r\n").unwrap();
     let tab: serde_json::Value = serde_json::from_str(body).unwrap();
-    (format!("Cookie: other=1; {cookie}\r\n"), format!("Muster-Tab: {}\r\n", tab["tab"].as_str().unwrap()))
+    let text = |key: &str| tab[key].as_str().unwrap().to_owned();
+    (format!("Cookie: other=1; {cookie}\r\n"), format!("Muster-Tab: {}\r\n", text("tab")), text("proof"))
 }
 
 #[tokio::test]
 async fn the_shell_and_assets_have_no_datum_and_strict_headers() {
     let server = serve().await;
     let script = format!("/assets/{}", assets().script);
+    let link = server.dashboard.link();
     for path in PLACES.iter().map(|(path, ..)| *path).chain([script.as_str()]) {
         let answer = server.get(path, "").await;
         assert_eq!(answer.status, 200, "{path}");
@@ -104,7 +112,7 @@ async fn the_shell_and_assets_have_no_datum_and_strict_headers() {
             assert!(answer.head.contains(header), "{path}: {}", answer.head);
         }
         assert!(!answer.head.contains("access-control") && !answer.head.contains("set-cookie"), "{}", answer.head);
-        assert!(!answer.body.contains(secret_of(&server.dashboard.link())));
+        assert!(!answer.body.contains(secret_of(&link)));
     }
     let shell = server.get("/", "").await.body;
     assert!(!shell.contains("<script>") && !shell.contains("style=") && !shell.contains("onclick="), "{shell}");
@@ -117,7 +125,7 @@ async fn the_shell_and_assets_have_no_datum_and_strict_headers() {
 #[tokio::test]
 async fn data_needs_both_halves_of_a_session() {
     let server = serve().await;
-    let (cookie, tab) = halves(&server).await;
+    let (cookie, tab, proof) = session(&server).await;
     let (other_cookie, other_tab) = halves(&server).await;
     for (headers, what) in [
         (String::new(), "nothing"),
@@ -137,11 +145,15 @@ async fn data_needs_both_halves_of_a_session() {
     let answer = server.raw(&request, "", "no daemon serves").await;
     assert_eq!(answer.status, 200, "{}", answer.body);
     assert!(answer.head.contains("content-type: text/event-stream"), "{}", answer.head);
-    assert!(
-        answer.body.contains("data: {") && answer.body.contains("no daemon serves /nonexistent"),
-        "{}",
-        answer.body
-    );
+    assert!(answer.body.contains("no daemon serves /nonexistent"), "{}", answer.body);
+    let first = answer.body.lines().find_map(|line| line.strip_prefix("data: ")).unwrap();
+    assert_eq!(serde_json::from_str::<serde_json::Value>(first).unwrap(), serde_json::json!({"proof": proof}));
+    // Another server on this host can plant a cookie of the same name, before or after ours.
+    let name = cookie.trim_end().rsplit_once("; ").unwrap().1.split('=').next().unwrap().to_owned();
+    for planted in [format!("Cookie: {name}=planted\r\n{cookie}"), format!("{cookie}Cookie: {name}=planted\r\n")] {
+        let request = format!("GET /stream HTTP/1.1\r\n{}{planted}{tab}", server.host());
+        assert_eq!(server.raw(&request, "", "proof").await.status, 200, "{planted}");
+    }
     assert_eq!(server.get("/stream/nothing", &format!("{cookie}{tab}")).await.status, 404);
 }
 
@@ -150,12 +162,12 @@ async fn link_used_twice_ends_the_session_and_is_told() {
     let mut server = serve().await;
     let link = server.dashboard.link();
     assert_eq!(server.log_in(&link).await.status, 200);
-    assert_eq!(server.dashboard.told().await, Told::LoggedIn);
+    assert_eq!(server.dashboard.login_event().await, LoginEvent::LoggedIn);
     assert!(server.dashboard.in_use());
     let second = server.log_in(&link).await;
     assert_eq!(second.status, 403);
     assert!(second.body.contains("used before"), "{}", second.body);
-    assert_eq!(server.dashboard.told().await, Told::LinkUsedTwice);
+    assert_eq!(server.dashboard.login_event().await, LoginEvent::LinkUsedTwice);
     assert!(!server.dashboard.in_use());
     for wrong in ["http://x/#", "http://x/#abc"] {
         assert_eq!(server.log_in(wrong).await.status, 403);
@@ -184,9 +196,9 @@ async fn logging_out_ends_all_sessions_and_open_pages() {
             all
         })
     };
-    assert_eq!(server.dashboard.told().await, Told::LoggedIn);
+    assert_eq!(server.dashboard.login_event().await, LoginEvent::LoggedIn);
     assert_eq!(server.post("/logout", &format!("{cookie}{tab}"), "").await.status, 204);
-    assert_eq!(server.dashboard.told().await, Told::LoggedOut);
+    assert_eq!(server.dashboard.login_event().await, LoginEvent::LoggedOut);
     let all = page.await.unwrap();
     assert!(all.starts_with("HTTP/1.1 200") || all.starts_with("HTTP/1.1 401"), "{all}");
     assert_eq!(server.get("/stream", &format!("{cookie}{tab}")).await.status, 401);
@@ -238,7 +250,8 @@ async fn open_pages_are_bounded() {
 
 #[tokio::test]
 async fn actions_need_the_flag_and_both_halves() {
-    let action = r#"{"dialog":"d","action":{"do":"promote","node":"n4"}}"#;
+    let id = muster_messages::RequestId::fresh(muster_kernel::Clock.wall(), rand::random());
+    let action = &format!(r#"{{"dialog":"{id}","action":{{"do":"promote","node":"n4"}}}}"#);
     let server = serve().await;
     let (cookie, tab) = halves(&server).await;
     assert_eq!(server.post("/actions", &format!("{cookie}{tab}"), action).await.status, 404, "there is no such route");
@@ -258,12 +271,37 @@ async fn actions_need_the_flag_and_both_halves() {
     let answer = server.post("/actions", &format!("{cookie}{tab}"), action).await;
     assert_eq!(answer.status, 409);
     assert!(
-        answer.body.contains("no daemon serves /nonexistent") && answer.body.contains("\"again\":true"),
+        answer.body.contains("no daemon serves /nonexistent") && answer.body.contains("\"retry\":true"),
         "{}",
         answer.body
     );
-    let other = action.replace("n4", "n5");
-    let answer = server.post("/actions", &format!("{cookie}{tab}"), &other).await;
-    assert!(answer.body.contains("another action"), "{}", answer.body);
     assert!(server.get("/", "").await.body.contains("actions are on"));
+}
+
+/// As another local user could.
+#[tokio::test]
+async fn silent_connections_keep_nobody_out() {
+    let server = serve().await;
+    let (cookie, tab) = halves(&server).await;
+    let mut stream = TcpStream::connect(("127.0.0.1", server.port)).await.unwrap();
+    let request = format!("GET /stream HTTP/1.1\r\n{}{cookie}{tab}\r\n", server.host());
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut start = [0; 15];
+    stream.read_exact(&mut start).await.unwrap();
+    let mut silent = Vec::new();
+    for number in 0..300 {
+        let mut stranger = TcpStream::connect(("127.0.0.1", server.port)).await.unwrap();
+        if number % 2 == 0 {
+            stranger.write_all(b"GET / HTTP/1.1\r\nHost: ").await.unwrap();
+        }
+        silent.push(stranger);
+    }
+    assert_eq!(server.get("/", "").await.status, 200);
+    // The page that was open before them still is: its signs of life go on.
+    let mut byte = [0];
+    for _ in 0..2_000 {
+        assert_eq!(stream.read(&mut byte).await.unwrap(), 1);
+    }
+    let mut oldest = silent.swap_remove(0);
+    assert!(matches!(oldest.read(&mut byte).await, Ok(0) | Err(_)), "the oldest were closed");
 }

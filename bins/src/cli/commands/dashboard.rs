@@ -4,7 +4,7 @@ use std::io::{BufRead, IsTerminal};
 use std::time::Duration;
 
 use muster_client::{Failure, Outcome};
-use muster_dashboard::{Dashboard, Redirect, Settings, Told};
+use muster_dashboard::{Dashboard, LoginEvent, Redirect, Settings};
 use muster_kernel::Clock;
 use serde_json::json;
 use tokio::sync::mpsc;
@@ -16,11 +16,11 @@ use crate::cli::signals::Interrupts;
 
 /// How long a link is good for, as [`Dashboard::link`] promises.
 const LINK_LIFETIME: Duration = Duration::from_secs(60);
-/// A browser that has not asked by then cannot read the redirect file: those in a sandbox cannot.
-const BROWSER_PATIENCE: Duration = Duration::from_secs(5);
+/// A browser that has not asked by then may be unable to read the redirect file, as those in a sandbox are: the link is printed, too.
+const BROWSER_START: Duration = Duration::from_secs(5);
 
-const LINK_USED_TWICE: &str = "a link was used twice, so the session that it opened has ended. If it was not you, another user of this \
-machine has read the link";
+const LINK_USED_TWICE: &str = "a link was used twice, so the session that it opened has ended. If you did not open it again yourself, \
+as from the browser's history, another user of this machine has read it";
 
 pub(super) async fn run(ctx: &Context, args: DashboardArgs) -> Outcome<u8> {
     let mut interrupts = Interrupts::listen()?;
@@ -36,30 +36,35 @@ pub(super) async fn run(ctx: &Context, args: DashboardArgs) -> Outcome<u8> {
     }
     // Without a terminal there is nobody to press Enter, and a background job that reads is stopped.
     let mut enter = std::io::stdin().is_terminal().then(entered);
-    let late = tokio::time::sleep(BROWSER_PATIENCE);
+    let mut shown = false;
+    let late = tokio::time::sleep(BROWSER_START);
     tokio::pin!(late);
     loop {
         tokio::select! {
-            served = &mut serve => return served.map(|()| 0),
+            () = &mut serve => return Ok(0),
             _signal = interrupts.next() => return Ok(0),
-            () = &mut late, if browser.is_some() => {
-                // The browser may have the link already: another one, for whoever reads this.
-                browser = None;
-                if !dashboard.in_use() {
-                    show(ctx, &dashboard.link(), args.actions);
+            () = &mut late, if browser.is_some() => match shown {
+                false => {
+                    shown = true;
+                    late.as_mut().reset(tokio::time::Instant::now() + LINK_LIFETIME - BROWSER_START);
+                    if !dashboard.in_use() {
+                        show(ctx, &link, args.actions);
+                    }
                 }
-            }
+                // The link has ended, and with it the file's use.
+                true => browser = None,
+            },
             line = async { enter.as_mut()?.recv().await }, if enter.is_some() => match line {
                 Some(()) => show(ctx, &dashboard.link(), args.actions),
                 None => enter = None,
             },
-            told = dashboard.told() => match told {
-                Told::LoggedIn => {
+            event = dashboard.login_event() => match event {
+                LoginEvent::LoggedIn => {
                     browser = None;
                     ctx.out.note("a browser logged in; press Enter for a link for another one");
                 }
-                Told::LinkUsedTwice => print_failure(&Failure::refused("link_used_twice", LINK_USED_TWICE), ctx.out.format),
-                Told::LoggedOut => ctx.out.note("logged out; press Enter for another link"),
+                LoginEvent::LinkUsedTwice => print_failure(&Failure::refused("link_used_twice", LINK_USED_TWICE), ctx.out.format),
+                LoginEvent::LoggedOut => ctx.out.note("logged out; press Enter for another link"),
             },
         }
     }
@@ -67,12 +72,12 @@ pub(super) async fn run(ctx: &Context, args: DashboardArgs) -> Outcome<u8> {
 
 /// Lines that are entered. A thread of its own waits for them: it ends with the process, whatever it waits for.
 fn entered() -> mpsc::Receiver<()> {
-    let (tell, told) = mpsc::channel(1);
+    let (sender, receiver) = mpsc::channel(1);
     std::thread::spawn(move || {
         let lines = std::io::stdin().lock().lines().map_while(Result::ok);
-        lines.map(|_line| tell.blocking_send(())).take_while(Result::is_ok).count()
+        lines.map(|_line| sender.blocking_send(())).take_while(Result::is_ok).count()
     });
-    told
+    receiver
 }
 
 /// Prints a link.
