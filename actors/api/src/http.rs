@@ -14,6 +14,7 @@ mod described;
 mod errors;
 mod events;
 mod head_limit;
+mod leases;
 mod paced;
 mod reconcilers;
 mod request_id;
@@ -151,6 +152,7 @@ pub(crate) fn routes() -> Router {
         .merge(actors::routes())
         .merge(credentials::routes())
         .merge(events::routes())
+        .merge(leases::routes())
         .merge(reconcilers::routes())
         .merge(autolock::routes())
         .merge(roots::routes())

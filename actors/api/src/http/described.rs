@@ -11,11 +11,12 @@ use serde_json::Value;
 
 /// The parts of the description: its head, its paths, and its schemas.
 const HEAD: &str = include_str!("../openapi/head.json");
-const PATHS: [&str; 8] = [
+const PATHS: [&str; 9] = [
     include_str!("../openapi/paths/actors.json"),
     include_str!("../openapi/paths/autolock.json"),
     include_str!("../openapi/paths/cluster.json"),
     include_str!("../openapi/paths/credentials.json"),
+    include_str!("../openapi/paths/leases.json"),
     include_str!("../openapi/paths/nodes.json"),
     include_str!("../openapi/paths/reconcilers.json"),
     include_str!("../openapi/paths/roots.json"),
