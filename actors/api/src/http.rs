@@ -12,6 +12,7 @@ mod credentials;
 pub mod definition;
 mod described;
 mod errors;
+mod event_stream;
 mod events;
 mod head_limit;
 mod leases;

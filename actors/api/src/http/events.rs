@@ -2,14 +2,14 @@
 
 use axum::Router;
 use axum::extract::{Extension, Query};
-use axum::http::StatusCode;
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 use axum::routing::get;
 use muster_messages::wire::{ApiCall, Request};
 use muster_messages::{ErrorBody, ErrorCode, EventsView, Revision};
 use serde::Deserialize;
 
-use super::{Peer, error_response, json_response};
+use super::{Peer, error_response, event_stream, json_response};
 use crate::kube;
 
 pub(super) fn routes() -> Router {
@@ -30,7 +30,10 @@ impl Since {
     }
 }
 
-async fn events(Extension(peer): Extension<Peer>, Query(q): Query<Since>) -> Response {
+async fn events(Extension(peer): Extension<Peer>, Query(q): Query<Since>, headers: HeaderMap) -> Response {
+    if event_stream::is_wanted(&headers) {
+        return event_stream::start(&peer, &headers, q.since).await;
+    }
     let share = match peer.service.long_answer(&peer.caller) {
         Ok(share) => share,
         Err(error) => return error_response(&error),
