@@ -68,3 +68,32 @@ fn rare_views_match_their_schemas() {
         &PlannedObjectView { op: "create".into(), kind, namespace, name, before: None, after: Some(side) },
     );
 }
+
+/// What a cluster without a program's members and gates does not answer.
+#[tokio::test]
+async fn answers_about_gates_and_members_match_their_schemas() {
+    let world = crate::tests::World::new();
+    let mut all = Checked(Schemas::of(description()));
+    for (method, path, target, body) in [
+        ("post", "/v1/members/{scope}/{member}/drain", "/v1/members/db/m1/drain", ""),
+        ("delete", "/v1/members/{scope}/{member}", "/v1/members/db/m1", ""),
+        ("get", "/v1/members", "/v1/members", ""),
+        ("get", "/v1/reconcilers", "/v1/reconcilers", ""),
+        ("get", "/v1/reconcilers/{name}", "/v1/reconcilers/schema", ""),
+        ("get", "/v1/reconcilers/{name}/plan", "/v1/reconcilers/schema/plan", ""),
+        ("get", "/v1/reconcilers/{name}/history", "/v1/reconcilers/schema/history", ""),
+        ("post", "/v1/reconcilers/{name}/retry", "/v1/reconcilers/schema/retry", ""),
+        ("post", "/v1/reconcilers/{name}/force-floor", "/v1/reconcilers/schema/force-floor", r#"{"release":"3.0.0"}"#),
+        ("post", "/v1/reconcilers/{name}/pause", "/v1/reconcilers/schema/pause", ""),
+    ] {
+        let (status, answer) = world.http(&Principal::Operator, &method.to_uppercase(), target, body).await;
+        assert_eq!(status, 200, "{target}: {answer}");
+        let operation = &all.0.described["paths"][path][method];
+        let schema = operation["responses"]["200"]["content"]["application/json"]["schema"].clone();
+        all.0.check(&schema, &answer).unwrap_or_else(|fault| panic!("{target}: {fault}"));
+    }
+    for met in ["MemberChanged", "Participant", "Reconciler", "ReconcilerStatus", "Plan", "GateHistory", "ForcedFloor"]
+    {
+        assert!(all.0.met.contains(met), "{met}");
+    }
+}
