@@ -2,6 +2,7 @@
 
 mod absence;
 mod actors;
+mod api;
 mod audit;
 mod autolock;
 mod autolock_kills;

@@ -5,12 +5,20 @@
 //!                     share and one body, however many streams HTTP/2 gives it.
 //!             HTTP-2  no request's body waits for another request's body.
 
+mod actors;
 mod autolock;
 mod bodies;
+mod credentials;
 pub mod definition;
+mod described;
+mod errors;
+mod event_stream;
+mod events;
 mod head_limit;
+mod leases;
 mod paced;
 mod reconcilers;
+mod request_id;
 mod roots;
 mod workloads;
 
@@ -20,28 +28,30 @@ use std::time::Duration;
 
 use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::{Path, Query};
-use axum::http::{HeaderMap, Method, StatusCode, Uri, header};
+use axum::http::{Method, StatusCode, Uri, header};
 use axum::middleware::{Next, from_fn};
 use axum::response::Response;
-use axum::routing::{delete, get, post};
+use axum::routing::{get, post};
 use axum::{Extension, Router};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use muster_audit::Origin;
-use muster_kernel::Clock;
-use muster_messages::wire::{ActorsAsk, ActorsOf, ApiCall, ListOf, Page, Refusal, Request};
-use muster_messages::{CrashHow, ErrorBody, ErrorCode, EventsView, Principal, RequestId, Revision, Role};
+use muster_messages::wire::{ApiCall, ListOf, Page, Refusal, Request};
+use muster_messages::{ErrorBody, ErrorCode, Principal, RequestId, Role};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tower_service::Service as _;
 
 use self::bodies::Bodies;
+pub(crate) use self::described::document as described_document;
+use self::errors::no_such_path;
+pub(crate) use self::errors::{error_response, json_response};
 use self::head_limit::{Heads, Limited};
 use self::paced::{Paced, Pause};
-use crate::core::{self, NO_IDENTITY};
+use crate::core::NO_IDENTITY;
 use crate::kube;
 use crate::metrics;
 use crate::service::{Service, refusal_error};
@@ -67,6 +77,8 @@ pub(crate) struct Peer {
     /// The address of a client that came over the network.
     pub(crate) source: Option<IpAddr>,
     pub(crate) origin: Arc<Origin>,
+    /// The id of the request that it travels with.
+    pub(crate) request: RequestId,
     bodies: Bodies,
     pause: Pause,
 }
@@ -128,29 +140,20 @@ pub(crate) fn routes() -> Router {
         .route("/v1/status", get(|p: Extension<Peer>, q: Query<Fresh>| ask(p, Request::Status { fresh: q.fresh })))
         .route("/v1/nodes", get(|p: Extension<Peer>, q: Query<Listing>| list(p, q, ListOf::Nodes)))
         .route("/v1/nodes/{node}", get(node_inspect).delete(node_remove).patch(node_update))
-        .route(
-            "/v1/nodes/{node}/promote",
-            post(|p: Extension<Peer>, n: Path<String>, h: HeaderMap| set_role(p, n, h, Role::Manager)),
-        )
-        .route(
-            "/v1/nodes/{node}/demote",
-            post(|p: Extension<Peer>, n: Path<String>, h: HeaderMap| set_role(p, n, h, Role::Worker)),
-        )
+        .route("/v1/nodes/{node}/promote", post(|p: Extension<Peer>, n: Path<String>| set_role(p, n, Role::Manager)))
+        .route("/v1/nodes/{node}/demote", post(|p: Extension<Peer>, n: Path<String>| set_role(p, n, Role::Worker)))
         .route("/v1/nodes/{node}/rename", post(node_rename))
         .route("/v1/nodes/{node}/may-stop", get(node_may_stop))
-        .route("/v1/tokens", get(|p: Extension<Peer>, q: Query<Listing>| list(p, q, ListOf::Tokens)).post(token_create))
-        .route("/v1/tokens/{id}", delete(token_revoke))
         .route("/v1/certificates", get(|p: Extension<Peer>, q: Query<Listing>| list(p, q, ListOf::Certificates)))
         .route("/v1/certificates/{node}/rotate", post(cert_rotate))
-        .route("/v1/users", get(|p: Extension<Peer>, q: Query<Listing>| list(p, q, ListOf::Users)))
-        .route("/v1/users/{name}", delete(user_revoke))
         .route("/v1/blocklist", get(|p: Extension<Peer>, q: Query<Listing>| list(p, q, ListOf::Blocklist)))
         .route("/v1/raft", get(|p: Extension<Peer>, q: Query<Fresh>| ask(p, Request::RaftStatus { fresh: q.fresh })))
         .route("/v1/raft/transfer-leader", post(transfer_leader))
-        .route("/v1/actors", get(actors))
-        .route("/v1/actors/{*path}", get(actor_inspect).post(actor_action))
-        .route("/v1/events", get(events))
         .route("/v1/backup", get(crate::backup::backup))
+        .merge(actors::routes())
+        .merge(credentials::routes())
+        .merge(events::routes())
+        .merge(leases::routes())
         .merge(reconcilers::routes())
         .merge(autolock::routes())
         .merge(roots::routes())
@@ -161,17 +164,26 @@ pub(crate) fn routes() -> Router {
 }
 
 /// Answers a request. A refusal costs time that others wait for, so a client that retries at once is read more slowly.
-async fn admit(Extension(peer): Extension<Peer>, request: axum::extract::Request, next: Next) -> Response {
+async fn admit(Extension(mut peer): Extension<Peer>, mut request: axum::extract::Request, next: Next) -> Response {
     let pause = peer.pause.clone();
-    let response = admitted(peer, request, next).await;
+    let ours = request.uri().path().starts_with("/v1/");
+    let given = if ours { request_id::given(request.headers()) } else { Ok(None) };
+    peer.request = given.as_ref().ok().copied().flatten().unwrap_or_else(request_id::fresh);
+    request.extensions_mut().insert(peer.clone());
+    let (id, head) = (peer.request, errors::Asked::of(&request));
+    let mut response = admitted(peer, request, given.err(), next).await;
     if response.status() == StatusCode::TOO_MANY_REQUESTS {
         pause.lengthen();
+    }
+    if ours {
+        response = errors::as_accepted(response, id, &head).await;
+        response.headers_mut().insert(request_id::HEADER, request_id::value(id));
     }
     response
 }
 
-/// Decides about a request before its body is read, then reads the body.
-async fn admitted(peer: Peer, request: axum::extract::Request, next: Next) -> Response {
+/// Decides about a request before its body is read, then reads the body. `bad_id`: what is wrong with its id.
+async fn admitted(peer: Peer, request: axum::extract::Request, bad_id: Option<ErrorBody>, next: Next) -> Response {
     if let Some(locked) = &peer.service.ports.locked
         && !matches!(request.uri().path(), "/livez" | "/v1/status" | "/v1/unlock")
     {
@@ -189,11 +201,21 @@ async fn admitted(peer: Peer, request: axum::extract::Request, next: Next) -> Re
         }
         return refused;
     }
+    let operation = described::operation(&request);
+    let unknown = || operation.and_then(|operation| operation.check_query(request.uri()).err());
+    if let Some(error) = bad_id.or_else(unknown) {
+        return error_response(&error);
+    }
     let (head, body) = request.into_parts();
     if body.is_end_stream() {
         return next.run(axum::extract::Request::from_parts(head, body)).await;
     }
-    match peer.body_within(peer.limit(&head.method, head.uri.path()), body).await {
+    let read = peer.body_within(peer.limit(&head.method, head.uri.path()), body).await;
+    let checked = read.and_then(|bytes| match operation {
+        Some(operation) => operation.check_body(&bytes).map(|()| bytes),
+        None => Ok(bytes),
+    });
+    match checked {
         Ok(bytes) => next.run(axum::extract::Request::from_parts(head, Body::from(bytes))).await,
         Err(error) => error_response(&error),
     }
@@ -219,6 +241,7 @@ struct Force {
     force: bool,
 }
 #[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Update {
     #[serde(default)]
     add: std::collections::BTreeMap<String, String>,
@@ -227,48 +250,17 @@ struct Update {
     generation: Option<u64>,
 }
 #[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct NewName {
     name: muster_messages::Name,
 }
 #[derive(Deserialize)]
-struct NewToken {
-    role: Role,
-    ttl_ms: Option<u64>,
-    uses: Option<u32>,
-}
-#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct TransferTarget {
     to: Option<String>,
 }
-#[derive(Deserialize)]
-struct Whose {
-    node: Option<String>,
-    #[serde(default)]
-    all: bool,
-}
-#[derive(Deserialize)]
-struct ActorActionQuery {
-    node: Option<String>,
-    action: String,
-    how: Option<String>,
-    times: Option<u32>,
-}
-#[derive(Deserialize)]
-struct Since {
-    #[serde(default)]
-    since: u64,
-    #[serde(default)]
-    watch: u8,
-}
-impl Since {
-    /// How long to wait for a change: less than a request may take.
-    fn wait_ms(&self) -> u64 {
-        if self.watch != 0 { 25_000 } else { 0 }
-    }
-}
-
 async fn ask(Extension(peer): Extension<Peer>, request: Request) -> Response {
-    answer(&peer, fresh(), request).await
+    answer(&peer, request).await
 }
 
 impl Peer {
@@ -279,6 +271,7 @@ impl Peer {
             refused,
             source: None,
             origin: Arc::default(),
+            request: RequestId(0),
             bodies: Bodies::default(),
             pause: Pause::default(),
         }
@@ -332,22 +325,11 @@ impl Peer {
     }
 }
 
-async fn answer(peer: &Peer, request_id: RequestId, request: Request) -> Response {
-    let call = ApiCall { id: 0, request_id, timeout_ms: 30_000, request };
+async fn answer(peer: &Peer, request: Request) -> Response {
+    let call = ApiCall { id: 0, request_id: peer.request, timeout_ms: 30_000, request };
     match peer.service.answer_from(&peer.origin, peer.caller.clone(), call).await {
         Ok(text) => json_response(StatusCode::OK, text),
         Err(error) => error_response(&error),
-    }
-}
-
-/// A path that lacks a node's name is invalid rather than unknown.
-fn no_such_path(path: &str) -> ErrorBody {
-    let nodes = ["/v1/nodes/", "/v1/certificates/"];
-    match nodes.iter().find_map(|before| path.strip_prefix(before)) {
-        Some(rest) if rest.is_empty() || rest.starts_with('/') => {
-            core::check_node_ref("").err().unwrap_or_else(|| ErrorBody::invalid("a node's name is missing"))
-        }
-        _ => ErrorBody::new(ErrorCode::NotFound, "no such path; /v1/openapi.json lists them"),
     }
 }
 
@@ -358,44 +340,15 @@ async fn list(Extension(peer): Extension<Peer>, Query(q): Query<Listing>, of: Li
     } else {
         of.whole(fresh)
     };
-    answer(&peer, RequestId(0), request).await
+    answer(&peer, request).await
 }
 
 /// An answer that grows with the cluster: one caller may leave only a bounded number unread.
 async fn long_answer(peer: &Peer, request: Request) -> Response {
     match peer.service.long_answer(&peer.caller) {
-        Ok(share) => answer(peer, RequestId(0), request).await.map(|body| kube::until_read(body, Some(share))),
+        Ok(share) => answer(peer, request).await.map(|body| kube::until_read(body, Some(share))),
         Err(error) => error_response(&error),
     }
-}
-
-/// A retry with the same `Muster-Request-Id` is the same request.
-fn request_id(headers: &HeaderMap) -> RequestId {
-    let given =
-        headers.get("muster-request-id").and_then(|v| v.to_str().ok()).and_then(|v| u128::from_str_radix(v, 16).ok());
-    given.map_or_else(fresh, RequestId)
-}
-
-fn fresh() -> RequestId {
-    RequestId::fresh(Clock.wall(), rand::random())
-}
-
-pub(crate) fn json_response(status: StatusCode, text: String) -> Response {
-    let mut response = Response::new(Body::from(text));
-    *response.status_mut() = status;
-    response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static("application/json"));
-    response
-}
-
-pub(crate) fn error_response(error: &ErrorBody) -> Response {
-    let status = StatusCode::from_u16(error.code.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    let mut response = json_response(status, error.to_json().to_string());
-    let retry = error.retry_after_ms.or(matches!(status.as_u16(), 429 | 503).then_some(1000));
-    if let Some(ms) = retry {
-        // Whole seconds, at least one (RFC 9110, section 10.2.3).
-        response.headers_mut().insert(header::RETRY_AFTER, header::HeaderValue::from(ms.div_ceil(1000).max(1)));
-    }
-    response
 }
 
 fn body<T: DeserializeOwned>(bytes: &Bytes) -> Result<T, Box<Response>> {
@@ -405,159 +358,44 @@ fn body<T: DeserializeOwned>(bytes: &Bytes) -> Result<T, Box<Response>> {
 }
 
 async fn node_inspect(Extension(peer): Extension<Peer>, Path(node): Path<String>, q: Query<Fresh>) -> Response {
-    answer(&peer, RequestId(0), Request::NodeInspect { node, fresh: q.fresh }).await
+    answer(&peer, Request::NodeInspect { node, fresh: q.fresh }).await
 }
 async fn node_may_stop(Extension(peer): Extension<Peer>, Path(node): Path<String>) -> Response {
-    answer(&peer, RequestId(0), Request::NodeMayStop { node }).await
+    answer(&peer, Request::NodeMayStop { node }).await
 }
-async fn node_remove(
-    Extension(peer): Extension<Peer>,
-    Path(node): Path<String>,
-    q: Query<Force>,
-    headers: HeaderMap,
-) -> Response {
-    answer(&peer, request_id(&headers), Request::NodeRemove { node, force: q.force }).await
+async fn node_remove(Extension(peer): Extension<Peer>, Path(node): Path<String>, q: Query<Force>) -> Response {
+    answer(&peer, Request::NodeRemove { node, force: q.force }).await
 }
-async fn node_update(
-    Extension(peer): Extension<Peer>,
-    Path(node): Path<String>,
-    headers: HeaderMap,
-    bytes: Bytes,
-) -> Response {
+async fn node_update(Extension(peer): Extension<Peer>, Path(node): Path<String>, bytes: Bytes) -> Response {
     match body::<Update>(&bytes) {
         Ok(u) => {
             let generation = u.generation.map(muster_messages::Generation);
-            answer(&peer, request_id(&headers), Request::NodeUpdate { node, add: u.add, remove: u.remove, generation })
-                .await
+            answer(&peer, Request::NodeUpdate { node, add: u.add, remove: u.remove, generation }).await
         }
         Err(response) => *response,
     }
 }
-async fn node_rename(
-    Extension(peer): Extension<Peer>,
-    Path(node): Path<String>,
-    headers: HeaderMap,
-    bytes: Bytes,
-) -> Response {
+async fn node_rename(Extension(peer): Extension<Peer>, Path(node): Path<String>, bytes: Bytes) -> Response {
     match body::<NewName>(&bytes) {
-        Ok(NewName { name }) => answer(&peer, request_id(&headers), Request::NodeRename { node, name }).await,
+        Ok(NewName { name }) => answer(&peer, Request::NodeRename { node, name }).await,
         Err(response) => *response,
     }
 }
-async fn set_role(
-    Extension(peer): Extension<Peer>,
-    Path(node): Path<String>,
-    headers: HeaderMap,
-    role: Role,
-) -> Response {
-    answer(&peer, request_id(&headers), Request::SetRole { node, role }).await
+async fn set_role(Extension(peer): Extension<Peer>, Path(node): Path<String>, role: Role) -> Response {
+    answer(&peer, Request::SetRole { node, role }).await
 }
-async fn token_create(Extension(peer): Extension<Peer>, headers: HeaderMap, bytes: Bytes) -> Response {
-    match body::<NewToken>(&bytes) {
-        Ok(t) => {
-            answer(&peer, request_id(&headers), Request::TokenCreate { role: t.role, ttl_ms: t.ttl_ms, uses: t.uses })
-                .await
-        }
-        Err(response) => *response,
-    }
+async fn cert_rotate(Extension(peer): Extension<Peer>, Path(node): Path<String>) -> Response {
+    answer(&peer, Request::CertRotate { node }).await
 }
-async fn token_revoke(Extension(peer): Extension<Peer>, Path(id): Path<String>, headers: HeaderMap) -> Response {
-    answer(&peer, request_id(&headers), Request::TokenRevoke { id }).await
-}
-async fn cert_rotate(Extension(peer): Extension<Peer>, Path(node): Path<String>, headers: HeaderMap) -> Response {
-    answer(&peer, request_id(&headers), Request::CertRotate { node }).await
-}
-async fn user_revoke(Extension(peer): Extension<Peer>, Path(name): Path<String>, headers: HeaderMap) -> Response {
-    match name.parse() {
-        Ok(name) => answer(&peer, request_id(&headers), Request::UserRevoke { name }).await,
-        Err(bad) => error_response(&ErrorBody::invalid(muster_messages::BadId::to_string(&bad))),
-    }
-}
-async fn transfer_leader(Extension(peer): Extension<Peer>, headers: HeaderMap, bytes: Bytes) -> Response {
+async fn transfer_leader(Extension(peer): Extension<Peer>, bytes: Bytes) -> Response {
     match body::<TransferTarget>(&bytes) {
-        Ok(transfer_target) => {
-            answer(&peer, request_id(&headers), Request::TransferLeader { to: transfer_target.to }).await
-        }
+        Ok(transfer_target) => answer(&peer, Request::TransferLeader { to: transfer_target.to }).await,
         Err(response) => *response,
     }
 }
-fn whose(node: Option<String>, all: bool) -> ActorsOf {
-    match node {
-        _ if all => ActorsOf::All,
-        None => ActorsOf::Here,
-        Some(node) if node == "leader" => ActorsOf::Leader,
-        Some(node) => ActorsOf::Node(node),
-    }
-}
-async fn actors(Extension(peer): Extension<Peer>, Query(q): Query<Whose>) -> Response {
-    answer(&peer, RequestId(0), Request::Actors { node: whose(q.node, q.all), ask: ActorsAsk::Tree }).await
-}
-async fn actor_inspect(Extension(peer): Extension<Peer>, Path(path): Path<String>, Query(q): Query<Whose>) -> Response {
-    answer(&peer, RequestId(0), Request::Actors { node: whose(q.node, q.all), ask: ActorsAsk::Inspect { path } }).await
-}
-fn crash_how(word: &str, times: Option<u32>) -> Result<CrashHow, ErrorBody> {
-    Ok(match word {
-        "panic" => CrashHow::Panic,
-        "error" => CrashHow::Error,
-        "kill" => CrashHow::Kill,
-        "hang" => CrashHow::Hang,
-        "start" => CrashHow::Start { times: times.unwrap_or(CrashHow::STARTS) },
-        other => {
-            return Err(ErrorBody::invalid(format!("how={other}: must be panic, error, kill, hang or start")));
-        }
-    })
-}
-async fn actor_action(
-    Extension(peer): Extension<Peer>,
-    Path(path): Path<String>,
-    Query(q): Query<ActorActionQuery>,
-) -> Response {
-    let ask = match (q.action.as_str(), q.how.as_deref()) {
-        ("restart", _) => ActorsAsk::Restart { path },
-        ("crash", how) => match crash_how(how.unwrap_or("panic"), q.times) {
-            Ok(how) => ActorsAsk::Crash { path, how },
-            Err(body) => return error_response(&body),
-        },
-        (other, _) => {
-            let text = format!("action={other}: must be restart or crash");
-            return error_response(&ErrorBody::invalid(text));
-        }
-    };
-    answer(&peer, RequestId(0), Request::Actors { node: whose(q.node, false), ask }).await
-}
-async fn events(Extension(peer): Extension<Peer>, Query(q): Query<Since>) -> Response {
-    let share = match peer.service.long_answer(&peer.caller) {
-        Ok(share) => share,
-        Err(error) => return error_response(&error),
-    };
-    match all_events(&peer, q.since, q.wait_ms()).await {
-        Ok(text) => json_response(StatusCode::OK, text).map(|body| kube::until_read(body, Some(share))),
-        Err(error) => error_response(&error),
-    }
-}
-
-/// Every page as one document: HTTP clients have no frame limit.
-async fn all_events(peer: &Peer, since: u64, wait_ms: u64) -> Result<String, ErrorBody> {
-    // As values: the answer may be that of a newer manager.
-    let mut whole: Option<EventsView<serde_json::Value>> = None;
-    let (mut since, mut wait_ms) = (since, wait_ms);
-    loop {
-        let request = Request::Events { since: Revision(since), wait_ms };
-        let call = ApiCall { id: 0, request_id: RequestId(0), timeout_ms: 30_000, request };
-        let page = peer.service.answer_from(&peer.origin, peer.caller.clone(), call).await?;
-        let page = serde_json::from_str(&page).map_err(|e| ErrorBody::new(ErrorCode::Internal, e.to_string()))?;
-        let (document, next) = EventsView::joined(whole, page);
-        match next {
-            Some(Revision(next)) if next > since => (since, wait_ms) = (next, 0),
-            _ => return crate::reads::to_text(&document),
-        }
-        whole = Some(document);
-    }
-}
-
 /// The description of `/v1`, kept in sync with the routes above.
 async fn openapi() -> Response {
-    json_response(StatusCode::OK, include_str!("openapi.json").to_owned())
+    json_response(StatusCode::OK, described_document().to_owned())
 }
 
 #[cfg(test)]
@@ -566,5 +404,7 @@ mod bodies_tests;
 mod idle_tests;
 #[cfg(test)]
 mod node_refs_tests;
+#[cfg(test)]
+mod schemas_tests;
 #[cfg(test)]
 mod streams_tests;

@@ -14,9 +14,10 @@ use muster_messages::{
 };
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::Instant;
+use tracing::{Instrument, Level, Span};
 
 use crate::actors::ActorRequests;
-use crate::core::{Kind, authorize, kind_of, on_behalf};
+use crate::core::{Kind, audited, authorize, kind_of, on_behalf};
 use crate::kube::refused_tokens::RefusedTokens;
 use crate::leases::LeaseRequests;
 use crate::log_quota::LogQuota;
@@ -173,8 +174,13 @@ impl Service {
         let socket = || origin.forwarder.unwrap_or_else(|| self.facts().id);
         let request = on_behalf::placed(call.request, &caller, socket);
         let asked = Asked { caller, request_id, deadline, request, applied };
-        let work = self.until_runtime_stops(&asked, origin.forwarder.is_some());
-        let result = self.with_audit_line(origin, &asked, work).await;
+        let work = async {
+            let work = self.until_runtime_stops(&asked, origin.forwarder.is_some());
+            let result = self.with_audit_line(origin, &asked, work).await;
+            log_answer(origin, &asked, &result);
+            result
+        };
+        let result = work.instrument(span_of(request_id)).await;
         let counter = if result.is_ok() { &self.counters.answered } else { &self.counters.refused };
         counter.fetch_add(1, Ordering::Relaxed);
         result
@@ -443,6 +449,25 @@ pub(crate) fn missing_managers(manager: &ManagerPorts) -> MissingManagers {
     };
     let names = ids.iter().map(name).collect();
     MissingManagers { ids, names }
+}
+
+/// What is logged about a request carries its id, on the node that accepts it and on the leader that carries it out.
+fn span_of(id: RequestId) -> Span {
+    match id {
+        RequestId(0) => Span::none(),
+        id => tracing::info_span!("api", request = %id),
+    }
+}
+
+/// Only names and outcomes: neither the content of a request nor its answer, which may be secrets.
+fn log_answer(origin: &Origin, asked: &Asked, result: &Result<String, ErrorBody>) {
+    if asked.request_id == RequestId(0) || !tracing::enabled!(Level::DEBUG) {
+        return;
+    }
+    let verb = audited(&asked.request, None).verb;
+    let code = result.as_ref().err().map(|error| error.code);
+    let forwarder = origin.forwarder.map(tracing::field::display);
+    tracing::debug!(%verb, by = %asked.caller, forwarder, code = code.map(tracing::field::debug), "API request answered");
 }
 
 /// Whether the request may wait for changes: then it takes long and is not work.

@@ -21,7 +21,7 @@ use crate::{ApiLimits, ApiPorts, LeaderPorts, ManagerPorts, NodeFacts};
 
 /// The description of `/v1`.
 pub fn description() -> Value {
-    serde_json::from_str(include_str!("openapi.json")).unwrap()
+    serde_json::from_str(crate::http::described_document()).unwrap()
 }
 
 pub fn unreachable_actor<P: Send + 'static>() -> Recipient<P> {

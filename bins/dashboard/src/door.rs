@@ -87,7 +87,7 @@ pub fn cookies<'a>(headers: &'a HeaderMap, prefix: &'a str) -> impl Iterator<Ite
 mod tests {
     use super::*;
 
-    fn status(method: &Method, path: &str, headers: &[(&str, &str)]) -> u16 {
+    fn status_of(method: &Method, path: &str, headers: &[(&str, &str)]) -> u16 {
         let hosts = Hosts(["127.0.0.1:7000".to_owned(), "localhost:7000".to_owned()].into());
         let mut map = HeaderMap::new();
         for (name, value) in headers {
@@ -111,10 +111,10 @@ mod tests {
             ("x.localhost:7000", 421),
             ("", 421),
         ] {
-            assert_eq!(status(&Method::GET, "/", &[("host", host)]), status, "{host}");
+            assert_eq!(status_of(&Method::GET, "/", &[("host", host)]), status, "{host}");
         }
-        assert_eq!(status(&Method::GET, "/", &[]), 421);
-        assert_eq!(status(&Method::GET, "/", &[OURS, OURS]), 421, "which of them counts is not for us to choose");
+        assert_eq!(status_of(&Method::GET, "/", &[]), 421);
+        assert_eq!(status_of(&Method::GET, "/", &[OURS, OURS]), 421, "which of them counts is not for us to choose");
     }
 
     #[test]
@@ -123,13 +123,13 @@ mod tests {
             ["http://evil.example", "http://localhost:7000", "https://127.0.0.1:7000", "null", "http://127.0.0.1:7000/"]
         {
             for (method, path) in [(Method::GET, "/"), (Method::GET, "/stream"), (Method::POST, "/login")] {
-                assert_eq!(status(&method, path, &[OURS, ("origin", origin)]), 403, "{method} {path} {origin}");
+                assert_eq!(status_of(&method, path, &[OURS, ("origin", origin)]), 403, "{method} {path} {origin}");
             }
         }
         let ours = ("origin", "http://127.0.0.1:7000");
-        assert_eq!(status(&Method::POST, "/login", &[OURS, ours]), 200);
-        assert_eq!(status(&Method::POST, "/login", &[OURS, ours, ours]), 403);
-        assert_eq!(status(&Method::POST, "/login", &[OURS]), 403, "a write shows where it comes from");
+        assert_eq!(status_of(&Method::POST, "/login", &[OURS, ours]), 200);
+        assert_eq!(status_of(&Method::POST, "/login", &[OURS, ours, ours]), 403);
+        assert_eq!(status_of(&Method::POST, "/login", &[OURS]), 403, "a write shows where it comes from");
     }
 
     #[test]
@@ -138,9 +138,9 @@ mod tests {
             [("same-origin", 200, 200), ("none", 200, 403), ("cross-site", 200, 403), ("same-site", 200, 403)]
         {
             let site = ("sec-fetch-site", site);
-            assert_eq!(status(&Method::GET, "/nodes", &[OURS, site]), page);
+            assert_eq!(status_of(&Method::GET, "/nodes", &[OURS, site]), page);
             for path in ["/stream", "/assets/x.js", "/login", "/nothing"] {
-                assert_eq!(status(&Method::GET, path, &[OURS, site]), data, "{path}");
+                assert_eq!(status_of(&Method::GET, path, &[OURS, site]), data, "{path}");
             }
         }
     }
@@ -148,7 +148,7 @@ mod tests {
     #[test]
     fn preflights_and_other_methods_are_refused() {
         for method in [Method::OPTIONS, Method::PUT, Method::DELETE, Method::TRACE, Method::CONNECT] {
-            assert_eq!(status(&method, "/", &[OURS]), 405, "{method}");
+            assert_eq!(status_of(&method, "/", &[OURS]), 405, "{method}");
         }
     }
 

@@ -5,6 +5,7 @@
 //! - [`ActorHarness`]: a real root supervisor for one test. At its end every unnoticed error fails the test: an actor
 //!   or task that outlived it, an ERROR in the log, an unexpected panic.
 //! - [`company`]: certificate authorities above a cluster.
+//! - [`Schemas`]: whether an answer is as the description of the HTTP API says.
 //! - [`history`]: decides whether what clients saw of registers is linearizable. For scenarios with
 //!   several processes, real or simulated.
 //!
@@ -37,6 +38,7 @@ mod journal;
 mod observed;
 mod points;
 mod probe;
+mod schema;
 
 use std::time::Duration;
 
@@ -44,6 +46,7 @@ pub use harness::{ActorHarness, eventually, eventually_some, insisting, insistin
 pub use host::{Host, Idle, Never};
 pub use points::{at_every_point, at_every_point_twice};
 pub use probe::{Probe, answered};
+pub use schema::Schemas;
 
 /// How long the kit waits for a condition: longer than a machine with ten other jobs needs. Only a failing
 /// test waits this long, and in virtual time not even that.

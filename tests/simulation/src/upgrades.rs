@@ -27,8 +27,9 @@ pub const LEVEL_2: &str = "LEVEL-2";
 pub const LEVEL_3: &str = "LEVEL-3";
 pub const LEVEL_4: &str = "LEVEL-4";
 
-/// The older of the two builds.
-const OLD_BUILD: u32 = FEATURE_LEVEL - 1;
+/// The older of the two builds is one of these: the last one, or the last one before certificates were recorded, whose encoding differs
+/// most.
+const OLD_BUILDS: [u32; 2] = [FEATURE_LEVEL - 1, IDENTITY_LEVEL - 1];
 
 const SECOND: u64 = 1_000_000;
 const UPGRADES_BEGIN: Moment = Moment(3 * SECOND);
@@ -47,6 +48,7 @@ const NEWER_SNAPSHOT: u8 = 200;
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Levels {
     raised: u32,
+    old_build: u32,
 }
 
 /// The feature level from which on every build can decode the command.
@@ -99,7 +101,9 @@ pub(crate) fn required_level(command: &Command) -> u32 {
 
 /// Managers are upgraded one by one. `Err`: an invariant is violated.
 pub fn simulate(sim: &mut Simulation) -> Result<(), Failure> {
-    sim.world.settings.raft.feature_level = OLD_BUILD;
+    let old_build = OLD_BUILDS[sim.world.rng.below(2) as usize];
+    sim.world.levels.old_build = old_build;
+    sim.world.settings.raft.feature_level = old_build;
     // The shipped bounds: level 2 forgets outcomes in the order of their requests, whatever their age.
     sim.world.settings.raft.limits = Limits::DEFAULT;
     sim.world.found();
@@ -156,7 +160,7 @@ impl Levels {
         let idx = world.rng.below(world.machines.len());
         // Before the raise nearly all restarts lead to it; after it the older build is what is to be refused.
         let newer = if world.levels.raised < FEATURE_LEVEL { 930 } else { 500 };
-        let build = if world.rng.chance(newer) { FEATURE_LEVEL } else { OLD_BUILD };
+        let build = if world.rng.chance(newer) { FEATURE_LEVEL } else { world.levels.old_build };
         if world.machines[idx].build != build {
             world.totals.count(match build {
                 FEATURE_LEVEL => "fault: manager restarted with the newer build",
@@ -182,7 +186,7 @@ impl Levels {
         let chosen = world.rng.pick(&others).filter(|_| world.faults_active && world.rng.chance(200));
         if let Some(idx) = chosen {
             world.totals.count("fault: manager restarted with the older build while a gate is restricted");
-            Self::restart_as(world, idx, OLD_BUILD);
+            Self::restart_as(world, idx, world.levels.old_build);
         }
     }
 

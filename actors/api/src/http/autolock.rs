@@ -3,14 +3,13 @@
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::{Extension, Query};
-use axum::http::HeaderMap;
 use axum::response::Response;
 use axum::routing::{get, post};
 use muster_messages::wire::Request;
 use muster_messages::{Revision, Secret};
 use serde::Deserialize;
 
-use super::{Peer, answer, ask, body, request_id};
+use super::{Peer, answer, ask, body};
 
 #[derive(Deserialize)]
 struct Version {
@@ -30,9 +29,9 @@ pub(super) fn routes() -> Router {
     Router::new()
         .route("/v1/autolock", get(|p: Extension<Peer>| ask(p, Request::AutolockStatus)))
         .route("/v1/autolock/key", get(key))
-        .route("/v1/autolock/on", post(|p, headers| change(p, headers, Request::AutolockOn)))
-        .route("/v1/autolock/off", post(|p, headers| change(p, headers, Request::AutolockOff)))
-        .route("/v1/autolock/rotate", post(|p, headers| change(p, headers, Request::AutolockRotate)))
+        .route("/v1/autolock/on", post(|p| change(p, Request::AutolockOn)))
+        .route("/v1/autolock/off", post(|p| change(p, Request::AutolockOff)))
+        .route("/v1/autolock/rotate", post(|p| change(p, Request::AutolockRotate)))
         .route("/v1/unlock", post(unlock))
 }
 
@@ -40,13 +39,13 @@ async fn key(peer: Extension<Peer>, Query(Version { version }): Query<Version>) 
     ask(peer, Request::AutolockKey { version }).await
 }
 
-async fn change(Extension(peer): Extension<Peer>, headers: HeaderMap, request: Request) -> Response {
-    answer(&peer, request_id(&headers), request).await
+async fn change(Extension(peer): Extension<Peer>, request: Request) -> Response {
+    answer(&peer, request).await
 }
 
-async fn unlock(Extension(peer): Extension<Peer>, headers: HeaderMap, bytes: Bytes) -> Response {
+async fn unlock(Extension(peer): Extension<Peer>, bytes: Bytes) -> Response {
     match body::<Unlock>(&bytes) {
-        Ok(Unlock { key, version }) => answer(&peer, request_id(&headers), Request::Unlock { key, version }).await,
+        Ok(Unlock { key, version }) => answer(&peer, Request::Unlock { key, version }).await,
         Err(response) => *response,
     }
 }

@@ -8,17 +8,18 @@ use std::collections::BTreeMap;
 
 use axum::body::Bytes;
 use axum::extract::{Path, Query};
-use axum::http::{HeaderMap, Method};
+use axum::http::Method;
 use axum::response::Response;
 use axum::routing::{MethodRouter, delete, get, post};
 use axum::{Extension, Router};
 use muster_messages::wire::{ReconcilerRequest, Request};
-use muster_messages::{Definition, ErrorBody, ManagedKey, RequestId, Revision, Triple};
+use muster_messages::{Definition, ErrorBody, ManagedKey, Revision, Triple};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::definition::Document;
-use super::{Peer, Since, answer, body, error_response, long_answer, request_id};
+use super::events::Since;
+use super::{Peer, answer, body, error_response, long_answer};
 
 pub(super) fn routes() -> Router {
     use ReconcilerRequest as R;
@@ -96,14 +97,14 @@ struct Written {
 }
 
 async fn read(Extension(peer): Extension<Peer>, request: ReconcilerRequest) -> Response {
-    answer(&peer, RequestId(0), Request::Reconciler(request)).await
+    answer(&peer, Request::Reconciler(request)).await
 }
 /// A read whose answer grows with the cluster.
 async fn list(Extension(peer): Extension<Peer>, request: ReconcilerRequest) -> Response {
     long_answer(&peer, Request::Reconciler(request)).await
 }
-async fn write(Extension(peer): Extension<Peer>, headers: &HeaderMap, request: ReconcilerRequest) -> Response {
-    answer(&peer, request_id(headers), Request::Reconciler(request)).await
+async fn write(Extension(peer): Extension<Peer>, request: ReconcilerRequest) -> Response {
+    answer(&peer, Request::Reconciler(request)).await
 }
 fn invalid(text: String) -> Response {
     error_response(&ErrorBody::invalid(text))
@@ -117,17 +118,15 @@ fn release(query: OfRelease) -> Result<Option<Triple>, Box<Response>> {
 
 /// An operator's request about a name, or about its definition of one release.
 fn operator_request(what: fn(String, Option<Triple>) -> ReconcilerRequest) -> MethodRouter {
-    post(
-        move |peer: Extension<Peer>, Path(name): Path<String>, Query(q): Query<OfRelease>, headers: HeaderMap| async move {
-            match release(q) {
-                Ok(release) => write(peer, &headers, what(name, release)).await,
-                Err(response) => *response,
-            }
-        },
-    )
+    post(move |peer: Extension<Peer>, Path(name): Path<String>, Query(q): Query<OfRelease>| async move {
+        match release(q) {
+            Ok(release) => write(peer, what(name, release)).await,
+            Err(response) => *response,
+        }
+    })
 }
 
-async fn apply(peer: Extension<Peer>, Query(q): Query<Replace>, headers: HeaderMap, bytes: Bytes) -> Response {
+async fn apply(peer: Extension<Peer>, Query(q): Query<Replace>, bytes: Bytes) -> Response {
     // Not left to serde, whose messages would not say what is wrong.
     let several = bytes.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'[');
     let documents = if several { body::<Vec<Document>>(&bytes) } else { body::<Document>(&bytes).map(|one| vec![one]) };
@@ -136,7 +135,7 @@ async fn apply(peer: Extension<Peer>, Query(q): Query<Replace>, headers: HeaderM
         Err(response) => return *response,
     };
     match documents.into_iter().map(Definition::try_from).collect() {
-        Ok(definitions) => write(peer, &headers, ReconcilerRequest::Apply { definitions, replace: q.replace }).await,
+        Ok(definitions) => write(peer, ReconcilerRequest::Apply { definitions, replace: q.replace }).await,
         Err(why) => invalid(why),
     }
 }
@@ -156,43 +155,38 @@ async fn history(peer: Extension<Peer>, Path(name): Path<String>) -> Response {
     read(peer, ReconcilerRequest::History { name }).await
 }
 
-async fn repair(peer: Extension<Peer>, Path(name): Path<String>, headers: HeaderMap, bytes: Bytes) -> Response {
+async fn repair(peer: Extension<Peer>, Path(name): Path<String>, bytes: Bytes) -> Response {
     match body::<FromHistory>(&bytes) {
-        Ok(given) => write(peer, &headers, ReconcilerRequest::Repair { name, epoch: given.from_history }).await,
+        Ok(given) => write(peer, ReconcilerRequest::Repair { name, epoch: given.from_history }).await,
         Err(response) => *response,
     }
 }
 
-async fn force_floor(peer: Extension<Peer>, Path(name): Path<String>, headers: HeaderMap, bytes: Bytes) -> Response {
+async fn force_floor(peer: Extension<Peer>, Path(name): Path<String>, bytes: Bytes) -> Response {
     match body::<Floor>(&bytes) {
         Ok(Floor { release: floor, yes_i_know }) => {
             let request = ReconcilerRequest::ForceFloor { name, floor, dry_run: !yes_i_know };
-            write(peer, &headers, request).await
+            write(peer, request).await
         }
         Err(response) => *response,
     }
 }
 
-async fn forget(
-    peer: Extension<Peer>,
-    Path(name): Path<String>,
-    Query(q): Query<Whole>,
-    headers: HeaderMap,
-) -> Response {
+async fn forget(peer: Extension<Peer>, Path(name): Path<String>, Query(q): Query<Whole>) -> Response {
     let request = if q.gate { ReconcilerRequest::DeleteGate { name } } else { ReconcilerRequest::Delete { name } };
-    write(peer, &headers, request).await
+    write(peer, request).await
 }
 
 async fn members(peer: Extension<Peer>, Query(q): Query<OfScope>) -> Response {
     list(peer, ReconcilerRequest::MemberList { scope: q.scope }).await
 }
-async fn drain_member(peer: Extension<Peer>, Path(path): Path<(String, String)>, headers: HeaderMap) -> Response {
+async fn drain_member(peer: Extension<Peer>, Path(path): Path<(String, String)>) -> Response {
     let (scope, member) = path;
-    write(peer, &headers, ReconcilerRequest::MemberDrain { scope, member }).await
+    write(peer, ReconcilerRequest::MemberDrain { scope, member }).await
 }
-async fn forget_member(peer: Extension<Peer>, Path(path): Path<(String, String)>, headers: HeaderMap) -> Response {
+async fn forget_member(peer: Extension<Peer>, Path(path): Path<(String, String)>) -> Response {
     let (scope, member) = path;
-    write(peer, &headers, ReconcilerRequest::MemberForget { scope, member }).await
+    write(peer, ReconcilerRequest::MemberForget { scope, member }).await
 }
 
 async fn objects(peer: Extension<Peer>, Query(q): Query<Which>) -> Response {
@@ -207,17 +201,17 @@ type ObjectPath = Path<(String, String, String)>;
 async fn object(peer: Extension<Peer>, Path(path): ObjectPath) -> Response {
     read(peer, ReconcilerRequest::ObjectGet { key: key(path) }).await
 }
-async fn put_object(peer: Extension<Peer>, Path(path): ObjectPath, headers: HeaderMap, bytes: Bytes) -> Response {
+async fn put_object(peer: Extension<Peer>, Path(path): ObjectPath, bytes: Bytes) -> Response {
     match body::<Written>(&bytes) {
         Ok(Written { labels, body }) => {
             let body = Value::Object(body).to_string();
-            write(peer, &headers, ReconcilerRequest::ObjectPut { key: key(path), labels, body }).await
+            write(peer, ReconcilerRequest::ObjectPut { key: key(path), labels, body }).await
         }
         Err(response) => *response,
     }
 }
-async fn delete_object(peer: Extension<Peer>, Path(path): ObjectPath, headers: HeaderMap) -> Response {
-    write(peer, &headers, ReconcilerRequest::ObjectDelete { key: key(path) }).await
+async fn delete_object(peer: Extension<Peer>, Path(path): ObjectPath) -> Response {
+    write(peer, ReconcilerRequest::ObjectDelete { key: key(path) }).await
 }
 
 #[cfg(test)]

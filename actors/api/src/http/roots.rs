@@ -3,14 +3,13 @@
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::{Extension, Path, Query};
-use axum::http::HeaderMap;
 use axum::response::Response;
 use axum::routing::{get, post};
 use muster_messages::wire::Request;
 use muster_messages::{ErrorBody, RootId};
 use serde::Deserialize;
 
-use super::{Force, Peer, answer, ask, body, error_response, request_id};
+use super::{Force, Peer, answer, ask, body, error_response};
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -50,53 +49,49 @@ pub(super) fn routes() -> Router {
         .route("/v1/ca/roots/{root}/revoke", post(revoke))
 }
 
-async fn rotate(Extension(peer): Extension<Peer>, headers: HeaderMap, bytes: Bytes) -> Response {
+async fn rotate(Extension(peer): Extension<Peer>, bytes: Bytes) -> Response {
     match body::<Rotation>(&bytes) {
-        Ok(Rotation { prepare, compromised }) => {
-            answer(&peer, request_id(&headers), Request::RootRotate { prepare, compromised }).await
-        }
+        Ok(Rotation { prepare, compromised }) => answer(&peer, Request::RootRotate { prepare, compromised }).await,
         Err(response) => *response,
     }
 }
 
-async fn request(Extension(peer): Extension<Peer>, headers: HeaderMap, bytes: Bytes) -> Response {
+async fn request(Extension(peer): Extension<Peer>, bytes: Bytes) -> Response {
     match body::<CertificateRequest>(&bytes) {
-        Ok(CertificateRequest { compromised }) => {
-            answer(&peer, request_id(&headers), Request::RootRequest { compromised }).await
-        }
+        Ok(CertificateRequest { compromised }) => answer(&peer, Request::RootRequest { compromised }).await,
         Err(response) => *response,
     }
 }
 
-async fn issued(Extension(peer): Extension<Peer>, headers: HeaderMap, bytes: Bytes) -> Response {
+async fn issued(Extension(peer): Extension<Peer>, bytes: Bytes) -> Response {
     match body::<Issued>(&bytes) {
         Ok(Issued { prepare, certificates }) => {
-            answer(&peer, request_id(&headers), Request::RootIssued { prepare, answer: certificates }).await
+            answer(&peer, Request::RootIssued { prepare, answer: certificates }).await
         }
         Err(response) => *response,
     }
 }
 
-async fn abort(Extension(peer): Extension<Peer>, headers: HeaderMap) -> Response {
-    answer(&peer, request_id(&headers), Request::RootAbort).await
+async fn abort(Extension(peer): Extension<Peer>) -> Response {
+    answer(&peer, Request::RootAbort).await
 }
 
-async fn activate(peer: Extension<Peer>, root: Path<String>, headers: HeaderMap) -> Response {
-    of_root(&peer, &root, &headers, |root| Request::RootActivate { root }).await
+async fn activate(peer: Extension<Peer>, root: Path<String>) -> Response {
+    of_root(&peer, &root, |root| Request::RootActivate { root }).await
 }
 
-async fn retire(peer: Extension<Peer>, root: Path<String>, q: Query<Force>, headers: HeaderMap) -> Response {
-    of_root(&peer, &root, &headers, |root| Request::RootRetire { root, force: q.force }).await
+async fn retire(peer: Extension<Peer>, root: Path<String>, q: Query<Force>) -> Response {
+    of_root(&peer, &root, |root| Request::RootRetire { root, force: q.force }).await
 }
 
-async fn revoke(peer: Extension<Peer>, root: Path<String>, headers: HeaderMap) -> Response {
-    of_root(&peer, &root, &headers, |root| Request::RootRevoke { root }).await
+async fn revoke(peer: Extension<Peer>, root: Path<String>) -> Response {
+    of_root(&peer, &root, |root| Request::RootRevoke { root }).await
 }
 
 /// Roots are named by their whole ids here.
-async fn of_root(peer: &Peer, root: &str, headers: &HeaderMap, request: impl FnOnce(RootId) -> Request) -> Response {
+async fn of_root(peer: &Peer, root: &str, request: impl FnOnce(RootId) -> Request) -> Response {
     match root.parse() {
-        Ok(root) => answer(peer, request_id(headers), request(root)).await,
+        Ok(root) => answer(peer, request(root)).await,
         Err(bad) => error_response(&ErrorBody::invalid(muster_messages::BadId::to_string(&bad))),
     }
 }

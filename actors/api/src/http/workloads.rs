@@ -6,16 +6,15 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::{Extension, Path, Query};
-use axum::http::HeaderMap;
 use axum::response::Response;
 use axum::routing::get;
 use muster_messages::wire::{ListOf, Request};
 use muster_messages::{
-    BadId, DEFAULT_WORKLOAD_TTL, ErrorBody, RequestId, Revision, WorkloadEntry, WorkloadName, WorkloadSelector,
+    BadId, DEFAULT_WORKLOAD_TTL, ErrorBody, Revision, WorkloadEntry, WorkloadName, WorkloadSelector,
 };
 use serde::Deserialize;
 
-use super::{Listing, Peer, answer, body, error_response, list, request_id};
+use super::{Listing, Peer, answer, body, error_response, list};
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -59,21 +58,21 @@ fn named(Path((namespace, name)): Segments) -> Result<WorkloadName, Box<Response
 
 async fn show(Extension(peer): Extension<Peer>, path: Segments) -> Response {
     match named(path) {
-        Ok(name) => answer(&peer, RequestId(0), Request::WorkloadShow { name }).await,
+        Ok(name) => answer(&peer, Request::WorkloadShow { name }).await,
         Err(response) => *response,
     }
 }
 
-async fn set(Extension(peer): Extension<Peer>, path: Segments, headers: HeaderMap, bytes: Bytes) -> Response {
+async fn set(Extension(peer): Extension<Peer>, path: Segments, bytes: Bytes) -> Response {
     match (named(path), body::<Entry>(&bytes)) {
-        (Ok(name), Ok(entry)) => answer(&peer, request_id(&headers), entry.into_request(name)).await,
+        (Ok(name), Ok(entry)) => answer(&peer, entry.into_request(name)).await,
         (Err(response), _) | (_, Err(response)) => *response,
     }
 }
 
-async fn remove(Extension(peer): Extension<Peer>, path: Segments, headers: HeaderMap) -> Response {
+async fn remove(Extension(peer): Extension<Peer>, path: Segments) -> Response {
     match named(path) {
-        Ok(name) => answer(&peer, request_id(&headers), Request::WorkloadRemove { name }).await,
+        Ok(name) => answer(&peer, Request::WorkloadRemove { name }).await,
         Err(response) => *response,
     }
 }

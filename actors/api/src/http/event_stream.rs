@@ -1,0 +1,179 @@
+//! `/v1/events` as server-sent events.
+//!
+//! A stream ends after an hour, with its reader, with this node's manager runtime, and with the caller's right to it. A reader that
+//! stops reading costs its permit and a page of events; once it has fallen behind what is kept, it is told that its place has expired.
+//!
+//! Invariants  SSE-1  only the last event of a revision carries an id: a client that returns with it has seen the whole revision.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use axum::http::{HeaderMap, HeaderValue, header};
+use axum::response::Response;
+use futures_util::stream;
+use muster_messages::wire::{ApiCall, Request};
+use muster_messages::{ErrorBody, ErrorCode, EventsView, Revision};
+use serde_json::Value;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep, sleep_until};
+
+use super::{Peer, error_response};
+use crate::service::WatchPermit;
+
+/// Tells proxies and clients that the stream is alive.
+const COMMENT_INTERVAL: Duration = Duration::from_secs(5);
+/// The longest stream.
+const MAX_STREAM: Duration = Duration::from_secs(3600);
+/// How long a manager is asked to wait for a change on behalf of a worker, which sees no changes itself.
+const RELAYED_WAIT_MS: u64 = 20_000;
+/// The pause before a read is repeated that was refused for lack of a permit.
+const RETRY_PAUSE: Duration = Duration::from_secs(1);
+
+type Page = EventsView<Value>;
+
+/// Whether the client asks for a stream.
+pub(super) fn is_wanted(headers: &HeaderMap) -> bool {
+    let ranges = headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok());
+    let mut types = ranges.flat_map(|value| value.split(',')).filter_map(|range| range.split(';').next());
+    types.any(|media_type| media_type.trim().eq_ignore_ascii_case("text/event-stream"))
+}
+
+/// Starts a stream after `since`, or after what the client saw last: browsers repeat the address of the first request.
+pub(super) async fn start(peer: &Peer, headers: &HeaderMap, since: u64) -> Response {
+    match begin(peer, headers, since).await {
+        Ok(response) => response,
+        Err(error) => error_response(&error),
+    }
+}
+
+async fn begin(peer: &Peer, headers: &HeaderMap, since: u64) -> Result<Response, ErrorBody> {
+    let since = match headers.get("last-event-id") {
+        None => since,
+        Some(id) => id.to_str().ok().and_then(|id| id.parse().ok()).ok_or_else(|| {
+            ErrorBody::invalid("the header Last-Event-ID must be the `id` of an event: a revision, in decimal digits")
+        })?,
+    };
+    let permit = peer.service.watch_permit(&peer.caller).ok_or_else(|| {
+        let text = "limit of open watches reached, on this node or per client; retry, or ask another manager";
+        ErrorBody::new(ErrorCode::TooManyRequests, text).retry_after(RETRY_PAUSE)
+    })?;
+    let mut follower = Follower { peer: peer.clone(), since };
+    // Before the answer begins: a refusal is an answer of its own.
+    let first = match follower.page(0).await {
+        Ok(page) => Ok(page),
+        Err(error) if error.code == ErrorCode::Conflict => Err(Expired),
+        Err(error) => return Err(error),
+    };
+    let (to, lines) = mpsc::channel(1);
+    tokio::spawn(follower.run(first, to, permit));
+    let lines =
+        stream::unfold(lines, |mut lines| async move { Some((Ok::<_, Infallible>(lines.recv().await?), lines)) });
+    let mut response = Response::new(Body::from_stream(lines));
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+    response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    Ok(response)
+}
+
+/// The events after the client's place are no longer kept.
+struct Expired;
+
+struct Follower {
+    peer: Peer,
+    since: u64,
+}
+
+impl Follower {
+    async fn page(&mut self, wait_ms: u64) -> Result<Page, ErrorBody> {
+        let request = Request::Events { since: Revision(self.since), wait_ms };
+        let call = ApiCall { id: 0, request_id: self.peer.request, timeout_ms: 30_000, request };
+        let page = self.peer.service.answer_from(&self.peer.origin, self.peer.caller.clone(), call).await?;
+        serde_json::from_str(&page).map_err(|e| ErrorBody::new(ErrorCode::Internal, e.to_string()))
+    }
+
+    async fn run(mut self, mut next: Result<Page, Expired>, to: mpsc::Sender<Bytes>, _permit: WatchPermit) {
+        let until = Instant::now() + MAX_STREAM;
+        loop {
+            let Ok(page) = next else {
+                let _gone = to.send(Bytes::from_static(b"event: expired\ndata: {}\n\n")).await;
+                return;
+            };
+            let text = text_of(&page.items);
+            if !text.is_empty() {
+                tokio::select! {
+                    sent = to.send(text.into()) => if sent.is_err() { return },
+                    () = sleep_until(until) => return,
+                }
+            }
+            let more = page.more;
+            self.since = self.since.max(page.revision.0);
+            let mut comment_at = Instant::now() + COMMENT_INTERVAL;
+            let reader = to.clone();
+            let waiting = self.next(more);
+            tokio::pin!(waiting);
+            let found = loop {
+                tokio::select! {
+                    found = &mut waiting => break found,
+                    () = reader.closed() => return,
+                    () = sleep_until(until) => return,
+                    () = sleep_until(comment_at) => {
+                        // A reader that does not read needs no sign of life.
+                        let _full = reader.try_send(Bytes::from_static(b":\n\n"));
+                        comment_at = Instant::now() + COMMENT_INTERVAL;
+                    }
+                }
+            };
+            next = match found {
+                Some(found) => found,
+                None => return,
+            };
+        }
+    }
+
+    /// The next page with news, or the place has expired. `None`: the stream ends.
+    async fn next(&mut self, mut more: bool) -> Option<Result<Page, Expired>> {
+        loop {
+            let manager = self.peer.service.ports.manager.borrow().clone();
+            let wait_ms = match &manager {
+                None => RELAYED_WAIT_MS,
+                Some(_) if more => 0,
+                Some(manager) => {
+                    let (since, mut replicas) = (Revision(self.since), manager.replica.clone());
+                    let newer =
+                        |replica: &Arc<muster_messages::Replica>| replica.tables.events_after(since).next().is_some();
+                    // Its sender is gone with the runtime: the request finds another way, or fails.
+                    let _stopped = replicas.wait_for(newer).await.is_err();
+                    0
+                }
+            };
+            match self.page(wait_ms).await {
+                Ok(page) if page.items.is_empty() && !page.more => more = false,
+                Ok(page) => return Some(Ok(page)),
+                Err(error) if error.code == ErrorCode::Conflict => return Some(Err(Expired)),
+                Err(error) if error.code == ErrorCode::TooManyRequests => sleep(RETRY_PAUSE).await,
+                Err(error) => {
+                    tracing::debug!(%error, "event stream ended");
+                    return None;
+                }
+            }
+        }
+    }
+}
+
+/// SSE-1. JSON text has no line breaks.
+fn text_of(items: &[Value]) -> String {
+    let mut text = String::new();
+    for (at, event) in items.iter().enumerate() {
+        let revision = &event["revision"];
+        if items.get(at + 1).is_none_or(|next| next["revision"] != *revision) {
+            text.push_str(&format!("id: {revision}\n"));
+        }
+        text.push_str(&format!("data: {event}\n\n"));
+    }
+    text
+}
+
+#[cfg(test)]
+#[path = "event_stream_tests.rs"]
+mod tests;

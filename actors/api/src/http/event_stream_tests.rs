@@ -1,0 +1,130 @@
+use axum::http::{Request as HttpRequest, StatusCode};
+use http_body_util::BodyExt;
+use muster_messages::{Change, Name, NodeId, Principal, Tables};
+use serde_json::json;
+use tokio::time::timeout;
+use tower_service::Service as _;
+
+use super::*;
+use crate::http::routes;
+use crate::tests::{World, tables};
+
+const STREAM: &[(&str, &str)] = &[("accept", "text/event-stream")];
+
+async fn opened(world: &World, target: &str, headers: &[(&str, &str)]) -> Response {
+    let peer = Peer::of(world.service.clone(), Principal::Operator, None);
+    let mut request = HttpRequest::builder().uri(target).extension(peer);
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    routes().call(request.body(Body::empty()).unwrap()).await.unwrap()
+}
+
+/// What arrives next; `None`: the stream has ended.
+async fn next(response: &mut Response) -> Option<String> {
+    let frame = response.body_mut().frame().await?.unwrap();
+    Some(String::from_utf8(frame.into_data().unwrap().to_vec()).unwrap())
+}
+
+async fn renamed(world: &World, value: &str) -> u64 {
+    let (node, body) = (NodeId::from_entropy(2), json!({"name": value}).to_string());
+    let (status, answer) = world.http(&Principal::Operator, "POST", &format!("/v1/nodes/{node}/rename"), &body).await;
+    assert_eq!(status, 200, "{answer}");
+    world.published.borrow().tables.revision.0
+}
+
+#[tokio::test(start_paused = true)]
+async fn events_are_streamed_as_they_happen_and_resumed_by_id() {
+    let world = World::applying(tables());
+    let first = renamed(&world, "a").await;
+    let mut stream = opened(&world, "/v1/events", STREAM).await;
+    assert_eq!(
+        (stream.status(), &stream.headers()[header::CONTENT_TYPE]),
+        (StatusCode::OK, &HeaderValue::from_static("text/event-stream"))
+    );
+    assert_eq!(stream.headers()["muster-request-id"].len(), 32);
+    let text = next(&mut stream).await.unwrap();
+    assert!(text.starts_with(&format!("id: {first}\ndata: {{")) && text.ends_with("}\n\n"), "{text}");
+    let second = renamed(&world, "b").await;
+    let text = next(&mut stream).await.unwrap();
+    assert!(text.contains(&format!("id: {second}\n")) && !text.contains(&format!("id: {first}\n")), "{text}");
+    // The header counts more than the address, which browsers repeat.
+    let resumed = [("accept", "text/event-stream, */*"), ("last-event-id", &first.to_string())];
+    let mut again = opened(&world, "/v1/events?since=0", &resumed).await;
+    assert_eq!(next(&mut again).await.unwrap(), text);
+    let mut since = opened(&world, &format!("/v1/events?since={first}"), STREAM).await;
+    assert_eq!(next(&mut since).await.unwrap(), text);
+    assert_eq!(opened(&world, "/v1/events", &[STREAM[0], ("last-event-id", "x")]).await.status(), 400);
+}
+
+#[tokio::test(start_paused = true)]
+async fn silent_stream_has_comments_and_ends_after_an_hour() {
+    let world = World::applying(tables());
+    let mut stream = opened(&world, "/v1/events", STREAM).await;
+    let begun = Instant::now();
+    assert_eq!(next(&mut stream).await.as_deref(), Some(":\n\n"));
+    assert_eq!(begun.elapsed().as_secs(), 5);
+    let mut comments = 1;
+    while let Some(text) = next(&mut stream).await {
+        assert_eq!(text, ":\n\n");
+        comments += 1;
+    }
+    assert_eq!(begun.elapsed().as_secs(), 3600);
+    assert!((700..=720).contains(&comments), "{comments}");
+}
+
+#[test]
+fn last_event_of_a_revision_carries_its_id() {
+    let event = |revision: u64, kind: &str| json!({"revision": revision, "kind": kind});
+    let text = text_of(&[event(3, "a"), event(3, "b"), event(4, "c")]);
+    let lines: Vec<&str> = text.lines().filter(|line| !line.is_empty()).collect();
+    assert_eq!(lines.iter().filter(|line| line.starts_with("id:")).copied().collect::<Vec<_>>(), ["id: 3", "id: 4"]);
+    assert!(lines[0].starts_with("data:") && lines[1] == "id: 3" && lines[2].contains("\"b\""), "{lines:?}");
+}
+
+/// A history that is full, and begins after revision 1.
+fn full(tables: &mut Tables) {
+    let node = NodeId::from_entropy(2);
+    for n in 0..muster_store::MAX_EVENTS + 2 {
+        let change = Change::RenameNode { node, name: Name::sanitized(&format!("m{n}")) };
+        let command = muster_messages::Command::idempotent(muster_messages::WallTime(0), Principal::Operator, "t");
+        let at = tables.revision.next();
+        muster_store::apply(tables, at, &command.change(change)).unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn place_that_is_no_longer_kept_expires_the_stream() {
+    let mut tables = tables();
+    full(&mut tables);
+    let world = World::applying(tables);
+    let mut stream = opened(&world, "/v1/events?since=1", STREAM).await;
+    assert_eq!(stream.status(), StatusCode::OK);
+    assert_eq!(next(&mut stream).await.as_deref(), Some("event: expired\ndata: {}\n\n"));
+    assert_eq!(next(&mut stream).await, None);
+    // The long poll keeps its answer.
+    assert_eq!(world.http(&Principal::Operator, "GET", "/v1/events?since=1", "").await.0, 409);
+}
+
+#[tokio::test(start_paused = true)]
+async fn streams_count_as_watches_until_they_are_closed() {
+    let world = World::applying(tables());
+    let mut streams = Vec::new();
+    let refused = loop {
+        let response = opened(&world, "/v1/events", STREAM).await;
+        if response.status() != StatusCode::OK {
+            break response;
+        }
+        streams.push(response);
+        assert!(streams.len() as u64 <= world.service.ports.limits.watches, "not bounded");
+    };
+    assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert!(refused.headers().contains_key(header::RETRY_AFTER));
+    streams.clear();
+    let reopened = async {
+        while opened(&world, "/v1/events", STREAM).await.status() != StatusCode::OK {
+            tokio::task::yield_now().await;
+        }
+    };
+    timeout(Duration::from_secs(60), reopened).await.expect("closed streams return their permits");
+}
