@@ -252,7 +252,7 @@ const scenarios = {
     await tab.click("text=remove >> nth=0");
     await tab.fill("#act-input", leader);
     await tab.click("#act-do");
-    await tab.waitForSelector("#act-said:has-text('demote')");
+    await tab.waitForSelector("#act-outcome:has-text('demote')");
     assert.deepEqual(tab.complaints.filter((line) => !line.includes("409")), []);
     await stop(board);
   },
@@ -319,8 +319,6 @@ const scenarios = {
     await new Promise((done) => attacker.listen(0, "127.0.0.1", done));
     // Another port of the same host: the browser sends it the dashboard's cookie, and counts it as the same site.
     const tab = await victim.context().newPage();
-    const statuses = [];
-    tab.on("response", (answer) => answer.url().startsWith(`http://127.0.0.1:${port}/`) && statuses.push(answer.status()));
     await tab.goto(`http://127.0.0.1:${attacker.address().port}/`);
     const tried = await tab.evaluate(async (base) => {
       const outcome = async (path, options) => {
@@ -366,10 +364,12 @@ const scenarios = {
     // Another local user has no half of the session: a shell without data, and 401.
     const stranger = await (await browser.newContext()).request.get(`http://127.0.0.1:${port}/stream`);
     assert.equal(stranger.status(), 401);
-    // The server refused each of them itself, whatever the browser would have hidden: only the frame's page has a shell without data.
-    assert.ok(statuses.length >= 5, `${statuses}`);
-    assert.ok(statuses.every((status) => [200, 403, 405].includes(status)), `${statuses}`);
-    assert.ok(statuses.filter((status) => status === 200).length <= 1, `${statuses}`);
+    // The browser hid the answers; the server did not rely on that: it refuses what such a page sends, cookie and all.
+    const sent = { Origin: new URL(tab.url()).origin, "Sec-Fetch-Site": "same-site" };
+    for (const [path, method] of [["/stream", "GET"], ["/login", "POST"], ["/logout", "POST"], ["/actions", "POST"]]) {
+      const answer = await tab.request.fetch(`http://127.0.0.1:${port}${path}`, { method, headers: sent });
+      assert.equal(answer.status(), 403, path);
+    }
     // The operator is still logged in.
     await victim.bringToFront();
     await victim.reload();

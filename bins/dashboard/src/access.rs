@@ -188,7 +188,7 @@ mod tests {
         let other = access.log_in(&other, now).ok().unwrap();
         assert_eq!(access.log_in(&link, now).err(), Some(Refused::Spent { ended: true }));
         assert_eq!(access.log_in(&link, now).err(), Some(Refused::Spent { ended: false }), "reported once");
-        assert!(!access.admit(&session.cookie.text(), &session.tab.text(), now).is_some());
+        assert!(access.admit(&session.cookie.text(), &session.tab.text(), now).is_none());
         assert!(
             access.admit(&other.cookie.text(), &other.tab.text(), now).is_some(),
             "another link's session lives on"
@@ -209,10 +209,10 @@ mod tests {
             (&cookie, &cookie),
             (&String::new(), &tab),
         ] {
-            assert!(!access.admit(cookie, tab, now).is_some());
+            assert!(access.admit(cookie, tab, now).is_none());
         }
         access.log_out();
-        assert!(!access.admit(&cookie, &tab, now).is_some() && !access.in_use(now));
+        assert!(access.admit(&cookie, &tab, now).is_none() && !access.in_use(now));
     }
 
     #[test]
@@ -225,9 +225,9 @@ mod tests {
             at += step;
             assert!(access.admit(&cookie, &tab, at).is_some(), "used {:?} after the login", at - now);
         }
-        assert!(!access.admit(&cookie, &tab, now + SESSION_LIFETIME).is_some());
+        assert!(access.admit(&cookie, &tab, now + SESSION_LIFETIME).is_none());
         let (mut access, _, session, now) = opened();
-        assert!(!access.admit(&session.cookie.text(), &session.tab.text(), now + IDLE_LIFETIME).is_some());
+        assert!(access.admit(&session.cookie.text(), &session.tab.text(), now + IDLE_LIFETIME).is_none());
     }
 
     #[test]
@@ -265,7 +265,7 @@ mod tests {
                     },
                     _ => for (i, one) in sessions.iter().enumerate() {
                         for (j, other) in sessions.iter().enumerate() {
-                            prop_assert!(i == j || !access.admit(&one.cookie.text(), &other.tab.text(), now).is_some());
+                            prop_assert!(i == j || access.admit(&one.cookie.text(), &other.tab.text(), now).is_none());
                         }
                     },
                 }

@@ -397,9 +397,7 @@ fn messages(open: OpenPage) -> impl Stream<Item = String> + Send {
             tokio::time::sleep(PATCH_PAUSE).await;
             let _quiet = tokio::time::timeout(BEAT, open.changed()).await;
         }
-        if open.shared.admit(&open.headers).is_none() {
-            return None;
-        }
+        open.shared.admit(&open.headers)?;
         let message = open.patch().map_or_else(|| ":\n\n".to_owned(), |patch| format!("data: {patch}\n\n"));
         Some((message, (open, false)))
     })

@@ -101,7 +101,7 @@ pub(crate) fn required_level(command: &Command) -> u32 {
 
 /// Managers are upgraded one by one. `Err`: an invariant is violated.
 pub fn simulate(sim: &mut Simulation) -> Result<(), Failure> {
-    let old_build = OLD_BUILDS[sim.world.rng.below(2) as usize];
+    let old_build = OLD_BUILDS[sim.world.rng.below(OLD_BUILDS.len())];
     sim.world.levels.old_build = old_build;
     sim.world.settings.raft.feature_level = old_build;
     // The shipped bounds: level 2 forgets outcomes in the order of their requests, whatever their age.
