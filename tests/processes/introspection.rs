@@ -124,6 +124,18 @@ fn every_exported_series_is_in_the_list_of_metrics() {
     eventually_so("the built-in reconciler has run", || {
         world.metrics("n1").contains("muster_reconciler_last_run_seconds{")
     });
+    // That of its last failure comes with a failure.
+    let release = env!("CARGO_PKG_VERSION");
+    let failing = format!(
+        "name = \"failing\"\nrelease = \"{release}\"\nscope = \"s\"\nfloor = \"{release}\"\nsettle = \"0s\"\n\
+         [command]\nargv = [\"/bin/false\"]\n"
+    );
+    let file = world.folder().join("failing.toml");
+    std::fs::write(&file, failing).expect("the world's folder is writable");
+    world.muster(&["reconciler", "apply", "-f", file.to_str().expect("a path")]).ended(0);
+    eventually_so("a failure is measured", || {
+        world.metrics("n1").contains("muster_reconciler_last_failure_timestamp_seconds{")
+    });
     eventually_so("the backup is measured", || world.metrics("n1").contains("muster_backup_last_timestamp_seconds"));
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(METRICS);
     let document = std::fs::read_to_string(&path).expect("the document exists");

@@ -129,7 +129,8 @@ fn runs_out(seen: &Seen) -> Markup {
             due.push((until, html! { "certificate of " (node_link(&name)) (failed) }));
         }
     }
-    for token in seen.tokens().into_iter().flatten() {
+    // One that admits no more nodes is no loss.
+    for token in seen.tokens().into_iter().flatten().filter(|token| token.uses_left != Some(0)) {
         if let Some(until) = token.expires_at.filter(|until| *until > seen.now) {
             due.push((until, html! { "join token " (text(&token.id)) }));
         }

@@ -296,6 +296,18 @@ fn actors_in_trouble_are_unfolded_and_counted() {
 }
 
 #[test]
+fn used_up_tokens_run_out_unnoticed() {
+    for (left, shown) in [(Value::Null, true), (json!(1), true), (json!(0), false)] {
+        let token = json!({"id": "abc", "role": "worker", "expires_at": "2024-01-01T00:10:00.000Z", "uses_left": left});
+        let answers = vec![
+            (Topic::Status, Answer::Status(read(status(3, &[], false)))),
+            (Topic::Tokens, Answer::Tokens(vec![read(token)])),
+        ];
+        assert_eq!(Page::Overview.render(&seen(answers)).part("cards").contains("join token abc"), shown);
+    }
+}
+
+#[test]
 fn what_expires_first_is_listed_first() {
     let certificate = |name: &str, until: &str, state: &str| {
         read(
