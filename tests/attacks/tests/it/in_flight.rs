@@ -16,7 +16,7 @@ use muster_attacks::cluster::{Cluster, SLOW_RAFT_TIMING, until};
 use muster_client::Failure;
 use muster_messages::protocol::NodeCredentials;
 use muster_messages::wire::Request;
-use muster_messages::{Name, UserKind};
+use muster_messages::{FEATURE_LEVEL, Name, UserKind};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
@@ -158,7 +158,8 @@ async fn requests_in_flight_are_answered_through_changes() {
     // The last manager of the earlier build: the feature level rises.
     becomes_this_build(&mut cluster, "n1").await;
     let raised = async || {
-        Ok((cluster.ask("n2", Request::Status { fresh: true }).await?["cluster"]["feature_level"] == 3).then_some(()))
+        Ok((cluster.ask("n2", Request::Status { fresh: true }).await?["cluster"]["feature_level"] == FEATURE_LEVEL)
+            .then_some(()))
     };
     until("the feature level rises", raised).await.expect("it does");
     seen.wait_for_further_answers().await;
