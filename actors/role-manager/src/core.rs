@@ -154,7 +154,7 @@ impl RoleManager {
         self.backoff.expire(now.at);
         self.decide_requests(now, out);
         self.role_requests.answer_removals(&self.seen.tables, out);
-        self.take_reports(out);
+        self.take_reports(now, out);
         self.serve_open_requests(now, out);
         self.replan(now);
         self.begin_early_dials(now, out);

@@ -36,6 +36,6 @@ pub enum RoleManagerMsg {
     RequestMembership { node: NodeId, request: MembershipRequest, reply: Reply<Result<MembershipReply, ErrorBody>> },
     /// A node reports whether its manager runtime can run. Answered at once; a report of a node that is not to be a
     /// manager is dropped. Lost: a failure is reported again every 5 s. Repeated or late: the newest report or
-    /// membership request of the node counts.
+    /// membership request of the node counts; one of a former process is shown until the member has taken part for 20 s.
     ReportManager { node: NodeId, report: ManagerReport, reply: Reply<Result<(), ErrorBody>> },
 }

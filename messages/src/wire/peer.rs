@@ -166,7 +166,8 @@ pub enum PeerCall {
     /// [`super::ActorsAsk`].
     Actors(ActorsCall),
     /// A node whose certificate says manager reports whether its manager runtime can run. Lost: the node reports a
-    /// failure again every 5 s. Repeated or late: the newest report or membership request of the node counts.
+    /// failure again every 5 s. Repeated or late: the newest report or membership request of the node counts; one of a former
+    /// process is shown until the member has taken part for 20 s.
     ReportManager { node: NodeId, report: ManagerReport },
     /// Like `SignNode`, with the pin of the certificate that the node showed. Sent from feature level 3 on, which every
     /// manager then reads. Lost or repeated: as `SignNode`.

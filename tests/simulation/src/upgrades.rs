@@ -48,7 +48,6 @@ const NEWER_SNAPSHOT: u8 = 200;
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Levels {
     raised: u32,
-    old_build: u32,
 }
 
 /// The feature level from which on every build can decode the command.
@@ -101,9 +100,7 @@ pub(crate) fn required_level(command: &Command) -> u32 {
 
 /// Managers are upgraded one by one. `Err`: an invariant is violated.
 pub fn simulate(sim: &mut Simulation) -> Result<(), Failure> {
-    let old_build = OLD_BUILDS[sim.world.rng.below(OLD_BUILDS.len())];
-    sim.world.levels.old_build = old_build;
-    sim.world.settings.raft.feature_level = old_build;
+    sim.world.settings.raft.feature_level = OLD_BUILDS[sim.world.rng.below(OLD_BUILDS.len())];
     // The shipped bounds: level 2 forgets outcomes in the order of their requests, whatever their age.
     sim.world.settings.raft.limits = Limits::DEFAULT;
     sim.world.found();
@@ -160,7 +157,7 @@ impl Levels {
         let idx = world.rng.below(world.machines.len());
         // Before the raise nearly all restarts lead to it; after it the older build is what is to be refused.
         let newer = if world.levels.raised < FEATURE_LEVEL { 930 } else { 500 };
-        let build = if world.rng.chance(newer) { FEATURE_LEVEL } else { world.levels.old_build };
+        let build = if world.rng.chance(newer) { FEATURE_LEVEL } else { world.settings.raft.feature_level };
         if world.machines[idx].build != build {
             world.totals.count(match build {
                 FEATURE_LEVEL => "fault: manager restarted with the newer build",
@@ -186,7 +183,7 @@ impl Levels {
         let chosen = world.rng.pick(&others).filter(|_| world.faults_active && world.rng.chance(200));
         if let Some(idx) = chosen {
             world.totals.count("fault: manager restarted with the older build while a gate is restricted");
-            Self::restart_as(world, idx, world.levels.old_build);
+            Self::restart_as(world, idx, world.settings.raft.feature_level);
         }
     }
 

@@ -2,6 +2,7 @@
 //! can be learned again, at worst when the node asks again.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use muster_messages::wire::DataLoss;
 use muster_messages::{Moment, NodeId, RaftId, Replica};
@@ -22,11 +23,17 @@ pub struct Observation {
     pub too_old: Option<String>,
     /// Why its manager runtime does not run, as it reported. Kept until another report or a membership request.
     pub failure: Option<String>,
+    /// When a request or report last gave one of these two reasons. A member that takes part long after it has neither: the message was
+    /// a former process', and came late.
+    pub absent_at: Option<Moment>,
     /// Its progress as a learner.
     pub learner: Option<Learner>,
     /// The dial before its request, once for each certificate.
     pub early_dial: Option<EarlyDial>,
 }
+
+/// A manager runtime that cannot take part says so again within this: a request every 15 s, a report every 5 s.
+const REPEATED_WITHIN: Duration = Duration::from_secs(20);
 
 /// The leader dials a newly certified manager before its request arrives.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -65,6 +72,15 @@ pub struct Learner {
     /// True once it has acknowledged anything.
     pub answered: bool,
     pub in_snapshot: bool,
+}
+
+/// When a member last took part, as far as this leader knows: it acknowledged something that it can follow.
+fn took_part_at(replica: &Replica, raft_id: RaftId, now: Now) -> Option<Moment> {
+    if replica.raft.raft_id == Some(raft_id) {
+        return Some(now.at);
+    }
+    let progress = replica.raft.progress.iter().find(|p| p.raft_id == raft_id && p.problem.is_none())?;
+    Some(now.at - progress.acked_ago?)
 }
 
 impl Learner {
@@ -127,8 +143,12 @@ impl Observations {
         let tables = &replica.tables;
         for member in tables.members.values() {
             let learner = (!member.voter).then(|| self.learner(replica, member, now));
+            let took_part = took_part_at(replica, member.raft_id, now);
             self.edit(member.node, |observation| {
                 observation.learner = learner;
+                if observation.absent_at.is_some_and(|at| took_part.is_some_and(|took| took > at + REPEATED_WITHIN)) {
+                    (observation.too_old, observation.failure, observation.absent_at) = (None, None, None);
+                }
                 observation.dial_back = None;
                 observation.early_dial.take_if(|_| member.voter);
                 observation.lost.take_if(|(lost_id, _)| *lost_id != member.raft_id);

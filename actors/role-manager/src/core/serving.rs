@@ -80,7 +80,7 @@ impl RoleManager {
                 RequestState::TooOld(error) => Some(error.message.clone()),
                 _ => None,
             };
-            self.note_runtime(node, too_old, None);
+            self.note_runtime(now, node, too_old, None);
             match request_state {
                 RequestState::Answer(answer) => self.answer_request(node, ask, *answer, out),
                 RequestState::TooOld(error) => self.answer_request(node, ask, Err(error), out),
@@ -104,7 +104,7 @@ impl RoleManager {
     }
 
     /// Takes in what nodes report of their manager runtimes.
-    pub(super) fn take_reports(&mut self, out: &mut Vec<Effect>) {
+    pub(super) fn take_reports(&mut self, now: Now, out: &mut Vec<Effect>) {
         for (ask, node, report) in self.membership_requests.take_reports() {
             let tables = &self.seen.tables;
             let record = (tables.nodes.get(&node)).filter(|r| r.desired_role == Role::Manager && r.removing.is_none());
@@ -114,21 +114,22 @@ impl RoleManager {
                     let why: String = why.chars().take(MAX_FAILURE).collect();
                     format!("the manager runtime of {} is not running: {why}", record.name)
                 });
-                self.note_runtime(node, too_old, failure);
+                self.note_runtime(now, node, too_old, failure);
             }
             out.push(Effect::Answer(ask, Answer::Reported(Ok(()))));
         }
     }
 
     /// What the newest request or report of a node says of its manager runtime.
-    fn note_runtime(&mut self, node: NodeId, too_old: Option<String>, failure: Option<String>) {
+    fn note_runtime(&mut self, now: Now, node: NodeId, too_old: Option<String>, failure: Option<String>) {
         let before = self.checkpoint.observations.of(node);
         if (&before.too_old, &before.failure) != (&too_old, &failure) {
-            self.checkpoint
-                .observations
-                .edit(node, |observation| (observation.too_old, observation.failure) = (too_old, failure));
             self.plans.mark(node);
         }
+        let absent_at = (too_old.is_some() || failure.is_some()).then_some(now.at);
+        self.checkpoint.observations.edit(node, |observation| {
+            (observation.too_old, observation.failure, observation.absent_at) = (too_old, failure, absent_at);
+        });
     }
 
     fn answer_request(

@@ -159,6 +159,33 @@ fn reported_failure_is_shown_until_membership_is_requested() {
     assert!(matches!(answer, MembershipReply::IsMember { .. }), "{answer:?}");
 }
 
+/// A request and a report of a former process arrive after those of the process that runs: that one has asked, and does not ask again.
+#[test]
+fn late_report_of_a_former_process_is_dropped() {
+    let mut world = World::new(3, 0);
+    let failing = || ManagerReport { feature_level: FEATURE_LEVEL, failure: Some("no space left".to_owned()) };
+    report(&mut world, 3, failing()).unwrap();
+    report(&mut world, 1, failing()).unwrap();
+    assert_eq!(
+        (world.reason(1), world.reason(3)),
+        (Some(WaitReason::WaitingForJoin), Some(WaitReason::WaitingForJoin))
+    );
+    // A process of which it is true repeats it.
+    for _ in 0..4 {
+        world.run_for(secs(15));
+        assert_eq!(world.reason(3), Some(WaitReason::WaitingForJoin));
+        report(&mut world, 3, failing()).unwrap();
+    }
+    assert_eq!(world.reason(1), None, "the leader takes part");
+    world.run_for(secs(25));
+    assert_eq!(world.reason(3), None, "the member takes part");
+    // One that has acknowledged nothing since does not.
+    world.stop_unnoticed(3);
+    report(&mut world, 3, failing()).unwrap();
+    world.run_for(secs(60));
+    assert_eq!(world.reason(3), Some(WaitReason::WaitingForJoin));
+}
+
 // S47
 #[test]
 fn moved_member_keeps_its_id_and_gets_its_new_address() {
