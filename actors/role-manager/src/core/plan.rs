@@ -315,6 +315,10 @@ pub(crate) fn since(tables: &Tables, node: NodeId, plan: &Plan) -> WallTime {
     if let Some(removal) = &record.removing {
         return removal.at;
     }
+    // A member that takes no part: the state does not say since when.
+    if plan.wait.reason == WaitReason::WaitingForJoin && tables.member_of(node).is_some() {
+        return WallTime(i64::MAX);
+    }
     let newest =
         (tables.events.iter().rev()).find(|e| e.node == Some(node) && e.kind == muster_messages::EventKind::Role);
     newest.map_or(record.created_at, |e| e.at)

@@ -50,7 +50,8 @@ impl Queues {
         (since, now): (WallTime, WallTime),
     ) {
         let known = self.get(node).filter(|p| p.wants == wants);
-        let began = known.map_or(now, |p| p.began);
+        // A leader that did not see it begin knows its time from the replicated state.
+        let began = known.map_or(since.min(now), |p| p.began);
         let since = known.filter(|p| p.reason == wait.reason).map_or(since, |p| p.since);
         let pending =
             Pending { wants, reason: wait.reason, message: wait.message, since, began, retry_at: None, holds };
@@ -86,8 +87,7 @@ impl Queues {
         let (mut holding, mut began) = (BTreeSet::new(), BTreeMap::new());
         for (node, p) in self.iter() {
             let name = name_of(tables, node);
-            // A leader that did not see it begin knows the reason's time from the replicated state.
-            began.insert(node, p.began.min(p.since));
+            began.insert(node, p.began);
             pending.push(PendingView {
                 node,
                 name,
@@ -145,7 +145,7 @@ mod tests {
         queues.put(node, Wants::Manager, wait(WaitReason::CatchingUp), true, times(10, 12));
         assert_eq!(began(&queues), WallTime(10), "a new leader has it from the state");
         queues.put(node, Wants::Manager, wait(WaitReason::QuorumAtRisk), true, times(50, 50));
-        assert_eq!(began(&queues), WallTime(12));
+        assert_eq!(began(&queues), WallTime(10));
         queues.put(node, Wants::Worker, wait(WaitReason::QuorumAtRisk), true, times(70, 71));
         assert_eq!(began(&queues), WallTime(70), "another change");
     }
