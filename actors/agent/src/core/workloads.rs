@@ -32,6 +32,8 @@ pub(super) struct Workloads {
     newest: Newest,
     /// The session whose host has sent a list.
     listed_on: Option<Attempt>,
+    /// When the answers of that host last named a later revision than before.
+    risen: Option<Moment>,
     /// The last complete list of that host, while it is older than another one, and the state as of which it is known to hold.
     unpublished: Option<(Stamp, Vec<WorkloadEntry>)>,
 }
@@ -86,7 +88,13 @@ impl Workloads {
         let Some((held, entries)) = self.unpublished.take() else { return };
         if stamp <= held {
             self.unpublished = Some((held, entries));
-        } else if self.newest.judge(now, stamp, config.forget_views) == Age::Older {
+            return;
+        }
+        // A host that stands still for longer than a few heartbeats and then catches up has not been there all the time.
+        if self.risen.replace(now).is_some_and(|risen| now.since(risen) > config.forget_views / 4) {
+            self.newest = Newest::of(self.newest.stamp());
+        }
+        if self.newest.judge(now, stamp, config.forget_views) == Age::Older {
             self.unpublished = Some((stamp, entries));
         } else {
             out.push(Effect::PublishWorkloads { entries, stamp });
@@ -98,7 +106,7 @@ impl Workloads {
     fn begin(&mut self, on: Attempt) -> bool {
         let is_first = self.listed_on.replace(on) != Some(on);
         if is_first {
-            (self.partial, self.unpublished) = (None, None);
+            (self.partial, self.unpublished, self.risen) = (None, None, None);
             self.newest = Newest::of(self.newest.stamp());
         }
         is_first
@@ -185,10 +193,11 @@ mod tests {
             };
             assert_eq!(lied, Some(vec![]));
             assert_eq!(receive(&mut workloads, 2, page(4, 0, true, &[1])), None);
-            assert_eq!(acknowledge(&mut workloads, NOW, 2, 5), None);
-            assert_eq!(acknowledge(&mut workloads, NOW + forget_after - HEARTBEAT, 2, 6), None);
-            assert_eq!(acknowledge(&mut workloads, NOW + forget_after, 2, 7), Some(vec!["a/w1".into()]));
-            assert_eq!(receive(&mut workloads, 2, page(8, 0, true, &[2])), Some(vec!["a/w2".into()]));
+            for beat in 0..12 {
+                assert_eq!(acknowledge(&mut workloads, NOW + HEARTBEAT * beat, 2, 5 + u64::from(beat)), None);
+            }
+            assert_eq!(acknowledge(&mut workloads, NOW + forget_after, 2, 20), Some(vec!["a/w1".into()]));
+            assert_eq!(receive(&mut workloads, 2, page(21, 0, true, &[2])), Some(vec!["a/w2".into()]));
         }
     }
 
@@ -216,6 +225,18 @@ mod tests {
         assert_eq!(receive(&mut workloads, 4, page(6, 0, true, &[1])), None);
         assert_eq!(receive(&mut workloads, 4, page(9, 1, true, &[1])), None);
         assert_eq!(acknowledge(&mut workloads, later + forget_after * 30, 4, 10), None, "nothing that it has sent");
+    }
+
+    /// A host that was cut off, and answers again on its way to the newest state, shows nothing about the time between.
+    #[test]
+    fn a_host_that_catches_up_after_a_pause_brings_nothing_back() {
+        let forget_after = AgentConfig::default().forget_views;
+        let mut workloads = Workloads::default();
+        assert!(receive(&mut workloads, 1, page(20, 0, true, &[])).is_some(), "w1 was removed");
+        assert_eq!(receive(&mut workloads, 2, page(7, 0, true, &[1])), None);
+        assert_eq!(acknowledge(&mut workloads, NOW, 2, 8), None);
+        assert_eq!(acknowledge(&mut workloads, NOW + forget_after * 2, 2, 12), None);
+        assert_eq!(acknowledge(&mut workloads, NOW + forget_after * 2 + HEARTBEAT, 2, 13), None);
     }
 
     /// Once the first page of a list is here, the one before holds no longer.
