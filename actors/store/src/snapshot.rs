@@ -92,32 +92,10 @@ struct TablesV3 {
     routine_events: Vector<Arc<Event>>,
 }
 
-/// The tables without what reconcilers' runs left.
+/// The tables without what reconcilers' runs left: the fields of version 3 and three more, one after the other as in the bytes.
 #[derive(Serialize, Deserialize)]
 struct TablesV4 {
-    revision: Revision,
-    cluster: Option<Arc<ClusterRecord>>,
-    nodes: OrdMap<NodeId, Arc<NodeRecord>>,
-    members: OrdMap<RaftId, Member>,
-    next_raft_id: RaftId,
-    removed_raft_ids: OrdSet<RaftId>,
-    tokens: OrdMap<String, Token>,
-    users: OrdMap<Name, User>,
-    blocklist: OrdMap<NodeId, Blocked>,
-    objects: OrdMap<ObjectKey, Arc<Object>>,
-    guards: OrdMap<GuardScope, GuardMode>,
-    access_tokens: OrdMap<String, AccessToken>,
-    reconcilers: Reconcilers,
-    reported: OrdMap<NodeId, Arc<ReportedNode>>,
-    outcomes: OrdMap<RequestId, Outcome>,
-    outcome_order: Vector<RequestId>,
-    events: Vector<Arc<Event>>,
-    requests: Requests,
-    frequent_events: Vector<Arc<Event>>,
-    token_rights: OrdMap<String, TokenRights>,
-    certificates: OrdMap<NodeId, Arc<NodeCertificates>>,
-    user_pins: OrdMap<Name, UserPin>,
-    routine_events: Vector<Arc<Event>>,
+    version_3: TablesV3,
     authorities: Authorities,
     autolock: Autolock,
     workloads: Workloads,
@@ -194,21 +172,16 @@ impl From<TablesV3> for Tables {
 }
 
 impl From<Tables> for TablesV4 {
-    fn from(t: Tables) -> Self {
-        same_fields!(t => TablesV4 {
-            revision, cluster, nodes, members, next_raft_id, removed_raft_ids, tokens, users, blocklist, objects, guards,
-            access_tokens, reconcilers, reported, outcomes, outcome_order, events, requests, frequent_events,
-            token_rights, certificates, user_pins, routine_events, authorities, autolock, workloads
-        })
+    fn from(mut t: Tables) -> Self {
+        let (authorities, autolock, workloads) =
+            (std::mem::take(&mut t.authorities), std::mem::take(&mut t.autolock), std::mem::take(&mut t.workloads));
+        Self { version_3: t.into(), authorities, autolock, workloads }
     }
 }
 impl From<TablesV4> for Tables {
     fn from(t: TablesV4) -> Self {
-        same_fields!(t => Tables {
-            revision, cluster, nodes, members, next_raft_id, removed_raft_ids, tokens, users, blocklist, objects, guards,
-            access_tokens, reconcilers, reported, outcomes, outcome_order, events, requests, frequent_events,
-            token_rights, certificates, user_pins, routine_events, authorities, autolock, workloads
-        }, runs: ReconcilerRuns::default())
+        let TablesV4 { version_3, authorities, autolock, workloads } = t;
+        Self { authorities, autolock, workloads, ..version_3.into() }
     }
 }
 

@@ -116,7 +116,7 @@ mod tests {
             publication.update(Moment(0), &tables, status, Duration::from_millis(100), &mut Batch::default());
             publication.leader_changes()
         };
-        // The second news about the first leader is no change.
+        // Another notice about the same leader does not count as a change.
         let news = [(None, 0), (Some(1), 1), (Some(1), 2), (Some(2), 3), (None, 4), (Some(2), 5)];
         let counts = news.map(|(leader, term)| counted(leader, term));
         assert_eq!(counts, [0, 1, 1, 2, 2, 3]);

@@ -79,7 +79,7 @@ fn a_failure_is_remembered_across_terms_until_success() {
     assert_eq!(world.last_event().1, "schema: 1.1.0 is applied");
     let events = world.0.tables.frequent_events.len();
     world.reports(second, 0, Idle);
-    assert_eq!(world.0.tables.frequent_events.len(), events, "a success after another one is no event");
+    assert_eq!(world.0.tables.frequent_events.len(), events, "a success after another one causes no event");
 }
 
 #[test]
