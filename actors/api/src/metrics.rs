@@ -1,10 +1,10 @@
 //! What Prometheus asks for over HTTP: the metrics of this process, and the addresses of all nodes for its
 //! `http_sd_configs`. Neither needs a quorum, and neither is forwarded: a scrape is about the process that it reaches.
 //!
-//! Invariants  SCRAPE-1  a caller that may not read the whole cluster gets neither: operators, read-only operators and managers
-//!                       do; workers, users of namespaces and callers without an identity do not. A node's own certificate
+//! Invariants  SCRAPE-1  a caller that may not read the whole cluster gets neither: operators and read-only operators do, and
+//!                       managers at managers; workers, users of namespaces and callers without an identity do not. A node's own certificate
 //!                       reads its own metrics, as its metrics port does without any.
-//!             SCRAPE-2  a manager without a copy of the state answers with an error. An empty list would make Prometheus
+//!             SCRAPE-2  a manager without a replica yet answers with an error. An empty list would make Prometheus
 //!                       forget every target.
 
 use std::time::Duration;
@@ -28,13 +28,13 @@ const TARGETS: &str = "/v1/prometheus/targets";
 
 /// Whether no leader confirmed the answer lately.
 const STALE: &str = "muster-stale";
-/// The revision of the copy that the answer was built from.
+/// The revision of the replica that the answer was built from.
 const REVISION: &str = "muster-revision";
 
 /// How long a quorum may take to confirm that a token is unknown: as for the Kubernetes subset.
 const QUORUM_TIMEOUT: Duration = Duration::from_secs(3);
-/// How long it may take to gather the metrics. Prometheus waits 10 s unless configured otherwise.
-const RENDER_TIMEOUT: Duration = Duration::from_secs(15);
+/// How long it may take to gather the metrics: a little less than the 10 s that Prometheus waits unless configured otherwise.
+const RENDER_TIMEOUT: Duration = Duration::from_secs(8);
 
 pub(crate) fn routes() -> Router {
     Router::new().route(METRICS, get(metrics)).route(TARGETS, get(targets))
@@ -69,14 +69,14 @@ async fn rendered(peer: &Peer, headers: &HeaderMap) -> Result<Response, ErrorBod
     let _permit = service.enter(&caller, false)?;
     let accept = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let rendering = (service.ports.metrics)(accept.to_owned());
-    let text = "the metrics could not be gathered in time; `muster actors` shows which actor is busy";
+    let text = "the metrics could not be gathered in time: this process is overloaded";
     let metrics = timeout(RENDER_TIMEOUT, rendering).await.map_err(|_| ErrorBody::new(ErrorCode::TimedOut, text))??;
     let mut response = Response::new(until_read(Body::from(metrics.text), Some(share)));
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(metrics.media_type));
     Ok(response)
 }
 
-/// Every node of the local copy, stale or not: targets must not vanish when the quorum does.
+/// Every node of the local replica, stale or not: targets must not vanish when the quorum does.
 async fn listed(peer: &Peer, headers: &HeaderMap) -> Result<Response, ErrorBody> {
     let service = &peer.service;
     let caller = scraper(peer, headers).await?;
@@ -86,7 +86,7 @@ async fn listed(peer: &Peer, headers: &HeaderMap) -> Result<Response, ErrorBody>
     let _permit = service.enter(&caller, false)?;
     let replica = manager.replica.borrow().clone();
     if replica.tables.cluster.is_none() {
-        return Err(service.no_quorum(&manager, "this manager has no copy of the state yet"));
+        return Err(service.no_quorum(&manager, "this manager has no replica of the state yet"));
     }
     let text = crate::reads::to_text(&core::targets(&replica.tables))?;
     let mut response = json_response(StatusCode::OK, text).map(|body| until_read(body, Some(share)));

@@ -4,7 +4,7 @@
 
 use muster_messages::{CANDIDATES_SCOPE, ErrorBody, Participant, Reconcilers};
 
-/// Refuses a member whose reconcilers are all known to belong to other scopes. One that nobody has defined yet may still belong to
+/// Refuses a member whose reconcilers are all known to belong to other scopes. One that is not defined yet may still belong to
 /// this scope: its member waits for it, and is checked again when it asks to be admitted.
 pub fn check_scope(all: &Reconcilers, participant: &Participant) -> Result<(), ErrorBody> {
     let scope = participant.key.scope.as_str();

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::authorize::{NO_IDENTITY, Right, has_right};
 
-/// SCRAPE-1. `own`: the node of this process. `tables`: the local copy, on a manager.
+/// SCRAPE-1. `own`: the node of this process. `tables`: the local replica, on a manager.
 pub fn may_scrape(caller: &Principal, own: NodeId, tables: Option<&Tables>) -> Result<(), ErrorBody> {
     let is_manager =
         |id: &NodeId| tables.and_then(|tables| tables.nodes.get(id)).is_some_and(|node| node.role == Role::Manager);

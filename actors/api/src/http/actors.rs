@@ -27,19 +27,11 @@ struct ActorActionQuery {
     how: Option<String>,
     times: Option<u32>,
 }
-fn whose(node: Option<String>, all: bool) -> ActorsOf {
-    match node {
-        _ if all => ActorsOf::All,
-        None => ActorsOf::Here,
-        Some(node) if node == "leader" => ActorsOf::Leader,
-        Some(node) => ActorsOf::Node(node),
-    }
-}
 async fn actors(Extension(peer): Extension<Peer>, Query(q): Query<Whose>) -> Response {
-    answer(&peer, Request::Actors { node: whose(q.node, q.all), ask: ActorsAsk::Tree }).await
+    answer(&peer, Request::Actors { node: ActorsOf::asked(q.node, q.all), ask: ActorsAsk::Tree }).await
 }
 async fn actor_inspect(Extension(peer): Extension<Peer>, Path(path): Path<String>, Query(q): Query<Whose>) -> Response {
-    answer(&peer, Request::Actors { node: whose(q.node, q.all), ask: ActorsAsk::Inspect { path } }).await
+    answer(&peer, Request::Actors { node: ActorsOf::asked(q.node, q.all), ask: ActorsAsk::Inspect { path } }).await
 }
 fn crash_how(word: &str, times: Option<u32>) -> Result<CrashHow, ErrorBody> {
     Ok(match word {
@@ -69,5 +61,5 @@ async fn actor_action(
             return error_response(&ErrorBody::invalid(text));
         }
     };
-    answer(&peer, Request::Actors { node: whose(q.node, false), ask }).await
+    answer(&peer, Request::Actors { node: ActorsOf::asked(q.node, false), ask }).await
 }

@@ -64,12 +64,10 @@ async fn rotate_token(Extension(peer): Extension<Peer>, Path(role): Path<String>
 }
 
 async fn of_role(peer: &Peer, role: &str, request: fn(Role) -> Request) -> Response {
-    let role = match role {
-        "worker" => Role::Worker,
-        "manager" => Role::Manager,
-        _ => return error_response(&ErrorBody::invalid("a role must be worker or manager")),
-    };
-    answer(peer, request(role)).await
+    match role.parse() {
+        Ok(role) => answer(peer, request(role)).await,
+        Err(error) => error_response(&ErrorBody::invalid(error.to_string())),
+    }
 }
 
 async fn create_user(Extension(peer): Extension<Peer>, bytes: Bytes) -> Response {

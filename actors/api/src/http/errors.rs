@@ -12,8 +12,8 @@ const PROBLEM: &str = "application/problem+json";
 /// Bytes of an error that the HTTP library has written: it says what it could not parse.
 const MAX_LIBRARY_ERROR_BYTES: usize = 16 * 1024;
 
-pub(crate) fn json_response(status: StatusCode, text: String) -> Response {
-    let mut response = Response::new(Body::from(text));
+pub(crate) fn json_response(status: StatusCode, text: impl Into<Body>) -> Response {
+    let mut response = Response::new(text.into());
     *response.status_mut() = status;
     response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static("application/json"));
     response
@@ -120,20 +120,20 @@ fn problem(error: &ErrorBody, status: StatusCode, id: RequestId) -> Value {
 
 /// Whether the client prefers a problem document to plain JSON. A wildcard does not ask for one.
 fn accepts_problem(headers: &HeaderMap) -> bool {
-    let ranges = headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok());
-    let (mut problem, mut plain) = (0.0, 0.0);
-    for range in ranges.flat_map(|value| value.split(',')) {
+    let plain = weight(headers, "application/json").unwrap_or(0.0);
+    weight(headers, PROBLEM).is_some_and(|problem| problem > 0.0 && problem >= plain)
+}
+
+/// The weight that the client gives to a media type (RFC 9110, section 12.4.2); `None`: it does not name it.
+pub(super) fn weight(headers: &HeaderMap, media_type: &str) -> Option<f32> {
+    let values = headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok());
+    let mut named = values.flat_map(|value| value.split(',')).filter_map(|range| {
         let mut parts = range.split(';').map(|part| part.trim().to_ascii_lowercase());
-        let media_type = parts.next().unwrap_or_default();
-        let weight = parts.find_map(|part| part.strip_prefix("q=").map(str::to_owned));
-        let weight = weight.map_or(1.0, |weight| weight.parse::<f32>().unwrap_or(0.0));
-        match media_type.as_str() {
-            PROBLEM => problem = weight,
-            "application/json" => plain = weight,
-            _ => {}
-        }
-    }
-    problem > 0.0 && problem >= plain
+        let is_it = parts.next().is_some_and(|name| name == media_type);
+        let weight = parts.find_map(|part| part.strip_prefix("q=").map(|weight| weight.parse().unwrap_or(0.0)));
+        is_it.then(|| weight.unwrap_or(1.0))
+    });
+    named.next()
 }
 
 #[cfg(test)]

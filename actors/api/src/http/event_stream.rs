@@ -1,7 +1,7 @@
 //! `/v1/events` as server-sent events.
 //!
 //! A stream ends after an hour, with its reader, with this node's manager runtime, and with the caller's right to it. A reader that
-//! stops reading costs its permit and a page of events; once it has fallen behind what is kept, it is told that its place has expired.
+//! stops reading costs its permit and a page of events; once events that it has not read are no longer kept, it receives `expired`.
 //!
 //! Invariants  SSE-1  only the last event of a revision carries an id: a client that returns with it has seen the whole revision.
 
@@ -19,6 +19,7 @@ use serde_json::Value;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, sleep_until};
 
+use super::errors::weight;
 use super::{Peer, error_response};
 use crate::service::WatchPermit;
 
@@ -35,9 +36,7 @@ type Page = EventsView<Value>;
 
 /// Whether the client asks for a stream.
 pub(super) fn is_wanted(headers: &HeaderMap) -> bool {
-    let ranges = headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok());
-    let mut types = ranges.flat_map(|value| value.split(',')).filter_map(|range| range.split(';').next());
-    types.any(|media_type| media_type.trim().eq_ignore_ascii_case("text/event-stream"))
+    weight(headers, "text/event-stream").is_some_and(|weight| weight > 0.0)
 }
 
 /// Starts a stream after `since`, or after what the client saw last: browsers repeat the address of the first request.
@@ -61,11 +60,7 @@ async fn begin(peer: &Peer, headers: &HeaderMap, since: u64) -> Result<Response,
     })?;
     let mut follower = Follower { peer: peer.clone(), since };
     // Before the answer begins: a refusal is an answer of its own.
-    let first = match follower.page(0).await {
-        Ok(page) => Ok(page),
-        Err(error) if error.code == ErrorCode::Conflict => Err(Expired),
-        Err(error) => return Err(error),
-    };
+    let first = follower.page(0).await?;
     let (to, lines) = mpsc::channel(1);
     tokio::spawn(follower.run(first, to, permit));
     let lines =
@@ -76,7 +71,11 @@ async fn begin(peer: &Peer, headers: &HeaderMap, since: u64) -> Result<Response,
     Ok(response)
 }
 
-/// The events after the client's place are no longer kept.
+/// What a client is sent next: a page, or that not every event after its place can be sent.
+type Next = Result<Page, Expired>;
+
+/// Some events after the client's place are no longer kept, or the place is later than any event: another incarnation of the cluster
+/// gave it out.
 struct Expired;
 
 struct Follower {
@@ -85,32 +84,37 @@ struct Follower {
 }
 
 impl Follower {
-    async fn page(&mut self, wait_ms: u64) -> Result<Page, ErrorBody> {
+    async fn page(&mut self, wait_ms: u64) -> Result<Next, ErrorBody> {
         let request = Request::Events { since: Revision(self.since), wait_ms };
         let call = ApiCall { id: 0, request_id: self.peer.request, timeout_ms: 30_000, request };
-        let page = self.peer.service.answer_from(&self.peer.origin, self.peer.caller.clone(), call).await?;
-        serde_json::from_str(&page).map_err(|e| ErrorBody::new(ErrorCode::Internal, e.to_string()))
+        let page = match self.peer.service.answer_from(&self.peer.origin, self.peer.caller.clone(), call).await {
+            Ok(page) => page,
+            Err(error) if error.code == ErrorCode::Conflict => return Ok(Err(Expired)),
+            Err(error) => return Err(error),
+        };
+        let page: Page = serde_json::from_str(&page).map_err(|e| ErrorBody::new(ErrorCode::Internal, e.to_string()))?;
+        let lacks_some = self.since != 0 && page.incomplete_before.is_some();
+        Ok(if lacks_some || page.revision.0 < self.since { Err(Expired) } else { Ok(page) })
     }
 
-    async fn run(mut self, mut next: Result<Page, Expired>, to: mpsc::Sender<Bytes>, _permit: WatchPermit) {
+    async fn run(mut self, mut next: Next, to: mpsc::Sender<Bytes>, _permit: WatchPermit) {
         let until = Instant::now() + MAX_STREAM;
         loop {
-            let Ok(page) = next else {
-                let _gone = to.send(Bytes::from_static(b"event: expired\ndata: {}\n\n")).await;
-                return;
+            let text = match &next {
+                Ok(page) => text_of(&page.items),
+                Err(Expired) => "event: expired\ndata: {}\n\n".to_owned(),
             };
-            let text = text_of(&page.items);
             if !text.is_empty() {
                 tokio::select! {
                     sent = to.send(text.into()) => if sent.is_err() { return },
                     () = sleep_until(until) => return,
                 }
             }
-            let more = page.more;
-            self.since = self.since.max(page.revision.0);
+            let Ok(page) = next else { return };
+            self.since = page.revision.0;
             let mut comment_at = Instant::now() + COMMENT_INTERVAL;
             let reader = to.clone();
-            let waiting = self.next(more);
+            let waiting = self.next();
             tokio::pin!(waiting);
             let found = loop {
                 tokio::select! {
@@ -131,13 +135,12 @@ impl Follower {
         }
     }
 
-    /// The next page with news, or the place has expired. `None`: the stream ends.
-    async fn next(&mut self, mut more: bool) -> Option<Result<Page, Expired>> {
+    /// The next page with events, or the place has expired. `None`: the stream ends.
+    async fn next(&mut self) -> Option<Next> {
         loop {
             let manager = self.peer.service.ports.manager.borrow().clone();
             let wait_ms = match &manager {
                 None => RELAYED_WAIT_MS,
-                Some(_) if more => 0,
                 Some(manager) => {
                     let (since, mut replicas) = (Revision(self.since), manager.replica.clone());
                     let newer =
@@ -148,9 +151,8 @@ impl Follower {
                 }
             };
             match self.page(wait_ms).await {
-                Ok(page) if page.items.is_empty() && !page.more => more = false,
-                Ok(page) => return Some(Ok(page)),
-                Err(error) if error.code == ErrorCode::Conflict => return Some(Err(Expired)),
+                Ok(Ok(page)) if page.items.is_empty() => {}
+                Ok(next) => return Some(next),
                 Err(error) if error.code == ErrorCode::TooManyRequests => sleep(RETRY_PAUSE).await,
                 Err(error) => {
                     tracing::debug!(%error, "event stream ended");
