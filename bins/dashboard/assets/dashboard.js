@@ -5,7 +5,7 @@ const $ = (id) => document.getElementById(id);
 const main = $("main");
 const [TAB, PROOF] = ["muster-tab", "muster-proof"];
 
-// ---- the two halves of a session: the cookie is the browser's, this is the tab's
+// ---- the two secrets of a session: the cookie is the browser's, this one the tab's
 
 const others = new BroadcastChannel("muster");
 let tab = sessionStorage.getItem(TAB);
@@ -145,7 +145,7 @@ function put(old, html) {
   // It is being typed into; what it asks for comes with the next page.
   if (old.contains(document.activeElement) && document.activeElement.matches("input")) return;
   const restore = focused();
-  // A row alone is no element: a table must be around it.
+  // A row is parsed only inside a table.
   const fresh = html.startsWith("<tr") ? element(`<table><tbody>${html}</tbody></table>`).querySelector("tr") : element(html);
   old.replaceWith(fresh);
   restore();
@@ -253,7 +253,7 @@ setInterval(() => {
   if (silent) $("cut-age").textContent = `${Math.round((Date.now() - heard) / 1000)} s`;
 }, 1000);
 
-// A page that nobody sees asks for nothing.
+// A hidden page asks for nothing.
 document.addEventListener("visibilitychange", () => {
   if (!tab) return;
   if (document.hidden) close();
@@ -307,7 +307,7 @@ document.addEventListener("input", ({ target }) => {
 
 document.addEventListener("click", async ({ target }) => {
   if (!target.dataset.copy) return;
-  // Under another name than this host's there is no clipboard.
+  // Browsers offer a clipboard only under names of this host.
   const copied = await navigator.clipboard?.writeText(target.dataset.copy).then(() => true, () => false);
   target.textContent = copied ? "copied" : "not copied";
 });

@@ -1,10 +1,10 @@
-//! Who may see the dashboard: links that are good for one login, and sessions of two halves.
+//! Who may see the dashboard: links that are good for one login, and sessions of two secrets.
 //!
 //! Owns        the current link, the links spent lately, the sessions.
 //! Invariants  DASH-1  a link opens at most one session, within [`LINK_LIFETIME`].
-//!             DASH-2  a session is used with both of its halves. The cookie alone is not enough: browsers send it to every port of this
+//!             DASH-2  a session is used with both of its secrets. The cookie alone is not enough: browsers send it to every port of this
 //!                     host (RFC 6265, 8.5). The tab's token alone is not enough either: an injected script could read it.
-//!             DASH-3  a link used twice ends the session that it opened: two had it, and nobody knows which of them is the operator.
+//!             DASH-3  a link used twice ends the session that it opened: two programs had it, and which of them is the operator's is unknown.
 //!
 //! Wrong links are not limited: at 256 bits a limit would only lock the operator out.
 
@@ -128,7 +128,7 @@ impl Access {
         Ok(session)
     }
 
-    /// The proof of the session that lives and of which these are the two halves. It counts as used now.
+    /// The proof of the session that lives and of which these are the two secrets. It counts as used now.
     pub fn admit(&mut self, cookie: &str, tab: &str, now: Instant) -> Option<Secret> {
         let (cookie, tab) = (Secret::parse(cookie)?, Secret::parse(tab)?);
         let session = self.sessions.iter_mut().find(|s| s.cookie.is(&cookie) && s.tab.is(&tab) && s.lives(now))?;
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn session_needs_both_halves_of_the_same_login() {
+    fn session_needs_both_secrets_of_the_same_login() {
         let (mut access, _, session, now) = opened();
         let (cookie, tab) = (session.cookie.text(), session.tab.text());
         let link = access.new_link(now).text();
@@ -245,9 +245,9 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is done, a spent link never opens anything, and only the two halves of one login are admitted.
+        /// Whatever is done, a spent link never opens anything, and only the two secrets of one login are admitted.
         #[test]
-        fn spent_links_never_open_and_halves_never_mix(steps in prop::collection::vec((0u8..4, 0u64..400), 1..60)) {
+        fn spent_links_never_open_and_secrets_never_mix(steps in prop::collection::vec((0u8..4, 0u64..400), 1..60)) {
             let (mut access, mut now) = (Access::default(), Instant::now());
             let (mut links, mut spent, mut sessions) = (Vec::<String>::new(), Vec::<String>::new(), Vec::<Session>::new());
             for (step, seconds) in steps {

@@ -1,15 +1,17 @@
 //! What an operator can do in the browser, with `--actions`: each is one request of the command line's.
 //!
-//! Invariants  DASH-7  without `--actions` there is no route that changes anything.
+//! Invariants  DASH-7  without `--actions` no route changes anything.
 //!             DASH-8  a dialog is one request, however often it is sent: a double click, a lost answer and a retry have the same id.
 
 use std::time::Duration;
 
 use muster_client::{Client, Failure, Outcome, Target};
 use muster_kernel::Clock;
-use muster_messages::wire::{ActorsAsk, ActorsOf, ReconcilerRequest, Request};
+use muster_messages::wire::{ActorsAsk, ReconcilerRequest, Request};
 use muster_messages::{ErrorCode, RequestId, Role, WallTime};
 use serde::{Deserialize, Serialize};
+
+use crate::feed::actors_of;
 
 /// How long the outcome is waited for. A removal waits until the member is gone.
 const TIMEOUT: Duration = Duration::from_secs(15);
@@ -57,12 +59,7 @@ impl Action {
             Action::RotateCertificate { node } => Request::CertRotate { node },
             Action::TransferLeadership {} => Request::TransferLeader { to: None },
             Action::RestartActor { node, path } => {
-                let node = match node.as_str() {
-                    "" => ActorsOf::Here,
-                    "leader" => ActorsOf::Leader,
-                    _ => ActorsOf::Node(node),
-                };
-                Request::Actors { node, ask: ActorsAsk::Restart { path } }
+                Request::Actors { node: actors_of(&node), ask: ActorsAsk::Restart { path } }
             }
             Action::RetryReconciler { name } => Request::Reconciler(ReconcilerRequest::Retry { name, release: None }),
             Action::ResumeReconciler { name } => Request::Reconciler(ReconcilerRequest::Pause { name, paused: false }),

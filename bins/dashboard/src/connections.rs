@@ -18,8 +18,8 @@ use tokio::task::AbortHandle;
 /// Far more than the streams of all sessions.
 const MAX_CONNECTIONS: usize = 128;
 /// From the connection to the end of the request's headers.
-const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
-/// From the connection to the last byte of an answer that is no stream. An action may take its whole time limit.
+pub const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
+/// From the connection to the last byte of an answer other than a stream. An action may take its whole time limit.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 /// Pause after a failed accept: most likely the process is out of files.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);

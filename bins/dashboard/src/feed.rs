@@ -2,7 +2,7 @@
 //!
 //! Owns        a task and a connection for each question that some open page shows, and the newest answer to it.
 //! Invariants  DASH-4  a question is asked only while a page shows it; the status is asked always, seldom while no page is open.
-//!             DASH-5  a failure never replaces an answer: the answer stays, with its time, beside the reason.
+//!             DASH-5  a failure never replaces an answer: the answer stays, with its time, beside the reason. A refusal does.
 //!             DASH-6  the longer a list, the less often it is asked: it costs the cluster the same part of the time.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -81,7 +81,7 @@ impl Answer {
     }
 }
 
-/// The newest answer, and why there is no newer one.
+/// The newest answer, and why a newer one is missing.
 #[derive(Clone, Debug, Default)]
 pub struct Sample {
     pub answer: Option<Arc<Answer>>,
@@ -89,27 +89,32 @@ pub struct Sample {
     pub at: Option<WallTime>,
     /// Why the last question was not answered.
     pub failure: Option<String>,
-    /// Whether that was an answer, too: there is no such thing, or it may not be seen.
+    /// Whether that was an answer, too: what was asked for does not exist, or may not be seen.
     pub refused: bool,
 }
 
 impl Sample {
-    /// An answer of now.
-    pub fn answered(answer: Answer) -> Self {
-        Self { answer: Some(Arc::new(answer)), at: Some(Clock.wall()), ..Self::default() }
+    /// What is known after another question was answered, or was not. A refusal is an answer: what was shown before does not exist, or
+    /// may not be seen, any more.
+    fn take(&mut self, answer: Outcome<Answer>, now: WallTime) {
+        let is_refusal = |failure: &Failure| {
+            [ErrorCode::NotFound, ErrorCode::Forbidden, ErrorCode::Invalid].iter().any(|code| failure.is(*code))
+        };
+        match answer {
+            Ok(answer) => *self = Self { answer: Some(Arc::new(answer)), at: Some(now), ..Self::default() },
+            Err(failure) if is_refusal(&failure) => {
+                *self = Self { failure: Some(failure.message), refused: true, ..Self::default() };
+            }
+            Err(failure) => self.failure = Some(failure.message),
+        }
     }
-}
-
-/// Whether the cluster has answered that there is nothing to show. What was shown before is not so any more.
-fn is_refusal(failure: &Failure) -> bool {
-    [ErrorCode::NotFound, ErrorCode::Forbidden, ErrorCode::Invalid].iter().any(|code| failure.is(*code))
 }
 
 /// What the overview draws of the last 15 minutes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Point {
     pub at: WallTime,
-    /// Reachable voters above the quorum; negative without one. `None`: there was no answer.
+    /// Reachable voters above the quorum; negative without one. `None`: without an answer.
     pub margin: Option<i64>,
     pub term: Option<u64>,
     pub pending: Option<usize>,
@@ -131,16 +136,19 @@ const IDLE_PAUSE: Duration = Duration::from_secs(10);
 const LINGER: Duration = Duration::from_secs(5);
 
 impl Topic {
-    /// The pause between two questions.
-    fn pause(&self) -> Duration {
-        match self {
+    /// The pause before the next question. `idle`: no page shows it.
+    fn pause(&self, idle: bool, newest: &Sample) -> Duration {
+        let rows = newest.answer.as_deref().map_or(0, Answer::rows);
+        let pause = match self {
+            Topic::Status if idle => IDLE_PAUSE,
             Topic::Status | Topic::Raft | Topic::Nodes | Topic::Node(_) | Topic::Actors(_) | Topic::Actor(..) => {
                 Duration::from_secs(1)
             }
             Topic::Leases | Topic::Lease(..) | Topic::Reconcilers | Topic::Reconciler(_) => Duration::from_secs(2),
-            Topic::Events => Duration::from_millis(250),
+            Topic::Events => Duration::from_millis(250), // its answers are waited for
             Topic::Certificates | Topic::Users | Topic::Tokens | Topic::Roots => Duration::from_secs(5),
-        }
+        };
+        pause + PAUSE_PER_ROW * rows
     }
 
     async fn ask(&self, client: &mut Client, former: &Sample) -> Outcome<Answer> {
@@ -190,12 +198,9 @@ impl Topic {
     }
 }
 
-fn actors_of(node: &str) -> ActorsOf {
-    match node {
-        "" => ActorsOf::Here,
-        "leader" => ActorsOf::Leader,
-        node => ActorsOf::Node(node.to_owned()),
-    }
+/// As a page's address names the node; empty: the node that answers.
+pub fn actors_of(node: &str) -> ActorsOf {
+    ActorsOf::asked(Some(node.to_owned()).filter(|node| !node.is_empty()), false)
 }
 
 /// The events of before and those since, which are waited for.
@@ -284,13 +289,7 @@ impl Feed {
                     if topic == Topic::Status {
                         self.note(answer.as_ref().ok());
                     }
-                    newest.send_modify(|sample| match answer {
-                        Ok(answer) => *sample = Sample::answered(answer),
-                        Err(failure) if is_refusal(&failure) => {
-                            *sample = Sample { failure: Some(failure.message), refused: true, ..Sample::default() };
-                        }
-                        Err(failure) => sample.failure = Some(failure.message),
-                    });
+                    newest.send_modify(|sample| sample.take(answer, Clock.wall()));
                 }
                 // Its connection still expects the answer.
                 None => client = Client::to(self.target.clone(), TIMEOUT),
@@ -300,17 +299,13 @@ impl Feed {
                 left = None;
             } else if topic != Topic::Status && left.get_or_insert_with(Instant::now).elapsed() >= LINGER {
                 let mut all = self.asked();
-                // Nobody can have followed it since: they need this lock.
+                // A page that follows it takes this lock first.
                 if newest.receiver_count() == 0 {
                     all.remove(&topic);
                     return;
                 }
             }
-            let pause = match topic {
-                Topic::Status if idle => IDLE_PAUSE,
-                Topic::Events => topic.pause(), // its answers are waited for
-                _ => topic.pause() + PAUSE_PER_ROW * newest.borrow().answer.as_deref().map_or(0, Answer::rows),
-            };
+            let pause = topic.pause(idle, &newest.borrow());
             if idle && topic == Topic::Status {
                 let _either = tokio::time::timeout(pause, wanted.notified()).await;
             } else {
@@ -346,5 +341,89 @@ impl Feed {
         while points.len() > MAX_POINTS {
             points.pop_front();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn nodes(count: u32) -> Answer {
+        let lease = || Answer::Leases(Vec::new());
+        match count {
+            0 => lease(),
+            _ => Answer::Tokens(
+                (0..count)
+                    .map(|_| serde_json::from_value(serde_json::json!({"id": "a", "role": "worker"})).unwrap())
+                    .collect(),
+            ),
+        }
+    }
+
+    #[test]
+    fn failures_keep_the_answer_and_refusals_replace_it() {
+        let mut sample = Sample::default();
+        sample.take(Ok(nodes(0)), WallTime(5));
+        for code in
+            [ErrorCode::NoQuorum, ErrorCode::Unreachable, ErrorCode::TimedOut, ErrorCode::TooLarge, ErrorCode::Internal]
+        {
+            sample.take(Err(Failure::new(code, "why")), WallTime(9));
+            assert_eq!(
+                (sample.answer.is_some(), sample.at, sample.refused),
+                (true, Some(WallTime(5)), false),
+                "{code}"
+            );
+            assert_eq!(sample.failure.as_deref(), Some("why"));
+        }
+        for code in [ErrorCode::NotFound, ErrorCode::Forbidden, ErrorCode::Invalid] {
+            let mut sample = sample.clone();
+            sample.take(Err(Failure::new(code, "gone")), WallTime(9));
+            assert_eq!((sample.answer.is_none(), sample.at, sample.refused), (true, None, true), "{code}");
+        }
+        sample.take(Ok(nodes(0)), WallTime(12));
+        assert_eq!((sample.at, sample.failure), (Some(WallTime(12)), None));
+    }
+
+    #[test]
+    fn long_lists_are_asked_less_often() {
+        let pause = |topic: Topic, idle: bool, rows: u32| {
+            let mut sample = Sample::default();
+            sample.take(Ok(nodes(rows)), WallTime(0));
+            topic.pause(idle, &sample)
+        };
+        assert_eq!(pause(Topic::Nodes, false, 0), Duration::from_secs(1));
+        assert_eq!(pause(Topic::Nodes, false, 10_000), Duration::from_secs(11));
+        assert_eq!(
+            (pause(Topic::Status, false, 0), pause(Topic::Status, true, 0)),
+            (Duration::from_secs(1), IDLE_PAUSE)
+        );
+    }
+
+    #[tokio::test]
+    async fn another_cluster_at_the_same_address_is_noticed() {
+        let status = |id: &str, incarnation: u64| {
+            let document = serde_json::json!({"cluster": {"id": id, "name": "c", "incarnation": incarnation, "feature_level": 3},
+                "stale": false, "self": {"id": "0000000000000000000000001", "name": "n1", "role": "manager"},
+                "raft": {"term": 1, "leader": null, "commit": 1, "applied": 1, "voters": [], "learners": []},
+                "quorum": {"needed": 1, "reachable": 1, "missing": []},
+                "nodes": {"total": 1, "managers": 1, "workers": 0, "ready": 1, "down": 0}, "pending": []});
+            Answer::Status(serde_json::from_value(document).unwrap())
+        };
+        let feed = Feed::new(Target::Socket("/nonexistent/muster.sock".into()));
+        let mut cluster = feed.cluster.subscribe();
+        for (answer, changed) in [
+            (status("a", 1), false),
+            (status("a", 1), false),
+            (status("a", 2), true),
+            (status("b", 2), true),
+            (status("b", 2), false),
+        ] {
+            feed.note(Some(&answer));
+            assert_eq!(cluster.has_changed().unwrap(), changed);
+            cluster.mark_unchanged();
+        }
+        feed.note(None);
+        let points = feed.points();
+        assert_eq!((points.len(), points[0].margin, points[5].margin), (6, Some(0), None));
     }
 }

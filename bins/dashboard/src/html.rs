@@ -102,7 +102,7 @@ pub fn filter(name: &'static str, label: &str, value: &str) -> Markup {
 /// A button for an action, which the script confirms in a dialog. `typed`: what a person must type, where it cannot be undone.
 pub fn action(action: &Action, label: &str, explained: &str, typed: Option<&str>) -> Markup {
     let action = serde_json::to_string(action).unwrap_or_default();
-    // The same JSON: it must reach the server as it is, and mislead nobody who reads the page's source.
+    // The same JSON: it must reach the server as it is, and must not mislead a reader of the page's source.
     let escaped = |c: char| if misleads(c) { format!("\\u{:04x}", u32::from(c)) } else { c.to_string() };
     let action: String = action.chars().map(escaped).collect();
     html! { button type="button" data-action=(action) data-explained=(text(explained)) data-typed=[typed.map(text)] { (label) } " " }

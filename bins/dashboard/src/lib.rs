@@ -9,7 +9,7 @@
 //! - `actions.rs` what may be done with `--actions`.
 //! - `feed.rs` asks the cluster, once for all open pages.
 //! - `pages/` functions from answers to a page; `document.rs` the parts of one, and which of them must be sent again.
-//! - `server.rs` the routes, and the stream of one open page.
+//! - `shell.rs` what every page begins as, and its assets; `server.rs` the routes, and the stream of one open page.
 //!
 //! Decision 0053 says why it is not in the daemon.
 
@@ -23,6 +23,7 @@ mod feed;
 mod html;
 mod pages;
 mod server;
+mod shell;
 
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -31,6 +32,7 @@ use std::sync::Arc;
 use muster_client::{Failure, Outcome, Target};
 use tokio::net::TcpListener;
 
+pub use self::access::LINK_LIFETIME;
 pub use self::browser::Redirect;
 pub use self::server::{Dashboard, LoginEvent};
 
@@ -51,7 +53,7 @@ impl Dashboard {
         let busy = |error| Failure::io(format_args!("cannot listen on port {} of loopback", settings.port), &error);
         let first = TcpListener::bind((Ipv4Addr::LOCALHOST, settings.port)).await.map_err(busy)?;
         let port = first.local_addr().map_err(busy)?.port();
-        // `localhost` may be either. Not every machine has IPv6, but where it has, nobody else may answer under our name.
+        // `localhost` may be either. Not every machine has IPv6, but where it has, no other program may answer under our name.
         let second = match TcpListener::bind(SocketAddr::from((Ipv6Addr::LOCALHOST, port))).await {
             Err(error) if error.kind() == ErrorKind::AddrInUse => {
                 let taken = format_args!("another process listens on [::1]:{port}; choose another port with --port");

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::convert::Infallible;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use axum::body::Body;
@@ -13,11 +13,9 @@ use axum::response::{Html, IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Json, Router, middleware};
 use futures_util::{Stream, StreamExt, stream};
-use maud::{DOCTYPE, Markup, html};
 use muster_client::Target;
 use muster_kernel::Clock;
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 use tokio::net::TcpListener;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 
@@ -29,6 +27,7 @@ use crate::door::{self, Hosts};
 use crate::feed::{Feed, Sample, Topic};
 use crate::html::text;
 use crate::pages::{PLACES, Page, Seen};
+use crate::shell;
 
 /// Open pages at once.
 const MAX_STREAMS: usize = 32;
@@ -39,7 +38,7 @@ const BEAT: Duration = Duration::from_secs(2);
 /// Bytes of a request's body.
 const MAX_BODY: usize = 1024;
 
-/// The header with the tab's half of the session.
+/// The header with the tab's secret.
 const TAB: HeaderName = HeaderName::from_static("muster-tab");
 
 /// What happens to links and sessions, for the terminal.
@@ -79,7 +78,7 @@ impl Shared {
         self.access.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// The proof of the session of which a request has both halves. Another server on this host can add cookies of the same name.
+    /// The proof of the session of which a request has both secrets. Another server on this host can add cookies of the same name.
     fn admit(&self, headers: &HeaderMap) -> Option<Secret> {
         let tab = headers.get(TAB)?.to_str().ok()?;
         let (mut access, now) = (self.access(), Instant::now());
@@ -110,7 +109,7 @@ impl Dashboard {
         self.port
     }
 
-    /// A link that is good for one login. Its secret is in the fragment, which browsers send to nobody.
+    /// A link that is good for one login. Its secret is in the fragment, which browsers do not send.
     pub fn link(&self) -> String {
         let link = self.shared.access().new_link(Instant::now());
         format!("http://127.0.0.1:{}/#{}", self.port, link.text())
@@ -138,37 +137,8 @@ impl Dashboard {
     }
 }
 
-pub(crate) fn asset(name: &str) -> Option<(&'static str, &'static str)> {
-    Some(match name {
-        _ if name == assets().script => ("text/javascript; charset=utf-8", SCRIPT),
-        _ if name == assets().style => ("text/css; charset=utf-8", STYLE),
-        _ if name == assets().mark => ("image/svg+xml", MARK),
-        _ => return None,
-    })
-}
-
-const SCRIPT: &str = include_str!("../assets/dashboard.js");
-const STYLE: &str = include_str!("../assets/dashboard.css");
-const MARK: &str = include_str!("../assets/mark.svg");
-
-/// The names of the assets: each has a digest, so that another release's are other files.
-struct Assets {
-    script: String,
-    style: String,
-    mark: String,
-}
-
-fn assets() -> &'static Assets {
-    static ASSETS: OnceLock<Assets> = OnceLock::new();
-    let named = |text: &str, ending: &str| {
-        let digest: String = Sha256::digest(text).iter().take(6).map(|byte| format!("{byte:02x}")).collect();
-        format!("{digest}.{ending}")
-    };
-    ASSETS.get_or_init(|| Assets { script: named(SCRIPT, "js"), style: named(STYLE, "css"), mark: named(MARK, "svg") })
-}
-
 fn router(shared: Arc<Shared>, hosts: Hosts) -> Router {
-    let pages = PLACES.iter().fold(Router::new(), |router, (path, ..)| router.route(path, get(shell)));
+    let pages = PLACES.iter().fold(Router::new(), |router, (path, ..)| router.route(path, get(serve_shell)));
     // Read-only by the absence of a route, not of buttons.
     let pages = if shared.actions { pages.route("/actions", post(act)) } else { pages };
     pages
@@ -183,72 +153,14 @@ fn router(shared: Arc<Shared>, hosts: Hosts) -> Router {
 }
 
 async fn serve_asset(Path(name): Path<String>) -> Response {
-    match asset(&name) {
+    match shell::asset(&name) {
         Some((kind, text)) => ([(header::CONTENT_TYPE, kind)], text).into_response(),
         None => StatusCode::NOT_FOUND.into_response(),
     }
 }
 
-/// What every page begins as: no datum of the cluster, so everyone may have it.
-async fn shell(State(shared): State<Arc<Shared>>) -> Html<String> {
-    let Assets { script, style, mark } = assets();
-    let page: Markup = html! {
-        (DOCTYPE)
-        html lang="en" {
-            head {
-                meta charset="utf-8";
-                meta name="viewport" content="width=device-width, initial-scale=1";
-                meta name="color-scheme" content="light dark";
-                title { "Muster" }
-                link rel="icon" href={ "/assets/" (mark) };
-                link rel="stylesheet" href={ "/assets/" (style) };
-                script type="module" src={ "/assets/" (script) } {}
-            }
-            body {
-                a.skip href="#main" { "Skip to the page" }
-                header {
-                    span.name { "Muster" }
-                    @if shared.actions { span.warn { span aria-hidden="true" { "▲ " } "actions are on" } }
-                    nav aria-label="Pages" {
-                        ul { @for (path, name, key) in PLACES { li { a href=(path) data-key=(key) { (name) } } } }
-                    }
-                    p.tools {
-                        button type="button" id="theme" { "theme: system" }
-                        " "
-                        button type="button" id="help" { "keys" }
-                        " "
-                        button type="button" id="logout" hidden { "log out" }
-                    }
-                }
-                p.cut id="cut" role="alert" hidden { span aria-hidden="true" { "■ " } "No answer from this dashboard for " span id="cut-age" {} ". What is below is old." }
-                p.visually-hidden id="announced" role="status" {}
-                main id="main" tabindex="-1" {
-                    noscript { p { "This page is drawn by a script of its own server, and by nothing else." } }
-                    p id="start" { "…" }
-                }
-                dialog id="act" aria-labelledby="act-title" {
-                    h2 id="act-title" {}
-                    p id="act-text" {}
-                    p id="act-typed" hidden { label { "Type " strong id="act-name" {} " to confirm: " input id="act-input" autocomplete="off" spellcheck="false"; } }
-                    p id="act-outcome" role="status" {}
-                    p { button type="button" id="act-do" {} " " button type="button" id="act-close" { "close" } }
-                }
-                dialog id="keys" aria-labelledby="keys-title" {
-                    h2 id="keys-title" { "Keys" }
-                    dl.facts {
-                        @for (_, name, key) in PLACES { dt { kbd { "g" } " " kbd { (key) } } dd { (name) } }
-                        dt { kbd { "/" } } dd { "filter" }
-                        dt { kbd { "j" } " " kbd { "k" } } dd { "next, previous row" }
-                        dt { kbd { "Enter" } } dd { "open" }
-                        dt { kbd { "?" } } dd { "this" }
-                    }
-                    p { label { input type="checkbox" id="keys-on" checked; " keys of one character are on" } }
-                    p { button type="button" id="keys-close" { "close" } }
-                }
-            }
-        }
-    };
-    Html(page.into_string())
+async fn serve_shell(State(shared): State<Arc<Shared>>) -> Html<String> {
+    Html(shell::shell(shared.actions).into_string())
 }
 
 #[derive(Deserialize)]
@@ -270,8 +182,8 @@ async fn log_in(State(shared): State<Arc<Shared>>, Json(login): Json<Login>) -> 
             let _full = shared.events.try_send(LoginEvent::LoggedIn);
             let (name, value) = (format!("{}{:08x}", shared.cookies, rand::random::<u32>()), session.cookie.text());
             let cookie = format!("{name}={value}; HttpOnly; SameSite=Strict; Path=/");
-            let halves = LoggedIn { tab: session.tab.text(), proof: session.proof.text() };
-            ([(header::SET_COOKIE, cookie)], Json(halves)).into_response()
+            let secrets = LoggedIn { tab: session.tab.text(), proof: session.proof.text() };
+            ([(header::SET_COOKIE, cookie)], Json(secrets)).into_response()
         }
         Err(refused) => {
             let why = match refused {
@@ -282,7 +194,7 @@ async fn log_in(State(shared): State<Arc<Shared>>, Json(login): Json<Login>) -> 
                     "this link was used before: the session that it opened has ended\n"
                 }
                 Refused::Expired => "this link is more than a minute old\n",
-                Refused::Unknown => "this is no link of this dashboard\n",
+                Refused::Unknown => "this link is not of this dashboard\n",
             };
             (StatusCode::FORBIDDEN, why).into_response()
         }
@@ -300,7 +212,7 @@ async fn log_out(State(shared): State<Arc<Shared>>, headers: HeaderMap) -> Respo
 
 /// The answer to an action.
 #[derive(Serialize)]
-struct Outcome {
+struct ActionOutcome {
     message: String,
     /// Whether the same dialog may be sent again: the outcome is unknown, or the reason may pass.
     retry: bool,
@@ -313,10 +225,10 @@ async fn act(State(shared): State<Arc<Shared>>, headers: HeaderMap, Json(confirm
     match actions::ask(shared.target.clone(), &confirmed).await {
         Ok(_) => {
             let message = "accepted: the page shows when it has settled".to_owned();
-            Json(Outcome { message, retry: false }).into_response()
+            Json(ActionOutcome { message, retry: false }).into_response()
         }
         Err(failure) => {
-            let outcome = Outcome { message: text(&failure.message), retry: failure.may_pass() };
+            let outcome = ActionOutcome { message: text(&failure.message), retry: failure.may_pass() };
             (StatusCode::CONFLICT, Json(outcome)).into_response()
         }
     }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use maud::{Markup, html};
-use muster_messages::{EventKind, EventView, MEMBERS_NAMESPACE, RUNNERS_NAMESPACE, word};
+use muster_messages::{EventKind, EventView, word};
 
 use super::{Seen, name_of, none_of};
 use crate::document::{Part, Row, Table};
@@ -71,7 +71,8 @@ fn choice(value: &str, shown: &str, chosen: &str, node: &str) -> Markup {
 pub(super) fn table(seen: &Seen, caption: &str, limit: usize, is_chosen: &dyn Fn(&EventView) -> bool) -> Table {
     let names = seen.names();
     let all = seen.events();
-    let newest = all.into_iter().flatten().rev().filter(|event| !is_own(event) && is_chosen(event)).take(limit);
+    let newest =
+        all.into_iter().flatten().rev().filter(|event| !event.is_of_own_lease() && is_chosen(event)).take(limit);
     let mut of_revision = HashMap::new();
     let row = |event: &EventView| {
         // A revision may have several events.
@@ -111,12 +112,4 @@ pub(super) fn table(seen: &Seen, caption: &str, limit: usize, is_chosen: &dyn Fn
             _ => none_of("events", all.is_some()),
         },
     }
-}
-
-/// Whether it is about a lease that Muster's own members and elections keep.
-fn is_own(event: &EventView) -> bool {
-    let text = event.after.as_ref().or(event.before.as_ref());
-    let namespace = text.and_then(|text| text.split('/').next());
-    event.kind == word(EventKind::Lease)
-        && namespace.is_some_and(|it| [MEMBERS_NAMESPACE, RUNNERS_NAMESPACE].contains(&it))
 }

@@ -66,7 +66,7 @@ fn leader(seen: &Seen) -> Markup {
     let names = seen.names();
     let answer = match status.raft.leader {
         Some(leader) => html! { (node_link(&name_of(leader, names))) ", term " (status.raft.term.0) },
-        None => graded(Grade::Bad, "nobody"),
+        None => graded(Grade::Bad, "no manager"),
     };
     let terms: Vec<u64> = seen.points.iter().filter_map(|point| point.term).collect();
     let changes = terms.windows(2).filter(|pair| pair[0] != pair[1]).count();
@@ -129,7 +129,7 @@ fn runs_out(seen: &Seen) -> Markup {
             due.push((until, html! { "certificate of " (node_link(&name)) (failed) }));
         }
     }
-    // One that admits no more nodes is no loss.
+    // One that admits no more nodes is of no use before its end, either.
     for token in seen.tokens().into_iter().flatten().filter(|token| token.uses_left != Some(0)) {
         if let Some(until) = token.expires_at.filter(|until| *until > seen.now) {
             due.push((until, html! { "join token " (text(&token.id)) }));
@@ -229,7 +229,7 @@ fn course(points: &VecDeque<Point>) -> Markup {
 const WIDTH: f64 = 300.0;
 const HEIGHT: f64 = 40.0;
 
-/// One line; gaps where there was no answer.
+/// One line, with gaps where answers are missing.
 fn line(name: &str, values: &[Option<f64>], last: Option<String>) -> Markup {
     let known = || values.iter().flatten().copied();
     let (low, high) = known().fold((f64::MAX, f64::MIN), |(low, high), value| (low.min(value), high.max(value)));
