@@ -13,7 +13,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub struct Acceptor {
     listener: UnixListener,
-    /// For the log: "the admin socket".
+    /// For the log, such as "admin socket".
     name: &'static str,
     is_failing: AtomicBool,
 }

@@ -109,7 +109,7 @@ impl UnixSocket {
     }
 }
 
-/// Whether a process has the socket open. Only two errors mean that none has: there is no socket, or its process is gone. Any other one
+/// Whether a process has the socket open. Two errors mean that none has: the socket does not exist, or its process has ended. Any other one
 /// comes from a socket in use: a full queue (`EAGAIN`, where a blocking `connect` would wait), another type (`EPROTOTYPE`), or another
 /// user's (`EACCES`): see unix(7).
 fn is_served(path: &Path) -> io::Result<bool> {

@@ -4,6 +4,7 @@
 //! the resolver of names.
 
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -43,7 +44,7 @@ fn faults_here(config: &Config, faults: &mut Faults) {
         }
     };
     // The daemon that runs on the directory holds what this one would bind.
-    let runs = lock::is_held(&config.data_dir);
+    let runs = lock::is_held(&config.data_dir) || UnixStream::connect(&config.socket).is_ok();
     check("data_dir", &|| own_directory(&config.data_dir));
     check("socket", &|| muster_api::AdminSocket::check(&config.socket).map_err(|fault| fault.to_string()));
     if let Some(path) = &config.workload_socket {

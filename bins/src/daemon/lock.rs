@@ -64,7 +64,8 @@ impl DirLock {
     }
 }
 
-/// Whether a daemon runs on the directory. Only asks: a lock taken for a moment would make a start in that moment fail.
+/// Whether a daemon runs on the directory. Only asks, and from another process than the daemon's (closing any descriptor of the file would
+/// release its record lock, fcntl(2)): a lock taken for a moment would make a start in that moment fail.
 pub fn is_held(dir: &Path) -> bool {
     let held = |file: File| fcntl_getlk(file, &Flock::from(FlockType::WriteLock)).is_ok_and(|by| by.is_some());
     File::open(dir.join("lock")).is_ok_and(held)

@@ -37,7 +37,7 @@ pub fn parse(filter: &str) -> Result<EnvFilter, String> {
     EnvFilter::builder().parse(filter).map_err(|e| format!("--log {filter:?}: {e}"))
 }
 
-/// What is wrong with a directive that can be parsed. One for a library is not checked: there is no list of its targets.
+/// What is wrong with a directive that can be parsed. One for a library is not checked: its targets are unknown.
 fn misspelt(directive: &str) -> Option<String> {
     let (target, level) = directive.split_once('=').map_or((directive, None), |(target, level)| (target, Some(level)));
     let is_level = target.parse::<LevelFilter>().is_ok();
@@ -50,7 +50,7 @@ fn misspelt(directive: &str) -> Option<String> {
         return None;
     }
     if part.starts_with("muster") {
-        return Some(format!("{part} is no target of this program, which has {}", CRATES.join(", ")));
+        return Some(format!("{part} is not a target of this program, which has {}", CRATES.join(", ")));
     }
     let why = "neither a level (off, error, warn, info, debug, trace) nor a target of this program";
     level.is_none().then(|| format!("{part} is {why}; write a library's as {part}=debug"))
@@ -251,7 +251,7 @@ mod tests {
             ("inof", "neither a level"),
             ("info,debgu", "debgu is neither"),
             ("musterd=debug", "muster_agent, muster_api"),
-            ("info,muster_msh=debug", "muster_msh is no target"),
+            ("info,muster_msh=debug", "muster_msh is not a target"),
             ("muster=loud", "--log"),
         ] {
             let refused = parse(filter).err().unwrap_or_default();

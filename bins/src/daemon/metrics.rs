@@ -221,12 +221,14 @@ fn problems(registry: &mut Registry, progress: &[PeerProgress]) {
 fn replica(registry: &mut Registry, source: &Source) {
     let Some(manager) = source.manager.borrow().clone() else { return };
     let replica = manager.replica.borrow().clone();
+    let voters = replica.tables.members.values().filter(|member| member.voter).count();
     let gauges = [
         ("raft_term", "The Raft term", replica.raft.term.0),
         ("raft_commit", "The last committed index", replica.raft.commit.0),
         ("raft_applied", "The last applied index", replica.raft.applied.0),
         ("raft_leading", "1 while this manager leads", u64::from(replica.raft.leading)),
         ("raft_members", "Members of the Raft configuration", replica.tables.members.len() as u64),
+        ("raft_voters", "Voting members of the Raft configuration", voters as u64),
         ("blocklist_entries", "Blocked node ids", replica.tables.blocklist.len() as u64),
         ("workloads", "Workloads with an entry", replica.tables.workloads.entries.len() as u64),
     ];

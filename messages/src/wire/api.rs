@@ -279,3 +279,15 @@ pub enum ActorsOf {
     Id(NodeId),
     All,
 }
+
+impl ActorsOf {
+    /// As a person asks: for all nodes, for a node, for the `leader`, or by default for the answering process.
+    pub fn asked(node: Option<String>, all: bool) -> Self {
+        match node {
+            _ if all => ActorsOf::All,
+            None => ActorsOf::Here,
+            Some(node) if node == "leader" => ActorsOf::Leader,
+            Some(node) => ActorsOf::Node(node),
+        }
+    }
+}

@@ -18,7 +18,7 @@ pub struct ActorNumbers {
     /// How many there are now, by state.
     pub states: BTreeMap<ActorState, u64>,
     pub mailbox: u64,
-    /// Of those together, where each has a limit; 0: none has.
+    /// Of those that have one, together; 0: none has.
     pub mailbox_limit: u64,
     /// How long the oldest message in progress has been.
     pub handling_ms: u64,

@@ -48,7 +48,7 @@ fn read(text: &str, all: bool) -> Outcome<Trees> {
 async fn request_at(ctx: &mut Context, at: ActorTarget, ask: impl FnOnce(String) -> ActorsAsk) -> Request {
     let node = match at.node {
         None if runs_on_leader(&at.path) => ActorsOf::Leader,
-        node => nodes_of(node, false),
+        node => ActorsOf::asked(node, false),
     };
     let path = match named_node(&at.path) {
         Some((kind, name)) => with_id(ctx, kind, name).await.unwrap_or(at.path),
@@ -75,15 +75,6 @@ async fn with_id(ctx: &mut Context, kind: &str, name: &str) -> Option<String> {
     Some(format!("{kind}{}", node.id))
 }
 
-fn nodes_of(node: Option<String>, all: bool) -> ActorsOf {
-    match node {
-        _ if all => ActorsOf::All,
-        None => ActorsOf::Here,
-        Some(leader) if leader == "leader" => ActorsOf::Leader,
-        Some(node) => ActorsOf::Node(node),
-    }
-}
-
 async fn tree(ctx: &mut Context, args: ActorsArgs) -> Outcome<u8> {
     let of = match args.node.as_deref() {
         _ if args.all => "every node".to_owned(),
@@ -91,7 +82,7 @@ async fn tree(ctx: &mut Context, args: ActorsArgs) -> Outcome<u8> {
         Some("leader") => "the leader".to_owned(),
         Some(node) => printable(node),
     };
-    let request = Request::Actors { node: nodes_of(args.node, args.all), ask: ActorsAsk::Tree };
+    let request = Request::Actors { node: ActorsOf::asked(args.node, args.all), ask: ActorsAsk::Tree };
     if args.watch {
         return watch(ctx, &request, &of, args.all).await;
     }

@@ -4,7 +4,7 @@ use std::io::{BufRead, IsTerminal};
 use std::time::Duration;
 
 use muster_client::{Failure, Outcome};
-use muster_dashboard::{Dashboard, LoginEvent, Redirect, Settings};
+use muster_dashboard::{Dashboard, LINK_LIFETIME, LoginEvent, Redirect, Settings};
 use muster_kernel::Clock;
 use serde_json::json;
 use tokio::sync::mpsc;
@@ -14,8 +14,6 @@ use crate::cli::args::DashboardArgs;
 use crate::cli::output::{print, print_failure};
 use crate::cli::signals::Interrupts;
 
-/// How long a link is good for, as [`Dashboard::link`] promises.
-const LINK_LIFETIME: Duration = Duration::from_secs(60);
 /// A browser that has not asked by then may be unable to read the redirect file, as those in a sandbox are: the link is printed, too.
 const BROWSER_START: Duration = Duration::from_secs(5);
 
@@ -26,22 +24,20 @@ pub(super) async fn run(ctx: &Context, args: DashboardArgs) -> Outcome<u8> {
     let mut interrupts = Interrupts::listen()?;
     let settings = Settings { port: args.port, allow_hosts: args.allow_host, actions: args.actions };
     let mut dashboard = Dashboard::bind(ctx.client.target().clone(), &settings).await?;
-    let serve = dashboard.serve();
-    tokio::pin!(serve);
+    tokio::spawn(dashboard.serve());
     let link = dashboard.link();
     let mut browser = if args.no_open { None } else { Redirect::open(&link) };
     match &browser {
         Some(_) if !ctx.out.is_json() => ctx.out.say("opening a browser; Ctrl-C ends the dashboard"),
         _ => show(ctx, &link, args.actions),
     }
-    // Without a terminal there is nobody to press Enter, and a background job that reads is stopped.
+    // Without a terminal no person can press Enter, and a background job that reads is stopped.
     let mut enter = std::io::stdin().is_terminal().then(entered);
     let mut shown = false;
     let late = tokio::time::sleep(BROWSER_START);
     tokio::pin!(late);
     loop {
         tokio::select! {
-            () = &mut serve => return Ok(0),
             _signal = interrupts.next() => return Ok(0),
             () = &mut late, if browser.is_some() => match shown {
                 false => {

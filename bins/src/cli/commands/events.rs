@@ -112,7 +112,7 @@ impl Chosen {
             && self.after.is_none_or(|after| event.at > after);
         match chosen {
             false => Shown::Filtered,
-            true if !self.own_leases && render::is_of_own_lease(&event) => Shown::OwnLease,
+            true if !self.own_leases && event.is_of_own_lease() => Shown::OwnLease,
             true => Shown::Yes,
         }
     }

@@ -1,6 +1,6 @@
 //! Events, a line each.
 
-use muster_messages::{EventKind, EventView, ID_LEN, MEMBERS_NAMESPACE, RUNNERS_NAMESPACE, word};
+use muster_messages::{EventView, ID_LEN};
 
 use super::{Names, when};
 use crate::cli::output::{Table, or_dash, short};
@@ -61,14 +61,6 @@ fn readable(text: &str, names: &Names) -> String {
     readable + rest
 }
 
-/// Whether the event is about a lease that Muster's own members and elections keep: each start of a manager causes some.
-pub fn is_of_own_lease(event: &EventView) -> bool {
-    let text = event.after.as_ref().or(event.before.as_ref());
-    let namespace = text.and_then(|text| text.split('/').next());
-    event.kind == word(EventKind::Lease)
-        && namespace.is_some_and(|namespace| [MEMBERS_NAMESPACE, RUNNERS_NAMESPACE].contains(&namespace))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -115,7 +107,7 @@ mod tests {
             let by = json!({"kind": "cluster", "id": null});
             let event = json!({"revision": 7, "at": "2024-01-01T00:00:00Z", "kind": kind, "node": null, "by": by, "reason": "r",
                 "before": before, "after": after});
-            is_of_own_lease(&serde_json::from_value(event).unwrap())
+            serde_json::from_value::<EventView>(event).unwrap().is_of_own_lease()
         };
         assert!(lease("lease", None, Some("muster-members/a held by b, token 1")));
         assert!(lease("lease", Some("muster-reconcilers/a held by b, token 1"), None));

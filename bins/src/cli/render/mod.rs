@@ -11,7 +11,7 @@ mod workloads;
 
 pub use self::actors::{Trees, actor, actor_paths, actors};
 pub use self::autolock::{autolock, locked, unlock_key};
-pub use self::events::{event_lines, events, is_of_own_lease};
+pub use self::events::{event_lines, events};
 pub use self::live::{Baseline, live};
 pub use self::nodes::{may_stop, node, nodes, nodes_at_a_glance, status};
 pub use self::reconcilers::*;

@@ -123,7 +123,7 @@ impl Faults {
             }
             _ => {}
         }
-        debug_assert!(!self.found.is_empty(), "a file with a fault is no empty one");
+        debug_assert!(!self.found.is_empty(), "a file with a fault does not count as empty");
         File::default()
     }
 

@@ -1,4 +1,4 @@
-//! When certificates expire: points in time, so that a daemon that no longer answers is seen, too.
+//! When certificates expire: points in time, so that the time of a scrape does not matter.
 
 use muster_messages::WallTime;
 use prometheus_client::registry::Registry;

@@ -1,6 +1,5 @@
 //! Prints what a recovery would do, without doing it. Reads a copy of the data: opening a log writes to it.
 
-use std::fs::{File, TryLockError};
 use std::io::Write as _;
 use std::path::Path;
 use std::process::ExitCode;
@@ -15,7 +14,7 @@ use serde::Serialize;
 
 use super::{Exit, FORCE_FLAG, Survivor, answering, cannot_survey, decide, own_node, quorum_is_lost, recovered};
 use crate::daemon::config::{Config, OutputFormat};
-use crate::daemon::locked;
+use crate::daemon::{lock, locked};
 
 #[derive(Serialize)]
 struct Plan {
@@ -79,14 +78,10 @@ fn plan(config: &Config) -> Result<Option<Plan>, Exit> {
     }))
 }
 
-/// Checks the daemon's lock without leaving a trace in it.
 fn check_not_running(dir: &Path) -> Result<(), Exit> {
-    let Ok(file) = File::open(dir.join("lock")) else { return Ok(()) };
-    match file.try_lock_shared() {
-        Err(TryLockError::WouldBlock) => {
-            Err(Exit::new(1, format!("a musterd runs on {}; stop it first", dir.display())))
-        }
-        _ => Ok(()),
+    match lock::is_held(dir) {
+        true => Err(Exit::new(1, format!("a musterd runs on {}; stop it first", dir.display()))),
+        false => Ok(()),
     }
 }
 

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::word;
-use crate::model::{Event, NodeId, Principal, Revision, WallTime};
+use crate::model::{Event, EventKind, MEMBERS_NAMESPACE, NodeId, Principal, RUNNERS_NAMESPACE, Revision, WallTime};
 
 /// The author of a change.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -46,6 +46,16 @@ pub struct EventView {
     /// What changed, before and after; `None` where there was nothing.
     pub before: Option<String>,
     pub after: Option<String>,
+}
+
+impl EventView {
+    /// Whether it is about a lease that Muster's own members and elections keep: each start of a manager causes some.
+    pub fn is_of_own_lease(&self) -> bool {
+        let text = self.after.as_ref().or(self.before.as_ref());
+        let namespace = text.and_then(|text| text.split('/').next());
+        self.kind == word(EventKind::Lease)
+            && namespace.is_some_and(|namespace| [MEMBERS_NAMESPACE, RUNNERS_NAMESPACE].contains(&namespace))
+    }
 }
 
 impl From<&Event> for EventView {
