@@ -151,8 +151,8 @@ const scenarios = {
         // The policy forbids a script of the page's own; a tool's is evaluated beside it.
         await tab.evaluate(axe);
         const found = await tab.evaluate(() => globalThis.axe.run({ runOnly: ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"] }));
-        const told = found.violations.map((v) => `${v.id}: ${v.nodes.map((n) => `${n.html} ${n.failureSummary}`).join("; ")}`);
-        assert.deepEqual(told, [], `${name}, ${colorScheme}`);
+        const violations = found.violations.map((v) => `${v.id}: ${v.nodes.map((n) => `${n.html} ${n.failureSummary}`).join("; ")}`);
+        assert.deepEqual(violations, [], `${name}, ${colorScheme}`);
         const size = await tab.evaluate(() => document.documentElement.outerHTML.length);
         assert.ok(size < 2_000_000, `${name}: ${size} bytes`);
       }
@@ -169,7 +169,7 @@ const scenarios = {
     await stop(board);
   },
 
-  async "keys alone tell the story of a promotion"(browser) {
+  async "a promotion is followed by keys alone"(browser) {
     const board = await dashboard();
     const tab = await logIn(browser, board);
     await tab.keyboard.press("g");
@@ -361,7 +361,7 @@ const scenarios = {
     // What a name that resolves to 127.0.0.1 would send.
     const rebound = await tab.request.get(`http://127.0.0.1:${port}/`, { headers: { Host: "evil.example" } });
     assert.equal(rebound.status(), 421);
-    // Another local user has no half of the session: a shell without data, and 401.
+    // Another local user has neither secret of the session: a shell without data, and 401.
     const stranger = await (await browser.newContext()).request.get(`http://127.0.0.1:${port}/stream`);
     assert.equal(stranger.status(), 401);
     // The browser hid the answers; the server did not rely on that: it refuses what such a page sends, cookie and all.

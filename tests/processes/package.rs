@@ -19,7 +19,7 @@ fn build(out: &Path) -> PathBuf {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/deb/build");
     let programs = Path::new(MUSTERD).parent().expect("a program is in a directory");
     // Uncompressed: what is tested is its content.
-    // A mask of the builder is no mode of the package.
+    // The builder's mask does not change the package's modes.
     run(Command::new("sh")
         .args(["-c", "umask 077; exec \"$0\" \"$@\""])
         .args([script.as_path(), programs, out])

@@ -91,7 +91,7 @@ fn metrics_and_targets_are_read_over_tls_by_the_entitled() {
     let with_certificate = reader.dialer().expect("a certificate");
     let limited = as_user(&world, "bob", &["--namespace", "default"]).dialer().expect("a certificate");
     let (manager, worker) = (as_node(&mut world, "n2"), as_node(&mut world, "n3"));
-    let stranger = Dialer::anonymous(&reader.root_pem);
+    let unauthenticated = Dialer::anonymous(&reader.root_pem);
     let config = world.muster(&["kubeconfig", "--user", "prom"]).ended(0).json();
     let token = config["users"][0]["user"]["token"].as_str().expect("a token");
     let token = format!("Authorization: Bearer {token}\r\n");
@@ -101,7 +101,7 @@ fn metrics_and_targets_are_read_over_tls_by_the_entitled() {
     for at in ["n1", "n2"] {
         eventually_so(&format!("{at} knows prom"), || {
             status(&mut world, &with_certificate, at, METRICS, "") == 200
-                && status(&mut world, &stranger, at, METRICS, &token) == 200
+                && status(&mut world, &unauthenticated, at, METRICS, &token) == 200
         });
         let open = "Accept: application/openmetrics-text; version=1.0.0\r\n";
         let metrics = over_tls(&mut world, &with_certificate, at, METRICS, open).expect("an answer");
@@ -122,7 +122,7 @@ fn metrics_and_targets_are_read_over_tls_by_the_entitled() {
             metrics.body.lines().find_map(|line| line.strip_prefix("muster_log_events_total{level=\"info\"} "));
         assert!(logged.and_then(|count| count.parse::<u64>().ok()) > Some(3), "{logged:?}");
 
-        for (dialer, headers) in [(&with_certificate, ""), (&stranger, token.as_str()), (&manager, "")] {
+        for (dialer, headers) in [(&with_certificate, ""), (&unauthenticated, token.as_str()), (&manager, "")] {
             let targets = over_tls(&mut world, dialer, at, TARGETS, headers).expect("an answer");
             assert_eq!((targets.status, names_of(&targets)), (200, everyone.clone()), "{}", targets.body);
             assert!(targets.head.contains("muster-stale: false"), "{}", targets.head);
@@ -131,9 +131,9 @@ fn metrics_and_targets_are_read_over_tls_by_the_entitled() {
         for path in [METRICS, TARGETS] {
             assert_eq!(status(&mut world, &worker, at, path, ""), 403, "a worker's certificate at {at}");
             assert_eq!(status(&mut world, &limited, at, path, ""), 403, "a user of a namespace at {at}");
-            assert_eq!(status(&mut world, &stranger, at, path, ""), 401, "a stranger at {at}");
+            assert_eq!(status(&mut world, &unauthenticated, at, path, ""), 401, "unauthenticated at {at}");
             let unknown = "Authorization: Bearer muster-nothing\r\n";
-            assert_eq!(status(&mut world, &stranger, at, path, unknown), 401, "an unknown token at {at}");
+            assert_eq!(status(&mut world, &unauthenticated, at, path, unknown), 401, "an unknown token at {at}");
             assert_eq!(over_socket(&world, at, path).status, 200);
         }
     }
@@ -141,7 +141,7 @@ fn metrics_and_targets_are_read_over_tls_by_the_entitled() {
     // managers only.)
     assert_eq!([METRICS, TARGETS].map(|path| over_socket(&world, "n3", path).status), [200, 409]);
 
-    // One of two managers is no quorum.
+    // One of two managers has no quorum.
     world.node("n2").kill();
     let stale = eventually("the targets are marked stale", || {
         let targets = over_tls(&mut world, &with_certificate, "n1", TARGETS, "").expect("an answer");
@@ -149,7 +149,7 @@ fn metrics_and_targets_are_read_over_tls_by_the_entitled() {
         targets.head.contains("muster-stale: true").then_some(targets)
     });
     assert!(stale.head.contains("muster-revision: "), "{}", stale.head);
-    assert_eq!(status(&mut world, &stranger, "n1", TARGETS, &token), 200);
+    assert_eq!(status(&mut world, &unauthenticated, "n1", TARGETS, &token), 200);
     let metrics = over_tls(&mut world, &with_certificate, "n1", METRICS, "").expect("an answer");
     assert!(metrics.body.contains("\nmuster_raft_leading 0\n") && !metrics.body.contains("muster_quorum_margin "));
 }
@@ -160,12 +160,12 @@ fn revoked_reader_gets_no_more_metrics() {
     let mut world = World::with(3, 0);
     let reader = as_user(&world, "prom", &["--read-only"]);
     let with_certificate = reader.dialer().expect("a certificate");
-    let stranger = Dialer::anonymous(&reader.root_pem);
+    let unauthenticated = Dialer::anonymous(&reader.root_pem);
     let config = world.muster(&["kubeconfig", "--user", "prom"]).ended(0).json();
     let token = config["users"][0]["user"]["token"].as_str().expect("a token");
     let token = format!("Authorization: Bearer {token}\r\n");
     let asked = |world: &mut World, at: &str| {
-        [(&with_certificate, ""), (&stranger, token.as_str())]
+        [(&with_certificate, ""), (&unauthenticated, token.as_str())]
             .map(|(dialer, headers)| over_tls(world, dialer, at, METRICS, headers).map(|answer| answer.status))
     };
     for at in ["n1", "n2", "n3"] {

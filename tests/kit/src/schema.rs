@@ -36,7 +36,7 @@ impl Schemas {
 
 fn check(all: &Value, schema: &Value, value: &Value, at: &str, met: &mut BTreeSet<String>) -> Result<(), String> {
     let wrong = |why: String| Err(format!("{at}: {why}: {value}"));
-    let keywords = schema.as_object().ok_or_else(|| format!("{at}: {schema} is no schema"))?;
+    let keywords = schema.as_object().ok_or_else(|| format!("{at}: {schema} is not a schema"))?;
     for (keyword, says) in keywords {
         match keyword.as_str() {
             "$ref" => {
