@@ -17,6 +17,10 @@ use super::newest::{Age, Newest, Stamp};
 use super::{Attempt, Effect};
 use crate::config::AgentConfig;
 
+/// A host's answers advance steadily while none of the pauses between two later revisions is longer than this part of
+/// [`AgentConfig::forget_views`]: a few heartbeats. One that stood still for longer and then catches up was not there all the time.
+const STEADY: u32 = 4;
+
 /// A list whose last pages are missing.
 #[derive(Clone, Debug)]
 struct Partial {
@@ -90,8 +94,7 @@ impl Workloads {
             self.unpublished = Some((held, entries));
             return;
         }
-        // A host that stands still for longer than a few heartbeats and then catches up has not been there all the time.
-        if self.risen.replace(now).is_some_and(|risen| now.since(risen) > config.forget_views / 4) {
+        if self.risen.replace(now).is_some_and(|risen| now.since(risen) > config.forget_views / STEADY) {
             self.newest = Newest::of(self.newest.stamp());
         }
         if self.newest.judge(now, stamp, config.forget_views) == Age::Older {
